@@ -1,0 +1,38 @@
+//! BLAKE3 values: the root of a whole file and the chaining value of one group.
+//!
+//! They are two types because a chaining value is not a hash of anything a user can check:
+//! only the merge in `zmove-chunk` turns a full list of them into a [`Root`].
+
+use std::fmt;
+
+/// The ordinary BLAKE3 hash of a file's contents, as `b3sum` prints it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Root(pub [u8; 32]);
+
+/// The BLAKE3 chaining value of one group of a file with more than one group.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Cv(pub [u8; 32]);
+
+impl fmt::Display for Root {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        hex(&self.0, f)
+    }
+}
+
+impl fmt::Debug for Root {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Root({self})")
+    }
+}
+
+impl fmt::Debug for Cv {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Cv(")?;
+        hex(&self.0, f)?;
+        f.write_str(")")
+    }
+}
+
+fn hex(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+}

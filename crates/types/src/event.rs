@@ -1,0 +1,87 @@
+//! What a transfer tells the outside while it runs.
+//!
+//! Bars, JSON lines and tests are all [`Observer`]s of the same [`Event`]s. Bytes are told per batch or
+//! chunk, never per write, so an observer may be slow without being in the way.
+
+use std::fmt;
+use std::time::Duration;
+
+/// The two roles; every error names the one it arose on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Side {
+    /// The side that reads the source.
+    Sender,
+    /// The side that writes the target.
+    Receiver,
+}
+
+/// One thing that happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// The scan found files that may have to move.
+    Found {
+        /// How many regular files.
+        files: u64,
+        /// Their sizes together.
+        bytes: u64,
+    },
+    /// The scan has ended: what was [`Found`](Self::Found) is all there is.
+    ScanEnded,
+    /// The first data byte was handed to a lane, this long after the start.
+    FirstByte(Duration),
+    /// A data lane is up.
+    LaneUp {
+        /// How many are up now.
+        lanes: usize,
+    },
+    /// The receiver has verified and stored data.
+    Stored {
+        /// How many files became whole.
+        files: u64,
+        /// How many bytes.
+        bytes: u64,
+    },
+    /// Files were found equal at the target and did not move.
+    Skipped {
+        /// How many files.
+        files: u64,
+        /// Their sizes together.
+        bytes: u64,
+    },
+    /// Data arrived damaged and will be sent again.
+    Resent {
+        /// Which file or batch.
+        what: String,
+    },
+    /// One file or directory failed; the transfer goes on.
+    Failed {
+        /// The side, the path, the operation and the cause in one line.
+        message: String,
+    },
+    /// Everything has been sent; the receiver is flushing and closing.
+    Flushing,
+}
+
+/// Anything that wants to know. Called from many threads.
+pub trait Observer: Send + Sync {
+    /// Takes one event; must not block for long.
+    fn on(&self, event: &Event);
+}
+
+/// Ignores everything.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoObserver;
+
+impl Observer for NoObserver {
+    fn on(&self, _event: &Event) {}
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Sender => "sender",
+            Self::Receiver => "receiver",
+        })
+    }
+}

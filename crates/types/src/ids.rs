@@ -1,0 +1,34 @@
+//! Identifiers that cross the wire: transfers, lanes, work items and large files.
+//!
+//! All are chosen by the client; the receiver treats them as opaque keys within one transfer.
+
+use std::fmt;
+
+/// One job, named by 128 random bits so that lanes can find their control connection.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TransferId(pub [u8; 16]);
+
+impl fmt::Display for TransferId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for TransferId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TransferId({self})")
+    }
+}
+
+/// The number of a data connection within its transfer, from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LaneId(pub u16);
+
+/// One unit of work that is acknowledged as a whole: a batch of small files or one chunk.
+/// A resend is a new item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ItemId(pub u64);
+
+/// A file that is sent in chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FileId(pub u64);

@@ -1,0 +1,23 @@
+//! The vocabulary of zmove as types: sizes, identifiers, relative paths, digests, events.
+//!
+//! Every other crate uses these; this one does no I/O, knows no runtime and depends on nothing.
+//! **Invariant:** a value of one of these types is always valid; each is parsed once, at the border.
+//!
+//! ```
+//! use zmove_types::RelPath;
+//! let path = RelPath::from_bytes(b"run7/events.h5").unwrap();
+//! assert_eq!(path.file_name().unwrap().as_bytes(), b"events.h5");
+//! assert!(RelPath::from_bytes(b"../etc/passwd").is_err());
+//! ```
+
+mod digest;
+mod event;
+mod ids;
+mod rel_path;
+mod units;
+
+pub use digest::{Cv, Root};
+pub use event::{Event, NoObserver, Observer, Side};
+pub use ids::{FileId, ItemId, LaneId, TransferId};
+pub use rel_path::{Name, PathError, RelPath};
+pub use units::{ByteCount, ByteRate, GROUP_BYTES, GroupSpan, ParseSizeError, SizeClass, parse_size};

@@ -1,0 +1,207 @@
+//! Bytes, rates, the group and the paper's size classes.
+//!
+//! Bytes print in binary units (KiB, MiB), rates of a path in bits (Mbit/s, decimal), never a bare "M".
+
+use std::fmt;
+use std::time::Duration;
+
+/// The hash unit: every file is hashed, split, verified and resumed in aligned groups of this many bytes.
+pub const GROUP_BYTES: u64 = 4 << 20;
+
+/// A number of bytes, shown in binary units.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ByteCount(pub u64);
+
+/// Bytes per second, shown as bits per second in decimal units.
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
+pub struct ByteRate(pub f64);
+
+/// The size classes of "When to use rsync" (Fang, Cottrell, Kissel).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum SizeClass {
+    /// Lots of small files: below 1 MiB.
+    Losf,
+    /// From 1 MiB to below 1 GiB.
+    Medium,
+    /// From 1 GiB.
+    Large,
+}
+
+/// One group of a file: where it starts and how long it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct GroupSpan {
+    /// The group's number in its file, from 0.
+    pub index: u32,
+    /// The group's length; only a file's last group is shorter than [`GROUP_BYTES`].
+    pub len: u32,
+}
+
+/// A size on the command line that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParseSizeError(String);
+
+impl SizeClass {
+    /// The class of a file of this many bytes.
+    #[must_use]
+    pub fn of(bytes: u64) -> Self {
+        match bytes {
+            0..0x10_0000 => Self::Losf,
+            0x10_0000..0x4000_0000 => Self::Medium,
+            _ => Self::Large,
+        }
+    }
+}
+
+impl GroupSpan {
+    /// The group's first byte in its file.
+    #[must_use]
+    pub fn offset(self) -> u64 {
+        u64::from(self.index) * GROUP_BYTES
+    }
+
+    /// Group `index` of a file of `file_bytes`, or `None` past its end.
+    #[must_use]
+    pub fn of(file_bytes: u64, index: u32) -> Option<Self> {
+        let offset = u64::from(index) * GROUP_BYTES;
+        let len = file_bytes.checked_sub(offset).filter(|&left| left > 0)?.min(GROUP_BYTES);
+        Some(Self { index, len: u32::try_from(len).expect("a group is 4 MiB at most") })
+    }
+
+    /// How many groups a file of `file_bytes` has; `None` when it is too large to number (16 PiB).
+    #[must_use]
+    pub fn count(file_bytes: u64) -> Option<u32> {
+        u32::try_from(file_bytes.div_ceil(GROUP_BYTES)).ok()
+    }
+}
+
+impl ByteRate {
+    /// The rate of `bytes` moved in `time`; zero when no time has passed.
+    #[must_use]
+    pub fn new(bytes: u64, time: Duration) -> Self {
+        let seconds = time.as_secs_f64();
+        Self(if seconds > 0.0 { ByteCount(bytes).as_f64() / seconds } else { 0.0 })
+    }
+}
+
+impl ByteCount {
+    /// The count as a float, for rates and shares (exact up to 2⁵³).
+    #[must_use]
+    pub fn as_f64(self) -> f64 {
+        self.0 as f64
+    }
+}
+
+impl fmt::Display for ByteCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self.0 {
+            0..1024 => format!("{} B", self.0),
+            _ => scaled(self.as_f64(), 1024.0, &["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]),
+        };
+        f.pad(&text)
+    }
+}
+
+impl fmt::Display for ByteRate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&scaled(self.0 * 8.0, 1000.0, &["kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"]))
+    }
+}
+
+/// `value` divided by `base` until it is below it, with the matching unit and three digits.
+fn scaled(value: f64, base: f64, units: &[&str]) -> String {
+    let mut value = value / base;
+    let mut unit = 0;
+    while value >= base && unit + 1 < units.len() {
+        value /= base;
+        unit += 1;
+    }
+    let digits = if value < 10.0 { 2 } else { usize::from(value < 100.0) };
+    format!("{value:.digits$} {}", units[unit])
+}
+
+/// Reads a size: `4096`, `64KiB` (1024-based), `64KB` (1000-based), `2GiB`; `K`, `M`, `G`, `T` alone are binary,
+/// as `dd` and `rsync` read them.
+///
+/// # Errors
+/// [`ParseSizeError`] quoting the text when it is not a number with a known unit, or passes 2⁶⁴.
+pub fn parse_size(text: &str) -> Result<ByteCount, ParseSizeError> {
+    let fail = || ParseSizeError(text.to_owned());
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let factor = unit_factor(unit.trim()).ok_or_else(fail)?;
+    if let Ok(whole) = number.parse::<u64>() {
+        return whole.checked_mul(factor).map(ByteCount).ok_or_else(fail);
+    }
+    let value = number.parse::<f64>().map_err(|_| fail())? * ByteCount(factor).as_f64();
+    if !(0.0..=9.0e18).contains(&value) {
+        return Err(fail());
+    }
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the range was just checked")]
+    Ok(ByteCount(value as u64))
+}
+
+fn unit_factor(unit: &str) -> Option<u64> {
+    const LETTERS: [char; 5] = ['k', 'm', 'g', 't', 'p'];
+    let lower = unit.to_ascii_lowercase();
+    if matches!(lower.as_str(), "" | "b") {
+        return Some(1);
+    }
+    let power = u32::try_from(LETTERS.iter().position(|&letter| lower.starts_with(letter))?).ok()? + 1;
+    match &lower[1..] {
+        "" | "ib" => Some(1024_u64.pow(power)),
+        "b" => Some(1000_u64.pow(power)),
+        _ => None,
+    }
+}
+
+impl fmt::Display for ParseSizeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "'{}' is not a size: write a number with B, KiB, KB, MiB, MB, GiB, GB, TiB or TB", self.0)
+    }
+}
+
+impl std::error::Error for ParseSizeError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_cover_each_byte_once() {
+        for bytes in [1, GROUP_BYTES - 1, GROUP_BYTES, GROUP_BYTES + 1, 3 * GROUP_BYTES + 5] {
+            let count = GroupSpan::count(bytes).unwrap();
+            let spans: Vec<_> = (0..count).map(|index| GroupSpan::of(bytes, index).unwrap()).collect();
+            assert_eq!(spans.iter().map(|span| u64::from(span.len)).sum::<u64>(), bytes);
+            assert!(spans.windows(2).all(|w| w[0].offset() + u64::from(w[0].len) == w[1].offset()));
+            assert_eq!(GroupSpan::of(bytes, count), None);
+        }
+        assert_eq!(GroupSpan::count(0), Some(0));
+    }
+
+    #[test]
+    fn binary_and_decimal_units_differ() {
+        assert_eq!(parse_size("64KiB"), Ok(ByteCount(65_536)));
+        assert_eq!(parse_size("64KB"), Ok(ByteCount(64_000)));
+        assert_eq!(parse_size("64k"), Ok(ByteCount(65_536)));
+        assert_eq!(parse_size("1.5GiB"), Ok(ByteCount(3 << 29)));
+        assert_eq!(parse_size("17"), Ok(ByteCount(17)));
+        assert!(parse_size("5 parsecs").is_err());
+        assert!(parse_size("99999999999G").is_err());
+    }
+
+    #[test]
+    fn sizes_and_rates_name_their_unit() {
+        assert_eq!(ByteCount(999).to_string(), "999 B");
+        assert_eq!(ByteCount(1536).to_string(), "1.50 KiB");
+        assert_eq!(ByteCount(2 << 30).to_string(), "2.00 GiB");
+        assert_eq!(ByteRate(125_000_000.0).to_string(), "1.00 Gbit/s");
+    }
+
+    #[test]
+    fn classes_split_at_one_mebibyte_and_one_gibibyte() {
+        assert_eq!(SizeClass::of((1 << 20) - 1), SizeClass::Losf);
+        assert_eq!(SizeClass::of(1 << 20), SizeClass::Medium);
+        assert_eq!(SizeClass::of((1 << 30) - 1), SizeClass::Medium);
+        assert_eq!(SizeClass::of(1 << 30), SizeClass::Large);
+    }
+}
