@@ -1,1 +1,19 @@
-//! Placeholder.
+//! From a file list to work: which groups there are, in what order they go, and how their hashes make a root.
+//!
+//! The sender takes work from a [`Plan`]; both sides hash with [`GroupHasher`]; [`merge_root`] turns a full list
+//! of chaining values into the file's ordinary BLAKE3.
+//!
+//! ```
+//! use zmove_chunk::{file_root, group_cv, merge_root};
+//! use zmove_types::GROUP_BYTES;
+//! let data: Vec<u8> = (0..GROUP_BYTES + 5).map(|i| (i % 251) as u8).collect();
+//! let (first, second) = data.split_at(GROUP_BYTES as usize);
+//! let cvs = [group_cv(0, first), group_cv(1, second)];
+//! assert_eq!(merge_root(data.len() as u64, &cvs), file_root(&data));
+//! ```
+
+mod hash;
+mod plan;
+
+pub use hash::{FileHasher, GroupHasher, file_root, group_cv, merge_root};
+pub use plan::{Plan, Work};

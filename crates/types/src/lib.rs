@@ -10,14 +10,20 @@
 //! assert!(RelPath::from_bytes(b"../etc/passwd").is_err());
 //! ```
 
+mod buffer;
 mod digest;
 mod event;
 mod ids;
+mod metadata;
 mod rel_path;
+mod stage;
 mod units;
 
+pub use buffer::{Buffer, BufferPool};
 pub use digest::{Cv, Root};
 pub use event::{Event, NoObserver, Observer, Side};
 pub use ids::{FileId, ItemId, LaneId, TransferId};
+pub use metadata::{Metadata, Timestamp};
 pub use rel_path::{Name, PathError, RelPath};
+pub use stage::{Doing, StageClock, StageTimes, Stopwatch};
 pub use units::{ByteCount, ByteRate, GROUP_BYTES, GroupSpan, ParseSizeError, SizeClass, parse_size};

@@ -1,1 +1,31 @@
-//! Placeholder.
+//! The protocol of zmove, without I/O and without a clock: bytes ↔ messages, and what may follow what.
+//!
+//! Control messages travel on one connection in both directions, data in [`FrameHeader`]ed frames on lanes, from
+//! sender to receiver only. `docs/PROTOCOL.md` has the byte tables. **Invariant:** nothing a peer sends is used
+//! before its length has been held against a limit in [`limits`].
+//!
+//! ```
+//! use zmove_wire::{FrameHeader, FrameKind};
+//! use zmove_types::ItemId;
+//! let header = FrameHeader { kind: FrameKind::Batch, item: ItemId(7), ..FrameHeader::default() };
+//! assert_eq!(FrameHeader::decode(&header.encode()), Ok(header));
+//! ```
+
+mod batch;
+mod codec;
+mod error;
+mod frame;
+pub mod limits;
+mod message;
+pub mod session;
+mod version;
+
+pub use batch::{Batch, BatchEntry, DirectoryGroup, FileEntry, FileHead};
+pub use error::WireError;
+pub use frame::{FrameHeader, FrameKind};
+pub use message::{
+    Answer, Compare, Durability, Fault, FaultCode, FileDone, Finished, Offer, OfferedFile, OfferedGroup,
+    Open, Opened, Operation, Refusal, RefusalCode, StageReport, Stored, StoredItem, TargetShape, TargetState,
+    ToReceiver, ToSender, Verdict, decode_message, encode_message,
+};
+pub use version::{Greeting, GreetingError, Role, Version};

@@ -1,0 +1,161 @@
+//! BLAKE3 by groups: chaining values in any order, on any thread, merged into the ordinary root.
+//!
+//! **Invariant:** for every file, the root merged from its groups equals `blake3::hash` of its bytes. A file of
+//! one group or less has no chaining value of its own: its root is the ordinary hash ([`file_root`]).
+
+use blake3::hazmat::{HasherExt, Mode, left_subtree_len, merge_subtrees_non_root, merge_subtrees_root};
+use zmove_types::{Cv, GROUP_BYTES, GroupSpan, Root};
+
+/// Hashes one group of a file with several, slice by slice while the bytes are in cache.
+#[derive(Debug)]
+pub struct GroupHasher(blake3::Hasher);
+
+/// Hashes a whole file read in order, whatever its size.
+#[derive(Debug, Default)]
+pub struct FileHasher(blake3::Hasher);
+
+impl GroupHasher {
+    /// A hasher for group `index`.
+    #[must_use]
+    pub fn new(index: u32) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        hasher.set_input_offset(u64::from(index) * GROUP_BYTES);
+        Self(hasher)
+    }
+
+    /// Takes the group's next bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The group's chaining value.
+    ///
+    /// # Panics
+    /// When no bytes were given: an empty group does not exist.
+    #[must_use]
+    pub fn finish(self) -> Cv {
+        Cv(self.0.finalize_non_root())
+    }
+}
+
+impl FileHasher {
+    /// Takes the file's next bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The file's root.
+    #[must_use]
+    pub fn finish(self) -> Root {
+        Root(self.0.finalize().into())
+    }
+}
+
+/// The chaining value of group `index` with these bytes.
+#[must_use]
+pub fn group_cv(index: u32, bytes: &[u8]) -> Cv {
+    let mut hasher = GroupHasher::new(index);
+    hasher.update(bytes);
+    hasher.finish()
+}
+
+/// The root of a file that is held whole.
+#[must_use]
+pub fn file_root(bytes: &[u8]) -> Root {
+    Root(blake3::hash(bytes).into())
+}
+
+/// The root of a file of `file_bytes` from the chaining values of all its groups, in order.
+///
+/// # Panics
+/// When the file has fewer than two groups, or `cvs` is not exactly one value per group.
+#[must_use]
+pub fn merge_root(file_bytes: u64, cvs: &[Cv]) -> Root {
+    assert!(cvs.len() > 1, "a file of one group has no chaining values");
+    assert_eq!(GroupSpan::count(file_bytes).map(|count| count as usize), Some(cvs.len()));
+    let (left, right) = split(file_bytes, cvs);
+    Root(merge_subtrees_root(&left, &right, Mode::Hash).into())
+}
+
+/// The chaining values of the two subtrees below a node of `bytes`.
+fn split(bytes: u64, cvs: &[Cv]) -> ([u8; 32], [u8; 32]) {
+    let left_bytes = left_subtree_len(bytes);
+    let middle = usize::try_from(left_bytes / GROUP_BYTES).expect("fewer groups than cvs.len()");
+    let (left, right) = cvs.split_at(middle);
+    (subtree(left_bytes, left), subtree(bytes - left_bytes, right))
+}
+
+fn subtree(bytes: u64, cvs: &[Cv]) -> [u8; 32] {
+    if let [only] = cvs {
+        return only.0;
+    }
+    let (left, right) = split(bytes, cvs);
+    merge_subtrees_non_root(&left, &right, Mode::Hash)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::{ProptestConfig, any, proptest};
+
+    #[expect(clippy::cast_possible_truncation, reason = "4 MiB")]
+    const GROUP: usize = GROUP_BYTES as usize;
+    /// Around one group, two, a lopsided tree, a full tree and one past it.
+    const INTERESTING_SIZES: [usize; 9] = [
+        GROUP + 1,
+        2 * GROUP - 1,
+        2 * GROUP,
+        2 * GROUP + 1,
+        3 * GROUP + 5,
+        8 * GROUP,
+        8 * GROUP + 1,
+        9 * GROUP + 7777,
+        5 * GROUP - 1024,
+    ];
+
+    fn painted(len: usize) -> Vec<u8> {
+        (0..len).map(|i| u8::try_from(i % 251).unwrap()).collect()
+    }
+
+    fn root_by_groups(data: &[u8]) -> Root {
+        let mut cvs: Vec<_> = data.chunks(GROUP).enumerate().collect();
+        cvs.reverse(); // any order
+        let mut cvs: Vec<_> =
+            cvs.into_iter().map(|(i, bytes)| (i, group_cv(u32::try_from(i).unwrap(), bytes))).collect();
+        cvs.sort_by_key(|(i, _)| *i);
+        let cvs: Vec<_> = cvs.into_iter().map(|(_, cv)| cv).collect();
+        merge_root(data.len() as u64, &cvs)
+    }
+
+    #[test]
+    fn merged_root_is_the_ordinary_hash() {
+        for len in INTERESTING_SIZES {
+            let data = painted(len);
+            assert_eq!(root_by_groups(&data), file_root(&data), "{len} bytes");
+        }
+    }
+
+    #[test]
+    fn swapped_groups_change_the_root() {
+        let data = painted(2 * GROUP);
+        let cvs = [group_cv(0, &data[..GROUP]), group_cv(1, &data[GROUP..])];
+        let swapped = [group_cv(0, &data[GROUP..]), group_cv(1, &data[..GROUP])];
+        assert_ne!(merge_root(data.len() as u64, &cvs), merge_root(data.len() as u64, &swapped));
+    }
+
+    #[test]
+    #[should_panic(expected = "one group")]
+    fn one_group_has_no_merge() {
+        let _root = merge_root(GROUP_BYTES, &[Cv([0; 32])]);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(12))]
+        #[test]
+        fn any_size_merges_to_the_ordinary_hash(extra in 1..4 * GROUP, seed in any::<u8>()) {
+            let mut data = painted(GROUP + extra);
+            data[0] ^= seed;
+            assert_eq!(root_by_groups(&data), file_root(&data));
+        }
+    }
+}

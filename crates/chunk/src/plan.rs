@@ -1,0 +1,279 @@
+//! The plan: a bounded queue of work that is filled while the scan runs and emptied by the readers.
+//!
+//! Small files wait in packs, large files in a heap, largest first; a large file is handed out group by group, so
+//! every reader can work on it at once. Nothing is dealt out in advance. **Invariant:** each group of a file and each
+//! pack is handed out exactly once; what must go again is pushed again.
+
+use std::collections::{BinaryHeap, VecDeque};
+use std::fmt;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use zmove_types::GroupSpan;
+
+/// Work waiting to be read. `P` is a pack of small files, `F` what identifies a large file.
+pub struct Plan<P, F> {
+    state: Mutex<State<P, F>>,
+    changed: Condvar,
+    limits: Limits,
+}
+
+/// One thing for a reader to do.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Work<P, F> {
+    /// Read these small files into one batch.
+    Pack(P),
+    /// Read this group of this large file.
+    Group(F, GroupSpan),
+}
+
+struct Limits {
+    packs: usize,
+    files: usize,
+}
+
+struct State<P, F> {
+    packs: VecDeque<P>,
+    urgent: VecDeque<Work<P, F>>,
+    waiting: BinaryHeap<Waiting<F>>,
+    active: VecDeque<Active<F>>,
+    ended: bool,
+    packs_last: bool,
+}
+
+struct Waiting<F> {
+    bytes: u64,
+    file: F,
+}
+
+struct Active<F> {
+    bytes: u64,
+    next: u32,
+    file: F,
+}
+
+/// How many large files are read at once: two, so that two writers at the target need not share one inode's lock.
+const FILES_ACTIVE_MAX: usize = 2;
+
+impl<P, F: Clone> Plan<P, F> {
+    /// A plan that holds at most `packs` packs and `files` large files; who adds more waits.
+    #[must_use]
+    pub fn new(packs: usize, files: usize) -> Self {
+        let state = State {
+            packs: VecDeque::new(),
+            urgent: VecDeque::new(),
+            waiting: BinaryHeap::new(),
+            active: VecDeque::new(),
+            ended: false,
+            packs_last: false,
+        };
+        Self { state: Mutex::new(state), changed: Condvar::new(), limits: Limits { packs, files } }
+    }
+
+    /// Adds a pack of small files; waits while the plan is full. Returns the pack once the plan has ended.
+    ///
+    /// # Errors
+    /// The pack itself, when [`end`](Self::end) was called before.
+    pub fn push_pack(&self, pack: P) -> Result<(), P> {
+        let mut state = self.wait_while(|state| state.packs.len() >= self.limits.packs);
+        if state.ended {
+            return Err(pack);
+        }
+        state.packs.push_back(pack);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Adds a file of more than one group; waits while the plan is full.
+    ///
+    /// # Errors
+    /// The file itself, when [`end`](Self::end) was called before.
+    pub fn push_file(&self, file: F, bytes: u64) -> Result<(), F> {
+        let mut state = self.wait_while(|state| state.waiting.len() >= self.limits.files);
+        if state.ended {
+            return Err(file);
+        }
+        state.waiting.push(Waiting { bytes, file });
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Adds work that must go again, ahead of everything, without waiting, even after the end.
+    pub fn push_again(&self, work: Work<P, F>) {
+        self.lock().urgent.push_back(work);
+        self.changed.notify_all();
+    }
+
+    /// No more will be added (but for [`push_again`](Self::push_again)).
+    pub fn end(&self) {
+        self.lock().ended = true;
+        self.changed.notify_all();
+    }
+
+    /// Throws away what waits, so that readers and pushers stop soon.
+    pub fn abandon(&self) {
+        let mut state = self.lock();
+        state.packs.clear();
+        state.urgent.clear();
+        state.waiting.clear();
+        state.active.clear();
+        state.ended = true;
+        self.changed.notify_all();
+    }
+
+    /// The next work, or `None` when nothing waits right now.
+    pub fn try_take(&self) -> Option<Work<P, F>> {
+        let work = self.lock().next();
+        if work.is_some() {
+            self.changed.notify_all();
+        }
+        work
+    }
+
+    /// The next work; waits for some until `stop` says so (checked whenever the plan changes or is [woken](Self::wake)).
+    pub fn take(&self, stop: impl Fn(bool) -> bool) -> Option<Work<P, F>> {
+        let mut state = self.lock();
+        loop {
+            if let Some(work) = state.next() {
+                self.changed.notify_all();
+                return Some(work);
+            }
+            if stop(state.ended) {
+                return None;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Lets everybody who waits look again.
+    pub fn wake(&self) {
+        drop(self.lock());
+        self.changed.notify_all();
+    }
+
+    fn wait_while(&self, full: impl Fn(&State<P, F>) -> bool) -> MutexGuard<'_, State<P, F>> {
+        self.changed
+            .wait_while(self.lock(), |state| !state.ended && full(state))
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<P, F>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<P, F: Clone> State<P, F> {
+    /// What must go again first; then packs and groups in turn, so that creates and bytes overlap.
+    fn next(&mut self) -> Option<Work<P, F>> {
+        if let Some(work) = self.urgent.pop_front() {
+            return Some(work);
+        }
+        self.packs_last = !self.packs_last;
+        if self.packs_last {
+            self.next_pack().or_else(|| self.next_group())
+        } else {
+            self.next_group().or_else(|| self.next_pack())
+        }
+    }
+
+    fn next_pack(&mut self) -> Option<Work<P, F>> {
+        self.packs.pop_front().map(Work::Pack)
+    }
+
+    fn next_group(&mut self) -> Option<Work<P, F>> {
+        while self.active.len() < FILES_ACTIVE_MAX {
+            let Some(Waiting { bytes, file }) = self.waiting.pop() else { break };
+            self.active.push_back(Active { bytes, next: 0, file });
+        }
+        let mut active = self.active.pop_front()?;
+        let span = GroupSpan::of(active.bytes, active.next).expect("an active file has groups left");
+        active.next += 1;
+        let file = active.file.clone();
+        if GroupSpan::of(active.bytes, active.next).is_some() {
+            self.active.push_back(active);
+        }
+        Some(Work::Group(file, span))
+    }
+}
+
+impl<F> PartialEq for Waiting<F> {
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes == other.bytes
+    }
+}
+
+impl<F> Eq for Waiting<F> {}
+
+impl<F> PartialOrd for Waiting<F> {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<F> Ord for Waiting<F> {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.bytes.cmp(&other.bytes)
+    }
+}
+
+impl<P, F> fmt::Debug for Plan<P, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        write!(f, "Plan({} packs, {} files waiting)", state.packs.len(), state.waiting.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zmove_types::GROUP_BYTES;
+
+    #[test]
+    fn largest_file_goes_first_and_each_group_once() {
+        let plan: Plan<(), &str> = Plan::new(4, 4);
+        plan.push_file("small", 2 * GROUP_BYTES).unwrap();
+        plan.push_file("large", 3 * GROUP_BYTES + 1).unwrap();
+        plan.push_file("later", GROUP_BYTES + 1).unwrap();
+        plan.end();
+        let taken: Vec<_> = std::iter::from_fn(|| plan.try_take()).collect();
+        let Work::Group(first, _) = &taken[0] else { panic!("a group") };
+        assert_eq!(*first, "large");
+        for (name, groups) in [("small", 2), ("large", 4), ("later", 2)] {
+            let mut indices: Vec<_> = taken
+                .iter()
+                .filter_map(|work| match work {
+                    Work::Group(file, span) if *file == name => Some(span.index),
+                    _ => None,
+                })
+                .collect();
+            indices.sort_unstable();
+            assert_eq!(indices, (0..groups).collect::<Vec<_>>(), "{name}");
+        }
+    }
+
+    #[test]
+    fn packs_and_groups_take_turns() {
+        let plan: Plan<u8, u8> = Plan::new(4, 4);
+        plan.push_pack(1).unwrap();
+        plan.push_pack(2).unwrap();
+        plan.push_file(9, 2 * GROUP_BYTES).unwrap();
+        let packs = |work: &Work<u8, u8>| matches!(work, Work::Pack(_));
+        let taken: Vec<_> = (0..4).map(|_| packs(&plan.try_take().unwrap())).collect();
+        assert_eq!(taken, [true, false, true, false]);
+        assert_eq!(plan.try_take(), None);
+    }
+
+    #[test]
+    fn a_full_plan_makes_the_pusher_wait_and_an_ended_one_refuses() {
+        let plan: Plan<u8, u8> = Plan::new(1, 1);
+        plan.push_pack(1).unwrap();
+        std::thread::scope(|scope| {
+            let pusher = scope.spawn(|| plan.push_pack(2));
+            assert_eq!(plan.take(|_| false), Some(Work::Pack(1)));
+            assert_eq!(pusher.join().unwrap(), Ok(()));
+        });
+        plan.end();
+        assert_eq!(plan.push_pack(3), Err(3));
+        plan.push_again(Work::Pack(4));
+        assert_eq!(plan.take(|ended| ended), Some(Work::Pack(4)));
+    }
+}

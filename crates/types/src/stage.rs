@@ -1,0 +1,112 @@
+//! How the stages of the pipeline account for their time.
+//!
+//! A thread of a stage is *busy* (working), *starved* (waiting for its upstream) or *blocked* (waiting for its
+//! downstream). Each thread adds to its stage's totals; nobody reads a clock more than twice per chunk.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// What a thread did with a stretch of time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doing {
+    /// Working.
+    Busy,
+    /// Waiting for something to do.
+    Starved,
+    /// Waiting to hand on what is done.
+    Blocked,
+}
+
+/// The totals of one stage over all its threads.
+#[derive(Debug, Default)]
+pub struct StageClock {
+    busy_ns: AtomicU64,
+    starved_ns: AtomicU64,
+    blocked_ns: AtomicU64,
+}
+
+/// A stage's totals at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StageTimes {
+    /// Time spent working.
+    pub busy: Duration,
+    /// Time spent waiting for upstream.
+    pub starved: Duration,
+    /// Time spent waiting for downstream.
+    pub blocked: Duration,
+}
+
+/// One thread's stopwatch on its stage's clock.
+#[derive(Debug)]
+pub struct Stopwatch<'a> {
+    clock: &'a StageClock,
+    since: Instant,
+}
+
+impl StageClock {
+    /// Starts one thread's stopwatch.
+    #[must_use]
+    pub fn start(&self) -> Stopwatch<'_> {
+        Stopwatch { clock: self, since: Instant::now() }
+    }
+
+    /// Adds `time` spent on `doing`.
+    pub fn add(&self, doing: Doing, time: Duration) {
+        let counter = match doing {
+            Doing::Busy => &self.busy_ns,
+            Doing::Starved => &self.starved_ns,
+            Doing::Blocked => &self.blocked_ns,
+        };
+        counter.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// The totals so far.
+    #[must_use]
+    pub fn times(&self) -> StageTimes {
+        let read = |counter: &AtomicU64| Duration::from_nanos(counter.load(Ordering::Relaxed));
+        StageTimes {
+            busy: read(&self.busy_ns),
+            starved: read(&self.starved_ns),
+            blocked: read(&self.blocked_ns),
+        }
+    }
+}
+
+impl Stopwatch<'_> {
+    /// Books the time since the last call (or the start) as spent on `doing`.
+    pub fn lap(&mut self, doing: Doing) {
+        let now = Instant::now();
+        self.clock.add(doing, now - self.since);
+        self.since = now;
+    }
+}
+
+impl StageTimes {
+    /// All the time that the stage's threads have booked.
+    #[must_use]
+    pub fn total(&self) -> Duration {
+        self.busy + self.starved + self.blocked
+    }
+
+    /// The share of `part` in the stage's time, from 0 to 1.
+    #[must_use]
+    pub fn share(&self, part: Duration) -> f64 {
+        let total = self.total().as_secs_f64();
+        if total > 0.0 { part.as_secs_f64() / total } else { 0.0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_add_up() {
+        let clock = StageClock::default();
+        clock.add(Doing::Busy, Duration::from_millis(30));
+        clock.add(Doing::Starved, Duration::from_millis(10));
+        let times = clock.times();
+        assert!((times.share(times.busy) - 0.75).abs() < 1e-9);
+        assert_eq!(times.total(), Duration::from_millis(40));
+    }
+}

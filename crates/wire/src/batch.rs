@@ -1,0 +1,302 @@
+//! The head of a batch frame (many small entries, grouped by directory) and of a declare frame (one large file).
+//!
+//! **Invariant:** a decoded [`Batch`] is consistent: its files' lengths add up to the frame's data, every path is a
+//! [`RelPath`], and counts are within the limits.
+
+use zmove_types::{Metadata, Name, RelPath, Root};
+
+use crate::codec::{Put, Reader};
+use crate::error::WireError;
+use crate::limits::{BATCH_ENTRIES_MAX, FRAME_DATA_BYTES_MAX, SYMLINK_BYTES_MAX};
+
+/// What a batch frame's head describes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// The entries by directory; the same directory may come again.
+    pub groups: Vec<DirectoryGroup>,
+}
+
+/// Entries of one directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirectoryGroup {
+    /// The directory, from the target root.
+    pub directory: RelPath,
+    /// What is in it.
+    pub entries: Vec<BatchEntry>,
+}
+
+/// One entry of a batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BatchEntry {
+    /// The group's directory itself: its metadata.
+    Itself(Metadata),
+    /// A directory, perhaps empty.
+    Directory(Name, Metadata),
+    /// A symbolic link and what it points to, byte for byte.
+    Symlink(Name, Metadata, Box<[u8]>),
+    /// A regular file whose bytes are in the frame's data.
+    File(FileEntry),
+    /// A file whose contents are right already: only metadata.
+    Retouch(Name, Metadata),
+}
+
+/// A small file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileEntry {
+    /// Its name in the group's directory.
+    pub name: Name,
+    /// Mode and time.
+    pub metadata: Metadata,
+    /// How many bytes of the frame's data are its contents.
+    pub bytes: u32,
+    /// What they hash to.
+    pub root: Root,
+}
+
+/// A large file, as declared on each lane before its first chunk there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileHead {
+    /// Where it goes, from the target root.
+    pub path: RelPath,
+    /// Mode and time.
+    pub metadata: Metadata,
+    /// Its size in bytes; more than one group.
+    pub bytes: u64,
+}
+
+impl Batch {
+    /// The head's bytes.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(64 * self.entry_count() + 64);
+        out.put(&count(self.groups.len()).to_le_bytes());
+        for group in &self.groups {
+            out.put_path(&group.directory);
+            out.put(&count(group.entries.len()).to_le_bytes());
+            group.entries.iter().for_each(|entry| entry.encode(&mut out));
+        }
+        out
+    }
+
+    /// Reads a head whose frame carries `data_bytes` of data.
+    ///
+    /// # Errors
+    /// [`WireError`] when it is malformed, over a limit, or its lengths do not add up to `data_bytes`.
+    pub fn decode(bytes: &[u8], data_bytes: u32) -> Result<Self, WireError> {
+        let mut reader = Reader::new(bytes);
+        let group_count = reader.bounded_u32("batch groups", BATCH_ENTRIES_MAX)?;
+        let mut entries_left = BATCH_ENTRIES_MAX;
+        let mut groups = Vec::with_capacity(group_count);
+        for _ in 0..group_count {
+            let directory = reader.path()?;
+            let entry_count = reader.bounded_u32("batch entries", entries_left)?;
+            entries_left -= entry_count;
+            let entries =
+                (0..entry_count).map(|_| BatchEntry::decode(&mut reader)).collect::<Result<_, _>>()?;
+            groups.push(DirectoryGroup { directory, entries });
+        }
+        reader.finish()?;
+        let batch = Self { groups };
+        batch.check_sum(data_bytes)?;
+        Ok(batch)
+    }
+
+    /// How many entries there are in all.
+    #[must_use]
+    pub fn entry_count(&self) -> usize {
+        self.groups.iter().map(|group| group.entries.len()).sum()
+    }
+
+    fn check_sum(&self, data_bytes: u32) -> Result<(), WireError> {
+        let claimed: u64 =
+            self.groups.iter().flat_map(|group| &group.entries).map(BatchEntry::data_bytes).sum();
+        if claimed == u64::from(data_bytes) {
+            return Ok(());
+        }
+        Err(WireError::OverLimit {
+            what: "sum of file lengths",
+            value: claimed,
+            limit: u64::from(data_bytes),
+        })
+    }
+}
+
+impl BatchEntry {
+    fn data_bytes(&self) -> u64 {
+        match self {
+            Self::File(file) => u64::from(file.bytes),
+            _ => 0,
+        }
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Itself(metadata) => {
+                out.put(&[1]);
+                out.put_metadata(metadata);
+            }
+            Self::Directory(name, metadata) => Self::encode_named(out, 2, name, metadata),
+            Self::Symlink(name, metadata, target) => {
+                Self::encode_named(out, 3, name, metadata);
+                let len = u16::try_from(target.len()).expect("symlink targets are at most 4096 bytes");
+                out.put(&len.to_le_bytes());
+                out.put(target);
+            }
+            Self::File(file) => {
+                Self::encode_named(out, 4, &file.name, &file.metadata);
+                out.put(&file.bytes.to_le_bytes());
+                out.put(&file.root.0);
+            }
+            Self::Retouch(name, metadata) => Self::encode_named(out, 5, name, metadata),
+        }
+    }
+
+    fn encode_named(out: &mut Vec<u8>, tag: u8, name: &Name, metadata: &Metadata) {
+        out.put(&[tag]);
+        out.put_name(name);
+        out.put_metadata(metadata);
+    }
+
+    fn decode(reader: &mut Reader<'_>) -> Result<Self, WireError> {
+        let tag = reader.u8()?;
+        if tag == 1 {
+            return reader.metadata().map(Self::Itself);
+        }
+        let (name, metadata) = (reader.name()?, reader.metadata()?);
+        match tag {
+            2 => Ok(Self::Directory(name, metadata)),
+            3 => Ok(Self::Symlink(name, metadata, symlink_target(reader)?)),
+            4 => {
+                let bytes = reader.bounded_u32("file length", FRAME_DATA_BYTES_MAX)?;
+                let bytes = u32::try_from(bytes).expect("bounded by 4 MiB");
+                Ok(Self::File(FileEntry { name, metadata, bytes, root: Root(reader.array()?) }))
+            }
+            5 => Ok(Self::Retouch(name, metadata)),
+            _ => Err(WireError::UnknownTag { what: "batch entry", tag }),
+        }
+    }
+}
+
+fn symlink_target(reader: &mut Reader<'_>) -> Result<Box<[u8]>, WireError> {
+    let len = usize::from(reader.u16()?);
+    if len == 0 || len > SYMLINK_BYTES_MAX {
+        let limit = SYMLINK_BYTES_MAX as u64;
+        return Err(WireError::OverLimit { what: "symlink target", value: len as u64, limit });
+    }
+    Ok(reader.bytes(len)?.into())
+}
+
+impl FileHead {
+    /// The head's bytes.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(32 + self.path.as_bytes().len());
+        out.put_path(&self.path);
+        out.put_metadata(&self.metadata);
+        out.put(&self.bytes.to_le_bytes());
+        out
+    }
+
+    /// Reads a head.
+    ///
+    /// # Errors
+    /// [`WireError`] when it is malformed.
+    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let mut reader = Reader::new(bytes);
+        let (path, metadata, bytes) = (reader.path()?, reader.metadata()?, reader.u64()?);
+        reader.finish()?;
+        Ok(Self { path, metadata, bytes })
+    }
+}
+
+fn count(len: usize) -> u32 {
+    u32::try_from(len).expect("batches hold at most 2048 entries")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::{Strategy, any, prop_oneof, proptest};
+    use zmove_types::Timestamp;
+
+    fn name(bytes: &[u8]) -> Name {
+        Name::from_bytes(bytes).unwrap()
+    }
+
+    fn metadata() -> Metadata {
+        Metadata { mode: 0o644, mtime: Timestamp { seconds: -2, nanos: 5 } }
+    }
+
+    #[test]
+    fn batch_bytes_are_pinned() {
+        let file = FileEntry { name: name(b"a"), metadata: metadata(), bytes: 3, root: Root([7; 32]) };
+        let group = DirectoryGroup {
+            directory: RelPath::from_bytes(b"d").unwrap(),
+            entries: vec![
+                BatchEntry::File(file),
+                BatchEntry::Symlink(name(b"l"), metadata(), b"t".as_slice().into()),
+            ],
+        };
+        let batch = Batch { groups: vec![group] };
+        let meta = [&[0xA4, 1, 0, 0][..], &(-2_i64).to_le_bytes(), &[5, 0, 0, 0]].concat();
+        let expected = [
+            &[1, 0, 0, 0, 1, 0, b'd', 2, 0, 0, 0][..],
+            &[&[4, 1, b'a'][..], &meta, &[3, 0, 0, 0], &[7; 32]].concat(),
+            &[&[3, 1, b'l'][..], &meta, &[1, 0, b't']].concat(),
+        ]
+        .concat();
+        assert_eq!(batch.encode(), expected);
+        assert_eq!(Batch::decode(&expected, 3), Ok(batch));
+    }
+
+    #[test]
+    fn lengths_must_add_up() {
+        let bytes = Batch::default().encode();
+        let error = WireError::OverLimit { what: "sum of file lengths", value: 0, limit: 1 };
+        assert_eq!(Batch::decode(&bytes, 1), Err(error));
+    }
+
+    #[test]
+    fn a_path_that_climbs_is_refused() {
+        let bytes = [&1_u32.to_le_bytes()[..], &[2, 0, b'.', b'.'], &0_u32.to_le_bytes()].concat();
+        assert_eq!(Batch::decode(&bytes, 0), Err(WireError::Path(zmove_types::PathError::Dots)));
+    }
+
+    fn any_entry() -> impl Strategy<Value = BatchEntry> {
+        let any_name = "[a-z\u{e9}]{1,12}".prop_map(|text| name(text.as_bytes()));
+        let any_metadata = (0..0o10000_u32, any::<i64>(), 0..1_000_000_000_u32)
+            .prop_map(|(mode, seconds, nanos)| Metadata { mode, mtime: Timestamp { seconds, nanos } });
+        (any_name, any_metadata, any::<[u8; 32]>(), 0..1000_u32, 0..5_u8).prop_map(
+            |(name, meta, root, bytes, kind)| match kind {
+                0 => BatchEntry::Itself(meta),
+                1 => BatchEntry::Directory(name, meta),
+                2 => BatchEntry::Symlink(name, meta, root.as_slice().into()),
+                3 => BatchEntry::Retouch(name, meta),
+                _ => BatchEntry::File(FileEntry { name, metadata: meta, bytes, root: Root(root) }),
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn batches_survive_the_wire(entries in proptest::collection::vec(any_entry(), 0..20), split in 0..20_usize) {
+            let at = split.min(entries.len());
+            let groups = [&entries[..at], &entries[at..]].into_iter().map(|entries| DirectoryGroup {
+                directory: RelPath::from_bytes(b"some/where").unwrap(),
+                entries: entries.to_vec(),
+            });
+            let batch = Batch { groups: groups.collect() };
+            let data: u64 = entries.iter().map(BatchEntry::data_bytes).sum();
+            assert_eq!(Batch::decode(&batch.encode(), u32::try_from(data).unwrap()), Ok(batch));
+        }
+
+        #[test]
+        fn any_bytes_decode_or_fail(bytes in prop_oneof![
+            proptest::collection::vec(any::<u8>(), 0..300),
+            proptest::collection::vec(0..6_u8, 0..300),
+        ]) {
+            let _outcome = Batch::decode(&bytes, 0);
+            let _outcome = FileHead::decode(&bytes);
+        }
+    }
+}

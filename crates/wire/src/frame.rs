@@ -1,0 +1,173 @@
+//! The fixed header of every frame on a lane: 72 bytes, little-endian.
+//!
+//! | offset | bytes | field |
+//! |---|---|---|
+//! | 0 | 1 | kind: 1 batch, 2 declare, 3 chunk |
+//! | 1 | 3 | zero |
+//! | 4 | 4 | head length |
+//! | 8 | 4 | data length |
+//! | 12 | 4 | group index (chunk), else zero |
+//! | 16 | 8 | item id (batch, chunk) |
+//! | 24 | 8 | file id (declare, chunk) |
+//! | 32 | 8 | zero |
+//! | 40 | 32 | digest: BLAKE3 of the head (batch, declare), chaining value of the group (chunk) |
+
+use zmove_types::{FileId, ItemId};
+
+use crate::codec::Reader;
+use crate::error::WireError;
+use crate::limits::{FRAME_DATA_BYTES_MAX, FRAME_HEAD_BYTES_MAX};
+
+/// What a frame carries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum FrameKind {
+    /// Many small entries: a head that describes them, then their data end to end.
+    #[default]
+    Batch,
+    /// A large file is about to come in chunks on this lane: a head that describes it, no data.
+    Declare,
+    /// One group of a large file.
+    Chunk,
+}
+
+/// The header of one frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameHeader {
+    /// What follows.
+    pub kind: FrameKind,
+    /// Length of the head in bytes.
+    pub head_bytes: u32,
+    /// Length of the data in bytes.
+    pub data_bytes: u32,
+    /// Which group of the file, for a chunk.
+    pub group: u32,
+    /// What a receipt will name.
+    pub item: ItemId,
+    /// Which large file.
+    pub file: FileId,
+    /// What the head (batch, declare) or the data (chunk) must hash to.
+    pub digest: [u8; 32],
+}
+
+impl Default for FrameHeader {
+    fn default() -> Self {
+        Self {
+            kind: FrameKind::default(),
+            head_bytes: 0,
+            data_bytes: 0,
+            group: 0,
+            item: ItemId(0),
+            file: FileId(0),
+            digest: [0; 32],
+        }
+    }
+}
+
+impl FrameHeader {
+    /// The header's length on the wire.
+    pub const BYTES: usize = 72;
+
+    /// The header as bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[0] = self.kind.tag();
+        bytes[4..8].copy_from_slice(&self.head_bytes.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.data_bytes.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.group.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.item.0.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.file.0.to_le_bytes());
+        bytes[40..72].copy_from_slice(&self.digest);
+        bytes
+    }
+
+    /// Reads a header and holds its lengths against the limits.
+    ///
+    /// # Errors
+    /// [`WireError`] when the kind is unknown or a length is over its limit.
+    pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, WireError> {
+        let mut reader = Reader::new(bytes);
+        let kind = FrameKind::from_tag(reader.u8()?)?;
+        reader.array::<3>()?;
+        let head_bytes = within(reader.u32()?, "frame head", FRAME_HEAD_BYTES_MAX)?;
+        let data_bytes = within(reader.u32()?, "frame data", FRAME_DATA_BYTES_MAX)?;
+        let group = reader.u32()?;
+        let (item, file) = (ItemId(reader.u64()?), FileId(reader.u64()?));
+        reader.array::<8>()?;
+        let digest = reader.array()?;
+        Ok(Self { kind, head_bytes, data_bytes, group, item, file, digest })
+    }
+}
+
+impl FrameKind {
+    fn tag(self) -> u8 {
+        match self {
+            Self::Batch => 1,
+            Self::Declare => 2,
+            Self::Chunk => 3,
+        }
+    }
+
+    fn from_tag(tag: u8) -> Result<Self, WireError> {
+        match tag {
+            1 => Ok(Self::Batch),
+            2 => Ok(Self::Declare),
+            3 => Ok(Self::Chunk),
+            _ => Err(WireError::UnknownTag { what: "frame", tag }),
+        }
+    }
+}
+
+fn within(value: u32, what: &'static str, limit: usize) -> Result<u32, WireError> {
+    if value as usize <= limit {
+        return Ok(value);
+    }
+    Err(WireError::OverLimit { what, value: u64::from(value), limit: limit as u64 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn golden() -> FrameHeader {
+        FrameHeader {
+            kind: FrameKind::Chunk,
+            head_bytes: 0,
+            data_bytes: 0x0040_0000,
+            group: 0x0102_0304,
+            item: ItemId(0x1112_1314_1516_1718),
+            file: FileId(0x2122_2324_2526_2728),
+            digest: [0xAB; 32],
+        }
+    }
+
+    #[test]
+    fn header_bytes_are_pinned() {
+        let mut expected = vec![3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x40, 0, 4, 3, 2, 1];
+        expected.extend([0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11]);
+        expected.extend([0x28, 0x27, 0x26, 0x25, 0x24, 0x23, 0x22, 0x21]);
+        expected.extend([0; 8]);
+        expected.extend([0xAB; 32]);
+        assert_eq!(golden().encode().to_vec(), expected);
+        assert_eq!(FrameHeader::decode(&golden().encode()), Ok(golden()));
+    }
+
+    #[test]
+    fn a_huge_length_is_refused() {
+        let mut bytes = golden().encode();
+        bytes[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
+        let limit = FRAME_DATA_BYTES_MAX as u64;
+        let value = u64::from(u32::MAX);
+        assert_eq!(
+            FrameHeader::decode(&bytes),
+            Err(WireError::OverLimit { what: "frame data", value, limit })
+        );
+    }
+
+    #[test]
+    fn an_unknown_kind_is_refused() {
+        let mut bytes = golden().encode();
+        bytes[0] = 9;
+        assert_eq!(FrameHeader::decode(&bytes), Err(WireError::UnknownTag { what: "frame", tag: 9 }));
+    }
+}

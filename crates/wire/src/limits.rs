@@ -1,0 +1,25 @@
+//! Every bound of the protocol, checked before anything is allocated.
+
+use zmove_types::GROUP_BYTES;
+
+/// The longest control message, in bytes.
+pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
+/// The most entries in one batch frame.
+pub const BATCH_ENTRIES_MAX: usize = 2048;
+/// The most data in one batch or chunk frame, in bytes: one group.
+#[expect(clippy::cast_possible_truncation, reason = "4 MiB fits any usize")]
+pub const FRAME_DATA_BYTES_MAX: usize = GROUP_BYTES as usize;
+/// The longest head (everything between a frame's header and its data), in bytes.
+pub const FRAME_HEAD_BYTES_MAX: usize = 2 << 20;
+/// The most head bytes after which a sender closes a batch; one more entry still fits the maximum.
+pub const BATCH_HEAD_BYTES_TARGET: usize = 1 << 20;
+/// The longest target of a symbolic link, in bytes (Linux `PATH_MAX`).
+pub const SYMLINK_BYTES_MAX: usize = 4096;
+/// The most files in one offer.
+pub const OFFER_FILES_MAX: usize = 4096;
+/// The most offers that wait for an answer.
+pub const OFFERS_OUTSTANDING_MAX: usize = 64;
+/// The most lanes of one transfer.
+pub const LANES_MAX: u16 = 64;
+/// How often the same data is sent again before its file is given up.
+pub const RESENDS_MAX: u8 = 3;

@@ -1,0 +1,320 @@
+//! The control messages: postcard behind a 4-byte little-endian length.
+//!
+//! **Invariant:** variants and fields are appended, never edited or reordered; the tests pin their bytes. Paths and
+//! names are parsed while decoding, so a message that exists holds none that is invalid.
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use zmove_types::{Name, RelPath};
+
+use crate::error::WireError;
+use crate::limits::MESSAGE_BYTES_MAX;
+
+mod bytes;
+mod fault;
+
+pub use fault::{Fault, FaultCode, Operation, Refusal, RefusalCode};
+
+/// From the sender to the receiver.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToReceiver {
+    /// The first message: where to and how.
+    Open(Open),
+    /// Files that may be there already.
+    Offer(Offer),
+    /// This large file changed or vanished while it was read: throw away what came of it.
+    Abandon {
+        /// Its file id.
+        file: u64,
+    },
+    /// Everything has been sent: so many items, with so many mismatches answered. Repeated when that changes.
+    Announce {
+        /// How many items were issued in all.
+        items: u64,
+        /// How many mismatch reports have been dealt with.
+        mismatches: u64,
+    },
+}
+
+/// From the receiver to the sender.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToSender {
+    /// The transfer may begin.
+    Opened(Opened),
+    /// It may not.
+    Refused(Refusal),
+    /// Which of the offered files are needed.
+    Answer(Answer),
+    /// Data that is verified and stored, or not.
+    Stored(Stored),
+    /// Something failed that belongs to no item (a directory's metadata, a commit).
+    Fault(Fault),
+    /// All is committed and flushed as asked: the end.
+    Finished(Finished),
+}
+
+/// What the sender wants.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Open {
+    /// The target as the user wrote it: absolute, or relative to the identity's first root. At most 4096 bytes.
+    #[serde(with = "bytes")]
+    pub target: Vec<u8>,
+    /// What is going to be put there.
+    pub shape: TargetShape,
+    /// How existing files are compared.
+    pub compare: Compare,
+    /// When data must be on stable storage.
+    pub durability: Durability,
+}
+
+/// What the target will become.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TargetShape {
+    /// A directory that receives entries.
+    Directory,
+    /// One entry: put into the target when that is a directory, else it gets the target's name.
+    Single {
+        /// The entry's name at the source.
+        #[serde(with = "bytes::name")]
+        name: Name,
+    },
+}
+
+/// How a file at the target is held against its source.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Compare {
+    /// Size and modification time.
+    #[default]
+    Quick,
+    /// Contents.
+    Checksum,
+}
+
+/// What a zero exit code promises of the target's storage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Durability {
+    /// Nothing is flushed.
+    None,
+    /// Everything is flushed before the end.
+    #[default]
+    End,
+    /// Each file is flushed before it gets its final name.
+    File,
+}
+
+/// What the receiver found at the target.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Opened {
+    /// Whether anything is there.
+    pub state: TargetState,
+    /// The most lanes it will take.
+    pub lanes_max: u16,
+}
+
+/// Whether files have to be offered before they are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TargetState {
+    /// Nothing is there: everything is needed.
+    Empty,
+    /// Something is there: offer first.
+    Populated,
+}
+
+/// Files that may be there already.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Offer {
+    /// The number of the offer, for its answer.
+    pub offer: u64,
+    /// The files by directory, at most [`OFFER_FILES_MAX`](crate::limits::OFFER_FILES_MAX) in all.
+    pub groups: Vec<OfferedGroup>,
+}
+
+/// Offered files of one directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OfferedGroup {
+    /// The directory, from the target root.
+    #[serde(with = "bytes::path")]
+    pub directory: RelPath,
+    /// Its files.
+    pub files: Vec<OfferedFile>,
+}
+
+/// One offered file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OfferedFile {
+    /// Its name.
+    #[serde(with = "bytes::name")]
+    pub name: Name,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// Its permission bits.
+    pub mode: u32,
+    /// Seconds of its modification time.
+    pub mtime_seconds: i64,
+    /// Nanoseconds of its modification time.
+    pub mtime_nanos: u32,
+}
+
+/// The answer to an offer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer {
+    /// Which offer.
+    pub offer: u64,
+    /// One verdict per offered file, in the offer's order.
+    pub verdicts: Vec<Verdict>,
+}
+
+/// What is to happen with one offered file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Verdict {
+    /// It is there already.
+    Skip,
+    /// Send it.
+    Need,
+    /// A file of that size with this root is there: send only what differs in.
+    Compare([u8; 32]),
+}
+
+/// What became of some items.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stored {
+    /// The items.
+    pub items: Vec<StoredItem>,
+    /// Large files that became whole, or failed.
+    pub files: Vec<FileDone>,
+}
+
+/// What became of one item.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredItem {
+    /// Its item id.
+    pub item: u64,
+    /// It did not arrive as it was sent, in whole or in part: the sender has to answer for it.
+    pub mismatch: bool,
+    /// The entries that did not get their place.
+    pub faults: Vec<Fault>,
+}
+
+/// The end of one large file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileDone {
+    /// Its file id.
+    pub file: u64,
+    /// Why it failed, if it did.
+    pub fault: Option<Fault>,
+}
+
+/// The receiver's account at the end.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finished {
+    /// Receiving lanes: waiting for the path is starved, waiting for the writers is blocked.
+    pub receive: StageReport,
+    /// Writers: waiting for lanes is starved.
+    pub store: StageReport,
+    /// How long the last flush took, in microseconds.
+    pub flush_us: u64,
+    /// The receiver's CPU time for the whole process since the transfer began, in microseconds.
+    pub cpu_us: u64,
+}
+
+/// A stage's time over all its threads, in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StageReport {
+    /// Working.
+    pub busy_us: u64,
+    /// Waiting for upstream.
+    pub starved_us: u64,
+    /// Waiting for downstream.
+    pub blocked_us: u64,
+}
+
+/// A message with its length in front.
+///
+/// # Panics
+/// Never for messages built within the limits.
+#[must_use]
+pub fn encode_message<M: Serialize>(message: &M) -> Vec<u8> {
+    let mut bytes = postcard::to_extend(message, vec![0; 4]).expect("plain data always serialises");
+    let len = u32::try_from(bytes.len() - 4).expect("messages stay below 8 MiB");
+    bytes[..4].copy_from_slice(&len.to_le_bytes());
+    bytes
+}
+
+/// Reads a message from exactly its bytes, without the length.
+///
+/// # Errors
+/// [`WireError`] when the bytes are not one message.
+pub fn decode_message<M: DeserializeOwned>(bytes: &[u8]) -> Result<M, WireError> {
+    if bytes.len() > MESSAGE_BYTES_MAX {
+        let (value, limit) = (bytes.len() as u64, MESSAGE_BYTES_MAX as u64);
+        return Err(WireError::OverLimit { what: "message", value, limit });
+    }
+    match postcard::take_from_bytes(bytes) {
+        Ok((message, [])) => Ok(message),
+        Ok((_, rest)) => Err(WireError::Trailing { left: rest.len() }),
+        Err(_) => Err(WireError::Message),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::{any, proptest};
+
+    #[test]
+    fn open_bytes_are_pinned() {
+        let open = ToReceiver::Open(Open {
+            target: b"/d".to_vec(),
+            shape: TargetShape::Single { name: Name::from_bytes(b"f").unwrap() },
+            compare: Compare::Checksum,
+            durability: Durability::End,
+        });
+        let bytes = encode_message(&open);
+        assert_eq!(bytes, [9, 0, 0, 0, 0, 2, b'/', b'd', 1, 1, b'f', 1, 1]);
+        assert_eq!(decode_message(&bytes[4..]), Ok(open));
+    }
+
+    #[test]
+    fn tags_are_pinned() {
+        let tag = |message: &ToReceiver| encode_message(message)[4];
+        assert_eq!(tag(&ToReceiver::Offer(Offer { offer: 0, groups: vec![] })), 1);
+        assert_eq!(tag(&ToReceiver::Abandon { file: 0 }), 2);
+        assert_eq!(tag(&ToReceiver::Announce { items: 0, mismatches: 0 }), 3);
+        let tag = |message: &ToSender| encode_message(message)[4];
+        assert_eq!(tag(&ToSender::Opened(Opened { state: TargetState::Empty, lanes_max: 1 })), 0);
+        assert_eq!(tag(&ToSender::Refused(Refusal { code: RefusalCode::Denied, text: String::new() })), 1);
+        assert_eq!(tag(&ToSender::Answer(Answer { offer: 0, verdicts: vec![] })), 2);
+        assert_eq!(tag(&ToSender::Stored(Stored::default())), 3);
+        assert_eq!(tag(&ToSender::Fault(fault::tests::sample())), 4);
+        assert_eq!(tag(&ToSender::Finished(Finished::default())), 5);
+    }
+
+    #[test]
+    fn a_climbing_name_does_not_decode() {
+        let open = [0, 2, b'/', b'd', 1, 2, b'.', b'.', 1, 1];
+        assert_eq!(decode_message::<ToReceiver>(&open), Err(WireError::Message));
+    }
+
+    #[test]
+    fn left_over_bytes_are_refused() {
+        let mut bytes = encode_message(&ToReceiver::Abandon { file: 1 });
+        bytes.push(0);
+        assert_eq!(decode_message::<ToReceiver>(&bytes[4..]), Err(WireError::Trailing { left: 1 }));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_decode_or_fail(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _outcome = decode_message::<ToReceiver>(&bytes);
+            let _outcome = decode_message::<ToSender>(&bytes);
+        }
+
+        #[test]
+        fn stored_survives_the_wire(items in proptest::collection::vec((any::<u64>(), any::<bool>()), 0..50)) {
+            let items = items.into_iter().map(|(item, mismatch)| StoredItem {
+                item, mismatch, faults: vec![fault::tests::sample()],
+            });
+            let message = ToSender::Stored(Stored { items: items.collect(), files: vec![] });
+            assert_eq!(decode_message(&encode_message(&message)[4..]), Ok(message));
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! Byte strings, names and paths within messages: a length and the bytes, parsed while decoding.
+
+use serde::{Deserialize, Deserializer, Serializer};
+
+pub(super) fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_bytes(bytes)
+}
+
+pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
+    <&[u8]>::deserialize(deserializer).map(<[u8]>::to_vec)
+}
+
+macro_rules! parsed {
+    ($module:ident, $type:ident) => {
+        pub(super) mod $module {
+            use super::{Deserialize, Deserializer, Serializer};
+            use serde::de::Error;
+            use zmove_types::$type;
+
+            pub(in super::super) fn serialize<S: Serializer>(
+                value: &$type,
+                serializer: S,
+            ) -> Result<S::Ok, S::Error> {
+                serializer.serialize_bytes(value.as_bytes())
+            }
+
+            pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(
+                deserializer: D,
+            ) -> Result<$type, D::Error> {
+                $type::from_bytes(<&[u8]>::deserialize(deserializer)?).map_err(D::Error::custom)
+            }
+        }
+    };
+}
+
+parsed!(name, Name);
+parsed!(path, RelPath);

@@ -1,0 +1,150 @@
+//! Failures that cross the wire: a numbered operation and cause with the path, never a foreign error's text.
+
+use std::fmt;
+use std::io;
+
+use serde::{Deserialize, Serialize};
+use zmove_types::RelPath;
+
+use super::bytes;
+
+/// One thing that failed at the receiver; the transfer goes on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fault {
+    /// What it was about, from the target root.
+    #[serde(with = "bytes::path")]
+    pub path: RelPath,
+    /// What was tried.
+    pub operation: Operation,
+    /// Why it failed.
+    pub code: FaultCode,
+}
+
+/// What the receiver was doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Operation {
+    /// Opening or making a directory.
+    MakeDirectory,
+    /// Making a file.
+    Create,
+    /// Writing a file's data.
+    Write,
+    /// Reading a file for comparison.
+    Read,
+    /// Flushing to stable storage.
+    Flush,
+    /// Giving a file its final name.
+    Rename,
+    /// Making a symbolic link.
+    Symlink,
+    /// Setting mode or times.
+    SetMetadata,
+    /// Checking that data arrived as it was sent.
+    Verify,
+    /// Removing what stands in the way.
+    Remove,
+}
+
+/// Why it failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FaultCode {
+    /// The operating system said so: an `errno` of Linux.
+    Os(i32),
+    /// A directory stands where a file or link has to go.
+    DirectoryInTheWay,
+    /// The data did not hash to what the sender said.
+    Damaged,
+    /// Not all of the file came.
+    Incomplete,
+    /// The file's declarations on different lanes contradict each other.
+    Contradiction,
+}
+
+/// The receiver will not take the transfer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusal {
+    /// The kind of reason.
+    pub code: RefusalCode,
+    /// The reason in words, one line.
+    pub text: String,
+}
+
+/// Why a transfer is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RefusalCode {
+    /// The client's key is not in `authorized_keys`.
+    UnknownKey,
+    /// The key may not do that, or not there.
+    Denied,
+    /// The target cannot be what it would have to be.
+    Target,
+    /// The receiver has no room for more transfers or lanes.
+    Busy,
+    /// The request makes no sense to this receiver.
+    Protocol,
+}
+
+impl Fault {
+    /// A fault from an error of the operating system.
+    #[must_use]
+    pub fn os(path: RelPath, operation: Operation, error: &io::Error) -> Self {
+        let code = FaultCode::Os(error.raw_os_error().unwrap_or(EIO));
+        Self { path, operation, code }
+    }
+}
+
+/// "Input/output error": what stands for an error that has no number.
+const EIO: i32 = 5;
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} '{}': {}", self.operation, self.path, self.code)
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::MakeDirectory => "make directory",
+            Self::Create => "create",
+            Self::Write => "write",
+            Self::Read => "read",
+            Self::Flush => "flush",
+            Self::Rename => "give the final name to",
+            Self::Symlink => "make symbolic link",
+            Self::SetMetadata => "set mode and times of",
+            Self::Verify => "verify",
+            Self::Remove => "make room for",
+        })
+    }
+}
+
+impl fmt::Display for FaultCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Os(errno) => write!(f, "{}", io::Error::from_raw_os_error(*errno)),
+            Self::DirectoryInTheWay => f.write_str("a directory of that name is in the way"),
+            Self::Damaged => f.write_str("the data arrived damaged (its BLAKE3 differs from the sender's)"),
+            Self::Incomplete => f.write_str("not all of its data arrived"),
+            Self::Contradiction => f.write_str("it was declared twice with different properties"),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(crate) fn sample() -> Fault {
+        Fault {
+            path: RelPath::from_bytes(b"a/b").unwrap(),
+            operation: Operation::Write,
+            code: FaultCode::Os(28),
+        }
+    }
+
+    #[test]
+    fn a_fault_reads_as_one_line() {
+        assert_eq!(sample().to_string(), "write 'a/b': No space left on device (os error 28)");
+    }
+}

@@ -1,0 +1,12 @@
+//! The protocol's memory on either side, without I/O: what is on its way, what is settled, when it is over.
+//!
+//! [`SenderTransfer`] and [`ReceiverTransfer`] are fed events and drained of actions; the tests at the foot of
+//! `session/tests.rs` run the pair in virtual time over a path that delays, reorders and damages.
+
+mod receiver;
+mod sender;
+#[cfg(test)]
+mod tests;
+
+pub use receiver::{ReceiverAction, ReceiverTransfer};
+pub use sender::{Resend, SenderTransfer};

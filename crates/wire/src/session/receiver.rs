@@ -1,0 +1,79 @@
+//! The receiver's ledger of one transfer: what has come, and when to finish.
+//!
+//! **Invariant:** [`ReceiverAction::Finish`] is given at most once, and only when the sender's announcement says that
+//! nothing else is coming: every announced item is settled and every mismatch has been answered.
+
+use crate::error::WireError;
+use crate::message::{FileDone, Stored, StoredItem, ToSender};
+
+/// What has been received, and what to tell the sender.
+#[derive(Debug, Default)]
+pub struct ReceiverTransfer {
+    settled: u64,
+    mismatches: u64,
+    announced: Option<(u64, u64)>,
+    unsent: Stored,
+    finished: bool,
+}
+
+/// What the receiver has to do.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use]
+pub enum ReceiverAction {
+    /// Send this.
+    Send(ToSender),
+    /// Everything has come: set directories' metadata, flush, say [`Finished`](crate::Finished).
+    Finish,
+}
+
+impl ReceiverTransfer {
+    /// A writer is done with an item.
+    pub fn settled(&mut self, item: StoredItem) {
+        self.settled += 1;
+        self.mismatches += u64::from(item.mismatch);
+        self.unsent.items.push(item);
+    }
+
+    /// A large file is whole under its final name, or has failed.
+    pub fn file_done(&mut self, file: FileDone) {
+        self.unsent.files.push(file);
+    }
+
+    /// The sender announced that everything is on its way.
+    ///
+    /// # Errors
+    /// [`WireError::OutOfOrder`] when it takes back what it announced before, or speaks of more mismatches than
+    /// were reported.
+    pub fn announced(&mut self, items: u64, mismatches: u64) -> Result<(), WireError> {
+        let (items_before, mismatches_before) = self.announced.unwrap_or((0, 0));
+        if items < items_before || mismatches < mismatches_before || mismatches > self.mismatches {
+            return Err(WireError::OutOfOrder { what: "an announcement" });
+        }
+        self.announced = Some((items, mismatches));
+        Ok(())
+    }
+
+    /// The next thing to do; drain to `None` after each event or run of events.
+    ///
+    /// # Errors
+    /// [`WireError::OutOfOrder`] when more items came than the sender announced.
+    pub fn poll(&mut self) -> Result<Option<ReceiverAction>, WireError> {
+        if !self.unsent.items.is_empty() || !self.unsent.files.is_empty() {
+            let stored = std::mem::take(&mut self.unsent);
+            return Ok(Some(ReceiverAction::Send(ToSender::Stored(stored))));
+        }
+        if self.finished || !self.is_complete()? {
+            return Ok(None);
+        }
+        self.finished = true;
+        Ok(Some(ReceiverAction::Finish))
+    }
+
+    fn is_complete(&self) -> Result<bool, WireError> {
+        let Some((items, mismatches)) = self.announced else { return Ok(false) };
+        if mismatches == self.mismatches && self.settled > items {
+            return Err(WireError::OutOfOrder { what: "an item after the last" });
+        }
+        Ok(self.settled == items && mismatches == self.mismatches)
+    }
+}

@@ -1,0 +1,133 @@
+//! The sender's ledger of one transfer.
+//!
+//! ```text
+//!            taken               issued                stored
+//!  planned ────────► being read ────────► outstanding ────────► settled
+//!      ▲                 │ failed              │ mismatch
+//!      │                 ▼                     ▼
+//!      └──────────── (nothing)  ◄── give up ── Resend ──► planned
+//! ```
+//!
+//! **Invariant:** [`announcement`](SenderTransfer::announcement) is `Some` only while nothing is planned or being read,
+//! so a receiver that has settled that many items and reported that many mismatches has everything.
+
+use std::collections::HashMap;
+
+use zmove_types::ItemId;
+
+use crate::error::WireError;
+use crate::limits::RESENDS_MAX;
+use crate::message::ToReceiver;
+
+/// What is on its way to the receiver. `W` describes work well enough to do it again.
+#[derive(Debug)]
+pub struct SenderTransfer<W> {
+    plan_ended: bool,
+    being_read: u64,
+    issued: u64,
+    mismatches: u64,
+    outstanding: HashMap<ItemId, Outstanding<W>>,
+    announced: Option<(u64, u64)>,
+}
+
+#[derive(Debug)]
+struct Outstanding<W> {
+    work: W,
+    tries: u8,
+}
+
+/// What to do about damaged data.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Resend<W> {
+    /// Read and send it again; it counts as begun, so its reader only calls [`end`](SenderTransfer::end).
+    Again {
+        /// The work.
+        work: W,
+        /// How often it has been sent, to be given back with [`issue`](SenderTransfer::issue).
+        tries: u8,
+    },
+    /// It was damaged every time: its files have failed.
+    GiveUp(W),
+}
+
+impl<W> Default for SenderTransfer<W> {
+    fn default() -> Self {
+        Self {
+            plan_ended: false,
+            being_read: 0,
+            issued: 0,
+            mismatches: 0,
+            outstanding: HashMap::new(),
+            announced: None,
+        }
+    }
+}
+
+impl<W> SenderTransfer<W> {
+    /// A reader took work from the plan (before the plan forgets it).
+    pub fn begin(&mut self) {
+        self.being_read += 1;
+    }
+
+    /// The work that a reader took has produced all its items, or none.
+    pub fn end(&mut self) {
+        self.being_read = self.being_read.checked_sub(1).expect("every end has its begin");
+    }
+
+    /// A reader has made one item of its work; `tries` is 0 unless it came from [`Resend::Again`].
+    pub fn issue(&mut self, work: W, tries: u8) -> ItemId {
+        let item = ItemId(self.issued);
+        self.issued += 1;
+        self.outstanding.insert(item, Outstanding { work, tries });
+        item
+    }
+
+    /// The scan and the offers are through: no more work will come but resends.
+    pub fn plan_ended(&mut self) {
+        self.plan_ended = true;
+    }
+
+    /// The receiver settled an item, well or badly for its files; returns what it was.
+    ///
+    /// # Errors
+    /// [`WireError::OutOfOrder`] when no such item is outstanding.
+    pub fn stored(&mut self, item: ItemId) -> Result<W, WireError> {
+        self.settle(item).map(|outstanding| outstanding.work)
+    }
+
+    /// The receiver found an item damaged.
+    ///
+    /// # Errors
+    /// [`WireError::OutOfOrder`] when no such item is outstanding.
+    pub fn mismatch(&mut self, item: ItemId) -> Result<Resend<W>, WireError> {
+        let Outstanding { work, tries } = self.settle(item)?;
+        self.mismatches += 1;
+        if tries >= RESENDS_MAX {
+            return Ok(Resend::GiveUp(work));
+        }
+        self.being_read += 1;
+        Ok(Resend::Again { work, tries: tries + 1 })
+    }
+
+    fn settle(&mut self, item: ItemId) -> Result<Outstanding<W>, WireError> {
+        self.outstanding.remove(&item).ok_or(WireError::OutOfOrder { what: "a receipt" })
+    }
+
+    /// The message to send now that everything is on its way, once for each change.
+    #[must_use]
+    pub fn announcement(&mut self) -> Option<ToReceiver> {
+        let now = (self.issued, self.mismatches);
+        if !self.plan_ended || self.being_read > 0 || self.announced == Some(now) {
+            return None;
+        }
+        self.announced = Some(now);
+        Some(ToReceiver::Announce { items: now.0, mismatches: now.1 })
+    }
+
+    /// Whether everything sent has been settled and nothing is planned.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.plan_ended && self.being_read == 0 && self.outstanding.is_empty()
+    }
+}

@@ -1,0 +1,165 @@
+//! The greeting that opens every connection, and the versions of the protocol.
+//!
+//! It is 40 bytes and will keep its place and meaning in all versions, so that two programs that cannot talk can at
+//! least say so: magic, version range, role, transfer id, lane number.
+
+use thiserror::Error;
+use zmove_types::{LaneId, TransferId};
+
+use crate::codec::Reader;
+
+/// A version of the protocol. Each wire change is one line here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Version {
+    /// The first: push with offers, batches, chunks and receipts.
+    V1 = 1,
+}
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Control messages, both ways.
+    Control,
+    /// Data frames, sender to receiver.
+    Lane(LaneId),
+}
+
+/// The first bytes on every connection, from each side that speaks on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Greeting {
+    /// The oldest version that is spoken.
+    pub version_min: u16,
+    /// The newest version that is spoken.
+    pub version_max: u16,
+    /// What the connection is for.
+    pub role: Role,
+    /// The transfer that it belongs to.
+    pub transfer: TransferId,
+}
+
+/// Why a greeting is not accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum GreetingError {
+    /// The bytes are not a zmove greeting.
+    #[error("the peer does not greet as zmove does")]
+    NotZmove,
+    /// No version is spoken by both.
+    #[error(
+        "the peer speaks protocol versions {theirs_min} to {theirs_max}, this zmove {ours_min} to {ours_max}: \
+         install the same release on both hosts"
+    )]
+    Incompatible {
+        /// The peer's oldest.
+        theirs_min: u16,
+        /// The peer's newest.
+        theirs_max: u16,
+        /// Our oldest.
+        ours_min: u16,
+        /// Our newest.
+        ours_max: u16,
+    },
+}
+
+impl Version {
+    const OLDEST: u16 = Self::V1 as u16;
+    const NEWEST: u16 = Self::V1 as u16;
+}
+
+impl Greeting {
+    /// The greeting's length on the wire.
+    pub const BYTES: usize = 40;
+    const MAGIC: [u8; 8] = *b"ZMOVE\r\n\x1a";
+
+    /// This program's greeting.
+    #[must_use]
+    pub fn new(role: Role, transfer: TransferId) -> Self {
+        Self { version_min: Version::OLDEST, version_max: Version::NEWEST, role, transfer }
+    }
+
+    /// The greeting as bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[..8].copy_from_slice(&Self::MAGIC);
+        bytes[8..10].copy_from_slice(&self.version_min.to_le_bytes());
+        bytes[10..12].copy_from_slice(&self.version_max.to_le_bytes());
+        if let Role::Lane(lane) = self.role {
+            bytes[12] = 1;
+            bytes[14..16].copy_from_slice(&lane.0.to_le_bytes());
+        }
+        bytes[16..32].copy_from_slice(&self.transfer.0);
+        bytes
+    }
+
+    /// Reads a greeting; the peer's versions are checked by [`agree`](Self::agree).
+    ///
+    /// # Errors
+    /// [`GreetingError::NotZmove`] when the magic or the role is unknown.
+    pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, GreetingError> {
+        Self::read(Reader::new(bytes)).ok().flatten().ok_or(GreetingError::NotZmove)
+    }
+
+    fn read(mut reader: Reader<'_>) -> Result<Option<Self>, crate::WireError> {
+        let magic: [u8; 8] = reader.array()?;
+        let (version_min, version_max) = (reader.u16()?, reader.u16()?);
+        let (role, _zero, lane) = (reader.u8()?, reader.u8()?, LaneId(reader.u16()?));
+        let role = match role {
+            0 => Role::Control,
+            1 => Role::Lane(lane),
+            _ => return Ok(None),
+        };
+        let transfer = TransferId(reader.array()?);
+        Ok((magic == Self::MAGIC).then_some(Self { version_min, version_max, role, transfer }))
+    }
+
+    /// The newest version that both sides speak.
+    ///
+    /// # Errors
+    /// [`GreetingError::Incompatible`] when there is none.
+    pub fn agree(&self) -> Result<Version, GreetingError> {
+        let newest = self.version_max.min(Version::NEWEST);
+        if newest >= self.version_min.max(Version::OLDEST) {
+            return Ok(Version::V1);
+        }
+        Err(GreetingError::Incompatible {
+            theirs_min: self.version_min,
+            theirs_max: self.version_max,
+            ours_min: Version::OLDEST,
+            ours_max: Version::NEWEST,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lane() -> Greeting {
+        Greeting::new(Role::Lane(LaneId(3)), TransferId([9; 16]))
+    }
+
+    #[test]
+    fn greeting_bytes_are_pinned() {
+        let expected = [&b"ZMOVE\r\n\x1a"[..], &[1, 0, 1, 0, 1, 0, 3, 0], &[9; 16], &[0; 8]].concat();
+        assert_eq!(lane().encode().to_vec(), expected);
+        assert_eq!(Greeting::decode(&lane().encode()), Ok(lane()));
+        assert_eq!(lane().agree(), Ok(Version::V1));
+    }
+
+    #[test]
+    fn a_newer_peer_is_named() {
+        let newer = Greeting { version_min: 2, version_max: 5, ..lane() };
+        let error = GreetingError::Incompatible { theirs_min: 2, theirs_max: 5, ours_min: 1, ours_max: 1 };
+        assert_eq!(newer.agree(), Err(error));
+        assert_eq!(Greeting { version_max: 5, ..lane() }.agree(), Ok(Version::V1));
+    }
+
+    #[test]
+    fn other_protocols_are_not_zmove() {
+        assert_eq!(
+            Greeting::decode(b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u5\r\n"),
+            Err(GreetingError::NotZmove)
+        );
+    }
+}
