@@ -1,1 +1,27 @@
-//! Placeholder.
+//! Files and directories as the mover needs them: positional I/O, paths that stay beneath their root, and a commit
+//! that gives a file its final name only when it is whole.
+//!
+//! ```no_run
+//! use zmove_disk::{Staged, TempNames, Tree};
+//! use zmove_types::{Metadata, Name, RelPath};
+//! let tree = Tree::open(std::path::Path::new("/data"))?;
+//! let directory = tree.ensure_directory(&RelPath::from_bytes(b"run7").unwrap())?;
+//! let temp_names = TempNames::new("4f2a");
+//! let staged = Staged::create(&directory, 0o644, &temp_names)?;
+//! std::io::Write::write_all(&mut staged.file(), b"...")?;
+//! staged.set_metadata(&Metadata::default())?;
+//! staged.commit(&Name::from_bytes(b"events.h5").unwrap(), &temp_names)?;
+//! # Ok::<(), std::io::Error>(())
+//! ```
+
+mod backend;
+mod entry;
+mod staged;
+mod threads;
+mod tree;
+
+pub use backend::{Disk, Slices};
+pub use entry::{FileIdentity, place_symlink, retouch, set_directory_metadata};
+pub use staged::{Staged, TempNames};
+pub use threads::Threads;
+pub use tree::{DirectoryCache, Tree, open_beneath};

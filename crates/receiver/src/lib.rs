@@ -1,1 +1,22 @@
-//! Placeholder.
+//! The receiving role: admit, check what arrives, store it, commit it, say so.
+//!
+//! [`run_session`] receives one transfer over any control connection and lanes; [`Daemon`] listens, admits by key and
+//! runs sessions. **Invariant:** only bytes that hashed to what the sender said are stored ([`check`](self) makes the
+//! proof, the writers demand it), and only a file with all its groups gets its name.
+
+mod check;
+mod compare;
+mod config;
+mod error;
+mod files;
+mod finish;
+mod lanes;
+mod place;
+mod session;
+mod store;
+mod target;
+
+pub use config::ReceiverConfig;
+pub use error::SessionError;
+pub use session::{Session, SessionReport, run_session};
+pub use target::Access;

@@ -26,6 +26,6 @@ pub use frame::{FrameHeader, FrameKind};
 pub use message::{
     Answer, Compare, Durability, Fault, FaultCode, FileDone, Finished, Offer, OfferedFile, OfferedGroup,
     Open, Opened, Operation, Refusal, RefusalCode, StageReport, Stored, StoredItem, TargetShape, TargetState,
-    ToReceiver, ToSender, Verdict, decode_message, encode_message,
+    ToReceiver, ToSender, TopName, Verdict, decode_message, encode_message,
 };
 pub use version::{Greeting, GreetingError, Role, Version};

@@ -70,7 +70,10 @@ pub struct Open {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TargetShape {
     /// A directory that receives entries.
-    Directory,
+    Directory {
+        /// The names at its top that will be written; none when anything may be.
+        tops: Vec<TopName>,
+    },
     /// One entry: put into the target when that is a directory, else it gets the target's name.
     Single {
         /// The entry's name at the source.
@@ -78,6 +81,10 @@ pub enum TargetShape {
         name: Name,
     },
 }
+
+/// A name at the top of the target.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TopName(#[serde(with = "bytes::name")] pub Name);
 
 /// How a file at the target is held against its source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

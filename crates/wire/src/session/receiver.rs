@@ -3,8 +3,10 @@
 //! **Invariant:** [`ReceiverAction::Finish`] is given at most once, and only when the sender's announcement says that
 //! nothing else is coming: every announced item is settled and every mismatch has been answered.
 
+use std::collections::VecDeque;
+
 use crate::error::WireError;
-use crate::message::{FileDone, Stored, StoredItem, ToSender};
+use crate::message::{Answer, Fault, FileDone, Stored, StoredItem, ToSender};
 
 /// What has been received, and what to tell the sender.
 #[derive(Debug, Default)]
@@ -13,6 +15,7 @@ pub struct ReceiverTransfer {
     mismatches: u64,
     announced: Option<(u64, u64)>,
     unsent: Stored,
+    other: VecDeque<ToSender>,
     finished: bool,
 }
 
@@ -39,6 +42,16 @@ impl ReceiverTransfer {
         self.unsent.files.push(file);
     }
 
+    /// Something failed that belongs to no item.
+    pub fn fault(&mut self, fault: Fault) {
+        self.other.push_back(ToSender::Fault(fault));
+    }
+
+    /// An offer has been judged.
+    pub fn answer(&mut self, answer: Answer) {
+        self.other.push_back(ToSender::Answer(answer));
+    }
+
     /// The sender announced that everything is on its way.
     ///
     /// # Errors
@@ -61,6 +74,9 @@ impl ReceiverTransfer {
         if !self.unsent.items.is_empty() || !self.unsent.files.is_empty() {
             let stored = std::mem::take(&mut self.unsent);
             return Ok(Some(ReceiverAction::Send(ToSender::Stored(stored))));
+        }
+        if let Some(message) = self.other.pop_front() {
+            return Ok(Some(ReceiverAction::Send(message)));
         }
         if self.finished || !self.is_complete()? {
             return Ok(None);

@@ -1,0 +1,227 @@
+//! A file that has no final name yet.
+//!
+//! **Invariant:** until [`commit`](Staged::commit) the file cannot be found under any name that a user would use, and
+//! an abandoned one leaves nothing behind: it is an unnamed file (`O_TMPFILE`), or, where the file system has none, a
+//! hidden one that is removed on drop.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::io::Errno;
+use zmove_types::{Metadata, Name};
+
+use crate::entry::{set_file_metadata, set_file_mtime};
+
+/// A file being written, in the directory where it will stay.
+#[derive(Debug)]
+pub struct Staged {
+    file: File,
+    directory: Arc<OwnedFd>,
+    temporary: Option<Name>,
+}
+
+/// Makes temporary names that no other transfer makes, and remembers what the target's file system can do.
+#[derive(Debug)]
+pub struct TempNames {
+    tag: String,
+    next: AtomicU64,
+    unnamed_refused: AtomicBool,
+    empty_path_refused: AtomicBool,
+}
+
+impl TempNames {
+    /// Names that contain `tag`, a few letters that tell transfers apart.
+    #[must_use]
+    pub fn new(tag: &str) -> Self {
+        Self {
+            tag: tag.to_owned(),
+            next: AtomicU64::new(0),
+            unnamed_refused: AtomicBool::new(false),
+            empty_path_refused: AtomicBool::new(false),
+        }
+    }
+
+    /// A name that was not given before.
+    ///
+    /// # Panics
+    /// When the tag holds a `/` or is longer than 200 bytes.
+    pub fn fresh(&self) -> Name {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let text = format!(".zmove-{}-{number:x}", self.tag);
+        Name::from_bytes(text.as_bytes()).expect("a short tag without a slash")
+    }
+}
+
+impl Staged {
+    /// A new empty file in `directory`, with at most the permissions in `mode`.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn create(directory: &Arc<OwnedFd>, mode: u32, names: &TempNames) -> io::Result<Self> {
+        let mode = Mode::from_raw_mode(mode & 0o777);
+        if !names.unnamed_refused.load(Ordering::Relaxed) {
+            match create_unnamed(directory, mode) {
+                Ok(file) => return Ok(Self { file, directory: Arc::clone(directory), temporary: None }),
+                Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOSYS) => {
+                    names.unnamed_refused.store(true, Ordering::Relaxed);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Self::create_named(directory, mode, names)
+    }
+
+    fn create_named(directory: &Arc<OwnedFd>, mode: Mode, names: &TempNames) -> io::Result<Self> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        loop {
+            let name = names.fresh();
+            match rustix::fs::openat(directory, name.as_os_str(), flags, mode) {
+                Ok(file) => {
+                    let (file, directory) = (file.into(), Arc::clone(directory));
+                    return Ok(Self { file, directory, temporary: Some(name) });
+                }
+                Err(Errno::EXIST) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// The open file.
+    #[must_use]
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Sets mode and modification time; after the last write.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn set_metadata(&self, metadata: &Metadata) -> io::Result<()> {
+        let mode = rustix::fs::fstat(&self.file)?.st_mode & 0o7777;
+        if mode == metadata.mode {
+            return set_file_mtime(self.file.as_fd(), metadata.mtime);
+        }
+        set_file_metadata(self.file.as_fd(), metadata)
+    }
+
+    /// Gives the file its name, replacing a file or link of that name.
+    ///
+    /// # Errors
+    /// What the system says; `EISDIR` when a directory has that name.
+    pub fn commit(mut self, name: &Name, names: &TempNames) -> io::Result<()> {
+        if self.temporary.is_none() {
+            match self.link(name, names) {
+                Err(Errno::EXIST) => {
+                    let temporary = names.fresh();
+                    self.link(&temporary, names)?;
+                    self.temporary = Some(temporary);
+                }
+                outcome => return Ok(outcome?),
+            }
+        }
+        let temporary = self.temporary.as_ref().expect("set just above");
+        rustix::fs::renameat(&self.directory, temporary.as_os_str(), &self.directory, name.as_os_str())?;
+        self.temporary = None;
+        Ok(())
+    }
+
+    /// Links an unnamed file: by its descriptor where the kernel lets us, else through `/proc`.
+    fn link(&self, name: &Name, names: &TempNames) -> rustix::io::Result<()> {
+        if !names.empty_path_refused.load(Ordering::Relaxed) {
+            match rustix::fs::linkat(&self.file, c"", &self.directory, name.as_os_str(), AtFlags::EMPTY_PATH)
+            {
+                Err(Errno::NOENT | Errno::PERM | Errno::ACCESS) => {
+                    names.empty_path_refused.store(true, Ordering::Relaxed);
+                }
+                outcome => return outcome,
+            }
+        }
+        let source = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let (source, target) = (Path::new(&source), name.as_os_str());
+        rustix::fs::linkat(CWD, source, &self.directory, target, AtFlags::SYMLINK_FOLLOW)
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        if let Some(name) = &self.temporary {
+            // nothing more can be done about a temporary file that will not go
+            let _best_effort = rustix::fs::unlinkat(&self.directory, name.as_os_str(), AtFlags::empty());
+        }
+    }
+}
+
+fn create_unnamed(directory: &OwnedFd, mode: Mode) -> rustix::io::Result<File> {
+    let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+    rustix::fs::openat(directory, c".", flags, mode).map(File::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::unix::fs::MetadataExt;
+    use zmove_types::Timestamp;
+
+    fn home() -> (tempfile::TempDir, Arc<OwnedFd>) {
+        let home = tempfile::tempdir().unwrap();
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        let fd = rustix::fs::open(home.path(), flags, Mode::empty()).unwrap();
+        (home, Arc::new(fd))
+    }
+
+    fn entries(home: &tempfile::TempDir) -> usize {
+        std::fs::read_dir(home.path()).unwrap().count()
+    }
+
+    fn both_ways(check: impl Fn(&tempfile::TempDir, &Arc<OwnedFd>, &TempNames)) {
+        for refused in [false, true] {
+            let (home, fd) = home();
+            let names = TempNames::new("t");
+            names.unnamed_refused.store(refused, Ordering::Relaxed);
+            check(&home, &fd, &names);
+        }
+    }
+
+    #[test]
+    fn a_commit_replaces_and_carries_metadata() {
+        both_ways(|home, fd, names| {
+            let target = home.path().join("x");
+            std::fs::write(&target, "old").unwrap();
+            let staged = Staged::create(fd, 0o600, names).unwrap();
+            staged.file().write_all(b"new").unwrap();
+            let mtime = Timestamp { seconds: -7, nanos: 123_456_789 };
+            staged.set_metadata(&Metadata { mode: 0o641, mtime }).unwrap();
+            assert_eq!(std::fs::read(&target).unwrap(), b"old");
+            staged.commit(&Name::from_bytes(b"x").unwrap(), names).unwrap();
+            let stat = target.metadata().unwrap();
+            assert_eq!((stat.mode() & 0o7777, stat.mtime(), stat.mtime_nsec()), (0o641, -7, 123_456_789));
+            assert_eq!(std::fs::read(&target).unwrap(), b"new");
+            assert_eq!(entries(home), 1);
+        });
+    }
+
+    #[test]
+    fn an_abandoned_file_leaves_nothing() {
+        both_ways(|home, fd, names| {
+            drop(Staged::create(fd, 0o600, names).unwrap());
+            assert_eq!(entries(home), 0);
+        });
+    }
+
+    #[test]
+    fn a_directory_of_that_name_stays() {
+        both_ways(|home, fd, names| {
+            std::fs::create_dir(home.path().join("x")).unwrap();
+            let staged = Staged::create(fd, 0o600, names).unwrap();
+            let error = staged.commit(&Name::from_bytes(b"x").unwrap(), names).unwrap_err();
+            assert_eq!(Errno::from_io_error(&error), Some(Errno::ISDIR));
+            assert_eq!(entries(home), 1);
+        });
+    }
+}

@@ -1,0 +1,287 @@
+//! Directories beneath a root, opened so that no symbolic link and no `..` can lead out.
+//!
+//! **Invariant:** every descriptor this hands out was reached from the root's descriptor without following a link
+//! (`openat2` with `RESOLVE_BENEATH`, or component by component with `O_NOFOLLOW` where the kernel refuses that call).
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use zmove_types::{Name, RelPath};
+
+/// The root of a tree.
+#[derive(Clone, Debug)]
+pub struct Tree {
+    root: Arc<OwnedFd>,
+}
+
+/// Open directories of one worker, so that a run of files in one directory opens it once.
+#[derive(Debug)]
+pub struct DirectoryCache<'a> {
+    tree: &'a Tree,
+    open: HashMap<RelPath, Arc<OwnedFd>>,
+}
+
+/// The most directories that one cache keeps open.
+const CACHED_MAX: usize = 64;
+/// Longer paths are opened in pieces: the kernel takes 4096 bytes at once.
+const PIECE_BYTES_MAX: usize = 4000;
+/// How often to try again when somebody else changes what is in the way.
+const RACES_MAX: usize = 16;
+
+const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+impl Tree {
+    /// The tree at `path`, which may itself be reached through links.
+    ///
+    /// # Errors
+    /// What the system says, `ENOTDIR` when it is no directory.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open(path, flags, Mode::empty())?;
+        Ok(Self { root: Arc::new(root) })
+    }
+
+    /// The tree at an open directory.
+    #[must_use]
+    pub fn at(root: Arc<OwnedFd>) -> Self {
+        Self { root }
+    }
+
+    /// The root's descriptor.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.root.as_fd()
+    }
+
+    /// Opens a directory that exists.
+    ///
+    /// # Errors
+    /// What the system says: `ENOENT`, `ENOTDIR` and `ELOOP` when it is not there or not a directory.
+    pub fn open_directory(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
+        if path.is_root() {
+            return Ok(Arc::clone(&self.root));
+        }
+        Ok(Arc::new(open_beneath(self.fd(), path, DIRECTORY)?))
+    }
+
+    /// Opens a directory and makes what is missing of it, for the owner only (0700): the final mode is set at the end.
+    /// A file or link in the way is removed.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn ensure_directory(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
+        match self.open_directory(path) {
+            Ok(directory) => {
+                make_writable(&directory);
+                Ok(directory)
+            }
+            Err(error) if is_absent_or_in_the_way(&error) => self.make_directory(path),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Opens a directory of the target path itself and makes what is missing of it with the usual permissions. Unlike
+    /// [`ensure_directory`](Self::ensure_directory) it removes nothing.
+    ///
+    /// # Errors
+    /// What the system says, `ENOTDIR` when something else is there.
+    pub fn create_directory(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
+        match self.open_directory(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            outcome => return outcome,
+        }
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(Errno::NOENT.into());
+        };
+        let parent = self.create_directory(&parent)?;
+        match rustix::fs::mkdirat(&parent, name.as_os_str(), Mode::from_raw_mode(0o777)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(Arc::new(rustix::fs::openat(&parent, name.as_os_str(), DIRECTORY, Mode::empty())?))
+    }
+
+    fn make_directory(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(Errno::NOENT.into());
+        };
+        let parent = self.ensure_directory(&parent)?;
+        for _ in 0..RACES_MAX {
+            match rustix::fs::mkdirat(&parent, name.as_os_str(), Mode::RWXU) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(error) => return Err(error.into()),
+            }
+            match rustix::fs::openat(&parent, name.as_os_str(), DIRECTORY, Mode::empty()) {
+                Ok(directory) => return Ok(Arc::new(directory)),
+                Err(Errno::NOTDIR | Errno::LOOP) => remove_non_directory(parent.as_fd(), &name)?,
+                Err(Errno::NOENT) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(Errno::BUSY.into())
+    }
+}
+
+impl<'a> DirectoryCache<'a> {
+    /// A cache that holds nothing yet.
+    #[must_use]
+    pub fn new(tree: &'a Tree) -> Self {
+        Self { tree, open: HashMap::new() }
+    }
+
+    /// As [`Tree::ensure_directory`], from the cache where possible.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn ensure(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
+        if let Some(directory) = self.open.get(path) {
+            return Ok(Arc::clone(directory));
+        }
+        if self.open.len() >= CACHED_MAX {
+            self.open.clear();
+        }
+        let directory = self.tree.ensure_directory(path)?;
+        self.open.insert(path.clone(), Arc::clone(&directory));
+        Ok(directory)
+    }
+}
+
+/// Opens `path` beneath `root` without following any link.
+///
+/// # Errors
+/// What the system says; `ELOOP` or `ENOTDIR` when a link is in the path.
+pub fn open_beneath(root: BorrowedFd<'_>, path: &RelPath, flags: OFlags) -> io::Result<OwnedFd> {
+    let bytes = path.as_bytes();
+    if bytes.len() > PIECE_BYTES_MAX {
+        let cut = bytes[..PIECE_BYTES_MAX].iter().rposition(|&byte| byte == b'/');
+        let cut = cut.expect("names are at most 255 bytes, so 4000 hold a separator");
+        let (head, tail) = (RelPath::from_bytes(&bytes[..cut]), RelPath::from_bytes(&bytes[cut + 1..]));
+        let (head, tail) = (head.expect("a prefix of a path"), tail.expect("a suffix of a path"));
+        let middle = open_beneath(root, &head, DIRECTORY)?;
+        return open_beneath(middle.as_fd(), &tail, flags);
+    }
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    loop {
+        match rustix::fs::openat2(root, path.as_path(), flags | OFlags::CLOEXEC, Mode::empty(), resolve) {
+            Ok(fd) => return Ok(fd),
+            Err(Errno::NOSYS | Errno::PERM) => return open_by_component(root, path, flags),
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn open_by_component(root: BorrowedFd<'_>, path: &RelPath, flags: OFlags) -> io::Result<OwnedFd> {
+    let mut directory = root.try_clone_to_owned()?;
+    let mut components = path.components().peekable();
+    while let Some(component) = components.next() {
+        let last = components.peek().is_none();
+        let wanted = if last { flags | OFlags::NOFOLLOW | OFlags::CLOEXEC } else { DIRECTORY };
+        let name = std::ffi::OsStr::from_bytes(component);
+        directory = rustix::fs::openat(&directory, name, wanted, Mode::empty())?;
+    }
+    Ok(directory)
+}
+
+fn is_absent_or_in_the_way(error: &io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    matches!(errno, Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP))
+}
+
+/// rsync's rule: what is no directory gives way to one.
+fn remove_non_directory(parent: BorrowedFd<'_>, name: &Name) -> io::Result<()> {
+    let stat = rustix::fs::statat(parent, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW)?;
+    if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+        return Ok(());
+    }
+    Ok(rustix::fs::unlinkat(parent, name.as_os_str(), AtFlags::empty())?)
+}
+
+/// A directory that came read-only must take its files again; its mode is set anew at the end. Where this is not
+/// allowed the create that follows says so.
+fn make_writable(directory: &OwnedFd) {
+    let Ok(stat) = rustix::fs::fstat(directory) else { return };
+    let mode = Mode::from_raw_mode(stat.st_mode);
+    if !mode.contains(Mode::RWXU) {
+        let _best_effort = rustix::fs::fchmod(directory, mode | Mode::RWXU);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+
+    fn path(text: &str) -> RelPath {
+        RelPath::from_bytes(text.as_bytes()).unwrap()
+    }
+
+    fn tree() -> (tempfile::TempDir, Tree) {
+        let directory = tempfile::tempdir().unwrap();
+        let tree = Tree::open(directory.path()).unwrap();
+        (directory, tree)
+    }
+
+    #[test]
+    fn missing_directories_are_made_for_the_owner_only() {
+        let (home, tree) = tree();
+        tree.ensure_directory(&path("a/b/c")).unwrap();
+        let mode = home.path().join("a/b/c").metadata().unwrap().mode();
+        assert_eq!(mode & 0o777, 0o700);
+    }
+
+    #[test]
+    fn a_link_is_replaced_and_never_followed() {
+        let (home, tree) = tree();
+        let outside = tempfile::tempdir().unwrap();
+        symlink(outside.path(), home.path().join("a")).unwrap();
+        assert!(tree.open_directory(&path("a")).is_err());
+        tree.ensure_directory(&path("a/b")).unwrap();
+        assert!(home.path().join("a/b").is_dir());
+        assert!(!outside.path().join("b").exists());
+        assert!(!home.path().join("a").is_symlink());
+    }
+
+    #[test]
+    fn a_file_in_the_way_of_a_directory_gives_way() {
+        let (home, tree) = tree();
+        std::fs::write(home.path().join("a"), "x").unwrap();
+        tree.ensure_directory(&path("a/b")).unwrap();
+        assert!(home.path().join("a/b").is_dir());
+    }
+
+    #[test]
+    fn paths_beyond_the_kernel_limit_work() {
+        let (_home, tree) = tree();
+        let long = vec!["d".repeat(200); 30].join("/");
+        tree.ensure_directory(&path(&long)).unwrap();
+        assert!(tree.open_directory(&path(&long)).is_ok());
+    }
+
+    #[test]
+    fn component_wise_opening_refuses_links_too() {
+        let (home, tree) = tree();
+        std::fs::create_dir_all(home.path().join("real/sub")).unwrap();
+        symlink("real", home.path().join("link")).unwrap();
+        assert!(open_by_component(tree.fd(), &path("real/sub"), DIRECTORY).is_ok());
+        assert!(open_by_component(tree.fd(), &path("link/sub"), DIRECTORY).is_err());
+        assert!(open_by_component(tree.fd(), &path("link"), DIRECTORY).is_err());
+    }
+
+    #[test]
+    fn a_read_only_directory_takes_files_again() {
+        let (home, tree) = tree();
+        let inner = home.path().join("a");
+        std::fs::create_dir(&inner).unwrap();
+        std::fs::set_permissions(&inner, PermissionsExt::from_mode(0o555)).unwrap();
+        tree.ensure_directory(&path("a")).unwrap();
+        assert_eq!(inner.metadata().unwrap().mode() & 0o777, 0o755);
+    }
+}

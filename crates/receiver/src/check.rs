@@ -1,0 +1,188 @@
+//! The proof that data arrived as it was sent.
+//!
+//! **Invariant:** a [`VerifiedBatch`] or [`VerifiedChunk`] is made here alone, after its bytes were hashed; the writers
+//! take nothing else.
+
+use zmove_chunk::{file_root, group_cv};
+use zmove_transport::Frame;
+use zmove_types::{Buffer, Cv, FileId, GroupSpan, ItemId, RelPath};
+use zmove_wire::{Batch, BatchEntry, Fault, FaultCode, FileHead, Operation, StoredItem, WireError};
+
+/// A batch whose head and files all hashed right.
+#[derive(Debug)]
+pub(crate) struct VerifiedBatch {
+    item: ItemId,
+    batch: Batch,
+    data: Buffer,
+}
+
+/// A group whose bytes hashed right at its place in its file.
+#[derive(Debug)]
+pub(crate) struct VerifiedChunk {
+    item: ItemId,
+    span: GroupSpan,
+    data: Buffer,
+}
+
+/// What a frame turned out to be.
+#[derive(Debug)]
+pub(crate) enum Checked {
+    Batch(VerifiedBatch),
+    Damaged(StoredItem),
+}
+
+impl VerifiedBatch {
+    /// Checks the head, then every file.
+    ///
+    /// # Errors
+    /// [`WireError`] when the head is what the sender meant and yet no batch.
+    pub(crate) fn check(frame: Frame) -> Result<Checked, WireError> {
+        let Frame { header, head, data } = frame;
+        if blake3::hash(&head) != header.digest {
+            return Ok(Checked::Damaged(damaged(header.item, Vec::new())));
+        }
+        let batch = Batch::decode(&head, header.data_bytes)?;
+        let faults = damaged_files(&batch, &data);
+        if faults.is_empty() {
+            return Ok(Checked::Batch(Self { item: header.item, batch, data }));
+        }
+        Ok(Checked::Damaged(damaged(header.item, faults)))
+    }
+
+    pub(crate) fn into_parts(self) -> (ItemId, Batch, Buffer) {
+        (self.item, self.batch, self.data)
+    }
+}
+
+impl VerifiedChunk {
+    /// Checks one group of a file of `file_bytes`.
+    ///
+    /// # Errors
+    /// The report for the sender when the group does not exist or does not hash right.
+    pub(crate) fn check(frame: Frame, path: &RelPath, file_bytes: u64) -> Result<Self, StoredItem> {
+        let Frame { header, data, .. } = frame;
+        let span = GroupSpan::of(file_bytes, header.group).filter(|span| span.len as usize == data.len());
+        match span {
+            Some(span) if group_cv(span.index, &data) == Cv(header.digest) => {
+                Ok(Self { item: header.item, span, data })
+            }
+            _ => Err(damaged(header.item, vec![damage_to(path.clone())])),
+        }
+    }
+
+    pub(crate) fn into_parts(self) -> (ItemId, GroupSpan, Buffer) {
+        (self.item, self.span, self.data)
+    }
+}
+
+/// Checks and reads the declaration of a large file; `None` when it arrived damaged.
+///
+/// # Errors
+/// [`WireError`] when it is what the sender meant and yet no declaration.
+pub(crate) fn check_declaration(frame: &Frame) -> Result<Option<(FileId, FileHead)>, WireError> {
+    if blake3::hash(&frame.head) != frame.header.digest {
+        return Ok(None);
+    }
+    Ok(Some((frame.header.file, FileHead::decode(&frame.head)?)))
+}
+
+pub(crate) fn damaged(item: ItemId, faults: Vec<Fault>) -> StoredItem {
+    StoredItem { item: item.0, mismatch: true, faults }
+}
+
+fn damage_to(path: RelPath) -> Fault {
+    Fault { path, operation: Operation::Verify, code: FaultCode::Damaged }
+}
+
+fn damaged_files(batch: &Batch, data: &[u8]) -> Vec<Fault> {
+    let mut rest = data;
+    let mut faults = Vec::new();
+    for group in &batch.groups {
+        for entry in &group.entries {
+            let BatchEntry::File(file) = entry else { continue };
+            let (bytes, after) = rest.split_at(file.bytes as usize);
+            rest = after;
+            if file_root(bytes) != file.root {
+                faults.push(damage_to(group.directory.join(&file.name).unwrap_or(group.directory.clone())));
+            }
+        }
+    }
+    faults
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zmove_types::{BufferPool, GROUP_BYTES, Metadata, Name};
+    use zmove_wire::{DirectoryGroup, FileEntry, FrameHeader, FrameKind};
+
+    fn buffer(bytes: &[u8]) -> Buffer {
+        let mut buffer = BufferPool::new(bytes.len(), 1).take().unwrap();
+        buffer.room().copy_from_slice(bytes);
+        buffer.set_len(bytes.len());
+        buffer
+    }
+
+    fn batch_frame(flip: Option<usize>) -> Frame {
+        let contents = b"contents";
+        let name = Name::from_bytes(b"f").unwrap();
+        let (metadata, root) = (Metadata::default(), file_root(contents));
+        let file = FileEntry { name, metadata, bytes: 8, root };
+        let directory = RelPath::from_bytes(b"d").unwrap();
+        let batch =
+            Batch { groups: vec![DirectoryGroup { directory, entries: vec![BatchEntry::File(file)] }] };
+        let mut head = batch.encode();
+        let digest = blake3::hash(&head).into();
+        let mut data = contents.to_vec();
+        if let Some(bit) = flip {
+            let byte = bit / 8;
+            let target =
+                if byte < head.len() { &mut head[byte] } else { &mut data[byte - batch.encode().len()] };
+            *target ^= 1 << (bit % 8);
+        }
+        let header = FrameHeader {
+            kind: FrameKind::Batch,
+            head_bytes: u32::try_from(head.len()).unwrap(),
+            data_bytes: 8,
+            item: ItemId(3),
+            digest,
+            ..FrameHeader::default()
+        };
+        Frame { header, head, data: buffer(&data) }
+    }
+
+    #[test]
+    fn every_flipped_bit_of_a_batch_is_found() {
+        assert!(matches!(VerifiedBatch::check(batch_frame(None)), Ok(Checked::Batch(_))));
+        let bits = 8 * (batch_frame(None).head.len() + 8);
+        for bit in 0..bits {
+            let checked = VerifiedBatch::check(batch_frame(Some(bit)));
+            assert!(matches!(checked, Ok(Checked::Damaged(item)) if item.item == 3), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_damaged_file_is_named() {
+        let data_bit = 8 * batch_frame(None).head.len();
+        let Ok(Checked::Damaged(item)) = VerifiedBatch::check(batch_frame(Some(data_bit))) else {
+            panic!("damage")
+        };
+        assert_eq!(item.faults[0].path, RelPath::from_bytes(b"d/f").unwrap());
+    }
+
+    #[test]
+    fn a_chunk_in_the_wrong_place_is_found() {
+        let bytes = vec![7; 1000];
+        let path = RelPath::from_bytes(b"big").unwrap();
+        let frame = |group: u32| {
+            let digest = group_cv(1, &bytes).0;
+            let header = FrameHeader { kind: FrameKind::Chunk, group, digest, ..FrameHeader::default() };
+            Frame { header, head: Vec::new(), data: buffer(&bytes) }
+        };
+        let file_bytes = GROUP_BYTES + 1000;
+        assert!(VerifiedChunk::check(frame(1), &path, file_bytes).is_ok());
+        assert!(VerifiedChunk::check(frame(0), &path, file_bytes).is_err());
+        assert!(VerifiedChunk::check(frame(9), &path, file_bytes).is_err());
+        assert!(VerifiedChunk::check(frame(1), &path, file_bytes + 1).is_err());
+    }
+}

@@ -1,0 +1,78 @@
+//! Which of the offered files are needed.
+//!
+//! Equal means: a regular file of the same size and, by default, the same modification time to the nanosecond; with
+//! `--checksum` the same BLAKE3, which the sender decides after it has been told ours. An equal file whose mode differs
+//! gets the right one here.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::OFlags;
+use zmove_chunk::FileHasher;
+use zmove_disk::{FileIdentity, open_beneath, retouch};
+use zmove_types::{Metadata, Name, RelPath, Timestamp};
+use zmove_wire::{Answer, Compare, Offer, OfferedFile, Verdict};
+
+use crate::config::BUFFER_BYTES;
+use crate::place::plain;
+use crate::store::Context;
+
+/// Answers one offer.
+pub(crate) fn answer(context: &Context, compare: Compare, offer: &Offer) -> Answer {
+    let mut verdicts = Vec::with_capacity(offer.groups.iter().map(|group| group.files.len()).sum());
+    for group in &offer.groups {
+        let directory = context.target.tree.open_directory(&group.directory).ok();
+        verdicts.extend(group.files.iter().map(|file| match &directory {
+            Some(opened) => judge(context, compare, opened, &group.directory, file),
+            None => Verdict::Need,
+        }));
+    }
+    Answer { offer: offer.offer, verdicts }
+}
+
+fn judge(
+    context: &Context,
+    compare: Compare,
+    opened: &OwnedFd,
+    path: &RelPath,
+    file: &OfferedFile,
+) -> Verdict {
+    let name = context.target.name(path, &file.name);
+    let Ok(there) = FileIdentity::at(opened, name) else { return Verdict::Need };
+    if !there.regular || there.bytes != file.bytes {
+        return Verdict::Need;
+    }
+    match compare {
+        Compare::Checksum => checksum(opened, name).map_or(Verdict::Need, Verdict::Compare),
+        Compare::Quick if there.mtime == mtime_of(file) => keep(opened, name, &there, file),
+        Compare::Quick => Verdict::Need,
+    }
+}
+
+/// The contents stay; the mode is put right. Where that fails, sending the file again will say why.
+fn keep(opened: &OwnedFd, name: &Name, there: &FileIdentity, file: &OfferedFile) -> Verdict {
+    let metadata = plain(Metadata { mode: file.mode & 0o7777, mtime: mtime_of(file) });
+    if there.mode == metadata.mode || retouch(opened.as_fd(), name, &metadata).is_ok() {
+        return Verdict::Skip;
+    }
+    Verdict::Need
+}
+
+fn mtime_of(file: &OfferedFile) -> Timestamp {
+    Timestamp { seconds: file.mtime_seconds, nanos: file.mtime_nanos }
+}
+
+fn checksum(opened: &OwnedFd, name: &Name) -> Option<[u8; 32]> {
+    let path = RelPath::root().join(name).ok()?;
+    let file = File::from(open_beneath(opened.as_fd(), &path, OFlags::RDONLY | OFlags::NOFOLLOW).ok()?);
+    let mut room = vec![0; BUFFER_BYTES / 16];
+    let mut hasher = FileHasher::default();
+    loop {
+        match std::io::Read::read(&mut (&file), &mut room) {
+            Ok(0) => return Some(hasher.finish().0),
+            Ok(taken) => hasher.update(&room[..taken]),
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(_) => return None,
+        }
+    }
+}

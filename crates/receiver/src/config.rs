@@ -1,0 +1,37 @@
+//! What a receiver can be told.
+
+use std::sync::Arc;
+
+use zmove_disk::{Disk, Threads};
+use zmove_types::GROUP_BYTES;
+
+/// The settings of one receiving session.
+#[derive(Clone, Debug)]
+pub struct ReceiverConfig {
+    /// Threads that write. Default: the number of cores, 2 to 8. More help storage that needs depth; each adds nothing
+    /// in memory.
+    pub writers: usize,
+    /// Buffers of one group (4 MiB) that wait between lanes and writers. Default: 32. Memory at worst:
+    /// `buffers_max` × 4 MiB.
+    pub buffers_max: usize,
+    /// The most lanes of one transfer. Default: 64.
+    pub lanes_max: u16,
+    /// The storage engine.
+    pub disk: Arc<dyn Disk>,
+}
+
+impl Default for ReceiverConfig {
+    fn default() -> Self {
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        Self {
+            writers: cores.clamp(2, 8),
+            buffers_max: 32,
+            lanes_max: zmove_wire::limits::LANES_MAX,
+            disk: Arc::new(Threads),
+        }
+    }
+}
+
+/// The size of a payload buffer: one group.
+#[expect(clippy::cast_possible_truncation, reason = "4 MiB")]
+pub(crate) const BUFFER_BYTES: usize = GROUP_BYTES as usize;

@@ -1,0 +1,34 @@
+//! Why a whole session ends early. What happens to one file is a [`Fault`](zmove_wire::Fault) and ends nothing.
+
+use std::io;
+
+use thiserror::Error;
+use zmove_transport::{ControlError, LaneError};
+use zmove_wire::{GreetingError, Refusal, WireError};
+
+/// Why a session ended before its transfer was complete.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum SessionError {
+    /// The peer broke the protocol.
+    #[error("the sender broke the protocol: {0}")]
+    PeerMisbehaved(#[from] WireError),
+    /// The peer speaks another version.
+    #[error("{0}")]
+    PeerIncompatible(#[from] GreetingError),
+    /// The control connection ended.
+    #[error("{0}")]
+    Control(#[from] ControlError),
+    /// A lane ended in mid-transfer.
+    #[error("{0}")]
+    Lane(#[from] LaneError),
+    /// The transfer was not taken; the peer was told why.
+    #[error("refused: {}", .0.text)]
+    Refused(Refusal),
+    /// The target could not be flushed.
+    #[error("flush the target: {0}")]
+    Flush(#[source] io::Error),
+    /// This side could not start a thread.
+    #[error("start a thread: {0}")]
+    Thread(#[source] io::Error),
+}

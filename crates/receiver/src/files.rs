@@ -1,0 +1,170 @@
+//! The large files of one transfer while their groups come in, in any order, on any lane.
+//!
+//! ```text
+//!  declared ──first group──► open ──last group──► committing ──► gone
+//!      │                      │
+//!      └──── abandoned, failed, contradicted ──► dead (its groups are dropped)
+//! ```
+//!
+//! **Invariant:** a file is handed out as [`Complete`] once, when each of its groups has been written once.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use zmove_disk::Staged;
+use zmove_types::{FileId, GroupSpan};
+use zmove_wire::{Fault, FaultCode, FileHead, Operation};
+
+/// All large files of a transfer.
+#[derive(Debug, Default)]
+pub(crate) struct FileTable(Mutex<HashMap<FileId, Slot>>);
+
+#[derive(Debug)]
+enum Slot {
+    Live(Arc<LargeFile>),
+    Dead,
+}
+
+/// One large file.
+#[derive(Debug)]
+pub(crate) struct LargeFile {
+    pub(crate) id: FileId,
+    pub(crate) head: FileHead,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    staged: Option<Arc<Staged>>,
+    written: HashSet<u32>,
+}
+
+/// The proof that every group of a file has been written.
+#[derive(Debug)]
+pub(crate) struct Complete(pub(crate) Staged);
+
+impl FileTable {
+    /// Takes a declaration; the same again is no news.
+    ///
+    /// # Errors
+    /// A fault when it contradicts an earlier one, which kills the file.
+    pub(crate) fn declare(&self, id: FileId, head: FileHead) -> Result<(), Fault> {
+        let mut table = self.lock();
+        match table.get(&id) {
+            None if GroupSpan::count(head.bytes).is_some_and(|count| count > 1) => {
+                let state = Mutex::default();
+                table.insert(id, Slot::Live(Arc::new(LargeFile { id, head, state })));
+                Ok(())
+            }
+            Some(Slot::Live(file)) if file.head == head => Ok(()),
+            Some(Slot::Dead) => Ok(()),
+            _ => {
+                table.insert(id, Slot::Dead);
+                Err(Fault { path: head.path, operation: Operation::Verify, code: FaultCode::Contradiction })
+            }
+        }
+    }
+
+    /// The file, if it is alive; `Err` when it was never declared.
+    pub(crate) fn find(&self, id: FileId) -> Result<Option<Arc<LargeFile>>, Undeclared> {
+        match self.lock().get(&id) {
+            None => Err(Undeclared),
+            Some(Slot::Dead) => Ok(None),
+            Some(Slot::Live(file)) => Ok(Some(Arc::clone(file))),
+        }
+    }
+
+    /// Ends a file; returns whether it was alive, so that its end is told once.
+    pub(crate) fn bury(&self, id: FileId) -> bool {
+        matches!(self.lock().insert(id, Slot::Dead), Some(Slot::Live(_)))
+    }
+
+    /// Ends all files that are still alive.
+    pub(crate) fn bury_all(&self) -> Vec<Arc<LargeFile>> {
+        let mut table = self.lock();
+        let live = table.values_mut().filter_map(|slot| match std::mem::replace(slot, Slot::Dead) {
+            Slot::Live(file) => Some(file),
+            Slot::Dead => None,
+        });
+        live.collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<FileId, Slot>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A file that no lane has declared.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Undeclared;
+
+impl LargeFile {
+    /// The file being written, made by `create` at the first call.
+    pub(crate) fn staged<E>(&self, create: impl FnOnce() -> Result<Staged, E>) -> Result<Arc<Staged>, E> {
+        let mut state = self.lock();
+        if let Some(staged) = &state.staged {
+            return Ok(Arc::clone(staged));
+        }
+        let staged = Arc::new(create()?);
+        state.staged = Some(Arc::clone(&staged));
+        Ok(staged)
+    }
+
+    /// Books a group as written; gives up the writer's hold on the file. The last group makes it complete.
+    pub(crate) fn written(&self, span: GroupSpan, hold: Arc<Staged>) -> Option<Complete> {
+        let mut state = self.lock();
+        drop(hold);
+        state.written.insert(span.index);
+        let wanted = GroupSpan::count(self.head.bytes).expect("checked when declared") as usize;
+        if state.written.len() < wanted {
+            return None;
+        }
+        // Holds are dropped under this lock, each after its group was booked: the last group's is the last one.
+        let staged = Arc::try_unwrap(state.staged.take()?).ok()?;
+        Some(Complete(staged))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zmove_disk::{TempNames, Tree};
+    use zmove_types::{GROUP_BYTES, Metadata, RelPath};
+
+    fn head(bytes: u64) -> FileHead {
+        FileHead { path: RelPath::from_bytes(b"f").unwrap(), metadata: Metadata::default(), bytes }
+    }
+
+    #[test]
+    fn complete_once_after_every_group() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = Tree::open(home.path()).unwrap().open_directory(&RelPath::root()).unwrap();
+        let names = TempNames::new("t");
+        let table = FileTable::default();
+        table.declare(FileId(1), head(2 * GROUP_BYTES + 1)).unwrap();
+        let file = table.find(FileId(1)).unwrap().unwrap();
+        let mut complete = 0;
+        for index in [2, 0, 0, 1] {
+            let hold = file.staged(|| Staged::create(&directory, 0o600, &names)).unwrap();
+            let span = GroupSpan::of(file.head.bytes, index).unwrap();
+            complete += usize::from(file.written(span, hold).is_some());
+        }
+        assert_eq!(complete, 1);
+    }
+
+    #[test]
+    fn contradictions_kill_the_file() {
+        let table = FileTable::default();
+        assert!(table.declare(FileId(1), head(GROUP_BYTES)).is_err());
+        table.declare(FileId(2), head(2 * GROUP_BYTES)).unwrap();
+        table.declare(FileId(2), head(2 * GROUP_BYTES)).unwrap();
+        assert!(table.declare(FileId(2), head(3 * GROUP_BYTES)).is_err());
+        assert!(table.find(FileId(2)).unwrap().is_none());
+        assert!(table.find(FileId(3)).is_err());
+        assert!(!table.bury(FileId(2)));
+    }
+}

@@ -1,0 +1,70 @@
+//! The end of a transfer: what is incomplete is said, directories get their metadata, everything is flushed.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::fs::Dev;
+use zmove_disk::set_directory_metadata;
+use zmove_types::{Metadata, RelPath};
+use zmove_wire::{Durability, Fault, FaultCode, FileDone, Operation};
+
+use crate::place::fault;
+use crate::store::{Context, Outcome};
+
+/// Finishes; returns how long the flush took.
+///
+/// # Errors
+/// When the flush fails: nothing may then be promised of any file.
+pub(crate) fn finish(context: &Context) -> io::Result<Duration> {
+    for file in context.files.bury_all() {
+        let path = file.head.path.clone();
+        let fault = Fault { path, operation: Operation::Verify, code: FaultCode::Incomplete };
+        context.tell(Outcome::File(FileDone { file: file.id.0, fault: Some(fault) }));
+    }
+    let mut file_systems = FileSystems::default();
+    file_systems.add(context.target.tree.open_directory(&RelPath::root())?)?;
+    for (path, metadata) in directories_bottom_up(context) {
+        match finish_directory(context, &path, &metadata) {
+            Ok(directory) => file_systems.add(directory)?,
+            Err(error) => context.tell(Outcome::Fault(fault(path, Operation::SetMetadata, &error))),
+        }
+    }
+    let started = Instant::now();
+    if context.durability != Durability::None {
+        file_systems.flush()?;
+    }
+    Ok(started.elapsed())
+}
+
+/// Deepest first, so that a directory is still open to us when those below it are set.
+fn directories_bottom_up(context: &Context) -> Vec<(RelPath, Metadata)> {
+    let mut directories =
+        std::mem::take(&mut *context.directories.lock().unwrap_or_else(PoisonError::into_inner));
+    directories.sort_by_cached_key(|(path, _)| std::cmp::Reverse(path.depth()));
+    directories
+}
+
+fn finish_directory(context: &Context, path: &RelPath, metadata: &Metadata) -> io::Result<Arc<OwnedFd>> {
+    let directory = context.target.tree.open_directory(path)?;
+    set_directory_metadata(directory.as_fd(), metadata)?;
+    Ok(directory)
+}
+
+/// One open directory of each file system that the target reaches into.
+#[derive(Default)]
+struct FileSystems(HashMap<Dev, Arc<OwnedFd>>);
+
+impl FileSystems {
+    fn add(&mut self, directory: Arc<OwnedFd>) -> io::Result<()> {
+        let device = rustix::fs::fstat(&directory)?.st_dev;
+        self.0.entry(device).or_insert(directory);
+        Ok(())
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.0.values().try_for_each(|directory| Ok(rustix::fs::syncfs(directory)?))
+    }
+}

@@ -1,0 +1,92 @@
+//! One thread per lane: receives frames, checks them while they are in cache, hands them to the writers.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crossbeam_channel::Sender;
+use zmove_transport::{Frame, LaneError, LaneSource};
+use zmove_types::{Doing, ItemId, Stopwatch};
+use zmove_wire::{FrameKind, StoredItem, WireError};
+
+use crate::check::{Checked, VerifiedBatch, VerifiedChunk, check_declaration, damaged};
+use crate::store::{Context, Job, Outcome};
+
+/// Runs one lane to its end and reports how it ended.
+pub(crate) fn run_lane(context: &Context, source: Box<dyn LaneSource>, queue: &Sender<Job>) {
+    let ended = match receive_all(context, source, queue) {
+        // what breaks while everything is being stopped is no news
+        Err(_) if context.stopping.load(Ordering::Relaxed) => Ok(()),
+        ended => ended,
+    };
+    context.tell(Outcome::LaneEnded(ended));
+}
+
+fn receive_all(
+    context: &Context,
+    mut source: Box<dyn LaneSource>,
+    queue: &Sender<Job>,
+) -> Result<(), LaneError> {
+    let mut watch = context.receive_clock.start();
+    while let Some(frame) = source.receive(&context.pool, &mut watch)? {
+        let job = match frame.header.kind {
+            FrameKind::Batch => check_batch(context, frame)?,
+            FrameKind::Declare => declare(context, &frame)?,
+            FrameKind::Chunk => check_chunk(context, frame)?,
+        };
+        watch.lap(Doing::Busy);
+        if let Some(job) = job {
+            hand_on(queue, job, &mut watch)?;
+        }
+    }
+    Ok(())
+}
+
+fn hand_on(queue: &Sender<Job>, job: Job, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
+    let sent = queue.send(job);
+    watch.lap(Doing::Blocked);
+    sent.map_err(|_| LaneError::Stopped)
+}
+
+fn check_batch(context: &Context, frame: Frame) -> Result<Option<Job>, WireError> {
+    match VerifiedBatch::check(frame)? {
+        Checked::Batch(batch) => Ok(Some(Job::Batch(batch))),
+        Checked::Damaged(item) => Ok(report(context, item)),
+    }
+}
+
+/// A declaration that came damaged is as if it had not come: the chunk after it is reported, and both come again.
+fn declare(context: &Context, frame: &Frame) -> Result<Option<Job>, WireError> {
+    let Some((id, head)) = check_declaration(frame)? else { return Ok(None) };
+    if head.path.is_root() {
+        return Err(WireError::OutOfOrder { what: "a file without a name" });
+    }
+    if let Err(fault) = context.files.declare(id, head) {
+        context.tell(Outcome::Fault(fault));
+    }
+    Ok(None)
+}
+
+fn check_chunk(context: &Context, frame: Frame) -> Result<Option<Job>, WireError> {
+    let item = frame.header.item;
+    let Ok(found) = context.files.find(frame.header.file) else {
+        return Ok(report(context, damaged(item, Vec::new())));
+    };
+    let Some(file) = found else {
+        return Ok(drop_chunk(context, item));
+    };
+    match VerifiedChunk::check(frame, &file.head.path, file.head.bytes) {
+        Ok(chunk) => Ok(Some(Job::Chunk(Arc::clone(&file), chunk))),
+        Err(item) => Ok(report(context, item)),
+    }
+}
+
+/// The file has failed already: its data is of no use, but the sender must not wait for it.
+fn drop_chunk(context: &Context, item: ItemId) -> Option<Job> {
+    context.settle(item, Vec::new());
+    None
+}
+
+fn report(context: &Context, item: StoredItem) -> Option<Job> {
+    context.tell(Outcome::Item(item));
+    None
+}

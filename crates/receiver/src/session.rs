@@ -1,0 +1,355 @@
+//! One transfer at the receiver: the control connection, and the threads that it starts and stops.
+//!
+//! **Invariant:** when [`run_session`] returns, all its threads have ended and nothing temporary is left, whichever way
+//! the transfer went.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::sync::mpsc::{self, UnboundedReceiver};
+use zmove_disk::TempNames;
+use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneBreaker, LaneSource};
+use zmove_types::{BufferPool, StageClock, StageTimes, TransferId};
+use zmove_wire::limits::OFFERS_OUTSTANDING_MAX;
+use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
+use zmove_wire::{
+    Finished, Greeting, Offer, Open, Opened, Refusal, Role, StageReport, ToReceiver, ToSender, WireError,
+    decode_message, encode_message,
+};
+
+use crate::config::{BUFFER_BYTES, ReceiverConfig};
+use crate::error::SessionError;
+use crate::files::FileTable;
+use crate::store::{Context, Job, Outcome, write_all};
+use crate::target::{Access, Target};
+use crate::{compare, finish, lanes};
+
+/// One transfer about to be received; its greeting has been read.
+#[derive(Debug)]
+pub struct Session {
+    /// Which transfer.
+    pub transfer: TransferId,
+    /// The control connection.
+    pub control: (ControlReader, ControlWriter),
+    /// Its lanes, as they arrive.
+    pub lanes: mpsc::Receiver<Box<dyn LaneSource>>,
+    /// Where the peer may write.
+    pub access: Access,
+    /// The settings.
+    pub config: ReceiverConfig,
+}
+
+/// What a session did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SessionReport {
+    /// The target as it was asked for.
+    pub target: Vec<u8>,
+    /// How many items were stored.
+    pub items: u64,
+    /// How many entries failed.
+    pub faults: u64,
+}
+
+/// Receives one transfer.
+///
+/// # Errors
+/// [`SessionError`] when it did not come to its end; what was committed before stays, whole and verified.
+pub async fn run_session(session: Session) -> Result<SessionReport, SessionError> {
+    let Session { transfer, control: (reader, mut writer), lanes, access, config } = session;
+    writer.send(&Greeting::new(Role::Control, transfer).encode()).await?;
+    let mut inbox = spawn_inbox(reader);
+    let open = match inbox.recv().await {
+        Some(Ok(ToReceiver::Open(open))) => open,
+        Some(Ok(_)) => return Err(WireError::OutOfOrder { what: "the first message" }.into()),
+        Some(Err(error)) => return Err(error.into()),
+        None => return Err(ControlError::Closed.into()),
+    };
+    let target = match resolve(open.clone(), access).await {
+        Ok(target) => target,
+        Err(refusal) => return refuse(&mut writer, inbox, refusal).await,
+    };
+    let opened = Opened { state: target.state, lanes_max: config.lanes_max };
+    writer.send(&encode_message(&ToSender::Opened(opened))).await?;
+    let (outcomes_in, outcomes) = mpsc::unbounded_channel();
+    let context = Arc::new(context(transfer, &open, target, &config, outcomes_in));
+    let crew = Crew::start(&context, &config)?;
+    let started = cpu_time();
+    let mut running = Running {
+        writer,
+        inbox,
+        lanes,
+        outcomes,
+        crew,
+        context,
+        open,
+        ledger: ReceiverTransfer::default(),
+        report: SessionReport::default(),
+        offers: 0,
+    };
+    let ended = running.drive(started).await;
+    running.close(ended).await
+}
+
+async fn resolve(open: Open, access: Access) -> Result<Target, Refusal> {
+    let resolved = tokio::task::spawn_blocking(move || Target::resolve(&open, &access)).await;
+    resolved.expect("resolving a target does not panic")
+}
+
+async fn refuse(
+    writer: &mut ControlWriter,
+    mut inbox: Inbox,
+    refusal: Refusal,
+) -> Result<SessionReport, SessionError> {
+    writer.send(&encode_message(&ToSender::Refused(refusal.clone()))).await?;
+    writer.finish().await?;
+    // what the peer still says is read, so that the close does not destroy the refusal on its way
+    let drained = async { while inbox.recv().await.is_some() {} };
+    let _in_time = tokio::time::timeout(CLOSE_TIMEOUT, drained).await;
+    Err(SessionError::Refused(refusal))
+}
+
+fn context(
+    transfer: TransferId,
+    open: &Open,
+    target: Target,
+    config: &ReceiverConfig,
+    outcomes: mpsc::UnboundedSender<Outcome>,
+) -> Context {
+    Context {
+        target,
+        durability: open.durability,
+        disk: Arc::clone(&config.disk),
+        pool: BufferPool::new(BUFFER_BYTES, config.buffers_max),
+        files: FileTable::default(),
+        temp_names: TempNames::new(&transfer.to_string()[..12]),
+        directories: Mutex::default(),
+        outcomes,
+        receive_clock: StageClock::default(),
+        store_clock: StageClock::default(),
+        stopping: AtomicBool::new(false),
+    }
+}
+
+type Inbox = mpsc::Receiver<Result<ToReceiver, ControlError>>;
+
+/// Reads messages in a task of its own: a read must not be cancelled half-way.
+fn spawn_inbox(mut reader: ControlReader) -> Inbox {
+    let (sender, inbox) = mpsc::channel(INBOX_MESSAGES_MAX);
+    tokio::spawn(async move {
+        while let Some(message) = receive(&mut reader).await {
+            let failed = message.is_err();
+            if sender.send(message).await.is_err() || failed {
+                break;
+            }
+        }
+    });
+    inbox
+}
+
+async fn receive(reader: &mut ControlReader) -> Option<Result<ToReceiver, ControlError>> {
+    match reader.receive().await {
+        Ok(Some(bytes)) => Some(decode_message(&bytes).map_err(ControlError::from)),
+        Ok(None) => None,
+        Err(error) => Some(Err(error)),
+    }
+}
+
+const INBOX_MESSAGES_MAX: usize = 16;
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Outcomes taken in one turn, so that many receipts travel as one message.
+const OUTCOMES_PER_TURN: usize = 1024;
+
+/// The threads of one transfer.
+#[derive(Debug)]
+struct Crew {
+    queue: crossbeam_channel::Sender<Job>,
+    threads: Vec<JoinHandle<()>>,
+    breakers: Vec<LaneBreaker>,
+}
+
+impl Crew {
+    fn start(context: &Arc<Context>, config: &ReceiverConfig) -> Result<Self, SessionError> {
+        let (queue, jobs) = crossbeam_channel::bounded(config.writers);
+        let mut crew = Self { queue, threads: Vec::new(), breakers: Vec::new() };
+        for number in 0..config.writers {
+            let (context, jobs) = (Arc::clone(context), jobs.clone());
+            crew.spawn(format!("zmove-write-{number}"), move || write_all(&context, &jobs))?;
+        }
+        Ok(crew)
+    }
+
+    fn add_lane(&mut self, context: &Arc<Context>, source: Box<dyn LaneSource>) -> Result<(), SessionError> {
+        self.breakers.push(source.breaker());
+        let (context, queue) = (Arc::clone(context), self.queue.clone());
+        let number = self.breakers.len();
+        self.spawn(format!("zmove-lane-{number}"), move || lanes::run_lane(&context, source, &queue))
+    }
+
+    fn spawn(&mut self, name: String, work: impl FnOnce() + Send + 'static) -> Result<(), SessionError> {
+        let thread = std::thread::Builder::new().name(name).spawn(work).map_err(SessionError::Thread)?;
+        self.threads.push(thread);
+        Ok(())
+    }
+
+    fn join(self) {
+        drop(self.queue);
+        for thread in self.threads {
+            if let Err(panic) = thread.join() {
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+}
+
+/// A session whose transfer is under way.
+struct Running {
+    writer: ControlWriter,
+    inbox: Inbox,
+    lanes: mpsc::Receiver<Box<dyn LaneSource>>,
+    outcomes: UnboundedReceiver<Outcome>,
+    crew: Crew,
+    context: Arc<Context>,
+    open: Open,
+    ledger: ReceiverTransfer,
+    report: SessionReport,
+    offers: usize,
+}
+
+impl Running {
+    /// Runs until the transfer is finished and said to be.
+    async fn drive(&mut self, cpu_started: Duration) -> Result<(), SessionError> {
+        loop {
+            tokio::select! {
+                Some(lane) = self.lanes.recv() => self.crew.add_lane(&self.context, lane)?,
+                Some(outcome) = self.outcomes.recv() => self.take_outcomes(outcome)?,
+                message = self.inbox.recv() => self.take_message(message.ok_or(ControlError::Closed)??)?,
+            }
+            while let Some(action) = self.ledger.poll()? {
+                match action {
+                    ReceiverAction::Send(message) => self.writer.send(&encode_message(&message)).await?,
+                    ReceiverAction::Finish => return self.finish(cpu_started).await,
+                }
+            }
+        }
+    }
+
+    fn take_message(&mut self, message: ToReceiver) -> Result<(), SessionError> {
+        match message {
+            ToReceiver::Open(_) => Err(WireError::OutOfOrder { what: "a second opening" }.into()),
+            ToReceiver::Offer(offer) => self.take_offer(offer),
+            ToReceiver::Abandon { file } => {
+                self.context.files.bury(zmove_types::FileId(file));
+                Ok(())
+            }
+            ToReceiver::Announce { items, mismatches } => Ok(self.ledger.announced(items, mismatches)?),
+        }
+    }
+
+    fn take_offer(&mut self, offer: Offer) -> Result<(), SessionError> {
+        self.offers += 1;
+        if self.offers > OFFERS_OUTSTANDING_MAX {
+            return Err(
+                WireError::OutOfOrder { what: "an offer before the earlier ones are answered" }.into()
+            );
+        }
+        let (context, compare) = (Arc::clone(&self.context), self.open.compare);
+        tokio::task::spawn_blocking(move || {
+            context.tell(Outcome::Answer(compare::answer(&context, compare, &offer)));
+        });
+        Ok(())
+    }
+
+    fn take_outcomes(&mut self, first: Outcome) -> Result<(), SessionError> {
+        let mut next = Some(first);
+        for _ in 0..OUTCOMES_PER_TURN {
+            match next {
+                Some(outcome) => self.take_outcome(outcome)?,
+                None => break,
+            }
+            next = self.outcomes.try_recv().ok();
+        }
+        if let Some(outcome) = next {
+            self.take_outcome(outcome)?;
+        }
+        Ok(())
+    }
+
+    fn take_outcome(&mut self, outcome: Outcome) -> Result<(), SessionError> {
+        match outcome {
+            Outcome::Item(item) => {
+                self.report.items += 1;
+                self.report.faults += item.faults.len() as u64;
+                self.ledger.settled(item);
+            }
+            Outcome::File(file) => {
+                self.report.faults += u64::from(file.fault.is_some());
+                self.ledger.file_done(file);
+            }
+            Outcome::Fault(fault) => {
+                self.report.faults += 1;
+                self.ledger.fault(fault);
+            }
+            Outcome::Answer(answer) => {
+                self.offers -= 1;
+                self.ledger.answer(answer);
+            }
+            Outcome::LaneEnded(ended) => ended?,
+        }
+        Ok(())
+    }
+
+    async fn finish(&mut self, cpu_started: Duration) -> Result<(), SessionError> {
+        let context = Arc::clone(&self.context);
+        let finished = tokio::task::spawn_blocking(move || finish::finish(&context)).await;
+        let flush = finished.expect("finishing does not panic").map_err(SessionError::Flush)?;
+        while let Ok(outcome) = self.outcomes.try_recv() {
+            self.take_outcome(outcome)?;
+        }
+        while let Some(ReceiverAction::Send(message)) = self.ledger.poll()? {
+            self.writer.send(&encode_message(&message)).await?;
+        }
+        let report = Finished {
+            receive: stage_report(&self.context.receive_clock.times()),
+            store: stage_report(&self.context.store_clock.times()),
+            flush_us: micros(flush),
+            cpu_us: micros(cpu_time().saturating_sub(cpu_started)),
+        };
+        self.writer.send(&encode_message(&ToSender::Finished(report))).await?;
+        Ok(self.writer.finish().await?)
+    }
+
+    /// Stops everything: after a good end the peer closes first, so that nothing it said is left unread.
+    async fn close(mut self, ended: Result<(), SessionError>) -> Result<SessionReport, SessionError> {
+        if ended.is_ok() {
+            let closed = async { while let Some(Ok(_)) = self.inbox.recv().await {} };
+            let _in_time = tokio::time::timeout(CLOSE_TIMEOUT, closed).await;
+        }
+        self.context.stopping.store(true, Ordering::Relaxed);
+        self.context.pool.close();
+        self.lanes.close();
+        self.crew.breakers.iter().for_each(LaneBreaker::trip);
+        let crew = self.crew;
+        tokio::task::spawn_blocking(move || crew.join()).await.expect("threads of a session do not panic");
+        let target = self.open.target;
+        ended.map(|()| SessionReport { target, ..self.report })
+    }
+}
+
+fn stage_report(times: &StageTimes) -> StageReport {
+    StageReport {
+        busy_us: micros(times.busy),
+        starved_us: micros(times.starved),
+        blocked_us: micros(times.blocked),
+    }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}

@@ -1,0 +1,153 @@
+//! The writers: threads that take verified work from a bounded queue, store it and report.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crossbeam_channel::Receiver;
+use tokio::sync::mpsc::UnboundedSender;
+use zmove_disk::{Disk, Staged, TempNames};
+use zmove_transport::LaneError;
+use zmove_types::{BufferPool, Doing, FileId, ItemId, Metadata, RelPath, StageClock};
+use zmove_wire::{Answer, Durability, Fault, FileDone, Operation, StoredItem};
+
+use crate::check::{VerifiedBatch, VerifiedChunk};
+use crate::files::{Complete, FileTable, LargeFile};
+use crate::place::{Placer, commit, fault, plain};
+use crate::target::Target;
+
+/// What all threads of one transfer share.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) target: Target,
+    pub(crate) durability: Durability,
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) pool: BufferPool,
+    pub(crate) files: FileTable,
+    pub(crate) temp_names: TempNames,
+    pub(crate) directories: Mutex<Vec<(RelPath, Metadata)>>,
+    pub(crate) outcomes: UnboundedSender<Outcome>,
+    pub(crate) receive_clock: StageClock,
+    pub(crate) store_clock: StageClock,
+    pub(crate) stopping: AtomicBool,
+}
+
+/// What threads tell the session.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    Item(StoredItem),
+    File(FileDone),
+    Fault(Fault),
+    Answer(Answer),
+    LaneEnded(Result<(), LaneError>),
+}
+
+/// Work for a writer.
+#[derive(Debug)]
+pub(crate) enum Job {
+    Batch(VerifiedBatch),
+    Chunk(Arc<LargeFile>, VerifiedChunk),
+}
+
+impl Context {
+    /// Directories get their mode and time at the end, when nothing is put into them any more.
+    pub(crate) fn remember_directory(&self, path: RelPath, metadata: Metadata) {
+        self.directories.lock().unwrap_or_else(PoisonError::into_inner).push((path, metadata));
+    }
+
+    pub(crate) fn tell(&self, outcome: Outcome) {
+        // nobody listens any more only when the session is over
+        let _session_over = self.outcomes.send(outcome);
+    }
+
+    pub(crate) fn settle(&self, item: ItemId, faults: Vec<Fault>) {
+        self.tell(Outcome::Item(StoredItem { item: item.0, mismatch: false, faults }));
+    }
+
+    /// Ends a large file badly, unless it has ended before.
+    pub(crate) fn fail_file(&self, id: FileId, fault: Fault) {
+        if self.files.bury(id) {
+            self.tell(Outcome::File(FileDone { file: id.0, fault: Some(fault) }));
+        }
+    }
+}
+
+/// One writer: runs until all lanes have let go of the queue.
+pub(crate) fn write_all(context: &Context, queue: &Receiver<Job>) {
+    let mut placer = Placer::new(context);
+    let mut watch = context.store_clock.start();
+    while let Ok(job) = queue.recv() {
+        watch.lap(Doing::Starved);
+        match job {
+            Job::Batch(batch) => store_batch(context, &mut placer, batch),
+            Job::Chunk(file, chunk) => store_chunk(context, &mut placer, &file, chunk),
+        }
+        watch.lap(Doing::Busy);
+    }
+}
+
+fn store_batch(context: &Context, placer: &mut Placer<'_>, batch: VerifiedBatch) {
+    let (item, batch, data) = batch.into_parts();
+    let mut rest: &[u8] = &data;
+    let mut faults = Vec::new();
+    for group in batch.groups {
+        placer.place_group(group, &mut rest, &mut faults);
+    }
+    context.settle(item, faults);
+}
+
+fn store_chunk(context: &Context, placer: &mut Placer<'_>, file: &Arc<LargeFile>, chunk: VerifiedChunk) {
+    let (item, span, data) = chunk.into_parts();
+    let written = open_staged(context, placer, file).and_then(|staged| {
+        let (outcome, _data) = context.disk.write(staged.file(), span.offset(), data);
+        outcome.map_err(|error| (Operation::Write, error))?;
+        Ok(staged)
+    });
+    match written.map(|staged| file.written(span, staged)) {
+        Ok(None) => {}
+        Ok(Some(complete)) => finish_file(context, file, complete),
+        Err((operation, error)) => {
+            context.fail_file(file.id, fault(file.head.path.clone(), operation, &error))
+        }
+    }
+    context.settle(item, Vec::new());
+}
+
+fn open_staged(
+    context: &Context,
+    placer: &mut Placer<'_>,
+    file: &LargeFile,
+) -> Result<Arc<Staged>, (Operation, io::Error)> {
+    file.staged(|| {
+        let directory = parent_directory(placer, file)?;
+        let staged = Staged::create(&directory, 0o600, &context.temp_names)
+            .map_err(|error| (Operation::Create, error))?;
+        staged.file().set_len(file.head.bytes).map_err(|error| (Operation::Create, error))?;
+        Ok(staged)
+    })
+}
+
+fn parent_directory(
+    placer: &mut Placer<'_>,
+    file: &LargeFile,
+) -> Result<Arc<OwnedFd>, (Operation, io::Error)> {
+    let parent = file.head.path.parent().unwrap_or_else(RelPath::root);
+    placer.directory(&parent).map_err(|error| (Operation::MakeDirectory, error))
+}
+
+/// A large file is flushed before it gets its name unless nothing is to be flushed: its size is set from the start, so
+/// after a power cut a name without the data would look finished.
+fn finish_file(context: &Context, file: &LargeFile, Complete(staged): Complete) {
+    if !context.files.bury(file.id) {
+        return;
+    }
+    let path = &file.head.path;
+    let parent = path.parent().unwrap_or_else(RelPath::root);
+    let name = path.file_name().expect("a declared file has a name");
+    let name = context.target.name(&parent, &name);
+    let flush = context.durability != Durability::None;
+    let committed = commit(context, staged, name, &plain(file.head.metadata), flush);
+    let fault = committed.err().map(|(operation, error)| fault(path.clone(), operation, &error));
+    context.tell(Outcome::File(FileDone { file: file.id.0, fault }));
+}

@@ -1,0 +1,265 @@
+//! From the target a client asks for to the directory where its entries go.
+//!
+//! **Invariant:** for a client with roots, every directory made or opened here lies beneath one of them, reached from
+//! the root's descriptor without following links.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::AtFlags;
+use zmove_disk::Tree;
+use zmove_types::{Name, RelPath};
+use zmove_wire::{Open, Refusal, RefusalCode, TargetShape, TargetState};
+
+/// Where a client may write.
+#[derive(Clone, Debug)]
+pub enum Access {
+    /// Anywhere this process may: the user's own target in the same process.
+    Anywhere,
+    /// Beneath these roots; a relative target is beneath the first.
+    Beneath(Vec<PathBuf>),
+    /// Nowhere: the key may only read.
+    ReadOnly,
+}
+
+/// Where entries go.
+#[derive(Debug)]
+pub(crate) struct Target {
+    /// The directory that paths are relative to.
+    pub(crate) tree: Tree,
+    /// For a single entry: its name at the source and the name it gets.
+    pub(crate) rename: Option<(Name, Name)>,
+    /// Whether anything of what will be written is there.
+    pub(crate) state: TargetState,
+}
+
+const TARGET_BYTES_MAX: usize = 4096;
+
+impl Target {
+    /// Opens the target, making directories that are missing.
+    pub(crate) fn resolve(open: &Open, access: &Access) -> Result<Self, Refusal> {
+        if open.target.len() > TARGET_BYTES_MAX || open.target.contains(&0) {
+            return Err(refuse(
+                RefusalCode::Protocol,
+                "the target path is too long or holds a NUL byte".into(),
+            ));
+        }
+        let (tree, path) = locate(&open.target, access)?;
+        let shown = Path::new(OsStr::from_bytes(&open.target));
+        match &open.shape {
+            TargetShape::Directory { tops } => {
+                let tops: Vec<_> = tops.iter().map(|top| &top.0).collect();
+                Self::directory(&tree, &path, shown, &tops)
+            }
+            TargetShape::Single { name } => Self::single(&tree, &path, shown, name),
+        }
+    }
+
+    fn directory(tree: &Tree, path: &RelPath, shown: &Path, tops: &[&Name]) -> Result<Self, Refusal> {
+        let fd = tree.create_directory(path).map_err(|error| cannot("make directory", shown, &error))?;
+        let state = state_of(&fd, tops).map_err(|error| cannot("read directory", shown, &error))?;
+        Ok(Self { tree: Tree::at(fd), rename: None, state })
+    }
+
+    fn single(tree: &Tree, path: &RelPath, shown: &Path, name: &Name) -> Result<Self, Refusal> {
+        let into_directory =
+            shown.as_os_str().as_bytes().ends_with(b"/") || tree.open_directory(path).is_ok();
+        let (Some(parent), Some(own_name)) = (path.parent(), path.file_name()) else {
+            return Self::directory(tree, path, shown, &[name]);
+        };
+        if into_directory {
+            return Self::directory(tree, path, shown, &[name]);
+        }
+        let target = Self::directory(tree, &parent, shown, &[&own_name])?;
+        Ok(Self { rename: Some((name.clone(), own_name)), ..target })
+    }
+
+    /// The name that an entry gets.
+    pub(crate) fn name<'a>(&'a self, directory: &RelPath, name: &'a Name) -> &'a Name {
+        match &self.rename {
+            Some((from, to)) if directory.is_root() && name == from => to,
+            _ => name,
+        }
+    }
+}
+
+/// The tree that the target lies in, and where in it.
+fn locate(target: &[u8], access: &Access) -> Result<(Tree, RelPath), Refusal> {
+    let (root, rest) = match access {
+        Access::ReadOnly => return Err(refuse(RefusalCode::Denied, "this key may not write here".into())),
+        Access::Anywhere => return locate_own(target),
+        Access::Beneath(roots) => choose_root(target, roots)?,
+    };
+    let tree = Tree::open(root).map_err(|error| cannot("open root", root, &error))?;
+    Ok((tree, clean(rest)?))
+}
+
+/// A user's own target: links and `..` in it are the user's business, as for any command.
+fn locate_own(target: &[u8]) -> Result<(Tree, RelPath), Refusal> {
+    let path = Path::new(OsStr::from_bytes(if target.is_empty() { b"." } else { target }));
+    if let Ok(tree) = Tree::open(path) {
+        return Ok((tree, RelPath::root()));
+    }
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let name = path
+        .file_name()
+        .ok_or_else(|| refuse(RefusalCode::Target, format!("no such target: '{}'", path.display())))?;
+    std::fs::create_dir_all(parent).map_err(|error| cannot("make directory", parent, &error))?;
+    let tree = Tree::open(parent).map_err(|error| cannot("open directory", parent, &error))?;
+    Ok((tree, clean(name.as_bytes())?))
+}
+
+fn choose_root<'a>(target: &'a [u8], roots: &'a [PathBuf]) -> Result<(&'a Path, &'a [u8]), Refusal> {
+    if !target.starts_with(b"/") {
+        let first =
+            roots.first().ok_or_else(|| refuse(RefusalCode::Denied, "this key has no roots".into()))?;
+        return Ok((first, target));
+    }
+    let path = Path::new(OsStr::from_bytes(target));
+    let longest =
+        roots.iter().filter(|root| path.starts_with(root)).max_by_key(|root| root.as_os_str().len());
+    longest
+        .and_then(|root| Some((root.as_path(), path.strip_prefix(root).ok()?.as_os_str().as_bytes())))
+        .ok_or_else(|| {
+            let allowed: Vec<_> = roots.iter().map(|root| format!("'{}'", root.display())).collect();
+            let text =
+                format!("'{}' lies in none of the roots of this key: {}", path.display(), allowed.join(", "));
+            refuse(RefusalCode::Denied, text)
+        })
+}
+
+/// A path without doubled slashes and single dots; `..` is refused.
+fn clean(path: &[u8]) -> Result<RelPath, Refusal> {
+    let parts: Vec<_> =
+        path.split(|&byte| byte == b'/').filter(|part| !matches!(*part, b"" | b".")).collect();
+    RelPath::from_bytes(&parts.join(&b'/')).map_err(|error| {
+        let shown = Path::new(OsStr::from_bytes(path));
+        refuse(RefusalCode::Target, format!("target '{}': {error}", shown.display()))
+    })
+}
+
+/// Empty when none of `tops` is there; with no tops, when nothing at all is.
+fn state_of(directory: &impl AsFd, tops: &[&Name]) -> io::Result<TargetState> {
+    let found = if tops.is_empty() {
+        holds_anything(directory)?
+    } else {
+        tops.iter().any(|top| exists(directory, top))
+    };
+    Ok(if found { TargetState::Populated } else { TargetState::Empty })
+}
+
+fn exists(directory: &impl AsFd, name: &Name) -> bool {
+    rustix::fs::statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW).is_ok()
+}
+
+fn holds_anything(directory: &impl AsFd) -> io::Result<bool> {
+    for entry in rustix::fs::Dir::read_from(directory)? {
+        if !matches!(entry?.file_name().to_bytes(), b"." | b"..") {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn cannot(operation: &str, path: &Path, error: &io::Error) -> Refusal {
+    let text = match rustix::io::Errno::from_io_error(error) {
+        Some(rustix::io::Errno::NOTDIR) => format!("target '{}' is not a directory", path.display()),
+        Some(rustix::io::Errno::LOOP) => {
+            format!("target '{}' leads through a symbolic link, which is not followed", path.display())
+        }
+        _ => format!("{operation} '{}': {error}", path.display()),
+    };
+    refuse(RefusalCode::Target, text)
+}
+
+pub(crate) fn refuse(code: RefusalCode, text: String) -> Refusal {
+    Refusal { code, text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zmove_wire::{Compare, Durability, TopName};
+
+    fn open(target: &str, shape: TargetShape) -> Open {
+        let target = target.as_bytes().to_vec();
+        Open { target, shape, compare: Compare::Quick, durability: Durability::None }
+    }
+
+    fn name(text: &str) -> Name {
+        Name::from_bytes(text.as_bytes()).unwrap()
+    }
+
+    fn directory() -> TargetShape {
+        TargetShape::Directory { tops: vec![] }
+    }
+
+    fn code(result: Result<Target, Refusal>) -> RefusalCode {
+        result.unwrap_err().code
+    }
+
+    #[test]
+    fn targets_stay_beneath_their_roots() {
+        let home = tempfile::tempdir().unwrap();
+        let root = home.path().join("root");
+        std::fs::create_dir(&root).unwrap();
+        std::os::unix::fs::symlink("/tmp", root.join("link")).unwrap();
+        let access = Access::Beneath(vec![root.clone()]);
+        let resolve = |target: &str| Target::resolve(&open(target, directory()), &access);
+        assert!(resolve("a/b").is_ok() && root.join("a/b").is_dir());
+        assert!(resolve(&format!("{}/c", root.display())).is_ok() && root.join("c").is_dir());
+        assert_eq!(code(resolve("/etc")), RefusalCode::Denied);
+        assert_eq!(code(resolve(&format!("{}x", root.display()))), RefusalCode::Denied);
+        assert_eq!(code(resolve("../x")), RefusalCode::Target);
+        assert_eq!(code(resolve(&format!("{}/../x", root.display()))), RefusalCode::Target);
+        assert_eq!(code(resolve("link/x")), RefusalCode::Target);
+        assert_eq!(code(Target::resolve(&open("a", directory()), &Access::ReadOnly)), RefusalCode::Denied);
+        assert_eq!(
+            code(Target::resolve(&open("a", directory()), &Access::Beneath(vec![]))),
+            RefusalCode::Denied
+        );
+    }
+
+    #[test]
+    fn a_single_entry_takes_the_name_or_goes_into_the_directory() {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::create_dir(home.path().join("there")).unwrap();
+        let single = || TargetShape::Single { name: name("f") };
+        let resolve = |target: &str| {
+            let target = home.path().join(target).into_os_string().into_string().unwrap();
+            Target::resolve(&open(&target, single()), &Access::Anywhere).unwrap()
+        };
+        assert_eq!(resolve("new").rename, Some((name("f"), name("new"))));
+        assert_eq!(resolve("there").rename, None);
+        assert_eq!(resolve("made/").rename, None);
+        assert!(home.path().join("made").is_dir());
+    }
+
+    #[test]
+    fn only_what_will_be_written_counts_as_there() {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::write(home.path().join("other"), "x").unwrap();
+        let state = |tops: Vec<TopName>| {
+            let open = open(home.path().to_str().unwrap(), TargetShape::Directory { tops });
+            Target::resolve(&open, &Access::Anywhere).unwrap().state
+        };
+        assert_eq!(state(vec![TopName(name("mine"))]), TargetState::Empty);
+        assert_eq!(state(vec![TopName(name("other"))]), TargetState::Populated);
+        assert_eq!(state(vec![]), TargetState::Populated);
+    }
+
+    #[test]
+    fn a_file_is_no_target_for_a_directory() {
+        let home = tempfile::tempdir().unwrap();
+        let file = home.path().join("f");
+        std::fs::write(&file, "keep").unwrap();
+        let refusal =
+            Target::resolve(&open(file.to_str().unwrap(), directory()), &Access::Anywhere).unwrap_err();
+        assert_eq!(refusal.code, RefusalCode::Target);
+        assert!(refusal.text.contains("is not a directory"), "{}", refusal.text);
+        assert_eq!(std::fs::read(&file).unwrap(), b"keep");
+    }
+}
