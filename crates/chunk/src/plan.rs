@@ -103,7 +103,13 @@ impl<P, F: Clone> Plan<P, F> {
         self.changed.notify_all();
     }
 
-    /// No more will be added (but for [`push_again`](Self::push_again)).
+    /// Adds a large file without waiting, even after the end: for one that turned out to be needed after all.
+    pub fn push_file_again(&self, file: F, bytes: u64) {
+        self.lock().waiting.push(Waiting { bytes, file });
+        self.changed.notify_all();
+    }
+
+    /// No more will be added (but what comes [again](Self::push_again)).
     pub fn end(&self) {
         self.lock().ended = true;
         self.changed.notify_all();

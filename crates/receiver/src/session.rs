@@ -15,8 +15,8 @@ use zmove_types::{BufferPool, StageClock, StageTimes, TransferId};
 use zmove_wire::limits::OFFERS_OUTSTANDING_MAX;
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
-    Finished, Greeting, Offer, Open, Opened, Refusal, Role, StageReport, ToReceiver, ToSender, WireError,
-    decode_message, encode_message,
+    Finished, Greeting, Offer, Open, Opened, Refusal, Role, StageReport, ToReceiver, ToSender, TopName,
+    WireError, decode_message, encode_message,
 };
 
 use crate::config::{BUFFER_BYTES, ReceiverConfig};
@@ -70,7 +70,8 @@ pub async fn run_session(session: Session) -> Result<SessionReport, SessionError
         Ok(target) => target,
         Err(refusal) => return refuse(&mut writer, inbox, refusal).await,
     };
-    let opened = Opened { state: target.state, lanes_max: config.lanes_max };
+    let single_name = target.rename.as_ref().map(|(_, to)| TopName(to.clone()));
+    let opened = Opened { state: target.state, lanes_max: config.lanes_max, single_name };
     writer.send(&encode_message(&ToSender::Opened(opened))).await?;
     let (outcomes_in, outcomes) = mpsc::unbounded_channel();
     let context = Arc::new(context(transfer, &open, target, &config, outcomes_in));

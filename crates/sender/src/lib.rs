@@ -1,1 +1,25 @@
-//! Placeholder.
+//! The sending role: scan, plan, read, hash, send; and keep account until the receiver has said what became of it all.
+//!
+//! [`Push::start`] begins the scan at once; [`Push::run`] sends over whatever control connection and lanes it is given.
+//! **Invariant:** a file counts as done only when the receiver says so, and the last group of a large file leaves only
+//! after the source was seen unchanged, so that a file that changed under the copy never becomes whole at the target.
+
+mod config;
+mod control;
+mod error;
+mod lanes;
+mod manifest;
+mod pack;
+mod planner;
+mod push;
+mod reader;
+mod shared;
+mod source;
+mod summary;
+
+pub use config::{PushJob, SenderConfig};
+pub use control::Link;
+pub use error::SessionError;
+pub use manifest::Manifest;
+pub use push::Push;
+pub use summary::{Limit, Summary, Verdict};

@@ -115,6 +115,8 @@ pub struct Opened {
     pub state: TargetState,
     /// The most lanes it will take.
     pub lanes_max: u16,
+    /// The name that a single entry gets, when it is not its own.
+    pub single_name: Option<TopName>,
 }
 
 /// Whether files have to be offered before they are sent.
@@ -287,7 +289,10 @@ mod tests {
         assert_eq!(tag(&ToReceiver::Abandon { file: 0 }), 2);
         assert_eq!(tag(&ToReceiver::Announce { items: 0, mismatches: 0 }), 3);
         let tag = |message: &ToSender| encode_message(message)[4];
-        assert_eq!(tag(&ToSender::Opened(Opened { state: TargetState::Empty, lanes_max: 1 })), 0);
+        assert_eq!(
+            tag(&ToSender::Opened(Opened { state: TargetState::Empty, lanes_max: 1, single_name: None })),
+            0
+        );
         assert_eq!(tag(&ToSender::Refused(Refusal { code: RefusalCode::Denied, text: String::new() })), 1);
         assert_eq!(tag(&ToSender::Answer(Answer { offer: 0, verdicts: vec![] })), 2);
         assert_eq!(tag(&ToSender::Stored(Stored::default())), 3);

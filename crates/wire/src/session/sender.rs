@@ -1,14 +1,15 @@
 //! The sender's ledger of one transfer.
 //!
 //! ```text
-//!            taken               issued                stored
-//!  planned ────────► being read ────────► outstanding ────────► settled
-//!      ▲                 │ failed              │ mismatch
-//!      │                 ▼                     ▼
-//!      └──────────── (nothing)  ◄── give up ── Resend ──► planned
+//!           issued                  stored
+//!  begun ─────────────► outstanding ────────► settled
+//!    ▲ │ failed              │ mismatch
+//!    │ ▼                     ▼
+//!    │ ended               Resend ──give up──► settled badly
+//!    └───────again───────────┘
 //! ```
 //!
-//! **Invariant:** [`announcement`](SenderTransfer::announcement) is `Some` only while nothing is planned or being read,
+//! **Invariant:** [`announcement`](SenderTransfer::announcement) is `Some` only while no begun work is unended,
 //! so a receiver that has settled that many items and reported that many mismatches has everything.
 
 use std::collections::HashMap;
@@ -23,7 +24,7 @@ use crate::message::ToReceiver;
 #[derive(Debug)]
 pub struct SenderTransfer<W> {
     plan_ended: bool,
-    being_read: u64,
+    unfinished: u64,
     issued: u64,
     mismatches: u64,
     outstanding: HashMap<ItemId, Outstanding<W>>,
@@ -55,7 +56,7 @@ impl<W> Default for SenderTransfer<W> {
     fn default() -> Self {
         Self {
             plan_ended: false,
-            being_read: 0,
+            unfinished: 0,
             issued: 0,
             mismatches: 0,
             outstanding: HashMap::new(),
@@ -65,14 +66,14 @@ impl<W> Default for SenderTransfer<W> {
 }
 
 impl<W> SenderTransfer<W> {
-    /// A reader took work from the plan (before the plan forgets it).
-    pub fn begin(&mut self) {
-        self.being_read += 1;
+    /// So many pieces of work enter the plan (before anyone can take them).
+    pub fn begin(&mut self, pieces: u64) {
+        self.unfinished += pieces;
     }
 
-    /// The work that a reader took has produced all its items, or none.
+    /// One piece of begun work has produced all its items, or none.
     pub fn end(&mut self) {
-        self.being_read = self.being_read.checked_sub(1).expect("every end has its begin");
+        self.unfinished = self.unfinished.checked_sub(1).expect("every end has its begin");
     }
 
     /// A reader has made one item of its work; `tries` is 0 unless it came from [`Resend::Again`].
@@ -106,7 +107,7 @@ impl<W> SenderTransfer<W> {
         if tries >= RESENDS_MAX {
             return Ok(Resend::GiveUp(work));
         }
-        self.being_read += 1;
+        self.unfinished += 1;
         Ok(Resend::Again { work, tries: tries + 1 })
     }
 
@@ -118,7 +119,7 @@ impl<W> SenderTransfer<W> {
     #[must_use]
     pub fn announcement(&mut self) -> Option<ToReceiver> {
         let now = (self.issued, self.mismatches);
-        if !self.plan_ended || self.being_read > 0 || self.announced == Some(now) {
+        if !self.plan_ended || self.unfinished > 0 || self.announced == Some(now) {
             return None;
         }
         self.announced = Some(now);
@@ -128,6 +129,6 @@ impl<W> SenderTransfer<W> {
     /// Whether everything sent has been settled and nothing is planned.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        self.plan_ended && self.being_read == 0 && self.outstanding.is_empty()
+        self.plan_ended && self.unfinished == 0 && self.outstanding.is_empty()
     }
 }

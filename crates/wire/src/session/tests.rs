@@ -107,7 +107,7 @@ fn run(jobs: &[Job], plan_ends_after: usize) -> Pair {
         if index == plan_ends_after {
             pair.drive();
         }
-        pair.sender.begin();
+        pair.sender.begin(1);
         pair.send_job(job, 0);
         pair.announce();
     }

@@ -1,0 +1,60 @@
+//! What a sender is told.
+
+use std::sync::Arc;
+
+use zmove_disk::{Disk, Threads};
+use zmove_scan::{ScanConfig, ScanRoot};
+use zmove_types::GROUP_BYTES;
+use zmove_wire::{Compare, Durability, TargetShape};
+
+use crate::manifest::Manifest;
+
+/// One push.
+#[derive(Debug)]
+pub struct PushJob {
+    /// What is sent, and where it goes below the target.
+    pub sources: Vec<ScanRoot>,
+    /// The target as the user wrote it.
+    pub target: Vec<u8>,
+    /// What the target will be.
+    pub shape: TargetShape,
+    /// How files that are there already are compared.
+    pub compare: Compare,
+    /// What must be flushed before the end.
+    pub durability: Durability,
+    /// Where the roots of the files are written, if anywhere.
+    pub manifest: Option<Manifest>,
+}
+
+/// The settings of a sender.
+#[derive(Clone, Debug)]
+pub struct SenderConfig {
+    /// Threads that read and hash. Default: the number of cores, 2 to 16. More help storage that needs depth.
+    pub readers: usize,
+    /// Buffers of one group (4 MiB) between readers and lanes. Default: 24. Memory at worst: `buffers_max` × 4 MiB.
+    pub buffers_max: usize,
+    /// The most small files in one batch. Default: 1024. Larger costs less per file, smaller spreads a small tree over
+    /// more lanes and writers. At most 2048.
+    pub batch_files_max: usize,
+    /// How the sources are walked.
+    pub scan: ScanConfig,
+    /// The storage engine.
+    pub disk: Arc<dyn Disk>,
+}
+
+impl Default for SenderConfig {
+    fn default() -> Self {
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        Self {
+            readers: cores.clamp(2, 16),
+            buffers_max: 24,
+            batch_files_max: 1024,
+            scan: ScanConfig::default(),
+            disk: Arc::new(Threads),
+        }
+    }
+}
+
+/// The size of a payload buffer: one group.
+#[expect(clippy::cast_possible_truncation, reason = "4 MiB")]
+pub(crate) const BUFFER_BYTES: usize = GROUP_BYTES as usize;

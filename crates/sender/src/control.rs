@@ -1,0 +1,208 @@
+//! The sender's half of the control conversation: from the greeting to the receiver's last word.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tokio::sync::mpsc;
+use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneError, LaneSink};
+use zmove_types::{Event, FileId, ItemId, TransferId};
+use zmove_wire::session::Resend;
+use zmove_wire::{
+    Answer, FileDone, Finished, Greeting, Open, Opened, Role, Stored, StoredItem, ToReceiver, ToSender,
+    WireError, decode_message, encode_message,
+};
+
+use crate::error::{FileError, SessionError};
+use crate::manifest::Manifest;
+use crate::reader::resend;
+use crate::shared::{Sent, SentBatch, Shared};
+
+/// The ways to the receiver.
+#[derive(Debug)]
+pub struct Link {
+    /// The transfer's id, as the lanes have presented it.
+    pub transfer: TransferId,
+    /// The control connection, on which nothing has been said.
+    pub control: (ControlReader, ControlWriter),
+    /// Lanes as they come up, on which the greeting has been sent; an error is why one did not.
+    pub lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
+}
+
+/// Messages from the receiver, read in a task of their own: a read must not be cancelled half-way.
+pub(crate) type Inbox = mpsc::Receiver<Result<ToSender, ControlError>>;
+
+/// Greets, asks and waits for leave.
+pub(crate) async fn open(
+    control: (ControlReader, ControlWriter),
+    transfer: TransferId,
+    open: Open,
+) -> Result<(Inbox, ControlWriter, Opened), SessionError> {
+    let (mut reader, mut writer) = control;
+    let mut opening = Greeting::new(Role::Control, transfer).encode().to_vec();
+    opening.extend(encode_message(&ToReceiver::Open(open)));
+    writer.send(&opening).await?;
+    reader.greeting().await?.agree()?;
+    let mut inbox = spawn_inbox(reader);
+    match receive(&mut inbox).await? {
+        ToSender::Opened(opened) => Ok((inbox, writer, opened)),
+        ToSender::Refused(refusal) => Err(SessionError::Refused(refusal)),
+        _ => Err(WireError::OutOfOrder { what: "the first answer" }.into()),
+    }
+}
+
+/// The next message; the end of the connection is an error here.
+pub(crate) async fn receive(inbox: &mut Inbox) -> Result<ToSender, SessionError> {
+    Ok(inbox.recv().await.ok_or(ControlError::Closed)??)
+}
+
+fn spawn_inbox(mut reader: ControlReader) -> Inbox {
+    let (sender, inbox) = mpsc::channel(INBOX_MESSAGES_MAX);
+    tokio::spawn(async move {
+        loop {
+            let message = match reader.receive().await {
+                Ok(Some(bytes)) => decode_message(&bytes).map_err(ControlError::from),
+                Ok(None) => break,
+                Err(error) => Err(error),
+            };
+            let failed = message.is_err();
+            if sender.send(message).await.is_err() || failed {
+                break;
+            }
+        }
+    });
+    inbox
+}
+
+const INBOX_MESSAGES_MAX: usize = 64;
+
+/// What the receiver says about work on its way.
+pub(crate) struct Account {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) manifest: Option<Manifest>,
+    pub(crate) answers: crossbeam_channel::Sender<Answer>,
+    /// Set when the target gave its only entry another name.
+    pub(crate) single_name: Option<zmove_types::Name>,
+}
+
+impl Account {
+    /// Takes a message; returns the receiver's last word when it is that.
+    pub(crate) fn take(&mut self, message: ToSender) -> Result<Option<Finished>, SessionError> {
+        match message {
+            ToSender::Answer(answer) => {
+                // the planner has gone only when the session is being stopped
+                let _stopping = self.answers.send(answer);
+            }
+            ToSender::Stored(Stored { items, files }) => {
+                items.into_iter().try_for_each(|item| self.take_item(item))?;
+                files.into_iter().for_each(|file| self.take_file(file));
+            }
+            ToSender::Fault(fault) => self.shared.fail(&FileError::Receiver(fault)),
+            ToSender::Refused(refusal) => return Err(SessionError::Refused(refusal)),
+            ToSender::Opened(_) => return Err(WireError::OutOfOrder { what: "a second answer" }.into()),
+            ToSender::Finished(finished) => return self.finish(finished).map(Some),
+        }
+        Ok(None)
+    }
+
+    fn take_item(&mut self, stored: StoredItem) -> Result<(), WireError> {
+        let item = ItemId(stored.item);
+        if stored.mismatch {
+            return self.take_mismatch(item);
+        }
+        let work = self.shared.ledger().stored(item)?;
+        match work {
+            Sent::Batch(batch) => self.take_batch(&batch, stored),
+            Sent::Group(_, span) => {
+                self.shared.observer.on(&Event::Stored { files: 0, bytes: u64::from(span.len) });
+                self.shared.counters.bytes.fetch_add(u64::from(span.len), Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    fn take_mismatch(&mut self, item: ItemId) -> Result<(), WireError> {
+        let outcome = self.shared.ledger().mismatch(item)?;
+        match outcome {
+            Resend::Again { work, tries } => resend(&self.shared, work, tries),
+            Resend::GiveUp(work) => {
+                self.give_up(work);
+                let mut ledger = self.shared.ledger();
+                self.shared.announce(&mut ledger);
+            }
+        }
+        Ok(())
+    }
+
+    fn give_up(&self, work: Sent) {
+        let times = zmove_wire::limits::RESENDS_MAX + 1;
+        match work {
+            Sent::Batch(batch) => batch.files.into_iter().for_each(|file| {
+                let path = file.path.as_path().to_owned();
+                self.shared.fail(&FileError::Damaged { path, times });
+            }),
+            Sent::Group(file, _) => {
+                self.shared.fail_large(&file, &FileError::Damaged { path: file.display(), times });
+            }
+        }
+    }
+
+    fn take_batch(&mut self, batch: &SentBatch, stored: StoredItem) {
+        let shared = &self.shared;
+        let (mut files, mut bytes) = (0, 0);
+        for file in &batch.files {
+            if stored.faults.iter().any(|fault| fault.path == file.path) {
+                continue;
+            }
+            if let Some(manifest) = &mut self.manifest {
+                manifest.add(&final_path(self.single_name.as_ref(), &file.path), &file.root);
+            }
+            if file.retouched {
+                shared.counters.skipped.fetch_add(1, Ordering::Relaxed);
+                shared.observer.on(&Event::Skipped { files: 1, bytes: file.bytes });
+            } else {
+                (files, bytes) = (files + 1, bytes + file.bytes);
+            }
+        }
+        shared.counters.files.fetch_add(files, Ordering::Relaxed);
+        shared.counters.bytes.fetch_add(bytes, Ordering::Relaxed);
+        shared.observer.on(&Event::Stored { files, bytes });
+        stored.faults.into_iter().for_each(|fault| shared.fail(&FileError::Receiver(fault)));
+    }
+
+    fn take_file(&mut self, done: FileDone) {
+        let Some(file) = self.shared.forget(FileId(done.file)) else { return };
+        file.close();
+        if let Some(fault) = done.fault {
+            if file.kill() {
+                self.shared.fail(&FileError::Receiver(fault));
+            }
+            return;
+        }
+        self.shared.counters.files.fetch_add(1, Ordering::Relaxed);
+        self.shared.observer.on(&Event::Stored { files: 1, bytes: 0 });
+        if let (Some(manifest), Some(root)) = (&mut self.manifest, file.root()) {
+            manifest.add(&final_path(self.single_name.as_ref(), &file.target), &root);
+        }
+    }
+
+    /// The end is good only if nothing is left open.
+    fn finish(&mut self, finished: Finished) -> Result<Finished, SessionError> {
+        if !self.shared.ledger().is_settled() {
+            return Err(WireError::OutOfOrder { what: "the end before everything is settled" }.into());
+        }
+        let open =
+            std::mem::take(&mut *self.shared.large.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
+        for file in open.into_values() {
+            if file.kill() {
+                self.shared.fail(&FileError::Unconfirmed { path: file.display() });
+            }
+        }
+        Ok(finished)
+    }
+}
+
+/// The path that an entry has at the target: a single entry may have been given the target's own name.
+fn final_path(single_name: Option<&zmove_types::Name>, path: &zmove_types::RelPath) -> zmove_types::RelPath {
+    let renamed = single_name.and_then(|name| zmove_types::RelPath::root().join(name).ok());
+    renamed.unwrap_or_else(|| path.clone())
+}

@@ -1,0 +1,71 @@
+//! Why a whole push ends early, and what goes wrong with single files on the way.
+
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error;
+use zmove_scan::ScanError;
+use zmove_transport::{ControlError, LaneError};
+use zmove_wire::{Fault, GreetingError, Refusal, WireError};
+
+/// Why a push ended before everything was settled.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum SessionError {
+    /// The receiver will not take the transfer.
+    #[error("receiver: {}", .0.text)]
+    Refused(Refusal),
+    /// The peer broke the protocol.
+    #[error("the receiver broke the protocol: {0}")]
+    PeerMisbehaved(#[from] WireError),
+    /// The peer speaks another version.
+    #[error("{0}")]
+    PeerIncompatible(#[from] GreetingError),
+    /// The control connection ended.
+    #[error("{0}")]
+    Control(#[from] ControlError),
+    /// A lane ended in mid-transfer.
+    #[error("{0}")]
+    Lane(#[from] LaneError),
+    /// No lane could be set up.
+    #[error("no data lane could be set up")]
+    NoLane,
+    /// The manifest could not be written.
+    #[error("write the manifest: {0}")]
+    Manifest(#[source] io::Error),
+    /// This side could not start a thread.
+    #[error("start a thread: {0}")]
+    Thread(#[source] io::Error),
+}
+
+/// Why one file did not make it; the push goes on.
+#[derive(Debug, Error)]
+pub(crate) enum FileError {
+    /// The scan could not see it.
+    #[error("sender: {0}")]
+    Scan(ScanError),
+    /// It could not be opened.
+    #[error("sender: open '{}': {source}", path.display())]
+    Open { path: PathBuf, source: io::Error },
+    /// It could not be read.
+    #[error("sender: read '{}': {source}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    /// It was there at the scan and is no regular file now.
+    #[error("sender: open '{}': it is no longer a regular file", path.display())]
+    Replaced { path: PathBuf },
+    /// It changed while it was read.
+    #[error("sender: read '{}': the file changed while it was being copied; run the command again", path.display())]
+    Changed { path: PathBuf },
+    /// A link's target cannot be carried.
+    #[error("sender: read link '{}': its target is empty or longer than 4096 bytes", path.display())]
+    LinkTarget { path: PathBuf },
+    /// The receiver could not place it.
+    #[error("receiver: {0}")]
+    Receiver(Fault),
+    /// It arrived damaged every time.
+    #[error("receiver: verify '{}': it arrived damaged {times} times in a row; given up", path.display())]
+    Damaged { path: PathBuf, times: u8 },
+    /// The receiver never said what became of it.
+    #[error("receiver: '{}' was sent but never confirmed", path.display())]
+    Unconfirmed { path: PathBuf },
+}

@@ -1,0 +1,74 @@
+//! One thread per lane: takes frames from the queue that all lanes share and sends them.
+//!
+//! Nothing is dealt out in advance, so a slow lane simply takes less. A large file is declared on a lane before its
+//! first chunk there, so that no lane has to wait for another.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use crossbeam_channel::Receiver;
+use zmove_transport::{Frame, LaneError, LaneSink};
+use zmove_types::{Buffer, Doing, FileId, Metadata, Stopwatch};
+use zmove_wire::{FileHead, FrameHeader, FrameKind};
+
+use crate::shared::Shared;
+use crate::source::LargeSource;
+
+/// What lanes carry.
+#[derive(Debug)]
+pub(crate) enum Cargo {
+    Batch(Frame),
+    Chunk { file: Arc<LargeSource>, metadata: Metadata, frame: Frame, tries: u8 },
+}
+
+/// Runs one lane until the readers are gone or the lane breaks.
+pub(crate) fn run_lane(
+    shared: &Shared,
+    mut sink: Box<dyn LaneSink>,
+    queue: &Receiver<Cargo>,
+) -> Result<(), LaneError> {
+    let mut watch = shared.lane_clock.start();
+    let mut declared = HashSet::new();
+    while let Ok(cargo) = queue.recv() {
+        watch.lap(Doing::Starved);
+        shared.note_first_byte();
+        match cargo {
+            Cargo::Batch(frame) => sink.send(frame, &mut watch)?,
+            Cargo::Chunk { file, metadata, frame, tries } => {
+                // a damaged declaration is why a chunk may have to come again
+                if declared.insert(file.id) || tries > 0 {
+                    declare(&file, metadata, sink.as_mut(), &mut watch)?;
+                }
+                sink.send(frame, &mut watch)?;
+            }
+        }
+        forget_some(&mut declared);
+    }
+    sink.finish()
+}
+
+fn declare(
+    file: &LargeSource,
+    metadata: Metadata,
+    sink: &mut dyn LaneSink,
+    watch: &mut Stopwatch<'_>,
+) -> Result<(), LaneError> {
+    let head = FileHead { path: file.target.clone(), metadata, bytes: file.entry.size }.encode();
+    let header = FrameHeader {
+        kind: FrameKind::Declare,
+        head_bytes: u32::try_from(head.len()).expect("a path and four numbers"),
+        file: file.id,
+        digest: blake3::hash(&head).into(),
+        ..FrameHeader::default()
+    };
+    sink.send(Frame { header, head, data: Buffer::empty() }, watch)
+}
+
+/// Declaring a file again does no harm, remembering every file would.
+fn forget_some(declared: &mut HashSet<FileId>) {
+    if declared.len() > DECLARED_MAX {
+        declared.clear();
+    }
+}
+
+const DECLARED_MAX: usize = 1024;

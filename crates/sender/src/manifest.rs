@@ -1,0 +1,77 @@
+//! The manifest: one line per file with its BLAKE3 root, as `b3sum --check` reads it in the target directory.
+//!
+//! A line is written when the receiver has confirmed the file, from the hash that was made while it was sent. Names that
+//! are not UTF-8 cannot be written in b3sum's format; they are left out and counted.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+use zmove_types::{RelPath, Root};
+
+/// A manifest being written.
+#[derive(Debug)]
+pub struct Manifest {
+    out: BufWriter<File>,
+    error: Option<io::Error>,
+    unwritable_names: u64,
+}
+
+impl Manifest {
+    /// Creates the file, replacing one that is there.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn create(path: &Path) -> io::Result<Self> {
+        Ok(Self { out: BufWriter::new(File::create(path)?), error: None, unwritable_names: 0 })
+    }
+
+    /// Adds a file. The first error is kept for [`finish`](Self::finish).
+    pub(crate) fn add(&mut self, path: &RelPath, root: &Root) {
+        let Ok(name) = std::str::from_utf8(path.as_bytes()) else {
+            self.unwritable_names += 1;
+            return;
+        };
+        if self.error.is_none() {
+            self.error = write_line(&mut self.out, name, root).err();
+        }
+    }
+
+    /// Writes what is buffered; returns how many names could not be written.
+    pub(crate) fn finish(mut self) -> io::Result<u64> {
+        if let Some(error) = self.error.take() {
+            return Err(error);
+        }
+        self.out.flush()?;
+        self.out.get_ref().sync_all()?;
+        Ok(self.unwritable_names)
+    }
+}
+
+/// b3sum marks a line whose name holds a backslash or newline with a leading backslash and escapes both.
+fn write_line(out: &mut impl Write, name: &str, root: &Root) -> io::Result<()> {
+    if name.contains(['\\', '\n']) {
+        let escaped = name.replace('\\', "\\\\").replace('\n', "\\n");
+        return writeln!(out, "\\{root}  {escaped}");
+    }
+    writeln!(out, "{root}  {name}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_as_b3sum_writes_them() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("m");
+        let mut manifest = Manifest::create(&path).unwrap();
+        for name in [&b"a/b c"[..], b"back\\slash\nline", b"caf\xe9"] {
+            manifest.add(&RelPath::from_bytes(name).unwrap(), &Root([0xAB; 32]));
+        }
+        assert_eq!(manifest.finish().unwrap(), 1);
+        let hex = "ab".repeat(32);
+        let expected = format!("{hex}  a/b c\n\\{hex}  back\\\\slash\\nline\n");
+        assert_eq!(std::fs::read_to_string(path).unwrap(), expected);
+    }
+}

@@ -1,0 +1,265 @@
+//! One push from start to end: starts the threads, keeps the conversation, stops the threads.
+//!
+//! **Invariant:** when [`Push::run`] returns, all its threads have ended, whichever way the push went.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc::{self, UnboundedReceiver};
+use zmove_scan::{Scan, scan};
+use zmove_transport::{ControlWriter, LaneBreaker, LaneError, LaneSink};
+use zmove_types::{Event, Observer, StageTimes};
+use zmove_wire::{Finished, Open, Opened, ToReceiver, encode_message};
+
+use crate::config::{PushJob, SenderConfig};
+use crate::control::{self, Account, Inbox, Link};
+use crate::error::SessionError;
+use crate::lanes::{self, Cargo};
+use crate::manifest::Manifest;
+use crate::planner::plan_all;
+use crate::reader::read_all;
+use crate::shared::Shared;
+use crate::summary::{Stages, Summary};
+
+/// A push whose scan is under way.
+#[derive(Debug)]
+pub struct Push {
+    scan: Scan,
+    open: Open,
+    manifest: Option<Manifest>,
+    config: SenderConfig,
+    started: Instant,
+    cpu_started: Duration,
+}
+
+impl Push {
+    /// Starts to walk the sources; the receiver may be dialled meanwhile. `started` is when the user began to wait.
+    #[must_use]
+    pub fn start(job: PushJob, config: SenderConfig, started: Instant) -> Self {
+        let PushJob { sources, target, shape, compare, durability, manifest } = job;
+        let scan = scan(sources, &config.scan);
+        let open = Open { target, shape, compare, durability };
+        Self { scan, open, manifest, config, started, cpu_started: cpu_time() }
+    }
+
+    /// Sends everything over `link`.
+    ///
+    /// # Errors
+    /// [`SessionError`] when the push did not come to its end. What failed of single files is told to `observer` and
+    /// counted in the summary.
+    pub async fn run(self, link: Link, observer: Arc<dyn Observer>) -> Result<Summary, SessionError> {
+        let Link { transfer, control, lanes } = link;
+        let (inbox, writer, opened) = control::open(control, transfer, self.open).await?;
+        let (outgoing_in, outgoing) = mpsc::unbounded_channel();
+        let shared = Arc::new(Shared::new(self.config, observer, outgoing_in, self.started));
+        let (crew, answers) = Crew::start(&shared, self.scan, &opened)?;
+        let single_name = opened.single_name.map(|name| name.0);
+        let account = Account { shared: Arc::clone(&shared), manifest: self.manifest, answers, single_name };
+        let mut running = Running {
+            inbox,
+            writer,
+            outgoing,
+            lanes,
+            lanes_open: true,
+            lanes_max: opened.lanes_max,
+            crew,
+            account,
+        };
+        let ended = running.drive().await;
+        let summary = running.close(ended).await?;
+        Ok(Summary { sender_cpu: cpu_time().saturating_sub(self.cpu_started), ..summary })
+    }
+}
+
+/// A push that has leave to send.
+struct Running {
+    inbox: Inbox,
+    writer: ControlWriter,
+    outgoing: UnboundedReceiver<ToReceiver>,
+    lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
+    lanes_open: bool,
+    lanes_max: u16,
+    crew: Crew,
+    account: Account,
+}
+
+impl Running {
+    /// Runs until the receiver has said its last word.
+    async fn drive(&mut self) -> Result<Finished, SessionError> {
+        loop {
+            tokio::select! {
+                lane = self.lanes.recv(), if self.lanes_open => self.take_lane(lane)?,
+                Some(message) = self.outgoing.recv() => self.writer.send(&encode_message(&message)).await?,
+                Some(error) = self.crew.broken.recv() => return Err(self.explain(error).await),
+                message = control::receive(&mut self.inbox) => {
+                    if let Some(finished) = self.account.take(message?)? {
+                        return Ok(finished);
+                    }
+                }
+            }
+        }
+    }
+
+    /// One lane that does not come up is no loss while others do.
+    fn take_lane(&mut self, lane: Option<Result<Box<dyn LaneSink>, LaneError>>) -> Result<(), SessionError> {
+        match lane {
+            Some(Ok(sink)) if self.crew.breakers.len() < usize::from(self.lanes_max) => {
+                self.crew.add_lane(&self.account.shared, sink)?;
+                let lanes = self.crew.breakers.len();
+                self.account.shared.observer.on(&Event::LaneUp { lanes });
+                Ok(())
+            }
+            Some(Ok(_)) => Ok(()),
+            Some(Err(error)) => {
+                self.crew.last_error = Some(error);
+                Ok(())
+            }
+            None => {
+                self.lanes_open = false;
+                if self.crew.breakers.is_empty() {
+                    return Err(self.crew.last_error.take().map_or(SessionError::NoLane, SessionError::Lane));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// A broken lane is often only the first sign of what the control connection can tell better.
+    async fn explain(&mut self, lane_error: LaneError) -> SessionError {
+        let said = async {
+            loop {
+                match control::receive(&mut self.inbox).await.and_then(|message| self.account.take(message)) {
+                    Ok(None) => {}
+                    Ok(Some(_)) => return None,
+                    Err(error) => return Some(error),
+                }
+            }
+        };
+        match tokio::time::timeout(EXPLANATION_TIMEOUT, said).await {
+            Ok(Some(error)) => error,
+            _ => lane_error.into(),
+        }
+    }
+
+    async fn close(mut self, ended: Result<Finished, SessionError>) -> Result<Summary, SessionError> {
+        let elapsed = self.account.shared.started.elapsed();
+        self.account.shared.stop();
+        if ended.is_err() {
+            self.crew.breakers.iter().for_each(LaneBreaker::trip);
+        }
+        let lanes = self.crew.breakers.len();
+        let crew = self.crew;
+        drop(self.account.answers);
+        let scan =
+            tokio::task::spawn_blocking(move || crew.join()).await.expect("a push's threads do not panic");
+        let finished = ended?;
+        self.writer.finish().await?;
+        let shared = &self.account.shared;
+        let manifest_left_out =
+            self.account.manifest.map_or(Ok(0), Manifest::finish).map_err(SessionError::Manifest)?;
+        let stages = Stages {
+            scan,
+            read: shared.read_clock.times(),
+            lane: shared.lane_clock.times(),
+            ..Stages::default()
+        };
+        let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        Ok(Summary {
+            files: count(&shared.counters.files),
+            bytes: count(&shared.counters.bytes),
+            skipped: count(&shared.counters.skipped),
+            specials: count(&shared.counters.specials),
+            failed: count(&shared.counters.failed),
+            vanished: count(&shared.counters.vanished),
+            resent: count(&shared.counters.resent),
+            lanes,
+            elapsed,
+            first_byte: shared.first_byte(),
+            flush: Duration::from_micros(finished.flush_us),
+            sender_cpu: Duration::ZERO,
+            receiver_cpu: Duration::from_micros(finished.cpu_us),
+            manifest_left_out,
+            verdict: stages.with_report(&finished).verdict(),
+        })
+    }
+}
+
+const EXPLANATION_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The threads of one push.
+struct Crew {
+    cargo: crossbeam_channel::Receiver<Cargo>,
+    threads: Vec<JoinHandle<()>>,
+    scan: Scan,
+    breakers: Vec<LaneBreaker>,
+    broken_in: mpsc::UnboundedSender<LaneError>,
+    broken: UnboundedReceiver<LaneError>,
+    last_error: Option<LaneError>,
+}
+
+impl Crew {
+    fn start(
+        shared: &Arc<Shared>,
+        scan: Scan,
+        opened: &Opened,
+    ) -> Result<(Self, crossbeam_channel::Sender<zmove_wire::Answer>), SessionError> {
+        let (cargo_in, cargo) = crossbeam_channel::bounded(shared.config.readers);
+        let (answers_in, answers) = crossbeam_channel::unbounded();
+        let (broken_in, broken) = mpsc::unbounded_channel();
+        let mut crew = Self {
+            cargo,
+            threads: Vec::new(),
+            scan: scan.clone(),
+            breakers: Vec::new(),
+            broken_in,
+            broken,
+            last_error: None,
+        };
+        let (planner, state) = (Arc::clone(shared), opened.state);
+        crew.spawn("zmove-plan".into(), move || plan_all(&planner, &scan, &answers, state))?;
+        for number in 0..shared.config.readers {
+            let (shared, cargo) = (Arc::clone(shared), cargo_in.clone());
+            crew.spawn(format!("zmove-read-{number}"), move || read_all(&shared, &cargo))?;
+        }
+        Ok((crew, answers_in))
+    }
+
+    fn add_lane(&mut self, shared: &Arc<Shared>, sink: Box<dyn LaneSink>) -> Result<(), SessionError> {
+        self.breakers.push(sink.breaker());
+        let (shared, cargo, broken) = (Arc::clone(shared), self.cargo.clone(), self.broken_in.clone());
+        let number = self.breakers.len();
+        self.spawn(format!("zmove-lane-{number}"), move || {
+            if let Err(error) = lanes::run_lane(&shared, sink, &cargo)
+                && !shared.is_stopping()
+            {
+                let _session_over = broken.send(error);
+            }
+        })
+    }
+
+    fn spawn(&mut self, name: String, work: impl FnOnce() + Send + 'static) -> Result<(), SessionError> {
+        let thread = std::thread::Builder::new().name(name).spawn(work).map_err(SessionError::Thread)?;
+        self.threads.push(thread);
+        Ok(())
+    }
+
+    /// Waits for all threads; returns how the walk spent its time.
+    fn join(self) -> StageTimes {
+        let times = self.scan.times();
+        drop(self.scan);
+        drop(self.cargo);
+        for thread in self.threads {
+            if let Err(panic) = thread.join() {
+                std::panic::resume_unwind(panic);
+            }
+        }
+        times
+    }
+}
+
+fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}

@@ -1,0 +1,307 @@
+//! The readers: threads that take work from the plan, read it, hash it in cache, and queue frames for the lanes.
+//!
+//! **Invariant:** a file's bytes leave here only with the hash of exactly these bytes, and only if the file was the same
+//! before and after they were read.
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crossbeam_channel::Sender;
+use zmove_chunk::{FileHasher, GroupHasher, Work, file_root};
+use zmove_disk::FileIdentity;
+use zmove_scan::Entry;
+use zmove_transport::Frame;
+use zmove_types::{Buffer, Doing, Event, GROUP_BYTES, GroupSpan, Root, Stopwatch};
+use zmove_wire::{Batch, BatchEntry, DirectoryGroup, FileEntry, FrameHeader, FrameKind};
+
+use crate::config::BUFFER_BYTES;
+use crate::error::FileError;
+use crate::lanes::Cargo;
+use crate::pack::{Pack, PackEntry, PackGroup};
+use crate::planner::large_source;
+use crate::shared::{Sent, SentBatch, SentFile, Shared, When};
+use crate::source::{LargeSource, Progress, SourceDirectory};
+
+/// One reader: runs until the push is being stopped.
+pub(crate) fn read_all(shared: &Shared, cargo: &Sender<Cargo>) {
+    let mut reader = Reader { shared, cargo, watch: shared.read_clock.start() };
+    while let Some(work) = shared.plan.take(|_| shared.is_stopping()) {
+        reader.watch.lap(Doing::Starved);
+        match work {
+            Work::Pack(pack) => reader.read_pack(pack),
+            Work::Group(file, span) => reader.read_group(&file, span),
+        }
+        shared.end_work();
+        reader.watch.lap(Doing::Busy);
+    }
+}
+
+struct Reader<'a> {
+    shared: &'a Shared,
+    cargo: &'a Sender<Cargo>,
+    watch: Stopwatch<'a>,
+}
+
+/// A batch being filled from a pack.
+struct Filling {
+    batch: Batch,
+    buffer: Buffer,
+    filled: usize,
+    files: Vec<SentFile>,
+}
+
+impl Reader<'_> {
+    fn read_pack(&mut self, pack: Pack) {
+        let Some(buffer) = self.buffer() else { return };
+        let mut filling = Filling { batch: Batch::default(), buffer, filled: 0, files: Vec::new() };
+        for group in &pack.groups {
+            let directory = group.directory.target_path().clone();
+            filling.batch.groups.push(DirectoryGroup { directory, entries: Vec::new() });
+            for entry in &group.entries {
+                match self.read_entry(&group.directory, entry, &mut filling) {
+                    Ok(None) => {}
+                    Ok(Some(entry)) => filling.add(entry),
+                    Err(error) => self.shared.fail(&error),
+                }
+            }
+        }
+        if filling.batch.entry_count() > 0 {
+            self.send_batch(pack, filling);
+        }
+    }
+
+    fn read_entry(
+        &mut self,
+        directory: &SourceDirectory,
+        entry: &PackEntry,
+        filling: &mut Filling,
+    ) -> Result<Option<BatchEntry>, FileError> {
+        Ok(Some(match entry {
+            PackEntry::Itself(metadata) => BatchEntry::Itself(*metadata),
+            PackEntry::Directory(name, metadata) => BatchEntry::Directory(name.clone(), *metadata),
+            PackEntry::Symlink(name, metadata, target) => {
+                BatchEntry::Symlink(name.clone(), *metadata, target.clone())
+            }
+            PackEntry::File(entry) => return read_file(directory, entry, filling),
+            PackEntry::Compare(entry, root) => return self.compare(directory, entry, *root, filling),
+        }))
+    }
+
+    /// Reads a file whose twin may be at the target: only its metadata travels if it is, all of it otherwise.
+    fn compare(
+        &mut self,
+        directory: &SourceDirectory,
+        entry: &Entry,
+        there: Root,
+        filling: &mut Filling,
+    ) -> Result<Option<BatchEntry>, FileError> {
+        let (file, before) = directory.open_file(&entry.name)?;
+        let path = || directory.display(&entry.name);
+        let root = hash_file(&file).map_err(|source| FileError::Read { path: path(), source })?;
+        if !is_same(&file, &before) {
+            return Err(FileError::Changed { path: path() });
+        }
+        if root == there {
+            filling.files.push(sent_file(directory, entry, root, before.bytes, Copied::Metadata));
+            return Ok(Some(BatchEntry::Retouch(entry.name.clone(), before.metadata())));
+        }
+        self.need_after_all(directory, entry);
+        Ok(None)
+    }
+
+    fn need_after_all(&self, directory: &SourceDirectory, entry: &Entry) {
+        if entry.size > GROUP_BYTES {
+            let id = self.shared.fresh_file_id();
+            self.shared.plan_file(Arc::new(large_source(id, directory, entry.clone())), When::Now);
+            return;
+        }
+        let entries = vec![PackEntry::File(entry.clone())];
+        let groups = vec![PackGroup { directory: directory.clone(), entries }];
+        self.shared.plan_pack_now(Pack { groups, tries: 0 });
+    }
+
+    fn send_batch(&mut self, mut pack: Pack, filling: Filling) {
+        let Filling { batch, mut buffer, filled, files } = filling;
+        buffer.set_len(filled);
+        let head = batch.encode();
+        let digest = blake3::hash(&head).into();
+        let tries = pack.tries;
+        pack.put_off();
+        let item = self.shared.ledger().issue(Sent::Batch(SentBatch { pack, files }), tries);
+        let header = FrameHeader {
+            kind: FrameKind::Batch,
+            head_bytes: length(head.len()),
+            data_bytes: length(filled),
+            item,
+            digest,
+            ..FrameHeader::default()
+        };
+        self.hand_on(Cargo::Batch(Frame { header, head, data: buffer }));
+    }
+
+    fn read_group(&mut self, file: &Arc<LargeSource>, span: GroupSpan) {
+        if file.is_dead() {
+            return;
+        }
+        if let Err(error) = self.try_read_group(file, span) {
+            self.shared.fail_large(file, &error);
+        }
+    }
+
+    fn try_read_group(&mut self, file: &Arc<LargeSource>, span: GroupSpan) -> Result<(), FileError> {
+        let (opened, identity) = file.open()?;
+        let Some(buffer) = self.buffer() else { return Ok(()) };
+        let mut hasher = GroupHasher::new(span.index);
+        let wanted = span.len as usize;
+        let disk = &self.shared.config.disk;
+        let (outcome, buffer) =
+            disk.read(&opened, span.offset(), wanted, buffer, &mut |slice| hasher.update(slice));
+        outcome.map_err(|source| FileError::Read { path: file.display(), source })?;
+        if buffer.len() < wanted {
+            return Err(FileError::Changed { path: file.display() });
+        }
+        let cv = hasher.finish();
+        let changed = match file.group_read(span, cv) {
+            Progress::Going => false,
+            Progress::AllRead => !file.is_unchanged(),
+            Progress::Differs => true,
+        };
+        if changed {
+            return Err(FileError::Changed { path: file.display() });
+        }
+        let tries = file.tries(span);
+        let item = self.shared.ledger().issue(Sent::Group(Arc::clone(file), span), tries);
+        let header = FrameHeader {
+            kind: FrameKind::Chunk,
+            head_bytes: 0,
+            data_bytes: span.len,
+            group: span.index,
+            item,
+            file: file.id,
+            digest: cv.0,
+        };
+        let frame = Frame { header, head: Vec::new(), data: buffer };
+        self.hand_on(Cargo::Chunk { file: Arc::clone(file), metadata: identity.metadata(), frame, tries });
+        Ok(())
+    }
+
+    /// A buffer, or `None` when the push is being stopped.
+    fn buffer(&mut self) -> Option<Buffer> {
+        self.watch.lap(Doing::Busy);
+        let buffer = self.shared.pool.take();
+        self.watch.lap(Doing::Blocked);
+        buffer
+    }
+
+    fn hand_on(&mut self, cargo: Cargo) {
+        self.watch.lap(Doing::Busy);
+        // lanes are gone only when the push is being stopped
+        let _stopping = self.cargo.send(cargo);
+        self.watch.lap(Doing::Blocked);
+    }
+}
+
+impl Filling {
+    fn add(&mut self, entry: BatchEntry) {
+        self.batch.groups.last_mut().expect("a group was begun").entries.push(entry);
+    }
+}
+
+/// Reads a small file to the end of what is filled. One that has outgrown its batch has changed since the scan.
+fn read_file(
+    directory: &SourceDirectory,
+    entry: &Entry,
+    filling: &mut Filling,
+) -> Result<Option<BatchEntry>, FileError> {
+    let path = || directory.display(&entry.name);
+    let (file, before) = directory.open_file(&entry.name)?;
+    let wanted = usize::try_from(before.bytes).unwrap_or(usize::MAX);
+    if wanted > BUFFER_BYTES - filling.filled {
+        return Err(FileError::Changed { path: path() });
+    }
+    let room = &mut filling.buffer.room()[filling.filled..filling.filled + wanted];
+    let complete = read_exactly(&file, room).map_err(|source| FileError::Read { path: path(), source })?;
+    if !complete || !is_same(&file, &before) {
+        return Err(FileError::Changed { path: path() });
+    }
+    let root = file_root(room);
+    filling.filled += wanted;
+    filling.files.push(sent_file(directory, entry, root, before.bytes, Copied::Contents));
+    let (name, metadata) = (entry.name.clone(), before.metadata());
+    Ok(Some(BatchEntry::File(FileEntry { name, metadata, bytes: length(wanted), root })))
+}
+
+/// How a file got to the target.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Copied {
+    Contents,
+    Metadata,
+}
+
+fn sent_file(directory: &SourceDirectory, entry: &Entry, root: Root, bytes: u64, copied: Copied) -> SentFile {
+    let path = directory.target_path().join(&entry.name).expect("the scan emits only paths that fit");
+    SentFile { path, root, bytes, retouched: copied == Copied::Metadata }
+}
+
+fn read_exactly(mut file: &File, room: &mut [u8]) -> io::Result<bool> {
+    match io::Read::read_exact(&mut file, room) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn is_same(file: &File, before: &FileIdentity) -> bool {
+    FileIdentity::of(file).is_ok_and(|now| now == *before)
+}
+
+fn hash_file(mut file: &File) -> io::Result<Root> {
+    let mut room = vec![0; BUFFER_BYTES / 16];
+    let mut hasher = FileHasher::default();
+    loop {
+        match io::Read::read(&mut file, &mut room) {
+            Ok(0) => return Ok(hasher.finish()),
+            Ok(taken) => hasher.update(&room[..taken]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn length(bytes: usize) -> u32 {
+    u32::try_from(bytes).expect("frames hold a few MiB")
+}
+
+/// Sends a damaged item again, or gives its files up.
+pub(crate) fn resend(shared: &Shared, work: Sent, tries: u8) {
+    shared.counters.resent.fetch_add(1, Ordering::Relaxed);
+    let what = match &work {
+        Sent::Batch(batch) => describe(batch),
+        Sent::Group(file, span) => {
+            format!(
+                "bytes {} to {} of '{}'",
+                span.offset(),
+                span.offset() + u64::from(span.len),
+                file.display().display()
+            )
+        }
+    };
+    shared.observer.on(&Event::Resent { what });
+    match work {
+        Sent::Batch(batch) => shared.plan.push_again(Work::Pack(Pack { tries, ..batch.pack })),
+        Sent::Group(file, span) => {
+            file.set_tries(span, tries);
+            shared.plan.push_again(Work::Group(file, span));
+        }
+    }
+}
+
+fn describe(batch: &SentBatch) -> String {
+    match batch.files.as_slice() {
+        [] => "a batch of directories and links".to_owned(),
+        [only] => format!("'{}'", only.path),
+        [first, rest @ ..] => format!("a batch of '{}' and {} more", first.path, rest.len()),
+    }
+}

@@ -1,0 +1,225 @@
+//! What all threads of one push share: the plan, the ledger, the counters, and the ways to tell.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc::UnboundedSender;
+use zmove_chunk::{Plan, Work};
+use zmove_types::{BufferPool, Event, FileId, GroupSpan, Observer, RelPath, Root, StageClock};
+use zmove_wire::ToReceiver;
+use zmove_wire::session::SenderTransfer;
+
+use crate::config::SenderConfig;
+use crate::error::FileError;
+use crate::pack::Pack;
+use crate::source::LargeSource;
+
+/// Work on its way, well enough described to do it again.
+#[derive(Debug)]
+pub(crate) enum Sent {
+    Batch(SentBatch),
+    Group(Arc<LargeSource>, GroupSpan),
+}
+
+/// A batch on its way.
+#[derive(Debug)]
+pub(crate) struct SentBatch {
+    pub(crate) pack: Pack,
+    pub(crate) files: Vec<SentFile>,
+}
+
+/// A small file on its way.
+#[derive(Debug)]
+pub(crate) struct SentFile {
+    pub(crate) path: RelPath,
+    pub(crate) root: Root,
+    pub(crate) bytes: u64,
+    /// It was there already and only its metadata travels.
+    pub(crate) retouched: bool,
+}
+
+/// See the module.
+pub(crate) struct Shared {
+    pub(crate) plan: Plan<Pack, Arc<LargeSource>>,
+    pub(crate) pool: BufferPool,
+    pub(crate) config: SenderConfig,
+    pub(crate) observer: Arc<dyn Observer>,
+    pub(crate) outgoing: UnboundedSender<ToReceiver>,
+    pub(crate) large: Mutex<HashMap<FileId, Arc<LargeSource>>>,
+    pub(crate) read_clock: StageClock,
+    pub(crate) lane_clock: StageClock,
+    pub(crate) counters: Counters,
+    pub(crate) started: Instant,
+    ledger: Mutex<SenderTransfer<Sent>>,
+    stopping: AtomicBool,
+    first_byte_us: AtomicU64,
+    next_file: AtomicU64,
+}
+
+/// What the summary will say.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) files: AtomicU64,
+    pub(crate) bytes: AtomicU64,
+    pub(crate) skipped: AtomicU64,
+    pub(crate) specials: AtomicU64,
+    pub(crate) failed: AtomicU64,
+    pub(crate) vanished: AtomicU64,
+    pub(crate) resent: AtomicU64,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        config: SenderConfig,
+        observer: Arc<dyn Observer>,
+        outgoing: UnboundedSender<ToReceiver>,
+        started: Instant,
+    ) -> Self {
+        Self {
+            plan: Plan::new(PACKS_WAITING_MAX, FILES_WAITING_MAX),
+            pool: BufferPool::new(crate::config::BUFFER_BYTES, config.buffers_max),
+            config,
+            observer,
+            outgoing,
+            large: Mutex::default(),
+            read_clock: StageClock::default(),
+            lane_clock: StageClock::default(),
+            counters: Counters::default(),
+            started,
+            ledger: Mutex::default(),
+            stopping: AtomicBool::new(false),
+            first_byte_us: AtomicU64::new(0),
+            next_file: AtomicU64::new(0),
+        }
+    }
+
+    /// The account of what is on its way.
+    pub(crate) fn ledger(&self) -> MutexGuard<'_, SenderTransfer<Sent>> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a pack to the plan; waits while it is full.
+    pub(crate) fn plan_pack(&self, pack: Pack) {
+        self.ledger().begin(1);
+        if self.plan.push_pack(pack).is_err() {
+            self.end_work();
+        }
+    }
+
+    /// Adds a large file to the plan; waits while it is full unless `again`.
+    pub(crate) fn plan_file(&self, file: Arc<LargeSource>, when: When) {
+        let groups = GroupSpan::count(file.entry.size).unwrap_or(0);
+        let bytes = file.entry.size;
+        self.large.lock().unwrap_or_else(PoisonError::into_inner).insert(file.id, Arc::clone(&file));
+        self.ledger().begin(u64::from(groups));
+        match when {
+            When::Room => drop(self.plan.push_file(file, bytes)),
+            When::Now => self.plan.push_file_again(file, bytes),
+        }
+    }
+
+    /// Adds a pack without waiting: something turned out to be needed after all.
+    pub(crate) fn plan_pack_now(&self, pack: Pack) {
+        self.ledger().begin(1);
+        self.plan.push_again(Work::Pack(pack));
+    }
+
+    /// One piece of planned work has produced what it will; tells the receiver if that was all.
+    pub(crate) fn end_work(&self) {
+        let mut ledger = self.ledger();
+        ledger.end();
+        self.announce(&mut ledger);
+    }
+
+    /// The scan and the offers are through.
+    pub(crate) fn end_plan(&self) {
+        self.plan.end();
+        let mut ledger = self.ledger();
+        ledger.plan_ended();
+        self.announce(&mut ledger);
+    }
+
+    /// Tells the receiver when everything is on its way.
+    pub(crate) fn announce(&self, ledger: &mut SenderTransfer<Sent>) {
+        if let Some(message) = ledger.announcement() {
+            self.observer.on(&Event::Flushing);
+            self.send(message);
+        }
+    }
+
+    /// Puts a control message on its way.
+    pub(crate) fn send(&self, message: ToReceiver) {
+        // the queue is closed only when the session is over
+        let _session_over = self.outgoing.send(message);
+    }
+
+    /// One file or directory failed; the rest goes on.
+    pub(crate) fn fail(&self, error: &FileError) {
+        self.counters.failed.fetch_add(1, Ordering::Relaxed);
+        self.observer.on(&Event::Failed { message: error.to_string() });
+    }
+
+    /// A large file failed on this side: nothing of it may appear at the target.
+    pub(crate) fn fail_large(&self, file: &LargeSource, error: &FileError) {
+        if file.kill() {
+            self.fail(error);
+            self.forget(file.id);
+            self.send(ToReceiver::Abandon { file: file.id.0 });
+        }
+    }
+
+    /// A large file has come to its end.
+    pub(crate) fn forget(&self, id: FileId) -> Option<Arc<LargeSource>> {
+        self.large.lock().unwrap_or_else(PoisonError::into_inner).remove(&id)
+    }
+
+    /// Books the moment of the first data byte.
+    pub(crate) fn note_first_byte(&self) {
+        if self.first_byte_us.load(Ordering::Relaxed) > 0 {
+            return;
+        }
+        let elapsed = self.started.elapsed();
+        let micros = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX).max(1);
+        if self.first_byte_us.compare_exchange(0, micros, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            self.observer.on(&Event::FirstByte(elapsed));
+        }
+    }
+
+    /// When the first data byte was handed to a lane, after the start.
+    pub(crate) fn first_byte(&self) -> Option<Duration> {
+        let micros = self.first_byte_us.load(Ordering::Relaxed);
+        (micros > 0).then(|| Duration::from_micros(micros))
+    }
+
+    /// An id for another large file.
+    pub(crate) fn fresh_file_id(&self) -> FileId {
+        FileId(self.next_file.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Makes all threads stop soon.
+    pub(crate) fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+        self.plan.abandon();
+        self.pool.close();
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+}
+
+/// Whether to wait for room in the plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum When {
+    /// Wait: the scan can pause.
+    Room,
+    /// Do not: a reader must never wait for readers.
+    Now,
+}
+
+/// Packs that wait to be read: enough to bridge a pause of the scan.
+const PACKS_WAITING_MAX: usize = 64;
+/// Large files that wait: enough to find the largest early, few enough to be no burden.
+const FILES_WAITING_MAX: usize = 65_536;

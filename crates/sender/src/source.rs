@@ -1,0 +1,202 @@
+//! Source files: where they are, and the proof that they did not change while they were read.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::{Mode, OFlags};
+use zmove_chunk::merge_root;
+use zmove_disk::FileIdentity;
+use zmove_scan::{Directory, Entry, SourceRoot};
+use zmove_types::{Cv, FileId, GroupSpan, Name, RelPath, Root};
+
+use crate::error::FileError;
+
+/// A source directory, open while it is hot.
+#[derive(Clone, Debug)]
+pub(crate) struct SourceDirectory {
+    root: Arc<SourceRoot>,
+    source_path: RelPath,
+    target_path: RelPath,
+    open: Option<Arc<Directory>>,
+}
+
+impl SourceDirectory {
+    /// A directory that stays open with this value.
+    pub(crate) fn held_open(directory: &Arc<Directory>) -> Self {
+        Self {
+            root: Arc::clone(directory.root()),
+            source_path: directory.source_path().clone(),
+            target_path: directory.target_path().clone(),
+            open: Some(Arc::clone(directory)),
+        }
+    }
+
+    /// Closes the directory; its files are opened from their root from now on.
+    pub(crate) fn put_off(&mut self) {
+        self.open = None;
+    }
+
+    /// Where the directory goes below the target.
+    pub(crate) fn target_path(&self) -> &RelPath {
+        &self.target_path
+    }
+
+    /// Whether both name the same directory.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.root, &other.root) && self.source_path == other.source_path
+    }
+
+    /// The full path of an entry, for messages.
+    pub(crate) fn display(&self, name: &Name) -> PathBuf {
+        self.root.path().join(self.source_path.as_path()).join(name.as_os_str())
+    }
+
+    fn path_of(&self, name: &Name) -> RelPath {
+        self.source_path.join(name).expect("the scan emits only paths that fit")
+    }
+
+    /// Opens a regular file and looks at it.
+    pub(crate) fn open_file(&self, name: &Name) -> Result<(File, FileIdentity), FileError> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let opened = match &self.open {
+            Some(directory) => rustix::fs::openat(directory.fd(), name.as_os_str(), flags, Mode::empty())
+                .map_err(std::io::Error::from),
+            None => self.root.open_file(&self.path_of(name)),
+        };
+        let file = opened.map_err(|source| FileError::Open { path: self.display(name), source })?;
+        let identity =
+            FileIdentity::of(&file).map_err(|source| FileError::Read { path: self.display(name), source })?;
+        if !identity.regular {
+            return Err(FileError::Replaced { path: self.display(name) });
+        }
+        Ok((file.into(), identity))
+    }
+}
+
+/// A file of more than one group while it is being sent.
+#[derive(Debug)]
+pub(crate) struct LargeSource {
+    pub(crate) id: FileId,
+    pub(crate) directory: SourceDirectory,
+    pub(crate) entry: Entry,
+    pub(crate) target: RelPath,
+    groups_unread: AtomicU32,
+    dead: AtomicBool,
+    state: Mutex<LargeState>,
+}
+
+#[derive(Debug, Default)]
+struct LargeState {
+    opened: Option<(Arc<File>, FileIdentity)>,
+    cvs: Vec<Option<Cv>>,
+    tries: HashMap<u32, u8>,
+}
+
+/// What reading a group means for its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// More groups are to be read.
+    Going,
+    /// That was the last.
+    AllRead,
+    /// The same group hashed differently than before.
+    Differs,
+}
+
+impl LargeSource {
+    pub(crate) fn new(id: FileId, directory: SourceDirectory, entry: Entry, target: RelPath) -> Self {
+        let groups = GroupSpan::count(entry.size).unwrap_or(u32::MAX);
+        let groups_unread = AtomicU32::new(groups);
+        Self {
+            id,
+            directory,
+            entry,
+            target,
+            groups_unread,
+            dead: AtomicBool::new(false),
+            state: Mutex::default(),
+        }
+    }
+
+    /// The open file; opened and held against what the scan saw at the first call.
+    pub(crate) fn open(&self) -> Result<(Arc<File>, FileIdentity), FileError> {
+        let mut state = self.lock();
+        if let Some((file, identity)) = &state.opened {
+            return Ok((Arc::clone(file), *identity));
+        }
+        let (file, identity) = self.directory.open_file(&self.entry.name)?;
+        if identity.bytes != self.entry.size {
+            return Err(FileError::Changed { path: self.display() });
+        }
+        let file = Arc::new(file);
+        state.opened = Some((Arc::clone(&file), identity));
+        state.cvs = vec![None; GroupSpan::count(identity.bytes).unwrap_or(0) as usize];
+        Ok((file, identity))
+    }
+
+    /// Books a group's chaining value.
+    pub(crate) fn group_read(&self, span: GroupSpan, cv: Cv) -> Progress {
+        let mut state = self.lock();
+        let slot = &mut state.cvs[span.index as usize];
+        match slot {
+            Some(before) if *before == cv => Progress::Going,
+            Some(_) => Progress::Differs,
+            None => {
+                *slot = Some(cv);
+                if self.groups_unread.fetch_sub(1, Ordering::AcqRel) == 1 {
+                    Progress::AllRead
+                } else {
+                    Progress::Going
+                }
+            }
+        }
+    }
+
+    /// Whether the file is still what it was when it was opened.
+    pub(crate) fn is_unchanged(&self) -> bool {
+        let opened = self.lock().opened.clone();
+        opened.is_some_and(|(file, before)| FileIdentity::of(&*file).is_ok_and(|now| now == before))
+    }
+
+    /// The file's root, when all groups have been read.
+    pub(crate) fn root(&self) -> Option<Root> {
+        let cvs: Option<Vec<_>> = self.lock().cvs.iter().copied().collect();
+        cvs.filter(|cvs| !cvs.is_empty()).map(|cvs| merge_root(self.entry.size, &cvs))
+    }
+
+    /// Remembers how often a group has been sent.
+    pub(crate) fn set_tries(&self, span: GroupSpan, tries: u8) {
+        self.lock().tries.insert(span.index, tries);
+    }
+
+    /// How often a group has been sent before.
+    pub(crate) fn tries(&self, span: GroupSpan) -> u8 {
+        self.lock().tries.get(&span.index).copied().unwrap_or(0)
+    }
+
+    /// Stops the file; returns whether it was alive, so that its failure is told once.
+    pub(crate) fn kill(&self) -> bool {
+        self.lock().opened = None;
+        !self.dead.swap(true, Ordering::AcqRel)
+    }
+
+    /// Lets go of the file when everything has been confirmed.
+    pub(crate) fn close(&self) {
+        self.lock().opened = None;
+    }
+
+    pub(crate) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn display(&self) -> PathBuf {
+        self.directory.display(&self.entry.name)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, LargeState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
