@@ -7,16 +7,19 @@
 mod check;
 mod compare;
 mod config;
+mod daemon;
 mod error;
 mod files;
 mod finish;
 mod lanes;
 mod place;
+mod registry;
 mod session;
 mod store;
 mod target;
 
 pub use config::ReceiverConfig;
+pub use daemon::{Daemon, DaemonEvent};
 pub use error::SessionError;
 pub use session::{Session, SessionReport, run_session};
 pub use target::Access;

@@ -1,1 +1,42 @@
-//! Placeholder.
+//! Walks source trees in parallel and streams what it finds in bounded batches.
+//!
+//! The sender plans from the stream while the walk goes on; `zmove scan` turns it into a [`Histogram`].
+//! **Invariant:** below a root nothing is opened through a symbolic link or `..`, so the walk cannot leave
+//! the tree it was given, whatever is renamed under it meanwhile.
+//!
+//! ```
+//! use zmove_scan::{ScanConfig, ScanItem, ScanRoot, scan};
+//! use zmove_types::RelPath;
+//!
+//! let root = ScanRoot { source: "src/".into(), prefix: RelPath::root() };
+//! for item in scan(vec![root], &ScanConfig::default()) {
+//!     match item {
+//!         ScanItem::Root { directory, .. } => println!("walking {}", directory.full_path().display()),
+//!         ScanItem::Batch(batch) => {
+//!             for entry in &batch.entries {
+//!                 let target = batch.directory.target_of(&entry.name).expect("the scan emits only paths that fit");
+//!                 println!("{} bytes go to {target}", entry.size);
+//!             }
+//!         }
+//!         ScanItem::Error(error) => eprintln!("failed to {error}"),
+//!     }
+//! }
+//! ```
+
+mod beneath;
+mod config;
+mod directory;
+mod entry;
+mod error;
+mod histogram;
+mod names;
+mod patience;
+mod scan;
+mod worker;
+
+pub use config::{ScanConfig, ScanRoot};
+pub use directory::{Directory, SourceRoot};
+pub use entry::{Entry, EntryBatch, EntryKind, ScanItem};
+pub use error::{Operation, ScanError};
+pub use histogram::{Extreme, Histogram, Share, Table, histogram};
+pub use scan::{Scan, scan};

@@ -27,6 +27,9 @@ pub enum SessionError {
     /// A lane ended in mid-transfer.
     #[error("{0}")]
     Lane(#[from] LaneError),
+    /// The user stopped it.
+    #[error("interrupted")]
+    Interrupted,
     /// No lane could be set up.
     #[error("no data lane could be set up")]
     NoLane,

@@ -2,6 +2,7 @@
 //!
 //! **Invariant:** when [`Push::run`] returns, all its threads have ended, whichever way the push went.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use zmove_scan::{Scan, scan};
 use zmove_transport::{ControlWriter, LaneBreaker, LaneError, LaneSink};
-use zmove_types::{Event, Observer, StageTimes};
+use zmove_types::{Event, Observer};
 use zmove_wire::{Finished, Open, Opened, ToReceiver, encode_message};
 
 use crate::config::{PushJob, SenderConfig};
@@ -47,9 +48,14 @@ impl Push {
     /// Sends everything over `link`.
     ///
     /// # Errors
-    /// [`SessionError`] when the push did not come to its end. What failed of single files is told to `observer` and
-    /// counted in the summary.
-    pub async fn run(self, link: Link, observer: Arc<dyn Observer>) -> Result<Summary, SessionError> {
+    /// [`SessionError`] when the push did not come to its end, [`SessionError::Interrupted`] once `stop` resolves. What
+    /// failed of single files is told to `observer` and counted in the summary.
+    pub async fn run(
+        self,
+        link: Link,
+        observer: Arc<dyn Observer>,
+        stop: impl Future<Output = ()>,
+    ) -> Result<Summary, SessionError> {
         let Link { transfer, control, lanes } = link;
         let (inbox, writer, opened) = control::open(control, transfer, self.open).await?;
         let (outgoing_in, outgoing) = mpsc::unbounded_channel();
@@ -67,7 +73,10 @@ impl Push {
             crew,
             account,
         };
-        let ended = running.drive().await;
+        let ended = tokio::select! {
+            ended = running.drive() => ended,
+            () = stop => Err(SessionError::Interrupted),
+        };
         let summary = running.close(ended).await?;
         Ok(Summary { sender_cpu: cpu_time().saturating_sub(self.cpu_started), ..summary })
     }
@@ -88,11 +97,19 @@ struct Running {
 impl Running {
     /// Runs until the receiver has said its last word.
     async fn drive(&mut self) -> Result<Finished, SessionError> {
+        let mut ticks = tokio::time::interval(LIMIT_INTERVAL);
+        let mut before = Stages::default();
         loop {
             tokio::select! {
+                _ = ticks.tick() => {
+                    let now = self.crew.stages(&self.account.shared);
+                    let by = now.since(&before).live_limit();
+                    self.account.shared.observer.on(&Event::Limited { by });
+                    before = now;
+                }
                 lane = self.lanes.recv(), if self.lanes_open => self.take_lane(lane)?,
                 Some(message) = self.outgoing.recv() => self.writer.send(&encode_message(&message)).await?,
-                Some(error) = self.crew.broken.recv() => return Err(self.explain(error).await),
+                Some(error) = self.crew.broken.recv() => return self.explain(error).await,
                 message = control::receive(&mut self.inbox) => {
                     if let Some(finished) = self.account.take(message?)? {
                         return Ok(finished);
@@ -127,20 +144,15 @@ impl Running {
     }
 
     /// A broken lane is often only the first sign of what the control connection can tell better.
-    async fn explain(&mut self, lane_error: LaneError) -> SessionError {
+    async fn explain(&mut self, lane_error: LaneError) -> Result<Finished, SessionError> {
         let said = async {
             loop {
-                match control::receive(&mut self.inbox).await.and_then(|message| self.account.take(message)) {
-                    Ok(None) => {}
-                    Ok(Some(_)) => return None,
-                    Err(error) => return Some(error),
+                if let Some(finished) = self.account.take(control::receive(&mut self.inbox).await?)? {
+                    return Ok(finished);
                 }
             }
         };
-        match tokio::time::timeout(EXPLANATION_TIMEOUT, said).await {
-            Ok(Some(error)) => error,
-            _ => lane_error.into(),
-        }
+        tokio::time::timeout(EXPLANATION_TIMEOUT, said).await.unwrap_or(Err(lane_error.into()))
     }
 
     async fn close(mut self, ended: Result<Finished, SessionError>) -> Result<Summary, SessionError> {
@@ -152,19 +164,14 @@ impl Running {
         let lanes = self.crew.breakers.len();
         let crew = self.crew;
         drop(self.account.answers);
-        let scan =
-            tokio::task::spawn_blocking(move || crew.join()).await.expect("a push's threads do not panic");
+        let stages = crew.stages(&self.account.shared);
+        tokio::task::spawn_blocking(move || crew.join()).await.expect("a push's threads do not panic");
         let finished = ended?;
-        self.writer.finish().await?;
+        // everything is settled: a peer that is gone before our goodbye changes nothing
+        let _goodbye = self.writer.finish().await;
         let shared = &self.account.shared;
         let manifest_left_out =
             self.account.manifest.map_or(Ok(0), Manifest::finish).map_err(SessionError::Manifest)?;
-        let stages = Stages {
-            scan,
-            read: shared.read_clock.times(),
-            lane: shared.lane_clock.times(),
-            ..Stages::default()
-        };
         let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         Ok(Summary {
             files: count(&shared.counters.files),
@@ -186,6 +193,8 @@ impl Running {
     }
 }
 
+/// How often the user is told what limits the rate.
+const LIMIT_INTERVAL: Duration = Duration::from_secs(1);
 const EXPLANATION_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The threads of one push.
@@ -245,9 +254,18 @@ impl Crew {
         Ok(())
     }
 
-    /// Waits for all threads; returns how the walk spent its time.
-    fn join(self) -> StageTimes {
-        let times = self.scan.times();
+    /// How this side's stages have spent their time.
+    fn stages(&self, shared: &Shared) -> Stages {
+        Stages {
+            scan: self.scan.times(),
+            read: shared.read_clock.times(),
+            lane: shared.lane_clock.times(),
+            ..Stages::default()
+        }
+    }
+
+    /// Waits for all threads.
+    fn join(self) {
         drop(self.scan);
         drop(self.cargo);
         for thread in self.threads {
@@ -255,7 +273,6 @@ impl Crew {
                 std::panic::resume_unwind(panic);
             }
         }
-        times
     }
 }
 

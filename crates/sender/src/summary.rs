@@ -86,8 +86,33 @@ impl Stages {
         Self { receive: times(finished.receive), store: times(finished.store), ..self }
     }
 
+    /// What was booked after `before`.
+    pub(crate) fn since(&self, before: &Self) -> Self {
+        Self {
+            scan: self.scan.since(&before.scan),
+            read: self.read.since(&before.read),
+            lane: self.lane.since(&before.lane),
+            receive: self.receive.since(&before.receive),
+            store: self.store.since(&before.store),
+        }
+    }
+
+    /// What this side alone can tell while the push runs.
+    pub(crate) fn live_limit(&self) -> &'static str {
+        match self.verdict().limit {
+            Limit::StartUp => "waiting for replies",
+            Limit::Scan => "source scan",
+            Limit::SourceReads => "source reads",
+            Limit::SenderCpu => "sender CPU",
+            Limit::Path | Limit::ReceiverCpu | Limit::TargetWrites => "path or target",
+        }
+    }
+
     /// Walks down the pipeline to the stage that its upstream waits for and that keeps its downstream waiting.
     pub(crate) fn verdict(&self) -> Verdict {
+        if self.lane.total().is_zero() {
+            return Verdict::default();
+        }
         let starved_lanes = self.lane.share(self.lane.starved);
         let blocked_lanes = self.lane.share(self.lane.blocked);
         let (limit, share) =

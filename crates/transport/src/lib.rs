@@ -1,1 +1,26 @@
-//! Placeholder.
+//! What carries frames and messages: TLS on TCP, or memory within one process; and who may be at the other end.
+//!
+//! Lanes are blocking and belong to threads; control is asynchronous. Nothing here knows what a frame means.
+//! **Invariant:** no connection is handed out before both ends have proved their keys.
+
+mod control;
+mod error;
+mod frame;
+mod lane;
+mod memory;
+mod tcp_tls;
+mod trust;
+
+pub use control::{ControlError, ControlReader, ControlWriter, control_pair};
+pub use error::{
+    AcceptError, AuthorizedKeysError, BindError, DialError, DialStage, IdentityError, KnownHostsError,
+    SocketError,
+};
+pub use frame::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
+pub use lane::TlsLane;
+pub use memory::{memory_control, memory_lane};
+pub use tcp_tls::{Acceptor, Connection, Dialler, SocketConfig};
+pub use trust::{
+    Access, AuthorizedKeys, Fingerprint, FirstKey, Grant, GrantFault, HostLineFault, HostPolicy, Identity,
+    KnownHosts, ParseFingerprintError,
+};

@@ -59,6 +59,11 @@ pub enum Event {
         /// The side, the path, the operation and the cause in one line.
         message: String,
     },
+    /// What limits the rate right now, as far as the sender can tell.
+    Limited {
+        /// The stage.
+        by: &'static str,
+    },
     /// Everything has been sent; the receiver is flushing and closing.
     Flushing,
 }

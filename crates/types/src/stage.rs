@@ -88,6 +88,16 @@ impl StageTimes {
         self.busy + self.starved + self.blocked
     }
 
+    /// What was booked after `before`.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        Self {
+            busy: self.busy.saturating_sub(before.busy),
+            starved: self.starved.saturating_sub(before.starved),
+            blocked: self.blocked.saturating_sub(before.blocked),
+        }
+    }
+
     /// The share of `part` in the stage's time, from 0 to 1.
     #[must_use]
     pub fn share(&self, part: Duration) -> f64 {

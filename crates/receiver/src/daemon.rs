@@ -1,0 +1,291 @@
+//! The listening receiver: accept, prove, admit, and hand on to a session or to the session a lane belongs to.
+//!
+//! **Invariant:** a peer whose key is not authorised gets no byte of its own parsed; connections that have not proved a
+//! key are few ([`UNPROVEN_MAX`]) and short ([`HANDSHAKE_TIMEOUT`]).
+
+use std::fmt;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::{Semaphore, mpsc};
+use zmove_transport::{Acceptor, AuthorizedKeys, Connection, Fingerprint, Grant, TlsLane, control_pair};
+use zmove_types::TransferId;
+use zmove_wire::{Greeting, GreetingError, Refusal, RefusalCode, Role, ToSender, encode_message};
+
+use crate::config::ReceiverConfig;
+use crate::error::SessionError;
+use crate::registry::Registry;
+use crate::session::{Session, SessionReport, run_session};
+use crate::target::Access;
+
+/// Connections that have not proved a key yet; more wait in the kernel's queue.
+const UNPROVEN_MAX: usize = 64;
+/// How long a peer may take to prove its key and to greet.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long an early lane waits for its control connection.
+const EARLY_LANE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long to pause when the system has no descriptors left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// What a refused peer may still say before it is cut off.
+const DRAIN_BYTES_MAX: u64 = 64 << 10;
+
+/// A daemon that is listening.
+pub struct Daemon {
+    shared: Arc<Shared>,
+    unproven: Arc<Semaphore>,
+}
+
+struct Shared {
+    acceptor: Acceptor,
+    home: PathBuf,
+    config: ReceiverConfig,
+    registry: Registry,
+    log: Box<dyn Fn(&DaemonEvent) + Send + Sync>,
+}
+
+/// What a daemon has to tell its operator.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum DaemonEvent {
+    /// A connection came to nothing.
+    Rejected {
+        /// From where.
+        address: SocketAddr,
+        /// Why.
+        reason: String,
+    },
+    /// A transfer came to its end.
+    Received {
+        /// Who sent it.
+        name: String,
+        /// From where.
+        address: SocketAddr,
+        /// What was done.
+        report: SessionReport,
+        /// How long it took.
+        elapsed: Duration,
+    },
+    /// A transfer ended early.
+    Broken {
+        /// Who sent it.
+        name: String,
+        /// From where.
+        address: SocketAddr,
+        /// Why.
+        error: SessionError,
+    },
+    /// The system would not accept a connection.
+    Accept {
+        /// Why.
+        error: std::io::Error,
+    },
+}
+
+impl Daemon {
+    /// A daemon on a listening socket; keys are looked up in `home` for each connection, so that a new one counts at
+    /// once.
+    pub fn new(
+        acceptor: Acceptor,
+        home: PathBuf,
+        config: ReceiverConfig,
+        log: impl Fn(&DaemonEvent) + Send + Sync + 'static,
+    ) -> Self {
+        let shared = Shared { acceptor, home, config, registry: Registry::default(), log: Box::new(log) };
+        Self { shared: Arc::new(shared), unproven: Arc::new(Semaphore::new(UNPROVEN_MAX)) }
+    }
+
+    /// Serves until `stop` resolves; transfers that are running then are cut off.
+    pub async fn serve(&self, stop: impl Future<Output = ()>) {
+        tokio::pin!(stop);
+        loop {
+            tokio::select! {
+                () = self.accept_one() => {}
+                () = &mut stop => return,
+            }
+        }
+    }
+
+    async fn accept_one(&self) {
+        let unproven =
+            Arc::clone(&self.unproven).acquire_owned().await.expect("the semaphore is never closed");
+        match self.shared.acceptor.accept_tcp().await {
+            Ok((socket, address)) => {
+                let shared = Arc::clone(&self.shared);
+                tokio::spawn(async move {
+                    let proven = shared.prove(socket, address).await;
+                    drop(unproven);
+                    if let Some((connection, grant)) = proven {
+                        shared.admit(connection, grant).await;
+                    }
+                });
+            }
+            Err(error) => {
+                (self.shared.log)(&DaemonEvent::Accept { error });
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn reject(&self, address: SocketAddr, reason: impl fmt::Display) {
+        (self.log)(&DaemonEvent::Rejected { address, reason: reason.to_string() });
+    }
+
+    /// Has the peer prove its key and looks it up.
+    async fn prove(&self, socket: tokio::net::TcpStream, address: SocketAddr) -> Option<(Connection, Grant)> {
+        let connection = match self.acceptor.handshake(socket, HANDSHAKE_TIMEOUT).await {
+            Ok(connection) => connection,
+            Err(error) => {
+                self.reject(address, error);
+                return None;
+            }
+        };
+        match AuthorizedKeys::load(&self.home).map(|keys| keys.find(&connection.peer).cloned()) {
+            Ok(Some(grant)) => Some((connection, grant)),
+            Ok(None) => {
+                self.reject(address, format_args!("unknown key {}", connection.peer));
+                refuse(connection, unknown_key).await;
+                None
+            }
+            Err(error) => {
+                self.reject(address, error);
+                refuse(connection, |_| busy("the receiver cannot read its authorized_keys; see its log"))
+                    .await;
+                None
+            }
+        }
+    }
+
+    /// Reads the greeting and does what it asks for.
+    async fn admit(self: Arc<Self>, connection: Connection, grant: Grant) {
+        let (address, owner) = (connection.address, connection.peer);
+        let mut stream = connection;
+        let mut greeting = [0; Greeting::BYTES];
+        match tokio::time::timeout(HANDSHAKE_TIMEOUT, stream.read_exact(&mut greeting)).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => return self.reject(address, error),
+            Err(_) => return self.reject(address, "no greeting in time"),
+        }
+        let greeting = match agreed(&greeting) {
+            Ok(greeting) => greeting,
+            Err(error) => {
+                self.reject(address, error);
+                // our own greeting tells the peer which versions we speak
+                let ours = Greeting::new(Role::Control, TransferId([0; 16]));
+                return say_and_close(stream, &ours.encode()).await;
+            }
+        };
+        match greeting.role {
+            Role::Control => self.run_control(stream, address, owner, grant, greeting.transfer).await,
+            Role::Lane(_) => self.hand_over_lane(stream, address, owner, greeting.transfer).await,
+        }
+    }
+
+    async fn run_control(
+        &self,
+        stream: Connection,
+        address: SocketAddr,
+        owner: Fingerprint,
+        grant: Grant,
+        transfer: TransferId,
+    ) {
+        let (lanes_in, lanes) = mpsc::channel(usize::from(self.config.lanes_max));
+        let Some(_registered) = self.registry.register(owner, transfer, lanes_in) else {
+            return self.reject(address, "a transfer of that id is running already");
+        };
+        let access = match grant.access {
+            zmove_transport::Access::ReadWrite => Access::Beneath(grant.roots),
+            zmove_transport::Access::ReadOnly => Access::ReadOnly,
+        };
+        let (control, config) = (control_pair(stream), self.config.clone());
+        let started = Instant::now();
+        let name = grant.name;
+        let ended = run_session(Session { transfer, control, lanes, access, config }).await;
+        (self.log)(&match ended {
+            Ok(report) => DaemonEvent::Received { name, address, report, elapsed: started.elapsed() },
+            Err(error) => DaemonEvent::Broken { name, address, error },
+        });
+    }
+
+    async fn hand_over_lane(
+        &self,
+        stream: Connection,
+        address: SocketAddr,
+        owner: Fingerprint,
+        transfer: TransferId,
+    ) {
+        let Some(lanes) = self.registry.find(owner, transfer, EARLY_LANE_TIMEOUT).await else {
+            return self.reject(address, "a lane of a transfer that its key has not opened");
+        };
+        match stream.into_blocking() {
+            // a lane that comes when its transfer is over is not needed
+            Ok((socket, tls)) => drop(lanes.send(Box::new(TlsLane::new(socket, tls))).await),
+            Err(error) => self.reject(address, error),
+        }
+    }
+}
+
+fn agreed(bytes: &[u8; Greeting::BYTES]) -> Result<Greeting, GreetingError> {
+    let greeting = Greeting::decode(bytes)?;
+    greeting.agree()?;
+    Ok(greeting)
+}
+
+fn unknown_key(peer: Fingerprint) -> Refusal {
+    let text = format!(
+        "this key is not known here. On the receiving host, run: zmove allow {peer} --name NAME --root DIR --write"
+    );
+    Refusal { code: RefusalCode::UnknownKey, text }
+}
+
+fn busy(text: &str) -> Refusal {
+    Refusal { code: RefusalCode::Busy, text: text.to_owned() }
+}
+
+/// Refuses a peer without having parsed a byte of it.
+async fn refuse(connection: Connection, refusal: impl FnOnce(Fingerprint) -> Refusal) {
+    let refusal = refusal(connection.peer);
+    let mut answer = Greeting::new(Role::Control, TransferId([0; 16])).encode().to_vec();
+    answer.extend(encode_message(&ToSender::Refused(refusal)));
+    say_and_close(connection, &answer).await;
+}
+
+/// Says one thing without listening: what the peer has sent is thrown away, so that the close does not destroy the
+/// answer on its way.
+async fn say_and_close(mut stream: Connection, answer: &[u8]) {
+    let said = async {
+        stream.write_all(answer).await?;
+        stream.shutdown().await?;
+        tokio::io::copy(&mut stream.take(DRAIN_BYTES_MAX), &mut tokio::io::sink()).await
+    };
+    let _in_time = tokio::time::timeout(HANDSHAKE_TIMEOUT, said).await;
+}
+
+impl fmt::Debug for Daemon {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Daemon({:?})", self.shared.acceptor)
+    }
+}
+
+impl fmt::Display for DaemonEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rejected { address, reason } => write!(f, "rejected {address}: {reason}"),
+            Self::Received { name, address, report, elapsed } => {
+                let target = String::from_utf8_lossy(&report.target);
+                let (seconds, faults) = (elapsed.as_secs_f64(), report.faults);
+                write!(
+                    f,
+                    "received from {name} at {address} into '{target}' in {seconds:.2} s, {faults} faults"
+                )
+            }
+            Self::Broken { name, address, error } => write!(f, "broken off by {name} at {address}: {error}"),
+            Self::Accept { error } => write!(f, "accept a connection: {error}"),
+        }
+    }
+}

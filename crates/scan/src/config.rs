@@ -1,0 +1,84 @@
+//! What to walk and with how much of the machine.
+//!
+//! Values are taken as they are; a zero counts as one.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::thread::available_parallelism;
+
+use zmove_types::RelPath;
+
+/// One tree or file to walk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScanRoot {
+    /// The path as the user typed it. A symbolic link is sent as a link, or followed when the path ends in `/`.
+    pub source: PathBuf,
+    /// The path of this entry itself below the target; [`RelPath::root`] puts the content of a directory into
+    /// the target directory (`src/`) and is for directories only.
+    pub prefix: RelPath,
+}
+
+/// How much of the machine a scan may use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScanConfig {
+    /// Threads that list and stat. Default: four times the cores, from 8 to 32, because metadata waits for disks and
+    /// servers. More help on cold or remote file systems, fewer spare the cores. Each has a read buffer of
+    /// [`LIST_BUFFER_BYTES`](Self::LIST_BUFFER_BYTES).
+    pub threads: usize,
+    /// The most entries in one batch. Default: 1024. Larger costs less per entry, smaller shows the first
+    /// entries of a large directory sooner. Worst memory: see `queue_batches_max`.
+    pub batch_entries_max: usize,
+    /// How many batches may wait for the consumer before the walk pauses. Default: 64. Larger rides out a
+    /// consumer's pauses; each waiting batch holds one open directory. Worst memory of the queue:
+    /// `queue_batches_max` × `batch_entries_max` × (about 100 bytes + the name).
+    pub queue_batches_max: usize,
+}
+
+impl ScanConfig {
+    /// The buffer that one thread lists directories into.
+    pub const LIST_BUFFER_BYTES: usize = 128 * 1024;
+}
+
+impl Default for ScanConfig {
+    fn default() -> Self {
+        let cores = available_parallelism().map_or(1, usize::from);
+        Self { threads: (4 * cores).clamp(8, 32), batch_entries_max: 1024, queue_batches_max: 64 }
+    }
+}
+
+impl ScanRoot {
+    /// Whether the path names the directory behind it: by its form (`a/`, `a/.`, `..`) or by its prefix.
+    pub(crate) fn names_directory(&self) -> bool {
+        let bytes = self.source.as_os_str().as_bytes();
+        let last = bytes.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+        self.prefix.is_root() || matches!(last, b"" | b"." | b"..")
+    }
+
+    /// The directory and the name in it, or `None` where the path has no last name.
+    pub(crate) fn parent_and_name(&self) -> Option<(PathBuf, &OsStr)> {
+        let parent = self.source.parent()?;
+        let parent = if parent.as_os_str().is_empty() { PathBuf::from(".") } else { parent.to_owned() };
+        Some((parent, self.source.file_name()?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trailing_slash_or_dot_names_the_directory() {
+        let prefix = RelPath::from_bytes(b"x").unwrap();
+        let names =
+            |source: &str| ScanRoot { source: source.into(), prefix: prefix.clone() }.names_directory();
+        assert!(["a/", "a/.", ".", "..", "/", "a/.."].into_iter().all(names));
+        assert!(!["a", "/a", "./a", "a..", ".a"].into_iter().any(names));
+    }
+
+    #[test]
+    fn a_bare_name_lies_in_the_working_directory() {
+        let root = ScanRoot { source: "a".into(), prefix: RelPath::root() };
+        assert_eq!(root.parent_and_name(), Some((PathBuf::from("."), OsStr::new("a"))));
+    }
+}

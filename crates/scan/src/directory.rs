@@ -1,0 +1,206 @@
+//! Opened directories: the roots of a scan and the directories its entries lie in.
+//!
+//! **Invariant:** a [`Directory`]'s descriptor and paths speak of the same place, beneath its root; entries
+//! are to be opened relative to the descriptor, and paths are for messages and for the target.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::Result;
+use zmove_types::{Name, PathError, RelPath};
+
+use crate::beneath::Beneath;
+
+/// The opened top of what one [`ScanRoot`](crate::ScanRoot) named.
+#[derive(Debug)]
+pub struct SourceRoot {
+    path: PathBuf,
+    prefix: RelPath,
+    extent: Extent,
+    beneath: Beneath,
+}
+
+/// How much below a root was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// The directory and all below it; the prefix is the directory's own target path.
+    Tree,
+    /// One entry of the directory; the prefix is the entry's target path.
+    SingleEntry,
+}
+
+/// A directory that stays open as long as any batch of its entries lives.
+#[derive(Debug)]
+pub struct Directory {
+    root: Arc<SourceRoot>,
+    source_path: RelPath,
+    target_path: RelPath,
+    fd: OwnedFd,
+    entries_found: AtomicU64,
+}
+
+impl SourceRoot {
+    /// Opens the directory at `path`; links in `path` itself are followed as `flags` say.
+    pub(crate) fn open(path: &Path, prefix: &RelPath, extent: Extent, flags: OFlags) -> Result<Self> {
+        let flags = flags | OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let beneath = Beneath::new(open(path, flags, Mode::empty())?);
+        Ok(Self { path: path.to_owned(), prefix: prefix.clone(), extent, beneath })
+    }
+
+    /// The directory's path as the user typed it.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The directory, opened with `O_PATH`.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.beneath.root()
+    }
+
+    /// Opens the regular file at `path` below this root for reading, through no symbolic link. For callers
+    /// that put off a file and do not want to hold its [`Directory`] open meanwhile. The file may have been
+    /// replaced since the scan: compare device and inode.
+    ///
+    /// # Errors
+    /// What the kernel says; `ELOOP` or `ENOTDIR` where a link lies on the way.
+    pub fn open_file(&self, path: &RelPath) -> std::io::Result<OwnedFd> {
+        // Non-blocking, lest a FIFO that took the file's place hold the caller up; no effect on regular files.
+        Ok(self.beneath.open(path, OFlags::RDONLY | OFlags::NONBLOCK)?)
+    }
+
+    /// The target path of what lies at `path` below this root.
+    fn target_of(&self, path: &RelPath) -> std::result::Result<RelPath, PathError> {
+        match (self.extent, path.is_root()) {
+            (Extent::SingleEntry, _) => Ok(self.prefix.parent().unwrap_or_else(RelPath::root)),
+            (Extent::Tree, true) => Ok(self.prefix.clone()),
+            (Extent::Tree, false) if self.prefix.is_root() => Ok(path.clone()),
+            (Extent::Tree, false) => {
+                RelPath::from_bytes(&[self.prefix.as_bytes(), path.as_bytes()].join(&b'/'))
+            }
+        }
+    }
+}
+
+impl Directory {
+    /// Opens the directory at `source_path` below `root`: to be listed, or only to be looked into when the
+    /// root is a single entry (its directory need not be readable).
+    pub(crate) fn open(root: &Arc<SourceRoot>, source_path: &RelPath) -> Result<Self> {
+        let access = match root.extent {
+            Extent::Tree => OFlags::RDONLY,
+            Extent::SingleEntry => OFlags::PATH,
+        };
+        let fd = root.beneath.open(source_path, OFlags::DIRECTORY | access)?;
+        let target_path = root.target_of(source_path).expect("the scan descends only into paths that fit");
+        let (root, source_path) = (Arc::clone(root), source_path.clone());
+        Ok(Self { root, source_path, target_path, fd, entries_found: AtomicU64::new(0) })
+    }
+
+    /// The root that this directory lies below.
+    #[must_use]
+    pub fn root(&self) -> &Arc<SourceRoot> {
+        &self.root
+    }
+
+    /// The directory's path below its root.
+    #[must_use]
+    pub fn source_path(&self) -> &RelPath {
+        &self.source_path
+    }
+
+    /// The directory's path below the target.
+    #[must_use]
+    pub fn target_path(&self) -> &RelPath {
+        &self.target_path
+    }
+
+    /// The open directory, for `openat` and its kin.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Where the entry `name` goes below the target. Only a root that is a single entry may have another last
+    /// name there than at the source.
+    ///
+    /// # Errors
+    /// [`PathError::PathTooLong`]; never for an entry that the scan emitted.
+    pub fn target_of(&self, name: &Name) -> std::result::Result<RelPath, PathError> {
+        match self.root.extent {
+            Extent::Tree => self.target_path.join(name),
+            Extent::SingleEntry => Ok(self.root.prefix.clone()),
+        }
+    }
+
+    /// The full path of the entry `name`, for messages.
+    #[must_use]
+    pub fn display_path(&self, name: &Name) -> PathBuf {
+        self.full_path().join(name.as_os_str())
+    }
+
+    /// The full path of the directory itself, for messages.
+    #[must_use]
+    pub fn full_path(&self) -> PathBuf {
+        if self.source_path.is_root() {
+            return self.root.path.clone();
+        }
+        self.root.path.join(self.source_path.as_path())
+    }
+
+    /// How many entries have been found in this directory so far.
+    #[must_use]
+    pub fn entries_found(&self) -> u64 {
+        self.entries_found.load(Ordering::Relaxed)
+    }
+
+    /// Counts entries that are about to be sent.
+    pub(crate) fn count_found(&self, entries: usize) {
+        self.entries_found.fetch_add(entries as u64, Ordering::Relaxed);
+    }
+
+    /// Refuses a name with which the path at the target would be too long to carry.
+    pub(crate) fn check_length(&self, name: &Name) -> std::result::Result<(), PathError> {
+        let bytes = self.target_path.as_bytes().len() + 1 + name.as_bytes().len();
+        if bytes > RelPath::BYTES_MAX { Err(PathError::PathTooLong) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn directory(extent: Extent, prefix: &[u8]) -> Directory {
+        let prefix = RelPath::from_bytes(prefix).unwrap();
+        let root = SourceRoot::open(Path::new("/proc/self"), &prefix, extent, OFlags::empty()).unwrap();
+        Directory::open(&Arc::new(root), &RelPath::root()).unwrap()
+    }
+
+    #[test]
+    fn a_tree_keeps_its_names_below_the_prefix() {
+        let name = Name::from_bytes(b"status").unwrap();
+        let directory = directory(Extent::Tree, b"x/y");
+        assert_eq!(directory.target_path().as_bytes(), b"x/y");
+        assert_eq!(directory.target_of(&name).unwrap().as_bytes(), b"x/y/status");
+        assert_eq!(directory.display_path(&name), Path::new("/proc/self/status"));
+    }
+
+    #[test]
+    fn a_single_entry_takes_the_name_in_its_prefix() {
+        let name = Name::from_bytes(b"status").unwrap();
+        let directory = directory(Extent::SingleEntry, b"x/renamed");
+        assert_eq!(directory.target_path().as_bytes(), b"x");
+        assert_eq!(directory.target_of(&name).unwrap().as_bytes(), b"x/renamed");
+    }
+
+    #[test]
+    fn a_put_off_file_opens_below_its_root() {
+        let directory = directory(Extent::Tree, b"");
+        assert!(directory.root().open_file(&RelPath::from_bytes(b"status").unwrap()).is_ok());
+        let through_link = RelPath::from_bytes(b"cwd/Cargo.toml").unwrap();
+        assert!(directory.root().open_file(&through_link).is_err());
+    }
+}

@@ -1,0 +1,168 @@
+//! What a scan emits: entries of one directory in batches, and soft errors beside them.
+//!
+//! **Invariant:** a directory is emitted, as a root or as an entry of its parent, before anything in it.
+
+use std::ffi::{CStr, OsStr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, makedev, readlinkat, statx};
+use rustix::io::Errno;
+use zmove_types::{Metadata, Name, Timestamp};
+
+use crate::directory::Directory;
+use crate::error::{Operation, ScanError};
+
+/// One thing that the walk found.
+#[derive(Debug)]
+pub enum ScanItem {
+    /// A root that is a directory: its entries follow.
+    Root {
+        /// The directory; its target path is the root's prefix.
+        directory: Arc<Directory>,
+        /// Its own mode and time.
+        metadata: Metadata,
+    },
+    /// Some entries of one directory, in no order.
+    Batch(EntryBatch),
+    /// Something that could not be read; the walk goes on.
+    Error(ScanError),
+}
+
+/// Entries of one directory, at least one and at most `batch_entries_max`; a large directory gives several.
+#[derive(Debug)]
+pub struct EntryBatch {
+    /// The directory they lie in. It stays open while this lives: a caller that puts entries off keeps its root
+    /// and its path instead.
+    pub directory: Arc<Directory>,
+    /// The entries.
+    pub entries: Vec<Entry>,
+}
+
+/// One directory entry as it was when the walk passed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its name at the source; its path at the target is [`Directory::target_of`] this name.
+    pub name: Name,
+    /// What it is.
+    pub kind: EntryKind,
+    /// Its length in bytes; of use for files only.
+    pub size: u64,
+    /// Permission bits and modification time.
+    pub metadata: Metadata,
+    /// The inode number, which with the device tells hard links and replaced files.
+    pub inode: u64,
+    /// The number of the device it is stored on.
+    pub device: u64,
+    /// How many names it has; above 1 a file is hard-linked.
+    pub links: u32,
+}
+
+/// What an entry is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EntryKind {
+    /// A regular file.
+    File,
+    /// A directory, whose entries follow later.
+    Directory,
+    /// A symbolic link with the bytes that it points to.
+    Symlink(Box<[u8]>),
+    /// A FIFO, socket or device.
+    Special,
+}
+
+impl Entry {
+    /// Looks up one name of an open directory. What the listing said of its type is not used: the attributes
+    /// are needed anyway and are the later word.
+    pub(crate) fn look_up(directory: &Directory, raw_name: &CStr) -> Result<Self, ScanError> {
+        let refused = |source| ScanError::Path { path: raw_path(directory, raw_name), source };
+        let failed = |operation| {
+            move |errno: Errno| ScanError::listed(raw_path(directory, raw_name), operation, errno)
+        };
+        let name = Name::from_bytes(raw_name.to_bytes()).map_err(refused)?;
+        directory.check_length(&name).map_err(refused)?;
+        let stat = statx(directory.fd(), raw_name, AtFlags::SYMLINK_NOFOLLOW, WANTED)
+            .map_err(failed(Operation::Stat))?;
+        let kind = EntryKind::of(directory, raw_name, &stat).map_err(failed(Operation::ReadLink))?;
+        Ok(Self::new(name, kind, &stat))
+    }
+
+    fn new(name: Name, kind: EntryKind, stat: &Statx) -> Self {
+        Self {
+            name,
+            kind,
+            size: stat.stx_size,
+            metadata: metadata_of(stat),
+            inode: stat.stx_ino,
+            device: makedev(stat.stx_dev_major, stat.stx_dev_minor),
+            links: stat.stx_nlink,
+        }
+    }
+}
+
+impl EntryKind {
+    fn of(directory: &Directory, name: &CStr, stat: &Statx) -> Result<Self, Errno> {
+        Ok(match FileType::from_raw_mode(stat.stx_mode.into()) {
+            FileType::RegularFile => Self::File,
+            FileType::Directory => Self::Directory,
+            FileType::Symlink => {
+                Self::Symlink(readlinkat(directory.fd(), name, Vec::new())?.into_bytes().into())
+            }
+            _ => Self::Special,
+        })
+    }
+}
+
+pub(crate) fn metadata_of(stat: &Statx) -> Metadata {
+    let mtime = Timestamp { seconds: stat.stx_mtime.tv_sec, nanos: stat.stx_mtime.tv_nsec };
+    Metadata { mode: u32::from(stat.stx_mode) & 0o7777, mtime }
+}
+
+fn raw_path(directory: &Directory, name: &CStr) -> PathBuf {
+    directory.full_path().join(OsStr::from_bytes(name.to_bytes()))
+}
+
+/// What is asked of the file system. Sizes are synchronised as `stat` does it (no `AT_STATX_DONT_SYNC`): a size
+/// from a stale cache would fail the file's transfer later.
+pub(crate) const WANTED: StatxFlags = StatxFlags::TYPE
+    .union(StatxFlags::MODE)
+    .union(StatxFlags::NLINK)
+    .union(StatxFlags::INO)
+    .union(StatxFlags::SIZE)
+    .union(StatxFlags::MTIME);
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::OFlags;
+    use zmove_types::{PathError, RelPath};
+
+    use super::*;
+    use crate::directory::{Extent, SourceRoot};
+
+    fn look_up(name: &CStr) -> Result<Entry, ScanError> {
+        let path = std::path::Path::new("/proc/self");
+        let root = SourceRoot::open(path, &RelPath::root(), Extent::Tree, OFlags::empty()).unwrap();
+        Entry::look_up(&Directory::open(&Arc::new(root), &RelPath::root()).unwrap(), name)
+    }
+
+    #[test]
+    fn the_type_comes_from_the_attributes() {
+        assert_eq!(look_up(c"status").unwrap().kind, EntryKind::File);
+        assert_eq!(look_up(c"fd").unwrap().kind, EntryKind::Directory);
+        assert_eq!(look_up(c"root").unwrap().kind, EntryKind::Symlink((*b"/").into()));
+    }
+
+    #[test]
+    fn a_listed_name_that_is_gone_has_vanished() {
+        let error = look_up(c"never there").unwrap_err();
+        assert!(matches!(&error, ScanError::Vanished { path } if path.ends_with("never there")), "{error}");
+    }
+
+    #[test]
+    fn a_name_that_cannot_be_carried_is_an_error() {
+        let name = std::ffi::CString::new([b'n'; 256]).unwrap();
+        let error = look_up(&name).unwrap_err();
+        assert!(matches!(error, ScanError::Path { source: PathError::NameTooLong, .. }), "{error}");
+    }
+}

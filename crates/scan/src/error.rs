@@ -1,0 +1,106 @@
+//! What can go wrong with one entry; the walk of the others goes on.
+//!
+//! **Invariant:** every error names the path in full, as the user can type it.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use thiserror::Error;
+use zmove_types::PathError;
+
+/// A soft error: what it names is missing from the scan, with all that is below it.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ScanError {
+    /// A system call failed.
+    #[error("{operation} {}", path.display())]
+    Io {
+        /// What could not be read.
+        path: PathBuf,
+        /// What was tried.
+        operation: Operation,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// The entry was listed and then removed or renamed by somebody else.
+    #[error("find {} again after it was listed", path.display())]
+    Vanished {
+        /// Where it was.
+        path: PathBuf,
+    },
+    /// The name or the path cannot be carried to the target.
+    #[error("carry the path {}", path.display())]
+    Path {
+        /// The path at the source.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: PathError,
+    },
+    /// The threads of the walk could not be started: nothing was walked.
+    #[error("start the threads of the scan")]
+    Threads {
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// What was tried when an error arose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Operation {
+    /// Opening a directory.
+    Open,
+    /// Reading a directory's names.
+    List,
+    /// Reading an entry's size, mode and times.
+    Stat,
+    /// Reading where a symbolic link points.
+    ReadLink,
+}
+
+impl ScanError {
+    /// The path it is about, if it is about one.
+    #[must_use]
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Io { path, .. } | Self::Vanished { path } | Self::Path { path, .. } => Some(path),
+            Self::Threads { .. } => None,
+        }
+    }
+
+    /// The error of something that a listing named: not to find it means that it vanished.
+    pub(crate) fn listed(path: PathBuf, operation: Operation, errno: Errno) -> Self {
+        match errno {
+            Errno::NOENT => Self::Vanished { path },
+            _ => Self::Io { path, operation, source: errno.into() },
+        }
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Open => "open directory",
+            Self::List => "list directory",
+            Self::Stat => "read the attributes of",
+            Self::ReadLink => "read the symbolic link",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_fit_failed_to() {
+        let path = || PathBuf::from("/a/b");
+        let denied = ScanError::listed(path(), Operation::Open, Errno::ACCESS);
+        assert_eq!(format!("failed to {denied}"), "failed to open directory /a/b");
+        let gone = ScanError::listed(path(), Operation::Stat, Errno::NOENT);
+        assert_eq!(format!("failed to {gone}"), "failed to find /a/b again after it was listed");
+        assert!(matches!(gone, ScanError::Vanished { .. }));
+    }
+}

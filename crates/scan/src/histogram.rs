@@ -1,0 +1,283 @@
+//! How many files of which size a tree holds: the picture to look at before choosing how to move it.
+//!
+//! Fed by a scan, printed by `zmove scan` as a [`Table`] or as JSON. **Invariant:** the buckets, the size classes
+//! and the totals count the same files, so each sums to the same number.
+
+mod table;
+
+use serde::{Serialize, Serializer};
+use zmove_types::SizeClass;
+
+use crate::directory::Directory;
+use crate::entry::{Entry, EntryBatch, EntryKind, ScanItem};
+use crate::error::ScanError;
+use crate::scan::Scan;
+
+pub use table::Table;
+
+/// Counts over a tree, by powers of two and by size class. Hard links count once per name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Histogram {
+    /// All regular files.
+    pub files: Share,
+    /// Files below 1 MiB.
+    pub losf: Share,
+    /// Files from 1 MiB to below 1 GiB.
+    pub medium: Share,
+    /// Files from 1 GiB.
+    pub large: Share,
+    /// Directories, the roots with them.
+    pub directories: u64,
+    /// Symbolic links.
+    pub symlinks: u64,
+    /// FIFOs, sockets and devices.
+    pub specials: u64,
+    /// Entries that could not be read, without those that vanished.
+    pub errors: u64,
+    /// Entries that were listed and then gone.
+    pub vanished: u64,
+    /// The largest file, in bytes.
+    pub largest_file: Option<Extreme>,
+    /// The entry the furthest below its root, in path components.
+    pub deepest_path: Option<Extreme>,
+    /// The directory with the most entries.
+    pub largest_directory: Option<Extreme>,
+    /// Bucket 0 holds the empty files, bucket n + 1 those from 2ⁿ to below 2ⁿ⁺¹ bytes.
+    #[serde(serialize_with = "serialize_occupied")]
+    buckets: [Share; BUCKETS],
+}
+
+/// A part of the files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Share {
+    /// How many.
+    pub files: u64,
+    /// Their sizes together.
+    pub bytes: u64,
+}
+
+/// The entry that has the most of something.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Extreme {
+    /// How much; the unit is its field's.
+    pub value: u64,
+    /// Its path at the source; bytes that are not UTF-8 are replaced.
+    pub path: String,
+}
+
+/// Consumes a scan; each error is counted and handed to `on_error`.
+pub fn histogram(scan: Scan, mut on_error: impl FnMut(ScanError)) -> Histogram {
+    let mut histogram = Histogram::default();
+    for item in scan {
+        histogram.add(&item);
+        if let ScanItem::Error(error) = item {
+            on_error(error);
+        }
+    }
+    histogram
+}
+
+impl Histogram {
+    /// Counts what a scan emitted.
+    pub fn add(&mut self, item: &ScanItem) {
+        match item {
+            ScanItem::Root { directory, .. } => self.add_root(directory),
+            ScanItem::Batch(batch) => self.add_batch(batch),
+            ScanItem::Error(ScanError::Vanished { .. }) => self.vanished += 1,
+            ScanItem::Error(_) => self.errors += 1,
+        }
+    }
+
+    /// Adds the counts of another part of the same tree, or of another tree.
+    pub fn merge(&mut self, other: Self) {
+        for (mine, theirs) in self.shares().into_iter().zip(other.clone().shares()) {
+            mine.files += theirs.files;
+            mine.bytes += theirs.bytes;
+        }
+        self.directories += other.directories;
+        self.symlinks += other.symlinks;
+        self.specials += other.specials;
+        self.errors += other.errors;
+        self.vanished += other.vanished;
+        for (mine, theirs) in [
+            (&mut self.largest_file, other.largest_file),
+            (&mut self.deepest_path, other.deepest_path),
+            (&mut self.largest_directory, other.largest_directory),
+        ] {
+            if let Some(theirs) = theirs {
+                raise(mine, theirs.value, || theirs.path);
+            }
+        }
+    }
+
+    /// The occupied range of buckets: the least size in each, and what it holds. Bucket `0` is the empty files,
+    /// bucket `n` those from `n` to below `2 × n` bytes.
+    pub fn buckets(&self) -> impl Iterator<Item = (u64, Share)> {
+        let occupied = |bucket: &Share| bucket.files > 0;
+        let first = self.buckets.iter().position(occupied).unwrap_or(0);
+        let end = self.buckets.iter().rposition(occupied).map_or(0, |last| last + 1);
+        (first..end).map(|index| (bucket_start(index), self.buckets[index]))
+    }
+
+    /// The histogram as text of at most `columns` columns, but at least 66; paths are not cut.
+    #[must_use]
+    pub fn table(&self, columns: usize) -> Table<'_> {
+        Table::new(self, columns)
+    }
+
+    fn add_root(&mut self, directory: &Directory) {
+        self.directories += 1;
+        raise(&mut self.deepest_path, 0, || display(directory, None));
+    }
+
+    fn add_batch(&mut self, batch: &EntryBatch) {
+        let directory = &*batch.directory;
+        for entry in &batch.entries {
+            self.add_entry(directory, entry);
+        }
+        raise(&mut self.largest_directory, directory.entries_found(), || display(directory, None));
+        let depth = directory.source_path().depth() as u64 + 1;
+        raise(&mut self.deepest_path, depth, || display(directory, batch.entries.first()));
+    }
+
+    fn add_entry(&mut self, directory: &Directory, entry: &Entry) {
+        match entry.kind {
+            EntryKind::File => {
+                self.add_size(entry.size);
+                raise(&mut self.largest_file, entry.size, || display(directory, Some(entry)));
+            }
+            EntryKind::Directory => self.directories += 1,
+            EntryKind::Symlink(_) => self.symlinks += 1,
+            EntryKind::Special => self.specials += 1,
+        }
+    }
+
+    fn add_size(&mut self, bytes: u64) {
+        let class = match SizeClass::of(bytes) {
+            SizeClass::Losf => &mut self.losf,
+            SizeClass::Medium => &mut self.medium,
+            SizeClass::Large => &mut self.large,
+        };
+        for share in [class, &mut self.files, &mut self.buckets[bucket_of(bytes)]] {
+            share.files += 1;
+            share.bytes += bytes;
+        }
+    }
+
+    fn shares(&mut self) -> Vec<&mut Share> {
+        let named = [&mut self.files, &mut self.losf, &mut self.medium, &mut self.large];
+        named.into_iter().chain(&mut self.buckets).collect()
+    }
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        let none = Share::default();
+        Self {
+            files: none,
+            losf: none,
+            medium: none,
+            large: none,
+            directories: 0,
+            symlinks: 0,
+            specials: 0,
+            errors: 0,
+            vanished: 0,
+            largest_file: None,
+            deepest_path: None,
+            largest_directory: None,
+            buckets: [none; BUCKETS],
+        }
+    }
+}
+
+fn bucket_of(bytes: u64) -> usize {
+    bytes.checked_ilog2().map_or(0, |power| power as usize + 1)
+}
+
+fn bucket_start(index: usize) -> u64 {
+    index.checked_sub(1).map_or(0, |power| 1 << power)
+}
+
+/// Replaces an extreme that is passed; the path is made only then.
+fn raise(extreme: &mut Option<Extreme>, value: u64, path: impl FnOnce() -> String) {
+    if extreme.as_ref().is_none_or(|extreme| value > extreme.value) {
+        *extreme = Some(Extreme { value, path: path() });
+    }
+}
+
+fn display(directory: &Directory, entry: Option<&Entry>) -> String {
+    let path = entry.map_or_else(|| directory.full_path(), |entry| directory.display_path(&entry.name));
+    path.to_string_lossy().into_owned()
+}
+
+#[derive(Serialize)]
+struct Bucket {
+    from_bytes: u64,
+    #[serde(flatten)]
+    share: Share,
+}
+
+fn serialize_occupied<S: Serializer>(buckets: &[Share; BUCKETS], serializer: S) -> Result<S::Ok, S::Error> {
+    let occupied = buckets.iter().enumerate().filter(|(_, share)| share.files > 0);
+    serializer.collect_seq(occupied.map(|(index, &share)| Bucket { from_bytes: bucket_start(index), share }))
+}
+
+/// One for the empty files and one for each power of two.
+const BUCKETS: usize = 1 + u64::BITS as usize;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(sizes: &[u64]) -> Histogram {
+        let mut histogram = Histogram::default();
+        sizes.iter().for_each(|&bytes| histogram.add_size(bytes));
+        histogram
+    }
+
+    #[test]
+    fn a_bucket_starts_at_its_power_of_two() {
+        for (bytes, start) in [(0, 0), (1, 1), (2, 2), (3, 2), (4, 4), (4095, 2048), (4096, 4096)] {
+            assert_eq!(bucket_start(bucket_of(bytes)), start, "{bytes}");
+        }
+        assert_eq!(bucket_start(bucket_of(u64::MAX)), 1 << 63);
+    }
+
+    #[test]
+    fn classes_and_buckets_sum_to_the_total() {
+        let histogram = of(&[0, 1, 100, 1 << 20, (1 << 20) - 1, 1 << 30, 5 << 40]);
+        let classes = [histogram.losf, histogram.medium, histogram.large];
+        assert_eq!(classes.iter().map(|share| share.files).collect::<Vec<_>>(), [4, 1, 2]);
+        assert_eq!(classes.iter().map(|share| share.bytes).sum::<u64>(), histogram.files.bytes);
+        assert_eq!(histogram.buckets().map(|(_, share)| share.bytes).sum::<u64>(), histogram.files.bytes);
+        assert_eq!(histogram.files.files, 7);
+    }
+
+    #[test]
+    fn merged_parts_equal_the_whole() {
+        let mut merged = of(&[0, 7]);
+        merged.largest_file = Some(Extreme { value: 7, path: "a".into() });
+        let mut other = of(&[9, 1 << 30]);
+        other.largest_file = Some(Extreme { value: 1 << 30, path: "b".into() });
+        other.vanished = 2;
+        merged.merge(other.clone());
+        let mut whole = of(&[0, 7, 9, 1 << 30]);
+        whole.largest_file = other.largest_file;
+        whole.vanished = 2;
+        assert_eq!(merged, whole);
+    }
+
+    #[test]
+    fn json_lists_the_occupied_buckets() {
+        let json = serde_json::to_value(of(&[0, 5, 6])).unwrap();
+        assert_eq!(json["files"], serde_json::json!({ "files": 3, "bytes": 11 }));
+        assert_eq!(
+            json["buckets"],
+            serde_json::json!([
+                { "from_bytes": 0, "files": 1, "bytes": 0 },
+                { "from_bytes": 4, "files": 2, "bytes": 11 },
+            ])
+        );
+    }
+}

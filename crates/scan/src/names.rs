@@ -1,0 +1,56 @@
+//! The names of one stretch of a directory, packed end to end.
+//!
+//! The lister fills it, a worker looks each name up. **Invariant:** it is a row of NUL-terminated names, none of
+//! them `.`, `..` or empty.
+
+use std::ffi::CStr;
+
+/// Names in the order in which the directory gave them.
+#[derive(Debug, Default)]
+pub(crate) struct NameList {
+    bytes: Vec<u8>,
+    count: usize,
+}
+
+impl NameList {
+    /// Appends a name, unless it is the directory's own or its parent's.
+    pub(crate) fn push(&mut self, name: &CStr) {
+        if !matches!(name.to_bytes(), b"" | b"." | b"..") {
+            self.bytes.extend_from_slice(name.to_bytes_with_nul());
+            self.count += 1;
+        }
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.bytes.clear();
+        self.count = 0;
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.count
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &CStr> {
+        let mut rest = &self.bytes[..];
+        std::iter::from_fn(move || {
+            let name = CStr::from_bytes_until_nul(rest).ok()?;
+            rest = &rest[name.count_bytes() + 1..];
+            Some(name)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_come_back_without_the_dots() {
+        let mut names = NameList::default();
+        [c"b", c".", c"..", c"...", c"caf\xe9"].into_iter().for_each(|name| names.push(name));
+        assert_eq!(names.len(), 3);
+        assert_eq!(names.iter().collect::<Vec<_>>(), [c"b", c"...", c"caf\xe9"]);
+        names.clear();
+        assert_eq!(names.iter().count(), 0);
+    }
+}

@@ -1,0 +1,92 @@
+//! Waits for descriptors when the process or the machine has run out of them.
+//!
+//! Consumers give descriptors back as they drop batches, so a shortage is usually short. **Invariant:** the
+//! wait is bounded, and halves each time it was in vain, so a consumer that keeps every batch gets errors, no
+//! hang.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use rustix::io::{Errno, Result};
+
+/// How long the walk is ready to wait for a descriptor.
+#[derive(Debug)]
+pub(crate) struct Patience {
+    wait_ms: AtomicU64,
+}
+
+impl Patience {
+    pub(crate) fn new() -> Self {
+        Self { wait_ms: AtomicU64::new(WAIT_MS_MAX) }
+    }
+
+    /// Repeats `open` until it ends otherwise than by a shortage of descriptors, or the wait is over.
+    pub(crate) fn open<T>(&self, open: impl Fn() -> Result<T>) -> Result<T> {
+        let first = open();
+        if !is_shortage(&first) {
+            return first;
+        }
+        let result = self.wait_and_repeat(open);
+        let wait_ms =
+            if is_shortage(&result) { self.wait_ms.load(Ordering::Relaxed) / 2 } else { WAIT_MS_MAX };
+        self.wait_ms.store(wait_ms, Ordering::Relaxed);
+        result
+    }
+
+    fn wait_and_repeat<T>(&self, open: impl Fn() -> Result<T>) -> Result<T> {
+        let end = Instant::now() + Duration::from_millis(self.wait_ms.load(Ordering::Relaxed));
+        loop {
+            let result = open();
+            if !is_shortage(&result) || Instant::now() >= end {
+                return result;
+            }
+            sleep(PAUSE);
+        }
+    }
+}
+
+fn is_shortage<T>(result: &Result<T>) -> bool {
+    matches!(result, Err(Errno::MFILE | Errno::NFILE))
+}
+
+const WAIT_MS_MAX: u64 = 1000;
+const PAUSE: Duration = Duration::from_millis(2);
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn a_short_shortage_is_waited_out() {
+        let tries = Cell::new(0);
+        let open = || {
+            tries.set(tries.get() + 1);
+            if tries.get() < 4 { Err(Errno::MFILE) } else { Ok(7) }
+        };
+        assert_eq!(Patience::new().open(open), Ok(7));
+        assert_eq!(tries.get(), 4);
+    }
+
+    #[test]
+    fn a_lasting_shortage_ends_in_its_error_ever_sooner() {
+        let patience = Patience { wait_ms: AtomicU64::new(4) };
+        for left_ms in [2, 1, 0, 0] {
+            assert_eq!(patience.open(|| Err::<(), _>(Errno::MFILE)), Err(Errno::MFILE));
+            assert_eq!(patience.wait_ms.load(Ordering::Relaxed), left_ms);
+        }
+    }
+
+    #[test]
+    fn other_errors_are_not_repeated() {
+        let tries = Cell::new(0);
+        let open = || {
+            tries.set(tries.get() + 1);
+            Err::<(), _>(Errno::ACCESS)
+        };
+        assert_eq!(Patience::new().open(open), Err(Errno::ACCESS));
+        assert_eq!(tries.get(), 1);
+    }
+}

@@ -1,0 +1,80 @@
+//! A running scan as its consumer sees it.
+//!
+//! **Invariant:** the walk holds no thread that outlives its work: the threads end when everything is walked, or
+//! soon after the last consumer is gone.
+
+use std::io;
+use std::sync::Arc;
+
+use crossbeam_channel::{Receiver, bounded};
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use zmove_types::{StageClock, StageTimes};
+
+use crate::config::{ScanConfig, ScanRoot};
+use crate::entry::ScanItem;
+use crate::error::ScanError;
+use crate::worker::{Walk, Worker};
+
+/// The stream of what a walk finds. Clones share one stream, each item going to one of them; the walk stops when
+/// the last of them and of their receivers is dropped.
+#[derive(Clone, Debug)]
+pub struct Scan {
+    receiver: Receiver<ScanItem>,
+    clock: Arc<StageClock>,
+}
+
+/// Starts to walk `roots` and returns at once.
+///
+/// The walk has threads of its own, in a pool that nothing else uses, because they block when the consumer is
+/// slow. If they cannot be started the stream is one [`ScanError::Threads`].
+#[must_use]
+pub fn scan(roots: Vec<ScanRoot>, config: &ScanConfig) -> Scan {
+    let (output, receiver) = bounded(config.queue_batches_max.max(1));
+    let scan = Scan { receiver, clock: Arc::default() };
+    match start_threads(config) {
+        // The pool's threads end when its handle is dropped and the jobs spawned on it are done.
+        Ok(pool) => {
+            let walk = Arc::new(Walk::new(output, config, Arc::clone(&scan.clock)));
+            roots.into_iter().for_each(|root| {
+                let walk = Arc::clone(&walk);
+                pool.spawn(move || Worker::run(&walk, |worker| worker.visit_root(&root)));
+            });
+        }
+        Err(source) => {
+            let item = ScanItem::Error(ScanError::Threads { source });
+            output.try_send(item).expect("the queue is new and has room for one");
+        }
+    }
+    scan
+}
+
+fn start_threads(config: &ScanConfig) -> io::Result<ThreadPool> {
+    ThreadPoolBuilder::new()
+        .num_threads(config.threads.max(1))
+        .thread_name(|index| format!("zmove-scan-{index}"))
+        .build()
+        .map_err(io::Error::other)
+}
+
+impl Scan {
+    /// The queue itself, for `select!` and time-outs.
+    #[must_use]
+    pub fn receiver(&self) -> &Receiver<ScanItem> {
+        &self.receiver
+    }
+
+    /// How the walk's threads have spent their time so far: busy with the file system or blocked by the
+    /// consumer. A walk has no upstream, so none of it is starved.
+    #[must_use]
+    pub fn times(&self) -> StageTimes {
+        self.clock.times()
+    }
+}
+
+impl Iterator for Scan {
+    type Item = ScanItem;
+
+    fn next(&mut self) -> Option<ScanItem> {
+        self.receiver.recv().ok()
+    }
+}

@@ -1,0 +1,250 @@
+//! The jobs of a walk: visit a root, list a directory, look up a stretch of names.
+//!
+//! Each job runs on the walk's own rayon pool, newest first, so a thread goes deep before it goes wide and what
+//! is pending stays small. **Invariant:** a pending directory is a path, not a descriptor; open descriptors are
+//! bounded by the threads, the stretches waiting to be looked up and the batches not yet dropped.
+
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crossbeam_channel::{Sender, TrySendError};
+use rustix::fs::{AtFlags, CWD, FileType, OFlags, RawDir, StatxFlags, statx};
+use rustix::io::Errno;
+use zmove_types::{Doing, RelPath, StageClock, Stopwatch};
+
+use crate::config::{ScanConfig, ScanRoot};
+use crate::directory::{Directory, Extent, SourceRoot};
+use crate::entry::{Entry, EntryBatch, EntryKind, ScanItem, WANTED, metadata_of};
+use crate::error::{Operation, ScanError};
+use crate::names::NameList;
+use crate::patience::Patience;
+
+/// What all jobs of one walk share. The stream ends when the last job lets go of it.
+#[derive(Debug)]
+pub(crate) struct Walk {
+    output: Sender<ScanItem>,
+    config: ScanConfig,
+    clock: Arc<StageClock>,
+    stopped: AtomicBool,
+    patience: Patience,
+    stretches_waiting: AtomicUsize,
+    scratch: Mutex<Vec<Scratch>>,
+}
+
+/// One job at work.
+#[derive(Debug)]
+pub(crate) struct Worker<'walk> {
+    walk: &'walk Arc<Walk>,
+    stopwatch: Stopwatch<'walk>,
+}
+
+/// What listing a directory needs; kept for the next one.
+#[derive(Debug)]
+struct Scratch {
+    listing: Vec<u8>,
+    names: NameList,
+}
+
+impl Walk {
+    pub(crate) fn new(output: Sender<ScanItem>, config: &ScanConfig, clock: Arc<StageClock>) -> Self {
+        Self {
+            output,
+            config: config.clone(),
+            clock,
+            stopped: AtomicBool::new(false),
+            patience: Patience::new(),
+            stretches_waiting: AtomicUsize::new(0),
+            scratch: Mutex::default(),
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+
+    fn take_scratch(&self) -> Scratch {
+        self.scratch.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
+    }
+
+    fn put_back(&self, mut scratch: Scratch) {
+        scratch.names.clear();
+        self.scratch.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
+    }
+
+    /// Queues a job on the pool that the caller runs on.
+    fn spawn(self: &Arc<Self>, job: impl FnOnce(&mut Worker<'_>) + Send + 'static) {
+        let walk = Arc::clone(self);
+        rayon::spawn(move || Worker::run(&walk, job));
+    }
+}
+
+impl<'walk> Worker<'walk> {
+    /// Does one job, unless the walk has been stopped.
+    pub(crate) fn run(walk: &'walk Arc<Walk>, job: impl FnOnce(&mut Self)) {
+        if !walk.is_stopped() {
+            let mut worker = Self { walk, stopwatch: walk.clock.start() };
+            job(&mut worker);
+            worker.stopwatch.lap(Doing::Busy);
+        }
+    }
+
+    /// Emits what a root names: a directory and all below it, or one entry.
+    pub(crate) fn visit_root(&mut self, root: &ScanRoot) {
+        let visited = if root.names_directory() {
+            self.visit_tree(root, OFlags::empty())
+        } else {
+            match file_type(root) {
+                Ok(FileType::Directory) => self.visit_tree(root, OFlags::NOFOLLOW),
+                Ok(_) => self.visit_single(root),
+                Err(errno) => Err((Operation::Stat, errno)),
+            }
+        };
+        if let Err((operation, errno)) = visited {
+            let (path, source) = (root.source.clone(), errno.into());
+            self.report(ScanError::Io { path, operation, source });
+        }
+    }
+
+    fn visit_tree(&mut self, root: &ScanRoot, flags: OFlags) -> Result<(), (Operation, Errno)> {
+        let directory = self.open_root(root, Extent::Tree, flags)?;
+        let stat = statx(directory.fd(), c"", AtFlags::EMPTY_PATH, WANTED)
+            .map_err(|errno| (Operation::Stat, errno))?;
+        self.send(ScanItem::Root { directory: Arc::clone(&directory), metadata: metadata_of(&stat) });
+        self.list(&directory);
+        Ok(())
+    }
+
+    fn visit_single(&mut self, root: &ScanRoot) -> Result<(), (Operation, Errno)> {
+        let directory = self.open_root(root, Extent::SingleEntry, OFlags::empty())?;
+        let name = root.parent_and_name().and_then(|(_, name)| CString::new(name.as_bytes()).ok());
+        let mut names = NameList::default();
+        names.push(&name.ok_or((Operation::Stat, Errno::INVAL))?);
+        // Should it have become a directory just now, its listing fails aloud: it is opened with O_PATH only.
+        self.look_up(&directory, &names);
+        Ok(())
+    }
+
+    fn open_root(
+        &self,
+        root: &ScanRoot,
+        extent: Extent,
+        flags: OFlags,
+    ) -> Result<Arc<Directory>, (Operation, Errno)> {
+        let path = match (extent, root.parent_and_name()) {
+            (Extent::SingleEntry, Some((parent, _))) => parent,
+            _ => root.source.clone(),
+        };
+        let open = || {
+            let root = Arc::new(SourceRoot::open(&path, &root.prefix, extent, flags)?);
+            Directory::open(&root, &RelPath::root())
+        };
+        self.walk.patience.open(open).map(Arc::new).map_err(|errno| (Operation::Open, errno))
+    }
+
+    fn visit_directory(&mut self, root: &Arc<SourceRoot>, path: &RelPath) {
+        match self.walk.patience.open(|| Directory::open(root, path)) {
+            Ok(directory) => self.list(&Arc::new(directory)),
+            Err(errno) => {
+                self.report(ScanError::listed(root.path().join(path.as_path()), Operation::Open, errno));
+            }
+        }
+    }
+
+    /// Reads a directory's names and looks them up, a batch at a time.
+    fn list(&mut self, directory: &Arc<Directory>) {
+        let mut scratch = self.walk.take_scratch();
+        let mut listing = RawDir::new(directory.fd(), scratch.listing.spare_capacity_mut());
+        while let Some(next) = listing.next() {
+            match next {
+                Ok(entry) => scratch.names.push(entry.file_name()),
+                Err(errno) => {
+                    self.report(ScanError::listed(directory.full_path(), Operation::List, errno));
+                    break;
+                }
+            }
+            if scratch.names.len() >= self.walk.config.batch_entries_max.max(1) {
+                self.hand_over(directory, &mut scratch.names);
+                if self.walk.is_stopped() {
+                    break;
+                }
+            }
+        }
+        self.look_up(directory, &scratch.names);
+        self.walk.put_back(scratch);
+    }
+
+    /// Lets another thread look up a stretch of a large directory; does it itself when enough are waiting.
+    fn hand_over(&mut self, directory: &Arc<Directory>, names: &mut NameList) {
+        if self.walk.stretches_waiting.fetch_add(1, Ordering::Relaxed) >= self.walk.config.threads {
+            self.walk.stretches_waiting.fetch_sub(1, Ordering::Relaxed);
+            self.look_up(directory, names);
+            return names.clear();
+        }
+        let (directory, names) = (Arc::clone(directory), std::mem::take(names));
+        self.walk.spawn(move |worker| {
+            worker.walk.stretches_waiting.fetch_sub(1, Ordering::Relaxed);
+            worker.look_up(&directory, &names);
+        });
+    }
+
+    /// Emits the entries of these names as one batch, then queues the directories among them.
+    fn look_up(&mut self, directory: &Arc<Directory>, names: &NameList) {
+        let mut entries = Vec::with_capacity(names.len());
+        for name in names.iter() {
+            if self.walk.is_stopped() {
+                return;
+            }
+            match Entry::look_up(directory, name) {
+                Ok(entry) => entries.push(entry),
+                Err(error) => self.report(error),
+            }
+        }
+        let children = children(directory, &entries);
+        if !entries.is_empty() {
+            directory.count_found(entries.len());
+            self.send(ScanItem::Batch(EntryBatch { directory: Arc::clone(directory), entries }));
+        }
+        for path in children {
+            let root = Arc::clone(directory.root());
+            self.walk.spawn(move |worker| worker.visit_directory(&root, &path));
+        }
+    }
+
+    fn report(&mut self, error: ScanError) {
+        self.send(ScanItem::Error(error));
+    }
+
+    /// Hands an item on, waiting while the queue is full; stops the walk when nobody is left to take it.
+    fn send(&mut self, item: ScanItem) {
+        let sent = match self.walk.output.try_send(item) {
+            Err(TrySendError::Full(item)) => {
+                self.stopwatch.lap(Doing::Busy);
+                let sent = self.walk.output.send(item);
+                self.stopwatch.lap(Doing::Blocked);
+                sent.is_ok()
+            }
+            sent => sent.is_ok(),
+        };
+        if !sent {
+            self.walk.stopped.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Default for Scratch {
+    fn default() -> Self {
+        Self { listing: Vec::with_capacity(ScanConfig::LIST_BUFFER_BYTES), names: NameList::default() }
+    }
+}
+
+fn file_type(root: &ScanRoot) -> Result<FileType, Errno> {
+    let stat = statx(CWD, &root.source, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE)?;
+    Ok(FileType::from_raw_mode(stat.stx_mode.into()))
+}
+
+fn children(directory: &Directory, entries: &[Entry]) -> Vec<RelPath> {
+    let path = |entry: &Entry| directory.source_path().join(&entry.name).expect("its length was checked");
+    entries.iter().filter(|entry| entry.kind == EntryKind::Directory).map(path).collect()
+}

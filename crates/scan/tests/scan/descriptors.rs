@@ -1,0 +1,62 @@
+//! The walk with few descriptors, in a child process because the limit is the process's.
+//!
+//! The parent runs this same test binary under `ulimit`, choosing the child by an ignored test's name.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use zmove_scan::{ScanConfig, ScanError, ScanItem, scan};
+
+use crate::support::{root_of, walk};
+
+#[test]
+fn few_descriptors_are_enough_for_a_consumer_that_drops_batches() {
+    run_limited("descriptors::child_that_drops_batches");
+}
+
+#[test]
+fn a_consumer_that_keeps_all_batches_gets_errors_and_no_hang() {
+    run_limited("descriptors::child_that_keeps_batches");
+}
+
+#[test]
+#[ignore = "run by its parent test with a limit of 40 descriptors"]
+fn child_that_drops_batches() {
+    let Ok(tree) = std::env::var("ZMOVE_TEST_TREE") else { return };
+    let found = walk(Path::new(&tree), &ScanConfig::default());
+    assert_eq!(found.entries.len(), DIRECTORIES * 2);
+    assert!(found.errors.is_empty(), "{:?}", found.errors.first());
+}
+
+#[test]
+#[ignore = "run by its parent test with a limit of 40 descriptors"]
+fn child_that_keeps_batches() {
+    let Ok(tree) = std::env::var("ZMOVE_TEST_TREE") else { return };
+    let kept: Vec<_> = scan(vec![root_of(Path::new(&tree), "")], &ScanConfig::default()).collect();
+    let refused = |item: &&ScanItem| match item {
+        ScanItem::Error(ScanError::Io { source, .. }) => source.raw_os_error() == Some(24),
+        _ => false,
+    };
+    let refused = kept.iter().filter(refused).count();
+    assert!(refused > 0 && refused < DIRECTORIES, "{refused} directories were refused");
+}
+
+fn run_limited(child: &str) {
+    let tree = tempfile::tempdir().unwrap();
+    for number in 0..DIRECTORIES {
+        let directory = tree.path().join(format!("{number}"));
+        fs::create_dir(&directory).unwrap();
+        fs::File::create(directory.join("file")).unwrap();
+    }
+    let status = Command::new("sh")
+        .args(["-c", "ulimit -n 40; exec \"$0\" --exact \"$1\" --ignored"])
+        .arg(std::env::current_exe().unwrap())
+        .arg(child)
+        .env("ZMOVE_TEST_TREE", tree.path())
+        .status()
+        .unwrap();
+    assert!(status.success(), "{child}: {status}");
+}
+
+const DIRECTORIES: usize = 500;

@@ -1,0 +1,7 @@
+//! Scans of real trees through the public interface.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests are tests too")]
+
+mod descriptors;
+mod support;
+mod walk;

@@ -1,0 +1,118 @@
+//! The control connection: whole messages over any ordered byte stream.
+//!
+//! **Invariant:** a message's length is held against the limit before its bytes are awaited.
+
+use std::fmt;
+use std::io;
+
+use thiserror::Error;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use zmove_wire::limits::MESSAGE_BYTES_MAX;
+use zmove_wire::{Greeting, GreetingError, WireError};
+
+/// Receives messages.
+pub struct ControlReader(Box<dyn AsyncRead + Send + Unpin>);
+
+/// Sends messages.
+pub struct ControlWriter(Box<dyn AsyncWrite + Send + Unpin>);
+
+/// Why the control connection ended early.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ControlError {
+    /// The other end is gone.
+    #[error("control connection: the peer closed it in mid-transfer")]
+    Closed,
+    /// The operating system or TLS reported it.
+    #[error("control connection: {source}")]
+    Io {
+        /// What it said.
+        source: io::Error,
+    },
+    /// The peer's greeting is not acceptable.
+    #[error("control connection: {0}")]
+    Greeting(#[from] GreetingError),
+    /// The peer broke the protocol.
+    #[error("control connection: {0}")]
+    Wire(#[from] WireError),
+}
+
+/// Splits a stream into the two directions of a control connection.
+pub fn control_pair(stream: impl AsyncRead + AsyncWrite + Send + 'static) -> (ControlReader, ControlWriter) {
+    let (reader, writer) = tokio::io::split(stream);
+    (ControlReader(Box::new(reader)), ControlWriter(Box::new(writer)))
+}
+
+impl ControlReader {
+    /// The peer's greeting, which comes before any message.
+    ///
+    /// # Errors
+    /// [`ControlError`] when the stream ends or the greeting is not zmove's.
+    pub async fn greeting(&mut self) -> Result<Greeting, ControlError> {
+        let mut bytes = [0; Greeting::BYTES];
+        self.0.read_exact(&mut bytes).await?;
+        Ok(Greeting::decode(&bytes)?)
+    }
+
+    /// The next message's bytes without their length; `None` when the peer ended the connection between messages.
+    ///
+    /// # Errors
+    /// [`ControlError`] when the stream breaks or a length is over the limit. Not safe to cancel.
+    pub async fn receive(&mut self) -> Result<Option<Vec<u8>>, ControlError> {
+        let mut length = [0; 4];
+        if self.0.read(&mut length[..1]).await? == 0 {
+            return Ok(None);
+        }
+        self.0.read_exact(&mut length[1..]).await?;
+        let len = u32::from_le_bytes(length) as usize;
+        if len > MESSAGE_BYTES_MAX {
+            let (value, limit) = (len as u64, MESSAGE_BYTES_MAX as u64);
+            return Err(WireError::OverLimit { what: "message", value, limit }.into());
+        }
+        let mut bytes = vec![0; len];
+        self.0.read_exact(&mut bytes).await?;
+        Ok(Some(bytes))
+    }
+}
+
+impl ControlWriter {
+    /// Sends bytes that are a greeting or messages with their lengths.
+    ///
+    /// # Errors
+    /// [`ControlError`] when the stream is gone.
+    pub async fn send(&mut self, bytes: &[u8]) -> Result<(), ControlError> {
+        self.0.write_all(bytes).await?;
+        Ok(self.0.flush().await?)
+    }
+
+    /// Ends this direction in an orderly way.
+    ///
+    /// # Errors
+    /// [`ControlError`] when the stream is gone.
+    pub async fn finish(&mut self) -> Result<(), ControlError> {
+        Ok(self.0.shutdown().await?)
+    }
+}
+
+impl From<io::Error> for ControlError {
+    fn from(source: io::Error) -> Self {
+        match source.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+                Self::Closed
+            }
+            _ => Self::Io { source },
+        }
+    }
+}
+
+impl fmt::Debug for ControlReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ControlReader")
+    }
+}
+
+impl fmt::Debug for ControlWriter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ControlWriter")
+    }
+}

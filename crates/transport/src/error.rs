@@ -1,0 +1,296 @@
+//! What can go wrong while keys are kept and connections are made, one enum per operation.
+//!
+//! Variants are sorted by fault: the peer misbehaves, the peer is incompatible, something local, the peer is out of
+//! reach. Messages are fragments that fit "failed to …" and say what the user can do.
+//! **Invariant:** an error that a later attempt may cure, and only such a one, is `retryable`.
+
+use std::{io, net::SocketAddr, time::Duration};
+
+use crate::trust::{Fingerprint, endpoint};
+
+mod trust;
+
+pub use trust::{AuthorizedKeysError, IdentityError, KnownHostsError};
+
+/// Why a socket cannot be set up as configured. Always local.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SocketError {
+    /// The kernel refuses the congestion control that was asked for.
+    #[error("use congestion control {algorithm:?}; see net.ipv4.tcp_allowed_congestion_control")]
+    Congestion {
+        /// The name that was asked for.
+        algorithm: String,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The socket cannot be made, or refuses an option that every kernel has.
+    #[error("set up a socket")]
+    Setup {
+        /// What the system says.
+        #[from]
+        source: io::Error,
+    },
+}
+
+/// Why the daemon cannot listen.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BindError {
+    /// The address is taken, not of this host, or reserved.
+    #[error("listen on {address}")]
+    Listen {
+        /// The address to listen on.
+        address: SocketAddr,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The socket cannot be set up.
+    #[error("listen on {address}")]
+    Socket {
+        /// The address to listen on.
+        address: SocketAddr,
+        /// What could not be set.
+        source: SocketError,
+    },
+}
+
+/// How far a connection had come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DialStage {
+    /// Looking up the host's addresses.
+    Resolving,
+    /// Waiting for the TCP connection.
+    Connecting,
+    /// Waiting for the TLS handshake.
+    Handshaking,
+}
+
+/// Why a client has no connection to a host.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DialError {
+    // The peer misbehaves, or somebody sits in between.
+    /// The host shows another key than the one pinned for it.
+    #[error(
+        "trust {}: it shows the key {found} where {expected} is pinned; somebody may be intercepting, or the host \
+         has a new key: ask its administrator, then remove its line from known_hosts",
+        endpoint(host, *port)
+    )]
+    HostKeyChanged {
+        /// The host that was dialled.
+        host: String,
+        /// Its port.
+        port: u16,
+        /// The pinned key.
+        expected: Fingerprint,
+        /// The key it shows.
+        found: Fingerprint,
+    },
+    /// The host shows a key without being able to sign with it.
+    #[error("trust {}: it cannot prove that it holds the key it shows; somebody may be intercepting", endpoint(host, *port))]
+    HostKeyUnproven {
+        /// The host that was dialled.
+        host: String,
+        /// Its port.
+        port: u16,
+    },
+    /// The TLS handshake failed in another way.
+    #[error("agree on a TLS connection with {}", endpoint(host, *port))]
+    Handshake {
+        /// The host that was dialled.
+        host: String,
+        /// Its port.
+        port: u16,
+        /// What the TLS library says.
+        source: rustls::Error,
+    },
+
+    // The peer is incompatible.
+    /// What answers is not TLS: an ssh or web server, say.
+    #[error("talk to {}: what answers there is not zmove (it does not speak TLS); is the port right?", endpoint(host, *port))]
+    NotTls {
+        /// The host that was dialled.
+        host: String,
+        /// Its port.
+        port: u16,
+        /// What the TLS library could not read.
+        source: rustls::Error,
+    },
+    /// What answers speaks TLS, but not this protocol or not TLS 1.3.
+    #[error("talk to {}: what answers there is not zmove (TLS without its protocol); is the port right?", endpoint(host, *port))]
+    NotZmove {
+        /// The host that was dialled.
+        host: String,
+        /// Its port.
+        port: u16,
+    },
+
+    // Local: settings and decisions of this side.
+    /// The host's key is not known yet, and unknown hosts are to be refused.
+    #[error("trust {}: its key {fingerprint} is not in known_hosts; compare it with what `zmove serve` printed there", endpoint(host, *port))]
+    UnknownHost {
+        /// The host that was dialled.
+        host: String,
+        /// Its port.
+        port: u16,
+        /// The key it shows; not yet proven to be its own.
+        fingerprint: Fingerprint,
+    },
+    /// The socket cannot be set up as configured.
+    #[error("connect to {}", endpoint(host, *port))]
+    Socket {
+        /// The host that was dialled.
+        host: String,
+        /// Its port.
+        port: u16,
+        /// What could not be set.
+        source: SocketError,
+    },
+    /// The name has no address.
+    #[error("find the address of {host:?}; is the name right?")]
+    Resolve {
+        /// The name that was looked up.
+        host: String,
+        /// What the resolver says.
+        source: io::Error,
+    },
+
+    // Out of reach.
+    /// Nobody listens at the port.
+    #[error("connect to {} at {address}: refused; is `zmove serve` running there?", endpoint(host, *port))]
+    Refused {
+        /// The host that was dialled.
+        host: String,
+        /// Its port.
+        port: u16,
+        /// The address that refused.
+        address: SocketAddr,
+    },
+    /// No TCP connection.
+    #[error("connect to {} at {address}; is the host up, and does a firewall let this port through?", endpoint(host, *port))]
+    Connect {
+        /// The host that was dialled.
+        host: String,
+        /// Its port.
+        port: u16,
+        /// The address that was tried.
+        address: SocketAddr,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The connection ended during the handshake.
+    #[error("connect to {}: it closed the connection; it may be full or restarting", endpoint(host, *port))]
+    Closed {
+        /// The host that was dialled.
+        host: String,
+        /// Its port.
+        port: u16,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The deadline passed.
+    #[error("connect to {} within {waited:?} (still {stage:?}); does a firewall drop this port?", endpoint(host, *port))]
+    TimedOut {
+        /// The host that was dialled.
+        host: String,
+        /// Its port.
+        port: u16,
+        /// How far the connection had come.
+        stage: DialStage,
+        /// The time that was allowed.
+        waited: Duration,
+    },
+}
+
+impl DialError {
+    /// Whether dialling again may succeed without anybody changing a setting.
+    #[must_use]
+    pub const fn retryable(&self) -> bool {
+        matches!(
+            self,
+            Self::Refused { .. } | Self::Connect { .. } | Self::Closed { .. } | Self::TimedOut { .. }
+        )
+    }
+}
+
+/// Why a daemon drops an incoming connection. None of these is the daemon's fault or ends it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AcceptError {
+    // The peer misbehaves.
+    /// The client shows a key without being able to sign with it.
+    #[error("accept {address}: it cannot prove that it holds the key it shows")]
+    ClientKeyUnproven {
+        /// The client.
+        address: SocketAddr,
+    },
+    /// The client shows no key.
+    #[error("accept {address}: it shows no key")]
+    NoClientKey {
+        /// The client.
+        address: SocketAddr,
+    },
+    /// The TLS handshake failed in another way.
+    #[error("agree on a TLS connection with {address}")]
+    Handshake {
+        /// The client.
+        address: SocketAddr,
+        /// What the TLS library says.
+        source: rustls::Error,
+    },
+
+    // The peer is incompatible.
+    /// The client does not speak TLS.
+    #[error("accept {address}: it does not speak TLS")]
+    NotTls {
+        /// The client.
+        address: SocketAddr,
+        /// What the TLS library could not read.
+        source: rustls::Error,
+    },
+    /// The client speaks TLS, but not this protocol or not TLS 1.3.
+    #[error("accept {address}: it speaks TLS without the zmove protocol")]
+    NotZmove {
+        /// The client.
+        address: SocketAddr,
+    },
+    /// The client refuses this daemon's key.
+    #[error("accept {address}: it does not trust this host's key")]
+    HostKeyRefused {
+        /// The client.
+        address: SocketAddr,
+    },
+
+    // Out of reach.
+    /// The connection ended during the handshake.
+    #[error("accept {address}: it closed the connection")]
+    Closed {
+        /// The client.
+        address: SocketAddr,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The client was gone before the handshake began.
+    #[error("accept a connection: it is gone already")]
+    Gone {
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The deadline passed.
+    #[error("accept {address} within {waited:?}")]
+    TimedOut {
+        /// The client.
+        address: SocketAddr,
+        /// The time that was allowed.
+        waited: Duration,
+    },
+}
+
+impl AcceptError {
+    /// Whether the same client may well succeed when it dials again.
+    #[must_use]
+    pub const fn retryable(&self) -> bool {
+        matches!(self, Self::Closed { .. } | Self::Gone { .. } | Self::TimedOut { .. })
+    }
+}

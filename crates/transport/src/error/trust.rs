@@ -1,0 +1,159 @@
+//! What can go wrong with the files of keys, pins and grants: always local, and never cured by trying again.
+//!
+//! **Invariant:** every message names the file, and where there is one the line; none shows a private key.
+
+use std::{io, path::PathBuf};
+
+use crate::trust::{Fingerprint, GrantFault, HostLineFault, endpoint};
+
+/// Why this side's own key cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum IdentityError {
+    /// Others can read the private key.
+    #[error("use the key {}: its mode {mode:04o} is too open, others must not read it; run `chmod 600` on it", path.display())]
+    Exposed {
+        /// The key file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// The file holds no private key, or no certificate, in PEM form.
+    #[error("use the key {}: it is damaged; restore it, or remove it to get a new key", path.display())]
+    NotPem {
+        /// The key file.
+        path: PathBuf,
+        /// What the parser met.
+        source: rustls_pki_types::pem::Error,
+    },
+    /// Key and certificate do not belong together, or are of an unknown kind.
+    #[error("use the key {}: key and certificate do not fit; restore it, or remove it to get a new key", path.display())]
+    Unusable {
+        /// The key file.
+        path: PathBuf,
+        /// What the TLS library says of them.
+        source: rustls::Error,
+    },
+    /// The file cannot be read.
+    #[error("read the key {}", path.display())]
+    Read {
+        /// The key file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// A new key cannot be stored.
+    #[error("store a new key in {}", path.display())]
+    Write {
+        /// The key file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// No key could be made.
+    #[error("make a new key")]
+    Generate {
+        /// What the certificate maker says.
+        source: rcgen::Error,
+    },
+}
+
+/// Why the list of known hosts cannot be read or extended.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KnownHostsError {
+    /// A line is not of the form `HOST:PORT SHA256:…`.
+    #[error("read {}, line {line}: {fault}", path.display())]
+    Damaged {
+        /// The list.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        fault: HostLineFault,
+    },
+    /// The host has another key in the list already; it is never replaced.
+    #[error("remember the key of {}: {} has {expected} for it, not {found}", endpoint(host, *port), path.display())]
+    Conflict {
+        /// The list.
+        path: PathBuf,
+        /// The host that was to be pinned.
+        host: String,
+        /// Its port.
+        port: u16,
+        /// The key in the list.
+        expected: Fingerprint,
+        /// The key that was to be added.
+        found: Fingerprint,
+    },
+    /// The host's name cannot stand in a line.
+    #[error("remember the host {host:?}: not a host name or address")]
+    HostName {
+        /// The name as given.
+        host: String,
+    },
+    /// The list cannot be read.
+    #[error("read {}", path.display())]
+    Read {
+        /// The list.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The list cannot be extended.
+    #[error("add a host to {}", path.display())]
+    Write {
+        /// The list.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+/// Why the list of authorized keys cannot be read or extended.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AuthorizedKeysError {
+    /// Others than the owner could add keys.
+    #[error("trust {}: its mode {mode:04o} lets others write to it; run `chmod 600` on it", path.display())]
+    Exposed {
+        /// The list.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// A line does not say what a key may do.
+    #[error("read {}, line {line}: {fault}", path.display())]
+    Damaged {
+        /// The list.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong with it, naming the field.
+        fault: GrantFault,
+    },
+    /// The grant to be added is not a valid one.
+    #[error("authorize {fingerprint}: {fault}")]
+    Invalid {
+        /// The key of the grant.
+        fingerprint: Fingerprint,
+        /// What is wrong with the grant.
+        fault: GrantFault,
+    },
+    /// The list cannot be read.
+    #[error("read {}", path.display())]
+    Read {
+        /// The list.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The list cannot be rewritten.
+    #[error("write {}", path.display())]
+    Write {
+        /// The list.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+}

@@ -1,0 +1,124 @@
+//! Frames and the two ends of a lane, whatever carries it.
+//!
+//! A [`LaneSink`] and a [`LaneSource`] are blocking and each belongs to one thread. **Invariant:** a frame's data moves
+//! as an owned [`Buffer`]; no end keeps a part of it after the call.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use thiserror::Error;
+use zmove_types::{Buffer, BufferPool, Stopwatch};
+use zmove_wire::{FrameHeader, WireError};
+
+/// One frame: header, head, data.
+#[derive(Debug)]
+pub struct Frame {
+    /// What it is; its lengths are those of the fields below.
+    pub header: FrameHeader,
+    /// The description of what the data is.
+    pub head: Vec<u8>,
+    /// The data.
+    pub data: Buffer,
+}
+
+/// The sending end of a lane.
+pub trait LaneSink: Send {
+    /// Sends one frame; books encryption as busy and the wait for the path as blocked.
+    ///
+    /// # Errors
+    /// [`LaneError`] when the lane is gone; the frame may or may not have arrived.
+    fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError>;
+
+    /// Says that no frame follows.
+    ///
+    /// # Errors
+    /// [`LaneError`] when the lane is gone.
+    fn finish(&mut self) -> Result<(), LaneError>;
+
+    /// What breaks the lane from another thread.
+    fn breaker(&self) -> LaneBreaker;
+}
+
+/// The receiving end of a lane.
+pub trait LaneSource: Send {
+    /// Waits for a frame, its data in a buffer of `pool`; `None` after the peer's last. Books the wait for the path as
+    /// starved, the wait for a buffer as blocked and decryption as busy.
+    ///
+    /// # Errors
+    /// [`LaneError`] when the lane is gone, the pool is closed or the bytes are no frame.
+    fn receive(&mut self, pool: &BufferPool, watch: &mut Stopwatch<'_>) -> Result<Option<Frame>, LaneError>;
+
+    /// What breaks the lane from another thread.
+    fn breaker(&self) -> LaneBreaker;
+}
+
+/// Breaks a lane: whoever waits on it gets an error.
+#[derive(Clone)]
+pub struct LaneBreaker(Arc<dyn Fn() + Send + Sync>);
+
+impl LaneBreaker {
+    /// A breaker that runs `action`, which must not block.
+    pub fn new(action: impl Fn() + Send + Sync + 'static) -> Self {
+        Self(Arc::new(action))
+    }
+
+    /// Breaks the lane; again is no harm.
+    pub fn trip(&self) {
+        (self.0)();
+    }
+}
+
+impl fmt::Debug for LaneBreaker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LaneBreaker")
+    }
+}
+
+/// Why a lane ended early.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum LaneError {
+    /// The other end is gone without saying so.
+    #[error("data lane: the peer closed it in mid-transfer")]
+    Closed,
+    /// The transfer is being stopped on this side.
+    #[error("data lane: stopped")]
+    Stopped,
+    /// The operating system reported it.
+    #[error("data lane: {source}")]
+    Io {
+        /// What it said.
+        source: io::Error,
+    },
+    /// The TLS layer refused what came.
+    #[error("data lane: {source}")]
+    Tls {
+        /// Why.
+        source: rustls::Error,
+    },
+    /// The bytes are no frame.
+    #[error("data lane: {source}")]
+    Wire {
+        /// Why.
+        #[from]
+        source: WireError,
+    },
+}
+
+impl From<io::Error> for LaneError {
+    fn from(source: io::Error) -> Self {
+        match source.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+                Self::Closed
+            }
+            _ => Self::Io { source },
+        }
+    }
+}
+
+impl From<rustls::Error> for LaneError {
+    fn from(source: rustls::Error) -> Self {
+        Self::Tls { source }
+    }
+}

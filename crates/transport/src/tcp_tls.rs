@@ -1,0 +1,129 @@
+//! Connections: TCP with mutually authenticated TLS 1.3 on top.
+//!
+//! The client side is [`Dialler`], the server side [`Acceptor`]; both end in a [`Connection`], an async stream for control
+//! that becomes a blocking socket for lanes. Whether the peer may do anything is the caller's decision.
+//! **Invariant:** a [`Connection`] has proven the key of its `peer`, speaks TLS 1.3, and has agreed on the protocol.
+
+use std::{
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+};
+use tokio_rustls::TlsStream;
+
+use crate::trust::{ALPN, Fingerprint, peer_fingerprint};
+
+mod acceptor;
+mod dialler;
+mod socket;
+
+pub use acceptor::Acceptor;
+pub use dialler::Dialler;
+pub use socket::SocketConfig;
+
+/// An established connection to a peer whose key is known.
+#[derive(Debug)]
+pub struct Connection {
+    /// The peer's key.
+    pub peer: Fingerprint,
+    /// The round trip: at the client the time of the TCP connect, at the server that of the TLS handshake, which
+    /// also holds some computing.
+    pub rtt: Duration,
+    /// The peer's address; an IPv4 one never in IPv6 form.
+    pub address: SocketAddr,
+    stream: TlsStream<TcpStream>,
+}
+
+impl Connection {
+    /// The blocking form, for lanes: a blocking socket, and the TLS state that goes with it. The state may hold bytes
+    /// that have arrived already; they come first.
+    ///
+    /// # Errors
+    ///
+    /// The socket cannot be taken from the runtime.
+    pub fn into_blocking(self) -> io::Result<(std::net::TcpStream, rustls::Connection)> {
+        let (socket, session) = match self.stream {
+            TlsStream::Client(stream) => {
+                let (socket, session) = stream.into_inner();
+                (socket, session.into())
+            }
+            TlsStream::Server(stream) => {
+                let (socket, session) = stream.into_inner();
+                (socket, session.into())
+            }
+        };
+        let socket = socket.into_std()?;
+        socket.set_nonblocking(false)?;
+        Ok((socket, session))
+    }
+
+    /// Ends the connection when the peer has not acknowledged bytes, or has not made room for more, for so long.
+    /// For control only: a lane may rightly wait long for a slow disk at the other end.
+    ///
+    /// # Errors
+    ///
+    /// The socket refuses the option.
+    pub fn set_unacknowledged_max(&self, longest: Duration) -> io::Result<()> {
+        socket2::SockRef::from(self.stream.get_ref().0).set_tcp_user_timeout(Some(longest))
+    }
+
+    /// Checks what the two sides have agreed on. `None`: the peer does not speak the protocol.
+    fn new(stream: TlsStream<TcpStream>, address: SocketAddr, rtt: Duration) -> Option<Self> {
+        let session = stream.get_ref().1;
+        let peer = peer_fingerprint(session).ok()?;
+        (session.alpn_protocol() == Some(ALPN)).then_some(Self { peer, rtt, address, stream })
+    }
+}
+
+/// The TLS error in what a handshake returned, if it is one.
+fn tls_error(error: &io::Error) -> Option<&rustls::Error> {
+    error.get_ref().and_then(|inner| inner.downcast_ref())
+}
+
+/// Whether a TLS peer has no version, suite or protocol in common with this side.
+const fn speaks_otherwise(error: &rustls::Error) -> bool {
+    use rustls::{AlertDescription as Alert, Error};
+    matches!(
+        error,
+        Error::PeerIncompatible(_)
+            | Error::NoApplicationProtocol
+            | Error::AlertReceived(
+                Alert::ProtocolVersion | Alert::HandshakeFailure | Alert::NoApplicationProtocol
+            )
+    )
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

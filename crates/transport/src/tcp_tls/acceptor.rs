@@ -1,0 +1,123 @@
+//! The server side: a listener, and the handshake apart from it.
+//!
+//! The caller accepts in one task and runs each handshake in a task of its own, a limited number at a time, so that a
+//! slow or hostile client never keeps others waiting. **Invariant:** nothing the client says is parsed here but TLS.
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use rustls::{AlertDescription, CertificateError, Error as TlsError, ServerConfig, server};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    time::timeout,
+};
+use tokio_rustls::LazyConfigAcceptor;
+
+use super::{Connection, SocketConfig, tls_error};
+use crate::{
+    error::{AcceptError, BindError},
+    trust::{Identity, server_config},
+};
+
+/// Connections that the kernel keeps until they are accepted.
+const BACKLOG: u32 = 1024;
+
+/// Listens for clients.
+#[derive(Debug)]
+pub struct Acceptor {
+    listener: TcpListener,
+    tls: Arc<ServerConfig>,
+}
+
+impl Acceptor {
+    /// Listens on `address`; port 0 stands for any free one, the IPv6 wildcard `::` for IPv4 as well.
+    ///
+    /// # Errors
+    ///
+    /// The address cannot be used, or the socket cannot be set up as configured.
+    pub async fn bind(
+        address: SocketAddr,
+        identity: &Identity,
+        socket: SocketConfig,
+    ) -> Result<Self, BindError> {
+        let opened = socket.open(address).map_err(|source| BindError::Socket { address, source })?;
+        let listen = || {
+            if address.is_ipv6() {
+                socket2::SockRef::from(&opened).set_only_v6(false)?;
+            }
+            opened.set_reuseaddr(true)?;
+            opened.bind(address)
+        };
+        let listener = listen().and_then(|()| opened.listen(BACKLOG));
+        let listener = listener.map_err(|source| BindError::Listen { address, source })?;
+        Ok(Self { listener, tls: Arc::new(server_config(identity)) })
+    }
+
+    /// The address that clients can dial.
+    ///
+    /// # Errors
+    ///
+    /// The socket is gone.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// The next TCP connection and its address. Dropping the future loses none.
+    ///
+    /// # Errors
+    ///
+    /// The client is gone already, or the system is out of descriptors or memory: pause and go on.
+    pub async fn accept_tcp(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        let (socket, address) = self.listener.accept().await?;
+        Ok((socket, canonical(address)))
+    }
+
+    /// Makes the peer prove its key, within `deadline`. The caller then decides by the fingerprint.
+    ///
+    /// # Errors
+    ///
+    /// The client is slow, not zmove, or does not prove a key; see [`AcceptError`].
+    pub async fn handshake(&self, socket: TcpStream, deadline: Duration) -> Result<Connection, AcceptError> {
+        let address = canonical(socket.peer_addr().map_err(|source| AcceptError::Gone { source })?);
+        timeout(deadline, self.secure(socket, address))
+            .await
+            .map_err(|_| AcceptError::TimedOut { address, waited: deadline })?
+    }
+
+    async fn secure(&self, socket: TcpStream, address: SocketAddr) -> Result<Connection, AcceptError> {
+        let failed = |error| handshake_error(address, error);
+        let hello = LazyConfigAcceptor::new(server::Acceptor::default(), socket).await.map_err(failed)?;
+        // From our answer to the client's next word is one round trip.
+        let answered = Instant::now();
+        let stream = hello.into_stream(Arc::clone(&self.tls)).await.map_err(failed)?;
+        Connection::new(stream.into(), address, answered.elapsed()).ok_or(AcceptError::NotZmove { address })
+    }
+}
+
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+fn handshake_error(address: SocketAddr, error: io::Error) -> AcceptError {
+    let Some(source) = tls_error(&error).cloned() else {
+        return AcceptError::Closed { address, source: error };
+    };
+    match &source {
+        TlsError::NoCertificatesPresented => AcceptError::NoClientKey { address },
+        TlsError::InvalidCertificate(CertificateError::BadSignature) => {
+            AcceptError::ClientKeyUnproven { address }
+        }
+        TlsError::InvalidMessage(_) => AcceptError::NotTls { address, source },
+        TlsError::AlertReceived(
+            AlertDescription::CertificateUnknown
+            | AlertDescription::BadCertificate
+            | AlertDescription::DecryptError,
+        ) => AcceptError::HostKeyRefused { address },
+        error if super::speaks_otherwise(error) => AcceptError::NotZmove { address },
+        _ => AcceptError::Handshake { address, source },
+    }
+}

@@ -1,0 +1,195 @@
+//! The client side: from a host name to a [`Connection`], as often as the run needs one.
+//!
+//! Control and lanes dial at once, and again after a break. **Invariant:** all connections of one dialler go to one
+//! address, also where a name stands for several hosts, for lanes must find their control.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use rustls::{CertificateError, ClientConfig, Error as TlsError, OtherError};
+use rustls_pki_types::ServerName;
+use tokio::{
+    net::TcpStream,
+    time::{Instant, timeout, timeout_at},
+};
+use tokio_rustls::{TlsConnector, TlsStream};
+
+use super::{Connection, SocketConfig, tls_error};
+use crate::{
+    error::{DialError, DialStage},
+    trust::{HostKeyFault, HostPolicy, Identity, SERVER_NAME, client_config},
+};
+
+mod race;
+
+use race::{Attempt, Connected};
+
+/// How long the system may look a name up.
+const RESOLVE_MAX: Duration = Duration::from_secs(30);
+
+/// Makes connections to one host. Cheap to clone; clones go to the same address.
+#[derive(Clone, Debug)]
+pub struct Dialler {
+    host: String,
+    port: u16,
+    addresses: Arc<[SocketAddr]>,
+    /// The address that answered first.
+    chosen: Arc<OnceLock<SocketAddr>>,
+    tls: Arc<ClientConfig>,
+    socket: SocketConfig,
+}
+
+impl Dialler {
+    /// Looks the host up, once for all connections. `host` is a name or an address, IPv6 without brackets.
+    ///
+    /// # Errors
+    ///
+    /// The name has no address, or the socket cannot be set up as configured.
+    pub async fn new(
+        identity: &Identity,
+        host: &str,
+        port: u16,
+        policy: HostPolicy,
+        socket: SocketConfig,
+    ) -> Result<Self, DialError> {
+        let addresses = resolve(host, port).await?;
+        // A setting that the kernel refuses shows here and not at the first connection.
+        let trial = socket.open(addresses[0]);
+        trial.map_err(|source| DialError::Socket { host: host.into(), port, source })?;
+        Ok(Self {
+            host: host.into(),
+            port,
+            addresses: addresses.into(),
+            chosen: Arc::default(),
+            tls: Arc::new(client_config(identity, policy)),
+            socket,
+        })
+    }
+
+    /// Makes one connection within `deadline`. That the host takes this side's key shows only in what it sends next.
+    ///
+    /// # Errors
+    ///
+    /// No address answers, what answers is not zmove, or the host's key is not taken; see [`DialError`].
+    pub async fn dial(&self, deadline: Duration) -> Result<Connection, DialError> {
+        let due = Instant::now() + deadline;
+        let timed_out =
+            |stage| DialError::TimedOut { host: self.host.clone(), port: self.port, stage, waited: deadline };
+        let connected =
+            timeout_at(due, self.connect()).await.map_err(|_| timed_out(DialStage::Connecting))??;
+        timeout_at(due, self.handshake(connected)).await.map_err(|_| timed_out(DialStage::Handshaking))?
+    }
+
+    /// A TCP connection to the chosen address, or, while there is none, to the one that answers first.
+    async fn connect(&self) -> Result<Connected, DialError> {
+        let first = match self.chosen.get() {
+            Some(chosen) => return self.connect_to(*chosen).await,
+            None => race::connect(&self.addresses, &self.socket).await,
+        };
+        let first = first.map_err(|attempt| self.connect_error(attempt))?;
+        let chosen = *self.chosen.get_or_init(|| first.address);
+        // Another connection of this run was quicker at another address.
+        if chosen == first.address { Ok(first) } else { self.connect_to(chosen).await }
+    }
+
+    async fn connect_to(&self, address: SocketAddr) -> Result<Connected, DialError> {
+        race::connect(&[address], &self.socket).await.map_err(|attempt| self.connect_error(attempt))
+    }
+
+    async fn handshake(&self, connected: Connected) -> Result<Connection, DialError> {
+        let Connected { socket, address, rtt } = connected;
+        let name = ServerName::try_from(SERVER_NAME).expect("the constant is a DNS name");
+        let stream = TlsConnector::from(Arc::clone(&self.tls)).connect(name, socket).await;
+        let stream: TlsStream<TcpStream> = stream.map_err(|error| self.handshake_error(error))?.into();
+        let not_zmove = || DialError::NotZmove { host: self.host.clone(), port: self.port };
+        Connection::new(stream, address, rtt).ok_or_else(not_zmove)
+    }
+
+    fn connect_error(&self, attempt: Attempt) -> DialError {
+        let (host, port) = (self.host.clone(), self.port);
+        match attempt {
+            Attempt::Socket(source) => DialError::Socket { host, port, source },
+            Attempt::Connect(address, source) if source.kind() == io::ErrorKind::ConnectionRefused => {
+                DialError::Refused { host, port, address }
+            }
+            Attempt::Connect(address, source) => DialError::Connect { host, port, address, source },
+        }
+    }
+
+    fn handshake_error(&self, error: io::Error) -> DialError {
+        let (host, port) = (self.host.clone(), self.port);
+        let Some(source) = tls_error(&error).cloned() else {
+            return DialError::Closed { host, port, source: error };
+        };
+        match &source {
+            TlsError::InvalidCertificate(CertificateError::Other(OtherError(fault))) => {
+                match fault.downcast_ref().copied() {
+                    Some(HostKeyFault::Unknown { found }) => {
+                        DialError::UnknownHost { host, port, fingerprint: found }
+                    }
+                    Some(HostKeyFault::Changed { expected, found }) => {
+                        DialError::HostKeyChanged { host, port, expected, found }
+                    }
+                    None => DialError::Handshake { host, port, source },
+                }
+            }
+            TlsError::InvalidCertificate(CertificateError::BadSignature) => {
+                DialError::HostKeyUnproven { host, port }
+            }
+            TlsError::InvalidMessage(_) => DialError::NotTls { host, port, source },
+            error if super::speaks_otherwise(error) => DialError::NotZmove { host, port },
+            _ => DialError::Handshake { host, port, source },
+        }
+    }
+}
+
+/// The addresses of a host, those of the two families in turn, in the resolver's order otherwise; at least one.
+async fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, DialError> {
+    if let Ok(address) = host.parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(address, port)]);
+    }
+    let unresolved = |source| DialError::Resolve { host: host.into(), source };
+    let found = timeout(RESOLVE_MAX, tokio::net::lookup_host((host, port)))
+        .await
+        .map_err(|_| unresolved(io::ErrorKind::TimedOut.into()))?
+        .map_err(unresolved)?;
+    let addresses = race::interleave(found);
+    if addresses.is_empty() { Err(unresolved(io::ErrorKind::NotFound.into())) } else { Ok(addresses) }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn address_that_answered_first_is_kept() {
+        let home = tempfile::tempdir().unwrap();
+        let identity = Identity::load_or_create(home.path()).unwrap();
+        let policy = HostPolicy::RefuseUnknown;
+        let mut dialler =
+            Dialler::new(&identity, "127.0.0.1", 1, policy, SocketConfig::default()).await.unwrap();
+        let first = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let other = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addresses = [&first, &other].map(|listener| listener.local_addr().unwrap());
+        dialler.addresses = addresses.into();
+        let clone = dialler.clone();
+        assert_eq!(dialler.connect().await.unwrap().address, addresses[0]);
+        drop(first);
+        let again = clone.connect().await.err();
+        assert!(matches!(again, Some(DialError::Refused { address, .. }) if address == addresses[0]));
+    }
+
+    #[tokio::test]
+    async fn names_are_looked_up_and_addresses_are_not() {
+        assert!(!resolve("localhost", 1).await.unwrap().is_empty());
+        assert_eq!(resolve("::1", 7).await.unwrap(), ["[::1]:7".parse().unwrap()]);
+        let error = resolve("no such host", 1).await.unwrap_err();
+        assert!(matches!(&error, DialError::Resolve { host, .. } if host == "no such host"));
+    }
+}

@@ -1,0 +1,83 @@
+//! Options of sockets, the same on both sides.
+//!
+//! `TCP_NODELAY` is on, and keepalive finds peers that are gone. **Invariant:** `SO_RCVBUF` and `SO_SNDBUF` are never
+//! set: that would turn the kernel's autotuning off, whose windows grow larger than what a user may set.
+
+use std::{net::SocketAddr, time::Duration};
+
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::TcpSocket;
+
+use crate::error::SocketError;
+
+/// Keepalive probes that may stay unanswered before the peer counts as gone.
+const KEEPALIVE_PROBES: u32 = 5;
+
+/// How sockets are set up.
+#[derive(Clone, Debug)]
+pub struct SocketConfig {
+    /// The congestion control by its kernel name, such as `bbr`. Default: none, the system's own. A name that the
+    /// kernel does not have, or does not let users choose, is an error.
+    pub congestion: Option<String>,
+    /// How long one address may take to accept a TCP connection before it is given up. Default: 10 s. Smaller gives
+    /// dead addresses up sooner; larger survives more lost packets.
+    pub connect_timeout: Duration,
+    /// How long a connection may be idle before the peer is probed, and the time between probes. Default: 15 s; five
+    /// unanswered probes end the connection.
+    pub keepalive: Duration,
+}
+
+impl Default for SocketConfig {
+    fn default() -> Self {
+        Self {
+            congestion: None,
+            connect_timeout: Duration::from_secs(10),
+            keepalive: Duration::from_secs(15),
+        }
+    }
+}
+
+impl SocketConfig {
+    /// A socket for `address` with all options set. Connections that a listener accepts inherit them.
+    pub(super) fn open(&self, address: SocketAddr) -> Result<TcpSocket, SocketError> {
+        let socket = if address.is_ipv6() { TcpSocket::new_v6() } else { TcpSocket::new_v4() }?;
+        let options = SockRef::from(&socket);
+        options.set_tcp_nodelay(true)?;
+        options.set_tcp_keepalive(
+            &TcpKeepalive::new()
+                .with_time(self.keepalive)
+                .with_interval(self.keepalive)
+                .with_retries(KEEPALIVE_PROBES),
+        )?;
+        if let Some(algorithm) = &self.congestion {
+            options
+                .set_tcp_congestion(algorithm.as_bytes())
+                .map_err(|source| SocketError::Congestion { algorithm: algorithm.clone(), source })?;
+        }
+        Ok(socket)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn any_address() -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], 0))
+    }
+
+    #[tokio::test]
+    async fn known_congestion_control_is_used() {
+        let config = SocketConfig { congestion: Some("reno".into()), ..SocketConfig::default() };
+        let socket = config.open(any_address()).unwrap();
+        let used = SockRef::from(&socket).tcp_congestion().unwrap();
+        assert!(used.starts_with(b"reno"), "{used:?}");
+    }
+
+    #[tokio::test]
+    async fn unknown_congestion_control_is_an_error() {
+        let config = SocketConfig { congestion: Some("no-such".into()), ..SocketConfig::default() };
+        let error = config.open(any_address()).unwrap_err();
+        assert!(matches!(&error, SocketError::Congestion { algorithm, .. } if algorithm == "no-such"));
+    }
+}

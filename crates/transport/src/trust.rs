@@ -1,0 +1,20 @@
+//! Who is who: keys, pins and grants, in the manner of ssh.
+//!
+//! Each side has one key ([`Identity`]), named by its [`Fingerprint`]. The client pins hosts in [`KnownHosts`], the
+//! daemon binds keys to roots in [`AuthorizedKeys`]. All three are files below a home path that the caller chooses.
+//! **Invariant:** a peer's fingerprint is believed only after the peer has signed the handshake with that key.
+
+mod authorized_keys;
+mod file;
+mod fingerprint;
+mod identity;
+mod known_hosts;
+mod verify;
+
+pub use authorized_keys::{Access, AuthorizedKeys, Grant, GrantFault};
+pub use fingerprint::{Fingerprint, ParseFingerprintError};
+pub use identity::Identity;
+pub(crate) use known_hosts::endpoint;
+pub use known_hosts::{HostLineFault, KnownHosts};
+pub(crate) use verify::{ALPN, HostKeyFault, SERVER_NAME, client_config, peer_fingerprint, server_config};
+pub use verify::{FirstKey, HostPolicy};

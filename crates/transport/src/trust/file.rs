@@ -1,0 +1,167 @@
+//! Small private files that several processes may write at once.
+//!
+//! Used for the key, the known hosts and the authorized keys; none is larger than [`FILE_BYTES_MAX`].
+//! **Invariant:** a file is created or replaced whole and flushed, or not at all, whoever else writes.
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions},
+    io::{self, Read as _, Write as _},
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
+use rustix::io::Errno;
+
+/// The most that is read of any of these files.
+pub(super) const FILE_BYTES_MAX: u64 = 16 * 1024 * 1024;
+
+const FILE_MODE: u32 = 0o600;
+const HOME_MODE: u32 = 0o700;
+
+/// What a file holds, and who may touch it.
+pub(super) struct Contents {
+    pub(super) bytes: Vec<u8>,
+    /// The permission bits.
+    pub(super) mode: u32,
+}
+
+/// Reads a file, or gives `None` where there is none.
+pub(super) fn read(path: &Path) -> io::Result<Option<Contents>> {
+    match File::open(path) {
+        Ok(file) => read_open(&file).map(Some),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads a file from its start; the mode is that of the very file that is read.
+pub(super) fn read_open(file: &File) -> io::Result<Contents> {
+    let mode = file.metadata()?.permissions().mode() & 0o7777;
+    let mut bytes = Vec::new();
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    Ok(Contents { bytes, mode })
+}
+
+/// Makes the home directory, for this user alone, unless it exists.
+pub(super) fn create_home(home: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(HOME_MODE).create(home)
+}
+
+/// Stores a file that does not exist yet; one that another process stored meanwhile stays as it is.
+pub(super) fn create(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let temporary = Temporary::write(path, bytes)?;
+    match publish(&temporary.path, path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => sync_parent(path),
+    }
+}
+
+/// Stores a file in place of whatever has its name.
+pub(super) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let temporary = Temporary::write(path, bytes)?;
+    fs::rename(&temporary.path, path)?;
+    sync_parent(path)
+}
+
+/// Opens a file to append to, with the lock of [`lock`] held on it.
+pub(super) fn open_locked(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new().read(true).append(true).create(true).mode(FILE_MODE).open(path)?;
+    lock(&file)?;
+    Ok(file)
+}
+
+/// Waits for the only lock on `file`, held until it is closed. Where the file system has no locks, goes on without.
+fn lock(file: &File) -> io::Result<()> {
+    loop {
+        match flock(file, FlockOperation::LockExclusive) {
+            Ok(()) | Err(Errno::NOLCK | Errno::NOSYS | Errno::OPNOTSUPP) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Gives `temporary` the name `path` unless that is taken.
+/// A hard link works on NFS, where `RENAME_NOREPLACE` does not; other file systems have it the other way round.
+fn publish(temporary: &Path, path: &Path) -> io::Result<()> {
+    match fs::hard_link(temporary, path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Ok(renameat_with(CWD, temporary, CWD, path, RenameFlags::NOREPLACE)?)
+        }
+        outcome => outcome,
+    }
+}
+
+fn sync_parent(path: &Path) -> io::Result<()> {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => File::open(parent)?.sync_all(),
+        _ => File::open(".")?.sync_all(),
+    }
+}
+
+/// A flushed file under a name of its own, which goes when this is dropped.
+struct Temporary {
+    path: PathBuf,
+}
+
+impl Temporary {
+    fn write(target: &Path, bytes: &[u8]) -> io::Result<Self> {
+        let path = temporary_name(target)?;
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(&path)?;
+        let temporary = Self { path };
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        Ok(temporary)
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        // After a rename the name is gone already; a leftover is private and harmless.
+        drop(fs::remove_file(&self.path));
+    }
+}
+
+fn temporary_name(target: &Path) -> io::Result<PathBuf> {
+    let mut random = [0; 8];
+    aws_lc_rs::rand::fill(&mut random).map_err(|_| io::Error::other("no random bytes"))?;
+    let mut name = target.file_name().unwrap_or_default().to_os_string();
+    name.push(format!(".{:016x}", u64::from_le_bytes(random)));
+    Ok(target.with_file_name(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn create_keeps_what_is_there() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("file");
+        create(&path, b"first").unwrap();
+        create(&path, b"second").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"first");
+        assert_eq!(fs::read_dir(home.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn replace_leaves_one_private_file() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("file");
+        replace(&path, b"first").unwrap();
+        replace(&path, b"second").unwrap();
+        let contents = read(&path).unwrap().unwrap();
+        assert_eq!((contents.bytes.as_slice(), contents.mode), (b"second".as_slice(), 0o600));
+        assert_eq!(fs::read_dir(home.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn missing_file_is_none() {
+        let home = tempfile::tempdir().unwrap();
+        assert!(read(&home.path().join("file")).unwrap().is_none());
+    }
+}

@@ -1,0 +1,90 @@
+//! The name of a key: SHA-256 of the public key as it stands in the certificate.
+//!
+//! Printed as ssh does, `SHA256:` and 43 characters of base64 without padding.
+//! **Invariant:** two certificates of one key have one fingerprint; parsing accepts exactly what is printed.
+
+use std::{fmt, str::FromStr};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
+use rustls::server::ParsedCertificate;
+use rustls_pki_types::CertificateDer;
+
+const PREFIX: &str = "SHA256:";
+
+/// SHA-256 of a certificate's `SubjectPublicKeyInfo` in DER.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Fingerprint(pub [u8; 32]);
+
+impl Fingerprint {
+    /// The fingerprint of the key in `certificate`. Nothing else of the certificate is looked at.
+    pub(crate) fn of_certificate(certificate: &CertificateDer<'_>) -> Result<Self, rustls::Error> {
+        let public_key = ParsedCertificate::try_from(certificate)?.subject_public_key_info();
+        let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, public_key.as_ref());
+        let mut bytes = [0; 32];
+        bytes.copy_from_slice(digest.as_ref());
+        Ok(Self(bytes))
+    }
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{PREFIX}{}", STANDARD_NO_PAD.encode(self.0))
+    }
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Fingerprint {
+    type Err = ParseFingerprintError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let encoded = text.strip_prefix(PREFIX).ok_or(ParseFingerprintError)?;
+        let decoded = STANDARD_NO_PAD.decode(encoded).map_err(|_| ParseFingerprintError)?;
+        decoded.try_into().map(Self).map_err(|_| ParseFingerprintError)
+    }
+}
+
+/// The text is not `SHA256:` with 43 characters of base64.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not a key fingerprint (`SHA256:` and 43 characters of base64)")]
+pub struct ParseFingerprintError;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "SHA256:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8";
+
+    fn counting() -> Fingerprint {
+        Fingerprint(std::array::from_fn(|index| u8::try_from(index).unwrap()))
+    }
+
+    #[test]
+    fn prints_as_ssh_does() {
+        assert_eq!(counting().to_string(), TEXT);
+        assert_eq!(TEXT.len(), "SHA256:".len() + 43);
+    }
+
+    #[test]
+    fn parses_what_it_prints() {
+        assert_eq!(TEXT.parse(), Ok(counting()));
+    }
+
+    #[test]
+    fn refuses_every_other_form() {
+        let padded = format!("{TEXT}=");
+        let lower = TEXT.replace("SHA256", "sha256");
+        // 9 instead of 8: the two bits after the last byte are not zero.
+        let loose_bits = TEXT.replace("Hh8", "Hh9");
+        let short = &TEXT[..TEXT.len() - 1];
+        let bare = &TEXT[7..];
+        let url_alphabet = format!("SHA256:{}", "_".repeat(43));
+        for text in [&padded, &lower, &loose_bits, short, bare, &url_alphabet, " ", "", "SHA256:"] {
+            assert_eq!(text.parse::<Fingerprint>(), Err(ParseFingerprintError), "{text}");
+        }
+    }
+}

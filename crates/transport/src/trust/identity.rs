@@ -1,0 +1,175 @@
+//! This side's own key and the certificate that carries it.
+//!
+//! Called once at the start of every command; the first call on a machine makes the key.
+//! **Invariant:** processes that race at first use end with one identity, and no file that others can read is used.
+
+use std::{fmt, path::Path, sync::Arc};
+
+use rcgen::{CertificateParams, DnType, KeyPair, PKCS_ECDSA_P256_SHA256};
+use rustls::sign::CertifiedKey;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
+
+use super::{
+    file,
+    fingerprint::Fingerprint,
+    verify::{SERVER_NAME, provider},
+};
+use crate::error::IdentityError;
+
+const KEY_FILE: &str = "key.pem";
+
+/// A key pair (ECDSA P-256) with its self-signed certificate. Cheap to clone.
+#[derive(Clone)]
+pub struct Identity {
+    certified: Arc<CertifiedKey>,
+    fingerprint: Fingerprint,
+}
+
+impl Identity {
+    /// Reads `key.pem` in `home`; makes both, for this user alone, where they do not exist.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read or written, others can read it, or it is damaged; see [`IdentityError`].
+    pub fn load_or_create(home: &Path) -> Result<Self, IdentityError> {
+        let path = home.join(KEY_FILE);
+        if let Some(contents) = read(&path)? {
+            return Self::parse(&path, &contents);
+        }
+        store_new_key(home, &path)?;
+        // Another process may have been first: what counts is what the file holds now.
+        let contents = read(&path)?.ok_or_else(|| IdentityError::Read {
+            path: path.clone(),
+            source: std::io::ErrorKind::NotFound.into(),
+        })?;
+        Self::parse(&path, &contents)
+    }
+
+    /// The name by which peers know this key.
+    #[must_use]
+    pub const fn fingerprint(&self) -> Fingerprint {
+        self.fingerprint
+    }
+
+    /// Key and certificate in the form that TLS takes.
+    pub(crate) fn certified(&self) -> Arc<CertifiedKey> {
+        Arc::clone(&self.certified)
+    }
+
+    fn parse(path: &Path, contents: &file::Contents) -> Result<Self, IdentityError> {
+        if contents.mode & 0o077 != 0 {
+            return Err(IdentityError::Exposed { path: path.into(), mode: contents.mode });
+        }
+        let not_pem = |source| IdentityError::NotPem { path: path.into(), source };
+        let key = PrivateKeyDer::from_pem_slice(&contents.bytes).map_err(not_pem)?;
+        let certificate = CertificateDer::from_pem_slice(&contents.bytes).map_err(not_pem)?;
+        Self::new(key, certificate).map_err(|source| IdentityError::Unusable { path: path.into(), source })
+    }
+
+    fn new(key: PrivateKeyDer<'static>, certificate: CertificateDer<'static>) -> Result<Self, rustls::Error> {
+        let fingerprint = Fingerprint::of_certificate(&certificate)?;
+        let certified = Arc::new(CertifiedKey::from_der(vec![certificate], key, &provider())?);
+        Ok(Self { certified, fingerprint })
+    }
+}
+
+impl fmt::Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Identity").field("fingerprint", &self.fingerprint).finish_non_exhaustive()
+    }
+}
+
+fn read(path: &Path) -> Result<Option<file::Contents>, IdentityError> {
+    file::read(path).map_err(|source| IdentityError::Read { path: path.into(), source })
+}
+
+fn store_new_key(home: &Path, path: &Path) -> Result<(), IdentityError> {
+    let pem = generate().map_err(|source| IdentityError::Generate { source })?;
+    file::create_home(home)
+        .and_then(|()| file::create(path, pem.as_bytes()))
+        .map_err(|source| IdentityError::Write { path: path.into(), source })
+}
+
+/// A new key and its certificate, valid for two millennia: the pin decides, not the calendar.
+fn generate() -> Result<String, rcgen::Error> {
+    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+    let mut certificate = CertificateParams::new([SERVER_NAME.to_owned()])?;
+    certificate.distinguished_name.push(DnType::CommonName, SERVER_NAME);
+    let certificate = certificate.self_signed(&key)?;
+    Ok(key.serialize_pem() + &certificate.pem())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, fs::Permissions, os::unix::fs::PermissionsExt as _};
+
+    use super::*;
+
+    #[test]
+    fn second_load_finds_the_same_key() {
+        let home = tempfile::tempdir().unwrap();
+        let first = Identity::load_or_create(home.path()).unwrap().fingerprint();
+        assert_eq!(Identity::load_or_create(home.path()).unwrap().fingerprint(), first);
+    }
+
+    #[test]
+    fn key_and_home_are_private() {
+        let parent = tempfile::tempdir().unwrap();
+        let home = parent.path().join("new").join("zmove");
+        Identity::load_or_create(&home).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+        assert_eq!((mode(&home), mode(&home.join(KEY_FILE))), (0o700, 0o600));
+        assert_eq!(fs::read_dir(&home).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn racing_first_uses_end_with_one_identity() {
+        let home = tempfile::tempdir().unwrap();
+        let start = std::sync::Barrier::new(16);
+        let found: Vec<Fingerprint> = std::thread::scope(|scope| {
+            let load = || {
+                start.wait();
+                Identity::load_or_create(home.path()).unwrap().fingerprint()
+            };
+            let threads: Vec<_> = (0..16).map(|_| scope.spawn(load)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(found.iter().all(|fingerprint| *fingerprint == found[0]));
+    }
+
+    #[test]
+    fn key_that_others_can_read_is_refused() {
+        let home = tempfile::tempdir().unwrap();
+        Identity::load_or_create(home.path()).unwrap();
+        let path = home.path().join(KEY_FILE);
+        fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
+        let error = Identity::load_or_create(home.path()).unwrap_err();
+        assert!(matches!(&error, IdentityError::Exposed { mode: 0o640, .. }), "{error:?}");
+        assert!(error.to_string().contains("0640 is too open"), "{error}");
+    }
+
+    #[test]
+    fn damaged_key_names_the_file_and_stays() {
+        let home = tempfile::tempdir().unwrap();
+        Identity::load_or_create(home.path()).unwrap();
+        let path = home.path().join(KEY_FILE);
+        let whole = fs::read_to_string(&path).unwrap();
+        for damaged in ["", "junk", &whole[..whole.len() / 2], &whole[..60], &whole.replacen("M", "N", 1)] {
+            fs::write(&path, damaged).unwrap();
+            let error = Identity::load_or_create(home.path()).unwrap_err();
+            assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+            assert_eq!(fs::read_to_string(&path).unwrap(), damaged);
+        }
+    }
+
+    #[test]
+    fn certificate_of_another_key_is_refused() {
+        let [one, other] = [(); 2].map(|()| generate().unwrap());
+        let (key, _) = one.split_once("-----BEGIN CERT").unwrap();
+        let (_, certificate) = other.split_once("-----BEGIN CERT").unwrap();
+        let contents =
+            file::Contents { bytes: format!("{key}-----BEGIN CERT{certificate}").into(), mode: 0o600 };
+        let error = Identity::parse(Path::new(KEY_FILE), &contents).unwrap_err();
+        assert!(matches!(error, IdentityError::Unusable { .. }), "{error:?}");
+    }
+}

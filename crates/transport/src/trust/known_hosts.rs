@@ -1,0 +1,297 @@
+//! The hosts a client knows, and the key of each: the file `known_hosts`.
+//!
+//! One host in a line, `HOST:PORT SHA256:…`, an IPv6 address in brackets; empty lines and lines that begin with `#`
+//! are kept and skipped. Called by a client before it dials, and after it accepted a new host.
+//! **Invariant:** a pin is only ever added, never replaced, and a list with a damaged line is not used at all.
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    io::{self, Write as _},
+    net::{IpAddr, Ipv6Addr},
+    path::{Path, PathBuf},
+};
+
+use super::{
+    file,
+    fingerprint::{Fingerprint, ParseFingerprintError},
+};
+use crate::error::KnownHostsError;
+
+const KNOWN_HOSTS_FILE: &str = "known_hosts";
+
+/// The known hosts, as read when opened.
+#[derive(Clone, Debug)]
+pub struct KnownHosts {
+    home: PathBuf,
+    pins: HashMap<Endpoint, Pin>,
+}
+
+impl KnownHosts {
+    /// Reads the list in `home`; a missing one is empty.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, or has a line that is not understood; see [`KnownHostsError`].
+    pub fn open(home: &Path) -> Result<Self, KnownHostsError> {
+        let path = home.join(KNOWN_HOSTS_FILE);
+        let contents =
+            file::read(&path).map_err(|source| KnownHostsError::Read { path: path.clone(), source })?;
+        let pins = parse(&path, &contents.map(|contents| contents.bytes).unwrap_or_default())?;
+        Ok(Self { home: home.into(), pins })
+    }
+
+    /// Adds a host to the list, on disk at once. Nothing happens if it is there with the same key.
+    ///
+    /// # Errors
+    ///
+    /// The host has another key in the list, also one that another process added meanwhile; or the file cannot be
+    /// read or extended.
+    pub fn pin(&mut self, host: &str, port: u16, fingerprint: Fingerprint) -> Result<(), KnownHostsError> {
+        let host_key = Endpoint::new(host, port)?;
+        let path = self.home.join(KNOWN_HOSTS_FILE);
+        let write_error = |source| KnownHostsError::Write { path: path.clone(), source };
+        file::create_home(&self.home).map_err(write_error)?;
+        let file = file::open_locked(&path).map_err(write_error)?;
+        let bytes = file::read_open(&file).map_err(write_error)?.bytes;
+        self.pins = parse(&path, &bytes)?;
+        match self.pins.get(&host_key) {
+            Some(pin) if pin.fingerprint == fingerprint => Ok(()),
+            Some(pin) => Err(conflict(path, host_key, pin.fingerprint, fingerprint)),
+            None => {
+                append(&file, &bytes, &host_key, fingerprint).map_err(write_error)?;
+                self.pins.insert(host_key, Pin { fingerprint, line: 0 });
+                Ok(())
+            }
+        }
+    }
+
+    /// The key of a host, if known. Upper and lower case are one.
+    #[must_use]
+    pub fn lookup(&self, host: &str, port: u16) -> Option<Fingerprint> {
+        let host_key = Endpoint::new(host, port).ok()?;
+        self.pins.get(&host_key).map(|pin| pin.fingerprint)
+    }
+}
+
+/// `HOST:PORT` as it is printed and as it stands in the list: IPv6 in brackets.
+pub(crate) fn endpoint(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
+/// What is wrong with a line of the list.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HostLineFault {
+    /// The line has no two fields, or is not text.
+    #[error("not of the form `HOST:PORT SHA256:…`")]
+    Form,
+    /// The first field is no host and port.
+    #[error("{field:?} is not HOST:PORT")]
+    Host {
+        /// The field.
+        field: String,
+    },
+    /// The second field is no fingerprint.
+    #[error("{field:?} is {fault}")]
+    Fingerprint {
+        /// The field.
+        field: String,
+        /// Why not.
+        fault: ParseFingerprintError,
+    },
+    /// An earlier line gives the same host another key.
+    #[error("another key for the host of line {earlier}; remove one of the two")]
+    Conflict {
+        /// The earlier line.
+        earlier: usize,
+    },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Pin {
+    fingerprint: Fingerprint,
+    /// Where it stands, from 1; 0 when added since.
+    line: usize,
+}
+
+/// A host and port in the one form under which they are compared.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Endpoint {
+    host: String,
+    port: u16,
+}
+
+impl Endpoint {
+    fn new(host: &str, port: u16) -> Result<Self, KnownHostsError> {
+        match canonical(host) {
+            Some(host) => Ok(Self { host, port }),
+            None => Err(KnownHostsError::HostName { host: host.into() }),
+        }
+    }
+
+    fn parse(field: &str) -> Option<Self> {
+        let (host, port) = field.rsplit_once(':')?;
+        let host = match host.strip_prefix('[') {
+            Some(bracketed) => bracketed.strip_suffix(']')?,
+            None if host.contains(':') => return None,
+            None => host,
+        };
+        let all_digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+        let port = port.parse().ok().filter(|_| all_digits)?;
+        Some(Self { host: canonical(host)?, port })
+    }
+}
+
+/// Lower case, and one form per address; `None` for what could not be read back from a line.
+fn canonical(host: &str) -> Option<String> {
+    let legal = |c: char| !c.is_whitespace() && !c.is_control() && !matches!(c, '[' | ']' | '#' | '/');
+    if let Ok(address) = host.parse::<IpAddr>() {
+        return Some(address.to_canonical().to_string());
+    }
+    let scoped = host.split_once('%').is_some_and(|(address, _)| address.parse::<Ipv6Addr>().is_ok());
+    let plain = !host.is_empty() && host.chars().all(legal) && (scoped || !host.contains(':'));
+    plain.then(|| host.to_ascii_lowercase())
+}
+
+fn parse(path: &Path, bytes: &[u8]) -> Result<HashMap<Endpoint, Pin>, KnownHostsError> {
+    let mut pins = HashMap::new();
+    for (line, text) in (1..).zip(bytes.split(|byte| *byte == b'\n')) {
+        add_line(&mut pins, line, text).map_err(|fault| KnownHostsError::Damaged {
+            path: path.into(),
+            line,
+            fault,
+        })?;
+    }
+    Ok(pins)
+}
+
+fn add_line(pins: &mut HashMap<Endpoint, Pin>, line: usize, bytes: &[u8]) -> Result<(), HostLineFault> {
+    let text = std::str::from_utf8(bytes).map_err(|_| HostLineFault::Form)?.trim();
+    if text.is_empty() || text.starts_with('#') {
+        return Ok(());
+    }
+    let (host_key, fingerprint) = parse_line(text)?;
+    match pins.get(&host_key) {
+        Some(pin) if pin.fingerprint != fingerprint => Err(HostLineFault::Conflict { earlier: pin.line }),
+        Some(_) => Ok(()),
+        None => {
+            pins.insert(host_key, Pin { fingerprint, line });
+            Ok(())
+        }
+    }
+}
+
+fn parse_line(text: &str) -> Result<(Endpoint, Fingerprint), HostLineFault> {
+    let mut fields = text.split_ascii_whitespace();
+    let (Some(host), Some(key), None) = (fields.next(), fields.next(), fields.next()) else {
+        return Err(HostLineFault::Form);
+    };
+    let host_key = Endpoint::parse(host).ok_or_else(|| HostLineFault::Host { field: host.into() })?;
+    let fingerprint = key.parse().map_err(|fault| HostLineFault::Fingerprint { field: key.into(), fault })?;
+    Ok((host_key, fingerprint))
+}
+
+/// Adds one line in one write; a last line that a crash or an editor left without its end is ended first.
+fn append(mut file: &File, before: &[u8], host_key: &Endpoint, fingerprint: Fingerprint) -> io::Result<()> {
+    let end = if before.last().is_none_or(|byte| *byte == b'\n') { "" } else { "\n" };
+    let line = format!("{end}{} {fingerprint}\n", endpoint(&host_key.host, host_key.port));
+    file.write_all(line.as_bytes())?;
+    file.sync_all()
+}
+
+fn conflict(path: PathBuf, host_key: Endpoint, expected: Fingerprint, found: Fingerprint) -> KnownHostsError {
+    KnownHostsError::Conflict { path, host: host_key.host, port: host_key.port, expected, found }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    const ONE: Fingerprint = Fingerprint([1; 32]);
+    const TWO: Fingerprint = Fingerprint([2; 32]);
+
+    fn fault_of(text: &str) -> (usize, HostLineFault) {
+        match parse(Path::new("known_hosts"), text.as_bytes()) {
+            Err(KnownHostsError::Damaged { line, fault, .. }) => (line, fault),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn pinned_host_is_found_again() {
+        let home = tempfile::tempdir().unwrap();
+        let mut hosts = KnownHosts::open(home.path()).unwrap();
+        hosts.pin("DTN.example.org", 7171, ONE).unwrap();
+        hosts.pin("2001:DB8::1", 7171, TWO).unwrap();
+        for hosts in [hosts, KnownHosts::open(home.path()).unwrap()] {
+            assert_eq!(hosts.lookup("dtn.EXAMPLE.org", 7171), Some(ONE));
+            assert_eq!(hosts.lookup("dtn.example.org", 7172), None);
+            assert_eq!(hosts.lookup("2001:db8:0::1", 7171), Some(TWO));
+        }
+        let text = fs::read_to_string(home.path().join(KNOWN_HOSTS_FILE)).unwrap();
+        assert_eq!(text, format!("dtn.example.org:7171 {ONE}\n[2001:db8::1]:7171 {TWO}\n"));
+    }
+
+    #[test]
+    fn comments_and_a_last_line_without_end_are_kept() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join(KNOWN_HOSTS_FILE);
+        fs::write(&path, format!("# mine\n\n a:1  {ONE} ")).unwrap();
+        KnownHosts::open(home.path()).unwrap().pin("b", 1, TWO).unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        assert_eq!(text, format!("# mine\n\n a:1  {ONE} \nb:1 {TWO}\n"));
+    }
+
+    #[test]
+    fn pin_is_never_replaced() {
+        let home = tempfile::tempdir().unwrap();
+        let mut early = KnownHosts::open(home.path()).unwrap();
+        KnownHosts::open(home.path()).unwrap().pin("a", 1, ONE).unwrap();
+        early.pin("a", 1, ONE).unwrap();
+        let error = early.pin("A", 1, TWO).unwrap_err();
+        assert!(matches!(error, KnownHostsError::Conflict { expected: ONE, found: TWO, .. }), "{error:?}");
+        assert_eq!(early.lookup("a", 1), Some(ONE));
+        let text = fs::read_to_string(home.path().join(KNOWN_HOSTS_FILE)).unwrap();
+        assert_eq!(text, format!("a:1 {ONE}\n"));
+    }
+
+    #[test]
+    fn writers_at_once_lose_nothing() {
+        let home = tempfile::tempdir().unwrap();
+        std::thread::scope(|scope| {
+            for port in 0..16 {
+                let home = home.path();
+                scope.spawn(move || KnownHosts::open(home).unwrap().pin("a", port, ONE).unwrap());
+            }
+        });
+        let hosts = KnownHosts::open(home.path()).unwrap();
+        assert!((0..16).all(|port| hosts.lookup("a", port) == Some(ONE)));
+    }
+
+    #[test]
+    fn damaged_line_is_named() {
+        let good = format!("a:1 {ONE}\n");
+        assert_eq!(fault_of(&format!("{good}b:1")), (2, HostLineFault::Form));
+        assert_eq!(fault_of(&format!("{good}\nb:1 {ONE} x")), (3, HostLineFault::Form));
+        for field in ["b", "b:", "b:+1", "b:65536", ":1", "::1:1", "[b:1", "b]:1"] {
+            let fault = HostLineFault::Host { field: field.into() };
+            assert_eq!(fault_of(&format!("{good}{field} {ONE}")), (2, fault), "{field}");
+        }
+        assert_eq!(fault_of(&format!("{good}A:1 {TWO}")), (2, HostLineFault::Conflict { earlier: 1 }));
+        let fault = HostLineFault::Fingerprint { field: "SHA256:x".into(), fault: ParseFingerprintError };
+        assert_eq!(fault_of("b:1 SHA256:x"), (1, fault));
+    }
+
+    #[test]
+    fn host_that_could_forge_a_line_is_refused() {
+        let home = tempfile::tempdir().unwrap();
+        let mut hosts = KnownHosts::open(home.path()).unwrap();
+        for host in ["", "a b", "a\nb", "#a", "a:b", "[a]"] {
+            let error = hosts.pin(host, 1, ONE).unwrap_err();
+            assert!(matches!(error, KnownHostsError::HostName { .. }), "{error:?}");
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! TLS 1.3 with pinned keys: what both sides demand of each other in the handshake.
+//!
+//! The client compares the host's key with its [`HostPolicy`]; the server takes any key, and its caller looks the
+//! fingerprint up before a byte is parsed. Names, dates and issuers in certificates mean nothing here: the key counts.
+//! **Invariant:** both sides verify the peer's signature over the handshake, so a copied certificate is worth nothing.
+
+use std::sync::{Arc, OnceLock};
+
+use rustls::{
+    CertificateError, ClientConfig, CommonState, DigitallySignedStruct, DistinguishedName, Error, OtherError,
+    PeerIncompatible, ServerConfig, SignatureScheme,
+    client::{
+        Resumption,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    },
+    crypto::{CryptoProvider, WebPkiSupportedAlgorithms, aws_lc_rs, verify_tls13_signature},
+    server::{
+        NoServerSessionStorage,
+        danger::{ClientCertVerified, ClientCertVerifier},
+    },
+    sign::SingleCertAndKey,
+    version::TLS13,
+};
+use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
+
+use super::{fingerprint::Fingerprint, identity::Identity};
+
+/// What both sides must name as the protocol inside TLS.
+pub(crate) const ALPN: &[u8] = b"zmove";
+
+/// The name in every certificate and every hello, the same for all: hosts are told apart by key.
+pub(crate) const SERVER_NAME: &str = "zmove";
+
+/// Which keys a client takes from a host.
+#[derive(Clone, Debug)]
+pub enum HostPolicy {
+    /// This one only.
+    Pinned(Fingerprint),
+    /// The first that a connection of this run proves, then only that one.
+    AcceptNew(FirstKey),
+    /// None: the handshake fails and tells the key, so that the user can decide.
+    RefuseUnknown,
+}
+
+/// The key that the first connection of a run has met. Clones share one value.
+#[derive(Clone, Debug, Default)]
+pub struct FirstKey(Arc<OnceLock<Fingerprint>>);
+
+impl FirstKey {
+    /// The key, once a connection has been made.
+    #[must_use]
+    pub fn get(&self) -> Option<Fingerprint> {
+        self.0.get().copied()
+    }
+}
+
+/// Why a host's key is not taken.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+pub(crate) enum HostKeyFault {
+    #[error("the host's key {found} is not known")]
+    Unknown { found: Fingerprint },
+    #[error("the host's key is {found}, not {expected}")]
+    Changed { expected: Fingerprint, found: Fingerprint },
+}
+
+/// The fingerprint of a peer that has completed its handshake.
+pub(crate) fn peer_fingerprint(session: &CommonState) -> Result<Fingerprint, Error> {
+    let certificate = session.peer_certificates().and_then(<[_]>::first);
+    Fingerprint::of_certificate(certificate.ok_or(Error::NoCertificatesPresented)?)
+}
+
+/// What a client speaks: no resumption, which would pass by the check of the key, and no early data.
+pub(crate) fn client_config(identity: &Identity, policy: HostPolicy) -> ClientConfig {
+    let provider = Arc::new(provider());
+    let algorithms = provider.signature_verification_algorithms;
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&TLS13])
+        .expect("the provider has TLS 1.3 suites")
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(HostVerifier { policy, algorithms }))
+        .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified())));
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.resumption = Resumption::disabled();
+    config
+}
+
+/// What a server speaks: no tickets, which a client that never reads would leave in its socket, so that the close
+/// resets the connection and destroys data in flight.
+pub(crate) fn server_config(identity: &Identity) -> ServerConfig {
+    let provider = Arc::new(provider());
+    let algorithms = provider.signature_verification_algorithms;
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&TLS13])
+        .expect("the provider has TLS 1.3 suites")
+        .with_client_cert_verifier(Arc::new(AnyClientVerifier { algorithms }))
+        .with_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified())));
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    config
+}
+
+/// AWS-LC with the suites of TLS 1.3, the fastest first on machines with AES instructions.
+pub(super) fn provider() -> CryptoProvider {
+    let cipher_suites = vec![
+        aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256,
+        aws_lc_rs::cipher_suite::TLS13_AES_256_GCM_SHA384,
+        aws_lc_rs::cipher_suite::TLS13_CHACHA20_POLY1305_SHA256,
+    ];
+    CryptoProvider { cipher_suites, ..aws_lc_rs::default_provider() }
+}
+
+/// The client's check of a host.
+#[derive(Debug)]
+struct HostVerifier {
+    policy: HostPolicy,
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl HostVerifier {
+    /// The key that must be found, if that is settled.
+    fn expected(&self, found: Fingerprint) -> Result<Option<Fingerprint>, HostKeyFault> {
+        match &self.policy {
+            HostPolicy::Pinned(expected) => Ok(Some(*expected)),
+            HostPolicy::AcceptNew(first) => Ok(first.get()),
+            HostPolicy::RefuseUnknown => Err(HostKeyFault::Unknown { found }),
+        }
+    }
+
+    /// Takes the key of a host that has just proven it.
+    fn settle(&self, found: Fingerprint) -> Result<(), HostKeyFault> {
+        let expected = match &self.policy {
+            // Of connections that race, one sets the key and the others are held to it.
+            HostPolicy::AcceptNew(first) => Some(*first.0.get_or_init(|| found)),
+            _ => self.expected(found)?,
+        };
+        compare(expected, found)
+    }
+}
+
+fn compare(expected: Option<Fingerprint>, found: Fingerprint) -> Result<(), HostKeyFault> {
+    match expected {
+        Some(expected) if expected != found => Err(HostKeyFault::Changed { expected, found }),
+        _ => Ok(()),
+    }
+}
+
+fn refused(fault: HostKeyFault) -> Error {
+    Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(fault))))
+}
+
+impl ServerCertVerifier for HostVerifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let found = Fingerprint::of_certificate(end_entity)?;
+        let expected = self.expected(found).map_err(refused)?;
+        compare(expected, found).map_err(refused)?;
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(PeerIncompatible::Tls12NotOffered.into())
+    }
+
+    /// A new key is pinned here and not earlier: a host that merely copied a certificate must not set the pin.
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let valid = verify_tls13_signature(message, cert, dss, &self.algorithms)?;
+        self.settle(Fingerprint::of_certificate(cert)?).map_err(refused)?;
+        Ok(valid)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
+    }
+}
+
+/// The server's check of a client: it has a key, and holds it.
+#[derive(Debug)]
+struct AnyClientVerifier {
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl ClientCertVerifier for AnyClientVerifier {
+    fn offer_client_auth(&self) -> bool {
+        true
+    }
+
+    fn client_auth_mandatory(&self) -> bool {
+        true
+    }
+
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        Fingerprint::of_certificate(end_entity)?;
+        Ok(ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(PeerIncompatible::Tls12NotOffered.into())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, cert, dss, &self.algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
+    }
+}

@@ -1,0 +1,470 @@
+//! Trust over real TLS on loopback: who gets a connection, and above all who does not.
+
+#![expect(clippy::unwrap_used, reason = "in a test, helpers included, a panic is the report")]
+
+use std::{
+    io::{self, Read as _, Write as _},
+    net::SocketAddr,
+    sync::Arc,
+    time::Duration,
+};
+
+use rustls::{
+    ClientConfig, HandshakeKind, ServerConfig,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::aws_lc_rs::{default_provider, sign::any_ecdsa_type},
+    sign::{CertifiedKey, SingleCertAndKey},
+    version::TLS13,
+};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject as _};
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+use zmove_transport::{
+    AcceptError, Acceptor, Connection, DialError, DialStage, Dialler, Fingerprint, FirstKey, HostPolicy,
+    Identity, SocketConfig,
+};
+
+const LONG: Duration = Duration::from_secs(30);
+const SHORT: Duration = Duration::from_millis(100);
+const LOOPBACK: &str = "127.0.0.1";
+
+/// A host or user with a key of its own.
+struct Party {
+    home: TempDir,
+    identity: Identity,
+}
+
+impl Party {
+    fn new() -> Self {
+        let home = tempfile::tempdir().unwrap();
+        let identity = Identity::load_or_create(home.path()).unwrap();
+        Self { home, identity }
+    }
+
+    fn fingerprint(&self) -> Fingerprint {
+        self.identity.fingerprint()
+    }
+
+    fn certificate(&self) -> CertificateDer<'static> {
+        CertificateDer::from_pem_file(self.home.path().join("key.pem")).unwrap()
+    }
+
+    /// This party's private key under the certificates of whomever.
+    fn key_with(&self, certificates: Vec<CertificateDer<'static>>) -> Arc<SingleCertAndKey> {
+        let key = PrivateKeyDer::from_pem_file(self.home.path().join("key.pem")).unwrap();
+        Arc::new(CertifiedKey::new(certificates, any_ecdsa_type(&key).unwrap()).into())
+    }
+
+    async fn listen(&self) -> (Acceptor, u16) {
+        let address = SocketAddr::from(([127, 0, 0, 1], 0));
+        let acceptor = Acceptor::bind(address, &self.identity, SocketConfig::default()).await.unwrap();
+        let port = acceptor.local_addr().unwrap().port();
+        (acceptor, port)
+    }
+
+    /// Serves handshakes in the background; the connections are kept and not used.
+    async fn serve(&self) -> u16 {
+        let (acceptor, port) = self.listen().await;
+        tokio::spawn(async move {
+            let mut kept = Vec::new();
+            loop {
+                kept.push(accept(&acceptor).await);
+            }
+        });
+        port
+    }
+
+    async fn dialler(&self, port: u16, policy: HostPolicy) -> Dialler {
+        Dialler::new(&self.identity, LOOPBACK, port, policy, SocketConfig::default()).await.unwrap()
+    }
+
+    async fn dial(&self, port: u16, policy: HostPolicy) -> Result<Connection, DialError> {
+        self.dialler(port, policy).await.dial(LONG).await
+    }
+}
+
+async fn accept(acceptor: &Acceptor) -> Result<Connection, AcceptError> {
+    let (socket, _) = acceptor.accept_tcp().await.unwrap();
+    acceptor.handshake(socket, LONG).await
+}
+
+/// The two ends of one good connection.
+async fn connected(host: &Party, user: &Party) -> (Connection, Connection) {
+    let (acceptor, port) = host.listen().await;
+    let policy = HostPolicy::Pinned(host.fingerprint());
+    let (client, server) = tokio::join!(user.dial(port, policy), accept(&acceptor));
+    (client.unwrap(), server.unwrap())
+}
+
+/// A host that speaks TLS with the given key, and whatever protocol.
+async fn serve_tls(key: Arc<SingleCertAndKey>, protocols: &[&[u8]]) -> u16 {
+    let mut config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_protocol_versions(&[&TLS13])
+        .unwrap()
+        .with_no_client_auth()
+        .with_cert_resolver(key);
+    config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
+    let listener = TcpListener::bind((LOOPBACK, 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        loop {
+            let (socket, _) = listener.accept().await.unwrap();
+            drop(TlsAcceptor::from(Arc::new(config.clone())).accept(socket).await);
+        }
+    });
+    port
+}
+
+/// What the acceptor says of a client that trusts every host and shows the given key, if any.
+async fn accept_tls(
+    acceptor: &Acceptor,
+    key: Option<Arc<SingleCertAndKey>>,
+    protocols: &[&[u8]],
+) -> Result<Connection, AcceptError> {
+    let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_protocol_versions(&[&TLS13])
+        .unwrap()
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(TrustAll));
+    let mut config = match key {
+        Some(key) => builder.with_client_cert_resolver(key),
+        None => builder.with_no_client_auth(),
+    };
+    config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
+    let socket = TcpStream::connect(acceptor.local_addr().unwrap()).await.unwrap();
+    let name = ServerName::try_from("zmove").unwrap();
+    let client = TlsConnector::from(Arc::new(config)).connect(name, socket);
+    tokio::join!(client, accept(acceptor)).1
+}
+
+/// A client's verifier that verifies nothing.
+#[derive(Debug)]
+struct TrustAll;
+
+impl ServerCertVerifier for TrustAll {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &rustls::DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &rustls::DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+        default_provider().signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[tokio::test]
+async fn both_sides_learn_the_other_key() {
+    let [host, user] = [Party::new(), Party::new()];
+    let (client, server) = connected(&host, &user).await;
+    assert_eq!((client.peer, server.peer), (host.fingerprint(), user.fingerprint()));
+    assert!(client.rtt > Duration::ZERO && server.rtt > Duration::ZERO);
+    let stream = client;
+    let session = stream.get_ref().1;
+    assert_eq!(session.alpn_protocol(), Some(b"zmove".as_slice()));
+    let suite = session.negotiated_cipher_suite().unwrap().suite();
+    assert_eq!(suite, rustls::CipherSuite::TLS13_AES_128_GCM_SHA256);
+}
+
+#[tokio::test]
+async fn blocking_and_async_ends_exchange_bytes() {
+    let (client, server) = connected(&Party::new(), &Party::new()).await;
+    let (mut socket, session) = client.into_blocking().unwrap();
+    let rustls::Connection::Client(mut session) = session else { panic!("the client's end is a server's") };
+    let blocking = tokio::task::spawn_blocking(move || {
+        let mut stream = rustls::Stream::new(&mut session, &mut socket);
+        stream.write_all(b"ping").unwrap();
+        let mut answer = [0; 4];
+        stream.read_exact(&mut answer).unwrap();
+        answer
+    });
+    let mut stream = server;
+    let mut word = [0; 4];
+    stream.read_exact(&mut word).await.unwrap();
+    stream.write_all(b"pong").await.unwrap();
+    stream.flush().await.unwrap();
+    assert_eq!((&word, &blocking.await.unwrap()), (b"ping", b"pong"));
+}
+
+#[tokio::test]
+async fn server_sends_no_tickets_and_nothing_is_resumed() {
+    let [host, user] = [Party::new(), Party::new()];
+    let (acceptor, port) = host.listen().await;
+    let dialler = user.dialler(port, HostPolicy::Pinned(host.fingerprint())).await;
+    for _ in 0..2 {
+        let (client, server) = tokio::join!(dialler.dial(LONG), accept(&acceptor));
+        let stream = server.unwrap();
+        assert_eq!(stream.get_ref().1.handshake_kind(), Some(HandshakeKind::Full));
+        let (mut socket, _) = client.unwrap().into_blocking().unwrap();
+        socket.set_nonblocking(true).unwrap();
+        // The server is done, so a ticket would be here.
+        assert_eq!(socket.read(&mut [0; 1]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    }
+}
+
+#[tokio::test]
+async fn accepted_sockets_are_set_up() {
+    let [host, user] = [Party::new(), Party::new()];
+    let (client, server) = connected(&host, &user).await;
+    server.set_unacknowledged_max(LONG).unwrap();
+    for connection in [client, server] {
+        let (socket, _) = connection.into_blocking().unwrap();
+        let socket = socket2::SockRef::from(&socket);
+        assert!(
+            socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap() && !socket.nonblocking().unwrap()
+        );
+    }
+}
+
+#[tokio::test]
+async fn host_with_a_copied_certificate_is_refused() {
+    let [victim, thief, user] = [Party::new(), Party::new(), Party::new()];
+    let port = serve_tls(thief.key_with(vec![victim.certificate()]), &[b"zmove"]).await;
+    let error = user.dial(port, HostPolicy::Pinned(victim.fingerprint())).await.unwrap_err();
+    assert!(matches!(error, DialError::HostKeyUnproven { .. }), "{error:?}");
+    assert!(!error.retryable());
+}
+
+#[tokio::test]
+async fn copied_certificate_is_never_pinned() {
+    let [victim, thief, user] = [Party::new(), Party::new(), Party::new()];
+    let first = FirstKey::default();
+    let port = serve_tls(thief.key_with(vec![victim.certificate()]), &[b"zmove"]).await;
+    let error = user.dial(port, HostPolicy::AcceptNew(first.clone())).await.unwrap_err();
+    assert!(matches!(error, DialError::HostKeyUnproven { .. }), "{error:?}");
+    assert_eq!(first.get(), None);
+}
+
+#[tokio::test]
+async fn host_is_judged_by_the_certificate_it_signs_with() {
+    let [victim, thief, user] = [Party::new(), Party::new(), Party::new()];
+    let chain = vec![thief.certificate(), victim.certificate()];
+    let port = serve_tls(thief.key_with(chain), &[b"zmove"]).await;
+    let error = user.dial(port, HostPolicy::Pinned(victim.fingerprint())).await.unwrap_err();
+    assert!(matches!(error, DialError::HostKeyChanged { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn client_with_a_copied_certificate_is_refused() {
+    let [host, victim, thief] = [Party::new(), Party::new(), Party::new()];
+    let (acceptor, _) = host.listen().await;
+    let key = thief.key_with(vec![victim.certificate()]);
+    let error = accept_tls(&acceptor, Some(key), &[b"zmove"]).await.unwrap_err();
+    assert!(matches!(error, AcceptError::ClientKeyUnproven { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn client_is_known_by_the_certificate_it_signs_with() {
+    let [host, victim, thief] = [Party::new(), Party::new(), Party::new()];
+    let (acceptor, _) = host.listen().await;
+    let key = thief.key_with(vec![thief.certificate(), victim.certificate()]);
+    let connection = accept_tls(&acceptor, Some(key), &[b"zmove"]).await.unwrap();
+    assert_eq!(connection.peer, thief.fingerprint());
+}
+
+#[tokio::test]
+async fn client_without_a_certificate_is_refused() {
+    let (acceptor, _) = Party::new().listen().await;
+    let error = accept_tls(&acceptor, None, &[b"zmove"]).await.unwrap_err();
+    assert!(matches!(error, AcceptError::NoClientKey { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn peers_without_the_protocol_are_refused() {
+    let [host, user] = [Party::new(), Party::new()];
+    let (acceptor, _) = host.listen().await;
+    for protocols in [&[][..], &[b"h2".as_slice()]] {
+        let key = user.key_with(vec![user.certificate()]);
+        let error = accept_tls(&acceptor, Some(key), protocols).await.unwrap_err();
+        assert!(matches!(error, AcceptError::NotZmove { .. }), "{error:?}");
+
+        let port = serve_tls(host.key_with(vec![host.certificate()]), protocols).await;
+        let error = user.dial(port, HostPolicy::Pinned(host.fingerprint())).await.unwrap_err();
+        assert!(matches!(error, DialError::NotZmove { .. }), "{error:?}");
+    }
+}
+
+/// A record with a hello that offers TLS 1.2 and nothing newer.
+fn tls12_hello() -> Vec<u8> {
+    let mut hello = vec![3, 3];
+    hello.extend([7; 32]); // random
+    hello.push(0); // no session
+    hello.extend([0, 2, 0xc0, 0x2b]); // ECDHE-ECDSA-AES128-GCM-SHA256
+    hello.extend([1, 0]); // no compression
+    let groups = [0, 10, 0, 4, 0, 2, 0, 29]; // x25519
+    let signatures = [0, 13, 0, 4, 0, 2, 4, 3]; // ECDSA-P256-SHA256
+    let points = [0, 11, 0, 2, 1, 0];
+    let extensions = [&groups[..], &signatures, &points].concat();
+    hello.extend([0, u8::try_from(extensions.len()).unwrap()]);
+    hello.extend(extensions);
+    let length = u8::try_from(hello.len()).unwrap();
+    let mut record = vec![22, 3, 1, 0, length + 4, 1, 0, 0, length];
+    record.append(&mut hello);
+    record
+}
+
+#[tokio::test]
+async fn tls_1_2_is_refused_with_an_alert() {
+    let (acceptor, port) = Party::new().listen().await;
+    let mut socket = TcpStream::connect((LOOPBACK, port)).await.unwrap();
+    socket.write_all(&tls12_hello()).await.unwrap();
+    let error = accept(&acceptor).await.unwrap_err();
+    assert!(matches!(error, AcceptError::NotZmove { .. }), "{error:?}");
+    let mut answer = Vec::new();
+    socket.read_to_end(&mut answer).await.unwrap();
+    let [21, 3, 3, 0, 2, 2, 70] = answer[..] else { panic!("no fatal alert protocol_version: {answer:?}") };
+}
+
+#[tokio::test]
+async fn tls_1_2_host_is_refused() {
+    let listener = TcpListener::bind((LOOPBACK, 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        let (mut socket, _) = listener.accept().await.unwrap();
+        // Version 3.3, random, no session, ECDHE-ECDSA-AES128-GCM-SHA256, no compression, no extensions.
+        let hello = [&[2, 0, 0, 38, 3, 3][..], &[7; 32], &[0, 0xc0, 0x2b, 0]].concat();
+        let record = [&[22, 3, 3, 0, 42][..], &hello].concat();
+        socket.write_all(&record).await.unwrap();
+        drop(socket.read(&mut [0; 4096]).await);
+    });
+    let error = Party::new().dial(port, HostPolicy::AcceptNew(FirstKey::default())).await.unwrap_err();
+    assert!(matches!(error, DialError::NotZmove { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn other_protocols_are_named_as_such() {
+    let listener = TcpListener::bind((LOOPBACK, 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        let (mut socket, _) = listener.accept().await.unwrap();
+        socket.write_all(b"SSH-2.0-OpenSSH_9.9\r\n").await.unwrap();
+        drop(socket.read(&mut [0; 4096]).await);
+    });
+    let error = Party::new().dial(port, HostPolicy::RefuseUnknown).await.unwrap_err();
+    assert!(matches!(error, DialError::NotTls { .. }), "{error:?}");
+    assert!(error.to_string().contains(&format!("127.0.0.1:{port}")), "{error}");
+
+    let (acceptor, port) = Party::new().listen().await;
+    let mut socket = TcpStream::connect((LOOPBACK, port)).await.unwrap();
+    socket.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+    let error = accept(&acceptor).await.unwrap_err();
+    assert!(matches!(error, AcceptError::NotTls { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn pinned_host_with_another_key_is_refused() {
+    let [host, other, user] = [Party::new(), Party::new(), Party::new()];
+    let port = host.serve().await;
+    let error = user.dial(port, HostPolicy::Pinned(other.fingerprint())).await.unwrap_err();
+    let DialError::HostKeyChanged { expected, found, .. } = error else { panic!("{error:?}") };
+    assert_eq!((expected, found), (other.fingerprint(), host.fingerprint()));
+}
+
+#[tokio::test]
+async fn daemon_learns_that_its_key_was_refused() {
+    let [host, other, user] = [Party::new(), Party::new(), Party::new()];
+    let (acceptor, port) = host.listen().await;
+    let dial = user.dial(port, HostPolicy::Pinned(other.fingerprint()));
+    let error = tokio::join!(dial, accept(&acceptor)).1.unwrap_err();
+    assert!(matches!(error, AcceptError::HostKeyRefused { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn unknown_host_is_refused_and_its_key_told() {
+    let [host, user] = [Party::new(), Party::new()];
+    let port = host.serve().await;
+    let error = user.dial(port, HostPolicy::RefuseUnknown).await.unwrap_err();
+    let DialError::UnknownHost { host: name, port: asked, fingerprint } = error else { panic!("{error:?}") };
+    assert_eq!((name.as_str(), asked, fingerprint), (LOOPBACK, port, host.fingerprint()));
+}
+
+#[tokio::test]
+async fn accept_new_pins_once_for_the_run() {
+    let [host, other, user] = [Party::new(), Party::new(), Party::new()];
+    let first = FirstKey::default();
+    let policy = HostPolicy::AcceptNew(first.clone());
+    user.dial(host.serve().await, policy.clone()).await.unwrap();
+    assert_eq!(first.get(), Some(host.fingerprint()));
+    user.dial(host.serve().await, policy.clone()).await.unwrap();
+    let error = user.dial(other.serve().await, policy).await.unwrap_err();
+    let DialError::HostKeyChanged { expected, found, .. } = error else { panic!("{error:?}") };
+    assert_eq!((expected, found), (host.fingerprint(), other.fingerprint()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn racing_connections_agree_on_one_new_key() {
+    let [host, other, user] = [Party::new(), Party::new(), Party::new()];
+    let first = FirstKey::default();
+    let mut dials = tokio::task::JoinSet::new();
+    for port in [host.serve().await, other.serve().await] {
+        let dialler = user.dialler(port, HostPolicy::AcceptNew(first.clone())).await;
+        for _ in 0..8 {
+            let dialler = dialler.clone();
+            dials.spawn(async move { dialler.dial(LONG).await });
+        }
+    }
+    let good: Vec<_> = dials.join_all().await.into_iter().filter_map(Result::ok).collect();
+    assert_eq!(good.len(), 8);
+    assert!(good.iter().all(|connection| Some(connection.peer) == first.get()));
+}
+
+#[tokio::test]
+async fn silent_peers_time_out_and_hold_nobody_up() {
+    let [host, user] = [Party::new(), Party::new()];
+    let (acceptor, port) = host.listen().await;
+    let _silent = TcpStream::connect((LOOPBACK, port)).await.unwrap();
+    let (silent, _) = acceptor.accept_tcp().await.unwrap();
+    let dial = user.dial(port, HostPolicy::Pinned(host.fingerprint()));
+    let (slow, good, accepted) = tokio::join!(acceptor.handshake(silent, SHORT), dial, accept(&acceptor));
+    assert!(matches!(slow.unwrap_err(), AcceptError::TimedOut { .. }));
+    assert!(good.is_ok() && accepted.is_ok());
+
+    // The kernel completes the TCP connection, and nobody accepts it.
+    let error = user.dialler(port, HostPolicy::RefuseUnknown).await.dial(SHORT).await.unwrap_err();
+    let expected = DialStage::Handshaking;
+    assert!(matches!(error, DialError::TimedOut { stage, .. } if stage == expected), "{error:?}");
+    assert!(error.retryable());
+}
+
+#[tokio::test]
+async fn absent_and_vanishing_hosts_are_told_apart() {
+    let listener = TcpListener::bind((LOOPBACK, 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let dialler = Party::new().dialler(port, HostPolicy::RefuseUnknown).await;
+    let (error, _) = tokio::join!(dialler.dial(LONG), async { drop(listener.accept().await.unwrap()) });
+    let error = error.unwrap_err();
+    assert!(matches!(error, DialError::Closed { .. }), "{error:?}");
+    assert!(error.retryable());
+
+    drop(listener);
+    let error = dialler.dial(LONG).await.unwrap_err();
+    assert!(matches!(error, DialError::Refused { .. }), "{error:?}");
+    assert!(error.to_string().contains("is `zmove serve` running there?"), "{error}");
+}
