@@ -1,1 +1,48 @@
-//! Placeholder.
+//! The command line of zmove: what was typed ([`args`]), what will run ([`settings`]), and what the user sees.
+//!
+//! Only here are there exit codes, prompts and bars; the libraries report events and errors.
+
+mod allow;
+mod args;
+mod dial;
+mod exit;
+mod key;
+mod location;
+mod progress;
+mod push;
+mod scan;
+mod serve;
+mod settings;
+mod summary;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Parser;
+
+use args::{Args, Command};
+use exit::Exit;
+
+/// Runs the command line and says how it went.
+pub fn main() -> ExitCode {
+    let started = Instant::now();
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => return exit::usage(&error),
+    };
+    settings::prepare_process();
+    let done = match args.command {
+        Command::Push(args) => push::run(args, started),
+        Command::Serve(args) => serve::run(&args),
+        Command::Key(args) => key::run(&args),
+        Command::Allow(args) => allow::run(args),
+        Command::Scan(args) => scan::run(&args),
+    };
+    match done {
+        Ok(exit) => exit.into(),
+        Err(error) => {
+            eprintln!("zmove: {error:#}");
+            Exit::of(&error).into()
+        }
+    }
+}

@@ -1,1 +1,5 @@
-fn main() {}
+//! The `zmove` binary; everything is in the library.
+
+fn main() -> std::process::ExitCode {
+    zmove_cli::main()
+}

@@ -1,1 +1,171 @@
-fn main() {}
+//! `zmove-lab`: measures zmove and its peers between two hosts that are network namespaces joined by an emulated path.
+//!
+//! Runs as root on Linux. Everything it makes (namespaces, mounts, processes) carries its process number and ends with it.
+
+mod calibrate;
+mod compare;
+mod datasets;
+mod figures;
+mod first_byte;
+mod groups;
+mod hosts;
+mod inside;
+mod path;
+mod peers;
+mod race;
+mod report;
+mod run;
+mod schedule;
+mod server;
+mod session;
+mod trees;
+mod tun;
+mod units;
+mod volume;
+
+use std::ffi::OsString;
+use std::io::Read;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{Args, Parser, Subcommand};
+
+use crate::calibrate::Effort;
+use crate::compare::CompareArgs;
+use crate::groups::Group;
+use crate::hosts::{Hosts, LinkArgs};
+use crate::inside::InsideArgs;
+use crate::session::Session;
+use crate::units::RoundTrip;
+
+/// Measures zmove and its peers between two emulated hosts.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Sets two hosts up, and runs a command beside them or waits for the end of standard input.
+    Hosts(HostsArgs),
+    /// Measures the bare path with echoes and iperf3.
+    Calibrate(CalibrateArgs),
+    /// Makes data sets.
+    Data(DataArgs),
+    /// Copies data sets with several tools in turn.
+    Compare(CompareArgs),
+    /// Clears up behind labs that were killed.
+    Clean,
+    #[command(hide = true)]
+    Inside(InsideArgs),
+    #[command(hide = true)]
+    Janitor { id: String },
+}
+
+#[derive(Args, Debug)]
+struct HostsArgs {
+    /// Round trip in milliseconds.
+    #[arg(long)]
+    rtt: RoundTrip,
+    #[command(flatten)]
+    link: LinkArgs,
+    /// Command to run with ZMOVE_LAB_SRC and ZMOVE_LAB_DST set to the names of the namespaces.
+    #[arg(last = true)]
+    command: Vec<OsString>,
+}
+
+#[derive(Args, Debug)]
+struct CalibrateArgs {
+    /// Round trips in milliseconds.
+    #[arg(long, value_delimiter = ',', default_value = "0.2,10,90")]
+    rtt: Vec<RoundTrip>,
+    #[command(flatten)]
+    link: LinkArgs,
+    /// Seconds that each iperf3 run counts.
+    #[arg(long, default_value_t = 8)]
+    seconds: u32,
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args, Debug)]
+struct DataArgs {
+    /// Data sets: k1, k16, k128, m1, m64, g2, real.
+    #[arg(required = true)]
+    names: Vec<String>,
+    /// Directory to make them in.
+    #[arg(long, default_value = datasets::DEFAULT_DIRECTORY)]
+    dir: PathBuf,
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().task {
+        Task::Hosts(arguments) => run_hosts(&arguments),
+        Task::Calibrate(arguments) => run_calibrate(&arguments),
+        Task::Data(arguments) => run_data(&arguments),
+        Task::Compare(arguments) => compare::compare(&arguments),
+        Task::Clean => run_clean(),
+        Task::Inside(arguments) => inside::become_program(&arguments).map(|()| ExitCode::SUCCESS),
+        Task::Janitor { id } => session::janitor(&id).map(|()| ExitCode::SUCCESS),
+    };
+    outcome.unwrap_or_else(|error| {
+        eprintln!("zmove-lab: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run_hosts(arguments: &HostsArgs) -> Result<ExitCode> {
+    let session = Session::open()?;
+    let hosts = Hosts::open(&session, &arguments.link, arguments.rtt)?;
+    if let Some((program, rest)) = arguments.command.split_first() {
+        let group = Group::create(session.id(), "command")?;
+        let program = program.to_str().context("the command's name is not UTF-8")?;
+        let status = inside::command(None, Some(&group), program)?
+            .args(rest)
+            .env("ZMOVE_LAB_SRC", &hosts.source)
+            .env("ZMOVE_LAB_DST", &hosts.target)
+            .status()
+            .context("failed to run the command")?;
+        let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
+        return Ok(ExitCode::from(code));
+    }
+    println!("ZMOVE_LAB_SRC={}\nZMOVE_LAB_DST={}", hosts.source, hosts.target);
+    eprintln!("zmove-lab: the path stands until ^C or the end of standard input");
+    std::io::copy(&mut std::io::stdin().by_ref(), &mut std::io::sink())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run_calibrate(arguments: &CalibrateArgs) -> Result<ExitCode> {
+    let session = Session::open()?;
+    let mut calibrations = Vec::new();
+    for &round_trip in &arguments.rtt {
+        let hosts = Hosts::open(&session, &arguments.link, round_trip)?;
+        let effort = Effort { flow_counts: &[1, 8], seconds: arguments.seconds, omitted_seconds: 3 };
+        calibrations.push(calibrate::measure(&session, &hosts, round_trip, effort)?);
+    }
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(&calibrations)?);
+    } else {
+        println!("{}\n{}", arguments.link.describe(), calibrate::table(&calibrations));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run_data(arguments: &DataArgs) -> Result<ExitCode> {
+    for name in &arguments.names {
+        let set = datasets::ensure(name, &arguments.dir)?;
+        println!("{}: {} files, {} bytes", set.root.display(), set.files, set.bytes);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run_clean() -> Result<ExitCode> {
+    for id in session::sweep()? {
+        println!("cleared up behind lab {id}");
+    }
+    Ok(ExitCode::SUCCESS)
+}

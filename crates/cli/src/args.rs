@@ -1,0 +1,143 @@
+//! What can be typed.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use zmove_transport::Fingerprint;
+
+/// Moves trees of any shape between data transfer nodes: encrypted, verified, at the speed of the path.
+#[derive(Debug, Parser)]
+#[command(name = "zmove", version, max_term_width = 100, after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  zmove push run7 dtn.example.org:/data/    run7 arrives as /data/run7
+  zmove push run7/ dtn.example.org:/data/x  what is in run7 arrives in /data/x
+  zmove push a b 192.0.2.7:5870:in          two trees into 'in' below your first root there
+  zmove push run7 /mnt/backup               to a local directory, through the same pipeline
+  zmove scan run7                           how many files of what size
+
+On the receiving host, once for each sender:
+  zmove allow SHA256:... --name alice --root /data --write
+  zmove serve --listen 0.0.0.0:5870
+The sender's fingerprint is what 'zmove key show' prints there.
+
+Exit codes: 0 all done and flushed; 1 usage; 2 other protocol version; 3 target refused; 5 not
+authenticated; 10 no connection; 11 file error on this host; 12 connection lost or protocol broken;
+20 interrupted; 23 some files failed (each is named).
+ZMOVE_HOME is where keys are kept (default ~/.config/zmove; for a daemon run as root /etc/zmove).";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Send files and directories to a receiver or a local directory
+    Push(PushArgs),
+    /// Receive: listen for senders, in the foreground
+    Serve(ServeArgs),
+    /// Show this identity's public fingerprint
+    Key(KeyArgs),
+    /// Let a sender's key write below some directories (on the receiving host)
+    Allow(AllowArgs),
+    /// Count the files of a tree by size
+    Scan(ScanArgs),
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = PUSH_HELP)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
+pub(crate) struct PushArgs {
+    /// What to send; 'dir' arrives under its name, 'dir/' means what is in it
+    #[arg(required = true, value_name = "SRC")]
+    pub(crate) sources: Vec<OsString>,
+    /// Where to: HOST:PATH, HOST:PORT:PATH, zmove://HOST:PORT/PATH, [IPv6]:PORT:PATH or a local directory
+    #[arg(required = true, value_name = "DST")]
+    pub(crate) target: OsString,
+    /// Pin the key of a host that is not known yet, without asking
+    #[arg(long)]
+    pub(crate) accept_new: bool,
+    /// Data connections, 1 to 64 [default: by round trip time and cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) streams: Option<u16>,
+    /// Compare files that are there already by contents, not by size and time
+    #[arg(short, long)]
+    pub(crate) checksum: bool,
+    /// What exit code 0 promises: nothing is flushed, all is, or each file is before it gets its name
+    #[arg(long, value_enum, default_value_t = DurabilityArg::End)]
+    pub(crate) durability: DurabilityArg,
+    /// Write the BLAKE3 of each file sent, as 'b3sum --check' reads it in the target directory
+    #[arg(long, value_name = "FILE")]
+    pub(crate) manifest: Option<PathBuf>,
+    /// Congestion control of the data connections, for example bbr or cubic [default: the system's]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) congestion: Option<String>,
+    /// Print events as JSON lines on stdout instead of a bar and a summary
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Print nothing but errors
+    #[arg(short, long, conflicts_with = "json")]
+    pub(crate) quiet: bool,
+}
+
+const PUSH_HELP: &str = "\
+A path on the receiver that starts with '/' must lie in one of your roots there; another is below the
+first of them. Missing directories are made. Running the same command again sends only what is missing
+or differs. Every byte is hashed when read and again before it is stored; a file gets its name only
+when it is whole.";
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum DurabilityArg {
+    /// Nothing is flushed
+    None,
+    /// Everything is on stable storage at exit
+    End,
+    /// Each file is on stable storage before it gets its name
+    File,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ServeArgs {
+    /// The address to listen on
+    #[arg(long, value_name = "ADDR:PORT", default_value = "[::]:5870")]
+    pub(crate) listen: SocketAddr,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct KeyArgs {
+    #[command(subcommand)]
+    pub(crate) command: KeyCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum KeyCommand {
+    /// Print the fingerprint; the key is made at first use
+    Show,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct AllowArgs {
+    /// The sender's fingerprint, as 'zmove key show' prints it there
+    pub(crate) fingerprint: Fingerprint,
+    /// A name for the sender, for the log
+    #[arg(long)]
+    pub(crate) name: String,
+    /// A directory that the sender may use; may be given several times
+    #[arg(long = "root", value_name = "DIR", required = true)]
+    pub(crate) roots: Vec<PathBuf>,
+    /// The sender may write there
+    #[arg(long)]
+    pub(crate) write: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ScanArgs {
+    /// The tree
+    pub(crate) path: PathBuf,
+    /// Print the histogram as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}

@@ -1,0 +1,148 @@
+//! From a host to a [`Link`]: control and lanes dial at the same time, so that no round trip is waited for twice.
+
+use std::io::{BufRead, IsTerminal, Write};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tokio::io::AsyncWriteExt;
+use tokio::sync::{mpsc, watch};
+use zmove_sender::Link;
+use zmove_transport::{
+    Connection, DialError, Dialler, Fingerprint, FirstKey, HostPolicy, Identity, KnownHosts, LaneError,
+    LaneSink, SocketConfig, TlsLane, control_pair,
+};
+use zmove_types::{LaneId, TransferId};
+use zmove_wire::{Greeting, Role};
+
+use crate::exit::{Exit, Failure};
+use crate::location::Remote;
+use crate::settings::{self, LANES_AT_ONCE, lanes_for};
+
+/// How long a connection may take to be ready.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(30);
+/// A control connection whose peer acknowledges nothing for so long is lost.
+const CONTROL_SILENCE_MAX: Duration = Duration::from_secs(60);
+
+/// How a receiver is to be reached.
+#[derive(Clone, Debug)]
+pub(crate) struct DialOptions {
+    pub(crate) accept_new: bool,
+    pub(crate) streams: Option<u16>,
+    pub(crate) congestion: Option<String>,
+}
+
+/// Dials control and lanes; lanes go on coming up after this returns.
+pub(crate) async fn connect(remote: &Remote, options: &DialOptions) -> Result<Link> {
+    let home = settings::home(settings::Role::Client)?;
+    let identity = Identity::load_or_create(&home)?;
+    let mut known_hosts = KnownHosts::open(&home)?;
+    let first_key = FirstKey::default();
+    let known = known_hosts.lookup(&remote.host, remote.port);
+    let policy = match known {
+        Some(key) => HostPolicy::Pinned(key),
+        None if options.accept_new => HostPolicy::AcceptNew(first_key.clone()),
+        None => HostPolicy::Pinned(ask_for_key(remote, &identity, &mut known_hosts).await?),
+    };
+    let socket = SocketConfig { congestion: options.congestion.clone(), ..SocketConfig::default() };
+    let dialler = Dialler::new(&identity, &remote.host, remote.port, policy, socket).await?;
+    let link = dial_all(dialler, options.streams).await?;
+    if let Some(key) = first_key.get() {
+        known_hosts.pin(&remote.host, remote.port, key)?;
+        eprintln!("zmove: pinned the key of {}:{}: {key}", remote.host, remote.port);
+    }
+    Ok(link)
+}
+
+/// Asks the user, as ssh does, whether an unknown host's key is the right one.
+async fn ask_for_key(
+    remote: &Remote,
+    identity: &Identity,
+    known_hosts: &mut KnownHosts,
+) -> Result<Fingerprint> {
+    let socket = SocketConfig::default();
+    let dialler =
+        Dialler::new(identity, &remote.host, remote.port, HostPolicy::RefuseUnknown, socket).await?;
+    let fingerprint = match dialler.dial(DIAL_TIMEOUT).await {
+        Err(DialError::UnknownHost { fingerprint, .. }) => fingerprint,
+        Err(error) => return Err(error.into()),
+        Ok(connection) => return Ok(connection.peer),
+    };
+    if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
+        let text = format!(
+            "the key of {}:{} is not known: {fingerprint}. If this is the line that 'zmove serve' prints there, run \
+             again with --accept-new",
+            remote.host, remote.port
+        );
+        return Err(Failure(Exit::Authentication, text).into());
+    }
+    eprint!(
+        "The receiver at {}:{} is not known yet. Its key is\n  {fingerprint}\n\
+         which should be the line that 'zmove serve' prints there. Go on and remember it (yes/no)? ",
+        remote.host, remote.port
+    );
+    std::io::stderr().flush()?;
+    let mut answer = String::new();
+    std::io::stdin().lock().read_line(&mut answer)?;
+    if answer.trim() != "yes" {
+        return Err(Failure(Exit::Authentication, "the host's key was not accepted".into()).into());
+    }
+    known_hosts.pin(&remote.host, remote.port, fingerprint)?;
+    Ok(fingerprint)
+}
+
+async fn dial_all(dialler: Dialler, streams: Option<u16>) -> Result<Link> {
+    let mut transfer = TransferId([0; 16]);
+    let filled = rustix::rand::getrandom(&mut transfer.0[..], rustix::rand::GetRandomFlags::empty());
+    anyhow::ensure!(filled.context("draw a transfer id")? == transfer.0.len(), "too little randomness");
+    let (lanes_in, lanes) = mpsc::channel(usize::from(zmove_wire::limits::LANES_MAX));
+    let (wanted_in, wanted) = watch::channel(None);
+    for number in 0..streams.unwrap_or(LANES_AT_ONCE) {
+        spawn_lane(&dialler, transfer, LaneId(number), &lanes_in, wanted.clone());
+    }
+    let connection = dialler.dial(DIAL_TIMEOUT).await?;
+    let count = streams.unwrap_or_else(|| lanes_for(connection.rtt));
+    wanted_in.send_replace(Some(count));
+    for number in streams.unwrap_or(LANES_AT_ONCE)..count {
+        spawn_lane(&dialler, transfer, LaneId(number), &lanes_in, wanted.clone());
+    }
+    connection.set_unacknowledged_max(CONTROL_SILENCE_MAX).context("set up the control connection")?;
+    Ok(Link { transfer, control: control_pair(connection), lanes })
+}
+
+type LanesIn = mpsc::Sender<Result<Box<dyn LaneSink>, LaneError>>;
+
+/// Dials one lane; it is dropped again if the path turns out to need fewer.
+fn spawn_lane(
+    dialler: &Dialler,
+    transfer: TransferId,
+    lane: LaneId,
+    lanes: &LanesIn,
+    mut wanted: watch::Receiver<Option<u16>>,
+) {
+    let (dialler, lanes) = (dialler.clone(), lanes.clone());
+    tokio::spawn(async move {
+        let dialled = dialler.dial(DIAL_TIMEOUT).await;
+        let count = wanted.wait_for(Option::is_some).await.map(|count| *count);
+        // the control connection did not come up: its error says why
+        let Ok(Some(count)) = count else { return };
+        if lane.0 >= count {
+            return;
+        }
+        let made = match dialled {
+            Ok(connection) => make_lane(connection, transfer, lane).await,
+            Err(error) => Err(LaneError::Io { source: std::io::Error::other(error) }),
+        };
+        let _push_over = lanes.send(made).await;
+    });
+}
+
+async fn make_lane(
+    mut connection: Connection,
+    transfer: TransferId,
+    lane: LaneId,
+) -> Result<Box<dyn LaneSink>, LaneError> {
+    connection.write_all(&Greeting::new(Role::Lane(lane), transfer).encode()).await?;
+    connection.flush().await?;
+    let (socket, tls) = connection.into_blocking()?;
+    Ok(Box::new(TlsLane::new(socket, tls)))
+}

@@ -1,0 +1,246 @@
+//! `zmove push`: from what was typed to a summary.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use tokio::sync::mpsc;
+use zmove_receiver::{Access, ReceiverConfig, Session, run_session};
+use zmove_scan::ScanRoot;
+use zmove_sender::{Link, Manifest, Push, PushJob, SenderConfig, Summary};
+use zmove_transport::{memory_control, memory_lane};
+use zmove_types::{Name, RelPath, TransferId};
+use zmove_wire::{Compare, Durability, TargetShape, TopName};
+
+use crate::args::{DurabilityArg, PushArgs};
+use crate::dial::{self, DialOptions};
+use crate::exit::{Exit, Failure, usage_error};
+use crate::location::{Location, Remote};
+use crate::progress::Display;
+use crate::summary;
+
+/// Runs `zmove push`.
+pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
+    let location = Location::parse(&args.target).map_err(|error| usage_error(error.to_string()))?;
+    let sources = Sources::look_at(&args.sources)?;
+    if let Location::Local(target) = &location {
+        refuse_own_inside(&sources, Path::new(target))?;
+    }
+    let display = Display::start(args.json, args.quiet);
+    let job = job(&args, &sources, &location)?;
+    let push = Push::start(job, SenderConfig::default(), started);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("start the runtime")?;
+    let pushed = runtime.block_on(async {
+        match &location {
+            Location::Local(_) => push_here(push, &display).await,
+            Location::Remote(remote) => push_there(push, &display, remote, &options(&args)).await,
+        }
+    });
+    runtime.shutdown_background();
+    display.end();
+    let mut summary = pushed?;
+    summary.failed += sources.missing;
+    summary::print(&summary, &args)?;
+    Ok(if summary.failed > 0 { Exit::Partial } else { Exit::Done })
+}
+
+fn options(args: &PushArgs) -> DialOptions {
+    DialOptions { accept_new: args.accept_new, streams: args.streams, congestion: args.congestion.clone() }
+}
+
+fn job(args: &PushArgs, sources: &Sources, location: &Location) -> Result<PushJob> {
+    let target = match location {
+        Location::Local(path) => path.as_bytes().to_vec(),
+        Location::Remote(remote) => remote.path.clone(),
+    };
+    let manifest = match &args.manifest {
+        Some(path) => {
+            Some(Manifest::create(path).with_context(|| format!("sender: create '{}'", path.display()))?)
+        }
+        None => None,
+    };
+    Ok(PushJob {
+        sources: sources.roots(),
+        target,
+        shape: sources.shape(),
+        compare: if args.checksum { Compare::Checksum } else { Compare::Quick },
+        durability: durability(args.durability),
+        manifest,
+    })
+}
+
+fn durability(arg: DurabilityArg) -> Durability {
+    match arg {
+        DurabilityArg::None => Durability::None,
+        DurabilityArg::End => Durability::End,
+        DurabilityArg::File => Durability::File,
+    }
+}
+
+/// Sends over the network.
+async fn push_there(
+    push: Push,
+    display: &Display,
+    remote: &Remote,
+    options: &DialOptions,
+) -> Result<Summary> {
+    let stop = interrupted();
+    tokio::pin!(stop);
+    let link = tokio::select! {
+        link = dial::connect(remote, options) => link?,
+        () = &mut stop => return Err(zmove_sender::SessionError::Interrupted.into()),
+    };
+    Ok(push.run(link, display.observer(), stop).await?)
+}
+
+/// Runs both roles in this process: the whole pipeline without a network.
+async fn push_here(push: Push, display: &Display) -> Result<Summary> {
+    let transfer = TransferId([0; 16]);
+    let (near, (mut far_reader, far_writer)) = memory_control();
+    let (sinks_in, sinks) = mpsc::channel(usize::from(LOCAL_LANES));
+    let (sources_in, sources) = mpsc::channel(usize::from(LOCAL_LANES));
+    for _ in 0..LOCAL_LANES {
+        let (sink, source) = memory_lane();
+        let room = "the queues hold all lanes";
+        sinks_in.try_send(Ok(sink)).expect(room);
+        sources_in.try_send(source).expect(room);
+    }
+    drop((sinks_in, sources_in));
+    let receiving = tokio::spawn(async move {
+        far_reader.greeting().await?.agree()?;
+        let control = (far_reader, far_writer);
+        let (access, config) = (Access::Anywhere, ReceiverConfig::default());
+        run_session(Session { transfer, control, lanes: sources, access, config }).await
+    });
+    let link = Link { transfer, control: near, lanes: sinks };
+    let pushed = push.run(link, display.observer(), interrupted()).await;
+    let received = receiving.await.context("the receiving role")?;
+    match (pushed, received) {
+        // a lost connection within one process is only the echo of what the other role says
+        (Err(zmove_sender::SessionError::Control(_) | zmove_sender::SessionError::Lane(_)), Err(error)) => {
+            Err(Failure(Exit::File, format!("receiver: {error}")).into())
+        }
+        (pushed, _) => Ok(pushed?),
+    }
+}
+
+/// Lanes within one process: one for each core that can fill it.
+const LOCAL_LANES: u16 = 2;
+
+async fn interrupted() {
+    if tokio::signal::ctrl_c().await.is_err() {
+        // without a handler the signal ends the process by itself
+        std::future::pending::<()>().await;
+    }
+}
+
+/// The sources, looked at once.
+struct Sources {
+    present: Vec<Source>,
+    missing: u64,
+}
+
+/// One source and the name it gets at the target; without a name its contents are meant.
+struct Source {
+    path: PathBuf,
+    top: Option<Name>,
+    directory: bool,
+}
+
+impl Sources {
+    /// Finds what is there; each missing source is named, and only when none is there that is the end.
+    fn look_at(paths: &[OsString]) -> Result<Self> {
+        let mut sources = Self { present: Vec::new(), missing: 0 };
+        for path in paths {
+            if matches!(Location::parse(path), Ok(Location::Remote(_))) && !Path::new(path).exists() {
+                return Err(usage_error(format!(
+                    "'{}' is on another host: run zmove push there (a local name with a colon is written './NAME')",
+                    path.display()
+                )));
+            }
+            match Source::look_at(Path::new(path)) {
+                Ok(source) => sources.present.push(source),
+                Err(error) => {
+                    eprintln!("zmove: sender: open '{}': {error}", path.display());
+                    sources.missing += 1;
+                }
+            }
+        }
+        if sources.present.is_empty() {
+            return Err(Failure(Exit::Partial, "nothing to send: no source is there".into()).into());
+        }
+        sources.refuse_same_names()?;
+        Ok(sources)
+    }
+
+    fn refuse_same_names(&self) -> Result<()> {
+        let mut names = HashSet::new();
+        for top in self.present.iter().filter_map(|source| source.top.as_ref()) {
+            if !names.insert(top) {
+                return Err(usage_error(format!("two sources would both become '{top}' at the target")));
+            }
+        }
+        Ok(())
+    }
+
+    fn roots(&self) -> Vec<ScanRoot> {
+        let root = |source: &Source| ScanRoot { source: source.path.clone(), prefix: source.prefix() };
+        self.present.iter().map(root).collect()
+    }
+
+    fn shape(&self) -> TargetShape {
+        if let [Source { top: Some(name), directory: false, .. }] = self.present.as_slice() {
+            return TargetShape::Single { name: name.clone() };
+        }
+        let tops: Option<Vec<_>> =
+            self.present.iter().map(|source| source.top.clone().map(TopName)).collect();
+        TargetShape::Directory { tops: tops.unwrap_or_default() }
+    }
+}
+
+impl Source {
+    fn look_at(path: &Path) -> Result<Self> {
+        let bytes = path.as_os_str().as_bytes();
+        let contents = bytes.ends_with(b"/")
+            || bytes.ends_with(b"/.")
+            || matches!(bytes, b"." | b"..")
+            || bytes.ends_with(b"/..");
+        let directory = if contents { path.metadata() } else { path.symlink_metadata() }?.is_dir();
+        if contents && !directory {
+            anyhow::bail!("not a directory");
+        }
+        let name = path.file_name().filter(|_| !contents).map(|name| Name::from_bytes(name.as_bytes()));
+        Ok(Self { path: path.to_owned(), top: name.transpose()?, directory })
+    }
+
+    fn prefix(&self) -> RelPath {
+        let prefix = self.top.as_ref().map(|name| RelPath::root().join(name));
+        prefix.and_then(Result::ok).unwrap_or_else(RelPath::root)
+    }
+}
+
+/// A tree copied into itself would never end.
+fn refuse_own_inside(sources: &Sources, target: &Path) -> Result<()> {
+    let Some(target) = existing_ancestor(target) else { return Ok(()) };
+    for source in sources.present.iter().filter(|source| source.directory) {
+        let whole = source.path.canonicalize().unwrap_or_else(|_| source.path.clone());
+        // a tree may go beside itself, into the directory that holds it
+        if target.starts_with(&whole) {
+            let text = format!("the target lies inside the source '{}'", source.path.display());
+            return Err(usage_error(text));
+        }
+    }
+    Ok(())
+}
+
+fn existing_ancestor(path: &Path) -> Option<PathBuf> {
+    let absolute = std::path::absolute(path).ok()?;
+    absolute.ancestors().find_map(|ancestor| ancestor.canonicalize().ok())
+}

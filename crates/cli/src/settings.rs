@@ -1,0 +1,84 @@
+//! What will run: where keys are, how many lanes, and the process's own limits.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Whose keys are meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// The user's.
+    Client,
+    /// The receiver's: those of the host when it runs as root.
+    Daemon,
+}
+
+/// The directory with `key.pem`, `known_hosts` and `authorized_keys`.
+pub(crate) fn home(role: Role) -> Result<PathBuf> {
+    if let Some(home) = std::env::var_os("ZMOVE_HOME").filter(|home| !home.is_empty()) {
+        return Ok(home.into());
+    }
+    if role == Role::Daemon && rustix::process::geteuid().is_root() {
+        return Ok("/etc/zmove".into());
+    }
+    let home = std::env::home_dir().context("no home directory: set HOME or ZMOVE_HOME")?;
+    Ok(home.join(".config/zmove"))
+}
+
+/// Raises the limit of open files as far as it goes: descriptors are held for directories, files and lanes.
+pub(crate) fn prepare_process() {
+    let limit = getrlimit(Resource::Nofile);
+    // a refusal leaves the limit as it was, which is handled where descriptors run out
+    let _refused = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+}
+
+/// Lanes that are dialled before the round trip time is known.
+pub(crate) const LANES_AT_ONCE: u16 = 8;
+/// The rate that the lanes' windows together should be able to fill, in bytes per second: 10 Gbit/s.
+const RATE_TARGET: f64 = 1.25e9;
+/// Below this the path is local: windows are no matter, and each lane costs CPU.
+const LOCAL_RTT: Duration = Duration::from_millis(2);
+
+/// How many lanes suit a path: enough for the kernel's send windows to fill it, few where they are no limit.
+pub(crate) fn lanes_for(rtt: Duration) -> u16 {
+    let cores = std::thread::available_parallelism().map_or(2, usize::from);
+    lanes_for_machine(rtt, cores, send_window_max())
+}
+
+fn lanes_for_machine(rtt: Duration, cores: usize, window_bytes: f64) -> u16 {
+    let by_cores = u16::try_from(cores.clamp(2, 16)).expect("clamped");
+    if rtt < LOCAL_RTT {
+        return by_cores;
+    }
+    let windows = (RATE_TARGET * rtt.as_secs_f64() / window_bytes).ceil().clamp(0.0, 32.0);
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 32")]
+    let by_window = windows as u16;
+    by_window.max(by_cores).max(LANES_AT_ONCE)
+}
+
+/// What the kernel's autotuning lets one connection have in flight, in bytes.
+fn send_window_max() -> f64 {
+    let text = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_wmem").unwrap_or_default();
+    let bytes = text.split_whitespace().nth(2).and_then(|max| max.parse().ok());
+    bytes.unwrap_or(4_194_304.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_follow_the_path_and_the_window() {
+        let lanes = |ms, cores, mib: u32| {
+            lanes_for_machine(Duration::from_micros(ms), cores, f64::from(mib) * 1_048_576.0)
+        };
+        assert_eq!(lanes(200, 2, 4), 2);
+        assert_eq!(lanes(200, 64, 4), 16);
+        assert_eq!(lanes(10_000, 2, 4), 8);
+        assert_eq!(lanes(90_000, 2, 4), 27);
+        assert_eq!(lanes(90_000, 2, 128), 8);
+        assert_eq!(lanes(260_000, 2, 4), 32);
+    }
+}

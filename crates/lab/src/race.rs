@@ -1,0 +1,196 @@
+//! One run of one tool: what the clock, the CPU and the memory say, and whether the copy is right.
+//!
+//! The clock starts with the client and stops when every process of the copy has ended and the target is synced.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde::Serialize;
+
+use crate::first_byte::FirstByte;
+use crate::groups::Group;
+use crate::hosts::Hosts;
+use crate::peers::{Homes, Stage, Tool};
+use crate::server;
+use crate::session::Session;
+use crate::trees;
+use crate::volume::Volume;
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "verdict", content = "why")]
+pub(crate) enum Verdict {
+    /// The target holds what the source holds.
+    Right,
+    /// The tool said success but the target differs.
+    Wrong(String),
+    /// The tool failed.
+    Failed(String),
+    /// The tool was ended at the time limit.
+    TimedOut,
+}
+
+/// The figures of one run.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Run {
+    #[serde(flatten)]
+    pub(crate) verdict: Verdict,
+    pub(crate) seconds: f64,
+    pub(crate) first_byte_seconds: Option<f64>,
+    pub(crate) source: Usage,
+    pub(crate) target: Usage,
+}
+
+impl Run {
+    /// A run whose server or client could not be started.
+    pub(crate) fn not_started(error: &anyhow::Error) -> Self {
+        let verdict = Verdict::Failed(format!("{error:#}"));
+        let (source, target) = (Usage::default(), Usage::default());
+        Self { verdict, seconds: 0.0, first_byte_seconds: None, source, target }
+    }
+}
+
+/// What one side used.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct Usage {
+    pub(crate) cpu_seconds: f64,
+    pub(crate) peak_bytes: u64,
+}
+
+/// What stays the same over the runs of one comparison and path.
+#[derive(Debug)]
+pub(crate) struct Track<'a> {
+    pub(crate) session: &'a Session,
+    pub(crate) hosts: &'a Hosts,
+    pub(crate) homes: &'a Homes,
+    pub(crate) volume: &'a Volume,
+    pub(crate) timeout: Duration,
+}
+
+/// Copies `source` with `tool` into a fresh directory.
+pub(crate) fn run(track: &Track<'_>, tool: &Tool, source: &Path) -> Result<Run> {
+    let target = track.volume.fresh_directory()?;
+    let source_group = Group::create(track.session.id(), "source")?;
+    let target_group = Group::create(track.session.id(), "target")?;
+    let stage = Stage {
+        hosts: track.hosts,
+        homes: track.homes,
+        source_group: &source_group,
+        target_group: &target_group,
+        source,
+        target: &target,
+    };
+    let log = |name: &str| track.session.directory().join(name);
+    let mut server =
+        server::start(tool.server(&stage)?, &track.hosts.target, tool.port(), &log("server.log"))?;
+    let before = target_group.cpu_time()?;
+    let timed = timed(track, tool, &stage, &mut server, &log("client.log"));
+    source_group.kill();
+    target_group.kill();
+    server.wait().context("failed to wait for the server")?;
+    let mut run = timed?;
+    run.source.cpu_seconds = source_group.cpu_time()?.as_secs_f64();
+    run.target.cpu_seconds = (target_group.cpu_time()? - before).as_secs_f64();
+    if run.verdict == Verdict::Right
+        && let Some(difference) = trees::difference(source, &target)?
+    {
+        run.verdict = Verdict::Wrong(difference);
+    }
+    Ok(run)
+}
+
+fn timed(track: &Track<'_>, tool: &Tool, stage: &Stage<'_>, server: &mut Child, log: &Path) -> Result<Run> {
+    let output = File::create(log).context("failed to create the client's log")?;
+    let mut command = tool.client(stage)?;
+    command.stdin(Stdio::null()).stderr(output.try_clone()?).stdout(output);
+    let watch = FirstByte::watch(track.volume.root())?;
+    thread::scope(|scope| {
+        let (stop, stopped) = mpsc::channel::<()>();
+        let (stopped_watching, stop_watching) = std::io::pipe().context("failed to make a pipe")?;
+        let peaks = scope.spawn(move || watch_memory(stage, &stopped));
+        let first = scope.spawn(move || watch.wait(&stopped_watching));
+        let start = Instant::now();
+        let status = copy(track, &mut command, stage, tool.server_ends().then_some(server))?;
+        track.volume.sync()?;
+        let seconds = start.elapsed().as_secs_f64();
+        drop((stop, stop_watching));
+        let (source, target) = peaks.join().map_err(|_| anyhow::anyhow!("the memory thread panicked"))?;
+        let first = first.join().map_err(|_| anyhow::anyhow!("the watching thread panicked"))?;
+        let first_byte_seconds = first.map(|first| (first - start).as_secs_f64());
+        Ok(Run { verdict: verdict(status, log), seconds, first_byte_seconds, source, target })
+    })
+}
+
+/// Runs the client, and waits for the server too if that ends by itself; none if the time was up.
+fn copy(
+    track: &Track<'_>,
+    client: &mut Command,
+    stage: &Stage<'_>,
+    server: Option<&mut Child>,
+) -> Result<Option<ExitStatus>> {
+    let deadline = Instant::now() + track.timeout;
+    let mut client = client.spawn().context("failed to start the client")?;
+    let mut status = wait_until(&mut client, deadline)?;
+    if let Some(server) = server
+        && status.is_some_and(|status| status.success())
+    {
+        status = wait_until(server, deadline)?;
+    }
+    if status.is_none() {
+        stage.source_group.kill();
+        stage.target_group.kill();
+        client.wait().context("failed to wait for the client")?;
+    }
+    Ok(status)
+}
+
+fn verdict(status: Option<ExitStatus>, log: &Path) -> Verdict {
+    match status {
+        None => Verdict::TimedOut,
+        Some(status) if status.success() => Verdict::Right,
+        Some(status) => {
+            let said = fs::read_to_string(log).unwrap_or_default();
+            let last: Vec<&str> = said.lines().rev().take(LOG_LINES_SHOWN).collect();
+            let last: Vec<&str> = last.into_iter().rev().collect();
+            Verdict::Failed(format!("{status}: {}", last.join(" | ")))
+        }
+    }
+}
+
+/// Waits for the child without polling; none if the deadline comes first.
+fn wait_until(child: &mut Child, deadline: Instant) -> Result<Option<ExitStatus>> {
+    let process = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("a process has a number")?;
+    let handle = pidfd_open(process, PidfdFlags::empty()).context("failed to open the process")?;
+    loop {
+        let left = Timespec::try_from(deadline.saturating_duration_since(Instant::now()))?;
+        match poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&left)) {
+            Ok(0) => return Ok(None),
+            Ok(_) => return child.wait().map(Some).context("failed to wait for a process"),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error).context("failed to wait for a process"),
+        }
+    }
+}
+
+/// Samples both sides until told to stop. The peak of a side is the largest sum, over its living processes, of
+/// each one's own peak; memory shared between processes counts in each.
+fn watch_memory(stage: &Stage<'_>, stopped: &Receiver<()>) -> (Usage, Usage) {
+    let (mut source, mut target) = (Usage::default(), Usage::default());
+    loop {
+        source.peak_bytes = source.peak_bytes.max(stage.source_group.resident_bytes());
+        target.peak_bytes = target.peak_bytes.max(stage.target_group.resident_bytes());
+        if stopped.recv_timeout(SAMPLE_EVERY) != Err(RecvTimeoutError::Timeout) {
+            return (source, target);
+        }
+    }
+}
+
+const SAMPLE_EVERY: Duration = Duration::from_millis(50);
+const LOG_LINES_SHOWN: usize = 3;

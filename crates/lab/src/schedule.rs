@@ -1,0 +1,122 @@
+//! When a packet leaves the emulated path: bottleneck, queue, loss, delay.
+//!
+//! Pure arithmetic on virtual times, called by the reading thread of each direction in `path.rs`.
+//! Invariant: due times never decrease, so that a direction is a first-in first-out queue.
+
+use std::time::Duration;
+
+use crate::units::{LossShare, Rate};
+
+/// What one direction of the path does to a packet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LinkShape {
+    /// Bits per second of the bottleneck; none: it takes no time.
+    pub(crate) rate: Option<Rate>,
+    /// Bytes that may wait before the bottleneck; without a rate, bytes that may be on their way.
+    pub(crate) queue_bytes_max: u64,
+    /// Time from the bottleneck to the far end.
+    pub(crate) delay: Duration,
+    /// Share of packets lost.
+    pub(crate) loss: LossShare,
+}
+
+/// The fate of one packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It arrives at this time.
+    Due(Duration),
+    /// It never arrives.
+    Dropped,
+}
+
+/// The state of one direction.
+#[derive(Debug)]
+pub(crate) struct Schedule {
+    shape: LinkShape,
+    free_at: Duration,
+    dice: Dice,
+}
+
+impl Schedule {
+    pub(crate) fn new(shape: LinkShape, seed: u64) -> Self {
+        Self { shape, free_at: Duration::ZERO, dice: Dice::new(seed) }
+    }
+
+    /// Decides about a packet of `wire_bytes` that enters at `now`.
+    pub(crate) fn admit(&mut self, now: Duration, wire_bytes: u64) -> Fate {
+        if self.shape.loss.0 > 0.0 && self.dice.roll() < self.shape.loss.0 {
+            return Fate::Dropped;
+        }
+        let Some(rate) = self.shape.rate else {
+            return Fate::Due(now + self.shape.delay);
+        };
+        let waiting = self.free_at.saturating_sub(now);
+        if rate.bytes_in(waiting) + wire_bytes > self.shape.queue_bytes_max.max(wire_bytes) {
+            return Fate::Dropped;
+        }
+        self.free_at = self.free_at.max(now) + rate.duration_of(wire_bytes);
+        Fate::Due(self.free_at + self.shape.delay)
+    }
+}
+
+/// A small generator (xorshift64*) with even distribution; reproducible through its seed.
+#[derive(Debug)]
+struct Dice(u64);
+
+impl Dice {
+    fn new(seed: u64) -> Self {
+        Self(seed | 1)
+    }
+
+    /// A number from 0 up to but without 1.
+    fn roll(&mut self) -> f64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        let high = u32::try_from(self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32).expect("32 bits are left");
+        f64::from(high) / (f64::from(u32::MAX) + 1.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MILLISECOND: Duration = Duration::from_millis(1);
+
+    fn shape(rate: Option<Rate>) -> LinkShape {
+        LinkShape { rate, queue_bytes_max: 250_000, delay: 45 * MILLISECOND, loss: LossShare(0.0) }
+    }
+
+    #[test]
+    fn without_a_rate_only_the_delay_counts() {
+        let mut schedule = Schedule::new(shape(None), 1);
+        assert_eq!(schedule.admit(MILLISECOND, 64_000), Fate::Due(46 * MILLISECOND));
+        assert_eq!(schedule.admit(MILLISECOND, 64_000), Fate::Due(46 * MILLISECOND));
+    }
+
+    #[test]
+    fn packets_follow_each_other_at_the_rate() {
+        let mut schedule = Schedule::new(shape(Some(Rate(1_000_000_000))), 1);
+        assert_eq!(schedule.admit(Duration::ZERO, 125_000), Fate::Due(46 * MILLISECOND));
+        assert_eq!(schedule.admit(Duration::ZERO, 125_000), Fate::Due(47 * MILLISECOND));
+        assert_eq!(schedule.admit(10 * MILLISECOND, 125_000), Fate::Due(56 * MILLISECOND));
+    }
+
+    #[test]
+    fn a_full_queue_drops_and_drains_again() {
+        let mut schedule = Schedule::new(shape(Some(Rate(1_000_000_000))), 1);
+        assert_eq!(schedule.admit(Duration::ZERO, 125_000), Fate::Due(46 * MILLISECOND));
+        assert_eq!(schedule.admit(Duration::ZERO, 125_000), Fate::Due(47 * MILLISECOND));
+        assert_eq!(schedule.admit(Duration::ZERO, 125_000), Fate::Dropped);
+        assert_eq!(schedule.admit(MILLISECOND, 125_000), Fate::Due(48 * MILLISECOND));
+    }
+
+    #[test]
+    fn loss_comes_near_the_share_asked() {
+        let lossy = LinkShape { loss: LossShare(0.1), ..shape(None) };
+        let mut schedule = Schedule::new(lossy, 7);
+        let lost = (0..10_000).filter(|_| schedule.admit(Duration::ZERO, 1_500) == Fate::Dropped).count();
+        assert!((850..1_150).contains(&lost), "{lost} of 10000 lost");
+    }
+}
