@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::{Receiver, RecvTimeoutError};
 use rustix::fs::Dev;
 use zmove_disk::set_directory_metadata;
 use zmove_types::{Metadata, RelPath};
@@ -34,10 +35,30 @@ pub(crate) fn finish(context: &Context) -> io::Result<Duration> {
     }
     let started = Instant::now();
     if context.durability != Durability::None {
+        if let Some(error) = context.flush_error.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            return Err(error);
+        }
         file_systems.flush()?;
     }
     Ok(started.elapsed())
 }
+
+/// Flushes the target over and over while data comes in, until `stop` is closed, so that little is left for the end. It
+/// flushes for half of the time at most, however slow the storage is.
+pub(crate) fn flush_rolling(context: &Context, stop: &Receiver<()>) {
+    let mut pause = FLUSH_PAUSE;
+    while stop.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+        let started = Instant::now();
+        if let Err(error) = rustix::fs::syncfs(context.target.tree.fd()) {
+            // the kernel tells a failed flush once only: it must not be forgotten
+            context.flush_error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error.into());
+        }
+        pause = started.elapsed().max(FLUSH_PAUSE);
+    }
+}
+
+/// The shortest pause between two flushes.
+const FLUSH_PAUSE: Duration = Duration::from_millis(100);
 
 /// Deepest first, so that a directory is still open to us when those below it are set.
 fn directories_bottom_up(context: &Context) -> Vec<(RelPath, Metadata)> {

@@ -15,8 +15,8 @@ use zmove_types::{BufferPool, StageClock, StageTimes, TransferId};
 use zmove_wire::limits::OFFERS_OUTSTANDING_MAX;
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
-    Finished, Greeting, Offer, Open, Opened, Refusal, Role, StageReport, ToReceiver, ToSender, TopName,
-    WireError, decode_message, encode_message,
+    Durability, Finished, Greeting, Offer, Open, Opened, Refusal, Role, StageReport, ToReceiver, ToSender,
+    TopName, WireError, decode_message, encode_message,
 };
 
 use crate::config::{BUFFER_BYTES, ReceiverConfig};
@@ -129,6 +129,7 @@ fn context(
         outcomes,
         receive_clock: StageClock::default(),
         store_clock: StageClock::default(),
+        flush_error: Mutex::default(),
         stopping: AtomicBool::new(false),
     }
 }
@@ -168,12 +169,19 @@ struct Crew {
     queue: crossbeam_channel::Sender<Job>,
     threads: Vec<JoinHandle<()>>,
     breakers: Vec<LaneBreaker>,
+    /// Stops the rolling flush when dropped.
+    flushing: crossbeam_channel::Sender<()>,
 }
 
 impl Crew {
     fn start(context: &Arc<Context>, config: &ReceiverConfig) -> Result<Self, SessionError> {
         let (queue, jobs) = crossbeam_channel::bounded(config.writers);
-        let mut crew = Self { queue, threads: Vec::new(), breakers: Vec::new() };
+        let (flushing, stop) = crossbeam_channel::bounded(0);
+        let mut crew = Self { queue, threads: Vec::new(), breakers: Vec::new(), flushing };
+        if context.durability != Durability::None {
+            let context = Arc::clone(context);
+            crew.spawn("zmove-flush".into(), move || finish::flush_rolling(&context, &stop))?;
+        }
         for number in 0..config.writers {
             let (context, jobs) = (Arc::clone(context), jobs.clone());
             crew.spawn(format!("zmove-write-{number}"), move || write_all(&context, &jobs))?;
@@ -195,7 +203,7 @@ impl Crew {
     }
 
     fn join(self) {
-        drop(self.queue);
+        drop((self.queue, self.flushing));
         for thread in self.threads {
             if let Err(panic) = thread.join() {
                 std::panic::resume_unwind(panic);

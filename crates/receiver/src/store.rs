@@ -30,6 +30,7 @@ pub(crate) struct Context {
     pub(crate) outcomes: UnboundedSender<Outcome>,
     pub(crate) receive_clock: StageClock,
     pub(crate) store_clock: StageClock,
+    pub(crate) flush_error: Mutex<Option<io::Error>>,
     pub(crate) stopping: AtomicBool,
 }
 

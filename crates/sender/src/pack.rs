@@ -68,6 +68,12 @@ impl PackEntry {
 
 /// An entry's fixed part in a batch's head, rounded up.
 const ENTRY_HEAD_BYTES: usize = 64;
+/// The first packs: about what ten segments of a large MTU hold (RFC 6928).
+const FIRST_DATA_BYTES: u64 = 64 << 10;
+const FIRST_ENTRIES: u64 = 64;
+/// About one pack for each lane.
+const PACKS_PER_DOUBLING: u32 = 8;
+const RAMP_DOUBLINGS_MAX: u32 = 16;
 /// A pack over more directories than this does not hold them open.
 const DIRECTORIES_OPEN_MAX: usize = 16;
 
@@ -79,20 +85,21 @@ pub(crate) struct Packer {
     data_bytes: u64,
     head_bytes: usize,
     entries_max: usize,
+    packs_made: u32,
 }
 
 impl Packer {
     /// A packer of at most `entries_max` entries a pack.
     pub(crate) fn new(entries_max: usize) -> Self {
         let entries_max = entries_max.clamp(1, BATCH_ENTRIES_MAX);
-        Self { groups: Vec::new(), entries: 0, data_bytes: 0, head_bytes: 0, entries_max }
+        Self { groups: Vec::new(), entries: 0, data_bytes: 0, head_bytes: 0, entries_max, packs_made: 0 }
     }
 
     /// Adds an entry; returns the pack that had no room for it.
     pub(crate) fn add(&mut self, directory: &SourceDirectory, entry: PackEntry) -> Option<Pack> {
         let head_bytes = entry.head_bytes() + directory.target_path().as_bytes().len() + ENTRY_HEAD_BYTES;
-        let full = self.entries >= self.entries_max
-            || self.data_bytes + entry.data_bytes() > GROUP_BYTES
+        let full = self.entries >= self.ramp(self.entries_max, FIRST_ENTRIES)
+            || self.data_bytes + entry.data_bytes() > self.ramp(GROUP_BYTES, FIRST_DATA_BYTES)
             || self.head_bytes + head_bytes > BATCH_HEAD_BYTES_TARGET;
         let pack = if full { self.take() } else { None };
         self.entries += 1;
@@ -105,11 +112,19 @@ impl Packer {
         pack
     }
 
+    /// The first packs are small, so that each crosses a connection that is still in slow start (RFC 5681) at once and
+    /// the target's work begins a few round trips sooner; every few packs the limit doubles.
+    fn ramp<N: Ord + Copy + TryFrom<u64>>(&self, most: N, first: u64) -> N {
+        let doublings = (self.packs_made / PACKS_PER_DOUBLING).min(RAMP_DOUBLINGS_MAX);
+        N::try_from(first << doublings).map_or(most, |limit| limit.min(most))
+    }
+
     /// What has been gathered, if anything.
     pub(crate) fn take(&mut self) -> Option<Pack> {
         if self.groups.is_empty() {
             return None;
         }
+        self.packs_made += 1;
         let mut groups = std::mem::take(&mut self.groups);
         (self.entries, self.data_bytes, self.head_bytes) = (0, 0, 0);
         if groups.len() > DIRECTORIES_OPEN_MAX {
