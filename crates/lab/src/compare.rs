@@ -102,7 +102,10 @@ fn prepared_sets(arguments: &CompareArgs) -> Result<Vec<DataSet>> {
 fn header(arguments: &CompareArgs, tools: &[Tool], homes: &Homes, volume: &Volume) -> Result<Header> {
     let versions = tools.iter().map(|tool| (tool.label.clone(), tool.version(homes))).collect();
     let path = arguments.link.describe();
-    let target = format!("{} image on tmpfs, written once before", volume.kind());
+    let target = format!(
+        "{} image on tmpfs, written once before; each data set copied there once untimed",
+        volume.kind()
+    );
     Header::collect(path, target, versions)
 }
 
@@ -120,6 +123,7 @@ fn race_all(
     runs: u32,
 ) -> Result<Vec<Entry>> {
     datasets::warm(set)?;
+    track.volume.warm(&set.root)?;
     let mut entries = Vec::new();
     for number in 1..=runs {
         for tool in tools {

@@ -55,6 +55,15 @@ impl Volume {
         Ok(path)
     }
 
+    /// Copies `source` here and removes it again, so that the first tool does not pay for memory that the kernel has never
+    /// touched.
+    pub(crate) fn warm(&self, source: &Path) -> Result<()> {
+        let path = self.fresh_directory()?;
+        run::line(&format!("cp -a {}/. {}", source.display(), path.display()))?;
+        self.sync()?;
+        self.fresh_directory().map(drop)
+    }
+
     /// Waits until everything written is on the image.
     pub(crate) fn sync(&self) -> Result<()> {
         let root = File::open(&self.root).context("failed to open the target's root")?;
