@@ -27,12 +27,13 @@ pub enum Work<P, F> {
 }
 
 struct Limits {
-    packs: usize,
+    entries: usize,
     files: usize,
 }
 
 struct State<P, F> {
-    packs: VecDeque<P>,
+    packs: VecDeque<(usize, P)>,
+    packed_entries: usize,
     urgent: VecDeque<Work<P, F>>,
     waiting: BinaryHeap<Waiting<F>>,
     active: VecDeque<Active<F>>,
@@ -55,30 +56,33 @@ struct Active<F> {
 const FILES_ACTIVE_MAX: usize = 2;
 
 impl<P, F: Clone> Plan<P, F> {
-    /// A plan that holds at most `packs` packs and `files` large files; who adds more waits.
+    /// A plan that takes packs while it holds less than `entries` small entries, and `files` large files; who adds more
+    /// waits.
     #[must_use]
-    pub fn new(packs: usize, files: usize) -> Self {
+    pub fn new(entries: usize, files: usize) -> Self {
         let state = State {
             packs: VecDeque::new(),
+            packed_entries: 0,
             urgent: VecDeque::new(),
             waiting: BinaryHeap::new(),
             active: VecDeque::new(),
             ended: false,
             packs_last: false,
         };
-        Self { state: Mutex::new(state), changed: Condvar::new(), limits: Limits { packs, files } }
+        Self { state: Mutex::new(state), changed: Condvar::new(), limits: Limits { entries, files } }
     }
 
-    /// Adds a pack of small files; waits while the plan is full. Returns the pack once the plan has ended.
+    /// Adds a pack of `entries` small files; waits while the plan is full.
     ///
     /// # Errors
     /// The pack itself, when [`end`](Self::end) was called before.
-    pub fn push_pack(&self, pack: P) -> Result<(), P> {
-        let mut state = self.wait_while(|state| state.packs.len() >= self.limits.packs);
+    pub fn push_pack(&self, pack: P, entries: usize) -> Result<(), P> {
+        let mut state = self.wait_while(|state| state.packed_entries >= self.limits.entries);
         if state.ended {
             return Err(pack);
         }
-        state.packs.push_back(pack);
+        state.packs.push_back((entries, pack));
+        state.packed_entries += entries;
         self.changed.notify_all();
         Ok(())
     }
@@ -119,6 +123,7 @@ impl<P, F: Clone> Plan<P, F> {
     pub fn abandon(&self) {
         let mut state = self.lock();
         state.packs.clear();
+        state.packed_entries = 0;
         state.urgent.clear();
         state.waiting.clear();
         state.active.clear();
@@ -148,6 +153,11 @@ impl<P, F: Clone> Plan<P, F> {
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// How many packs wait.
+    pub fn packs_waiting(&self) -> usize {
+        self.lock().packs.len()
     }
 
     /// Lets everybody who waits look again.
@@ -182,7 +192,9 @@ impl<P, F: Clone> State<P, F> {
     }
 
     fn next_pack(&mut self) -> Option<Work<P, F>> {
-        self.packs.pop_front().map(Work::Pack)
+        let (entries, pack) = self.packs.pop_front()?;
+        self.packed_entries -= entries;
+        Some(Work::Pack(pack))
     }
 
     fn next_group(&mut self) -> Option<Work<P, F>> {
@@ -259,8 +271,8 @@ mod tests {
     #[test]
     fn packs_and_groups_take_turns() {
         let plan: Plan<u8, u8> = Plan::new(4, 4);
-        plan.push_pack(1).unwrap();
-        plan.push_pack(2).unwrap();
+        plan.push_pack(1, 1).unwrap();
+        plan.push_pack(2, 1).unwrap();
         plan.push_file(9, 2 * GROUP_BYTES).unwrap();
         let packs = |work: &Work<u8, u8>| matches!(work, Work::Pack(_));
         let taken: Vec<_> = (0..4).map(|_| packs(&plan.try_take().unwrap())).collect();
@@ -271,14 +283,14 @@ mod tests {
     #[test]
     fn a_full_plan_makes_the_pusher_wait_and_an_ended_one_refuses() {
         let plan: Plan<u8, u8> = Plan::new(1, 1);
-        plan.push_pack(1).unwrap();
+        plan.push_pack(1, 1).unwrap();
         std::thread::scope(|scope| {
-            let pusher = scope.spawn(|| plan.push_pack(2));
+            let pusher = scope.spawn(|| plan.push_pack(2, 1));
             assert_eq!(plan.take(|_| false), Some(Work::Pack(1)));
             assert_eq!(pusher.join().unwrap(), Ok(()));
         });
         plan.end();
-        assert_eq!(plan.push_pack(3), Err(3));
+        assert_eq!(plan.push_pack(3, 1), Err(3));
         plan.push_again(Work::Pack(4));
         assert_eq!(plan.take(|ended| ended), Some(Work::Pack(4)));
     }

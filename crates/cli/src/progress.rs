@@ -52,14 +52,14 @@ const DRAW_INTERVAL: Duration = Duration::from_millis(200);
 const JSON_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Display {
-    /// Starts to show what the observer will be told.
-    pub(crate) fn start(json: bool, quiet: bool) -> Self {
+    /// A display that shows nothing before it is [started](Self::start): there may be a question to ask first.
+    pub(crate) fn new(json: bool, quiet: bool) -> Self {
         let form = match (json, quiet || !std::io::stderr().is_terminal()) {
             (true, _) => Form::Json,
             (false, false) => Form::Bar,
             (false, true) => Form::Failures,
         };
-        let bar = if form == Form::Bar { bar() } else { ProgressBar::hidden() };
+        let bar = ProgressBar::hidden();
         let watcher = Arc::new(Watcher {
             totals: Totals::default(),
             bar,
@@ -69,11 +69,18 @@ impl Display {
             end: Condvar::new(),
             started: Instant::now(),
         });
-        let ticker = (form != Form::Failures).then(|| {
-            let watcher = Arc::clone(&watcher);
-            std::thread::spawn(move || watcher.tick())
-        });
-        Self { watcher, ticker }
+        Self { watcher, ticker: None }
+    }
+
+    /// Starts to show what the observer is told.
+    pub(crate) fn start(&mut self) {
+        if self.watcher.form == Form::Bar {
+            style(&self.watcher.bar);
+        }
+        if self.watcher.form != Form::Failures {
+            let watcher = Arc::clone(&self.watcher);
+            self.ticker = Some(std::thread::spawn(move || watcher.tick()));
+        }
     }
 
     /// What the push reports to.
@@ -93,10 +100,9 @@ impl Display {
     }
 }
 
-fn bar() -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr_with_hz(5));
-    let style = ProgressStyle::with_template("{bar:24} {percent:>3}% {msg}").expect("a constant template");
-    bar.with_style(style)
+fn style(bar: &ProgressBar) {
+    bar.set_style(ProgressStyle::with_template("{bar:24} {percent:>3}% {msg}").expect("a constant template"));
+    bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));
 }
 
 impl Watcher {

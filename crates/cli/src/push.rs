@@ -29,7 +29,7 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     if let Location::Local(target) = &location {
         refuse_own_inside(&sources, Path::new(target))?;
     }
-    let display = Display::start(args.json, args.quiet);
+    let mut display = Display::new(args.json, args.quiet);
     let job = job(&args, &sources, &location)?;
     let push = Push::start(job, SenderConfig::default(), started);
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -39,8 +39,8 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
         .context("start the runtime")?;
     let pushed = runtime.block_on(async {
         match &location {
-            Location::Local(_) => push_here(push, &display).await,
-            Location::Remote(remote) => push_there(push, &display, remote, &options(&args)).await,
+            Location::Local(_) => push_here(push, &mut display).await,
+            Location::Remote(remote) => push_there(push, &mut display, remote, &options(&args)).await,
         }
     });
     runtime.shutdown_background();
@@ -87,7 +87,7 @@ fn durability(arg: DurabilityArg) -> Durability {
 /// Sends over the network.
 async fn push_there(
     push: Push,
-    display: &Display,
+    display: &mut Display,
     remote: &Remote,
     options: &DialOptions,
 ) -> Result<Summary> {
@@ -97,11 +97,13 @@ async fn push_there(
         link = dial::connect(remote, options) => link?,
         () = &mut stop => return Err(zmove_sender::SessionError::Interrupted.into()),
     };
+    display.start();
     Ok(push.run(link, display.observer(), stop).await?)
 }
 
 /// Runs both roles in this process: the whole pipeline without a network.
-async fn push_here(push: Push, display: &Display) -> Result<Summary> {
+async fn push_here(push: Push, display: &mut Display) -> Result<Summary> {
+    display.start();
     let transfer = TransferId([0; 16]);
     let (near, (mut far_reader, far_writer)) = memory_control();
     let (sinks_in, sinks) = mpsc::channel(usize::from(LOCAL_LANES));

@@ -32,6 +32,9 @@ pub(crate) fn print(summary: &Summary, args: &PushArgs) -> Result<()> {
 
 fn as_text(summary: &Summary, durability: DurabilityArg) -> String {
     let seconds = summary.elapsed.as_secs_f64();
+    if summary.files == 0 && summary.failed == 0 {
+        return format!("nothing to move: {} files compared equal in {seconds:.2} s\n", summary.skipped);
+    }
     let files_per_second = ByteCount(summary.files).as_f64() / seconds.max(1e-9);
     let flushed = match durability {
         DurabilityArg::None => "not flushed".to_owned(),

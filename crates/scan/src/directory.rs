@@ -73,6 +73,14 @@ impl SourceRoot {
         Ok(self.beneath.open(path, OFlags::RDONLY | OFlags::NONBLOCK)?)
     }
 
+    /// Opens the directory at `path` below this root again, to open files in it.
+    ///
+    /// # Errors
+    /// What the kernel says, as for [`open_file`](Self::open_file).
+    pub fn open_directory(&self, path: &RelPath) -> std::io::Result<OwnedFd> {
+        Ok(self.beneath.open(path, OFlags::PATH | OFlags::DIRECTORY)?)
+    }
+
     /// The target path of what lies at `path` below this root.
     fn target_of(&self, path: &RelPath) -> std::result::Result<RelPath, PathError> {
         match (self.extent, path.is_root()) {

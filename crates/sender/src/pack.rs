@@ -135,6 +135,11 @@ impl Packer {
 }
 
 impl Pack {
+    /// How many entries it has.
+    pub(crate) fn entry_count(&self) -> usize {
+        self.groups.iter().map(|group| group.entries.len()).sum()
+    }
+
     /// Lets go of open directories while the pack waits for its receipt.
     pub(crate) fn put_off(&mut self) {
         self.groups.iter_mut().for_each(|group| group.directory.put_off());

@@ -104,15 +104,12 @@ impl Planner<'_> {
 
     fn take_batch(&mut self, batch: EntryBatch) {
         let directory = SourceDirectory::held_open(&batch.directory);
-        let (mut files, mut bytes) = (0, 0);
+        let regular = batch.entries.iter().filter(|entry| matches!(entry.kind, EntryKind::File));
+        let (files, bytes) = regular.fold((0, 0), |(files, bytes), entry| (files + 1, bytes + entry.size));
+        self.shared.observer.on(&Event::Found { files, bytes });
         for entry in batch.entries {
-            if matches!(entry.kind, EntryKind::File) {
-                files += 1;
-                bytes += entry.size;
-            }
             self.take_entry(&directory, entry);
         }
-        self.shared.observer.on(&Event::Found { files, bytes });
     }
 
     fn take_entry(&mut self, directory: &SourceDirectory, entry: Entry) {

@@ -59,8 +59,10 @@ impl Reader<'_> {
         for group in &pack.groups {
             let directory = group.directory.target_path().clone();
             filling.batch.groups.push(DirectoryGroup { directory, entries: Vec::new() });
+            let opened =
+                if group.entries.len() > 1 { group.directory.opened() } else { group.directory.clone() };
             for entry in &group.entries {
-                match self.read_entry(&group.directory, entry, &mut filling) {
+                match self.read_entry(&opened, entry, &mut filling) {
                     Ok(None) => {}
                     Ok(Some(entry)) => filling.add(entry),
                     Err(error) => self.shared.fail(&error),

@@ -78,7 +78,7 @@ impl Shared {
         started: Instant,
     ) -> Self {
         Self {
-            plan: Plan::new(PACKS_WAITING_MAX, FILES_WAITING_MAX),
+            plan: Plan::new(ENTRIES_WAITING_MAX, FILES_WAITING_MAX),
             pool: BufferPool::new(crate::config::BUFFER_BYTES, config.buffers_max),
             config,
             observer,
@@ -101,9 +101,13 @@ impl Shared {
     }
 
     /// Adds a pack to the plan; waits while it is full.
-    pub(crate) fn plan_pack(&self, pack: Pack) {
+    pub(crate) fn plan_pack(&self, mut pack: Pack) {
+        if self.plan.packs_waiting() > PACKS_OPEN_MAX {
+            pack.put_off();
+        }
         self.ledger().begin(1);
-        if self.plan.push_pack(pack).is_err() {
+        let entries = pack.entry_count();
+        if self.plan.push_pack(pack, entries).is_err() {
             self.end_work();
         }
     }
@@ -219,7 +223,10 @@ pub(crate) enum When {
     Now,
 }
 
-/// Packs that wait to be read: enough to bridge a pause of the scan.
-const PACKS_WAITING_MAX: usize = 64;
+/// Small entries that wait to be read: so far the scan may run ahead, to bridge its pauses and to tell the user how much
+/// there is. Memory at worst: about 200 bytes and the name each.
+const ENTRIES_WAITING_MAX: usize = 262_144;
+/// Packs that wait with their directories open.
+const PACKS_OPEN_MAX: usize = 16;
 /// Large files that wait: enough to find the largest early, few enough to be no burden.
 const FILES_WAITING_MAX: usize = 65_536;

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,7 +21,14 @@ pub(crate) struct SourceDirectory {
     root: Arc<SourceRoot>,
     source_path: RelPath,
     target_path: RelPath,
-    open: Option<Arc<Directory>>,
+    open: Option<Open>,
+}
+
+/// What keeps a directory open.
+#[derive(Clone, Debug)]
+enum Open {
+    ByScan(Arc<Directory>),
+    Again(Arc<OwnedFd>),
 }
 
 impl SourceDirectory {
@@ -30,13 +38,19 @@ impl SourceDirectory {
             root: Arc::clone(directory.root()),
             source_path: directory.source_path().clone(),
             target_path: directory.target_path().clone(),
-            open: Some(Arc::clone(directory)),
+            open: Some(Open::ByScan(Arc::clone(directory))),
         }
     }
 
     /// Closes the directory; its files are opened from their root from now on.
     pub(crate) fn put_off(&mut self) {
         self.open = None;
+    }
+
+    /// The same directory, opened if it is not: for several files in a row. Where that fails, opening the files says why.
+    pub(crate) fn opened(&self) -> Self {
+        let again = || self.root.open_directory(&self.source_path).ok().map(|fd| Open::Again(Arc::new(fd)));
+        Self { open: self.open.clone().or_else(again), ..self.clone() }
     }
 
     /// Where the directory goes below the target.
@@ -61,9 +75,10 @@ impl SourceDirectory {
     /// Opens a regular file and looks at it.
     pub(crate) fn open_file(&self, name: &Name) -> Result<(File, FileIdentity), FileError> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let beside = |fd: BorrowedFd<'_>| Ok(rustix::fs::openat(fd, name.as_os_str(), flags, Mode::empty())?);
         let opened = match &self.open {
-            Some(directory) => rustix::fs::openat(directory.fd(), name.as_os_str(), flags, Mode::empty())
-                .map_err(std::io::Error::from),
+            Some(Open::ByScan(directory)) => beside(directory.fd()),
+            Some(Open::Again(fd)) => beside(fd.as_fd()),
             None => self.root.open_file(&self.path_of(name)),
         };
         let file = opened.map_err(|source| FileError::Open { path: self.display(name), source })?;
