@@ -79,7 +79,10 @@ impl Tree {
     pub fn ensure_directory(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         match self.open_directory(path) {
             Ok(directory) => {
-                make_writable(&directory);
+                // the root itself is the user's: nobody would set its mode back
+                if !path.is_root() {
+                    make_writable(&directory);
+                }
                 Ok(directory)
             }
             Err(error) if is_absent_or_in_the_way(&error) => self.make_directory(path),

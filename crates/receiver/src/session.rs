@@ -12,7 +12,7 @@ use tokio::sync::mpsc::{self, UnboundedReceiver};
 use zmove_disk::TempNames;
 use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneBreaker, LaneSource};
 use zmove_types::{BufferPool, StageClock, StageTimes, TransferId};
-use zmove_wire::limits::OFFERS_OUTSTANDING_MAX;
+use zmove_wire::limits::{OFFER_FILES_MAX, OFFERS_OUTSTANDING_MAX};
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
     Durability, Finished, Greeting, Offer, Open, Opened, Refusal, Role, StageReport, ToReceiver, ToSender,
@@ -257,6 +257,11 @@ impl Running {
     }
 
     fn take_offer(&mut self, offer: Offer) -> Result<(), SessionError> {
+        let files: usize = offer.groups.iter().map(|group| group.files.len()).sum();
+        if files > OFFER_FILES_MAX {
+            let (value, limit) = (files as u64, OFFER_FILES_MAX as u64);
+            return Err(WireError::OverLimit { what: "offered files", value, limit }.into());
+        }
         self.offers += 1;
         if self.offers > OFFERS_OUTSTANDING_MAX {
             return Err(

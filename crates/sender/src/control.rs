@@ -8,8 +8,8 @@ use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneError, Lan
 use zmove_types::{Event, FileId, ItemId, TransferId};
 use zmove_wire::session::Resend;
 use zmove_wire::{
-    Answer, FileDone, Finished, Greeting, Open, Opened, Role, Stored, StoredItem, ToReceiver, ToSender,
-    WireError, decode_message, encode_message,
+    Answer, Fault, FileDone, Finished, Greeting, Open, Opened, Role, Stored, StoredItem, ToReceiver,
+    ToSender, WireError, decode_message, encode_message,
 };
 
 use crate::error::{FileError, SessionError};
@@ -107,7 +107,7 @@ impl Account {
     fn take_item(&mut self, stored: StoredItem) -> Result<(), WireError> {
         let item = ItemId(stored.item);
         if stored.mismatch {
-            return self.take_mismatch(item);
+            return self.take_mismatch(item, &stored.faults);
         }
         let work = self.shared.ledger().stored(item)?;
         match work {
@@ -120,10 +120,10 @@ impl Account {
         Ok(())
     }
 
-    fn take_mismatch(&mut self, item: ItemId) -> Result<(), WireError> {
+    fn take_mismatch(&mut self, item: ItemId, faults: &[Fault]) -> Result<(), WireError> {
         let outcome = self.shared.ledger().mismatch(item)?;
         match outcome {
-            Resend::Again { work, tries } => resend(&self.shared, work, tries),
+            Resend::Again { work, tries } => resend(&self.shared, work, tries, faults),
             Resend::GiveUp(work) => {
                 self.give_up(work);
                 let mut ledger = self.shared.ledger();

@@ -166,8 +166,10 @@ impl Planner<'_> {
 
     fn take_answer(&mut self, answer: &Answer) {
         let offered = self.offering.as_mut().and_then(|offering| offering.outstanding.remove(&answer.offer));
-        for ((directory, entry), verdict) in offered.unwrap_or_default().into_iter().zip(&answer.verdicts) {
-            match *verdict {
+        // a verdict that is missing must not lose a file
+        let verdicts = answer.verdicts.iter().copied().chain(std::iter::repeat(Verdict::Need));
+        for ((directory, entry), verdict) in offered.unwrap_or_default().into_iter().zip(verdicts) {
+            match verdict {
                 Verdict::Need => self.need(&directory, entry),
                 Verdict::Compare(root) => self.pack(&directory, PackEntry::Compare(entry, Root(root))),
                 Verdict::Skip => {

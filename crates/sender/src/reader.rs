@@ -14,7 +14,7 @@ use zmove_disk::FileIdentity;
 use zmove_scan::Entry;
 use zmove_transport::Frame;
 use zmove_types::{Buffer, Doing, Event, GROUP_BYTES, GroupSpan, Root, Stopwatch};
-use zmove_wire::{Batch, BatchEntry, DirectoryGroup, FileEntry, FrameHeader, FrameKind};
+use zmove_wire::{Batch, BatchEntry, DirectoryGroup, Fault, FileEntry, FrameHeader, FrameKind};
 
 use crate::config::BUFFER_BYTES;
 use crate::error::FileError;
@@ -56,22 +56,33 @@ impl Reader<'_> {
     fn read_pack(&mut self, pack: Pack) {
         let Some(buffer) = self.buffer() else { return };
         let mut filling = Filling { batch: Batch::default(), buffer, filled: 0, files: Vec::new() };
-        for group in &pack.groups {
-            let directory = group.directory.target_path().clone();
-            filling.batch.groups.push(DirectoryGroup { directory, entries: Vec::new() });
-            let opened =
-                if group.entries.len() > 1 { group.directory.opened() } else { group.directory.clone() };
-            for entry in &group.entries {
-                match self.read_entry(&opened, entry, &mut filling) {
-                    Ok(None) => {}
-                    Ok(Some(entry)) => filling.add(entry),
-                    Err(error) => self.shared.fail(&error),
-                }
-            }
+        let mut sent = Pack { groups: Vec::with_capacity(pack.groups.len()), tries: pack.tries };
+        for group in pack.groups {
+            let kept = self.read_pack_group(group, &mut filling);
+            sent.groups.push(kept);
         }
         if filling.batch.entry_count() > 0 {
-            self.send_batch(pack, filling);
+            self.send_batch(sent, filling);
         }
+    }
+
+    /// Reads a group's entries; returns the group with those that travel, should they have to travel again.
+    fn read_pack_group(&mut self, mut group: PackGroup, filling: &mut Filling) -> PackGroup {
+        let directory = group.directory.target_path().clone();
+        filling.batch.groups.push(DirectoryGroup { directory, entries: Vec::new() });
+        let opened = if group.entries.len() > 1 { group.directory.opened() } else { group.directory.clone() };
+        group.entries.retain(|entry| match self.read_entry(&opened, entry, filling) {
+            Ok(Some(entry)) => {
+                filling.add(entry);
+                true
+            }
+            Ok(None) => false,
+            Err(error) => {
+                self.shared.fail(&error);
+                false
+            }
+        });
+        group
     }
 
     fn read_entry(
@@ -277,10 +288,10 @@ fn length(bytes: usize) -> u32 {
 }
 
 /// Sends a damaged item again, or gives its files up.
-pub(crate) fn resend(shared: &Shared, work: Sent, tries: u8) {
+pub(crate) fn resend(shared: &Shared, work: Sent, tries: u8, faults: &[Fault]) {
     shared.counters.resent.fetch_add(1, Ordering::Relaxed);
     let what = match &work {
-        Sent::Batch(batch) => describe(batch),
+        Sent::Batch(batch) => describe(batch, faults),
         Sent::Group(file, span) => {
             format!(
                 "bytes {} to {} of '{}'",
@@ -300,10 +311,13 @@ pub(crate) fn resend(shared: &Shared, work: Sent, tries: u8) {
     }
 }
 
-fn describe(batch: &SentBatch) -> String {
-    match batch.files.as_slice() {
-        [] => "a batch of directories and links".to_owned(),
-        [only] => format!("'{}'", only.path),
-        [first, rest @ ..] => format!("a batch of '{}' and {} more", first.path, rest.len()),
+/// Names the damaged files where the receiver could tell them.
+fn describe(batch: &SentBatch, faults: &[Fault]) -> String {
+    match (faults, batch.files.as_slice()) {
+        ([only], _) => format!("'{}'", only.path),
+        ([first, rest @ ..], _) => format!("'{}' and {} more", first.path, rest.len()),
+        ([], []) => "a batch of directories and links".to_owned(),
+        ([], [only]) => format!("'{}'", only.path),
+        ([], [first, rest @ ..]) => format!("a batch of '{}' and {} more", first.path, rest.len()),
     }
 }
