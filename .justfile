@@ -1,0 +1,32 @@
+# Each recipe is a part of what CI runs (.ci/run), in the same words.
+
+export CARGO_TERM_COLOR := "never"
+
+# what can be run
+default:
+    @just --list --justfile {{justfile()}}
+
+# form and lints
+check:
+    cargo fmt --all --check
+    cargo clippy --workspace --all-targets --locked -- -D warnings
+
+# all tests; as root also those that need namespaces
+test:
+    cargo test --workspace --locked
+
+# each benchmark once, unmeasured; `cargo bench --bench NAME` measures
+bench:
+    ZMOVE_BENCH_FILES=2000 cargo bench --locked --bench chunk --bench scan --bench loopback -- --test
+
+# the documentation of all crates
+doc:
+    RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --workspace --locked
+
+# licences, advisories and banned crates; needs cargo-deny
+deny:
+    cargo deny --config .deny.toml check
+
+# the binary to install: target/release/zmove
+release:
+    cargo build --release --locked

@@ -1,0 +1,162 @@
+//! Bad targets: files in the way, no permission, no space.
+
+use std::ffi::OsStr;
+
+use crate::harness::{NOBODY, Site, both_ways};
+use crate::namespace::Namespace;
+use crate::tree::{assert_part_of, assert_same, names, paint, painted, picture, set_mode};
+
+both_ways!(
+    a_target_that_is_a_file,
+    a_file_on_the_way_to_the_target,
+    a_dangling_link_on_the_way_to_the_target,
+);
+
+fn a_target_that_is_a_file(site: &Site) {
+    paint(site.source().join("a"), 10);
+    paint(site.source().join("b"), 10);
+    paint(site.target().join("f"), 7);
+    let before = picture(&site.target());
+    let (a, b) = (site.source().join("a"), site.source().join("b"));
+    let both = [a.as_os_str(), b.as_os_str()];
+    for outcome in [
+        site.push(&[], site.contents(), "f"),
+        site.push(&[], site.source(), "f"),
+        site.push(&[], &a, "f/"),
+        site.push_command(&[], &both, "f").outcome(),
+    ] {
+        outcome.expect(3).says(&["zmove: receiver: target", "f", "is not a directory"]).lines(1);
+    }
+    crate::tree::assert_pictures(&before, &picture(&site.target()));
+}
+
+fn a_file_on_the_way_to_the_target(site: &Site) {
+    paint(site.source().join("a"), 10);
+    paint(site.target().join("f"), 7);
+    let outcome = site.push(&[], site.contents(), "f/below").expect(3);
+    outcome.says(&["zmove: receiver:", "f", "ot a directory"]).lines(1);
+    let outcome = site.push(&[], site.source().join("a"), "f/below/a").expect(3);
+    outcome.says(&["zmove: receiver:", "f", "ot a directory"]).lines(1);
+    assert_eq!(std::fs::read(site.target().join("f")).unwrap(), painted(7, 0));
+}
+
+fn a_dangling_link_on_the_way_to_the_target(site: &Site) {
+    paint(site.source().join("a"), 10);
+    std::os::unix::fs::symlink("nowhere/at/all", site.target().join("link")).unwrap();
+    let outcome = site.push(&[], site.contents(), "link/x").expect(3);
+    outcome.says(&["zmove: receiver:", "link"]).lines(1);
+    assert_eq!(names(&site.target()), ["link"]);
+}
+
+/// A target whose owner is another user.
+fn no_permission(site: &Site) {
+    let target = site.target();
+    paint(site.source().join("small"), 10);
+    paint(site.source().join("large"), zmove_types::GROUP_BYTES + 1);
+    std::fs::create_dir(target.join("closed")).unwrap();
+    std::fs::create_dir(target.join("open")).unwrap();
+    site.give_away();
+    if crate::harness::is_root() {
+        std::os::unix::fs::chown(target.join("closed"), Some(0), Some(0)).unwrap();
+        set_mode(target.join("closed"), 0o755);
+        for name in ["small", "large"] {
+            let outcome = site.push(&[], site.source().join(name), "closed").expect(23);
+            outcome.says(&["zmove: receiver: create", name, "Permission denied"]).lines(1);
+        }
+        let outcome = site.push(&[], site.contents(), "closed/new").expect(3);
+        outcome.says(&["zmove: receiver: make directory", "closed/new", "Permission denied"]).lines(1);
+        assert!(names(&target.join("closed")).is_empty());
+    }
+    set_mode(target.join("open"), 0);
+    let outcome = site.push(&[], site.contents(), "open").expect(3);
+    set_mode(target.join("open"), 0o700);
+    outcome.says(&["zmove: receiver: ", "open", "Permission denied"]).lines(1);
+    assert!(names(&target.join("open")).is_empty());
+}
+
+#[test]
+fn no_permission_locally() {
+    if let Some(site) = Site::unprivileged() {
+        no_permission(&site);
+    }
+}
+
+#[test]
+fn no_permission_at_a_daemon() {
+    if let Some(mut site) = Site::unprivileged() {
+        site.start_daemon();
+        no_permission(&site);
+    }
+}
+
+/// Files of another user can be replaced where the directory allows it, but not retouched.
+#[test]
+fn a_mode_that_cannot_be_set_is_got_by_sending_the_file_again() {
+    let Some(site) = Site::unprivileged() else { return };
+    if !crate::harness::is_root() {
+        return crate::harness::skip("only root can make files of another user");
+    }
+    paint(site.source().join("f"), 10);
+    site.give_away();
+    site.push_contents();
+    std::os::unix::fs::chown(site.target().join("f"), Some(0), Some(0)).unwrap();
+    set_mode(site.source().join("f"), 0o604);
+    site.push_contents();
+    assert_same(&site.source(), &site.target());
+    let owner = std::os::unix::fs::MetadataExt::uid(&site.target().join("f").metadata().unwrap());
+    assert_eq!(owner, NOBODY);
+}
+
+/// Some files fit and some do not: those that stand under their names are whole, the others are named.
+fn no_space(site: &Site) {
+    for number in 0..40 {
+        paint(site.source().join(format!("small/{number}")), 50_000);
+    }
+    for number in 0..3 {
+        paint(site.source().join(format!("large{number}")), 2 * zmove_types::GROUP_BYTES + 5);
+    }
+    let outcome = site.push(&["--json"], site.contents(), "").expect(23);
+    let summary = outcome.summary();
+    let failed = summary["failed"].as_u64().unwrap();
+    assert!(failed > 0);
+    assert_eq!(summary["files"].as_u64().unwrap() + failed, 43);
+    let told = |line: &str| line.contains("zmove: receiver: ") && line.contains("No space left on device");
+    assert_eq!(outcome.stderr.lines().filter(|line| told(line)).count() as u64, failed, "{}", outcome.stderr);
+    assert_eq!(outcome.stderr.lines().count() as u64, failed);
+    assert_part_of(&site.source(), &site.target());
+    assert!(picture(&site.target()).keys().all(|path| !path.starts_with(b".zmove")));
+    // what is there is enough for a second run to go on from
+    for number in 0..3 {
+        std::fs::remove_file(site.source().join(format!("large{number}"))).unwrap();
+        drop(std::fs::remove_file(site.target().join(format!("large{number}"))));
+    }
+    site.push_contents();
+    assert_same(&site.source(), &site.target());
+}
+
+const SMALL_DISK_BYTES: u64 = 14 << 20;
+
+#[test]
+fn no_space_locally() {
+    if let Some(site) = Site::within(|target| Namespace::with_small_disk(target, SMALL_DISK_BYTES)) {
+        no_space(&site);
+    }
+}
+
+#[test]
+fn no_space_at_a_daemon() {
+    if let Some(mut site) = Site::within(|target| Namespace::with_small_disk(target, SMALL_DISK_BYTES)) {
+        site.start_daemon();
+        no_space(&site);
+    }
+}
+
+#[test]
+fn a_manifest_that_cannot_be_made() {
+    let site = Site::local();
+    paint(site.source().join("f"), 10);
+    let options = ["--manifest", "nowhere/manifest"];
+    let outcome = site.push(&options, OsStr::new("source"), "x").expect(11);
+    outcome.says(&["zmove: sender: create 'nowhere/manifest'", "No such file or directory"]).lines(1);
+    assert!(names(&site.target()).is_empty());
+}

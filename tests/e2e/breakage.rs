@@ -1,0 +1,165 @@
+//! Ends in mid-transfer: a peer that is killed, a user who has enough. Nothing half-written stands under a final name,
+//! whoever is left goes on, and the next run completes.
+
+use std::path::Path;
+use std::process::Child;
+
+use rustix::fs::inotify;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::harness::{Daemon, Outcome, Runner, Site, finish};
+use crate::proxy::Proxy;
+use crate::tree::{assert_part_of, assert_same, paint, picture};
+
+/// What may pass before the relay stalls: more than the handshakes and the small files, less than all.
+const BYTES_BEFORE_STALL: u64 = 9 << 20;
+
+/// A transfer that hangs half-way, with its relay.
+struct HalfWay {
+    site: Site,
+    proxy: Proxy,
+    client: Child,
+}
+
+fn half_way() -> HalfWay {
+    let site = Site::daemon();
+    for number in 0..200 {
+        paint(site.source().join(format!("small/{number}")), 1_000 + number);
+    }
+    for number in 0..3 {
+        paint(site.source().join(format!("large{number}")), 2 * zmove_types::GROUP_BYTES + 5);
+    }
+    let proxy = Proxy::start(site.the_daemon().address, BYTES_BEFORE_STALL);
+    site.pin(&proxy.address, site.the_daemon().fingerprint);
+    let client = push_through(&site, &proxy);
+    proxy.wait_for_stall();
+    HalfWay { site, proxy, client }
+}
+
+fn push_through(site: &Site, proxy: &Proxy) -> Child {
+    let mut zmove = site.zmove(&["push", "--json", "source/"]);
+    zmove.0.arg(format!("{}:", proxy.address));
+    zmove.start()
+}
+
+#[track_caller]
+fn assert_nothing_half_written(site: &Site) {
+    assert_part_of(&site.source(), &site.target());
+    let temporary = |path: &Vec<u8>| path.split(|&byte| byte == b'/').any(|name| name.starts_with(b".zmove"));
+    assert!(!picture(&site.target()).keys().any(temporary), "a temporary file is left");
+}
+
+#[test]
+fn a_daemon_that_is_killed_and_comes_back() {
+    let HalfWay { mut site, proxy, client } = half_way();
+    let mut daemon = site.take_daemon();
+    daemon.kill();
+    let outcome = finish(client);
+    assert!(matches!(outcome.code, Some(10 | 12)), "{:?}: {}", outcome.code, outcome.stderr);
+    outcome.says(&["zmove: ", "connection"]).lines(1);
+    assert_nothing_half_written(&site);
+    let again = Daemon::start(&site.path("server"), "127.0.0.1:0", &Runner::default());
+    assert_eq!(again.fingerprint, daemon.fingerprint);
+    proxy.reset(again.address);
+    let summary = finish(push_through(&site, &proxy)).done().summary();
+    assert_eq!(summary["files"].as_u64().unwrap() + summary["skipped"].as_u64().unwrap(), 203);
+    assert_same(&site.source(), &site.target());
+}
+
+#[test]
+fn a_client_that_is_killed() {
+    let HalfWay { site, proxy, mut client } = half_way();
+    client.kill().unwrap();
+    client.wait().unwrap();
+    proxy.reset(site.the_daemon().address);
+    site.the_daemon().wait_for_log("broken off by tester");
+    assert_nothing_half_written(&site);
+    site.push_contents();
+    assert_same(&site.source(), &site.target());
+}
+
+#[test]
+fn a_client_that_is_interrupted() {
+    let HalfWay { site, proxy, client } = half_way();
+    let outcome = interrupt(client);
+    outcome.expect(20).says(&["zmove: interrupted"]).lines(1);
+    proxy.reset(site.the_daemon().address);
+    site.the_daemon().wait_for_log("broken off by tester");
+    assert_nothing_half_written(&site);
+    site.push_contents();
+    assert_same(&site.source(), &site.target());
+}
+
+/// The path breaks and both ends live.
+#[test]
+fn a_path_that_breaks() {
+    let HalfWay { site, proxy, client } = half_way();
+    proxy.reset(site.the_daemon().address);
+    let outcome = finish(client);
+    assert!(matches!(outcome.code, Some(10 | 12)), "{:?}: {}", outcome.code, outcome.stderr);
+    outcome.says(&["zmove: ", "connection"]).lines(1);
+    site.the_daemon().wait_for_log("broken off by tester");
+    assert_nothing_half_written(&site);
+    site.push_contents();
+    assert_same(&site.source(), &site.target());
+}
+
+#[test]
+fn a_local_push_that_is_interrupted() {
+    let site = Site::local();
+    paint(site.source().join("small"), 1_000);
+    // a hole that takes longer to move than anybody waits
+    std::fs::File::create(site.source().join("endless")).unwrap().set_len(1 << 40).unwrap();
+    let appeared = Appearance::of("small", &site.target());
+    let mut zmove = site.zmove(&["push", "--json", "source/"]);
+    zmove.0.arg(site.target());
+    let client = zmove.start();
+    appeared.wait();
+    interrupt(client).expect(20).says(&["zmove: interrupted"]).lines(1);
+    assert_eq!(crate::tree::names(&site.target()), ["small"]);
+    std::fs::remove_file(site.source().join("endless")).unwrap();
+    site.push_contents();
+    assert_same(&site.source(), &site.target());
+}
+
+#[test]
+fn a_daemon_that_is_told_to_stop() {
+    assert_eq!(Site::daemon().take_daemon().terminate(), Some(0));
+    let HalfWay { mut site, client, proxy: _stalled } = half_way();
+    assert_eq!(site.take_daemon().terminate(), Some(0));
+    let outcome = finish(client);
+    assert!(matches!(outcome.code, Some(10 | 12)), "{:?}: {}", outcome.code, outcome.stderr);
+    assert_nothing_half_written(&site);
+}
+
+fn interrupt(client: Child) -> Outcome {
+    let pid = Pid::from_raw(i32::try_from(client.id()).unwrap()).unwrap();
+    kill_process(pid, Signal::INT).unwrap();
+    finish(client)
+}
+
+/// A name that is about to appear in a directory.
+struct Appearance {
+    watch: rustix::fd::OwnedFd,
+    name: &'static str,
+}
+
+impl Appearance {
+    fn of(name: &'static str, directory: &Path) -> Self {
+        let watch = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
+        let events = inotify::WatchFlags::CREATE | inotify::WatchFlags::MOVED_TO;
+        inotify::add_watch(&watch, directory, events).unwrap();
+        Self { watch, name }
+    }
+
+    fn wait(self) {
+        let mut room = [std::mem::MaybeUninit::uninit(); 4096];
+        let mut events = inotify::Reader::new(&self.watch, &mut room);
+        loop {
+            let event = events.next().unwrap();
+            if event.file_name().is_some_and(|name| name.to_bytes() == self.name.as_bytes()) {
+                return;
+            }
+        }
+    }
+}

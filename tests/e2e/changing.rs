@@ -1,0 +1,239 @@
+//! Sources that change under the copy: never a mixture at the target, always a line that says so.
+//!
+//! The moment of the change is no guess: it comes with an event of the push, or from within a read.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use zmove_disk::{Disk, Slices, Threads};
+use zmove_sender::SenderConfig;
+use zmove_types::{Buffer, Event, GROUP_BYTES};
+
+use crate::harness::Site;
+use crate::inprocess::{InProcess, Pushed};
+use crate::tree::{Content, assert_part_of, names, paint, painted, picture, set_old};
+
+const LARGE: u64 = 3 * GROUP_BYTES + 5;
+
+/// Changes the file after so many reads.
+struct Meddler {
+    path: PathBuf,
+    reads_before: u64,
+    reads: AtomicU64,
+    change: fn(&Path),
+}
+
+impl std::fmt::Debug for Meddler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Meddler({:?})", self.path)
+    }
+}
+
+impl Disk for Meddler {
+    fn read(
+        &self,
+        file: &File,
+        offset: u64,
+        len: usize,
+        buffer: Buffer,
+        seen: Slices<'_>,
+    ) -> (io::Result<()>, Buffer) {
+        if self.reads.fetch_add(1, Ordering::SeqCst) == self.reads_before {
+            (self.change)(&self.path);
+        }
+        Threads.read(file, offset, len, buffer, seen)
+    }
+
+    fn write(&self, file: &File, offset: u64, buffer: Buffer) -> (io::Result<()>, Buffer) {
+        Threads.write(file, offset, buffer)
+    }
+}
+
+/// Pushes while the large file `big` is changed before its read number `reads_before`.
+fn push_meddled(site: &Site, reads_before: u64, change: fn(&Path)) -> Pushed {
+    paint(site.source().join("other"), 500);
+    let path = site.source().join("big");
+    paint(&path, LARGE);
+    set_old(&path);
+    let disk = Arc::new(Meddler { path, reads_before, reads: AtomicU64::new(0), change });
+    let config = SenderConfig { disk, ..SenderConfig::default() };
+    InProcess { config, ..InProcess::default() }.push(&site.source(), &site.target())
+}
+
+#[track_caller]
+fn expect_only_other(site: &Site, pushed: &Pushed, failed: &str) {
+    let summary = pushed.summary();
+    assert_eq!((summary.files, summary.failed), (1, 1), "{:?}", pushed.failed());
+    let path = site.source().join(failed);
+    let [line] = pushed.failed()[..] else { panic!("{:?}", pushed.failed()) };
+    assert!(line.starts_with("sender: ") && line.contains(path.to_str().unwrap()), "{line}");
+    assert_eq!(names(&site.target()), ["other"]);
+}
+
+#[test]
+fn a_large_file_that_shrinks_while_it_is_read() {
+    for reads in 0..4 {
+        let site = Site::local();
+        let pushed = push_meddled(&site, reads, |path| {
+            OpenOptions::new().write(true).open(path).unwrap().set_len(100).unwrap();
+        });
+        expect_only_other(&site, &pushed, "big");
+        assert!(pushed.failed()[0].contains("changed while it was being copied"), "{:?}", pushed.failed());
+    }
+}
+
+#[test]
+fn a_large_file_that_is_rewritten_while_it_is_read() {
+    for reads in 0..4 {
+        let site = Site::local();
+        let pushed = push_meddled(&site, reads, |path| std::fs::write(path, painted(LARGE, 7)).unwrap());
+        expect_only_other(&site, &pushed, "big");
+    }
+}
+
+#[test]
+fn a_large_file_that_grows_while_it_is_read() {
+    for reads in 0..4 {
+        let site = Site::local();
+        let pushed = push_meddled(&site, reads, |path| {
+            OpenOptions::new().write(true).open(path).unwrap().set_len(LARGE + 1).unwrap();
+        });
+        expect_only_other(&site, &pushed, "big");
+    }
+}
+
+/// The old file stays open: a name that goes to another file meanwhile is no change of the contents.
+#[test]
+fn a_large_file_that_is_replaced_while_it_is_read_is_copied_as_it_was_or_not_at_all() {
+    let site = Site::local();
+    let pushed = push_meddled(&site, 1, |path| {
+        let new = path.with_file_name("../new");
+        std::fs::write(&new, painted(LARGE, 9)).unwrap();
+        std::fs::rename(new, path).unwrap();
+    });
+    let summary = pushed.summary();
+    assert_eq!(summary.files + summary.failed, 2);
+    if let Some(node) = picture(&site.target()).get(&b"big"[..]) {
+        assert!(node.content == Content::File(painted(LARGE, 0)), "{node:?}");
+    }
+}
+
+/// Changes a file between the scan's look at it and its read.
+fn push_changed_after_scan(site: &Site, name: &str, change: fn(&Path)) -> Pushed {
+    let path = site.source().join(name);
+    let on_event = move |event: &Event| {
+        if matches!(event, Event::Found { files: 1.., .. }) {
+            change(&path);
+        }
+    };
+    InProcess { on_event: Box::new(on_event), ..InProcess::default() }.push(&site.source(), &site.target())
+}
+
+#[test]
+fn a_file_that_vanishes_after_the_scan() {
+    for bytes in [100, LARGE] {
+        let site = Site::local();
+        paint(site.source().join("other"), 500);
+        paint(site.source().join("f"), bytes);
+        let pushed = push_changed_after_scan(&site, "f", |path| std::fs::remove_file(path).unwrap());
+        expect_only_other(&site, &pushed, "f");
+        assert!(pushed.failed()[0].contains("No such file or directory"), "{:?}", pushed.failed());
+    }
+}
+
+#[test]
+fn a_file_that_becomes_a_link_after_the_scan_is_not_followed() {
+    for bytes in [100, LARGE] {
+        let site = Site::local();
+        paint(site.source().join("other"), 500);
+        paint(site.source().join("f"), bytes);
+        let pushed = push_changed_after_scan(&site, "f", |path| {
+            std::fs::remove_file(path).unwrap();
+            symlink("/etc/passwd", path).unwrap();
+        });
+        expect_only_other(&site, &pushed, "f");
+    }
+}
+
+#[test]
+fn a_small_file_that_outgrows_its_batch_after_the_scan() {
+    let site = Site::local();
+    paint(site.source().join("other"), 500);
+    paint(site.source().join("f"), 100);
+    let pushed = push_changed_after_scan(&site, "f", |path| paint(path, GROUP_BYTES + 1));
+    expect_only_other(&site, &pushed, "f");
+    assert!(pushed.failed()[0].contains("changed while it was being copied"), "{:?}", pushed.failed());
+}
+
+#[test]
+fn a_small_file_that_grows_or_shrinks_after_the_scan_is_copied_as_it_is_then() {
+    for bytes in [0, 50, 200] {
+        let site = Site::local();
+        paint(site.source().join("f"), 100);
+        let change = match bytes {
+            0 => |path: &Path| paint(path, 0),
+            50 => |path: &Path| paint(path, 50),
+            _ => |path: &Path| paint(path, 200),
+        };
+        let pushed = push_changed_after_scan(&site, "f", change);
+        assert_eq!((pushed.summary().files, pushed.summary().failed), (1, 0));
+        crate::tree::assert_same(&site.source(), &site.target());
+    }
+}
+
+#[test]
+fn a_large_file_of_another_size_after_the_scan() {
+    let site = Site::local();
+    paint(site.source().join("other"), 500);
+    paint(site.source().join("f"), LARGE);
+    let pushed = push_changed_after_scan(&site, "f", |path| paint(path, 2 * GROUP_BYTES));
+    expect_only_other(&site, &pushed, "f");
+}
+
+/// Ends the writer whichever way the pushes end.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A writer that truncates and fills a small file without a pause: each push finds a whole prefix of it, or says that it
+/// changed; sooner or later it says so.
+#[test]
+fn a_small_file_that_is_rewritten_all_the_time() {
+    let site = Site::local();
+    let path = site.source().join("f");
+    let whole = painted(GROUP_BYTES, 0);
+    std::fs::write(&path, &whole).unwrap();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                std::fs::write(&path, &whole).unwrap();
+            }
+        });
+        let _stop = SetOnDrop(&done);
+        let mut caught = false;
+        for _ in 0..200 {
+            let pushed = InProcess::default().push(&site.source(), &site.target());
+            let summary = pushed.summary();
+            assert_eq!(summary.files + summary.skipped + summary.failed, 1);
+            caught |= pushed.failed().iter().any(|line| line.contains("changed while it was being copied"));
+            if let Some(Content::File(bytes)) = picture(&site.target()).get(&b"f"[..]).map(|node| &node.content) {
+                assert!(whole.starts_with(bytes), "the target holds what the source never held");
+            }
+            if caught {
+                break;
+            }
+        }
+        assert!(caught, "200 pushes saw no change");
+    });
+    InProcess::default().push(&site.source(), &site.target());
+    assert_part_of(&site.source(), &site.target());
+}

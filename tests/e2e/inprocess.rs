@@ -1,0 +1,119 @@
+//! Both roles in this process over the memory transport, with a hand in the lanes, the storage and the events.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use tokio::sync::mpsc;
+use zmove_receiver::{Access, ReceiverConfig, Session, run_session};
+use zmove_scan::ScanRoot;
+use zmove_sender::{Link, Push, PushJob, SenderConfig, SessionError, Summary};
+use zmove_transport::{LaneSink, memory_control, memory_lane};
+use zmove_types::{Event, Observer, RelPath, TransferId};
+use zmove_wire::{Compare, Durability, TargetShape};
+
+/// One push within this process, from a directory's contents to another.
+pub(crate) struct InProcess {
+    pub(crate) config: SenderConfig,
+    pub(crate) lanes: usize,
+    pub(crate) wrap: Box<dyn Fn(Box<dyn LaneSink>) -> Box<dyn LaneSink>>,
+    pub(crate) on_event: Box<dyn Fn(&Event) + Send + Sync>,
+}
+
+/// How it went.
+pub(crate) struct Pushed {
+    pub(crate) ended: Result<Summary, SessionError>,
+    pub(crate) events: Vec<Event>,
+}
+
+struct Witness {
+    events: Mutex<Vec<Event>>,
+    on_event: Box<dyn Fn(&Event) + Send + Sync>,
+}
+
+impl Default for InProcess {
+    fn default() -> Self {
+        Self {
+            config: SenderConfig::default(),
+            lanes: 2,
+            wrap: Box::new(|sink| sink),
+            on_event: Box::new(|_| ()),
+        }
+    }
+}
+
+impl InProcess {
+    pub(crate) fn push(self, source: &Path, target: &Path) -> Pushed {
+        let Self { config, lanes, wrap, on_event } = self;
+        let witness = Arc::new(Witness { events: Mutex::default(), on_event });
+        let push = Push::start(job(source, target), config, Instant::now());
+        let observer = Arc::clone(&witness) as Arc<dyn Observer>;
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        let ended = runtime.unwrap().block_on(async {
+            let (near, mut far) = memory_control();
+            let (sinks_in, sinks) = mpsc::channel(lanes);
+            let (sources_in, sources) = mpsc::channel(lanes);
+            for _ in 0..lanes {
+                let (sink, source) = memory_lane();
+                sinks_in.try_send(Ok(wrap(sink))).unwrap();
+                sources_in.try_send(source).unwrap();
+            }
+            drop((sinks_in, sources_in));
+            let transfer = TransferId([7; 16]);
+            let receiving = tokio::spawn(async move {
+                far.0.greeting().await.unwrap().agree().unwrap();
+                let (access, config) = (Access::Anywhere, ReceiverConfig::default());
+                run_session(Session { transfer, control: far, lanes: sources, access, config }).await
+            });
+            let link = Link { transfer, control: near, lanes: sinks };
+            let ended = push.run(link, observer, std::future::pending()).await;
+            receiving.await.unwrap().unwrap();
+            ended
+        });
+        let events = std::mem::take(&mut *witness.events.lock().unwrap());
+        Pushed { ended, events }
+    }
+}
+
+fn job(source: &Path, target: &Path) -> PushJob {
+    PushJob {
+        sources: vec![ScanRoot { source: source.join(""), prefix: RelPath::root() }],
+        target: target.to_str().unwrap().into(),
+        shape: TargetShape::Directory { tops: Vec::new() },
+        compare: Compare::Quick,
+        durability: Durability::None,
+        manifest: None,
+    }
+}
+
+impl Observer for Witness {
+    fn on(&self, event: &Event) {
+        (self.on_event)(event);
+        self.events.lock().unwrap().push(event.clone());
+    }
+}
+
+impl Pushed {
+    /// What was sent again.
+    pub(crate) fn resent<'a>(&'a self) -> Vec<&'a str> {
+        let what = |event: &'a Event| match event {
+            Event::Resent { what } => Some(what.as_str()),
+            _ => None,
+        };
+        self.events.iter().filter_map(what).collect()
+    }
+
+    /// What failed.
+    pub(crate) fn failed<'a>(&'a self) -> Vec<&'a str> {
+        let message = |event: &'a Event| match event {
+            Event::Failed { message } => Some(message.as_str()),
+            _ => None,
+        };
+        self.events.iter().filter_map(message).collect()
+    }
+
+    #[track_caller]
+    pub(crate) fn summary(&self) -> &Summary {
+        self.ended.as_ref().unwrap_or_else(|error| panic!("the push broke off: {error}"))
+    }
+}

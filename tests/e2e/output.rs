@@ -1,0 +1,142 @@
+//! What the user sees: quiet where nobody looks, JSON where a program does, examples where help is asked for.
+
+use serde_json::Value;
+
+use crate::harness::{Site, both_ways};
+use crate::tree::{assert_same, paint};
+
+both_ways!(
+    no_bar_without_a_terminal,
+    json_is_one_object_a_line_and_ends_with_a_summary,
+    failures_are_json_events_too,
+    quiet_says_nothing,
+    durability_is_a_choice,
+    streams_are_a_choice,
+);
+
+fn grow(site: &Site) {
+    paint(site.source().join("f"), 1_000);
+    paint(site.source().join("g"), 2 * zmove_types::GROUP_BYTES + 1);
+}
+
+fn no_bar_without_a_terminal(site: &Site) {
+    grow(site);
+    let outcome = site.push(&[], site.contents(), "").done();
+    assert!(outcome.stdout.starts_with("2 files, 8.00 MiB in "), "{}", outcome.stdout);
+    assert!(outcome.stdout.contains("verified") && outcome.stdout.contains("lanes"), "{}", outcome.stdout);
+    assert!(!outcome.stdout.contains('\u{1b}') && !outcome.stdout.contains('\r'));
+    assert!(outcome.stdout.lines().count() <= 4);
+}
+
+fn json_is_one_object_a_line_and_ends_with_a_summary(site: &Site) {
+    grow(site);
+    let outcome = site.push(&["--json"], site.contents(), "").done();
+    let events: Vec<Value> = outcome.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(events.iter().all(|event| event["event"].is_string()));
+    let summary = outcome.summary();
+    for key in ["files", "bytes", "skipped", "specials", "failed", "vanished", "resent", "lanes"] {
+        assert!(summary[key].is_u64(), "{key} in {summary}");
+    }
+    for key in ["seconds", "bytes_per_second", "first_byte_seconds", "flush_seconds", "sender_cpu_seconds"] {
+        assert!(summary[key].is_f64(), "{key} in {summary}");
+    }
+    assert!(summary["limited_by"].is_string());
+    assert!(summary["lanes"].as_u64() > Some(0));
+}
+
+fn failures_are_json_events_too(site: &Site) {
+    grow(site);
+    paint(site.target().join("f/keep"), 1);
+    let outcome = site.push(&["--json"], site.contents(), "").expect(23);
+    let events: Vec<Value> = outcome.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let failed: Vec<_> = events.iter().filter(|event| event["event"] == "failed").collect();
+    assert_eq!(failed.len(), 1);
+    assert!(failed[0]["message"].as_str().unwrap().contains("'f'"));
+    outcome.says(&["zmove: receiver:", "'f'"]).lines(1);
+}
+
+fn quiet_says_nothing(site: &Site) {
+    grow(site);
+    for options in [["--quiet"], ["-q"]] {
+        assert_eq!(site.push(&options, site.contents(), "").done().stdout, "");
+    }
+    paint(site.source().join("h"), 1);
+    paint(site.target().join("h/keep"), 1);
+    let outcome = site.push(&["-q"], site.contents(), "").expect(23).says(&["'h'"]).lines(1);
+    assert_eq!(outcome.stdout, "");
+}
+
+fn durability_is_a_choice(site: &Site) {
+    for (durability, said) in [("none", "not flushed"), ("end", "flushed in"), ("file", "flushed in")] {
+        paint(site.source().join(durability), 2 * zmove_types::GROUP_BYTES);
+        paint(site.source().join(format!("small-{durability}")), 10);
+        let outcome = site.push(&["--durability", durability], site.contents(), "").done();
+        assert!(outcome.stdout.contains(said), "{}", outcome.stdout);
+        assert_same(&site.source(), &site.target());
+    }
+}
+
+fn streams_are_a_choice(site: &Site) {
+    for streams in ["1", "3", "64"] {
+        paint(site.source().join(streams), 3 * zmove_types::GROUP_BYTES + 5);
+        let outcome = site.push(&["--json", "--streams", streams], site.contents(), "").done();
+        let lanes = outcome.summary()["lanes"].as_u64().unwrap();
+        if site.is_remote() {
+            // a late lane may miss a short transfer
+            assert!((1..=streams.parse().unwrap()).contains(&lanes), "{lanes} lanes of {streams}");
+        }
+        assert_same(&site.source(), &site.target());
+    }
+}
+
+#[test]
+fn help_teaches_by_example() {
+    let site = Site::local();
+    let help = site.zmove(&["--help"]).outcome().done().stdout;
+    for line in ["Examples:", "zmove push run7", "zmove allow SHA256:", "zmove serve --listen", "Exit codes:"] {
+        assert!(help.contains(line), "{line} in:\n{help}");
+    }
+    for command in ["push", "serve", "key", "allow", "scan"] {
+        assert!(help.contains(&format!("\n  {command} ")), "{command} in:\n{help}");
+        let own = site.zmove(&[command, "--help"]).outcome().done().stdout;
+        assert!(own.contains("Usage:"), "{own}");
+    }
+    let version = site.zmove(&["--version"]).outcome().done().stdout;
+    assert!(version.starts_with("zmove "), "{version}");
+}
+
+#[test]
+fn usage_errors_exit_with_one() {
+    let site = Site::local();
+    grow(&site);
+    let cases: [&[&str]; 14] = [
+        &[],
+        &["fly"],
+        &["push"],
+        &["push", "source"],
+        &["push", "--no-such-option", "source", "x"],
+        &["push", "--streams", "0", "source", "x"],
+        &["push", "--streams", "65", "source", "x"],
+        &["push", "--json", "--quiet", "source", "x"],
+        &["push", "--durability", "maybe", "source", "x"],
+        &["push", "source", "host:0:x"],
+        &["push", "source", "host:65536:x"],
+        &["push", "source", "user@host:x"],
+        &["push", "source", "zmove://host"],
+        &["serve", "--listen", "nonsense"],
+    ];
+    for case in cases {
+        let outcome = site.zmove(case).outcome().expect(1);
+        assert!(!outcome.stderr.is_empty() && outcome.stdout.is_empty(), "{case:?}");
+    }
+    assert!(!site.path("x").exists());
+}
+
+#[test]
+fn a_port_that_is_taken() {
+    let site = Site::daemon();
+    let address = site.the_daemon().address.to_string();
+    let outcome = site.zmove(&["serve", "--listen", &address]).outcome();
+    assert!(matches!(outcome.code, Some(10 | 11)), "{:?}", outcome.code);
+    outcome.says(&["zmove: listen on", &address, "in use"]);
+}

@@ -1,0 +1,197 @@
+//! Peers that are not there, not zmove, or another zmove.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use zmove_transport::{Acceptor, Connection, Fingerprint, Identity, SocketConfig};
+use zmove_types::TransferId;
+use zmove_wire::{Greeting, Role};
+
+use crate::harness::{Outcome, Site};
+use crate::tree::{assert_same, names, paint};
+
+fn site() -> Site {
+    let site = Site::local();
+    paint(site.source().join("f"), 10);
+    site
+}
+
+fn push_to(site: &Site, target: &str) -> Outcome {
+    site.zmove(&["push", "--accept-new", "source", target]).outcome()
+}
+
+/// A TLS server with zmove's own handshake that then says `greeting` on each connection and nothing more.
+fn serve_greeting(site: &Site, greeting: Vec<u8>) -> (SocketAddr, Fingerprint) {
+    let identity = Identity::load_or_create(&site.path("server")).unwrap();
+    let fingerprint = identity.fingerprint();
+    let (address_in, address) = mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let listen = "127.0.0.1:0".parse().unwrap();
+            let acceptor = Acceptor::bind(listen, &identity, SocketConfig::default()).await.unwrap();
+            address_in.send(acceptor.local_addr().unwrap()).unwrap();
+            loop {
+                let (socket, _) = acceptor.accept_tcp().await.unwrap();
+                if let Ok(connection) = acceptor.handshake(socket, Duration::from_secs(10)).await {
+                    tokio::spawn(say(connection, greeting.clone()));
+                }
+            }
+        });
+    });
+    (address.recv().unwrap(), fingerprint)
+}
+
+async fn say(mut connection: Connection, greeting: Vec<u8>) {
+    let mut theirs = [0; Greeting::BYTES];
+    let lane = connection.read_exact(&mut theirs).await.is_err() || theirs[12] == 1;
+    if !lane {
+        drop(connection.write_all(&greeting).await);
+        drop(connection.flush().await);
+    }
+    // stays open until the client has had enough
+    drop(tokio::io::copy(&mut connection, &mut tokio::io::sink()).await);
+}
+
+#[test]
+fn a_peer_of_another_version() {
+    let site = site();
+    let greeting = Greeting {
+        version_min: 7,
+        version_max: 9,
+        ..Greeting::new(Role::Control, TransferId([0; 16]))
+    };
+    let (address, fingerprint) = serve_greeting(&site, greeting.encode().to_vec());
+    site.pin(&address, fingerprint);
+    let outcome = push_to(&site, &format!("{address}:x")).expect(2);
+    outcome.says(&["zmove: ", "versions 7 to 9", "this zmove 1 to 1", "install the same release"]).lines(1);
+}
+
+#[test]
+fn a_peer_that_greets_as_something_else() {
+    let site = site();
+    let (address, fingerprint) = serve_greeting(&site, vec![b'#'; Greeting::BYTES]);
+    site.pin(&address, fingerprint);
+    let outcome = push_to(&site, &format!("{address}:x")).expect(2);
+    outcome.says(&["zmove: ", "does not greet as zmove does"]).lines(1);
+}
+
+/// After a right greeting comes a message of nonsense, or one that claims to be endless.
+#[test]
+fn a_peer_that_breaks_the_protocol() {
+    for nonsense in [&[4, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF][..], &[0xFF; 8]] {
+        let site = site();
+        let greeting = Greeting::new(Role::Control, TransferId([0; 16])).encode();
+        let (address, fingerprint) = serve_greeting(&site, [&greeting[..], nonsense].concat());
+        site.pin(&address, fingerprint);
+        push_to(&site, &format!("{address}:x")).expect(12).lines(1);
+    }
+}
+
+#[test]
+fn a_closed_port() {
+    let site = site();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    let outcome = push_to(&site, &format!("{address}:x")).expect(10);
+    outcome.says(&["zmove: connect to", &address.to_string(), "refused", "is `zmove serve` running"]).lines(1);
+}
+
+#[test]
+fn a_name_without_an_address() {
+    let outcome = push_to(&site(), "no-such-host.invalid:x").expect(10);
+    outcome.says(&["zmove: find the address of", "no-such-host.invalid"]).lines(1);
+}
+
+#[test]
+fn a_port_where_something_else_answers() {
+    let banners: [&[u8]; 2] =
+        [b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u5\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n"];
+    for banner in banners {
+        let site = site();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        std::thread::spawn(move || {
+            let mut open = Vec::new();
+            for mut stream in listener.incoming().map_while(Result::ok) {
+                stream.write_all(banner).unwrap();
+                open.push(stream);
+            }
+        });
+        let outcome = push_to(&site, &format!("{address}:x")).expect(10);
+        outcome.says(&["zmove: talk to", &address.to_string(), "is not zmove"]).lines(1);
+    }
+}
+
+#[test]
+fn a_port_that_closes_at_once() {
+    let site = site();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || listener.incoming().for_each(drop));
+    let outcome = push_to(&site, &format!("{address}:x")).expect(10);
+    outcome.says(&["zmove: connect to", &address.to_string(), "closed the connection"]).lines(1);
+}
+
+#[test]
+fn garbage_at_the_daemon_is_logged_and_survived() {
+    let site = Site::daemon();
+    paint(site.source().join("f"), 10);
+    let address = site.the_daemon().address;
+    // the first bytes of a TLS record that never ends: it may wait, but not be in the way
+    let mut slow = TcpStream::connect(address).unwrap();
+    slow.write_all(&[22, 3, 1, 2, 0]).unwrap();
+    for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 1000], &[0xFF; 70_000]] {
+        let mut stream = TcpStream::connect(address).unwrap();
+        // it may hang up in the middle of it
+        drop(stream.write_all(garbage));
+        drop(stream.read_to_end(&mut Vec::new()));
+        let own = stream.local_addr().unwrap();
+        let line = site.the_daemon().wait_for_log(&format!("rejected {own}"));
+        assert!(line.starts_with("zmove: "), "{line}");
+    }
+    drop(TcpStream::connect(address).unwrap());
+    site.push_contents();
+    assert_same(&site.source(), &site.target());
+    site.the_daemon().wait_for_log("received from tester");
+    drop(slow);
+}
+
+/// A known key that says nonsense after the handshake.
+#[test]
+fn garbage_from_a_known_key_is_logged_and_survived() {
+    let site = Site::daemon();
+    paint(site.source().join("f"), 10);
+    let identity = Identity::load_or_create(&site.path("client")).unwrap();
+    let daemon = site.the_daemon();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let greeting = Greeting::new(Role::Control, TransferId([3; 16])).encode();
+    let versions = Greeting { version_min: 7, version_max: 9, ..Greeting::decode(&greeting).unwrap() };
+    let nonsense = [&greeting[..], &[5, 0, 0, 0, 1, 2, 3, 4, 5]].concat();
+    let endless = [&greeting[..], &[0xFF; 100]].concat();
+    let cases = [
+        (vec![b'#'; 200], "does not greet as zmove does"),
+        (versions.encode().to_vec(), "versions 7 to 9"),
+        (nonsense, "broken off by tester"),
+        (endless, "over"),
+    ];
+    for (bytes, logged) in cases {
+        runtime.block_on(async {
+            use zmove_transport::{Dialler, HostPolicy};
+            let policy = HostPolicy::Pinned(daemon.fingerprint);
+            let port = daemon.address.port();
+            let dialler = Dialler::new(&identity, "127.0.0.1", port, policy, SocketConfig::default());
+            let mut connection = dialler.await.unwrap().dial(Duration::from_secs(10)).await.unwrap();
+            connection.write_all(&bytes).await.unwrap();
+            connection.flush().await.unwrap();
+            drop(tokio::time::timeout(Duration::from_secs(10), connection.read_to_end(&mut Vec::new())).await);
+        });
+        daemon.wait_for_log(logged);
+    }
+    site.push_contents();
+    assert_eq!(names(&site.target()), ["f"]);
+}

@@ -1,0 +1,107 @@
+//! A TCP relay that stops after a given number of bytes, so that "in mid-transfer" is an event and no guess.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Condvar, Mutex};
+
+use crate::harness::PATIENCE;
+
+/// The relay.
+pub(crate) struct Proxy {
+    pub(crate) address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    upstream: SocketAddr,
+    /// What may still go upstream.
+    bytes_left: u64,
+    open: Vec<TcpStream>,
+}
+
+impl Proxy {
+    /// A relay to `upstream` that stalls when `bytes_max` have gone there.
+    pub(crate) fn start(upstream: SocketAddr, bytes_max: u64) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let state = Mutex::new(State { upstream, bytes_left: bytes_max, open: Vec::new() });
+        let shared = Arc::new(Shared { state, changed: Condvar::new() });
+        let accepting = Arc::clone(&shared);
+        std::thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                accepting.relay(client);
+            }
+        });
+        Self { address, shared }
+    }
+
+    /// Waits until no more may pass.
+    pub(crate) fn wait_for_stall(&self) {
+        let state = self.shared.state.lock().unwrap();
+        let flowing = |state: &mut State| state.bytes_left > 0;
+        let (state, _) = self.shared.changed.wait_timeout_while(state, PATIENCE, flowing).unwrap();
+        assert_eq!(state.bytes_left, 0, "the transfer came to an end before the relay stalled");
+    }
+
+    /// Closes all connections and sends new ones to `upstream`, without a limit.
+    pub(crate) fn reset(&self, upstream: SocketAddr) {
+        let mut state = self.shared.state.lock().unwrap();
+        for stream in state.open.drain(..) {
+            drop(stream.shutdown(Shutdown::Both));
+        }
+        (state.upstream, state.bytes_left) = (upstream, u64::MAX);
+        self.shared.changed.notify_all();
+    }
+}
+
+impl Shared {
+    fn relay(self: &Arc<Self>, client: TcpStream) {
+        let upstream = self.state.lock().unwrap().upstream;
+        let Ok(server) = TcpStream::connect(upstream) else { return };
+        let ways = [&client, &server].map(|stream| stream.try_clone().unwrap());
+        self.state.lock().unwrap().open.extend(ways);
+        let (up, down) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+        let shared = Arc::clone(self);
+        std::thread::spawn(move || shared.pump_up(up, server));
+        std::thread::spawn(move || pump_down(down, client));
+    }
+
+    fn pump_up(&self, mut from: TcpStream, mut to: TcpStream) {
+        let mut room = vec![0; 64 << 10];
+        while let Ok(taken @ 1..) = from.read(&mut room) {
+            if !self.admit(taken as u64) || to.write_all(&room[..taken]).is_err() {
+                break;
+            }
+        }
+        drop(to.shutdown(Shutdown::Write));
+    }
+
+    /// Waits until bytes may pass; false when the relay was reset meanwhile.
+    fn admit(&self, bytes: u64) -> bool {
+        let mut state = self.state.lock().unwrap();
+        if state.bytes_left >= bytes {
+            state.bytes_left -= bytes;
+            return true;
+        }
+        state.bytes_left = 0;
+        self.changed.notify_all();
+        drop(self.changed.wait_while(state, |state| state.bytes_left == 0).unwrap());
+        false
+    }
+}
+
+fn pump_down(mut from: TcpStream, mut to: TcpStream) {
+    let mut room = vec![0; 64 << 10];
+    while let Ok(taken @ 1..) = from.read(&mut room) {
+        if to.write_all(&room[..taken]).is_err() {
+            break;
+        }
+    }
+    // whoever is gone, the other end must learn of it even while the way up is stalled
+    drop(to.shutdown(Shutdown::Both));
+}

@@ -1,0 +1,205 @@
+//! Trees: painted files, and a picture of everything that a copy must keep.
+//!
+//! Data is `i % 251`, so that swapped or shifted blocks show; pictures are taken through descriptors, so that no path is
+//! too long for them.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs::{File, FileTimes};
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT};
+use zmove_types::GROUP_BYTES;
+
+/// Sizes at which something changes, each with its neighbours.
+pub(crate) const INTERESTING_SIZES: [u64; 17] = [
+    0, // nothing to read
+    1,
+    1023, // BLAKE3's chunk
+    1024,
+    1025,
+    65_535, // a step of the hash over many chunks
+    65_536,
+    65_537,
+    (1 << 20) - 1, // the border of "small" in the scan's classes
+    1 << 20,
+    GROUP_BYTES - 1, // a batch is full, a file gets chunks
+    GROUP_BYTES,
+    GROUP_BYTES + 1,
+    2 * GROUP_BYTES - 1, // a last group that is full, or of one byte
+    2 * GROUP_BYTES,
+    2 * GROUP_BYTES + 1,
+    3 * GROUP_BYTES + 5, // groups for several lanes at once
+];
+
+/// Everything about a tree that a copy keeps, by path; the root has the empty path.
+pub(crate) type Picture = BTreeMap<Vec<u8>, Node>;
+
+/// One entry of a [`Picture`].
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Node {
+    pub(crate) mode: u32,
+    pub(crate) mtime: (i64, u64),
+    pub(crate) content: Content,
+}
+
+/// What an entry holds.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) enum Content {
+    File(Vec<u8>),
+    Directory,
+    Symlink(Vec<u8>),
+    Special,
+}
+
+/// Data in which every byte tells its place, `shift` bytes on.
+pub(crate) fn painted(bytes: u64, shift: u64) -> Vec<u8> {
+    (shift..shift + bytes).map(|i| u8::try_from(i % 251).unwrap()).collect()
+}
+
+/// Writes a painted file.
+pub(crate) fn paint(path: impl AsRef<Path>, bytes: u64) {
+    let path = path.as_ref();
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(path, painted(bytes, 0)).unwrap();
+}
+
+/// Writes a painted file for each of the [`INTERESTING_SIZES`].
+pub(crate) fn paint_interesting_sizes(directory: &Path) {
+    for bytes in INTERESTING_SIZES {
+        paint(directory.join(format!("{bytes:09}")), bytes);
+    }
+}
+
+pub(crate) fn set_mode(path: impl AsRef<Path>, mode: u32) {
+    std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+}
+
+/// A moment in the past that no clock's coarseness hides.
+pub(crate) fn set_old(path: impl AsRef<Path>) {
+    set_mtime(path, UNIX_EPOCH + Duration::new(1_000_000_000, 987_654_321));
+}
+
+pub(crate) fn set_mtime(path: impl AsRef<Path>, mtime: SystemTime) {
+    let file = File::open(path).unwrap();
+    file.set_times(FileTimes::new().set_modified(mtime)).unwrap();
+}
+
+/// Sets the time of any entry, links themselves included.
+pub(crate) fn set_own_mtime(path: &Path, seconds: i64, nanos: i64) {
+    let times = Timestamps {
+        last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+        last_modification: Timespec { tv_sec: seconds, tv_nsec: nanos },
+    };
+    rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
+}
+
+/// Takes a picture of the tree at `root`.
+pub(crate) fn picture(root: &Path) -> Picture {
+    let mut picture = Picture::new();
+    let fd = rustix::fs::open(root, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap();
+    add_directory(&mut picture, fd, Vec::new());
+    picture
+}
+
+fn add_directory(picture: &mut Picture, fd: OwnedFd, path: Vec<u8>) {
+    picture.insert(path.clone(), node(&fd, c"".to_bytes(), Content::Directory));
+    for entry in Dir::read_from(&fd).unwrap() {
+        let entry = entry.unwrap();
+        let name = entry.file_name().to_bytes();
+        if !matches!(name, b"." | b"..") {
+            let below = if path.is_empty() { name.to_vec() } else { [&path, name].join(&b'/') };
+            add_entry(picture, &fd, name, below);
+        }
+    }
+}
+
+fn add_entry(picture: &mut Picture, parent: &OwnedFd, name: &[u8], path: Vec<u8>) {
+    let os_name = OsStr::from_bytes(name);
+    let stat = rustix::fs::statat(parent, os_name, AtFlags::SYMLINK_NOFOLLOW).unwrap();
+    let open = |flags| rustix::fs::openat(parent, os_name, flags, Mode::empty()).unwrap();
+    let content = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Directory => {
+            return add_directory(picture, open(OFlags::RDONLY | OFlags::DIRECTORY), path);
+        }
+        FileType::RegularFile => {
+            let mut bytes = Vec::new();
+            File::from(open(OFlags::RDONLY)).read_to_end(&mut bytes).unwrap();
+            Content::File(bytes)
+        }
+        FileType::Symlink => {
+            Content::Symlink(rustix::fs::readlinkat(parent, os_name, Vec::new()).unwrap().into_bytes())
+        }
+        _ => Content::Special,
+    };
+    picture.insert(path, node(parent, name, content));
+}
+
+fn node(parent: &impl AsFd, name: &[u8], content: Content) -> Node {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH;
+    let stat = rustix::fs::statat(parent, OsStr::from_bytes(name), flags).unwrap();
+    Node { mode: stat.st_mode & 0o7777, mtime: (stat.st_mtime, stat.st_mtime_nsec), content }
+}
+
+/// The names at the top of a directory.
+pub(crate) fn names(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).unwrap();
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// Expects that `target` is what `source` is, root and all.
+#[track_caller]
+pub(crate) fn assert_same(source: &Path, target: &Path) {
+    assert_pictures(&picture(source), &picture(target));
+}
+
+#[track_caller]
+pub(crate) fn assert_pictures(expected: &Picture, found: &Picture) {
+    let paths = expected.keys().chain(found.keys());
+    let different: BTreeMap<_, _> = paths
+        .filter(|path| expected.get(*path) != found.get(*path))
+        .map(|path| (String::from_utf8_lossy(path), (expected.get(path), found.get(path))))
+        .collect();
+    assert!(different.is_empty(), "expected and found differ in:\n{different:#?}");
+}
+
+/// Expects that every file of `target` is a whole one of `source`, and that nothing else stands there.
+#[track_caller]
+pub(crate) fn assert_part_of(source: &Path, target: &Path) {
+    let whole = picture(source);
+    for (path, node) in picture(target) {
+        let shown = String::from_utf8_lossy(&path);
+        let there = whole.get(&path).unwrap_or_else(|| panic!("'{shown}' is not in the source"));
+        assert!(node.content == there.content, "'{shown}' is {node:?} and not {there:?}");
+    }
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (seconds, nanos) = self.mtime;
+        write!(f, "{:04o} {seconds}.{nanos:09} {:?}", self.mode, self.content)
+    }
+}
+
+impl fmt::Debug for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(bytes) => {
+                let wrong = (0..).zip(bytes).find(|(i, byte)| u64::from(**byte) != i % 251_u64);
+                write!(f, "file of {} bytes, not painted at {:?}", bytes.len(), wrong.map(|(i, _)| i))
+            }
+            Self::Directory => f.write_str("directory"),
+            Self::Symlink(target) => write!(f, "link to '{}'", String::from_utf8_lossy(target)),
+            Self::Special => f.write_str("special file"),
+        }
+    }
+}

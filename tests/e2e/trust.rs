@@ -1,0 +1,244 @@
+//! Who may connect to whom, and where a key may write.
+
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use zmove_transport::{Access, Identity};
+
+use crate::harness::{Daemon, Outcome, Runner, Site, skip};
+use crate::tree::{assert_pictures, assert_same, names, paint, picture};
+
+/// A site with a daemon that has never heard of the client, nor the client of it.
+fn strangers() -> (Site, Daemon) {
+    let site = Site::local();
+    paint(site.source().join("f"), 10);
+    let daemon = Daemon::start(&site.path("server"), "127.0.0.1:0", &Runner::default());
+    (site, daemon)
+}
+
+fn push(site: &Site, options: &[&str], target: &str) -> Outcome {
+    site.zmove(&[&["push"], options, &["source/", target]].concat()).outcome()
+}
+
+fn own_key(site: &Site) -> String {
+    site.zmove(&["key", "show"]).outcome().done().stdout.trim_end().to_owned()
+}
+
+fn allow(site: &Site, arguments: &[&str]) -> Outcome {
+    let mut zmove = site.zmove(&["allow"]);
+    zmove.0.args(arguments).env("ZMOVE_HOME", site.path("server"));
+    zmove.outcome()
+}
+
+#[test]
+fn the_key_is_one_line_and_stays() {
+    let site = Site::local();
+    let shown = site.zmove(&["key", "show"]).outcome().done().stdout;
+    assert_eq!(shown.lines().count(), 1);
+    assert!(shown.starts_with("SHA256:") && shown.ends_with('\n'), "{shown}");
+    assert_eq!(site.zmove(&["key", "show"]).outcome().done().stdout, shown);
+    let mode = std::os::unix::fs::MetadataExt::mode(&site.path("client/key.pem").metadata().unwrap());
+    assert_eq!(mode & 0o077, 0);
+}
+
+/// The way in, exactly as the messages say it.
+#[test]
+fn an_unknown_key_is_told_what_to_run() {
+    let (site, daemon) = strangers();
+    let target = format!("{}:x", daemon.address);
+    let outcome = push(&site, &["--accept-new"], &target).expect(5);
+    let key = own_key(&site);
+    let advice = format!("zmove allow {key} --name NAME --root DIR --write");
+    let outcome = outcome.says(&["zmove: receiver: this key is not known here", &advice]);
+    outcome.says(&["zmove: pinned the key of", &daemon.fingerprint.to_string()]).lines(2);
+    daemon.wait_for_log(&format!("unknown key {key}"));
+    let root = site.target();
+    let said = allow(&site, &[&key, "--name", "alice", "--root", root.to_str().unwrap(), "--write"]);
+    assert!(said.done().stdout.contains("alice"));
+    // it counts at once, and the host is known by now
+    push(&site, &["--json"], &target).done();
+    assert_same(&site.source(), &site.target().join("x"));
+    daemon.wait_for_log("received from alice");
+}
+
+#[test]
+fn an_unknown_host_is_not_trusted_without_a_word() {
+    let (site, daemon) = strangers();
+    site.authorize(Access::ReadWrite);
+    for _ in 0..2 {
+        let outcome = push(&site, &[], &format!("{}:x", daemon.address)).expect(5);
+        outcome.says(&["zmove: ", "is not known", &daemon.fingerprint.to_string(), "--accept-new"]).lines(1);
+    }
+    assert!(names(&site.target()).is_empty());
+}
+
+#[test]
+fn a_changed_host_key_is_refused_even_with_accept_new() {
+    let (site, daemon) = strangers();
+    site.authorize(Access::ReadWrite);
+    let other = Identity::load_or_create(&site.path("other")).unwrap().fingerprint();
+    site.pin(&daemon.address, other);
+    for options in [&[][..], &["--accept-new"]] {
+        let outcome = push(&site, options, &format!("{}:x", daemon.address)).expect(5);
+        let keys = [daemon.fingerprint.to_string(), other.to_string()];
+        outcome.says(&["zmove: trust", &keys[0], &keys[1], "known_hosts"]).lines(1);
+    }
+    assert!(names(&site.target()).is_empty());
+}
+
+#[test]
+fn a_key_that_may_only_read() {
+    let (site, daemon) = strangers();
+    site.authorize(Access::ReadOnly);
+    site.pin(&daemon.address, daemon.fingerprint);
+    let outcome = push(&site, &[], &format!("{}:x", daemon.address)).expect(3);
+    outcome.says(&["zmove: receiver: this key may not write"]).lines(1);
+    assert!(names(&site.target()).is_empty());
+}
+
+#[test]
+fn targets_outside_the_roots() {
+    let site = Site::daemon();
+    paint(site.source().join("f"), 10);
+    let (root, beside) = (site.target(), site.path("targets"));
+    std::fs::create_dir(&beside).unwrap();
+    for target in ["/", "/etc", site.path("").to_str().unwrap(), beside.to_str().unwrap()] {
+        let outcome = site.push(&[], site.contents(), target).expect(3);
+        outcome.says(&["zmove: receiver: ", "lies in none of the roots", root.to_str().unwrap()]).lines(1);
+    }
+    let dotted = root.join("../targets");
+    for target in ["..", "../targets", "a/../../targets", "a/../b", dotted.to_str().unwrap()] {
+        let outcome = site.push(&[], site.contents(), target).expect(3);
+        outcome.says(&["zmove: receiver: target"]).lines(1);
+    }
+    assert!(names(&root).is_empty() && names(&beside).is_empty());
+}
+
+#[test]
+fn a_link_that_leads_out_of_the_root_is_not_followed() {
+    let site = Site::daemon();
+    paint(site.source().join("f"), 10);
+    let outside = site.path("outside");
+    std::fs::create_dir(&outside).unwrap();
+    symlink(&outside, site.target().join("absolute")).unwrap();
+    symlink("../outside", site.target().join("relative")).unwrap();
+    let before = picture(&site.target());
+    for target in ["absolute", "relative", "absolute/", "relative/deeper", "absolute/./x"] {
+        let outcome = site.push(&[], site.contents(), target).expect(3);
+        outcome.says(&["zmove: receiver: target", "symbolic link", "not followed"]).lines(1);
+    }
+    assert!(names(&outside).is_empty());
+    assert_pictures(&before, &picture(&site.target()));
+}
+
+/// One root after another, with names that need care in a list of words.
+#[test]
+fn several_roots() {
+    let (site, daemon) = strangers();
+    let key = own_key(&site);
+    let roots = ["first root", "second%20"].map(|name| site.path(name));
+    roots.iter().for_each(|root| std::fs::create_dir(root).unwrap());
+    let [first, second] = roots.each_ref().map(|root| root.to_str().unwrap());
+    allow(&site, &[&key, "--name", "bob b.", "--root", first, "--root", second, "--write"]).done();
+    site.pin(&daemon.address, daemon.fingerprint);
+    let expect_at = |target: &str, at: &Path| {
+        push(&site, &[], &format!("{}:{target}", daemon.address)).done();
+        assert_same(&site.source(), at);
+    };
+    expect_at("in/x", &roots[0].join("in/x"));
+    expect_at(&format!("{second}/y"), &roots[1].join("y"));
+    expect_at(&format!("{first}//z/."), &roots[0].join("z"));
+    expect_at(second, &roots[1]);
+    assert!(names(&site.target()).is_empty());
+}
+
+#[test]
+fn roots_that_make_no_sense() {
+    let (site, _daemon) = strangers();
+    let key = own_key(&site);
+    paint(site.path("file"), 1);
+    allow(&site, &[&key, "--name", "x", "--root", "nowhere", "--write"])
+        .expect(11)
+        .says(&["zmove: receiver: open root", "nowhere", "No such file or directory"])
+        .lines(1);
+    allow(&site, &[&key, "--name", "x", "--root", "file", "--write"])
+        .expect(1)
+        .says(&["zmove: root", "file", "is not a directory"])
+        .lines(1);
+    allow(&site, &["SHA256:short", "--name", "x", "--root", "source"]).expect(1);
+    assert!(!site.path("server/authorized_keys").exists());
+}
+
+#[test]
+fn a_root_that_is_gone() {
+    let site = Site::daemon();
+    paint(site.source().join("f"), 10);
+    std::fs::remove_dir(site.target()).unwrap();
+    let outcome = site.push(&[], site.contents(), "x").expect(3);
+    let root = site.target();
+    outcome.says(&["zmove: receiver: open root", root.to_str().unwrap(), "No such file or directory"]).lines(1);
+    assert!(!site.target().exists());
+}
+
+#[test]
+fn an_unreadable_list_of_keys_lets_nobody_in() {
+    let site = Site::daemon();
+    paint(site.source().join("f"), 10);
+    let list = site.path("server/authorized_keys");
+    let text = std::fs::read_to_string(&list).unwrap();
+    std::fs::write(&list, format!("{text}what is this\n")).unwrap();
+    let outcome = site.push(&[], site.contents(), "x").expect(10);
+    outcome.says(&["zmove: receiver: ", "authorized_keys"]).lines(1);
+    site.the_daemon().wait_for_log("authorized_keys");
+    std::fs::write(&list, text).unwrap();
+    site.push_contents();
+}
+
+#[test]
+fn targets_in_all_forms() {
+    let (site, daemon) = strangers();
+    site.authorize(Access::ReadWrite);
+    site.pin(&daemon.address, daemon.fingerprint);
+    let (port, root) = (daemon.address.port(), site.target());
+    let root = root.to_str().unwrap();
+    push(&site, &[], &format!("zmove://127.0.0.1:{port}{root}/url")).done();
+    push(&site, &[], &format!("127.0.0.1:{port}:{root}/absolute")).done();
+    push(&site, &[], &format!("127.0.0.1:{port}:relative")).done();
+    push(&site, &["--accept-new"], &format!("localhost:{port}:name")).expect(0);
+    for name in ["url", "absolute", "relative", "name"] {
+        assert_same(&site.source(), &site.target().join(name));
+    }
+}
+
+#[test]
+fn ipv6_in_brackets() {
+    if std::net::TcpListener::bind("[::1]:0").is_err() {
+        return skip("this host has no IPv6");
+    }
+    let site = Site::local();
+    paint(site.source().join("f"), 10);
+    site.authorize(Access::ReadWrite);
+    let daemon = Daemon::start(&site.path("server"), "[::1]:0", &Runner::default());
+    let (port, root) = (daemon.address.port(), site.target());
+    push(&site, &["--accept-new"], &format!("[::1]:{port}:x")).expect(0);
+    push(&site, &[], &format!("zmove://[::1]:{port}{}/y", root.display())).done();
+    assert_same(&site.source(), &root.join("x"));
+    assert_same(&site.source(), &root.join("y"));
+}
+
+/// One socket for both families: `[::]` takes IPv4 clients as well.
+#[test]
+fn the_wildcard_takes_both_families() {
+    if std::net::TcpListener::bind("[::1]:0").is_err() {
+        return skip("this host has no IPv6");
+    }
+    let site = Site::local();
+    paint(site.source().join("f"), 10);
+    site.authorize(Access::ReadWrite);
+    let daemon = Daemon::start(&site.path("server"), "[::]:0", &Runner::default());
+    for (host, name) in [("127.0.0.1", "four"), ("[::1]", "six")] {
+        let target = format!("{host}:{}:{name}", daemon.address.port());
+        push(&site, &["--accept-new"], &target).expect(0);
+        assert_same(&site.source(), &site.target().join(name));
+    }
+}

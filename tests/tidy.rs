@@ -1,0 +1,270 @@
+//! House rules that no compiler checks: what lies where, which crate may use which, how long files get.
+//!
+//! Each test collects all violations and reports them together. `docs/STYLE.md` has the reasons.
+
+#![expect(clippy::unwrap_used, reason = "in a test, helpers included, a panic is the report")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{read_dir, read_to_string};
+use std::path::{Path, PathBuf};
+
+/// What may lie at the top, beside files that begin with a dot and licences.
+const TOP_NAMES: [&str; 7] = ["Cargo.toml", "Cargo.lock", "crates", "benches", "tests", "docs", "README.md"];
+
+/// Which crate of the workspace may use which others.
+const ARROWS: [(&str, &[&str]); 11] = [
+    ("cli", &["receiver", "scan", "sender", "transport", "types", "wire"]),
+    ("sender", &["chunk", "disk", "scan", "transport", "types", "wire"]),
+    ("receiver", &["chunk", "disk", "transport", "types", "wire"]),
+    ("transport", &["types", "wire"]),
+    ("wire", &["types"]),
+    ("disk", &["types", "uring"]),
+    ("scan", &["types"]),
+    ("chunk", &["types"]),
+    ("types", &[]),
+    ("uring", &["types"]),
+    ("lab", &["types"]),
+];
+
+/// Outside crates that only some may use.
+const RESERVED: [(&str, &[&str]); 7] = [
+    ("tokio", &["cli", "receiver", "sender", "transport"]),
+    ("rustls", &["cli", "transport"]),
+    ("clap", &["cli", "lab"]),
+    ("indicatif", &["cli", "lab"]),
+    ("anyhow", &["cli", "lab"]),
+    ("blake3", &["chunk", "lab", "receiver", "sender"]),
+    ("rayon", &["chunk", "scan"]),
+];
+
+/// Where the word may stand.
+const UNSAFE_CRATES: [&str; 2] = ["lab", "uring"];
+
+const LINES_MAX: usize = 800;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn entries(directory: &Path) -> Vec<PathBuf> {
+    let mut paths: Vec<_> = read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    paths
+}
+
+fn name(path: &Path) -> &str {
+    path.file_name().unwrap().to_str().unwrap()
+}
+
+fn crates() -> Vec<PathBuf> {
+    entries(&root().join("crates"))
+}
+
+/// All Rust files below a directory, without what is built or vendored there.
+fn rust_files(directory: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for path in entries(directory) {
+        if path.is_dir() && !matches!(name(&path), "target" | "corpus" | "artifacts") {
+            files.extend(rust_files(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+    files
+}
+
+fn all_rust_files() -> Vec<PathBuf> {
+    ["crates", "tests", "benches"].into_iter().flat_map(|part| rust_files(&root().join(part))).collect()
+}
+
+fn shown(path: &Path) -> String {
+    path.strip_prefix(root()).unwrap_or(path).display().to_string()
+}
+
+#[track_caller]
+fn assert_none(violations: &[String]) {
+    assert!(violations.is_empty(), "{} violations:\n  {}", violations.len(), violations.join("\n  "));
+}
+
+/// The dependencies of a crate, those of its tests and build too, by section.
+fn dependencies(manifest: &Path) -> BTreeMap<String, BTreeSet<String>> {
+    let mut sections: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let mut section = String::new();
+    for line in read_to_string(manifest).unwrap().lines().map(str::trim) {
+        if let Some(header) = line.strip_prefix('[') {
+            section = header.trim_end_matches(']').to_owned();
+            // [dependencies.tokio] and [target.'cfg(…)'.dependencies] are sections too
+            if let Some((table, dependency)) = section.clone().rsplit_once("dependencies.") {
+                section = format!("{table}dependencies");
+                sections.entry(section.clone()).or_default().insert(dependency.to_owned());
+                section.clear();
+            }
+        } else if section.ends_with("dependencies") && !line.starts_with('#') && line.contains('=') {
+            let dependency = line.split(['.', '=', ' ']).next().unwrap().trim_matches('"');
+            sections.entry(section.clone()).or_default().insert(dependency.to_owned());
+        }
+    }
+    sections
+}
+
+#[test]
+fn the_top_holds_what_it_should() {
+    let fits = |name: &str| {
+        TOP_NAMES.contains(&name) || name.starts_with('.') || name.starts_with("LICENSE") || name == "target"
+    };
+    let present: Vec<_> = entries(root()).iter().map(|path| name(path).to_owned()).collect();
+    let mut violations: Vec<_> =
+        present.iter().filter(|name| !fits(name)).map(|name| format!("'{name}' does not belong")).collect();
+    let missing = TOP_NAMES.iter().filter(|name| !present.iter().any(|present| present == *name));
+    violations.extend(missing.map(|name| format!("'{name}' is missing")));
+    if !present.iter().any(|name| name.starts_with("LICENSE")) {
+        violations.push("no LICENSE* is there".to_owned());
+    }
+    assert_none(&violations);
+}
+
+#[test]
+fn crates_use_only_what_they_may() {
+    let arrows = BTreeMap::from(ARROWS);
+    let mut violations = Vec::new();
+    for directory in crates() {
+        let crate_name = name(&directory);
+        let Some(allowed) = arrows.get(crate_name) else {
+            violations.push(format!("{crate_name} has no entry in the table of arrows"));
+            continue;
+        };
+        for (section, used) in dependencies(&directory.join("Cargo.toml")) {
+            let own = used.iter().filter_map(|dependency| dependency.strip_prefix("zmove-"));
+            for used in own.filter(|used| !allowed.contains(used)) {
+                violations.push(format!("{crate_name} → {used} in [{section}]"));
+            }
+        }
+        if crate_name == "types" && dependencies(&directory.join("Cargo.toml")).contains_key("dependencies") {
+            violations.push("types has a dependency".to_owned());
+        }
+    }
+    assert_none(&violations);
+}
+
+#[test]
+fn outside_crates_stay_where_they_belong() {
+    let mut violations = Vec::new();
+    for directory in crates() {
+        let crate_name = name(&directory);
+        for (section, used) in dependencies(&directory.join("Cargo.toml")) {
+            // a test may look at a program from any side
+            if section == "dev-dependencies" {
+                continue;
+            }
+            let misplaced = RESERVED.iter().filter(|(_, users)| !users.contains(&crate_name));
+            let misplaced = misplaced.filter(|(reserved, _)| used.contains(*reserved));
+            violations.extend(misplaced.map(|(reserved, _)| format!("{crate_name} → {reserved} in [{section}]")));
+        }
+    }
+    assert_none(&violations);
+}
+
+#[test]
+fn files_are_short() {
+    let mut violations = Vec::new();
+    for path in all_rust_files() {
+        let text = read_to_string(&path).unwrap();
+        let lines = text.lines().take_while(|line| line.trim() != "#[cfg(test)]").count();
+        if lines > LINES_MAX {
+            violations.push(format!("{} has {lines} lines without its tests", shown(&path)));
+        }
+    }
+    assert_none(&violations);
+}
+
+#[test]
+fn files_say_what_they_are() {
+    let silent = |path: &PathBuf| !read_to_string(path).unwrap().starts_with("//!");
+    let violations: Vec<_> = all_rust_files().iter().filter(|path| silent(path)).map(|path| shown(path)).collect();
+    assert_none(&violations);
+}
+
+#[test]
+fn no_file_is_called_mod() {
+    let violations: Vec<_> =
+        all_rust_files().iter().filter(|path| name(path) == "mod.rs").map(|path| shown(path)).collect();
+    assert_none(&violations);
+}
+
+/// Starting from each crate's roots, every file is named by a `mod` of its parent.
+#[test]
+fn no_file_is_dead() {
+    let mut violations = Vec::new();
+    for directory in crates() {
+        let sources = directory.join("src");
+        let mut reached = BTreeSet::new();
+        for root in ["lib.rs", "main.rs"].map(|name| sources.join(name)) {
+            if root.exists() {
+                reach(&root, &sources, &mut reached);
+            }
+        }
+        let bins = sources.join("bin");
+        let dead = rust_files(&sources).into_iter().filter(|path| !reached.contains(path) && !path.starts_with(&bins));
+        violations.extend(dead.map(|path| shown(&path)));
+    }
+    assert_none(&violations);
+}
+
+/// Adds a file and all that its `mod` lines name; its children lie in `children`.
+fn reach(file: &Path, children: &Path, reached: &mut BTreeSet<PathBuf>) {
+    reached.insert(file.to_owned());
+    for line in read_to_string(file).unwrap().lines().map(str::trim) {
+        let Some(child) = module_named(line) else { continue };
+        let path = children.join(format!("{child}.rs"));
+        if path.exists() {
+            reach(&path, &children.join(child), reached);
+        }
+    }
+}
+
+/// The name in `mod name;`, whatever its visibility.
+fn module_named(line: &str) -> Option<&str> {
+    let declaration = line.strip_suffix(';')?;
+    let (visibility, name) = declaration.rsplit_once("mod ")?;
+    let visible = visibility.is_empty() || visibility.starts_with("pub");
+    (visible && !name.contains(|c: char| !c.is_alphanumeric() && c != '_')).then_some(name)
+}
+
+#[test]
+fn every_expectation_has_its_reason() {
+    let mut violations = Vec::new();
+    let openings = ["#", "#!"].map(|hash| format!("{hash}[expect("));
+    for path in all_rust_files() {
+        let text = read_to_string(&path).unwrap();
+        for (at, _) in text.match_indices("[expect(") {
+            let line_start = text[..at].rfind('\n').map_or(0, |newline| newline + 1);
+            let line = text[line_start..].trim_start();
+            if !openings.iter().any(|opening| line.starts_with(opening)) {
+                continue;
+            }
+            let attribute = &text[at..at + text[at..].find(")]").unwrap_or(0)];
+            if !attribute.contains("reason = \"") {
+                violations.push(format!("{}:{}", shown(&path), 1 + text[..at].matches('\n').count()));
+            }
+        }
+    }
+    assert_none(&violations);
+}
+
+#[test]
+fn unsafe_code_is_in_its_crates_alone() {
+    let mut violations = Vec::new();
+    let exempt: Vec<_> = UNSAFE_CRATES.map(|name| root().join("crates").join(name)).into();
+    let own = root().join("tests/tidy.rs");
+    for path in all_rust_files() {
+        if path == own || exempt.iter().any(|directory| path.starts_with(directory)) {
+            continue;
+        }
+        let text = read_to_string(&path).unwrap();
+        let words = |line: &str| line.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "unsafe");
+        let code = text.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//"));
+        let found = code.filter(|(_, line)| words(line));
+        violations.extend(found.map(|(number, _)| format!("{}:{}", shown(&path), number + 1)));
+    }
+    assert_none(&violations);
+}
