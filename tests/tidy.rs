@@ -158,7 +158,8 @@ fn outside_crates_stay_where_they_belong() {
             }
             let misplaced = RESERVED.iter().filter(|(_, users)| !users.contains(&crate_name));
             let misplaced = misplaced.filter(|(reserved, _)| used.contains(*reserved));
-            violations.extend(misplaced.map(|(reserved, _)| format!("{crate_name} → {reserved} in [{section}]")));
+            violations
+                .extend(misplaced.map(|(reserved, _)| format!("{crate_name} → {reserved} in [{section}]")));
         }
     }
     assert_none(&violations);
@@ -180,7 +181,8 @@ fn files_are_short() {
 #[test]
 fn files_say_what_they_are() {
     let silent = |path: &PathBuf| !read_to_string(path).unwrap().starts_with("//!");
-    let violations: Vec<_> = all_rust_files().iter().filter(|path| silent(path)).map(|path| shown(path)).collect();
+    let violations: Vec<_> =
+        all_rust_files().iter().filter(|path| silent(path)).map(|path| shown(path)).collect();
     assert_none(&violations);
 }
 
@@ -204,7 +206,9 @@ fn no_file_is_dead() {
             }
         }
         let bins = sources.join("bin");
-        let dead = rust_files(&sources).into_iter().filter(|path| !reached.contains(path) && !path.starts_with(&bins));
+        let dead = rust_files(&sources)
+            .into_iter()
+            .filter(|path| !reached.contains(path) && !path.starts_with(&bins));
         violations.extend(dead.map(|path| shown(&path)));
     }
     assert_none(&violations);
@@ -261,7 +265,8 @@ fn unsafe_code_is_in_its_crates_alone() {
             continue;
         }
         let text = read_to_string(&path).unwrap();
-        let words = |line: &str| line.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "unsafe");
+        let words =
+            |line: &str| line.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "unsafe");
         let code = text.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//"));
         let found = code.filter(|(_, line)| words(line));
         violations.extend(found.map(|(number, _)| format!("{}:{}", shown(&path), number + 1)));

@@ -2,7 +2,8 @@
 
 use std::ffi::OsStr;
 
-use crate::harness::{NOBODY, Site, both_ways};
+use crate::command::NOBODY;
+use crate::harness::{Site, both_ways};
 use crate::namespace::Namespace;
 use crate::tree::{assert_part_of, assert_same, names, paint, painted, picture, set_mode};
 
@@ -33,10 +34,13 @@ fn a_target_that_is_a_file(site: &Site) {
 fn a_file_on_the_way_to_the_target(site: &Site) {
     paint(site.source().join("a"), 10);
     paint(site.target().join("f"), 7);
-    let outcome = site.push(&[], site.contents(), "f/below").expect(3);
-    outcome.says(&["zmove: receiver:", "f", "ot a directory"]).lines(1);
-    let outcome = site.push(&[], site.source().join("a"), "f/below/a").expect(3);
-    outcome.says(&["zmove: receiver:", "f", "ot a directory"]).lines(1);
+    let exists = if site.is_remote() { "is not a directory" } else { "make directory" };
+    for (outcome, cause) in [
+        (site.push(&[], site.contents(), "f/below"), exists),
+        (site.push(&[], site.source().join("a"), "f/below/a"), "is not a directory"),
+    ] {
+        outcome.expect(3).says(&["zmove: receiver: ", "f", cause]).lines(1);
+    }
     assert_eq!(std::fs::read(site.target().join("f")).unwrap(), painted(7, 0));
 }
 

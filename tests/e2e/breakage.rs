@@ -4,10 +4,13 @@
 use std::path::Path;
 use std::process::Child;
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::inotify;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::harness::{Daemon, Outcome, Runner, Site, finish};
+use crate::command::{Outcome, Runner, finish};
+use crate::daemon::Daemon;
+use crate::harness::{PATIENCE, Site};
 use crate::proxy::Proxy;
 use crate::tree::{assert_part_of, assert_same, paint, picture};
 
@@ -104,22 +107,25 @@ fn a_path_that_breaks() {
     assert_same(&site.source(), &site.target());
 }
 
+/// Several times, for both roles have to hear of it, and one may be waiting for the other.
 #[test]
 fn a_local_push_that_is_interrupted() {
-    let site = Site::local();
-    paint(site.source().join("small"), 1_000);
-    // a hole that takes longer to move than anybody waits
-    std::fs::File::create(site.source().join("endless")).unwrap().set_len(1 << 40).unwrap();
-    let appeared = Appearance::of("small", &site.target());
-    let mut zmove = site.zmove(&["push", "--json", "source/"]);
-    zmove.0.arg(site.target());
-    let client = zmove.start();
-    appeared.wait();
-    interrupt(client).expect(20).says(&["zmove: interrupted"]).lines(1);
-    assert_eq!(crate::tree::names(&site.target()), ["small"]);
-    std::fs::remove_file(site.source().join("endless")).unwrap();
-    site.push_contents();
-    assert_same(&site.source(), &site.target());
+    for _ in 0..8 {
+        let site = Site::local();
+        paint(site.source().join("small"), 1_000);
+        // a hole that takes longer to move than anybody waits
+        std::fs::File::create(site.source().join("endless")).unwrap().set_len(1 << 40).unwrap();
+        let appeared = Appearance::of("small", &site.target());
+        let mut zmove = site.zmove(&["push", "--json", "source/"]);
+        zmove.0.arg(site.target());
+        let client = zmove.start();
+        appeared.wait();
+        interrupt(client).expect(20).says(&["zmove: interrupted"]).lines(1);
+        assert_eq!(crate::tree::names(&site.target()), ["small"]);
+        std::fs::remove_file(site.source().join("endless")).unwrap();
+        site.push_contents();
+        assert_same(&site.source(), &site.target());
+    }
 }
 
 #[test]
@@ -156,6 +162,16 @@ impl Appearance {
         let mut room = [std::mem::MaybeUninit::uninit(); 4096];
         let mut events = inotify::Reader::new(&self.watch, &mut room);
         loop {
+            if events.is_buffer_empty() {
+                let mut poll_fds = [PollFd::new(&self.watch, PollFlags::IN)];
+                let patience = PATIENCE.try_into().unwrap();
+                assert_eq!(
+                    poll(&mut poll_fds, Some(&patience)).unwrap(),
+                    1,
+                    "'{}' did not appear",
+                    self.name
+                );
+            }
             let event = events.next().unwrap();
             if event.file_name().is_some_and(|name| name.to_bytes() == self.name.as_bytes()) {
                 return;

@@ -225,7 +225,9 @@ fn a_small_file_that_is_rewritten_all_the_time() {
             let summary = pushed.summary();
             assert_eq!(summary.files + summary.skipped + summary.failed, 1);
             caught |= pushed.failed().iter().any(|line| line.contains("changed while it was being copied"));
-            if let Some(Content::File(bytes)) = picture(&site.target()).get(&b"f"[..]).map(|node| &node.content) {
+            if let Some(Content::File(bytes)) =
+                picture(&site.target()).get(&b"f"[..]).map(|node| &node.content)
+            {
                 assert!(whole.starts_with(bytes), "the target holds what the source never held");
             }
             if caught {

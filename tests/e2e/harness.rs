@@ -3,26 +3,21 @@
 //! **Invariant:** nothing outlives its [`Site`]: daemons are killed by their process id, directories are removed.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 use zmove_transport::{Access, AuthorizedKeys, Fingerprint, Grant, Identity, KnownHosts};
 
+use crate::command::{NOBODY, Outcome, Runner, User, ZMOVE, Zmove};
+use crate::daemon::Daemon;
 use crate::namespace::Namespace;
 
-/// The program under test.
-pub(crate) const ZMOVE: &str = env!("CARGO_BIN_EXE_zmove");
-/// Whom tests become that must not be root.
-pub(crate) const NOBODY: u32 = 65_534;
 /// How long an event may take before it counts as not coming.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Runs each case of a theme locally and against a daemon.
 macro_rules! both_ways {
@@ -42,28 +37,6 @@ pub(crate) struct Site {
     directory: TempDir,
     runner: Runner,
     daemon: Option<Daemon>,
-}
-
-/// As whom, and where, programs run.
-#[derive(Clone, Default)]
-pub(crate) struct Runner {
-    user: User,
-    namespace: Option<Arc<Namespace>>,
-    program: Option<PathBuf>,
-}
-
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum User {
-    #[default]
-    Own,
-    Nobody,
-}
-
-/// What a command did.
-pub(crate) struct Outcome {
-    pub(crate) code: Option<i32>,
-    pub(crate) stdout: String,
-    pub(crate) stderr: String,
 }
 
 impl Site {
@@ -116,6 +89,7 @@ impl Site {
     /// Starts a daemon; the client gets to know it and may write into the target.
     pub(crate) fn start_daemon(&mut self) {
         self.authorize(Access::ReadWrite);
+        self.give_away();
         let daemon = Daemon::start(&self.path("server"), "127.0.0.1:0", &self.runner);
         self.pin(&daemon.address, daemon.fingerprint);
         self.daemon = Some(daemon);
@@ -126,7 +100,8 @@ impl Site {
     pub(crate) fn authorize(&self, access: Access) {
         let identity = Identity::load_or_create(&self.path("client")).unwrap();
         let (fingerprint, name) = (identity.fingerprint(), "tester".to_owned());
-        let grant = Grant { fingerprint, name, roots: vec![self.path("target").canonicalize().unwrap()], access };
+        let grant =
+            Grant { fingerprint, name, roots: vec![self.path("target").canonicalize().unwrap()], access };
         AuthorizedKeys::allow(&self.path("server"), grant).unwrap();
     }
 
@@ -205,164 +180,6 @@ impl Site {
         let mut zmove = self.runner.zmove(&self.path("client"));
         zmove.0.current_dir(self.directory.path()).args(args);
         zmove
-    }
-}
-
-/// A command that is about to run.
-pub(crate) struct Zmove(pub(crate) Command);
-
-impl Zmove {
-    pub(crate) fn outcome(mut self) -> Outcome {
-        let output = self.0.stdin(Stdio::null()).output().unwrap();
-        Outcome {
-            code: output.status.code(),
-            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
-        }
-    }
-
-    /// Starts it; its output is read at the end.
-    pub(crate) fn start(mut self) -> Child {
-        let piped = self.0.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        piped.spawn().unwrap()
-    }
-}
-
-/// Waits for a started command.
-pub(crate) fn finish(child: Child) -> Outcome {
-    let output = child.wait_with_output().unwrap();
-    Outcome {
-        code: output.status.code(),
-        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
-    }
-}
-
-impl Runner {
-    fn zmove(&self, home: &Path) -> Zmove {
-        let program = self.program.as_deref().unwrap_or(Path::new(ZMOVE));
-        let mut words: Vec<OsString> = Vec::new();
-        if let Some(namespace) = &self.namespace {
-            words.extend(namespace.enter());
-        }
-        if self.user == User::Nobody {
-            let ids = [format!("--reuid={NOBODY}"), format!("--regid={NOBODY}"), "--clear-groups".to_owned()];
-            words.push("setpriv".into());
-            words.extend(ids.map(OsString::from));
-        }
-        words.push(program.into());
-        let mut command = Command::new(&words[0]);
-        command.args(&words[1..]).env("ZMOVE_HOME", home);
-        Zmove(command)
-    }
-}
-
-impl Outcome {
-    /// Expects exit code 0 and silence on stderr.
-    #[track_caller]
-    pub(crate) fn done(self) -> Self {
-        let outcome = self.expect(0);
-        assert_eq!(outcome.stderr, "");
-        outcome
-    }
-
-    #[track_caller]
-    pub(crate) fn expect(self, code: i32) -> Self {
-        let Self { stdout, stderr, .. } = &self;
-        assert_eq!(self.code, Some(code), "\nstdout: {stdout}\nstderr: {stderr}");
-        self
-    }
-
-    /// Expects exactly one line on stderr that says all of `parts`.
-    #[track_caller]
-    pub(crate) fn says(self, parts: &[&str]) -> Self {
-        let lines = self.stderr.lines().filter(|line| parts.iter().all(|part| line.contains(part)));
-        assert_eq!(lines.count(), 1, "one line with {parts:?} in:\n{}", self.stderr);
-        self
-    }
-
-    /// Expects that stderr has no other line than the expected ones.
-    #[track_caller]
-    pub(crate) fn lines(self, count: usize) -> Self {
-        assert_eq!(self.stderr.lines().count(), count, "{}", self.stderr);
-        self
-    }
-
-    /// The last line of `--json`.
-    #[track_caller]
-    pub(crate) fn summary(&self) -> Value {
-        let last = self.stdout.lines().last().expect("a summary");
-        let summary: Value = serde_json::from_str(last).expect("JSON");
-        assert_eq!(summary["event"], "summary");
-        summary
-    }
-}
-
-/// A running `zmove serve`.
-pub(crate) struct Daemon {
-    child: Child,
-    pub(crate) address: SocketAddr,
-    pub(crate) fingerprint: Fingerprint,
-    log: Arc<Log>,
-}
-
-#[derive(Default)]
-struct Log {
-    lines: Mutex<Vec<String>>,
-    grown: Condvar,
-}
-
-impl Daemon {
-    /// Starts one and waits for the line that says it is ready.
-    pub(crate) fn start(home: &Path, listen: &str, runner: &Runner) -> Self {
-        let mut command = runner.zmove(home).0;
-        command.args(["serve", "--listen", listen]);
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut ready = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
-        let said = ready.trim_end().strip_prefix("zmove serve: listening on ");
-        let (address, key) = said.and_then(|said| said.split_once(", key ")).expect("the ready line");
-        let (address, fingerprint) = (address.parse().unwrap(), key.parse().unwrap());
-        let log = Arc::new(Log::default());
-        let (stderr, log_in) = (BufReader::new(child.stderr.take().unwrap()), Arc::clone(&log));
-        std::thread::spawn(move || {
-            for line in stderr.lines().map_while(Result::ok) {
-                log_in.lines.lock().unwrap().push(line);
-                log_in.grown.notify_all();
-            }
-        });
-        Self { child, address, fingerprint, log }
-    }
-
-    /// Waits for a log line that says `part`.
-    #[track_caller]
-    pub(crate) fn wait_for_log(&self, part: &str) -> String {
-        let found = |lines: &[String]| lines.iter().find(|line| line.contains(part)).cloned();
-        let lines = self.log.lines.lock().unwrap();
-        let missing = |lines: &mut Vec<String>| found(lines).is_none();
-        let (lines, _) = self.log.grown.wait_timeout_while(lines, PATIENCE, missing).unwrap();
-        found(&lines).unwrap_or_else(|| panic!("no {part:?} in the daemon's log: {lines:?}"))
-    }
-
-    /// Asks it to end; returns its exit code.
-    pub(crate) fn terminate(mut self) -> Option<i32> {
-        let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap()).unwrap();
-        kill_process(pid, Signal::TERM).unwrap();
-        self.child.wait().unwrap().code()
-    }
-
-    /// Ends it without a warning.
-    pub(crate) fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        // it may be gone already, which is what is wanted
-        drop(self.child.kill());
-        drop(self.child.wait());
     }
 }
 

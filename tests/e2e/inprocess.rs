@@ -16,9 +16,12 @@ use zmove_wire::{Compare, Durability, TargetShape};
 pub(crate) struct InProcess {
     pub(crate) config: SenderConfig,
     pub(crate) lanes: usize,
-    pub(crate) wrap: Box<dyn Fn(Box<dyn LaneSink>) -> Box<dyn LaneSink>>,
+    pub(crate) wrap: Wrap,
     pub(crate) on_event: Box<dyn Fn(&Event) + Send + Sync>,
 }
+
+/// What is put around the sending end of each lane.
+pub(crate) type Wrap = Box<dyn Fn(Box<dyn LaneSink>) -> Box<dyn LaneSink>>;
 
 /// How it went.
 pub(crate) struct Pushed {

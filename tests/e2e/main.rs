@@ -5,6 +5,8 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test, helpers included, a panic is the report")]
 
+mod command;
+mod daemon;
 mod harness;
 mod inprocess;
 mod namespace;

@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::harness::{Outcome, Site, both_ways, has_program, skip};
+use crate::command::Outcome;
+use crate::harness::{Site, both_ways, has_program, skip};
 use crate::tree::{paint, paint_interesting_sizes, painted, set_old};
 
 both_ways!(

@@ -93,7 +93,8 @@ fn streams_are_a_choice(site: &Site) {
 fn help_teaches_by_example() {
     let site = Site::local();
     let help = site.zmove(&["--help"]).outcome().done().stdout;
-    for line in ["Examples:", "zmove push run7", "zmove allow SHA256:", "zmove serve --listen", "Exit codes:"] {
+    for line in ["Examples:", "zmove push run7", "zmove allow SHA256:", "zmove serve --listen", "Exit codes:"]
+    {
         assert!(help.contains(line), "{line} in:\n{help}");
     }
     for command in ["push", "serve", "key", "allow", "scan"] {

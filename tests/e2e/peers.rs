@@ -10,7 +10,8 @@ use zmove_transport::{Acceptor, Connection, Fingerprint, Identity, SocketConfig}
 use zmove_types::TransferId;
 use zmove_wire::{Greeting, Role};
 
-use crate::harness::{Outcome, Site};
+use crate::command::Outcome;
+use crate::harness::Site;
 use crate::tree::{assert_same, names, paint};
 
 fn site() -> Site {
@@ -59,11 +60,8 @@ async fn say(mut connection: Connection, greeting: Vec<u8>) {
 #[test]
 fn a_peer_of_another_version() {
     let site = site();
-    let greeting = Greeting {
-        version_min: 7,
-        version_max: 9,
-        ..Greeting::new(Role::Control, TransferId([0; 16]))
-    };
+    let greeting =
+        Greeting { version_min: 7, version_max: 9, ..Greeting::new(Role::Control, TransferId([0; 16])) };
     let (address, fingerprint) = serve_greeting(&site, greeting.encode().to_vec());
     site.pin(&address, fingerprint);
     let outcome = push_to(&site, &format!("{address}:x")).expect(2);
@@ -98,7 +96,9 @@ fn a_closed_port() {
     let address = listener.local_addr().unwrap();
     drop(listener);
     let outcome = push_to(&site, &format!("{address}:x")).expect(10);
-    outcome.says(&["zmove: connect to", &address.to_string(), "refused", "is `zmove serve` running"]).lines(1);
+    outcome
+        .says(&["zmove: connect to", &address.to_string(), "refused", "is `zmove serve` running"])
+        .lines(1);
 }
 
 #[test]
@@ -188,7 +188,9 @@ fn garbage_from_a_known_key_is_logged_and_survived() {
             let mut connection = dialler.await.unwrap().dial(Duration::from_secs(10)).await.unwrap();
             connection.write_all(&bytes).await.unwrap();
             connection.flush().await.unwrap();
-            drop(tokio::time::timeout(Duration::from_secs(10), connection.read_to_end(&mut Vec::new())).await);
+            drop(
+                tokio::time::timeout(Duration::from_secs(10), connection.read_to_end(&mut Vec::new())).await,
+            );
         });
         daemon.wait_for_log(logged);
     }

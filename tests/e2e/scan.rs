@@ -11,7 +11,8 @@ use crate::tree::{paint, set_mode};
 fn grown() -> Site {
     let site = Site::local();
     let source = site.source();
-    for (name, bytes) in [("empty", 0), ("one", 1), ("a/1023", 1_023), ("a/1024", 1_024), ("a/b/1025", 1_025)] {
+    for (name, bytes) in [("empty", 0), ("one", 1), ("a/1023", 1_023), ("a/1024", 1_024), ("a/b/1025", 1_025)]
+    {
         paint(source.join(name), bytes);
     }
     std::fs::File::create(source.join("a/medium")).unwrap().set_len(1 << 20).unwrap();
@@ -32,7 +33,10 @@ fn json_has_all_counts() {
     assert_eq!(scan["losf"], json!({ "files": 5, "bytes": 3_073 }));
     assert_eq!(scan["medium"], json!({ "files": 1, "bytes": 1 << 20 }));
     assert_eq!(scan["large"], json!({ "files": 1, "bytes": 1 << 30 }));
-    assert_eq!((&scan["directories"], &scan["symlinks"], &scan["specials"]), (&json!(3), &json!(1), &json!(1)));
+    assert_eq!(
+        (&scan["directories"], &scan["symlinks"], &scan["specials"]),
+        (&json!(3), &json!(1), &json!(1))
+    );
     assert_eq!((&scan["errors"], &scan["vanished"]), (&json!(0), &json!(0)));
     assert_eq!(scan["largest_file"]["value"], 1 << 30);
     assert!(scan["largest_file"]["path"].as_str().unwrap().ends_with("source/large"));

@@ -29,7 +29,10 @@ fn interesting_sizes(site: &Site) {
     paint_interesting_sizes(&site.source());
     let summary = site.push_contents();
     assert_eq!(summary["files"], 17);
-    assert_eq!((&summary["skipped"], &summary["failed"], &summary["resent"]), (&0.into(), &0.into(), &0.into()));
+    assert_eq!(
+        (&summary["skipped"], &summary["failed"], &summary["resent"]),
+        (&0.into(), &0.into(), &0.into())
+    );
     let bytes: u64 = crate::tree::INTERESTING_SIZES.iter().sum();
     assert_eq!(summary["bytes"], bytes);
     assert_same(&site.source(), &site.target());
@@ -71,7 +74,9 @@ fn names_are_bytes(site: &Site) {
 fn links_stay_links(site: &Site) {
     let source = site.source();
     paint(source.join("d/f"), 3);
-    for (target, name) in [("nowhere", "dangling"), ("d", "to-dir"), ("/etc/passwd", "absolute"), ("../..", "up")] {
+    for (target, name) in
+        [("nowhere", "dangling"), ("d", "to-dir"), ("/etc/passwd", "absolute"), ("../..", "up")]
+    {
         symlink(target, source.join(name)).unwrap();
         set_own_mtime(&source.join(name), 1_234_567_890, 123_456_789);
     }

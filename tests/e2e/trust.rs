@@ -5,7 +5,9 @@ use std::path::Path;
 
 use zmove_transport::{Access, Identity};
 
-use crate::harness::{Daemon, Outcome, Runner, Site, skip};
+use crate::command::{Outcome, Runner};
+use crate::daemon::Daemon;
+use crate::harness::{Site, skip};
 use crate::tree::{assert_pictures, assert_same, names, paint, picture};
 
 /// A site with a daemon that has never heard of the client, nor the client of it.
@@ -146,9 +148,9 @@ fn several_roots() {
         assert_same(&site.source(), at);
     };
     expect_at("in/x", &roots[0].join("in/x"));
-    expect_at(&format!("{second}/y"), &roots[1].join("y"));
     expect_at(&format!("{first}//z/."), &roots[0].join("z"));
     expect_at(second, &roots[1]);
+    expect_at(&format!("{second}/y"), &roots[1].join("y"));
     assert!(names(&site.target()).is_empty());
 }
 
@@ -176,7 +178,9 @@ fn a_root_that_is_gone() {
     std::fs::remove_dir(site.target()).unwrap();
     let outcome = site.push(&[], site.contents(), "x").expect(3);
     let root = site.target();
-    outcome.says(&["zmove: receiver: open root", root.to_str().unwrap(), "No such file or directory"]).lines(1);
+    outcome
+        .says(&["zmove: receiver: open root", root.to_str().unwrap(), "No such file or directory"])
+        .lines(1);
     assert!(!site.target().exists());
 }
 

@@ -51,6 +51,14 @@ impl FileHasher {
     }
 }
 
+/// Binds what a frame says of itself to the hash of what it carries, so that neither can change without the other.
+#[must_use]
+pub fn seal(prefix: &[u8; 40], content: &[u8; 32]) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new_derive_key("zmove 1 frame seal");
+    hasher.update(prefix).update(content);
+    hasher.finalize().into()
+}
+
 /// The chaining value of group `index` with these bytes.
 #[must_use]
 pub fn group_cv(index: u32, bytes: &[u8]) -> Cv {

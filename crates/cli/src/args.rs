@@ -48,15 +48,13 @@ pub(crate) enum Command {
 }
 
 #[derive(Debug, clap::Args)]
-#[command(after_help = PUSH_HELP)]
+#[command(after_help = PUSH_HELP, override_usage = "zmove push [OPTIONS] <SRC>... <DST>")]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 pub(crate) struct PushArgs {
-    /// What to send; 'dir' arrives under its name, 'dir/' means what is in it
-    #[arg(required = true, value_name = "SRC")]
-    pub(crate) sources: Vec<OsString>,
-    /// Where to: HOST:PATH, HOST:PORT:PATH, zmove://HOST:PORT/PATH, [IPv6]:PORT:PATH or a local directory
-    #[arg(required = true, value_name = "DST")]
-    pub(crate) target: OsString,
+    /// What to send ('dir' arrives under its name, 'dir/' means what is in it), and last where to: HOST:PATH,
+    /// HOST:PORT:PATH, zmove://HOST:PORT/PATH, [IPv6]:PORT:PATH or a local directory
+    #[arg(required = true, num_args = 2.., value_names = ["SRC", "DST"])]
+    pub(crate) paths: Vec<OsString>,
     /// Pin the key of a host that is not known yet, without asking
     #[arg(long)]
     pub(crate) accept_new: bool,

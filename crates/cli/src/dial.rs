@@ -91,9 +91,7 @@ async fn ask_for_key(
 }
 
 async fn dial_all(dialler: Dialler, streams: Option<u16>) -> Result<Link> {
-    let mut transfer = TransferId([0; 16]);
-    let filled = rustix::rand::getrandom(&mut transfer.0[..], rustix::rand::GetRandomFlags::empty());
-    anyhow::ensure!(filled.context("draw a transfer id")? == transfer.0.len(), "too little randomness");
+    let transfer = fresh_transfer()?;
     let (lanes_in, lanes) = mpsc::channel(usize::from(zmove_wire::limits::LANES_MAX));
     let (wanted_in, wanted) = watch::channel(None);
     for number in 0..streams.unwrap_or(LANES_AT_ONCE) {
@@ -107,6 +105,14 @@ async fn dial_all(dialler: Dialler, streams: Option<u16>) -> Result<Link> {
     }
     connection.set_unacknowledged_max(CONTROL_SILENCE_MAX).context("set up the control connection")?;
     Ok(Link { transfer, control: control_pair(connection), lanes })
+}
+
+/// A transfer id that nobody else has.
+pub(crate) fn fresh_transfer() -> Result<TransferId> {
+    let mut transfer = TransferId([0; 16]);
+    let filled = rustix::rand::getrandom(&mut transfer.0[..], rustix::rand::GetRandomFlags::empty());
+    anyhow::ensure!(filled.context("draw a transfer id")? == transfer.0.len(), "too little randomness");
+    Ok(transfer)
 }
 
 type LanesIn = mpsc::Sender<Result<Box<dyn LaneSink>, LaneError>>;

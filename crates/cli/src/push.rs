@@ -12,7 +12,7 @@ use zmove_receiver::{Access, ReceiverConfig, Session, run_session};
 use zmove_scan::ScanRoot;
 use zmove_sender::{Link, Manifest, Push, PushJob, SenderConfig, Summary};
 use zmove_transport::{memory_control, memory_lane};
-use zmove_types::{Name, RelPath, TransferId};
+use zmove_types::{Name, RelPath};
 use zmove_wire::{Compare, Durability, TargetShape, TopName};
 
 use crate::args::{DurabilityArg, PushArgs};
@@ -24,8 +24,9 @@ use crate::summary;
 
 /// Runs `zmove push`.
 pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
-    let location = Location::parse(&args.target).map_err(|error| usage_error(error.to_string()))?;
-    let sources = Sources::look_at(&args.sources)?;
+    let (target, sources) = args.paths.split_last().expect("clap demands two");
+    let location = Location::parse(target).map_err(|error| usage_error(error.to_string()))?;
+    let sources = Sources::look_at(sources)?;
     if let Location::Local(target) = &location {
         refuse_own_inside(&sources, Path::new(target))?;
     }
@@ -104,7 +105,7 @@ async fn push_there(
 /// Runs both roles in this process: the whole pipeline without a network.
 async fn push_here(push: Push, display: &mut Display) -> Result<Summary> {
     display.start();
-    let transfer = TransferId([0; 16]);
+    let transfer = dial::fresh_transfer()?;
     let (near, (mut far_reader, far_writer)) = memory_control();
     let (sinks_in, sinks) = mpsc::channel(usize::from(LOCAL_LANES));
     let (sources_in, sources) = mpsc::channel(usize::from(LOCAL_LANES));

@@ -33,7 +33,8 @@ pub(crate) fn print(summary: &Summary, args: &PushArgs) -> Result<()> {
 fn as_text(summary: &Summary, durability: DurabilityArg) -> String {
     let seconds = summary.elapsed.as_secs_f64();
     if summary.files == 0 && summary.failed == 0 {
-        return format!("nothing to move: {} files compared equal in {seconds:.2} s\n", summary.skipped);
+        let text = format!("nothing to move: {} files compared equal in {seconds:.2} s\n", summary.skipped);
+        return text + &extras(summary);
     }
     let files_per_second = ByteCount(summary.files).as_f64() / seconds.max(1e-9);
     let flushed = match durability {
@@ -52,20 +53,7 @@ fn as_text(summary: &Summary, durability: DurabilityArg) -> String {
         ByteRate::new(summary.bytes, summary.elapsed),
         summary.lanes,
     );
-    let extras = [
-        (summary.skipped, "equal at the target already"),
-        (summary.specials, "special files not copied"),
-        (summary.resent, "resent after damage"),
-        (summary.failed, "FAILED"),
-    ];
-    let extras: Vec<_> = extras
-        .iter()
-        .filter(|(count, _)| *count > 0)
-        .map(|(count, what)| format!("{count} {what}"))
-        .collect();
-    if !extras.is_empty() {
-        text.push_str(&format!("{}\n", extras.join(", ")));
-    }
+    text.push_str(&extras(summary));
     if summary.verdict.percent > 0 && summary.files > 0 {
         text.push_str(&format!(
             "limited by: {}, {} % of the time\n",
@@ -73,6 +61,19 @@ fn as_text(summary: &Summary, durability: DurabilityArg) -> String {
         ));
     }
     text
+}
+
+/// What else there is to say, on one line, if anything.
+fn extras(summary: &Summary) -> String {
+    let counts = [
+        (if summary.files > 0 { summary.skipped } else { 0 }, "equal at the target already"),
+        (summary.specials, "special files not copied"),
+        (summary.resent, "resent after damage"),
+        (summary.failed, "FAILED"),
+    ];
+    let told = counts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}"));
+    let told: Vec<_> = told.collect();
+    if told.is_empty() { String::new() } else { format!("{}\n", told.join(", ")) }
 }
 
 fn as_json(summary: &Summary) -> serde_json::Value {

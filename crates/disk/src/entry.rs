@@ -95,8 +95,14 @@ fn replace_with_symlink(
     if there.is_ok_and(|there| there.as_bytes() == target) {
         return Ok(());
     }
-    let temporary = names.fresh();
-    rustix::fs::symlinkat(target, directory, temporary.as_os_str())?;
+    let temporary = loop {
+        let temporary = names.fresh();
+        match rustix::fs::symlinkat(target, directory, temporary.as_os_str()) {
+            Ok(()) => break temporary,
+            Err(Errno::EXIST) => {}
+            Err(error) => return Err(error),
+        }
+    };
     let renamed = rustix::fs::renameat(directory, temporary.as_os_str(), directory, name.as_os_str());
     if renamed.is_err() {
         let _best_effort = rustix::fs::unlinkat(directory, temporary.as_os_str(), AtFlags::empty());

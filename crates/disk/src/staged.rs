@@ -116,11 +116,7 @@ impl Staged {
     pub fn commit(mut self, name: &Name, names: &TempNames) -> io::Result<()> {
         if self.temporary.is_none() {
             match self.link(name, names) {
-                Err(Errno::EXIST) => {
-                    let temporary = names.fresh();
-                    self.link(&temporary, names)?;
-                    self.temporary = Some(temporary);
-                }
+                Err(Errno::EXIST) => self.temporary = Some(self.link_temporarily(names)?),
                 outcome => return Ok(outcome?),
             }
         }
@@ -128,6 +124,18 @@ impl Staged {
         rustix::fs::renameat(&self.directory, temporary.as_os_str(), &self.directory, name.as_os_str())?;
         self.temporary = None;
         Ok(())
+    }
+
+    /// Gives an unnamed file a temporary name; one that is left of another transfer is stepped over.
+    fn link_temporarily(&self, names: &TempNames) -> rustix::io::Result<Name> {
+        loop {
+            let temporary = names.fresh();
+            match self.link(&temporary, names) {
+                Ok(()) => return Ok(temporary),
+                Err(Errno::EXIST) => {}
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// Links an unnamed file: by its descriptor where the kernel lets us, else through `/proc`.

@@ -3,10 +3,12 @@
 //! **Invariant:** a [`VerifiedBatch`] or [`VerifiedChunk`] is made here alone, after its bytes were hashed; the writers
 //! take nothing else.
 
-use zmove_chunk::{file_root, group_cv};
+use zmove_chunk::{file_root, group_cv, seal};
 use zmove_transport::Frame;
-use zmove_types::{Buffer, Cv, FileId, GroupSpan, ItemId, RelPath};
-use zmove_wire::{Batch, BatchEntry, Fault, FaultCode, FileHead, Operation, StoredItem, WireError};
+use zmove_types::{Buffer, FileId, GroupSpan, ItemId};
+use zmove_wire::{
+    Batch, BatchEntry, EntryFault, FaultCode, FileHead, FrameHeader, Operation, StoredItem, WireError,
+};
 
 /// A batch whose head and files all hashed right.
 #[derive(Debug)]
@@ -38,7 +40,7 @@ impl VerifiedBatch {
     /// [`WireError`] when the head is what the sender meant and yet no batch.
     pub(crate) fn check(frame: Frame) -> Result<Checked, WireError> {
         let Frame { header, head, data } = frame;
-        if blake3::hash(&head) != header.digest {
+        if !is_sealed(&header, blake3::hash(&head).as_bytes()) {
             return Ok(Checked::Damaged(damaged(header.item, Vec::new())));
         }
         let batch = Batch::decode(&head, header.data_bytes)?;
@@ -59,14 +61,14 @@ impl VerifiedChunk {
     ///
     /// # Errors
     /// The report for the sender when the group does not exist or does not hash right.
-    pub(crate) fn check(frame: Frame, path: &RelPath, file_bytes: u64) -> Result<Self, StoredItem> {
+    pub(crate) fn check(frame: Frame, file_bytes: u64) -> Result<Self, StoredItem> {
         let Frame { header, data, .. } = frame;
         let span = GroupSpan::of(file_bytes, header.group).filter(|span| span.len as usize == data.len());
         match span {
-            Some(span) if group_cv(span.index, &data) == Cv(header.digest) => {
+            Some(span) if is_sealed(&header, &group_cv(span.index, &data).0) => {
                 Ok(Self { item: header.item, span, data })
             }
-            _ => Err(damaged(header.item, vec![damage_to(path.clone())])),
+            _ => Err(damaged(header.item, Vec::new())),
         }
     }
 
@@ -80,31 +82,29 @@ impl VerifiedChunk {
 /// # Errors
 /// [`WireError`] when it is what the sender meant and yet no declaration.
 pub(crate) fn check_declaration(frame: &Frame) -> Result<Option<(FileId, FileHead)>, WireError> {
-    if blake3::hash(&frame.head) != frame.header.digest {
+    if !is_sealed(&frame.header, blake3::hash(&frame.head).as_bytes()) {
         return Ok(None);
     }
     Ok(Some((frame.header.file, FileHead::decode(&frame.head)?)))
 }
 
-pub(crate) fn damaged(item: ItemId, faults: Vec<Fault>) -> StoredItem {
+fn is_sealed(header: &FrameHeader, content: &[u8; 32]) -> bool {
+    seal(&header.prefix(), content) == header.digest
+}
+
+pub(crate) fn damaged(item: ItemId, faults: Vec<EntryFault>) -> StoredItem {
     StoredItem { item: item.0, mismatch: true, faults }
 }
 
-fn damage_to(path: RelPath) -> Fault {
-    Fault { path, operation: Operation::Verify, code: FaultCode::Damaged }
-}
-
-fn damaged_files(batch: &Batch, data: &[u8]) -> Vec<Fault> {
+fn damaged_files(batch: &Batch, data: &[u8]) -> Vec<EntryFault> {
     let mut rest = data;
     let mut faults = Vec::new();
-    for group in &batch.groups {
-        for entry in &group.entries {
-            let BatchEntry::File(file) = entry else { continue };
-            let (bytes, after) = rest.split_at(file.bytes as usize);
-            rest = after;
-            if file_root(bytes) != file.root {
-                faults.push(damage_to(group.directory.join(&file.name).unwrap_or(group.directory.clone())));
-            }
+    for (entry, content) in (0..).zip(batch.groups.iter().flat_map(|group| &group.entries)) {
+        let BatchEntry::File(file) = content else { continue };
+        let (bytes, after) = rest.split_at(file.bytes as usize);
+        rest = after;
+        if file_root(bytes) != file.root {
+            faults.push(EntryFault { entry, operation: Operation::Verify, code: FaultCode::Damaged });
         }
     }
     faults
@@ -113,7 +113,7 @@ fn damaged_files(batch: &Batch, data: &[u8]) -> Vec<Fault> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zmove_types::{BufferPool, GROUP_BYTES, Metadata, Name};
+    use zmove_types::{BufferPool, GROUP_BYTES, Metadata, Name, RelPath};
     use zmove_wire::{DirectoryGroup, FileEntry, FrameHeader, FrameKind};
 
     fn buffer(bytes: &[u8]) -> Buffer {
@@ -121,6 +121,10 @@ mod tests {
         buffer.room().copy_from_slice(bytes);
         buffer.set_len(bytes.len());
         buffer
+    }
+
+    fn sealed(header: FrameHeader, content: &[u8; 32]) -> FrameHeader {
+        FrameHeader { digest: seal(&header.prefix(), content), ..header }
     }
 
     fn batch_frame(flip: Option<usize>) -> Frame {
@@ -132,7 +136,7 @@ mod tests {
         let batch =
             Batch { groups: vec![DirectoryGroup { directory, entries: vec![BatchEntry::File(file)] }] };
         let mut head = batch.encode();
-        let digest = blake3::hash(&head).into();
+        let content = *blake3::hash(&head).as_bytes();
         let mut data = contents.to_vec();
         if let Some(bit) = flip {
             let byte = bit / 8;
@@ -145,10 +149,9 @@ mod tests {
             head_bytes: u32::try_from(head.len()).unwrap(),
             data_bytes: 8,
             item: ItemId(3),
-            digest,
             ..FrameHeader::default()
         };
-        Frame { header, head, data: buffer(&data) }
+        Frame { header: sealed(header, &content), head, data: buffer(&data) }
     }
 
     #[test]
@@ -167,22 +170,23 @@ mod tests {
         let Ok(Checked::Damaged(item)) = VerifiedBatch::check(batch_frame(Some(data_bit))) else {
             panic!("damage")
         };
-        assert_eq!(item.faults[0].path, RelPath::from_bytes(b"d/f").unwrap());
+        assert_eq!(item.faults[0].entry, 0);
     }
 
     #[test]
     fn a_chunk_in_the_wrong_place_is_found() {
         let bytes = vec![7; 1000];
-        let path = RelPath::from_bytes(b"big").unwrap();
         let frame = |group: u32| {
-            let digest = group_cv(1, &bytes).0;
-            let header = FrameHeader { kind: FrameKind::Chunk, group, digest, ..FrameHeader::default() };
-            Frame { header, head: Vec::new(), data: buffer(&bytes) }
+            let header = FrameHeader { kind: FrameKind::Chunk, group, ..FrameHeader::default() };
+            Frame { header: sealed(header, &group_cv(1, &bytes).0), head: Vec::new(), data: buffer(&bytes) }
         };
         let file_bytes = GROUP_BYTES + 1000;
-        assert!(VerifiedChunk::check(frame(1), &path, file_bytes).is_ok());
-        assert!(VerifiedChunk::check(frame(0), &path, file_bytes).is_err());
-        assert!(VerifiedChunk::check(frame(9), &path, file_bytes).is_err());
-        assert!(VerifiedChunk::check(frame(1), &path, file_bytes + 1).is_err());
+        assert!(VerifiedChunk::check(frame(1), file_bytes).is_ok());
+        assert!(VerifiedChunk::check(frame(0), file_bytes).is_err());
+        assert!(VerifiedChunk::check(frame(9), file_bytes).is_err());
+        assert!(VerifiedChunk::check(frame(1), file_bytes + 1).is_err());
+        let mut astray = frame(1);
+        astray.header.file = FileId(9);
+        assert!(VerifiedChunk::check(astray, file_bytes).is_err());
     }
 }

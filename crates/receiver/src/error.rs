@@ -28,6 +28,9 @@ pub enum SessionError {
     /// The target could not be flushed.
     #[error("flush the target: {0}")]
     Flush(#[source] io::Error),
+    /// The peer opened a connection and said nothing.
+    #[error("the sender did not say what it wants in time")]
+    Silent,
     /// This side could not start a thread.
     #[error("start a thread: {0}")]
     Thread(#[source] io::Error),

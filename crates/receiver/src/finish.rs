@@ -12,35 +12,38 @@ use zmove_disk::set_directory_metadata;
 use zmove_types::{Metadata, RelPath};
 use zmove_wire::{Durability, Fault, FaultCode, FileDone, Operation};
 
-use crate::place::fault;
+use crate::files::LargeFile;
+use crate::place::failure;
 use crate::store::{Context, Outcome};
 
-/// Finishes; returns how long the flush took.
+/// Finishes; returns how long the flush took, and what is to be told before the end.
 ///
 /// # Errors
 /// When the flush fails: nothing may then be promised of any file.
-pub(crate) fn finish(context: &Context) -> io::Result<Duration> {
-    for file in context.files.bury_all() {
-        let path = file.head.path.clone();
-        let fault = Fault { path, operation: Operation::Verify, code: FaultCode::Incomplete };
-        context.tell(Outcome::File(FileDone { file: file.id.0, fault: Some(fault) }));
-    }
+pub(crate) fn finish(context: &Context) -> io::Result<(Duration, Vec<Outcome>)> {
+    let incomplete = |file: Arc<LargeFile>| {
+        let fault = Some((Operation::Verify, FaultCode::Incomplete));
+        Outcome::File(FileDone { file: file.id.0, fault })
+    };
+    let mut outcomes: Vec<_> = context.files.bury_all().into_iter().map(incomplete).collect();
     let mut file_systems = FileSystems::default();
     file_systems.add(context.target.tree.open_directory(&RelPath::root())?)?;
     for (path, metadata) in directories_bottom_up(context) {
         match finish_directory(context, &path, &metadata) {
             Ok(directory) => file_systems.add(directory)?,
-            Err(error) => context.tell(Outcome::Fault(fault(path, Operation::SetMetadata, &error))),
+            Err(error) => {
+                let (operation, code) = failure(Operation::SetMetadata, &error);
+                outcomes.push(Outcome::Fault(Fault { path, operation, code }));
+            }
         }
     }
     let started = Instant::now();
     if context.durability != Durability::None {
-        if let Some(error) = context.flush_error.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            return Err(error);
-        }
+        let mut failed = context.flush.lock().unwrap_or_else(PoisonError::into_inner);
+        failed.take().map_or(Ok(()), Err)?;
         file_systems.flush()?;
     }
-    Ok(started.elapsed())
+    Ok((started.elapsed(), outcomes))
 }
 
 /// Flushes the target over and over while data comes in, until `stop` is closed, so that little is left for the end. It
@@ -49,10 +52,11 @@ pub(crate) fn flush_rolling(context: &Context, stop: &Receiver<()>) {
     let mut pause = FLUSH_PAUSE;
     while stop.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
         let started = Instant::now();
+        let mut failed = context.flush.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(error) = rustix::fs::syncfs(context.target.tree.fd()) {
-            // the kernel tells a failed flush once only: it must not be forgotten
-            context.flush_error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error.into());
+            failed.get_or_insert(error.into());
         }
+        drop(failed);
         pause = started.elapsed().max(FLUSH_PAUSE);
     }
 }

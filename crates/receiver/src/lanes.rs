@@ -74,7 +74,7 @@ fn check_chunk(context: &Context, frame: Frame) -> Result<Option<Job>, WireError
     let Some(file) = found else {
         return Ok(drop_chunk(context, item));
     };
-    match VerifiedChunk::check(frame, &file.head.path, file.head.bytes) {
+    match VerifiedChunk::check(frame, file.head.bytes) {
         Ok(chunk) => Ok(Some(Job::Chunk(Arc::clone(&file), chunk))),
         Err(item) => Ok(report(context, item)),
     }

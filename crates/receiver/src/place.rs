@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use zmove_disk::{DirectoryCache, Staged, place_symlink, retouch};
 use zmove_types::{Metadata, Name, RelPath};
-use zmove_wire::{BatchEntry, DirectoryGroup, Durability, Fault, FaultCode, Operation};
+use zmove_wire::{BatchEntry, DirectoryGroup, Durability, EntryFault, FaultCode, Operation};
 
 use crate::store::Context;
 
@@ -26,17 +26,25 @@ impl<'a> Placer<'a> {
         Self { context, directories: DirectoryCache::new(&context.target.tree) }
     }
 
-    /// Places a group's entries, whose files' contents are at the front of `data`; adds what failed to `faults`.
-    pub(crate) fn place_group(&mut self, group: DirectoryGroup, data: &mut &[u8], faults: &mut Vec<Fault>) {
+    /// Places a group's entries, of which the first has number `first` in its batch and whose files' contents are at the
+    /// front of `data`; adds what failed to `faults`.
+    pub(crate) fn place_group(
+        &mut self,
+        group: DirectoryGroup,
+        first: u32,
+        data: &mut &[u8],
+        faults: &mut Vec<EntryFault>,
+    ) {
         let opened = self.directory(&group.directory);
-        for entry in group.entries {
+        for (number, entry) in (first..).zip(group.entries) {
             let bytes = take_data(&entry, data);
             let placed = match &opened {
                 Ok(directory) => self.place(directory, &group.directory, &entry, bytes),
                 Err(error) => Err((Operation::MakeDirectory, again(error))),
             };
             if let Err((operation, error)) = placed {
-                faults.push(fault(path_of(&group.directory, &entry), operation, &error));
+                let (operation, code) = failure(operation, &error);
+                faults.push(EntryFault { entry: number, operation, code });
             }
         }
     }
@@ -117,13 +125,13 @@ pub(crate) fn plain(metadata: Metadata) -> Metadata {
     Metadata { mode: metadata.mode & !0o6000, ..metadata }
 }
 
-/// A fault that says what an error number alone would not.
-pub(crate) fn fault(path: RelPath, operation: Operation, error: &io::Error) -> Fault {
+/// A failure as the sender is told it, where that says more than an error number.
+pub(crate) fn failure(operation: Operation, error: &io::Error) -> (Operation, FaultCode) {
     match (operation, Errno::from_io_error(error)) {
         (Operation::Rename | Operation::Symlink, Some(Errno::ISDIR)) => {
-            Fault { path, operation, code: FaultCode::DirectoryInTheWay }
+            (operation, FaultCode::DirectoryInTheWay)
         }
-        _ => Fault::os(path, operation, error),
+        _ => (operation, FaultCode::os(error)),
     }
 }
 
@@ -132,15 +140,6 @@ fn take_data<'d>(entry: &BatchEntry, data: &mut &'d [u8]) -> &'d [u8] {
     let (bytes, rest) = data.split_at(file.bytes as usize);
     *data = rest;
     bytes
-}
-
-fn path_of(directory: &RelPath, entry: &BatchEntry) -> RelPath {
-    let name = match entry {
-        BatchEntry::Itself(_) => return directory.clone(),
-        BatchEntry::Directory(name, _) | BatchEntry::Symlink(name, ..) | BatchEntry::Retouch(name, _) => name,
-        BatchEntry::File(file) => &file.name,
-    };
-    directory.join(name).unwrap_or_else(|_| directory.clone())
 }
 
 fn again(error: &io::Error) -> io::Error {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tokio::sync::mpsc::{self, UnboundedReceiver};
+use tokio::sync::mpsc;
 use zmove_disk::TempNames;
 use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneBreaker, LaneSource};
 use zmove_types::{BufferPool, StageClock, StageTimes, TransferId};
@@ -60,7 +60,8 @@ pub async fn run_session(session: Session) -> Result<SessionReport, SessionError
     let Session { transfer, control: (reader, mut writer), lanes, access, config } = session;
     writer.send(&Greeting::new(Role::Control, transfer).encode()).await?;
     let mut inbox = spawn_inbox(reader);
-    let open = match inbox.recv().await {
+    let first = tokio::time::timeout(OPEN_TIMEOUT, inbox.recv()).await;
+    let open = match first.map_err(|_| SessionError::Silent)? {
         Some(Ok(ToReceiver::Open(open))) => open,
         Some(Ok(_)) => return Err(WireError::OutOfOrder { what: "the first message" }.into()),
         Some(Err(error)) => return Err(error.into()),
@@ -73,7 +74,7 @@ pub async fn run_session(session: Session) -> Result<SessionReport, SessionError
     let single_name = target.rename.as_ref().map(|(_, to)| TopName(to.clone()));
     let opened = Opened { state: target.state, lanes_max: config.lanes_max, single_name };
     writer.send(&encode_message(&ToSender::Opened(opened))).await?;
-    let (outcomes_in, outcomes) = mpsc::unbounded_channel();
+    let (outcomes_in, outcomes) = mpsc::channel(OUTCOMES_WAITING_MAX);
     let context = Arc::new(context(transfer, &open, target, &config, outcomes_in));
     let crew = Crew::start(&context, &config)?;
     let started = cpu_time();
@@ -88,6 +89,7 @@ pub async fn run_session(session: Session) -> Result<SessionReport, SessionError
         ledger: ReceiverTransfer::default(),
         report: SessionReport::default(),
         offers: 0,
+        lanes_max: usize::from(config.lanes_max),
     };
     let ended = running.drive(started).await;
     running.close(ended).await
@@ -116,7 +118,7 @@ fn context(
     open: &Open,
     target: Target,
     config: &ReceiverConfig,
-    outcomes: mpsc::UnboundedSender<Outcome>,
+    outcomes: mpsc::Sender<Outcome>,
 ) -> Context {
     Context {
         target,
@@ -129,7 +131,7 @@ fn context(
         outcomes,
         receive_clock: StageClock::default(),
         store_clock: StageClock::default(),
-        flush_error: Mutex::default(),
+        flush: Mutex::default(),
         stopping: AtomicBool::new(false),
     }
 }
@@ -140,7 +142,13 @@ type Inbox = mpsc::Receiver<Result<ToReceiver, ControlError>>;
 fn spawn_inbox(mut reader: ControlReader) -> Inbox {
     let (sender, inbox) = mpsc::channel(INBOX_MESSAGES_MAX);
     tokio::spawn(async move {
-        while let Some(message) = receive(&mut reader).await {
+        loop {
+            let message = tokio::select! {
+                message = receive(&mut reader) => message,
+                // nobody listens any more: what is cut short is of no use
+                () = sender.closed() => break,
+            };
+            let Some(message) = message else { break };
             let failed = message.is_err();
             if sender.send(message).await.is_err() || failed {
                 break;
@@ -162,6 +170,10 @@ const INBOX_MESSAGES_MAX: usize = 16;
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Outcomes taken in one turn, so that many receipts travel as one message.
 const OUTCOMES_PER_TURN: usize = 1024;
+/// Outcomes that wait for a control connection that does not take them; then the writers wait.
+const OUTCOMES_WAITING_MAX: usize = 4096;
+/// How long a peer may take to say what it wants.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The threads of one transfer.
 #[derive(Debug)]
@@ -217,13 +229,14 @@ struct Running {
     writer: ControlWriter,
     inbox: Inbox,
     lanes: mpsc::Receiver<Box<dyn LaneSource>>,
-    outcomes: UnboundedReceiver<Outcome>,
+    outcomes: mpsc::Receiver<Outcome>,
     crew: Crew,
     context: Arc<Context>,
     open: Open,
     ledger: ReceiverTransfer,
     report: SessionReport,
     offers: usize,
+    lanes_max: usize,
 }
 
 impl Running {
@@ -231,7 +244,11 @@ impl Running {
     async fn drive(&mut self, cpu_started: Duration) -> Result<(), SessionError> {
         loop {
             tokio::select! {
-                Some(lane) = self.lanes.recv() => self.crew.add_lane(&self.context, lane)?,
+                Some(lane) = self.lanes.recv() => {
+                    if self.crew.breakers.len() < self.lanes_max {
+                        self.crew.add_lane(&self.context, lane)?;
+                    }
+                }
                 Some(outcome) = self.outcomes.recv() => self.take_outcomes(outcome)?,
                 message = self.inbox.recv() => self.take_message(message.ok_or(ControlError::Closed)??)?,
             }
@@ -317,10 +334,11 @@ impl Running {
     async fn finish(&mut self, cpu_started: Duration) -> Result<(), SessionError> {
         let context = Arc::clone(&self.context);
         let finished = tokio::task::spawn_blocking(move || finish::finish(&context)).await;
-        let flush = finished.expect("finishing does not panic").map_err(SessionError::Flush)?;
+        let (flush, last) = finished.expect("finishing does not panic").map_err(SessionError::Flush)?;
         while let Ok(outcome) = self.outcomes.try_recv() {
             self.take_outcome(outcome)?;
         }
+        last.into_iter().try_for_each(|outcome| self.take_outcome(outcome))?;
         while let Some(ReceiverAction::Send(message)) = self.ledger.poll()? {
             self.writer.send(&encode_message(&message)).await?;
         }
@@ -343,6 +361,7 @@ impl Running {
         self.context.stopping.store(true, Ordering::Relaxed);
         self.context.pool.close();
         self.lanes.close();
+        self.outcomes.close();
         self.crew.breakers.iter().for_each(LaneBreaker::trip);
         let crew = self.crew;
         tokio::task::spawn_blocking(move || crew.join()).await.expect("threads of a session do not panic");

@@ -6,15 +6,15 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_channel::Receiver;
-use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::mpsc::Sender;
 use zmove_disk::{Disk, Staged, TempNames};
 use zmove_transport::LaneError;
 use zmove_types::{BufferPool, Doing, FileId, ItemId, Metadata, RelPath, StageClock};
-use zmove_wire::{Answer, Durability, Fault, FileDone, Operation, StoredItem};
+use zmove_wire::{Answer, Durability, EntryFault, Fault, FaultCode, FileDone, Operation, StoredItem};
 
 use crate::check::{VerifiedBatch, VerifiedChunk};
 use crate::files::{Complete, FileTable, LargeFile};
-use crate::place::{Placer, commit, fault, plain};
+use crate::place::{Placer, commit, failure, plain};
 use crate::target::Target;
 
 /// What all threads of one transfer share.
@@ -27,10 +27,11 @@ pub(crate) struct Context {
     pub(crate) files: FileTable,
     pub(crate) temp_names: TempNames,
     pub(crate) directories: Mutex<Vec<(RelPath, Metadata)>>,
-    pub(crate) outcomes: UnboundedSender<Outcome>,
+    pub(crate) outcomes: Sender<Outcome>,
     pub(crate) receive_clock: StageClock,
     pub(crate) store_clock: StageClock,
-    pub(crate) flush_error: Mutex<Option<io::Error>>,
+    /// Held while flushing, with the first error of any flush: the kernel tells it only once.
+    pub(crate) flush: Mutex<Option<io::Error>>,
     pub(crate) stopping: AtomicBool,
 }
 
@@ -57,17 +58,18 @@ impl Context {
         self.directories.lock().unwrap_or_else(PoisonError::into_inner).push((path, metadata));
     }
 
+    /// Tells the session; waits while it has much to tell the peer. For threads only.
     pub(crate) fn tell(&self, outcome: Outcome) {
         // nobody listens any more only when the session is over
-        let _session_over = self.outcomes.send(outcome);
+        let _session_over = self.outcomes.blocking_send(outcome);
     }
 
-    pub(crate) fn settle(&self, item: ItemId, faults: Vec<Fault>) {
+    pub(crate) fn settle(&self, item: ItemId, faults: Vec<EntryFault>) {
         self.tell(Outcome::Item(StoredItem { item: item.0, mismatch: false, faults }));
     }
 
     /// Ends a large file badly, unless it has ended before.
-    pub(crate) fn fail_file(&self, id: FileId, fault: Fault) {
+    pub(crate) fn fail_file(&self, id: FileId, fault: (Operation, FaultCode)) {
         if self.files.bury(id) {
             self.tell(Outcome::File(FileDone { file: id.0, fault: Some(fault) }));
         }
@@ -92,8 +94,11 @@ fn store_batch(context: &Context, placer: &mut Placer<'_>, batch: VerifiedBatch)
     let (item, batch, data) = batch.into_parts();
     let mut rest: &[u8] = &data;
     let mut faults = Vec::new();
+    let mut first = 0;
     for group in batch.groups {
-        placer.place_group(group, &mut rest, &mut faults);
+        let count = u32::try_from(group.entries.len()).expect("bounded when decoded");
+        placer.place_group(group, first, &mut rest, &mut faults);
+        first += count;
     }
     context.settle(item, faults);
 }
@@ -108,9 +113,7 @@ fn store_chunk(context: &Context, placer: &mut Placer<'_>, file: &Arc<LargeFile>
     match written.map(|staged| file.written(span, staged)) {
         Ok(None) => {}
         Ok(Some(complete)) => finish_file(context, file, complete),
-        Err((operation, error)) => {
-            context.fail_file(file.id, fault(file.head.path.clone(), operation, &error))
-        }
+        Err((operation, error)) => context.fail_file(file.id, failure(operation, &error)),
     }
     context.settle(item, Vec::new());
 }
@@ -149,6 +152,6 @@ fn finish_file(context: &Context, file: &LargeFile, Complete(staged): Complete) 
     let name = context.target.name(&parent, &name);
     let flush = context.durability != Durability::None;
     let committed = commit(context, staged, name, &plain(file.head.metadata), flush);
-    let fault = committed.err().map(|(operation, error)| fault(path.clone(), operation, &error));
+    let fault = committed.err().map(|(operation, error)| failure(operation, &error));
     context.tell(Outcome::File(FileDone { file: file.id.0, fault }));
 }

@@ -166,7 +166,9 @@ fn holds_anything(directory: &impl AsFd) -> io::Result<bool> {
 
 fn cannot(operation: &str, path: &Path, error: &io::Error) -> Refusal {
     let text = match rustix::io::Errno::from_io_error(error) {
-        Some(rustix::io::Errno::NOTDIR) => format!("target '{}' is not a directory", path.display()),
+        Some(rustix::io::Errno::NOTDIR) => {
+            format!("target '{}' is not a directory (symbolic links are not followed)", path.display())
+        }
         Some(rustix::io::Errno::LOOP) => {
             format!("target '{}' leads through a symbolic link, which is not followed", path.display())
         }

@@ -15,7 +15,7 @@ use zmove_types::PathError;
 #[non_exhaustive]
 pub enum ScanError {
     /// A system call failed.
-    #[error("{operation} {}", path.display())]
+    #[error("{operation} '{}': {source}", path.display())]
     Io {
         /// What could not be read.
         path: PathBuf,
@@ -25,13 +25,13 @@ pub enum ScanError {
         source: io::Error,
     },
     /// The entry was listed and then removed or renamed by somebody else.
-    #[error("find {} again after it was listed", path.display())]
+    #[error("find '{}' again after it was listed", path.display())]
     Vanished {
         /// Where it was.
         path: PathBuf,
     },
     /// The name or the path cannot be carried to the target.
-    #[error("carry the path {}", path.display())]
+    #[error("carry the path '{}': {source}", path.display())]
     Path {
         /// The path at the source.
         path: PathBuf,
@@ -39,7 +39,7 @@ pub enum ScanError {
         source: PathError,
     },
     /// The threads of the walk could not be started: nothing was walked.
-    #[error("start the threads of the scan")]
+    #[error("start the threads of the scan: {source}")]
     Threads {
         /// Why.
         source: io::Error,
@@ -98,9 +98,12 @@ mod tests {
     fn messages_fit_failed_to() {
         let path = || PathBuf::from("/a/b");
         let denied = ScanError::listed(path(), Operation::Open, Errno::ACCESS);
-        assert_eq!(format!("failed to {denied}"), "failed to open directory /a/b");
+        assert_eq!(
+            format!("failed to {denied}"),
+            "failed to open directory '/a/b': Permission denied (os error 13)"
+        );
         let gone = ScanError::listed(path(), Operation::Stat, Errno::NOENT);
-        assert_eq!(format!("failed to {gone}"), "failed to find /a/b again after it was listed");
+        assert_eq!(format!("failed to {gone}"), "failed to find '/a/b' again after it was listed");
         assert!(matches!(gone, ScanError::Vanished { .. }));
     }
 }

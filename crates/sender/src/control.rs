@@ -1,5 +1,7 @@
 //! The sender's half of the control conversation: from the greeting to the receiver's last word.
 
+use std::collections::HashSet;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -8,8 +10,8 @@ use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneError, Lan
 use zmove_types::{Event, FileId, ItemId, TransferId};
 use zmove_wire::session::Resend;
 use zmove_wire::{
-    Answer, Fault, FileDone, Finished, Greeting, Open, Opened, Role, Stored, StoredItem, ToReceiver,
-    ToSender, WireError, decode_message, encode_message,
+    Answer, EntryFault, Fault, FileDone, Finished, Greeting, Open, Opened, Role, Stored, StoredItem,
+    ToReceiver, ToSender, WireError, decode_message, encode_message,
 };
 
 use crate::error::{FileError, SessionError};
@@ -59,7 +61,12 @@ fn spawn_inbox(mut reader: ControlReader) -> Inbox {
     let (sender, inbox) = mpsc::channel(INBOX_MESSAGES_MAX);
     tokio::spawn(async move {
         loop {
-            let message = match reader.receive().await {
+            let received = tokio::select! {
+                received = reader.receive() => received,
+                // nobody listens any more: what is cut short is of no use
+                () = sender.closed() => break,
+            };
+            let message = match received {
                 Ok(Some(bytes)) => decode_message(&bytes).map_err(ControlError::from),
                 Ok(None) => break,
                 Err(error) => Err(error),
@@ -109,7 +116,7 @@ impl Account {
         if stored.mismatch {
             return self.take_mismatch(item, &stored.faults);
         }
-        let work = self.shared.ledger().stored(item)?;
+        let work = self.shared.stored(item)?;
         match work {
             Sent::Batch(batch) => self.take_batch(&batch, stored),
             Sent::Group(_, span) => {
@@ -120,8 +127,8 @@ impl Account {
         Ok(())
     }
 
-    fn take_mismatch(&mut self, item: ItemId, faults: &[Fault]) -> Result<(), WireError> {
-        let outcome = self.shared.ledger().mismatch(item)?;
+    fn take_mismatch(&mut self, item: ItemId, faults: &[EntryFault]) -> Result<(), WireError> {
+        let outcome = self.shared.mismatch(item)?;
         match outcome {
             Resend::Again { work, tries } => resend(&self.shared, work, tries, faults),
             Resend::GiveUp(work) => {
@@ -136,10 +143,12 @@ impl Account {
     fn give_up(&self, work: Sent) {
         let times = zmove_wire::limits::RESENDS_MAX + 1;
         match work {
-            Sent::Batch(batch) => batch.files.into_iter().for_each(|file| {
-                let path = file.path.as_path().to_owned();
-                self.shared.fail(&FileError::Damaged { path, times });
-            }),
+            Sent::Batch(SentBatch { pack, .. }) => {
+                for path in (0..).map_while(|entry| pack.target_path(entry)) {
+                    let path = if path.is_root() { Path::new(".") } else { path.as_path() }.to_owned();
+                    self.shared.fail(&FileError::Damaged { path, times });
+                }
+            }
             Sent::Group(file, _) => {
                 self.shared.fail_large(&file, &FileError::Damaged { path: file.display(), times });
             }
@@ -149,10 +158,9 @@ impl Account {
     fn take_batch(&mut self, batch: &SentBatch, stored: StoredItem) {
         let shared = &self.shared;
         let (mut files, mut bytes) = (0, 0);
-        for file in &batch.files {
-            if stored.faults.iter().any(|fault| fault.path == file.path) {
-                continue;
-            }
+        let faults: Vec<_> = stored.faults.iter().map(|fault| located(batch, *fault)).collect();
+        let failed: HashSet<_> = faults.iter().map(|fault| &fault.path).collect();
+        for file in batch.files.iter().filter(|file| !failed.contains(&file.path)) {
             if let Some(manifest) = &mut self.manifest {
                 manifest.add(&final_path(self.single_name.as_ref(), &file.path), &file.root);
             }
@@ -166,14 +174,15 @@ impl Account {
         shared.counters.files.fetch_add(files, Ordering::Relaxed);
         shared.counters.bytes.fetch_add(bytes, Ordering::Relaxed);
         shared.observer.on(&Event::Stored { files, bytes });
-        stored.faults.into_iter().for_each(|fault| shared.fail(&FileError::Receiver(fault)));
+        faults.into_iter().for_each(|fault| shared.fail(&FileError::Receiver(fault)));
     }
 
     fn take_file(&mut self, done: FileDone) {
         let Some(file) = self.shared.forget(FileId(done.file)) else { return };
         file.close();
-        if let Some(fault) = done.fault {
+        if let Some((operation, code)) = done.fault {
             if file.kill() {
+                let fault = Fault { path: file.target.clone(), operation, code };
                 self.shared.fail(&FileError::Receiver(fault));
             }
             return;
@@ -199,6 +208,13 @@ impl Account {
         }
         Ok(finished)
     }
+}
+
+/// A fault with the path of its entry.
+fn located(batch: &SentBatch, fault: EntryFault) -> Fault {
+    let EntryFault { entry, operation, code } = fault;
+    let path = batch.pack.target_path(entry).unwrap_or_else(zmove_types::RelPath::root);
+    Fault { path, operation, code }
 }
 
 /// The path that an entry has at the target: a single entry may have been given the target's own name.

@@ -59,6 +59,9 @@ pub(crate) enum FileError {
     /// It changed while it was read.
     #[error("sender: read '{}': the file changed while it was being copied; run the command again", path.display())]
     Changed { path: PathBuf },
+    /// Its groups cannot be numbered.
+    #[error("sender: read '{}': files beyond 16 PiB cannot be carried", path.display())]
+    TooLarge { path: PathBuf },
     /// A link's target cannot be carried.
     #[error("sender: read link '{}': its target is empty or longer than 4096 bytes", path.display())]
     LinkTarget { path: PathBuf },

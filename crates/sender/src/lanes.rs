@@ -11,6 +11,7 @@ use zmove_transport::{Frame, LaneError, LaneSink};
 use zmove_types::{Buffer, Doing, FileId, Metadata, Stopwatch};
 use zmove_wire::{FileHead, FrameHeader, FrameKind};
 
+use crate::reader::sealed;
 use crate::shared::Shared;
 use crate::source::LargeSource;
 
@@ -54,13 +55,16 @@ fn declare(
     watch: &mut Stopwatch<'_>,
 ) -> Result<(), LaneError> {
     let head = FileHead { path: file.target.clone(), metadata, bytes: file.entry.size }.encode();
-    let header = FrameHeader {
-        kind: FrameKind::Declare,
-        head_bytes: u32::try_from(head.len()).expect("a path and four numbers"),
-        file: file.id,
-        digest: blake3::hash(&head).into(),
-        ..FrameHeader::default()
-    };
+    let content = *blake3::hash(&head).as_bytes();
+    let header = sealed(
+        &content,
+        FrameHeader {
+            kind: FrameKind::Declare,
+            head_bytes: u32::try_from(head.len()).expect("a path and four numbers"),
+            file: file.id,
+            ..FrameHeader::default()
+        },
+    );
     sink.send(Frame { header, head, data: Buffer::empty() }, watch)
 }
 

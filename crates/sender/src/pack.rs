@@ -1,7 +1,7 @@
 //! Packs: the small entries that will travel in one batch, gathered by directory.
 
 use zmove_scan::{Entry, EntryKind};
-use zmove_types::{GROUP_BYTES, Metadata, Name, Root};
+use zmove_types::{GROUP_BYTES, Metadata, Name, RelPath, Root};
 use zmove_wire::limits::{BATCH_ENTRIES_MAX, BATCH_HEAD_BYTES_TARGET};
 
 use crate::source::SourceDirectory;
@@ -45,6 +45,14 @@ impl PackEntry {
             EntryKind::Symlink(target) => Some(Self::Symlink(name, metadata, target.clone())),
             EntryKind::File if entry.size <= GROUP_BYTES => Some(Self::File(entry)),
             _ => None,
+        }
+    }
+
+    fn name(&self) -> Option<&Name> {
+        match self {
+            Self::Itself(_) => None,
+            Self::Directory(name, _) | Self::Symlink(name, ..) => Some(name),
+            Self::File(entry) | Self::Compare(entry, _) => Some(&entry.name),
         }
     }
 
@@ -138,6 +146,22 @@ impl Pack {
     /// How many entries it has.
     pub(crate) fn entry_count(&self) -> usize {
         self.groups.iter().map(|group| group.entries.len()).sum()
+    }
+
+    /// Where an entry goes, by its number over all groups; `None` past the end.
+    pub(crate) fn target_path(&self, entry: u32) -> Option<RelPath> {
+        let mut left = usize::try_from(entry).ok()?;
+        for group in &self.groups {
+            if let Some(entry) = group.entries.get(left) {
+                let directory = group.directory.target_path();
+                return Some(entry.name().map_or_else(
+                    || directory.clone(),
+                    |name| directory.join(name).unwrap_or_else(|_| directory.clone()),
+                ));
+            }
+            left -= group.entries.len();
+        }
+        None
     }
 
     /// Lets go of open directories while the pack waits for its receipt.

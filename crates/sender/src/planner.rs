@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, never, select};
 use zmove_scan::{Entry, EntryBatch, EntryKind, Scan, ScanError, ScanItem};
-use zmove_types::{Event, FileId, GROUP_BYTES, RelPath, Root};
-use zmove_wire::limits::{OFFER_FILES_MAX, OFFERS_OUTSTANDING_MAX, SYMLINK_BYTES_MAX};
+use zmove_types::{Event, FileId, GROUP_BYTES, GroupSpan, RelPath, Root};
+use zmove_wire::limits::{OFFER_FILES_MAX, OFFER_NAME_BYTES_MAX, OFFERS_OUTSTANDING_MAX, SYMLINK_BYTES_MAX};
 use zmove_wire::{Answer, Offer, OfferedFile, OfferedGroup, TargetState, ToReceiver, Verdict};
 
 use crate::error::FileError;
@@ -45,6 +45,7 @@ struct Planner<'a> {
 #[derive(Default)]
 struct Offering {
     next: u64,
+    name_bytes: usize,
     open: Vec<(SourceDirectory, Entry)>,
     outstanding: HashMap<u64, Vec<(SourceDirectory, Entry)>>,
 }
@@ -120,6 +121,9 @@ impl Planner<'_> {
             EntryKind::Symlink(target) if target.is_empty() || target.len() > SYMLINK_BYTES_MAX => {
                 self.shared.fail(&FileError::LinkTarget { path: directory.display(&entry.name) });
             }
+            EntryKind::File if GroupSpan::count(entry.size).is_none() => {
+                self.shared.fail(&FileError::TooLarge { path: directory.display(&entry.name) });
+            }
             EntryKind::File if self.offering.is_some() => self.offer(directory, entry),
             _ => self.need(directory, entry),
         }
@@ -151,8 +155,9 @@ impl Planner<'_> {
         let Some(offering) = &mut self.offering else { return };
         let mut directory = directory.clone();
         directory.put_off();
+        offering.name_bytes += directory.target_path().as_bytes().len() + entry.name.as_bytes().len();
         offering.open.push((directory, entry));
-        if offering.open.len() >= OFFER_FILES_MAX {
+        if offering.open.len() >= OFFER_FILES_MAX || offering.name_bytes >= OFFER_NAME_BYTES_MAX {
             self.flush_offer();
         }
     }
@@ -185,6 +190,7 @@ impl Offering {
     /// Makes the gathered files an offer.
     fn close(&mut self) -> Offer {
         let files = std::mem::take(&mut self.open);
+        self.name_bytes = 0;
         let mut groups: Vec<OfferedGroup> = Vec::new();
         let mut previous: Option<&SourceDirectory> = None;
         for (directory, entry) in &files {

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crossbeam_channel::Sender;
-use zmove_chunk::{FileHasher, GroupHasher, Work, file_root};
+use zmove_chunk::{FileHasher, GroupHasher, Work, file_root, seal};
 use zmove_disk::FileIdentity;
 use zmove_scan::Entry;
 use zmove_transport::Frame;
-use zmove_types::{Buffer, Doing, Event, GROUP_BYTES, GroupSpan, Root, Stopwatch};
-use zmove_wire::{Batch, BatchEntry, DirectoryGroup, Fault, FileEntry, FrameHeader, FrameKind};
+use zmove_types::{Buffer, Doing, Event, GROUP_BYTES, GroupSpan, ItemId, RelPath, Root, Stopwatch};
+use zmove_wire::{Batch, BatchEntry, DirectoryGroup, EntryFault, FileEntry, FrameHeader, FrameKind};
 
 use crate::config::BUFFER_BYTES;
 use crate::error::FileError;
@@ -139,18 +139,20 @@ impl Reader<'_> {
         let Filling { batch, mut buffer, filled, files } = filling;
         buffer.set_len(filled);
         let head = batch.encode();
-        let digest = blake3::hash(&head).into();
+        let content = *blake3::hash(&head).as_bytes();
         let tries = pack.tries;
         pack.put_off();
-        let item = self.shared.ledger().issue(Sent::Batch(SentBatch { pack, files }), tries);
-        let header = FrameHeader {
-            kind: FrameKind::Batch,
-            head_bytes: length(head.len()),
-            data_bytes: length(filled),
-            item,
-            digest,
-            ..FrameHeader::default()
-        };
+        let Some(item) = self.issue(Sent::Batch(SentBatch { pack, files }), tries) else { return };
+        let header = sealed(
+            &content,
+            FrameHeader {
+                kind: FrameKind::Batch,
+                head_bytes: length(head.len()),
+                data_bytes: length(filled),
+                item,
+                ..FrameHeader::default()
+            },
+        );
         self.hand_on(Cargo::Batch(Frame { header, head, data: buffer }));
     }
 
@@ -185,16 +187,19 @@ impl Reader<'_> {
             return Err(FileError::Changed { path: file.display() });
         }
         let tries = file.tries(span);
-        let item = self.shared.ledger().issue(Sent::Group(Arc::clone(file), span), tries);
-        let header = FrameHeader {
-            kind: FrameKind::Chunk,
-            head_bytes: 0,
-            data_bytes: span.len,
-            group: span.index,
-            item,
-            file: file.id,
-            digest: cv.0,
-        };
+        let Some(item) = self.issue(Sent::Group(Arc::clone(file), span), tries) else { return Ok(()) };
+        let header = sealed(
+            &cv.0,
+            FrameHeader {
+                kind: FrameKind::Chunk,
+                head_bytes: 0,
+                data_bytes: span.len,
+                group: span.index,
+                item,
+                file: file.id,
+                ..FrameHeader::default()
+            },
+        );
         let frame = Frame { header, head: Vec::new(), data: buffer };
         self.hand_on(Cargo::Chunk { file: Arc::clone(file), metadata: identity.metadata(), frame, tries });
         Ok(())
@@ -206,6 +211,14 @@ impl Reader<'_> {
         let buffer = self.shared.pool.take();
         self.watch.lap(Doing::Blocked);
         buffer
+    }
+
+    /// Books an item as on its way; waits while too much is. `None` when the push is being stopped.
+    fn issue(&mut self, work: Sent, tries: u8) -> Option<ItemId> {
+        self.watch.lap(Doing::Busy);
+        let item = self.shared.issue(work, tries);
+        self.watch.lap(Doing::Blocked);
+        item
     }
 
     fn hand_on(&mut self, cargo: Cargo) {
@@ -283,12 +296,17 @@ fn hash_file(mut file: &File) -> io::Result<Root> {
     }
 }
 
+/// A header with the seal over itself and its content.
+pub(crate) fn sealed(content: &[u8; 32], header: FrameHeader) -> FrameHeader {
+    FrameHeader { digest: seal(&header.prefix(), content), ..header }
+}
+
 fn length(bytes: usize) -> u32 {
     u32::try_from(bytes).expect("frames hold a few MiB")
 }
 
 /// Sends a damaged item again, or gives its files up.
-pub(crate) fn resend(shared: &Shared, work: Sent, tries: u8, faults: &[Fault]) {
+pub(crate) fn resend(shared: &Shared, work: Sent, tries: u8, faults: &[EntryFault]) {
     shared.counters.resent.fetch_add(1, Ordering::Relaxed);
     let what = match &work {
         Sent::Batch(batch) => describe(batch, faults),
@@ -312,10 +330,11 @@ pub(crate) fn resend(shared: &Shared, work: Sent, tries: u8, faults: &[Fault]) {
 }
 
 /// Names the damaged files where the receiver could tell them.
-fn describe(batch: &SentBatch, faults: &[Fault]) -> String {
+fn describe(batch: &SentBatch, faults: &[EntryFault]) -> String {
+    let path = |fault: &EntryFault| batch.pack.target_path(fault.entry).unwrap_or_else(RelPath::root);
     match (faults, batch.files.as_slice()) {
-        ([only], _) => format!("'{}'", only.path),
-        ([first, rest @ ..], _) => format!("'{}' and {} more", first.path, rest.len()),
+        ([only], _) => format!("'{}'", path(only)),
+        ([first, rest @ ..], _) => format!("'{}' and {} more", path(first), rest.len()),
         ([], []) => "a batch of directories and links".to_owned(),
         ([], [only]) => format!("'{}'", only.path),
         ([], [first, rest @ ..]) => format!("a batch of '{}' and {} more", first.path, rest.len()),

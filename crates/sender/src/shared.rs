@@ -2,14 +2,15 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::UnboundedSender;
 use zmove_chunk::{Plan, Work};
-use zmove_types::{BufferPool, Event, FileId, GroupSpan, Observer, RelPath, Root, StageClock};
-use zmove_wire::ToReceiver;
-use zmove_wire::session::SenderTransfer;
+use zmove_types::{BufferPool, Event, FileId, GroupSpan, ItemId, Observer, RelPath, Root, StageClock};
+use zmove_wire::limits::ITEMS_OUTSTANDING_MAX;
+use zmove_wire::session::{Resend, SenderTransfer};
+use zmove_wire::{ToReceiver, WireError};
 
 use crate::config::SenderConfig;
 use crate::error::FileError;
@@ -53,6 +54,7 @@ pub(crate) struct Shared {
     pub(crate) counters: Counters,
     pub(crate) started: Instant,
     ledger: Mutex<SenderTransfer<Sent>>,
+    settled: Condvar,
     stopping: AtomicBool,
     first_byte_us: AtomicU64,
     next_file: AtomicU64,
@@ -89,6 +91,7 @@ impl Shared {
             counters: Counters::default(),
             started,
             ledger: Mutex::default(),
+            settled: Condvar::new(),
             stopping: AtomicBool::new(false),
             first_byte_us: AtomicU64::new(0),
             next_file: AtomicU64::new(0),
@@ -98,6 +101,30 @@ impl Shared {
     /// The account of what is on its way.
     pub(crate) fn ledger(&self) -> MutexGuard<'_, SenderTransfer<Sent>> {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Books an item as on its way; waits while too many are, so that a receiver that settles nothing cannot make the
+    /// account grow without end. `None` when the push is being stopped.
+    pub(crate) fn issue(&self, work: Sent, tries: u8) -> Option<ItemId> {
+        let full = |ledger: &mut SenderTransfer<Sent>| {
+            ledger.outstanding() >= ITEMS_OUTSTANDING_MAX && !self.is_stopping()
+        };
+        let mut ledger = self.settled.wait_while(self.ledger(), full).unwrap_or_else(PoisonError::into_inner);
+        (!self.is_stopping()).then(|| ledger.issue(work, tries))
+    }
+
+    /// The receiver settled an item.
+    pub(crate) fn stored(&self, item: ItemId) -> Result<Sent, WireError> {
+        let settled = self.ledger().stored(item);
+        self.settled.notify_one();
+        settled
+    }
+
+    /// The receiver found an item damaged.
+    pub(crate) fn mismatch(&self, item: ItemId) -> Result<Resend<Sent>, WireError> {
+        let settled = self.ledger().mismatch(item);
+        self.settled.notify_one();
+        settled
     }
 
     /// Adds a pack to the plan; waits while it is full.
@@ -204,7 +231,10 @@ impl Shared {
 
     /// Makes all threads stop soon.
     pub(crate) fn stop(&self) {
+        let ledger = self.ledger();
         self.stopping.store(true, Ordering::Release);
+        drop(ledger);
+        self.settled.notify_all();
         self.plan.abandon();
         self.pool.close();
     }

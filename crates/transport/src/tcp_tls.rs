@@ -42,6 +42,12 @@ pub struct Connection {
 }
 
 impl Connection {
+    /// What TLS has agreed on: version, cipher suite, kind of handshake.
+    #[must_use]
+    pub fn session(&self) -> &rustls::CommonState {
+        self.stream.get_ref().1
+    }
+
     /// The blocking form, for lanes: a blocking socket, and the TLS state that goes with it. The state may hold bytes
     /// that have arrived already; they come first.
     ///

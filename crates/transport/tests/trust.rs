@@ -187,7 +187,7 @@ async fn both_sides_learn_the_other_key() {
     assert_eq!((client.peer, server.peer), (host.fingerprint(), user.fingerprint()));
     assert!(client.rtt > Duration::ZERO && server.rtt > Duration::ZERO);
     let stream = client;
-    let session = stream.get_ref().1;
+    let session = stream.session();
     assert_eq!(session.alpn_protocol(), Some(b"zmove".as_slice()));
     let suite = session.negotiated_cipher_suite().unwrap().suite();
     assert_eq!(suite, rustls::CipherSuite::TLS13_AES_128_GCM_SHA256);
@@ -221,7 +221,7 @@ async fn server_sends_no_tickets_and_nothing_is_resumed() {
     for _ in 0..2 {
         let (client, server) = tokio::join!(dialler.dial(LONG), accept(&acceptor));
         let stream = server.unwrap();
-        assert_eq!(stream.get_ref().1.handshake_kind(), Some(HandshakeKind::Full));
+        assert_eq!(stream.session().handshake_kind(), Some(HandshakeKind::Full));
         let (mut socket, _) = client.unwrap().into_blocking().unwrap();
         socket.set_nonblocking(true).unwrap();
         // The server is done, so a ticket would be here.

@@ -10,7 +10,7 @@
 //! | 16 | 8 | item id (batch, chunk) |
 //! | 24 | 8 | file id (declare, chunk) |
 //! | 32 | 8 | zero |
-//! | 40 | 32 | digest: BLAKE3 of the head (batch, declare), chaining value of the group (chunk) |
+//! | 40 | 32 | digest: the seal of bytes 0 to 39 and of what follows, as `zmove_chunk::seal` makes it |
 
 use zmove_types::{FileId, ItemId};
 
@@ -45,7 +45,7 @@ pub struct FrameHeader {
     pub item: ItemId,
     /// Which large file.
     pub file: FileId,
-    /// What the head (batch, declare) or the data (chunk) must hash to.
+    /// The seal over the [`prefix`](Self::prefix) and the hash of the head (batch, declare) or of the data (chunk).
     pub digest: [u8; 32],
 }
 
@@ -66,6 +66,14 @@ impl Default for FrameHeader {
 impl FrameHeader {
     /// The header's length on the wire.
     pub const BYTES: usize = 72;
+
+    /// Everything but the digest, as it is sealed.
+    #[must_use]
+    pub fn prefix(&self) -> [u8; 40] {
+        let bytes = self.encode();
+        let (prefix, _digest) = bytes.split_first_chunk().expect("a header is longer than its prefix");
+        *prefix
+    }
 
     /// The header as bytes.
     #[must_use]

@@ -24,8 +24,8 @@ pub use batch::{Batch, BatchEntry, DirectoryGroup, FileEntry, FileHead};
 pub use error::WireError;
 pub use frame::{FrameHeader, FrameKind};
 pub use message::{
-    Answer, Compare, Durability, Fault, FaultCode, FileDone, Finished, Offer, OfferedFile, OfferedGroup,
-    Open, Opened, Operation, Refusal, RefusalCode, StageReport, Stored, StoredItem, TargetShape, TargetState,
-    ToReceiver, ToSender, TopName, Verdict, decode_message, encode_message,
+    Answer, Compare, Durability, EntryFault, Fault, FaultCode, FileDone, Finished, Offer, OfferedFile,
+    OfferedGroup, Open, Opened, Operation, Refusal, RefusalCode, StageReport, Stored, StoredItem,
+    TargetShape, TargetState, ToReceiver, ToSender, TopName, Verdict, decode_message, encode_message,
 };
 pub use version::{Greeting, GreetingError, Role, Version};

@@ -17,6 +17,12 @@ pub const BATCH_HEAD_BYTES_TARGET: usize = 1 << 20;
 pub const SYMLINK_BYTES_MAX: usize = 4096;
 /// The most files in one offer.
 pub const OFFER_FILES_MAX: usize = 4096;
+/// The most bytes of paths and names in one offer; one more entry still fits the longest message.
+pub const OFFER_NAME_BYTES_MAX: usize = 4 << 20;
+/// The most items that one message settles; each has at most [`BATCH_ENTRIES_MAX`] faults of a few bytes.
+pub const STORED_ITEMS_MAX: usize = 128;
+/// The most items on their way that the receiver has not settled; a sender reads no further.
+pub const ITEMS_OUTSTANDING_MAX: usize = 512;
 /// The most offers that wait for an answer.
 pub const OFFERS_OUTSTANDING_MAX: usize = 64;
 /// The most lanes of one transfer.

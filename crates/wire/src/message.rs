@@ -199,8 +199,19 @@ pub struct StoredItem {
     pub item: u64,
     /// It did not arrive as it was sent, in whole or in part: the sender has to answer for it.
     pub mismatch: bool,
-    /// The entries that did not get their place.
-    pub faults: Vec<Fault>,
+    /// The entries that did not get their place, or, with a mismatch, those that arrived damaged.
+    pub faults: Vec<EntryFault>,
+}
+
+/// What became of one entry of a batch. Its path is not repeated: the sender knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EntryFault {
+    /// The entry's number in its batch, counted over all groups from 0.
+    pub entry: u32,
+    /// What was tried.
+    pub operation: Operation,
+    /// Why it failed.
+    pub code: FaultCode,
 }
 
 /// The end of one large file.
@@ -208,8 +219,8 @@ pub struct StoredItem {
 pub struct FileDone {
     /// Its file id.
     pub file: u64,
-    /// Why it failed, if it did.
-    pub fault: Option<Fault>,
+    /// What was tried and why it failed, if it did.
+    pub fault: Option<(Operation, FaultCode)>,
 }
 
 /// The receiver's account at the end.
@@ -323,7 +334,7 @@ mod tests {
         #[test]
         fn stored_survives_the_wire(items in proptest::collection::vec((any::<u64>(), any::<bool>()), 0..50)) {
             let items = items.into_iter().map(|(item, mismatch)| StoredItem {
-                item, mismatch, faults: vec![fault::tests::sample()],
+                item, mismatch, faults: vec![EntryFault { entry: 7, operation: Operation::Write, code: FaultCode::Os(28) }],
             });
             let message = ToSender::Stored(Stored { items: items.collect(), files: vec![] });
             assert_eq!(decode_message(&encode_message(&message)[4..]), Ok(message));

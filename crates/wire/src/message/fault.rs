@@ -84,12 +84,11 @@ pub enum RefusalCode {
     Protocol,
 }
 
-impl Fault {
-    /// A fault from an error of the operating system.
+impl FaultCode {
+    /// The code of an error of the operating system.
     #[must_use]
-    pub fn os(path: RelPath, operation: Operation, error: &io::Error) -> Self {
-        let code = FaultCode::Os(error.raw_os_error().unwrap_or(EIO));
-        Self { path, operation, code }
+    pub fn os(error: &io::Error) -> Self {
+        Self::Os(error.raw_os_error().unwrap_or(EIO))
     }
 }
 

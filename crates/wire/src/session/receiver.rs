@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 
 use crate::error::WireError;
+use crate::limits::STORED_ITEMS_MAX;
 use crate::message::{Answer, Fault, FileDone, Stored, StoredItem, ToSender};
 
 /// What has been received, and what to tell the sender.
@@ -72,8 +73,11 @@ impl ReceiverTransfer {
     /// [`WireError::OutOfOrder`] when more items came than the sender announced.
     pub fn poll(&mut self) -> Result<Option<ReceiverAction>, WireError> {
         if !self.unsent.items.is_empty() || !self.unsent.files.is_empty() {
-            let stored = std::mem::take(&mut self.unsent);
-            return Ok(Some(ReceiverAction::Send(ToSender::Stored(stored))));
+            let count = self.unsent.items.len().min(STORED_ITEMS_MAX);
+            let items = self.unsent.items.drain(..count).collect();
+            let count = self.unsent.files.len().min(STORED_ITEMS_MAX);
+            let files = self.unsent.files.drain(..count).collect();
+            return Ok(Some(ReceiverAction::Send(ToSender::Stored(Stored { items, files }))));
         }
         if let Some(message) = self.other.pop_front() {
             return Ok(Some(ReceiverAction::Send(message)));

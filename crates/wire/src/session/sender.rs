@@ -126,6 +126,12 @@ impl<W> SenderTransfer<W> {
         Some(ToReceiver::Announce { items: now.0, mismatches: now.1 })
     }
 
+    /// How many items are on their way.
+    #[must_use]
+    pub fn outstanding(&self) -> usize {
+        self.outstanding.len()
+    }
+
     /// Whether everything sent has been settled and nothing is planned.
     #[must_use]
     pub fn is_settled(&self) -> bool {

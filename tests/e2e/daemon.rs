@@ -1,0 +1,81 @@
+//! A running `zmove serve`, ready when it says so and gone when dropped.
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::sync::{Arc, Condvar, Mutex};
+
+use rustix::process::{Pid, Signal, kill_process};
+use zmove_transport::Fingerprint;
+
+use crate::command::Runner;
+use crate::harness::PATIENCE;
+
+/// A running `zmove serve`.
+pub(crate) struct Daemon {
+    child: Child,
+    pub(crate) address: SocketAddr,
+    pub(crate) fingerprint: Fingerprint,
+    log: Arc<Log>,
+}
+
+#[derive(Default)]
+struct Log {
+    lines: Mutex<Vec<String>>,
+    grown: Condvar,
+}
+
+impl Daemon {
+    /// Starts one and waits for the line that says it is ready.
+    pub(crate) fn start(home: &Path, listen: &str, runner: &Runner) -> Self {
+        let mut command = runner.zmove(home).0;
+        command.args(["serve", "--listen", listen]);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut ready = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+        let said = ready.trim_end().strip_prefix("zmove serve: listening on ");
+        let (address, key) = said.and_then(|said| said.split_once(", key ")).expect("the ready line");
+        let (address, fingerprint) = (address.parse().unwrap(), key.parse().unwrap());
+        let log = Arc::new(Log::default());
+        let (stderr, log_in) = (BufReader::new(child.stderr.take().unwrap()), Arc::clone(&log));
+        std::thread::spawn(move || {
+            for line in stderr.lines().map_while(Result::ok) {
+                log_in.lines.lock().unwrap().push(line);
+                log_in.grown.notify_all();
+            }
+        });
+        Self { child, address, fingerprint, log }
+    }
+
+    /// Waits for a log line that says `part`.
+    #[track_caller]
+    pub(crate) fn wait_for_log(&self, part: &str) -> String {
+        let found = |lines: &[String]| lines.iter().find(|line| line.contains(part)).cloned();
+        let lines = self.log.lines.lock().unwrap();
+        let missing = |lines: &mut Vec<String>| found(lines).is_none();
+        let (lines, _) = self.log.grown.wait_timeout_while(lines, PATIENCE, missing).unwrap();
+        found(&lines).unwrap_or_else(|| panic!("no {part:?} in the daemon's log: {lines:?}"))
+    }
+
+    /// Asks it to end; returns its exit code.
+    pub(crate) fn terminate(mut self) -> Option<i32> {
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap()).unwrap();
+        kill_process(pid, Signal::TERM).unwrap();
+        self.child.wait().unwrap().code()
+    }
+
+    /// Ends it without a warning.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // it may be gone already, which is what is wanted
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
