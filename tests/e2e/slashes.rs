@@ -117,7 +117,7 @@ fn two_sources_of_the_same_name(site: &Site) {
     paint(site.source().join("b/same"), 2);
     let sources = ["source/a/same", "source/b/same"].map(OsStr::new);
     let outcome = site.push_command(&[], &sources, "x").outcome().expect(1);
-    outcome.says(&["two sources", "'same'"]).lines(1);
+    outcome.says(&["would both become", "'same'"]).lines(1);
     assert!(names(&site.target()).is_empty());
 }
 

@@ -6,6 +6,7 @@ use zmove_transport::{Access, AuthorizedKeys, Grant};
 use crate::args::AllowArgs;
 use crate::exit::{Exit, usage_error};
 use crate::settings;
+use crate::terminal;
 
 /// Runs `zmove allow`.
 pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
@@ -26,6 +27,6 @@ pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
     let (fingerprint, name) = (args.fingerprint, args.name);
     AuthorizedKeys::allow(&home, Grant { fingerprint, name: name.clone(), roots, access })?;
     let may = if access == Access::ReadWrite { "write" } else { "read" };
-    println!("{name} ({fingerprint}) may {may} below {}", shown.join(", "));
+    terminal::print(format_args!("{name} ({fingerprint}) may {may} below {}\n", shown.join(", ")));
     Ok(Exit::Done)
 }

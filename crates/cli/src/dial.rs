@@ -17,6 +17,7 @@ use zmove_wire::{Greeting, Role};
 use crate::exit::{Exit, Failure};
 use crate::location::Remote;
 use crate::settings::{self, LANES_AT_ONCE, lanes_for};
+use crate::terminal;
 
 /// How long a connection may take to be ready.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(30);
@@ -48,7 +49,7 @@ pub(crate) async fn connect(remote: &Remote, options: &DialOptions) -> Result<Li
     let link = dial_all(dialler, options.streams).await?;
     if let Some(key) = first_key.get() {
         known_hosts.pin(&remote.host, remote.port, key)?;
-        eprintln!("zmove: pinned the key of {}:{}: {key}", remote.host, remote.port);
+        terminal::warn(format_args!("pinned the key of {}:{}: {key}", remote.host, remote.port));
     }
     Ok(link)
 }
@@ -81,9 +82,12 @@ async fn ask_for_key(
         remote.host, remote.port
     );
     std::io::stderr().flush()?;
-    let mut answer = String::new();
-    std::io::stdin().lock().read_line(&mut answer)?;
-    if answer.trim() != "yes" {
+    // on a thread of its own, so that an interrupt is heard meanwhile
+    let read = tokio::task::spawn_blocking(|| {
+        let mut answer = String::new();
+        std::io::stdin().lock().read_line(&mut answer).map(|_| answer)
+    });
+    if read.await.context("read the answer")??.trim() != "yes" {
         return Err(Failure(Exit::Authentication, "the host's key was not accepted".into()).into());
     }
     known_hosts.pin(&remote.host, remote.port, fingerprint)?;

@@ -59,6 +59,7 @@ impl Exit {
                 RefusalCode::Denied | RefusalCode::Target => Self::Target,
                 RefusalCode::Busy => Self::Connection,
                 RefusalCode::Protocol => Self::Broken,
+                RefusalCode::Failed => Self::File,
             },
             SessionError::PeerIncompatible(_) | SessionError::Control(ControlError::Greeting(_)) => {
                 Self::Incompatible

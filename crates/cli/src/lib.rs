@@ -14,6 +14,7 @@ mod scan;
 mod serve;
 mod settings;
 mod summary;
+mod terminal;
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -41,7 +42,7 @@ pub fn main() -> ExitCode {
     match done {
         Ok(exit) => exit.into(),
         Err(error) => {
-            eprintln!("zmove: {error:#}");
+            terminal::warn(format_args!("{error:#}"));
             Exit::of(&error).into()
         }
     }

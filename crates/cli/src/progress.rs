@@ -8,6 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::terminal;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use zmove_types::{ByteCount, Event, Observer};
@@ -167,17 +168,18 @@ impl Watcher {
         match self.form {
             Form::Json => print_json(&json!({ "event": "failed", "message": message })),
             Form::Failures => {}
-            Form::Bar => return self.bar.suspend(|| eprintln!("zmove: {message}")),
+            Form::Bar => return self.bar.suspend(|| terminal::warn(message)),
         }
-        eprintln!("zmove: {message}");
+        terminal::warn(message);
     }
 
     fn note(&self, message: &str) {
         match self.form {
             Form::Json => print_json(&json!({ "event": "resent", "what": message })),
-            Form::Failures => eprintln!("zmove: arrived damaged and is sent again: {message}"),
+            Form::Failures => terminal::warn(format_args!("arrived damaged and is sent again: {message}")),
             Form::Bar => {
-                self.bar.suspend(|| eprintln!("zmove: arrived damaged and is sent again: {message}"));
+                self.bar
+                    .suspend(|| terminal::warn(format_args!("arrived damaged and is sent again: {message}")));
             }
         }
     }
@@ -242,5 +244,5 @@ fn eta(bytes_left: u64, rate: f64) -> String {
 
 /// One event, one line.
 pub(crate) fn print_json(value: &serde_json::Value) {
-    println!("{value}");
+    terminal::print(format_args!("{value}\n"));
 }

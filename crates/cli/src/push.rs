@@ -1,6 +1,6 @@
 //! `zmove push`: from what was typed to a summary.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -21,6 +21,7 @@ use crate::exit::{Exit, Failure, usage_error};
 use crate::location::{Location, Remote};
 use crate::progress::Display;
 use crate::summary;
+use crate::terminal;
 
 /// Runs `zmove push`.
 pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
@@ -171,7 +172,7 @@ impl Sources {
             match Source::look_at(Path::new(path)) {
                 Ok(source) => sources.present.push(source),
                 Err(error) => {
-                    eprintln!("zmove: sender: open '{}': {error}", path.display());
+                    terminal::warn(format_args!("sender: open '{}': {error}", path.display()));
                     sources.missing += 1;
                 }
             }
@@ -183,11 +184,21 @@ impl Sources {
         Ok(sources)
     }
 
+    /// What two sources bring under one name would be a matter of luck at the target.
     fn refuse_same_names(&self) -> Result<()> {
-        let mut names = HashSet::new();
-        for top in self.present.iter().filter_map(|source| source.top.as_ref()) {
-            if !names.insert(top) {
-                return Err(usage_error(format!("two sources would both become '{top}' at the target")));
+        if self.present.len() < 2 {
+            return Ok(());
+        }
+        let mut owners = HashMap::new();
+        for source in &self.present {
+            for name in source.tops()? {
+                if let Some(other) = owners.insert(name.clone(), &source.path) {
+                    let (one, other) = (source.path.display(), other.display());
+                    let shown = Path::new(&name).display();
+                    return Err(usage_error(format!(
+                        "'{other}' and '{one}' would both become '{shown}' at the target: push them one after the other"
+                    )));
+                }
             }
         }
         Ok(())
@@ -221,6 +232,16 @@ impl Source {
         }
         let name = path.file_name().filter(|_| !contents).map(|name| Name::from_bytes(name.as_bytes()));
         Ok(Self { path: path.to_owned(), top: name.transpose()?, directory })
+    }
+
+    /// The names that it will have at the top of the target.
+    fn tops(&self) -> Result<Vec<OsString>> {
+        if let Some(top) = &self.top {
+            return Ok(vec![top.as_os_str().to_owned()]);
+        }
+        // a directory that cannot be listed brings nothing, and the scan says so
+        let Ok(listed) = std::fs::read_dir(&self.path) else { return Ok(Vec::new()) };
+        listed.map(|entry| Ok(entry?.file_name())).collect()
     }
 
     fn prefix(&self) -> RelPath {

@@ -6,16 +6,17 @@ use zmove_types::RelPath;
 
 use crate::args::ScanArgs;
 use crate::exit::Exit;
+use crate::terminal;
 
 /// Runs `zmove scan`.
 pub(crate) fn run(args: &ScanArgs) -> Result<Exit> {
     let prefix = if args.path.is_dir() { RelPath::root() } else { RelPath::from_bytes(b"file")? };
     let root = ScanRoot { source: args.path.clone(), prefix };
-    let walked = histogram(scan(vec![root], &ScanConfig::default()), |error| eprintln!("zmove: {error}"));
+    let walked = histogram(scan(vec![root], &ScanConfig::default()), terminal::warn);
     if args.json {
-        println!("{}", serde_json::to_string(&walked)?);
+        terminal::print(format_args!("{}\n", serde_json::to_string(&walked)?));
     } else {
-        print!("{}", walked.table(terminal_columns()));
+        terminal::print(walked.table(terminal_columns()));
     }
     Ok(if walked.errors > 0 { Exit::Partial } else { Exit::Done })
 }

@@ -8,25 +8,28 @@ use zmove_transport::{Acceptor, AuthorizedKeys, Identity, SocketConfig};
 use crate::args::ServeArgs;
 use crate::exit::Exit;
 use crate::settings;
+use crate::terminal;
 
 /// Runs `zmove serve` until it is told to stop.
 pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
     let home = settings::home(settings::Role::Daemon)?;
     let identity = Identity::load_or_create(&home)?;
     if AuthorizedKeys::load(&home)?.grants().is_empty() {
-        eprintln!(
-            "zmove: no sender may write here yet; run: zmove allow FINGERPRINT --name NAME --root DIR --write"
+        terminal::warn(
+            "no sender may write here yet; run: zmove allow FINGERPRINT --name NAME --root DIR --write",
         );
     }
     let runtime = tokio::runtime::Runtime::new().context("start the runtime")?;
     runtime.block_on(async {
         let acceptor = Acceptor::bind(args.listen, &identity, SocketConfig::default()).await?;
         let address = acceptor.local_addr().context("read the listening address")?;
-        let daemon =
-            Daemon::new(acceptor, home, ReceiverConfig::default(), |event| eprintln!("zmove: {event}"));
+        let daemon = Daemon::new(acceptor, home, ReceiverConfig::default(), |event| terminal::warn(event));
         let mut terminate = signal(SignalKind::terminate()).context("handle SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("handle SIGINT")?;
-        println!("zmove serve: listening on {address}, key {}", identity.fingerprint());
+        terminal::print(format_args!(
+            "zmove serve: listening on {address}, key {}\n",
+            identity.fingerprint()
+        ));
         let stop = async {
             tokio::select! {
                 _ = terminate.recv() => {}

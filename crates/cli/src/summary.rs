@@ -7,25 +7,26 @@ use zmove_types::{ByteCount, ByteRate};
 
 use crate::args::{DurabilityArg, PushArgs};
 use crate::progress::print_json;
+use crate::terminal;
 
 /// Prints the summary in the form that was asked for.
 pub(crate) fn print(summary: &Summary, args: &PushArgs) -> Result<()> {
     if summary.manifest_left_out > 0 {
-        eprintln!(
-            "zmove: {} names are not UTF-8 and are left out of the manifest: b3sum cannot read them",
+        terminal::warn(format_args!(
+            "{} names are not UTF-8 and are left out of the manifest: b3sum cannot read them",
             summary.manifest_left_out
-        );
+        ));
     }
     if args.manifest.is_some() && summary.skipped > 0 && !args.checksum {
-        eprintln!(
-            "zmove: {} files were there already and are left out of the manifest: they were not read (-c reads them)",
+        terminal::warn(format_args!(
+            "{} files were there already and are left out of the manifest: they were not read (-c reads them)",
             summary.skipped
-        );
+        ));
     }
     if args.json {
         print_json(&as_json(summary));
     } else if !args.quiet {
-        print!("{}", as_text(summary, args.durability));
+        terminal::print(as_text(summary, args.durability));
     }
     Ok(())
 }

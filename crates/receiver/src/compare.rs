@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
 
 use rustix::fs::OFlags;
 use zmove_chunk::FileHasher;
@@ -43,8 +44,8 @@ fn judge(
         return Verdict::Need;
     }
     match compare {
-        Compare::Checksum => checksum(opened, name).map_or(Verdict::Need, Verdict::Compare),
-        Compare::Quick if there.mtime == mtime_of(file) => keep(opened, name, &there, file),
+        Compare::Checksum => checksum(context, opened, name).map_or(Verdict::Need, Verdict::Compare),
+        Compare::Quick if is_same_time(there.mtime, mtime_of(file)) => keep(opened, name, &there, file),
         Compare::Quick => Verdict::Need,
     }
 }
@@ -58,21 +59,48 @@ fn keep(opened: &OwnedFd, name: &Name, there: &FileIdentity, file: &OfferedFile)
     Verdict::Need
 }
 
+/// Whether the target has the source's time, as exactly as its file system keeps it: some cut nanoseconds to
+/// microseconds, to tenths of microseconds or to whole seconds.
+fn is_same_time(there: Timestamp, source: Timestamp) -> bool {
+    let cut = |power: u32| source.nanos / 10_u32.pow(power) * 10_u32.pow(power);
+    there.seconds == source.seconds && (0..=9).any(|power| there.nanos == cut(power))
+}
+
 fn mtime_of(file: &OfferedFile) -> Timestamp {
     Timestamp { seconds: file.mtime_seconds, nanos: file.mtime_nanos }
 }
 
-fn checksum(opened: &OwnedFd, name: &Name) -> Option<[u8; 32]> {
+fn checksum(context: &Context, opened: &OwnedFd, name: &Name) -> Option<[u8; 32]> {
     let path = RelPath::root().join(name).ok()?;
-    let file = File::from(open_beneath(opened.as_fd(), &path, OFlags::RDONLY | OFlags::NOFOLLOW).ok()?);
+    let file = File::from(
+        open_beneath(opened.as_fd(), &path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK).ok()?,
+    );
     let mut room = vec![0; BUFFER_BYTES / 16];
     let mut hasher = FileHasher::default();
-    loop {
+    while !context.stopping.load(Ordering::Relaxed) {
         match std::io::Read::read(&mut (&file), &mut room) {
             Ok(0) => return Some(hasher.finish().0),
             Ok(taken) => hasher.update(&room[..taken]),
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
             Err(_) => return None,
         }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_compared_as_exactly_as_they_are_kept() {
+        let at = |seconds, nanos| Timestamp { seconds, nanos };
+        let source = at(7, 123_456_789);
+        for kept in [123_456_789, 123_456_700, 123_456_000, 0] {
+            assert!(is_same_time(at(7, kept), source), "{kept}");
+        }
+        assert!(!is_same_time(at(7, 123_456_788), source));
+        assert!(!is_same_time(at(8, 123_456_789), source));
+        assert!(!is_same_time(source, at(7, 0)));
     }
 }

@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use zmove_disk::TempNames;
-use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneBreaker, LaneSource};
+use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneBreaker, LaneError, LaneSource};
 use zmove_types::{BufferPool, StageClock, StageTimes, TransferId};
 use zmove_wire::limits::{OFFER_FILES_MAX, OFFERS_OUTSTANDING_MAX};
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
-    Durability, Finished, Greeting, Offer, Open, Opened, Refusal, Role, StageReport, ToReceiver, ToSender,
-    TopName, WireError, decode_message, encode_message,
+    Durability, Finished, Greeting, Offer, Open, Opened, Refusal, RefusalCode, Role, StageReport, ToReceiver,
+    ToSender, TopName, WireError, decode_message, encode_message,
 };
 
 use crate::config::{BUFFER_BYTES, ReceiverConfig};
@@ -196,7 +196,10 @@ impl Crew {
         }
         for number in 0..config.writers {
             let (context, jobs) = (Arc::clone(context), jobs.clone());
-            crew.spawn(format!("zmove-write-{number}"), move || write_all(&context, &jobs))?;
+            crew.spawn(format!("zmove-write-{number}"), move || {
+                let _guard = PanicGuard(&context);
+                write_all(&context, &jobs);
+            })?;
         }
         Ok(crew)
     }
@@ -205,7 +208,10 @@ impl Crew {
         self.breakers.push(source.breaker());
         let (context, queue) = (Arc::clone(context), self.queue.clone());
         let number = self.breakers.len();
-        self.spawn(format!("zmove-lane-{number}"), move || lanes::run_lane(&context, source, &queue))
+        self.spawn(format!("zmove-lane-{number}"), move || {
+            let _guard = PanicGuard(&context);
+            lanes::run_lane(&context, source, &queue);
+        })
     }
 
     fn spawn(&mut self, name: String, work: impl FnOnce() + Send + 'static) -> Result<(), SessionError> {
@@ -220,6 +226,18 @@ impl Crew {
             if let Err(panic) = thread.join() {
                 std::panic::resume_unwind(panic);
             }
+        }
+    }
+}
+
+/// Ends the session when one of its threads panics, rather than let it wait for ever.
+struct PanicGuard<'a>(&'a Context);
+
+impl Drop for PanicGuard<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let source = std::io::Error::other("a thread of the receiver panicked");
+            self.0.tell(Outcome::LaneEnded(Err(LaneError::Io { source })));
         }
     }
 }
@@ -275,7 +293,7 @@ impl Running {
 
     fn take_offer(&mut self, offer: Offer) -> Result<(), SessionError> {
         let files: usize = offer.groups.iter().map(|group| group.files.len()).sum();
-        if files > OFFER_FILES_MAX {
+        if files.max(offer.groups.len()) > OFFER_FILES_MAX {
             let (value, limit) = (files as u64, OFFER_FILES_MAX as u64);
             return Err(WireError::OverLimit { what: "offered files", value, limit }.into());
         }
@@ -336,7 +354,10 @@ impl Running {
         let finished = tokio::task::spawn_blocking(move || finish::finish(&context)).await;
         let (flush, last) = finished.expect("finishing does not panic").map_err(SessionError::Flush)?;
         while let Ok(outcome) = self.outcomes.try_recv() {
-            self.take_outcome(outcome)?;
+            // everything has come: a lane that breaks now has done its work
+            if !matches!(outcome, Outcome::LaneEnded(_)) {
+                self.take_outcome(outcome)?;
+            }
         }
         last.into_iter().try_for_each(|outcome| self.take_outcome(outcome))?;
         while let Some(ReceiverAction::Send(message)) = self.ledger.poll()? {
@@ -352,9 +373,19 @@ impl Running {
         Ok(self.writer.finish().await?)
     }
 
+    /// Tells the peer why this side cannot go on, if it is still there.
+    async fn say_why(&mut self, error: &SessionError) -> Result<(), ControlError> {
+        let refusal = Refusal { code: RefusalCode::Failed, text: error.to_string() };
+        self.writer.send(&encode_message(&ToSender::Refused(refusal))).await?;
+        self.writer.finish().await
+    }
+
     /// Stops everything: after a good end the peer closes first, so that nothing it said is left unread.
     async fn close(mut self, ended: Result<(), SessionError>) -> Result<SessionReport, SessionError> {
-        if ended.is_ok() {
+        if let Err(error) = &ended {
+            let said = self.say_why(error);
+            let _in_time = tokio::time::timeout(CLOSE_TIMEOUT, said).await;
+        } else {
             let closed = async { while let Some(Ok(_)) = self.inbox.recv().await {} };
             let _in_time = tokio::time::timeout(CLOSE_TIMEOUT, closed).await;
         }
@@ -363,6 +394,8 @@ impl Running {
         self.lanes.close();
         self.outcomes.close();
         self.crew.breakers.iter().for_each(LaneBreaker::trip);
+        // the peer sees the end of the connection now, and lets go of its lanes
+        drop((self.writer, self.inbox));
         let crew = self.crew;
         tokio::task::spawn_blocking(move || crew.join()).await.expect("threads of a session do not panic");
         let target = self.open.target;

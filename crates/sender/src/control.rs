@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use tokio::sync::mpsc;
 use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneError, LaneSink};
 use zmove_types::{Event, FileId, ItemId, TransferId};
+use zmove_wire::limits::{OFFER_FILES_MAX, STORED_ITEMS_MAX};
 use zmove_wire::session::Resend;
 use zmove_wire::{
     Answer, EntryFault, Fault, FileDone, Finished, Greeting, Open, Opened, Role, Stored, StoredItem,
@@ -80,7 +81,19 @@ fn spawn_inbox(mut reader: ControlReader) -> Inbox {
     inbox
 }
 
-const INBOX_MESSAGES_MAX: usize = 64;
+/// Writes messages until nobody can send any more, then ends the connection in an orderly way. Apart from the reading, so
+/// that two peers who both have much to say never wait for each other.
+pub(crate) async fn write_all(mut writer: ControlWriter, mut outgoing: mpsc::UnboundedReceiver<ToReceiver>) {
+    while let Some(message) = outgoing.recv().await {
+        // a connection that is gone shows where messages are received
+        if writer.send(&encode_message(&message)).await.is_err() {
+            return;
+        }
+    }
+    let _goodbye = writer.finish().await;
+}
+
+const INBOX_MESSAGES_MAX: usize = 8;
 
 /// What the receiver says about work on its way.
 pub(crate) struct Account {
@@ -96,10 +109,12 @@ impl Account {
     pub(crate) fn take(&mut self, message: ToSender) -> Result<Option<Finished>, SessionError> {
         match message {
             ToSender::Answer(answer) => {
+                within("verdicts", answer.verdicts.len(), OFFER_FILES_MAX)?;
                 // the planner has gone only when the session is being stopped
                 let _stopping = self.answers.send(answer);
             }
             ToSender::Stored(Stored { items, files }) => {
+                within("settled items", items.len().max(files.len()), STORED_ITEMS_MAX)?;
                 items.into_iter().try_for_each(|item| self.take_item(item))?;
                 files.into_iter().for_each(|file| self.take_file(file));
             }
@@ -208,6 +223,13 @@ impl Account {
         }
         Ok(finished)
     }
+}
+
+fn within(what: &'static str, value: usize, limit: usize) -> Result<(), WireError> {
+    if value <= limit {
+        return Ok(());
+    }
+    Err(WireError::OverLimit { what, value: value as u64, limit: limit as u64 })
 }
 
 /// A fault with the path of its entry.

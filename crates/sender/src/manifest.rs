@@ -5,25 +5,31 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use zmove_types::{RelPath, Root};
 
 /// A manifest being written.
 #[derive(Debug)]
 pub struct Manifest {
+    path: PathBuf,
+    part: PathBuf,
     out: BufWriter<File>,
     error: Option<io::Error>,
     unwritable_names: u64,
 }
 
 impl Manifest {
-    /// Creates the file, replacing one that is there.
+    /// Begins to write beside `path` (with `.part` appended); the name itself is given at the good end of the push.
     ///
     /// # Errors
     /// What the system says.
     pub fn create(path: &Path) -> io::Result<Self> {
-        Ok(Self { out: BufWriter::new(File::create(path)?), error: None, unwritable_names: 0 })
+        let mut part = path.as_os_str().to_owned();
+        part.push(".part");
+        let (path, part) = (path.to_owned(), PathBuf::from(part));
+        let out = BufWriter::new(File::create(&part)?);
+        Ok(Self { path, part, out, error: None, unwritable_names: 0 })
     }
 
     /// Adds a file. The first error is kept for [`finish`](Self::finish).
@@ -44,7 +50,15 @@ impl Manifest {
         }
         self.out.flush()?;
         self.out.get_ref().sync_all()?;
+        std::fs::rename(&self.part, &self.path)?;
         Ok(self.unwritable_names)
+    }
+}
+
+impl Drop for Manifest {
+    fn drop(&mut self) {
+        // after a good end it has its name and is not there any more
+        let _renamed = std::fs::remove_file(&self.part);
     }
 }
 

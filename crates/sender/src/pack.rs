@@ -82,7 +82,7 @@ const FIRST_ENTRIES: u64 = 64;
 /// About one pack for each lane.
 const PACKS_PER_DOUBLING: u32 = 8;
 const RAMP_DOUBLINGS_MAX: u32 = 16;
-/// A pack over more directories than this does not hold them open.
+/// How many directories a pack holds open.
 const DIRECTORIES_OPEN_MAX: usize = 16;
 
 /// Gathers entries until they fill a batch.
@@ -115,7 +115,7 @@ impl Packer {
         self.head_bytes += head_bytes;
         match self.groups.last_mut() {
             Some(group) if group.directory.is(directory) => group.entries.push(entry),
-            _ => self.groups.push(PackGroup { directory: directory.clone(), entries: vec![entry] }),
+            _ => self.begin_group(directory, entry),
         }
         pack
     }
@@ -127,17 +127,22 @@ impl Packer {
         N::try_from(first << doublings).map_or(most, |limit| limit.min(most))
     }
 
+    fn begin_group(&mut self, directory: &SourceDirectory, entry: PackEntry) {
+        let mut directory = directory.clone();
+        if self.groups.len() >= DIRECTORIES_OPEN_MAX {
+            directory.put_off();
+        }
+        self.groups.push(PackGroup { directory, entries: vec![entry] });
+    }
+
     /// What has been gathered, if anything.
     pub(crate) fn take(&mut self) -> Option<Pack> {
         if self.groups.is_empty() {
             return None;
         }
         self.packs_made += 1;
-        let mut groups = std::mem::take(&mut self.groups);
+        let groups = std::mem::take(&mut self.groups);
         (self.entries, self.data_bytes, self.head_bytes) = (0, 0, 0);
-        if groups.len() > DIRECTORIES_OPEN_MAX {
-            groups.iter_mut().for_each(|group| group.directory.put_off());
-        }
         Some(Pack { groups, tries: 0 })
     }
 }

@@ -67,7 +67,7 @@ impl Planner<'_> {
                 },
                 default(PACK_PATIENCE) => {
                     self.flush_pack();
-                    self.flush_offer();
+                    self.flush_offers();
                 }
             }
         }
@@ -75,11 +75,13 @@ impl Planner<'_> {
     }
 
     fn take_last_answers(&mut self, answers: &Receiver<Answer>) {
-        self.flush_offer();
-        while !self.shared.is_stopping() && self.offering.as_ref().is_some_and(|o| !o.outstanding.is_empty())
-        {
+        self.flush_offers();
+        while !self.shared.is_stopping() && self.offering.as_ref().is_some_and(|o| !o.is_done()) {
             match answers.recv_timeout(PACK_PATIENCE) {
-                Ok(answer) => self.take_answer(&answer),
+                Ok(answer) => {
+                    self.take_answer(&answer);
+                    self.flush_offers();
+                }
                 Err(RecvTimeoutError::Timeout) => self.flush_pack(),
                 Err(RecvTimeoutError::Disconnected) => break,
             }
@@ -155,16 +157,17 @@ impl Planner<'_> {
         let Some(offering) = &mut self.offering else { return };
         let mut directory = directory.clone();
         directory.put_off();
-        offering.name_bytes += directory.target_path().as_bytes().len() + entry.name.as_bytes().len();
+        offering.name_bytes += name_bytes_of(&directory, &entry);
         offering.open.push((directory, entry));
-        if offering.open.len() >= OFFER_FILES_MAX || offering.name_bytes >= OFFER_NAME_BYTES_MAX {
-            self.flush_offer();
+        if offering.is_full() {
+            self.flush_offers();
         }
     }
 
-    fn flush_offer(&mut self) {
+    /// Offers what has been gathered, as far as offers may be outstanding.
+    fn flush_offers(&mut self) {
         let Some(offering) = &mut self.offering else { return };
-        if !offering.open.is_empty() {
+        while !offering.open.is_empty() && offering.outstanding.len() < OFFERS_OUTSTANDING_MAX {
             self.shared.send(ToReceiver::Offer(offering.close()));
         }
     }
@@ -187,10 +190,27 @@ impl Planner<'_> {
 }
 
 impl Offering {
-    /// Makes the gathered files an offer.
+    /// Whether an offer's worth has been gathered.
+    fn is_full(&self) -> bool {
+        self.open.len() >= OFFER_FILES_MAX || self.name_bytes >= OFFER_NAME_BYTES_MAX
+    }
+
+    /// Whether everything has been offered and answered.
+    fn is_done(&self) -> bool {
+        self.open.is_empty() && self.outstanding.is_empty()
+    }
+
+    /// Makes the first of the gathered files an offer.
     fn close(&mut self) -> Offer {
-        let files = std::mem::take(&mut self.open);
-        self.name_bytes = 0;
+        let mut name_bytes = 0;
+        let fits = self.open.iter().take(OFFER_FILES_MAX).take_while(|(directory, entry)| {
+            let before = name_bytes;
+            name_bytes += name_bytes_of(directory, entry);
+            before < OFFER_NAME_BYTES_MAX
+        });
+        let count = fits.count();
+        let files: Vec<_> = self.open.drain(..count).collect();
+        self.name_bytes = self.open.iter().map(|(directory, entry)| name_bytes_of(directory, entry)).sum();
         let mut groups: Vec<OfferedGroup> = Vec::new();
         let mut previous: Option<&SourceDirectory> = None;
         for (directory, entry) in &files {
@@ -205,6 +225,10 @@ impl Offering {
         self.outstanding.insert(offer, files);
         Offer { offer, groups }
     }
+}
+
+fn name_bytes_of(directory: &SourceDirectory, entry: &Entry) -> usize {
+    directory.target_path().as_bytes().len() + entry.name.as_bytes().len()
 }
 
 fn offered(entry: &Entry) -> OfferedFile {

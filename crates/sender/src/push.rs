@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use zmove_scan::{Scan, scan};
-use zmove_transport::{ControlWriter, LaneBreaker, LaneError, LaneSink};
+use zmove_transport::{LaneBreaker, LaneError, LaneSink};
 use zmove_types::{Event, Observer};
-use zmove_wire::{Finished, Open, Opened, ToReceiver, encode_message};
+use zmove_wire::{Finished, Open, Opened};
 
 use crate::config::{PushJob, SenderConfig};
 use crate::control::{self, Account, Inbox, Link};
@@ -62,11 +62,10 @@ impl Push {
         let shared = Arc::new(Shared::new(self.config, observer, outgoing_in, self.started));
         let (crew, answers) = Crew::start(&shared, self.scan, &opened)?;
         let single_name = opened.single_name.map(|name| name.0);
-        let account = Account { shared: Arc::clone(&shared), manifest: self.manifest, answers, single_name };
+        let account = Account { shared, manifest: self.manifest, answers, single_name };
         let mut running = Running {
             inbox,
-            writer,
-            outgoing,
+            writer: tokio::spawn(control::write_all(writer, outgoing)),
             lanes,
             lanes_open: true,
             lanes_max: opened.lanes_max,
@@ -85,8 +84,7 @@ impl Push {
 /// A push that has leave to send.
 struct Running {
     inbox: Inbox,
-    writer: ControlWriter,
-    outgoing: UnboundedReceiver<ToReceiver>,
+    writer: tokio::task::JoinHandle<()>,
     lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
     lanes_open: bool,
     lanes_max: u16,
@@ -108,7 +106,6 @@ impl Running {
                     before = now;
                 }
                 lane = self.lanes.recv(), if self.lanes_open => self.take_lane(lane)?,
-                Some(message) = self.outgoing.recv() => self.writer.send(&encode_message(&message)).await?,
                 Some(error) = self.crew.broken.recv() => return self.explain(error).await,
                 message = control::receive(&mut self.inbox) => {
                     if let Some(finished) = self.account.take(message?)? {
@@ -155,25 +152,33 @@ impl Running {
         tokio::time::timeout(EXPLANATION_TIMEOUT, said).await.unwrap_or(Err(lane_error.into()))
     }
 
-    async fn close(mut self, ended: Result<Finished, SessionError>) -> Result<Summary, SessionError> {
+    async fn close(self, ended: Result<Finished, SessionError>) -> Result<Summary, SessionError> {
         let elapsed = self.account.shared.started.elapsed();
         self.account.shared.stop();
+        let breakers = self.crew.breakers.clone();
+        let lanes = breakers.len();
         if ended.is_err() {
-            self.crew.breakers.iter().for_each(LaneBreaker::trip);
+            breakers.iter().for_each(LaneBreaker::trip);
+            self.writer.abort();
+            // the peer sees the end of the connection now, and lets go of its lanes
+            drop(self.inbox);
+        } else {
+            // a receiver that says all is done and yet does not read its lanes is not waited for
+            tokio::spawn(async move {
+                tokio::time::sleep(GOODBYE_TIMEOUT).await;
+                breakers.iter().for_each(LaneBreaker::trip);
+            });
         }
-        let lanes = self.crew.breakers.len();
         let crew = self.crew;
         drop(self.account.answers);
         let stages = crew.stages(&self.account.shared);
         tokio::task::spawn_blocking(move || crew.join()).await.expect("a push's threads do not panic");
         let finished = ended?;
-        // everything is settled: a peer that is gone before our goodbye changes nothing
-        let _goodbye = self.writer.finish().await;
-        let shared = &self.account.shared;
+        let shared = self.account.shared;
         let manifest_left_out =
             self.account.manifest.map_or(Ok(0), Manifest::finish).map_err(SessionError::Manifest)?;
         let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-        Ok(Summary {
+        let summary = Summary {
             files: count(&shared.counters.files),
             bytes: count(&shared.counters.bytes),
             skipped: count(&shared.counters.skipped),
@@ -189,12 +194,17 @@ impl Running {
             receiver_cpu: Duration::from_micros(finished.cpu_us),
             manifest_left_out,
             verdict: stages.with_report(&finished).verdict(),
-        })
+        };
+        // the last hold on the queue of messages: the writer says goodbye, which changes nothing if nobody hears it
+        drop(shared);
+        let _goodbye = tokio::time::timeout(GOODBYE_TIMEOUT, self.writer).await;
+        Ok(summary)
     }
 }
 
 /// How often the user is told what limits the rate.
 const LIMIT_INTERVAL: Duration = Duration::from_secs(1);
+const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
 const EXPLANATION_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The threads of one push.
@@ -249,7 +259,12 @@ impl Crew {
     }
 
     fn spawn(&mut self, name: String, work: impl FnOnce() + Send + 'static) -> Result<(), SessionError> {
-        let thread = std::thread::Builder::new().name(name).spawn(work).map_err(SessionError::Thread)?;
+        let guard = PanicGuard(self.broken_in.clone());
+        let guarded = move || {
+            let _guard = guard;
+            work();
+        };
+        let thread = std::thread::Builder::new().name(name).spawn(guarded).map_err(SessionError::Thread)?;
         self.threads.push(thread);
         Ok(())
     }
@@ -272,6 +287,18 @@ impl Crew {
             if let Err(panic) = thread.join() {
                 std::panic::resume_unwind(panic);
             }
+        }
+    }
+}
+
+/// Ends the push when one of its threads panics, rather than let it wait for ever.
+struct PanicGuard(mpsc::UnboundedSender<LaneError>);
+
+impl Drop for PanicGuard {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let source = std::io::Error::other("a thread of the sender panicked");
+            let _session_over = self.0.send(LaneError::Io { source });
         }
     }
 }

@@ -97,7 +97,7 @@ impl Reader<'_> {
             PackEntry::Symlink(name, metadata, target) => {
                 BatchEntry::Symlink(name.clone(), *metadata, target.clone())
             }
-            PackEntry::File(entry) => return read_file(directory, entry, filling),
+            PackEntry::File(entry) => return self.read_file(directory, entry, filling),
             PackEntry::Compare(entry, root) => return self.compare(directory, entry, *root, filling),
         }))
     }
@@ -112,7 +112,10 @@ impl Reader<'_> {
     ) -> Result<Option<BatchEntry>, FileError> {
         let (file, before) = directory.open_file(&entry.name)?;
         let path = || directory.display(&entry.name);
-        let root = hash_file(&file).map_err(|source| FileError::Read { path: path(), source })?;
+        let hashed = hash_file(&file, || self.shared.is_stopping());
+        let Some(root) = hashed.map_err(|source| FileError::Read { path: path(), source })? else {
+            return Ok(None);
+        };
         if !is_same(&file, &before) {
             return Err(FileError::Changed { path: path() });
         }
@@ -122,6 +125,33 @@ impl Reader<'_> {
         }
         self.need_after_all(directory, entry);
         Ok(None)
+    }
+
+    /// Reads a small file to the end of what is filled. One that has outgrown its batch since the scan goes by itself.
+    fn read_file(
+        &self,
+        directory: &SourceDirectory,
+        entry: &Entry,
+        filling: &mut Filling,
+    ) -> Result<Option<BatchEntry>, FileError> {
+        let path = || directory.display(&entry.name);
+        let (file, before) = directory.open_file(&entry.name)?;
+        let wanted = usize::try_from(before.bytes).unwrap_or(usize::MAX);
+        if wanted > BUFFER_BYTES - filling.filled {
+            self.need_after_all(directory, &Entry { size: before.bytes, ..entry.clone() });
+            return Ok(None);
+        }
+        let room = &mut filling.buffer.room()[filling.filled..filling.filled + wanted];
+        let complete =
+            read_exactly(&file, room).map_err(|source| FileError::Read { path: path(), source })?;
+        if !complete || !is_same(&file, &before) {
+            return Err(FileError::Changed { path: path() });
+        }
+        let root = file_root(room);
+        filling.filled += wanted;
+        filling.files.push(sent_file(directory, entry, root, before.bytes, Copied::Contents));
+        let (name, metadata) = (entry.name.clone(), before.metadata());
+        Ok(Some(BatchEntry::File(FileEntry { name, metadata, bytes: length(wanted), root })))
     }
 
     fn need_after_all(&self, directory: &SourceDirectory, entry: &Entry) {
@@ -235,30 +265,6 @@ impl Filling {
     }
 }
 
-/// Reads a small file to the end of what is filled. One that has outgrown its batch has changed since the scan.
-fn read_file(
-    directory: &SourceDirectory,
-    entry: &Entry,
-    filling: &mut Filling,
-) -> Result<Option<BatchEntry>, FileError> {
-    let path = || directory.display(&entry.name);
-    let (file, before) = directory.open_file(&entry.name)?;
-    let wanted = usize::try_from(before.bytes).unwrap_or(usize::MAX);
-    if wanted > BUFFER_BYTES - filling.filled {
-        return Err(FileError::Changed { path: path() });
-    }
-    let room = &mut filling.buffer.room()[filling.filled..filling.filled + wanted];
-    let complete = read_exactly(&file, room).map_err(|source| FileError::Read { path: path(), source })?;
-    if !complete || !is_same(&file, &before) {
-        return Err(FileError::Changed { path: path() });
-    }
-    let root = file_root(room);
-    filling.filled += wanted;
-    filling.files.push(sent_file(directory, entry, root, before.bytes, Copied::Contents));
-    let (name, metadata) = (entry.name.clone(), before.metadata());
-    Ok(Some(BatchEntry::File(FileEntry { name, metadata, bytes: length(wanted), root })))
-}
-
 /// How a file got to the target.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Copied {
@@ -283,17 +289,19 @@ fn is_same(file: &File, before: &FileIdentity) -> bool {
     FileIdentity::of(file).is_ok_and(|now| now == *before)
 }
 
-fn hash_file(mut file: &File) -> io::Result<Root> {
+/// The root of a whole file; `None` when it was told to stop.
+fn hash_file(mut file: &File, stop: impl Fn() -> bool) -> io::Result<Option<Root>> {
     let mut room = vec![0; BUFFER_BYTES / 16];
     let mut hasher = FileHasher::default();
-    loop {
+    while !stop() {
         match io::Read::read(&mut file, &mut room) {
-            Ok(0) => return Ok(hasher.finish()),
+            Ok(0) => return Ok(Some(hasher.finish())),
             Ok(taken) => hasher.update(&room[..taken]),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
     }
+    Ok(None)
 }
 
 /// A header with the seal over itself and its content.

@@ -22,9 +22,9 @@ pub const OFFER_NAME_BYTES_MAX: usize = 4 << 20;
 /// The most items that one message settles; each has at most [`BATCH_ENTRIES_MAX`] faults of a few bytes.
 pub const STORED_ITEMS_MAX: usize = 128;
 /// The most items on their way that the receiver has not settled; a sender reads no further.
-pub const ITEMS_OUTSTANDING_MAX: usize = 512;
+pub const ITEMS_OUTSTANDING_MAX: usize = 256;
 /// The most offers that wait for an answer.
-pub const OFFERS_OUTSTANDING_MAX: usize = 64;
+pub const OFFERS_OUTSTANDING_MAX: usize = 32;
 /// The most lanes of one transfer.
 pub const LANES_MAX: u16 = 64;
 /// How often the same data is sent again before its file is given up.

@@ -82,6 +82,8 @@ pub enum RefusalCode {
     Busy,
     /// The request makes no sense to this receiver.
     Protocol,
+    /// The receiver cannot go on with a transfer it had taken.
+    Failed,
 }
 
 impl FaultCode {

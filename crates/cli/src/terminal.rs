@@ -1,0 +1,37 @@
+//! Lines for the user. A terminal or pipe that is gone is no reason to fail, and names from elsewhere never reach the
+//! terminal as commands to it: control characters are shown escaped.
+
+use std::fmt::{self, Display, Write as _};
+use std::io::Write as _;
+
+/// One line on standard error.
+pub(crate) fn warn(text: impl Display) {
+    let _nobody_reads = writeln!(std::io::stderr(), "zmove: {}", Printable(text));
+}
+
+/// Text on standard output, as it is.
+pub(crate) fn print(text: impl Display) {
+    let mut stdout = std::io::stdout();
+    let _nobody_reads = write!(stdout, "{text}").and_then(|()| stdout.flush());
+}
+
+/// Text whose control characters are escaped.
+struct Printable<T>(T);
+
+impl<T: Display> Display for Printable<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.to_string().chars().try_for_each(|c| {
+            if c.is_control() { write!(f, "{}", c.escape_default()) } else { f.write_char(c) }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_cannot_command_the_terminal() {
+        assert_eq!(Printable("a\x1b[2Jb\nc\u{e9}").to_string(), "a\\u{1b}[2Jb\\nc\u{e9}");
+    }
+}
