@@ -29,7 +29,7 @@ On the receiving host, once for each sender:
 The sender's fingerprint is what 'zmove key show' prints there.
 
 Exit codes: 0 all done and flushed; 1 usage; 2 other protocol version; 3 target refused; 5 not
-authenticated; 10 no connection; 11 file error on this host; 12 connection lost or protocol broken;
+authenticated; 10 no connection; 11 file error; 12 connection lost or protocol broken;
 20 interrupted; 23 some files failed (each is named).
 ZMOVE_HOME is where keys are kept (default ~/.config/zmove; for a daemon run as root /etc/zmove).";
 
@@ -82,10 +82,10 @@ pub(crate) struct PushArgs {
 }
 
 const PUSH_HELP: &str = "\
-A path on the receiver that starts with '/' must lie in one of your roots there; another is below the
-first of them. Missing directories are made. Running the same command again sends only what is missing
-or differs. Every byte is hashed when read and again before it is stored; a file gets its name only
-when it is whole.";
+A path on the receiver that starts with '/' must lie in one of your roots there; another is below
+the first of them. Missing directories are made. Running the same command again sends only what is
+missing or differs. Every byte is hashed when read and again before it is stored; a file gets its
+name only when it is whole.";
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum DurabilityArg {
