@@ -1,4 +1,4 @@
-//! The command line of zmove: what was typed ([`args`]), what will run ([`settings`]), and what the user sees.
+//! The command line of zmove: what was typed (`args`), what will run (`settings`), and what the user sees.
 //!
 //! Only here are there exit codes, prompts and bars; the libraries report events and errors.
 
