@@ -3,6 +3,8 @@
 //! **Invariant:** for every file, the root merged from its groups equals `blake3::hash` of its bytes. A file of
 //! one group or less has no chaining value of its own: its root is the ordinary hash ([`file_root`]).
 
+use std::io::{self, Read};
+
 use blake3::hazmat::{HasherExt, Mode, left_subtree_len, merge_subtrees_non_root, merge_subtrees_root};
 use zmove_types::{Cv, GROUP_BYTES, GroupSpan, Root};
 
@@ -66,6 +68,27 @@ pub fn group_cv(index: u32, bytes: &[u8]) -> Cv {
     hasher.update(bytes);
     hasher.finish()
 }
+
+/// The root of everything that `reader` yields; `None` when `stop` said so before the end.
+///
+/// # Errors
+/// What reading fails with.
+pub fn read_root(mut reader: impl Read, stop: impl Fn() -> bool) -> io::Result<Option<Root>> {
+    let mut room = vec![0; READ_BYTES];
+    let mut hasher = FileHasher::default();
+    while !stop() {
+        match reader.read(&mut room) {
+            Ok(0) => return Ok(Some(hasher.finish())),
+            Ok(taken) => hasher.update(&room[..taken]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(None)
+}
+
+/// One read: small enough to be hashed out of the second-level cache.
+const READ_BYTES: usize = 256 << 10;
 
 /// The root of a file that is held whole.
 #[must_use]

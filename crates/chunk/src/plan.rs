@@ -140,7 +140,7 @@ impl<P, F: Clone> Plan<P, F> {
         work
     }
 
-    /// The next work; waits for some until `stop` says so (checked whenever the plan changes or is [woken](Self::wake)).
+    /// The next work; waits for some until `stop` says so (checked whenever the plan changes).
     pub fn take(&self, stop: impl Fn(bool) -> bool) -> Option<Work<P, F>> {
         let mut state = self.lock();
         loop {
@@ -158,12 +158,6 @@ impl<P, F: Clone> Plan<P, F> {
     /// How many packs wait.
     pub fn packs_waiting(&self) -> usize {
         self.lock().packs.len()
-    }
-
-    /// Lets everybody who waits look again.
-    pub fn wake(&self) {
-        drop(self.lock());
-        self.changed.notify_all();
     }
 
     fn wait_while(&self, full: impl Fn(&State<P, F>) -> bool) -> MutexGuard<'_, State<P, F>> {

@@ -9,12 +9,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
 use rustix::fs::OFlags;
-use zmove_chunk::FileHasher;
+use zmove_chunk::read_root;
 use zmove_disk::{FileIdentity, open_beneath, retouch};
 use zmove_types::{Metadata, Name, RelPath, Timestamp};
 use zmove_wire::{Answer, Compare, Offer, OfferedFile, Verdict};
 
-use crate::config::BUFFER_BYTES;
 use crate::place::plain;
 use crate::store::Context;
 
@@ -75,17 +74,8 @@ fn checksum(context: &Context, opened: &OwnedFd, name: &Name) -> Option<[u8; 32]
     let file = File::from(
         open_beneath(opened.as_fd(), &path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK).ok()?,
     );
-    let mut room = vec![0; BUFFER_BYTES / 16];
-    let mut hasher = FileHasher::default();
-    while !context.stopping.load(Ordering::Relaxed) {
-        match std::io::Read::read(&mut (&file), &mut room) {
-            Ok(0) => return Some(hasher.finish().0),
-            Ok(taken) => hasher.update(&room[..taken]),
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(_) => return None,
-        }
-    }
-    None
+    let root = read_root(&file, || context.stopping.load(Ordering::Relaxed)).ok()??;
+    Some(root.0)
 }
 
 #[cfg(test)]

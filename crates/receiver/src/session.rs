@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use zmove_disk::TempNames;
-use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneBreaker, LaneError, LaneSource};
+use zmove_transport::{
+    ControlError, ControlReader, ControlWriter, Inbox, LaneBreaker, LaneError, LaneSource,
+};
 use zmove_types::{BufferPool, StageClock, StageTimes, TransferId};
 use zmove_wire::limits::{OFFER_FILES_MAX, OFFERS_OUTSTANDING_MAX};
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
@@ -59,7 +61,7 @@ pub struct SessionReport {
 pub async fn run_session(session: Session) -> Result<SessionReport, SessionError> {
     let Session { transfer, control: (reader, mut writer), lanes, access, config } = session;
     writer.send(&Greeting::new(Role::Control, transfer).encode()).await?;
-    let mut inbox = spawn_inbox(reader);
+    let mut inbox = reader.into_inbox(decode_message, INBOX_MESSAGES_MAX);
     let first = tokio::time::timeout(OPEN_TIMEOUT, inbox.recv()).await;
     let open = match first.map_err(|_| SessionError::Silent)? {
         Some(Ok(ToReceiver::Open(open))) => open,
@@ -102,7 +104,7 @@ async fn resolve(open: Open, access: Access) -> Result<Target, Refusal> {
 
 async fn refuse(
     writer: &mut ControlWriter,
-    mut inbox: Inbox,
+    mut inbox: Inbox<ToReceiver>,
     refusal: Refusal,
 ) -> Result<SessionReport, SessionError> {
     writer.send(&encode_message(&ToSender::Refused(refusal.clone()))).await?;
@@ -133,36 +135,6 @@ fn context(
         store_clock: StageClock::default(),
         flush: Mutex::default(),
         stopping: AtomicBool::new(false),
-    }
-}
-
-type Inbox = mpsc::Receiver<Result<ToReceiver, ControlError>>;
-
-/// Reads messages in a task of its own: a read must not be cancelled half-way.
-fn spawn_inbox(mut reader: ControlReader) -> Inbox {
-    let (sender, inbox) = mpsc::channel(INBOX_MESSAGES_MAX);
-    tokio::spawn(async move {
-        loop {
-            let message = tokio::select! {
-                message = receive(&mut reader) => message,
-                // nobody listens any more: what is cut short is of no use
-                () = sender.closed() => break,
-            };
-            let Some(message) = message else { break };
-            let failed = message.is_err();
-            if sender.send(message).await.is_err() || failed {
-                break;
-            }
-        }
-    });
-    inbox
-}
-
-async fn receive(reader: &mut ControlReader) -> Option<Result<ToReceiver, ControlError>> {
-    match reader.receive().await {
-        Ok(Some(bytes)) => Some(decode_message(&bytes).map_err(ControlError::from)),
-        Ok(None) => None,
-        Err(error) => Some(Err(error)),
     }
 }
 
@@ -245,7 +217,7 @@ impl Drop for PanicGuard<'_> {
 /// A session whose transfer is under way.
 struct Running {
     writer: ControlWriter,
-    inbox: Inbox,
+    inbox: Inbox<ToReceiver>,
     lanes: mpsc::Receiver<Box<dyn LaneSource>>,
     outcomes: mpsc::Receiver<Outcome>,
     crew: Crew,

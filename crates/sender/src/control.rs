@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tokio::sync::mpsc;
-use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneError, LaneSink};
+use zmove_transport::{ControlError, ControlReader, ControlWriter, Inbox, LaneError, LaneSink};
 use zmove_types::{Event, FileId, ItemId, TransferId};
 use zmove_wire::limits::{OFFER_FILES_MAX, STORED_ITEMS_MAX};
 use zmove_wire::session::Resend;
@@ -31,21 +31,18 @@ pub struct Link {
     pub lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
 }
 
-/// Messages from the receiver, read in a task of their own: a read must not be cancelled half-way.
-pub(crate) type Inbox = mpsc::Receiver<Result<ToSender, ControlError>>;
-
 /// Greets, asks and waits for leave.
 pub(crate) async fn open(
     control: (ControlReader, ControlWriter),
     transfer: TransferId,
     open: Open,
-) -> Result<(Inbox, ControlWriter, Opened), SessionError> {
+) -> Result<(Inbox<ToSender>, ControlWriter, Opened), SessionError> {
     let (mut reader, mut writer) = control;
     let mut opening = Greeting::new(Role::Control, transfer).encode().to_vec();
     opening.extend(encode_message(&ToReceiver::Open(open)));
     writer.send(&opening).await?;
     reader.greeting().await?.agree()?;
-    let mut inbox = spawn_inbox(reader);
+    let mut inbox = reader.into_inbox(decode_message, INBOX_MESSAGES_MAX);
     match receive(&mut inbox).await? {
         ToSender::Opened(opened) => Ok((inbox, writer, opened)),
         ToSender::Refused(refusal) => Err(SessionError::Refused(refusal)),
@@ -54,31 +51,8 @@ pub(crate) async fn open(
 }
 
 /// The next message; the end of the connection is an error here.
-pub(crate) async fn receive(inbox: &mut Inbox) -> Result<ToSender, SessionError> {
+pub(crate) async fn receive(inbox: &mut Inbox<ToSender>) -> Result<ToSender, SessionError> {
     Ok(inbox.recv().await.ok_or(ControlError::Closed)??)
-}
-
-fn spawn_inbox(mut reader: ControlReader) -> Inbox {
-    let (sender, inbox) = mpsc::channel(INBOX_MESSAGES_MAX);
-    tokio::spawn(async move {
-        loop {
-            let received = tokio::select! {
-                received = reader.receive() => received,
-                // nobody listens any more: what is cut short is of no use
-                () = sender.closed() => break,
-            };
-            let message = match received {
-                Ok(Some(bytes)) => decode_message(&bytes).map_err(ControlError::from),
-                Ok(None) => break,
-                Err(error) => Err(error),
-            };
-            let failed = message.is_err();
-            if sender.send(message).await.is_err() || failed {
-                break;
-            }
-        }
-    });
-    inbox
 }
 
 /// Writes messages until nobody can send any more, then ends the connection in an orderly way. Apart from the reading, so

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use zmove_scan::{Scan, scan};
-use zmove_transport::{LaneBreaker, LaneError, LaneSink};
+use zmove_transport::{Inbox, LaneBreaker, LaneError, LaneSink};
 use zmove_types::{Event, Observer};
-use zmove_wire::{Finished, Open, Opened};
+use zmove_wire::{Finished, Open, Opened, ToSender};
 
 use crate::config::{PushJob, SenderConfig};
-use crate::control::{self, Account, Inbox, Link};
+use crate::control::{self, Account, Link};
 use crate::error::SessionError;
 use crate::lanes::{self, Cargo};
 use crate::manifest::Manifest;
@@ -83,7 +83,7 @@ impl Push {
 
 /// A push that has leave to send.
 struct Running {
-    inbox: Inbox,
+    inbox: Inbox<ToSender>,
     writer: tokio::task::JoinHandle<()>,
     lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
     lanes_open: bool,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crossbeam_channel::Sender;
-use zmove_chunk::{FileHasher, GroupHasher, Work, file_root, seal};
+use zmove_chunk::{GroupHasher, Work, file_root, read_root, seal};
 use zmove_disk::FileIdentity;
 use zmove_scan::Entry;
 use zmove_transport::Frame;
@@ -112,7 +112,7 @@ impl Reader<'_> {
     ) -> Result<Option<BatchEntry>, FileError> {
         let (file, before) = directory.open_file(&entry.name)?;
         let path = || directory.display(&entry.name);
-        let hashed = hash_file(&file, || self.shared.is_stopping());
+        let hashed = read_root(&file, || self.shared.is_stopping());
         let Some(root) = hashed.map_err(|source| FileError::Read { path: path(), source })? else {
             return Ok(None);
         };
@@ -287,21 +287,6 @@ fn read_exactly(mut file: &File, room: &mut [u8]) -> io::Result<bool> {
 
 fn is_same(file: &File, before: &FileIdentity) -> bool {
     FileIdentity::of(file).is_ok_and(|now| now == *before)
-}
-
-/// The root of a whole file; `None` when it was told to stop.
-fn hash_file(mut file: &File, stop: impl Fn() -> bool) -> io::Result<Option<Root>> {
-    let mut room = vec![0; BUFFER_BYTES / 16];
-    let mut hasher = FileHasher::default();
-    while !stop() {
-        match io::Read::read(&mut file, &mut room) {
-            Ok(0) => return Ok(Some(hasher.finish())),
-            Ok(taken) => hasher.update(&room[..taken]),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(None)
 }
 
 /// A header with the seal over itself and its content.

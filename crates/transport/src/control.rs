@@ -7,6 +7,7 @@ use std::io;
 
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::mpsc;
 use zmove_wire::limits::MESSAGE_BYTES_MAX;
 use zmove_wire::{Greeting, GreetingError, WireError};
 
@@ -72,6 +73,40 @@ impl ControlReader {
         let mut bytes = vec![0; len];
         self.0.read_exact(&mut bytes).await?;
         Ok(Some(bytes))
+    }
+}
+
+/// Messages as they arrive, or why there will be no more.
+pub type Inbox<M> = mpsc::Receiver<Result<M, ControlError>>;
+
+impl ControlReader {
+    /// Reads messages in a task of its own, since a read must not be cancelled half-way; at most `waiting_max` wait. The
+    /// task ends, and lets go of the connection, when the inbox is dropped.
+    pub fn into_inbox<M: Send + 'static>(
+        mut self,
+        decode: fn(&[u8]) -> Result<M, WireError>,
+        waiting_max: usize,
+    ) -> Inbox<M> {
+        let (sender, inbox) = mpsc::channel(waiting_max);
+        tokio::spawn(async move {
+            loop {
+                let received = tokio::select! {
+                    received = self.receive() => received,
+                    // nobody listens any more: what is cut short is of no use
+                    () = sender.closed() => break,
+                };
+                let message = match received {
+                    Ok(Some(bytes)) => decode(&bytes).map_err(ControlError::from),
+                    Ok(None) => break,
+                    Err(error) => Err(error),
+                };
+                let failed = message.is_err();
+                if sender.send(message).await.is_err() || failed {
+                    break;
+                }
+            }
+        });
+        inbox
     }
 }
 

@@ -11,7 +11,7 @@ mod memory;
 mod tcp_tls;
 mod trust;
 
-pub use control::{ControlError, ControlReader, ControlWriter, control_pair};
+pub use control::{ControlError, ControlReader, ControlWriter, Inbox, control_pair};
 pub use error::{
     AcceptError, AuthorizedKeysError, BindError, DialError, DialStage, IdentityError, KnownHostsError,
     SocketError,
