@@ -12,15 +12,16 @@ use std::path::{Path, PathBuf};
 const TOP_NAMES: [&str; 7] = ["Cargo.toml", "Cargo.lock", "crates", "benches", "tests", "docs", "README.md"];
 
 /// Which crate of the workspace may use which others.
-const ARROWS: [(&str, &[&str]); 11] = [
+const ARROWS: [(&str, &[&str]); 12] = [
     ("cli", &["receiver", "scan", "sender", "transport", "types", "wire"]),
     ("sender", &["chunk", "disk", "scan", "transport", "types", "wire"]),
     ("receiver", &["chunk", "disk", "transport", "types", "wire"]),
-    ("transport", &["types", "wire"]),
+    ("transport", &["sockopt", "types", "wire"]),
     ("wire", &["types"]),
     ("disk", &["types", "uring"]),
     ("scan", &["types"]),
     ("chunk", &["types"]),
+    ("sockopt", &[]),
     ("types", &[]),
     ("uring", &["types"]),
     ("lab", &["types"]),
@@ -38,7 +39,7 @@ const RESERVED: [(&str, &[&str]); 7] = [
 ];
 
 /// Where the word may stand.
-const UNSAFE_CRATES: [&str; 2] = ["lab", "uring"];
+const UNSAFE_CRATES: [&str; 3] = ["lab", "sockopt", "uring"];
 
 const LINES_MAX: usize = 800;
 

@@ -28,6 +28,9 @@ pub use acceptor::Acceptor;
 pub use dialler::Dialler;
 pub use socket::SocketConfig;
 
+/// What a lane may receive at once before autotuning has seen how fast it is; see [`zmove_sockopt::open_receive_window`].
+const LANE_WINDOW_BYTES: u32 = 8 << 20;
+
 /// An established connection to a peer whose key is known.
 #[derive(Debug)]
 pub struct Connection {
@@ -67,6 +70,7 @@ impl Connection {
         };
         let socket = socket.into_std()?;
         socket.set_nonblocking(false)?;
+        zmove_sockopt::open_receive_window(&socket, LANE_WINDOW_BYTES)?;
         Ok((socket, session))
     }
 

@@ -1,0 +1,16 @@
+//! TCP socket options that have no safe wrapper elsewhere.
+//!
+//! Called by `transport` alone. The options are Linux's; see tcp(7) and socket(7). **Invariant:** all unsafe code of this
+//! crate is in `sys`, two functions that move plain integers.
+//!
+//! ```
+//! let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+//! let client = std::net::TcpStream::connect(listener.local_addr()?)?;
+//! zmove_sockopt::open_receive_window(&client, 4 << 20)?;
+//! # Ok::<(), std::io::Error>(())
+//! ```
+
+mod sys;
+mod window;
+
+pub use window::open_receive_window;

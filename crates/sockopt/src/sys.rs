@@ -1,0 +1,34 @@
+//! The system calls.
+#![expect(unsafe_code, reason = "these options have no safe wrapper")]
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// Sets an option whose value is a C `int`.
+pub(crate) fn set_integer(socket: BorrowedFd<'_>, level: i32, option: i32, value: i32) -> io::Result<()> {
+    let length = size_of::<i32>() as libc::socklen_t;
+    // SAFETY: the descriptor is borrowed, so open, for the whole call; the pointer and the length are those of `value`,
+    // which the kernel only reads.
+    let outcome = unsafe {
+        libc::setsockopt(socket.as_raw_fd(), level, option, std::ptr::from_ref(&value).cast(), length)
+    };
+    if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// An option whose value is a C `int`.
+#[cfg(test)]
+pub(crate) fn integer(socket: BorrowedFd<'_>, level: i32, option: i32) -> io::Result<i32> {
+    let mut value = 0;
+    let mut length = size_of::<i32>() as libc::socklen_t;
+    // SAFETY: as above; the kernel writes at most `length` bytes to `value`, which outlives the call.
+    let outcome = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            level,
+            option,
+            std::ptr::from_mut(&mut value).cast(),
+            std::ptr::from_mut(&mut length),
+        )
+    };
+    if outcome == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
+}
