@@ -16,12 +16,14 @@
 
 mod backend;
 mod entry;
+mod nursery;
 mod staged;
 mod threads;
 mod tree;
 
 pub use backend::{Disk, Slices};
-pub use entry::{FileIdentity, place_symlink, retouch, set_directory_metadata};
+pub use entry::{FileIdentity, place_symlink, retouch, set_directory_metadata, set_new_file_metadata};
+pub use nursery::Nursery;
 pub use staged::{Staged, TempNames};
 pub use threads::Threads;
 pub use tree::{DirectoryCache, Tree, open_beneath};

@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_types::{Metadata, Name};
 
-use crate::entry::{set_file_metadata, set_file_mtime};
+use crate::entry::set_new_file_metadata;
 
 /// A file being written, in the directory where it will stay.
 #[derive(Debug)]
@@ -102,11 +102,7 @@ impl Staged {
     /// # Errors
     /// What the system says.
     pub fn set_metadata(&self, metadata: &Metadata) -> io::Result<()> {
-        let mode = rustix::fs::fstat(&self.file)?.st_mode & 0o7777;
-        if mode == metadata.mode {
-            return set_file_mtime(self.file.as_fd(), metadata.mtime);
-        }
-        set_file_metadata(self.file.as_fd(), metadata)
+        set_new_file_metadata(&self.file, metadata)
     }
 
     /// Gives the file its name, replacing a file or link of that name.

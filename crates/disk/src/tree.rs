@@ -111,6 +111,18 @@ impl Tree {
         Ok(Arc::new(rustix::fs::openat(&parent, name.as_os_str(), DIRECTORY, Mode::empty())?))
     }
 
+    /// Makes a directory in an open one, for the owner only (0700); `false` when the name is taken.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn make_new(parent: BorrowedFd<'_>, name: &Name) -> io::Result<bool> {
+        match rustix::fs::mkdirat(parent, name.as_os_str(), Mode::RWXU) {
+            Ok(()) => Ok(true),
+            Err(Errno::EXIST) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     fn make_directory(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(Errno::NOENT.into());
@@ -144,15 +156,26 @@ impl<'a> DirectoryCache<'a> {
     /// # Errors
     /// What the system says.
     pub fn ensure(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
-        if let Some(directory) = self.open.get(path) {
-            return Ok(Arc::clone(directory));
+        if let Some(directory) = self.get(path) {
+            return Ok(directory);
         }
+        let directory = self.tree.ensure_directory(path)?;
+        self.insert(path.clone(), Arc::clone(&directory));
+        Ok(directory)
+    }
+
+    /// A directory that is in the cache.
+    #[must_use]
+    pub fn get(&self, path: &RelPath) -> Option<Arc<OwnedFd>> {
+        self.open.get(path).cloned()
+    }
+
+    /// Remembers an open directory.
+    pub fn insert(&mut self, path: RelPath, directory: Arc<OwnedFd>) {
         if self.open.len() >= CACHED_MAX {
             self.open.clear();
         }
-        let directory = self.tree.ensure_directory(path)?;
-        self.open.insert(path.clone(), Arc::clone(&directory));
-        Ok(directory)
+        self.open.insert(path, directory);
     }
 }
 

@@ -17,6 +17,7 @@ mod registry;
 mod session;
 mod store;
 mod target;
+mod untouched;
 
 pub use config::ReceiverConfig;
 pub use daemon::{Daemon, DaemonEvent};

@@ -1,13 +1,17 @@
 //! Puts the entries of a verified batch into place, one at a time, each with a fault of its own if it fails.
+//!
+//! The files of a directory that this transfer has made and that is still untouched are created in a nursery and get
+//! their names together; all others are staged one by one.
 
+use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use zmove_disk::{DirectoryCache, Staged, place_symlink, retouch};
+use zmove_disk::{DirectoryCache, Nursery, Staged, Tree, place_symlink, retouch, set_new_file_metadata};
 use zmove_types::{Metadata, Name, RelPath};
-use zmove_wire::{BatchEntry, DirectoryGroup, Durability, EntryFault, FaultCode, Operation};
+use zmove_wire::{BatchEntry, DirectoryGroup, Durability, EntryFault, FaultCode, FileEntry, Operation};
 
 use crate::store::Context;
 
@@ -35,9 +39,13 @@ impl<'a> Placer<'a> {
         data: &mut &[u8],
         faults: &mut Vec<EntryFault>,
     ) {
+        let together = self.place_together(&group, first, data);
         let opened = self.directory(&group.directory);
         for (number, entry) in (first..).zip(group.entries) {
             let bytes = take_data(&entry, data);
+            if together.is_some() && matches!(entry, BatchEntry::File(_)) {
+                continue;
+            }
             let placed = match &opened {
                 Ok(directory) => self.place(directory, &group.directory, &entry, bytes),
                 Err(error) => Err((Operation::MakeDirectory, again(error))),
@@ -47,11 +55,60 @@ impl<'a> Placer<'a> {
                 faults.push(EntryFault { entry: number, operation, code });
             }
         }
+        faults.extend(together.into_iter().flatten());
     }
 
-    /// A directory of the target, made if need be.
+    /// A directory of the target, made if need be. From now on others may hold it open, so it is no longer replaced.
     pub(crate) fn directory(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
+        if let Some(directory) = self.directories.get(path) {
+            return Ok(directory);
+        }
+        self.context.untouched.forget(path);
         self.directories.ensure(path)
+    }
+
+    /// Places all files of a group at once if their directory is new; returns what failed of them. `None`: nothing has
+    /// been placed.
+    fn place_together(
+        &mut self,
+        group: &DirectoryGroup,
+        first: u32,
+        mut data: &[u8],
+    ) -> Option<Vec<EntryFault>> {
+        let files = group.entries.iter().filter(|entry| matches!(entry, BatchEntry::File(_))).count();
+        let path = &group.directory;
+        let (Some(parent), Some(name), TOGETHER_FILES_MIN..) = (path.parent(), path.file_name(), files)
+        else {
+            return None;
+        };
+        let parent = self.directory(&parent).ok()?;
+        if !self.context.untouched.holds(path) && !self.make_new(&parent, path, &name).ok()? {
+            return None;
+        }
+        let nursery = Nursery::begin(&parent, &name).ok()??;
+        let mut faults = Vec::new();
+        for (entry, placed) in (first..).zip(&group.entries) {
+            let bytes = take_data(placed, &mut data);
+            let BatchEntry::File(file) = placed else { continue };
+            if let Err((operation, error)) = fill(self.context, &nursery, file, bytes)? {
+                let (operation, code) = failure(operation, &error);
+                faults.push(EntryFault { entry, operation, code });
+            }
+        }
+        let directory = self.context.untouched.replace(path, || nursery.publish())?;
+        self.directories.insert(path.clone(), directory);
+        Some(faults)
+    }
+
+    /// Makes a directory that is not there yet; `false` when it is, or something else.
+    fn make_new(&self, parent: &OwnedFd, path: &RelPath, name: &Name) -> io::Result<bool> {
+        let made = Tree::make_new(parent.as_fd(), name)?;
+        if made {
+            self.context.untouched.add(path.clone());
+        } else {
+            Nursery::sweep(parent.as_fd(), name);
+        }
+        Ok(made)
     }
 
     fn place(
@@ -64,7 +121,9 @@ impl<'a> Placer<'a> {
         let context = self.context;
         match entry {
             BatchEntry::Itself(metadata) => context.remember_directory(path.clone(), *metadata),
-            BatchEntry::Directory(name, metadata) => self.place_directory(path, name, *metadata)?,
+            BatchEntry::Directory(name, metadata) => {
+                self.place_directory(directory, path, name, *metadata)?
+            }
             BatchEntry::Symlink(name, metadata, target) => {
                 let name = context.target.name(path, name);
                 place_symlink(directory.as_fd(), name, target, metadata.mtime, &context.temp_names)
@@ -83,12 +142,47 @@ impl<'a> Placer<'a> {
         Ok(())
     }
 
-    fn place_directory(&mut self, parent: &RelPath, name: &Name, metadata: Metadata) -> Result<(), Failure> {
-        let path = parent.join(name).map_err(|_| (Operation::MakeDirectory, Errno::NAMETOOLONG.into()))?;
-        self.directory(&path).map_err(|error| (Operation::MakeDirectory, error))?;
+    fn place_directory(
+        &mut self,
+        parent: &OwnedFd,
+        parent_path: &RelPath,
+        name: &Name,
+        metadata: Metadata,
+    ) -> Result<(), Failure> {
+        let cannot = |error| (Operation::MakeDirectory, error);
+        let path = parent_path.join(name).map_err(|_| cannot(Errno::NAMETOOLONG.into()))?;
+        if !self.context.untouched.holds(&path) && !self.make_new(parent, &path, name).map_err(cannot)? {
+            self.directory(&path).map_err(cannot)?;
+        }
         self.context.remember_directory(path, metadata);
         Ok(())
     }
+}
+
+/// A group with fewer files is not worth a directory of its own.
+const TOGETHER_FILES_MIN: usize = 8;
+
+/// A file of a nursery; one that fails leaves nothing. `None`: it left something.
+fn fill(context: &Context, nursery: &Nursery, file: &FileEntry, bytes: &[u8]) -> Option<Result<(), Failure>> {
+    let metadata = plain(file.metadata);
+    let mut created = match nursery.create(&file.name, metadata.mode) {
+        Ok(created) => created,
+        Err(error) => return Some(Err((Operation::Create, error))),
+    };
+    let written = write_whole(context, &mut created, &metadata, bytes);
+    if written.is_err() {
+        nursery.discard(&file.name).ok()?;
+    }
+    Some(written)
+}
+
+fn write_whole(context: &Context, file: &mut File, metadata: &Metadata, bytes: &[u8]) -> Result<(), Failure> {
+    file.write_all(bytes).map_err(|error| (Operation::Write, error))?;
+    set_new_file_metadata(&*file, metadata).map_err(|error| (Operation::SetMetadata, error))?;
+    if context.durability == Durability::File {
+        file.sync_data().map_err(|error| (Operation::Flush, error))?;
+    }
+    Ok(())
 }
 
 fn place_file(

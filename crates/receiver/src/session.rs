@@ -26,6 +26,7 @@ use crate::error::SessionError;
 use crate::files::FileTable;
 use crate::store::{Context, Job, Outcome, write_all};
 use crate::target::{Access, Target};
+use crate::untouched::Untouched;
 use crate::{compare, finish, lanes};
 
 /// One transfer about to be received; its greeting has been read.
@@ -129,6 +130,7 @@ fn context(
         pool: BufferPool::new(BUFFER_BYTES, config.buffers_max),
         files: FileTable::default(),
         temp_names: TempNames::new(&transfer.to_string()[..12]),
+        untouched: Untouched::default(),
         directories: Mutex::default(),
         outcomes,
         receive_clock: StageClock::default(),

@@ -16,6 +16,7 @@ use crate::check::{VerifiedBatch, VerifiedChunk};
 use crate::files::{Complete, FileTable, LargeFile};
 use crate::place::{Placer, commit, failure, plain};
 use crate::target::Target;
+use crate::untouched::Untouched;
 
 /// What all threads of one transfer share.
 #[derive(Debug)]
@@ -26,6 +27,7 @@ pub(crate) struct Context {
     pub(crate) pool: BufferPool,
     pub(crate) files: FileTable,
     pub(crate) temp_names: TempNames,
+    pub(crate) untouched: Untouched,
     pub(crate) directories: Mutex<Vec<(RelPath, Metadata)>>,
     pub(crate) outcomes: Sender<Outcome>,
     pub(crate) receive_clock: StageClock,

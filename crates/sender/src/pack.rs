@@ -106,7 +106,11 @@ impl Packer {
     /// Adds an entry; returns the pack that had no room for it.
     pub(crate) fn add(&mut self, directory: &SourceDirectory, entry: PackEntry) -> Option<Pack> {
         let head_bytes = entry.head_bytes() + directory.target_path().as_bytes().len() + ENTRY_HEAD_BYTES;
-        let full = self.entries >= self.ramp(self.entries_max, FIRST_ENTRIES)
+        let entries_max = self.ramp(self.entries_max, FIRST_ENTRIES);
+        let elsewhere = self.groups.last().is_some_and(|group| !group.directory.is(directory));
+        let full = self.entries >= entries_max
+            // the files of one directory are best placed by one hand
+            || (elsewhere && self.entries >= entries_max / 4 * 3)
             || self.data_bytes + entry.data_bytes() > self.ramp(GROUP_BYTES, FIRST_DATA_BYTES)
             || self.head_bytes + head_bytes > BATCH_HEAD_BYTES_TARGET;
         let pack = if full { self.take() } else { None };

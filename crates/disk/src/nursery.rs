@@ -1,0 +1,200 @@
+//! A new directory that is filled before it can be seen under its name.
+//!
+//! Files are created in place in it, one directory operation each instead of the two of a file that is staged, and all
+//! get their final names in one rename. **Invariant:** while a nursery lives its hidden directory is locked
+//! (`flock`); one that is not locked was left by a process that died, and whoever comes upon it removes it.
+
+use std::ffi::CStr;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use zmove_types::Name;
+
+/// The hidden directory and where it will go.
+#[derive(Debug)]
+pub struct Nursery {
+    parent: Arc<OwnedFd>,
+    name: Name,
+    hidden: Name,
+    directory: Arc<OwnedFd>,
+    published: bool,
+}
+
+/// A hidden directory's name is this and the final name, so that a later transfer finds what a killed one left.
+const PREFIX: &[u8] = b".zmove-new-";
+
+const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+impl Nursery {
+    /// A nursery for the directory `name` of `parent`. `None` when there cannot be one: the name is too long, somebody
+    /// else has a nursery for it, or the file system has no locks.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn begin(parent: &Arc<OwnedFd>, name: &Name) -> io::Result<Option<Self>> {
+        let Some(hidden) = hidden_name(name) else { return Ok(None) };
+        match rustix::fs::mkdirat(parent, hidden.as_os_str(), Mode::RWXU) {
+            Ok(()) => {}
+            Err(Errno::EXIST) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        }
+        let directory = rustix::fs::openat(parent, hidden.as_os_str(), DIRECTORY, Mode::empty())?;
+        if !lock(directory.as_fd()) {
+            let _best_effort = rustix::fs::unlinkat(parent, hidden.as_os_str(), AtFlags::REMOVEDIR);
+            return Ok(None);
+        }
+        let (parent, directory) = (Arc::clone(parent), Arc::new(directory));
+        Ok(Some(Self { parent, name: name.clone(), hidden, directory, published: false }))
+    }
+
+    /// A new file in it, with at most the permissions in `mode`.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn create(&self, name: &Name, mode: u32) -> io::Result<File> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mode = Mode::from_raw_mode(mode & 0o777);
+        Ok(rustix::fs::openat(&self.directory, name.as_os_str(), flags, mode)?.into())
+    }
+
+    /// Removes a file that did not become whole.
+    ///
+    /// # Errors
+    /// What the system says: the nursery must then not be published.
+    pub fn discard(&self, name: &Name) -> io::Result<()> {
+        Ok(rustix::fs::unlinkat(&self.directory, name.as_os_str(), AtFlags::empty())?)
+    }
+
+    /// Gives the directory its name, which none or an empty directory may have; returns it.
+    ///
+    /// # Errors
+    /// What the system says, `EEXIST` or `ENOTEMPTY` when something is in the way; nothing is left then.
+    pub fn publish(mut self) -> io::Result<Arc<OwnedFd>> {
+        rustix::fs::renameat(&self.parent, self.hidden.as_os_str(), &self.parent, self.name.as_os_str())?;
+        self.published = true;
+        // it is an ordinary directory now; the lock goes with the descriptor otherwise
+        let _best_effort = rustix::fs::flock(&self.directory, FlockOperation::NonBlockingUnlock);
+        Ok(Arc::clone(&self.directory))
+    }
+
+    /// Removes the nursery for `name` that a process which died may have left in `parent`.
+    pub fn sweep(parent: BorrowedFd<'_>, name: &Name) {
+        let Some(hidden) = hidden_name(name) else { return };
+        let Ok(left) = rustix::fs::openat(parent, hidden.as_os_str(), DIRECTORY, Mode::empty()) else {
+            return;
+        };
+        if lock(left.as_fd()) {
+            remove(parent, &hidden, left.as_fd());
+        }
+    }
+}
+
+impl Drop for Nursery {
+    fn drop(&mut self) {
+        if !self.published {
+            remove(self.parent.as_fd(), &self.hidden, self.directory.as_fd());
+        }
+    }
+}
+
+fn hidden_name(name: &Name) -> Option<Name> {
+    Name::from_bytes(&[PREFIX, name.as_bytes()].concat()).ok()
+}
+
+fn lock(directory: BorrowedFd<'_>) -> bool {
+    rustix::fs::flock(directory, FlockOperation::NonBlockingLockExclusive).is_ok()
+}
+
+/// Removes a nursery, which holds files alone: anything else in it stays, and so does the directory then.
+fn remove(parent: BorrowedFd<'_>, hidden: &Name, directory: BorrowedFd<'_>) {
+    if let Ok(entries) = Dir::read_from(directory) {
+        for entry in entries.flatten().filter(|entry| !is_dot(entry.file_name())) {
+            let _best_effort = rustix::fs::unlinkat(directory, entry.file_name(), AtFlags::empty());
+        }
+    }
+    let _best_effort = rustix::fs::unlinkat(parent, hidden.as_os_str(), AtFlags::REMOVEDIR);
+}
+
+fn is_dot(name: &CStr) -> bool {
+    matches!(name.to_bytes(), b"." | b"..")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    fn home() -> (tempfile::TempDir, Arc<OwnedFd>) {
+        let home = tempfile::tempdir().unwrap();
+        let fd = rustix::fs::open(home.path(), DIRECTORY, Mode::empty()).unwrap();
+        (home, Arc::new(fd))
+    }
+
+    fn name(text: &str) -> Name {
+        Name::from_bytes(text.as_bytes()).unwrap()
+    }
+
+    fn names(home: &tempfile::TempDir) -> Vec<String> {
+        let entries = std::fs::read_dir(home.path()).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn files_appear_all_at_once_over_an_empty_directory() {
+        let (home, fd) = home();
+        std::fs::create_dir(home.path().join("d")).unwrap();
+        let nursery = Nursery::begin(&fd, &name("d")).unwrap().unwrap();
+        for file in ["a", "b"] {
+            nursery.create(&name(file), 0o644).unwrap().write_all(b"x").unwrap();
+        }
+        assert_eq!(std::fs::read_dir(home.path().join("d")).unwrap().count(), 0);
+        nursery.discard(&name("b")).unwrap();
+        nursery.publish().unwrap();
+        assert_eq!(names(&home), ["d"]);
+        assert_eq!(std::fs::read(home.path().join("d/a")).unwrap(), b"x");
+        assert!(!home.path().join("d/b").exists());
+    }
+
+    #[test]
+    fn what_is_in_the_way_stays_and_nothing_is_left() {
+        let (home, fd) = home();
+        std::fs::create_dir(home.path().join("d")).unwrap();
+        std::fs::write(home.path().join("d/old"), "keep").unwrap();
+        let nursery = Nursery::begin(&fd, &name("d")).unwrap().unwrap();
+        nursery.create(&name("new"), 0o644).unwrap();
+        assert!(nursery.publish().is_err());
+        assert_eq!(names(&home), ["d"]);
+        assert_eq!(std::fs::read(home.path().join("d/old")).unwrap(), b"keep");
+    }
+
+    #[test]
+    fn one_at_a_time() {
+        let (home, fd) = home();
+        let first = Nursery::begin(&fd, &name("d")).unwrap().unwrap();
+        assert!(Nursery::begin(&fd, &name("d")).unwrap().is_none());
+        Nursery::sweep(fd.as_fd(), &name("d"));
+        assert_eq!(names(&home), [".zmove-new-d"], "a live one is not swept");
+        drop(first);
+        assert!(names(&home).is_empty());
+    }
+
+    #[test]
+    fn what_a_dead_process_left_is_swept() {
+        let (home, fd) = home();
+        std::fs::create_dir(home.path().join(".zmove-new-d")).unwrap();
+        std::fs::write(home.path().join(".zmove-new-d/half"), "ha").unwrap();
+        Nursery::sweep(fd.as_fd(), &name("d"));
+        assert!(names(&home).is_empty());
+    }
+
+    #[test]
+    fn a_name_without_room_for_the_prefix_has_none() {
+        let (_home, fd) = home();
+        assert!(Nursery::begin(&fd, &name(&"n".repeat(250))).unwrap().is_none());
+    }
+}
