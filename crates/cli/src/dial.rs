@@ -153,6 +153,5 @@ async fn make_lane(
 ) -> Result<Box<dyn LaneSink>, LaneError> {
     connection.write_all(&Greeting::new(Role::Lane(lane), transfer).encode()).await?;
     connection.flush().await?;
-    let (socket, tls) = connection.into_blocking()?;
-    Ok(Box::new(TlsLane::new(socket, tls)))
+    Ok(Box::new(TlsLane::new(connection)?))
 }

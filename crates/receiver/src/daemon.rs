@@ -224,9 +224,9 @@ impl Shared {
         let Some(lanes) = self.registry.find(owner, transfer, EARLY_LANE_TIMEOUT).await else {
             return self.reject(address, "a lane of a transfer that its key has not opened");
         };
-        match stream.into_blocking() {
+        match TlsLane::new(stream) {
             // a lane that comes when its transfer is over is not needed
-            Ok((socket, tls)) => drop(lanes.send(Box::new(TlsLane::new(socket, tls))).await),
+            Ok(lane) => drop(lanes.send(Box::new(lane)).await),
             Err(error) => self.reject(address, error),
         }
     }

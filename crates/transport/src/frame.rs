@@ -11,6 +11,8 @@ use thiserror::Error;
 use zmove_types::{Buffer, BufferPool, Stopwatch};
 use zmove_wire::{FrameHeader, WireError};
 
+use crate::record::RecordError;
+
 /// One frame: header, head, data.
 #[derive(Debug)]
 pub struct Frame {
@@ -91,11 +93,18 @@ pub enum LaneError {
         /// What it said.
         source: io::Error,
     },
-    /// The TLS layer refused what came.
+    /// TLS could not hand the connection over.
     #[error("data lane: {source}")]
     Tls {
         /// Why.
         source: rustls::Error,
+    },
+    /// What came is no record of the peer's.
+    #[error("data lane: {source}")]
+    Record {
+        /// Why.
+        #[from]
+        source: RecordError,
     },
     /// The bytes are no frame.
     #[error("data lane: {source}")]

@@ -1,77 +1,77 @@
 //! A lane over TLS on TCP, in blocking calls: one thread each, the kernel's full window, no reply awaited.
 //!
-//! Plaintext goes into TLS a quarter MiB at a time, so that one system call carries many records. The receiving end
-//! never writes and the server sends no session tickets, so nothing is ever left unread to reset the connection.
+//! rustls makes the connection, and its records are sealed and opened here, many for one system call; see
+//! [`record`](crate::record). The receiving end never writes and the server sends no session tickets, so nothing is ever
+//! left unread to reset the connection.
 
-use std::io::{self, Read, Write};
+use std::fmt;
+use std::io::Write;
 use std::net::{Shutdown, TcpStream};
 
 use zmove_types::{Buffer, BufferPool, Doing, Stopwatch};
 use zmove_wire::FrameHeader;
 
 use crate::frame::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
-
-/// Plaintext that TLS takes before the socket is written.
-const PLAINTEXT_BYTES_MAX: usize = 256 << 10;
+use crate::record::{Opener, Sealer, traffic_keys};
+use crate::tcp_tls::{Connection, Parts};
 
 /// One end of a lane over TLS on TCP; the dialler sends, the acceptor receives, or the other way round.
-#[derive(Debug)]
 pub struct TlsLane {
     socket: TcpStream,
-    tls: rustls::Connection,
+    sealer: Sealer,
+    opener: Opener,
 }
 
 impl TlsLane {
-    /// A lane on an established connection, whose greeting has passed.
-    #[must_use]
-    pub fn new(socket: TcpStream, mut tls: rustls::Connection) -> Self {
-        // the limit counts queued records, which are a little longer than their plaintext
-        tls.set_buffer_limit(Some(2 * PLAINTEXT_BYTES_MAX));
-        Self { socket, tls }
+    /// A lane on a connection whose greeting has passed and been flushed.
+    ///
+    /// # Errors
+    /// [`LaneError`] when the connection has ended already, or is not between two records.
+    pub fn new(connection: Connection) -> Result<Self, LaneError> {
+        let Parts { socket, session, secrets, plaintext, records } = connection.into_parts()?;
+        let (seal, open) = traffic_keys(session, &secrets)?;
+        Ok(Self { socket, sealer: Sealer::new(seal), opener: Opener::new(open, plaintext, &records) })
     }
 
-    fn encrypt_and_send(&mut self, mut bytes: &[u8], watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
-        while !bytes.is_empty() {
-            let slice = &bytes[..bytes.len().min(PLAINTEXT_BYTES_MAX)];
-            let taken = self.tls.writer().write(slice)?;
-            bytes = &bytes[taken..];
-            watch.lap(Doing::Busy);
-            self.flush()?;
-            watch.lap(Doing::Blocked);
+    /// Seals all of `bytes`; what has room waits to leave with what follows.
+    fn seal(&mut self, mut bytes: &[u8], watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
+        loop {
+            bytes = &bytes[self.sealer.seal(bytes)..];
+            if bytes.is_empty() {
+                return Ok(());
+            }
+            self.flush(watch)?;
         }
+    }
+
+    fn flush(&mut self, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
+        watch.lap(Doing::Busy);
+        self.send_waiting()?;
+        watch.lap(Doing::Blocked);
         Ok(())
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        while self.tls.wants_write() {
-            self.tls.write_tls(&mut self.socket)?;
-        }
+    fn send_waiting(&mut self) -> Result<(), LaneError> {
+        self.socket.write_all(self.sealer.waiting())?;
+        self.sealer.clear();
         Ok(())
     }
 
     /// Fills `out`; returns how much of it was filled before the peer's orderly end.
     fn fill(&mut self, out: &mut [u8], watch: &mut Stopwatch<'_>) -> Result<usize, LaneError> {
         let mut filled = 0;
-        while filled < out.len() {
-            match self.tls.reader().read(&mut out[filled..]) {
-                Ok(0) => break,
-                Ok(taken) => filled += taken,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.decrypt_more(watch)?,
-                Err(error) => return Err(error.into()),
+        loop {
+            filled += self.opener.read(&mut out[filled..])?;
+            if filled == out.len() || self.opener.has_ended() {
+                return Ok(filled);
+            }
+            watch.lap(Doing::Busy);
+            let received = self.opener.receive(&mut self.socket)?;
+            watch.lap(Doing::Starved);
+            if received == 0 {
+                return Err(LaneError::Closed);
             }
         }
-        Ok(filled)
-    }
-
-    fn decrypt_more(&mut self, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
-        watch.lap(Doing::Busy);
-        let taken = self.tls.read_tls(&mut self.socket)?;
-        watch.lap(Doing::Starved);
-        if taken == 0 {
-            return Err(LaneError::Closed);
-        }
-        self.tls.process_new_packets()?;
-        Ok(())
     }
 
     fn fill_all(&mut self, out: &mut [u8], watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
@@ -91,20 +91,16 @@ impl TlsLane {
 
 impl LaneSink for TlsLane {
     fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
-        let mut opening = frame.header.encode().to_vec();
-        opening.extend_from_slice(&frame.head);
-        if opening.len() <= PLAINTEXT_BYTES_MAX / 2 && !frame.data.is_empty() {
-            // stays queued, to leave with the first of the data
-            self.tls.writer().write_all(&opening)?;
-        } else {
-            self.encrypt_and_send(&opening, watch)?;
-        }
-        self.encrypt_and_send(&frame.data, watch)
+        // each in records of its own, so that the receiver can open the data's straight into its buffer
+        self.seal(&frame.header.encode(), watch)?;
+        self.seal(&frame.head, watch)?;
+        self.seal(&frame.data, watch)?;
+        self.flush(watch)
     }
 
     fn finish(&mut self) -> Result<(), LaneError> {
-        self.tls.send_close_notify();
-        self.flush()?;
+        self.sealer.close();
+        self.send_waiting()?;
         Ok(self.socket.shutdown(Shutdown::Write)?)
     }
 
@@ -150,5 +146,11 @@ impl TlsLane {
         self.fill_all(&mut data.room()[..len], watch)?;
         data.set_len(len);
         Ok(data)
+    }
+}
+
+impl fmt::Debug for TlsLane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsLane").field("socket", &self.socket).finish_non_exhaustive()
     }
 }

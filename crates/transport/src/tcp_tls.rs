@@ -1,32 +1,34 @@
 //! Connections: TCP with mutually authenticated TLS 1.3 on top.
 //!
 //! The client side is [`Dialler`], the server side [`Acceptor`]; both end in a [`Connection`], an async stream for control
-//! that becomes a blocking socket for lanes. Whether the peer may do anything is the caller's decision.
+//! that a [`TlsLane`](crate::TlsLane) can take over. Whether the peer may do anything is the caller's decision.
 //! **Invariant:** a [`Connection`] has proven the key of its `peer`, speaks TLS 1.3, and has agreed on the protocol.
 
 use std::{
-    io,
+    io::{self, Read as _},
     net::SocketAddr,
+    os::fd::{AsFd, BorrowedFd},
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::TcpStream,
-};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::TlsStream;
 
+use crate::record::TrafficSecrets;
 use crate::trust::{ALPN, Fingerprint, peer_fingerprint};
 
 mod acceptor;
 mod dialler;
 mod socket;
+mod whole;
 
 pub use acceptor::Acceptor;
 pub use dialler::Dialler;
 pub use socket::SocketConfig;
+use whole::WholeRecords;
 
 /// What a lane may receive at once before autotuning has seen how fast it is; see [`zmove_sockopt::open_receive_window`].
 const LANE_WINDOW_BYTES: u32 = 8 << 20;
@@ -41,7 +43,20 @@ pub struct Connection {
     pub rtt: Duration,
     /// The peer's address; an IPv4 one never in IPv6 form.
     pub address: SocketAddr,
-    stream: TlsStream<TcpStream>,
+    stream: TlsStream<WholeRecords>,
+    secrets: Arc<TrafficSecrets>,
+}
+
+/// What a connection is made of, for who goes on with it; in the order in which the peer has sent it, what has arrived
+/// is `plaintext`, then `records`, then what is in the socket.
+pub(crate) struct Parts {
+    /// Blocks.
+    pub(crate) socket: std::net::TcpStream,
+    /// Holds nothing that has arrived.
+    pub(crate) session: rustls::Connection,
+    pub(crate) secrets: Arc<TrafficSecrets>,
+    pub(crate) plaintext: Vec<u8>,
+    pub(crate) records: Vec<u8>,
 }
 
 impl Connection {
@@ -51,27 +66,24 @@ impl Connection {
         self.stream.get_ref().1
     }
 
-    /// The blocking form, for lanes: a blocking socket, and the TLS state that goes with it. The state may hold bytes
-    /// that have arrived already; they come first.
-    ///
-    /// # Errors
-    ///
-    /// The socket cannot be taken from the runtime.
-    pub fn into_blocking(self) -> io::Result<(std::net::TcpStream, rustls::Connection)> {
-        let (socket, session) = match self.stream {
+    /// Takes the connection apart, between two records on both ways. Nothing may be left to flush.
+    pub(crate) fn into_parts(self) -> io::Result<Parts> {
+        let (stream, mut session): (_, rustls::Connection) = match self.stream {
             TlsStream::Client(stream) => {
-                let (socket, session) = stream.into_inner();
-                (socket, session.into())
+                let (stream, session) = stream.into_inner();
+                (stream, session.into())
             }
             TlsStream::Server(stream) => {
-                let (socket, session) = stream.into_inner();
-                (socket, session.into())
+                let (stream, session) = stream.into_inner();
+                (stream, session.into())
             }
         };
+        let plaintext = drain(&mut session)?;
+        let (socket, records) = stream.into_parts()?;
         let socket = socket.into_std()?;
         socket.set_nonblocking(false)?;
         zmove_sockopt::open_receive_window(&socket, LANE_WINDOW_BYTES)?;
-        Ok((socket, session))
+        Ok(Parts { socket, session, secrets: self.secrets, plaintext, records })
     }
 
     /// Ends the connection when the peer has not acknowledged bytes, or has not made room for more, for so long.
@@ -81,14 +93,33 @@ impl Connection {
     ///
     /// The socket refuses the option.
     pub fn set_unacknowledged_max(&self, longest: Duration) -> io::Result<()> {
-        socket2::SockRef::from(self.stream.get_ref().0).set_tcp_user_timeout(Some(longest))
+        socket2::SockRef::from(self).set_tcp_user_timeout(Some(longest))
     }
 
     /// Checks what the two sides have agreed on. `None`: the peer does not speak the protocol.
-    fn new(stream: TlsStream<TcpStream>, address: SocketAddr, rtt: Duration) -> Option<Self> {
+    fn new(
+        stream: TlsStream<WholeRecords>,
+        secrets: Arc<TrafficSecrets>,
+        address: SocketAddr,
+        rtt: Duration,
+    ) -> Option<Self> {
         let session = stream.get_ref().1;
         let peer = peer_fingerprint(session).ok()?;
-        (session.alpn_protocol() == Some(ALPN)).then_some(Self { peer, rtt, address, stream })
+        (session.alpn_protocol() == Some(ALPN)).then_some(Self { peer, rtt, address, stream, secrets })
+    }
+}
+
+/// What TLS has decrypted and nobody has read.
+fn drain(session: &mut rustls::Connection) -> io::Result<Vec<u8>> {
+    let mut plaintext = Vec::new();
+    match session.reader().read_to_end(&mut plaintext) {
+        // there is no more yet, or the socket has ended and will say so again
+        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::UnexpectedEof) => {
+            Ok(plaintext)
+        }
+        Err(error) => Err(error),
+        // the peer has ended the connection in order
+        Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),
     }
 }
 
@@ -108,6 +139,12 @@ const fn speaks_otherwise(error: &rustls::Error) -> bool {
                 Alert::ProtocolVersion | Alert::HandshakeFailure | Alert::NoApplicationProtocol
             )
     )
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.get_ref().0.as_fd()
+    }
 }
 
 impl AsyncRead for Connection {

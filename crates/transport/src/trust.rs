@@ -16,5 +16,7 @@ pub use fingerprint::{Fingerprint, ParseFingerprintError};
 pub use identity::Identity;
 pub(crate) use known_hosts::endpoint;
 pub use known_hosts::{HostLineFault, KnownHosts};
+#[cfg(test)]
+pub(crate) use verify::client_config_with;
 pub(crate) use verify::{ALPN, HostKeyFault, SERVER_NAME, client_config, peer_fingerprint, server_config};
 pub use verify::{FirstKey, HostPolicy};

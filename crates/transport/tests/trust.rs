@@ -2,12 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test, helpers included, a panic is the report")]
 
-use std::{
-    io::{self, Read as _, Write as _},
-    net::SocketAddr,
-    sync::Arc,
-    time::Duration,
-};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use rustls::{
     ClientConfig, HandshakeKind, ServerConfig,
@@ -22,7 +17,7 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
 };
-use tokio_rustls::{TlsAcceptor, TlsConnector};
+use tokio_rustls::{TlsAcceptor, TlsConnector, client::TlsStream};
 use zmove_transport::{
     AcceptError, Acceptor, Connection, DialError, DialStage, Dialler, Fingerprint, FirstKey, HostPolicy,
     Identity, SocketConfig,
@@ -125,6 +120,15 @@ async fn accept_tls(
     key: Option<Arc<SingleCertAndKey>>,
     protocols: &[&[u8]],
 ) -> Result<Connection, AcceptError> {
+    meet_tls(acceptor, key, protocols).await.1
+}
+
+/// The same with the client's end.
+async fn meet_tls(
+    acceptor: &Acceptor,
+    key: Option<Arc<SingleCertAndKey>>,
+    protocols: &[&[u8]],
+) -> (io::Result<TlsStream<TcpStream>>, Result<Connection, AcceptError>) {
     let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()))
         .with_protocol_versions(&[&TLS13])
         .unwrap()
@@ -138,7 +142,7 @@ async fn accept_tls(
     let socket = TcpStream::connect(acceptor.local_addr().unwrap()).await.unwrap();
     let name = ServerName::try_from("zmove").unwrap();
     let client = TlsConnector::from(Arc::new(config)).connect(name, socket);
-    tokio::join!(client, accept(acceptor)).1
+    tokio::join!(client, accept(acceptor))
 }
 
 /// A client's verifier that verifies nothing.
@@ -194,39 +198,28 @@ async fn both_sides_learn_the_other_key() {
 }
 
 #[tokio::test]
-async fn blocking_and_async_ends_exchange_bytes() {
-    let (client, server) = connected(&Party::new(), &Party::new()).await;
-    let (mut socket, session) = client.into_blocking().unwrap();
-    let rustls::Connection::Client(mut session) = session else { panic!("the client's end is a server's") };
-    let blocking = tokio::task::spawn_blocking(move || {
-        let mut stream = rustls::Stream::new(&mut session, &mut socket);
-        stream.write_all(b"ping").unwrap();
-        let mut answer = [0; 4];
-        stream.read_exact(&mut answer).unwrap();
-        answer
-    });
-    let mut stream = server;
-    let mut word = [0; 4];
-    stream.read_exact(&mut word).await.unwrap();
-    stream.write_all(b"pong").await.unwrap();
-    stream.flush().await.unwrap();
-    assert_eq!((&word, &blocking.await.unwrap()), (b"ping", b"pong"));
-}
-
-#[tokio::test]
-async fn server_sends_no_tickets_and_nothing_is_resumed() {
+async fn nothing_is_resumed() {
     let [host, user] = [Party::new(), Party::new()];
     let (acceptor, port) = host.listen().await;
     let dialler = user.dialler(port, HostPolicy::Pinned(host.fingerprint())).await;
     for _ in 0..2 {
         let (client, server) = tokio::join!(dialler.dial(LONG), accept(&acceptor));
-        let stream = server.unwrap();
-        assert_eq!(stream.session().handshake_kind(), Some(HandshakeKind::Full));
-        let (mut socket, _) = client.unwrap().into_blocking().unwrap();
-        socket.set_nonblocking(true).unwrap();
-        // The server is done, so a ticket would be here.
-        assert_eq!(socket.read(&mut [0; 1]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        drop(client.unwrap());
+        assert_eq!(server.unwrap().session().handshake_kind(), Some(HandshakeKind::Full));
     }
+}
+
+#[tokio::test]
+async fn server_sends_no_tickets() {
+    let [host, user] = [Party::new(), Party::new()];
+    let (acceptor, _) = host.listen().await;
+    let key = user.key_with(vec![user.certificate()]);
+    let (client, server) = meet_tls(&acceptor, Some(key), &[b"zmove"]).await;
+    let mut client = client.unwrap();
+    server.unwrap().shutdown().await.unwrap();
+    // When the end has been read, a ticket has been counted.
+    assert_eq!(client.read(&mut [0; 1]).await.unwrap(), 0);
+    assert_eq!(client.get_ref().1.tls13_tickets_received(), 0);
 }
 
 #[tokio::test]
@@ -235,11 +228,8 @@ async fn accepted_sockets_are_set_up() {
     let (client, server) = connected(&host, &user).await;
     server.set_unacknowledged_max(LONG).unwrap();
     for connection in [client, server] {
-        let (socket, _) = connection.into_blocking().unwrap();
-        let socket = socket2::SockRef::from(&socket);
-        assert!(
-            socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap() && !socket.nonblocking().unwrap()
-        );
+        let socket = socket2::SockRef::from(&connection);
+        assert!(socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap());
     }
 }
 

@@ -17,9 +17,10 @@ use tokio::{
 };
 use tokio_rustls::LazyConfigAcceptor;
 
-use super::{Connection, SocketConfig, tls_error};
+use super::{Connection, SocketConfig, WholeRecords, tls_error};
 use crate::{
     error::{AcceptError, BindError},
+    record::TrafficSecrets,
     trust::{Identity, server_config},
 };
 
@@ -30,7 +31,7 @@ const BACKLOG: u32 = 1024;
 #[derive(Debug)]
 pub struct Acceptor {
     listener: TcpListener,
-    tls: Arc<ServerConfig>,
+    tls: ServerConfig,
 }
 
 impl Acceptor {
@@ -54,7 +55,7 @@ impl Acceptor {
         };
         let listener = listen().and_then(|()| opened.listen(BACKLOG));
         let listener = listener.map_err(|source| BindError::Listen { address, source })?;
-        Ok(Self { listener, tls: Arc::new(server_config(identity)) })
+        Ok(Self { listener, tls: server_config(identity) })
     }
 
     /// The address that clients can dial.
@@ -90,11 +91,13 @@ impl Acceptor {
 
     async fn secure(&self, socket: TcpStream, address: SocketAddr) -> Result<Connection, AcceptError> {
         let failed = |error| handshake_error(address, error);
+        let (socket, secrets) = (WholeRecords::new(socket), Arc::<TrafficSecrets>::default());
         let hello = LazyConfigAcceptor::new(server::Acceptor::default(), socket).await.map_err(failed)?;
         // From our answer to the client's next word is one round trip.
         let answered = Instant::now();
-        let stream = hello.into_stream(Arc::clone(&self.tls)).await.map_err(failed)?;
-        Connection::new(stream.into(), address, answered.elapsed()).ok_or(AcceptError::NotZmove { address })
+        let stream = hello.into_stream(secrets.of_server(&self.tls)).await.map_err(failed)?;
+        Connection::new(stream.into(), secrets, address, answered.elapsed())
+            .ok_or(AcceptError::NotZmove { address })
     }
 }
 

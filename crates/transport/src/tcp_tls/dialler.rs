@@ -12,15 +12,13 @@ use std::{
 
 use rustls::{CertificateError, ClientConfig, Error as TlsError, OtherError};
 use rustls_pki_types::ServerName;
-use tokio::{
-    net::TcpStream,
-    time::{Instant, timeout, timeout_at},
-};
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::{TlsConnector, TlsStream};
 
-use super::{Connection, SocketConfig, tls_error};
+use super::{Connection, SocketConfig, WholeRecords, tls_error};
 use crate::{
     error::{DialError, DialStage},
+    record::TrafficSecrets,
     trust::{HostKeyFault, HostPolicy, Identity, SERVER_NAME, client_config},
 };
 
@@ -103,10 +101,12 @@ impl Dialler {
     async fn handshake(&self, connected: Connected) -> Result<Connection, DialError> {
         let Connected { socket, address, rtt } = connected;
         let name = ServerName::try_from(SERVER_NAME).expect("the constant is a DNS name");
-        let stream = TlsConnector::from(Arc::clone(&self.tls)).connect(name, socket).await;
-        let stream: TlsStream<TcpStream> = stream.map_err(|error| self.handshake_error(error))?.into();
+        let secrets = Arc::<TrafficSecrets>::default();
+        let tls = TlsConnector::from(secrets.of_client(&self.tls));
+        let stream = tls.connect(name, WholeRecords::new(socket)).await;
+        let stream: TlsStream<WholeRecords> = stream.map_err(|error| self.handshake_error(error))?.into();
         let not_zmove = || DialError::NotZmove { host: self.host.clone(), port: self.port };
-        Connection::new(stream, address, rtt).ok_or_else(not_zmove)
+        Connection::new(stream, secrets, address, rtt).ok_or_else(not_zmove)
     }
 
     fn connect_error(&self, attempt: Attempt) -> DialError {

@@ -71,9 +71,17 @@ pub(crate) fn peer_fingerprint(session: &CommonState) -> Result<Fingerprint, Err
 
 /// What a client speaks: no resumption, which would pass by the check of the key, and no early data.
 pub(crate) fn client_config(identity: &Identity, policy: HostPolicy) -> ClientConfig {
-    let provider = Arc::new(provider());
+    client_config_with(provider(), identity, policy)
+}
+
+/// The same with another choice of suites.
+pub(crate) fn client_config_with(
+    provider: CryptoProvider,
+    identity: &Identity,
+    policy: HostPolicy,
+) -> ClientConfig {
     let algorithms = provider.signature_verification_algorithms;
-    let mut config = ClientConfig::builder_with_provider(provider)
+    let mut config = ClientConfig::builder_with_provider(Arc::new(provider))
         .with_protocol_versions(&[&TLS13])
         .expect("the provider has TLS 1.3 suites")
         .dangerous()

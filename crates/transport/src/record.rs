@@ -1,0 +1,87 @@
+//! The record layer of TLS 1.3 (RFC 8446 §5) for lanes, with the keys that rustls has negotiated.
+//!
+//! rustls reads a socket 4 KiB at a time and copies all plaintext twice. Here one system call moves as many records as
+//! are there, and each is sealed or opened straight from one buffer into the other. [`TrafficKey`] holds what one
+//! direction needs, [`Sealer`] writes records, [`Opener`] reads them; none of them does I/O.
+//! **Invariant:** plaintext leaves an [`Opener`] only from a record that has been authenticated, in its place in the
+//! row; and the end is an end only if the peer has sealed it.
+
+use thiserror::Error;
+
+mod key;
+mod open;
+mod seal;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use key::{TrafficKey, TrafficSecrets, traffic_keys};
+pub(crate) use open::Opener;
+pub(crate) use seal::Sealer;
+
+/// Plaintext in one record, at most.
+const PLAINTEXT_BYTES_MAX: usize = 1 << 14;
+/// What stands before each record: content type, version, length.
+const HEADER_BYTES: usize = 5;
+/// The tag of all three suites.
+const TAG_BYTES: usize = 16;
+/// The longest body: plaintext, its content type, the tag.
+const BODY_BYTES_MAX: usize = PLAINTEXT_BYTES_MAX + 1 + TAG_BYTES;
+/// The longest record.
+pub(crate) const RECORD_BYTES_MAX: usize = HEADER_BYTES + BODY_BYTES_MAX;
+
+/// Content types of RFC 8446 §5.1.
+const ALERT: u8 = 21;
+const HANDSHAKE: u8 = 22;
+const APPLICATION_DATA: u8 = 23;
+
+/// The message of a sender that goes on with its next key and wants none from the other side: type, length, request.
+const KEY_UPDATE: [u8; 5] = [24, 0, 0, 1, 0];
+/// The alert at the orderly end: level, description.
+const CLOSE_NOTIFY: [u8; 2] = [1, 0];
+
+/// Why a TLS record is refused.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum RecordError {
+    /// Not sealed with the connection's key, out of its place, or changed on its way.
+    #[error("a TLS record does not authenticate")]
+    Forged,
+    /// Longer than TLS allows.
+    #[error("a TLS record of {bytes} bytes is too long")]
+    Oversized {
+        /// The length in its header.
+        bytes: usize,
+    },
+    /// Too short to be sealed.
+    #[error("a TLS record of {bytes} bytes is too short")]
+    Undersized {
+        /// The length in its header.
+        bytes: usize,
+    },
+    /// Padding and nothing else.
+    #[error("a TLS record has no content type")]
+    Untyped,
+    /// Of a content type, or with a message, that has no place on a lane.
+    #[error("a TLS record of type {content_type} is out of place")]
+    Unexpected {
+        /// The type, the inner one where the record could be opened.
+        content_type: u8,
+    },
+    /// The peer has ended the connection because of an error.
+    #[error("the peer sent the TLS alert {description:?}")]
+    Alert {
+        /// What it says.
+        description: rustls::AlertDescription,
+    },
+    /// The peer changed its keys before the lane began.
+    #[error("the TLS keys are not those of the handshake")]
+    Rekeyed,
+}
+
+/// A record's header, which is also what is authenticated beside the body.
+#[expect(clippy::big_endian_bytes, reason = "TLS is big-endian")]
+fn header(body_bytes: usize) -> [u8; HEADER_BYTES] {
+    let length = u16::try_from(body_bytes).expect("a body is shorter than 2^15");
+    let [high, low] = length.to_be_bytes();
+    [APPLICATION_DATA, 3, 3, high, low]
+}

@@ -1,0 +1,210 @@
+//! The keys of a connection: what rustls has negotiated, and what follows from it (RFC 8446 §5.3, §7.1 to §7.3).
+//!
+//! rustls hands out the keys in use but not the secrets behind them, without which no next key can be made. These come
+//! by its key log, one for each connection, kept in memory as rustls itself keeps them, and wiped when dropped.
+//! **Invariant:** no key seals two records under one nonce: a sequence number goes on where rustls stopped, and starts
+//! anew only with a new key.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use aws_lc_rs::{
+    aead::{self, Aad, LessSafeKey, Nonce, UnboundKey},
+    hkdf::{self, HKDF_SHA256, HKDF_SHA384, KeyType, Okm, Prk},
+};
+use rustls::{ClientConfig, Connection, ConnectionTrafficSecrets, KeyLog, ServerConfig};
+
+use super::{HEADER_BYTES, RecordError, TAG_BYTES};
+use crate::frame::LaneError;
+
+const NONCE_BYTES: usize = aead::NONCE_LEN;
+
+/// The first traffic secrets of one connection, as rustls derives them.
+#[derive(Default)]
+pub(crate) struct TrafficSecrets {
+    client: OnceLock<Secret>,
+    server: OnceLock<Secret>,
+}
+
+/// The key of one direction and the number of its next record.
+pub(crate) struct TrafficKey {
+    aead: &'static aead::Algorithm,
+    secret: Secret,
+    key: LessSafeKey,
+    iv: [u8; NONCE_BYTES],
+    sequence: u64,
+}
+
+/// A traffic secret, from which keys and the next secret are derived.
+#[derive(Clone)]
+struct Secret {
+    prk: Prk,
+    hash: hkdf::Algorithm,
+}
+
+/// What a connection seals and opens its next record with, in this order. All plaintext must have been read, and all
+/// records written.
+pub(crate) fn traffic_keys(
+    session: Connection,
+    secrets: &TrafficSecrets,
+) -> Result<(TrafficKey, TrafficKey), LaneError> {
+    let (own, peer) = match session {
+        Connection::Client(_) => (&secrets.client, &secrets.server),
+        Connection::Server(_) => (&secrets.server, &secrets.client),
+    };
+    let extracted = session.dangerous_extract_secrets()?;
+    Ok((TrafficKey::resume(own, extracted.tx)?, TrafficKey::resume(peer, extracted.rx)?))
+}
+
+impl TrafficSecrets {
+    /// A copy of `config` for the one connection whose secrets shall come here.
+    pub(crate) fn of_client(self: &Arc<Self>, config: &ClientConfig) -> Arc<ClientConfig> {
+        let mut config = config.clone();
+        config.enable_secret_extraction = true;
+        config.key_log = Arc::<Self>::clone(self);
+        Arc::new(config)
+    }
+
+    /// A copy of `config` for the one connection whose secrets shall come here.
+    pub(crate) fn of_server(self: &Arc<Self>, config: &ServerConfig) -> Arc<ServerConfig> {
+        let mut config = config.clone();
+        config.enable_secret_extraction = true;
+        config.key_log = Arc::<Self>::clone(self);
+        Arc::new(config)
+    }
+
+    fn place(&self, label: &str) -> Option<&OnceLock<Secret>> {
+        match label {
+            "CLIENT_TRAFFIC_SECRET_0" => Some(&self.client),
+            "SERVER_TRAFFIC_SECRET_0" => Some(&self.server),
+            _ => None,
+        }
+    }
+}
+
+impl KeyLog for TrafficSecrets {
+    fn log(&self, label: &str, _client_random: &[u8], secret: &[u8]) {
+        if let (Some(place), Some(secret)) = (self.place(label), Secret::new(secret)) {
+            // a connection has one handshake, so nothing is there yet
+            place.get_or_init(|| secret);
+        }
+    }
+
+    fn will_log(&self, label: &str) -> bool {
+        self.place(label).is_some()
+    }
+}
+
+impl fmt::Debug for TrafficSecrets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TrafficSecrets")
+    }
+}
+
+impl TrafficKey {
+    /// The key that rustls has used so far. That the secret has not been replaced since the handshake shows in the
+    /// initialization vector, which is derived from it as the key is.
+    fn resume(
+        secret: &OnceLock<Secret>,
+        (sequence, used): (u64, ConnectionTrafficSecrets),
+    ) -> Result<Self, RecordError> {
+        let (aead, used_iv) = match &used {
+            ConnectionTrafficSecrets::Aes128Gcm { iv, .. } => (&aead::AES_128_GCM, iv),
+            ConnectionTrafficSecrets::Aes256Gcm { iv, .. } => (&aead::AES_256_GCM, iv),
+            ConnectionTrafficSecrets::Chacha20Poly1305 { iv, .. } => (&aead::CHACHA20_POLY1305, iv),
+            _ => return Err(RecordError::Rekeyed),
+        };
+        let key = Self::new(aead, secret.get().ok_or(RecordError::Rekeyed)?.clone(), sequence);
+        if used_iv.as_ref() == key.iv { Ok(key) } else { Err(RecordError::Rekeyed) }
+    }
+
+    fn new(aead: &'static aead::Algorithm, secret: Secret, sequence: u64) -> Self {
+        let key = secret.derive(b"key", aead, |derived| UnboundKey::from(derived));
+        let mut iv = [0; NONCE_BYTES];
+        secret.derive(b"iv", IvLength, |derived| derived.fill(&mut iv)).expect("the lengths are equal");
+        Self { aead, secret, key: LessSafeKey::new(key), iv, sequence }
+    }
+
+    /// The client's first key, before it has sealed anything.
+    #[cfg(test)]
+    pub(super) fn first(aead: &'static aead::Algorithm, secrets: &TrafficSecrets) -> Self {
+        Self::new(aead, secrets.client.get().expect("the handshake is over").clone(), 0)
+    }
+
+    /// Goes on with the next key.
+    pub(super) fn update(&mut self) {
+        *self = Self::new(self.aead, self.secret.next(), 0);
+    }
+
+    /// Records that this key has sealed or opened.
+    pub(super) const fn records(&self) -> u64 {
+        self.sequence
+    }
+
+    /// Seals the next record: `sealed` becomes ciphertext, `ending` the sealed content type and the tag.
+    pub(super) fn seal(
+        &mut self,
+        header: [u8; HEADER_BYTES],
+        (content_type, plaintext): (u8, &[u8]),
+        (sealed, ending): (&mut [u8], &mut [u8]),
+    ) {
+        let nonce = self.nonce();
+        self.key
+            .seal_out_of_place_scatter(nonce, Aad::from(header), plaintext, sealed, &[content_type], ending)
+            .expect("the lengths agree and are far below the suites' limits");
+    }
+
+    /// Opens the next record, whose `body` is longer than a tag, into `inner`, which is a tag shorter.
+    pub(super) fn open(
+        &mut self,
+        header: [u8; HEADER_BYTES],
+        body: &[u8],
+        inner: &mut [u8],
+    ) -> Result<(), RecordError> {
+        let nonce = self.nonce();
+        let (sealed, tag) = body.split_at(body.len() - TAG_BYTES);
+        let opened = self.key.open_separate_gather(nonce, Aad::from(header), sealed, tag, inner);
+        opened.map_err(|_| RecordError::Forged)
+    }
+
+    #[expect(clippy::big_endian_bytes, reason = "TLS is big-endian")]
+    fn nonce(&mut self) -> Nonce {
+        let mut nonce = self.iv;
+        let sequence = self.sequence.to_be_bytes();
+        let low = &mut nonce[NONCE_BYTES - sequence.len()..];
+        low.iter_mut().zip(sequence).for_each(|(byte, sequence)| *byte ^= sequence);
+        self.sequence += 1;
+        Nonce::assume_unique_for_key(nonce)
+    }
+}
+
+impl Secret {
+    /// `None` for a length that no suite here has.
+    fn new(bytes: &[u8]) -> Option<Self> {
+        // a secret is as long as the output of its suite's hash
+        let hash = [HKDF_SHA256, HKDF_SHA384].into_iter().find(|hash| hash.len() == bytes.len())?;
+        Some(Self { prk: Prk::new_less_safe(hash, bytes), hash })
+    }
+
+    fn next(&self) -> Self {
+        Self { prk: self.derive(b"traffic upd", self.hash, |derived| Prk::from(derived)), hash: self.hash }
+    }
+
+    /// HKDF-Expand-Label of RFC 8446 §7.1, with an empty context.
+    fn derive<L: KeyType, T>(&self, label: &[u8], length: L, make: impl FnOnce(Okm<'_, L>) -> T) -> T {
+        const PREFIX: &[u8] = b"tls13 ";
+        let short = |length| u8::try_from(length).expect("labels, keys and secrets are short");
+        let lengths = [0, short(length.len()), short(PREFIX.len() + label.len())];
+        let info = [&lengths[..], PREFIX, label, &[0]];
+        make(self.prk.expand(&info, length).expect("the hash gives that many bytes"))
+    }
+}
+
+/// The length of an initialization vector.
+struct IvLength;
+
+impl KeyType for IvLength {
+    fn len(&self) -> usize {
+        NONCE_BYTES
+    }
+}

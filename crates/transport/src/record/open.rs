@@ -1,0 +1,134 @@
+//! Records to plaintext, opened straight into where it belongs.
+//!
+//! A record that is longer than what is asked for goes through a spill of one record. What follows the peer's orderly
+//! end is never looked at, as RFC 8446 §6.1 demands.
+
+use std::io::{self, Read};
+use std::ops::Range;
+
+use super::{
+    ALERT, APPLICATION_DATA, BODY_BYTES_MAX, CLOSE_NOTIFY, HANDSHAKE, HEADER_BYTES, KEY_UPDATE, RecordError,
+    TAG_BYTES, TrafficKey,
+};
+
+/// What one system call may bring. More does not stay in the processor's cache, less costs more calls.
+const ARRIVED_BYTES_MAX: usize = 256 << 10;
+
+/// Opens the records that arrive.
+pub(crate) struct Opener {
+    key: TrafficKey,
+    /// Bytes of the socket; those in `unopened` are records, the last of which may be incomplete.
+    arrived: Vec<u8>,
+    unopened: Range<usize>,
+    /// Plaintext that had no place yet.
+    spill: Vec<u8>,
+    unread: Range<usize>,
+    ended: bool,
+}
+
+impl Opener {
+    /// Goes on after rustls: `plaintext` it has opened already, and `arrived` it has not.
+    pub(crate) fn new(key: TrafficKey, mut plaintext: Vec<u8>, arrived: &[u8]) -> Self {
+        let unread = 0..plaintext.len();
+        plaintext.resize(plaintext.len().max(BODY_BYTES_MAX), 0);
+        let mut room = vec![0; arrived.len() + ARRIVED_BYTES_MAX];
+        room[..arrived.len()].copy_from_slice(arrived);
+        Self { key, arrived: room, unopened: 0..arrived.len(), spill: plaintext, unread, ended: false }
+    }
+
+    /// Fills `out` as far as what has arrived goes; returns how far that was.
+    pub(crate) fn read(&mut self, out: &mut [u8]) -> Result<usize, RecordError> {
+        let mut filled = self.read_spill(out);
+        while filled < out.len() && !self.ended {
+            let Some(body) = self.next_body()? else { break };
+            filled += self.open(body, &mut out[filled..])?;
+        }
+        Ok(filled)
+    }
+
+    /// Whether the peer has ended the connection in order, and all its plaintext is read.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended && self.unread.is_empty()
+    }
+
+    /// Takes what is there from `socket`, which must be called only when [`read`](Self::read) wants more; 0 at its end.
+    pub(crate) fn receive(&mut self, socket: &mut impl Read) -> io::Result<usize> {
+        self.make_room();
+        loop {
+            match socket.read(&mut self.arrived[self.unopened.end..]) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+                Ok(taken) => {
+                    self.unopened.end += taken;
+                    return Ok(taken);
+                }
+            }
+        }
+    }
+
+    /// Moves the incomplete record to the front once half of the room is used, so that calls stay large.
+    fn make_room(&mut self) {
+        if self.unopened.is_empty() {
+            self.unopened = 0..0;
+        } else if self.unopened.start > self.arrived.len() / 2 {
+            self.arrived.copy_within(self.unopened.clone(), 0);
+            self.unopened = 0..self.unopened.len();
+        }
+    }
+
+    fn read_spill(&mut self, out: &mut [u8]) -> usize {
+        let taken = out.len().min(self.unread.len());
+        out[..taken].copy_from_slice(&self.spill[self.unread.clone()][..taken]);
+        self.unread.start += taken;
+        taken
+    }
+
+    /// Where the body of the next record is, once all of it is there.
+    #[expect(clippy::big_endian_bytes, reason = "TLS is big-endian")]
+    fn next_body(&self) -> Result<Option<Range<usize>>, RecordError> {
+        let unopened = &self.arrived[self.unopened.clone()];
+        let Some(&[content_type, _, _, high, low]) = unopened.first_chunk::<HEADER_BYTES>() else {
+            return Ok(None);
+        };
+        let bytes = usize::from(u16::from_be_bytes([high, low]));
+        match bytes {
+            _ if content_type != APPLICATION_DATA => Err(RecordError::Unexpected { content_type }),
+            ..=TAG_BYTES => Err(RecordError::Undersized { bytes }),
+            _ if bytes > BODY_BYTES_MAX => Err(RecordError::Oversized { bytes }),
+            _ if HEADER_BYTES + bytes > unopened.len() => Ok(None),
+            _ => {
+                let start = self.unopened.start + HEADER_BYTES;
+                Ok(Some(start..start + bytes))
+            }
+        }
+    }
+
+    /// Opens the record with this body; returns how much of `out` its plaintext fills.
+    fn open(&mut self, body: Range<usize>, out: &mut [u8]) -> Result<usize, RecordError> {
+        self.unopened.start = body.end;
+        let inner_bytes = body.len() - TAG_BYTES;
+        let header = *self.arrived[..body.start].last_chunk().expect("a header precedes a body");
+        let fits = inner_bytes <= out.len();
+        let inner = if fits { &mut out[..inner_bytes] } else { &mut self.spill[..inner_bytes] };
+        self.key.open(header, &self.arrived[body], inner)?;
+        // padding is zeros behind the content type
+        let last = inner.iter().rposition(|byte| *byte != 0).ok_or(RecordError::Untyped)?;
+        match (inner[last], &inner[..last]) {
+            (APPLICATION_DATA, _) if fits => return Ok(last),
+            (APPLICATION_DATA, _) => {
+                self.unread = 0..last;
+                return Ok(self.read_spill(out));
+            }
+            (HANDSHAKE, message) if message == KEY_UPDATE => self.key.update(),
+            (ALERT, alert) if alert == CLOSE_NOTIFY => self.ended = true,
+            // the level says nothing in TLS 1.3
+            (ALERT, &[_, description]) => return Err(alert(description)),
+            (content_type, _) => return Err(RecordError::Unexpected { content_type }),
+        }
+        Ok(0)
+    }
+}
+
+fn alert(description: u8) -> RecordError {
+    RecordError::Alert { description: description.into() }
+}

@@ -1,0 +1,86 @@
+//! Plaintext to records, many in one buffer, so that one system call sends them.
+//!
+//! **Invariant:** no key seals more than [`RECORDS_PER_KEY_MAX`] records: the last one says that the next key follows.
+
+use super::{
+    ALERT, APPLICATION_DATA, CLOSE_NOTIFY, HANDSHAKE, HEADER_BYTES, KEY_UPDATE, PLAINTEXT_BYTES_MAX,
+    RECORD_BYTES_MAX, TAG_BYTES, TrafficKey, header,
+};
+
+/// Full records that wait for one system call. More do not stay in the processor's cache, fewer cost more calls.
+const RECORDS_MAX: usize = 16;
+
+/// What AES-GCM may seal with one key is 2^24.5 full records (RFC 8446 §5.5); this stays well below, for all suites.
+const RECORDS_PER_KEY_MAX: u64 = 1 << 23;
+
+/// What a record adds to its plaintext.
+const OVERHEAD_BYTES: usize = HEADER_BYTES + 1 + TAG_BYTES;
+
+/// Seals plaintext into records that wait to be sent.
+pub(crate) struct Sealer {
+    key: TrafficKey,
+    records_per_key_max: u64,
+    waiting: Vec<u8>,
+    used: usize,
+}
+
+impl Sealer {
+    pub(crate) fn new(key: TrafficKey) -> Self {
+        // one record more than are full, for what goes before the data
+        let waiting = vec![0; (RECORDS_MAX + 1) * RECORD_BYTES_MAX];
+        Self { key, records_per_key_max: RECORDS_PER_KEY_MAX, waiting, used: 0 }
+    }
+
+    /// The same with keys that change sooner.
+    #[cfg(test)]
+    pub(super) fn changing_keys_every(self, records: u64) -> Self {
+        Self { records_per_key_max: records, ..self }
+    }
+
+    /// Seals as much of `plaintext` as there is room for; returns how much that was.
+    pub(crate) fn seal(&mut self, plaintext: &[u8]) -> usize {
+        let mut taken = 0;
+        while taken < plaintext.len() && self.waiting.len() - self.used >= ROOM_BYTES_MIN {
+            self.update_if_due();
+            let rest = &plaintext[taken..];
+            let record = &rest[..rest.len().min(PLAINTEXT_BYTES_MAX)];
+            self.push(APPLICATION_DATA, record);
+            taken += record.len();
+        }
+        taken
+    }
+
+    /// Seals the orderly end, for which the caller must have [made room](Self::clear).
+    pub(crate) fn close(&mut self) {
+        self.push(ALERT, &CLOSE_NOTIFY);
+    }
+
+    /// The room is free again: what waited has been sent.
+    pub(crate) fn clear(&mut self) {
+        self.used = 0;
+    }
+
+    /// The records that wait.
+    pub(crate) fn waiting(&self) -> &[u8] {
+        &self.waiting[..self.used]
+    }
+
+    fn update_if_due(&mut self) {
+        if self.key.records() + 1 >= self.records_per_key_max {
+            self.push(HANDSHAKE, &KEY_UPDATE);
+            self.key.update();
+        }
+    }
+
+    fn push(&mut self, content_type: u8, plaintext: &[u8]) {
+        let room = &mut self.waiting[self.used..][..plaintext.len() + OVERHEAD_BYTES];
+        let (head, body) = room.split_at_mut(HEADER_BYTES);
+        let header = header(body.len());
+        head.copy_from_slice(&header);
+        self.key.seal(header, (content_type, plaintext), body.split_at_mut(plaintext.len()));
+        self.used += plaintext.len() + OVERHEAD_BYTES;
+    }
+}
+
+/// A full record and the change of keys before it.
+const ROOM_BYTES_MIN: usize = RECORD_BYTES_MAX + OVERHEAD_BYTES + KEY_UPDATE.len();

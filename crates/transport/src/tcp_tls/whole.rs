@@ -1,0 +1,199 @@
+//! A socket that gives TLS one whole record at a time.
+//!
+//! A lane takes a connection over from rustls, which hands out its keys but no bytes that it has taken from the socket.
+//! With this in between it never has any: what has arrived beyond the record that it was given stays here.
+//! **Invariant:** no part of a record is given before all of it is there, or the socket has ended.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd},
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+};
+
+const HEADER_BYTES: usize = 5;
+/// The longest body in any version of TLS, and so the longest that rustls takes.
+const BODY_BYTES_MAX: usize = (1 << 14) + 2048;
+
+/// A socket between two records.
+#[derive(Debug)]
+pub(super) struct WholeRecords {
+    socket: TcpStream,
+    /// What has arrived and was not given yet; room for one record at least.
+    arrived: Vec<u8>,
+    filled: usize,
+    /// How much of that may be given.
+    whole: usize,
+}
+
+impl WholeRecords {
+    pub(super) fn new(socket: TcpStream) -> Self {
+        Self { socket, arrived: vec![0; HEADER_BYTES + BODY_BYTES_MAX], filled: 0, whole: 0 }
+    }
+
+    /// The socket, and what has come from it after the last record that was given.
+    pub(super) fn into_parts(mut self) -> io::Result<(TcpStream, Vec<u8>)> {
+        if self.whole > 0 {
+            return Err(io::Error::other("a TLS record has been read in part"));
+        }
+        self.arrived.truncate(self.filled);
+        Ok((self.socket, self.arrived))
+    }
+
+    /// Gives what may be given and fits.
+    fn give(&mut self, out: &mut ReadBuf<'_>) {
+        let given = self.whole.min(out.remaining());
+        out.put_slice(&self.arrived[..given]);
+        self.arrived.copy_within(given..self.filled, 0);
+        self.filled -= given;
+        self.whole -= given;
+    }
+
+    /// Waits for more; at the socket's end there is nothing to wait for, and all may be given.
+    fn poll_arrival(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut room = ReadBuf::new(&mut self.arrived[self.filled..]);
+        ready!(Pin::new(&mut self.socket).poll_read(context, &mut room))?;
+        let taken = room.filled().len();
+        self.filled += taken;
+        self.whole = if taken == 0 { self.filled } else { whole_bytes(&self.arrived[..self.filled]) };
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// The length of the first record if all of it is there. What cannot be one is given as it is: rustls knows what to say.
+#[expect(clippy::big_endian_bytes, reason = "TLS is big-endian")]
+fn whole_bytes(arrived: &[u8]) -> usize {
+    let Some(&[content_type, major, _, high, low]) = arrived.first_chunk::<HEADER_BYTES>() else { return 0 };
+    let body = usize::from(u16::from_be_bytes([high, low]));
+    if !matches!(content_type, 20..=24) || major != 3 || body > BODY_BYTES_MAX {
+        return arrived.len();
+    }
+    let record = HEADER_BYTES + body;
+    if record <= arrived.len() { record } else { 0 }
+}
+
+impl AsFd for WholeRecords {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl AsyncRead for WholeRecords {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.whole == 0 {
+            self.whole = whole_bytes(&self.arrived[..self.filled]);
+        }
+        while self.whole == 0 {
+            let before = self.filled;
+            ready!(self.poll_arrival(context))?;
+            if self.filled == before {
+                break;
+            }
+        }
+        self.give(out);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for WholeRecords {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.socket).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.socket).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpListener,
+    };
+
+    use super::*;
+
+    async fn connected() -> (TcpStream, WholeRecords) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let peer = TcpStream::connect(listener.local_addr().unwrap());
+        let (peer, accepted) = tokio::join!(peer, listener.accept());
+        (peer.unwrap(), WholeRecords::new(accepted.unwrap().0))
+    }
+
+    fn record(body_bytes: u8) -> Vec<u8> {
+        let body = (0..body_bytes).map(|index| index % 251);
+        [23, 3, 3, 0, body_bytes].into_iter().chain(body).collect()
+    }
+
+    #[tokio::test]
+    async fn records_are_given_one_by_one_and_the_rest_stays() {
+        let (mut peer, mut whole) = connected().await;
+        let records = [record(0), record(200), record(7), record(9)];
+        let (sent, rest) = (records.concat(), &records[3][..6]);
+        peer.write_all(&sent[..sent.len() - 8]).await.unwrap();
+        let mut out = [0; 4096];
+        for record in &records[..3] {
+            let given = whole.read(&mut out).await.unwrap();
+            assert_eq!(&out[..given], record);
+        }
+        // the last record is not all there
+        tokio::select! {
+            biased;
+            given = whole.read(&mut out) => panic!("{given:?}"),
+            () = std::future::ready(()) => {}
+        }
+        assert_eq!(whole.into_parts().unwrap().1, rest);
+    }
+
+    #[tokio::test]
+    async fn record_that_was_given_in_part_is_no_place_to_stop() {
+        let (mut peer, mut whole) = connected().await;
+        peer.write_all(&record(200)).await.unwrap();
+        whole.read_exact(&mut [0; 100]).await.unwrap();
+        assert!(whole.into_parts().is_err());
+    }
+
+    #[tokio::test]
+    async fn what_is_no_record_or_never_ends_is_given_as_it_is() {
+        for sent in
+            [b"GET / HTTP/1.1\r\n".to_vec(), vec![23, 3, 3, 0xff, 0xff, 0], record(200)[..100].to_vec()]
+        {
+            let (mut peer, mut whole) = connected().await;
+            peer.write_all(&sent).await.unwrap();
+            peer.shutdown().await.unwrap();
+            let mut given = Vec::new();
+            whole.read_to_end(&mut given).await.unwrap();
+            assert_eq!(given, sent);
+        }
+    }
+}

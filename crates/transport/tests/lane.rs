@@ -1,0 +1,219 @@
+//! Lanes over real TLS on loopback, from the greeting to the end.
+
+#![expect(clippy::unwrap_used, reason = "in a test, helpers included, a panic is the report")]
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    thread,
+    time::Duration,
+};
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use zmove_transport::{
+    Acceptor, Connection, Dialler, FirstKey, Frame, HostPolicy, Identity, LaneError, LaneSink, LaneSource,
+    SocketConfig, TlsLane,
+};
+use zmove_types::{Buffer, BufferPool, FileId, ItemId, StageClock};
+use zmove_wire::{FrameHeader, FrameKind};
+
+const LONG: Duration = Duration::from_secs(30);
+const GREETING: &[u8] = b"a greeting of any kind";
+const BUFFER_BYTES: usize = 4 << 20;
+
+/// The dialler's end, through whatever `relay` makes of the acceptor's address, and the acceptor's.
+async fn connected(relay: impl FnOnce(SocketAddr) -> SocketAddr) -> (Connection, Connection) {
+    let home = tempfile::tempdir().unwrap();
+    let identity = Identity::load_or_create(home.path()).unwrap();
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    let acceptor = Acceptor::bind(any, &identity, SocketConfig::default()).await.unwrap();
+    let port = relay(acceptor.local_addr().unwrap()).port();
+    let policy = HostPolicy::AcceptNew(FirstKey::default());
+    let dialler = Dialler::new(&identity, "127.0.0.1", port, policy, SocketConfig::default()).await.unwrap();
+    let accepted = async {
+        let (socket, _) = acceptor.accept_tcp().await.unwrap();
+        acceptor.handshake(socket, LONG).await.unwrap()
+    };
+    let (dialled, accepted) = tokio::join!(dialler.dial(LONG), accepted);
+    (dialled.unwrap(), accepted)
+}
+
+fn frame(number: u64, head: &[u8], data: &[u8]) -> Frame {
+    let pool = BufferPool::new(data.len(), 1);
+    let mut buffer = if data.is_empty() { Buffer::empty() } else { pool.take().unwrap() };
+    buffer.room().copy_from_slice(data);
+    buffer.set_len(data.len());
+    let header = FrameHeader {
+        kind: FrameKind::Chunk,
+        head_bytes: head.len().try_into().unwrap(),
+        data_bytes: data.len().try_into().unwrap(),
+        group: 0,
+        item: ItemId(number),
+        file: FileId(number),
+        digest: [7; 32],
+    };
+    Frame { header, head: head.to_vec(), data: buffer }
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..251).cycle().take(len).collect()
+}
+
+const SIZES: [(usize, usize); 12] = [
+    (0, 0),
+    (1, 0),
+    (0, 1),
+    (5, 16_383),
+    (16_384, 16_384),
+    (16_385, 16_385),
+    (0, 16 * 16_384),
+    (3, 17 * 16_384),
+    (100, 300_000),
+    (2 << 20, BUFFER_BYTES - 1),
+    (0, BUFFER_BYTES),
+    (0, 0),
+];
+
+fn send_all(lane: &mut dyn LaneSink) {
+    let clock = StageClock::default();
+    let mut watch = clock.start();
+    for (number, (head, data)) in (0..).zip(SIZES) {
+        lane.send(frame(number, &pattern(head), &pattern(data)), &mut watch).unwrap();
+    }
+    lane.finish().unwrap();
+}
+
+fn receive(lane: &mut dyn LaneSource) -> Result<Option<Frame>, LaneError> {
+    let clock = StageClock::default();
+    lane.receive(&BufferPool::new(BUFFER_BYTES, 2), &mut clock.start())
+}
+
+fn receive_all(lane: &mut dyn LaneSource) {
+    for (number, (head, data)) in (0..).zip(SIZES) {
+        let frame = receive(lane).unwrap().unwrap();
+        assert_eq!(frame.header.item, ItemId(number));
+        assert!(frame.head == pattern(head) && *frame.data == pattern(data), "frame {number}");
+    }
+    assert!(receive(lane).unwrap().is_none());
+    assert!(receive(lane).unwrap().is_none());
+}
+
+#[tokio::test]
+async fn frames_arrive_from_the_dialler_and_from_the_acceptor() {
+    for turned in [false, true] {
+        let (dialled, accepted) = connected(|address| address).await;
+        let (mut source, mut sink) = if turned { (dialled, accepted) } else { (accepted, dialled) };
+        sink.write_all(GREETING).await.unwrap();
+        sink.flush().await.unwrap();
+        let mut sink = TlsLane::new(sink).unwrap();
+        let sender = thread::spawn(move || send_all(&mut sink));
+        source.read_exact(&mut [0; GREETING.len()]).await.unwrap();
+        receive_all(&mut TlsLane::new(source).unwrap());
+        sender.join().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn frames_that_arrive_with_the_greeting_are_not_lost() {
+    for turned in [false, true] {
+        let (dialled, accepted) = connected(|address| address).await;
+        let (mut source, mut sink) = if turned { (dialled, accepted) } else { (accepted, dialled) };
+        // the first frame's header lies in the greeting's own record, the rest of it in records of the same segment
+        let early = frame(0, b"head", &pattern(5000));
+        sink.write_all(&[GREETING, &early.header.encode()].concat()).await.unwrap();
+        sink.write_all(&early.head).await.unwrap();
+        sink.write_all(&early.data).await.unwrap();
+        sink.flush().await.unwrap();
+        let mut sink = TlsLane::new(sink).unwrap();
+        let clock = StageClock::default();
+        for number in 1..100 {
+            sink.send(frame(number, b"head", &pattern(700)), &mut clock.start()).unwrap();
+        }
+        sink.finish().unwrap();
+        // all of it has been sent before the first byte is read
+        source.read_exact(&mut [0; GREETING.len()]).await.unwrap();
+        let mut source = TlsLane::new(source).unwrap();
+        for number in 0..100 {
+            let frame = receive(&mut source).unwrap().unwrap();
+            assert_eq!((frame.header.item, &frame.head[..]), (ItemId(number), &b"head"[..]));
+            assert!(*frame.data == pattern(if number == 0 { 5000 } else { 700 }));
+        }
+        assert!(receive(&mut source).unwrap().is_none());
+    }
+}
+
+#[tokio::test]
+async fn lane_that_ends_without_a_word_is_closed() {
+    for bytes in [0, 10, 72] {
+        let (mut dialled, accepted) = connected(|address| address).await;
+        let header = frame(0, b"head", b"data").header.encode();
+        dialled.write_all(&header[..bytes]).await.unwrap();
+        dialled.flush().await.unwrap();
+        socket2::SockRef::from(&dialled).shutdown(Shutdown::Write).unwrap();
+        let error = receive(&mut TlsLane::new(accepted).unwrap()).unwrap_err();
+        assert!(matches!(error, LaneError::Closed), "after {bytes} bytes: {error:?}");
+    }
+}
+
+#[tokio::test]
+async fn lane_that_ends_within_a_frame_is_closed() {
+    for bytes in [1, 71, 72, 75] {
+        let (mut dialled, accepted) = connected(|address| address).await;
+        let header = frame(0, b"head", b"data").header.encode();
+        let sent = [&header[..], b"head", b"data"].concat();
+        dialled.write_all(&sent[..bytes]).await.unwrap();
+        dialled.shutdown().await.unwrap();
+        let error = receive(&mut TlsLane::new(accepted).unwrap()).unwrap_err();
+        assert!(matches!(error, LaneError::Closed), "after {bytes} bytes: {error:?}");
+    }
+}
+
+#[tokio::test]
+async fn lane_whose_bytes_are_changed_on_the_way_is_refused() {
+    let (dialled, accepted) = connected(flip_one_bit_late).await;
+    let mut sink = TlsLane::new(dialled).unwrap();
+    let sender = thread::spawn(move || {
+        let clock = StageClock::default();
+        // the other end may be gone before all is sent
+        let sent = sink.send(frame(0, b"", &pattern(BUFFER_BYTES)), &mut clock.start());
+        drop(sent.and_then(|()| sink.finish()));
+    });
+    let error = receive(&mut TlsLane::new(accepted).unwrap()).unwrap_err();
+    assert_eq!(error.to_string(), "data lane: a TLS record does not authenticate");
+    sender.join().unwrap();
+}
+
+#[tokio::test]
+async fn broken_lane_wakes_its_receiver() {
+    let (_dialled, accepted) = connected(|address| address).await;
+    let mut source = TlsLane::new(accepted).unwrap();
+    let breaker = LaneSource::breaker(&source);
+    let receiver = thread::spawn(move || receive(&mut source));
+    breaker.trip();
+    assert!(matches!(receiver.join().unwrap(), Err(LaneError::Closed)));
+}
+
+/// A relay that flips a bit of what the dialler says, far behind the handshake.
+fn flip_one_bit_late(acceptor: SocketAddr) -> SocketAddr {
+    const FLIPPED: usize = 1 << 20;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        let (mut near, _) = listener.accept().unwrap();
+        let mut far = TcpStream::connect(acceptor).unwrap();
+        let (mut back_in, mut back_out) = (far.try_clone().unwrap(), near.try_clone().unwrap());
+        thread::spawn(move || std::io::copy(&mut back_in, &mut back_out));
+        let (mut bytes, mut passed) = (vec![0; 1 << 16], 0);
+        loop {
+            let taken = near.read(&mut bytes).unwrap();
+            if (passed..passed + taken).contains(&FLIPPED) {
+                bytes[FLIPPED - passed] ^= 1;
+            }
+            passed += taken;
+            if taken == 0 || far.write_all(&bytes[..taken]).is_err() {
+                break;
+            }
+        }
+    });
+    address
+}
