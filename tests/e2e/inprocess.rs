@@ -66,7 +66,8 @@ impl InProcess {
             let receiving = tokio::spawn(async move {
                 far.0.greeting().await.unwrap().agree().unwrap();
                 let (access, config) = (Access::Anywhere, ReceiverConfig::default());
-                run_session(Session { transfer, control: far, lanes: sources, access, config }).await
+                let session = Session { transfer, control: far, lanes: sources, access, config };
+                run_session(session, std::future::pending()).await
             });
             let link = Link { transfer, control: near, lanes: sinks };
             let ended = push.run(link, observer, std::future::pending()).await;

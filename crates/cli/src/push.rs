@@ -121,7 +121,8 @@ async fn push_here(push: Push, display: &mut Display) -> Result<Summary> {
         far_reader.greeting().await?.agree()?;
         let control = (far_reader, far_writer);
         let (access, config) = (Access::Anywhere, ReceiverConfig::default());
-        run_session(Session { transfer, control, lanes: sources, access, config }).await
+        let session = Session { transfer, control, lanes: sources, access, config };
+        run_session(session, std::future::pending()).await
     });
     let link = Link { transfer, control: near, lanes: sinks };
     let pushed = push.run(link, display.observer(), interrupted()).await;

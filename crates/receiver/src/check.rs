@@ -7,13 +7,15 @@ use zmove_chunk::{file_root, group_cv, seal};
 use zmove_transport::Frame;
 use zmove_types::{Buffer, FileId, GroupSpan, ItemId};
 use zmove_wire::{
-    Batch, BatchEntry, EntryFault, FaultCode, FileHead, FrameHeader, Operation, StoredItem, WireError,
+    Batch, BatchEntry, EntryFault, FaultCode, FileHead, FrameHeader, FrameKind, Operation, StoredItem,
+    WireError,
 };
 
 /// A batch whose head and files all hashed right.
 #[derive(Debug)]
 pub(crate) struct VerifiedBatch {
     item: ItemId,
+    guessed: bool,
     batch: Batch,
     data: Buffer,
 }
@@ -46,9 +48,15 @@ impl VerifiedBatch {
         let batch = Batch::decode(&head, header.data_bytes)?;
         let faults = damaged_files(&batch, &data);
         if faults.is_empty() {
-            return Ok(Checked::Batch(Self { item: header.item, batch, data }));
+            let guessed = header.kind == FrameKind::Guess;
+            return Ok(Checked::Batch(Self { item: header.item, guessed, batch, data }));
         }
         Ok(Checked::Damaged(damaged(header.item, faults)))
+    }
+
+    /// Whether its files may be there already.
+    pub(crate) fn is_guessed(&self) -> bool {
+        self.guessed
     }
 
     pub(crate) fn into_parts(self) -> (ItemId, Batch, Buffer) {

@@ -44,18 +44,23 @@ fn judge(
     }
     match compare {
         Compare::Checksum => checksum(context, opened, name).map_or(Verdict::Need, Verdict::Compare),
-        Compare::Quick if is_same_time(there.mtime, mtime_of(file)) => keep(opened, name, &there, file),
-        Compare::Quick => Verdict::Need,
+        Compare::Quick => {
+            let metadata = plain(Metadata { mode: file.mode & 0o7777, mtime: mtime_of(file) });
+            if keep(opened, name, &there, &metadata) { Verdict::Skip } else { Verdict::Need }
+        }
     }
 }
 
-/// The contents stay; the mode is put right. Where that fails, sending the file again will say why.
-fn keep(opened: &OwnedFd, name: &Name, there: &FileIdentity, file: &OfferedFile) -> Verdict {
-    let metadata = plain(Metadata { mode: file.mode & 0o7777, mtime: mtime_of(file) });
-    if there.mode == metadata.mode || retouch(opened.as_fd(), name, &metadata).is_ok() {
-        return Verdict::Skip;
-    }
-    Verdict::Need
+/// Whether a file of that size and time is there and stays.
+pub(crate) fn is_kept(directory: &OwnedFd, name: &Name, bytes: u64, metadata: &Metadata) -> bool {
+    FileIdentity::at(directory, name)
+        .is_ok_and(|there| there.regular && there.bytes == bytes && keep(directory, name, &there, metadata))
+}
+
+/// Contents of that time stay; the mode is put right. Where that fails, sending the file again will say why.
+fn keep(directory: &OwnedFd, name: &Name, there: &FileIdentity, metadata: &Metadata) -> bool {
+    is_same_time(there.mtime, metadata.mtime)
+        && (there.mode == metadata.mode || retouch(directory.as_fd(), name, metadata).is_ok())
 }
 
 /// Whether the target has the source's time, as exactly as its file system keeps it: some cut nanoseconds to

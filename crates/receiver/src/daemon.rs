@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, watch};
 use zmove_transport::{Acceptor, AuthorizedKeys, Connection, Fingerprint, Grant, TlsLane, control_pair};
 use zmove_types::TransferId;
 use zmove_wire::{Greeting, GreetingError, Refusal, RefusalCode, Role, ToSender, encode_message};
@@ -24,6 +24,8 @@ use crate::target::Access;
 
 /// Connections that have not proved a key yet; more wait in the kernel's queue.
 const UNPROVEN_MAX: usize = 64;
+/// How long transfers that are cut off may take to clean up.
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a peer may take to prove its key and to greet.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an early lane waits for its control connection.
@@ -40,6 +42,8 @@ pub struct Daemon {
 }
 
 struct Shared {
+    /// Turns true when the daemon is to end; each transfer listens.
+    stopping: watch::Sender<bool>,
     acceptor: Acceptor,
     home: PathBuf,
     config: ReceiverConfig,
@@ -94,19 +98,28 @@ impl Daemon {
         config: ReceiverConfig,
         log: impl Fn(&DaemonEvent) + Send + Sync + 'static,
     ) -> Self {
-        let shared = Shared { acceptor, home, config, registry: Registry::default(), log: Box::new(log) };
+        let shared = Shared {
+            acceptor,
+            home,
+            config,
+            registry: Registry::default(),
+            log: Box::new(log),
+            stopping: watch::Sender::new(false),
+        };
         Self { shared: Arc::new(shared), unproven: Arc::new(Semaphore::new(UNPROVEN_MAX)) }
     }
 
-    /// Serves until `stop` resolves; transfers that are running then are cut off.
+    /// Serves until `stop` resolves. Transfers that are running then are cut off, and given some time to clean up.
     pub async fn serve(&self, stop: impl Future<Output = ()>) {
         tokio::pin!(stop);
         loop {
             tokio::select! {
                 () = self.accept_one() => {}
-                () = &mut stop => return,
+                () = &mut stop => break,
             }
         }
+        self.shared.stopping.send_replace(true);
+        let _in_time = tokio::time::timeout(STOP_TIMEOUT, self.shared.stopping.closed()).await;
     }
 
     async fn accept_one(&self) {
@@ -207,7 +220,11 @@ impl Shared {
         let (control, config) = (control_pair(stream), self.config.clone());
         let started = Instant::now();
         let name = grant.name;
-        let ended = run_session(Session { transfer, control, lanes, access, config }).await;
+        // the daemon waits until nobody holds one of these any more
+        let mut stopping = self.stopping.subscribe();
+        let session = Session { transfer, control, lanes, access, config };
+        let stop = async { drop(stopping.wait_for(|stopping| *stopping).await) };
+        let ended = run_session(session, stop).await;
         (self.log)(&match ended {
             Ok(report) => DaemonEvent::Received { name, address, report, elapsed: started.elapsed() },
             Err(error) => DaemonEvent::Broken { name, address, error },

@@ -10,6 +10,9 @@ use zmove_wire::{GreetingError, Refusal, WireError};
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SessionError {
+    /// The receiver is being stopped.
+    #[error("the receiver is being stopped")]
+    Stopping,
     /// The peer broke the protocol.
     #[error("the sender broke the protocol: {0}")]
     PeerMisbehaved(#[from] WireError),

@@ -29,7 +29,7 @@ fn receive_all(
     let mut watch = context.receive_clock.start();
     while let Some(frame) = source.receive(&context.pool, &mut watch)? {
         let job = match frame.header.kind {
-            FrameKind::Batch => check_batch(context, frame)?,
+            FrameKind::Batch | FrameKind::Guess => check_batch(context, frame)?,
             FrameKind::Declare => declare(context, &frame)?,
             FrameKind::Chunk => check_chunk(context, frame)?,
         };

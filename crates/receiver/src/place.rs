@@ -13,6 +13,7 @@ use zmove_disk::{DirectoryCache, Nursery, Staged, Tree, place_symlink, retouch, 
 use zmove_types::{Metadata, Name, RelPath};
 use zmove_wire::{BatchEntry, DirectoryGroup, Durability, EntryFault, FaultCode, FileEntry, Operation};
 
+use crate::compare::is_kept;
 use crate::store::Context;
 
 /// One writer's hands: the transfer and the directories it has open.
@@ -20,6 +21,15 @@ use crate::store::Context;
 pub(crate) struct Placer<'a> {
     context: &'a Context,
     directories: DirectoryCache<'a>,
+}
+
+/// What the sender knew of a batch's files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Known {
+    /// They are not there, or are to be replaced.
+    Needed,
+    /// It guessed: one that is there already stays.
+    PerhapsThere,
 }
 
 /// What failed, before it is known as what.
@@ -36,6 +46,7 @@ impl<'a> Placer<'a> {
         &mut self,
         group: DirectoryGroup,
         first: u32,
+        known: Known,
         data: &mut &[u8],
         faults: &mut Vec<EntryFault>,
     ) {
@@ -44,6 +55,11 @@ impl<'a> Placer<'a> {
         for (number, entry) in (first..).zip(group.entries) {
             let bytes = take_data(&entry, data);
             if together.is_some() && matches!(entry, BatchEntry::File(_)) {
+                continue;
+            }
+            if known == Known::PerhapsThere && self.is_there(&opened, &group.directory, &entry) {
+                let (operation, code) = (Operation::Create, FaultCode::AlreadyThere);
+                faults.push(EntryFault { entry: number, operation, code });
                 continue;
             }
             let placed = match &opened {
@@ -56,6 +72,13 @@ impl<'a> Placer<'a> {
             }
         }
         faults.extend(together.into_iter().flatten());
+    }
+
+    /// Whether an entry is a file that is at the target as it should be.
+    fn is_there(&self, opened: &io::Result<Arc<OwnedFd>>, path: &RelPath, entry: &BatchEntry) -> bool {
+        let (Ok(directory), BatchEntry::File(file)) = (opened, entry) else { return false };
+        let name = self.context.target.name(path, &file.name);
+        is_kept(directory, name, u64::from(file.bytes), &plain(file.metadata))
     }
 
     /// A directory of the target, made if need be. From now on others may hold it open, so it is no longer replaced.

@@ -3,6 +3,7 @@
 //! **Invariant:** when [`run_session`] returns, all its threads have ended and nothing temporary is left, whichever way
 //! the transfer went.
 
+use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -14,7 +15,7 @@ use zmove_transport::{
     ControlError, ControlReader, ControlWriter, Inbox, LaneBreaker, LaneError, LaneSource,
 };
 use zmove_types::{BufferPool, StageClock, StageTimes, TransferId};
-use zmove_wire::limits::{OFFER_FILES_MAX, OFFERS_OUTSTANDING_MAX};
+use zmove_wire::limits::{LANES_UNASKED_MAX, OFFER_FILES_MAX, OFFERS_OUTSTANDING_MAX};
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
     Durability, Finished, Greeting, Offer, Open, Opened, Refusal, RefusalCode, Role, StageReport, ToReceiver,
@@ -55,11 +56,14 @@ pub struct SessionReport {
     pub faults: u64,
 }
 
-/// Receives one transfer.
+/// Receives one transfer; cuts it off when `stop` resolves.
 ///
 /// # Errors
 /// [`SessionError`] when it did not come to its end; what was committed before stays, whole and verified.
-pub async fn run_session(session: Session) -> Result<SessionReport, SessionError> {
+pub async fn run_session(
+    session: Session,
+    stop: impl Future<Output = ()>,
+) -> Result<SessionReport, SessionError> {
     let Session { transfer, control: (reader, mut writer), lanes, access, config } = session;
     writer.send(&Greeting::new(Role::Control, transfer).encode()).await?;
     let mut inbox = reader.into_inbox(decode_message, INBOX_MESSAGES_MAX);
@@ -92,9 +96,12 @@ pub async fn run_session(session: Session) -> Result<SessionReport, SessionError
         ledger: ReceiverTransfer::default(),
         report: SessionReport::default(),
         offers: 0,
-        lanes_max: usize::from(config.lanes_max),
+        lanes_max: usize::from(config.lanes_max.max(LANES_UNASKED_MAX)),
     };
-    let ended = running.drive(started).await;
+    let ended = tokio::select! {
+        ended = running.drive(started) => ended,
+        () = stop => Err(SessionError::Stopping),
+    };
     running.close(ended).await
 }
 
@@ -349,7 +356,11 @@ impl Running {
 
     /// Tells the peer why this side cannot go on, if it is still there.
     async fn say_why(&mut self, error: &SessionError) -> Result<(), ControlError> {
-        let refusal = Refusal { code: RefusalCode::Failed, text: error.to_string() };
+        let code = match error {
+            SessionError::Stopping => RefusalCode::Stopping,
+            _ => RefusalCode::Failed,
+        };
+        let refusal = Refusal { code, text: error.to_string() };
         self.writer.send(&encode_message(&ToSender::Refused(refusal))).await?;
         self.writer.finish().await
     }

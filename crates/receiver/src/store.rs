@@ -10,11 +10,13 @@ use tokio::sync::mpsc::Sender;
 use zmove_disk::{Disk, Staged, TempNames};
 use zmove_transport::LaneError;
 use zmove_types::{BufferPool, Doing, FileId, ItemId, Metadata, RelPath, StageClock};
-use zmove_wire::{Answer, Durability, EntryFault, Fault, FaultCode, FileDone, Operation, StoredItem};
+use zmove_wire::{
+    Answer, Durability, EntryFault, Fault, FaultCode, FileDone, Operation, StoredItem, TargetState,
+};
 
 use crate::check::{VerifiedBatch, VerifiedChunk};
 use crate::files::{Complete, FileTable, LargeFile};
-use crate::place::{Placer, commit, failure, plain};
+use crate::place::{Known, Placer, commit, failure, plain};
 use crate::target::Target;
 use crate::untouched::Untouched;
 
@@ -93,13 +95,18 @@ pub(crate) fn write_all(context: &Context, queue: &Receiver<Job>) {
 }
 
 fn store_batch(context: &Context, placer: &mut Placer<'_>, batch: VerifiedBatch) {
+    let known = if batch.is_guessed() && context.target.state == TargetState::Populated {
+        Known::PerhapsThere
+    } else {
+        Known::Needed
+    };
     let (item, batch, data) = batch.into_parts();
     let mut rest: &[u8] = &data;
     let mut faults = Vec::new();
     let mut first = 0;
     for group in batch.groups {
         let count = u32::try_from(group.entries.len()).expect("bounded when decoded");
-        placer.place_group(group, first, &mut rest, &mut faults);
+        placer.place_group(group, first, known, &mut rest, &mut faults);
         first += count;
     }
     context.settle(item, faults);

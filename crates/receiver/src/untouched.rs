@@ -62,7 +62,7 @@ mod tests {
     #[test]
     fn an_opened_directory_is_not_replaced_nor_those_above_it() {
         let untouched = Untouched::default();
-        ["a", "a/b", "c"].map(|text| untouched.add(path(text)));
+        ["a", "a/b", "c"].into_iter().for_each(|text| untouched.add(path(text)));
         untouched.forget(&path("a/b/x"));
         assert_eq!(["a", "a/b", "c"].map(|text| untouched.holds(&path(text))), [false, false, true]);
         assert_eq!(untouched.replace(&path("a"), || Ok(())), None);

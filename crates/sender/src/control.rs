@@ -1,6 +1,6 @@
 //! The sender's half of the control conversation: from the greeting to the receiver's last word.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,12 +11,13 @@ use zmove_types::{Event, FileId, ItemId, TransferId};
 use zmove_wire::limits::{OFFER_FILES_MAX, STORED_ITEMS_MAX};
 use zmove_wire::session::Resend;
 use zmove_wire::{
-    Answer, EntryFault, Fault, FileDone, Finished, Greeting, Open, Opened, Role, Stored, StoredItem,
+    EntryFault, Fault, FaultCode, FileDone, Finished, Greeting, Open, Opened, Role, Stored, StoredItem,
     ToReceiver, ToSender, WireError, decode_message, encode_message,
 };
 
 use crate::error::{FileError, SessionError};
 use crate::manifest::Manifest;
+use crate::planner::Teller;
 use crate::reader::resend;
 use crate::shared::{Sent, SentBatch, Shared};
 
@@ -31,20 +32,23 @@ pub struct Link {
     pub lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
 }
 
-/// Greets, asks and waits for leave.
-pub(crate) async fn open(
-    control: (ControlReader, ControlWriter),
+/// Greets and asks for leave.
+pub(crate) async fn ask(
+    writer: &mut ControlWriter,
     transfer: TransferId,
     open: Open,
-) -> Result<(Inbox<ToSender>, ControlWriter, Opened), SessionError> {
-    let (mut reader, mut writer) = control;
+) -> Result<(), SessionError> {
     let mut opening = Greeting::new(Role::Control, transfer).encode().to_vec();
     opening.extend(encode_message(&ToReceiver::Open(open)));
-    writer.send(&opening).await?;
+    Ok(writer.send(&opening).await?)
+}
+
+/// Waits for leave.
+pub(crate) async fn leave(mut reader: ControlReader) -> Result<(Inbox<ToSender>, Opened), SessionError> {
     reader.greeting().await?.agree()?;
     let mut inbox = reader.into_inbox(decode_message, INBOX_MESSAGES_MAX);
     match receive(&mut inbox).await? {
-        ToSender::Opened(opened) => Ok((inbox, writer, opened)),
+        ToSender::Opened(opened) => Ok((inbox, opened)),
         ToSender::Refused(refusal) => Err(SessionError::Refused(refusal)),
         _ => Err(WireError::OutOfOrder { what: "the first answer" }.into()),
     }
@@ -73,7 +77,7 @@ const INBOX_MESSAGES_MAX: usize = 8;
 pub(crate) struct Account {
     pub(crate) shared: Arc<Shared>,
     pub(crate) manifest: Option<Manifest>,
-    pub(crate) answers: crossbeam_channel::Sender<Answer>,
+    pub(crate) teller: Teller,
     /// Set when the target gave its only entry another name.
     pub(crate) single_name: Option<zmove_types::Name>,
 }
@@ -85,7 +89,7 @@ impl Account {
             ToSender::Answer(answer) => {
                 within("verdicts", answer.verdicts.len(), OFFER_FILES_MAX)?;
                 // the planner has gone only when the session is being stopped
-                let _stopping = self.answers.send(answer);
+                let _stopping = self.teller.answers.send(answer);
             }
             ToSender::Stored(Stored { items, files }) => {
                 within("settled items", items.len().max(files.len()), STORED_ITEMS_MAX)?;
@@ -148,22 +152,28 @@ impl Account {
         let shared = &self.shared;
         let (mut files, mut bytes) = (0, 0);
         let faults: Vec<_> = stored.faults.iter().map(|fault| located(batch, *fault)).collect();
-        let failed: HashSet<_> = faults.iter().map(|fault| &fault.path).collect();
-        for file in batch.files.iter().filter(|file| !failed.contains(&file.path)) {
-            if let Some(manifest) = &mut self.manifest {
-                manifest.add(&final_path(self.single_name.as_ref(), &file.path), &file.root);
-            }
-            if file.retouched {
-                shared.counters.skipped.fetch_add(1, Ordering::Relaxed);
-                shared.observer.on(&Event::Skipped { files: 1, bytes: file.bytes });
-            } else {
-                (files, bytes) = (files + 1, bytes + file.bytes);
+        let kept: HashMap<_, _> = faults.iter().map(|fault| (&fault.path, fault.code)).collect();
+        for file in &batch.files {
+            match kept.get(&file.path) {
+                Some(FaultCode::AlreadyThere) => shared.skipped(file.bytes),
+                Some(_) => {}
+                None => {
+                    if let Some(manifest) = &mut self.manifest {
+                        manifest.add(&final_path(self.single_name.as_ref(), &file.path), &file.root);
+                    }
+                    if file.retouched {
+                        shared.skipped(file.bytes);
+                    } else {
+                        (files, bytes) = (files + 1, bytes + file.bytes);
+                    }
+                }
             }
         }
         shared.counters.files.fetch_add(files, Ordering::Relaxed);
         shared.counters.bytes.fetch_add(bytes, Ordering::Relaxed);
         shared.observer.on(&Event::Stored { files, bytes });
-        faults.into_iter().for_each(|fault| shared.fail(&FileError::Receiver(fault)));
+        let failed = faults.into_iter().filter(|fault| fault.code != FaultCode::AlreadyThere);
+        failed.for_each(|fault| shared.fail(&FileError::Receiver(fault)));
     }
 
     fn take_file(&mut self, done: FileDone) {

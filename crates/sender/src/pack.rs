@@ -12,6 +12,8 @@ pub(crate) struct Pack {
     pub(crate) groups: Vec<PackGroup>,
     /// How often it has been sent before.
     pub(crate) tries: u8,
+    /// Whether it was planned before the target was known.
+    pub(crate) guessed: bool,
 }
 
 /// The entries of one directory.
@@ -147,7 +149,7 @@ impl Packer {
         self.packs_made += 1;
         let groups = std::mem::take(&mut self.groups);
         (self.entries, self.data_bytes, self.head_bytes) = (0, 0, 0);
-        Some(Pack { groups, tries: 0 })
+        Some(Pack { groups, tries: 0, guessed: false })
     }
 }
 

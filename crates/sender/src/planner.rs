@@ -2,32 +2,60 @@
 //!
 //! An empty target needs everything, so entries go straight to the plan. Otherwise regular files are offered by the
 //! thousand, many offers at once; directories and links are always sent, because placing one that is there is no work.
+//! Until the target is known a little is sent as a guess, which saves a round trip where it is right.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, never, select};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, never, select};
 use zmove_scan::{Entry, EntryBatch, EntryKind, Scan, ScanError, ScanItem};
 use zmove_types::{Event, FileId, GROUP_BYTES, GroupSpan, RelPath, Root};
-use zmove_wire::limits::{OFFER_FILES_MAX, OFFER_NAME_BYTES_MAX, OFFERS_OUTSTANDING_MAX, SYMLINK_BYTES_MAX};
-use zmove_wire::{Answer, Offer, OfferedFile, OfferedGroup, TargetState, ToReceiver, Verdict};
+use zmove_wire::limits::{
+    GUESSED_BYTES_MAX, GUESSED_ENTRIES_MAX, OFFER_FILES_MAX, OFFER_NAME_BYTES_MAX, OFFERS_OUTSTANDING_MAX,
+    SYMLINK_BYTES_MAX,
+};
+use zmove_wire::{Answer, Compare, Offer, OfferedFile, OfferedGroup, TargetState, ToReceiver, Verdict};
 
 use crate::error::FileError;
-use crate::pack::{PackEntry, Packer};
+use crate::pack::{Pack, PackEntry, Packer};
 use crate::shared::{Shared, When};
 use crate::source::{LargeSource, SourceDirectory};
 
+/// What the receiver tells the planner.
+#[derive(Debug)]
+pub(crate) struct News {
+    state: Receiver<TargetState>,
+    answers: Receiver<Answer>,
+}
+
+/// How the planner is told.
+#[derive(Debug)]
+pub(crate) struct Teller {
+    /// What there is at the target: once, before any answer.
+    pub(crate) state: Sender<TargetState>,
+    /// The answers to offers.
+    pub(crate) answers: Sender<Answer>,
+}
+
+/// The way from the conversation to the planner.
+pub(crate) fn news() -> (Teller, News) {
+    let (state_in, state) = bounded(1);
+    let (answers_in, answers) = crossbeam_channel::unbounded();
+    (Teller { state: state_in, answers: answers_in }, News { state, answers })
+}
+
 /// Plans until the scan has ended and every offer is answered.
-pub(crate) fn plan_all(shared: &Shared, scan: &Scan, answers: &Receiver<Answer>, state: TargetState) {
+pub(crate) fn plan_all(shared: &Shared, scan: &Scan, news: &News, compare: Compare) {
     let mut planner = Planner {
         shared,
         packer: Packer::new(shared.config.batch_files_max),
-        offering: (state == TargetState::Populated).then(Offering::default),
+        guess: Some(Guess::new(compare)),
+        offering: None,
     };
-    planner.take_scan(scan, answers);
-    planner.take_last_answers(answers);
+    planner.take_scan(scan, news);
+    planner.take_last_answers(&news.answers);
     planner.flush_pack();
     shared.end_plan();
 }
@@ -38,7 +66,17 @@ const PACK_PATIENCE: Duration = Duration::from_millis(20);
 struct Planner<'a> {
     shared: &'a Shared,
     packer: Packer,
+    /// Set while the target is not known.
+    guess: Option<Guess>,
+    /// Set while files have to be offered.
     offering: Option<Offering>,
+}
+
+/// What is planned before the target is known, and what waits for that.
+struct Guess {
+    entries_left: usize,
+    bytes_left: u64,
+    held: Vec<(SourceDirectory, Entry)>,
 }
 
 /// Files that are being asked about.
@@ -51,17 +89,22 @@ struct Offering {
 }
 
 impl Planner<'_> {
-    fn take_scan(&mut self, scan: &Scan, answers: &Receiver<Answer>) {
-        let (items, nothing) = (scan.receiver(), never());
-        while !self.shared.is_stopping() {
-            let full = self.offering.as_ref().is_some_and(|o| o.outstanding.len() >= OFFERS_OUTSTANDING_MAX);
-            let items = if full { &nothing } else { items };
+    fn take_scan(&mut self, scan: &Scan, news: &News) {
+        let (items, nothing, known) = (scan.receiver(), never(), never());
+        let mut ended = false;
+        while !self.shared.is_stopping() && (!ended || self.guess.is_some()) {
+            let items = if ended || self.is_full() { &nothing } else { items };
+            let state = if self.guess.is_some() { &news.state } else { &known };
             select! {
                 recv(items) -> item => match item {
                     Ok(item) => self.take_item(item),
+                    Err(_) => ended = true,
+                },
+                recv(state) -> state => match state {
+                    Ok(state) => self.learn(state),
                     Err(_) => break,
                 },
-                recv(answers) -> answer => match answer {
+                recv(news.answers) -> answer => match answer {
                     Ok(answer) => self.take_answer(&answer),
                     Err(_) => break,
                 },
@@ -72,6 +115,22 @@ impl Planner<'_> {
             }
         }
         self.shared.observer.on(&Event::ScanEnded);
+    }
+
+    /// Whether the scan has to wait.
+    fn is_full(&self) -> bool {
+        let offered = self.offering.as_ref().map_or(0, |offering| offering.outstanding.len());
+        offered >= OFFERS_OUTSTANDING_MAX || self.guess.as_ref().is_some_and(|guess| !guess.held.is_empty())
+    }
+
+    /// The target is known now: what was held goes its way.
+    fn learn(&mut self, state: TargetState) {
+        self.flush_pack();
+        let held = self.guess.take().map(|guess| guess.held);
+        self.offering = (state == TargetState::Populated).then(Offering::default);
+        for (directory, entry) in held.unwrap_or_default() {
+            self.take_entry(&directory, entry);
+        }
     }
 
     fn take_last_answers(&mut self, answers: &Receiver<Answer>) {
@@ -127,6 +186,15 @@ impl Planner<'_> {
                 self.shared.fail(&FileError::TooLarge { path: directory.display(&entry.name) });
             }
             EntryKind::File if self.offering.is_some() => self.offer(directory, entry),
+            EntryKind::File => {
+                let admitted = match &mut self.guess {
+                    Some(guess) => guess.admit(directory, entry),
+                    None => Some(entry),
+                };
+                if let Some(entry) = admitted {
+                    self.need(directory, entry);
+                }
+            }
             _ => self.need(directory, entry),
         }
     }
@@ -143,14 +211,18 @@ impl Planner<'_> {
 
     fn pack(&mut self, directory: &SourceDirectory, entry: PackEntry) {
         if let Some(pack) = self.packer.add(directory, entry) {
-            self.shared.plan_pack(pack);
+            self.plan(pack);
         }
     }
 
     fn flush_pack(&mut self) {
         if let Some(pack) = self.packer.take() {
-            self.shared.plan_pack(pack);
+            self.plan(pack);
         }
+    }
+
+    fn plan(&self, pack: Pack) {
+        self.shared.plan_pack(Pack { guessed: self.guess.is_some(), ..pack });
     }
 
     fn offer(&mut self, directory: &SourceDirectory, entry: Entry) {
@@ -180,12 +252,33 @@ impl Planner<'_> {
             match verdict {
                 Verdict::Need => self.need(&directory, entry),
                 Verdict::Compare(root) => self.pack(&directory, PackEntry::Compare(entry, Root(root))),
-                Verdict::Skip => {
-                    self.shared.counters.skipped.fetch_add(1, Ordering::Relaxed);
-                    self.shared.observer.on(&Event::Skipped { files: 1, bytes: entry.size });
-                }
+                Verdict::Skip => self.shared.skipped(entry.size),
             }
         }
+    }
+}
+
+impl Guess {
+    /// Contents would have to be read for a comparison by them, so nothing is guessed then.
+    fn new(compare: Compare) -> Self {
+        let (entries_left, bytes_left) = match compare {
+            Compare::Quick => (GUESSED_ENTRIES_MAX, GUESSED_BYTES_MAX),
+            Compare::Checksum => (0, 0),
+        };
+        Self { entries_left, bytes_left, held: Vec::new() }
+    }
+
+    /// Takes a file into the guess and gives it back, or keeps it for later. What follows a kept one is kept as well.
+    fn admit(&mut self, directory: &SourceDirectory, entry: Entry) -> Option<Entry> {
+        if !self.held.is_empty() || self.entries_left == 0 || self.bytes_left < entry.size {
+            let mut directory = directory.clone();
+            directory.put_off();
+            self.held.push((directory, entry));
+            return None;
+        }
+        self.entries_left -= 1;
+        self.bytes_left -= entry.size;
+        Some(entry)
     }
 }
 

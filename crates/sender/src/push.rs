@@ -10,16 +10,17 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use zmove_scan::{Scan, scan};
-use zmove_transport::{Inbox, LaneBreaker, LaneError, LaneSink};
+use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink};
 use zmove_types::{Event, Observer};
-use zmove_wire::{Finished, Open, Opened, ToSender};
+use zmove_wire::limits::LANES_UNASKED_MAX;
+use zmove_wire::{Compare, Finished, Open, Opened, ToSender};
 
 use crate::config::{PushJob, SenderConfig};
 use crate::control::{self, Account, Link};
 use crate::error::SessionError;
 use crate::lanes::{self, Cargo};
 use crate::manifest::Manifest;
-use crate::planner::plan_all;
+use crate::planner::{self, News, plan_all};
 use crate::reader::read_all;
 use crate::shared::Shared;
 use crate::summary::{Stages, Summary};
@@ -56,24 +57,25 @@ impl Push {
         observer: Arc<dyn Observer>,
         stop: impl Future<Output = ()>,
     ) -> Result<Summary, SessionError> {
-        let Link { transfer, control, lanes } = link;
-        let (inbox, writer, opened) = control::open(control, transfer, self.open).await?;
+        let Link { transfer, control: (reader, mut writer), lanes } = link;
+        let compare = self.open.compare;
+        control::ask(&mut writer, transfer, self.open).await?;
         let (outgoing_in, outgoing) = mpsc::unbounded_channel();
         let shared = Arc::new(Shared::new(self.config, observer, outgoing_in, self.started));
-        let (crew, answers) = Crew::start(&shared, self.scan, &opened)?;
-        let single_name = opened.single_name.map(|name| name.0);
-        let account = Account { shared, manifest: self.manifest, answers, single_name };
+        let (teller, news) = planner::news();
+        let crew = Crew::start(&shared, self.scan, news, compare)?;
+        let account = Account { shared, manifest: self.manifest, teller, single_name: None };
         let mut running = Running {
-            inbox,
+            inbox: None,
             writer: tokio::spawn(control::write_all(writer, outgoing)),
             lanes,
             lanes_open: true,
-            lanes_max: opened.lanes_max,
+            lanes_max: LANES_UNASKED_MAX,
             crew,
             account,
         };
         let ended = tokio::select! {
-            ended = running.drive() => ended,
+            ended = running.drive(reader) => ended,
             () = stop => Err(SessionError::Interrupted),
         };
         let summary = running.close(ended).await?;
@@ -81,9 +83,10 @@ impl Push {
     }
 }
 
-/// A push that has leave to send.
+/// A push under way.
 struct Running {
-    inbox: Inbox<ToSender>,
+    /// None until the receiver has given leave.
+    inbox: Option<Inbox<ToSender>>,
     writer: tokio::task::JoinHandle<()>,
     lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
     lanes_open: bool,
@@ -94,7 +97,14 @@ struct Running {
 
 impl Running {
     /// Runs until the receiver has said its last word.
-    async fn drive(&mut self) -> Result<Finished, SessionError> {
+    async fn drive(&mut self, reader: ControlReader) -> Result<Finished, SessionError> {
+        let (inbox, opened) = self.await_leave(reader).await?;
+        self.inbox = Some(inbox);
+        self.need_lanes()?;
+        self.lanes_max = opened.lanes_max;
+        self.account.single_name = opened.single_name.map(|name| name.0);
+        // the planner has gone only when the session is being stopped
+        let _stopping = self.account.teller.state.send(opened.state);
         let mut ticks = tokio::time::interval(LIMIT_INTERVAL);
         let mut before = Stages::default();
         loop {
@@ -105,13 +115,33 @@ impl Running {
                     self.account.shared.observer.on(&Event::Limited { by });
                     before = now;
                 }
-                lane = self.lanes.recv(), if self.lanes_open => self.take_lane(lane)?,
+                lane = self.lanes.recv(), if self.lanes_open => {
+                    self.take_lane(lane)?;
+                    self.need_lanes()?;
+                }
                 Some(error) = self.crew.broken.recv() => return self.explain(error).await,
-                message = control::receive(&mut self.inbox) => {
+                message = hear(&mut self.inbox) => {
                     if let Some(finished) = self.account.take(message?)? {
                         return Ok(finished);
                     }
                 }
+            }
+        }
+    }
+
+    /// Waits for leave; meanwhile the first lanes carry what is guessed to be needed. A lane that breaks now says less than
+    /// the refusal that is about to come.
+    async fn await_leave(
+        &mut self,
+        reader: ControlReader,
+    ) -> Result<(Inbox<ToSender>, Opened), SessionError> {
+        let leave = control::leave(reader);
+        tokio::pin!(leave);
+        loop {
+            let room = self.crew.breakers.len() < usize::from(self.lanes_max);
+            tokio::select! {
+                left = &mut leave => return left,
+                lane = self.lanes.recv(), if self.lanes_open && room => self.take_lane(lane)?,
             }
         }
     }
@@ -132,19 +162,24 @@ impl Running {
             }
             None => {
                 self.lanes_open = false;
-                if self.crew.breakers.is_empty() {
-                    return Err(self.crew.last_error.take().map_or(SessionError::NoLane, SessionError::Lane));
-                }
                 Ok(())
             }
         }
+    }
+
+    /// Without lanes, and with none to come, nothing will move.
+    fn need_lanes(&mut self) -> Result<(), SessionError> {
+        if self.lanes_open || !self.crew.breakers.is_empty() {
+            return Ok(());
+        }
+        Err(self.crew.last_error.take().map_or(SessionError::NoLane, SessionError::Lane))
     }
 
     /// A broken lane is often only the first sign of what the control connection can tell better.
     async fn explain(&mut self, lane_error: LaneError) -> Result<Finished, SessionError> {
         let said = async {
             loop {
-                if let Some(finished) = self.account.take(control::receive(&mut self.inbox).await?)? {
+                if let Some(finished) = self.account.take(hear(&mut self.inbox).await?)? {
                     return Ok(finished);
                 }
             }
@@ -170,7 +205,7 @@ impl Running {
             });
         }
         let crew = self.crew;
-        drop(self.account.answers);
+        drop(self.account.teller);
         let stages = crew.stages(&self.account.shared);
         tokio::task::spawn_blocking(move || crew.join()).await.expect("a push's threads do not panic");
         let finished = ended?;
@@ -202,6 +237,11 @@ impl Running {
     }
 }
 
+/// The receiver's next message.
+async fn hear(inbox: &mut Option<Inbox<ToSender>>) -> Result<ToSender, SessionError> {
+    control::receive(inbox.as_mut().expect("leave comes with the inbox")).await
+}
+
 /// How often the user is told what limits the rate.
 const LIMIT_INTERVAL: Duration = Duration::from_secs(1);
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -219,13 +259,8 @@ struct Crew {
 }
 
 impl Crew {
-    fn start(
-        shared: &Arc<Shared>,
-        scan: Scan,
-        opened: &Opened,
-    ) -> Result<(Self, crossbeam_channel::Sender<zmove_wire::Answer>), SessionError> {
+    fn start(shared: &Arc<Shared>, scan: Scan, news: News, compare: Compare) -> Result<Self, SessionError> {
         let (cargo_in, cargo) = crossbeam_channel::bounded(shared.config.readers);
-        let (answers_in, answers) = crossbeam_channel::unbounded();
         let (broken_in, broken) = mpsc::unbounded_channel();
         let mut crew = Self {
             cargo,
@@ -236,13 +271,13 @@ impl Crew {
             broken,
             last_error: None,
         };
-        let (planner, state) = (Arc::clone(shared), opened.state);
-        crew.spawn("zmove-plan".into(), move || plan_all(&planner, &scan, &answers, state))?;
+        let planner = Arc::clone(shared);
+        crew.spawn("zmove-plan".into(), move || plan_all(&planner, &scan, &news, compare))?;
         for number in 0..shared.config.readers {
             let (shared, cargo) = (Arc::clone(shared), cargo_in.clone());
             crew.spawn(format!("zmove-read-{number}"), move || read_all(&shared, &cargo))?;
         }
-        Ok((crew, answers_in))
+        Ok(crew)
     }
 
     fn add_lane(&mut self, shared: &Arc<Shared>, sink: Box<dyn LaneSink>) -> Result<(), SessionError> {

@@ -56,7 +56,7 @@ impl Reader<'_> {
     fn read_pack(&mut self, pack: Pack) {
         let Some(buffer) = self.buffer() else { return };
         let mut filling = Filling { batch: Batch::default(), buffer, filled: 0, files: Vec::new() };
-        let mut sent = Pack { groups: Vec::with_capacity(pack.groups.len()), tries: pack.tries };
+        let mut sent = Pack { groups: Vec::with_capacity(pack.groups.len()), ..pack };
         for group in pack.groups {
             let kept = self.read_pack_group(group, &mut filling);
             sent.groups.push(kept);
@@ -162,7 +162,7 @@ impl Reader<'_> {
         }
         let entries = vec![PackEntry::File(entry.clone())];
         let groups = vec![PackGroup { directory: directory.clone(), entries }];
-        self.shared.plan_pack_now(Pack { groups, tries: 0 });
+        self.shared.plan_pack_now(Pack { groups, tries: 0, guessed: false });
     }
 
     fn send_batch(&mut self, mut pack: Pack, filling: Filling) {
@@ -171,12 +171,13 @@ impl Reader<'_> {
         let head = batch.encode();
         let content = *blake3::hash(&head).as_bytes();
         let tries = pack.tries;
+        let kind = if pack.guessed { FrameKind::Guess } else { FrameKind::Batch };
         pack.put_off();
         let Some(item) = self.issue(Sent::Batch(SentBatch { pack, files }), tries) else { return };
         let header = sealed(
             &content,
             FrameHeader {
-                kind: FrameKind::Batch,
+                kind,
                 head_bytes: length(head.len()),
                 data_bytes: length(filled),
                 item,

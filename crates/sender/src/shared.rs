@@ -186,6 +186,12 @@ impl Shared {
         let _session_over = self.outgoing.send(message);
     }
 
+    /// A file was at the target already.
+    pub(crate) fn skipped(&self, bytes: u64) {
+        self.counters.skipped.fetch_add(1, Ordering::Relaxed);
+        self.observer.on(&Event::Skipped { files: 1, bytes });
+    }
+
     /// One file or directory failed; the rest goes on.
     pub(crate) fn fail(&self, error: &FileError) {
         self.counters.failed.fetch_add(1, Ordering::Relaxed);

@@ -4,13 +4,15 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+/// The length of a C `int`.
+const INT_BYTES: libc::socklen_t = 4;
+
 /// Sets an option whose value is a C `int`.
 pub(crate) fn set_integer(socket: BorrowedFd<'_>, level: i32, option: i32, value: i32) -> io::Result<()> {
-    let length = size_of::<i32>() as libc::socklen_t;
     // SAFETY: the descriptor is borrowed, so open, for the whole call; the pointer and the length are those of `value`,
     // which the kernel only reads.
     let outcome = unsafe {
-        libc::setsockopt(socket.as_raw_fd(), level, option, std::ptr::from_ref(&value).cast(), length)
+        libc::setsockopt(socket.as_raw_fd(), level, option, std::ptr::from_ref(&value).cast(), INT_BYTES)
     };
     if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
@@ -19,7 +21,7 @@ pub(crate) fn set_integer(socket: BorrowedFd<'_>, level: i32, option: i32, value
 #[cfg(test)]
 pub(crate) fn integer(socket: BorrowedFd<'_>, level: i32, option: i32) -> io::Result<i32> {
     let mut value = 0;
-    let mut length = size_of::<i32>() as libc::socklen_t;
+    let mut length = INT_BYTES;
     // SAFETY: as above; the kernel writes at most `length` bytes to `value`, which outlives the call.
     let outcome = unsafe {
         libc::getsockopt(

@@ -2,12 +2,12 @@
 //!
 //! | offset | bytes | field |
 //! |---|---|---|
-//! | 0 | 1 | kind: 1 batch, 2 declare, 3 chunk |
+//! | 0 | 1 | kind: 1 batch, 2 declare, 3 chunk, 4 guess |
 //! | 1 | 3 | zero |
 //! | 4 | 4 | head length |
 //! | 8 | 4 | data length |
 //! | 12 | 4 | group index (chunk), else zero |
-//! | 16 | 8 | item id (batch, chunk) |
+//! | 16 | 8 | item id (batch, chunk, guess) |
 //! | 24 | 8 | file id (declare, chunk) |
 //! | 32 | 8 | zero |
 //! | 40 | 32 | digest: the seal of bytes 0 to 39 and of what follows, as `zmove_chunk::seal` makes it |
@@ -28,6 +28,8 @@ pub enum FrameKind {
     Declare,
     /// One group of a large file.
     Chunk,
+    /// A batch from before the sender knew the target: files that are there already are left as they are.
+    Guess,
 }
 
 /// The header of one frame.
@@ -113,6 +115,7 @@ impl FrameKind {
             Self::Batch => 1,
             Self::Declare => 2,
             Self::Chunk => 3,
+            Self::Guess => 4,
         }
     }
 
@@ -121,6 +124,7 @@ impl FrameKind {
             1 => Ok(Self::Batch),
             2 => Ok(Self::Declare),
             3 => Ok(Self::Chunk),
+            4 => Ok(Self::Guess),
             _ => Err(WireError::UnknownTag { what: "frame", tag }),
         }
     }

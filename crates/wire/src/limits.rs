@@ -27,5 +27,11 @@ pub const ITEMS_OUTSTANDING_MAX: usize = 256;
 pub const OFFERS_OUTSTANDING_MAX: usize = 32;
 /// The most lanes of one transfer.
 pub const LANES_MAX: u16 = 64;
+/// The most lanes that a sender uses before the receiver has said how many it takes; every receiver takes so many.
+pub const LANES_UNASKED_MAX: u16 = 8;
+/// The most entries and the most file bytes that a sender sends before it knows whether they are at the target.
+pub const GUESSED_ENTRIES_MAX: usize = 1024;
+/// See [`GUESSED_ENTRIES_MAX`].
+pub const GUESSED_BYTES_MAX: u64 = 1 << 20;
 /// How often the same data is sent again before its file is given up.
 pub const RESENDS_MAX: u8 = 3;

@@ -58,6 +58,8 @@ pub enum FaultCode {
     Incomplete,
     /// The file's declarations on different lanes contradict each other.
     Contradiction,
+    /// No fault: the file was guessed to be missing and is there, of the same size and time.
+    AlreadyThere,
 }
 
 /// The receiver will not take the transfer.
@@ -84,6 +86,8 @@ pub enum RefusalCode {
     Protocol,
     /// The receiver cannot go on with a transfer it had taken.
     Failed,
+    /// The receiver is being stopped, and may be back soon.
+    Stopping,
 }
 
 impl FaultCode {
@@ -127,6 +131,7 @@ impl fmt::Display for FaultCode {
             Self::DirectoryInTheWay => f.write_str("a directory of that name is in the way"),
             Self::Damaged => f.write_str("the data arrived damaged (its BLAKE3 differs from the sender's)"),
             Self::Incomplete => f.write_str("not all of its data arrived"),
+            Self::AlreadyThere => f.write_str("it is there already"),
             Self::Contradiction => f.write_str("it was declared twice with different properties"),
         }
     }
