@@ -13,7 +13,7 @@ const TOP_NAMES: [&str; 7] = ["Cargo.toml", "Cargo.lock", "crates", "benches", "
 
 /// Which crate of the workspace may use which others.
 const ARROWS: [(&str, &[&str]); 12] = [
-    ("cli", &["receiver", "scan", "sender", "transport", "types", "wire"]),
+    ("cli", &["disk", "receiver", "scan", "sender", "transport", "types", "wire"]),
     ("sender", &["chunk", "disk", "scan", "transport", "types", "wire"]),
     ("receiver", &["chunk", "disk", "transport", "types", "wire"]),
     ("transport", &["sockopt", "types", "wire"]),
@@ -28,7 +28,7 @@ const ARROWS: [(&str, &[&str]); 12] = [
 ];
 
 /// Outside crates that only some may use.
-const RESERVED: [(&str, &[&str]); 7] = [
+const RESERVED: [(&str, &[&str]); 9] = [
     ("tokio", &["cli", "receiver", "sender", "transport"]),
     ("rustls", &["cli", "transport"]),
     ("clap", &["cli", "lab"]),
@@ -36,6 +36,8 @@ const RESERVED: [(&str, &[&str]); 7] = [
     ("anyhow", &["cli", "lab"]),
     ("blake3", &["chunk", "lab", "receiver", "sender"]),
     ("rayon", &["chunk", "scan"]),
+    ("io-uring", &["uring"]),
+    ("libc", &["uring"]),
 ];
 
 /// Where the word may stand.

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use zmove_disk::{Disk, Slices, Threads};
+use zmove_disk::{DataFile, Disk, Slices, Threads};
 use zmove_sender::SenderConfig;
 use zmove_types::{Buffer, Event, GROUP_BYTES};
 
@@ -36,7 +36,7 @@ impl std::fmt::Debug for Meddler {
 impl Disk for Meddler {
     fn read(
         &self,
-        file: &File,
+        file: &DataFile,
         offset: u64,
         len: usize,
         buffer: Buffer,
@@ -48,7 +48,7 @@ impl Disk for Meddler {
         Threads.read(file, offset, len, buffer, seen)
     }
 
-    fn write(&self, file: &File, offset: u64, buffer: Buffer) -> (io::Result<()>, Buffer) {
+    fn write(&self, file: &DataFile, offset: u64, buffer: Buffer) -> (io::Result<()>, Buffer) {
         Threads.write(file, offset, buffer)
     }
 }

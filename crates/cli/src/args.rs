@@ -73,6 +73,8 @@ pub(crate) struct PushArgs {
     /// Congestion control of the data connections, for example bbr or cubic [default: the system's]
     #[arg(long, value_name = "NAME")]
     pub(crate) congestion: Option<String>,
+    #[command(flatten)]
+    pub(crate) storage: StorageArgs,
     /// Print events as JSON lines on stdout instead of a bar and a summary
     #[arg(long)]
     pub(crate) json: bool,
@@ -97,11 +99,46 @@ pub(crate) enum DurabilityArg {
     File,
 }
 
+/// How large files are read and written on this host.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+pub(crate) struct StorageArgs {
+    /// How large files are read and written on this host
+    #[arg(long, value_enum, value_name = "ENGINE", default_value_t)]
+    pub(crate) io_engine: EngineArg,
+    /// Whether large files are read and written past the page cache on this host (O_DIRECT)
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
+    pub(crate) direct: DirectArg,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EngineArg {
+    /// What measurement shows to be faster: threads
+    #[default]
+    Auto,
+    /// Plain system calls
+    Threads,
+    /// io_uring; plain system calls where the kernel refuses it
+    Uring,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DirectArg {
+    /// Where it pays
+    #[default]
+    Auto,
+    /// Wherever the file system can
+    On,
+    /// Never
+    Off,
+}
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServeArgs {
     /// The address to listen on
     #[arg(long, value_name = "ADDR:PORT", default_value = "[::]:5870")]
     pub(crate) listen: SocketAddr,
+    #[command(flatten)]
+    pub(crate) storage: StorageArgs,
 }
 
 #[derive(Debug, clap::Args)]

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -20,6 +21,7 @@ use crate::dial::{self, DialOptions};
 use crate::exit::{Exit, Failure, usage_error};
 use crate::location::{Location, Remote};
 use crate::progress::Display;
+use crate::settings::{self, Storage};
 use crate::summary;
 use crate::terminal;
 
@@ -33,7 +35,16 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     }
     let mut display = Display::new(args.json, args.quiet);
     let job = job(&args, &sources, &location)?;
-    let push = Push::start(job, SenderConfig::default(), started);
+    let storage = settings::storage(args.storage);
+    if let Some(notice) = &storage.notice {
+        terminal::warn(notice);
+    }
+    let config = SenderConfig {
+        disk: Arc::clone(&storage.disk),
+        direct: storage.direct,
+        ..SenderConfig::default()
+    };
+    let push = Push::start(job, config, started);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -41,7 +52,7 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
         .context("start the runtime")?;
     let pushed = runtime.block_on(async {
         match &location {
-            Location::Local(_) => push_here(push, &mut display).await,
+            Location::Local(_) => push_here(push, &mut display, storage).await,
             Location::Remote(remote) => push_there(push, &mut display, remote, &options(&args)).await,
         }
     });
@@ -104,7 +115,7 @@ async fn push_there(
 }
 
 /// Runs both roles in this process: the whole pipeline without a network.
-async fn push_here(push: Push, display: &mut Display) -> Result<Summary> {
+async fn push_here(push: Push, display: &mut Display, storage: Storage) -> Result<Summary> {
     display.start();
     let transfer = dial::fresh_transfer()?;
     let (near, (mut far_reader, far_writer)) = memory_control();
@@ -120,7 +131,9 @@ async fn push_here(push: Push, display: &mut Display) -> Result<Summary> {
     let receiving = tokio::spawn(async move {
         far_reader.greeting().await?.agree()?;
         let control = (far_reader, far_writer);
-        let (access, config) = (Access::Anywhere, ReceiverConfig::default());
+        let Storage { disk, direct, .. } = storage;
+        let (access, config) =
+            (Access::Anywhere, ReceiverConfig { disk, direct, ..ReceiverConfig::default() });
         let session = Session { transfer, control, lanes: sources, access, config };
         run_session(session, std::future::pending()).await
     });

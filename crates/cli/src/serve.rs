@@ -19,11 +19,16 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
             "no sender may write here yet; run: zmove allow FINGERPRINT --name NAME --root DIR --write",
         );
     }
+    let storage = settings::storage(args.storage);
+    if let Some(notice) = &storage.notice {
+        terminal::warn(notice);
+    }
+    let config = ReceiverConfig { disk: storage.disk, direct: storage.direct, ..ReceiverConfig::default() };
     let runtime = tokio::runtime::Runtime::new().context("start the runtime")?;
     runtime.block_on(async {
         let acceptor = Acceptor::bind(args.listen, &identity, SocketConfig::default()).await?;
         let address = acceptor.local_addr().context("read the listening address")?;
-        let daemon = Daemon::new(acceptor, home, ReceiverConfig::default(), |event| terminal::warn(event));
+        let daemon = Daemon::new(acceptor, home, config, |event| terminal::warn(event));
         let mut terminate = signal(SignalKind::terminate()).context("handle SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("handle SIGINT")?;
         terminal::print(format_args!(

@@ -1,10 +1,14 @@
-//! What will run: where keys are, how many lanes, and the process's own limits.
+//! What will run: where keys are, how many lanes, how storage is reached, and the process's own limits.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use zmove_disk::{Direct, Disk, RingConfig, Threads, Unavailable, Uring};
+
+use crate::args::{DirectArg, EngineArg, StorageArgs};
 
 /// Whose keys are meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +36,40 @@ pub(crate) fn prepare_process() {
     let limit = getrlimit(Resource::Nofile);
     // a refusal leaves the limit as it was, which is handled where descriptors run out
     let _refused = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+}
+
+/// How storage is reached.
+#[derive(Debug)]
+pub(crate) struct Storage {
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) direct: Direct,
+    /// What the user should know: that another engine runs than was asked for.
+    pub(crate) notice: Option<String>,
+}
+
+/// The storage that was asked for, or what there is.
+pub(crate) fn storage(args: StorageArgs) -> Storage {
+    storage_with(args, || Uring::start(RingConfig::default()))
+}
+
+fn storage_with(args: StorageArgs, start_uring: impl FnOnce() -> Result<Uring, Unavailable>) -> Storage {
+    let direct = match args.direct {
+        DirectArg::Auto => Direct::Auto,
+        DirectArg::On => Direct::On,
+        DirectArg::Off => Direct::Off,
+    };
+    let (disk, notice): (Arc<dyn Disk>, _) = match args.io_engine {
+        // io_uring was not faster where it was measured: docs/PERFORMANCE.md
+        EngineArg::Auto | EngineArg::Threads => (Arc::new(Threads), None),
+        EngineArg::Uring => match start_uring() {
+            Ok(uring) => (Arc::new(uring), None),
+            Err(error) => {
+                let reason = anyhow::Error::new(error);
+                (Arc::new(Threads), Some(format!("{reason:#}: using threads instead")))
+            }
+        },
+    };
+    Storage { disk, direct, notice }
 }
 
 /// Lanes that are dialled before the round trip time is known.
@@ -68,6 +106,22 @@ fn send_window_max() -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refused_engine_is_replaced_and_told_once() {
+        let args = |io_engine| StorageArgs { io_engine, direct: DirectArg::On };
+        let refused = || {
+            let source = std::io::Error::from_raw_os_error(rustix::io::Errno::PERM.raw_os_error());
+            Err(Unavailable::Setup { source })
+        };
+        let storage = storage_with(args(EngineArg::Uring), refused);
+        assert_eq!((format!("{:?}", storage.disk).as_str(), storage.direct), ("Threads", Direct::On));
+        let notice = storage.notice.unwrap();
+        assert!(notice.starts_with("io_uring_setup is refused: Operation not permitted"), "{notice}");
+        for engine in [EngineArg::Auto, EngineArg::Threads] {
+            assert_eq!(storage_with(args(engine), refused).notice, None);
+        }
+    }
 
     #[test]
     fn lanes_follow_the_path_and_the_window() {

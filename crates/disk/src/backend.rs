@@ -1,12 +1,19 @@
 //! The storage engine's one shape: owned buffers in, owned buffers out.
 //!
-//! **Invariant:** the buffer comes back on every path, success or not; a read shows each slice once, in order.
+//! **Invariant:** the buffer comes back on every path, success or not; a read shows each slice once, in order; engines
+//! differ in speed alone. What they share is here: the part of a move that can pass by the page cache does, the rest
+//! (tails, refusals, files that are cached) goes through it.
 
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::sync::Arc;
 
+use rustix::io::Errno;
 use zmove_types::Buffer;
+use zmove_uring::Span;
+
+use crate::data_file::DataFile;
 
 /// Reads and writes at positions.
 pub trait Disk: Send + Sync + fmt::Debug {
@@ -17,7 +24,7 @@ pub trait Disk: Send + Sync + fmt::Debug {
     /// When `len` is more than the buffer's capacity.
     fn read(
         &self,
-        file: &File,
+        file: &DataFile,
         offset: u64,
         len: usize,
         buffer: Buffer,
@@ -25,8 +32,117 @@ pub trait Disk: Send + Sync + fmt::Debug {
     ) -> (io::Result<()>, Buffer);
 
     /// Writes the whole buffer at `offset`.
-    fn write(&self, file: &File, offset: u64, buffer: Buffer) -> (io::Result<()>, Buffer);
+    fn write(&self, file: &DataFile, offset: u64, buffer: Buffer) -> (io::Result<()>, Buffer);
 }
 
 /// Takes the slices of a read as they come.
 pub type Slices<'a> = &'a mut dyn FnMut(&[u8]);
+
+/// A descriptor of a file, by the way its bytes take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Way<'a> {
+    /// Through the page cache.
+    Cached(&'a Arc<File>),
+    /// Past it: what moves is aligned.
+    Direct(&'a Arc<File>),
+}
+
+/// What an engine is: bytes moved between a span of a buffer and a file, one way.
+pub(crate) trait Engine {
+    /// Reads from the span's beginning on and shows each slice once. Returns how much it showed: less than the span at
+    /// the end of the file, or where it cannot go on. The buffer's length is as it was.
+    fn read_some(
+        &self,
+        way: Way<'_>,
+        span: Span,
+        buffer: Buffer,
+        seen: Slices<'_>,
+    ) -> (io::Result<usize>, Buffer);
+
+    /// Writes from the span's beginning on; returns how much: less than the span where it cannot go on.
+    fn write_some(&self, way: Way<'_>, span: Span, buffer: Buffer) -> (io::Result<usize>, Buffer);
+}
+
+impl<'a> Way<'a> {
+    pub(crate) fn file(self) -> &'a Arc<File> {
+        let (Self::Cached(file) | Self::Direct(file)) = self;
+        file
+    }
+}
+
+/// [`Disk::read`] for any engine.
+pub(crate) fn read(
+    engine: &impl Engine,
+    file: &DataFile,
+    offset: u64,
+    len: usize,
+    mut buffer: Buffer,
+    seen: Slices<'_>,
+) -> (io::Result<()>, Buffer) {
+    assert!(len <= buffer.capacity(), "{len} bytes into a buffer of {}", buffer.capacity());
+    let mut filled = 0;
+    if let Some((direct, padded)) = file.direct_read(offset, len, &mut buffer) {
+        // beyond `len` lies what a growing file holds by now: not asked for, not shown
+        let mut shown = 0;
+        let show = &mut |slice: &[u8]| {
+            let wanted = slice.len().min(len - shown);
+            if wanted > 0 {
+                seen(&slice[..wanted]);
+            }
+            shown += wanted;
+        };
+        let (outcome, back) = engine.read_some(Way::Direct(direct), Span::new(offset, 0..padded), buffer, show);
+        buffer = back;
+        match outcome {
+            Ok(_) => filled = shown,
+            Err(error) => file.note_refusal(&error),
+        }
+    }
+    let outcome = loop {
+        let span = Span::new(offset + filled as u64, filled..len);
+        if span.is_empty() {
+            break Ok(());
+        }
+        let (outcome, back) = engine.read_some(Way::Cached(file.cached()), span, buffer, seen);
+        buffer = back;
+        match outcome {
+            Ok(0) => break Ok(()),
+            Ok(bytes) => filled += bytes,
+            Err(error) => break Err(error),
+        }
+    };
+    if outcome.is_ok() {
+        buffer.set_len(filled);
+    }
+    (outcome, buffer)
+}
+
+/// [`Disk::write`] for any engine.
+pub(crate) fn write(
+    engine: &impl Engine,
+    file: &DataFile,
+    offset: u64,
+    mut buffer: Buffer,
+) -> (io::Result<()>, Buffer) {
+    let len = buffer.len();
+    let mut written = 0;
+    if let Some((direct, body)) = file.direct_write(offset, &mut buffer) {
+        let (outcome, back) = engine.write_some(Way::Direct(direct), Span::new(offset, 0..body), buffer);
+        buffer = back;
+        match outcome {
+            Ok(bytes) => written = bytes,
+            Err(error) => file.note_refusal(&error),
+        }
+    }
+    while written < len {
+        let span = Span::new(offset + written as u64, written..len);
+        let (outcome, back) = engine.write_some(Way::Cached(file.cached()), span, buffer);
+        buffer = back;
+        match outcome {
+            Ok(0) => return (Err(Errno::IO.into()), buffer),
+            Ok(bytes) => written += bytes,
+            Err(error) => return (Err(error), buffer),
+        }
+    }
+    (Ok(()), buffer)
+}

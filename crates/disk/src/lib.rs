@@ -15,15 +15,20 @@
 //! ```
 
 mod backend;
+mod data_file;
 mod entry;
 mod nursery;
 mod staged;
 mod threads;
 mod tree;
+mod uring;
 
 pub use backend::{Disk, Slices};
+pub use data_file::{DataFile, Direct};
 pub use entry::{FileIdentity, place_symlink, retouch, set_directory_metadata, set_new_file_metadata};
 pub use nursery::Nursery;
 pub use staged::{Staged, TempNames};
 pub use threads::Threads;
 pub use tree::{DirectoryCache, Tree, open_beneath};
+pub use uring::Uring;
+pub use zmove_uring::{RingConfig, Unavailable};

@@ -15,12 +15,13 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_types::{Metadata, Name};
 
+use crate::data_file::{DataFile, Direct};
 use crate::entry::set_new_file_metadata;
 
 /// A file being written, in the directory where it will stay.
 #[derive(Debug)]
 pub struct Staged {
-    file: File,
+    data: DataFile,
     directory: Arc<OwnedFd>,
     temporary: Option<Name>,
 }
@@ -66,7 +67,10 @@ impl Staged {
         let mode = Mode::from_raw_mode(mode & 0o777);
         if !names.unnamed_refused.load(Ordering::Relaxed) {
             match create_unnamed(directory, mode) {
-                Ok(file) => return Ok(Self { file, directory: Arc::clone(directory), temporary: None }),
+                Ok(file) => {
+                    let (data, directory) = (DataFile::new(file), Arc::clone(directory));
+                    return Ok(Self { data, directory, temporary: None });
+                }
                 Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOSYS) => {
                     names.unnamed_refused.store(true, Ordering::Relaxed);
                 }
@@ -82,8 +86,8 @@ impl Staged {
             let name = names.fresh();
             match rustix::fs::openat(directory, name.as_os_str(), flags, mode) {
                 Ok(file) => {
-                    let (file, directory) = (file.into(), Arc::clone(directory));
-                    return Ok(Self { file, directory, temporary: Some(name) });
+                    let (data, directory) = (DataFile::new(file.into()), Arc::clone(directory));
+                    return Ok(Self { data, directory, temporary: Some(name) });
                 }
                 Err(Errno::EXIST) => {}
                 Err(error) => return Err(error.into()),
@@ -94,7 +98,21 @@ impl Staged {
     /// The open file.
     #[must_use]
     pub fn file(&self) -> &File {
-        &self.file
+        self.data.file()
+    }
+
+    /// The open file, to be written by an engine.
+    #[must_use]
+    pub fn data(&self) -> &DataFile {
+        &self.data
+    }
+
+    /// Gives the empty file its final size; see [`DataFile::reserve`].
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn reserve(&mut self, bytes: u64, direct: Direct) -> io::Result<()> {
+        self.data.reserve(bytes, direct)
     }
 
     /// Sets mode and modification time; after the last write.
@@ -102,7 +120,7 @@ impl Staged {
     /// # Errors
     /// What the system says.
     pub fn set_metadata(&self, metadata: &Metadata) -> io::Result<()> {
-        set_new_file_metadata(&self.file, metadata)
+        set_new_file_metadata(self.file(), metadata)
     }
 
     /// Gives the file its name, replacing a file or link of that name.
@@ -137,7 +155,7 @@ impl Staged {
     /// Links an unnamed file: by its descriptor where the kernel lets us, else through `/proc`.
     fn link(&self, name: &Name, names: &TempNames) -> rustix::io::Result<()> {
         if !names.empty_path_refused.load(Ordering::Relaxed) {
-            match rustix::fs::linkat(&self.file, c"", &self.directory, name.as_os_str(), AtFlags::EMPTY_PATH)
+            match rustix::fs::linkat(self.file(), c"", &self.directory, name.as_os_str(), AtFlags::EMPTY_PATH)
             {
                 Err(Errno::NOENT | Errno::PERM | Errno::ACCESS) => {
                     names.empty_path_refused.store(true, Ordering::Relaxed);
@@ -145,7 +163,7 @@ impl Staged {
                 outcome => return outcome,
             }
         }
-        let source = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let source = format!("/proc/self/fd/{}", self.file().as_raw_fd());
         let (source, target) = (Path::new(&source), name.as_os_str());
         rustix::fs::linkat(CWD, source, &self.directory, target, AtFlags::SYMLINK_FOLLOW)
     }

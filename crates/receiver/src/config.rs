@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use zmove_disk::{Disk, Threads};
+use zmove_disk::{Direct, Disk, Threads};
 use zmove_types::GROUP_BYTES;
 
 /// The settings of one receiving session.
@@ -18,6 +18,8 @@ pub struct ReceiverConfig {
     pub lanes_max: u16,
     /// The storage engine.
     pub disk: Arc<dyn Disk>,
+    /// Whether large files pass by the page cache. Default: where it pays.
+    pub direct: Direct,
 }
 
 impl Default for ReceiverConfig {
@@ -28,6 +30,7 @@ impl Default for ReceiverConfig {
             buffers_max: 32,
             lanes_max: zmove_wire::limits::LANES_MAX,
             disk: Arc::new(Threads),
+            direct: Direct::default(),
         }
     }
 }

@@ -134,6 +134,7 @@ fn context(
         target,
         durability: open.durability,
         disk: Arc::clone(&config.disk),
+        direct: config.direct,
         pool: BufferPool::new(BUFFER_BYTES, config.buffers_max),
         files: FileTable::default(),
         temp_names: TempNames::new(&transfer.to_string()[..12]),

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_channel::Receiver;
 use tokio::sync::mpsc::Sender;
-use zmove_disk::{Disk, Staged, TempNames};
+use zmove_disk::{Direct, Disk, Staged, TempNames};
 use zmove_transport::LaneError;
 use zmove_types::{BufferPool, Doing, FileId, ItemId, Metadata, RelPath, StageClock};
 use zmove_wire::{
@@ -26,6 +26,7 @@ pub(crate) struct Context {
     pub(crate) target: Target,
     pub(crate) durability: Durability,
     pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) direct: Direct,
     pub(crate) pool: BufferPool,
     pub(crate) files: FileTable,
     pub(crate) temp_names: TempNames,
@@ -115,7 +116,7 @@ fn store_batch(context: &Context, placer: &mut Placer<'_>, batch: VerifiedBatch)
 fn store_chunk(context: &Context, placer: &mut Placer<'_>, file: &Arc<LargeFile>, chunk: VerifiedChunk) {
     let (item, span, data) = chunk.into_parts();
     let written = open_staged(context, placer, file).and_then(|staged| {
-        let (outcome, _data) = context.disk.write(staged.file(), span.offset(), data);
+        let (outcome, _data) = context.disk.write(staged.data(), span.offset(), data);
         outcome.map_err(|error| (Operation::Write, error))?;
         Ok(staged)
     });
@@ -134,9 +135,9 @@ fn open_staged(
 ) -> Result<Arc<Staged>, (Operation, io::Error)> {
     file.staged(|| {
         let directory = parent_directory(placer, file)?;
-        let staged = Staged::create(&directory, 0o600, &context.temp_names)
+        let mut staged = Staged::create(&directory, 0o600, &context.temp_names)
             .map_err(|error| (Operation::Create, error))?;
-        staged.file().set_len(file.head.bytes).map_err(|error| (Operation::Create, error))?;
+        staged.reserve(file.head.bytes, context.direct).map_err(|error| (Operation::Create, error))?;
         Ok(staged)
     })
 }

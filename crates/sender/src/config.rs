@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use zmove_disk::{Disk, Threads};
+use zmove_disk::{Direct, Disk, Threads};
 use zmove_scan::{ScanConfig, ScanRoot};
 use zmove_types::GROUP_BYTES;
 use zmove_wire::{Compare, Durability, TargetShape};
@@ -40,6 +40,8 @@ pub struct SenderConfig {
     pub scan: ScanConfig,
     /// The storage engine.
     pub disk: Arc<dyn Disk>,
+    /// Whether large files pass by the page cache. Default: where it pays.
+    pub direct: Direct,
 }
 
 impl Default for SenderConfig {
@@ -51,6 +53,7 @@ impl Default for SenderConfig {
             batch_files_max: 1024,
             scan: ScanConfig::default(),
             disk: Arc::new(Threads),
+            direct: Direct::default(),
         }
     }
 }

@@ -197,7 +197,7 @@ impl Reader<'_> {
     }
 
     fn try_read_group(&mut self, file: &Arc<LargeSource>, span: GroupSpan) -> Result<(), FileError> {
-        let (opened, identity) = file.open()?;
+        let (opened, identity) = file.open(self.shared.config.direct)?;
         let Some(buffer) = self.buffer() else { return Ok(()) };
         let mut hasher = GroupHasher::new(span.index);
         let wanted = span.len as usize;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{Mode, OFlags};
 use zmove_chunk::merge_root;
-use zmove_disk::FileIdentity;
+use zmove_disk::{DataFile, Direct, FileIdentity};
 use zmove_scan::{Directory, Entry, SourceRoot};
 use zmove_types::{Cv, FileId, GroupSpan, Name, RelPath, Root};
 
@@ -105,7 +105,7 @@ pub(crate) struct LargeSource {
 
 #[derive(Debug, Default)]
 struct LargeState {
-    opened: Option<(Arc<File>, FileIdentity)>,
+    opened: Option<(Arc<DataFile>, FileIdentity)>,
     cvs: Vec<Option<Cv>>,
     tries: HashMap<u32, u8>,
 }
@@ -137,7 +137,7 @@ impl LargeSource {
     }
 
     /// The open file; opened and held against what the scan saw at the first call.
-    pub(crate) fn open(&self) -> Result<(Arc<File>, FileIdentity), FileError> {
+    pub(crate) fn open(&self, direct: Direct) -> Result<(Arc<DataFile>, FileIdentity), FileError> {
         let mut state = self.lock();
         if let Some((file, identity)) = &state.opened {
             return Ok((Arc::clone(file), *identity));
@@ -146,7 +146,7 @@ impl LargeSource {
         if identity.bytes != self.entry.size {
             return Err(FileError::Changed { path: self.display() });
         }
-        let file = Arc::new(file);
+        let file = Arc::new(DataFile::for_reading(file, identity.bytes, direct));
         state.opened = Some((Arc::clone(&file), identity));
         state.cvs = vec![None; GroupSpan::count(identity.bytes).unwrap_or(0) as usize];
         Ok((file, identity))
@@ -173,7 +173,7 @@ impl LargeSource {
     /// Whether the file is still what it was when it was opened.
     pub(crate) fn is_unchanged(&self) -> bool {
         let opened = self.lock().opened.clone();
-        opened.is_some_and(|(file, before)| FileIdentity::of(&*file).is_ok_and(|now| now == before))
+        opened.is_some_and(|(file, before)| FileIdentity::of(file.file()).is_ok_and(|now| now == before))
     }
 
     /// The file's root, when all groups have been read.

@@ -1,17 +1,35 @@
 //! Owned payload buffers and the bounded pool they come from.
 //!
 //! A buffer moves disk → queue → lane and returns to its pool when dropped, so the pool's size is the bound
-//! on payload memory. **Invariant:** a pool never hands out more than its `buffers_max` at once.
+//! on payload memory. **Invariant:** a pool never hands out more than its `buffers_max` at once, and each begins at a
+//! page, as reads and writes past the page cache demand.
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 
 /// Bytes that belong to one owner; goes back to its pool when dropped.
 pub struct Buffer {
-    bytes: Vec<u8>,
+    memory: Memory,
     len: usize,
     pool: Option<Arc<Shared>>,
+}
+
+/// Says whether two buffers are the same memory, also when one of them is long gone. It keeps no memory from being
+/// freed.
+#[derive(Clone, Debug)]
+pub struct MemoryId(Weak<()>);
+
+/// Where buffers begin in memory, in bytes.
+pub const PAGE_BYTES: usize = 4096;
+
+/// A piece of memory that is never moved or resized. It begins at a page.
+#[derive(Default)]
+struct Memory {
+    bytes: Vec<u8>,
+    start: usize,
+    room_bytes: usize,
+    id: Option<Arc<()>>,
 }
 
 /// A fixed number of equal buffers, made when first needed and reused.
@@ -27,7 +45,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    free: Vec<Vec<u8>>,
+    free: Vec<Memory>,
     made: usize,
     closed: bool,
 }
@@ -48,10 +66,10 @@ impl BufferPool {
             if state.closed {
                 return None;
             }
-            if let Some(bytes) = state.take_or_make(&self.0) {
+            if let Some(memory) = state.take_or_make(&self.0) {
                 drop(state);
-                let bytes = bytes.unwrap_or_else(|| vec![0; self.0.buffer_bytes]);
-                return Some(Buffer { bytes, len: 0, pool: Some(Arc::clone(&self.0)) });
+                let memory = memory.unwrap_or_else(|| Memory::new(self.0.buffer_bytes));
+                return Some(Buffer { memory, len: 0, pool: Some(Arc::clone(&self.0)) });
             }
             state = self.0.returned.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -72,9 +90,9 @@ impl Shared {
 
 impl State {
     /// A free buffer, or leave (`Some(None)`) to make one, or `None` when all are out.
-    fn take_or_make(&mut self, shared: &Shared) -> Option<Option<Vec<u8>>> {
-        if let Some(bytes) = self.free.pop() {
-            return Some(Some(bytes));
+    fn take_or_make(&mut self, shared: &Shared) -> Option<Option<Memory>> {
+        if let Some(memory) = self.free.pop() {
+            return Some(Some(memory));
         }
         (self.made < shared.buffers_max).then(|| {
             self.made += 1;
@@ -83,17 +101,32 @@ impl State {
     }
 }
 
+impl Memory {
+    fn new(room_bytes: usize) -> Self {
+        let bytes = vec![0; room_bytes + PAGE_BYTES];
+        // where the page cannot be told, the memory serves as it is: nothing relies on it but speed
+        let start = Some(bytes.as_ptr().align_offset(PAGE_BYTES)).filter(|&start| start < PAGE_BYTES);
+        Self { bytes, start: start.unwrap_or(0), room_bytes, id: Some(Arc::default()) }
+    }
+}
+
 impl Buffer {
     /// A buffer of no pool that holds nothing.
     #[must_use]
     pub fn empty() -> Self {
-        Self { bytes: Vec::new(), len: 0, pool: None }
+        Self { memory: Memory::default(), len: 0, pool: None }
     }
 
     /// How many bytes fit.
     #[must_use]
     pub fn capacity(&self) -> usize {
-        self.bytes.len()
+        self.memory.room_bytes
+    }
+
+    /// Which memory this is.
+    #[must_use]
+    pub fn memory_id(&self) -> MemoryId {
+        MemoryId(self.memory.id.as_ref().map_or_else(Weak::new, Arc::downgrade))
     }
 
     /// Declares the first `len` bytes to be the content.
@@ -101,27 +134,44 @@ impl Buffer {
     /// # Panics
     /// When `len` is more than the [`capacity`](Self::capacity).
     pub fn set_len(&mut self, len: usize) {
-        assert!(len <= self.bytes.len(), "{len} bytes in a buffer of {}", self.bytes.len());
+        assert!(len <= self.capacity(), "{len} bytes in a buffer of {}", self.capacity());
         self.len = len;
     }
 
     /// The whole room, to be filled before [`set_len`](Self::set_len).
     pub fn room(&mut self) -> &mut [u8] {
-        &mut self.bytes
+        let Memory { bytes, start, room_bytes, .. } = &mut self.memory;
+        &mut bytes[*start..*start + *room_bytes]
     }
 }
+
+impl MemoryId {
+    /// Whether the memory has been freed.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.0.strong_count() == 0
+    }
+}
+
+impl PartialEq for MemoryId {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.ptr_eq(&other.0)
+    }
+}
+
+impl Eq for MemoryId {}
 
 impl Deref for Buffer {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        &self.bytes[..self.len]
+        &self.memory.bytes[self.memory.start..self.memory.start + self.len]
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
         if let Some(pool) = self.pool.take() {
-            pool.lock().free.push(std::mem::take(&mut self.bytes));
+            pool.lock().free.push(std::mem::take(&mut self.memory));
             pool.returned.notify_one();
         }
     }
@@ -129,7 +179,7 @@ impl Drop for Buffer {
 
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Buffer({} of {} B)", self.len, self.bytes.len())
+        write!(f, "Buffer({} of {} B)", self.len, self.capacity())
     }
 }
 
@@ -152,6 +202,20 @@ mod tests {
             drop(first);
             assert_eq!(waiter.join().unwrap(), Some(8));
         });
+    }
+
+    #[test]
+    fn buffers_begin_at_a_page_and_keep_their_memory() {
+        let pool = BufferPool::new(5000, 2);
+        let (mut first, second) = (pool.take().unwrap(), pool.take().unwrap());
+        assert_eq!(first.room().as_ptr().align_offset(PAGE_BYTES), 0);
+        assert_eq!((first.room().len(), first.capacity(), first.len()), (5000, 5000, 0));
+        let id = first.memory_id();
+        assert_ne!(id, second.memory_id());
+        drop(first);
+        assert_eq!(pool.take().unwrap().memory_id(), id);
+        drop((pool, second));
+        assert!(id.is_gone());
     }
 
     #[test]

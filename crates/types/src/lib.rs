@@ -19,7 +19,7 @@ mod rel_path;
 mod stage;
 mod units;
 
-pub use buffer::{Buffer, BufferPool};
+pub use buffer::{Buffer, BufferPool, MemoryId, PAGE_BYTES};
 pub use digest::{Cv, Root};
 pub use event::{Event, NoObserver, Observer, Side};
 pub use ids::{FileId, ItemId, LaneId, TransferId};

@@ -1,0 +1,164 @@
+//! The storage engines alone: one large file is read and hashed, or written and flushed, by two threads in groups of
+//! 4 MiB, through the page cache and past it.
+//!
+//! `ZMOVE_BENCH_DIR` is where the file lies (else `TMPDIR`), `ZMOVE_BENCH_MIB` its size (else 512). A cold read drops the
+//! file from the page cache before the clock starts. Beside the rates stands what this process used of the CPU; what the
+//! kernel's own threads do for it (write-back, a loop device) is not in it.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
+use rustix::fs::{Advice, fadvise};
+use tempfile::TempDir;
+use zmove_chunk::GroupHasher;
+use zmove_disk::{DataFile, Direct, Disk, RingConfig, Staged, TempNames, Threads, Tree, Uring};
+use zmove_types::{BufferPool, GROUP_BYTES, GroupSpan, RelPath};
+
+/// Threads that read or write, as on a machine of two cores.
+const THREADS: usize = 2;
+const BUFFER_BYTES: usize = 4 << 20;
+
+/// What is measured.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Work {
+    ReadCold,
+    ReadWarm,
+    Write,
+}
+
+/// The file, and where others can be made.
+struct Stage {
+    directory: TempDir,
+    bytes: u64,
+    pool: BufferPool,
+}
+
+fn engines(criterion: &mut Criterion) {
+    let stage = Stage::open();
+    for (name, work) in
+        [("read cold", Work::ReadCold), ("read warm", Work::ReadWarm), ("write", Work::Write)]
+    {
+        let mut group = criterion.benchmark_group(name);
+        group.sampling_mode(SamplingMode::Flat).sample_size(10);
+        group.warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(3));
+        group.throughput(Throughput::Bytes(stage.bytes));
+        for (engine, disk) in disks() {
+            for (path, direct) in [("cached", Direct::Off), ("direct", Direct::On)] {
+                let (mut cpu, mut runs) = (Duration::ZERO, 0);
+                group.bench_function(BenchmarkId::new(engine, path), |bencher| {
+                    bencher.iter_custom(|count| {
+                        (0..count).map(|_| stage.run(work, &*disk, direct, &mut cpu, &mut runs)).sum()
+                    });
+                });
+                let gibibytes = f64::from(runs) * stage.gibibytes();
+                println!("{:.2} CPU-seconds per GiB", cpu.as_secs_f64() / gibibytes.max(f64::MIN_POSITIVE));
+            }
+        }
+        group.finish();
+    }
+}
+
+fn disks() -> Vec<(&'static str, Arc<dyn Disk>)> {
+    let mut disks: Vec<(_, Arc<dyn Disk>)> = vec![("threads", Arc::new(Threads))];
+    match Uring::start(RingConfig::default()) {
+        Ok(uring) => disks.push(("uring", Arc::new(uring))),
+        Err(error) => println!("without uring: {error}"),
+    }
+    disks
+}
+
+impl Stage {
+    fn open() -> Self {
+        let top = std::env::var_os("ZMOVE_BENCH_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
+        let mebibytes = std::env::var("ZMOVE_BENCH_MIB").ok().and_then(|text| text.parse().ok());
+        let bytes = mebibytes.unwrap_or(512_u64) << 20;
+        let pool = BufferPool::new(BUFFER_BYTES, THREADS);
+        let stage = Self { directory: tempfile::tempdir_in(top).expect("a directory"), bytes, pool };
+        let mut file = File::create(stage.source()).expect("a file");
+        let mut contents = vec![0; BUFFER_BYTES];
+        for index in 0..GroupSpan::count(bytes).expect("a size in range") {
+            blake3::Hasher::new().update(&index.to_le_bytes()).finalize_xof().fill(&mut contents);
+            file.write_all(&contents).expect("written");
+        }
+        file.sync_all().expect("flushed");
+        stage
+    }
+
+    fn source(&self) -> PathBuf {
+        self.directory.path().join("source")
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "for the eye")]
+    fn gibibytes(&self) -> f64 {
+        self.bytes as f64 / (1u64 << 30) as f64
+    }
+
+    fn run(&self, work: Work, disk: &dyn Disk, direct: Direct, cpu: &mut Duration, runs: &mut u32) -> Duration {
+        *runs += 1;
+        if work == Work::ReadCold {
+            let file = File::open(self.source()).expect("it was made");
+            fadvise(&file, 0, None, Advice::DontNeed).expect("dropped");
+        }
+        let (before, started) = (cpu_time(), Instant::now());
+        match work {
+            Work::Write => self.write(disk, direct),
+            Work::ReadCold | Work::ReadWarm => self.read(&self.source(), disk, direct),
+        }
+        *cpu += cpu_time() - before;
+        started.elapsed()
+    }
+
+    fn read(&self, path: &Path, disk: &dyn Disk, direct: Direct) {
+        let file = DataFile::for_reading(File::open(path).expect("it was made"), self.bytes, direct);
+        self.for_each_group(|span| {
+            let mut hasher = GroupHasher::new(span.index);
+            let buffer = self.pool.take().expect("open");
+            let (outcome, _buffer) =
+                disk.read(&file, span.offset(), span.len as usize, buffer, &mut |slice| hasher.update(slice));
+            outcome.expect("read");
+            assert_ne!(hasher.finish().0, [0; 32]);
+        });
+    }
+
+    fn write(&self, disk: &dyn Disk, direct: Direct) {
+        let tree = Tree::open(self.directory.path()).expect("it was made");
+        let directory = tree.open_directory(&RelPath::root()).expect("it was made");
+        let mut staged = Staged::create(&directory, 0o600, &TempNames::new("bench")).expect("created");
+        staged.reserve(self.bytes, direct).expect("reserved");
+        self.for_each_group(|span| {
+            let mut buffer = self.pool.take().expect("open");
+            buffer.set_len(span.len as usize);
+            disk.write(staged.data(), span.offset(), buffer).0.expect("written");
+        });
+        staged.file().sync_data().expect("flushed");
+    }
+
+    fn for_each_group(&self, work: impl Fn(GroupSpan) + Sync) {
+        let next = AtomicU32::new(0);
+        let run = || {
+            while let Some(span) = GroupSpan::of(self.bytes, next.fetch_add(1, Ordering::Relaxed)) {
+                work(span);
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(run);
+            }
+        });
+    }
+}
+
+fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+const _: () = assert!(BUFFER_BYTES as u64 == GROUP_BYTES);
+
+criterion_group!(benches, engines);
+criterion_main!(benches);

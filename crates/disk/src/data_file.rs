@@ -1,0 +1,232 @@
+//! An open file whose contents move, and whether they may pass by the page cache.
+//!
+//! For that a file has a second descriptor (`O_DIRECT`), on which the kernel takes only what is aligned in the file and
+//! in memory. **Invariant:** a page is written through one of the two descriptors, never through both; where a file
+//! system will not, everything goes through the first, and nobody is told.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, StatxFlags};
+use rustix::io::Errno;
+use zmove_types::{Buffer, PAGE_BYTES};
+
+/// Whether the contents of large files pass by the page cache (`O_DIRECT`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Direct {
+    /// Where it pays.
+    #[default]
+    Auto,
+    /// Wherever the file system lets them, cached or not.
+    On,
+    /// Never.
+    Off,
+}
+
+/// An open file whose contents move.
+#[derive(Debug)]
+pub struct DataFile {
+    cached: Arc<File>,
+    direct: Option<DirectFile>,
+}
+
+#[derive(Debug)]
+struct DirectFile {
+    file: Arc<File>,
+    /// What offsets, lengths and addresses are multiples of.
+    align: usize,
+    /// Whether a range that is in the page cache is read from there.
+    prefer_cache: bool,
+    refused: AtomicBool,
+}
+
+impl DataFile {
+    /// A file whose contents go through the page cache.
+    #[must_use]
+    pub fn new(file: File) -> Self {
+        Self { cached: Arc::new(file), direct: None }
+    }
+
+    /// A file of `bytes` that will be read.
+    #[must_use]
+    pub fn for_reading(file: File, bytes: u64, direct: Direct) -> Self {
+        let pays = match direct {
+            Direct::Auto => bytes >= READ_DIRECT_BYTES_MIN,
+            Direct::On => true,
+            Direct::Off => false,
+        };
+        let prefer_cache = direct == Direct::Auto;
+        let direct = pays.then(|| DirectFile::open(&file, OFlags::RDONLY, prefer_cache)).flatten();
+        Self { cached: Arc::new(file), direct }
+    }
+
+    /// Gives an empty file that will be written its final size, and the room for it where its parts will come past the
+    /// page cache: those come in any order, and allocating for each of them would take turns.
+    ///
+    /// # Errors
+    /// What the system says, `ENOSPC` above all.
+    pub fn reserve(&mut self, bytes: u64, direct: Direct) -> io::Result<()> {
+        let pays = match direct {
+            Direct::Auto => bytes >= WRITE_DIRECT_BYTES_MIN,
+            Direct::On => true,
+            Direct::Off => false,
+        };
+        self.cached.set_len(bytes)?;
+        if !pays {
+            return Ok(());
+        }
+        self.direct = DirectFile::open(&self.cached, OFlags::WRONLY, false);
+        if self.direct.is_none() || bytes == 0 {
+            return Ok(());
+        }
+        match rustix::fs::fallocate(&self.cached, FallocateFlags::KEEP_SIZE, 0, bytes) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
+            outcome => Ok(outcome?),
+        }
+    }
+
+    /// The file, through the page cache.
+    #[must_use]
+    pub fn file(&self) -> &File {
+        &self.cached
+    }
+
+    pub(crate) fn cached(&self) -> &Arc<File> {
+        &self.cached
+    }
+
+    /// The descriptor to read a range past the page cache, and the length to ask for: the end of a file need not be
+    /// aligned, the request for it must be.
+    pub(crate) fn direct_read(
+        &self,
+        offset: u64,
+        len: usize,
+        buffer: &mut Buffer,
+    ) -> Option<(&Arc<File>, usize)> {
+        let direct = self.direct.as_ref()?;
+        let padded = len.next_multiple_of(direct.align);
+        if !direct.takes(offset, buffer) || padded > buffer.capacity() {
+            return None;
+        }
+        if direct.prefer_cache && is_mostly_cached(&self.cached, offset, len) {
+            return None;
+        }
+        Some((&direct.file, padded))
+    }
+
+    /// The descriptor to write a buffer past the page cache, and how much of it: what is left is less than a page.
+    pub(crate) fn direct_write(&self, offset: u64, buffer: &mut Buffer) -> Option<(&Arc<File>, usize)> {
+        let direct = self.direct.as_ref()?;
+        let body = buffer.len() - buffer.len() % direct.align;
+        (body > 0 && direct.takes(offset, buffer)).then_some((&direct.file, body))
+    }
+
+    /// Remembers that the file system does not take direct requests after all. Other errors come again through the page
+    /// cache, where they are told.
+    pub(crate) fn note_refusal(&self, error: &io::Error) {
+        let refusal = matches!(Errno::from_io_error(error), Some(Errno::INVAL | Errno::OPNOTSUPP));
+        if let (Some(direct), true) = (&self.direct, refusal) {
+            direct.refused.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl DirectFile {
+    /// Opens the same file once more; `None` where it cannot be read or written past the page cache.
+    fn open(file: &File, access: OFlags, prefer_cache: bool) -> Option<Self> {
+        let align = alignment(file)?;
+        // a name could lead elsewhere by now, and a file without a name has none
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let flags = access | OFlags::DIRECT | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let opened = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+        Some(Self { file: Arc::new(opened.into()), align, prefer_cache, refused: AtomicBool::new(false) })
+    }
+
+    fn takes(&self, offset: u64, buffer: &mut Buffer) -> bool {
+        let aligned = offset.is_multiple_of(self.align as u64)
+            && buffer.room().as_ptr().addr().is_multiple_of(self.align);
+        aligned && !self.refused.load(Ordering::Relaxed)
+    }
+}
+
+/// What direct requests must be aligned to: what the file system says, a page at least, so that no page is reached both
+/// ways. `None` where there is no point in them: in memory, or across a network whose client caches.
+fn alignment(file: &File) -> Option<usize> {
+    let kind = u64::try_from(rustix::fs::fstatfs(file).ok()?.f_type).ok()?;
+    if NOT_DIRECT.contains(&(kind & 0xffff_ffff)) {
+        return None;
+    }
+    let asked = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
+    let told = asked.ok().filter(|stat| stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0);
+    // an older kernel does not say: the first request shows
+    let Some(told) = told else { return Some(PAGE_BYTES) };
+    let align = told.stx_dio_mem_align.max(told.stx_dio_offset_align) as usize;
+    let possible = told.stx_dio_offset_align > 0 && told.stx_dio_mem_align > 0;
+    (possible && align <= PAGE_BYTES).then_some(PAGE_BYTES)
+}
+
+/// Whether most of a range is in the page cache. Where the kernel does not tell, it is taken to be: the page cache
+/// is right for every file.
+fn is_mostly_cached(file: impl AsFd, offset: u64, len: usize) -> bool {
+    let range = offset..offset + len as u64;
+    zmove_uring::cached_bytes(file, range).map_or(true, |bytes| bytes >= len as u64 / 5 * 4)
+}
+
+/// Smaller files are read through the page cache.
+const READ_DIRECT_BYTES_MIN: u64 = 16 << 20;
+/// Smaller files are written through the page cache.
+const WRITE_DIRECT_BYTES_MIN: u64 = 16 << 20;
+/// `f_type` of tmpfs, ramfs, NFS, SMB (two), CIFS, FUSE, 9P, Ceph and AFS.
+const NOT_DIRECT: [u64; 10] = [
+    0x0102_1994,
+    0x8584_58f6,
+    0x6969,
+    0x517b,
+    0xfe53_4d42,
+    0xff53_4d42,
+    0x6573_5546,
+    0x0102_1997,
+    0x00c3_6400,
+    0x5346_414f,
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Disk, Threads};
+    use std::os::unix::fs::FileExt;
+    use zmove_types::BufferPool;
+
+    #[test]
+    fn a_refusal_at_the_first_request_is_remembered_and_not_told() {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&[7; 10_000], 0).unwrap();
+        let mut data = DataFile::for_reading(file, 10_000, Direct::On);
+        let Some(direct) = data.direct.as_mut() else {
+            return eprintln!("skipped: no O_DIRECT in the directory for temporary files");
+        };
+        // as on a file system that does not say what it needs
+        direct.align = 1;
+        let buffer = BufferPool::new(9_000, 1).take().unwrap();
+        let mut shown = 0;
+        let (outcome, buffer) = Threads.read(&data, 3, 9_000, buffer, &mut |slice| shown += slice.len());
+        outcome.unwrap();
+        assert_eq!((*buffer).to_vec(), [7; 9_000]);
+        assert_eq!(shown, 9_000);
+        assert!(data.direct.unwrap().refused.into_inner());
+    }
+
+    #[test]
+    fn cached_ranges_are_read_from_the_cache() {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&[7; 100_000], 0).unwrap();
+        let mut buffer = BufferPool::new(100_000, 1).take().unwrap();
+        let data = DataFile::for_reading(file.try_clone().unwrap(), READ_DIRECT_BYTES_MIN, Direct::Auto);
+        assert!(data.direct_read(0, 90_000, &mut buffer).is_none());
+        let data = DataFile::for_reading(file, 100_000, Direct::Off);
+        assert!(data.direct_read(0, 90_000, &mut buffer).is_none());
+    }
+}

@@ -1,0 +1,40 @@
+//! The ring where next to no memory may be locked: nothing is registered, everything works. Where not even the ring
+//! itself may be, there is none.
+//!
+//! In a program of its own, since the limit is the process's.
+
+#![expect(clippy::unwrap_used, reason = "in a test, helpers included, a panic is the report")]
+
+#[path = "engines/suite.rs"]
+#[expect(dead_code, reason = "one case and one engine of the suite are used here")]
+mod suite;
+
+use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+use zmove_disk::{Disk, RingConfig, Unavailable, Uring};
+
+#[test]
+fn without_locked_memory_nothing_is_missed() {
+    // threads started from here on inherit the loss of root's exemption
+    let mut own = capabilities(None).unwrap();
+    own.effective.remove(CapabilitySet::IPC_LOCK);
+    own.permitted.remove(CapabilitySet::IPC_LOCK);
+    own.inheritable.remove(CapabilitySet::IPC_LOCK);
+    set_capabilities(None, own).unwrap();
+    let both_ways = |disk: &dyn Disk| {
+        suite::both_ways(&std::env::temp_dir(), |directory, direct| suite::round_trips(disk, directory, direct));
+    };
+    lower_limit(1 << 20);
+    let Some(disk) = suite::uring() else { return };
+    both_ways(&*disk);
+    drop(disk);
+    lower_limit(0);
+    match Uring::start(RingConfig::default()) {
+        Ok(uring) => both_ways(&uring),
+        Err(error) => assert!(matches!(error, Unavailable::Setup { .. }), "{error:?}"),
+    }
+}
+
+fn lower_limit(bytes: u64) {
+    setrlimit(Resource::Memlock, Rlimit { current: Some(bytes), maximum: Some(bytes) }).unwrap();
+}

@@ -1,0 +1,303 @@
+//! One read or write of an owned buffer, cut into parts that are in flight at once.
+//!
+//! ```text
+//!  caller ──Request──► ring: Part ──slot──► kernel ──► Part ──Landed──► caller: all parts back → the buffer
+//! ```
+//!
+//! **Invariant:** each [`Part`] holds its [`Op`], and the op holds descriptor and buffer; the buffer is reached again
+//! only when every part has come back.
+#![expect(unsafe_code, reason = "buffers are shown in parts while the kernel fills others")]
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use crossbeam_channel::Sender;
+use io_uring::{opcode, squeue, types::Fd};
+use zmove_types::{Buffer, MemoryId};
+
+/// Which bytes of a buffer move, and from or to where in the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Span {
+    offset: u64,
+    room: Range<usize>,
+}
+
+impl Span {
+    /// The bytes `room` of the buffer, of which the first is at `offset` in the file.
+    #[must_use]
+    pub fn new(offset: u64, room: Range<usize>) -> Self {
+        Self { offset, room }
+    }
+
+    /// At most `len_max` bytes of the span, after the first `start`.
+    ///
+    /// # Panics
+    /// When the span has fewer than `start` bytes.
+    #[must_use]
+    pub fn part(&self, start: usize, len_max: usize) -> Self {
+        assert!(start <= self.len(), "byte {start} of {self:?}");
+        let room = self.room.start + start..self.room.end.min(self.room.start + start + len_max);
+        Self { offset: self.offset + start as u64, room }
+    }
+
+    /// Where the first byte is in the file.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Where the bytes are in the buffer's room.
+    #[must_use]
+    pub fn room(&self) -> Range<usize> {
+        self.room.clone()
+    }
+
+    /// How many bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.room.len()
+    }
+
+    /// Whether there is nothing to move.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.room.is_empty()
+    }
+}
+
+/// Which way bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Read,
+    Write,
+}
+
+/// One operation on a buffer.
+#[derive(Debug)]
+pub(crate) struct Op {
+    direction: Direction,
+    file: Arc<File>,
+    span: Span,
+    part_bytes: usize,
+    /// The first byte of the buffer's room. From [`Op::new`] to [`Op::into_buffer`] the room is reached only through it.
+    base: *mut u8,
+    room_bytes: usize,
+    buffer: Buffer,
+}
+
+// SAFETY: `base` points into the heap memory of `buffer`, which the op owns and which may move between threads; who may
+// reach which bytes is settled by the parts, not by the thread.
+unsafe impl Send for Op {}
+// SAFETY: through a shared op the memory is only read, and only where the kernel no longer writes (see `Op::landed`).
+unsafe impl Sync for Op {}
+
+/// An operation on its way to the ring.
+#[derive(Debug)]
+pub(crate) struct Request {
+    op: Arc<Op>,
+    next: usize,
+    landed: Sender<Landed>,
+}
+
+/// A part of an operation on its way through the kernel.
+#[derive(Debug)]
+pub(crate) struct Part {
+    op: Arc<Op>,
+    index: usize,
+    moved: usize,
+    landed: Sender<Landed>,
+}
+
+/// A part that has come back, with its hold on the operation.
+#[derive(Debug)]
+pub(crate) struct Landed {
+    pub(crate) index: usize,
+    pub(crate) outcome: io::Result<usize>,
+    op: Arc<Op>,
+}
+
+/// What follows a completion.
+#[derive(Debug)]
+pub(crate) enum Next {
+    /// The kernel did less than it was asked to: the rest is asked for.
+    Again(Part),
+    /// The part is on its way back.
+    Told,
+}
+
+impl Op {
+    /// # Panics
+    /// When the span is outside the buffer's room, or a part is empty or too long for one request.
+    pub(crate) fn new(
+        direction: Direction,
+        file: &Arc<File>,
+        span: Span,
+        part_bytes: usize,
+        mut buffer: Buffer,
+    ) -> Self {
+        let room = buffer.room();
+        assert!(span.room.start <= span.room.end && span.room.end <= room.len(), "{span:?} of {}", room.len());
+        assert!((1..=PART_BYTES_MAX).contains(&part_bytes), "parts of {part_bytes} bytes");
+        let (base, room_bytes) = (room.as_mut_ptr(), room.len());
+        Self { direction, file: Arc::clone(file), span, part_bytes, base, room_bytes, buffer }
+    }
+
+    pub(crate) fn direction(&self) -> Direction {
+        self.direction
+    }
+
+    /// How many parts there are.
+    pub(crate) fn parts(&self) -> usize {
+        self.span.len().div_ceil(self.part_bytes)
+    }
+
+    /// How many bytes a part should move.
+    pub(crate) fn part_len(&self, index: usize) -> usize {
+        self.part_bytes.min(self.span.len() - index * self.part_bytes)
+    }
+
+    /// Where a part begins in the buffer's room.
+    fn part_start(&self, index: usize) -> usize {
+        self.span.room.start + index * self.part_bytes
+    }
+
+    /// The first `len` bytes of a part that has been read.
+    pub(crate) fn landed(&self, landed: &Landed, len: usize) -> &[u8] {
+        assert!(std::ptr::eq(self, &raw const *landed.op), "the part is one of this operation");
+        assert!(len <= self.part_len(landed.index), "{len} bytes of part {}", landed.index);
+        // SAFETY: the start of a part lies within the room of the buffer (checked in `new`).
+        let start = unsafe { self.base.add(self.part_start(landed.index)) };
+        // SAFETY: the bytes lie in the room, were initialised when the pool made it, and nobody writes them while this
+        // borrow of the op lives: the kernel is done with this part, which is proved by its `Landed`, parts do not
+        // overlap, and the buffer itself is out of reach until `into_buffer`.
+        unsafe { std::slice::from_raw_parts(start, len) }
+    }
+
+    /// The whole memory, to be registered with a ring.
+    pub(crate) fn memory(&self) -> (MemoryId, libc::iovec) {
+        (self.buffer.memory_id(), libc::iovec { iov_base: self.base.cast(), iov_len: self.room_bytes })
+    }
+
+    /// The buffer, when all parts have come back.
+    pub(crate) fn into_buffer(self: Arc<Self>) -> Buffer {
+        Arc::into_inner(self).expect("every part has come back and let go").buffer
+    }
+}
+
+impl Request {
+    pub(crate) fn new(op: Arc<Op>, landed: Sender<Landed>) -> Self {
+        Self { op, next: 0, landed }
+    }
+
+    /// The next part, or `None` when all have been given.
+    pub(crate) fn part(&mut self) -> Option<Part> {
+        let index = self.next;
+        (index < self.op.parts()).then(|| {
+            self.next += 1;
+            Part { op: Arc::clone(&self.op), index, moved: 0, landed: self.landed.clone() }
+        })
+    }
+}
+
+impl Part {
+    pub(crate) fn op(&self) -> &Op {
+        &self.op
+    }
+
+    /// The request for what has not been moved yet; the buffer's index if it is registered. What it points to lives as
+    /// long as this part.
+    pub(crate) fn entry(&self, registered: Option<u16>) -> squeue::Entry {
+        let op = &*self.op;
+        let fd = Fd(op.file.as_raw_fd());
+        let offset = op.span.offset + (self.index * op.part_bytes + self.moved) as u64;
+        let len = u32::try_from(op.part_len(self.index) - self.moved).expect("a part is short");
+        let address = op.base.wrapping_add(op.part_start(self.index) + self.moved);
+        match (op.direction, registered) {
+            (Direction::Read, None) => opcode::Read::new(fd, address, len).offset(offset).build(),
+            (Direction::Write, None) => opcode::Write::new(fd, address, len).offset(offset).build(),
+            (Direction::Read, Some(index)) => {
+                opcode::ReadFixed::new(fd, address, len, index).offset(offset).build()
+            }
+            (Direction::Write, Some(index)) => {
+                opcode::WriteFixed::new(fd, address, len, index).offset(offset).build()
+            }
+        }
+    }
+
+    /// Takes a completion's result. A part that moved something before it failed counts as short: whoever asks for the
+    /// rest is told why.
+    pub(crate) fn complete(mut self, result: i32) -> Next {
+        let outcome = match usize::try_from(result) {
+            Ok(bytes) => {
+                self.moved += bytes;
+                if bytes > 0 && self.moved < self.op.part_len(self.index) {
+                    return Next::Again(self);
+                }
+                Ok(self.moved)
+            }
+            Err(_) if result == -libc::EINTR => return Next::Again(self),
+            Err(_) if self.moved > 0 => Ok(self.moved),
+            Err(_) => Err(io::Error::from_raw_os_error(-result)),
+        };
+        // nobody listens when the caller has unwound; then this was the last hold on the operation
+        let _unwound = self.landed.send(Landed { index: self.index, outcome, op: self.op });
+        Next::Told
+    }
+}
+
+/// One request moves at most this much; the kernel's own limit is a page less than 2 GiB.
+const PART_BYTES_MAX: usize = 1 << 30;
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use zmove_types::BufferPool;
+
+    fn request(bytes: usize) -> (Request, crossbeam_channel::Receiver<Landed>) {
+        let (landed_in, landed) = crossbeam_channel::bounded(9);
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        let buffer = BufferPool::new(100, 1).take().unwrap();
+        let op = Op::new(Direction::Read, &file, Span::new(0, 0..bytes), 40, buffer);
+        (Request::new(Arc::new(op), landed_in), landed)
+    }
+
+    pub(crate) fn part() -> Part {
+        request(1).0.part().unwrap()
+    }
+
+    #[test]
+    fn parts_cover_the_span_once() {
+        let (mut request, _landed) = request(100);
+        let parts: Vec<_> = std::iter::from_fn(|| request.part()).collect();
+        let places: Vec<_> =
+            parts.iter().map(|part| (part.op.part_start(part.index), part.op.part_len(part.index))).collect();
+        assert_eq!(places, [(0, 40), (40, 40), (80, 20)]);
+    }
+
+    #[test]
+    fn a_short_result_is_asked_for_again_until_nothing_comes() {
+        let (mut request, landed) = request(40);
+        let Next::Again(part) = request.part().unwrap().complete(10) else { panic!("not again") };
+        let Next::Again(part) = part.complete(-libc::EINTR) else { panic!("not again") };
+        assert!(matches!(part.complete(0), Next::Told));
+        assert_eq!(landed.recv().unwrap().outcome.unwrap(), 10);
+    }
+
+    #[test]
+    fn an_error_counts_only_where_nothing_moved() {
+        for (before, expected) in [(None, Err(Some(libc::EIO))), (Some(10), Ok(10))] {
+            let (mut request, landed) = request(40);
+            let mut part = request.part().unwrap();
+            if let Some(before) = before {
+                let Next::Again(rest) = part.complete(before) else { panic!("not again") };
+                part = rest;
+            }
+            assert!(matches!(part.complete(-libc::EIO), Next::Told));
+            let outcome = landed.recv().unwrap().outcome;
+            assert_eq!(outcome.map_err(|error| error.raw_os_error()), expected);
+        }
+    }
+}

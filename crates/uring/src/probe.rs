@@ -1,0 +1,162 @@
+//! Whether io_uring works here: it is off in many containers and on some distributions, and old kernels lack parts.
+//!
+//! Every refusal is a value with its reason; the caller has another engine.
+#![expect(unsafe_code, reason = "a request holds an address")]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use io_uring::{IoUring, Probe, opcode, squeue, types::Fd};
+use rustix::fs::MemfdFlags;
+use thiserror::Error;
+
+/// Why io_uring cannot be used.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum Unavailable {
+    /// No ring can be made: the kernel has none, a sysctl or a seccomp filter forbids it, or memory is short.
+    #[error("io_uring_setup is refused")]
+    Setup {
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
+    /// The kernel does not tell what its ring can do.
+    #[error("io_uring_register is refused")]
+    Register {
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
+    /// The kernel is too old.
+    #[error("this kernel's io_uring cannot {operation}")]
+    Operation {
+        /// What is missing.
+        operation: &'static str,
+    },
+    /// A request that does nothing, or a first read, did not come back as it should.
+    #[error("io_uring fails at its first {request}")]
+    First {
+        /// Which request.
+        request: &'static str,
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
+    /// The ring's thread or the descriptor that wakes it cannot be made.
+    #[error("no thread for io_uring")]
+    Thread {
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Tries io_uring from the setup to a first read.
+///
+/// # Errors
+/// The first step that fails.
+pub fn probe() -> Result<(), Unavailable> {
+    let mut ring = open_ring(PROBE_ENTRIES).map_err(|source| Unavailable::Setup { source })?;
+    check_operations(&ring)?;
+    let nothing = opcode::Nop::new().build();
+    let done = first(&mut ring, &nothing).map_err(|source| Unavailable::First { request: "request", source })?;
+    expect(done == 0, "request")?;
+    first_read(&mut ring)
+}
+
+/// A ring for the calling thread alone, with its completions run when it asks for them, where the kernel has that.
+pub(crate) fn open_ring(entries: u32) -> io::Result<IoUring> {
+    let deferred = IoUring::builder()
+        .setup_single_issuer()
+        .setup_defer_taskrun()
+        .setup_coop_taskrun()
+        .setup_clamp()
+        .build(entries);
+    match deferred {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+        outcome => return outcome,
+    }
+    match IoUring::builder().setup_coop_taskrun().setup_clamp().build(entries) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => IoUring::new(entries),
+        outcome => outcome,
+    }
+}
+
+fn check_operations(ring: &IoUring) -> Result<(), Unavailable> {
+    let mut found = Probe::new();
+    ring.submitter().register_probe(&mut found).map_err(|source| Unavailable::Register { source })?;
+    let missing = OPERATIONS.iter().find(|(code, _)| !found.is_supported(*code));
+    missing.map_or(Ok(()), |&(_, operation)| Err(Unavailable::Operation { operation }))
+}
+
+/// Reads a page of a file in memory and looks at what came.
+fn first_read(ring: &mut IoUring) -> Result<(), Unavailable> {
+    let failed = |source| Unavailable::First { request: "read", source };
+    let file = painted_page().map_err(failed)?;
+    let mut page = vec![0; PAGE.len()];
+    let len = u32::try_from(page.len()).expect("a page");
+    let read = opcode::Read::new(Fd(file.as_raw_fd()), page.as_mut_ptr(), len).build();
+    let done = first(ring, &read).map_err(failed)?;
+    expect(usize::try_from(done) == Ok(PAGE.len()) && page == PAGE, "read")
+}
+
+fn painted_page() -> io::Result<OwnedFd> {
+    let fd = rustix::fs::memfd_create(c"zmove-probe", MemfdFlags::CLOEXEC)?;
+    let file = File::from(fd);
+    std::os::unix::fs::FileExt::write_all_at(&file, &PAGE, 0)?;
+    Ok(file.into())
+}
+
+fn expect(as_it_should: bool, request: &'static str) -> Result<(), Unavailable> {
+    let wrong = || io::Error::from(io::ErrorKind::InvalidData);
+    if as_it_should { Ok(()) } else { Err(Unavailable::First { request, source: wrong() }) }
+}
+
+/// Puts one request through the ring. What it points to must live until this returns, which it does not before the
+/// kernel is done with it.
+fn first(ring: &mut IoUring, entry: &squeue::Entry) -> io::Result<i32> {
+    // SAFETY: file and memory of the entry are the caller's locals, and this function waits for the completion.
+    let pushed = unsafe { ring.submission().push(entry) };
+    pushed.expect("an empty queue has room");
+    loop {
+        match ring.submit_and_wait(1) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            // nothing was submitted: the kernel does not know of the entry
+            Err(error) => return Err(error),
+            Ok(_) => {}
+        }
+        if let Some(done) = ring.completion().next() {
+            let result = done.result();
+            return if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(result) };
+        }
+    }
+}
+
+const PROBE_ENTRIES: u32 = 4;
+/// What the ring is asked for.
+const OPERATIONS: [(u8, &str); 7] = [
+    (opcode::Nop::CODE, "do nothing"),
+    (opcode::Read::CODE, "read"),
+    (opcode::Write::CODE, "write"),
+    (opcode::ReadFixed::CODE, "read into registered memory"),
+    (opcode::WriteFixed::CODE, "write from registered memory"),
+    (opcode::PollAdd::CODE, "wait for a descriptor"),
+    (opcode::AsyncCancel::CODE, "cancel"),
+];
+const PAGE: [u8; 4096] = [0xa5; 4096];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_probe_works_or_says_why() {
+        if let Err(error) = probe() {
+            let required = std::env::var_os("ZMOVE_REQUIRE_LAB").is_some_and(|value| value == "1");
+            assert!(!required, "ZMOVE_REQUIRE_LAB=1, but {error}");
+            eprintln!("skipped: {error}");
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! A thread with a ring: takes operations from a bounded queue, keeps their parts in flight, sends them back.
+//!
+//! **Invariant:** the thread ends only when nothing is in flight. Who drops a [`Ring`] waits for that; what callers left
+//! behind is cancelled, which means: the kernel is asked to, and its completion is waited for.
+#![expect(unsafe_code, reason = "requests hold addresses")]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
+use io_uring::types::{CancelBuilder, Fd, SubmitArgs, Timespec};
+use io_uring::{IoUring, opcode, squeue};
+use rustix::event::EventfdFlags;
+use zmove_types::Buffer;
+
+use crate::op::{Direction, Next, Op, Part, Request, Span};
+use crate::probe::{Unavailable, open_ring, probe};
+use crate::registry::Registry;
+use crate::slot::{CANCEL, Slots, WAKE};
+
+/// The settings of one ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingConfig {
+    /// Requests in flight. Default: 64. More help storage that needs depth; each adds nothing in memory.
+    pub depth: u16,
+    /// Bytes of one request, a multiple of 4096. Default: 512 KiB. Smaller ones overlap sooner with what is done to the
+    /// first of them, larger ones cost fewer completions.
+    pub part_bytes: usize,
+    /// The most buffers that are registered. Default: 32. Each stays pinned while it lives, within `RLIMIT_MEMLOCK`.
+    pub registered_max: u16,
+}
+
+impl Default for RingConfig {
+    fn default() -> Self {
+        Self { depth: 64, part_bytes: 512 << 10, registered_max: 32 }
+    }
+}
+
+/// The handle of a ring's thread.
+#[derive(Debug)]
+pub struct Ring {
+    requests: Option<Sender<Request>>,
+    wake: Arc<File>,
+    thread: Option<JoinHandle<()>>,
+    part_bytes: usize,
+}
+
+impl Ring {
+    /// Probes io_uring and starts a thread with a ring of its own.
+    ///
+    /// # Errors
+    /// Why io_uring cannot be used.
+    pub fn start(config: RingConfig) -> Result<Self, Unavailable> {
+        probe()?;
+        let thread_failed = |source| Unavailable::Thread { source };
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let wake = rustix::event::eventfd(0, flags).map_err(|error| thread_failed(error.into()))?;
+        let wake = Arc::new(File::from(wake));
+        let (requests_in, requests) = bounded(usize::from(config.depth));
+        let (opened_in, opened) = bounded(1);
+        let woken = Arc::clone(&wake);
+        // a ring for one thread alone is made by that thread
+        let run = move || match Driver::new(config, requests, woken) {
+            Ok(driver) => {
+                let _started = opened_in.send(Ok(()));
+                driver.run();
+            }
+            Err(error) => {
+                let _told = opened_in.send(Err(error));
+            }
+        };
+        let thread =
+            std::thread::Builder::new().name("zmove-ring".into()).spawn(run).map_err(thread_failed)?;
+        let opened = opened.recv().expect("the thread says how it went");
+        opened.map_err(|source| Unavailable::Setup { source })?;
+        Ok(Self { requests: Some(requests_in), wake, thread: Some(thread), part_bytes: config.part_bytes })
+    }
+
+    /// Reads up to the span's length, several parts at once, and shows each slice to `seen` in order, once. The count is
+    /// what was shown: less than asked for at the end of the file, or where a later part failed. The buffer's length is
+    /// as it was.
+    ///
+    /// # Panics
+    /// When the span is outside the buffer's room.
+    pub fn read(
+        &self,
+        file: &Arc<File>,
+        span: Span,
+        buffer: Buffer,
+        seen: &mut dyn FnMut(&[u8]),
+    ) -> (io::Result<usize>, Buffer) {
+        self.move_bytes(Op::new(Direction::Read, file, span, self.part_bytes, buffer), seen)
+    }
+
+    /// Writes the span, several parts at once. The count is how much of it was written from its beginning on without a
+    /// gap.
+    ///
+    /// # Panics
+    /// When the span is outside the buffer's room.
+    pub fn write(&self, file: &Arc<File>, span: Span, buffer: Buffer) -> (io::Result<usize>, Buffer) {
+        self.move_bytes(Op::new(Direction::Write, file, span, self.part_bytes, buffer), &mut |_| ())
+    }
+
+    fn move_bytes(&self, op: Op, seen: &mut dyn FnMut(&[u8])) -> (io::Result<usize>, Buffer) {
+        let parts = op.parts();
+        let op = Arc::new(op);
+        let (landed_in, landed) = bounded(parts.max(1));
+        self.submit(Request::new(Arc::clone(&op), landed_in));
+        let mut waiting: Vec<_> = std::iter::repeat_with(|| None).take(parts).collect();
+        let mut moved = Ok(0);
+        // the first part that has not been looked at; none is looked at behind a short one
+        let mut next = Some(0);
+        for _ in 0..parts {
+            let part = landed.recv().expect("the ring gives back every part");
+            let index = part.index;
+            waiting[index] = Some(part);
+            while let Some(at) = next.filter(|&at| at < parts) {
+                let Some(part) = waiting[at].take() else { break };
+                next = match &part.outcome {
+                    Ok(bytes) => {
+                        if *bytes > 0 && matches!(op.direction(), Direction::Read) {
+                            seen(op.landed(&part, *bytes));
+                        }
+                        moved = moved.map(|before| before + bytes);
+                        (*bytes == op.part_len(at)).then_some(at + 1)
+                    }
+                    Err(_) => None,
+                };
+                if let (Err(error), Ok(0)) = (part.outcome, &moved) {
+                    moved = Err(error);
+                }
+            }
+        }
+        drop(waiting);
+        (moved, op.into_buffer())
+    }
+
+    fn submit(&self, request: Request) {
+        let requests = self.requests.as_ref().expect("open until dropped");
+        requests.send(request).expect("the ring's thread lives as long as its handle");
+        self.wake();
+    }
+
+    fn wake(&self) {
+        // a full counter wakes as well
+        let _already_full = rustix::io::write(self.wake.as_fd(), &1u64.to_ne_bytes());
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        self.requests = None;
+        self.wake();
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+    }
+}
+
+/// What the thread has. The ring is closed before the slots go: their memory must outlive what the kernel knows.
+struct Driver {
+    ring: IoUring,
+    slots: Slots,
+    registry: Registry,
+    backlog: Option<Request>,
+    requests: Receiver<Request>,
+    wake: Arc<File>,
+    open: bool,
+}
+
+impl Driver {
+    fn new(config: RingConfig, requests: Receiver<Request>, wake: Arc<File>) -> io::Result<Self> {
+        // besides the slots there are the requests that wake and cancel
+        let ring = open_ring((u32::from(config.depth) + 2).next_power_of_two())?;
+        let registry = Registry::new(&ring.submitter(), config.registered_max);
+        let slots = Slots::new(config.depth);
+        Ok(Self { ring, slots, registry, backlog: None, requests, wake, open: true })
+    }
+
+    fn run(mut self) {
+        self.arm();
+        while self.open || !self.slots.are_empty() {
+            while self.slots.has_room() {
+                let Some(part) = self.next_part() else { break };
+                self.launch(part);
+            }
+            if self.open || !self.slots.are_empty() {
+                self.submit_and_wait();
+                self.reap();
+            }
+        }
+    }
+
+    /// The next part of what was asked for; closes when nobody can ask any more.
+    fn next_part(&mut self) -> Option<Part> {
+        loop {
+            if let Some(part) = self.backlog.as_mut().and_then(Request::part) {
+                return Some(part);
+            }
+            // given out: the request must not hold its operation any longer than its parts do
+            self.backlog = None;
+            match self.requests.try_recv() {
+                Ok(request) => self.backlog = Some(request),
+                Err(TryRecvError::Empty) => return None,
+                Err(TryRecvError::Disconnected) => {
+                    if std::mem::take(&mut self.open) && !self.slots.are_empty() {
+                        let cancel = opcode::AsyncCancel2::new(CancelBuilder::any()).build();
+                        self.push(&cancel.user_data(CANCEL));
+                    }
+                    return None;
+                }
+            }
+        }
+    }
+
+    fn launch(&mut self, part: Part) {
+        let registered = self.registry.index(&self.ring.submitter(), part.op());
+        let entry = part.entry(registered);
+        let number = self.slots.keep(part);
+        self.push(&entry.user_data(number));
+    }
+
+    /// Waits for the descriptor that callers write to.
+    fn arm(&mut self) {
+        let events = u32::from(rustix::event::PollFlags::IN.bits());
+        let poll = opcode::PollAdd::new(Fd(self.wake.as_raw_fd()), events).build();
+        self.push(&poll.user_data(WAKE));
+    }
+
+    fn push(&mut self, entry: &squeue::Entry) {
+        // SAFETY: descriptor and memory of a part are held by its slot until its completion is reaped, and the thread
+        // does not end before; the requests that wake and cancel point to no memory, and the driver holds the descriptor.
+        let pushed = unsafe { self.ring.submission().push(entry) };
+        pushed.expect("the queue has room for all slots and two more");
+    }
+
+    fn submit_and_wait(&mut self) {
+        let submitter = self.ring.submitter();
+        let waited = if self.registry.pins_any() {
+            let patience = Timespec::new().sec(UNPIN_SECONDS);
+            submitter.submit_with_args(1, &SubmitArgs::new().timespec(&patience))
+        } else {
+            submitter.submit_and_wait(1)
+        };
+        match waited.map_err(|error| error.raw_os_error()) {
+            Ok(_) | Err(Some(libc::EINTR)) => {}
+            Err(Some(libc::ETIME)) => self.registry.let_go(&submitter),
+            // the kernel is short of memory or has completions to give first
+            Err(Some(libc::EAGAIN | libc::EBUSY | libc::ENOMEM)) => std::thread::yield_now(),
+            Err(error) => panic!("io_uring_enter: error {error:?}"),
+        }
+    }
+
+    fn reap(&mut self) {
+        loop {
+            let done = self.ring.completion().next();
+            let Some((number, result)) = done.map(|done| (done.user_data(), done.result())) else { break };
+            match number {
+                WAKE => self.woken(),
+                CANCEL => {}
+                number => {
+                    let part = self.slots.release(number).expect("a completion comes once");
+                    if let Next::Again(part) = part.complete(result) {
+                        self.launch(part);
+                    }
+                }
+            }
+        }
+    }
+
+    fn woken(&mut self) {
+        // empty when a wake-up was for nothing
+        let _count = rustix::io::read(self.wake.as_fd(), &mut [0u8; 8]);
+        self.arm();
+    }
+}
+
+impl Drop for Driver {
+    /// A thread that panics with requests in flight would free memory that the kernel writes to, since closing a ring
+    /// does not wait for them.
+    fn drop(&mut self) {
+        if !self.slots.are_empty() {
+            std::process::abort();
+        }
+    }
+}
+
+/// How long freed memory may stay pinned while nothing is asked for.
+const UNPIN_SECONDS: u64 = 1;

@@ -1,0 +1,80 @@
+//! What is in flight, and the numbers that the kernel gives back for it.
+//!
+//! **Invariant:** a number names one occupant of one slot: the slot's index and how often it has been used, so that a
+//! completion that comes twice, or late, finds nobody.
+
+use crate::op::Part;
+
+/// The places for requests in flight.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    generation: u32,
+    part: Option<Part>,
+}
+
+/// The number of the request that wakes the ring; no slot has this index.
+pub(crate) const WAKE: u64 = u64::MAX;
+/// The number of the request that cancels all others.
+pub(crate) const CANCEL: u64 = u64::MAX - 1;
+
+impl Slots {
+    pub(crate) fn new(count: u16) -> Self {
+        let slots = (0..count).map(|_| Slot::default()).collect();
+        Self { slots, free: (0..u32::from(count)).rev().collect() }
+    }
+
+    pub(crate) fn has_room(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    pub(crate) fn are_empty(&self) -> bool {
+        self.free.len() == self.slots.len()
+    }
+
+    /// Keeps a part until its completion; returns its number.
+    pub(crate) fn keep(&mut self, part: Part) -> u64 {
+        let index = self.free.pop().expect("asked for room before");
+        let slot = &mut self.slots[index as usize];
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.part = Some(part);
+        u64::from(slot.generation) << 32 | u64::from(index)
+    }
+
+    /// Gives back what was kept under a number, once.
+    pub(crate) fn release(&mut self, number: u64) -> Option<Part> {
+        let (generation, index) = (number >> 32, u32::try_from(number & 0xffff_ffff).ok()?);
+        let slot = self.slots.get_mut(index as usize)?;
+        if u64::from(slot.generation) != generation {
+            return None;
+        }
+        let part = slot.part.take()?;
+        self.free.push(index);
+        Some(part)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::tests::part;
+
+    #[test]
+    fn a_number_is_good_for_one_occupant() {
+        let mut slots = Slots::new(1);
+        let first = slots.keep(part());
+        assert!(!slots.has_room() && !slots.are_empty());
+        assert!(slots.release(first).is_some());
+        assert!(slots.release(first).is_none());
+        let second = slots.keep(part());
+        assert_ne!(first, second);
+        assert!(slots.release(first).is_none());
+        assert!(slots.release(WAKE).is_none() && slots.release(CANCEL).is_none());
+        assert!(slots.release(second).is_some() && slots.are_empty());
+    }
+}
