@@ -40,8 +40,7 @@ struct Stage {
 
 fn engines(criterion: &mut Criterion) {
     let stage = Stage::open();
-    for (name, work) in
-        [("read cold", Work::ReadCold), ("read warm", Work::ReadWarm), ("write", Work::Write)]
+    for (name, work) in [("read cold", Work::ReadCold), ("read warm", Work::ReadWarm), ("write", Work::Write)]
     {
         let mut group = criterion.benchmark_group(name);
         group.sampling_mode(SamplingMode::Flat).sample_size(10);
@@ -98,7 +97,14 @@ impl Stage {
         self.bytes as f64 / (1u64 << 30) as f64
     }
 
-    fn run(&self, work: Work, disk: &dyn Disk, direct: Direct, cpu: &mut Duration, runs: &mut u32) -> Duration {
+    fn run(
+        &self,
+        work: Work,
+        disk: &dyn Disk,
+        direct: Direct,
+        cpu: &mut Duration,
+        runs: &mut u32,
+    ) -> Duration {
         *runs += 1;
         if work == Work::ReadCold {
             let file = File::open(self.source()).expect("it was made");

@@ -2,7 +2,7 @@
 //!
 //! The moment of the change is no guess: it comes with an event of the push, or from within a read.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};

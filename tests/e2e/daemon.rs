@@ -29,8 +29,13 @@ struct Log {
 impl Daemon {
     /// Starts one and waits for the line that says it is ready.
     pub(crate) fn start(home: &Path, listen: &str, runner: &Runner) -> Self {
+        Self::start_with(home, &["--listen", listen], runner)
+    }
+
+    /// The same with any options.
+    pub(crate) fn start_with(home: &Path, options: &[&str], runner: &Runner) -> Self {
         let mut command = runner.zmove(home).0;
-        command.args(["serve", "--listen", listen]);
+        command.arg("serve").args(options);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut ready = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();

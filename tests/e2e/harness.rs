@@ -88,9 +88,15 @@ impl Site {
 
     /// Starts a daemon; the client gets to know it and may write into the target.
     pub(crate) fn start_daemon(&mut self) {
+        self.start_daemon_with(&[]);
+    }
+
+    /// The same, with more words for `zmove serve`.
+    pub(crate) fn start_daemon_with(&mut self, options: &[&str]) {
         self.authorize(Access::ReadWrite);
         self.give_away();
-        let daemon = Daemon::start(&self.path("server"), "127.0.0.1:0", &self.runner);
+        let options = [&["--listen", "127.0.0.1:0"], options].concat();
+        let daemon = Daemon::start_with(&self.path("server"), &options, &self.runner);
         self.pin(&daemon.address, daemon.fingerprint);
         self.daemon = Some(daemon);
         self.give_away();

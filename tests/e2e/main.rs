@@ -23,6 +23,7 @@ mod peers;
 mod resync;
 mod scan;
 mod slashes;
+mod storage;
 mod tamper;
 mod trees;
 mod trust;

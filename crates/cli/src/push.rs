@@ -39,11 +39,8 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     if let Some(notice) = &storage.notice {
         terminal::warn(notice);
     }
-    let config = SenderConfig {
-        disk: Arc::clone(&storage.disk),
-        direct: storage.direct,
-        ..SenderConfig::default()
-    };
+    let config =
+        SenderConfig { disk: Arc::clone(&storage.disk), direct: storage.direct, ..SenderConfig::default() };
     let push = Push::start(job, config, started);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)

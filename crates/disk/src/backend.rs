@@ -91,7 +91,8 @@ pub(crate) fn read(
             }
             shown += wanted;
         };
-        let (outcome, back) = engine.read_some(Way::Direct(direct), Span::new(offset, 0..padded), buffer, show);
+        let (outcome, back) =
+            engine.read_some(Way::Direct(direct), Span::new(offset, 0..padded), buffer, show);
         buffer = back;
         match outcome {
             Ok(_) => filled = shown,

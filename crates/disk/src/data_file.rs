@@ -79,12 +79,17 @@ impl DataFile {
             return Ok(());
         }
         self.direct = DirectFile::open(&self.cached, OFlags::WRONLY, false);
-        if self.direct.is_none() || bytes == 0 {
-            return Ok(());
-        }
-        match rustix::fs::fallocate(&self.cached, FallocateFlags::KEEP_SIZE, 0, bytes) {
-            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
-            outcome => Ok(outcome?),
+        let allocate = self.direct.is_some() && bytes > 0 && PREALLOCATED.contains(&kind_of(&self.cached)?);
+        if allocate { self.allocate(bytes) } else { Ok(()) }
+    }
+
+    fn allocate(&self, bytes: u64) -> io::Result<()> {
+        loop {
+            match rustix::fs::fallocate(&self.cached, FallocateFlags::KEEP_SIZE, 0, bytes) {
+                Err(Errno::INTR) => {}
+                Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(()),
+                outcome => return Ok(outcome?),
+            }
         }
     }
 
@@ -155,8 +160,7 @@ impl DirectFile {
 /// What direct requests must be aligned to: what the file system says, a page at least, so that no page is reached both
 /// ways. `None` where there is no point in them: in memory, or across a network whose client caches.
 fn alignment(file: &File) -> Option<usize> {
-    let kind = u64::try_from(rustix::fs::fstatfs(file).ok()?.f_type).ok()?;
-    if NOT_DIRECT.contains(&(kind & 0xffff_ffff)) {
+    if NOT_DIRECT.contains(&kind_of(file).ok()?) {
         return None;
     }
     let asked = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
@@ -166,6 +170,12 @@ fn alignment(file: &File) -> Option<usize> {
     let align = told.stx_dio_mem_align.max(told.stx_dio_offset_align) as usize;
     let possible = told.stx_dio_offset_align > 0 && told.stx_dio_mem_align > 0;
     (possible && align <= PAGE_BYTES).then_some(PAGE_BYTES)
+}
+
+/// The `f_type` of the file system, which some architectures extend by their sign.
+fn kind_of(file: &File) -> io::Result<u64> {
+    let kind = rustix::fs::fstatfs(file)?.f_type;
+    Ok(u64::try_from(kind & 0xffff_ffff).expect("32 bits"))
 }
 
 /// Whether most of a range is in the page cache. Where the kernel does not tell, it is taken to be: the page cache
@@ -179,6 +189,8 @@ fn is_mostly_cached(file: impl AsFd, offset: u64, len: usize) -> bool {
 const READ_DIRECT_BYTES_MIN: u64 = 16 << 20;
 /// Smaller files are written through the page cache.
 const WRITE_DIRECT_BYTES_MIN: u64 = 16 << 20;
+/// `f_type` of ext4 and XFS. Others copy on write, where room reserved is of no use, or have none to reserve.
+const PREALLOCATED: [u64; 2] = [0xef53, 0x5846_5342];
 /// `f_type` of tmpfs, ramfs, NFS, SMB (two), CIFS, FUSE, 9P, Ceph and AFS.
 const NOT_DIRECT: [u64; 10] = [
     0x0102_1994,

@@ -22,7 +22,9 @@ fn without_locked_memory_nothing_is_missed() {
     own.inheritable.remove(CapabilitySet::IPC_LOCK);
     set_capabilities(None, own).unwrap();
     let both_ways = |disk: &dyn Disk| {
-        suite::both_ways(&std::env::temp_dir(), |directory, direct| suite::round_trips(disk, directory, direct));
+        suite::both_ways(&std::env::temp_dir(), |directory, direct| {
+            suite::round_trips(disk, directory, direct)
+        });
     };
     lower_limit(1 << 20);
     let Some(disk) = suite::uring() else { return };

@@ -139,7 +139,11 @@ impl Op {
         mut buffer: Buffer,
     ) -> Self {
         let room = buffer.room();
-        assert!(span.room.start <= span.room.end && span.room.end <= room.len(), "{span:?} of {}", room.len());
+        assert!(
+            span.room.start <= span.room.end && span.room.end <= room.len(),
+            "{span:?} of {}",
+            room.len()
+        );
         assert!((1..=PART_BYTES_MAX).contains(&part_bytes), "parts of {part_bytes} bytes");
         let (base, room_bytes) = (room.as_mut_ptr(), room.len());
         Self { direction, file: Arc::clone(file), span, part_bytes, base, room_bytes, buffer }

@@ -61,7 +61,8 @@ pub fn probe() -> Result<(), Unavailable> {
     let mut ring = open_ring(PROBE_ENTRIES).map_err(|source| Unavailable::Setup { source })?;
     check_operations(&ring)?;
     let nothing = opcode::Nop::new().build();
-    let done = first(&mut ring, &nothing).map_err(|source| Unavailable::First { request: "request", source })?;
+    let done =
+        first(&mut ring, &nothing).map_err(|source| Unavailable::First { request: "request", source })?;
     expect(done == 0, "request")?;
     first_read(&mut ring)
 }

@@ -145,8 +145,8 @@ impl Ring {
     }
 
     fn wake(&self) {
-        // a full counter wakes as well
-        let _already_full = rustix::io::write(self.wake.as_fd(), &1u64.to_ne_bytes());
+        // any count wakes, also one that is full already
+        let _already_full = rustix::io::write(self.wake.as_fd(), &[1; 8]);
     }
 }
 

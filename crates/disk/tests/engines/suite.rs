@@ -84,8 +84,7 @@ fn source(directory: &Path, bytes: usize, direct: Direct) -> DataFile {
 fn read(disk: &dyn Disk, file: &DataFile, offset: u64, len: usize) -> Vec<u8> {
     let mut shown = Vec::new();
     let buffer = BufferPool::new(GROUP, 1).take().unwrap();
-    let (outcome, buffer) =
-        disk.read(file, offset, len, buffer, &mut |slice| shown.extend_from_slice(slice));
+    let (outcome, buffer) = disk.read(file, offset, len, buffer, &mut |slice| shown.extend_from_slice(slice));
     outcome.unwrap();
     assert!(*buffer == shown[..], "{} bytes shown, {} in the buffer", shown.len(), buffer.len());
     shown
@@ -122,7 +121,11 @@ pub(crate) fn reads_end_with_the_file(disk: &dyn Disk, directory: &Path, direct:
         let file = source(directory, bytes, direct);
         assert!(read(disk, &file, 0, GROUP) == painted(bytes), "{bytes} bytes, {direct:?}");
         for offset in [bytes, bytes.next_multiple_of(4096), 2 * GROUP] {
-            assert_eq!(read(disk, &file, offset as u64, GROUP), [], "{bytes} bytes from {offset}, {direct:?}");
+            assert_eq!(
+                read(disk, &file, offset as u64, GROUP),
+                [],
+                "{bytes} bytes from {offset}, {direct:?}"
+            );
         }
     }
 }
