@@ -67,7 +67,7 @@ impl DataFile {
     /// page cache: those come in any order, and allocating for each of them would take turns.
     ///
     /// # Errors
-    /// What the system says, `ENOSPC` above all.
+    /// What the system says.
     pub fn reserve(&mut self, bytes: u64, direct: Direct) -> io::Result<()> {
         let pays = match direct {
             Direct::Auto => bytes >= WRITE_DIRECT_BYTES_MIN,
@@ -79,18 +79,22 @@ impl DataFile {
             return Ok(());
         }
         self.direct = DirectFile::open(&self.cached, OFlags::WRONLY, false);
-        let allocate = self.direct.is_some() && bytes > 0 && PREALLOCATED.contains(&kind_of(&self.cached)?);
+        let allocate = self.direct.is_some() && bytes > 0 && allocation_pays(&self.cached, bytes)?;
         if allocate { self.allocate(bytes) } else { Ok(()) }
     }
 
+    /// Reserves the blocks. Where that fails nothing is lost: the writes allocate, and tell why they cannot.
     fn allocate(&self, bytes: u64) -> io::Result<()> {
         loop {
             match rustix::fs::fallocate(&self.cached, FallocateFlags::KEEP_SIZE, 0, bytes) {
+                Ok(()) => return Ok(()),
                 Err(Errno::INTR) => {}
-                Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(()),
-                outcome => return Ok(outcome?),
+                Err(_no_room) => break,
             }
         }
+        // others need what was taken before it failed
+        self.cached.set_len(0)?;
+        self.cached.set_len(bytes)
     }
 
     /// The file, through the page cache.
@@ -170,6 +174,14 @@ fn alignment(file: &File) -> Option<usize> {
     let align = told.stx_dio_mem_align.max(told.stx_dio_offset_align) as usize;
     let possible = told.stx_dio_offset_align > 0 && told.stx_dio_mem_align > 0;
     (possible && align <= PAGE_BYTES).then_some(PAGE_BYTES)
+}
+
+/// Whether blocks for the whole file should be reserved: on file systems that then need no lock for each write, and only
+/// while others are left as much room.
+fn allocation_pays(file: &File, bytes: u64) -> io::Result<bool> {
+    let stat = rustix::fs::fstatvfs(file)?;
+    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+    Ok(bytes <= free / 2 && PREALLOCATED.contains(&kind_of(file)?))
 }
 
 /// The `f_type` of the file system, which some architectures extend by their sign.

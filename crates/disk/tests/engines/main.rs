@@ -4,6 +4,7 @@
 
 mod suite;
 
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use suite::{small_ring, threads, uring};
@@ -50,4 +51,13 @@ fn a_reserved_file_has_its_size() {
         data.reserve((20 << 20) + 1, direct).unwrap();
         assert_eq!(data.file().metadata().unwrap().len(), (20 << 20) + 1);
     }
+}
+
+/// A disk filled by a file that is yet to come would fail everybody else.
+#[test]
+fn a_file_that_would_fill_the_disk_reserves_nothing() {
+    let mut data = DataFile::new(tempfile::tempfile().unwrap());
+    data.reserve(1 << 43, Direct::On).unwrap();
+    let metadata = data.file().metadata().unwrap();
+    assert_eq!((metadata.len(), metadata.blocks()), (1 << 43, 0));
 }
