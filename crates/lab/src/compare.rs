@@ -52,9 +52,6 @@ pub(crate) struct CompareArgs {
     /// Further arguments of `zmove serve`, in one word.
     #[arg(long, default_value = "", allow_hyphen_values = true)]
     zmove_serve_args: String,
-    /// Memory that is touched before each run: more than a run needs in page cache and socket buffers.
-    #[arg(long, default_value = "5GiB", value_name = "SIZE")]
-    touch: ByteCount,
     /// Do not measure the bare path first.
     #[arg(long)]
     no_calibrate: bool,
@@ -84,7 +81,6 @@ pub(crate) fn compare(arguments: &CompareArgs) -> Result<ExitCode> {
             homes: &homes,
             volume: &volume,
             timeout: Duration::from_secs(arguments.timeout),
-            memory_bytes: usize::try_from(arguments.touch.0)?,
         };
         for set in &sets {
             report.entries.extend(race_all(&track, round_trip, set, &tools, arguments.runs)?);
@@ -107,9 +103,8 @@ fn header(arguments: &CompareArgs, tools: &[Tool], homes: &Homes, volume: &Volum
     let versions = tools.iter().map(|tool| (tool.label.clone(), tool.version(homes))).collect();
     let path = arguments.link.describe();
     let target = format!(
-        "{} image on tmpfs, written once before; each data set copied there once untimed; {} MiB of memory touched before each run",
-        volume.kind(),
-        arguments.touch.0 >> 20
+        "{} image on tmpfs, written once before; each data set copied there once untimed; each run begins on an idle machine",
+        volume.kind()
     );
     Header::collect(path, target, versions)
 }

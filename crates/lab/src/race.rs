@@ -72,19 +72,42 @@ pub(crate) struct Track<'a> {
     pub(crate) homes: &'a Homes,
     pub(crate) volume: &'a Volume,
     pub(crate) timeout: Duration,
-    /// Memory to touch before each run.
-    pub(crate) memory_bytes: usize,
 }
 
-/// Has the kernel hold memory that it has used before: on a virtual machine whose host takes free memory back, the tool
-/// that is first to touch it would pay for that, and which one this is would be a matter of luck.
-fn touch_memory(bytes: usize) {
-    let mut memory = vec![0_u8; bytes];
-    memory.iter_mut().step_by(PAGE_BYTES).for_each(|byte| *byte = 1);
-    drop(std::hint::black_box(memory));
+/// Waits until the machine is idle: write-back of the run before, and on a virtual machine the return of its free memory to
+/// the host, would take time from whoever comes next.
+fn settle() -> Result<()> {
+    let due = Instant::now() + SETTLE_MAX;
+    let mut before = processor_ticks()?;
+    let mut idle_samples = 0;
+    while idle_samples < IDLE_SAMPLES && Instant::now() < due {
+        thread::sleep(SAMPLE);
+        let now = processor_ticks()?;
+        let (busy, all) = (now.0 - before.0, now.1 - before.1);
+        idle_samples = if busy * IDLE_SHARE <= all { idle_samples + 1 } else { 0 };
+        before = now;
+    }
+    Ok(())
 }
 
-const PAGE_BYTES: usize = 4096;
+/// The longest wait; what still runs then is not ours.
+const SETTLE_MAX: Duration = Duration::from_secs(20);
+const SAMPLE: Duration = Duration::from_millis(250);
+/// So many samples in a row must be idle.
+const IDLE_SAMPLES: u32 = 6;
+/// Idle means busy for at most one in so many ticks.
+const IDLE_SHARE: u64 = 20;
+
+/// Ticks in which processors worked, and all ticks (proc(5), `/proc/stat`).
+fn processor_ticks() -> Result<(u64, u64)> {
+    let text = fs::read_to_string("/proc/stat").context("failed to read /proc/stat")?;
+    let line = text.lines().next().context("/proc/stat is empty")?;
+    let ticks: Vec<u64> = line.split_whitespace().skip(1).map_while(|field| field.parse().ok()).collect();
+    // user, nice, system, idle, iowait, irq, softirq, steal; guest time is in user already
+    let all: u64 = ticks.iter().take(8).sum();
+    let waiting: u64 = ticks.iter().skip(3).take(2).sum();
+    Ok((all - waiting, all))
+}
 
 /// Copies `source` with `tool` into a fresh directory.
 pub(crate) fn run(track: &Track<'_>, tool: &Tool, source: &Path) -> Result<Run> {
@@ -103,7 +126,7 @@ pub(crate) fn run(track: &Track<'_>, tool: &Tool, source: &Path) -> Result<Run> 
     let mut server =
         server::start(tool.server(&stage)?, &track.hosts.target, tool.port(), &log("server.log"))?;
     let before = target_group.cpu_time()?;
-    touch_memory(track.memory_bytes);
+    settle()?;
     let timed = timed(track, tool, &stage, &mut server, &log("client.log"));
     source_group.kill();
     target_group.kill();
