@@ -86,8 +86,7 @@ impl<'a> Placer<'a> {
         if let Some(directory) = self.directories.get(path) {
             return Ok(directory);
         }
-        self.context.untouched.forget(path);
-        self.directories.ensure(path)
+        self.context.untouched.open(path, || self.directories.ensure(path))
     }
 
     /// Places all files of a group at once if their directory is new; returns what failed of them. `None`: nothing has
@@ -125,10 +124,8 @@ impl<'a> Placer<'a> {
 
     /// Makes a directory that is not there yet; `false` when it is, or something else.
     fn make_new(&self, parent: &OwnedFd, path: &RelPath, name: &Name) -> io::Result<bool> {
-        let made = Tree::make_new(parent.as_fd(), name)?;
-        if made {
-            self.context.untouched.add(path.clone());
-        } else {
+        let made = self.context.untouched.make(path, || Tree::make_new(parent.as_fd(), name))?;
+        if !made {
             Nursery::sweep(parent.as_fd(), name);
         }
         Ok(made)
@@ -261,4 +258,78 @@ fn take_data<'d>(entry: &BatchEntry, data: &mut &'d [u8]) -> &'d [u8] {
 
 fn again(error: &io::Error) -> io::Error {
     io::Error::from_raw_os_error(error.raw_os_error().unwrap_or(Errno::IO.raw_os_error()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+    use std::sync::Barrier;
+    use zmove_chunk::file_root;
+    use zmove_types::Timestamp;
+    use zmove_wire::{Open, TargetShape};
+
+    use crate::config::ReceiverConfig;
+    use crate::session::context;
+    use crate::target::{Access, Target};
+
+    fn transfer(home: &Path) -> Context {
+        let open = Open {
+            target: home.as_os_str().as_encoded_bytes().to_vec(),
+            shape: TargetShape::Directory { tops: Vec::new() },
+            compare: zmove_wire::Compare::Quick,
+            durability: Durability::None,
+        };
+        let target = Target::resolve(&open, &Access::Anywhere).unwrap();
+        let (outcomes, _nobody) = tokio::sync::mpsc::channel(1);
+        context(zmove_types::TransferId([7; 16]), &open, target, &ReceiverConfig::default(), outcomes)
+    }
+
+    fn name(text: &str) -> Name {
+        Name::from_bytes(text.as_bytes()).unwrap()
+    }
+
+    fn path(text: &str) -> RelPath {
+        RelPath::from_bytes(text.as_bytes()).unwrap()
+    }
+
+    fn metadata(mode: u32) -> Metadata {
+        Metadata { mode, mtime: Timestamp { seconds: 9, nanos: 0 } }
+    }
+
+    /// Files of one byte each, with these names and numbers.
+    fn files(directory: &str, prefix: &str, count: u32) -> DirectoryGroup {
+        let file = |number: u32| {
+            let name = name(&format!("{prefix}{number}"));
+            BatchEntry::File(FileEntry { name, metadata: metadata(0o644), bytes: 1, root: file_root(b"x") })
+        };
+        DirectoryGroup { directory: path(directory), entries: (0..count).map(file).collect() }
+    }
+
+    fn place(placer: &mut Placer<'_>, group: DirectoryGroup) -> Vec<EntryFault> {
+        let mut faults = Vec::new();
+        placer.place_group(group, 0, Known::Needed, &mut &[b'x'; 64][..], &mut faults);
+        faults
+    }
+
+    #[test]
+    fn a_directory_opened_while_it_is_made_is_not_replaced_under_the_hands_of_who_opened_it() {
+        let home = tempfile::tempdir().unwrap();
+        let context = transfer(home.path());
+        let start = Barrier::new(2);
+        for round in 0..200 {
+            let directory = format!("d{round}");
+            let mut other = Placer::new(&context);
+            std::thread::scope(|scope| {
+                let opener = scope.spawn(|| {
+                    start.wait();
+                    other.directory(&path(&directory)).unwrap();
+                });
+                start.wait();
+                assert_eq!(place(&mut Placer::new(&context), files(&directory, "f", 8)), []);
+                opener.join().unwrap();
+            });
+            assert_eq!(place(&mut other, files(&directory, "g", 1)), [], "round {round}");
+        }
+    }
 }
