@@ -312,6 +312,29 @@ mod tests {
         faults
     }
 
+    fn directory_entry(directory: &str, text: &str) -> DirectoryGroup {
+        let entries = vec![BatchEntry::Directory(name(text), metadata(0o755))];
+        DirectoryGroup { directory: path(directory), entries }
+    }
+
+    #[test]
+    fn a_directory_that_is_called_as_a_nursery_might_be_is_data() {
+        let home = tempfile::tempdir().unwrap();
+        for (first, second) in [("d", ".zmove-new-d"), (".zmove-new-d", "d")] {
+            let context = transfer(home.path());
+            let mut placer = Placer::new(&context);
+            for directory in [first, second] {
+                assert_eq!(place(&mut placer, files(directory, "f", 8)), []);
+            }
+            for directory in [first, second] {
+                assert_eq!(place(&mut placer, directory_entry("", directory)), []);
+            }
+            for file in (0..8).map(|number| home.path().join(format!(".zmove-new-d/f{number}"))) {
+                assert!(file.exists(), "{} after {first}", file.display());
+            }
+        }
+    }
+
     #[test]
     fn a_directory_opened_while_it_is_made_is_not_replaced_under_the_hands_of_who_opened_it() {
         let home = tempfile::tempdir().unwrap();
