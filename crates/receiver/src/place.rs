@@ -51,7 +51,7 @@ impl<'a> Placer<'a> {
         faults: &mut Vec<EntryFault>,
     ) {
         let together = self.place_together(&group, first, data);
-        let opened = self.directory(&group.directory);
+        let mut opened = self.directory(&group.directory);
         for (number, entry) in (first..).zip(group.entries) {
             let bytes = take_data(&entry, data);
             if together.is_some() && matches!(entry, BatchEntry::File(_)) {
@@ -62,10 +62,12 @@ impl<'a> Placer<'a> {
                 faults.push(EntryFault { entry: number, operation, code });
                 continue;
             }
-            let placed = match &opened {
-                Ok(directory) => self.place(directory, &group.directory, &entry, bytes),
-                Err(error) => Err((Operation::MakeDirectory, again(error))),
-            };
+            let mut placed = self.place_in(&opened, &group.directory, &entry, bytes);
+            // another transfer may have made the directory and filled it in a nursery since it was opened here
+            if placed.is_err() && self.directories.let_go_if_replaced(&group.directory) {
+                opened = self.directory(&group.directory);
+                placed = self.place_in(&opened, &group.directory, &entry, bytes);
+            }
             if let Err((operation, error)) = placed {
                 let (operation, code) = failure(operation, &error);
                 faults.push(EntryFault { entry: number, operation, code });
@@ -129,6 +131,19 @@ impl<'a> Placer<'a> {
             Nursery::sweep(parent.as_fd(), name);
         }
         Ok(made)
+    }
+
+    fn place_in(
+        &mut self,
+        opened: &io::Result<Arc<OwnedFd>>,
+        path: &RelPath,
+        entry: &BatchEntry,
+        bytes: &[u8],
+    ) -> Result<(), Failure> {
+        match opened {
+            Ok(directory) => self.place(directory, path, entry, bytes),
+            Err(error) => Err((Operation::MakeDirectory, again(error))),
+        }
     }
 
     fn place(
@@ -333,6 +348,19 @@ mod tests {
                 assert!(file.exists(), "{} after {first}", file.display());
             }
         }
+    }
+
+    #[test]
+    fn two_transfers_that_fill_one_new_directory_both_succeed() {
+        let home = tempfile::tempdir().unwrap();
+        let (first, second) = (transfer(home.path()), transfer(home.path()));
+        let (mut maker, mut guest) = (Placer::new(&first), Placer::new(&second));
+        assert_eq!(place(&mut maker, directory_entry("", "d")), []);
+        // open at the one that has not made it, while the other may still replace it
+        assert_eq!(place(&mut guest, directory_entry("", "d")), []);
+        assert_eq!(place(&mut maker, files("d", "f", 8)), []);
+        assert_eq!(place(&mut guest, files("d", "g", 9)), []);
+        assert_eq!(std::fs::read_dir(home.path().join("d")).unwrap().count(), 17);
     }
 
     #[test]
