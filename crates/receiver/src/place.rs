@@ -91,6 +91,12 @@ impl<'a> Placer<'a> {
         self.context.untouched.open(path, || self.directories.ensure(path))
     }
 
+    /// As [`directory`](Self::directory), never one that another transfer has replaced since it was opened here.
+    pub(crate) fn directory_now(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
+        self.directories.let_go_if_replaced(path);
+        self.directory(path)
+    }
+
     /// Places all files of a group at once if their directory is new; returns what failed of them. `None`: nothing has
     /// been placed.
     fn place_together(
@@ -285,7 +291,9 @@ mod tests {
     use zmove_wire::{Open, TargetShape};
 
     use crate::config::ReceiverConfig;
+    use crate::files::Complete;
     use crate::session::context;
+    use crate::store::finish_file;
     use crate::target::{Access, Target};
 
     fn transfer(home: &Path) -> Context {
@@ -361,6 +369,24 @@ mod tests {
         assert_eq!(place(&mut maker, files("d", "f", 8)), []);
         assert_eq!(place(&mut guest, files("d", "g", 9)), []);
         assert_eq!(std::fs::read_dir(home.path().join("d")).unwrap().count(), 17);
+    }
+
+    #[test]
+    fn a_large_file_survives_that_its_directory_is_replaced() {
+        let home = tempfile::tempdir().unwrap();
+        let (first, second) = (transfer(home.path()), transfer(home.path()));
+        let (mut maker, mut guest) = (Placer::new(&first), Placer::new(&second));
+        assert_eq!(place(&mut maker, directory_entry("", "d")), []);
+        let id = zmove_types::FileId(1);
+        let bytes = 2 * zmove_types::GROUP_BYTES;
+        let head = zmove_wire::FileHead { path: path("d/large"), metadata: metadata(0o644), bytes };
+        second.files.declare(id, head).unwrap();
+        let file = second.files.find(id).unwrap().unwrap();
+        let opened = guest.directory(&path("d")).unwrap();
+        let staged = Staged::create(&opened, 0o600, &second.temp_names).unwrap();
+        assert_eq!(place(&mut maker, files("d", "f", 8)), []);
+        finish_file(&second, &mut guest, &file, Complete(staged));
+        assert!(home.path().join("d/large").exists());
     }
 
     #[test]
