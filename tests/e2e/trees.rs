@@ -17,6 +17,7 @@ both_ways!(
     interesting_sizes,
     an_empty_tree_and_empty_directories,
     names_are_bytes,
+    names_like_those_of_nurseries_are_data,
     links_stay_links,
     modes_are_kept_and_setuid_is_not,
     times_are_kept_to_the_nanosecond,
@@ -69,6 +70,19 @@ fn names_are_bytes(site: &Site) {
     }
     assert_eq!(site.push_contents()["files"], 9);
     assert_same(&site.source(), &site.target());
+}
+
+/// New directories are filled under hidden names of that kind, and what a killed receiver left of them is removed.
+fn names_like_those_of_nurseries_are_data(site: &Site) {
+    for directory in ["d", ".zmove-new-d", ".zmove-new-.zmove-new-d"] {
+        for number in 0..20 {
+            paint(site.source().join(directory).join(format!("f{number}")), 100);
+        }
+    }
+    for moved in [60, 0, 0] {
+        assert_eq!(site.push_contents()["files"], moved);
+        assert_same(&site.source(), &site.target());
+    }
 }
 
 fn links_stay_links(site: &Site) {

@@ -2,7 +2,9 @@
 //!
 //! Files are created in place in it, one directory operation each instead of the two of a file that is staged, and all
 //! get their final names in one rename. **Invariant:** while a nursery lives its hidden directory is locked
-//! (`flock`); one that is not locked was left by a process that died, and whoever comes upon it removes it.
+//! (`flock`); one that is not locked was left by a process that died, and whoever comes upon it removes it. Its name
+//! tells the very directory that it was made in, so that a directory which a source calls so, be it a copy of what a
+//! dead process left, is data like any other.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -10,7 +12,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use zmove_types::Name;
 
@@ -24,7 +26,8 @@ pub struct Nursery {
     published: bool,
 }
 
-/// A hidden directory's name is this and the final name, so that a later transfer finds what a killed one left.
+/// A hidden directory's name is this, what tells its parent from all others, and the final name, so that a later transfer
+/// finds what a killed one left.
 const PREFIX: &[u8] = b".zmove-new-";
 
 const DIRECTORY: OFlags =
@@ -37,17 +40,18 @@ impl Nursery {
     /// # Errors
     /// What the system says.
     pub fn begin(parent: &Arc<OwnedFd>, name: &Name) -> io::Result<Option<Self>> {
-        let Some(hidden) = hidden_name(name) else { return Ok(None) };
+        let Some(hidden) = hidden_name(parent.as_fd(), name) else { return Ok(None) };
         match rustix::fs::mkdirat(parent, hidden.as_os_str(), Mode::RWXU) {
             Ok(()) => {}
             Err(Errno::EXIST) => return Ok(None),
             Err(error) => return Err(error.into()),
         }
-        let directory = rustix::fs::openat(parent, hidden.as_os_str(), DIRECTORY, Mode::empty())?;
-        if !lock(directory.as_fd()) {
+        let opened = rustix::fs::openat(parent, hidden.as_os_str(), DIRECTORY, Mode::empty());
+        let locked = opened.map(|directory| lock(directory.as_fd()).then_some(directory));
+        let Ok(Some(directory)) = locked else {
             let _best_effort = rustix::fs::unlinkat(parent, hidden.as_os_str(), AtFlags::REMOVEDIR);
-            return Ok(None);
-        }
+            return Ok(locked.map(|_unlocked| None)?);
+        };
         let (parent, directory) = (Arc::clone(parent), Arc::new(directory));
         Ok(Some(Self { parent, name: name.clone(), hidden, directory, published: false }))
     }
@@ -84,7 +88,7 @@ impl Nursery {
 
     /// Removes the nursery for `name` that a process which died may have left in `parent`.
     pub fn sweep(parent: BorrowedFd<'_>, name: &Name) {
-        let Some(hidden) = hidden_name(name) else { return };
+        let Some(hidden) = hidden_name(parent, name) else { return };
         let Ok(left) = rustix::fs::openat(parent, hidden.as_os_str(), DIRECTORY, Mode::empty()) else {
             return;
         };
@@ -102,8 +106,15 @@ impl Drop for Nursery {
     }
 }
 
-fn hidden_name(name: &Name) -> Option<Name> {
-    Name::from_bytes(&[PREFIX, name.as_bytes()].concat()).ok()
+/// `None` where there is no room for it, or nothing that tells the parent.
+fn hidden_name(parent: BorrowedFd<'_>, name: &Name) -> Option<Name> {
+    let asked = StatxFlags::INO | StatxFlags::BTIME;
+    let stat = rustix::fs::statx(parent, c"", AtFlags::EMPTY_PATH, asked).ok()?;
+    // a file system that does not keep the time of birth says 0
+    let (device, birth) = ((stat.stx_dev_major, stat.stx_dev_minor), stat.stx_btime);
+    let parent =
+        format!("{:x}.{:x}-{:x}-{:x}.{:x}-", device.0, device.1, stat.stx_ino, birth.tv_sec, birth.tv_nsec);
+    Name::from_bytes(&[PREFIX, parent.as_bytes(), name.as_bytes()].concat()).ok()
 }
 
 fn lock(directory: BorrowedFd<'_>) -> bool {
@@ -129,7 +140,7 @@ mod tests {
     use super::*;
     use std::io::Write;
 
-    fn home() -> (tempfile::TempDir, Arc<OwnedFd>) {
+    fn place() -> (tempfile::TempDir, Arc<OwnedFd>) {
         let home = tempfile::tempdir().unwrap();
         let fd = rustix::fs::open(home.path(), DIRECTORY, Mode::empty()).unwrap();
         (home, Arc::new(fd))
@@ -139,6 +150,10 @@ mod tests {
         Name::from_bytes(text.as_bytes()).unwrap()
     }
 
+    fn hidden(parent: &OwnedFd, text: &str) -> String {
+        hidden_name(parent.as_fd(), &name(text)).unwrap().as_os_str().to_owned().into_string().unwrap()
+    }
+
     fn names(home: &tempfile::TempDir) -> Vec<String> {
         let entries = std::fs::read_dir(home.path()).unwrap();
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
@@ -146,7 +161,7 @@ mod tests {
 
     #[test]
     fn files_appear_all_at_once_over_an_empty_directory() {
-        let (home, fd) = home();
+        let (home, fd) = place();
         std::fs::create_dir(home.path().join("d")).unwrap();
         let nursery = Nursery::begin(&fd, &name("d")).unwrap().unwrap();
         for file in ["a", "b"] {
@@ -162,7 +177,7 @@ mod tests {
 
     #[test]
     fn what_is_in_the_way_stays_and_nothing_is_left() {
-        let (home, fd) = home();
+        let (home, fd) = place();
         std::fs::create_dir(home.path().join("d")).unwrap();
         std::fs::write(home.path().join("d/old"), "keep").unwrap();
         let nursery = Nursery::begin(&fd, &name("d")).unwrap().unwrap();
@@ -174,27 +189,40 @@ mod tests {
 
     #[test]
     fn one_at_a_time() {
-        let (home, fd) = home();
+        let (home, fd) = place();
         let first = Nursery::begin(&fd, &name("d")).unwrap().unwrap();
         assert!(Nursery::begin(&fd, &name("d")).unwrap().is_none());
         Nursery::sweep(fd.as_fd(), &name("d"));
-        assert_eq!(names(&home), [".zmove-new-d"], "a live one is not swept");
+        assert_eq!(names(&home), [hidden(&fd, "d")], "a live one is not swept");
         drop(first);
         assert!(names(&home).is_empty());
     }
 
     #[test]
     fn what_a_dead_process_left_is_swept() {
-        let (home, fd) = home();
-        std::fs::create_dir(home.path().join(".zmove-new-d")).unwrap();
-        std::fs::write(home.path().join(".zmove-new-d/half"), "ha").unwrap();
+        let (home, fd) = place();
+        let left = home.path().join(hidden(&fd, "d"));
+        std::fs::create_dir(&left).unwrap();
+        std::fs::write(left.join("half"), "ha").unwrap();
         Nursery::sweep(fd.as_fd(), &name("d"));
         assert!(names(&home).is_empty());
     }
 
     #[test]
+    fn what_was_copied_from_elsewhere_is_not_swept() {
+        let ((_elsewhere, other), (home, fd)) = (place(), place());
+        let copies = [hidden(&other, "d"), ".zmove-new-d".to_owned()];
+        for copy in &copies {
+            std::fs::create_dir(home.path().join(copy)).unwrap();
+            std::fs::write(home.path().join(copy).join("half"), "ha").unwrap();
+        }
+        Nursery::sweep(fd.as_fd(), &name("d"));
+        assert!(copies.iter().all(|copy| home.path().join(copy).join("half").exists()));
+    }
+
+    #[test]
     fn a_name_without_room_for_the_prefix_has_none() {
-        let (_home, fd) = home();
+        let (_home, fd) = place();
         assert!(Nursery::begin(&fd, &name(&"n".repeat(250))).unwrap().is_none());
     }
 }

@@ -115,6 +115,13 @@ impl Staged {
         self.data.reserve(bytes, direct)
     }
 
+    /// The directory where a file without a name will get it: the one it was made in may have been replaced since.
+    pub fn move_to(&mut self, directory: Arc<OwnedFd>) {
+        if self.temporary.is_none() {
+            self.directory = directory;
+        }
+    }
+
     /// Sets mode and modification time; after the last write.
     ///
     /// # Errors

@@ -170,6 +170,20 @@ impl<'a> DirectoryCache<'a> {
         self.open.get(path).cloned()
     }
 
+    /// Lets go of a directory if its path leads to another by now, or to none; returns whether it did.
+    pub fn let_go_if_replaced(&mut self, path: &RelPath) -> bool {
+        let Some(held) = self.open.get(path) else { return false };
+        let identity =
+            |directory: &OwnedFd| rustix::fs::fstat(directory).map(|stat| (stat.st_dev, stat.st_ino));
+        let there = self.tree.open_directory(path);
+        let same =
+            there.is_ok_and(|there| matches!((identity(&there), identity(held)), (Ok(a), Ok(b)) if a == b));
+        if !same {
+            self.open.remove(path);
+        }
+        !same
+    }
+
     /// Remembers an open directory.
     pub fn insert(&mut self, path: RelPath, directory: Arc<OwnedFd>) {
         if self.open.len() >= CACHED_MAX {

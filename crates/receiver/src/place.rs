@@ -51,7 +51,7 @@ impl<'a> Placer<'a> {
         faults: &mut Vec<EntryFault>,
     ) {
         let together = self.place_together(&group, first, data);
-        let opened = self.directory(&group.directory);
+        let mut opened = self.directory(&group.directory);
         for (number, entry) in (first..).zip(group.entries) {
             let bytes = take_data(&entry, data);
             if together.is_some() && matches!(entry, BatchEntry::File(_)) {
@@ -62,10 +62,12 @@ impl<'a> Placer<'a> {
                 faults.push(EntryFault { entry: number, operation, code });
                 continue;
             }
-            let placed = match &opened {
-                Ok(directory) => self.place(directory, &group.directory, &entry, bytes),
-                Err(error) => Err((Operation::MakeDirectory, again(error))),
-            };
+            let mut placed = self.place_in(&opened, &group.directory, &entry, bytes);
+            // another transfer may have made the directory and filled it in a nursery since it was opened here
+            if placed.is_err() && self.directories.let_go_if_replaced(&group.directory) {
+                opened = self.directory(&group.directory);
+                placed = self.place_in(&opened, &group.directory, &entry, bytes);
+            }
             if let Err((operation, error)) = placed {
                 let (operation, code) = failure(operation, &error);
                 faults.push(EntryFault { entry: number, operation, code });
@@ -86,8 +88,13 @@ impl<'a> Placer<'a> {
         if let Some(directory) = self.directories.get(path) {
             return Ok(directory);
         }
-        self.context.untouched.forget(path);
-        self.directories.ensure(path)
+        self.context.untouched.open(path, || self.directories.ensure(path))
+    }
+
+    /// As [`directory`](Self::directory), never one that another transfer has replaced since it was opened here.
+    pub(crate) fn directory_now(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
+        self.directories.let_go_if_replaced(path);
+        self.directory(path)
     }
 
     /// Places all files of a group at once if their directory is new; returns what failed of them. `None`: nothing has
@@ -125,13 +132,24 @@ impl<'a> Placer<'a> {
 
     /// Makes a directory that is not there yet; `false` when it is, or something else.
     fn make_new(&self, parent: &OwnedFd, path: &RelPath, name: &Name) -> io::Result<bool> {
-        let made = Tree::make_new(parent.as_fd(), name)?;
-        if made {
-            self.context.untouched.add(path.clone());
-        } else {
+        let made = self.context.untouched.make(path, || Tree::make_new(parent.as_fd(), name))?;
+        if !made {
             Nursery::sweep(parent.as_fd(), name);
         }
         Ok(made)
+    }
+
+    fn place_in(
+        &mut self,
+        opened: &io::Result<Arc<OwnedFd>>,
+        path: &RelPath,
+        entry: &BatchEntry,
+        bytes: &[u8],
+    ) -> Result<(), Failure> {
+        match opened {
+            Ok(directory) => self.place(directory, path, entry, bytes),
+            Err(error) => Err((Operation::MakeDirectory, again(error))),
+        }
     }
 
     fn place(
@@ -261,4 +279,134 @@ fn take_data<'d>(entry: &BatchEntry, data: &mut &'d [u8]) -> &'d [u8] {
 
 fn again(error: &io::Error) -> io::Error {
     io::Error::from_raw_os_error(error.raw_os_error().unwrap_or(Errno::IO.raw_os_error()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+    use std::sync::Barrier;
+    use zmove_chunk::file_root;
+    use zmove_types::Timestamp;
+    use zmove_wire::{Open, TargetShape};
+
+    use crate::config::ReceiverConfig;
+    use crate::files::Complete;
+    use crate::session::context;
+    use crate::store::finish_file;
+    use crate::target::{Access, Target};
+
+    fn transfer(home: &Path) -> Context {
+        let open = Open {
+            target: home.as_os_str().as_encoded_bytes().to_vec(),
+            shape: TargetShape::Directory { tops: Vec::new() },
+            compare: zmove_wire::Compare::Quick,
+            durability: Durability::None,
+        };
+        let target = Target::resolve(&open, &Access::Anywhere).unwrap();
+        let (outcomes, _nobody) = tokio::sync::mpsc::channel(1);
+        context(zmove_types::TransferId([7; 16]), &open, target, &ReceiverConfig::default(), outcomes)
+    }
+
+    fn name(text: &str) -> Name {
+        Name::from_bytes(text.as_bytes()).unwrap()
+    }
+
+    fn path(text: &str) -> RelPath {
+        RelPath::from_bytes(text.as_bytes()).unwrap()
+    }
+
+    fn metadata(mode: u32) -> Metadata {
+        Metadata { mode, mtime: Timestamp { seconds: 9, nanos: 0 } }
+    }
+
+    /// Files of one byte each, with these names and numbers.
+    fn files(directory: &str, prefix: &str, count: u32) -> DirectoryGroup {
+        let file = |number: u32| {
+            let name = name(&format!("{prefix}{number}"));
+            BatchEntry::File(FileEntry { name, metadata: metadata(0o644), bytes: 1, root: file_root(b"x") })
+        };
+        DirectoryGroup { directory: path(directory), entries: (0..count).map(file).collect() }
+    }
+
+    fn place(placer: &mut Placer<'_>, group: DirectoryGroup) -> Vec<EntryFault> {
+        let mut faults = Vec::new();
+        placer.place_group(group, 0, Known::Needed, &mut &[b'x'; 64][..], &mut faults);
+        faults
+    }
+
+    fn directory_entry(directory: &str, text: &str) -> DirectoryGroup {
+        let entries = vec![BatchEntry::Directory(name(text), metadata(0o755))];
+        DirectoryGroup { directory: path(directory), entries }
+    }
+
+    #[test]
+    fn a_directory_that_is_called_as_a_nursery_might_be_is_data() {
+        let home = tempfile::tempdir().unwrap();
+        for (first, second) in [("d", ".zmove-new-d"), (".zmove-new-d", "d")] {
+            let context = transfer(home.path());
+            let mut placer = Placer::new(&context);
+            for directory in [first, second] {
+                assert_eq!(place(&mut placer, files(directory, "f", 8)), []);
+            }
+            for directory in [first, second] {
+                assert_eq!(place(&mut placer, directory_entry("", directory)), []);
+            }
+            for file in (0..8).map(|number| home.path().join(format!(".zmove-new-d/f{number}"))) {
+                assert!(file.exists(), "{} after {first}", file.display());
+            }
+        }
+    }
+
+    #[test]
+    fn two_transfers_that_fill_one_new_directory_both_succeed() {
+        let home = tempfile::tempdir().unwrap();
+        let (first, second) = (transfer(home.path()), transfer(home.path()));
+        let (mut maker, mut guest) = (Placer::new(&first), Placer::new(&second));
+        assert_eq!(place(&mut maker, directory_entry("", "d")), []);
+        // open at the one that has not made it, while the other may still replace it
+        assert_eq!(place(&mut guest, directory_entry("", "d")), []);
+        assert_eq!(place(&mut maker, files("d", "f", 8)), []);
+        assert_eq!(place(&mut guest, files("d", "g", 9)), []);
+        assert_eq!(std::fs::read_dir(home.path().join("d")).unwrap().count(), 17);
+    }
+
+    #[test]
+    fn a_large_file_survives_that_its_directory_is_replaced() {
+        let home = tempfile::tempdir().unwrap();
+        let (first, second) = (transfer(home.path()), transfer(home.path()));
+        let (mut maker, mut guest) = (Placer::new(&first), Placer::new(&second));
+        assert_eq!(place(&mut maker, directory_entry("", "d")), []);
+        let id = zmove_types::FileId(1);
+        let bytes = 2 * zmove_types::GROUP_BYTES;
+        let head = zmove_wire::FileHead { path: path("d/large"), metadata: metadata(0o644), bytes };
+        second.files.declare(id, head).unwrap();
+        let file = second.files.find(id).unwrap().unwrap();
+        let opened = guest.directory(&path("d")).unwrap();
+        let staged = Staged::create(&opened, 0o600, &second.temp_names).unwrap();
+        assert_eq!(place(&mut maker, files("d", "f", 8)), []);
+        finish_file(&second, &mut guest, &file, Complete(staged));
+        assert!(home.path().join("d/large").exists());
+    }
+
+    #[test]
+    fn a_directory_opened_while_it_is_made_is_not_replaced_under_the_hands_of_who_opened_it() {
+        let home = tempfile::tempdir().unwrap();
+        let context = transfer(home.path());
+        let start = Barrier::new(2);
+        for round in 0..200 {
+            let directory = format!("d{round}");
+            let mut other = Placer::new(&context);
+            std::thread::scope(|scope| {
+                let opener = scope.spawn(|| {
+                    start.wait();
+                    other.directory(&path(&directory)).unwrap();
+                });
+                start.wait();
+                assert_eq!(place(&mut Placer::new(&context), files(&directory, "f", 8)), []);
+                opener.join().unwrap();
+            });
+            assert_eq!(place(&mut other, files(&directory, "g", 1)), [], "round {round}");
+        }
+    }
 }

@@ -123,7 +123,7 @@ async fn refuse(
     Err(SessionError::Refused(refusal))
 }
 
-fn context(
+pub(crate) fn context(
     transfer: TransferId,
     open: &Open,
     target: Target,

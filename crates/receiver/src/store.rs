@@ -122,7 +122,7 @@ fn store_chunk(context: &Context, placer: &mut Placer<'_>, file: &Arc<LargeFile>
     });
     match written.map(|staged| file.written(span, staged)) {
         Ok(None) => {}
-        Ok(Some(complete)) => finish_file(context, file, complete),
+        Ok(Some(complete)) => finish_file(context, placer, file, complete),
         Err((operation, error)) => context.fail_file(file.id, failure(operation, &error)),
     }
     context.settle(item, Vec::new());
@@ -147,12 +147,17 @@ fn parent_directory(
     file: &LargeFile,
 ) -> Result<Arc<OwnedFd>, (Operation, io::Error)> {
     let parent = file.head.path.parent().unwrap_or_else(RelPath::root);
-    placer.directory(&parent).map_err(|error| (Operation::MakeDirectory, error))
+    placer.directory_now(&parent).map_err(|error| (Operation::MakeDirectory, error))
 }
 
 /// A large file is flushed before it gets its name unless nothing is to be flushed: its size is set from the start, so
 /// after a power cut a name without the data would look finished.
-fn finish_file(context: &Context, file: &LargeFile, Complete(staged): Complete) {
+pub(crate) fn finish_file(
+    context: &Context,
+    placer: &mut Placer<'_>,
+    file: &LargeFile,
+    Complete(mut staged): Complete,
+) {
     if !context.files.bury(file.id) {
         return;
     }
@@ -161,6 +166,9 @@ fn finish_file(context: &Context, file: &LargeFile, Complete(staged): Complete) 
     let name = path.file_name().expect("a declared file has a name");
     let name = context.target.name(&parent, &name);
     let flush = context.durability != Durability::None;
+    if let Ok(directory) = placer.directory_now(&parent) {
+        staged.move_to(directory);
+    }
     let committed = commit(context, staged, name, &plain(file.head.metadata), flush);
     let fault = committed.err().map(|(operation, error)| failure(operation, &error));
     context.tell(Outcome::File(FileDone { file: file.id.0, fault }));
