@@ -82,7 +82,7 @@ impl fmt::Debug for LaneBreaker {
 #[non_exhaustive]
 pub enum LaneError {
     /// The other end is gone without saying so.
-    #[error("data lane: the peer closed it in mid-transfer")]
+    #[error("data lane: the peer closed the connection in mid-transfer")]
     Closed,
     /// The transfer is being stopped on this side.
     #[error("data lane: stopped")]
