@@ -34,7 +34,7 @@ const RESERVED: [(&str, &[&str]); 9] = [
     ("clap", &["cli", "lab"]),
     ("indicatif", &["cli", "lab"]),
     ("anyhow", &["cli", "lab"]),
-    ("blake3", &["chunk", "lab", "receiver", "sender"]),
+    ("blake3", &["chunk", "lab", "receiver", "sender", "transport"]),
     ("rayon", &["chunk", "scan"]),
     ("io-uring", &["uring"]),
     ("libc", &["sockopt", "uring"]),

@@ -17,6 +17,7 @@ mod bad_sources;
 mod bad_targets;
 mod breakage;
 mod changing;
+mod clear;
 mod manifest;
 mod output;
 mod peers;
