@@ -18,6 +18,7 @@ mod bad_targets;
 mod breakage;
 mod changing;
 mod clear;
+mod limit;
 mod manifest;
 mod output;
 mod peers;

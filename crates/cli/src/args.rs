@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use zmove_transport::Fingerprint;
+use zmove_types::RateLimit;
 
 /// Moves trees of any shape between data transfer nodes: encrypted, verified, at the speed of the path.
 #[derive(Debug, Parser)]
@@ -73,6 +74,9 @@ pub(crate) struct PushArgs {
     /// Congestion control of the data connections, for example bbr or cubic [default: the system's]
     #[arg(long, value_name = "NAME")]
     pub(crate) congestion: Option<String>,
+    /// Send no faster than this per second over all data connections, for example 5Gbit, 500Mbit, 100MB or 100MiB
+    #[arg(long, value_name = "RATE")]
+    pub(crate) limit: Option<RateLimit>,
     /// Encryption of the data connections; with 'none' whoever is on the path can read what is sent
     #[arg(long, value_enum, default_value_t)]
     pub(crate) cipher: CipherArg,

@@ -11,7 +11,7 @@ use zmove_transport::{
     ClearLane, Connection, DialError, Dialler, Fingerprint, FirstKey, HostPolicy, Identity, KnownHosts,
     LaneError, LaneSink, SocketConfig, TlsLane, control_pair,
 };
-use zmove_types::{LaneId, TransferId};
+use zmove_types::{LaneId, RateLimit, TransferId};
 use zmove_wire::{Cipher, Greeting, Role};
 
 use crate::exit::{Exit, Failure};
@@ -31,6 +31,7 @@ pub(crate) struct DialOptions {
     pub(crate) streams: Option<u16>,
     pub(crate) congestion: Option<String>,
     pub(crate) cipher: Cipher,
+    pub(crate) limit: Option<RateLimit>,
 }
 
 /// Dials control and lanes; lanes go on coming up after this returns.
@@ -97,17 +98,20 @@ async fn ask_for_key(
 
 async fn dial_all(dialler: Dialler, options: &DialOptions) -> Result<Link> {
     let (transfer, streams, cipher) = (fresh_transfer()?, options.streams, options.cipher);
-    let greeting = |number| Greeting { cipher, ..Greeting::new(Role::Lane(LaneId(number)), transfer) };
+    let lane = |number| {
+        let greeting = Greeting { cipher, ..Greeting::new(Role::Lane(LaneId(number)), transfer) };
+        Lane { number, greeting, limit: options.limit }
+    };
     let (lanes_in, lanes) = mpsc::channel(usize::from(zmove_wire::limits::LANES_MAX));
     let (wanted_in, wanted) = watch::channel(None);
     for number in 0..streams.unwrap_or(LANES_AT_ONCE) {
-        spawn_lane(&dialler, greeting(number), number, &lanes_in, wanted.clone());
+        spawn_lane(&dialler, lane(number), &lanes_in, wanted.clone());
     }
     let connection = dialler.dial(DIAL_TIMEOUT).await?;
     let count = streams.unwrap_or_else(|| lanes_for(connection.rtt));
     wanted_in.send_replace(Some(count));
     for number in streams.unwrap_or(LANES_AT_ONCE)..count {
-        spawn_lane(&dialler, greeting(number), number, &lanes_in, wanted.clone());
+        spawn_lane(&dialler, lane(number), &lanes_in, wanted.clone());
     }
     connection.set_unacknowledged_max(CONTROL_SILENCE_MAX).context("set up the control connection")?;
     Ok(Link { transfer, cipher, control: control_pair(connection), lanes })
@@ -123,32 +127,43 @@ pub(crate) fn fresh_transfer() -> Result<TransferId> {
 
 type LanesIn = mpsc::Sender<Result<Box<dyn LaneSink>, LaneError>>;
 
-/// Dials one lane; it is dropped again if the path turns out to need fewer.
-fn spawn_lane(
-    dialler: &Dialler,
-    greeting: Greeting,
+/// A lane to be dialled.
+#[derive(Clone, Copy)]
+struct Lane {
     number: u16,
-    lanes: &LanesIn,
-    mut wanted: watch::Receiver<Option<u16>>,
-) {
+    greeting: Greeting,
+    /// That of all lanes together.
+    limit: Option<RateLimit>,
+}
+
+/// Dials one lane; it is dropped again if the path turns out to need fewer.
+fn spawn_lane(dialler: &Dialler, lane: Lane, lanes: &LanesIn, mut wanted: watch::Receiver<Option<u16>>) {
     let (dialler, lanes) = (dialler.clone(), lanes.clone());
     tokio::spawn(async move {
         let dialled = dialler.dial(DIAL_TIMEOUT).await;
         let count = wanted.wait_for(Option::is_some).await.map(|count| *count);
         // the control connection did not come up: its error says why
         let Ok(Some(count)) = count else { return };
-        if number >= count {
+        if lane.number >= count {
             return;
         }
         let made = match dialled {
-            Ok(connection) => make_lane(connection, greeting).await,
+            Ok(connection) => make_lane(connection, lane, count).await,
             Err(error) => Err(LaneError::Io { source: std::io::Error::other(error) }),
         };
         let _push_over = lanes.send(made).await;
     });
 }
 
-async fn make_lane(mut connection: Connection, greeting: Greeting) -> Result<Box<dyn LaneSink>, LaneError> {
+/// Greets on a lane, one of `count`.
+async fn make_lane(
+    mut connection: Connection,
+    Lane { greeting, limit, .. }: Lane,
+    count: u16,
+) -> Result<Box<dyn LaneSink>, LaneError> {
+    if let Some(limit) = limit {
+        connection.set_rate_max(limit.share(count))?;
+    }
     connection.write_all(&greeting.encode()).await?;
     connection.flush().await?;
     Ok(match greeting.cipher {

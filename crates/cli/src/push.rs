@@ -31,6 +31,9 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     let location = Location::parse(target).map_err(|error| usage_error(error.to_string()))?;
     let sources = Sources::look_at(sources)?;
     if let Location::Local(target) = &location {
+        if args.limit.is_some() {
+            return Err(usage_error("--limit paces connections: it needs a target on another host"));
+        }
         refuse_own_inside(&sources, Path::new(target))?;
     }
     let mut display = Display::new(args.json, args.quiet);
@@ -69,7 +72,7 @@ fn options(args: &PushArgs) -> DialOptions {
         CipherArg::None => Cipher::None,
     };
     let (accept_new, streams, congestion) = (args.accept_new, args.streams, args.congestion.clone());
-    DialOptions { accept_new, streams, congestion, cipher }
+    DialOptions { accept_new, streams, congestion, cipher, limit: args.limit }
 }
 
 fn job(args: &PushArgs, sources: &Sources, location: &Location) -> Result<PushJob> {
