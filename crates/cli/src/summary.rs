@@ -34,8 +34,10 @@ pub(crate) fn print(summary: &Summary, args: &PushArgs, cipher: Option<CipherArg
 
 fn as_text(summary: &Summary, durability: DurabilityArg, cipher: Option<&str>) -> String {
     let seconds = summary.elapsed.as_secs_f64();
+    let cipher = cipher.map_or_else(String::new, |cipher| format!(", cipher: {cipher}"));
     if summary.files == 0 && summary.failed == 0 {
-        let text = format!("nothing to move: {} files compared equal in {seconds:.2} s\n", summary.skipped);
+        let compared = summary.skipped;
+        let text = format!("nothing to move: {compared} files compared equal in {seconds:.2} s{cipher}\n");
         return text + &extras(summary);
     }
     let files_per_second = ByteCount(summary.files).as_f64() / seconds.max(1e-9);
@@ -47,7 +49,6 @@ fn as_text(summary: &Summary, durability: DurabilityArg, cipher: Option<&str>) -
         Some(time) => format!("first byte after {:.0} ms", time.as_secs_f64() * 1e3),
         None => "nothing had to be sent".to_owned(),
     };
-    let cipher = cipher.map_or_else(String::new, |cipher| format!(", cipher: {cipher}"));
     let mut text = format!(
         "{} files, {} in {seconds:.2} s: {}, {files_per_second:.0} files/s\n\
          verified (wire), {flushed}; {} lanes{cipher}, {first_byte}\n",
