@@ -34,10 +34,10 @@ const RESERVED: [(&str, &[&str]); 9] = [
     ("clap", &["cli", "lab"]),
     ("indicatif", &["cli", "lab"]),
     ("anyhow", &["cli", "lab"]),
-    ("blake3", &["chunk", "lab", "receiver", "sender"]),
+    ("blake3", &["chunk", "lab", "receiver", "sender", "transport"]),
     ("rayon", &["chunk", "scan"]),
     ("io-uring", &["uring"]),
-    ("libc", &["uring"]),
+    ("libc", &["sockopt", "uring"]),
 ];
 
 /// Where the word may stand.

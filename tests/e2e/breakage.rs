@@ -25,7 +25,10 @@ struct HalfWay {
 }
 
 fn half_way() -> HalfWay {
-    let site = Site::daemon();
+    half_way_to(Site::daemon())
+}
+
+fn half_way_to(site: Site) -> HalfWay {
     for number in 0..200 {
         paint(site.source().join(format!("small/{number}")), 1_000 + number);
     }
@@ -40,9 +43,7 @@ fn half_way() -> HalfWay {
 }
 
 fn push_through(site: &Site, proxy: &Proxy) -> Child {
-    let mut zmove = site.zmove(&["push", "--json", "source/"]);
-    zmove.0.arg(format!("{}:", proxy.address));
-    zmove.start()
+    site.push_by(&proxy.address, &["--json"]).start()
 }
 
 #[track_caller]
@@ -72,7 +73,15 @@ fn a_daemon_that_is_killed_and_comes_back() {
 
 #[test]
 fn a_client_that_is_killed() {
-    let HalfWay { site, proxy, mut client } = half_way();
+    kill_client(half_way());
+}
+
+#[test]
+fn a_client_that_is_killed_over_lanes_in_clear() {
+    kill_client(half_way_to(Site::clear()));
+}
+
+fn kill_client(HalfWay { site, proxy, mut client }: HalfWay) {
     client.kill().unwrap();
     client.wait().unwrap();
     proxy.reset(site.the_daemon().address);
@@ -94,10 +103,18 @@ fn a_client_that_is_interrupted() {
     assert_same(&site.source(), &site.target());
 }
 
-/// The path breaks and both ends live.
 #[test]
 fn a_path_that_breaks() {
-    let HalfWay { site, proxy, client } = half_way();
+    break_path(half_way());
+}
+
+#[test]
+fn a_path_that_breaks_over_lanes_in_clear() {
+    break_path(half_way_to(Site::clear()));
+}
+
+/// The path breaks and both ends live.
+fn break_path(HalfWay { site, proxy, client }: HalfWay) {
     proxy.reset(site.the_daemon().address);
     let outcome = finish(client);
     assert!(matches!(outcome.code, Some(10 | 12)), "{:?}: {}", outcome.code, outcome.stderr);

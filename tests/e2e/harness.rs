@@ -32,11 +32,24 @@ macro_rules! both_ways {
 }
 pub(crate) use both_ways;
 
+/// The same, and against a daemon over lanes in clear.
+macro_rules! every_way {
+    ($($case:ident),+ $(,)?) => {
+        crate::harness::both_ways!($($case),+);
+        mod clear {
+            $(#[test] fn $case() { super::$case(&crate::harness::Site::clear()); })+
+        }
+    };
+}
+pub(crate) use every_way;
+
 /// One case's world.
 pub(crate) struct Site {
     directory: TempDir,
     runner: Runner,
     daemon: Option<Daemon>,
+    /// Said on every push.
+    push_options: &'static [&'static str],
 }
 
 impl Site {
@@ -49,6 +62,13 @@ impl Site {
     pub(crate) fn daemon() -> Self {
         let mut site = Self::local();
         site.start_daemon();
+        site
+    }
+
+    /// A site whose daemon takes lanes in clear, and whose client asks for them.
+    pub(crate) fn clear() -> Self {
+        let mut site = Self { push_options: &["--cipher", "none"], ..Self::local() };
+        site.start_daemon_with(&["--allow-clear"]);
         site
     }
 
@@ -79,7 +99,7 @@ impl Site {
     }
 
     fn bare(runner: Runner) -> Self {
-        let site = Self { directory: tempfile::tempdir().unwrap(), runner, daemon: None };
+        let site = Self { directory: tempfile::tempdir().unwrap(), runner, daemon: None, push_options: &[] };
         for name in ["source", "target", "client", "server"] {
             std::fs::create_dir(site.path(name)).unwrap();
         }
@@ -165,9 +185,16 @@ impl Site {
         self.push_command(options, &[source.as_ref()], path).outcome()
     }
 
+    /// `zmove push OPTIONS source/ ADDRESS:` by way of a relay.
+    pub(crate) fn push_by(&self, relay: &SocketAddr, options: &[&str]) -> Zmove {
+        let mut zmove = self.zmove(&["push"]);
+        zmove.0.args(self.push_options).args(options).arg("source/").arg(format!("{relay}:"));
+        zmove
+    }
+
     pub(crate) fn push_command(&self, options: &[&str], sources: &[&OsStr], path: &str) -> Zmove {
         let mut zmove = self.zmove(&["push"]);
-        zmove.0.args(options).args(sources).arg(self.address(path));
+        zmove.0.args(self.push_options).args(options).args(sources).arg(self.address(path));
         zmove
     }
 

@@ -10,7 +10,7 @@ use zmove_scan::ScanRoot;
 use zmove_sender::{Link, Push, PushJob, SenderConfig, SessionError, Summary};
 use zmove_transport::{LaneSink, memory_control, memory_lane};
 use zmove_types::{Event, Observer, RelPath, TransferId};
-use zmove_wire::{Compare, Durability, TargetShape};
+use zmove_wire::{Cipher, Compare, Durability, TargetShape};
 
 /// One push within this process, from a directory's contents to another.
 pub(crate) struct InProcess {
@@ -69,7 +69,7 @@ impl InProcess {
                 let session = Session { transfer, control: far, lanes: sources, access, config };
                 run_session(session, std::future::pending()).await
             });
-            let link = Link { transfer, control: near, lanes: sinks };
+            let link = Link { transfer, cipher: Cipher::Tls, control: near, lanes: sinks };
             let ended = push.run(link, observer, std::future::pending()).await;
             receiving.await.unwrap().unwrap();
             ended

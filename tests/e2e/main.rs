@@ -17,6 +17,8 @@ mod bad_sources;
 mod bad_targets;
 mod breakage;
 mod changing;
+mod clear;
+mod limit;
 mod manifest;
 mod output;
 mod peers;

@@ -1,4 +1,5 @@
-//! A TCP relay that stops after a given number of bytes, so that "in mid-transfer" is an event and no guess.
+//! A TCP relay that stops after a given number of bytes, so that "in mid-transfer" is an event and no guess; or that
+//! reads what passes, and changes it.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -21,15 +22,33 @@ struct State {
     upstream: SocketAddr,
     /// What may still go upstream.
     bytes_left: u64,
+    strike: Option<Strike>,
     open: Vec<TcpStream>,
+}
+
+/// One bit that is flipped on the way up, where these bytes are first seen.
+#[derive(Clone, Copy)]
+pub(crate) struct Strike {
+    pub(crate) seen: &'static [u8],
+    /// How far before them.
+    pub(crate) before: usize,
 }
 
 impl Proxy {
     /// A relay to `upstream` that stalls when `bytes_max` have gone there.
     pub(crate) fn start(upstream: SocketAddr, bytes_max: u64) -> Self {
+        Self::start_with(upstream, bytes_max, None)
+    }
+
+    /// A relay to `upstream` that strikes once.
+    pub(crate) fn striking(upstream: SocketAddr, strike: Strike) -> Self {
+        Self::start_with(upstream, u64::MAX, Some(strike))
+    }
+
+    fn start_with(upstream: SocketAddr, bytes_max: u64, strike: Option<Strike>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let state = Mutex::new(State { upstream, bytes_left: bytes_max, open: Vec::new() });
+        let state = Mutex::new(State { upstream, bytes_left: bytes_max, strike, open: Vec::new() });
         let shared = Arc::new(Shared { state, changed: Condvar::new() });
         let accepting = Arc::clone(&shared);
         std::thread::spawn(move || {
@@ -46,6 +65,11 @@ impl Proxy {
         let flowing = |state: &mut State| state.bytes_left > 0;
         let (state, _) = self.shared.changed.wait_timeout_while(state, PATIENCE, flowing).unwrap();
         assert_eq!(state.bytes_left, 0, "the transfer came to an end before the relay stalled");
+    }
+
+    /// Whether it has struck.
+    pub(crate) fn has_struck(&self) -> bool {
+        self.shared.state.lock().unwrap().strike.is_none()
     }
 
     /// Closes all connections and sends new ones to `upstream`, without a limit.
@@ -74,11 +98,22 @@ impl Shared {
     fn pump_up(&self, mut from: TcpStream, mut to: TcpStream) {
         let mut room = vec![0; 64 << 10];
         while let Ok(taken @ 1..) = from.read(&mut room) {
+            self.strike(&mut room[..taken]);
             if !self.admit(taken as u64) || to.write_all(&room[..taken]).is_err() {
                 break;
             }
         }
         drop(to.shutdown(Shutdown::Write));
+    }
+
+    fn strike(&self, bytes: &mut [u8]) {
+        let mut state = self.state.lock().unwrap();
+        let Some(Strike { seen, before }) = state.strike else { return };
+        let found = bytes.windows(seen.len()).position(|window| window == seen);
+        if let Some(at) = found.and_then(|at| at.checked_sub(before)) {
+            bytes[at] ^= 1;
+            state.strike = None;
+        }
     }
 
     /// Waits until bytes may pass; false when the relay was reset meanwhile.

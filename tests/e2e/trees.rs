@@ -8,12 +8,12 @@ use std::process::Command;
 
 use rustix::fs::{Mode, OFlags, mkdirat, open, openat};
 
-use crate::harness::{Site, both_ways, is_root};
+use crate::harness::{Site, every_way, is_root};
 use crate::tree::{
     assert_pictures, assert_same, paint, paint_interesting_sizes, painted, picture, set_mode, set_own_mtime,
 };
 
-both_ways!(
+every_way!(
     interesting_sizes,
     an_empty_tree_and_empty_directories,
     names_are_bytes,

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use zmove_transport::Fingerprint;
+use zmove_types::RateLimit;
 
 /// Moves trees of any shape between data transfer nodes: encrypted, verified, at the speed of the path.
 #[derive(Debug, Parser)]
@@ -73,6 +74,12 @@ pub(crate) struct PushArgs {
     /// Congestion control of the data connections, for example bbr or cubic [default: the system's]
     #[arg(long, value_name = "NAME")]
     pub(crate) congestion: Option<String>,
+    /// Send no faster than this per second over all data connections, for example 5Gbit, 500Mbit, 100MB or 100MiB
+    #[arg(long, value_name = "RATE")]
+    pub(crate) limit: Option<RateLimit>,
+    /// Encryption of the data connections; with 'none' whoever is on the path can read what is sent
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) cipher: CipherArg,
     #[command(flatten)]
     pub(crate) storage: StorageArgs,
     /// Print events as JSON lines on stdout instead of a bar and a summary
@@ -97,6 +104,15 @@ pub(crate) enum DurabilityArg {
     End,
     /// Each file is on stable storage before it gets its name
     File,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CipherArg {
+    /// TLS 1.3
+    #[default]
+    Tls,
+    /// Names and contents in clear, still authenticated; the receiver must run with --allow-clear
+    None,
 }
 
 /// How large files are read and written on this host.
@@ -137,6 +153,9 @@ pub(crate) struct ServeArgs {
     /// The address to listen on
     #[arg(long, value_name = "ADDR:PORT", default_value = "[::]:5870")]
     pub(crate) listen: SocketAddr,
+    /// Let senders that ask for it ('push --cipher none') send names and contents in clear
+    #[arg(long)]
+    pub(crate) allow_clear: bool,
     #[command(flatten)]
     pub(crate) storage: StorageArgs,
 }

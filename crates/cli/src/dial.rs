@@ -8,11 +8,11 @@ use tokio::io::AsyncWriteExt;
 use tokio::sync::{mpsc, watch};
 use zmove_sender::Link;
 use zmove_transport::{
-    Connection, DialError, Dialler, Fingerprint, FirstKey, HostPolicy, Identity, KnownHosts, LaneError,
-    LaneSink, SocketConfig, TlsLane, control_pair,
+    ClearLane, Connection, DialError, Dialler, Fingerprint, FirstKey, HostPolicy, Identity, KnownHosts,
+    LaneError, LaneSink, SocketConfig, TlsLane, control_pair,
 };
-use zmove_types::{LaneId, TransferId};
-use zmove_wire::{Greeting, Role};
+use zmove_types::{LaneId, RateLimit, TransferId};
+use zmove_wire::{Cipher, Greeting, Role};
 
 use crate::exit::{Exit, Failure};
 use crate::location::Remote;
@@ -30,6 +30,8 @@ pub(crate) struct DialOptions {
     pub(crate) accept_new: bool,
     pub(crate) streams: Option<u16>,
     pub(crate) congestion: Option<String>,
+    pub(crate) cipher: Cipher,
+    pub(crate) limit: Option<RateLimit>,
 }
 
 /// Dials control and lanes; lanes go on coming up after this returns.
@@ -46,7 +48,7 @@ pub(crate) async fn connect(remote: &Remote, options: &DialOptions) -> Result<Li
     };
     let socket = SocketConfig { congestion: options.congestion.clone(), ..SocketConfig::default() };
     let dialler = Dialler::new(&identity, &remote.host, remote.port, policy, socket).await?;
-    let link = dial_all(dialler, options.streams).await?;
+    let link = dial_all(dialler, options).await?;
     if let Some(key) = first_key.get() {
         known_hosts.pin(&remote.host, remote.port, key)?;
         terminal::warn(format_args!("pinned the key of {}:{}: {key}", remote.host, remote.port));
@@ -94,21 +96,25 @@ async fn ask_for_key(
     Ok(fingerprint)
 }
 
-async fn dial_all(dialler: Dialler, streams: Option<u16>) -> Result<Link> {
-    let transfer = fresh_transfer()?;
+async fn dial_all(dialler: Dialler, options: &DialOptions) -> Result<Link> {
+    let (transfer, streams, cipher) = (fresh_transfer()?, options.streams, options.cipher);
+    let lane = |number| {
+        let greeting = Greeting { cipher, ..Greeting::new(Role::Lane(LaneId(number)), transfer) };
+        Lane { number, greeting, limit: options.limit }
+    };
     let (lanes_in, lanes) = mpsc::channel(usize::from(zmove_wire::limits::LANES_MAX));
     let (wanted_in, wanted) = watch::channel(None);
     for number in 0..streams.unwrap_or(LANES_AT_ONCE) {
-        spawn_lane(&dialler, transfer, LaneId(number), &lanes_in, wanted.clone());
+        spawn_lane(&dialler, lane(number), &lanes_in, wanted.clone());
     }
     let connection = dialler.dial(DIAL_TIMEOUT).await?;
     let count = streams.unwrap_or_else(|| lanes_for(connection.rtt));
     wanted_in.send_replace(Some(count));
     for number in streams.unwrap_or(LANES_AT_ONCE)..count {
-        spawn_lane(&dialler, transfer, LaneId(number), &lanes_in, wanted.clone());
+        spawn_lane(&dialler, lane(number), &lanes_in, wanted.clone());
     }
     connection.set_unacknowledged_max(CONTROL_SILENCE_MAX).context("set up the control connection")?;
-    Ok(Link { transfer, control: control_pair(connection), lanes })
+    Ok(Link { transfer, cipher, control: control_pair(connection), lanes })
 }
 
 /// A transfer id that nobody else has.
@@ -121,37 +127,47 @@ pub(crate) fn fresh_transfer() -> Result<TransferId> {
 
 type LanesIn = mpsc::Sender<Result<Box<dyn LaneSink>, LaneError>>;
 
+/// A lane to be dialled.
+#[derive(Clone, Copy)]
+struct Lane {
+    number: u16,
+    greeting: Greeting,
+    /// That of all lanes together.
+    limit: Option<RateLimit>,
+}
+
 /// Dials one lane; it is dropped again if the path turns out to need fewer.
-fn spawn_lane(
-    dialler: &Dialler,
-    transfer: TransferId,
-    lane: LaneId,
-    lanes: &LanesIn,
-    mut wanted: watch::Receiver<Option<u16>>,
-) {
+fn spawn_lane(dialler: &Dialler, lane: Lane, lanes: &LanesIn, mut wanted: watch::Receiver<Option<u16>>) {
     let (dialler, lanes) = (dialler.clone(), lanes.clone());
     tokio::spawn(async move {
         let dialled = dialler.dial(DIAL_TIMEOUT).await;
         let count = wanted.wait_for(Option::is_some).await.map(|count| *count);
         // the control connection did not come up: its error says why
         let Ok(Some(count)) = count else { return };
-        if lane.0 >= count {
+        if lane.number >= count {
             return;
         }
         let made = match dialled {
-            Ok(connection) => make_lane(connection, transfer, lane).await,
+            Ok(connection) => make_lane(connection, lane, count).await,
             Err(error) => Err(LaneError::Io { source: std::io::Error::other(error) }),
         };
         let _push_over = lanes.send(made).await;
     });
 }
 
+/// Greets on a lane, one of `count`.
 async fn make_lane(
     mut connection: Connection,
-    transfer: TransferId,
-    lane: LaneId,
+    Lane { greeting, limit, .. }: Lane,
+    count: u16,
 ) -> Result<Box<dyn LaneSink>, LaneError> {
-    connection.write_all(&Greeting::new(Role::Lane(lane), transfer).encode()).await?;
+    if let Some(limit) = limit {
+        connection.set_rate_max(limit.share(count))?;
+    }
+    connection.write_all(&greeting.encode()).await?;
     connection.flush().await?;
-    Ok(Box::new(TlsLane::new(connection)?))
+    Ok(match greeting.cipher {
+        Cipher::Tls => Box::new(TlsLane::new(connection)?),
+        Cipher::None => Box::new(ClearLane::new(connection)?),
+    })
 }

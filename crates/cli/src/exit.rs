@@ -58,7 +58,7 @@ impl Exit {
                 RefusalCode::UnknownKey => Self::Authentication,
                 RefusalCode::Denied | RefusalCode::Target => Self::Target,
                 RefusalCode::Busy => Self::Connection,
-                RefusalCode::Protocol | RefusalCode::Stopping => Self::Broken,
+                RefusalCode::Protocol | RefusalCode::Stopping | RefusalCode::Broken => Self::Broken,
                 RefusalCode::Failed => Self::File,
             },
             SessionError::PeerIncompatible(_) | SessionError::Control(ControlError::Greeting(_)) => {

@@ -14,9 +14,9 @@ use zmove_scan::ScanRoot;
 use zmove_sender::{Link, Manifest, Push, PushJob, SenderConfig, Summary};
 use zmove_transport::{memory_control, memory_lane};
 use zmove_types::{Name, RelPath};
-use zmove_wire::{Compare, Durability, TargetShape, TopName};
+use zmove_wire::{Cipher, Compare, Durability, TargetShape, TopName};
 
-use crate::args::{DurabilityArg, PushArgs};
+use crate::args::{CipherArg, DurabilityArg, PushArgs};
 use crate::dial::{self, DialOptions};
 use crate::exit::{Exit, Failure, usage_error};
 use crate::location::{Location, Remote};
@@ -31,6 +31,9 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     let location = Location::parse(target).map_err(|error| usage_error(error.to_string()))?;
     let sources = Sources::look_at(sources)?;
     if let Location::Local(target) = &location {
+        if args.limit.is_some() {
+            return Err(usage_error("--limit paces connections: it needs a target on another host"));
+        }
         refuse_own_inside(&sources, Path::new(target))?;
     }
     let mut display = Display::new(args.json, args.quiet);
@@ -57,12 +60,19 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     display.end();
     let mut summary = pushed?;
     summary.failed += sources.missing;
-    summary::print(&summary, &args)?;
+    // within one process there is nothing to encrypt
+    let cipher = matches!(location, Location::Remote(_)).then_some(args.cipher);
+    summary::print(&summary, &args, cipher)?;
     Ok(if summary.failed > 0 { Exit::Partial } else { Exit::Done })
 }
 
 fn options(args: &PushArgs) -> DialOptions {
-    DialOptions { accept_new: args.accept_new, streams: args.streams, congestion: args.congestion.clone() }
+    let cipher = match args.cipher {
+        CipherArg::Tls => Cipher::Tls,
+        CipherArg::None => Cipher::None,
+    };
+    let (accept_new, streams, congestion) = (args.accept_new, args.streams, args.congestion.clone());
+    DialOptions { accept_new, streams, congestion, cipher, limit: args.limit }
 }
 
 fn job(args: &PushArgs, sources: &Sources, location: &Location) -> Result<PushJob> {
@@ -134,7 +144,7 @@ async fn push_here(push: Push, display: &mut Display, storage: Storage) -> Resul
         let session = Session { transfer, control, lanes: sources, access, config };
         run_session(session, std::future::pending()).await
     });
-    let link = Link { transfer, control: near, lanes: sinks };
+    let link = Link { transfer, cipher: Cipher::default(), control: near, lanes: sinks };
     let pushed = push.run(link, display.observer(), interrupted()).await;
     let received = receiving.await.context("the receiving role")?;
     match (pushed, received) {

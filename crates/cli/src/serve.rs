@@ -23,7 +23,15 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
     if let Some(notice) = &storage.notice {
         terminal::warn(notice);
     }
-    let config = ReceiverConfig { disk: storage.disk, direct: storage.direct, ..ReceiverConfig::default() };
+    if args.allow_clear {
+        terminal::warn("senders may send names and contents in clear (--allow-clear)");
+    }
+    let config = ReceiverConfig {
+        disk: storage.disk,
+        direct: storage.direct,
+        allow_clear: args.allow_clear,
+        ..ReceiverConfig::default()
+    };
     let runtime = tokio::runtime::Runtime::new().context("start the runtime")?;
     runtime.block_on(async {
         let acceptor = Acceptor::bind(args.listen, &identity, SocketConfig::default()).await?;

@@ -5,12 +5,13 @@ use serde_json::json;
 use zmove_sender::{Limit, Summary};
 use zmove_types::{ByteCount, ByteRate};
 
-use crate::args::{DurabilityArg, PushArgs};
+use crate::args::{CipherArg, DurabilityArg, PushArgs};
 use crate::progress::print_json;
 use crate::terminal;
 
-/// Prints the summary in the form that was asked for.
-pub(crate) fn print(summary: &Summary, args: &PushArgs) -> Result<()> {
+/// Prints the summary in the form that was asked for; `cipher` is that of the lanes, if they had one to have.
+pub(crate) fn print(summary: &Summary, args: &PushArgs, cipher: Option<CipherArg>) -> Result<()> {
+    let cipher = cipher.map(cipher_key);
     if summary.manifest_left_out > 0 {
         terminal::warn(format_args!(
             "{} names are not UTF-8 and are left out of the manifest: b3sum cannot read them",
@@ -24,17 +25,19 @@ pub(crate) fn print(summary: &Summary, args: &PushArgs) -> Result<()> {
         ));
     }
     if args.json {
-        print_json(&as_json(summary));
+        print_json(&as_json(summary, cipher));
     } else if !args.quiet {
-        terminal::print(as_text(summary, args.durability));
+        terminal::print(as_text(summary, args.durability, cipher));
     }
     Ok(())
 }
 
-fn as_text(summary: &Summary, durability: DurabilityArg) -> String {
+fn as_text(summary: &Summary, durability: DurabilityArg, cipher: Option<&str>) -> String {
     let seconds = summary.elapsed.as_secs_f64();
+    let cipher = cipher.map_or_else(String::new, |cipher| format!(", cipher: {cipher}"));
     if summary.files == 0 && summary.failed == 0 {
-        let text = format!("nothing to move: {} files compared equal in {seconds:.2} s\n", summary.skipped);
+        let compared = summary.skipped;
+        let text = format!("nothing to move: {compared} files compared equal in {seconds:.2} s{cipher}\n");
         return text + &extras(summary);
     }
     let files_per_second = ByteCount(summary.files).as_f64() / seconds.max(1e-9);
@@ -48,7 +51,7 @@ fn as_text(summary: &Summary, durability: DurabilityArg) -> String {
     };
     let mut text = format!(
         "{} files, {} in {seconds:.2} s: {}, {files_per_second:.0} files/s\n\
-         verified (wire), {flushed}; {} lanes, {first_byte}\n",
+         verified (wire), {flushed}; {} lanes{cipher}, {first_byte}\n",
         summary.files,
         ByteCount(summary.bytes),
         ByteRate::new(summary.bytes, summary.elapsed),
@@ -77,7 +80,7 @@ fn extras(summary: &Summary) -> String {
     if told.is_empty() { String::new() } else { format!("{}\n", told.join(", ")) }
 }
 
-fn as_json(summary: &Summary) -> serde_json::Value {
+fn as_json(summary: &Summary, cipher: Option<&str>) -> serde_json::Value {
     json!({
         "event": "summary",
         "files": summary.files,
@@ -88,6 +91,7 @@ fn as_json(summary: &Summary) -> serde_json::Value {
         "vanished": summary.vanished,
         "resent": summary.resent,
         "lanes": summary.lanes,
+        "cipher": cipher,
         "seconds": summary.elapsed.as_secs_f64(),
         "bytes_per_second": ByteRate::new(summary.bytes, summary.elapsed).0,
         "first_byte_seconds": summary.first_byte.map(|time| time.as_secs_f64()),
@@ -97,6 +101,13 @@ fn as_json(summary: &Summary) -> serde_json::Value {
         "limited_by": limit_key(summary.verdict.limit),
         "limited_percent": summary.verdict.percent,
     })
+}
+
+fn cipher_key(cipher: CipherArg) -> &'static str {
+    match cipher {
+        CipherArg::Tls => "tls",
+        CipherArg::None => "none",
+    }
 }
 
 fn limit_key(limit: Limit) -> &'static str {

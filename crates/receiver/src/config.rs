@@ -16,6 +16,8 @@ pub struct ReceiverConfig {
     pub buffers_max: usize,
     /// The most lanes of one transfer. Default: 64.
     pub lanes_max: u16,
+    /// Whether a daemon takes lanes in clear from senders that ask for them. Default: no, such transfers are refused.
+    pub allow_clear: bool,
     /// The storage engine.
     pub disk: Arc<dyn Disk>,
     /// Whether large files pass by the page cache. Default: where it pays.
@@ -29,6 +31,7 @@ impl Default for ReceiverConfig {
             writers: cores.clamp(2, 8),
             buffers_max: 32,
             lanes_max: zmove_wire::limits::LANES_MAX,
+            allow_clear: false,
             disk: Arc::new(Threads),
             direct: Direct::default(),
         }

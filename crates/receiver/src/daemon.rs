@@ -12,9 +12,12 @@ use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{Semaphore, mpsc, watch};
-use zmove_transport::{Acceptor, AuthorizedKeys, Connection, Fingerprint, Grant, TlsLane, control_pair};
+use zmove_transport::{
+    Acceptor, AuthorizedKeys, ClearLane, Connection, Fingerprint, Grant, LaneError, LaneSource, TlsLane,
+    control_pair,
+};
 use zmove_types::TransferId;
-use zmove_wire::{Greeting, GreetingError, Refusal, RefusalCode, Role, ToSender, encode_message};
+use zmove_wire::{Cipher, Greeting, GreetingError, Refusal, RefusalCode, Role, ToSender, encode_message};
 
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
@@ -68,6 +71,8 @@ pub enum DaemonEvent {
         name: String,
         /// From where.
         address: SocketAddr,
+        /// How its lanes went.
+        cipher: Cipher,
         /// What was done.
         report: SessionReport,
         /// How long it took.
@@ -195,9 +200,14 @@ impl Shared {
                 return say_and_close(stream, &ours.encode()).await;
             }
         };
+        let allowed = greeting.cipher == Cipher::Tls || self.config.allow_clear;
         match greeting.role {
-            Role::Control => self.run_control(stream, address, owner, grant, greeting.transfer).await,
-            Role::Lane(_) => self.hand_over_lane(stream, address, owner, greeting.transfer).await,
+            _ if !allowed => {
+                self.reject(address, "it asks for lanes in clear, which need 'zmove serve --allow-clear'");
+                refuse(stream, clear_lanes).await;
+            }
+            Role::Control => self.run_control(stream, address, owner, grant, greeting).await,
+            Role::Lane(_) => self.hand_over_lane(stream, address, owner, greeting).await,
         }
     }
 
@@ -207,7 +217,7 @@ impl Shared {
         address: SocketAddr,
         owner: Fingerprint,
         grant: Grant,
-        transfer: TransferId,
+        Greeting { transfer, cipher, .. }: Greeting,
     ) {
         let (lanes_in, lanes) = mpsc::channel(usize::from(self.config.lanes_max));
         let Some(_registered) = self.registry.register(owner, transfer, lanes_in) else {
@@ -226,7 +236,7 @@ impl Shared {
         let stop = async { drop(stopping.wait_for(|stopping| *stopping).await) };
         let ended = run_session(session, stop).await;
         (self.log)(&match ended {
-            Ok(report) => DaemonEvent::Received { name, address, report, elapsed: started.elapsed() },
+            Ok(report) => DaemonEvent::Received { name, address, cipher, report, elapsed: started.elapsed() },
             Err(error) => DaemonEvent::Broken { name, address, error },
         });
     }
@@ -236,17 +246,24 @@ impl Shared {
         stream: Connection,
         address: SocketAddr,
         owner: Fingerprint,
-        transfer: TransferId,
+        greeting: Greeting,
     ) {
-        let Some(lanes) = self.registry.find(owner, transfer, EARLY_LANE_TIMEOUT).await else {
+        let Some(lanes) = self.registry.find(owner, greeting.transfer, EARLY_LANE_TIMEOUT).await else {
             return self.reject(address, "a lane of a transfer that its key has not opened");
         };
-        match TlsLane::new(stream) {
+        match make_lane(stream, greeting.cipher) {
             // a lane that comes when its transfer is over is not needed
-            Ok(lane) => drop(lanes.send(Box::new(lane)).await),
+            Ok(lane) => drop(lanes.send(lane).await),
             Err(error) => self.reject(address, error),
         }
     }
+}
+
+fn make_lane(stream: Connection, cipher: Cipher) -> Result<Box<dyn LaneSource>, LaneError> {
+    Ok(match cipher {
+        Cipher::Tls => Box::new(TlsLane::new(stream)?),
+        Cipher::None => Box::new(ClearLane::new(stream)?),
+    })
 }
 
 fn agreed(bytes: &[u8; Greeting::BYTES]) -> Result<Greeting, GreetingError> {
@@ -262,11 +279,17 @@ fn unknown_key(peer: Fingerprint) -> Refusal {
     Refusal { code: RefusalCode::UnknownKey, text }
 }
 
+fn clear_lanes(_: Fingerprint) -> Refusal {
+    let text = "this receiver takes nothing in clear: leave out '--cipher none', or have it run with \
+                'zmove serve --allow-clear'";
+    Refusal { code: RefusalCode::Denied, text: text.to_owned() }
+}
+
 fn busy(text: &str) -> Refusal {
     Refusal { code: RefusalCode::Busy, text: text.to_owned() }
 }
 
-/// Refuses a peer without having parsed a byte of it.
+/// Refuses a peer, whatever it has to say.
 async fn refuse(connection: Connection, refusal: impl FnOnce(Fingerprint) -> Refusal) {
     let refusal = refusal(connection.peer);
     let mut answer = Greeting::new(Role::Control, TransferId([0; 16])).encode().to_vec();
@@ -295,12 +318,13 @@ impl fmt::Display for DaemonEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Rejected { address, reason } => write!(f, "rejected {address}: {reason}"),
-            Self::Received { name, address, report, elapsed } => {
+            Self::Received { name, address, cipher, report, elapsed } => {
                 let target = String::from_utf8_lossy(&report.target);
                 let (seconds, faults) = (elapsed.as_secs_f64(), report.faults);
+                let clear = if *cipher == Cipher::None { ", in clear" } else { "" };
                 write!(
                     f,
-                    "received from {name} at {address} into '{target}' in {seconds:.2} s, {faults} faults"
+                    "received from {name} at {address} into '{target}' in {seconds:.2} s, {faults} faults{clear}"
                 )
             }
             Self::Broken { name, address, error } => write!(f, "broken off by {name} at {address}: {error}"),

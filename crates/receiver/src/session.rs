@@ -359,6 +359,9 @@ impl Running {
     async fn say_why(&mut self, error: &SessionError) -> Result<(), ControlError> {
         let code = match error {
             SessionError::Stopping => RefusalCode::Stopping,
+            SessionError::Lane(_) | SessionError::Control(_) | SessionError::PeerMisbehaved(_) => {
+                RefusalCode::Broken
+            }
             _ => RefusalCode::Failed,
         };
         let refusal = Refusal { code, text: error.to_string() };

@@ -11,7 +11,7 @@ use zmove_types::{Event, FileId, ItemId, TransferId};
 use zmove_wire::limits::{OFFER_FILES_MAX, STORED_ITEMS_MAX};
 use zmove_wire::session::Resend;
 use zmove_wire::{
-    EntryFault, Fault, FaultCode, FileDone, Finished, Greeting, Open, Opened, Role, Stored, StoredItem,
+    Cipher, EntryFault, Fault, FaultCode, FileDone, Finished, Greeting, Open, Opened, Stored, StoredItem,
     ToReceiver, ToSender, WireError, decode_message, encode_message,
 };
 
@@ -26,6 +26,8 @@ use crate::shared::{Sent, SentBatch, Shared};
 pub struct Link {
     /// The transfer's id, as the lanes have presented it.
     pub transfer: TransferId,
+    /// How the lanes go on, as they have said.
+    pub cipher: Cipher,
     /// The control connection, on which nothing has been said.
     pub control: (ControlReader, ControlWriter),
     /// Lanes as they come up, on which the greeting has been sent; an error is why one did not.
@@ -35,10 +37,10 @@ pub struct Link {
 /// Greets and asks for leave.
 pub(crate) async fn ask(
     writer: &mut ControlWriter,
-    transfer: TransferId,
+    greeting: Greeting,
     open: Open,
 ) -> Result<(), SessionError> {
-    let mut opening = Greeting::new(Role::Control, transfer).encode().to_vec();
+    let mut opening = greeting.encode().to_vec();
     opening.extend(encode_message(&ToReceiver::Open(open)));
     Ok(writer.send(&opening).await?)
 }

@@ -13,7 +13,7 @@ use zmove_scan::{Scan, scan};
 use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink};
 use zmove_types::{Event, Observer};
 use zmove_wire::limits::LANES_UNASKED_MAX;
-use zmove_wire::{Compare, Finished, Open, Opened, ToSender};
+use zmove_wire::{Cipher, Compare, Finished, Greeting, Open, Opened, Role, ToSender};
 
 use crate::config::{PushJob, SenderConfig};
 use crate::control::{self, Account, Link};
@@ -57,9 +57,10 @@ impl Push {
         observer: Arc<dyn Observer>,
         stop: impl Future<Output = ()>,
     ) -> Result<Summary, SessionError> {
-        let Link { transfer, control: (reader, mut writer), lanes } = link;
+        let Link { transfer, cipher, control: (reader, mut writer), lanes } = link;
         let compare = self.open.compare;
-        control::ask(&mut writer, transfer, self.open).await?;
+        let greeting = Greeting { cipher, ..Greeting::new(Role::Control, transfer) };
+        control::ask(&mut writer, greeting, self.open).await?;
         let (outgoing_in, outgoing) = mpsc::unbounded_channel();
         let shared = Arc::new(Shared::new(self.config, observer, outgoing_in, self.started));
         let (teller, news) = planner::news();
@@ -70,6 +71,7 @@ impl Push {
             writer: tokio::spawn(control::write_all(writer, outgoing)),
             lanes,
             lanes_open: true,
+            lanes_early: cipher == Cipher::Tls,
             lanes_max: LANES_UNASKED_MAX,
             crew,
             account,
@@ -90,6 +92,8 @@ struct Running {
     writer: tokio::task::JoinHandle<()>,
     lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
     lanes_open: bool,
+    /// Nothing goes out in clear before the receiver has agreed to that.
+    lanes_early: bool,
     lanes_max: u16,
     crew: Crew,
     account: Account,
@@ -129,7 +133,7 @@ impl Running {
         }
     }
 
-    /// Waits for leave; meanwhile the first lanes carry what is guessed to be needed. A lane that breaks now says less than
+    /// Waits for leave; meanwhile the first encrypted lanes carry what is guessed to be needed. A lane that breaks now says less than
     /// the refusal that is about to come.
     async fn await_leave(
         &mut self,
@@ -138,7 +142,7 @@ impl Running {
         let leave = control::leave(reader);
         tokio::pin!(leave);
         loop {
-            let room = self.crew.breakers.len() < usize::from(self.lanes_max);
+            let room = self.lanes_early && self.crew.breakers.len() < usize::from(self.lanes_max);
             tokio::select! {
                 left = &mut leave => return left,
                 lane = self.lanes.recv(), if self.lanes_open && room => self.take_lane(lane)?,

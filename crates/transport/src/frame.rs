@@ -26,7 +26,7 @@ pub struct Frame {
 
 /// The sending end of a lane.
 pub trait LaneSink: Send {
-    /// Sends one frame; books encryption as busy and the wait for the path as blocked.
+    /// Sends one frame; books encryption, if there is any, as busy and the wait for the path as blocked.
     ///
     /// # Errors
     /// [`LaneError`] when the lane is gone; the frame may or may not have arrived.
@@ -82,7 +82,7 @@ impl fmt::Debug for LaneBreaker {
 #[non_exhaustive]
 pub enum LaneError {
     /// The other end is gone without saying so.
-    #[error("data lane: the peer closed it in mid-transfer")]
+    #[error("data lane: the peer closed the connection in mid-transfer")]
     Closed,
     /// The transfer is being stopped on this side.
     #[error("data lane: stopped")]
@@ -106,6 +106,9 @@ pub enum LaneError {
         #[from]
         source: RecordError,
     },
+    /// What came on a lane in clear is not the peer's next frame: changed, repeated, out of its place, or of another lane.
+    #[error("data lane: a frame does not authenticate")]
+    Forged,
     /// The bytes are no frame.
     #[error("data lane: {source}")]
     Wire {

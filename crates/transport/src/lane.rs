@@ -77,16 +77,17 @@ impl TlsLane {
     fn fill_all(&mut self, out: &mut [u8], watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
         if self.fill(out, watch)? == out.len() { Ok(()) } else { Err(LaneError::Closed) }
     }
+}
 
-    fn tcp_breaker(&self) -> LaneBreaker {
-        let socket = self.socket.try_clone();
-        LaneBreaker::new(move || {
-            // a socket that is already closed needs no breaking
-            if let Ok(socket) = &socket {
-                drop(socket.shutdown(Shutdown::Both));
-            }
-        })
-    }
+/// What breaks a lane on this socket.
+pub(crate) fn tcp_breaker(socket: &TcpStream) -> LaneBreaker {
+    let socket = socket.try_clone();
+    LaneBreaker::new(move || {
+        // a socket that is already closed needs no breaking
+        if let Ok(socket) = &socket {
+            drop(socket.shutdown(Shutdown::Both));
+        }
+    })
 }
 
 impl LaneSink for TlsLane {
@@ -105,7 +106,7 @@ impl LaneSink for TlsLane {
     }
 
     fn breaker(&self) -> LaneBreaker {
-        self.tcp_breaker()
+        tcp_breaker(&self.socket)
     }
 }
 
@@ -126,7 +127,7 @@ impl LaneSource for TlsLane {
     }
 
     fn breaker(&self) -> LaneBreaker {
-        self.tcp_breaker()
+        tcp_breaker(&self.socket)
     }
 }
 

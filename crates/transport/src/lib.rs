@@ -1,8 +1,9 @@
-//! What carries frames and messages: TLS on TCP, or memory within one process; and who may be at the other end.
+//! What carries frames and messages: TLS on TCP, TCP in clear after TLS, or memory within one process; and who may be at the other end.
 //!
 //! Lanes are blocking and belong to threads; control is asynchronous. Nothing here knows what a frame means.
 //! **Invariant:** no connection is handed out before both ends have proved their keys.
 
+mod clear;
 mod control;
 mod error;
 mod frame;
@@ -12,6 +13,7 @@ mod record;
 mod tcp_tls;
 mod trust;
 
+pub use clear::ClearLane;
 pub use control::{ControlError, ControlReader, ControlWriter, Inbox, control_pair};
 pub use error::{
     AcceptError, AuthorizedKeysError, BindError, DialError, DialStage, IdentityError, KnownHostsError,

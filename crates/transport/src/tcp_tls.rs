@@ -96,6 +96,15 @@ impl Connection {
         socket2::SockRef::from(self).set_tcp_user_timeout(Some(longest))
     }
 
+    /// Sends no more than so many bytes per second, evenly.
+    ///
+    /// # Errors
+    ///
+    /// The socket refuses the option.
+    pub fn set_rate_max(&self, bytes_per_second: u64) -> io::Result<()> {
+        zmove_sockopt::set_pacing_rate_max(self, bytes_per_second)
+    }
+
     /// Checks what the two sides have agreed on. `None`: the peer does not speak the protocol.
     fn new(
         stream: TlsStream<WholeRecords>,

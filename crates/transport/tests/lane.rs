@@ -1,18 +1,19 @@
-//! Lanes over real TLS on loopback, from the greeting to the end.
+//! Lanes on loopback, in TLS and in clear after it, from the greeting to the end.
 
 #![expect(clippy::unwrap_used, reason = "in a test, helpers included, a panic is the report")]
 
 use std::{
     io::{Read as _, Write as _},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    os::fd::AsFd,
     thread,
     time::Duration,
 };
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use zmove_transport::{
-    Acceptor, Connection, Dialler, FirstKey, Frame, HostPolicy, Identity, LaneError, LaneSink, LaneSource,
-    SocketConfig, TlsLane,
+    Acceptor, ClearLane, Connection, Dialler, FirstKey, Frame, HostPolicy, Identity, LaneError, LaneSink,
+    LaneSource, SocketConfig, TlsLane,
 };
 use zmove_types::{Buffer, BufferPool, FileId, ItemId, StageClock};
 use zmove_wire::{FrameHeader, FrameKind};
@@ -114,6 +115,64 @@ async fn frames_arrive_from_the_dialler_and_from_the_acceptor() {
 }
 
 #[tokio::test]
+async fn frames_arrive_in_clear_from_the_dialler_and_from_the_acceptor() {
+    for turned in [false, true] {
+        let (dialled, accepted) = connected(|address| address).await;
+        let (mut source, mut sink) = if turned { (dialled, accepted) } else { (accepted, dialled) };
+        sink.write_all(GREETING).await.unwrap();
+        sink.flush().await.unwrap();
+        let mut sink = ClearLane::new(sink).unwrap();
+        // the first frame may arrive together with the greeting, or after it
+        let clock = StageClock::default();
+        sink.send(frame(99, b"", b"early"), &mut clock.start()).unwrap();
+        let sender = thread::spawn(move || send_all(&mut sink));
+        source.read_exact(&mut [0; GREETING.len()]).await.unwrap();
+        let mut source = ClearLane::new(source).unwrap();
+        assert_eq!(receive(&mut source).unwrap().unwrap().header.item, ItemId(99));
+        receive_all(&mut source);
+        sender.join().unwrap();
+    }
+}
+
+/// Each connection, and each direction of it, has a key of its own.
+#[tokio::test]
+async fn what_was_said_on_another_lane_in_clear_is_refused() {
+    let (one, other) = (connected(|address| address).await, connected(|address| address).await);
+    let mut sink = ClearLane::new(one.0).unwrap();
+    let clock = StageClock::default();
+    sink.send(frame(0, b"head", b"data"), &mut clock.start()).unwrap();
+    sink.finish().unwrap();
+    let (mut said, mut back) = (Vec::new(), raw_socket(one.1));
+    back.read_to_end(&mut said).unwrap();
+    // back to who has said it, and to the acceptor of another lane
+    back.write_all(&said).unwrap();
+    raw_socket(&other.0).write_all(&said).unwrap();
+    for mut source in [sink, ClearLane::new(other.1).unwrap()] {
+        let error = receive(&mut source).unwrap_err();
+        assert!(matches!(error, LaneError::Forged), "{error:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_tls_still_holds_is_no_part_of_a_lane_in_clear() {
+    let (mut dialled, mut accepted) = connected(|address| address).await;
+    dialled.write_all(&[GREETING, b"more"].concat()).await.unwrap();
+    dialled.flush().await.unwrap();
+    accepted.read_exact(&mut [0; GREETING.len()]).await.unwrap();
+    assert!(matches!(ClearLane::new(accepted), Err(LaneError::Forged)));
+}
+
+#[tokio::test]
+async fn broken_lane_in_clear_wakes_its_receiver() {
+    let (_dialled, accepted) = connected(|address| address).await;
+    let mut source = ClearLane::new(accepted).unwrap();
+    let breaker = LaneSource::breaker(&source);
+    let receiver = thread::spawn(move || receive(&mut source));
+    breaker.trip();
+    assert!(matches!(receiver.join().unwrap(), Err(LaneError::Closed)));
+}
+
+#[tokio::test]
 async fn frames_that_arrive_with_the_greeting_are_not_lost() {
     for turned in [false, true] {
         let (dialled, accepted) = connected(|address| address).await;
@@ -191,6 +250,13 @@ async fn broken_lane_wakes_its_receiver() {
     let receiver = thread::spawn(move || receive(&mut source));
     breaker.trip();
     assert!(matches!(receiver.join().unwrap(), Err(LaneError::Closed)));
+}
+
+/// The socket below a connection, to be read and written past TLS.
+fn raw_socket(connection: impl AsFd) -> TcpStream {
+    let socket = TcpStream::from(connection.as_fd().try_clone_to_owned().unwrap());
+    socket.set_nonblocking(false).unwrap();
+    socket
 }
 
 /// A relay that flips a bit of what the dialler says, far behind the handshake.

@@ -28,4 +28,4 @@ pub use message::{
     OfferedGroup, Open, Opened, Operation, Refusal, RefusalCode, StageReport, Stored, StoredItem,
     TargetShape, TargetState, ToReceiver, ToSender, TopName, Verdict, decode_message, encode_message,
 };
-pub use version::{Greeting, GreetingError, Role, Version};
+pub use version::{Cipher, Greeting, GreetingError, Role, Version};

@@ -1,7 +1,7 @@
 //! The greeting that opens every connection, and the versions of the protocol.
 //!
 //! It is 40 bytes and will keep its place and meaning in all versions, so that two programs that cannot talk can at
-//! least say so: magic, version range, role, transfer id, lane number.
+//! least say so: magic, version range, role, transfer id, lane number, and how the lanes go on.
 
 use thiserror::Error;
 use zmove_types::{LaneId, TransferId};
@@ -24,6 +24,16 @@ pub enum Role {
     Lane(LaneId),
 }
 
+/// How a transfer's lanes go on after their greetings. Control stays in TLS whatever this says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cipher {
+    /// As they began: encrypted.
+    #[default]
+    Tls,
+    /// In clear, each frame under a keyed hash: readable on the path, but not to be changed there.
+    None,
+}
+
 /// The first bytes on every connection, from each side that speaks on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Greeting {
@@ -33,6 +43,8 @@ pub struct Greeting {
     pub version_max: u16,
     /// What the connection is for.
     pub role: Role,
+    /// How lanes go on: on a lane itself, on control all of them.
+    pub cipher: Cipher,
     /// The transfer that it belongs to.
     pub transfer: TransferId,
 }
@@ -71,10 +83,16 @@ impl Greeting {
     pub const BYTES: usize = 40;
     const MAGIC: [u8; 8] = *b"ZMOVE\r\n\x1a";
 
-    /// This program's greeting.
+    /// This program's greeting, for lanes that stay in TLS.
     #[must_use]
     pub fn new(role: Role, transfer: TransferId) -> Self {
-        Self { version_min: Version::OLDEST, version_max: Version::NEWEST, role, transfer }
+        Self {
+            version_min: Version::OLDEST,
+            version_max: Version::NEWEST,
+            role,
+            cipher: Cipher::Tls,
+            transfer,
+        }
     }
 
     /// The greeting as bytes.
@@ -88,6 +106,10 @@ impl Greeting {
             bytes[12] = 1;
             bytes[14..16].copy_from_slice(&lane.0.to_le_bytes());
         }
+        bytes[13] = match self.cipher {
+            Cipher::Tls => 0,
+            Cipher::None => 1,
+        };
         bytes[16..32].copy_from_slice(&self.transfer.0);
         bytes
     }
@@ -95,7 +117,7 @@ impl Greeting {
     /// Reads a greeting; the peer's versions are checked by [`agree`](Self::agree).
     ///
     /// # Errors
-    /// [`GreetingError::NotZmove`] when the magic or the role is unknown.
+    /// [`GreetingError::NotZmove`] when the magic, the role or the cipher is unknown.
     pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, GreetingError> {
         Self::read(Reader::new(bytes)).ok().flatten().ok_or(GreetingError::NotZmove)
     }
@@ -103,14 +125,19 @@ impl Greeting {
     fn read(mut reader: Reader<'_>) -> Result<Option<Self>, crate::WireError> {
         let magic: [u8; 8] = reader.array()?;
         let (version_min, version_max) = (reader.u16()?, reader.u16()?);
-        let (role, _zero, lane) = (reader.u8()?, reader.u8()?, LaneId(reader.u16()?));
+        let (role, cipher, lane) = (reader.u8()?, reader.u8()?, LaneId(reader.u16()?));
         let role = match role {
             0 => Role::Control,
             1 => Role::Lane(lane),
             _ => return Ok(None),
         };
+        let cipher = match cipher {
+            0 => Cipher::Tls,
+            1 => Cipher::None,
+            _ => return Ok(None),
+        };
         let transfer = TransferId(reader.array()?);
-        Ok((magic == Self::MAGIC).then_some(Self { version_min, version_max, role, transfer }))
+        Ok((magic == Self::MAGIC).then_some(Self { version_min, version_max, role, cipher, transfer }))
     }
 
     /// The newest version that both sides speak.
@@ -145,6 +172,16 @@ mod tests {
         assert_eq!(lane().encode().to_vec(), expected);
         assert_eq!(Greeting::decode(&lane().encode()), Ok(lane()));
         assert_eq!(lane().agree(), Ok(Version::V1));
+    }
+
+    #[test]
+    fn lanes_in_clear_are_told_apart() {
+        let clear = Greeting { cipher: Cipher::None, ..lane() };
+        let mut bytes = lane().encode();
+        bytes[13] = 1;
+        assert_eq!((clear.encode(), Greeting::decode(&bytes)), (bytes, Ok(clear)));
+        bytes[13] = 2;
+        assert_eq!(Greeting::decode(&bytes), Err(GreetingError::NotZmove));
     }
 
     #[test]

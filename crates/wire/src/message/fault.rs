@@ -88,6 +88,8 @@ pub enum RefusalCode {
     Failed,
     /// The receiver is being stopped, and may be back soon.
     Stopping,
+    /// A connection of a running transfer broke, or what came on it makes no sense.
+    Broken,
 }
 
 impl FaultCode {

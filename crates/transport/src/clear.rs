@@ -1,0 +1,343 @@
+//! A lane in clear: frames as they are, each header under a keyed hash.
+//!
+//! The connection begins in TLS, which proves both ends, carries the greeting and gives each direction of this one lane
+//! its key; after that both ends leave TLS's records behind. A header holds the digest that seals its frame's head and
+//! data, and whoever receives a frame holds them against it before anything is stored, as on any lane. So the hash covers
+//! the header alone, and contents are hashed no second time.
+//! **Invariant:** nothing of a header is believed before it has been authenticated, in its place in the row; and the end
+//! is an end only if the peer has authenticated it.
+
+use std::fmt;
+use std::io::{BufReader, Chain, Cursor, IoSlice, Read, Write};
+use std::net::{Shutdown, TcpStream};
+
+use rustls::Side;
+use zmove_types::{Buffer, BufferPool, Doing, Stopwatch};
+use zmove_wire::FrameHeader;
+
+use crate::frame::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
+use crate::lane::tcp_breaker;
+use crate::tcp_tls::{Connection, Parts};
+
+/// One end of a lane in clear; the dialler sends, the acceptor receives, or the other way round.
+pub struct ClearLane {
+    incoming: BufReader<Chain<Cursor<Vec<u8>>, TcpStream>>,
+    sealing: Row,
+    checking: Row,
+    ended: bool,
+}
+
+/// The frames of one direction: their key, and the number of the next.
+struct Row {
+    key: [u8; blake3::KEY_LEN],
+    sequence: u64,
+}
+
+impl ClearLane {
+    /// A lane on a connection whose greeting has passed and been flushed, and after which TLS carries nothing more.
+    ///
+    /// # Errors
+    /// [`LaneError`] when the connection has ended already, or TLS has carried more than the greeting.
+    pub fn new(connection: Connection) -> Result<Self, LaneError> {
+        let Parts { socket, session, plaintext, records, .. } = connection.into_parts()?;
+        if !plaintext.is_empty() {
+            return Err(LaneError::Forged);
+        }
+        let (own, peer) = match session {
+            rustls::Connection::Client(_) => (Side::Client, Side::Server),
+            rustls::Connection::Server(_) => (Side::Server, Side::Client),
+        };
+        Ok(Self::over(socket, records, (Row::of(&session, own)?, Row::of(&session, peer)?)))
+    }
+
+    /// Goes on after TLS: `arrived` came before what is in the socket; the rows are what this end seals and checks.
+    fn over(socket: TcpStream, arrived: Vec<u8>, (sealing, checking): (Row, Row)) -> Self {
+        let incoming = BufReader::with_capacity(ARRIVED_BYTES_MAX, Cursor::new(arrived).chain(socket));
+        Self { incoming, sealing, checking, ended: false }
+    }
+
+    /// One system call where the path takes all of it.
+    fn write_all(&self, mut parts: &mut [IoSlice<'_>]) -> Result<(), LaneError> {
+        // empty parts go, so that what is left is something to write
+        IoSlice::advance_slices(&mut parts, 0);
+        while !parts.is_empty() {
+            match self.socket().write_vectored(parts) {
+                Ok(0) => return Err(LaneError::Closed),
+                Ok(written) => IoSlice::advance_slices(&mut parts, written),
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills `out`, what is long straight from the socket; the end of the connection is no end of the lane.
+    fn fill(&mut self, out: &mut [u8], watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
+        watch.lap(Doing::Busy);
+        self.incoming.read_exact(out)?;
+        watch.lap(Doing::Starved);
+        Ok(())
+    }
+
+    /// The next header, authenticated; `None` at the peer's end.
+    fn receive_header(&mut self, watch: &mut Stopwatch<'_>) -> Result<Option<FrameHeader>, LaneError> {
+        let mut header = [0; FrameHeader::BYTES];
+        let mut mac = [0; blake3::OUT_LEN];
+        self.fill(&mut header, watch)?;
+        self.fill(&mut mac, watch)?;
+        // this comparison takes the same time wherever they differ
+        if self.checking.next(&header) != blake3::Hash::from_bytes(mac) {
+            return Err(LaneError::Forged);
+        }
+        if header == END { Ok(None) } else { Ok(Some(FrameHeader::decode(&header)?)) }
+    }
+
+    fn receive_data(
+        &mut self,
+        len: usize,
+        pool: &BufferPool,
+        watch: &mut Stopwatch<'_>,
+    ) -> Result<Buffer, LaneError> {
+        if len == 0 {
+            return Ok(Buffer::empty());
+        }
+        watch.lap(Doing::Busy);
+        let mut data = pool.take().ok_or(LaneError::Stopped)?;
+        watch.lap(Doing::Blocked);
+        self.fill(&mut data.room()[..len], watch)?;
+        data.set_len(len);
+        Ok(data)
+    }
+
+    fn socket(&self) -> &TcpStream {
+        self.incoming.get_ref().get_ref().1
+    }
+}
+
+impl Row {
+    /// The row that `sender` seals.
+    fn of(session: &rustls::Connection, sender: Side) -> Result<Self, rustls::Error> {
+        let direction: &[u8] = match sender {
+            Side::Client => b"client",
+            Side::Server => b"server",
+        };
+        let key = session.export_keying_material([0; blake3::KEY_LEN], KEY_LABEL, Some(direction))?;
+        Ok(Self { key, sequence: 0 })
+    }
+
+    /// What authenticates `header` as the next of the row.
+    fn next(&mut self, header: &[u8; FrameHeader::BYTES]) -> blake3::Hash {
+        let mut sealed = [0; SEQUENCE_BYTES + FrameHeader::BYTES];
+        sealed[..SEQUENCE_BYTES].copy_from_slice(&self.sequence.to_le_bytes());
+        sealed[SEQUENCE_BYTES..].copy_from_slice(header);
+        self.sequence += 1;
+        blake3::keyed_hash(&self.key, &sealed)
+    }
+}
+
+/// What tells this use of the connection's secrets from any other.
+const KEY_LABEL: &[u8] = b"EXPORTER-zmove lane clear 1";
+const SEQUENCE_BYTES: usize = size_of::<u64>();
+/// The header of the orderly end, which no frame has: there is no kind 0.
+const END: [u8; FrameHeader::BYTES] = [0; FrameHeader::BYTES];
+/// Headers and heads are taken from here; data goes straight to where it belongs, except for so many last bytes.
+const ARRIVED_BYTES_MAX: usize = 16 << 10;
+
+impl LaneSink for ClearLane {
+    fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
+        let header = frame.header.encode();
+        let mac = self.sealing.next(&header);
+        let parts = [&header[..], mac.as_bytes(), &frame.head, &frame.data];
+        watch.lap(Doing::Busy);
+        self.write_all(&mut parts.map(IoSlice::new))?;
+        watch.lap(Doing::Blocked);
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<(), LaneError> {
+        let mac = self.sealing.next(&END);
+        self.write_all(&mut [&END[..], mac.as_bytes()].map(IoSlice::new))?;
+        Ok(self.socket().shutdown(Shutdown::Write)?)
+    }
+
+    fn breaker(&self) -> LaneBreaker {
+        tcp_breaker(self.socket())
+    }
+}
+
+impl LaneSource for ClearLane {
+    fn receive(&mut self, pool: &BufferPool, watch: &mut Stopwatch<'_>) -> Result<Option<Frame>, LaneError> {
+        if self.ended {
+            return Ok(None);
+        }
+        let Some(header) = self.receive_header(watch)? else {
+            self.ended = true;
+            return Ok(None);
+        };
+        let mut head = vec![0; header.head_bytes as usize];
+        self.fill(&mut head, watch)?;
+        let data = self.receive_data(header.data_bytes as usize, pool, watch)?;
+        Ok(Some(Frame { header, head, data }))
+    }
+
+    fn breaker(&self) -> LaneBreaker {
+        tcp_breaker(self.socket())
+    }
+}
+
+impl fmt::Debug for ClearLane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClearLane").field("socket", self.socket()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use zmove_types::{ItemId, StageClock};
+    use zmove_wire::FrameKind;
+
+    use super::*;
+
+    const KEY: [u8; blake3::KEY_LEN] = [5; blake3::KEY_LEN];
+    const OTHER_KEY: [u8; blake3::KEY_LEN] = [6; blake3::KEY_LEN];
+    const HEAD: &[u8] = b"head";
+    const DATA: &[u8] = b"some data";
+    const OVERHEAD: usize = FrameHeader::BYTES + blake3::OUT_LEN;
+
+    fn sockets() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (near, listener.accept().unwrap().0)
+    }
+
+    fn lane(socket: TcpStream, seal: [u8; blake3::KEY_LEN], check: [u8; blake3::KEY_LEN]) -> ClearLane {
+        let row = |key| Row { key, sequence: 0 };
+        ClearLane::over(socket, Vec::new(), (row(seal), row(check)))
+    }
+
+    fn frame(number: u64) -> Frame {
+        let mut data = BufferPool::new(DATA.len(), 1).take().unwrap();
+        data.room().copy_from_slice(DATA);
+        data.set_len(DATA.len());
+        let header = FrameHeader {
+            kind: FrameKind::Batch,
+            head_bytes: u32::try_from(HEAD.len()).unwrap(),
+            data_bytes: u32::try_from(DATA.len()).unwrap(),
+            item: ItemId(number),
+            digest: [7; 32],
+            ..FrameHeader::default()
+        };
+        Frame { header, head: HEAD.to_vec(), data }
+    }
+
+    /// What a sender of three frames puts on the wire, frame by frame, the end last.
+    fn said(key: [u8; blake3::KEY_LEN]) -> Vec<Vec<u8>> {
+        let (near, mut far) = sockets();
+        let mut sink = lane(near, key, OTHER_KEY);
+        let clock = StageClock::default();
+        (0..3).for_each(|number| sink.send(frame(number), &mut clock.start()).unwrap());
+        sink.finish().unwrap();
+        let mut bytes = Vec::new();
+        far.read_to_end(&mut bytes).unwrap();
+        let pieces = bytes.chunks(OVERHEAD + HEAD.len() + DATA.len()).map(<[u8]>::to_vec).collect::<Vec<_>>();
+        assert_eq!((pieces.len(), pieces[3].len()), (4, OVERHEAD));
+        pieces
+    }
+
+    /// How many frames a receiver believes of what somebody in between has made of them, and how it ends.
+    fn heard(pieces: &[Vec<u8>]) -> (u64, Result<(), LaneError>) {
+        let (mut near, far) = sockets();
+        near.write_all(&pieces.concat()).unwrap();
+        near.shutdown(Shutdown::Write).unwrap();
+        let mut source = lane(far, OTHER_KEY, KEY);
+        let (pool, clock) = (BufferPool::new(DATA.len(), 1), StageClock::default());
+        let mut frames = 0;
+        loop {
+            match source.receive(&pool, &mut clock.start()) {
+                Ok(Some(frame)) => assert_eq!(frame.header.item, ItemId(frames)),
+                Ok(None) => return (frames, Ok(())),
+                Err(error) => return (frames, Err(error)),
+            }
+            frames += 1;
+        }
+    }
+
+    #[track_caller]
+    fn assert_forged_after(frames: u64, pieces: &[Vec<u8>]) {
+        let (heard, ended) = heard(pieces);
+        assert!(heard == frames && matches!(ended, Err(LaneError::Forged)), "after {heard}: {ended:?}");
+    }
+
+    #[test]
+    fn bytes_are_pinned() {
+        let header = frame(0).header.encode();
+        let mac = blake3::keyed_hash(&KEY, &[&[0; 8][..], &header].concat());
+        let expected = [&header[..], mac.as_bytes(), HEAD, DATA].concat();
+        let end = blake3::keyed_hash(&KEY, &[&[3, 0, 0, 0, 0, 0, 0, 0][..], &[0; 72]].concat());
+        let pieces = said(KEY);
+        assert_eq!(pieces[0], expected);
+        assert_eq!(pieces[3], [&[0; 72][..], end.as_bytes()].concat());
+        assert!(matches!(heard(&pieces), (3, Ok(()))));
+    }
+
+    #[test]
+    fn every_flipped_bit_of_a_header_is_refused() {
+        for (piece, frames) in [(1, 1), (3, 3)] {
+            for bit in 0..8 * OVERHEAD {
+                let mut pieces = said(KEY);
+                pieces[piece][bit / 8] ^= 1 << (bit % 8);
+                assert_forged_after(frames, &pieces);
+            }
+        }
+    }
+
+    /// Contents are the receiver's to hold against the digest, which is as it was.
+    #[test]
+    fn flipped_contents_keep_their_digest() {
+        let mut pieces = said(KEY);
+        pieces[1][OVERHEAD] ^= 1;
+        assert!(matches!(heard(&pieces), (3, Ok(()))));
+    }
+
+    #[test]
+    fn repeated_swapped_and_missing_frames_are_refused() {
+        let orders: [(u64, &[usize]); 6] = [
+            (1, &[0, 0, 1, 2, 3]),
+            (0, &[1, 0, 2, 3]),
+            (1, &[0, 2, 3]),
+            (0, &[1, 2, 3]),
+            (2, &[0, 1, 3]),
+            (0, &[3]),
+        ];
+        for (frames, order) in orders {
+            let pieces = said(KEY);
+            let order: Vec<_> = order.iter().map(|index| pieces[*index].clone()).collect();
+            assert_forged_after(frames, &order);
+        }
+    }
+
+    #[test]
+    fn frames_of_another_lane_or_direction_are_refused() {
+        let (mut pieces, other) = (said(KEY), said(OTHER_KEY));
+        pieces[2].clone_from(&other[2]);
+        assert_forged_after(2, &pieces);
+        assert_forged_after(0, &other);
+    }
+
+    #[test]
+    fn truncation_is_no_end() {
+        let whole = said(KEY).concat();
+        for bytes in 0..whole.len() {
+            let (_, ended) = heard(&[whole[..bytes].to_vec()]);
+            assert!(matches!(ended, Err(LaneError::Closed)), "{bytes} bytes: {ended:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_read_after_the_end() {
+        let pieces = said(KEY);
+        assert!(matches!(heard(&[&pieces[..], &pieces[..1]].concat()), (3, Ok(()))));
+    }
+}

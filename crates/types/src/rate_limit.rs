@@ -1,0 +1,117 @@
+//! A rate that a push must not pass, as it is typed.
+//!
+//! Bits and bytes are a factor of eight apart and both are usual, so the unit must say which is meant.
+//! **Invariant:** a limit is no lower than [`RateLimit::BYTES_MIN`] per second, which keeps every share of it above zero.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A number of bytes per second that is not to be passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RateLimit(u64);
+
+/// A rate on the command line that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParseRateError(String);
+
+impl RateLimit {
+    /// The lowest limit, in bytes per second.
+    pub const BYTES_MIN: u64 = 1000;
+    const BYTES_MAX: f64 = 1e15;
+
+    /// What each of `lanes` may send, in bytes per second.
+    #[must_use]
+    pub fn share(self, lanes: u16) -> u64 {
+        self.0 / u64::from(lanes.max(1))
+    }
+}
+
+impl FromStr for RateLimit {
+    type Err = ParseRateError;
+
+    /// Reads `500Mbit`, `2.5Gbit`, `100MB` (1000-based), `100MiB` (1024-based), each with or without `/s`.
+    fn from_str(text: &str) -> Result<Self, ParseRateError> {
+        read(text).map(Self).ok_or_else(|| ParseRateError(text.to_owned()))
+    }
+}
+
+fn read(text: &str) -> Option<u64> {
+    let rate = text.strip_suffix("/s").unwrap_or(text);
+    let (number, unit) = rate.split_at(rate.find(|c: char| !c.is_ascii_digit() && c != '.')?);
+    let bytes = number.parse::<f64>().ok()? * unit_bytes(unit.trim_start())?;
+    let lowest = f64::from(u16::try_from(RateLimit::BYTES_MIN).expect("it is small"));
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the range is checked")]
+    (lowest..=RateLimit::BYTES_MAX).contains(&bytes).then_some(bytes as u64)
+}
+
+fn unit_bytes(unit: &str) -> Option<f64> {
+    if let Some(prefix) = unit.strip_suffix("bit") {
+        return Some(1000_f64.powi(power(prefix)?) / 8.0);
+    }
+    if let Some(prefix) = unit.strip_suffix("iB") {
+        return power(prefix).filter(|power| *power > 0).map(|power| 1024_f64.powi(power));
+    }
+    power(unit.strip_suffix('B')?).map(|power| 1000_f64.powi(power))
+}
+
+fn power(prefix: &str) -> Option<i32> {
+    Some(match prefix {
+        "" => 0,
+        "k" | "K" => 1,
+        "M" => 2,
+        "G" => 3,
+        "T" => 4,
+        _ => return None,
+    })
+}
+
+impl fmt::Display for ParseRateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "'{}' is not a rate: write bits per second as 500Mbit or 5Gbit, bytes per second as 100MB or 100MiB",
+            self.0
+        )
+    }
+}
+
+impl std::error::Error for ParseRateError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_and_bytes_are_told_apart() {
+        let cases = [
+            ("5Gbit", 625_000_000),
+            ("500Mbit", 62_500_000),
+            ("2.5Gbit/s", 312_500_000),
+            ("80 kbit", 10_000),
+            ("100MB", 100_000_000),
+            ("100MiB", 104_857_600),
+            ("4096B", 4096),
+        ];
+        for (text, bytes) in cases {
+            assert_eq!(text.parse(), Ok(RateLimit(bytes)), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_could_be_either_is_refused() {
+        for text in [
+            "", "100", "100M", "100Mb", "100mb", "5G", "fast", "iB", "1iB", "-1MB", "0Gbit", "7kbit",
+            "9999TB",
+        ] {
+            assert_eq!(text.parse::<RateLimit>(), Err(ParseRateError(text.to_owned())));
+        }
+        let error = "100Mb".parse::<RateLimit>().unwrap_err().to_string();
+        assert!(error.contains("500Mbit") && error.contains("100MiB"), "{error}");
+    }
+
+    #[test]
+    fn shares_add_up_to_no_more_than_the_limit() {
+        let limit: RateLimit = "1001B".parse().unwrap();
+        assert_eq!((limit.share(1), limit.share(8), limit.share(64)), (1001, 125, 15));
+    }
+}

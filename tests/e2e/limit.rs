@@ -1,0 +1,35 @@
+//! A push that may not be as fast as it could be.
+
+use std::time::Instant;
+
+use crate::harness::Site;
+use crate::tree::{assert_same, paint};
+
+/// 10 MB per second.
+const LIMIT: &str = "80Mbit";
+const BYTES_PER_SECOND: f64 = 1e7;
+const BYTES: u32 = 16 << 20;
+/// What may pass before the pace is set, and the kernel's first burst.
+const TOLERANCE: f64 = 0.8;
+
+#[test]
+fn a_limit_is_kept_over_all_lanes() {
+    for (site, streams) in [(Site::daemon(), "1"), (Site::daemon(), "4"), (Site::clear(), "4")] {
+        paint(site.source().join("f"), u64::from(BYTES));
+        let started = Instant::now();
+        site.push(&["--limit", LIMIT, "--streams", streams], site.contents(), "").done();
+        let (seconds, least) = (started.elapsed().as_secs_f64(), f64::from(BYTES) / BYTES_PER_SECOND);
+        assert!(seconds >= TOLERANCE * least, "{seconds} s over {streams} lanes");
+        assert_same(&site.source(), &site.target());
+    }
+}
+
+#[test]
+fn a_limit_that_cannot_be_meant_is_a_usage_error() {
+    let site = Site::local();
+    paint(site.source().join("f"), 10);
+    let outcome = site.push(&["--limit", "100Mb"], site.contents(), "").expect(1);
+    assert!(outcome.stderr.contains("500Mbit") && outcome.stderr.contains("100MiB"), "{}", outcome.stderr);
+    let outcome = site.push(&["--limit", "100MB"], site.contents(), "").expect(1);
+    outcome.says(&["zmove: ", "--limit", "another host"]);
+}
