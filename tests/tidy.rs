@@ -37,7 +37,7 @@ const RESERVED: [(&str, &[&str]); 9] = [
     ("blake3", &["chunk", "lab", "receiver", "sender"]),
     ("rayon", &["chunk", "scan"]),
     ("io-uring", &["uring"]),
-    ("libc", &["uring"]),
+    ("libc", &["sockopt", "uring"]),
 ];
 
 /// Where the word may stand.
