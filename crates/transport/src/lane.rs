@@ -12,6 +12,7 @@ use zmove_types::{Buffer, BufferPool, Doing, Stopwatch};
 use zmove_wire::FrameHeader;
 
 use crate::frame::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
+use crate::path::PathProbe;
 use crate::record::{Opener, Sealer, traffic_keys};
 use crate::tcp_tls::{Connection, Parts};
 
@@ -106,6 +107,10 @@ impl LaneSink for TlsLane {
 
     fn breaker(&self) -> LaneBreaker {
         self.tcp_breaker()
+    }
+
+    fn path(&self) -> PathProbe {
+        PathProbe::new(&self.socket)
     }
 }
 
