@@ -27,3 +27,4 @@ mod storage;
 mod tamper;
 mod trees;
 mod trust;
+mod verdict;

@@ -41,6 +41,13 @@ fn json_is_one_object_a_line_and_ends_with_a_summary(site: &Site) {
         assert!(summary[key].is_f64(), "{key} in {summary}");
     }
     assert!(summary["limited_by"].is_string());
+    let shares = summary["shares_percent"].as_object().unwrap();
+    assert_eq!(shares[summary["limited_by"].as_str().unwrap()], summary["limited_percent"]);
+    assert_eq!(summary["path"].is_object(), site.is_remote(), "{summary}");
+    if site.is_remote() {
+        assert!(summary["path"]["bytes_sent"].as_u64() > summary["bytes"].as_u64(), "{summary}");
+        assert!(summary["path"]["lane_bytes_per_second_max"].is_f64(), "{summary}");
+    }
     assert!(summary["lanes"].as_u64() > Some(0));
 }
 

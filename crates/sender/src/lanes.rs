@@ -43,6 +43,7 @@ pub(crate) fn run_lane(
                 sink.send(frame, &mut watch)?;
             }
         }
+        shared.note_handed_over();
         forget_some(&mut declared);
     }
     sink.finish()
