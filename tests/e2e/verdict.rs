@@ -1,9 +1,11 @@
 //! Each stage is slowed in turn, and the summary names it.
 //!
-//! A slow stage sleeps in a wrapper around the real one; everything else is as it always is, and much faster.
+//! A slow stage sleeps in a wrapper around the real one, or in a system call; everything else is as it always is, and much
+//! faster.
 
 use std::fs::File;
 use std::io;
+use std::process::Command;
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::Duration;
@@ -14,9 +16,10 @@ use zmove_sender::{Limit, SenderConfig};
 use zmove_transport::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
 use zmove_types::{Buffer, BufferPool, Doing, GROUP_BYTES, Stopwatch};
 
-use crate::harness::Site;
+use crate::command::{ZMOVE, Zmove};
+use crate::harness::{Site, has_program, skip};
 use crate::inprocess::InProcess;
-use crate::tree::assert_same;
+use crate::tree::{assert_same, paint};
 
 /// Groups of the one large file; two threads of a stage, or two lanes, have half of them each.
 const GROUPS: u64 = 8;
@@ -82,6 +85,37 @@ fn a_slow_sender() {
 fn a_slow_receiver() {
     let wrap = |inner| Box::new(SlowSource { inner }) as Box<dyn LaneSource>;
     assert_named(InProcess { wrap_source: Box::new(wrap), ..quick() }, Limit::ReceiverCpu);
+}
+
+/// Small files are read, and handed over, long before they are all created. Only the target sets a file's time.
+#[test]
+fn a_target_that_creates_slowly() {
+    if !can_delay() {
+        return skip("strace cannot run here: nothing delays a system call");
+    }
+    let site = Site::local();
+    for number in 0..400 {
+        paint(site.source().join(format!("{}/{number}", number % 4)), 1024);
+    }
+    let mut command = strace("utimensat:delay_enter=4000");
+    command.arg(ZMOVE).args(["push", "--json"]).arg(site.contents()).arg(site.target());
+    let summary = Zmove(command).outcome().done().summary();
+    assert_eq!(summary["limited_by"], "target_writes", "{summary}");
+    assert_same(&site.source(), &site.target());
+}
+
+fn can_delay() -> bool {
+    let mut command = strace("utimensat:delay_enter=1");
+    command.arg("true");
+    has_program("strace") && Zmove(command).outcome().code == Some(0)
+}
+
+/// A tracer that stops only for the system call that it delays.
+fn strace(inject: &str) -> Command {
+    let mut command = Command::new("strace");
+    command.args(["-f", "--seccomp-bpf", "-qq", "-o", "/dev/null", "-e", "trace=utimensat"]);
+    command.arg("-e").arg(format!("inject={inject}"));
+    command
 }
 
 /// Storage that takes its time.
