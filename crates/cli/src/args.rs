@@ -73,6 +73,9 @@ pub(crate) struct PushArgs {
     /// Congestion control of the data connections, for example bbr or cubic [default: the system's]
     #[arg(long, value_name = "NAME")]
     pub(crate) congestion: Option<String>,
+    /// Write how far each stage is, ten times a second, as JSON lines
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) storage: StorageArgs,
     /// Print events as JSON lines on stdout instead of a bar and a summary

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use zmove_scan::{Scan, scan};
 use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink, PathProbe};
-use zmove_types::{Event, Observer};
+use zmove_types::{Event, Observer, Sample};
 use zmove_wire::limits::LANES_UNASKED_MAX;
 use zmove_wire::{Compare, Finished, Open, Opened, ToSender};
 
@@ -108,6 +108,7 @@ impl Running {
         // the planner has gone only when the session is being stopped
         let _stopping = self.account.teller.state.send(opened.state);
         let mut ticks = tokio::time::interval(LIMIT_INTERVAL);
+        let mut samples = self.account.shared.config.sample_interval.map(tokio::time::interval);
         let mut before = Reading::default();
         loop {
             tokio::select! {
@@ -117,6 +118,7 @@ impl Running {
                     self.account.shared.observer.on(&Event::Limited { by });
                     before = now;
                 }
+                () = next(&mut samples) => self.sample(),
                 lane = self.lanes.recv(), if self.lanes_open => {
                     self.take_lane(lane)?;
                     self.need_lanes()?;
@@ -124,11 +126,32 @@ impl Running {
                 Some(error) = self.crew.broken.recv() => return self.explain(error).await,
                 message = hear(&mut self.inbox) => {
                     if let Some(finished) = self.account.take(message?)? {
+                        if samples.is_some() {
+                            self.sample();
+                        }
                         return Ok(finished);
                     }
                 }
             }
         }
+    }
+
+    /// Tells how far each stage is.
+    fn sample(&self) {
+        let shared = &self.account.shared;
+        let path = PathReport::gather(&self.crew.probes);
+        shared.observer.on(&Event::Sampled(Sample {
+            elapsed: shared.started.elapsed(),
+            bytes_read: shared.counters.bytes_read.load(Ordering::Relaxed),
+            bytes_handed_over: shared.counters.bytes_handed_over.load(Ordering::Relaxed),
+            bytes_acked: path.as_ref().map(|path| path.bytes_acked.iter().sum()),
+            bytes_stored: shared.counters.bytes.load(Ordering::Relaxed),
+            packs_waiting: shared.plan.packs_waiting(),
+            frames_waiting: self.crew.cargo.len(),
+            items_outstanding: shared.ledger().outstanding(),
+            lanes: self.crew.breakers.len(),
+            segments_retransmitted: path.map(|path| path.segments_retransmitted),
+        }));
     }
 
     /// Waits for leave; meanwhile the first lanes carry what is guessed to be needed. A lane that breaks now says less than
@@ -237,6 +260,14 @@ impl Running {
         drop(shared);
         let _goodbye = tokio::time::timeout(GOODBYE_TIMEOUT, self.writer).await;
         Ok(summary)
+    }
+}
+
+/// The next moment to tell a sample, if samples were asked for.
+async fn next(samples: &mut Option<tokio::time::Interval>) {
+    match samples {
+        Some(samples) => drop(samples.tick().await),
+        None => std::future::pending().await,
     }
 }
 

@@ -69,6 +69,8 @@ pub(crate) struct Shared {
 pub(crate) struct Counters {
     pub(crate) files: AtomicU64,
     pub(crate) bytes: AtomicU64,
+    pub(crate) bytes_read: AtomicU64,
+    pub(crate) bytes_handed_over: AtomicU64,
     pub(crate) skipped: AtomicU64,
     pub(crate) specials: AtomicU64,
     pub(crate) failed: AtomicU64,
@@ -233,7 +235,8 @@ impl Shared {
     }
 
     /// Books the moment at which a lane had taken all that it was given.
-    pub(crate) fn note_handed_over(&self) {
+    pub(crate) fn note_handed_over(&self, bytes: u32) {
+        self.counters.bytes_handed_over.fetch_add(u64::from(bytes), Ordering::Relaxed);
         self.handed_over_us.fetch_max(micros(self.started.elapsed()), Ordering::Relaxed);
     }
 
