@@ -8,20 +8,25 @@ use tokio::sync::mpsc;
 use zmove_receiver::{Access, ReceiverConfig, Session, run_session};
 use zmove_scan::ScanRoot;
 use zmove_sender::{Link, Push, PushJob, SenderConfig, SessionError, Summary};
-use zmove_transport::{LaneSink, memory_control, memory_lane};
+use zmove_transport::{LaneSink, LaneSource, memory_control, memory_lane};
 use zmove_types::{Event, Observer, RelPath, TransferId};
 use zmove_wire::{Cipher, Compare, Durability, TargetShape};
 
 /// One push within this process, from a directory's contents to another.
 pub(crate) struct InProcess {
     pub(crate) config: SenderConfig,
+    pub(crate) receiver: ReceiverConfig,
     pub(crate) lanes: usize,
     pub(crate) wrap: Wrap,
+    pub(crate) wrap_source: WrapSource,
     pub(crate) on_event: Box<dyn Fn(&Event) + Send + Sync>,
 }
 
 /// What is put around the sending end of each lane.
 pub(crate) type Wrap = Box<dyn Fn(Box<dyn LaneSink>) -> Box<dyn LaneSink>>;
+
+/// What is put around the receiving end of each lane.
+pub(crate) type WrapSource = Box<dyn Fn(Box<dyn LaneSource>) -> Box<dyn LaneSource>>;
 
 /// How it went.
 pub(crate) struct Pushed {
@@ -38,8 +43,10 @@ impl Default for InProcess {
     fn default() -> Self {
         Self {
             config: SenderConfig::default(),
+            receiver: ReceiverConfig::default(),
             lanes: 2,
             wrap: Box::new(|sink| sink),
+            wrap_source: Box::new(|source| source),
             on_event: Box::new(|_| ()),
         }
     }
@@ -47,7 +54,7 @@ impl Default for InProcess {
 
 impl InProcess {
     pub(crate) fn push(self, source: &Path, target: &Path) -> Pushed {
-        let Self { config, lanes, wrap, on_event } = self;
+        let Self { config, receiver, lanes, wrap, wrap_source, on_event } = self;
         let witness = Arc::new(Witness { events: Mutex::default(), on_event });
         let push = Push::start(job(source, target), config, Instant::now());
         let observer = Arc::clone(&witness) as Arc<dyn Observer>;
@@ -59,13 +66,13 @@ impl InProcess {
             for _ in 0..lanes {
                 let (sink, source) = memory_lane();
                 sinks_in.try_send(Ok(wrap(sink))).unwrap();
-                sources_in.try_send(source).unwrap();
+                sources_in.try_send(wrap_source(source)).unwrap();
             }
             drop((sinks_in, sources_in));
             let transfer = TransferId([7; 16]);
             let receiving = tokio::spawn(async move {
                 far.0.greeting().await.unwrap().agree().unwrap();
-                let (access, config) = (Access::Anywhere, ReceiverConfig::default());
+                let (access, config) = (Access::Anywhere, receiver);
                 let session = Session { transfer, control: far, lanes: sources, access, config };
                 run_session(session, std::future::pending()).await
             });

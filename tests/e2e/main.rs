@@ -29,3 +29,4 @@ mod storage;
 mod tamper;
 mod trees;
 mod trust;
+mod verdict;

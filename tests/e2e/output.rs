@@ -12,6 +12,7 @@ both_ways!(
     quiet_says_nothing,
     durability_is_a_choice,
     streams_are_a_choice,
+    a_trace_ends_with_everything_stored,
 );
 
 fn grow(site: &Site) {
@@ -41,6 +42,13 @@ fn json_is_one_object_a_line_and_ends_with_a_summary(site: &Site) {
         assert!(summary[key].is_f64(), "{key} in {summary}");
     }
     assert!(summary["limited_by"].is_string());
+    let shares = summary["shares_percent"].as_object().unwrap();
+    assert_eq!(shares[summary["limited_by"].as_str().unwrap()], summary["limited_percent"]);
+    assert_eq!(summary["path"].is_object(), site.is_remote(), "{summary}");
+    if site.is_remote() {
+        assert!(summary["path"]["bytes_sent"].as_u64() > summary["bytes"].as_u64(), "{summary}");
+        assert!(summary["path"]["lane_bytes_per_second_max"].is_f64(), "{summary}");
+    }
     assert!(summary["lanes"].as_u64() > Some(0));
 }
 
@@ -87,6 +95,25 @@ fn streams_are_a_choice(site: &Site) {
         }
         assert_same(&site.source(), &site.target());
     }
+}
+
+fn a_trace_ends_with_everything_stored(site: &Site) {
+    grow(site);
+    let trace = site.path("trace");
+    let summary =
+        site.push(&["--json", "--trace", trace.to_str().unwrap()], site.contents(), "").done().summary();
+    let text = std::fs::read_to_string(trace).unwrap();
+    let samples: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let last = samples.last().unwrap();
+    for key in ["bytes_read", "bytes_handed_over", "bytes_stored"] {
+        assert_eq!(last[key], summary["bytes"], "{key} in {last}");
+    }
+    for key in ["packs_waiting", "frames_waiting", "items_outstanding"] {
+        assert_eq!(last[key], 0, "{key} in {last}");
+    }
+    assert_eq!(last["lanes"], summary["lanes"]);
+    assert_eq!(last["bytes_acked"].is_u64(), site.is_remote(), "{last}");
+    assert!(samples.is_sorted_by_key(|sample| sample["bytes_stored"].as_u64()));
 }
 
 #[test]

@@ -80,6 +80,9 @@ pub(crate) struct PushArgs {
     /// Encryption of the data connections; with 'none' whoever is on the path can read what is sent
     #[arg(long, value_enum, default_value_t)]
     pub(crate) cipher: CipherArg,
+    /// Write how far each stage is, ten times a second, as JSON lines
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) storage: StorageArgs,
     /// Print events as JSON lines on stdout instead of a bar and a summary

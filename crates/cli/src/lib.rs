@@ -15,6 +15,7 @@ mod serve;
 mod settings;
 mod summary;
 mod terminal;
+mod trace;
 
 use std::process::ExitCode;
 use std::time::Instant;

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::terminal;
+use crate::trace::Trace;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use zmove_types::{ByteCount, Event, Observer};
@@ -24,6 +25,7 @@ struct Watcher {
     totals: Totals,
     bar: ProgressBar,
     form: Form,
+    trace: Option<Trace>,
     limit: Mutex<&'static str>,
     ended: Mutex<bool>,
     end: Condvar,
@@ -54,7 +56,7 @@ const JSON_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Display {
     /// A display that shows nothing before it is [started](Self::start): there may be a question to ask first.
-    pub(crate) fn new(json: bool, quiet: bool) -> Self {
+    pub(crate) fn new(json: bool, quiet: bool, trace: Option<Trace>) -> Self {
         let form = match (json, quiet || !std::io::stderr().is_terminal()) {
             (true, _) => Form::Json,
             (false, false) => Form::Bar,
@@ -65,6 +67,7 @@ impl Display {
             totals: Totals::default(),
             bar,
             form,
+            trace,
             limit: Mutex::new("starting"),
             ended: Mutex::new(false),
             end: Condvar::new(),
@@ -206,6 +209,11 @@ impl Observer for Watcher {
             Event::Limited { by } => *self.limit.lock().unwrap_or_else(PoisonError::into_inner) = by,
             Event::Failed { message } => self.fail(message),
             Event::Resent { what } => self.note(what),
+            Event::Sampled(sample) => {
+                if let Some(trace) = &self.trace {
+                    trace.write(sample);
+                }
+            }
             _ => {}
         }
     }

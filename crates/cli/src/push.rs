@@ -24,6 +24,7 @@ use crate::progress::Display;
 use crate::settings::{self, Storage};
 use crate::summary;
 use crate::terminal;
+use crate::trace::{self, Trace};
 
 /// Runs `zmove push`.
 pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
@@ -36,14 +37,16 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
         }
         refuse_own_inside(&sources, Path::new(target))?;
     }
-    let mut display = Display::new(args.json, args.quiet);
+    let trace = args.trace.as_deref().map(Trace::create).transpose()?;
+    let sample_interval = trace.as_ref().map(|_| trace::INTERVAL);
+    let mut display = Display::new(args.json, args.quiet, trace);
     let job = job(&args, &sources, &location)?;
     let storage = settings::storage(args.storage);
     if let Some(notice) = &storage.notice {
         terminal::warn(notice);
     }
-    let config =
-        SenderConfig { disk: Arc::clone(&storage.disk), direct: storage.direct, ..SenderConfig::default() };
+    let disk = Arc::clone(&storage.disk);
+    let config = SenderConfig { disk, direct: storage.direct, sample_interval, ..SenderConfig::default() };
     let push = Push::start(job, config, started);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)

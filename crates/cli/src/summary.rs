@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use serde_json::json;
-use zmove_sender::{Limit, Summary};
+use zmove_sender::{Limit, PathReport, Summary, Verdict};
 use zmove_types::{ByteCount, ByteRate};
 
 use crate::args::{CipherArg, DurabilityArg, PushArgs};
@@ -59,13 +59,22 @@ fn as_text(summary: &Summary, durability: DurabilityArg, cipher: Option<&str>) -
     );
     text.push_str(&extras(summary));
     if summary.verdict.percent > 0 && summary.files > 0 {
-        text.push_str(&format!(
-            "limited by: {}, {} % of the time\n",
-            summary.verdict.limit, summary.verdict.percent
-        ));
+        text.push_str(&limit(summary));
     }
     text
 }
+
+/// What the run waited for, and what would help, if that is known.
+fn limit(summary: &Summary) -> String {
+    let Verdict { limit, percent, .. } = summary.verdict;
+    let idle = summary.path_idle().filter(|idle| limit != Limit::Path && *idle >= IDLE_WORTH_SAYING);
+    let idle = idle.map_or(String::new(), |idle| format!("; the path was idle {:.0} %", idle * 100.0));
+    let advice = summary.finding().map_or(String::new(), |finding| format!("{finding}\n"));
+    format!("limited by: {limit}, {percent} % of the time{idle}\n{advice}")
+}
+
+/// A path that is idle for less is nearly used up.
+const IDLE_WORTH_SAYING: f64 = 0.1;
 
 /// What else there is to say, on one line, if anything.
 fn extras(summary: &Summary) -> String {
@@ -100,6 +109,37 @@ fn as_json(summary: &Summary, cipher: Option<&str>) -> serde_json::Value {
         "receiver_cpu_seconds": summary.receiver_cpu.as_secs_f64(),
         "limited_by": limit_key(summary.verdict.limit),
         "limited_percent": summary.verdict.percent,
+        "shares_percent": shares(&summary.verdict),
+        "path": summary.path.as_ref().map(|path| path_as_json(path, summary)),
+        "advice": summary.finding().map(|finding| finding.to_string()),
+    })
+}
+
+/// The wall clock by what it went to.
+fn shares(verdict: &Verdict) -> serde_json::Value {
+    let keys = Limit::ALL.into_iter().map(limit_key);
+    keys.map(str::to_owned).zip(verdict.shares.map(serde_json::Value::from)).collect()
+}
+
+/// What the kernel tells of the lanes' connections; a share without a unit is of 1.
+fn path_as_json(path: &PathReport, summary: &Summary) -> serde_json::Value {
+    let sending = summary.elapsed.saturating_sub(summary.first_byte.unwrap_or_default());
+    let goodput = |bytes: Option<&u64>| bytes.map(|bytes| ByteRate::new(*bytes, sending).0);
+    let lanes = &path.bytes_acked;
+    json!({
+        "round_trip_min_seconds": path.round_trip_min.map(|time| time.as_secs_f64()),
+        "bytes_sent": path.bytes_sent,
+        "bytes_retransmitted": path.bytes_retransmitted,
+        "segments_retransmitted": path.segments_retransmitted,
+        "retransmitted_share": path.retransmitted_share(),
+        "busy_lane_seconds": path.busy.as_secs_f64(),
+        "idle_share": path.idle_share(summary.elapsed),
+        "receive_window_limited_share": path.receive_window_share(),
+        "send_buffer_limited_share": path.send_buffer_share(),
+        "congestion_limited_share": path.congestion_share(),
+        "lane_bytes_per_second_min": goodput(lanes.first()),
+        "lane_bytes_per_second_median": goodput(lanes.get(lanes.len() / 2)),
+        "lane_bytes_per_second_max": goodput(lanes.last()),
     })
 }
 

@@ -7,7 +7,7 @@ use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use zmove_disk::TempNames;
@@ -163,6 +163,8 @@ struct Crew {
     queue: crossbeam_channel::Sender<Job>,
     threads: Vec<JoinHandle<()>>,
     breakers: Vec<LaneBreaker>,
+    writers: u32,
+    started: Instant,
     /// Stops the rolling flush when dropped.
     flushing: crossbeam_channel::Sender<()>,
 }
@@ -171,7 +173,14 @@ impl Crew {
     fn start(context: &Arc<Context>, config: &ReceiverConfig) -> Result<Self, SessionError> {
         let (queue, jobs) = crossbeam_channel::bounded(config.writers);
         let (flushing, stop) = crossbeam_channel::bounded(0);
-        let mut crew = Self { queue, threads: Vec::new(), breakers: Vec::new(), flushing };
+        let mut crew = Self {
+            queue,
+            threads: Vec::new(),
+            breakers: Vec::new(),
+            writers: u32::try_from(config.writers).unwrap_or(u32::MAX),
+            started: Instant::now(),
+            flushing,
+        };
         if context.durability != Durability::None {
             let context = Arc::clone(context);
             crew.spawn("zmove-flush".into(), move || finish::flush_rolling(&context, &stop))?;
@@ -200,6 +209,14 @@ impl Crew {
         let thread = std::thread::Builder::new().name(name).spawn(work).map_err(SessionError::Thread)?;
         self.threads.push(thread);
         Ok(())
+    }
+
+    /// The account of the writers once all work is settled, `finishing` after that. A writer books a wait when it ends, so
+    /// what none has booked was waiting. While directories and storage are finished, the stage works as a whole.
+    fn store_times(&self, booked: StageTimes, finishing: Duration) -> StageTimes {
+        let busy = booked.busy + finishing * self.writers;
+        let waited = (self.started.elapsed() * self.writers).saturating_sub(busy + booked.blocked);
+        StageTimes { busy, starved: booked.starved.max(waited), ..booked }
     }
 
     fn join(self) {
@@ -333,6 +350,7 @@ impl Running {
 
     async fn finish(&mut self, cpu_started: Duration) -> Result<(), SessionError> {
         let context = Arc::clone(&self.context);
+        let finishing = Instant::now();
         let finished = tokio::task::spawn_blocking(move || finish::finish(&context)).await;
         let (flush, last) = finished.expect("finishing does not panic").map_err(SessionError::Flush)?;
         while let Ok(outcome) = self.outcomes.try_recv() {
@@ -347,7 +365,9 @@ impl Running {
         }
         let report = Finished {
             receive: stage_report(&self.context.receive_clock.times()),
-            store: stage_report(&self.context.store_clock.times()),
+            store: stage_report(
+                &self.crew.store_times(self.context.store_clock.times(), finishing.elapsed()),
+            ),
             flush_us: micros(flush),
             cpu_us: micros(cpu_time().saturating_sub(cpu_started)),
         };

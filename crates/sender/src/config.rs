@@ -1,6 +1,7 @@
 //! What a sender is told.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use zmove_disk::{Direct, Disk, Threads};
 use zmove_scan::{ScanConfig, ScanRoot};
@@ -38,6 +39,9 @@ pub struct SenderConfig {
     pub batch_files_max: usize,
     /// How the sources are walked.
     pub scan: ScanConfig,
+    /// How often [`Event::Sampled`](zmove_types::Event::Sampled) is told. Default: never. Shorter shows more and costs a
+    /// system call for each lane each time. Not zero.
+    pub sample_interval: Option<Duration>,
     /// The storage engine.
     pub disk: Arc<dyn Disk>,
     /// Whether large files pass by the page cache. Default: where it pays.
@@ -52,6 +56,7 @@ impl Default for SenderConfig {
             buffers_max: 24,
             batch_files_max: 1024,
             scan: ScanConfig::default(),
+            sample_interval: None,
             disk: Arc::new(Threads),
             direct: Direct::default(),
         }

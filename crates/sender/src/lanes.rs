@@ -22,6 +22,14 @@ pub(crate) enum Cargo {
     Chunk { file: Arc<LargeSource>, metadata: Metadata, frame: Frame, tries: u8 },
 }
 
+impl Cargo {
+    /// How much payload it is.
+    pub(crate) fn data_bytes(&self) -> u32 {
+        let (Self::Batch(frame) | Self::Chunk { frame, .. }) = self;
+        frame.header.data_bytes
+    }
+}
+
 /// Runs one lane until the readers are gone or the lane breaks.
 pub(crate) fn run_lane(
     shared: &Shared,
@@ -33,6 +41,7 @@ pub(crate) fn run_lane(
     while let Ok(cargo) = queue.recv() {
         watch.lap(Doing::Starved);
         shared.note_first_byte();
+        let bytes = cargo.data_bytes();
         match cargo {
             Cargo::Batch(frame) => sink.send(frame, &mut watch)?,
             Cargo::Chunk { file, metadata, frame, tries } => {
@@ -43,6 +52,7 @@ pub(crate) fn run_lane(
                 sink.send(frame, &mut watch)?;
             }
         }
+        shared.note_handed_over(bytes);
         forget_some(&mut declared);
     }
     sink.finish()

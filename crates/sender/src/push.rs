@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use zmove_scan::{Scan, scan};
-use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink};
-use zmove_types::{Event, Observer};
+use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink, PathProbe};
+use zmove_types::{Event, Observer, Sample};
 use zmove_wire::limits::LANES_UNASKED_MAX;
 use zmove_wire::{Cipher, Compare, Finished, Greeting, Open, Opened, Role, ToSender};
 
@@ -20,10 +20,12 @@ use crate::control::{self, Account, Link};
 use crate::error::SessionError;
 use crate::lanes::{self, Cargo};
 use crate::manifest::Manifest;
+use crate::path::PathReport;
 use crate::planner::{self, News, plan_all};
 use crate::reader::read_all;
 use crate::shared::Shared;
-use crate::summary::{Stages, Summary};
+use crate::summary::Summary;
+use crate::verdict::{Stages, Times};
 
 /// A push whose scan is under way.
 #[derive(Debug)]
@@ -110,15 +112,17 @@ impl Running {
         // the planner has gone only when the session is being stopped
         let _stopping = self.account.teller.state.send(opened.state);
         let mut ticks = tokio::time::interval(LIMIT_INTERVAL);
-        let mut before = Stages::default();
+        let mut samples = self.account.shared.config.sample_interval.map(tokio::time::interval);
+        let mut before = Reading::default();
         loop {
             tokio::select! {
                 _ = ticks.tick() => {
-                    let now = self.crew.stages(&self.account.shared);
-                    let by = now.since(&before).live_limit();
+                    let now = self.crew.reading(&self.account.shared);
+                    let by = now.limit_since(&before);
                     self.account.shared.observer.on(&Event::Limited { by });
                     before = now;
                 }
+                () = next(&mut samples) => self.sample(),
                 lane = self.lanes.recv(), if self.lanes_open => {
                     self.take_lane(lane)?;
                     self.need_lanes()?;
@@ -126,11 +130,32 @@ impl Running {
                 Some(error) = self.crew.broken.recv() => return self.explain(error).await,
                 message = hear(&mut self.inbox) => {
                     if let Some(finished) = self.account.take(message?)? {
+                        if samples.is_some() {
+                            self.sample();
+                        }
                         return Ok(finished);
                     }
                 }
             }
         }
+    }
+
+    /// Tells how far each stage is.
+    fn sample(&self) {
+        let shared = &self.account.shared;
+        let path = PathReport::gather(&self.crew.probes);
+        shared.observer.on(&Event::Sampled(Sample {
+            elapsed: shared.started.elapsed(),
+            bytes_read: shared.counters.bytes_read.load(Ordering::Relaxed),
+            bytes_handed_over: shared.counters.bytes_handed_over.load(Ordering::Relaxed),
+            bytes_acked: path.as_ref().map(|path| path.bytes_acked.iter().sum()),
+            bytes_stored: shared.counters.bytes.load(Ordering::Relaxed),
+            packs_waiting: shared.plan.packs_waiting(),
+            frames_waiting: self.crew.cargo.len(),
+            items_outstanding: shared.ledger().outstanding(),
+            lanes: self.crew.breakers.len(),
+            segments_retransmitted: path.map(|path| path.segments_retransmitted),
+        }));
     }
 
     /// Waits for leave; meanwhile the first encrypted lanes carry what is guessed to be needed. A lane that breaks now says less than
@@ -210,7 +235,7 @@ impl Running {
         }
         let crew = self.crew;
         drop(self.account.teller);
-        let stages = crew.stages(&self.account.shared);
+        let reading = crew.reading(&self.account.shared);
         tokio::task::spawn_blocking(move || crew.join()).await.expect("a push's threads do not panic");
         let finished = ended?;
         let shared = self.account.shared;
@@ -232,12 +257,21 @@ impl Running {
             sender_cpu: Duration::ZERO,
             receiver_cpu: Duration::from_micros(finished.cpu_us),
             manifest_left_out,
-            verdict: stages.with_report(&finished).verdict(),
+            verdict: reading.times(elapsed, lanes, &finished).verdict(),
+            path: reading.path,
         };
         // the last hold on the queue of messages: the writer says goodbye, which changes nothing if nobody hears it
         drop(shared);
         let _goodbye = tokio::time::timeout(GOODBYE_TIMEOUT, self.writer).await;
         Ok(summary)
+    }
+}
+
+/// The next moment to tell a sample, if samples were asked for.
+async fn next(samples: &mut Option<tokio::time::Interval>) {
+    match samples {
+        Some(samples) => drop(samples.tick().await),
+        None => std::future::pending().await,
     }
 }
 
@@ -257,6 +291,7 @@ struct Crew {
     threads: Vec<JoinHandle<()>>,
     scan: Scan,
     breakers: Vec<LaneBreaker>,
+    probes: Vec<PathProbe>,
     broken_in: mpsc::UnboundedSender<LaneError>,
     broken: UnboundedReceiver<LaneError>,
     last_error: Option<LaneError>,
@@ -271,6 +306,7 @@ impl Crew {
             threads: Vec::new(),
             scan: scan.clone(),
             breakers: Vec::new(),
+            probes: Vec::new(),
             broken_in,
             broken,
             last_error: None,
@@ -286,6 +322,7 @@ impl Crew {
 
     fn add_lane(&mut self, shared: &Arc<Shared>, sink: Box<dyn LaneSink>) -> Result<(), SessionError> {
         self.breakers.push(sink.breaker());
+        self.probes.push(sink.path());
         let (shared, cargo, broken) = (Arc::clone(shared), self.cargo.clone(), self.broken_in.clone());
         let number = self.breakers.len();
         self.spawn(format!("zmove-lane-{number}"), move || {
@@ -308,13 +345,14 @@ impl Crew {
         Ok(())
     }
 
-    /// How this side's stages have spent their time.
-    fn stages(&self, shared: &Shared) -> Stages {
-        Stages {
-            scan: self.scan.times(),
-            read: shared.read_clock.times(),
-            lane: shared.lane_clock.times(),
-            ..Stages::default()
+    /// How this side's stages have spent their time, and what the path did.
+    fn reading(&self, shared: &Shared) -> Reading {
+        let (read, lane) = shared.stage_times();
+        Reading {
+            stages: Stages { scan: self.scan.times(), read, lane, ..Stages::default() },
+            path: PathReport::gather(&self.probes),
+            first_byte: shared.first_byte(),
+            handed_over: shared.handed_over(),
         }
     }
 
@@ -327,6 +365,41 @@ impl Crew {
                 std::panic::resume_unwind(panic);
             }
         }
+    }
+}
+
+/// What this side knows at one moment of where the time went.
+#[derive(Default)]
+struct Reading {
+    stages: Stages,
+    path: Option<PathReport>,
+    first_byte: Option<Duration>,
+    handed_over: Option<Duration>,
+}
+
+impl Reading {
+    /// All that is known at the end.
+    fn times(&self, wall: Duration, lanes: usize, finished: &Finished) -> Times {
+        let path = self.path.as_ref();
+        Times {
+            wall,
+            first_byte: self.first_byte,
+            handed_over: self.handed_over,
+            on_the_wire: path.and_then(|path| path.since_data_sent).map(|ago| wall.saturating_sub(ago)),
+            round_trip: path.and_then(|path| path.round_trip_min).unwrap_or_default(),
+            flush: Duration::from_micros(finished.flush_us),
+            lanes,
+            stages: self.stages.with_report(finished),
+        }
+    }
+
+    /// What limited the rate in the interval that began with `before`.
+    fn limit_since(&self, before: &Self) -> &'static str {
+        let stages = self.stages.since(&before.stages);
+        let first_byte = self.first_byte.map(|_| Duration::ZERO);
+        let path =
+            self.path.as_ref().map(|path| before.path.as_ref().map_or(path.clone(), |b| path.since(b)));
+        Times { wall: LIMIT_INTERVAL, first_byte, stages, ..Times::default() }.live_limit(path.as_ref())
     }
 }
 

@@ -253,6 +253,7 @@ impl Reader<'_> {
     }
 
     fn hand_on(&mut self, cargo: Cargo) {
+        self.shared.counters.bytes_read.fetch_add(u64::from(cargo.data_bytes()), Ordering::Relaxed);
         self.watch.lap(Doing::Busy);
         // lanes are gone only when the push is being stopped
         let _stopping = self.cargo.send(cargo);

@@ -2,12 +2,14 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::UnboundedSender;
 use zmove_chunk::{Plan, Work};
-use zmove_types::{BufferPool, Event, FileId, GroupSpan, ItemId, Observer, RelPath, Root, StageClock};
+use zmove_types::{
+    BufferPool, Event, FileId, GroupSpan, ItemId, Observer, RelPath, Root, StageClock, StageTimes,
+};
 use zmove_wire::limits::ITEMS_OUTSTANDING_MAX;
 use zmove_wire::session::{Resend, SenderTransfer};
 use zmove_wire::{ToReceiver, WireError};
@@ -57,6 +59,8 @@ pub(crate) struct Shared {
     settled: Condvar,
     stopping: AtomicBool,
     first_byte_us: AtomicU64,
+    handed_over_us: AtomicU64,
+    before_first_byte: OnceLock<(StageTimes, StageTimes)>,
     next_file: AtomicU64,
 }
 
@@ -65,6 +69,8 @@ pub(crate) struct Shared {
 pub(crate) struct Counters {
     pub(crate) files: AtomicU64,
     pub(crate) bytes: AtomicU64,
+    pub(crate) bytes_read: AtomicU64,
+    pub(crate) bytes_handed_over: AtomicU64,
     pub(crate) skipped: AtomicU64,
     pub(crate) specials: AtomicU64,
     pub(crate) failed: AtomicU64,
@@ -94,6 +100,8 @@ impl Shared {
             settled: Condvar::new(),
             stopping: AtomicBool::new(false),
             first_byte_us: AtomicU64::new(0),
+            handed_over_us: AtomicU64::new(0),
+            before_first_byte: OnceLock::new(),
             next_file: AtomicU64::new(0),
         }
     }
@@ -218,10 +226,30 @@ impl Shared {
             return;
         }
         let elapsed = self.started.elapsed();
-        let micros = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX).max(1);
+        let micros = micros(elapsed).max(1);
         if self.first_byte_us.compare_exchange(0, micros, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            // set once, by the one who was first
+            let _set = self.before_first_byte.set((self.read_clock.times(), self.lane_clock.times()));
             self.observer.on(&Event::FirstByte(elapsed));
         }
+    }
+
+    /// Books the moment at which a lane had taken all that it was given.
+    pub(crate) fn note_handed_over(&self, bytes: u32) {
+        self.counters.bytes_handed_over.fetch_add(u64::from(bytes), Ordering::Relaxed);
+        self.handed_over_us.fetch_max(micros(self.started.elapsed()), Ordering::Relaxed);
+    }
+
+    /// When a lane last took data, after the start.
+    pub(crate) fn handed_over(&self) -> Option<Duration> {
+        let micros = self.handed_over_us.load(Ordering::Relaxed);
+        (micros > 0).then(|| Duration::from_micros(micros))
+    }
+
+    /// What readers and lanes have booked since the first data byte: before, they waited for the dial.
+    pub(crate) fn stage_times(&self) -> (StageTimes, StageTimes) {
+        let (read, lane) = self.before_first_byte.get().copied().unwrap_or_default();
+        (self.read_clock.times().since(&read), self.lane_clock.times().since(&lane))
     }
 
     /// When the first data byte was handed to a lane, after the start.
@@ -248,6 +276,10 @@ impl Shared {
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
     }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Whether to wait for room in the plan.

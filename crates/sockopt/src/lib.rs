@@ -1,7 +1,7 @@
-//! TCP socket options that have no safe wrapper elsewhere.
+//! TCP socket options that have no safe wrapper elsewhere, set and read.
 //!
 //! Called by `transport` alone. The options are Linux's; see tcp(7) and socket(7). **Invariant:** all unsafe code of this
-//! crate is in `sys`, functions that move plain integers.
+//! crate is in `sys`, functions that move plain integers and bytes.
 //!
 //! ```
 //! let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
@@ -10,9 +10,11 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 
+mod info;
 mod pacing;
 mod sys;
 mod window;
 
+pub use info::{TcpInfo, tcp_info};
 pub use pacing::set_pacing_rate_max;
 pub use window::open_receive_window;

@@ -28,6 +28,23 @@ pub(crate) fn set_long(socket: BorrowedFd<'_>, level: i32, option: i32, value: u
     if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// An option whose value is a structure; returns how much of `room` the kernel filled.
+pub(crate) fn bytes(socket: BorrowedFd<'_>, level: i32, option: i32, room: &mut [u8]) -> io::Result<usize> {
+    let mut length = libc::socklen_t::try_from(room.len()).unwrap_or(libc::socklen_t::MAX);
+    // SAFETY: as above; the kernel writes at most `length` bytes to `room`, which is no shorter and outlives the call, and
+    // any bytes are valid there.
+    let outcome = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            level,
+            option,
+            room.as_mut_ptr().cast(),
+            std::ptr::from_mut(&mut length),
+        )
+    };
+    if outcome == 0 { Ok(room.len().min(length as usize)) } else { Err(io::Error::last_os_error()) }
+}
+
 /// An option whose value is a C `int`.
 #[cfg(test)]
 pub(crate) fn integer(socket: BorrowedFd<'_>, level: i32, option: i32) -> io::Result<i32> {

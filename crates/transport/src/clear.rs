@@ -17,6 +17,7 @@ use zmove_wire::FrameHeader;
 
 use crate::frame::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
 use crate::lane::tcp_breaker;
+use crate::path::PathProbe;
 use crate::tcp_tls::{Connection, Parts};
 
 /// One end of a lane in clear; the dialler sends, the acceptor receives, or the other way round.
@@ -158,6 +159,10 @@ impl LaneSink for ClearLane {
         let mac = self.sealing.next(&END);
         self.write_all(&mut [&END[..], mac.as_bytes()].map(IoSlice::new))?;
         Ok(self.socket().shutdown(Shutdown::Write)?)
+    }
+
+    fn path(&self) -> PathProbe {
+        PathProbe::new(self.socket())
     }
 
     fn breaker(&self) -> LaneBreaker {

@@ -11,6 +11,7 @@ use thiserror::Error;
 use zmove_types::{Buffer, BufferPool, Stopwatch};
 use zmove_wire::{FrameHeader, WireError};
 
+use crate::path::PathProbe;
 use crate::record::RecordError;
 
 /// One frame: header, head, data.
@@ -40,6 +41,11 @@ pub trait LaneSink: Send {
 
     /// What breaks the lane from another thread.
     fn breaker(&self) -> LaneBreaker;
+
+    /// What tells, on any thread, how the lane's connection does; by default nothing does.
+    fn path(&self) -> PathProbe {
+        PathProbe::default()
+    }
 }
 
 /// The receiving end of a lane.

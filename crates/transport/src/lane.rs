@@ -12,6 +12,7 @@ use zmove_types::{Buffer, BufferPool, Doing, Stopwatch};
 use zmove_wire::FrameHeader;
 
 use crate::frame::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
+use crate::path::PathProbe;
 use crate::record::{Opener, Sealer, traffic_keys};
 use crate::tcp_tls::{Connection, Parts};
 
@@ -107,6 +108,10 @@ impl LaneSink for TlsLane {
 
     fn breaker(&self) -> LaneBreaker {
         tcp_breaker(&self.socket)
+    }
+
+    fn path(&self) -> PathProbe {
+        PathProbe::new(&self.socket)
     }
 }
 

@@ -9,6 +9,7 @@ mod error;
 mod frame;
 mod lane;
 mod memory;
+mod path;
 mod record;
 mod tcp_tls;
 mod trust;
@@ -22,9 +23,11 @@ pub use error::{
 pub use frame::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
 pub use lane::TlsLane;
 pub use memory::{memory_control, memory_lane};
+pub use path::PathProbe;
 pub use record::RecordError;
 pub use tcp_tls::{Acceptor, Connection, Dialler, SocketConfig};
 pub use trust::{
     Access, AuthorizedKeys, Fingerprint, FirstKey, Grant, GrantFault, HostLineFault, HostPolicy, Identity,
     KnownHosts, ParseFingerprintError,
 };
+pub use zmove_sockopt::TcpInfo;

@@ -64,8 +64,35 @@ pub enum Event {
         /// The stage.
         by: &'static str,
     },
+    /// How far each stage is; only where samples were asked for.
+    Sampled(Sample),
     /// Everything has been sent; the receiver is flushing and closing.
     Flushing,
+}
+
+/// How far the stages of a push are at one moment. Bytes are of payload and count from the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sample {
+    /// Since the start.
+    pub elapsed: Duration,
+    /// Read and hashed.
+    pub bytes_read: u64,
+    /// Handed to lanes.
+    pub bytes_handed_over: u64,
+    /// Acknowledged by the receiver's kernel, with everything that lanes add; where the sender's kernel tells.
+    pub bytes_acked: Option<u64>,
+    /// Stored and verified.
+    pub bytes_stored: u64,
+    /// Batches that wait to be read.
+    pub packs_waiting: usize,
+    /// Frames that wait for a lane.
+    pub frames_waiting: usize,
+    /// Batches and groups on their way, without a receipt.
+    pub items_outstanding: usize,
+    /// How many lanes are up.
+    pub lanes: usize,
+    /// Segments sent again; where the sender's kernel tells.
+    pub segments_retransmitted: Option<u64>,
 }
 
 /// Anything that wants to know. Called from many threads.

@@ -228,7 +228,7 @@ pub struct FileDone {
 pub struct Finished {
     /// Receiving lanes: waiting for the path is starved, waiting for the writers is blocked.
     pub receive: StageReport,
-    /// Writers: waiting for lanes is starved.
+    /// Writers: waiting for lanes is starved, to the end. What finishes the target, the last flush included, is busy for all.
     pub store: StageReport,
     /// How long the last flush took, in microseconds.
     pub flush_us: u64,

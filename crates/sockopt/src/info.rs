@@ -1,0 +1,155 @@
+//! What the kernel tells of a connection: `TCP_INFO`, see tcp(7) and `struct tcp_info` in `linux/tcp.h`.
+//!
+//! Read field by field from the bytes that the kernel filled, since the structure has grown with it. **Invariant:** a field
+//! that an older kernel did not fill is `None`, never a zero that means nothing.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use crate::sys;
+
+/// The state of a connection, as far as this kernel tells it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TcpInfo {
+    /// The smoothed round trip.
+    pub round_trip: Option<Duration>,
+    /// The shortest round trip of late.
+    pub round_trip_min: Option<Duration>,
+    /// Segments the congestion window holds.
+    pub congestion_window_segments: Option<u32>,
+    /// How long ago data was last put on the wire, to the millisecond.
+    pub since_data_sent: Option<Duration>,
+    /// Segments sent again.
+    pub segments_retransmitted: Option<u32>,
+    /// Bytes the peer has acknowledged.
+    pub bytes_acked: Option<u64>,
+    /// Bytes put on the wire, those sent again included.
+    pub bytes_sent: Option<u64>,
+    /// Bytes sent again.
+    pub bytes_retransmitted: Option<u64>,
+    /// Bytes written to the socket and not yet sent.
+    pub bytes_unsent: Option<u32>,
+    /// The rate at which data last arrived, in bytes per second.
+    pub delivery_rate: Option<u64>,
+    /// Whether that rate was low because the program wrote too little.
+    pub delivery_rate_app_limited: Option<bool>,
+    /// How long there was data to send or to be acknowledged; what follows is part of it.
+    pub busy: Option<Duration>,
+    /// How long the peer's window was what kept data back.
+    pub receive_window_limited: Option<Duration>,
+    /// How long this side's send buffer was.
+    pub send_buffer_limited: Option<Duration>,
+}
+
+/// Asks the kernel about a connection.
+///
+/// # Errors
+/// The socket is no TCP socket.
+pub fn tcp_info(socket: &impl AsFd) -> io::Result<TcpInfo> {
+    let mut room = [0; ROOM_BYTES];
+    let filled = sys::bytes(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, &mut room)?;
+    Ok(TcpInfo::parse(&room[..filled]))
+}
+
+impl TcpInfo {
+    fn parse(bytes: &[u8]) -> Self {
+        let micros_32 = |at| word(bytes, at).map(|micros| Duration::from_micros(u64::from(micros)));
+        let micros_64 = |at| long(bytes, at).map(Duration::from_micros);
+        // a bit that was padding before there was a rate
+        let flags = long(bytes, DELIVERY_RATE).and_then(|_| bytes.get(FLAGS));
+        Self {
+            round_trip: micros_32(ROUND_TRIP),
+            round_trip_min: micros_32(ROUND_TRIP_MIN).filter(|time| time.as_micros() < u128::from(u32::MAX)),
+            congestion_window_segments: word(bytes, CONGESTION_WINDOW),
+            since_data_sent: word(bytes, LAST_DATA_SENT)
+                .map(|millis| Duration::from_millis(u64::from(millis))),
+            segments_retransmitted: word(bytes, TOTAL_RETRANSMITS),
+            bytes_acked: long(bytes, BYTES_ACKED),
+            bytes_sent: long(bytes, BYTES_SENT),
+            bytes_retransmitted: long(bytes, BYTES_RETRANSMITTED),
+            bytes_unsent: word(bytes, BYTES_UNSENT),
+            delivery_rate: long(bytes, DELIVERY_RATE),
+            delivery_rate_app_limited: flags.map(|flags| flags & 1 != 0),
+            busy: micros_64(BUSY),
+            receive_window_limited: micros_64(RECEIVE_WINDOW_LIMITED),
+            send_buffer_limited: micros_64(SEND_BUFFER_LIMITED),
+        }
+    }
+}
+
+#[expect(clippy::host_endian_bytes, reason = "the kernel of this host wrote them")]
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..)?.first_chunk().map(|word| u32::from_ne_bytes(*word))
+}
+
+#[expect(clippy::host_endian_bytes, reason = "the kernel of this host wrote them")]
+fn long(bytes: &[u8], at: usize) -> Option<u64> {
+    bytes.get(at..)?.first_chunk().map(|long| u64::from_ne_bytes(*long))
+}
+
+/// More than any kernel fills so far.
+const ROOM_BYTES: usize = 512;
+
+/// Where the fields lie; the kernel only ever appends.
+const FLAGS: usize = 7;
+const LAST_DATA_SENT: usize = 44;
+const ROUND_TRIP: usize = 68;
+const CONGESTION_WINDOW: usize = 80;
+const TOTAL_RETRANSMITS: usize = 100;
+const BYTES_ACKED: usize = 120;
+const BYTES_UNSENT: usize = 144;
+const ROUND_TRIP_MIN: usize = 148;
+const DELIVERY_RATE: usize = 160;
+const BUSY: usize = 168;
+const RECEIVE_WINDOW_LIMITED: usize = 176;
+const SEND_BUFFER_LIMITED: usize = 184;
+const BYTES_SENT: usize = 200;
+const BYTES_RETRANSMITTED: usize = 208;
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream, UdpSocket};
+
+    use super::*;
+
+    #[test]
+    fn the_kernel_counts_what_was_sent() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut far, _) = listener.accept().unwrap();
+        near.write_all(&[7; 1000]).unwrap();
+        far.read_exact(&mut [0; 1000]).unwrap();
+        // an answer carries the acknowledgement with it
+        far.write_all(&[1]).unwrap();
+        near.read_exact(&mut [0]).unwrap();
+        let info = tcp_info(&near).unwrap();
+        assert!(info.round_trip.is_some_and(|time| !time.is_zero()), "{info:?}");
+        assert!(info.congestion_window_segments.is_some_and(|segments| segments > 0), "{info:?}");
+        assert!(info.since_data_sent.is_some_and(|time| time < Duration::from_secs(60)), "{info:?}");
+        assert!(info.bytes_acked.is_none_or(|bytes| (1000..=1001).contains(&bytes)), "{info:?}");
+        assert!(info.bytes_sent.is_none_or(|bytes| bytes == 1000), "{info:?}");
+        assert_eq!(info.bytes_retransmitted.unwrap_or(0), 0);
+        assert_eq!(info.segments_retransmitted, Some(0));
+        assert_eq!(info.bytes_unsent.unwrap_or(0), 0);
+    }
+
+    #[test]
+    fn what_an_old_kernel_does_not_fill_is_not_known() {
+        let bytes = [1; ROOM_BYTES];
+        let old = TcpInfo::parse(&bytes[..104]);
+        assert_eq!(old.segments_retransmitted, Some(0x0101_0101));
+        assert_eq!((old.bytes_acked, old.busy, old.bytes_sent), (None, None, None));
+        assert_eq!((old.delivery_rate, old.delivery_rate_app_limited), (None, None));
+        let whole = TcpInfo::parse(&bytes);
+        assert_eq!(whole.bytes_sent, Some(0x0101_0101_0101_0101));
+        assert_eq!(whole.delivery_rate_app_limited, Some(true));
+        assert_eq!(TcpInfo::parse(&[]), TcpInfo::default());
+    }
+
+    #[test]
+    fn a_socket_of_another_kind_is_an_error() {
+        assert!(tcp_info(&UdpSocket::bind("127.0.0.1:0").unwrap()).is_err());
+    }
+}

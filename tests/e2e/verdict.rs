@@ -1,0 +1,189 @@
+//! Each stage is slowed in turn, and the summary names it.
+//!
+//! A slow stage sleeps in a wrapper around the real one, or in a system call; everything else is as it always is, and much
+//! faster.
+
+use std::fs::File;
+use std::io;
+use std::process::Command;
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::Duration;
+
+use zmove_disk::{DataFile, Direct, Disk, Slices, Threads};
+use zmove_receiver::ReceiverConfig;
+use zmove_sender::{Limit, SenderConfig};
+use zmove_transport::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
+use zmove_types::{Buffer, BufferPool, Doing, GROUP_BYTES, Stopwatch};
+
+use crate::command::{ZMOVE, Zmove};
+use crate::harness::{Site, has_program, skip};
+use crate::inprocess::InProcess;
+use crate::tree::{assert_same, paint};
+
+/// Groups of the one large file; two threads of a stage, or two lanes, have half of them each.
+const GROUPS: u64 = 8;
+/// What a slow stage needs for each beside its work: together much more than all else.
+const SLOW: Duration = Duration::from_millis(200);
+
+/// A push with two threads for each stage.
+fn quick() -> InProcess {
+    InProcess {
+        config: SenderConfig { readers: 2, direct: Direct::Off, ..SenderConfig::default() },
+        receiver: ReceiverConfig { writers: 2, direct: Direct::Off, ..ReceiverConfig::default() },
+        ..InProcess::default()
+    }
+}
+
+#[track_caller]
+fn assert_named(push: InProcess, limit: Limit) {
+    let site = Site::local();
+    File::create(site.source().join("large")).unwrap().set_len(GROUPS * GROUP_BYTES).unwrap();
+    let pushed = push.push(&site.source(), &site.target());
+    let verdict = pushed.summary().verdict;
+    assert_eq!(verdict.limit, limit, "{verdict:?}");
+    assert_same(&site.source(), &site.target());
+}
+
+#[test]
+fn a_slow_source() {
+    let mut push = quick();
+    push.config.disk = Arc::new(SlowDisk { read: SLOW, write: Duration::ZERO });
+    assert_named(push, Limit::SourceReads);
+}
+
+/// All of it is in the receiver's buffers long before it is written: the sender sees no queue, only the wait at the end.
+#[test]
+fn a_slow_target() {
+    let mut push = quick();
+    push.receiver.disk = Arc::new(SlowDisk { read: Duration::ZERO, write: SLOW });
+    assert_named(push, Limit::TargetWrites);
+}
+
+/// The same with buffers for a part: the sender is stopped by what is not yet stored.
+#[test]
+fn a_slow_target_with_few_buffers() {
+    let mut push = quick();
+    push.config.buffers_max = 3;
+    push.receiver.disk = Arc::new(SlowDisk { read: Duration::ZERO, write: SLOW });
+    assert_named(push, Limit::TargetWrites);
+}
+
+#[test]
+fn a_slow_path() {
+    let wrap = |inner| Box::new(SlowSink { inner, doing: Doing::Blocked }) as Box<dyn LaneSink>;
+    assert_named(InProcess { wrap: Box::new(wrap), ..quick() }, Limit::Path);
+}
+
+#[test]
+fn a_slow_sender() {
+    let wrap = |inner| Box::new(SlowSink { inner, doing: Doing::Busy }) as Box<dyn LaneSink>;
+    assert_named(InProcess { wrap: Box::new(wrap), ..quick() }, Limit::SenderCpu);
+}
+
+#[test]
+fn a_slow_receiver() {
+    let wrap = |inner| Box::new(SlowSource { inner }) as Box<dyn LaneSource>;
+    assert_named(InProcess { wrap_source: Box::new(wrap), ..quick() }, Limit::ReceiverCpu);
+}
+
+/// Small files are read, and handed over, long before they are all created. Only the target sets a file's time.
+#[test]
+fn a_target_that_creates_slowly() {
+    if !can_delay() {
+        return skip("strace cannot run here: nothing delays a system call");
+    }
+    let site = Site::local();
+    for number in 0..400 {
+        paint(site.source().join(format!("{}/{number}", number % 4)), 1024);
+    }
+    let mut command = strace("utimensat:delay_enter=4000");
+    command.arg(ZMOVE).args(["push", "--json"]).arg(site.contents()).arg(site.target());
+    let summary = Zmove(command).outcome().done().summary();
+    assert_eq!(summary["limited_by"], "target_writes", "{summary}");
+    assert_same(&site.source(), &site.target());
+}
+
+fn can_delay() -> bool {
+    let mut command = strace("utimensat:delay_enter=1");
+    command.arg("true");
+    has_program("strace") && Zmove(command).outcome().code == Some(0)
+}
+
+/// A tracer that stops only for the system call that it delays.
+fn strace(inject: &str) -> Command {
+    let mut command = Command::new("strace");
+    command.args(["-f", "--seccomp-bpf", "-qq", "-o", "/dev/null", "-e", "trace=utimensat"]);
+    command.arg("-e").arg(format!("inject={inject}"));
+    command
+}
+
+/// Storage that takes its time.
+#[derive(Debug)]
+struct SlowDisk {
+    read: Duration,
+    write: Duration,
+}
+
+impl Disk for SlowDisk {
+    fn read(
+        &self,
+        file: &DataFile,
+        offset: u64,
+        len: usize,
+        buffer: Buffer,
+        seen: Slices<'_>,
+    ) -> (io::Result<()>, Buffer) {
+        sleep(self.read);
+        Threads.read(file, offset, len, buffer, seen)
+    }
+
+    fn write(&self, file: &DataFile, offset: u64, buffer: Buffer) -> (io::Result<()>, Buffer) {
+        sleep(self.write);
+        Threads.write(file, offset, buffer)
+    }
+}
+
+/// A sending end that is slow with data, by waiting or by working.
+struct SlowSink {
+    inner: Box<dyn LaneSink>,
+    doing: Doing,
+}
+
+impl LaneSink for SlowSink {
+    fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
+        if frame.header.data_bytes > 0 {
+            sleep(SLOW);
+            watch.lap(self.doing);
+        }
+        self.inner.send(frame, watch)
+    }
+
+    fn finish(&mut self) -> Result<(), LaneError> {
+        self.inner.finish()
+    }
+
+    fn breaker(&self) -> LaneBreaker {
+        self.inner.breaker()
+    }
+}
+
+/// A receiving end that is slow to decrypt.
+struct SlowSource {
+    inner: Box<dyn LaneSource>,
+}
+
+impl LaneSource for SlowSource {
+    fn receive(&mut self, pool: &BufferPool, watch: &mut Stopwatch<'_>) -> Result<Option<Frame>, LaneError> {
+        let frame = self.inner.receive(pool, watch)?;
+        if frame.as_ref().is_some_and(|frame| frame.header.data_bytes > 0) {
+            sleep(SLOW);
+            watch.lap(Doing::Busy);
+        }
+        Ok(frame)
+    }
+
+    fn breaker(&self) -> LaneBreaker {
+        self.inner.breaker()
+    }
+}
