@@ -42,9 +42,6 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     let mut display = Display::new(args.json, args.quiet, trace);
     let job = job(&args, &sources, &location)?;
     let storage = settings::storage(args.storage);
-    if let Some(notice) = &storage.notice {
-        terminal::warn(notice);
-    }
     let disk = Arc::clone(&storage.disk);
     let config = SenderConfig { disk, direct: storage.direct, sample_interval, ..SenderConfig::default() };
     let push = Push::start(job, config, started);

@@ -20,9 +20,6 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
         );
     }
     let storage = settings::storage(args.storage);
-    if let Some(notice) = &storage.notice {
-        terminal::warn(notice);
-    }
     if args.allow_clear {
         terminal::warn("senders may send names and contents in clear (--allow-clear)");
     }

@@ -9,6 +9,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use zmove_disk::{Direct, Disk, RingConfig, Threads, Unavailable, Uring};
 
 use crate::args::{DirectArg, EngineArg, StorageArgs};
+use crate::terminal;
 
 /// Whose keys are meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,12 +45,16 @@ pub(crate) struct Storage {
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) direct: Direct,
     /// What the user should know: that another engine runs than was asked for.
-    pub(crate) notice: Option<String>,
+    notice: Option<String>,
 }
 
-/// The storage that was asked for, or what there is.
+/// The storage that was asked for, or what there is; in that case the user is told.
 pub(crate) fn storage(args: StorageArgs) -> Storage {
-    storage_with(args, || Uring::start(RingConfig::default()))
+    let storage = storage_with(args, || Uring::start(RingConfig::default()));
+    if let Some(notice) = &storage.notice {
+        terminal::warn(notice);
+    }
+    storage
 }
 
 fn storage_with(args: StorageArgs, start_uring: impl FnOnce() -> Result<Uring, Unavailable>) -> Storage {

@@ -63,6 +63,23 @@ pub(crate) trait Engine {
     fn write_some(&self, way: Way<'_>, span: Span, buffer: Buffer) -> (io::Result<usize>, Buffer);
 }
 
+impl<E: Engine + Send + Sync + fmt::Debug> Disk for E {
+    fn read(
+        &self,
+        file: &DataFile,
+        offset: u64,
+        len: usize,
+        buffer: Buffer,
+        seen: Slices<'_>,
+    ) -> (io::Result<()>, Buffer) {
+        read(self, file, offset, len, buffer, seen)
+    }
+
+    fn write(&self, file: &DataFile, offset: u64, buffer: Buffer) -> (io::Result<()>, Buffer) {
+        write(self, file, offset, buffer)
+    }
+}
+
 impl<'a> Way<'a> {
     pub(crate) fn file(self) -> &'a Arc<File> {
         let (Self::Cached(file) | Self::Direct(file)) = self;
@@ -71,7 +88,7 @@ impl<'a> Way<'a> {
 }
 
 /// [`Disk::read`] for any engine.
-pub(crate) fn read(
+fn read(
     engine: &impl Engine,
     file: &DataFile,
     offset: u64,
@@ -119,12 +136,7 @@ pub(crate) fn read(
 }
 
 /// [`Disk::write`] for any engine.
-pub(crate) fn write(
-    engine: &impl Engine,
-    file: &DataFile,
-    offset: u64,
-    mut buffer: Buffer,
-) -> (io::Result<()>, Buffer) {
+fn write(engine: &impl Engine, file: &DataFile, offset: u64, mut buffer: Buffer) -> (io::Result<()>, Buffer) {
     let len = buffer.len();
     let mut written = 0;
     if let Some((direct, body)) = file.direct_write(offset, &mut buffer) {

@@ -2,14 +2,14 @@
 //! that gives a file its final name only when it is whole.
 //!
 //! ```no_run
-//! use zmove_disk::{Staged, TempNames, Tree};
+//! use zmove_disk::{Staged, TempNames, Tree, set_new_file_metadata};
 //! use zmove_types::{Metadata, Name, RelPath};
 //! let tree = Tree::open(std::path::Path::new("/data"))?;
 //! let directory = tree.ensure_directory(&RelPath::from_bytes(b"run7").unwrap())?;
 //! let temp_names = TempNames::new("4f2a");
 //! let staged = Staged::create(&directory, 0o644, &temp_names)?;
 //! std::io::Write::write_all(&mut staged.file(), b"...")?;
-//! staged.set_metadata(&Metadata::default())?;
+//! set_new_file_metadata(staged.file(), &Metadata::default())?;
 //! staged.commit(&Name::from_bytes(b"events.h5").unwrap(), &temp_names)?;
 //! # Ok::<(), std::io::Error>(())
 //! ```

@@ -13,8 +13,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags, StatxFlags};
-use rustix::io::Errno;
 use zmove_types::Name;
+
+use crate::tree::{DIRECTORY, Tree};
 
 /// The hidden directory and where it will go.
 #[derive(Debug)]
@@ -30,9 +31,6 @@ pub struct Nursery {
 /// finds what a killed one left.
 const PREFIX: &[u8] = b".zmove-new-";
 
-const DIRECTORY: OFlags =
-    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-
 impl Nursery {
     /// A nursery for the directory `name` of `parent`. `None` when there cannot be one: the name is too long, somebody
     /// else has a nursery for it, or the file system has no locks.
@@ -41,10 +39,8 @@ impl Nursery {
     /// What the system says.
     pub fn begin(parent: &Arc<OwnedFd>, name: &Name) -> io::Result<Option<Self>> {
         let Some(hidden) = hidden_name(parent.as_fd(), name) else { return Ok(None) };
-        match rustix::fs::mkdirat(parent, hidden.as_os_str(), Mode::RWXU) {
-            Ok(()) => {}
-            Err(Errno::EXIST) => return Ok(None),
-            Err(error) => return Err(error.into()),
+        if !Tree::make_new(parent.as_fd(), &hidden)? {
+            return Ok(None);
         }
         let opened = rustix::fs::openat(parent, hidden.as_os_str(), DIRECTORY, Mode::empty());
         let locked = opened.map(|directory| lock(directory.as_fd()).then_some(directory));

@@ -13,10 +13,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
-use zmove_types::{Metadata, Name};
+use zmove_types::Name;
 
 use crate::data_file::{DataFile, Direct};
-use crate::entry::set_new_file_metadata;
 
 /// A file being written, in the directory where it will stay.
 #[derive(Debug)]
@@ -122,14 +121,6 @@ impl Staged {
         }
     }
 
-    /// Sets mode and modification time; after the last write.
-    ///
-    /// # Errors
-    /// What the system says.
-    pub fn set_metadata(&self, metadata: &Metadata) -> io::Result<()> {
-        set_new_file_metadata(self.file(), metadata)
-    }
-
     /// Gives the file its name, replacing a file or link of that name.
     ///
     /// # Errors
@@ -193,9 +184,10 @@ fn create_unnamed(directory: &OwnedFd, mode: Mode) -> rustix::io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::entry::set_new_file_metadata;
     use std::io::Write;
     use std::os::unix::fs::MetadataExt;
-    use zmove_types::Timestamp;
+    use zmove_types::{Metadata, Timestamp};
 
     fn home() -> (tempfile::TempDir, Arc<OwnedFd>) {
         let home = tempfile::tempdir().unwrap();
@@ -225,7 +217,7 @@ mod tests {
             let staged = Staged::create(fd, 0o600, names).unwrap();
             staged.file().write_all(b"new").unwrap();
             let mtime = Timestamp { seconds: -7, nanos: 123_456_789 };
-            staged.set_metadata(&Metadata { mode: 0o641, mtime }).unwrap();
+            set_new_file_metadata(staged.file(), &Metadata { mode: 0o641, mtime }).unwrap();
             assert_eq!(std::fs::read(&target).unwrap(), b"old");
             staged.commit(&Name::from_bytes(b"x").unwrap(), names).unwrap();
             let stat = target.metadata().unwrap();

@@ -6,8 +6,7 @@ use std::os::unix::fs::FileExt;
 use zmove_types::Buffer;
 use zmove_uring::Span;
 
-use crate::backend::{self, Disk, Engine, Slices, Way};
-use crate::data_file::DataFile;
+use crate::backend::{Engine, Slices, Way};
 
 /// Blocking positional I/O.
 #[derive(Clone, Copy, Debug, Default)]
@@ -15,23 +14,6 @@ pub struct Threads;
 
 /// One read from the page cache: large enough that the call costs nothing, small enough to be hashed out of the second-level cache.
 const SLICE_BYTES: usize = 256 << 10;
-
-impl Disk for Threads {
-    fn read(
-        &self,
-        file: &DataFile,
-        offset: u64,
-        len: usize,
-        buffer: Buffer,
-        seen: Slices<'_>,
-    ) -> (io::Result<()>, Buffer) {
-        backend::read(self, file, offset, len, buffer, seen)
-    }
-
-    fn write(&self, file: &DataFile, offset: u64, buffer: Buffer) -> (io::Result<()>, Buffer) {
-        backend::write(self, file, offset, buffer)
-    }
-}
 
 impl Engine for Threads {
     fn read_some(

@@ -34,7 +34,7 @@ const PIECE_BYTES_MAX: usize = 4000;
 /// How often to try again when somebody else changes what is in the way.
 const RACES_MAX: usize = 16;
 
-const DIRECTORY: OFlags =
+pub(crate) const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 impl Tree {
@@ -129,10 +129,7 @@ impl Tree {
         };
         let parent = self.ensure_directory(&parent)?;
         for _ in 0..RACES_MAX {
-            match rustix::fs::mkdirat(&parent, name.as_os_str(), Mode::RWXU) {
-                Ok(()) | Err(Errno::EXIST) => {}
-                Err(error) => return Err(error.into()),
-            }
+            Self::make_new(parent.as_fd(), &name)?;
             match rustix::fs::openat(&parent, name.as_os_str(), DIRECTORY, Mode::empty()) {
                 Ok(directory) => return Ok(Arc::new(directory)),
                 Err(Errno::NOTDIR | Errno::LOOP) => remove_non_directory(parent.as_fd(), &name)?,

@@ -6,8 +6,7 @@ use std::io;
 use zmove_types::Buffer;
 use zmove_uring::{Ring, RingConfig, Span, Unavailable};
 
-use crate::backend::{self, Disk, Engine, Slices, Way};
-use crate::data_file::DataFile;
+use crate::backend::{Engine, Slices, Way};
 
 /// Positional I/O by a ring's thread.
 #[derive(Debug)]
@@ -20,23 +19,6 @@ impl Uring {
     /// Why io_uring cannot be used here.
     pub fn start(config: RingConfig) -> Result<Self, Unavailable> {
         Ok(Self(Ring::start(config)?))
-    }
-}
-
-impl Disk for Uring {
-    fn read(
-        &self,
-        file: &DataFile,
-        offset: u64,
-        len: usize,
-        buffer: Buffer,
-        seen: Slices<'_>,
-    ) -> (io::Result<()>, Buffer) {
-        backend::read(self, file, offset, len, buffer, seen)
-    }
-
-    fn write(&self, file: &DataFile, offset: u64, buffer: Buffer) -> (io::Result<()>, Buffer) {
-        backend::write(self, file, offset, buffer)
     }
 }
 

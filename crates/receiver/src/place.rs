@@ -219,11 +219,7 @@ fn fill(context: &Context, nursery: &Nursery, file: &FileEntry, bytes: &[u8]) ->
 
 fn write_whole(context: &Context, file: &mut File, metadata: &Metadata, bytes: &[u8]) -> Result<(), Failure> {
     file.write_all(bytes).map_err(|error| (Operation::Write, error))?;
-    set_new_file_metadata(&*file, metadata).map_err(|error| (Operation::SetMetadata, error))?;
-    if context.durability == Durability::File {
-        file.sync_data().map_err(|error| (Operation::Flush, error))?;
-    }
-    Ok(())
+    finish_contents(file, metadata, context.durability == Durability::File)
 }
 
 fn place_file(
@@ -247,11 +243,17 @@ pub(crate) fn commit(
     metadata: &Metadata,
     flush_first: bool,
 ) -> Result<(), Failure> {
-    staged.set_metadata(metadata).map_err(|error| (Operation::SetMetadata, error))?;
-    if flush_first {
-        staged.file().sync_data().map_err(|error| (Operation::Flush, error))?;
-    }
+    finish_contents(staged.file(), metadata, flush_first)?;
     staged.commit(name, &context.temp_names).map_err(|error| (Operation::Rename, error))
+}
+
+/// Metadata, and a flush if asked: what a file gets before its final name.
+fn finish_contents(file: &File, metadata: &Metadata, flush: bool) -> Result<(), Failure> {
+    set_new_file_metadata(file, metadata).map_err(|error| (Operation::SetMetadata, error))?;
+    if flush {
+        file.sync_data().map_err(|error| (Operation::Flush, error))?;
+    }
+    Ok(())
 }
 
 /// The metadata of a regular file without setuid and setgid: ownership is not carried over, so these bits would lend

@@ -12,7 +12,7 @@ use std::io::{BufReader, Chain, Cursor, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
 
 use rustls::Side;
-use zmove_types::{Buffer, BufferPool, Doing, Stopwatch};
+use zmove_types::{BufferPool, Doing, Stopwatch};
 use zmove_wire::FrameHeader;
 
 use crate::frame::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
@@ -93,23 +93,6 @@ impl ClearLane {
         if header == END { Ok(None) } else { Ok(Some(FrameHeader::decode(&header)?)) }
     }
 
-    fn receive_data(
-        &mut self,
-        len: usize,
-        pool: &BufferPool,
-        watch: &mut Stopwatch<'_>,
-    ) -> Result<Buffer, LaneError> {
-        if len == 0 {
-            return Ok(Buffer::empty());
-        }
-        watch.lap(Doing::Busy);
-        let mut data = pool.take().ok_or(LaneError::Stopped)?;
-        watch.lap(Doing::Blocked);
-        self.fill(&mut data.room()[..len], watch)?;
-        data.set_len(len);
-        Ok(data)
-    }
-
     fn socket(&self) -> &TcpStream {
         self.incoming.get_ref().get_ref().1
     }
@@ -179,10 +162,7 @@ impl LaneSource for ClearLane {
             self.ended = true;
             return Ok(None);
         };
-        let mut head = vec![0; header.head_bytes as usize];
-        self.fill(&mut head, watch)?;
-        let data = self.receive_data(header.data_bytes as usize, pool, watch)?;
-        Ok(Some(Frame { header, head, data }))
+        Frame::receive(header, pool, watch, |out, watch| self.fill(out, watch)).map(Some)
     }
 
     fn breaker(&self) -> LaneBreaker {

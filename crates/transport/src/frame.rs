@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 
 use thiserror::Error;
-use zmove_types::{Buffer, BufferPool, Stopwatch};
+use zmove_types::{Buffer, BufferPool, Doing, Stopwatch};
 use zmove_wire::{FrameHeader, WireError};
 
 use crate::path::PathProbe;
@@ -23,6 +23,30 @@ pub struct Frame {
     pub head: Vec<u8>,
     /// The data.
     pub data: Buffer,
+}
+
+impl Frame {
+    /// Receives what follows `header`: `fill` fills all of what it is given with the lane's next bytes.
+    pub(crate) fn receive(
+        header: FrameHeader,
+        pool: &BufferPool,
+        watch: &mut Stopwatch<'_>,
+        mut fill: impl FnMut(&mut [u8], &mut Stopwatch<'_>) -> Result<(), LaneError>,
+    ) -> Result<Self, LaneError> {
+        let mut head = vec![0; header.head_bytes as usize];
+        fill(&mut head, watch)?;
+        watch.lap(Doing::Busy);
+        let data_bytes = header.data_bytes as usize;
+        if data_bytes == 0 {
+            return Ok(Self { header, head, data: Buffer::empty() });
+        }
+        let mut data = pool.take().ok_or(LaneError::Stopped)?;
+        watch.lap(Doing::Blocked);
+        fill(&mut data.room()[..data_bytes], watch)?;
+        data.set_len(data_bytes);
+        watch.lap(Doing::Busy);
+        Ok(Self { header, head, data })
+    }
 }
 
 /// The sending end of a lane.

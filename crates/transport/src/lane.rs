@@ -8,7 +8,7 @@ use std::fmt;
 use std::io::Write;
 use std::net::{Shutdown, TcpStream};
 
-use zmove_types::{Buffer, BufferPool, Doing, Stopwatch};
+use zmove_types::{BufferPool, Doing, Stopwatch};
 use zmove_wire::FrameHeader;
 
 use crate::frame::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
@@ -124,34 +124,11 @@ impl LaneSource for TlsLane {
             _ => return Err(LaneError::Closed),
         }
         let header = FrameHeader::decode(&header)?;
-        let mut head = vec![0; header.head_bytes as usize];
-        self.fill_all(&mut head, watch)?;
-        let data = self.receive_data(header.data_bytes as usize, pool, watch)?;
-        watch.lap(Doing::Busy);
-        Ok(Some(Frame { header, head, data }))
+        Frame::receive(header, pool, watch, |out, watch| self.fill_all(out, watch)).map(Some)
     }
 
     fn breaker(&self) -> LaneBreaker {
         tcp_breaker(&self.socket)
-    }
-}
-
-impl TlsLane {
-    fn receive_data(
-        &mut self,
-        len: usize,
-        pool: &BufferPool,
-        watch: &mut Stopwatch<'_>,
-    ) -> Result<Buffer, LaneError> {
-        if len == 0 {
-            return Ok(Buffer::empty());
-        }
-        watch.lap(Doing::Busy);
-        let mut data = pool.take().ok_or(LaneError::Stopped)?;
-        watch.lap(Doing::Blocked);
-        self.fill_all(&mut data.room()[..len], watch)?;
-        data.set_len(len);
-        Ok(data)
     }
 }
 
