@@ -151,20 +151,24 @@ pub fn set_directory_metadata(directory: BorrowedFd<'_>, metadata: &Metadata) ->
 /// What the system says.
 pub fn set_new_file_metadata(file: impl AsFd, metadata: &Metadata) -> io::Result<()> {
     let file = file.as_fd();
-    let mode = rustix::fs::fstat(file)?.st_mode & 0o7777;
-    if mode == metadata.mode {
+    if has_mode(file, metadata.mode)? {
         set_file_mtime(file, metadata.mtime)
     } else {
         set_file_metadata(file, metadata)
     }
 }
 
-fn set_file_metadata(file: BorrowedFd<'_>, metadata: &Metadata) -> io::Result<()> {
+/// Whether a file has exactly these permission bits.
+pub(crate) fn has_mode(file: BorrowedFd<'_>, mode: u32) -> io::Result<bool> {
+    Ok(rustix::fs::fstat(file)?.st_mode & 0o7777 == mode)
+}
+
+pub(crate) fn set_file_metadata(file: BorrowedFd<'_>, metadata: &Metadata) -> io::Result<()> {
     rustix::fs::fchmod(file, Mode::from_raw_mode(metadata.mode))?;
     set_file_mtime(file, metadata.mtime)
 }
 
-fn set_file_mtime(file: BorrowedFd<'_>, mtime: Timestamp) -> io::Result<()> {
+pub(crate) fn set_file_mtime(file: BorrowedFd<'_>, mtime: Timestamp) -> io::Result<()> {
     let times = Timestamps { last_access: OMIT, last_modification: timespec(mtime) };
     Ok(rustix::fs::futimens(file, &times)?)
 }

@@ -6,6 +6,7 @@
 //! tells the very directory that it was made in, so that a directory which a source calls so, be it a copy of what a
 //! dead process left, is data like any other.
 
+use std::cell::Cell;
 use std::ffi::CStr;
 use std::fs::File;
 use std::io;
@@ -13,8 +14,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags, StatxFlags};
-use zmove_types::Name;
+use zmove_types::{Metadata, Name};
 
+use crate::entry::{has_mode, set_file_metadata, set_file_mtime};
 use crate::tree::{DIRECTORY, Tree};
 
 /// The hidden directory and where it will go.
@@ -25,6 +27,8 @@ pub struct Nursery {
     hidden: Name,
     directory: Arc<OwnedFd>,
     published: bool,
+    /// A mode that files get exactly as it is asked for when they are created here.
+    exact_mode: Cell<Option<u32>>,
 }
 
 /// A hidden directory's name is this, what tells its parent from all others, and the final name, so that a later transfer
@@ -49,7 +53,14 @@ impl Nursery {
             return Ok(locked.map(|_unlocked| None)?);
         };
         let (parent, directory) = (Arc::clone(parent), Arc::new(directory));
-        Ok(Some(Self { parent, name: name.clone(), hidden, directory, published: false }))
+        Ok(Some(Self {
+            parent,
+            name: name.clone(),
+            hidden,
+            directory,
+            published: false,
+            exact_mode: Cell::new(None),
+        }))
     }
 
     /// A new file in it, with at most the permissions in `mode`.
@@ -60,6 +71,23 @@ impl Nursery {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(mode & 0o777);
         Ok(rustix::fs::openat(&self.directory, name.as_os_str(), flags, mode)?.into())
+    }
+
+    /// Gives a file just created in it its mode and time. What the umask and the directory leave of a mode is the same
+    /// for each file, so it is looked up once.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn set_metadata(&self, file: &File, metadata: &Metadata) -> io::Result<()> {
+        let file = file.as_fd();
+        if self.exact_mode.get() == Some(metadata.mode) {
+            return set_file_mtime(file, metadata.mtime);
+        }
+        if has_mode(file, metadata.mode)? {
+            self.exact_mode.set(Some(metadata.mode));
+            return set_file_mtime(file, metadata.mtime);
+        }
+        set_file_metadata(file, metadata)
     }
 
     /// Removes a file that did not become whole.
@@ -135,6 +163,8 @@ fn is_dot(name: &CStr) -> bool {
 mod tests {
     use super::*;
     use std::io::Write;
+    use std::os::unix::fs::MetadataExt;
+    use zmove_types::Timestamp;
 
     fn place() -> (tempfile::TempDir, Arc<OwnedFd>) {
         let home = tempfile::tempdir().unwrap();
@@ -169,6 +199,24 @@ mod tests {
         assert_eq!(names(&home), ["d"]);
         assert_eq!(std::fs::read(home.path().join("d/a")).unwrap(), b"x");
         assert!(!home.path().join("d/b").exists());
+    }
+
+    #[test]
+    fn each_file_has_the_mode_it_was_asked_for() {
+        let (home, fd) = place();
+        let nursery = Nursery::begin(&fd, &name("d")).unwrap().unwrap();
+        // the umask takes bits of some of them
+        let modes = [0o600, 0o666, 0o600, 0o777, 0o777, 0o644, 0o1644, 0o400];
+        for (number, mode) in modes.into_iter().enumerate() {
+            let file = nursery.create(&name(&number.to_string()), mode).unwrap();
+            let mtime = Timestamp { seconds: 7, nanos: 8 };
+            nursery.set_metadata(&file, &Metadata { mode, mtime }).unwrap();
+        }
+        nursery.publish().unwrap();
+        for (number, mode) in modes.into_iter().enumerate() {
+            let found = std::fs::metadata(home.path().join("d").join(number.to_string())).unwrap();
+            assert_eq!((found.mode() & 0o7777, found.mtime(), found.mtime_nsec()), (mode, 7, 8), "{number}");
+        }
     }
 
     #[test]

@@ -210,16 +210,23 @@ fn fill(context: &Context, nursery: &Nursery, file: &FileEntry, bytes: &[u8]) ->
         Ok(created) => created,
         Err(error) => return Some(Err((Operation::Create, error))),
     };
-    let written = write_whole(context, &mut created, &metadata, bytes);
+    let written = write_whole(context, nursery, &mut created, &metadata, bytes);
     if written.is_err() {
         nursery.discard(&file.name).ok()?;
     }
     Some(written)
 }
 
-fn write_whole(context: &Context, file: &mut File, metadata: &Metadata, bytes: &[u8]) -> Result<(), Failure> {
+fn write_whole(
+    context: &Context,
+    nursery: &Nursery,
+    file: &mut File,
+    metadata: &Metadata,
+    bytes: &[u8],
+) -> Result<(), Failure> {
     file.write_all(bytes).map_err(|error| (Operation::Write, error))?;
-    finish_contents(file, metadata, context.durability == Durability::File)
+    nursery.set_metadata(file, metadata).map_err(|error| (Operation::SetMetadata, error))?;
+    flush(file, context.durability == Durability::File)
 }
 
 fn place_file(
@@ -248,9 +255,13 @@ pub(crate) fn commit(
 }
 
 /// Metadata, and a flush if asked: what a file gets before its final name.
-fn finish_contents(file: &File, metadata: &Metadata, flush: bool) -> Result<(), Failure> {
+fn finish_contents(file: &File, metadata: &Metadata, flushed: bool) -> Result<(), Failure> {
     set_new_file_metadata(file, metadata).map_err(|error| (Operation::SetMetadata, error))?;
-    if flush {
+    flush(file, flushed)
+}
+
+fn flush(file: &File, flushed: bool) -> Result<(), Failure> {
+    if flushed {
         file.sync_data().map_err(|error| (Operation::Flush, error))?;
     }
     Ok(())
