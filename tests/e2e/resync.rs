@@ -10,6 +10,7 @@ use crate::tree::{assert_same, names, paint, painted, picture, set_mode, set_old
 
 both_ways!(
     nothing_moves_the_second_time,
+    what_is_read_before_the_target_is_known_moves_once,
     another_time_moves_a_file_again,
     equal_size_and_time_counts_as_equal_unless_checked,
     equal_contents_of_another_time_move_no_data,
@@ -46,6 +47,24 @@ fn nothing_moves_the_second_time(site: &Site) {
     assert_eq!(counts(&site.push_contents()), [0, 2, 0]);
     let text = site.push(&[], site.contents(), "").done().stdout;
     assert!(text.starts_with("nothing to move: 2 files compared equal in "), "{text}");
+    assert_same(&site.source(), &site.target());
+}
+
+/// More files than are sent as a guess, and more than are read while the target is not known.
+fn what_is_read_before_the_target_is_known_moves_once(site: &Site) {
+    const FILES: u64 = 30_000;
+    let path = |number: u64| site.source().join(format!("d{}/f{number}", number % 30));
+    for number in 0..FILES {
+        std::fs::create_dir_all(path(number).parent().unwrap()).unwrap();
+        std::fs::write(path(number), number.to_le_bytes()).unwrap();
+    }
+    assert_eq!(counts(&site.push_contents()), [FILES, 0, 8 * FILES]);
+    let changed = [0, 2_000, 5_000, FILES - 1];
+    for number in changed {
+        std::fs::write(path(number), "longer than it was").unwrap();
+    }
+    let again = counts(&site.push_contents());
+    assert_eq!(again[..2], [changed.len() as u64, FILES - changed.len() as u64]);
     assert_same(&site.source(), &site.target());
 }
 

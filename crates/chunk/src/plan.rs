@@ -101,6 +101,16 @@ impl<P, F: Clone> Plan<P, F> {
         Ok(())
     }
 
+    /// Takes back the packs of which `which` says so, as far as they have not been handed out.
+    pub fn take_back(&self, which: impl Fn(&P) -> bool) -> Vec<P> {
+        let mut state = self.lock();
+        let (taken, left): (VecDeque<_>, _) = state.packs.drain(..).partition(|(_entries, pack)| which(pack));
+        state.packs = left;
+        state.packed_entries -= taken.iter().map(|(entries, _pack)| entries).sum::<usize>();
+        self.changed.notify_all();
+        taken.into_iter().map(|(_entries, pack)| pack).collect()
+    }
+
     /// Adds work that must go again, ahead of everything, without waiting, even after the end.
     pub fn push_again(&self, work: Work<P, F>) {
         self.lock().urgent.push_back(work);
@@ -260,6 +270,18 @@ mod tests {
             indices.sort_unstable();
             assert_eq!(indices, (0..groups).collect::<Vec<_>>(), "{name}");
         }
+    }
+
+    #[test]
+    fn what_is_taken_back_makes_room_and_is_not_handed_out() {
+        let plan: Plan<u8, u8> = Plan::new(6, 4);
+        for pack in 1..=3 {
+            plan.push_pack(pack, 2).unwrap();
+        }
+        assert_eq!(plan.try_take(), Some(Work::Pack(1)));
+        assert_eq!(plan.take_back(|&pack| pack < 3), [2]);
+        assert_eq!(plan.lock().packed_entries, 2);
+        assert_eq!([plan.try_take(), plan.try_take()], [Some(Work::Pack(3)), None]);
     }
 
     #[test]

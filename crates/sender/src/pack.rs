@@ -1,9 +1,12 @@
 //! Packs: the small entries that will travel in one batch, gathered by directory.
 
+use std::ops::Add;
+
 use zmove_scan::{Entry, EntryKind};
 use zmove_types::{GROUP_BYTES, Metadata, Name, RelPath, Root};
 use zmove_wire::limits::{BATCH_ENTRIES_MAX, BATCH_HEAD_BYTES_TARGET};
 
+use crate::ahead::ReadPack;
 use crate::source::SourceDirectory;
 
 /// Work on small entries for one reader.
@@ -12,8 +15,26 @@ pub(crate) struct Pack {
     pub(crate) groups: Vec<PackGroup>,
     /// How often it has been sent before.
     pub(crate) tries: u8,
-    /// Whether it was planned before the target was known.
-    pub(crate) guessed: bool,
+    pub(crate) basis: Basis,
+}
+
+/// What a plan holds of a pack.
+#[derive(Debug)]
+pub(crate) enum Parcel {
+    Unread(Pack),
+    /// It was read ahead.
+    Read(Box<ReadPack>),
+}
+
+/// What was known of the target when a pack was planned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Basis {
+    /// Enough: the entries are needed.
+    Known,
+    /// Nothing: the entries are sent as a guess.
+    Guessed,
+    /// Nothing: the entries are read, and sent when it is known that they are needed.
+    Ahead,
 }
 
 /// The entries of one directory.
@@ -91,39 +112,68 @@ const DIRECTORIES_OPEN_MAX: usize = 16;
 #[derive(Debug)]
 pub(crate) struct Packer {
     groups: Vec<PackGroup>,
+    load: Load,
+    entries_max: usize,
+    packs_made: u32,
+}
+
+/// How much of a batch entries take.
+#[derive(Clone, Copy, Debug, Default)]
+struct Load {
     entries: usize,
     data_bytes: u64,
     head_bytes: usize,
-    entries_max: usize,
-    packs_made: u32,
 }
 
 impl Packer {
     /// A packer of at most `entries_max` entries a pack.
     pub(crate) fn new(entries_max: usize) -> Self {
         let entries_max = entries_max.clamp(1, BATCH_ENTRIES_MAX);
-        Self { groups: Vec::new(), entries: 0, data_bytes: 0, head_bytes: 0, entries_max, packs_made: 0 }
+        Self { groups: Vec::new(), load: Load::default(), entries_max, packs_made: 0 }
     }
 
     /// Adds an entry; returns the pack that had no room for it.
     pub(crate) fn add(&mut self, directory: &SourceDirectory, entry: PackEntry) -> Option<Pack> {
-        let head_bytes = entry.head_bytes() + directory.target_path().as_bytes().len() + ENTRY_HEAD_BYTES;
-        let entries_max = self.ramp(self.entries_max, FIRST_ENTRIES);
+        let more = Load::of(directory, &entry);
         let elsewhere = self.groups.last().is_some_and(|group| !group.directory.is(directory));
-        let full = self.entries >= entries_max
-            // the files of one directory are best placed by one hand
-            || (elsewhere && self.entries >= entries_max / 4 * 3)
-            || self.data_bytes + entry.data_bytes() > self.ramp(GROUP_BYTES, FIRST_DATA_BYTES)
-            || self.head_bytes + head_bytes > BATCH_HEAD_BYTES_TARGET;
-        let pack = if full { self.take() } else { None };
-        self.entries += 1;
-        self.data_bytes += entry.data_bytes();
-        self.head_bytes += head_bytes;
+        // the files of one directory are best placed by one hand
+        let nearly_full = elsewhere && self.load.entries >= self.most_entries() / 4 * 3;
+        let pack = if nearly_full || !self.fits(self.load + more) {
+            self.take_before(directory, more)
+        } else {
+            None
+        };
+        self.load = self.load + more;
         match self.groups.last_mut() {
             Some(group) if group.directory.is(directory) => group.entries.push(entry),
             _ => self.begin_group(directory, entry),
         }
         pack
+    }
+
+    /// What has been gathered, but for a beginning of `directory` that fits into the next pack together with `more`: a
+    /// directory that comes in one piece is the least work for the target.
+    fn take_before(&mut self, directory: &SourceDirectory, more: Load) -> Option<Pack> {
+        let begun = self.groups.pop_if(|group| group.directory.is(directory));
+        let load = begun.as_ref().map(PackGroup::load).unwrap_or_default();
+        if self.groups.is_empty() || !self.fits(load + more) {
+            self.groups.extend(begun);
+            return self.take();
+        }
+        let pack = self.take();
+        self.groups.extend(begun);
+        self.load = load;
+        pack
+    }
+
+    fn fits(&self, load: Load) -> bool {
+        load.entries <= self.most_entries()
+            && load.data_bytes <= self.ramp(GROUP_BYTES, FIRST_DATA_BYTES)
+            && load.head_bytes <= BATCH_HEAD_BYTES_TARGET
+    }
+
+    fn most_entries(&self) -> usize {
+        self.ramp(self.entries_max, FIRST_ENTRIES)
     }
 
     /// The first packs are small, so that each crosses a connection that is still in slow start (RFC 5681) at once and
@@ -143,13 +193,36 @@ impl Packer {
 
     /// What has been gathered, if anything.
     pub(crate) fn take(&mut self) -> Option<Pack> {
+        self.load = Load::default();
         if self.groups.is_empty() {
             return None;
         }
         self.packs_made += 1;
-        let groups = std::mem::take(&mut self.groups);
-        (self.entries, self.data_bytes, self.head_bytes) = (0, 0, 0);
-        Some(Pack { groups, tries: 0, guessed: false })
+        Some(Pack { groups: std::mem::take(&mut self.groups), tries: 0, basis: Basis::Known })
+    }
+}
+
+impl Load {
+    fn of(directory: &SourceDirectory, entry: &PackEntry) -> Self {
+        let head_bytes = entry.head_bytes() + directory.target_path().as_bytes().len() + ENTRY_HEAD_BYTES;
+        Self { entries: 1, data_bytes: entry.data_bytes(), head_bytes }
+    }
+}
+
+impl Add for Load {
+    type Output = Self;
+    fn add(self, more: Self) -> Self {
+        Self {
+            entries: self.entries + more.entries,
+            data_bytes: self.data_bytes + more.data_bytes,
+            head_bytes: self.head_bytes + more.head_bytes,
+        }
+    }
+}
+
+impl PackGroup {
+    fn load(&self) -> Load {
+        self.entries.iter().map(|entry| Load::of(&self.directory, entry)).fold(Load::default(), Load::add)
     }
 }
 
@@ -178,5 +251,57 @@ impl Pack {
     /// Lets go of open directories while the pack waits for its receipt.
     pub(crate) fn put_off(&mut self) {
         self.groups.iter_mut().for_each(|group| group.directory.put_off());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+    use zmove_scan::{ScanConfig, ScanItem, ScanRoot, scan};
+
+    /// How many packs the files of each directory are in, packed as a scan finds them.
+    fn pieces(home: &std::path::Path, entries_max: usize) -> HashMap<RelPath, usize> {
+        let root = ScanRoot { source: home.to_owned(), prefix: RelPath::root() };
+        let scan = scan(vec![root], &ScanConfig::default());
+        let mut packer =
+            Packer { packs_made: PACKS_PER_DOUBLING * RAMP_DOUBLINGS_MAX, ..Packer::new(entries_max) };
+        let mut packs = Vec::new();
+        for item in scan.receiver() {
+            let ScanItem::Batch(batch) = item else { continue };
+            let directory = SourceDirectory::held_open(&batch.directory);
+            let files = batch.entries.into_iter().filter(|entry| matches!(entry.kind, EntryKind::File));
+            packs.extend(files.filter_map(|file| packer.add(&directory, PackEntry::File(file))));
+        }
+        packs.extend(packer.take());
+        let mut pieces = HashMap::new();
+        for pack in packs {
+            assert!(pack.entry_count() <= entries_max);
+            for group in pack.groups {
+                *pieces.entry(group.directory.target_path().clone()).or_default() += 1;
+            }
+        }
+        pieces
+    }
+
+    #[test]
+    fn a_directory_that_fits_a_pack_is_in_one() {
+        let home = tempfile::tempdir().unwrap();
+        let files = [7, 90, 60, 100, 3, 99, 41, 77];
+        for (number, count) in files.into_iter().enumerate() {
+            let directory = home.path().join(number.to_string());
+            std::fs::create_dir(&directory).unwrap();
+            (0..count).for_each(|file| std::fs::write(directory.join(file.to_string()), "x").unwrap());
+        }
+        let pieces = pieces(home.path(), 100);
+        assert_eq!(pieces.len(), files.len());
+        assert!(pieces.values().all(|&count| count == 1), "{pieces:?}");
+    }
+
+    #[test]
+    fn one_that_does_not_fit_is_in_as_few_as_can_be() {
+        let home = tempfile::tempdir().unwrap();
+        (0..250).for_each(|file| std::fs::write(home.path().join(file.to_string()), "x").unwrap());
+        assert_eq!(pieces(home.path(), 100).into_values().collect::<Vec<_>>(), [3]);
     }
 }

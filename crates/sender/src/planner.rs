@@ -19,7 +19,7 @@ use zmove_wire::limits::{
 use zmove_wire::{Answer, Compare, Offer, OfferedFile, OfferedGroup, TargetState, ToReceiver, Verdict};
 
 use crate::error::FileError;
-use crate::pack::{Pack, PackEntry, Packer};
+use crate::pack::{Basis, Pack, PackEntry, PackGroup, Packer, Parcel};
 use crate::shared::{Shared, When};
 use crate::source::{LargeSource, SourceDirectory};
 
@@ -74,9 +74,19 @@ struct Planner<'a> {
 
 /// What is planned before the target is known, and what waits for that.
 struct Guess {
-    entries_left: usize,
-    bytes_left: u64,
+    /// Of what is planned now.
+    basis: Basis,
+    /// What may still be sent.
+    sent: Allowance,
+    /// What may still be read.
+    read: Allowance,
     held: Vec<(SourceDirectory, Entry)>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Allowance {
+    entries: usize,
+    bytes: u64,
 }
 
 /// Files that are being asked about.
@@ -128,8 +138,29 @@ impl Planner<'_> {
         self.flush_pack();
         let held = self.guess.take().map(|guess| guess.held);
         self.offering = (state == TargetState::Populated).then(Offering::default);
+        for read in self.shared.ahead.close() {
+            match self.offering {
+                None => self.shared.plan_now(Parcel::Read(Box::new(read))),
+                Some(_) => self.plan_anew(read.pack),
+            }
+        }
+        if self.offering.is_some() {
+            self.shared.take_back_ahead().into_iter().for_each(|pack| self.plan_anew(pack));
+        }
         for (directory, entry) in held.unwrap_or_default() {
             self.take_entry(&directory, entry);
+        }
+    }
+
+    /// Takes the entries of a pack as if they came from the scan.
+    fn plan_anew(&mut self, pack: Pack) {
+        for PackGroup { directory, entries } in pack.groups {
+            for entry in entries {
+                match entry {
+                    PackEntry::File(entry) => self.take_entry(&directory, entry),
+                    entry => self.pack(&directory, entry),
+                }
+            }
         }
     }
 
@@ -187,16 +218,22 @@ impl Planner<'_> {
             }
             EntryKind::File if self.offering.is_some() => self.offer(directory, entry),
             EntryKind::File => {
-                let admitted = match &mut self.guess {
-                    Some(guess) => guess.admit(directory, entry),
-                    None => Some(entry),
-                };
-                if let Some(entry) = admitted {
+                if let Some(entry) = self.admit(directory, entry) {
                     self.need(directory, entry);
                 }
             }
             _ => self.need(directory, entry),
         }
+    }
+
+    /// Gives a file back that is to be sent or read; while the target is not known, others are kept for later.
+    fn admit(&mut self, directory: &SourceDirectory, entry: Entry) -> Option<Entry> {
+        let Some(guess) = &self.guess else { return Some(entry) };
+        let (before, basis) = (guess.basis, guess.basis_for(entry.size));
+        if basis.is_some_and(|basis| basis != before) {
+            self.flush_pack();
+        }
+        self.guess.as_mut()?.admit(basis, directory, entry)
     }
 
     /// Puts an entry that must move into the plan.
@@ -222,7 +259,8 @@ impl Planner<'_> {
     }
 
     fn plan(&self, pack: Pack) {
-        self.shared.plan_pack(Pack { guessed: self.guess.is_some(), ..pack });
+        let basis = self.guess.as_ref().map_or(Basis::Known, |guess| guess.basis);
+        self.shared.plan_pack(Pack { basis, ..pack });
     }
 
     fn offer(&mut self, directory: &SourceDirectory, entry: Entry) {
@@ -261,26 +299,53 @@ impl Planner<'_> {
 impl Guess {
     /// Contents would have to be read for a comparison by them, so nothing is guessed then.
     fn new(compare: Compare) -> Self {
-        let (entries_left, bytes_left) = match compare {
-            Compare::Quick => (GUESSED_ENTRIES_MAX, GUESSED_BYTES_MAX),
-            Compare::Checksum => (0, 0),
+        let (sent, read) = match compare {
+            Compare::Quick => (
+                Allowance { entries: GUESSED_ENTRIES_MAX, bytes: GUESSED_BYTES_MAX },
+                Allowance { entries: AHEAD_ENTRIES_MAX, bytes: AHEAD_BYTES_MAX },
+            ),
+            Compare::Checksum => Default::default(),
         };
-        Self { entries_left, bytes_left, held: Vec::new() }
+        Self { basis: Basis::Guessed, sent, read, held: Vec::new() }
     }
 
-    /// Takes a file into the guess and gives it back, or keeps it for later. What follows a kept one is kept as well.
-    fn admit(&mut self, directory: &SourceDirectory, entry: Entry) -> Option<Entry> {
-        if !self.held.is_empty() || self.entries_left == 0 || self.bytes_left < entry.size {
+    /// What becomes of a file of this size; `None`: it is kept. What follows a kept one is kept as well.
+    fn basis_for(&self, bytes: u64) -> Option<Basis> {
+        if !self.held.is_empty() {
+            None
+        } else if self.basis == Basis::Guessed && self.sent.has_room(bytes) {
+            Some(Basis::Guessed)
+        } else {
+            (bytes <= GROUP_BYTES && self.read.has_room(bytes)).then_some(Basis::Ahead)
+        }
+    }
+
+    fn admit(&mut self, basis: Option<Basis>, directory: &SourceDirectory, entry: Entry) -> Option<Entry> {
+        let Some(basis) = basis else {
             let mut directory = directory.clone();
             directory.put_off();
             self.held.push((directory, entry));
             return None;
-        }
-        self.entries_left -= 1;
-        self.bytes_left -= entry.size;
+        };
+        self.basis = basis;
+        let allowance = if basis == Basis::Guessed { &mut self.sent } else { &mut self.read };
+        allowance.entries -= 1;
+        allowance.bytes -= entry.size;
         Some(entry)
     }
 }
+
+impl Allowance {
+    fn has_room(&self, bytes: u64) -> bool {
+        self.entries > 0 && self.bytes >= bytes
+    }
+}
+
+/// What is read before the target is known: as much as a core reads in a long round trip. Memory at worst: these bytes
+/// and the entries' names.
+const AHEAD_ENTRIES_MAX: usize = 24_576;
+/// See [`AHEAD_ENTRIES_MAX`].
+const AHEAD_BYTES_MAX: u64 = 32 << 20;
 
 impl Offering {
     /// Whether an offer's worth has been gathered.

@@ -16,10 +16,11 @@ use zmove_transport::Frame;
 use zmove_types::{Buffer, Doing, Event, GROUP_BYTES, GroupSpan, ItemId, RelPath, Root, Stopwatch};
 use zmove_wire::{Batch, BatchEntry, DirectoryGroup, EntryFault, FileEntry, FrameHeader, FrameKind};
 
+use crate::ahead::ReadPack;
 use crate::config::BUFFER_BYTES;
 use crate::error::FileError;
 use crate::lanes::Cargo;
-use crate::pack::{Pack, PackEntry, PackGroup};
+use crate::pack::{Basis, Pack, PackEntry, PackGroup, Parcel};
 use crate::planner::large_source;
 use crate::shared::{Sent, SentBatch, SentFile, Shared, When};
 use crate::source::{LargeSource, Progress, SourceDirectory};
@@ -30,7 +31,8 @@ pub(crate) fn read_all(shared: &Shared, cargo: &Sender<Cargo>) {
     while let Some(work) = shared.plan.take(|_| shared.is_stopping()) {
         reader.watch.lap(Doing::Starved);
         match work {
-            Work::Pack(pack) => reader.read_pack(pack),
+            Work::Pack(Parcel::Unread(pack)) => reader.read_pack(pack),
+            Work::Pack(Parcel::Read(read)) => reader.send_batch(*read),
             Work::Group(file, span) => reader.read_group(&file, span),
         }
         shared.end_work();
@@ -45,7 +47,8 @@ struct Reader<'a> {
 }
 
 /// A batch being filled from a pack.
-struct Filling {
+#[derive(Debug)]
+pub(crate) struct Filling {
     batch: Batch,
     buffer: Buffer,
     filled: usize,
@@ -62,7 +65,7 @@ impl Reader<'_> {
             sent.groups.push(kept);
         }
         if filling.batch.entry_count() > 0 {
-            self.send_batch(sent, filling);
+            self.send_or_keep(ReadPack { pack: sent, filling });
         }
     }
 
@@ -162,16 +165,24 @@ impl Reader<'_> {
         }
         let entries = vec![PackEntry::File(entry.clone())];
         let groups = vec![PackGroup { directory: directory.clone(), entries }];
-        self.shared.plan_pack_now(Pack { groups, tries: 0, guessed: false });
+        self.shared.plan_now(Parcel::Unread(Pack { groups, tries: 0, basis: Basis::Known }));
     }
 
-    fn send_batch(&mut self, mut pack: Pack, filling: Filling) {
+    /// What was read ahead waits for what the target says; if that has come meanwhile, it is as good as a guess.
+    fn send_or_keep(&mut self, read: ReadPack) {
+        let read = if read.pack.basis == Basis::Ahead { self.shared.ahead.keep(read) } else { Some(read) };
+        if let Some(read) = read {
+            self.send_batch(read);
+        }
+    }
+
+    fn send_batch(&mut self, ReadPack { mut pack, filling }: ReadPack) {
         let Filling { batch, mut buffer, filled, files } = filling;
         buffer.set_len(filled);
         let head = batch.encode();
         let content = *blake3::hash(&head).as_bytes();
         let tries = pack.tries;
-        let kind = if pack.guessed { FrameKind::Guess } else { FrameKind::Batch };
+        let kind = if pack.basis == Basis::Known { FrameKind::Batch } else { FrameKind::Guess };
         pack.put_off();
         let Some(item) = self.issue(Sent::Batch(SentBatch { pack, files }), tries) else { return };
         let header = sealed(
@@ -265,6 +276,11 @@ impl Filling {
     fn add(&mut self, entry: BatchEntry) {
         self.batch.groups.last_mut().expect("a group was begun").entries.push(entry);
     }
+
+    /// Moves the data into memory of its own, so that the buffer can serve others.
+    pub(crate) fn let_go_of_pool(&mut self) {
+        self.buffer = Buffer::copied(&self.buffer.room()[..self.filled]);
+    }
 }
 
 /// How a file got to the target.
@@ -316,7 +332,9 @@ pub(crate) fn resend(shared: &Shared, work: Sent, tries: u8, faults: &[EntryFaul
     };
     shared.observer.on(&Event::Resent { what });
     match work {
-        Sent::Batch(batch) => shared.plan.push_again(Work::Pack(Pack { tries, ..batch.pack })),
+        Sent::Batch(batch) => {
+            shared.plan.push_again(Work::Pack(Parcel::Unread(Pack { tries, ..batch.pack })));
+        }
         Sent::Group(file, span) => {
             file.set_tries(span, tries);
             shared.plan.push_again(Work::Group(file, span));

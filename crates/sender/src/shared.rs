@@ -14,9 +14,10 @@ use zmove_wire::limits::ITEMS_OUTSTANDING_MAX;
 use zmove_wire::session::{Resend, SenderTransfer};
 use zmove_wire::{ToReceiver, WireError};
 
+use crate::ahead::Ahead;
 use crate::config::SenderConfig;
 use crate::error::FileError;
-use crate::pack::Pack;
+use crate::pack::{Basis, Pack, Parcel};
 use crate::source::LargeSource;
 
 /// Work on its way, well enough described to do it again.
@@ -45,7 +46,8 @@ pub(crate) struct SentFile {
 
 /// See the module.
 pub(crate) struct Shared {
-    pub(crate) plan: Plan<Pack, Arc<LargeSource>>,
+    pub(crate) plan: Plan<Parcel, Arc<LargeSource>>,
+    pub(crate) ahead: Ahead,
     pub(crate) pool: BufferPool,
     pub(crate) config: SenderConfig,
     pub(crate) observer: Arc<dyn Observer>,
@@ -87,6 +89,7 @@ impl Shared {
     ) -> Self {
         Self {
             plan: Plan::new(ENTRIES_WAITING_MAX, FILES_WAITING_MAX),
+            ahead: Ahead::new(),
             pool: BufferPool::new(crate::config::BUFFER_BYTES, config.buffers_max),
             config,
             observer,
@@ -142,7 +145,7 @@ impl Shared {
         }
         self.ledger().begin(1);
         let entries = pack.entry_count();
-        if self.plan.push_pack(pack, entries).is_err() {
+        if self.plan.push_pack(Parcel::Unread(pack), entries).is_err() {
             self.end_work();
         }
     }
@@ -160,9 +163,21 @@ impl Shared {
     }
 
     /// Adds a pack without waiting: something turned out to be needed after all.
-    pub(crate) fn plan_pack_now(&self, pack: Pack) {
+    pub(crate) fn plan_now(&self, parcel: Parcel) {
         self.ledger().begin(1);
-        self.plan.push_again(Work::Pack(pack));
+        self.plan.push_again(Work::Pack(parcel));
+    }
+
+    /// Takes the packs back that were to be read ahead and have not been.
+    pub(crate) fn take_back_ahead(&self) -> Vec<Pack> {
+        let ahead = |parcel: &Parcel| matches!(parcel, Parcel::Unread(pack) if pack.basis == Basis::Ahead);
+        let taken = self.plan.take_back(ahead);
+        taken.iter().for_each(|_parcel| self.end_work());
+        let packs = taken.into_iter().filter_map(|parcel| match parcel {
+            Parcel::Unread(pack) => Some(pack),
+            Parcel::Read(_) => None,
+        });
+        packs.collect()
     }
 
     /// One piece of planned work has produced what it will; tells the receiver if that was all.

@@ -117,6 +117,14 @@ impl Buffer {
         Self { memory: Memory::default(), len: 0, pool: None }
     }
 
+    /// A buffer of no pool that holds a copy of `bytes`.
+    #[must_use]
+    pub fn copied(bytes: &[u8]) -> Self {
+        let mut buffer = Self { memory: Memory::new(bytes.len()), len: bytes.len(), pool: None };
+        buffer.room().copy_from_slice(bytes);
+        buffer
+    }
+
     /// How many bytes fit.
     #[must_use]
     pub fn capacity(&self) -> usize {
