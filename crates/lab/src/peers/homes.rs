@@ -8,7 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use super::{Kind, Tool};
+use super::{Kind, Tool, gridftp};
 use crate::hosts::TARGET_ADDRESS;
 use crate::run;
 use crate::session::Session;
@@ -18,6 +18,8 @@ use crate::session::Session;
 pub(crate) struct Homes {
     pub(super) ssh: PathBuf,
     pub(super) rsyncd_config: PathBuf,
+    pub(super) syq: PathBuf,
+    pub(super) gridftp_names: PathBuf,
     pub(super) zmove: ZmoveProgram,
     pub(super) zmove_source: PathBuf,
     pub(super) zmove_target: PathBuf,
@@ -34,13 +36,18 @@ impl Homes {
         let homes = Self {
             ssh: session.subdirectory("ssh")?,
             rsyncd_config: session.directory().join("rsyncd.conf"),
+            syq: session.subdirectory("syq")?,
+            gridftp_names: session.directory().join("gridftp.hosts"),
             zmove,
             zmove_source: session.subdirectory("zmove-source")?,
             zmove_target: session.subdirectory("zmove-target")?,
         };
         let uses = |kind| tools.iter().any(|tool| tool.kind == kind);
-        if uses(Kind::Rsync) || uses(Kind::TarSsh) {
+        if uses(Kind::Rsync) || uses(Kind::TarSsh) || uses(Kind::Syq) {
             homes.prepare_ssh()?;
+        }
+        if uses(Kind::GridFtp) || uses(Kind::GridFtpDirect) {
+            gridftp::write_names(&homes.gridftp_names)?;
         }
         if uses(Kind::RsyncDaemon) {
             homes.prepare_rsyncd(target_root)?;
@@ -66,6 +73,7 @@ impl Homes {
         write!(config, "HostKey {home}/host_key\nAuthorizedKeysFile {home}/authorized_keys\n")?;
         config.push_str("PidFile none\nPermitRootLogin prohibit-password\nStrictModes no\nUsePAM no\n");
         config.push_str("MaxStartups 1000\nMaxSessions 1000\nUseDNS no\nLogLevel ERROR\n");
+        writeln!(config, "SetEnv XDG_CACHE_HOME={} SYQ_NO_UPDATE_CHECK=1", self.syq.display())?;
         fs::write(self.ssh.join("sshd_config"), config).context("failed to write sshd_config")
     }
 
