@@ -16,7 +16,6 @@ use anyhow::{Result, bail};
 use crate::groups::Group;
 use crate::hosts::{Hosts, SOURCE_ADDRESS, TARGET_ADDRESS};
 use crate::inside;
-use crate::run;
 
 use self::homes::SSH_PORT;
 pub(crate) use self::homes::{Homes, ZmoveProgram};
@@ -240,15 +239,13 @@ impl Tool {
         if let Some(missing) = self.missing() {
             return format!("not installed ({missing})");
         }
-        let (program, argument) = match self.kind {
-            Kind::Zmove => (homes.zmove.binary.clone(), "--version"),
-            Kind::Rsync | Kind::RsyncDaemon => (programs::path("rsync"), "--version"),
-            Kind::TarSsh | Kind::TarNetcat => (programs::path("tar"), "--version"),
-            Kind::Syq => (programs::path("syq"), "--version"),
-            Kind::GridFtp | Kind::GridFtpDirect => (programs::path("globus-gridftp-server"), "-version"),
-        };
-        let said = run::output(&program, &[argument]).unwrap_or_else(|_| "not found".to_owned());
-        said.lines().next().unwrap_or_default().to_owned()
+        match self.kind {
+            Kind::Zmove => programs::version(&homes.zmove.binary, "--version"),
+            Kind::Rsync | Kind::RsyncDaemon => programs::version("rsync", "--version"),
+            Kind::TarSsh | Kind::TarNetcat => programs::version("tar", "--version"),
+            Kind::Syq => programs::version(&programs::path("syq"), "--version"),
+            Kind::GridFtp | Kind::GridFtpDirect => programs::version("globus-url-copy", "-version"),
+        }
     }
 }
 

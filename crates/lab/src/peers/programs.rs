@@ -2,6 +2,7 @@
 
 use std::env;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use super::Kind;
 
@@ -14,6 +15,15 @@ pub(super) fn missing(kind: Kind) -> Option<String> {
 /// Where a program is; its bare name if it is nowhere.
 pub(super) fn path(name: &str) -> String {
     find(name).and_then(|path| path.to_str().map(str::to_owned)).unwrap_or_else(|| name.to_owned())
+}
+
+/// The first line that a program says of its version, on whichever stream.
+pub(super) fn version(program: &str, argument: &str) -> String {
+    let Ok(said) = Command::new(program).arg(argument).stdin(Stdio::null()).output() else {
+        return "not found".to_owned();
+    };
+    let words = [said.stdout, said.stderr].concat();
+    String::from_utf8_lossy(&words).lines().next().unwrap_or_default().to_owned()
 }
 
 fn needed(kind: Kind) -> &'static [&'static str] {
