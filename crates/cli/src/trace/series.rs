@@ -1,0 +1,127 @@
+//! A trace as curves: thinned to what an eye can tell apart, counters turned into rates.
+
+use super::line::Line;
+
+/// Points of time and value.
+pub(super) type Points = Vec<(f64, f64)>;
+
+/// The lines of a trace in as many pieces as are drawn, each with what is before it.
+#[derive(Debug)]
+pub(super) struct Pieces<'a> {
+    /// Before the first line: nothing had moved when the command started.
+    start: Line,
+    pieces: Vec<&'a [Line]>,
+}
+
+impl<'a> Pieces<'a> {
+    /// At most `pieces_max` pieces of nearly the same number of lines.
+    pub(super) fn of(lines: &'a [Line], pieces_max: usize) -> Self {
+        let each = lines.len().div_ceil(pieces_max).max(1);
+        Self { start: start(lines), pieces: lines.chunks(each).collect() }
+    }
+
+    /// A counter at the end of each piece.
+    pub(super) fn totals(&self, counter: impl Fn(&Line) -> f64) -> Points {
+        self.ends().map(|line| (line.seconds, counter(line))).collect()
+    }
+
+    /// What a counter grew by per second, over each piece.
+    pub(super) fn rates(&self, counter: impl Fn(&Line) -> f64) -> Points {
+        let befores = self.ends();
+        let pairs = befores.zip(self.ends().skip(1));
+        let moving = pairs.filter(|(before, now)| now.seconds > before.seconds);
+        moving
+            .map(|(before, now)| {
+                let rate = (counter(now) - counter(before)) / (now.seconds - before.seconds);
+                (f64::midpoint(before.seconds, now.seconds), rate.max(0.0))
+            })
+            .collect()
+    }
+
+    /// The mean of what goes up and down, over each piece.
+    #[expect(clippy::cast_precision_loss, reason = "a piece has few lines")]
+    pub(super) fn means(&self, gauge: impl Fn(&Line) -> f64) -> Points {
+        let mean = |piece: &&[Line]| piece.iter().map(&gauge).sum::<f64>() / piece.len() as f64;
+        let last = |piece: &&[Line]| piece.last().map_or(0.0, |line| line.seconds);
+        self.pieces.iter().map(|piece| (last(piece), mean(piece))).collect()
+    }
+
+    fn ends(&self) -> impl Iterator<Item = &Line> {
+        std::iter::once(&self.start).chain(self.pieces.iter().filter_map(|piece| piece.last()))
+    }
+}
+
+/// The moment when the command started.
+fn start(lines: &[Line]) -> Line {
+    let first = lines.first();
+    Line {
+        seconds: 0.0,
+        bytes_read: 0,
+        bytes_handed_over: 0,
+        bytes_acked: first.and_then(|line| line.bytes_acked).map(|_| 0),
+        bytes_stored: 0,
+        packs_waiting: 0,
+        frames_waiting: 0,
+        items_outstanding: 0,
+        lanes: 0,
+        segments_retransmitted: first.and_then(|line| line.segments_retransmitted).map(|_| 0),
+    }
+}
+
+/// A count as a value that can be drawn.
+#[expect(clippy::cast_precision_loss, reason = "a picture has no more digits")]
+pub(super) fn count(number: usize) -> f64 {
+    number as f64
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A trace that stores `bytes` in each tenth of a second.
+    pub(in crate::trace) fn steady(tenths: u32, bytes: u64) -> Vec<Line> {
+        let at = |tenth: u32| {
+            let stored = bytes * u64::from(tenth);
+            Line {
+                seconds: f64::from(tenth) / 10.0,
+                bytes_read: stored + 3 * bytes,
+                bytes_handed_over: stored + 2 * bytes,
+                bytes_acked: Some(stored + bytes),
+                bytes_stored: stored,
+                frames_waiting: tenth as usize % 2,
+                lanes: 8,
+                segments_retransmitted: Some(0),
+                ..start(&[])
+            }
+        };
+        (1..=tenths).map(at).collect()
+    }
+
+    #[test]
+    fn a_rate_is_what_came_since_the_piece_before() {
+        let lines = steady(4, 1_000);
+        let pieces = Pieces::of(&lines, 100);
+        let rates = pieces.rates(|line| zmove_types::ByteCount(line.bytes_stored).as_f64());
+        assert_eq!(rates.len(), 4);
+        assert!(rates.iter().all(|(_, rate)| (rate - 10_000.0).abs() < 1e-6), "{rates:?}");
+        assert!((rates[0].0 - 0.05).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_long_trace_is_thinned_and_keeps_its_end() {
+        let lines = steady(1_001, 1);
+        let pieces = Pieces::of(&lines, 100);
+        let totals = pieces.totals(|line| count(line.lanes));
+        assert!((50..=101).contains(&totals.len()), "{}", totals.len());
+        assert_eq!(totals.last(), Some(&(100.1, 8.0)));
+        let means = pieces.means(|line| count(line.frames_waiting));
+        assert!(means[..means.len() - 1].iter().all(|(_, mean)| (0.4..=0.6).contains(mean)), "{means:?}");
+    }
+
+    #[test]
+    fn two_lines_of_one_moment_make_no_rate() {
+        let mut lines = steady(2, 10);
+        lines.push(lines[1]);
+        assert_eq!(Pieces::of(&lines, 100).rates(|line| count(line.lanes)).len(), 2);
+    }
+}
