@@ -25,7 +25,7 @@ pub(crate) struct CompareArgs {
     rtt: Vec<RoundTrip>,
     #[command(flatten)]
     link: LinkArgs,
-    /// Data sets: k1, k16, k128, m1, m64, g2, real.
+    /// Data sets: k1, k16, k128, m1, m8, m64, g2, real.
     #[arg(long, value_delimiter = ',', default_value = "k1,k16,g2")]
     data: Vec<String>,
     /// Directory of the data sets.

@@ -147,7 +147,7 @@ pub(crate) fn run(track: &Track<'_>, tool: &Tool, source: &Path) -> Result<Run> 
     }
     let before = (source_group.cpu_time()?, target_group.cpu_time()?);
     settle()?;
-    let timed = timed(track, tool, &stage, &mut servers[0], &log("client.log"));
+    let timed = timed(track, tool, &stage, &mut servers[0], &log(CLIENT_LOG));
     source_group.kill();
     target_group.kill();
     for mut server in servers {
@@ -250,5 +250,7 @@ fn watch_memory(stage: &Stage<'_>, stopped: &Receiver<()>) -> (Usage, Usage) {
     }
 }
 
+/// What the last client said, in the session's directory.
+pub(crate) const CLIENT_LOG: &str = "client.log";
 const SAMPLE_EVERY: Duration = Duration::from_millis(50);
 const LOG_LINES_SHOWN: usize = 3;
