@@ -68,19 +68,17 @@ fn rates(pieces: &Pieces<'_>, kernel_tells: bool) -> Panel {
     if kernel_tells {
         curves[1] = Curve { name: "acknowledged", pen: ACKED, points: pieces.rates(acked) };
     }
-    scaled("How fast", &scale::RATES, curves)
+    let mut panel = scaled("How fast", &scale::RATES, curves);
+    panel.title.push_str(&format!(", over {:.1} s each", pieces.window()));
+    panel
 }
 
 fn queues(pieces: &Pieces<'_>) -> Panel {
     let curves = vec![
-        Curve { name: "batches to read", pen: READ, points: pieces.means(|line| count(line.packs_waiting)) },
+        Curve { name: "for readers", pen: READ, points: pieces.means(|line| count(line.packs_waiting)) },
+        Curve { name: "for lanes", pen: LANES, points: pieces.means(|line| count(line.frames_waiting)) },
         Curve {
-            name: "frames for lanes",
-            pen: LANES,
-            points: pieces.means(|line| count(line.frames_waiting)),
-        },
-        Curve {
-            name: "without receipt",
+            name: "for receipts",
             pen: STORED,
             points: pieces.means(|line| count(line.items_outstanding)),
         },
@@ -95,7 +93,7 @@ fn queues(pieces: &Pieces<'_>) -> Panel {
 }
 
 fn lanes(pieces: &Pieces<'_>) -> Panel {
-    let curves = vec![Curve { name: "lanes", pen: LANES, points: pieces.totals(|line| count(line.lanes)) }];
+    let curves = vec![Curve { name: "lanes", pen: LANES, points: pieces.means(|line| count(line.lanes)) }];
     let most = most(&curves);
     Panel {
         title: "Lanes that are up".to_owned(),
@@ -119,7 +117,7 @@ fn scaled(title: &str, units: &[Unit], mut curves: Vec<Curve>) -> Panel {
     for (_, value) in curves.iter_mut().flat_map(|curve| &mut curve.points) {
         *value /= unit.size;
     }
-    let axis = Axis::to_tick(most(&curves), 4);
+    let axis = Axis::to_tick(most(&curves), STEPS_MAX);
     Panel { title: format!("{title}, {}", unit.name), axis, height: TALL, curves }
 }
 
@@ -154,6 +152,8 @@ const STORED: Pen = Pen { colour: "#007a5a", dashes: None, width: 2.6 };
 const RESENT: Pen = Pen { colour: "#000000", dashes: None, width: 1.4 };
 /// About one for every two units of the picture's width.
 const PIECES_MAX: usize = 200;
+/// Steps of a tall panel's axis.
+const STEPS_MAX: u32 = 6;
 const TALL: f64 = 150.0;
 const LOW: f64 = 60.0;
 
@@ -171,7 +171,7 @@ mod tests {
         let panels = panels(&steady(40, 12_500_000));
         let expected = [
             "How far each stage is, MiB",
-            "How fast, Gbit/s",
+            "How fast, Gbit/s, over 0.1 s each",
             "What waits, pieces",
             "Lanes that are up",
             "Sent again, segments per second",

@@ -159,8 +159,8 @@ const LEFT: f64 = 48.0;
 const PLOT_WIDTH: f64 = WIDTH - LEFT - 16.0;
 const GAP: f64 = 24.0;
 const SAMPLE_WIDTH: f64 = 20.0;
-/// The mean of common letters at the size of the text.
-const LETTER_WIDTH: f64 = 6.4;
+/// Of a wide font's letters at the size of the text.
+const LETTER_WIDTH: f64 = 7.6;
 /// Time is told in the largest unit of which it has so many.
 const TIME_UNITS_MIN: f64 = 5.0;
 const INK: &str = "#222222";

@@ -25,17 +25,43 @@ impl<'a> Pieces<'a> {
         self.ends().map(|line| (line.seconds, counter(line))).collect()
     }
 
-    /// What a counter grew by per second, over each piece.
+    /// What a counter grew by per second, over windows of nearly the same time.
     pub(super) fn rates(&self, counter: impl Fn(&Line) -> f64) -> Points {
-        let befores = self.ends();
-        let pairs = befores.zip(self.ends().skip(1));
-        let moving = pairs.filter(|(before, now)| now.seconds > before.seconds);
-        moving
+        let ends = self.windows();
+        let pairs = ends.iter().zip(ends.iter().skip(1));
+        pairs
             .map(|(before, now)| {
                 let rate = (counter(now) - counter(before)) / (now.seconds - before.seconds);
                 (f64::midpoint(before.seconds, now.seconds), rate.max(0.0))
             })
             .collect()
+    }
+
+    /// Seconds of a rate's window. Receipts come many at once: over a tenth of a second a rate would be all peaks.
+    pub(super) fn window(&self) -> f64 {
+        let seconds = self.ends().last().map_or(0.0, |line| line.seconds);
+        (seconds / WINDOWS_MAX).max(SAMPLE_SECONDS)
+    }
+
+    /// The lines at which windows begin and end; what is left at the end belongs to the last.
+    fn windows(&self) -> Vec<&Line> {
+        let shortest = self.window() * 0.99;
+        let mut ends: Vec<&Line> = Vec::new();
+        for line in self.lines() {
+            if ends.last().is_none_or(|end| line.seconds - end.seconds >= shortest) {
+                ends.push(line);
+            }
+        }
+        if let (Some(end), Some(last)) =
+            (ends.last_mut().filter(|end| end.seconds > 0.0), self.lines().last())
+        {
+            *end = last;
+        }
+        ends
+    }
+
+    fn lines(&self) -> impl Iterator<Item = &Line> {
+        std::iter::once(&self.start).chain(self.pieces.iter().copied().flatten())
     }
 
     /// The mean of what goes up and down, over each piece.
@@ -50,6 +76,10 @@ impl<'a> Pieces<'a> {
         std::iter::once(&self.start).chain(self.pieces.iter().filter_map(|piece| piece.last()))
     }
 }
+
+const WINDOWS_MAX: f64 = 40.0;
+/// What the lines of a trace are apart.
+const SAMPLE_SECONDS: f64 = 0.1;
 
 /// The moment when the command started.
 fn start(lines: &[Line]) -> Line {
@@ -98,7 +128,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_rate_is_what_came_since_the_piece_before() {
+    fn a_rate_is_what_came_in_its_window() {
         let lines = steady(4, 1_000);
         let pieces = Pieces::of(&lines, 100);
         let rates = pieces.rates(|line| zmove_types::ByteCount(line.bytes_stored).as_f64());
@@ -119,9 +149,20 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn two_lines_of_one_moment_make_no_rate() {
-        let mut lines = steady(2, 10);
-        lines.push(lines[1]);
-        assert_eq!(Pieces::of(&lines, 100).rates(|line| count(line.lanes)).len(), 2);
+    fn what_is_left_at_the_end_makes_no_peak() {
+        let mut lines = steady(40, 10);
+        lines.push(Line { seconds: 4.001, bytes_stored: 440, ..lines[39] });
+        let pieces = Pieces::of(&lines, 100);
+        let rates = pieces.rates(|line| zmove_types::ByteCount(line.bytes_stored).as_f64());
+        assert_eq!(rates.len(), 40);
+        assert!(rates.iter().all(|(_, rate)| *rate < 500.0), "{rates:?}");
+    }
+
+    #[test]
+    fn a_longer_push_has_longer_windows() {
+        let lines = steady(400, 10);
+        let pieces = Pieces::of(&lines, 100);
+        assert!((pieces.window() - 1.0).abs() < 1e-9);
+        assert_eq!(pieces.rates(|line| count(line.lanes)).len(), 40);
     }
 }

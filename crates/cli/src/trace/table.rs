@@ -13,8 +13,13 @@ pub(super) fn heading(lines: &[Line]) -> (String, String) {
     let title = format!("{} in {:.2} s: {rate}", ByteCount(last.bytes_stored), last.seconds);
     let lanes = lines.iter().map(|line| line.lanes).max().unwrap_or(0);
     let resent = last.segments_retransmitted;
-    let resent = resent.map_or(String::new(), |segments| format!(", {segments} segments sent again"));
-    (title, format!("{lanes} {}{resent}", if lanes == 1 { "lane" } else { "lanes" }))
+    let resent =
+        resent.map_or(String::new(), |number| format!(", {} sent again", counted(number, "segment")));
+    (title, format!("{}{resent}", counted(lanes as u64, "lane")))
+}
+
+fn counted(number: u64, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
 
 /// The whole summary.
