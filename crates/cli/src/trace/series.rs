@@ -40,7 +40,7 @@ impl<'a> Pieces<'a> {
     /// Seconds of a rate's window. Receipts come many at once: over a tenth of a second a rate would be all peaks.
     pub(super) fn window(&self) -> f64 {
         let seconds = self.ends().last().map_or(0.0, |line| line.seconds);
-        (seconds / WINDOWS_MAX).max(SAMPLE_SECONDS)
+        (seconds / WINDOWS_MAX / SAMPLE_SECONDS).ceil().max(1.0) * SAMPLE_SECONDS
     }
 
     /// The lines at which windows begin and end; what is left at the end belongs to the last.
@@ -154,7 +154,7 @@ pub(super) mod tests {
         lines.push(Line { seconds: 4.001, bytes_stored: 440, ..lines[39] });
         let pieces = Pieces::of(&lines, 100);
         let rates = pieces.rates(|line| zmove_types::ByteCount(line.bytes_stored).as_f64());
-        assert_eq!(rates.len(), 40);
+        assert_eq!(rates.len(), 20);
         assert!(rates.iter().all(|(_, rate)| *rate < 500.0), "{rates:?}");
     }
 
