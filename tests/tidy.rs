@@ -28,12 +28,13 @@ const ARROWS: [(&str, &[&str]); 12] = [
 ];
 
 /// Outside crates that only some may use.
-const RESERVED: [(&str, &[&str]); 9] = [
+const RESERVED: [(&str, &[&str]); 10] = [
     ("tokio", &["cli", "receiver", "sender", "transport"]),
     ("rustls", &["cli", "transport"]),
     ("clap", &["cli", "lab"]),
     ("indicatif", &["cli", "lab"]),
     ("anyhow", &["cli", "lab"]),
+    ("svg", &["cli"]),
     ("blake3", &["chunk", "lab", "receiver", "sender", "transport"]),
     ("rayon", &["chunk", "scan"]),
     ("io-uring", &["uring"]),

@@ -13,6 +13,7 @@ both_ways!(
     durability_is_a_choice,
     streams_are_a_choice,
     a_trace_ends_with_everything_stored,
+    a_trace_is_summed_up_and_drawn,
 );
 
 fn grow(site: &Site) {
@@ -116,6 +117,65 @@ fn a_trace_ends_with_everything_stored(site: &Site) {
     assert!(samples.is_sorted_by_key(|sample| sample["bytes_stored"].as_u64()));
 }
 
+fn a_trace_is_summed_up_and_drawn(site: &Site) {
+    grow(site);
+    let trace = site.path("trace");
+    site.push(&["--trace", trace.to_str().unwrap()], site.contents(), "").done();
+    let text = site.zmove(&["trace", "trace"]).outcome().done().stdout;
+    assert!(text.starts_with("8.00 MiB in "), "{text}");
+    for row in ["read", "given to lanes", "stored", "batches to read", "frames for lanes", "without receipt"]
+    {
+        assert_eq!(
+            text.lines().filter(|line| line.starts_with(&format!("{row} "))).count(),
+            1,
+            "{row} in {text}"
+        );
+    }
+    assert_eq!(text.contains("acknowledged"), site.is_remote(), "{text}");
+
+    let quiet = site.zmove(&["trace", "trace", "--svg", "trace.svg"]).outcome().done();
+    assert_eq!(quiet.stdout, "");
+    let picture = std::fs::read_to_string(site.path("trace.svg")).unwrap();
+    assert!(picture.starts_with("<svg") && picture.trim_end().ends_with("</svg>"), "{picture}");
+    for part in [
+        "8.00 MiB in ",
+        "How far each stage is, MiB",
+        "Lanes that are up",
+        "time since the command started, s",
+    ] {
+        assert!(picture.contains(part), "{part} in {picture}");
+    }
+    assert_eq!(picture.contains("Sent again"), site.is_remote());
+}
+
+#[test]
+fn a_trace_that_is_none_is_told_by_line_and_cause() {
+    let site = Site::local();
+    grow(&site);
+    site.push(&["--trace", site.path("trace").to_str().unwrap()], site.contents(), "").done();
+    let whole = std::fs::read_to_string(site.path("trace")).unwrap();
+    let cases = [
+        (format!("{whole}{{\"seconds\":1}}\n"), vec!["line ", "missing field `bytes_read`"]),
+        (format!("{whole}{whole}"), vec!["line ", "goes back from"]),
+        (whole[..whole.len() - 5].to_owned(), vec!["line ", "has no end"]),
+        ("# a table\n".to_owned(), vec!["line 1", "not a trace of 'zmove push --trace'"]),
+        (String::new(), vec!["it is empty"]),
+    ];
+    for (content, causes) in cases {
+        std::fs::write(site.path("damaged"), &content).unwrap();
+        let outcome = site.zmove(&["trace", "damaged", "--svg", "p.svg"]).outcome().expect(11).lines(1);
+        outcome.says(&[&["zmove: ", "'damaged'"][..], &causes].concat());
+    }
+    assert!(!site.path("p.svg").exists());
+    site.zmove(&["trace", "nowhere"]).outcome().expect(11).says(&["'nowhere'", "No such file"]).lines(1);
+    site.zmove(&["trace", "trace", "--svg", "trace"])
+        .outcome()
+        .expect(1)
+        .says(&["would replace the trace"])
+        .lines(1);
+    assert_eq!(std::fs::read_to_string(site.path("trace")).unwrap(), whole);
+}
+
 #[test]
 fn help_teaches_by_example() {
     let site = Site::local();
@@ -124,7 +184,7 @@ fn help_teaches_by_example() {
     {
         assert!(help.contains(line), "{line} in:\n{help}");
     }
-    for command in ["push", "serve", "key", "allow", "scan"] {
+    for command in ["push", "serve", "key", "allow", "scan", "trace"] {
         assert!(help.contains(&format!("\n  {command} ")), "{command} in:\n{help}");
         let own = site.zmove(&[command, "--help"]).outcome().done().stdout;
         assert!(own.contains("Usage:"), "{own}");

@@ -23,6 +23,7 @@ Examples:
   zmove push a b 192.0.2.7:5870:in          two trees into 'in' below your first root there
   zmove push run7 /mnt/backup               to a local directory, through the same pipeline
   zmove scan run7                           how many files of what size
+  zmove trace t --svg t.svg                 draw what 'zmove push --trace t' wrote
 
 On the receiving host, once for each sender:
   zmove allow SHA256:... --name alice --root /data --write
@@ -46,6 +47,8 @@ pub(crate) enum Command {
     Allow(AllowArgs),
     /// Count the files of a tree by size
     Scan(ScanArgs),
+    /// Sum up or draw what 'push --trace' wrote
+    Trace(TraceArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -197,4 +200,13 @@ pub(crate) struct ScanArgs {
     /// Print the histogram as JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct TraceArgs {
+    /// What 'zmove push --trace FILE' wrote
+    pub(crate) file: PathBuf,
+    /// Draw it: progress, rates and queues of the stages, and lanes, over time
+    #[arg(long, value_name = "OUT")]
+    pub(crate) svg: Option<PathBuf>,
 }

@@ -39,6 +39,7 @@ pub fn main() -> ExitCode {
         Command::Key(args) => key::run(&args),
         Command::Allow(args) => allow::run(args),
         Command::Scan(args) => scan::run(&args),
+        Command::Trace(args) => trace::run(&args),
     };
     match done {
         Ok(exit) => exit.into(),

@@ -1,17 +1,27 @@
-//! `--trace FILE`: one JSON object a line, ten times a second, for whoever wants to draw what a push did.
+//! `push --trace FILE` writes one JSON object a line, ten times a second; `zmove trace FILE` sums that up or draws it.
 //!
-//! The keys are described in docs/ARCHITECTURE.md, §5. **Invariant:** a trace that cannot be written never fails a push.
+//! **Invariant:** a trace that cannot be written never fails a push.
 
-use std::fs::File;
-use std::io::Write;
+mod line;
+mod panels;
+mod picture;
+mod scale;
+mod series;
+mod table;
+
+use std::fs::{self, File};
+use std::io::{self, BufReader, Write};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use serde_json::json;
 use zmove_types::Sample;
 
+use self::line::Line;
+use self::picture::Heading;
+use crate::args::TraceArgs;
+use crate::exit::{Exit, usage_error};
 use crate::terminal;
 
 /// How often a line is written.
@@ -32,25 +42,39 @@ impl Trace {
     /// Adds a line.
     pub(crate) fn write(&self, sample: &Sample) {
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        let line = format!("{}\n", as_json(sample));
-        if let Some(Err(error)) = file.as_mut().map(|file| file.write_all(line.as_bytes())) {
+        let written = file.as_mut().map(|file| write_line(file, sample));
+        if let Some(Err(error)) = written {
             terminal::warn(format_args!("sender: write the trace: {error}"));
             *file = None;
         }
     }
 }
 
-fn as_json(sample: &Sample) -> serde_json::Value {
-    json!({
-        "seconds": sample.elapsed.as_secs_f64(),
-        "bytes_read": sample.bytes_read,
-        "bytes_handed_over": sample.bytes_handed_over,
-        "bytes_acked": sample.bytes_acked,
-        "bytes_stored": sample.bytes_stored,
-        "packs_waiting": sample.packs_waiting,
-        "frames_waiting": sample.frames_waiting,
-        "items_outstanding": sample.items_outstanding,
-        "lanes": sample.lanes,
-        "segments_retransmitted": sample.segments_retransmitted,
-    })
+fn write_line(file: &mut File, sample: &Sample) -> io::Result<()> {
+    let mut text = serde_json::to_vec(&Line::from(sample))?;
+    text.push(b'\n');
+    file.write_all(&text)
+}
+
+/// Runs `zmove trace`.
+pub(crate) fn run(args: &TraceArgs) -> Result<Exit> {
+    let shown = args.file.display();
+    let file = File::open(&args.file).with_context(|| format!("open the trace '{shown}'"))?;
+    let lines = line::read(BufReader::new(file)).with_context(|| format!("read the trace '{shown}'"))?;
+    let Some(picture) = &args.svg else {
+        terminal::print(table::summary(&lines));
+        return Ok(Exit::Done);
+    };
+    if is_same(&args.file, picture) {
+        return Err(usage_error("the picture would replace the trace"));
+    }
+    let (title, below) = table::heading(&lines);
+    let seconds = lines.last().map_or(0.0, |line| line.seconds);
+    let svg = picture::draw(&Heading { title, below }, &panels::panels(&lines), seconds);
+    fs::write(picture, svg).with_context(|| format!("write '{}'", picture.display()))?;
+    Ok(Exit::Done)
+}
+
+fn is_same(trace: &Path, picture: &Path) -> bool {
+    trace.canonicalize().ok() == picture.canonicalize().ok() && picture.exists()
 }

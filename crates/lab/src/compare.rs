@@ -11,7 +11,7 @@ use crate::calibrate::{self, Calibration, Effort};
 use crate::datasets::{self, DataSet};
 use crate::hosts::{Hosts, LinkArgs};
 use crate::peers::{Homes, Tool, ZmoveProgram};
-use crate::race::{self, Run, Track, Verdict};
+use crate::race::{self, Run, Track};
 use crate::report::{self, Entry, Header, Report};
 use crate::session::Session;
 use crate::units::{ByteCount, RoundTrip};
@@ -25,13 +25,14 @@ pub(crate) struct CompareArgs {
     rtt: Vec<RoundTrip>,
     #[command(flatten)]
     link: LinkArgs,
-    /// Data sets: k1, k16, k128, m1, m64, g2, real.
+    /// Data sets: k1, k16, k128, m1, m8, m64, g2, real.
     #[arg(long, value_delimiter = ',', default_value = "k1,k16,g2")]
     data: Vec<String>,
     /// Directory of the data sets.
     #[arg(long, default_value = datasets::DEFAULT_DIRECTORY)]
     dir: PathBuf,
-    /// Tools: zmove, rsync, rsyncd, tarssh, tarnc; with arguments for the client as in `zmove:--streams 4`.
+    /// Tools: zmove, rsync, rsyncd, tarssh, tarnc, syq, gridftp, gridftp-direct; with arguments for the client as in
+    /// `zmove:--streams 4` or `zmove:--cipher none`. One that is not installed gets a row that says so.
     #[arg(long, value_delimiter = ',', default_value = "zmove,rsync,rsyncd,tarssh,tarnc")]
     tools: Vec<Tool>,
     /// Runs of each tool in each cell.
@@ -68,7 +69,8 @@ pub(crate) fn compare(arguments: &CompareArgs) -> Result<ExitCode> {
     let tools: Vec<Tool> =
         arguments.tools.iter().map(|tool| tool.clone().with_zmove_arguments(&arguments.zmove_args)).collect();
     let zmove = ZmoveProgram::find(arguments.zmove.as_deref(), &arguments.zmove_serve_args)?;
-    let homes = Homes::prepare(&session, &tools, volume.root(), zmove)?;
+    let installed: Vec<Tool> = tools.iter().filter(|tool| tool.missing().is_none()).cloned().collect();
+    let homes = Homes::prepare(&session, &installed, volume.root(), zmove)?;
     let mut report = Report::new(header(arguments, &tools, &homes, &volume)?);
     for &round_trip in &arguments.rtt {
         let hosts = Hosts::open(&session, &arguments.link, round_trip)?;
@@ -91,8 +93,7 @@ pub(crate) fn compare(arguments: &CompareArgs) -> Result<ExitCode> {
     } else {
         println!("{}", report.text());
     }
-    let all_right = report.entries.iter().all(|entry| entry.run.verdict == Verdict::Right);
-    Ok(if all_right { ExitCode::SUCCESS } else { ExitCode::from(EXIT_NOT_ALL_RIGHT) })
+    Ok(if report.all_right() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_NOT_ALL_RIGHT) })
 }
 
 fn prepared_sets(arguments: &CompareArgs) -> Result<Vec<DataSet>> {
@@ -101,12 +102,12 @@ fn prepared_sets(arguments: &CompareArgs) -> Result<Vec<DataSet>> {
 
 fn header(arguments: &CompareArgs, tools: &[Tool], homes: &Homes, volume: &Volume) -> Result<Header> {
     let versions = tools.iter().map(|tool| (tool.label.clone(), tool.version(homes))).collect();
-    let path = arguments.link.describe();
     let target = format!(
-        "{} image on tmpfs, written once before; each data set copied there once untimed; each run begins on an idle machine",
+        "{} image on tmpfs: memory, not a disk, and in no tool's MiB; written once before, each data set copied there \
+         once untimed; each run begins on an idle machine",
         volume.kind()
     );
-    Header::collect(path, target, versions)
+    Header::collect(&arguments.link, target, versions)
 }
 
 fn calibration(session: &Session, hosts: &Hosts, round_trip: RoundTrip) -> Result<Calibration> {
@@ -127,7 +128,13 @@ fn race_all(
     let mut entries = Vec::new();
     for number in 1..=runs {
         for tool in tools {
-            let run = race::run(track, tool, &set.root).unwrap_or_else(|error| Run::not_started(&error));
+            let missing = tool.missing().map(Run::missing);
+            if missing.is_some() && number > 1 {
+                continue;
+            }
+            let run = missing.unwrap_or_else(|| {
+                race::run(track, tool, &set.root).unwrap_or_else(|error| Run::not_started(&error))
+            });
             let entry = Entry::new(round_trip, set, tool, run).numbered(number);
             eprintln!("zmove-lab: {}", report::line(&entry));
             entries.push(entry);

@@ -130,11 +130,12 @@ fn copy_toolchain(root: &Path) -> Result<()> {
     Ok(())
 }
 
-const RECIPES: [Recipe; 6] = [
+const RECIPES: [Recipe; 7] = [
     Recipe { name: "k1", files: 50_000, file_bytes: 1 << 10 },
     Recipe { name: "k16", files: 20_000, file_bytes: 16 << 10 },
     Recipe { name: "k128", files: 6_000, file_bytes: 128 << 10 },
     Recipe { name: "m1", files: 1_000, file_bytes: 1 << 20 },
+    Recipe { name: "m8", files: 8, file_bytes: 8 << 20 },
     Recipe { name: "m64", files: 32, file_bytes: 64 << 20 },
     Recipe { name: "g2", files: 1, file_bytes: 2 << 30 },
 ];

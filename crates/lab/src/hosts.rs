@@ -57,9 +57,19 @@ impl LinkArgs {
         LinkShape { rate: self.rate, queue_bytes_max, delay: round_trip.one_way(), loss: self.loss }
     }
 
+    /// What the rate leaves for the payload of TCP over IPv4 with timestamps, in bits per second; none without a rate.
+    #[expect(clippy::cast_precision_loss, reason = "rates are far below 2^52")]
+    pub(crate) fn payload_rate(&self) -> Option<f64> {
+        let payload_bytes = self.mtu.saturating_sub(TCP_HEADERS_BYTES);
+        self.rate.map(|rate| rate.0 as f64 * f64::from(payload_bytes) / f64::from(self.mtu))
+    }
+
     /// One line about the path for report headers.
     pub(crate) fn describe(&self) -> String {
-        let rate = self.rate.map_or_else(|| "none".to_owned(), |rate| format!("{} bit/s", rate.0));
+        let mut rate = self.rate.map_or_else(|| "none".to_owned(), |rate| format!("{} bit/s", rate.0));
+        if let Some(payload) = self.payload_rate() {
+            rate.push_str(&format!(" ({payload:.0} of TCP payload)"));
+        }
         let queue = self.queue.map_or_else(|| "default".to_owned(), |queue| format!("{} B", queue.0));
         let loss = self.loss.0 * 100.0;
         format!("rate {rate}, loss {loss} %, queue {queue}, MTU {}, {}", self.mtu, self.congestion)
@@ -190,6 +200,39 @@ fn has_netem(namespace: &str) -> bool {
 pub(crate) const SOURCE_ADDRESS: &str = "10.99.0.1";
 pub(crate) const TARGET_ADDRESS: &str = "10.99.0.2";
 const DEVICE: &str = "zl0";
+/// IPv4, TCP and its timestamps.
+const TCP_HEADERS_BYTES: u32 = 20 + 20 + 12;
 const QUEUE_BYTES_FLOOR: u64 = 256 * 1024;
 const QUEUE_PACKETS: u32 = 10_000;
 const NETEM_PACKETS_MAX: u64 = 1_000_000;
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Typed {
+        #[command(flatten)]
+        link: LinkArgs,
+    }
+
+    #[test]
+    fn headers_are_taken_off_the_rate() {
+        let typed = Typed::parse_from(["lab", "--rate", "1Gbit", "--mtu", "1500"]);
+        let payload = typed.link.payload_rate().unwrap();
+        assert_eq!(format!("{payload:.0}"), "965333333");
+        assert_eq!(Typed::parse_from(["lab"]).link.payload_rate(), None);
+    }
+
+    #[test]
+    fn the_queue_holds_a_round_trip_unless_it_is_told() {
+        let round_trip: RoundTrip = "80".parse().unwrap();
+        let typed = Typed::parse_from(["lab", "--rate", "1Gbit", "--loss", "0.01"]);
+        let shape = typed.link.shape(round_trip);
+        assert_eq!((shape.queue_bytes_max, shape.loss), (10_000_000, LossShare(0.0001)));
+        let told = Typed::parse_from(["lab", "--rate", "1Gbit", "--queue", "64KiB"]);
+        assert_eq!(told.link.shape(round_trip).queue_bytes_max, 65_536);
+    }
+}

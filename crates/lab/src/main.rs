@@ -21,6 +21,7 @@ mod session;
 mod trees;
 mod tun;
 mod units;
+mod verdicts;
 mod volume;
 
 use std::ffi::OsString;
@@ -38,6 +39,7 @@ use crate::hosts::{Hosts, LinkArgs};
 use crate::inside::InsideArgs;
 use crate::session::Session;
 use crate::units::RoundTrip;
+use crate::verdicts::VerdictsArgs;
 
 /// Measures zmove and its peers between two emulated hosts.
 #[derive(Debug, Parser)]
@@ -57,6 +59,8 @@ enum Task {
     Data(DataArgs),
     /// Copies data sets with several tools in turn.
     Compare(CompareArgs),
+    /// Slows the path down and asks whether zmove says so.
+    Verdicts(VerdictsArgs),
     /// Clears up behind labs that were killed.
     Clean,
     #[command(hide = true)]
@@ -94,7 +98,7 @@ struct CalibrateArgs {
 
 #[derive(Args, Debug)]
 struct DataArgs {
-    /// Data sets: k1, k16, k128, m1, m64, g2, real.
+    /// Data sets: k1, k16, k128, m1, m8, m64, g2, real.
     #[arg(required = true)]
     names: Vec<String>,
     /// Directory to make them in.
@@ -108,6 +112,7 @@ fn main() -> ExitCode {
         Task::Calibrate(arguments) => run_calibrate(&arguments),
         Task::Data(arguments) => run_data(&arguments),
         Task::Compare(arguments) => compare::compare(&arguments),
+        Task::Verdicts(arguments) => verdicts::verdicts(&arguments),
         Task::Clean => run_clean(),
         Task::Inside(arguments) => inside::become_program(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Janitor { id } => session::janitor(&id).map(|()| ExitCode::SUCCESS),

@@ -3,20 +3,22 @@
 //! Each client copies the contents of `Stage::source` into the empty directory `Stage::target`. Programs keep their
 //! keys and settings in the session's directory and touch nothing of the user's.
 
-use std::fmt::Write as _;
-use std::fs;
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+mod gridftp;
+mod homes;
+mod programs;
+
+use std::path::Path;
 use std::process::Command;
 use std::str::FromStr;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 
 use crate::groups::Group;
-use crate::hosts::{Hosts, TARGET_ADDRESS};
+use crate::hosts::{Hosts, SOURCE_ADDRESS, TARGET_ADDRESS};
 use crate::inside;
-use crate::run;
-use crate::session::Session;
+
+use self::homes::SSH_PORT;
+pub(crate) use self::homes::{Homes, ZmoveProgram};
 
 /// One tool with its arguments.
 #[derive(Clone, Debug)]
@@ -40,7 +42,25 @@ pub(crate) enum Kind {
     TarSsh,
     /// tar through netcat, in clear.
     TarNetcat,
+    /// syq: encrypted TCP connections beside ssh.
+    Syq,
+    /// GridFTP between two servers, in clear.
+    GridFtp,
+    /// GridFTP from the client to a server, in clear.
+    GridFtpDirect,
 }
+
+/// The names of the tools on the command line.
+const NAMES: [(&str, Kind); 8] = [
+    ("zmove", Kind::Zmove),
+    ("rsync", Kind::Rsync),
+    ("rsyncd", Kind::RsyncDaemon),
+    ("tarssh", Kind::TarSsh),
+    ("tarnc", Kind::TarNetcat),
+    ("syq", Kind::Syq),
+    ("gridftp", Kind::GridFtp),
+    ("gridftp-direct", Kind::GridFtpDirect),
+];
 
 impl FromStr for Tool {
     type Err = anyhow::Error;
@@ -48,13 +68,9 @@ impl FromStr for Tool {
     /// `NAME` or `NAME:ARGUMENTS`, the arguments separated by spaces and given to the client.
     fn from_str(text: &str) -> Result<Self> {
         let (name, arguments) = text.split_once(':').unwrap_or((text, ""));
-        let kind = match name {
-            "zmove" => Kind::Zmove,
-            "rsync" => Kind::Rsync,
-            "rsyncd" => Kind::RsyncDaemon,
-            "tarssh" => Kind::TarSsh,
-            "tarnc" => Kind::TarNetcat,
-            _ => bail!("no tool {name}; there are zmove, rsync, rsyncd, tarssh and tarnc"),
+        let Some((_, kind)) = NAMES.into_iter().find(|(known, _)| *known == name) else {
+            let known: Vec<&str> = NAMES.iter().map(|(known, _)| *known).collect();
+            bail!("no tool {name}; there are {}", known.join(", "));
         };
         if !arguments.is_empty() && matches!(kind, Kind::TarSsh | Kind::TarNetcat) {
             bail!("{name} takes no arguments");
@@ -84,14 +100,30 @@ impl Tool {
         self
     }
 
-    /// The server, which listens on [`Tool::port`].
-    pub(crate) fn server(&self, stage: &Stage<'_>) -> Result<Command> {
+    /// Programs of this tool that are not installed; none if it can run.
+    pub(crate) fn missing(&self) -> Option<String> {
+        programs::missing(self.kind)
+    }
+
+    /// The servers: the target's, which may end the copy, comes first.
+    pub(crate) fn servers<'a>(&self, stage: &Stage<'a>) -> Result<Vec<Server<'a>>> {
+        let hosts = stage.hosts;
+        let on_target = Server { command: self.server(stage)?, namespace: &hosts.target, port: self.port() };
+        let mut servers = vec![on_target];
+        if self.kind == Kind::GridFtp {
+            let command = gridftp::server(stage, SOURCE_ADDRESS)?;
+            servers.push(Server { command, namespace: &hosts.source, port: gridftp::PORT });
+        }
+        Ok(servers)
+    }
+
+    fn server(&self, stage: &Stage<'_>) -> Result<Command> {
         let homes = stage.homes;
         let on_target =
-            |program| inside::command(Some(&stage.hosts.target), Some(stage.target_group), program);
+            |program: &str| inside::command(Some(&stage.hosts.target), Some(stage.target_group), program);
         let command = match self.kind {
-            Kind::Rsync | Kind::TarSsh => {
-                let mut command = on_target("/usr/sbin/sshd")?;
+            Kind::Rsync | Kind::TarSsh | Kind::Syq => {
+                let mut command = on_target(&programs::path("sshd"))?;
                 command.args(["-D", "-e", "-f"]).arg(homes.ssh.join("sshd_config"));
                 command
             }
@@ -105,15 +137,27 @@ impl Tool {
                 let target = stage.target.display();
                 shell(on_target("bash")?, &format!("nc -l {TARGET_ADDRESS} {port} | tar xf - -C {target}"))
             }
+            Kind::GridFtp | Kind::GridFtpDirect => gridftp::server(stage, TARGET_ADDRESS)?,
             Kind::Zmove => {
                 let mut command = on_target(&homes.zmove.binary)?;
                 command.env("ZMOVE_HOME", &homes.zmove_target).arg("serve");
                 command.args(["--listen", &format!("{TARGET_ADDRESS}:{}", self.port())]);
-                command.args(&homes.zmove.serve_arguments);
+                command.args(self.zmove_serve_arguments(&homes.zmove));
                 command
             }
         };
         Ok(command)
+    }
+
+    /// A push in clear is refused by a server that was not told to allow it.
+    fn zmove_serve_arguments(&self, zmove: &ZmoveProgram) -> Vec<String> {
+        let mut arguments = zmove.serve_arguments.clone();
+        let clear = self.arguments.windows(2).any(|pair| pair == ["--cipher", "none"])
+            || self.arguments.iter().any(|argument| argument == "--cipher=none");
+        if clear && !arguments.iter().any(|argument| argument == ALLOW_CLEAR) {
+            arguments.push(ALLOW_CLEAR.to_owned());
+        }
+        arguments
     }
 
     /// The client, whose end is the end of the copy.
@@ -122,9 +166,9 @@ impl Tool {
         let source = format!("{}/", stage.source.display());
         let target = format!("{}/", stage.target.display());
         let on_source =
-            |program| inside::command(Some(&stage.hosts.source), Some(stage.source_group), program);
+            |program: &str| inside::command(Some(&stage.hosts.source), Some(stage.source_group), program);
         let port = self.port();
-        let command = match self.kind {
+        let mut command = match self.kind {
             Kind::Rsync => {
                 let mut command = on_source("rsync")?;
                 command.args(["-a", "--whole-file", "-e", &homes.ssh_line()]).args(&self.arguments);
@@ -145,6 +189,24 @@ impl Tool {
             Kind::TarNetcat => {
                 shell(on_source("bash")?, &format!("tar cf - . | nc -N {TARGET_ADDRESS} {port}"))
             }
+            Kind::Syq => {
+                let syq = programs::path("syq");
+                let mut command = on_source(&syq)?;
+                command.env("HOME", &homes.syq).env("SYQ_TUNING_CACHE", "").env("SYQ_NO_UPDATE_CHECK", "1");
+                command.args(["cp", "--rsh", &homes.ssh_line(), "--syq-path", &syq]).args(SYQ_FLAGS);
+                command.args(&self.arguments).args(["--srcs-in", &source]);
+                command.args(["--to", &format!("root@{TARGET_ADDRESS}"), "--into", &target]);
+                command
+            }
+            Kind::GridFtp | Kind::GridFtpDirect => {
+                let from = match self.kind {
+                    Kind::GridFtp => format!("ftp://{SOURCE_ADDRESS}:{port}{source}"),
+                    _ => format!("file://{source}"),
+                };
+                let mut command = gridftp::client(stage)?;
+                command.args(&self.arguments).args([from, format!("ftp://{TARGET_ADDRESS}:{port}{target}")]);
+                command
+            }
             Kind::Zmove => {
                 let mut command = on_source(&homes.zmove.binary)?;
                 command.env("ZMOVE_HOME", &homes.zmove_source).args(["push", "--accept-new"]);
@@ -153,16 +215,16 @@ impl Tool {
                 command
             }
         };
-        let mut command = command;
         command.current_dir(stage.source);
         Ok(command)
     }
 
-    pub(crate) fn port(&self) -> u16 {
+    fn port(&self) -> u16 {
         match self.kind {
-            Kind::Rsync | Kind::TarSsh => SSH_PORT,
+            Kind::Rsync | Kind::TarSsh | Kind::Syq => SSH_PORT,
             Kind::RsyncDaemon => 8_730,
             Kind::TarNetcat => 9_000,
+            Kind::GridFtp | Kind::GridFtpDirect => gridftp::PORT,
             Kind::Zmove => 7_000,
         }
     }
@@ -174,14 +236,25 @@ impl Tool {
 
     /// What the tool says of its version.
     pub(crate) fn version(&self, homes: &Homes) -> String {
-        let (program, argument) = match self.kind {
-            Kind::Zmove => (homes.zmove.binary.as_str(), "--version"),
-            Kind::Rsync | Kind::RsyncDaemon => ("rsync", "--version"),
-            Kind::TarSsh | Kind::TarNetcat => ("tar", "--version"),
-        };
-        let said = run::output(program, &[argument]).unwrap_or_else(|_| "not found".to_owned());
-        said.lines().next().unwrap_or_default().to_owned()
+        if let Some(missing) = self.missing() {
+            return format!("not installed ({missing})");
+        }
+        match self.kind {
+            Kind::Zmove => programs::version(&homes.zmove.binary, "--version"),
+            Kind::Rsync | Kind::RsyncDaemon => programs::version("rsync", "--version"),
+            Kind::TarSsh | Kind::TarNetcat => programs::version("tar", "--version"),
+            Kind::Syq => programs::version(&programs::path("syq"), "--version"),
+            Kind::GridFtp | Kind::GridFtpDirect => programs::version("globus-url-copy", "-version"),
+        }
     }
+}
+
+/// A server of a tool, ready once it listens.
+#[derive(Debug)]
+pub(crate) struct Server<'a> {
+    pub(crate) command: Command,
+    pub(crate) namespace: &'a str,
+    pub(crate) port: u16,
 }
 
 fn shell(mut command: Command, line: &str) -> Command {
@@ -189,135 +262,12 @@ fn shell(mut command: Command, line: &str) -> Command {
     command
 }
 
-/// Keys and settings of the tools, made once per comparison.
-#[derive(Debug)]
-pub(crate) struct Homes {
-    ssh: PathBuf,
-    rsyncd_config: PathBuf,
-    zmove: ZmoveProgram,
-    zmove_source: PathBuf,
-    zmove_target: PathBuf,
-}
-
-impl Homes {
-    /// Prepares what `tools` need for copies to below `target_root`.
-    pub(crate) fn prepare(
-        session: &Session,
-        tools: &[Tool],
-        target_root: &Path,
-        zmove: ZmoveProgram,
-    ) -> Result<Self> {
-        let homes = Self {
-            ssh: session.subdirectory("ssh")?,
-            rsyncd_config: session.directory().join("rsyncd.conf"),
-            zmove,
-            zmove_source: session.subdirectory("zmove-source")?,
-            zmove_target: session.subdirectory("zmove-target")?,
-        };
-        let uses = |kind| tools.iter().any(|tool| tool.kind == kind);
-        if uses(Kind::Rsync) || uses(Kind::TarSsh) {
-            homes.prepare_ssh()?;
-        }
-        if uses(Kind::RsyncDaemon) {
-            homes.prepare_rsyncd(target_root)?;
-        }
-        if uses(Kind::Zmove) {
-            homes.prepare_zmove(target_root)?;
-        }
-        Ok(homes)
-    }
-
-    fn prepare_ssh(&self) -> Result<()> {
-        let home = self.ssh.display();
-        for key in ["host_key", "user_key"] {
-            run::output("ssh-keygen", &["-q", "-t", "ed25519", "-N", "", "-f", &format!("{home}/{key}")])?;
-        }
-        fs::copy(self.ssh.join("user_key.pub"), self.ssh.join("authorized_keys"))?;
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o755)
-            .create("/run/sshd")
-            .context("failed to create /run/sshd")?;
-        let mut config = format!("Port {SSH_PORT}\nListenAddress {TARGET_ADDRESS}\n");
-        write!(config, "HostKey {home}/host_key\nAuthorizedKeysFile {home}/authorized_keys\n")?;
-        config.push_str("PidFile none\nPermitRootLogin prohibit-password\nStrictModes no\nUsePAM no\n");
-        config.push_str("MaxStartups 1000\nMaxSessions 1000\nUseDNS no\nLogLevel ERROR\n");
-        fs::write(self.ssh.join("sshd_config"), config).context("failed to write sshd_config")
-    }
-
-    /// The ssh client as one line, for rsync's `-e` and for shells.
-    fn ssh_line(&self) -> String {
-        let key = self.ssh.join("user_key");
-        format!(
-            "ssh -F none -p {SSH_PORT} -c aes128-gcm@openssh.com -i {} -o IdentitiesOnly=yes \
-             -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o Compression=no -o LogLevel=ERROR",
-            key.display()
-        )
-    }
-
-    fn prepare_rsyncd(&self, target_root: &Path) -> Result<()> {
-        let config = format!(
-            "address = {TARGET_ADDRESS}\nport = 8730\nuse chroot = no\nlog file = /dev/null\n\
-             [target]\npath = {}\nuid = 0\ngid = 0\nread only = no\n",
-            target_root.display()
-        );
-        fs::write(&self.rsyncd_config, config).context("failed to write rsyncd.conf")
-    }
-
-    fn prepare_zmove(&self, target_root: &Path) -> Result<()> {
-        let shown = Command::new(&self.zmove.binary)
-            .env("ZMOVE_HOME", &self.zmove_source)
-            .args(["key", "show"])
-            .output()
-            .with_context(|| format!("failed to start {}", self.zmove.binary))?;
-        let text = String::from_utf8_lossy(&shown.stdout).into_owned();
-        let fingerprint = text.split_whitespace().rfind(|word| word.starts_with("SHA256:"));
-        let fingerprint = fingerprint.with_context(|| {
-            format!("zmove key show: no fingerprint; {}", String::from_utf8_lossy(&shown.stderr).trim())
-        })?;
-        let allowed = Command::new(&self.zmove.binary)
-            .env("ZMOVE_HOME", &self.zmove_target)
-            .args(["allow", fingerprint, "--name", "lab", "--write", "--root"])
-            .arg(target_root)
-            .output()?;
-        if !allowed.status.success() {
-            bail!("zmove allow failed: {}", String::from_utf8_lossy(&allowed.stderr).trim());
-        }
-        Ok(())
-    }
-}
-
-/// This project's program and how its server is run.
-#[derive(Debug)]
-pub(crate) struct ZmoveProgram {
-    binary: String,
-    serve_arguments: Vec<String>,
-}
-
-impl ZmoveProgram {
-    /// Finds the binary and splits the server's further arguments at spaces.
-    pub(crate) fn find(asked: Option<&Path>, serve_arguments: &str) -> Result<Self> {
-        let serve_arguments = serve_arguments.split_whitespace().map(str::to_owned).collect();
-        Ok(Self { binary: zmove_binary(asked)?, serve_arguments })
-    }
-}
-
-/// The binary asked for; else beside this program, else in target/release, else on the PATH.
-fn zmove_binary(asked: Option<&Path>) -> Result<String> {
-    let beside = std::env::current_exe()?.with_file_name("zmove");
-    let built = Path::new("target/release/zmove");
-    let found = match asked {
-        Some(path) => path.canonicalize().with_context(|| format!("failed to find {}", path.display()))?,
-        None if beside.is_file() => beside,
-        None if built.is_file() => built.canonicalize()?,
-        None => PathBuf::from("zmove"),
-    };
-    Ok(found.to_str().context("the path of zmove is not UTF-8")?.to_owned())
-}
-
 /// Directory below the target's root that a run fills.
 pub(crate) const RUN_DIRECTORY: &str = "run";
-const SSH_PORT: u16 = 2222;
+const ALLOW_CLEAR: &str = "--allow-clear";
+/// Sixteen connections at once were its fastest here; without a tuning cache each run stands for itself.
+const SYQ_FLAGS: [&str; 4] =
+    ["--no-progress", "--preserve=permissions", "--performance-tuning", "workers=16"];
 
 #[cfg(test)]
 mod tests {
@@ -334,5 +284,17 @@ mod tests {
     fn unknown_tools_are_refused() {
         assert!("robocopy".parse::<Tool>().is_err());
         assert!("tarnc:-v".parse::<Tool>().is_err());
+    }
+
+    #[test]
+    fn only_a_push_in_clear_has_a_server_that_allows_it() {
+        let serve = |tool: &str, told: &str| {
+            let tool: Tool = tool.parse().unwrap();
+            let zmove = ZmoveProgram::find(Some(Path::new("/bin/sh")), told).unwrap();
+            tool.with_zmove_arguments("--streams 4").zmove_serve_arguments(&zmove)
+        };
+        assert_eq!(serve("zmove:--cipher none", ""), ["--allow-clear"]);
+        assert_eq!(serve("zmove:--cipher=none", "--allow-clear"), ["--allow-clear"]);
+        assert_eq!(serve("zmove:--cipher tls", "--direct off"), ["--direct", "off"]);
     }
 }

@@ -35,6 +35,15 @@ pub(crate) enum Verdict {
     Failed(String),
     /// The tool was ended at the time limit.
     TimedOut,
+    /// The tool is not installed.
+    Missing(String),
+}
+
+impl Verdict {
+    /// Whether there was nothing to run.
+    pub(crate) fn is_missing(&self) -> bool {
+        matches!(self, Self::Missing(_))
+    }
 }
 
 /// The figures of one run.
@@ -51,7 +60,15 @@ pub(crate) struct Run {
 impl Run {
     /// A run whose server or client could not be started.
     pub(crate) fn not_started(error: &anyhow::Error) -> Self {
-        let verdict = Verdict::Failed(format!("{error:#}"));
+        Self::without_figures(Verdict::Failed(format!("{error:#}")))
+    }
+
+    /// In place of the runs of a tool that is not installed.
+    pub(crate) fn missing(programs: String) -> Self {
+        Self::without_figures(Verdict::Missing(programs))
+    }
+
+    fn without_figures(verdict: Verdict) -> Self {
         let (source, target) = (Usage::default(), Usage::default());
         Self { verdict, seconds: 0.0, first_byte_seconds: None, source, target }
     }
@@ -123,17 +140,22 @@ pub(crate) fn run(track: &Track<'_>, tool: &Tool, source: &Path) -> Result<Run> 
         target: &target,
     };
     let log = |name: &str| track.session.directory().join(name);
-    let mut server =
-        server::start(tool.server(&stage)?, &track.hosts.target, tool.port(), &log("server.log"))?;
-    let before = target_group.cpu_time()?;
+    let mut servers = Vec::new();
+    for (number, server) in tool.servers(&stage)?.into_iter().enumerate() {
+        let log = log(&format!("server-{number}.log"));
+        servers.push(server::start(server.command, server.namespace, server.port, &log)?);
+    }
+    let before = (source_group.cpu_time()?, target_group.cpu_time()?);
     settle()?;
-    let timed = timed(track, tool, &stage, &mut server, &log("client.log"));
+    let timed = timed(track, tool, &stage, &mut servers[0], &log(CLIENT_LOG));
     source_group.kill();
     target_group.kill();
-    server.wait().context("failed to wait for the server")?;
+    for mut server in servers {
+        server.wait().context("failed to wait for the server")?;
+    }
     let mut run = timed?;
-    run.source.cpu_seconds = source_group.cpu_time()?.as_secs_f64();
-    run.target.cpu_seconds = (target_group.cpu_time()? - before).as_secs_f64();
+    run.source.cpu_seconds = (source_group.cpu_time()? - before.0).as_secs_f64();
+    run.target.cpu_seconds = (target_group.cpu_time()? - before.1).as_secs_f64();
     if run.verdict == Verdict::Right
         && let Some(difference) = trees::difference(source, &target)?
     {
@@ -228,5 +250,7 @@ fn watch_memory(stage: &Stage<'_>, stopped: &Receiver<()>) -> (Usage, Usage) {
     }
 }
 
+/// What the last client said, in the session's directory.
+pub(crate) const CLIENT_LOG: &str = "client.log";
 const SAMPLE_EVERY: Duration = Duration::from_millis(50);
 const LOG_LINES_SHOWN: usize = 3;

@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::calibrate::{self, Calibration};
 use crate::datasets::DataSet;
 use crate::figures::{self, median, shown, spread};
+use crate::hosts::LinkArgs;
 use crate::peers::{Kind, Tool};
 use crate::race::{Run, Verdict};
 use crate::units::RoundTrip;
@@ -30,6 +31,7 @@ pub(crate) struct Header {
     cores: usize,
     load_average: String,
     path: String,
+    payload_bits_per_second: Option<f64>,
     source: &'static str,
     target: String,
     versions: BTreeMap<String, String>,
@@ -37,7 +39,11 @@ pub(crate) struct Header {
 
 impl Header {
     /// Asks the machine about itself.
-    pub(crate) fn collect(path: String, target: String, versions: BTreeMap<String, String>) -> Result<Self> {
+    pub(crate) fn collect(
+        link: &LinkArgs,
+        target: String,
+        versions: BTreeMap<String, String>,
+    ) -> Result<Self> {
         let kernel =
             fs::read_to_string("/proc/sys/kernel/osrelease").context("failed to read the release")?;
         let processors = fs::read_to_string("/proc/cpuinfo").context("failed to read the processors")?;
@@ -48,7 +54,8 @@ impl Header {
             kernel: kernel.trim().to_owned(),
             processor: model.unwrap_or("unknown").trim_start_matches(['\t', ' ', ':']).to_owned(),
             cores: std::thread::available_parallelism()?.get(),
-            path,
+            path: link.describe(),
+            payload_bits_per_second: link.payload_rate(),
             source: "page cache, read once before",
             target,
             versions,
@@ -120,6 +127,8 @@ struct Cell {
     seconds_min: Option<f64>,
     seconds_max: Option<f64>,
     gigabits_per_second: Option<f64>,
+    /// Of the path's payload rate, where it has one.
+    path_share: Option<f64>,
     files_per_second: Option<f64>,
     first_byte_seconds: Option<f64>,
     cpu_seconds_per_gibibyte: Option<f64>,
@@ -131,7 +140,7 @@ struct Cell {
 
 impl Cell {
     #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
-    fn new(entries: &[&Entry]) -> Self {
+    fn new(entries: &[&Entry], payload_bits_per_second: Option<f64>) -> Self {
         let first = entries[0];
         let right: Vec<&Run> =
             entries.iter().map(|entry| &entry.run).filter(|run| run.verdict == Verdict::Right).collect();
@@ -140,18 +149,20 @@ impl Cell {
         let times: Vec<f64> = right.iter().map(|run| run.seconds).collect();
         let first_bytes: Vec<f64> = right.iter().filter_map(|run| run.first_byte_seconds).collect();
         let seconds = median(&times);
+        let bits_per_second = seconds.map(|seconds| first.bytes as f64 * 8.0 / seconds);
         let gibibytes = first.bytes as f64 / f64::from(1 << 30);
         Self {
             rtt_ms: first.rtt_ms,
             data: first.data.clone(),
             tool: first.tool.clone(),
             kind: first.kind,
-            runs: entries.len(),
+            runs: entries.iter().filter(|entry| !entry.run.verdict.is_missing()).count(),
             runs_right: right.len(),
             seconds,
             seconds_min: spread(&times).map(|(least, _)| least),
             seconds_max: spread(&times).map(|(_, greatest)| greatest),
-            gigabits_per_second: seconds.map(|seconds| first.bytes as f64 * 8e-9 / seconds),
+            gigabits_per_second: bits_per_second.map(|rate| rate * 1e-9),
+            path_share: ratio(bits_per_second, payload_bits_per_second),
             files_per_second: seconds.map(|seconds| first.files as f64 / seconds),
             first_byte_seconds: median(&first_bytes),
             cpu_seconds_per_gibibyte: middle(&|run| {
@@ -169,12 +180,17 @@ impl Cell {
             (Some(least), Some(greatest)) => format!("{least:.2}–{greatest:.2}"),
             _ => "–".to_owned(),
         };
+        let right = match self.runs {
+            0 => "missing".to_owned(),
+            runs => format!("{}/{runs}", self.runs_right),
+        };
         vec![
             self.tool.clone(),
-            format!("{}/{}", self.runs_right, self.runs),
+            right,
             shown(self.seconds, 2),
             range,
             shown(self.gigabits_per_second, 2),
+            shown(self.path_share, 3),
             shown(self.files_per_second, 0),
             shown(self.first_byte_seconds, 2),
             shown(self.cpu_seconds_per_gibibyte, 2),
@@ -223,6 +239,12 @@ impl Report {
         text
     }
 
+    /// Whether every run of a tool that is installed went right.
+    pub(crate) fn all_right(&self) -> bool {
+        let mut verdicts = self.entries.iter().map(|entry| &entry.run.verdict);
+        verdicts.all(|verdict| *verdict == Verdict::Right || verdict.is_missing())
+    }
+
     /// Cells in the order of the runs, one block per round trip and data set.
     fn blocks(&self) -> Vec<Vec<Cell>> {
         let mut groups: Vec<Vec<&Entry>> = Vec::new();
@@ -235,12 +257,12 @@ impl Report {
                 None => groups.push(vec![entry]),
             }
         }
-        groups.iter().map(|entries| block(entries)).collect()
+        groups.iter().map(|entries| block(entries, self.header.payload_bits_per_second)).collect()
     }
 }
 
 /// The cells of one round trip and data set, with the ratios between them.
-fn block(entries: &[&Entry]) -> Vec<Cell> {
+fn block(entries: &[&Entry], payload_bits_per_second: Option<f64>) -> Vec<Cell> {
     let mut tools: Vec<&str> = Vec::new();
     for entry in entries {
         if !tools.contains(&entry.tool.as_str()) {
@@ -249,7 +271,8 @@ fn block(entries: &[&Entry]) -> Vec<Cell> {
     }
     let of_tool =
         |tool: &str| -> Vec<&Entry> { entries.iter().copied().filter(|entry| entry.tool == tool).collect() };
-    let mut cells: Vec<Cell> = tools.iter().map(|tool| Cell::new(&of_tool(tool))).collect();
+    let mut cells: Vec<Cell> =
+        tools.iter().map(|tool| Cell::new(&of_tool(tool), payload_bits_per_second)).collect();
     let reference = |kind| cells.iter().find(|cell| cell.kind == kind).and_then(|cell| cell.seconds);
     let (rsync, zmove) = (reference(Kind::Rsync), reference(Kind::Zmove));
     for cell in &mut cells {
@@ -259,8 +282,8 @@ fn block(entries: &[&Entry]) -> Vec<Cell> {
     cells
 }
 
-fn ratio(seconds: Option<f64>, reference: Option<f64>) -> Option<f64> {
-    Some(seconds? / reference?)
+fn ratio(value: Option<f64>, reference: Option<f64>) -> Option<f64> {
+    Some(value? / reference?)
 }
 
 /// One run in a line.
@@ -270,6 +293,12 @@ pub(crate) fn line(entry: &Entry) -> String {
         Verdict::Wrong(why) => format!("WRONG: {why}"),
         Verdict::Failed(why) => format!("FAILED: {why}"),
         Verdict::TimedOut => "TIMED OUT".to_owned(),
+        Verdict::Missing(programs) => {
+            return format!(
+                "{} at {} ms, {}: not installed: {programs}",
+                entry.data, entry.rtt_ms, entry.tool
+            );
+        }
     };
     let cpu_seconds = entry.run.source.cpu_seconds + entry.run.target.cpu_seconds;
     format!(
@@ -278,12 +307,13 @@ pub(crate) fn line(entry: &Entry) -> String {
     )
 }
 
-const HEADINGS: [&str; 12] = [
+const HEADINGS: [&str; 13] = [
     "tool",
     "right",
     "median s",
     "min–max",
     "Gbit/s",
+    "of path",
     "files/s",
     "first B s",
     "CPU-s/GiB",
@@ -293,3 +323,60 @@ const HEADINGS: [&str; 12] = [
     "÷zmove",
 ];
 const MEBIBYTE: f64 = 1_048_576.0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::race::Usage;
+
+    fn report(payload_bits_per_second: Option<f64>, runs: Vec<(&str, Run)>) -> Report {
+        let header = Header {
+            kernel: String::new(),
+            processor: String::new(),
+            cores: 2,
+            load_average: String::new(),
+            path: String::new(),
+            payload_bits_per_second,
+            source: "",
+            target: String::new(),
+            versions: BTreeMap::new(),
+        };
+        let mut report = Report::new(header);
+        let set = DataSet { name: "g2".to_owned(), root: "g2".into(), files: 1, bytes: 100_000_000 };
+        for (name, run) in runs {
+            let tool: Tool = name.parse().unwrap();
+            report.entries.push(Entry::new("90".parse().unwrap(), &set, &tool, run));
+        }
+        report
+    }
+
+    fn right(seconds: f64) -> Run {
+        let usage = Usage { cpu_seconds: 1.0, peak_bytes: 0 };
+        Run { verdict: Verdict::Right, seconds, first_byte_seconds: None, source: usage, target: usage }
+    }
+
+    #[test]
+    fn a_rate_is_set_against_what_the_path_can_carry() {
+        let report = report(Some(1e9), vec![("zmove", right(1.0)), ("rsync", right(2.0))]);
+        let cells = report.blocks().remove(0);
+        assert_eq!(cells.iter().map(|cell| cell.path_share).collect::<Vec<_>>(), [Some(0.8), Some(0.4)]);
+        assert_eq!(cells[1].times_zmove, Some(2.0));
+    }
+
+    #[test]
+    fn a_tool_that_is_not_there_is_a_row_that_says_so() {
+        let report = report(None, vec![("syq", Run::missing("no syq".to_owned())), ("zmove", right(1.0))]);
+        let text = report.text();
+        assert!(text.contains("syq    missing "), "{text}");
+        assert!(text.contains("! g2 at 90 ms, syq: not installed: no syq"), "{text}");
+        assert!(report.all_right());
+    }
+
+    #[test]
+    fn a_run_that_failed_is_not_right() {
+        let failed = Run::not_started(&anyhow::anyhow!("no route"));
+        let report = report(None, vec![("zmove", right(1.0)), ("zmove", failed)]);
+        assert!(report.text().contains("1/2"));
+        assert!(!report.all_right());
+    }
+}

@@ -1,0 +1,224 @@
+//! Panels as an SVG: one above the other over the same time, narrow enough for a phone, and dark enough for print.
+
+use svg::Document;
+use svg::node::element::{Description, Group, Line as Stroke, Polyline, Rectangle, Text, Title};
+
+use super::panels::{Curve, Panel, Pen};
+use super::scale::{self, Axis, Unit};
+
+/// What stands above the panels.
+#[derive(Debug)]
+pub(super) struct Heading {
+    pub(super) title: String,
+    pub(super) below: String,
+}
+
+/// Draws the panels over `seconds`.
+pub(super) fn draw(heading: &Heading, panels: &[Panel], seconds: f64) -> String {
+    let time = Time::up_to(seconds);
+    let mut body = Group::new().add(bold(&heading.title, LEFT, 26.0).set("font-size", 18)).add(words(
+        &heading.below,
+        LEFT,
+        46.0,
+    ));
+    let mut top = 66.0;
+    for panel in panels {
+        body = body.add(panel_at(panel, top, &time));
+        top += head(panel) + panel.height + GAP;
+    }
+    let bottom = top - GAP;
+    let height = bottom + 44.0;
+    let described: Vec<&str> = panels.iter().map(|panel| panel.title.as_str()).collect();
+    let document = Document::new()
+        .set("viewBox", (0.0, 0.0, WIDTH, height))
+        .set("style", "width:100%;max-width:60rem;height:auto")
+        .set("role", "img")
+        .set("font-family", "Helvetica, Arial, 'DejaVu Sans', sans-serif")
+        .set("font-size", 13)
+        .set("fill", INK)
+        .add(Title::new(heading.title.as_str()))
+        .add(Description::new().add(svg::node::Text::new(described.join("; "))))
+        .add(Rectangle::new().set("width", WIDTH).set("height", height).set("fill", PAPER))
+        .add(body)
+        .add(time_labels(&time, bottom));
+    format!("{document}\n")
+}
+
+/// The axis that all panels share.
+struct Time {
+    axis: Axis,
+    unit: Unit,
+}
+
+impl Time {
+    fn up_to(seconds: f64) -> Self {
+        let unit = scale::unit(&scale::TIMES, seconds / TIME_UNITS_MIN);
+        Self { axis: Axis::to_value(seconds / unit.size, 8), unit }
+    }
+
+    /// Where a value of the axis lies.
+    fn place(&self, value: f64) -> f64 {
+        rounded(LEFT + PLOT_WIDTH * value / self.axis.most)
+    }
+
+    fn ticks(&self) -> impl Iterator<Item = f64> {
+        self.axis.ticks.iter().copied().filter(|tick| *tick <= self.axis.most)
+    }
+}
+
+/// The height of what stands above a panel's plot.
+fn head(panel: &Panel) -> f64 {
+    if panel.curves.len() > 1 { 44.0 } else { 24.0 }
+}
+
+fn panel_at(panel: &Panel, top: f64, time: &Time) -> Group {
+    let plot_top = top + head(panel);
+    let bottom = plot_top + panel.height;
+    let height_of = |value: f64| rounded(bottom - panel.height * value / panel.axis.most);
+    let mut grid = Group::new().set("stroke", GRID).set("stroke-width", 1);
+    let mut labels = Group::new().set("text-anchor", "end");
+    for x in time.ticks().map(|tick| time.place(tick)) {
+        grid = grid.add(stroke((x, plot_top), (x, bottom)));
+    }
+    for tick in &panel.axis.ticks {
+        let y = height_of(*tick);
+        grid = grid.add(stroke((LEFT, y), (LEFT + PLOT_WIDTH, y)));
+        labels = labels.add(words(&panel.axis.label(*tick), LEFT - 7.0, y + 4.5));
+    }
+    let mut group = Group::new().add(bold(&panel.title, LEFT, top + 14.0)).add(grid).add(labels);
+    if panel.curves.len() > 1 {
+        group = group.add(legend(&panel.curves, top + 34.0));
+    }
+    for curve in &panel.curves {
+        group = group.add(drawn(curve.pen).add(polyline(curve, time, &height_of)));
+    }
+    group
+}
+
+fn polyline(curve: &Curve, time: &Time, height_of: &dyn Fn(f64) -> f64) -> Polyline {
+    let places = curve
+        .points
+        .iter()
+        .map(|(seconds, value)| format!("{},{}", time.place(seconds / time.unit.size), height_of(*value)));
+    Polyline::new().set("points", places.collect::<Vec<_>>().join(" "))
+}
+
+/// Samples of the lines with their names, in one row.
+fn legend(curves: &[Curve], y: f64) -> Group {
+    let mut group = Group::new();
+    let mut x = LEFT;
+    for curve in curves {
+        let sample = stroke((x, y - 4.5), (x + SAMPLE_WIDTH, y - 4.5));
+        group = group.add(drawn(curve.pen).add(sample)).add(words(curve.name, x + SAMPLE_WIDTH + 5.0, y));
+        x += curve.name.chars().fold(SAMPLE_WIDTH + 5.0 + 12.0, |width, _| width + LETTER_WIDTH);
+    }
+    group
+}
+
+fn time_labels(time: &Time, bottom: f64) -> Group {
+    let mut group = Group::new().set("text-anchor", "middle");
+    for tick in time.ticks() {
+        group = group.add(words(&time.axis.label(tick), time.place(tick), bottom + 17.0));
+    }
+    let title = format!("time since the command started, {}", time.unit.name);
+    group.add(words(&title, LEFT + PLOT_WIDTH / 2.0, bottom + 35.0))
+}
+
+/// A group whose lines are drawn with `pen`.
+fn drawn(pen: Pen) -> Group {
+    let group = Group::new()
+        .set("fill", "none")
+        .set("stroke", pen.colour)
+        .set("stroke-width", pen.width)
+        .set("stroke-linejoin", "round");
+    match pen.dashes {
+        Some(dashes) => group.set("stroke-dasharray", dashes),
+        None => group,
+    }
+}
+
+fn stroke(from: (f64, f64), to: (f64, f64)) -> Stroke {
+    Stroke::new().set("x1", from.0).set("y1", from.1).set("x2", to.0).set("y2", to.1)
+}
+
+fn words(content: &str, x: f64, y: f64) -> Text {
+    Text::new(content).set("x", rounded(x)).set("y", rounded(y))
+}
+
+fn bold(content: &str, x: f64, y: f64) -> Text {
+    words(content, x, y).set("font-weight", "bold")
+}
+
+/// A tenth of a unit is less than a screen shows.
+fn rounded(place: f64) -> f64 {
+    (place * 10.0).round() / 10.0
+}
+
+const WIDTH: f64 = 480.0;
+const LEFT: f64 = 48.0;
+const PLOT_WIDTH: f64 = WIDTH - LEFT - 16.0;
+const GAP: f64 = 24.0;
+const SAMPLE_WIDTH: f64 = 20.0;
+/// Of a wide font's letters at the size of the text.
+const LETTER_WIDTH: f64 = 7.6;
+/// Time is told in the largest unit of which it has so many.
+const TIME_UNITS_MIN: f64 = 5.0;
+const INK: &str = "#222222";
+const GRID: &str = "#d9d9d9";
+const PAPER: &str = "#ffffff";
+
+#[cfg(test)]
+mod tests {
+    use super::super::panels::panels;
+    use super::super::series::tests::steady;
+    use super::*;
+
+    fn drawing(tenths: u32) -> String {
+        let heading = Heading { title: "a < b & c".to_owned(), below: "below".to_owned() };
+        draw(&heading, &panels(&steady(tenths, 12_500_000)), f64::from(tenths) / 10.0)
+    }
+
+    /// Places of all points of all curves.
+    fn places(drawing: &str) -> Vec<(f64, f64)> {
+        let lists = drawing.split("points=\"").skip(1).filter_map(|rest| rest.split('"').next());
+        let pairs = lists.flat_map(|list| list.split(' ')).map(|pair| pair.split_once(',').unwrap());
+        pairs.map(|(x, y)| (x.parse().unwrap(), y.parse().unwrap())).collect()
+    }
+
+    #[test]
+    fn all_curves_lie_on_the_paper() {
+        for tenths in [1, 40, 100_000] {
+            let drawing = drawing(tenths);
+            let height: f64 =
+                drawing.split("height=\"").nth(1).unwrap().split('"').next().unwrap().parse().unwrap();
+            let places = places(&drawing);
+            assert!(places.len() > 10 && places.len() < 3_000, "{}", places.len());
+            let on_paper =
+                |(x, y): &(f64, f64)| (LEFT..=LEFT + PLOT_WIDTH).contains(x) && (60.0..height).contains(y);
+            assert!(places.iter().all(on_paper), "{places:?}");
+        }
+    }
+
+    #[test]
+    fn titles_axes_and_units_are_there() {
+        let drawing = drawing(40);
+        for part in [
+            "How fast, Gbit/s",
+            "How far each stage is, MiB",
+            "time since the command started, s",
+            "acknowledged",
+        ] {
+            assert!(drawing.contains(part), "{part}");
+        }
+    }
+
+    #[test]
+    fn text_cannot_become_markup() {
+        assert!(drawing(1).contains("a &lt; b &amp; c"));
+    }
+
+    #[test]
+    fn a_long_push_is_told_in_minutes() {
+        assert!(drawing(36_000).contains("started, min"));
+    }
+}

@@ -1,0 +1,150 @@
+//! Keys and settings of the tools, made once per comparison in the session's directory.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use super::{Kind, Tool, gridftp};
+use crate::hosts::TARGET_ADDRESS;
+use crate::run;
+use crate::session::Session;
+
+/// What the tools need.
+#[derive(Debug)]
+pub(crate) struct Homes {
+    pub(super) ssh: PathBuf,
+    pub(super) rsyncd_config: PathBuf,
+    pub(super) syq: PathBuf,
+    pub(super) gridftp_names: PathBuf,
+    pub(super) zmove: ZmoveProgram,
+    pub(super) zmove_source: PathBuf,
+    pub(super) zmove_target: PathBuf,
+}
+
+impl Homes {
+    /// Prepares what `tools` need for copies to below `target_root`.
+    pub(crate) fn prepare(
+        session: &Session,
+        tools: &[Tool],
+        target_root: &Path,
+        zmove: ZmoveProgram,
+    ) -> Result<Self> {
+        let homes = Self {
+            ssh: session.subdirectory("ssh")?,
+            rsyncd_config: session.directory().join("rsyncd.conf"),
+            syq: session.subdirectory("syq")?,
+            gridftp_names: session.directory().join("gridftp.hosts"),
+            zmove,
+            zmove_source: session.subdirectory("zmove-source")?,
+            zmove_target: session.subdirectory("zmove-target")?,
+        };
+        let uses = |kind| tools.iter().any(|tool| tool.kind == kind);
+        if uses(Kind::Rsync) || uses(Kind::TarSsh) || uses(Kind::Syq) {
+            homes.prepare_ssh()?;
+        }
+        if uses(Kind::GridFtp) || uses(Kind::GridFtpDirect) {
+            gridftp::write_names(&homes.gridftp_names)?;
+        }
+        if uses(Kind::RsyncDaemon) {
+            homes.prepare_rsyncd(target_root)?;
+        }
+        if uses(Kind::Zmove) {
+            homes.prepare_zmove(target_root)?;
+        }
+        Ok(homes)
+    }
+
+    fn prepare_ssh(&self) -> Result<()> {
+        let home = self.ssh.display();
+        for key in ["host_key", "user_key"] {
+            run::output("ssh-keygen", &["-q", "-t", "ed25519", "-N", "", "-f", &format!("{home}/{key}")])?;
+        }
+        fs::copy(self.ssh.join("user_key.pub"), self.ssh.join("authorized_keys"))?;
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create("/run/sshd")
+            .context("failed to create /run/sshd")?;
+        let mut config = format!("Port {SSH_PORT}\nListenAddress {TARGET_ADDRESS}\n");
+        write!(config, "HostKey {home}/host_key\nAuthorizedKeysFile {home}/authorized_keys\n")?;
+        config.push_str("PidFile none\nPermitRootLogin prohibit-password\nStrictModes no\nUsePAM no\n");
+        config.push_str("MaxStartups 1000\nMaxSessions 1000\nUseDNS no\nLogLevel ERROR\n");
+        writeln!(config, "SetEnv XDG_CACHE_HOME={} SYQ_NO_UPDATE_CHECK=1", self.syq.display())?;
+        fs::write(self.ssh.join("sshd_config"), config).context("failed to write sshd_config")
+    }
+
+    /// The ssh client as one line, for rsync's `-e` and for shells.
+    pub(super) fn ssh_line(&self) -> String {
+        let key = self.ssh.join("user_key");
+        format!(
+            "ssh -F none -p {SSH_PORT} -c aes128-gcm@openssh.com -i {} -o IdentitiesOnly=yes \
+             -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o Compression=no -o LogLevel=ERROR",
+            key.display()
+        )
+    }
+
+    fn prepare_rsyncd(&self, target_root: &Path) -> Result<()> {
+        let config = format!(
+            "address = {TARGET_ADDRESS}\nport = 8730\nuse chroot = no\nlog file = /dev/null\n\
+             [target]\npath = {}\nuid = 0\ngid = 0\nread only = no\n",
+            target_root.display()
+        );
+        fs::write(&self.rsyncd_config, config).context("failed to write rsyncd.conf")
+    }
+
+    fn prepare_zmove(&self, target_root: &Path) -> Result<()> {
+        let shown = Command::new(&self.zmove.binary)
+            .env("ZMOVE_HOME", &self.zmove_source)
+            .args(["key", "show"])
+            .output()
+            .with_context(|| format!("failed to start {}", self.zmove.binary))?;
+        let text = String::from_utf8_lossy(&shown.stdout).into_owned();
+        let fingerprint = text.split_whitespace().rfind(|word| word.starts_with("SHA256:"));
+        let fingerprint = fingerprint.with_context(|| {
+            format!("zmove key show: no fingerprint; {}", String::from_utf8_lossy(&shown.stderr).trim())
+        })?;
+        let allowed = Command::new(&self.zmove.binary)
+            .env("ZMOVE_HOME", &self.zmove_target)
+            .args(["allow", fingerprint, "--name", "lab", "--write", "--root"])
+            .arg(target_root)
+            .output()?;
+        if !allowed.status.success() {
+            bail!("zmove allow failed: {}", String::from_utf8_lossy(&allowed.stderr).trim());
+        }
+        Ok(())
+    }
+}
+
+/// This project's program and how its server is run.
+#[derive(Debug)]
+pub(crate) struct ZmoveProgram {
+    pub(super) binary: String,
+    pub(super) serve_arguments: Vec<String>,
+}
+
+impl ZmoveProgram {
+    /// Finds the binary and splits the server's further arguments at spaces.
+    pub(crate) fn find(asked: Option<&Path>, serve_arguments: &str) -> Result<Self> {
+        let serve_arguments = serve_arguments.split_whitespace().map(str::to_owned).collect();
+        Ok(Self { binary: zmove_binary(asked)?, serve_arguments })
+    }
+}
+
+/// The binary asked for; else beside this program, else in target/release, else on the PATH.
+fn zmove_binary(asked: Option<&Path>) -> Result<String> {
+    let beside = std::env::current_exe()?.with_file_name("zmove");
+    let built = Path::new("target/release/zmove");
+    let found = match asked {
+        Some(path) => path.canonicalize().with_context(|| format!("failed to find {}", path.display()))?,
+        None if beside.is_file() => beside,
+        None if built.is_file() => built.canonicalize()?,
+        None => PathBuf::from("zmove"),
+    };
+    Ok(found.to_str().context("the path of zmove is not UTF-8")?.to_owned())
+}
+
+pub(super) const SSH_PORT: u16 = 2222;

@@ -1,0 +1,65 @@
+//! Which programs each tool needs, and where they are.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::Kind;
+
+/// The names of what the tool needs and is not installed; none if it can run.
+pub(super) fn missing(kind: Kind) -> Option<String> {
+    let absent: Vec<&str> = needed(kind).iter().copied().filter(|name| find(name).is_none()).collect();
+    if absent.is_empty() { None } else { Some(format!("no {}", absent.join(", no "))) }
+}
+
+/// Where a program is; its bare name if it is nowhere.
+pub(super) fn path(name: &str) -> String {
+    find(name).and_then(|path| path.to_str().map(str::to_owned)).unwrap_or_else(|| name.to_owned())
+}
+
+/// The first line that a program says of its version, on whichever stream.
+pub(super) fn version(program: &str, argument: &str) -> String {
+    let Ok(said) = Command::new(program).arg(argument).stdin(Stdio::null()).output() else {
+        return "not found".to_owned();
+    };
+    let words = [said.stdout, said.stderr].concat();
+    String::from_utf8_lossy(&words).lines().next().unwrap_or_default().to_owned()
+}
+
+fn needed(kind: Kind) -> &'static [&'static str] {
+    match kind {
+        // looked for by `ZmoveProgram`: without it there is nothing to compare with
+        Kind::Zmove => &[],
+        Kind::Rsync => &["rsync", "ssh", "sshd"],
+        Kind::RsyncDaemon => &["rsync"],
+        Kind::TarSsh => &["tar", "ssh", "sshd"],
+        Kind::TarNetcat => &["tar", "nc"],
+        Kind::Syq => &["syq", "ssh", "sshd"],
+        Kind::GridFtp | Kind::GridFtpDirect => &["globus-gridftp-server", "globus-url-copy", "unshare"],
+    }
+}
+
+/// Daemons are often not on the path of whoever calls.
+fn find(name: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let daemons = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);
+    env::split_paths(&path)
+        .chain(daemons)
+        .map(|directory| directory.join(name))
+        .find(|candidate| is_program(candidate))
+}
+
+fn is_program(path: &Path) -> bool {
+    rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok() && path.is_file()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_found_where_they_are() {
+        assert!(path("sh").ends_with("/sh"));
+        assert_eq!(path("no-such-program-anywhere"), "no-such-program-anywhere");
+    }
+}
