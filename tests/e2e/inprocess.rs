@@ -76,7 +76,7 @@ impl InProcess {
                 let session = Session { transfer, control: far, lanes: sources, access, config };
                 run_session(session, std::future::pending()).await
             });
-            let link = Link { transfer, cipher: Cipher::Tls, control: near, lanes: sinks };
+            let link = Link { transfer, cipher: Cipher::Tls, control: near, lanes: sinks, supply: None };
             let ended = push.run(link, observer, std::future::pending()).await;
             receiving.await.unwrap().unwrap();
             ended

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{mpsc, watch};
-use zmove_sender::Link;
+use zmove_sender::{LaneSupply, Link, LossAnswer};
 use zmove_transport::{
     ClearLane, Connection, DialError, Dialler, Fingerprint, FirstKey, HostPolicy, Identity, KnownHosts,
     LaneError, LaneSink, SocketConfig, TlsLane, control_pair,
@@ -16,7 +16,7 @@ use zmove_wire::{Cipher, Greeting, Role};
 
 use crate::exit::{Exit, Failure};
 use crate::location::Remote;
-use crate::settings::{self, LANES_AT_ONCE, lanes_for};
+use crate::settings::{self, Controls, LANES_AT_ONCE, LOSS_TOLERANT, congestion_controls, lanes_for};
 use crate::terminal;
 
 /// How long a connection may take to be ready.
@@ -108,13 +108,48 @@ async fn dial_all(dialler: Dialler, options: &DialOptions) -> Result<Link> {
         spawn_lane(&dialler, lane(number), &lanes_in, wanted.clone());
     }
     let connection = dialler.dial(DIAL_TIMEOUT).await?;
-    let count = streams.unwrap_or_else(|| lanes_for(connection.rtt));
+    let least = lanes_for(connection.rtt);
+    let count = streams.unwrap_or(least);
     wanted_in.send_replace(Some(count));
     for number in streams.unwrap_or(LANES_AT_ONCE)..count {
         spawn_lane(&dialler, lane(number), &lanes_in, wanted.clone());
     }
     connection.set_unacknowledged_max(CONTROL_SILENCE_MAX).context("set up the control connection")?;
-    Ok(Link { transfer, cipher, control: control_pair(connection), lanes })
+    // a pace is shared out over the lanes that there are, and a number that was asked for is kept
+    let tuned = streams.is_none() && options.limit.is_none();
+    let supply = tuned.then(|| {
+        let (more, wanted) = mpsc::unbounded_channel();
+        tokio::spawn(dial_more(dialler, lane(count), lanes_in, wanted));
+        LaneSupply { more, asked: count, least, congestion: loss_answer(options) }
+    });
+    Ok(Link { transfer, cipher, control: control_pair(connection), lanes, supply })
+}
+
+/// Dials lanes for as long as somebody may want more; `next` is the first of them.
+async fn dial_more(
+    dialler: Dialler,
+    mut next: Lane,
+    lanes: LanesIn,
+    mut wanted: mpsc::UnboundedReceiver<u16>,
+) {
+    let (_all_of_them, count) = watch::channel(Some(u16::MAX));
+    while let Some(more) = wanted.recv().await {
+        for _ in 0..more {
+            spawn_lane(&dialler, next, &lanes, count.clone());
+            next = next.following();
+        }
+    }
+}
+
+fn loss_answer(options: &DialOptions) -> LossAnswer {
+    match (&options.congestion, congestion_controls()) {
+        (Some(name), _) if name == LOSS_TOLERANT => LossAnswer::Tolerant,
+        (None, Some(Controls { usual, .. })) if usual == LOSS_TOLERANT => LossAnswer::Tolerant,
+        (None, Some(Controls { usual, tolerant: true })) => {
+            LossAnswer::Replaceable { usual, tolerant: LOSS_TOLERANT.to_owned() }
+        }
+        _ => LossAnswer::Fixed,
+    }
 }
 
 /// A transfer id that nobody else has.
@@ -134,6 +169,14 @@ struct Lane {
     greeting: Greeting,
     /// That of all lanes together.
     limit: Option<RateLimit>,
+}
+
+impl Lane {
+    /// The lane after this one.
+    fn following(self) -> Self {
+        let number = self.number.wrapping_add(1);
+        Self { number, greeting: Greeting { role: Role::Lane(LaneId(number)), ..self.greeting }, ..self }
+    }
 }
 
 /// Dials one lane; it is dropped again if the path turns out to need fewer.

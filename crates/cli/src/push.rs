@@ -144,7 +144,7 @@ async fn push_here(push: Push, display: &mut Display, storage: Storage) -> Resul
         let session = Session { transfer, control, lanes: sources, access, config };
         run_session(session, std::future::pending()).await
     });
-    let link = Link { transfer, cipher: Cipher::default(), control: near, lanes: sinks };
+    let link = Link { transfer, cipher: Cipher::default(), control: near, lanes: sinks, supply: None };
     let pushed = push.run(link, display.observer(), interrupted()).await;
     let received = receiving.await.context("the receiving role")?;
     match (pushed, received) {

@@ -108,6 +108,30 @@ fn send_window_max() -> f64 {
     bytes.unwrap_or(4_194_304.0)
 }
 
+/// The congestion control that takes loss for no sign of a full path.
+pub(crate) const LOSS_TOLERANT: &str = "bbr";
+
+/// What this host's kernel has for users to choose.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Controls {
+    /// The one that connections get.
+    pub(crate) usual: String,
+    /// Whether [`LOSS_TOLERANT`] is there and allowed.
+    pub(crate) tolerant: bool,
+}
+
+/// The congestion controls of this host, if the kernel tells. What its administrator has not allowed to users is not used, also
+/// by root, and nothing is loaded.
+pub(crate) fn congestion_controls() -> Option<Controls> {
+    let read = |name: &str| std::fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok();
+    let usual = read("tcp_congestion_control")?.trim().to_owned();
+    let lists = ["tcp_available_congestion_control", "tcp_allowed_congestion_control"].map(read);
+    let has = |list: &Option<String>| {
+        list.as_ref().is_some_and(|list| list.split_whitespace().any(|word| word == LOSS_TOLERANT))
+    };
+    Some(Controls { usual, tolerant: lists.iter().all(has) })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

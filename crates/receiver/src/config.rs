@@ -11,8 +11,8 @@ pub struct ReceiverConfig {
     /// Threads that write. Default: the number of cores, 2 to 8. More help storage that needs depth; each adds nothing
     /// in memory.
     pub writers: usize,
-    /// Buffers of one group (4 MiB) that wait between lanes and writers. Default: 32. Memory at worst:
-    /// `buffers_max` × 4 MiB.
+    /// Buffers of one group (4 MiB) that wait between lanes and writers. Default: 32. Where there are more than 24
+    /// lanes, so many and 8 more. Memory at worst: so many × 4 MiB.
     pub buffers_max: usize,
     /// The most lanes of one transfer. Default: 64.
     pub lanes_max: u16,

@@ -149,6 +149,8 @@ pub(crate) fn context(
 }
 
 const INBOX_MESSAGES_MAX: usize = 16;
+/// Buffers that wait for writers while each lane holds one.
+const BUFFERS_BESIDE_LANES: usize = 8;
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Outcomes taken in one turn, so that many receipts travel as one message.
 const OUTCOMES_PER_TURN: usize = 1024;
@@ -163,6 +165,7 @@ struct Crew {
     queue: crossbeam_channel::Sender<Job>,
     threads: Vec<JoinHandle<()>>,
     breakers: Vec<LaneBreaker>,
+    lanes_up: usize,
     writers: u32,
     started: Instant,
     /// Stops the rolling flush when dropped.
@@ -177,6 +180,7 @@ impl Crew {
             queue,
             threads: Vec::new(),
             breakers: Vec::new(),
+            lanes_up: 0,
             writers: u32::try_from(config.writers).unwrap_or(u32::MAX),
             started: Instant::now(),
             flushing,
@@ -197,6 +201,11 @@ impl Crew {
 
     fn add_lane(&mut self, context: &Arc<Context>, source: Box<dyn LaneSource>) -> Result<(), SessionError> {
         self.breakers.push(source.breaker());
+        self.lanes_up += 1;
+        if self.lanes_up > usize::from(LANES_UNASKED_MAX) {
+            // each lane holds one while it receives
+            context.pool.raise(self.lanes_up + BUFFERS_BESIDE_LANES);
+        }
         let (context, queue) = (Arc::clone(context), self.queue.clone());
         let number = self.breakers.len();
         self.spawn(format!("zmove-lane-{number}"), move || {
@@ -261,10 +270,9 @@ impl Running {
     async fn drive(&mut self, cpu_started: Duration) -> Result<(), SessionError> {
         loop {
             tokio::select! {
-                Some(lane) = self.lanes.recv() => {
-                    if self.crew.breakers.len() < self.lanes_max {
-                        self.crew.add_lane(&self.context, lane)?;
-                    }
+                // a sender that exchanges lanes dials the new one while the old one ends
+                Some(lane) = self.lanes.recv(), if self.crew.lanes_up < self.lanes_max => {
+                    self.crew.add_lane(&self.context, lane)?;
                 }
                 Some(outcome) = self.outcomes.recv() => self.take_outcomes(outcome)?,
                 message = self.inbox.recv() => self.take_message(message.ok_or(ControlError::Closed)??)?,
@@ -343,7 +351,10 @@ impl Running {
                 self.offers -= 1;
                 self.ledger.answer(answer);
             }
-            Outcome::LaneEnded(ended) => ended?,
+            Outcome::LaneEnded(ended) => {
+                self.crew.lanes_up = self.crew.lanes_up.saturating_sub(1);
+                ended?;
+            }
         }
         Ok(())
     }

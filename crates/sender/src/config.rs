@@ -30,9 +30,12 @@ pub struct PushJob {
 /// The settings of a sender.
 #[derive(Clone, Debug)]
 pub struct SenderConfig {
-    /// Threads that read and hash. Default: the number of cores, 2 to 16. More help storage that needs depth.
+    /// Threads that read and hash at the start. Default: the number of cores, 2 to 16.
     pub readers: usize,
-    /// Buffers of one group (4 MiB) between readers and lanes. Default: 24. Memory at worst: `buffers_max` × 4 MiB.
+    /// The most that there may be where storage needs depth. Default: 32. Each may hold a buffer.
+    pub readers_max: usize,
+    /// Buffers of one group (4 MiB) between readers and lanes. Default: 24. Where there are more than 16 lanes, so many and
+    /// 8 more. Memory at worst: so many × 4 MiB.
     pub buffers_max: usize,
     /// The most small files in one batch. Default: 1024. Larger costs less per file, smaller spreads a small tree over
     /// more lanes and writers. At most 2048.
@@ -53,6 +56,7 @@ impl Default for SenderConfig {
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
         Self {
             readers: cores.clamp(2, 16),
+            readers_max: 32,
             buffers_max: 24,
             batch_files_max: 1024,
             scan: ScanConfig::default(),

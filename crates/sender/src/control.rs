@@ -32,6 +32,37 @@ pub struct Link {
     pub control: (ControlReader, ControlWriter),
     /// Lanes as they come up, on which the greeting has been sent; an error is why one did not.
     pub lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
+    /// How there can be more of them; none where their number is fixed.
+    pub supply: Option<LaneSupply>,
+}
+
+/// Lanes on demand.
+#[derive(Debug)]
+pub struct LaneSupply {
+    /// Asks for so many more lanes: each comes up, or fails, as those before.
+    pub more: mpsc::UnboundedSender<u16>,
+    /// How many have been asked for already.
+    pub asked: u16,
+    /// The fewest that suit the path.
+    pub least: u16,
+    /// How they answer to loss.
+    pub congestion: LossAnswer,
+}
+
+/// What a lane's congestion control makes of loss.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LossAnswer {
+    /// It sends less, and nothing else is to be used.
+    Fixed,
+    /// It sends less; another that does not may be used instead where that gains.
+    Replaceable {
+        /// The one that is used, by its kernel name.
+        usual: String,
+        /// The other.
+        tolerant: String,
+    },
+    /// It takes no notice.
+    Tolerant,
 }
 
 /// Greets and asks for leave.

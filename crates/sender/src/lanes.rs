@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, TryRecvError, select};
 use zmove_transport::{Frame, LaneError, LaneSink};
 use zmove_types::{Buffer, Doing, FileId, Metadata, Stopwatch};
 use zmove_wire::{FileHead, FrameHeader, FrameKind};
@@ -30,15 +30,16 @@ impl Cargo {
     }
 }
 
-/// Runs one lane until the readers are gone or the lane breaks.
+/// Runs one lane until the readers are gone, nobody holds it any more, or it breaks.
 pub(crate) fn run_lane(
     shared: &Shared,
     mut sink: Box<dyn LaneSink>,
     queue: &Receiver<Cargo>,
+    let_go: &Receiver<()>,
 ) -> Result<(), LaneError> {
     let mut watch = shared.lane_clock.start();
     let mut declared = HashSet::new();
-    while let Ok(cargo) = queue.recv() {
+    while let Some(cargo) = next(queue, let_go) {
         watch.lap(Doing::Starved);
         shared.note_first_byte();
         let bytes = cargo.data_bytes();
@@ -56,6 +57,16 @@ pub(crate) fn run_lane(
         forget_some(&mut declared);
     }
     sink.finish()
+}
+
+fn next(queue: &Receiver<Cargo>, let_go: &Receiver<()>) -> Option<Cargo> {
+    if matches!(let_go.try_recv(), Err(TryRecvError::Disconnected)) {
+        return None;
+    }
+    select! {
+        recv(queue) -> cargo => cargo.ok(),
+        recv(let_go) -> _ => None,
+    }
 }
 
 fn declare(

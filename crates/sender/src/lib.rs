@@ -7,6 +7,7 @@
 mod ahead;
 mod config;
 mod control;
+mod crew;
 mod error;
 mod lanes;
 mod manifest;
@@ -17,11 +18,13 @@ mod push;
 mod reader;
 mod shared;
 mod source;
+mod steering;
 mod summary;
+mod tune;
 mod verdict;
 
 pub use config::{PushJob, SenderConfig};
-pub use control::Link;
+pub use control::{LaneSupply, Link, LossAnswer};
 pub use error::SessionError;
 pub use manifest::Manifest;
 pub use path::{Finding, PathReport};

@@ -47,8 +47,8 @@ pub enum Finding {
 
 impl PathReport {
     /// Asks all lanes' connections; `None` when none of them is the kernel's TCP.
-    pub(crate) fn gather(probes: &[PathProbe]) -> Option<Self> {
-        let infos: Vec<_> = probes.iter().filter_map(PathProbe::read).collect();
+    pub(crate) fn gather<'a>(probes: impl Iterator<Item = &'a PathProbe>) -> Option<Self> {
+        let infos: Vec<_> = probes.filter_map(PathProbe::read).collect();
         (!infos.is_empty()).then(|| Self::sum(&infos))
     }
 

@@ -5,25 +5,24 @@
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use tokio::sync::mpsc::{self, UnboundedReceiver};
+use tokio::sync::mpsc;
 use zmove_scan::{Scan, scan};
-use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink, PathProbe};
+use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink};
 use zmove_types::{Event, Observer, Sample};
 use zmove_wire::limits::LANES_UNASKED_MAX;
-use zmove_wire::{Cipher, Compare, Finished, Greeting, Open, Opened, Role, ToSender};
+use zmove_wire::{Cipher, Finished, Greeting, Open, Opened, Role, ToSender};
 
 use crate::config::{PushJob, SenderConfig};
 use crate::control::{self, Account, Link};
+use crate::crew::Crew;
 use crate::error::SessionError;
-use crate::lanes::{self, Cargo};
 use crate::manifest::Manifest;
 use crate::path::PathReport;
-use crate::planner::{self, News, plan_all};
-use crate::reader::read_all;
+use crate::planner;
 use crate::shared::Shared;
+use crate::steering::Steering;
 use crate::summary::Summary;
 use crate::verdict::{Stages, Times};
 
@@ -59,7 +58,7 @@ impl Push {
         observer: Arc<dyn Observer>,
         stop: impl Future<Output = ()>,
     ) -> Result<Summary, SessionError> {
-        let Link { transfer, cipher, control: (reader, mut writer), lanes } = link;
+        let Link { transfer, cipher, control: (reader, mut writer), lanes, supply } = link;
         let compare = self.open.compare;
         let greeting = Greeting { cipher, ..Greeting::new(Role::Control, transfer) };
         control::ask(&mut writer, greeting, self.open).await?;
@@ -73,6 +72,7 @@ impl Push {
             writer: tokio::spawn(control::write_all(writer, outgoing)),
             lanes,
             lanes_open: true,
+            steering: Steering::new(supply),
             lanes_early: cipher == Cipher::Tls,
             lanes_max: LANES_UNASKED_MAX,
             crew,
@@ -94,6 +94,7 @@ struct Running {
     writer: tokio::task::JoinHandle<()>,
     lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
     lanes_open: bool,
+    steering: Steering,
     /// Nothing goes out in clear before the receiver has agreed to that.
     lanes_early: bool,
     lanes_max: u16,
@@ -111,17 +112,20 @@ impl Running {
         self.account.single_name = opened.single_name.map(|name| name.0);
         // the planner has gone only when the session is being stopped
         let _stopping = self.account.teller.state.send(opened.state);
+        self.steering.begin(&self.account.shared, self.lanes_max);
         let mut ticks = tokio::time::interval(LIMIT_INTERVAL);
+        let mut steps = tokio::time::interval(STEERING_INTERVAL);
         let mut samples = self.account.shared.config.sample_interval.map(tokio::time::interval);
         let mut before = Reading::default();
         loop {
             tokio::select! {
                 _ = ticks.tick() => {
-                    let now = self.crew.reading(&self.account.shared);
+                    let now = Reading::take(&self.crew, &self.account.shared);
                     let by = now.limit_since(&before);
                     self.account.shared.observer.on(&Event::Limited { by });
                     before = now;
                 }
+                _ = steps.tick() => self.steering.step(&mut self.crew, &self.account.shared)?,
                 () = next(&mut samples) => self.sample(),
                 lane = self.lanes.recv(), if self.lanes_open => {
                     self.take_lane(lane)?;
@@ -143,7 +147,7 @@ impl Running {
     /// Tells how far each stage is.
     fn sample(&self) {
         let shared = &self.account.shared;
-        let path = PathReport::gather(&self.crew.probes);
+        let path = PathReport::gather(self.crew.probes());
         shared.observer.on(&Event::Sampled(Sample {
             elapsed: shared.started.elapsed(),
             bytes_read: shared.counters.bytes_read.load(Ordering::Relaxed),
@@ -151,9 +155,9 @@ impl Running {
             bytes_acked: path.as_ref().map(|path| path.bytes_acked.iter().sum()),
             bytes_stored: shared.counters.bytes.load(Ordering::Relaxed),
             packs_waiting: shared.plan.packs_waiting(),
-            frames_waiting: self.crew.cargo.len(),
+            frames_waiting: self.crew.frames_waiting(),
             items_outstanding: shared.ledger().outstanding(),
-            lanes: self.crew.breakers.len(),
+            lanes: self.crew.lanes_up(),
             segments_retransmitted: path.map(|path| path.segments_retransmitted),
         }));
     }
@@ -167,7 +171,7 @@ impl Running {
         let leave = control::leave(reader);
         tokio::pin!(leave);
         loop {
-            let room = self.lanes_early && self.crew.breakers.len() < usize::from(self.lanes_max);
+            let room = self.lanes_early && self.crew.lanes_up() < usize::from(self.lanes_max);
             tokio::select! {
                 left = &mut leave => return left,
                 lane = self.lanes.recv(), if self.lanes_open && room => self.take_lane(lane)?,
@@ -177,10 +181,12 @@ impl Running {
 
     /// One lane that does not come up is no loss while others do.
     fn take_lane(&mut self, lane: Option<Result<Box<dyn LaneSink>, LaneError>>) -> Result<(), SessionError> {
+        self.steering.lane_came();
         match lane {
-            Some(Ok(sink)) if self.crew.breakers.len() < usize::from(self.lanes_max) => {
+            Some(Ok(sink)) if self.crew.lanes_up() < usize::from(self.lanes_max) => {
+                self.steering.prepare(sink.as_ref());
                 self.crew.add_lane(&self.account.shared, sink)?;
-                let lanes = self.crew.breakers.len();
+                let lanes = self.crew.lanes_up();
                 self.account.shared.observer.on(&Event::LaneUp { lanes });
                 Ok(())
             }
@@ -198,7 +204,7 @@ impl Running {
 
     /// Without lanes, and with none to come, nothing will move.
     fn need_lanes(&mut self) -> Result<(), SessionError> {
-        if self.lanes_open || !self.crew.breakers.is_empty() {
+        if self.steering.lanes_to_come(self.lanes_open) || self.crew.lanes_up() > 0 {
             return Ok(());
         }
         Err(self.crew.last_error.take().map_or(SessionError::NoLane, SessionError::Lane))
@@ -219,8 +225,8 @@ impl Running {
     async fn close(self, ended: Result<Finished, SessionError>) -> Result<Summary, SessionError> {
         let elapsed = self.account.shared.started.elapsed();
         self.account.shared.stop();
-        let breakers = self.crew.breakers.clone();
-        let lanes = breakers.len();
+        let breakers = self.crew.breakers();
+        let lanes = self.crew.lanes_ever();
         if ended.is_err() {
             breakers.iter().for_each(LaneBreaker::trip);
             self.writer.abort();
@@ -235,7 +241,7 @@ impl Running {
         }
         let crew = self.crew;
         drop(self.account.teller);
-        let reading = crew.reading(&self.account.shared);
+        let reading = Reading::take(&crew, &self.account.shared);
         tokio::task::spawn_blocking(move || crew.join()).await.expect("a push's threads do not panic");
         let finished = ended?;
         let shared = self.account.shared;
@@ -282,91 +288,10 @@ async fn hear(inbox: &mut Option<Inbox<ToSender>>) -> Result<ToSender, SessionEr
 
 /// How often the user is told what limits the rate.
 const LIMIT_INTERVAL: Duration = Duration::from_secs(1);
+/// How often it is decided what the push should have; see [`tune`](crate::tune).
+const STEERING_INTERVAL: Duration = Duration::from_millis(250);
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
 const EXPLANATION_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// The threads of one push.
-struct Crew {
-    cargo: crossbeam_channel::Receiver<Cargo>,
-    threads: Vec<JoinHandle<()>>,
-    scan: Scan,
-    breakers: Vec<LaneBreaker>,
-    probes: Vec<PathProbe>,
-    broken_in: mpsc::UnboundedSender<LaneError>,
-    broken: UnboundedReceiver<LaneError>,
-    last_error: Option<LaneError>,
-}
-
-impl Crew {
-    fn start(shared: &Arc<Shared>, scan: Scan, news: News, compare: Compare) -> Result<Self, SessionError> {
-        let (cargo_in, cargo) = crossbeam_channel::bounded(shared.config.readers);
-        let (broken_in, broken) = mpsc::unbounded_channel();
-        let mut crew = Self {
-            cargo,
-            threads: Vec::new(),
-            scan: scan.clone(),
-            breakers: Vec::new(),
-            probes: Vec::new(),
-            broken_in,
-            broken,
-            last_error: None,
-        };
-        let planner = Arc::clone(shared);
-        crew.spawn("zmove-plan".into(), move || plan_all(&planner, &scan, &news, compare))?;
-        for number in 0..shared.config.readers {
-            let (shared, cargo) = (Arc::clone(shared), cargo_in.clone());
-            crew.spawn(format!("zmove-read-{number}"), move || read_all(&shared, &cargo))?;
-        }
-        Ok(crew)
-    }
-
-    fn add_lane(&mut self, shared: &Arc<Shared>, sink: Box<dyn LaneSink>) -> Result<(), SessionError> {
-        self.breakers.push(sink.breaker());
-        self.probes.push(sink.path());
-        let (shared, cargo, broken) = (Arc::clone(shared), self.cargo.clone(), self.broken_in.clone());
-        let number = self.breakers.len();
-        self.spawn(format!("zmove-lane-{number}"), move || {
-            if let Err(error) = lanes::run_lane(&shared, sink, &cargo)
-                && !shared.is_stopping()
-            {
-                let _session_over = broken.send(error);
-            }
-        })
-    }
-
-    fn spawn(&mut self, name: String, work: impl FnOnce() + Send + 'static) -> Result<(), SessionError> {
-        let guard = PanicGuard(self.broken_in.clone());
-        let guarded = move || {
-            let _guard = guard;
-            work();
-        };
-        let thread = std::thread::Builder::new().name(name).spawn(guarded).map_err(SessionError::Thread)?;
-        self.threads.push(thread);
-        Ok(())
-    }
-
-    /// How this side's stages have spent their time, and what the path did.
-    fn reading(&self, shared: &Shared) -> Reading {
-        let (read, lane) = shared.stage_times();
-        Reading {
-            stages: Stages { scan: self.scan.times(), read, lane, ..Stages::default() },
-            path: PathReport::gather(&self.probes),
-            first_byte: shared.first_byte(),
-            handed_over: shared.handed_over(),
-        }
-    }
-
-    /// Waits for all threads.
-    fn join(self) {
-        drop(self.scan);
-        drop(self.cargo);
-        for thread in self.threads {
-            if let Err(panic) = thread.join() {
-                std::panic::resume_unwind(panic);
-            }
-        }
-    }
-}
 
 /// What this side knows at one moment of where the time went.
 #[derive(Default)]
@@ -378,6 +303,17 @@ struct Reading {
 }
 
 impl Reading {
+    /// How this side's stages have spent their time, and what the path did.
+    fn take(crew: &Crew, shared: &Shared) -> Self {
+        let (read, lane) = shared.stage_times();
+        Self {
+            stages: Stages { scan: crew.scan_times(), read, lane, ..Stages::default() },
+            path: PathReport::gather(crew.probes()),
+            first_byte: shared.first_byte(),
+            handed_over: shared.handed_over(),
+        }
+    }
+
     /// All that is known at the end.
     fn times(&self, wall: Duration, lanes: usize, finished: &Finished) -> Times {
         let path = self.path.as_ref();
@@ -400,18 +336,6 @@ impl Reading {
         let path =
             self.path.as_ref().map(|path| before.path.as_ref().map_or(path.clone(), |b| path.since(b)));
         Times { wall: LIMIT_INTERVAL, first_byte, stages, ..Times::default() }.live_limit(path.as_ref())
-    }
-}
-
-/// Ends the push when one of its threads panics, rather than let it wait for ever.
-struct PanicGuard(mpsc::UnboundedSender<LaneError>);
-
-impl Drop for PanicGuard {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            let source = std::io::Error::other("a thread of the sender panicked");
-            let _session_over = self.0.send(LaneError::Io { source });
-        }
     }
 }
 

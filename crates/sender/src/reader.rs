@@ -25,8 +25,8 @@ use crate::planner::large_source;
 use crate::shared::{Sent, SentBatch, SentFile, Shared, When};
 use crate::source::{LargeSource, Progress, SourceDirectory};
 
-/// One reader: runs until the push is being stopped.
-pub(crate) fn read_all(shared: &Shared, cargo: &Sender<Cargo>) {
+/// One reader: runs until the push is being stopped, or there are to be fewer.
+pub(crate) fn read_all(shared: &Shared, cargo: &Sender<Cargo>, number: usize) {
     let mut reader = Reader { shared, cargo, watch: shared.read_clock.start() };
     while let Some(work) = shared.plan.take(|_| shared.is_stopping()) {
         reader.watch.lap(Doing::Starved);
@@ -37,6 +37,9 @@ pub(crate) fn read_all(shared: &Shared, cargo: &Sender<Cargo>) {
         }
         shared.end_work();
         reader.watch.lap(Doing::Busy);
+        if shared.readers.may_go(number) {
+            return;
+        }
     }
 }
 

@@ -57,6 +57,7 @@ pub(crate) struct Shared {
     pub(crate) lane_clock: StageClock,
     pub(crate) counters: Counters,
     pub(crate) started: Instant,
+    pub(crate) readers: Headcount,
     ledger: Mutex<SenderTransfer<Sent>>,
     settled: Condvar,
     stopping: AtomicBool,
@@ -66,6 +67,40 @@ pub(crate) struct Shared {
     next_file: AtomicU64,
 }
 
+/// How many readers there should be; those with the highest numbers go first.
+#[derive(Debug, Default)]
+pub(crate) struct Headcount(Mutex<Readers>);
+
+#[derive(Debug, Default)]
+struct Readers {
+    wanted: usize,
+    /// Readers run with all numbers below this.
+    running: usize,
+}
+
+impl Headcount {
+    /// Wants so many; returns how many run, so that the caller starts the rest.
+    pub(crate) fn want(&self, wanted: usize) -> usize {
+        let mut readers = self.lock();
+        readers.wanted = wanted;
+        let running = readers.running;
+        readers.running = running.max(wanted);
+        running
+    }
+
+    /// Whether this reader is one too many; it must go then.
+    pub(crate) fn may_go(&self, number: usize) -> bool {
+        let mut readers = self.lock();
+        let goes = number >= readers.wanted && number + 1 == readers.running;
+        readers.running -= usize::from(goes);
+        goes
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Readers> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// What the summary will say.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
@@ -73,11 +108,25 @@ pub(crate) struct Counters {
     pub(crate) bytes: AtomicU64,
     pub(crate) bytes_read: AtomicU64,
     pub(crate) bytes_handed_over: AtomicU64,
+    /// Of these, what the receiver has settled, well or badly.
+    pub(crate) bytes_settled: AtomicU64,
     pub(crate) skipped: AtomicU64,
     pub(crate) specials: AtomicU64,
     pub(crate) failed: AtomicU64,
     pub(crate) vanished: AtomicU64,
     pub(crate) resent: AtomicU64,
+}
+
+impl Sent {
+    /// How much payload it is.
+    fn data_bytes(&self) -> u64 {
+        match self {
+            Self::Batch(batch) => {
+                batch.files.iter().filter(|file| !file.retouched).map(|file| file.bytes).sum()
+            }
+            Self::Group(_, span) => u64::from(span.len),
+        }
+    }
 }
 
 impl Shared {
@@ -99,6 +148,7 @@ impl Shared {
             lane_clock: StageClock::default(),
             counters: Counters::default(),
             started,
+            readers: Headcount::default(),
             ledger: Mutex::default(),
             settled: Condvar::new(),
             stopping: AtomicBool::new(false),
@@ -126,16 +176,19 @@ impl Shared {
 
     /// The receiver settled an item.
     pub(crate) fn stored(&self, item: ItemId) -> Result<Sent, WireError> {
-        let settled = self.ledger().stored(item);
+        let settled = self.ledger().stored(item)?;
         self.settled.notify_one();
-        settled
+        self.counters.bytes_settled.fetch_add(settled.data_bytes(), Ordering::Relaxed);
+        Ok(settled)
     }
 
     /// The receiver found an item damaged.
     pub(crate) fn mismatch(&self, item: ItemId) -> Result<Resend<Sent>, WireError> {
-        let settled = self.ledger().mismatch(item);
+        let settled = self.ledger().mismatch(item)?;
         self.settled.notify_one();
-        settled
+        let (Resend::Again { work, .. } | Resend::GiveUp(work)) = &settled;
+        self.counters.bytes_settled.fetch_add(work.data_bytes(), Ordering::Relaxed);
+        Ok(settled)
     }
 
     /// Adds a pack to the plan; waits while it is full.

@@ -1,7 +1,7 @@
 //! Owned payload buffers and the bounded pool they come from.
 //!
 //! A buffer moves disk → queue → lane and returns to its pool when dropped, so the pool's size is the bound
-//! on payload memory. **Invariant:** a pool never hands out more than its `buffers_max` at once, and each begins at a
+//! on payload memory. **Invariant:** a pool never hands out more than its `buffers_max` at once, which only grows when that is asked for, and each begins at a
 //! page, as reads and writes past the page cache demand.
 
 use std::fmt;
@@ -32,19 +32,18 @@ struct Memory {
     id: Option<Arc<()>>,
 }
 
-/// A fixed number of equal buffers, made when first needed and reused.
+/// A bounded number of equal buffers, made when first needed and reused.
 #[derive(Clone)]
 pub struct BufferPool(Arc<Shared>);
 
 struct Shared {
     buffer_bytes: usize,
-    buffers_max: usize,
     state: Mutex<State>,
     returned: Condvar,
 }
 
-#[derive(Default)]
 struct State {
+    buffers_max: usize,
     free: Vec<Memory>,
     made: usize,
     closed: bool,
@@ -54,8 +53,15 @@ impl BufferPool {
     /// A pool of at most `buffers_max` buffers of `buffer_bytes` each.
     #[must_use]
     pub fn new(buffer_bytes: usize, buffers_max: usize) -> Self {
-        let state = Mutex::default();
-        Self(Arc::new(Shared { buffer_bytes, buffers_max, state, returned: Condvar::new() }))
+        let state = Mutex::new(State { buffers_max, free: Vec::new(), made: 0, closed: false });
+        Self(Arc::new(Shared { buffer_bytes, state, returned: Condvar::new() }))
+    }
+
+    /// Lets there be up to `buffers_max` buffers from now on, if that is more than before.
+    pub fn raise(&self, buffers_max: usize) {
+        let mut state = self.0.lock();
+        state.buffers_max = state.buffers_max.max(buffers_max);
+        self.0.returned.notify_all();
     }
 
     /// Waits for a free buffer; `None` once the pool is [closed](Self::close).
@@ -66,7 +72,7 @@ impl BufferPool {
             if state.closed {
                 return None;
             }
-            if let Some(memory) = state.take_or_make(&self.0) {
+            if let Some(memory) = state.take_or_make() {
                 drop(state);
                 let memory = memory.unwrap_or_else(|| Memory::new(self.0.buffer_bytes));
                 return Some(Buffer { memory, len: 0, pool: Some(Arc::clone(&self.0)) });
@@ -90,11 +96,11 @@ impl Shared {
 
 impl State {
     /// A free buffer, or leave (`Some(None)`) to make one, or `None` when all are out.
-    fn take_or_make(&mut self, shared: &Shared) -> Option<Option<Memory>> {
+    fn take_or_make(&mut self) -> Option<Option<Memory>> {
         if let Some(memory) = self.free.pop() {
             return Some(Some(memory));
         }
-        (self.made < shared.buffers_max).then(|| {
+        (self.made < self.buffers_max).then(|| {
             self.made += 1;
             None
         })
@@ -193,7 +199,7 @@ impl fmt::Debug for Buffer {
 
 impl fmt::Debug for BufferPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "BufferPool({} × {} B)", self.0.buffers_max, self.0.buffer_bytes)
+        write!(f, "BufferPool({} × {} B)", self.0.lock().buffers_max, self.0.buffer_bytes)
     }
 }
 

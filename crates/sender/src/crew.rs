@@ -1,0 +1,181 @@
+//! The threads of one push: started, added to and let go while it runs, joined at its end.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use tokio::sync::mpsc::{self, UnboundedReceiver};
+use zmove_scan::Scan;
+use zmove_transport::{LaneBreaker, LaneError, LaneSink, PathProbe};
+use zmove_types::StageTimes;
+use zmove_wire::Compare;
+
+use crate::error::SessionError;
+use crate::lanes::{self, Cargo};
+use crate::planner::{News, plan_all};
+use crate::reader::read_all;
+use crate::shared::Shared;
+
+/// See the module.
+pub(crate) struct Crew {
+    cargo_in: crossbeam_channel::Sender<Cargo>,
+    cargo: crossbeam_channel::Receiver<Cargo>,
+    threads: Vec<JoinHandle<()>>,
+    scan: Scan,
+    lanes: Vec<Lane>,
+    broken_in: mpsc::UnboundedSender<LaneError>,
+    /// Lanes that broke.
+    pub(crate) broken: UnboundedReceiver<LaneError>,
+    /// Why the last lane did not come up.
+    pub(crate) last_error: Option<LaneError>,
+}
+
+/// One lane, also after its end.
+struct Lane {
+    breaker: LaneBreaker,
+    probe: PathProbe,
+    /// Lets the lane go when dropped; none where that has been done.
+    hold: Option<crossbeam_channel::Sender<()>>,
+}
+
+impl Crew {
+    pub(crate) fn start(
+        shared: &Arc<Shared>,
+        scan: Scan,
+        news: News,
+        compare: Compare,
+    ) -> Result<Self, SessionError> {
+        let (cargo_in, cargo) = crossbeam_channel::bounded(shared.config.readers);
+        let (broken_in, broken) = mpsc::unbounded_channel();
+        let mut crew = Self {
+            cargo_in,
+            cargo,
+            threads: Vec::new(),
+            scan: scan.clone(),
+            lanes: Vec::new(),
+            broken_in,
+            broken,
+            last_error: None,
+        };
+        let planner = Arc::clone(shared);
+        crew.spawn("zmove-plan".into(), move || plan_all(&planner, &scan, &news, compare))?;
+        crew.set_readers(shared, shared.config.readers)?;
+        Ok(crew)
+    }
+
+    /// Starts readers up to so many, or lets those beyond go after what they are doing.
+    pub(crate) fn set_readers(&mut self, shared: &Arc<Shared>, wanted: usize) -> Result<(), SessionError> {
+        let running = shared.readers.want(wanted);
+        for number in running..wanted {
+            let (shared, cargo) = (Arc::clone(shared), self.cargo_in.clone());
+            self.spawn(format!("zmove-read-{number}"), move || read_all(&shared, &cargo, number))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn add_lane(
+        &mut self,
+        shared: &Arc<Shared>,
+        sink: Box<dyn LaneSink>,
+    ) -> Result<(), SessionError> {
+        let (hold, let_go) = crossbeam_channel::bounded(0);
+        self.lanes.push(Lane { breaker: sink.breaker(), probe: sink.path(), hold: Some(hold) });
+        if self.lanes_up() > usize::from(zmove_wire::limits::LANES_UNASKED_MAX) {
+            // each lane holds one while it sends
+            shared.pool.raise(self.lanes_up() + BUFFERS_BESIDE_LANES);
+        }
+        let (shared, cargo, broken) = (Arc::clone(shared), self.cargo.clone(), self.broken_in.clone());
+        let number = self.lanes.len();
+        self.spawn(format!("zmove-lane-{number}"), move || {
+            if let Err(error) = lanes::run_lane(&shared, sink, &cargo, &let_go)
+                && !shared.is_stopping()
+            {
+                let _session_over = broken.send(error);
+            }
+        })
+    }
+
+    /// Lets the youngest lanes go until so many are left: each ends in order after the frame it is sending.
+    pub(crate) fn keep_lanes(&mut self, wanted: usize) {
+        let surplus = self.lanes_up().saturating_sub(wanted);
+        let up = self.lanes.iter_mut().rev().filter(|lane| lane.hold.is_some());
+        up.take(surplus).for_each(|lane| lane.hold = None);
+    }
+
+    /// Gives all lanes that are up a congestion control; what the kernel refuses stays as it is.
+    pub(crate) fn set_congestion(&self, name: &str) {
+        let up = self.lanes.iter().filter(|lane| lane.hold.is_some());
+        up.for_each(|lane| {
+            let _refused = lane.probe.set_congestion(name);
+        });
+    }
+
+    /// How many lanes take cargo.
+    pub(crate) fn lanes_up(&self) -> usize {
+        self.lanes.iter().filter(|lane| lane.hold.is_some()).count()
+    }
+
+    /// How many lanes there have been.
+    pub(crate) fn lanes_ever(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// How many frames wait for a lane.
+    pub(crate) fn frames_waiting(&self) -> usize {
+        self.cargo.len()
+    }
+
+    pub(crate) fn breakers(&self) -> Vec<LaneBreaker> {
+        self.lanes.iter().map(|lane| lane.breaker.clone()).collect()
+    }
+
+    /// What tells of each lane's connection, with those that have been let go.
+    pub(crate) fn probes(&self) -> impl Iterator<Item = &PathProbe> {
+        self.lanes.iter().map(|lane| &lane.probe)
+    }
+
+    /// The same of those that are up.
+    pub(crate) fn probes_up(&self) -> impl Iterator<Item = &PathProbe> {
+        self.lanes.iter().filter(|lane| lane.hold.is_some()).map(|lane| &lane.probe)
+    }
+
+    pub(crate) fn scan_times(&self) -> StageTimes {
+        self.scan.times()
+    }
+
+    fn spawn(&mut self, name: String, work: impl FnOnce() + Send + 'static) -> Result<(), SessionError> {
+        let guard = PanicGuard(self.broken_in.clone());
+        let guarded = move || {
+            let _guard = guard;
+            work();
+        };
+        let thread = std::thread::Builder::new().name(name).spawn(guarded).map_err(SessionError::Thread)?;
+        self.threads.push(thread);
+        Ok(())
+    }
+
+    /// Waits for all threads.
+    pub(crate) fn join(self) {
+        let Self { cargo_in, cargo, threads, scan, lanes: _holds, .. } = self;
+        drop((cargo_in, cargo, scan));
+        for thread in threads {
+            if let Err(panic) = thread.join() {
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+}
+
+/// Buffers that readers fill while each lane holds one.
+const BUFFERS_BESIDE_LANES: usize = 8;
+
+/// Ends the push when one of its threads panics, rather than let it wait for ever.
+struct PanicGuard(mpsc::UnboundedSender<LaneError>);
+
+impl Drop for PanicGuard {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let source = std::io::Error::other("a thread of the sender panicked");
+            let _session_over = self.0.send(LaneError::Io { source });
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! What the controller decides, done: lanes asked for and let go, readers started and stopped.
+//!
+//! The conversation calls it a few times a second; here is all that the pure [`tune`](crate::tune) must not touch: the
+//! kernel's account of the lanes, the host's idle time, the dialler.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use zmove_transport::{LaneSink, PathProbe, TcpInfo};
+use zmove_types::StageTimes;
+
+use crate::control::{LaneSupply, LossAnswer};
+use crate::crew::Crew;
+use crate::error::SessionError;
+use crate::shared::Shared;
+use crate::tune::{Congestion, Knob, Limits, PathTick, Tick, Tuner, Wanted};
+
+/// The hand on the knobs of one push.
+pub(crate) struct Steering {
+    supply: Option<LaneSupply>,
+    /// Lanes that have been asked for and have neither come up nor failed.
+    awaited: usize,
+    tuner: Option<Tuner>,
+    congestion: Congestion,
+    before: Mark,
+}
+
+/// Totals at one moment.
+#[derive(Clone, Copy, Default)]
+struct Mark {
+    at: Option<Instant>,
+    bytes_carried: u64,
+    bytes_read: u64,
+    read: StageTimes,
+    lane: StageTimes,
+    cores: Cores,
+    path: PathTick,
+}
+
+/// The ticks of all cores of this host, idle ones and all.
+#[derive(Clone, Copy, Default)]
+struct Cores {
+    idle: u64,
+    all: u64,
+}
+
+impl Steering {
+    pub(crate) fn new(supply: Option<LaneSupply>) -> Self {
+        let awaited = supply.as_ref().map_or(0, |supply| usize::from(supply.asked));
+        Self { supply, awaited, tuner: None, congestion: Congestion::AsSet, before: Mark::default() }
+    }
+
+    /// The receiver takes at most `lanes_max` lanes.
+    pub(crate) fn begin(&mut self, shared: &Shared, lanes_max: u16) {
+        let readers = shared.config.readers;
+        let readers =
+            Knob { start: readers, least: readers.min(2), most: shared.config.readers_max.max(readers) };
+        let (asked, least, answer) = match &self.supply {
+            Some(LaneSupply { asked, least, congestion, .. }) => (*asked, *least, congestion),
+            None => (lanes_max, lanes_max, &LossAnswer::Fixed),
+        };
+        let (start, most) = (usize::from(asked.min(lanes_max)), usize::from(lanes_max));
+        let lanes =
+            Knob { start, least: usize::from(least.min(asked)).clamp(1, most.max(1)), most: most.max(1) };
+        let tolerant = *answer == LossAnswer::Tolerant;
+        self.congestion = if tolerant { Congestion::LossTolerant } else { Congestion::AsSet };
+        self.tuner = Some(Tuner::new(&Limits {
+            lanes,
+            readers,
+            congestion: self.congestion,
+            loss_tolerant_allowed: matches!(answer, LossAnswer::Replaceable { .. }),
+        }));
+    }
+
+    /// A lane that was asked for has come up, or will not.
+    pub(crate) fn lane_came(&mut self) {
+        self.awaited = self.awaited.saturating_sub(1);
+    }
+
+    /// Whether lanes may still come up; `open` says whether anybody can send one.
+    pub(crate) fn lanes_to_come(&self, open: bool) -> bool {
+        if self.supply.is_some() { open && self.awaited > 0 } else { open }
+    }
+
+    /// Makes a fresh lane like the others.
+    pub(crate) fn prepare(&self, sink: &dyn LaneSink) {
+        if let (Congestion::LossTolerant, Some((_, tolerant))) = (self.congestion, self.replaceable()) {
+            let _refused = sink.path().set_congestion(tolerant);
+        }
+    }
+
+    /// Looks, decides, and does it.
+    pub(crate) fn step(&mut self, crew: &mut Crew, shared: &Arc<Shared>) -> Result<(), SessionError> {
+        let (now, tick) = self.look(crew, shared);
+        let first = self.before.at.is_none();
+        self.before = now;
+        let Some(tuner) = self.tuner.as_mut().filter(|_| !first) else { return Ok(()) };
+        let wanted = tuner.tick(&tick);
+        self.apply(wanted, crew, shared)
+    }
+
+    fn apply(&mut self, wanted: Wanted, crew: &mut Crew, shared: &Arc<Shared>) -> Result<(), SessionError> {
+        crew.set_readers(shared, wanted.readers)?;
+        let Some(supply) = &self.supply else { return Ok(()) };
+        let coming = crew.lanes_up() + self.awaited;
+        if wanted.lanes > coming {
+            let more = u16::try_from(wanted.lanes - coming).unwrap_or(u16::MAX);
+            // without a dialler there is what there is
+            if supply.more.send(more).is_ok() {
+                self.awaited += usize::from(more);
+            }
+        } else if wanted.lanes < crew.lanes_up() {
+            crew.keep_lanes(wanted.lanes);
+        }
+        if wanted.congestion != self.congestion {
+            self.congestion = wanted.congestion;
+            if let Some((usual, tolerant)) = self.replaceable() {
+                let loss_tolerant = wanted.congestion == Congestion::LossTolerant;
+                crew.set_congestion(if loss_tolerant { tolerant } else { usual });
+            }
+        }
+        Ok(())
+    }
+
+    /// The usual congestion control and the one that takes no notice of loss.
+    fn replaceable(&self) -> Option<(&str, &str)> {
+        match &self.supply.as_ref()?.congestion {
+            LossAnswer::Replaceable { usual, tolerant } => Some((usual, tolerant)),
+            LossAnswer::Fixed | LossAnswer::Tolerant => None,
+        }
+    }
+
+    fn look(&self, crew: &Crew, shared: &Shared) -> (Mark, Tick) {
+        let infos: Vec<_> = crew.probes().filter_map(PathProbe::read).collect();
+        let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let (settled, handed_over) =
+            (count(&shared.counters.bytes_settled), count(&shared.counters.bytes_handed_over));
+        let acked = infos.iter().filter_map(|info| info.bytes_acked).sum();
+        let path = path_since_start(&infos, &self.before.path);
+        let at = Instant::now();
+        let now = Mark {
+            at: Some(at),
+            bytes_carried: if acked > 0 { acked } else { handed_over },
+            bytes_read: count(&shared.counters.bytes_read),
+            read: shared.read_clock.times(),
+            lane: shared.lane_clock.times(),
+            cores: Cores::read(),
+            path,
+        };
+        let before = &self.before;
+        let tick = Tick {
+            elapsed: before.at.map_or(Duration::ZERO, |before| at - before),
+            bytes_carried: now.bytes_carried.saturating_sub(before.bytes_carried),
+            bytes_read: now.bytes_read.saturating_sub(before.bytes_read),
+            read: now.read.since(&before.read),
+            lane: now.lane.since(&before.lane),
+            lanes_up: crew.lanes_up(),
+            bytes_unstored: handed_over.saturating_sub(settled + infos.iter().map(unacked).sum::<u64>()),
+            cores_idle: now.cores.idle_since(&before.cores),
+            path: (!infos.is_empty()).then(|| PathTick {
+                round_trip: mean_round_trip(crew.probes_up()).unwrap_or(path.round_trip_min),
+                ..path.since(&before.path)
+            }),
+        };
+        (now, tick)
+    }
+}
+
+/// What is in the kernel, on this side or on the way.
+fn unacked(info: &TcpInfo) -> u64 {
+    let on_the_way = info.bytes_sent.unwrap_or(0).saturating_sub(info.bytes_retransmitted.unwrap_or(0));
+    on_the_way.saturating_sub(info.bytes_acked.unwrap_or(0)) + u64::from(info.bytes_unsent.unwrap_or(0))
+}
+
+fn mean_round_trip<'a>(probes: impl Iterator<Item = &'a PathProbe>) -> Option<Duration> {
+    let trips: Vec<_> = probes.filter_map(PathProbe::read).filter_map(|info| info.round_trip).collect();
+    let count = u32::try_from(trips.len()).ok().filter(|count| *count > 0)?;
+    Some(trips.into_iter().sum::<Duration>() / count)
+}
+
+/// The totals of all lanes; the shortest round trip is that of any moment so far.
+fn path_since_start(infos: &[TcpInfo], before: &PathTick) -> PathTick {
+    let sum = |part: fn(&TcpInfo) -> Option<Duration>| infos.iter().filter_map(part).sum();
+    let shortest = infos.iter().filter_map(|info| info.round_trip_min.or(info.round_trip)).min();
+    let so_far = Some(before.round_trip_min).filter(|time| !time.is_zero());
+    PathTick {
+        busy: sum(|info| info.busy),
+        receive_window_limited: sum(|info| info.receive_window_limited),
+        send_buffer_limited: sum(|info| info.send_buffer_limited),
+        segments_retransmitted: infos
+            .iter()
+            .filter_map(|info| info.segments_retransmitted)
+            .map(u64::from)
+            .sum(),
+        round_trip: Duration::ZERO,
+        round_trip_min: shortest.into_iter().chain(so_far).min().unwrap_or_default(),
+    }
+}
+
+impl PathTick {
+    /// What was added after `before`.
+    fn since(&self, before: &Self) -> Self {
+        Self {
+            busy: self.busy.saturating_sub(before.busy),
+            receive_window_limited: self.receive_window_limited.saturating_sub(before.receive_window_limited),
+            send_buffer_limited: self.send_buffer_limited.saturating_sub(before.send_buffer_limited),
+            segments_retransmitted: self.segments_retransmitted.saturating_sub(before.segments_retransmitted),
+            ..*self
+        }
+    }
+}
+
+impl Cores {
+    /// What the kernel has counted since it started; see proc(5). Where it cannot be read, nothing.
+    fn read() -> Self {
+        Self::parse(&std::fs::read_to_string("/proc/stat").unwrap_or_default()).unwrap_or_default()
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let mut words = text.lines().next()?.strip_prefix("cpu ")?.split_ascii_whitespace();
+        let ticks: Option<Vec<u64>> = words.by_ref().take(8).map(|word| word.parse().ok()).collect();
+        let ticks = ticks?;
+        // user, nice, system, idle, waiting for storage, …
+        let idle = ticks.get(3)? + ticks.get(4)?;
+        Some(Self { idle, all: ticks.iter().sum() })
+    }
+
+    /// The share that was idle since `before`; all where nothing is known.
+    fn idle_since(self, before: &Self) -> f64 {
+        let all = self.all.saturating_sub(before.all);
+        if all == 0 {
+            return 1.0;
+        }
+        let as_f64 = |ticks| zmove_types::ByteCount(ticks).as_f64();
+        as_f64(self.idle.saturating_sub(before.idle)) / as_f64(all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_time_is_a_share_of_all_cores() {
+        let before = Cores::parse("cpu  10 0 10 70 10 0 0 0 0 0\ncpu0 1 1\n").unwrap();
+        let now = Cores::parse("cpu  40 0 30 110 20 0 0 0 5 5\n").unwrap();
+        assert!((now.idle_since(&before) - 0.5).abs() < 1e-9);
+        assert!((now.idle_since(&now) - 1.0).abs() < 1e-9);
+        assert!(Cores::parse("").is_none() && Cores::parse("cpu 1 2\n").is_none());
+    }
+}

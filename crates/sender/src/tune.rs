@@ -1,0 +1,147 @@
+//! How many lanes and readers a push should have: decided tick by tick from what its stages and the kernel tell.
+//!
+//! Called by the conversation, which applies what is wanted. Pure: no clock, no socket; every moment comes in with a [`Tick`].
+//! A change is an attempt with a measured baseline. It stays if the rate rises, or, for fewer lanes, if it does not fall; else
+//! it is taken back and the next one waits longer. **Invariant:** what was refused is not tried again before a rest that
+//! doubles with each refusal, so nothing swings.
+
+use std::time::Duration;
+
+use zmove_types::StageTimes;
+
+mod attempt;
+mod lanes;
+mod readers;
+
+use lanes::LaneTuner;
+use readers::ReaderTuner;
+
+/// Between which numbers the knobs may move.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Lanes.
+    pub(crate) lanes: Knob,
+    /// Threads that read.
+    pub(crate) readers: Knob,
+    /// How lanes answer to loss from the start.
+    pub(crate) congestion: Congestion,
+    /// Whether they may be given a congestion control that loss does not slow.
+    pub(crate) loss_tolerant_allowed: bool,
+}
+
+/// One number that is tuned.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Knob {
+    /// Where it begins.
+    pub(crate) start: usize,
+    /// Never less.
+    pub(crate) least: usize,
+    /// Never more.
+    pub(crate) most: usize,
+}
+
+/// What a push should have from now on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    pub(crate) lanes: usize,
+    pub(crate) readers: usize,
+    pub(crate) congestion: Congestion,
+}
+
+/// How lanes answer to loss.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Congestion {
+    /// As the system or the user has set it.
+    #[default]
+    AsSet,
+    /// By one that takes loss for no sign of a full path.
+    LossTolerant,
+}
+
+/// What happened since the tick before.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Tick {
+    /// How long that is.
+    pub(crate) elapsed: Duration,
+    /// Bytes that the path has carried: acknowledged, or handed over where nobody tells.
+    pub(crate) bytes_carried: u64,
+    /// Bytes that have been read.
+    pub(crate) bytes_read: u64,
+    /// How the readers spent their time.
+    pub(crate) read: StageTimes,
+    /// How the lanes did.
+    pub(crate) lane: StageTimes,
+    /// How many lanes are up.
+    pub(crate) lanes_up: usize,
+    /// Bytes that have been carried from the start and have no receipt: in the receiver's buffers, or half of a group.
+    pub(crate) bytes_unstored: u64,
+    /// The share of this host's cores that did nothing, from 0 to 1.
+    pub(crate) cores_idle: f64,
+    /// What the kernel tells of the lanes' connections, if it carries them.
+    pub(crate) path: Option<PathTick>,
+}
+
+/// The lanes' connections in one tick, times summed over the lanes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PathTick {
+    /// How long there was data on the wire or waiting for it.
+    pub(crate) busy: Duration,
+    /// For how long of this the receiver's window was full.
+    pub(crate) receive_window_limited: Duration,
+    /// For how long this side's socket buffer was too small.
+    pub(crate) send_buffer_limited: Duration,
+    /// Segments sent again.
+    pub(crate) segments_retransmitted: u64,
+    /// The smoothed round trip, a mean of the lanes that are up.
+    pub(crate) round_trip: Duration,
+    /// The shortest round trip that any lane has seen.
+    pub(crate) round_trip_min: Duration,
+}
+
+/// The controller of one push.
+#[derive(Debug)]
+pub(crate) struct Tuner {
+    lanes: LaneTuner,
+    readers: ReaderTuner,
+}
+
+impl Tuner {
+    pub(crate) fn new(limits: &Limits) -> Self {
+        Self { lanes: LaneTuner::new(limits), readers: ReaderTuner::new(limits.readers) }
+    }
+
+    /// Takes what happened and says what is wanted now.
+    pub(crate) fn tick(&mut self, tick: &Tick) -> Wanted {
+        self.lanes.tick(tick);
+        // one knob at a time: a gain has one cause
+        if self.lanes.is_settled() {
+            self.readers.tick(tick);
+        }
+        self.wanted()
+    }
+
+    pub(crate) fn wanted(&self) -> Wanted {
+        Wanted {
+            lanes: self.lanes.wanted(),
+            readers: self.readers.wanted(),
+            congestion: self.lanes.congestion(),
+        }
+    }
+}
+
+impl Tick {
+    fn carried_per_second(&self) -> f64 {
+        per_second(self.bytes_carried, self.elapsed)
+    }
+
+    fn read_per_second(&self) -> f64 {
+        per_second(self.bytes_read, self.elapsed)
+    }
+}
+
+fn per_second(bytes: u64, elapsed: Duration) -> f64 {
+    zmove_types::ByteRate::new(bytes, elapsed).0
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,120 @@
+//! One change that is being tried, and how long to wait before the next.
+
+use std::time::Duration;
+
+/// A change under trial. First it gets time to show, then the rate is measured.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Attempt {
+    /// The rate before.
+    baseline: f64,
+    /// How long until the change can show.
+    settling: Duration,
+    /// How long to measure.
+    measuring: Duration,
+    bytes: f64,
+    measured: Duration,
+}
+
+/// What is known of an attempt.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Outcome {
+    /// Nothing yet.
+    Open,
+    /// The rate after over the rate before.
+    Ratio(f64),
+}
+
+impl Attempt {
+    /// An attempt on a path with this round trip, at this rate in bytes per second.
+    pub(super) fn new(baseline: f64, round_trip: Duration) -> Self {
+        Self {
+            baseline,
+            settling: (round_trip * SETTLING_ROUND_TRIPS).max(SETTLING_MIN),
+            measuring: (round_trip * MEASURING_ROUND_TRIPS).max(MEASURING_MIN),
+            bytes: 0.0,
+            measured: Duration::ZERO,
+        }
+    }
+
+    /// The rate was falling when the change came: what it had become then is what the change must beat.
+    pub(super) fn lower_baseline(&mut self, rate: f64) {
+        self.baseline = self.baseline.min(rate);
+    }
+
+    /// Takes one tick in which the rate was `rate`.
+    pub(super) fn tick(&mut self, elapsed: Duration, rate: f64) -> Outcome {
+        if !self.settling.is_zero() {
+            self.settling = self.settling.saturating_sub(elapsed);
+            return Outcome::Open;
+        }
+        self.bytes += rate * elapsed.as_secs_f64();
+        self.measured += elapsed;
+        if self.measured < self.measuring {
+            return Outcome::Open;
+        }
+        Outcome::Ratio(self.bytes / self.measured.as_secs_f64() / self.baseline.max(1.0))
+    }
+}
+
+/// The time between attempts: short at first, longer with each that was taken back.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rest {
+    left: Duration,
+    next: Duration,
+}
+
+impl Default for Rest {
+    fn default() -> Self {
+        Self { left: Duration::ZERO, next: REST_MIN }
+    }
+}
+
+impl Rest {
+    pub(super) fn tick(&mut self, elapsed: Duration) {
+        self.left = self.left.saturating_sub(elapsed);
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.left.is_zero()
+    }
+
+    /// An attempt was taken back.
+    pub(super) fn refused(&mut self) {
+        self.left = self.next;
+        self.next = (self.next * 2).min(REST_MAX);
+    }
+}
+
+/// The rate over the last few ticks.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Recent(Vec<f64>);
+
+impl Recent {
+    pub(super) fn tick(&mut self, rate: f64) {
+        if self.0.len() == RECENT_TICKS {
+            self.0.remove(0);
+        }
+        self.0.push(rate);
+    }
+
+    pub(super) fn mean(&self) -> f64 {
+        let count = u32::try_from(self.0.len().max(1)).unwrap_or(u32::MAX);
+        self.0.iter().sum::<f64>() / f64::from(count)
+    }
+
+    /// Whether it is known and not still rising by itself, as in a slow start: then it can serve as a baseline.
+    pub(super) fn is_baseline(&self) -> bool {
+        let [first, .., last] = self.0.as_slice() else { return false };
+        self.0.len() == RECENT_TICKS && *last <= first * RISING_MIN
+    }
+}
+
+const RECENT_TICKS: usize = 3;
+const RISING_MIN: f64 = 1.1;
+/// A dial takes three round trips, a slow start some more.
+const SETTLING_ROUND_TRIPS: u32 = 8;
+const SETTLING_MIN: Duration = Duration::from_millis(500);
+const MEASURING_ROUND_TRIPS: u32 = 5;
+const MEASURING_MIN: Duration = Duration::from_millis(500);
+const REST_MIN: Duration = Duration::from_secs(5);
+const REST_MAX: Duration = Duration::from_secs(120);

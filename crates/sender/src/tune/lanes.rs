@@ -1,0 +1,238 @@
+//! How many lanes, and how they answer to loss.
+//!
+//! ```text
+//!            reason to grow                       reason to shrink, for a while
+//!  settled ─────────────────► trying more  settled ─────────────────► trying fewer
+//!     ▲    ◄── gain: stays ───────┤           ▲    ◄── no loss: stays ────┤
+//!     └────── no gain: back ──────┘           └────── rate fell: back ────┘
+//! ```
+//!
+//! A reason to grow is a path that has room and lanes that do not get it: each is slowed by loss while the round trip shows
+//! no queue, or each has its window full. A reason to shrink is a standing queue, or storage behind the lanes.
+
+use std::time::Duration;
+
+use zmove_types::GROUP_BYTES;
+
+use super::attempt::{Attempt, Outcome, Recent, Rest};
+use super::{Congestion, Knob, Limits, PathTick, Tick};
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct LaneTuner {
+    knob: Knob,
+    loss_tolerant_allowed: bool,
+    wanted: usize,
+    congestion: Congestion,
+    trial: Option<Trial>,
+    rest: Rest,
+    recent: Recent,
+    loss: LossWatch,
+    windows_full_ticks: u32,
+    /// For how long there has been a reason to shrink.
+    crowded: Duration,
+}
+
+#[derive(Debug)]
+struct Trial {
+    change: Change,
+    attempt: Attempt,
+    /// Lanes that are being dialled have not come up yet.
+    dialling: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    More { before: usize },
+    Fewer { before: usize },
+    LossTolerant,
+}
+
+/// Whether loss keeps lanes below what the path could carry.
+#[derive(Debug, Default)]
+struct LossWatch {
+    /// One bit for each of the last ticks without a queue: whether something was sent again.
+    lossy: u32,
+    ticks: u32,
+}
+
+impl LaneTuner {
+    pub(super) fn new(limits: &Limits) -> Self {
+        let &Limits { lanes: knob, congestion, loss_tolerant_allowed, .. } = limits;
+        Self {
+            knob,
+            loss_tolerant_allowed,
+            wanted: knob.start.clamp(knob.least, knob.most),
+            congestion,
+            trial: None,
+            rest: Rest::default(),
+            recent: Recent::default(),
+            loss: LossWatch::default(),
+            windows_full_ticks: 0,
+            crowded: Duration::ZERO,
+        }
+    }
+
+    pub(super) fn wanted(&self) -> usize {
+        self.wanted
+    }
+
+    pub(super) fn congestion(&self) -> Congestion {
+        self.congestion
+    }
+
+    pub(super) fn is_settled(&self) -> bool {
+        self.trial.is_none()
+    }
+
+    pub(super) fn tick(&mut self, tick: &Tick) {
+        let rate = tick.carried_per_second();
+        self.recent.tick(rate);
+        self.rest.tick(tick.elapsed);
+        self.observe(tick);
+        match self.trial.take() {
+            Some(trial) => self.go_on(trial, tick, rate),
+            None if self.rest.is_over() && self.recent.is_baseline() => self.decide(tick),
+            None => {}
+        }
+    }
+
+    fn observe(&mut self, tick: &Tick) {
+        let Some(path) = &tick.path else { return };
+        let waiting = lanes_wait(tick);
+        self.loss.tick(path, waiting);
+        let full = waiting && path.has_full_windows() && tick.cores_idle >= CORES_IDLE_MIN;
+        self.windows_full_ticks = if full { self.windows_full_ticks + 1 } else { 0 };
+        let crowded = waiting && (path.has_long_queue() || tick.is_storage_behind());
+        self.crowded = if crowded { self.crowded + tick.elapsed } else { Duration::ZERO };
+    }
+
+    /// Starts an attempt if there is a reason for one.
+    fn decide(&mut self, tick: &Tick) {
+        let Some(path) = &tick.path else { return };
+        if self.crowded >= CROWDED_MIN && self.wanted > self.knob.least {
+            let before = self.wanted;
+            self.wanted = (before * 3 / 4).max(self.knob.least);
+            return self.start(Change::Fewer { before }, path);
+        }
+        if tick.is_storage_behind() {
+            return;
+        }
+        let lossy = self.loss.is_reason() && self.congestion == Congestion::AsSet;
+        if lossy && self.loss_tolerant_allowed {
+            self.congestion = Congestion::LossTolerant;
+            return self.start(Change::LossTolerant, path);
+        }
+        let windows = self.windows_full_ticks >= WINDOWS_FULL_TICKS_MIN;
+        if (lossy || windows) && self.wanted < self.knob.most && tick.lanes_up >= self.wanted {
+            let before = self.wanted;
+            self.wanted = (before * 2).min(self.knob.most);
+            self.start(Change::More { before }, path);
+        }
+    }
+
+    fn start(&mut self, change: Change, path: &PathTick) {
+        let attempt = Attempt::new(self.recent.mean(), path.round_trip.max(path.round_trip_min));
+        let dialling = matches!(change, Change::More { .. });
+        self.trial = Some(Trial { change, attempt, dialling });
+        self.crowded = Duration::ZERO;
+        self.windows_full_ticks = 0;
+    }
+
+    fn go_on(&mut self, mut trial: Trial, tick: &Tick, rate: f64) {
+        if trial.dialling {
+            // lanes that do not come up are done without
+            trial.attempt.lower_baseline(rate);
+            trial.dialling = tick.lanes_up < self.wanted;
+        }
+        let Outcome::Ratio(ratio) = trial.attempt.tick(tick.elapsed, rate) else {
+            self.trial = Some(trial);
+            return;
+        };
+        match trial.change {
+            Change::More { before } if ratio < GAIN_MIN => self.go_back(before),
+            Change::Fewer { before } if ratio < KEPT_MIN => self.go_back(before),
+            Change::LossTolerant if ratio < GAIN_MIN => {
+                self.congestion = Congestion::AsSet;
+                self.loss_tolerant_allowed = false;
+            }
+            Change::More { .. } | Change::Fewer { .. } | Change::LossTolerant => {}
+        }
+        // dials that failed are not tried again at once
+        self.wanted = self.wanted.min(tick.lanes_up.max(self.knob.least));
+    }
+
+    fn go_back(&mut self, before: usize) {
+        self.wanted = before;
+        self.rest.refused();
+        self.loss = LossWatch::default();
+    }
+}
+
+impl LossWatch {
+    fn tick(&mut self, path: &PathTick, waiting: bool) {
+        if !waiting || path.has_queue() {
+            *self = Self::default();
+            return;
+        }
+        self.lossy = self.lossy << 1 | u32::from(path.segments_retransmitted > 0);
+        self.ticks = (self.ticks + 1).min(LOSS_TICKS);
+    }
+
+    /// Loss again and again while the path has no queue: not the burst in which a slow start ends.
+    fn is_reason(&self) -> bool {
+        let lossy = (self.lossy & ((1 << LOSS_TICKS) - 1)).count_ones();
+        self.ticks >= LOSS_TICKS_WATCHED_MIN && lossy >= LOSSY_TICKS_MIN
+    }
+}
+
+impl PathTick {
+    fn has_queue(&self) -> bool {
+        self.round_trip > self.round_trip_min.mul_f64(QUEUE_RATIO) + QUEUE_NOISE
+    }
+
+    fn has_long_queue(&self) -> bool {
+        self.round_trip > self.round_trip_min.mul_f64(LONG_QUEUE_RATIO) + QUEUE_NOISE
+    }
+
+    fn has_full_windows(&self) -> bool {
+        let limited = self.receive_window_limited.max(self.send_buffer_limited);
+        !self.has_queue() && limited > self.busy.mul_f64(WINDOW_SHARE_MIN)
+    }
+}
+
+impl Tick {
+    /// More has arrived than the halves of groups that lanes hold: the target stores more slowly than the path carries.
+    fn is_storage_behind(&self) -> bool {
+        let lanes = u64::try_from(self.lanes_up).unwrap_or(u64::MAX);
+        self.bytes_unstored > lanes.saturating_mul(GROUP_BYTES / 2) + UNSTORED_BYTES_MAX
+    }
+}
+
+/// Whether lanes wait for the path, and not for something to send.
+fn lanes_wait(tick: &Tick) -> bool {
+    tick.lane.share(tick.lane.blocked) > 0.5
+}
+
+/// What more lanes must gain to stay.
+const GAIN_MIN: f64 = 1.1;
+/// What fewer lanes must keep.
+const KEPT_MIN: f64 = 0.97;
+/// How many ticks a look for loss goes back.
+const LOSS_TICKS: u32 = 12;
+/// How many ticks it takes at least.
+const LOSS_TICKS_WATCHED_MIN: u32 = 3;
+/// In how many of them something must have been sent again.
+const LOSSY_TICKS_MIN: u32 = 2;
+const WINDOWS_FULL_TICKS_MIN: u32 = 4;
+const WINDOW_SHARE_MIN: f64 = 0.5;
+/// A busy host is slow by itself.
+const CORES_IDLE_MIN: f64 = 0.15;
+const QUEUE_RATIO: f64 = 1.2;
+const LONG_QUEUE_RATIO: f64 = 1.5;
+/// What a busy host adds to a round trip.
+const QUEUE_NOISE: Duration = Duration::from_micros(500);
+/// For how long there must be too many lanes before there are fewer.
+const CROWDED_MIN: Duration = Duration::from_secs(8);
+/// What a receiver may hold that has not stored it yet.
+const UNSTORED_BYTES_MAX: u64 = 64 << 20;

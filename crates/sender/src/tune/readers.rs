@@ -1,0 +1,80 @@
+//! How many readers: more while lanes starve and readers wait for storage that a second request in flight would not slow.
+
+use super::attempt::{Attempt, Outcome, Recent, Rest};
+use super::{Knob, Tick};
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct ReaderTuner {
+    knob: Knob,
+    wanted: usize,
+    trial: Option<(usize, Attempt)>,
+    rest: Rest,
+    recent: Recent,
+    hungry_ticks: u32,
+    idle_ticks: u32,
+}
+
+impl ReaderTuner {
+    pub(super) fn new(knob: Knob) -> Self {
+        Self {
+            knob,
+            wanted: knob.start.clamp(knob.least, knob.most),
+            trial: None,
+            rest: Rest::default(),
+            recent: Recent::default(),
+            hungry_ticks: 0,
+            idle_ticks: 0,
+        }
+    }
+
+    pub(super) fn wanted(&self) -> usize {
+        self.wanted
+    }
+
+    pub(super) fn tick(&mut self, tick: &Tick) {
+        let rate = tick.read_per_second();
+        self.recent.tick(rate);
+        self.rest.tick(tick.elapsed);
+        self.observe(tick);
+        if let Some((before, mut attempt)) = self.trial.take() {
+            match attempt.tick(tick.elapsed, rate) {
+                Outcome::Open => self.trial = Some((before, attempt)),
+                Outcome::Ratio(ratio) if ratio < GAIN_MIN => {
+                    self.wanted = before;
+                    self.rest.refused();
+                }
+                Outcome::Ratio(_) => {}
+            }
+        } else if self.rest.is_over() && self.recent.is_baseline() {
+            self.decide();
+        }
+    }
+
+    fn observe(&mut self, tick: &Tick) {
+        let starving = tick.lane.share(tick.lane.starved) > 0.5;
+        let reading = tick.read.share(tick.read.busy) > 0.8;
+        let hungry = starving && reading && tick.cores_idle >= CORES_IDLE_MIN;
+        self.hungry_ticks = if hungry { self.hungry_ticks + 1 } else { 0 };
+        let idle = tick.read.share(tick.read.busy) < 0.1;
+        self.idle_ticks = if idle { self.idle_ticks + 1 } else { 0 };
+    }
+
+    fn decide(&mut self) {
+        let before = self.wanted;
+        if self.hungry_ticks >= HUNGRY_TICKS_MIN && before < self.knob.most {
+            self.wanted = (before + before.div_ceil(2)).min(self.knob.most);
+            self.trial = Some((before, Attempt::new(self.recent.mean(), std::time::Duration::ZERO)));
+            self.hungry_ticks = 0;
+        } else if self.idle_ticks >= IDLE_TICKS_MIN && before > self.knob.least {
+            self.wanted = (before * 3 / 4).max(self.knob.least);
+            self.idle_ticks = 0;
+        }
+    }
+}
+
+const GAIN_MIN: f64 = 1.05;
+const HUNGRY_TICKS_MIN: u32 = 3;
+const IDLE_TICKS_MIN: u32 = 20;
+/// Where the cores are in use, another thread takes from those that are there.
+const CORES_IDLE_MIN: f64 = 0.25;

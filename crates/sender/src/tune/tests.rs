@@ -1,0 +1,351 @@
+//! The controller on simulated paths: what it comes to, how soon, and that it stays there.
+
+use super::*;
+use zmove_types::ByteCount;
+
+const MIB: f64 = 1_048_576.0;
+const GBIT: f64 = 1e9 / 8.0;
+const TICK: Duration = Duration::from_millis(250);
+const SEGMENT_BYTES: f64 = 1448.0;
+const START_WINDOW_BYTES: f64 = 10.0 * SEGMENT_BYTES;
+/// What the receiver's buffers hold.
+const UNSTORED_MAX: f64 = 256.0 * MIB;
+
+/// A path, the storage at both ends, and what the lanes have come to. Rates are in bytes per second.
+struct World {
+    rate: f64,
+    round_trip: Duration,
+    /// What the bottleneck's queue holds at most, in round trips.
+    queue: f64,
+    /// The share of segments lost.
+    loss: f64,
+    /// What one lane may have in flight, in bytes.
+    window: f64,
+    target: f64,
+    /// What one reader reads, and all of them.
+    reader: f64,
+    source: f64,
+    /// Dials beyond so many lanes fail.
+    lanes_reachable: usize,
+    cores_idle: f64,
+    lanes: Vec<f64>,
+    readers: usize,
+    unstored: f64,
+    congestion: Congestion,
+    losses: f64,
+    noise: u64,
+}
+
+impl World {
+    fn new(rate: f64, round_trip_ms: u64) -> Self {
+        Self {
+            rate,
+            round_trip: Duration::from_millis(round_trip_ms),
+            queue: 1.0,
+            loss: 0.0,
+            window: 128.0 * MIB,
+            target: f64::MAX,
+            reader: 10.0 * GBIT,
+            source: f64::MAX,
+            lanes_reachable: usize::MAX,
+            cores_idle: 0.8,
+            lanes: Vec::new(),
+            readers: 0,
+            unstored: 0.0,
+            congestion: Congestion::AsSet,
+            losses: 0.0,
+            noise: 1,
+        }
+    }
+
+    /// What loss and window leave one lane (cubic on long paths, RFC 9438, §5.2).
+    fn lane_rate_max(&self) -> f64 {
+        let round_trip = self.round_trip.as_secs_f64();
+        let by_window = self.window / round_trip;
+        if self.loss == 0.0 || self.congestion == Congestion::LossTolerant {
+            return by_window;
+        }
+        let segments = 1.054 * (round_trip / self.loss).powf(0.75);
+        by_window.min(segments * SEGMENT_BYTES / round_trip)
+    }
+
+    /// The best rate that any number of lanes gets.
+    fn best(&self) -> f64 {
+        self.rate.min(self.target).min(self.source).min(64.0 * self.lane_rate_max())
+    }
+
+    /// Moves on by one tick under what is wanted.
+    fn tick(&mut self, wanted: Wanted) -> Tick {
+        self.congestion = wanted.congestion;
+        self.readers = wanted.readers;
+        let start = START_WINDOW_BYTES / self.round_trip.as_secs_f64();
+        self.lanes.resize(wanted.lanes.min(self.lanes_reachable), start);
+        let most = self.lane_rate_max();
+        let doublings = (TICK.as_secs_f64() / self.round_trip.as_secs_f64()).min(30.0);
+        for lane in &mut self.lanes {
+            // a lane that slow start has brought above what loss leaves it comes down step by step
+            *lane = (*lane * doublings.exp2()).min(most.max(*lane * 0.8));
+        }
+        let offered: f64 = self.lanes.iter().sum();
+        let room = self.rate * (1.0 + self.queue);
+        if offered > room {
+            self.lanes.iter_mut().for_each(|lane| *lane *= room / offered);
+            self.losses += number(self.lanes.len());
+        }
+        let offered = offered.min(room);
+        let read = self.source.min(self.reader * number(self.readers));
+        // the receiver's windows close when its buffers are full
+        let taken = if self.unstored > UNSTORED_MAX { self.target } else { f64::MAX };
+        let supply = read.min(taken);
+        let carried = offered.min(self.rate).min(supply) * self.jitter();
+        let stored = (carried - self.target) * TICK.as_secs_f64();
+        self.unstored = (self.unstored + stored).max(0.0);
+        let standing =
+            if supply > self.rate { (offered / self.rate - 1.0).clamp(0.0, self.queue) } else { 0.0 };
+        let windows_full =
+            offered >= 0.99 * number(self.lanes.len()) * self.window / self.round_trip.as_secs_f64();
+        let waits = Waits { source: read < offered.min(self.rate), target: taken < f64::MAX, windows_full };
+        self.report(carried, standing, &waits)
+    }
+
+    fn report(&mut self, carried: f64, standing: f64, waits: &Waits) -> Tick {
+        let bytes = whole(carried * TICK.as_secs_f64());
+        self.losses += carried * TICK.as_secs_f64() / SEGMENT_BYTES * self.loss;
+        let segments_retransmitted = whole(self.losses.floor());
+        self.losses = self.losses.fract();
+        let (lanes, readers) = (TICK * count(self.lanes.len()), TICK * count(self.readers));
+        let when = |true_: bool, time: Duration| if true_ { time } else { Duration::ZERO };
+        Tick {
+            elapsed: TICK,
+            bytes_carried: bytes,
+            bytes_read: bytes,
+            read: StageTimes {
+                busy: when(waits.source, readers),
+                blocked: when(!waits.source, readers),
+                ..StageTimes::default()
+            },
+            lane: StageTimes {
+                starved: when(waits.source, lanes),
+                blocked: when(!waits.source, lanes),
+                ..StageTimes::default()
+            },
+            lanes_up: self.lanes.len(),
+            bytes_unstored: whole(self.unstored),
+            cores_idle: self.cores_idle,
+            path: Some(PathTick {
+                busy: lanes,
+                receive_window_limited: when(waits.target, lanes),
+                send_buffer_limited: when(waits.windows_full, lanes),
+                segments_retransmitted,
+                round_trip: self.round_trip.mul_f64(1.0 + standing),
+                round_trip_min: self.round_trip,
+            }),
+        }
+    }
+
+    /// Between 0.96 and 1.04, the same in every run.
+    fn jitter(&mut self) -> f64 {
+        self.noise =
+            self.noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        0.96 + 0.08 * (ByteCount(self.noise >> 33).as_f64() / 2_f64.powi(31))
+    }
+}
+
+/// What the data waits for.
+struct Waits {
+    source: bool,
+    target: bool,
+    windows_full: bool,
+}
+
+fn number(of: usize) -> f64 {
+    f64::from(count(of))
+}
+
+fn count(of: usize) -> u32 {
+    u32::try_from(of).unwrap()
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small and not negative")]
+fn whole(number: f64) -> u64 {
+    number as u64
+}
+
+/// What became of a run, tick by tick.
+struct Run {
+    rates: Vec<f64>,
+    wanted: Vec<Wanted>,
+}
+
+const LIMITS: Limits = Limits {
+    lanes: Knob { start: 8, least: 8, most: 64 },
+    readers: Knob { start: 2, least: 2, most: 16 },
+    congestion: Congestion::AsSet,
+    loss_tolerant_allowed: false,
+};
+
+fn run(world: &mut World, limits: Limits, seconds: u64) -> Run {
+    let mut tuner = Tuner::new(&limits);
+    let mut run = Run { rates: Vec::new(), wanted: Vec::new() };
+    for _ in 0..seconds * 4 {
+        let wanted = tuner.wanted();
+        let tick = world.tick(wanted);
+        run.rates.push(tick.carried_per_second());
+        run.wanted.push(wanted);
+        tuner.tick(&tick);
+    }
+    run
+}
+
+impl Run {
+    /// The mean rate from one second to another.
+    fn rate(&self, from: usize, to: usize) -> f64 {
+        let part = &self.rates[from * 4..to * 4];
+        part.iter().sum::<f64>() / number(part.len())
+    }
+
+    /// How often the number of lanes changed from one second to another.
+    fn changes(&self, from: usize, to: usize) -> usize {
+        self.wanted[from * 4..to * 4].windows(2).filter(|pair| pair[0].lanes != pair[1].lanes).count()
+    }
+
+    fn lanes(&self) -> Vec<usize> {
+        let mut lanes: Vec<_> = self.wanted.iter().map(|wanted| wanted.lanes).collect();
+        lanes.dedup();
+        lanes
+    }
+
+    fn last(&self) -> Wanted {
+        *self.wanted.last().unwrap()
+    }
+}
+
+/// A path of 90 ms and 1 Gbit/s that loses one segment in ten thousand.
+fn lossy() -> World {
+    World { loss: 1e-4, ..World::new(GBIT, 90) }
+}
+
+#[test]
+fn loss_is_answered_with_more_lanes_within_seconds() {
+    let mut world = lossy();
+    let run = run(&mut world, LIMITS, 120);
+    let best = world.best();
+    assert!(run.rate(8, 20) > 0.9 * best, "{} of {best}: {:?}", run.rate(8, 20), run.lanes());
+    assert!(run.rate(60, 120) > 0.9 * best, "{} of {best}: {:?}", run.rate(60, 120), run.lanes());
+    assert!(run.changes(20, 120) <= 6, "{:?}", run.lanes());
+}
+
+#[test]
+fn a_lane_that_takes_no_notice_of_loss_is_better_than_many() {
+    let mut world = lossy();
+    let run = run(&mut world, Limits { loss_tolerant_allowed: true, ..LIMITS }, 30);
+    assert_eq!((run.last().congestion, run.lanes()), (Congestion::LossTolerant, vec![8]));
+    assert!(run.rate(4, 30) > 0.9 * world.best());
+}
+
+#[test]
+fn a_clean_path_is_left_alone() {
+    for (rate, round_trip) in [(GBIT, 90), (10.0 * GBIT, 90), (10.0 * GBIT, 10), (25.0 * GBIT, 1)] {
+        let mut world = World::new(rate, round_trip);
+        let run = run(&mut world, LIMITS, 60);
+        assert_eq!(run.lanes(), [8], "{rate} {round_trip}");
+    }
+}
+
+#[test]
+fn full_windows_are_answered_with_more_lanes() {
+    let mut world = World { window: 4.0 * MIB, ..World::new(10.0 * GBIT, 90) };
+    let run = run(&mut world, LIMITS, 60);
+    let best = world.best();
+    assert!(run.rate(15, 60) > 0.9 * best, "{} of {best}: {:?}", run.rate(15, 60), run.lanes());
+    assert!(run.changes(20, 60) <= 4, "{:?}", run.lanes());
+}
+
+#[test]
+fn more_lanes_that_gain_nothing_go_again_and_the_tries_get_rare() {
+    // a shaper with hardly a queue, whose drops look like loss
+    let mut world = World { queue: 0.0, loss: 1e-6, ..World::new(GBIT / 4.0, 90) };
+    let run = run(&mut world, LIMITS, 300);
+    assert!(run.lanes().contains(&16), "it never tried: {:?}", run.lanes());
+    assert!(run.changes(0, 60) <= 8 && run.changes(150, 300) <= 4, "{:?}", run.lanes());
+    let over = run.wanted.iter().filter(|wanted| wanted.lanes > 8).count();
+    assert!(over * 10 < run.wanted.len(), "{over} of {}: {:?}", run.wanted.len(), run.lanes());
+}
+
+/// Until the receiver's buffers are full the path is the limit, and lanes are right.
+#[test]
+fn slow_storage_is_no_reason_for_lanes() {
+    for loss in [0.0, 1e-4] {
+        let mut world = World { target: GBIT / 10.0, loss, ..World::new(GBIT, 90) };
+        let run = run(&mut world, LIMITS, 120);
+        assert_eq!(run.last().lanes, 8, "{:?}", run.lanes());
+        let grown = run.wanted.iter().rposition(|wanted| wanted.lanes > 8).map_or(0, |at| at / 4);
+        assert!(grown < 90 && run.changes(90, 120) == 0, "until {grown} s: {:?}", run.lanes());
+        assert!(run.rate(20, 120) > 0.9 * world.best());
+    }
+}
+
+#[test]
+fn what_an_earlier_run_needed_is_given_up_where_it_is_too_much() {
+    let lanes = Knob { start: 64, ..LIMITS.lanes };
+    for target in [f64::MAX, GBIT / 10.0] {
+        let mut world = World { target, ..World::new(GBIT, 90) };
+        let run = run(&mut world, Limits { lanes, ..LIMITS }, 180);
+        assert!(run.last().lanes <= 16, "{:?}", run.lanes());
+        assert!(run.rate(30, 180) > 0.9 * world.best(), "{:?}", run.lanes());
+        assert!(run.lanes().windows(2).all(|pair| pair[1] < pair[0]), "{:?}", run.lanes());
+    }
+}
+
+#[test]
+fn what_an_earlier_run_needed_is_kept_where_it_is_needed() {
+    let lanes = Knob { start: 64, ..LIMITS.lanes };
+    let mut world = lossy();
+    let run = run(&mut world, Limits { lanes, ..LIMITS }, 120);
+    assert!(run.rate(1, 120) > 0.9 * world.best(), "{:?}", run.lanes());
+}
+
+#[test]
+fn dials_that_fail_are_done_without() {
+    let mut world = World { lanes_reachable: 12, ..lossy() };
+    let run = run(&mut world, LIMITS, 60);
+    assert_eq!(run.wanted[40..].iter().map(|wanted| wanted.lanes).min(), Some(12), "{:?}", run.lanes());
+}
+
+#[test]
+fn a_loss_tolerant_control_that_gains_nothing_is_put_back() {
+    let mut world = World { queue: 0.0, loss: 1e-6, ..World::new(GBIT / 4.0, 90) };
+    let run = run(&mut world, Limits { loss_tolerant_allowed: true, ..LIMITS }, 60);
+    assert_eq!(run.last().congestion, Congestion::AsSet);
+    assert!(run.wanted.iter().any(|wanted| wanted.congestion == Congestion::LossTolerant));
+}
+
+#[test]
+fn a_source_that_needs_depth_gets_readers() {
+    let mut world = World { reader: GBIT / 10.0, source: GBIT, ..World::new(10.0 * GBIT, 10) };
+    let run = run(&mut world, LIMITS, 60);
+    assert!(run.rate(15, 60) > 0.9 * GBIT, "{} readers", run.last().readers);
+    assert_eq!(run.lanes(), [8]);
+}
+
+#[test]
+fn readers_that_gain_nothing_go_again() {
+    let mut world = World { reader: GBIT / 2.0, source: GBIT, ..World::new(10.0 * GBIT, 10) };
+    let run = run(&mut world, LIMITS, 60);
+    assert_eq!(run.last().readers, 2);
+    assert!(run.wanted.iter().any(|wanted| wanted.readers == 3));
+    let mut busy = World { reader: GBIT / 10.0, cores_idle: 0.0, ..World::new(10.0 * GBIT, 10) };
+    let run = self::run(&mut busy, LIMITS, 60);
+    assert!(run.wanted.iter().all(|wanted| wanted.readers == 2));
+}
+
+#[test]
+fn nothing_is_known_without_a_kernel_that_tells() {
+    let mut tuner = Tuner::new(&LIMITS);
+    let mut world = lossy();
+    for _ in 0..200 {
+        let tick = Tick { path: None, ..world.tick(tuner.wanted()) };
+        tuner.tick(&tick);
+    }
+    assert_eq!(tuner.wanted().lanes, 8);
+}
