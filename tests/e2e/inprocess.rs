@@ -7,10 +7,13 @@ use std::time::Instant;
 use tokio::sync::mpsc;
 use zmove_receiver::{Access, ReceiverConfig, Session, run_session};
 use zmove_scan::ScanRoot;
-use zmove_sender::{Link, Push, PushJob, SenderConfig, SessionError, Summary};
-use zmove_transport::{LaneSink, LaneSource, memory_control, memory_lane};
+use zmove_sender::{LaneSupply, Link, LossAnswer, Push, PushJob, SenderConfig, SessionError, Summary};
+use zmove_transport::{LaneError, LaneSink, LaneSource, memory_control, memory_lane};
 use zmove_types::{Event, Observer, RelPath, TransferId};
 use zmove_wire::{Cipher, Compare, Durability, TargetShape};
+
+/// More than any case has.
+const LANES_MAX: usize = 64;
 
 /// One push within this process, from a directory's contents to another.
 pub(crate) struct InProcess {
@@ -19,6 +22,8 @@ pub(crate) struct InProcess {
     pub(crate) lanes: usize,
     pub(crate) wrap: Wrap,
     pub(crate) wrap_source: WrapSource,
+    /// Whether there are more lanes for the asking; one of two dials fails.
+    pub(crate) more: bool,
     pub(crate) on_event: Box<dyn Fn(&Event) + Send + Sync>,
 }
 
@@ -47,6 +52,7 @@ impl Default for InProcess {
             lanes: 2,
             wrap: Box::new(|sink| sink),
             wrap_source: Box::new(|source| source),
+            more: false,
             on_event: Box::new(|_| ()),
         }
     }
@@ -54,21 +60,36 @@ impl Default for InProcess {
 
 impl InProcess {
     pub(crate) fn push(self, source: &Path, target: &Path) -> Pushed {
-        let Self { config, receiver, lanes, wrap, wrap_source, on_event } = self;
+        let Self { config, receiver, lanes, wrap, wrap_source, more, on_event } = self;
         let witness = Arc::new(Witness { events: Mutex::default(), on_event });
         let push = Push::start(job(source, target), config, Instant::now());
         let observer = Arc::clone(&witness) as Arc<dyn Observer>;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         let ended = runtime.unwrap().block_on(async {
             let (near, mut far) = memory_control();
-            let (sinks_in, sinks) = mpsc::channel(lanes);
-            let (sources_in, sources) = mpsc::channel(lanes);
+            let (sinks_in, sinks) = mpsc::channel(LANES_MAX);
+            let (sources_in, sources) = mpsc::channel(LANES_MAX);
             for _ in 0..lanes {
                 let (sink, source) = memory_lane();
                 sinks_in.try_send(Ok(wrap(sink))).unwrap();
                 sources_in.try_send(wrap_source(source)).unwrap();
             }
-            drop((sinks_in, sources_in));
+            let (more_in, mut wanted) = mpsc::unbounded_channel::<u16>();
+            let asked = u16::try_from(lanes).unwrap();
+            let (congestion, least) = (LossAnswer::Fixed, asked);
+            let supply = more.then_some(LaneSupply { more: more_in, asked, least, congestion });
+            let dialling = async move {
+                while let Some(more) = wanted.recv().await {
+                    for number in 0..more {
+                        let (sink, source) = memory_lane();
+                        let failed = number % 2 == 1;
+                        let dialled = if failed { Err(LaneError::Closed) } else { Ok(wrap(sink)) };
+                        sources_in.try_send(wrap_source(source)).unwrap();
+                        // nobody takes lanes any more once the push is over
+                        let _push_over = sinks_in.send(dialled).await;
+                    }
+                }
+            };
             let transfer = TransferId([7; 16]);
             let receiving = tokio::spawn(async move {
                 far.0.greeting().await.unwrap().agree().unwrap();
@@ -76,8 +97,9 @@ impl InProcess {
                 let session = Session { transfer, control: far, lanes: sources, access, config };
                 run_session(session, std::future::pending()).await
             });
-            let link = Link { transfer, cipher: Cipher::Tls, control: near, lanes: sinks, supply: None };
-            let ended = push.run(link, observer, std::future::pending()).await;
+            let link = Link { transfer, cipher: Cipher::Tls, control: near, lanes: sinks, supply };
+            let pushing = push.run(link, observer, std::future::pending());
+            let (ended, ()) = tokio::join!(pushing, dialling);
             receiving.await.unwrap().unwrap();
             ended
         });

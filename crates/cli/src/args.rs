@@ -33,7 +33,8 @@ The sender's fingerprint is what 'zmove key show' prints there.
 Exit codes: 0 all done and flushed; 1 usage; 2 other protocol version; 3 target refused; 5 not
 authenticated; 10 no connection; 11 file error; 12 connection lost or protocol broken;
 20 interrupted; 23 some files failed (each is named).
-ZMOVE_HOME is where keys are kept (default ~/.config/zmove; for a daemon run as root /etc/zmove).";
+ZMOVE_HOME is where keys and known paths are kept (default ~/.config/zmove; for a daemon run as
+root /etc/zmove).";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -62,7 +63,7 @@ pub(crate) struct PushArgs {
     /// Pin the key of a host that is not known yet, without asking
     #[arg(long)]
     pub(crate) accept_new: bool,
-    /// Data connections, 1 to 64 [default: by round trip time and cores]
+    /// Data connections, 1 to 64 [default: by round trip time and cores, then as many as help]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) streams: Option<u16>,
     /// Compare files that are there already by contents, not by size and time
@@ -74,7 +75,8 @@ pub(crate) struct PushArgs {
     /// Write the BLAKE3 of each file sent, as 'b3sum --check' reads it in the target directory
     #[arg(long, value_name = "FILE")]
     pub(crate) manifest: Option<PathBuf>,
-    /// Congestion control of the data connections, for example bbr or cubic [default: the system's]
+    /// Congestion control of the data connections, for example bbr or cubic [default: the system's;
+    /// bbr where loss slows them and the kernel lets users choose it]
     #[arg(long, value_name = "NAME")]
     pub(crate) congestion: Option<String>,
     /// Send no faster than this per second over all data connections, for example 5Gbit, 500Mbit, 100MB or 100MiB

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{mpsc, watch};
-use zmove_sender::{LaneSupply, Link, LossAnswer};
+use zmove_sender::{LaneSupply, Learnt, Link, LossAnswer, Summary};
 use zmove_transport::{
     ClearLane, Connection, DialError, Dialler, Fingerprint, FirstKey, HostPolicy, Identity, KnownHosts,
     LaneError, LaneSink, SocketConfig, TlsLane, control_pair,
@@ -16,6 +16,7 @@ use zmove_wire::{Cipher, Greeting, Role};
 
 use crate::exit::{Exit, Failure};
 use crate::location::Remote;
+use crate::paths::{Known, Paths};
 use crate::settings::{self, Controls, LANES_AT_ONCE, LOSS_TOLERANT, congestion_controls, lanes_for};
 use crate::terminal;
 
@@ -35,7 +36,7 @@ pub(crate) struct DialOptions {
 }
 
 /// Dials control and lanes; lanes go on coming up after this returns.
-pub(crate) async fn connect(remote: &Remote, options: &DialOptions) -> Result<Link> {
+pub(crate) async fn connect(remote: &Remote, options: &DialOptions) -> Result<(Link, Route)> {
     let home = settings::home(settings::Role::Client)?;
     let identity = Identity::load_or_create(&home)?;
     let mut known_hosts = KnownHosts::open(&home)?;
@@ -46,14 +47,72 @@ pub(crate) async fn connect(remote: &Remote, options: &DialOptions) -> Result<Li
         None if options.accept_new => HostPolicy::AcceptNew(first_key.clone()),
         None => HostPolicy::Pinned(ask_for_key(remote, &identity, &mut known_hosts).await?),
     };
-    let socket = SocketConfig { congestion: options.congestion.clone(), ..SocketConfig::default() };
+    let paths = Paths::of(&home, remote);
+    let plan = LanePlan::new(options, paths.recall());
+    let socket = SocketConfig { congestion: plan.congestion.clone(), ..SocketConfig::default() };
     let dialler = Dialler::new(&identity, &remote.host, remote.port, policy, socket).await?;
-    let link = dial_all(dialler, options).await?;
+    let (link, round_trip) = dial_all(dialler, options, plan).await?;
     if let Some(key) = first_key.get() {
         known_hosts.pin(&remote.host, remote.port, key)?;
         terminal::warn(format_args!("pinned the key of {}:{}: {key}", remote.host, remote.port));
     }
-    Ok(link)
+    Ok((link, Route { paths, round_trip }))
+}
+
+/// The path that was taken, to be remembered.
+pub(crate) struct Route {
+    paths: Paths,
+    round_trip: Duration,
+}
+
+impl Route {
+    /// Keeps what a push has learnt.
+    pub(crate) fn learn(&self, summary: &Summary) {
+        if let Some(Learnt { lanes, loss_tolerant }) = summary.learnt {
+            let rate =
+                summary.bytes * 1000 / u64::try_from(summary.elapsed.as_millis()).unwrap_or(u64::MAX).max(1);
+            self.paths.keep(Known::new(lanes, loss_tolerant, self.round_trip, rate));
+        }
+    }
+}
+
+/// What lanes are dialled with, before anything is known of the path but what was remembered.
+struct LanePlan {
+    /// None: the number is for the controller.
+    fixed: Option<u16>,
+    known: Option<Known>,
+    congestion: Option<String>,
+    answer: LossAnswer,
+}
+
+impl LanePlan {
+    fn new(options: &DialOptions, known: Option<Known>) -> Self {
+        // a pace is shared out over the lanes that there are, and a number that was asked for is kept
+        let known = known.filter(|_| options.streams.is_none() && options.limit.is_none());
+        let answer = loss_answer(options);
+        match answer {
+            LossAnswer::Replaceable { tolerant, .. } if known.is_some_and(|known| known.loss_tolerant) => {
+                Self {
+                    fixed: options.streams,
+                    known,
+                    congestion: Some(tolerant),
+                    answer: LossAnswer::Tolerant,
+                }
+            }
+            answer => Self { fixed: options.streams, known, congestion: options.congestion.clone(), answer },
+        }
+    }
+
+    /// How many are dialled before the round trip is known.
+    fn at_once(&self) -> u16 {
+        self.fixed.or(self.known.map(|known| known.lanes)).unwrap_or(LANES_AT_ONCE)
+    }
+
+    /// How many there shall be at first, where `least` suit the round trip.
+    fn count(&self, round_trip: Duration, least: u16) -> u16 {
+        let known = self.known.filter(|known| known.suits(round_trip)).map(|known| known.lanes);
+        self.fixed.or(known).unwrap_or(least)
+    }
 }
 
 /// Asks the user, as ssh does, whether an unknown host's key is the right one.
@@ -96,33 +155,33 @@ async fn ask_for_key(
     Ok(fingerprint)
 }
 
-async fn dial_all(dialler: Dialler, options: &DialOptions) -> Result<Link> {
-    let (transfer, streams, cipher) = (fresh_transfer()?, options.streams, options.cipher);
+async fn dial_all(dialler: Dialler, options: &DialOptions, plan: LanePlan) -> Result<(Link, Duration)> {
+    let (transfer, cipher) = (fresh_transfer()?, options.cipher);
     let lane = |number| {
         let greeting = Greeting { cipher, ..Greeting::new(Role::Lane(LaneId(number)), transfer) };
         Lane { number, greeting, limit: options.limit }
     };
     let (lanes_in, lanes) = mpsc::channel(usize::from(zmove_wire::limits::LANES_MAX));
     let (wanted_in, wanted) = watch::channel(None);
-    for number in 0..streams.unwrap_or(LANES_AT_ONCE) {
+    for number in 0..plan.at_once() {
         spawn_lane(&dialler, lane(number), &lanes_in, wanted.clone());
     }
     let connection = dialler.dial(DIAL_TIMEOUT).await?;
-    let least = lanes_for(connection.rtt);
-    let count = streams.unwrap_or(least);
+    let round_trip = connection.rtt;
+    let least = lanes_for(round_trip);
+    let count = plan.count(round_trip, least);
     wanted_in.send_replace(Some(count));
-    for number in streams.unwrap_or(LANES_AT_ONCE)..count {
+    for number in plan.at_once()..count {
         spawn_lane(&dialler, lane(number), &lanes_in, wanted.clone());
     }
     connection.set_unacknowledged_max(CONTROL_SILENCE_MAX).context("set up the control connection")?;
-    // a pace is shared out over the lanes that there are, and a number that was asked for is kept
-    let tuned = streams.is_none() && options.limit.is_none();
+    let tuned = plan.fixed.is_none() && options.limit.is_none();
     let supply = tuned.then(|| {
         let (more, wanted) = mpsc::unbounded_channel();
         tokio::spawn(dial_more(dialler, lane(count), lanes_in, wanted));
-        LaneSupply { more, asked: count, least, congestion: loss_answer(options) }
+        LaneSupply { more, asked: count, least, congestion: plan.answer }
     });
-    Ok(Link { transfer, cipher, control: control_pair(connection), lanes, supply })
+    Ok((Link { transfer, cipher, control: control_pair(connection), lanes, supply }, round_trip))
 }
 
 /// Dials lanes for as long as somebody may want more; `next` is the first of them.

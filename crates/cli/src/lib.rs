@@ -8,6 +8,7 @@ mod dial;
 mod exit;
 mod key;
 mod location;
+mod paths;
 mod progress;
 mod push;
 mod scan;

@@ -113,12 +113,14 @@ async fn push_there(
 ) -> Result<Summary> {
     let stop = interrupted();
     tokio::pin!(stop);
-    let link = tokio::select! {
-        link = dial::connect(remote, options) => link?,
+    let (link, route) = tokio::select! {
+        dialled = dial::connect(remote, options) => dialled?,
         () = &mut stop => return Err(zmove_sender::SessionError::Interrupted.into()),
     };
     display.start();
-    Ok(push.run(link, display.observer(), stop).await?)
+    let summary = push.run(link, display.observer(), stop).await?;
+    route.learn(&summary);
+    Ok(summary)
 }
 
 /// Runs both roles in this process: the whole pipeline without a network.

@@ -99,6 +99,7 @@ fn as_json(summary: &Summary, cipher: Option<&str>) -> serde_json::Value {
         "failed": summary.failed,
         "vanished": summary.vanished,
         "resent": summary.resent,
+        "repeated": summary.repeated,
         "lanes": summary.lanes,
         "cipher": cipher,
         "seconds": summary.elapsed.as_secs_f64(),

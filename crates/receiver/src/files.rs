@@ -8,11 +8,12 @@
 //!
 //! **Invariant:** a file is handed out as [`Complete`] once, when each of its groups has been written once.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use zmove_disk::Staged;
-use zmove_types::{FileId, GroupSpan};
+use zmove_types::{FileId, GroupSpan, ItemId};
 use zmove_wire::{Fault, FaultCode, FileHead, Operation};
 
 /// All large files of a transfer.
@@ -37,6 +38,19 @@ pub(crate) struct LargeFile {
 struct State {
     staged: Option<Arc<Staged>>,
     written: HashSet<u32>,
+    /// Groups that are being written, with the items of copies that came meanwhile.
+    writing: HashMap<u32, Vec<ItemId>>,
+}
+
+/// Which copy of its group a chunk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Copy {
+    /// To be written.
+    First,
+    /// Another is being written; it will be settled with that.
+    Waiting,
+    /// Another has been written.
+    Late,
 }
 
 /// The proof that every group of a file has been written.
@@ -124,6 +138,30 @@ impl LargeFile {
         Some(Complete(staged))
     }
 
+    /// Whether a chunk is to be written: one that comes again is not, while or after the first copy is. While it is, the item
+    /// waits for that.
+    pub(crate) fn begin(&self, span: GroupSpan, item: ItemId) -> Copy {
+        let mut state = self.lock();
+        if state.written.contains(&span.index) {
+            return Copy::Late;
+        }
+        match state.writing.entry(span.index) {
+            Entry::Occupied(mut first) => {
+                first.get_mut().push(item);
+                Copy::Waiting
+            }
+            Entry::Vacant(place) => {
+                place.insert(Vec::new());
+                Copy::First
+            }
+        }
+    }
+
+    /// Ends what [`begin`](Self::begin) called the first copy; returns the items that have waited for it.
+    pub(crate) fn end(&self, span: GroupSpan) -> Vec<ItemId> {
+        self.lock().writing.remove(&span.index).unwrap_or_default()
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -154,6 +192,25 @@ mod tests {
             complete += usize::from(file.written(span, hold).is_some());
         }
         assert_eq!(complete, 1);
+    }
+
+    #[test]
+    fn of_two_copies_one_is_written() {
+        let table = FileTable::default();
+        table.declare(FileId(1), head(2 * GROUP_BYTES)).unwrap();
+        let file = table.find(FileId(1)).unwrap().unwrap();
+        let home = tempfile::tempdir().unwrap();
+        let directory = Tree::open(home.path()).unwrap().open_directory(&RelPath::root()).unwrap();
+        let names = TempNames::new("t");
+        let span = GroupSpan::of(file.head.bytes, 0).unwrap();
+        assert_eq!(file.begin(span, ItemId(1)), Copy::First);
+        assert_eq!(file.begin(span, ItemId(1)), Copy::Waiting);
+        assert_eq!(file.begin(span, ItemId(2)), Copy::Waiting);
+        let hold = file.staged(|| Staged::create(&directory, 0o600, &names)).unwrap();
+        assert!(file.written(span, hold).is_none());
+        assert_eq!(file.end(span), [ItemId(1), ItemId(2)]);
+        assert_eq!(file.begin(span, ItemId(3)), Copy::Late);
+        assert_eq!(file.end(span), []);
     }
 
     #[test]

@@ -335,9 +335,11 @@ impl Running {
     fn take_outcome(&mut self, outcome: Outcome) -> Result<(), SessionError> {
         match outcome {
             Outcome::Item(item) => {
-                self.report.items += 1;
-                self.report.faults += item.faults.len() as u64;
-                self.ledger.settled(item);
+                let faults = item.faults.len() as u64;
+                if self.ledger.settled(item)? {
+                    self.report.items += 1;
+                    self.report.faults += faults;
+                }
             }
             Outcome::File(file) => {
                 self.report.faults += u64::from(file.fault.is_some());

@@ -15,7 +15,7 @@ use zmove_wire::{
 };
 
 use crate::check::{VerifiedBatch, VerifiedChunk};
-use crate::files::{Complete, FileTable, LargeFile};
+use crate::files::{Complete, Copy, FileTable, LargeFile};
 use crate::place::{Known, Placer, commit, failure, plain};
 use crate::target::Target;
 use crate::untouched::Untouched;
@@ -115,6 +115,11 @@ fn store_batch(context: &Context, placer: &mut Placer<'_>, batch: VerifiedBatch)
 
 fn store_chunk(context: &Context, placer: &mut Placer<'_>, file: &Arc<LargeFile>, chunk: VerifiedChunk) {
     let (item, span, data) = chunk.into_parts();
+    match file.begin(span, item) {
+        Copy::First => {}
+        Copy::Waiting => return,
+        Copy::Late => return context.settle(item, Vec::new()),
+    }
     let written = open_staged(context, placer, file).and_then(|staged| {
         let (outcome, _data) = context.disk.write(staged.data(), span.offset(), data);
         outcome.map_err(|error| (Operation::Write, error))?;
@@ -125,7 +130,9 @@ fn store_chunk(context: &Context, placer: &mut Placer<'_>, file: &Arc<LargeFile>
         Ok(Some(complete)) => finish_file(context, placer, file, complete),
         Err((operation, error)) => context.fail_file(file.id, failure(operation, &error)),
     }
-    context.settle(item, Vec::new());
+    for item in std::iter::once(item).chain(file.end(span)) {
+        context.settle(item, Vec::new());
+    }
 }
 
 fn open_staged(

@@ -1,5 +1,6 @@
 //! The threads of one push: started, added to and let go while it runs, joined at its end.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -11,6 +12,7 @@ use zmove_wire::Compare;
 
 use crate::error::SessionError;
 use crate::lanes::{self, Cargo};
+use crate::path::unacked;
 use crate::planner::{News, plan_all};
 use crate::reader::read_all;
 use crate::shared::Shared;
@@ -84,9 +86,9 @@ impl Crew {
             shared.pool.raise(self.lanes_up() + BUFFERS_BESIDE_LANES);
         }
         let (shared, cargo, broken) = (Arc::clone(shared), self.cargo.clone(), self.broken_in.clone());
-        let number = self.lanes.len();
+        let number = self.lanes.len() - 1;
         self.spawn(format!("zmove-lane-{number}"), move || {
-            if let Err(error) = lanes::run_lane(&shared, sink, &cargo, &let_go)
+            if let Err(error) = lanes::run_lane(&shared, (number, sink), &cargo, &let_go)
                 && !shared.is_stopping()
             {
                 let _session_over = broken.send(error);
@@ -126,6 +128,18 @@ impl Crew {
 
     pub(crate) fn breakers(&self) -> Vec<LaneBreaker> {
         self.lanes.iter().map(|lane| lane.breaker.clone()).collect()
+    }
+
+    /// Breaks lanes, by their numbers.
+    pub(crate) fn break_lanes(&self, numbers: &HashSet<usize>) {
+        let chosen = self.lanes.iter().enumerate().filter(|(number, _)| numbers.contains(number));
+        chosen.for_each(|(_, lane)| lane.breaker.trip());
+    }
+
+    /// Whether something that a lane has taken has not arrived at the other end; where nobody tells, it may be so.
+    pub(crate) fn is_stuck(&self, number: usize) -> bool {
+        let info = self.lanes.get(number).and_then(|lane| lane.probe.read());
+        info.is_none_or(|info| unacked(&info) > 0)
     }
 
     /// What tells of each lane's connection, with those that have been let go.

@@ -5,10 +5,11 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crossbeam_channel::{Receiver, TryRecvError, select};
 use zmove_transport::{Frame, LaneError, LaneSink};
-use zmove_types::{Buffer, Doing, FileId, Metadata, Stopwatch};
+use zmove_types::{Buffer, Doing, FileId, GroupSpan, Metadata, Stopwatch};
 use zmove_wire::{FileHead, FrameHeader, FrameKind};
 
 use crate::reader::sealed;
@@ -19,7 +20,7 @@ use crate::source::LargeSource;
 #[derive(Debug)]
 pub(crate) enum Cargo {
     Batch(Frame),
-    Chunk { file: Arc<LargeSource>, metadata: Metadata, frame: Frame, tries: u8 },
+    Chunk { file: Arc<LargeSource>, span: GroupSpan, metadata: Metadata, frame: Frame, tries: u8 },
 }
 
 impl Cargo {
@@ -33,19 +34,21 @@ impl Cargo {
 /// Runs one lane until the readers are gone, nobody holds it any more, or it breaks.
 pub(crate) fn run_lane(
     shared: &Shared,
-    mut sink: Box<dyn LaneSink>,
+    (number, mut sink): (usize, Box<dyn LaneSink>),
     queue: &Receiver<Cargo>,
     let_go: &Receiver<()>,
 ) -> Result<(), LaneError> {
     let mut watch = shared.lane_clock.start();
     let mut declared = HashSet::new();
-    while let Some(cargo) = next(queue, let_go) {
+    while let Some(cargo) = shared.flights.while_idle(|| next(queue, let_go)) {
         watch.lap(Doing::Starved);
         shared.note_first_byte();
         let bytes = cargo.data_bytes();
         match cargo {
             Cargo::Batch(frame) => sink.send(frame, &mut watch)?,
-            Cargo::Chunk { file, metadata, frame, tries } => {
+            Cargo::Chunk { file, span, metadata, frame, tries } => {
+                let source = (file.id, Arc::clone(&file));
+                shared.flights.taken(frame.header.item, number, source, span, Instant::now());
                 // a damaged declaration is why a chunk may have to come again
                 if declared.insert(file.id) || tries > 0 {
                     declare(&file, metadata, sink.as_mut(), &mut watch)?;

@@ -139,6 +139,12 @@ fn share(part: Duration, whole: Duration) -> f64 {
     if whole.is_zero() { 0.0 } else { part.as_secs_f64() / whole.as_secs_f64() }
 }
 
+/// What is in the kernel, on this side or on the way.
+pub(crate) fn unacked(info: &TcpInfo) -> u64 {
+    let on_the_way = info.bytes_sent.unwrap_or(0).saturating_sub(info.bytes_retransmitted.unwrap_or(0));
+    on_the_way.saturating_sub(info.bytes_acked.unwrap_or(0)) + u64::from(info.bytes_unsent.unwrap_or(0))
+}
+
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

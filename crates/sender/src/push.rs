@@ -227,12 +227,15 @@ impl Running {
         self.account.shared.stop();
         let breakers = self.crew.breakers();
         let lanes = self.crew.lanes_ever();
+        let learnt = self.steering.learnt();
         if ended.is_err() {
             breakers.iter().for_each(LaneBreaker::trip);
             self.writer.abort();
             // the peer sees the end of the connection now, and lets go of its lanes
             drop(self.inbox);
         } else {
+            // another lane has brought what these still hold
+            self.crew.break_lanes(&self.account.shared.flights.overtaken());
             // a receiver that says all is done and yet does not read its lanes is not waited for
             tokio::spawn(async move {
                 tokio::time::sleep(GOODBYE_TIMEOUT).await;
@@ -256,6 +259,7 @@ impl Running {
             failed: count(&shared.counters.failed),
             vanished: count(&shared.counters.vanished),
             resent: count(&shared.counters.resent),
+            repeated: count(&shared.counters.repeated),
             lanes,
             elapsed,
             first_byte: shared.first_byte(),
@@ -265,6 +269,7 @@ impl Running {
             manifest_left_out,
             verdict: reading.times(elapsed, lanes, &finished).verdict(),
             path: reading.path,
+            learnt,
         };
         // the last hold on the queue of messages: the writer says goodbye, which changes nothing if nobody hears it
         drop(shared);

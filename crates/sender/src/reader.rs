@@ -202,15 +202,22 @@ impl Reader<'_> {
     }
 
     fn read_group(&mut self, file: &Arc<LargeSource>, span: GroupSpan) {
-        if file.is_dead() {
+        let again = self.shared.flights.item_again(file.id, span);
+        if file.is_dead() || again.is_some_and(|item| !self.shared.flights.is_under_way(item)) {
             return;
         }
-        if let Err(error) = self.try_read_group(file, span) {
+        if let Err(error) = self.try_read_group(file, span, again) {
             self.shared.fail_large(file, &error);
         }
     }
 
-    fn try_read_group(&mut self, file: &Arc<LargeSource>, span: GroupSpan) -> Result<(), FileError> {
+    /// Reads a group and hands it on, as a new item or as one that is late.
+    fn try_read_group(
+        &mut self,
+        file: &Arc<LargeSource>,
+        span: GroupSpan,
+        again: Option<ItemId>,
+    ) -> Result<(), FileError> {
         let (opened, identity) = file.open(self.shared.config.direct)?;
         let Some(buffer) = self.buffer() else { return Ok(()) };
         let mut hasher = GroupHasher::new(span.index);
@@ -232,7 +239,8 @@ impl Reader<'_> {
             return Err(FileError::Changed { path: file.display() });
         }
         let tries = file.tries(span);
-        let Some(item) = self.issue(Sent::Group(Arc::clone(file), span), tries) else { return Ok(()) };
+        let item = again.or_else(|| self.issue(Sent::Group(Arc::clone(file), span), tries));
+        let Some(item) = item else { return Ok(()) };
         let header = sealed(
             &cv.0,
             FrameHeader {
@@ -246,7 +254,8 @@ impl Reader<'_> {
             },
         );
         let frame = Frame { header, head: Vec::new(), data: buffer };
-        self.hand_on(Cargo::Chunk { file: Arc::clone(file), metadata: identity.metadata(), frame, tries });
+        let file = Arc::clone(file);
+        self.hand_on(Cargo::Chunk { file, span, metadata: identity.metadata(), frame, tries });
         Ok(())
     }
 

@@ -17,6 +17,7 @@ use zmove_wire::{ToReceiver, WireError};
 use crate::ahead::Ahead;
 use crate::config::SenderConfig;
 use crate::error::FileError;
+use crate::flights::Flights;
 use crate::pack::{Basis, Pack, Parcel};
 use crate::source::LargeSource;
 
@@ -58,6 +59,7 @@ pub(crate) struct Shared {
     pub(crate) counters: Counters,
     pub(crate) started: Instant,
     pub(crate) readers: Headcount,
+    pub(crate) flights: Flights<Arc<LargeSource>>,
     ledger: Mutex<SenderTransfer<Sent>>,
     settled: Condvar,
     stopping: AtomicBool,
@@ -115,6 +117,7 @@ pub(crate) struct Counters {
     pub(crate) failed: AtomicU64,
     pub(crate) vanished: AtomicU64,
     pub(crate) resent: AtomicU64,
+    pub(crate) repeated: AtomicU64,
 }
 
 impl Sent {
@@ -149,6 +152,7 @@ impl Shared {
             counters: Counters::default(),
             started,
             readers: Headcount::default(),
+            flights: Flights::default(),
             ledger: Mutex::default(),
             settled: Condvar::new(),
             stopping: AtomicBool::new(false),
@@ -178,6 +182,7 @@ impl Shared {
     pub(crate) fn stored(&self, item: ItemId) -> Result<Sent, WireError> {
         let settled = self.ledger().stored(item)?;
         self.settled.notify_one();
+        self.flights.settled(item, Instant::now());
         self.counters.bytes_settled.fetch_add(settled.data_bytes(), Ordering::Relaxed);
         Ok(settled)
     }
@@ -186,6 +191,7 @@ impl Shared {
     pub(crate) fn mismatch(&self, item: ItemId) -> Result<Resend<Sent>, WireError> {
         let settled = self.ledger().mismatch(item)?;
         self.settled.notify_one();
+        self.flights.settled(item, Instant::now());
         let (Resend::Again { work, .. } | Resend::GiveUp(work)) = &settled;
         self.counters.bytes_settled.fetch_add(work.data_bytes(), Ordering::Relaxed);
         Ok(settled)
@@ -253,6 +259,19 @@ impl Shared {
         if let Some(message) = ledger.announcement() {
             self.observer.on(&Event::Flushing);
             self.send(message);
+        }
+    }
+
+    /// When all work has been handed out: has what is late on a lane that is `stuck` read and sent again, for lanes that
+    /// are idle.
+    pub(crate) fn send_late_again(&self, stuck: impl Fn(usize) -> bool) {
+        if !self.ledger().is_all_issued() {
+            return;
+        }
+        for flight in self.flights.late(Instant::now(), stuck) {
+            self.ledger().begin(1);
+            self.counters.repeated.fetch_add(1, Ordering::Relaxed);
+            self.plan.push_again(Work::Group(flight.file, flight.span));
         }
     }
 
@@ -366,3 +385,19 @@ const ENTRIES_WAITING_MAX: usize = 262_144;
 const PACKS_OPEN_MAX: usize = 16;
 /// Large files that wait: enough to find the largest early, few enough to be no burden.
 const FILES_WAITING_MAX: usize = 65_536;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readers_go_from_the_last_and_come_back_once() {
+        let readers = Headcount::default();
+        assert_eq!(readers.want(4), 0);
+        assert_eq!(readers.want(2), 4);
+        assert!(!readers.may_go(2), "the last goes first");
+        assert!(readers.may_go(3) && !readers.may_go(1));
+        assert_eq!(readers.want(4), 3);
+        assert!(!readers.may_go(3) && !readers.may_go(2));
+    }
+}

@@ -148,7 +148,10 @@ impl LargeSource {
         }
         let file = Arc::new(DataFile::for_reading(file, identity.bytes, direct));
         state.opened = Some((Arc::clone(&file), identity));
-        state.cvs = vec![None; GroupSpan::count(identity.bytes).unwrap_or(0) as usize];
+        // what has been hashed counts, also for a file that is opened again because a group was late
+        if state.cvs.is_empty() {
+            state.cvs = vec![None; GroupSpan::count(identity.bytes).unwrap_or(0) as usize];
+        }
         Ok((file, identity))
     }
 

@@ -13,7 +13,9 @@ use zmove_types::StageTimes;
 use crate::control::{LaneSupply, LossAnswer};
 use crate::crew::Crew;
 use crate::error::SessionError;
+use crate::path::unacked;
 use crate::shared::Shared;
+use crate::summary::Learnt;
 use crate::tune::{Congestion, Knob, Limits, PathTick, Tick, Tuner, Wanted};
 
 /// The hand on the knobs of one push.
@@ -73,6 +75,13 @@ impl Steering {
         }));
     }
 
+    /// What there is to say to the next push on this path.
+    pub(crate) fn learnt(&self) -> Option<Learnt> {
+        let wanted = self.tuner.as_ref().filter(|_| self.supply.is_some())?.proven();
+        let lanes = u16::try_from(wanted.lanes).ok()?;
+        Some(Learnt { lanes, loss_tolerant: wanted.congestion == Congestion::LossTolerant })
+    }
+
     /// A lane that was asked for has come up, or will not.
     pub(crate) fn lane_came(&mut self) {
         self.awaited = self.awaited.saturating_sub(1);
@@ -92,6 +101,7 @@ impl Steering {
 
     /// Looks, decides, and does it.
     pub(crate) fn step(&mut self, crew: &mut Crew, shared: &Arc<Shared>) -> Result<(), SessionError> {
+        shared.send_late_again(|lane| crew.is_stuck(lane));
         let (now, tick) = self.look(crew, shared);
         let first = self.before.at.is_none();
         self.before = now;
@@ -167,12 +177,6 @@ impl Steering {
     }
 }
 
-/// What is in the kernel, on this side or on the way.
-fn unacked(info: &TcpInfo) -> u64 {
-    let on_the_way = info.bytes_sent.unwrap_or(0).saturating_sub(info.bytes_retransmitted.unwrap_or(0));
-    on_the_way.saturating_sub(info.bytes_acked.unwrap_or(0)) + u64::from(info.bytes_unsent.unwrap_or(0))
-}
-
 fn mean_round_trip<'a>(probes: impl Iterator<Item = &'a PathProbe>) -> Option<Duration> {
     let trips: Vec<_> = probes.filter_map(PathProbe::read).filter_map(|info| info.round_trip).collect();
     let count = u32::try_from(trips.len()).ok().filter(|count| *count > 0)?;
@@ -193,6 +197,7 @@ fn path_since_start(infos: &[TcpInfo], before: &PathTick) -> PathTick {
             .filter_map(|info| info.segments_retransmitted)
             .map(u64::from)
             .sum(),
+        segment_bytes: infos.iter().filter_map(|info| info.segment_bytes).max().unwrap_or(0),
         round_trip: Duration::ZERO,
         round_trip_min: shortest.into_iter().chain(so_far).min().unwrap_or_default(),
     }

@@ -22,6 +22,8 @@ pub struct Summary {
     pub vanished: u64,
     /// Items that arrived damaged and were sent again.
     pub resent: u64,
+    /// Chunks that were sent again because their lane was slow.
+    pub repeated: u64,
     /// How many lanes carried data.
     pub lanes: usize,
     /// From the start of the command to the receiver's last word.
@@ -40,6 +42,17 @@ pub struct Summary {
     pub verdict: Verdict,
     /// What the kernel tells of the path, where its TCP carries the lanes.
     pub path: Option<PathReport>,
+    /// What suits the path, where the number of lanes was not fixed.
+    pub learnt: Option<Learnt>,
+}
+
+/// What a push has found out for the next one on the same path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Learnt {
+    /// How many lanes were right.
+    pub lanes: u16,
+    /// Whether a congestion control that takes no notice of loss was.
+    pub loss_tolerant: bool,
 }
 
 impl Summary {

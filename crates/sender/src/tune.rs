@@ -11,6 +11,7 @@ use zmove_types::StageTimes;
 
 mod attempt;
 mod lanes;
+mod loss;
 mod readers;
 
 use lanes::LaneTuner;
@@ -92,6 +93,8 @@ pub(crate) struct PathTick {
     pub(crate) send_buffer_limited: Duration,
     /// Segments sent again.
     pub(crate) segments_retransmitted: u64,
+    /// What a segment holds at most, in bytes; zero where nobody tells.
+    pub(crate) segment_bytes: u32,
     /// The smoothed round trip, a mean of the lanes that are up.
     pub(crate) round_trip: Duration,
     /// The shortest round trip that any lane has seen.
@@ -118,6 +121,12 @@ impl Tuner {
             self.readers.tick(tick);
         }
         self.wanted()
+    }
+
+    /// What has proved right so far: without what is only being tried.
+    pub(crate) fn proven(&self) -> Wanted {
+        let (lanes, congestion) = self.lanes.proven();
+        Wanted { lanes, congestion, ..self.wanted() }
     }
 
     pub(crate) fn wanted(&self) -> Wanted {

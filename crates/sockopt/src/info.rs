@@ -16,6 +16,8 @@ pub struct TcpInfo {
     pub round_trip: Option<Duration>,
     /// The shortest round trip of late.
     pub round_trip_min: Option<Duration>,
+    /// What a segment holds at most, in bytes.
+    pub segment_bytes: Option<u32>,
     /// Segments the congestion window holds.
     pub congestion_window_segments: Option<u32>,
     /// How long ago data was last put on the wire, to the millisecond.
@@ -61,6 +63,7 @@ impl TcpInfo {
         Self {
             round_trip: micros_32(ROUND_TRIP),
             round_trip_min: micros_32(ROUND_TRIP_MIN).filter(|time| time.as_micros() < u128::from(u32::MAX)),
+            segment_bytes: word(bytes, SEGMENT_BYTES),
             congestion_window_segments: word(bytes, CONGESTION_WINDOW),
             since_data_sent: word(bytes, LAST_DATA_SENT)
                 .map(|millis| Duration::from_millis(u64::from(millis))),
@@ -93,6 +96,7 @@ const ROOM_BYTES: usize = 512;
 
 /// Where the fields lie; the kernel only ever appends.
 const FLAGS: usize = 7;
+const SEGMENT_BYTES: usize = 16;
 const LAST_DATA_SENT: usize = 44;
 const ROUND_TRIP: usize = 68;
 const CONGESTION_WINDOW: usize = 80;
@@ -127,6 +131,7 @@ mod tests {
         let info = tcp_info(&near).unwrap();
         assert!(info.round_trip.is_some_and(|time| !time.is_zero()), "{info:?}");
         assert!(info.congestion_window_segments.is_some_and(|segments| segments > 0), "{info:?}");
+        assert!(info.segment_bytes.is_some_and(|bytes| (500..=65_535).contains(&bytes)), "{info:?}");
         assert!(info.since_data_sent.is_some_and(|time| time < Duration::from_secs(60)), "{info:?}");
         assert!(info.bytes_acked.is_none_or(|bytes| (1000..=1001).contains(&bytes)), "{info:?}");
         assert!(info.bytes_sent.is_none_or(|bytes| bytes == 1000), "{info:?}");

@@ -12,18 +12,32 @@ use zmove_sockopt::{TcpInfo, tcp_info};
 
 /// Asks the kernel about one lane's connection, and sets what may change while it runs; keeps the socket, but not the connection, open.
 #[derive(Clone, Default)]
-pub struct PathProbe(Option<Arc<TcpStream>>);
+pub struct PathProbe(Option<Source>);
+
+#[derive(Clone)]
+enum Source {
+    Kernel(Arc<TcpStream>),
+    Told(Arc<dyn Fn() -> TcpInfo + Send + Sync>),
+}
 
 impl PathProbe {
     /// A probe of a socket; one that cannot be duplicated tells nothing.
     pub(crate) fn new(socket: &TcpStream) -> Self {
-        Self(socket.try_clone().ok().map(Arc::new))
+        Self(socket.try_clone().ok().map(|socket| Source::Kernel(Arc::new(socket))))
     }
 
-    /// What is known at this moment; `None` where no kernel's TCP carries the lane.
+    /// A probe of a connection that is not the kernel's: `tell` says what is known of it, and must not block.
+    pub fn telling(tell: impl Fn() -> TcpInfo + Send + Sync + 'static) -> Self {
+        Self(Some(Source::Told(Arc::new(tell))))
+    }
+
+    /// What is known at this moment; `None` where nothing tells.
     #[must_use]
     pub fn read(&self) -> Option<TcpInfo> {
-        tcp_info(self.0.as_deref()?).ok()
+        match self.0.as_ref()? {
+            Source::Kernel(socket) => tcp_info(socket).ok(),
+            Source::Told(tell) => Some(tell()),
+        }
     }
 
     /// Gives the connection another congestion control, by its kernel name. Nothing happens where no kernel's TCP carries
@@ -32,9 +46,9 @@ impl PathProbe {
     /// # Errors
     /// The kernel does not have it, or does not let this user choose it.
     pub fn set_congestion(&self, algorithm: &str) -> io::Result<()> {
-        match self.0.as_deref() {
-            Some(socket) => SockRef::from(socket).set_tcp_congestion(algorithm.as_bytes()),
-            None => Ok(()),
+        match &self.0 {
+            Some(Source::Kernel(socket)) => SockRef::from(&**socket).set_tcp_congestion(algorithm.as_bytes()),
+            Some(Source::Told(_)) | None => Ok(()),
         }
     }
 }

@@ -233,6 +233,19 @@ mod tests {
     }
 
     #[test]
+    fn a_raised_pool_has_room_for_the_one_who_waits() {
+        let pool = BufferPool::new(8, 1);
+        let held = pool.take();
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| pool.take().is_some());
+            pool.raise(2);
+            pool.raise(1);
+            assert!(waiter.join().unwrap());
+        });
+        drop(held);
+    }
+
+    #[test]
     fn a_closed_pool_refuses() {
         let pool = BufferPool::new(8, 1);
         let held = pool.take();

@@ -85,32 +85,42 @@ impl Rest {
     }
 }
 
-/// The rate over the last few ticks.
+/// The rate over the last few ticks, and over as many before.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Recent(Vec<f64>);
 
 impl Recent {
     pub(super) fn tick(&mut self, rate: f64) {
-        if self.0.len() == RECENT_TICKS {
+        if self.0.len() == 2 * RECENT_TICKS {
             self.0.remove(0);
         }
         self.0.push(rate);
     }
 
     pub(super) fn mean(&self) -> f64 {
-        let count = u32::try_from(self.0.len().max(1)).unwrap_or(u32::MAX);
-        self.0.iter().sum::<f64>() / f64::from(count)
+        mean(&self.0[self.0.len().saturating_sub(RECENT_TICKS)..])
     }
 
     /// Whether it is known and not still rising by itself, as in a slow start: then it can serve as a baseline.
     pub(super) fn is_baseline(&self) -> bool {
-        let [first, .., last] = self.0.as_slice() else { return false };
-        self.0.len() == RECENT_TICKS && *last <= first * RISING_MIN
+        let last = &self.0[self.0.len().saturating_sub(RECENT_TICKS)..];
+        last.len() == RECENT_TICKS && last[RECENT_TICKS - 1] <= last[0] * RISING_MIN
     }
+
+    /// Whether it is about what it was before.
+    pub(super) fn is_steady(&self) -> bool {
+        self.0.len() == 2 * RECENT_TICKS && self.mean() > mean(&self.0[..RECENT_TICKS]) * STEADY_MIN
+    }
+}
+
+fn mean(rates: &[f64]) -> f64 {
+    let count = u32::try_from(rates.len().max(1)).unwrap_or(u32::MAX);
+    rates.iter().sum::<f64>() / f64::from(count)
 }
 
 const RECENT_TICKS: usize = 3;
 const RISING_MIN: f64 = 1.1;
+const STEADY_MIN: f64 = 0.92;
 /// A dial takes three round trips, a slow start some more.
 const SETTLING_ROUND_TRIPS: u32 = 8;
 const SETTLING_MIN: Duration = Duration::from_millis(500);

@@ -15,6 +15,7 @@ use std::time::Duration;
 use zmove_types::GROUP_BYTES;
 
 use super::attempt::{Attempt, Outcome, Recent, Rest};
+use super::loss::LossWatch;
 use super::{Congestion, Knob, Limits, PathTick, Tick};
 
 /// See the module.
@@ -28,8 +29,10 @@ pub(super) struct LaneTuner {
     rest: Rest,
     recent: Recent,
     loss: LossWatch,
+    /// The best rate so far, over a few ticks.
+    best: f64,
     windows_full_ticks: u32,
-    /// For how long there has been a reason to shrink.
+    /// For how long there has been a reason to shrink, less the time when there was none.
     crowded: Duration,
 }
 
@@ -39,6 +42,7 @@ struct Trial {
     attempt: Attempt,
     /// Lanes that are being dialled have not come up yet.
     dialling: bool,
+    loss_before: LossWatch,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -46,14 +50,6 @@ enum Change {
     More { before: usize },
     Fewer { before: usize },
     LossTolerant,
-}
-
-/// Whether loss keeps lanes below what the path could carry.
-#[derive(Debug, Default)]
-struct LossWatch {
-    /// One bit for each of the last ticks without a queue: whether something was sent again.
-    lossy: u32,
-    ticks: u32,
 }
 
 impl LaneTuner {
@@ -68,6 +64,7 @@ impl LaneTuner {
             rest: Rest::default(),
             recent: Recent::default(),
             loss: LossWatch::default(),
+            best: 0.0,
             windows_full_ticks: 0,
             crowded: Duration::ZERO,
         }
@@ -81,6 +78,15 @@ impl LaneTuner {
         self.congestion
     }
 
+    /// Lanes and congestion control without what is only being tried.
+    pub(super) fn proven(&self) -> (usize, Congestion) {
+        match self.trial.as_ref().map(|trial| trial.change) {
+            Some(Change::More { before } | Change::Fewer { before }) => (before, self.congestion),
+            Some(Change::LossTolerant) => (self.wanted, Congestion::AsSet),
+            None => (self.wanted, self.congestion),
+        }
+    }
+
     pub(super) fn is_settled(&self) -> bool {
         self.trial.is_none()
     }
@@ -89,6 +95,7 @@ impl LaneTuner {
         let rate = tick.carried_per_second();
         self.recent.tick(rate);
         self.rest.tick(tick.elapsed);
+        self.best = self.best.max(self.recent.mean());
         self.observe(tick);
         match self.trial.take() {
             Some(trial) => self.go_on(trial, tick, rate),
@@ -100,11 +107,12 @@ impl LaneTuner {
     fn observe(&mut self, tick: &Tick) {
         let Some(path) = &tick.path else { return };
         let waiting = lanes_wait(tick);
-        self.loss.tick(path, waiting);
+        self.loss.tick(path, waiting, tick.bytes_carried);
         let full = waiting && path.has_full_windows() && tick.cores_idle >= CORES_IDLE_MIN;
         self.windows_full_ticks = if full { self.windows_full_ticks + 1 } else { 0 };
         let crowded = waiting && (path.has_long_queue() || tick.is_storage_behind());
-        self.crowded = if crowded { self.crowded + tick.elapsed } else { Duration::ZERO };
+        self.crowded =
+            if crowded { self.crowded + tick.elapsed } else { self.crowded.saturating_sub(tick.elapsed) };
     }
 
     /// Starts an attempt if there is a reason for one.
@@ -118,7 +126,10 @@ impl LaneTuner {
         if tick.is_storage_behind() {
             return;
         }
+        // what lanes still have from their slow start they lose step by step: until then a change would show no gain
+        let fallen = self.recent.mean() < self.best * FALLEN_MAX;
         let lossy = self.loss.is_reason() && self.congestion == Congestion::AsSet;
+        let lossy = lossy && (fallen || self.recent.is_steady());
         if lossy && self.loss_tolerant_allowed {
             self.congestion = Congestion::LossTolerant;
             return self.start(Change::LossTolerant, path);
@@ -126,7 +137,9 @@ impl LaneTuner {
         let windows = self.windows_full_ticks >= WINDOWS_FULL_TICKS_MIN;
         if (lossy || windows) && self.wanted < self.knob.most && tick.lanes_up >= self.wanted {
             let before = self.wanted;
-            self.wanted = (before * 2).min(self.knob.most);
+            let enough =
+                self.loss.lane_rate(path).filter(|_| lossy).map_or(0, |rate| lanes_for(self.best, rate));
+            self.wanted = enough.max(before * 2).min(self.knob.most);
             self.start(Change::More { before }, path);
         }
     }
@@ -134,7 +147,8 @@ impl LaneTuner {
     fn start(&mut self, change: Change, path: &PathTick) {
         let attempt = Attempt::new(self.recent.mean(), path.round_trip.max(path.round_trip_min));
         let dialling = matches!(change, Change::More { .. });
-        self.trial = Some(Trial { change, attempt, dialling });
+        let loss_before = std::mem::take(&mut self.loss);
+        self.trial = Some(Trial { change, attempt, dialling, loss_before });
         self.crowded = Duration::ZERO;
         self.windows_full_ticks = 0;
     }
@@ -150,7 +164,9 @@ impl LaneTuner {
             return;
         };
         match trial.change {
-            Change::More { before } if ratio < GAIN_MIN => self.go_back(before),
+            Change::More { before } if ratio < GAIN_MIN || self.loss.has_risen_since(&trial.loss_before) => {
+                self.go_back(before);
+            }
             Change::Fewer { before } if ratio < KEPT_MIN => self.go_back(before),
             Change::LossTolerant if ratio < GAIN_MIN => {
                 self.congestion = Congestion::AsSet;
@@ -169,25 +185,8 @@ impl LaneTuner {
     }
 }
 
-impl LossWatch {
-    fn tick(&mut self, path: &PathTick, waiting: bool) {
-        if !waiting || path.has_queue() {
-            *self = Self::default();
-            return;
-        }
-        self.lossy = self.lossy << 1 | u32::from(path.segments_retransmitted > 0);
-        self.ticks = (self.ticks + 1).min(LOSS_TICKS);
-    }
-
-    /// Loss again and again while the path has no queue: not the burst in which a slow start ends.
-    fn is_reason(&self) -> bool {
-        let lossy = (self.lossy & ((1 << LOSS_TICKS) - 1)).count_ones();
-        self.ticks >= LOSS_TICKS_WATCHED_MIN && lossy >= LOSSY_TICKS_MIN
-    }
-}
-
 impl PathTick {
-    fn has_queue(&self) -> bool {
+    pub(super) fn has_queue(&self) -> bool {
         self.round_trip > self.round_trip_min.mul_f64(QUEUE_RATIO) + QUEUE_NOISE
     }
 
@@ -209,6 +208,13 @@ impl Tick {
     }
 }
 
+/// How many lanes of `lane_rate` make up `rate`.
+fn lanes_for(rate: f64, lane_rate: f64) -> usize {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and 1024")]
+    let lanes = (rate / lane_rate.max(1.0)).ceil().clamp(0.0, 1024.0) as usize;
+    lanes
+}
+
 /// Whether lanes wait for the path, and not for something to send.
 fn lanes_wait(tick: &Tick) -> bool {
     tick.lane.share(tick.lane.blocked) > 0.5
@@ -216,14 +222,10 @@ fn lanes_wait(tick: &Tick) -> bool {
 
 /// What more lanes must gain to stay.
 const GAIN_MIN: f64 = 1.1;
+/// Of the best rate so far.
+const FALLEN_MAX: f64 = 0.75;
 /// What fewer lanes must keep.
 const KEPT_MIN: f64 = 0.97;
-/// How many ticks a look for loss goes back.
-const LOSS_TICKS: u32 = 12;
-/// How many ticks it takes at least.
-const LOSS_TICKS_WATCHED_MIN: u32 = 3;
-/// In how many of them something must have been sent again.
-const LOSSY_TICKS_MIN: u32 = 2;
 const WINDOWS_FULL_TICKS_MIN: u32 = 4;
 const WINDOW_SHARE_MIN: f64 = 0.5;
 /// A busy host is slow by itself.

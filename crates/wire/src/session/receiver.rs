@@ -3,22 +3,53 @@
 //! **Invariant:** [`ReceiverAction::Finish`] is given at most once, and only when the sender's announcement says that
 //! nothing else is coming: every announced item is settled and every mismatch has been answered.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::error::WireError;
-use crate::limits::STORED_ITEMS_MAX;
+use crate::limits::{ITEMS_OUTSTANDING_MAX, STORED_ITEMS_MAX};
 use crate::message::{Answer, Fault, FileDone, Stored, StoredItem, ToSender};
 
 /// What has been received, and what to tell the sender.
 #[derive(Debug, Default)]
 pub struct ReceiverTransfer {
-    settled: u64,
+    settled: Settled,
     mismatches: u64,
     announced: Option<(u64, u64)>,
     unsent: Stored,
     other: VecDeque<ToSender>,
     finished: bool,
 }
+
+/// The items that have been settled: as ranges, since they are numbered in a row.
+#[derive(Debug, Default)]
+struct Settled {
+    count: u64,
+    /// The end of each range by its start; no two touch.
+    ranges: BTreeMap<u64, u64>,
+}
+
+impl Settled {
+    /// Adds an item; returns whether it is new.
+    fn insert(&mut self, item: u64) -> Result<bool, WireError> {
+        let before = self.ranges.range(..=item).next_back().map(|(start, end)| (*start, *end));
+        if before.is_some_and(|(_, end)| item < end) {
+            return Ok(false);
+        }
+        let end = item.checked_add(1).ok_or(WireError::OutOfOrder { what: "an item" })?;
+        let start = before.filter(|(_, end)| *end == item).map_or(item, |(start, _)| start);
+        let end = self.ranges.remove(&end).unwrap_or(end);
+        self.ranges.insert(start, end);
+        self.count += 1;
+        let (value, limit) = (self.ranges.len() as u64, SETTLED_RANGES_MAX as u64);
+        if value > limit {
+            return Err(WireError::OverLimit { what: "gaps between items", value, limit });
+        }
+        Ok(true)
+    }
+}
+
+/// Between two ranges there is an item that is on its way.
+const SETTLED_RANGES_MAX: usize = ITEMS_OUTSTANDING_MAX + 1;
 
 /// What the receiver has to do.
 #[derive(Debug, PartialEq, Eq)]
@@ -31,11 +62,18 @@ pub enum ReceiverAction {
 }
 
 impl ReceiverTransfer {
-    /// A writer is done with an item.
-    pub fn settled(&mut self, item: StoredItem) {
-        self.settled += 1;
+    /// A writer is done with an item; returns whether that is news. An item that comes again on another lane counts as it did
+    /// the first time.
+    ///
+    /// # Errors
+    /// [`WireError::OverLimit`] when the items that came leave more gaps than a sender may have items on their way.
+    pub fn settled(&mut self, item: StoredItem) -> Result<bool, WireError> {
+        if !self.settled.insert(item.item)? {
+            return Ok(false);
+        }
         self.mismatches += u64::from(item.mismatch);
         self.unsent.items.push(item);
+        Ok(true)
     }
 
     /// A large file is whole under its final name, or has failed.
@@ -91,9 +129,9 @@ impl ReceiverTransfer {
 
     fn is_complete(&self) -> Result<bool, WireError> {
         let Some((items, mismatches)) = self.announced else { return Ok(false) };
-        if mismatches == self.mismatches && self.settled > items {
+        if mismatches == self.mismatches && self.settled.count > items {
             return Err(WireError::OutOfOrder { what: "an item after the last" });
         }
-        Ok(self.settled == items && mismatches == self.mismatches)
+        Ok(self.settled.count == items && mismatches == self.mismatches)
     }
 }

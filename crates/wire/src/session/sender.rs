@@ -119,7 +119,7 @@ impl<W> SenderTransfer<W> {
     #[must_use]
     pub fn announcement(&mut self) -> Option<ToReceiver> {
         let now = (self.issued, self.mismatches);
-        if !self.plan_ended || self.unfinished > 0 || self.announced == Some(now) {
+        if !self.is_all_issued() || self.announced == Some(now) {
             return None;
         }
         self.announced = Some(now);
@@ -132,9 +132,15 @@ impl<W> SenderTransfer<W> {
         self.outstanding.len()
     }
 
+    /// Whether all work has become items, of which some may be on their way.
+    #[must_use]
+    pub fn is_all_issued(&self) -> bool {
+        self.plan_ended && self.unfinished == 0
+    }
+
     /// Whether everything sent has been settled and nothing is planned.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        self.plan_ended && self.unfinished == 0 && self.outstanding.is_empty()
+        self.is_all_issued() && self.outstanding.is_empty()
     }
 }

@@ -64,7 +64,7 @@ impl Pair {
                 Packet::Data { item, damaged } => {
                     assert_eq!(self.finished_at, None, "data after the end");
                     let item = item.0;
-                    self.receiver.settled(StoredItem { item, mismatch: damaged, faults: vec![] });
+                    self.receiver.settled(StoredItem { item, mismatch: damaged, faults: vec![] }).unwrap();
                 }
                 Packet::ToReceiver(ToReceiver::Announce { items, mismatches }) => {
                     self.receiver.announced(items, mismatches).unwrap();
@@ -158,10 +158,35 @@ fn announcements_are_not_taken_back() {
 #[test]
 fn more_items_than_announced_is_an_error() {
     let mut receiver = ReceiverTransfer::default();
-    receiver.settled(StoredItem { item: 0, mismatch: false, faults: vec![] });
+    receiver.settled(StoredItem { item: 0, mismatch: false, faults: vec![] }).unwrap();
     receiver.announced(0, 0).unwrap();
     assert!(matches!(receiver.poll(), Ok(Some(ReceiverAction::Send(_)))));
     assert_eq!(receiver.poll(), Err(WireError::OutOfOrder { what: "an item after the last" }));
+}
+
+#[test]
+fn an_item_that_comes_again_counts_once() {
+    let mut receiver = ReceiverTransfer::default();
+    let mut settle = |item, mismatch| receiver.settled(StoredItem { item, mismatch, faults: vec![] });
+    let news: Vec<_> = [3, 1, 1, 2, 0, 3, 2, 5, 4, 0].map(|item| settle(item, false).unwrap()).into();
+    assert_eq!(news, [true, true, false, true, true, false, false, true, true, false]);
+    assert_eq!((settle(6, true), settle(6, false)), (Ok(true), Ok(false)));
+    assert!(settle(u64::MAX, false).is_err());
+    receiver.announced(7, 1).unwrap();
+    let Ok(Some(ReceiverAction::Send(ToSender::Stored(stored)))) = receiver.poll() else {
+        panic!("receipts")
+    };
+    assert_eq!(stored.items.len(), 7);
+    assert_eq!(receiver.poll(), Ok(Some(ReceiverAction::Finish)));
+}
+
+#[test]
+fn items_with_too_many_gaps_are_refused() {
+    let mut receiver = ReceiverTransfer::default();
+    let refused = (0..9999).find(|number| {
+        receiver.settled(StoredItem { item: number * 2, mismatch: false, faults: vec![] }).is_err()
+    });
+    assert_eq!(refused, Some(crate::limits::ITEMS_OUTSTANDING_MAX as u64 + 1));
 }
 
 fn any_job() -> impl Strategy<Value = (u8, u64)> {

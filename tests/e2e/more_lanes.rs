@@ -1,0 +1,75 @@
+//! A path that loses packets gets more lanes while the push runs, and lanes that do not come up are done without.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::thread::sleep;
+use std::time::Duration;
+
+use zmove_sender::SenderConfig;
+use zmove_transport::{Frame, LaneBreaker, LaneError, LaneSink, PathProbe, TcpInfo};
+use zmove_types::{Doing, GROUP_BYTES, Stopwatch};
+
+use crate::harness::Site;
+use crate::inprocess::InProcess;
+use crate::tree::assert_same;
+
+const LANES: usize = 2;
+/// Much more than goes over the first lanes until there are others.
+const GROUPS: u64 = 60;
+const SLOW: Duration = Duration::from_millis(150);
+
+#[test]
+fn a_lossy_path_gets_more_lanes() {
+    let site = Site::local();
+    std::fs::File::create(site.source().join("large")).unwrap().set_len(GROUPS * GROUP_BYTES).unwrap();
+    let lanes = Arc::new(AtomicUsize::new(0));
+    let wrap = {
+        let lanes = Arc::clone(&lanes);
+        Box::new(move |inner| {
+            lanes.fetch_add(1, Ordering::Relaxed);
+            Box::new(LossySink { inner, lanes: Arc::clone(&lanes) }) as Box<dyn LaneSink>
+        })
+    };
+    let config = SenderConfig { readers: 2, ..SenderConfig::default() };
+    let push = InProcess { lanes: LANES, wrap, more: true, config, ..InProcess::default() };
+    let pushed = push.push(&site.source(), &site.target());
+    let summary = pushed.summary();
+    // of two more that were asked for one has failed
+    assert_eq!((summary.files, summary.lanes), (1, LANES + 1));
+    assert!(summary.learnt.is_some());
+    assert_same(&site.source(), &site.target());
+}
+
+/// A sending end that is slow while it is one of few, and of which the kernel says that it loses segments.
+struct LossySink {
+    inner: Box<dyn LaneSink>,
+    lanes: Arc<AtomicUsize>,
+}
+
+impl LaneSink for LossySink {
+    fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
+        if frame.header.data_bytes > 0 && self.lanes.load(Ordering::Relaxed) == LANES {
+            sleep(SLOW);
+            watch.lap(Doing::Blocked);
+        }
+        self.inner.send(frame, watch)
+    }
+
+    fn finish(&mut self) -> Result<(), LaneError> {
+        self.inner.finish()
+    }
+
+    fn breaker(&self) -> LaneBreaker {
+        self.inner.breaker()
+    }
+
+    fn path(&self) -> PathProbe {
+        let lost = AtomicU32::new(0);
+        PathProbe::telling(move || TcpInfo {
+            segments_retransmitted: Some(lost.fetch_add(1, Ordering::Relaxed)),
+            round_trip: Some(Duration::from_millis(90)),
+            round_trip_min: Some(Duration::from_millis(90)),
+            ..TcpInfo::default()
+        })
+    }
+}
