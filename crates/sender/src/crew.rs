@@ -24,6 +24,7 @@ pub(crate) struct Crew {
     threads: Vec<JoinHandle<()>>,
     scan: Scan,
     lanes: Vec<Lane>,
+    lanes_most: usize,
     broken_in: mpsc::UnboundedSender<LaneError>,
     /// Lanes that broke.
     pub(crate) broken: UnboundedReceiver<LaneError>,
@@ -54,6 +55,7 @@ impl Crew {
             threads: Vec::new(),
             scan: scan.clone(),
             lanes: Vec::new(),
+            lanes_most: 0,
             broken_in,
             broken,
             last_error: None,
@@ -81,6 +83,7 @@ impl Crew {
     ) -> Result<(), SessionError> {
         let (hold, let_go) = crossbeam_channel::bounded(0);
         self.lanes.push(Lane { breaker: sink.breaker(), probe: sink.path(), hold: Some(hold) });
+        self.lanes_most = self.lanes_most.max(self.lanes_up());
         if self.lanes_up() > usize::from(zmove_wire::limits::LANES_UNASKED_MAX) {
             // each lane holds one while it sends
             shared.pool.raise(self.lanes_up() + BUFFERS_BESIDE_LANES);
@@ -116,9 +119,9 @@ impl Crew {
         self.lanes.iter().filter(|lane| lane.hold.is_some()).count()
     }
 
-    /// How many lanes there have been.
-    pub(crate) fn lanes_ever(&self) -> usize {
-        self.lanes.len()
+    /// The most lanes that have been up at once.
+    pub(crate) fn lanes_most(&self) -> usize {
+        self.lanes_most
     }
 
     /// How many frames wait for a lane.

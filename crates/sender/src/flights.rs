@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use zmove_types::{FileId, GroupSpan, ItemId};
@@ -91,7 +91,7 @@ impl<F: Clone> Flights<F> {
         let idle = self.idle.load(Ordering::Relaxed);
         let mut state = self.lock();
         let Some(usual) = state.usual_time().filter(|_| idle > 0) else { return Vec::new() };
-        let is_late = |flight: &Flight<F>| now - flight.taken > usual * LATE_RATIO + LATE_MIN;
+        let is_late = |flight: &Flight<F>| now - flight.taken > usual.mul_f64(LATE_RATIO) + LATE_MIN;
         let late = state.under_way.iter().filter(|(_, flight)| !flight.repeated && is_late(flight));
         let mut late: Vec<_> = late.filter(|(_, flight)| stuck(flight.lane)).map(|(item, _)| *item).collect();
         late.sort_unstable_by_key(|item| state.under_way[item].taken);
@@ -138,7 +138,7 @@ impl<F: Clone> State<F> {
 
 const TIMES_MAX: usize = 32;
 /// A chunk is late when it takes so many times as long as usual,
-const LATE_RATIO: u32 = 2;
+const LATE_RATIO: f64 = 1.5;
 /// and this much more.
 const LATE_MIN: Duration = Duration::from_millis(100);
 
@@ -170,7 +170,7 @@ mod tests {
     fn what_is_late_goes_again_once_and_under_its_item() {
         let start = Instant::now();
         let flights = flights(start);
-        assert!(late(&flights, start + Duration::from_secs(2), true).is_empty(), "not late");
+        assert!(late(&flights, start + Duration::from_millis(1500), true).is_empty(), "not late");
         let now = start + Duration::from_secs(3);
         assert!(flights.late(now, |_| true).is_empty(), "no lane is idle");
         assert!(late(&flights, now, false).is_empty(), "it has arrived");

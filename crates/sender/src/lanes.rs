@@ -100,3 +100,56 @@ fn forget_some(declared: &mut HashSet<FileId>) {
 }
 
 const DECLARED_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use crossbeam_channel::bounded;
+    use zmove_transport::LaneBreaker;
+    use zmove_types::NoObserver;
+
+    use crate::config::SenderConfig;
+
+    /// Tells whether it has ended in order; nothing is to be sent.
+    struct Unused(Arc<AtomicBool>);
+
+    impl LaneSink for Unused {
+        fn send(&mut self, frame: Frame, _watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
+            panic!("{:?} was sent", frame.header.item)
+        }
+
+        fn finish(&mut self) -> Result<(), LaneError> {
+            self.0.store(true, Ordering::Relaxed);
+            Ok(())
+        }
+
+        fn breaker(&self) -> LaneBreaker {
+            LaneBreaker::new(|| ())
+        }
+    }
+
+    /// Runs a lane that nobody holds, over what waits in `queue`; returns whether it ended in order.
+    fn run_let_go(queue: &Receiver<Cargo>) -> bool {
+        let (outgoing, _messages) = tokio::sync::mpsc::unbounded_channel();
+        let shared = Shared::new(SenderConfig::default(), Arc::new(NoObserver), outgoing, Instant::now());
+        let (hold, let_go) = bounded(0);
+        let finished = Arc::new(AtomicBool::new(false));
+        let sink = Box::new(Unused(Arc::clone(&finished)));
+        drop(hold);
+        run_lane(&shared, (0, sink), queue, &let_go).unwrap();
+        finished.load(Ordering::Relaxed)
+    }
+
+    #[test]
+    fn a_lane_that_is_let_go_ends_in_order_and_leaves_what_waits() {
+        let (cargo_in, cargo) = bounded(1);
+        assert!(run_let_go(&cargo));
+        let frame = Frame { header: FrameHeader::default(), head: Vec::new(), data: Buffer::empty() };
+        cargo_in.send(Cargo::Batch(frame)).unwrap();
+        assert!(run_let_go(&cargo));
+        assert_eq!(cargo.len(), 1);
+    }
+}

@@ -226,7 +226,7 @@ impl Running {
         let elapsed = self.account.shared.started.elapsed();
         self.account.shared.stop();
         let breakers = self.crew.breakers();
-        let lanes = self.crew.lanes_ever();
+        let lanes = self.crew.lanes_most();
         let learnt = self.steering.learnt();
         if ended.is_err() {
             breakers.iter().for_each(LaneBreaker::trip);

@@ -167,6 +167,7 @@ impl Steering {
             lane: now.lane.since(&before.lane),
             lanes_up: crew.lanes_up(),
             bytes_unstored: handed_over.saturating_sub(settled + infos.iter().map(unacked).sum::<u64>()),
+            ending: crew.frames_waiting() == 0 && shared.ledger().is_all_issued(),
             cores_idle: now.cores.idle_since(&before.cores),
             path: (!infos.is_empty()).then(|| PathTick {
                 round_trip: mean_round_trip(crew.probes_up()).unwrap_or(path.round_trip_min),

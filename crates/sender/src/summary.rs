@@ -24,7 +24,7 @@ pub struct Summary {
     pub resent: u64,
     /// Chunks that were sent again because their lane was slow.
     pub repeated: u64,
-    /// How many lanes carried data.
+    /// How many lanes there were, at most at once.
     pub lanes: usize,
     /// From the start of the command to the receiver's last word.
     pub elapsed: Duration,

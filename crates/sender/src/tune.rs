@@ -76,6 +76,8 @@ pub(crate) struct Tick {
     pub(crate) lanes_up: usize,
     /// Bytes that have been carried from the start and have no receipt: in the receiver's buffers, or half of a group.
     pub(crate) bytes_unstored: u64,
+    /// Whether no work is left but what lanes have: rates tell nothing any more.
+    pub(crate) ending: bool,
     /// The share of this host's cores that did nothing, from 0 to 1.
     pub(crate) cores_idle: f64,
     /// What the kernel tells of the lanes' connections, if it carries them.
@@ -115,6 +117,9 @@ impl Tuner {
 
     /// Takes what happened and says what is wanted now.
     pub(crate) fn tick(&mut self, tick: &Tick) -> Wanted {
+        if tick.ending {
+            return self.wanted();
+        }
         self.lanes.tick(tick);
         // one knob at a time: a gain has one cause
         if self.lanes.is_settled() {

@@ -33,6 +33,10 @@ use whole::WholeRecords;
 /// What a lane may receive at once before autotuning has seen how fast it is; see [`zmove_sockopt::open_receive_window`].
 const LANE_WINDOW_BYTES: u32 = 8 << 20;
 
+/// What may wait in a lane's socket before it is sent. The kernel makes room for two windows, as large as they ever were: a
+/// lane that has become slow would hold several chunks there, which others could take.
+const LANE_UNSENT_BYTES: u32 = 1 << 20;
+
 /// An established connection to a peer whose key is known.
 #[derive(Debug)]
 pub struct Connection {
@@ -83,6 +87,7 @@ impl Connection {
         let socket = socket.into_std()?;
         socket.set_nonblocking(false)?;
         zmove_sockopt::open_receive_window(&socket, LANE_WINDOW_BYTES)?;
+        socket2::SockRef::from(&socket).set_tcp_notsent_lowat(LANE_UNSENT_BYTES)?;
         Ok(Parts { socket, session, secrets: self.secrets, plaintext, records })
     }
 

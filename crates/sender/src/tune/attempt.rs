@@ -36,6 +36,11 @@ impl Attempt {
         }
     }
 
+    /// A change that upsets the path before it shows what it is worth: it gets more time.
+    pub(super) fn patiently(self) -> Self {
+        Self { settling: self.settling * PATIENCE, measuring: self.measuring * PATIENCE, ..self }
+    }
+
     /// The rate was falling when the change came: what it had become then is what the change must beat.
     pub(super) fn lower_baseline(&mut self, rate: f64) {
         self.baseline = self.baseline.min(rate);
@@ -126,5 +131,6 @@ const SETTLING_ROUND_TRIPS: u32 = 8;
 const SETTLING_MIN: Duration = Duration::from_millis(500);
 const MEASURING_ROUND_TRIPS: u32 = 5;
 const MEASURING_MIN: Duration = Duration::from_millis(500);
+const PATIENCE: u32 = 3;
 const REST_MIN: Duration = Duration::from_secs(5);
 const REST_MAX: Duration = Duration::from_secs(120);

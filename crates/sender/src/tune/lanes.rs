@@ -126,10 +126,9 @@ impl LaneTuner {
         if tick.is_storage_behind() {
             return;
         }
-        // what lanes still have from their slow start they lose step by step: until then a change would show no gain
         let fallen = self.recent.mean() < self.best * FALLEN_MAX;
         let lossy = self.loss.is_reason() && self.congestion == Congestion::AsSet;
-        let lossy = lossy && (fallen || self.recent.is_steady());
+        let lossy = lossy && (fallen || (self.recent.is_steady() && !self.will_fall(tick, path)));
         if lossy && self.loss_tolerant_allowed {
             self.congestion = Congestion::LossTolerant;
             return self.start(Change::LossTolerant, path);
@@ -144,8 +143,17 @@ impl LaneTuner {
         }
     }
 
+    /// Whether lanes still have from their slow start what loss will take from them: until then no change can show a gain.
+    fn will_fall(&self, tick: &Tick, path: &PathTick) -> bool {
+        let lanes = f64::from(u32::try_from(tick.lanes_up).unwrap_or(u32::MAX));
+        self.loss.lane_rate(path).is_some_and(|rate| rate * lanes < self.recent.mean() * SUSTAINED_MIN)
+    }
+
     fn start(&mut self, change: Change, path: &PathTick) {
         let attempt = Attempt::new(self.recent.mean(), path.round_trip.max(path.round_trip_min));
+        // such a control looks for the rate by sending too much, and much of that again
+        let patient = matches!(change, Change::LossTolerant);
+        let attempt = if patient { attempt.patiently() } else { attempt };
         let dialling = matches!(change, Change::More { .. });
         let loss_before = std::mem::take(&mut self.loss);
         self.trial = Some(Trial { change, attempt, dialling, loss_before });
@@ -223,7 +231,9 @@ fn lanes_wait(tick: &Tick) -> bool {
 /// What more lanes must gain to stay.
 const GAIN_MIN: f64 = 1.1;
 /// Of the best rate so far.
-const FALLEN_MAX: f64 = 0.75;
+const FALLEN_MAX: f64 = 0.85;
+/// Of the rate that loss should leave in the long run; which is known to a factor of two.
+const SUSTAINED_MIN: f64 = 0.4;
 /// What fewer lanes must keep.
 const KEPT_MIN: f64 = 0.97;
 const WINDOWS_FULL_TICKS_MIN: u32 = 4;

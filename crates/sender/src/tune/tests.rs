@@ -137,6 +137,7 @@ impl World {
             },
             lanes_up: self.lanes.len(),
             bytes_unstored: whole(self.unstored),
+            ending: false,
             cores_idle: self.cores_idle,
             path: Some(PathTick {
                 busy: lanes,
@@ -321,7 +322,7 @@ fn dials_that_fail_are_done_without() {
 
 #[test]
 fn a_loss_tolerant_control_that_gains_nothing_is_put_back() {
-    let mut world = World { queue: 0.0, loss: 1e-6, ..World::new(GBIT / 4.0, 90) };
+    let mut world = World { queue: 0.15, loss: 1e-6, ..World::new(GBIT / 4.0, 90) };
     let run = run(&mut world, Limits { loss_tolerant_allowed: true, ..LIMITS }, 60);
     assert_eq!(run.last().congestion, Congestion::AsSet);
     assert!(run.wanted.iter().any(|wanted| wanted.congestion == Congestion::LossTolerant));
