@@ -110,8 +110,8 @@ impl LanePlan {
 
     /// How many there shall be at first, where `least` suit the round trip.
     fn count(&self, round_trip: Duration, least: u16) -> u16 {
-        let known = self.known.filter(|known| known.suits(round_trip)).map(|known| known.lanes);
-        self.fixed.or(known).unwrap_or(least)
+        let known = self.known.filter(|known| known.suits(round_trip)).map_or(least, |known| known.lanes);
+        self.fixed.unwrap_or(known.max(least))
     }
 }
 

@@ -108,7 +108,7 @@ fn find(lines: &[String], endpoint: &str) -> Option<Known> {
 
 /// The whole file with this path at its end, without the oldest where it would get too long.
 fn with(lines: &[String], endpoint: &str, known: Known) -> String {
-    let others = lines.iter().filter(|line| !split(line).is_some_and(|(name, _)| name == endpoint));
+    let others = lines.iter().filter(|line| split(line).is_none_or(|(name, _)| name != endpoint));
     let others: Vec<_> = others.cloned().collect();
     let surplus = (others.len() + 1).saturating_sub(PATHS_MAX);
     let mut text = format!("{HEADER}\n");
