@@ -59,7 +59,10 @@ impl Summary {
     /// What would help the path, where that is the limit and the kernel knows why.
     #[must_use]
     pub fn finding(&self) -> Option<Finding> {
-        self.path.as_ref()?.finding(self.verdict.limit)
+        let finding = self.path.as_ref()?.finding(self.verdict.limit);
+        // what it advises has been done
+        let done = self.learnt.is_some_and(|learnt| learnt.loss_tolerant);
+        finding.filter(|finding| !(done && matches!(finding, Finding::Loss(_))))
     }
 
     /// For how much of the time nothing was on its way, from 0 to 1.
