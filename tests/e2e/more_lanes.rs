@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use zmove_sender::SenderConfig;
 use zmove_transport::{Frame, LaneBreaker, LaneError, LaneSink, PathProbe, TcpInfo};
@@ -34,13 +34,13 @@ fn a_lossy_path_gets_more_lanes() {
     let push = InProcess { lanes: LANES, wrap, more: true, config, ..InProcess::default() };
     let pushed = push.push(&site.source(), &site.target());
     let summary = pushed.summary();
-    // of two more that were asked for one has failed
-    assert_eq!((summary.files, summary.lanes), (1, LANES + 1));
+    // every other dial has failed
+    assert!(summary.files == 1 && summary.lanes > LANES, "{} lanes", summary.lanes);
     assert!(summary.learnt.is_some());
     assert_same(&site.source(), &site.target());
 }
 
-/// A sending end that is slow while it is one of few, and of which the kernel says that it loses segments.
+/// A sending end that is slow while it is one of few, and of which it is said that it loses segments, at a steady rate.
 struct LossySink {
     inner: Box<dyn LaneSink>,
     lanes: Arc<AtomicUsize>,
@@ -64,8 +64,10 @@ impl LaneSink for LossySink {
     }
 
     fn path(&self) -> PathProbe {
-        let lost = AtomicU32::new(0);
+        let (lost, started) = (AtomicU32::new(0), Instant::now());
+        let carried = move || u64::try_from(started.elapsed().as_micros()).unwrap();
         PathProbe::telling(move || TcpInfo {
+            bytes_acked: Some(carried()),
             segments_retransmitted: Some(lost.fetch_add(1, Ordering::Relaxed)),
             round_trip: Some(Duration::from_millis(90)),
             round_trip_min: Some(Duration::from_millis(90)),

@@ -139,10 +139,10 @@ impl Crew {
         chosen.for_each(|(_, lane)| lane.breaker.trip());
     }
 
-    /// Whether something that a lane has taken has not arrived at the other end; where nobody tells, it may be so.
+    /// Whether something that a lane has sent has not arrived at the other end, as far as anybody tells.
     pub(crate) fn is_stuck(&self, number: usize) -> bool {
         let info = self.lanes.get(number).and_then(|lane| lane.probe.read());
-        info.is_none_or(|info| unacked(&info) > 0)
+        info.is_some_and(|info| unacked(&info) > 0)
     }
 
     /// What tells of each lane's connection, with those that have been let go.

@@ -37,6 +37,8 @@ pub(crate) struct Flight<F> {
     pub(crate) file: F,
     pub(crate) span: GroupSpan,
     taken: Instant,
+    /// The lane has handed it to what carries the lane.
+    sent: bool,
     repeated: bool,
 }
 
@@ -62,8 +64,15 @@ impl<F: Clone> Flights<F> {
         span: GroupSpan,
         now: Instant,
     ) {
-        let flight = Flight { lane, id, file, span, taken: now, repeated: false };
+        let flight = Flight { lane, id, file, span, taken: now, sent: false, repeated: false };
         self.lock().under_way.entry(item).or_insert(flight);
+    }
+
+    /// The lane that took a chunk has nothing more to do with it, but perhaps its kernel has.
+    pub(crate) fn sent(&self, item: ItemId, lane: usize) {
+        if let Some(flight) = self.lock().under_way.get_mut(&item) {
+            flight.sent |= flight.lane == lane;
+        }
     }
 
     /// The receiver has settled an item.
@@ -85,15 +94,16 @@ impl<F: Clone> Flights<F> {
         waited
     }
 
-    /// Chooses what idle lanes should send again, the latest first; `stuck` says of a lane whether it still has something
-    /// that has not arrived.
+    /// Chooses what idle lanes should send again, the latest first; `stuck` says of a lane whether something that
+    /// it has sent has not arrived.
     pub(crate) fn late(&self, now: Instant, stuck: impl Fn(usize) -> bool) -> Vec<Flight<F>> {
         let idle = self.idle.load(Ordering::Relaxed);
         let mut state = self.lock();
         let Some(usual) = state.usual_time().filter(|_| idle > 0) else { return Vec::new() };
         let is_late = |flight: &Flight<F>| now - flight.taken > usual.mul_f64(LATE_RATIO) + LATE_MIN;
         let late = state.under_way.iter().filter(|(_, flight)| !flight.repeated && is_late(flight));
-        let mut late: Vec<_> = late.filter(|(_, flight)| stuck(flight.lane)).map(|(item, _)| *item).collect();
+        let mut late: Vec<_> =
+            late.filter(|(_, flight)| !flight.sent || stuck(flight.lane)).map(|(item, _)| *item).collect();
         late.sort_unstable_by_key(|item| state.under_way[item].taken);
         late.truncate(idle);
         late.into_iter().filter_map(|item| state.repeat(item)).collect()
@@ -155,6 +165,7 @@ mod tests {
             flights.settled(ItemId(number), taken + Duration::from_secs(1));
         }
         flights.taken(ItemId(9), 1, (FileId(1), ()), span(9), start);
+        flights.sent(ItemId(9), 1);
         flights
     }
 
@@ -179,6 +190,15 @@ mod tests {
         assert_eq!(flights.item_again(FileId(1), span(9)), Some(ItemId(9)));
         assert_eq!(flights.item_again(FileId(1), span(9)), None);
         assert_eq!(flights.overtaken(), HashSet::from([1]));
+    }
+
+    #[test]
+    fn a_chunk_that_its_lane_is_still_sending_has_not_arrived() {
+        let start = Instant::now();
+        let flights = flights(start);
+        flights.taken(ItemId(10), 1, (FileId(1), ()), span(10), start);
+        flights.sent(ItemId(10), 0);
+        assert_eq!(late(&flights, start + Duration::from_secs(3), false), [1]);
     }
 
     #[test]

@@ -47,13 +47,14 @@ pub(crate) fn run_lane(
         match cargo {
             Cargo::Batch(frame) => sink.send(frame, &mut watch)?,
             Cargo::Chunk { file, span, metadata, frame, tries } => {
-                let source = (file.id, Arc::clone(&file));
-                shared.flights.taken(frame.header.item, number, source, span, Instant::now());
+                let (item, source) = (frame.header.item, (file.id, Arc::clone(&file)));
+                shared.flights.taken(item, number, source, span, Instant::now());
                 // a damaged declaration is why a chunk may have to come again
                 if declared.insert(file.id) || tries > 0 {
                     declare(&file, metadata, sink.as_mut(), &mut watch)?;
                 }
                 sink.send(frame, &mut watch)?;
+                shared.flights.sent(item, number);
             }
         }
         shared.note_handed_over(bytes);
