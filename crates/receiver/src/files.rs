@@ -23,6 +23,8 @@ pub(crate) struct FileTable(Mutex<HashMap<FileId, Slot>>);
 #[derive(Debug)]
 enum Slot {
     Live(Arc<LargeFile>),
+    /// Whole, and about to get its name: chunks that come again wait for that.
+    Closing(Arc<LargeFile>),
     Dead,
 }
 
@@ -71,7 +73,7 @@ impl FileTable {
                 Ok(())
             }
             Some(Slot::Live(file)) if file.head == head => Ok(()),
-            Some(Slot::Dead) => Ok(()),
+            Some(Slot::Dead | Slot::Closing(_)) => Ok(()),
             _ => {
                 table.insert(id, Slot::Dead);
                 Err(Fault { path: head.path, operation: Operation::Verify, code: FaultCode::Contradiction })
@@ -84,13 +86,40 @@ impl FileTable {
         match self.lock().get(&id) {
             None => Err(Undeclared),
             Some(Slot::Dead) => Ok(None),
-            Some(Slot::Live(file)) => Ok(Some(Arc::clone(file))),
+            Some(Slot::Live(file) | Slot::Closing(file)) => Ok(Some(Arc::clone(file))),
         }
     }
 
     /// Ends a file; returns whether it was alive, so that its end is told once.
     pub(crate) fn bury(&self, id: FileId) -> bool {
-        matches!(self.lock().insert(id, Slot::Dead), Some(Slot::Live(_)))
+        self.end(id, |_| Slot::Dead)
+    }
+
+    /// A file is whole; returns whether it was alive. [`closed`](Self::closed) ends this.
+    pub(crate) fn close(&self, id: FileId) -> bool {
+        self.end(id, Slot::Closing)
+    }
+
+    /// A file that was closing has its name, or could not get it.
+    pub(crate) fn closed(&self, id: FileId) {
+        self.lock().insert(id, Slot::Dead);
+    }
+
+    fn end(&self, id: FileId, into: impl FnOnce(Arc<LargeFile>) -> Slot) -> bool {
+        match self.lock().entry(id) {
+            Entry::Vacant(place) => {
+                place.insert(Slot::Dead);
+                false
+            }
+            Entry::Occupied(mut slot) => match slot.get() {
+                Slot::Live(file) => {
+                    let file = Arc::clone(file);
+                    slot.insert(into(file));
+                    true
+                }
+                Slot::Closing(_) | Slot::Dead => false,
+            },
+        }
     }
 
     /// Ends all files that are still alive.
@@ -98,7 +127,7 @@ impl FileTable {
         let mut table = self.lock();
         let live = table.values_mut().filter_map(|slot| match std::mem::replace(slot, Slot::Dead) {
             Slot::Live(file) => Some(file),
-            Slot::Dead => None,
+            Slot::Closing(_) | Slot::Dead => None,
         });
         live.collect()
     }
@@ -138,23 +167,20 @@ impl LargeFile {
         Some(Complete(staged))
     }
 
-    /// Whether a chunk is to be written: one that comes again is not, while or after the first copy is. While it is, the item
-    /// waits for that.
+    /// Whether a chunk is to be written: one that comes again is not, while or after the first copy is. Until that has
+    /// [ended](Self::end), with all that follows from it, the item waits.
     pub(crate) fn begin(&self, span: GroupSpan, item: ItemId) -> Copy {
         let mut state = self.lock();
+        // a group that is written may be the last, whose writer is giving the file its name
+        if let Some(waiting) = state.writing.get_mut(&span.index) {
+            waiting.push(item);
+            return Copy::Waiting;
+        }
         if state.written.contains(&span.index) {
             return Copy::Late;
         }
-        match state.writing.entry(span.index) {
-            Entry::Occupied(mut first) => {
-                first.get_mut().push(item);
-                Copy::Waiting
-            }
-            Entry::Vacant(place) => {
-                place.insert(Vec::new());
-                Copy::First
-            }
-        }
+        state.writing.insert(span.index, Vec::new());
+        Copy::First
     }
 
     /// Ends what [`begin`](Self::begin) called the first copy; returns the items that have waited for it.
@@ -208,7 +234,8 @@ mod tests {
         assert_eq!(file.begin(span, ItemId(2)), Copy::Waiting);
         let hold = file.staged(|| Staged::create(&directory, 0o600, &names)).unwrap();
         assert!(file.written(span, hold).is_none());
-        assert_eq!(file.end(span), [ItemId(1), ItemId(2)]);
+        assert_eq!(file.begin(span, ItemId(4)), Copy::Waiting);
+        assert_eq!(file.end(span), [ItemId(1), ItemId(2), ItemId(4)]);
         assert_eq!(file.begin(span, ItemId(3)), Copy::Late);
         assert_eq!(file.end(span), []);
     }
@@ -223,5 +250,17 @@ mod tests {
         assert!(table.find(FileId(2)).unwrap().is_none());
         assert!(table.find(FileId(3)).is_err());
         assert!(!table.bury(FileId(2)));
+    }
+
+    #[test]
+    fn a_file_that_is_closing_is_found_until_it_is_closed() {
+        let table = FileTable::default();
+        table.declare(FileId(1), head(2 * GROUP_BYTES)).unwrap();
+        assert!(table.close(FileId(1)));
+        assert!(!table.bury(FileId(1)) && !table.close(FileId(1)));
+        table.declare(FileId(1), head(2 * GROUP_BYTES)).unwrap();
+        assert!(table.find(FileId(1)).unwrap().is_some());
+        table.closed(FileId(1));
+        assert!(table.find(FileId(1)).unwrap().is_none());
     }
 }

@@ -165,7 +165,7 @@ pub(crate) fn finish_file(
     file: &LargeFile,
     Complete(mut staged): Complete,
 ) {
-    if !context.files.bury(file.id) {
+    if !context.files.close(file.id) {
         return;
     }
     let path = &file.head.path;
@@ -179,4 +179,5 @@ pub(crate) fn finish_file(
     let committed = commit(context, staged, name, &plain(file.head.metadata), flush);
     let fault = committed.err().map(|(operation, error)| failure(operation, &error));
     context.tell(Outcome::File(FileDone { file: file.id.0, fault }));
+    context.files.closed(file.id);
 }
