@@ -8,8 +8,8 @@ use tokio::io::AsyncWriteExt;
 use tokio::sync::{mpsc, watch};
 use zmove_sender::Link;
 use zmove_transport::{
-    ClearLane, Connection, DialError, Dialler, Fingerprint, FirstKey, HostPolicy, Identity, KnownHosts,
-    LaneError, LaneSink, SocketConfig, TlsLane, control_pair,
+    Channel, ChannelDialler, DialError, Fingerprint, FirstKey, HostPolicy, Identity, KnownHosts, LaneError,
+    LaneSink, Reach, Transport, TransportChoice, control_pair,
 };
 use zmove_types::{LaneId, RateLimit, TransferId};
 use zmove_wire::{Cipher, Greeting, Role};
@@ -29,13 +29,21 @@ const CONTROL_SILENCE_MAX: Duration = Duration::from_secs(60);
 pub(crate) struct DialOptions {
     pub(crate) accept_new: bool,
     pub(crate) streams: Option<u16>,
-    pub(crate) congestion: Option<String>,
+    pub(crate) reach: Reach,
     pub(crate) cipher: Cipher,
     pub(crate) limit: Option<RateLimit>,
 }
 
+/// Another host, reached.
+pub(crate) struct Reached {
+    pub(crate) link: Link,
+    pub(crate) transport: Transport,
+    /// To be closed at the end.
+    pub(crate) dialler: ChannelDialler,
+}
+
 /// Dials control and lanes; lanes go on coming up after this returns.
-pub(crate) async fn connect(remote: &Remote, options: &DialOptions) -> Result<Link> {
+pub(crate) async fn connect(remote: &Remote, options: &DialOptions) -> Result<Reached> {
     let home = settings::home(settings::Role::Client)?;
     let identity = Identity::load_or_create(&home)?;
     let mut known_hosts = KnownHosts::open(&home)?;
@@ -44,16 +52,16 @@ pub(crate) async fn connect(remote: &Remote, options: &DialOptions) -> Result<Li
     let policy = match known {
         Some(key) => HostPolicy::Pinned(key),
         None if options.accept_new => HostPolicy::AcceptNew(first_key.clone()),
-        None => HostPolicy::Pinned(ask_for_key(remote, &identity, &mut known_hosts).await?),
+        None => HostPolicy::Pinned(ask_for_key(remote, &identity, &mut known_hosts, options).await?),
     };
-    let socket = SocketConfig { congestion: options.congestion.clone(), ..SocketConfig::default() };
-    let dialler = Dialler::new(&identity, &remote.host, remote.port, policy, socket).await?;
-    let link = dial_all(dialler, options).await?;
+    let reach = options.reach.clone();
+    let dialler = ChannelDialler::new(&identity, &remote.host, remote.port, policy, reach).await?;
+    let reached = dial_all(dialler, options).await?;
     if let Some(key) = first_key.get() {
         known_hosts.pin(&remote.host, remote.port, key)?;
         terminal::warn(format_args!("pinned the key of {}:{}: {key}", remote.host, remote.port));
     }
-    Ok(link)
+    Ok(reached)
 }
 
 /// Asks the user, as ssh does, whether an unknown host's key is the right one.
@@ -61,14 +69,14 @@ async fn ask_for_key(
     remote: &Remote,
     identity: &Identity,
     known_hosts: &mut KnownHosts,
+    options: &DialOptions,
 ) -> Result<Fingerprint> {
-    let socket = SocketConfig::default();
-    let dialler =
-        Dialler::new(identity, &remote.host, remote.port, HostPolicy::RefuseUnknown, socket).await?;
+    let (policy, reach) = (HostPolicy::RefuseUnknown, options.reach.clone());
+    let dialler = ChannelDialler::new(identity, &remote.host, remote.port, policy, reach).await?;
     let fingerprint = match dialler.dial(DIAL_TIMEOUT).await {
         Err(DialError::UnknownHost { fingerprint, .. }) => fingerprint,
         Err(error) => return Err(error.into()),
-        Ok(connection) => return Ok(connection.peer),
+        Ok(channel) => return Ok(channel.peer()),
     };
     if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
         let text = format!(
@@ -96,7 +104,7 @@ async fn ask_for_key(
     Ok(fingerprint)
 }
 
-async fn dial_all(dialler: Dialler, options: &DialOptions) -> Result<Link> {
+async fn dial_all(dialler: ChannelDialler, options: &DialOptions) -> Result<Reached> {
     let (transfer, streams, cipher) = (fresh_transfer()?, options.streams, options.cipher);
     let lane = |number| {
         let greeting = Greeting { cipher, ..Greeting::new(Role::Lane(LaneId(number)), transfer) };
@@ -104,17 +112,26 @@ async fn dial_all(dialler: Dialler, options: &DialOptions) -> Result<Link> {
     };
     let (lanes_in, lanes) = mpsc::channel(usize::from(zmove_wire::limits::LANES_MAX));
     let (wanted_in, wanted) = watch::channel(None);
-    for number in 0..streams.unwrap_or(LANES_AT_ONCE) {
+    let at_once = streams.unwrap_or(match options.reach.transport {
+        TransportChoice::Quic => settings::quic_lanes(),
+        TransportChoice::Auto | TransportChoice::Tcp => LANES_AT_ONCE,
+    });
+    for number in 0..at_once {
         spawn_lane(&dialler, lane(number), &lanes_in, wanted.clone());
     }
-    let connection = dialler.dial(DIAL_TIMEOUT).await?;
-    let count = streams.unwrap_or_else(|| lanes_for(connection.rtt));
+    let channel = dialler.dial(DIAL_TIMEOUT).await?;
+    let transport = channel.transport();
+    let count = streams.unwrap_or_else(|| match transport {
+        Transport::Tcp => lanes_for(channel.round_trip()),
+        Transport::Quic => settings::quic_lanes(),
+    });
     wanted_in.send_replace(Some(count));
-    for number in streams.unwrap_or(LANES_AT_ONCE)..count {
+    for number in at_once..count {
         spawn_lane(&dialler, lane(number), &lanes_in, wanted.clone());
     }
-    connection.set_unacknowledged_max(CONTROL_SILENCE_MAX).context("set up the control connection")?;
-    Ok(Link { transfer, cipher, control: control_pair(connection), lanes })
+    channel.set_unacknowledged_max(CONTROL_SILENCE_MAX).context("set up the control connection")?;
+    let link = Link { transfer, cipher, control: control_pair(channel), lanes };
+    Ok(Reached { link, transport, dialler })
 }
 
 /// A transfer id that nobody else has.
@@ -137,7 +154,12 @@ struct Lane {
 }
 
 /// Dials one lane; it is dropped again if the path turns out to need fewer.
-fn spawn_lane(dialler: &Dialler, lane: Lane, lanes: &LanesIn, mut wanted: watch::Receiver<Option<u16>>) {
+fn spawn_lane(
+    dialler: &ChannelDialler,
+    lane: Lane,
+    lanes: &LanesIn,
+    mut wanted: watch::Receiver<Option<u16>>,
+) {
     let (dialler, lanes) = (dialler.clone(), lanes.clone());
     tokio::spawn(async move {
         let dialled = dialler.dial(DIAL_TIMEOUT).await;
@@ -148,7 +170,7 @@ fn spawn_lane(dialler: &Dialler, lane: Lane, lanes: &LanesIn, mut wanted: watch:
             return;
         }
         let made = match dialled {
-            Ok(connection) => make_lane(connection, lane, count).await,
+            Ok(channel) => make_lane(channel, lane, count).await,
             Err(error) => Err(LaneError::Io { source: std::io::Error::other(error) }),
         };
         let _push_over = lanes.send(made).await;
@@ -157,17 +179,14 @@ fn spawn_lane(dialler: &Dialler, lane: Lane, lanes: &LanesIn, mut wanted: watch:
 
 /// Greets on a lane, one of `count`.
 async fn make_lane(
-    mut connection: Connection,
+    mut channel: Channel,
     Lane { greeting, limit, .. }: Lane,
     count: u16,
 ) -> Result<Box<dyn LaneSink>, LaneError> {
     if let Some(limit) = limit {
-        connection.set_rate_max(limit.share(count))?;
+        channel.set_rate_max(limit.share(count))?;
     }
-    connection.write_all(&greeting.encode()).await?;
-    connection.flush().await?;
-    Ok(match greeting.cipher {
-        Cipher::Tls => Box::new(TlsLane::new(connection)?),
-        Cipher::None => Box::new(ClearLane::new(connection)?),
-    })
+    channel.write_all(&greeting.encode()).await?;
+    channel.flush().await?;
+    channel.into_sink(greeting.cipher, count)
 }

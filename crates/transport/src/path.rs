@@ -8,20 +8,27 @@ use std::sync::Arc;
 
 use zmove_sockopt::{TcpInfo, tcp_info};
 
-/// Asks the kernel about one lane's connection; keeps the socket, but not the connection, open.
+/// Asks about one lane's connection; keeps the socket, but not the connection, open.
 #[derive(Clone, Default)]
-pub struct PathProbe(Option<Arc<TcpStream>>);
+pub struct PathProbe(Option<Arc<dyn Fn() -> Option<TcpInfo> + Send + Sync>>);
 
 impl PathProbe {
     /// A probe of a socket; one that cannot be duplicated tells nothing.
     pub(crate) fn new(socket: &TcpStream) -> Self {
-        Self(socket.try_clone().ok().map(Arc::new))
+        socket
+            .try_clone()
+            .map_or_else(|_| Self::default(), |socket| Self::asking(move || tcp_info(&socket).ok()))
     }
 
-    /// What is known at this moment; `None` where no kernel's TCP carries the lane.
+    /// A probe that asks by `ask`.
+    pub(crate) fn asking(ask: impl Fn() -> Option<TcpInfo> + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(ask)))
+    }
+
+    /// What is known at this moment, in the terms of TCP; `None` where neither the kernel's TCP nor QUIC carries the lane.
     #[must_use]
     pub fn read(&self) -> Option<TcpInfo> {
-        tcp_info(self.0.as_deref()?).ok()
+        self.0.as_ref()?()
     }
 }
 
