@@ -22,6 +22,7 @@ mod limit;
 mod manifest;
 mod output;
 mod peers;
+mod quic;
 mod resync;
 mod scan;
 mod slashes;
