@@ -77,7 +77,8 @@ pub(crate) struct PushArgs {
     /// What carries the connections
     #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
     pub(crate) transport: TransportArg,
-    /// Congestion control of the data connections, for example bbr or cubic [default: the system's; over QUIC cubic]
+    /// Congestion control of the data connections, for example bbr or cubic [default: the system's; over QUIC
+    /// 'tolerant', which is cubic that takes single lost packets for noise]
     #[arg(long, value_name = "NAME")]
     pub(crate) congestion: Option<String>,
     /// Send no faster than this per second over all data connections, for example 5Gbit, 500Mbit, 100MB or 100MiB

@@ -8,27 +8,41 @@ use std::sync::Arc;
 
 use zmove_sockopt::{TcpInfo, tcp_info};
 
+use crate::channel::Transport;
+
 /// Asks about one lane's connection; keeps the socket, but not the connection, open.
 #[derive(Clone, Default)]
-pub struct PathProbe(Option<Arc<dyn Fn() -> Option<TcpInfo> + Send + Sync>>);
+pub struct PathProbe(Option<(Transport, Arc<Ask>)>);
+
+type Ask = dyn Fn() -> Option<TcpInfo> + Send + Sync;
 
 impl PathProbe {
     /// A probe of a socket; one that cannot be duplicated tells nothing.
     pub(crate) fn new(socket: &TcpStream) -> Self {
-        socket
-            .try_clone()
-            .map_or_else(|_| Self::default(), |socket| Self::asking(move || tcp_info(&socket).ok()))
+        socket.try_clone().map_or_else(
+            |_| Self::default(),
+            |socket| Self::asking(Transport::Tcp, move || tcp_info(&socket).ok()),
+        )
     }
 
     /// A probe that asks by `ask`.
-    pub(crate) fn asking(ask: impl Fn() -> Option<TcpInfo> + Send + Sync + 'static) -> Self {
-        Self(Some(Arc::new(ask)))
+    pub(crate) fn asking(
+        transport: Transport,
+        ask: impl Fn() -> Option<TcpInfo> + Send + Sync + 'static,
+    ) -> Self {
+        Self(Some((transport, Arc::new(ask))))
+    }
+
+    /// What carries the lane; `None` within one process.
+    #[must_use]
+    pub fn transport(&self) -> Option<Transport> {
+        self.0.as_ref().map(|(transport, _)| *transport)
     }
 
     /// What is known at this moment, in the terms of TCP; `None` where neither the kernel's TCP nor QUIC carries the lane.
     #[must_use]
     pub fn read(&self) -> Option<TcpInfo> {
-        self.0.as_ref()?()
+        self.0.as_ref()?.1()
     }
 }
 

@@ -371,7 +371,8 @@ async fn a_silent_port_is_given_up_in_time() {
 
 #[test]
 fn congestion_controls_have_the_kernels_names() {
-    for control in [QuicCongestion::Cubic, QuicCongestion::Bbr, QuicCongestion::NewReno] {
+    use QuicCongestion::{Bbr, Cubic, NewReno, Tolerant};
+    for control in [Tolerant, Cubic, Bbr, NewReno] {
         assert_eq!(control.to_string().parse::<QuicCongestion>().unwrap(), control);
     }
     assert!("vegas".parse::<QuicCongestion>().is_err());

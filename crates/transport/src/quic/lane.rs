@@ -19,6 +19,7 @@ use zmove_sockopt::TcpInfo;
 use zmove_types::{BufferPool, Doing, Stopwatch};
 use zmove_wire::FrameHeader;
 
+use crate::channel::Transport;
 use crate::frame::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
 use crate::path::PathProbe;
 
@@ -56,7 +57,7 @@ impl QuicLane {
     /// The sending end, on a connection whose greeting has passed.
     pub(crate) fn sink(connection: QuicConnection, sending: Sending) -> Self {
         let each = OUTSTANDING_BYTES_MAX / u64::from(sending.lanes.max(1));
-        let outstanding_max = each.clamp(OUTSTANDING_BYTES_MIN, LANE_WINDOW_BYTES.into());
+        let outstanding_max = each.clamp(OUTSTANDING_BYTES_MIN, LANE_OUTSTANDING_BYTES_MAX);
         let pace =
             sending.bytes_per_second.map(|rate| Pace { bytes_per_second: rate.max(1), due: Instant::now() });
         Self { outstanding_max, pace, ..Self::new(connection) }
@@ -85,7 +86,7 @@ impl QuicLane {
         let started = Instant::now();
         let sending = self.connection.sending.as_mut().ok_or(LaneError::Stopped)?;
         let (written, waits) = block_on(sending.write_chunk(bytes));
-        if waits > 0 {
+        if waits > 0 && self.outstanding_max == LANE_OUTSTANDING_BYTES_MAX {
             self.connection.account.note_window_limited(started.elapsed());
         }
         Ok(written?)
@@ -140,6 +141,9 @@ impl QuicLane {
     }
 }
 
+/// What one lane may have outstanding: with one more frame, no more than the receiver's window for it. So a wait for that
+/// window means that the receiver does not read, and nothing else.
+const LANE_OUTSTANDING_BYTES_MAX: u64 = 16 << 20;
 /// What all lanes of a sender together may have outstanding: most of the buffers that its readers fill.
 const OUTSTANDING_BYTES_MAX: u64 = 64 << 20;
 /// Less could not keep a connection busy while the next frame is made.
@@ -200,7 +204,7 @@ impl LaneSink for QuicLane {
     fn path(&self) -> PathProbe {
         let (connection, account) =
             (self.connection.connection.clone(), Arc::clone(&self.connection.account));
-        PathProbe::asking(move || Some(info(&connection, &account.balance())))
+        PathProbe::asking(Transport::Quic, move || Some(info(&connection, &account.balance())))
     }
 }
 

@@ -16,10 +16,11 @@ use quinn::{
     TransportConfig, VarInt, VarIntBoundsExceeded,
 };
 
+use super::tolerant::TolerantConfig;
 use crate::trust::Identity;
 
-/// What may be in flight on a lane, and what the receiver holds of a lane that is not read.
-pub(super) const LANE_WINDOW_BYTES: u32 = 16 << 20;
+/// What the receiver holds of a lane that is not read.
+pub(super) const LANE_WINDOW_BYTES: u32 = 20 << 20;
 /// The same for control, and for a lane that has not been handed over yet.
 pub(super) const CONTROL_WINDOW_BYTES: u32 = 1 << 20;
 /// The largest datagram. Ten of them, which is what quinn gives the kernel at once, fit into one UDP send of 64 KiB.
@@ -42,8 +43,10 @@ const ACK_DELAY: Duration = Duration::from_millis(5);
 /// The congestion control of QUIC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum QuicCongestion {
-    /// CUBIC (RFC 9438).
+    /// CUBIC that does not take single lost packets for congestion where nothing queues.
     #[default]
+    Tolerant,
+    /// CUBIC (RFC 9438).
     Cubic,
     /// The first version of BBR, which looks at rates and round trips and not at loss.
     Bbr,
@@ -53,7 +56,7 @@ pub enum QuicCongestion {
 
 /// A name that stands for no congestion control that QUIC has here.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("QUIC has cubic, bbr and reno here")]
+#[error("QUIC has tolerant, cubic, bbr and reno here")]
 pub struct UnknownCongestion;
 
 impl FromStr for QuicCongestion {
@@ -61,6 +64,7 @@ impl FromStr for QuicCongestion {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
+            "tolerant" => Ok(Self::Tolerant),
             "cubic" => Ok(Self::Cubic),
             "bbr" => Ok(Self::Bbr),
             "reno" => Ok(Self::NewReno),
@@ -72,6 +76,7 @@ impl FromStr for QuicCongestion {
 impl fmt::Display for QuicCongestion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Tolerant => "tolerant",
             Self::Cubic => "cubic",
             Self::Bbr => "bbr",
             Self::NewReno => "reno",
@@ -82,11 +87,8 @@ impl fmt::Display for QuicCongestion {
 impl QuicCongestion {
     fn factory(self) -> Arc<dyn ControllerFactory + Send + Sync> {
         match self {
-            Self::Cubic => {
-                let mut config = CubicConfig::default();
-                config.initial_window(FIRST_FLIGHT_BYTES);
-                Arc::new(config)
-            }
+            Self::Tolerant => Arc::new(TolerantConfig(Arc::new(cubic()))),
+            Self::Cubic => Arc::new(cubic()),
             Self::Bbr => {
                 let mut config = BbrConfig::default();
                 config.initial_window(FIRST_FLIGHT_BYTES);
@@ -99,6 +101,12 @@ impl QuicCongestion {
             }
         }
     }
+}
+
+fn cubic() -> CubicConfig {
+    let mut config = CubicConfig::default();
+    config.initial_window(FIRST_FLIGHT_BYTES);
+    config
 }
 
 /// A connection's settings; `datagram_bytes_max` is what this side looks for when it discovers the path's MTU.
