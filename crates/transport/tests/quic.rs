@@ -198,12 +198,8 @@ async fn a_breaker_ends_whoever_waits() {
     // the sender hears of it, however much it has to say
     let sending = thread::spawn(move || {
         let (clock, mut sink) = (StageClock::default(), near.into_sink(Cipher::Tls, 1).unwrap());
-        loop {
-            let sent = sink.send(frame(0, b"", &pattern(BUFFER_BYTES)), &mut clock.start());
-            if sent.is_err() {
-                return sent;
-            }
-        }
+        let mut send = || sink.send(frame(0, b"", &pattern(BUFFER_BYTES)), &mut clock.start());
+        std::iter::repeat_with(&mut send).find(Result::is_err).unwrap()
     });
     assert!(matches!(sending.join().unwrap(), Err(LaneError::Closed)));
 }
