@@ -76,8 +76,8 @@ impl Drop for Server {
 
 fn take_turns() {
     let (mib, runs) = (setting("ZMOVE_BENCH_MIB", 1024), setting("ZMOVE_BENCH_RUNS", 5));
-    let cores = std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 8);
-    let lanes = setting("ZMOVE_BENCH_LANES", cores as u64);
+    let cores = std::thread::available_parallelism().map_or(2, usize::from);
+    let lanes = setting("ZMOVE_BENCH_LANES", (2 * cores).clamp(4, 8) as u64);
     let parent = env::var_os("ZMOVE_BENCH_DIR").map_or_else(env::temp_dir, Into::into);
     let top = tempfile::tempdir_in(parent).expect("a directory");
     let (home, other_home) = (top.path().join("near"), top.path().join("far"));
