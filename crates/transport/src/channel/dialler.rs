@@ -88,12 +88,6 @@ impl ChannelDialler {
         }
     }
 
-    /// Whether both are tried: how many connections suit the path shows only when one is up.
-    #[must_use]
-    pub const fn tries_tcp(&self) -> bool {
-        self.tcp.is_some()
-    }
-
     /// Ends all QUIC connections in order; their last words would not leave a process that ends. TCP's do.
     pub async fn close(&self) {
         if let Some(quic) = &self.quic {

@@ -137,9 +137,7 @@ fn server(identity: &Identity) -> io::Result<quinn::ServerConfig> {
     let secret = identity.derive(TOKEN_CONTEXT);
     let token_key = aws_lc_rs::hkdf::Salt::new(aws_lc_rs::hkdf::HKDF_SHA256, &[]).extract(&secret);
     let mut config = quinn::ServerConfig::new(Arc::new(crypto), Arc::new(token_key));
-    let mut transport = settings::transport(QuicCongestion::default(), ANSWER_DATAGRAM_BYTES_MAX);
-    // lanes come from clients
-    transport.max_concurrent_bidi_streams(1_u32.into());
+    let transport = settings::transport(QuicCongestion::default(), ANSWER_DATAGRAM_BYTES_MAX);
     config
         .transport_config(Arc::new(transport))
         .max_incoming(INCOMING_MAX)
