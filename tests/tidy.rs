@@ -28,9 +28,11 @@ const ARROWS: [(&str, &[&str]); 12] = [
 ];
 
 /// Outside crates that only some may use.
-const RESERVED: [(&str, &[&str]); 10] = [
+const RESERVED: [(&str, &[&str]); 12] = [
     ("tokio", &["cli", "receiver", "sender", "transport"]),
     ("rustls", &["cli", "transport"]),
+    ("quinn", &["transport"]),
+    ("quinn-proto", &["transport"]),
     ("clap", &["cli", "lab"]),
     ("indicatif", &["cli", "lab"]),
     ("anyhow", &["cli", "lab"]),

@@ -156,27 +156,27 @@ fn a_daemon_that_is_told_to_stop() {
     assert_nothing_half_written(&site);
 }
 
-fn interrupt(client: Child) -> Outcome {
+pub(crate) fn interrupt(client: Child) -> Outcome {
     let pid = Pid::from_raw(i32::try_from(client.id()).unwrap()).unwrap();
     kill_process(pid, Signal::INT).unwrap();
     finish(client)
 }
 
 /// A name that is about to appear in a directory.
-struct Appearance {
+pub(crate) struct Appearance {
     watch: rustix::fd::OwnedFd,
     name: &'static str,
 }
 
 impl Appearance {
-    fn of(name: &'static str, directory: &Path) -> Self {
+    pub(crate) fn of(name: &'static str, directory: &Path) -> Self {
         let watch = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
         let events = inotify::WatchFlags::CREATE | inotify::WatchFlags::MOVED_TO;
         inotify::add_watch(&watch, directory, events).unwrap();
         Self { watch, name }
     }
 
-    fn wait(self) {
+    pub(crate) fn wait(self) {
         let mut room = [std::mem::MaybeUninit::uninit(); 4096];
         let mut events = inotify::Reader::new(&self.watch, &mut room);
         loop {

@@ -32,12 +32,15 @@ macro_rules! both_ways {
 }
 pub(crate) use both_ways;
 
-/// The same, and against a daemon over lanes in clear.
+/// The same, and against a daemon over lanes in clear and over QUIC.
 macro_rules! every_way {
     ($($case:ident),+ $(,)?) => {
         crate::harness::both_ways!($($case),+);
         mod clear {
             $(#[test] fn $case() { super::$case(&crate::harness::Site::clear()); })+
+        }
+        mod quic {
+            $(#[test] fn $case() { super::$case(&crate::harness::Site::quic()); })+
         }
     };
 }
@@ -69,6 +72,13 @@ impl Site {
     pub(crate) fn clear() -> Self {
         let mut site = Self { push_options: &["--cipher", "none"], ..Self::local() };
         site.start_daemon_with(&["--allow-clear"]);
+        site
+    }
+
+    /// A site whose daemon and client speak QUIC alone.
+    pub(crate) fn quic() -> Self {
+        let mut site = Self { push_options: &["--transport", "quic"], ..Self::local() };
+        site.start_daemon_with(&["--transport", "quic"]);
         site
     }
 

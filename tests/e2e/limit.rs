@@ -14,7 +14,9 @@ const TOLERANCE: f64 = 0.8;
 
 #[test]
 fn a_limit_is_kept_over_all_lanes() {
-    for (site, streams) in [(Site::daemon(), "1"), (Site::daemon(), "4"), (Site::clear(), "4")] {
+    for (site, streams) in
+        [(Site::daemon(), "1"), (Site::daemon(), "4"), (Site::clear(), "4"), (Site::quic(), "4")]
+    {
         paint(site.source().join("f"), u64::from(BYTES));
         let started = Instant::now();
         site.push(&["--limit", LIMIT, "--streams", streams], site.contents(), "").done();

@@ -24,6 +24,7 @@ mod more_lanes;
 mod output;
 mod paths;
 mod peers;
+mod quic;
 mod resync;
 mod scan;
 mod slashes;

@@ -75,8 +75,12 @@ pub(crate) struct PushArgs {
     /// Write the BLAKE3 of each file sent, as 'b3sum --check' reads it in the target directory
     #[arg(long, value_name = "FILE")]
     pub(crate) manifest: Option<PathBuf>,
-    /// Congestion control of the data connections, for example bbr or cubic [default: the system's;
-    /// bbr where loss slows them and the kernel lets users choose it]
+    /// What carries the connections
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
+    pub(crate) transport: TransportArg,
+    /// Congestion control of the data connections, for example bbr or cubic [default: the system's, and bbr where
+    /// loss slows them and the kernel lets users choose it; over QUIC 'tolerant', which is cubic that takes single
+    /// lost packets for noise]
     #[arg(long, value_name = "NAME")]
     pub(crate) congestion: Option<String>,
     /// Send no faster than this per second over all data connections, for example 5Gbit, 500Mbit, 100MB or 100MiB
@@ -123,6 +127,28 @@ pub(crate) enum CipherArg {
     None,
 }
 
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TransportArg {
+    /// TCP, and QUIC where TCP cannot be connected
+    #[default]
+    Auto,
+    /// TCP alone
+    Tcp,
+    /// QUIC alone, over UDP at the same port
+    Quic,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ListenArg {
+    /// TCP, and UDP for QUIC, at the same port
+    #[default]
+    Both,
+    /// TCP alone
+    Tcp,
+    /// UDP alone
+    Quic,
+}
+
 /// How large files are read and written on this host.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub(crate) struct StorageArgs {
@@ -161,6 +187,9 @@ pub(crate) struct ServeArgs {
     /// The address to listen on
     #[arg(long, value_name = "ADDR:PORT", default_value = "[::]:5870")]
     pub(crate) listen: SocketAddr,
+    /// What to listen for there
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
+    pub(crate) transport: ListenArg,
     /// Let senders that ask for it ('push --cipher none') send names and contents in clear
     #[arg(long)]
     pub(crate) allow_clear: bool,

@@ -8,8 +8,8 @@ use tokio::io::AsyncWriteExt;
 use tokio::sync::{mpsc, watch};
 use zmove_sender::{LaneSupply, Learnt, Link, LossAnswer, Summary};
 use zmove_transport::{
-    ClearLane, Connection, DialError, Dialler, Fingerprint, FirstKey, HostPolicy, Identity, KnownHosts,
-    LaneError, LaneSink, SocketConfig, TlsLane, control_pair,
+    Channel, ChannelDialler, DialError, Fingerprint, FirstKey, HostPolicy, Identity, KnownHosts, LaneError,
+    LaneSink, Reach, Transport, TransportChoice, control_pair,
 };
 use zmove_types::{LaneId, RateLimit, TransferId};
 use zmove_wire::{Cipher, Greeting, Role};
@@ -30,13 +30,22 @@ const CONTROL_SILENCE_MAX: Duration = Duration::from_secs(60);
 pub(crate) struct DialOptions {
     pub(crate) accept_new: bool,
     pub(crate) streams: Option<u16>,
-    pub(crate) congestion: Option<String>,
+    pub(crate) reach: Reach,
     pub(crate) cipher: Cipher,
     pub(crate) limit: Option<RateLimit>,
 }
 
+/// Another host, reached.
+pub(crate) struct Reached {
+    pub(crate) link: Link,
+    pub(crate) transport: Transport,
+    /// To be closed at the end.
+    pub(crate) dialler: ChannelDialler,
+    pub(crate) route: Route,
+}
+
 /// Dials control and lanes; lanes go on coming up after this returns.
-pub(crate) async fn connect(remote: &Remote, options: &DialOptions) -> Result<(Link, Route)> {
+pub(crate) async fn connect(remote: &Remote, options: &DialOptions) -> Result<Reached> {
     let home = settings::home(settings::Role::Client)?;
     let identity = Identity::load_or_create(&home)?;
     let mut known_hosts = KnownHosts::open(&home)?;
@@ -45,29 +54,34 @@ pub(crate) async fn connect(remote: &Remote, options: &DialOptions) -> Result<(L
     let policy = match known {
         Some(key) => HostPolicy::Pinned(key),
         None if options.accept_new => HostPolicy::AcceptNew(first_key.clone()),
-        None => HostPolicy::Pinned(ask_for_key(remote, &identity, &mut known_hosts).await?),
+        None => HostPolicy::Pinned(ask_for_key(remote, &identity, &mut known_hosts, options).await?),
     };
     let paths = Paths::of(&home, remote);
     let plan = LanePlan::new(options, paths.recall());
-    let socket = SocketConfig { congestion: plan.congestion.clone(), ..SocketConfig::default() };
-    let dialler = Dialler::new(&identity, &remote.host, remote.port, policy, socket).await?;
-    let (link, round_trip) = dial_all(dialler, options, plan).await?;
+    let mut reach = options.reach.clone();
+    reach.socket.congestion.clone_from(&plan.congestion);
+    let dialler = ChannelDialler::new(&identity, &remote.host, remote.port, policy, reach).await?;
+    let (link, transport, round_trip) = dial_all(dialler.clone(), options, plan).await?;
     if let Some(key) = first_key.get() {
         known_hosts.pin(&remote.host, remote.port, key)?;
         terminal::warn(format_args!("pinned the key of {}:{}: {key}", remote.host, remote.port));
     }
-    Ok((link, Route { paths, round_trip }))
+    Ok(Reached { link, transport, dialler, route: Route { paths, round_trip, transport } })
 }
 
 /// The path that was taken, to be remembered.
 pub(crate) struct Route {
     paths: Paths,
     round_trip: Duration,
+    transport: Transport,
 }
 
 impl Route {
-    /// Keeps what a push has learnt.
+    /// Keeps what a push over TCP has learnt.
     pub(crate) fn learn(&self, summary: &Summary) {
+        if self.transport == Transport::Quic {
+            return;
+        }
         if let Some(Learnt { lanes, loss_tolerant }) = summary.learnt {
             let rate =
                 summary.bytes * 1000 / u64::try_from(summary.elapsed.as_millis()).unwrap_or(u64::MAX).max(1);
@@ -99,13 +113,22 @@ impl LanePlan {
                     answer: LossAnswer::Tolerant,
                 }
             }
-            answer => Self { fixed: options.streams, known, congestion: options.congestion.clone(), answer },
+            answer => Self {
+                fixed: options.streams,
+                known,
+                congestion: options.reach.socket.congestion.clone(),
+                answer,
+            },
         }
     }
 
-    /// How many are dialled before the round trip is known.
-    fn at_once(&self) -> u16 {
-        self.fixed.or(self.known.map(|known| known.lanes)).unwrap_or(LANES_AT_ONCE)
+    /// How many are dialled before it is known what carries them and how long a round trip takes.
+    fn at_once(&self, transport: TransportChoice) -> u16 {
+        let known = match transport {
+            TransportChoice::Quic => Some(settings::quic_lanes()),
+            TransportChoice::Auto | TransportChoice::Tcp => self.known.map(|known| known.lanes),
+        };
+        self.fixed.or(known).unwrap_or(LANES_AT_ONCE)
     }
 
     /// How many there shall be at first, where `least` suit the round trip.
@@ -120,14 +143,14 @@ async fn ask_for_key(
     remote: &Remote,
     identity: &Identity,
     known_hosts: &mut KnownHosts,
+    options: &DialOptions,
 ) -> Result<Fingerprint> {
-    let socket = SocketConfig::default();
-    let dialler =
-        Dialler::new(identity, &remote.host, remote.port, HostPolicy::RefuseUnknown, socket).await?;
+    let (policy, reach) = (HostPolicy::RefuseUnknown, options.reach.clone());
+    let dialler = ChannelDialler::new(identity, &remote.host, remote.port, policy, reach).await?;
     let fingerprint = match dialler.dial(DIAL_TIMEOUT).await {
         Err(DialError::UnknownHost { fingerprint, .. }) => fingerprint,
         Err(error) => return Err(error.into()),
-        Ok(connection) => return Ok(connection.peer),
+        Ok(channel) => return Ok(channel.peer()),
     };
     if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
         let text = format!(
@@ -155,7 +178,11 @@ async fn ask_for_key(
     Ok(fingerprint)
 }
 
-async fn dial_all(dialler: Dialler, options: &DialOptions, plan: LanePlan) -> Result<(Link, Duration)> {
+async fn dial_all(
+    dialler: ChannelDialler,
+    options: &DialOptions,
+    plan: LanePlan,
+) -> Result<(Link, Transport, Duration)> {
     let (transfer, cipher) = (fresh_transfer()?, options.cipher);
     let lane = |number| {
         let greeting = Greeting { cipher, ..Greeting::new(Role::Lane(LaneId(number)), transfer) };
@@ -163,30 +190,36 @@ async fn dial_all(dialler: Dialler, options: &DialOptions, plan: LanePlan) -> Re
     };
     let (lanes_in, lanes) = mpsc::channel(usize::from(zmove_wire::limits::LANES_MAX));
     let (wanted_in, wanted) = watch::channel(None);
-    for number in 0..plan.at_once() {
+    let at_once = plan.at_once(options.reach.transport);
+    for number in 0..at_once {
         spawn_lane(&dialler, lane(number), &lanes_in, wanted.clone());
     }
-    let connection = dialler.dial(DIAL_TIMEOUT).await?;
-    let round_trip = connection.rtt;
+    let channel = dialler.dial(DIAL_TIMEOUT).await?;
+    let (transport, round_trip) = (channel.transport(), channel.round_trip());
     let least = lanes_for(round_trip);
-    let count = plan.count(round_trip, least);
+    let count = match transport {
+        Transport::Tcp => plan.count(round_trip, least),
+        Transport::Quic => plan.fixed.unwrap_or_else(settings::quic_lanes),
+    };
     wanted_in.send_replace(Some(count));
-    for number in plan.at_once()..count {
+    for number in at_once..count {
         spawn_lane(&dialler, lane(number), &lanes_in, wanted.clone());
     }
-    connection.set_unacknowledged_max(CONTROL_SILENCE_MAX).context("set up the control connection")?;
-    let tuned = plan.fixed.is_none() && options.limit.is_none();
+    channel.set_unacknowledged_max(CONTROL_SILENCE_MAX).context("set up the control connection")?;
+    // QUIC's congestion control bears loss, and its windows are shared out over the lanes that there are
+    let tuned = plan.fixed.is_none() && options.limit.is_none() && transport == Transport::Tcp;
     let supply = tuned.then(|| {
         let (more, wanted) = mpsc::unbounded_channel();
         tokio::spawn(dial_more(dialler, lane(count), lanes_in, wanted));
         LaneSupply { more, asked: count, least, congestion: plan.answer }
     });
-    Ok((Link { transfer, cipher, control: control_pair(connection), lanes, supply }, round_trip))
+    let link = Link { transfer, cipher, control: control_pair(channel), lanes, supply };
+    Ok((link, transport, round_trip))
 }
 
 /// Dials lanes for as long as somebody may want more; `next` is the first of them.
 async fn dial_more(
-    dialler: Dialler,
+    dialler: ChannelDialler,
     mut next: Lane,
     lanes: LanesIn,
     mut wanted: mpsc::UnboundedReceiver<u16>,
@@ -201,7 +234,7 @@ async fn dial_more(
 }
 
 fn loss_answer(options: &DialOptions) -> LossAnswer {
-    match (&options.congestion, congestion_controls()) {
+    match (&options.reach.socket.congestion, congestion_controls()) {
         (Some(name), _) if name == LOSS_TOLERANT => LossAnswer::Tolerant,
         (None, Some(Controls { usual, .. })) if usual == LOSS_TOLERANT => LossAnswer::Tolerant,
         (None, Some(Controls { usual, tolerant: true })) => {
@@ -239,7 +272,12 @@ impl Lane {
 }
 
 /// Dials one lane; it is dropped again if the path turns out to need fewer.
-fn spawn_lane(dialler: &Dialler, lane: Lane, lanes: &LanesIn, mut wanted: watch::Receiver<Option<u16>>) {
+fn spawn_lane(
+    dialler: &ChannelDialler,
+    lane: Lane,
+    lanes: &LanesIn,
+    mut wanted: watch::Receiver<Option<u16>>,
+) {
     let (dialler, lanes) = (dialler.clone(), lanes.clone());
     tokio::spawn(async move {
         let dialled = dialler.dial(DIAL_TIMEOUT).await;
@@ -250,7 +288,7 @@ fn spawn_lane(dialler: &Dialler, lane: Lane, lanes: &LanesIn, mut wanted: watch:
             return;
         }
         let made = match dialled {
-            Ok(connection) => make_lane(connection, lane, count).await,
+            Ok(channel) => make_lane(channel, lane, count).await,
             Err(error) => Err(LaneError::Io { source: std::io::Error::other(error) }),
         };
         let _push_over = lanes.send(made).await;
@@ -259,17 +297,14 @@ fn spawn_lane(dialler: &Dialler, lane: Lane, lanes: &LanesIn, mut wanted: watch:
 
 /// Greets on a lane, one of `count`.
 async fn make_lane(
-    mut connection: Connection,
+    mut channel: Channel,
     Lane { greeting, limit, .. }: Lane,
     count: u16,
 ) -> Result<Box<dyn LaneSink>, LaneError> {
     if let Some(limit) = limit {
-        connection.set_rate_max(limit.share(count))?;
+        channel.set_rate_max(limit.share(count))?;
     }
-    connection.write_all(&greeting.encode()).await?;
-    connection.flush().await?;
-    Ok(match greeting.cipher {
-        Cipher::Tls => Box::new(TlsLane::new(connection)?),
-        Cipher::None => Box::new(ClearLane::new(connection)?),
-    })
+    channel.write_all(&greeting.encode()).await?;
+    channel.flush().await?;
+    channel.into_sink(greeting.cipher, count)
 }

@@ -12,11 +12,14 @@ use tokio::sync::mpsc;
 use zmove_receiver::{Access, ReceiverConfig, Session, run_session};
 use zmove_scan::ScanRoot;
 use zmove_sender::{Link, Manifest, Push, PushJob, SenderConfig, Summary};
-use zmove_transport::{memory_control, memory_lane};
+use zmove_transport::{
+    QuicCongestion, Reach, SocketConfig, Transport, TransportChoice, UnknownCongestion, memory_control,
+    memory_lane,
+};
 use zmove_types::{Name, RelPath};
 use zmove_wire::{Cipher, Compare, Durability, TargetShape, TopName};
 
-use crate::args::{CipherArg, DurabilityArg, PushArgs};
+use crate::args::{CipherArg, DurabilityArg, PushArgs, TransportArg};
 use crate::dial::{self, DialOptions};
 use crate::exit::{Exit, Failure, usage_error};
 use crate::location::{Location, Remote};
@@ -52,27 +55,43 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
         .context("start the runtime")?;
     let pushed = runtime.block_on(async {
         match &location {
-            Location::Local(_) => push_here(push, &mut display, storage).await,
-            Location::Remote(remote) => push_there(push, &mut display, remote, &options(&args)).await,
+            Location::Local(_) => Ok((push_here(push, &mut display, storage).await?, None)),
+            Location::Remote(remote) => push_there(push, &mut display, remote, &options(&args)?).await,
         }
     });
     runtime.shutdown_background();
     display.end();
-    let mut summary = pushed?;
+    let (mut summary, transport) = pushed?;
     summary.failed += sources.missing;
-    // within one process there is nothing to encrypt
-    let cipher = matches!(location, Location::Remote(_)).then_some(args.cipher);
-    summary::print(&summary, &args, cipher)?;
+    summary::print(&summary, &args, transport)?;
     Ok(if summary.failed > 0 { Exit::Partial } else { Exit::Done })
 }
 
-fn options(args: &PushArgs) -> DialOptions {
+fn options(args: &PushArgs) -> Result<DialOptions> {
     let cipher = match args.cipher {
         CipherArg::Tls => Cipher::Tls,
         CipherArg::None => Cipher::None,
     };
-    let (accept_new, streams, congestion) = (args.accept_new, args.streams, args.congestion.clone());
-    DialOptions { accept_new, streams, congestion, cipher, limit: args.limit }
+    let transport = match (args.transport, cipher) {
+        (TransportArg::Quic, Cipher::None) => {
+            return Err(usage_error("--cipher none needs TCP: QUIC is always encrypted"));
+        }
+        (TransportArg::Tcp, _) | (TransportArg::Auto, Cipher::None) => TransportChoice::Tcp,
+        (TransportArg::Auto, _) => TransportChoice::Auto,
+        (TransportArg::Quic, _) => TransportChoice::Quic,
+    };
+    let quic_congestion = match &args.congestion {
+        // what only the kernel has is for TCP
+        Some(name) if transport == TransportChoice::Quic => name
+            .parse()
+            .map_err(|error: UnknownCongestion| usage_error(format!("--congestion {name}: {error}")))?,
+        Some(name) => name.parse().unwrap_or_default(),
+        None => QuicCongestion::default(),
+    };
+    let socket = SocketConfig { congestion: args.congestion.clone(), ..SocketConfig::default() };
+    let reach = Reach { transport, socket, quic_congestion };
+    let (accept_new, streams, limit) = (args.accept_new, args.streams, args.limit);
+    Ok(DialOptions { accept_new, streams, reach, cipher, limit })
 }
 
 fn job(args: &PushArgs, sources: &Sources, location: &Location) -> Result<PushJob> {
@@ -110,17 +129,19 @@ async fn push_there(
     display: &mut Display,
     remote: &Remote,
     options: &DialOptions,
-) -> Result<Summary> {
+) -> Result<(Summary, Option<Transport>)> {
     let stop = interrupted();
     tokio::pin!(stop);
-    let (link, route) = tokio::select! {
-        dialled = dial::connect(remote, options) => dialled?,
+    let reached = tokio::select! {
+        reached = dial::connect(remote, options) => reached?,
         () = &mut stop => return Err(zmove_sender::SessionError::Interrupted.into()),
     };
     display.start();
-    let summary = push.run(link, display.observer(), stop).await?;
-    route.learn(&summary);
-    Ok(summary)
+    let pushed = push.run(reached.link, display.observer(), stop).await;
+    reached.dialler.close().await;
+    let summary = pushed?;
+    reached.route.learn(&summary);
+    Ok((summary, Some(reached.transport)))
 }
 
 /// Runs both roles in this process: the whole pipeline without a network.

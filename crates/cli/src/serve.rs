@@ -3,12 +3,16 @@
 use anyhow::{Context, Result};
 use tokio::signal::unix::{SignalKind, signal};
 use zmove_receiver::{Daemon, ReceiverConfig};
-use zmove_transport::{Acceptor, AuthorizedKeys, Identity, SocketConfig};
+use zmove_transport::{AuthorizedKeys, Identity, Listener, SocketConfig, TransportChoice};
+use zmove_types::ByteCount;
 
-use crate::args::ServeArgs;
+use crate::args::{ListenArg, ServeArgs};
 use crate::exit::Exit;
 use crate::settings;
 use crate::terminal;
+
+/// With less, a receiver that has to wait for a core loses packets.
+const UDP_BUFFER_BYTES_WANTED: usize = 4 << 20;
 
 /// Runs `zmove serve` until it is told to stop.
 pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
@@ -31,9 +35,20 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
     };
     let runtime = tokio::runtime::Runtime::new().context("start the runtime")?;
     runtime.block_on(async {
-        let acceptor = Acceptor::bind(args.listen, &identity, SocketConfig::default()).await?;
-        let address = acceptor.local_addr().context("read the listening address")?;
-        let daemon = Daemon::new(acceptor, home, config, |event| terminal::warn(event));
+        let choice = match args.transport {
+            ListenArg::Both => TransportChoice::Auto,
+            ListenArg::Tcp => TransportChoice::Tcp,
+            ListenArg::Quic => TransportChoice::Quic,
+        };
+        let listener = Listener::bind(args.listen, &identity, choice, &SocketConfig::default()).await?;
+        let address = listener.local_addr().context("read the listening address")?;
+        if let Some(held) = listener.udp_buffer_bytes().filter(|held| *held < UDP_BUFFER_BYTES_WANTED) {
+            terminal::warn(format_args!(
+                "QUIC has {} of buffer here and will be slow: raise net.core.rmem_max to 8 MiB",
+                ByteCount(held as u64)
+            ));
+        }
+        let daemon = Daemon::new(listener, home, config, |event| terminal::warn(event));
         let mut terminate = signal(SignalKind::terminate()).context("handle SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("handle SIGINT")?;
         terminal::print(format_args!(

@@ -101,6 +101,12 @@ fn lanes_for_machine(rtt: Duration, cores: usize, window_bytes: f64) -> u16 {
     by_window.max(by_cores).max(LANES_AT_ONCE)
 }
 
+/// How many connections suit QUIC: each has a thread here, and no window of the kernel's bounds it.
+pub(crate) fn quic_lanes() -> u16 {
+    let cores = std::thread::available_parallelism().map_or(2, usize::from);
+    u16::try_from((2 * cores).clamp(4, 8)).expect("clamped")
+}
+
 /// What the kernel's autotuning lets one connection have in flight, in bytes.
 fn send_window_max() -> f64 {
     let text = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_wmem").unwrap_or_default();

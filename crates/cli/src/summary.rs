@@ -3,15 +3,25 @@
 use anyhow::Result;
 use serde_json::json;
 use zmove_sender::{Limit, PathReport, Summary, Verdict};
+use zmove_transport::Transport;
 use zmove_types::{ByteCount, ByteRate};
 
 use crate::args::{CipherArg, DurabilityArg, PushArgs};
 use crate::progress::print_json;
 use crate::terminal;
 
-/// Prints the summary in the form that was asked for; `cipher` is that of the lanes, if they had one to have.
-pub(crate) fn print(summary: &Summary, args: &PushArgs, cipher: Option<CipherArg>) -> Result<()> {
-    let cipher = cipher.map(cipher_key);
+/// How the lanes went between two hosts.
+#[derive(Clone, Copy)]
+struct Carriage {
+    cipher: &'static str,
+    transport: Transport,
+}
+
+/// Prints the summary in the form that was asked for; within one process nothing has carried the lanes, and there was
+/// nothing to encrypt.
+pub(crate) fn print(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> Result<()> {
+    let cipher = cipher_key(args.cipher);
+    let carriage = transport.map(|transport| Carriage { cipher, transport });
     if summary.manifest_left_out > 0 {
         terminal::warn(format_args!(
             "{} names are not UTF-8 and are left out of the manifest: b3sum cannot read them",
@@ -25,16 +35,20 @@ pub(crate) fn print(summary: &Summary, args: &PushArgs, cipher: Option<CipherArg
         ));
     }
     if args.json {
-        print_json(&as_json(summary, cipher));
+        print_json(&as_json(summary, carriage));
     } else if !args.quiet {
-        terminal::print(as_text(summary, args.durability, cipher));
+        terminal::print(as_text(summary, args.durability, carriage));
     }
     Ok(())
 }
 
-fn as_text(summary: &Summary, durability: DurabilityArg, cipher: Option<&str>) -> String {
+fn as_text(summary: &Summary, durability: DurabilityArg, carriage: Option<Carriage>) -> String {
     let seconds = summary.elapsed.as_secs_f64();
-    let cipher = cipher.map_or_else(String::new, |cipher| format!(", cipher: {cipher}"));
+    let cipher = carriage.map_or_else(String::new, |Carriage { cipher, .. }| format!(", cipher: {cipher}"));
+    let over = carriage.map_or_else(String::new, |Carriage { transport, .. }| match transport {
+        Transport::Tcp => " over TCP".to_owned(),
+        Transport::Quic => " over QUIC".to_owned(),
+    });
     if summary.files == 0 && summary.failed == 0 {
         let compared = summary.skipped;
         let text = format!("nothing to move: {compared} files compared equal in {seconds:.2} s{cipher}\n");
@@ -51,7 +65,7 @@ fn as_text(summary: &Summary, durability: DurabilityArg, cipher: Option<&str>) -
     };
     let mut text = format!(
         "{} files, {} in {seconds:.2} s: {}, {files_per_second:.0} files/s\n\
-         verified (wire), {flushed}; {} lanes{cipher}, {first_byte}\n",
+         verified (wire), {flushed}; {} lanes{over}{cipher}, {first_byte}\n",
         summary.files,
         ByteCount(summary.bytes),
         ByteRate::new(summary.bytes, summary.elapsed),
@@ -89,7 +103,7 @@ fn extras(summary: &Summary) -> String {
     if told.is_empty() { String::new() } else { format!("{}\n", told.join(", ")) }
 }
 
-fn as_json(summary: &Summary, cipher: Option<&str>) -> serde_json::Value {
+fn as_json(summary: &Summary, carriage: Option<Carriage>) -> serde_json::Value {
     json!({
         "event": "summary",
         "files": summary.files,
@@ -101,7 +115,8 @@ fn as_json(summary: &Summary, cipher: Option<&str>) -> serde_json::Value {
         "resent": summary.resent,
         "repeated": summary.repeated,
         "lanes": summary.lanes,
-        "cipher": cipher,
+        "cipher": carriage.map(|carriage| carriage.cipher),
+        "transport": carriage.map(|carriage| carriage.transport.to_string()),
         "seconds": summary.elapsed.as_secs_f64(),
         "bytes_per_second": ByteRate::new(summary.bytes, summary.elapsed).0,
         "first_byte_seconds": summary.first_byte.map(|time| time.as_secs_f64()),

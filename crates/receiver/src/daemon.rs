@@ -13,10 +13,9 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{Semaphore, mpsc, watch};
 use zmove_transport::{
-    Acceptor, AuthorizedKeys, ClearLane, Connection, Fingerprint, Grant, LaneError, LaneSource, TlsLane,
-    control_pair,
+    AcceptError, AuthorizedKeys, Channel, Fingerprint, Grant, Incoming, Listener, Transport, control_pair,
 };
-use zmove_types::TransferId;
+use zmove_types::{LaneId, TransferId};
 use zmove_wire::{Cipher, Greeting, GreetingError, Refusal, RefusalCode, Role, ToSender, encode_message};
 
 use crate::config::ReceiverConfig;
@@ -25,8 +24,10 @@ use crate::registry::Registry;
 use crate::session::{Session, SessionReport, run_session};
 use crate::target::Access;
 
-/// Connections that have not proved a key yet; more wait in the kernel's queue.
+/// Connections that have not proved a key yet; more wait in the kernel's queue, or in that of QUIC.
 const UNPROVEN_MAX: usize = 64;
+/// With fewer than so many to spare, who comes by UDP has to show that it is where it says.
+const UNPROVEN_SPARE: usize = UNPROVEN_MAX / 2;
 /// How long transfers that are cut off may take to clean up.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a peer may take to prove its key and to greet.
@@ -47,7 +48,7 @@ pub struct Daemon {
 struct Shared {
     /// Turns true when the daemon is to end; each transfer listens.
     stopping: watch::Sender<bool>,
-    acceptor: Acceptor,
+    listener: Listener,
     home: PathBuf,
     config: ReceiverConfig,
     registry: Registry,
@@ -98,13 +99,13 @@ impl Daemon {
     /// A daemon on a listening socket; keys are looked up in `home` for each connection, so that a new one counts at
     /// once.
     pub fn new(
-        acceptor: Acceptor,
+        listener: Listener,
         home: PathBuf,
         config: ReceiverConfig,
         log: impl Fn(&DaemonEvent) + Send + Sync + 'static,
     ) -> Self {
         let shared = Shared {
-            acceptor,
+            listener,
             home,
             config,
             registry: Registry::default(),
@@ -125,19 +126,23 @@ impl Daemon {
         }
         self.shared.stopping.send_replace(true);
         let _in_time = tokio::time::timeout(STOP_TIMEOUT, self.shared.stopping.closed()).await;
+        self.shared.listener.close();
     }
 
     async fn accept_one(&self) {
         let unproven =
             Arc::clone(&self.unproven).acquire_owned().await.expect("the semaphore is never closed");
-        match self.shared.acceptor.accept_tcp().await {
-            Ok((socket, address)) => {
+        match self.shared.listener.accept().await {
+            Ok(incoming) => {
+                let crowded = self.unproven.available_permits() < UNPROVEN_SPARE;
+                let asked = if crowded { incoming.ask_back() } else { Some(incoming) };
+                let Some(incoming) = asked else { return };
                 let shared = Arc::clone(&self.shared);
                 tokio::spawn(async move {
-                    let proven = shared.prove(socket, address).await;
+                    let proven = shared.prove(incoming).await;
                     drop(unproven);
-                    if let Some((connection, grant)) = proven {
-                        shared.admit(connection, grant).await;
+                    if let Some((channel, grant)) = proven {
+                        shared.admit(channel, grant).await;
                     }
                 });
             }
@@ -155,34 +160,35 @@ impl Shared {
     }
 
     /// Has the peer prove its key and looks it up.
-    async fn prove(&self, socket: tokio::net::TcpStream, address: SocketAddr) -> Option<(Connection, Grant)> {
-        let connection = match self.acceptor.handshake(socket, HANDSHAKE_TIMEOUT).await {
-            Ok(connection) => connection,
+    async fn prove(&self, incoming: Incoming) -> Option<(Channel, Grant)> {
+        let address = incoming.address();
+        let channel = match self.listener.handshake(incoming, HANDSHAKE_TIMEOUT).await {
+            Ok(channel) => channel,
+            Err(AcceptError::Unused { .. }) => return None,
             Err(error) => {
                 self.reject(address, error);
                 return None;
             }
         };
-        match AuthorizedKeys::load(&self.home).map(|keys| keys.find(&connection.peer).cloned()) {
-            Ok(Some(grant)) => Some((connection, grant)),
+        match AuthorizedKeys::load(&self.home).map(|keys| keys.find(&channel.peer()).cloned()) {
+            Ok(Some(grant)) => Some((channel, grant)),
             Ok(None) => {
-                self.reject(address, format_args!("unknown key {}", connection.peer));
-                refuse(connection, unknown_key).await;
+                self.reject(address, format_args!("unknown key {}", channel.peer()));
+                refuse(channel, unknown_key).await;
                 None
             }
             Err(error) => {
                 self.reject(address, error);
-                refuse(connection, |_| busy("the receiver cannot read its authorized_keys; see its log"))
-                    .await;
+                refuse(channel, |_| busy("the receiver cannot read its authorized_keys; see its log")).await;
                 None
             }
         }
     }
 
     /// Reads the greeting and does what it asks for.
-    async fn admit(self: Arc<Self>, connection: Connection, grant: Grant) {
-        let (address, owner) = (connection.address, connection.peer);
-        let mut stream = connection;
+    async fn admit(self: Arc<Self>, channel: Channel, grant: Grant) {
+        let (address, owner) = (channel.address(), channel.peer());
+        let mut stream = channel;
         let mut greeting = [0; Greeting::BYTES];
         match tokio::time::timeout(HANDSHAKE_TIMEOUT, stream.read_exact(&mut greeting)).await {
             Ok(Ok(_)) => {}
@@ -202,18 +208,22 @@ impl Shared {
         };
         let allowed = greeting.cipher == Cipher::Tls || self.config.allow_clear;
         match greeting.role {
+            _ if greeting.cipher == Cipher::None && stream.transport() == Transport::Quic => {
+                self.reject(address, "it asks for lanes in clear over QUIC, which has none");
+                refuse(stream, clear_quic).await;
+            }
             _ if !allowed => {
                 self.reject(address, "it asks for lanes in clear, which need 'zmove serve --allow-clear'");
                 refuse(stream, clear_lanes).await;
             }
             Role::Control => self.run_control(stream, address, owner, grant, greeting).await,
-            Role::Lane(_) => self.hand_over_lane(stream, address, owner, greeting).await,
+            Role::Lane(number) => self.hand_over_lane(stream, address, owner, greeting, number).await,
         }
     }
 
     async fn run_control(
         &self,
-        stream: Connection,
+        stream: Channel,
         address: SocketAddr,
         owner: Fingerprint,
         grant: Grant,
@@ -243,27 +253,21 @@ impl Shared {
 
     async fn hand_over_lane(
         &self,
-        stream: Connection,
+        stream: Channel,
         address: SocketAddr,
         owner: Fingerprint,
         greeting: Greeting,
+        number: LaneId,
     ) {
         let Some(lanes) = self.registry.find(owner, greeting.transfer, EARLY_LANE_TIMEOUT).await else {
             return self.reject(address, "a lane of a transfer that its key has not opened");
         };
-        match make_lane(stream, greeting.cipher) {
+        match stream.into_source(greeting.cipher, number.0) {
             // a lane that comes when its transfer is over is not needed
             Ok(lane) => drop(lanes.send(lane).await),
             Err(error) => self.reject(address, error),
         }
     }
-}
-
-fn make_lane(stream: Connection, cipher: Cipher) -> Result<Box<dyn LaneSource>, LaneError> {
-    Ok(match cipher {
-        Cipher::Tls => Box::new(TlsLane::new(stream)?),
-        Cipher::None => Box::new(ClearLane::new(stream)?),
-    })
 }
 
 fn agreed(bytes: &[u8; Greeting::BYTES]) -> Result<Greeting, GreetingError> {
@@ -285,21 +289,26 @@ fn clear_lanes(_: Fingerprint) -> Refusal {
     Refusal { code: RefusalCode::Denied, text: text.to_owned() }
 }
 
+fn clear_quic(_: Fingerprint) -> Refusal {
+    let text = "QUIC is always encrypted: leave out '--cipher none', or use '--transport tcp'";
+    Refusal { code: RefusalCode::Denied, text: text.to_owned() }
+}
+
 fn busy(text: &str) -> Refusal {
     Refusal { code: RefusalCode::Busy, text: text.to_owned() }
 }
 
 /// Refuses a peer, whatever it has to say.
-async fn refuse(connection: Connection, refusal: impl FnOnce(Fingerprint) -> Refusal) {
-    let refusal = refusal(connection.peer);
+async fn refuse(channel: Channel, refusal: impl FnOnce(Fingerprint) -> Refusal) {
+    let refusal = refusal(channel.peer());
     let mut answer = Greeting::new(Role::Control, TransferId([0; 16])).encode().to_vec();
     answer.extend(encode_message(&ToSender::Refused(refusal)));
-    say_and_close(connection, &answer).await;
+    say_and_close(channel, &answer).await;
 }
 
 /// Says one thing without listening: what the peer has sent is thrown away, so that the close does not destroy the
 /// answer on its way.
-async fn say_and_close(mut stream: Connection, answer: &[u8]) {
+async fn say_and_close(mut stream: Channel, answer: &[u8]) {
     let said = async {
         stream.write_all(answer).await?;
         stream.shutdown().await?;
@@ -310,7 +319,7 @@ async fn say_and_close(mut stream: Connection, answer: &[u8]) {
 
 impl fmt::Debug for Daemon {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Daemon({:?})", self.shared.acceptor)
+        write!(f, "Daemon({:?})", self.shared.listener)
     }
 }
 

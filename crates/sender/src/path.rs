@@ -1,9 +1,9 @@
-//! What the kernel says of the path: the connections of all lanes, summed; and what would help where the path is the limit.
+//! What the kernel, or QUIC, says of the path: the connections of all lanes, summed; and what would help where the path is the limit.
 
 use std::fmt;
 use std::time::Duration;
 
-use zmove_transport::{PathProbe, TcpInfo};
+use zmove_transport::{PathProbe, TcpInfo, Transport};
 use zmove_types::ByteCount;
 
 use crate::verdict::{Limit, percent};
@@ -31,6 +31,8 @@ pub struct PathReport {
     pub since_data_sent: Option<Duration>,
     /// Bytes acknowledged on each lane, in ascending order.
     pub bytes_acked: Vec<u64>,
+    /// Whether QUIC carried the lanes, whose windows are no setting of the kernel's.
+    pub by_quic: bool,
 }
 
 /// Something about the path that costs time, and what helps.
@@ -46,10 +48,12 @@ pub enum Finding {
 }
 
 impl PathReport {
-    /// Asks all lanes' connections; `None` when none of them is the kernel's TCP.
+    /// Asks all lanes' connections; `None` when there are none, as within one process.
     pub(crate) fn gather<'a>(probes: impl Iterator<Item = &'a PathProbe>) -> Option<Self> {
-        let infos: Vec<_> = probes.filter_map(PathProbe::read).collect();
-        (!infos.is_empty()).then(|| Self::sum(&infos))
+        let mut by_quic = false;
+        let asked = probes.inspect(|probe| by_quic |= probe.transport() == Some(Transport::Quic));
+        let infos: Vec<_> = asked.filter_map(PathProbe::read).collect();
+        (!infos.is_empty()).then(|| Self { by_quic, ..Self::sum(&infos) })
     }
 
     fn sum(infos: &[TcpInfo]) -> Self {
@@ -118,7 +122,10 @@ impl PathReport {
             return None;
         }
         let (window, buffer) = (self.receive_window_share(), self.send_buffer_share());
-        if window >= WORTH_SAYING && window >= buffer {
+        if window >= WORTH_SAYING && self.by_quic {
+            // the receiver is slow to take what has arrived: there is nothing to set
+            None
+        } else if window >= WORTH_SAYING && window >= buffer {
             Some(Finding::ReceiveWindow(percent(window)))
         } else if buffer >= WORTH_SAYING {
             Some(Finding::SendBuffer(percent(buffer)))
@@ -203,6 +210,8 @@ mod tests {
             }
             assert_eq!(report.finding(Limit::TargetWrites), None);
         }
+        // no setting of the kernel's opens a window of QUIC
+        assert_eq!(PathReport { by_quic: true, ..report(40, 10, 0) }.finding(Limit::Path), None);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! TCP socket options that have no safe wrapper elsewhere, set and read.
+//! Socket options that have no safe wrapper elsewhere, set and read.
 //!
 //! Called by `transport` alone. The options are Linux's; see tcp(7) and socket(7). **Invariant:** all unsafe code of this
 //! crate is in `sys`, functions that move plain integers and bytes.
@@ -12,9 +12,11 @@
 
 mod info;
 mod pacing;
+mod route;
 mod sys;
 mod window;
 
 pub use info::{TcpInfo, tcp_info};
 pub use pacing::set_pacing_rate_max;
+pub use route::path_mtu;
 pub use window::open_receive_window;

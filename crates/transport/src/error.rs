@@ -189,6 +189,18 @@ pub enum DialError {
         /// What the system says.
         source: io::Error,
     },
+    /// Neither by TCP nor by QUIC.
+    #[error("connect to {}: by TCP it failed to {}; by QUIC it failed to {}", endpoint(host, *port), whole(tcp), whole(quic))]
+    Neither {
+        /// The host that was dialled.
+        host: String,
+        /// Its port.
+        port: u16,
+        /// How TCP failed.
+        tcp: Box<Self>,
+        /// How QUIC failed.
+        quic: Box<Self>,
+    },
     /// The deadline passed.
     #[error("connect to {} within {waited:?} (still {stage:?}); does a firewall drop this port?", endpoint(host, *port))]
     TimedOut {
@@ -209,9 +221,19 @@ impl DialError {
     pub const fn retryable(&self) -> bool {
         matches!(
             self,
-            Self::Refused { .. } | Self::Connect { .. } | Self::Closed { .. } | Self::TimedOut { .. }
+            Self::Refused { .. }
+                | Self::Connect { .. }
+                | Self::Closed { .. }
+                | Self::TimedOut { .. }
+                | Self::Neither { .. }
         )
     }
+}
+
+/// An error with all its causes.
+fn whole(error: &DialError) -> String {
+    let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 /// Why a daemon drops an incoming connection. None of these is the daemon's fault or ends it.
@@ -255,9 +277,24 @@ pub enum AcceptError {
         /// The client.
         address: SocketAddr,
     },
+    /// The QUIC handshake failed.
+    #[error("agree on a QUIC connection with {address}")]
+    Quic {
+        /// The client.
+        address: SocketAddr,
+        /// What the QUIC library says.
+        source: io::Error,
+    },
     /// The client refuses this daemon's key.
     #[error("accept {address}: it does not trust this host's key")]
     HostKeyRefused {
+        /// The client.
+        address: SocketAddr,
+    },
+
+    /// The client has ended a connection that it turned out not to need.
+    #[error("accept {address}: it has nothing to say")]
+    Unused {
         /// The client.
         address: SocketAddr,
     },

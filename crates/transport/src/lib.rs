@@ -1,8 +1,9 @@
-//! What carries frames and messages: TLS on TCP, TCP in clear after TLS, or memory within one process; and who may be at the other end.
+//! What carries frames and messages: TLS on TCP, TCP in clear after TLS, QUIC, or memory within one process; and who may be at the other end.
 //!
 //! Lanes are blocking and belong to threads; control is asynchronous. Nothing here knows what a frame means.
 //! **Invariant:** no connection is handed out before both ends have proved their keys.
 
+mod channel;
 mod clear;
 mod control;
 mod error;
@@ -10,10 +11,12 @@ mod frame;
 mod lane;
 mod memory;
 mod path;
+mod quic;
 mod record;
 mod tcp_tls;
 mod trust;
 
+pub use channel::{Channel, ChannelDialler, Incoming, Listener, Reach, Transport, TransportChoice};
 pub use clear::ClearLane;
 pub use control::{ControlError, ControlReader, ControlWriter, Inbox, control_pair};
 pub use error::{
@@ -24,6 +27,7 @@ pub use frame::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
 pub use lane::TlsLane;
 pub use memory::{memory_control, memory_lane};
 pub use path::PathProbe;
+pub use quic::{QuicCongestion, UnknownCongestion};
 pub use record::RecordError;
 pub use tcp_tls::{Acceptor, Connection, Dialler, SocketConfig};
 pub use trust::{

@@ -10,14 +10,16 @@ use std::sync::Arc;
 use socket2::SockRef;
 use zmove_sockopt::{TcpInfo, tcp_info};
 
-/// Asks the kernel about one lane's connection, and sets what may change while it runs; keeps the socket, but not the connection, open.
+use crate::channel::Transport;
+
+/// Asks about one lane's connection, and sets what may change while it runs; keeps the socket, but not the connection, open.
 #[derive(Clone, Default)]
 pub struct PathProbe(Option<Source>);
 
 #[derive(Clone)]
 enum Source {
     Kernel(Arc<TcpStream>),
-    Told(Arc<dyn Fn() -> TcpInfo + Send + Sync>),
+    Told(Option<Transport>, Arc<dyn Fn() -> TcpInfo + Send + Sync>),
 }
 
 impl PathProbe {
@@ -28,15 +30,29 @@ impl PathProbe {
 
     /// A probe of a connection that is not the kernel's: `tell` says what is known of it, and must not block.
     pub fn telling(tell: impl Fn() -> TcpInfo + Send + Sync + 'static) -> Self {
-        Self(Some(Source::Told(Arc::new(tell))))
+        Self(Some(Source::Told(None, Arc::new(tell))))
     }
 
-    /// What is known at this moment; `None` where nothing tells.
+    /// A probe of a QUIC connection, as [`telling`](Self::telling).
+    pub(crate) fn of_quic(tell: impl Fn() -> TcpInfo + Send + Sync + 'static) -> Self {
+        Self(Some(Source::Told(Some(Transport::Quic), Arc::new(tell))))
+    }
+
+    /// What carries the lane; `None` within one process.
+    #[must_use]
+    pub fn transport(&self) -> Option<Transport> {
+        match self.0.as_ref()? {
+            Source::Kernel(_) => Some(Transport::Tcp),
+            Source::Told(transport, _) => *transport,
+        }
+    }
+
+    /// What is known at this moment, in the terms of TCP; `None` where nothing tells.
     #[must_use]
     pub fn read(&self) -> Option<TcpInfo> {
         match self.0.as_ref()? {
             Source::Kernel(socket) => tcp_info(socket).ok(),
-            Source::Told(tell) => Some(tell()),
+            Source::Told(_, tell) => Some(tell()),
         }
     }
 
@@ -48,7 +64,7 @@ impl PathProbe {
     pub fn set_congestion(&self, algorithm: &str) -> io::Result<()> {
         match &self.0 {
             Some(Source::Kernel(socket)) => SockRef::from(&**socket).set_tcp_congestion(algorithm.as_bytes()),
-            Some(Source::Told(_)) | None => Ok(()),
+            Some(Source::Told(..)) | None => Ok(()),
         }
     }
 }

@@ -27,6 +27,7 @@ mod whole;
 
 pub use acceptor::Acceptor;
 pub use dialler::Dialler;
+pub(crate) use dialler::{Connected, Host, race::first as first_of, tls_fault};
 pub use socket::SocketConfig;
 use whole::WholeRecords;
 

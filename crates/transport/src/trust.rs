@@ -18,5 +18,7 @@ pub(crate) use known_hosts::endpoint;
 pub use known_hosts::{HostLineFault, KnownHosts};
 #[cfg(test)]
 pub(crate) use verify::client_config_with;
-pub(crate) use verify::{ALPN, HostKeyFault, SERVER_NAME, client_config, peer_fingerprint, server_config};
+pub(crate) use verify::{
+    ALPN, HostKeyFault, SERVER_NAME, client_config, client_config_watched, peer_fingerprint, server_config,
+};
 pub use verify::{FirstKey, HostPolicy};

@@ -22,12 +22,32 @@ use crate::{
     trust::{HostKeyFault, HostPolicy, Identity, SERVER_NAME, client_config},
 };
 
-mod race;
+pub(crate) mod race;
 
-use race::{Attempt, Connected};
+use race::Attempt;
+pub(crate) use race::Connected;
 
 /// How long the system may look a name up.
 const RESOLVE_MAX: Duration = Duration::from_secs(30);
+
+/// A host that has been looked up.
+#[derive(Clone, Debug)]
+pub(crate) struct Host {
+    pub(crate) name: String,
+    pub(crate) port: u16,
+    /// At least one.
+    pub(crate) addresses: Arc<[SocketAddr]>,
+}
+
+impl Host {
+    /// Looks a host up; `name` is a name or an address, IPv6 without brackets.
+    ///
+    /// # Errors
+    /// The name has no address.
+    pub(crate) async fn resolve(name: &str, port: u16) -> Result<Self, DialError> {
+        Ok(Self { name: name.into(), port, addresses: resolve(name, port).await?.into() })
+    }
+}
 
 /// Makes connections to one host. Cheap to clone; clones go to the same address.
 #[derive(Clone, Debug)]
@@ -54,18 +74,21 @@ impl Dialler {
         policy: HostPolicy,
         socket: SocketConfig,
     ) -> Result<Self, DialError> {
-        let addresses = resolve(host, port).await?;
+        Self::to(identity, Host::resolve(host, port).await?, policy, socket)
+    }
+
+    /// The same to a host that has been looked up.
+    pub(crate) fn to(
+        identity: &Identity,
+        Host { name: host, port, addresses }: Host,
+        policy: HostPolicy,
+        socket: SocketConfig,
+    ) -> Result<Self, DialError> {
         // A setting that the kernel refuses shows here and not at the first connection.
         let trial = socket.open(addresses[0]);
-        trial.map_err(|source| DialError::Socket { host: host.into(), port, source })?;
-        Ok(Self {
-            host: host.into(),
-            port,
-            addresses: addresses.into(),
-            chosen: Arc::default(),
-            tls: Arc::new(client_config(identity, policy)),
-            socket,
-        })
+        trial.map_err(|source| DialError::Socket { host: host.clone(), port, source })?;
+        let tls = Arc::new(client_config(identity, policy));
+        Ok(Self { host, port, addresses, chosen: Arc::default(), tls, socket })
     }
 
     /// Makes one connection within `deadline`. That the host takes this side's key shows only in what it sends next.
@@ -75,11 +98,28 @@ impl Dialler {
     /// No address answers, what answers is not zmove, or the host's key is not taken; see [`DialError`].
     pub async fn dial(&self, deadline: Duration) -> Result<Connection, DialError> {
         let due = Instant::now() + deadline;
-        let timed_out =
-            |stage| DialError::TimedOut { host: self.host.clone(), port: self.port, stage, waited: deadline };
-        let connected =
-            timeout_at(due, self.connect()).await.map_err(|_| timed_out(DialStage::Connecting))??;
-        timeout_at(due, self.handshake(connected)).await.map_err(|_| timed_out(DialStage::Handshaking))?
+        let connected = self.reach(due, deadline).await?;
+        self.secure(connected, due, deadline).await
+    }
+
+    /// The first half of a dial: a TCP connection.
+    pub(crate) async fn reach(&self, due: Instant, waited: Duration) -> Result<Connected, DialError> {
+        timeout_at(due, self.connect()).await.map_err(|_| self.timed_out(DialStage::Connecting, waited))?
+    }
+
+    /// The second half: the handshake.
+    pub(crate) async fn secure(
+        &self,
+        connected: Connected,
+        due: Instant,
+        waited: Duration,
+    ) -> Result<Connection, DialError> {
+        let handshake = timeout_at(due, self.handshake(connected)).await;
+        handshake.map_err(|_| self.timed_out(DialStage::Handshaking, waited))?
+    }
+
+    fn timed_out(&self, stage: DialStage, waited: Duration) -> DialError {
+        DialError::TimedOut { host: self.host.clone(), port: self.port, stage, waited }
     }
 
     /// A TCP connection to the chosen address, or, while there is none, to the one that answers first.
@@ -125,25 +165,30 @@ impl Dialler {
         let Some(source) = tls_error(&error).cloned() else {
             return DialError::Closed { host, port, source: error };
         };
-        match &source {
-            TlsError::InvalidCertificate(CertificateError::Other(OtherError(fault))) => {
-                match fault.downcast_ref().copied() {
-                    Some(HostKeyFault::Unknown { found }) => {
-                        DialError::UnknownHost { host, port, fingerprint: found }
-                    }
-                    Some(HostKeyFault::Changed { expected, found }) => {
-                        DialError::HostKeyChanged { host, port, expected, found }
-                    }
-                    None => DialError::Handshake { host, port, source },
+        tls_fault(host, port, source)
+    }
+}
+
+/// What a failed handshake says of a host.
+pub(crate) fn tls_fault(host: String, port: u16, source: TlsError) -> DialError {
+    match &source {
+        TlsError::InvalidCertificate(CertificateError::Other(OtherError(fault))) => {
+            match fault.downcast_ref().copied() {
+                Some(HostKeyFault::Unknown { found }) => {
+                    DialError::UnknownHost { host, port, fingerprint: found }
                 }
+                Some(HostKeyFault::Changed { expected, found }) => {
+                    DialError::HostKeyChanged { host, port, expected, found }
+                }
+                None => DialError::Handshake { host, port, source },
             }
-            TlsError::InvalidCertificate(CertificateError::BadSignature) => {
-                DialError::HostKeyUnproven { host, port }
-            }
-            TlsError::InvalidMessage(_) => DialError::NotTls { host, port, source },
-            error if super::speaks_otherwise(error) => DialError::NotZmove { host, port },
-            _ => DialError::Handshake { host, port, source },
         }
+        TlsError::InvalidCertificate(CertificateError::BadSignature) => {
+            DialError::HostKeyUnproven { host, port }
+        }
+        TlsError::InvalidMessage(_) => DialError::NotTls { host, port, source },
+        error if super::speaks_otherwise(error) => DialError::NotZmove { host, port },
+        _ => DialError::Handshake { host, port, source },
     }
 }
 

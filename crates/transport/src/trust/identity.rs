@@ -17,12 +17,15 @@ use super::{
 use crate::error::IdentityError;
 
 const KEY_FILE: &str = "key.pem";
+const SEED_CONTEXT: &str = "zmove 2026-11-21 secrets derived from the key";
 
 /// A key pair (ECDSA P-256) with its self-signed certificate. Cheap to clone.
 #[derive(Clone)]
 pub struct Identity {
     certified: Arc<CertifiedKey>,
     fingerprint: Fingerprint,
+    /// What other secrets of this side are derived from.
+    seed: [u8; 32],
 }
 
 impl Identity {
@@ -56,6 +59,11 @@ impl Identity {
         Arc::clone(&self.certified)
     }
 
+    /// A secret for one use, the same as long as the key is.
+    pub(crate) fn derive(&self, context: &str) -> [u8; 32] {
+        blake3::derive_key(context, &self.seed)
+    }
+
     fn parse(path: &Path, contents: &file::Contents) -> Result<Self, IdentityError> {
         if contents.mode & 0o077 != 0 {
             return Err(IdentityError::Exposed { path: path.into(), mode: contents.mode });
@@ -68,8 +76,9 @@ impl Identity {
 
     fn new(key: PrivateKeyDer<'static>, certificate: CertificateDer<'static>) -> Result<Self, rustls::Error> {
         let fingerprint = Fingerprint::of_certificate(&certificate)?;
+        let seed = blake3::derive_key(SEED_CONTEXT, key.secret_der());
         let certified = Arc::new(CertifiedKey::from_der(vec![certificate], key, &provider())?);
-        Ok(Self { certified, fingerprint })
+        Ok(Self { certified, fingerprint, seed })
     }
 }
 

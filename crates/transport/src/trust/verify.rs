@@ -71,21 +71,54 @@ pub(crate) fn peer_fingerprint(session: &CommonState) -> Result<Fingerprint, Err
 
 /// What a client speaks: no resumption, which would pass by the check of the key, and no early data.
 pub(crate) fn client_config(identity: &Identity, policy: HostPolicy) -> ClientConfig {
-    client_config_with(provider(), identity, policy)
+    config_of(provider(), identity, policy, HandshakeFault::default())
 }
 
 /// The same with another choice of suites.
+#[cfg(test)]
 pub(crate) fn client_config_with(
     provider: CryptoProvider,
     identity: &Identity,
     policy: HostPolicy,
+) -> ClientConfig {
+    config_of(provider, identity, policy, HandshakeFault::default())
+}
+
+/// The same for one connection, and what tells why the host was not taken where who makes the connection forgets it.
+pub(crate) fn client_config_watched(
+    identity: &Identity,
+    policy: HostPolicy,
+) -> (ClientConfig, HandshakeFault) {
+    let fault = HandshakeFault::default();
+    (config_of(provider(), identity, policy, fault.clone()), fault)
+}
+
+/// Why a host was not taken.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct HandshakeFault(Arc<OnceLock<Error>>);
+
+impl HandshakeFault {
+    pub(crate) fn get(&self) -> Option<Error> {
+        self.0.get().cloned()
+    }
+
+    fn note<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
+        outcome.inspect_err(|error| drop(self.0.set(error.clone())))
+    }
+}
+
+fn config_of(
+    provider: CryptoProvider,
+    identity: &Identity,
+    policy: HostPolicy,
+    fault: HandshakeFault,
 ) -> ClientConfig {
     let algorithms = provider.signature_verification_algorithms;
     let mut config = ClientConfig::builder_with_provider(Arc::new(provider))
         .with_protocol_versions(&[&TLS13])
         .expect("the provider has TLS 1.3 suites")
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(HostVerifier { policy, algorithms }))
+        .with_custom_certificate_verifier(Arc::new(HostVerifier { policy, algorithms, fault }))
         .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified())));
     config.alpn_protocols = vec![ALPN.to_vec()];
     config.resumption = Resumption::disabled();
@@ -123,6 +156,7 @@ pub(super) fn provider() -> CryptoProvider {
 struct HostVerifier {
     policy: HostPolicy,
     algorithms: WebPkiSupportedAlgorithms,
+    fault: HandshakeFault,
 }
 
 impl HostVerifier {
@@ -133,6 +167,13 @@ impl HostVerifier {
             HostPolicy::AcceptNew(first) => Ok(first.get()),
             HostPolicy::RefuseUnknown => Err(HostKeyFault::Unknown { found }),
         }
+    }
+
+    fn check(&self, certificate: &CertificateDer<'_>) -> Result<ServerCertVerified, Error> {
+        let found = Fingerprint::of_certificate(certificate)?;
+        let expected = self.expected(found).map_err(refused)?;
+        compare(expected, found).map_err(refused)?;
+        Ok(ServerCertVerified::assertion())
     }
 
     /// Takes the key of a host that has just proven it.
@@ -166,10 +207,7 @@ impl ServerCertVerifier for HostVerifier {
         _ocsp_response: &[u8],
         _now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        let found = Fingerprint::of_certificate(end_entity)?;
-        let expected = self.expected(found).map_err(refused)?;
-        compare(expected, found).map_err(refused)?;
-        Ok(ServerCertVerified::assertion())
+        self.fault.note(self.check(end_entity))
     }
 
     fn verify_tls12_signature(
@@ -188,9 +226,12 @@ impl ServerCertVerifier for HostVerifier {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        let valid = verify_tls13_signature(message, cert, dss, &self.algorithms)?;
-        self.settle(Fingerprint::of_certificate(cert)?).map_err(refused)?;
-        Ok(valid)
+        let proven = || {
+            let valid = verify_tls13_signature(message, cert, dss, &self.algorithms)?;
+            self.settle(Fingerprint::of_certificate(cert)?).map_err(refused)?;
+            Ok(valid)
+        };
+        self.fault.note(proven())
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {

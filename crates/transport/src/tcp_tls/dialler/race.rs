@@ -22,7 +22,7 @@ use crate::error::SocketError;
 const HEAD_START: Duration = Duration::from_millis(250);
 
 /// A TCP connection and the time it took.
-pub(super) struct Connected {
+pub(crate) struct Connected {
     pub(super) socket: TcpStream,
     pub(super) address: SocketAddr,
     pub(super) rtt: Duration,
@@ -51,41 +51,57 @@ pub(super) fn interleave(addresses: impl Iterator<Item = SocketAddr>) -> Vec<Soc
 
 /// Connects to the first of `addresses` (at least one) that answers.
 pub(super) async fn connect(addresses: &[SocketAddr], config: &SocketConfig) -> Result<Connected, Attempt> {
+    first(addresses, |address| attempt(address, config.clone()), unfinished, more_telling).await
+}
+
+/// The first outcome that is good of one attempt for each address (at least one); of failures the more telling one.
+pub(crate) async fn first<T, E, F>(
+    addresses: &[SocketAddr],
+    start: impl Fn(SocketAddr) -> F,
+    unfinished: fn(io::Error) -> E,
+    more_telling: fn(Option<E>, E) -> E,
+) -> Result<T, E>
+where
+    T: Send + 'static,
+    E: Send + 'static,
+    F: Future<Output = Result<T, E>> + Send + 'static,
+{
     let mut running = JoinSet::new();
     let mut waiting = addresses.iter();
     let mut failure = None;
     loop {
         match waiting.next() {
-            Some(address) => drop(running.spawn(attempt(*address, config.clone()))),
+            Some(address) => drop(running.spawn(start(*address))),
             None if running.is_empty() => return Err(failure.expect("there is an address, and it failed")),
             None => {}
         }
         match outcome(&mut running, waiting.len()).await {
-            Some(Ok(connected)) => return Ok(connected),
-            Some(Err(attempt)) => failure = Some(more_telling(failure, attempt)),
+            Some(Ok(Ok(connected))) => return Ok(connected),
+            Some(Ok(Err(attempt))) => failure = Some(more_telling(failure, attempt)),
+            Some(Err(error)) => failure = Some(more_telling(failure, unfinished(cancelled(error)))),
             None => {}
         }
     }
 }
 
 /// The next outcome, or `None` when the head start over one of `others` is used up.
-async fn outcome(
-    running: &mut JoinSet<Result<Connected, Attempt>>,
-    others: usize,
-) -> Option<Result<Connected, Attempt>> {
-    let next = match others {
+async fn outcome<T: 'static>(running: &mut JoinSet<T>, others: usize) -> Option<Result<T, JoinError>> {
+    match others {
         0 => running.join_next().await,
         _ => timeout(HEAD_START, running.join_next()).await.ok()?,
-    };
-    next.map(|joined| joined.unwrap_or_else(|error| Err(unfinished(error))))
+    }
 }
 
 /// An attempt that panicked, or that a runtime dropped while it shuts down.
-fn unfinished(error: JoinError) -> Attempt {
+fn cancelled(error: JoinError) -> io::Error {
     match error.try_into_panic() {
         Ok(panic) => std::panic::resume_unwind(panic),
-        Err(cancelled) => Attempt::Socket(io::Error::from(cancelled).into()),
+        Err(cancelled) => cancelled.into(),
     }
+}
+
+fn unfinished(error: io::Error) -> Attempt {
+    Attempt::Socket(error.into())
 }
 
 async fn attempt(address: SocketAddr, config: SocketConfig) -> Result<Connected, Attempt> {

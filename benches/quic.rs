@@ -1,0 +1,248 @@
+//! QUIC as zmove uses it beside bare quinn: the same bytes between the same two ends, by real processes.
+//!
+//! Bare quinn sends bytes from memory over as many connections as zmove has lanes, with windows, acknowledgements and MTU
+//! discovery set as zmove sets them, and the other end throws them away. zmove reads a warm file, hashes it at both ends,
+//! writes it and flushes it. The two take turns; the table has all runs. `ZMOVE_BENCH_MIB` sets the size (default 1024),
+//! `ZMOVE_BENCH_RUNS` the runs (default 5), `ZMOVE_BENCH_DIR` where the data lies, `ZMOVE_BENCH_LANES` how many
+//! connections both use. Inside `zmove-lab hosts` the ends are its two hosts, otherwise both are on loopback.
+
+use std::env;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::net::{SocketAddr, UdpSocket};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use quinn::congestion::CubicConfig;
+use quinn::{AckFrequencyConfig, Endpoint, MtuDiscoveryConfig, TokioRuntime, TransportConfig};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+
+fn main() {
+    let words: Vec<_> = env::args().skip(1).filter(|word| word != "--bench").collect();
+    let words: Vec<_> = words.iter().map(String::as_str).collect();
+    match words[..] {
+        ["drain", address, certificate] => {
+            drain(address.parse().expect("an address"), Path::new(certificate))
+        }
+        ["pour", address, certificate, mib, lanes] => {
+            let (mib, lanes) = (mib.parse().expect("a number"), lanes.parse().expect("a number"));
+            pour(address.parse().expect("an address"), Path::new(certificate), mib, lanes);
+        }
+        _ => take_turns(),
+    }
+}
+
+fn setting(name: &str, default: u64) -> u64 {
+    env::var(name).map_or(default, |text| text.parse().expect("a number"))
+}
+
+/// One end of the path; outside of the lab both are this host.
+fn host(variable: &str) -> (Vec<String>, &'static str) {
+    match env::var(variable) {
+        Ok(name) => (["ip", "netns", "exec", &name].map(str::to_owned).into(), "10.99.0.2"),
+        Err(_) => (Vec::new(), "127.0.0.1"),
+    }
+}
+
+fn command(on: &[String], program: impl AsRef<Path>, home: &Path) -> Command {
+    let program = program.as_ref().to_str().expect("a plain path");
+    let words: Vec<_> = on.iter().map(String::as_str).chain([program]).collect();
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]).env("ZMOVE_HOME", home);
+    command
+}
+
+/// A server that is killed when it is not needed any more.
+struct Server(Child);
+
+impl Server {
+    /// Starts it and waits for its first line.
+    fn start(mut command: Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("the server starts");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("it is piped")).read_line(&mut line).expect("a line");
+        Self(child)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+fn take_turns() {
+    let (mib, runs) = (setting("ZMOVE_BENCH_MIB", 1024), setting("ZMOVE_BENCH_RUNS", 5));
+    let cores = std::thread::available_parallelism().map_or(2, usize::from);
+    let lanes = setting("ZMOVE_BENCH_LANES", (2 * cores).clamp(4, 8) as u64);
+    let parent = env::var_os("ZMOVE_BENCH_DIR").map_or_else(env::temp_dir, Into::into);
+    let top = tempfile::tempdir_in(parent).expect("a directory");
+    let (home, other_home) = (top.path().join("near"), top.path().join("far"));
+    let (source, target) = (top.path().join("source"), top.path().join("target"));
+    fs::create_dir(&target).expect("a directory");
+    build(&source, mib);
+    let ((near, _), (far, address)) = (host("ZMOVE_LAB_SRC"), host("ZMOVE_LAB_DST"));
+    let zmove = env!("CARGO_BIN_EXE_zmove");
+    let key = command(&[], zmove, &home).args(["key", "show"]).output().expect("a key");
+    let key = String::from_utf8(key.stdout).expect("a fingerprint");
+    let mut allow = command(&[], zmove, &other_home);
+    allow.args(["allow", key.trim(), "--name", "bench", "--write", "--root"]).arg(&target);
+    assert!(allow.stdout(Stdio::null()).status().expect("it runs").success());
+    let mut serve = command(&far, zmove, &other_home);
+    serve.args(["serve", "--listen", &format!("{address}:5870"), "--transport", "quic"]);
+    let _daemon = Server::start(serve);
+    let own = env::current_exe().expect("this program");
+    let certificate = top.path().join("certificate");
+    let mut drain = command(&far, &own, &other_home);
+    drain.args(["drain", &format!("{address}:5871")]).arg(&certificate);
+    let _drain = Server::start(drain);
+    let zmove_run = || {
+        let mut push = command(&near, zmove, &home);
+        push.args([
+            "push",
+            "--quiet",
+            "--accept-new",
+            "--transport",
+            "quic",
+            "--streams",
+            &lanes.to_string(),
+        ]);
+        push.arg(&source).arg(format!("{address}:{}/", target.display())).stderr(Stdio::null());
+        let seconds = timed(push);
+        fs::remove_file(target.join("source")).expect("it has arrived");
+        seconds
+    };
+    let quinn_run = || {
+        let mut pour = command(&near, &own, &home);
+        pour.args(["pour", &format!("{address}:5871")]).arg(&certificate);
+        timed({
+            pour.args([mib.to_string(), lanes.to_string()]);
+            pour
+        })
+    };
+    let (_warm_up, _warm_up_too) = (zmove_run(), quinn_run());
+    let turns: Vec<_> = (0..runs).map(|_| (zmove_run(), quinn_run())).collect();
+    let (mut ours, mut bare): (Vec<_>, Vec<_>) = turns.into_iter().unzip();
+    let (ours, bare) = (report("zmove", mib, &mut ours), report("quinn", mib, &mut bare));
+    println!("zmove / quinn: {:.2}", bare / ours);
+}
+
+/// A file whose bytes do not compress.
+fn build(path: &Path, mib: u64) {
+    let mut contents = vec![0; 1 << 20];
+    let mut file = File::create(path).expect("a file");
+    for number in 0..mib {
+        blake3::Hasher::new().update(&number.to_le_bytes()).finalize_xof().fill(&mut contents);
+        file.write_all(&contents).expect("room");
+    }
+    file.sync_all().expect("a flush");
+}
+
+fn timed(mut command: Command) -> f64 {
+    let started = Instant::now();
+    assert!(command.status().expect("it runs").success(), "{command:?}");
+    started.elapsed().as_secs_f64()
+}
+
+/// Prints a line and returns the median.
+fn report(name: &str, mib: u64, seconds: &mut [f64]) -> f64 {
+    seconds.sort_unstable_by(f64::total_cmp);
+    let median = seconds[seconds.len() / 2];
+    let bits = f64::from(u32::try_from(mib).expect("a size")) * 8.0 * 1_048_576.0;
+    println!("{name}: {:.2} Gbit/s, {median:.2} s (all: {seconds:.2?})", bits / median / 1e9);
+    median
+}
+
+fn transport() -> Arc<TransportConfig> {
+    let mut acks = AckFrequencyConfig::default();
+    acks.ack_eliciting_threshold(10_u32.into()).max_ack_delay(Some(Duration::from_millis(5)));
+    let mut mtu = MtuDiscoveryConfig::default();
+    mtu.upper_bound(DATAGRAM_BYTES_MAX);
+    let mut cubic = CubicConfig::default();
+    cubic.initial_window(128 << 10);
+    let mut config = TransportConfig::default();
+    config
+        .stream_receive_window(WINDOW_BYTES.into())
+        .receive_window(WINDOW_BYTES.into())
+        .send_window(WINDOW_BYTES.into())
+        .send_fairness(false)
+        .mtu_discovery_config(Some(mtu))
+        .ack_frequency_config(Some(acks))
+        .congestion_controller_factory(Arc::new(cubic));
+    Arc::new(config)
+}
+
+const WINDOW_BYTES: u32 = 16 << 20;
+const DATAGRAM_BYTES_MAX: u16 = 6_500;
+const SOCKET_BUFFER_BYTES: usize = 8 << 20;
+
+fn endpoint(address: SocketAddr, server: Option<quinn::ServerConfig>) -> Endpoint {
+    let socket = UdpSocket::bind(address).expect("a free port");
+    // without the right to it the buffer stays as it is, for zmove as well
+    let _forced = rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, SOCKET_BUFFER_BYTES);
+    let _forced = rustix::net::sockopt::set_socket_send_buffer_size_force(&socket, SOCKET_BUFFER_BYTES);
+    let mut config = quinn::EndpointConfig::default();
+    config.max_udp_payload_size(DATAGRAM_BYTES_MAX).expect("large enough");
+    Endpoint::new(config, server, socket, Arc::new(TokioRuntime)).expect("an endpoint")
+}
+
+/// Takes whatever comes, for ever.
+fn drain(address: SocketAddr, certificate: &Path) {
+    let made = rcgen::generate_simple_self_signed([NAME.to_owned()]).expect("a certificate");
+    fs::write(certificate, made.cert.der()).expect("it can be written");
+    let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).expect("a key");
+    let mut server =
+        quinn::ServerConfig::with_single_cert(vec![made.cert.der().clone()], key).expect("it fits");
+    server.transport_config(transport());
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let endpoint = endpoint(address, Some(server));
+        println!("ready");
+        while let Some(incoming) = endpoint.accept().await {
+            tokio::spawn(async move {
+                let Ok(connection) = incoming.await else { return };
+                while let Ok((mut answer, mut stream)) = connection.accept_bi().await {
+                    while let Ok(Some(_)) = stream.read_chunk(usize::MAX, false).await {}
+                    drop(answer.write_all(b"all").await);
+                }
+            });
+        }
+    });
+}
+
+/// Sends so many MiB over so many connections, each with a thread of its own.
+fn pour(address: SocketAddr, certificate: &Path, mib: u64, lanes: u64) {
+    let certificate = CertificateDer::from(fs::read(certificate).expect("the certificate"));
+    let threads: Vec<_> = (0..lanes)
+        .map(|lane| {
+            let (certificate, chunks) = (certificate.clone(), mib / lanes + u64::from(lane < mib % lanes));
+            std::thread::spawn(move || pour_one(address, certificate, chunks))
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().expect("it does not panic"));
+}
+
+fn pour_one(address: SocketAddr, certificate: CertificateDer<'static>, chunks: u64) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(certificate).expect("a certificate");
+        let mut client = quinn::ClientConfig::with_root_certificates(Arc::new(roots)).expect("roots");
+        client.transport_config(transport());
+        let endpoint = endpoint(SocketAddr::from(([0; 4], 0)), None);
+        let connection =
+            endpoint.connect_with(client, address, NAME).expect("an address").await.expect("an answer");
+        let (mut stream, mut answer) = connection.open_bi().await.expect("a stream");
+        let chunk = bytes::Bytes::from(vec![7; 1 << 20]);
+        for _ in 0..chunks {
+            stream.write_chunk(chunk.clone()).await.expect("a connection");
+        }
+        stream.finish().expect("a stream");
+        answer.read_to_end(16).await.expect("an answer");
+    });
+}
+
+const NAME: &str = "drain";

@@ -1,0 +1,215 @@
+//! A connection by whichever transport reaches the other host, and the two ways to come by one.
+//!
+//! What is said over it, who may say it and how lanes are made of it do not depend on the transport. **Invariant:** all
+//! connections of one [`ChannelDialler`] use one transport, for that is what the user is told.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use zmove_wire::Cipher;
+
+use crate::clear::ClearLane;
+use crate::frame::{LaneError, LaneSink, LaneSource};
+use crate::lane::TlsLane;
+use crate::quic::{QuicConnection, QuicLane, Sending};
+use crate::tcp_tls::Connection;
+use crate::trust::Fingerprint;
+
+mod dialler;
+mod listener;
+
+pub use dialler::{ChannelDialler, Reach, TransportChoice};
+pub use listener::{Incoming, Listener};
+
+/// What carries connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// TLS 1.3 on TCP.
+    Tcp,
+    /// QUIC, which is TLS 1.3 on UDP.
+    Quic,
+}
+
+/// An established connection to a peer whose key is known.
+#[derive(Debug)]
+pub struct Channel {
+    carrier: Carrier,
+    bytes_per_second: Option<u64>,
+}
+
+#[derive(Debug)]
+enum Carrier {
+    Tcp(Box<Connection>),
+    Quic(Box<QuicConnection>),
+}
+
+impl Channel {
+    fn tcp(connection: Connection) -> Self {
+        Self { carrier: Carrier::Tcp(Box::new(connection)), bytes_per_second: None }
+    }
+
+    fn quic(connection: QuicConnection) -> Self {
+        Self { carrier: Carrier::Quic(Box::new(connection)), bytes_per_second: None }
+    }
+
+    /// What carries it.
+    #[must_use]
+    pub const fn transport(&self) -> Transport {
+        match &self.carrier {
+            Carrier::Tcp(_) => Transport::Tcp,
+            Carrier::Quic(_) => Transport::Quic,
+        }
+    }
+
+    /// The peer's key.
+    #[must_use]
+    pub fn peer(&self) -> Fingerprint {
+        match &self.carrier {
+            Carrier::Tcp(connection) => connection.peer,
+            Carrier::Quic(connection) => connection.peer,
+        }
+    }
+
+    /// The peer's address; an IPv4 one never in IPv6 form.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        match &self.carrier {
+            Carrier::Tcp(connection) => connection.address,
+            Carrier::Quic(connection) => connection.address,
+        }
+    }
+
+    /// The round trip as the handshake has shown it.
+    #[must_use]
+    pub fn round_trip(&self) -> Duration {
+        match &self.carrier {
+            Carrier::Tcp(connection) => connection.rtt,
+            Carrier::Quic(connection) => connection.round_trip(),
+        }
+    }
+
+    /// Ends the connection when the peer has not acknowledged bytes for so long; see
+    /// [`Connection::set_unacknowledged_max`]. QUIC has a limit of its own for silence.
+    ///
+    /// # Errors
+    /// The socket refuses the option.
+    pub fn set_unacknowledged_max(&self, longest: Duration) -> io::Result<()> {
+        match &self.carrier {
+            Carrier::Tcp(connection) => connection.set_unacknowledged_max(longest),
+            Carrier::Quic(_) => Ok(()),
+        }
+    }
+
+    /// Sends no more than so many bytes per second: over TCP evenly from now on, over QUIC once it is a lane.
+    ///
+    /// # Errors
+    /// The socket refuses the option.
+    pub fn set_rate_max(&mut self, bytes_per_second: u64) -> io::Result<()> {
+        if let Carrier::Tcp(connection) = &self.carrier {
+            connection.set_rate_max(bytes_per_second)?;
+        }
+        self.bytes_per_second = Some(bytes_per_second);
+        Ok(())
+    }
+
+    /// Goes on as the sending end of one of `lanes` lanes, after a greeting that has been flushed.
+    ///
+    /// # Errors
+    /// [`LaneError`] when the connection has ended already, or cannot go on in this way.
+    pub fn into_sink(self, cipher: Cipher, lanes: u16) -> Result<Box<dyn LaneSink>, LaneError> {
+        let sending = Sending { lanes, bytes_per_second: self.bytes_per_second };
+        Ok(match (self.carrier, cipher) {
+            (Carrier::Tcp(connection), Cipher::Tls) => Box::new(TlsLane::new(*connection)?),
+            (Carrier::Tcp(connection), Cipher::None) => Box::new(ClearLane::new(*connection)?),
+            (Carrier::Quic(connection), Cipher::Tls) => Box::new(QuicLane::sink(*connection, sending)),
+            (Carrier::Quic(_), Cipher::None) => return Err(never_clear()),
+        })
+    }
+
+    /// Goes on as the receiving end of lane `number`, after a greeting that has been read.
+    ///
+    /// # Errors
+    /// [`LaneError`] when the connection has ended already, or cannot go on in this way.
+    pub fn into_source(self, cipher: Cipher, number: u16) -> Result<Box<dyn LaneSource>, LaneError> {
+        Ok(match (self.carrier, cipher) {
+            (Carrier::Tcp(connection), Cipher::Tls) => Box::new(TlsLane::new(*connection)?),
+            (Carrier::Tcp(connection), Cipher::None) => Box::new(ClearLane::new(*connection)?),
+            (Carrier::Quic(connection), Cipher::Tls) => Box::new(QuicLane::source(*connection, number)),
+            (Carrier::Quic(_), Cipher::None) => return Err(never_clear()),
+        })
+    }
+}
+
+fn never_clear() -> LaneError {
+    io::Error::new(io::ErrorKind::Unsupported, "QUIC has no lanes in clear").into()
+}
+
+/// The transport that the first connection of a run has settled; clones share one value.
+#[derive(Clone, Debug, Default)]
+struct Settled(Arc<OnceLock<Transport>>);
+
+impl Settled {
+    fn get(&self) -> Option<Transport> {
+        self.0.get().copied()
+    }
+
+    /// Settles for `transport` unless that is done; whether this is the one.
+    fn settle(&self, transport: Transport) -> bool {
+        *self.0.get_or_init(|| transport) == transport
+    }
+}
+
+impl AsyncRead for Channel {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match &mut self.carrier {
+            Carrier::Tcp(connection) => Pin::new(connection).poll_read(context, buffer),
+            Carrier::Quic(connection) => Pin::new(connection).poll_read(context, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Channel {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match &mut self.carrier {
+            Carrier::Tcp(connection) => Pin::new(connection).poll_write(context, bytes),
+            Carrier::Quic(connection) => Pin::new(connection).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.carrier {
+            Carrier::Tcp(connection) => Pin::new(connection).poll_flush(context),
+            Carrier::Quic(connection) => Pin::new(connection).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.carrier {
+            Carrier::Tcp(connection) => Pin::new(connection).poll_shutdown(context),
+            Carrier::Quic(connection) => Pin::new(connection).poll_shutdown(context),
+        }
+    }
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "tcp",
+            Self::Quic => "quic",
+        })
+    }
+}

@@ -1,0 +1,198 @@
+//! The client side: TCP, QUIC, or QUIC where TCP does not get through.
+//!
+//! In the manner of "happy eyeballs" (RFC 8305): TCP gets a head start, long enough for one lost packet, because it costs
+//! less CPU; QUIC begins when that is over, or when TCP has failed. What is connected first is taken for the whole run.
+
+use std::future::Future;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use super::{Channel, Settled, Transport};
+use crate::error::DialError;
+use crate::quic::{QuicCongestion, QuicConnection, QuicDialler};
+use crate::tcp_tls::{Connected, Dialler, Host, SocketConfig};
+use crate::trust::{HostPolicy, Identity};
+
+/// Which transports may be used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TransportChoice {
+    /// TCP, and QUIC where TCP cannot be connected.
+    #[default]
+    Auto,
+    /// TCP alone.
+    Tcp,
+    /// QUIC alone.
+    Quic,
+}
+
+/// How a host may be reached.
+#[derive(Clone, Debug, Default)]
+pub struct Reach {
+    /// Which transports. Default: TCP, else QUIC.
+    pub transport: TransportChoice,
+    /// The settings of TCP.
+    pub socket: SocketConfig,
+    /// The congestion control of QUIC. Default: cubic.
+    pub quic_congestion: QuicCongestion,
+}
+
+/// Makes connections to one host. Cheap to clone; clones go to the same address by the same transport.
+#[derive(Clone, Debug)]
+pub struct ChannelDialler {
+    name: String,
+    port: u16,
+    tcp: Option<Dialler>,
+    quic: Option<QuicDialler>,
+    settled: Settled,
+}
+
+impl ChannelDialler {
+    /// Looks the host up, once for all connections. `name` is a name or an address, IPv6 without brackets.
+    ///
+    /// # Errors
+    /// The name has no address, or a socket cannot be set up as configured.
+    pub async fn new(
+        identity: &Identity,
+        name: &str,
+        port: u16,
+        policy: HostPolicy,
+        reach: Reach,
+    ) -> Result<Self, DialError> {
+        let host = Host::resolve(name, port).await?;
+        let tcp = match reach.transport {
+            TransportChoice::Quic => None,
+            _ => Some(Dialler::to(identity, host.clone(), policy.clone(), reach.socket)?),
+        };
+        let quic = match reach.transport {
+            TransportChoice::Tcp => None,
+            _ => Some(QuicDialler::new(identity, host, policy, reach.quic_congestion)),
+        };
+        Ok(Self { name: name.into(), port, tcp, quic, settled: Settled::default() })
+    }
+
+    /// Makes one connection within `deadline`. That the host takes this side's key shows only in what it sends next.
+    ///
+    /// # Errors
+    /// No address answers, what answers is not zmove, or the host's key is not taken; see [`DialError`].
+    pub async fn dial(&self, deadline: Duration) -> Result<Channel, DialError> {
+        match (&self.tcp, &self.quic, self.settled.get()) {
+            (Some(tcp), None, _) | (Some(tcp), _, Some(Transport::Tcp)) => {
+                Ok(Channel::tcp(tcp.dial(deadline).await?))
+            }
+            (None, Some(quic), _) | (_, Some(quic), Some(Transport::Quic)) => {
+                Ok(Channel::quic(quic.dial(deadline).await?))
+            }
+            (Some(tcp), Some(quic), None) => self.race(tcp, quic, deadline).await,
+            (None, None, _) => unreachable!("a choice leaves at least one"),
+        }
+    }
+
+    /// Ends all QUIC connections in order; their last words would not leave a process that ends. TCP's do.
+    pub async fn close(&self) {
+        if let Some(quic) = &self.quic {
+            quic.close().await;
+        }
+    }
+
+    async fn race(
+        &self,
+        tcp: &Dialler,
+        quic: &QuicDialler,
+        deadline: Duration,
+    ) -> Result<Channel, DialError> {
+        let due = Instant::now() + deadline;
+        let reaching = tcp.reach(due, deadline);
+        tokio::pin!(reaching);
+        tokio::select! {
+            reached = &mut reaching => return match reached {
+                Ok(connected) => self.go_on_by_tcp(connected, (tcp, quic), due, deadline).await,
+                Err(error) => self.only_quic(quic, error).await,
+            },
+            () = sleep(HEAD_START) => {}
+        }
+        if self.settled.get() == Some(Transport::Tcp) {
+            let connected = reaching.await?;
+            return Ok(Channel::tcp(tcp.secure(connected, due, deadline).await?));
+        }
+        let dialling = quic.dial(QUIC_PATIENCE);
+        tokio::pin!(dialling);
+        tokio::select! {
+            reached = &mut reaching => match reached {
+                Ok(connected) => self.go_on_by_tcp(connected, (tcp, quic), due, deadline).await,
+                Err(error) => self.take_quic(dialling.await, error),
+            },
+            dialled = &mut dialling => match dialled {
+                Ok(connection) if self.settled.settle(Transport::Quic) => Ok(Channel::quic(connection)),
+                Err(error) if !error.retryable() => Err(error),
+                Ok(_) => self.reached(tcp, reaching, None, due, deadline).await,
+                Err(error) => self.reached(tcp, reaching, Some(error), due, deadline).await,
+            },
+        }
+    }
+
+    /// QUIC has not helped: TCP or nothing.
+    async fn reached(
+        &self,
+        tcp: &Dialler,
+        reaching: impl Future<Output = Result<Connected, DialError>>,
+        quic: Option<DialError>,
+        due: Instant,
+        deadline: Duration,
+    ) -> Result<Channel, DialError> {
+        match (reaching.await, quic) {
+            (Ok(connected), _) => {
+                self.settled.settle(Transport::Tcp);
+                Ok(Channel::tcp(tcp.secure(connected, due, deadline).await?))
+            }
+            (Err(tcp), Some(quic)) => Err(self.neither(tcp, quic)),
+            (Err(tcp), None) => Err(tcp),
+        }
+    }
+
+    async fn go_on_by_tcp(
+        &self,
+        connected: Connected,
+        (tcp, quic): (&Dialler, &QuicDialler),
+        due: Instant,
+        deadline: Duration,
+    ) -> Result<Channel, DialError> {
+        if self.settled.settle(Transport::Tcp) {
+            return Ok(Channel::tcp(tcp.secure(connected, due, deadline).await?));
+        }
+        Ok(Channel::quic(quic.dial(deadline).await?))
+    }
+
+    /// After TCP has failed.
+    async fn only_quic(&self, quic: &QuicDialler, error: DialError) -> Result<Channel, DialError> {
+        let patience =
+            if matches!(error, DialError::Refused { .. }) { REFUSED_PATIENCE } else { QUIC_PATIENCE };
+        self.take_quic(quic.dial(patience).await, error)
+    }
+
+    fn take_quic(
+        &self,
+        dialled: Result<QuicConnection, DialError>,
+        tcp: DialError,
+    ) -> Result<Channel, DialError> {
+        match dialled {
+            Ok(connection) if self.settled.settle(Transport::Quic) => Ok(Channel::quic(connection)),
+            // the others of this run have TCP, which has failed here
+            Ok(_) => Err(tcp),
+            Err(quic) if !quic.retryable() => Err(quic),
+            Err(quic) => Err(self.neither(tcp, quic)),
+        }
+    }
+
+    fn neither(&self, tcp: DialError, quic: DialError) -> DialError {
+        let (host, port) = (self.name.clone(), self.port);
+        DialError::Neither { host, port, tcp: Box::new(tcp), quic: Box::new(quic) }
+    }
+}
+
+/// The head start of TCP: a second until a lost packet is sent again, and a long round trip.
+const HEAD_START: Duration = Duration::from_millis(1_500);
+/// How long QUIC may take where TCP is silent.
+const QUIC_PATIENCE: Duration = Duration::from_secs(10);
+/// The same where TCP is refused: there is a host, and most likely nobody listens there.
+const REFUSED_PATIENCE: Duration = Duration::from_secs(3);

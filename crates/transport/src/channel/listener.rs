@@ -1,0 +1,165 @@
+//! The daemon's side: TCP and UDP at one port.
+//!
+//! **Invariant:** a connection comes out only when its peer has proved a key, whichever way it came in.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+
+use super::{Channel, TransportChoice};
+use crate::error::{AcceptError, BindError};
+use crate::quic::{self, QuicAcceptor};
+use crate::tcp_tls::{Acceptor, SocketConfig};
+use crate::trust::Identity;
+
+/// Listens for clients.
+#[derive(Debug)]
+pub struct Listener {
+    tcp: Option<Acceptor>,
+    quic: Option<QuicAcceptor>,
+}
+
+/// A client that wants a connection and has proved nothing.
+pub struct Incoming {
+    address: SocketAddr,
+    way: Way,
+}
+
+enum Way {
+    Tcp(TcpStream),
+    Quic(Box<quinn::Incoming>),
+}
+
+impl Listener {
+    /// Listens on `address` by what `choice` says, both at the same port; port 0 stands for any free one. Runs on the tokio
+    /// runtime that calls.
+    ///
+    /// # Errors
+    /// The address cannot be used, or the socket cannot be set up as configured.
+    pub async fn bind(
+        address: SocketAddr,
+        identity: &Identity,
+        choice: TransportChoice,
+        socket: &SocketConfig,
+    ) -> Result<Self, BindError> {
+        let mut tries_left = if address.port() == 0 { PORTS_TRIED_MAX } else { 1 };
+        loop {
+            tries_left -= 1;
+            let tcp = match choice {
+                TransportChoice::Quic => None,
+                _ => Some(Acceptor::bind(address, identity, socket.clone()).await?),
+            };
+            if choice == TransportChoice::Tcp {
+                return Ok(Self { tcp, quic: None });
+            }
+            let shared = tcp.as_ref().map_or(Ok(address), Acceptor::local_addr);
+            let shared = shared.map_err(|source| BindError::Listen { address, source })?;
+            match QuicAcceptor::bind(shared, identity) {
+                Ok(quic) => return Ok(Self { tcp, quic: Some(quic) }),
+                // the port that TCP was given is not free for UDP
+                Err(_) if tries_left > 0 => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// The address that clients can dial.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        match (&self.tcp, &self.quic) {
+            (Some(tcp), _) => tcp.local_addr(),
+            (None, Some(quic)) => quic.local_addr(),
+            (None, None) => Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+
+    /// What the kernel holds of UDP until it is received, where there is UDP; it bounds how fast QUIC can be.
+    #[must_use]
+    pub fn udp_buffer_bytes(&self) -> Option<usize> {
+        self.quic.as_ref().map(QuicAcceptor::receive_buffer_bytes)
+    }
+
+    /// The next client. Dropping the future loses none.
+    ///
+    /// # Errors
+    /// The client is gone already, or the system is out of descriptors or memory: pause and go on.
+    pub async fn accept(&self) -> io::Result<Incoming> {
+        let by_tcp = async {
+            match &self.tcp {
+                Some(tcp) => tcp.accept_tcp().await,
+                None => std::future::pending().await,
+            }
+        };
+        let by_quic = async {
+            match &self.quic {
+                Some(quic) => quic.accept().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            accepted = by_tcp => accepted.map(|(socket, address)| Incoming { address, way: Way::Tcp(socket) }),
+            accepted = by_quic => match accepted {
+                Some(incoming) => {
+                    let address = quic::canonical(incoming.remote_address());
+                    Ok(Incoming { address, way: Way::Quic(Box::new(incoming)) })
+                }
+                None => Err(io::Error::other("the UDP socket is gone")),
+            },
+        }
+    }
+
+    /// Makes the peer prove its key, within `deadline`. The caller then decides by the fingerprint.
+    ///
+    /// # Errors
+    /// The client is slow, not zmove, or does not prove a key; see [`AcceptError`].
+    pub async fn handshake(&self, incoming: Incoming, deadline: Duration) -> Result<Channel, AcceptError> {
+        match (incoming.way, &self.tcp) {
+            (Way::Quic(incoming), _) => Ok(Channel::quic(quic::handshake(*incoming, deadline).await?)),
+            (Way::Tcp(socket), Some(tcp)) => Ok(Channel::tcp(tcp.handshake(socket, deadline).await?)),
+            (Way::Tcp(_), None) => Err(AcceptError::Gone { source: io::ErrorKind::NotConnected.into() }),
+        }
+    }
+
+    /// Ends what is open by QUIC, in order.
+    pub fn close(&self) {
+        if let Some(quic) = &self.quic {
+            quic.close();
+        }
+    }
+}
+
+impl Incoming {
+    /// Where it says it comes from; over TCP that has been shown.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Has a client that may not be where it says show that it is, and come again; `None` when it has been asked. For when
+    /// there are many.
+    #[must_use]
+    pub fn ask_back(self) -> Option<Self> {
+        let Self { address, way } = self;
+        match way {
+            Way::Tcp(_) => Some(Self { address, way }),
+            Way::Quic(incoming) => {
+                let incoming = quic::ask_back(*incoming)?;
+                Some(Self { address, way: Way::Quic(Box::new(incoming)) })
+            }
+        }
+    }
+}
+
+/// Ports that are tried where any will do.
+const PORTS_TRIED_MAX: u32 = 16;
+
+impl fmt::Debug for Incoming {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Incoming").field("address", &self.address).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,176 @@
+//! QUIC: one connection with one stream in the place of each TCP connection, under the same keys and the same checks.
+//!
+//! The client gives each connection a UDP socket and a thread of its own ([`QuicDialler`]); the daemon has one socket at
+//! the port of its TCP listener ([`QuicAcceptor`]). Both end in a [`QuicConnection`], an async stream for control that a
+//! [`QuicLane`] can take over. **Invariant:** a [`QuicConnection`] has proven the key of its `peer` and has agreed on the
+//! protocol; it is closed only when all it was given has been acknowledged, or when nobody wants that any more.
+
+use std::{
+    fmt, io,
+    net::SocketAddr,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use quinn::{
+    ConnectionError, ReadError, RecvStream, SendStream, VarInt, WriteError, crypto::rustls::HandshakeData,
+};
+use rustls_pki_types::CertificateDer;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    sync::mpsc::UnboundedSender,
+};
+
+use crate::trust::{ALPN, Fingerprint};
+
+mod acceptor;
+mod account;
+mod dialler;
+mod keeper;
+mod lane;
+mod settings;
+mod tolerant;
+
+pub(crate) use acceptor::{QuicAcceptor, ask_back, handshake};
+pub(crate) use dialler::QuicDialler;
+pub(crate) use lane::{QuicLane, Sending};
+pub use settings::{QuicCongestion, UnknownCongestion};
+
+use account::Account;
+
+/// An established connection to a peer whose key is known.
+pub(crate) struct QuicConnection {
+    pub(crate) peer: Fingerprint,
+    pub(crate) address: SocketAddr,
+    connection: quinn::Connection,
+    receiving: RecvStream,
+    /// None once it has been handed over.
+    sending: Option<SendStream>,
+    finished: bool,
+    account: Arc<Account>,
+    /// Takes a stream that has been finished, and closes the connection when all of it has arrived.
+    keeper: UnboundedSender<SendStream>,
+}
+
+impl QuicConnection {
+    fn new(
+        connection: quinn::Connection,
+        (sending, receiving): (SendStream, RecvStream),
+        account: Arc<Account>,
+        keeper: UnboundedSender<SendStream>,
+    ) -> Option<Self> {
+        let peer = peer_of(&connection)?;
+        let address = canonical(connection.remote_address());
+        let (sending, finished) = (Some(sending), false);
+        Some(Self { peer, address, connection, receiving, sending, finished, account, keeper })
+    }
+
+    pub(crate) fn round_trip(&self) -> Duration {
+        self.connection.rtt()
+    }
+
+    fn sending(&mut self) -> io::Result<&mut SendStream> {
+        self.sending.as_mut().ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+
+    /// Says that nothing follows.
+    fn finish(&mut self) -> io::Result<()> {
+        self.sending()?.finish().map_err(io::Error::other)?;
+        self.finished = true;
+        Ok(())
+    }
+}
+
+/// The key that a peer has proven; `None` where it does not speak the protocol.
+fn peer_of(connection: &quinn::Connection) -> Option<Fingerprint> {
+    let agreed = connection.handshake_data()?.downcast::<HandshakeData>().ok()?;
+    let chain = connection.peer_identity()?.downcast::<Vec<CertificateDer<'static>>>().ok()?;
+    let peer = Fingerprint::of_certificate(chain.first()?).ok()?;
+    (agreed.protocol.as_deref() == Some(ALPN)).then_some(peer)
+}
+
+pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+/// A connection that is gone, as TCP would say it.
+fn lost(error: ConnectionError) -> io::Error {
+    match error {
+        ConnectionError::TimedOut => {
+            io::Error::new(io::ErrorKind::TimedOut, "the peer does not answer any more")
+        }
+        ConnectionError::TransportError(_) | ConnectionError::CidsExhausted => io::Error::other(error),
+        _ => io::ErrorKind::ConnectionReset.into(),
+    }
+}
+
+/// The same of an error that may have another reason.
+fn lost_if(error: io::Error) -> io::Error {
+    let inner = error.get_ref();
+    let reading = inner.and_then(|inner| inner.downcast_ref::<ReadError>());
+    let writing = inner.and_then(|inner| inner.downcast_ref::<WriteError>());
+    match (reading, writing) {
+        (Some(ReadError::ConnectionLost(reason)), _) | (_, Some(WriteError::ConnectionLost(reason))) => {
+            lost(reason.clone())
+        }
+        _ => error,
+    }
+}
+
+/// The connection was closed in order.
+const DONE: VarInt = VarInt::from_u32(0);
+/// Who held the connection let go of it half-way.
+const DROPPED: VarInt = VarInt::from_u32(1);
+
+impl Drop for QuicConnection {
+    fn drop(&mut self) {
+        let Some(mut sending) = self.sending.take() else { return };
+        if self.finished {
+            // without a keeper the connection is closed already
+            let _closed = self.keeper.send(sending);
+        } else {
+            // a stream that is only dropped would look finished
+            let _closed = sending.reset(DROPPED);
+        }
+    }
+}
+
+impl AsyncRead for QuicConnection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        AsyncRead::poll_read(Pin::new(&mut self.receiving), context, buffer).map_err(lost_if)
+    }
+}
+
+impl AsyncWrite for QuicConnection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        AsyncWrite::poll_write(Pin::new(self.sending()?), context, bytes).map_err(lost_if)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // what is written is on its way
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(self.finish())
+    }
+}
+
+impl fmt::Debug for QuicConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QuicConnection")
+            .field("peer", &self.peer)
+            .field("address", &self.address)
+            .finish_non_exhaustive()
+    }
+}

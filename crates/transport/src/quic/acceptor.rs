@@ -1,0 +1,156 @@
+//! The server side: one UDP socket for all connections, and the handshake apart from it.
+//!
+//! **Invariant:** nothing a client says is parsed here but QUIC and TLS, and while many handshakes are under way only
+//! clients that have shown to be at their address begin one.
+
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinn::crypto::rustls::QuicServerConfig;
+use quinn::{ConnectionError, Endpoint, Incoming, TokioRuntime};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::account::Account;
+use super::dialler::alert;
+use super::settings::{self, QuicCongestion};
+use super::{QuicConnection, canonical, keeper};
+use crate::error::{AcceptError, BindError};
+use crate::trust::{Identity, server_config};
+
+/// Listens for clients over UDP.
+#[derive(Debug)]
+pub(crate) struct QuicAcceptor {
+    endpoint: Endpoint,
+    receive_buffer_bytes: usize,
+}
+
+impl QuicAcceptor {
+    /// Listens on `address`, the IPv6 wildcard `::` for IPv4 as well. Runs on the tokio runtime that calls.
+    ///
+    /// # Errors
+    /// The address cannot be used.
+    pub(crate) fn bind(address: SocketAddr, identity: &Identity) -> Result<Self, BindError> {
+        let failed = |source| BindError::Listen { address, source };
+        let socket = open(address).map_err(failed)?;
+        let receive_buffer_bytes = settings::enlarge_buffers(&socket).map_err(failed)?;
+        let config = server(identity).map_err(failed)?;
+        let endpoint =
+            Endpoint::new(settings::endpoint(identity), Some(config), socket, Arc::new(TokioRuntime));
+        Ok(Self { endpoint: endpoint.map_err(failed)?, receive_buffer_bytes })
+    }
+
+    pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.endpoint.local_addr()
+    }
+
+    /// What may wait in the kernel to be received.
+    pub(crate) const fn receive_buffer_bytes(&self) -> usize {
+        self.receive_buffer_bytes
+    }
+
+    /// The next client that wants a connection; `None` when the socket is gone. Dropping the future loses none.
+    pub(crate) async fn accept(&self) -> Option<Incoming> {
+        self.endpoint.accept().await
+    }
+
+    /// Ends all connections.
+    pub(crate) fn close(&self) {
+        self.endpoint.close(super::DONE, b"");
+    }
+}
+
+/// Makes the peer prove its key, and waits for its stream, within `deadline`.
+pub(crate) async fn handshake(incoming: Incoming, deadline: Duration) -> Result<QuicConnection, AcceptError> {
+    let address = canonical(incoming.remote_address());
+    timeout(deadline, secure(incoming, address))
+        .await
+        .map_err(|_| AcceptError::TimedOut { address, waited: deadline })?
+}
+
+/// Has a client show that it is where it says it is; `None` where that is settled.
+pub(crate) fn ask_back(incoming: Incoming) -> Option<Incoming> {
+    if incoming.remote_address_validated() || !incoming.may_retry() {
+        return Some(incoming);
+    }
+    incoming.retry().err().map(quinn::RetryError::into_incoming)
+}
+
+async fn secure(incoming: Incoming, address: SocketAddr) -> Result<QuicConnection, AcceptError> {
+    let failed = |error| handshake_error(address, error);
+    let connection = incoming.accept().map_err(failed)?.await.map_err(failed)?;
+    let stream = match connection.accept_bi().await {
+        Ok(stream) => stream,
+        // a client dials more lanes than a short path needs
+        Err(ConnectionError::ApplicationClosed(_)) => return Err(AcceptError::Unused { address }),
+        Err(error) => return Err(failed(error)),
+    };
+    let account = Arc::<Account>::default();
+    let (keep_in, left) = mpsc::unbounded_channel();
+    let whole = QuicConnection::new(connection.clone(), stream, Arc::clone(&account), keep_in);
+    keeper::spawn(connection, account, left);
+    whole.ok_or(AcceptError::NotZmove { address })
+}
+
+fn handshake_error(address: SocketAddr, error: ConnectionError) -> AcceptError {
+    match (&error, alert(&error)) {
+        (
+            ConnectionError::ConnectionClosed(_),
+            Some(BAD_CERTIFICATE | CERTIFICATE_UNKNOWN | DECRYPT_ERROR),
+        ) => AcceptError::HostKeyRefused { address },
+        (ConnectionError::TransportError(_), Some(CERTIFICATE_REQUIRED)) => {
+            AcceptError::NoClientKey { address }
+        }
+        (ConnectionError::TransportError(_), Some(DECRYPT_ERROR)) => {
+            AcceptError::ClientKeyUnproven { address }
+        }
+        (_, Some(NO_APPLICATION_PROTOCOL)) => AcceptError::NotZmove { address },
+        (ConnectionError::TransportError(_), _) => AcceptError::Quic { address, source: error.into() },
+        _ => AcceptError::Closed { address, source: error.into() },
+    }
+}
+
+/// TLS alerts by their numbers.
+const BAD_CERTIFICATE: u64 = 42;
+const CERTIFICATE_UNKNOWN: u64 = 46;
+const DECRYPT_ERROR: u64 = 51;
+const CERTIFICATE_REQUIRED: u64 = 116;
+const NO_APPLICATION_PROTOCOL: u64 = 120;
+
+fn open(address: SocketAddr) -> io::Result<UdpSocket> {
+    let domain = socket2::Domain::for_address(address);
+    let socket = socket2::Socket::new(domain, socket2::Type::DGRAM, Some(socket2::Protocol::UDP))?;
+    if address.is_ipv6() {
+        socket.set_only_v6(false)?;
+    }
+    socket.bind(&address.into())?;
+    Ok(socket.into())
+}
+
+fn server(identity: &Identity) -> io::Result<quinn::ServerConfig> {
+    let mut tls = server_config(identity);
+    // no data before the handshake is complete
+    tls.max_early_data_size = 0;
+    let crypto = QuicServerConfig::try_from(tls).map_err(io::Error::other)?;
+    let secret = identity.derive(TOKEN_CONTEXT);
+    let token_key = aws_lc_rs::hkdf::Salt::new(aws_lc_rs::hkdf::HKDF_SHA256, &[]).extract(&secret);
+    let mut config = quinn::ServerConfig::new(Arc::new(crypto), Arc::new(token_key));
+    let transport = settings::transport(QuicCongestion::default(), ANSWER_DATAGRAM_BYTES_MAX);
+    config
+        .transport_config(Arc::new(transport))
+        .max_incoming(INCOMING_MAX)
+        .incoming_buffer_size(INCOMING_BYTES_MAX)
+        .incoming_buffer_size_total(INCOMING_BYTES_TOTAL_MAX);
+    Ok(config)
+}
+
+const TOKEN_CONTEXT: &str = "zmove 2026-11-21 quic retry token";
+/// Clients that wait to begin their handshake.
+const INCOMING_MAX: usize = 1024;
+/// What one of them, and all, may send meanwhile.
+const INCOMING_BYTES_MAX: u64 = 16 << 10;
+const INCOMING_BYTES_TOTAL_MAX: u64 = 4 << 20;
+/// A receiver sends acknowledgements and receipts: what Ethernet carries will do.
+const ANSWER_DATAGRAM_BYTES_MAX: u16 = 1452;

@@ -1,0 +1,180 @@
+//! What a lane has given to its connection and the peer has not acknowledged: the bound on it, and the clock of it.
+//!
+//! A lane's thread adds before it writes; QUIC lets go of bytes when they are acknowledged, on whatever thread. So one wait
+//! stands for a frame and not for each acknowledgement. **Invariant:** every byte that was added is settled once, whether
+//! it arrives or the connection is lost.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use zmove_types::Buffer;
+
+/// The account of one lane.
+#[derive(Debug, Default)]
+pub(super) struct Account {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct State {
+    outstanding: u64,
+    settled: u64,
+    /// Time with something outstanding, without the time since `busy_since`.
+    busy: Duration,
+    busy_since: Option<Instant>,
+    settled_at: Option<Instant>,
+    window_limited: Duration,
+    lost: bool,
+}
+
+/// What an account says of its lane.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Balance {
+    pub(super) settled: u64,
+    pub(super) busy: Duration,
+    pub(super) window_limited: Duration,
+    /// How long nothing has been outstanding; `None` before anything was.
+    pub(super) idle: Option<Duration>,
+}
+
+/// The connection is gone.
+#[derive(Debug)]
+pub(super) struct Lost;
+
+impl Account {
+    /// Waits until no more than `others_max` bytes are outstanding.
+    pub(super) fn wait(&self, others_max: u64) -> Result<(), Lost> {
+        let mut state = self.lock();
+        while state.outstanding > others_max && !state.lost {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if state.lost { Err(Lost) } else { Ok(()) }
+    }
+
+    /// Bytes that stay with this account until they are settled.
+    pub(super) fn add(self: &Arc<Self>, bytes: impl Into<Payload>) -> Bytes {
+        let held = Held { payload: bytes.into(), account: Arc::clone(self) };
+        let len = held.as_ref().len() as u64;
+        let mut state = self.lock();
+        state.outstanding += len;
+        state.busy_since.get_or_insert_with(Instant::now);
+        drop(state);
+        Bytes::from_owner(held)
+    }
+
+    /// Books a wait for the peer's window.
+    pub(super) fn note_window_limited(&self, time: Duration) {
+        self.lock().window_limited += time;
+    }
+
+    /// Nothing will be acknowledged any more: whoever waits is told.
+    pub(super) fn lose(&self) {
+        self.lock().lost = true;
+        self.changed.notify_all();
+    }
+
+    pub(super) fn balance(&self) -> Balance {
+        let state = *self.lock();
+        Balance {
+            settled: state.settled,
+            busy: state.busy + state.busy_since.map_or(Duration::ZERO, |since| since.elapsed()),
+            window_limited: state.window_limited,
+            idle: match state.busy_since {
+                Some(_) => Some(Duration::ZERO),
+                None => state.settled_at.map(|at| at.elapsed()),
+            },
+        }
+    }
+
+    fn settle(&self, bytes: u64) {
+        let mut state = self.lock();
+        state.outstanding -= bytes;
+        state.settled += bytes;
+        if state.outstanding == 0 {
+            let now = Instant::now();
+            let busy = state.busy_since.take().map_or(Duration::ZERO, |since| now - since);
+            state.busy += busy;
+            state.settled_at = Some(now);
+        }
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What QUIC holds on to.
+pub(super) enum Payload {
+    Buffer(Buffer),
+    Copy(Vec<u8>),
+}
+
+struct Held {
+    payload: Payload,
+    account: Arc<Account>,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        match &self.payload {
+            Payload::Buffer(buffer) => buffer,
+            Payload::Copy(bytes) => bytes,
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.account.settle(self.as_ref().len() as u64);
+    }
+}
+
+impl From<Buffer> for Payload {
+    fn from(buffer: Buffer) -> Self {
+        Self::Buffer(buffer)
+    }
+}
+
+impl From<Vec<u8>> for Payload {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::Copy(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_settled_when_the_last_piece_goes() {
+        let account = Arc::<Account>::default();
+        let mut whole = account.add(vec![0; 10]);
+        let front = whole.split_to(3);
+        drop(whole);
+        assert_eq!((account.balance().settled, account.balance().idle), (0, Some(Duration::ZERO)));
+        drop(front);
+        assert_eq!(account.balance().settled, 10);
+        assert!(account.wait(0).is_ok());
+    }
+
+    #[test]
+    fn who_waits_goes_on_when_there_is_room_or_no_connection() {
+        let account = Arc::<Account>::default();
+        let (one, other) = (account.add(vec![0; 10]), account.add(vec![0; 10]));
+        let wait = |others_max| {
+            let account = Arc::clone(&account);
+            std::thread::spawn(move || account.wait(others_max).is_ok())
+        };
+        let waiting = wait(10);
+        drop(one);
+        assert!(waiting.join().unwrap());
+        let waiting = wait(0);
+        account.lose();
+        assert!(!waiting.join().unwrap());
+        drop(other);
+    }
+}

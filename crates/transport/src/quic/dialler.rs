@@ -1,0 +1,257 @@
+//! The client side: a connection each with a UDP socket and a thread of its own, so that several keep several cores busy.
+//!
+//! **Invariant:** no thread outlives [`QuicDialler::close`] by more than it takes to say goodbye.
+
+use std::future::Future;
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use quinn::crypto::rustls::QuicClientConfig;
+use quinn::{ConnectionError, Endpoint, TokioRuntime};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, timeout_at};
+
+use super::account::Account;
+use super::settings::{self, QuicCongestion};
+use super::{DONE, QuicConnection, keeper};
+use crate::error::{DialError, DialStage, SocketError};
+use crate::tcp_tls::{Host, first_of, tls_fault};
+use crate::trust::{HostPolicy, Identity, SERVER_NAME, client_config_watched};
+
+/// Makes connections to one host. Cheap to clone; clones go to the same address.
+#[derive(Clone, Debug)]
+pub(crate) struct QuicDialler {
+    host: Host,
+    /// The address that answered first.
+    chosen: Arc<OnceLock<SocketAddr>>,
+    identity: Identity,
+    policy: HostPolicy,
+    congestion: QuicCongestion,
+    threads: Arc<Threads>,
+}
+
+/// The threads below the connections that were dialled.
+#[derive(Debug)]
+struct Threads {
+    /// Turns true when all are to end.
+    leave: watch::Sender<bool>,
+    running: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// Why one address did not answer as it should.
+enum Attempt {
+    Local(io::Error),
+    Lost(ConnectionError, Option<rustls::Error>),
+    NotZmove,
+    TimedOut,
+}
+
+impl QuicDialler {
+    pub(crate) fn new(
+        identity: &Identity,
+        host: Host,
+        policy: HostPolicy,
+        congestion: QuicCongestion,
+    ) -> Self {
+        let threads = Threads { leave: watch::Sender::new(false), running: Mutex::default() };
+        Self {
+            host,
+            chosen: Arc::default(),
+            identity: identity.clone(),
+            policy,
+            congestion,
+            threads: Arc::new(threads),
+        }
+    }
+
+    /// Makes one connection within `deadline`.
+    ///
+    /// # Errors
+    /// No address answers, what answers is not zmove, or the host's key is not taken; see [`DialError`].
+    pub(crate) async fn dial(&self, deadline: Duration) -> Result<QuicConnection, DialError> {
+        let due = Instant::now() + deadline;
+        let addresses = self.chosen.get().map_or(&self.host.addresses[..], std::slice::from_ref);
+        let start = |address| self.attempt(address, due);
+        let dialled = first_of(addresses, start, Attempt::Local, more_telling).await;
+        let connection = dialled.map_err(|attempt| self.error(attempt, deadline))?;
+        let chosen = *self.chosen.get_or_init(|| connection.address);
+        if chosen == connection.address {
+            return Ok(connection);
+        }
+        // another connection of this run was quicker at another address
+        self.attempt(chosen, due).await.map_err(|attempt| self.error(attempt, deadline))
+    }
+
+    /// Ends all connections in order, whatever is still on its way, and waits for their threads.
+    pub(crate) async fn close(&self) {
+        self.threads.leave.send_replace(true);
+        let running = std::mem::take(&mut *self.threads.lock());
+        let joined = tokio::task::spawn_blocking(|| running.into_iter().try_for_each(JoinHandle::join));
+        let _in_time = tokio::time::timeout(GOODBYE_MAX, joined).await;
+    }
+
+    /// Starts a thread that dials and then keeps the connection.
+    fn attempt(
+        &self,
+        address: SocketAddr,
+        due: Instant,
+    ) -> impl Future<Output = Result<QuicConnection, Attempt>> + Send + 'static {
+        let (made_in, made) = oneshot::channel();
+        let (dialler, leave) = (self.clone(), self.threads.leave.subscribe());
+        let started = std::thread::Builder::new()
+            .name("zmove-quic".into())
+            .spawn(move || dialler.run(address, due, made_in, leave));
+        let started = started.map(|thread| self.threads.lock().push(thread));
+        async move {
+            started.map_err(Attempt::Local)?;
+            made.await.unwrap_or_else(|_| {
+                Err(Attempt::Local(io::Error::other("the connection's thread has ended")))
+            })
+        }
+    }
+
+    fn run(
+        &self,
+        address: SocketAddr,
+        due: Instant,
+        made: oneshot::Sender<Result<QuicConnection, Attempt>>,
+        leave: watch::Receiver<bool>,
+    ) {
+        let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => runtime,
+            Err(error) => return drop(made.send(Err(Attempt::Local(error)))),
+        };
+        runtime.block_on(self.serve(address, due, made, leave));
+    }
+
+    /// The whole life of a connection.
+    async fn serve(
+        &self,
+        address: SocketAddr,
+        due: Instant,
+        mut made: oneshot::Sender<Result<QuicConnection, Attempt>>,
+        mut leave: watch::Receiver<bool>,
+    ) {
+        let (endpoint, connection) = tokio::select! {
+            connected = self.connect(address, due) => match connected {
+                Ok(connected) => connected,
+                Err(attempt) => return drop(made.send(Err(attempt))),
+            },
+            // nobody waits for it any more
+            () = made.closed() => return,
+            _ = leave.wait_for(|leave| *leave) => return,
+        };
+        let account = Arc::<Account>::default();
+        let (keep_in, left) = mpsc::unbounded_channel();
+        let stream = match connection.open_bi().await {
+            Ok(stream) => stream,
+            Err(error) => return drop(made.send(Err(Attempt::Lost(error, None)))),
+        };
+        let whole = QuicConnection::new(connection.clone(), stream, Arc::clone(&account), keep_in);
+        if made.send(whole.ok_or(Attempt::NotZmove)).is_err() {
+            return;
+        }
+        tokio::select! {
+            () = keeper::keep(&connection, &account, left) => {}
+            _ = leave.wait_for(|leave| *leave) => {
+                // what has been finished goes out before the close
+                let_others_run().await;
+                connection.close(DONE, b"");
+                account.lose();
+            }
+        }
+        let_others_run().await;
+        drop(endpoint);
+    }
+
+    async fn connect(
+        &self,
+        address: SocketAddr,
+        due: Instant,
+    ) -> Result<(Endpoint, quinn::Connection), Attempt> {
+        let (tls, fault) = client_config_watched(&self.identity, self.policy.clone());
+        let crypto =
+            QuicClientConfig::try_from(tls).map_err(|error| Attempt::Local(io::Error::other(error)))?;
+        let mut config = quinn::ClientConfig::new(Arc::new(crypto));
+        config.transport_config(Arc::new(settings::transport(
+            self.congestion,
+            settings::datagram_bytes_max(address),
+        )));
+        let endpoint = open(address, &self.identity).map_err(Attempt::Local)?;
+        let connecting = endpoint.connect_with(config, address, SERVER_NAME);
+        let connecting = connecting.map_err(|error| Attempt::Local(io::Error::other(error)))?;
+        match timeout_at(due, connecting).await {
+            Ok(Ok(connection)) => Ok((endpoint, connection)),
+            Ok(Err(error)) => Err(Attempt::Lost(error, fault.get())),
+            Err(_) => Err(Attempt::TimedOut),
+        }
+    }
+
+    fn error(&self, attempt: Attempt, waited: Duration) -> DialError {
+        let (host, port) = (self.host.name.clone(), self.host.port);
+        let stage = DialStage::Handshaking;
+        match attempt {
+            Attempt::Local(source) => DialError::Socket { host, port, source: SocketError::Setup { source } },
+            Attempt::NotZmove => DialError::NotZmove { host, port },
+            Attempt::Lost(_, Some(fault)) => tls_fault(host, port, fault),
+            Attempt::TimedOut | Attempt::Lost(ConnectionError::TimedOut, None) => {
+                DialError::TimedOut { host, port, stage, waited }
+            }
+            Attempt::Lost(ConnectionError::VersionMismatch, None) => DialError::NotZmove { host, port },
+            Attempt::Lost(error, None) if alert(&error) == Some(NO_APPLICATION_PROTOCOL) => {
+                DialError::NotZmove { host, port }
+            }
+            Attempt::Lost(error, None) => DialError::Closed { host, port, source: error.into() },
+        }
+    }
+}
+
+/// The TLS alert that ended a connection, if one did.
+pub(super) fn alert(error: &ConnectionError) -> Option<u64> {
+    let code = match error {
+        ConnectionError::TransportError(error) => error.code,
+        ConnectionError::ConnectionClosed(close) => close.error_code,
+        _ => return None,
+    };
+    u64::from(code).checked_sub(CRYPTO_ERRORS).filter(|alert| *alert <= u64::from(u8::MAX))
+}
+
+/// Where QUIC's error codes for TLS alerts begin.
+const CRYPTO_ERRORS: u64 = 0x100;
+const NO_APPLICATION_PROTOCOL: u64 = 120;
+/// How long the threads may take to say goodbye.
+const GOODBYE_MAX: Duration = Duration::from_secs(1);
+
+/// What tells more than silence comes first.
+fn more_telling(before: Option<Attempt>, now: Attempt) -> Attempt {
+    match before {
+        Some(before @ Attempt::Lost(_, Some(_))) => before,
+        _ => now,
+    }
+}
+
+/// A socket for one connection.
+fn open(address: SocketAddr, identity: &Identity) -> io::Result<Endpoint> {
+    let any = if address.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
+    let socket = UdpSocket::bind(any)?;
+    settings::enlarge_buffers(&socket)?;
+    Endpoint::new(settings::endpoint(identity), None, socket, Arc::new(TokioRuntime))
+}
+
+/// Lets the connection's driver, which runs on the same thread, send what is waiting.
+async fn let_others_run() {
+    for _ in 0..TURNS {
+        tokio::task::yield_now().await;
+    }
+}
+
+const TURNS: usize = 8;
+
+impl Threads {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

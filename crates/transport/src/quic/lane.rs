@@ -1,0 +1,295 @@
+//! A lane over QUIC: its thread gives frames to the connection and takes what has arrived, without a queue in between.
+//!
+//! The connection's work (packets, encryption, acknowledgements) is done by its endpoint's thread. A large frame's buffer
+//! goes to QUIC as it is and comes back when it has been acknowledged; a small one is copied, so that the few buffers do not
+//! all wait for acknowledgements. Frames are read in order: a frame's place in its stream is known only when those before it
+//! are, and a lost packet costs the others of the window nothing but their place in memory.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use bytes::{Buf, Bytes};
+use quinn::{ReadError, WriteError};
+use zmove_sockopt::TcpInfo;
+use zmove_types::{BufferPool, Doing, Stopwatch};
+use zmove_wire::FrameHeader;
+
+use crate::frame::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
+use crate::path::PathProbe;
+
+use super::account::Balance;
+use super::settings::{LANE_WINDOW_BYTES, window};
+use super::{DROPPED, QuicConnection, lost};
+
+/// One end of a lane over QUIC; the dialler sends, the acceptor receives, or the other way round.
+pub(crate) struct QuicLane {
+    connection: QuicConnection,
+    arrived: VecDeque<Bytes>,
+    room: Vec<Bytes>,
+    ended: bool,
+    /// What may be outstanding when the next frame is given to the connection.
+    outstanding_max: u64,
+    pace: Option<Pace>,
+}
+
+/// A share of a rate, kept by giving the connection small pieces at their time.
+struct Pace {
+    bytes_per_second: u64,
+    due: Instant,
+}
+
+/// How a lane sends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sending {
+    /// How many lanes the transfer has.
+    pub(crate) lanes: u16,
+    /// The most bytes per second, if there is a limit.
+    pub(crate) bytes_per_second: Option<u64>,
+}
+
+impl QuicLane {
+    /// The sending end, on a connection whose greeting has passed.
+    pub(crate) fn sink(connection: QuicConnection, sending: Sending) -> Self {
+        let each = OUTSTANDING_BYTES_MAX / u64::from(sending.lanes.max(1));
+        let outstanding_max = each.clamp(OUTSTANDING_BYTES_MIN, LANE_OUTSTANDING_BYTES_MAX);
+        let pace =
+            sending.bytes_per_second.map(|rate| Pace { bytes_per_second: rate.max(1), due: Instant::now() });
+        Self { outstanding_max, pace, ..Self::new(connection) }
+    }
+
+    /// The receiving end of lane `number`: the first ones may have more on their way, so that all together are bounded.
+    pub(crate) fn source(connection: QuicConnection, number: u16) -> Self {
+        let bytes = if number < WIDE_LANES { LANE_WINDOW_BYTES } else { NARROW_WINDOW_BYTES };
+        connection.connection.set_receive_window(window(bytes));
+        Self::new(connection)
+    }
+
+    fn new(connection: QuicConnection) -> Self {
+        Self {
+            connection,
+            arrived: VecDeque::with_capacity(CHUNKS_AT_ONCE),
+            room: vec![Bytes::new(); CHUNKS_AT_ONCE],
+            ended: false,
+            outstanding_max: OUTSTANDING_BYTES_MIN,
+            pace: None,
+        }
+    }
+
+    /// Gives the connection one piece; what it has no credit for waits.
+    fn write(&mut self, bytes: Bytes) -> Result<(), LaneError> {
+        let started = Instant::now();
+        let sending = self.connection.sending.as_mut().ok_or(LaneError::Stopped)?;
+        let (written, waits) = block_on(sending.write_chunk(bytes));
+        if waits > 0 && self.outstanding_max == LANE_OUTSTANDING_BYTES_MAX {
+            self.connection.account.note_window_limited(started.elapsed());
+        }
+        Ok(written?)
+    }
+
+    fn write_at_pace(&mut self, mut bytes: Bytes) -> Result<(), LaneError> {
+        while let (Some(pace), false) = (&mut self.pace, bytes.is_empty()) {
+            let piece = pace.next(&mut bytes);
+            self.write(piece)?;
+        }
+        if bytes.is_empty() { Ok(()) } else { self.write(bytes) }
+    }
+
+    /// Fills `out`; returns how much of it was filled before the peer's orderly end.
+    fn fill(&mut self, out: &mut [u8], watch: &mut Stopwatch<'_>) -> Result<usize, LaneError> {
+        let mut filled = 0;
+        loop {
+            while let Some(chunk) = self.arrived.front_mut() {
+                let taken = chunk.len().min(out.len() - filled);
+                out[filled..filled + taken].copy_from_slice(&chunk[..taken]);
+                filled += taken;
+                chunk.advance(taken);
+                if !chunk.is_empty() {
+                    return Ok(filled);
+                }
+                self.arrived.pop_front();
+            }
+            if filled == out.len() || self.ended {
+                return Ok(filled);
+            }
+            watch.lap(Doing::Busy);
+            self.await_chunks()?;
+            watch.lap(Doing::Starved);
+        }
+    }
+
+    fn await_chunks(&mut self) -> Result<(), LaneError> {
+        match block_on(self.connection.receiving.read_chunks(&mut self.room)).0? {
+            Some(chunks) => self.arrived.extend(self.room[..chunks].iter_mut().map(std::mem::take)),
+            None => self.ended = true,
+        }
+        Ok(())
+    }
+
+    fn fill_all(&mut self, out: &mut [u8], watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
+        if self.fill(out, watch)? == out.len() { Ok(()) } else { Err(LaneError::Closed) }
+    }
+
+    fn make_breaker(&self) -> LaneBreaker {
+        let connection = self.connection.connection.clone();
+        LaneBreaker::new(move || connection.close(DROPPED, b""))
+    }
+}
+
+/// What one lane may have outstanding: with one more frame, no more than the receiver's window for it. So a wait for that
+/// window means that the receiver does not read, and nothing else.
+const LANE_OUTSTANDING_BYTES_MAX: u64 = 16 << 20;
+/// What all lanes of a sender together may have outstanding: most of the buffers that its readers fill.
+const OUTSTANDING_BYTES_MAX: u64 = 64 << 20;
+/// Less could not keep a connection busy while the next frame is made.
+const OUTSTANDING_BYTES_MIN: u64 = 1 << 20;
+/// Lanes whose window is the large one.
+const WIDE_LANES: u16 = 8;
+const NARROW_WINDOW_BYTES: u32 = 4 << 20;
+/// Chunks taken in one turn: the connection is locked meanwhile.
+const CHUNKS_AT_ONCE: usize = 64;
+/// Data of so much is not copied: it fills most of its buffer.
+const UNCOPIED_BYTES_MIN: usize = 2 << 20;
+
+impl Pace {
+    /// Takes the next piece off `bytes` and waits for its time.
+    fn next(&mut self, bytes: &mut Bytes) -> Bytes {
+        let at_most = usize::try_from(self.bytes_per_second / PIECES_PER_SECOND).unwrap_or(usize::MAX);
+        let piece = bytes.split_to(at_most.clamp(PIECE_BYTES_MIN, PIECE_BYTES_MAX).min(bytes.len()));
+        let now = Instant::now();
+        thread::sleep(self.due.saturating_duration_since(now));
+        let nanoseconds = (piece.len() as u64).saturating_mul(1_000_000_000) / self.bytes_per_second;
+        self.due = self.due.max(now) + Duration::from_nanos(nanoseconds);
+        piece
+    }
+}
+
+const PIECES_PER_SECOND: u64 = 50;
+const PIECE_BYTES_MIN: usize = 1 << 10;
+const PIECE_BYTES_MAX: usize = 256 << 10;
+
+impl LaneSink for QuicLane {
+    fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
+        let copied = frame.data.len() < UNCOPIED_BYTES_MIN;
+        let data_copied: &[u8] = if copied { &frame.data } else { &[] };
+        let mut front = Vec::with_capacity(FrameHeader::BYTES + frame.head.len() + data_copied.len());
+        front.extend_from_slice(&frame.header.encode());
+        front.extend_from_slice(&frame.head);
+        front.extend_from_slice(data_copied);
+        watch.lap(Doing::Busy);
+        self.connection.account.wait(self.outstanding_max).map_err(|_| LaneError::Closed)?;
+        let front = self.connection.account.add(front);
+        self.write_at_pace(front)?;
+        if !copied {
+            let data = self.connection.account.add(frame.data);
+            self.write_at_pace(data)?;
+        }
+        watch.lap(Doing::Blocked);
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<(), LaneError> {
+        Ok(self.connection.finish()?)
+    }
+
+    fn breaker(&self) -> LaneBreaker {
+        self.make_breaker()
+    }
+
+    fn path(&self) -> PathProbe {
+        let (connection, account) =
+            (self.connection.connection.clone(), Arc::clone(&self.connection.account));
+        PathProbe::of_quic(move || info(&connection, &account.balance()))
+    }
+}
+
+/// What QUIC and the lane's account know, in the terms of TCP.
+fn info(connection: &quinn::Connection, balance: &Balance) -> TcpInfo {
+    let stats = connection.stats();
+    let round_trip = stats.path.rtt;
+    let mtu = u64::from(stats.path.current_mtu.max(1));
+    TcpInfo {
+        round_trip: Some(round_trip),
+        round_trip_min: Some(connection.min_rtt()),
+        congestion_window_segments: u32::try_from(stats.path.cwnd / mtu).ok(),
+        // what was settled last had left a round trip before
+        since_data_sent: balance.idle.map(|idle| if idle.is_zero() { idle } else { idle + round_trip }),
+        segments_retransmitted: u32::try_from(stats.path.lost_packets).ok(),
+        bytes_acked: Some(balance.settled),
+        bytes_sent: Some(stats.udp_tx.bytes),
+        bytes_retransmitted: Some(stats.path.lost_bytes),
+        busy: Some(balance.busy),
+        receive_window_limited: Some(balance.window_limited),
+        send_buffer_limited: Some(Duration::ZERO),
+        ..TcpInfo::default()
+    }
+}
+
+impl LaneSource for QuicLane {
+    fn receive(&mut self, pool: &BufferPool, watch: &mut Stopwatch<'_>) -> Result<Option<Frame>, LaneError> {
+        let mut header = [0; FrameHeader::BYTES];
+        match self.fill(&mut header, watch)? {
+            0 => return Ok(None),
+            FrameHeader::BYTES => {}
+            _ => return Err(LaneError::Closed),
+        }
+        let header = FrameHeader::decode(&header)?;
+        Frame::receive(header, pool, watch, |out, watch| self.fill_all(out, watch)).map(Some)
+    }
+
+    fn breaker(&self) -> LaneBreaker {
+        self.make_breaker()
+    }
+}
+
+impl fmt::Debug for QuicLane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QuicLane").field("connection", &self.connection).finish_non_exhaustive()
+    }
+}
+
+impl From<ReadError> for LaneError {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::ConnectionLost(error) => lost(error).into(),
+            error => std::io::Error::from(error).into(),
+        }
+    }
+}
+
+impl From<WriteError> for LaneError {
+    fn from(error: WriteError) -> Self {
+        match error {
+            WriteError::ConnectionLost(error) => lost(error).into(),
+            error => std::io::Error::from(error).into(),
+        }
+    }
+}
+
+/// Runs a future on this thread, which sleeps while it waits; also tells how often it did.
+fn block_on<F: Future>(future: F) -> (F::Output, u32) {
+    struct Unpark(Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    thread_local! {
+        static WAKER: Waker = Waker::from(Arc::new(Unpark(thread::current())));
+    }
+    let mut future = pin!(future);
+    let waker = WAKER.with(Waker::clone);
+    let mut context = Context::from_waker(&waker);
+    let mut waits = 0;
+    loop {
+        match future.as_mut().poll(&mut context) {
+            Poll::Ready(output) => return (output, waits),
+            Poll::Pending => thread::park(),
+        }
+        waits += 1;
+    }
+}

@@ -1,0 +1,216 @@
+//! How QUIC is set up, the same on both sides but for who dials.
+//!
+//! **Invariant:** what a peer can make this side hold is bounded: before it has proved its key by
+//! [`CONTROL_WINDOW_BYTES`], and on a lane by [`LANE_WINDOW_BYTES`].
+
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinn::congestion::{BbrConfig, ControllerFactory, CubicConfig, NewRenoConfig};
+use quinn::{
+    AckFrequencyConfig, ConnectionId, ConnectionIdGenerator, EndpointConfig, IdleTimeout, MtuDiscoveryConfig,
+    TransportConfig, VarInt, VarIntBoundsExceeded,
+};
+
+use super::tolerant::TolerantConfig;
+use crate::trust::Identity;
+
+/// What the receiver holds of a lane that is not read.
+pub(super) const LANE_WINDOW_BYTES: u32 = 20 << 20;
+/// The same for control, and for a lane that has not been handed over yet.
+pub(super) const CONTROL_WINDOW_BYTES: u32 = 1 << 20;
+/// The largest datagram. Ten of them, which is what quinn gives the kernel at once, fit into one UDP send of 64 KiB.
+const DATAGRAM_BYTES_MAX: u16 = 6_500;
+/// What IP and UDP take of a packet.
+const HEADER_BYTES_V4: u32 = 28;
+const HEADER_BYTES_V6: u32 = 48;
+/// What is asked for; the kernel gives as much as `net.core.rmem_max` and `wmem_max` allow.
+const SOCKET_BUFFER_BYTES: usize = 8 << 20;
+/// The first flight of a connection. Paced; what TCP sends at first with jumbo frames.
+const FIRST_FLIGHT_BYTES: u64 = 128 << 10;
+/// NATs may forget a UDP flow after half a minute.
+const KEEP_ALIVE: Duration = Duration::from_secs(8);
+/// A peer that says nothing for so long is gone.
+const IDLE_MAX: Duration = Duration::from_secs(30);
+/// Packets for one acknowledgement, and how long it may wait for them.
+const ACK_PACKETS: u32 = 10;
+const ACK_DELAY: Duration = Duration::from_millis(5);
+
+/// The congestion control of QUIC.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum QuicCongestion {
+    /// CUBIC that does not take single lost packets for congestion where nothing queues.
+    #[default]
+    Tolerant,
+    /// CUBIC (RFC 9438).
+    Cubic,
+    /// The first version of BBR, which looks at rates and round trips and not at loss.
+    Bbr,
+    /// `NewReno` (RFC 9002).
+    NewReno,
+}
+
+/// A name that stands for no congestion control that QUIC has here.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("QUIC has tolerant, cubic, bbr and reno here")]
+pub struct UnknownCongestion;
+
+impl FromStr for QuicCongestion {
+    type Err = UnknownCongestion;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "tolerant" => Ok(Self::Tolerant),
+            "cubic" => Ok(Self::Cubic),
+            "bbr" => Ok(Self::Bbr),
+            "reno" => Ok(Self::NewReno),
+            _ => Err(UnknownCongestion),
+        }
+    }
+}
+
+impl fmt::Display for QuicCongestion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tolerant => "tolerant",
+            Self::Cubic => "cubic",
+            Self::Bbr => "bbr",
+            Self::NewReno => "reno",
+        })
+    }
+}
+
+impl QuicCongestion {
+    fn factory(self) -> Arc<dyn ControllerFactory + Send + Sync> {
+        match self {
+            Self::Tolerant => Arc::new(TolerantConfig(Arc::new(cubic()))),
+            Self::Cubic => Arc::new(cubic()),
+            Self::Bbr => {
+                let mut config = BbrConfig::default();
+                config.initial_window(FIRST_FLIGHT_BYTES);
+                Arc::new(config)
+            }
+            Self::NewReno => {
+                let mut config = NewRenoConfig::default();
+                config.initial_window(FIRST_FLIGHT_BYTES);
+                Arc::new(config)
+            }
+        }
+    }
+}
+
+fn cubic() -> CubicConfig {
+    let mut config = CubicConfig::default();
+    config.initial_window(FIRST_FLIGHT_BYTES);
+    config
+}
+
+/// A connection's settings; `datagram_bytes_max` is what this side looks for when it discovers the path's MTU.
+pub(super) fn transport(congestion: QuicCongestion, datagram_bytes_max: u16) -> TransportConfig {
+    let mut acks = AckFrequencyConfig::default();
+    acks.ack_eliciting_threshold(ACK_PACKETS.into()).max_ack_delay(Some(ACK_DELAY));
+    let mut mtu = MtuDiscoveryConfig::default();
+    mtu.upper_bound(datagram_bytes_max);
+    let mut config = TransportConfig::default();
+    config
+        .max_concurrent_bidi_streams(1_u32.into())
+        .max_concurrent_uni_streams(0_u32.into())
+        .datagram_receive_buffer_size(None)
+        .stream_receive_window(LANE_WINDOW_BYTES.into())
+        .receive_window(CONTROL_WINDOW_BYTES.into())
+        // a lane bounds what it gives to a connection by itself
+        .send_window(4 * u64::from(LANE_WINDOW_BYTES))
+        .send_fairness(false)
+        .keep_alive_interval(Some(KEEP_ALIVE))
+        .max_idle_timeout(idle_max().ok())
+        .mtu_discovery_config(Some(mtu))
+        .ack_frequency_config(Some(acks))
+        .congestion_controller_factory(congestion.factory());
+    config
+}
+
+fn idle_max() -> Result<IdleTimeout, VarIntBoundsExceeded> {
+    IDLE_MAX.try_into()
+}
+
+/// An endpoint's settings. Its resets come of the key: a daemon that has been started again can tell clients that their
+/// connections are gone.
+pub(super) fn endpoint(identity: &Identity) -> EndpointConfig {
+    let secret = identity.derive(RESET_CONTEXT);
+    let reset = aws_lc_rs::hmac::Key::new(aws_lc_rs::hmac::HMAC_SHA256, &secret);
+    let mut config = EndpointConfig::new(Arc::new(reset));
+    // those of quinn carry a check by a key of this process, for want of which the next one would give no reset
+    config.cid_generator(|| Box::new(RandomIds));
+    // above QUIC's minimum, so it is not refused
+    let _taken = config.max_udp_payload_size(DATAGRAM_BYTES_MAX);
+    config
+}
+
+const RESET_CONTEXT: &str = "zmove 2026-11-21 quic stateless reset";
+
+/// Connection ids with nothing in them.
+#[derive(Debug)]
+struct RandomIds;
+
+impl ConnectionIdGenerator for RandomIds {
+    fn generate_cid(&mut self) -> ConnectionId {
+        let mut id = [0; CONNECTION_ID_BYTES];
+        // the system's randomness fails nowhere where this side has a key; ids that are equal cannot be registered
+        let _filled = rustix::rand::getrandom(&mut id[..], rustix::rand::GetRandomFlags::empty());
+        ConnectionId::new(&id)
+    }
+
+    fn cid_len(&self) -> usize {
+        CONNECTION_ID_BYTES
+    }
+
+    fn cid_lifetime(&self) -> Option<Duration> {
+        None
+    }
+}
+
+const CONNECTION_ID_BYTES: usize = 8;
+
+/// Asks for larger buffers than the kernel gives by itself; returns how much may wait to be received.
+pub(super) fn enlarge_buffers(socket: &UdpSocket) -> io::Result<usize> {
+    let options = socket2::SockRef::from(socket);
+    // who may pass by the limits does
+    if rustix::net::sockopt::set_socket_recv_buffer_size_force(socket, SOCKET_BUFFER_BYTES).is_err() {
+        options.set_recv_buffer_size(SOCKET_BUFFER_BYTES)?;
+    }
+    if rustix::net::sockopt::set_socket_send_buffer_size_force(socket, SOCKET_BUFFER_BYTES).is_err() {
+        options.set_send_buffer_size(SOCKET_BUFFER_BYTES)?;
+    }
+    options.recv_buffer_size()
+}
+
+/// The largest datagram worth trying on the way to `address`: what the first link of it carries.
+pub(super) fn datagram_bytes_max(address: SocketAddr) -> u16 {
+    let headers = if address.is_ipv6() { HEADER_BYTES_V6 } else { HEADER_BYTES_V4 };
+    let carried = link_mtu(address).unwrap_or(ETHERNET_MTU).saturating_sub(headers);
+    u16::try_from(carried).unwrap_or(u16::MAX).clamp(quic_minimum(), DATAGRAM_BYTES_MAX)
+}
+
+fn link_mtu(address: SocketAddr) -> io::Result<u32> {
+    let any = if address.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
+    let socket = UdpSocket::bind(any)?;
+    // nothing is sent: the kernel only looks for the way
+    socket.connect(address)?;
+    zmove_sockopt::path_mtu(&socket, address)
+}
+
+const ETHERNET_MTU: u32 = 1500;
+
+/// What every path of QUIC must carry.
+const fn quic_minimum() -> u16 {
+    1200
+}
+
+/// A count of bytes as QUIC writes it.
+pub(super) fn window(bytes: u32) -> VarInt {
+    VarInt::from_u32(bytes)
+}

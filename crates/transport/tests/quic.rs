@@ -1,0 +1,414 @@
+//! QUIC on loopback: who gets a connection, and lanes from the greeting to the end.
+
+#![expect(clippy::unwrap_used, reason = "in a test, helpers included, a panic is the report")]
+
+use std::{io, net::SocketAddr, net::UdpSocket, sync::Arc, thread, time::Duration};
+
+use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use rustls::{
+    ClientConfig, ServerConfig,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::aws_lc_rs::{default_provider, sign::any_ecdsa_type},
+    sign::{CertifiedKey, SingleCertAndKey},
+    version::TLS13,
+};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject as _};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use zmove_transport::{
+    AcceptError, Channel, ChannelDialler, DialError, FirstKey, Frame, HostPolicy, Identity, LaneError,
+    Listener, QuicCongestion, Reach, SocketConfig, Transport, TransportChoice,
+};
+use zmove_types::{Buffer, BufferPool, FileId, ItemId, StageClock};
+use zmove_wire::{Cipher, FrameHeader, FrameKind};
+
+const LONG: Duration = Duration::from_secs(30);
+const GREETING: &[u8] = b"a greeting of any kind";
+const BUFFER_BYTES: usize = 4 << 20;
+
+/// A host or user with a key of its own.
+struct Party {
+    home: TempDir,
+    identity: Identity,
+}
+
+impl Party {
+    fn new() -> Self {
+        let home = tempfile::tempdir().unwrap();
+        let identity = Identity::load_or_create(home.path()).unwrap();
+        Self { home, identity }
+    }
+
+    fn certificate(&self) -> CertificateDer<'static> {
+        CertificateDer::from_pem_file(self.home.path().join("key.pem")).unwrap()
+    }
+
+    /// This party's private key under the certificate of whomever.
+    fn key_with(&self, certificate: CertificateDer<'static>) -> Arc<SingleCertAndKey> {
+        let key = PrivateKeyDer::from_pem_file(self.home.path().join("key.pem")).unwrap();
+        Arc::new(CertifiedKey::new(vec![certificate], any_ecdsa_type(&key).unwrap()).into())
+    }
+
+    async fn listen(&self, choice: TransportChoice) -> (Listener, u16) {
+        let address = SocketAddr::from(([127, 0, 0, 1], 0));
+        let listener =
+            Listener::bind(address, &self.identity, choice, &SocketConfig::default()).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        (listener, port)
+    }
+
+    async fn dialler(&self, port: u16, policy: HostPolicy) -> ChannelDialler {
+        let reach = Reach { transport: TransportChoice::Quic, ..Reach::default() };
+        ChannelDialler::new(&self.identity, "127.0.0.1", port, policy, reach).await.unwrap()
+    }
+
+    async fn dial(&self, port: u16, policy: HostPolicy) -> Result<Channel, DialError> {
+        self.dialler(port, policy).await.dial(LONG).await
+    }
+}
+
+async fn accept(listener: &Listener) -> Result<Channel, AcceptError> {
+    listener.handshake(listener.accept().await.unwrap(), LONG).await
+}
+
+/// The client's end, which has said its greeting, and the daemon's, which has read it.
+async fn connected() -> (Channel, Channel) {
+    let (host, user) = (Party::new(), Party::new());
+    let (listener, port) = host.listen(TransportChoice::Quic).await;
+    let policy = HostPolicy::Pinned(host.identity.fingerprint());
+    let dialled = async {
+        let mut channel = user.dial(port, policy).await.unwrap();
+        channel.write_all(GREETING).await.unwrap();
+        channel
+    };
+    let (near, far) = tokio::join!(dialled, accept(&listener));
+    let mut far = far.unwrap();
+    far.read_exact(&mut [0; GREETING.len()]).await.unwrap();
+    assert_eq!((near.peer(), far.peer()), (host.identity.fingerprint(), user.identity.fingerprint()));
+    assert_eq!((near.transport(), far.transport()), (Transport::Quic, Transport::Quic));
+    // the socket stays until the connection is gone
+    tokio::spawn(async move {
+        let _kept = listener;
+        std::future::pending::<()>().await;
+    });
+    (near, far)
+}
+
+fn frame(number: u64, head: &[u8], data: &[u8]) -> Frame {
+    let pool = BufferPool::new(data.len(), 1);
+    let mut buffer = if data.is_empty() { Buffer::empty() } else { pool.take().unwrap() };
+    buffer.room().copy_from_slice(data);
+    buffer.set_len(data.len());
+    let header = FrameHeader {
+        kind: FrameKind::Chunk,
+        head_bytes: head.len().try_into().unwrap(),
+        data_bytes: data.len().try_into().unwrap(),
+        group: 0,
+        item: ItemId(number),
+        file: FileId(number),
+        digest: [7; 32],
+    };
+    Frame { header, head: head.to_vec(), data: buffer }
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..251).cycle().take(len).collect()
+}
+
+/// Around what is copied and what is not, and more than the windows hold.
+const SIZES: [(usize, usize); 11] = [
+    (0, 0),
+    (1, 0),
+    (0, 1),
+    (5, 16_383),
+    (100, 300_000),
+    (0, (2 << 20) - 1),
+    (7, 2 << 20),
+    (2 << 20, BUFFER_BYTES - 1),
+    (0, BUFFER_BYTES),
+    (0, BUFFER_BYTES),
+    (0, 0),
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn frames_arrive_and_the_end_is_one() {
+    let (near, far) = connected().await;
+    let sender = thread::spawn(move || {
+        let clock = StageClock::default();
+        let mut sink = near.into_sink(Cipher::Tls, 1).unwrap();
+        for round in 0..3 {
+            for (number, (head, data)) in (0..).zip(SIZES) {
+                let frame = frame(100 * round + number, &pattern(head), &pattern(data));
+                sink.send(frame, &mut clock.start()).unwrap();
+            }
+        }
+        sink.finish().unwrap();
+        sink.path().read().unwrap()
+    });
+    let received = tokio::task::spawn_blocking(move || {
+        let clock = StageClock::default();
+        let pool = BufferPool::new(BUFFER_BYTES, 2);
+        let mut source = far.into_source(Cipher::Tls, 0).unwrap();
+        for round in 0..3 {
+            for (number, (head, data)) in (0..).zip(SIZES) {
+                let frame = source.receive(&pool, &mut clock.start()).unwrap().unwrap();
+                assert_eq!(frame.header.item, ItemId(100 * round + number));
+                assert!(frame.head == pattern(head) && *frame.data == pattern(data), "frame {number}");
+            }
+        }
+        assert!(source.receive(&pool, &mut clock.start()).unwrap().is_none());
+        assert!(source.receive(&pool, &mut clock.start()).unwrap().is_none());
+    });
+    received.await.unwrap();
+    let told = sender.join().unwrap();
+    assert!(told.bytes_sent.unwrap() > 0 && told.busy.unwrap() > Duration::ZERO);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lane_that_is_dropped_has_no_end() {
+    let (near, far) = connected().await;
+    let clock = StageClock::default();
+    let mut sink = near.into_sink(Cipher::Tls, 1).unwrap();
+    sink.send(frame(0, b"head", b"data"), &mut clock.start()).unwrap();
+    drop(sink);
+    let ended = tokio::task::spawn_blocking(move || {
+        let (clock, pool) = (StageClock::default(), BufferPool::new(BUFFER_BYTES, 1));
+        let mut source = far.into_source(Cipher::Tls, 0).unwrap();
+        loop {
+            match source.receive(&pool, &mut clock.start()) {
+                Ok(Some(_)) => {}
+                ended => return ended.map(|_| ()),
+            }
+        }
+    });
+    assert!(matches!(ended.await.unwrap(), Err(LaneError::Closed)));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_breaker_ends_whoever_waits() {
+    let (near, far) = connected().await;
+    let source = far.into_source(Cipher::Tls, 0).unwrap();
+    let breaker = source.breaker();
+    let waiting = thread::spawn(move || {
+        let (clock, pool, mut source) = (StageClock::default(), BufferPool::new(BUFFER_BYTES, 1), source);
+        source.receive(&pool, &mut clock.start()).map(|_| ())
+    });
+    breaker.trip();
+    assert!(matches!(waiting.join().unwrap(), Err(LaneError::Closed)));
+    // the sender hears of it, however much it has to say
+    let sending = thread::spawn(move || {
+        let (clock, mut sink) = (StageClock::default(), near.into_sink(Cipher::Tls, 1).unwrap());
+        let mut send = || sink.send(frame(0, b"", &pattern(BUFFER_BYTES)), &mut clock.start());
+        std::iter::repeat_with(&mut send).find(Result::is_err).unwrap()
+    });
+    assert!(matches!(sending.join().unwrap(), Err(LaneError::Closed)));
+}
+
+#[tokio::test]
+async fn there_are_no_lanes_in_clear() {
+    let (near, far) = connected().await;
+    assert!(near.into_sink(Cipher::None, 1).is_err());
+    assert!(far.into_source(Cipher::None, 0).is_err());
+}
+
+#[tokio::test]
+async fn a_pinned_host_with_another_key_is_refused_on_both_sides() {
+    let (host, user, other) = (Party::new(), Party::new(), Party::new());
+    let (listener, port) = host.listen(TransportChoice::Quic).await;
+    let policy = HostPolicy::Pinned(other.identity.fingerprint());
+    let (dialled, accepted) = tokio::join!(user.dial(port, policy), accept(&listener));
+    let (expected, found) = (other.identity.fingerprint(), host.identity.fingerprint());
+    assert!(matches!(
+        dialled,
+        Err(DialError::HostKeyChanged { expected: e, found: f, .. }) if e == expected && f == found
+    ));
+    assert!(matches!(accepted, Err(AcceptError::HostKeyRefused { .. })), "{accepted:?}");
+}
+
+#[tokio::test]
+async fn an_unknown_host_is_refused_and_its_key_told() {
+    let (host, user) = (Party::new(), Party::new());
+    let (listener, port) = host.listen(TransportChoice::Auto).await;
+    let dialled = async { tokio::join!(user.dial(port, HostPolicy::RefuseUnknown), accept(&listener)).0 };
+    let found = host.identity.fingerprint();
+    assert!(matches!(dialled.await, Err(DialError::UnknownHost { fingerprint, .. }) if fingerprint == found));
+}
+
+/// A host that shows `certificate` and signs with its own key.
+fn serve_quic(key: Arc<SingleCertAndKey>) -> u16 {
+    let mut tls = ServerConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_protocol_versions(&[&TLS13])
+        .unwrap()
+        .with_no_client_auth()
+        .with_cert_resolver(key);
+    tls.alpn_protocols = vec![b"zmove".to_vec()];
+    let crypto = QuicServerConfig::try_from(tls).unwrap();
+    let config = quinn::ServerConfig::with_crypto(Arc::new(crypto));
+    let endpoint = quinn::Endpoint::server(config, SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    let port = endpoint.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Some(incoming) = endpoint.accept().await {
+            drop(incoming.await);
+        }
+    });
+    port
+}
+
+#[tokio::test]
+async fn a_host_with_a_copied_certificate_is_refused_and_never_pinned() {
+    let (thief, host, user) = (Party::new(), Party::new(), Party::new());
+    let port = serve_quic(thief.key_with(host.certificate()));
+    let pinned = user.dial(port, HostPolicy::Pinned(host.identity.fingerprint())).await;
+    assert!(matches!(pinned, Err(DialError::HostKeyUnproven { .. })), "{pinned:?}");
+    let first = FirstKey::default();
+    let new = user.dial(port, HostPolicy::AcceptNew(first.clone())).await;
+    assert!(matches!(new, Err(DialError::HostKeyUnproven { .. })), "{new:?}");
+    assert_eq!(first.get(), None);
+}
+
+/// What the listener says of a client that trusts every host and shows the given key, if any.
+async fn accept_quic(listener: &Listener, port: u16, key: Option<Arc<SingleCertAndKey>>) -> AcceptError {
+    let tls = ClientConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_protocol_versions(&[&TLS13])
+        .unwrap()
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(TrustAll));
+    let mut tls = match key {
+        Some(key) => tls.with_client_cert_resolver(key),
+        None => tls.with_no_client_auth(),
+    };
+    tls.alpn_protocols = vec![b"zmove".to_vec()];
+    let config = quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).unwrap()));
+    let endpoint = quinn::Endpoint::client(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    let connecting =
+        endpoint.connect_with(config, SocketAddr::from(([127, 0, 0, 1], port)), "zmove").unwrap();
+    let talking = async {
+        // the client hears of a refusal only after its own handshake is done
+        let connection = connecting.await?;
+        let (mut stream, _answer) = connection.open_bi().await?;
+        stream.write_all(GREETING).await.map_err(io::Error::from)?;
+        connection.closed().await;
+        io::Result::Ok(())
+    };
+    let (_refused, accepted) = tokio::join!(talking, accept(listener));
+    accepted.unwrap_err()
+}
+
+#[tokio::test]
+async fn clients_prove_their_keys() {
+    let (thief, host, user) = (Party::new(), Party::new(), Party::new());
+    let (listener, port) = host.listen(TransportChoice::Quic).await;
+    let copied = accept_quic(&listener, port, Some(thief.key_with(user.certificate()))).await;
+    assert!(matches!(copied, AcceptError::ClientKeyUnproven { .. }), "{copied:?}");
+    let none = accept_quic(&listener, port, None).await;
+    assert!(matches!(none, AcceptError::NoClientKey { .. }), "{none:?}");
+}
+
+#[tokio::test]
+async fn clients_that_are_asked_back_come_again() {
+    let (host, user) = (Party::new(), Party::new());
+    let (listener, port) = host.listen(TransportChoice::Quic).await;
+    let policy = HostPolicy::Pinned(host.identity.fingerprint());
+    let dialled = async {
+        let mut channel = user.dial(port, policy).await?;
+        channel.write_all(GREETING).await.unwrap();
+        Ok::<_, DialError>(channel)
+    };
+    let accepted = async {
+        assert!(listener.accept().await.unwrap().ask_back().is_none());
+        let again = listener.accept().await.unwrap().ask_back().unwrap();
+        listener.handshake(again, LONG).await
+    };
+    let (dialled, accepted) = tokio::join!(dialled, accepted);
+    assert_eq!(
+        (dialled.unwrap().transport(), accepted.unwrap().transport()),
+        (Transport::Quic, Transport::Quic)
+    );
+}
+
+/// A client that dials a lane too many says nothing on it.
+#[tokio::test]
+async fn a_connection_that_is_not_needed_is_told_from_a_failure() {
+    let (host, user) = (Party::new(), Party::new());
+    let (listener, port) = host.listen(TransportChoice::Quic).await;
+    let policy = HostPolicy::Pinned(host.identity.fingerprint());
+    let dialled = async { drop(user.dial(port, policy).await.unwrap()) };
+    let ((), accepted) = tokio::join!(dialled, accept(&listener));
+    assert!(matches!(accepted, Err(AcceptError::Unused { .. })), "{accepted:?}");
+}
+
+#[tokio::test]
+async fn what_was_said_last_arrives_though_the_dialler_closes_at_once() {
+    let (host, user) = (Party::new(), Party::new());
+    let (listener, port) = host.listen(TransportChoice::Quic).await;
+    let dialler = user.dialler(port, HostPolicy::Pinned(host.identity.fingerprint())).await;
+    let dialled = async {
+        let mut channel = dialler.dial(LONG).await.unwrap();
+        channel.write_all(GREETING).await.unwrap();
+        channel.shutdown().await.unwrap();
+        drop(channel);
+        dialler.close().await;
+    };
+    let ((), accepted) = tokio::join!(dialled, accept(&listener));
+    let mut said = Vec::new();
+    accepted.unwrap().read_to_end(&mut said).await.unwrap();
+    assert_eq!(said, GREETING);
+}
+
+#[tokio::test]
+async fn a_silent_port_is_given_up_in_time() {
+    let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let user = Party::new();
+    let dialler = user.dialler(silent.local_addr().unwrap().port(), HostPolicy::RefuseUnknown).await;
+    let failed = dialler.dial(Duration::from_millis(100)).await.unwrap_err();
+    assert!(failed.retryable() && matches!(failed, DialError::TimedOut { .. }), "{failed:?}");
+    dialler.close().await;
+}
+
+#[test]
+fn congestion_controls_have_the_kernels_names() {
+    use QuicCongestion::{Bbr, Cubic, NewReno, Tolerant};
+    for control in [Tolerant, Cubic, Bbr, NewReno] {
+        assert_eq!(control.to_string().parse::<QuicCongestion>().unwrap(), control);
+    }
+    assert!("vegas".parse::<QuicCongestion>().is_err());
+}
+
+/// Trusts every host.
+#[derive(Debug)]
+struct TrustAll;
+
+impl ServerCertVerifier for TrustAll {
+    fn verify_server_cert(
+        &self,
+        _end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &rustls::DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Err(rustls::Error::General("not offered".into()))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &rustls::DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+        default_provider().signature_verification_algorithms.supported_schemes()
+    }
+}

@@ -1,0 +1,206 @@
+//! QUIC in the place of TCP: the same transfers under the same trust, and what happens where one of the two is closed.
+
+use std::net::{SocketAddr, TcpStream};
+
+use rustix::net::{AddressFamily, SocketType, bind, listen, socket};
+use zmove_transport::{Access, Identity};
+
+use crate::breakage::{Appearance, interrupt};
+use crate::command::{Runner, finish};
+use crate::daemon::Daemon;
+use crate::harness::Site;
+use crate::tree::{assert_same, names, paint};
+
+const QUIC_ONLY: [&str; 4] = ["--listen", "127.0.0.1:0", "--transport", "quic"];
+
+/// A daemon that listens for QUIC alone, and knows nobody.
+fn strangers() -> (Site, Daemon) {
+    let site = Site::local();
+    paint(site.source().join("f"), 10);
+    let daemon = Daemon::start_with(&site.path("server"), &QUIC_ONLY, &Runner::default());
+    (site, daemon)
+}
+
+fn push(site: &Site, options: &[&str], address: SocketAddr) -> crate::command::Outcome {
+    site.zmove(&[&["push"], options, &["source/", &format!("{address}:x")]].concat()).outcome()
+}
+
+#[test]
+fn an_unknown_key_is_told_what_to_run() {
+    let (site, daemon) = strangers();
+    let outcome = push(&site, &["--transport", "quic", "--accept-new"], daemon.address).expect(5);
+    let key = Identity::load_or_create(&site.path("client")).unwrap().fingerprint();
+    let advice = format!("zmove allow {key} --name NAME --root DIR --write");
+    outcome.says(&["zmove: receiver: this key is not known here", &advice]);
+    daemon.wait_for_log(&format!("unknown key {key}"));
+    assert!(names(&site.target()).is_empty());
+}
+
+#[test]
+fn an_unknown_host_is_named() {
+    let (site, daemon) = strangers();
+    site.authorize(Access::ReadWrite);
+    for options in [&[][..], &["--transport", "quic"]] {
+        let outcome = push(&site, options, daemon.address).expect(5);
+        outcome.says(&["zmove: ", "is not known", &daemon.fingerprint.to_string(), "--accept-new"]).lines(1);
+    }
+    assert!(names(&site.target()).is_empty());
+}
+
+#[test]
+fn a_changed_host_key_is_refused() {
+    let (site, daemon) = strangers();
+    site.authorize(Access::ReadWrite);
+    let other = Identity::load_or_create(&site.path("other")).unwrap().fingerprint();
+    site.pin(&daemon.address, other);
+    let outcome = push(&site, &["--transport", "quic", "--accept-new"], daemon.address).expect(5);
+    let keys = [daemon.fingerprint.to_string(), other.to_string()];
+    outcome.says(&["zmove: trust", &keys[0], &keys[1], "known_hosts"]).lines(1);
+    daemon.wait_for_log("does not trust this host's key");
+    assert!(names(&site.target()).is_empty());
+}
+
+#[test]
+fn a_key_that_may_only_read() {
+    let (site, daemon) = strangers();
+    site.authorize(Access::ReadOnly);
+    site.pin(&daemon.address, daemon.fingerprint);
+    let outcome = push(&site, &["--transport", "quic"], daemon.address).expect(3);
+    outcome.says(&["zmove: receiver: this key may not write"]).lines(1);
+}
+
+#[test]
+fn the_summary_names_the_transport() {
+    let cases = [(Site::daemon(), Some("tcp"), "over TCP"), (Site::quic(), Some("quic"), "over QUIC")];
+    for (site, key, told) in cases {
+        paint(site.source().join("f"), 10);
+        let text = site.push(&[], site.contents(), "").done().stdout;
+        assert!(text.contains(told), "{text}");
+        assert_eq!(site.push_contents()["transport"].as_str(), key);
+    }
+    let site = Site::local();
+    paint(site.source().join("f"), 10);
+    assert!(site.push_contents()["transport"].is_null());
+}
+
+/// What the lanes' account says cannot be the kernel's, and must be there all the same.
+#[test]
+fn the_account_of_the_path() {
+    let site = Site::quic();
+    let bytes = 20 << 20;
+    paint(site.source().join("f"), bytes);
+    let path = site.push_contents()["path"].take();
+    assert!(path["bytes_sent"].as_u64().unwrap() > bytes, "{path}");
+    assert!(path["round_trip_min_seconds"].as_f64().unwrap() > 0.0, "{path}");
+    let busy = path["busy_lane_seconds"].as_f64().unwrap();
+    let idle = path["idle_share"].as_f64().unwrap();
+    assert!(busy > 0.0 && (0.0..1.0).contains(&idle), "{path}");
+}
+
+#[test]
+fn a_daemon_that_listens_for_quic_alone_is_found() {
+    let mut site = Site::local();
+    site.start_daemon_with(&["--transport", "quic"]);
+    paint(site.source().join("f"), 10);
+    assert_eq!(site.push_contents()["transport"], "quic");
+    assert_same(&site.source(), &site.target());
+    let outcome = site.push(&["--transport", "tcp"], site.contents(), "").expect(10);
+    outcome.says(&["zmove: connect to", "refused"]).lines(1);
+}
+
+/// A firewall that drops TCP and says nothing.
+#[test]
+fn a_port_that_is_silent_over_tcp() {
+    let mut site = Site::local();
+    site.start_daemon_with(&["--transport", "quic"]);
+    let address = site.the_daemon().address;
+    let silent = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(&silent, &address).unwrap();
+    listen(&silent, 0).unwrap();
+    // the queue of nobody who accepts is full now
+    let _queued = TcpStream::connect(address).unwrap();
+    paint(site.source().join("f"), 10);
+    assert_eq!(site.push_contents()["transport"], "quic");
+    assert_same(&site.source(), &site.target());
+}
+
+#[test]
+fn a_daemon_that_listens_for_tcp_alone() {
+    let mut site = Site::local();
+    site.start_daemon_with(&["--transport", "tcp"]);
+    paint(site.source().join("f"), 10);
+    assert_eq!(site.push_contents()["transport"], "tcp");
+}
+
+#[test]
+fn a_closed_port_is_told_of_both() {
+    let site = Site::local();
+    paint(site.source().join("f"), 10);
+    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let identity = Identity::load_or_create(&site.path("server")).unwrap();
+    site.pin(&address, identity.fingerprint());
+    let outcome = push(&site, &[], address).expect(10);
+    outcome.says(&["zmove: connect to", "by TCP", "refused", "by QUIC"]).lines(1);
+}
+
+#[test]
+fn what_makes_no_sense_over_quic() {
+    let site = Site::quic();
+    paint(site.source().join("f"), 10);
+    site.push(&["--cipher", "none"], site.contents(), "").expect(1).says(&["--cipher none needs TCP"]);
+    let outcome = site.push(&["--congestion", "vegas"], site.contents(), "").expect(1);
+    outcome.says(&["--congestion vegas", "tolerant, cubic, bbr and reno"]);
+}
+
+/// A push that has begun and does not end.
+fn endless(site: &Site) -> std::process::Child {
+    paint(site.source().join("small"), 1_000);
+    std::fs::File::create(site.source().join("endless")).unwrap().set_len(1 << 40).unwrap();
+    let appeared = Appearance::of("small", &site.target());
+    let client = site.push_command(&["--json"], &[&site.contents()], "").start();
+    appeared.wait();
+    client
+}
+
+/// The daemon that comes back knows nothing of the connections, and says so.
+#[test]
+fn a_daemon_that_is_killed_and_comes_back() {
+    let mut site = Site::quic();
+    let client = endless(&site);
+    let mut daemon = site.take_daemon();
+    daemon.kill();
+    let listen = daemon.address.to_string();
+    let again = Daemon::start_with(
+        &site.path("server"),
+        &["--listen", &listen, "--transport", "quic"],
+        &Runner::default(),
+    );
+    let outcome = finish(client);
+    assert!(matches!(outcome.code, Some(10 | 12)), "{:?}: {}", outcome.code, outcome.stderr);
+    outcome.says(&["zmove: ", "connection"]).lines(1);
+    assert!(names(&site.target()).iter().all(|name| name != "endless"));
+    std::fs::remove_file(site.source().join("endless")).unwrap();
+    push(&site, &["--transport", "quic"], again.address).done();
+    assert_same(&site.source(), &site.target().join("x"));
+}
+
+#[test]
+fn a_client_that_is_interrupted() {
+    let site = Site::quic();
+    let client = endless(&site);
+    interrupt(client).expect(20).says(&["zmove: interrupted"]).lines(1);
+    site.the_daemon().wait_for_log("broken off by tester");
+    std::fs::remove_file(site.source().join("endless")).unwrap();
+    site.push_contents();
+    assert_same(&site.source(), &site.target());
+}
+
+#[test]
+fn a_daemon_that_is_told_to_stop() {
+    let mut site = Site::quic();
+    let client = endless(&site);
+    assert_eq!(site.take_daemon().terminate(), Some(0));
+    let outcome = finish(client);
+    assert!(matches!(outcome.code, Some(10 | 12)), "{:?}: {}", outcome.code, outcome.stderr);
+    outcome.says(&["zmove: receiver: "]).lines(1);
+}
