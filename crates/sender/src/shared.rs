@@ -294,10 +294,11 @@ impl Shared {
     }
 
     /// A large file failed on this side: nothing of it may appear at the target.
+    /// One that the receiver has told the end of stays as it was told.
     pub(crate) fn fail_large(&self, file: &LargeSource, error: &FileError) {
-        if file.kill() {
+        let is_open = self.forget(file.id).is_some();
+        if file.kill() && is_open {
             self.fail(error);
-            self.forget(file.id);
             self.send(ToReceiver::Abandon { file: file.id.0 });
         }
     }
