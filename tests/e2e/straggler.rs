@@ -3,7 +3,7 @@
 use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -111,7 +111,7 @@ fn a_file_that_changes_while_a_chunk_is_late_was_read_before() {
 }
 
 /// Gives each group other contents; tells what was there.
-fn change(source: &PathBuf, before: &mut Vec<u8>) {
+fn change(source: &Path, before: &mut Vec<u8>) {
     *before = std::fs::read(source).unwrap();
     let file = OpenOptions::new().write(true).open(source).unwrap();
     (0..GROUPS).for_each(|group| file.write_all_at(b"changed", group * GROUP_BYTES).unwrap());
