@@ -20,6 +20,7 @@ mod changing;
 mod clear;
 mod limit;
 mod manifest;
+mod many_lanes;
 mod more_lanes;
 mod output;
 mod paths;

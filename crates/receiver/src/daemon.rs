@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Semaphore, mpsc, watch};
 use zmove_transport::{
     AcceptError, AuthorizedKeys, Channel, Fingerprint, Grant, Incoming, Listener, Transport, control_pair,
@@ -263,8 +264,11 @@ impl Shared {
             return self.reject(address, "a lane of a transfer that its key has not opened");
         };
         match stream.into_source(greeting.cipher, number.0) {
-            // a lane that comes when its transfer is over is not needed
-            Ok(lane) => drop(lanes.send(lane).await),
+            // a few may wait for others to end; one that comes when its transfer is over is not needed
+            Ok(lane) => match lanes.try_send(lane) {
+                Err(TrySendError::Full(_)) => self.reject(address, "more lanes than its transfer may have"),
+                Ok(()) | Err(TrySendError::Closed(_)) => {}
+            },
             Err(error) => self.reject(address, error),
         }
     }

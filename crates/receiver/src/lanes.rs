@@ -12,13 +12,13 @@ use crate::check::{Checked, VerifiedBatch, VerifiedChunk, check_declaration, dam
 use crate::store::{Context, Job, Outcome};
 
 /// Runs one lane to its end and reports how it ended.
-pub(crate) fn run_lane(context: &Context, source: Box<dyn LaneSource>, queue: &Sender<Job>) {
+pub(crate) fn run_lane(context: &Context, number: u32, source: Box<dyn LaneSource>, queue: &Sender<Job>) {
     let ended = match receive_all(context, source, queue) {
         // what breaks while everything is being stopped is no news
         Err(_) if context.stopping.load(Ordering::Relaxed) => Ok(()),
         ended => ended,
     };
-    context.tell(Outcome::LaneEnded(ended));
+    context.tell(Outcome::LaneEnded(number, ended));
 }
 
 fn receive_all(

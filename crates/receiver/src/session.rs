@@ -3,6 +3,7 @@
 //! **Invariant:** when [`run_session`] returns, all its threads have ended and nothing temporary is left, whichever way
 //! the transfer went.
 
+use std::collections::HashMap;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -164,8 +165,9 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 struct Crew {
     queue: crossbeam_channel::Sender<Job>,
     threads: Vec<JoinHandle<()>>,
-    breakers: Vec<LaneBreaker>,
-    lanes_up: usize,
+    /// Of the lanes that are up, by number.
+    breakers: HashMap<u32, LaneBreaker>,
+    lanes_begun: u32,
     writers: u32,
     started: Instant,
     /// Stops the rolling flush when dropped.
@@ -179,8 +181,8 @@ impl Crew {
         let mut crew = Self {
             queue,
             threads: Vec::new(),
-            breakers: Vec::new(),
-            lanes_up: 0,
+            breakers: HashMap::new(),
+            lanes_begun: 0,
             writers: u32::try_from(config.writers).unwrap_or(u32::MAX),
             started: Instant::now(),
             flushing,
@@ -200,18 +202,24 @@ impl Crew {
     }
 
     fn add_lane(&mut self, context: &Arc<Context>, source: Box<dyn LaneSource>) -> Result<(), SessionError> {
-        self.breakers.push(source.breaker());
-        self.lanes_up += 1;
-        if self.lanes_up > usize::from(LANES_UNASKED_MAX) {
+        let number = self.lanes_begun;
+        self.lanes_begun = number.wrapping_add(1);
+        self.breakers.insert(number, source.breaker());
+        if self.lanes_up() > usize::from(LANES_UNASKED_MAX) {
             // each lane holds one while it receives
-            context.pool.raise(self.lanes_up + BUFFERS_BESIDE_LANES);
+            context.pool.raise(self.lanes_up() + BUFFERS_BESIDE_LANES);
         }
         let (context, queue) = (Arc::clone(context), self.queue.clone());
-        let number = self.breakers.len();
+        // lanes come and go as long as the transfer lasts
+        self.threads.retain(|thread| !thread.is_finished());
         self.spawn(format!("zmove-lane-{number}"), move || {
             let _guard = PanicGuard(&context);
-            lanes::run_lane(&context, source, &queue);
+            lanes::run_lane(&context, number, source, &queue);
         })
+    }
+
+    fn lanes_up(&self) -> usize {
+        self.breakers.len()
     }
 
     fn spawn(&mut self, name: String, work: impl FnOnce() + Send + 'static) -> Result<(), SessionError> {
@@ -244,10 +252,13 @@ struct PanicGuard<'a>(&'a Context);
 impl Drop for PanicGuard<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let source = std::io::Error::other("a thread of the receiver panicked");
-            self.0.tell(Outcome::LaneEnded(Err(LaneError::Io { source })));
+            self.0.tell(Outcome::Panicked);
         }
     }
+}
+
+fn panicked() -> LaneError {
+    LaneError::Io { source: std::io::Error::other("a thread of the receiver panicked") }
 }
 
 /// A session whose transfer is under way.
@@ -271,7 +282,7 @@ impl Running {
         loop {
             tokio::select! {
                 // a sender that exchanges lanes dials the new one while the old one ends
-                Some(lane) = self.lanes.recv(), if self.crew.lanes_up < self.lanes_max => {
+                Some(lane) = self.lanes.recv(), if self.crew.lanes_up() < self.lanes_max => {
                     self.crew.add_lane(&self.context, lane)?;
                 }
                 Some(outcome) = self.outcomes.recv() => self.take_outcomes(outcome)?,
@@ -353,10 +364,11 @@ impl Running {
                 self.offers -= 1;
                 self.ledger.answer(answer);
             }
-            Outcome::LaneEnded(ended) => {
-                self.crew.lanes_up = self.crew.lanes_up.saturating_sub(1);
+            Outcome::LaneEnded(number, ended) => {
+                self.crew.breakers.remove(&number);
                 ended?;
             }
+            Outcome::Panicked => return Err(SessionError::Lane(panicked())),
         }
         Ok(())
     }
@@ -368,7 +380,7 @@ impl Running {
         let (flush, last) = finished.expect("finishing does not panic").map_err(SessionError::Flush)?;
         while let Ok(outcome) = self.outcomes.try_recv() {
             // everything has come: a lane that breaks now has done its work
-            if !matches!(outcome, Outcome::LaneEnded(_)) {
+            if !matches!(outcome, Outcome::LaneEnded(..)) {
                 self.take_outcome(outcome)?;
             }
         }
@@ -415,7 +427,7 @@ impl Running {
         self.context.pool.close();
         self.lanes.close();
         self.outcomes.close();
-        self.crew.breakers.iter().for_each(LaneBreaker::trip);
+        self.crew.breakers.values().for_each(LaneBreaker::trip);
         // the peer sees the end of the connection now, and lets go of its lanes
         drop((self.writer, self.inbox));
         let crew = self.crew;

@@ -47,7 +47,9 @@ pub(crate) enum Outcome {
     File(FileDone),
     Fault(Fault),
     Answer(Answer),
-    LaneEnded(Result<(), LaneError>),
+    /// The lane of that number, and how.
+    LaneEnded(u32, Result<(), LaneError>),
+    Panicked,
 }
 
 /// Work for a writer.

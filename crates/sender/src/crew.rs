@@ -2,11 +2,12 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use zmove_scan::Scan;
-use zmove_transport::{LaneBreaker, LaneError, LaneSink, PathProbe};
+use zmove_transport::{LaneBreaker, LaneError, LaneSink, PathProbe, TcpInfo};
 use zmove_types::StageTimes;
 use zmove_wire::Compare;
 
@@ -38,6 +39,25 @@ struct Lane {
     probe: PathProbe,
     /// Lets the lane go when dropped; none where that has been done.
     hold: Option<crossbeam_channel::Sender<()>>,
+    /// Set when its thread has nothing more to do.
+    ended: Arc<AtomicBool>,
+}
+
+impl Lane {
+    /// Closes the connection of a lane that has ended and of which everything has arrived, keeping what it came to.
+    fn let_go_of_connection(&mut self) {
+        let last = self.probe.read().unwrap_or_default();
+        if self.hold.is_some() || !self.ended.load(Ordering::Acquire) || unacked(&last) > 0 {
+            return;
+        }
+        self.ended.store(false, Ordering::Relaxed);
+        self.breaker = LaneBreaker::new(|| ());
+        if self.probe.read().is_some() {
+            // it grows with the time, which this does not
+            let last = TcpInfo { since_data_sent: None, ..last };
+            self.probe = PathProbe::telling(move || last);
+        }
+    }
 }
 
 impl Crew {
@@ -82,7 +102,10 @@ impl Crew {
         sink: Box<dyn LaneSink>,
     ) -> Result<(), SessionError> {
         let (hold, let_go) = crossbeam_channel::bounded(0);
-        self.lanes.push(Lane { breaker: sink.breaker(), probe: sink.path(), hold: Some(hold) });
+        let ended = Arc::new(AtomicBool::new(false));
+        let lane =
+            Lane { breaker: sink.breaker(), probe: sink.path(), hold: Some(hold), ended: Arc::clone(&ended) };
+        self.lanes.push(lane);
         self.lanes_most = self.lanes_most.max(self.lanes_up());
         if self.lanes_up() > usize::from(zmove_wire::limits::LANES_UNASKED_MAX) {
             // each lane holds one while it sends
@@ -96,7 +119,14 @@ impl Crew {
             {
                 let _session_over = broken.send(error);
             }
+            ended.store(true, Ordering::Release);
         })
+    }
+
+    /// Keeps no connection and no thread of what has ended: lanes and readers come and go as long as the push lasts.
+    pub(crate) fn tidy(&mut self) {
+        self.lanes.iter_mut().for_each(Lane::let_go_of_connection);
+        self.threads.retain(|thread| !thread.is_finished());
     }
 
     /// Lets the youngest lanes go until so many are left: each ends in order after the frame it is sending.
@@ -194,5 +224,31 @@ impl Drop for PanicGuard {
             let source = std::io::Error::other("a thread of the sender panicked");
             let _session_over = self.0.send(LaneError::Io { source });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lane_that_has_ended_keeps_its_account_but_no_connection() {
+        let connection = Arc::new(());
+        let (breaks, tells) = (Arc::clone(&connection), Arc::clone(&connection));
+        let mut lane = Lane {
+            breaker: LaneBreaker::new(move || drop(Arc::clone(&breaks))),
+            probe: PathProbe::telling(move || {
+                let _open = &tells;
+                TcpInfo { bytes_acked: Some(7), ..TcpInfo::default() }
+            }),
+            hold: None,
+            ended: Arc::new(AtomicBool::new(false)),
+        };
+        lane.let_go_of_connection();
+        assert_eq!(Arc::strong_count(&connection), 3, "it is still sending");
+        lane.ended.store(true, Ordering::Relaxed);
+        lane.let_go_of_connection();
+        assert_eq!(Arc::strong_count(&connection), 1);
+        assert_eq!(lane.probe.read().and_then(|info| info.bytes_acked), Some(7));
     }
 }

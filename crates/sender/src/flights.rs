@@ -23,8 +23,10 @@ struct State<F> {
     under_way: HashMap<ItemId, Flight<F>>,
     /// How long the last ones took, to their receipt.
     times: VecDeque<Duration>,
-    /// What is to be read again, and under which item.
-    again: HashMap<(FileId, u32), ItemId>,
+    /// What is to be read again, and under which item: one entry for each time that it was planned.
+    again: Vec<(FileId, u32, ItemId)>,
+    /// Items that have been sent again, or will be.
+    repeated: HashSet<ItemId>,
     /// Lanes that others have helped out.
     overtaken: HashSet<usize>,
 }
@@ -39,7 +41,6 @@ pub(crate) struct Flight<F> {
     taken: Instant,
     /// The lane has handed it to what carries the lane.
     sent: bool,
-    repeated: bool,
 }
 
 impl<F> Default for Flights<F> {
@@ -47,7 +48,8 @@ impl<F> Default for Flights<F> {
         let state = State {
             under_way: HashMap::new(),
             times: VecDeque::new(),
-            again: HashMap::new(),
+            again: Vec::new(),
+            repeated: HashSet::new(),
             overtaken: HashSet::new(),
         };
         Self { state: Mutex::new(state), idle: AtomicUsize::new(0) }
@@ -55,7 +57,7 @@ impl<F> Default for Flights<F> {
 }
 
 impl<F: Clone> Flights<F> {
-    /// A lane has taken a chunk; taken again by another lane it stays with the first.
+    /// A lane has taken a chunk; taken again by another lane it stays with the first, also when that has been settled.
     pub(crate) fn taken(
         &self,
         item: ItemId,
@@ -64,8 +66,10 @@ impl<F: Clone> Flights<F> {
         span: GroupSpan,
         now: Instant,
     ) {
-        let flight = Flight { lane, id, file, span, taken: now, sent: false, repeated: false };
-        self.lock().under_way.entry(item).or_insert(flight);
+        let mut state = self.lock();
+        if !state.repeated.contains(&item) {
+            state.under_way.insert(item, Flight { lane, id, file, span, taken: now, sent: false });
+        }
     }
 
     /// The lane that took a chunk has nothing more to do with it, but perhaps its kernel has.
@@ -101,7 +105,8 @@ impl<F: Clone> Flights<F> {
         let mut state = self.lock();
         let Some(usual) = state.usual_time().filter(|_| idle > 0) else { return Vec::new() };
         let is_late = |flight: &Flight<F>| now - flight.taken > usual.mul_f64(LATE_RATIO) + LATE_MIN;
-        let late = state.under_way.iter().filter(|(_, flight)| !flight.repeated && is_late(flight));
+        let late =
+            state.under_way.iter().filter(|(item, flight)| !state.repeated.contains(item) && is_late(flight));
         let mut late: Vec<_> =
             late.filter(|(_, flight)| !flight.sent || stuck(flight.lane)).map(|(item, _)| *item).collect();
         late.sort_unstable_by_key(|item| state.under_way[item].taken);
@@ -109,9 +114,12 @@ impl<F: Clone> Flights<F> {
         late.into_iter().filter_map(|item| state.repeat(item)).collect()
     }
 
-    /// The item under which this group was to be read again, once.
+    /// The item under which this group was to be read again, as often as that was planned.
     pub(crate) fn item_again(&self, id: FileId, span: GroupSpan) -> Option<ItemId> {
-        self.lock().again.remove(&(id, span.index))
+        let mut state = self.lock();
+        let planned = state.again.iter().position(|(file, index, _)| (*file, *index) == (id, span.index))?;
+        let (.., item) = state.again.swap_remove(planned);
+        Some(item)
     }
 
     /// Whether a chunk has no receipt yet.
@@ -138,11 +146,11 @@ impl<F: Clone> State<F> {
     }
 
     fn repeat(&mut self, item: ItemId) -> Option<Flight<F>> {
-        let flight = self.under_way.get_mut(&item)?;
-        flight.repeated = true;
+        let flight = self.under_way.get(&item)?.clone();
+        self.repeated.insert(item);
         self.overtaken.insert(flight.lane);
-        self.again.insert((flight.id, flight.span.index), item);
-        Some(flight.clone())
+        self.again.push((flight.id, flight.span.index, item));
+        Some(flight)
     }
 }
 
@@ -205,11 +213,28 @@ mod tests {
     fn a_chunk_taken_again_stays_late_until_it_is_settled() {
         let start = Instant::now();
         let flights = flights(start);
-        flights.taken(ItemId(9), 0, (FileId(1), ()), span(9), start + Duration::from_secs(9));
+        let now = start + Duration::from_secs(3);
+        assert_eq!(late(&flights, now, true), [1]);
+        let again = || flights.taken(ItemId(9), 0, (FileId(1), ()), span(9), now);
+        again();
         assert!(flights.is_under_way(ItemId(9)));
         flights.settled(ItemId(9), start + Duration::from_secs(10));
         flights.settled(ItemId(9), start + Duration::from_secs(11));
-        assert!(!flights.is_under_way(ItemId(9)));
+        again();
+        assert!(!flights.is_under_way(ItemId(9)), "the copy that comes after the receipt is nobody's");
+    }
+
+    #[test]
+    fn a_group_that_is_planned_twice_is_read_again_twice() {
+        let start = Instant::now();
+        let flights = flights(start);
+        flights.taken(ItemId(10), 1, (FileId(1), ()), span(9), start);
+        let now = start + Duration::from_secs(3);
+        let planned: Vec<_> = (0..2).flat_map(|_| late(&flights, now, true)).collect();
+        assert_eq!(planned, [1, 1]);
+        let mut items: Vec<_> = (0..2).filter_map(|_| flights.item_again(FileId(1), span(9))).collect();
+        items.sort_unstable();
+        assert_eq!((items, flights.item_again(FileId(1), span(9))), (vec![ItemId(9), ItemId(10)], None));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
+use tokio::time::MissedTickBehavior;
 use zmove_scan::{Scan, scan};
 use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink};
 use zmove_types::{Event, Observer, Sample};
@@ -115,6 +116,8 @@ impl Running {
         self.steering.begin(&self.account.shared, self.lanes_max);
         let mut ticks = tokio::time::interval(LIMIT_INTERVAL);
         let mut steps = tokio::time::interval(STEERING_INTERVAL);
+        // a rate over hardly any time is none
+        steps.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut samples = self.account.shared.config.sample_interval.map(tokio::time::interval);
         let mut before = Reading::default();
         loop {

@@ -30,12 +30,7 @@ pub(crate) fn read_all(shared: &Shared, cargo: &Sender<Cargo>, number: usize) {
     let mut reader = Reader { shared, cargo, watch: shared.read_clock.start() };
     while let Some(work) = shared.plan.take(|_| shared.is_stopping()) {
         reader.watch.lap(Doing::Starved);
-        match work {
-            Work::Pack(Parcel::Unread(pack)) => reader.read_pack(pack),
-            Work::Pack(Parcel::Read(read)) => reader.send_batch(*read),
-            Work::Group(file, span) => reader.read_group(&file, span),
-        }
-        shared.end_work();
+        reader.take(work);
         reader.watch.lap(Doing::Busy);
         if shared.readers.may_go(number) {
             return;
@@ -59,6 +54,19 @@ pub(crate) struct Filling {
 }
 
 impl Reader<'_> {
+    fn take(&mut self, work: Work<Parcel, Arc<LargeSource>>) {
+        match work {
+            Work::Pack(Parcel::Unread(pack)) => self.read_pack(pack),
+            Work::Pack(Parcel::Read(read)) => self.send_batch(*read),
+            Work::Group(file, span) => match self.shared.flights.item_again(file.id, span) {
+                // no work had begun with it that could end
+                Some(item) => return self.repeat_group(&file, span, item),
+                None => self.read_group(&file, span),
+            },
+        }
+        self.shared.end_work();
+    }
+
     fn read_pack(&mut self, pack: Pack) {
         let Some(buffer) = self.buffer() else { return };
         let mut filling = Filling { batch: Batch::default(), buffer, filled: 0, files: Vec::new() };
@@ -202,12 +210,19 @@ impl Reader<'_> {
     }
 
     fn read_group(&mut self, file: &Arc<LargeSource>, span: GroupSpan) {
-        let again = self.shared.flights.item_again(file.id, span);
-        if file.is_dead() || again.is_some_and(|item| !self.shared.flights.is_under_way(item)) {
+        if file.is_dead() {
             return;
         }
-        if let Err(error) = self.try_read_group(file, span, again) {
+        if let Err(error) = self.try_read_group(file, span, None) {
             self.shared.fail_large(file, &error);
+        }
+    }
+
+    /// Reads a group that is late. What was read first is still on its way, so a file that cannot be read any more, or has
+    /// changed since, does not fail by that.
+    fn repeat_group(&mut self, file: &Arc<LargeSource>, span: GroupSpan, item: ItemId) {
+        if !file.is_dead() && self.shared.flights.is_under_way(item) {
+            let _first_copy_counts = self.try_read_group(file, span, Some(item));
         }
     }
 

@@ -269,7 +269,7 @@ impl Shared {
             return;
         }
         for flight in self.flights.late(Instant::now(), stuck) {
-            self.ledger().begin(1);
+            // nothing begins by that: the push may end while it is being read
             self.counters.repeated.fetch_add(1, Ordering::Relaxed);
             self.plan.push_again(Work::Group(flight.file, flight.span));
         }
@@ -294,10 +294,11 @@ impl Shared {
     }
 
     /// A large file failed on this side: nothing of it may appear at the target.
+    /// One that the receiver has told the end of stays as it was told.
     pub(crate) fn fail_large(&self, file: &LargeSource, error: &FileError) {
-        if file.kill() {
+        let is_open = self.forget(file.id).is_some();
+        if file.kill() && is_open {
             self.fail(error);
-            self.forget(file.id);
             self.send(ToReceiver::Abandon { file: file.id.0 });
         }
     }

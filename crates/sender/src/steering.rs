@@ -21,12 +21,50 @@ use crate::tune::{Congestion, Knob, Limits, PathTick, Tick, Tuner, Wanted};
 /// The hand on the knobs of one push.
 pub(crate) struct Steering {
     supply: Option<LaneSupply>,
-    /// Lanes that have been asked for and have neither come up nor failed.
-    awaited: usize,
+    dials: Dials,
     tuner: Option<Tuner>,
     congestion: Congestion,
     before: Mark,
 }
+
+/// Lanes that are to come up.
+#[derive(Debug)]
+struct Dials {
+    /// Those that have been asked for and have neither come up nor failed.
+    awaited: usize,
+    /// How many there should be in all when lanes were last asked for.
+    wanted: usize,
+    /// How long to do without those that have not come up, and how long the next time.
+    rest: Duration,
+    next_rest: Duration,
+}
+
+impl Dials {
+    fn new(awaited: usize) -> Self {
+        Self { awaited, wanted: awaited, rest: REDIAL_REST_MIN, next_rest: REDIAL_REST_MIN * 2 }
+    }
+
+    /// How many to ask for when so many are wanted and `up` are there. Those that failed are asked for again after a rest
+    /// that doubles each time.
+    fn missing(&mut self, wanted: usize, up: usize, elapsed: Duration) -> usize {
+        let risen = wanted > self.wanted;
+        self.wanted = wanted;
+        let missing = wanted.saturating_sub(up + self.awaited);
+        self.rest = self.rest.saturating_sub(elapsed);
+        if missing == 0 || risen {
+            return missing;
+        }
+        if !self.rest.is_zero() {
+            return 0;
+        }
+        self.rest = self.next_rest;
+        self.next_rest = (self.next_rest * 2).min(REDIAL_REST_MAX);
+        missing
+    }
+}
+
+const REDIAL_REST_MIN: Duration = Duration::from_secs(2);
+const REDIAL_REST_MAX: Duration = Duration::from_secs(120);
 
 /// Totals at one moment.
 #[derive(Clone, Copy, Default)]
@@ -50,7 +88,13 @@ struct Cores {
 impl Steering {
     pub(crate) fn new(supply: Option<LaneSupply>) -> Self {
         let awaited = supply.as_ref().map_or(0, |supply| usize::from(supply.asked));
-        Self { supply, awaited, tuner: None, congestion: Congestion::AsSet, before: Mark::default() }
+        Self {
+            supply,
+            dials: Dials::new(awaited),
+            tuner: None,
+            congestion: Congestion::AsSet,
+            before: Mark::default(),
+        }
     }
 
     /// The receiver takes at most `lanes_max` lanes.
@@ -84,12 +128,12 @@ impl Steering {
 
     /// A lane that was asked for has come up, or will not.
     pub(crate) fn lane_came(&mut self) {
-        self.awaited = self.awaited.saturating_sub(1);
+        self.dials.awaited = self.dials.awaited.saturating_sub(1);
     }
 
     /// Whether lanes may still come up; `open` says whether anybody can send one.
     pub(crate) fn lanes_to_come(&self, open: bool) -> bool {
-        if self.supply.is_some() { open && self.awaited > 0 } else { open }
+        if self.supply.is_some() { open && self.dials.awaited > 0 } else { open }
     }
 
     /// Makes a fresh lane like the others.
@@ -102,23 +146,30 @@ impl Steering {
     /// Looks, decides, and does it.
     pub(crate) fn step(&mut self, crew: &mut Crew, shared: &Arc<Shared>) -> Result<(), SessionError> {
         shared.send_late_again(|lane| crew.is_stuck(lane));
+        crew.tidy();
         let (now, tick) = self.look(crew, shared);
         let first = self.before.at.is_none();
         self.before = now;
         let Some(tuner) = self.tuner.as_mut().filter(|_| !first) else { return Ok(()) };
         let wanted = tuner.tick(&tick);
-        self.apply(wanted, crew, shared)
+        self.apply(wanted, &tick, crew, shared)
     }
 
-    fn apply(&mut self, wanted: Wanted, crew: &mut Crew, shared: &Arc<Shared>) -> Result<(), SessionError> {
+    fn apply(
+        &mut self,
+        wanted: Wanted,
+        tick: &Tick,
+        crew: &mut Crew,
+        shared: &Arc<Shared>,
+    ) -> Result<(), SessionError> {
         crew.set_readers(shared, wanted.readers)?;
         let Some(supply) = &self.supply else { return Ok(()) };
-        let coming = crew.lanes_up() + self.awaited;
-        if wanted.lanes > coming {
-            let more = u16::try_from(wanted.lanes - coming).unwrap_or(u16::MAX);
+        let missing = self.dials.missing(wanted.lanes, crew.lanes_up(), tick.elapsed);
+        if missing > 0 && !tick.ending {
+            let more = u16::try_from(missing).unwrap_or(u16::MAX);
             // without a dialler there is what there is
             if supply.more.send(more).is_ok() {
-                self.awaited += usize::from(more);
+                self.dials.awaited += usize::from(more);
             }
         } else if wanted.lanes < crew.lanes_up() {
             crew.keep_lanes(wanted.lanes);
@@ -246,6 +297,19 @@ impl Cores {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lanes_that_do_not_come_up_are_asked_for_ever_more_rarely() {
+        let tick = Duration::from_millis(250);
+        let mut dials = Dials::new(8);
+        assert_eq!(dials.missing(8, 0, tick), 0, "they are coming");
+        dials.awaited = 0;
+        // two have failed, and so do those that are asked for instead
+        let asked = (0..4 * 60).filter(|_| dials.missing(8, 6, tick) > 0).count();
+        assert!((2..8).contains(&asked), "{asked} times in a minute");
+        assert_eq!(dials.missing(16, 6, tick), 10, "another number is another matter");
+        assert_eq!(dials.missing(16, 6, tick), 0);
+    }
 
     #[test]
     fn idle_time_is_a_share_of_all_cores() {
