@@ -11,6 +11,7 @@ use crate::tree::{assert_same, names, paint, painted, picture, set_mode, set_old
 both_ways!(
     nothing_moves_the_second_time,
     what_is_read_before_the_target_is_known_moves_once,
+    what_is_there_already_is_no_fault,
     another_time_moves_a_file_again,
     equal_size_and_time_counts_as_equal_unless_checked,
     equal_contents_of_another_time_move_no_data,
@@ -48,6 +49,17 @@ fn nothing_moves_the_second_time(site: &Site) {
     let text = site.push(&[], site.contents(), "").done().stdout;
     assert!(text.starts_with("nothing to move: 2 files compared equal in "), "{text}");
     assert_same(&site.source(), &site.target());
+}
+
+fn what_is_there_already_is_no_fault(site: &Site) {
+    for place in [site.source(), site.target()] {
+        paint(place.join("small"), 1_000);
+        set_old(place.join("small"));
+    }
+    assert_eq!(counts(&site.push_contents()), [0, 1, 0]);
+    if site.is_remote() {
+        site.the_daemon().wait_for_log(" s, 0 faults");
+    }
 }
 
 /// More files than are sent as a guess, and more than are read while the target is not known.

@@ -19,8 +19,8 @@ use zmove_types::{BufferPool, StageClock, StageTimes, TransferId};
 use zmove_wire::limits::{LANES_UNASKED_MAX, OFFER_FILES_MAX, OFFERS_OUTSTANDING_MAX};
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
-    Durability, Finished, Greeting, Offer, Open, Opened, Refusal, RefusalCode, Role, StageReport, ToReceiver,
-    ToSender, TopName, WireError, decode_message, encode_message,
+    Durability, FaultCode, Finished, Greeting, Offer, Open, Opened, Refusal, RefusalCode, Role, StageReport,
+    ToReceiver, ToSender, TopName, WireError, decode_message, encode_message,
 };
 
 use crate::config::{BUFFER_BYTES, ReceiverConfig};
@@ -346,7 +346,9 @@ impl Running {
     fn take_outcome(&mut self, outcome: Outcome) -> Result<(), SessionError> {
         match outcome {
             Outcome::Item(item) => {
-                let faults = item.faults.len() as u64;
+                // a guessed file that is there already is none
+                let failed = item.faults.iter().filter(|fault| fault.code != FaultCode::AlreadyThere);
+                let faults = failed.count() as u64;
                 if self.ledger.settled(item)? {
                     self.report.items += 1;
                     self.report.faults += faults;
