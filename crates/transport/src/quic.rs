@@ -48,6 +48,8 @@ pub(crate) struct QuicConnection {
     receiving: RecvStream,
     /// None once it has been handed over.
     sending: Option<SendStream>,
+    /// Nothing has been written.
+    silent: bool,
     finished: bool,
     account: Arc<Account>,
     /// Takes a stream that has been finished, and closes the connection when all of it has arrived.
@@ -63,8 +65,8 @@ impl QuicConnection {
     ) -> Option<Self> {
         let peer = peer_of(&connection)?;
         let address = canonical(connection.remote_address());
-        let (sending, finished) = (Some(sending), false);
-        Some(Self { peer, address, connection, receiving, sending, finished, account, keeper })
+        let (sending, silent, finished) = (Some(sending), true, false);
+        Some(Self { peer, address, connection, receiving, sending, silent, finished, account, keeper })
     }
 
     pub(crate) fn round_trip(&self) -> Duration {
@@ -130,6 +132,9 @@ impl Drop for QuicConnection {
         if self.finished {
             // without a keeper the connection is closed already
             let _closed = self.keeper.send(sending);
+        } else if self.silent {
+            // the peer may not know yet that there is a stream, and need not learn it
+            self.connection.close(DROPPED, b"");
         } else {
             // a stream that is only dropped would look finished
             let _closed = sending.reset(DROPPED);
@@ -153,6 +158,7 @@ impl AsyncWrite for QuicConnection {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
+        self.silent = false;
         AsyncWrite::poll_write(Pin::new(self.sending()?), context, bytes).map_err(lost_if)
     }
 
