@@ -26,6 +26,26 @@ pub struct Frame {
 }
 
 impl Frame {
+    /// Receives the next frame, or `None` at the peer's orderly end: `fill` fills what it is given with the lane's next
+    /// bytes and returns how much of it there was before that end.
+    pub(crate) fn receive_next(
+        pool: &BufferPool,
+        watch: &mut Stopwatch<'_>,
+        mut fill: impl FnMut(&mut [u8], &mut Stopwatch<'_>) -> Result<usize, LaneError>,
+    ) -> Result<Option<Self>, LaneError> {
+        let mut header = [0; FrameHeader::BYTES];
+        match fill(&mut header, watch)? {
+            0 => return Ok(None),
+            FrameHeader::BYTES => {}
+            _ => return Err(LaneError::Closed),
+        }
+        let header = FrameHeader::decode(&header)?;
+        let fill_all = |out: &mut [u8], watch: &mut Stopwatch<'_>| {
+            if fill(out, watch)? == out.len() { Ok(()) } else { Err(LaneError::Closed) }
+        };
+        Self::receive(header, pool, watch, fill_all).map(Some)
+    }
+
     /// Receives what follows `header`: `fill` fills all of what it is given with the lane's next bytes.
     pub(crate) fn receive(
         header: FrameHeader,

@@ -9,7 +9,6 @@ use std::io::Write;
 use std::net::{Shutdown, TcpStream};
 
 use zmove_types::{BufferPool, Doing, Stopwatch};
-use zmove_wire::FrameHeader;
 
 use crate::frame::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
 use crate::path::PathProbe;
@@ -74,10 +73,6 @@ impl TlsLane {
             }
         }
     }
-
-    fn fill_all(&mut self, out: &mut [u8], watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
-        if self.fill(out, watch)? == out.len() { Ok(()) } else { Err(LaneError::Closed) }
-    }
 }
 
 /// What breaks a lane on this socket.
@@ -117,14 +112,7 @@ impl LaneSink for TlsLane {
 
 impl LaneSource for TlsLane {
     fn receive(&mut self, pool: &BufferPool, watch: &mut Stopwatch<'_>) -> Result<Option<Frame>, LaneError> {
-        let mut header = [0; FrameHeader::BYTES];
-        match self.fill(&mut header, watch)? {
-            0 => return Ok(None),
-            FrameHeader::BYTES => {}
-            _ => return Err(LaneError::Closed),
-        }
-        let header = FrameHeader::decode(&header)?;
-        Frame::receive(header, pool, watch, |out, watch| self.fill_all(out, watch)).map(Some)
+        Frame::receive_next(pool, watch, |out, watch| self.fill(out, watch))
     }
 
     fn breaker(&self) -> LaneBreaker {

@@ -130,10 +130,6 @@ impl QuicLane {
         Ok(())
     }
 
-    fn fill_all(&mut self, out: &mut [u8], watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
-        if self.fill(out, watch)? == out.len() { Ok(()) } else { Err(LaneError::Closed) }
-    }
-
     fn make_breaker(&self) -> LaneBreaker {
         let connection = self.connection.connection.clone();
         LaneBreaker::new(move || connection.close(DROPPED, b""))
@@ -231,14 +227,7 @@ fn info(connection: &quinn::Connection, balance: &Balance) -> TcpInfo {
 
 impl LaneSource for QuicLane {
     fn receive(&mut self, pool: &BufferPool, watch: &mut Stopwatch<'_>) -> Result<Option<Frame>, LaneError> {
-        let mut header = [0; FrameHeader::BYTES];
-        match self.fill(&mut header, watch)? {
-            0 => return Ok(None),
-            FrameHeader::BYTES => {}
-            _ => return Err(LaneError::Closed),
-        }
-        let header = FrameHeader::decode(&header)?;
-        Frame::receive(header, pool, watch, |out, watch| self.fill_all(out, watch)).map(Some)
+        Frame::receive_next(pool, watch, |out, watch| self.fill(out, watch))
     }
 
     fn breaker(&self) -> LaneBreaker {
