@@ -145,25 +145,22 @@ pub fn set_directory_metadata(directory: BorrowedFd<'_>, metadata: &Metadata) ->
     set_file_metadata(directory, metadata)
 }
 
-/// Sets mode and time of a file just made, which often has the mode already.
+/// Sets mode and time of a file just made; tells whether it had the mode already, as is often so.
 ///
 /// # Errors
 /// What the system says.
-pub fn set_new_file_metadata(file: impl AsFd, metadata: &Metadata) -> io::Result<()> {
+pub fn set_new_file_metadata(file: impl AsFd, metadata: &Metadata) -> io::Result<bool> {
     let file = file.as_fd();
-    if has_mode(file, metadata.mode)? {
-        set_file_mtime(file, metadata.mtime)
+    let has_mode = rustix::fs::fstat(file)?.st_mode & 0o7777 == metadata.mode;
+    if has_mode {
+        set_file_mtime(file, metadata.mtime)?;
     } else {
-        set_file_metadata(file, metadata)
+        set_file_metadata(file, metadata)?;
     }
+    Ok(has_mode)
 }
 
-/// Whether a file has exactly these permission bits.
-pub(crate) fn has_mode(file: BorrowedFd<'_>, mode: u32) -> io::Result<bool> {
-    Ok(rustix::fs::fstat(file)?.st_mode & 0o7777 == mode)
-}
-
-pub(crate) fn set_file_metadata(file: BorrowedFd<'_>, metadata: &Metadata) -> io::Result<()> {
+fn set_file_metadata(file: BorrowedFd<'_>, metadata: &Metadata) -> io::Result<()> {
     rustix::fs::fchmod(file, Mode::from_raw_mode(metadata.mode))?;
     set_file_mtime(file, metadata.mtime)
 }

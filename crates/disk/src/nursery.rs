@@ -16,7 +16,7 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags, StatxFlags};
 use zmove_types::{Metadata, Name};
 
-use crate::entry::{has_mode, set_file_metadata, set_file_mtime};
+use crate::entry::{set_file_mtime, set_new_file_metadata};
 use crate::tree::{DIRECTORY, Tree};
 
 /// The hidden directory and where it will go.
@@ -79,15 +79,13 @@ impl Nursery {
     /// # Errors
     /// What the system says.
     pub fn set_metadata(&self, file: &File, metadata: &Metadata) -> io::Result<()> {
-        let file = file.as_fd();
         if self.exact_mode.get() == Some(metadata.mode) {
-            return set_file_mtime(file, metadata.mtime);
+            return set_file_mtime(file.as_fd(), metadata.mtime);
         }
-        if has_mode(file, metadata.mode)? {
+        if set_new_file_metadata(file, metadata)? {
             self.exact_mode.set(Some(metadata.mode));
-            return set_file_mtime(file, metadata.mtime);
         }
-        set_file_metadata(file, metadata)
+        Ok(())
     }
 
     /// Removes a file that did not become whole.
