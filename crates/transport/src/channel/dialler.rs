@@ -33,7 +33,7 @@ pub struct Reach {
     pub transport: TransportChoice,
     /// The settings of TCP.
     pub socket: SocketConfig,
-    /// The congestion control of QUIC. Default: cubic.
+    /// The congestion control of QUIC. Default: tolerant.
     pub quic_congestion: QuicCongestion,
 }
 
