@@ -83,32 +83,24 @@ fn queues(pieces: &Pieces<'_>) -> Panel {
             points: pieces.means(|line| count(line.items_outstanding)),
         },
     ];
-    let most = most(&curves);
-    Panel {
-        title: "What waits, pieces".to_owned(),
-        axis: Axis::to_tick(most.max(4.0), 4),
-        height: TALL,
-        curves,
-    }
+    counted("What waits, pieces", (4.0, 4), TALL, curves)
 }
 
 fn lanes(pieces: &Pieces<'_>) -> Panel {
     let curves = vec![Curve { name: "lanes", pen: LANES, points: pieces.means(|line| count(line.lanes)) }];
-    let most = most(&curves);
-    Panel {
-        title: "Lanes that are up".to_owned(),
-        axis: Axis::to_tick(most.max(2.0), 2),
-        height: LOW,
-        curves,
-    }
+    counted("Lanes that are up", (2.0, 2), LOW, curves)
 }
 
 fn resent(pieces: &Pieces<'_>) -> Panel {
     let points = pieces.rates(|line| bytes(line.segments_retransmitted.unwrap_or(0)));
     let curves = vec![Curve { name: "segments", pen: RESENT, points }];
-    let most = most(&curves);
-    let title = "Sent again, segments per second".to_owned();
-    Panel { title, axis: Axis::to_tick(most.max(4.0), 2), height: LOW, curves }
+    counted("Sent again, segments per second", (4.0, 2), LOW, curves)
+}
+
+/// A panel of plain numbers, whose axis goes at least to `least` and has about `steps`.
+fn counted(title: &str, (least, steps): (f64, u32), height: f64, curves: Vec<Curve>) -> Panel {
+    let axis = Axis::to_tick(most(&curves).max(least), steps);
+    Panel { title: title.to_owned(), axis, height, curves }
 }
 
 /// A panel whose values are brought to the unit that fits the largest.
