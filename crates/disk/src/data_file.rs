@@ -69,13 +69,8 @@ impl DataFile {
     /// # Errors
     /// What the system says.
     pub fn reserve(&mut self, bytes: u64, direct: Direct) -> io::Result<()> {
-        let pays = match direct {
-            Direct::Auto => bytes >= WRITE_DIRECT_BYTES_MIN,
-            Direct::On => true,
-            Direct::Off => false,
-        };
         self.cached.set_len(bytes)?;
-        if !pays {
+        if !write_pays(&self.cached, bytes, direct) {
             return Ok(());
         }
         self.direct = DirectFile::open(&self.cached, OFlags::WRONLY, false);
@@ -161,6 +156,25 @@ impl DirectFile {
     }
 }
 
+/// Whether the contents of a file of `bytes` are to be written past the page cache, in whole pages.
+pub(crate) fn takes_direct_writes(file: &File, bytes: u64, direct: Direct) -> bool {
+    write_pays(file, bytes, direct) && alignment(file).is_some()
+}
+
+fn write_pays(file: &File, bytes: u64, direct: Direct) -> bool {
+    match direct {
+        Direct::Auto if bytes < WRITE_DIRECT_IN_PLACE_BYTES_MIN => false,
+        Direct::Auto => bytes >= WRITE_DIRECT_BYTES_MIN || is_written_in_place(file),
+        Direct::On => true,
+        Direct::Off => false,
+    }
+}
+
+/// Whether the file system overwrites where the data is, on a device of its own.
+fn is_written_in_place(file: &File) -> bool {
+    kind_of(file).is_ok_and(|kind| IN_PLACE.contains(&kind))
+}
+
 /// What direct requests must be aligned to: what the file system says, a page at least, so that no page is reached both
 /// ways. `None` where there is no point in them: in memory, or across a network whose client caches.
 fn alignment(file: &File) -> Option<usize> {
@@ -181,7 +195,7 @@ fn alignment(file: &File) -> Option<usize> {
 fn allocation_pays(file: &File, bytes: u64) -> io::Result<bool> {
     let stat = rustix::fs::fstatvfs(file)?;
     let free = stat.f_bavail.saturating_mul(stat.f_frsize);
-    Ok(bytes <= free / 2 && PREALLOCATED.contains(&kind_of(file)?))
+    Ok(bytes <= free / 2 && is_written_in_place(file))
 }
 
 /// The `f_type` of the file system, which some architectures extend by their sign.
@@ -199,10 +213,12 @@ fn is_mostly_cached(file: impl AsFd, offset: u64, len: usize) -> bool {
 
 /// Smaller files are read through the page cache.
 const READ_DIRECT_BYTES_MIN: u64 = 16 << 20;
-/// Smaller files are written through the page cache.
+/// Smaller files are written through the page cache, where file systems copy on write or are not known.
 const WRITE_DIRECT_BYTES_MIN: u64 = 16 << 20;
+/// Smaller files are written through the page cache, where file systems write in place.
+const WRITE_DIRECT_IN_PLACE_BYTES_MIN: u64 = 128 << 10;
 /// `f_type` of ext4 and XFS. Others copy on write, where room reserved is of no use, or have none to reserve.
-const PREALLOCATED: [u64; 2] = [0xef53, 0x5846_5342];
+const IN_PLACE: [u64; 2] = [0xef53, 0x5846_5342];
 /// `f_type` of tmpfs, ramfs, NFS, SMB (two), CIFS, FUSE, 9P, Ceph and AFS.
 const NOT_DIRECT: [u64; 10] = [
     0x0102_1994,

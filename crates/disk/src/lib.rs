@@ -15,6 +15,7 @@
 //! ```
 
 mod backend;
+mod contents;
 mod data_file;
 mod entry;
 mod nursery;
@@ -24,6 +25,7 @@ mod tree;
 mod uring;
 
 pub use backend::{Disk, Slices};
+pub use contents::ContentsWriter;
 pub use data_file::{DataFile, Direct};
 pub use entry::{FileIdentity, place_symlink, retouch, set_directory_metadata, set_new_file_metadata};
 pub use nursery::Nursery;

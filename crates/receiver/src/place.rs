@@ -4,12 +4,14 @@
 //! their names together; all others are staged one by one.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use zmove_disk::{DirectoryCache, Nursery, Staged, Tree, place_symlink, retouch, set_new_file_metadata};
+use zmove_disk::{
+    ContentsWriter, DirectoryCache, Nursery, Staged, Tree, place_symlink, retouch, set_new_file_metadata,
+};
 use zmove_types::{Metadata, Name, RelPath};
 use zmove_wire::{BatchEntry, DirectoryGroup, Durability, EntryFault, FaultCode, FileEntry, Operation};
 
@@ -21,6 +23,7 @@ use crate::store::Context;
 pub(crate) struct Placer<'a> {
     context: &'a Context,
     directories: DirectoryCache<'a>,
+    contents: ContentsWriter,
 }
 
 /// What the sender knew of a batch's files.
@@ -37,7 +40,8 @@ type Failure = (Operation, io::Error);
 
 impl<'a> Placer<'a> {
     pub(crate) fn new(context: &'a Context) -> Self {
-        Self { context, directories: DirectoryCache::new(&context.target.tree) }
+        let contents = ContentsWriter::new(context.direct);
+        Self { context, directories: DirectoryCache::new(&context.target.tree), contents }
     }
 
     /// Places a group's entries, of which the first has number `first` in its batch and whose files' contents are at the
@@ -120,7 +124,7 @@ impl<'a> Placer<'a> {
         for (entry, placed) in (first..).zip(&group.entries) {
             let bytes = take_data(placed, &mut data);
             let BatchEntry::File(file) = placed else { continue };
-            if let Err((operation, error)) = fill(self.context, &nursery, file, bytes)? {
+            if let Err((operation, error)) = self.fill(&nursery, file, bytes)? {
                 let (operation, code) = failure(operation, &error);
                 faults.push(EntryFault { entry, operation, code });
             }
@@ -172,7 +176,7 @@ impl<'a> Placer<'a> {
             }
             BatchEntry::File(file) => {
                 let name = context.target.name(path, &file.name);
-                place_file(context, directory, name, &plain(file.metadata), bytes)?;
+                self.place_file(directory, name, &plain(file.metadata), bytes)?;
             }
             BatchEntry::Retouch(name, metadata) => {
                 let name = context.target.name(path, name);
@@ -198,49 +202,50 @@ impl<'a> Placer<'a> {
         self.context.remember_directory(path, metadata);
         Ok(())
     }
+
+    /// A file of a nursery; one that fails leaves nothing. `None`: it left something.
+    fn fill(&self, nursery: &Nursery, file: &FileEntry, bytes: &[u8]) -> Option<Result<(), Failure>> {
+        let metadata = plain(file.metadata);
+        let created = match nursery.create(&file.name, metadata.mode) {
+            Ok(created) => created,
+            Err(error) => return Some(Err((Operation::Create, error))),
+        };
+        let written = self.write_whole(nursery, &created, &metadata, bytes);
+        if written.is_err() {
+            nursery.discard(&file.name).ok()?;
+        }
+        Some(written)
+    }
+
+    fn write_whole(
+        &self,
+        nursery: &Nursery,
+        file: &File,
+        metadata: &Metadata,
+        bytes: &[u8],
+    ) -> Result<(), Failure> {
+        self.contents.write(file, bytes).map_err(|error| (Operation::Write, error))?;
+        nursery.set_metadata(file, metadata).map_err(|error| (Operation::SetMetadata, error))?;
+        flush(file, self.context.durability == Durability::File)
+    }
+
+    fn place_file(
+        &self,
+        directory: &Arc<OwnedFd>,
+        name: &Name,
+        metadata: &Metadata,
+        bytes: &[u8],
+    ) -> Result<(), Failure> {
+        let context = self.context;
+        let staged = Staged::create(directory, metadata.mode, &context.temp_names)
+            .map_err(|error| (Operation::Create, error))?;
+        self.contents.write(staged.file(), bytes).map_err(|error| (Operation::Write, error))?;
+        commit(context, staged, name, metadata, context.durability == Durability::File)
+    }
 }
 
 /// A group with fewer files is not worth a directory of its own.
 const TOGETHER_FILES_MIN: usize = 8;
-
-/// A file of a nursery; one that fails leaves nothing. `None`: it left something.
-fn fill(context: &Context, nursery: &Nursery, file: &FileEntry, bytes: &[u8]) -> Option<Result<(), Failure>> {
-    let metadata = plain(file.metadata);
-    let mut created = match nursery.create(&file.name, metadata.mode) {
-        Ok(created) => created,
-        Err(error) => return Some(Err((Operation::Create, error))),
-    };
-    let written = write_whole(context, nursery, &mut created, &metadata, bytes);
-    if written.is_err() {
-        nursery.discard(&file.name).ok()?;
-    }
-    Some(written)
-}
-
-fn write_whole(
-    context: &Context,
-    nursery: &Nursery,
-    file: &mut File,
-    metadata: &Metadata,
-    bytes: &[u8],
-) -> Result<(), Failure> {
-    file.write_all(bytes).map_err(|error| (Operation::Write, error))?;
-    nursery.set_metadata(file, metadata).map_err(|error| (Operation::SetMetadata, error))?;
-    flush(file, context.durability == Durability::File)
-}
-
-fn place_file(
-    context: &Context,
-    directory: &Arc<OwnedFd>,
-    name: &Name,
-    metadata: &Metadata,
-    bytes: &[u8],
-) -> Result<(), Failure> {
-    let staged = Staged::create(directory, metadata.mode, &context.temp_names)
-        .map_err(|error| (Operation::Create, error))?;
-    staged.file().write_all(bytes).map_err(|error| (Operation::Write, error))?;
-    commit(context, staged, name, metadata, context.durability == Durability::File)
-}
 
 /// Metadata, flush if asked, final name: the end of every file.
 pub(crate) fn commit(
