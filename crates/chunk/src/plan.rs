@@ -170,6 +170,13 @@ impl<P, F: Clone> Plan<P, F> {
         self.lock().packs.len()
     }
 
+    /// Whether nothing waits but fewer than `packs`, and nothing will be added: the last work is being done.
+    pub fn is_nearly_done(&self, packs: usize) -> bool {
+        let state = self.lock();
+        let files = !state.waiting.is_empty() || !state.active.is_empty();
+        state.ended && !files && state.urgent.is_empty() && state.packs.len() < packs
+    }
+
     fn wait_while(&self, full: impl Fn(&State<P, F>) -> bool) -> MutexGuard<'_, State<P, F>> {
         self.changed
             .wait_while(self.lock(), |state| !state.ended && full(state))
@@ -248,6 +255,21 @@ impl<P, F> fmt::Debug for Plan<P, F> {
 mod tests {
     use super::*;
     use zmove_types::GROUP_BYTES;
+
+    #[test]
+    fn the_end_is_near_when_only_few_packs_are_left() {
+        let plan = Plan::<_, &str>::new(100, 2);
+        plan.push_pack("first", 1).unwrap();
+        plan.push_pack("second", 1).unwrap();
+        assert!(!plan.is_nearly_done(3), "more may come");
+        plan.push_file("large", 2 * GROUP_BYTES).unwrap();
+        plan.end();
+        assert!(!plan.is_nearly_done(3), "a large file waits");
+        while !matches!(plan.try_take(), Some(Work::Group(_, span)) if span.index == 1) {}
+        assert!(plan.is_nearly_done(1));
+        plan.push_again(Work::Pack("again"));
+        assert!(!plan.is_nearly_done(1));
+    }
 
     #[test]
     fn largest_file_goes_first_and_each_group_once() {

@@ -227,6 +227,32 @@ impl PackGroup {
 }
 
 impl Pack {
+    /// The same entries, in their order, in packs with data of at most `bytes_max` or a single file.
+    pub(crate) fn split(self, bytes_max: u64) -> Vec<Self> {
+        let (mut pieces, mut piece, mut bytes) = (Vec::new(), Vec::<PackGroup>::new(), 0);
+        for PackGroup { directory, entries } in self.groups {
+            for entry in entries {
+                let more = entry.data_bytes();
+                if bytes > 0 && bytes + more > bytes_max {
+                    pieces.push(std::mem::take(&mut piece));
+                    bytes = 0;
+                }
+                bytes += more;
+                match piece.last_mut() {
+                    Some(group) if group.directory.is(&directory) => group.entries.push(entry),
+                    _ => piece.push(PackGroup { directory: directory.clone(), entries: vec![entry] }),
+                }
+            }
+        }
+        pieces.push(piece);
+        pieces.into_iter().map(|groups| Self { groups, ..self }).collect()
+    }
+
+    /// How many bytes its files have.
+    pub(crate) fn data_bytes(&self) -> u64 {
+        self.groups.iter().flat_map(|group| &group.entries).map(PackEntry::data_bytes).sum()
+    }
+
     /// How many entries it has.
     pub(crate) fn entry_count(&self) -> usize {
         self.groups.iter().map(|group| group.entries.len()).sum()
@@ -260,8 +286,8 @@ mod tests {
     use std::collections::HashMap;
     use zmove_scan::{ScanConfig, ScanItem, ScanRoot, scan};
 
-    /// How many packs the files of each directory are in, packed as a scan finds them.
-    fn pieces(home: &std::path::Path, entries_max: usize) -> HashMap<RelPath, usize> {
+    /// The files of a tree, packed as a scan finds them.
+    fn packs(home: &std::path::Path, entries_max: usize) -> Vec<Pack> {
         let root = ScanRoot { source: home.to_owned(), prefix: RelPath::root() };
         let scan = scan(vec![root], &ScanConfig::default());
         let mut packer =
@@ -274,8 +300,13 @@ mod tests {
             packs.extend(files.filter_map(|file| packer.add(&directory, PackEntry::File(file))));
         }
         packs.extend(packer.take());
+        packs
+    }
+
+    /// How many packs the files of each directory are in.
+    fn pieces(home: &std::path::Path, entries_max: usize) -> HashMap<RelPath, usize> {
         let mut pieces = HashMap::new();
-        for pack in packs {
+        for pack in packs(home, entries_max) {
             assert!(pack.entry_count() <= entries_max);
             for group in pack.groups {
                 *pieces.entry(group.directory.target_path().clone()).or_default() += 1;
@@ -296,6 +327,27 @@ mod tests {
         let pieces = pieces(home.path(), 100);
         assert_eq!(pieces.len(), files.len());
         assert!(pieces.values().all(|&count| count == 1), "{pieces:?}");
+    }
+
+    #[test]
+    fn a_pack_in_pieces_is_the_same_files_in_their_order() {
+        let home = tempfile::tempdir().unwrap();
+        for (directory, bytes) in [("a", 10), ("a", 20), ("a", 0), ("b", 70), ("b", 500), ("c", 30)] {
+            std::fs::create_dir_all(home.path().join(directory)).unwrap();
+            std::fs::write(home.path().join(directory).join(bytes.to_string()), vec![0; bytes]).unwrap();
+        }
+        let pack = packs(home.path(), 100).pop().unwrap();
+        let paths = |pack: &Pack| (0..).map_while(|entry| pack.target_path(entry)).collect::<Vec<_>>();
+        let whole = paths(&pack);
+        let pieces = pack.split(100);
+        assert_eq!(whole.len(), 6);
+        assert_eq!(pieces.iter().flat_map(paths).collect::<Vec<_>>(), whole);
+        for piece in &pieces {
+            let files = piece.groups.iter().flat_map(|group| &group.entries);
+            let with_data = files.filter(|file| file.data_bytes() > 0).count();
+            assert!(piece.data_bytes() <= 100 || with_data == 1, "{piece:?}");
+        }
+        assert!(pieces.len() >= 3, "{}", pieces.len());
     }
 
     #[test]

@@ -56,7 +56,9 @@ pub(crate) struct Filling {
 impl Reader<'_> {
     fn take(&mut self, work: Work<Parcel, Arc<LargeSource>>) {
         match work {
-            Work::Pack(Parcel::Unread(pack)) => self.read_pack(pack),
+            Work::Pack(Parcel::Unread(pack)) => {
+                self.last_pieces(pack).into_iter().for_each(|piece| self.read_pack(piece))
+            }
             Work::Pack(Parcel::Read(read)) => self.send_batch(*read),
             Work::Group(file, span) => match self.shared.flights.item_again(file.id, span) {
                 // no work had begun with it that could end
@@ -65,6 +67,16 @@ impl Reader<'_> {
             },
         }
         self.shared.end_work();
+    }
+
+    /// The last packs go in pieces: a slow lane would still be sending a whole one when the others have nothing more to do.
+    fn last_pieces(&self, pack: Pack) -> Vec<Pack> {
+        let last = self.shared.plan.is_nearly_done(LAST_PACKS);
+        if last && pack.data_bytes() > 2 * LAST_PIECE_BYTES {
+            pack.split(LAST_PIECE_BYTES)
+        } else {
+            vec![pack]
+        }
     }
 
     fn read_pack(&mut self, pack: Pack) {
@@ -298,6 +310,11 @@ impl Reader<'_> {
         self.watch.lap(Doing::Blocked);
     }
 }
+
+/// About one pack for each lane.
+const LAST_PACKS: usize = 8;
+/// What a lane of 40 Mbit/s carries in a fifth of a second.
+const LAST_PIECE_BYTES: u64 = 1 << 20;
 
 impl Filling {
     fn add(&mut self, entry: BatchEntry) {
