@@ -68,6 +68,40 @@ fn unreadable(site: &Site) {
     assert!(!site.target().join("secret").exists() && !site.target().join("big").exists());
 }
 
+/// Files that may not be read are asked about like others, also those that would be sent or read before anybody answers.
+fn unreadable_and_there(site: &Site) {
+    let count = zmove_wire::limits::GUESSED_ENTRIES_MAX + 76;
+    let names: Vec<_> = (0..count).map(|number| format!("f{number}")).collect();
+    names.iter().for_each(|name| paint(site.source().join(name), 3));
+    site.give_away();
+    site.push_contents();
+    for directory in [site.source(), site.target()] {
+        names.iter().for_each(|name| set_mode(directory.join(name), 0o200));
+    }
+    let summary = site.push_contents();
+    assert_eq!((&summary["skipped"], &summary["failed"]), (&count.into(), &0.into()));
+    std::fs::remove_file(site.target().join("f7")).unwrap();
+    let outcome = site.push(&["--json"], site.contents(), "").expect(23);
+    let summary = outcome.summary();
+    assert_eq!((&summary["skipped"], &summary["failed"]), (&(count - 1).into(), &1.into()));
+    outcome.says(&["zmove: sender: open", "f7", "Permission denied"]).lines(1);
+}
+
+#[test]
+fn files_that_may_not_be_read_and_are_there_locally() {
+    if let Some(site) = Site::unprivileged() {
+        unreadable_and_there(&site);
+    }
+}
+
+#[test]
+fn files_that_may_not_be_read_and_are_there_at_a_daemon() {
+    if let Some(mut site) = Site::unprivileged() {
+        site.start_daemon();
+        unreadable_and_there(&site);
+    }
+}
+
 #[test]
 fn unreadable_files_and_directories_locally() {
     if let Some(site) = Site::unprivileged() {

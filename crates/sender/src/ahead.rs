@@ -5,8 +5,14 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use zmove_scan::Entry;
+
 use crate::pack::Pack;
 use crate::reader::Filling;
+use crate::source::SourceDirectory;
+
+/// A file that could not be read, of which it is not known whether the target needs it.
+pub(crate) type Unread = (SourceDirectory, Entry);
 
 /// A pack and what was read of it.
 #[derive(Debug)]

@@ -2,11 +2,12 @@
 
 use std::ops::Add;
 
+use crossbeam_channel::Sender;
 use zmove_scan::{Entry, EntryKind};
 use zmove_types::{GROUP_BYTES, Metadata, Name, RelPath, Root};
 use zmove_wire::limits::{BATCH_ENTRIES_MAX, BATCH_HEAD_BYTES_TARGET};
 
-use crate::ahead::ReadPack;
+use crate::ahead::{ReadPack, Unread};
 use crate::source::SourceDirectory;
 
 /// Work on small entries for one reader.
@@ -16,6 +17,8 @@ pub(crate) struct Pack {
     /// How often it has been sent before.
     pub(crate) tries: u8,
     pub(crate) basis: Basis,
+    /// Takes what cannot be read before it is known to be needed; dropped once the pack has been read.
+    pub(crate) unread: Option<Sender<Unread>>,
 }
 
 /// What a plan holds of a pack.
@@ -198,7 +201,7 @@ impl Packer {
             return None;
         }
         self.packs_made += 1;
-        Some(Pack { groups: std::mem::take(&mut self.groups), tries: 0, basis: Basis::Known })
+        Some(Pack::of(std::mem::take(&mut self.groups)))
     }
 }
 
@@ -227,6 +230,11 @@ impl PackGroup {
 }
 
 impl Pack {
+    /// A pack of entries that are needed.
+    pub(crate) fn of(groups: Vec<PackGroup>) -> Self {
+        Self { groups, tries: 0, basis: Basis::Known, unread: None }
+    }
+
     /// The same entries, in their order, in packs with data of at most `bytes_max` or a single file.
     pub(crate) fn split(self, bytes_max: u64) -> Vec<Self> {
         let (mut pieces, mut piece, mut bytes) = (Vec::new(), Vec::<PackGroup>::new(), 0);
@@ -245,7 +253,7 @@ impl Pack {
             }
         }
         pieces.push(piece);
-        pieces.into_iter().map(|groups| Self { groups, ..self }).collect()
+        pieces.into_iter().map(|groups| Self { groups, unread: self.unread.clone(), ..self }).collect()
     }
 
     /// How many bytes its files have.

@@ -18,6 +18,7 @@ use zmove_wire::limits::{
 };
 use zmove_wire::{Answer, Compare, Offer, OfferedFile, OfferedGroup, TargetState, ToReceiver, Verdict};
 
+use crate::ahead::Unread;
 use crate::error::FileError;
 use crate::pack::{Basis, Pack, PackEntry, PackGroup, Packer, Parcel};
 use crate::shared::{Shared, When};
@@ -48,13 +49,15 @@ pub(crate) fn news() -> (Teller, News) {
 
 /// Plans until the scan has ended and every offer is answered.
 pub(crate) fn plan_all(shared: &Shared, scan: &Scan, news: &News, compare: Compare) {
+    let (unread_in, unread) = crossbeam_channel::unbounded();
     let mut planner = Planner {
         shared,
         packer: Packer::new(shared.config.batch_files_max),
-        guess: Some(Guess::new(compare)),
+        guess: Some(Guess::new(compare, unread_in)),
         offering: None,
     };
     planner.take_scan(scan, news);
+    planner.take_unread(&unread);
     planner.take_last_answers(&news.answers);
     planner.flush_pack();
     shared.end_plan();
@@ -81,6 +84,8 @@ struct Guess {
     /// What may still be read.
     read: Allowance,
     held: Vec<(SourceDirectory, Entry)>,
+    /// Where readers put what they cannot read of what is planned now.
+    unread: Sender<Unread>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -160,6 +165,21 @@ impl Planner<'_> {
                     PackEntry::File(entry) => self.take_entry(&directory, entry),
                     entry => self.pack(&directory, entry),
                 }
+            }
+        }
+    }
+
+    /// Files that could not be read before it was known whether they are needed: now they are asked about, or needed.
+    fn take_unread(&mut self, unread: &Receiver<Unread>) {
+        // the sending ends go with the last pack that was planned on a guess
+        while !self.shared.is_stopping() {
+            match unread.recv_timeout(PACK_PATIENCE) {
+                Ok((directory, entry)) => self.take_entry(&directory, entry),
+                Err(RecvTimeoutError::Timeout) => {
+                    self.flush_pack();
+                    self.flush_offers();
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
             }
         }
     }
@@ -259,8 +279,11 @@ impl Planner<'_> {
     }
 
     fn plan(&self, pack: Pack) {
-        let basis = self.guess.as_ref().map_or(Basis::Known, |guess| guess.basis);
-        self.shared.plan_pack(Pack { basis, ..pack });
+        let pack = match &self.guess {
+            Some(guess) => Pack { basis: guess.basis, unread: Some(guess.unread.clone()), ..pack },
+            None => pack,
+        };
+        self.shared.plan_pack(pack);
     }
 
     fn offer(&mut self, directory: &SourceDirectory, entry: Entry) {
@@ -298,7 +321,7 @@ impl Planner<'_> {
 
 impl Guess {
     /// Contents would have to be read for a comparison by them, so nothing is guessed then.
-    fn new(compare: Compare) -> Self {
+    fn new(compare: Compare, unread: Sender<Unread>) -> Self {
         let (sent, read) = match compare {
             Compare::Quick => (
                 Allowance { entries: GUESSED_ENTRIES_MAX, bytes: GUESSED_BYTES_MAX },
@@ -306,7 +329,7 @@ impl Guess {
             ),
             Compare::Checksum => Default::default(),
         };
-        Self { basis: Basis::Guessed, sent, read, held: Vec::new() }
+        Self { basis: Basis::Guessed, sent, read, held: Vec::new(), unread }
     }
 
     /// What becomes of a file of this size; `None`: it is kept. What follows a kept one is kept as well.

@@ -16,7 +16,7 @@ use zmove_transport::Frame;
 use zmove_types::{Buffer, Doing, Event, GROUP_BYTES, GroupSpan, ItemId, RelPath, Root, Stopwatch};
 use zmove_wire::{Batch, BatchEntry, DirectoryGroup, EntryFault, FileEntry, FrameHeader, FrameKind};
 
-use crate::ahead::ReadPack;
+use crate::ahead::{ReadPack, Unread};
 use crate::config::BUFFER_BYTES;
 use crate::error::FileError;
 use crate::lanes::Cargo;
@@ -82,9 +82,10 @@ impl Reader<'_> {
     fn read_pack(&mut self, pack: Pack) {
         let Some(buffer) = self.buffer() else { return };
         let mut filling = Filling { batch: Batch::default(), buffer, filled: 0, files: Vec::new() };
-        let mut sent = Pack { groups: Vec::with_capacity(pack.groups.len()), ..pack };
-        for group in pack.groups {
-            let kept = self.read_pack_group(group, &mut filling);
+        let Pack { groups, unread, .. } = pack;
+        let mut sent = Pack { groups: Vec::with_capacity(groups.len()), unread: None, ..pack };
+        for group in groups {
+            let kept = self.read_pack_group(group, unread.as_ref(), &mut filling);
             sent.groups.push(kept);
         }
         if filling.batch.entry_count() > 0 {
@@ -92,8 +93,14 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads a group's entries; returns the group with those that travel, should they have to travel again.
-    fn read_pack_group(&mut self, mut group: PackGroup, filling: &mut Filling) -> PackGroup {
+    /// Reads a group's entries; returns the group with those that travel, should they have to travel again. What cannot be
+    /// read has failed, unless it may not be needed and goes to `unread`.
+    fn read_pack_group(
+        &mut self,
+        mut group: PackGroup,
+        unread: Option<&Sender<Unread>>,
+        filling: &mut Filling,
+    ) -> PackGroup {
         let directory = group.directory.target_path().clone();
         filling.batch.groups.push(DirectoryGroup { directory, entries: Vec::new() });
         let opened = if group.entries.len() > 1 { group.directory.opened() } else { group.directory.clone() };
@@ -104,7 +111,10 @@ impl Reader<'_> {
             }
             Ok(None) => false,
             Err(error) => {
-                self.shared.fail(&error);
+                match (unread, entry) {
+                    (Some(unread), PackEntry::File(entry)) => put_back(unread, &group.directory, entry),
+                    _ => self.shared.fail(&error),
+                }
                 false
             }
         });
@@ -188,7 +198,7 @@ impl Reader<'_> {
         }
         let entries = vec![PackEntry::File(entry.clone())];
         let groups = vec![PackGroup { directory: directory.clone(), entries }];
-        self.shared.plan_now(Parcel::Unread(Pack { groups, tries: 0, basis: Basis::Known }));
+        self.shared.plan_now(Parcel::Unread(Pack::of(groups)));
     }
 
     /// What was read ahead waits for what the target says; if that has come meanwhile, it is as good as a guess.
@@ -325,6 +335,14 @@ impl Filling {
     pub(crate) fn let_go_of_pool(&mut self) {
         self.buffer = Buffer::copied(&self.buffer.room()[..self.filled]);
     }
+}
+
+/// Gives a file back to the planner, which asks whether it is needed.
+fn put_back(unread: &Sender<Unread>, directory: &SourceDirectory, entry: &Entry) {
+    let mut directory = directory.clone();
+    directory.put_off();
+    // the planner has gone only when the push is being stopped
+    let _stopping = unread.send((directory, entry.clone()));
 }
 
 /// How a file got to the target.
