@@ -27,8 +27,8 @@ struct State<F> {
     again: Vec<(FileId, u32, ItemId)>,
     /// Items that have been sent again, or will be.
     repeated: HashSet<ItemId>,
-    /// Lanes that others have helped out.
-    overtaken: HashSet<usize>,
+    /// Lanes that have had a chunk of which there are two copies.
+    twice: HashSet<usize>,
 }
 
 /// One chunk on a lane.
@@ -50,7 +50,7 @@ impl<F> Default for Flights<F> {
             times: VecDeque::new(),
             again: Vec::new(),
             repeated: HashSet::new(),
-            overtaken: HashSet::new(),
+            twice: HashSet::new(),
         };
         Self { state: Mutex::new(state), idle: AtomicUsize::new(0) }
     }
@@ -67,7 +67,9 @@ impl<F: Clone> Flights<F> {
         now: Instant,
     ) {
         let mut state = self.lock();
-        if !state.repeated.contains(&item) {
+        if state.repeated.contains(&item) {
+            state.twice.insert(lane);
+        } else {
             state.under_way.insert(item, Flight { lane, id, file, span, taken: now, sent: false });
         }
     }
@@ -127,9 +129,10 @@ impl<F: Clone> Flights<F> {
         self.lock().under_way.contains_key(&item)
     }
 
-    /// Lanes that others have helped out: what they still hold is not needed in the end.
-    pub(crate) fn overtaken(&self) -> HashSet<usize> {
-        self.lock().overtaken.clone()
+    /// Lanes that have had a chunk which another had as well. In the end what they still hold is not needed: it may be the copy
+    /// that did not come first, of which the receiver says nothing.
+    pub(crate) fn lanes_with_copies(&self) -> HashSet<usize> {
+        self.lock().twice.clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, State<F>> {
@@ -148,7 +151,7 @@ impl<F: Clone> State<F> {
     fn repeat(&mut self, item: ItemId) -> Option<Flight<F>> {
         let flight = self.under_way.get(&item)?.clone();
         self.repeated.insert(item);
-        self.overtaken.insert(flight.lane);
+        self.twice.insert(flight.lane);
         self.again.push((flight.id, flight.span.index, item));
         Some(flight)
     }
@@ -197,7 +200,7 @@ mod tests {
         assert!(late(&flights, now, true).is_empty(), "once");
         assert_eq!(flights.item_again(FileId(1), span(9)), Some(ItemId(9)));
         assert_eq!(flights.item_again(FileId(1), span(9)), None);
-        assert_eq!(flights.overtaken(), HashSet::from([1]));
+        assert_eq!(flights.lanes_with_copies(), HashSet::from([1]));
     }
 
     #[test]
@@ -218,6 +221,7 @@ mod tests {
         let again = || flights.taken(ItemId(9), 0, (FileId(1), ()), span(9), now);
         again();
         assert!(flights.is_under_way(ItemId(9)));
+        assert_eq!(flights.lanes_with_copies(), HashSet::from([0, 1]), "either may be the slow one");
         flights.settled(ItemId(9), start + Duration::from_secs(10));
         flights.settled(ItemId(9), start + Duration::from_secs(11));
         again();

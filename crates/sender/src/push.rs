@@ -237,8 +237,8 @@ impl Running {
             // the peer sees the end of the connection now, and lets go of its lanes
             drop(self.inbox);
         } else {
-            // another lane has brought what these still hold
-            self.crew.break_lanes(&self.account.shared.flights.overtaken());
+            // another lane has brought what these may still hold
+            self.crew.break_lanes(&self.account.shared.flights.lanes_with_copies());
             // a receiver that says all is done and yet does not read its lanes is not waited for
             tokio::spawn(async move {
                 tokio::time::sleep(GOODBYE_TIMEOUT).await;
