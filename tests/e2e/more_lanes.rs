@@ -1,17 +1,18 @@
 //! A path that loses packets gets more lanes while the push runs, and lanes that do not come up are done without.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use zmove_receiver::ReceiverConfig;
 use zmove_sender::SenderConfig;
 use zmove_transport::{Frame, LaneBreaker, LaneError, LaneSink, PathProbe, TcpInfo};
 use zmove_types::{Doing, GROUP_BYTES, Stopwatch};
 
-use crate::harness::Site;
+use crate::harness::{PATIENCE, Site};
 use crate::inprocess::InProcess;
-use crate::tree::assert_same;
+use crate::tree::{assert_same, paint};
 
 const LANES: usize = 2;
 /// Much more than goes over the first lanes until there are others.
@@ -38,6 +39,50 @@ fn a_lossy_path_gets_more_lanes() {
     assert!(summary.files == 1 && summary.lanes > LANES, "{} lanes", summary.lanes);
     assert!(summary.learnt.is_some());
     assert_same(&site.source(), &site.target());
+}
+
+#[test]
+fn lanes_beyond_those_that_the_receiver_takes_end_in_order() {
+    let site = Site::local();
+    paint(site.source().join("f"), 10);
+    let lanes_max = zmove_wire::limits::LANES_UNASKED_MAX;
+    let ended = Arc::new((Mutex::new(0), Condvar::new()));
+    let wrap = {
+        let ended = Arc::clone(&ended);
+        Box::new(move |inner| Box::new(PatientSink { inner, ended: Arc::clone(&ended) }) as Box<dyn LaneSink>)
+    };
+    let receiver = ReceiverConfig { lanes_max, ..ReceiverConfig::default() };
+    let lanes = usize::from(lanes_max) + SURPLUS;
+    let pushed =
+        InProcess { lanes, wrap, receiver, ..InProcess::default() }.push(&site.source(), &site.target());
+    assert_eq!((pushed.summary().files, pushed.summary().lanes), (1, usize::from(lanes_max)));
+    assert_eq!(*ended.0.lock().unwrap(), lanes, "a lane was dropped");
+}
+
+const SURPLUS: usize = 3;
+
+/// A sending end that lets nothing through before others have ended.
+struct PatientSink {
+    inner: Box<dyn LaneSink>,
+    ended: Arc<(Mutex<usize>, Condvar)>,
+}
+
+impl LaneSink for PatientSink {
+    fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
+        let (ended, changed) = &*self.ended;
+        drop(changed.wait_timeout_while(ended.lock().unwrap(), PATIENCE, |ended| *ended < SURPLUS).unwrap());
+        self.inner.send(frame, watch)
+    }
+
+    fn finish(&mut self) -> Result<(), LaneError> {
+        *self.ended.0.lock().unwrap() += 1;
+        self.ended.1.notify_all();
+        self.inner.finish()
+    }
+
+    fn breaker(&self) -> LaneBreaker {
+        self.inner.breaker()
+    }
 }
 
 /// A sending end that is slow while it is one of few, and of which it is said that it loses segments, at a steady rate.

@@ -1,6 +1,7 @@
 //! The threads of one push: started, added to and let go while it runs, joined at its end.
 
 use std::collections::HashSet;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -81,46 +82,58 @@ impl Crew {
             last_error: None,
         };
         let planner = Arc::clone(shared);
-        crew.spawn("zmove-plan".into(), move || plan_all(&planner, &scan, &news, compare))?;
+        let planning = crew.spawn("zmove-plan".into(), move || plan_all(&planner, &scan, &news, compare));
+        planning.map_err(SessionError::Thread)?;
         crew.set_readers(shared, shared.config.readers)?;
         Ok(crew)
     }
 
-    /// Starts readers up to so many, or lets those beyond go after what they are doing.
+    /// Starts readers up to so many, or lets those beyond go after what they are doing. Those that cannot be started are done
+    /// without; that there are none at all is an error.
     pub(crate) fn set_readers(&mut self, shared: &Arc<Shared>, wanted: usize) -> Result<(), SessionError> {
         let running = shared.readers.want(wanted);
         for number in running..wanted {
-            let (shared, cargo) = (Arc::clone(shared), self.cargo_in.clone());
-            self.spawn(format!("zmove-read-{number}"), move || read_all(&shared, &cargo, number))?;
+            let (sharing, cargo) = (Arc::clone(shared), self.cargo_in.clone());
+            let started =
+                self.spawn(format!("zmove-read-{number}"), move || read_all(&sharing, &cargo, number));
+            if let Err(source) = started {
+                shared.readers.stop_before(number);
+                return if number == 0 { Err(SessionError::Thread(source)) } else { Ok(()) };
+            }
         }
         Ok(())
     }
 
-    pub(crate) fn add_lane(
-        &mut self,
-        shared: &Arc<Shared>,
-        sink: Box<dyn LaneSink>,
-    ) -> Result<(), SessionError> {
+    /// Starts a lane. One that cannot be started ends in order, and is as one that did not come up.
+    pub(crate) fn add_lane(&mut self, shared: &Arc<Shared>, sink: Box<dyn LaneSink>) {
         let (hold, let_go) = crossbeam_channel::bounded(0);
         let ended = Arc::new(AtomicBool::new(false));
         let lane =
             Lane { breaker: sink.breaker(), probe: sink.path(), hold: Some(hold), ended: Arc::clone(&ended) };
+        let (number, sharing, cargo) = (self.lanes.len(), Arc::clone(shared), self.cargo.clone());
+        let broken = self.broken_in.clone();
+        let (sink_in, sinks) = crossbeam_channel::bounded(1);
+        let started = self.spawn(format!("zmove-lane-{number}"), move || {
+            let Ok(sink) = sinks.recv() else { return };
+            if let Err(error) = lanes::run_lane(&sharing, (number, sink), &cargo, &let_go)
+                && !sharing.is_stopping()
+            {
+                let _session_over = broken.send(error);
+            }
+            ended.store(true, Ordering::Release);
+        });
+        if let Err(source) = started {
+            end_unused(sink);
+            self.last_error = Some(LaneError::Io { source });
+            return;
+        }
+        sink_in.send(sink).expect("the thread that has just been started takes it");
         self.lanes.push(lane);
         self.lanes_most = self.lanes_most.max(self.lanes_up());
         if self.lanes_up() > usize::from(zmove_wire::limits::LANES_UNASKED_MAX) {
             // each lane holds one while it sends
             shared.pool.raise(self.lanes_up() + BUFFERS_BESIDE_LANES);
         }
-        let (shared, cargo, broken) = (Arc::clone(shared), self.cargo.clone(), self.broken_in.clone());
-        let number = self.lanes.len() - 1;
-        self.spawn(format!("zmove-lane-{number}"), move || {
-            if let Err(error) = lanes::run_lane(&shared, (number, sink), &cargo, &let_go)
-                && !shared.is_stopping()
-            {
-                let _session_over = broken.send(error);
-            }
-            ended.store(true, Ordering::Release);
-        })
     }
 
     /// Keeps no connection and no thread of what has ended: lanes and readers come and go as long as the push lasts.
@@ -189,13 +202,13 @@ impl Crew {
         self.scan.times()
     }
 
-    fn spawn(&mut self, name: String, work: impl FnOnce() + Send + 'static) -> Result<(), SessionError> {
+    fn spawn(&mut self, name: String, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let guard = PanicGuard(self.broken_in.clone());
         let guarded = move || {
             let _guard = guard;
             work();
         };
-        let thread = std::thread::Builder::new().name(name).spawn(guarded).map_err(SessionError::Thread)?;
+        let thread = std::thread::Builder::new().name(name).spawn(guarded)?;
         self.threads.push(thread);
         Ok(())
     }
@@ -212,6 +225,12 @@ impl Crew {
     }
 }
 
+/// Says at once that nothing comes on a lane, for which there is room: nothing has gone out but its greeting. One that was
+/// only dropped would look broken to the receiver.
+pub(crate) fn end_unused(mut sink: Box<dyn LaneSink>) {
+    let _gone_already = sink.finish();
+}
+
 /// Buffers that readers fill while each lane holds one.
 const BUFFERS_BESIDE_LANES: usize = 8;
 
@@ -221,7 +240,7 @@ struct PanicGuard(mpsc::UnboundedSender<LaneError>);
 impl Drop for PanicGuard {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let source = std::io::Error::other("a thread of the sender panicked");
+            let source = io::Error::other("a thread of the sender panicked");
             let _session_over = self.0.send(LaneError::Io { source });
         }
     }

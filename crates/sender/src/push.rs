@@ -17,7 +17,7 @@ use zmove_wire::{Cipher, Finished, Greeting, Open, Opened, Role, ToSender};
 
 use crate::config::{PushJob, SenderConfig};
 use crate::control::{self, Account, Link};
-use crate::crew::Crew;
+use crate::crew::{Crew, end_unused};
 use crate::error::SessionError;
 use crate::manifest::Manifest;
 use crate::path::PathReport;
@@ -131,7 +131,7 @@ impl Running {
                 _ = steps.tick() => self.steering.step(&mut self.crew, &self.account.shared)?,
                 () = next(&mut samples) => self.sample(),
                 lane = self.lanes.recv(), if self.lanes_open => {
-                    self.take_lane(lane)?;
+                    self.take_lane(lane);
                     self.need_lanes()?;
                 }
                 Some(error) = self.crew.broken.recv() => return self.explain(error).await,
@@ -177,31 +177,24 @@ impl Running {
             let room = self.lanes_early && self.crew.lanes_up() < usize::from(self.lanes_max);
             tokio::select! {
                 left = &mut leave => return left,
-                lane = self.lanes.recv(), if self.lanes_open && room => self.take_lane(lane)?,
+                lane = self.lanes.recv(), if self.lanes_open && room => self.take_lane(lane),
             }
         }
     }
 
     /// One lane that does not come up is no loss while others do.
-    fn take_lane(&mut self, lane: Option<Result<Box<dyn LaneSink>, LaneError>>) -> Result<(), SessionError> {
+    fn take_lane(&mut self, lane: Option<Result<Box<dyn LaneSink>, LaneError>>) {
         self.steering.lane_came();
         match lane {
             Some(Ok(sink)) if self.crew.lanes_up() < usize::from(self.lanes_max) => {
                 self.steering.prepare(sink.as_ref());
-                self.crew.add_lane(&self.account.shared, sink)?;
+                self.crew.add_lane(&self.account.shared, sink);
                 let lanes = self.crew.lanes_up();
                 self.account.shared.observer.on(&Event::LaneUp { lanes });
-                Ok(())
             }
-            Some(Ok(_)) => Ok(()),
-            Some(Err(error)) => {
-                self.crew.last_error = Some(error);
-                Ok(())
-            }
-            None => {
-                self.lanes_open = false;
-                Ok(())
-            }
+            Some(Ok(surplus)) => end_unused(surplus),
+            Some(Err(error)) => self.crew.last_error = Some(error),
+            None => self.lanes_open = false,
         }
     }
 

@@ -90,6 +90,13 @@ impl Headcount {
         running
     }
 
+    /// The reader of this number could not be started, nor are those after it.
+    pub(crate) fn stop_before(&self, number: usize) {
+        let mut readers = self.lock();
+        readers.running = readers.running.min(number);
+        readers.wanted = readers.wanted.min(number);
+    }
+
     /// Whether this reader is one too many; it must go then.
     pub(crate) fn may_go(&self, number: usize) -> bool {
         let mut readers = self.lock();
@@ -400,5 +407,15 @@ mod tests {
         assert!(readers.may_go(3) && !readers.may_go(1));
         assert_eq!(readers.want(4), 3);
         assert!(!readers.may_go(3) && !readers.may_go(2));
+    }
+
+    #[test]
+    fn readers_that_cannot_be_started_do_not_count() {
+        let readers = Headcount::default();
+        assert_eq!(readers.want(2), 0);
+        assert_eq!(readers.want(5), 2);
+        readers.stop_before(3);
+        assert!(!readers.may_go(2), "as many as there are are wanted");
+        assert_eq!(readers.want(5), 3, "they are tried again");
     }
 }
