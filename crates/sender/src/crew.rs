@@ -42,12 +42,29 @@ struct Lane {
     hold: Option<crossbeam_channel::Sender<()>>,
     /// Set when its thread has nothing more to do.
     ended: Arc<AtomicBool>,
+    pace: Pace,
+}
+
+/// What a lane has carried lately: each time that it is asked, what came before counts half.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pace {
+    lately: u64,
+    in_all: u64,
+}
+
+impl Pace {
+    fn note(&mut self, in_all: u64) {
+        self.lately = self.lately / 2 + in_all.saturating_sub(self.in_all);
+        self.in_all = in_all;
+    }
 }
 
 impl Lane {
-    /// Closes the connection of a lane that has ended and of which everything has arrived, keeping what it came to.
-    fn let_go_of_connection(&mut self) {
+    /// Looks how the lane does. Closes the connection of one that has ended and of which everything has arrived, keeping what
+    /// it came to.
+    fn tidy(&mut self) {
         let last = self.probe.read().unwrap_or_default();
+        self.pace.note(last.bytes_acked.unwrap_or(0));
         if self.hold.is_some() || !self.ended.load(Ordering::Acquire) || unacked(&last) > 0 {
             return;
         }
@@ -108,8 +125,13 @@ impl Crew {
     pub(crate) fn add_lane(&mut self, shared: &Arc<Shared>, sink: Box<dyn LaneSink>) {
         let (hold, let_go) = crossbeam_channel::bounded(0);
         let ended = Arc::new(AtomicBool::new(false));
-        let lane =
-            Lane { breaker: sink.breaker(), probe: sink.path(), hold: Some(hold), ended: Arc::clone(&ended) };
+        let lane = Lane {
+            breaker: sink.breaker(),
+            probe: sink.path(),
+            hold: Some(hold),
+            ended: Arc::clone(&ended),
+            pace: Pace::default(),
+        };
         let (number, sharing, cargo) = (self.lanes.len(), Arc::clone(shared), self.cargo.clone());
         let broken = self.broken_in.clone();
         let (sink_in, sinks) = crossbeam_channel::bounded(1);
@@ -136,17 +158,16 @@ impl Crew {
         }
     }
 
-    /// Keeps no connection and no thread of what has ended: lanes and readers come and go as long as the push lasts.
+    /// Keeps no connection and no thread of what has ended: lanes and readers come and go as long as the push lasts. To be called
+    /// at even intervals, in which lanes are compared.
     pub(crate) fn tidy(&mut self) {
-        self.lanes.iter_mut().for_each(Lane::let_go_of_connection);
+        self.lanes.iter_mut().for_each(Lane::tidy);
         self.threads.retain(|thread| !thread.is_finished());
     }
 
-    /// Lets the youngest lanes go until so many are left: each ends in order after the frame it is sending.
+    /// Lets the slowest lanes go until so many are left: each ends in order after the frame it is sending.
     pub(crate) fn keep_lanes(&mut self, wanted: usize) {
-        let surplus = self.lanes_up().saturating_sub(wanted);
-        let up = self.lanes.iter_mut().rev().filter(|lane| lane.hold.is_some());
-        up.take(surplus).for_each(|lane| lane.hold = None);
+        let_slowest_go(&mut self.lanes, wanted);
     }
 
     /// Gives all lanes that are up a congestion control; what the kernel refuses stays as it is.
@@ -225,6 +246,14 @@ impl Crew {
     }
 }
 
+/// Of lanes that are equally fast the youngest go.
+fn let_slowest_go(lanes: &mut [Lane], wanted: usize) {
+    let mut up: Vec<_> = lanes.iter_mut().rev().filter(|lane| lane.hold.is_some()).collect();
+    up.sort_by_key(|lane| lane.pace.lately);
+    let surplus = up.len().saturating_sub(wanted);
+    up.into_iter().take(surplus).for_each(|lane| lane.hold = None);
+}
+
 /// Says at once that nothing comes on a lane, for which there is room: nothing has gone out but its greeting. One that was
 /// only dropped would look broken to the receiver.
 pub(crate) fn end_unused(mut sink: Box<dyn LaneSink>) {
@@ -262,12 +291,34 @@ mod tests {
             }),
             hold: None,
             ended: Arc::new(AtomicBool::new(false)),
+            pace: Pace::default(),
         };
-        lane.let_go_of_connection();
+        lane.tidy();
         assert_eq!(Arc::strong_count(&connection), 3, "it is still sending");
         lane.ended.store(true, Ordering::Relaxed);
-        lane.let_go_of_connection();
+        lane.tidy();
         assert_eq!(Arc::strong_count(&connection), 1);
         assert_eq!(lane.probe.read().and_then(|info| info.bytes_acked), Some(7));
+    }
+
+    #[test]
+    fn the_slowest_lanes_go_first() {
+        // the first has carried most, long ago
+        let carried: [&[u64]; 4] = [&[900, 901, 902], &[0, 300, 600], &[0, 0, 250], &[0, 300, 600]];
+        let lane = |in_all: &[u64]| {
+            let mut pace = Pace::default();
+            in_all.iter().for_each(|bytes| pace.note(*bytes));
+            let (breaker, probe) = (LaneBreaker::new(|| ()), PathProbe::default());
+            Lane { breaker, probe, hold: Some(crossbeam_channel::bounded(0).0), ended: Arc::default(), pace }
+        };
+        let mut lanes = carried.map(lane);
+        let mut left = |wanted| {
+            let_slowest_go(&mut lanes, wanted);
+            (0..4).filter(|number| lanes[*number].hold.is_some()).collect::<Vec<usize>>()
+        };
+        assert_eq!(
+            (left(4), left(3), left(2), left(1)),
+            (vec![0, 1, 2, 3], vec![1, 2, 3], vec![1, 3], vec![1])
+        );
     }
 }
