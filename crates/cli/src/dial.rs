@@ -58,8 +58,7 @@ pub(crate) async fn connect(remote: &Remote, options: &DialOptions) -> Result<Re
     };
     let paths = Paths::of(&home, remote);
     let plan = LanePlan::new(options, paths.recall());
-    let mut reach = options.reach.clone();
-    reach.socket.congestion.clone_from(&plan.congestion);
+    let reach = options.reach.clone();
     let dialler = ChannelDialler::new(&identity, &remote.host, remote.port, policy, reach).await?;
     let (link, transport, round_trip) = dial_all(dialler.clone(), options, plan).await?;
     if let Some(key) = first_key.get() {
@@ -95,7 +94,7 @@ struct LanePlan {
     /// None: the number is for the controller.
     fixed: Option<u16>,
     known: Option<Known>,
-    congestion: Option<String>,
+    /// Without what is known.
     answer: LossAnswer,
 }
 
@@ -103,23 +102,7 @@ impl LanePlan {
     fn new(options: &DialOptions, known: Option<Known>) -> Self {
         // a pace is shared out over the lanes that there are, and a number that was asked for is kept
         let known = known.filter(|_| options.streams.is_none() && options.limit.is_none());
-        let answer = loss_answer(options);
-        match answer {
-            LossAnswer::Replaceable { tolerant, .. } if known.is_some_and(|known| known.loss_tolerant) => {
-                Self {
-                    fixed: options.streams,
-                    known,
-                    congestion: Some(tolerant),
-                    answer: LossAnswer::Tolerant,
-                }
-            }
-            answer => Self {
-                fixed: options.streams,
-                known,
-                congestion: options.reach.socket.congestion.clone(),
-                answer,
-            },
-        }
+        Self { fixed: options.streams, known, answer: loss_answer(options) }
     }
 
     /// How many are dialled before it is known what carries them and how long a round trip takes.
@@ -133,8 +116,24 @@ impl LanePlan {
 
     /// How many there shall be at first, where `least` suit the round trip.
     fn count(&self, round_trip: Duration, least: u16) -> u16 {
-        let known = self.known.filter(|known| known.suits(round_trip)).map_or(least, |known| known.lanes);
+        let known = self.known_of(round_trip).map_or(least, |known| known.lanes);
         self.fixed.unwrap_or(known.max(least))
+    }
+
+    /// How lanes answer to loss at first.
+    fn answer(self, round_trip: Duration) -> LossAnswer {
+        let tolerant = self.known_of(round_trip).is_some_and(|known| known.loss_tolerant);
+        match self.answer {
+            LossAnswer::Replaceable { usual, tolerant: other } if tolerant => {
+                LossAnswer::Replaced { usual, tolerant: other }
+            }
+            answer => answer,
+        }
+    }
+
+    /// What is known, if it is of a path with this round trip.
+    fn known_of(&self, round_trip: Duration) -> Option<Known> {
+        self.known.filter(|known| known.suits(round_trip))
     }
 }
 
@@ -211,7 +210,7 @@ async fn dial_all(
     let supply = tuned.then(|| {
         let (more, wanted) = mpsc::unbounded_channel();
         tokio::spawn(dial_more(dialler, lane(count), lanes_in, wanted));
-        LaneSupply { more, asked: count, least, congestion: plan.answer }
+        LaneSupply { more, asked: count, least, congestion: plan.answer(round_trip) }
     });
     let link = Link { transfer, cipher, control: control_pair(channel), lanes, supply };
     Ok((link, transport, round_trip))
@@ -307,4 +306,25 @@ async fn make_lane(
     channel.write_all(&greeting.encode()).await?;
     channel.flush().await?;
     channel.into_sink(greeting.cipher, count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_known_of_another_path_is_not_used() {
+        let round_trip = Duration::from_millis(90);
+        let plan = || LanePlan {
+            fixed: None,
+            known: Some(Known::new(32, true, round_trip, 1_000_000)),
+            answer: LossAnswer::Replaceable { usual: "cubic".into(), tolerant: "bbr".into() },
+        };
+        let replaced = LossAnswer::Replaced { usual: "cubic".into(), tolerant: "bbr".into() };
+        assert_eq!((plan().count(round_trip, 8), plan().answer(round_trip)), (32, replaced));
+        let near = Duration::from_millis(1);
+        assert_eq!((plan().count(near, 8), plan().answer(near)), (8, plan().answer));
+        let pinned = LanePlan { answer: LossAnswer::Fixed, ..plan() };
+        assert_eq!(pinned.answer(round_trip), LossAnswer::Fixed);
+    }
 }

@@ -60,20 +60,42 @@ impl Paths {
             terminal::warn(format_args!("'{}' is not used: {error}", self.file.display()));
             Vec::new()
         });
-        let known = find(&lines, &self.endpoint)?;
-        (today().saturating_sub(known.day) <= DAYS_MAX).then_some(known)
+        self.find(&lines)
     }
 
     /// Keeps what this push has learnt.
     pub(crate) fn keep(&self, known: Known) {
         // what is of no use has been told when it was read first
-        let text = with(&self.read().unwrap_or_default(), &self.endpoint, known);
-        let temporary = self.file.with_extension(std::process::id().to_string());
-        let written = fs::write(&temporary, text).and_then(|()| fs::rename(&temporary, &self.file));
-        if let Err(error) = written {
+        let lines = self.read().unwrap_or_default();
+        let day = match self.find(&lines) {
+            // it was used without a look at the other
+            Some(before) if before.loss_tolerant && known.loss_tolerant => before.day,
+            _ => known.day,
+        };
+        let text = with(&lines, &self.endpoint, Known { day, ..known });
+        if let Err(error) = self.replace(&text) {
             terminal::warn(format_args!("write '{}': {error}", self.file.display()));
+        }
+    }
+
+    /// Puts `text` in the place of the file in one step, whoever else does so, on this host or another.
+    fn replace(&self, text: &str) -> io::Result<()> {
+        let mut name = [0; 8];
+        rustix::rand::getrandom(&mut name[..], rustix::rand::GetRandomFlags::empty())?;
+        let temporary = self.file.with_extension(format!("{:016x}", u64::from_le_bytes(name)));
+        let replaced = fs::write(&temporary, text).and_then(|()| fs::rename(&temporary, &self.file));
+        if replaced.is_err() {
             let _never_made = fs::remove_file(&temporary);
         }
+        replaced
+    }
+
+    /// What is still of use of what was learnt.
+    fn find(&self, lines: &[String]) -> Option<Known> {
+        let known = find(lines, &self.endpoint)?;
+        let days = today().saturating_sub(known.day);
+        let loss_tolerant = known.loss_tolerant && days <= LOSS_TOLERANT_DAYS_MAX;
+        (days <= DAYS_MAX).then_some(Known { loss_tolerant, ..known })
     }
 
     /// The lines that hold paths.
@@ -163,6 +185,8 @@ const PATHS_MAX: usize = 256;
 const BYTES_MAX: usize = 1 << 20;
 /// A path changes over the months.
 const DAYS_MAX: u64 = 30;
+/// A congestion control is chosen anew from time to time: a full path hides from it that it has ceased to be lossy.
+const LOSS_TOLERANT_DAYS_MAX: u64 = 7;
 /// What a busy host adds to a round trip.
 const ROUND_TRIP_NOISE: Duration = Duration::from_millis(1);
 
@@ -226,6 +250,22 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         paths(home.path(), "old").keep(Known { day: today() - DAYS_MAX - 1, ..known(8) });
         assert_eq!(paths(home.path(), "old").recall(), None);
+    }
+
+    #[test]
+    fn a_congestion_control_is_chosen_anew_in_time() {
+        let home = tempfile::tempdir().unwrap();
+        let path = paths(home.path(), "one");
+        let tolerant = |age| Known { day: today() - age, ..known(32) };
+        path.keep(tolerant(LOSS_TOLERANT_DAYS_MAX));
+        path.keep(tolerant(0));
+        assert_eq!(path.recall(), Some(tolerant(LOSS_TOLERANT_DAYS_MAX)), "it has only been used");
+        path.keep(Known { loss_tolerant: false, ..tolerant(0) });
+        path.keep(tolerant(LOSS_TOLERANT_DAYS_MAX + 1));
+        let usual = Known { loss_tolerant: false, ..tolerant(LOSS_TOLERANT_DAYS_MAX + 1) };
+        assert_eq!(path.recall(), Some(usual));
+        path.keep(tolerant(0));
+        assert_eq!(path.recall(), Some(tolerant(0)));
     }
 
     #[test]

@@ -61,7 +61,14 @@ pub enum LossAnswer {
         /// The other.
         tolerant: String,
     },
-    /// It takes no notice.
+    /// It takes no notice, as was right before on this path; the usual one may be put back where nothing is lost.
+    Replaced {
+        /// The one that would be used otherwise, by its kernel name.
+        usual: String,
+        /// The one that is used.
+        tolerant: String,
+    },
+    /// It takes no notice, and nothing else is to be used.
     Tolerant,
 }
 

@@ -88,13 +88,11 @@ struct Cores {
 impl Steering {
     pub(crate) fn new(supply: Option<LaneSupply>) -> Self {
         let awaited = supply.as_ref().map_or(0, |supply| usize::from(supply.asked));
-        Self {
-            supply,
-            dials: Dials::new(awaited),
-            tuner: None,
-            congestion: Congestion::AsSet,
-            before: Mark::default(),
-        }
+        let congestion = match supply.as_ref().map(|supply| &supply.congestion) {
+            Some(LossAnswer::Replaced { .. } | LossAnswer::Tolerant) => Congestion::LossTolerant,
+            Some(LossAnswer::Fixed | LossAnswer::Replaceable { .. }) | None => Congestion::AsSet,
+        };
+        Self { supply, dials: Dials::new(awaited), tuner: None, congestion, before: Mark::default() }
     }
 
     /// The receiver takes at most `lanes_max` lanes.
@@ -102,20 +100,16 @@ impl Steering {
         let readers = shared.config.readers;
         let readers =
             Knob { start: readers, least: readers.min(2), most: shared.config.readers_max.max(readers) };
-        let (asked, least, answer) = match &self.supply {
-            Some(LaneSupply { asked, least, congestion, .. }) => (*asked, *least, congestion),
-            None => (lanes_max, lanes_max, &LossAnswer::Fixed),
-        };
+        let (asked, least) =
+            self.supply.as_ref().map_or((lanes_max, lanes_max), |supply| (supply.asked, supply.least));
         let (start, most) = (usize::from(asked.min(lanes_max)), usize::from(lanes_max));
         let lanes =
             Knob { start, least: usize::from(least.min(asked)).clamp(1, most.max(1)), most: most.max(1) };
-        let tolerant = *answer == LossAnswer::Tolerant;
-        self.congestion = if tolerant { Congestion::LossTolerant } else { Congestion::AsSet };
         self.tuner = Some(Tuner::new(&Limits {
             lanes,
             readers,
             congestion: self.congestion,
-            loss_tolerant_allowed: matches!(answer, LossAnswer::Replaceable { .. }),
+            congestion_replaceable: self.replaceable().is_some(),
         }));
     }
 
@@ -187,7 +181,9 @@ impl Steering {
     /// The usual congestion control and the one that takes no notice of loss.
     fn replaceable(&self) -> Option<(&str, &str)> {
         match &self.supply.as_ref()?.congestion {
-            LossAnswer::Replaceable { usual, tolerant } => Some((usual, tolerant)),
+            LossAnswer::Replaceable { usual, tolerant } | LossAnswer::Replaced { usual, tolerant } => {
+                Some((usual, tolerant))
+            }
             LossAnswer::Fixed | LossAnswer::Tolerant => None,
         }
     }

@@ -26,8 +26,8 @@ pub(crate) struct Limits {
     pub(crate) readers: Knob,
     /// How lanes answer to loss from the start.
     pub(crate) congestion: Congestion,
-    /// Whether they may be given a congestion control that loss does not slow.
-    pub(crate) loss_tolerant_allowed: bool,
+    /// Whether they may be given the other congestion control.
+    pub(crate) congestion_replaceable: bool,
 }
 
 /// One number that is tuned.

@@ -22,7 +22,10 @@ use super::{Congestion, Knob, Limits, PathTick, Tick};
 #[derive(Debug)]
 pub(super) struct LaneTuner {
     knob: Knob,
+    /// May be tried.
     loss_tolerant_allowed: bool,
+    /// May be put back.
+    usual_allowed: bool,
     wanted: usize,
     congestion: Congestion,
     trial: Option<Trial>,
@@ -50,14 +53,16 @@ enum Change {
     More { before: usize },
     Fewer { before: usize },
     LossTolerant,
+    Usual,
 }
 
 impl LaneTuner {
     pub(super) fn new(limits: &Limits) -> Self {
-        let &Limits { lanes: knob, congestion, loss_tolerant_allowed, .. } = limits;
+        let &Limits { lanes: knob, congestion, congestion_replaceable, .. } = limits;
         Self {
             knob,
-            loss_tolerant_allowed,
+            loss_tolerant_allowed: congestion_replaceable,
+            usual_allowed: congestion_replaceable,
             wanted: knob.start.clamp(knob.least, knob.most),
             congestion,
             trial: None,
@@ -83,6 +88,7 @@ impl LaneTuner {
         match self.trial.as_ref().map(|trial| trial.change) {
             Some(Change::More { before } | Change::Fewer { before }) => (before, self.congestion),
             Some(Change::LossTolerant) => (self.wanted, Congestion::AsSet),
+            Some(Change::Usual) => (self.wanted, Congestion::LossTolerant),
             None => (self.wanted, self.congestion),
         }
     }
@@ -133,6 +139,11 @@ impl LaneTuner {
             self.congestion = Congestion::LossTolerant;
             return self.start(Change::LossTolerant, path);
         }
+        if self.congestion == Congestion::LossTolerant && self.usual_allowed && self.loss.is_none() {
+            // once: on a path that loses something again the other is found by the loss
+            (self.congestion, self.usual_allowed) = (Congestion::AsSet, false);
+            return self.start(Change::Usual, path);
+        }
         let windows = self.windows_full_ticks >= WINDOWS_FULL_TICKS_MIN;
         if (lossy || windows) && self.wanted < self.knob.most && tick.lanes_up >= self.wanted {
             let before = self.wanted;
@@ -176,11 +187,15 @@ impl LaneTuner {
                 self.go_back(before);
             }
             Change::Fewer { before } if ratio < KEPT_MIN => self.go_back(before),
+            Change::Usual if ratio < KEPT_MIN => {
+                self.congestion = Congestion::LossTolerant;
+                self.rest.refused();
+            }
             Change::LossTolerant if ratio < GAIN_MIN => {
                 self.congestion = Congestion::AsSet;
                 self.loss_tolerant_allowed = false;
             }
-            Change::More { .. } | Change::Fewer { .. } | Change::LossTolerant => {}
+            Change::More { .. } | Change::Fewer { .. } | Change::LossTolerant | Change::Usual => {}
         }
         // dials that failed are not tried again at once
         self.wanted = self.wanted.min(tick.lanes_up.max(self.knob.least));

@@ -41,6 +41,11 @@ impl LossWatch {
         self.ticks >= TICKS_WATCHED_MIN && lossy >= LOSSY_TICKS_MIN
     }
 
+    /// Whether nothing was sent again for as long as this looks back.
+    pub(super) fn is_none(&self) -> bool {
+        self.ticks == TICKS && self.bursts == 0 && self.lossy & ((1 << TICKS) - 1) == 0
+    }
+
     /// Whether more of what is sent is lost than in an earlier watch. Loss that lanes suffer stays as it is when there are
     /// more of them; loss that they cause does not.
     pub(super) fn has_risen_since(&self, before: &Self) -> bool {

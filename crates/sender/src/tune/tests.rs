@@ -189,7 +189,7 @@ const LIMITS: Limits = Limits {
     lanes: Knob { start: 8, least: 8, most: 64 },
     readers: Knob { start: 2, least: 2, most: 16 },
     congestion: Congestion::AsSet,
-    loss_tolerant_allowed: false,
+    congestion_replaceable: false,
 };
 
 fn run(world: &mut World, limits: Limits, seconds: u64) -> Run {
@@ -246,7 +246,7 @@ fn loss_is_answered_with_more_lanes_within_seconds() {
 #[test]
 fn a_lane_that_takes_no_notice_of_loss_is_better_than_many() {
     let mut world = lossy();
-    let run = run(&mut world, Limits { loss_tolerant_allowed: true, ..LIMITS }, 30);
+    let run = run(&mut world, Limits { congestion_replaceable: true, ..LIMITS }, 30);
     assert_eq!((run.last().congestion, run.lanes()), (Congestion::LossTolerant, vec![8]));
     assert!(run.rate(4, 30) > 0.9 * world.best());
 }
@@ -323,9 +323,26 @@ fn dials_that_fail_are_done_without() {
 #[test]
 fn a_loss_tolerant_control_that_gains_nothing_is_put_back() {
     let mut world = World { queue: 0.15, loss: 1e-6, ..World::new(GBIT / 4.0, 90) };
-    let run = run(&mut world, Limits { loss_tolerant_allowed: true, ..LIMITS }, 60);
+    let run = run(&mut world, Limits { congestion_replaceable: true, ..LIMITS }, 60);
     assert_eq!(run.last().congestion, Congestion::AsSet);
     assert!(run.wanted.iter().any(|wanted| wanted.congestion == Congestion::LossTolerant));
+}
+
+/// What is remembered of a path that has changed since.
+#[test]
+fn a_loss_tolerant_control_is_put_back_where_nothing_is_lost() {
+    let tolerant = Limits { congestion: Congestion::LossTolerant, congestion_replaceable: true, ..LIMITS };
+    let clean = || World { window: 16.0 * MIB, ..World::new(25.0 * GBIT, 90) };
+    let mut world = clean();
+    let run = run(&mut world, tolerant, 60);
+    assert_eq!(run.last().congestion, Congestion::AsSet);
+    assert!(run.rate(15, 60) > 0.9 * world.best(), "{:?}", run.lanes());
+    let mut lossy = lossy();
+    let run = self::run(&mut lossy, tolerant, 60);
+    assert!(run.wanted.iter().all(|wanted| wanted.congestion == Congestion::LossTolerant));
+    let asked_for = Limits { congestion_replaceable: false, ..tolerant };
+    let run = self::run(&mut clean(), asked_for, 60);
+    assert!(run.wanted.iter().all(|wanted| wanted.congestion == Congestion::LossTolerant));
 }
 
 #[test]
