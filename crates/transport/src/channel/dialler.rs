@@ -101,13 +101,14 @@ impl ChannelDialler {
         quic: &QuicDialler,
         deadline: Duration,
     ) -> Result<Channel, DialError> {
-        let due = Instant::now() + deadline;
+        let begun = Instant::now();
+        let due = begun + deadline;
         let reaching = tcp.reach(due, deadline);
         tokio::pin!(reaching);
         tokio::select! {
             reached = &mut reaching => return match reached {
                 Ok(connected) => self.go_on_by_tcp(connected, (tcp, quic), due, deadline).await,
-                Err(error) => self.only_quic(quic, error).await,
+                Err(error) => self.only_quic(quic, error, begun.elapsed()).await,
             },
             () = sleep(HEAD_START) => {}
         }
@@ -163,10 +164,15 @@ impl ChannelDialler {
         Ok(Channel::quic(quic.dial(deadline).await?))
     }
 
-    /// After TCP has failed.
-    async fn only_quic(&self, quic: &QuicDialler, error: DialError) -> Result<Channel, DialError> {
-        let patience =
-            if matches!(error, DialError::Refused { .. }) { REFUSED_PATIENCE } else { QUIC_PATIENCE };
+    /// After TCP has failed, in this time.
+    async fn only_quic(
+        &self,
+        quic: &QuicDialler,
+        error: DialError,
+        taken: Duration,
+    ) -> Result<Channel, DialError> {
+        let refused = matches!(error, DialError::Refused { .. });
+        let patience = if refused { patience_after_refusal(taken) } else { QUIC_PATIENCE };
         self.take_quic(quic.dial(patience).await, error)
     }
 
@@ -194,5 +200,28 @@ impl ChannelDialler {
 const HEAD_START: Duration = Duration::from_millis(1_500);
 /// How long QUIC may take where TCP is silent.
 const QUIC_PATIENCE: Duration = Duration::from_secs(10);
-/// The same where TCP is refused: there is a host, and most likely nobody listens there.
-const REFUSED_PATIENCE: Duration = Duration::from_secs(3);
+/// The same where TCP is refused, which took a round trip or more: there is a host, and most likely nobody listens there. A
+/// handshake takes two round trips.
+fn patience_after_refusal(taken: Duration) -> Duration {
+    // the user may read it
+    let whole = Duration::from_millis(u64::try_from(taken.as_millis()).unwrap_or(u64::MAX));
+    (REFUSED_PATIENCE_MIN + whole * HANDSHAKES_ROUND_TRIPS).min(REFUSED_PATIENCE_MAX)
+}
+
+/// What a busy host needs for the keys.
+const REFUSED_PATIENCE_MIN: Duration = Duration::from_millis(500);
+const HANDSHAKES_ROUND_TRIPS: u32 = 6;
+const REFUSED_PATIENCE_MAX: Duration = Duration::from_secs(3);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_that_came_at_once_is_soon_believed() {
+        assert!(patience_after_refusal(Duration::from_micros(50)) < Duration::from_secs(1));
+        let far = Duration::from_millis(260);
+        assert!(patience_after_refusal(far) > 4 * far);
+        assert_eq!(patience_after_refusal(Duration::from_secs(9)), REFUSED_PATIENCE_MAX);
+    }
+}
