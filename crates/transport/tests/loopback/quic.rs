@@ -1,55 +1,22 @@
 //! QUIC on loopback: who gets a connection, and lanes from the greeting to the end.
 
-#![expect(clippy::unwrap_used, reason = "in a test, helpers included, a panic is the report")]
-
 use std::{io, net::SocketAddr, net::UdpSocket, sync::Arc, thread, time::Duration};
 
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
-use rustls::{
-    ClientConfig, ServerConfig,
-    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    crypto::aws_lc_rs::{default_provider, sign::any_ecdsa_type},
-    sign::{CertifiedKey, SingleCertAndKey},
-    version::TLS13,
-};
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject as _};
-use tempfile::TempDir;
+use rustls::sign::SingleCertAndKey;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use zmove_transport::{
-    AcceptError, Channel, ChannelDialler, DialError, FirstKey, Frame, HostPolicy, Identity, LaneError,
-    Listener, QuicCongestion, Reach, SocketConfig, Transport, TransportChoice,
+    AcceptError, Channel, ChannelDialler, DialError, FirstKey, HostPolicy, LaneError, Listener,
+    QuicCongestion, Reach, SocketConfig, Transport, TransportChoice,
 };
-use zmove_types::{Buffer, BufferPool, FileId, ItemId, StageClock};
-use zmove_wire::{Cipher, FrameHeader, FrameKind};
+use zmove_types::{BufferPool, ItemId, StageClock};
+use zmove_wire::Cipher;
 
-const LONG: Duration = Duration::from_secs(30);
-const GREETING: &[u8] = b"a greeting of any kind";
-const BUFFER_BYTES: usize = 4 << 20;
-
-/// A host or user with a key of its own.
-struct Party {
-    home: TempDir,
-    identity: Identity,
-}
+use crate::frames::{BUFFER_BYTES, GREETING, frame, pattern};
+use crate::party::{LONG, Party, client_config, host_config};
 
 impl Party {
-    fn new() -> Self {
-        let home = tempfile::tempdir().unwrap();
-        let identity = Identity::load_or_create(home.path()).unwrap();
-        Self { home, identity }
-    }
-
-    fn certificate(&self) -> CertificateDer<'static> {
-        CertificateDer::from_pem_file(self.home.path().join("key.pem")).unwrap()
-    }
-
-    /// This party's private key under the certificate of whomever.
-    fn key_with(&self, certificate: CertificateDer<'static>) -> Arc<SingleCertAndKey> {
-        let key = PrivateKeyDer::from_pem_file(self.home.path().join("key.pem")).unwrap();
-        Arc::new(CertifiedKey::new(vec![certificate], any_ecdsa_type(&key).unwrap()).into())
-    }
-
-    async fn listen(&self, choice: TransportChoice) -> (Listener, u16) {
+    async fn listen_by(&self, choice: TransportChoice) -> (Listener, u16) {
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
         let listener =
             Listener::bind(address, &self.identity, choice, &SocketConfig::default()).await.unwrap();
@@ -57,13 +24,13 @@ impl Party {
         (listener, port)
     }
 
-    async fn dialler(&self, port: u16, policy: HostPolicy) -> ChannelDialler {
+    async fn quic_dialler(&self, port: u16, policy: HostPolicy) -> ChannelDialler {
         let reach = Reach { transport: TransportChoice::Quic, ..Reach::default() };
         ChannelDialler::new(&self.identity, "127.0.0.1", port, policy, reach).await.unwrap()
     }
 
-    async fn dial(&self, port: u16, policy: HostPolicy) -> Result<Channel, DialError> {
-        self.dialler(port, policy).await.dial(LONG).await
+    async fn dial_quic(&self, port: u16, policy: HostPolicy) -> Result<Channel, DialError> {
+        self.quic_dialler(port, policy).await.dial(LONG).await
     }
 }
 
@@ -74,17 +41,17 @@ async fn accept(listener: &Listener) -> Result<Channel, AcceptError> {
 /// The client's end, which has said its greeting, and the daemon's, which has read it.
 async fn connected() -> (Channel, Channel) {
     let (host, user) = (Party::new(), Party::new());
-    let (listener, port) = host.listen(TransportChoice::Quic).await;
-    let policy = HostPolicy::Pinned(host.identity.fingerprint());
+    let (listener, port) = host.listen_by(TransportChoice::Quic).await;
+    let policy = HostPolicy::Pinned(host.fingerprint());
     let dialled = async {
-        let mut channel = user.dial(port, policy).await.unwrap();
+        let mut channel = user.dial_quic(port, policy).await.unwrap();
         channel.write_all(GREETING).await.unwrap();
         channel
     };
     let (near, far) = tokio::join!(dialled, accept(&listener));
     let mut far = far.unwrap();
     far.read_exact(&mut [0; GREETING.len()]).await.unwrap();
-    assert_eq!((near.peer(), far.peer()), (host.identity.fingerprint(), user.identity.fingerprint()));
+    assert_eq!((near.peer(), far.peer()), (host.fingerprint(), user.fingerprint()));
     assert_eq!((near.transport(), far.transport()), (Transport::Quic, Transport::Quic));
     // the socket stays until the connection is gone
     tokio::spawn(async move {
@@ -92,27 +59,6 @@ async fn connected() -> (Channel, Channel) {
         std::future::pending::<()>().await;
     });
     (near, far)
-}
-
-fn frame(number: u64, head: &[u8], data: &[u8]) -> Frame {
-    let pool = BufferPool::new(data.len(), 1);
-    let mut buffer = if data.is_empty() { Buffer::empty() } else { pool.take().unwrap() };
-    buffer.room().copy_from_slice(data);
-    buffer.set_len(data.len());
-    let header = FrameHeader {
-        kind: FrameKind::Chunk,
-        head_bytes: head.len().try_into().unwrap(),
-        data_bytes: data.len().try_into().unwrap(),
-        group: 0,
-        item: ItemId(number),
-        file: FileId(number),
-        digest: [7; 32],
-    };
-    Frame { header, head: head.to_vec(), data: buffer }
-}
-
-fn pattern(len: usize) -> Vec<u8> {
-    (0..251).cycle().take(len).collect()
 }
 
 /// Around what is copied and what is not, and more than the windows hold.
@@ -214,10 +160,10 @@ async fn there_are_no_lanes_in_clear() {
 #[tokio::test]
 async fn a_pinned_host_with_another_key_is_refused_on_both_sides() {
     let (host, user, other) = (Party::new(), Party::new(), Party::new());
-    let (listener, port) = host.listen(TransportChoice::Quic).await;
-    let policy = HostPolicy::Pinned(other.identity.fingerprint());
-    let (dialled, accepted) = tokio::join!(user.dial(port, policy), accept(&listener));
-    let (expected, found) = (other.identity.fingerprint(), host.identity.fingerprint());
+    let (listener, port) = host.listen_by(TransportChoice::Quic).await;
+    let policy = HostPolicy::Pinned(other.fingerprint());
+    let (dialled, accepted) = tokio::join!(user.dial_quic(port, policy), accept(&listener));
+    let (expected, found) = (other.fingerprint(), host.fingerprint());
     assert!(matches!(
         dialled,
         Err(DialError::HostKeyChanged { expected: e, found: f, .. }) if e == expected && f == found
@@ -228,20 +174,16 @@ async fn a_pinned_host_with_another_key_is_refused_on_both_sides() {
 #[tokio::test]
 async fn an_unknown_host_is_refused_and_its_key_told() {
     let (host, user) = (Party::new(), Party::new());
-    let (listener, port) = host.listen(TransportChoice::Auto).await;
-    let dialled = async { tokio::join!(user.dial(port, HostPolicy::RefuseUnknown), accept(&listener)).0 };
-    let found = host.identity.fingerprint();
+    let (listener, port) = host.listen_by(TransportChoice::Auto).await;
+    let dialled =
+        async { tokio::join!(user.dial_quic(port, HostPolicy::RefuseUnknown), accept(&listener)).0 };
+    let found = host.fingerprint();
     assert!(matches!(dialled.await, Err(DialError::UnknownHost { fingerprint, .. }) if fingerprint == found));
 }
 
 /// A host that shows `certificate` and signs with its own key.
 fn serve_quic(key: Arc<SingleCertAndKey>) -> u16 {
-    let mut tls = ServerConfig::builder_with_provider(Arc::new(default_provider()))
-        .with_protocol_versions(&[&TLS13])
-        .unwrap()
-        .with_no_client_auth()
-        .with_cert_resolver(key);
-    tls.alpn_protocols = vec![b"zmove".to_vec()];
+    let tls = host_config(key, &[b"zmove"]);
     let crypto = QuicServerConfig::try_from(tls).unwrap();
     let config = quinn::ServerConfig::with_crypto(Arc::new(crypto));
     let endpoint = quinn::Endpoint::server(config, SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
@@ -257,27 +199,18 @@ fn serve_quic(key: Arc<SingleCertAndKey>) -> u16 {
 #[tokio::test]
 async fn a_host_with_a_copied_certificate_is_refused_and_never_pinned() {
     let (thief, host, user) = (Party::new(), Party::new(), Party::new());
-    let port = serve_quic(thief.key_with(host.certificate()));
-    let pinned = user.dial(port, HostPolicy::Pinned(host.identity.fingerprint())).await;
+    let port = serve_quic(thief.key_with(vec![host.certificate()]));
+    let pinned = user.dial_quic(port, HostPolicy::Pinned(host.fingerprint())).await;
     assert!(matches!(pinned, Err(DialError::HostKeyUnproven { .. })), "{pinned:?}");
     let first = FirstKey::default();
-    let new = user.dial(port, HostPolicy::AcceptNew(first.clone())).await;
+    let new = user.dial_quic(port, HostPolicy::AcceptNew(first.clone())).await;
     assert!(matches!(new, Err(DialError::HostKeyUnproven { .. })), "{new:?}");
     assert_eq!(first.get(), None);
 }
 
 /// What the listener says of a client that trusts every host and shows the given key, if any.
 async fn accept_quic(listener: &Listener, port: u16, key: Option<Arc<SingleCertAndKey>>) -> AcceptError {
-    let tls = ClientConfig::builder_with_provider(Arc::new(default_provider()))
-        .with_protocol_versions(&[&TLS13])
-        .unwrap()
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(TrustAll));
-    let mut tls = match key {
-        Some(key) => tls.with_client_cert_resolver(key),
-        None => tls.with_no_client_auth(),
-    };
-    tls.alpn_protocols = vec![b"zmove".to_vec()];
+    let tls = client_config(key, &[b"zmove"]);
     let config = quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).unwrap()));
     let endpoint = quinn::Endpoint::client(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
     let connecting =
@@ -297,8 +230,8 @@ async fn accept_quic(listener: &Listener, port: u16, key: Option<Arc<SingleCertA
 #[tokio::test]
 async fn clients_prove_their_keys() {
     let (thief, host, user) = (Party::new(), Party::new(), Party::new());
-    let (listener, port) = host.listen(TransportChoice::Quic).await;
-    let copied = accept_quic(&listener, port, Some(thief.key_with(user.certificate()))).await;
+    let (listener, port) = host.listen_by(TransportChoice::Quic).await;
+    let copied = accept_quic(&listener, port, Some(thief.key_with(vec![user.certificate()]))).await;
     assert!(matches!(copied, AcceptError::ClientKeyUnproven { .. }), "{copied:?}");
     let none = accept_quic(&listener, port, None).await;
     assert!(matches!(none, AcceptError::NoClientKey { .. }), "{none:?}");
@@ -307,10 +240,10 @@ async fn clients_prove_their_keys() {
 #[tokio::test]
 async fn clients_that_are_asked_back_come_again() {
     let (host, user) = (Party::new(), Party::new());
-    let (listener, port) = host.listen(TransportChoice::Quic).await;
-    let policy = HostPolicy::Pinned(host.identity.fingerprint());
+    let (listener, port) = host.listen_by(TransportChoice::Quic).await;
+    let policy = HostPolicy::Pinned(host.fingerprint());
     let dialled = async {
-        let mut channel = user.dial(port, policy).await?;
+        let mut channel = user.dial_quic(port, policy).await?;
         channel.write_all(GREETING).await.unwrap();
         Ok::<_, DialError>(channel)
     };
@@ -330,9 +263,9 @@ async fn clients_that_are_asked_back_come_again() {
 #[tokio::test]
 async fn a_connection_that_is_not_needed_is_told_from_a_failure() {
     let (host, user) = (Party::new(), Party::new());
-    let (listener, port) = host.listen(TransportChoice::Quic).await;
-    let policy = HostPolicy::Pinned(host.identity.fingerprint());
-    let dialled = async { drop(user.dial(port, policy).await.unwrap()) };
+    let (listener, port) = host.listen_by(TransportChoice::Quic).await;
+    let policy = HostPolicy::Pinned(host.fingerprint());
+    let dialled = async { drop(user.dial_quic(port, policy).await.unwrap()) };
     let ((), accepted) = tokio::join!(dialled, accept(&listener));
     assert!(matches!(accepted, Err(AcceptError::Unused { .. })), "{accepted:?}");
 }
@@ -340,8 +273,8 @@ async fn a_connection_that_is_not_needed_is_told_from_a_failure() {
 #[tokio::test]
 async fn what_was_said_last_arrives_though_the_dialler_closes_at_once() {
     let (host, user) = (Party::new(), Party::new());
-    let (listener, port) = host.listen(TransportChoice::Quic).await;
-    let dialler = user.dialler(port, HostPolicy::Pinned(host.identity.fingerprint())).await;
+    let (listener, port) = host.listen_by(TransportChoice::Quic).await;
+    let dialler = user.quic_dialler(port, HostPolicy::Pinned(host.fingerprint())).await;
     let dialled = async {
         let mut channel = dialler.dial(LONG).await.unwrap();
         channel.write_all(GREETING).await.unwrap();
@@ -359,7 +292,7 @@ async fn what_was_said_last_arrives_though_the_dialler_closes_at_once() {
 async fn a_silent_port_is_given_up_in_time() {
     let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
     let user = Party::new();
-    let dialler = user.dialler(silent.local_addr().unwrap().port(), HostPolicy::RefuseUnknown).await;
+    let dialler = user.quic_dialler(silent.local_addr().unwrap().port(), HostPolicy::RefuseUnknown).await;
     let failed = dialler.dial(Duration::from_millis(100)).await.unwrap_err();
     assert!(failed.retryable() && matches!(failed, DialError::TimedOut { .. }), "{failed:?}");
     dialler.close().await;
@@ -372,43 +305,4 @@ fn congestion_controls_have_the_kernels_names() {
         assert_eq!(control.to_string().parse::<QuicCongestion>().unwrap(), control);
     }
     assert!("vegas".parse::<QuicCongestion>().is_err());
-}
-
-/// Trusts every host.
-#[derive(Debug)]
-struct TrustAll;
-
-impl ServerCertVerifier for TrustAll {
-    fn verify_server_cert(
-        &self,
-        _end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _server_name: &ServerName<'_>,
-        _ocsp_response: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _message: &[u8],
-        _cert: &CertificateDer<'_>,
-        _dss: &rustls::DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Err(rustls::Error::General("not offered".into()))
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _message: &[u8],
-        _cert: &CertificateDer<'_>,
-        _dss: &rustls::DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
-        default_provider().signature_verification_algorithms.supported_schemes()
-    }
 }

@@ -1,13 +1,10 @@
 //! Lanes on loopback, in TLS and in clear after it, from the greeting to the end.
 
-#![expect(clippy::unwrap_used, reason = "in a test, helpers included, a panic is the report")]
-
 use std::{
     io::{Read as _, Write as _},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     os::fd::AsFd,
     thread,
-    time::Duration,
 };
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -15,12 +12,10 @@ use zmove_transport::{
     Acceptor, ClearLane, Connection, Dialler, FirstKey, Frame, HostPolicy, Identity, LaneError, LaneSink,
     LaneSource, SocketConfig, TlsLane,
 };
-use zmove_types::{Buffer, BufferPool, FileId, ItemId, StageClock};
-use zmove_wire::{FrameHeader, FrameKind};
+use zmove_types::{BufferPool, ItemId, StageClock};
 
-const LONG: Duration = Duration::from_secs(30);
-const GREETING: &[u8] = b"a greeting of any kind";
-const BUFFER_BYTES: usize = 4 << 20;
+use crate::frames::{BUFFER_BYTES, GREETING, frame, pattern};
+use crate::party::LONG;
 
 /// The dialler's end, through whatever `relay` makes of the acceptor's address, and the acceptor's.
 async fn connected(relay: impl FnOnce(SocketAddr) -> SocketAddr) -> (Connection, Connection) {
@@ -37,27 +32,6 @@ async fn connected(relay: impl FnOnce(SocketAddr) -> SocketAddr) -> (Connection,
     };
     let (dialled, accepted) = tokio::join!(dialler.dial(LONG), accepted);
     (dialled.unwrap(), accepted)
-}
-
-fn frame(number: u64, head: &[u8], data: &[u8]) -> Frame {
-    let pool = BufferPool::new(data.len(), 1);
-    let mut buffer = if data.is_empty() { Buffer::empty() } else { pool.take().unwrap() };
-    buffer.room().copy_from_slice(data);
-    buffer.set_len(data.len());
-    let header = FrameHeader {
-        kind: FrameKind::Chunk,
-        head_bytes: head.len().try_into().unwrap(),
-        data_bytes: data.len().try_into().unwrap(),
-        group: 0,
-        item: ItemId(number),
-        file: FileId(number),
-        digest: [7; 32],
-    };
-    Frame { header, head: head.to_vec(), data: buffer }
-}
-
-fn pattern(len: usize) -> Vec<u8> {
-    (0..251).cycle().take(len).collect()
 }
 
 const SIZES: [(usize, usize); 12] = [

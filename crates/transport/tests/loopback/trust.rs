@@ -1,59 +1,24 @@
 //! Trust over real TLS on loopback: who gets a connection, and above all who does not.
 
-#![expect(clippy::unwrap_used, reason = "in a test, helpers included, a panic is the report")]
-
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
-use rustls::{
-    ClientConfig, HandshakeKind, ServerConfig,
-    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    crypto::aws_lc_rs::{default_provider, sign::any_ecdsa_type},
-    sign::{CertifiedKey, SingleCertAndKey},
-    version::TLS13,
-};
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject as _};
-use tempfile::TempDir;
+use rustls::{HandshakeKind, sign::SingleCertAndKey};
+use rustls_pki_types::ServerName;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
 };
 use tokio_rustls::{TlsAcceptor, TlsConnector, client::TlsStream};
 use zmove_transport::{
-    AcceptError, Acceptor, Connection, DialError, DialStage, Dialler, Fingerprint, FirstKey, HostPolicy,
-    Identity, SocketConfig,
+    AcceptError, Acceptor, Connection, DialError, DialStage, Dialler, FirstKey, HostPolicy, SocketConfig,
 };
 
-const LONG: Duration = Duration::from_secs(30);
+use crate::party::{LONG, Party, client_config, host_config};
+
 const SHORT: Duration = Duration::from_millis(100);
 const LOOPBACK: &str = "127.0.0.1";
 
-/// A host or user with a key of its own.
-struct Party {
-    home: TempDir,
-    identity: Identity,
-}
-
 impl Party {
-    fn new() -> Self {
-        let home = tempfile::tempdir().unwrap();
-        let identity = Identity::load_or_create(home.path()).unwrap();
-        Self { home, identity }
-    }
-
-    fn fingerprint(&self) -> Fingerprint {
-        self.identity.fingerprint()
-    }
-
-    fn certificate(&self) -> CertificateDer<'static> {
-        CertificateDer::from_pem_file(self.home.path().join("key.pem")).unwrap()
-    }
-
-    /// This party's private key under the certificates of whomever.
-    fn key_with(&self, certificates: Vec<CertificateDer<'static>>) -> Arc<SingleCertAndKey> {
-        let key = PrivateKeyDer::from_pem_file(self.home.path().join("key.pem")).unwrap();
-        Arc::new(CertifiedKey::new(certificates, any_ecdsa_type(&key).unwrap()).into())
-    }
-
     async fn listen(&self) -> (Acceptor, u16) {
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
         let acceptor = Acceptor::bind(address, &self.identity, SocketConfig::default()).await.unwrap();
@@ -97,12 +62,7 @@ async fn connected(host: &Party, user: &Party) -> (Connection, Connection) {
 
 /// A host that speaks TLS with the given key, and whatever protocol.
 async fn serve_tls(key: Arc<SingleCertAndKey>, protocols: &[&[u8]]) -> u16 {
-    let mut config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
-        .with_protocol_versions(&[&TLS13])
-        .unwrap()
-        .with_no_client_auth()
-        .with_cert_resolver(key);
-    config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
+    let config = host_config(key, protocols);
     let listener = TcpListener::bind((LOOPBACK, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
     tokio::spawn(async move {
@@ -129,59 +89,11 @@ async fn meet_tls(
     key: Option<Arc<SingleCertAndKey>>,
     protocols: &[&[u8]],
 ) -> (io::Result<TlsStream<TcpStream>>, Result<Connection, AcceptError>) {
-    let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()))
-        .with_protocol_versions(&[&TLS13])
-        .unwrap()
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(TrustAll));
-    let mut config = match key {
-        Some(key) => builder.with_client_cert_resolver(key),
-        None => builder.with_no_client_auth(),
-    };
-    config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
+    let config = client_config(key, protocols);
     let socket = TcpStream::connect(acceptor.local_addr().unwrap()).await.unwrap();
     let name = ServerName::try_from("zmove").unwrap();
     let client = TlsConnector::from(Arc::new(config)).connect(name, socket);
     tokio::join!(client, accept(acceptor))
-}
-
-/// A client's verifier that verifies nothing.
-#[derive(Debug)]
-struct TrustAll;
-
-impl ServerCertVerifier for TrustAll {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &rustls::DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &rustls::DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
-        default_provider().signature_verification_algorithms.supported_schemes()
-    }
 }
 
 #[tokio::test]

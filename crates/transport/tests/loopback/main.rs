@@ -1,0 +1,9 @@
+//! Connections on loopback: who gets one, and lanes on them, by TLS on TCP, in clear after it, and by QUIC.
+
+#![expect(clippy::unwrap_used, reason = "in a test, helpers included, a panic is the report")]
+
+mod frames;
+mod lane;
+mod party;
+mod quic;
+mod trust;

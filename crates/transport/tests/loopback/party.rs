@@ -1,0 +1,110 @@
+//! A host or user with a key of its own, and how peers speak that keep to no rules.
+
+use std::{sync::Arc, time::Duration};
+
+use rustls::{
+    ClientConfig, ServerConfig,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::aws_lc_rs::{default_provider, sign::any_ecdsa_type},
+    sign::{CertifiedKey, SingleCertAndKey},
+    version::TLS13,
+};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject as _};
+use tempfile::TempDir;
+use zmove_transport::{Fingerprint, Identity};
+
+/// More than anything takes that succeeds.
+pub(crate) const LONG: Duration = Duration::from_secs(30);
+
+/// A host or user with a key of its own.
+pub(crate) struct Party {
+    home: TempDir,
+    pub(crate) identity: Identity,
+}
+
+impl Party {
+    pub(crate) fn new() -> Self {
+        let home = tempfile::tempdir().unwrap();
+        let identity = Identity::load_or_create(home.path()).unwrap();
+        Self { home, identity }
+    }
+
+    pub(crate) fn fingerprint(&self) -> Fingerprint {
+        self.identity.fingerprint()
+    }
+
+    pub(crate) fn certificate(&self) -> CertificateDer<'static> {
+        CertificateDer::from_pem_file(self.home.path().join("key.pem")).unwrap()
+    }
+
+    /// This party's private key under the certificates of whomever.
+    pub(crate) fn key_with(&self, certificates: Vec<CertificateDer<'static>>) -> Arc<SingleCertAndKey> {
+        let key = PrivateKeyDer::from_pem_file(self.home.path().join("key.pem")).unwrap();
+        Arc::new(CertifiedKey::new(certificates, any_ecdsa_type(&key).unwrap()).into())
+    }
+}
+
+/// A host that shows the given key and speaks whatever protocol.
+pub(crate) fn host_config(key: Arc<SingleCertAndKey>, protocols: &[&[u8]]) -> ServerConfig {
+    let mut config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_protocol_versions(&[&TLS13])
+        .unwrap()
+        .with_no_client_auth()
+        .with_cert_resolver(key);
+    config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
+    config
+}
+
+/// A client that trusts every host, shows the given key, if any, and speaks whatever protocol.
+pub(crate) fn client_config(key: Option<Arc<SingleCertAndKey>>, protocols: &[&[u8]]) -> ClientConfig {
+    let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_protocol_versions(&[&TLS13])
+        .unwrap()
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(TrustAll));
+    let mut config = match key {
+        Some(key) => builder.with_client_cert_resolver(key),
+        None => builder.with_no_client_auth(),
+    };
+    config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
+    config
+}
+
+/// A client's verifier that verifies nothing.
+#[derive(Debug)]
+struct TrustAll;
+
+impl ServerCertVerifier for TrustAll {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &rustls::DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &rustls::DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+        default_provider().signature_verification_algorithms.supported_schemes()
+    }
+}
