@@ -3,55 +3,19 @@
 //! The moment of the change is no guess: it comes with an event of the push, or from within a read.
 
 use std::fs::OpenOptions;
-use std::io;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use zmove_disk::{DataFile, Disk, Slices, Threads};
 use zmove_sender::SenderConfig;
-use zmove_types::{Buffer, Event, GROUP_BYTES};
+use zmove_types::{Event, GROUP_BYTES};
 
 use crate::harness::Site;
+use crate::hooks::HookedDisk;
 use crate::inprocess::{InProcess, Pushed};
 use crate::tree::{Content, assert_part_of, assert_same, names, paint, painted, picture, set_old};
 
 const LARGE: u64 = 3 * GROUP_BYTES + 5;
-
-/// Changes the file after so many reads.
-struct Meddler {
-    path: PathBuf,
-    reads_before: u64,
-    reads: AtomicU64,
-    change: fn(&Path),
-}
-
-impl std::fmt::Debug for Meddler {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Meddler({:?})", self.path)
-    }
-}
-
-impl Disk for Meddler {
-    fn read(
-        &self,
-        file: &DataFile,
-        offset: u64,
-        len: usize,
-        buffer: Buffer,
-        seen: Slices<'_>,
-    ) -> (io::Result<()>, Buffer) {
-        if self.reads.fetch_add(1, Ordering::SeqCst) == self.reads_before {
-            (self.change)(&self.path);
-        }
-        Threads.read(file, offset, len, buffer, seen)
-    }
-
-    fn write(&self, file: &DataFile, offset: u64, buffer: Buffer) -> (io::Result<()>, Buffer) {
-        Threads.write(file, offset, buffer)
-    }
-}
 
 /// Pushes while the large file `big` is changed before its read number `reads_before`.
 fn push_meddled(site: &Site, reads_before: u64, change: fn(&Path)) -> Pushed {
@@ -59,7 +23,12 @@ fn push_meddled(site: &Site, reads_before: u64, change: fn(&Path)) -> Pushed {
     let path = site.source().join("big");
     paint(&path, LARGE);
     set_old(&path);
-    let disk = Arc::new(Meddler { path, reads_before, reads: AtomicU64::new(0), change });
+    let reads = AtomicU64::new(0);
+    let disk = HookedDisk::before_read(move || {
+        if reads.fetch_add(1, Ordering::SeqCst) == reads_before {
+            change(&path);
+        }
+    });
     let config = SenderConfig { disk, ..SenderConfig::default() };
     InProcess { config, ..InProcess::default() }.push(&site.source(), &site.target())
 }

@@ -8,6 +8,7 @@
 mod command;
 mod daemon;
 mod harness;
+mod hooks;
 mod inprocess;
 mod namespace;
 mod proxy;

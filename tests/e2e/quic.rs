@@ -48,28 +48,6 @@ fn an_unknown_host_is_named() {
 }
 
 #[test]
-fn a_changed_host_key_is_refused() {
-    let (site, daemon) = strangers();
-    site.authorize(Access::ReadWrite);
-    let other = Identity::load_or_create(&site.path("other")).unwrap().fingerprint();
-    site.pin(&daemon.address, other);
-    let outcome = push(&site, &["--transport", "quic", "--accept-new"], daemon.address).expect(5);
-    let keys = [daemon.fingerprint.to_string(), other.to_string()];
-    outcome.says(&["zmove: trust", &keys[0], &keys[1], "known_hosts"]).lines(1);
-    daemon.wait_for_log("does not trust this host's key");
-    assert!(names(&site.target()).is_empty());
-}
-
-#[test]
-fn a_key_that_may_only_read() {
-    let (site, daemon) = strangers();
-    site.authorize(Access::ReadOnly);
-    site.pin(&daemon.address, daemon.fingerprint);
-    let outcome = push(&site, &["--transport", "quic"], daemon.address).expect(3);
-    outcome.says(&["zmove: receiver: this key may not write"]).lines(1);
-}
-
-#[test]
 fn the_summary_names_the_transport() {
     let cases = [(Site::daemon(), Some("tcp"), "over TCP"), (Site::quic(), Some("quic"), "over QUIC")];
     for (site, key, told) in cases {

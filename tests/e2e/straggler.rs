@@ -1,19 +1,18 @@
 //! A lane that stands still, and chunks that come twice: the push ends as if neither had been.
 
 use std::fs::OpenOptions;
-use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use zmove_disk::{DataFile, Disk, Slices, Threads};
 use zmove_sender::SenderConfig;
 use zmove_transport::{Frame, LaneBreaker, LaneError, LaneSink};
 use zmove_types::{Buffer, BufferPool, Event, GROUP_BYTES, Stopwatch};
 
 use crate::harness::{PATIENCE, Site};
+use crate::hooks::{HookedDisk, HookedSink};
 use crate::inprocess::{InProcess, Pushed};
 use crate::tree::{assert_same, paint};
 
@@ -64,17 +63,13 @@ fn chunks_that_come_twice_count_once() {
 fn a_push_may_end_while_a_late_chunk_is_being_read_again() {
     let site = Site::local();
     let (again, ended) = (Arc::new(Flag::default()), Arc::new(Flag::default()));
-    let disk = LateDisk {
-        reads: AtomicUsize::new(0),
-        again: Arc::clone(&again),
-        then: Box::new({
-            let ended = Arc::clone(&ended);
-            move |again| {
-                again.raise();
-                ended.wait();
-            }
-        }),
-    };
+    let disk = late_disk({
+        let (again, ended) = (Arc::clone(&again), Arc::clone(&ended));
+        move || {
+            again.raise();
+            ended.wait();
+        }
+    });
     let samples = AtomicUsize::new(0);
     let pushed = push_late(&site, disk, again, move |event| {
         // one at the start, one after the receiver's last word
@@ -93,17 +88,13 @@ fn a_file_that_changes_while_a_chunk_is_late_was_read_before() {
     let source = site.source().join("large");
     let again = Arc::new(Flag::default());
     let before = Arc::new(Mutex::new(Vec::new()));
-    let disk = LateDisk {
-        reads: AtomicUsize::new(0),
-        again: Arc::clone(&again),
-        then: Box::new({
-            let before = Arc::clone(&before);
-            move |again| {
-                change(&source, &mut before.lock().unwrap());
-                again.raise();
-            }
-        }),
-    };
+    let disk = late_disk({
+        let (again, before) = (Arc::clone(&again), Arc::clone(&before));
+        move || {
+            change(&source, &mut before.lock().unwrap());
+            again.raise();
+        }
+    });
     let pushed = push_late(&site, disk, again, |_| ());
     let summary = pushed.summary();
     assert_eq!((summary.files, summary.repeated, summary.failed), (1, 1, 0), "{:?}", pushed.failed());
@@ -120,7 +111,7 @@ fn change(source: &Path, before: &mut Vec<u8>) {
 /// Pushes one large file over two lanes, of which the first delivers its first data when `again` is raised.
 fn push_late(
     site: &Site,
-    disk: LateDisk,
+    disk: Arc<HookedDisk>,
     again: Arc<Flag>,
     on_event: impl Fn(&Event) + Send + Sync + 'static,
 ) -> Pushed {
@@ -128,13 +119,15 @@ fn push_late(
     let next = AtomicUsize::new(0);
     let wrap = Box::new(move |inner| -> Box<dyn LaneSink> {
         match next.fetch_add(1, Ordering::Relaxed) {
-            0 => Box::new(LateSink { inner, again: Arc::clone(&again) }),
+            0 => {
+                let again = Arc::clone(&again);
+                Box::new(HookedSink { inner, before_data: move |_: &mut Stopwatch<'_>| again.wait() })
+            }
             _ => inner,
         }
     });
     let sample_interval = Some(Duration::from_secs(3600));
-    let config =
-        SenderConfig { readers: 2, disk: Arc::new(disk), sample_interval, ..SenderConfig::default() };
+    let config = SenderConfig { readers: 2, disk, sample_interval, ..SenderConfig::default() };
     let push = InProcess { wrap, config, on_event: Box::new(on_event), ..InProcess::default() };
     push.push(&site.source(), &site.target())
 }
@@ -156,59 +149,13 @@ impl Flag {
 }
 
 /// A disk that does `then` before a group is read that has been read before.
-struct LateDisk {
-    reads: AtomicUsize,
-    again: Arc<Flag>,
-    then: Box<dyn Fn(&Flag) + Send + Sync>,
-}
-
-impl std::fmt::Debug for LateDisk {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("LateDisk")
-    }
-}
-
-impl Disk for LateDisk {
-    fn read(
-        &self,
-        file: &DataFile,
-        offset: u64,
-        len: usize,
-        buffer: Buffer,
-        seen: Slices<'_>,
-    ) -> (io::Result<()>, Buffer) {
-        if self.reads.fetch_add(1, Ordering::Relaxed) as u64 == GROUPS {
-            (self.then)(&self.again);
+fn late_disk(then: impl Fn() + Send + Sync + 'static) -> Arc<HookedDisk> {
+    let reads = AtomicUsize::new(0);
+    HookedDisk::before_read(move || {
+        if reads.fetch_add(1, Ordering::Relaxed) as u64 == GROUPS {
+            then();
         }
-        Threads.read(file, offset, len, buffer, seen)
-    }
-
-    fn write(&self, file: &DataFile, offset: u64, buffer: Buffer) -> (io::Result<()>, Buffer) {
-        Threads.write(file, offset, buffer)
-    }
-}
-
-/// A sending end that delivers its first data when it is told to.
-struct LateSink {
-    inner: Box<dyn LaneSink>,
-    again: Arc<Flag>,
-}
-
-impl LaneSink for LateSink {
-    fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
-        if frame.header.data_bytes > 0 {
-            self.again.wait();
-        }
-        self.inner.send(frame, watch)
-    }
-
-    fn finish(&mut self) -> Result<(), LaneError> {
-        self.inner.finish()
-    }
-
-    fn breaker(&self) -> LaneBreaker {
-        self.inner.breaker()
-    }
+    })
 }
 
 /// A sending end that takes its first data and never delivers it.

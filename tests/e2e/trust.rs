@@ -10,6 +10,8 @@ use crate::daemon::Daemon;
 use crate::harness::{Site, skip};
 use crate::tree::{assert_pictures, assert_same, names, paint, picture};
 
+const TRANSPORTS: [&str; 2] = ["tcp", "quic"];
+
 /// A site with a daemon that has never heard of the client, nor the client of it.
 fn strangers() -> (Site, Daemon) {
     let site = Site::local();
@@ -80,11 +82,15 @@ fn a_changed_host_key_is_refused_even_with_accept_new() {
     site.authorize(Access::ReadWrite);
     let other = Identity::load_or_create(&site.path("other")).unwrap().fingerprint();
     site.pin(&daemon.address, other);
-    for options in [&[][..], &["--accept-new"]] {
-        let outcome = push(&site, options, &format!("{}:x", daemon.address)).expect(5);
-        let keys = [daemon.fingerprint.to_string(), other.to_string()];
-        outcome.says(&["zmove: trust", &keys[0], &keys[1], "known_hosts"]).lines(1);
+    for transport in TRANSPORTS {
+        for options in [&[][..], &["--accept-new"]] {
+            let options = [&["--transport", transport], options].concat();
+            let outcome = push(&site, &options, &format!("{}:x", daemon.address)).expect(5);
+            let keys = [daemon.fingerprint.to_string(), other.to_string()];
+            outcome.says(&["zmove: trust", &keys[0], &keys[1], "known_hosts"]).lines(1);
+        }
     }
+    daemon.wait_for_log("does not trust this host's key");
     assert!(names(&site.target()).is_empty());
 }
 
@@ -93,8 +99,10 @@ fn a_key_that_may_only_read() {
     let (site, daemon) = strangers();
     site.authorize(Access::ReadOnly);
     site.pin(&daemon.address, daemon.fingerprint);
-    let outcome = push(&site, &[], &format!("{}:x", daemon.address)).expect(3);
-    outcome.says(&["zmove: receiver: this key may not write"]).lines(1);
+    for transport in TRANSPORTS {
+        let outcome = push(&site, &["--transport", transport], &format!("{}:x", daemon.address)).expect(3);
+        outcome.says(&["zmove: receiver: this key may not write"]).lines(1);
+    }
     assert!(names(&site.target()).is_empty());
 }
 

@@ -4,20 +4,19 @@
 //! faster.
 
 use std::fs::File;
-use std::io;
 use std::process::Command;
-use std::sync::Arc;
 use std::thread::sleep;
 use std::time::Duration;
 
-use zmove_disk::{DataFile, Direct, Disk, Slices, Threads};
+use zmove_disk::Direct;
 use zmove_receiver::ReceiverConfig;
 use zmove_sender::{Limit, SenderConfig};
 use zmove_transport::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
-use zmove_types::{Buffer, BufferPool, Doing, GROUP_BYTES, Stopwatch};
+use zmove_types::{BufferPool, Doing, GROUP_BYTES, Stopwatch};
 
 use crate::command::{ZMOVE, Zmove};
 use crate::harness::{Site, has_program, skip};
+use crate::hooks::{HookedDisk, HookedSink};
 use crate::inprocess::InProcess;
 use crate::tree::{assert_same, paint};
 
@@ -93,14 +92,14 @@ fn each_slow_stage_is_named_every_time() {
 
 fn slow_source() -> InProcess {
     let mut push = quick();
-    push.config.disk = Arc::new(SlowDisk { read: SLOW, write: Duration::ZERO });
+    push.config.disk = HookedDisk::before_read(|| sleep(SLOW));
     push
 }
 
 /// All of it is in the receiver's buffers long before it is written: the sender sees no queue, only the wait at the end.
 fn slow_target() -> InProcess {
     let mut push = quick();
-    push.receiver.disk = Arc::new(SlowDisk { read: Duration::ZERO, write: SLOW });
+    push.receiver.disk = HookedDisk::before_write(|| sleep(SLOW));
     push
 }
 
@@ -112,12 +111,20 @@ fn slow_target_few_buffers() -> InProcess {
 }
 
 fn slow_path() -> InProcess {
-    let wrap = |inner| Box::new(SlowSink { inner, doing: Doing::Blocked }) as Box<dyn LaneSink>;
-    InProcess { wrap: Box::new(wrap), ..quick() }
+    slow_sending(Doing::Blocked)
 }
 
 fn slow_sender() -> InProcess {
-    let wrap = |inner| Box::new(SlowSink { inner, doing: Doing::Busy }) as Box<dyn LaneSink>;
+    slow_sending(Doing::Busy)
+}
+
+/// Lanes that are slow with data, by waiting or by working.
+fn slow_sending(doing: Doing) -> InProcess {
+    let before_data = move |watch: &mut Stopwatch<'_>| {
+        sleep(SLOW);
+        watch.lap(doing);
+    };
+    let wrap = move |inner| Box::new(HookedSink { inner, before_data }) as Box<dyn LaneSink>;
     InProcess { wrap: Box::new(wrap), ..quick() }
 }
 
@@ -159,56 +166,6 @@ fn strace(inject: &str) -> Command {
     command.args(["-f", "--seccomp-bpf", "-qq", "-o", "/dev/null", "-e", "trace=utimensat"]);
     command.arg("-e").arg(format!("inject={inject}"));
     command
-}
-
-/// Storage that takes its time.
-#[derive(Debug)]
-struct SlowDisk {
-    read: Duration,
-    write: Duration,
-}
-
-impl Disk for SlowDisk {
-    fn read(
-        &self,
-        file: &DataFile,
-        offset: u64,
-        len: usize,
-        buffer: Buffer,
-        seen: Slices<'_>,
-    ) -> (io::Result<()>, Buffer) {
-        sleep(self.read);
-        Threads.read(file, offset, len, buffer, seen)
-    }
-
-    fn write(&self, file: &DataFile, offset: u64, buffer: Buffer) -> (io::Result<()>, Buffer) {
-        sleep(self.write);
-        Threads.write(file, offset, buffer)
-    }
-}
-
-/// A sending end that is slow with data, by waiting or by working.
-struct SlowSink {
-    inner: Box<dyn LaneSink>,
-    doing: Doing,
-}
-
-impl LaneSink for SlowSink {
-    fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
-        if frame.header.data_bytes > 0 {
-            sleep(SLOW);
-            watch.lap(self.doing);
-        }
-        self.inner.send(frame, watch)
-    }
-
-    fn finish(&mut self) -> Result<(), LaneError> {
-        self.inner.finish()
-    }
-
-    fn breaker(&self) -> LaneBreaker {
-        self.inner.breaker()
-    }
 }
 
 /// A receiving end that is slow to decrypt.

@@ -1,0 +1,75 @@
+//! The real storage and the real lanes, with something that happens before each request.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use zmove_disk::{DataFile, Disk, Slices, Threads};
+use zmove_transport::{Frame, LaneBreaker, LaneError, LaneSink};
+use zmove_types::{Buffer, Stopwatch};
+
+type Before = Box<dyn Fn() + Send + Sync>;
+
+/// Storage that does something first.
+pub(crate) struct HookedDisk {
+    before_read: Before,
+    before_write: Before,
+}
+
+impl HookedDisk {
+    pub(crate) fn before_read(before: impl Fn() + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self { before_read: Box::new(before), before_write: Box::new(|| ()) })
+    }
+
+    pub(crate) fn before_write(before: impl Fn() + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self { before_read: Box::new(|| ()), before_write: Box::new(before) })
+    }
+}
+
+impl Disk for HookedDisk {
+    fn read(
+        &self,
+        file: &DataFile,
+        offset: u64,
+        len: usize,
+        buffer: Buffer,
+        seen: Slices<'_>,
+    ) -> (io::Result<()>, Buffer) {
+        (self.before_read)();
+        Threads.read(file, offset, len, buffer, seen)
+    }
+
+    fn write(&self, file: &DataFile, offset: u64, buffer: Buffer) -> (io::Result<()>, Buffer) {
+        (self.before_write)();
+        Threads.write(file, offset, buffer)
+    }
+}
+
+impl fmt::Debug for HookedDisk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("HookedDisk")
+    }
+}
+
+/// A sending end that does something before each frame with data.
+pub(crate) struct HookedSink<F> {
+    pub(crate) inner: Box<dyn LaneSink>,
+    pub(crate) before_data: F,
+}
+
+impl<F: Fn(&mut Stopwatch<'_>) + Send> LaneSink for HookedSink<F> {
+    fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
+        if frame.header.data_bytes > 0 {
+            (self.before_data)(watch);
+        }
+        self.inner.send(frame, watch)
+    }
+
+    fn finish(&mut self) -> Result<(), LaneError> {
+        self.inner.finish()
+    }
+
+    fn breaker(&self) -> LaneBreaker {
+        self.inner.breaker()
+    }
+}
