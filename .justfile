@@ -17,7 +17,7 @@ test:
 
 # each benchmark once, unmeasured; `cargo bench --bench NAME` measures
 bench:
-    ZMOVE_BENCH_FILES=2000 ZMOVE_BENCH_MIB=16 cargo bench --locked --bench chunk --bench scan --bench loopback --bench store -- --test
+    ZMOVE_BENCH_FILES=2000 ZMOVE_BENCH_MIB=16 cargo bench --locked --bench chunk --bench lanes --bench scan --bench loopback --bench store -- --test
 
 # the documentation of all crates
 doc:
