@@ -31,6 +31,7 @@ mod dialler;
 mod keeper;
 mod lane;
 mod settings;
+mod socket;
 mod tolerant;
 
 pub(crate) use acceptor::{QuicAcceptor, ask_back, handshake};

@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use super::account::Account;
 use super::dialler::alert;
 use super::settings::{self, QuicCongestion};
-use super::{QuicConnection, canonical, keeper};
+use super::{QuicConnection, canonical, keeper, socket};
 use crate::error::{AcceptError, BindError};
 use crate::trust::{Identity, server_config};
 
@@ -37,8 +37,9 @@ impl QuicAcceptor {
         let socket = open(address).map_err(failed)?;
         let receive_buffer_bytes = settings::enlarge_buffers(&socket).map_err(failed)?;
         let config = server(identity).map_err(failed)?;
-        let endpoint =
-            Endpoint::new(settings::endpoint(identity), Some(config), socket, Arc::new(TokioRuntime));
+        let socket = socket::wrap(socket).map_err(failed)?;
+        let own = settings::endpoint(identity);
+        let endpoint = Endpoint::new_with_abstract_socket(own, Some(config), socket, Arc::new(TokioRuntime));
         Ok(Self { endpoint: endpoint.map_err(failed)?, receive_buffer_bytes })
     }
 

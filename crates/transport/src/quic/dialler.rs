@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::account::Account;
 use super::settings::{self, QuicCongestion};
-use super::{DONE, QuicConnection, keeper};
+use super::{DONE, QuicConnection, keeper, socket};
 use crate::error::{DialError, DialStage, SocketError};
 use crate::tcp_tls::{Host, first_of, tls_fault};
 use crate::trust::{HostPolicy, Identity, SERVER_NAME, client_config_watched};
@@ -238,7 +238,8 @@ fn open(address: SocketAddr, identity: &Identity) -> io::Result<Endpoint> {
     let any = if address.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
     let socket = UdpSocket::bind(any)?;
     settings::enlarge_buffers(&socket)?;
-    Endpoint::new(settings::endpoint(identity), None, socket, Arc::new(TokioRuntime))
+    let (config, socket) = (settings::endpoint(identity), socket::wrap(socket)?);
+    Endpoint::new_with_abstract_socket(config, None, socket, Arc::new(TokioRuntime))
 }
 
 /// Lets the connection's driver, which runs on the same thread, send what is waiting.

@@ -5,6 +5,9 @@
 //! where packets have queued, where more than a few per cent are lost (the bound of BBR's later versions), where the network
 //! marks packets, and where all of a time were lost. **Invariant:** what counts goes to CUBIC unchanged, so that a path
 //! with a queue of a usual size is shared as CUBIC shares it.
+//!
+//! On a short path without a rate limit nothing is ever lost but where a host is late, so CUBIC would fill the receiver's
+//! buffer until that runs over, with memory that is in no cache any more. So the window also has a bound by the round trip.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -48,6 +51,12 @@ impl Tolerant {
         lost > NOISE_BYTES_MIN.max(sent / NOISE_SHARE)
     }
 
+    /// What is worth having on its way: what the fastest connection carries in a round trip, and slack for late hosts.
+    fn window_max(&self) -> u64 {
+        let microseconds = u64::try_from(self.round_trip_min.as_micros()).unwrap_or(u64::MAX);
+        WINDOW_SLACK_BYTES.saturating_add(microseconds.saturating_mul(BYTES_PER_MICROSECOND_MAX))
+    }
+
     fn turn_round(&mut self, now: Instant) {
         if now.saturating_duration_since(self.round_started) > self.round_trip {
             self.last_round = std::mem::take(&mut self.round);
@@ -64,13 +73,20 @@ const NOISE_SHARE: u64 = 50;
 /// So few lost bytes tell nothing of a share.
 const NOISE_BYTES_MIN: u64 = 16 << 10;
 
+/// A receiver that waits a few milliseconds for a core finds no more than this of each connection.
+const WINDOW_SLACK_BYTES: u64 = 1 << 20;
+/// 10 Gbit/s, more than one connection of quinn reaches.
+const BYTES_PER_MICROSECOND_MAX: u64 = 1_250;
+
 impl Controller for Tolerant {
     fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, app_limited: bool, rtt: &RttEstimator) {
         self.round_trip = rtt.get();
         self.round_trip_min = rtt.min();
         self.turn_round(now);
         self.round.bytes_acked += bytes;
-        self.cubic.on_ack(now, sent, bytes, app_limited, rtt);
+        // a window that grows without being used would not give way when something is lost
+        let unused = app_limited || self.cubic.window() >= self.window_max();
+        self.cubic.on_ack(now, sent, bytes, unused, rtt);
     }
 
     fn on_congestion_event(&mut self, now: Instant, sent: Instant, persistent: bool, lost_bytes: u64) {
@@ -87,7 +103,7 @@ impl Controller for Tolerant {
     }
 
     fn window(&self) -> u64 {
-        self.cubic.window()
+        self.cubic.window().min(self.window_max())
     }
 
     fn clone_box(&self) -> Box<dyn Controller> {
@@ -174,4 +190,22 @@ mod tests {
             assert!(tolerant.window() < before);
         }
     }
+
+    #[test]
+    fn a_short_path_bounds_the_window() {
+        let window = |round_trip_min| {
+            let (mut tolerant, now) = controller(round_trip_min, 0);
+            tolerant.round_trip_min = round_trip_min;
+            let mut config = CubicConfig::default();
+            config.initial_window(FULL);
+            tolerant.cubic = Cubic::new(Arc::new(config), now, 1_400);
+            tolerant.window()
+        };
+        assert_eq!(window(Duration::from_micros(200)), (1 << 20) + 250_000);
+        assert_eq!(window(Duration::from_millis(10)), (1 << 20) + 12_500_000);
+        assert_eq!(window(LONG), FULL);
+    }
+
+    /// Fills 90 ms of more than 1 Gbit/s.
+    const FULL: u64 = 16 << 20;
 }
