@@ -104,8 +104,10 @@ mod tests {
     #[tokio::test]
     async fn a_batch_too_large_for_one_send_arrives_and_the_next_is_smaller() {
         let (sender, receiver) = (socket(), socket());
-        let contents: Vec<u8> = (0..10 * JUMBO).map(|at| (at / JUMBO) as u8).collect();
+        let contents: Vec<u8> = (0..10).flat_map(|number| [number; JUMBO]).collect();
         assert!(sender.max_transmit_segments() >= 10, "{}", sender.max_transmit_segments());
+        let mut poller = Arc::clone(&sender).create_io_poller();
+        poll_fn(|context| poller.as_mut().poll_writable(context)).await.unwrap();
         sender.try_send(&transmit(receiver.local_addr().unwrap(), &contents)).unwrap();
         assert_eq!(sender.max_transmit_segments(), 7);
         let mut buffers = vec![vec![0; 1 << 16]; 2];
