@@ -1,7 +1,7 @@
 //! The storage engines alone: one large file is read and hashed, or written and flushed, by two threads in groups of
-//! 4 MiB, through the page cache and past it.
+//! 4 MiB, through the page cache and past it; and so many small files made, of several sizes.
 //!
-//! `ZMOVE_BENCH_DIR` is where the file lies (else `TMPDIR`), `ZMOVE_BENCH_MIB` its size (else 512). A cold read drops the
+//! `ZMOVE_BENCH_DIR` is where the files lie (else `TMPDIR`), `ZMOVE_BENCH_MIB` how much it is (else 512). A cold read drops the
 //! file from the page cache before the clock starts. Beside the rates stands what this process used of the CPU; what the
 //! kernel's own threads do for it (write-back, a loop device) is not in it.
 
@@ -16,8 +16,10 @@ use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput, criterion_grou
 use rustix::fs::{Advice, fadvise};
 use tempfile::TempDir;
 use zmove_chunk::GroupHasher;
-use zmove_disk::{DataFile, Direct, Disk, RingConfig, Staged, TempNames, Threads, Tree, Uring};
-use zmove_types::{BufferPool, GROUP_BYTES, GroupSpan, RelPath};
+use zmove_disk::{
+    ContentsWriter, DataFile, Direct, Disk, RingConfig, Staged, TempNames, Threads, Tree, Uring,
+};
+use zmove_types::{Buffer, BufferPool, GROUP_BYTES, GroupSpan, RelPath};
 
 /// Threads that read or write, as on a machine of two cores.
 const THREADS: usize = 2;
@@ -62,6 +64,58 @@ fn engines(criterion: &mut Criterion) {
     }
 }
 
+/// Files that are written in one piece each, as those of a batch are.
+fn small_files(criterion: &mut Criterion) {
+    let home = tempfile::tempdir_in(place()).expect("a directory");
+    let bytes = bytes();
+    let mut group = criterion.benchmark_group("create");
+    group.sampling_mode(SamplingMode::Flat).sample_size(10);
+    group.warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(3));
+    group.throughput(Throughput::Bytes(bytes));
+    for kibibytes in [16, 64, 128, 256, 1024] {
+        let contents = Buffer::copied(&vec![7; kibibytes << 10]);
+        for (path, direct) in [("cached", Direct::Off), ("direct", Direct::On)] {
+            group.bench_function(BenchmarkId::new(format!("{kibibytes} KiB"), path), |bencher| {
+                bencher.iter_custom(|count| {
+                    (0..count).map(|_| create(home.path(), bytes, &contents, direct)).sum()
+                });
+            });
+        }
+    }
+    group.finish();
+}
+
+/// Makes files with these contents, `bytes` in all, and flushes them; how long that takes.
+fn create(home: &Path, bytes: u64, contents: &[u8], direct: Direct) -> Duration {
+    let top = tempfile::tempdir_in(home).expect("a directory");
+    let files = bytes / contents.len() as u64 / THREADS as u64;
+    let started = Instant::now();
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let directory = top.path().join(thread.to_string());
+            scope.spawn(move || {
+                let writer = ContentsWriter::new(direct);
+                std::fs::create_dir(&directory).expect("a directory");
+                for number in 0..files {
+                    let file = File::create_new(directory.join(number.to_string())).expect("created");
+                    writer.write(&file, contents).expect("written");
+                }
+            });
+        }
+    });
+    rustix::fs::syncfs(File::open(home).expect("it was made")).expect("flushed");
+    started.elapsed()
+}
+
+fn place() -> PathBuf {
+    std::env::var_os("ZMOVE_BENCH_DIR").map_or_else(std::env::temp_dir, PathBuf::from)
+}
+
+fn bytes() -> u64 {
+    let mebibytes = std::env::var("ZMOVE_BENCH_MIB").ok().and_then(|text| text.parse().ok());
+    mebibytes.unwrap_or(512_u64) << 20
+}
+
 fn disks() -> Vec<(&'static str, Arc<dyn Disk>)> {
     let mut disks: Vec<(_, Arc<dyn Disk>)> = vec![("threads", Arc::new(Threads))];
     match Uring::start(RingConfig::default()) {
@@ -73,11 +127,8 @@ fn disks() -> Vec<(&'static str, Arc<dyn Disk>)> {
 
 impl Stage {
     fn open() -> Self {
-        let top = std::env::var_os("ZMOVE_BENCH_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
-        let mebibytes = std::env::var("ZMOVE_BENCH_MIB").ok().and_then(|text| text.parse().ok());
-        let bytes = mebibytes.unwrap_or(512_u64) << 20;
-        let pool = BufferPool::new(BUFFER_BYTES, THREADS);
-        let stage = Self { directory: tempfile::tempdir_in(top).expect("a directory"), bytes, pool };
+        let (bytes, pool) = (bytes(), BufferPool::new(BUFFER_BYTES, THREADS));
+        let stage = Self { directory: tempfile::tempdir_in(place()).expect("a directory"), bytes, pool };
         let mut file = File::create(stage.source()).expect("a file");
         let mut contents = vec![0; BUFFER_BYTES];
         for index in 0..GroupSpan::count(bytes).expect("a size in range") {
@@ -166,5 +217,5 @@ fn cpu_time() -> Duration {
 
 const _: () = assert!(BUFFER_BYTES as u64 == GROUP_BYTES);
 
-criterion_group!(benches, engines);
+criterion_group!(benches, engines, small_files);
 criterion_main!(benches);
