@@ -123,9 +123,14 @@ impl Site {
 
     /// The same, with more words for `zmove serve`.
     pub(crate) fn start_daemon_with(&mut self, options: &[&str]) {
+        self.start_daemon_at("127.0.0.1:0", options);
+    }
+
+    /// The same, at another address of this host.
+    pub(crate) fn start_daemon_at(&mut self, listen: &str, options: &[&str]) {
         self.authorize(Access::ReadWrite);
         self.give_away();
-        let options = [&["--listen", "127.0.0.1:0"], options].concat();
+        let options = [&["--listen", listen], options].concat();
         let daemon = Daemon::start_with(&self.path("server"), &options, &self.runner);
         self.pin(&daemon.address, daemon.fingerprint);
         self.daemon = Some(daemon);

@@ -90,7 +90,8 @@ fn a_daemon_that_listens_for_quic_alone_is_found() {
 #[test]
 fn a_port_that_is_silent_over_tcp() {
     let mut site = Site::local();
-    site.start_daemon_with(&["--transport", "quic"]);
+    // where no other test has a connection: the port is free over TCP too
+    site.start_daemon_at("127.91.0.1:0", &["--transport", "quic"]);
     let address = site.the_daemon().address;
     let silent = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     bind(&silent, &address).unwrap();
