@@ -61,17 +61,23 @@ fn write_aligned(mut file: &File, body: &[u8]) -> io::Result<usize> {
     if fcntl_setfl(file, OFlags::DIRECT).is_err() {
         return Ok(0);
     }
+    let written = write_pages(body, |rest| file.write(rest));
+    fcntl_setfl(file, OFlags::empty())?;
+    Ok(written)
+}
+
+/// How much of `body` one `write` after the other takes, as long as what is left begins at a page.
+fn write_pages(body: &[u8], mut write: impl FnMut(&[u8]) -> io::Result<usize>) -> usize {
     let mut written = 0;
     while written < body.len() && written.is_multiple_of(PAGE_BYTES) {
-        match file.write(&body[written..]) {
+        match write(&body[written..]) {
             Ok(0) => break,
             Ok(bytes) => written += bytes,
             Err(error) if Errno::from_io_error(&error) == Some(Errno::INTR) => {}
             Err(_told_when_it_comes_again) => break,
         }
     }
-    fcntl_setfl(file, OFlags::empty())?;
-    Ok(written)
+    written
 }
 
 #[cfg(test)]
@@ -104,6 +110,30 @@ mod tests {
                 let contents = &data[start..start + size];
                 assert!(written(&writer, contents).1 == contents, "{size} bytes from {start}, {direct:?}");
             }
+        }
+    }
+
+    #[test]
+    fn what_a_short_or_failed_write_leaves_goes_the_other_way() {
+        let body: Vec<u8> = (0..3 * PAGE_BYTES).map(|at| u8::try_from(at / PAGE_BYTES).unwrap()).collect();
+        let error = |errno: Errno| Err(io::Error::from(errno));
+        let cases = [
+            (vec![Ok(PAGE_BYTES), Ok(2 * PAGE_BYTES)], 3 * PAGE_BYTES),
+            (vec![error(Errno::INTR), Ok(3 * PAGE_BYTES)], 3 * PAGE_BYTES),
+            (vec![Ok(PAGE_BYTES), error(Errno::NOSPC)], PAGE_BYTES),
+            (vec![error(Errno::INVAL)], 0),
+            (vec![Ok(PAGE_BYTES), Ok(512)], PAGE_BYTES + 512),
+            (vec![Ok(0)], 0),
+        ];
+        for (answers, expected) in cases {
+            let text = format!("{answers:?}");
+            let (mut answers, mut taken) = (answers.into_iter(), Vec::new());
+            let written = write_pages(&body, |rest| {
+                let answer = answers.next().expect("no call after the last");
+                taken.extend_from_slice(&rest[..*answer.as_ref().unwrap_or(&0)]);
+                answer
+            });
+            assert_eq!((written, taken.as_slice()), (expected, &body[..expected]), "{text}");
         }
     }
 
