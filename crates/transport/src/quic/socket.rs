@@ -88,6 +88,9 @@ impl fmt::Debug for Batched {
 #[cfg(test)]
 mod tests {
     use std::future::poll_fn;
+    use std::time::Duration;
+
+    use tokio::time::timeout;
 
     use super::*;
 
@@ -116,7 +119,7 @@ mod tests {
             let mut meta = [RecvMeta::default(); 2];
             let mut slices: Vec<_> = buffers.iter_mut().map(|buffer| IoSliceMut::new(buffer)).collect();
             let batches = poll_fn(|context| receiver.poll_recv(context, &mut slices, &mut meta));
-            let batches = batches.await.unwrap();
+            let batches = timeout(Duration::from_secs(20), batches).await.expect("nothing is lost").unwrap();
             for (buffer, meta) in buffers.iter().zip(&meta[..batches]) {
                 assert_eq!(meta.stride, JUMBO);
                 arrived.extend_from_slice(&buffer[..meta.len]);
