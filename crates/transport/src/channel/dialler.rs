@@ -172,7 +172,8 @@ impl ChannelDialler {
         taken: Duration,
     ) -> Result<Channel, DialError> {
         let refused = matches!(error, DialError::Refused { .. });
-        let patience = if refused { patience_after_refusal(taken) } else { QUIC_PATIENCE };
+        let doubtful = refused && self.settled.get().is_none();
+        let patience = if doubtful { patience_after_refusal(taken) } else { QUIC_PATIENCE };
         self.take_quic(quic.dial(patience).await, error)
     }
 
@@ -208,8 +209,9 @@ fn patience_after_refusal(taken: Duration) -> Duration {
     (REFUSED_PATIENCE_MIN + whole * HANDSHAKES_ROUND_TRIPS).min(REFUSED_PATIENCE_MAX)
 }
 
-/// What a busy host needs for the keys.
-const REFUSED_PATIENCE_MIN: Duration = Duration::from_millis(500);
+/// A second until a lost packet is sent again, and what a busy host needs for the keys. A firewall at hand that refuses for a
+/// host far away says nothing of the path to it.
+const REFUSED_PATIENCE_MIN: Duration = Duration::from_millis(1_500);
 const HANDSHAKES_ROUND_TRIPS: u32 = 6;
 const REFUSED_PATIENCE_MAX: Duration = Duration::from_secs(3);
 
@@ -219,7 +221,7 @@ mod tests {
 
     #[test]
     fn a_refusal_that_came_at_once_is_soon_believed() {
-        assert!(patience_after_refusal(Duration::from_micros(50)) < Duration::from_secs(1));
+        assert_eq!(patience_after_refusal(Duration::from_micros(50)), REFUSED_PATIENCE_MIN);
         let far = Duration::from_millis(260);
         assert!(patience_after_refusal(far) > 4 * far);
         assert_eq!(patience_after_refusal(Duration::from_secs(9)), REFUSED_PATIENCE_MAX);
