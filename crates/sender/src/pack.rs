@@ -235,16 +235,20 @@ impl Pack {
         Self { groups, tries: 0, basis: Basis::Known, unread: None }
     }
 
-    /// The same entries, in their order, in packs with data of at most `bytes_max` or a single file.
+    /// The same entries, in their order, in packs with data of at most `bytes_max` or a single file; a directory that fits
+    /// one pack is not in two.
     pub(crate) fn split(self, bytes_max: u64) -> Vec<Self> {
         let (mut pieces, mut piece, mut bytes) = (Vec::new(), Vec::<PackGroup>::new(), 0);
         for PackGroup { directory, entries } in self.groups {
+            let whole: u64 = entries.iter().map(PackEntry::data_bytes).sum();
+            let mut full = bytes + whole > bytes_max && whole <= bytes_max;
             for entry in entries {
                 let more = entry.data_bytes();
-                if bytes > 0 && bytes + more > bytes_max {
+                if bytes > 0 && (full || bytes + more > bytes_max) {
                     pieces.push(std::mem::take(&mut piece));
                     bytes = 0;
                 }
+                full = false;
                 bytes += more;
                 match piece.last_mut() {
                     Some(group) if group.directory.is(&directory) => group.entries.push(entry),
