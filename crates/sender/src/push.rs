@@ -66,7 +66,7 @@ impl Push {
         let (outgoing_in, outgoing) = mpsc::unbounded_channel();
         let shared = Arc::new(Shared::new(self.config, observer, outgoing_in, self.started));
         let (teller, news) = planner::news();
-        let crew = Crew::start(&shared, self.scan, news, compare)?;
+        let crew = Crew::start(&shared, self.scan, news, compare).inspect_err(|_no_thread| shared.stop())?;
         let account = Account { shared, manifest: self.manifest, teller, single_name: None };
         let mut running = Running {
             inbox: None,

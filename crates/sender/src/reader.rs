@@ -88,6 +88,7 @@ impl Reader<'_> {
             let kept = self.read_pack_group(group, unread.as_ref(), &mut filling);
             sent.groups.push(kept);
         }
+        drop(unread);
         if filling.batch.entry_count() > 0 {
             self.send_or_keep(ReadPack { pack: sent, filling });
         }
