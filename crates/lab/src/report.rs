@@ -56,7 +56,7 @@ impl Header {
             cores: std::thread::available_parallelism()?.get(),
             path: link.describe(),
             payload_bits_per_second: link.payload_rate(),
-            source: "page cache, read once before",
+            source: "page cache, read before each run",
             target,
             versions,
         })
