@@ -224,6 +224,10 @@ impl Add for Load {
 }
 
 impl PackGroup {
+    fn data_bytes(&self) -> u64 {
+        self.entries.iter().map(PackEntry::data_bytes).sum()
+    }
+
     fn load(&self) -> Load {
         self.entries.iter().map(|entry| Load::of(&self.directory, entry)).fold(Load::default(), Load::add)
     }
@@ -239,9 +243,10 @@ impl Pack {
     /// one pack is not in two.
     pub(crate) fn split(self, bytes_max: u64) -> Vec<Self> {
         let (mut pieces, mut piece, mut bytes) = (Vec::new(), Vec::<PackGroup>::new(), 0);
-        for PackGroup { directory, entries } in self.groups {
-            let whole: u64 = entries.iter().map(PackEntry::data_bytes).sum();
+        for group in self.groups {
+            let whole = group.data_bytes();
             let mut full = bytes + whole > bytes_max && whole <= bytes_max;
+            let PackGroup { directory, entries } = group;
             for entry in entries {
                 let more = entry.data_bytes();
                 if bytes > 0 && (full || bytes + more > bytes_max) {
@@ -262,7 +267,7 @@ impl Pack {
 
     /// How many bytes its files have.
     pub(crate) fn data_bytes(&self) -> u64 {
-        self.groups.iter().flat_map(|group| &group.entries).map(PackEntry::data_bytes).sum()
+        self.groups.iter().map(PackGroup::data_bytes).sum()
     }
 
     /// How many entries it has.
