@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::account::Account;
-use super::dialler::alert;
+use super::dialler::{NO_APPLICATION_PROTOCOL, alert};
 use super::settings::{self, QuicCongestion};
 use super::{QuicConnection, canonical, keeper, socket};
 use crate::error::{AcceptError, BindError};
@@ -118,7 +118,6 @@ const BAD_CERTIFICATE: u64 = 42;
 const CERTIFICATE_UNKNOWN: u64 = 46;
 const DECRYPT_ERROR: u64 = 51;
 const CERTIFICATE_REQUIRED: u64 = 116;
-const NO_APPLICATION_PROTOCOL: u64 = 120;
 
 fn open(address: SocketAddr) -> io::Result<UdpSocket> {
     let domain = socket2::Domain::for_address(address);

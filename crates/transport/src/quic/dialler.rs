@@ -221,7 +221,8 @@ pub(super) fn alert(error: &ConnectionError) -> Option<u64> {
 
 /// Where QUIC's error codes for TLS alerts begin.
 const CRYPTO_ERRORS: u64 = 0x100;
-const NO_APPLICATION_PROTOCOL: u64 = 120;
+/// The TLS alert (RFC 7301) of a peer that speaks something else.
+pub(super) const NO_APPLICATION_PROTOCOL: u64 = 120;
 /// How long the threads may take to say goodbye.
 const GOODBYE_MAX: Duration = Duration::from_secs(1);
 
