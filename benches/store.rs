@@ -12,7 +12,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
+use criterion::measurement::WallTime;
+use criterion::{
+    BenchmarkGroup, BenchmarkId, Criterion, SamplingMode, Throughput, criterion_group, criterion_main,
+};
 use rustix::fs::{Advice, fadvise};
 use tempfile::TempDir;
 use zmove_chunk::GroupHasher;
@@ -44,10 +47,7 @@ fn engines(criterion: &mut Criterion) {
     let stage = Stage::open();
     for (name, work) in [("read cold", Work::ReadCold), ("read warm", Work::ReadWarm), ("write", Work::Write)]
     {
-        let mut group = criterion.benchmark_group(name);
-        group.sampling_mode(SamplingMode::Flat).sample_size(10);
-        group.warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(3));
-        group.throughput(Throughput::Bytes(stage.bytes));
+        let mut group = group_of(criterion, name, stage.bytes);
         for (engine, disk) in disks() {
             for (path, direct) in [("cached", Direct::Off), ("direct", Direct::On)] {
                 let (mut cpu, mut runs) = (Duration::ZERO, 0);
@@ -68,10 +68,7 @@ fn engines(criterion: &mut Criterion) {
 fn small_files(criterion: &mut Criterion) {
     let home = tempfile::tempdir_in(place()).expect("a directory");
     let bytes = bytes();
-    let mut group = criterion.benchmark_group("create");
-    group.sampling_mode(SamplingMode::Flat).sample_size(10);
-    group.warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(3));
-    group.throughput(Throughput::Bytes(bytes));
+    let mut group = group_of(criterion, "create", bytes);
     for kibibytes in [16, 64, 128, 256, 1024] {
         let contents = Buffer::copied(&vec![7; kibibytes << 10]);
         for (path, direct) in [("cached", Direct::Off), ("direct", Direct::On)] {
@@ -105,6 +102,15 @@ fn create(home: &Path, bytes: u64, contents: &[u8], direct: Direct) -> Duration 
     });
     rustix::fs::syncfs(File::open(home).expect("it was made")).expect("flushed");
     started.elapsed()
+}
+
+/// Measurements that move so many bytes each.
+fn group_of<'a>(criterion: &'a mut Criterion, name: &str, bytes: u64) -> BenchmarkGroup<'a, WallTime> {
+    let mut group = criterion.benchmark_group(name);
+    group.sampling_mode(SamplingMode::Flat).sample_size(10);
+    group.warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(3));
+    group.throughput(Throughput::Bytes(bytes));
+    group
 }
 
 fn place() -> PathBuf {
