@@ -73,13 +73,19 @@ fn receive_all(lane: &mut dyn LaneSource) {
     assert!(receive(lane).unwrap().is_none());
 }
 
+/// The source and the sink of a lane, whose greeting is on its way; `turned` when the acceptor sends.
+async fn greeted(turned: bool) -> (Connection, Connection) {
+    let (dialled, accepted) = connected(|address| address).await;
+    let (source, mut sink) = if turned { (dialled, accepted) } else { (accepted, dialled) };
+    sink.write_all(GREETING).await.unwrap();
+    sink.flush().await.unwrap();
+    (source, sink)
+}
+
 #[tokio::test]
 async fn frames_arrive_from_the_dialler_and_from_the_acceptor() {
     for turned in [false, true] {
-        let (dialled, accepted) = connected(|address| address).await;
-        let (mut source, mut sink) = if turned { (dialled, accepted) } else { (accepted, dialled) };
-        sink.write_all(GREETING).await.unwrap();
-        sink.flush().await.unwrap();
+        let (mut source, sink) = greeted(turned).await;
         let mut sink = TlsLane::new(sink).unwrap();
         let sender = thread::spawn(move || send_all(&mut sink));
         source.read_exact(&mut [0; GREETING.len()]).await.unwrap();
@@ -91,10 +97,7 @@ async fn frames_arrive_from_the_dialler_and_from_the_acceptor() {
 #[tokio::test]
 async fn frames_arrive_in_clear_from_the_dialler_and_from_the_acceptor() {
     for turned in [false, true] {
-        let (dialled, accepted) = connected(|address| address).await;
-        let (mut source, mut sink) = if turned { (dialled, accepted) } else { (accepted, dialled) };
-        sink.write_all(GREETING).await.unwrap();
-        sink.flush().await.unwrap();
+        let (mut source, sink) = greeted(turned).await;
         let mut sink = ClearLane::new(sink).unwrap();
         // the first frame may arrive together with the greeting, or after it
         let clock = StageClock::default();
