@@ -113,7 +113,9 @@ impl Reader<'_> {
             Ok(None) => false,
             Err(error) => {
                 match (unread, entry) {
-                    (Some(unread), PackEntry::File(entry)) => put_back(unread, &group.directory, entry),
+                    (Some(unread), PackEntry::File(entry)) if !matches!(error, FileError::Changed { .. }) => {
+                        put_back(unread, &group.directory, entry)
+                    }
                     _ => self.shared.fail(&error),
                 }
                 false
