@@ -11,6 +11,7 @@ mod daemon;
 mod error;
 mod files;
 mod finish;
+pub mod journal;
 mod lanes;
 mod place;
 mod registry;

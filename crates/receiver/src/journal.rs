@@ -1,0 +1,122 @@
+//! The journal: what a receiver has of the large files that are not whole yet, so that another run can go on from there.
+//!
+//! There is one append-only file for each unfinished transfer, in a directory that the caller names. A session writes it
+//! ([`Journal`]); a later one finds what a dead one has left ([`orphans`]), takes over what it needs
+//! ([`Journal::adopt`]) and removes the rest. `docs/PROTOCOL.md` has the bytes.
+//!
+//! **Invariant:** what is read back is a beginning of what was written, or an error. A group is told as flushed only if
+//! [`Journal::flushed`] was called with a mark that was taken after the group had been journalled.
+//! **Invariant:** a journal is held by `flock` for as long as its writer lives, and nobody else changes or removes it.
+//!
+//! ```
+//! use zmove_receiver::journal::{Begin, Journal, orphans};
+//! use zmove_types::TransferId;
+//! # let home = tempfile::tempdir()?;
+//! # let directory = home.path().join("journal");
+//! let begin = Begin {
+//!     transfer: TransferId([7; 16]),
+//!     owner: Vec::new(),
+//!     target: b"/data".to_vec(),
+//!     device: 1,
+//!     inode: 2,
+//!     begun: 1_700_000_000,
+//! };
+//! let journal = Journal::create(&directory, &begin)?;
+//! assert!(orphans(&directory)?.is_empty(), "it is in use");
+//! drop(journal);
+//! let orphan = orphans(&directory)?.remove(0).map_err(|(_path, error)| error)?;
+//! assert_eq!(orphan.unfinished().begin, begin);
+//! orphan.remove()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod error;
+mod holding;
+mod orphans;
+mod reader;
+mod record;
+mod writer;
+
+use std::collections::BTreeMap;
+
+use zmove_types::{Cv, Name, RelPath, Timestamp, TransferId};
+
+pub use error::JournalError;
+pub use orphans::{Listed, Orphan, Taken, discard, list, orphans, orphans_where};
+pub use writer::{Journal, Mark};
+
+/// What a journal begins with: which transfer, whose, and where to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Begin {
+    /// The transfer that wrote it.
+    pub transfer: TransferId,
+    /// The fingerprint of the client's key; empty where no network was in between. At most [`OWNER_BYTES_MAX`].
+    pub owner: Vec<u8>,
+    /// The path of the target directory, for people. At most [`TARGET_BYTES_MAX`].
+    pub target: Vec<u8>,
+    /// The device of the target directory.
+    pub device: u64,
+    /// The inode of the target directory.
+    pub inode: u64,
+    /// When the transfer began, in seconds since 1970.
+    pub begun: u64,
+}
+
+/// Which contents of a source file the groups are of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SourceIdentity {
+    /// Size in bytes.
+    pub bytes: u64,
+    /// When the contents last changed.
+    pub mtime: Timestamp,
+    /// When anything last changed.
+    pub ctime: Timestamp,
+    /// Which file it is on its file system.
+    pub inode: u64,
+    /// Which file system it is on.
+    pub device: u64,
+}
+
+/// A large file that is being written, and where its bytes are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The path that the file gets when it is whole.
+    pub path: RelPath,
+    /// Its name until then, in the same directory.
+    pub part: Name,
+    /// What it is a copy of.
+    pub source: SourceIdentity,
+    /// The inode of the part file.
+    pub inode: u64,
+    /// When the part file was made; zero where the file system does not tell.
+    pub born: Timestamp,
+}
+
+/// What a journal says of its transfer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unfinished {
+    /// Which transfer it was.
+    pub begin: Begin,
+    /// Whether the system has not been started anew since: groups that were not flushed are then still there.
+    pub same_boot: bool,
+    /// The files that have neither been finished nor given up.
+    pub files: Vec<UnfinishedFile>,
+}
+
+/// What a journal says of one file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnfinishedFile {
+    /// The number that the transfer knew it by.
+    pub file: u64,
+    /// Where it is.
+    pub part: Part,
+    /// The groups that have been written, each with whether it was flushed.
+    pub groups: BTreeMap<u32, (Cv, bool)>,
+}
+
+/// The longest owner, in bytes.
+pub const OWNER_BYTES_MAX: usize = 1024;
+/// The longest path of a target directory, in bytes: what a transfer can name below the longest root.
+pub const TARGET_BYTES_MAX: usize = 16 << 10;
+/// The most files that a journal holds as unfinished at once.
+pub const FILES_MAX: usize = 1 << 16;

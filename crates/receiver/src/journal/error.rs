@@ -1,0 +1,59 @@
+//! Why a journal cannot be written or read.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+use super::record::VERSION;
+
+/// Why a journal cannot be written or read.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum JournalError {
+    /// The system refused.
+    #[error("{operation} '{}': {source}", path.display())]
+    Io {
+        /// What was tried.
+        operation: &'static str,
+        /// With which file or directory.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The first record is not whole, or the file is something else.
+    #[error("it is no journal, or its beginning is damaged")]
+    Damaged,
+    /// Another release wrote it.
+    #[error("it has format version {found}, and this zmove reads {VERSION}: use the release that wrote it")]
+    OtherVersion {
+        /// The version it has.
+        found: u32,
+    },
+    /// A field is longer than the format allows.
+    #[error("{what} has {bytes} bytes, more than the {limit} that a journal takes")]
+    TooLong {
+        /// Which.
+        what: &'static str,
+        /// How long it is.
+        bytes: usize,
+        /// How long it may be.
+        limit: usize,
+    },
+    /// More files are unfinished than a journal holds.
+    #[error("more than {limit} files are unfinished at once")]
+    TooManyFiles {
+        /// How many may be.
+        limit: usize,
+    },
+    /// A record that could not be written whole could not be taken back either, so nothing may follow it.
+    #[error("an earlier record could not be written whole")]
+    Broken,
+}
+
+impl JournalError {
+    /// Names the operation and the file of an error of the system.
+    pub(super) fn io(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { operation, path: path.to_owned(), source }
+    }
+}

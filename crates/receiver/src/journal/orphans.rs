@@ -1,0 +1,174 @@
+//! What lies in a directory of journals: those in use, and those that a dead writer has left.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use super::holding::{self, Held};
+use super::reader::{self, replay};
+use super::record::BootId;
+use super::writer::{SUFFIX, SUFFIX_NEW};
+use super::{Begin, JournalError, Unfinished};
+
+/// A journal that nobody writes any more, held so that nobody else takes it over.
+#[derive(Debug)]
+pub struct Orphan {
+    held: Held,
+    unfinished: Unfinished,
+    modified: SystemTime,
+}
+
+/// What has become of one journal: taken, or left alone at its path because it is of no use.
+pub type Taken = Result<Orphan, (PathBuf, JournalError)>;
+
+/// A journal as it is found in its directory.
+#[derive(Debug)]
+pub struct Listed {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Whether somebody writes it, or is about to take it over.
+    pub in_use: bool,
+    /// How long it is.
+    pub bytes: u64,
+    /// When it was last written.
+    pub modified: SystemTime,
+    /// What it says.
+    pub contents: Result<Unfinished, JournalError>,
+}
+
+impl Orphan {
+    /// Takes the journal at `path`; `None` when somebody holds it, or it has gone.
+    ///
+    /// # Errors
+    /// [`JournalError`]; the file is then left as it is.
+    pub fn take(path: &Path) -> Result<Option<Self>, JournalError> {
+        let Some(held) = Held::take(path)? else { return Ok(None) };
+        let modified = modified(&held.file, path)?;
+        let unfinished = read(&held.file, path)?;
+        Ok(Some(Self { held, unfinished, modified }))
+    }
+
+    /// What it says.
+    #[must_use]
+    pub fn unfinished(&self) -> &Unfinished {
+        &self.unfinished
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.held.path
+    }
+
+    /// When it was last written.
+    #[must_use]
+    pub fn modified(&self) -> SystemTime {
+        self.modified
+    }
+
+    /// Removes it.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn remove(self) -> Result<(), JournalError> {
+        self.held.remove()
+    }
+}
+
+/// Takes all journals in `directory` that nobody holds. One that cannot be read is told with its path and left alone.
+///
+/// # Errors
+/// [`JournalError`] when the directory cannot be read; one that is not there holds none.
+pub fn orphans(directory: &Path) -> Result<Vec<Taken>, JournalError> {
+    orphans_where(directory, |_| true)
+}
+
+/// As [`orphans`], but only those whose beginning is `wanted`: the others are not touched, so that whom they concern finds
+/// them free. What has no beginning that can be read is told.
+///
+/// # Errors
+/// As [`orphans`].
+pub fn orphans_where(directory: &Path, wanted: impl Fn(&Begin) -> bool) -> Result<Vec<Taken>, JournalError> {
+    sweep(directory)?;
+    let paths = journals(directory, SUFFIX)?.into_iter();
+    let taken = paths.filter_map(|path| match take_if(&path, &wanted) {
+        Ok(orphan) => orphan.map(Ok),
+        Err(error) => Some(Err((path, error))),
+    });
+    Ok(taken.collect())
+}
+
+/// All journals in `directory`, without taking any.
+///
+/// # Errors
+/// [`JournalError`] when the directory cannot be read; one that is not there holds none.
+pub fn list(directory: &Path) -> Result<Vec<Listed>, JournalError> {
+    let paths = journals(directory, SUFFIX)?.into_iter();
+    paths.filter_map(|path| look_at(path).transpose()).collect()
+}
+
+/// Removes a journal without reading it; `false` when somebody holds it, or it has gone.
+///
+/// # Errors
+/// What the system says.
+pub fn discard(path: &Path) -> Result<bool, JournalError> {
+    Held::take(path)?.map_or(Ok(false), |held| held.remove().map(|()| true))
+}
+
+fn take_if(path: &Path, wanted: &impl Fn(&Begin) -> bool) -> Result<Option<Orphan>, JournalError> {
+    let Some(file) = holding::open(path)? else { return Ok(None) };
+    match reader::begin(&file).map_err(JournalError::io("read", path))? {
+        Ok(begin) if wanted(&begin) => Orphan::take(path),
+        Ok(_of_no_interest) => Ok(None),
+        // its writer may just be making it
+        Err(error) => Held::take(path)?.map_or(Ok(None), |_held| Err(error)),
+    }
+}
+
+/// Removes what a writer that died before it had written anything left behind.
+fn sweep(directory: &Path) -> Result<(), JournalError> {
+    for path in journals(directory, SUFFIX_NEW)? {
+        discard(&path)?;
+    }
+    Ok(())
+}
+
+fn look_at(path: PathBuf) -> Result<Option<Listed>, JournalError> {
+    let Some(file) = holding::open(&path)? else { return Ok(None) };
+    let in_use = holding::is_in_use(&file).map_err(JournalError::io("lock", &path))?;
+    let bytes = file.metadata().map_err(JournalError::io("look at", &path))?.len();
+    let modified = modified(&file, &path)?;
+    let contents = read(&file, &path);
+    Ok(Some(Listed { path, in_use, bytes, modified, contents }))
+}
+
+fn modified(file: &File, path: &Path) -> Result<SystemTime, JournalError> {
+    file.metadata().and_then(|metadata| metadata.modified()).map_err(JournalError::io("look at", path))
+}
+
+fn read(file: &File, path: &Path) -> Result<Unfinished, JournalError> {
+    let replay = replay(file).map_err(JournalError::io("read", path))??;
+    Ok(replay.unfinished(BootId::current()))
+}
+
+/// The paths of the files that are named as journals are, in order.
+fn journals(directory: &Path, suffix: &str) -> Result<Vec<PathBuf>, JournalError> {
+    let entries = match fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(JournalError::io("read directory", directory)(error)),
+    };
+    let mut paths = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(JournalError::io("read directory", directory))?;
+        let name = entry.file_name();
+        let transfer = name.to_str().and_then(|name| name.strip_suffix(suffix));
+        let is_hex = |text: &str| text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        if transfer.is_some_and(|text| text.len() == 32 && is_hex(text)) {
+            paths.push(entry.path());
+        }
+    }
+    paths.sort();
+    Ok(paths)
+}

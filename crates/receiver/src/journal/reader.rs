@@ -1,0 +1,157 @@
+//! Reads a journal back: as many records as are whole, and what they come to.
+
+use std::collections::BTreeMap;
+use std::io::{self, BufReader, Read};
+
+use zmove_types::{Cv, GroupSpan};
+
+use super::record::{self, BODY_BYTES_MAX, BootId, CRC_BYTES, HEAD_BYTES, Record};
+use super::{Begin, FILES_MAX, JournalError, Part, Unfinished, UnfinishedFile};
+
+/// Everything that the records of a journal come to.
+#[derive(Debug)]
+pub(super) struct Replay {
+    begin: Begin,
+    boot: BootId,
+    files: BTreeMap<u64, ReplayedFile>,
+    /// Where the last flush that is known of ended.
+    flushed: u64,
+}
+
+#[derive(Debug)]
+struct ReplayedFile {
+    part: Part,
+    /// Each group with where the record of it ends; zero for one that came flushed.
+    groups: BTreeMap<u32, (Cv, u64)>,
+}
+
+/// Reads a journal from its beginning to its end or to the first record that is not whole; nothing after that is believed.
+///
+/// # Errors
+/// What the system says, by the outer result; by the inner one why the journal is of no use.
+pub(super) fn replay(source: impl Read) -> io::Result<Result<Replay, JournalError>> {
+    let mut records = Records { source: BufReader::new(source), position: 0 };
+    let mut replay = match records.begin()? {
+        Ok((begin, boot)) => Replay { begin, boot, files: BTreeMap::new(), flushed: 0 },
+        Err(error) => return Ok(Err(error)),
+    };
+    loop {
+        let start = records.position;
+        let Some(record) = records.next()? else { break };
+        if !replay.apply(record, start, records.position) {
+            break;
+        }
+        if replay.files.len() > FILES_MAX {
+            return Ok(Err(JournalError::TooManyFiles { limit: FILES_MAX }));
+        }
+    }
+    Ok(Ok(replay))
+}
+
+/// Reads no more than how a journal begins.
+///
+/// # Errors
+/// As [`replay`].
+pub(super) fn begin(source: impl Read) -> io::Result<Result<Begin, JournalError>> {
+    let mut records = Records { source: BufReader::new(source), position: 0 };
+    Ok(records.begin()?.map(|(begin, _boot)| begin))
+}
+
+impl Replay {
+    /// What is unfinished, as seen in the run of the system `now`.
+    pub(super) fn unfinished(self, now: BootId) -> Unfinished {
+        let upto = self.flushed;
+        let files = self.files.into_iter().map(|(file, replayed)| {
+            let groups = replayed.groups.into_iter();
+            let groups = groups.map(|(index, (cv, end))| (index, (cv, end <= upto))).collect();
+            UnfinishedFile { file, part: replayed.part, groups }
+        });
+        let same_boot = self.boot == now && now != BootId::default();
+        Unfinished { begin: self.begin, same_boot, files: files.collect() }
+    }
+
+    /// Takes the record that stands from `start` to `end`; `false` when nothing that is written says such a thing.
+    fn apply(&mut self, record: Record, start: u64, end: u64) -> bool {
+        match record {
+            Record::Begin(..) => return false,
+            Record::Part(file, part) => {
+                self.files.insert(file, ReplayedFile { part, groups: BTreeMap::new() });
+            }
+            Record::Groups { file, first, cvs } => self.add_groups(file, first, &cvs, end),
+            Record::Kept { file, first, cvs } => self.add_groups(file, first, &cvs, 0),
+            Record::Flushed { upto } if upto > start => return false,
+            Record::Flushed { upto } => self.flushed = self.flushed.max(upto),
+            Record::Ended { file } => {
+                self.files.remove(&file);
+            }
+        }
+        true
+    }
+
+    /// Groups of a file that has ended meanwhile are of no interest, and such as the file cannot have are not believed.
+    fn add_groups(&mut self, file: u64, first: u32, cvs: &[Cv], end: u64) {
+        let Some(file) = self.files.get_mut(&file) else { return };
+        let bytes = file.part.source.bytes;
+        for (index, &cv) in (first..=u32::MAX).zip(cvs) {
+            if GroupSpan::of(bytes, index).is_none() {
+                return;
+            }
+            // the same contents again do not make what is stored less safe
+            let known = file.groups.get(&index).filter(|(there, _)| *there == cv);
+            let end = known.map_or(end, |&(_, before)| before.min(end));
+            file.groups.insert(index, (cv, end));
+        }
+    }
+}
+
+/// The records of a journal, one after the other.
+struct Records<R> {
+    source: BufReader<R>,
+    position: u64,
+}
+
+impl<R: Read> Records<R> {
+    /// The first record.
+    fn begin(&mut self) -> io::Result<Result<(Begin, BootId), JournalError>> {
+        let Some((kind, body)) = self.frame()? else { return Ok(Err(JournalError::Damaged)) };
+        Ok(match (record::version(kind, &body), Record::decode(kind, &body)) {
+            (Some(record::VERSION), Some(Record::Begin(begin, boot))) => Ok((begin, boot)),
+            (Some(found), _) if found != record::VERSION => Err(JournalError::OtherVersion { found }),
+            _ => Err(JournalError::Damaged),
+        })
+    }
+
+    fn next(&mut self) -> io::Result<Option<Record>> {
+        Ok(self.frame()?.and_then(|(kind, body)| Record::decode(kind, &body)))
+    }
+
+    /// A record's type and body, or `None` where none that is whole begins.
+    fn frame(&mut self) -> io::Result<Option<(u8, Vec<u8>)>> {
+        let mut head = [0; HEAD_BYTES];
+        if !self.fill(&mut head)? {
+            return Ok(None);
+        }
+        let [a, b, c, d, kind] = head;
+        let length = usize::try_from(u32::from_le_bytes([a, b, c, d])).unwrap_or(usize::MAX);
+        if length > BODY_BYTES_MAX {
+            return Ok(None);
+        }
+        let mut body = vec![0; length];
+        let mut checksum = [0; CRC_BYTES];
+        if !self.fill(&mut body)? || !self.fill(&mut checksum)? {
+            return Ok(None);
+        }
+        self.position += (HEAD_BYTES + length + CRC_BYTES) as u64;
+        let right = record::checksum(&head, &body) == u32::from_le_bytes(checksum);
+        Ok(right.then_some((kind, body)))
+    }
+
+    /// Fills `bytes`; `false` when the journal ends before.
+    fn fill(&mut self, bytes: &mut [u8]) -> io::Result<bool> {
+        match self.source.read_exact(bytes) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}

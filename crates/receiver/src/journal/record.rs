@@ -1,0 +1,235 @@
+//! The records: bytes to values and back.
+//!
+//! A record is the length of its body (u32), its type (u8), the body, and the CRC32C of all that. All numbers are
+//! little-endian. **Invariant:** the first record's frame, magic and version stand where they stand in every version.
+
+use zmove_types::{Cv, Name, RelPath, Timestamp, TransferId};
+
+use super::{Begin, JournalError, OWNER_BYTES_MAX, Part, SourceIdentity, TARGET_BYTES_MAX};
+
+/// The format that is written and read here.
+pub(super) const VERSION: u32 = 1;
+/// What a journal's first record begins with.
+pub(super) const MAGIC: [u8; 8] = *b"zmv-jrnl";
+/// Length and type.
+pub(super) const HEAD_BYTES: usize = 5;
+/// The checksum at the end.
+pub(super) const CRC_BYTES: usize = 4;
+/// The longest body, in bytes; checked before anything is allocated.
+pub(super) const BODY_BYTES_MAX: usize = 1 << 20;
+/// The most groups in one record.
+pub(super) const GROUPS_MAX: usize = 8192;
+
+/// What one run of the system is known by; zeros where the kernel does not tell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct BootId(pub(super) [u8; 16]);
+
+impl BootId {
+    /// This run of the system.
+    pub(super) fn current() -> Self {
+        let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        Self::parse(text.trim_end()).unwrap_or_default()
+    }
+
+    /// Reads 32 hexadecimal digits with dashes among them.
+    fn parse(text: &str) -> Option<Self> {
+        let number = u128::from_str_radix(&text.replace('-', ""), 16).ok()?;
+        let mut bytes = number.to_le_bytes();
+        // they stand in the order in which they are written
+        bytes.reverse();
+        Some(Self(bytes))
+    }
+}
+
+/// One record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Record {
+    /// The first one, and only that.
+    Begin(Begin, BootId),
+    /// A large file begins.
+    Part(u64, Part),
+    /// Groups from `first` on that have been written.
+    Groups { file: u64, first: u32, cvs: Vec<Cv> },
+    /// All groups in records that end at or before this offset have been flushed.
+    Flushed { upto: u64 },
+    /// A file has its name or is given up.
+    Ended { file: u64 },
+    /// Groups that had been flushed before they came into this journal.
+    Kept { file: u64, first: u32, cvs: Vec<Cv> },
+}
+
+const BEGIN: u8 = 1;
+const PART: u8 = 2;
+const GROUPS: u8 = 3;
+const FLUSHED: u8 = 4;
+const ENDED: u8 = 5;
+const KEPT: u8 = 6;
+
+impl Record {
+    /// The record's bytes.
+    ///
+    /// # Errors
+    /// [`JournalError::TooLong`] when a field cannot be carried.
+    pub(super) fn encode(&self) -> Result<Vec<u8>, JournalError> {
+        match self {
+            Self::Begin(begin, boot) => encode_begin(begin, *boot),
+            Self::Part(file, part) => encode_part(*file, part),
+            Self::Groups { file, first, cvs } => encode_groups(GROUPS, *file, *first, cvs),
+            Self::Kept { file, first, cvs } => encode_groups(KEPT, *file, *first, cvs),
+            Self::Flushed { upto } => frame(FLUSHED, &upto.to_le_bytes()),
+            Self::Ended { file } => frame(ENDED, &file.to_le_bytes()),
+        }
+    }
+
+    /// The record of a type and body whose checksum was right; `None` when it makes no sense.
+    pub(super) fn decode(kind: u8, body: &[u8]) -> Option<Self> {
+        let mut fields = Fields(body);
+        let record = match kind {
+            BEGIN => fields.begin()?,
+            PART => Self::Part(fields.u64()?, fields.part()?),
+            GROUPS | KEPT => {
+                let (file, first, cvs) = (fields.u64()?, fields.u32()?, fields.cvs()?);
+                if kind == KEPT { Self::Kept { file, first, cvs } } else { Self::Groups { file, first, cvs } }
+            }
+            FLUSHED => Self::Flushed { upto: fields.u64()? },
+            ENDED => Self::Ended { file: fields.u64()? },
+            _ => return None,
+        };
+        fields.0.is_empty().then_some(record)
+    }
+}
+
+/// The version of a first record, whichever it is; `None` when it is none.
+pub(super) fn version(kind: u8, body: &[u8]) -> Option<u32> {
+    let mut fields = Fields(body);
+    let magic = fields.array::<8>()?;
+    (kind == BEGIN && magic == MAGIC).then(|| fields.u32()).flatten()
+}
+
+/// The checksum over a record's head and body.
+pub(super) fn checksum(head: &[u8], body: &[u8]) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c(head), body)
+}
+
+fn frame(kind: u8, body: &[u8]) -> Result<Vec<u8>, JournalError> {
+    fits("a record", body.len(), BODY_BYTES_MAX)?;
+    let length = u32::try_from(body.len()).expect("it was just held against the limit");
+    let mut bytes = Vec::with_capacity(HEAD_BYTES + body.len() + CRC_BYTES);
+    bytes.extend_from_slice(&length.to_le_bytes());
+    bytes.push(kind);
+    bytes.extend_from_slice(body);
+    let checksum = crc32c::crc32c(&bytes);
+    bytes.extend_from_slice(&checksum.to_le_bytes());
+    Ok(bytes)
+}
+
+fn encode_begin(begin: &Begin, boot: BootId) -> Result<Vec<u8>, JournalError> {
+    let mut body = Vec::new();
+    body.extend_from_slice(&MAGIC);
+    body.extend_from_slice(&VERSION.to_le_bytes());
+    body.extend_from_slice(&boot.0);
+    body.extend_from_slice(&begin.transfer.0);
+    for number in [begin.device, begin.inode, begin.begun] {
+        body.extend_from_slice(&number.to_le_bytes());
+    }
+    put_text(&mut body, "the owner", &begin.owner, OWNER_BYTES_MAX)?;
+    put_text(&mut body, "the target", &begin.target, TARGET_BYTES_MAX)?;
+    frame(BEGIN, &body)
+}
+
+fn encode_part(file: u64, part: &Part) -> Result<Vec<u8>, JournalError> {
+    let mut body = Vec::new();
+    body.extend_from_slice(&file.to_le_bytes());
+    body.extend_from_slice(&part.inode.to_le_bytes());
+    put_time(&mut body, part.born);
+    body.extend_from_slice(&part.source.bytes.to_le_bytes());
+    put_time(&mut body, part.source.mtime);
+    put_time(&mut body, part.source.ctime);
+    body.extend_from_slice(&part.source.inode.to_le_bytes());
+    body.extend_from_slice(&part.source.device.to_le_bytes());
+    put_text(&mut body, "the path", part.path.as_bytes(), RelPath::BYTES_MAX)?;
+    put_text(&mut body, "the part's name", part.part.as_bytes(), Name::BYTES_MAX)?;
+    frame(PART, &body)
+}
+
+fn encode_groups(kind: u8, file: u64, first: u32, cvs: &[Cv]) -> Result<Vec<u8>, JournalError> {
+    let mut body = Vec::with_capacity(12 + 32 * cvs.len());
+    body.extend_from_slice(&file.to_le_bytes());
+    body.extend_from_slice(&first.to_le_bytes());
+    cvs.iter().for_each(|cv| body.extend_from_slice(&cv.0));
+    frame(kind, &body)
+}
+
+fn put_time(body: &mut Vec<u8>, time: Timestamp) {
+    body.extend_from_slice(&time.seconds.to_le_bytes());
+    body.extend_from_slice(&time.nanos.to_le_bytes());
+}
+
+fn put_text(body: &mut Vec<u8>, what: &'static str, text: &[u8], limit: usize) -> Result<(), JournalError> {
+    fits(what, text.len(), limit)?;
+    let length = u16::try_from(text.len()).expect("every limit is below 64 KiB");
+    body.extend_from_slice(&length.to_le_bytes());
+    body.extend_from_slice(text);
+    Ok(())
+}
+
+fn fits(what: &'static str, bytes: usize, limit: usize) -> Result<(), JournalError> {
+    if bytes > limit { Err(JournalError::TooLong { what, bytes, limit }) } else { Ok(()) }
+}
+
+/// Takes fields off the front of a body.
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        self.bytes(N)?.try_into().ok()
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    fn time(&mut self) -> Option<Timestamp> {
+        let (seconds, nanos) = (self.array().map(i64::from_le_bytes)?, self.u32()?);
+        (nanos < 1_000_000_000).then_some(Timestamp { seconds, nanos })
+    }
+
+    fn text(&mut self, limit: usize) -> Option<&'a [u8]> {
+        let length = usize::from(self.array().map(u16::from_le_bytes)?);
+        (length <= limit).then(|| self.bytes(length)).flatten()
+    }
+
+    fn begin(&mut self) -> Option<Record> {
+        let (_magic, _version) = (self.array::<8>()?, self.u32()?);
+        let (boot, transfer) = (BootId(self.array()?), TransferId(self.array()?));
+        let (device, inode, begun) = (self.u64()?, self.u64()?, self.u64()?);
+        let (owner, target) = (self.text(OWNER_BYTES_MAX)?.to_vec(), self.text(TARGET_BYTES_MAX)?.to_vec());
+        Some(Record::Begin(Begin { transfer, owner, target, device, inode, begun }, boot))
+    }
+
+    fn part(&mut self) -> Option<Part> {
+        let (inode, born) = (self.u64()?, self.time()?);
+        let (bytes, mtime, ctime) = (self.u64()?, self.time()?, self.time()?);
+        let source = SourceIdentity { bytes, mtime, ctime, inode: self.u64()?, device: self.u64()? };
+        let path = RelPath::from_bytes(self.text(RelPath::BYTES_MAX)?).ok()?;
+        let part = Name::from_bytes(self.text(Name::BYTES_MAX)?).ok()?;
+        (!path.is_root()).then_some(Part { path, part, source, inode, born })
+    }
+
+    fn cvs(&mut self) -> Option<Vec<Cv>> {
+        let (cvs, rest) = self.0.as_chunks::<32>();
+        let fits = (1..=GROUPS_MAX).contains(&cvs.len()) && rest.is_empty();
+        self.0 = rest;
+        fits.then(|| cvs.iter().copied().map(Cv).collect())
+    }
+}

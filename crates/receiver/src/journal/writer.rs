@@ -1,0 +1,302 @@
+//! Writes a journal: each event is one record, and each record one write.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Seek};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use zmove_types::{Cv, TransferId};
+
+use super::holding::{self, Held};
+use super::reader::replay;
+use super::record::{BootId, GROUPS_MAX, Record};
+use super::{Begin, FILES_MAX, JournalError, Part, UnfinishedFile};
+
+/// The journal of a running transfer. Dropped, it stays for another run; see [`remove`](Self::remove).
+#[derive(Debug)]
+pub struct Journal {
+    directory: PathBuf,
+    path: PathBuf,
+    state: Mutex<State>,
+}
+
+/// A position in a journal: everything that had been journalled when it was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    generation: u64,
+    position: u64,
+}
+
+#[derive(Debug)]
+struct State {
+    file: Arc<File>,
+    /// Counts how often the journal has been written anew: positions in another generation mean nothing.
+    generation: u64,
+    /// Where the next record goes.
+    end: u64,
+    /// Where the last record ends that a flush can speak of.
+    told: u64,
+    /// Up to where a flush has spoken.
+    flushed: u64,
+    /// Files that have not ended, with how many bytes of the journal are about each.
+    files: BTreeMap<u64, u64>,
+    /// At which length it is looked whether most of the journal is of no use any more.
+    compact_at: u64,
+    /// Whether the directory has been flushed since the journal got its name.
+    named: bool,
+    broken: bool,
+}
+
+/// What follows a transfer's id in the name of its journal.
+pub(super) const SUFFIX: &str = ".journal";
+/// The same while a journal is written anew.
+pub(super) const SUFFIX_NEW: &str = ".journal.new";
+/// The least length at which a journal is written anew.
+const COMPACT_BYTES_MIN: u64 = 8 << 20;
+/// A journal is written anew if no more than this part of it is about files that have not ended.
+const COMPACT_SHARE: u64 = 4;
+
+impl Journal {
+    /// Begins the journal of a transfer, in a directory that is made if it is not there.
+    ///
+    /// # Errors
+    /// [`JournalError::TooLong`] for an owner or target that is; [`JournalError::Io`] for what the system says, with
+    /// `AlreadyExists` when the transfer has a journal.
+    pub fn create(directory: &Path, begin: &Begin) -> Result<Self, JournalError> {
+        holding::ensure_directory(directory)?;
+        let first = Record::Begin(begin.clone(), BootId::current()).encode()?;
+        let [path, new] = [SUFFIX, SUFFIX_NEW].map(|suffix| path(directory, begin.transfer, suffix));
+        let held = Held::create(&new)?;
+        let mut state = State::new(held.file);
+        // under its own name it is never seen empty or free
+        let begun = state
+            .append(&first, &new)
+            .and_then(|()| fs::hard_link(&new, &path).map_err(JournalError::io("create", &path)));
+        let removed = fs::remove_file(&new).map_err(JournalError::io("remove", &new));
+        begun.and(removed)?;
+        Ok(Self { directory: directory.to_owned(), path, state: Mutex::new(state) })
+    }
+
+    /// A large file begins, or begins anew.
+    ///
+    /// # Errors
+    /// [`JournalError::TooManyFiles`] when [`FILES_MAX`] others have not ended; what the system says.
+    pub fn part(&self, file: u64, part: &Part) -> Result<(), JournalError> {
+        let mut state = self.state();
+        if state.files.len() >= FILES_MAX && !state.files.contains_key(&file) {
+            return Err(JournalError::TooManyFiles { limit: FILES_MAX });
+        }
+        state.tell(file, &Record::Part(file, part.clone()).encode()?, &self.path)
+    }
+
+    /// The groups of `file` from `first` on have been written, to the kernel. What is told of a file that has not begun,
+    /// or has ended, is not kept.
+    ///
+    /// # Errors
+    /// What the system says; the groups may then be missing.
+    pub fn groups(&self, file: u64, first: u32, cvs: &[Cv]) -> Result<(), JournalError> {
+        let mut state = self.state();
+        if !state.files.contains_key(&file) {
+            return Ok(());
+        }
+        for (first, cvs) in (first..=u32::MAX).step_by(GROUPS_MAX).zip(cvs.chunks(GROUPS_MAX)) {
+            state.tell(file, &Record::Groups { file, first, cvs: cvs.to_vec() }.encode()?, &self.path)?;
+        }
+        Ok(())
+    }
+
+    /// The position now. Everything that has been told before is in the kernel, so a flush that begins after this
+    /// speaks of it.
+    #[must_use]
+    pub fn mark(&self) -> Mark {
+        let state = self.state();
+        Mark { generation: state.generation, position: state.told }
+    }
+
+    /// Everything before `upto` is on stable storage by now; the journal goes there too.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn flushed(&self, upto: Mark) -> Result<(), JournalError> {
+        let mut state = self.state();
+        // a journal that was written anew meanwhile waits for the next flush
+        if upto.generation != state.generation || upto.position <= state.flushed {
+            return Ok(());
+        }
+        state.append(&Record::Flushed { upto: upto.position }.encode()?, &self.path)?;
+        state.flushed = upto.position;
+        self.sync(state)
+    }
+
+    /// The file has its name or is given up: there is no part of it any more.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn ended(&self, file: u64) -> Result<(), JournalError> {
+        let mut state = self.state();
+        if state.files.remove(&file).is_none() {
+            return Ok(());
+        }
+        state.append(&Record::Ended { file }.encode()?, &self.path)?;
+        state.told = state.end;
+        if state.end >= state.compact_at {
+            self.compact(&mut state);
+        }
+        Ok(())
+    }
+
+    /// Takes over a file that another journal holds, under the number that it has in this transfer, and flushes this
+    /// journal, so that the other one can be removed. The caller leaves out the groups that it does not trust: after a
+    /// reboot those which had not been flushed.
+    ///
+    /// # Errors
+    /// As [`part`](Self::part).
+    pub fn adopt(&self, file: u64, unfinished: &UnfinishedFile) -> Result<(), JournalError> {
+        self.part(file, &unfinished.part)?;
+        let mut state = self.state();
+        for run in runs(file, unfinished) {
+            state.tell(file, &run.encode()?, &self.path)?;
+        }
+        self.sync(state)
+    }
+
+    /// Removes the journal, since nothing is unfinished.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn remove(self) -> Result<(), JournalError> {
+        fs::remove_file(&self.path).map_err(JournalError::io("remove", &self.path))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Flushes the journal, and its name if that is new, while others go on writing.
+    fn sync(&self, state: MutexGuard<'_, State>) -> Result<(), JournalError> {
+        let (file, generation, named) = (Arc::clone(&state.file), state.generation, state.named);
+        drop(state);
+        file.sync_data().map_err(JournalError::io("flush", &self.path))?;
+        if !named {
+            holding::sync_directory(&self.directory)?;
+            let mut state = self.state();
+            state.named |= state.generation == generation;
+        }
+        Ok(())
+    }
+
+    /// Writes the journal anew if most of it is about files that have ended. Where that fails it stays as it is.
+    fn compact(&self, state: &mut State) {
+        if state.files.values().sum::<u64>() * COMPACT_SHARE <= state.end
+            && let Ok(Some(anew)) = self.anew(state)
+        {
+            *state = anew;
+        }
+        state.compact_at = COMPACT_BYTES_MIN.max(state.end * 2);
+    }
+
+    /// A journal of what is unfinished, in the place of the present one; `None` when that does not say what it should.
+    fn anew(&self, state: &State) -> Result<Option<State>, JournalError> {
+        let read = || {
+            let mut file = &*state.file;
+            file.rewind()?;
+            replay(file)
+        };
+        let unfinished = read().map_err(JournalError::io("read", &self.path))??.unfinished(BootId::current());
+        if !unfinished.files.iter().map(|file| &file.file).eq(state.files.keys()) {
+            return Ok(None);
+        }
+        let path = path(&self.directory, unfinished.begin.transfer, SUFFIX_NEW);
+        let held = Held::create(&path)?;
+        let written = write_anew(held, unfinished.begin, &unfinished.files, state.generation + 1);
+        let renamed = written.and_then(|anew| {
+            fs::rename(&path, &self.path).map_err(JournalError::io("rename", &path))?;
+            Ok(anew)
+        });
+        if renamed.is_err() {
+            let _best_effort = fs::remove_file(&path);
+        }
+        renamed.map(Some)
+    }
+}
+
+impl State {
+    fn new(file: File) -> Self {
+        Self {
+            file: Arc::new(file),
+            generation: 0,
+            end: 0,
+            told: 0,
+            flushed: 0,
+            files: BTreeMap::new(),
+            compact_at: COMPACT_BYTES_MIN,
+            named: false,
+            broken: false,
+        }
+    }
+
+    /// Appends a record about a file.
+    fn tell(&mut self, file: u64, record: &[u8], path: &Path) -> Result<(), JournalError> {
+        self.append(record, path)?;
+        self.told = self.end;
+        *self.files.entry(file).or_default() += record.len() as u64;
+        Ok(())
+    }
+
+    /// Appends a record as a whole or not at all.
+    fn append(&mut self, record: &[u8], path: &Path) -> Result<(), JournalError> {
+        if self.broken {
+            return Err(JournalError::Broken);
+        }
+        if let Err(error) = self.file.write_all_at(record, self.end) {
+            self.broken = self.file.set_len(self.end).is_err();
+            return Err(JournalError::io("write", path)(error));
+        }
+        self.end += record.len() as u64;
+        Ok(())
+    }
+}
+
+fn path(directory: &Path, transfer: TransferId, suffix: &str) -> PathBuf {
+    directory.join(format!("{transfer}{suffix}"))
+}
+
+/// Fills a new file with what is unfinished, and flushes it.
+fn write_anew(
+    held: Held,
+    begin: Begin,
+    files: &[UnfinishedFile],
+    generation: u64,
+) -> Result<State, JournalError> {
+    let mut state = State { generation, ..State::new(held.file) };
+    state.append(&Record::Begin(begin, BootId::current()).encode()?, &held.path)?;
+    for file in files {
+        state.tell(file.file, &Record::Part(file.file, file.part.clone()).encode()?, &held.path)?;
+        for run in runs(file.file, file) {
+            state.tell(file.file, &run.encode()?, &held.path)?;
+        }
+    }
+    let synced: io::Result<()> = state.file.sync_data();
+    synced.map_err(JournalError::io("flush", &held.path))?;
+    Ok(state)
+}
+
+/// The groups of a file in records of groups that follow each other: first those that were flushed, then the others.
+fn runs(file: u64, unfinished: &UnfinishedFile) -> Vec<Record> {
+    let mut runs = run_of(unfinished, true, |first, cvs| Record::Kept { file, first, cvs });
+    runs.extend(run_of(unfinished, false, |first, cvs| Record::Groups { file, first, cvs }));
+    runs
+}
+
+fn run_of(
+    unfinished: &UnfinishedFile,
+    flushed: bool,
+    record: impl Fn(u32, Vec<Cv>) -> Record,
+) -> Vec<Record> {
+    let groups: Vec<_> = unfinished.groups.iter().filter(|(_, group)| group.1 == flushed).collect();
+    let runs = groups.chunk_by(|(one, _), (next, _)| one.checked_add(1) == Some(**next));
+    let records = runs.flat_map(|run| run.chunks(GROUPS_MAX));
+    records.map(|run| record(*run[0].0, run.iter().map(|(_, (cv, _))| *cv).collect())).collect()
+}
