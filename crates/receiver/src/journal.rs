@@ -37,6 +37,9 @@ mod reader;
 mod record;
 mod writer;
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
 
 use zmove_types::{Cv, Name, RelPath, Timestamp, TransferId};

@@ -99,7 +99,7 @@ pub(super) fn sync_directory(path: &Path) -> Result<(), JournalError> {
 }
 
 /// Locks a file that still has a name; `false` when somebody else holds it, or has removed it meanwhile.
-fn lock(file: &File) -> io::Result<bool> {
+pub(super) fn lock(file: &File) -> io::Result<bool> {
     for _ in 0..GLANCES_MAX {
         match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(rustix::fs::fstat(file)?.st_nlink > 0),

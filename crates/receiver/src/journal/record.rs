@@ -233,3 +233,6 @@ impl<'a> Fields<'a> {
         fits.then(|| cvs.iter().copied().map(Cv).collect())
     }
 }
+
+#[cfg(test)]
+mod tests;

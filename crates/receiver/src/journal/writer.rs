@@ -189,7 +189,8 @@ impl Journal {
 
     /// Writes the journal anew if most of it is about files that have ended. Where that fails it stays as it is.
     fn compact(&self, state: &mut State) {
-        if state.files.values().sum::<u64>() * COMPACT_SHARE <= state.end
+        let of_use = state.files.values().sum::<u64>();
+        if of_use.saturating_mul(COMPACT_SHARE) <= state.end
             && let Ok(Some(anew)) = self.anew(state)
         {
             *state = anew;
@@ -299,4 +300,18 @@ fn run_of(
     let runs = groups.chunk_by(|(one, _), (next, _)| one.checked_add(1) == Some(**next));
     let records = runs.flat_map(|run| run.chunks(GROUPS_MAX));
     records.map(|run| record(*run[0].0, run.iter().map(|(_, (cv, _))| *cv).collect())).collect()
+}
+
+#[cfg(test)]
+impl Journal {
+    /// Writes the journal anew now.
+    pub(super) fn write_anew(&self) {
+        let mut state = self.state();
+        *state = self.anew(&state).unwrap().unwrap();
+    }
+
+    /// As if the file system had gone read-only.
+    pub(super) fn make_read_only(&self) {
+        self.state().file = Arc::new(File::open(&self.path).unwrap());
+    }
 }

@@ -1,0 +1,321 @@
+//! Whole journals: what is written comes back, and what is damaged does not.
+
+use super::holding::{self, Held};
+use super::reader::replay;
+use super::record::{BootId, Record};
+use super::*;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+mod model;
+
+fn begin(transfer: u8) -> Begin {
+    Begin {
+        transfer: TransferId([transfer; 16]),
+        owner: b"SHA256:x".to_vec(),
+        target: b"/data/run7".to_vec(),
+        device: 5,
+        inode: 6,
+        begun: 1_700_000_000,
+    }
+}
+
+/// A part of a file of `groups` groups, the last of them short.
+fn part(name: &str, groups: u64) -> Part {
+    let bytes = groups * zmove_types::GROUP_BYTES - 1;
+    let mtime = Timestamp { seconds: 1_600_000_000, nanos: 5 };
+    Part {
+        path: RelPath::from_bytes(format!("sub/{name}").as_bytes()).unwrap(),
+        part: Name::from_bytes(format!(".zmove-{name}").as_bytes()).unwrap(),
+        source: SourceIdentity { bytes, mtime, ctime: mtime, inode: 77, device: 88 },
+        inode: 99,
+        born: Timestamp { seconds: 1_600_000_001, nanos: 6 },
+    }
+}
+
+fn cvs(from: u8, count: u8) -> Vec<Cv> {
+    (from..from + count).map(|byte| Cv([byte; 32])).collect()
+}
+
+fn home() -> (tempfile::TempDir, PathBuf) {
+    let home = tempfile::tempdir().unwrap();
+    let directory = home.path().join("journal");
+    (home, directory)
+}
+
+fn the_only(directory: &Path) -> Orphan {
+    let mut taken = orphans(directory).unwrap();
+    assert_eq!(taken.len(), 1);
+    taken.remove(0).unwrap()
+}
+
+fn read(bytes: &[u8]) -> Result<Unfinished, JournalError> {
+    replay(bytes).unwrap().map(|replay| replay.unfinished(BootId::current()))
+}
+
+/// A journal with every type of record, and after each record where it ends.
+fn sample() -> (Vec<u8>, Vec<usize>) {
+    let records = [
+        Record::Begin(begin(1), BootId::current()),
+        Record::Part(1, part("one", 9)),
+        Record::Groups { file: 1, first: 0, cvs: cvs(1, 2) },
+        Record::Kept { file: 1, first: 7, cvs: cvs(8, 1) },
+        Record::Part(2, part("two", 4)),
+        Record::Groups { file: 2, first: 3, cvs: cvs(20, 1) },
+        Record::Flushed { upto: 0 },
+        Record::Groups { file: 1, first: 3, cvs: cvs(4, 3) },
+        Record::Ended { file: 2 },
+        Record::Flushed { upto: 0 },
+    ];
+    let (mut bytes, mut ends) = (Vec::new(), Vec::new());
+    for record in records {
+        let upto = bytes.len() as u64;
+        let record = if let Record::Flushed { .. } = record { Record::Flushed { upto } } else { record };
+        bytes.extend(record.encode().unwrap());
+        ends.push(bytes.len());
+    }
+    (bytes, ends)
+}
+
+#[test]
+fn a_journal_torn_anywhere_says_what_its_whole_records_say() {
+    let (bytes, ends) = sample();
+    for len in 0..=bytes.len() {
+        let torn = read(&bytes[..len]);
+        match ends.iter().rev().find(|&&end| end <= len) {
+            Some(&end) => assert_eq!(torn.unwrap(), read(&bytes[..end]).unwrap(), "{len}"),
+            None => assert!(matches!(torn, Err(JournalError::Damaged)), "{len}"),
+        }
+    }
+    let counts = |end: &usize| read(&bytes[..*end]).unwrap().files.iter().map(|file| file.groups.len()).sum();
+    let grown: Vec<usize> = ends.iter().map(counts).collect();
+    assert_eq!(grown, [0, 0, 2, 3, 3, 4, 4, 7, 6, 6], "each record counts");
+}
+
+#[test]
+fn a_journal_damaged_anywhere_says_what_stands_before() {
+    let (mut bytes, ends) = sample();
+    for position in 0..bytes.len() {
+        let before = ends.iter().rev().find(|&&end| end <= position).copied();
+        let expected = before.map(|end| read(&bytes[..end]).unwrap());
+        for flipped in [0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0xff, bytes[position]] {
+            bytes[position] ^= flipped;
+            match (&expected, read(&bytes)) {
+                (Some(expected), found) if flipped != 0 => {
+                    assert_eq!(&found.unwrap(), expected, "{position}")
+                }
+                (None, found) if flipped != 0 => {
+                    assert!(matches!(found, Err(JournalError::Damaged)), "{position} {found:?}");
+                }
+                (_, unchanged) => assert!(unchanged.is_ok()),
+            }
+            bytes[position] ^= flipped;
+        }
+    }
+}
+
+#[test]
+fn a_flush_speaks_only_of_what_was_told_before_its_mark() {
+    let (_home, directory) = home();
+    let journal = Journal::create(&directory, &begin(1)).unwrap();
+    journal.part(4, &part("x", 9)).unwrap();
+    journal.groups(4, 0, &cvs(1, 2)).unwrap();
+    let mark = journal.mark();
+    journal.groups(4, 5, &cvs(6, 1)).unwrap();
+    journal.flushed(mark).unwrap();
+    journal.groups(4, 0, &cvs(1, 1)).unwrap();
+    journal.groups(4, 1, &cvs(9, 1)).unwrap();
+    drop(journal);
+    let orphan = the_only(&directory);
+    let groups: Vec<_> = orphan.unfinished().files[0].groups.iter().map(|(i, group)| (*i, *group)).collect();
+    let expected = [
+        (0, (Cv([1; 32]), true)), // the same again
+        (1, (Cv([9; 32]), false)),
+        (5, (Cv([6; 32]), false)),
+    ];
+    assert_eq!(groups, expected);
+    assert!(orphan.unfinished().same_boot);
+}
+
+#[test]
+fn groups_that_a_file_cannot_have_are_left_out() {
+    let bytes: Vec<u8> = [
+        Record::Begin(begin(1), BootId::current()),
+        Record::Part(1, part("x", 3)),
+        Record::Groups { file: 1, first: 2, cvs: cvs(1, 2) },
+        Record::Groups { file: 1, first: u32::MAX, cvs: cvs(1, 2) },
+        Record::Groups { file: 9, first: 0, cvs: cvs(1, 2) },
+        Record::Ended { file: 9 },
+    ]
+    .iter()
+    .flat_map(|record| record.encode().unwrap())
+    .collect();
+    let unfinished = read(&bytes).unwrap();
+    assert_eq!(unfinished.files.len(), 1);
+    assert_eq!(unfinished.files[0].groups, BTreeMap::from([(2, (Cv([1; 32]), false))]));
+}
+
+#[test]
+fn another_boot_and_an_unknown_one_are_not_this_one() {
+    for (then, now, same) in [([1; 16], [1; 16], true), ([1; 16], [2; 16], false), ([0; 16], [0; 16], false)]
+    {
+        let bytes = Record::Begin(begin(1), BootId(then)).encode().unwrap();
+        let unfinished = replay(&bytes[..]).unwrap().unwrap().unfinished(BootId(now));
+        assert_eq!(unfinished.same_boot, same);
+    }
+}
+
+#[test]
+fn a_journal_of_another_version_is_told_and_left_alone() {
+    let (_home, directory) = home();
+    drop(Journal::create(&directory, &begin(1)).unwrap());
+    let path = directory.join(format!("{}.journal", TransferId([1; 16])));
+    let mut bytes = fs::read(&path).unwrap();
+    let body = bytes.len() - 4;
+    bytes[13] = 2;
+    let checksum = crc32c::crc32c(&bytes[..body]).to_le_bytes();
+    bytes[body..].copy_from_slice(&checksum);
+    fs::write(&path, &bytes).unwrap();
+    let taken = orphans(&directory).unwrap();
+    let [Err((told, JournalError::OtherVersion { found: 2 }))] = &taken[..] else { panic!("{taken:?}") };
+    assert_eq!(told, &path);
+    let listed = list(&directory).unwrap();
+    let text = listed[0].contents.as_ref().unwrap_err().to_string();
+    assert_eq!(text, "it has format version 2, and this zmove reads 1: use the release that wrote it");
+    assert_eq!(fs::read(&path).unwrap(), bytes);
+}
+
+#[test]
+fn a_journal_has_one_holder() {
+    let (_home, directory) = home();
+    let journal = Journal::create(&directory, &begin(1)).unwrap();
+    let again = Journal::create(&directory, &begin(1)).unwrap_err();
+    let JournalError::Io { source, .. } = again else { panic!("{again:?}") };
+    assert_eq!(source.kind(), std::io::ErrorKind::AlreadyExists);
+    assert!(orphans(&directory).unwrap().is_empty());
+    assert!(list(&directory).unwrap()[0].in_use);
+    drop(journal);
+    assert!(!list(&directory).unwrap()[0].in_use);
+    let orphan = the_only(&directory);
+    assert!(orphans(&directory).unwrap().is_empty());
+    assert!(!discard(orphan.path()).unwrap());
+    orphan.remove().unwrap();
+    assert_eq!(fs::read_dir(&directory).unwrap().count(), 0);
+}
+
+#[test]
+fn who_comes_to_a_lock_late_finds_nothing() {
+    let (_home, directory) = home();
+    drop(Journal::create(&directory, &begin(1)).unwrap());
+    let orphan = the_only(&directory);
+    let opened_before = holding::open(orphan.path()).unwrap().unwrap();
+    orphan.remove().unwrap();
+    assert!(!holding::lock(&opened_before).unwrap());
+}
+
+#[test]
+fn only_what_is_wanted_is_taken() {
+    let (_home, directory) = home();
+    for transfer in [1, 2] {
+        drop(Journal::create(&directory, &begin(transfer)).unwrap());
+    }
+    let wanted = |begin: &Begin| begin.transfer == TransferId([2; 16]);
+    let taken = orphans_where(&directory, wanted).unwrap();
+    assert_eq!(taken.len(), 1);
+    let free: Vec<_> = list(&directory).unwrap().iter().map(|listed| !listed.in_use).collect();
+    assert_eq!(free, [true, false]);
+}
+
+#[test]
+fn only_the_owner_may_read_a_journal() {
+    let (_home, directory) = home();
+    let _journal = Journal::create(&directory, &begin(1)).unwrap();
+    let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&directory), 0o700);
+    let names: Vec<_> = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(names, [directory.join("01010101010101010101010101010101.journal")]);
+    assert_eq!(mode(&names[0]), 0o600);
+}
+
+#[test]
+fn what_a_writer_left_half_made_is_swept_and_other_files_are_not() {
+    let (_home, directory) = home();
+    fs::create_dir(&directory).unwrap();
+    let left = directory.join("01010101010101010101010101010101.journal.new");
+    fs::write(&left, "").unwrap();
+    fs::write(directory.join("notes.journal"), "").unwrap();
+    fs::create_dir(directory.join("02020202020202020202020202020202.journal")).unwrap();
+    let being_made = directory.join("03030303030303030303030303030303.journal.new");
+    let _held = Held::create(&being_made).unwrap();
+    assert!(orphans(&directory).unwrap().is_empty() && list(&directory).unwrap().is_empty());
+    assert!(!left.exists() && being_made.exists() && directory.join("notes.journal").exists());
+    let nowhere = directory.join("nowhere");
+    assert!(orphans(&nowhere).unwrap().is_empty() && list(&nowhere).unwrap().is_empty());
+}
+
+#[test]
+fn what_is_adopted_keeps_what_was_flushed() {
+    let (_home, directory) = home();
+    let groups = BTreeMap::from_iter((0..9).map(|index| (index, (Cv([7; 32]), index % 3 != 1))));
+    let old = UnfinishedFile { file: 3, part: part("x", 9), groups };
+    let journal = Journal::create(&directory, &begin(2)).unwrap();
+    journal.part(5, &part("other", 2)).unwrap();
+    journal.groups(5, 0, &cvs(1, 1)).unwrap();
+    journal.adopt(8, &old).unwrap();
+    drop(journal);
+    let files = the_only(&directory).unfinished().files.clone();
+    assert_eq!(files[1], UnfinishedFile { file: 8, ..old });
+    assert_eq!(files[0].groups, BTreeMap::from([(0, (Cv([1; 32]), false))]), "no flush was told");
+}
+
+#[test]
+fn nothing_follows_a_record_that_could_not_be_taken_back() {
+    let (_home, directory) = home();
+    let journal = Journal::create(&directory, &begin(1)).unwrap();
+    journal.part(1, &part("x", 9)).unwrap();
+    journal.make_read_only();
+    let first = journal.groups(1, 0, &cvs(1, 1)).unwrap_err();
+    assert!(matches!(first, JournalError::Io { operation: "write", .. }), "{first:?}");
+    let then = journal.groups(1, 1, &cvs(2, 1)).unwrap_err();
+    assert!(matches!(then, JournalError::Broken), "{then:?}");
+}
+
+#[test]
+fn more_files_than_a_journal_holds_are_refused() {
+    let (_home, directory) = home();
+    let journal = Journal::create(&directory, &begin(1)).unwrap();
+    let files = u64::try_from(FILES_MAX).unwrap();
+    (0..files).for_each(|file| journal.part(file, &part("x", 2)).unwrap());
+    let refused = journal.part(files, &part("x", 2)).unwrap_err();
+    assert!(matches!(refused, JournalError::TooManyFiles { .. }), "{refused:?}");
+    journal.ended(0).unwrap();
+    journal.part(files, &part("x", 2)).unwrap();
+    drop(journal);
+    assert_eq!(the_only(&directory).unfinished().files.len(), FILES_MAX);
+}
+
+#[test]
+fn a_journal_does_not_grow_with_the_files_that_have_ended() {
+    let (_home, directory) = home();
+    let journal = Journal::create(&directory, &begin(1)).unwrap();
+    journal.part(0, &part("stays", 3)).unwrap();
+    journal.groups(0, 1, &cvs(1, 1)).unwrap();
+    let bytes = || list(&directory).unwrap()[0].bytes;
+    let all: Vec<_> = cvs(0, 255).into_iter().cycle().take(60_000).collect();
+    for file in 1..20 {
+        journal.part(file, &part("goes", 60_000)).unwrap();
+        journal.groups(file, 0, &all).unwrap();
+        journal.ended(file).unwrap();
+    }
+    assert!(bytes() < 12 << 20, "{}", bytes());
+    assert!(list(&directory).unwrap()[0].in_use && orphans(&directory).unwrap().is_empty());
+    let mark = journal.mark();
+    journal.groups(0, 2, &cvs(2, 1)).unwrap();
+    journal.flushed(mark).unwrap();
+    drop(journal);
+    let files = the_only(&directory).unfinished().files.clone();
+    let groups = BTreeMap::from([(1, (Cv([1; 32]), true)), (2, (Cv([2; 32]), false))]);
+    assert_eq!(files, [UnfinishedFile { file: 0, part: part("stays", 3), groups }]);
+    assert_eq!(fs::read_dir(&directory).unwrap().count(), 1);
+}
