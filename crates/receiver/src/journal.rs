@@ -30,6 +30,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod clean;
 mod error;
 mod holding;
 mod orphans;
@@ -42,8 +43,9 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use zmove_types::{Cv, Name, RelPath, Timestamp, TransferId};
+use zmove_types::{Cv, GroupSpan, Name, RelPath, Timestamp, TransferId};
 
+pub use clean::{CleanMode, CleanRule, Cleaned, PartFate, Unreachable, clean};
 pub use error::JournalError;
 pub use orphans::{Listed, Orphan, Taken, discard, list, orphans, orphans_where};
 pub use writer::{Journal, Mark};
@@ -115,6 +117,26 @@ pub struct UnfinishedFile {
     pub part: Part,
     /// The groups that have been written, each with whether it was flushed.
     pub groups: BTreeMap<u32, (Cv, bool)>,
+}
+
+impl UnfinishedFile {
+    /// How many bytes are in groups that have been written.
+    #[must_use]
+    pub fn bytes_written(&self) -> u64 {
+        self.bytes_of(|_flushed| true)
+    }
+
+    /// How many bytes are in groups that have been flushed.
+    #[must_use]
+    pub fn bytes_flushed(&self) -> u64 {
+        self.bytes_of(|flushed| flushed)
+    }
+
+    fn bytes_of(&self, counts: impl Fn(bool) -> bool) -> u64 {
+        let groups = self.groups.iter().filter(|(_, (_, flushed))| counts(*flushed));
+        let spans = groups.filter_map(|(index, _)| GroupSpan::of(self.part.source.bytes, *index));
+        spans.map(|span| u64::from(span.len)).sum()
+    }
 }
 
 /// The longest owner, in bytes.

@@ -44,7 +44,8 @@ impl Orphan {
     /// [`JournalError`]; the file is then left as it is.
     pub fn take(path: &Path) -> Result<Option<Self>, JournalError> {
         let Some(held) = Held::take(path)? else { return Ok(None) };
-        let modified = modified(&held.file, path)?;
+        let metadata = held.file.metadata().and_then(|metadata| metadata.modified());
+        let modified = metadata.map_err(JournalError::io("look at", path))?;
         let unfinished = read(&held.file, path)?;
         Ok(Some(Self { held, unfinished, modified }))
     }
@@ -116,12 +117,23 @@ pub fn discard(path: &Path) -> Result<bool, JournalError> {
     Held::take(path)?.map_or(Ok(false), |held| held.remove().map(|()| true))
 }
 
+/// The paths of all journals in `directory`, each with when it was last written.
+pub(super) fn aged(directory: &Path) -> Result<Vec<(PathBuf, SystemTime)>, JournalError> {
+    let mut aged = Vec::new();
+    for path in journals(directory, SUFFIX)? {
+        if let Some(metadata) = metadata(&path)? {
+            let modified = metadata.modified().map_err(JournalError::io("look at", &path))?;
+            aged.push((path, modified));
+        }
+    }
+    Ok(aged)
+}
+
 fn take_if(path: &Path, wanted: &impl Fn(&Begin) -> bool) -> Result<Option<Orphan>, JournalError> {
     let Some(file) = holding::open(path)? else { return Ok(None) };
     match reader::begin(&file).map_err(JournalError::io("read", path))? {
         Ok(begin) if wanted(&begin) => Orphan::take(path),
         Ok(_of_no_interest) => Ok(None),
-        // its writer may just be making it
         Err(error) => Held::take(path)?.map_or(Ok(None), |_held| Err(error)),
     }
 }
@@ -135,16 +147,28 @@ fn sweep(directory: &Path) -> Result<(), JournalError> {
 }
 
 fn look_at(path: PathBuf) -> Result<Option<Listed>, JournalError> {
-    let Some(file) = holding::open(&path)? else { return Ok(None) };
-    let in_use = holding::is_in_use(&file).map_err(JournalError::io("lock", &path))?;
-    let bytes = file.metadata().map_err(JournalError::io("look at", &path))?.len();
-    let modified = modified(&file, &path)?;
-    let contents = read(&file, &path);
-    Ok(Some(Listed { path, in_use, bytes, modified, contents }))
+    let Some(metadata) = metadata(&path)? else { return Ok(None) };
+    let modified = metadata.modified().map_err(JournalError::io("look at", &path))?;
+    let opened = holding::open(&path).and_then(|file| {
+        let Some(file) = file else { return Ok(None) };
+        let in_use = holding::is_in_use(&file).map_err(JournalError::io("lock", &path))?;
+        Ok(Some((in_use, read(&file, &path))))
+    });
+    let (in_use, contents) = match opened {
+        Ok(Some(found)) => found,
+        Ok(None) => return Ok(None),
+        Err(error) => (false, Err(error)),
+    };
+    Ok(Some(Listed { path, in_use, bytes: metadata.len(), modified, contents }))
 }
 
-fn modified(file: &File, path: &Path) -> Result<SystemTime, JournalError> {
-    file.metadata().and_then(|metadata| metadata.modified()).map_err(JournalError::io("look at", path))
+/// A regular file's metadata; `None` where there is none.
+fn metadata(path: &Path) -> Result<Option<fs::Metadata>, JournalError> {
+    match fs::symlink_metadata(path) {
+        Ok(metadata) => Ok(metadata.is_file().then_some(metadata)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(JournalError::io("look at", path)(error)),
+    }
 }
 
 fn read(file: &File, path: &Path) -> Result<Unfinished, JournalError> {

@@ -20,6 +20,8 @@ pub(super) const BODY_BYTES_MAX: usize = 1 << 20;
 /// The most groups in one record.
 pub(super) const GROUPS_MAX: usize = 8192;
 
+const NANOS_MAX: u32 = 999_999_999;
+
 /// What one run of the system is known by; zeros where the kernel does not tell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct BootId(pub(super) [u8; 16]);
@@ -162,7 +164,8 @@ fn encode_groups(kind: u8, file: u64, first: u32, cvs: &[Cv]) -> Result<Vec<u8>,
 
 fn put_time(body: &mut Vec<u8>, time: Timestamp) {
     body.extend_from_slice(&time.seconds.to_le_bytes());
-    body.extend_from_slice(&time.nanos.to_le_bytes());
+    // what is written can be read
+    body.extend_from_slice(&time.nanos.min(NANOS_MAX).to_le_bytes());
 }
 
 fn put_text(body: &mut Vec<u8>, what: &'static str, text: &[u8], limit: usize) -> Result<(), JournalError> {
@@ -201,7 +204,7 @@ impl<'a> Fields<'a> {
 
     fn time(&mut self) -> Option<Timestamp> {
         let (seconds, nanos) = (self.array().map(i64::from_le_bytes)?, self.u32()?);
-        (nanos < 1_000_000_000).then_some(Timestamp { seconds, nanos })
+        (nanos <= NANOS_MAX).then_some(Timestamp { seconds, nanos })
     }
 
     fn text(&mut self, limit: usize) -> Option<&'a [u8]> {
@@ -223,7 +226,7 @@ impl<'a> Fields<'a> {
         let source = SourceIdentity { bytes, mtime, ctime, inode: self.u64()?, device: self.u64()? };
         let path = RelPath::from_bytes(self.text(RelPath::BYTES_MAX)?).ok()?;
         let part = Name::from_bytes(self.text(Name::BYTES_MAX)?).ok()?;
-        (!path.is_root()).then_some(Part { path, part, source, inode, born })
+        Some(Part { path, part, source, inode, born })
     }
 
     fn cvs(&mut self) -> Option<Vec<Cv>> {

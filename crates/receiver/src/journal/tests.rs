@@ -8,6 +8,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+mod cleaning;
 mod model;
 
 fn begin(transfer: u8) -> Begin {
@@ -154,6 +155,18 @@ fn groups_that_a_file_cannot_have_are_left_out() {
     let unfinished = read(&bytes).unwrap();
     assert_eq!(unfinished.files.len(), 1);
     assert_eq!(unfinished.files[0].groups, BTreeMap::from([(2, (Cv([1; 32]), false))]));
+}
+
+#[test]
+fn what_no_writer_says_is_not_believed() {
+    let (bytes, ends) = sample();
+    let expected = read(&bytes).unwrap();
+    let of_the_future = Record::Flushed { upto: *ends.last().unwrap() as u64 + 1 };
+    for wrong in [of_the_future, Record::Begin(begin(2), BootId::current())] {
+        let then = Record::Part(9, part("after", 2));
+        let tail = [wrong.encode().unwrap(), then.encode().unwrap()].concat();
+        assert_eq!(read(&[&bytes[..], &tail].concat()).unwrap(), expected, "{wrong:?}");
+    }
 }
 
 #[test]

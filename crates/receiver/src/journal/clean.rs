@@ -1,0 +1,193 @@
+//! Removes journals that nobody comes back for, and what they speak of.
+//!
+//! **Invariant:** nothing is removed but a part file that its journal tells by directory, name, inode and time of birth,
+//! reached beneath the target directory that it tells, while no running transfer has it.
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::{AtFlags, FileType, StatxFlags};
+use zmove_disk::Tree;
+use zmove_types::{RelPath, Timestamp};
+
+use super::orphans::{self, Listed, Orphan, discard, list};
+use super::{JournalError, Part, Unfinished};
+
+/// Which journals go.
+#[derive(Clone, Copy, Debug)]
+pub struct CleanRule {
+    /// Those that nobody has written for so long.
+    pub older_than: Duration,
+    /// What happens to the journal of a target that cannot be reached.
+    pub unreachable: Unreachable,
+    /// Whether anything is really removed.
+    pub mode: CleanMode,
+}
+
+/// What happens to the journal of a target that cannot be reached, say because it is not mounted now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unreachable {
+    /// It stays for another time.
+    Keep,
+    /// It goes, and the part files stay for ever.
+    Remove,
+}
+
+/// Whether anything is really removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CleanMode {
+    /// Everything that is told as removed is.
+    Remove,
+    /// Nothing is; what is told would be.
+    DryRun,
+}
+
+/// What has become of one journal that was old enough.
+#[derive(Debug)]
+pub struct Cleaned {
+    /// Where it is or was.
+    pub path: PathBuf,
+    /// When it was last written.
+    pub modified: SystemTime,
+    /// What it said.
+    pub contents: Result<Unfinished, JournalError>,
+    /// What has become of the part file of each file that it spoke of, in the same order.
+    pub parts: Vec<PartFate>,
+    /// Whether it is gone.
+    pub removed: Result<bool, JournalError>,
+}
+
+/// What has become of a part file.
+#[derive(Debug)]
+pub enum PartFate {
+    /// It is removed.
+    Removed,
+    /// It was not there any more.
+    Gone,
+    /// A transfer that runs has taken it over.
+    InUse,
+    /// Another file has its name.
+    Replaced,
+    /// The path of the target leads to another directory than the one that was meant.
+    Elsewhere,
+    /// It could not be reached or removed.
+    Failed(io::Error),
+}
+
+/// Removes the journals in `directory` that are as old as `rule` says and that nobody holds, with their part files. One
+/// that cannot be read goes alone, since its part files are not known.
+///
+/// # Errors
+/// [`JournalError`] when the directory cannot be read. What fails of one journal is told with it.
+pub fn clean(directory: &Path, rule: &CleanRule) -> Result<Vec<Cleaned>, JournalError> {
+    let now = SystemTime::now();
+    // one of the future is young
+    let age = |modified: SystemTime| now.duration_since(modified).unwrap_or_default();
+    let old = orphans::aged(directory)?.into_iter();
+    let old: Vec<_> = old.filter(|(_, modified)| age(*modified) >= rule.older_than).collect();
+    if old.is_empty() {
+        return Ok(Vec::new());
+    }
+    let in_use = parts_in_use(list(directory)?);
+    let cleaned = old.into_iter();
+    let cleaned = cleaned.filter_map(|(path, modified)| clean_one(path, modified, rule, &in_use));
+    Ok(cleaned.collect())
+}
+
+/// The inode and birth of all part files of transfers that run.
+fn parts_in_use(journals: Vec<Listed>) -> HashSet<(u64, Timestamp)> {
+    let in_use = journals.into_iter().filter(|listed| listed.in_use);
+    let files = in_use.filter_map(|listed| listed.contents.ok()).flat_map(|unfinished| unfinished.files);
+    files.map(|file| (file.part.inode, file.part.born)).collect()
+}
+
+fn clean_one(
+    path: PathBuf,
+    modified: SystemTime,
+    rule: &CleanRule,
+    in_use: &HashSet<(u64, Timestamp)>,
+) -> Option<Cleaned> {
+    let orphan = match Orphan::take(&path) {
+        Ok(orphan) => orphan?,
+        Err(error) => {
+            let removed = if rule.mode == CleanMode::Remove { discard(&path) } else { Ok(true) };
+            return Some(Cleaned { path, modified, contents: Err(error), parts: Vec::new(), removed });
+        }
+    };
+    let parts = clean_parts(orphan.unfinished(), rule.mode, in_use);
+    let missed = parts.iter().any(|fate| matches!(fate, PartFate::Failed(_) | PartFate::Elsewhere));
+    let keep = missed && rule.unreachable == Unreachable::Keep;
+    let contents = Ok(orphan.unfinished().clone());
+    let removed = match rule.mode {
+        _ if keep => Ok(false),
+        CleanMode::DryRun => Ok(true),
+        CleanMode::Remove => orphan.remove().map(|()| true),
+    };
+    Some(Cleaned { path, modified, contents, parts, removed })
+}
+
+fn clean_parts(
+    unfinished: &Unfinished,
+    mode: CleanMode,
+    in_use: &HashSet<(u64, Timestamp)>,
+) -> Vec<PartFate> {
+    let target = open_target(unfinished);
+    let files = unfinished.files.iter().map(|file| match &target {
+        _ if in_use.contains(&(file.part.inode, file.part.born)) => PartFate::InUse,
+        Ok(Some(tree)) => clean_part(tree, &file.part, unfinished, mode).unwrap_or_else(PartFate::Failed),
+        Ok(None) => PartFate::Elsewhere,
+        Err(error) => PartFate::Failed(again(error)),
+    });
+    files.collect()
+}
+
+/// The target directory, if its path still leads to the one that was meant. Devices may be numbered anew at each boot.
+fn open_target(unfinished: &Unfinished) -> io::Result<Option<Tree>> {
+    let begin = &unfinished.begin;
+    let tree = Tree::open(Path::new(OsStr::from_bytes(&begin.target)))?;
+    let stat = rustix::fs::fstat(tree.fd())?;
+    let same_device = stat.st_dev == begin.device || !unfinished.same_boot;
+    Ok((same_device && stat.st_ino == begin.inode).then_some(tree))
+}
+
+fn clean_part(tree: &Tree, part: &Part, unfinished: &Unfinished, mode: CleanMode) -> io::Result<PartFate> {
+    let gone = |error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound => Ok(PartFate::Gone),
+        io::ErrorKind::NotADirectory => Ok(PartFate::Replaced),
+        _ => Err(error),
+    };
+    let directory = match tree.open_directory(&part.path.parent().unwrap_or_else(RelPath::root)) {
+        Ok(directory) => directory,
+        Err(error) => return gone(error),
+    };
+    let (name, flags) = (part.part.as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
+    let asked = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::BTIME;
+    let stat = match rustix::fs::statx(directory.as_fd(), name, flags, asked) {
+        Ok(stat) => stat,
+        Err(error) => return gone(error.into()),
+    };
+    let born = Timestamp { seconds: stat.stx_btime.tv_sec, nanos: stat.stx_btime.tv_nsec };
+    let regular = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::RegularFile;
+    let certain = unfinished.same_boot || part.born != Timestamp::default();
+    if !regular || !certain || stat.stx_ino != part.inode || !same_birth(part.born, born) {
+        return Ok(PartFate::Replaced);
+    }
+    if mode == CleanMode::Remove {
+        rustix::fs::unlinkat(directory.as_fd(), name, AtFlags::empty())?;
+    }
+    Ok(PartFate::Removed)
+}
+
+/// A file system that does not keep the time of birth says 0.
+fn same_birth(told: Timestamp, found: Timestamp) -> bool {
+    told == Timestamp::default() || told == found
+}
+
+fn again(error: &io::Error) -> io::Error {
+    error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error)
+}
