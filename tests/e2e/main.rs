@@ -19,6 +19,7 @@ mod bad_targets;
 mod breakage;
 mod changing;
 mod clear;
+mod journal;
 mod limit;
 mod manifest;
 mod many_lanes;

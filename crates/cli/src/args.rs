@@ -8,6 +8,8 @@ use clap::{Parser, Subcommand, ValueEnum};
 use zmove_transport::Fingerprint;
 use zmove_types::RateLimit;
 
+use crate::age::Age;
+
 /// Moves trees of any shape between data transfer nodes: encrypted, verified, at the speed of the path.
 #[derive(Debug, Parser)]
 #[command(name = "zmove", version, max_term_width = 100, after_help = EXAMPLES)]
@@ -24,6 +26,7 @@ Examples:
   zmove push run7 /mnt/backup               to a local directory, through the same pipeline
   zmove scan run7                           how many files of what size
   zmove trace t --svg t.svg                 draw what 'zmove push --trace t' wrote
+  zmove journal list                        what broken transfers have left here
 
 On the receiving host, once for each sender:
   zmove allow SHA256:... --name alice --root /data --write
@@ -33,8 +36,8 @@ The sender's fingerprint is what 'zmove key show' prints there.
 Exit codes: 0 all done and flushed; 1 usage; 2 other protocol version; 3 target refused; 5 not
 authenticated; 10 no connection; 11 file error; 12 connection lost or protocol broken;
 20 interrupted; 23 some files failed (each is named).
-ZMOVE_HOME is where keys and known paths are kept (default ~/.config/zmove; for a daemon run as
-root /etc/zmove).";
+ZMOVE_HOME is where keys, known paths and journals are kept (default ~/.config/zmove; for a daemon
+run as root /etc/zmove).";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -50,6 +53,8 @@ pub(crate) enum Command {
     Scan(ScanArgs),
     /// Sum up or draw what 'push --trace' wrote
     Trace(TraceArgs),
+    /// Show or remove what broken transfers have left here to go on from (on the receiving host)
+    Journal(JournalArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -193,6 +198,9 @@ pub(crate) struct ServeArgs {
     /// Let senders that ask for it ('push --cipher none') send names and contents in clear
     #[arg(long)]
     pub(crate) allow_clear: bool,
+    /// Remove what a broken transfer has left when nobody has come back for it in so long: 90s, 30min, 12h, 7d, 2w
+    #[arg(long, value_name = "AGE", default_value = "7d")]
+    pub(crate) journal_age: Age,
     #[command(flatten)]
     pub(crate) storage: StorageArgs,
 }
@@ -241,3 +249,42 @@ pub(crate) struct TraceArgs {
     #[arg(long, value_name = "OUT")]
     pub(crate) svg: Option<PathBuf>,
 }
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct JournalArgs {
+    #[command(subcommand)]
+    pub(crate) command: JournalCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum JournalCommand {
+    /// Show the unfinished transfers: to where, by whom, since when, and how much of each large file is here
+    List(JournalListArgs),
+    /// Remove unfinished transfers that nobody has come back for, with their part files
+    Clean(JournalCleanArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct JournalListArgs {
+    /// Print each journal as a JSON object on a line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = JOURNAL_CLEAN_HELP)]
+pub(crate) struct JournalCleanArgs {
+    /// Those that were last written so long ago: 90s, 30min, 12h, 7d, 2w
+    #[arg(long, value_name = "AGE", default_value = "7d")]
+    pub(crate) older_than: Age,
+    /// All that are not in use, of any age, also those whose target cannot be reached now
+    #[arg(long, conflicts_with = "older_than")]
+    pub(crate) all: bool,
+    /// Only say what would be removed
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+const JOURNAL_CLEAN_HELP: &str = "\
+A part file is removed only if it is the one that the journal means: by name, inode and time of
+birth, in the target directory that it was made in. Anything else is named and left.";

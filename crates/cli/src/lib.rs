@@ -2,10 +2,12 @@
 //!
 //! Only here are there exit codes, prompts and bars; the libraries report events and errors.
 
+mod age;
 mod allow;
 mod args;
 mod dial;
 mod exit;
+mod journal;
 mod key;
 mod location;
 mod paths;
@@ -41,6 +43,7 @@ pub fn main() -> ExitCode {
         Command::Allow(args) => allow::run(args),
         Command::Scan(args) => scan::run(&args),
         Command::Trace(args) => trace::run(&args),
+        Command::Journal(args) => journal::run(&args),
     };
     match done {
         Ok(exit) => exit.into(),

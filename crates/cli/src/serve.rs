@@ -1,18 +1,27 @@
 //! `zmove serve`: the receiver in the foreground.
 
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
 use anyhow::{Context, Result};
 use tokio::signal::unix::{SignalKind, signal};
 use zmove_receiver::{Daemon, ReceiverConfig};
 use zmove_transport::{AuthorizedKeys, Identity, Listener, SocketConfig, TransportChoice};
 use zmove_types::ByteCount;
 
+use crate::age::Age;
 use crate::args::{ListenArg, ServeArgs};
 use crate::exit::Exit;
+use crate::journal;
 use crate::settings;
 use crate::terminal;
 
 /// With less, a receiver that has to wait for a core loses packets.
 const UDP_BUFFER_BYTES_WANTED: usize = 4 << 20;
+
+/// How often it is looked for journals that nobody has come back for.
+const JOURNALS_EVERY: Duration = Duration::from_secs(60 * 60);
 
 /// Runs `zmove serve` until it is told to stop.
 pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
@@ -48,6 +57,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
                 ByteCount(held as u64)
             ));
         }
+        tokio::spawn(expire_journals(journal::directory(&home), args.journal_age));
         let daemon = Daemon::new(listener, home, config, |event| terminal::warn(event));
         let mut terminate = signal(SignalKind::terminate()).context("handle SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("handle SIGINT")?;
@@ -66,4 +76,15 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
     })?;
     runtime.shutdown_background();
     Ok(Exit::Done)
+}
+
+/// Removes journals that are too old, now and every hour.
+async fn expire_journals(directory: PathBuf, age: Age) {
+    let directory: Arc<Path> = directory.into();
+    loop {
+        let directory = Arc::clone(&directory);
+        // a panic has been told, and the next hour may have more luck
+        let _told = tokio::task::spawn_blocking(move || journal::expire(&directory, age)).await;
+        tokio::time::sleep(JOURNALS_EVERY).await;
+    }
 }

@@ -15,6 +15,11 @@ pub(crate) fn print(text: impl Display) {
     let _nobody_reads = write!(stdout, "{text}").and_then(|()| stdout.flush());
 }
 
+/// One line on standard output.
+pub(crate) fn say(text: impl Display) {
+    print(format_args!("{}\n", Printable(text)));
+}
+
 /// Text whose control characters are escaped.
 struct Printable<T>(T);
 

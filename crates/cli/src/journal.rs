@@ -1,0 +1,56 @@
+//! `zmove journal`: what broken transfers have left at this receiver, and its removal, also by a daemon.
+
+mod clean;
+mod list;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::Result;
+
+use crate::age::Age;
+use crate::args::{JournalArgs, JournalCommand};
+use crate::exit::Exit;
+use crate::settings::{self, Role};
+
+pub(crate) use clean::expire;
+
+/// Runs `zmove journal`.
+pub(crate) fn run(args: &JournalArgs) -> Result<Exit> {
+    match &args.command {
+        JournalCommand::List(args) => list::run(args, &directories()?),
+        JournalCommand::Clean(args) => clean::run(args, &directories()?),
+    }
+}
+
+/// Where the journals of a receiver are that has its keys in `home`.
+pub(crate) fn directory(home: &Path) -> PathBuf {
+    home.join("journal")
+}
+
+/// Where daemons and local pushes of this user keep their journals.
+fn directories() -> Result<Vec<PathBuf>> {
+    let mut directories = Vec::new();
+    for role in [Role::Daemon, Role::Client] {
+        let directory = directory(&settings::home(role)?);
+        if !directories.contains(&directory) {
+            directories.push(directory);
+        }
+    }
+    Ok(directories)
+}
+
+/// How a journal is called: by its transfer.
+fn name(path: &Path) -> String {
+    path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// How long ago a moment was; none if it is still to come.
+fn age(moment: SystemTime) -> Age {
+    Age(SystemTime::now().duration_since(moment).unwrap_or_default())
+}
+
+/// How long ago a moment in seconds since 1970 was.
+fn age_of_seconds(seconds: u64) -> Age {
+    UNIX_EPOCH.checked_add(Duration::from_secs(seconds)).map_or(Age(Duration::ZERO), age)
+}
