@@ -23,16 +23,11 @@ pub(crate) fn run(args: &JournalArgs) -> Result<Exit> {
     }
 }
 
-/// Where the journals of a receiver are that has its keys in `home`.
-pub(crate) fn directory(home: &Path) -> PathBuf {
-    home.join("journal")
-}
-
 /// Where daemons and local pushes of this user keep their journals.
 fn directories() -> Result<Vec<PathBuf>> {
     let mut directories = Vec::new();
     for role in [Role::Daemon, Role::Client] {
-        let directory = directory(&settings::home(role)?);
+        let directory = settings::journals(&settings::home(role)?);
         if !directories.contains(&directory) {
             directories.push(directory);
         }

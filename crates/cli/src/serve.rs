@@ -57,7 +57,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
                 ByteCount(held as u64)
             ));
         }
-        tokio::spawn(expire_journals(journal::directory(&home), args.journal_age));
+        tokio::spawn(expire_journals(settings::journals(&home), args.journal_age));
         let daemon = Daemon::new(listener, home, config, |event| terminal::warn(event));
         let mut terminate = signal(SignalKind::terminate()).context("handle SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("handle SIGINT")?;

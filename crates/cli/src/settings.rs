@@ -1,6 +1,6 @@
 //! What will run: where keys are, how many lanes, how storage is reached, and the process's own limits.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,6 +30,11 @@ pub(crate) fn home(role: Role) -> Result<PathBuf> {
     }
     let home = std::env::home_dir().context("no home directory: set HOME or ZMOVE_HOME")?;
     Ok(home.join(".config/zmove"))
+}
+
+/// Where a receiver keeps the journals of what is unfinished.
+pub(crate) fn journals(home: &Path) -> PathBuf {
+    home.join("journal")
 }
 
 /// Raises the limit of open files as far as it goes: descriptors are held for directories, files and lanes.

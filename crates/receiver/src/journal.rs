@@ -45,7 +45,7 @@ use std::collections::BTreeMap;
 
 use zmove_types::{Cv, GroupSpan, Name, RelPath, Timestamp, TransferId};
 
-pub use clean::{CleanMode, CleanRule, Cleaned, PartFate, Unreachable, clean};
+pub use clean::{CleanMode, CleanRule, Cleaned, PartFate, Unreachable, birth_of, clean};
 pub use error::JournalError;
 pub use orphans::{Listed, Orphan, Taken, discard, list, orphans, orphans_where};
 pub use writer::{Journal, Mark};
@@ -78,8 +78,6 @@ pub struct SourceIdentity {
     pub ctime: Timestamp,
     /// Which file it is on its file system.
     pub inode: u64,
-    /// Which file system it is on.
-    pub device: u64,
 }
 
 /// A large file that is being written, and where its bytes are.
@@ -93,7 +91,7 @@ pub struct Part {
     pub source: SourceIdentity,
     /// The inode of the part file.
     pub inode: u64,
-    /// When the part file was made; zero where the file system does not tell.
+    /// When the part file was made ([`birth_of`]); zero where the file system does not tell.
     pub born: Timestamp,
 }
 

@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{AtFlags, FileType, StatxFlags};
+use rustix::fs::{AtFlags, FileType, Statx, StatxFlags};
 use zmove_disk::Tree;
 use zmove_types::{RelPath, Timestamp};
 
@@ -139,23 +139,25 @@ fn clean_parts(
     let target = open_target(unfinished);
     let files = unfinished.files.iter().map(|file| match &target {
         _ if in_use.contains(&(file.part.inode, file.part.born)) => PartFate::InUse,
-        Ok(Some(tree)) => clean_part(tree, &file.part, unfinished, mode).unwrap_or_else(PartFate::Failed),
+        Ok(Some(tree)) => clean_part(tree, &file.part, mode).unwrap_or_else(PartFate::Failed),
         Ok(None) => PartFate::Elsewhere,
         Err(error) => PartFate::Failed(again(error)),
     });
     files.collect()
 }
 
-/// The target directory, if its path still leads to the one that was meant. Devices may be numbered anew at each boot.
+/// The target directory, if its path still leads to the one that was meant. Devices may be numbered anew at each boot; then
+/// only a part whose birth is known is certain.
 fn open_target(unfinished: &Unfinished) -> io::Result<Option<Tree>> {
     let begin = &unfinished.begin;
     let tree = Tree::open(Path::new(OsStr::from_bytes(&begin.target)))?;
     let stat = rustix::fs::fstat(tree.fd())?;
-    let same_device = stat.st_dev == begin.device || !unfinished.same_boot;
+    let births = || unfinished.files.iter().all(|file| file.part.born != Timestamp::default());
+    let same_device = stat.st_dev == begin.device || (!unfinished.same_boot && births());
     Ok((same_device && stat.st_ino == begin.inode).then_some(tree))
 }
 
-fn clean_part(tree: &Tree, part: &Part, unfinished: &Unfinished, mode: CleanMode) -> io::Result<PartFate> {
+fn clean_part(tree: &Tree, part: &Part, mode: CleanMode) -> io::Result<PartFate> {
     let gone = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound => Ok(PartFate::Gone),
         io::ErrorKind::NotADirectory => Ok(PartFate::Replaced),
@@ -171,16 +173,25 @@ fn clean_part(tree: &Tree, part: &Part, unfinished: &Unfinished, mode: CleanMode
         Ok(stat) => stat,
         Err(error) => return gone(error.into()),
     };
-    let born = Timestamp { seconds: stat.stx_btime.tv_sec, nanos: stat.stx_btime.tv_nsec };
     let regular = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::RegularFile;
-    let certain = unfinished.same_boot || part.born != Timestamp::default();
-    if !regular || !certain || stat.stx_ino != part.inode || !same_birth(part.born, born) {
+    if !regular || stat.stx_ino != part.inode || !same_birth(part.born, birth(&stat)) {
         return Ok(PartFate::Replaced);
     }
     if mode == CleanMode::Remove {
         rustix::fs::unlinkat(directory.as_fd(), name, AtFlags::empty())?;
     }
     Ok(PartFate::Removed)
+}
+
+/// When an open file was made, as a [`Part`] tells it; zero where the file system or the kernel does not.
+#[must_use]
+pub fn birth_of(file: impl AsFd) -> Timestamp {
+    rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME)
+        .map_or(Timestamp::default(), |stat| birth(&stat))
+}
+
+fn birth(stat: &Statx) -> Timestamp {
+    Timestamp { seconds: stat.stx_btime.tv_sec, nanos: stat.stx_btime.tv_nsec }
 }
 
 /// A file system that does not keep the time of birth says 0.

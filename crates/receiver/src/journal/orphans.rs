@@ -2,12 +2,13 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::holding::{self, Held};
 use super::reader::{self, replay};
-use super::record::BootId;
+use super::record::{BootId, Record};
 use super::writer::{SUFFIX, SUFFIX_NEW};
 use super::{Begin, JournalError, Unfinished};
 
@@ -17,6 +18,8 @@ pub struct Orphan {
     held: Held,
     unfinished: Unfinished,
     modified: SystemTime,
+    /// Where its last good record ends.
+    end: u64,
 }
 
 /// What has become of one journal: taken, or left alone at its path because it is of no use.
@@ -44,10 +47,27 @@ impl Orphan {
     /// [`JournalError`]; the file is then left as it is.
     pub fn take(path: &Path) -> Result<Option<Self>, JournalError> {
         let Some(held) = Held::take(path)? else { return Ok(None) };
-        let metadata = held.file.metadata().and_then(|metadata| metadata.modified());
-        let modified = metadata.map_err(JournalError::io("look at", path))?;
-        let unfinished = read(&held.file, path)?;
-        Ok(Some(Self { held, unfinished, modified }))
+        let modified = modified(&held.file, path)?;
+        let replay = replay(&held.file).map_err(JournalError::io("read", path))??;
+        let (end, unfinished) = (replay.end, replay.unfinished(BootId::current()));
+        Ok(Some(Self { held, unfinished, modified, end }))
+    }
+
+    /// One of its files has been taken over, or is of no use: it is not told again. What is torn is cut off by that.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn ended(&mut self, file: u64) -> Result<(), JournalError> {
+        let record = Record::Ended { file }.encode()?;
+        let journal = &self.held.file;
+        // when it was last written tells since when nobody should have written to its parts
+        let written = journal.set_len(self.end).and_then(|()| journal.write_all_at(&record, self.end));
+        written
+            .and_then(|()| journal.set_modified(self.modified))
+            .map_err(JournalError::io("write", &self.held.path))?;
+        self.end += record.len() as u64;
+        self.unfinished.files.retain(|unfinished| unfinished.file != file);
+        Ok(())
     }
 
     /// What it says.
@@ -169,6 +189,10 @@ fn metadata(path: &Path) -> Result<Option<fs::Metadata>, JournalError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(JournalError::io("look at", path)(error)),
     }
+}
+
+fn modified(file: &File, path: &Path) -> Result<SystemTime, JournalError> {
+    file.metadata().and_then(|metadata| metadata.modified()).map_err(JournalError::io("look at", path))
 }
 
 fn read(file: &File, path: &Path) -> Result<Unfinished, JournalError> {

@@ -16,6 +16,8 @@ pub(super) struct Replay {
     files: BTreeMap<u64, ReplayedFile>,
     /// Where the last flush that is known of ended.
     flushed: u64,
+    /// Where the last record that is believed ends.
+    pub(super) end: u64,
 }
 
 #[derive(Debug)]
@@ -32,7 +34,9 @@ struct ReplayedFile {
 pub(super) fn replay(source: impl Read) -> io::Result<Result<Replay, JournalError>> {
     let mut records = Records { source: BufReader::new(source), position: 0 };
     let mut replay = match records.begin()? {
-        Ok((begin, boot)) => Replay { begin, boot, files: BTreeMap::new(), flushed: 0 },
+        Ok((begin, boot)) => {
+            Replay { begin, boot, files: BTreeMap::new(), flushed: 0, end: records.position }
+        }
         Err(error) => return Ok(Err(error)),
     };
     loop {
@@ -41,6 +45,7 @@ pub(super) fn replay(source: impl Read) -> io::Result<Result<Replay, JournalErro
         if !replay.apply(record, start, records.position) {
             break;
         }
+        replay.end = records.position;
         if replay.files.len() > FILES_MAX {
             return Ok(Err(JournalError::TooManyFiles { limit: FILES_MAX }));
         }

@@ -148,7 +148,6 @@ fn encode_part(file: u64, part: &Part) -> Result<Vec<u8>, JournalError> {
     put_time(&mut body, part.source.mtime);
     put_time(&mut body, part.source.ctime);
     body.extend_from_slice(&part.source.inode.to_le_bytes());
-    body.extend_from_slice(&part.source.device.to_le_bytes());
     put_text(&mut body, "the path", part.path.as_bytes(), RelPath::BYTES_MAX)?;
     put_text(&mut body, "the part's name", part.part.as_bytes(), Name::BYTES_MAX)?;
     frame(PART, &body)
@@ -223,7 +222,7 @@ impl<'a> Fields<'a> {
     fn part(&mut self) -> Option<Part> {
         let (inode, born) = (self.u64()?, self.time()?);
         let (bytes, mtime, ctime) = (self.u64()?, self.time()?, self.time()?);
-        let source = SourceIdentity { bytes, mtime, ctime, inode: self.u64()?, device: self.u64()? };
+        let source = SourceIdentity { bytes, mtime, ctime, inode: self.u64()? };
         let path = RelPath::from_bytes(self.text(RelPath::BYTES_MAX)?).ok()?;
         let part = Name::from_bytes(self.text(Name::BYTES_MAX)?).ok()?;
         Some(Part { path, part, source, inode, born })

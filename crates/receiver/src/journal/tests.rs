@@ -29,7 +29,7 @@ fn part(name: &str, groups: u64) -> Part {
     Part {
         path: RelPath::from_bytes(format!("sub/{name}").as_bytes()).unwrap(),
         part: Name::from_bytes(format!(".zmove-{name}").as_bytes()).unwrap(),
-        source: SourceIdentity { bytes, mtime, ctime: mtime, inode: 77, device: 88 },
+        source: SourceIdentity { bytes, mtime, ctime: mtime, inode: 77 },
         inode: 99,
         born: Timestamp { seconds: 1_600_000_001, nanos: 6 },
     }
@@ -280,6 +280,47 @@ fn what_is_adopted_keeps_what_was_flushed() {
     let files = the_only(&directory).unfinished().files.clone();
     assert_eq!(files[1], UnfinishedFile { file: 8, ..old });
     assert_eq!(files[0].groups, BTreeMap::from([(0, (Cv([1; 32]), false))]), "no flush was told");
+}
+
+#[test]
+fn what_an_orphan_was_relieved_of_is_not_told_again() {
+    let (_home, directory) = home();
+    let journal = Journal::create(&directory, &begin(1)).unwrap();
+    assert!(journal.is_idle());
+    for file in [1, 2] {
+        journal.part(file, &part("x", 2)).unwrap();
+    }
+    assert!(!journal.is_idle());
+    drop(journal);
+    let path = list(&directory).unwrap().remove(0).path;
+    let torn = [&fs::read(&path).unwrap()[..], b"torn"].concat();
+    fs::write(&path, torn).unwrap();
+    let before = the_only(&directory);
+    let written = before.modified();
+    let mut orphan = before;
+    orphan.ended(1).unwrap();
+    let files = orphan.unfinished().files.clone();
+    assert_eq!(files.iter().map(|file| file.file).collect::<Vec<_>>(), [2]);
+    drop(orphan);
+    let orphan = the_only(&directory);
+    assert_eq!((&orphan.unfinished().files, orphan.modified()), (&files, written));
+}
+
+#[test]
+fn a_mark_is_worth_nothing_when_the_journal_has_been_written_anew() {
+    let (_home, directory) = home();
+    let journal = Journal::create(&directory, &begin(1)).unwrap();
+    journal.part(1, &part("stays", 9)).unwrap();
+    journal.part(2, &part("goes", 200)).unwrap();
+    journal.groups(2, 0, &cvs(1, 200)).unwrap();
+    journal.ended(2).unwrap();
+    let mark = journal.mark();
+    journal.write_anew();
+    journal.groups(1, 0, &cvs(1, 1)).unwrap();
+    journal.flushed(mark).unwrap();
+    drop(journal);
+    let groups = the_only(&directory).unfinished().files[0].groups.clone();
+    assert_eq!(groups, BTreeMap::from([(0, (Cv([1; 32]), false))]));
 }
 
 #[test]

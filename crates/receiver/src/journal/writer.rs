@@ -162,6 +162,12 @@ impl Journal {
         self.sync(state)
     }
 
+    /// Whether it tells of no file that has not ended.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.state().files.is_empty()
+    }
+
     /// Removes the journal, since nothing is unfinished.
     ///
     /// # Errors

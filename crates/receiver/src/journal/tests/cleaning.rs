@@ -41,10 +41,7 @@ impl Scene {
     /// The part as it is now.
     fn part(&self) -> Part {
         let stat = self.part_file().metadata().unwrap();
-        let born = stat.created().map_or(Timestamp::default(), |born| {
-            let since = born.duration_since(SystemTime::UNIX_EPOCH).unwrap();
-            Timestamp { seconds: since.as_secs().try_into().unwrap(), nanos: since.subsec_nanos() }
-        });
+        let born = birth_of(fs::File::open(self.part_file()).unwrap());
         Part { inode: stat.ino(), born, ..part("x", 9) }
     }
 
@@ -94,12 +91,15 @@ fn a_part_that_is_gone_keeps_no_journal() {
 fn another_file_of_that_name_is_left() {
     let scene = Scene::new();
     let part = scene.part();
+    symlink(".zmove-x", scene.target().join("sub/link")).unwrap();
+    let link = scene.target().join("sub/link").symlink_metadata().unwrap().ino();
+    let name = Name::from_bytes(b"link").unwrap();
     let replaced = [
+        Part { part: name.clone(), inode: link, born: Timestamp::default(), ..part.clone() },
         Part { inode: part.inode + 1, ..part.clone() },
         Part { born: Timestamp { seconds: 1, nanos: 1 }, ..part.clone() },
-        Part { part: Name::from_bytes(b"link").unwrap(), ..part },
+        Part { part: name, ..part },
     ];
-    symlink(".zmove-x", scene.target().join("sub/link")).unwrap();
     for part in replaced {
         drop(scene.journal(&part));
         let cleaned = scene.clean(&ALL);
@@ -185,4 +185,28 @@ fn a_damaged_journal_goes_alone() {
     let cleaned = scene.clean(&ALL);
     assert!(cleaned.parts.is_empty() && matches!(cleaned.removed, Ok(true)), "{cleaned:?}");
     assert!(!path.exists() && scene.part_file().exists());
+}
+
+/// A journal of an earlier run of the system, whose devices may have had other numbers.
+#[test]
+fn after_a_reboot_a_part_is_known_by_its_birth() {
+    let scene = Scene::new();
+    fs::create_dir(scene.journals()).unwrap();
+    let path = scene.journals().join(format!("{}.journal", TransferId([1; 16])));
+    for (renumbered, born, removed) in [(true, false, false), (true, true, true), (false, false, true)] {
+        fs::write(scene.part_file(), "half").unwrap();
+        let mut begin = scene.begin(1);
+        begin.device += u64::from(renumbered);
+        let mut part = scene.part();
+        if !born {
+            part.born = Timestamp::default();
+        } else if part.born == Timestamp::default() {
+            continue; // this file system does not tell
+        }
+        let records = [Record::Begin(begin, BootId([1; 16])), Record::Part(1, part)];
+        fs::write(&path, records.map(|record| record.encode().unwrap()).concat()).unwrap();
+        let cleaned = scene.clean(&ALL);
+        assert_eq!(!scene.part_file().exists(), removed, "{cleaned:?}");
+        assert_eq!(!path.exists(), removed, "{cleaned:?}");
+    }
 }
