@@ -16,4 +16,4 @@ mod hash;
 mod plan;
 
 pub use hash::{FileHasher, GroupHasher, file_root, group_cv, merge_root, read_root, seal};
-pub use plan::{Plan, Work};
+pub use plan::{Groups, Plan, Work};

@@ -43,13 +43,46 @@ struct State<P, F> {
 
 struct Waiting<F> {
     bytes: u64,
+    groups: Groups,
     file: F,
 }
 
 struct Active<F> {
     bytes: u64,
-    next: u32,
+    groups: Groups,
     file: F,
+}
+
+/// Which groups of a large file are to be read; those that are taken go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Groups {
+    /// All from this one on.
+    From(u32),
+    /// These, in this order.
+    Only(VecDeque<u32>),
+}
+
+impl Groups {
+    /// How many there are in a file of `bytes`.
+    #[must_use]
+    pub fn count(&self, bytes: u64) -> u32 {
+        match self {
+            Self::From(first) => GroupSpan::count(bytes).unwrap_or(0).saturating_sub(*first),
+            Self::Only(groups) => u32::try_from(groups.len()).unwrap_or(u32::MAX),
+        }
+    }
+
+    fn take(&mut self, bytes: u64) -> Option<GroupSpan> {
+        let index = match self {
+            Self::From(next) => {
+                let index = *next;
+                *next = index.saturating_add(1);
+                index
+            }
+            Self::Only(groups) => groups.pop_front()?,
+        };
+        GroupSpan::of(bytes, index)
+    }
 }
 
 /// How many large files are read at once: two, so that two writers at the target need not share one inode's lock.
@@ -87,16 +120,16 @@ impl<P, F: Clone> Plan<P, F> {
         Ok(())
     }
 
-    /// Adds a file of more than one group; waits while the plan is full.
+    /// Adds groups of a file of `bytes`, more than one group long; waits while the plan is full.
     ///
     /// # Errors
     /// The file itself, when [`end`](Self::end) was called before.
-    pub fn push_file(&self, file: F, bytes: u64) -> Result<(), F> {
+    pub fn push_file(&self, file: F, bytes: u64, groups: Groups) -> Result<(), F> {
         let mut state = self.wait_while(|state| state.waiting.len() >= self.limits.files);
         if state.ended {
             return Err(file);
         }
-        state.waiting.push(Waiting { bytes, file });
+        state.waiting.push(Waiting { bytes, groups, file });
         self.changed.notify_all();
         Ok(())
     }
@@ -119,7 +152,7 @@ impl<P, F: Clone> Plan<P, F> {
 
     /// Adds a large file without waiting, even after the end: for one that turned out to be needed after all.
     pub fn push_file_again(&self, file: F, bytes: u64) {
-        self.lock().waiting.push(Waiting { bytes, file });
+        self.lock().waiting.push(Waiting { bytes, groups: Groups::From(0), file });
         self.changed.notify_all();
     }
 
@@ -209,18 +242,19 @@ impl<P, F: Clone> State<P, F> {
     }
 
     fn next_group(&mut self) -> Option<Work<P, F>> {
-        while self.active.len() < FILES_ACTIVE_MAX {
-            let Some(Waiting { bytes, file }) = self.waiting.pop() else { break };
-            self.active.push_back(Active { bytes, next: 0, file });
+        loop {
+            while self.active.len() < FILES_ACTIVE_MAX {
+                let Some(Waiting { bytes, groups, file }) = self.waiting.pop() else { break };
+                self.active.push_back(Active { bytes, groups, file });
+            }
+            let mut active = self.active.pop_front()?;
+            let Some(span) = active.groups.take(active.bytes) else { continue };
+            let file = active.file.clone();
+            if active.groups.count(active.bytes) > 0 {
+                self.active.push_back(active);
+            }
+            return Some(Work::Group(file, span));
         }
-        let mut active = self.active.pop_front()?;
-        let span = GroupSpan::of(active.bytes, active.next).expect("an active file has groups left");
-        active.next += 1;
-        let file = active.file.clone();
-        if GroupSpan::of(active.bytes, active.next).is_some() {
-            self.active.push_back(active);
-        }
-        Some(Work::Group(file, span))
     }
 }
 
@@ -262,7 +296,7 @@ mod tests {
         plan.push_pack("first", 1).unwrap();
         plan.push_pack("second", 1).unwrap();
         assert!(!plan.is_nearly_done(3), "more may come");
-        plan.push_file("large", 2 * GROUP_BYTES).unwrap();
+        plan.push_file("large", 2 * GROUP_BYTES, Groups::From(0)).unwrap();
         plan.end();
         assert!(!plan.is_nearly_done(3), "a large file waits");
         while !matches!(plan.try_take(), Some(Work::Group(_, span)) if span.index == 1) {}
@@ -274,9 +308,9 @@ mod tests {
     #[test]
     fn largest_file_goes_first_and_each_group_once() {
         let plan: Plan<(), &str> = Plan::new(4, 4);
-        plan.push_file("small", 2 * GROUP_BYTES).unwrap();
-        plan.push_file("large", 3 * GROUP_BYTES + 1).unwrap();
-        plan.push_file("later", GROUP_BYTES + 1).unwrap();
+        plan.push_file("small", 2 * GROUP_BYTES, Groups::From(0)).unwrap();
+        plan.push_file("large", 3 * GROUP_BYTES + 1, Groups::From(0)).unwrap();
+        plan.push_file("later", GROUP_BYTES + 1, Groups::From(0)).unwrap();
         plan.end();
         let taken: Vec<_> = std::iter::from_fn(|| plan.try_take()).collect();
         let Work::Group(first, _) = &taken[0] else { panic!("a group") };
@@ -307,11 +341,23 @@ mod tests {
     }
 
     #[test]
+    fn only_the_groups_that_are_wanted_are_handed_out() {
+        let plan: Plan<(), u8> = Plan::new(4, 4);
+        let wanted = |groups: &[u32]| Groups::Only(groups.iter().copied().collect());
+        assert_eq!(wanted(&[1, 3]).count(4 * GROUP_BYTES), 2);
+        plan.push_file(1, 4 * GROUP_BYTES, wanted(&[1, 3])).unwrap();
+        plan.push_file(2, 3 * GROUP_BYTES, wanted(&[])).unwrap();
+        let taken: Vec<_> = std::iter::from_fn(|| plan.try_take()).collect();
+        let group = |index| Work::Group(1, GroupSpan::of(4 * GROUP_BYTES, index).unwrap());
+        assert_eq!(taken, [group(1), group(3)]);
+    }
+
+    #[test]
     fn packs_and_groups_take_turns() {
         let plan: Plan<u8, u8> = Plan::new(4, 4);
         plan.push_pack(1, 1).unwrap();
         plan.push_pack(2, 1).unwrap();
-        plan.push_file(9, 2 * GROUP_BYTES).unwrap();
+        plan.push_file(9, 2 * GROUP_BYTES, Groups::From(0)).unwrap();
         let packs = |work: &Work<u8, u8>| matches!(work, Work::Pack(_));
         let taken: Vec<_> = (0..4).map(|_| packs(&plan.try_take().unwrap())).collect();
         assert_eq!(taken, [true, false, true, false]);

@@ -99,7 +99,9 @@ fn extras(summary: &Summary) -> String {
         (summary.failed, "FAILED"),
     ];
     let told = counts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}"));
-    let told: Vec<_> = told.collect();
+    let resumed = (summary.bytes_resumed > 0)
+        .then(|| format!("{} of large files had come before", ByteCount(summary.bytes_resumed)));
+    let told: Vec<_> = told.chain(resumed).collect();
     if told.is_empty() { String::new() } else { format!("{}\n", told.join(", ")) }
 }
 
@@ -109,6 +111,7 @@ fn as_json(summary: &Summary, carriage: Option<Carriage>) -> serde_json::Value {
         "files": summary.files,
         "bytes": summary.bytes,
         "skipped": summary.skipped,
+        "bytes_resumed": summary.bytes_resumed,
         "specials": summary.specials,
         "failed": summary.failed,
         "vanished": summary.vanished,

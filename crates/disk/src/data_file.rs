@@ -63,6 +63,17 @@ impl DataFile {
         Self { cached: Arc::new(file), direct }
     }
 
+    /// A file that has its final size already and will be written.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn for_writing(file: File, direct: Direct) -> io::Result<Self> {
+        let bytes = file.metadata()?.len();
+        let pays = write_pays(&file, bytes, direct);
+        let direct = pays.then(|| DirectFile::open(&file, OFlags::WRONLY, false)).flatten();
+        Ok(Self { cached: Arc::new(file), direct })
+    }
+
     /// Gives an empty file that will be written its final size, and the room for it where its parts will come past the
     /// page cache: those come in any order, and allocating for each of them would take turns.
     ///

@@ -2,7 +2,8 @@
 //!
 //! **Invariant:** until [`commit`](Staged::commit) the file cannot be found under any name that a user would use, and
 //! an abandoned one leaves nothing behind: it is an unnamed file (`O_TMPFILE`), or, where the file system has none, a
-//! hidden one that is removed on drop.
+//! hidden one that is removed on drop. Only one that is meant to [last](Staged::create_lasting) stays under its hidden name,
+//! for a later transfer to go on with.
 
 use std::fs::File;
 use std::io;
@@ -23,6 +24,8 @@ pub struct Staged {
     data: DataFile,
     directory: Arc<OwnedFd>,
     temporary: Option<Name>,
+    /// Whether the hidden name stays when this goes.
+    lasting: bool,
 }
 
 /// Makes temporary names that no other transfer makes, and remembers what the target's file system can do.
@@ -68,7 +71,7 @@ impl Staged {
             match create_unnamed(directory, mode) {
                 Ok(file) => {
                     let (data, directory) = (DataFile::new(file), Arc::clone(directory));
-                    return Ok(Self { data, directory, temporary: None });
+                    return Ok(Self { data, directory, temporary: None, lasting: false });
                 }
                 Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOSYS) => {
                     names.unnamed_refused.store(true, Ordering::Relaxed);
@@ -79,6 +82,39 @@ impl Staged {
         Self::create_named(directory, mode, names)
     }
 
+    /// A new empty file with a hidden name, which it keeps until it is committed or [discarded](Self::discard), also when
+    /// this process dies.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn create_lasting(directory: &Arc<OwnedFd>, mode: u32, names: &TempNames) -> io::Result<Self> {
+        let mut named = Self::create_named(directory, Mode::from_raw_mode(mode & 0o777), names)?;
+        named.lasting = true;
+        Ok(named)
+    }
+
+    /// Opens such a file again, to go on with it as it is. What it is must be looked at before it is trusted.
+    ///
+    /// # Errors
+    /// What the system says, `ELOOP` for a symbolic link.
+    pub fn reopen(directory: &Arc<OwnedFd>, name: &Name, direct: Direct) -> io::Result<Self> {
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = File::from(rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty())?);
+        let (data, directory) = (DataFile::for_writing(file, direct)?, Arc::clone(directory));
+        Ok(Self { data, directory, temporary: Some(name.clone()), lasting: true })
+    }
+
+    /// The hidden name, where it has one.
+    #[must_use]
+    pub fn hidden_name(&self) -> Option<&Name> {
+        self.temporary.as_ref()
+    }
+
+    /// Removes the file.
+    pub fn discard(mut self) {
+        self.lasting = false;
+    }
+
     fn create_named(directory: &Arc<OwnedFd>, mode: Mode, names: &TempNames) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         loop {
@@ -86,7 +122,7 @@ impl Staged {
             match rustix::fs::openat(directory, name.as_os_str(), flags, mode) {
                 Ok(file) => {
                     let (data, directory) = (DataFile::new(file.into()), Arc::clone(directory));
-                    return Ok(Self { data, directory, temporary: Some(name) });
+                    return Ok(Self { data, directory, temporary: Some(name), lasting: false });
                 }
                 Err(Errno::EXIST) => {}
                 Err(error) => return Err(error.into()),
@@ -169,7 +205,7 @@ impl Staged {
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        if let Some(name) = &self.temporary {
+        if let (Some(name), false) = (&self.temporary, self.lasting) {
             // nothing more can be done about a temporary file that will not go
             let _best_effort = rustix::fs::unlinkat(&self.directory, name.as_os_str(), AtFlags::empty());
         }
@@ -233,6 +269,23 @@ mod tests {
             drop(Staged::create(fd, 0o600, names).unwrap());
             assert_eq!(entries(home), 0);
         });
+    }
+
+    #[test]
+    fn a_lasting_file_stays_until_it_is_committed_or_discarded() {
+        let (home, fd) = home();
+        let names = TempNames::new("t");
+        let mut made = Staged::create_lasting(&fd, 0o600, &names).unwrap();
+        made.reserve(5, Direct::Auto).unwrap();
+        made.file().write_all(b"first").unwrap();
+        let hidden = made.hidden_name().unwrap().clone();
+        drop(made);
+        let again = Staged::reopen(&fd, &hidden, Direct::Auto).unwrap();
+        assert_eq!(std::fs::read(home.path().join(hidden.as_os_str())).unwrap(), b"first");
+        again.commit(&Name::from_bytes(b"x").unwrap(), &names).unwrap();
+        assert_eq!((std::fs::read(home.path().join("x")).unwrap(), entries(&home)), (b"first".to_vec(), 1));
+        Staged::create_lasting(&fd, 0o600, &names).unwrap().discard();
+        assert_eq!(entries(&home), 1);
     }
 
     #[test]

@@ -55,6 +55,8 @@ pub struct Entry {
     pub inode: u64,
     /// The number of the device it is stored on.
     pub device: u64,
+    /// When anything of it last changed, which nobody can set.
+    pub ctime: Timestamp,
     /// How many names it has; above 1 a file is hard-linked.
     pub links: u32,
 }
@@ -96,6 +98,7 @@ impl Entry {
             metadata: metadata_of(stat),
             inode: stat.stx_ino,
             device: makedev(stat.stx_dev_major, stat.stx_dev_minor),
+            ctime: Timestamp { seconds: stat.stx_ctime.tv_sec, nanos: stat.stx_ctime.tv_nsec },
             links: stat.stx_nlink,
         }
     }
@@ -130,7 +133,8 @@ pub(crate) const WANTED: StatxFlags = StatxFlags::TYPE
     .union(StatxFlags::NLINK)
     .union(StatxFlags::INO)
     .union(StatxFlags::SIZE)
-    .union(StatxFlags::MTIME);
+    .union(StatxFlags::MTIME)
+    .union(StatxFlags::CTIME);
 
 #[cfg(test)]
 mod tests {

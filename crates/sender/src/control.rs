@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use tokio::sync::mpsc;
 use zmove_transport::{ControlError, ControlReader, ControlWriter, Inbox, LaneError, LaneSink};
 use zmove_types::{Event, FileId, ItemId, TransferId};
-use zmove_wire::limits::{OFFER_FILES_MAX, STORED_ITEMS_MAX};
+use zmove_wire::limits::{HELD_GROUPS_MAX, OFFER_FILES_MAX, STORED_ITEMS_MAX};
 use zmove_wire::session::Resend;
 use zmove_wire::{
     Cipher, EntryFault, Fault, FaultCode, FileDone, Finished, Greeting, Open, Opened, Stored, StoredItem,
@@ -17,7 +17,7 @@ use zmove_wire::{
 
 use crate::error::{FileError, SessionError};
 use crate::manifest::Manifest;
-use crate::planner::Teller;
+use crate::planner::{Reply, Teller};
 use crate::reader::resend;
 use crate::shared::{Sent, SentBatch, Shared};
 
@@ -129,7 +129,11 @@ impl Account {
             ToSender::Answer(answer) => {
                 within("verdicts", answer.verdicts.len(), OFFER_FILES_MAX)?;
                 // the planner has gone only when the session is being stopped
-                let _stopping = self.teller.answers.send(answer);
+                let _stopping = self.teller.replies.send(Reply::Answer(answer));
+            }
+            ToSender::Held(held) => {
+                within("held groups", held.cvs.len(), HELD_GROUPS_MAX)?;
+                let _stopping = self.teller.replies.send(Reply::Held(held));
             }
             ToSender::Stored(Stored { items, files }) => {
                 within("settled items", items.len().max(files.len()), STORED_ITEMS_MAX)?;

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crossbeam_channel::{Receiver, TryRecvError, select};
+use zmove_disk::FileIdentity;
 use zmove_transport::{Frame, LaneError, LaneSink};
-use zmove_types::{Buffer, Doing, FileId, GroupSpan, Metadata, Stopwatch};
+use zmove_types::{Buffer, Doing, FileId, GroupSpan, Stopwatch};
 use zmove_wire::{FileHead, FrameHeader, FrameKind};
 
 use crate::reader::sealed;
@@ -20,7 +21,7 @@ use crate::source::LargeSource;
 #[derive(Debug)]
 pub(crate) enum Cargo {
     Batch(Frame),
-    Chunk { file: Arc<LargeSource>, span: GroupSpan, metadata: Metadata, frame: Frame, tries: u8 },
+    Chunk { file: Arc<LargeSource>, span: GroupSpan, identity: FileIdentity, frame: Frame, tries: u8 },
 }
 
 impl Cargo {
@@ -46,12 +47,12 @@ pub(crate) fn run_lane(
         let bytes = cargo.data_bytes();
         match cargo {
             Cargo::Batch(frame) => sink.send(frame, &mut watch)?,
-            Cargo::Chunk { file, span, metadata, frame, tries } => {
+            Cargo::Chunk { file, span, identity, frame, tries } => {
                 let (item, source) = (frame.header.item, (file.id, Arc::clone(&file)));
                 shared.flights.taken(item, number, source, span, Instant::now());
                 // a damaged declaration is why a chunk may have to come again
                 if declared.insert(file.id) || tries > 0 {
-                    declare(&file, metadata, sink.as_mut(), &mut watch)?;
+                    declare(&file, &identity, sink.as_mut(), &mut watch)?;
                 }
                 sink.send(frame, &mut watch)?;
                 shared.flights.sent(item, number);
@@ -75,11 +76,12 @@ fn next(queue: &Receiver<Cargo>, let_go: &Receiver<()>) -> Option<Cargo> {
 
 fn declare(
     file: &LargeSource,
-    metadata: Metadata,
+    identity: &FileIdentity,
     sink: &mut dyn LaneSink,
     watch: &mut Stopwatch<'_>,
 ) -> Result<(), LaneError> {
-    let head = FileHead { path: file.target.clone(), metadata, bytes: file.entry.size }.encode();
+    let (metadata, FileIdentity { bytes, ctime, inode, .. }) = (identity.metadata(), *identity);
+    let head = FileHead { path: file.target.clone(), metadata, bytes, ctime, inode }.encode();
     let content = *blake3::hash(&head).as_bytes();
     let header = sealed(
         &content,

@@ -12,6 +12,7 @@ mod error;
 mod flights;
 mod lanes;
 mod manifest;
+mod offering;
 mod pack;
 mod path;
 mod planner;

@@ -4,22 +4,19 @@
 //! thousand, many offers at once; directories and links are always sent, because placing one that is there is no work.
 //! Until the target is known a little is sent as a guess, which saves a round trip where it is right.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, never, select};
 use zmove_scan::{Entry, EntryBatch, EntryKind, Scan, ScanError, ScanItem};
-use zmove_types::{Event, FileId, GROUP_BYTES, GroupSpan, RelPath, Root};
-use zmove_wire::limits::{
-    GUESSED_BYTES_MAX, GUESSED_ENTRIES_MAX, OFFER_FILES_MAX, OFFER_NAME_BYTES_MAX, OFFERS_OUTSTANDING_MAX,
-    SYMLINK_BYTES_MAX,
-};
-use zmove_wire::{Answer, Compare, Offer, OfferedFile, OfferedGroup, TargetState, ToReceiver, Verdict};
+use zmove_types::{Cv, Event, FileId, GROUP_BYTES, GroupSpan, RelPath, Root};
+use zmove_wire::limits::{GUESSED_BYTES_MAX, GUESSED_ENTRIES_MAX, SYMLINK_BYTES_MAX};
+use zmove_wire::{Answer, Compare, Held, TargetState, ToReceiver};
 
 use crate::ahead::Unread;
 use crate::error::FileError;
+use crate::offering::{Answered, Offering};
 use crate::pack::{Basis, Pack, PackEntry, PackGroup, Packer, Parcel};
 use crate::shared::{Shared, When};
 use crate::source::{LargeSource, SourceDirectory};
@@ -28,7 +25,16 @@ use crate::source::{LargeSource, SourceDirectory};
 #[derive(Debug)]
 pub(crate) struct News {
     state: Receiver<TargetState>,
-    answers: Receiver<Answer>,
+    replies: Receiver<Reply>,
+}
+
+/// What the receiver says of offers, in its order.
+#[derive(Debug)]
+pub(crate) enum Reply {
+    /// What it holds of one file.
+    Held(Held),
+    /// What is to become of all files of an offer.
+    Answer(Answer),
 }
 
 /// How the planner is told.
@@ -36,15 +42,15 @@ pub(crate) struct News {
 pub(crate) struct Teller {
     /// What there is at the target: once, before any answer.
     pub(crate) state: Sender<TargetState>,
-    /// The answers to offers.
-    pub(crate) answers: Sender<Answer>,
+    /// What is said of offers.
+    pub(crate) replies: Sender<Reply>,
 }
 
 /// The way from the conversation to the planner.
 pub(crate) fn news() -> (Teller, News) {
     let (state_in, state) = bounded(1);
-    let (answers_in, answers) = crossbeam_channel::unbounded();
-    (Teller { state: state_in, answers: answers_in }, News { state, answers })
+    let (replies_in, replies) = crossbeam_channel::unbounded();
+    (Teller { state: state_in, replies: replies_in }, News { state, replies })
 }
 
 /// Plans until the scan has ended and every offer is answered.
@@ -58,7 +64,7 @@ pub(crate) fn plan_all(shared: &Shared, scan: &Scan, news: &News, compare: Compa
     };
     planner.take_scan(scan, news);
     planner.take_unread(&unread);
-    planner.take_last_answers(&news.answers);
+    planner.take_last_replies(&news.replies);
     planner.flush_pack();
     shared.end_plan();
 }
@@ -94,15 +100,6 @@ struct Allowance {
     bytes: u64,
 }
 
-/// Files that are being asked about.
-#[derive(Default)]
-struct Offering {
-    next: u64,
-    name_bytes: usize,
-    open: Vec<(SourceDirectory, Entry)>,
-    outstanding: HashMap<u64, Vec<(SourceDirectory, Entry)>>,
-}
-
 impl Planner<'_> {
     fn take_scan(&mut self, scan: &Scan, news: &News) {
         let (items, nothing, known) = (scan.receiver(), never(), never());
@@ -119,8 +116,8 @@ impl Planner<'_> {
                     Ok(state) => self.learn(state),
                     Err(_) => break,
                 },
-                recv(news.answers) -> answer => match answer {
-                    Ok(answer) => self.take_answer(&answer),
+                recv(news.replies) -> reply => match reply {
+                    Ok(reply) => self.take_reply(reply),
                     Err(_) => break,
                 },
                 default(PACK_PATIENCE) => {
@@ -134,8 +131,8 @@ impl Planner<'_> {
 
     /// Whether the scan has to wait.
     fn is_full(&self) -> bool {
-        let offered = self.offering.as_ref().map_or(0, |offering| offering.outstanding.len());
-        offered >= OFFERS_OUTSTANDING_MAX || self.guess.as_ref().is_some_and(|guess| !guess.held.is_empty())
+        self.offering.as_ref().is_some_and(|offering| !offering.may_offer())
+            || self.guess.as_ref().is_some_and(|guess| !guess.held.is_empty())
     }
 
     /// The target is known now: what was held goes its way.
@@ -184,12 +181,12 @@ impl Planner<'_> {
         }
     }
 
-    fn take_last_answers(&mut self, answers: &Receiver<Answer>) {
+    fn take_last_replies(&mut self, replies: &Receiver<Reply>) {
         self.flush_offers();
         while !self.shared.is_stopping() && self.offering.as_ref().is_some_and(|o| !o.is_done()) {
-            match answers.recv_timeout(PACK_PATIENCE) {
-                Ok(answer) => {
-                    self.take_answer(&answer);
+            match replies.recv_timeout(PACK_PATIENCE) {
+                Ok(reply) => {
+                    self.take_reply(reply);
                     self.flush_offers();
                 }
                 Err(RecvTimeoutError::Timeout) => self.flush_pack(),
@@ -288,10 +285,7 @@ impl Planner<'_> {
 
     fn offer(&mut self, directory: &SourceDirectory, entry: Entry) {
         let Some(offering) = &mut self.offering else { return };
-        let mut directory = directory.clone();
-        directory.put_off();
-        offering.name_bytes += name_bytes_of(&directory, &entry);
-        offering.open.push((directory, entry));
+        offering.add(directory, entry);
         if offering.is_full() {
             self.flush_offers();
         }
@@ -300,22 +294,32 @@ impl Planner<'_> {
     /// Offers what has been gathered, as far as offers may be outstanding.
     fn flush_offers(&mut self) {
         let Some(offering) = &mut self.offering else { return };
-        while !offering.open.is_empty() && offering.outstanding.len() < OFFERS_OUTSTANDING_MAX {
-            self.shared.send(ToReceiver::Offer(offering.close()));
+        while let Some(offer) = offering.next_offer() {
+            self.shared.send(ToReceiver::Offer(offer));
         }
     }
 
-    fn take_answer(&mut self, answer: &Answer) {
-        let offered = self.offering.as_mut().and_then(|offering| offering.outstanding.remove(&answer.offer));
-        // a verdict that is missing must not lose a file
-        let verdicts = answer.verdicts.iter().copied().chain(std::iter::repeat(Verdict::Need));
-        for ((directory, entry), verdict) in offered.unwrap_or_default().into_iter().zip(verdicts) {
-            match verdict {
-                Verdict::Need => self.need(&directory, entry),
-                Verdict::Compare(root) => self.pack(&directory, PackEntry::Compare(entry, Root(root))),
-                Verdict::Skip => self.shared.skipped(entry.size),
+    fn take_reply(&mut self, reply: Reply) {
+        let Some(offering) = &mut self.offering else { return };
+        let answer = match reply {
+            Reply::Held(held) => return offering.take_held(&held),
+            Reply::Answer(answer) => answer,
+        };
+        for (directory, entry, answered) in offering.take_answer(answer) {
+            match answered {
+                Answered::Need => self.need(&directory, entry),
+                Answered::Compare(root) => self.pack(&directory, PackEntry::Compare(entry, Root(root))),
+                Answered::Resume(held) => self.resume(&directory, entry, held),
+                Answered::Skip => self.shared.skipped(entry.size),
             }
         }
+    }
+
+    /// Plans the groups of a large file that the target does not hold.
+    fn resume(&self, directory: &SourceDirectory, entry: Entry, held: Vec<Option<Cv>>) {
+        let source = large_source(self.shared.fresh_file_id(), directory, entry);
+        self.shared.resumed(&held, source.entry.size);
+        self.shared.plan_file(Arc::new(source.resuming(held)), When::Room);
     }
 }
 
@@ -369,58 +373,6 @@ impl Allowance {
 const AHEAD_ENTRIES_MAX: usize = 24_576;
 /// See [`AHEAD_ENTRIES_MAX`].
 const AHEAD_BYTES_MAX: u64 = 32 << 20;
-
-impl Offering {
-    /// Whether an offer's worth has been gathered.
-    fn is_full(&self) -> bool {
-        self.open.len() >= OFFER_FILES_MAX || self.name_bytes >= OFFER_NAME_BYTES_MAX
-    }
-
-    /// Whether everything has been offered and answered.
-    fn is_done(&self) -> bool {
-        self.open.is_empty() && self.outstanding.is_empty()
-    }
-
-    /// Makes the first of the gathered files an offer.
-    fn close(&mut self) -> Offer {
-        let mut name_bytes = 0;
-        let fits = self.open.iter().take(OFFER_FILES_MAX).take_while(|(directory, entry)| {
-            let before = name_bytes;
-            name_bytes += name_bytes_of(directory, entry);
-            before < OFFER_NAME_BYTES_MAX
-        });
-        let count = fits.count();
-        let files: Vec<_> = self.open.drain(..count).collect();
-        self.name_bytes = self.open.iter().map(|(directory, entry)| name_bytes_of(directory, entry)).sum();
-        let mut groups: Vec<OfferedGroup> = Vec::new();
-        let mut previous: Option<&SourceDirectory> = None;
-        for (directory, entry) in &files {
-            if !previous.is_some_and(|previous| previous.is(directory)) {
-                groups.push(OfferedGroup { directory: directory.target_path().clone(), files: Vec::new() });
-            }
-            previous = Some(directory);
-            groups.last_mut().expect("one was just pushed").files.push(offered(entry));
-        }
-        let offer = self.next;
-        self.next += 1;
-        self.outstanding.insert(offer, files);
-        Offer { offer, groups }
-    }
-}
-
-fn name_bytes_of(directory: &SourceDirectory, entry: &Entry) -> usize {
-    directory.target_path().as_bytes().len() + entry.name.as_bytes().len()
-}
-
-fn offered(entry: &Entry) -> OfferedFile {
-    OfferedFile {
-        name: entry.name.clone(),
-        bytes: entry.size,
-        mode: entry.metadata.mode,
-        mtime_seconds: entry.metadata.mtime.seconds,
-        mtime_nanos: entry.metadata.mtime.nanos,
-    }
-}
 
 /// A large file as the reader will want it.
 pub(crate) fn large_source(id: FileId, directory: &SourceDirectory, entry: Entry) -> LargeSource {

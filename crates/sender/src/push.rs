@@ -251,6 +251,7 @@ impl Running {
             files: count(&shared.counters.files),
             bytes: count(&shared.counters.bytes),
             skipped: count(&shared.counters.skipped),
+            bytes_resumed: count(&shared.counters.resumed),
             specials: count(&shared.counters.specials),
             failed: count(&shared.counters.failed),
             vanished: count(&shared.counters.vanished),

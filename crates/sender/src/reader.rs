@@ -295,7 +295,7 @@ impl Reader<'_> {
         );
         let frame = Frame { header, head: Vec::new(), data: buffer };
         let file = Arc::clone(file);
-        self.hand_on(Cargo::Chunk { file, span, metadata: identity.metadata(), frame, tries });
+        self.hand_on(Cargo::Chunk { file, span, identity, frame, tries });
         Ok(())
     }
 

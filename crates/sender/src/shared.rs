@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 use zmove_chunk::{Plan, Work};
 use zmove_types::{
-    BufferPool, Event, FileId, GroupSpan, ItemId, Observer, RelPath, Root, StageClock, StageTimes,
+    BufferPool, Cv, Event, FileId, GroupSpan, ItemId, Observer, RelPath, Root, StageClock, StageTimes,
 };
 use zmove_wire::limits::ITEMS_OUTSTANDING_MAX;
 use zmove_wire::session::{Resend, SenderTransfer};
@@ -120,6 +120,7 @@ pub(crate) struct Counters {
     /// Of these, what the receiver has settled, well or badly.
     pub(crate) bytes_settled: AtomicU64,
     pub(crate) skipped: AtomicU64,
+    pub(crate) resumed: AtomicU64,
     pub(crate) specials: AtomicU64,
     pub(crate) failed: AtomicU64,
     pub(crate) vanished: AtomicU64,
@@ -218,12 +219,11 @@ impl Shared {
 
     /// Adds a large file to the plan; waits while it is full unless `again`.
     pub(crate) fn plan_file(&self, file: Arc<LargeSource>, when: When) {
-        let groups = GroupSpan::count(file.entry.size).unwrap_or(0);
-        let bytes = file.entry.size;
+        let (bytes, groups) = (file.entry.size, file.groups());
         self.large.lock().unwrap_or_else(PoisonError::into_inner).insert(file.id, Arc::clone(&file));
-        self.ledger().begin(u64::from(groups));
+        self.ledger().begin(u64::from(groups.count(bytes)));
         match when {
-            When::Room => drop(self.plan.push_file(file, bytes)),
+            When::Room => drop(self.plan.push_file(file, bytes, groups)),
             When::Now => self.plan.push_file_again(file, bytes),
         }
     }
@@ -292,6 +292,15 @@ impl Shared {
     pub(crate) fn skipped(&self, bytes: u64) {
         self.counters.skipped.fetch_add(1, Ordering::Relaxed);
         self.observer.on(&Event::Skipped { files: 1, bytes });
+    }
+
+    /// Groups of a file of `bytes` came in an earlier transfer.
+    pub(crate) fn resumed(&self, held: &[Option<Cv>], bytes: u64) {
+        let there = (0..).zip(held).filter(|(_, cv)| cv.is_some());
+        let spans = there.filter_map(|(index, _)| GroupSpan::of(bytes, index));
+        let bytes = spans.map(|span| u64::from(span.len)).sum();
+        self.counters.resumed.fetch_add(bytes, Ordering::Relaxed);
+        self.observer.on(&Event::Skipped { files: 0, bytes });
     }
 
     /// One file or directory failed; the rest goes on.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{Mode, OFlags};
-use zmove_chunk::merge_root;
+use zmove_chunk::{Groups, merge_root};
 use zmove_disk::{DataFile, Direct, FileIdentity};
 use zmove_scan::{Directory, Entry, SourceRoot};
 use zmove_types::{Cv, FileId, GroupSpan, Name, RelPath, Root};
@@ -99,6 +99,8 @@ pub(crate) struct LargeSource {
     pub(crate) entry: Entry,
     pub(crate) target: RelPath,
     groups_unread: AtomicU32,
+    /// Groups of this very file are at the target: it must still be what it was when that was asked.
+    resumed: bool,
     dead: AtomicBool,
     state: Mutex<LargeState>,
 }
@@ -131,9 +133,26 @@ impl LargeSource {
             entry,
             target,
             groups_unread,
+            resumed: false,
             dead: AtomicBool::new(false),
             state: Mutex::default(),
         }
+    }
+
+    /// The same file, of which the target holds the groups that have a value here.
+    pub(crate) fn resuming(self, held: Vec<Option<Cv>>) -> Self {
+        let unread = u32::try_from(held.iter().filter(|cv| cv.is_none()).count()).unwrap_or(u32::MAX);
+        let state = Mutex::new(LargeState { cvs: held, ..LargeState::default() });
+        Self { groups_unread: AtomicU32::new(unread), resumed: true, state, ..self }
+    }
+
+    /// The groups that are to be read.
+    pub(crate) fn groups(&self) -> Groups {
+        if !self.resumed {
+            return Groups::From(0);
+        }
+        let state = self.lock();
+        Groups::Only((0..).zip(&state.cvs).filter_map(|(index, cv)| cv.is_none().then_some(index)).collect())
     }
 
     /// The open file; opened and held against what the scan saw at the first call.
@@ -143,7 +162,7 @@ impl LargeSource {
             return Ok((Arc::clone(file), *identity));
         }
         let (file, identity) = self.directory.open_file(&self.entry.name)?;
-        if identity.bytes != self.entry.size {
+        if identity.bytes != self.entry.size || (self.resumed && !self.is_as_scanned(&identity)) {
             return Err(FileError::Changed { path: self.display() });
         }
         let file = Arc::new(DataFile::for_reading(file, identity.bytes, direct));
@@ -153,6 +172,11 @@ impl LargeSource {
             state.cvs = vec![None; GroupSpan::count(identity.bytes).unwrap_or(0) as usize];
         }
         Ok((file, identity))
+    }
+
+    fn is_as_scanned(&self, identity: &FileIdentity) -> bool {
+        let Entry { metadata, ctime, inode, .. } = &self.entry;
+        (identity.mtime, identity.ctime, identity.inode) == (metadata.mtime, *ctime, *inode)
     }
 
     /// Books a group's chaining value.

@@ -14,6 +14,8 @@ pub struct Summary {
     pub bytes: u64,
     /// Files that were equal at the target already.
     pub skipped: u64,
+    /// Bytes of large files that had come in an earlier transfer and were not sent again.
+    pub bytes_resumed: u64,
     /// FIFOs, sockets and devices, which are not copied.
     pub specials: u64,
     /// Files and directories that failed.

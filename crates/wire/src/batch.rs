@@ -3,7 +3,7 @@
 //! **Invariant:** a decoded [`Batch`] is consistent: its files' lengths add up to the frame's data, every path is a
 //! [`RelPath`], and counts are within the limits.
 
-use zmove_types::{Metadata, Name, RelPath, Root};
+use zmove_types::{Metadata, Name, RelPath, Root, Timestamp};
 
 use crate::codec::{Put, Reader};
 use crate::error::WireError;
@@ -62,6 +62,10 @@ pub struct FileHead {
     pub metadata: Metadata,
     /// Its size in bytes; more than one group.
     pub bytes: u64,
+    /// When anything of the source last changed.
+    pub ctime: Timestamp,
+    /// The source's inode.
+    pub inode: u64,
 }
 
 impl Batch {
@@ -190,10 +194,12 @@ impl FileHead {
     /// The head's bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(32 + self.path.as_bytes().len());
+        let mut out = Vec::with_capacity(56 + self.path.as_bytes().len());
         out.put_path(&self.path);
         out.put_metadata(&self.metadata);
         out.put(&self.bytes.to_le_bytes());
+        out.put_timestamp(self.ctime);
+        out.put(&self.inode.to_le_bytes());
         out
     }
 
@@ -204,8 +210,9 @@ impl FileHead {
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let mut reader = Reader::new(bytes);
         let (path, metadata, bytes) = (reader.path()?, reader.metadata()?, reader.u64()?);
+        let (ctime, inode) = (reader.timestamp()?, reader.u64()?);
         reader.finish()?;
-        Ok(Self { path, metadata, bytes })
+        Ok(Self { path, metadata, bytes, ctime, inode })
     }
 }
 
@@ -217,7 +224,6 @@ fn count(len: usize) -> u32 {
 mod tests {
     use super::*;
     use proptest::prelude::{Strategy, any, prop_oneof, proptest};
-    use zmove_types::Timestamp;
 
     fn name(bytes: &[u8]) -> Name {
         Name::from_bytes(bytes).unwrap()
@@ -275,6 +281,19 @@ mod tests {
                 _ => BatchEntry::File(FileEntry { name, metadata: meta, bytes, root: Root(root) }),
             },
         )
+    }
+
+    #[test]
+    fn a_declaration_s_bytes_are_pinned() {
+        let metadata = Metadata { mode: 0o644, mtime: Timestamp { seconds: -2, nanos: 3 } };
+        let (path, ctime) = (RelPath::from_bytes(b"d/f").unwrap(), Timestamp { seconds: 4, nanos: 5 });
+        let head = FileHead { path, metadata, bytes: 0x0102_0304_0506, ctime, inode: 7 };
+        let mut expected = vec![3, 0, b'd', b'/', b'f', 0xA4, 1, 0, 0, 0xFE];
+        expected.extend([0xFF; 7]);
+        expected.extend([3, 0, 0, 0, 6, 5, 4, 3, 2, 1, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 7]);
+        expected.extend([0; 7]);
+        assert_eq!(head.encode(), expected);
+        assert_eq!(FileHead::decode(&expected), Ok(head));
     }
 
     proptest! {

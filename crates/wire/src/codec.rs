@@ -68,12 +68,16 @@ impl<'a> Reader<'a> {
 
     pub(crate) fn metadata(&mut self) -> Result<Metadata, WireError> {
         let mode = self.u32()? & 0o7777;
+        Ok(Metadata { mode, mtime: self.timestamp()? })
+    }
+
+    pub(crate) fn timestamp(&mut self) -> Result<Timestamp, WireError> {
         let (seconds, nanos) = (self.i64()?, self.u32()?);
         if nanos >= 1_000_000_000 {
             let (value, limit) = (u64::from(nanos), 999_999_999);
             return Err(WireError::OverLimit { what: "nanoseconds", value, limit });
         }
-        Ok(Metadata { mode, mtime: Timestamp { seconds, nanos } })
+        Ok(Timestamp { seconds, nanos })
     }
 
     /// The value must have taken everything.
@@ -96,8 +100,12 @@ pub(crate) trait Put {
     }
     fn put_metadata(&mut self, metadata: &Metadata) {
         self.put(&metadata.mode.to_le_bytes());
-        self.put(&metadata.mtime.seconds.to_le_bytes());
-        self.put(&metadata.mtime.nanos.to_le_bytes());
+        self.put_timestamp(metadata.mtime);
+    }
+
+    fn put_timestamp(&mut self, time: Timestamp) {
+        self.put(&time.seconds.to_le_bytes());
+        self.put(&time.nanos.to_le_bytes());
     }
 }
 

@@ -24,8 +24,8 @@ pub use batch::{Batch, BatchEntry, DirectoryGroup, FileEntry, FileHead};
 pub use error::WireError;
 pub use frame::{FrameHeader, FrameKind};
 pub use message::{
-    Answer, Compare, Durability, EntryFault, Fault, FaultCode, FileDone, Finished, Offer, OfferedFile,
-    OfferedGroup, Open, Opened, Operation, Refusal, RefusalCode, StageReport, Stored, StoredItem,
+    Answer, Compare, Durability, EntryFault, Fault, FaultCode, FileDone, Finished, Held, Offer, OfferedFile,
+    OfferedGroup, Open, Opened, Operation, Refusal, RefusalCode, SourceMark, StageReport, Stored, StoredItem,
     TargetShape, TargetState, ToReceiver, ToSender, TopName, Verdict, decode_message, encode_message,
 };
 pub use version::{Cipher, Greeting, GreetingError, Role, Version};

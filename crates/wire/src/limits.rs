@@ -25,6 +25,8 @@ pub const STORED_ITEMS_MAX: usize = 128;
 pub const ITEMS_OUTSTANDING_MAX: usize = 256;
 /// The most offers that wait for an answer.
 pub const OFFERS_OUTSTANDING_MAX: usize = 32;
+/// The most chaining values in one message: 2 MiB.
+pub const HELD_GROUPS_MAX: usize = 65_536;
 /// The most lanes of one transfer.
 pub const LANES_MAX: u16 = 64;
 /// The most lanes that a sender uses before the receiver has said how many it takes; every receiver takes so many.

@@ -50,6 +50,8 @@ pub enum ToSender {
     Fault(Fault),
     /// All is committed and flushed as asked: the end.
     Finished(Finished),
+    /// What the target holds of one offered file.
+    Held(Held),
 }
 
 /// What the sender wants.
@@ -161,6 +163,19 @@ pub struct OfferedFile {
     pub mtime_seconds: i64,
     /// Nanoseconds of its modification time.
     pub mtime_nanos: u32,
+    /// For a file of more than one group: what else tells it from all others at the source.
+    pub source: Option<SourceMark>,
+}
+
+/// With size and modification time: which file at the source, in which state. Nobody can set a change time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceMark {
+    /// Its inode.
+    pub inode: u64,
+    /// Seconds of its change time.
+    pub ctime_seconds: i64,
+    /// Nanoseconds of its change time.
+    pub ctime_nanos: u32,
 }
 
 /// The answer to an offer.
@@ -181,6 +196,21 @@ pub enum Verdict {
     Need,
     /// A file of that size with this root is there: send only what differs in.
     Compare([u8; 32]),
+    /// Groups of this very file came in an earlier transfer, as [`Held`] has told before: send the others.
+    Resume,
+}
+
+/// Chaining values of consecutive groups of one offered file; they come before the answer to its offer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Held {
+    /// Which offer.
+    pub offer: u64,
+    /// The file's number in the offer, over all its groups of files, from 0.
+    pub file: u32,
+    /// The first group.
+    pub first: u32,
+    /// The values, at most [`HELD_GROUPS_MAX`](crate::limits::HELD_GROUPS_MAX).
+    pub cvs: Vec<[u8; 32]>,
 }
 
 /// What became of some items.
@@ -309,6 +339,22 @@ mod tests {
         assert_eq!(tag(&ToSender::Stored(Stored::default())), 3);
         assert_eq!(tag(&ToSender::Fault(fault::tests::sample())), 4);
         assert_eq!(tag(&ToSender::Finished(Finished::default())), 5);
+        assert_eq!(tag(&ToSender::Held(Held { offer: 0, file: 0, first: 0, cvs: vec![] })), 6);
+    }
+
+    #[test]
+    fn held_groups_and_what_marks_a_source_are_pinned() {
+        let held = ToSender::Held(Held { offer: 1, file: 2, first: 300, cvs: vec![[7; 32]] });
+        let mut expected = vec![38, 0, 0, 0, 6, 1, 2, 0xAC, 2, 1];
+        expected.extend([7; 32]);
+        assert_eq!(encode_message(&held), expected);
+        assert_eq!(decode_message(&expected[4..]), Ok(held));
+        let source = SourceMark { inode: 5, ctime_seconds: -1, ctime_nanos: 6 };
+        let name = Name::from_bytes(b"f").unwrap();
+        let file =
+            OfferedFile { name, bytes: 1, mode: 2, mtime_seconds: 3, mtime_nanos: 4, source: Some(source) };
+        assert_eq!(encode_message(&file)[4..], [1, b'f', 1, 2, 6, 4, 1, 5, 1, 6]);
+        assert_eq!(encode_message(&Verdict::Resume)[4..], [3]);
     }
 
     #[test]

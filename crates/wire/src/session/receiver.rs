@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::error::WireError;
 use crate::limits::{ITEMS_OUTSTANDING_MAX, STORED_ITEMS_MAX};
-use crate::message::{Answer, Fault, FileDone, Stored, StoredItem, ToSender};
+use crate::message::{Answer, Fault, FileDone, Held, Stored, StoredItem, ToSender};
 
 /// What has been received, and what to tell the sender.
 #[derive(Debug, Default)]
@@ -86,8 +86,9 @@ impl ReceiverTransfer {
         self.other.push_back(ToSender::Fault(fault));
     }
 
-    /// An offer has been judged.
-    pub fn answer(&mut self, answer: Answer) {
+    /// An offer has been judged; what is held of its files goes before the answer.
+    pub fn answer(&mut self, held: Vec<Held>, answer: Answer) {
+        self.other.extend(held.into_iter().map(ToSender::Held));
         self.other.push_back(ToSender::Answer(answer));
     }
 
