@@ -94,7 +94,8 @@ impl InProcess {
             let receiving = tokio::spawn(async move {
                 far.0.greeting().await.unwrap().agree().unwrap();
                 let (access, config) = (Access::Anywhere, receiver);
-                let session = Session { transfer, control: far, lanes: sources, access, config };
+                let session =
+                    Session { transfer, control: far, lanes: sources, owner: String::new(), access, config };
                 run_session(session, std::future::pending()).await
             });
             let link = Link { transfer, cipher: Cipher::Tls, control: near, lanes: sinks, supply };

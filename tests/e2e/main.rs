@@ -28,6 +28,7 @@ mod output;
 mod paths;
 mod peers;
 mod quic;
+mod resume;
 mod resync;
 mod scan;
 mod slashes;

@@ -43,7 +43,8 @@ fn nothing_is_kept_of_a_lane_that_has_ended() {
         writer.send(&opening(&site)).await.unwrap();
         let (sources, lanes) = mpsc::channel(1);
         let (access, config) = (Access::Anywhere, ReceiverConfig::default());
-        let session = Session { transfer: TRANSFER, control: far, lanes, access, config };
+        let session =
+            Session { transfer: TRANSFER, control: far, lanes, owner: String::new(), access, config };
         let session = tokio::spawn(run_session(session, std::future::pending()));
         for number in 0..2 * LANES_MAX {
             sources.send(ended_lane(&gone_in)).await.unwrap();

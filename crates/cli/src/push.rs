@@ -24,7 +24,7 @@ use crate::dial::{self, DialOptions};
 use crate::exit::{Exit, Failure, usage_error};
 use crate::location::{Location, Remote};
 use crate::progress::Display;
-use crate::settings::{self, Storage};
+use crate::settings::{self, Role, Storage};
 use crate::summary;
 use crate::terminal;
 use crate::trace::{self, Trace};
@@ -148,6 +148,7 @@ async fn push_there(
 async fn push_here(push: Push, display: &mut Display, storage: Storage) -> Result<Summary> {
     display.start();
     let transfer = dial::fresh_transfer()?;
+    let journals = settings::home(Role::Client).ok().map(|home| settings::journals(&home));
     let (near, (mut far_reader, far_writer)) = memory_control();
     let (sinks_in, sinks) = mpsc::channel(usize::from(LOCAL_LANES));
     let (sources_in, sources) = mpsc::channel(usize::from(LOCAL_LANES));
@@ -163,8 +164,8 @@ async fn push_here(push: Push, display: &mut Display, storage: Storage) -> Resul
         let control = (far_reader, far_writer);
         let Storage { disk, direct, .. } = storage;
         let (access, config) =
-            (Access::Anywhere, ReceiverConfig { disk, direct, ..ReceiverConfig::default() });
-        let session = Session { transfer, control, lanes: sources, access, config };
+            (Access::Anywhere, ReceiverConfig { disk, direct, journals, ..ReceiverConfig::default() });
+        let session = Session { transfer, control, lanes: sources, owner: String::new(), access, config };
         run_session(session, std::future::pending()).await
     });
     let link = Link { transfer, cipher: Cipher::default(), control: near, lanes: sinks, supply: None };

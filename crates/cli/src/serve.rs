@@ -40,6 +40,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
         disk: storage.disk,
         direct: storage.direct,
         allow_clear: args.allow_clear,
+        journals: Some(settings::journals(&home)),
         ..ReceiverConfig::default()
     };
     let runtime = tokio::runtime::Runtime::new().context("start the runtime")?;

@@ -25,7 +25,7 @@ pub struct Staged {
     directory: Arc<OwnedFd>,
     temporary: Option<Name>,
     /// Whether the hidden name stays when this goes.
-    lasting: bool,
+    lasting: AtomicBool,
 }
 
 /// Makes temporary names that no other transfer makes, and remembers what the target's file system can do.
@@ -71,7 +71,7 @@ impl Staged {
             match create_unnamed(directory, mode) {
                 Ok(file) => {
                     let (data, directory) = (DataFile::new(file), Arc::clone(directory));
-                    return Ok(Self { data, directory, temporary: None, lasting: false });
+                    return Ok(Self { data, directory, temporary: None, lasting: AtomicBool::new(false) });
                 }
                 Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOSYS) => {
                     names.unnamed_refused.store(true, Ordering::Relaxed);
@@ -88,8 +88,8 @@ impl Staged {
     /// # Errors
     /// What the system says.
     pub fn create_lasting(directory: &Arc<OwnedFd>, mode: u32, names: &TempNames) -> io::Result<Self> {
-        let mut named = Self::create_named(directory, Mode::from_raw_mode(mode & 0o777), names)?;
-        named.lasting = true;
+        let named = Self::create_named(directory, Mode::from_raw_mode(mode & 0o777), names)?;
+        named.lasting.store(true, Ordering::Relaxed);
         Ok(named)
     }
 
@@ -101,7 +101,7 @@ impl Staged {
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty())?);
         let (data, directory) = (DataFile::for_writing(file, direct)?, Arc::clone(directory));
-        Ok(Self { data, directory, temporary: Some(name.clone()), lasting: true })
+        Ok(Self { data, directory, temporary: Some(name.clone()), lasting: AtomicBool::new(true) })
     }
 
     /// The hidden name, where it has one.
@@ -110,9 +110,9 @@ impl Staged {
         self.temporary.as_ref()
     }
 
-    /// Removes the file.
-    pub fn discard(mut self) {
-        self.lasting = false;
+    /// Has the file go with this value, unless it is committed.
+    pub fn discard(&self) {
+        self.lasting.store(false, Ordering::Relaxed);
     }
 
     fn create_named(directory: &Arc<OwnedFd>, mode: Mode, names: &TempNames) -> io::Result<Self> {
@@ -122,7 +122,12 @@ impl Staged {
             match rustix::fs::openat(directory, name.as_os_str(), flags, mode) {
                 Ok(file) => {
                     let (data, directory) = (DataFile::new(file.into()), Arc::clone(directory));
-                    return Ok(Self { data, directory, temporary: Some(name), lasting: false });
+                    return Ok(Self {
+                        data,
+                        directory,
+                        temporary: Some(name),
+                        lasting: AtomicBool::new(false),
+                    });
                 }
                 Err(Errno::EXIST) => {}
                 Err(error) => return Err(error.into()),
@@ -205,7 +210,7 @@ impl Staged {
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        if let (Some(name), false) = (&self.temporary, self.lasting) {
+        if let (Some(name), false) = (&self.temporary, *self.lasting.get_mut()) {
             // nothing more can be done about a temporary file that will not go
             let _best_effort = rustix::fs::unlinkat(&self.directory, name.as_os_str(), AtFlags::empty());
         }

@@ -5,7 +5,7 @@
 
 use zmove_chunk::{file_root, group_cv, seal};
 use zmove_transport::Frame;
-use zmove_types::{Buffer, FileId, GroupSpan, ItemId};
+use zmove_types::{Buffer, Cv, FileId, GroupSpan, ItemId};
 use zmove_wire::{
     Batch, BatchEntry, EntryFault, FaultCode, FileHead, FrameHeader, FrameKind, Operation, StoredItem,
     WireError,
@@ -25,6 +25,7 @@ pub(crate) struct VerifiedBatch {
 pub(crate) struct VerifiedChunk {
     item: ItemId,
     span: GroupSpan,
+    cv: Cv,
     data: Buffer,
 }
 
@@ -72,16 +73,15 @@ impl VerifiedChunk {
     pub(crate) fn check(frame: Frame, file_bytes: u64) -> Result<Self, StoredItem> {
         let Frame { header, data, .. } = frame;
         let span = GroupSpan::of(file_bytes, header.group).filter(|span| span.len as usize == data.len());
-        match span {
-            Some(span) if is_sealed(&header, &group_cv(span.index, &data).0) => {
-                Ok(Self { item: header.item, span, data })
-            }
+        let hashed = span.map(|span| (span, group_cv(span.index, &data)));
+        match hashed {
+            Some((span, cv)) if is_sealed(&header, &cv.0) => Ok(Self { item: header.item, span, cv, data }),
             _ => Err(damaged(header.item, Vec::new())),
         }
     }
 
-    pub(crate) fn into_parts(self) -> (ItemId, GroupSpan, Buffer) {
-        (self.item, self.span, self.data)
+    pub(crate) fn into_parts(self) -> (ItemId, GroupSpan, Cv, Buffer) {
+        (self.item, self.span, self.cv, self.data)
     }
 }
 

@@ -4,36 +4,83 @@
 //! `--checksum` the same BLAKE3, which the sender decides after it has been told ours. An equal file whose mode differs
 //! gets the right one here.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rustix::fs::OFlags;
 use zmove_chunk::read_root;
 use zmove_disk::{FileIdentity, open_beneath, retouch};
-use zmove_types::{Metadata, Name, RelPath, Timestamp};
-use zmove_wire::{Answer, Compare, Offer, OfferedFile, Verdict};
+use zmove_types::{Cv, Metadata, Name, RelPath, Timestamp};
+use zmove_wire::limits::HELD_GROUPS_MAX;
+use zmove_wire::{Answer, Compare, Held, Offer, OfferedFile, Verdict};
 
+use crate::journal::SourceIdentity;
 use crate::place::plain;
 use crate::store::Context;
 
-/// Answers one offer.
-pub(crate) fn answer(context: &Context, compare: Compare, offer: &Offer) -> Answer {
+/// Answers one offer, with what is held of its files.
+pub(crate) fn answer(context: &Context, compare: Compare, offer: &Offer) -> (Vec<Held>, Answer) {
     let mut verdicts = Vec::with_capacity(offer.groups.iter().map(|group| group.files.len()).sum());
+    let mut held = Vec::new();
     for group in &offer.groups {
         let directory = context.target.tree.open_directory(&group.directory).ok();
-        verdicts.extend(group.files.iter().map(|file| match &directory {
-            Some(opened) => judge(context, compare, opened, &group.directory, file),
-            None => Verdict::Need,
-        }));
+        for file in &group.files {
+            let number = u32::try_from(verdicts.len()).expect("offers are bounded");
+            let judged = directory.as_ref().map(|opened| {
+                let verdict = judge(context, compare, opened, &group.directory, file);
+                (
+                    verdict,
+                    if verdict == Verdict::Need {
+                        claim(context, opened, &group.directory, file)
+                    } else {
+                        Default::default()
+                    },
+                )
+            });
+            let (verdict, groups) = judged.unwrap_or((Verdict::Need, BTreeMap::new()));
+            verdicts.push(if groups.is_empty() { verdict } else { Verdict::Resume });
+            held.extend(runs(&groups).map(|(first, cvs)| Held {
+                offer: offer.offer,
+                file: number,
+                first,
+                cvs,
+            }));
+        }
     }
-    Answer { offer: offer.offer, verdicts }
+    (held, Answer { offer: offer.offer, verdicts })
+}
+
+/// What an earlier transfer has left of a large file.
+fn claim(
+    context: &Context,
+    directory: &Arc<OwnedFd>,
+    path: &RelPath,
+    file: &OfferedFile,
+) -> BTreeMap<u32, Cv> {
+    let final_path = path.join(context.target.name(path, &file.name));
+    let (Some(mark), Ok(final_path)) = (file.source, final_path) else { return BTreeMap::new() };
+    let ctime = Timestamp { seconds: mark.ctime_seconds, nanos: mark.ctime_nanos };
+    let source = SourceIdentity { bytes: file.bytes, mtime: mtime_of(file), ctime, inode: mark.inode };
+    let stopping = || context.stopping.load(Ordering::Relaxed);
+    context.parts.claim(&final_path, directory, &source, context.direct, stopping)
+}
+
+/// Groups that follow each other, by their first.
+fn runs(groups: &BTreeMap<u32, Cv>) -> impl Iterator<Item = (u32, Vec<[u8; 32]>)> {
+    let groups: Vec<_> = groups.iter().map(|(index, cv)| (*index, cv.0)).collect();
+    let runs = groups.chunk_by(|(one, _), (next, _)| one.checked_add(1) == Some(*next));
+    let pieces = runs.flat_map(|run| run.chunks(HELD_GROUPS_MAX));
+    let pieces: Vec<_> = pieces.map(|run| (run[0].0, run.iter().map(|(_, cv)| *cv).collect())).collect();
+    pieces.into_iter()
 }
 
 fn judge(
     context: &Context,
     compare: Compare,
-    opened: &OwnedFd,
+    opened: &Arc<OwnedFd>,
     path: &RelPath,
     file: &OfferedFile,
 ) -> Verdict {

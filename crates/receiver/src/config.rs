@@ -1,5 +1,6 @@
 //! What a receiver can be told.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use zmove_disk::{Direct, Disk, Threads};
@@ -18,6 +19,9 @@ pub struct ReceiverConfig {
     pub lanes_max: u16,
     /// Whether a daemon takes lanes in clear from senders that ask for them. Default: no, such transfers are refused.
     pub allow_clear: bool,
+    /// The directory where journals of unfinished large files are kept, so that a later transfer can go on with them.
+    /// Default: none is kept.
+    pub journals: Option<PathBuf>,
     /// The storage engine.
     pub disk: Arc<dyn Disk>,
     /// Whether large files pass by the page cache. Default: where it pays.
@@ -32,6 +36,7 @@ impl Default for ReceiverConfig {
             buffers_max: 32,
             lanes_max: zmove_wire::limits::LANES_MAX,
             allow_clear: false,
+            journals: None,
             disk: Arc::new(Threads),
             direct: Direct::default(),
         }

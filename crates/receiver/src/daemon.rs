@@ -243,7 +243,7 @@ impl Shared {
         let name = grant.name;
         // the daemon waits until nobody holds one of these any more
         let mut stopping = self.stopping.subscribe();
-        let session = Session { transfer, control, lanes, access, config };
+        let session = Session { transfer, control, lanes, owner: owner.to_string(), access, config };
         let stop = async { drop(stopping.wait_for(|stopping| *stopping).await) };
         let ended = run_session(session, stop).await;
         (self.log)(&match ended {
@@ -338,7 +338,9 @@ impl fmt::Display for DaemonEvent {
                 write!(
                     f,
                     "received from {name} at {address} into '{target}' in {seconds:.2} s, {faults} faults{clear}"
-                )
+                )?;
+                let trouble = report.journal_trouble.as_ref();
+                trouble.map_or(Ok(()), |trouble| write!(f, "; without a journal: {trouble}"))
             }
             Self::Broken { name, address, error } => write!(f, "broken off by {name} at {address}: {error}"),
             Self::Accept { error } => write!(f, "accept a connection: {error}"),

@@ -16,6 +16,8 @@ use zmove_disk::Staged;
 use zmove_types::{FileId, GroupSpan, ItemId};
 use zmove_wire::{Fault, FaultCode, FileHead, Operation};
 
+use crate::parts::Prior;
+
 /// All large files of a transfer.
 #[derive(Debug, Default)]
 pub(crate) struct FileTable(Mutex<HashMap<FileId, Slot>>);
@@ -60,15 +62,20 @@ pub(crate) enum Copy {
 pub(crate) struct Complete(pub(crate) Staged);
 
 impl FileTable {
-    /// Takes a declaration; the same again is no news.
+    /// Takes a declaration; the same again is no news. `prior` gives what a new file goes on with.
     ///
     /// # Errors
     /// A fault when it contradicts an earlier one, which kills the file.
-    pub(crate) fn declare(&self, id: FileId, head: FileHead) -> Result<(), Fault> {
+    pub(crate) fn declare(
+        &self,
+        id: FileId,
+        head: FileHead,
+        prior: impl FnOnce(&FileHead) -> Option<Prior>,
+    ) -> Result<(), Fault> {
         let mut table = self.lock();
         match table.get(&id) {
             None if GroupSpan::count(head.bytes).is_some_and(|count| count > 1) => {
-                let state = Mutex::default();
+                let state = Mutex::new(State::going_on_with(prior(&head)));
                 table.insert(id, Slot::Live(Arc::new(LargeFile { id, head, state })));
                 Ok(())
             }
@@ -90,14 +97,14 @@ impl FileTable {
         }
     }
 
-    /// Ends a file; returns whether it was alive, so that its end is told once.
-    pub(crate) fn bury(&self, id: FileId) -> bool {
+    /// Ends a file; returns it if it was alive, so that its end is told once.
+    pub(crate) fn bury(&self, id: FileId) -> Option<Arc<LargeFile>> {
         self.end(id, |_| Slot::Dead)
     }
 
     /// A file is whole; returns whether it was alive. [`closed`](Self::closed) ends this.
     pub(crate) fn close(&self, id: FileId) -> bool {
-        self.end(id, Slot::Closing)
+        self.end(id, Slot::Closing).is_some()
     }
 
     /// A file that was closing has its name, or could not get it.
@@ -105,19 +112,19 @@ impl FileTable {
         self.lock().insert(id, Slot::Dead);
     }
 
-    fn end(&self, id: FileId, into: impl FnOnce(Arc<LargeFile>) -> Slot) -> bool {
+    fn end(&self, id: FileId, into: impl FnOnce(Arc<LargeFile>) -> Slot) -> Option<Arc<LargeFile>> {
         match self.lock().entry(id) {
             Entry::Vacant(place) => {
                 place.insert(Slot::Dead);
-                false
+                None
             }
             Entry::Occupied(mut slot) => match slot.get() {
                 Slot::Live(file) => {
                     let file = Arc::clone(file);
-                    slot.insert(into(file));
-                    true
+                    slot.insert(into(Arc::clone(&file)));
+                    Some(file)
                 }
-                Slot::Closing(_) | Slot::Dead => false,
+                Slot::Closing(_) | Slot::Dead => None,
             },
         }
     }
@@ -141,7 +148,23 @@ impl FileTable {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Undeclared;
 
+impl State {
+    fn going_on_with(prior: Option<Prior>) -> Self {
+        let Some(Prior { staged, groups }) = prior else { return Self::default() };
+        Self {
+            staged: Some(Arc::new(staged)),
+            written: groups.into_iter().collect(),
+            writing: HashMap::new(),
+        }
+    }
+}
+
 impl LargeFile {
+    /// Nothing is to be left of the file, which has been buried.
+    pub(crate) fn discard(&self) {
+        self.lock().staged.iter().for_each(|staged| staged.discard());
+    }
+
     /// The file being written, made by `create` at the first call.
     pub(crate) fn staged<E>(&self, create: impl FnOnce() -> Result<Staged, E>) -> Result<Arc<Staged>, E> {
         let mut state = self.lock();
@@ -197,10 +220,15 @@ impl LargeFile {
 mod tests {
     use super::*;
     use zmove_disk::{TempNames, Tree};
-    use zmove_types::{GROUP_BYTES, Metadata, RelPath};
+    use zmove_types::{GROUP_BYTES, Metadata, RelPath, Timestamp};
 
     fn head(bytes: u64) -> FileHead {
-        FileHead { path: RelPath::from_bytes(b"f").unwrap(), metadata: Metadata::default(), bytes }
+        let path = RelPath::from_bytes(b"f").unwrap();
+        FileHead { path, metadata: Metadata::default(), bytes, ctime: Timestamp::default(), inode: 0 }
+    }
+
+    fn no_prior(_: &FileHead) -> Option<Prior> {
+        None
     }
 
     #[test]
@@ -209,7 +237,7 @@ mod tests {
         let directory = Tree::open(home.path()).unwrap().open_directory(&RelPath::root()).unwrap();
         let names = TempNames::new("t");
         let table = FileTable::default();
-        table.declare(FileId(1), head(2 * GROUP_BYTES + 1)).unwrap();
+        table.declare(FileId(1), head(2 * GROUP_BYTES + 1), no_prior).unwrap();
         let file = table.find(FileId(1)).unwrap().unwrap();
         let mut complete = 0;
         for index in [2, 0, 0, 1] {
@@ -221,9 +249,28 @@ mod tests {
     }
 
     #[test]
+    fn groups_that_are_there_count() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = Tree::open(home.path()).unwrap().open_directory(&RelPath::root()).unwrap();
+        let names = TempNames::new("t");
+        let table = FileTable::default();
+        let prior = || Prior {
+            staged: Staged::create_lasting(&directory, 0o600, &names).unwrap(),
+            groups: vec![0, 2],
+        };
+        table.declare(FileId(1), head(3 * GROUP_BYTES), |_| Some(prior())).unwrap();
+        table.declare(FileId(1), head(3 * GROUP_BYTES), |_| panic!("asked once")).unwrap();
+        let file = table.find(FileId(1)).unwrap().unwrap();
+        let span = |index| GroupSpan::of(file.head.bytes, index).unwrap();
+        assert_eq!(file.begin(span(2), ItemId(1)), Copy::Late);
+        let hold = file.staged(|| Err("made anew")).unwrap();
+        assert!(file.written(span(1), hold).is_some());
+    }
+
+    #[test]
     fn of_two_copies_one_is_written() {
         let table = FileTable::default();
-        table.declare(FileId(1), head(2 * GROUP_BYTES)).unwrap();
+        table.declare(FileId(1), head(2 * GROUP_BYTES), no_prior).unwrap();
         let file = table.find(FileId(1)).unwrap().unwrap();
         let home = tempfile::tempdir().unwrap();
         let directory = Tree::open(home.path()).unwrap().open_directory(&RelPath::root()).unwrap();
@@ -243,22 +290,22 @@ mod tests {
     #[test]
     fn contradictions_kill_the_file() {
         let table = FileTable::default();
-        assert!(table.declare(FileId(1), head(GROUP_BYTES)).is_err());
-        table.declare(FileId(2), head(2 * GROUP_BYTES)).unwrap();
-        table.declare(FileId(2), head(2 * GROUP_BYTES)).unwrap();
-        assert!(table.declare(FileId(2), head(3 * GROUP_BYTES)).is_err());
+        assert!(table.declare(FileId(1), head(GROUP_BYTES), no_prior).is_err());
+        table.declare(FileId(2), head(2 * GROUP_BYTES), no_prior).unwrap();
+        table.declare(FileId(2), head(2 * GROUP_BYTES), no_prior).unwrap();
+        assert!(table.declare(FileId(2), head(3 * GROUP_BYTES), no_prior).is_err());
         assert!(table.find(FileId(2)).unwrap().is_none());
         assert!(table.find(FileId(3)).is_err());
-        assert!(!table.bury(FileId(2)));
+        assert!(table.bury(FileId(2)).is_none());
     }
 
     #[test]
     fn a_file_that_is_closing_is_found_until_it_is_closed() {
         let table = FileTable::default();
-        table.declare(FileId(1), head(2 * GROUP_BYTES)).unwrap();
+        table.declare(FileId(1), head(2 * GROUP_BYTES), no_prior).unwrap();
         assert!(table.close(FileId(1)));
-        assert!(!table.bury(FileId(1)) && !table.close(FileId(1)));
-        table.declare(FileId(1), head(2 * GROUP_BYTES)).unwrap();
+        assert!(table.bury(FileId(1)).is_none() && !table.close(FileId(1)));
+        table.declare(FileId(1), head(2 * GROUP_BYTES), no_prior).unwrap();
         assert!(table.find(FileId(1)).unwrap().is_some());
         table.closed(FileId(1));
         assert!(table.find(FileId(1)).unwrap().is_none());

@@ -53,8 +53,10 @@ pub(crate) fn flush_rolling(context: &Context, stop: &Receiver<()>) {
     while stop.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
         let started = Instant::now();
         let mut failed = context.flush.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Err(error) = rustix::fs::syncfs(context.target.tree.fd()) {
-            failed.get_or_insert(error.into());
+        let mark = context.parts.mark();
+        match rustix::fs::syncfs(context.target.tree.fd()) {
+            Ok(()) => mark.into_iter().for_each(|mark| context.parts.flushed(mark)),
+            Err(error) => drop(failed.get_or_insert(error.into())),
         }
         drop(failed);
         pause = (started.elapsed() / 4).max(FLUSH_PAUSE);

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use crossbeam_channel::Sender;
 use zmove_transport::{Frame, LaneError, LaneSource};
 use zmove_types::{Doing, ItemId, Stopwatch};
-use zmove_wire::{FrameKind, StoredItem, WireError};
+use zmove_wire::{FileHead, FrameKind, StoredItem, WireError};
 
 use crate::check::{Checked, VerifiedBatch, VerifiedChunk, check_declaration, damaged};
 use crate::store::{Context, Job, Outcome};
@@ -60,7 +60,8 @@ fn declare(context: &Context, frame: &Frame) -> Result<Option<Job>, WireError> {
     if head.path.is_root() {
         return Err(WireError::OutOfOrder { what: "a file without a name" });
     }
-    if let Err(fault) = context.files.declare(id, head) {
+    let prior = |head: &FileHead| context.parts.take_up(id, &context.final_path(head), head);
+    if let Err(fault) = context.files.declare(id, head, prior) {
         context.tell(Outcome::Fault(fault));
     }
     Ok(None)

@@ -13,6 +13,7 @@ mod files;
 mod finish;
 pub mod journal;
 mod lanes;
+mod parts;
 mod place;
 mod registry;
 mod session;

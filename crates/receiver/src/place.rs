@@ -323,7 +323,9 @@ mod tests {
         };
         let target = Target::resolve(&open, &Access::Anywhere).unwrap();
         let (outcomes, _nobody) = tokio::sync::mpsc::channel(1);
-        context(zmove_types::TransferId([7; 16]), &open, target, &ReceiverConfig::default(), outcomes)
+        let transfer = zmove_types::TransferId([7; 16]);
+        let parts = crate::parts::Parts::new(None, transfer, String::new(), &target.tree);
+        context(transfer, &open, (target, parts), &ReceiverConfig::default(), outcomes)
     }
 
     fn name(text: &str) -> Name {
@@ -397,8 +399,14 @@ mod tests {
         assert_eq!(place(&mut maker, directory_entry("", "d")), []);
         let id = zmove_types::FileId(1);
         let bytes = 2 * zmove_types::GROUP_BYTES;
-        let head = zmove_wire::FileHead { path: path("d/large"), metadata: metadata(0o644), bytes };
-        second.files.declare(id, head).unwrap();
+        let head = zmove_wire::FileHead {
+            path: path("d/large"),
+            metadata: metadata(0o644),
+            bytes,
+            ctime: Timestamp::default(),
+            inode: 1,
+        };
+        second.files.declare(id, head, |_| None).unwrap();
         let file = second.files.find(id).unwrap().unwrap();
         let opened = guest.directory(&path("d")).unwrap();
         let staged = Staged::create(&opened, 0o600, &second.temp_names).unwrap();

@@ -1,7 +1,7 @@
 //! One transfer at the receiver: the control connection, and the threads that it starts and stops.
 //!
-//! **Invariant:** when [`run_session`] returns, all its threads have ended and nothing temporary is left, whichever way
-//! the transfer went.
+//! **Invariant:** when [`run_session`] returns, all its threads have ended, whichever way the transfer went, and nothing
+//! temporary is left but the parts of large files that a journal tells of.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -20,12 +20,13 @@ use zmove_wire::limits::{LANES_UNASKED_MAX, OFFER_FILES_MAX, OFFERS_OUTSTANDING_
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
     Durability, FaultCode, Finished, Greeting, Offer, Open, Opened, Refusal, RefusalCode, Role, StageReport,
-    ToReceiver, ToSender, TopName, WireError, decode_message, encode_message,
+    TargetState, ToReceiver, ToSender, TopName, WireError, decode_message, encode_message,
 };
 
 use crate::config::{BUFFER_BYTES, ReceiverConfig};
 use crate::error::SessionError;
 use crate::files::FileTable;
+use crate::parts::Parts;
 use crate::store::{Context, Job, Outcome, write_all};
 use crate::target::{Access, Target};
 use crate::untouched::Untouched;
@@ -40,6 +41,8 @@ pub struct Session {
     pub control: (ControlReader, ControlWriter),
     /// Its lanes, as they arrive.
     pub lanes: mpsc::Receiver<Box<dyn LaneSource>>,
+    /// Whose it is: the fingerprint of the peer's key, empty within one process.
+    pub owner: String,
     /// Where the peer may write.
     pub access: Access,
     /// The settings.
@@ -55,6 +58,8 @@ pub struct SessionReport {
     pub items: u64,
     /// How many entries failed.
     pub faults: u64,
+    /// Why no journal could be kept: had the transfer broken, its large files could not be gone on with.
+    pub journal_trouble: Option<String>,
 }
 
 /// Receives one transfer; cuts it off when `stop` resolves.
@@ -65,7 +70,7 @@ pub async fn run_session(
     session: Session,
     stop: impl Future<Output = ()>,
 ) -> Result<SessionReport, SessionError> {
-    let Session { transfer, control: (reader, mut writer), lanes, access, config } = session;
+    let Session { transfer, control: (reader, mut writer), lanes, owner, access, config } = session;
     writer.send(&Greeting::new(Role::Control, transfer).encode()).await?;
     let mut inbox = reader.into_inbox(decode_message, INBOX_MESSAGES_MAX);
     let first = tokio::time::timeout(OPEN_TIMEOUT, inbox.recv()).await;
@@ -75,15 +80,17 @@ pub async fn run_session(
         Some(Err(error)) => return Err(error.into()),
         None => return Err(ControlError::Closed.into()),
     };
-    let target = match resolve(open.clone(), access).await {
-        Ok(target) => target,
+    let (target, parts) = match resolve(open.clone(), access, (transfer, owner), &config).await {
+        Ok(resolved) => resolved,
         Err(refusal) => return refuse(&mut writer, inbox, refusal).await,
     };
     let single_name = target.rename.as_ref().map(|(_, to)| TopName(to.clone()));
-    let opened = Opened { state: target.state, lanes_max: config.lanes_max, single_name };
+    // files of which something is held are only found if they are offered
+    let state = if parts.has_earlier() { TargetState::Populated } else { target.state };
+    let opened = Opened { state, lanes_max: config.lanes_max, single_name };
     writer.send(&encode_message(&ToSender::Opened(opened))).await?;
     let (outcomes_in, outcomes) = mpsc::channel(OUTCOMES_WAITING_MAX);
-    let context = Arc::new(context(transfer, &open, target, &config, outcomes_in));
+    let context = Arc::new(context(transfer, &open, (target, parts), &config, outcomes_in));
     let crew = Crew::start(&context, &config)?;
     let started = cpu_time();
     let mut running = Running {
@@ -106,9 +113,19 @@ pub async fn run_session(
     running.close(ended).await
 }
 
-async fn resolve(open: Open, access: Access) -> Result<Target, Refusal> {
-    let resolved = tokio::task::spawn_blocking(move || Target::resolve(&open, &access)).await;
-    resolved.expect("resolving a target does not panic")
+async fn resolve(
+    open: Open,
+    access: Access,
+    (transfer, owner): (TransferId, String),
+    config: &ReceiverConfig,
+) -> Result<(Target, Parts), Refusal> {
+    let journals = config.journals.clone();
+    let resolved = tokio::task::spawn_blocking(move || {
+        let target = Target::resolve(&open, &access)?;
+        let parts = Parts::new(journals, transfer, owner, &target.tree);
+        Ok((target, parts))
+    });
+    resolved.await.expect("resolving a target does not panic")
 }
 
 async fn refuse(
@@ -127,7 +144,7 @@ async fn refuse(
 pub(crate) fn context(
     transfer: TransferId,
     open: &Open,
-    target: Target,
+    (target, parts): (Target, Parts),
     config: &ReceiverConfig,
     outcomes: mpsc::Sender<Outcome>,
 ) -> Context {
@@ -138,6 +155,7 @@ pub(crate) fn context(
         direct: config.direct,
         pool: BufferPool::new(BUFFER_BYTES, config.buffers_max),
         files: FileTable::default(),
+        parts,
         temp_names: TempNames::new(&transfer.to_string()[..12]),
         untouched: Untouched::default(),
         directories: Mutex::default(),
@@ -302,7 +320,7 @@ impl Running {
             ToReceiver::Open(_) => Err(WireError::OutOfOrder { what: "a second opening" }.into()),
             ToReceiver::Offer(offer) => self.take_offer(offer),
             ToReceiver::Abandon { file } => {
-                self.context.files.bury(zmove_types::FileId(file));
+                self.context.abandon_file(zmove_types::FileId(file));
                 Ok(())
             }
             ToReceiver::Announce { items, mismatches } => Ok(self.ledger.announced(items, mismatches)?),
@@ -323,7 +341,8 @@ impl Running {
         }
         let (context, compare) = (Arc::clone(&self.context), self.open.compare);
         tokio::task::spawn_blocking(move || {
-            context.tell(Outcome::Answer(compare::answer(&context, compare, &offer)));
+            let (held, answer) = compare::answer(&context, compare, &offer);
+            context.tell(Outcome::Answer(held, answer));
         });
         Ok(())
     }
@@ -362,9 +381,9 @@ impl Running {
                 self.report.faults += 1;
                 self.ledger.fault(fault);
             }
-            Outcome::Answer(answer) => {
+            Outcome::Answer(held, answer) => {
                 self.offers -= 1;
-                self.ledger.answer(answer);
+                self.ledger.answer(held, answer);
             }
             Outcome::LaneEnded(number, ended) => {
                 self.crew.breakers.remove(&number);
@@ -434,8 +453,11 @@ impl Running {
         drop((self.writer, self.inbox));
         let crew = self.crew;
         tokio::task::spawn_blocking(move || crew.join()).await.expect("threads of a session do not panic");
-        let target = self.open.target;
-        ended.map(|()| SessionReport { target, ..self.report })
+        if ended.is_ok() {
+            self.context.parts.finish();
+        }
+        let (target, journal_trouble) = (self.open.target, self.context.parts.trouble());
+        ended.map(|()| SessionReport { target, journal_trouble, ..self.report })
     }
 }
 

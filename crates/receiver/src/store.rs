@@ -11,11 +11,13 @@ use zmove_disk::{Direct, Disk, Staged, TempNames};
 use zmove_transport::LaneError;
 use zmove_types::{BufferPool, Doing, FileId, ItemId, Metadata, RelPath, StageClock};
 use zmove_wire::{
-    Answer, Durability, EntryFault, Fault, FaultCode, FileDone, Operation, StoredItem, TargetState,
+    Answer, Durability, EntryFault, Fault, FaultCode, FileDone, FileHead, Held, Operation, StoredItem,
+    TargetState,
 };
 
 use crate::check::{VerifiedBatch, VerifiedChunk};
 use crate::files::{Complete, Copy, FileTable, LargeFile};
+use crate::parts::Parts;
 use crate::place::{Known, Placer, commit, failure, plain};
 use crate::target::Target;
 use crate::untouched::Untouched;
@@ -29,6 +31,7 @@ pub(crate) struct Context {
     pub(crate) direct: Direct,
     pub(crate) pool: BufferPool,
     pub(crate) files: FileTable,
+    pub(crate) parts: Parts,
     pub(crate) temp_names: TempNames,
     pub(crate) untouched: Untouched,
     pub(crate) directories: Mutex<Vec<(RelPath, Metadata)>>,
@@ -46,7 +49,7 @@ pub(crate) enum Outcome {
     Item(StoredItem),
     File(FileDone),
     Fault(Fault),
-    Answer(Answer),
+    Answer(Vec<Held>, Answer),
     /// The lane of that number, and how.
     LaneEnded(u32, Result<(), LaneError>),
     Panicked,
@@ -75,9 +78,24 @@ impl Context {
         self.tell(Outcome::Item(StoredItem { item: item.0, mismatch: false, faults }));
     }
 
-    /// Ends a large file badly, unless it has ended before.
+    /// Where a large file goes in the end.
+    pub(crate) fn final_path(&self, head: &FileHead) -> RelPath {
+        let parent = head.path.parent().unwrap_or_else(RelPath::root);
+        let Some(name) = head.path.file_name() else { return head.path.clone() };
+        parent.join(self.target.name(&parent, &name)).unwrap_or_else(|_| head.path.clone())
+    }
+
+    /// The sender has given a large file up: nothing is left of it.
+    pub(crate) fn abandon_file(&self, id: FileId) {
+        if let Some(file) = self.files.bury(id) {
+            file.discard();
+            self.parts.ended(id);
+        }
+    }
+
+    /// Ends a large file badly, unless it has ended before. What has come of it stays for another transfer.
     pub(crate) fn fail_file(&self, id: FileId, fault: (Operation, FaultCode)) {
-        if self.files.bury(id) {
+        if self.files.bury(id).is_some() {
             self.tell(Outcome::File(FileDone { file: id.0, fault: Some(fault) }));
         }
     }
@@ -116,7 +134,7 @@ fn store_batch(context: &Context, placer: &mut Placer<'_>, batch: VerifiedBatch)
 }
 
 fn store_chunk(context: &Context, placer: &mut Placer<'_>, file: &Arc<LargeFile>, chunk: VerifiedChunk) {
-    let (item, span, data) = chunk.into_parts();
+    let (item, span, cv, data) = chunk.into_parts();
     match file.begin(span, item) {
         Copy::First => {}
         Copy::Waiting => return,
@@ -125,6 +143,7 @@ fn store_chunk(context: &Context, placer: &mut Placer<'_>, file: &Arc<LargeFile>
     let written = open_staged(context, placer, file).and_then(|staged| {
         let (outcome, _data) = context.disk.write(staged.data(), span.offset(), data);
         outcome.map_err(|error| (Operation::Write, error))?;
+        context.parts.written(file.id, span.index, cv);
         Ok(staged)
     });
     match written.map(|staged| file.written(span, staged)) {
@@ -144,7 +163,10 @@ fn open_staged(
 ) -> Result<Arc<Staged>, (Operation, io::Error)> {
     file.staged(|| {
         let directory = parent_directory(placer, file)?;
-        let mut staged = Staged::create(&directory, 0o600, &context.temp_names)
+        let final_path = context.final_path(&file.head);
+        let mut staged = context
+            .parts
+            .create(file.id, (&final_path, &file.head), &directory, &context.temp_names)
             .map_err(|error| (Operation::Create, error))?;
         staged.reserve(file.head.bytes, context.direct).map_err(|error| (Operation::Create, error))?;
         Ok(staged)
@@ -170,16 +192,18 @@ pub(crate) fn finish_file(
     if !context.files.close(file.id) {
         return;
     }
-    let path = &file.head.path;
+    let path = context.final_path(&file.head);
     let parent = path.parent().unwrap_or_else(RelPath::root);
     let name = path.file_name().expect("a declared file has a name");
-    let name = context.target.name(&parent, &name);
     let flush = context.durability != Durability::None;
     if let Ok(directory) = placer.directory_now(&parent) {
         staged.move_to(directory);
     }
-    let committed = commit(context, staged, name, &plain(file.head.metadata), flush);
+    // a part that cannot become the file is of no use
+    staged.discard();
+    let committed = commit(context, staged, &name, &plain(file.head.metadata), flush);
     let fault = committed.err().map(|(operation, error)| failure(operation, &error));
+    context.parts.ended(file.id);
     context.tell(Outcome::File(FileDone { file: file.id.0, fault }));
     context.files.closed(file.id);
 }

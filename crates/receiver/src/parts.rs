@@ -1,0 +1,325 @@
+//! The parts of large files: files that are not whole yet, and what the journals tell of them.
+//!
+//! A large file is written under a hidden name that stays when the transfer breaks, and each of its groups is journalled
+//! when it has been written. A later transfer of the same owner to the same target, which offers the very same source
+//! file, goes on with the groups that are there.
+//!
+//! **Invariant:** a group that is told to a sender as held hashes to what is told of it: it was written and journalled, and
+//! either nothing has happened to it since (the same run of the system, or flushed, and the part not written by anybody
+//! else), or it has been read back and hashed again.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use zmove_chunk::group_cv;
+use zmove_disk::{Direct, FileIdentity, Staged, TempNames, Tree};
+use zmove_types::{Cv, FileId, GroupSpan, RelPath, Timestamp, TransferId};
+use zmove_wire::FileHead;
+
+use crate::journal::{
+    Begin, Journal, JournalError, Mark, Orphan, Part, SourceIdentity, UnfinishedFile, orphans_where,
+};
+
+/// All parts of one transfer.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    /// Where journals are; none are kept without it.
+    journals: Option<PathBuf>,
+    begin: Begin,
+    /// Whether a part lies on another file system than the target directory.
+    elsewhere: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    journal: Option<Arc<Journal>>,
+    /// Why nothing more is journalled. What there is stays held, as its parts are.
+    trouble: Option<String>,
+    /// What earlier transfers have left, by the final path.
+    earlier: HashMap<RelPath, Earlier>,
+    /// The journals that tell of it, held as long as this transfer lasts.
+    orphans: Vec<Orphan>,
+    /// What has been offered to the sender, until it declares the file.
+    prepared: HashMap<RelPath, Prepared>,
+}
+
+#[derive(Debug)]
+struct Earlier {
+    /// The journal that tells of it.
+    orphan: usize,
+    file: UnfinishedFile,
+}
+
+#[derive(Debug)]
+struct Prepared {
+    earlier: Earlier,
+    staged: Staged,
+}
+
+/// A part that a file goes on with.
+#[derive(Debug)]
+pub(crate) struct Prior {
+    pub(crate) staged: Staged,
+    pub(crate) groups: Vec<u32>,
+}
+
+/// Files of fewer bytes are sent again as a whole: for them the journal would cost more than it saves.
+pub(crate) const JOURNALLED_BYTES_MIN: u64 = 16 << 20;
+/// A part that was written so much later than its journal has been written by somebody else.
+const ALIEN_WRITE_MIN: Duration = Duration::from_secs(2);
+/// The same where the system has been started anew since, when the last lines of the journal may be missing.
+const ALIEN_WRITE_REBOOTED_MIN: Duration = Duration::from_secs(60);
+
+impl Parts {
+    /// The parts of a transfer, with what earlier ones of the same owner have left at the same target.
+    pub(crate) fn new(journals: Option<PathBuf>, transfer: TransferId, owner: String, target: &Tree) -> Self {
+        let begin = begin(transfer, owner, target);
+        let mut state = State::default();
+        if let Some(directory) = &journals {
+            let ours = |other: &Begin| {
+                (&other.owner, other.device, other.inode) == (&begin.owner, begin.device, begin.inode)
+            };
+            match orphans_where(directory, ours) {
+                // one that cannot be read is left for `zmove journal`
+                Ok(orphans) => state.find_earlier(orphans.into_iter().filter_map(Result::ok)),
+                Err(error) => state.trouble = Some(error.to_string()),
+            }
+        }
+        Self { journals, begin, elsewhere: AtomicBool::new(false), state: Mutex::new(state) }
+    }
+
+    /// Whether earlier transfers have left anything.
+    pub(crate) fn has_earlier(&self) -> bool {
+        !self.lock().earlier.is_empty()
+    }
+
+    /// Why no journal is kept although it should be.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        self.lock().trouble.clone()
+    }
+
+    /// What is held of a file that is offered: the values of groups that need not come again, by number. At least one group
+    /// of the file is left out, since the last that comes is what makes a file whole.
+    pub(crate) fn claim(
+        &self,
+        path: &RelPath,
+        directory: &Arc<OwnedFd>,
+        source: &SourceIdentity,
+        direct: Direct,
+        stop: impl Fn() -> bool,
+    ) -> BTreeMap<u32, Cv> {
+        let Some((mut earlier, same_boot, journalled)) = self.take_earlier(path) else {
+            return BTreeMap::new();
+        };
+        let outcome = reopen(directory, &earlier.file.part, direct).map(|(staged, changed)| {
+            let usable = earlier.file.part.source == *source;
+            let groups = &mut earlier.file.groups;
+            if usable {
+                let slack = if same_boot { ALIEN_WRITE_MIN } else { ALIEN_WRITE_REBOOTED_MIN };
+                let alien = changed > journalled.checked_add(slack).unwrap_or(journalled);
+                groups.retain(|index, (cv, flushed)| {
+                    let trusted = !alien && (same_boot || *flushed);
+                    let span = GroupSpan::of(source.bytes, *index);
+                    span.is_some_and(|span| trusted || (!stop() && is_there(&staged, span, *cv)))
+                });
+                if Some(groups.len()) == GroupSpan::count(source.bytes).map(|count| count as usize) {
+                    groups.pop_last();
+                }
+            } else {
+                groups.clear();
+            }
+            staged
+        });
+        let held: BTreeMap<_, _> = earlier.file.groups.iter().map(|(index, (cv, _))| (*index, *cv)).collect();
+        match outcome {
+            Some(staged) if !held.is_empty() => {
+                self.lock().prepared.insert(path.clone(), Prepared { earlier, staged });
+                held
+            }
+            Some(_) if stop() => BTreeMap::new(),
+            of_no_use => {
+                of_no_use.iter().for_each(Staged::discard);
+                self.lock().forget(&earlier);
+                BTreeMap::new()
+            }
+        }
+    }
+
+    /// The part that a file which has just been declared goes on with.
+    pub(crate) fn take_up(&self, id: FileId, path: &RelPath, head: &FileHead) -> Option<Prior> {
+        let Prepared { earlier, staged } = self.lock().prepared.remove(path)?;
+        if earlier.file.part.source != source_of(head) {
+            return None;
+        }
+        match self.journal().map(|journal| journal.adopt(id.0, &earlier.file)) {
+            Some(Ok(())) => self.lock().forget(&earlier),
+            Some(Err(error)) => self.note(&error),
+            None => {}
+        }
+        Some(Prior { staged, groups: earlier.file.groups.into_keys().collect() })
+    }
+
+    /// A part for a large file that begins; under a name that lasts if it is journalled.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn create(
+        &self,
+        id: FileId,
+        (path, head): (&RelPath, &FileHead),
+        directory: &Arc<OwnedFd>,
+        names: &TempNames,
+    ) -> io::Result<Staged> {
+        let journal = (head.bytes >= JOURNALLED_BYTES_MIN).then(|| self.journal()).flatten();
+        let Some(journal) = journal else { return Staged::create(directory, 0o600, names) };
+        let staged = Staged::create_lasting(directory, 0o600, names)?;
+        let Some(hidden) = staged.hidden_name() else { return Ok(staged) };
+        let identity = FileIdentity::of(staged.file())?;
+        let (part, inode) = (hidden.clone(), identity.inode);
+        let part =
+            Part { path: path.clone(), part, source: source_of(head), inode, born: Timestamp::default() };
+        if rustix::fs::fstat(staged.file())?.st_dev != self.begin.device {
+            self.elsewhere.store(true, Ordering::Relaxed);
+        }
+        if let Err(error) = journal.part(id.0, &part) {
+            // nobody would find it again
+            staged.discard();
+            self.note(&error);
+        }
+        Ok(staged)
+    }
+
+    /// A group has been written.
+    pub(crate) fn written(&self, id: FileId, group: u32, cv: Cv) {
+        self.record(|journal| journal.groups(id.0, group, &[cv]));
+    }
+
+    /// A file has its name, or is given up for good.
+    pub(crate) fn ended(&self, id: FileId) {
+        self.record(|journal| journal.ended(id.0));
+    }
+
+    /// Where the journal is, before a flush.
+    pub(crate) fn mark(&self) -> Option<Mark> {
+        self.running().map(|journal| journal.mark())
+    }
+
+    /// All that was written to the target's own file system before `mark` has been flushed.
+    pub(crate) fn flushed(&self, mark: Mark) {
+        if !self.elsewhere.load(Ordering::Relaxed) {
+            self.record(|journal| journal.flushed(mark));
+        }
+    }
+
+    /// The transfer has come to its end: journals that tell of nothing go.
+    pub(crate) fn finish(&self) {
+        let mut state = self.lock();
+        let State { journal, orphans, .. } = &mut *state;
+        let emptied = orphans.extract_if(.., |orphan| orphan.unfinished().files.is_empty());
+        // one that cannot be removed tells of nothing
+        emptied.for_each(|orphan| drop(orphan.remove()));
+        if let Some(journal) = journal.take().and_then(Arc::into_inner).filter(Journal::is_idle) {
+            let _of_nothing = journal.remove();
+        }
+    }
+
+    fn take_earlier(&self, path: &RelPath) -> Option<(Earlier, bool, SystemTime)> {
+        let mut state = self.lock();
+        let earlier = state.earlier.remove(path)?;
+        let orphan = &state.orphans[earlier.orphan];
+        Some((earlier, orphan.unfinished().same_boot, orphan.modified()))
+    }
+
+    /// The journal, begun if need be.
+    fn journal(&self) -> Option<Arc<Journal>> {
+        let directory = self.journals.as_ref()?;
+        let mut state = self.lock();
+        if state.journal.is_none() && state.trouble.is_none() {
+            match Journal::create(directory, &self.begin) {
+                Ok(journal) => state.journal = Some(Arc::new(journal)),
+                Err(error) => state.trouble = Some(error.to_string()),
+            }
+        }
+        state.running()
+    }
+
+    fn running(&self) -> Option<Arc<Journal>> {
+        self.lock().running()
+    }
+
+    fn record(&self, write: impl FnOnce(&Journal) -> Result<(), JournalError>) {
+        if let Some(Err(error)) = self.running().map(|journal| write(&journal)) {
+            self.note(&error);
+        }
+    }
+
+    /// A journal that cannot be written any more is kept as it is: what it tells is true.
+    fn note(&self, error: &JournalError) {
+        self.lock().trouble = Some(error.to_string());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn running(&self) -> Option<Arc<Journal>> {
+        self.journal.clone().filter(|_| self.trouble.is_none())
+    }
+
+    fn find_earlier(&mut self, orphans: impl Iterator<Item = Orphan>) {
+        for (number, orphan) in orphans.enumerate() {
+            for file in &orphan.unfinished().files {
+                let earlier = Earlier { orphan: number, file: file.clone() };
+                // of two that have the same path, the one that was written last
+                self.earlier.insert(file.part.path.clone(), earlier);
+            }
+            self.orphans.push(orphan);
+        }
+    }
+
+    /// What an earlier transfer has left is taken over, or gone.
+    fn forget(&mut self, earlier: &Earlier) {
+        // told again, it is looked at again, and found to be gone
+        let _told_again = self.orphans[earlier.orphan].ended(earlier.file.file);
+    }
+}
+
+/// What the journal of a transfer begins with. The target's path is for people, and for removing its parts later.
+fn begin(transfer: TransferId, owner: String, target: &Tree) -> Begin {
+    let path = std::fs::read_link(format!("/proc/self/fd/{}", target.fd().as_raw_fd())).unwrap_or_default();
+    // a directory that is open can be looked at
+    let (device, inode) = rustix::fs::fstat(target.fd()).map_or((0, 0), |stat| (stat.st_dev, stat.st_ino));
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let (owner, target) = (owner.into_bytes(), path.into_os_string().into_vec());
+    Begin { transfer, owner, target, device, inode, begun: now.as_secs() }
+}
+
+/// Opens a part again if it is what the journal says; tells when it was changed last.
+fn reopen(directory: &Arc<OwnedFd>, part: &Part, direct: Direct) -> Option<(Staged, SystemTime)> {
+    let staged = Staged::reopen(directory, &part.part, direct).ok()?;
+    let identity = FileIdentity::of(staged.file()).ok()?;
+    let same = identity.regular && identity.inode == part.inode && identity.bytes == part.source.bytes;
+    let seconds = u64::try_from(identity.ctime.seconds).unwrap_or(0);
+    let changed = SystemTime::UNIX_EPOCH + Duration::new(seconds, identity.ctime.nanos);
+    same.then_some((staged, changed))
+}
+
+fn is_there(staged: &Staged, span: GroupSpan, cv: Cv) -> bool {
+    let mut bytes = vec![0; span.len as usize];
+    staged.file().read_exact_at(&mut bytes, span.offset()).is_ok() && group_cv(span.index, &bytes) == cv
+}
+
+pub(crate) fn source_of(head: &FileHead) -> SourceIdentity {
+    let FileHead { metadata, bytes, ctime, inode, .. } = head;
+    SourceIdentity { bytes: *bytes, mtime: metadata.mtime, ctime: *ctime, inode: *inode }
+}

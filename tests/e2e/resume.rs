@@ -1,0 +1,213 @@
+//! Large files go on where an earlier transfer broke: what has come does not come again, whoever died, however the next
+//! transfer comes; and what cannot be trusted does.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::inotify;
+use serde_json::Value;
+use zmove_types::GROUP_BYTES;
+
+use crate::command::{Runner, finish};
+use crate::daemon::Daemon;
+use crate::harness::{PATIENCE, Site};
+use crate::proxy::Proxy;
+use crate::tree::{assert_same, names, painted};
+
+const BYTES: u64 = 12 * GROUP_BYTES + 5;
+/// What may pass before the relay stalls.
+const BYTES_BEFORE_STALL: u64 = 8 * GROUP_BYTES;
+/// The least that a journal of some groups is long.
+const JOURNAL_BYTES_MIN: u64 = 300;
+
+/// A site whose target holds a part of `source/large`, and a journal that tells of it: the sender was killed.
+fn broken_off() -> Site {
+    broken_off_at(Site::daemon())
+}
+
+fn broken_off_at(site: Site) -> Site {
+    std::fs::write(site.source().join("large"), painted(BYTES, 0)).unwrap();
+    let proxy = Proxy::start(site.the_daemon().address, BYTES_BEFORE_STALL);
+    site.pin(&proxy.address, site.the_daemon().fingerprint);
+    let mut client = site.push_by(&proxy.address, &["--json"]).start();
+    proxy.wait_for_stall();
+    wait_for_journal(&site);
+    client.kill().unwrap();
+    client.wait().unwrap();
+    proxy.reset(site.the_daemon().address);
+    site.the_daemon().wait_for_log("broken off by tester");
+    assert_eq!(hidden(&site).len(), 1, "the part stays");
+    site
+}
+
+fn journals(site: &Site) -> PathBuf {
+    site.path("server").join("journal")
+}
+
+/// The journals there are, with their lengths.
+fn journals_of(site: &Site) -> Vec<(PathBuf, u64)> {
+    let Ok(entries) = std::fs::read_dir(journals(site)) else { return Vec::new() };
+    let entries = entries.map(Result::unwrap);
+    entries.map(|entry| (entry.path(), entry.metadata().unwrap().len())).collect()
+}
+
+/// Waits until the daemon has journalled some groups.
+fn wait_for_journal(site: &Site) {
+    let directory = journals(site);
+    std::fs::create_dir_all(&directory).unwrap();
+    let watch = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
+    inotify::add_watch(&watch, &directory, inotify::WatchFlags::MODIFY).unwrap();
+    let mut room = [std::mem::MaybeUninit::uninit(); 4096];
+    let mut events = inotify::Reader::new(&watch, &mut room);
+    while !journals_of(site).iter().any(|(_, bytes)| *bytes >= JOURNAL_BYTES_MIN) {
+        let mut poll_fds = [PollFd::new(&watch, PollFlags::IN)];
+        let patience = PATIENCE.try_into().unwrap();
+        assert_eq!(poll(&mut poll_fds, Some(&patience)).unwrap(), 1, "no journal");
+        events.next().unwrap();
+    }
+}
+
+fn hidden(site: &Site) -> Vec<PathBuf> {
+    let names = names(&site.target()).into_iter().filter(|name| name.starts_with(".zmove-"));
+    names.map(|name| site.target().join(name)).collect()
+}
+
+/// All is there, and nothing else; returns how much had come before.
+#[track_caller]
+fn assert_done(site: &Site, summary: &Value) -> u64 {
+    assert_same(&site.source(), &site.target());
+    assert_eq!(journals_of(site), [], "nothing is unfinished");
+    let [moved, resumed] = ["bytes", "bytes_resumed"].map(|key| summary[key].as_u64().unwrap());
+    assert_eq!(moved + resumed, BYTES);
+    resumed
+}
+
+#[test]
+fn what_has_come_does_not_come_again() {
+    let site = broken_off();
+    let summary = site.push_contents();
+    assert!(assert_done(&site, &summary) >= GROUP_BYTES, "{summary}");
+}
+
+#[test]
+fn a_killed_daemon_goes_on() {
+    let mut site = Site::daemon();
+    std::fs::write(site.source().join("large"), painted(BYTES, 0)).unwrap();
+    let proxy = Proxy::start(site.the_daemon().address, BYTES_BEFORE_STALL);
+    site.pin(&proxy.address, site.the_daemon().fingerprint);
+    let mut client = site.push_by(&proxy.address, &["--json"]).start();
+    proxy.wait_for_stall();
+    wait_for_journal(&site);
+    site.take_daemon().kill();
+    client.kill().unwrap();
+    client.wait().unwrap();
+    let again = Daemon::start(&site.path("server"), "127.0.0.1:0", &Runner::default());
+    proxy.reset(again.address);
+    let summary = finish(site.push_by(&proxy.address, &["--json"]).start()).done().summary();
+    assert!(assert_done(&site, &summary) >= GROUP_BYTES, "{summary}");
+}
+
+#[test]
+fn it_may_come_by_other_lanes() {
+    for options in [&["--json", "--streams", "1"][..], &["--json", "--transport", "quic"]] {
+        let site = broken_off();
+        let summary = site.push(options, site.contents(), "").done().summary();
+        assert!(assert_done(&site, &summary) >= GROUP_BYTES, "{options:?}: {summary}");
+    }
+}
+
+#[test]
+fn a_single_file_keeps_its_other_name() {
+    let site = Site::daemon();
+    std::fs::write(site.source().join("large"), painted(BYTES, 0)).unwrap();
+    let proxy = Proxy::start(site.the_daemon().address, BYTES_BEFORE_STALL);
+    site.pin(&proxy.address, site.the_daemon().fingerprint);
+    let mut push = site.zmove(&["push", "--json", "source/large"]);
+    push.0.arg(format!("{}:renamed", proxy.address));
+    let mut client = push.start();
+    proxy.wait_for_stall();
+    wait_for_journal(&site);
+    client.kill().unwrap();
+    client.wait().unwrap();
+    proxy.reset(site.the_daemon().address);
+    site.the_daemon().wait_for_log("broken off by tester");
+    let summary = site.push(&["--json"], site.source().join("large"), "renamed").done().summary();
+    assert!(summary["bytes_resumed"].as_u64().unwrap() >= GROUP_BYTES, "{summary}");
+    assert_eq!(names(&site.target()), ["renamed"]);
+    assert_eq!(std::fs::read(site.target().join("renamed")).unwrap(), painted(BYTES, 0));
+}
+
+#[test]
+fn another_source_begins_anew() {
+    let site = broken_off();
+    // of the same size; times and contents differ
+    std::fs::write(site.source().join("large"), painted(BYTES, 7)).unwrap();
+    let summary = site.push_contents();
+    assert_eq!(assert_done(&site, &summary), 0);
+}
+
+#[test]
+fn a_part_that_somebody_has_written_to_is_read_again() {
+    let site = broken_off();
+    let [part] = &hidden(&site)[..] else { panic!("one part") };
+    File::options().write(true).open(part).unwrap().write_all_at(b"alien", 3).unwrap();
+    // as if the journal had not been written for a while when that happened
+    let [(journal, _)] = &journals_of(&site)[..] else { panic!("one journal") };
+    let journal = File::options().write(true).open(journal).unwrap();
+    journal.set_modified(SystemTime::now() - Duration::from_secs(60)).unwrap();
+    let summary = site.push_contents();
+    assert!(assert_done(&site, &summary) > 0, "what is whole stays: {summary}");
+}
+
+#[test]
+fn a_part_that_is_gone_or_another_file_is_not_used() {
+    let site = broken_off();
+    let [part] = &hidden(&site)[..] else { panic!("one part") };
+    std::fs::remove_file(part).unwrap();
+    std::fs::write(part, "somebody's").unwrap();
+    let summary = site.push(&["--json"], site.contents(), "").done().summary();
+    assert_eq!(summary["bytes_resumed"], 0);
+    assert_eq!(std::fs::read(part).unwrap(), b"somebody's");
+    std::fs::remove_file(part).unwrap();
+    assert_done(&site, &summary);
+}
+
+#[test]
+fn a_journal_that_cannot_be_read_is_left() {
+    let site = broken_off();
+    let [(journal, bytes)] = &journals_of(&site)[..] else { panic!("one journal") };
+    File::options().write(true).open(journal).unwrap().write_all_at(b"?", 9).unwrap();
+    let summary = site.push_contents();
+    assert_eq!(summary["bytes_resumed"], 0);
+    assert_eq!(journals_of(&site), [(journal.clone(), *bytes)]);
+    assert_eq!(hidden(&site).len(), 1, "whose part is not known");
+    assert_whole(&site.target().join("large"));
+}
+
+#[test]
+fn a_torn_journal_tells_what_is_whole() {
+    let site = broken_off();
+    let [(journal, bytes)] = &journals_of(&site)[..] else { panic!("one journal") };
+    File::options().write(true).open(journal).unwrap().set_len(bytes - 7).unwrap();
+    let summary = site.push_contents();
+    assert!(assert_done(&site, &summary) > 0, "{summary}");
+}
+
+#[test]
+fn two_pushes_at_once_do_not_share_a_part() {
+    let site = broken_off();
+    let pushes = [(); 2].map(|()| site.push_command(&["--json"], &[&site.contents()], "").start());
+    let summaries = pushes.map(|push| finish(push).done().summary());
+    assert_same(&site.source(), &site.target());
+    assert_eq!(journals_of(&site), []);
+    let resumed = summaries.map(|summary| summary["bytes_resumed"].as_u64().unwrap());
+    assert!(resumed.contains(&0) || resumed.iter().sum::<u64>() < 2 * BYTES, "{resumed:?}");
+}
+
+#[track_caller]
+fn assert_whole(path: &Path) {
+    assert_eq!(std::fs::read(path).unwrap(), painted(BYTES, 0));
+}
