@@ -20,11 +20,11 @@ use std::time::{Duration, SystemTime};
 
 use zmove_chunk::group_cv;
 use zmove_disk::{Direct, FileIdentity, Staged, TempNames, Tree};
-use zmove_types::{Cv, FileId, GroupSpan, RelPath, Timestamp, TransferId};
+use zmove_types::{Cv, FileId, GroupSpan, RelPath, TransferId};
 use zmove_wire::FileHead;
 
 use crate::journal::{
-    Begin, Journal, JournalError, Mark, Orphan, Part, SourceIdentity, UnfinishedFile, orphans_where,
+    Begin, Journal, JournalError, Mark, Orphan, Part, SourceIdentity, UnfinishedFile, birth_of, orphans_where,
 };
 
 /// All parts of one transfer.
@@ -85,7 +85,9 @@ impl Parts {
         let mut state = State::default();
         if let Some(directory) = &journals {
             let ours = |other: &Begin| {
-                (&other.owner, other.device, other.inode) == (&begin.owner, begin.device, begin.inode)
+                // devices may be numbered anew when the system starts
+                let same_place = other.device == begin.device || other.target == begin.target;
+                same_place && (&other.owner, other.inode) == (&begin.owner, begin.inode)
             };
             match orphans_where(directory, ours) {
                 // one that cannot be read is left for `zmove journal`
@@ -183,9 +185,8 @@ impl Parts {
         let staged = Staged::create_lasting(directory, 0o600, names)?;
         let Some(hidden) = staged.hidden_name() else { return Ok(staged) };
         let identity = FileIdentity::of(staged.file())?;
-        let (part, inode) = (hidden.clone(), identity.inode);
-        let part =
-            Part { path: path.clone(), part, source: source_of(head), inode, born: Timestamp::default() };
+        let (part, inode, born) = (hidden.clone(), identity.inode, birth_of(staged.file()));
+        let part = Part { path: path.clone(), part, source: source_of(head), inode, born };
         if rustix::fs::fstat(staged.file())?.st_dev != self.begin.device {
             self.elsewhere.store(true, Ordering::Relaxed);
         }
@@ -308,7 +309,8 @@ fn begin(transfer: TransferId, owner: String, target: &Tree) -> Begin {
 fn reopen(directory: &Arc<OwnedFd>, part: &Part, direct: Direct) -> Option<(Staged, SystemTime)> {
     let staged = Staged::reopen(directory, &part.part, direct).ok()?;
     let identity = FileIdentity::of(staged.file()).ok()?;
-    let same = identity.regular && identity.inode == part.inode && identity.bytes == part.source.bytes;
+    let same_inode = identity.inode == part.inode && birth_of(staged.file()) == part.born;
+    let same = identity.regular && same_inode && identity.bytes == part.source.bytes;
     let seconds = u64::try_from(identity.ctime.seconds).unwrap_or(0);
     let changed = SystemTime::UNIX_EPOCH + Duration::new(seconds, identity.ctime.nanos);
     same.then_some((staged, changed))
