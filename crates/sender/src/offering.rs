@@ -139,7 +139,7 @@ fn offered(entry: &Entry) -> OfferedFile {
         mode: entry.metadata.mode,
         mtime_seconds: entry.metadata.mtime.seconds,
         mtime_nanos: entry.metadata.mtime.nanos,
-        source: (entry.size > GROUP_BYTES).then(|| SourceMark {
+        source: (entry.size > GROUP_BYTES).then_some(SourceMark {
             inode: entry.inode,
             ctime_seconds: entry.ctime.seconds,
             ctime_nanos: entry.ctime.nanos,
