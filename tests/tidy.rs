@@ -28,7 +28,7 @@ const ARROWS: [(&str, &[&str]); 12] = [
 ];
 
 /// Outside crates that only some may use.
-const RESERVED: [(&str, &[&str]); 12] = [
+const RESERVED: [(&str, &[&str]); 13] = [
     ("tokio", &["cli", "receiver", "sender", "transport"]),
     ("rustls", &["cli", "transport"]),
     ("quinn", &["transport"]),
@@ -39,6 +39,7 @@ const RESERVED: [(&str, &[&str]); 12] = [
     ("svg", &["cli"]),
     ("blake3", &["chunk", "lab", "receiver", "sender", "transport"]),
     ("rayon", &["chunk", "scan"]),
+    ("globset", &["scan"]),
     ("io-uring", &["uring"]),
     ("libc", &["sockopt", "uring"]),
 ];

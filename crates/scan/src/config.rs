@@ -5,9 +5,12 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::thread::available_parallelism;
 
 use zmove_types::RelPath;
+
+use crate::selection::Selection;
 
 /// One tree or file to walk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,8 +22,8 @@ pub struct ScanRoot {
     pub prefix: RelPath,
 }
 
-/// How much of the machine a scan may use.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// How much of the machine a scan may use, and what of the trees is wanted.
+#[derive(Clone, Debug)]
 pub struct ScanConfig {
     /// Threads that list and stat. Default: four times the cores, from 8 to 32, because metadata waits for disks and
     /// servers. More help on cold or remote file systems, fewer spare the cores. Each has a read buffer of
@@ -33,6 +36,8 @@ pub struct ScanConfig {
     /// consumer's pauses; each waiting batch holds one open directory. Worst memory of the queue:
     /// `queue_batches_max` × `batch_entries_max` × (about 100 bytes + the name).
     pub queue_batches_max: usize,
+    /// What is wanted. Default: everything, which costs nothing.
+    pub selection: Option<Arc<Selection>>,
 }
 
 impl ScanConfig {
@@ -43,7 +48,12 @@ impl ScanConfig {
 impl Default for ScanConfig {
     fn default() -> Self {
         let cores = available_parallelism().map_or(1, usize::from);
-        Self { threads: (4 * cores).clamp(8, 32), batch_entries_max: 1024, queue_batches_max: 64 }
+        Self {
+            threads: (4 * cores).clamp(8, 32),
+            batch_entries_max: 1024,
+            queue_batches_max: 64,
+            selection: None,
+        }
     }
 }
 

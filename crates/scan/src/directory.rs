@@ -144,6 +144,19 @@ impl Directory {
         }
     }
 
+    /// Writes what [`target_of`](Self::target_of) gives for a name, in place of what is in `path`.
+    pub(crate) fn write_target_of(&self, name: &[u8], path: &mut Vec<u8>) {
+        path.clear();
+        if self.root.extent == Extent::SingleEntry {
+            return path.extend_from_slice(self.root.prefix.as_bytes());
+        }
+        path.extend_from_slice(self.target_path.as_bytes());
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        path.extend_from_slice(name);
+    }
+
     /// The full path of the entry `name`, for messages.
     #[must_use]
     pub fn display_path(&self, name: &Name) -> PathBuf {

@@ -38,10 +38,55 @@ pub enum ScanError {
         /// What is wrong with it.
         source: PathError,
     },
+    /// What the list of paths asked for cannot be given.
+    #[error("take '{}' from the list of paths: {fault}", path.display())]
+    Listed {
+        /// The path as it is in the list.
+        path: PathBuf,
+        /// Why not.
+        fault: ListFault,
+    },
+    /// The list of paths could not be read to its end: what came after is missing.
+    #[error("read the list of paths '{}': {source}", path.display())]
+    List {
+        /// Where it is.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// The threads of the walk could not be started: nothing was walked.
     #[error("start the threads of the scan: {source}")]
     Threads {
         /// Why.
+        source: io::Error,
+    },
+}
+
+/// What is wrong with one path of a list.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ListFault {
+    /// It begins with a `/`.
+    #[error("it is absolute, and paths are relative to the source")]
+    Absolute,
+    /// It has a `..`.
+    #[error("it has a '..'")]
+    DotDot,
+    /// It cannot be carried.
+    #[error("{0}")]
+    Path(PathError),
+    /// Nothing is there.
+    #[error("there is no such file or directory")]
+    Missing,
+    /// Something above it is a file or a link.
+    #[error("'{}' is not a directory", .0.display())]
+    NotDirectory(PathBuf),
+    /// A directory above it cannot be looked into.
+    #[error("open directory '{}': {source}", path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// Why not.
         source: io::Error,
     },
 }
@@ -65,7 +110,11 @@ impl ScanError {
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         match self {
-            Self::Io { path, .. } | Self::Vanished { path } | Self::Path { path, .. } => Some(path),
+            Self::Io { path, .. }
+            | Self::Vanished { path }
+            | Self::Path { path, .. }
+            | Self::Listed { path, .. }
+            | Self::List { path, .. } => Some(path),
             Self::Threads { .. } => None,
         }
     }

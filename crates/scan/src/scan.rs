@@ -5,6 +5,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_channel::{Receiver, bounded};
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -13,6 +14,7 @@ use zmove_types::{StageClock, StageTimes};
 use crate::config::{ScanConfig, ScanRoot};
 use crate::entry::ScanItem;
 use crate::error::ScanError;
+use crate::list::PathList;
 use crate::worker::{Walk, Worker};
 
 /// The stream of what a walk finds. Clones share one stream, each item going to one of them; the walk stops when
@@ -21,6 +23,7 @@ use crate::worker::{Walk, Worker};
 pub struct Scan {
     receiver: Receiver<ScanItem>,
     clock: Arc<StageClock>,
+    left_out: Arc<AtomicU64>,
 }
 
 /// Starts to walk `roots` and returns at once.
@@ -29,16 +32,29 @@ pub struct Scan {
 /// slow. If they cannot be started the stream is one [`ScanError::Threads`].
 #[must_use]
 pub fn scan(roots: Vec<ScanRoot>, config: &ScanConfig) -> Scan {
+    start(config, |pool, walk| {
+        roots.into_iter().for_each(|root| {
+            let walk = Arc::clone(&walk);
+            pool.spawn(move || Worker::run(&walk, |worker| worker.visit_root(&root)));
+        });
+    })
+}
+
+/// Starts to visit what `list` names, and nothing else, and returns at once. The directories on the way are emitted;
+/// what is in a directory of the list is not.
+#[must_use]
+pub fn scan_list(list: PathList, config: &ScanConfig) -> Scan {
+    start(config, |pool, walk| pool.spawn(move || Worker::run(&walk, |worker| worker.visit_list(list))))
+}
+
+fn start(config: &ScanConfig, work: impl FnOnce(ThreadPool, Arc<Walk>)) -> Scan {
     let (output, receiver) = bounded(config.queue_batches_max.max(1));
-    let scan = Scan { receiver, clock: Arc::default() };
+    let scan = Scan { receiver, clock: Arc::default(), left_out: Arc::default() };
     match start_threads(config) {
         // The pool's threads end when its handle is dropped and the jobs spawned on it are done.
         Ok(pool) => {
-            let walk = Arc::new(Walk::new(output, config, Arc::clone(&scan.clock)));
-            roots.into_iter().for_each(|root| {
-                let walk = Arc::clone(&walk);
-                pool.spawn(move || Worker::run(&walk, |worker| worker.visit_root(&root)));
-            });
+            let (clock, left_out) = (Arc::clone(&scan.clock), Arc::clone(&scan.left_out));
+            work(pool, Arc::new(Walk::new(output, config, clock, left_out)));
         }
         Err(source) => {
             let item = ScanItem::Error(ScanError::Threads { source });
@@ -61,6 +77,12 @@ impl Scan {
     #[must_use]
     pub fn receiver(&self) -> &Receiver<ScanItem> {
         &self.receiver
+    }
+
+    /// How many entries the selection has left out so far. A directory counts once, whatever is in it.
+    #[must_use]
+    pub fn left_out(&self) -> u64 {
+        self.left_out.load(Ordering::Relaxed)
     }
 
     /// How the walk's threads have spent their time so far: busy with the file system or blocked by the

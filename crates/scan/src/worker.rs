@@ -6,7 +6,7 @@
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_channel::{Sender, TrySendError};
@@ -20,6 +20,7 @@ use crate::entry::{Entry, EntryBatch, EntryKind, ScanItem, WANTED, metadata_of};
 use crate::error::{Operation, ScanError};
 use crate::names::NameList;
 use crate::patience::Patience;
+use crate::selection::{Gate, PathKind};
 
 /// What all jobs of one walk share. The stream ends when the last job lets go of it.
 #[derive(Debug)]
@@ -27,6 +28,7 @@ pub(crate) struct Walk {
     output: Sender<ScanItem>,
     config: ScanConfig,
     clock: Arc<StageClock>,
+    left_out: Arc<AtomicU64>,
     stopped: AtomicBool,
     patience: Patience,
     stretches_waiting: AtomicUsize,
@@ -48,11 +50,17 @@ struct Scratch {
 }
 
 impl Walk {
-    pub(crate) fn new(output: Sender<ScanItem>, config: &ScanConfig, clock: Arc<StageClock>) -> Self {
+    pub(crate) fn new(
+        output: Sender<ScanItem>,
+        config: &ScanConfig,
+        clock: Arc<StageClock>,
+        left_out: Arc<AtomicU64>,
+    ) -> Self {
         Self {
             output,
             config: config.clone(),
             clock,
+            left_out,
             stopped: AtomicBool::new(false),
             patience: Patience::new(),
             stretches_waiting: AtomicUsize::new(0),
@@ -60,7 +68,7 @@ impl Walk {
         }
     }
 
-    fn is_stopped(&self) -> bool {
+    pub(crate) fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Relaxed)
     }
 
@@ -71,6 +79,15 @@ impl Walk {
     fn put_back(&self, mut scratch: Scratch) {
         scratch.names.clear();
         self.scratch.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
+    }
+
+    pub(crate) fn config(&self) -> &ScanConfig {
+        &self.config
+    }
+
+    /// Opens a directory below a root, waiting while descriptors are short.
+    pub(crate) fn open(&self, root: &Arc<SourceRoot>, path: &RelPath) -> Result<Arc<Directory>, Errno> {
+        self.patience.open(|| Directory::open(root, path)).map(Arc::new)
     }
 
     /// Queues a job on the pool that the caller runs on.
@@ -102,17 +119,31 @@ impl<'walk> Worker<'walk> {
             }
         };
         if let Err((operation, errno)) = visited {
-            let (path, source) = (root.source.clone(), errno.into());
-            self.report(ScanError::Io { path, operation, source });
+            self.report_root(root, operation, errno);
         }
     }
 
+    /// Tells that a root cannot be visited at all.
+    pub(crate) fn report_root(&mut self, root: &ScanRoot, operation: Operation, errno: Errno) {
+        let (path, source) = (root.source.clone(), errno.into());
+        self.report(ScanError::Io { path, operation, source });
+    }
+
     fn visit_tree(&mut self, root: &ScanRoot, flags: OFlags) -> Result<(), (Operation, Errno)> {
+        if !self.admits(&root.prefix, PathKind::Directory) {
+            self.leave_out(1);
+            return Ok(());
+        }
         let directory = self.open_root(root, Extent::Tree, flags)?;
-        let stat = statx(directory.fd(), c"", AtFlags::EMPTY_PATH, WANTED)
-            .map_err(|errno| (Operation::Stat, errno))?;
-        self.send(ScanItem::Root { directory: Arc::clone(&directory), metadata: metadata_of(&stat) });
+        self.send_root(&directory).map_err(|errno| (Operation::Stat, errno))?;
         self.list(&directory);
+        Ok(())
+    }
+
+    /// Emits a root itself.
+    pub(crate) fn send_root(&mut self, directory: &Arc<Directory>) -> Result<(), Errno> {
+        let stat = statx(directory.fd(), c"", AtFlags::EMPTY_PATH, WANTED)?;
+        self.send(ScanItem::Root { directory: Arc::clone(directory), metadata: metadata_of(&stat) });
         Ok(())
     }
 
@@ -126,7 +157,7 @@ impl<'walk> Worker<'walk> {
         Ok(())
     }
 
-    fn open_root(
+    pub(crate) fn open_root(
         &self,
         root: &ScanRoot,
         extent: Extent,
@@ -144,8 +175,8 @@ impl<'walk> Worker<'walk> {
     }
 
     fn visit_directory(&mut self, root: &Arc<SourceRoot>, path: &RelPath) {
-        match self.walk.patience.open(|| Directory::open(root, path)) {
-            Ok(directory) => self.list(&Arc::new(directory)),
+        match self.walk.open(root, path) {
+            Ok(directory) => self.list(&directory),
             Err(errno) => {
                 self.report(ScanError::listed(root.path().join(path.as_path()), Operation::Open, errno));
             }
@@ -189,30 +220,81 @@ impl<'walk> Worker<'walk> {
         });
     }
 
-    /// Emits the entries of these names as one batch, then queues the directories among them.
+    /// Gives a job to another thread; does it itself when enough are waiting.
+    pub(crate) fn share(&mut self, job: impl FnOnce(&mut Worker<'_>) + Send + 'static) {
+        if self.walk.stretches_waiting.fetch_add(1, Ordering::Relaxed) >= self.walk.config.threads {
+            self.walk.stretches_waiting.fetch_sub(1, Ordering::Relaxed);
+            return job(self);
+        }
+        self.walk.spawn(move |worker| {
+            worker.walk.stretches_waiting.fetch_sub(1, Ordering::Relaxed);
+            job(worker);
+        });
+    }
+
+    /// Emits the wanted entries of these names as one batch, then queues the directories among them.
     fn look_up(&mut self, directory: &Arc<Directory>, names: &NameList) {
-        let mut entries = Vec::with_capacity(names.len());
-        for name in names.iter() {
-            if self.walk.is_stopped() {
-                return;
-            }
-            match Entry::look_up(directory, name) {
-                Ok(entry) => entries.push(entry),
-                Err(error) => self.report(error),
-            }
-        }
+        let entries = self.gather(directory, names, Self::report);
         let children = children(directory, &entries);
-        if !entries.is_empty() {
-            directory.count_found(entries.len());
-            self.send(ScanItem::Batch(EntryBatch { directory: Arc::clone(directory), entries }));
-        }
+        self.send_entries(directory, entries);
         for path in children {
             let root = Arc::clone(directory.root());
             self.walk.spawn(move |worker| worker.visit_directory(&root, &path));
         }
     }
 
-    fn report(&mut self, error: ScanError) {
+    /// The wanted entries of these names; what fails is told by `report`. None when the walk is stopped.
+    pub(crate) fn gather(
+        &mut self,
+        directory: &Directory,
+        names: &NameList,
+        mut report: impl FnMut(&mut Self, ScanError),
+    ) -> Vec<Entry> {
+        let walk = self.walk;
+        let mut gate = Gate::new(walk.config.selection.as_deref(), directory);
+        let mut entries = Vec::with_capacity(names.len());
+        for name in names.iter() {
+            if walk.is_stopped() {
+                return Vec::new();
+            }
+            if gate.may_admit(name) {
+                match Entry::look_up(directory, name) {
+                    Ok(entry) if gate.admits(&entry) => entries.push(entry),
+                    Ok(_not_wanted) => {}
+                    Err(error) => report(self, error),
+                }
+            }
+        }
+        self.leave_out(gate.left_out);
+        entries
+    }
+
+    /// Emits entries, if there are any.
+    pub(crate) fn send_entries(&mut self, directory: &Arc<Directory>, entries: Vec<Entry>) {
+        if !entries.is_empty() {
+            directory.count_found(entries.len());
+            self.send(ScanItem::Batch(EntryBatch { directory: Arc::clone(directory), entries }));
+        }
+    }
+
+    /// Whether the selection wants this path below the target.
+    pub(crate) fn admits(&self, path: &RelPath, kind: PathKind) -> bool {
+        self.walk.config.selection.as_ref().is_none_or(|selection| selection.admits(path, kind))
+    }
+
+    /// Counts entries that are not wanted.
+    pub(crate) fn leave_out(&self, entries: u64) {
+        if entries > 0 {
+            self.walk.left_out.fetch_add(entries, Ordering::Relaxed);
+        }
+    }
+
+    /// The walk that it works for.
+    pub(crate) fn walk(&self) -> &'walk Arc<Walk> {
+        self.walk
+    }
+
+    pub(crate) fn report(&mut self, error: ScanError) {
         self.send(ScanItem::Error(error));
     }
 

@@ -70,7 +70,7 @@ pub(crate) fn one_thread() -> ScanConfig {
 }
 
 pub(crate) fn small_batches() -> ScanConfig {
-    ScanConfig { threads: 2, batch_entries_max: 4, queue_batches_max: 1 }
+    ScanConfig { threads: 2, batch_entries_max: 4, queue_batches_max: 1, ..ScanConfig::default() }
 }
 
 /// A chain of directories that is deeper than a path may be long.

@@ -64,7 +64,7 @@ proptest! {
                 }
             }
         }
-        let config = ScanConfig { threads, batch_entries_max, queue_batches_max };
+        let config = ScanConfig { threads, batch_entries_max, queue_batches_max, ..ScanConfig::default() };
         let found = walk(tree.path(), &config);
         prop_assert_eq!(attributes(&found), reference(tree.path()));
         prop_assert!(found.errors.is_empty());

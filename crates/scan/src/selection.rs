@@ -1,0 +1,191 @@
+//! What of a tree is wanted: rules for names in gitignore syntax, and bounds for the sizes of files.
+//!
+//! The walk asks it for each entry, and whoever removes what is not at the source asks it too. **Invariant:** the answer
+//! depends on the target path, the kind and the rules alone, so that both sides of a transfer come to the same one.
+
+mod gate;
+mod pattern;
+
+use std::ops::RangeInclusive;
+
+use globset::{Candidate, GlobSet, GlobSetBuilder};
+use zmove_types::RelPath;
+
+use pattern::AppliesTo;
+
+pub(crate) use gate::Gate;
+pub use pattern::{Effect, PatternError, Rule};
+
+/// What is wanted. The last rule that matches a path decides, and a path that none matches is wanted. Rules see paths
+/// below the target, so `/x` is `x` at its top; nothing below a directory that is left out is ever looked at.
+#[derive(Clone, Debug)]
+pub struct Selection {
+    set: GlobSet,
+    rules: Vec<(Effect, AppliesTo)>,
+    sizes: RangeInclusive<u64>,
+}
+
+/// What a path names, as far as rules care.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PathKind {
+    /// A directory, which rules with a `/` at their end mean too.
+    Directory,
+    /// Anything else.
+    Other,
+}
+
+/// What the rules say of a path, for either kind that it may turn out to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Answer {
+    directory: Effect,
+    other: Effect,
+}
+
+impl Selection {
+    /// The selection by `rules`, first to last, and of regular files only those of these `sizes` in bytes.
+    ///
+    /// # Errors
+    /// [`PatternError::Compile`] when the patterns together are too large.
+    pub fn new(rules: &[Rule], sizes: RangeInclusive<u64>) -> Result<Self, PatternError> {
+        let mut set = GlobSetBuilder::new();
+        for rule in rules {
+            set.add(rule.glob.clone());
+        }
+        let set = set.build().map_err(PatternError::Compile)?;
+        Ok(Self { set, rules: rules.iter().map(|rule| (rule.effect, rule.applies_to)).collect(), sizes })
+    }
+
+    /// Whether this path below the target is wanted by its name: neither it nor a directory above it is left out. Sizes
+    /// are another matter: see [`admits_size`](Self::admits_size).
+    #[must_use]
+    pub fn admits(&self, path: &RelPath, kind: PathKind) -> bool {
+        let bytes = path.as_bytes();
+        let slashes = bytes.iter().enumerate().filter(|&(_, &byte)| byte == b'/');
+        let mut matches = Vec::new();
+        let mut above = slashes.map(|(end, _)| &bytes[..end]);
+        above.all(|directory| self.answer(directory, &mut matches).directory == Effect::Include)
+            && (path.is_root() || self.answer(bytes, &mut matches).of(kind) == Effect::Include)
+    }
+
+    /// Whether a regular file of so many bytes is wanted.
+    #[must_use]
+    pub fn admits_size(&self, bytes: u64) -> bool {
+        self.sizes.contains(&bytes)
+    }
+
+    /// What the last rule that matches says of the path itself.
+    fn answer(&self, path: &[u8], matches: &mut Vec<usize>) -> Answer {
+        self.set.matches_candidate_into(&Candidate::from_bytes(path), matches);
+        let mut directory = None;
+        for &index in matches.iter().rev() {
+            let (effect, applies_to) = self.rules[index];
+            let directory = *directory.get_or_insert(effect);
+            if applies_to == AppliesTo::All {
+                return Answer { directory, other: effect };
+            }
+        }
+        Answer { directory: directory.unwrap_or(Effect::Include), other: Effect::Include }
+    }
+}
+
+impl Answer {
+    fn of(self, kind: PathKind) -> Effect {
+        match kind {
+            PathKind::Directory => self.directory,
+            PathKind::Other => self.other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::{any, prop_assert_eq, proptest};
+
+    use super::*;
+
+    fn selection(lines: &[&str]) -> Selection {
+        let rules: Vec<_> =
+            lines.iter().filter_map(|line| Rule::from_line(line.as_bytes()).unwrap()).collect();
+        Selection::new(&rules, 0..=u64::MAX).unwrap()
+    }
+
+    fn admitted(lines: &[&str], path: &[u8], kind: PathKind) -> bool {
+        selection(lines).admits(&RelPath::from_bytes(path).unwrap(), kind)
+    }
+
+    fn takes(lines: &[&str], path: &str) -> bool {
+        admitted(lines, path.as_bytes(), PathKind::Other)
+    }
+
+    #[test]
+    fn the_last_rule_that_matches_decides() {
+        assert!(!takes(&["*.log"], "a/x.log"));
+        assert!(takes(&["*.log", "!keep.log"], "a/keep.log"));
+        assert!(!takes(&["!keep.log", "*.log"], "a/keep.log"));
+        assert!(takes(&["*.log"], "a/x.txt"));
+    }
+
+    #[test]
+    fn a_rule_with_a_slash_is_anchored_at_the_target() {
+        assert!(!takes(&["/top"], "top"));
+        assert!(takes(&["/top"], "a/top"));
+        assert!(!takes(&["a/top"], "a/top"));
+        assert!(takes(&["a/top"], "b/a/top"));
+        assert!(!takes(&["**/a/top"], "b/a/top"));
+    }
+
+    #[test]
+    fn what_is_below_a_directory_left_out_stays_out() {
+        assert!(!takes(&["build/", "!keep"], "a/build/b/keep"));
+        assert!(takes(&["build/*", "!build/keep"], "build/keep"));
+        assert!(takes(&["build/"], "build"));
+        assert!(!admitted(&["build/"], b"build", PathKind::Directory));
+    }
+
+    #[test]
+    fn rules_for_directories_leave_other_kinds_to_the_rules_before() {
+        let rules = ["x", "!x/"];
+        assert!(!admitted(&rules, b"x", PathKind::Other));
+        assert!(admitted(&rules, b"x", PathKind::Directory));
+    }
+
+    #[test]
+    fn names_are_bytes() {
+        assert!(!admitted(&["caf?"], b"caf\xe9", PathKind::Other));
+        assert!(!admitted(&["caf[!a]"], b"caf\xe9", PathKind::Other));
+        assert!(!admitted(&["café"], "café".as_bytes(), PathKind::Other));
+        assert!(!admitted(&["*"], b"\xff\n", PathKind::Other));
+    }
+
+    #[test]
+    fn the_target_itself_is_always_wanted() {
+        assert!(selection(&["*"]).admits(&RelPath::root(), PathKind::Directory));
+    }
+
+    #[test]
+    fn sizes_have_both_bounds() {
+        let selection = Selection::new(&[], 10..=20).unwrap();
+        let taken: Vec<_> = [9, 10, 20, 21].map(|bytes| selection.admits_size(bytes)).into();
+        assert_eq!(taken, [false, true, true, false]);
+    }
+
+    proptest! {
+        #[test]
+        fn an_escaped_name_matches_itself_and_nothing_else(name in "[^/\\x00]{1,12}", other in "[^/\\x00]{1,12}") {
+            let escaped: String = name.chars().flat_map(|character| ['\\', character]).collect();
+            let rules = [Rule::new(Effect::Exclude, format!("/{escaped}").as_bytes()).unwrap()];
+            let selection = Selection::new(&rules, 0..=u64::MAX).unwrap();
+            let mut matches = Vec::new();
+            prop_assert_eq!(selection.answer(name.as_bytes(), &mut matches).other, Effect::Exclude);
+            let expected = if name == other { Effect::Exclude } else { Effect::Include };
+            prop_assert_eq!(selection.answer(other.as_bytes(), &mut matches).other, expected);
+        }
+
+        #[test]
+        fn any_bytes_are_a_rule_or_refused(pattern in proptest::collection::vec(any::<u8>(), 0..40)) {
+            if let Ok(rule) = Rule::new(Effect::Exclude, &pattern) {
+                Selection::new(&[rule], 0..=u64::MAX).unwrap();
+            }
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Bracket expressions (`[a-z]`, `[!0-9]`, `[[:space:]]`) as gitignore knows them.
+//!
+//! **Invariant:** what comes out never matches a `/`.
+
+use super::PatternError;
+
+/// A bracket expression that has been read.
+#[derive(Debug)]
+pub(super) struct Class {
+    negated: bool,
+    /// Whether each ASCII character is named.
+    named: [bool; 128],
+}
+
+impl Class {
+    /// Reads what follows a `[`; gives the rest after its `]` back.
+    pub(super) fn read(text: &str) -> Result<(Self, &str), PatternError> {
+        let (negated, mut rest) = match text.strip_prefix(['!', '^']) {
+            Some(rest) => (true, rest),
+            None => (false, text),
+        };
+        let mut class = Self { negated, named: [false; 128] };
+        let mut before = None;
+        // a ']' in the first place stands for itself
+        let mut first = true;
+        loop {
+            match rest.strip_prefix(']') {
+                Some(after) if !first => return Ok((class, after)),
+                _ => (before, rest) = class.read_item(rest, before)?,
+            }
+            first = false;
+        }
+    }
+
+    /// Reads a character, a named class or the end of the range that began with `before`.
+    fn read_item<'a>(
+        &mut self,
+        rest: &'a str,
+        before: Option<u8>,
+    ) -> Result<(Option<u8>, &'a str), PatternError> {
+        if let Some((members, after)) = rest.strip_prefix("[:").and_then(split_name) {
+            let is_member = named_class(members).ok_or_else(|| PatternError::Named(members.to_owned()))?;
+            (0..128).filter(is_member).for_each(|byte| self.named[usize::from(byte)] = true);
+            return Ok((None, after));
+        }
+        if let (Some(from), Some(end)) =
+            (before, rest.strip_prefix('-').filter(|rest| !rest.starts_with(']')))
+        {
+            let (to, after) = read_character(end)?;
+            if to < from {
+                return Err(PatternError::Range(from.into(), to.into()));
+            }
+            (from..=to).for_each(|byte| self.named[usize::from(byte)] = true);
+            return Ok((None, after));
+        }
+        let (byte, after) = read_character(rest)?;
+        self.named[usize::from(byte)] = true;
+        Ok((Some(byte), after))
+    }
+
+    /// Writes it as `globset` reads it: alternatives, or a negated class in which no character has a special place.
+    pub(super) fn write(mut self, glob: &mut String) -> Result<(), PatternError> {
+        self.named[usize::from(b'/')] = self.negated;
+        let members = (0_u8..128).filter(|&byte| self.named[usize::from(byte)]).map(char::from);
+        if self.negated {
+            let first = members.clone().filter(|&member| member == ']');
+            let last = members.clone().filter(|&member| member == '-');
+            let others = members.filter(|member| !matches!(member, ']' | '-'));
+            glob.push_str("[^");
+            glob.extend(first.chain(others).chain(last));
+            glob.push(']');
+            return Ok(());
+        }
+        let alternatives: Vec<_> = members.map(|member| format!("\\{member}")).collect();
+        match alternatives.as_slice() {
+            [] => return Err(PatternError::Nothing),
+            [only] => glob.push_str(only),
+            several => glob.push_str(&format!("{{{}}}", several.join(","))),
+        }
+        Ok(())
+    }
+}
+
+fn read_character(text: &str) -> Result<(u8, &str), PatternError> {
+    let text = text.strip_prefix('\\').unwrap_or(text);
+    let character = text.chars().next().ok_or(PatternError::Unclosed)?;
+    if !character.is_ascii() {
+        return Err(PatternError::NotAscii(character));
+    }
+    Ok((text.as_bytes()[0], &text[1..]))
+}
+
+/// A name of a class ends at the first `]`; without a colon before it, it is none.
+fn split_name(text: &str) -> Option<(&str, &str)> {
+    let (name, after) = text.split_once(']')?;
+    Some((name.strip_suffix(':')?, after))
+}
+
+fn named_class(name: &str) -> Option<fn(&u8) -> bool> {
+    Some(match name {
+        "alnum" => u8::is_ascii_alphanumeric,
+        "alpha" => u8::is_ascii_alphabetic,
+        "blank" => |byte| matches!(byte, b' ' | b'\t'),
+        "cntrl" => u8::is_ascii_control,
+        "digit" => u8::is_ascii_digit,
+        "graph" => u8::is_ascii_graphic,
+        "lower" => u8::is_ascii_lowercase,
+        "print" => |byte| matches!(byte, b' '..=b'~'),
+        "punct" => u8::is_ascii_punctuation,
+        "space" => |byte| matches!(byte, b' ' | b'\t'..=b'\r'),
+        "upper" => u8::is_ascii_uppercase,
+        "xdigit" => u8::is_ascii_hexdigit,
+        _ => return None,
+    })
+}
