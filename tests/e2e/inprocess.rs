@@ -117,6 +117,7 @@ fn job(source: &Path, target: &Path) -> PushJob {
         compare: Compare::Quick,
         durability: Durability::None,
         manifest: None,
+        list: None,
     }
 }
 

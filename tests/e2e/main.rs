@@ -31,6 +31,7 @@ mod quic;
 mod resume;
 mod resync;
 mod scan;
+mod selection;
 mod slashes;
 mod storage;
 mod straggler;

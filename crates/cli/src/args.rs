@@ -9,6 +9,7 @@ use zmove_transport::Fingerprint;
 use zmove_types::RateLimit;
 
 use crate::age::Age;
+use crate::selection::SelectionArgs;
 
 /// Moves trees of any shape between data transfer nodes: encrypted, verified, at the speed of the path.
 #[derive(Debug, Parser)]
@@ -99,6 +100,8 @@ pub(crate) struct PushArgs {
     pub(crate) trace: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) storage: StorageArgs,
+    #[command(flatten)]
+    pub(crate) selection: SelectionArgs,
     /// Print events as JSON lines on stdout instead of a bar and a summary
     #[arg(long)]
     pub(crate) json: bool,
@@ -239,6 +242,8 @@ pub(crate) struct ScanArgs {
     /// Print the histogram as JSON
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) selection: SelectionArgs,
 }
 
 #[derive(Debug, clap::Args)]

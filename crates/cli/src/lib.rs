@@ -14,6 +14,7 @@ mod paths;
 mod progress;
 mod push;
 mod scan;
+mod selection;
 mod serve;
 mod settings;
 mod summary;

@@ -1,7 +1,7 @@
 //! `zmove push`: from what was typed to a summary.
 
 use std::collections::HashMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use tokio::sync::mpsc;
 use zmove_receiver::{Access, ReceiverConfig, Session, run_session};
-use zmove_scan::ScanRoot;
+use zmove_scan::{PathKind, ScanConfig, ScanRoot, Selection};
 use zmove_sender::{Link, Manifest, Push, PushJob, SenderConfig, Summary};
 use zmove_transport::{
     QuicCongestion, Reach, SocketConfig, Transport, TransportChoice, UnknownCongestion, memory_control,
@@ -33,7 +33,11 @@ use crate::trace::{self, Trace};
 pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     let (target, sources) = args.paths.split_last().expect("clap demands two");
     let location = Location::parse(target).map_err(|error| usage_error(error.to_string()))?;
-    let sources = Sources::look_at(sources)?;
+    let selection = args.selection.selection()?;
+    let sources = match args.selection.files_from {
+        Some(_) => Sources::look_at_one(sources)?,
+        None => Sources::look_at(sources, selection.as_deref())?,
+    };
     if let Location::Local(target) = &location {
         if args.limit.is_some() {
             return Err(usage_error("--limit paces connections: it needs a target on another host"));
@@ -46,7 +50,9 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     let job = job(&args, &sources, &location)?;
     let storage = settings::storage(args.storage);
     let disk = Arc::clone(&storage.disk);
-    let config = SenderConfig { disk, direct: storage.direct, sample_interval, ..SenderConfig::default() };
+    let scan = ScanConfig { selection, ..ScanConfig::default() };
+    let config =
+        SenderConfig { disk, direct: storage.direct, sample_interval, scan, ..SenderConfig::default() };
     let push = Push::start(job, config, started);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -105,6 +111,7 @@ fn job(args: &PushArgs, sources: &Sources, location: &Location) -> Result<PushJo
         }
         None => None,
     };
+    let list = args.selection.list(|| sources.roots().swap_remove(0))?;
     Ok(PushJob {
         sources: sources.roots(),
         target,
@@ -112,6 +119,7 @@ fn job(args: &PushArgs, sources: &Sources, location: &Location) -> Result<PushJo
         compare: if args.checksum { Compare::Checksum } else { Compare::Quick },
         durability: durability(args.durability),
         manifest,
+        list,
     })
 }
 
@@ -205,7 +213,7 @@ struct Source {
 
 impl Sources {
     /// Finds what is there; each missing source is named, and only when none is there that is the end.
-    fn look_at(paths: &[OsString]) -> Result<Self> {
+    fn look_at(paths: &[OsString], selection: Option<&Selection>) -> Result<Self> {
         let mut sources = Self { present: Vec::new(), missing: 0 };
         for path in paths {
             if matches!(Location::parse(path), Ok(Location::Remote(_))) && !Path::new(path).exists() {
@@ -225,18 +233,28 @@ impl Sources {
         if sources.present.is_empty() {
             return Err(Failure(Exit::Partial, "nothing to send: no source is there".into()).into());
         }
-        sources.refuse_same_names()?;
+        sources.refuse_same_names(selection)?;
         Ok(sources)
     }
 
+    /// The one directory that a list of paths is about; its contents are meant, with a trailing slash and without.
+    fn look_at_one(paths: &[OsString]) -> Result<Self> {
+        let [path] = paths else {
+            return Err(usage_error(
+                "--files-from takes one SRC, the directory that its paths are relative to",
+            ));
+        };
+        Self::look_at(&[Path::new(path).join("").into()], None)
+    }
+
     /// What two sources bring under one name would be a matter of luck at the target.
-    fn refuse_same_names(&self) -> Result<()> {
+    fn refuse_same_names(&self, selection: Option<&Selection>) -> Result<()> {
         if self.present.len() < 2 {
             return Ok(());
         }
         let mut owners = HashMap::new();
         for source in &self.present {
-            for name in source.tops()? {
+            for name in source.tops(selection)? {
                 if let Some(other) = owners.insert(name.clone(), &source.path) {
                     let (one, other) = (source.path.display(), other.display());
                     let shown = Path::new(&name).display();
@@ -280,13 +298,27 @@ impl Source {
     }
 
     /// The names that it will have at the top of the target.
-    fn tops(&self) -> Result<Vec<OsString>> {
+    fn tops(&self, selection: Option<&Selection>) -> Result<Vec<OsString>> {
+        let wanted = |name: &OsStr, kind| {
+            let path = RelPath::from_bytes(name.as_bytes());
+            selection.is_none_or(|selection| path.is_ok_and(|path| selection.admits(&path, kind)))
+        };
+        let kind_of = |directory| if directory { PathKind::Directory } else { PathKind::Other };
         if let Some(top) = &self.top {
-            return Ok(vec![top.as_os_str().to_owned()]);
+            let top = top.as_os_str();
+            let tops = wanted(top, kind_of(self.directory)).then(|| top.to_owned());
+            return Ok(tops.into_iter().collect());
         }
         // a directory that cannot be listed brings nothing, and the scan says so
         let Ok(listed) = std::fs::read_dir(&self.path) else { return Ok(Vec::new()) };
-        listed.map(|entry| Ok(entry?.file_name())).collect()
+        let mut tops = Vec::new();
+        for entry in listed {
+            let entry = entry?;
+            if wanted(&entry.file_name(), kind_of(entry.file_type().is_ok_and(|kind| kind.is_dir()))) {
+                tops.push(entry.file_name());
+            }
+        }
+        Ok(tops)
     }
 
     fn prefix(&self) -> RelPath {

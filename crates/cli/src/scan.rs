@@ -1,7 +1,9 @@
 //! `zmove scan`: the histogram of a tree.
 
+use std::os::unix::ffi::OsStrExt;
+
 use anyhow::Result;
-use zmove_scan::{ScanConfig, ScanRoot, histogram, scan};
+use zmove_scan::{ScanConfig, ScanRoot, histogram, scan, scan_list};
 use zmove_types::RelPath;
 
 use crate::args::ScanArgs;
@@ -10,9 +12,17 @@ use crate::terminal;
 
 /// Runs `zmove scan`.
 pub(crate) fn run(args: &ScanArgs) -> Result<Exit> {
-    let prefix = if args.path.is_dir() { RelPath::root() } else { RelPath::from_bytes(b"file")? };
+    let prefix = match args.path.file_name() {
+        Some(name) if !args.path.is_dir() => RelPath::from_bytes(name.as_bytes())?,
+        _ => RelPath::root(),
+    };
     let root = ScanRoot { source: args.path.clone(), prefix };
-    let walked = histogram(scan(vec![root], &ScanConfig::default()), terminal::warn);
+    let config = ScanConfig { selection: args.selection.selection()?, ..ScanConfig::default() };
+    let stream = match args.selection.list(|| root.clone())? {
+        Some(list) => scan_list(list, &config),
+        None => scan(vec![root], &config),
+    };
+    let walked = histogram(stream, terminal::warn);
     if args.json {
         terminal::print(format_args!("{}\n", serde_json::to_string(&walked)?));
     } else {

@@ -95,6 +95,7 @@ fn extras(summary: &Summary) -> String {
     let counts = [
         (if summary.files > 0 { summary.skipped } else { 0 }, "equal at the target already"),
         (summary.specials, "special files not copied"),
+        (summary.left_out, "left out by the selection"),
         (summary.resent, "resent after damage"),
         (summary.failed, "FAILED"),
     ];
@@ -113,6 +114,7 @@ fn as_json(summary: &Summary, carriage: Option<Carriage>) -> serde_json::Value {
         "skipped": summary.skipped,
         "bytes_resumed": summary.bytes_resumed,
         "specials": summary.specials,
+        "left_out": summary.left_out,
         "failed": summary.failed,
         "vanished": summary.vanished,
         "resent": summary.resent,

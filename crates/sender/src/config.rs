@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use zmove_disk::{Direct, Disk, Threads};
-use zmove_scan::{ScanConfig, ScanRoot};
+use zmove_scan::{PathList, ScanConfig, ScanRoot};
 use zmove_types::GROUP_BYTES;
 use zmove_wire::{Compare, Durability, TargetShape};
 
@@ -25,6 +25,8 @@ pub struct PushJob {
     pub durability: Durability,
     /// Where the roots of the files are written, if anywhere.
     pub manifest: Option<Manifest>,
+    /// What alone is sent, in place of all of the sources.
+    pub list: Option<PathList>,
 }
 
 /// The settings of a sender.

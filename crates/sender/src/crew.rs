@@ -223,6 +223,11 @@ impl Crew {
         self.scan.times()
     }
 
+    /// How many entries of the sources are not wanted.
+    pub(crate) fn left_out(&self) -> u64 {
+        self.scan.left_out()
+    }
+
     fn spawn(&mut self, name: String, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let guard = PanicGuard(self.broken_in.clone());
         let guarded = move || {

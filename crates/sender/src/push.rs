@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
-use zmove_scan::{Scan, scan};
+use zmove_scan::{Scan, scan, scan_list};
 use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink};
 use zmove_types::{Event, Observer, Sample};
 use zmove_wire::limits::LANES_UNASKED_MAX;
@@ -42,8 +42,11 @@ impl Push {
     /// Starts to walk the sources; the receiver may be dialled meanwhile. `started` is when the user began to wait.
     #[must_use]
     pub fn start(job: PushJob, config: SenderConfig, started: Instant) -> Self {
-        let PushJob { sources, target, shape, compare, durability, manifest } = job;
-        let scan = scan(sources, &config.scan);
+        let PushJob { sources, target, shape, compare, durability, manifest, list } = job;
+        let scan = match list {
+            Some(list) => scan_list(list, &config.scan),
+            None => scan(sources, &config.scan),
+        };
         let open = Open { target, shape, compare, durability };
         Self { scan, open, manifest, config, started, cpu_started: cpu_time() }
     }
@@ -241,6 +244,7 @@ impl Running {
         let crew = self.crew;
         drop(self.account.teller);
         let reading = Reading::take(&crew, &self.account.shared);
+        let left_out = crew.left_out();
         tokio::task::spawn_blocking(move || crew.join()).await.expect("a push's threads do not panic");
         let finished = ended?;
         let shared = self.account.shared;
@@ -267,6 +271,7 @@ impl Running {
             verdict: reading.times(elapsed, lanes, &finished).verdict(),
             path: reading.path,
             learnt,
+            left_out,
         };
         // the last hold on the queue of messages: the writer says goodbye, which changes nothing if nobody hears it
         drop(shared);

@@ -46,6 +46,8 @@ pub struct Summary {
     pub path: Option<PathReport>,
     /// What suits the path, where the number of lanes was not fixed.
     pub learnt: Option<Learnt>,
+    /// Entries that the selection left out; a directory counts once, whatever is in it.
+    pub left_out: u64,
 }
 
 /// What a push has found out for the next one on the same path.

@@ -125,7 +125,7 @@ fn without_trailing_spaces(line: &str) -> &str {
 fn translate(body: &str) -> Result<String, PatternError> {
     let anchored = body.contains('/');
     let body = body.strip_prefix('/').unwrap_or(body);
-    if body.is_empty() {
+    if body.is_empty() || body.starts_with('/') || body.ends_with('/') || body.contains("//") {
         return Err(PatternError::Nothing);
     }
     let mut glob = if anchored { String::new() } else { "**/".to_owned() };
@@ -210,6 +210,8 @@ mod tests {
         let refused = |pattern: &[u8]| Rule::new(Effect::Exclude, pattern).unwrap_err();
         assert_eq!(refused(b""), PatternError::Nothing);
         assert_eq!(refused(b"/"), PatternError::Nothing);
+        assert_eq!(refused(b"a//b"), PatternError::Nothing);
+        assert_eq!(refused(b"**//"), PatternError::Nothing);
         assert_eq!(refused(b"[/]"), PatternError::Nothing);
         assert_eq!(refused(b"# x"), PatternError::Comment);
         assert_eq!(refused(b"x\\"), PatternError::Dangling);
