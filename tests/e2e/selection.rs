@@ -97,7 +97,9 @@ fn a_file_of_rules_counts_where_it_stands(site: &Site) {
 
 fn sizes_choose_files_alone(site: &Site) {
     grow(site);
-    site.push(&["--min-size", "30", "--max-size", "1MiB", "--exclude", "build"], site.contents(), "").done();
+    let options = ["--min-size", "30", "--max-size", "1MiB", "--exclude", "build"];
+    let said = site.push(&options, site.contents(), "").done().stdout;
+    assert!(said.contains("6 left out by the selection"), "{said}");
     assert_eq!(arrived(site), ["docs/", "lib/", "lib/a.c", "lib/a.o", "lib/keep.o"]);
 }
 
