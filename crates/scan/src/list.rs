@@ -152,8 +152,8 @@ impl fmt::Debug for PathList {
     }
 }
 
-/// What is read at once.
-const BUFFER_BYTES: usize = 128 * 1024;
+/// What is read at once; more finds more paths of one directory together.
+const BUFFER_BYTES: usize = 512 * 1024;
 /// Room for the longest path and some dots.
 const TEXT_BYTES_MAX: usize = 2 * RelPath::BYTES_MAX;
 /// What is shown of a path that cannot be one.

@@ -1,7 +1,7 @@
 //! The visit of listed paths: one job reads the list, others look up what lies in one directory.
 //!
 //! **Invariant:** a directory is emitted once, and before anything in it; any other path is emitted once, however often it
-//! is listed. What is kept for that is a fingerprint of 16 bytes for each path, at most 40 bytes of memory.
+//! is listed. What is kept for that is a fingerprint of 16 bytes for each path: with the table and its growth, at most 60.
 
 use std::collections::HashSet;
 use std::ffi::CString;

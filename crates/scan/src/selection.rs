@@ -73,6 +73,11 @@ impl Selection {
         self.sizes.contains(&bytes)
     }
 
+    /// Whether names are asked about at all.
+    fn has_rules(&self) -> bool {
+        !self.rules.is_empty()
+    }
+
     /// What the last rule that matches says of the path itself.
     fn answer(&self, path: &[u8], matches: &mut Vec<usize>) -> Answer {
         self.set.matches_candidate_into(&Candidate::from_bytes(path), matches);

@@ -30,7 +30,7 @@ impl<'a> Gate<'a> {
 
     /// Whether `name` is worth a look: with some kind it would be wanted.
     pub(crate) fn may_admit(&mut self, name: &CStr) -> bool {
-        let Some(selection) = self.selection else { return true };
+        let Some(selection) = self.selection.filter(|selection| selection.has_rules()) else { return true };
         self.directory.write_target_of(name.to_bytes(), &mut self.path);
         self.answer = selection.answer(&self.path, &mut self.matches);
         let wanted = self.answer != Answer { directory: Effect::Exclude, other: Effect::Exclude };

@@ -178,7 +178,7 @@ fn git_leaves_out_the_same_whatever_the_rules() {
     // without '**' beside a letter: with a literal before it git takes it for one between slashes
     let component = r"(\*\*|\*|\*?([abdef?-]|\[ab\]|\[!a\]){1,2}\*?)";
     let line = format!("!?/?{component}(/{component}){{0,3}}/?");
-    let config = Config { cases: 300, failure_persistence: None, ..Config::default() };
+    let config = Config { cases: 100, failure_persistence: None, ..Config::default() };
     let same = |lines: Vec<String>| {
         // what is refused here means nothing to git
         let parsed: Result<Vec<_>, _> = lines.iter().map(|line| Rule::from_line(line.as_bytes())).collect();
