@@ -115,6 +115,7 @@ fn job(source: &Path, target: &Path) -> PushJob {
         target: target.to_str().unwrap().into(),
         shape: TargetShape::Directory { tops: Vec::new() },
         compare: Compare::Quick,
+        delta: false,
         durability: Durability::None,
         manifest: None,
         list: None,

@@ -19,6 +19,7 @@ mod bad_targets;
 mod breakage;
 mod changing;
 mod clear;
+mod delta;
 mod journal;
 mod limit;
 mod manifest;

@@ -30,6 +30,7 @@ fn opening(site: &Site) -> Vec<u8> {
         shape: TargetShape::Directory { tops: Vec::new() },
         compare: Compare::Quick,
         durability: Durability::None,
+        delta: false,
     };
     encode_message(&ToReceiver::Open(open))
 }

@@ -75,6 +75,10 @@ pub(crate) struct PushArgs {
     /// Compare files that are there already by contents, not by size and time
     #[arg(short, long)]
     pub(crate) checksum: bool,
+    /// Send of large files that have changed only what the target's version does not have [auto: unless the path is known
+    /// to be faster than reading that]
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
+    pub(crate) delta: DeltaArg,
     /// What exit code 0 promises: nothing is flushed, all is, or each file is before it gets its name
     #[arg(long, value_enum, default_value_t = DurabilityArg::End)]
     pub(crate) durability: DurabilityArg,
@@ -133,6 +137,17 @@ pub(crate) enum CipherArg {
     Tls,
     /// Names and contents in clear, still authenticated; the receiver must run with --allow-clear
     None,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DeltaArg {
+    /// Where it is likely to pay: not for a local target, nor on a path that was faster than storage is read
+    #[default]
+    Auto,
+    /// Wherever there is another version
+    Always,
+    /// Never: files that have changed are sent as a whole
+    Never,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

@@ -63,6 +63,11 @@ impl Paths {
         self.find(&lines)
     }
 
+    /// The rate that was last seen, if any was, without a word about a file that cannot be read.
+    pub(crate) fn last_rate(&self) -> Option<u64> {
+        Some(self.find(&self.read().ok()?)?.bytes_per_second)
+    }
+
     /// Keeps what this push has learnt.
     pub(crate) fn keep(&self, known: Known) {
         // what is of no use has been told when it was read first

@@ -19,10 +19,11 @@ use zmove_transport::{
 use zmove_types::{Name, RelPath};
 use zmove_wire::{Cipher, Compare, Durability, TargetShape, TopName};
 
-use crate::args::{CipherArg, DurabilityArg, PushArgs, TransportArg};
+use crate::args::{CipherArg, DeltaArg, DurabilityArg, PushArgs, TransportArg};
 use crate::dial::{self, DialOptions};
 use crate::exit::{Exit, Failure, usage_error};
 use crate::location::{Location, Remote};
+use crate::paths::Paths;
 use crate::progress::Display;
 use crate::settings::{self, Role, Storage};
 use crate::summary;
@@ -117,11 +118,28 @@ fn job(args: &PushArgs, sources: &Sources, location: &Location) -> Result<PushJo
         target,
         shape: sources.shape(),
         compare: if args.checksum { Compare::Checksum } else { Compare::Quick },
+        delta: pays_delta(args.delta, location),
         durability: durability(args.durability),
         manifest,
         list,
     })
 }
+
+/// Whether the target is to look at its old versions of large files, which costs it a read of each.
+fn pays_delta(arg: DeltaArg, location: &Location) -> bool {
+    match (arg, location) {
+        (DeltaArg::Always, _) => true,
+        (DeltaArg::Never, _) | (DeltaArg::Auto, Location::Local(_)) => false,
+        (DeltaArg::Auto, Location::Remote(remote)) => {
+            let home = settings::home(Role::Client).ok();
+            let rate = home.and_then(|home| Paths::of(&home, remote).last_rate());
+            rate.is_none_or(|rate| rate < DELTA_RATE_MAX)
+        }
+    }
+}
+
+/// In bytes per second: about what one thread reads and hashes of storage in use.
+const DELTA_RATE_MAX: u64 = 600_000_000;
 
 fn durability(arg: DurabilityArg) -> Durability {
     match arg {

@@ -100,9 +100,13 @@ fn extras(summary: &Summary) -> String {
         (summary.failed, "FAILED"),
     ];
     let told = counts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}"));
-    let resumed = (summary.bytes_resumed > 0)
-        .then(|| format!("{} of large files had come before", ByteCount(summary.bytes_resumed)));
-    let told: Vec<_> = told.chain(resumed).collect();
+    let spared = [
+        (summary.bytes_resumed, "of large files had come before"),
+        (summary.bytes_matched, "of large files were the same at the target"),
+    ];
+    let spared = spared.into_iter().filter(|(bytes, _)| *bytes > 0);
+    let told: Vec<_> =
+        told.chain(spared.map(|(bytes, what)| format!("{} {what}", ByteCount(bytes)))).collect();
     if told.is_empty() { String::new() } else { format!("{}\n", told.join(", ")) }
 }
 
@@ -113,6 +117,7 @@ fn as_json(summary: &Summary, carriage: Option<Carriage>) -> serde_json::Value {
         "bytes": summary.bytes,
         "skipped": summary.skipped,
         "bytes_resumed": summary.bytes_resumed,
+        "bytes_matched": summary.bytes_matched,
         "specials": summary.specials,
         "left_out": summary.left_out,
         "failed": summary.failed,

@@ -155,6 +155,20 @@ impl Staged {
         self.data.reserve(bytes, direct)
     }
 
+    /// Makes the empty file a copy of another that shares its blocks, and gives it its final size; `false` where the file
+    /// system cannot: it is empty then.
+    ///
+    /// # Errors
+    /// What the system says when the size cannot be set.
+    pub fn clone_contents(&mut self, from: &File, bytes: u64, direct: Direct) -> io::Result<bool> {
+        if rustix::fs::ioctl_ficlone(self.file(), from).is_err() {
+            return Ok(false);
+        }
+        self.file().set_len(bytes)?;
+        self.data = DataFile::for_writing(self.file().try_clone()?, direct)?;
+        Ok(true)
+    }
+
     /// The directory where a file without a name will get it: the one it was made in may have been replaced since.
     pub fn move_to(&mut self, directory: Arc<OwnedFd>) {
         if self.temporary.is_none() {

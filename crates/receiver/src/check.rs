@@ -29,6 +29,14 @@ pub(crate) struct VerifiedChunk {
     data: Buffer,
 }
 
+/// A group of which the sender has the same value as was told to it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NamedGroup {
+    pub(crate) item: ItemId,
+    pub(crate) span: GroupSpan,
+    pub(crate) cv: Cv,
+}
+
 /// What a frame turned out to be.
 #[derive(Debug)]
 pub(crate) enum Checked {
@@ -82,6 +90,24 @@ impl VerifiedChunk {
 
     pub(crate) fn into_parts(self) -> (ItemId, GroupSpan, Cv, Buffer) {
         (self.item, self.span, self.cv, self.data)
+    }
+}
+
+impl NamedGroup {
+    /// Checks a frame that names one group of a file of `file_bytes`; `told` gives what the sender was told of it.
+    ///
+    /// # Errors
+    /// The report for the sender when it is not the group that was told.
+    pub(crate) fn check(
+        header: &FrameHeader,
+        file_bytes: u64,
+        told: impl FnOnce(u32) -> Option<Cv>,
+    ) -> Result<Self, StoredItem> {
+        let found = GroupSpan::of(file_bytes, header.group).zip(told(header.group));
+        match found {
+            Some((span, cv)) if is_sealed(header, &cv.0) => Ok(Self { item: header.item, span, cv }),
+            _ => Err(damaged(header.item, Vec::new())),
+        }
     }
 }
 
@@ -179,6 +205,17 @@ mod tests {
             panic!("damage")
         };
         assert_eq!(item.faults[0].entry, 0);
+    }
+
+    #[test]
+    fn a_group_is_named_by_the_value_that_was_told() {
+        let header =
+            FrameHeader { kind: FrameKind::Same, group: 1, item: ItemId(4), ..FrameHeader::default() };
+        let header = sealed(header, &[7; 32]);
+        let check = |told: Option<Cv>| NamedGroup::check(&header, 2 * GROUP_BYTES, |_| told);
+        assert_eq!(check(Some(Cv([7; 32]))).unwrap().item, ItemId(4));
+        assert!(check(Some(Cv([8; 32]))).is_err() && check(None).is_err());
+        assert!(NamedGroup::check(&header, GROUP_BYTES, |_| Some(Cv([7; 32]))).is_err());
     }
 
     #[test]

@@ -15,42 +15,72 @@ use zmove_chunk::read_root;
 use zmove_disk::{FileIdentity, open_beneath, retouch};
 use zmove_types::{Cv, Metadata, Name, RelPath, Timestamp};
 use zmove_wire::limits::HELD_GROUPS_MAX;
-use zmove_wire::{Answer, Compare, Held, Offer, OfferedFile, Verdict};
+use zmove_wire::{Compare, Held, Offer, OfferedFile, Open, Verdict};
 
+use crate::delta::Candidate;
 use crate::journal::SourceIdentity;
 use crate::place::plain;
 use crate::store::Context;
 
-/// Answers one offer, with what is held of its files.
-pub(crate) fn answer(context: &Context, compare: Compare, offer: &Offer) -> (Vec<Held>, Answer) {
-    let mut verdicts = Vec::with_capacity(offer.groups.iter().map(|group| group.files.len()).sum());
-    let mut held = Vec::new();
+/// What is said of one offer.
+#[derive(Debug, Default)]
+pub(crate) struct Judgement {
+    pub(crate) verdicts: Vec<Verdict>,
+    /// What earlier transfers have left of its files.
+    pub(crate) held: Vec<Held>,
+    /// Files that have changed, whose old versions are still to be looked at.
+    pub(crate) changed: Vec<Candidate>,
+}
+
+/// Judges one offer.
+pub(crate) fn judge_all(context: &Context, open: &Open, offer: &Offer) -> Judgement {
+    let mut judgement = Judgement::default();
     for group in &offer.groups {
         let directory = context.target.tree.open_directory(&group.directory).ok();
         for file in &group.files {
-            let number = u32::try_from(verdicts.len()).expect("offers are bounded");
-            let judged = directory.as_ref().map(|opened| {
-                let verdict = judge(context, compare, opened, &group.directory, file);
-                (
-                    verdict,
-                    if verdict == Verdict::Need {
-                        claim(context, opened, &group.directory, file)
-                    } else {
-                        Default::default()
-                    },
-                )
+            let verdict = directory.as_ref().map_or(Verdict::Need, |opened| {
+                match judge(context, open.compare, opened, &group.directory, file) {
+                    Verdict::Need if file.source.is_some() => judgement.look_for_more(
+                        context,
+                        (open.delta, offer.offer),
+                        opened,
+                        &group.directory,
+                        file,
+                    ),
+                    verdict => verdict,
+                }
             });
-            let (verdict, groups) = judged.unwrap_or((Verdict::Need, BTreeMap::new()));
-            verdicts.push(if groups.is_empty() { verdict } else { Verdict::Resume });
-            held.extend(runs(&groups).map(|(first, cvs)| Held {
-                offer: offer.offer,
-                file: number,
-                first,
-                cvs,
-            }));
+            judgement.verdicts.push(verdict);
         }
     }
-    (held, Answer { offer: offer.offer, verdicts })
+    judgement
+}
+
+impl Judgement {
+    /// A large file is needed: perhaps not all of it.
+    fn look_for_more(
+        &mut self,
+        context: &Context,
+        (delta, offer): (bool, u64),
+        directory: &Arc<OwnedFd>,
+        path: &RelPath,
+        file: &OfferedFile,
+    ) -> Verdict {
+        let name = context.target.name(path, &file.name);
+        let number = u32::try_from(self.verdicts.len()).expect("offers are bounded");
+        let Ok(final_path) = path.join(name) else { return Verdict::Need };
+        let groups = claim(context, directory, &final_path, file);
+        if !groups.is_empty() {
+            let runs = runs(&groups);
+            self.held.extend(runs.map(|(first, cvs)| Held { offer, file: number, first, cvs, end: false }));
+            return Verdict::Resume;
+        }
+        let here = (offer, number);
+        let found = delta.then(|| Candidate::find(directory, name, final_path, here, file.bytes)).flatten();
+        let verdict = if found.is_some() { Verdict::Delta } else { Verdict::Need };
+        self.changed.extend(found);
+        verdict
+    }
 }
 
 /// What an earlier transfer has left of a large file.
@@ -60,12 +90,11 @@ fn claim(
     path: &RelPath,
     file: &OfferedFile,
 ) -> BTreeMap<u32, Cv> {
-    let final_path = path.join(context.target.name(path, &file.name));
-    let (Some(mark), Ok(final_path)) = (file.source, final_path) else { return BTreeMap::new() };
+    let Some(mark) = file.source else { return BTreeMap::new() };
     let ctime = Timestamp { seconds: mark.ctime_seconds, nanos: mark.ctime_nanos };
     let source = SourceIdentity { bytes: file.bytes, mtime: mtime_of(file), ctime, inode: mark.inode };
     let stopping = || context.stopping.load(Ordering::Relaxed);
-    context.parts.claim(&final_path, directory, &source, context.direct, stopping)
+    context.parts.claim(path, directory, &source, context.direct, stopping)
 }
 
 /// Groups that follow each other, by their first.

@@ -16,6 +16,7 @@ use zmove_disk::Staged;
 use zmove_types::{FileId, GroupSpan, ItemId};
 use zmove_wire::{Fault, FaultCode, FileHead, Operation};
 
+use crate::delta::Base;
 use crate::parts::Prior;
 
 /// All large files of a transfer.
@@ -35,6 +36,8 @@ enum Slot {
 pub(crate) struct LargeFile {
     pub(crate) id: FileId,
     pub(crate) head: FileHead,
+    /// Another version of it that is at the target.
+    pub(crate) base: Option<Base>,
     state: Mutex<State>,
 }
 
@@ -62,7 +65,7 @@ pub(crate) enum Copy {
 pub(crate) struct Complete(pub(crate) Staged);
 
 impl FileTable {
-    /// Takes a declaration; the same again is no news. `prior` gives what a new file goes on with.
+    /// Takes a declaration; the same again is no news. `earlier` gives what a new file goes on with.
     ///
     /// # Errors
     /// A fault when it contradicts an earlier one, which kills the file.
@@ -70,13 +73,14 @@ impl FileTable {
         &self,
         id: FileId,
         head: FileHead,
-        prior: impl FnOnce(&FileHead) -> Option<Prior>,
+        earlier: impl FnOnce(&FileHead) -> (Option<Prior>, Option<Base>),
     ) -> Result<(), Fault> {
         let mut table = self.lock();
         match table.get(&id) {
             None if GroupSpan::count(head.bytes).is_some_and(|count| count > 1) => {
-                let state = Mutex::new(State::going_on_with(prior(&head)));
-                table.insert(id, Slot::Live(Arc::new(LargeFile { id, head, state })));
+                let (prior, base) = earlier(&head);
+                let state = Mutex::new(State::going_on_with(prior));
+                table.insert(id, Slot::Live(Arc::new(LargeFile { id, head, base, state })));
                 Ok(())
             }
             Some(Slot::Live(file)) if file.head == head => Ok(()),
@@ -227,8 +231,8 @@ mod tests {
         FileHead { path, metadata: Metadata::default(), bytes, ctime: Timestamp::default(), inode: 0 }
     }
 
-    fn no_prior(_: &FileHead) -> Option<Prior> {
-        None
+    fn no_prior(_: &FileHead) -> (Option<Prior>, Option<Base>) {
+        (None, None)
     }
 
     #[test]
@@ -258,7 +262,7 @@ mod tests {
             staged: Staged::create_lasting(&directory, 0o600, &names).unwrap(),
             groups: vec![0, 2],
         };
-        table.declare(FileId(1), head(3 * GROUP_BYTES), |_| Some(prior())).unwrap();
+        table.declare(FileId(1), head(3 * GROUP_BYTES), |_| (Some(prior()), None)).unwrap();
         table.declare(FileId(1), head(3 * GROUP_BYTES), |_| panic!("asked once")).unwrap();
         let file = table.find(FileId(1)).unwrap().unwrap();
         let span = |index| GroupSpan::of(file.head.bytes, index).unwrap();

@@ -8,7 +8,7 @@ use zmove_transport::{Frame, LaneError, LaneSource};
 use zmove_types::{Doing, ItemId, Stopwatch};
 use zmove_wire::{FileHead, FrameKind, StoredItem, WireError};
 
-use crate::check::{Checked, VerifiedBatch, VerifiedChunk, check_declaration, damaged};
+use crate::check::{Checked, NamedGroup, VerifiedBatch, VerifiedChunk, check_declaration, damaged};
 use crate::store::{Context, Job, Outcome};
 
 /// Runs one lane to its end and reports how it ended.
@@ -31,7 +31,7 @@ fn receive_all(
         let job = match frame.header.kind {
             FrameKind::Batch | FrameKind::Guess => check_batch(context, frame)?,
             FrameKind::Declare => declare(context, &frame)?,
-            FrameKind::Chunk => check_chunk(context, frame)?,
+            FrameKind::Chunk | FrameKind::Same => check_group(context, frame)?,
         };
         watch.lap(Doing::Busy);
         if let Some(job) = job {
@@ -60,14 +60,17 @@ fn declare(context: &Context, frame: &Frame) -> Result<Option<Job>, WireError> {
     if head.path.is_root() {
         return Err(WireError::OutOfOrder { what: "a file without a name" });
     }
-    let prior = |head: &FileHead| context.parts.take_up(id, &context.final_path(head), head);
-    if let Err(fault) = context.files.declare(id, head, prior) {
+    let earlier = |head: &FileHead| {
+        let path = context.final_path(head);
+        (context.parts.take_up(id, &path, head), context.bases.take(&path))
+    };
+    if let Err(fault) = context.files.declare(id, head, earlier) {
         context.tell(Outcome::Fault(fault));
     }
     Ok(None)
 }
 
-fn check_chunk(context: &Context, frame: Frame) -> Result<Option<Job>, WireError> {
+fn check_group(context: &Context, frame: Frame) -> Result<Option<Job>, WireError> {
     let item = frame.header.item;
     let Ok(found) = context.files.find(frame.header.file) else {
         return Ok(report(context, damaged(item, Vec::new())));
@@ -75,10 +78,17 @@ fn check_chunk(context: &Context, frame: Frame) -> Result<Option<Job>, WireError
     let Some(file) = found else {
         return Ok(drop_chunk(context, item));
     };
-    match VerifiedChunk::check(frame, file.head.bytes) {
-        Ok(chunk) => Ok(Some(Job::Chunk(Arc::clone(&file), chunk))),
-        Err(item) => Ok(report(context, item)),
-    }
+    let checked = if frame.header.kind == FrameKind::Same {
+        let told = |group| file.base.as_ref().and_then(|base| base.cv(group));
+        NamedGroup::check(&frame.header, file.head.bytes, told)
+            .map(|named| Job::Named(Arc::clone(&file), named))
+    } else {
+        VerifiedChunk::check(frame, file.head.bytes).map(|chunk| Job::Chunk(Arc::clone(&file), chunk))
+    };
+    Ok(match checked {
+        Ok(job) => Some(job),
+        Err(item) => report(context, item),
+    })
 }
 
 /// The file has failed already: its data is of no use, but the sender must not wait for it.

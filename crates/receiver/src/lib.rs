@@ -8,6 +8,7 @@ mod check;
 mod compare;
 mod config;
 mod daemon;
+mod delta;
 mod error;
 mod files;
 mod finish;

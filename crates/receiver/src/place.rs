@@ -320,6 +320,7 @@ mod tests {
             shape: TargetShape::Directory { tops: Vec::new() },
             compare: zmove_wire::Compare::Quick,
             durability: Durability::None,
+            delta: false,
         };
         let target = Target::resolve(&open, &Access::Anywhere).unwrap();
         let (outcomes, _nobody) = tokio::sync::mpsc::channel(1);
@@ -406,7 +407,7 @@ mod tests {
             ctime: Timestamp::default(),
             inode: 1,
         };
-        second.files.declare(id, head, |_| None).unwrap();
+        second.files.declare(id, head, |_| (None, None)).unwrap();
         let file = second.files.find(id).unwrap().unwrap();
         let opened = guest.directory(&path("d")).unwrap();
         let staged = Staged::create(&opened, 0o600, &second.temp_names).unwrap();

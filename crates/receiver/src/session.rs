@@ -19,18 +19,20 @@ use zmove_types::{BufferPool, StageClock, StageTimes, TransferId};
 use zmove_wire::limits::{LANES_UNASKED_MAX, OFFER_FILES_MAX, OFFERS_OUTSTANDING_MAX};
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
-    Durability, FaultCode, Finished, Greeting, Offer, Open, Opened, Refusal, RefusalCode, Role, StageReport,
-    TargetState, ToReceiver, ToSender, TopName, WireError, decode_message, encode_message,
+    Answer, Durability, FaultCode, Finished, Greeting, Offer, Open, Opened, Refusal, RefusalCode, Role,
+    StageReport, TargetState, ToReceiver, ToSender, TopName, WireError, decode_message, encode_message,
 };
 
+use crate::compare::{Judgement, judge_all};
 use crate::config::{BUFFER_BYTES, ReceiverConfig};
+use crate::delta::Bases;
 use crate::error::SessionError;
 use crate::files::FileTable;
 use crate::parts::Parts;
 use crate::store::{Context, Job, Outcome, write_all};
 use crate::target::{Access, Target};
 use crate::untouched::Untouched;
-use crate::{compare, finish, lanes};
+use crate::{finish, lanes};
 
 /// One transfer about to be received; its greeting has been read.
 #[derive(Debug)]
@@ -156,6 +158,7 @@ pub(crate) fn context(
         pool: BufferPool::new(BUFFER_BYTES, config.buffers_max),
         files: FileTable::default(),
         parts,
+        bases: Bases::new(config.writers),
         temp_names: TempNames::new(&transfer.to_string()[..12]),
         untouched: Untouched::default(),
         directories: Mutex::default(),
@@ -339,10 +342,15 @@ impl Running {
                 WireError::OutOfOrder { what: "an offer before the earlier ones are answered" }.into()
             );
         }
-        let (context, compare) = (Arc::clone(&self.context), self.open.compare);
+        let (context, open) = (Arc::clone(&self.context), self.open.clone());
         tokio::task::spawn_blocking(move || {
-            let (held, answer) = compare::answer(&context, compare, &offer);
-            context.tell(Outcome::Answer(held, answer));
+            let Judgement { verdicts, held, changed } = judge_all(&context, &open, &offer);
+            let answer = Answer { offer: offer.offer, verdicts };
+            context.tell(Outcome::Answer(held, answer, changed.is_empty()));
+            let mut changed = changed.into_iter().peekable();
+            while let Some(candidate) = changed.next() {
+                candidate.tell(&context, changed.peek().is_none());
+            }
         });
         Ok(())
     }
@@ -381,9 +389,13 @@ impl Running {
                 self.report.faults += 1;
                 self.ledger.fault(fault);
             }
-            Outcome::Answer(held, answer) => {
-                self.offers -= 1;
+            Outcome::Answer(held, answer, ends_offer) => {
+                self.offers -= usize::from(ends_offer);
                 self.ledger.answer(held, answer);
+            }
+            Outcome::Held(held, ends_offer) => {
+                self.offers -= usize::from(ends_offer);
+                self.ledger.held(held);
             }
             Outcome::LaneEnded(number, ended) => {
                 self.crew.breakers.remove(&number);

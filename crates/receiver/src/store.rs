@@ -9,13 +9,14 @@ use crossbeam_channel::Receiver;
 use tokio::sync::mpsc::Sender;
 use zmove_disk::{Direct, Disk, Staged, TempNames};
 use zmove_transport::LaneError;
-use zmove_types::{BufferPool, Doing, FileId, ItemId, Metadata, RelPath, StageClock};
+use zmove_types::{BufferPool, Doing, FileId, GroupSpan, ItemId, Metadata, RelPath, StageClock};
 use zmove_wire::{
     Answer, Durability, EntryFault, Fault, FaultCode, FileDone, FileHead, Held, Operation, StoredItem,
     TargetState,
 };
 
-use crate::check::{VerifiedBatch, VerifiedChunk};
+use crate::check::{NamedGroup, VerifiedBatch, VerifiedChunk, damaged};
+use crate::delta::Bases;
 use crate::files::{Complete, Copy, FileTable, LargeFile};
 use crate::parts::Parts;
 use crate::place::{Known, Placer, commit, failure, plain};
@@ -32,6 +33,7 @@ pub(crate) struct Context {
     pub(crate) pool: BufferPool,
     pub(crate) files: FileTable,
     pub(crate) parts: Parts,
+    pub(crate) bases: Bases,
     pub(crate) temp_names: TempNames,
     pub(crate) untouched: Untouched,
     pub(crate) directories: Mutex<Vec<(RelPath, Metadata)>>,
@@ -49,7 +51,10 @@ pub(crate) enum Outcome {
     Item(StoredItem),
     File(FileDone),
     Fault(Fault),
-    Answer(Vec<Held>, Answer),
+    /// What is held of an offer's files, its answer, and whether that ends it.
+    Answer(Vec<Held>, Answer, bool),
+    /// More of what is held, and whether that ends its offer.
+    Held(Held, bool),
     /// The lane of that number, and how.
     LaneEnded(u32, Result<(), LaneError>),
     Panicked,
@@ -60,6 +65,7 @@ pub(crate) enum Outcome {
 pub(crate) enum Job {
     Batch(VerifiedBatch),
     Chunk(Arc<LargeFile>, VerifiedChunk),
+    Named(Arc<LargeFile>, NamedGroup),
 }
 
 impl Context {
@@ -110,6 +116,7 @@ pub(crate) fn write_all(context: &Context, queue: &Receiver<Job>) {
         match job {
             Job::Batch(batch) => store_batch(context, &mut placer, batch),
             Job::Chunk(file, chunk) => store_chunk(context, &mut placer, &file, chunk),
+            Job::Named(file, named) => keep_group(context, &mut placer, &file, named),
         }
         watch.lap(Doing::Busy);
     }
@@ -146,6 +153,45 @@ fn store_chunk(context: &Context, placer: &mut Placer<'_>, file: &Arc<LargeFile>
         context.parts.written(file.id, span.index, cv);
         Ok(staged)
     });
+    book_group(context, placer, file, (item, span), written);
+}
+
+/// A group that the sender has named: it is there, or the sender has to send it.
+fn keep_group(context: &Context, placer: &mut Placer<'_>, file: &Arc<LargeFile>, named: NamedGroup) {
+    let NamedGroup { item, span, cv } = named;
+    match file.begin(span, item) {
+        Copy::First => {}
+        Copy::Waiting => return,
+        Copy::Late => return context.settle(item, Vec::new()),
+    }
+    let kept = open_staged(context, placer, file).and_then(|staged| {
+        let base = file.base.as_ref().map(|base| base.keep(context, &staged, span, cv));
+        let kept = base.unwrap_or(Ok(false)).map_err(|error| (Operation::Write, error))?;
+        Ok(kept.then_some(staged))
+    });
+    match kept.transpose() {
+        Some(kept) => {
+            if kept.is_ok() {
+                context.parts.written(file.id, span.index, cv);
+            }
+            book_group(context, placer, file, (item, span), kept);
+        }
+        None => {
+            for item in std::iter::once(item).chain(file.end(span)) {
+                context.tell(Outcome::Item(damaged(item, Vec::new())));
+            }
+        }
+    }
+}
+
+/// A group is in its place, or could not be put there: with all that follows from it its items are settled.
+fn book_group(
+    context: &Context,
+    placer: &mut Placer<'_>,
+    file: &Arc<LargeFile>,
+    (item, span): (ItemId, GroupSpan),
+    written: Result<Arc<Staged>, (Operation, io::Error)>,
+) {
     match written.map(|staged| file.written(span, staged)) {
         Ok(None) => {}
         Ok(Some(complete)) => finish_file(context, placer, file, complete),
@@ -168,7 +214,12 @@ fn open_staged(
             .parts
             .create(file.id, (&final_path, &file.head), &directory, &context.temp_names)
             .map_err(|error| (Operation::Create, error))?;
-        staged.reserve(file.head.bytes, context.direct).map_err(|error| (Operation::Create, error))?;
+        let (bytes, name) = (file.head.bytes, final_path.file_name());
+        let sized = match file.base.as_ref().zip(name) {
+            Some((base, name)) => base.open(&directory, &name, &mut staged, bytes, context.direct),
+            None => staged.reserve(bytes, context.direct),
+        };
+        sized.map_err(|error| (Operation::Create, error))?;
         Ok(staged)
     })
 }

@@ -188,7 +188,7 @@ mod tests {
 
     fn open(target: &str, shape: TargetShape) -> Open {
         let target = target.as_bytes().to_vec();
-        Open { target, shape, compare: Compare::Quick, durability: Durability::None }
+        Open { target, shape, compare: Compare::Quick, durability: Durability::None, delta: false }
     }
 
     fn name(text: &str) -> Name {

@@ -21,6 +21,8 @@ pub struct PushJob {
     pub shape: TargetShape,
     /// How files that are there already are compared.
     pub compare: Compare,
+    /// Whether of large files that have changed only the groups are sent that the target's version does not have.
+    pub delta: bool,
     /// What must be flushed before the end.
     pub durability: Durability,
     /// Where the roots of the files are written, if anywhere.

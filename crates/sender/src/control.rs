@@ -19,7 +19,7 @@ use crate::error::{FileError, SessionError};
 use crate::manifest::Manifest;
 use crate::planner::{Reply, Teller};
 use crate::reader::resend;
-use crate::shared::{Sent, SentBatch, Shared};
+use crate::shared::{Sent, SentBatch, Shared, Travels};
 
 /// The ways to the receiver.
 #[derive(Debug)]
@@ -156,12 +156,23 @@ impl Account {
         let work = self.shared.stored(item)?;
         match work {
             Sent::Batch(batch) => self.take_batch(&batch, stored),
-            Sent::Group(_, span) => {
-                self.shared.observer.on(&Event::Stored { files: 0, bytes: u64::from(span.len) });
-                self.shared.counters.bytes.fetch_add(u64::from(span.len), Ordering::Relaxed);
-            }
+            Sent::Group(_, span, travels) => self.take_group(u64::from(span.len), travels),
         }
         Ok(())
+    }
+
+    fn take_group(&self, bytes: u64, travels: Travels) {
+        let (counters, observer) = (&self.shared.counters, &self.shared.observer);
+        match travels {
+            Travels::Whole => {
+                counters.bytes.fetch_add(bytes, Ordering::Relaxed);
+                observer.on(&Event::Stored { files: 0, bytes });
+            }
+            Travels::ByName => {
+                counters.matched.fetch_add(bytes, Ordering::Relaxed);
+                observer.on(&Event::Skipped { files: 0, bytes });
+            }
+        }
     }
 
     fn take_mismatch(&mut self, item: ItemId, faults: &[EntryFault]) -> Result<(), WireError> {
@@ -186,7 +197,7 @@ impl Account {
                     self.shared.fail(&FileError::Damaged { path, times });
                 }
             }
-            Sent::Group(file, _) => {
+            Sent::Group(file, ..) => {
                 self.shared.fail_large(&file, &FileError::Damaged { path: file.display(), times });
             }
         }

@@ -16,7 +16,12 @@ pub(crate) struct Offering {
     name_bytes: usize,
     open: Vec<Asked>,
     outstanding: HashMap<u64, Outstanding>,
+    /// Files of which the target is still looking at an old version, by offer and number.
+    awaited: HashMap<(u64, u32), (Asked, Groups)>,
 }
+
+/// The values of a file's groups, as far as they are known.
+type Groups = Vec<Option<Cv>>;
 
 /// A file, and its directory, which is not held open.
 type Asked = (SourceDirectory, Entry);
@@ -24,7 +29,7 @@ type Asked = (SourceDirectory, Entry);
 struct Outstanding {
     files: Vec<Asked>,
     /// By the number of the file, for each of its groups.
-    held: HashMap<u32, Vec<Option<Cv>>>,
+    held: HashMap<u32, Groups>,
 }
 
 /// What is to become of a file.
@@ -37,7 +42,9 @@ pub(crate) enum Answered {
     /// It may be there: this is the root of what is.
     Compare([u8; 32]),
     /// Groups of it are there, whose values these are.
-    Resume(Vec<Option<Cv>>),
+    Resume(Groups),
+    /// Another version is there, with groups of these values.
+    Delta(Groups),
 }
 
 impl Offering {
@@ -56,39 +63,48 @@ impl Offering {
 
     /// Whether another offer may be outstanding.
     pub(crate) fn may_offer(&self) -> bool {
-        self.outstanding.len() < OFFERS_OUTSTANDING_MAX
+        self.outstanding.len() + self.awaited.len() < OFFERS_OUTSTANDING_MAX
     }
 
-    /// Takes what the target holds of a file; what is none of its groups is passed over.
-    pub(crate) fn take_held(&mut self, held: &Held) {
-        let Some(Outstanding { files, held: by_file }) = self.outstanding.get_mut(&held.offer) else {
-            return;
-        };
-        let Some((_, entry)) = files.get(held.file as usize) else { return };
-        let Some(count) = GroupSpan::count(entry.size).filter(|count| *count > 1) else { return };
-        let groups = by_file.entry(held.file).or_insert_with(|| vec![None; count as usize]);
-        for (slot, cv) in groups.iter_mut().skip(held.first as usize).zip(&held.cvs) {
-            *slot = Some(Cv(*cv));
+    /// Takes what the target holds of a file; what is none of its groups is passed over. Returns the file if it was awaited
+    /// and this is all.
+    pub(crate) fn take_held(&mut self, held: &Held) -> Option<(SourceDirectory, Entry, Answered)> {
+        let key = (held.offer, held.file);
+        if let Some((_, groups)) = self.awaited.get_mut(&key) {
+            fill(groups, held);
+            let ((directory, entry), groups) = held.end.then(|| self.awaited.remove(&key)).flatten()?;
+            return Some((directory, entry, Answered::Delta(groups)));
         }
+        let Outstanding { files, held: by_file } = self.outstanding.get_mut(&held.offer)?;
+        let (_, entry) = files.get(held.file as usize)?;
+        fill(by_file.entry(held.file).or_insert_with(|| groups_of(entry)), held);
+        None
     }
 
-    /// Takes the answer to an offer: its files, each with what is to become of it.
+    /// Takes the answer to an offer: its files, each with what is to become of it. Of those that are missing more will be
+    /// [told](Self::take_held).
     pub(crate) fn take_answer(&mut self, answer: Answer) -> Vec<(SourceDirectory, Entry, Answered)> {
         let Some(Outstanding { files, mut held }) = self.outstanding.remove(&answer.offer) else {
             return Vec::new();
         };
         // a verdict that is missing must not lose a file
         let verdicts = answer.verdicts.into_iter().chain(std::iter::repeat(Verdict::Need));
-        let answered = (0..).zip(files).zip(verdicts).map(|((number, (directory, entry)), verdict)| {
-            let answered = match verdict {
+        let mut answered = Vec::with_capacity(files.len());
+        for ((number, (directory, entry)), verdict) in (0..).zip(files).zip(verdicts) {
+            let known = match verdict {
                 Verdict::Skip => Answered::Skip,
                 Verdict::Need => Answered::Need,
                 Verdict::Compare(root) => Answered::Compare(root),
                 Verdict::Resume => held.remove(&number).map_or(Answered::Need, Answered::Resume),
+                Verdict::Delta => {
+                    let groups = groups_of(&entry);
+                    self.awaited.insert((answer.offer, number), ((directory, entry), groups));
+                    continue;
+                }
             };
-            (directory, entry, answered)
-        });
-        answered.collect()
+            answered.push((directory, entry, known));
+        }
+        answered
     }
 
     /// Whether an offer's worth has been gathered.
@@ -98,7 +114,7 @@ impl Offering {
 
     /// Whether everything has been offered and answered.
     pub(crate) fn is_done(&self) -> bool {
-        self.open.is_empty() && self.outstanding.is_empty()
+        self.open.is_empty() && self.outstanding.is_empty() && self.awaited.is_empty()
     }
 
     /// Makes the first of the gathered files an offer.
@@ -125,6 +141,18 @@ impl Offering {
         self.next += 1;
         self.outstanding.insert(offer, Outstanding { files, held: HashMap::new() });
         Offer { offer, groups }
+    }
+}
+
+/// Room for the values of a large file's groups.
+fn groups_of(entry: &Entry) -> Groups {
+    let count = GroupSpan::count(entry.size).filter(|count| *count > 1);
+    vec![None; count.unwrap_or(0) as usize]
+}
+
+fn fill(groups: &mut Groups, held: &Held) {
+    for (slot, cv) in groups.iter_mut().skip(held.first as usize).zip(&held.cvs) {
+        *slot = Some(Cv(*cv));
     }
 }
 

@@ -301,15 +301,19 @@ impl Planner<'_> {
 
     fn take_reply(&mut self, reply: Reply) {
         let Some(offering) = &mut self.offering else { return };
-        let answer = match reply {
-            Reply::Held(held) => return offering.take_held(&held),
-            Reply::Answer(answer) => answer,
+        let answered = match reply {
+            Reply::Held(held) => offering.take_held(&held).into_iter().collect(),
+            Reply::Answer(answer) => offering.take_answer(answer),
         };
-        for (directory, entry, answered) in offering.take_answer(answer) {
+        for (directory, entry, answered) in answered {
             match answered {
                 Answered::Need => self.need(&directory, entry),
                 Answered::Compare(root) => self.pack(&directory, PackEntry::Compare(entry, Root(root))),
                 Answered::Resume(held) => self.resume(&directory, entry, held),
+                Answered::Delta(there) => {
+                    let source = large_source(self.shared.fresh_file_id(), &directory, entry);
+                    self.shared.plan_file(Arc::new(source.comparing(there)), When::Room);
+                }
                 Answered::Skip => self.shared.skipped(entry.size),
             }
         }

@@ -42,12 +42,12 @@ impl Push {
     /// Starts to walk the sources; the receiver may be dialled meanwhile. `started` is when the user began to wait.
     #[must_use]
     pub fn start(job: PushJob, config: SenderConfig, started: Instant) -> Self {
-        let PushJob { sources, target, shape, compare, durability, manifest, list } = job;
+        let PushJob { sources, target, shape, compare, delta, durability, manifest, list } = job;
         let scan = match list {
             Some(list) => scan_list(list, &config.scan),
             None => scan(sources, &config.scan),
         };
-        let open = Open { target, shape, compare, durability };
+        let open = Open { target, shape, compare, durability, delta };
         Self { scan, open, manifest, config, started, cpu_started: cpu_time() }
     }
 
@@ -256,6 +256,7 @@ impl Running {
             bytes: count(&shared.counters.bytes),
             skipped: count(&shared.counters.skipped),
             bytes_resumed: count(&shared.counters.resumed),
+            bytes_matched: count(&shared.counters.matched),
             specials: count(&shared.counters.specials),
             failed: count(&shared.counters.failed),
             vanished: count(&shared.counters.vanished),

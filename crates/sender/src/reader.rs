@@ -22,7 +22,7 @@ use crate::error::FileError;
 use crate::lanes::Cargo;
 use crate::pack::{Basis, Pack, PackEntry, PackGroup, Parcel};
 use crate::planner::large_source;
-use crate::shared::{Sent, SentBatch, SentFile, Shared, When};
+use crate::shared::{Sent, SentBatch, SentFile, Shared, Travels, When};
 use crate::source::{LargeSource, Progress, SourceDirectory};
 
 /// One reader: runs until the push is being stopped, or there are to be fewer.
@@ -279,21 +279,26 @@ impl Reader<'_> {
             return Err(FileError::Changed { path: file.display() });
         }
         let tries = file.tries(span);
-        let item = again.or_else(|| self.issue(Sent::Group(Arc::clone(file), span), tries));
+        let (kind, data) = if file.is_there(span, cv) {
+            (FrameKind::Same, Buffer::empty())
+        } else {
+            (FrameKind::Chunk, buffer)
+        };
+        let work = Sent::Group(Arc::clone(file), span, Travels::of(kind));
+        let item = again.or_else(|| self.issue(work, tries));
         let Some(item) = item else { return Ok(()) };
         let header = sealed(
             &cv.0,
             FrameHeader {
-                kind: FrameKind::Chunk,
-                head_bytes: 0,
-                data_bytes: span.len,
+                kind,
+                data_bytes: length(data.len()),
                 group: span.index,
                 item,
                 file: file.id,
                 ..FrameHeader::default()
             },
         );
-        let frame = Frame { header, head: Vec::new(), data: buffer };
+        let frame = Frame { header, head: Vec::new(), data };
         let file = Arc::clone(file);
         self.hand_on(Cargo::Chunk { file, span, identity, frame, tries });
         Ok(())
@@ -386,7 +391,7 @@ pub(crate) fn resend(shared: &Shared, work: Sent, tries: u8, faults: &[EntryFaul
     shared.counters.resent.fetch_add(1, Ordering::Relaxed);
     let what = match &work {
         Sent::Batch(batch) => describe(batch, faults),
-        Sent::Group(file, span) => {
+        Sent::Group(file, span, _) => {
             format!(
                 "bytes {} to {} of '{}'",
                 span.offset(),
@@ -400,7 +405,8 @@ pub(crate) fn resend(shared: &Shared, work: Sent, tries: u8, faults: &[EntryFaul
         Sent::Batch(batch) => {
             shared.plan.push_again(Work::Pack(Parcel::Unread(Pack { tries, ..batch.pack })));
         }
-        Sent::Group(file, span) => {
+        Sent::Group(file, span, _) => {
+            file.is_missing(span);
             file.set_tries(span, tries);
             shared.plan.push_again(Work::Group(file, span));
         }

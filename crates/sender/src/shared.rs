@@ -12,7 +12,7 @@ use zmove_types::{
 };
 use zmove_wire::limits::ITEMS_OUTSTANDING_MAX;
 use zmove_wire::session::{Resend, SenderTransfer};
-use zmove_wire::{ToReceiver, WireError};
+use zmove_wire::{FrameKind, ToReceiver, WireError};
 
 use crate::ahead::Ahead;
 use crate::config::SenderConfig;
@@ -25,7 +25,22 @@ use crate::source::LargeSource;
 #[derive(Debug)]
 pub(crate) enum Sent {
     Batch(SentBatch),
-    Group(Arc<LargeSource>, GroupSpan),
+    Group(Arc<LargeSource>, GroupSpan, Travels),
+}
+
+/// Whether the bytes of a group travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Travels {
+    /// They do.
+    Whole,
+    /// The target has them, and is told so.
+    ByName,
+}
+
+impl Travels {
+    pub(crate) fn of(kind: FrameKind) -> Self {
+        if kind == FrameKind::Same { Self::ByName } else { Self::Whole }
+    }
 }
 
 /// A batch on its way.
@@ -121,6 +136,7 @@ pub(crate) struct Counters {
     pub(crate) bytes_settled: AtomicU64,
     pub(crate) skipped: AtomicU64,
     pub(crate) resumed: AtomicU64,
+    pub(crate) matched: AtomicU64,
     pub(crate) specials: AtomicU64,
     pub(crate) failed: AtomicU64,
     pub(crate) vanished: AtomicU64,
@@ -135,7 +151,8 @@ impl Sent {
             Self::Batch(batch) => {
                 batch.files.iter().filter(|file| !file.retouched).map(|file| file.bytes).sum()
             }
-            Self::Group(_, span) => u64::from(span.len),
+            Self::Group(_, span, Travels::Whole) => u64::from(span.len),
+            Self::Group(_, _, Travels::ByName) => 0,
         }
     }
 }

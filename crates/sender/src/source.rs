@@ -109,6 +109,8 @@ pub(crate) struct LargeSource {
 struct LargeState {
     opened: Option<(Arc<DataFile>, FileIdentity)>,
     cvs: Vec<Option<Cv>>,
+    /// Groups of another version at the target, which need not be sent where they are the same.
+    there: Vec<Option<Cv>>,
     tries: HashMap<u32, u8>,
 }
 
@@ -144,6 +146,24 @@ impl LargeSource {
         let unread = u32::try_from(held.iter().filter(|cv| cv.is_none()).count()).unwrap_or(u32::MAX);
         let state = Mutex::new(LargeState { cvs: held, ..LargeState::default() });
         Self { groups_unread: AtomicU32::new(unread), resumed: true, state, ..self }
+    }
+
+    /// The same file, of which another version with groups of these values is at the target.
+    pub(crate) fn comparing(self, there: Vec<Option<Cv>>) -> Self {
+        self.lock().there = there;
+        self
+    }
+
+    /// Whether the target has a group with this value where this one goes.
+    pub(crate) fn is_there(&self, span: GroupSpan, cv: Cv) -> bool {
+        self.lock().there.get(span.index as usize).copied().flatten() == Some(cv)
+    }
+
+    /// A group is not at the target after all, or not whole: it is sent from now on.
+    pub(crate) fn is_missing(&self, span: GroupSpan) {
+        if let Some(there) = self.lock().there.get_mut(span.index as usize) {
+            *there = None;
+        }
     }
 
     /// The groups that are to be read.

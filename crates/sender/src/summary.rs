@@ -16,6 +16,8 @@ pub struct Summary {
     pub skipped: u64,
     /// Bytes of large files that had come in an earlier transfer and were not sent again.
     pub bytes_resumed: u64,
+    /// Bytes of large files that another version at the target had as well, and that were not sent.
+    pub bytes_matched: u64,
     /// FIFOs, sockets and devices, which are not copied.
     pub specials: u64,
     /// Files and directories that failed.

@@ -2,13 +2,13 @@
 //!
 //! | offset | bytes | field |
 //! |---|---|---|
-//! | 0 | 1 | kind: 1 batch, 2 declare, 3 chunk, 4 guess |
+//! | 0 | 1 | kind: 1 batch, 2 declare, 3 chunk, 4 guess, 5 same |
 //! | 1 | 3 | zero |
 //! | 4 | 4 | head length |
 //! | 8 | 4 | data length |
-//! | 12 | 4 | group index (chunk), else zero |
-//! | 16 | 8 | item id (batch, chunk, guess) |
-//! | 24 | 8 | file id (declare, chunk) |
+//! | 12 | 4 | group index (chunk, same), else zero |
+//! | 16 | 8 | item id (batch, chunk, guess, same) |
+//! | 24 | 8 | file id (declare, chunk, same) |
 //! | 32 | 8 | zero |
 //! | 40 | 32 | digest: the seal of bytes 0 to 39 and of what follows, as `zmove_chunk::seal` makes it |
 
@@ -30,6 +30,8 @@ pub enum FrameKind {
     Chunk,
     /// A batch from before the sender knew the target: files that are there already are left as they are.
     Guess,
+    /// One group of a large file that is what the receiver has told of the file's old version: no head, no data.
+    Same,
 }
 
 /// The header of one frame.
@@ -41,7 +43,7 @@ pub struct FrameHeader {
     pub head_bytes: u32,
     /// Length of the data in bytes.
     pub data_bytes: u32,
-    /// Which group of the file, for a chunk.
+    /// Which group of the file, for a chunk or one that is the same.
     pub group: u32,
     /// What a receipt will name.
     pub item: ItemId,
@@ -116,6 +118,7 @@ impl FrameKind {
             Self::Declare => 2,
             Self::Chunk => 3,
             Self::Guess => 4,
+            Self::Same => 5,
         }
     }
 
@@ -125,6 +128,7 @@ impl FrameKind {
             2 => Ok(Self::Declare),
             3 => Ok(Self::Chunk),
             4 => Ok(Self::Guess),
+            5 => Ok(Self::Same),
             _ => Err(WireError::UnknownTag { what: "frame", tag }),
         }
     }

@@ -66,6 +66,8 @@ pub struct Open {
     pub compare: Compare,
     /// When data must be on stable storage.
     pub durability: Durability,
+    /// Whether large files that have changed are sent group by group against what is there ([`Verdict::Delta`]).
+    pub delta: bool,
 }
 
 /// What the target will become.
@@ -198,9 +200,12 @@ pub enum Verdict {
     Compare([u8; 32]),
     /// Groups of this very file came in an earlier transfer, as [`Held`] has told before: send the others.
     Resume,
+    /// Another version is there: [`Held`] will tell of its groups, and those that are the same need not come.
+    Delta,
 }
 
-/// Chaining values of consecutive groups of one offered file; they come before the answer to its offer.
+/// Chaining values of consecutive groups of one offered file: before the answer to its offer, or after it for
+/// [`Verdict::Delta`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
     /// Which offer.
@@ -211,6 +216,8 @@ pub struct Held {
     pub first: u32,
     /// The values, at most [`HELD_GROUPS_MAX`](crate::limits::HELD_GROUPS_MAX).
     pub cvs: Vec<[u8; 32]>,
+    /// Whether this is all that is told of the file.
+    pub end: bool,
 }
 
 /// What became of some items.
@@ -317,9 +324,10 @@ mod tests {
             shape: TargetShape::Single { name: Name::from_bytes(b"f").unwrap() },
             compare: Compare::Checksum,
             durability: Durability::End,
+            delta: true,
         });
         let bytes = encode_message(&open);
-        assert_eq!(bytes, [9, 0, 0, 0, 0, 2, b'/', b'd', 1, 1, b'f', 1, 1]);
+        assert_eq!(bytes, [10, 0, 0, 0, 0, 2, b'/', b'd', 1, 1, b'f', 1, 1, 1]);
         assert_eq!(decode_message(&bytes[4..]), Ok(open));
     }
 
@@ -339,14 +347,15 @@ mod tests {
         assert_eq!(tag(&ToSender::Stored(Stored::default())), 3);
         assert_eq!(tag(&ToSender::Fault(fault::tests::sample())), 4);
         assert_eq!(tag(&ToSender::Finished(Finished::default())), 5);
-        assert_eq!(tag(&ToSender::Held(Held { offer: 0, file: 0, first: 0, cvs: vec![] })), 6);
+        assert_eq!(tag(&ToSender::Held(Held { offer: 0, file: 0, first: 0, cvs: vec![], end: true })), 6);
     }
 
     #[test]
     fn held_groups_and_what_marks_a_source_are_pinned() {
-        let held = ToSender::Held(Held { offer: 1, file: 2, first: 300, cvs: vec![[7; 32]] });
-        let mut expected = vec![38, 0, 0, 0, 6, 1, 2, 0xAC, 2, 1];
+        let held = ToSender::Held(Held { offer: 1, file: 2, first: 300, cvs: vec![[7; 32]], end: true });
+        let mut expected = vec![39, 0, 0, 0, 6, 1, 2, 0xAC, 2, 1];
         expected.extend([7; 32]);
+        expected.push(1);
         assert_eq!(encode_message(&held), expected);
         assert_eq!(decode_message(&expected[4..]), Ok(held));
         let source = SourceMark { inode: 5, ctime_seconds: -1, ctime_nanos: 6 };
@@ -355,11 +364,12 @@ mod tests {
             OfferedFile { name, bytes: 1, mode: 2, mtime_seconds: 3, mtime_nanos: 4, source: Some(source) };
         assert_eq!(encode_message(&file)[4..], [1, b'f', 1, 2, 6, 4, 1, 5, 1, 6]);
         assert_eq!(encode_message(&Verdict::Resume)[4..], [3]);
+        assert_eq!(encode_message(&Verdict::Delta)[4..], [4]);
     }
 
     #[test]
     fn a_climbing_name_does_not_decode() {
-        let open = [0, 2, b'/', b'd', 1, 2, b'.', b'.', 1, 1];
+        let open = [0, 2, b'/', b'd', 1, 2, b'.', b'.', 1, 1, 0];
         assert_eq!(decode_message::<ToReceiver>(&open), Err(WireError::Message));
     }
 

@@ -92,6 +92,11 @@ impl ReceiverTransfer {
         self.other.push_back(ToSender::Answer(answer));
     }
 
+    /// An old version of an offered file has been looked at.
+    pub fn held(&mut self, held: Held) {
+        self.other.push_back(ToSender::Held(held));
+    }
+
     /// The sender announced that everything is on its way.
     ///
     /// # Errors
