@@ -24,7 +24,7 @@ fn changed(site: Site, change: impl FnOnce(&mut Vec<u8>)) -> Site {
     site
 }
 
-fn two_groups(contents: &mut Vec<u8>) {
+fn two_groups(contents: &mut [u8]) {
     contents[GROUP + 7] ^= 1;
     contents[4 * GROUP] ^= 1;
 }
@@ -46,7 +46,7 @@ fn groups(count: u64) -> u64 {
 #[test]
 fn what_is_the_same_is_not_sent() {
     for site in [Site::daemon(), Site::clear(), Site::quic()] {
-        let site = changed(site, two_groups);
+        let site = changed(site, |contents| two_groups(contents));
         assert_eq!(push(&site, &[]), (groups(2), groups(4) + 5));
         assert_eq!(crate::tree::names(&site.target()), ["large"]);
     }
@@ -76,9 +76,13 @@ fn nothing_in_common_sends_all() {
 #[test]
 fn it_can_be_chosen() {
     let all = (BYTES as u64, 0);
-    assert_eq!(push(&changed(Site::daemon(), two_groups), &["--delta", "never"]), all);
-    assert_eq!(push(&changed(Site::local(), two_groups), &[]), all, "a local target is as fast");
-    let site = changed(Site::local(), two_groups);
+    assert_eq!(push(&changed(Site::daemon(), |contents| two_groups(contents)), &["--delta", "never"]), all);
+    assert_eq!(
+        push(&changed(Site::local(), |contents| two_groups(contents)), &[]),
+        all,
+        "a local target is as fast"
+    );
+    let site = changed(Site::local(), |contents| two_groups(contents));
     assert_eq!(push(&site, &["--delta", "always"]), (groups(2), groups(4) + 5));
 }
 

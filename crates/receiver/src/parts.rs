@@ -223,11 +223,10 @@ impl Parts {
     /// The transfer has come to its end: journals that tell of nothing go.
     pub(crate) fn finish(&self) {
         let mut state = self.lock();
-        let State { journal, orphans, .. } = &mut *state;
-        let emptied = orphans.extract_if(.., |orphan| orphan.unfinished().files.is_empty());
+        let emptied = state.orphans.extract_if(.., |orphan| orphan.unfinished().files.is_empty());
         // one that cannot be removed tells of nothing
         emptied.for_each(|orphan| drop(orphan.remove()));
-        if let Some(journal) = journal.take().and_then(Arc::into_inner).filter(Journal::is_idle) {
+        if let Some(journal) = state.journal.take_if(|journal| journal.is_idle()) {
             let _of_nothing = journal.remove();
         }
     }

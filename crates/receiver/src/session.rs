@@ -411,6 +411,7 @@ impl Running {
         let finishing = Instant::now();
         let finished = tokio::task::spawn_blocking(move || finish::finish(&context)).await;
         let (flush, last) = finished.expect("finishing does not panic").map_err(SessionError::Flush)?;
+        self.context.parts.finish();
         while let Ok(outcome) = self.outcomes.try_recv() {
             // everything has come: a lane that breaks now has done its work
             if !matches!(outcome, Outcome::LaneEnded(..)) {
@@ -465,9 +466,6 @@ impl Running {
         drop((self.writer, self.inbox));
         let crew = self.crew;
         tokio::task::spawn_blocking(move || crew.join()).await.expect("threads of a session do not panic");
-        if ended.is_ok() {
-            self.context.parts.finish();
-        }
         let (target, journal_trouble) = (self.open.target, self.context.parts.trouble());
         ended.map(|()| SessionReport { target, journal_trouble, ..self.report })
     }

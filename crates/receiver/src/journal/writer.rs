@@ -168,11 +168,11 @@ impl Journal {
         self.state().files.is_empty()
     }
 
-    /// Removes the journal, since nothing is unfinished.
+    /// Removes the journal, since nothing is unfinished. What is still told to it is lost with it.
     ///
     /// # Errors
     /// What the system says.
-    pub fn remove(self) -> Result<(), JournalError> {
+    pub fn remove(&self) -> Result<(), JournalError> {
         fs::remove_file(&self.path).map_err(JournalError::io("remove", &self.path))
     }
 
