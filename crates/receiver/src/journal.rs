@@ -143,3 +143,13 @@ pub const OWNER_BYTES_MAX: usize = 1024;
 pub const TARGET_BYTES_MAX: usize = 16 << 10;
 /// The most files that a journal holds as unfinished at once.
 pub const FILES_MAX: usize = 1 << 16;
+
+/// Makes a journal that nobody holds one of another run of the system.
+#[cfg(test)]
+pub(crate) fn pretend_reboot(path: &std::path::Path) {
+    use std::os::unix::fs::FileExt;
+    let journal = std::fs::File::options().read(true).write(true).open(path).unwrap();
+    let begin = reader::begin(&journal).unwrap().unwrap();
+    let first = record::Record::Begin(begin, record::BootId([9; 16])).encode().unwrap();
+    journal.write_all_at(&first, 0).unwrap();
+}

@@ -324,3 +324,150 @@ pub(crate) fn source_of(head: &FileHead) -> SourceIdentity {
     let FileHead { metadata, bytes, ctime, inode, .. } = head;
     SourceIdentity { bytes: *bytes, mtime: metadata.mtime, ctime: *ctime, inode: *inode }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zmove_types::{GROUP_BYTES, Metadata, Timestamp};
+
+    use crate::journal::pretend_reboot;
+
+    const BYTES: u64 = 5 * GROUP_BYTES + 9;
+
+    /// A target, a place for journals, and the file that is on its way.
+    struct World {
+        home: tempfile::TempDir,
+        tree: Tree,
+        head: FileHead,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let home = tempfile::tempdir().unwrap();
+            std::fs::create_dir(home.path().join("target")).unwrap();
+            let tree = Tree::open(&home.path().join("target")).unwrap();
+            let path = RelPath::from_bytes(b"large").unwrap();
+            let metadata = Metadata { mode: 0o600, mtime: Timestamp { seconds: 5, nanos: 6 } };
+            let head = FileHead { path, metadata, bytes: BYTES, ctime: Timestamp::default(), inode: 7 };
+            Self { home, tree, head }
+        }
+
+        fn parts(&self, transfer: u8) -> Parts {
+            let journals = Some(self.home.path().join("journal"));
+            Parts::new(journals, TransferId([transfer; 16]), "owner".to_owned(), &self.tree)
+        }
+
+        fn directory(&self) -> Arc<OwnedFd> {
+            self.tree.open_directory(&RelPath::root()).unwrap()
+        }
+
+        /// A transfer that breaks after these groups, of which the first `flushed` were flushed.
+        fn break_off(&self, groups: &[u32], flushed: usize) {
+            let parts = self.parts(1);
+            let path = &self.head.path;
+            let names = TempNames::new("t");
+            let mut part = parts.create(FileId(3), (path, &self.head), &self.directory(), &names).unwrap();
+            part.reserve(BYTES, Direct::Off).unwrap();
+            for (number, &index) in groups.iter().enumerate() {
+                if number == flushed {
+                    parts.flushed(parts.mark().unwrap());
+                }
+                let (span, bytes) = group(index);
+                part.file().write_all_at(&bytes, span.offset()).unwrap();
+                parts.written(FileId(3), index, group_cv(index, &bytes));
+            }
+            assert_eq!(parts.trouble(), None);
+        }
+
+        fn damage(&self, index: u32) {
+            let entries = std::fs::read_dir(self.home.path().join("target")).unwrap();
+            for entry in entries.map(|entry| entry.unwrap().path()) {
+                let file = std::fs::File::options().write(true).open(entry).unwrap();
+                file.write_all_at(b"?", group(index).0.offset()).unwrap();
+            }
+        }
+
+        fn reboot(&self) {
+            let mut journals = std::fs::read_dir(self.home.path().join("journal")).unwrap();
+            pretend_reboot(&journals.next().unwrap().unwrap().path());
+        }
+
+        /// What the next transfer holds of the file.
+        fn claim(&self, parts: &Parts, source: &SourceIdentity) -> Vec<u32> {
+            let path = &self.head.path;
+            let held = parts.claim(path, &self.directory(), source, Direct::Off, || false);
+            held.iter().for_each(|(index, cv)| assert_eq!(*cv, group_cv(*index, &group(*index).1)));
+            held.into_keys().collect()
+        }
+
+        fn source(&self) -> SourceIdentity {
+            source_of(&self.head)
+        }
+    }
+
+    fn group(index: u32) -> (GroupSpan, Vec<u8>) {
+        let span = GroupSpan::of(BYTES, index).unwrap();
+        (span, vec![u8::try_from(index).unwrap() + 1; span.len as usize])
+    }
+
+    #[test]
+    fn what_was_written_is_held_and_goes_on() {
+        let world = World::new();
+        world.break_off(&[4, 0, 5], 1);
+        let parts = world.parts(2);
+        assert!(parts.has_earlier());
+        assert_eq!(world.claim(&parts, &world.source()), [0, 4, 5]);
+        let prior = parts.take_up(FileId(8), &world.head.path, &world.head).unwrap();
+        assert_eq!(prior.groups, [0, 4, 5]);
+        drop((prior, parts));
+        let again = world.parts(3);
+        assert_eq!(world.claim(&again, &world.source()), [0, 4, 5], "the next one has taken it over");
+    }
+
+    #[test]
+    fn at_least_one_group_comes_again() {
+        let world = World::new();
+        world.break_off(&[0, 1, 2, 3, 4, 5], 9);
+        assert_eq!(world.claim(&world.parts(2), &world.source()), [0, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn after_a_reboot_what_was_not_flushed_is_read_again() {
+        let world = World::new();
+        world.break_off(&[0, 1, 2, 3], 2);
+        world.damage(3);
+        world.reboot();
+        assert_eq!(world.claim(&world.parts(2), &world.source()), [0, 1, 2]);
+    }
+
+    #[test]
+    fn another_source_is_not_held_and_its_part_goes() {
+        let world = World::new();
+        world.break_off(&[0, 1], 0);
+        let other = SourceIdentity { inode: 8, ..world.source() };
+        let parts = world.parts(2);
+        assert_eq!(world.claim(&parts, &other), []);
+        assert_eq!(std::fs::read_dir(world.home.path().join("target")).unwrap().count(), 0);
+        parts.finish();
+        assert_eq!(std::fs::read_dir(world.home.path().join("journal")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_part_that_a_transfer_writes_is_no_other_s() {
+        let world = World::new();
+        world.break_off(&[0, 1], 0);
+        let first = world.parts(2);
+        assert_eq!(world.claim(&first, &world.source()), [0, 1]);
+        assert!(!world.parts(3).has_earlier());
+    }
+
+    #[test]
+    fn small_ones_are_not_journalled() {
+        let world = World::new();
+        let head = FileHead { bytes: JOURNALLED_BYTES_MIN - 1, ..world.head.clone() };
+        let names = TempNames::new("t");
+        let parts = world.parts(1);
+        drop(parts.create(FileId(1), (&head.path, &head), &world.directory(), &names).unwrap());
+        assert_eq!(std::fs::read_dir(world.home.path()).unwrap().count(), 1, "only the target");
+    }
+}
