@@ -1,6 +1,6 @@
 //! `zmove-lab`: measures zmove and its peers between two hosts that are network namespaces joined by an emulated path.
 //!
-//! Runs as root on Linux. Everything it makes (namespaces, mounts, processes) carries its process number and ends with it.
+//! Runs as root on Linux, but for `torture`, which needs no hosts. Everything it makes (namespaces, mounts, processes) carries its process number and ends with it.
 
 mod calibrate;
 mod compare;
@@ -18,6 +18,7 @@ mod run;
 mod schedule;
 mod server;
 mod session;
+mod torture;
 mod trees;
 mod tun;
 mod units;
@@ -38,6 +39,7 @@ use crate::groups::Group;
 use crate::hosts::{Hosts, LinkArgs};
 use crate::inside::InsideArgs;
 use crate::session::Session;
+use crate::torture::TortureArgs;
 use crate::units::RoundTrip;
 use crate::verdicts::VerdictsArgs;
 
@@ -61,6 +63,8 @@ enum Task {
     Compare(CompareArgs),
     /// Slows the path down and asks whether zmove says so.
     Verdicts(VerdictsArgs),
+    /// Kills, cuts and confuses transfers at random, and asks whether the same command finishes them.
+    Torture(TortureArgs),
     /// Clears up behind labs that were killed.
     Clean,
     #[command(hide = true)]
@@ -113,6 +117,7 @@ fn main() -> ExitCode {
         Task::Data(arguments) => run_data(&arguments),
         Task::Compare(arguments) => compare::compare(&arguments),
         Task::Verdicts(arguments) => verdicts::verdicts(&arguments),
+        Task::Torture(arguments) => torture::torture(&arguments),
         Task::Clean => run_clean(),
         Task::Inside(arguments) => inside::become_program(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Janitor { id } => session::janitor(&id).map(|()| ExitCode::SUCCESS),

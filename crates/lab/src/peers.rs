@@ -18,7 +18,7 @@ use crate::hosts::{Hosts, SOURCE_ADDRESS, TARGET_ADDRESS};
 use crate::inside;
 
 use self::homes::SSH_PORT;
-pub(crate) use self::homes::{Homes, ZmoveProgram};
+pub(crate) use self::homes::{Homes, ZmoveProgram, zmove_binary};
 
 /// One tool with its arguments.
 #[derive(Clone, Debug)]

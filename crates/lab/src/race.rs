@@ -223,7 +223,7 @@ fn verdict(status: Option<ExitStatus>, log: &Path) -> Verdict {
 }
 
 /// Waits for the child without polling; none if the deadline comes first.
-fn wait_until(child: &mut Child, deadline: Instant) -> Result<Option<ExitStatus>> {
+pub(crate) fn wait_until(child: &mut Child, deadline: Instant) -> Result<Option<ExitStatus>> {
     let process = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("a process has a number")?;
     let handle = pidfd_open(process, PidfdFlags::empty()).context("failed to open the process")?;
     loop {

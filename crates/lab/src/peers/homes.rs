@@ -135,7 +135,7 @@ impl ZmoveProgram {
 }
 
 /// The binary asked for; else beside this program, else in target/release, else on the PATH.
-fn zmove_binary(asked: Option<&Path>) -> Result<String> {
+pub(crate) fn zmove_binary(asked: Option<&Path>) -> Result<String> {
     let beside = std::env::current_exe()?.with_file_name("zmove");
     let built = Path::new("target/release/zmove");
     let found = match asked {

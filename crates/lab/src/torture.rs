@@ -1,0 +1,95 @@
+//! `torture`: transfers that are killed, cut and confused at random, until the same command has finished them.
+//!
+//! A round is decided by its seed: the tree, the options, what happens and when. What happens at a byte of a transfer
+//! happens at that byte, but the programs' threads are not the seed's: a failure may need a few runs to come again.
+//! **Invariant:** all that a round starts ends with it, and a round that went well leaves nothing.
+
+mod attempt;
+mod dice;
+mod events;
+mod names;
+mod old;
+mod options;
+mod plant;
+mod programs;
+mod relay;
+mod round;
+mod same;
+mod tally;
+mod tree;
+mod versions;
+mod watch;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+use self::tally::Tally;
+use crate::peers::zmove_binary;
+
+/// How often, and where.
+#[derive(Args, Debug)]
+pub(crate) struct TortureArgs {
+    /// Rounds to run.
+    #[arg(long, default_value_t = 50)]
+    rounds: u64,
+    /// The first round's seed; each has one more than the one before. Default: another each time.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Go on after a round that failed.
+    #[arg(long)]
+    keep_going: bool,
+    /// Directory for the trees. Default: that for temporary files.
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// The zmove binary. Default: as for `compare`.
+    #[arg(long)]
+    zmove: Option<PathBuf>,
+}
+
+/// Runs the rounds, says which failed, and sums up.
+pub(crate) fn torture(arguments: &TortureArgs) -> Result<ExitCode> {
+    let zmove = zmove_binary(arguments.zmove.as_deref())?;
+    let parent = arguments.dir.clone().unwrap_or_else(std::env::temp_dir);
+    let first = arguments.seed.unwrap_or_else(draw_seed);
+    let place = parent.join(format!("zmove-torture-{}", std::process::id()));
+    let start = Instant::now();
+    let mut all = Tally::default();
+    let mut failed = 0;
+    for seed in first..first.saturating_add(arguments.rounds) {
+        let directory = place.join(seed.to_string());
+        let (tally, options) = round::run(&zmove, &directory, seed);
+        if tally.failures.is_empty() {
+            remove(&directory)?;
+        } else {
+            failed += 1;
+            let (line, kept) = (tally.failed_line(), directory.display());
+            println!("round failed: --rounds 1 --seed {seed}: {line} [{options}; kept in {kept}]");
+        }
+        all.add(tally);
+        if failed > 0 && !arguments.keep_going {
+            break;
+        }
+    }
+    if failed == 0 {
+        remove(&place)?;
+    }
+    println!("torture from seed {first}: {all}; {:.0} s", start.elapsed().as_secs_f64());
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn draw_seed() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    now.as_secs()
+}
+
+fn remove(directory: &Path) -> Result<()> {
+    if !directory.exists() {
+        return Ok(());
+    }
+    fs::remove_dir_all(directory).with_context(|| format!("failed to remove {}", directory.display()))
+}

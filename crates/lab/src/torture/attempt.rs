@@ -1,0 +1,250 @@
+//! One run of the command, and the events during it.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::ExitStatus;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::Signal;
+
+use super::dice::Dice;
+use super::events::{Event, EventKind, When};
+use super::programs::{Daemon, Place, Running};
+use super::relay::{Cut, Relay, Way};
+use super::tally::{FailureKind, Tally};
+
+/// What a round's attempts share.
+#[derive(Debug)]
+pub(crate) struct Stage<'a> {
+    pub(crate) place: &'a Place,
+    pub(crate) relay: &'a Relay,
+    pub(crate) daemon: Daemon,
+    pub(crate) source: &'a Path,
+    pub(crate) target: &'a Path,
+    pub(crate) dice: Dice,
+    /// Whether a daemon has been killed in this round.
+    pub(crate) killed_receiver: bool,
+}
+
+/// How an attempt ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// With exit code 0.
+    Done,
+    /// With another that says what happened, or killed.
+    Failed,
+}
+
+/// What the main thread waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum News {
+    /// The sender has ended.
+    Ended,
+    /// So much has passed the relay.
+    Reached,
+}
+
+/// The run that is under way.
+struct Run {
+    sender: Running,
+    news: Receiver<News>,
+    telling: Sender<News>,
+    deadline: Instant,
+}
+
+impl Stage<'_> {
+    /// Runs the command once. After each event `look` is called.
+    pub(crate) fn attempt(
+        &mut self,
+        options: &[&str],
+        to: SocketAddr,
+        events: &[Event],
+        tally: &mut Tally,
+        look: &dyn Fn(),
+    ) -> Result<Ending> {
+        tally.tries += 1;
+        self.relay.begin();
+        let mut address = OsString::from(format!("{to}:"));
+        address.push(self.target);
+        let sender = self.place.push(options, self.source, address)?;
+        let mut run = Run::of(sender)?;
+        let mut happened = Vec::new();
+        for event in events {
+            if !run.wait_for(event.when, self.relay)? {
+                break;
+            }
+            self.perform(event.kind, &run, tally)?;
+            happened.push(event.kind);
+            *tally.events.entry(event.kind).or_default() += 1;
+            look();
+        }
+        let ending = self.end(&mut run, &happened, tally);
+        tally.bytes += self.relay.passed();
+        self.relay.begin();
+        look();
+        ending
+    }
+
+    fn perform(&mut self, kind: EventKind, run: &Run, tally: &mut Tally) -> Result<()> {
+        match kind {
+            EventKind::KillSender => run.sender.signal(Signal::KILL),
+            EventKind::StopSender => run.sender.signal(Signal::TERM),
+            EventKind::KillReceiver => {
+                self.daemon.running().kill()?;
+                self.killed_receiver = true;
+                self.restart()?;
+            }
+            EventKind::StopReceiver => {
+                self.daemon.running().signal(Signal::TERM);
+                self.relay.open_gate();
+                self.stopped(tally)?;
+                self.restart()?;
+            }
+            EventKind::CutAll => self.relay.cut(Cut::Closed),
+            EventKind::ResetAll => self.relay.cut(Cut::Reset),
+            EventKind::CutOne => {
+                let how = *self.dice.pick(&[Cut::Closed, Cut::Reset]);
+                self.relay.cut_one(&mut self.dice, how);
+            }
+            EventKind::Stall => self.stall(),
+            EventKind::StallAndCut => {
+                self.stall();
+                self.relay.cut(Cut::Closed);
+            }
+            EventKind::FlipUp => self.relay.flip(&mut self.dice, Way::Up),
+            EventKind::FlipDown => self.relay.flip(&mut self.dice, Way::Down),
+            EventKind::HalfCloseUp => self.relay.half_close(&mut self.dice, Way::Up),
+            EventKind::HalfCloseDown => self.relay.half_close(&mut self.dice, Way::Down),
+        }
+        self.relay.open_gate();
+        Ok(())
+    }
+
+    fn stall(&mut self) {
+        self.relay.stall();
+        thread::sleep(self.moment(STALL_MILLIS_MAX));
+    }
+
+    fn restart(&mut self) -> Result<()> {
+        self.relay.open_gate();
+        thread::sleep(self.moment(AWAY_MILLIS_MAX));
+        self.place.serve_again(&mut self.daemon)
+    }
+
+    fn moment(&mut self, millis_max: u64) -> Duration {
+        Duration::from_millis(self.dice.within(0..=millis_max))
+    }
+
+    /// Waits for a daemon that was told to stop.
+    pub(crate) fn stopped(&mut self, tally: &mut Tally) -> Result<()> {
+        match self.daemon.running().wait(PATIENCE)? {
+            None => {
+                tally.fail(FailureKind::Hung, "the daemon does not end on SIGTERM");
+                self.daemon.running().kill()?;
+            }
+            Some(status) if status.success() => {}
+            Some(status) => {
+                tally.fail(FailureKind::Odd, format!("on SIGTERM the daemon ended with {status}"))
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the sender's end and judges it.
+    fn end(&mut self, run: &mut Run, happened: &[EventKind], tally: &mut Tally) -> Result<Ending> {
+        self.relay.open_gate();
+        if !run.wait_for_end() {
+            tally.fail(FailureKind::Hung, format!("the sender does not end after {happened:?}"));
+            run.sender.kill()?;
+            return Ok(Ending::Failed);
+        }
+        let status = run.sender.wait(PATIENCE)?.context("a process that has ended can be waited for")?;
+        if let Some(status) = self.daemon.running().ended()? {
+            tally.fail(FailureKind::Odd, format!("the daemon ended by itself with {status}"));
+            self.place.serve_again(&mut self.daemon)?;
+        }
+        if status.success() {
+            return Ok(Ending::Done);
+        }
+        if !is_sane(status, happened) {
+            tally.fail(FailureKind::Odd, format!("the sender ended with {status} after {happened:?}"));
+        }
+        Ok(Ending::Failed)
+    }
+}
+
+impl Run {
+    fn of(sender: Running) -> Result<Self> {
+        let (telling, news) = mpsc::channel();
+        let handle = sender.handle().try_clone().context("failed to watch the sender")?;
+        let ended = telling.clone();
+        thread::spawn(move || {
+            while poll(&mut [PollFd::new(&handle, PollFlags::IN)], None) == Err(rustix::io::Errno::INTR) {}
+            // nobody listens when the attempt has been given up
+            let _given_up = ended.send(News::Ended);
+        });
+        Ok(Self { sender, news, telling, deadline: Instant::now() + PATIENCE })
+    }
+
+    /// Waits for that moment; `false` when the sender has ended before.
+    fn wait_for(&self, when: When, relay: &Relay) -> Result<bool> {
+        let due = match when {
+            When::After(time) => Instant::now() + time,
+            When::Bytes(bytes) => {
+                let telling = self.telling.clone();
+                relay.close_gate(
+                    bytes,
+                    Box::new(move || {
+                        let _given_up = telling.send(News::Reached);
+                    }),
+                );
+                self.deadline
+            }
+        };
+        match self.news.recv_timeout(due.saturating_duration_since(Instant::now())) {
+            Ok(News::Reached) => Ok(true),
+            Err(RecvTimeoutError::Timeout) => Ok(due < self.deadline),
+            Ok(News::Ended) | Err(RecvTimeoutError::Disconnected) => {
+                let _given_up = self.telling.send(News::Ended);
+                Ok(false)
+            }
+        }
+    }
+
+    /// Waits until the sender has ended; `false` when that takes too long.
+    fn wait_for_end(&self) -> bool {
+        loop {
+            match self.news.recv_timeout(self.deadline.saturating_duration_since(Instant::now())) {
+                Ok(News::Ended) => return true,
+                Ok(News::Reached) => {}
+                Err(_too_long) => return false,
+            }
+        }
+    }
+}
+
+/// Whether an end other than success is one that the events explain. Which code it is depends on where they struck: no
+/// connection, a broken one, files that could not be stored, a key that was not what it seemed.
+fn is_sane(status: ExitStatus, happened: &[EventKind]) -> bool {
+    let after = |kind: EventKind| happened.contains(&kind);
+    match (status.code(), status.signal()) {
+        (Some(10 | 12 | 23), _) => true,
+        (Some(20), _) => after(EventKind::StopSender),
+        (Some(5), _) => after(EventKind::FlipUp) || after(EventKind::FlipDown),
+        (_, Some(9)) => after(EventKind::KillSender),
+        (_, Some(15)) => after(EventKind::StopSender),
+        _ => false,
+    }
+}
+
+/// How long a program may take for anything.
+const PATIENCE: Duration = Duration::from_secs(60);
+const STALL_MILLIS_MAX: u64 = 400;
+/// For how long a daemon is away.
+const AWAY_MILLIS_MAX: u64 = 200;

@@ -1,0 +1,94 @@
+//! A target that is older than the source: some of it equal, some of it another version, some of it another kind of thing,
+//! and some that the source does not have.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::dice::Dice;
+use super::plant::{self, Contents, Moment};
+use super::tree::{Kind, Tree, draw_link};
+use super::versions::{Version, Versions};
+
+/// Plants it in the empty directory `target`; returns the paths that the source does not have.
+pub(crate) fn plant(
+    tree: &Tree,
+    target: &Path,
+    mut dice: Dice,
+    versions: &mut Versions,
+) -> Result<Vec<PathBuf>> {
+    let share = dice.within(1..=4);
+    let mut extra = Vec::new();
+    for (path, kind) in tree.entries() {
+        let there = path.parent().is_some_and(|parent| is_directory(&target.join(parent)));
+        if !there || (*kind != Kind::Directory && !dice.one_in(share)) {
+            continue;
+        }
+        let (from, to) = (tree.root().join(path), target.join(path));
+        match kind {
+            Kind::Directory => directory(path, &to, &mut dice, versions)?,
+            Kind::File => file(path, &from, &to, &mut dice, versions)?,
+            Kind::Link => other(path, &to, &mut dice, versions)?,
+        }
+        if *kind == Kind::Directory && is_directory(&to) && dice.one_in(4) {
+            let path = path.join("only in the old target");
+            new_file(&path, &target.join(&path), &mut dice, versions)?;
+            extra.push(path);
+        }
+    }
+    Ok(extra)
+}
+
+/// A directory; rarely something that has to give way to one.
+fn directory(path: &Path, to: &Path, dice: &mut Dice, versions: &mut Versions) -> Result<()> {
+    if dice.one_in(20) {
+        return other(path, to, dice, versions);
+    }
+    fs::create_dir(to).with_context(|| format!("failed to create {}", to.display()))
+}
+
+fn file(path: &Path, from: &Path, to: &Path, dice: &mut Dice, versions: &mut Versions) -> Result<()> {
+    let metadata = fs::symlink_metadata(from).with_context(|| format!("failed to look at {path:?}"))?;
+    match dice.within(0..=5) {
+        // the same contents, and perhaps the same time and mode
+        0..=2 => {
+            fs::copy(from, to).with_context(|| format!("failed to copy {path:?}"))?;
+            if dice.one_in(2) {
+                plant::set_mode(to, 0o604)?;
+            }
+            let moment = if dice.one_in(3) { Moment::draw(dice) } else { Moment::of(&metadata) };
+            moment.set(to)
+        }
+        3 => {
+            let contents = Contents { bytes: metadata.len(), dice: dice.fork() };
+            versions.add(path, contents.version());
+            contents.write(to)?;
+            Moment::draw(dice).set(to)
+        }
+        _ => other(path, to, dice, versions),
+    }
+}
+
+/// A file or a link that has nothing to do with the source.
+fn other(path: &Path, to: &Path, dice: &mut Dice, versions: &mut Versions) -> Result<()> {
+    if dice.one_in(3) {
+        let leads = draw_link(dice);
+        versions.add(path, Version::Link(leads.clone()));
+        return plant::link(to, &leads);
+    }
+    new_file(path, to, dice, versions)
+}
+
+fn new_file(path: &Path, to: &Path, dice: &mut Dice, versions: &mut Versions) -> Result<()> {
+    let contents = Contents { bytes: dice.scaled_within(0..=OLD_BYTES_MAX), dice: dice.fork() };
+    versions.add(path, contents.version());
+    contents.write(to)?;
+    Moment::draw(dice).set(to)
+}
+
+fn is_directory(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir())
+}
+
+const OLD_BYTES_MAX: u64 = 9 << 20;

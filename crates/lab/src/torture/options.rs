@@ -1,0 +1,159 @@
+//! With which options a round runs: one row after the other, of each row one choice.
+//!
+//! A new option of zmove that must survive torture gets a row here, and nothing else.
+
+use super::dice::Dice;
+
+/// The options of one round.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Options {
+    pub(crate) push: Vec<&'static str>,
+    pub(crate) serve: Vec<&'static str>,
+    /// What carries it.
+    pub(crate) carrier: Carrier,
+}
+
+/// What carries the connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Carrier {
+    /// TCP by way of the relay, which can do things to it.
+    Relay,
+    /// UDP straight to the daemon.
+    Straight,
+}
+
+/// One choice: how likely it is, and what is said for it.
+#[derive(Debug)]
+struct Choice {
+    weight: u64,
+    push: &'static [&'static str],
+    serve: &'static [&'static str],
+}
+
+/// What a row decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Span {
+    /// The same for all tries of a round.
+    Round,
+    /// Another try of the round may choose again.
+    Try,
+}
+
+impl Options {
+    pub(crate) fn draw(dice: &mut Dice) -> Self {
+        let mut options = Self { push: Vec::new(), serve: Vec::new(), carrier: Carrier::Relay };
+        for row in CARRIERS.iter().chain(&ROWS) {
+            options.choose(row.1, dice);
+        }
+        if options.push.contains(&"quic") {
+            options.carrier = Carrier::Straight;
+        }
+        options
+    }
+
+    /// The same for another try: what may differ from one to the next is chosen again.
+    pub(crate) fn redrawn(&self, dice: &mut Dice) -> Self {
+        let mut options = Self { push: Vec::new(), ..self.clone() };
+        let fixed = |word: &&&str| {
+            let mut free = ROWS.iter().filter(|(span, _)| *span == Span::Try).flat_map(|(_, row)| *row);
+            !free.any(|choice| choice.push.contains(*word))
+        };
+        options.push.extend(self.push.iter().filter(fixed));
+        let serve = options.serve.len();
+        for (_, row) in ROWS.iter().filter(|(span, _)| *span == Span::Try) {
+            options.choose(row, dice);
+        }
+        options.serve.truncate(serve);
+        options
+    }
+
+    fn choose(&mut self, row: &[Choice], dice: &mut Dice) {
+        let choice = &row[dice.weighted(row.iter().map(|choice| choice.weight))];
+        self.push.extend(choice.push);
+        self.serve.extend(choice.serve);
+    }
+}
+
+const fn push(weight: u64, push: &'static [&'static str]) -> Choice {
+    Choice { weight, push, serve: &[] }
+}
+
+const fn serve(weight: u64, serve: &'static [&'static str]) -> Choice {
+    Choice { weight, push: &[], serve }
+}
+
+/// No word stands in two rows, or [`Options::redrawn`] would take it for that of the other.
+const ROWS: [(Span, &[Choice]); 6] = [
+    (
+        Span::Try,
+        &[
+            push(3, &[]),
+            push(1, &["--streams=1"]),
+            push(1, &["--streams=2"]),
+            push(1, &["--streams=3"]),
+            push(1, &["--streams=5"]),
+            push(1, &["--streams=8"]),
+        ],
+    ),
+    (Span::Try, &[push(3, &[]), push(1, &["--io-engine=uring"])]),
+    (Span::Try, &[push(3, &[]), push(1, &["--direct=on"]), push(1, &["--direct=off"])]),
+    (
+        Span::Round,
+        &[push(3, &["--durability=end"]), push(2, &["--durability=none"]), push(1, &["--durability=file"])],
+    ),
+    (Span::Round, &[push(4, &[]), push(1, &["--checksum"])]),
+    (
+        Span::Round,
+        &[
+            serve(4, &[]),
+            serve(1, &["--io-engine", "uring"]),
+            serve(1, &["--direct", "on"]),
+            serve(1, &["--direct", "off"]),
+            serve(1, &["--io-engine", "uring", "--direct", "on"]),
+        ],
+    ),
+];
+
+const CARRIERS: [(Span, &[Choice]); 1] = [(
+    Span::Round,
+    &[
+        push(8, &["--transport", "tcp"]),
+        Choice { weight: 2, push: &["--transport", "tcp", "--cipher", "none"], serve: &["--allow-clear"] },
+        push(1, &["--transport", "quic"]),
+    ],
+)];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_round_has_chosen_stays_and_what_a_try_chooses_differs() {
+        let mut dice = Dice::new(3);
+        let mut differed = false;
+        for _ in 0..50 {
+            let options = Options::draw(&mut dice);
+            let again = options.redrawn(&mut dice);
+            let of_round = |options: &Options| {
+                let stays =
+                    |word: &&&str| word.starts_with("--dur") || **word == "--checksum" || **word == "quic";
+                options.push.iter().filter(stays).copied().collect::<Vec<_>>()
+            };
+            assert_eq!(of_round(&options), of_round(&again));
+            assert_eq!((&options.serve, options.carrier), (&again.serve, again.carrier));
+            differed |= options.push != again.push;
+        }
+        assert!(differed);
+    }
+
+    #[test]
+    fn lanes_in_clear_are_allowed_and_quic_has_none() {
+        let mut dice = Dice::new(3);
+        for _ in 0..200 {
+            let Options { push, serve, carrier } = Options::draw(&mut dice);
+            assert_eq!(push.contains(&"--cipher"), serve.contains(&"--allow-clear"));
+            assert_eq!(push.contains(&"quic"), carrier == Carrier::Straight);
+            assert!(!(push.contains(&"--cipher") && push.contains(&"quic")));
+        }
+    }
+}

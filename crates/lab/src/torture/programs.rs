@@ -1,0 +1,191 @@
+//! The real programs: a daemon that is ended and started again at the same port, and senders, each with a deadline.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader};
+use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::fd::OwnedFd;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use super::dice::Dice;
+use crate::race;
+
+/// Where a round's programs have their keys and their logs.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) zmove: String,
+    pub(crate) directory: PathBuf,
+}
+
+/// A running `zmove serve`.
+#[derive(Debug)]
+pub(crate) struct Daemon {
+    address: SocketAddr,
+    options: Vec<&'static str>,
+    log: PathBuf,
+    running: Running,
+}
+
+/// A program that runs, killed when dropped.
+#[derive(Debug)]
+pub(crate) struct Running {
+    child: Child,
+    handle: OwnedFd,
+}
+
+impl Place {
+    /// Makes keys, and lets the sender write below `target`.
+    pub(crate) fn prepare(zmove: &str, directory: &Path, target: &Path) -> Result<Self> {
+        let place = Self { zmove: zmove.to_owned(), directory: directory.to_owned() };
+        for home in [SENDER_HOME, RECEIVER_HOME] {
+            fs::create_dir(directory.join(home)).context("failed to make a home")?;
+        }
+        let shown = place.command(SENDER_HOME).args(["key", "show"]).output();
+        let shown = shown.with_context(|| format!("failed to start {zmove}"))?;
+        let text = String::from_utf8_lossy(&shown.stdout).into_owned();
+        let fingerprint = text.split_whitespace().rfind(|word| word.starts_with("SHA256:"));
+        let fingerprint = fingerprint.with_context(|| {
+            format!("zmove key show: no fingerprint; {}", String::from_utf8_lossy(&shown.stderr).trim())
+        })?;
+        let mut allow = place.command(RECEIVER_HOME);
+        allow.args(["allow", fingerprint, "--name", "torture", "--write", "--root"]).arg(target);
+        let allowed = allow.output().context("failed to start zmove allow")?;
+        if !allowed.status.success() {
+            bail!("zmove allow failed: {}", String::from_utf8_lossy(&allowed.stderr).trim());
+        }
+        Ok(place)
+    }
+
+    fn command(&self, home: &str) -> Command {
+        let mut command = Command::new(&self.zmove);
+        command.env("ZMOVE_HOME", self.directory.join(home)).stdin(Stdio::null());
+        command
+    }
+
+    /// Where the receiver keeps what it needs to resume.
+    pub(crate) fn journal(&self) -> PathBuf {
+        self.directory.join(RECEIVER_HOME).join("journal")
+    }
+
+    /// What all programs have said.
+    pub(crate) fn logs(&self) -> [PathBuf; 2] {
+        [self.directory.join("push.log"), self.directory.join("serve.log")]
+    }
+
+    /// Starts `zmove push OPTIONS source/ ADDRESS:target`.
+    pub(crate) fn push(&self, options: &[&str], source: &Path, to: OsString) -> Result<Running> {
+        let [log, _] = self.logs();
+        let mut command = self.command(SENDER_HOME);
+        command.arg("push").args(["--accept-new", "--quiet"]).args(options);
+        command.arg(source.join("")).arg(to);
+        let log = append(&log)?;
+        command.stdout(log.try_clone()?).stderr(log);
+        Running::start(&mut command)
+    }
+
+    /// Starts the daemon.
+    pub(crate) fn serve(&self, address: SocketAddr, options: &[&'static str]) -> Result<Daemon> {
+        let [_, log] = self.logs();
+        let (running, options) = (self.start_daemon(address, options, &log)?, options.to_vec());
+        Ok(Daemon { address, options, log, running })
+    }
+
+    fn start_daemon(&self, address: SocketAddr, options: &[&str], log: &Path) -> Result<Running> {
+        let mut command = self.command(RECEIVER_HOME);
+        command.args(["serve", "--listen", &address.to_string()]).args(options);
+        command.stdout(Stdio::piped()).stderr(append(log)?);
+        let mut running = Running::start(&mut command)?;
+        let mut ready = String::new();
+        let output = running.child.stdout.take().context("the daemon has no output")?;
+        BufReader::new(output).read_line(&mut ready).context("failed to read from the daemon")?;
+        if !ready.contains("listening on") {
+            bail!("the daemon does not listen: {}", fs::read_to_string(log).unwrap_or_default().trim());
+        }
+        Ok(running)
+    }
+
+    /// Starts it again, where and as it was.
+    pub(crate) fn serve_again(&self, daemon: &mut Daemon) -> Result<()> {
+        daemon.running = self.start_daemon(daemon.address, &daemon.options, &daemon.log)?;
+        Ok(())
+    }
+}
+
+impl Daemon {
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub(crate) fn running(&mut self) -> &mut Running {
+        &mut self.running
+    }
+}
+
+impl Running {
+    fn start(command: &mut Command) -> Result<Self> {
+        let child = command.spawn().context("failed to start zmove")?;
+        let id = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("a process has a number")?;
+        let handle = pidfd_open(id, PidfdFlags::empty()).context("failed to open the process")?;
+        Ok(Self { child, handle })
+    }
+
+    /// Sends a signal; one that has ended does not mind.
+    pub(crate) fn signal(&self, signal: Signal) {
+        let _ended_before = pidfd_send_signal(&self.handle, signal);
+    }
+
+    /// How it ended, if it has.
+    pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        self.child.try_wait().context("failed to ask for a process")
+    }
+
+    /// Waits until it has ended, so long at most.
+    pub(crate) fn wait(&mut self, patience: Duration) -> Result<Option<ExitStatus>> {
+        race::wait_until(&mut self.child, Instant::now() + patience)
+    }
+
+    /// What becomes readable when it ends.
+    pub(crate) fn handle(&self) -> &OwnedFd {
+        &self.handle
+    }
+
+    /// Ends it at once, if it has not ended.
+    pub(crate) fn kill(&mut self) -> Result<ExitStatus> {
+        self.signal(Signal::KILL);
+        self.child.wait().context("failed to wait for a process")
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Err(error) = self.kill() {
+            eprintln!("zmove-lab: {error:#}");
+        }
+    }
+}
+
+/// An address of this host at which nobody listens, where no outgoing connection takes the port while a daemon is away.
+pub(crate) fn free_address(dice: &mut Dice) -> Result<SocketAddr> {
+    for _ in 0..PORTS_TRIED_MAX {
+        let port = u16::try_from(dice.within(10_000..=30_000)).context("a port")?;
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        if TcpListener::bind(address).is_ok() && UdpSocket::bind(address).is_ok() {
+            return Ok(address);
+        }
+    }
+    bail!("no port is free")
+}
+
+fn append(log: &Path) -> Result<File> {
+    let open = OpenOptions::new().create(true).append(true).open(log);
+    open.with_context(|| format!("failed to open {}", log.display()))
+}
+
+const SENDER_HOME: &str = "sender";
+const RECEIVER_HOME: &str = "receiver";
+const PORTS_TRIED_MAX: usize = 50;

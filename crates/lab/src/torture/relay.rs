@@ -1,0 +1,367 @@
+//! A TCP relay between sender and daemon that can stop at a byte and do things to the connections.
+//!
+//! **Invariant:** when the gate is told to be reached, exactly so many bytes have gone to the receiver in this try, and no
+//! more go there until it is opened.
+
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use anyhow::{Context, Result};
+
+use super::dice::Dice;
+
+/// Which way bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// To the receiver.
+    Up,
+    /// To the sender.
+    Down,
+}
+
+/// How connections end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cut {
+    /// As a program that is done closes them.
+    Closed,
+    /// As a host that knows nothing of them answers.
+    Reset,
+}
+
+/// What is called when the gate is reached.
+pub(crate) type Tell = Box<dyn Fn() + Send>;
+
+/// The relay; its connections end with it.
+#[derive(Debug)]
+pub(crate) struct Relay {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    upstream: SocketAddr,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    over: bool,
+    /// Bytes that went up in this try.
+    passed: u64,
+    gate: Option<Gate>,
+    /// A bit to be flipped, and which way it goes.
+    flip: Option<(Way, Dice)>,
+    connections: BTreeMap<u64, Connection>,
+    opened: u64,
+}
+
+struct Gate {
+    at: u64,
+    tell: Option<Tell>,
+}
+
+#[derive(Debug)]
+struct Connection {
+    sender: Arc<TcpStream>,
+    receiver: Arc<TcpStream>,
+    /// What goes this way is swallowed.
+    deaf: Option<Way>,
+}
+
+impl Relay {
+    /// Relays to `upstream` from now on.
+    pub(crate) fn start(upstream: SocketAddr) -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").context("failed to bind the relay")?;
+        let address = listener.local_addr().context("failed to bind the relay")?;
+        let state =
+            State { over: false, passed: 0, gate: None, flip: None, connections: BTreeMap::new(), opened: 0 };
+        let shared = Arc::new(Shared { upstream, state: Mutex::new(state), changed: Condvar::new() });
+        let accepting = Arc::clone(&shared);
+        thread::spawn(move || {
+            for sender in listener.incoming().map_while(Result::ok) {
+                if accepting.state().over {
+                    return;
+                }
+                accepting.relay(sender);
+            }
+        });
+        Ok(Self { address, shared })
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Begins another try: what is left of the last one ends.
+    pub(crate) fn begin(&self) {
+        self.open_gate();
+        self.cut(Cut::Closed);
+        let mut state = self.shared.state();
+        (state.passed, state.flip) = (0, None);
+    }
+
+    /// Lets no more than `bytes` of this try go up, and calls when more would.
+    pub(crate) fn close_gate(&self, bytes: u64, tell: Tell) {
+        self.shared.state().gate = Some(Gate { at: bytes, tell: Some(tell) });
+    }
+
+    /// Lets everything pass.
+    pub(crate) fn open_gate(&self) {
+        self.shared.state().gate = None;
+        self.shared.changed.notify_all();
+    }
+
+    /// Lets nothing pass up until the gate is opened.
+    pub(crate) fn stall(&self) {
+        self.shared.state().gate = Some(Gate { at: 0, tell: None });
+    }
+
+    /// Bytes that went up in this try.
+    pub(crate) fn passed(&self) -> u64 {
+        self.shared.state().passed
+    }
+
+    /// Ends all connections.
+    pub(crate) fn cut(&self, how: Cut) {
+        for connection in std::mem::take(&mut self.shared.state().connections).into_values() {
+            connection.cut(how);
+        }
+    }
+
+    /// Ends one connection, if there is any.
+    pub(crate) fn cut_one(&self, dice: &mut Dice, how: Cut) {
+        let mut state = self.shared.state();
+        if let Some(id) = state.draw(dice)
+            && let Some(connection) = state.connections.remove(&id)
+        {
+            connection.cut(how);
+        }
+    }
+
+    /// Ends one connection one way, and swallows what is said on it that way from now on.
+    pub(crate) fn half_close(&self, dice: &mut Dice, way: Way) {
+        let mut state = self.shared.state();
+        if let Some(id) = state.draw(dice)
+            && let Some(connection) = state.connections.get_mut(&id)
+        {
+            connection.deaf = Some(way);
+            close(connection.to(way), Shutdown::Write);
+        }
+    }
+
+    /// Flips a bit of what goes that way next.
+    pub(crate) fn flip(&self, dice: &mut Dice, way: Way) {
+        self.shared.state().flip = Some((way, dice.fork()));
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.shared.state().over = true;
+        self.begin();
+        // wakes the thread that accepts, which then ends
+        let _woken = TcpStream::connect(self.address);
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn relay(self: &Arc<Self>, sender: TcpStream) {
+        // a sender whose daemon is away sees its connection end, as through a tunnel
+        let Ok(receiver) = TcpStream::connect(self.upstream) else { return };
+        for stream in [&sender, &receiver] {
+            let _slower_at_worst = stream.set_nodelay(true);
+        }
+        let (sender, receiver) = (Arc::new(sender), Arc::new(receiver));
+        let id = {
+            let mut state = self.state();
+            state.opened += 1;
+            let connection =
+                Connection { sender: Arc::clone(&sender), receiver: Arc::clone(&receiver), deaf: None };
+            let id = state.opened;
+            state.connections.insert(id, connection);
+            id
+        };
+        for (way, from, to) in [(Way::Up, &sender, &receiver), (Way::Down, &receiver, &sender)] {
+            let (shared, from, to) = (Arc::clone(self), Arc::clone(from), Arc::clone(to));
+            thread::spawn(move || shared.pump(id, way, &from, &to));
+        }
+    }
+
+    fn pump(&self, id: u64, way: Way, mut from: &TcpStream, mut to: &TcpStream) {
+        let mut room = vec![0; ROOM_BYTES];
+        loop {
+            let read = match from.read(&mut room) {
+                Ok(0) => return close(to, Shutdown::Write),
+                Ok(read) => read,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(_gone) => break,
+            };
+            self.flip(way, &mut room[..read]);
+            let mut sent = 0;
+            while sent < read {
+                let admitted = if way == Way::Up { self.admit(read - sent) } else { read - sent };
+                if !self.is_deaf(id, way) && to.write_all(&room[sent..sent + admitted]).is_err() {
+                    break;
+                }
+                sent += admitted;
+            }
+            if sent < read {
+                break;
+            }
+        }
+        close(from, Shutdown::Both);
+        close(to, Shutdown::Both);
+    }
+
+    /// How many of the bytes may go up; waits until it is one at least.
+    fn admit(&self, bytes: usize) -> usize {
+        let mut state = self.state();
+        loop {
+            let room = state.gate.as_ref().map_or(u64::MAX, |gate| gate.at.saturating_sub(state.passed));
+            let admitted = bytes.min(usize::try_from(room).unwrap_or(usize::MAX));
+            if admitted > 0 {
+                state.passed += admitted as u64;
+                return admitted;
+            }
+            if let Some(tell) = state.gate.as_mut().and_then(|gate| gate.tell.take()) {
+                tell();
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn is_deaf(&self, id: u64, way: Way) -> bool {
+        self.state().connections.get(&id).is_some_and(|connection| connection.deaf == Some(way))
+    }
+
+    fn flip(&self, way: Way, bytes: &mut [u8]) {
+        let mut state = self.state();
+        if let Some((_, mut dice)) = state.flip.take_if(|(wanted, _)| *wanted == way) {
+            bytes[dice.index(bytes.len())] ^= 1 << dice.within(0..=7);
+        }
+    }
+}
+
+impl State {
+    fn draw(&self, dice: &mut Dice) -> Option<u64> {
+        let ids: Vec<u64> = self.connections.keys().copied().collect();
+        (!ids.is_empty()).then(|| *dice.pick(&ids))
+    }
+}
+
+impl Connection {
+    fn to(&self, way: Way) -> &TcpStream {
+        match way {
+            Way::Up => &self.receiver,
+            Way::Down => &self.sender,
+        }
+    }
+
+    fn cut(&self, how: Cut) {
+        for stream in [&self.sender, &self.receiver] {
+            // disconnecting a connected socket sends a reset
+            let reset = how == Cut::Reset && rustix::net::connect_unspec(stream).is_ok();
+            if !reset {
+                close(stream, Shutdown::Both);
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let connections = self.connections.len();
+        f.debug_struct("State").field("passed", &self.passed).field("connections", &connections).finish()
+    }
+}
+
+fn close(stream: &TcpStream, how: Shutdown) {
+    // one that is closed already is as wanted
+    let _closed = stream.shutdown(how);
+}
+
+const ROOM_BYTES: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// A relay to a listener, and one connection through it.
+    fn connected() -> (Relay, TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let relay = Relay::start(listener.local_addr().unwrap()).unwrap();
+        let sender = TcpStream::connect(relay.address()).unwrap();
+        let (receiver, _) = listener.accept().unwrap();
+        (relay, sender, receiver)
+    }
+
+    fn read(stream: &mut TcpStream, bytes: usize) -> Vec<u8> {
+        let mut room = vec![0; bytes];
+        stream.read_exact(&mut room).unwrap();
+        room
+    }
+
+    #[test]
+    fn the_gate_holds_at_the_byte_and_opens() {
+        let (relay, mut sender, mut receiver) = connected();
+        let (told, reached) = mpsc::channel();
+        relay.close_gate(5, Box::new(move || told.send(()).unwrap()));
+        sender.write_all(b"helloworld").unwrap();
+        reached.recv().unwrap();
+        assert_eq!((read(&mut receiver, 5), relay.passed()), (b"hello".to_vec(), 5));
+        receiver.set_nonblocking(true).unwrap();
+        assert_eq!(receiver.read(&mut [0; 9]).unwrap_err().kind(), ErrorKind::WouldBlock);
+        receiver.set_nonblocking(false).unwrap();
+        relay.open_gate();
+        assert_eq!(read(&mut receiver, 5), b"world");
+    }
+
+    #[test]
+    fn one_bit_is_flipped_once() {
+        for way in [Way::Up, Way::Down] {
+            let (relay, sender, receiver) = connected();
+            let (mut from, mut to) = if way == Way::Up { (sender, receiver) } else { (receiver, sender) };
+            relay.flip(&mut Dice::new(1), way);
+            let mut wrong = 0;
+            for _ in 0..2 {
+                from.write_all(&[0; 100]).unwrap();
+                wrong += read(&mut to, 100).iter().map(|byte| byte.count_ones()).sum::<u32>();
+            }
+            assert_eq!(wrong, 1);
+        }
+    }
+
+    #[test]
+    fn what_is_half_closed_goes_on_the_other_way() {
+        let (relay, mut sender, mut receiver) = connected();
+        sender.write_all(b"a").unwrap();
+        assert_eq!(read(&mut receiver, 1), b"a");
+        relay.half_close(&mut Dice::new(1), Way::Up);
+        assert_eq!(receiver.read(&mut [0]).unwrap(), 0);
+        sender.write_all(b"b").unwrap();
+        receiver.write_all(b"c").unwrap();
+        assert_eq!(read(&mut sender, 1), b"c");
+    }
+
+    #[test]
+    fn a_reset_is_told_from_an_end() {
+        for (how, told) in [(Cut::Closed, None), (Cut::Reset, Some(ErrorKind::ConnectionReset))] {
+            let (relay, mut sender, mut receiver) = connected();
+            sender.write_all(b"a").unwrap();
+            assert_eq!(read(&mut receiver, 1), b"a");
+            relay.cut_one(&mut Dice::new(1), how);
+            assert_eq!(receiver.read(&mut [0]).map_err(|error| error.kind()).err(), told);
+            assert_eq!(sender.read(&mut [0]).map_err(|error| error.kind()).err(), told);
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! One round: a tree, a daemon, a relay, a few tries with events, then the same command until it is done.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context, Result};
+use rustix::process::Signal;
+
+use super::attempt::{Ending, Stage};
+use super::dice::Dice;
+use super::events;
+use super::old;
+use super::options::{Carrier, Options};
+use super::programs::{Place, free_address};
+use super::relay::Relay;
+use super::same;
+use super::tally::{FailureKind, Tally};
+use super::tree::Tree;
+use super::versions::Versions;
+use super::watch::{Inspector, Watch};
+
+/// A round that is set up.
+struct Round {
+    tree: Tree,
+    target: PathBuf,
+    /// What stands in the target and not in the source.
+    extra: Vec<PathBuf>,
+    options: Options,
+    dice: Dice,
+    inspector: Arc<Mutex<Inspector>>,
+}
+
+/// Runs the round of this seed in the new directory `directory`; returns how it went and what it ran with.
+pub(crate) fn run(zmove: &str, directory: &Path, seed: u64) -> (Tally, String) {
+    let mut tally = Tally { rounds: 1, ..Tally::default() };
+    let mut dice = Dice::new(seed);
+    let options = Options::draw(&mut dice);
+    let shown = format!("push {}, serve {}", options.push.join(" "), options.serve.join(" "));
+    let outcome = Round::set_up(directory, options, dice).and_then(|mut round| {
+        let outcome = round.run(zmove, directory, &mut tally);
+        round.look();
+        tally.looks = round.inspector().passes();
+        for found in round.inspector().take_found() {
+            tally.fail(FailureKind::Partial, found);
+        }
+        outcome
+    });
+    if let Err(error) = outcome {
+        tally.fail(FailureKind::Lab, format!("{error:#}"));
+    }
+    (tally, shown)
+}
+
+impl Round {
+    fn set_up(directory: &Path, options: Options, mut dice: Dice) -> Result<Self> {
+        let failed = || format!("failed to create {}", directory.display());
+        fs::create_dir_all(directory).with_context(failed)?;
+        let (source, target) = (directory.join("source"), directory.join("target"));
+        fs::create_dir(&target).with_context(failed)?;
+        let mut versions = Versions::default();
+        let tree = Tree::grow(&source, dice.fork(), &mut versions)?;
+        let populated = dice.one_in(3);
+        let old_dice = dice.fork();
+        let extra = if populated { old::plant(&tree, &target, old_dice, &mut versions)? } else { Vec::new() };
+        let inspector = Arc::new(Mutex::new(Inspector::new(&target, versions)));
+        Ok(Self { tree, target, extra, options, dice, inspector })
+    }
+
+    fn run(&mut self, zmove: &str, directory: &Path, tally: &mut Tally) -> Result<()> {
+        self.look();
+        let place = Place::prepare(zmove, directory, &self.target)?;
+        let address = free_address(&mut self.dice)?;
+        let daemon = place.serve(address, &self.options.serve)?;
+        let relay = Relay::start(address)?;
+        let (source, target) = (self.tree.root().to_owned(), self.target.clone());
+        let dice = self.dice.fork();
+        let mut stage = Stage {
+            place: &place,
+            relay: &relay,
+            daemon,
+            source: &source,
+            target: &target,
+            dice,
+            killed_receiver: false,
+        };
+        let watch = Watch::start(&self.inspector);
+        let finished = self.try_until_done(&mut stage, tally)?;
+        stage.daemon.running().signal(Signal::TERM);
+        stage.stopped(tally)?;
+        drop(watch);
+        if finished {
+            self.compare("at the end", tally)?;
+            self.look_for_leftovers(&stage, tally)?;
+        }
+        for log in place.logs() {
+            let said = fs::read(&log).unwrap_or_default();
+            if String::from_utf8_lossy(&said).contains("panicked") {
+                tally.fail(FailureKind::Odd, format!("a panic in {}", log.display()));
+            }
+        }
+        Ok(())
+    }
+
+    /// The tries with events, then those without; whether it came to an end.
+    fn try_until_done(&mut self, stage: &mut Stage<'_>, tally: &mut Tally) -> Result<bool> {
+        let disturbed = self.dice.within(1..=DISTURBED_MAX);
+        let mut options = self.options.clone();
+        for number in 1..=disturbed + CALM_MAX {
+            let mut events = Vec::new();
+            if number <= disturbed {
+                events = events::draw(&mut self.dice, self.options.carrier, self.tree.bytes());
+            }
+            if number > 1 && number <= disturbed + 1 {
+                self.between_tries(&mut options)?;
+            }
+            let to = match self.options.carrier {
+                Carrier::Relay => stage.relay.address(),
+                Carrier::Straight => stage.daemon.address(),
+            };
+            let look = || self.look();
+            let ending = stage.attempt(&options.push, to, &events, tally, &look)?;
+            match ending {
+                Ending::Done => self.compare(&format!("after try {number}"), tally)?,
+                Ending::Failed if events.is_empty() => tally.calm_failed += 1,
+                Ending::Failed => {}
+            }
+            if ending == Ending::Done && number >= disturbed {
+                return Ok(true);
+            }
+        }
+        tally.fail(FailureKind::Unfinished, format!("{CALM_MAX} tries that nothing disturbed"));
+        Ok(false)
+    }
+
+    /// The source may change, and the command be given with other options.
+    fn between_tries(&mut self, options: &mut Options) -> Result<()> {
+        if self.dice.one_in(4) {
+            *options = options.redrawn(&mut self.dice);
+        }
+        if self.dice.one_in(4) {
+            let mut inspector = self.inspector.lock().unwrap_or_else(PoisonError::into_inner);
+            self.tree.change(inspector.versions())?;
+        }
+        Ok(())
+    }
+
+    fn look(&self) {
+        self.inspector().pass();
+    }
+
+    fn inspector(&self) -> MutexGuard<'_, Inspector> {
+        self.inspector.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn compare(&self, when: &str, tally: &mut Tally) -> Result<()> {
+        for difference in same::differences(self.tree.root(), &self.target, &self.extra)? {
+            tally.fail(FailureKind::Wrong, format!("{difference} {when}"));
+        }
+        Ok(())
+    }
+
+    /// A daemon that is killed between two system calls may leave a whole file under a hidden name where it replaces
+    /// another; all else goes by itself or with the next push.
+    fn look_for_leftovers(&self, stage: &Stage<'_>, tally: &mut Tally) -> Result<()> {
+        for path in same::hidden_names(&self.target)? {
+            if stage.killed_receiver && path.is_file() {
+                tally.orphans += 1;
+            } else {
+                tally.fail(FailureKind::Left, format!("{path:?}"));
+            }
+        }
+        for path in same::hidden_names(&stage.place.journal())? {
+            tally.fail(FailureKind::Left, format!("{path:?}"));
+        }
+        Ok(())
+    }
+}
+
+/// Tries of a round during which something happens.
+const DISTURBED_MAX: u64 = 4;
+/// Tries after them that may be needed, with nothing happening any more.
+const CALM_MAX: u64 = 4;

@@ -1,0 +1,257 @@
+//! The source: a random tree of everything that zmove carries, and the changes it goes through between two tries.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::dice::Dice;
+use super::names;
+use super::plant::{self, Contents, Moment};
+use super::versions::{Version, Versions};
+
+/// A tree that was grown.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    root: PathBuf,
+    /// Each directory after its parent; the root is not among them.
+    entries: Vec<(PathBuf, Kind)>,
+    dice: Dice,
+    names: usize,
+    bytes: u64,
+}
+
+/// What an entry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Directory,
+    File,
+    Link,
+}
+
+/// How large a tree becomes, and of what.
+#[derive(Debug)]
+struct Shape {
+    weight: u64,
+    directories: u64,
+    files: u64,
+    /// How likely a file is of each of the [`SIZES`].
+    sizes: [u64; SIZES.len()],
+}
+
+impl Tree {
+    /// Grows a tree at `root`, which is made.
+    pub(crate) fn grow(root: &Path, mut dice: Dice, versions: &mut Versions) -> Result<Self> {
+        fs::create_dir(root).with_context(|| format!("failed to create {}", root.display()))?;
+        let shape = &SHAPES[dice.weighted(SHAPES.iter().map(|shape| shape.weight))];
+        let (entries, root) = (Vec::new(), root.to_owned());
+        let mut tree = Self { root, entries, dice, names: 0, bytes: 0 };
+        tree.add_directories(shape, versions)?;
+        for _ in 0..tree.dice.within(1..=shape.files) {
+            tree.add_file(&shape.sizes, versions)?;
+        }
+        for _ in 0..tree.dice.within(0..=shape.files / 10 + 1) {
+            tree.add_link(versions)?;
+        }
+        tree.finish_directories()?;
+        Ok(tree)
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub(crate) fn entries(&self) -> &[(PathBuf, Kind)] {
+        &self.entries
+    }
+
+    /// What its files hold together.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Changes some of it, as somebody does who works with it.
+    pub(crate) fn change(&mut self, versions: &mut Versions) -> Result<()> {
+        for _ in 0..self.dice.within(1..=5) {
+            let files: Vec<usize> = self.places_of(Kind::File);
+            match self.dice.within(0..=5) {
+                0 => self.add_file(&SHAPES[0].sizes, versions)?,
+                1 => self.add_link(versions)?,
+                _ if files.is_empty() => {}
+                2 => Moment::draw(&mut self.dice).set(&self.file(&files))?,
+                3 => {
+                    let mode = *self.dice.pick(file_modes());
+                    plant::set_mode(&self.file(&files), mode)?;
+                }
+                _ => self.rewrite(&files, versions)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn file(&mut self, files: &[usize]) -> PathBuf {
+        let place = *self.dice.pick(files);
+        self.root.join(&self.entries[place].0)
+    }
+
+    /// Other contents, of the same length or of another.
+    fn rewrite(&mut self, files: &[usize], versions: &mut Versions) -> Result<()> {
+        let place = *self.dice.pick(files);
+        let path = self.entries[place].0.clone();
+        let whole = self.root.join(&path);
+        let old = fs::symlink_metadata(&whole).with_context(|| format!("failed to look at {path:?}"))?.len();
+        let bytes = if self.dice.one_in(2) { old } else { draw_bytes(&mut self.dice, &SHAPES[0].sizes) };
+        fs::remove_file(&whole).with_context(|| format!("failed to remove {path:?}"))?;
+        self.write(&path, bytes, versions)
+    }
+
+    fn add_directories(&mut self, shape: &Shape, versions: &mut Versions) -> Result<()> {
+        let chain = self.dice.one_in(4);
+        for _ in 0..self.dice.within(0..=shape.directories) {
+            let parent = if chain {
+                self.entries.last().map_or_else(PathBuf::new, |(path, _)| path.clone())
+            } else {
+                self.parent()
+            };
+            let Some(path) = self.fresh_path(&parent) else { continue };
+            versions.add(&path, Version::Directory);
+            fs::create_dir(self.root.join(&path)).with_context(|| format!("failed to create {path:?}"))?;
+            self.entries.push((path, Kind::Directory));
+        }
+        Ok(())
+    }
+
+    fn add_file(&mut self, sizes: &[u64; SIZES.len()], versions: &mut Versions) -> Result<()> {
+        let parent = self.parent();
+        let Some(path) = self.fresh_path(&parent) else { return Ok(()) };
+        let bytes = draw_bytes(&mut self.dice, sizes);
+        if self.bytes + bytes > BYTES_MAX {
+            return Ok(());
+        }
+        self.bytes += bytes;
+        self.write(&path, bytes, versions)?;
+        self.entries.push((path, Kind::File));
+        Ok(())
+    }
+
+    fn write(&mut self, path: &Path, bytes: u64, versions: &mut Versions) -> Result<()> {
+        let contents = Contents { bytes, dice: self.dice.fork() };
+        versions.add(path, contents.version());
+        let whole = self.root.join(path);
+        contents.write(&whole)?;
+        plant::set_mode(&whole, *self.dice.pick(file_modes()))?;
+        Moment::draw(&mut self.dice).set(&whole)
+    }
+
+    fn add_link(&mut self, versions: &mut Versions) -> Result<()> {
+        let parent = self.parent();
+        let Some(path) = self.fresh_path(&parent) else { return Ok(()) };
+        let to = draw_link(&mut self.dice);
+        versions.add(&path, Version::Link(to.clone()));
+        let whole = self.root.join(&path);
+        plant::link(&whole, &to)?;
+        Moment::draw(&mut self.dice).set(&whole)?;
+        self.entries.push((path, Kind::Link));
+        Ok(())
+    }
+
+    /// Some directory of the tree.
+    fn parent(&mut self) -> PathBuf {
+        let directories = self.places_of(Kind::Directory);
+        match self.dice.index(directories.len() + 1) {
+            0 => PathBuf::new(),
+            place => self.entries[directories[place - 1]].0.clone(),
+        }
+    }
+
+    fn places_of(&self, wanted: Kind) -> Vec<usize> {
+        let all = self.entries.iter().enumerate();
+        all.filter(|(_, (_, kind))| *kind == wanted).map(|(place, _)| place).collect()
+    }
+
+    /// A path for a new entry; none where it would get too long for a system call.
+    fn fresh_path(&mut self, parent: &Path) -> Option<PathBuf> {
+        self.names += 1;
+        let path = parent.join(names::draw(&mut self.dice, self.names));
+        (path.as_os_str().len() <= PATH_BYTES_MAX).then_some(path)
+    }
+
+    /// Deepest first: what is put into a directory changes its time, and may not be allowed afterwards.
+    fn finish_directories(&mut self) -> Result<()> {
+        for place in self.places_of(Kind::Directory).into_iter().rev() {
+            let path = self.root.join(&self.entries[place].0);
+            Moment::draw(&mut self.dice).set(&path)?;
+            plant::set_mode(&path, *self.dice.pick(directory_modes()))?;
+        }
+        Ok(())
+    }
+}
+
+/// A size of one of the classes.
+pub(super) fn draw_bytes(dice: &mut Dice, weights: &[u64; SIZES.len()]) -> u64 {
+    let (first, last) = SIZES[dice.weighted(weights.iter().copied())];
+    match dice.within(0..=3) {
+        // at the borders of groups, something changes
+        0 if last > GROUP_BYTES => {
+            let groups = dice.within(1..=last / GROUP_BYTES) * GROUP_BYTES;
+            (groups + dice.within(0..=2)).saturating_sub(1).clamp(first, last)
+        }
+        _ => dice.scaled_within(first..=last),
+    }
+}
+
+/// Where a link leads: mostly nowhere.
+pub(super) fn draw_link(dice: &mut Dice) -> OsString {
+    match dice.within(0..=5) {
+        0 => "..".into(),
+        1 => "/dev/null".into(),
+        2 => "l".repeat(1 + dice.index(LINK_BYTES_MAX)).into(),
+        3 => format!("f{:x}", dice.within(0..=100)).into(),
+        _ => format!("nowhere/{}", dice.within(0..=9)).into(),
+    }
+}
+
+/// Root reads what nobody may read; others can only push what they can read.
+fn file_modes() -> &'static [u32] {
+    let count = if rustix::process::geteuid().is_root() { FILE_MODES.len() } else { FILE_MODES.len() - 2 };
+    &FILE_MODES[..count]
+}
+
+fn directory_modes() -> &'static [u32] {
+    let count =
+        if rustix::process::geteuid().is_root() { DIRECTORY_MODES.len() } else { DIRECTORY_MODES.len() - 3 };
+    &DIRECTORY_MODES[..count]
+}
+
+/// The last two shut their owner out.
+const FILE_MODES: [u32; 11] = [0o644, 0o644, 0o644, 0o600, 0o755, 0o400, 0o444, 0o777, 0o640, 0o000, 0o200];
+/// The last three shut their owner out.
+const DIRECTORY_MODES: [u32; 8] = [0o755, 0o755, 0o755, 0o700, 0o1777, 0o555, 0o000, 0o111];
+
+/// Bytes of a file, from and to.
+const SIZES: [(u64, u64); 6] = [
+    (0, 0),
+    (1, 4_096),
+    (4_097, 1 << 20),
+    ((1 << 20) + 1, GROUP_BYTES),
+    (GROUP_BYTES + 1, 4 * GROUP_BYTES),
+    (4 * GROUP_BYTES + 1, 15 * GROUP_BYTES),
+];
+
+const SHAPES: [Shape; 5] = [
+    Shape { weight: 4, directories: 20, files: 150, sizes: [10, 60, 20, 6, 4, 0] },
+    Shape { weight: 2, directories: 60, files: 900, sizes: [10, 85, 5, 0, 0, 0] },
+    Shape { weight: 2, directories: 4, files: 12, sizes: [1, 2, 2, 2, 6, 2] },
+    Shape { weight: 1, directories: 1, files: 3, sizes: [1, 1, 1, 1, 3, 6] },
+    Shape { weight: 1, directories: 30, files: 3, sizes: [1, 1, 1, 1, 0, 0] },
+];
+
+/// The hash unit of large files.
+const GROUP_BYTES: u64 = 4 << 20;
+/// A round should take seconds.
+const BYTES_MAX: u64 = 64 << 20;
+/// Leaves room for the directory of the round, whose paths go to the kernel whole.
+const PATH_BYTES_MAX: usize = 3_500;
+/// XFS takes 1,024.
+const LINK_BYTES_MAX: usize = 1_000;

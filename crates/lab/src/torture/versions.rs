@@ -1,0 +1,56 @@
+//! What may stand under each name of the target: every whole version that the round has made of it, and nothing else.
+//!
+//! **Invariant:** a version is written down before the source or the old target has it, so that whoever looks at the
+//! target meanwhile knows it.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+/// One entry as it was, whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Version {
+    /// A regular file: how long, and its BLAKE3.
+    File(u64, [u8; 32]),
+    /// A symbolic link, and where to.
+    Link(OsString),
+    Directory,
+}
+
+/// All versions, by path below the tree's root.
+#[derive(Debug, Default)]
+pub(crate) struct Versions(HashMap<PathBuf, Vec<Version>>);
+
+impl Versions {
+    pub(crate) fn add(&mut self, path: &Path, version: Version) {
+        let known = self.0.entry(path.to_owned()).or_default();
+        if !known.contains(&version) {
+            known.push(version);
+        }
+    }
+
+    pub(crate) fn of(&self, path: &Path) -> &[Version] {
+        self.0.get(path).map_or(&[], Vec::as_slice)
+    }
+}
+
+impl Version {
+    /// What stands in an open file now.
+    pub(crate) fn of_file(file: &mut File, block: &mut [u8]) -> io::Result<Self> {
+        let mut hasher = blake3::Hasher::new();
+        let mut bytes = 0;
+        loop {
+            match file.read(block) {
+                Ok(0) => return Ok(Self::File(bytes, *hasher.finalize().as_bytes())),
+                Ok(read) => {
+                    hasher.update(&block[..read]);
+                    bytes += read as u64;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}

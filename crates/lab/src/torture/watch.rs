@@ -1,0 +1,215 @@
+//! Looks at the target while it is written: whatever stands under a final name must be whole.
+//!
+//! **Invariant:** nothing is taken for looked at that may have changed since: a file is read again when its inode, its
+//! size or one of its times is another.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::{self, File, Metadata};
+use std::io::ErrorKind;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use super::versions::{Version, Versions};
+
+/// Whoever looks.
+#[derive(Debug)]
+pub(crate) struct Inspector {
+    target: PathBuf,
+    versions: Versions,
+    seen: HashMap<PathBuf, Look>,
+    block: Vec<u8>,
+    found: Vec<String>,
+    passes: u64,
+}
+
+/// By what a file that was found whole is known again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Look {
+    inode: (u64, u64),
+    bytes: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+/// A thread that looks over and over; it ends with this value.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    stop: Option<mpsc::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Inspector {
+    pub(crate) fn new(target: &Path, versions: Versions) -> Self {
+        Self {
+            target: target.to_owned(),
+            versions,
+            seen: HashMap::new(),
+            block: vec![0; BLOCK_BYTES],
+            found: Vec::new(),
+            passes: 0,
+        }
+    }
+
+    /// What may stand there, to be added to.
+    pub(crate) fn versions(&mut self) -> &mut Versions {
+        &mut self.versions
+    }
+
+    /// Looks at everything once.
+    pub(crate) fn pass(&mut self) {
+        self.passes += 1;
+        self.directory(Path::new(""));
+    }
+
+    /// What was found that must not be, in words; each is told once.
+    pub(crate) fn take_found(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.found)
+    }
+
+    pub(crate) fn passes(&self) -> u64 {
+        self.passes
+    }
+
+    fn directory(&mut self, path: &Path) {
+        // one that is gone again will be seen under its other name
+        let Ok(entries) = fs::read_dir(self.target.join(path)) else { return };
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            if !is_hidden(&name) {
+                self.entry(&path.join(name));
+            }
+        }
+    }
+
+    fn entry(&mut self, path: &Path) {
+        let whole = self.target.join(path);
+        let Ok(metadata) = fs::symlink_metadata(&whole) else { return };
+        if self.versions.of(path).is_empty() {
+            return self.tell(format!("{path:?} is neither in the source nor was it in the target"));
+        }
+        if metadata.is_dir() {
+            self.directory(path);
+        } else if metadata.is_symlink() {
+            let Ok(to) = fs::read_link(&whole) else { return };
+            let known = |version: &Version| matches!(version, Version::Link(known) if *known == to);
+            if !self.versions.of(path).iter().any(known) {
+                self.tell(format!("{path:?} leads to {to:?}, as it never did"));
+            }
+        } else if self.seen.get(path) != Some(&Look::of(&metadata)) {
+            self.file(path, &whole);
+        }
+    }
+
+    fn file(&mut self, path: &Path, whole: &Path) {
+        let mut file = match File::open(whole) {
+            Ok(file) => file,
+            Err(error) if error.kind() == ErrorKind::NotFound => return,
+            Err(error) => return self.tell(format!("{path:?} cannot be opened: {error}")),
+        };
+        let Ok(before) = file.metadata() else { return };
+        let version = match Version::of_file(&mut file, &mut self.block) {
+            Ok(version) => version,
+            Err(error) => return self.tell(format!("{path:?} cannot be read: {error}")),
+        };
+        if self.versions.of(path).contains(&version) {
+            self.seen.insert(path.to_owned(), Look::of(&before));
+        } else {
+            self.tell(format!("{path:?} holds {} bytes that are no whole version of it", before.len()));
+        }
+    }
+
+    fn tell(&mut self, what: String) {
+        if !self.found.contains(&what) {
+            self.found.push(what);
+        }
+    }
+}
+
+impl Look {
+    fn of(metadata: &Metadata) -> Self {
+        Self {
+            inode: (metadata.dev(), metadata.ino()),
+            bytes: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+}
+
+impl Watch {
+    /// Looks from now on.
+    pub(crate) fn start(inspector: &Arc<Mutex<Inspector>>) -> Self {
+        let (stop, stopped) = mpsc::channel();
+        let inspector = Arc::clone(inspector);
+        let thread = thread::spawn(move || {
+            while stopped.recv_timeout(PAUSE) == Err(RecvTimeoutError::Timeout) {
+                inspector.lock().unwrap_or_else(PoisonError::into_inner).pass();
+            }
+        });
+        Self { stop: Some(stop), thread: Some(thread) }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.stop = None;
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            eprintln!("zmove-lab: the watching thread panicked");
+        }
+    }
+}
+
+/// Whether a name is one of zmove's own, under which anything may stand.
+pub(crate) fn is_hidden(name: &OsStr) -> bool {
+    name.as_bytes().starts_with(b".zmove-")
+}
+
+const BLOCK_BYTES: usize = 1 << 20;
+/// Between two looks at the whole target.
+const PAUSE: Duration = Duration::from_millis(20);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn inspector(contents: &[&[u8]]) -> (tempfile::TempDir, Inspector) {
+        let home = tempfile::tempdir().unwrap();
+        let mut versions = Versions::default();
+        for contents in contents {
+            let version = Version::File(contents.len() as u64, *blake3::hash(contents).as_bytes());
+            versions.add(Path::new("f"), version);
+        }
+        let inspector = Inspector::new(home.path(), versions);
+        (home, inspector)
+    }
+
+    fn found_after(inspector: &mut Inspector) -> usize {
+        inspector.pass();
+        inspector.take_found().len()
+    }
+
+    #[test]
+    fn each_whole_version_may_stand_there_and_no_part_of_one() {
+        let (home, mut inspector) = inspector(&[b"old", b"newer"]);
+        for (contents, found) in [("old", 0), ("newer", 0), ("newe", 1), ("older", 1), ("", 1)] {
+            fs::write(home.path().join("f"), contents).unwrap();
+            assert_eq!(found_after(&mut inspector), found, "{contents}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_nobodys_is_found_unless_it_is_hidden() {
+        let (home, mut inspector) = inspector(&[b"x"]);
+        fs::create_dir(home.path().join(".zmove-new-1")).unwrap();
+        fs::write(home.path().join(".zmove-new-1/f"), "half").unwrap();
+        assert_eq!(found_after(&mut inspector), 0);
+        fs::write(home.path().join("stray"), "").unwrap();
+        assert_eq!(found_after(&mut inspector), 1);
+    }
+}
