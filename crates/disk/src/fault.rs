@@ -1,0 +1,206 @@
+//! Storage that fails where a script says so: for tests, which hand it to a role in the place of the engine it wraps.
+//!
+//! Nothing in the program makes one, no option and no environment variable; whoever does not ask for it pays nothing.
+//! **Invariant:** requests are counted in the order in which they arrive, reads and writes each from 0, so that a script
+//! with one thread a side strikes the same request every time.
+
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::io::Errno;
+use zmove_types::Buffer;
+use zmove_uring::Span;
+
+use crate::backend::{Engine, Slices, Way};
+
+/// An engine that fails by a script.
+///
+/// ```
+/// use zmove_disk::{Fault, FaultAt, Faulty, Request, Threads};
+/// let no_space = FaultAt { request: Request::Write, number: 3, fault: Fault::Fails(28) };
+/// let disk = Faulty::new(Threads, [no_space]);
+/// assert_eq!(disk.requests(Request::Write), 0);
+/// ```
+pub struct Faulty<E> {
+    inner: E,
+    script: Vec<FaultAt>,
+    reads: AtomicU64,
+    writes: AtomicU64,
+}
+
+/// One line of a script.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FaultAt {
+    /// Requests of which kind are counted.
+    pub request: Request,
+    /// Which of them, from 0.
+    pub number: u64,
+    /// What it meets.
+    pub fault: Fault,
+}
+
+/// What is asked of an engine: a part of a read or write, as far as one request goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// Bytes of a file.
+    Read,
+    /// Bytes into a file.
+    Write,
+}
+
+/// What a request meets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// It fails with this `errno` and does nothing.
+    Fails(i32),
+    /// It moves half of what it should, at least a byte of it.
+    IsShort,
+    /// It moves half of what it should, then the process is aborted.
+    StopsTheProcess,
+}
+
+impl<E> Faulty<E> {
+    /// `inner`, with faults.
+    pub fn new(inner: E, script: impl IntoIterator<Item = FaultAt>) -> Self {
+        let script = script.into_iter().collect();
+        Self { inner, script, reads: AtomicU64::new(0), writes: AtomicU64::new(0) }
+    }
+
+    /// How many requests have come so far.
+    pub fn requests(&self, kind: Request) -> u64 {
+        self.counter(kind).load(Ordering::Relaxed)
+    }
+
+    fn counter(&self, kind: Request) -> &AtomicU64 {
+        match kind {
+            Request::Read => &self.reads,
+            Request::Write => &self.writes,
+        }
+    }
+
+    /// What the request that comes now meets.
+    fn next(&self, kind: Request) -> Option<Fault> {
+        let number = self.counter(kind).fetch_add(1, Ordering::Relaxed);
+        let at = self.script.iter().find(|at| at.request == kind && at.number == number);
+        at.map(|at| at.fault)
+    }
+}
+
+impl<E: Engine> Engine for Faulty<E> {
+    fn read_some(
+        &self,
+        way: Way<'_>,
+        span: Span,
+        buffer: Buffer,
+        seen: Slices<'_>,
+    ) -> (io::Result<usize>, Buffer) {
+        match self.next(Request::Read) {
+            None => self.inner.read_some(way, span, buffer, seen),
+            Some(Fault::Fails(errno)) => (Err(Errno::from_raw_os_error(errno).into()), buffer),
+            Some(fault) => {
+                let half = self.inner.read_some(way, half(span), buffer, seen);
+                stop_if(fault);
+                half
+            }
+        }
+    }
+
+    fn write_some(&self, way: Way<'_>, span: Span, buffer: Buffer) -> (io::Result<usize>, Buffer) {
+        match self.next(Request::Write) {
+            None => self.inner.write_some(way, span, buffer),
+            Some(Fault::Fails(errno)) => (Err(Errno::from_raw_os_error(errno).into()), buffer),
+            Some(fault) => {
+                let half = self.inner.write_some(way, half(span), buffer);
+                stop_if(fault);
+                half
+            }
+        }
+    }
+}
+
+impl<E: fmt::Debug> fmt::Debug for Faulty<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Faulty").field("inner", &self.inner).field("script", &self.script).finish()
+    }
+}
+
+fn half(span: Span) -> Span {
+    span.part(0, (span.len() / 2).max(1))
+}
+
+fn stop_if(fault: Fault) {
+    if fault == Fault::StopsTheProcess {
+        std::process::abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+    use crate::backend::Disk;
+    use crate::data_file::DataFile;
+    use crate::threads::Threads;
+
+    const CONTENTS: &[u8] = b"0123456789";
+
+    fn faulty(request: Request, number: u64, fault: Fault) -> Faulty<Threads> {
+        Faulty::new(Threads, [FaultAt { request, number, fault }])
+    }
+
+    fn file() -> (tempfile::TempDir, DataFile) {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("f");
+        std::fs::write(&path, CONTENTS).unwrap();
+        let file = File::options().read(true).write(true).open(path).unwrap();
+        (home, DataFile::new(file))
+    }
+
+    fn read(disk: &impl Disk, file: &DataFile) -> Result<Vec<u8>, Option<i32>> {
+        let mut seen = Vec::new();
+        let mut see = |slice: &[u8]| seen.extend_from_slice(slice);
+        let (outcome, buffer) = disk.read(file, 0, CONTENTS.len(), Buffer::copied(&[0; 10]), &mut see);
+        outcome.map_err(|error| error.raw_os_error())?;
+        assert_eq!(seen, buffer[..]);
+        Ok(seen)
+    }
+
+    #[test]
+    fn the_request_of_that_number_fails_and_no_other() {
+        let (_home, file) = file();
+        let disk = faulty(Request::Read, 1, Fault::Fails(5));
+        assert_eq!(read(&disk, &file), Ok(CONTENTS.to_vec()));
+        assert_eq!(read(&disk, &file), Err(Some(5)));
+        assert_eq!(read(&disk, &file), Ok(CONTENTS.to_vec()));
+        assert_eq!(disk.requests(Request::Read), 3);
+    }
+
+    #[test]
+    fn writes_are_counted_apart_and_one_that_fails_writes_nothing() {
+        let (_home, file) = file();
+        let disk = faulty(Request::Write, 0, Fault::Fails(28));
+        assert!(read(&disk, &file).is_ok());
+        let (outcome, buffer) = disk.write(&file, 0, Buffer::copied(b"ab"));
+        assert_eq!(outcome.unwrap_err().raw_os_error(), Some(28));
+        assert_eq!(&buffer[..], b"ab");
+        assert_eq!(read(&disk, &file), Ok(CONTENTS.to_vec()));
+    }
+
+    #[test]
+    fn what_was_short_is_gone_on_with() {
+        let (_home, file) = file();
+        for number in 0..3 {
+            let disk = faulty(Request::Read, number, Fault::IsShort);
+            assert_eq!(read(&disk, &file), Ok(CONTENTS.to_vec()));
+            let disk = faulty(Request::Write, number, Fault::IsShort);
+            disk.write(&file, 3, Buffer::copied(b"abc")).0.unwrap();
+            let mut there = [0; 10];
+            file.file().read_exact_at(&mut there, 0).unwrap();
+            assert_eq!(&there, b"012abc6789");
+            disk.write(&file, 3, Buffer::copied(b"345")).0.unwrap();
+        }
+    }
+}
