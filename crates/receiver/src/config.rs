@@ -6,6 +6,8 @@ use std::sync::Arc;
 use zmove_disk::{Direct, Disk, Threads};
 use zmove_types::GROUP_BYTES;
 
+use crate::ending::EndingSessions;
+
 /// The settings of one receiving session.
 #[derive(Clone, Debug)]
 pub struct ReceiverConfig {
@@ -26,6 +28,8 @@ pub struct ReceiverConfig {
     pub disk: Arc<dyn Disk>,
     /// Whether large files pass by the page cache. Default: where it pays.
     pub direct: Direct,
+    /// For whose end a session waits. Default: nobody's; clones of one configuration share it.
+    pub ending: EndingSessions,
 }
 
 impl Default for ReceiverConfig {
@@ -39,6 +43,7 @@ impl Default for ReceiverConfig {
             journals: None,
             disk: Arc::new(Threads),
             direct: Direct::default(),
+            ending: EndingSessions::default(),
         }
     }
 }

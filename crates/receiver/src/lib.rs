@@ -9,6 +9,7 @@ mod compare;
 mod config;
 mod daemon;
 mod delta;
+mod ending;
 mod error;
 mod files;
 mod finish;
@@ -24,6 +25,7 @@ mod untouched;
 
 pub use config::ReceiverConfig;
 pub use daemon::{Daemon, DaemonEvent};
+pub use ending::EndingSessions;
 pub use error::SessionError;
 pub use session::{Session, SessionReport, run_session};
 pub use target::Access;

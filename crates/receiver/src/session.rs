@@ -26,6 +26,7 @@ use zmove_wire::{
 use crate::compare::{Judgement, judge_all};
 use crate::config::{BUFFER_BYTES, ReceiverConfig};
 use crate::delta::Bases;
+use crate::ending::{Ending, EndingSessions};
 use crate::error::SessionError;
 use crate::files::FileTable;
 use crate::parts::Parts;
@@ -82,6 +83,9 @@ pub async fn run_session(
         Some(Err(error)) => return Err(error.into()),
         None => return Err(ControlError::Closed.into()),
     };
+    if let Err(refusal) = config.ending.wait_for(&open.target).await {
+        return refuse(&mut writer, inbox, refusal).await;
+    }
     let (target, parts) = match resolve(open.clone(), access, (transfer, owner), &config).await {
         Ok(resolved) => resolved,
         Err(refusal) => return refuse(&mut writer, inbox, refusal).await,
@@ -106,6 +110,8 @@ pub async fn run_session(
         ledger: ReceiverTransfer::default(),
         report: SessionReport::default(),
         offers: 0,
+        sessions: config.ending,
+        ending: None,
         lanes_max: usize::from(config.lanes_max.max(LANES_UNASKED_MAX)),
     };
     let ended = tokio::select! {
@@ -294,6 +300,9 @@ struct Running {
     ledger: ReceiverTransfer,
     report: SessionReport,
     offers: usize,
+    sessions: EndingSessions,
+    /// From when on a later session to the same target has to wait.
+    ending: Option<Ending>,
     lanes_max: usize,
 }
 
@@ -407,6 +416,7 @@ impl Running {
     }
 
     async fn finish(&mut self, cpu_started: Duration) -> Result<(), SessionError> {
+        self.ending = Some(self.sessions.begin(&self.open.target));
         let context = Arc::clone(&self.context);
         let finishing = Instant::now();
         let finished = tokio::task::spawn_blocking(move || finish::finish(&context)).await;
@@ -451,6 +461,7 @@ impl Running {
     /// Stops everything: after a good end the peer closes first, so that nothing it said is left unread.
     async fn close(mut self, ended: Result<(), SessionError>) -> Result<SessionReport, SessionError> {
         if let Err(error) = &ended {
+            self.ending.get_or_insert_with(|| self.sessions.begin(&self.open.target));
             let said = self.say_why(error);
             let _in_time = tokio::time::timeout(CLOSE_TIMEOUT, said).await;
         } else {
@@ -466,6 +477,7 @@ impl Running {
         drop((self.writer, self.inbox));
         let crew = self.crew;
         tokio::task::spawn_blocking(move || crew.join()).await.expect("threads of a session do not panic");
+        drop(self.ending);
         let (target, journal_trouble) = (self.open.target, self.context.parts.trouble());
         ended.map(|()| SessionReport { target, journal_trouble, ..self.report })
     }

@@ -1,0 +1,111 @@
+//! Sessions that are ending: one to the same target that comes meanwhile waits for them.
+//!
+//! What a broken session has taken and verified it still stores, and a session that is over gives directories their times. **Invariant:** none of that happens once a later session to the same target has begun, so
+//! that the older one never has the last word.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use zmove_wire::{Refusal, RefusalCode};
+
+/// The sessions of one daemon that are ending, by target; clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct EndingSessions(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// How many, by the target as it was asked for.
+    targets: Mutex<HashMap<Vec<u8>, usize>>,
+    changed: Notify,
+}
+
+/// A session that is ending; it has ended when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Ending {
+    sessions: EndingSessions,
+    target: Vec<u8>,
+}
+
+/// How long a session waits for another: that one's threads wait for storage alone.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+impl EndingSessions {
+    pub(crate) fn begin(&self, target: &[u8]) -> Ending {
+        *self.0.lock().entry(target.to_vec()).or_default() += 1;
+        Ending { sessions: self.clone(), target: target.to_vec() }
+    }
+
+    /// Waits until no session to `target` is ending.
+    ///
+    /// # Errors
+    /// What the peer is told when that takes too long.
+    pub(crate) async fn wait_for(&self, target: &[u8]) -> Result<(), Refusal> {
+        let ended = async {
+            loop {
+                let changed = self.0.changed.notified();
+                tokio::pin!(changed);
+                changed.as_mut().enable();
+                if !self.0.lock().contains_key(target) {
+                    return;
+                }
+                changed.await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, ended).await.map_err(|_| {
+            let text = "an earlier transfer to this target has broken and its storage does not answer";
+            Refusal { code: RefusalCode::Busy, text: text.to_owned() }
+        })
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Vec<u8>, usize>> {
+        self.targets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let mut targets = self.sessions.0.lock();
+        if let Some(count) = targets.get_mut(&self.target) {
+            *count -= 1;
+            if *count == 0 {
+                targets.remove(&self.target);
+            }
+        }
+        drop(targets);
+        self.sessions.0.changed.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_waits_for_all_that_end_at_its_target_and_for_no_other() {
+        let sessions = EndingSessions::default();
+        let (first, second) = (sessions.begin(b"/a"), sessions.begin(b"/a"));
+        assert_eq!(sessions.wait_for(b"/b").await, Ok(()));
+        let waiting = tokio::spawn({
+            let sessions = sessions.clone();
+            async move { sessions.wait_for(b"/a").await }
+        });
+        tokio::task::yield_now().await;
+        drop(first);
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished());
+        drop(second);
+        assert_eq!(waiting.await.unwrap(), Ok(()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_does_not_end_is_told() {
+        let sessions = EndingSessions::default();
+        let _ending = sessions.begin(b"/a");
+        let refusal = sessions.wait_for(b"/a").await.unwrap_err();
+        assert_eq!(refusal.code, RefusalCode::Busy);
+    }
+}
