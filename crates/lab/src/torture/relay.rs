@@ -159,6 +159,15 @@ impl Relay {
     }
 }
 
+impl Way {
+    fn back(self) -> Self {
+        match self {
+            Self::Up => Self::Down,
+            Self::Down => Self::Up,
+        }
+    }
+}
+
 impl Drop for Relay {
     fn drop(&mut self) {
         self.shared.state().over = true;
@@ -199,6 +208,8 @@ impl Shared {
         let mut room = vec![0; ROOM_BYTES];
         loop {
             let read = match from.read(&mut room) {
+                // with the end of the way that is left, the connection is over
+                Ok(0) if self.is_deaf(id, way.back()) => break,
                 Ok(0) => return close(to, Shutdown::Write),
                 Ok(read) => read,
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
