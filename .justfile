@@ -15,6 +15,11 @@ check:
 test:
     cargo test --workspace --locked
 
+# transfers that are killed, cut and confused until the same command has finished them
+torture rounds="50" seed="1":
+    cargo build --release --locked --package zmove --package zmove-lab
+    target/release/zmove-lab torture --rounds {{rounds}} --seed {{seed}} --keep-going
+
 # each benchmark once, unmeasured; `cargo bench --bench NAME` measures
 bench:
     ZMOVE_BENCH_FILES=2000 ZMOVE_BENCH_MIB=16 cargo bench --locked --bench chunk --bench lanes --bench scan --bench loopback --bench store -- --test
