@@ -14,7 +14,7 @@ use zmove_transport::{Access, AuthorizedKeys, Fingerprint, Grant, Identity, Know
 
 use crate::command::{NOBODY, Outcome, Runner, User, ZMOVE, Zmove};
 use crate::daemon::Daemon;
-use crate::namespace::Namespace;
+use crate::namespace::{Image, Namespace};
 
 /// How long an event may take before it counts as not coming.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -32,7 +32,29 @@ macro_rules! both_ways {
 }
 pub(crate) use both_ways;
 
-/// The same, and against a daemon over lanes in clear and over QUIC.
+/// The same, where the target is a file system in an image.
+macro_rules! both_ways_within {
+    ($image:ident, $($case:ident),+ $(,)?) => {
+        mod local {
+            $(#[test] fn $case() {
+                if let Some(site) = crate::harness::Site::within_image(&super::$image) {
+                    super::$case(&site);
+                }
+            })+
+        }
+        mod daemon {
+            $(#[test] fn $case() {
+                if let Some(mut site) = crate::harness::Site::within_image(&super::$image) {
+                    site.start_daemon();
+                    super::$case(&site);
+                }
+            })+
+        }
+    };
+}
+pub(crate) use both_ways_within;
+
+/// The same as [`both_ways`], and against a daemon over lanes in clear and over QUIC.
 macro_rules! every_way {
     ($($case:ident),+ $(,)?) => {
         crate::harness::both_ways!($($case),+);
@@ -106,6 +128,16 @@ impl Site {
         let mut site = Self::local();
         site.runner.namespace = Some(Arc::new(namespace(&site.target())?));
         Some(site)
+    }
+
+    /// A site whose target is a file system in an image; `None` where that is not possible.
+    pub(crate) fn within_image(image: &Image) -> Option<Self> {
+        Self::within(|target| Namespace::with_image(target, image))
+    }
+
+    /// The file system of its own that the target is.
+    pub(crate) fn namespace(&self) -> &Namespace {
+        self.runner.namespace.as_deref().unwrap()
     }
 
     fn bare(runner: Runner) -> Self {

@@ -20,6 +20,8 @@ mod breakage;
 mod changing;
 mod clear;
 mod delta;
+mod faults;
+mod full_disk;
 mod journal;
 mod limit;
 mod manifest;

@@ -1,14 +1,27 @@
 //! A mount namespace with a small file system of its own, held open by a process that waits.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use tempfile::TempDir;
+
 use crate::harness::{has_program, is_root, skip};
 
 /// The namespace; gone when dropped.
-pub(crate) struct Namespace(Child);
+pub(crate) struct Namespace {
+    child: Child,
+    /// Where the image is, if its file system has one.
+    _image: Option<TempDir>,
+}
+
+/// A file system on a loop device, and how it is made and mounted.
+pub(crate) struct Image {
+    pub(crate) bytes: u64,
+    pub(crate) make: &'static str,
+    pub(crate) options: &'static str,
+}
 
 impl Namespace {
     /// A namespace in which `directory` is a file system of `bytes` in memory; `None` where that is not possible.
@@ -18,13 +31,34 @@ impl Namespace {
             return None;
         }
         let script = r#"mount -t tmpfs -o size="$1",mode=755 none "$2" && echo ready && read -r _"#;
+        Self::start(script, &[bytes.to_string().as_ref(), directory.as_os_str()], None)
+    }
+
+    /// A namespace in which `directory` is a file system in an image; `None` where that is not possible.
+    pub(crate) fn with_image(directory: &Path, image: &Image) -> Option<Self> {
+        let program = image.make.split(' ').next().unwrap();
+        let makes = has_program(program) || Path::new("/usr/sbin").join(program).is_file();
+        if !is_root() || !has_program("unshare") || !has_program("nsenter") || !makes {
+            skip(&format!("a file system of its own needs root, unshare, nsenter and {program}"));
+            return None;
+        }
+        let place = tempfile::tempdir().unwrap();
+        let script = r#"PATH="$PATH:/usr/sbin:/sbin"; truncate -s "$1" "$2" && $3 "$2" >&2 &&
+            mount -o "$4" "$2" "$5" && echo ready && read -r _"#;
+        let path = place.path().join("image");
+        let bytes = image.bytes.to_string();
+        let words = [bytes.as_ref(), path.as_os_str(), image.make.as_ref(), image.options.as_ref()];
+        Self::start(script, &[&words[..], &[directory.as_os_str()]].concat(), Some(place))
+    }
+
+    fn start(script: &str, words: &[&OsStr], image: Option<TempDir>) -> Option<Self> {
         let mut command = Command::new("unshare");
-        command.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]);
-        command.arg(bytes.to_string()).arg(directory);
+        command.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]).args(words);
+        command.stderr(Stdio::null());
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut ready = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
-        let namespace = Self(child);
+        let namespace = Self { child, _image: image };
         if ready != "ready\n" {
             skip("this kernel does not let us mount a file system");
             return None;
@@ -32,21 +66,35 @@ impl Namespace {
         Some(namespace)
     }
 
+    /// Runs a command inside; whether it went well.
+    pub(crate) fn run(&self, words: &[&OsStr]) -> bool {
+        let [program, rest @ ..] = self.enter();
+        let mut command = Command::new(program);
+        command.args(rest).args(words).stdout(Stdio::null()).stderr(Stdio::null());
+        command.status().unwrap().success()
+    }
+
     /// The words before a command that is to run inside.
     pub(crate) fn enter(&self) -> [OsString; 5] {
-        ["nsenter".into(), "--target".into(), self.0.id().to_string().into(), "--mount".into(), "--".into()]
+        [
+            "nsenter".into(),
+            "--target".into(),
+            self.child.id().to_string().into(),
+            "--mount".into(),
+            "--".into(),
+        ]
     }
 
     /// How a path inside is reached from outside.
     pub(crate) fn outside(&self, path: &Path) -> PathBuf {
-        let root = PathBuf::from(format!("/proc/{}/root", self.0.id()));
+        let root = PathBuf::from(format!("/proc/{}/root", self.child.id()));
         root.join(path.strip_prefix("/").unwrap_or(path))
     }
 }
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        drop(self.0.kill());
-        drop(self.0.wait());
+        drop(self.child.kill());
+        drop(self.child.wait());
     }
 }

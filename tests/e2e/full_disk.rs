@@ -1,0 +1,117 @@
+//! Targets that cannot take it all: a disk that fills up, one that is read-only, a quota. What is whole stays, what failed
+//! is named, and once there is room the same command completes.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+use zmove_types::GROUP_BYTES;
+
+use crate::command::Outcome;
+use crate::harness::{Site, both_ways_within, skip};
+use crate::namespace::{Image, Namespace};
+use crate::tree::{assert_part_of, assert_same, names, paint, picture};
+
+const EXT4: Image = Image { bytes: 64 << 20, make: "mkfs.ext4 -q -F", options: "loop" };
+const XFS_WITH_QUOTA: Image = Image { bytes: 320 << 20, make: "mkfs.xfs -q -f", options: "loop,prjquota" };
+const LARGE: u64 = 2 * GROUP_BYTES + 5;
+
+fn paint_all(site: &Site) {
+    for number in 0..40 {
+        paint(site.source().join(format!("small/{number}")), 50_000);
+    }
+    for number in 0..3 {
+        paint(site.source().join(format!("large{number}")), LARGE);
+    }
+}
+
+both_ways_within!(EXT4, a_disk_that_fills_up, a_disk_that_is_read_only);
+
+/// What is not zmove's takes the room, and goes.
+fn a_disk_that_fills_up(site: &Site) {
+    paint_all(site);
+    let (target, filler) = (site.target().join("in"), site.target().join("filler"));
+    std::fs::create_dir(&target).unwrap();
+    let stat = rustix::fs::statvfs(&site.target()).unwrap();
+    let left = LARGE + (1 << 20);
+    std::fs::write(&filler, vec![0; usize::try_from(stat.f_bavail * stat.f_frsize - left).unwrap()]).unwrap();
+    let outcome = site.push(&["--json"], site.contents(), "in").expect(23);
+    assert_all_told(&outcome, "No space left on device");
+    assert_part_of(&site.source(), &target);
+    let whole = inodes(&target);
+    assert!(whole.len() > 1, "nothing was whole");
+    std::fs::remove_file(filler).unwrap();
+    site.push(&["--json"], site.contents(), "in").done();
+    assert_same(&site.source(), &target);
+    let after = inodes(&target);
+    assert!(
+        whole.iter().all(|(path, inode)| after.get(path) == Some(inode)),
+        "what was whole was sent again"
+    );
+}
+
+fn a_disk_that_is_read_only(site: &Site) {
+    paint_all(site);
+    let remount = |how: &str| {
+        let target = site.path("target");
+        let words = [OsStr::new("mount"), "-o".as_ref(), how.as_ref(), target.as_os_str()];
+        assert!(site.namespace().run(&words), "{how}");
+    };
+    std::fs::create_dir(site.target().join("in")).unwrap();
+    remount("remount,ro");
+    let outcome = site.push(&[], site.contents(), "in").expect(23);
+    assert_all_told(&outcome, "Read-only file system");
+    site.push(&[], site.contents(), "new").expect(3).says(&[
+        "zmove: receiver: ",
+        "new",
+        "Read-only file system",
+    ]);
+    assert!(names(&site.target().join("in")).is_empty());
+    remount("remount,rw");
+    site.push(&["--json"], site.contents(), "in").done();
+    assert_same(&site.source(), &site.target().join("in"));
+}
+
+#[test]
+fn a_quota() {
+    let Some(site) = Site::within(|target| Namespace::with_image(target, &XFS_WITH_QUOTA)) else { return };
+    paint_all(&site);
+    let target = site.path("target");
+    let quota = |command: &str| {
+        let words = ["xfs_quota", "-x", "-c", command].map(OsStr::new);
+        site.namespace().run(&[&words[..], &[target.as_os_str()]].concat())
+    };
+    std::fs::create_dir(site.target().join("in")).unwrap();
+    let project = format!("project -s -p {} 7", target.join("in").display());
+    if !quota(&project) || !quota("limit -p bhard=12m 7") {
+        return skip("this kernel or machine has no project quotas on XFS");
+    }
+    let outcome = site.push(&["--json"], site.contents(), "in").expect(23);
+    assert_all_told(&outcome, "");
+    assert_part_of(&site.source(), &site.target().join("in"));
+    assert!(quota("limit -p bhard=100m 7"));
+    site.push(&["--json"], site.contents(), "in").done();
+    assert_same(&site.source(), &site.target().join("in"));
+}
+
+/// Each line names the side, the operation, a path and the cause.
+#[track_caller]
+fn assert_all_told(outcome: &Outcome, cause: &str) {
+    assert!(!outcome.stderr.is_empty());
+    for line in outcome.stderr.lines() {
+        let operation = line.strip_prefix("zmove: receiver: ").and_then(|rest| rest.split_once(" '"));
+        assert!(operation.is_some_and(|(words, _)| !words.is_empty()), "{line}");
+        assert!(line.contains(cause), "{line}");
+    }
+}
+
+/// Regular files of a directory, and which they are.
+fn inodes(directory: &std::path::Path) -> BTreeMap<PathBuf, u64> {
+    let paths = picture(directory).into_keys().map(|path| {
+        let path = <OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(&path);
+        directory.join(path)
+    });
+    let files = paths.filter(|path| path.is_file());
+    files.map(|path| (path.clone(), path.metadata().unwrap().ino())).collect()
+}
