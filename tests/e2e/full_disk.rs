@@ -33,7 +33,7 @@ fn a_disk_that_fills_up(site: &Site) {
     paint_all(site);
     let (target, filler) = (site.target().join("in"), site.target().join("filler"));
     std::fs::create_dir(&target).unwrap();
-    let stat = rustix::fs::statvfs(&site.target()).unwrap();
+    let stat = rustix::fs::statvfs(site.target()).unwrap();
     let left = LARGE + (1 << 20);
     std::fs::write(&filler, vec![0; usize::try_from(stat.f_bavail * stat.f_frsize - left).unwrap()]).unwrap();
     let outcome = site.push(&["--json"], site.contents(), "in").expect(23);

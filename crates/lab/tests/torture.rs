@@ -1,7 +1,5 @@
 //! The torture of the lab, in small: a few rounds with fixed seeds, against the zmove that lies beside the lab's program.
 
-#![expect(clippy::unwrap_used, reason = "in a test, helpers included, a panic is the report")]
-
 use std::path::Path;
 use std::process::Command;
 
