@@ -160,11 +160,11 @@ impl Round {
         Ok(())
     }
 
-    /// A daemon that is killed between two system calls may leave a whole file under a hidden name where it replaces
-    /// another; all else goes by itself or with the next push.
+    /// A daemon that is killed between two system calls may leave a whole file or link under a hidden name where it
+    /// replaces another; all else goes by itself or with the next push.
     fn look_for_leftovers(&self, stage: &Stage<'_>, tally: &mut Tally) -> Result<()> {
         for path in same::hidden_names(&self.target)? {
-            if stage.killed_receiver && path.is_file() {
+            if stage.killed_receiver && !path.symlink_metadata().is_ok_and(|metadata| metadata.is_dir()) {
                 tally.orphans += 1;
             } else {
                 tally.fail(FailureKind::Left, format!("{path:?}"));
