@@ -18,10 +18,10 @@ use crate::harness::{Site, has_program, skip};
 use crate::inprocess::InProcess;
 use crate::tree::{assert_part_of, assert_same, paint, picture};
 
-/// A few small files in two directories, and one of three groups.
+/// Small files in two directories, enough of them for a nursery each, and one file of three groups.
 fn paint_mixture(source: &Path) {
-    for number in 0..12 {
-        paint(source.join(format!("d{}/small{number}", number % 2)), 1_000 * number);
+    for number in 0..24 {
+        paint(source.join(format!("d{}/small{number}", number % 2)), 100 * number);
     }
     paint(source.join("large"), 3 * GROUP_BYTES);
 }
