@@ -159,7 +159,13 @@ impl Stage<'_> {
     /// Waits for the sender's end and judges it.
     fn end(&mut self, run: &mut Run, happened: &[EventKind], tally: &mut Tally) -> Result<Ending> {
         self.relay.open_gate();
-        if !run.wait_for_end() {
+        let flipped = happened.iter().any(|kind| matches!(kind, EventKind::FlipUp | EventKind::FlipDown));
+        if flipped && !run.wait_for_end(Instant::now() + FLIP_PATIENCE) {
+            // a length that has grown makes its reader wait for bytes that nobody sends
+            tally.flips_cut += 1;
+            self.relay.cut(Cut::Closed);
+        }
+        if !run.wait_for_end(run.deadline) {
             tally.fail(FailureKind::Hung, format!("the sender does not end after {happened:?}"));
             run.sender.kill()?;
             return Ok(Ending::Failed);
@@ -218,10 +224,13 @@ impl Run {
     }
 
     /// Waits until the sender has ended; `false` when that takes too long.
-    fn wait_for_end(&self) -> bool {
+    fn wait_for_end(&self, deadline: Instant) -> bool {
         loop {
-            match self.news.recv_timeout(self.deadline.saturating_duration_since(Instant::now())) {
-                Ok(News::Ended) => return true,
+            match self.news.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(News::Ended) => {
+                    let _given_up = self.telling.send(News::Ended);
+                    return true;
+                }
                 Ok(News::Reached) => {}
                 Err(_too_long) => return false,
             }
@@ -245,6 +254,8 @@ fn is_sane(status: ExitStatus, happened: &[EventKind]) -> bool {
 
 /// How long a program may take for anything.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a transfer with a flipped bit may go on before its connections are cut.
+const FLIP_PATIENCE: Duration = Duration::from_secs(10);
 const STALL_MILLIS_MAX: u64 = 400;
 /// For how long a daemon is away.
 const AWAY_MILLIS_MAX: u64 = 200;
