@@ -43,7 +43,7 @@ fn half_way_to(site: Site) -> HalfWay {
 }
 
 fn push_through(site: &Site, proxy: &Proxy) -> Child {
-    site.push_by(&proxy.address, &["--json"]).start()
+    site.push_by(&proxy.address, &["--json", "--timeout", "0"]).start()
 }
 
 #[track_caller]

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use tokio::sync::mpsc;
-use zmove_receiver::{Access, ReceiverConfig, Session, run_session};
+use zmove_receiver::{Access, ReceiverConfig, Session, Turns, run_session};
 use zmove_scan::ScanRoot;
-use zmove_sender::{LaneSupply, Link, LossAnswer, Push, PushJob, SenderConfig, SessionError, Summary};
+use zmove_sender::{LaneSupply, Link, LossAnswer, Push, PushJob, Run, SenderConfig, SessionError, Summary};
 use zmove_transport::{LaneError, LaneSink, LaneSource, memory_control, memory_lane};
 use zmove_types::{Event, Observer, RelPath, TransferId};
 use zmove_wire::{Cipher, Compare, Durability, TargetShape};
@@ -62,7 +62,8 @@ impl InProcess {
     pub(crate) fn push(self, source: &Path, target: &Path) -> Pushed {
         let Self { config, receiver, lanes, wrap, wrap_source, more, on_event } = self;
         let witness = Arc::new(Witness { events: Mutex::default(), on_event });
-        let push = Push::start(job(source, target), config, Instant::now());
+        let started = Instant::now();
+        let (push, mut run) = (Push::start(job(source, target), config, started), Run::begin(None, started));
         let observer = Arc::clone(&witness) as Arc<dyn Observer>;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         let ended = runtime.unwrap().block_on(async {
@@ -93,13 +94,14 @@ impl InProcess {
             let transfer = TransferId([7; 16]);
             let receiving = tokio::spawn(async move {
                 far.0.greeting().await.unwrap().agree().unwrap();
-                let (access, config) = (Access::Anywhere, receiver);
+                let (owner, access) = (String::new(), Access::Anywhere);
+                let (turns, config) = (Turns::default(), receiver);
                 let session =
-                    Session { transfer, control: far, lanes: sources, owner: String::new(), access, config };
+                    Session { transfer, control: far, lanes: sources, owner, access, turns, config };
                 run_session(session, std::future::pending()).await
             });
             let link = Link { transfer, cipher: Cipher::Tls, control: near, lanes: sinks, supply };
-            let pushing = push.run(link, observer, std::future::pending());
+            let pushing = push.run(&mut run, link, observer, std::future::pending());
             let (ended, ()) = tokio::join!(pushing, dialling);
             receiving.await.unwrap().unwrap();
             ended
@@ -117,7 +119,6 @@ fn job(source: &Path, target: &Path) -> PushJob {
         compare: Compare::Quick,
         delta: false,
         durability: Durability::None,
-        manifest: None,
         list: None,
     }
 }

@@ -31,6 +31,7 @@ mod output;
 mod paths;
 mod peers;
 mod quic;
+mod reconnect;
 mod resume;
 mod resync;
 mod scan;

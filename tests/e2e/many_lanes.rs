@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;
-use zmove_receiver::{Access, ReceiverConfig, Session, run_session};
+use zmove_receiver::{Access, ReceiverConfig, Session, Turns, run_session};
 use zmove_transport::{
     Connection, Dialler, Frame, HostPolicy, Identity, LaneBreaker, LaneError, LaneSource, SocketConfig,
     memory_control,
@@ -31,6 +31,7 @@ fn opening(site: &Site) -> Vec<u8> {
         compare: Compare::Quick,
         durability: Durability::None,
         delta: false,
+        run: [0; 16],
     };
     encode_message(&ToReceiver::Open(open))
 }
@@ -44,8 +45,15 @@ fn nothing_is_kept_of_a_lane_that_has_ended() {
         writer.send(&opening(&site)).await.unwrap();
         let (sources, lanes) = mpsc::channel(1);
         let (access, config) = (Access::Anywhere, ReceiverConfig::default());
-        let session =
-            Session { transfer: TRANSFER, control: far, lanes, owner: String::new(), access, config };
+        let session = Session {
+            transfer: TRANSFER,
+            control: far,
+            lanes,
+            owner: String::new(),
+            access,
+            turns: Turns::default(),
+            config,
+        };
         let session = tokio::spawn(run_session(session, std::future::pending()));
         for number in 0..2 * LANES_MAX {
             sources.send(ended_lane(&gone_in)).await.unwrap();

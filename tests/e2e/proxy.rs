@@ -24,6 +24,8 @@ struct State {
     bytes_left: u64,
     strike: Option<Strike>,
     open: Vec<TcpStream>,
+    /// Connections that came when nobody was upstream.
+    refused: usize,
 }
 
 /// One bit that is flipped on the way up, where these bytes are first seen.
@@ -48,7 +50,8 @@ impl Proxy {
     fn start_with(upstream: SocketAddr, bytes_max: u64, strike: Option<Strike>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let state = Mutex::new(State { upstream, bytes_left: bytes_max, strike, open: Vec::new() });
+        let state =
+            Mutex::new(State { upstream, bytes_left: bytes_max, strike, open: Vec::new(), refused: 0 });
         let shared = Arc::new(Shared { state, changed: Condvar::new() });
         let accepting = Arc::clone(&shared);
         std::thread::spawn(move || {
@@ -72,13 +75,26 @@ impl Proxy {
         self.shared.state.lock().unwrap().strike.is_none()
     }
 
+    /// Waits until so many connections have come for nobody.
+    pub(crate) fn wait_for_refused(&self, count: usize) {
+        let state = self.shared.state.lock().unwrap();
+        let fewer = |state: &mut State| state.refused < count;
+        let (state, _) = self.shared.changed.wait_timeout_while(state, PATIENCE, fewer).unwrap();
+        assert!(state.refused >= count, "the client does not dial again");
+    }
+
     /// Closes all connections and sends new ones to `upstream`, without a limit.
     pub(crate) fn reset(&self, upstream: SocketAddr) {
+        self.reset_for(upstream, u64::MAX);
+    }
+
+    /// The same, and stalls again when `bytes_max` more have gone there.
+    pub(crate) fn reset_for(&self, upstream: SocketAddr, bytes_max: u64) {
         let mut state = self.shared.state.lock().unwrap();
         for stream in state.open.drain(..) {
             drop(stream.shutdown(Shutdown::Both));
         }
-        (state.upstream, state.bytes_left) = (upstream, u64::MAX);
+        (state.upstream, state.bytes_left) = (upstream, bytes_max);
         self.shared.changed.notify_all();
     }
 }
@@ -86,7 +102,10 @@ impl Proxy {
 impl Shared {
     fn relay(self: &Arc<Self>, client: TcpStream) {
         let upstream = self.state.lock().unwrap().upstream;
-        let Ok(server) = TcpStream::connect(upstream) else { return };
+        let Ok(server) = TcpStream::connect(upstream) else {
+            self.state.lock().unwrap().refused += 1;
+            return self.changed.notify_all();
+        };
         let ways = [&client, &server].map(|stream| stream.try_clone().unwrap());
         self.state.lock().unwrap().open.extend(ways);
         let (up, down) = (client.try_clone().unwrap(), server.try_clone().unwrap());

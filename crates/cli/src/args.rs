@@ -9,6 +9,7 @@ use zmove_transport::Fingerprint;
 use zmove_types::RateLimit;
 
 use crate::age::Age;
+use crate::patience::Timeout;
 use crate::selection::SelectionArgs;
 
 /// Moves trees of any shape between data transfer nodes: encrypted, verified, at the speed of the path.
@@ -96,6 +97,9 @@ pub(crate) struct PushArgs {
     /// Send no faster than this per second over all data connections, for example 5Gbit, 500Mbit, 100MB or 100MiB
     #[arg(long, value_name = "RATE")]
     pub(crate) limit: Option<RateLimit>,
+    /// How long to go on without a connection once it is lost, for example 90s, 5min or 1h; 0: not at all
+    #[arg(long, value_name = "TIME", default_value = "5min")]
+    pub(crate) timeout: Timeout,
     /// Encryption of the data connections; with 'none' whoever is on the path can read what is sent
     #[arg(long, value_enum, default_value_t)]
     pub(crate) cipher: CipherArg,

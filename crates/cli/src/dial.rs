@@ -1,6 +1,6 @@
 //! From a host to a [`Link`]: control and lanes dial at the same time, so that no round trip is waited for twice.
 
-use std::io::{BufRead, IsTerminal, Write};
+use std::io::{BufRead, ErrorKind, IsTerminal, Write};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -288,10 +288,15 @@ fn spawn_lane(
         }
         let made = match dialled {
             Ok(channel) => make_lane(channel, lane, count).await,
-            Err(error) => Err(LaneError::Io { source: std::io::Error::other(error) }),
+            Err(error) => Err(lane_error(error)),
         };
         let _push_over = lanes.send(made).await;
     });
+}
+
+fn lane_error(error: DialError) -> LaneError {
+    let kind = if error.retryable() { ErrorKind::NotConnected } else { ErrorKind::Other };
+    LaneError::Io { source: std::io::Error::new(kind, error) }
 }
 
 /// Greets on a lane, one of `count`.

@@ -4,6 +4,7 @@
 //! are a port, so a relative path that begins with such digits is written `HOST:./2024:x`.
 
 use std::ffi::{OsStr, OsString};
+use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use anyhow::{Result, bail};
@@ -26,6 +27,14 @@ pub(crate) struct Remote {
     pub(crate) host: String,
     pub(crate) port: u16,
     pub(crate) path: Vec<u8>,
+}
+
+impl fmt::Display for Remote {
+    /// The host and port, as they are shown to the user.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, port, .. } = self;
+        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+    }
 }
 
 impl Location {

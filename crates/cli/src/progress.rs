@@ -8,6 +8,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::location::Remote;
+use crate::patience::Timeout;
 use crate::terminal;
 use crate::trace::Trace;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -27,9 +29,21 @@ struct Watcher {
     form: Form,
     trace: Option<Trace>,
     limit: Mutex<&'static str>,
+    /// Since when there has been no connection.
+    lost: Mutex<Option<Instant>>,
     ended: Mutex<bool>,
     end: Condvar,
     started: Instant,
+}
+
+impl Totals {
+    fn reset(&self) {
+        let Self { found_files, found_bytes, done_files, done_bytes, scan_ended, .. } = self;
+        for counter in [found_files, found_bytes, done_files, done_bytes] {
+            counter.store(0, Ordering::Relaxed);
+        }
+        scan_ended.store(false, Ordering::Relaxed);
+    }
 }
 
 /// How events are shown.
@@ -69,6 +83,7 @@ impl Display {
             form,
             trace,
             limit: Mutex::new("starting"),
+            lost: Mutex::new(None),
             ended: Mutex::new(false),
             end: Condvar::new(),
             started: Instant::now(),
@@ -76,8 +91,11 @@ impl Display {
         Self { watcher, ticker: None }
     }
 
-    /// Starts to show what the observer is told.
+    /// Starts to show what the observer is told; again, it counts from the beginning.
     pub(crate) fn start(&mut self) {
+        if self.ticker.is_some() {
+            return self.watcher.totals.reset();
+        }
         if self.watcher.form == Form::Bar {
             style(&self.watcher.bar);
         }
@@ -85,6 +103,12 @@ impl Display {
             let watcher = Arc::clone(&self.watcher);
             self.ticker = Some(std::thread::spawn(move || watcher.tick()));
         }
+    }
+
+    /// Says that the connection is gone and is being dialled again.
+    pub(crate) fn lost(&self, remote: &Remote, cause: &anyhow::Error, timeout: Timeout) {
+        let message = format!("connection to {remote} lost: {cause:#}; reconnecting for up to {timeout}");
+        self.watcher.lose(&message);
     }
 
     /// What the push reports to.
@@ -176,6 +200,32 @@ impl Watcher {
         terminal::warn(message);
     }
 
+    fn lose(&self, message: &str) {
+        *self.lost.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        *self.limit.lock().unwrap_or_else(PoisonError::into_inner) = "reconnecting";
+        self.totals.lanes.store(0, Ordering::Relaxed);
+        self.totals.flushing.store(false, Ordering::Relaxed);
+        self.say(message, &json!({ "event": "connection_lost", "message": message }));
+    }
+
+    /// Says it if the connection was lost.
+    fn come_back(&self) {
+        let lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(lost) = lost {
+            let seconds = lost.elapsed().as_secs_f64();
+            let message = format!("reconnected after {seconds:.*} s", usize::from(seconds < 10.0));
+            self.say(&message, &json!({ "event": "reconnected", "seconds": seconds }));
+        }
+    }
+
+    /// One line for the user, and an event.
+    fn say(&self, message: &str, event: &serde_json::Value) {
+        if self.form == Form::Json {
+            print_json(event);
+        }
+        self.bar.suspend(|| terminal::warn(message));
+    }
+
     fn note(&self, message: &str) {
         match self.form {
             Form::Json => print_json(&json!({ "event": "resent", "what": message })),
@@ -209,6 +259,7 @@ impl Observer for Watcher {
             Event::Limited { by } => *self.limit.lock().unwrap_or_else(PoisonError::into_inner) = by,
             Event::Failed { message } => self.fail(message),
             Event::Resent { what } => self.note(what),
+            Event::Answered => self.come_back(),
             Event::Sampled(sample) => {
                 if let Some(trace) = &self.trace {
                     trace.write(sample);
@@ -230,7 +281,7 @@ impl Recent {
     fn rate(&mut self, done: u64, now: Duration) -> f64 {
         let (bytes_before, time_before) = self.before;
         let seconds = (now - time_before).as_secs_f64().max(1e-6);
-        let current = ByteCount(done - bytes_before).as_f64() / seconds;
+        let current = ByteCount(done.saturating_sub(bytes_before)).as_f64() / seconds;
         let weight = (seconds / 3.0).min(1.0);
         self.smoothed =
             if bytes_before == 0 { current } else { self.smoothed * (1.0 - weight) + current * weight };

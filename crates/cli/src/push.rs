@@ -9,12 +9,11 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use tokio::sync::mpsc;
-use zmove_receiver::{Access, ReceiverConfig, Session, run_session};
+use zmove_receiver::{Access, ReceiverConfig, Session, Turns, run_session};
 use zmove_scan::{PathKind, ScanConfig, ScanRoot, Selection};
-use zmove_sender::{Link, Manifest, Push, PushJob, SenderConfig, Summary};
+use zmove_sender::{Link, Manifest, Push, PushJob, Run, SenderConfig, Summary};
 use zmove_transport::{
-    QuicCongestion, Reach, SocketConfig, Transport, TransportChoice, UnknownCongestion, memory_control,
-    memory_lane,
+    QuicCongestion, Reach, SocketConfig, TransportChoice, UnknownCongestion, memory_control, memory_lane,
 };
 use zmove_types::{Name, RelPath};
 use zmove_wire::{Cipher, Compare, Durability, TargetShape, TopName};
@@ -22,9 +21,11 @@ use zmove_wire::{Cipher, Compare, Durability, TargetShape, TopName};
 use crate::args::{CipherArg, DeltaArg, DurabilityArg, PushArgs, TransportArg};
 use crate::dial::{self, DialOptions};
 use crate::exit::{Exit, Failure, usage_error};
-use crate::location::{Location, Remote};
+use crate::location::Location;
 use crate::paths::Paths;
+use crate::patience::Timeout;
 use crate::progress::Display;
+use crate::reconnect::Sessions;
 use crate::settings::{self, Role, Storage};
 use crate::summary;
 use crate::terminal;
@@ -48,22 +49,29 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     let trace = args.trace.as_deref().map(Trace::create).transpose()?;
     let sample_interval = trace.as_ref().map(|_| trace::INTERVAL);
     let mut display = Display::new(args.json, args.quiet, trace);
-    let job = job(&args, &sources, &location)?;
+    let job = || job(&args, &sources, &location);
+    let mut run = Run::begin(manifest(&args)?, started);
     let storage = settings::storage(args.storage);
     let disk = Arc::clone(&storage.disk);
     let scan = ScanConfig { selection, ..ScanConfig::default() };
     let config =
         SenderConfig { disk, direct: storage.direct, sample_interval, scan, ..SenderConfig::default() };
-    let push = Push::start(job, config, started);
+    let push = Push::start(job()?, config.clone(), started);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .context("start the runtime")?;
-    let pushed = runtime.block_on(async {
+    let pushed: Result<_> = runtime.block_on(async {
         match &location {
-            Location::Local(_) => Ok((push_here(push, &mut display, storage).await?, None)),
-            Location::Remote(remote) => push_there(push, &mut display, remote, &options(&args)?).await,
+            Location::Local(_) => Ok((push_here(push, &mut run, &mut display, storage).await?, None)),
+            Location::Remote(remote) => {
+                let (options, timeout) = (options(&args)?, args.timeout);
+                let timeout = if args.selection.can_be_read_again() { timeout } else { Timeout::NONE };
+                let sessions = Sessions { remote, options, job: &job, config, timeout };
+                let (summary, transport) = sessions.push(push, &mut run, &mut display, interrupted()).await?;
+                Ok((summary, Some(transport)))
+            }
         }
     });
     runtime.shutdown_background();
@@ -101,16 +109,17 @@ fn options(args: &PushArgs) -> Result<DialOptions> {
     Ok(DialOptions { accept_new, streams, reach, cipher, limit })
 }
 
+fn manifest(args: &PushArgs) -> Result<Option<Manifest>> {
+    let create = |path: &PathBuf| {
+        Manifest::create(path).with_context(|| format!("sender: create '{}'", path.display()))
+    };
+    args.manifest.as_ref().map(create).transpose()
+}
+
 fn job(args: &PushArgs, sources: &Sources, location: &Location) -> Result<PushJob> {
     let target = match location {
         Location::Local(path) => path.as_bytes().to_vec(),
         Location::Remote(remote) => remote.path.clone(),
-    };
-    let manifest = match &args.manifest {
-        Some(path) => {
-            Some(Manifest::create(path).with_context(|| format!("sender: create '{}'", path.display()))?)
-        }
-        None => None,
     };
     let list = args.selection.list(|| sources.roots().swap_remove(0))?;
     Ok(PushJob {
@@ -120,7 +129,6 @@ fn job(args: &PushArgs, sources: &Sources, location: &Location) -> Result<PushJo
         compare: if args.checksum { Compare::Checksum } else { Compare::Quick },
         delta: pays_delta(args.delta, location),
         durability: durability(args.durability),
-        manifest,
         list,
     })
 }
@@ -149,29 +157,8 @@ fn durability(arg: DurabilityArg) -> Durability {
     }
 }
 
-/// Sends over the network.
-async fn push_there(
-    push: Push,
-    display: &mut Display,
-    remote: &Remote,
-    options: &DialOptions,
-) -> Result<(Summary, Option<Transport>)> {
-    let stop = interrupted();
-    tokio::pin!(stop);
-    let reached = tokio::select! {
-        reached = dial::connect(remote, options) => reached?,
-        () = &mut stop => return Err(zmove_sender::SessionError::Interrupted.into()),
-    };
-    display.start();
-    let pushed = push.run(reached.link, display.observer(), stop).await;
-    reached.dialler.close().await;
-    let summary = pushed?;
-    reached.route.learn(&summary);
-    Ok((summary, Some(reached.transport)))
-}
-
 /// Runs both roles in this process: the whole pipeline without a network.
-async fn push_here(push: Push, display: &mut Display, storage: Storage) -> Result<Summary> {
+async fn push_here(push: Push, run: &mut Run, display: &mut Display, storage: Storage) -> Result<Summary> {
     display.start();
     let transfer = dial::fresh_transfer()?;
     let journals = settings::home(Role::Client).ok().map(|home| settings::journals(&home));
@@ -191,11 +178,12 @@ async fn push_here(push: Push, display: &mut Display, storage: Storage) -> Resul
         let Storage { disk, direct, .. } = storage;
         let (access, config) =
             (Access::Anywhere, ReceiverConfig { disk, direct, journals, ..ReceiverConfig::default() });
-        let session = Session { transfer, control, lanes: sources, owner: String::new(), access, config };
+        let (owner, turns) = (String::new(), Turns::default());
+        let session = Session { transfer, control, lanes: sources, owner, access, turns, config };
         run_session(session, std::future::pending()).await
     });
     let link = Link { transfer, cipher: Cipher::default(), control: near, lanes: sinks, supply: None };
-    let pushed = push.run(link, display.observer(), interrupted()).await;
+    let pushed = push.run(run, link, display.observer(), interrupted()).await;
     let received = receiving.await.context("the receiving role")?;
     match (pushed, received) {
         // a lost connection within one process is only the echo of what the other role says

@@ -95,6 +95,11 @@ impl SelectionArgs {
         Ok(Some(PathList::new(root(), reader, path.clone(), separator)))
     }
 
+    /// Whether the same can be selected once more: what has come from a pipe is gone.
+    pub(crate) fn can_be_read_again(&self) -> bool {
+        self.files_from.as_deref().is_none_or(|path| !is_stdin(path) && path.is_file())
+    }
+
     fn refuse_stdin_twice(&self) -> Result<()> {
         let filters = self.rules.0.iter().filter(|arg| matches!(arg, RuleArg::File(path) if is_stdin(path)));
         let list = self.files_from.iter().filter(|path| is_stdin(path));

@@ -1,5 +1,7 @@
 //! The last word of a push: what was moved, how fast, and what limited it.
 
+use std::time::Duration;
+
 use anyhow::Result;
 use serde_json::json;
 use zmove_sender::{Limit, PathReport, Summary, Verdict};
@@ -97,6 +99,7 @@ fn extras(summary: &Summary) -> String {
         (summary.specials, "special files not copied"),
         (summary.left_out, "left out by the selection"),
         (summary.resent, "resent after damage"),
+        (summary.reconnects, "times reconnected"),
         (summary.failed, "FAILED"),
     ];
     let told = counts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}"));
@@ -124,6 +127,7 @@ fn as_json(summary: &Summary, carriage: Option<Carriage>) -> serde_json::Value {
         "vanished": summary.vanished,
         "resent": summary.resent,
         "repeated": summary.repeated,
+        "reconnects": summary.reconnects,
         "lanes": summary.lanes,
         "cipher": carriage.map(|carriage| carriage.cipher),
         "transport": carriage.map(|carriage| carriage.transport.to_string()),
@@ -149,7 +153,9 @@ fn shares(verdict: &Verdict) -> serde_json::Value {
 
 /// What the kernel tells of the lanes' connections; a share without a unit is of 1.
 fn path_as_json(path: &PathReport, summary: &Summary) -> serde_json::Value {
-    let sending = summary.elapsed.saturating_sub(summary.first_byte.unwrap_or_default());
+    let started =
+        if summary.reconnects > 0 { Duration::ZERO } else { summary.first_byte.unwrap_or_default() };
+    let sending = summary.judged.saturating_sub(started);
     let goodput = |bytes: Option<&u64>| bytes.map(|bytes| ByteRate::new(*bytes, sending).0);
     let lanes = &path.bytes_acked;
     json!({
@@ -159,7 +165,7 @@ fn path_as_json(path: &PathReport, summary: &Summary) -> serde_json::Value {
         "segments_retransmitted": path.segments_retransmitted,
         "retransmitted_share": path.retransmitted_share(),
         "busy_lane_seconds": path.busy.as_secs_f64(),
-        "idle_share": path.idle_share(summary.elapsed),
+        "idle_share": path.idle_share(summary.judged),
         "receive_window_limited_share": path.receive_window_share(),
         "send_buffer_limited_share": path.send_buffer_share(),
         "congestion_limited_share": path.congestion_share(),

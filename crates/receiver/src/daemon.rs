@@ -24,6 +24,7 @@ use crate::error::SessionError;
 use crate::registry::Registry;
 use crate::session::{Session, SessionReport, run_session};
 use crate::target::Access;
+use crate::turns::Runs;
 
 /// Connections that have not proved a key yet; more wait in the kernel's queue, or in that of QUIC.
 const UNPROVEN_MAX: usize = 64;
@@ -33,6 +34,8 @@ const UNPROVEN_SPARE: usize = UNPROVEN_MAX / 2;
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a peer may take to prove its key and to greet.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// A control connection whose peer acknowledges nothing for so long is lost, and its transfer with it.
+const CONTROL_SILENCE_MAX: Duration = Duration::from_secs(60);
 /// How long an early lane waits for its control connection.
 const EARLY_LANE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long to pause when the system has no descriptors left.
@@ -53,6 +56,7 @@ struct Shared {
     home: PathBuf,
     config: ReceiverConfig,
     registry: Registry,
+    runs: Runs,
     log: Box<dyn Fn(&DaemonEvent) + Send + Sync>,
 }
 
@@ -110,6 +114,7 @@ impl Daemon {
             home,
             config,
             registry: Registry::default(),
+            runs: Runs::default(),
             log: Box::new(log),
             stopping: watch::Sender::new(false),
         };
@@ -238,12 +243,17 @@ impl Shared {
             zmove_transport::Access::ReadWrite => Access::Beneath(grant.roots),
             zmove_transport::Access::ReadOnly => Access::ReadOnly,
         };
+        if let Err(error) = stream.set_unacknowledged_max(CONTROL_SILENCE_MAX) {
+            return self.reject(address, error);
+        }
         let (control, config) = (control_pair(stream), self.config.clone());
         let started = Instant::now();
         let name = grant.name;
         // the daemon waits until nobody holds one of these any more
         let mut stopping = self.stopping.subscribe();
-        let session = Session { transfer, control, lanes, owner: owner.to_string(), access, config };
+        let turns = self.runs.of(owner);
+        let owner = owner.to_string();
+        let session = Session { transfer, control, lanes, owner, access, turns, config };
         let stop = async { drop(stopping.wait_for(|stopping| *stopping).await) };
         let ended = run_session(session, stop).await;
         (self.log)(&match ended {

@@ -13,6 +13,9 @@ pub enum SessionError {
     /// The receiver is being stopped.
     #[error("the receiver is being stopped")]
     Stopping,
+    /// The sender has begun anew.
+    #[error("the sender has begun anew over other connections")]
+    Superseded,
     /// The peer broke the protocol.
     #[error("the sender broke the protocol: {0}")]
     PeerMisbehaved(#[from] WireError),

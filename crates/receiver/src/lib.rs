@@ -21,6 +21,7 @@ mod registry;
 mod session;
 mod store;
 mod target;
+mod turns;
 mod untouched;
 
 pub use config::ReceiverConfig;
@@ -29,3 +30,4 @@ pub use ending::EndingSessions;
 pub use error::SessionError;
 pub use session::{Session, SessionReport, run_session};
 pub use target::Access;
+pub use turns::Turns;

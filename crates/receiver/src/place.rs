@@ -321,6 +321,7 @@ mod tests {
             compare: zmove_wire::Compare::Quick,
             durability: Durability::None,
             delta: false,
+            run: [0; 16],
         };
         let target = Target::resolve(&open, &Access::Anywhere).unwrap();
         let (outcomes, _nobody) = tokio::sync::mpsc::channel(1);

@@ -32,6 +32,7 @@ use crate::files::FileTable;
 use crate::parts::Parts;
 use crate::store::{Context, Job, Outcome, write_all};
 use crate::target::{Access, Target};
+use crate::turns::Turns;
 use crate::untouched::Untouched;
 use crate::{finish, lanes};
 
@@ -48,6 +49,8 @@ pub struct Session {
     pub owner: String,
     /// Where the peer may write.
     pub access: Access,
+    /// The runs that the peer has under way here.
+    pub turns: Turns,
     /// The settings.
     pub config: ReceiverConfig,
 }
@@ -73,7 +76,7 @@ pub async fn run_session(
     session: Session,
     stop: impl Future<Output = ()>,
 ) -> Result<SessionReport, SessionError> {
-    let Session { transfer, control: (reader, mut writer), lanes, owner, access, config } = session;
+    let Session { transfer, control: (reader, mut writer), lanes, owner, access, turns, config } = session;
     writer.send(&Greeting::new(Role::Control, transfer).encode()).await?;
     let mut inbox = reader.into_inbox(decode_message, INBOX_MESSAGES_MAX);
     let first = tokio::time::timeout(OPEN_TIMEOUT, inbox.recv()).await;
@@ -83,6 +86,7 @@ pub async fn run_session(
         Some(Err(error)) => return Err(error.into()),
         None => return Err(ControlError::Closed.into()),
     };
+    let turn = turns.take(open.run).await;
     if let Err(refusal) = config.ending.wait_for(&open.target).await {
         return refuse(&mut writer, inbox, refusal).await;
     }
@@ -117,6 +121,7 @@ pub async fn run_session(
     let ended = tokio::select! {
         ended = running.drive(started) => ended,
         () = stop => Err(SessionError::Stopping),
+        () = turn.is_over() => Err(SessionError::Superseded),
     };
     running.close(ended).await
 }
@@ -447,9 +452,11 @@ impl Running {
     /// Tells the peer why this side cannot go on, if it is still there.
     async fn say_why(&mut self, error: &SessionError) -> Result<(), ControlError> {
         let code = match error {
-            SessionError::Stopping => RefusalCode::Stopping,
+            SessionError::Stopping | SessionError::Superseded => RefusalCode::Stopping,
+            SessionError::Lane(error) if error.is_lost() => RefusalCode::Broken,
+            SessionError::Control(error) if error.is_lost() => RefusalCode::Broken,
             SessionError::Lane(_) | SessionError::Control(_) | SessionError::PeerMisbehaved(_) => {
-                RefusalCode::Broken
+                RefusalCode::Protocol
             }
             _ => RefusalCode::Failed,
         };

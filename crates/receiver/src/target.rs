@@ -188,7 +188,8 @@ mod tests {
 
     fn open(target: &str, shape: TargetShape) -> Open {
         let target = target.as_bytes().to_vec();
-        Open { target, shape, compare: Compare::Quick, durability: Durability::None, delta: false }
+        let (compare, durability) = (Compare::Quick, Durability::None);
+        Open { target, shape, compare, durability, delta: false, run: [0; 16] }
     }
 
     fn name(text: &str) -> Name {

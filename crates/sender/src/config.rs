@@ -8,8 +8,6 @@ use zmove_scan::{PathList, ScanConfig, ScanRoot};
 use zmove_types::GROUP_BYTES;
 use zmove_wire::{Compare, Durability, TargetShape};
 
-use crate::manifest::Manifest;
-
 /// One push.
 #[derive(Debug)]
 pub struct PushJob {
@@ -25,8 +23,6 @@ pub struct PushJob {
     pub delta: bool,
     /// What must be flushed before the end.
     pub durability: Durability,
-    /// Where the roots of the files are written, if anywhere.
-    pub manifest: Option<Manifest>,
     /// What alone is sent, in place of all of the sources.
     pub list: Option<PathList>,
 }

@@ -3,11 +3,10 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use tokio::sync::mpsc;
 use zmove_transport::{ControlError, ControlReader, ControlWriter, Inbox, LaneError, LaneSink};
-use zmove_types::{Event, FileId, ItemId, TransferId};
+use zmove_types::{FileId, ItemId, TransferId};
 use zmove_wire::limits::{HELD_GROUPS_MAX, OFFER_FILES_MAX, STORED_ITEMS_MAX};
 use zmove_wire::session::Resend;
 use zmove_wire::{
@@ -16,10 +15,9 @@ use zmove_wire::{
 };
 
 use crate::error::{FileError, SessionError};
-use crate::manifest::Manifest;
 use crate::planner::{Reply, Teller};
 use crate::reader::resend;
-use crate::shared::{Sent, SentBatch, Shared, Travels};
+use crate::shared::{Moved, Sent, SentBatch, Shared, Travels};
 
 /// The ways to the receiver.
 #[derive(Debug)]
@@ -116,10 +114,7 @@ const INBOX_MESSAGES_MAX: usize = 8;
 /// What the receiver says about work on its way.
 pub(crate) struct Account {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) manifest: Option<Manifest>,
     pub(crate) teller: Teller,
-    /// Set when the target gave its only entry another name.
-    pub(crate) single_name: Option<zmove_types::Name>,
 }
 
 impl Account {
@@ -162,16 +157,9 @@ impl Account {
     }
 
     fn take_group(&self, bytes: u64, travels: Travels) {
-        let (counters, observer) = (&self.shared.counters, &self.shared.observer);
         match travels {
-            Travels::Whole => {
-                counters.bytes.fetch_add(bytes, Ordering::Relaxed);
-                observer.on(&Event::Stored { files: 0, bytes });
-            }
-            Travels::ByName => {
-                counters.matched.fetch_add(bytes, Ordering::Relaxed);
-                observer.on(&Event::Skipped { files: 0, bytes });
-            }
+            Travels::Whole => self.shared.moved(&Moved { bytes, ..Moved::default() }),
+            Travels::ByName => self.shared.matched(bytes),
         }
     }
 
@@ -210,23 +198,19 @@ impl Account {
         let kept: HashMap<_, _> = faults.iter().map(|fault| (&fault.path, fault.code)).collect();
         for file in &batch.files {
             match kept.get(&file.path) {
-                Some(FaultCode::AlreadyThere) => shared.skipped(file.bytes),
+                Some(FaultCode::AlreadyThere) => shared.skipped(&file.path, file.bytes),
                 Some(_) => {}
+                None if file.retouched => {
+                    shared.skipped(&file.path, file.bytes);
+                    shared.book().confirm(&file.path, Some(&file.root));
+                }
                 None => {
-                    if let Some(manifest) = &mut self.manifest {
-                        manifest.add(&final_path(self.single_name.as_ref(), &file.path), &file.root);
-                    }
-                    if file.retouched {
-                        shared.skipped(file.bytes);
-                    } else {
-                        (files, bytes) = (files + 1, bytes + file.bytes);
-                    }
+                    shared.book().confirm(&file.path, Some(&file.root));
+                    (files, bytes) = (files + 1, bytes + file.bytes);
                 }
             }
         }
-        shared.counters.files.fetch_add(files, Ordering::Relaxed);
-        shared.counters.bytes.fetch_add(bytes, Ordering::Relaxed);
-        shared.observer.on(&Event::Stored { files, bytes });
+        shared.moved(&Moved { files, whole_bytes: bytes, bytes });
         let failed = faults.into_iter().filter(|fault| fault.code != FaultCode::AlreadyThere);
         failed.for_each(|fault| shared.fail(&FileError::Receiver(fault)));
     }
@@ -241,11 +225,8 @@ impl Account {
             }
             return;
         }
-        self.shared.counters.files.fetch_add(1, Ordering::Relaxed);
-        self.shared.observer.on(&Event::Stored { files: 1, bytes: 0 });
-        if let (Some(manifest), Some(root)) = (&mut self.manifest, file.root()) {
-            manifest.add(&final_path(self.single_name.as_ref(), &file.target), &root);
-        }
+        self.shared.moved(&Moved { files: 1, whole_bytes: file.entry.size, bytes: 0 });
+        self.shared.book().confirm(&file.target, file.root().as_ref());
     }
 
     /// The end is good only if nothing is left open.
@@ -276,10 +257,4 @@ fn located(batch: &SentBatch, fault: EntryFault) -> Fault {
     let EntryFault { entry, operation, code } = fault;
     let path = batch.pack.target_path(entry).unwrap_or_else(zmove_types::RelPath::root);
     Fault { path, operation, code }
-}
-
-/// The path that an entry has at the target: a single entry may have been given the target's own name.
-fn final_path(single_name: Option<&zmove_types::Name>, path: &zmove_types::RelPath) -> zmove_types::RelPath {
-    let renamed = single_name.and_then(|name| zmove_types::RelPath::root().join(name).ok());
-    renamed.unwrap_or_else(|| path.clone())
 }

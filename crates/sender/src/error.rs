@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use thiserror::Error;
 use zmove_scan::ScanError;
 use zmove_transport::{ControlError, LaneError};
-use zmove_wire::{Fault, GreetingError, Refusal, WireError};
+use zmove_wire::{Fault, GreetingError, Refusal, RefusalCode, WireError};
 
 /// Why a push ended before everything was settled.
 #[derive(Debug, Error)]
@@ -33,12 +33,36 @@ pub enum SessionError {
     /// No lane could be set up.
     #[error("no data lane could be set up")]
     NoLane,
+    /// The receiver has not said in time whether it takes the transfer.
+    #[error("the receiver does not answer")]
+    Silent,
     /// The manifest could not be written.
     #[error("write the manifest: {0}")]
     Manifest(#[source] io::Error),
     /// This side could not start a thread.
     #[error("start a thread: {0}")]
     Thread(#[source] io::Error),
+}
+
+impl SessionError {
+    /// Whether connections were lost, or never came about, so that another session may come to its end without anybody
+    /// changing a setting. What came and makes no sense, or does not authenticate, is no such thing.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        match self {
+            Self::Refused(refusal) => {
+                matches!(refusal.code, RefusalCode::Stopping | RefusalCode::Broken | RefusalCode::Busy)
+            }
+            Self::Control(error) => error.is_lost(),
+            Self::Lane(error) => error.is_lost(),
+            Self::NoLane | Self::Silent => true,
+            Self::PeerMisbehaved(_)
+            | Self::PeerIncompatible(_)
+            | Self::Interrupted
+            | Self::Manifest(_)
+            | Self::Thread(_) => false,
+        }
+    }
 }
 
 /// Why one file did not make it; the push goes on.

@@ -299,6 +299,11 @@ impl Planner<'_> {
         }
     }
 
+    fn skipped(&self, directory: &SourceDirectory, entry: &Entry) {
+        let path = directory.target_path().join(&entry.name).unwrap_or_else(|_| RelPath::root());
+        self.shared.skipped(&path, entry.size);
+    }
+
     fn take_reply(&mut self, reply: Reply) {
         let Some(offering) = &mut self.offering else { return };
         let answered = match reply {
@@ -314,7 +319,7 @@ impl Planner<'_> {
                     let source = large_source(self.shared.fresh_file_id(), &directory, entry);
                     self.shared.plan_file(Arc::new(source.comparing(there)), When::Room);
                 }
-                Answered::Skip => self.shared.skipped(entry.size),
+                Answered::Skip => self.skipped(&directory, &entry),
             }
         }
     }

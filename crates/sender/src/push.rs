@@ -3,8 +3,8 @@
 //! **Invariant:** when [`Push::run`] returns, all its threads have ended, whichever way the push went.
 
 use std::future::Future;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
@@ -22,6 +22,7 @@ use crate::error::SessionError;
 use crate::manifest::Manifest;
 use crate::path::PathReport;
 use crate::planner;
+use crate::run::{Earlier, Heard, Run};
 use crate::shared::Shared;
 use crate::steering::Steering;
 use crate::summary::Summary;
@@ -32,32 +33,31 @@ use crate::verdict::{Stages, Times};
 pub struct Push {
     scan: Scan,
     open: Open,
-    manifest: Option<Manifest>,
     config: SenderConfig,
     started: Instant,
-    cpu_started: Duration,
 }
 
 impl Push {
-    /// Starts to walk the sources; the receiver may be dialled meanwhile. `started` is when the user began to wait.
+    /// Starts to walk the sources; the receiver may be dialled meanwhile. `started` is when this session began.
     #[must_use]
     pub fn start(job: PushJob, config: SenderConfig, started: Instant) -> Self {
-        let PushJob { sources, target, shape, compare, delta, durability, manifest, list } = job;
+        let PushJob { sources, target, shape, compare, delta, durability, list } = job;
         let scan = match list {
             Some(list) => scan_list(list, &config.scan),
             None => scan(sources, &config.scan),
         };
-        let open = Open { target, shape, compare, durability, delta };
-        Self { scan, open, manifest, config, started, cpu_started: cpu_time() }
+        let open = Open { target, shape, compare, durability, delta, run: [0; 16] };
+        Self { scan, open, config, started }
     }
 
-    /// Sends everything over `link`.
+    /// Sends everything over `link`, as one session of `run`.
     ///
     /// # Errors
     /// [`SessionError`] when the push did not come to its end, [`SessionError::Interrupted`] once `stop` resolves. What
     /// failed of single files is told to `observer` and counted in the summary.
     pub async fn run(
         self,
+        run: &mut Run,
         link: Link,
         observer: Arc<dyn Observer>,
         stop: impl Future<Output = ()>,
@@ -65,14 +65,18 @@ impl Push {
         let Link { transfer, cipher, control: (reader, mut writer), lanes, supply } = link;
         let compare = self.open.compare;
         let greeting = Greeting { cipher, ..Greeting::new(Role::Control, transfer) };
-        control::ask(&mut writer, greeting, self.open).await?;
+        let open = Open { run: run.id(transfer), ..self.open };
+        control::ask(&mut writer, greeting, open).await?;
         let (outgoing_in, outgoing) = mpsc::unbounded_channel();
         let shared = Arc::new(Shared::new(self.config, observer, outgoing_in, self.started));
         let (teller, news) = planner::news();
         let crew = Crew::start(&shared, self.scan, news, compare).inspect_err(|_no_thread| shared.stop())?;
-        let account = Account { shared, manifest: self.manifest, teller, single_name: None };
+        *shared.book() = std::mem::take(&mut run.book);
         let mut running = Running {
             inbox: None,
+            heard: Heard::Nothing,
+            run_started: run.started,
+            earlier: run.earlier.clone(),
             writer: tokio::spawn(control::write_all(writer, outgoing)),
             lanes,
             lanes_open: true,
@@ -80,14 +84,13 @@ impl Push {
             lanes_early: cipher == Cipher::Tls,
             lanes_max: LANES_UNASKED_MAX,
             crew,
-            account,
+            account: Account { shared, teller },
         };
         let ended = tokio::select! {
             ended = running.drive(reader) => ended,
             () = stop => Err(SessionError::Interrupted),
         };
-        let summary = running.close(ended).await?;
-        Ok(Summary { sender_cpu: cpu_time().saturating_sub(self.cpu_started), ..summary })
+        running.close(ended, run).await
     }
 }
 
@@ -95,6 +98,9 @@ impl Push {
 struct Running {
     /// None until the receiver has given leave.
     inbox: Option<Inbox<ToSender>>,
+    heard: Heard,
+    run_started: Instant,
+    earlier: Earlier,
     writer: tokio::task::JoinHandle<()>,
     lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
     lanes_open: bool,
@@ -111,9 +117,10 @@ impl Running {
     async fn drive(&mut self, reader: ControlReader) -> Result<Finished, SessionError> {
         let (inbox, opened) = self.await_leave(reader).await?;
         self.inbox = Some(inbox);
+        self.heard = Heard::Leave;
         self.need_lanes()?;
         self.lanes_max = opened.lanes_max;
-        self.account.single_name = opened.single_name.map(|name| name.0);
+        self.account.shared.book().single_name = opened.single_name.map(|name| name.0);
         // the planner has gone only when the session is being stopped
         let _stopping = self.account.teller.state.send(opened.state);
         self.steering.begin(&self.account.shared, self.lanes_max);
@@ -132,16 +139,18 @@ impl Running {
                     before = now;
                 }
                 _ = steps.tick() => self.steering.step(&mut self.crew, &self.account.shared)?,
-                () = next(&mut samples) => self.sample(),
+                () = next(&mut samples) => self.tell_sample(),
                 lane = self.lanes.recv(), if self.lanes_open => {
                     self.take_lane(lane);
                     self.need_lanes()?;
                 }
                 Some(error) = self.crew.broken.recv() => return self.explain(error).await,
                 message = hear(&mut self.inbox) => {
-                    if let Some(finished) = self.account.take(message?)? {
+                    let message = message?;
+                    self.note_answer(&message);
+                    if let Some(finished) = self.account.take(message)? {
                         if samples.is_some() {
-                            self.sample();
+                            self.tell_sample();
                         }
                         return Ok(finished);
                     }
@@ -150,12 +159,24 @@ impl Running {
         }
     }
 
-    /// Tells how far each stage is.
-    fn sample(&self) {
+    /// Tells that connections are good for something, the first time that this is seen.
+    fn note_answer(&mut self, message: &ToSender) {
+        if self.heard < Heard::Answer && !matches!(message, ToSender::Refused(_)) {
+            self.heard = Heard::Answer;
+            self.account.shared.observer.on(&Event::Answered);
+        }
+    }
+
+    fn tell_sample(&self) {
+        self.account.shared.observer.on(&Event::Sampled(self.sample()));
+    }
+
+    /// How far each stage is, over all sessions.
+    fn sample(&self) -> Sample {
         let shared = &self.account.shared;
         let path = PathReport::gather(self.crew.probes());
-        shared.observer.on(&Event::Sampled(Sample {
-            elapsed: shared.started.elapsed(),
+        self.earlier.with(Sample {
+            elapsed: self.run_started.elapsed(),
             bytes_read: shared.counters.bytes_read.load(Ordering::Relaxed),
             bytes_handed_over: shared.counters.bytes_handed_over.load(Ordering::Relaxed),
             bytes_acked: path.as_ref().map(|path| path.bytes_acked.iter().sum()),
@@ -165,7 +186,7 @@ impl Running {
             items_outstanding: shared.ledger().outstanding(),
             lanes: self.crew.lanes_up(),
             segments_retransmitted: path.map(|path| path.segments_retransmitted),
-        }));
+        })
     }
 
     /// Waits for leave; meanwhile the first encrypted lanes carry what is guessed to be needed. A lane that breaks now says less than
@@ -174,12 +195,12 @@ impl Running {
         &mut self,
         reader: ControlReader,
     ) -> Result<(Inbox<ToSender>, Opened), SessionError> {
-        let leave = control::leave(reader);
+        let leave = tokio::time::timeout(LEAVE_TIMEOUT, control::leave(reader));
         tokio::pin!(leave);
         loop {
             let room = self.lanes_early && self.crew.lanes_up() < usize::from(self.lanes_max);
             tokio::select! {
-                left = &mut leave => return left,
+                left = &mut leave => return left.unwrap_or(Err(SessionError::Silent)),
                 lane = self.lanes.recv(), if self.lanes_open && room => self.take_lane(lane),
             }
         }
@@ -221,12 +242,18 @@ impl Running {
         tokio::time::timeout(EXPLANATION_TIMEOUT, said).await.unwrap_or(Err(lane_error.into()))
     }
 
-    async fn close(self, ended: Result<Finished, SessionError>) -> Result<Summary, SessionError> {
-        let elapsed = self.account.shared.started.elapsed();
+    async fn close(
+        self,
+        ended: Result<Finished, SessionError>,
+        run: &mut Run,
+    ) -> Result<Summary, SessionError> {
+        let (elapsed, judged) = (run.started.elapsed(), self.account.shared.started.elapsed());
         self.account.shared.stop();
         let breakers = self.crew.breakers();
         let lanes = self.crew.lanes_most();
         let learnt = self.steering.learnt();
+        run.note(self.heard);
+        run.earlier.reached = self.sample();
         if ended.is_err() {
             breakers.iter().for_each(LaneBreaker::trip);
             self.writer.abort();
@@ -246,30 +273,37 @@ impl Running {
         let reading = Reading::take(&crew, &self.account.shared);
         let left_out = crew.left_out();
         tokio::task::spawn_blocking(move || crew.join()).await.expect("a push's threads do not panic");
-        let finished = ended?;
         let shared = self.account.shared;
-        let manifest_left_out =
-            self.account.manifest.map_or(Ok(0), Manifest::finish).map_err(SessionError::Manifest)?;
+        let finished = ended.inspect_err(|_broken_off| leave(&shared, lanes, run))?;
+        let manifest = shared.book().manifest.take();
+        let manifest_left_out = manifest.map_or(Ok(0), Manifest::finish).map_err(SessionError::Manifest)?;
         let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let Earlier { files, bytes, partial_bytes, resent, repeated, .. } = run.earlier;
+        // what this session has gone on with and another of this run has brought
+        let resumed = count(&shared.counters.resumed);
+        let resumed_own = resumed.min(partial_bytes);
         let summary = Summary {
-            files: count(&shared.counters.files),
-            bytes: count(&shared.counters.bytes),
-            skipped: count(&shared.counters.skipped),
-            bytes_resumed: count(&shared.counters.resumed),
+            files: files + count(&shared.counters.files),
+            bytes: bytes + count(&shared.counters.bytes) + resumed_own,
+            // what this run has moved before was there for its last session
+            skipped: count(&shared.counters.skipped).saturating_sub(files),
+            bytes_resumed: resumed - resumed_own,
             bytes_matched: count(&shared.counters.matched),
             specials: count(&shared.counters.specials),
             failed: count(&shared.counters.failed),
             vanished: count(&shared.counters.vanished),
-            resent: count(&shared.counters.resent),
-            repeated: count(&shared.counters.repeated),
-            lanes,
+            resent: resent + count(&shared.counters.resent),
+            repeated: repeated + count(&shared.counters.repeated),
+            reconnects: run.answered().saturating_sub(1),
+            lanes: lanes.max(run.earlier.lanes),
             elapsed,
-            first_byte: shared.first_byte(),
+            judged,
+            first_byte: run.earlier.first_byte.or(shared.first_byte()),
             flush: Duration::from_micros(finished.flush_us),
-            sender_cpu: Duration::ZERO,
+            sender_cpu: run.cpu(),
             receiver_cpu: Duration::from_micros(finished.cpu_us),
             manifest_left_out,
-            verdict: reading.times(elapsed, lanes, &finished).verdict(),
+            verdict: reading.times(judged, lanes, &finished).verdict(),
             path: reading.path,
             learnt,
             left_out,
@@ -279,6 +313,17 @@ impl Running {
         let _goodbye = tokio::time::timeout(GOODBYE_TIMEOUT, self.writer).await;
         Ok(summary)
     }
+}
+
+/// Leaves to `run` what the next session has to know of one that broke off.
+fn leave(shared: &Shared, lanes: usize, run: &mut Run) {
+    let mut book = std::mem::take(&mut *shared.book());
+    shared.ledger().unsettled().for_each(|work| book.leave_open(work));
+    let large = shared.large.lock().unwrap_or_else(PoisonError::into_inner);
+    large.values().for_each(|file| book.leave_large_open(file));
+    book.break_off();
+    run.book = book;
+    run.earlier.add(&shared.counters, lanes, shared.first_byte());
 }
 
 /// The next moment to tell a sample, if samples were asked for.
@@ -298,6 +343,8 @@ async fn hear(inbox: &mut Option<Inbox<ToSender>>) -> Result<ToSender, SessionEr
 const LIMIT_INTERVAL: Duration = Duration::from_secs(1);
 /// How often it is decided what the push should have; see [`tune`](crate::tune).
 const STEERING_INTERVAL: Duration = Duration::from_millis(250);
+/// A receiver that looks at its target for longer will not come back to it.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(120);
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
 const EXPLANATION_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -345,9 +392,4 @@ impl Reading {
             self.path.as_ref().map(|path| before.path.as_ref().map_or(path.clone(), |b| path.since(b)));
         Times { wall: LIMIT_INTERVAL, first_byte, stages, ..Times::default() }.live_limit(path.as_ref())
     }
-}
-
-fn cpu_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }

@@ -19,6 +19,7 @@ use crate::config::SenderConfig;
 use crate::error::FileError;
 use crate::flights::Flights;
 use crate::pack::{Basis, Pack, Parcel};
+use crate::run::Book;
 use crate::source::LargeSource;
 
 /// Work on its way, well enough described to do it again.
@@ -75,6 +76,7 @@ pub(crate) struct Shared {
     pub(crate) started: Instant,
     pub(crate) readers: Headcount,
     pub(crate) flights: Flights<Arc<LargeSource>>,
+    book: Mutex<Book>,
     ledger: Mutex<SenderTransfer<Sent>>,
     settled: Condvar,
     stopping: AtomicBool,
@@ -125,11 +127,24 @@ impl Headcount {
     }
 }
 
+/// What a receipt is for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Moved {
+    /// Files that have become whole.
+    pub(crate) files: u64,
+    /// All their bytes.
+    pub(crate) whole_bytes: u64,
+    /// The bytes of any file that were not told before.
+    pub(crate) bytes: u64,
+}
+
 /// What the summary will say.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) files: AtomicU64,
     pub(crate) bytes: AtomicU64,
+    /// The bytes of the files that are whole.
+    pub(crate) whole_bytes: AtomicU64,
     pub(crate) bytes_read: AtomicU64,
     pub(crate) bytes_handed_over: AtomicU64,
     /// Of these, what the receiver has settled, well or badly.
@@ -178,6 +193,7 @@ impl Shared {
             started,
             readers: Headcount::default(),
             flights: Flights::default(),
+            book: Mutex::default(),
             ledger: Mutex::default(),
             settled: Condvar::new(),
             stopping: AtomicBool::new(false),
@@ -191,6 +207,11 @@ impl Shared {
     /// The account of what is on its way.
     pub(crate) fn ledger(&self) -> MutexGuard<'_, SenderTransfer<Sent>> {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is known of files for longer than this session.
+    pub(crate) fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Books an item as on its way; waits while too many are, so that a receiver that settles nothing cannot make the
@@ -305,8 +326,11 @@ impl Shared {
         let _session_over = self.outgoing.send(message);
     }
 
-    /// A file was at the target already.
-    pub(crate) fn skipped(&self, bytes: u64) {
+    /// A file was at the target already; it counts as moved if an earlier session has brought it.
+    pub(crate) fn skipped(&self, path: &RelPath, bytes: u64) {
+        if self.book().confirm_earlier(path, bytes) {
+            return self.moved(&Moved { files: 1, whole_bytes: bytes, bytes });
+        }
         self.counters.skipped.fetch_add(1, Ordering::Relaxed);
         self.observer.on(&Event::Skipped { files: 1, bytes });
     }
@@ -320,10 +344,28 @@ impl Shared {
         self.observer.on(&Event::Skipped { files: 0, bytes });
     }
 
+    /// The receiver has said that something is at the target.
+    pub(crate) fn moved(&self, moved: &Moved) {
+        let Moved { files, whole_bytes, bytes } = *moved;
+        self.counters.files.fetch_add(files, Ordering::Relaxed);
+        self.counters.whole_bytes.fetch_add(whole_bytes, Ordering::Relaxed);
+        self.counters.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.observer.on(&Event::Stored { files, bytes });
+    }
+
+    /// A group of another version at the target is the same.
+    pub(crate) fn matched(&self, bytes: u64) {
+        self.counters.matched.fetch_add(bytes, Ordering::Relaxed);
+        self.observer.on(&Event::Skipped { files: 0, bytes });
+    }
+
     /// One file or directory failed; the rest goes on.
     pub(crate) fn fail(&self, error: &FileError) {
         self.counters.failed.fetch_add(1, Ordering::Relaxed);
-        self.observer.on(&Event::Failed { message: error.to_string() });
+        let message = error.to_string();
+        if self.book().tell(&message) {
+            self.observer.on(&Event::Failed { message });
+        }
     }
 
     /// A large file failed on this side: nothing of it may appear at the target.

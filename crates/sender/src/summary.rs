@@ -28,10 +28,14 @@ pub struct Summary {
     pub resent: u64,
     /// Chunks that were sent again because their lane was slow.
     pub repeated: u64,
+    /// How often connections were lost and came back.
+    pub reconnects: u64,
     /// How many lanes there were, at most at once.
     pub lanes: usize,
     /// From the start of the command to the receiver's last word.
     pub elapsed: Duration,
+    /// Of that, what the verdict and the path are about: the time since connections last came back.
+    pub judged: Duration,
     /// From the start of the command to the first data on a lane.
     pub first_byte: Option<Duration>,
     /// How long the receiver's last flush took.
@@ -74,6 +78,6 @@ impl Summary {
     /// For how much of the time nothing was on its way, from 0 to 1.
     #[must_use]
     pub fn path_idle(&self) -> Option<f64> {
-        Some(self.path.as_ref()?.idle_share(self.elapsed))
+        Some(self.path.as_ref()?.idle_share(self.judged))
     }
 }

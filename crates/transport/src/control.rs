@@ -38,6 +38,23 @@ pub enum ControlError {
     Wire(#[from] WireError),
 }
 
+impl ControlError {
+    /// Whether the connection was lost, rather than that something came on it that cannot be right.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        match self {
+            Self::Closed => true,
+            Self::Io { source } => is_loss(source),
+            Self::Greeting(_) | Self::Wire(_) => false,
+        }
+    }
+}
+
+/// Whether a connection has ended by this; TLS calls what it cannot take invalid data.
+pub(crate) fn is_loss(error: &io::Error) -> bool {
+    !matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::Unsupported | io::ErrorKind::Other)
+}
+
 /// Splits a stream into the two directions of a control connection.
 pub fn control_pair(stream: impl AsyncRead + AsyncWrite + Send + 'static) -> (ControlReader, ControlWriter) {
     let (reader, writer) = tokio::io::split(stream);

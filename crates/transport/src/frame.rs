@@ -11,6 +11,7 @@ use thiserror::Error;
 use zmove_types::{Buffer, BufferPool, Doing, Stopwatch};
 use zmove_wire::{FrameHeader, WireError};
 
+use crate::control::is_loss;
 use crate::path::PathProbe;
 use crate::record::RecordError;
 
@@ -166,6 +167,20 @@ pub enum LaneError {
         #[from]
         source: WireError,
     },
+}
+
+impl LaneError {
+    /// Whether the connection was lost, rather than that something came on it that cannot be right.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        match self {
+            Self::Closed => true,
+            Self::Io { source } => is_loss(source),
+            Self::Stopped | Self::Tls { .. } | Self::Record { .. } | Self::Forged | Self::Wire { .. } => {
+                false
+            }
+        }
+    }
 }
 
 impl From<io::Error> for LaneError {

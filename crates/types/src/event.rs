@@ -68,6 +68,8 @@ pub enum Event {
     Sampled(Sample),
     /// Everything has been sent; the receiver is flushing and closing.
     Flushing,
+    /// The receiver has answered to what it was given in this session.
+    Answered,
 }
 
 /// How far the stages of a push are at one moment. Bytes are of payload and count from the start.

@@ -68,6 +68,8 @@ pub struct Open {
     pub durability: Durability,
     /// Whether large files that have changed are sent group by group against what is there ([`Verdict::Delta`]).
     pub delta: bool,
+    /// Which run it belongs to: the id of the run's first transfer. An earlier transfer of the same run and key ends first.
+    pub run: [u8; 16],
 }
 
 /// What the target will become.
@@ -325,9 +327,11 @@ mod tests {
             compare: Compare::Checksum,
             durability: Durability::End,
             delta: true,
+            run: [7; 16],
         });
         let bytes = encode_message(&open);
-        assert_eq!(bytes, [10, 0, 0, 0, 0, 2, b'/', b'd', 1, 1, b'f', 1, 1, 1]);
+        assert_eq!(bytes[..14], [26, 0, 0, 0, 0, 2, b'/', b'd', 1, 1, b'f', 1, 1, 1]);
+        assert_eq!(bytes[14..], [7; 16]);
         assert_eq!(decode_message(&bytes[4..]), Ok(open));
     }
 

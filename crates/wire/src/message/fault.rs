@@ -82,13 +82,13 @@ pub enum RefusalCode {
     Target,
     /// The receiver has no room for more transfers or lanes.
     Busy,
-    /// The request makes no sense to this receiver.
+    /// The request makes no sense to this receiver, or what came on a connection makes none or does not authenticate.
     Protocol,
     /// The receiver cannot go on with a transfer it had taken.
     Failed,
     /// The receiver is being stopped, and may be back soon.
     Stopping,
-    /// A connection of a running transfer broke, or what came on it makes no sense.
+    /// A connection of a running transfer was lost; the same may go well if it is tried again.
     Broken,
 }
 

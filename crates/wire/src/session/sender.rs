@@ -132,6 +132,11 @@ impl<W> SenderTransfer<W> {
         self.outstanding.len()
     }
 
+    /// What is on its way.
+    pub fn unsettled(&self) -> impl Iterator<Item = &W> {
+        self.outstanding.values().map(|outstanding| &outstanding.work)
+    }
+
     /// Whether all work has become items, of which some may be on their way.
     #[must_use]
     pub fn is_all_issued(&self) -> bool {

@@ -1,0 +1,248 @@
+//! Connections are lost in mid-transfer and come back: the push goes on by itself and ends as if nothing had been.
+
+use std::path::Path;
+use std::process::Child;
+
+use serde_json::Value;
+use zmove_types::GROUP_BYTES;
+
+use crate::breakage::{Appearance, interrupt};
+use crate::command::{Outcome, Runner, finish};
+use crate::daemon::Daemon;
+use crate::harness::Site;
+use crate::proxy::Proxy;
+use crate::tree::{assert_same, paint};
+
+/// More than the handshakes and the small files, less than all.
+const BYTES_BEFORE_STALL: u64 = 9 << 20;
+const SMALL: u64 = 200;
+const LARGE: u64 = 3;
+const LARGE_BYTES: u64 = 2 * GROUP_BYTES + 5;
+
+/// A push that has come half-way through a relay.
+struct HalfWay {
+    site: Site,
+    proxy: Proxy,
+    client: Child,
+}
+
+fn half_way(site: Site, options: &[&str]) -> HalfWay {
+    for number in 0..SMALL {
+        paint(site.source().join(format!("small/{number}")), 1_000 + number);
+    }
+    for number in 0..LARGE {
+        paint(site.source().join(format!("large{number}")), LARGE_BYTES);
+    }
+    let proxy = Proxy::start(site.the_daemon().address, BYTES_BEFORE_STALL);
+    site.pin(&proxy.address, site.the_daemon().fingerprint);
+    let client = site.push_by(&proxy.address, &[&["--json"], options].concat()).start();
+    proxy.wait_for_stall();
+    HalfWay { site, proxy, client }
+}
+
+fn restart(site: &Site, daemon: &Daemon) -> Daemon {
+    Daemon::start(&site.path("server"), &daemon.address.to_string(), &Runner::default())
+}
+
+/// Expects that one outage was told, and that everything arrived once.
+#[track_caller]
+fn assert_went_on(site: &Site, proxy: &Proxy, outcome: Outcome) -> Value {
+    let lost = format!("zmove: connection to {} lost: ", proxy.address);
+    let outcome = outcome.expect(0).says(&[&lost, "; reconnecting for up to 5 min"]);
+    let summary = outcome.says(&["zmove: reconnected after ", " s"]).lines(2).summary();
+    assert_eq!(summary["reconnects"], 1);
+    assert_same(&site.source(), &site.target());
+    summary
+}
+
+fn small_bytes() -> u64 {
+    (0..SMALL).map(|number| 1_000 + number).sum()
+}
+
+#[track_caller]
+fn assert_all_was_moved_once(summary: &Value) {
+    let count = |name: &str| summary[name].as_u64().unwrap();
+    assert_eq!((count("files"), count("skipped"), count("failed")), (SMALL + LARGE, 0, 0));
+    assert_eq!(count("bytes"), small_bytes() + LARGE * LARGE_BYTES);
+}
+
+#[test]
+fn a_daemon_that_is_killed_and_comes_back() {
+    let HalfWay { mut site, proxy, client } = half_way(Site::daemon(), &[]);
+    let mut daemon = site.take_daemon();
+    daemon.kill();
+    let _again = restart(&site, &daemon);
+    proxy.reset(daemon.address);
+    assert_all_was_moved_once(&assert_went_on(&site, &proxy, finish(client)));
+}
+
+#[test]
+fn a_daemon_that_is_stopped_and_comes_back() {
+    let HalfWay { mut site, proxy, client } = half_way(Site::daemon(), &[]);
+    let daemon = site.take_daemon();
+    let address = daemon.address;
+    assert_eq!(daemon.terminate(), Some(0));
+    proxy.wait_for_refused(1);
+    let _again = Daemon::start(&site.path("server"), &address.to_string(), &Runner::default());
+    proxy.reset(address);
+    assert_all_was_moved_once(&assert_went_on(&site, &proxy, finish(client)));
+}
+
+#[test]
+fn a_path_that_breaks_all_connections() {
+    let HalfWay { site, proxy, client } = half_way(Site::daemon(), &[]);
+    proxy.reset(site.the_daemon().address);
+    assert_all_was_moved_once(&assert_went_on(&site, &proxy, finish(client)));
+}
+
+#[test]
+fn a_path_that_breaks_over_lanes_in_clear() {
+    let HalfWay { site, proxy, client } = half_way(Site::clear(), &[]);
+    proxy.reset(site.the_daemon().address);
+    assert_all_was_moved_once(&assert_went_on(&site, &proxy, finish(client)));
+}
+
+#[test]
+fn a_path_that_is_gone_for_a_while() {
+    let HalfWay { mut site, proxy, client } = half_way(Site::daemon(), &[]);
+    let mut daemon = site.take_daemon();
+    daemon.kill();
+    proxy.reset(daemon.address);
+    proxy.wait_for_refused(20);
+    let _again = restart(&site, &daemon);
+    assert_all_was_moved_once(&assert_went_on(&site, &proxy, finish(client)));
+}
+
+#[test]
+fn a_path_that_breaks_more_than_once() {
+    let HalfWay { site, proxy, client } = half_way(Site::daemon(), &[]);
+    for _ in 0..3 {
+        proxy.reset_for(site.the_daemon().address, 5 << 20);
+        proxy.wait_for_stall();
+    }
+    proxy.reset(site.the_daemon().address);
+    let outcome = finish(client).expect(0);
+    assert!((1..=4).contains(&outcome.summary()["reconnects"].as_u64().unwrap()));
+    assert_all_was_moved_once(&outcome.summary());
+    assert_same(&site.source(), &site.target());
+}
+
+#[test]
+fn what_was_there_before_counts_as_skipped() {
+    let site = Site::daemon();
+    for number in 0..50 {
+        paint(site.source().join(format!("small/{number}")), 1_000 + number);
+    }
+    site.push_contents();
+    let HalfWay { site, proxy, client } = half_way(site, &[]);
+    proxy.reset(site.the_daemon().address);
+    let summary = assert_went_on(&site, &proxy, finish(client));
+    let files = [&summary["skipped"], &summary["files"]].map(|count| count.as_u64().unwrap());
+    // painting again made those of the first run new, unless it gave them the same time
+    assert_eq!(files[0] + files[1], SMALL + LARGE);
+}
+
+#[test]
+fn the_manifest_has_each_file_once() {
+    for options in [&[][..], &["--checksum"]] {
+        let HalfWay { site, proxy, client } =
+            half_way(Site::daemon(), &[&["--manifest", "manifest"], options].concat());
+        proxy.reset(site.the_daemon().address);
+        assert_went_on(&site, &proxy, finish(client));
+        let mut expected: Vec<_> = (0..SMALL).map(|number| format!("small/{number}")).collect();
+        expected.extend((0..LARGE).map(|number| format!("large{number}")));
+        expected.sort();
+        let lines = std::fs::read_to_string(site.path("manifest")).unwrap();
+        let line = |line: &str| {
+            let (root, name) = line.split_once("  ").unwrap();
+            let contents = std::fs::read(site.source().join(name)).unwrap();
+            assert_eq!(root, blake3::hash(&contents).to_string(), "{name}");
+            name.to_owned()
+        };
+        let mut names: Vec<_> = lines.lines().map(line).collect();
+        names.sort();
+        assert_eq!(names, expected);
+    }
+}
+
+#[test]
+fn a_failure_is_told_once() {
+    let site = Site::daemon();
+    paint(site.target().join("small/7/in the way"), 1);
+    let HalfWay { site, proxy, client } = half_way(site, &[]);
+    proxy.reset(site.the_daemon().address);
+    let outcome = finish(client).expect(23).says(&["small/7", "a directory of that name is in the way"]);
+    let summary = outcome.summary();
+    assert_eq!((&summary["failed"], &summary["files"]), (&1.into(), &(SMALL + LARGE - 1).into()));
+    assert_eq!(summary["reconnects"], 1);
+}
+
+#[test]
+fn who_has_waited_long_enough_is_told_why() {
+    let HalfWay { mut site, proxy, client } = half_way(Site::daemon(), &["--timeout", "1s"]);
+    let mut daemon = site.take_daemon();
+    daemon.kill();
+    proxy.reset(daemon.address);
+    let outcome = finish(client).expect(12);
+    let address = proxy.address.to_string();
+    let outcome = outcome.says(&["zmove: connection to", &address, "reconnecting for up to 1 s"]);
+    let end = format!("zmove: the connection to {address} was lost and has not come back for 1 s: ");
+    outcome.says(&[&end, &format!("connect to {address}")]).lines(2);
+}
+
+#[test]
+fn who_does_not_want_to_wait_is_told_at_once() {
+    let HalfWay { site, proxy, client } = half_way(Site::daemon(), &["--timeout", "0"]);
+    proxy.reset(site.the_daemon().address);
+    let outcome = finish(client);
+    assert!(matches!(outcome.code, Some(10 | 12)), "{:?}: {}", outcome.code, outcome.stderr);
+    outcome.says(&["zmove: ", "connection"]).lines(1);
+}
+
+#[test]
+fn an_interrupt_is_heard_while_there_is_no_connection() {
+    let HalfWay { mut site, proxy, client } = half_way(Site::daemon(), &[]);
+    let mut daemon = site.take_daemon();
+    daemon.kill();
+    proxy.reset(daemon.address);
+    proxy.wait_for_refused(12);
+    interrupt(client).expect(20).says(&["zmove: interrupted"]).says(&["reconnecting"]).lines(2);
+}
+
+#[test]
+fn a_key_that_was_withdrawn_meanwhile_ends_the_push() {
+    let HalfWay { site, proxy, client } = half_way(Site::daemon(), &[]);
+    std::fs::remove_file(site.path("server").join("authorized_keys")).unwrap();
+    proxy.reset(site.the_daemon().address);
+    finish(client).expect(5).says(&["this key is not known here"]).says(&["reconnecting"]).lines(2);
+}
+
+#[test]
+fn what_was_never_up_is_not_dialled_again() {
+    let site = Site::daemon();
+    paint(site.source().join("f"), 10);
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    site.pin(&nobody, site.the_daemon().fingerprint);
+    site.push_by(&nobody, &[]).outcome().expect(10).says(&["refused"]).lines(1);
+}
+
+/// The daemon that comes back knows nothing of the connections, and says so.
+#[test]
+fn a_daemon_that_comes_back_over_quic() {
+    let mut site = Site::quic();
+    paint(site.source().join("small"), 1_000);
+    let endless = site.source().join("endless");
+    std::fs::File::create(&endless).unwrap().set_len(1 << 40).unwrap();
+    let appeared = Appearance::of("small", &site.target());
+    let client = site.push_command(&["--json"], &[&site.contents()], "").start();
+    appeared.wait();
+    let mut daemon = site.take_daemon();
+    daemon.kill();
+    // what it finds when it comes back is a tree that can be moved
+    std::fs::remove_file(&endless).unwrap();
+    let options = ["--listen", &daemon.address.to_string(), "--transport", "quic"];
+    let _again = Daemon::start_with(&site.path("server"), &options, &Runner::default());
+    let outcome = finish(client).expect(0).says(&["reconnecting"]).says(&["reconnected"]).lines(2);
+    assert_eq!((&outcome.summary()["reconnects"], &outcome.summary()["files"]), (&1.into(), &1.into()));
+    assert_same(&site.source(), Path::new(&site.target()));
+}
