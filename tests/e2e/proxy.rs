@@ -24,6 +24,10 @@ struct State {
     bytes_left: u64,
     strike: Option<Strike>,
     open: Vec<TcpStream>,
+    /// What each pair of these has carried upstream.
+    carried: Vec<u64>,
+    /// Whether what is stalled goes on.
+    resumed: bool,
     /// Connections that came when nobody was upstream.
     refused: usize,
 }
@@ -50,8 +54,15 @@ impl Proxy {
     fn start_with(upstream: SocketAddr, bytes_max: u64, strike: Option<Strike>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let state =
-            Mutex::new(State { upstream, bytes_left: bytes_max, strike, open: Vec::new(), refused: 0 });
+        let state = Mutex::new(State {
+            upstream,
+            bytes_left: bytes_max,
+            strike,
+            open: Vec::new(),
+            carried: Vec::new(),
+            resumed: false,
+            refused: 0,
+        });
         let shared = Arc::new(Shared { state, changed: Condvar::new() });
         let accepting = Arc::clone(&shared);
         std::thread::spawn(move || {
@@ -83,6 +94,20 @@ impl Proxy {
         assert!(state.refused >= count, "the client does not dial again");
     }
 
+    /// Closes the connections that have carried most, so many of them, and lets the others go on.
+    pub(crate) fn resume_without_busiest(&self, count: usize) {
+        let mut state = self.shared.state.lock().unwrap();
+        let mut busiest: Vec<_> = (0..state.carried.len()).collect();
+        busiest.sort_unstable_by_key(|number| std::cmp::Reverse(state.carried[*number]));
+        for number in busiest.into_iter().take(count) {
+            for stream in &state.open[2 * number..2 * number + 2] {
+                drop(stream.shutdown(Shutdown::Both));
+            }
+        }
+        (state.bytes_left, state.resumed) = (u64::MAX, true);
+        self.shared.changed.notify_all();
+    }
+
     /// Closes all connections and sends new ones to `upstream`, without a limit.
     pub(crate) fn reset(&self, upstream: SocketAddr) {
         self.reset_for(upstream, u64::MAX);
@@ -94,7 +119,8 @@ impl Proxy {
         for stream in state.open.drain(..) {
             drop(stream.shutdown(Shutdown::Both));
         }
-        (state.upstream, state.bytes_left) = (upstream, bytes_max);
+        state.carried.clear();
+        (state.upstream, state.bytes_left, state.resumed) = (upstream, bytes_max, false);
         self.shared.changed.notify_all();
     }
 }
@@ -107,18 +133,22 @@ impl Shared {
             return self.changed.notify_all();
         };
         let ways = [&client, &server].map(|stream| stream.try_clone().unwrap());
-        self.state.lock().unwrap().open.extend(ways);
+        let mut state = self.state.lock().unwrap();
+        state.open.extend(ways);
+        state.carried.push(0);
+        let number = state.carried.len() - 1;
+        drop(state);
         let (up, down) = (client.try_clone().unwrap(), server.try_clone().unwrap());
         let shared = Arc::clone(self);
-        std::thread::spawn(move || shared.pump_up(up, server));
+        std::thread::spawn(move || shared.pump_up(number, up, server));
         std::thread::spawn(move || pump_down(down, client));
     }
 
-    fn pump_up(&self, mut from: TcpStream, mut to: TcpStream) {
+    fn pump_up(&self, number: usize, mut from: TcpStream, mut to: TcpStream) {
         let mut room = vec![0; 64 << 10];
         while let Ok(taken @ 1..) = from.read(&mut room) {
             self.strike(&mut room[..taken]);
-            if !self.admit(taken as u64) || to.write_all(&room[..taken]).is_err() {
+            if !self.admit(number, taken as u64) || to.write_all(&room[..taken]).is_err() {
                 break;
             }
         }
@@ -136,16 +166,18 @@ impl Shared {
     }
 
     /// Waits until bytes may pass; false when the relay was reset meanwhile.
-    fn admit(&self, bytes: u64) -> bool {
+    fn admit(&self, number: usize, bytes: u64) -> bool {
         let mut state = self.state.lock().unwrap();
+        if let Some(carried) = state.carried.get_mut(number) {
+            *carried += bytes;
+        }
         if state.bytes_left >= bytes {
             state.bytes_left -= bytes;
             return true;
         }
         state.bytes_left = 0;
         self.changed.notify_all();
-        drop(self.changed.wait_while(state, |state| state.bytes_left == 0).unwrap());
-        false
+        self.changed.wait_while(state, |state| state.bytes_left == 0).unwrap().resumed
     }
 }
 

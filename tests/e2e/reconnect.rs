@@ -127,6 +127,32 @@ fn a_path_that_breaks_more_than_once() {
     assert_same(&site.source(), &site.target());
 }
 
+/// What a lost lane had goes by others, and nobody needs to know.
+#[track_caller]
+fn assert_lanes_are_done_without(site: Site, count: usize, options: &[&str]) {
+    let HalfWay { site, proxy, client } = half_way(site, options);
+    proxy.resume_without_busiest(count);
+    let summary = finish(client).done().summary();
+    assert_eq!(summary["reconnects"], 0);
+    assert_all_was_moved_once(&summary);
+    assert_same(&site.source(), &site.target());
+}
+
+#[test]
+fn a_lane_that_is_cut() {
+    assert_lanes_are_done_without(Site::daemon(), 1, &["--streams", "4"]);
+}
+
+#[test]
+fn a_lane_in_clear_that_is_cut() {
+    assert_lanes_are_done_without(Site::clear(), 1, &["--streams", "4"]);
+}
+
+#[test]
+fn all_lanes_but_one_are_cut() {
+    assert_lanes_are_done_without(Site::daemon(), 3, &["--streams", "4"]);
+}
+
 #[test]
 fn what_was_there_before_counts_as_skipped() {
     let site = Site::daemon();

@@ -28,6 +28,10 @@ fn receive_all(
 ) -> Result<(), LaneError> {
     let mut watch = context.receive_clock.start();
     while let Some(frame) = source.receive(&context.pool, &mut watch)? {
+        // it may come again, or come when it has been given up
+        if frame.header.kind != FrameKind::Declare && !context.let_in(frame.header.item.0)? {
+            continue;
+        }
         let job = match frame.header.kind {
             FrameKind::Batch | FrameKind::Guess => check_batch(context, frame)?,
             FrameKind::Declare => declare(context, &frame)?,

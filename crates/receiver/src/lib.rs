@@ -15,6 +15,7 @@ mod files;
 mod finish;
 pub mod journal;
 mod lanes;
+mod lost;
 mod parts;
 mod place;
 mod registry;

@@ -16,11 +16,12 @@ use zmove_transport::{
     ControlError, ControlReader, ControlWriter, Inbox, LaneBreaker, LaneError, LaneSource,
 };
 use zmove_types::{BufferPool, StageClock, StageTimes, TransferId};
-use zmove_wire::limits::{LANES_UNASKED_MAX, OFFER_FILES_MAX, OFFERS_OUTSTANDING_MAX};
+use zmove_wire::limits::{ITEMS_OUTSTANDING_MAX, LANES_UNASKED_MAX, OFFER_FILES_MAX, OFFERS_OUTSTANDING_MAX};
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
     Answer, Durability, FaultCode, Finished, Greeting, Offer, Open, Opened, Refusal, RefusalCode, Role,
-    StageReport, TargetState, ToReceiver, ToSender, TopName, WireError, decode_message, encode_message,
+    StageReport, StoredItem, TargetState, ToReceiver, ToSender, TopName, WireError, decode_message,
+    encode_message,
 };
 
 use crate::compare::{Judgement, judge_all};
@@ -29,6 +30,7 @@ use crate::delta::Bases;
 use crate::ending::{Ending, EndingSessions};
 use crate::error::SessionError;
 use crate::files::FileTable;
+use crate::lost::LostLanes;
 use crate::parts::Parts;
 use crate::store::{Context, Job, Outcome, write_all};
 use crate::target::{Access, Target};
@@ -116,6 +118,7 @@ pub async fn run_session(
         offers: 0,
         sessions: config.ending,
         ending: None,
+        lost: LostLanes::default(),
         lanes_max: usize::from(config.lanes_max.max(LANES_UNASKED_MAX)),
     };
     let ended = tokio::select! {
@@ -170,6 +173,7 @@ pub(crate) fn context(
         files: FileTable::default(),
         parts,
         bases: Bases::new(config.writers),
+        arrivals: Mutex::default(),
         temp_names: TempNames::new(&transfer.to_string()[..12]),
         untouched: Untouched::default(),
         directories: Mutex::default(),
@@ -308,6 +312,7 @@ struct Running {
     sessions: EndingSessions,
     /// From when on a later session to the same target has to wait.
     ending: Option<Ending>,
+    lost: LostLanes,
     lanes_max: usize,
 }
 
@@ -321,6 +326,7 @@ impl Running {
                     self.crew.add_lane(&self.context, lane)?;
                 }
                 Some(outcome) = self.outcomes.recv() => self.take_outcomes(outcome)?,
+                error = self.lost.overdue() => return Err(error.into()),
                 message = self.inbox.recv() => self.take_message(message.ok_or(ControlError::Closed)??)?,
             }
             while let Some(action) = self.ledger.poll()? {
@@ -340,8 +346,24 @@ impl Running {
                 self.context.abandon_file(zmove_types::FileId(file));
                 Ok(())
             }
+            ToReceiver::LaneLost { items } => self.take_lost(items),
             ToReceiver::Announce { items, mismatches } => Ok(self.ledger.announced(items, mismatches)?),
         }
+    }
+
+    /// What has not come of a lane that is gone is reported; what has come is on its way to its place, or is there.
+    fn take_lost(&mut self, items: Vec<u64>) -> Result<(), SessionError> {
+        if items.len() > ITEMS_OUTSTANDING_MAX {
+            let (value, limit) = (items.len() as u64, ITEMS_OUTSTANDING_MAX as u64);
+            return Err(WireError::OverLimit { what: "lost items", value, limit }.into());
+        }
+        self.lost.explained();
+        for item in items {
+            if self.context.let_in(item)? {
+                self.ledger.settled(StoredItem { item, mismatch: true, faults: Vec::new() })?;
+            }
+        }
+        Ok(())
     }
 
     fn take_offer(&mut self, offer: Offer) -> Result<(), SessionError> {
@@ -413,7 +435,10 @@ impl Running {
             }
             Outcome::LaneEnded(number, ended) => {
                 self.crew.breakers.remove(&number);
-                ended?;
+                match ended {
+                    Err(error) if error.is_lost() => self.lost.note(error),
+                    ended => ended?,
+                }
             }
             Outcome::Panicked => return Err(SessionError::Lane(panicked())),
         }

@@ -12,7 +12,7 @@ use zmove_transport::LaneError;
 use zmove_types::{BufferPool, Doing, FileId, GroupSpan, ItemId, Metadata, RelPath, StageClock};
 use zmove_wire::{
     Answer, Durability, EntryFault, Fault, FaultCode, FileDone, FileHead, Held, Operation, StoredItem,
-    TargetState,
+    TargetState, WireError, session::Arrivals,
 };
 
 use crate::check::{NamedGroup, VerifiedBatch, VerifiedChunk, damaged};
@@ -34,6 +34,7 @@ pub(crate) struct Context {
     pub(crate) files: FileTable,
     pub(crate) parts: Parts,
     pub(crate) bases: Bases,
+    pub(crate) arrivals: Mutex<Arrivals>,
     pub(crate) temp_names: TempNames,
     pub(crate) untouched: Untouched,
     pub(crate) directories: Mutex<Vec<(RelPath, Metadata)>>,
@@ -78,6 +79,11 @@ impl Context {
     pub(crate) fn tell(&self, outcome: Outcome) {
         // nobody listens any more only when the session is over
         let _session_over = self.outcomes.blocking_send(outcome);
+    }
+
+    /// Whether an item has come for the first time; it is dropped otherwise.
+    pub(crate) fn let_in(&self, item: u64) -> Result<bool, WireError> {
+        self.arrivals.lock().unwrap_or_else(PoisonError::into_inner).insert(item)
     }
 
     pub(crate) fn settle(&self, item: ItemId, faults: Vec<EntryFault>) {

@@ -16,8 +16,8 @@ use zmove_wire::{
 
 use crate::error::{FileError, SessionError};
 use crate::planner::{Reply, Teller};
-use crate::reader::resend;
-use crate::shared::{Moved, Sent, SentBatch, Shared, Travels};
+use crate::reader::{resend, send_again};
+use crate::shared::{Lost, Moved, Sent, SentBatch, Shared, Travels};
 
 /// The ways to the receiver.
 #[derive(Debug)]
@@ -164,8 +164,9 @@ impl Account {
     }
 
     fn take_mismatch(&mut self, item: ItemId, faults: &[EntryFault]) -> Result<(), WireError> {
-        let outcome = self.shared.mismatch(item)?;
-        match outcome {
+        let lost = if self.shared.aboard.settled(item) { Lost::WithLane } else { Lost::No };
+        match self.shared.mismatch(item, lost)? {
+            Resend::Again { work, tries } if lost == Lost::WithLane => send_again(&self.shared, work, tries),
             Resend::Again { work, tries } => resend(&self.shared, work, tries, faults),
             Resend::GiveUp(work) => {
                 self.give_up(work);

@@ -27,11 +27,18 @@ pub(crate) struct Crew {
     scan: Scan,
     lanes: Vec<Lane>,
     lanes_most: usize,
-    broken_in: mpsc::UnboundedSender<LaneError>,
-    /// Lanes that broke.
-    pub(crate) broken: UnboundedReceiver<LaneError>,
+    broken_in: mpsc::UnboundedSender<Broken>,
+    /// What broke.
+    pub(crate) broken: UnboundedReceiver<Broken>,
     /// Why the last lane did not come up.
     pub(crate) last_error: Option<LaneError>,
+}
+
+/// A lane that broke, or any thread that panicked.
+#[derive(Debug)]
+pub(crate) struct Broken {
+    pub(crate) lane: Option<usize>,
+    pub(crate) error: LaneError,
 }
 
 /// One lane, also after its end.
@@ -42,6 +49,8 @@ struct Lane {
     hold: Option<crossbeam_channel::Sender<()>>,
     /// Set when its thread has nothing more to do.
     ended: Arc<AtomicBool>,
+    /// What it has not delivered will not arrive.
+    lost: bool,
     pace: Pace,
 }
 
@@ -65,7 +74,13 @@ impl Lane {
     fn tidy(&mut self) {
         let last = self.probe.read().unwrap_or_default();
         self.pace.note(last.bytes_acked.unwrap_or(0));
-        if self.hold.is_some() || !self.ended.load(Ordering::Acquire) || unacked(&last) > 0 {
+        if self.hold.is_some() && last.established == Some(false) {
+            // its thread may be waiting for work, and would not see it
+            self.breaker.trip();
+            self.hold = None;
+        }
+        let arriving = unacked(&last) > 0 && !self.lost;
+        if self.hold.is_some() || !self.ended.load(Ordering::Acquire) || arriving {
             return;
         }
         self.ended.store(false, Ordering::Relaxed);
@@ -130,6 +145,7 @@ impl Crew {
             probe: sink.path(),
             hold: Some(hold),
             ended: Arc::clone(&ended),
+            lost: false,
             pace: Pace::default(),
         };
         let (number, sharing, cargo) = (self.lanes.len(), Arc::clone(shared), self.cargo.clone());
@@ -140,7 +156,7 @@ impl Crew {
             if let Err(error) = lanes::run_lane(&sharing, (number, sink), &cargo, &let_go)
                 && !sharing.is_stopping()
             {
-                let _session_over = broken.send(error);
+                let _session_over = broken.send(Broken { lane: Some(number), error });
             }
             ended.store(true, Ordering::Release);
         });
@@ -163,6 +179,14 @@ impl Crew {
     pub(crate) fn tidy(&mut self) {
         self.lanes.iter_mut().for_each(Lane::tidy);
         self.threads.retain(|thread| !thread.is_finished());
+    }
+
+    /// Counts a lane no longer as up, whose thread has ended.
+    pub(crate) fn lose_lane(&mut self, number: usize) {
+        if let Some(lane) = self.lanes.get_mut(number) {
+            (lane.hold, lane.lost) = (None, true);
+            lane.breaker.trip();
+        }
     }
 
     /// Lets the slowest lanes go until so many are left: each ends in order after the frame it is sending.
@@ -269,13 +293,13 @@ pub(crate) fn end_unused(mut sink: Box<dyn LaneSink>) {
 const BUFFERS_BESIDE_LANES: usize = 8;
 
 /// Ends the push when one of its threads panics, rather than let it wait for ever.
-struct PanicGuard(mpsc::UnboundedSender<LaneError>);
+struct PanicGuard(mpsc::UnboundedSender<Broken>);
 
 impl Drop for PanicGuard {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let source = io::Error::other("a thread of the sender panicked");
-            let _session_over = self.0.send(LaneError::Io { source });
+            let _session_over = self.0.send(Broken { lane: None, error: LaneError::Io { source } });
         }
     }
 }
@@ -296,6 +320,7 @@ mod tests {
             }),
             hold: None,
             ended: Arc::new(AtomicBool::new(false)),
+            lost: false,
             pace: Pace::default(),
         };
         lane.tidy();
@@ -314,7 +339,8 @@ mod tests {
             let mut pace = Pace::default();
             in_all.iter().for_each(|bytes| pace.note(*bytes));
             let (breaker, probe) = (LaneBreaker::new(|| ()), PathProbe::default());
-            Lane { breaker, probe, hold: Some(crossbeam_channel::bounded(0).0), ended: Arc::default(), pace }
+            let hold = Some(crossbeam_channel::bounded(0).0);
+            Lane { breaker, probe, hold, ended: Arc::default(), lost: false, pace }
         };
         let mut lanes = carried.map(lane);
         let mut left = |wanted| {

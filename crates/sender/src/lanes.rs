@@ -10,7 +10,7 @@ use std::time::Instant;
 use crossbeam_channel::{Receiver, TryRecvError, select};
 use zmove_disk::FileIdentity;
 use zmove_transport::{Frame, LaneError, LaneSink};
-use zmove_types::{Buffer, Doing, FileId, GroupSpan, Stopwatch};
+use zmove_types::{Buffer, Doing, FileId, GroupSpan, ItemId, Stopwatch};
 use zmove_wire::{FileHead, FrameHeader, FrameKind};
 
 use crate::reader::sealed;
@@ -25,6 +25,11 @@ pub(crate) enum Cargo {
 }
 
 impl Cargo {
+    fn item(&self) -> ItemId {
+        let (Self::Batch(frame) | Self::Chunk { frame, .. }) = self;
+        frame.header.item
+    }
+
     /// How much payload it is.
     pub(crate) fn data_bytes(&self) -> u32 {
         let (Self::Batch(frame) | Self::Chunk { frame, .. }) = self;
@@ -45,6 +50,7 @@ pub(crate) fn run_lane(
         watch.lap(Doing::Starved);
         shared.note_first_byte();
         let bytes = cargo.data_bytes();
+        shared.aboard.taken(cargo.item(), number);
         match cargo {
             Cargo::Batch(frame) => sink.send(frame, &mut watch)?,
             Cargo::Chunk { file, span, identity, frame, tries } => {

@@ -4,6 +4,7 @@
 //! **Invariant:** a file counts as done only when the receiver says so, and the last group of a large file leaves only
 //! after the source was seen unchanged, so that a file that changed under the copy never becomes whole at the target.
 
+mod aboard;
 mod ahead;
 mod config;
 mod control;

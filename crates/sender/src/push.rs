@@ -13,11 +13,11 @@ use zmove_scan::{Scan, scan, scan_list};
 use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink};
 use zmove_types::{Event, Observer, Sample};
 use zmove_wire::limits::LANES_UNASKED_MAX;
-use zmove_wire::{Cipher, Finished, Greeting, Open, Opened, Role, ToSender};
+use zmove_wire::{Cipher, Finished, Greeting, Open, Opened, Role, ToReceiver, ToSender};
 
 use crate::config::{PushJob, SenderConfig};
 use crate::control::{self, Account, Link};
-use crate::crew::{Crew, end_unused};
+use crate::crew::{Broken, Crew, end_unused};
 use crate::error::SessionError;
 use crate::manifest::Manifest;
 use crate::path::PathReport;
@@ -144,7 +144,11 @@ impl Running {
                     self.take_lane(lane);
                     self.need_lanes()?;
                 }
-                Some(error) = self.crew.broken.recv() => return self.explain(error).await,
+                Some(broken) = self.crew.broken.recv() => {
+                    if let Some(error) = self.lose_lane(broken) {
+                        return self.explain(error).await;
+                    }
+                }
                 message = hear(&mut self.inbox) => {
                     let message = message?;
                     self.note_answer(&message);
@@ -228,6 +232,25 @@ impl Running {
             return Ok(());
         }
         Err(self.crew.last_error.take().map_or(SessionError::NoLane, SessionError::Lane))
+    }
+
+    /// Goes on without a lane whose connection is lost, while there are others: what it had goes by them. Returns why that
+    /// cannot be.
+    fn lose_lane(&mut self, Broken { lane, error }: Broken) -> Option<LaneError> {
+        let Some(lane) = lane.filter(|_| error.is_lost()) else { return Some(error) };
+        self.crew.lose_lane(lane);
+        let shared = &self.account.shared;
+        let lanes = self.crew.lanes_up();
+        if lanes == 0 {
+            return Some(error);
+        }
+        let lost = shared.aboard.lose(lane).into_iter();
+        let ledger = shared.ledger();
+        let items = lost.filter(|item| ledger.is_outstanding(*item)).map(|item| item.0).collect();
+        drop(ledger);
+        shared.send(ToReceiver::LaneLost { items });
+        shared.observer.on(&Event::LaneUp { lanes });
+        None
     }
 
     /// A broken lane is often only the first sign of what the control connection can tell better.

@@ -401,6 +401,16 @@ pub(crate) fn resend(shared: &Shared, work: Sent, tries: u8, faults: &[EntryFaul
         }
     };
     shared.observer.on(&Event::Resent { what });
+    plan_again(shared, work, tries);
+}
+
+/// Sends what was lost with its lane again.
+pub(crate) fn send_again(shared: &Shared, work: Sent, tries: u8) {
+    shared.counters.repeated.fetch_add(1, Ordering::Relaxed);
+    plan_again(shared, work, tries);
+}
+
+fn plan_again(shared: &Shared, work: Sent, tries: u8) {
     match work {
         Sent::Batch(batch) => {
             shared.plan.push_again(Work::Pack(Parcel::Unread(Pack { tries, ..batch.pack })));

@@ -14,6 +14,7 @@ use zmove_wire::limits::ITEMS_OUTSTANDING_MAX;
 use zmove_wire::session::{Resend, SenderTransfer};
 use zmove_wire::{FrameKind, ToReceiver, WireError};
 
+use crate::aboard::Aboard;
 use crate::ahead::Ahead;
 use crate::config::SenderConfig;
 use crate::error::FileError;
@@ -76,6 +77,7 @@ pub(crate) struct Shared {
     pub(crate) started: Instant,
     pub(crate) readers: Headcount,
     pub(crate) flights: Flights<Arc<LargeSource>>,
+    pub(crate) aboard: Aboard,
     book: Mutex<Book>,
     ledger: Mutex<SenderTransfer<Sent>>,
     settled: Condvar,
@@ -125,6 +127,13 @@ impl Headcount {
     fn lock(&self) -> MutexGuard<'_, Readers> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether an item was lost with its lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lost {
+    WithLane,
+    No,
 }
 
 /// What a receipt is for.
@@ -193,6 +202,7 @@ impl Shared {
             started,
             readers: Headcount::default(),
             flights: Flights::default(),
+            aboard: Aboard::default(),
             book: Mutex::default(),
             ledger: Mutex::default(),
             settled: Condvar::new(),
@@ -229,13 +239,17 @@ impl Shared {
         let settled = self.ledger().stored(item)?;
         self.settled.notify_one();
         self.flights.settled(item, Instant::now());
+        self.aboard.settled(item);
         self.counters.bytes_settled.fetch_add(settled.data_bytes(), Ordering::Relaxed);
         Ok(settled)
     }
 
-    /// The receiver found an item damaged.
-    pub(crate) fn mismatch(&self, item: ItemId) -> Result<Resend<Sent>, WireError> {
-        let settled = self.ledger().mismatch(item)?;
+    /// The receiver found an item damaged, or says that it was lost with its lane.
+    pub(crate) fn mismatch(&self, item: ItemId, lost: Lost) -> Result<Resend<Sent>, WireError> {
+        let settled = match lost {
+            Lost::WithLane => self.ledger().lost(item)?,
+            Lost::No => self.ledger().mismatch(item)?,
+        };
         self.settled.notify_one();
         self.flights.settled(item, Instant::now());
         let (Resend::Again { work, .. } | Resend::GiveUp(work)) = &settled;

@@ -12,6 +12,8 @@ use crate::sys;
 /// The state of a connection, as far as this kernel tells it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpInfo {
+    /// Whether both ends are connected and neither has closed.
+    pub established: Option<bool>,
     /// The smoothed round trip.
     pub round_trip: Option<Duration>,
     /// The shortest round trip of late.
@@ -61,6 +63,7 @@ impl TcpInfo {
         // a bit that was padding before there was a rate
         let flags = long(bytes, DELIVERY_RATE).and_then(|_| bytes.get(FLAGS));
         Self {
+            established: bytes.first().map(|state| *state == ESTABLISHED),
             round_trip: micros_32(ROUND_TRIP),
             round_trip_min: micros_32(ROUND_TRIP_MIN).filter(|time| time.as_micros() < u128::from(u32::MAX)),
             segment_bytes: word(bytes, SEGMENT_BYTES),
@@ -95,6 +98,8 @@ fn long(bytes: &[u8], at: usize) -> Option<u64> {
 const ROOM_BYTES: usize = 512;
 
 /// Where the fields lie; the kernel only ever appends.
+/// `TCP_ESTABLISHED`, in the first byte.
+const ESTABLISHED: u8 = 1;
 const FLAGS: usize = 7;
 const SEGMENT_BYTES: usize = 16;
 const LAST_DATA_SENT: usize = 44;

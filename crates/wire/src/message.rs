@@ -33,6 +33,12 @@ pub enum ToReceiver {
         /// How many mismatch reports have been dealt with.
         mismatches: u64,
     },
+    /// A lane's connection is gone. What of its items has not come is to be reported as a mismatch.
+    LaneLost {
+        /// The items that it had and that have no receipt, at most
+        /// [`ITEMS_OUTSTANDING_MAX`](crate::limits::ITEMS_OUTSTANDING_MAX).
+        items: Vec<u64>,
+    },
 }
 
 /// From the receiver to the sender.
@@ -341,6 +347,7 @@ mod tests {
         assert_eq!(tag(&ToReceiver::Offer(Offer { offer: 0, groups: vec![] })), 1);
         assert_eq!(tag(&ToReceiver::Abandon { file: 0 }), 2);
         assert_eq!(tag(&ToReceiver::Announce { items: 0, mismatches: 0 }), 3);
+        assert_eq!(tag(&ToReceiver::LaneLost { items: vec![] }), 4);
         let tag = |message: &ToSender| encode_message(message)[4];
         assert_eq!(
             tag(&ToSender::Opened(Opened { state: TargetState::Empty, lanes_max: 1, single_name: None })),

@@ -3,10 +3,12 @@
 //! [`SenderTransfer`] and [`ReceiverTransfer`] are fed events and drained of actions; the tests at the foot of
 //! `session/tests.rs` run the pair in virtual time over a path that delays, reorders and damages.
 
+mod arrivals;
 mod receiver;
 mod sender;
 #[cfg(test)]
 mod tests;
 
+pub use arrivals::Arrivals;
 pub use receiver::{ReceiverAction, ReceiverTransfer};
 pub use sender::{Resend, SenderTransfer};

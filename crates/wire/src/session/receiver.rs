@@ -3,53 +3,23 @@
 //! **Invariant:** [`ReceiverAction::Finish`] is given at most once, and only when the sender's announcement says that
 //! nothing else is coming: every announced item is settled and every mismatch has been answered.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
+use super::arrivals::Items;
 use crate::error::WireError;
-use crate::limits::{ITEMS_OUTSTANDING_MAX, STORED_ITEMS_MAX};
+use crate::limits::STORED_ITEMS_MAX;
 use crate::message::{Answer, Fault, FileDone, Held, Stored, StoredItem, ToSender};
 
 /// What has been received, and what to tell the sender.
 #[derive(Debug, Default)]
 pub struct ReceiverTransfer {
-    settled: Settled,
+    settled: Items,
     mismatches: u64,
     announced: Option<(u64, u64)>,
     unsent: Stored,
     other: VecDeque<ToSender>,
     finished: bool,
 }
-
-/// The items that have been settled: as ranges, since they are numbered in a row.
-#[derive(Debug, Default)]
-struct Settled {
-    count: u64,
-    /// The end of each range by its start; no two touch.
-    ranges: BTreeMap<u64, u64>,
-}
-
-impl Settled {
-    /// Adds an item; returns whether it is new.
-    fn insert(&mut self, item: u64) -> Result<bool, WireError> {
-        let before = self.ranges.range(..=item).next_back().map(|(start, end)| (*start, *end));
-        if before.is_some_and(|(_, end)| item < end) {
-            return Ok(false);
-        }
-        let end = item.checked_add(1).ok_or(WireError::OutOfOrder { what: "an item" })?;
-        let start = before.filter(|(_, end)| *end == item).map_or(item, |(start, _)| start);
-        let end = self.ranges.remove(&end).unwrap_or(end);
-        self.ranges.insert(start, end);
-        self.count += 1;
-        let (value, limit) = (self.ranges.len() as u64, SETTLED_RANGES_MAX as u64);
-        if value > limit {
-            return Err(WireError::OverLimit { what: "gaps between items", value, limit });
-        }
-        Ok(true)
-    }
-}
-
-/// Between two ranges there is an item that is on its way.
-const SETTLED_RANGES_MAX: usize = ITEMS_OUTSTANDING_MAX + 1;
 
 /// What the receiver has to do.
 #[derive(Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 //! ```text
 //!           issued                  stored
 //!  begun ─────────────► outstanding ────────► settled
-//!    ▲ │ failed              │ mismatch
+//!    ▲ │ failed              │ mismatch, or lost with its lane
 //!    │ ▼                     ▼
 //!    │ ended               Resend ──give up──► settled badly
 //!    └───────again───────────┘
@@ -111,6 +111,17 @@ impl<W> SenderTransfer<W> {
         Ok(Resend::Again { work, tries: tries + 1 })
     }
 
+    /// The receiver says that an item, whose lane was lost, has not come: it goes again, as often as it takes.
+    ///
+    /// # Errors
+    /// [`WireError::OutOfOrder`] when no such item is outstanding.
+    pub fn lost(&mut self, item: ItemId) -> Result<Resend<W>, WireError> {
+        let Outstanding { work, tries } = self.settle(item)?;
+        self.mismatches += 1;
+        self.unfinished += 1;
+        Ok(Resend::Again { work, tries })
+    }
+
     fn settle(&mut self, item: ItemId) -> Result<Outstanding<W>, WireError> {
         self.outstanding.remove(&item).ok_or(WireError::OutOfOrder { what: "a receipt" })
     }
@@ -124,6 +135,12 @@ impl<W> SenderTransfer<W> {
         }
         self.announced = Some(now);
         Some(ToReceiver::Announce { items: now.0, mismatches: now.1 })
+    }
+
+    /// Whether the receiver has not settled an item yet.
+    #[must_use]
+    pub fn is_outstanding(&self, item: ItemId) -> bool {
+        self.outstanding.contains_key(&item)
     }
 
     /// How many items are on their way.

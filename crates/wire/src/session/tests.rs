@@ -1,11 +1,11 @@
-//! The pair in virtual time: a seeded path that delays, reorders and damages what it carries.
+//! The pair in virtual time: a seeded path that delays, reorders and damages what it carries, and loses lanes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::{Strategy, any, proptest};
 use zmove_types::ItemId;
 
-use super::{ReceiverAction, ReceiverTransfer, Resend, SenderTransfer};
+use super::{Arrivals, ReceiverAction, ReceiverTransfer, Resend, SenderTransfer};
 use crate::error::WireError;
 use crate::limits::RESENDS_MAX;
 use crate::message::{StoredItem, ToReceiver, ToSender};
@@ -13,7 +13,14 @@ use crate::message::{StoredItem, ToReceiver, ToSender};
 /// What travels, either way.
 #[derive(Clone, Debug)]
 enum Packet {
-    Data { item: ItemId, damaged: bool },
+    Data {
+        item: ItemId,
+        damaged: bool,
+    },
+    /// The sender sees that the lane is gone which had this item.
+    LossSeen {
+        item: ItemId,
+    },
     ToReceiver(ToReceiver),
     ToSender(ToSender),
 }
@@ -24,6 +31,13 @@ struct Job {
     id: usize,
     damages: u8,
     delay: u64,
+    losses: u8,
+    /// When what was on a lane that is lost comes all the same, if it does.
+    straggles: Option<u64>,
+}
+
+impl Job {
+    const EASY: Self = Self { id: 0, damages: 0, delay: 2, losses: 0, straggles: None };
 }
 
 /// Both ends and the path between, with a clock that only jumps to the next arrival.
@@ -34,6 +48,9 @@ struct Pair {
     sent: u64,
     sender: SenderTransfer<Job>,
     receiver: ReceiverTransfer,
+    arrivals: Arrivals,
+    losses: BTreeMap<usize, u8>,
+    lost: BTreeSet<ItemId>,
     delivered: Vec<usize>,
     given_up: Vec<usize>,
     finished_at: Option<u64>,
@@ -47,7 +64,17 @@ impl Pair {
 
     fn send_job(&mut self, job: Job, tries: u8) {
         let item = self.sender.issue(job, tries);
-        self.put(job.delay, Packet::Data { item, damaged: tries < job.damages });
+        let data = Packet::Data { item, damaged: tries < job.damages };
+        let losses = self.losses.entry(job.id).or_default();
+        if *losses < job.losses {
+            *losses += 1;
+            self.put(job.delay, Packet::LossSeen { item });
+            if let Some(delay) = job.straggles {
+                self.put(delay, data);
+            }
+        } else {
+            self.put(job.delay, data);
+        }
         self.sender.end();
     }
 
@@ -62,9 +89,15 @@ impl Pair {
             self.now = due;
             match packet {
                 Packet::Data { item, damaged } => {
-                    assert_eq!(self.finished_at, None, "data after the end");
-                    let item = item.0;
-                    self.receiver.settled(StoredItem { item, mismatch: damaged, faults: vec![] }).unwrap();
+                    self.arrive(item.0, damaged);
+                }
+                Packet::LossSeen { item } if self.sender.is_outstanding(item) => {
+                    self.lost.insert(item);
+                    self.put(1, Packet::ToReceiver(ToReceiver::LaneLost { items: vec![item.0] }));
+                }
+                Packet::LossSeen { .. } => {}
+                Packet::ToReceiver(ToReceiver::LaneLost { items }) => {
+                    items.into_iter().for_each(|item| self.arrive(item, true));
                 }
                 Packet::ToReceiver(ToReceiver::Announce { items, mismatches }) => {
                     self.receiver.announced(items, mismatches).unwrap();
@@ -79,13 +112,22 @@ impl Pair {
         }
     }
 
+    fn arrive(&mut self, item: u64, mismatch: bool) {
+        if self.arrivals.insert(item).unwrap() {
+            assert_eq!(self.finished_at, None, "data after the end");
+            assert!(self.receiver.settled(StoredItem { item, mismatch, faults: vec![] }).unwrap());
+        }
+    }
+
     fn settle(&mut self, stored: &StoredItem) {
         let item = ItemId(stored.item);
         if !stored.mismatch {
             self.delivered.push(self.sender.stored(item).unwrap().id);
             return;
         }
-        match self.sender.mismatch(item).unwrap() {
+        let lost = self.lost.remove(&item);
+        let again = if lost { self.sender.lost(item) } else { self.sender.mismatch(item) };
+        match again.unwrap() {
             Resend::Again { work, tries } => self.send_job(work, tries),
             Resend::GiveUp(work) => self.given_up.push(work.id),
         }
@@ -126,16 +168,30 @@ fn an_empty_transfer_finishes() {
 
 #[test]
 fn announcement_may_arrive_before_the_data() {
-    let pair = run(&[Job { id: 0, damages: 0, delay: 50 }], 1);
+    let pair = run(&[Job { delay: 50, ..Job::EASY }], 1);
     assert_eq!(pair.finished_at, Some(50));
 }
 
 #[test]
 fn data_damaged_every_time_is_given_up() {
-    let pair = run(&[Job { id: 0, damages: u8::MAX, delay: 2 }, Job { id: 1, damages: 1, delay: 2 }], 2);
+    let pair = run(&[Job { damages: u8::MAX, ..Job::EASY }, Job { id: 1, damages: 1, ..Job::EASY }], 2);
     assert_eq!(pair.given_up, [0]);
     assert_eq!(pair.delivered, [1]);
     assert!(pair.finished_at.is_some());
+}
+
+#[test]
+fn what_is_lost_with_its_lane_is_never_given_up_for_that() {
+    let lost = Job { losses: 9, ..Job::EASY };
+    let both = Job { id: 1, straggles: Some(50), ..lost };
+    let pair = run(&[lost, both], 2);
+    assert_eq!((pair.delivered.len(), pair.given_up.len()), (2, 0));
+}
+
+#[test]
+fn what_came_before_its_lane_was_lost_is_not_sent_again() {
+    let pair = run(&[Job { delay: 9, losses: 1, straggles: Some(8), ..Job::EASY }], 1);
+    assert_eq!((pair.delivered, pair.losses[&0]), (vec![0], 1));
 }
 
 #[test]
@@ -189,8 +245,15 @@ fn items_with_too_many_gaps_are_refused() {
     assert_eq!(refused, Some(crate::limits::ITEMS_OUTSTANDING_MAX as u64 + 1));
 }
 
-fn any_job() -> impl Strategy<Value = (u8, u64)> {
-    (0..6_u8, 1..200_u64)
+fn any_job() -> impl Strategy<Value = Job> {
+    let straggles = proptest::option::of(1..200_u64);
+    (0..6_u8, 1..200_u64, 0..6_u8, straggles).prop_map(|(damages, delay, losses, straggles)| Job {
+        id: 0,
+        damages,
+        delay,
+        losses,
+        straggles,
+    })
 }
 
 proptest! {
@@ -198,12 +261,15 @@ proptest! {
     #[test]
     fn every_job_ends_once(jobs in proptest::collection::vec(any_job(), 0..40), ends in any::<u8>()) {
         let jobs: Vec<_> = jobs.into_iter().enumerate()
-            .map(|(id, (damages, delay))| Job { id, damages, delay }).collect();
+            .map(|(id, job)| Job { id, ..job }).collect();
         let pair = run(&jobs, usize::from(ends) % (jobs.len() + 1));
         assert!(pair.finished_at.is_some() && pair.sender.is_settled());
         let mut ended = [pair.delivered.clone(), pair.given_up.clone()].concat();
         ended.sort_unstable();
         assert_eq!(ended, (0..jobs.len()).collect::<Vec<_>>());
-        assert!(jobs.iter().all(|job| pair.given_up.contains(&job.id) == (job.damages > RESENDS_MAX)));
+        // what came damaged and was lost with its lane besides has not used up a try
+        assert!(jobs.iter().all(|job| !pair.given_up.contains(&job.id) || job.damages > RESENDS_MAX));
+        let sure = jobs.iter().filter(|job| job.damages > RESENDS_MAX && job.straggles.is_none());
+        assert!(sure.into_iter().all(|job| pair.given_up.contains(&job.id)));
     }
 }

@@ -1,0 +1,71 @@
+//! Lanes whose connections are lost while control lives: the sender says what they had, which goes by others.
+//!
+//! **Invariant:** a lane of which the sender says nothing ends the transfer in the end, so nobody waits for what it held.
+
+use std::future::pending;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+use zmove_transport::LaneError;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct LostLanes {
+    /// Lanes that the sender has spoken of before their end was seen here, less those of which it has not spoken.
+    ahead: i64,
+    waiting: Option<(Instant, LaneError)>,
+}
+
+/// How long a sender may take to see that a lane is gone.
+const EXPLANATION_MAX: Duration = Duration::from_secs(60);
+
+impl LostLanes {
+    /// A lane has broken.
+    pub(crate) fn note(&mut self, error: LaneError) {
+        self.ahead -= 1;
+        if self.ahead < 0 && self.waiting.is_none() {
+            self.waiting = Some((Instant::now() + EXPLANATION_MAX, error));
+        }
+    }
+
+    /// The sender has said what a lane had.
+    pub(crate) fn explained(&mut self) {
+        self.ahead += 1;
+        if self.ahead >= 0 {
+            self.waiting = None;
+        }
+    }
+
+    /// Waits until the sender has been silent about a lane for too long.
+    pub(crate) async fn overdue(&mut self) -> LaneError {
+        match &self.waiting {
+            Some((until, _)) => sleep_until(*until).await,
+            None => pending().await,
+        }
+        self.waiting.take().map_or(LaneError::Closed, |(_, error)| error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lane_that_nobody_speaks_of_is_overdue() {
+        let mut lost = LostLanes::default();
+        lost.note(LaneError::Closed);
+        let start = Instant::now();
+        lost.overdue().await;
+        assert_eq!(start.elapsed(), EXPLANATION_MAX);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_does_not_matter_who_is_first() {
+        let mut lost = LostLanes::default();
+        lost.note(LaneError::Closed);
+        lost.explained();
+        lost.explained();
+        lost.note(LaneError::Closed);
+        assert!(tokio::time::timeout(EXPLANATION_MAX * 2, lost.overdue()).await.is_err());
+    }
+}
