@@ -7,7 +7,9 @@ use std::time::Instant;
 use tokio::sync::mpsc;
 use zmove_receiver::{Access, ReceiverConfig, Session, Turns, run_session};
 use zmove_scan::ScanRoot;
-use zmove_sender::{LaneSupply, Link, LossAnswer, Push, PushJob, Run, SenderConfig, SessionError, Summary};
+use zmove_sender::{
+    LaneNumber, LaneSupply, Link, LossAnswer, Push, PushJob, Run, SenderConfig, SessionError, Summary,
+};
 use zmove_transport::{LaneError, LaneSink, LaneSource, memory_control, memory_lane};
 use zmove_types::{Event, Observer, RelPath, TransferId};
 use zmove_wire::{Cipher, Compare, Durability, TargetShape};
@@ -77,8 +79,8 @@ impl InProcess {
             }
             let (more_in, mut wanted) = mpsc::unbounded_channel::<u16>();
             let asked = u16::try_from(lanes).unwrap();
-            let (congestion, least) = (LossAnswer::Fixed, asked);
-            let supply = more.then_some(LaneSupply { more: more_in, asked, least, congestion });
+            let (congestion, number) = (LossAnswer::Fixed, LaneNumber::Tuned { least: asked });
+            let supply = more.then_some(LaneSupply { more: more_in, asked, number, congestion });
             let dialling = async move {
                 while let Some(more) = wanted.recv().await {
                     for number in 0..more {

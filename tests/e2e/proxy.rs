@@ -94,8 +94,26 @@ impl Proxy {
         assert!(state.refused >= count, "the client does not dial again");
     }
 
+    /// How many connections have come since the last reset.
+    pub(crate) fn connections(&self) -> usize {
+        self.shared.state.lock().unwrap().carried.len()
+    }
+
+    /// Waits until there have been so many.
+    pub(crate) fn wait_for_connections(&self, count: usize) {
+        let state = self.shared.state.lock().unwrap();
+        let fewer = |state: &mut State| state.carried.len() < count;
+        let (state, _) = self.shared.changed.wait_timeout_while(state, PATIENCE, fewer).unwrap();
+        assert!(state.carried.len() >= count, "no other connection comes");
+    }
+
     /// Closes the connections that have carried most, so many of them, and lets the others go on.
     pub(crate) fn resume_without_busiest(&self, count: usize) {
+        self.resume_without(count, u64::MAX);
+    }
+
+    /// The same, and stalls again when `bytes_max` more have gone upstream.
+    pub(crate) fn resume_without(&self, count: usize, bytes_max: u64) {
         let mut state = self.shared.state.lock().unwrap();
         let mut busiest: Vec<_> = (0..state.carried.len()).collect();
         busiest.sort_unstable_by_key(|number| std::cmp::Reverse(state.carried[*number]));
@@ -104,7 +122,7 @@ impl Proxy {
                 drop(stream.shutdown(Shutdown::Both));
             }
         }
-        (state.bytes_left, state.resumed) = (u64::MAX, true);
+        (state.bytes_left, state.resumed) = (bytes_max, true);
         self.shared.changed.notify_all();
     }
 
@@ -138,6 +156,7 @@ impl Shared {
         state.carried.push(0);
         let number = state.carried.len() - 1;
         drop(state);
+        self.changed.notify_all();
         let (up, down) = (client.try_clone().unwrap(), server.try_clone().unwrap());
         let shared = Arc::clone(self);
         std::thread::spawn(move || shared.pump_up(number, up, server));

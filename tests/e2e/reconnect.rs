@@ -154,6 +154,22 @@ fn all_lanes_but_one_are_cut() {
 }
 
 #[test]
+fn a_lane_that_is_cut_is_dialled_again() {
+    for options in [&["--streams", "4"][..], &["--limit", "10Gbit"], &[]] {
+        let site = Site::daemon();
+        // more than sockets hold
+        std::fs::File::create(site.source().join("zeros")).unwrap().set_len(200 << 20).unwrap();
+        let HalfWay { site, proxy, client } = half_way(site, options);
+        let connections = proxy.connections();
+        proxy.resume_without(1, 1);
+        proxy.wait_for_connections(connections + 1);
+        proxy.resume_without_busiest(0);
+        assert_eq!(finish(client).done().summary()["reconnects"], 0, "{options:?}");
+        assert_same(&site.source(), &site.target());
+    }
+}
+
+#[test]
 fn what_was_there_before_counts_as_skipped() {
     let site = Site::daemon();
     for number in 0..50 {

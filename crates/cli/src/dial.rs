@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{mpsc, watch};
-use zmove_sender::{LaneSupply, Learnt, Link, LossAnswer, Summary};
+use zmove_sender::{LaneNumber, LaneSupply, Learnt, Link, LossAnswer, Summary};
 use zmove_transport::{
     Channel, ChannelDialler, DialError, Fingerprint, FirstKey, HostPolicy, Identity, KnownHosts, LaneError,
     LaneSink, Reach, Transport, TransportChoice, control_pair,
@@ -185,7 +185,7 @@ async fn dial_all(
     let (transfer, cipher) = (fresh_transfer()?, options.cipher);
     let lane = |number| {
         let greeting = Greeting { cipher, ..Greeting::new(Role::Lane(LaneId(number)), transfer) };
-        Lane { number, greeting, limit: options.limit }
+        Lane { number, greeting, limit: options.limit, one_of: None }
     };
     let (lanes_in, lanes) = mpsc::channel(usize::from(zmove_wire::limits::LANES_MAX));
     let (wanted_in, wanted) = watch::channel(None);
@@ -207,11 +207,14 @@ async fn dial_all(
     channel.set_unacknowledged_max(CONTROL_SILENCE_MAX).context("set up the control connection")?;
     // QUIC's congestion control bears loss, and its windows are shared out over the lanes that there are
     let tuned = plan.fixed.is_none() && options.limit.is_none() && transport == Transport::Tcp;
-    let supply = tuned.then(|| {
-        let (more, wanted) = mpsc::unbounded_channel();
-        tokio::spawn(dial_more(dialler, lane(count), lanes_in, wanted));
-        LaneSupply { more, asked: count, least, congestion: plan.answer(round_trip) }
-    });
+    let (number, congestion) = if tuned {
+        (LaneNumber::Tuned { least }, plan.answer(round_trip))
+    } else {
+        (LaneNumber::Fixed, LossAnswer::Fixed)
+    };
+    let (more, wanted) = mpsc::unbounded_channel();
+    tokio::spawn(dial_more(dialler, Lane { one_of: Some(count), ..lane(count) }, lanes_in, wanted));
+    let supply = Some(LaneSupply { more, asked: count, number, congestion });
     let link = Link { transfer, cipher, control: control_pair(channel), lanes, supply };
     Ok((link, transport, round_trip))
 }
@@ -260,6 +263,8 @@ struct Lane {
     greeting: Greeting,
     /// That of all lanes together.
     limit: Option<RateLimit>,
+    /// Of how many, where it is dialled later than they.
+    one_of: Option<u16>,
 }
 
 impl Lane {
@@ -302,9 +307,10 @@ fn lane_error(error: DialError) -> LaneError {
 /// Greets on a lane, one of `count`.
 async fn make_lane(
     mut channel: Channel,
-    Lane { greeting, limit, .. }: Lane,
+    Lane { greeting, limit, one_of, .. }: Lane,
     count: u16,
 ) -> Result<Box<dyn LaneSink>, LaneError> {
+    let count = one_of.unwrap_or(count);
     if let Some(limit) = limit {
         channel.set_rate_max(limit.share(count))?;
     }

@@ -30,7 +30,7 @@ pub struct Link {
     pub control: (ControlReader, ControlWriter),
     /// Lanes as they come up, on which the greeting has been sent; an error is why one did not.
     pub lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
-    /// How there can be more of them; none where their number is fixed.
+    /// How there can be more of them; none where there cannot.
     pub supply: Option<LaneSupply>,
 }
 
@@ -41,10 +41,22 @@ pub struct LaneSupply {
     pub more: mpsc::UnboundedSender<u16>,
     /// How many have been asked for already.
     pub asked: u16,
-    /// The fewest that suit the path.
-    pub least: u16,
+    /// Who says how many there shall be.
+    pub number: LaneNumber,
     /// How they answer to loss.
     pub congestion: LossAnswer,
+}
+
+/// How many lanes there shall be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LaneNumber {
+    /// As many as there were at first: more are dialled only in the place of those that are lost.
+    Fixed,
+    /// As many as help.
+    Tuned {
+        /// The fewest that suit the path.
+        least: u16,
+    },
 }
 
 /// What a lane's congestion control makes of loss.

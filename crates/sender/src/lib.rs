@@ -28,7 +28,7 @@ mod tune;
 mod verdict;
 
 pub use config::{PushJob, SenderConfig};
-pub use control::{LaneSupply, Link, LossAnswer};
+pub use control::{LaneNumber, LaneSupply, Link, LossAnswer};
 pub use error::SessionError;
 pub use manifest::Manifest;
 pub use path::{Finding, PathReport};

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use zmove_transport::{LaneSink, PathProbe, TcpInfo};
 use zmove_types::StageTimes;
 
-use crate::control::{LaneSupply, LossAnswer};
+use crate::control::{LaneNumber, LaneSupply, LossAnswer};
 use crate::crew::Crew;
 use crate::error::SessionError;
 use crate::path::unacked;
@@ -100,11 +100,7 @@ impl Steering {
         let readers = shared.config.readers;
         let readers =
             Knob { start: readers, least: readers.min(2), most: shared.config.readers_max.max(readers) };
-        let (asked, least) =
-            self.supply.as_ref().map_or((lanes_max, lanes_max), |supply| (supply.asked, supply.least));
-        let (start, most) = (usize::from(asked.min(lanes_max)), usize::from(lanes_max));
-        let lanes =
-            Knob { start, least: usize::from(least.min(asked)).clamp(1, most.max(1)), most: most.max(1) };
+        let lanes = self.lanes_knob(usize::from(lanes_max).max(1));
         self.tuner = Some(Tuner::new(&Limits {
             lanes,
             readers,
@@ -113,9 +109,24 @@ impl Steering {
         }));
     }
 
+    fn lanes_knob(&self, most: usize) -> Knob {
+        let Some(LaneSupply { asked, number, .. }) = self.supply else {
+            return Knob { start: most, least: most, most };
+        };
+        let start = usize::from(asked).clamp(1, most);
+        match number {
+            LaneNumber::Fixed => Knob { start, least: start, most: start },
+            LaneNumber::Tuned { least } => Knob { start, least: usize::from(least).clamp(1, start), most },
+        }
+    }
+
+    fn is_tuned(&self) -> bool {
+        matches!(self.supply, Some(LaneSupply { number: LaneNumber::Tuned { .. }, .. }))
+    }
+
     /// What there is to say to the next push on this path.
     pub(crate) fn learnt(&self) -> Option<Learnt> {
-        let wanted = self.tuner.as_ref().filter(|_| self.supply.is_some())?.proven();
+        let wanted = self.tuner.as_ref().filter(|_| self.is_tuned())?.proven();
         let lanes = u16::try_from(wanted.lanes).ok()?;
         Some(Learnt { lanes, loss_tolerant: wanted.congestion == Congestion::LossTolerant })
     }
