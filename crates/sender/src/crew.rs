@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use zmove_scan::Scan;
@@ -14,7 +15,7 @@ use zmove_wire::Compare;
 
 use crate::error::SessionError;
 use crate::lanes::{self, Cargo};
-use crate::path::unacked;
+use crate::path::{on_the_way, unacked};
 use crate::planner::{News, plan_all};
 use crate::reader::read_all;
 use crate::shared::Shared;
@@ -74,8 +75,8 @@ impl Lane {
     fn tidy(&mut self) {
         let last = self.probe.read().unwrap_or_default();
         self.pace.note(last.bytes_acked.unwrap_or(0));
-        if self.hold.is_some() && last.established == Some(false) {
-            // its thread may be waiting for work, and would not see it
+        if self.hold.is_some() && is_gone(&last) {
+            // its thread may be waiting for work or for room, and would not see it
             self.breaker.trip();
             self.hold = None;
         }
@@ -92,6 +93,16 @@ impl Lane {
         }
     }
 }
+
+/// Whether a connection has ended, or nothing of what was sent has been acknowledged for too long. A receiver that takes nothing
+/// more has acknowledged all that was sent.
+fn is_gone(info: &TcpInfo) -> bool {
+    let silent = info.since_ack_received.is_some_and(|time| time > SILENCE_MAX);
+    info.established == Some(false) || (silent && on_the_way(info) > 0)
+}
+
+/// As long as control waits for its peer.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
 
 impl Crew {
     pub(crate) fn start(
@@ -329,6 +340,27 @@ mod tests {
         lane.tidy();
         assert_eq!(Arc::strong_count(&connection), 1);
         assert_eq!(lane.probe.read().and_then(|info| info.bytes_acked), Some(7));
+    }
+
+    #[test]
+    fn a_connection_is_gone_when_it_is_closed_or_silent() {
+        let (short, long) = (Some(Duration::from_secs(1)), Some(Duration::from_secs(61)));
+        let at_work = TcpInfo {
+            established: Some(true),
+            bytes_sent: Some(9),
+            bytes_acked: Some(1),
+            since_ack_received: short,
+            ..TcpInfo::default()
+        };
+        let silent = TcpInfo { since_ack_received: long, ..at_work };
+        let gone = [
+            at_work,
+            silent,
+            TcpInfo { bytes_acked: Some(9), bytes_unsent: Some(99), ..silent },
+            TcpInfo { established: Some(false), ..at_work },
+            TcpInfo::default(),
+        ];
+        assert_eq!(gone.map(|info| is_gone(&info)), [false, true, false, true, false]);
     }
 
     #[test]

@@ -148,8 +148,13 @@ fn share(part: Duration, whole: Duration) -> f64 {
 
 /// What is in the kernel, on this side or on the way.
 pub(crate) fn unacked(info: &TcpInfo) -> u64 {
-    let on_the_way = info.bytes_sent.unwrap_or(0).saturating_sub(info.bytes_retransmitted.unwrap_or(0));
-    on_the_way.saturating_sub(info.bytes_acked.unwrap_or(0)) + u64::from(info.bytes_unsent.unwrap_or(0))
+    on_the_way(info) + u64::from(info.bytes_unsent.unwrap_or(0))
+}
+
+/// What has been sent and not been acknowledged.
+pub(crate) fn on_the_way(info: &TcpInfo) -> u64 {
+    let sent = info.bytes_sent.unwrap_or(0).saturating_sub(info.bytes_retransmitted.unwrap_or(0));
+    sent.saturating_sub(info.bytes_acked.unwrap_or(0))
 }
 
 impl fmt::Display for Finding {

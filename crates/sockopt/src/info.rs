@@ -24,6 +24,8 @@ pub struct TcpInfo {
     pub congestion_window_segments: Option<u32>,
     /// How long ago data was last put on the wire, to the millisecond.
     pub since_data_sent: Option<Duration>,
+    /// How long ago the peer last acknowledged anything, to the millisecond.
+    pub since_ack_received: Option<Duration>,
     /// Segments sent again.
     pub segments_retransmitted: Option<u32>,
     /// Bytes the peer has acknowledged.
@@ -70,6 +72,8 @@ impl TcpInfo {
             congestion_window_segments: word(bytes, CONGESTION_WINDOW),
             since_data_sent: word(bytes, LAST_DATA_SENT)
                 .map(|millis| Duration::from_millis(u64::from(millis))),
+            since_ack_received: word(bytes, LAST_ACK_RECEIVED)
+                .map(|millis| Duration::from_millis(u64::from(millis))),
             segments_retransmitted: word(bytes, TOTAL_RETRANSMITS),
             bytes_acked: long(bytes, BYTES_ACKED),
             bytes_sent: long(bytes, BYTES_SENT),
@@ -103,6 +107,7 @@ const ESTABLISHED: u8 = 1;
 const FLAGS: usize = 7;
 const SEGMENT_BYTES: usize = 16;
 const LAST_DATA_SENT: usize = 44;
+const LAST_ACK_RECEIVED: usize = 56;
 const ROUND_TRIP: usize = 68;
 const CONGESTION_WINDOW: usize = 80;
 const TOTAL_RETRANSMITS: usize = 100;
