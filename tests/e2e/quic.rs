@@ -170,6 +170,7 @@ fn a_client_that_is_interrupted() {
     interrupt(client).expect(20).says(&["zmove: interrupted"]).lines(1);
     site.the_daemon().wait_for_log("broken off by tester");
     std::fs::remove_file(site.source().join("endless")).unwrap();
+    crate::breakage::clean_parts(&site, "server");
     site.push_contents();
     assert_same(&site.source(), &site.target());
 }
