@@ -1,9 +1,10 @@
-//! Which lane has which item, so that what a lane had can go by others when its connection is lost.
+//! Which lane has which item, so that what a lane had can go by others when its connection is lost, or seems to be.
 //!
 //! **Invariant:** an item is lost when every lane that has had it is gone, and then once.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use zmove_types::ItemId;
 
@@ -16,19 +17,43 @@ struct State {
     /// The lanes that have taken each item without a receipt: one, or two where the first was slow.
     lanes: HashMap<ItemId, Vec<usize>>,
     lost: HashSet<ItemId>,
+    /// When something was last taken where nothing was aboard, settled, or doubted.
+    last: Option<Instant>,
 }
 
 impl Aboard {
     /// A lane has taken an item.
-    pub(crate) fn taken(&self, item: ItemId, lane: usize) {
-        self.lock().lanes.entry(item).or_default().push(lane);
+    pub(crate) fn taken(&self, item: ItemId, lane: usize, now: Instant) {
+        let mut state = self.lock();
+        if state.lanes.is_empty() {
+            state.last = Some(now);
+        }
+        state.lanes.entry(item).or_default().push(lane);
     }
 
     /// The receiver has said what became of an item; returns whether it had been lost.
-    pub(crate) fn settled(&self, item: ItemId) -> bool {
+    pub(crate) fn settled(&self, item: ItemId, now: Instant) -> bool {
         let mut state = self.lock();
         state.lanes.remove(&item);
+        state.last = Some(now);
         state.lost.remove(&item)
+    }
+
+    /// The lane that has had its item longest, if nothing has been settled for so long that what it sent may not have come as a
+    /// whole: the receiver may wait for bytes of which nobody knows. Giving a lane up that is only slow costs a connection.
+    pub(crate) fn doubtful(&self, now: Instant) -> Option<usize> {
+        let mut state = self.lock();
+        let waited = now.saturating_duration_since(state.last?);
+        if waited < DOUBT_AFTER {
+            return None;
+        }
+        let lane = state
+            .lanes
+            .iter()
+            .min_by_key(|(item, _)| **item)
+            .and_then(|(_, lanes)| lanes.first().copied())?;
+        state.last = Some(now);
+        Some(lane)
     }
 
     /// A lane is gone; returns what nobody else has.
@@ -52,22 +77,40 @@ impl Aboard {
     }
 }
 
+/// Storage that takes so long for anything is rare.
+const DOUBT_AFTER: Duration = Duration::from_secs(30);
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
+    fn a_lane_is_doubted_when_nothing_is_settled_for_long() {
+        let (aboard, start) = (Aboard::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert_eq!(aboard.doubtful(at(99)), None, "nothing is aboard");
+        aboard.taken(ItemId(5), 1, at(100));
+        aboard.taken(ItemId(6), 2, at(110));
+        aboard.settled(ItemId(7), at(111));
+        assert_eq!(aboard.doubtful(at(140)), None);
+        assert_eq!(aboard.doubtful(at(141)), Some(1));
+        assert_eq!(aboard.doubtful(at(142)), None, "one after the other");
+        aboard.lose(1);
+        assert_eq!(aboard.doubtful(at(171)), Some(2));
+    }
+
+    #[test]
     fn what_two_lanes_have_is_lost_with_the_second() {
-        let aboard = Aboard::default();
+        let (aboard, now) = (Aboard::default(), Instant::now());
         for (item, lane) in [(1, 0), (2, 0), (2, 1), (3, 1), (4, 0)] {
-            aboard.taken(ItemId(item), lane);
+            aboard.taken(ItemId(item), lane, now);
         }
-        assert!(!aboard.settled(ItemId(4)));
+        assert!(!aboard.settled(ItemId(4), now));
         assert_eq!(aboard.lose(0), [ItemId(1)]);
         let mut lost = aboard.lose(1);
         lost.sort_unstable();
         assert_eq!(lost, [ItemId(2), ItemId(3)]);
         assert_eq!(aboard.lose(1), []);
-        assert!(aboard.settled(ItemId(2)) && !aboard.settled(ItemId(2)));
+        assert!(aboard.settled(ItemId(2), now) && !aboard.settled(ItemId(2), now));
     }
 }

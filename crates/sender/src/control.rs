@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use tokio::sync::mpsc;
 use zmove_transport::{ControlError, ControlReader, ControlWriter, Inbox, LaneError, LaneSink};
@@ -176,7 +177,7 @@ impl Account {
     }
 
     fn take_mismatch(&mut self, item: ItemId, faults: &[EntryFault]) -> Result<(), WireError> {
-        let lost = if self.shared.aboard.settled(item) { Lost::WithLane } else { Lost::No };
+        let lost = if self.shared.aboard.settled(item, Instant::now()) { Lost::WithLane } else { Lost::No };
         match self.shared.mismatch(item, lost)? {
             Resend::Again { work, tries } if lost == Lost::WithLane => send_again(&self.shared, work, tries),
             Resend::Again { work, tries } => resend(&self.shared, work, tries, faults),

@@ -52,6 +52,8 @@ struct Lane {
     ended: Arc<AtomicBool>,
     /// What it has not delivered will not arrive.
     lost: bool,
+    /// What it has delivered may not have arrived as a whole.
+    doubted: bool,
     pace: Pace,
 }
 
@@ -75,7 +77,7 @@ impl Lane {
     fn tidy(&mut self) {
         let last = self.probe.read().unwrap_or_default();
         self.pace.note(last.bytes_acked.unwrap_or(0));
-        if self.hold.is_some() && is_gone(&last) {
+        if self.hold.is_some() && (self.doubted || is_gone(&last)) {
             // its thread may be waiting for work or for room, and would not see it
             self.breaker.trip();
             self.hold = None;
@@ -157,6 +159,7 @@ impl Crew {
             hold: Some(hold),
             ended: Arc::clone(&ended),
             lost: false,
+            doubted: false,
             pace: Pace::default(),
         };
         let (number, sharing, cargo) = (self.lanes.len(), Arc::clone(shared), self.cargo.clone());
@@ -190,6 +193,13 @@ impl Crew {
     pub(crate) fn tidy(&mut self) {
         self.lanes.iter_mut().for_each(Lane::tidy);
         self.threads.retain(|thread| !thread.is_finished());
+    }
+
+    /// Gives a lane up at the next look.
+    pub(crate) fn doubt_lane(&mut self, number: usize) {
+        if let Some(lane) = self.lanes.get_mut(number) {
+            lane.doubted = true;
+        }
     }
 
     /// Counts a lane no longer as up, whose thread has ended.
@@ -332,6 +342,7 @@ mod tests {
             hold: None,
             ended: Arc::new(AtomicBool::new(false)),
             lost: false,
+            doubted: false,
             pace: Pace::default(),
         };
         lane.tidy();
@@ -372,7 +383,7 @@ mod tests {
             in_all.iter().for_each(|bytes| pace.note(*bytes));
             let (breaker, probe) = (LaneBreaker::new(|| ()), PathProbe::default());
             let hold = Some(crossbeam_channel::bounded(0).0);
-            Lane { breaker, probe, hold, ended: Arc::default(), lost: false, pace }
+            Lane { breaker, probe, hold, ended: Arc::default(), lost: false, doubted: false, pace }
         };
         let mut lanes = carried.map(lane);
         let mut left = |wanted| {

@@ -50,7 +50,7 @@ pub(crate) fn run_lane(
         watch.lap(Doing::Starved);
         shared.note_first_byte();
         let bytes = cargo.data_bytes();
-        shared.aboard.taken(cargo.item(), number);
+        shared.aboard.taken(cargo.item(), number, Instant::now());
         match cargo {
             Cargo::Batch(frame) => sink.send(frame, &mut watch)?,
             Cargo::Chunk { file, span, identity, frame, tries } => {

@@ -239,7 +239,7 @@ impl Shared {
         let settled = self.ledger().stored(item)?;
         self.settled.notify_one();
         self.flights.settled(item, Instant::now());
-        self.aboard.settled(item);
+        self.aboard.settled(item, Instant::now());
         self.counters.bytes_settled.fetch_add(settled.data_bytes(), Ordering::Relaxed);
         Ok(settled)
     }

@@ -151,6 +151,9 @@ impl Steering {
     /// Looks, decides, and does it.
     pub(crate) fn step(&mut self, crew: &mut Crew, shared: &Arc<Shared>) -> Result<(), SessionError> {
         shared.send_late_again(|lane| crew.is_stuck(lane));
+        if let Some(lane) = shared.aboard.doubtful(Instant::now()) {
+            crew.doubt_lane(lane);
+        }
         crew.tidy();
         let (now, tick) = self.look(crew, shared);
         let first = self.before.at.is_none();

@@ -83,7 +83,7 @@ const fn serve(weight: u64, serve: &'static [&'static str]) -> Choice {
 }
 
 /// No word stands in two rows, or [`Options::redrawn`] would take it for that of the other.
-const ROWS: [(Span, &[Choice]); 6] = [
+const ROWS: [(Span, &[Choice]); 7] = [
     (
         Span::Try,
         &[
@@ -95,6 +95,8 @@ const ROWS: [(Span, &[Choice]); 6] = [
             push(1, &["--streams=8"]),
         ],
     ),
+    // whether it dials again by itself when its connections are gone
+    (Span::Try, &[push(2, &[]), push(1, &["--timeout=0"])]),
     (Span::Try, &[push(3, &[]), push(1, &["--io-engine=uring"])]),
     (Span::Try, &[push(3, &[]), push(1, &["--direct=on"]), push(1, &["--direct=off"])]),
     (
