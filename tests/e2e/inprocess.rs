@@ -12,7 +12,7 @@ use zmove_sender::{
 };
 use zmove_transport::{LaneError, LaneSink, LaneSource, memory_control, memory_lane};
 use zmove_types::{Event, Observer, RelPath, TransferId};
-use zmove_wire::{Cipher, Compare, Durability, TargetShape};
+use zmove_wire::{Cipher, Compare, Durability, Overwrite, Purpose, TargetShape};
 
 /// More than any case has.
 const LANES_MAX: usize = 64;
@@ -121,6 +121,10 @@ fn job(source: &Path, target: &Path) -> PushJob {
         compare: Compare::Quick,
         delta: false,
         durability: Durability::None,
+        overwrite: Overwrite::Differing,
+        purpose: Purpose::Move,
+        mirror: None,
+        sources_missing: 0,
         list: None,
     }
 }

@@ -13,7 +13,10 @@ use zmove_transport::{
 };
 use zmove_types::{BufferPool, LaneId, Stopwatch, TransferId};
 use zmove_wire::limits::LANES_MAX;
-use zmove_wire::{Compare, Durability, Greeting, Open, Role, TargetShape, ToReceiver, encode_message};
+use zmove_wire::{
+    Compare, Durability, Extraneous, Greeting, Open, Overwrite, Purpose, Role, TargetShape, ToReceiver,
+    encode_message,
+};
 
 use crate::harness::{PATIENCE, Site};
 
@@ -32,6 +35,9 @@ fn opening(site: &Site) -> Vec<u8> {
         durability: Durability::None,
         delta: false,
         run: [0; 16],
+        overwrite: Overwrite::Differing,
+        purpose: Purpose::Move,
+        extraneous: Extraneous::Stays,
     };
     encode_message(&ToReceiver::Open(open))
 }

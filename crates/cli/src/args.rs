@@ -80,6 +80,22 @@ pub(crate) struct PushArgs {
     /// to be faster than reading that]
     #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
     pub(crate) delta: DeltaArg,
+    /// Leave files that are newer at the target than here
+    #[arg(short, long)]
+    pub(crate) update: bool,
+    /// Leave what is at the target already, but for mode and time of directories
+    #[arg(long)]
+    pub(crate) ignore_existing: bool,
+    /// At the end remove what is at the target below the directories sent and not in them; nothing is removed when
+    /// the source could not be read completely
+    #[arg(long)]
+    pub(crate) delete: bool,
+    /// With --delete: remove also when parts of the source could not be read, but nothing below these
+    #[arg(long, requires = "delete")]
+    pub(crate) ignore_errors: bool,
+    /// Change nothing, and list what would be done: '+ NEW', '~ CHANGED (WHY)', '- REMOVED'
+    #[arg(short = 'n', long, conflicts_with_all = ["manifest", "trace"])]
+    pub(crate) dry_run: bool,
     /// What exit code 0 promises: nothing is flushed, all is, or each file is before it gets its name
     #[arg(long, value_enum, default_value_t = DurabilityArg::End)]
     pub(crate) durability: DurabilityArg,

@@ -9,6 +9,7 @@ mod dial;
 mod exit;
 mod journal;
 mod key;
+mod listing;
 mod location;
 mod paths;
 mod patience;

@@ -8,13 +8,14 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::listing;
 use crate::location::Remote;
 use crate::patience::Timeout;
 use crate::terminal;
 use crate::trace::Trace;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
-use zmove_types::{ByteCount, Event, Observer};
+use zmove_types::{ByteCount, Change, Event, Observer};
 
 /// The display of one push.
 pub(crate) struct Display {
@@ -27,6 +28,7 @@ struct Watcher {
     totals: Totals,
     bar: ProgressBar,
     form: Form,
+    quiet: bool,
     trace: Option<Trace>,
     limit: Mutex<&'static str>,
     /// Since when there has been no connection.
@@ -81,6 +83,7 @@ impl Display {
             totals: Totals::default(),
             bar,
             form,
+            quiet,
             trace,
             limit: Mutex::new("starting"),
             lost: Mutex::new(None),
@@ -226,6 +229,14 @@ impl Watcher {
         self.bar.suspend(|| terminal::warn(message));
     }
 
+    fn list(&self, changes: &[Change]) {
+        match self.form {
+            Form::Json => changes.iter().for_each(|change| print_json(&listing::as_json(change))),
+            _ if self.quiet => {}
+            _ => self.bar.suspend(|| terminal::print(listing::lines(changes))),
+        }
+    }
+
     fn note(&self, message: &str) {
         match self.form {
             Form::Json => print_json(&json!({ "event": "resent", "what": message })),
@@ -258,6 +269,10 @@ impl Observer for Watcher {
             Event::Flushing => totals.flushing.store(true, Ordering::Relaxed),
             Event::Limited { by } => *self.limit.lock().unwrap_or_else(PoisonError::into_inner) = by,
             Event::Failed { message } => self.fail(message),
+            Event::Listed { changes } => self.list(changes),
+            Event::Warned { message } => {
+                self.say(message, &json!({ "event": "warning", "message": message }));
+            }
             Event::Resent { what } => self.note(what),
             Event::Answered => self.come_back(),
             Event::Sampled(sample) => {

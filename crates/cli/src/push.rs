@@ -11,12 +11,12 @@ use anyhow::{Context, Result};
 use tokio::sync::mpsc;
 use zmove_receiver::{Access, ReceiverConfig, Session, Turns, run_session};
 use zmove_scan::{PathKind, ScanConfig, ScanRoot, Selection};
-use zmove_sender::{Link, Manifest, Push, PushJob, Run, SenderConfig, Summary};
+use zmove_sender::{AfterErrors, Link, Manifest, Push, PushJob, Run, SenderConfig, Summary};
 use zmove_transport::{
     QuicCongestion, Reach, SocketConfig, TransportChoice, UnknownCongestion, memory_control, memory_lane,
 };
 use zmove_types::{Name, RelPath};
-use zmove_wire::{Cipher, Compare, Durability, TargetShape, TopName};
+use zmove_wire::{Cipher, Compare, Durability, Overwrite, Purpose, TargetShape, TopName};
 
 use crate::args::{CipherArg, DeltaArg, DurabilityArg, PushArgs, TransportArg};
 use crate::dial::{self, DialOptions};
@@ -35,6 +35,11 @@ use crate::trace::{self, Trace};
 pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     let (target, sources) = args.paths.split_last().expect("clap demands two");
     let location = Location::parse(target).map_err(|error| usage_error(error.to_string()))?;
+    if args.delete && args.selection.files_from.is_some() {
+        return Err(usage_error(
+            "--delete cannot be used with --files-from: a list does not say what else may go",
+        ));
+    }
     let selection = args.selection.selection()?;
     let sources = match args.selection.files_from {
         Some(_) => Sources::look_at_one(sources)?,
@@ -45,6 +50,9 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
             return Err(usage_error("--limit paces connections: it needs a target on another host"));
         }
         refuse_own_inside(&sources, Path::new(target))?;
+        if args.delete {
+            refuse_to_remove_own(&sources, Path::new(target))?;
+        }
     }
     let trace = args.trace.as_deref().map(Trace::create).transpose()?;
     let sample_interval = trace.as_ref().map(|_| trace::INTERVAL);
@@ -122,6 +130,7 @@ fn job(args: &PushArgs, sources: &Sources, location: &Location) -> Result<PushJo
         Location::Remote(remote) => remote.path.clone(),
     };
     let list = args.selection.list(|| sources.roots().swap_remove(0))?;
+    let after_errors = if args.ignore_errors { AfterErrors::Remove } else { AfterErrors::Keep };
     Ok(PushJob {
         sources: sources.roots(),
         target,
@@ -129,7 +138,11 @@ fn job(args: &PushArgs, sources: &Sources, location: &Location) -> Result<PushJo
         compare: if args.checksum { Compare::Checksum } else { Compare::Quick },
         delta: pays_delta(args.delta, location),
         durability: durability(args.durability),
+        overwrite: overwrite(args),
+        purpose: if args.dry_run { Purpose::Preview } else { Purpose::Move },
         list,
+        mirror: args.delete.then_some(after_errors),
+        sources_missing: sources.missing,
     })
 }
 
@@ -154,6 +167,14 @@ fn durability(arg: DurabilityArg) -> Durability {
         DurabilityArg::None => Durability::None,
         DurabilityArg::End => Durability::End,
         DurabilityArg::File => Durability::File,
+    }
+}
+
+fn overwrite(args: &PushArgs) -> Overwrite {
+    match (args.ignore_existing, args.update) {
+        (true, _) => Overwrite::Nothing,
+        (false, true) => Overwrite::Older,
+        (false, false) => Overwrite::Differing,
     }
 }
 
@@ -342,6 +363,22 @@ fn refuse_own_inside(sources: &Sources, target: &Path) -> Result<()> {
         if target.starts_with(&whole) {
             let text = format!("the target lies inside the source '{}'", source.path.display());
             return Err(usage_error(text));
+        }
+    }
+    Ok(())
+}
+
+/// A source that lies in what becomes a mirror of another place would be removed.
+fn refuse_to_remove_own(sources: &Sources, target: &Path) -> Result<()> {
+    for mirrored in sources.present.iter().filter(|source| source.directory) {
+        let Ok(place) = target.join(mirrored.prefix().as_path()).canonicalize() else { continue };
+        for source in &sources.present {
+            let whole = source.path.canonicalize().unwrap_or_else(|_| source.path.clone());
+            if whole.starts_with(&place) && whole != place {
+                let (source, place) = (source.path.display(), place.display());
+                let text = format!("the source '{source}' lies in '{place}', where --delete would remove it");
+                return Err(usage_error(text));
+            }
         }
     }
     Ok(())

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use serde_json::json;
-use zmove_sender::{Limit, PathReport, Summary, Verdict};
+use zmove_sender::{Limit, PathReport, Preview, Summary, Verdict};
 use zmove_transport::Transport;
 use zmove_types::{ByteCount, ByteRate};
 
@@ -39,25 +39,35 @@ pub(crate) fn print(summary: &Summary, args: &PushArgs, transport: Option<Transp
     if args.json {
         print_json(&as_json(summary, carriage));
     } else if !args.quiet {
-        terminal::print(as_text(summary, args.durability, carriage));
+        terminal::print(as_text(summary, args, carriage));
     }
     Ok(())
 }
 
-fn as_text(summary: &Summary, durability: DurabilityArg, carriage: Option<Carriage>) -> String {
+fn as_text(summary: &Summary, args: &PushArgs, carriage: Option<Carriage>) -> String {
     let seconds = summary.elapsed.as_secs_f64();
     let cipher = carriage.map_or_else(String::new, |Carriage { cipher, .. }| format!(", cipher: {cipher}"));
     let over = carriage.map_or_else(String::new, |Carriage { transport, .. }| match transport {
         Transport::Tcp => " over TCP".to_owned(),
         Transport::Quic => " over QUIC".to_owned(),
     });
+    if let Some(Preview { added, changed }) = summary.preview {
+        let (files, bytes) = (summary.files, ByteCount(summary.bytes));
+        let removed = if args.delete { format!(", {} to remove", summary.removed) } else { String::new() };
+        let text = format!(
+            "dry run: {added} to add, {changed} to change{removed}; {files} files with {bytes} to send, {} there already\n",
+            summary.skipped
+        );
+        return text + &extras(summary, args);
+    }
     if summary.files == 0 && summary.failed == 0 {
         let compared = summary.skipped;
-        let text = format!("nothing to move: {compared} files compared equal in {seconds:.2} s{cipher}\n");
-        return text + &extras(summary);
+        let found = if args.update || args.ignore_existing { "stay" } else { "compared equal" };
+        let text = format!("nothing to move: {compared} files {found} in {seconds:.2} s{cipher}\n");
+        return text + &extras(summary, args);
     }
     let files_per_second = ByteCount(summary.files).as_f64() / seconds.max(1e-9);
-    let flushed = match durability {
+    let flushed = match args.durability {
         DurabilityArg::None => "not flushed".to_owned(),
         _ => format!("flushed in {:.2} s", summary.flush.as_secs_f64()),
     };
@@ -73,7 +83,7 @@ fn as_text(summary: &Summary, durability: DurabilityArg, carriage: Option<Carria
         ByteRate::new(summary.bytes, summary.elapsed),
         summary.lanes,
     );
-    text.push_str(&extras(summary));
+    text.push_str(&extras(summary, args));
     if summary.verdict.percent > 0 && summary.files > 0 {
         text.push_str(&limit(summary));
     }
@@ -93,9 +103,15 @@ fn limit(summary: &Summary) -> String {
 const IDLE_WORTH_SAYING: f64 = 0.1;
 
 /// What else there is to say, on one line, if anything.
-fn extras(summary: &Summary) -> String {
+fn extras(summary: &Summary, args: &PushArgs) -> String {
+    let there = if args.update || args.ignore_existing {
+        "stay at the target"
+    } else {
+        "equal at the target already"
+    };
     let counts = [
-        (if summary.files > 0 { summary.skipped } else { 0 }, "equal at the target already"),
+        (if summary.files > 0 && summary.preview.is_none() { summary.skipped } else { 0 }, there),
+        (if summary.preview.is_none() { summary.removed } else { 0 }, "removed"),
         (summary.specials, "special files not copied"),
         (summary.left_out, "left out by the selection"),
         (summary.resent, "resent after damage"),
@@ -116,6 +132,9 @@ fn extras(summary: &Summary) -> String {
 fn as_json(summary: &Summary, carriage: Option<Carriage>) -> serde_json::Value {
     json!({
         "event": "summary",
+        "dry_run": summary.preview.is_some(),
+        "added": summary.preview.map(|preview| preview.added),
+        "changed": summary.preview.map(|preview| preview.changed),
         "files": summary.files,
         "bytes": summary.bytes,
         "skipped": summary.skipped,
@@ -123,6 +142,7 @@ fn as_json(summary: &Summary, carriage: Option<Carriage>) -> serde_json::Value {
         "bytes_matched": summary.bytes_matched,
         "specials": summary.specials,
         "left_out": summary.left_out,
+        "removed": summary.removed,
         "failed": summary.failed,
         "vanished": summary.vanished,
         "resent": summary.resent,

@@ -243,7 +243,7 @@ fn remove_non_directory(parent: BorrowedFd<'_>, name: &Name) -> io::Result<()> {
 
 /// A directory that came read-only must take its files again; its mode is set anew at the end. Where this is not
 /// allowed the create that follows says so.
-fn make_writable(directory: &OwnedFd) {
+pub(crate) fn make_writable(directory: &OwnedFd) {
     let Ok(stat) = rustix::fs::fstat(directory) else { return };
     let mode = Mode::from_raw_mode(stat.st_mode);
     if !mode.contains(Mode::RWXU) {

@@ -2,11 +2,11 @@
 //!
 //! Equal means: a regular file of the same size and, by default, the same modification time to the nanosecond; with
 //! `--checksum` the same BLAKE3, which the sender decides after it has been told ours. An equal file whose mode differs
-//! gets the right one here.
+//! gets the right one here. With `--update` and `--ignore-existing` a file may stay whatever it holds.
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -15,7 +15,7 @@ use zmove_chunk::read_root;
 use zmove_disk::{FileIdentity, open_beneath, retouch};
 use zmove_types::{Cv, Metadata, Name, RelPath, Timestamp};
 use zmove_wire::limits::HELD_GROUPS_MAX;
-use zmove_wire::{Compare, Held, Offer, OfferedFile, Open, Verdict};
+use zmove_wire::{Compare, Held, Offer, OfferedFile, Open, Overwrite, Verdict};
 
 use crate::delta::Candidate;
 use crate::journal::SourceIdentity;
@@ -115,11 +115,15 @@ fn judge(
 ) -> Verdict {
     let name = context.target.name(path, &file.name);
     let Ok(there) = FileIdentity::at(opened, name) else { return Verdict::Need };
+    if stays(context.overwrite, &there, mtime_of(file)) {
+        return Verdict::Skip;
+    }
     if !there.regular || there.bytes != file.bytes {
         return Verdict::Need;
     }
     match compare {
-        Compare::Checksum => checksum(context, opened, name).map_or(Verdict::Need, Verdict::Compare),
+        Compare::Checksum => contents_root(opened.as_fd(), name, || context.stopping.load(Ordering::Relaxed))
+            .map_or(Verdict::Need, Verdict::Compare),
         Compare::Quick => {
             let metadata = plain(Metadata { mode: file.mode & 0o7777, mtime: mtime_of(file) });
             if keep(opened, name, &there, &metadata) { Verdict::Skip } else { Verdict::Need }
@@ -127,10 +131,29 @@ fn judge(
     }
 }
 
-/// Whether a file of that size and time is there and stays.
-pub(crate) fn is_kept(directory: &OwnedFd, name: &Name, bytes: u64, metadata: &Metadata) -> bool {
-    FileIdentity::at(directory, name)
-        .is_ok_and(|there| there.regular && there.bytes == bytes && keep(directory, name, &there, metadata))
+/// Whether what is there stays, because it may not be replaced or is a file of that size and time.
+pub(crate) fn is_kept(
+    overwrite: Overwrite,
+    directory: &OwnedFd,
+    name: &Name,
+    bytes: u64,
+    metadata: &Metadata,
+) -> bool {
+    FileIdentity::at(directory, name).is_ok_and(|there| {
+        stays(overwrite, &there, metadata.mtime)
+            || there.regular && there.bytes == bytes && keep(directory, name, &there, metadata)
+    })
+}
+
+/// Whether what is there may not be replaced by a file of that time, whatever it holds.
+pub(crate) fn stays(overwrite: Overwrite, there: &FileIdentity, source: Timestamp) -> bool {
+    match overwrite {
+        Overwrite::Differing => false,
+        Overwrite::Older => {
+            there.regular && (there.mtime.seconds, there.mtime.nanos) > (source.seconds, source.nanos)
+        }
+        Overwrite::Nothing => true,
+    }
 }
 
 /// Contents of that time stay; the mode is put right. Where that fails, sending the file again will say why.
@@ -141,7 +164,7 @@ fn keep(directory: &OwnedFd, name: &Name, there: &FileIdentity, metadata: &Metad
 
 /// Whether the target has the source's time, as exactly as its file system keeps it: some cut nanoseconds to
 /// microseconds, to tenths of microseconds or to whole seconds.
-fn is_same_time(there: Timestamp, source: Timestamp) -> bool {
+pub(crate) fn is_same_time(there: Timestamp, source: Timestamp) -> bool {
     let cut = |power: u32| source.nanos / 10_u32.pow(power) * 10_u32.pow(power);
     there.seconds == source.seconds && (0..=9).any(|power| there.nanos == cut(power))
 }
@@ -150,12 +173,16 @@ fn mtime_of(file: &OfferedFile) -> Timestamp {
     Timestamp { seconds: file.mtime_seconds, nanos: file.mtime_nanos }
 }
 
-fn checksum(context: &Context, opened: &OwnedFd, name: &Name) -> Option<[u8; 32]> {
+/// The root of a file that is there; `None` when it cannot be read, or reading it was stopped.
+pub(crate) fn contents_root(
+    directory: BorrowedFd<'_>,
+    name: &Name,
+    stop: impl Fn() -> bool,
+) -> Option<[u8; 32]> {
     let path = RelPath::root().join(name).ok()?;
-    let file = File::from(
-        open_beneath(opened.as_fd(), &path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK).ok()?,
-    );
-    let root = read_root(&file, || context.stopping.load(Ordering::Relaxed)).ok()??;
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = File::from(open_beneath(directory, &path, flags).ok()?);
+    let root = read_root(&file, stop).ok()??;
     Some(root.0)
 }
 

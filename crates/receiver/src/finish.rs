@@ -10,7 +10,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 use rustix::fs::Dev;
 use zmove_disk::set_directory_metadata;
 use zmove_types::{Metadata, RelPath};
-use zmove_wire::{Durability, Fault, FaultCode, FileDone, Operation};
+use zmove_wire::{Durability, Extraneous, Fault, FaultCode, FileDone, Operation};
 
 use crate::files::LargeFile;
 use crate::place::failure;
@@ -28,9 +28,12 @@ pub(crate) fn finish(context: &Context) -> io::Result<(Duration, Vec<Outcome>)> 
     let mut outcomes: Vec<_> = context.files.bury_all().into_iter().map(incomplete).collect();
     let mut file_systems = FileSystems::default();
     file_systems.add(context.target.tree.open_directory(&RelPath::root())?)?;
+    let mirrors = context.extraneous == Extraneous::Goes;
     for (path, metadata) in directories_bottom_up(context) {
         match finish_directory(context, &path, &metadata) {
             Ok(directory) => file_systems.add(directory)?,
+            // it was there alone: the source has lost it since it was sent
+            Err(error) if mirrors && error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
                 let (operation, code) = failure(Operation::SetMetadata, &error);
                 outcomes.push(Outcome::Fault(Fault { path, operation, code }));

@@ -10,10 +10,13 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use zmove_disk::{
-    ContentsWriter, DirectoryCache, Nursery, Staged, Tree, place_symlink, retouch, set_new_file_metadata,
+    ContentsWriter, DirectoryCache, FileIdentity, Nursery, Staged, Tree, place_symlink, retouch,
+    set_new_file_metadata,
 };
 use zmove_types::{Metadata, Name, RelPath};
-use zmove_wire::{BatchEntry, DirectoryGroup, Durability, EntryFault, FaultCode, FileEntry, Operation};
+use zmove_wire::{
+    BatchEntry, DirectoryGroup, Durability, EntryFault, FaultCode, FileEntry, Operation, Overwrite,
+};
 
 use crate::compare::is_kept;
 use crate::store::Context;
@@ -84,13 +87,21 @@ impl<'a> Placer<'a> {
     fn is_there(&self, opened: &io::Result<Arc<OwnedFd>>, path: &RelPath, entry: &BatchEntry) -> bool {
         let (Ok(directory), BatchEntry::File(file)) = (opened, entry) else { return false };
         let name = self.context.target.name(path, &file.name);
-        is_kept(directory, name, u64::from(file.bytes), &plain(file.metadata))
+        let overwrite = self.context.overwrite;
+        is_kept(overwrite, directory, name, u64::from(file.bytes), &plain(file.metadata))
     }
 
     /// A directory of the target, made if need be. From now on others may hold it open, so it is no longer replaced.
     pub(crate) fn directory(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         if let Some(directory) = self.directories.get(path) {
             return Ok(directory);
+        }
+        if self.context.overwrite == Overwrite::Nothing
+            && let Err(error) = self.context.target.tree.open_directory(path)
+            && matches!(Errno::from_io_error(&error), Some(Errno::NOTDIR | Errno::LOOP))
+        {
+            // what is in the way stays
+            return Err(Errno::NOTDIR.into());
         }
         self.context.untouched.open(path, || self.directories.ensure(path))
     }
@@ -171,6 +182,9 @@ impl<'a> Placer<'a> {
             }
             BatchEntry::Symlink(name, metadata, target) => {
                 let name = context.target.name(path, name);
+                if context.overwrite == Overwrite::Nothing && FileIdentity::at(directory, name).is_ok() {
+                    return Ok(());
+                }
                 place_symlink(directory.as_fd(), name, target, metadata.mtime, &context.temp_names)
                     .map_err(|error| (Operation::Symlink, error))?;
             }
@@ -306,7 +320,7 @@ mod tests {
     use std::sync::Barrier;
     use zmove_chunk::file_root;
     use zmove_types::Timestamp;
-    use zmove_wire::{Open, TargetShape};
+    use zmove_wire::{Extraneous, Open, Purpose, TargetShape};
 
     use crate::config::ReceiverConfig;
     use crate::files::Complete;
@@ -322,6 +336,9 @@ mod tests {
             durability: Durability::None,
             delta: false,
             run: [0; 16],
+            overwrite: Overwrite::Differing,
+            purpose: Purpose::Move,
+            extraneous: Extraneous::Stays,
         };
         let target = Target::resolve(&open, &Access::Anywhere).unwrap();
         let (outcomes, _nobody) = tokio::sync::mpsc::channel(1);

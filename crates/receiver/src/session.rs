@@ -19,8 +19,8 @@ use zmove_types::{BufferPool, StageClock, StageTimes, TransferId};
 use zmove_wire::limits::{ITEMS_OUTSTANDING_MAX, LANES_UNASKED_MAX, OFFER_FILES_MAX, OFFERS_OUTSTANDING_MAX};
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
-    Answer, Durability, FaultCode, Finished, Greeting, Offer, Open, Opened, Refusal, RefusalCode, Role,
-    StageReport, StoredItem, TargetState, ToReceiver, ToSender, TopName, WireError, decode_message,
+    Answer, Durability, FaultCode, Finished, Greeting, Offer, Open, Opened, Purpose, Refusal, RefusalCode,
+    Role, StageReport, StoredItem, TargetState, ToReceiver, ToSender, TopName, WireError, decode_message,
     encode_message,
 };
 
@@ -31,7 +31,9 @@ use crate::ending::{Ending, EndingSessions};
 use crate::error::SessionError;
 use crate::files::FileTable;
 use crate::lost::LostLanes;
+use crate::mirror::Mirror;
 use crate::parts::Parts;
+use crate::preview::{self, Preview};
 use crate::store::{Context, Job, Outcome, write_all};
 use crate::target::{Access, Target};
 use crate::turns::Turns;
@@ -92,6 +94,16 @@ pub async fn run_session(
     if let Err(refusal) = config.ending.wait_for(&open.target).await {
         return refuse(&mut writer, inbox, refusal).await;
     }
+    if open.purpose == Purpose::Preview {
+        let ways = Preview { writer, inbox, lanes, lanes_max: config.lanes_max };
+        let stop = async {
+            tokio::select! {
+                () = stop => {}
+                () = turn.is_over() => {}
+            }
+        };
+        return preview::run(ways, open, access, stop).await;
+    }
     let (target, parts) = match resolve(open.clone(), access, (transfer, owner), &config).await {
         Ok(resolved) => resolved,
         Err(refusal) => return refuse(&mut writer, inbox, refusal).await,
@@ -119,6 +131,7 @@ pub async fn run_session(
         sessions: config.ending,
         ending: None,
         lost: LostLanes::default(),
+        mirror: Mirror::default(),
         lanes_max: usize::from(config.lanes_max.max(LANES_UNASKED_MAX)),
     };
     let ended = tokio::select! {
@@ -144,7 +157,7 @@ async fn resolve(
     resolved.await.expect("resolving a target does not panic")
 }
 
-async fn refuse(
+pub(crate) async fn refuse(
     writer: &mut ControlWriter,
     mut inbox: Inbox<ToReceiver>,
     refusal: Refusal,
@@ -167,6 +180,8 @@ pub(crate) fn context(
     Context {
         target,
         durability: open.durability,
+        overwrite: open.overwrite,
+        extraneous: open.extraneous,
         disk: Arc::clone(&config.disk),
         direct: config.direct,
         pool: BufferPool::new(BUFFER_BYTES, config.buffers_max),
@@ -188,7 +203,7 @@ pub(crate) fn context(
 const INBOX_MESSAGES_MAX: usize = 16;
 /// Buffers that wait for writers while each lane holds one.
 const BUFFERS_BESIDE_LANES: usize = 8;
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Outcomes taken in one turn, so that many receipts travel as one message.
 const OUTCOMES_PER_TURN: usize = 1024;
 /// Outcomes that wait for a control connection that does not take them; then the writers wait.
@@ -313,6 +328,7 @@ struct Running {
     /// From when on a later session to the same target has to wait.
     ending: Option<Ending>,
     lost: LostLanes,
+    mirror: Mirror,
     lanes_max: usize,
 }
 
@@ -342,6 +358,11 @@ impl Running {
         match message {
             ToReceiver::Open(_) => Err(WireError::OutOfOrder { what: "a second opening" }.into()),
             ToReceiver::Offer(offer) => self.take_offer(offer),
+            ToReceiver::Keep(keep) => Ok(self.mirror.keep(&self.context, self.open.extraneous, keep)?),
+            ToReceiver::Remove(remove) => {
+                Ok(self.mirror.remove(&self.context, self.open.extraneous, remove)?)
+            }
+            ToReceiver::Inquire(_) => Err(WireError::OutOfOrder { what: "an inquiry" }.into()),
             ToReceiver::Abandon { file } => {
                 self.context.abandon_file(zmove_types::FileId(file));
                 Ok(())
@@ -431,7 +452,11 @@ impl Running {
             }
             Outcome::Held(held, ends_offer) => {
                 self.offers -= usize::from(ends_offer);
-                self.ledger.held(held);
+                self.ledger.tell(ToSender::Held(held));
+            }
+            Outcome::Mirror(answer) => {
+                self.mirror.answered(&answer);
+                self.ledger.tell(answer);
             }
             Outcome::LaneEnded(number, ended) => {
                 self.crew.breakers.remove(&number);
@@ -446,6 +471,9 @@ impl Running {
     }
 
     async fn finish(&mut self, cpu_started: Duration) -> Result<(), SessionError> {
+        if !self.mirror.is_idle() {
+            return Err(WireError::OutOfOrder { what: "the end before all is removed" }.into());
+        }
         self.ending = Some(self.sessions.begin(&self.open.target));
         let context = Arc::clone(&self.context);
         let finishing = Instant::now();
@@ -476,17 +504,7 @@ impl Running {
 
     /// Tells the peer why this side cannot go on, if it is still there.
     async fn say_why(&mut self, error: &SessionError) -> Result<(), ControlError> {
-        let code = match error {
-            SessionError::Stopping | SessionError::Superseded => RefusalCode::Stopping,
-            SessionError::Lane(error) if error.is_lost() => RefusalCode::Broken,
-            SessionError::Control(error) if error.is_lost() => RefusalCode::Broken,
-            SessionError::Lane(_) | SessionError::Control(_) | SessionError::PeerMisbehaved(_) => {
-                RefusalCode::Protocol
-            }
-            _ => RefusalCode::Failed,
-        };
-        let refusal = Refusal { code, text: error.to_string() };
-        self.writer.send(&encode_message(&ToSender::Refused(refusal))).await?;
+        self.writer.send(&encode_message(&ToSender::Refused(refusal_of(error)))).await?;
         self.writer.finish().await
     }
 
@@ -509,10 +527,25 @@ impl Running {
         drop((self.writer, self.inbox));
         let crew = self.crew;
         tokio::task::spawn_blocking(move || crew.join()).await.expect("threads of a session do not panic");
+        self.mirror.end().await;
         drop(self.ending);
         let (target, journal_trouble) = (self.open.target, self.context.parts.trouble());
         ended.map(|()| SessionReport { target, journal_trouble, ..self.report })
     }
+}
+
+/// Why this side cannot go on, for the peer.
+pub(crate) fn refusal_of(error: &SessionError) -> Refusal {
+    let code = match error {
+        SessionError::Stopping | SessionError::Superseded => RefusalCode::Stopping,
+        SessionError::Lane(error) if error.is_lost() => RefusalCode::Broken,
+        SessionError::Control(error) if error.is_lost() => RefusalCode::Broken,
+        SessionError::Lane(_) | SessionError::Control(_) | SessionError::PeerMisbehaved(_) => {
+            RefusalCode::Protocol
+        }
+        _ => RefusalCode::Failed,
+    };
+    Refusal { code, text: error.to_string() }
 }
 
 fn stage_report(times: &StageTimes) -> StageReport {

@@ -11,8 +11,8 @@ use zmove_disk::{Direct, Disk, Staged, TempNames};
 use zmove_transport::LaneError;
 use zmove_types::{BufferPool, Doing, FileId, GroupSpan, ItemId, Metadata, RelPath, StageClock};
 use zmove_wire::{
-    Answer, Durability, EntryFault, Fault, FaultCode, FileDone, FileHead, Held, Operation, StoredItem,
-    TargetState, WireError, session::Arrivals,
+    Answer, Durability, EntryFault, Extraneous, Fault, FaultCode, FileDone, FileHead, Held, Operation,
+    Overwrite, StoredItem, TargetState, ToSender, WireError, session::Arrivals,
 };
 
 use crate::check::{NamedGroup, VerifiedBatch, VerifiedChunk, damaged};
@@ -28,6 +28,8 @@ use crate::untouched::Untouched;
 pub(crate) struct Context {
     pub(crate) target: Target,
     pub(crate) durability: Durability,
+    pub(crate) overwrite: Overwrite,
+    pub(crate) extraneous: Extraneous,
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) direct: Direct,
     pub(crate) pool: BufferPool,
@@ -56,6 +58,8 @@ pub(crate) enum Outcome {
     Answer(Vec<Held>, Answer, bool),
     /// More of what is held, and whether that ends its offer.
     Held(Held, bool),
+    /// What else is where names stay, or what has gone.
+    Mirror(ToSender),
     /// The lane of that number, and how.
     LaneEnded(u32, Result<(), LaneError>),
     Panicked,

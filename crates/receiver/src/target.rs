@@ -41,12 +41,7 @@ const TARGET_BYTES_MAX: usize = 4096;
 impl Target {
     /// Opens the target, making directories that are missing.
     pub(crate) fn resolve(open: &Open, access: &Access) -> Result<Self, Refusal> {
-        if open.target.len() > TARGET_BYTES_MAX || open.target.contains(&0) {
-            return Err(refuse(
-                RefusalCode::Protocol,
-                "the target path is too long or holds a NUL byte".into(),
-            ));
-        }
+        check_length(&open.target)?;
         let (tree, path) = locate(&open.target, access)?;
         let shown = Path::new(OsStr::from_bytes(&open.target));
         match &open.shape {
@@ -79,10 +74,23 @@ impl Target {
 
     /// The name that an entry gets.
     pub(crate) fn name<'a>(&'a self, directory: &RelPath, name: &'a Name) -> &'a Name {
-        match &self.rename {
-            Some((from, to)) if directory.is_root() && name == from => to,
-            _ => name,
-        }
+        renamed(self.rename.as_ref(), directory, name)
+    }
+}
+
+pub(crate) fn check_length(target: &[u8]) -> Result<(), Refusal> {
+    if target.len() > TARGET_BYTES_MAX || target.contains(&0) {
+        let text = "the target path is too long or holds a NUL byte";
+        return Err(refuse(RefusalCode::Protocol, text.into()));
+    }
+    Ok(())
+}
+
+/// The name that an entry gets where a single one may be renamed.
+pub(crate) fn renamed<'a>(rename: Option<&'a (Name, Name)>, directory: &RelPath, name: &'a Name) -> &'a Name {
+    match rename {
+        Some((from, to)) if directory.is_root() && name == from => to,
+        _ => name,
     }
 }
 
@@ -112,7 +120,10 @@ fn locate_own(target: &[u8]) -> Result<(Tree, RelPath), Refusal> {
     Ok((tree, clean(name.as_bytes())?))
 }
 
-fn choose_root<'a>(target: &'a [u8], roots: &'a [PathBuf]) -> Result<(&'a Path, &'a [u8]), Refusal> {
+pub(crate) fn choose_root<'a>(
+    target: &'a [u8],
+    roots: &'a [PathBuf],
+) -> Result<(&'a Path, &'a [u8]), Refusal> {
     if !target.starts_with(b"/") {
         let first =
             roots.first().ok_or_else(|| refuse(RefusalCode::Denied, "this key has no roots".into()))?;
@@ -132,7 +143,7 @@ fn choose_root<'a>(target: &'a [u8], roots: &'a [PathBuf]) -> Result<(&'a Path, 
 }
 
 /// A path without doubled slashes and single dots; `..` is refused.
-fn clean(path: &[u8]) -> Result<RelPath, Refusal> {
+pub(crate) fn clean(path: &[u8]) -> Result<RelPath, Refusal> {
     let parts: Vec<_> =
         path.split(|&byte| byte == b'/').filter(|part| !matches!(*part, b"" | b".")).collect();
     RelPath::from_bytes(&parts.join(&b'/')).map_err(|error| {
@@ -164,7 +175,7 @@ fn holds_anything(directory: &impl AsFd) -> io::Result<bool> {
     Ok(false)
 }
 
-fn cannot(operation: &str, path: &Path, error: &io::Error) -> Refusal {
+pub(crate) fn cannot(operation: &str, path: &Path, error: &io::Error) -> Refusal {
     let text = match rustix::io::Errno::from_io_error(error) {
         Some(rustix::io::Errno::NOTDIR) => {
             format!("target '{}' is not a directory (symbolic links are not followed)", path.display())
@@ -184,12 +195,14 @@ pub(crate) fn refuse(code: RefusalCode, text: String) -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zmove_wire::{Compare, Durability, TopName};
+    use zmove_wire::{Compare, Durability, Overwrite, Purpose, TopName};
 
     fn open(target: &str, shape: TargetShape) -> Open {
         let target = target.as_bytes().to_vec();
-        let (compare, durability) = (Compare::Quick, Durability::None);
-        Open { target, shape, compare, durability, delta: false, run: [0; 16] }
+        let (compare, durability, delta) = (Compare::Quick, Durability::None, false);
+        let (overwrite, purpose) = (Overwrite::Differing, Purpose::Move);
+        let (run, extraneous) = ([0; 16], zmove_wire::Extraneous::Stays);
+        Open { target, shape, compare, durability, delta, run, overwrite, purpose, extraneous }
     }
 
     fn name(text: &str) -> Name {

@@ -74,7 +74,8 @@ impl Selection {
     }
 
     /// Whether names are asked about at all.
-    fn has_rules(&self) -> bool {
+    #[must_use]
+    pub fn has_rules(&self) -> bool {
         !self.rules.is_empty()
     }
 

@@ -6,7 +6,9 @@ use std::time::Duration;
 use zmove_disk::{Direct, Disk, Threads};
 use zmove_scan::{PathList, ScanConfig, ScanRoot};
 use zmove_types::GROUP_BYTES;
-use zmove_wire::{Compare, Durability, TargetShape};
+use zmove_wire::{Compare, Durability, Overwrite, Purpose, TargetShape};
+
+use crate::mirror::AfterErrors;
 
 /// One push.
 #[derive(Debug)]
@@ -23,6 +25,14 @@ pub struct PushJob {
     pub delta: bool,
     /// What must be flushed before the end.
     pub durability: Durability,
+    /// What becomes of what is there under the same name.
+    pub overwrite: Overwrite,
+    /// Whether files are to move, or only what would be done is to be told.
+    pub purpose: Purpose,
+    /// Whether what is at the target alone goes: what an error of the scan means for that, if it does.
+    pub mirror: Option<AfterErrors>,
+    /// Sources that were not there; each counts as an error of the scan.
+    pub sources_missing: u64,
     /// What alone is sent, in place of all of the sources.
     pub list: Option<PathList>,
 }

@@ -8,7 +8,9 @@ use std::time::Instant;
 use tokio::sync::mpsc;
 use zmove_transport::{ControlError, ControlReader, ControlWriter, Inbox, LaneError, LaneSink};
 use zmove_types::{FileId, ItemId, TransferId};
-use zmove_wire::limits::{HELD_GROUPS_MAX, OFFER_FILES_MAX, STORED_ITEMS_MAX};
+use zmove_wire::limits::{
+    EXTRA_NAMES_MAX, HELD_GROUPS_MAX, INQUIRED_ENTRIES_MAX, OFFER_FILES_MAX, STORED_ITEMS_MAX,
+};
 use zmove_wire::session::Resend;
 use zmove_wire::{
     Cipher, EntryFault, Fault, FaultCode, FileDone, Finished, Greeting, Open, Opened, Stored, StoredItem,
@@ -16,7 +18,7 @@ use zmove_wire::{
 };
 
 use crate::error::{FileError, SessionError};
-use crate::planner::{Reply, Teller};
+use crate::news::{Reply, Teller};
 use crate::reader::{resend, send_again};
 use crate::shared::{Lost, Moved, Sent, SentBatch, Shared, Travels};
 
@@ -122,6 +124,8 @@ pub(crate) async fn write_all(mut writer: ControlWriter, mut outgoing: mpsc::Unb
     let _goodbye = writer.finish().await;
 }
 
+/// Each entry of an inquiry may bring a directory of its own.
+const FINDINGS_MAX: usize = 2 * INQUIRED_ENTRIES_MAX;
 const INBOX_MESSAGES_MAX: usize = 8;
 
 /// What the receiver says about work on its way.
@@ -142,6 +146,17 @@ impl Account {
             ToSender::Held(held) => {
                 within("held groups", held.cvs.len(), HELD_GROUPS_MAX)?;
                 let _stopping = self.teller.replies.send(Reply::Held(held));
+            }
+            ToSender::Findings(findings) => {
+                within("findings", findings.findings.len(), FINDINGS_MAX)?;
+                let _stopping = self.teller.findings.send(findings);
+            }
+            ToSender::Extra(extra) => {
+                within("names at the target alone", extra.names.len(), EXTRA_NAMES_MAX)?;
+                let _stopping = self.teller.mirror.send(ToSender::Extra(extra));
+            }
+            removed @ ToSender::Removed { .. } => {
+                let _stopping = self.teller.mirror.send(removed);
             }
             ToSender::Stored(Stored { items, files }) => {
                 within("settled items", items.len().max(files.len()), STORED_ITEMS_MAX)?;

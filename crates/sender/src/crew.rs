@@ -11,12 +11,12 @@ use tokio::sync::mpsc::{self, UnboundedReceiver};
 use zmove_scan::Scan;
 use zmove_transport::{LaneBreaker, LaneError, LaneSink, PathProbe, TcpInfo};
 use zmove_types::StageTimes;
-use zmove_wire::Compare;
 
 use crate::error::SessionError;
 use crate::lanes::{self, Cargo};
+use crate::news::News;
 use crate::path::{on_the_way, unacked};
-use crate::planner::{News, plan_all};
+use crate::planner::{Task, plan_all};
 use crate::reader::read_all;
 use crate::shared::Shared;
 
@@ -111,7 +111,7 @@ impl Crew {
         shared: &Arc<Shared>,
         scan: Scan,
         news: News,
-        compare: Compare,
+        task: Task,
     ) -> Result<Self, SessionError> {
         let (cargo_in, cargo) = crossbeam_channel::bounded(shared.config.readers);
         let (broken_in, broken) = mpsc::unbounded_channel();
@@ -127,7 +127,7 @@ impl Crew {
             last_error: None,
         };
         let planner = Arc::clone(shared);
-        let planning = crew.spawn("zmove-plan".into(), move || plan_all(&planner, &scan, &news, compare));
+        let planning = crew.spawn("zmove-plan".into(), move || plan_all(&planner, &scan, &news, &task));
         planning.map_err(SessionError::Thread)?;
         crew.set_readers(shared, shared.config.readers)?;
         Ok(crew)

@@ -8,65 +8,51 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, never, select};
-use zmove_scan::{Entry, EntryBatch, EntryKind, Scan, ScanError, ScanItem};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, never, select};
+use zmove_scan::{Entry, EntryBatch, EntryKind, Scan, ScanItem};
 use zmove_types::{Cv, Event, FileId, GROUP_BYTES, GroupSpan, RelPath, Root};
 use zmove_wire::limits::{GUESSED_BYTES_MAX, GUESSED_ENTRIES_MAX, SYMLINK_BYTES_MAX};
-use zmove_wire::{Answer, Compare, Held, TargetState, ToReceiver};
+use zmove_wire::{Compare, TargetState, ToReceiver};
 
 use crate::ahead::Unread;
 use crate::error::FileError;
+use crate::mirror::{self, Mirror};
+use crate::news::{News, Reply};
 use crate::offering::{Answered, Offering};
 use crate::pack::{Basis, Pack, PackEntry, PackGroup, Packer, Parcel};
 use crate::shared::{Shared, When};
 use crate::source::{LargeSource, SourceDirectory};
 
-/// What the receiver tells the planner.
+/// What the planner is to do.
 #[derive(Debug)]
-pub(crate) struct News {
-    state: Receiver<TargetState>,
-    replies: Receiver<Reply>,
+pub(crate) struct Task {
+    pub(crate) compare: Compare,
+    /// Set where the target becomes a mirror.
+    pub(crate) mirror: Option<Mirror>,
 }
 
-/// What the receiver says of offers, in its order.
-#[derive(Debug)]
-pub(crate) enum Reply {
-    /// What it holds of one file.
-    Held(Held),
-    /// What is to become of all files of an offer.
-    Answer(Answer),
-}
-
-/// How the planner is told.
-#[derive(Debug)]
-pub(crate) struct Teller {
-    /// What there is at the target: once, before any answer.
-    pub(crate) state: Sender<TargetState>,
-    /// What is said of offers.
-    pub(crate) replies: Sender<Reply>,
-}
-
-/// The way from the conversation to the planner.
-pub(crate) fn news() -> (Teller, News) {
-    let (state_in, state) = bounded(1);
-    let (replies_in, replies) = crossbeam_channel::unbounded();
-    (Teller { state: state_in, replies: replies_in }, News { state, replies })
-}
-
-/// Plans until the scan has ended and every offer is answered.
-pub(crate) fn plan_all(shared: &Shared, scan: &Scan, news: &News, compare: Compare) {
+/// Plans until the scan has ended and every offer is answered; then makes a mirror, if that is asked for.
+pub(crate) fn plan_all(shared: &Shared, scan: &Scan, news: &News, task: &Task) {
     let (unread_in, unread) = crossbeam_channel::unbounded();
     let mut planner = Planner {
         shared,
         packer: Packer::new(shared.config.batch_files_max),
-        guess: Some(Guess::new(compare, unread_in)),
+        guess: Some(Guess::new(task.compare, unread_in)),
         offering: None,
     };
     planner.take_scan(scan, news);
     planner.take_unread(&unread);
     planner.take_last_replies(&news.replies);
     planner.flush_pack();
+    // where nothing was there nothing is there alone
+    let mirror = task.mirror.as_ref().filter(|_| planner.offering.is_some());
+    mirror.inspect(|_| shared.withhold_end());
     shared.end_plan();
+    if let Some(mirror) = mirror {
+        shared.wait_until_settled();
+        mirror::run(shared, &news.mirror, mirror);
+        shared.release_end();
+    }
 }
 
 /// How long a pack that is not full waits for more while the scan finds nothing.
@@ -201,15 +187,8 @@ impl Planner<'_> {
                 self.pack(&SourceDirectory::held_open(&directory), PackEntry::Itself(metadata));
             }
             ScanItem::Batch(batch) => self.take_batch(batch),
-            ScanItem::Error(error) => self.take_error(error),
+            ScanItem::Error(error) => self.shared.fail_scan(error),
         }
-    }
-
-    fn take_error(&mut self, error: ScanError) {
-        if matches!(error, ScanError::Vanished { .. }) {
-            self.shared.counters.vanished.fetch_add(1, Ordering::Relaxed);
-        }
-        self.shared.fail(&FileError::Scan(error));
     }
 
     fn take_batch(&mut self, batch: EntryBatch) {

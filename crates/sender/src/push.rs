@@ -13,15 +13,18 @@ use zmove_scan::{Scan, scan, scan_list};
 use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink};
 use zmove_types::{Event, Observer, Sample};
 use zmove_wire::limits::LANES_UNASKED_MAX;
-use zmove_wire::{Cipher, Finished, Greeting, Open, Opened, Role, ToReceiver, ToSender};
+use zmove_wire::{Cipher, Extraneous, Finished, Greeting, Open, Opened, Purpose, Role, ToReceiver, ToSender};
 
 use crate::config::{PushJob, SenderConfig};
 use crate::control::{self, Account, Link};
 use crate::crew::{Broken, Crew, end_unused};
 use crate::error::SessionError;
 use crate::manifest::Manifest;
+use crate::mirror::Mirror;
+use crate::news;
 use crate::path::PathReport;
-use crate::planner;
+use crate::planner::Task;
+use crate::preview;
 use crate::run::{Earlier, Heard, Run};
 use crate::shared::Shared;
 use crate::steering::Steering;
@@ -31,23 +34,34 @@ use crate::verdict::{Stages, Times};
 /// A push whose scan is under way.
 #[derive(Debug)]
 pub struct Push {
-    scan: Scan,
-    open: Open,
-    config: SenderConfig,
-    started: Instant,
+    pub(crate) scan: Scan,
+    pub(crate) open: Open,
+    pub(crate) mirror: Option<Mirror>,
+    pub(crate) sources_missing: u64,
+    pub(crate) config: SenderConfig,
+    pub(crate) started: Instant,
 }
 
 impl Push {
     /// Starts to walk the sources; the receiver may be dialled meanwhile. `started` is when this session began.
     #[must_use]
     pub fn start(job: PushJob, config: SenderConfig, started: Instant) -> Self {
-        let PushJob { sources, target, shape, compare, delta, durability, list } = job;
-        let scan = match list {
+        let PushJob { sources, target, shape, compare, delta, durability, overwrite, purpose, .. } = job;
+        let selection = config.scan.selection.clone();
+        let mirror = job.mirror.map(|after_errors| Mirror {
+            roots: sources.clone(),
+            selection,
+            after_errors,
+            purpose,
+        });
+        let extraneous = if mirror.is_some() { Extraneous::Goes } else { Extraneous::Stays };
+        let scan = match job.list {
             Some(list) => scan_list(list, &config.scan),
             None => scan(sources, &config.scan),
         };
-        let open = Open { target, shape, compare, durability, delta, run: [0; 16] };
-        Self { scan, open, config, started }
+        let run = [0; 16];
+        let open = Open { target, shape, compare, durability, delta, run, overwrite, purpose, extraneous };
+        Self { scan, open, mirror, sources_missing: job.sources_missing, config, started }
     }
 
     /// Sends everything over `link`, as one session of `run`.
@@ -62,15 +76,19 @@ impl Push {
         observer: Arc<dyn Observer>,
         stop: impl Future<Output = ()>,
     ) -> Result<Summary, SessionError> {
+        if self.open.purpose == Purpose::Preview {
+            return preview::run(self, run, link, observer, stop).await;
+        }
         let Link { transfer, cipher, control: (reader, mut writer), lanes, supply } = link;
-        let compare = self.open.compare;
+        let task = Task { compare: self.open.compare, mirror: self.mirror };
         let greeting = Greeting { cipher, ..Greeting::new(Role::Control, transfer) };
         let open = Open { run: run.id(transfer), ..self.open };
         control::ask(&mut writer, greeting, open).await?;
         let (outgoing_in, outgoing) = mpsc::unbounded_channel();
         let shared = Arc::new(Shared::new(self.config, observer, outgoing_in, self.started));
-        let (teller, news) = planner::news();
-        let crew = Crew::start(&shared, self.scan, news, compare).inspect_err(|_no_thread| shared.stop())?;
+        shared.counters.scan_errors.store(self.sources_missing, Ordering::Relaxed);
+        let (teller, news) = news::news();
+        let crew = Crew::start(&shared, self.scan, news, task).inspect_err(|_no_thread| shared.stop())?;
         *shared.book() = std::mem::take(&mut run.book);
         let mut running = Running {
             inbox: None,
@@ -301,7 +319,7 @@ impl Running {
         let manifest = shared.book().manifest.take();
         let manifest_left_out = manifest.map_or(Ok(0), Manifest::finish).map_err(SessionError::Manifest)?;
         let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-        let Earlier { files, bytes, partial_bytes, resent, repeated, .. } = run.earlier;
+        let Earlier { files, bytes, partial_bytes, removed, resent, repeated, .. } = run.earlier;
         // what this session has gone on with and another of this run has brought
         let resumed = count(&shared.counters.resumed);
         let resumed_own = resumed.min(partial_bytes);
@@ -328,6 +346,8 @@ impl Running {
             manifest_left_out,
             verdict: reading.times(judged, lanes, &finished).verdict(),
             path: reading.path,
+            removed: removed + count(&shared.counters.removed),
+            preview: None,
             learnt,
             left_out,
         };
@@ -367,8 +387,8 @@ const LIMIT_INTERVAL: Duration = Duration::from_secs(1);
 /// How often it is decided what the push should have; see [`tune`](crate::tune).
 const STEERING_INTERVAL: Duration = Duration::from_millis(250);
 /// A receiver that looks at its target for longer will not come back to it.
-const LEAVE_TIMEOUT: Duration = Duration::from_secs(120);
-const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
+pub(crate) const LEAVE_TIMEOUT: Duration = Duration::from_secs(120);
+pub(crate) const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
 const EXPLANATION_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What this side knows at one moment of where the time went.

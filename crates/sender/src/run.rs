@@ -49,6 +49,8 @@ pub(crate) struct Earlier {
     pub(crate) bytes: u64,
     /// What else they have brought: groups of files that are not whole.
     pub(crate) partial_bytes: u64,
+    /// Entries that were at the target alone.
+    pub(crate) removed: u64,
     pub(crate) resent: u64,
     pub(crate) repeated: u64,
     pub(crate) lanes: usize,
@@ -128,6 +130,7 @@ impl Earlier {
         self.files += count(&counters.files);
         self.bytes += count(&counters.whole_bytes);
         self.partial_bytes += count(&counters.bytes).saturating_sub(count(&counters.whole_bytes));
+        self.removed += count(&counters.removed);
         self.resent += count(&counters.resent);
         self.repeated += count(&counters.repeated);
         self.lanes = self.lanes.max(lanes);

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::UnboundedSender;
 use zmove_chunk::{Plan, Work};
+use zmove_scan::ScanError;
 use zmove_types::{
     BufferPool, Cv, Event, FileId, GroupSpan, ItemId, Observer, RelPath, Root, StageClock, StageTimes,
 };
@@ -81,6 +82,7 @@ pub(crate) struct Shared {
     book: Mutex<Book>,
     ledger: Mutex<SenderTransfer<Sent>>,
     settled: Condvar,
+    all_settled: Condvar,
     stopping: AtomicBool,
     first_byte_us: AtomicU64,
     handed_over_us: AtomicU64,
@@ -166,6 +168,11 @@ pub(crate) struct Counters {
     pub(crate) vanished: AtomicU64,
     pub(crate) resent: AtomicU64,
     pub(crate) repeated: AtomicU64,
+    pub(crate) added: AtomicU64,
+    pub(crate) changed: AtomicU64,
+    pub(crate) removed: AtomicU64,
+    /// Parts of the source that could not be seen.
+    pub(crate) scan_errors: AtomicU64,
 }
 
 impl Sent {
@@ -206,6 +213,7 @@ impl Shared {
             book: Mutex::default(),
             ledger: Mutex::default(),
             settled: Condvar::new(),
+            all_settled: Condvar::new(),
             stopping: AtomicBool::new(false),
             first_byte_us: AtomicU64::new(0),
             handed_over_us: AtomicU64::new(0),
@@ -236,7 +244,10 @@ impl Shared {
 
     /// The receiver settled an item.
     pub(crate) fn stored(&self, item: ItemId) -> Result<Sent, WireError> {
-        let settled = self.ledger().stored(item)?;
+        let mut ledger = self.ledger();
+        let settled = ledger.stored(item)?;
+        self.note_settled(&ledger);
+        drop(ledger);
         self.settled.notify_one();
         self.flights.settled(item, Instant::now());
         self.aboard.settled(item, Instant::now());
@@ -246,10 +257,13 @@ impl Shared {
 
     /// The receiver found an item damaged, or says that it was lost with its lane.
     pub(crate) fn mismatch(&self, item: ItemId, lost: Lost) -> Result<Resend<Sent>, WireError> {
+        let mut ledger = self.ledger();
         let settled = match lost {
-            Lost::WithLane => self.ledger().lost(item)?,
-            Lost::No => self.ledger().mismatch(item)?,
+            Lost::WithLane => ledger.lost(item)?,
+            Lost::No => ledger.mismatch(item)?,
         };
+        self.note_settled(&ledger);
+        drop(ledger);
         self.settled.notify_one();
         self.flights.settled(item, Instant::now());
         let (Resend::Again { work, .. } | Resend::GiveUp(work)) = &settled;
@@ -302,6 +316,31 @@ impl Shared {
     pub(crate) fn end_work(&self) {
         let mut ledger = self.ledger();
         ledger.end();
+        self.note_settled(&ledger);
+        self.announce(&mut ledger);
+    }
+
+    fn note_settled(&self, ledger: &SenderTransfer<Sent>) {
+        if ledger.is_settled() {
+            self.all_settled.notify_all();
+        }
+    }
+
+    /// Waits until all that was planned is settled, or the push is being stopped. For who withholds the end.
+    pub(crate) fn wait_until_settled(&self) {
+        let open = |ledger: &mut SenderTransfer<Sent>| !ledger.is_settled() && !self.is_stopping();
+        drop(self.all_settled.wait_while(self.ledger(), open).unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// There is something to do when all is settled, before the receiver may finish.
+    pub(crate) fn withhold_end(&self) {
+        self.ledger().withhold();
+    }
+
+    /// That has been done.
+    pub(crate) fn release_end(&self) {
+        let mut ledger = self.ledger();
+        ledger.release();
         self.announce(&mut ledger);
     }
 
@@ -382,6 +421,15 @@ impl Shared {
         }
     }
 
+    /// Something of the source could not be seen.
+    pub(crate) fn fail_scan(&self, error: ScanError) {
+        if matches!(error, ScanError::Vanished { .. }) {
+            self.counters.vanished.fetch_add(1, Ordering::Relaxed);
+        }
+        self.counters.scan_errors.fetch_add(1, Ordering::Relaxed);
+        self.fail(&FileError::Scan(error));
+    }
+
     /// A large file failed on this side: nothing of it may appear at the target.
     /// One that the receiver has told the end of stays as it was told.
     pub(crate) fn fail_large(&self, file: &LargeSource, error: &FileError) {
@@ -446,6 +494,7 @@ impl Shared {
         self.stopping.store(true, Ordering::Release);
         drop(ledger);
         self.settled.notify_all();
+        self.all_settled.notify_all();
         self.plan.abandon();
         self.pool.close();
     }

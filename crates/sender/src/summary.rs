@@ -24,6 +24,8 @@ pub struct Summary {
     pub failed: u64,
     /// Of these, how many vanished while the source was walked.
     pub vanished: u64,
+    /// Entries that were at the target alone and have been removed, or would be; of a tree that would be, only its top counts.
+    pub removed: u64,
     /// Items that arrived damaged and were sent again.
     pub resent: u64,
     /// Chunks that were sent again because their lane was slow.
@@ -50,10 +52,21 @@ pub struct Summary {
     pub verdict: Verdict,
     /// What the kernel tells of the path, where its TCP carries the lanes.
     pub path: Option<PathReport>,
+    /// What would be done, where that was the question.
+    pub preview: Option<Preview>,
     /// What suits the path, where the number of lanes was not fixed.
     pub learnt: Option<Learnt>,
     /// Entries that the selection left out; a directory counts once, whatever is in it.
     pub left_out: u64,
+}
+
+/// What a push would do; [`Summary::files`] and [`Summary::bytes`] are then what would be sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Preview {
+    /// Entries that would be made.
+    pub added: u64,
+    /// Entries that would be changed or replaced.
+    pub changed: u64,
 }
 
 /// What a push has found out for the next one on the same path.

@@ -6,6 +6,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::rel_path::RelPath;
+
 /// The two roles; every error names the one it arose on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Side {
@@ -59,6 +61,11 @@ pub enum Event {
         /// The side, the path, the operation and the cause in one line.
         message: String,
     },
+    /// Something that the user should know and that is no failure of its own.
+    Warned {
+        /// In one line.
+        message: String,
+    },
     /// What limits the rate right now, as far as the sender can tell.
     Limited {
         /// The stage.
@@ -66,10 +73,48 @@ pub enum Event {
     },
     /// How far each stage is; only where samples were asked for.
     Sampled(Sample),
+    /// What a push would do with some entries; only where that was asked for.
+    Listed {
+        /// One for each entry.
+        changes: Vec<Change>,
+    },
     /// Everything has been sent; the receiver is flushing and closing.
     Flushing,
     /// The receiver has answered to what it was given in this session.
     Answered,
+}
+
+/// What a push would do with one entry of the target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// What.
+    pub kind: ChangeKind,
+    /// Where, below the target.
+    pub path: RelPath,
+    /// What the entry is, or will be.
+    pub form: EntryForm,
+}
+
+/// What becomes of an entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ChangeKind {
+    /// It is made.
+    Added,
+    /// It is changed or replaced, because of this.
+    Changed(String),
+    /// It is removed, with all below it.
+    Removed,
+}
+
+/// What an entry is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EntryForm {
+    /// A file.
+    File,
+    /// A directory.
+    Directory,
+    /// A link, and where it points.
+    Symlink(Box<[u8]>),
 }
 
 /// How far the stages of a push are at one moment. Bytes are of payload and count from the start.

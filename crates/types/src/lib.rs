@@ -22,7 +22,7 @@ mod units;
 
 pub use buffer::{Buffer, BufferPool, MemoryId, PAGE_BYTES};
 pub use digest::{Cv, Root};
-pub use event::{Event, NoObserver, Observer, Sample, Side};
+pub use event::{Change, ChangeKind, EntryForm, Event, NoObserver, Observer, Sample, Side};
 pub use ids::{FileId, ItemId, LaneId, TransferId};
 pub use metadata::{Metadata, Timestamp};
 pub use rate_limit::{ParseRateError, RateLimit};

@@ -24,8 +24,11 @@ pub use batch::{Batch, BatchEntry, DirectoryGroup, FileEntry, FileHead};
 pub use error::WireError;
 pub use frame::{FrameHeader, FrameKind};
 pub use message::{
-    Answer, Compare, Durability, EntryFault, Fault, FaultCode, FileDone, Finished, Held, Offer, OfferedFile,
-    OfferedGroup, Open, Opened, Operation, Refusal, RefusalCode, SourceMark, StageReport, Stored, StoredItem,
-    TargetShape, TargetState, ToReceiver, ToSender, TopName, Verdict, decode_message, encode_message,
+    Answer, Compare, Differences, Durability, EntryFault, Extra, ExtraName, Extraneous, Fault, FaultCode,
+    FileDone, Finding, Findings, Finished, Held, InquiredEntry, InquiredGroup, InquiredKind,
+    InquiredMetadata, Inquiry, Keep, KeptRange, ListedName, Offer, OfferedFile, OfferedGroup, Open, Opened,
+    Operation, Overwrite, Purpose, Refusal, RefusalCode, Remove, RemoveGroup, SourceMark, StageReport,
+    Stored, StoredItem, TargetShape, TargetState, ToReceiver, ToSender, TopName, Verdict, decode_message,
+    encode_message,
 };
 pub use version::{Cipher, Greeting, GreetingError, Role, Version};

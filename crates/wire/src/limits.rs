@@ -27,6 +27,30 @@ pub const ITEMS_OUTSTANDING_MAX: usize = 256;
 pub const OFFERS_OUTSTANDING_MAX: usize = 32;
 /// The most chaining values in one message: 2 MiB.
 pub const HELD_GROUPS_MAX: usize = 65_536;
+/// The most entries in one inquiry.
+pub const INQUIRED_ENTRIES_MAX: usize = 4096;
+/// The most bytes of paths, names and links in one inquiry; one more entry still fits the longest message.
+pub const INQUIRED_NAME_BYTES_MAX: usize = 4 << 20;
+/// The most inquiries that wait for an answer.
+pub const INQUIRIES_OUTSTANDING_MAX: usize = 32;
+/// The most names that one message keeps, over all its directories.
+pub const KEEP_NAMES_MAX: usize = 262_144;
+/// The most directories of which one message keeps names.
+pub const KEEP_RANGES_MAX: usize = 4096;
+/// The most bytes of paths and names in one such message; one more of each still fits the longest message.
+pub const KEEP_NAME_BYTES_MAX: usize = 4 << 20;
+/// The most such messages that wait for an answer.
+pub const KEEPS_OUTSTANDING_MAX: usize = 8;
+/// The most names in one answer.
+pub const EXTRA_NAMES_MAX: usize = 65_536;
+/// The most bytes of names in one answer; one more name still fits.
+pub const EXTRA_NAME_BYTES_MAX: usize = 4 << 20;
+/// The most names that one message removes.
+pub const REMOVE_NAMES_MAX: usize = 1024;
+/// The most bytes of paths and names in one such message; one more of each still fits the longest message.
+pub const REMOVE_NAME_BYTES_MAX: usize = 4 << 20;
+/// The most such messages that wait for an answer.
+pub const REMOVES_OUTSTANDING_MAX: usize = 8;
 /// The most lanes of one transfer.
 pub const LANES_MAX: u16 = 64;
 /// The most lanes that a sender uses before the receiver has said how many it takes; every receiver takes so many.

@@ -11,8 +11,14 @@ use crate::limits::MESSAGE_BYTES_MAX;
 
 mod bytes;
 mod fault;
+mod mirror;
+mod preview;
 
 pub use fault::{Fault, FaultCode, Operation, Refusal, RefusalCode};
+pub use mirror::{Extra, ExtraName, Extraneous, Keep, KeptRange, ListedName, Remove, RemoveGroup};
+pub use preview::{
+    Differences, Finding, Findings, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata, Inquiry,
+};
 
 /// From the sender to the receiver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,6 +45,12 @@ pub enum ToReceiver {
         /// [`ITEMS_OUTSTANDING_MAX`](crate::limits::ITEMS_OUTSTANDING_MAX).
         items: Vec<u64>,
     },
+    /// What would happen with some entries: previews only.
+    Inquire(Inquiry),
+    /// Names that stay: what else is in their directories is asked for.
+    Keep(Keep),
+    /// Names that go.
+    Remove(Remove),
 }
 
 /// From the receiver to the sender.
@@ -58,6 +70,17 @@ pub enum ToSender {
     Finished(Finished),
     /// What the target holds of one offered file.
     Held(Held),
+    /// What would happen with the entries of an inquiry.
+    Findings(Findings),
+    /// What else is where names stay.
+    Extra(Extra),
+    /// What was to go has gone, but for what faults have told.
+    Removed {
+        /// The number of the message that this answers.
+        remove: u64,
+        /// How many entries there were, with all that was below them.
+        entries: u64,
+    },
 }
 
 /// What the sender wants.
@@ -76,6 +99,12 @@ pub struct Open {
     pub delta: bool,
     /// Which run it belongs to: the id of the run's first transfer. An earlier transfer of the same run and key ends first.
     pub run: [u8; 16],
+    /// What becomes of what is there under the same name.
+    pub overwrite: Overwrite,
+    /// Whether anything is to happen at all.
+    pub purpose: Purpose,
+    /// What becomes of what is at the target alone.
+    pub extraneous: Extraneous,
 }
 
 /// What the target will become.
@@ -106,6 +135,28 @@ pub enum Compare {
     Quick,
     /// Contents.
     Checksum,
+}
+
+/// What a conversation is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Purpose {
+    /// To move files.
+    #[default]
+    Move,
+    /// To find out what that would do; nothing at the target is changed.
+    Preview,
+}
+
+/// Whether what is there under the same name is replaced where it differs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Overwrite {
+    /// It is.
+    #[default]
+    Differing,
+    /// Files are, unless the one that is there has the later modification time.
+    Older,
+    /// Nothing is but directories, which get mode and time.
+    Nothing,
 }
 
 /// What a zero exit code promises of the target's storage.
@@ -334,10 +385,14 @@ mod tests {
             durability: Durability::End,
             delta: true,
             run: [7; 16],
+            overwrite: Overwrite::Older,
+            purpose: Purpose::Preview,
+            extraneous: Extraneous::Goes,
         });
         let bytes = encode_message(&open);
-        assert_eq!(bytes[..14], [26, 0, 0, 0, 0, 2, b'/', b'd', 1, 1, b'f', 1, 1, 1]);
-        assert_eq!(bytes[14..], [7; 16]);
+        assert_eq!(bytes[..14], [29, 0, 0, 0, 0, 2, b'/', b'd', 1, 1, b'f', 1, 1, 1]);
+        assert_eq!(bytes[14..30], [7; 16]);
+        assert_eq!(bytes[30..], [1, 1, 1]);
         assert_eq!(decode_message(&bytes[4..]), Ok(open));
     }
 
@@ -348,6 +403,9 @@ mod tests {
         assert_eq!(tag(&ToReceiver::Abandon { file: 0 }), 2);
         assert_eq!(tag(&ToReceiver::Announce { items: 0, mismatches: 0 }), 3);
         assert_eq!(tag(&ToReceiver::LaneLost { items: vec![] }), 4);
+        assert_eq!(tag(&ToReceiver::Inquire(Inquiry { inquiry: 0, groups: vec![] })), 5);
+        assert_eq!(tag(&ToReceiver::Keep(Keep { keep: 0, ranges: vec![] })), 6);
+        assert_eq!(tag(&ToReceiver::Remove(Remove { remove: 0, groups: vec![] })), 7);
         let tag = |message: &ToSender| encode_message(message)[4];
         assert_eq!(
             tag(&ToSender::Opened(Opened { state: TargetState::Empty, lanes_max: 1, single_name: None })),
@@ -359,6 +417,9 @@ mod tests {
         assert_eq!(tag(&ToSender::Fault(fault::tests::sample())), 4);
         assert_eq!(tag(&ToSender::Finished(Finished::default())), 5);
         assert_eq!(tag(&ToSender::Held(Held { offer: 0, file: 0, first: 0, cvs: vec![], end: true })), 6);
+        assert_eq!(tag(&ToSender::Findings(Findings { inquiry: 0, findings: vec![] })), 7);
+        assert_eq!(tag(&ToSender::Extra(Extra::default())), 8);
+        assert_eq!(tag(&ToSender::Removed { remove: 0, entries: 0 }), 9);
     }
 
     #[test]
@@ -380,7 +441,7 @@ mod tests {
 
     #[test]
     fn a_climbing_name_does_not_decode() {
-        let open = [0, 2, b'/', b'd', 1, 2, b'.', b'.', 1, 1, 0];
+        let open = [0, 2, b'/', b'd', 1, 2, b'.', b'.', 1, 1, 0, 0, 0, 0];
         assert_eq!(decode_message::<ToReceiver>(&open), Err(WireError::Message));
     }
 

@@ -43,6 +43,10 @@ pub enum Operation {
     Verify,
     /// Removing what stands in the way.
     Remove,
+    /// Listing a directory.
+    List,
+    /// Removing what is not at the source.
+    Delete,
 }
 
 /// Why it failed.
@@ -122,6 +126,8 @@ impl fmt::Display for Operation {
             Self::SetMetadata => "set mode and times of",
             Self::Verify => "verify",
             Self::Remove => "make room for",
+            Self::List => "list directory",
+            Self::Delete => "remove",
         })
     }
 }

@@ -62,9 +62,9 @@ impl ReceiverTransfer {
         self.other.push_back(ToSender::Answer(answer));
     }
 
-    /// An old version of an offered file has been looked at.
-    pub fn held(&mut self, held: Held) {
-        self.other.push_back(ToSender::Held(held));
+    /// Something else is to be told.
+    pub fn tell(&mut self, message: ToSender) {
+        self.other.push_back(message);
     }
 
     /// The sender announced that everything is on its way.

@@ -24,6 +24,8 @@ use crate::message::ToReceiver;
 #[derive(Debug)]
 pub struct SenderTransfer<W> {
     plan_ended: bool,
+    /// The receiver is not to finish yet, although all may be on its way.
+    withheld: bool,
     unfinished: u64,
     issued: u64,
     mismatches: u64,
@@ -56,6 +58,7 @@ impl<W> Default for SenderTransfer<W> {
     fn default() -> Self {
         Self {
             plan_ended: false,
+            withheld: false,
             unfinished: 0,
             issued: 0,
             mismatches: 0,
@@ -87,6 +90,16 @@ impl<W> SenderTransfer<W> {
     /// The scan and the offers are through: no more work will come but resends.
     pub fn plan_ended(&mut self) {
         self.plan_ended = true;
+    }
+
+    /// There is something to do when all is settled: nothing is announced before [`release`](Self::release).
+    pub fn withhold(&mut self) {
+        self.withheld = true;
+    }
+
+    /// That has been done.
+    pub fn release(&mut self) {
+        self.withheld = false;
     }
 
     /// The receiver settled an item, well or badly for its files; returns what it was.
@@ -130,7 +143,7 @@ impl<W> SenderTransfer<W> {
     #[must_use]
     pub fn announcement(&mut self) -> Option<ToReceiver> {
         let now = (self.issued, self.mismatches);
-        if !self.is_all_issued() || self.announced == Some(now) {
+        if self.withheld || !self.is_all_issued() || self.announced == Some(now) {
             return None;
         }
         self.announced = Some(now);

@@ -1,0 +1,248 @@
+//! The names of source trees, directory by directory and whole: what a mirror keeps.
+//!
+//! **Invariant:** a [`Listing`] has every name of its directory, also those that a selection leaves out, or there is none: one
+//! that was not read to its end is an error. As in the walk, nothing below a root is opened through a symbolic link, and
+//! no directory that the selection leaves out.
+
+use std::ffi::CStr;
+use std::io;
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, CWD, FileType, OFlags, RawDir, StatxFlags, statx};
+use rustix::io::Errno;
+use zmove_types::{Name, RelPath};
+
+use crate::config::{ScanConfig, ScanRoot};
+use crate::directory::{Directory, Extent, SourceRoot};
+use crate::error::{Operation, ScanError};
+use crate::selection::{PathKind, Selection};
+
+/// All names of one directory of the target that sources bring.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listing {
+    /// The directory, below the target.
+    pub directory: RelPath,
+    /// The names, in the order of their bytes.
+    pub names: Vec<Name>,
+}
+
+/// The listings of all directories that some roots name, each after the one above it. Only the names of one directory and the
+/// paths of those that wait are held.
+#[derive(Debug)]
+pub struct Listings {
+    waiting: Vec<Waiting>,
+    selection: Option<Arc<Selection>>,
+    buffer: Vec<u8>,
+}
+
+#[derive(Debug)]
+enum Waiting {
+    Directory(Arc<SourceRoot>, RelPath),
+    /// The target itself: the contents of some roots, and what others bring.
+    Top(Vec<Arc<SourceRoot>>, Vec<Name>),
+    Error(ScanError),
+}
+
+/// What one directory holds.
+#[derive(Default)]
+struct Found {
+    names: Vec<Name>,
+    directories: Vec<RelPath>,
+}
+
+impl Listings {
+    /// Of what these roots name, but for directories that the selection leaves out. A root that is no directory has none of
+    /// its own.
+    #[must_use]
+    pub fn of(roots: &[ScanRoot], selection: Option<Arc<Selection>>) -> Self {
+        let (mut waiting, mut tops, mut names) = (Vec::new(), Vec::new(), Vec::new());
+        for root in roots {
+            names.extend(root.prefix.components().next().and_then(|name| Name::from_bytes(name).ok()));
+            if !admits(selection.as_deref(), &root.prefix) {
+                continue;
+            }
+            match open_root(root) {
+                Ok(None) => {}
+                Ok(Some(opened)) if root.prefix.is_root() => tops.push(Arc::new(opened)),
+                Ok(Some(opened)) => waiting.push(Waiting::Directory(Arc::new(opened), RelPath::root())),
+                Err(source) => {
+                    let path = root.source.clone();
+                    waiting.push(Waiting::Error(ScanError::Io { path, operation: Operation::Open, source }));
+                }
+            }
+        }
+        if !tops.is_empty() {
+            waiting.push(Waiting::Top(tops, names));
+        }
+        Self { waiting, selection, buffer: Vec::with_capacity(ScanConfig::LIST_BUFFER_BYTES) }
+    }
+
+    fn list(&mut self, root: &Arc<SourceRoot>, path: &RelPath) -> Result<Listing, ScanError> {
+        let (directory, mut found) = self.read(root, path)?;
+        self.wait_for(root, std::mem::take(&mut found.directories));
+        found.names.sort_unstable();
+        Ok(Listing { directory, names: found.names })
+    }
+
+    fn list_top(&mut self, roots: &[Arc<SourceRoot>], brought: Vec<Name>) -> Result<Listing, ScanError> {
+        let mut names = brought;
+        for root in roots {
+            let (_, found) = self.read(root, &RelPath::root())?;
+            names.extend(found.names);
+            self.wait_for(root, found.directories);
+        }
+        names.sort_unstable();
+        names.dedup();
+        Ok(Listing { directory: RelPath::root(), names })
+    }
+
+    fn wait_for(&mut self, root: &Arc<SourceRoot>, directories: Vec<RelPath>) {
+        let wait = |path| Waiting::Directory(Arc::clone(root), path);
+        self.waiting.extend(directories.into_iter().map(wait));
+    }
+
+    fn read(&mut self, root: &Arc<SourceRoot>, path: &RelPath) -> Result<(RelPath, Found), ScanError> {
+        let shown = || root.path().join(path.as_path());
+        let failed = |operation| move |errno: Errno| (operation, errno);
+        let directory = Directory::open(root, path).map_err(failed(Operation::Open));
+        let directory =
+            directory.map_err(|(operation, errno)| ScanError::listed(shown(), operation, errno))?;
+        let mut found = Found::default();
+        let mut listing = RawDir::new(directory.fd(), self.buffer.spare_capacity_mut());
+        while let Some(next) = listing.next() {
+            let entry = next.map_err(|errno| ScanError::listed(shown(), Operation::List, errno))?;
+            found.add(&directory, self.selection.as_deref(), entry.file_name(), entry.file_type())?;
+        }
+        Ok((directory.target_path().clone(), found))
+    }
+}
+
+impl Found {
+    fn add(
+        &mut self,
+        directory: &Directory,
+        selection: Option<&Selection>,
+        name: &CStr,
+        kind: FileType,
+    ) -> Result<(), ScanError> {
+        if matches!(name.to_bytes(), b"." | b"..") {
+            return Ok(());
+        }
+        let refused = |source| ScanError::Path { path: directory.full_path(), source };
+        let parsed = Name::from_bytes(name.to_bytes()).map_err(refused)?;
+        directory.check_length(&parsed).map_err(refused)?;
+        let kind = match kind {
+            FileType::Unknown => {
+                let stat = statx(directory.fd(), name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE).map_err(
+                    |errno| ScanError::listed(directory.display_path(&parsed), Operation::Stat, errno),
+                )?;
+                FileType::from_raw_mode(stat.stx_mode.into())
+            }
+            known => known,
+        };
+        if kind == FileType::Directory
+            && admits(selection, &directory.target_path().join(&parsed).map_err(refused)?)
+        {
+            self.directories.push(directory.source_path().join(&parsed).map_err(refused)?);
+        }
+        self.names.push(parsed);
+        Ok(())
+    }
+}
+
+impl Iterator for Listings {
+    type Item = Result<Listing, ScanError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        Some(match self.waiting.pop()? {
+            Waiting::Directory(root, path) => self.list(&root, &path),
+            Waiting::Top(roots, names) => self.list_top(&roots, names),
+            Waiting::Error(error) => Err(error),
+        })
+    }
+}
+
+/// Whether a directory is looked into.
+fn admits(selection: Option<&Selection>, directory: &RelPath) -> bool {
+    selection.is_none_or(|selection| selection.admits(directory, PathKind::Directory))
+}
+
+/// `None` for what is no directory.
+fn open_root(root: &ScanRoot) -> io::Result<Option<SourceRoot>> {
+    let flags = if root.names_directory() {
+        OFlags::empty()
+    } else {
+        let stat = statx(CWD, &root.source, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE)?;
+        if FileType::from_raw_mode(stat.stx_mode.into()) != FileType::Directory {
+            return Ok(None);
+        }
+        OFlags::NOFOLLOW
+    };
+    Ok(Some(SourceRoot::open(&root.source, &root.prefix, Extent::Tree, flags)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::selection::{Effect, Rule};
+
+    fn root(source: std::path::PathBuf, prefix: &str) -> ScanRoot {
+        ScanRoot { source, prefix: RelPath::from_bytes(prefix.as_bytes()).unwrap() }
+    }
+
+    fn listed(roots: &[ScanRoot], selection: Option<Arc<Selection>>) -> Vec<(String, Vec<String>)> {
+        let shown = |listing: Listing| {
+            let names = listing.names.iter().map(ToString::to_string).collect();
+            (listing.directory.to_string(), names)
+        };
+        let mut all: Vec<_> = Listings::of(roots, selection).map(|listing| shown(listing.unwrap())).collect();
+        all.sort();
+        all
+    }
+
+    #[test]
+    fn what_several_roots_bring_to_one_directory_is_one_list() {
+        let home = tempfile::tempdir().unwrap();
+        for path in ["a/x", "a/d/f", "b/y", "c/z"] {
+            let path = home.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "").unwrap();
+        }
+        std::os::unix::fs::symlink("d", home.path().join("a/link")).unwrap();
+        let at = |name: &str| home.path().join(name);
+        let roots = [root(at("a/"), ""), root(at("b/"), ""), root(at("c"), "c"), root(at("a/x"), "x2")];
+        let expected = [(".", &["c", "d", "link", "x", "x2", "y"][..]), ("c", &["z"]), ("d", &["f"])];
+        let expected: Vec<_> = expected
+            .iter()
+            .map(|(path, names)| ((*path).to_owned(), names.iter().map(|&name| name.to_owned()).collect()))
+            .collect();
+        assert_eq!(listed(&roots, None), expected);
+    }
+
+    #[test]
+    fn what_cannot_be_listed_is_an_error_and_no_listing() {
+        let home = tempfile::tempdir().unwrap();
+        let roots = [root(home.path().join("gone/"), ""), root(home.path().join("other"), "o")];
+        assert!(Listings::of(&roots, None).all(|listing| listing.is_err()));
+        assert_eq!(Listings::of(&roots, None).count(), 2);
+    }
+
+    #[test]
+    fn what_is_left_out_is_named_and_not_looked_into() {
+        let home = tempfile::tempdir().unwrap();
+        for path in ["a/skip/x", "a/d/skip", "skip/y"] {
+            let path = home.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "").unwrap();
+        }
+        let rules = [Rule::new(Effect::Exclude, b"skip").unwrap()];
+        let selection = Some(Arc::new(Selection::new(&rules, 5..=9).unwrap()));
+        let roots = [root(home.path().join("a/"), ""), root(home.path().join("skip"), "skip")];
+        let expected = [(".", vec!["d", "skip"]), ("d", vec!["skip"])];
+        let expected: Vec<_> = expected
+            .into_iter()
+            .map(|(path, names)| (path.to_owned(), names.into_iter().map(str::to_owned).collect()))
+            .collect();
+        assert_eq!(listed(&roots, selection), expected);
+    }
+}

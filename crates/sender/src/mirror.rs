@@ -1,0 +1,340 @@
+//! `--delete`: when all has been sent and settled, the sources are walked again, names only, and what is at the target
+//! below them and not in them goes.
+//!
+//! **Invariant:** nothing is asked to be removed before all names of all sources have been read; and when the first walk
+//! or this one had an error, nothing at all, unless the user has said so. What could not be listed is left alone then too,
+//! and so is what rules leave out of the push.
+
+mod doomed;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError};
+use zmove_scan::{Listing, Listings, ScanRoot, Selection};
+use zmove_types::{Change, ChangeKind, EntryForm, Event};
+use zmove_wire::limits::{
+    KEEP_NAME_BYTES_MAX, KEEP_NAMES_MAX, KEEPS_OUTSTANDING_MAX, REMOVE_NAME_BYTES_MAX, REMOVE_NAMES_MAX,
+    REMOVES_OUTSTANDING_MAX,
+};
+use zmove_wire::{
+    Extra, Fault, Keep, KeptRange, ListedName, Operation, Purpose, Remove, RemoveGroup, ToReceiver, ToSender,
+};
+
+use self::doomed::{Doom, Doomed};
+use crate::error::FileError;
+use crate::shared::Shared;
+
+/// What is mirrored.
+#[derive(Clone, Debug)]
+pub(crate) struct Mirror {
+    pub(crate) roots: Vec<ScanRoot>,
+    /// What it leaves out by its name is not removed.
+    pub(crate) selection: Option<Arc<Selection>>,
+    pub(crate) after_errors: AfterErrors,
+    pub(crate) purpose: Purpose,
+}
+
+/// What an error of the scan means for what would be removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AfterErrors {
+    /// Nothing is removed.
+    #[default]
+    Keep,
+    /// It is removed, but where names could not be read.
+    Remove,
+}
+
+/// Makes the target a mirror of the sources.
+pub(crate) fn run(shared: &Shared, answers: &Receiver<ToSender>, mirror: &Mirror) {
+    loop {
+        if stays(shared, mirror) {
+            return;
+        }
+        let mut round = Round::new(shared, answers, mirror);
+        round.walk();
+        if shared.is_stopping() || stays(shared, mirror) {
+            return;
+        }
+        let counts =
+            || [&shared.counters.failed, &shared.counters.removed].map(|count| count.load(Ordering::Relaxed));
+        let [failed, removed] = counts();
+        let more = round.full;
+        round.let_go();
+        let [failed_since, removed_since] = counts();
+        if !more || failed_since > failed || mirror.purpose == Purpose::Preview {
+            return;
+        }
+        if removed_since == removed {
+            let message = "not all could be removed: too many directories hold what is left out".to_owned();
+            shared.observer.on(&Event::Warned { message });
+            return;
+        }
+    }
+}
+
+/// Whether nothing may be removed; says so then.
+fn stays(shared: &Shared, mirror: &Mirror) -> bool {
+    let errors = shared.counters.scan_errors.load(Ordering::Relaxed);
+    if errors == 0 || mirror.after_errors == AfterErrors::Remove {
+        return false;
+    }
+    let message = format!(
+        "nothing was removed at the target: the source could not be read completely ({errors} errors); \
+         --ignore-errors removes nevertheless"
+    );
+    if shared.book().tell(&message) {
+        shared.observer.on(&Event::Warned { message });
+    }
+    true
+}
+
+/// One walk, and what it leads to.
+struct Round<'a> {
+    shared: &'a Shared,
+    answers: &'a Receiver<ToSender>,
+    mirror: &'a Mirror,
+    next: u64,
+    gathered: Vec<KeptRange>,
+    load: Load,
+    outstanding: HashMap<u64, Question>,
+    removing: usize,
+    doom: Doom,
+    /// More is to be removed than can be held: another round does the rest.
+    full: bool,
+}
+
+struct Question {
+    ranges: Vec<KeptRange>,
+    /// It is about doomed directories.
+    inside: bool,
+}
+
+/// How much has been gathered for a message.
+#[derive(Clone, Copy, Default)]
+struct Load {
+    names: usize,
+    name_bytes: usize,
+}
+
+/// Small messages keep both sides busy; only a large directory fills one to its limit.
+const GATHERED_NAMES_MAX: usize = 4096;
+/// See [`GATHERED_NAMES_MAX`].
+const GATHERED_RANGES_MAX: usize = 1024;
+const PATIENCE: Duration = Duration::from_millis(20);
+
+impl<'a> Round<'a> {
+    fn new(shared: &'a Shared, answers: &'a Receiver<ToSender>, mirror: &'a Mirror) -> Self {
+        Self {
+            shared,
+            answers,
+            mirror,
+            next: 0,
+            gathered: Vec::new(),
+            load: Load::default(),
+            outstanding: HashMap::new(),
+            removing: 0,
+            doom: Doom::new(mirror.selection.clone()),
+            full: false,
+        }
+    }
+
+    /// Lists all sources and asks what else is at the target.
+    fn walk(&mut self) {
+        // what could not be read has been told by the first walk
+        let told = self.shared.counters.scan_errors.load(Ordering::Relaxed) > 0;
+        for listing in Listings::of(&self.mirror.roots, self.mirror.selection.clone()) {
+            if self.shared.is_stopping() {
+                return;
+            }
+            match listing {
+                Ok(listing) => self.keep(listing),
+                Err(_) if told => {}
+                Err(error) => self.shared.fail_scan(error),
+            }
+            while let Ok(answer) = self.answers.try_recv() {
+                self.take(answer);
+            }
+            if self.mirror.purpose == Purpose::Preview && self.doom.is_full() {
+                self.settle();
+                self.list();
+            }
+        }
+        self.settle();
+    }
+
+    /// Until all questions are answered, also those about doomed directories.
+    fn settle(&mut self) {
+        self.ask();
+        while !self.shared.is_stopping() && (self.doom.has_unseen() || !self.outstanding.is_empty()) {
+            self.wait_until(|round| round.outstanding.len() < KEEPS_OUTSTANDING_MAX);
+            match self.doom.look_inside() {
+                Some(ranges) => self.send(ranges, true),
+                None => self.wait_until(|round| round.outstanding.is_empty() || round.doom.has_unseen()),
+            }
+        }
+    }
+
+    fn keep(&mut self, Listing { directory, names }: Listing) {
+        let (mut after, mut rest) = (None, names.into_iter().map(ListedName).peekable());
+        loop {
+            let mut piece = Vec::new();
+            let mut bytes = directory.as_bytes().len();
+            while piece.len() < KEEP_NAMES_MAX && bytes < KEEP_NAME_BYTES_MAX {
+                let Some(name) = rest.next() else { break };
+                bytes += name.0.as_bytes().len();
+                piece.push(name);
+            }
+            let open = rest.peek().is_none();
+            let last = piece.last().cloned();
+            self.gather(KeptRange { directory: directory.clone(), after, names: piece, open }, bytes);
+            if open {
+                return;
+            }
+            after = last;
+        }
+    }
+
+    fn gather(&mut self, range: KeptRange, name_bytes: usize) {
+        if self.full {
+            return;
+        }
+        let names = self.load.names + range.names.len();
+        if names > KEEP_NAMES_MAX || self.load.name_bytes + name_bytes > KEEP_NAME_BYTES_MAX {
+            self.ask();
+        }
+        self.load.names += range.names.len();
+        self.load.name_bytes += name_bytes;
+        self.gathered.push(range);
+        let full = self.gathered.len() >= GATHERED_RANGES_MAX || self.load.names >= GATHERED_NAMES_MAX;
+        if full || self.load.name_bytes >= KEEP_NAME_BYTES_MAX / 4 {
+            self.ask();
+        }
+    }
+
+    /// Asks about what has been gathered, when few enough questions are open.
+    fn ask(&mut self) {
+        if self.gathered.is_empty() {
+            return;
+        }
+        self.wait_until(|round| round.outstanding.len() < KEEPS_OUTSTANDING_MAX);
+        let ranges = std::mem::take(&mut self.gathered);
+        self.load = Load::default();
+        self.send(ranges, false);
+    }
+
+    fn send(&mut self, ranges: Vec<KeptRange>, inside: bool) {
+        let keep = self.next;
+        self.next += 1;
+        self.outstanding.insert(keep, Question { ranges: ranges.clone(), inside });
+        self.shared.send(ToReceiver::Keep(Keep { keep, ranges }));
+    }
+
+    fn wait_until(&mut self, done: impl Fn(&Self) -> bool) {
+        while !done(self) && !self.shared.is_stopping() {
+            match self.answers.recv_timeout(PATIENCE) {
+                Ok(answer) => self.take(answer),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    fn take(&mut self, answer: ToSender) {
+        match answer {
+            ToSender::Extra(extra) => self.take_extra(extra),
+            ToSender::Removed { entries, .. } => {
+                self.removing = self.removing.saturating_sub(1);
+                self.shared.counters.removed.fetch_add(entries, Ordering::Relaxed);
+            }
+            _ => {}
+        }
+    }
+
+    fn take_extra(&mut self, Extra { keep, names, rest, faults }: Extra) {
+        let Some(Question { ranges, inside }) = self.outstanding.remove(&keep) else { return };
+        let directory = |range: u32| ranges.get(range as usize).map(|range| &range.directory);
+        for (range, code) in faults {
+            if let Some(path) = directory(range).cloned() {
+                if inside {
+                    self.doom.spare(&path);
+                }
+                self.shared.fail(&FileError::Receiver(Fault { path, operation: Operation::List, code }));
+            }
+        }
+        for extra in names {
+            // only what was asked about
+            let asked = ranges.get(extra.range as usize).filter(|range| range.is_extra(&extra.name.0));
+            if let Some(range) = asked {
+                let form = if extra.directory { EntryForm::Directory } else { EntryForm::File };
+                let room = !self.full && (self.mirror.purpose == Purpose::Preview || !self.doom.is_full());
+                self.full |= !self.doom.add(&range.directory, (extra.name, form), inside, room);
+            }
+        }
+        let Some((number, after)) = rest else { return };
+        let mut ranges = ranges.into_iter().skip(number as usize);
+        let Some(mut first) = ranges.next().filter(|range| range.after.as_ref().is_none_or(|a| *a < after))
+        else {
+            return;
+        };
+        first.names.retain(|name| *name > after);
+        first.after = Some(after);
+        if first.open || !first.names.is_empty() {
+            self.send(std::iter::once(first).chain(ranges).collect(), inside);
+        } else {
+            self.send(ranges.collect(), inside);
+        }
+    }
+
+    /// Has removed what is doomed, or tells what would be.
+    fn let_go(mut self) {
+        if self.mirror.purpose == Purpose::Preview {
+            return self.list();
+        }
+        let (mut groups, mut load) = (Vec::<RemoveGroup>::new(), Load::default());
+        for Doomed { directory, names, .. } in self.doom.take() {
+            for (name, _) in names {
+                if load.names >= REMOVE_NAMES_MAX || load.name_bytes >= REMOVE_NAME_BYTES_MAX {
+                    self.remove(std::mem::take(&mut groups));
+                    load = Load::default();
+                }
+                load.names += 1;
+                load.name_bytes += name.0.as_bytes().len();
+                match groups.last_mut() {
+                    Some(group) if group.directory == directory => group.names.push(name),
+                    _ => {
+                        load.name_bytes += directory.as_bytes().len();
+                        groups.push(RemoveGroup { directory: directory.clone(), names: vec![name] });
+                    }
+                }
+            }
+        }
+        self.remove(groups);
+        self.wait_until(|round| round.removing == 0);
+    }
+
+    fn remove(&mut self, groups: Vec<RemoveGroup>) {
+        if groups.is_empty() {
+            return;
+        }
+        self.wait_until(|round| round.removing < REMOVES_OUTSTANDING_MAX);
+        self.removing += 1;
+        let remove = self.next;
+        self.next += 1;
+        self.shared.send(ToReceiver::Remove(Remove { remove, groups }));
+    }
+
+    fn list(&mut self) {
+        for Doomed { directory, names, .. } in self.doom.take() {
+            self.shared.counters.removed.fetch_add(names.len() as u64, Ordering::Relaxed);
+            let change = |(name, form): (ListedName, EntryForm)| {
+                let path = directory.join(&name.0).ok()?;
+                Some(Change { kind: ChangeKind::Removed, path, form })
+            };
+            let changes: Vec<_> = names.into_iter().filter_map(change).collect();
+            self.shared.observer.on(&Event::Listed { changes });
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! The thread of a preview: turns what the scan finds into inquiries, many at once, and the answers into a list.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, never, select};
+use zmove_chunk::read_root;
+use zmove_scan::{Entry, EntryBatch, EntryKind, Scan, ScanItem};
+use zmove_types::{Change, ChangeKind, EntryForm, Event, GroupSpan, Metadata, Name, RelPath};
+use zmove_wire::limits::{
+    INQUIRED_ENTRIES_MAX, INQUIRED_NAME_BYTES_MAX, INQUIRIES_OUTSTANDING_MAX, SYMLINK_BYTES_MAX,
+};
+use zmove_wire::{
+    Compare, Differences, Fault, Finding, Findings, InquiredEntry, InquiredGroup, InquiredKind,
+    InquiredMetadata, Inquiry, ToReceiver,
+};
+
+use crate::error::FileError;
+use crate::mirror::{self, Mirror};
+use crate::news::News;
+use crate::shared::Shared;
+use crate::source::SourceDirectory;
+
+/// A preview of one push.
+pub(crate) struct Survey {
+    shared: Arc<Shared>,
+    compare: Compare,
+    single_name: Option<Name>,
+    next: u64,
+    gathered: Vec<Asked>,
+    name_bytes: usize,
+    outstanding: HashMap<u64, Vec<Asked>>,
+}
+
+/// What is asked about.
+struct Asked {
+    directory: SourceDirectory,
+    what: What,
+}
+
+enum What {
+    Itself(Metadata),
+    Entry(Entry),
+}
+
+/// Asks and lists until the scan has ended and every inquiry is answered.
+pub(crate) fn run(mut survey: Survey, scan: &Scan, news: &News, mirror: Option<&Mirror>) {
+    survey.take_scan(scan, &news.findings);
+    survey.take_last(&news.findings);
+    if let Some(mirror) = mirror {
+        mirror::run(&survey.shared, &news.mirror, mirror);
+    }
+    survey.shared.end_plan();
+}
+
+/// How long an inquiry that is not full waits for more while the scan finds nothing.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+impl Survey {
+    pub(crate) fn new(shared: Arc<Shared>, compare: Compare, single_name: Option<Name>) -> Self {
+        let (gathered, outstanding) = (Vec::new(), HashMap::new());
+        Self { shared, compare, single_name, next: 0, gathered, name_bytes: 0, outstanding }
+    }
+
+    fn take_scan(&mut self, scan: &Scan, findings: &Receiver<Findings>) {
+        let nothing = never();
+        while !self.shared.is_stopping() {
+            let items = if self.is_full() { &nothing } else { scan.receiver() };
+            select! {
+                recv(items) -> item => match item {
+                    Ok(item) => self.take_item(item),
+                    Err(_) => break,
+                },
+                recv(findings) -> answer => match answer {
+                    Ok(answer) => self.take_answer(answer),
+                    Err(_) => return,
+                },
+                default(PATIENCE) => self.ask(),
+            }
+        }
+        self.shared.observer.on(&Event::ScanEnded);
+    }
+
+    fn take_last(&mut self, findings: &Receiver<Findings>) {
+        self.ask();
+        while !self.shared.is_stopping() && !self.is_done() {
+            match findings.recv_timeout(PATIENCE) {
+                Ok(answer) => self.take_answer(answer),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            self.ask();
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.gathered.is_empty() && self.outstanding.is_empty()
+    }
+
+    fn is_full(&self) -> bool {
+        self.outstanding.len() >= INQUIRIES_OUTSTANDING_MAX
+    }
+
+    fn take_item(&mut self, item: ScanItem) {
+        match item {
+            ScanItem::Root { directory, metadata } => {
+                let mut directory = SourceDirectory::held_open(&directory);
+                directory.put_off();
+                self.gather(Asked { directory, what: What::Itself(metadata) });
+            }
+            ScanItem::Batch(batch) => self.take_batch(batch),
+            ScanItem::Error(error) => self.shared.fail_scan(error),
+        }
+    }
+
+    fn take_batch(&mut self, batch: EntryBatch) {
+        let mut directory = SourceDirectory::held_open(&batch.directory);
+        directory.put_off();
+        for entry in batch.entries {
+            match &entry.kind {
+                EntryKind::Special => {
+                    self.shared.counters.specials.fetch_add(1, Ordering::Relaxed);
+                    continue;
+                }
+                EntryKind::Symlink(target) if target.is_empty() || target.len() > SYMLINK_BYTES_MAX => {
+                    self.shared.fail(&FileError::LinkTarget { path: directory.display(&entry.name) });
+                    continue;
+                }
+                EntryKind::File if GroupSpan::count(entry.size).is_none() => {
+                    self.shared.fail(&FileError::TooLarge { path: directory.display(&entry.name) });
+                    continue;
+                }
+                EntryKind::File => {
+                    self.shared.observer.on(&Event::Found { files: 1, bytes: entry.size });
+                }
+                _ => {}
+            }
+            self.gather(Asked { directory: directory.clone(), what: What::Entry(entry) });
+        }
+    }
+
+    fn gather(&mut self, asked: Asked) {
+        self.name_bytes += asked.name_bytes();
+        self.gathered.push(asked);
+        if self.gathered.len() >= INQUIRED_ENTRIES_MAX || self.name_bytes >= INQUIRED_NAME_BYTES_MAX {
+            self.ask();
+        }
+    }
+
+    /// Asks about what has been gathered, as far as inquiries may be outstanding.
+    fn ask(&mut self) {
+        while !self.gathered.is_empty() && !self.is_full() {
+            let mut name_bytes = 0;
+            let fits = self.gathered.iter().take(INQUIRED_ENTRIES_MAX).take_while(|asked| {
+                let before = name_bytes;
+                name_bytes += asked.name_bytes();
+                before < INQUIRED_NAME_BYTES_MAX
+            });
+            let count = fits.count();
+            let asked: Vec<_> = self.gathered.drain(..count).collect();
+            self.name_bytes = self.gathered.iter().map(Asked::name_bytes).sum();
+            let inquiry = self.next;
+            self.next += 1;
+            let groups = groups(&asked);
+            self.outstanding.insert(inquiry, asked);
+            self.shared.send(ToReceiver::Inquire(Inquiry { inquiry, groups }));
+        }
+    }
+
+    fn take_answer(&mut self, answer: Findings) {
+        let Some(asked) = self.outstanding.remove(&answer.inquiry) else { return };
+        // what is not told has to be made
+        let findings = answer.findings.into_iter().chain(std::iter::repeat(Finding::New));
+        let changes = asked.iter().zip(findings).filter_map(|(asked, finding)| self.judge(asked, finding));
+        let changes: Vec<_> = changes.collect();
+        self.shared.observer.on(&Event::Listed { changes });
+    }
+
+    /// Counts what would be done with one entry; the line that is to be told, if there is one.
+    fn judge(&self, asked: &Asked, finding: Finding) -> Option<Change> {
+        let finding = match finding {
+            Finding::Contents(differences, root) => self.compare_contents(asked, differences, root)?,
+            finding => finding,
+        };
+        let counters = &self.shared.counters;
+        let file = asked.file();
+        let (kind, moves) = match finding {
+            Finding::New => (Some(ChangeKind::Added), true),
+            Finding::Differs(differences) => {
+                let kind = ChangeKind::Changed(differences.to_string());
+                (Some(kind), differences.has_any(moving(self.compare)))
+            }
+            Finding::Fails(operation, code) => {
+                let path = final_path(self.single_name.as_ref(), &asked.target_path());
+                self.shared.fail(&FileError::Receiver(Fault { path, operation, code }));
+                return None;
+            }
+            Finding::Same | Finding::Stays | Finding::Contents(..) => (None, false),
+        };
+        if let Some(entry) = file {
+            if moves {
+                counters.files.fetch_add(1, Ordering::Relaxed);
+                counters.bytes.fetch_add(entry.size, Ordering::Relaxed);
+            } else {
+                self.shared.skipped(&asked.target_path(), entry.size);
+            }
+        }
+        let kind = kind?;
+        let counter = if kind == ChangeKind::Added { &counters.added } else { &counters.changed };
+        counter.fetch_add(1, Ordering::Relaxed);
+        let path = final_path(self.single_name.as_ref(), &asked.target_path());
+        Some(Change { kind, path, form: asked.form() })
+    }
+
+    /// Reads our own file; `None` when it cannot be read, which has been told then.
+    fn compare_contents(&self, asked: &Asked, differences: Differences, root: [u8; 32]) -> Option<Finding> {
+        let What::Entry(entry) = &asked.what else { return Some(Finding::Same) };
+        let own = asked.directory.open_file(&entry.name).and_then(|(file, _)| {
+            let path = || asked.directory.display(&entry.name);
+            read_root(&file, || self.shared.is_stopping())
+                .map_err(|source| FileError::Read { path: path(), source })
+        });
+        match own {
+            Ok(Some(own)) if own.0 == root && differences.is_empty() => Some(Finding::Same),
+            Ok(Some(own)) if own.0 == root => Some(Finding::Differs(differences)),
+            Ok(Some(_)) => Some(Finding::Differs(differences.and(Differences::CONTENTS))),
+            Ok(None) => None,
+            Err(error) => {
+                self.shared.fail(&error);
+                None
+            }
+        }
+    }
+}
+
+/// What makes a file's data move.
+fn moving(compare: Compare) -> Differences {
+    let moving = Differences::TYPE.and(Differences::SIZE).and(Differences::CONTENTS);
+    match compare {
+        Compare::Quick => moving.and(Differences::TIME),
+        Compare::Checksum => moving,
+    }
+}
+
+impl Asked {
+    fn name_bytes(&self) -> usize {
+        let own = match &self.what {
+            What::Itself(_) => 0,
+            What::Entry(Entry { name, kind: EntryKind::Symlink(target), .. }) => {
+                name.as_bytes().len() + target.len()
+            }
+            What::Entry(entry) => entry.name.as_bytes().len(),
+        };
+        self.directory.target_path().as_bytes().len() + own
+    }
+
+    fn file(&self) -> Option<&Entry> {
+        match &self.what {
+            What::Entry(entry) if entry.kind == EntryKind::File => Some(entry),
+            _ => None,
+        }
+    }
+
+    fn form(&self) -> EntryForm {
+        match &self.what {
+            What::Entry(Entry { kind: EntryKind::Symlink(target), .. }) => EntryForm::Symlink(target.clone()),
+            What::Entry(Entry { kind: EntryKind::File, .. }) => EntryForm::File,
+            What::Entry(_) | What::Itself(_) => EntryForm::Directory,
+        }
+    }
+
+    fn target_path(&self) -> RelPath {
+        let directory = self.directory.target_path();
+        match &self.what {
+            What::Itself(_) => directory.clone(),
+            What::Entry(entry) => directory.join(&entry.name).unwrap_or_else(|_| directory.clone()),
+        }
+    }
+}
+
+fn groups(asked: &[Asked]) -> Vec<InquiredGroup> {
+    let mut groups: Vec<InquiredGroup> = Vec::new();
+    let mut previous: Option<&SourceDirectory> = None;
+    for Asked { directory, what } in asked {
+        let same = previous.is_some_and(|previous| previous.is(directory));
+        if !same || matches!(what, What::Itself(_)) {
+            let directory = directory.target_path().clone();
+            groups.push(InquiredGroup { directory, itself: None, entries: Vec::new() });
+        }
+        previous = Some(directory);
+        let group = groups.last_mut().expect("one was just pushed");
+        match what {
+            What::Itself(metadata) => group.itself = Some(inquired(*metadata)),
+            What::Entry(entry) => group.entries.push(inquired_entry(entry)),
+        }
+    }
+    groups
+}
+
+/// The path that an entry has at the target: a single entry may have been given the target's own name.
+fn final_path(single_name: Option<&Name>, path: &RelPath) -> RelPath {
+    let renamed = single_name.and_then(|name| RelPath::root().join(name).ok());
+    renamed.unwrap_or_else(|| path.clone())
+}
+
+fn inquired_entry(entry: &Entry) -> InquiredEntry {
+    let kind = match &entry.kind {
+        EntryKind::Directory => InquiredKind::Directory,
+        EntryKind::Symlink(target) => InquiredKind::Symlink { target: target.to_vec() },
+        EntryKind::File | EntryKind::Special => InquiredKind::File { bytes: entry.size },
+    };
+    InquiredEntry { name: entry.name.clone(), kind, metadata: inquired(entry.metadata) }
+}
+
+fn inquired(Metadata { mode, mtime }: Metadata) -> InquiredMetadata {
+    InquiredMetadata { mode, mtime_seconds: mtime.seconds, mtime_nanos: mtime.nanos }
+}

@@ -1,0 +1,174 @@
+//! How a target becomes a mirror: what is to be kept in a directory, what else is there, and what is to go.
+
+use serde::{Deserialize, Serialize};
+use zmove_types::{Name, RelPath};
+
+use super::bytes;
+use super::fault::FaultCode;
+use crate::error::WireError;
+use crate::limits::{KEEP_NAMES_MAX, KEEP_RANGES_MAX, REMOVE_NAMES_MAX};
+
+/// What becomes of what is below a directory of the target and not in its source.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Extraneous {
+    /// It stays.
+    #[default]
+    Stays,
+    /// It may be removed.
+    Goes,
+}
+
+/// Names that are at the source.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Keep {
+    /// The number of the message, for its answer.
+    pub keep: u64,
+    /// By directory, at most [`KEEP_RANGES_MAX`] with [`KEEP_NAMES_MAX`] names in all.
+    pub ranges: Vec<KeptRange>,
+}
+
+/// All names of one directory that lie in a range, in the order of their bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptRange {
+    /// The directory, from the target root.
+    #[serde(with = "bytes::path")]
+    pub directory: RelPath,
+    /// The range begins behind this name; without one, with the first.
+    pub after: Option<ListedName>,
+    /// The names.
+    pub names: Vec<ListedName>,
+    /// The range has no end; otherwise it ends with the last of the names.
+    pub open: bool,
+}
+
+/// A name in a list.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ListedName(#[serde(with = "bytes::name")] pub Name);
+
+/// What else is there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Extra {
+    /// The number of the message that this answers.
+    pub keep: u64,
+    /// At most [`EXTRA_NAMES_MAX`](crate::limits::EXTRA_NAMES_MAX), range by range, within one in order.
+    pub names: Vec<ExtraName>,
+    /// Where the answer ends before all was told: with this range, behind this name.
+    pub rest: Option<(u32, ListedName)>,
+    /// Ranges whose directory could not be listed.
+    pub faults: Vec<(u32, FaultCode)>,
+}
+
+/// One name that is not at the source.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExtraName {
+    /// The number of its range in the message that is answered.
+    pub range: u32,
+    /// The name.
+    pub name: ListedName,
+    /// Whether it is a directory.
+    pub directory: bool,
+}
+
+/// What is to be removed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Remove {
+    /// The number of the message, for its answer.
+    pub remove: u64,
+    /// By directory, at most [`REMOVE_NAMES_MAX`] names in all.
+    pub groups: Vec<RemoveGroup>,
+}
+
+/// Names to be removed from one directory, with all below them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemoveGroup {
+    /// The directory, from the target root.
+    #[serde(with = "bytes::path")]
+    pub directory: RelPath,
+    /// The names.
+    pub names: Vec<ListedName>,
+}
+
+impl Keep {
+    /// Holds it against its limits and its order.
+    ///
+    /// # Errors
+    /// [`WireError`] when there is too much of it, or names are not in order.
+    pub fn check(&self) -> Result<(), WireError> {
+        within("kept directories", self.ranges.len(), KEEP_RANGES_MAX)?;
+        within("kept names", self.ranges.iter().map(|range| range.names.len()).sum(), KEEP_NAMES_MAX)?;
+        let ordered = |range: &KeptRange| {
+            let behind =
+                range.after.as_ref().zip(range.names.first()).is_none_or(|(after, first)| after < first);
+            behind && range.names.is_sorted_by(|one, next| one < next)
+        };
+        if self.ranges.iter().all(ordered) {
+            Ok(())
+        } else {
+            Err(WireError::OutOfOrder { what: "a kept name" })
+        }
+    }
+}
+
+impl KeptRange {
+    /// Whether a name lies in the range and is none of those that stay.
+    #[must_use]
+    pub fn is_extra(&self, name: &Name) -> bool {
+        let after = self.after.as_ref().is_none_or(|after| *name > after.0);
+        let before = self.open || self.names.last().is_some_and(|last| *name <= last.0);
+        after && before && self.names.binary_search_by(|kept| kept.0.cmp(name)).is_err()
+    }
+}
+
+impl Remove {
+    /// Holds it against its limits.
+    ///
+    /// # Errors
+    /// [`WireError`] when there is too much of it.
+    pub fn check(&self) -> Result<(), WireError> {
+        within("directories to remove from", self.groups.len(), REMOVE_NAMES_MAX)?;
+        within("names to remove", self.groups.iter().map(|group| group.names.len()).sum(), REMOVE_NAMES_MAX)
+    }
+}
+
+fn within(what: &'static str, value: usize, limit: usize) -> Result<(), WireError> {
+    if value <= limit {
+        return Ok(());
+    }
+    Err(WireError::OverLimit { what, value: value as u64, limit: limit as u64 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> ListedName {
+        ListedName(Name::from_bytes(text.as_bytes()).unwrap())
+    }
+
+    fn range(after: Option<&str>, names: &[&str], open: bool) -> KeptRange {
+        let names = names.iter().map(|text| name(text)).collect();
+        KeptRange { directory: RelPath::root(), after: after.map(name), names, open }
+    }
+
+    #[test]
+    fn a_range_tells_what_is_extra_in_it_alone() {
+        let extra = |range: &KeptRange| ["a", "b", "c", "d", "e"].map(|text| range.is_extra(&name(text).0));
+        assert_eq!(extra(&range(None, &["b", "d"], false)), [true, false, true, false, false]);
+        assert_eq!(extra(&range(Some("b"), &["d"], false)), [false, false, true, false, false]);
+        assert_eq!(extra(&range(Some("d"), &[], true)), [false, false, false, false, true]);
+        assert_eq!(extra(&range(Some("b"), &[], false)), [false; 5]);
+    }
+
+    #[test]
+    fn names_out_of_order_are_refused() {
+        let check = |range| Keep { keep: 0, ranges: vec![range] }.check();
+        assert_eq!(check(range(Some("a"), &["b", "c"], true)), Ok(()));
+        for bad in
+            [range(None, &["b", "a"], true), range(None, &["b", "b"], true), range(Some("b"), &["b"], true)]
+        {
+            assert_eq!(check(bad), Err(WireError::OutOfOrder { what: "a kept name" }));
+        }
+        let many = Keep { keep: 0, ranges: vec![range(None, &[], true); KEEP_RANGES_MAX + 1] };
+        assert!(matches!(many.check(), Err(WireError::OverLimit { what: "kept directories", .. })));
+    }
+}
