@@ -25,6 +25,10 @@ both_ways!(
     a_preview_lists_and_removes_nothing,
     many_names_go_and_many_stay,
     rsync_makes_the_same,
+    what_is_left_out_stays,
+    what_sizes_leave_out_is_at_the_source,
+    a_preview_spares_what_is_left_out,
+    rsync_spares_the_same,
 );
 
 fn delete(site: &Site) -> u64 {
@@ -226,6 +230,147 @@ fn rsync_makes_the_same(site: &Site) {
         site.push(&["--delete"], site.contents(), "").done();
         assert_pictures(&picture(&other), &picture(&site.target()));
     }
+}
+
+/// Things at both ends and at the target alone, some of which rules leave out.
+fn grow_beside_rules(source: &Path, target: &Path) {
+    for name in ["main.c", "main.o", "lib/a.c", "lib/a.o", "cache/x", "lib/cache/x", "build"] {
+        paint(source.join(name), 10);
+    }
+    for name in [
+        "alone.c",
+        "alone.o",
+        "cache/y",
+        "lib/alone.o",
+        "lib/alone.c",
+        "lib/cache/y",
+        "old/f",
+        "old/deep/a.o",
+        "old/deep/b",
+        "old/deeper/none/f",
+        "other/cache/f",
+        "other/f",
+        "gone/f",
+        "gone/d/f",
+        "tree/build/f",
+    ] {
+        paint(target.join(name), 10);
+    }
+    symlink("f", target.join("other/link.o")).unwrap();
+}
+
+fn what_is_left_out_stays(site: &Site) {
+    grow_beside_rules(&site.source(), &site.target());
+    let options = ["--json", "--delete", "--exclude", "*.o", "--exclude", "cache/"];
+    let summary = site.push(&options, site.contents(), "").done().summary();
+    // alone.c, lib/alone.c, old: f, deep/b, and deeper with 3; other/f; gone with 4; tree with 3
+    assert_eq!(summary["removed"], 1 + 1 + 2 + 3 + 1 + 4 + 3);
+    assert_eq!(names(&site.target()), ["alone.o", "build", "cache", "lib", "main.c", "old", "other"]);
+    assert_eq!(names(&site.target().join("lib")), ["a.c", "alone.o", "cache"]);
+    assert_eq!(names(&site.target().join("cache")), ["y"]);
+    assert_eq!(names(&site.target().join("lib/cache")), ["y"]);
+    assert_eq!(names(&site.target().join("old")), ["deep"]);
+    assert_eq!(names(&site.target().join("old/deep")), ["a.o"]);
+    assert_eq!(names(&site.target().join("other")), ["cache", "link.o"]);
+    let again = site.push(&options, site.contents(), "").done().summary();
+    assert_eq!(again["removed"], 0);
+    // seven things are left out, and old, old/deep, other and other/cache hold some of them
+    assert_eq!(delete(site), 7 + 4);
+    assert_same(&site.source(), &site.target());
+}
+
+fn what_sizes_leave_out_is_at_the_source(site: &Site) {
+    for (name, bytes) in [("small", 10), ("large", 3_000), ("d/large", 3_000), ("d/tiny", 1)] {
+        paint(site.source().join(name), bytes);
+    }
+    for name in ["small", "large", "d/large", "d/tiny", "alone", "tree/large"] {
+        paint(site.target().join(name), 4_000);
+    }
+    let options = ["--json", "--delete", "--min-size", "5", "--max-size", "1KiB"];
+    let summary = site.push(&options, site.contents(), "").done().summary();
+    assert_eq!((&summary["removed"], &summary["left_out"]), (&3.into(), &3.into()));
+    assert_eq!(names(&site.target()), ["d", "large", "small"]);
+    assert_eq!(names(&site.target().join("d")), ["large", "tiny"]);
+    assert_eq!(site.target().join("large").metadata().unwrap().len(), 4_000);
+    assert_eq!(site.target().join("small").metadata().unwrap().len(), 10);
+}
+
+fn a_preview_spares_what_is_left_out(site: &Site) {
+    grow_beside_rules(&site.source(), &site.target());
+    let before = snapshot(&site.target());
+    let options = ["-n", "--delete", "--exclude", "*.o", "--exclude", "cache/"];
+    let outcome = site.push(&options, site.contents(), "").done();
+    assert_eq!(snapshot(&site.target()), before);
+    let mut lines: Vec<_> = outcome.stdout.lines().filter(|line| line.starts_with("- ")).collect();
+    lines.sort_unstable();
+    let expected = [
+        "- alone.c",
+        "- gone/",
+        "- lib/alone.c",
+        "- old/deep/b",
+        "- old/deeper/",
+        "- old/f",
+        "- other/f",
+        "- tree/",
+    ];
+    assert_eq!(lines, expected);
+    assert!(outcome.stdout.contains(", 8 to remove; "), "{}", outcome.stdout);
+}
+
+fn rsync_spares_the_same(site: &Site) {
+    // the first rule that matches decides for rsync, the last one here
+    let rules: [&[&str]; 6] = [
+        &["--exclude=*.o"],
+        &["--exclude=cache/"],
+        &["--exclude=cache"],
+        &["--exclude=/build", "--exclude=*.o"],
+        &["--exclude=*.o", "--include=alone.o"],
+        &["--exclude=*", "--include=*.c", "--include=*/"],
+    ];
+    for (number, options) in rules.into_iter().enumerate() {
+        let base = site.path(&number.to_string());
+        let (source, other, ours) = (base.join("source"), base.join("other"), site.target());
+        std::fs::remove_dir_all(&ours).unwrap();
+        grow_beside_rules(&source, &other);
+        grow_beside_rules(&site.path("unused"), &ours);
+        std::fs::remove_dir_all(site.path("unused")).unwrap();
+        let theirs: Vec<_> = [&["--delete"], options].concat();
+        let reversed: Vec<_> = theirs.iter().copied().take(1).chain(options.iter().rev().copied()).collect();
+        if !rsync(&reversed, &source, &other) {
+            return;
+        }
+        site.push(&theirs, source.join(""), "").done();
+        let paths = |root: &Path| picture(root).into_keys().collect::<Vec<_>>();
+        assert_eq!(paths(&ours), paths(&other), "{options:?}");
+    }
+}
+
+#[test]
+fn a_list_is_no_mirror() {
+    let site = Site::local();
+    paint(site.source().join("f"), 3);
+    paint(site.target().join("alone"), 3);
+    std::fs::write(site.path("list"), "f\n").unwrap();
+    let outcome = site.push(&["--delete", "--files-from", "list"], site.source(), "").expect(1);
+    outcome.says(&["--delete cannot be used with --files-from"]).lines(1);
+    assert_eq!(names(&site.target()), ["alone"]);
+}
+
+/// A directory that is left out is not looked into on the second walk either.
+#[test]
+fn what_is_left_out_need_not_be_readable() {
+    let Some(site) = Site::unprivileged() else { return };
+    grow(&site);
+    paint(site.source().join("closed/f"), 3);
+    paint(site.target().join("closed/g"), 3);
+    paint(site.target().join("alone"), 3);
+    site.give_away();
+    set_mode(site.source().join("closed"), 0);
+    let summary =
+        site.push(&["--json", "--delete", "--exclude", "closed"], site.contents(), "").done().summary();
+    assert_eq!(summary["removed"], 1);
+    assert_eq!(names(&site.target().join("closed")), ["g"]);
+    set_mode(site.source().join("closed"), 0o755);
 }
 
 /// What cannot be listed removes nothing anywhere; with `--ignore-errors` it protects only itself.

@@ -26,6 +26,7 @@ both_ways!(
     many_entries_are_listed,
     json_has_the_list_and_the_counts,
     rsync_lists_the_same,
+    only_what_is_chosen_is_listed,
 );
 
 const LARGE: u64 = 2 * zmove_types::GROUP_BYTES + 1;
@@ -236,6 +237,27 @@ fn json_has_the_list_and_the_counts(site: &Site) {
     assert_eq!((&of("size")["event"], &of("size")["why"][0]), (&"changed".into(), &"size".into()));
     assert_eq!((&of("new-link")["event"], &of("new-link")["link"]), (&"added".into(), &"to".into()));
     assert!(preview(site, &["--quiet"]).stdout.is_empty());
+}
+
+fn only_what_is_chosen_is_listed(site: &Site) {
+    grow(site);
+    let rules = ["--exclude", "new*", "--exclude", "/d", "--max-size", "1MiB"];
+    let outcome = preview(site, &rules);
+    let expected = [
+        "+ fresh/",
+        "+ fresh/a",
+        "+ kind/inner",
+        "~ kind/ (type)",
+        "~ link -> to (target)",
+        "~ mode (mode)",
+        "~ size (size)",
+        "~ time (time)",
+    ];
+    assert_eq!(list(&outcome), expected);
+    assert!(outcome.stdout.contains("4 left out by the selection"), "{}", outcome.stdout);
+    std::fs::write(site.path("list"), "fresh/a\nsame\nsize\nlarge\n").unwrap();
+    let listed = preview(site, &["--files-from", "list", "--max-size", "1MiB"]);
+    assert_eq!(list(&listed), ["+ fresh/", "+ fresh/a", "~ size (size)"]);
 }
 
 fn rsync_lists_the_same(site: &Site) {

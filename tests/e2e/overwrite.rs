@@ -13,6 +13,7 @@ both_ways!(
     a_link_or_file_in_the_way_of_a_directory_stays,
     contents_decide_only_about_older_files,
     many_files_stay,
+    a_large_file_that_is_newer_stays_also_with_delta,
     rsync_agrees,
 );
 
@@ -89,6 +90,28 @@ fn contents_decide_only_about_older_files(site: &Site) {
     assert_eq!((&summary["files"], &summary["skipped"]), (&6.into(), &2.into()));
     assert!(is_new(site, "small-same") && is_new(site, "large-same"));
     assert!(!is_new(site, "small-newer") && !is_new(site, "large-newer"));
+}
+
+/// All but one byte of each is there.
+fn a_large_file_that_is_newer_stays_also_with_delta(site: &Site) {
+    let mut there = painted(LARGE, 0);
+    there[7] ^= 1;
+    for (name, seconds) in [("older", NOW - 9), ("newer", NOW + 9)] {
+        paint(site.source().join(name), LARGE);
+        set_own_mtime(&site.source().join(name), NOW, 0);
+        std::fs::write(site.target().join(name), &there).unwrap();
+        set_own_mtime(&site.target().join(name), seconds, 0);
+    }
+    let delta = ["--json", "--delta", "always"];
+    let kept =
+        site.push(&[&delta, &["--ignore-existing"][..]].concat(), site.contents(), "").done().summary();
+    assert_eq!((&kept["skipped"], &kept["bytes_matched"]), (&2.into(), &0.into()));
+    assert_eq!(std::fs::read(site.target().join("older")).unwrap(), there);
+    let newer = site.push(&[&delta, &["--update"][..]].concat(), site.contents(), "").done().summary();
+    let matched = LARGE - zmove_types::GROUP_BYTES;
+    assert_eq!((&newer["skipped"], &newer["bytes_matched"]), (&1.into(), &matched.into()));
+    assert_eq!(std::fs::read(site.target().join("newer")).unwrap(), there);
+    assert!(is_new(site, "older"));
 }
 
 /// More than are sent as a guess.

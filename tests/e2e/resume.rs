@@ -13,6 +13,7 @@ use zmove_types::GROUP_BYTES;
 
 use crate::command::{Runner, finish};
 use crate::daemon::Daemon;
+use crate::dry_run::snapshot;
 use crate::harness::{PATIENCE, Site};
 use crate::proxy::Proxy;
 use crate::tree::{assert_same, names, painted};
@@ -90,6 +91,47 @@ fn what_has_come_does_not_come_again() {
     let site = broken_off();
     let summary = site.push_contents();
     assert!(assert_done(&site, &summary) >= GROUP_BYTES, "{summary}");
+}
+
+#[test]
+fn a_preview_touches_nothing_of_it() {
+    let site = broken_off();
+    let before = (snapshot(&site.target()), snapshot(&journals(&site)));
+    for options in [&["-n", "--delete"][..], &["-n", "--delete", "--delta", "always"]] {
+        let told = site.push(options, site.contents(), "").done().stdout;
+        assert!(told.lines().any(|line| line == "+ large"), "{told}");
+        assert!(!told.contains(".zmove-") && !told.lines().any(|line| line.starts_with("- ")), "{told}");
+        assert_eq!((snapshot(&site.target()), snapshot(&journals(&site))), before, "{options:?}");
+    }
+    let summary = site.push_contents();
+    assert!(assert_done(&site, &summary) >= GROUP_BYTES, "{summary}");
+}
+
+#[test]
+fn a_mirror_of_something_else_leaves_it() {
+    let site = broken_off();
+    let parts = hidden(&site);
+    std::fs::create_dir(site.path("other")).unwrap();
+    std::fs::write(site.path("other/small"), "x").unwrap();
+    std::fs::write(site.target().join("alone"), "x").unwrap();
+    site.push(&["--delete"], site.path("other").join(""), "").done();
+    assert_eq!(hidden(&site), parts);
+    assert!(!site.target().join("alone").exists());
+    let summary = site.push(&["--json", "--delete"], site.contents(), "").done().summary();
+    assert!(assert_done(&site, &summary) >= GROUP_BYTES, "{summary}");
+}
+
+#[test]
+fn a_file_that_is_newer_at_the_target_by_now_stays() {
+    let site = broken_off();
+    std::fs::write(site.target().join("large"), "newer").unwrap();
+    let newer = SystemTime::now() + Duration::from_secs(9);
+    File::options().append(true).open(site.target().join("large")).unwrap().set_modified(newer).unwrap();
+    for option in ["--update", "--ignore-existing"] {
+        let summary = site.push(&["--json", option], site.contents(), "").done().summary();
+        assert_eq!((&summary["skipped"], &summary["bytes_resumed"]), (&1.into(), &0.into()));
+        assert_eq!(std::fs::read(site.target().join("large")).unwrap(), b"newer");
+    }
 }
 
 #[test]
