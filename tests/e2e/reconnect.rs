@@ -96,6 +96,20 @@ fn a_path_that_breaks_all_connections() {
 }
 
 #[test]
+fn a_mirror_is_made_by_the_last_session() {
+    let site = Site::daemon();
+    for name in ["alone", "small/alone", "tree/alone"] {
+        paint(site.target().join(name), 5);
+    }
+    let HalfWay { site, proxy, client } = half_way(site, &["--delete"]);
+    assert!(site.target().join("alone").exists(), "nothing goes before all has come");
+    proxy.reset(site.the_daemon().address);
+    let summary = assert_went_on(&site, &proxy, finish(client));
+    assert_all_was_moved_once(&summary);
+    assert_eq!(summary["removed"], 4);
+}
+
+#[test]
 fn a_path_that_breaks_over_lanes_in_clear() {
     let HalfWay { site, proxy, client } = half_way(Site::clear(), &[]);
     proxy.reset(site.the_daemon().address);

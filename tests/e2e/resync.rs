@@ -86,7 +86,10 @@ fn another_time_moves_a_file_again(site: &Site) {
     set_own_mtime(&site.source().join("small"), 1_000_000_000, 987_654_322);
     assert_eq!(counts(&site.push_contents()), [1, 1, 1_000]);
     set_own_mtime(&site.source().join("d/large"), 1_000_000_001, 987_654_321);
-    assert_eq!(counts(&site.push_contents()), [1, 1, LARGE]);
+    let again = site.push_contents();
+    assert_eq!(counts(&again)[..2], [1, 1]);
+    // what is the same there does not travel where that may be slow
+    assert_eq!(counts(&again)[2] + again["bytes_matched"].as_u64().unwrap(), LARGE);
     assert_same(&site.source(), &site.target());
 }
 
