@@ -161,6 +161,7 @@ impl Parts {
         if earlier.file.part.source != source_of(head) {
             return None;
         }
+        self.look_where(&staged);
         match self.journal().map(|journal| journal.adopt(id.0, &earlier.file)) {
             Some(Ok(())) => self.lock().forget(&earlier),
             Some(Err(error)) => self.note(&error),
@@ -187,9 +188,7 @@ impl Parts {
         let identity = FileIdentity::of(staged.file())?;
         let (part, inode, born) = (hidden.clone(), identity.inode, birth_of(staged.file()));
         let part = Part { path: path.clone(), part, source: source_of(head), inode, born };
-        if rustix::fs::fstat(staged.file())?.st_dev != self.begin.device {
-            self.elsewhere.store(true, Ordering::Relaxed);
-        }
+        self.look_where(&staged);
         if let Err(error) = journal.part(id.0, &part) {
             // nobody would find it again
             staged.discard();
@@ -228,6 +227,13 @@ impl Parts {
         emptied.for_each(|orphan| drop(orphan.remove()));
         if let Some(journal) = state.journal.take_if(|journal| journal.is_idle()) {
             let _of_nothing = journal.remove();
+        }
+    }
+
+    /// Before anything of a part is journalled: one on another file system is not flushed with the target.
+    fn look_where(&self, staged: &Staged) {
+        if rustix::fs::fstat(staged.file()).map(|stat| stat.st_dev) != Ok(self.begin.device) {
+            self.elsewhere.store(true, Ordering::Relaxed);
         }
     }
 
@@ -337,6 +343,8 @@ mod tests {
     /// A target, a place for journals, and the file that is on its way.
     struct World {
         home: tempfile::TempDir,
+        /// Where its directory is.
+        place: PathBuf,
         tree: Tree,
         head: FileHead,
     }
@@ -349,7 +357,8 @@ mod tests {
             let path = RelPath::from_bytes(b"large").unwrap();
             let metadata = Metadata { mode: 0o600, mtime: Timestamp { seconds: 5, nanos: 6 } };
             let head = FileHead { path, metadata, bytes: BYTES, ctime: Timestamp::default(), inode: 7 };
-            Self { home, tree, head }
+            let place = home.path().join("target");
+            Self { home, place, tree, head }
         }
 
         fn parts(&self, transfer: u8) -> Parts {
@@ -358,7 +367,7 @@ mod tests {
         }
 
         fn directory(&self) -> Arc<OwnedFd> {
-            self.tree.open_directory(&RelPath::root()).unwrap()
+            Tree::open(&self.place).unwrap().open_directory(&RelPath::root()).unwrap()
         }
 
         /// A transfer that breaks after these groups, of which the first `flushed` were flushed.
@@ -380,7 +389,7 @@ mod tests {
         }
 
         fn damage(&self, index: u32) {
-            let entries = std::fs::read_dir(self.home.path().join("target")).unwrap();
+            let entries = std::fs::read_dir(&self.place).unwrap();
             for entry in entries.map(|entry| entry.unwrap().path()) {
                 let file = std::fs::File::options().write(true).open(entry).unwrap();
                 file.write_all_at(b"?", group(index).0.offset()).unwrap();
@@ -388,8 +397,8 @@ mod tests {
         }
 
         fn reboot(&self) {
-            let mut journals = std::fs::read_dir(self.home.path().join("journal")).unwrap();
-            pretend_reboot(&journals.next().unwrap().unwrap().path());
+            let journals = std::fs::read_dir(self.home.path().join("journal")).unwrap();
+            journals.for_each(|journal| pretend_reboot(&journal.unwrap().path()));
         }
 
         /// What the next transfer holds of the file.
@@ -438,6 +447,25 @@ mod tests {
         world.damage(3);
         world.reboot();
         assert_eq!(world.claim(&world.parts(2), &world.source()), [0, 1, 2]);
+    }
+
+    #[test]
+    fn what_lies_on_another_file_system_is_not_flushed_with_the_target() {
+        let Ok(place) = tempfile::tempdir_in("/dev/shm") else { return eprintln!("skipped: no /dev/shm") };
+        let world = World { place: place.path().to_owned(), ..World::new() };
+        let device = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_dev;
+        if device(&world.directory()) == device(&world.tree.open_directory(&RelPath::root()).unwrap()) {
+            return eprintln!("skipped: one file system");
+        }
+        world.break_off(&[0, 1], 9);
+        let parts = world.parts(2);
+        assert_eq!(world.claim(&parts, &world.source()), [0, 1]);
+        drop(parts.take_up(FileId(8), &world.head.path, &world.head).unwrap());
+        parts.flushed(parts.mark().unwrap());
+        drop(parts);
+        world.damage(1);
+        world.reboot();
+        assert_eq!(world.claim(&world.parts(3), &world.source()), [0]);
     }
 
     #[test]
