@@ -59,7 +59,10 @@ pub(crate) fn flush_rolling(context: &Context, stop: &Receiver<()>) {
         let mark = context.parts.mark();
         match rustix::fs::syncfs(context.target.tree.fd()) {
             Ok(()) => mark.into_iter().for_each(|mark| context.parts.flushed(mark)),
-            Err(error) => drop(failed.get_or_insert(error.into())),
+            Err(error) => {
+                context.parts.flush_failed();
+                failed.get_or_insert(error.into());
+            }
         }
         drop(failed);
         pause = (started.elapsed() / 4).max(FLUSH_PAUSE);

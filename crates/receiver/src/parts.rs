@@ -33,8 +33,9 @@ pub(crate) struct Parts {
     /// Where journals are; none are kept without it.
     journals: Option<PathBuf>,
     begin: Begin,
-    /// Whether a part lies on another file system than the target directory.
-    elsewhere: AtomicBool,
+    /// Whether flushes tell nothing any more: a part lies on another file system than the target directory, or one has
+    /// failed.
+    unflushed: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -95,7 +96,7 @@ impl Parts {
                 Err(error) => state.trouble = Some(error.to_string()),
             }
         }
-        Self { journals, begin, elsewhere: AtomicBool::new(false), state: Mutex::new(state) }
+        Self { journals, begin, unflushed: AtomicBool::new(false), state: Mutex::new(state) }
     }
 
     /// Whether earlier transfers have left anything.
@@ -214,9 +215,15 @@ impl Parts {
 
     /// All that was written to the target's own file system before `mark` has been flushed.
     pub(crate) fn flushed(&self, mark: Mark) {
-        if !self.elsewhere.load(Ordering::Relaxed) {
+        if !self.unflushed.load(Ordering::Relaxed) {
             self.record(|journal| journal.flushed(mark));
         }
+    }
+
+    /// A flush has failed. The kernel tells that once and may have thrown away what it could not write; the next flush,
+    /// which speaks of what was written before as well, may succeed.
+    pub(crate) fn flush_failed(&self) {
+        self.unflushed.store(true, Ordering::Relaxed);
     }
 
     /// The transfer has come to its end: journals that tell of nothing go.
@@ -233,7 +240,7 @@ impl Parts {
     /// Before anything of a part is journalled: one on another file system is not flushed with the target.
     fn look_where(&self, staged: &Staged) {
         if rustix::fs::fstat(staged.file()).map(|stat| stat.st_dev) != Ok(self.begin.device) {
-            self.elsewhere.store(true, Ordering::Relaxed);
+            self.unflushed.store(true, Ordering::Relaxed);
         }
     }
 
@@ -462,6 +469,22 @@ mod tests {
         assert_eq!(world.claim(&parts, &world.source()), [0, 1]);
         drop(parts.take_up(FileId(8), &world.head.path, &world.head).unwrap());
         parts.flushed(parts.mark().unwrap());
+        drop(parts);
+        world.damage(1);
+        world.reboot();
+        assert_eq!(world.claim(&world.parts(3), &world.source()), [0]);
+    }
+
+    #[test]
+    fn after_a_flush_that_failed_nothing_more_counts_as_flushed() {
+        let world = World::new();
+        world.break_off(&[0, 1], 1);
+        let parts = world.parts(2);
+        assert_eq!(world.claim(&parts, &world.source()), [0, 1]);
+        drop(parts.take_up(FileId(8), &world.head.path, &world.head).unwrap());
+        parts.flush_failed();
+        // the kernel tells the error once, and then flushes what is left
+        parts.mark().into_iter().for_each(|mark| parts.flushed(mark));
         drop(parts);
         world.damage(1);
         world.reboot();
