@@ -5,8 +5,8 @@
 //! file, goes on with the groups that are there.
 //!
 //! **Invariant:** a group that is told to a sender as held hashes to what is told of it: it was written and journalled, and
-//! either nothing has happened to it since (the same run of the system, or flushed, and the part not written by anybody
-//! else), or it has been read back and hashed again.
+//! either nothing has happened to it since (it was flushed, and the part not written by anybody else), or it has been read
+//! back and hashed again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -129,7 +129,8 @@ impl Parts {
                 let slack = if same_boot { ALIEN_WRITE_MIN } else { ALIEN_WRITE_REBOOTED_MIN };
                 let alien = changed > journalled.checked_add(slack).unwrap_or(journalled);
                 groups.retain(|index, (cv, flushed)| {
-                    let trusted = !alien && (same_boot || *flushed);
+                    // what was only written is lost also where a device has gone and come back
+                    let trusted = !alien && *flushed;
                     let span = GroupSpan::of(source.bytes, *index);
                     span.is_some_and(|span| trusted || (!stop() && is_there(&staged, span, *cv)))
                 });
@@ -489,6 +490,15 @@ mod tests {
         world.damage(1);
         world.reboot();
         assert_eq!(world.claim(&world.parts(3), &world.source()), [0]);
+    }
+
+    #[test]
+    fn what_was_not_flushed_is_read_again_even_without_a_reboot() {
+        let world = World::new();
+        world.break_off(&[0, 1, 2, 3], 2);
+        // as when the device has gone and come back
+        world.damage(3);
+        assert_eq!(world.claim(&world.parts(2), &world.source()), [0, 1, 2]);
     }
 
     #[test]
