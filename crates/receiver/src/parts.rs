@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use rustix::io::Errno;
 use zmove_chunk::group_cv;
 use zmove_disk::{Direct, FileIdentity, Staged, TempNames, Tree};
 use zmove_types::{Cv, FileId, GroupSpan, RelPath, TransferId};
@@ -46,8 +47,8 @@ struct State {
     trouble: Option<String>,
     /// What earlier transfers have left, by the final path.
     earlier: HashMap<RelPath, Earlier>,
-    /// The journals that tell of it, held as long as this transfer lasts.
-    orphans: Vec<Orphan>,
+    /// The journals that tell of it, held as long as this transfer lasts, or until they tell of nothing.
+    orphans: Vec<Option<Orphan>>,
     /// What has been offered to the sender, until it declares the file.
     prepared: HashMap<RelPath, Prepared>,
 }
@@ -122,39 +123,42 @@ impl Parts {
         let Some((mut earlier, same_boot, journalled)) = self.take_earlier(path) else {
             return BTreeMap::new();
         };
-        let outcome = reopen(directory, &earlier.file.part, direct).map(|(staged, changed)| {
-            let usable = earlier.file.part.source == *source;
-            let groups = &mut earlier.file.groups;
-            if usable {
-                let slack = if same_boot { ALIEN_WRITE_MIN } else { ALIEN_WRITE_REBOOTED_MIN };
-                let alien = changed > journalled.checked_add(slack).unwrap_or(journalled);
-                groups.retain(|index, (cv, flushed)| {
-                    // what was only written is lost also where a device has gone and come back
-                    let trusted = !alien && *flushed;
-                    let span = GroupSpan::of(source.bytes, *index);
-                    span.is_some_and(|span| trusted || (!stop() && is_there(&staged, span, *cv)))
-                });
-                if Some(groups.len()) == GroupSpan::count(source.bytes).map(|count| count as usize) {
-                    groups.pop_last();
-                }
-            } else {
-                groups.clear();
+        let reopened = match reopen(directory, &earlier.file.part, direct) {
+            Ok(reopened) => reopened,
+            // it is still told of, for another time
+            Err(_) => return BTreeMap::new(),
+        };
+        let Some((staged, changed)) = reopened else {
+            self.lock().forget(&earlier);
+            return BTreeMap::new();
+        };
+        let sized = staged.file().metadata().is_ok_and(|there| there.len() == source.bytes);
+        let groups = &mut earlier.file.groups;
+        if sized && earlier.file.part.source == *source {
+            let slack = if same_boot { ALIEN_WRITE_MIN } else { ALIEN_WRITE_REBOOTED_MIN };
+            let alien = changed > journalled.checked_add(slack).unwrap_or(journalled);
+            groups.retain(|index, (cv, flushed)| {
+                // what was only written is lost also where a device has gone and come back
+                let trusted = !alien && *flushed;
+                let span = GroupSpan::of(source.bytes, *index);
+                span.is_some_and(|span| trusted || (!stop() && is_there(&staged, span, *cv)))
+            });
+            if Some(groups.len()) == GroupSpan::count(source.bytes).map(|count| count as usize) {
+                groups.pop_last();
             }
-            staged
-        });
-        let held: BTreeMap<_, _> = earlier.file.groups.iter().map(|(index, (cv, _))| (*index, *cv)).collect();
-        match outcome {
-            Some(staged) if !held.is_empty() => {
-                self.lock().prepared.insert(path.clone(), Prepared { earlier, staged });
-                held
-            }
-            Some(_) if stop() => BTreeMap::new(),
-            of_no_use => {
-                of_no_use.iter().for_each(Staged::discard);
-                self.lock().forget(&earlier);
-                BTreeMap::new()
-            }
+        } else {
+            groups.clear();
         }
+        let held: BTreeMap<_, _> = groups.iter().map(|(index, (cv, _))| (*index, *cv)).collect();
+        if !held.is_empty() {
+            self.lock().prepared.insert(path.clone(), Prepared { earlier, staged });
+        } else if !stop() {
+            staged.discard();
+            // first the part, then what tells of it
+            drop(staged);
+            self.lock().forget(&earlier);
+        }
+        held
     }
 
     /// The part that a file which has just been declared goes on with.
@@ -230,7 +234,8 @@ impl Parts {
     /// The transfer has come to its end: journals that tell of nothing go.
     pub(crate) fn finish(&self) {
         let mut state = self.lock();
-        let emptied = state.orphans.extract_if(.., |orphan| orphan.unfinished().files.is_empty());
+        let is_empty = |orphan: &mut Orphan| orphan.unfinished().files.is_empty();
+        let emptied = state.orphans.iter_mut().filter_map(|orphan| orphan.take_if(is_empty));
         // one that cannot be removed tells of nothing
         emptied.for_each(|orphan| drop(orphan.remove()));
         if let Some(journal) = state.journal.take_if(|journal| journal.is_idle()) {
@@ -248,7 +253,7 @@ impl Parts {
     fn take_earlier(&self, path: &RelPath) -> Option<(Earlier, bool, SystemTime)> {
         let mut state = self.lock();
         let earlier = state.earlier.remove(path)?;
-        let orphan = &state.orphans[earlier.orphan];
+        let orphan = state.orphans[earlier.orphan].as_ref()?;
         Some((earlier, orphan.unfinished().same_boot, orphan.modified()))
     }
 
@@ -291,20 +296,29 @@ impl State {
     }
 
     fn find_earlier(&mut self, orphans: impl Iterator<Item = Orphan>) {
-        for (number, orphan) in orphans.enumerate() {
-            for file in &orphan.unfinished().files {
-                let earlier = Earlier { orphan: number, file: file.clone() };
-                // of two that have the same path, the one that was written last
-                self.earlier.insert(file.part.path.clone(), earlier);
+        let mut orphans: Vec<_> = orphans.collect();
+        // of two that have the same path, the one that was written last
+        orphans.sort_by_key(Orphan::modified);
+        for (number, orphan) in orphans.into_iter().enumerate() {
+            let files = orphan.unfinished().files.clone();
+            self.orphans.push(Some(orphan));
+            for file in files {
+                let (path, inode) = (file.part.path.clone(), file.part.inode);
+                let before = self.earlier.insert(path, Earlier { orphan: number, file });
+                // who took a part over was killed before it could say so
+                if let Some(before) = before.filter(|before| before.file.part.inode == inode) {
+                    self.forget(&before);
+                }
             }
-            self.orphans.push(orphan);
         }
     }
 
     /// What an earlier transfer has left is taken over, or gone.
     fn forget(&mut self, earlier: &Earlier) {
-        // told again, it is looked at again, and found to be gone
-        let _told_again = self.orphans[earlier.orphan].ended(earlier.file.file);
+        if let Some(orphan) = &mut self.orphans[earlier.orphan] {
+            // told again, it is looked at again, and found to be gone
+            let _told_again = orphan.ended(earlier.file.file);
+        }
     }
 }
 
@@ -318,15 +332,22 @@ fn begin(transfer: TransferId, owner: String, target: &Tree) -> Begin {
     Begin { transfer, owner, target, device, inode, begun: now.as_secs() }
 }
 
-/// Opens a part again if it is what the journal says; tells when it was changed last.
-fn reopen(directory: &Arc<OwnedFd>, part: &Part, direct: Direct) -> Option<(Staged, SystemTime)> {
-    let staged = Staged::reopen(directory, &part.part, direct).ok()?;
-    let identity = FileIdentity::of(staged.file()).ok()?;
+/// Opens a part again and tells when it was changed last; `None` where it is gone, or what is there is not the part that
+/// the journal tells of.
+fn reopen(directory: &Arc<OwnedFd>, part: &Part, direct: Direct) -> io::Result<Option<(Staged, SystemTime)>> {
+    let staged = match Staged::reopen(directory, &part.part, direct) {
+        Ok(staged) => staged,
+        Err(error) => {
+            let gone =
+                matches!(Errno::from_io_error(&error), Some(Errno::NOENT | Errno::LOOP | Errno::ISDIR));
+            return if gone { Ok(None) } else { Err(error) };
+        }
+    };
+    let identity = FileIdentity::of(staged.file())?;
     let same_inode = identity.inode == part.inode && birth_of(staged.file()) == part.born;
-    let same = identity.regular && same_inode && identity.bytes == part.source.bytes;
     let seconds = u64::try_from(identity.ctime.seconds).unwrap_or(0);
     let changed = SystemTime::UNIX_EPOCH + Duration::new(seconds, identity.ctime.nanos);
-    same.then_some((staged, changed))
+    Ok((identity.regular && same_inode).then_some((staged, changed)))
 }
 
 fn is_there(staged: &Staged, span: GroupSpan, cv: Cv) -> bool {
@@ -499,6 +520,43 @@ mod tests {
         // as when the device has gone and come back
         world.damage(3);
         assert_eq!(world.claim(&world.parts(2), &world.source()), [0, 1, 2]);
+    }
+
+    #[test]
+    fn a_part_that_was_never_given_its_size_goes() {
+        let world = World::new();
+        let parts = world.parts(1);
+        let names = TempNames::new("t");
+        drop(parts.create(FileId(3), (&world.head.path, &world.head), &world.directory(), &names).unwrap());
+        drop(parts);
+        assert_eq!(world.claim(&world.parts(2), &world.source()), []);
+        assert_eq!(std::fs::read_dir(&world.place).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn of_two_journals_with_the_same_part_the_later_one_tells() {
+        let world = World::new();
+        world.break_off(&[0], 1);
+        let journal = world.home.path().join("journal").join(format!("{}.journal", TransferId([1; 16])));
+        // killed after it had taken the part over, and before it had said so to the journal that it had it from
+        let left = std::fs::read(&journal).unwrap();
+        let parts = world.parts(0);
+        assert_eq!(world.claim(&parts, &world.source()), [0]);
+        let prior = parts.take_up(FileId(8), &world.head.path, &world.head).unwrap();
+        let (span, bytes) = group(1);
+        prior.staged.file().write_all_at(&bytes, span.offset()).unwrap();
+        parts.written(FileId(8), 1, group_cv(1, &bytes));
+        let later = SystemTime::now() + Duration::from_millis(500);
+        drop((prior, parts));
+        std::fs::write(&journal, left).unwrap();
+        let newest = world.home.path().join("journal").join(format!("{}.journal", TransferId([0; 16])));
+        std::fs::File::options().write(true).open(newest).unwrap().set_modified(later).unwrap();
+        let parts = world.parts(3);
+        assert_eq!(world.claim(&parts, &world.source()), [0, 1]);
+        drop(parts.take_up(FileId(9), &world.head.path, &world.head).unwrap());
+        parts.ended(FileId(9));
+        parts.finish();
+        assert_eq!(std::fs::read_dir(world.home.path().join("journal")).unwrap().count(), 0);
     }
 
     #[test]
