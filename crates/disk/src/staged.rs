@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_types::Name;
 
@@ -99,7 +99,10 @@ impl Staged {
     /// What the system says, `ELOOP` for a symbolic link.
     pub fn reopen(directory: &Arc<OwnedFd>, name: &Name, direct: Direct) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = File::from(rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty())?);
+        let file = match rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty()) {
+            Err(Errno::ACCESS) => open_finished(directory, name)?,
+            opened => File::from(opened?),
+        };
         let (data, directory) = (DataFile::for_writing(file, direct)?, Arc::clone(directory));
         Ok(Self { data, directory, temporary: Some(name.clone()), lasting: AtomicBool::new(true) })
     }
@@ -231,6 +234,18 @@ impl Drop for Staged {
     }
 }
 
+/// Opens one that had its final mode already, which may forbid that: it was about to get its final name.
+fn open_finished(directory: &OwnedFd, name: &Name) -> io::Result<File> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let found = rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty())?;
+    if FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode) != FileType::RegularFile {
+        return Err(Errno::ACCESS.into());
+    }
+    let found = format!("/proc/self/fd/{}", found.as_raw_fd());
+    rustix::fs::chmod(found.as_str(), Mode::RUSR | Mode::WUSR)?;
+    Ok(rustix::fs::open(found.as_str(), OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?.into())
+}
+
 fn create_unnamed(directory: &OwnedFd, mode: Mode) -> rustix::io::Result<File> {
     let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
     rustix::fs::openat(directory, c".", flags, mode).map(File::from)
@@ -305,6 +320,22 @@ mod tests {
         assert_eq!((std::fs::read(home.path().join("x")).unwrap(), entries(&home)), (b"first".to_vec(), 1));
         Staged::create_lasting(&fd, 0o600, &names).unwrap().discard();
         assert_eq!(entries(&home), 1);
+    }
+
+    #[test]
+    fn a_lasting_file_that_was_about_to_get_its_name_is_opened_again() {
+        let (home, fd) = home();
+        let made = Staged::create_lasting(&fd, 0o600, &TempNames::new("t")).unwrap();
+        let hidden = made.hidden_name().unwrap().clone();
+        set_new_file_metadata(made.file(), &Metadata { mode: 0, ..Metadata::default() }).unwrap();
+        drop(made);
+        // root may open it anyway
+        let path = home.path().join(hidden.as_os_str());
+        open_finished(&fd, &hidden).unwrap().write_all(b"more").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"more");
+        std::os::unix::fs::symlink(&path, home.path().join("link")).unwrap();
+        assert!(open_finished(&fd, &Name::from_bytes(b"link").unwrap()).is_err());
+        assert!(Staged::reopen(&fd, &hidden, Direct::Auto).is_ok());
     }
 
     #[test]
