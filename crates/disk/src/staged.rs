@@ -243,7 +243,8 @@ fn open_finished(directory: &OwnedFd, name: &Name) -> io::Result<File> {
     }
     let found = format!("/proc/self/fd/{}", found.as_raw_fd());
     rustix::fs::chmod(found.as_str(), Mode::RUSR | Mode::WUSR)?;
-    Ok(rustix::fs::open(found.as_str(), OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?.into())
+    Ok(rustix::fs::open(found.as_str(), OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?
+        .into())
 }
 
 fn create_unnamed(directory: &OwnedFd, mode: Mode) -> rustix::io::Result<File> {

@@ -10,6 +10,7 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use zmove_disk::Staged;
@@ -38,6 +39,7 @@ pub(crate) struct LargeFile {
     pub(crate) head: FileHead,
     /// Another version of it that is at the target.
     pub(crate) base: Option<Base>,
+    given_up: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -79,8 +81,8 @@ impl FileTable {
         match table.get(&id) {
             None if GroupSpan::count(head.bytes).is_some_and(|count| count > 1) => {
                 let (prior, base) = earlier(&head);
-                let state = Mutex::new(State::going_on_with(prior));
-                table.insert(id, Slot::Live(Arc::new(LargeFile { id, head, base, state })));
+                let (given_up, state) = (AtomicBool::new(false), Mutex::new(State::going_on_with(prior)));
+                table.insert(id, Slot::Live(Arc::new(LargeFile { id, head, base, given_up, state })));
                 Ok(())
             }
             Some(Slot::Live(file)) if file.head == head => Ok(()),
@@ -166,7 +168,19 @@ impl State {
 impl LargeFile {
     /// Nothing is to be left of the file, which has been buried.
     pub(crate) fn discard(&self) {
+        // who is making it now holds the lock, who comes later sees this
+        self.given_up.store(true, Ordering::Relaxed);
         self.lock().staged.iter().for_each(|staged| staged.discard());
+    }
+
+    /// Whether nothing is to be left of it.
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.given_up.load(Ordering::Relaxed)
+    }
+
+    /// Whether no group of it has been written.
+    pub(crate) fn is_blank(&self) -> bool {
+        self.lock().written.is_empty()
     }
 
     /// The file being written, made by `create` at the first call.

@@ -314,9 +314,9 @@ fn again(error: &io::Error) -> io::Error {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
     use std::sync::Barrier;
     use zmove_chunk::file_root;
     use zmove_types::Timestamp;
@@ -328,7 +328,11 @@ mod tests {
     use crate::store::finish_file;
     use crate::target::{Access, Target};
 
-    fn transfer(home: &Path) -> Context {
+    pub(crate) fn transfer(home: &Path) -> Context {
+        transfer_with_journals(home, None)
+    }
+
+    pub(crate) fn transfer_with_journals(home: &Path, journals: Option<PathBuf>) -> Context {
         let open = Open {
             target: home.as_os_str().as_encoded_bytes().to_vec(),
             shape: TargetShape::Directory { tops: Vec::new() },
@@ -343,7 +347,7 @@ mod tests {
         let target = Target::resolve(&open, &Access::Anywhere).unwrap();
         let (outcomes, _nobody) = tokio::sync::mpsc::channel(1);
         let transfer = zmove_types::TransferId([7; 16]);
-        let parts = crate::parts::Parts::new(None, transfer, String::new(), &target.tree);
+        let parts = crate::parts::Parts::new(journals, transfer, String::new(), &target.tree);
         context(transfer, &open, (target, parts), &ReceiverConfig::default(), outcomes)
     }
 

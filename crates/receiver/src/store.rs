@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_channel::Receiver;
+use rustix::io::Errno;
 use tokio::sync::mpsc::Sender;
 use zmove_disk::{Direct, Disk, Staged, TempNames};
 use zmove_transport::LaneError;
@@ -109,9 +110,13 @@ impl Context {
         }
     }
 
-    /// Ends a large file badly, unless it has ended before. What has come of it stays for another transfer.
+    /// Ends a large file badly, unless it has ended before. What has come of it stays for another transfer, if anything has.
     pub(crate) fn fail_file(&self, id: FileId, fault: (Operation, FaultCode)) {
-        if self.files.bury(id).is_some() {
+        if let Some(file) = self.files.bury(id) {
+            if file.is_blank() {
+                file.discard();
+                self.parts.ended(id);
+            }
             self.tell(Outcome::File(FileDone { file: id.0, fault: Some(fault) }));
         }
     }
@@ -218,6 +223,10 @@ fn open_staged(
     file: &LargeFile,
 ) -> Result<Arc<Staged>, (Operation, io::Error)> {
     file.staged(|| {
+        // the sender may have given it up since this group was taken on
+        if file.is_given_up() {
+            return Err((Operation::Create, Errno::CANCELED.into()));
+        }
         let directory = parent_directory(placer, file)?;
         let final_path = context.final_path(&file.head);
         let mut staged = context
@@ -229,7 +238,11 @@ fn open_staged(
             Some((base, name)) => base.open(&directory, &name, &mut staged, bytes, context.direct),
             None => staged.reserve(bytes, context.direct),
         };
-        sized.map_err(|error| (Operation::Create, error))?;
+        if let Err(error) = sized {
+            // no group can be written
+            staged.discard();
+            return Err((Operation::Create, error));
+        }
         Ok(staged)
     })
 }
@@ -267,4 +280,58 @@ pub(crate) fn finish_file(
     context.parts.ended(file.id);
     context.tell(Outcome::File(FileDone { file: file.id.0, fault }));
     context.files.closed(file.id);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::place::tests::transfer_with_journals;
+    use zmove_types::{GROUP_BYTES, Timestamp};
+
+    /// A transfer to a directory of its own, with a file of so many bytes that has been declared.
+    fn declared(bytes: u64) -> (tempfile::TempDir, Context, Arc<LargeFile>) {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::create_dir(home.path().join("target")).unwrap();
+        let context = transfer_with_journals(&home.path().join("target"), Some(home.path().join("journal")));
+        let path = RelPath::from_bytes(b"large").unwrap();
+        let metadata = Metadata::default();
+        let head = FileHead { path, metadata, bytes, ctime: Timestamp::default(), inode: 1 };
+        context.files.declare(FileId(1), head, |_| (None, None)).unwrap();
+        let file = context.files.find(FileId(1)).unwrap().unwrap();
+        (home, context, file)
+    }
+
+    #[track_caller]
+    fn assert_nothing_is_left(home: &tempfile::TempDir, context: Context, file: Arc<LargeFile>) {
+        context.parts.finish();
+        drop((context, file));
+        assert_eq!(std::fs::read_dir(home.path().join("target")).unwrap().count(), 0);
+        let journals = std::fs::read_dir(home.path().join("journal"));
+        assert_eq!(journals.map_or(0, |entries| entries.count()), 0);
+    }
+
+    #[test]
+    fn a_file_that_is_given_up_before_its_first_group_is_written_is_not_begun() {
+        let (home, context, file) = declared(5 * GROUP_BYTES);
+        context.abandon_file(FileId(1));
+        assert!(open_staged(&context, &mut Placer::new(&context), &file).is_err());
+        assert_nothing_is_left(&home, context, file);
+    }
+
+    #[test]
+    fn a_file_that_cannot_get_its_size_leaves_nothing() {
+        // more than any file system takes
+        let (home, context, file) = declared((u64::from(u32::MAX) - 1) * GROUP_BYTES);
+        let (operation, error) = open_staged(&context, &mut Placer::new(&context), &file).unwrap_err();
+        context.fail_file(FileId(1), failure(operation, &error));
+        assert_nothing_is_left(&home, context, file);
+    }
+
+    #[test]
+    fn a_file_of_which_nothing_was_written_leaves_nothing() {
+        let (home, context, file) = declared(5 * GROUP_BYTES);
+        drop(open_staged(&context, &mut Placer::new(&context), &file).unwrap());
+        context.fail_file(FileId(1), (Operation::Write, FaultCode::Os(28)));
+        assert_nothing_is_left(&home, context, file);
+    }
 }
