@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use zmove_disk::TempNames;
 use zmove_transport::{
     ControlError, ControlReader, ControlWriter, Inbox, LaneBreaker, LaneError, LaneSource,
@@ -128,6 +129,7 @@ pub async fn run_session(
         ledger: ReceiverTransfer::default(),
         report: SessionReport::default(),
         offers: 0,
+        judging: JoinSet::new(),
         sessions: config.ending,
         ending: None,
         lost: LostLanes::default(),
@@ -324,6 +326,8 @@ struct Running {
     ledger: ReceiverTransfer,
     report: SessionReport,
     offers: usize,
+    /// Who looks at what is offered.
+    judging: JoinSet<()>,
     sessions: EndingSessions,
     /// From when on a later session to the same target has to wait.
     ending: Option<Ending>,
@@ -400,7 +404,8 @@ impl Running {
             );
         }
         let (context, open) = (Arc::clone(&self.context), self.open.clone());
-        tokio::task::spawn_blocking(move || {
+        while self.judging.try_join_next().is_some() {}
+        self.judging.spawn_blocking(move || {
             let Judgement { verdicts, held, changed } = judge_all(&context, &open, &offer);
             let answer = Answer { offer: offer.offer, verdicts };
             context.tell(Outcome::Answer(held, answer, changed.is_empty()));
@@ -528,8 +533,11 @@ impl Running {
         let crew = self.crew;
         tokio::task::spawn_blocking(move || crew.join()).await.expect("threads of a session do not panic");
         self.mirror.end().await;
-        drop(self.ending);
+        while self.judging.join_next().await.is_some() {}
         let (target, journal_trouble) = (self.open.target, self.context.parts.trouble());
+        // the next session finds its parts and journals free
+        drop(self.context);
+        drop(self.ending);
         ended.map(|()| SessionReport { target, journal_trouble, ..self.report })
     }
 }
