@@ -239,6 +239,15 @@ fn a_torn_journal_tells_what_is_whole() {
 }
 
 #[test]
+fn what_is_compared_by_contents_goes_on_as_well() {
+    let site = Site::daemon();
+    std::fs::write(site.target().join("large"), painted(BYTES, 7)).unwrap();
+    let site = broken_off_at(site);
+    let summary = site.push(&["--json", "--checksum"], site.contents(), "").done().summary();
+    assert!(assert_done(&site, &summary) >= GROUP_BYTES, "{summary}");
+}
+
+#[test]
 fn two_pushes_at_once_do_not_share_a_part() {
     let site = broken_off();
     let pushes = [(); 2].map(|()| site.push_command(&["--json"], &[&site.contents()], "").start());

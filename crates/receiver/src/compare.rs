@@ -40,13 +40,15 @@ pub(crate) fn judge_all(context: &Context, open: &Open, offer: &Offer) -> Judgem
         for file in &group.files {
             let verdict = directory.as_ref().map_or(Verdict::Need, |opened| {
                 match judge(context, open.compare, opened, &group.directory, file) {
-                    Verdict::Need if file.source.is_some() => judgement.look_for_more(
-                        context,
-                        (open.delta, offer.offer),
-                        opened,
-                        &group.directory,
-                        file,
-                    ),
+                    judged @ (Verdict::Need | Verdict::Compare(_)) if file.source.is_some() => judgement
+                        .look_for_more(
+                            context,
+                            (open.delta, offer.offer),
+                            opened,
+                            &group.directory,
+                            file,
+                            judged,
+                        ),
                     verdict => verdict,
                 }
             });
@@ -57,7 +59,7 @@ pub(crate) fn judge_all(context: &Context, open: &Open, offer: &Offer) -> Judgem
 }
 
 impl Judgement {
-    /// A large file is needed: perhaps not all of it.
+    /// A large file is needed, or perhaps: but perhaps not all of it.
     fn look_for_more(
         &mut self,
         context: &Context,
@@ -65,15 +67,19 @@ impl Judgement {
         directory: &Arc<OwnedFd>,
         path: &RelPath,
         file: &OfferedFile,
+        judged: Verdict,
     ) -> Verdict {
         let name = context.target.name(path, &file.name);
         let number = u32::try_from(self.verdicts.len()).expect("offers are bounded");
-        let Ok(final_path) = path.join(name) else { return Verdict::Need };
+        let Ok(final_path) = path.join(name) else { return judged };
         let groups = claim(context, directory, &final_path, file);
         if !groups.is_empty() {
             let runs = runs(&groups);
             self.held.extend(runs.map(|(first, cvs)| Held { offer, file: number, first, cvs, end: false }));
             return Verdict::Resume;
+        }
+        if judged != Verdict::Need {
+            return judged;
         }
         let here = (offer, number);
         let found = delta.then(|| Candidate::find(directory, name, final_path, here, file.bytes)).flatten();
