@@ -123,11 +123,8 @@ impl Parts {
         let Some((mut earlier, same_boot, journalled)) = self.take_earlier(path) else {
             return BTreeMap::new();
         };
-        let reopened = match reopen(directory, &earlier.file.part, direct) {
-            Ok(reopened) => reopened,
-            // it is still told of, for another time
-            Err(_) => return BTreeMap::new(),
-        };
+        // one that cannot be opened now is still told of, for another time
+        let Ok(reopened) = reopen(directory, &earlier.file.part, direct) else { return BTreeMap::new() };
         let Some((staged, changed)) = reopened else {
             self.lock().forget(&earlier);
             return BTreeMap::new();
