@@ -16,52 +16,57 @@ pub struct EndingSessions(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// How many, by the target as it was asked for.
-    targets: Mutex<HashMap<Vec<u8>, usize>>,
+    /// How many, by whose they are and the target as it was asked for.
+    targets: Mutex<HashMap<Place, usize>>,
     changed: Notify,
 }
+
+/// Whose session, and its target.
+type Place = (String, Vec<u8>);
 
 /// A session that is ending; it has ended when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Ending {
     sessions: EndingSessions,
-    target: Vec<u8>,
+    place: Place,
 }
 
-/// How long a session waits for another: that one's threads wait for storage alone.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a session waits for another: that one's threads wait for storage alone, perhaps for a long flush.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 impl EndingSessions {
-    pub(crate) fn begin(&self, target: &[u8]) -> Ending {
-        *self.0.lock().entry(target.to_vec()).or_default() += 1;
-        Ending { sessions: self.clone(), target: target.to_vec() }
+    pub(crate) fn begin(&self, owner: &str, target: &[u8]) -> Ending {
+        let place = (owner.to_owned(), target.to_vec());
+        *self.0.lock().entry(place.clone()).or_default() += 1;
+        Ending { sessions: self.clone(), place }
     }
 
-    /// Waits until no session to `target` is ending.
+    /// Waits until no session of `owner` to `target` is ending.
     ///
     /// # Errors
     /// What the peer is told when that takes too long.
-    pub(crate) async fn wait_for(&self, target: &[u8]) -> Result<(), Refusal> {
+    pub(crate) async fn wait_for(&self, owner: &str, target: &[u8]) -> Result<(), Refusal> {
+        let place = (owner.to_owned(), target.to_vec());
         let ended = async {
             loop {
                 let changed = self.0.changed.notified();
                 tokio::pin!(changed);
                 changed.as_mut().enable();
-                if !self.0.lock().contains_key(target) {
+                if !self.0.lock().contains_key(&place) {
                     return;
                 }
                 changed.await;
             }
         };
         tokio::time::timeout(PATIENCE, ended).await.map_err(|_| {
-            let text = "an earlier transfer to this target has broken and its storage does not answer";
+            let text = "an earlier transfer to this target is still ending: its storage does not answer";
             Refusal { code: RefusalCode::Busy, text: text.to_owned() }
         })
     }
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Vec<u8>, usize>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Place, usize>> {
         self.targets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -69,10 +74,10 @@ impl Shared {
 impl Drop for Ending {
     fn drop(&mut self) {
         let mut targets = self.sessions.0.lock();
-        if let Some(count) = targets.get_mut(&self.target) {
+        if let Some(count) = targets.get_mut(&self.place) {
             *count -= 1;
             if *count == 0 {
-                targets.remove(&self.target);
+                targets.remove(&self.place);
             }
         }
         drop(targets);
@@ -87,11 +92,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_session_waits_for_all_that_end_at_its_target_and_for_no_other() {
         let sessions = EndingSessions::default();
-        let (first, second) = (sessions.begin(b"/a"), sessions.begin(b"/a"));
-        assert_eq!(sessions.wait_for(b"/b").await, Ok(()));
+        let (first, second) = (sessions.begin("me", b"/a"), sessions.begin("me", b"/a"));
+        assert_eq!(sessions.wait_for("me", b"/b").await, Ok(()));
+        assert_eq!(sessions.wait_for("other", b"/a").await, Ok(()));
         let waiting = tokio::spawn({
             let sessions = sessions.clone();
-            async move { sessions.wait_for(b"/a").await }
+            async move { sessions.wait_for("me", b"/a").await }
         });
         tokio::task::yield_now().await;
         drop(first);
@@ -104,8 +110,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn one_that_does_not_end_is_told() {
         let sessions = EndingSessions::default();
-        let _ending = sessions.begin(b"/a");
-        let refusal = sessions.wait_for(b"/a").await.unwrap_err();
+        let _ending = sessions.begin("me", b"/a");
+        let refusal = sessions.wait_for("me", b"/a").await.unwrap_err();
         assert_eq!(refusal.code, RefusalCode::Busy);
     }
 }

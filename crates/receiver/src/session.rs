@@ -92,7 +92,7 @@ pub async fn run_session(
         None => return Err(ControlError::Closed.into()),
     };
     let turn = turns.take(open.run).await;
-    if let Err(refusal) = config.ending.wait_for(&open.target).await {
+    if let Err(refusal) = config.ending.wait_for(&owner, &open.target).await {
         return refuse(&mut writer, inbox, refusal).await;
     }
     if open.purpose == Purpose::Preview {
@@ -105,7 +105,7 @@ pub async fn run_session(
         };
         return preview::run(ways, open, access, stop).await;
     }
-    let (target, parts) = match resolve(open.clone(), access, (transfer, owner), &config).await {
+    let (target, parts) = match resolve(open.clone(), access, (transfer, owner.clone()), &config).await {
         Ok(resolved) => resolved,
         Err(refusal) => return refuse(&mut writer, inbox, refusal).await,
     };
@@ -131,6 +131,7 @@ pub async fn run_session(
         offers: 0,
         judging: JoinSet::new(),
         sessions: config.ending,
+        owner,
         ending: None,
         lost: LostLanes::default(),
         mirror: Mirror::default(),
@@ -329,6 +330,7 @@ struct Running {
     /// Who looks at what is offered.
     judging: JoinSet<()>,
     sessions: EndingSessions,
+    owner: String,
     /// From when on a later session to the same target has to wait.
     ending: Option<Ending>,
     lost: LostLanes,
@@ -479,7 +481,7 @@ impl Running {
         if !self.mirror.is_idle() {
             return Err(WireError::OutOfOrder { what: "the end before all is removed" }.into());
         }
-        self.ending = Some(self.sessions.begin(&self.open.target));
+        self.ending = Some(self.sessions.begin(&self.owner, &self.open.target));
         let context = Arc::clone(&self.context);
         let finishing = Instant::now();
         let finished = tokio::task::spawn_blocking(move || finish::finish(&context)).await;
@@ -516,7 +518,7 @@ impl Running {
     /// Stops everything: after a good end the peer closes first, so that nothing it said is left unread.
     async fn close(mut self, ended: Result<(), SessionError>) -> Result<SessionReport, SessionError> {
         if let Err(error) = &ended {
-            self.ending.get_or_insert_with(|| self.sessions.begin(&self.open.target));
+            self.ending.get_or_insert_with(|| self.sessions.begin(&self.owner, &self.open.target));
             let said = self.say_why(error);
             let _in_time = tokio::time::timeout(CLOSE_TIMEOUT, said).await;
         } else {
