@@ -21,6 +21,7 @@ use crate::store::{Context, Outcome};
 /// # Errors
 /// When the flush fails: nothing may then be promised of any file.
 pub(crate) fn finish(context: &Context) -> io::Result<(Duration, Vec<Outcome>)> {
+    context.parts.drop_overtaken(&context.target.tree);
     let incomplete = |file: Arc<LargeFile>| {
         let fault = Some((Operation::Verify, FaultCode::Incomplete));
         Outcome::File(FileDone { file: file.id.0, fault })

@@ -247,6 +247,23 @@ impl Parts {
         }
     }
 
+    /// Removes parts that nobody goes on with: their file has been put there since, smaller or as part of a batch. To be called
+    /// before directories get their times.
+    pub(crate) fn drop_overtaken(&self, target: &Tree) {
+        let paths: Vec<_> = self.lock().earlier.keys().cloned().collect();
+        for path in paths {
+            let Some((earlier, ..)) = self.take_earlier(&path) else { continue };
+            match overtaken(target, &path, &earlier.file.part) {
+                Some(part) => {
+                    part.discard();
+                    drop(part);
+                    self.lock().forget(&earlier);
+                }
+                None => drop(self.lock().earlier.insert(path, earlier)),
+            }
+        }
+    }
+
     fn take_earlier(&self, path: &RelPath) -> Option<(Earlier, bool, SystemTime)> {
         let mut state = self.lock();
         let earlier = state.earlier.remove(path)?;
@@ -345,6 +362,15 @@ fn reopen(directory: &Arc<OwnedFd>, part: &Part, direct: Direct) -> io::Result<O
     let seconds = u64::try_from(identity.ctime.seconds).unwrap_or(0);
     let changed = SystemTime::UNIX_EPOCH + Duration::new(seconds, identity.ctime.nanos);
     Ok((identity.regular && same_inode).then_some((staged, changed)))
+}
+
+/// The part, if a file stands where it would go that was put there, or changed, after the part was written last.
+fn overtaken(target: &Tree, path: &RelPath, part: &Part) -> Option<Staged> {
+    let directory = target.open_directory(&path.parent()?).ok()?;
+    let there = FileIdentity::at(&directory, &path.file_name()?).ok().filter(|there| there.regular)?;
+    let (staged, _) = reopen(&directory, part, Direct::Off).ok().flatten()?;
+    let written = FileIdentity::of(staged.file()).ok()?.ctime;
+    ((there.ctime.seconds, there.ctime.nanos) > (written.seconds, written.nanos)).then_some(staged)
 }
 
 fn is_there(staged: &Staged, span: GroupSpan, cv: Cv) -> bool {
@@ -575,6 +601,24 @@ mod tests {
         let first = world.parts(2);
         assert_eq!(world.claim(&first, &world.source()), [0, 1]);
         assert!(!world.parts(3).has_earlier());
+    }
+
+    #[test]
+    fn a_part_whose_file_came_in_another_way_goes() {
+        let world = World::new();
+        let target = world.home.path().join("target");
+        std::fs::write(target.join("large"), "old").unwrap();
+        world.break_off(&[0, 1], 0);
+        let parts = world.parts(2);
+        parts.drop_overtaken(&world.tree);
+        assert!(parts.has_earlier(), "what stands there is older");
+        std::fs::remove_file(target.join("large")).unwrap();
+        parts.drop_overtaken(&world.tree);
+        assert!(parts.has_earlier(), "nothing stands there");
+        std::fs::write(target.join("large"), "new").unwrap();
+        parts.drop_overtaken(&world.tree);
+        assert!(!parts.has_earlier());
+        assert_eq!(std::fs::read_dir(target).unwrap().count(), 1);
     }
 
     #[test]
