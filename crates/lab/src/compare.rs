@@ -7,11 +7,12 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 
+use crate::again::{Again, Task};
 use crate::calibrate::{self, Calibration, Effort};
-use crate::datasets::{self, DataSet};
+use crate::datasets;
 use crate::hosts::{Hosts, LinkArgs};
 use crate::peers::{Homes, Tool, ZmoveProgram};
-use crate::race::{self, Run, Track};
+use crate::race::{self, Run, Track, Verdict};
 use crate::report::{self, Entry, Header, Report};
 use crate::session::Session;
 use crate::units::{ByteCount, RoundTrip};
@@ -25,7 +26,7 @@ pub(crate) struct CompareArgs {
     rtt: Vec<RoundTrip>,
     #[command(flatten)]
     link: LinkArgs,
-    /// Data sets: k1, k16, k128, m1, m8, m64, g2, real.
+    /// Data sets: k1, k16, k128, m1, m8, m64, g2, e500k, real.
     #[arg(long, value_delimiter = ',', default_value = "k1,k16,g2")]
     data: Vec<String>,
     /// Directory of the data sets.
@@ -35,6 +36,9 @@ pub(crate) struct CompareArgs {
     /// `zmove:--streams 4` or `zmove:--cipher none`. One that is not installed gets a row that says so.
     #[arg(long, value_delimiter = ',', default_value = "zmove,rsync,rsyncd,tarssh,tarnc")]
     tools: Vec<Tool>,
+    /// Time the same command again, the target being filled already.
+    #[arg(long, value_enum)]
+    again: Option<Again>,
     /// Runs of each tool in each cell.
     #[arg(long, default_value_t = 3)]
     runs: u32,
@@ -63,7 +67,7 @@ pub(crate) struct CompareArgs {
 
 /// Runs the comparison and prints the report.
 pub(crate) fn compare(arguments: &CompareArgs) -> Result<ExitCode> {
-    let sets = prepared_sets(arguments)?;
+    let tasks = tasks(arguments)?;
     let session = Session::open()?;
     let volume = Volume::create(&session, arguments.image)?;
     let tools: Vec<Tool> =
@@ -84,8 +88,8 @@ pub(crate) fn compare(arguments: &CompareArgs) -> Result<ExitCode> {
             volume: &volume,
             timeout: Duration::from_secs(arguments.timeout),
         };
-        for set in &sets {
-            report.entries.extend(race_all(&track, round_trip, set, &tools, arguments.runs)?);
+        for task in &tasks {
+            report.entries.extend(race_all(&track, round_trip, task, &tools, arguments.runs)?);
         }
     }
     if arguments.json {
@@ -96,15 +100,23 @@ pub(crate) fn compare(arguments: &CompareArgs) -> Result<ExitCode> {
     Ok(if report.all_right() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_NOT_ALL_RIGHT) })
 }
 
-fn prepared_sets(arguments: &CompareArgs) -> Result<Vec<DataSet>> {
-    arguments.data.iter().map(|name| datasets::ensure(name, &arguments.dir)).collect()
+fn tasks(arguments: &CompareArgs) -> Result<Vec<Task>> {
+    let sets = arguments.data.iter().map(|name| datasets::ensure(name, &arguments.dir));
+    sets.map(|set| Task::new(set?, arguments.again)).collect()
 }
 
 fn header(arguments: &CompareArgs, tools: &[Tool], homes: &Homes, volume: &Volume) -> Result<Header> {
     let versions = tools.iter().map(|tool| (tool.label.clone(), tool.version(homes))).collect();
+    let before = match arguments.again {
+        None => "each data set copied there once untimed",
+        Some(Again::Unchanged) => "filled by cp -a, and each tool run over it once untimed",
+        Some(Again::Changed) => {
+            "filled by cp -a before each run with what the source was before some bytes changed"
+        }
+    };
     let target = format!(
-        "{} image on tmpfs: memory, not a disk, and in no tool's MiB; written once before, each data set copied there \
-         once untimed; each run begins on an idle machine",
+        "{} image on tmpfs: memory, not a disk, and in no tool's MiB; written once before, {before}; \
+         each run begins on an idle machine",
         volume.kind()
     );
     Header::collect(&arguments.link, target, versions)
@@ -119,11 +131,11 @@ fn calibration(session: &Session, hosts: &Hosts, round_trip: RoundTrip) -> Resul
 fn race_all(
     track: &Track<'_>,
     round_trip: RoundTrip,
-    set: &DataSet,
+    task: &Task,
     tools: &[Tool],
     runs: u32,
 ) -> Result<Vec<Entry>> {
-    track.volume.warm(&set.root)?;
+    task.prepare(track.volume)?;
     let mut entries = Vec::new();
     for number in 1..=runs {
         for tool in tools {
@@ -131,17 +143,30 @@ fn race_all(
             if missing.is_some() && number > 1 {
                 continue;
             }
-            // a kernel that reclaims what has not been used lately (DAMON) does so between two runs
-            datasets::warm(set)?;
             let run = missing.unwrap_or_else(|| {
-                race::run(track, tool, &set.root).unwrap_or_else(|error| Run::not_started(&error))
+                race_once(track, task, tool, number).unwrap_or_else(|error| Run::not_started(&error))
             });
-            let entry = Entry::new(round_trip, set, tool, run).numbered(number);
+            let entry = Entry::new(round_trip, &task.source, tool, run).numbered(number);
             eprintln!("zmove-lab: {}", report::line(&entry));
             entries.push(entry);
         }
     }
     Ok(entries)
+}
+
+/// One run that counts, and what has to come before it.
+fn race_once(track: &Track<'_>, task: &Task, tool: &Tool, number: u32) -> Result<Run> {
+    let source = &task.source;
+    if number == 1 && task.has_untimed_run() {
+        let untimed = race::run_into(track, tool, &source.root, &task.target(track.volume)?)?;
+        if untimed.verdict != Verdict::Right {
+            return Ok(untimed);
+        }
+    }
+    let target = task.target(track.volume)?;
+    // a kernel that reclaims what has not been used lately (DAMON) does so between two runs
+    datasets::warm(source)?;
+    race::run_into(track, tool, &source.root, &target)
 }
 
 const EXIT_NOT_ALL_RIGHT: u8 = 2;

@@ -4,6 +4,7 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -45,6 +46,51 @@ pub(crate) fn ensure(name: &str, directory: &Path) -> Result<DataSet> {
     let root = set.root.clone();
     count(&root, &mut set)?;
     Ok(set)
+}
+
+/// A copy of `set`, named `g2.changed` beside `g2`, in which bytes of one in a hundred groups of the large files differ, and the
+/// files' times; made if it is not there.
+pub(crate) fn ensure_changed(set: &DataSet) -> Result<DataSet> {
+    let name = format!("{}.changed", set.name);
+    let directory = set.root.parent().context("a data set has a parent directory")?;
+    let root = directory.join(&name);
+    let marker = directory.join(format!("{name}.complete"));
+    if !marker.exists() {
+        eprintln!("zmove-lab: making data set {name} in {}", directory.display());
+        if root.exists() {
+            fs::remove_dir_all(&root).with_context(|| format!("failed to remove {}", root.display()))?;
+        }
+        let (from, to) = (set.root.to_str(), root.to_str());
+        run::output("cp", &["-a", from.context(NOT_UTF8)?, to.context(NOT_UTF8)?])?;
+        visit(&root, &mut |path, bytes| {
+            change(path, bytes).with_context(|| format!("failed to change {}", path.display()))
+        })?;
+        File::create(&marker).with_context(|| format!("failed to create {}", marker.display()))?;
+    }
+    Ok(DataSet { name, root, ..set.clone() })
+}
+
+/// Writes other bytes into some of the file's groups.
+fn change(path: &Path, bytes: u64) -> Result<()> {
+    let file = File::options().read(true).write(true).open(path)?;
+    let mut piece = [0; CHANGED_BYTES];
+    for offset in changed_places(bytes) {
+        file.read_exact_at(&mut piece, offset)?;
+        for byte in &mut piece {
+            *byte = !*byte;
+        }
+        file.write_all_at(&piece, offset)?;
+    }
+    Ok(())
+}
+
+/// Where a file of this size is changed: within one in a hundred of its groups, spread over it.
+fn changed_places(bytes: u64) -> Vec<u64> {
+    let groups = bytes / GROUP_BYTES;
+    let changed = groups / 100;
+    (0..changed)
+        .map(|number| (number * 2 + 1) * groups / (changed * 2) * GROUP_BYTES + GROUP_BYTES / 3)
+        .collect()
 }
 
 /// Reads every file once, so that the page cache holds the set as far as memory goes.
@@ -125,12 +171,12 @@ fn copy_toolchain(root: &Path) -> Result<()> {
     let sysroot = run::output("rustc", &["--print", "sysroot"])?;
     let parent = root.parent().context("a data set has a parent directory")?;
     fs::create_dir_all(parent)?;
-    let target = root.to_str().context("the data directory is not UTF-8")?;
+    let target = root.to_str().context(NOT_UTF8)?;
     run::output("cp", &["-a", "--reflink=never", sysroot.trim(), target])?;
     Ok(())
 }
 
-const RECIPES: [Recipe; 7] = [
+const RECIPES: [Recipe; 8] = [
     Recipe { name: "k1", files: 50_000, file_bytes: 1 << 10 },
     Recipe { name: "k16", files: 20_000, file_bytes: 16 << 10 },
     Recipe { name: "k128", files: 6_000, file_bytes: 128 << 10 },
@@ -138,8 +184,13 @@ const RECIPES: [Recipe; 7] = [
     Recipe { name: "m8", files: 8, file_bytes: 8 << 20 },
     Recipe { name: "m64", files: 32, file_bytes: 64 << 20 },
     Recipe { name: "g2", files: 1, file_bytes: 2 << 30 },
+    Recipe { name: "e500k", files: 500_000, file_bytes: 16 },
 ];
 const REAL: &str = "real";
+const NOT_UTF8: &str = "the data directory is not UTF-8";
+/// What zmove splits large files into.
+const GROUP_BYTES: u64 = 4 << 20;
+const CHANGED_BYTES: usize = 1_000;
 const SEED: &str = "zmove-lab data sets, version 1";
 const FILES_PER_DIRECTORY: u64 = 1_000;
 const BLOCK_BYTES: usize = 1 << 20;
@@ -158,6 +209,33 @@ mod tests {
         let first_time = fs::read(place.path().join("a").join(last)).unwrap();
         assert_eq!(first_time.len(), 3);
         assert_eq!(first_time, fs::read(place.path().join("b").join(last)).unwrap());
+    }
+
+    #[test]
+    fn one_in_a_hundred_groups_is_changed_and_they_are_spread() {
+        let places = changed_places(2 << 30);
+        let groups: Vec<u64> = places.iter().map(|place| place / GROUP_BYTES).collect();
+        assert_eq!(groups, [51, 153, 256, 358, 460]);
+        assert!(changed_places(99 * GROUP_BYTES).is_empty());
+    }
+
+    #[test]
+    fn a_changed_set_differs_in_some_bytes_and_keeps_its_sizes() {
+        let place = tempfile::tempdir().unwrap();
+        let root = place.path().join("test");
+        fs::create_dir(&root).unwrap();
+        let file = File::create(root.join("f")).unwrap();
+        file.set_len(200 * GROUP_BYTES).unwrap();
+        let set = DataSet { name: "test".to_owned(), root, files: 1, bytes: 200 * GROUP_BYTES };
+        let changed = ensure_changed(&set).unwrap();
+        assert_eq!(changed.root, place.path().join("test.changed"));
+        let after = File::open(changed.root.join("f")).unwrap();
+        assert_eq!(after.metadata().unwrap().len(), set.bytes);
+        let mut piece = [0; CHANGED_BYTES];
+        for offset in changed_places(set.bytes) {
+            after.read_exact_at(&mut piece, offset).unwrap();
+            assert_eq!(piece, [0xFF; CHANGED_BYTES]);
+        }
     }
 
     #[test]

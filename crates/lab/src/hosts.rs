@@ -109,6 +109,16 @@ impl Hosts {
         Ok(hosts)
     }
 
+    /// What both hosts have sent to each other so far, by the account of the source's device. The headers of a segment that
+    /// is cut into packets behind it count once.
+    pub(crate) fn carried_bytes(&self) -> Result<u64> {
+        let list = "/proc/thread-self/net/dev";
+        let text = inside::on_host(&self.source, || {
+            fs::read_to_string(list).with_context(|| format!("failed to read {list}"))
+        })?;
+        text.lines().find_map(device_bytes).with_context(|| format!("{list} has no {DEVICE}"))
+    }
+
     fn join_by_tun(&mut self, link: &LinkArgs, round_trip: RoundTrip) -> Result<()> {
         let segments = if link.loss.0 > 0.0 { Segments::Cut } else { Segments::Whole };
         let source = inside::on_host(&self.source, || tun::open(DEVICE, segments))?;
@@ -163,6 +173,13 @@ impl Drop for Hosts {
     }
 }
 
+/// Bytes received and sent, of the line about the device that leads to the other host.
+fn device_bytes(line: &str) -> Option<u64> {
+    let counts = line.trim_start().strip_prefix(DEVICE)?.strip_prefix(':')?;
+    let counts: Vec<u64> = counts.split_whitespace().map_while(|count| count.parse().ok()).collect();
+    Some(counts.first()? + counts.get(SENT_BYTES_COLUMN)?)
+}
+
 /// Sets what a namespace does not inherit; runs on a thread inside it.
 fn tune(congestion: &str) -> Result<()> {
     let settings = [
@@ -200,6 +217,8 @@ fn has_netem(namespace: &str) -> bool {
 pub(crate) const SOURCE_ADDRESS: &str = "10.99.0.1";
 pub(crate) const TARGET_ADDRESS: &str = "10.99.0.2";
 const DEVICE: &str = "zl0";
+/// In `/proc/net/dev`, behind eight columns about what has been received.
+const SENT_BYTES_COLUMN: usize = 8;
 /// IPv4, TCP and its timestamps.
 const TCP_HEADERS_BYTES: u32 = 20 + 20 + 12;
 const QUEUE_BYTES_FLOOR: u64 = 256 * 1024;
@@ -216,6 +235,14 @@ mod tests {
     struct Typed {
         #[command(flatten)]
         link: LinkArgs,
+    }
+
+    #[test]
+    fn both_directions_of_the_device_count() {
+        let line = "   zl0:  100  2 0 0 0 0 0 0  3000  4 0 0 0 0 0 0";
+        assert_eq!(device_bytes(line), Some(3_100));
+        assert_eq!(device_bytes(&line.replace("zl0", "lo")), None);
+        assert_eq!(device_bytes("   zl0:  100  2"), None);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! `zmove-lab`: measures zmove and its peers between two hosts that are network namespaces joined by an emulated path.
 //!
-//! Runs as root on Linux, but for `torture`, which needs no hosts. Everything it makes (namespaces, mounts, processes) carries its process number and ends with it.
+//! Runs as root on Linux, but for `torture`, `kills` and `half`, which need no hosts. Everything it makes (namespaces, mounts, processes) carries its process number and ends with it.
 
+mod again;
 mod calibrate;
 mod compare;
 mod datasets;
@@ -10,6 +11,7 @@ mod first_byte;
 mod groups;
 mod hosts;
 mod inside;
+mod kills;
 mod path;
 mod peers;
 mod race;
@@ -38,6 +40,7 @@ use crate::compare::CompareArgs;
 use crate::groups::Group;
 use crate::hosts::{Hosts, LinkArgs};
 use crate::inside::InsideArgs;
+use crate::kills::{HalfArgs, KillsArgs};
 use crate::session::Session;
 use crate::torture::TortureArgs;
 use crate::units::RoundTrip;
@@ -65,6 +68,10 @@ enum Task {
     Verdicts(VerdictsArgs),
     /// Kills, cuts and confuses transfers at random, and asks whether the same command finishes them.
     Torture(TortureArgs),
+    /// Kills transfers at random moments, and says what the same command then moves beyond what was missing.
+    Kills(KillsArgs),
+    /// Kills the transfer of one large file half-way, and says what the other half takes.
+    Half(HalfArgs),
     /// Clears up behind labs that were killed.
     Clean,
     #[command(hide = true)]
@@ -102,7 +109,7 @@ struct CalibrateArgs {
 
 #[derive(Args, Debug)]
 struct DataArgs {
-    /// Data sets: k1, k16, k128, m1, m8, m64, g2, real.
+    /// Data sets: k1, k16, k128, m1, m8, m64, g2, e500k, real.
     #[arg(required = true)]
     names: Vec<String>,
     /// Directory to make them in.
@@ -118,6 +125,8 @@ fn main() -> ExitCode {
         Task::Compare(arguments) => compare::compare(&arguments),
         Task::Verdicts(arguments) => verdicts::verdicts(&arguments),
         Task::Torture(arguments) => torture::torture(&arguments),
+        Task::Kills(arguments) => kills::kills(&arguments),
+        Task::Half(arguments) => kills::half(&arguments),
         Task::Clean => run_clean(),
         Task::Inside(arguments) => inside::become_program(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Janitor { id } => session::janitor(&id).map(|()| ExitCode::SUCCESS),

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::Serialize;
 
@@ -53,6 +54,8 @@ pub(crate) struct Run {
     pub(crate) verdict: Verdict,
     pub(crate) seconds: f64,
     pub(crate) first_byte_seconds: Option<f64>,
+    /// What both hosts have sent to each other until the client ended.
+    pub(crate) wire_bytes: u64,
     pub(crate) source: Usage,
     pub(crate) target: Usage,
 }
@@ -70,7 +73,7 @@ impl Run {
 
     fn without_figures(verdict: Verdict) -> Self {
         let (source, target) = (Usage::default(), Usage::default());
-        Self { verdict, seconds: 0.0, first_byte_seconds: None, source, target }
+        Self { verdict, seconds: 0.0, first_byte_seconds: None, wire_bytes: 0, source, target }
     }
 }
 
@@ -128,7 +131,11 @@ fn processor_ticks() -> Result<(u64, u64)> {
 
 /// Copies `source` with `tool` into a fresh directory.
 pub(crate) fn run(track: &Track<'_>, tool: &Tool, source: &Path) -> Result<Run> {
-    let target = track.volume.fresh_directory()?;
+    run_into(track, tool, source, &track.volume.fresh_directory()?)
+}
+
+/// Copies `source` with `tool` into `target`, the run's directory of the volume, whatever that holds.
+pub(crate) fn run_into(track: &Track<'_>, tool: &Tool, source: &Path, target: &Path) -> Result<Run> {
     let source_group = Group::create(track.session.id(), "source")?;
     let target_group = Group::create(track.session.id(), "target")?;
     let stage = Stage {
@@ -137,7 +144,7 @@ pub(crate) fn run(track: &Track<'_>, tool: &Tool, source: &Path) -> Result<Run> 
         source_group: &source_group,
         target_group: &target_group,
         source,
-        target: &target,
+        target,
     };
     let log = |name: &str| track.session.directory().join(name);
     let mut servers = Vec::new();
@@ -157,7 +164,7 @@ pub(crate) fn run(track: &Track<'_>, tool: &Tool, source: &Path) -> Result<Run> 
     run.source.cpu_seconds = (source_group.cpu_time()? - before.0).as_secs_f64();
     run.target.cpu_seconds = (target_group.cpu_time()? - before.1).as_secs_f64();
     if run.verdict == Verdict::Right
-        && let Some(difference) = trees::difference(source, &target)?
+        && let Some(difference) = trees::difference(source, target)?
     {
         run.verdict = Verdict::Wrong(difference);
     }
@@ -174,15 +181,17 @@ fn timed(track: &Track<'_>, tool: &Tool, stage: &Stage<'_>, server: &mut Child, 
         let (stopped_watching, stop_watching) = std::io::pipe().context("failed to make a pipe")?;
         let peaks = scope.spawn(move || watch_memory(stage, &stopped));
         let first = scope.spawn(move || watch.wait(&stopped_watching));
+        let carried_before = track.hosts.carried_bytes()?;
         let start = Instant::now();
         let status = copy(track, &mut command, stage, tool.server_ends().then_some(server))?;
         track.volume.sync()?;
         let seconds = start.elapsed().as_secs_f64();
+        let wire_bytes = track.hosts.carried_bytes()? - carried_before;
         drop((stop, stop_watching));
         let (source, target) = peaks.join().map_err(|_| anyhow::anyhow!("the memory thread panicked"))?;
         let first = first.join().map_err(|_| anyhow::anyhow!("the watching thread panicked"))?;
         let first_byte_seconds = first.map(|first| (first - start).as_secs_f64());
-        Ok(Run { verdict: verdict(status, log), seconds, first_byte_seconds, source, target })
+        Ok(Run { verdict: verdict(status, log), seconds, first_byte_seconds, wire_bytes, source, target })
     })
 }
 
@@ -226,11 +235,18 @@ fn verdict(status: Option<ExitStatus>, log: &Path) -> Verdict {
 pub(crate) fn wait_until(child: &mut Child, deadline: Instant) -> Result<Option<ExitStatus>> {
     let process = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("a process has a number")?;
     let handle = pidfd_open(process, PidfdFlags::empty()).context("failed to open the process")?;
+    if !ends_by(&handle, deadline)? {
+        return Ok(None);
+    }
+    child.wait().map(Some).context("failed to wait for a process")
+}
+
+/// Whether the process ends by then. Its parent has still to take note of it, and `/proc` tells of it until then.
+pub(crate) fn ends_by(process: &OwnedFd, deadline: Instant) -> Result<bool> {
     loop {
         let left = Timespec::try_from(deadline.saturating_duration_since(Instant::now()))?;
-        match poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&left)) {
-            Ok(0) => return Ok(None),
-            Ok(_) => return child.wait().map(Some).context("failed to wait for a process"),
+        match poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&left)) {
+            Ok(ended) => return Ok(ended > 0),
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error).context("failed to wait for a process"),
         }

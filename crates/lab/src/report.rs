@@ -134,6 +134,8 @@ struct Cell {
     cpu_seconds_per_gibibyte: Option<f64>,
     source_peak_mebibytes: Option<f64>,
     target_peak_mebibytes: Option<f64>,
+    /// Both ways.
+    wire_mebibytes: Option<f64>,
     times_rsync: Option<f64>,
     times_zmove: Option<f64>,
 }
@@ -170,6 +172,7 @@ impl Cell {
             }),
             source_peak_mebibytes: middle(&|run| run.source.peak_bytes as f64 / MEBIBYTE),
             target_peak_mebibytes: middle(&|run| run.target.peak_bytes as f64 / MEBIBYTE),
+            wire_mebibytes: middle(&|run| run.wire_bytes as f64 / MEBIBYTE),
             times_rsync: None,
             times_zmove: None,
         }
@@ -196,6 +199,7 @@ impl Cell {
             shown(self.cpu_seconds_per_gibibyte, 2),
             shown(self.source_peak_mebibytes, 0),
             shown(self.target_peak_mebibytes, 0),
+            shown(self.wire_mebibytes, 1),
             shown(self.times_rsync, 2),
             shown(self.times_zmove, 2),
         ]
@@ -307,7 +311,7 @@ pub(crate) fn line(entry: &Entry) -> String {
     )
 }
 
-const HEADINGS: [&str; 13] = [
+const HEADINGS: [&str; 14] = [
     "tool",
     "right",
     "median s",
@@ -319,6 +323,7 @@ const HEADINGS: [&str; 13] = [
     "CPU-s/GiB",
     "src MiB",
     "dst MiB",
+    "wire MiB",
     "÷rsync",
     "÷zmove",
 ];
@@ -352,7 +357,8 @@ mod tests {
 
     fn right(seconds: f64) -> Run {
         let usage = Usage { cpu_seconds: 1.0, peak_bytes: 0 };
-        Run { verdict: Verdict::Right, seconds, first_byte_seconds: None, source: usage, target: usage }
+        let (source, target) = (usage, usage);
+        Run { verdict: Verdict::Right, seconds, first_byte_seconds: None, wire_bytes: 0, source, target }
     }
 
     #[test]

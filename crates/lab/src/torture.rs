@@ -5,13 +5,13 @@
 //! **Invariant:** all that a round starts ends with it, and a round that went well leaves nothing.
 
 mod attempt;
-mod dice;
+pub(crate) mod dice;
 mod events;
 mod names;
 mod old;
 mod options;
 mod plant;
-mod programs;
+pub(crate) mod programs;
 mod relay;
 mod round;
 mod same;

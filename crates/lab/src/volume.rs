@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use rustix::fs::syncfs;
 
+use crate::peers::RUN_DIRECTORY;
 use crate::run;
 use crate::session::Session;
 use crate::units::ByteCount;
@@ -44,9 +45,14 @@ impl Volume {
         &self.root
     }
 
+    /// The directory that a run copies into.
+    pub(crate) fn run_directory(&self) -> PathBuf {
+        self.root.join(RUN_DIRECTORY)
+    }
+
     /// An empty directory for one run; what an earlier run left is removed and synced.
     pub(crate) fn fresh_directory(&self) -> Result<PathBuf> {
-        let path = self.root.join("run");
+        let path = self.run_directory();
         if path.exists() {
             fs::remove_dir_all(&path).with_context(|| format!("failed to remove {}", path.display()))?;
         }
@@ -58,10 +64,16 @@ impl Volume {
     /// Copies `source` here and removes it again, so that the first tool does not pay for memory that the kernel has never
     /// touched.
     pub(crate) fn warm(&self, source: &Path) -> Result<()> {
+        self.filled_directory(source)?;
+        self.fresh_directory().map(drop)
+    }
+
+    /// A directory for one run that holds a copy of what is in `source`.
+    pub(crate) fn filled_directory(&self, source: &Path) -> Result<PathBuf> {
         let path = self.fresh_directory()?;
         run::line(&format!("cp -a {}/. {}", source.display(), path.display()))?;
         self.sync()?;
-        self.fresh_directory().map(drop)
+        Ok(path)
     }
 
     /// Waits until everything written is on the image.

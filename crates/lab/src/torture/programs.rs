@@ -61,7 +61,8 @@ impl Place {
         Ok(place)
     }
 
-    fn command(&self, home: &str) -> Command {
+    /// `zmove` with the keys of a side.
+    pub(crate) fn command(&self, home: &str) -> Command {
         let mut command = Command::new(&self.zmove);
         command.env("ZMOVE_HOME", self.directory.join(home)).stdin(Stdio::null());
         command
@@ -127,7 +128,7 @@ impl Daemon {
 }
 
 impl Running {
-    fn start(command: &mut Command) -> Result<Self> {
+    pub(crate) fn start(command: &mut Command) -> Result<Self> {
         let child = command.spawn().context("failed to start zmove")?;
         let id = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("a process has a number")?;
         let handle = pidfd_open(id, PidfdFlags::empty()).context("failed to open the process")?;
@@ -147,6 +148,16 @@ impl Running {
     /// Waits until it has ended, so long at most.
     pub(crate) fn wait(&mut self, patience: Duration) -> Result<Option<ExitStatus>> {
         race::wait_until(&mut self.child, Instant::now() + patience)
+    }
+
+    /// The number of the process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether it ends within that time; `/proc` tells of it until [`Running::wait`].
+    pub(crate) fn ends(&self, patience: Duration) -> Result<bool> {
+        race::ends_by(&self.handle, Instant::now() + patience)
     }
 
     /// What becomes readable when it ends.
@@ -186,6 +197,7 @@ fn append(log: &Path) -> Result<File> {
     open.with_context(|| format!("failed to open {}", log.display()))
 }
 
-const SENDER_HOME: &str = "sender";
-const RECEIVER_HOME: &str = "receiver";
+/// Where a side has its keys.
+pub(crate) const SENDER_HOME: &str = "sender";
+pub(crate) const RECEIVER_HOME: &str = "receiver";
 const PORTS_TRIED_MAX: usize = 50;

@@ -1,0 +1,78 @@
+//! `kills` and `half`: what the same command moves, and how long it takes, after a side was killed.
+//!
+//! All of it on loopback, with a daemon of its own. `torture` asks whether what comes out is right; this asks for the price.
+
+mod counted;
+mod half;
+mod one;
+mod tally;
+mod yard;
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+use self::one::Bench;
+use self::tally::Tally;
+use crate::datasets;
+use crate::peers::zmove_binary;
+use crate::torture::dice::Dice;
+
+pub(crate) use self::half::{HalfArgs, half};
+
+/// How often, of what, and where.
+#[derive(Args, Debug)]
+pub(crate) struct KillsArgs {
+    /// Transfers to kill; every second one at the receiver.
+    #[arg(long, default_value_t = 100)]
+    runs: u64,
+    /// Decides the moments. Default: 1.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Data set.
+    #[arg(long, default_value = "g2")]
+    data: String,
+    /// Rate of each push, as `zmove push --limit` takes it; so long that there is a middle to be killed in.
+    #[arg(long, default_value = "10Gbit")]
+    limit: String,
+    /// Directory of the data sets, in which the targets lie as well.
+    #[arg(long, default_value = datasets::DEFAULT_DIRECTORY)]
+    dir: PathBuf,
+    /// Directory for the targets. Default: that of the data sets.
+    #[arg(long)]
+    target_dir: Option<PathBuf>,
+    /// The zmove binary. Default: as for `compare`.
+    #[arg(long)]
+    zmove: Option<PathBuf>,
+}
+
+/// Kills transfers, lets the same command finish them, and prints what that moved.
+pub(crate) fn kills(arguments: &KillsArgs) -> Result<ExitCode> {
+    let set = datasets::ensure(&arguments.data, &arguments.dir)?;
+    let zmove = zmove_binary(arguments.zmove.as_deref())?;
+    let place = new_place(arguments.target_dir.as_ref().unwrap_or(&arguments.dir))?;
+    let mut dice = Dice::new(arguments.seed);
+    let options = [format!("--limit={}", arguments.limit)];
+    let mut bench = Bench::set_up(&zmove, &place, &set, &options, &mut dice)?;
+    println!("a whole push takes {:.2} s", bench.whole().as_secs_f64());
+    let mut tally = Tally::default();
+    for number in 1..=arguments.runs {
+        let killed = bench.kill_one(number, &mut dice)?;
+        println!("run {number}: {killed}");
+        tally.add(killed);
+    }
+    drop(bench);
+    fs::remove_dir_all(&place).with_context(|| format!("failed to remove {}", place.display()))?;
+    println!("seed {}: {tally}", arguments.seed);
+    Ok(if tally.all_right() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// A directory that nobody else uses; it stays where something goes wrong.
+fn new_place(parent: &std::path::Path) -> Result<PathBuf> {
+    let place = parent.join(format!("zmove-kills-{}", std::process::id()));
+    fs::create_dir_all(&place).with_context(|| format!("failed to create {}", place.display()))?;
+    Ok(place)
+}
