@@ -63,14 +63,14 @@ impl DataFile {
         Self { cached: Arc::new(file), direct }
     }
 
-    /// A file that has its final size already and will be written.
+    /// A file that has its final size already and will be written, and of which what it holds may be read.
     ///
     /// # Errors
     /// What the system says.
     pub fn for_writing(file: File, direct: Direct) -> io::Result<Self> {
         let bytes = file.metadata()?.len();
         let pays = write_pays(&file, bytes, direct);
-        let direct = pays.then(|| DirectFile::open(&file, OFlags::WRONLY, false)).flatten();
+        let direct = pays.then(|| DirectFile::open(&file, OFlags::RDWR, false)).flatten();
         Ok(Self { cached: Arc::new(file), direct })
     }
 
@@ -268,6 +268,20 @@ mod tests {
         assert_eq!((*buffer).to_vec(), [7; 9_000]);
         assert_eq!(shown, 9_000);
         assert!(data.direct.unwrap().refused.into_inner());
+    }
+
+    /// A descriptor that can only be written would send each read through the page cache, where none of it is.
+    #[test]
+    fn what_a_file_to_be_written_holds_is_read_past_the_page_cache() {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&[7; 100_000], 0).unwrap();
+        file.sync_all().unwrap();
+        let data = DataFile::for_writing(file, Direct::On).unwrap();
+        let mut buffer = BufferPool::new(100_000, 1).take().unwrap();
+        let Some((direct, _padded)) = data.direct_read(0, 90_000, &mut buffer) else {
+            return eprintln!("skipped: no O_DIRECT in the directory for temporary files");
+        };
+        assert!(rustix::fs::fcntl_getfl(direct).unwrap().contains(OFlags::RDWR));
     }
 
     #[test]
