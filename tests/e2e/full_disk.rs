@@ -75,6 +75,11 @@ fn a_disk_that_is_read_only(site: &Site) {
 
 #[test]
 fn a_quota() {
+    // a kernel is built with quotas or not, whatever is installed: no failure in the lab
+    if !std::path::Path::new("/proc/fs/xfs/xqm").exists() {
+        eprintln!("skipped: this kernel has no quotas on XFS");
+        return;
+    }
     let Some(site) = Site::within(|target| Namespace::with_image(target, &XFS_WITH_QUOTA)) else { return };
     paint_all(&site);
     let target = site.path("target");
