@@ -335,7 +335,7 @@ impl Running {
             vanished: count(&shared.counters.vanished),
             resent: resent + count(&shared.counters.resent),
             repeated: repeated + count(&shared.counters.repeated),
-            reconnects: run.answered().saturating_sub(1),
+            reconnects: run.reconnects(),
             lanes: lanes.max(run.earlier.lanes),
             elapsed,
             judged,

@@ -23,6 +23,8 @@ pub struct Run {
     /// Of the first session.
     id: Option<TransferId>,
     pub(crate) heard: Heard,
+    /// Sessions in which the receiver has given leave.
+    begun: u64,
     /// Sessions in which the receiver has answered.
     answered: u64,
     pub(crate) earlier: Earlier,
@@ -89,6 +91,7 @@ impl Run {
             cpu_started: cpu_time(),
             id: None,
             heard: Heard::Nothing,
+            begun: 0,
             answered: 0,
             earlier: Earlier::default(),
             book: Book { manifest, ..Book::default() },
@@ -107,6 +110,11 @@ impl Run {
         self.answered
     }
 
+    /// How often it went on after its connections were lost.
+    pub(crate) fn reconnects(&self) -> u64 {
+        self.begun.saturating_sub(1)
+    }
+
     /// What tells the receiver which run this `transfer` belongs to.
     pub(crate) fn id(&mut self, transfer: TransferId) -> [u8; 16] {
         self.id.get_or_insert(transfer).0
@@ -119,6 +127,7 @@ impl Run {
     /// A session has come so far.
     pub(crate) fn note(&mut self, heard: Heard) {
         self.heard = self.heard.max(heard);
+        self.begun += u64::from(heard >= Heard::Leave);
         self.answered += u64::from(heard == Heard::Answer);
     }
 }
@@ -262,5 +271,6 @@ mod tests {
             run.note(heard);
         }
         assert_eq!((run.was_up(), run.answered()), (true, 2));
+        assert_eq!(run.reconnects(), 2, "also after a session in which nothing more was said");
     }
 }
