@@ -196,6 +196,11 @@ impl Request {
         Self { op, next: 0, landed }
     }
 
+    /// Whether all parts have been given.
+    pub(crate) fn is_spent(&self) -> bool {
+        self.next >= self.op.parts()
+    }
+
     /// The next part, or `None` when all have been given.
     pub(crate) fn part(&mut self) -> Option<Part> {
         let index = self.next;
@@ -275,10 +280,12 @@ pub(crate) mod tests {
     #[test]
     fn parts_cover_the_span_once() {
         let (mut request, _landed) = request(100);
+        assert!(!request.is_spent());
         let parts: Vec<_> = std::iter::from_fn(|| request.part()).collect();
         let places: Vec<_> =
             parts.iter().map(|part| (part.op.part_start(part.index), part.op.part_len(part.index))).collect();
         assert_eq!(places, [(0, 40), (40, 40), (80, 20)]);
+        assert!(request.is_spent());
     }
 
     #[test]

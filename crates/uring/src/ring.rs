@@ -197,11 +197,12 @@ impl Driver {
     /// The next part of what was asked for; closes when nobody can ask any more.
     fn next_part(&mut self) -> Option<Part> {
         loop {
-            if let Some(part) = self.backlog.as_mut().and_then(Request::part) {
-                return Some(part);
+            let part = self.backlog.as_mut().and_then(Request::part);
+            // given out: the request must not hold its operation any longer than its parts do, also while no slot is free
+            self.backlog.take_if(|request| request.is_spent());
+            if part.is_some() {
+                return part;
             }
-            // given out: the request must not hold its operation any longer than its parts do
-            self.backlog = None;
             match self.requests.try_recv() {
                 Ok(request) => self.backlog = Some(request),
                 Err(TryRecvError::Empty) => return None,
