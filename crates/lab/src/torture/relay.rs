@@ -371,8 +371,12 @@ mod tests {
             sender.write_all(b"a").unwrap();
             assert_eq!(read(&mut receiver, 1), b"a");
             relay.cut_one(&mut Dice::new(1), how);
-            assert_eq!(receiver.read(&mut [0]).map_err(|error| error.kind()).err(), told);
             assert_eq!(sender.read(&mut [0]).map_err(|error| error.kind()).err(), told);
+            // its end may have been handed on before the reset
+            assert!(matches!(
+                receiver.read(&mut [0]).map_err(|error| error.kind()),
+                Ok(0) | Err(ErrorKind::ConnectionReset)
+            ));
         }
     }
 }
