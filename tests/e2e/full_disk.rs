@@ -4,17 +4,17 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use zmove_types::GROUP_BYTES;
 
 use crate::command::Outcome;
-use crate::harness::{Site, both_ways_within, skip};
+use crate::harness::{Site, both_ways_within, has_program, skip};
 use crate::namespace::{Image, Namespace};
 use crate::tree::{assert_part_of, assert_same, names, paint, picture};
 
 const EXT4: Image = Image { bytes: 64 << 20, make: "mkfs.ext4 -q -F", options: "loop" };
-const XFS_WITH_QUOTA: Image = Image { bytes: 320 << 20, make: "mkfs.xfs -q -f", options: "loop,prjquota" };
+const BTRFS: Image = Image { bytes: 320 << 20, make: "mkfs.btrfs -q -f", options: "loop" };
 const LARGE: u64 = 2 * GROUP_BYTES + 5;
 
 fn paint_all(site: &Site) {
@@ -75,27 +75,24 @@ fn a_disk_that_is_read_only(site: &Site) {
 
 #[test]
 fn a_quota() {
-    // a kernel is built with quotas or not, whatever is installed: no failure in the lab
-    if !std::path::Path::new("/proc/fs/xfs/xqm").exists() {
-        eprintln!("skipped: this kernel has no quotas on XFS");
-        return;
+    if !has_program("btrfs") {
+        return skip("quotas need btrfs");
     }
-    let Some(site) = Site::within(|target| Namespace::with_image(target, &XFS_WITH_QUOTA)) else { return };
+    let Some(site) = Site::within(|target| Namespace::with_image(target, &BTRFS)) else { return };
     paint_all(&site);
-    let target = site.path("target");
-    let quota = |command: &str| {
-        let words = ["xfs_quota", "-x", "-c", command].map(OsStr::new);
-        site.namespace().run(&[&words[..], &[target.as_os_str()]].concat())
+    let (place, target) = (site.path("target"), site.path("target").join("in"));
+    let btrfs = |words: &str, path: &Path| {
+        let words = words.split(' ').map(OsStr::new);
+        let command: Vec<_> = [OsStr::new("btrfs")].into_iter().chain(words).collect();
+        assert!(site.namespace().run(&[&command[..], &[path.as_os_str()]].concat()), "{command:?}");
     };
-    std::fs::create_dir(site.target().join("in")).unwrap();
-    let project = format!("project -s -p {} 7", target.join("in").display());
-    if !quota(&project) || !quota("limit -p bhard=12m 7") {
-        return skip("this kernel or machine has no project quotas on XFS");
-    }
+    btrfs("quota enable", &place);
+    btrfs("subvolume create", &target);
+    btrfs("qgroup limit 12M", &target);
     let outcome = site.push(&["--json"], site.contents(), "in").expect(23);
-    assert_all_told(&outcome, "");
+    assert_all_told(&outcome, "quota exceeded");
     assert_part_of(&site.source(), &site.target().join("in"));
-    assert!(quota("limit -p bhard=100m 7"));
+    btrfs("qgroup limit 100M", &target);
     site.push(&["--json"], site.contents(), "in").done();
     assert_same(&site.source(), &site.target().join("in"));
 }
@@ -112,7 +109,7 @@ fn assert_all_told(outcome: &Outcome, cause: &str) {
 }
 
 /// Regular files of a directory, and which they are.
-fn inodes(directory: &std::path::Path) -> BTreeMap<PathBuf, u64> {
+fn inodes(directory: &Path) -> BTreeMap<PathBuf, u64> {
     let paths = picture(directory).into_keys().map(|path| {
         let path = <OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(&path);
         directory.join(path)
