@@ -58,13 +58,15 @@ fn entries(source: &Path, target: &Path, blocks: &mut Blocks) -> Result<Option<S
     Ok(None)
 }
 
-fn names(directory: &Path) -> Result<BTreeSet<OsString>> {
+/// The names in a directory.
+pub(crate) fn names(directory: &Path) -> Result<BTreeSet<OsString>> {
     let entries =
         fs::read_dir(directory).with_context(|| format!("failed to read {}", directory.display()))?;
     entries.map(|entry| Ok(entry?.file_name())).collect()
 }
 
-fn metadata(path: &Path) -> Result<Metadata> {
+/// What a name stands for, links not followed.
+pub(crate) fn metadata(path: &Path) -> Result<Metadata> {
     fs::symlink_metadata(path).with_context(|| format!("failed to look at {}", path.display()))
 }
 

@@ -16,7 +16,7 @@ use rustix::process::Signal;
 use super::dice::Dice;
 use super::events::{Event, EventKind, When};
 use super::programs::{Daemon, Place, Running};
-use super::relay::{Cut, Relay, Way};
+use super::relay::{Cut, Harm, Relay, Way};
 use super::tally::{FailureKind, Tally};
 
 /// What a round's attempts share.
@@ -117,8 +117,10 @@ impl Stage<'_> {
                 self.stall();
                 self.relay.cut(Cut::Closed);
             }
-            EventKind::FlipUp => self.relay.flip(&mut self.dice, Way::Up),
-            EventKind::FlipDown => self.relay.flip(&mut self.dice, Way::Down),
+            EventKind::FlipUp => self.relay.harm(&mut self.dice, Way::Up, Harm::Flip),
+            EventKind::FlipDown => self.relay.harm(&mut self.dice, Way::Down, Harm::Flip),
+            EventKind::DoubleUp => self.relay.harm(&mut self.dice, Way::Up, Harm::Double),
+            EventKind::DoubleDown => self.relay.harm(&mut self.dice, Way::Down, Harm::Double),
             EventKind::HalfCloseUp => self.relay.half_close(&mut self.dice, Way::Up),
             EventKind::HalfCloseDown => self.relay.half_close(&mut self.dice, Way::Down),
         }
@@ -159,10 +161,10 @@ impl Stage<'_> {
     /// Waits for the sender's end and judges it.
     fn end(&mut self, run: &mut Run, happened: &[EventKind], tally: &mut Tally) -> Result<Ending> {
         self.relay.open_gate();
-        let flipped = happened.iter().any(|kind| matches!(kind, EventKind::FlipUp | EventKind::FlipDown));
-        if flipped && !run.wait_for_end(Instant::now() + FLIP_PATIENCE) {
+        let harmed = happened.iter().any(|kind| kind.harms());
+        if harmed && !run.wait_for_end(Instant::now() + HARM_PATIENCE) {
             // a length that has grown makes its reader wait for bytes that nobody sends
-            tally.flips_cut += 1;
+            tally.harms_cut += 1;
             self.relay.cut(Cut::Closed);
         }
         if !run.wait_for_end(run.deadline) {
@@ -245,7 +247,7 @@ fn is_sane(status: ExitStatus, happened: &[EventKind]) -> bool {
     match (status.code(), status.signal()) {
         (Some(10 | 12 | 23), _) => true,
         (Some(20), _) => after(EventKind::StopSender),
-        (Some(5), _) => after(EventKind::FlipUp) || after(EventKind::FlipDown),
+        (Some(5), _) => happened.iter().any(|kind| kind.harms()),
         (_, Some(9)) => after(EventKind::KillSender),
         (_, Some(15)) => after(EventKind::StopSender),
         _ => false,
@@ -254,8 +256,8 @@ fn is_sane(status: ExitStatus, happened: &[EventKind]) -> bool {
 
 /// How long a program may take for anything.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a transfer with a flipped bit may go on before its connections are cut.
-const FLIP_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a transfer whose bytes were harmed may go on before its connections are cut.
+const HARM_PATIENCE: Duration = Duration::from_secs(10);
 const STALL_MILLIS_MAX: u64 = 400;
 /// For how long a daemon is away.
 const AWAY_MILLIS_MAX: u64 = 200;

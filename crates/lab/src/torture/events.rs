@@ -37,6 +37,10 @@ pub(crate) enum EventKind {
     FlipUp,
     /// A bit on its way to the sender is another.
     FlipDown,
+    /// Bytes on their way to the receiver come twice.
+    DoubleUp,
+    /// Bytes on their way to the sender come twice.
+    DoubleDown,
     /// One connection ends for the receiver; what the sender says on it goes nowhere.
     HalfCloseUp,
     /// One connection ends for the sender; what the receiver says on it goes nowhere.
@@ -53,6 +57,11 @@ pub(crate) enum When {
 }
 
 impl EventKind {
+    /// Whether it changes bytes on their way.
+    pub(crate) fn harms(self) -> bool {
+        matches!(self, Self::FlipUp | Self::FlipDown | Self::DoubleUp | Self::DoubleDown)
+    }
+
     /// The word for it in the summary.
     pub(crate) fn word(self) -> &'static str {
         WORDS.iter().find(|(kind, _, _)| *kind == self).map_or("?", |(_, word, _)| word)
@@ -91,7 +100,7 @@ fn draw_place(dice: &mut Dice, bytes: u64) -> u64 {
     if dice.one_in(3) { dice.scaled_within(1..=all) } else { dice.within(1..=all) }
 }
 
-const WORDS: [(EventKind, &str, u64); 13] = [
+const WORDS: [(EventKind, &str, u64); 15] = [
     (EventKind::KillSender, "kill-sender", 4),
     (EventKind::KillReceiver, "kill-receiver", 5),
     (EventKind::StopSender, "stop-sender", 1),
@@ -103,6 +112,8 @@ const WORDS: [(EventKind, &str, u64); 13] = [
     (EventKind::Stall, "stall", 1),
     (EventKind::FlipUp, "flip-up", 3),
     (EventKind::FlipDown, "flip-down", 1),
+    (EventKind::DoubleUp, "double-up", 2),
+    (EventKind::DoubleDown, "double-down", 1),
     (EventKind::HalfCloseUp, "half-close-up", 1),
     (EventKind::HalfCloseDown, "half-close-down", 1),
 ];

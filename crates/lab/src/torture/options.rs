@@ -83,7 +83,7 @@ const fn serve(weight: u64, serve: &'static [&'static str]) -> Choice {
 }
 
 /// No word stands in two rows, or [`Options::redrawn`] would take it for that of the other.
-const ROWS: [(Span, &[Choice]); 7] = [
+const ROWS: [(Span, &[Choice]); 8] = [
     (
         Span::Try,
         &[
@@ -98,6 +98,7 @@ const ROWS: [(Span, &[Choice]); 7] = [
     // whether it dials again by itself when its connections are gone
     (Span::Try, &[push(2, &[]), push(1, &["--timeout=0"])]),
     (Span::Try, &[push(3, &[]), push(1, &["--io-engine=uring"])]),
+    (Span::Try, &[push(1, &[]), push(2, &["--delta=always"]), push(1, &["--delta=never"])]),
     (Span::Try, &[push(3, &[]), push(1, &["--direct=on"]), push(1, &["--direct=off"])]),
     (
         Span::Round,

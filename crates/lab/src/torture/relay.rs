@@ -31,6 +31,15 @@ pub(crate) enum Cut {
     Reset,
 }
 
+/// What happens to bytes on their way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Harm {
+    /// A bit of them is another.
+    Flip,
+    /// Some of them come twice.
+    Double,
+}
+
 /// What is called when the gate is reached.
 pub(crate) type Tell = Box<dyn Fn() + Send>;
 
@@ -53,8 +62,8 @@ struct State {
     /// Bytes that went up in this try.
     passed: u64,
     gate: Option<Gate>,
-    /// A bit to be flipped, and which way it goes.
-    flip: Option<(Way, Dice)>,
+    /// What is to happen to bytes that go one way.
+    harm: Option<(Way, Harm, Dice)>,
     connections: BTreeMap<u64, Connection>,
     opened: u64,
 }
@@ -78,7 +87,7 @@ impl Relay {
         let listener = TcpListener::bind("127.0.0.1:0").context("failed to bind the relay")?;
         let address = listener.local_addr().context("failed to bind the relay")?;
         let state =
-            State { over: false, passed: 0, gate: None, flip: None, connections: BTreeMap::new(), opened: 0 };
+            State { over: false, passed: 0, gate: None, harm: None, connections: BTreeMap::new(), opened: 0 };
         let shared = Arc::new(Shared { upstream, state: Mutex::new(state), changed: Condvar::new() });
         let accepting = Arc::clone(&shared);
         thread::spawn(move || {
@@ -101,7 +110,7 @@ impl Relay {
         self.open_gate();
         self.cut(Cut::Closed);
         let mut state = self.shared.state();
-        (state.passed, state.flip) = (0, None);
+        (state.passed, state.harm) = (0, None);
     }
 
     /// Lets no more than `bytes` of this try go up, and calls when more would.
@@ -153,9 +162,9 @@ impl Relay {
         }
     }
 
-    /// Flips a bit of what goes that way next.
-    pub(crate) fn flip(&self, dice: &mut Dice, way: Way) {
-        self.shared.state().flip = Some((way, dice.fork()));
+    /// Harms what goes that way next.
+    pub(crate) fn harm(&self, dice: &mut Dice, way: Way, harm: Harm) {
+        self.shared.state().harm = Some((way, harm, dice.fork()));
     }
 }
 
@@ -205,26 +214,28 @@ impl Shared {
     }
 
     fn pump(&self, id: u64, way: Way, mut from: &TcpStream, mut to: &TcpStream) {
-        let mut room = vec![0; ROOM_BYTES];
+        let mut room = Vec::new();
         loop {
-            let read = match from.read(&mut room) {
+            room.resize(ROOM_BYTES, 0);
+            match from.read(&mut room) {
                 // with the end of the way that is left, the connection is over
                 Ok(0) if self.is_deaf(id, way.back()) => break,
                 Ok(0) => return close(to, Shutdown::Write),
-                Ok(read) => read,
+                Ok(read) => room.truncate(read),
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(_gone) => break,
-            };
-            self.flip(way, &mut room[..read]);
+            }
+            self.harm(way, &mut room);
             let mut sent = 0;
-            while sent < read {
-                let admitted = if way == Way::Up { self.admit(read - sent) } else { read - sent };
+            while sent < room.len() {
+                let left = room.len() - sent;
+                let admitted = if way == Way::Up { self.admit(left) } else { left };
                 if !self.is_deaf(id, way) && to.write_all(&room[sent..sent + admitted]).is_err() {
                     break;
                 }
                 sent += admitted;
             }
-            if sent < read {
+            if sent < room.len() {
                 break;
             }
         }
@@ -253,10 +264,17 @@ impl Shared {
         self.state().connections.get(&id).is_some_and(|connection| connection.deaf == Some(way))
     }
 
-    fn flip(&self, way: Way, bytes: &mut [u8]) {
+    fn harm(&self, way: Way, bytes: &mut Vec<u8>) {
         let mut state = self.state();
-        if let Some((_, mut dice)) = state.flip.take_if(|(wanted, _)| *wanted == way) {
-            bytes[dice.index(bytes.len())] ^= 1 << dice.within(0..=7);
+        let Some((_, harm, mut dice)) = state.harm.take_if(|(wanted, ..)| *wanted == way) else { return };
+        let place = dice.index(bytes.len());
+        match harm {
+            Harm::Flip => bytes[place] ^= 1 << dice.within(0..=7),
+            Harm::Double => {
+                let end = place + 1 + dice.index(bytes.len() - place);
+                let twice = bytes[place..end].to_vec();
+                bytes.splice(end..end, twice);
+            }
         }
     }
 }
@@ -342,13 +360,32 @@ mod tests {
         for way in [Way::Up, Way::Down] {
             let (relay, sender, receiver) = connected();
             let (mut from, mut to) = if way == Way::Up { (sender, receiver) } else { (receiver, sender) };
-            relay.flip(&mut Dice::new(1), way);
+            relay.harm(&mut Dice::new(1), way, Harm::Flip);
             let mut wrong = 0;
             for _ in 0..2 {
                 from.write_all(&[0; 100]).unwrap();
                 wrong += read(&mut to, 100).iter().map(|byte| byte.count_ones()).sum::<u32>();
             }
             assert_eq!(wrong, 1);
+        }
+    }
+
+    #[test]
+    fn some_bytes_come_twice_once() {
+        for seed in 0..9 {
+            let (relay, mut sender, mut receiver) = connected();
+            relay.harm(&mut Dice::new(seed), Way::Up, Harm::Double);
+            let said: Vec<u8> = (0..100).collect();
+            sender.write_all(&said).unwrap();
+            sender.shutdown(Shutdown::Write).unwrap();
+            let mut heard = Vec::new();
+            receiver.read_to_end(&mut heard).unwrap();
+            let (again, before) =
+                (heard.len() - said.len(), heard.iter().zip(&said).take_while(|(a, b)| a == b));
+            let end = before.count();
+            assert!((1..=end).contains(&again), "{heard:?}");
+            assert_eq!(heard[end..end + again], said[end - again..end]);
+            assert_eq!(heard[end + again..], said[end..]);
         }
     }
 

@@ -1,8 +1,6 @@
 //! Whether the target is the source, to the last byte and every field: type, size, contents, mode, time to the nanosecond,
 //! where links lead. And whether anything of zmove's own is left.
 
-use std::collections::BTreeSet;
-use std::ffi::OsString;
 use std::fs::{self, File, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -11,6 +9,7 @@ use anyhow::{Context, Result};
 
 use super::versions::Version;
 use super::watch::is_hidden;
+use crate::trees::{metadata, names};
 
 /// All differences, in words. `extra` may stand in the target and not in the source.
 pub(crate) fn differences(source: &Path, target: &Path, extra: &[PathBuf]) -> Result<Vec<String>> {
@@ -101,16 +100,6 @@ impl Comparison<'_> {
         let mut file = File::open(path).with_context(failed)?;
         Version::of_file(&mut file, &mut self.block).with_context(failed)
     }
-}
-
-fn names(directory: &Path) -> Result<BTreeSet<OsString>> {
-    let entries =
-        fs::read_dir(directory).with_context(|| format!("failed to read {}", directory.display()))?;
-    entries.map(|entry| Ok(entry?.file_name())).collect()
-}
-
-fn metadata(path: &Path) -> Result<Metadata> {
-    fs::symlink_metadata(path).with_context(|| format!("failed to look at {}", path.display()))
 }
 
 fn read_link(path: &Path) -> Result<PathBuf> {

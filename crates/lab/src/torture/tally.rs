@@ -42,8 +42,8 @@ pub(crate) struct Tally {
     pub(crate) looks: u64,
     /// Hidden names that killed daemons left, as documented.
     pub(crate) orphans: u64,
-    /// Transfers that waited after a flipped bit until their connections were cut.
-    pub(crate) flips_cut: u64,
+    /// Transfers that waited after bytes were harmed until their connections were cut.
+    pub(crate) harms_cut: u64,
     pub(crate) events: BTreeMap<EventKind, u64>,
     pub(crate) failures: Vec<Failure>,
 }
@@ -79,7 +79,7 @@ impl Tally {
         self.bytes += other.bytes;
         self.looks += other.looks;
         self.orphans += other.orphans;
-        self.flips_cut += other.flips_cut;
+        self.harms_cut += other.harms_cut;
         for (kind, count) in other.events {
             *self.events.entry(kind).or_default() += count;
         }
@@ -113,7 +113,7 @@ impl fmt::Display for Tally {
             self.looks,
         )?;
         write!(f, ", {} calm tries failed, {} orphans", self.calm_failed, self.orphans)?;
-        write!(f, ", {} flips waited out", self.flips_cut)?;
+        write!(f, ", {} harms waited out", self.harms_cut)?;
         let bad = [
             ("wrong bytes", FailureKind::Wrong),
             ("partial", FailureKind::Partial),
