@@ -123,6 +123,11 @@ impl Site {
         Some(site)
     }
 
+    /// Has another program stand for zmove.
+    pub(crate) fn run_by(&mut self, program: PathBuf) {
+        self.runner.program = Some(program);
+    }
+
     /// A site whose target is a small file system of its own.
     pub(crate) fn within(namespace: impl FnOnce(&Path) -> Option<Namespace>) -> Option<Self> {
         let mut site = Self::local();

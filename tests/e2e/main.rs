@@ -20,6 +20,7 @@ mod bad_targets;
 mod breakage;
 mod changing;
 mod clear;
+mod clock;
 mod delete;
 mod delta;
 mod dry_run;

@@ -2,8 +2,10 @@
 //! transfer comes; and what cannot be trusted does.
 
 use std::fs::File;
+use std::net::SocketAddr;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::Child;
 use std::time::{Duration, SystemTime};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -11,7 +13,7 @@ use rustix::fs::inotify;
 use serde_json::Value;
 use zmove_types::GROUP_BYTES;
 
-use crate::command::{Runner, finish};
+use crate::command::{Runner, Zmove, finish};
 use crate::daemon::Daemon;
 use crate::dry_run::snapshot;
 use crate::harness::{PATIENCE, Site};
@@ -25,23 +27,31 @@ const BYTES_BEFORE_STALL: u64 = 8 * GROUP_BYTES;
 const JOURNAL_BYTES_MIN: u64 = 300;
 
 /// A site whose target holds a part of `source/large`, and a journal that tells of it: the sender was killed.
-fn broken_off() -> Site {
-    broken_off_at(Site::daemon())
+pub(crate) fn broken_off() -> Site {
+    let site = Site::daemon();
+    break_off(&site, |relay| site.push_by(relay, &["--json"]));
+    assert_eq!(hidden(&site).len(), 1, "the part stays");
+    site
 }
 
-fn broken_off_at(site: Site) -> Site {
-    std::fs::write(site.source().join("large"), painted(BYTES, 0)).unwrap();
-    let proxy = Proxy::start(site.the_daemon().address, BYTES_BEFORE_STALL);
-    site.pin(&proxy.address, site.the_daemon().fingerprint);
-    let mut client = site.push_by(&proxy.address, &["--json"]).start();
-    proxy.wait_for_stall();
-    wait_for_journal(&site);
+/// Begins a push of `source/large` by way of a relay, and kills it when some of it has come.
+fn break_off(site: &Site, push: impl FnOnce(&SocketAddr) -> Zmove) {
+    let (proxy, mut client) = stalled(site, push);
     client.kill().unwrap();
     client.wait().unwrap();
     proxy.reset(site.the_daemon().address);
     site.the_daemon().wait_for_log("broken off by tester");
-    assert_eq!(hidden(&site).len(), 1, "the part stays");
-    site
+}
+
+/// The same, not killed: the relay lets nothing more pass.
+pub(crate) fn stalled(site: &Site, push: impl FnOnce(&SocketAddr) -> Zmove) -> (Proxy, Child) {
+    std::fs::write(site.source().join("large"), painted(BYTES, 0)).unwrap();
+    let proxy = Proxy::start(site.the_daemon().address, BYTES_BEFORE_STALL);
+    site.pin(&proxy.address, site.the_daemon().fingerprint);
+    let client = push(&proxy.address).start();
+    proxy.wait_for_stall();
+    wait_for_journal(site);
+    (proxy, client)
 }
 
 fn journals(site: &Site) -> PathBuf {
@@ -78,7 +88,7 @@ fn hidden(site: &Site) -> Vec<PathBuf> {
 
 /// All is there, and nothing else; returns how much had come before.
 #[track_caller]
-fn assert_done(site: &Site, summary: &Value) -> u64 {
+pub(crate) fn assert_done(site: &Site, summary: &Value) -> u64 {
     assert_same(&site.source(), &site.target());
     assert_eq!(journals_of(site), [], "nothing is unfinished");
     let [moved, resumed] = ["bytes", "bytes_resumed"].map(|key| summary[key].as_u64().unwrap());
@@ -137,12 +147,7 @@ fn a_file_that_is_newer_at_the_target_by_now_stays() {
 #[test]
 fn a_killed_daemon_goes_on() {
     let mut site = Site::daemon();
-    std::fs::write(site.source().join("large"), painted(BYTES, 0)).unwrap();
-    let proxy = Proxy::start(site.the_daemon().address, BYTES_BEFORE_STALL);
-    site.pin(&proxy.address, site.the_daemon().fingerprint);
-    let mut client = site.push_by(&proxy.address, &["--json"]).start();
-    proxy.wait_for_stall();
-    wait_for_journal(&site);
+    let (proxy, mut client) = stalled(&site, |relay| site.push_by(relay, &["--json"]));
     site.take_daemon().kill();
     client.kill().unwrap();
     client.wait().unwrap();
@@ -164,18 +169,11 @@ fn it_may_come_by_other_lanes() {
 #[test]
 fn a_single_file_keeps_its_other_name() {
     let site = Site::daemon();
-    std::fs::write(site.source().join("large"), painted(BYTES, 0)).unwrap();
-    let proxy = Proxy::start(site.the_daemon().address, BYTES_BEFORE_STALL);
-    site.pin(&proxy.address, site.the_daemon().fingerprint);
-    let mut push = site.zmove(&["push", "--json", "source/large"]);
-    push.0.arg(format!("{}:renamed", proxy.address));
-    let mut client = push.start();
-    proxy.wait_for_stall();
-    wait_for_journal(&site);
-    client.kill().unwrap();
-    client.wait().unwrap();
-    proxy.reset(site.the_daemon().address);
-    site.the_daemon().wait_for_log("broken off by tester");
+    break_off(&site, |relay| {
+        let mut push = site.zmove(&["push", "--json", "source/large"]);
+        push.0.arg(format!("{relay}:renamed"));
+        push
+    });
     let summary = site.push(&["--json"], site.source().join("large"), "renamed").done().summary();
     assert!(summary["bytes_resumed"].as_u64().unwrap() >= GROUP_BYTES, "{summary}");
     assert_eq!(names(&site.target()), ["renamed"]);
@@ -242,7 +240,7 @@ fn a_torn_journal_tells_what_is_whole() {
 fn what_is_compared_by_contents_goes_on_as_well() {
     let site = Site::daemon();
     std::fs::write(site.target().join("large"), painted(BYTES, 7)).unwrap();
-    let site = broken_off_at(site);
+    break_off(&site, |relay| site.push_by(relay, &["--json"]));
     let summary = site.push(&["--json", "--checksum"], site.contents(), "").done().summary();
     assert!(assert_done(&site, &summary) >= GROUP_BYTES, "{summary}");
 }

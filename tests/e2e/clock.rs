@@ -1,0 +1,81 @@
+//! Clocks that jump, by days and years, in the middle of a transfer and between two: nothing is lost by it and nothing
+//! hangs.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use zmove_types::GROUP_BYTES;
+
+use crate::command::{ZMOVE, finish};
+use crate::harness::{Site, has_program, skip};
+use crate::resume::{assert_done, stalled};
+
+/// The wall clock of a site's programs, as a shift from the true one that can be changed while they run.
+struct Clock(PathBuf);
+
+impl Clock {
+    /// A site whose programs go by such a clock; `None` where that is not possible.
+    fn site() -> Option<(Site, Self)> {
+        if !has_program("faketime") {
+            skip("a clock that jumps needs faketime");
+            return None;
+        }
+        let asked = Command::new("faketime").args(["-m", "-f", "+0d", "printenv", "LD_PRELOAD"]).output();
+        let library = String::from_utf8(asked.unwrap().stdout).unwrap();
+        let mut site = Site::local();
+        let (clock, program) = (Self(site.path("clock")), site.path("zmove"));
+        clock.jump("+0");
+        let variables = format!(
+            "FAKETIME_TIMESTAMP_FILE='{}' FAKETIME_NO_CACHE=1 FAKETIME_DONT_FAKE_MONOTONIC=1 NO_FAKE_STAT=1",
+            clock.0.display()
+        );
+        let script =
+            format!("#!/bin/sh\n{variables} LD_PRELOAD='{}' exec '{ZMOVE}' \"$@\"\n", library.trim_end());
+        std::fs::write(&program, script).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        site.run_by(program);
+        Some((site, clock))
+    }
+
+    fn jump(&self, shift: &str) {
+        // never half written
+        let new = self.0.with_extension("new");
+        std::fs::write(&new, format!("{shift}\n")).unwrap();
+        std::fs::rename(new, &self.0).unwrap();
+    }
+}
+
+#[test]
+fn it_jumps_while_files_come() {
+    for shift in ["+4000d", "-4000d"] {
+        let Some((mut site, clock)) = Clock::site() else { return };
+        site.start_daemon();
+        let (proxy, client) = stalled(&site, |relay| site.push_by(relay, &["--json"]));
+        clock.jump(shift);
+        proxy.resume_without(0, u64::MAX);
+        let summary = finish(client).done().summary();
+        assert_eq!(assert_done(&site, &summary), 0);
+    }
+}
+
+#[test]
+fn it_has_jumped_when_a_transfer_goes_on() {
+    for (shift, expires) in [("-4000d", false), ("+2d", false), ("+4000d", true)] {
+        let Some((mut site, clock)) = Clock::site() else { return };
+        site.start_daemon();
+        let (proxy, mut client) = stalled(&site, |relay| site.push_by(relay, &["--json"]));
+        client.kill().unwrap();
+        client.wait().unwrap();
+        site.take_daemon().kill();
+        clock.jump(shift);
+        site.start_daemon();
+        if expires {
+            site.the_daemon().wait_for_log("removed journal");
+        }
+        proxy.reset(site.the_daemon().address);
+        let summary = finish(site.push_by(&proxy.address, &["--json"]).start()).done().summary();
+        let resumed = assert_done(&site, &summary);
+        assert_eq!(resumed < GROUP_BYTES, expires, "{shift}: {summary}");
+    }
+}
