@@ -93,14 +93,16 @@ fn kill_client(HalfWay { site, proxy, mut client }: HalfWay) {
 
 #[test]
 fn a_client_that_is_interrupted() {
-    let HalfWay { site, proxy, client } = half_way();
-    let outcome = interrupt(client);
-    outcome.expect(20).says(&["zmove: interrupted"]).lines(1);
-    proxy.reset(site.the_daemon().address);
-    site.the_daemon().wait_for_log("broken off by tester");
-    assert_nothing_half_written(&site);
-    site.push_contents();
-    assert_same(&site.source(), &site.target());
+    for signal in [Signal::INT, Signal::TERM] {
+        let HalfWay { site, proxy, client } = half_way();
+        let outcome = end_by(client, signal);
+        outcome.expect(20).says(&["zmove: interrupted"]).lines(1);
+        proxy.reset(site.the_daemon().address);
+        site.the_daemon().wait_for_log("broken off by tester");
+        assert_nothing_half_written(&site);
+        site.push_contents();
+        assert_same(&site.source(), &site.target());
+    }
 }
 
 #[test]
@@ -167,8 +169,13 @@ pub(crate) fn clean_parts(site: &Site, home: &str) {
 }
 
 pub(crate) fn interrupt(client: Child) -> Outcome {
+    end_by(client, Signal::INT)
+}
+
+#[track_caller]
+fn end_by(client: Child, signal: Signal) -> Outcome {
     let pid = Pid::from_raw(i32::try_from(client.id()).unwrap()).unwrap();
-    kill_process(pid, Signal::INT).unwrap();
+    kill_process(pid, signal).unwrap();
     finish(client)
 }
 

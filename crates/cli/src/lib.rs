@@ -20,6 +20,7 @@ mod scan;
 mod selection;
 mod serve;
 mod settings;
+mod signals;
 mod summary;
 mod terminal;
 mod trace;

@@ -27,6 +27,7 @@ use crate::patience::Timeout;
 use crate::progress::Display;
 use crate::reconnect::Sessions;
 use crate::settings::{self, Role, Storage};
+use crate::signals::EndSignals;
 use crate::summary;
 use crate::terminal;
 use crate::trace::{self, Trace};
@@ -219,9 +220,10 @@ async fn push_here(push: Push, run: &mut Run, display: &mut Display, storage: St
 const LOCAL_LANES: u16 = 2;
 
 async fn interrupted() {
-    if tokio::signal::ctrl_c().await.is_err() {
-        // without a handler the signal ends the process by itself
-        std::future::pending::<()>().await;
+    match EndSignals::listen() {
+        Ok(signals) => signals.first().await,
+        // without a handler a signal ends the process by itself
+        Err(_) => std::future::pending().await,
     }
 }
 

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use tokio::signal::unix::{SignalKind, signal};
 use zmove_receiver::{Daemon, ReceiverConfig};
 use zmove_transport::{AuthorizedKeys, Identity, Listener, SocketConfig, TransportChoice};
 use zmove_types::ByteCount;
@@ -15,6 +14,7 @@ use crate::args::{ListenArg, ServeArgs};
 use crate::exit::Exit;
 use crate::journal;
 use crate::settings;
+use crate::signals::EndSignals;
 use crate::terminal;
 
 /// With less, a receiver that has to wait for a core loses packets.
@@ -60,19 +60,12 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
         }
         tokio::spawn(expire_journals(settings::journals(&home), args.journal_age));
         let daemon = Daemon::new(listener, home, config, |event| terminal::warn(event));
-        let mut terminate = signal(SignalKind::terminate()).context("handle SIGTERM")?;
-        let mut interrupt = signal(SignalKind::interrupt()).context("handle SIGINT")?;
+        let signals = EndSignals::listen().context("handle SIGTERM and SIGINT")?;
         terminal::print(format_args!(
             "zmove serve: listening on {address}, key {}\n",
             identity.fingerprint()
         ));
-        let stop = async {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-        };
-        daemon.serve(stop).await;
+        daemon.serve(signals.first()).await;
         anyhow::Ok(())
     })?;
     runtime.shutdown_background();

@@ -1,0 +1,30 @@
+//! The signals that ask a program to end.
+
+use std::io;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// SIGINT and SIGTERM, which no longer end the process by themselves.
+#[derive(Debug)]
+pub(crate) struct EndSignals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl EndSignals {
+    /// Listens from now on.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn listen() -> io::Result<Self> {
+        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+    }
+
+    /// Waits for the first.
+    pub(crate) async fn first(mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}
