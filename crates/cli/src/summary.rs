@@ -115,7 +115,7 @@ fn extras(summary: &Summary, args: &PushArgs) -> String {
         (summary.specials, "special files not copied"),
         (summary.left_out, "left out by the selection"),
         (summary.resent, "resent after damage"),
-        (summary.reconnects, "times reconnected"),
+        (summary.reconnects, "× reconnected"),
         (summary.failed, "FAILED"),
     ];
     let told = counts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}"));
