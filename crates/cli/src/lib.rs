@@ -53,7 +53,7 @@ pub fn main() -> ExitCode {
     match done {
         Ok(exit) => exit.into(),
         Err(error) => {
-            terminal::warn(format_args!("{error:#}"));
+            terminal::warn(terminal::Causes(&error));
             Exit::of(&error).into()
         }
     }

@@ -110,7 +110,8 @@ impl Display {
 
     /// Says that the connection is gone and is being dialled again.
     pub(crate) fn lost(&self, remote: &Remote, cause: &anyhow::Error, timeout: Timeout) {
-        let message = format!("connection to {remote} lost: {cause:#}; reconnecting for up to {timeout}");
+        let cause = terminal::Causes(cause);
+        let message = format!("connection to {remote} lost: {cause}; reconnecting for up to {timeout}");
         self.watcher.lose(&message);
     }
 

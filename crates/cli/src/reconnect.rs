@@ -17,6 +17,7 @@ use crate::exit::{Exit, Failure};
 use crate::location::Remote;
 use crate::patience::{Next, Outage, Outages, Timeout};
 use crate::progress::Display;
+use crate::terminal;
 
 /// What each session of a run needs anew.
 pub(crate) struct Sessions<'a> {
@@ -99,9 +100,9 @@ impl Sessions<'_> {
     }
 
     fn given_up(&self, error: &anyhow::Error) -> anyhow::Error {
-        let (remote, timeout) = (self.remote, self.timeout);
+        let (remote, timeout, causes) = (self.remote, self.timeout, terminal::Causes(error));
         let text =
-            format!("the connection to {remote} was lost and has not come back for {timeout}: {error:#}");
+            format!("the connection to {remote} was lost and has not come back for {timeout}: {causes}");
         Failure(Exit::Broken, text).into()
     }
 }

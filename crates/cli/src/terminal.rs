@@ -20,6 +20,22 @@ pub(crate) fn say(text: impl Display) {
     print(format_args!("{}\n", Printable(text)));
 }
 
+/// An error with its causes, each told once: some say their cause themselves.
+pub(crate) struct Causes<'a>(pub(crate) &'a anyhow::Error);
+
+impl Display for Causes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut told = String::new();
+        for cause in self.0.chain().map(ToString::to_string) {
+            if !told.ends_with(&cause) {
+                let separator = if told.is_empty() { "" } else { ": " };
+                told.extend([separator, &cause]);
+            }
+        }
+        f.write_str(&told)
+    }
+}
+
 /// Text whose control characters are escaped.
 struct Printable<T>(T);
 
@@ -34,6 +50,12 @@ impl<T: Display> Display for Printable<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cause_that_was_told_is_not_told_again() {
+        let error = anyhow::Error::msg("refused").context("dial: refused").context("push");
+        assert_eq!(Causes(&error).to_string(), "push: dial: refused");
+    }
 
     #[test]
     fn a_name_cannot_command_the_terminal() {
