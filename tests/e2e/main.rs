@@ -42,6 +42,7 @@ mod resync;
 mod scan;
 mod selection;
 mod slashes;
+mod ssh;
 mod storage;
 mod straggler;
 mod tamper;

@@ -66,7 +66,7 @@ fn journals_of(site: &Site) -> Vec<(PathBuf, u64)> {
 }
 
 /// Waits until the daemon has journalled some groups.
-fn wait_for_journal(site: &Site) {
+pub(crate) fn wait_for_journal(site: &Site) {
     let directory = journals(site);
     std::fs::create_dir_all(&directory).unwrap();
     let watch = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();

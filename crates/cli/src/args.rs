@@ -11,6 +11,7 @@ use zmove_types::RateLimit;
 use crate::age::Age;
 use crate::patience::Timeout;
 use crate::selection::SelectionArgs;
+use crate::ssh::PortRange;
 
 /// Moves trees of any shape between data transfer nodes: encrypted, verified, at the speed of the path.
 #[derive(Debug, Parser)]
@@ -25,6 +26,7 @@ Examples:
   zmove push run7 dtn.example.org:/data/    run7 arrives as /data/run7
   zmove push run7/ dtn.example.org:/data/x  what is in run7 arrives in /data/x
   zmove push a b 192.0.2.7:5870:in          two trees into 'in' below your first root there
+  zmove push run7 alice@dtn.example.org:in  over ssh, where no daemon runs, below alice's home
   zmove push run7 /mnt/backup               to a local directory, through the same pipeline
   zmove scan run7                           how many files of what size
   zmove trace t --svg t.svg                 draw what 'zmove push --trace t' wrote
@@ -47,6 +49,9 @@ pub(crate) enum Command {
     Push(PushArgs),
     /// Receive: listen for senders, in the foreground
     Serve(ServeArgs),
+    /// Receive one push; 'push --ssh' starts this over ssh
+    #[command(hide = true)]
+    Receive,
     /// Show this identity's public fingerprint
     Key(KeyArgs),
     /// Let a sender's key write below some directories (on the receiving host)
@@ -64,7 +69,7 @@ pub(crate) enum Command {
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 pub(crate) struct PushArgs {
     /// What to send ('dir' arrives under its name, 'dir/' means what is in it), and last where to: HOST:PATH,
-    /// HOST:PORT:PATH, zmove://HOST:PORT/PATH, [IPv6]:PORT:PATH or a local directory
+    /// HOST:PORT:PATH, zmove://HOST:PORT/PATH, [IPv6]:PORT:PATH, USER@HOST:PATH (over ssh) or a local directory
     #[arg(required = true, num_args = 2.., value_names = ["SRC", "DST"])]
     pub(crate) paths: Vec<OsString>,
     /// Pin the key of a host that is not known yet, without asking
@@ -124,6 +129,8 @@ pub(crate) struct PushArgs {
     pub(crate) trace: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) storage: StorageArgs,
+    #[command(flatten)]
+    pub(crate) ssh: SshArgs,
     #[command(flatten)]
     pub(crate) selection: SelectionArgs,
     /// Print events as JSON lines on stdout instead of a bar and a summary
@@ -190,6 +197,24 @@ pub(crate) enum ListenArg {
     Tcp,
     /// UDP alone
     Quic,
+}
+
+/// How ssh starts a receiver on a host that runs no daemon.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct SshArgs {
+    /// Start the receiver over ssh, as the user there; USER@HOST:PATH means this too, and HOST:PORT:PATH then the port of
+    /// ssh. Data takes connections of its own
+    #[arg(long)]
+    pub(crate) ssh: bool,
+    /// The ssh to start, with its options, for example 'ssh -i KEY -J GATE'
+    #[arg(long, value_name = "COMMAND", default_value = "ssh")]
+    pub(crate) ssh_command: String,
+    /// Where the receiver that ssh starts may listen, for firewalls, for example 50000-50100 [default: any free port]
+    #[arg(long, value_name = "FROM-TO")]
+    pub(crate) ssh_ports: Option<PortRange>,
+    /// The zmove to start on that host
+    #[arg(long, value_name = "PATH", default_value = "zmove")]
+    pub(crate) remote_zmove: String,
 }
 
 /// How large files are read and written on this host.

@@ -1,6 +1,7 @@
 //! From a host to a [`Link`]: control and lanes dial at the same time, so that no round trip is waited for twice.
 
 use std::io::{BufRead, ErrorKind, IsTerminal, Write};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -14,10 +15,12 @@ use zmove_transport::{
 use zmove_types::{LaneId, RateLimit, TransferId};
 use zmove_wire::{Cipher, Greeting, Role};
 
+use crate::args::SshArgs;
 use crate::exit::{Exit, Failure};
-use crate::location::Remote;
+use crate::location::{Login, Remote};
 use crate::paths::{Known, Paths};
 use crate::settings::{self, Controls, LANES_AT_ONCE, LOSS_TOLERANT, congestion_controls, lanes_for};
+use crate::ssh::{self, SshReceiver, SshSession};
 use crate::terminal;
 
 /// How long a connection may take to be ready.
@@ -33,6 +36,7 @@ pub(crate) struct DialOptions {
     pub(crate) reach: Reach,
     pub(crate) cipher: Cipher,
     pub(crate) limit: Option<RateLimit>,
+    pub(crate) ssh: SshArgs,
 }
 
 /// Another host, reached.
@@ -42,13 +46,22 @@ pub(crate) struct Reached {
     /// To be closed at the end.
     pub(crate) dialler: ChannelDialler,
     pub(crate) route: Route,
+    /// What has started the receiver, unless a daemon was running.
+    pub(crate) ssh: Option<SshSession>,
 }
 
 /// Dials control and lanes; lanes go on coming up after this returns.
 pub(crate) async fn connect(remote: &Remote, options: &DialOptions) -> Result<Reached> {
     let home = settings::home(settings::Role::Client)?;
-    let identity = Identity::load_or_create(&home)?;
-    let mut known_hosts = KnownHosts::open(&home)?;
+    match &remote.login {
+        Some(login) => connect_over_ssh(&home, remote, login, options).await,
+        None => connect_to_daemon(&home, remote, options).await,
+    }
+}
+
+async fn connect_to_daemon(home: &Path, remote: &Remote, options: &DialOptions) -> Result<Reached> {
+    let identity = Identity::load_or_create(home)?;
+    let mut known_hosts = KnownHosts::open(home)?;
     let first_key = FirstKey::default();
     let known = known_hosts.lookup(&remote.host, remote.port);
     let policy = match known {
@@ -56,16 +69,37 @@ pub(crate) async fn connect(remote: &Remote, options: &DialOptions) -> Result<Re
         None if options.accept_new => HostPolicy::AcceptNew(first_key.clone()),
         None => HostPolicy::Pinned(ask_for_key(remote, &identity, &mut known_hosts, options).await?),
     };
-    let paths = Paths::of(&home, remote);
-    let plan = LanePlan::new(options, paths.recall());
     let reach = options.reach.clone();
     let dialler = ChannelDialler::new(&identity, &remote.host, remote.port, policy, reach).await?;
-    let (link, transport, round_trip) = dial_all(dialler.clone(), options, plan).await?;
+    let reached = reach_by(dialler, Paths::of(home, remote), options).await?;
     if let Some(key) = first_key.get() {
         known_hosts.pin(&remote.host, remote.port, key)?;
         terminal::warn(format_args!("pinned the key of {}:{}: {key}", remote.host, remote.port));
     }
-    Ok(Reached { link, transport, dialler, route: Route { paths, round_trip, transport } })
+    Ok(reached)
+}
+
+async fn connect_over_ssh(
+    home: &Path,
+    remote: &Remote,
+    login: &Login,
+    options: &DialOptions,
+) -> Result<Reached> {
+    let SshReceiver { identity, key, host, port, session } = ssh::start(remote, login, options).await?;
+    let (policy, reach) = (HostPolicy::Pinned(key), options.reach.clone());
+    let dialler = ChannelDialler::new(&identity, &host, port, policy, reach).await?;
+    let reached = reach_by(dialler, Paths::of(home, remote), options).await;
+    let reached = reached.with_context(|| {
+        let how = "a firewall may need a range of ports, which --ssh-ports names";
+        format!("reach the receiver that ssh has started on {host} ({how})")
+    })?;
+    Ok(Reached { ssh: Some(session), ..reached })
+}
+
+async fn reach_by(dialler: ChannelDialler, paths: Paths, options: &DialOptions) -> Result<Reached> {
+    let plan = LanePlan::new(options, paths.recall());
+    let (link, transport, round_trip) = dial_all(dialler.clone(), options, plan).await?;
+    Ok(Reached { link, transport, dialler, route: Route { paths, round_trip, transport }, ssh: None })
 }
 
 /// The path that was taken, to be remembered.

@@ -6,6 +6,8 @@ use zmove_sender::SessionError;
 use zmove_transport::{ControlError, DialError, LaneError};
 use zmove_wire::RefusalCode;
 
+use crate::ssh::SshFailed;
+
 /// How a command went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
@@ -39,6 +41,9 @@ impl Exit {
         }
         if let Some(error) = error.downcast_ref::<DialError>() {
             return Self::of_dial(error);
+        }
+        if error.is::<SshFailed>() {
+            return Self::Connection;
         }
         error.downcast_ref::<SessionError>().map_or(Self::File, Self::of_session)
     }

@@ -15,12 +15,14 @@ mod paths;
 mod patience;
 mod progress;
 mod push;
+mod receive;
 mod reconnect;
 mod scan;
 mod selection;
 mod serve;
 mod settings;
 mod signals;
+mod ssh;
 mod summary;
 mod terminal;
 mod trace;
@@ -44,6 +46,7 @@ pub fn main() -> ExitCode {
     let done = match args.command {
         Command::Push(args) => push::run(args, started),
         Command::Serve(args) => serve::run(&args),
+        Command::Receive => receive::run(),
         Command::Key(args) => key::run(&args),
         Command::Allow(args) => allow::run(args),
         Command::Scan(args) => scan::run(&args),

@@ -1,4 +1,5 @@
-//! Where a target is: `HOST:PATH`, `HOST:PORT:PATH`, `zmove://HOST:PORT/PATH`, or a path on this host.
+//! Where a target is: `HOST:PATH`, `HOST:PORT:PATH`, `zmove://HOST:PORT/PATH`, or a path on this host. A user before the
+//! host (`USER@HOST:PATH`) means that ssh is to start a receiver there; a port is then that of ssh.
 //!
 //! As with rsync and scp, a colon before the first slash makes a host; `./a:b` is a local file. Digits between two colons
 //! are a port, so a relative path that begins with such digits is written `HOST:./2024:x`.
@@ -25,53 +26,104 @@ pub(crate) enum Location {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Remote {
     pub(crate) host: String,
+    /// Of the daemon.
     pub(crate) port: u16,
     pub(crate) path: Vec<u8>,
+    /// How ssh logs in to start a receiver; without it a daemon is running.
+    pub(crate) login: Option<Login>,
+}
+
+/// What ssh has to know besides the host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Login {
+    /// None: what ssh takes.
+    pub(crate) user: Option<String>,
+    /// None: what ssh takes.
+    pub(crate) port: Option<u16>,
 }
 
 impl fmt::Display for Remote {
     /// The host and port, as they are shown to the user.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { host, port, .. } = self;
+        let Self { host, port, login, .. } = self;
+        if let Some(login) = login {
+            return match &login.user {
+                Some(user) => write!(f, "{user}@{host}"),
+                None => write!(f, "{host}"),
+            };
+        }
         if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
     }
 }
 
 impl Location {
-    /// Reads a target.
-    pub(crate) fn parse(text: &OsStr) -> Result<Self> {
+    /// Reads a target; `ssh` is to start the receiver on another host also where no user is named.
+    pub(crate) fn parse(text: &OsStr, ssh: bool) -> Result<Self> {
         let bytes = text.as_bytes();
         if let Some(rest) = bytes.strip_prefix(b"zmove://") {
+            if ssh {
+                bail!("'zmove://…' is a daemon: for ssh write USER@HOST:PATH");
+            }
             return parse_url(rest).map(Self::Remote);
         }
         let Some((host, rest)) = split_host(bytes)? else {
             return Ok(Self::Local(text.to_owned()));
         };
+        let (user, host) = split_user(host)?;
         let host = host_name(host)?;
         let (port, path) = split_port(rest)?;
-        Ok(Self::Remote(Remote { host, port, path: path.to_vec() }))
+        let login = (ssh || user.is_some()).then_some(Login { user, port });
+        let port = port.filter(|_| login.is_none()).unwrap_or(DEFAULT_PORT);
+        let path = if login.is_some() { from_home(path) } else { path };
+        Ok(Self::Remote(Remote { host, port, path: path.to_vec(), login }))
     }
 }
 
-/// The host before the first colon and what is behind it; `None` for a local path.
+/// A path as a shell would understand it where a login begins: in the user's home.
+fn from_home(path: &[u8]) -> &[u8] {
+    if path == b"~" { b"" } else { path.strip_prefix(b"~/").unwrap_or(path) }
+}
+
+/// Whether a program takes this for one word that is no option.
+fn is_word(text: &str) -> bool {
+    !text.is_empty()
+        && !text.starts_with('-')
+        && !text.contains(|c: char| c.is_whitespace() || c.is_control())
+}
+
+/// The host, perhaps with a user, before the first colon and what is behind it; `None` for a local path.
 fn split_host(bytes: &[u8]) -> Result<Option<(&[u8], &[u8])>> {
-    if bytes.starts_with(b"[") {
-        let end = bytes.windows(2).position(|pair| pair == b"]:");
-        let Some(end) = end else { bail!("'{}': write an IPv6 target as [ADDRESS]:PATH", show(bytes)) };
-        return Ok(Some((&bytes[1..end], &bytes[end + 2..])));
-    }
-    let colon = bytes.iter().position(|&byte| byte == b':');
     let slash = bytes.iter().position(|&byte| byte == b'/').unwrap_or(bytes.len());
-    Ok(colon.filter(|&colon| colon < slash && colon > 0).map(|colon| (&bytes[..colon], &bytes[colon + 1..])))
+    let bracket = bytes[..slash].iter().position(|&byte| byte == b'[');
+    let colon = match bracket.filter(|&at| at == 0 || bytes[at - 1] == b'@') {
+        Some(start) => {
+            let end = bytes[start..].windows(2).position(|pair| pair == b"]:");
+            let Some(end) = end else { bail!("'{}': write an IPv6 target as [ADDRESS]:PATH", show(bytes)) };
+            Some(start + end + 1)
+        }
+        None => bytes[..slash].iter().position(|&byte| byte == b':'),
+    };
+    Ok(colon.filter(|&colon| colon > 0).map(|colon| (&bytes[..colon], &bytes[colon + 1..])))
+}
+
+/// The user before the last `@`, as ssh reads it, and the host without brackets.
+fn split_user(bytes: &[u8]) -> Result<(Option<String>, &[u8])> {
+    let bare =
+        |host| <[u8]>::strip_prefix(host, b"[").and_then(|host| host.strip_suffix(b"]")).unwrap_or(host);
+    let Some(at) = bytes.iter().rposition(|&byte| byte == b'@') else { return Ok((None, bare(bytes))) };
+    match std::str::from_utf8(&bytes[..at]) {
+        Ok(user) if is_word(user) => Ok((Some(user.to_owned()), bare(&bytes[at + 1..]))),
+        _ => bail!("'{}' is no user's name", show(&bytes[..at])),
+    }
 }
 
 /// Digits before another colon are a port.
-fn split_port(rest: &[u8]) -> Result<(u16, &[u8])> {
+fn split_port(rest: &[u8]) -> Result<(Option<u16>, &[u8])> {
     let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
     if digits == 0 || rest.get(digits) != Some(&b':') {
-        return Ok((DEFAULT_PORT, rest));
+        return Ok((None, rest));
     }
-    Ok((parse_port(&rest[..digits])?, &rest[digits + 1..]))
+    Ok((Some(parse_port(&rest[..digits])?), &rest[digits + 1..]))
 }
 
 fn parse_port(digits: &[u8]) -> Result<u16> {
@@ -102,15 +154,15 @@ fn parse_url(rest: &[u8]) -> Result<Remote> {
         [b':', digits @ ..] => parse_port(digits)?,
         _ => bail!("'{}' is no HOST:PORT", show(authority)),
     };
-    Ok(Remote { host: host_name(host)?, port, path: path.to_vec() })
+    Ok(Remote { host: host_name(host)?, port, path: path.to_vec(), login: None })
 }
 
 fn host_name(bytes: &[u8]) -> Result<String> {
     if bytes.contains(&b'@') {
-        bail!("'{}': zmove knows users by their keys; write the host without 'USER@'", show(bytes));
+        bail!("'{}': a daemon knows users by their keys; write the host without 'USER@'", show(bytes));
     }
     match std::str::from_utf8(bytes) {
-        Ok(name) if !name.is_empty() && !name.contains(char::is_whitespace) => Ok(name.to_owned()),
+        Ok(name) if is_word(name) => Ok(name.to_owned()),
         _ => bail!("'{}' is no host name", show(bytes)),
     }
 }
@@ -124,9 +176,21 @@ mod tests {
     use super::*;
 
     fn remote(text: &str) -> (String, u16, String) {
-        match Location::parse(OsStr::new(text)).unwrap() {
-            Location::Remote(Remote { host, port, path }) => (host, port, String::from_utf8(path).unwrap()),
-            Location::Local(path) => panic!("{path:?} is local"),
+        match Location::parse(OsStr::new(text), false).unwrap() {
+            Location::Remote(Remote { host, port, path, login: None }) => {
+                (host, port, String::from_utf8(path).unwrap())
+            }
+            location => panic!("{location:?}"),
+        }
+    }
+
+    fn login(text: &str, ssh: bool) -> (String, String, Option<u16>) {
+        match Location::parse(OsStr::new(text), ssh).unwrap() {
+            Location::Remote(remote) => {
+                let port = remote.login.as_ref().unwrap().port;
+                (remote.to_string(), String::from_utf8(remote.path).unwrap(), port)
+            }
+            location @ Location::Local(_) => panic!("{location:?}"),
         }
     }
 
@@ -149,16 +213,38 @@ mod tests {
     }
 
     #[test]
+    fn a_user_means_ssh() {
+        let expect = |host: &str, path: &str, port| (host.to_owned(), path.to_owned(), port);
+        assert_eq!(login("alice@dtn:/d", false), expect("alice@dtn", "/d", None));
+        assert_eq!(
+            login("alice@site.org@dtn:22022:d", false),
+            expect("alice@site.org@dtn", "d", Some(22022))
+        );
+        assert_eq!(login("alice@[fd00::1]:/d", false), expect("alice@fd00::1", "/d", None));
+        assert_eq!(login("alice@dtn:~/d", false), expect("alice@dtn", "d", None));
+        assert_eq!(login("alice@dtn:~", false), expect("alice@dtn", "", None));
+        assert_eq!(login("dtn:/d", true), expect("dtn", "/d", None));
+        assert_eq!(login("dtn:5870:/d", true), expect("dtn", "/d", Some(5870)));
+    }
+
+    #[test]
     fn local_forms() {
         for text in ["/a:b", "./a:b", "dir", "dir/", ":x"] {
-            assert_eq!(Location::parse(OsStr::new(text)).unwrap(), Location::Local(text.into()), "{text}");
+            let location = Location::parse(OsStr::new(text), false).unwrap();
+            assert_eq!(location, Location::Local(text.into()), "{text}");
         }
     }
 
     #[test]
     fn nonsense_is_explained() {
-        for text in ["user@dtn:/d", "dtn:0:/d", "dtn:70000:/d", "[::1", "zmove://dtn", "zmove://dtn:x/d"] {
-            assert!(Location::parse(OsStr::new(text)).is_err(), "{text}");
+        let users =
+            ["@dtn:/d", "-oProxyCommand=x@dtn:/d", "a b@dtn:/d", "-oProxyCommand=x:/d", "zmove://a@dtn/d"];
+        for text in users {
+            assert!(Location::parse(OsStr::new(text), false).is_err(), "{text}");
+        }
+        assert!(Location::parse(OsStr::new("zmove://dtn/d"), true).is_err());
+        for text in ["dtn:0:/d", "dtn:70000:/d", "[::1", "zmove://dtn", "zmove://dtn:x/d"] {
+            assert!(Location::parse(OsStr::new(text), false).is_err(), "{text}");
         }
     }
 }

@@ -204,7 +204,7 @@ mod tests {
     }
 
     fn paths(home: &Path, host: &str) -> Paths {
-        Paths::of(home, &Remote { host: host.into(), port: 5870, path: Vec::new() })
+        Paths::of(home, &Remote { host: host.into(), port: 5870, path: Vec::new(), login: None })
     }
 
     #[test]

@@ -35,7 +35,7 @@ use crate::trace::{self, Trace};
 /// Runs `zmove push`.
 pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     let (target, sources) = args.paths.split_last().expect("clap demands two");
-    let location = Location::parse(target).map_err(|error| usage_error(error.to_string()))?;
+    let location = Location::parse(target, args.ssh.ssh).map_err(|error| usage_error(error.to_string()))?;
     if args.delete && args.selection.files_from.is_some() {
         return Err(usage_error(
             "--delete cannot be used with --files-from: a list does not say what else may go",
@@ -115,7 +115,8 @@ fn options(args: &PushArgs) -> Result<DialOptions> {
     let socket = SocketConfig { congestion: args.congestion.clone(), ..SocketConfig::default() };
     let reach = Reach { transport, socket, quic_congestion };
     let (accept_new, streams, limit) = (args.accept_new, args.streams, args.limit);
-    Ok(DialOptions { accept_new, streams, reach, cipher, limit })
+    let ssh = args.ssh.clone();
+    Ok(DialOptions { accept_new, streams, reach, cipher, limit, ssh })
 }
 
 fn manifest(args: &PushArgs) -> Result<Option<Manifest>> {
@@ -245,7 +246,7 @@ impl Sources {
     fn look_at(paths: &[OsString], selection: Option<&Selection>) -> Result<Self> {
         let mut sources = Self { present: Vec::new(), missing: 0 };
         for path in paths {
-            if matches!(Location::parse(path), Ok(Location::Remote(_))) && !Path::new(path).exists() {
+            if matches!(Location::parse(path, false), Ok(Location::Remote(_))) && !Path::new(path).exists() {
                 return Err(usage_error(format!(
                     "'{}' is on another host: run zmove push there (a local name with a colon is written './NAME')",
                     path.display()

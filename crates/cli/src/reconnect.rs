@@ -17,6 +17,7 @@ use crate::exit::{Exit, Failure};
 use crate::location::Remote;
 use crate::patience::{Next, Outage, Outages, Timeout};
 use crate::progress::Display;
+use crate::ssh::SshFailed;
 use crate::terminal;
 
 /// What each session of a run needs anew.
@@ -87,6 +88,9 @@ impl Sessions<'_> {
         let pushed = push.run(run, reached.link, display.observer(), stop).await;
         reached.dialler.close().await;
         let summary = pushed?;
+        if let Some(ssh) = reached.ssh {
+            ssh.end().await;
+        }
         reached.route.learn(&summary);
         Ok((summary, reached.transport))
     }
@@ -113,7 +117,7 @@ fn is_lost(error: &anyhow::Error) -> bool {
         // a network that is gone takes its name server along
         return error.retryable() || matches!(error, DialError::Resolve { .. });
     }
-    error.downcast_ref::<SessionError>().is_some_and(SessionError::is_lost)
+    error.is::<SshFailed>() || error.downcast_ref::<SessionError>().is_some_and(SessionError::is_lost)
 }
 
 async fn moment(at: Option<Instant>) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use zmove_receiver::{Daemon, ReceiverConfig};
+use zmove_receiver::{Daemon, Guests, ReceiverConfig};
 use zmove_transport::{AuthorizedKeys, Identity, Listener, SocketConfig, TransportChoice};
 use zmove_types::ByteCount;
 
@@ -59,7 +59,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
             ));
         }
         tokio::spawn(expire_journals(settings::journals(&home), args.journal_age));
-        let daemon = Daemon::new(listener, home, config, |event| terminal::warn(event));
+        let daemon = Daemon::new(listener, Guests::Listed(home), config, |event| terminal::warn(event));
         let signals = EndSignals::listen().context("handle SIGTERM and SIGINT")?;
         terminal::print(format_args!(
             "zmove serve: listening on {address}, key {}\n",

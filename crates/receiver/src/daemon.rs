@@ -6,24 +6,21 @@
 use std::fmt;
 use std::future::Future;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Semaphore, mpsc, watch};
-use zmove_transport::{
-    AcceptError, AuthorizedKeys, Channel, Fingerprint, Grant, Incoming, Listener, Transport, control_pair,
-};
+use zmove_transport::{AcceptError, Channel, Fingerprint, Incoming, Listener, Transport, control_pair};
 use zmove_types::{LaneId, TransferId};
 use zmove_wire::{Cipher, Greeting, GreetingError, Refusal, RefusalCode, Role, ToSender, encode_message};
 
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
+use crate::guests::{Guest, Guests};
 use crate::registry::Registry;
 use crate::session::{Session, SessionReport, run_session};
-use crate::target::Access;
 use crate::turns::Runs;
 
 /// Connections that have not proved a key yet; more wait in the kernel's queue, or in that of QUIC.
@@ -53,7 +50,7 @@ struct Shared {
     /// Turns true when the daemon is to end; each transfer listens.
     stopping: watch::Sender<bool>,
     listener: Listener,
-    home: PathBuf,
+    guests: Guests,
     config: ReceiverConfig,
     registry: Registry,
     runs: Runs,
@@ -70,6 +67,13 @@ pub enum DaemonEvent {
         address: SocketAddr,
         /// Why.
         reason: String,
+    },
+    /// A transfer has begun.
+    Begun {
+        /// Who sends.
+        name: String,
+        /// From where.
+        address: SocketAddr,
     },
     /// A transfer came to its end.
     Received {
@@ -101,17 +105,16 @@ pub enum DaemonEvent {
 }
 
 impl Daemon {
-    /// A daemon on a listening socket; keys are looked up in `home` for each connection, so that a new one counts at
-    /// once.
+    /// A daemon on a listening socket.
     pub fn new(
         listener: Listener,
-        home: PathBuf,
+        guests: Guests,
         config: ReceiverConfig,
         log: impl Fn(&DaemonEvent) + Send + Sync + 'static,
     ) -> Self {
         let shared = Shared {
             listener,
-            home,
+            guests,
             config,
             registry: Registry::default(),
             runs: Runs::default(),
@@ -147,8 +150,8 @@ impl Daemon {
                 tokio::spawn(async move {
                     let proven = shared.prove(incoming).await;
                     drop(unproven);
-                    if let Some((channel, grant)) = proven {
-                        shared.admit(channel, grant).await;
+                    if let Some((channel, guest)) = proven {
+                        shared.admit(channel, guest).await;
                     }
                 });
             }
@@ -166,7 +169,7 @@ impl Shared {
     }
 
     /// Has the peer prove its key and looks it up.
-    async fn prove(&self, incoming: Incoming) -> Option<(Channel, Grant)> {
+    async fn prove(&self, incoming: Incoming) -> Option<(Channel, Guest)> {
         let address = incoming.address();
         let channel = match self.listener.handshake(incoming, HANDSHAKE_TIMEOUT).await {
             Ok(channel) => channel,
@@ -176,8 +179,8 @@ impl Shared {
                 return None;
             }
         };
-        match AuthorizedKeys::load(&self.home).map(|keys| keys.find(&channel.peer()).cloned()) {
-            Ok(Some(grant)) => Some((channel, grant)),
+        match self.guests.find(channel.peer()) {
+            Ok(Some(guest)) => Some((channel, guest)),
             Ok(None) => {
                 self.reject(address, format_args!("unknown key {}", channel.peer()));
                 refuse(channel, unknown_key).await;
@@ -192,8 +195,8 @@ impl Shared {
     }
 
     /// Reads the greeting and does what it asks for.
-    async fn admit(self: Arc<Self>, channel: Channel, grant: Grant) {
-        let (address, owner) = (channel.address(), channel.peer());
+    async fn admit(self: Arc<Self>, channel: Channel, guest: Guest) {
+        let (address, key) = (channel.address(), channel.peer());
         let mut stream = channel;
         let mut greeting = [0; Greeting::BYTES];
         match tokio::time::timeout(HANDSHAKE_TIMEOUT, stream.read_exact(&mut greeting)).await {
@@ -222,8 +225,8 @@ impl Shared {
                 self.reject(address, "it asks for lanes in clear, which need 'zmove serve --allow-clear'");
                 refuse(stream, clear_lanes).await;
             }
-            Role::Control => self.run_control(stream, address, owner, grant, greeting).await,
-            Role::Lane(number) => self.hand_over_lane(stream, address, owner, greeting, number).await,
+            Role::Control => self.run_control(stream, address, key, guest, greeting).await,
+            Role::Lane(number) => self.hand_over_lane(stream, address, key, greeting, number).await,
         }
     }
 
@@ -231,28 +234,23 @@ impl Shared {
         &self,
         stream: Channel,
         address: SocketAddr,
-        owner: Fingerprint,
-        grant: Grant,
+        key: Fingerprint,
+        Guest { name, access, owner }: Guest,
         Greeting { transfer, cipher, .. }: Greeting,
     ) {
         let (lanes_in, lanes) = mpsc::channel(usize::from(self.config.lanes_max));
-        let Some(_registered) = self.registry.register(owner, transfer, lanes_in) else {
+        let Some(_registered) = self.registry.register(key, transfer, lanes_in) else {
             return self.reject(address, "a transfer of that id is running already");
-        };
-        let access = match grant.access {
-            zmove_transport::Access::ReadWrite => Access::Beneath(grant.roots),
-            zmove_transport::Access::ReadOnly => Access::ReadOnly,
         };
         if let Err(error) = stream.set_unacknowledged_max(CONTROL_SILENCE_MAX) {
             return self.reject(address, error);
         }
+        (self.log)(&DaemonEvent::Begun { name: name.clone(), address });
         let (control, config) = (control_pair(stream), self.config.clone());
         let started = Instant::now();
-        let name = grant.name;
         // the daemon waits until nobody holds one of these any more
         let mut stopping = self.stopping.subscribe();
-        let turns = self.runs.of(owner);
-        let owner = owner.to_string();
+        let turns = self.runs.of(key);
         let session = Session { transfer, control, lanes, owner, access, turns, config };
         let stop = async { drop(stopping.wait_for(|stopping| *stopping).await) };
         let ended = run_session(session, stop).await;
@@ -266,11 +264,11 @@ impl Shared {
         &self,
         stream: Channel,
         address: SocketAddr,
-        owner: Fingerprint,
+        key: Fingerprint,
         greeting: Greeting,
         number: LaneId,
     ) {
-        let Some(lanes) = self.registry.find(owner, greeting.transfer, EARLY_LANE_TIMEOUT).await else {
+        let Some(lanes) = self.registry.find(key, greeting.transfer, EARLY_LANE_TIMEOUT).await else {
             return self.reject(address, "a lane of a transfer that its key has not opened");
         };
         match stream.into_source(greeting.cipher, number.0) {
@@ -341,6 +339,7 @@ impl fmt::Display for DaemonEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Rejected { address, reason } => write!(f, "rejected {address}: {reason}"),
+            Self::Begun { name, address } => write!(f, "begun by {name} at {address}"),
             Self::Received { name, address, cipher, report, elapsed } => {
                 let target = String::from_utf8_lossy(&report.target);
                 let (seconds, faults) = (elapsed.as_secs_f64(), report.faults);

@@ -56,6 +56,12 @@ pub enum IdentityError {
         /// What the certificate maker says.
         source: rcgen::Error,
     },
+    /// A key that was just made is of no use.
+    #[error("use a new key")]
+    Fresh {
+        /// Why.
+        source: rustls::Error,
+    },
 }
 
 /// Why the list of known hosts cannot be read or extended.

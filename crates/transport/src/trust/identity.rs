@@ -5,7 +5,7 @@
 
 use std::{fmt, path::Path, sync::Arc};
 
-use rcgen::{CertificateParams, DnType, KeyPair, PKCS_ECDSA_P256_SHA256};
+use rcgen::{Certificate, CertificateParams, DnType, KeyPair, PKCS_ECDSA_P256_SHA256};
 use rustls::sign::CertifiedKey;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 
@@ -46,6 +46,17 @@ impl Identity {
             source: std::io::ErrorKind::NotFound.into(),
         })?;
         Self::parse(&path, &contents)
+    }
+
+    /// A new key that no file keeps.
+    ///
+    /// # Errors
+    ///
+    /// No key could be made.
+    pub fn for_once() -> Result<Self, IdentityError> {
+        let (key, certificate) = generate().map_err(|source| IdentityError::Generate { source })?;
+        let key = PrivateKeyDer::Pkcs8(key.serialize_der().into());
+        Self::new(key, certificate.der().clone()).map_err(|source| IdentityError::Fresh { source })
     }
 
     /// The name by which peers know this key.
@@ -93,19 +104,20 @@ fn read(path: &Path) -> Result<Option<file::Contents>, IdentityError> {
 }
 
 fn store_new_key(home: &Path, path: &Path) -> Result<(), IdentityError> {
-    let pem = generate().map_err(|source| IdentityError::Generate { source })?;
+    let (key, certificate) = generate().map_err(|source| IdentityError::Generate { source })?;
+    let pem = key.serialize_pem() + &certificate.pem();
     file::create_home(home)
         .and_then(|()| file::create(path, pem.as_bytes()))
         .map_err(|source| IdentityError::Write { path: path.into(), source })
 }
 
 /// A new key and its certificate, valid for two millennia: the pin decides, not the calendar.
-fn generate() -> Result<String, rcgen::Error> {
+fn generate() -> Result<(KeyPair, Certificate), rcgen::Error> {
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
     let mut certificate = CertificateParams::new([SERVER_NAME.to_owned()])?;
     certificate.distinguished_name.push(DnType::CommonName, SERVER_NAME);
     let certificate = certificate.self_signed(&key)?;
-    Ok(key.serialize_pem() + &certificate.pem())
+    Ok((key, certificate))
 }
 
 #[cfg(test)]
@@ -119,6 +131,12 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let first = Identity::load_or_create(home.path()).unwrap().fingerprint();
         assert_eq!(Identity::load_or_create(home.path()).unwrap().fingerprint(), first);
+    }
+
+    #[test]
+    fn a_key_for_once_is_another_each_time() {
+        let [one, other] = [(); 2].map(|()| Identity::for_once().unwrap());
+        assert_ne!(one.fingerprint(), other.fingerprint());
     }
 
     #[test]
