@@ -34,6 +34,8 @@ pub(crate) struct Tool {
 pub(crate) enum Kind {
     /// This project's mover.
     Zmove,
+    /// The same, with a receiver that ssh starts.
+    ZmoveSsh,
     /// rsync over ssh.
     Rsync,
     /// rsync to its daemon, in clear.
@@ -51,8 +53,9 @@ pub(crate) enum Kind {
 }
 
 /// The names of the tools on the command line.
-const NAMES: [(&str, Kind); 8] = [
+const NAMES: [(&str, Kind); 9] = [
     ("zmove", Kind::Zmove),
+    ("zmovessh", Kind::ZmoveSsh),
     ("rsync", Kind::Rsync),
     ("rsyncd", Kind::RsyncDaemon),
     ("tarssh", Kind::TarSsh),
@@ -94,7 +97,7 @@ pub(crate) struct Stage<'a> {
 impl Tool {
     /// The same tool; zmove gets further arguments, which the label does not show.
     pub(crate) fn with_zmove_arguments(mut self, arguments: &str) -> Self {
-        if self.kind == Kind::Zmove {
+        if matches!(self.kind, Kind::Zmove | Kind::ZmoveSsh) {
             self.arguments.extend(arguments.split_whitespace().map(str::to_owned));
         }
         self
@@ -122,7 +125,7 @@ impl Tool {
         let on_target =
             |program: &str| inside::command(Some(&stage.hosts.target), Some(stage.target_group), program);
         let command = match self.kind {
-            Kind::Rsync | Kind::TarSsh | Kind::Syq => {
+            Kind::Rsync | Kind::TarSsh | Kind::Syq | Kind::ZmoveSsh => {
                 let mut command = on_target(&programs::path("sshd"))?;
                 command.args(["-D", "-e", "-f"]).arg(homes.ssh.join("sshd_config"));
                 command
@@ -214,6 +217,14 @@ impl Tool {
                 command.arg(format!("{TARGET_ADDRESS}:{port}:{}", stage.target.display()));
                 command
             }
+            Kind::ZmoveSsh => {
+                let mut command = on_source(&homes.zmove.binary)?;
+                command.env("ZMOVE_HOME", &homes.zmove_source).args(["push", "--ssh-command"]);
+                command.args([&homes.ssh_line(), "--remote-zmove", &homes.zmove.binary]);
+                command.args(&self.arguments).arg(source);
+                command.arg(format!("root@{TARGET_ADDRESS}:{}", stage.target.display()));
+                command
+            }
         };
         command.current_dir(stage.source);
         Ok(command)
@@ -221,7 +232,7 @@ impl Tool {
 
     fn port(&self) -> u16 {
         match self.kind {
-            Kind::Rsync | Kind::TarSsh | Kind::Syq => SSH_PORT,
+            Kind::Rsync | Kind::TarSsh | Kind::Syq | Kind::ZmoveSsh => SSH_PORT,
             Kind::RsyncDaemon => 8_730,
             Kind::TarNetcat => 9_000,
             Kind::GridFtp | Kind::GridFtpDirect => gridftp::PORT,
@@ -240,7 +251,7 @@ impl Tool {
             return format!("not installed ({missing})");
         }
         match self.kind {
-            Kind::Zmove => programs::version(&homes.zmove.binary, "--version"),
+            Kind::Zmove | Kind::ZmoveSsh => programs::version(&homes.zmove.binary, "--version"),
             Kind::Rsync | Kind::RsyncDaemon => programs::version("rsync", "--version"),
             Kind::TarSsh | Kind::TarNetcat => programs::version("tar", "--version"),
             Kind::Syq => programs::version(&programs::path("syq"), "--version"),

@@ -43,7 +43,7 @@ impl Homes {
             zmove_target: session.subdirectory("zmove-target")?,
         };
         let uses = |kind| tools.iter().any(|tool| tool.kind == kind);
-        if uses(Kind::Rsync) || uses(Kind::TarSsh) || uses(Kind::Syq) {
+        if [Kind::Rsync, Kind::TarSsh, Kind::Syq, Kind::ZmoveSsh].into_iter().any(uses) {
             homes.prepare_ssh()?;
         }
         if uses(Kind::GridFtp) || uses(Kind::GridFtpDirect) {
@@ -73,7 +73,8 @@ impl Homes {
         write!(config, "HostKey {home}/host_key\nAuthorizedKeysFile {home}/authorized_keys\n")?;
         config.push_str("PidFile none\nPermitRootLogin prohibit-password\nStrictModes no\nUsePAM no\n");
         config.push_str("MaxStartups 1000\nMaxSessions 1000\nUseDNS no\nLogLevel ERROR\n");
-        writeln!(config, "SetEnv XDG_CACHE_HOME={} SYQ_NO_UPDATE_CHECK=1", self.syq.display())?;
+        let (syq, zmove) = (self.syq.display(), self.zmove_target.display());
+        writeln!(config, "SetEnv XDG_CACHE_HOME={syq} SYQ_NO_UPDATE_CHECK=1 ZMOVE_HOME={zmove}")?;
         fs::write(self.ssh.join("sshd_config"), config).context("failed to write sshd_config")
     }
 

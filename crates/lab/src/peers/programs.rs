@@ -30,6 +30,7 @@ fn needed(kind: Kind) -> &'static [&'static str] {
     match kind {
         // looked for by `ZmoveProgram`: without it there is nothing to compare with
         Kind::Zmove => &[],
+        Kind::ZmoveSsh => &["ssh", "sshd"],
         Kind::Rsync => &["rsync", "ssh", "sshd"],
         Kind::RsyncDaemon => &["rsync"],
         Kind::TarSsh => &["tar", "ssh", "sshd"],
