@@ -5,20 +5,18 @@
 //! gets the right one here. With `--update` and `--ignore-existing` a file may stay whatever it holds.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use rustix::fs::OFlags;
-use zmove_chunk::read_root;
-use zmove_disk::{FileIdentity, open_beneath, retouch};
+use zmove_disk::{FileIdentity, retouch};
 use zmove_types::{Cv, Metadata, Name, RelPath, Timestamp};
 use zmove_wire::limits::HELD_GROUPS_MAX;
 use zmove_wire::{Compare, Held, Offer, OfferedFile, Open, Overwrite, Verdict};
 
 use crate::delta::Candidate;
 use crate::journal::SourceIdentity;
+use crate::old::contents_root;
 use crate::place::plain;
 use crate::store::Context;
 
@@ -177,19 +175,6 @@ pub(crate) fn is_same_time(there: Timestamp, source: Timestamp) -> bool {
 
 fn mtime_of(file: &OfferedFile) -> Timestamp {
     Timestamp { seconds: file.mtime_seconds, nanos: file.mtime_nanos }
-}
-
-/// The root of a file that is there; `None` when it cannot be read, or reading it was stopped.
-pub(crate) fn contents_root(
-    directory: BorrowedFd<'_>,
-    name: &Name,
-    stop: impl Fn() -> bool,
-) -> Option<[u8; 32]> {
-    let path = RelPath::root().join(name).ok()?;
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let file = File::from(open_beneath(directory, &path, flags).ok()?);
-    let root = read_root(&file, stop).ok()??;
-    Some(root.0)
 }
 
 #[cfg(test)]

@@ -12,14 +12,14 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use rustix::fs::OFlags;
 use zmove_chunk::{GroupHasher, group_cv};
-use zmove_disk::{DataFile, Direct, FileIdentity, Staged, open_beneath};
+use zmove_disk::{DataFile, Direct, FileIdentity, Staged};
 use zmove_types::{Buffer, BufferPool, Cv, GROUP_BYTES, GroupSpan, Name, RelPath};
 use zmove_wire::Held;
 use zmove_wire::limits::HELD_GROUPS_MAX;
 
 use crate::config::BUFFER_BYTES;
+use crate::old::open_old;
 use crate::store::{Context, Outcome};
 
 /// Old versions that the sender has been told of, by the path of their file.
@@ -80,7 +80,7 @@ impl Candidate {
         (offer, file): (u64, u32),
         bytes: u64,
     ) -> Option<Self> {
-        let old = open_old(directory, name).ok()?;
+        let old = open_old(directory.as_fd(), name).ok()?;
         let there = FileIdentity::of(&old).ok()?;
         let large = there.regular && there.bytes > GROUP_BYTES && bytes > GROUP_BYTES;
         large.then_some(Self { offer, file, path, bytes, old })
@@ -132,7 +132,7 @@ impl Base {
         bytes: u64,
         direct: Direct,
     ) -> io::Result<()> {
-        let Ok(old) = open_old(directory, name) else { return new.reserve(bytes, direct) };
+        let Ok(old) = open_old(directory.as_fd(), name) else { return new.reserve(bytes, direct) };
         let cloned = new.clone_contents(&old, bytes, direct)?;
         if !cloned {
             new.reserve(bytes, direct)?;
@@ -179,10 +179,4 @@ fn read_group(
     outcome?;
     let cv = (buffer.len() == wanted).then(|| hasher.finish());
     Ok((cv, buffer))
-}
-
-fn open_old(directory: &OwnedFd, name: &Name) -> io::Result<File> {
-    let path = RelPath::root().join(name).map_err(|error| io::Error::other(error.to_string()))?;
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    Ok(open_beneath(directory.as_fd(), &path, flags)?.into())
 }

@@ -18,6 +18,7 @@ pub mod journal;
 mod lanes;
 mod lost;
 mod mirror;
+mod old;
 mod parts;
 mod place;
 mod preview;
