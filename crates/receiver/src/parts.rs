@@ -24,7 +24,7 @@ use std::time::{Duration, SystemTime};
 use rustix::io::Errno;
 use zmove_chunk::group_cv;
 use zmove_disk::{Direct, FileIdentity, Staged, TempNames, Tree};
-use zmove_types::{Cv, FileId, GroupSpan, RelPath, TransferId};
+use zmove_types::{Cv, FileId, GroupSpan, RelPath, Timestamp, TransferId};
 use zmove_wire::FileHead;
 
 use crate::journal::{
@@ -128,15 +128,14 @@ impl Parts {
         };
         // one that cannot be opened now is still told of, for another time
         let Ok(reopened) = reopen(directory, &earlier.file.part, direct) else { return BTreeMap::new() };
-        let Some((staged, changed)) = reopened else {
+        let Some((staged, there)) = reopened else {
             self.lock().forget(&earlier);
             return BTreeMap::new();
         };
-        let sized = staged.file().metadata().is_ok_and(|there| there.len() == source.bytes);
         let groups = &mut earlier.file.groups;
-        if sized && earlier.file.part.source == *source {
+        if there.bytes == source.bytes && earlier.file.part.source == *source {
             let slack = if same_boot { ALIEN_WRITE_MIN } else { ALIEN_WRITE_REBOOTED_MIN };
-            let alien = changed > journalled.checked_add(slack).unwrap_or(journalled);
+            let alien = time_of(there.ctime) > journalled.checked_add(slack).unwrap_or(journalled);
             groups.retain(|index, (cv, flushed)| {
                 // what was only written is lost also where a device has gone and come back
                 let trusted = !alien && *flushed;
@@ -349,9 +348,13 @@ fn begin(transfer: TransferId, owner: String, target: &Tree) -> Begin {
     Begin { transfer, owner, target, device, inode, begun: now.as_secs() }
 }
 
-/// Opens a part again and tells when it was changed last; `None` where it is gone, or what is there is not the part that
-/// the journal tells of.
-fn reopen(directory: &Arc<OwnedFd>, part: &Part, direct: Direct) -> io::Result<Option<(Staged, SystemTime)>> {
+/// Opens a part again and tells what it is now; `None` where it is gone, or what is there is not the part that the journal
+/// tells of.
+fn reopen(
+    directory: &Arc<OwnedFd>,
+    part: &Part,
+    direct: Direct,
+) -> io::Result<Option<(Staged, FileIdentity)>> {
     let staged = match Staged::reopen(directory, &part.part, direct) {
         Ok(staged) => staged,
         Err(error) => {
@@ -361,19 +364,22 @@ fn reopen(directory: &Arc<OwnedFd>, part: &Part, direct: Direct) -> io::Result<O
         }
     };
     let identity = FileIdentity::of(staged.file())?;
-    let same_inode = identity.inode == part.inode && birth_of(staged.file()) == part.born;
-    let seconds = u64::try_from(identity.ctime.seconds).unwrap_or(0);
-    let changed = SystemTime::UNIX_EPOCH + Duration::new(seconds, identity.ctime.nanos);
-    Ok((identity.regular && same_inode).then_some((staged, changed)))
+    let same = identity.regular && part.is_in(identity.inode, birth_of(staged.file()));
+    Ok(same.then_some((staged, identity)))
 }
 
 /// The part, if a file stands where it would go that was put there, or changed, after the part was written last.
 fn overtaken(target: &Tree, path: &RelPath, part: &Part) -> Option<Staged> {
     let directory = target.open_directory(&path.parent()?).ok()?;
     let there = FileIdentity::at(&directory, &path.file_name()?).ok().filter(|there| there.regular)?;
-    let (staged, _) = reopen(&directory, part, Direct::Off).ok().flatten()?;
-    let written = FileIdentity::of(staged.file()).ok()?.ctime;
+    let (staged, FileIdentity { ctime: written, .. }) =
+        reopen(&directory, part, Direct::Off).ok().flatten()?;
     ((there.ctime.seconds, there.ctime.nanos) > (written.seconds, written.nanos)).then_some(staged)
+}
+
+/// One of before 1970 counts as of then.
+fn time_of(stamp: Timestamp) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::new(u64::try_from(stamp.seconds).unwrap_or(0), stamp.nanos)
 }
 
 fn is_there(staged: &Staged, span: GroupSpan, cv: Cv) -> bool {

@@ -1,7 +1,7 @@
 //! Transfers that break off, and what the next one holds.
 
 use super::*;
-use zmove_types::{GROUP_BYTES, Metadata, Timestamp};
+use zmove_types::{GROUP_BYTES, Metadata};
 
 use crate::journal::pretend_reboot;
 
