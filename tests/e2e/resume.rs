@@ -59,14 +59,14 @@ fn journals(site: &Site) -> PathBuf {
 }
 
 /// The journals there are, with their lengths.
-fn journals_of(site: &Site) -> Vec<(PathBuf, u64)> {
+pub(crate) fn journals_of(site: &Site) -> Vec<(PathBuf, u64)> {
     let Ok(entries) = std::fs::read_dir(journals(site)) else { return Vec::new() };
     let entries = entries.map(Result::unwrap);
     entries.map(|entry| (entry.path(), entry.metadata().unwrap().len())).collect()
 }
 
 /// Waits until the daemon has journalled some groups.
-fn wait_for_journal(site: &Site) {
+pub(crate) fn wait_for_journal(site: &Site) {
     let directory = journals(site);
     std::fs::create_dir_all(&directory).unwrap();
     let watch = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
