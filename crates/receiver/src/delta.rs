@@ -12,11 +12,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use zmove_chunk::{GroupHasher, group_cv};
+use zmove_chunk::GroupHasher;
 use zmove_disk::{DataFile, Direct, FileIdentity, Staged};
 use zmove_types::{Buffer, BufferPool, Cv, GROUP_BYTES, GroupSpan, Name, RelPath};
 use zmove_wire::limits::HELD_GROUPS_MAX;
@@ -30,7 +29,7 @@ use crate::store::{Context, Outcome};
 #[derive(Debug)]
 pub(crate) struct Bases {
     known: Mutex<HashMap<RelPath, Base>>,
-    /// For groups that are read from old versions, one for each writer.
+    /// For groups that are read from old versions, as many as there are writers.
     buffers: BufferPool,
 }
 
@@ -89,7 +88,7 @@ impl Candidate {
     /// of its files.
     pub(crate) fn tell(self, context: &Context, last: bool) {
         let cvs =
-            open_at(context, &self.path).map_or_else(|_| BTreeMap::new(), |old| self.hash(context, &old));
+            open_at(context, &self.path).map_or_else(|_| BTreeMap::new(), |old| self.hash(context, old));
         let mut pieces = runs(&cvs).peekable();
         let Self { offer, file, path, .. } = self;
         // the sender may declare the file as soon as it has been told all
@@ -104,18 +103,19 @@ impl Candidate {
         }
     }
 
-    fn hash(&self, context: &Context, old: &File) -> BTreeMap<u32, Cv> {
-        let mut room = vec![0; BUFFER_BYTES];
+    fn hash(&self, context: &Context, old: File) -> BTreeMap<u32, Cv> {
+        let old = DataFile::new(old);
         let mut cvs = BTreeMap::new();
         let groups =
             (0..GroupSpan::count(self.bytes).unwrap_or(0)).filter(|index| !self.held.contains(index));
         for span in groups.map_while(|index| GroupSpan::of(self.bytes, index)) {
-            let wanted = &mut room[..span.len as usize];
-            // a shorter version has no more groups; one that cannot be read is none
-            if context.stopping.load(Ordering::Relaxed) || old.read_exact_at(wanted, span.offset()).is_err() {
+            if context.stopping.load(Ordering::Relaxed) {
                 break;
             }
-            cvs.insert(span.index, group_cv(span.index, wanted));
+            let Some(buffer) = context.bases.buffers.take() else { break };
+            // a shorter version has no more groups; one that cannot be read is none
+            let (Some(cv), _) = read_group(context, &old, span, buffer) else { break };
+            cvs.insert(span.index, cv);
         }
         cvs
     }

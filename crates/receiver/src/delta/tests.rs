@@ -1,5 +1,6 @@
 //! A part that an earlier transfer has left of a file that has changed, beside the old version of that.
 
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -8,6 +9,7 @@ use crate::compare::judge_all;
 use crate::files::LargeFile;
 use crate::journal::SourceIdentity;
 use crate::place::tests::{open_at, transfer_of};
+use zmove_chunk::group_cv;
 use zmove_types::{FileId, Metadata, Timestamp};
 use zmove_wire::{Offer, OfferedFile, OfferedGroup, Open, SourceMark, Verdict};
 
