@@ -27,6 +27,7 @@ mod seen;
 mod session;
 mod store;
 mod target;
+mod tasks;
 mod turns;
 mod untouched;
 
