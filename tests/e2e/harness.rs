@@ -237,10 +237,10 @@ impl Site {
         self.push_command(options, &[source.as_ref()], path).outcome()
     }
 
-    /// `zmove push OPTIONS source/ ADDRESS:` by way of a relay.
+    /// `zmove push OPTIONS SOURCE/ ADDRESS:` by way of a relay.
     pub(crate) fn push_by(&self, relay: &SocketAddr, options: &[&str]) -> Zmove {
         let mut zmove = self.zmove(&["push"]);
-        zmove.0.args(self.push_options).args(options).arg("source/").arg(format!("{relay}:"));
+        zmove.0.args(self.push_options).args(options).arg(self.contents()).arg(format!("{relay}:"));
         zmove
     }
 

@@ -22,6 +22,7 @@ pub(crate) struct InProcess {
     pub(crate) config: SenderConfig,
     pub(crate) receiver: ReceiverConfig,
     pub(crate) lanes: usize,
+    pub(crate) delta: bool,
     pub(crate) wrap: Wrap,
     pub(crate) wrap_source: WrapSource,
     /// Whether there are more lanes for the asking; one of two dials fails.
@@ -52,6 +53,7 @@ impl Default for InProcess {
             config: SenderConfig::default(),
             receiver: ReceiverConfig::default(),
             lanes: 2,
+            delta: false,
             wrap: Box::new(|sink| sink),
             wrap_source: Box::new(|source| source),
             more: false,
@@ -62,10 +64,11 @@ impl Default for InProcess {
 
 impl InProcess {
     pub(crate) fn push(self, source: &Path, target: &Path) -> Pushed {
-        let Self { config, receiver, lanes, wrap, wrap_source, more, on_event } = self;
+        let Self { config, receiver, lanes, delta, wrap, wrap_source, more, on_event } = self;
         let witness = Arc::new(Witness { events: Mutex::default(), on_event });
         let started = Instant::now();
-        let (push, mut run) = (Push::start(job(source, target), config, started), Run::begin(None, started));
+        let job = PushJob { delta, ..job(source, target) };
+        let (push, mut run) = (Push::start(job, config, started), Run::begin(None, started));
         let observer = Arc::clone(&witness) as Arc<dyn Observer>;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         let ended = runtime.unwrap().block_on(async {
@@ -105,7 +108,8 @@ impl InProcess {
             let link = Link { transfer, cipher: Cipher::Tls, control: near, lanes: sinks, supply };
             let pushing = push.run(&mut run, link, observer, std::future::pending());
             let (ended, ()) = tokio::join!(pushing, dialling);
-            receiving.await.unwrap().unwrap();
+            let received = receiving.await.unwrap();
+            assert_eq!(received.is_ok(), ended.is_ok(), "{received:?}");
             ended
         });
         let events = std::mem::take(&mut *witness.events.lock().unwrap());

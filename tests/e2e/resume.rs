@@ -59,7 +59,7 @@ fn journals(site: &Site) -> PathBuf {
 }
 
 /// The journals there are, with their lengths.
-fn journals_of(site: &Site) -> Vec<(PathBuf, u64)> {
+pub(crate) fn journals_of(site: &Site) -> Vec<(PathBuf, u64)> {
     let Ok(entries) = std::fs::read_dir(journals(site)) else { return Vec::new() };
     let entries = entries.map(Result::unwrap);
     entries.map(|entry| (entry.path(), entry.metadata().unwrap().len())).collect()

@@ -5,20 +5,17 @@
 //! gets the right one here. With `--update` and `--ignore-existing` a file may stay whatever it holds.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use rustix::fs::OFlags;
-use zmove_chunk::read_root;
-use zmove_disk::{FileIdentity, open_beneath, retouch};
+use zmove_disk::{FileIdentity, retouch};
 use zmove_types::{Cv, Metadata, Name, RelPath, Timestamp};
-use zmove_wire::limits::HELD_GROUPS_MAX;
 use zmove_wire::{Compare, Held, Offer, OfferedFile, Open, Overwrite, Verdict};
 
-use crate::delta::Candidate;
+use crate::delta::{Candidate, runs};
 use crate::journal::SourceIdentity;
+use crate::old::contents_root;
 use crate::place::plain;
 use crate::store::Context;
 
@@ -72,20 +69,16 @@ impl Judgement {
         let name = context.target.name(path, &file.name);
         let number = u32::try_from(self.verdicts.len()).expect("offers are bounded");
         let Ok(final_path) = path.join(name) else { return judged };
-        let groups = claim(context, directory, &final_path, file);
-        if !groups.is_empty() {
-            let runs = runs(&groups);
-            self.held.extend(runs.map(|(first, cvs)| Held { offer, file: number, first, cvs, end: false }));
-            return Verdict::Resume;
+        let held = claim(context, directory, &final_path, file);
+        let left = runs(&held).map(|(first, cvs)| Held { offer, file: number, first, cvs, end: false });
+        self.held.extend(left);
+        let needed = judged == Verdict::Need || !held.is_empty();
+        if delta && needed && Candidate::is_there(directory, name, file.bytes) {
+            let (path, held) = (final_path, held.into_keys().collect());
+            self.changed.push(Candidate { offer, file: number, path, bytes: file.bytes, held });
+            return Verdict::Delta;
         }
-        if judged != Verdict::Need {
-            return judged;
-        }
-        let here = (offer, number);
-        let found = delta.then(|| Candidate::find(directory, name, final_path, here, file.bytes)).flatten();
-        let verdict = if found.is_some() { Verdict::Delta } else { Verdict::Need };
-        self.changed.extend(found);
-        verdict
+        if held.is_empty() { judged } else { Verdict::Resume }
     }
 }
 
@@ -101,15 +94,6 @@ fn claim(
     let source = SourceIdentity { bytes: file.bytes, mtime: mtime_of(file), ctime, inode: mark.inode };
     let stopping = || context.stopping.load(Ordering::Relaxed);
     context.parts.claim(path, directory, &source, context.direct, stopping)
-}
-
-/// Groups that follow each other, by their first.
-fn runs(groups: &BTreeMap<u32, Cv>) -> impl Iterator<Item = (u32, Vec<[u8; 32]>)> {
-    let groups: Vec<_> = groups.iter().map(|(index, cv)| (*index, cv.0)).collect();
-    let runs = groups.chunk_by(|(one, _), (next, _)| one.checked_add(1) == Some(*next));
-    let pieces = runs.flat_map(|run| run.chunks(HELD_GROUPS_MAX));
-    let pieces: Vec<_> = pieces.map(|run| (run[0].0, run.iter().map(|(_, cv)| *cv).collect())).collect();
-    pieces.into_iter()
 }
 
 fn judge(
@@ -177,19 +161,6 @@ pub(crate) fn is_same_time(there: Timestamp, source: Timestamp) -> bool {
 
 fn mtime_of(file: &OfferedFile) -> Timestamp {
     Timestamp { seconds: file.mtime_seconds, nanos: file.mtime_nanos }
-}
-
-/// The root of a file that is there; `None` when it cannot be read, or reading it was stopped.
-pub(crate) fn contents_root(
-    directory: BorrowedFd<'_>,
-    name: &Name,
-    stop: impl Fn() -> bool,
-) -> Option<[u8; 32]> {
-    let path = RelPath::root().join(name).ok()?;
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let file = File::from(open_beneath(directory, &path, flags).ok()?);
-    let root = read_root(&file, stop).ok()??;
-    Some(root.0)
 }
 
 #[cfg(test)]

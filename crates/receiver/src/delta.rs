@@ -2,46 +2,51 @@
 //!
 //! The groups of the old version are hashed and told to the sender, which sends those that differ and names the others. A
 //! group that is named is read from the old version and hashed again before it counts, so what happens to that version
-//! meanwhile costs a group that is sent, never a wrong byte.
+//! meanwhile costs a group that is sent, never a wrong byte. Where an earlier transfer has left a part of the new file, only
+//! the groups that it does not have are looked for in the old version.
 
-use std::collections::HashMap;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use rustix::fs::OFlags;
-use zmove_chunk::{GroupHasher, group_cv};
-use zmove_disk::{DataFile, Direct, FileIdentity, Staged, open_beneath};
+use zmove_chunk::GroupHasher;
+use zmove_disk::{DataFile, Direct, FileIdentity, Staged};
 use zmove_types::{Buffer, BufferPool, Cv, GROUP_BYTES, GroupSpan, Name, RelPath};
-use zmove_wire::Held;
 use zmove_wire::limits::HELD_GROUPS_MAX;
+use zmove_wire::{FileHead, Held};
 
 use crate::config::BUFFER_BYTES;
+use crate::old::open_old;
 use crate::store::{Context, Outcome};
 
 /// Old versions that the sender has been told of, by the path of their file.
 #[derive(Debug)]
 pub(crate) struct Bases {
     known: Mutex<HashMap<RelPath, Base>>,
-    /// For groups that are read from old versions, one for each writer.
+    /// For groups that are read from old versions, as many as there are writers.
     buffers: BufferPool,
 }
 
 /// The old version of one large file.
 #[derive(Debug)]
 pub(crate) struct Base {
-    cvs: Vec<Option<Cv>>,
-    opened: OnceLock<Option<OldVersion>>,
+    /// What its groups were told to be, by number.
+    cvs: BTreeMap<u32, Cv>,
+    sources: OnceLock<Sources>,
 }
 
+/// Where groups of the old version are found.
 #[derive(Debug)]
-struct OldVersion {
-    data: DataFile,
-    /// The new file began as a copy of it.
-    cloned: bool,
+struct Sources {
+    /// Whether the new file may have them: it began as a copy, or an earlier transfer has written to it.
+    in_place: bool,
+    old: Option<DataFile>,
 }
 
 /// A large file at the target that has changed at the source.
@@ -52,7 +57,8 @@ pub(crate) struct Candidate {
     pub(crate) file: u32,
     pub(crate) path: RelPath,
     pub(crate) bytes: u64,
-    old: File,
+    /// The groups that an earlier transfer has left.
+    pub(crate) held: BTreeSet<u32>,
 }
 
 impl Bases {
@@ -65,66 +71,64 @@ impl Bases {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).remove(path)
     }
 
-    fn add(&self, path: RelPath, cvs: Vec<Option<Cv>>) {
-        let base = Base { cvs, opened: OnceLock::new() };
+    fn add(&self, path: RelPath, cvs: BTreeMap<u32, Cv>) {
+        let base = Base { cvs, sources: OnceLock::new() };
         self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(path, base);
     }
 }
 
 impl Candidate {
-    /// The file that is there, if it and the new one are large.
-    pub(crate) fn find(
-        directory: &OwnedFd,
-        name: &Name,
-        path: RelPath,
-        (offer, file): (u64, u32),
-        bytes: u64,
-    ) -> Option<Self> {
-        let old = open_old(directory, name).ok()?;
-        let there = FileIdentity::of(&old).ok()?;
-        let large = there.regular && there.bytes > GROUP_BYTES && bytes > GROUP_BYTES;
-        large.then_some(Self { offer, file, path, bytes, old })
+    /// Whether a large file stands where one of so many bytes will go, and that is large too.
+    pub(crate) fn is_there(directory: &OwnedFd, name: &Name, bytes: u64) -> bool {
+        let large = |there: FileIdentity| there.regular && there.bytes > GROUP_BYTES;
+        bytes > GROUP_BYTES && FileIdentity::at(directory, name).is_ok_and(large)
     }
 
     /// Hashes the old version and tells the sender of it, piece by piece; the last piece ends the offer if this is the last
     /// of its files.
     pub(crate) fn tell(self, context: &Context, last: bool) {
-        let Self { offer, file, path, bytes, old } = self;
-        let mut cvs = Vec::new();
-        let mut room = vec![0; BUFFER_BYTES];
-        let groups = GroupSpan::count(bytes).unwrap_or(0);
-        for span in (0..groups).map_while(|index| GroupSpan::of(bytes, index)) {
-            let wanted = &mut room[..span.len as usize];
-            // a shorter version has no more groups; one that cannot be read is none
-            if context.stopping.load(Ordering::Relaxed) || old.read_exact_at(wanted, span.offset()).is_err() {
-                break;
-            }
-            cvs.push(group_cv(span.index, wanted));
-        }
+        let cvs =
+            open_at(context, &self.path).map_or_else(|_| BTreeMap::new(), |old| self.hash(context, old));
+        let mut pieces = runs(&cvs).peekable();
+        let Self { offer, file, path, .. } = self;
         // the sender may declare the file as soon as it has been told all
-        context.bases.add(path, cvs.iter().copied().map(Some).collect());
-        let mut pieces = cvs.chunks(HELD_GROUPS_MAX).peekable();
-        let mut first = 0;
+        context.bases.add(path, cvs);
         loop {
-            let piece = pieces.next().unwrap_or_default();
-            let (end, cvs) = (pieces.peek().is_none(), piece.iter().map(|cv| cv.0).collect());
+            let (first, cvs) = pieces.next().unwrap_or_default();
+            let end = pieces.peek().is_none();
             context.tell(Outcome::Held(Held { offer, file, first, cvs, end }, last && end));
             if end {
                 return;
             }
-            first += u32::try_from(piece.len()).unwrap_or(u32::MAX);
         }
+    }
+
+    fn hash(&self, context: &Context, old: File) -> BTreeMap<u32, Cv> {
+        let old = DataFile::new(old);
+        let mut cvs = BTreeMap::new();
+        let groups =
+            (0..GroupSpan::count(self.bytes).unwrap_or(0)).filter(|index| !self.held.contains(index));
+        for span in groups.map_while(|index| GroupSpan::of(self.bytes, index)) {
+            if context.stopping.load(Ordering::Relaxed) {
+                break;
+            }
+            let Some(buffer) = context.bases.buffers.take() else { break };
+            // a shorter version has no more groups; one that cannot be read is none
+            let (Some(cv), _) = read_group(context, &old, span, buffer) else { break };
+            cvs.insert(span.index, cv);
+        }
+        cvs
     }
 }
 
 impl Base {
     /// What a group was told to be.
     pub(crate) fn cv(&self, index: u32) -> Option<Cv> {
-        self.cvs.get(index as usize).copied().flatten()
+        self.cvs.get(&index).copied()
     }
 
-    /// Opens the old version for a new file, which becomes a copy of it where the file system can share its blocks.
-    pub(crate) fn open(
+    /// Gives a new file its size; it becomes a copy of the old version where the file system can share its blocks.
+    pub(crate) fn begin(
         &self,
         directory: &OwnedFd,
         name: &Name,
@@ -132,57 +136,82 @@ impl Base {
         bytes: u64,
         direct: Direct,
     ) -> io::Result<()> {
-        let Ok(old) = open_old(directory, name) else { return new.reserve(bytes, direct) };
-        let cloned = new.clone_contents(&old, bytes, direct)?;
-        if !cloned {
+        let old = open_old(directory.as_fd(), name).ok();
+        let in_place = old.as_ref().map_or(Ok(false), |old| new.clone_contents(old, bytes, direct))?;
+        if !in_place {
             new.reserve(bytes, direct)?;
         }
-        let old_bytes = old.metadata()?.len();
-        let _first =
-            self.opened.set(Some(OldVersion { data: DataFile::for_reading(old, old_bytes, direct), cloned }));
+        // of a copy the new file itself is read: that is what will count
+        let old = old.filter(|_| !in_place).and_then(|old| for_reading(old, direct));
+        let _first = self.sources.set(Sources { in_place, old });
         Ok(())
     }
 
-    /// Puts a group of the old version into the new file, if it still has that value.
+    /// Has a group of the old version in the new file, if it can be found and still has that value.
     ///
     /// # Errors
     /// What the system says.
-    pub(crate) fn keep(&self, context: &Context, new: &Staged, span: GroupSpan, cv: Cv) -> io::Result<bool> {
-        let (Some(Some(old)), Some(buffer)) = (self.opened.get(), context.bases.buffers.take()) else {
-            return Ok(false);
-        };
-        // of a clone the new file itself is read: that is what will count
-        let source = if old.cloned { new.data() } else { &old.data };
-        // one that cannot be read is sent, as one that has changed
-        let Ok((Some(there), buffer)) = read_group(context, source, span, buffer) else { return Ok(false) };
-        if there != cv {
+    pub(crate) fn keep(
+        &self,
+        context: &Context,
+        head: &FileHead,
+        new: &Staged,
+        (span, cv): (GroupSpan, Cv),
+    ) -> io::Result<bool> {
+        let Some(mut buffer) = context.bases.buffers.take() else { return Ok(false) };
+        let Sources { in_place, old } = self.sources.get_or_init(|| Sources::of_part(context, head));
+        let mut there = None;
+        if *in_place {
+            (there, buffer) = read_group(context, new.data(), span, buffer);
+        }
+        if there == Some(cv) {
+            return Ok(true);
+        }
+        let Some(old) = old else { return Ok(false) };
+        (there, buffer) = read_group(context, old, span, buffer);
+        if there != Some(cv) {
             return Ok(false);
         }
-        if !old.cloned {
-            context.disk.write(new.data(), span.offset(), buffer).0?;
-        }
+        context.disk.write(new.data(), span.offset(), buffer).0?;
         Ok(true)
     }
 }
 
-/// Reads and hashes a group; no value where there is less.
-fn read_group(
-    context: &Context,
-    file: &DataFile,
-    span: GroupSpan,
-    buffer: Buffer,
-) -> io::Result<(Option<Cv>, Buffer)> {
+impl Sources {
+    /// For a file that goes on with a part: how that began is not known.
+    fn of_part(context: &Context, head: &FileHead) -> Self {
+        let old = open_at(context, &context.final_path(head)).ok();
+        Self { in_place: true, old: old.and_then(|old| for_reading(old, context.direct)) }
+    }
+}
+
+/// Groups that follow each other, by their first, in as many pieces as messages take.
+pub(crate) fn runs(groups: &BTreeMap<u32, Cv>) -> impl Iterator<Item = (u32, Vec<[u8; 32]>)> + use<> {
+    let groups: Vec<_> = groups.iter().map(|(index, cv)| (*index, cv.0)).collect();
+    let runs = groups.chunk_by(|(one, _), (next, _)| one.checked_add(1) == Some(*next));
+    let pieces = runs.flat_map(|run| run.chunks(HELD_GROUPS_MAX));
+    let pieces: Vec<_> = pieces.map(|run| (run[0].0, run.iter().map(|(_, cv)| *cv).collect())).collect();
+    pieces.into_iter()
+}
+
+fn open_at(context: &Context, path: &RelPath) -> io::Result<File> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::ErrorKind::IsADirectory.into());
+    };
+    open_old(context.target.tree.open_directory(&parent)?.as_fd(), &name)
+}
+
+fn for_reading(old: File, direct: Direct) -> Option<DataFile> {
+    let bytes = old.metadata().ok()?.len();
+    Some(DataFile::for_reading(old, bytes, direct))
+}
+
+/// Reads and hashes a group; no value where there is less, or it cannot be read: then it is sent, as one that has changed.
+fn read_group(context: &Context, file: &DataFile, span: GroupSpan, buffer: Buffer) -> (Option<Cv>, Buffer) {
     let mut hasher = GroupHasher::new(span.index);
     let wanted = span.len as usize;
     let seen = &mut |slice: &[u8]| hasher.update(slice);
     let (outcome, buffer) = context.disk.read(file, span.offset(), wanted, buffer, seen);
-    outcome?;
-    let cv = (buffer.len() == wanted).then(|| hasher.finish());
-    Ok((cv, buffer))
-}
-
-fn open_old(directory: &OwnedFd, name: &Name) -> io::Result<File> {
-    let path = RelPath::root().join(name).map_err(|error| io::Error::other(error.to_string()))?;
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    Ok(open_beneath(directory.as_fd(), &path, flags)?.into())
+    let whole = outcome.is_ok() && buffer.len() == wanted;
+    (whole.then(|| hasher.finish()), buffer)
 }

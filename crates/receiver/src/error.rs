@@ -40,4 +40,7 @@ pub enum SessionError {
     /// This side could not start a thread.
     #[error("start a thread: {0}")]
     Thread(#[source] io::Error),
+    /// This side has a bug.
+    #[error("a thread of the receiver panicked; its log says where")]
+    Panicked,
 }

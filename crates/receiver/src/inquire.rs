@@ -14,7 +14,8 @@ use zmove_wire::{
     Inquiry, Operation, Overwrite,
 };
 
-use crate::compare::{contents_root, is_same_time, stays};
+use crate::compare::{is_same_time, stays};
+use crate::old::contents_root;
 use crate::place::plain;
 use crate::seen::Seen;
 

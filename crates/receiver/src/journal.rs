@@ -95,6 +95,13 @@ pub struct Part {
     pub born: Timestamp,
 }
 
+impl Part {
+    /// Whether a file of this inode, made at that time, is the part file. A file system that keeps no time of birth says 0.
+    pub(crate) fn is_in(&self, inode: u64, born: Timestamp) -> bool {
+        self.inode == inode && (self.born == Timestamp::default() || self.born == born)
+    }
+}
+
 /// What a journal says of its transfer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unfinished {

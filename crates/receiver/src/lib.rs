@@ -19,6 +19,7 @@ pub mod journal;
 mod lanes;
 mod lost;
 mod mirror;
+mod old;
 mod parts;
 mod place;
 mod preview;
@@ -27,6 +28,7 @@ mod seen;
 mod session;
 mod store;
 mod target;
+mod tasks;
 mod turns;
 mod untouched;
 

@@ -21,6 +21,7 @@ use zmove_wire::{
 };
 
 use crate::store::{Context, Outcome};
+use crate::tasks;
 
 /// The questions of one transfer that are being answered.
 #[derive(Debug, Default)]
@@ -43,8 +44,7 @@ impl Mirror {
         if allowed == Extraneous::Stays || self.keeps > KEEPS_OUTSTANDING_MAX {
             return Err(WireError::OutOfOrder { what: "a list of names that stay" });
         }
-        let context = Arc::clone(context);
-        self.tasks.spawn_blocking(move || {
+        tasks::start(&mut self.tasks, context, move |context| {
             let answer = ToSender::Extra(extra(Some(&context.target.tree), &keep));
             context.tell(Outcome::Mirror(answer));
         });
@@ -63,9 +63,8 @@ impl Mirror {
         if allowed == Extraneous::Stays || self.removes > REMOVES_OUTSTANDING_MAX {
             return Err(WireError::OutOfOrder { what: "a list of names that go" });
         }
-        let context = Arc::clone(context);
-        self.tasks.spawn_blocking(move || {
-            let answer = ToSender::Removed { remove: remove.remove, entries: remove_all(&context, &remove) };
+        tasks::start(&mut self.tasks, context, move |context| {
+            let answer = ToSender::Removed { remove: remove.remove, entries: remove_all(context, &remove) };
             context.tell(Outcome::Mirror(answer));
         });
         Ok(())
@@ -77,7 +76,6 @@ impl Mirror {
             ToSender::Removed { .. } => self.removes -= 1,
             _ => self.keeps -= 1,
         }
-        while self.tasks.try_join_next().is_some() {}
     }
 
     /// Waits until nothing is at work any more: what a session removes is gone before the next one begins.

@@ -8,6 +8,9 @@
 //! either nothing has happened to it since (it was flushed, and the part not written by anybody else), or it has been read
 //! back and hashed again.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -21,7 +24,7 @@ use std::time::{Duration, SystemTime};
 use rustix::io::Errno;
 use zmove_chunk::group_cv;
 use zmove_disk::{Direct, FileIdentity, Staged, TempNames, Tree};
-use zmove_types::{Cv, FileId, GroupSpan, RelPath, TransferId};
+use zmove_types::{Cv, FileId, GroupSpan, RelPath, Timestamp, TransferId};
 use zmove_wire::FileHead;
 
 use crate::journal::{
@@ -125,15 +128,14 @@ impl Parts {
         };
         // one that cannot be opened now is still told of, for another time
         let Ok(reopened) = reopen(directory, &earlier.file.part, direct) else { return BTreeMap::new() };
-        let Some((staged, changed)) = reopened else {
+        let Some((staged, there)) = reopened else {
             self.lock().forget(&earlier);
             return BTreeMap::new();
         };
-        let sized = staged.file().metadata().is_ok_and(|there| there.len() == source.bytes);
         let groups = &mut earlier.file.groups;
-        if sized && earlier.file.part.source == *source {
+        if there.bytes == source.bytes && earlier.file.part.source == *source {
             let slack = if same_boot { ALIEN_WRITE_MIN } else { ALIEN_WRITE_REBOOTED_MIN };
-            let alien = changed > journalled.checked_add(slack).unwrap_or(journalled);
+            let alien = time_of(there.ctime) > journalled.checked_add(slack).unwrap_or(journalled);
             groups.retain(|index, (cv, flushed)| {
                 // what was only written is lost also where a device has gone and come back
                 let trusted = !alien && *flushed;
@@ -346,9 +348,13 @@ fn begin(transfer: TransferId, owner: String, target: &Tree) -> Begin {
     Begin { transfer, owner, target, device, inode, begun: now.as_secs() }
 }
 
-/// Opens a part again and tells when it was changed last; `None` where it is gone, or what is there is not the part that
-/// the journal tells of.
-fn reopen(directory: &Arc<OwnedFd>, part: &Part, direct: Direct) -> io::Result<Option<(Staged, SystemTime)>> {
+/// Opens a part again and tells what it is now; `None` where it is gone, or what is there is not the part that the journal
+/// tells of.
+fn reopen(
+    directory: &Arc<OwnedFd>,
+    part: &Part,
+    direct: Direct,
+) -> io::Result<Option<(Staged, FileIdentity)>> {
     let staged = match Staged::reopen(directory, &part.part, direct) {
         Ok(staged) => staged,
         Err(error) => {
@@ -358,19 +364,22 @@ fn reopen(directory: &Arc<OwnedFd>, part: &Part, direct: Direct) -> io::Result<O
         }
     };
     let identity = FileIdentity::of(staged.file())?;
-    let same_inode = identity.inode == part.inode && birth_of(staged.file()) == part.born;
-    let seconds = u64::try_from(identity.ctime.seconds).unwrap_or(0);
-    let changed = SystemTime::UNIX_EPOCH + Duration::new(seconds, identity.ctime.nanos);
-    Ok((identity.regular && same_inode).then_some((staged, changed)))
+    let same = identity.regular && part.is_in(identity.inode, birth_of(staged.file()));
+    Ok(same.then_some((staged, identity)))
 }
 
 /// The part, if a file stands where it would go that was put there, or changed, after the part was written last.
 fn overtaken(target: &Tree, path: &RelPath, part: &Part) -> Option<Staged> {
     let directory = target.open_directory(&path.parent()?).ok()?;
     let there = FileIdentity::at(&directory, &path.file_name()?).ok().filter(|there| there.regular)?;
-    let (staged, _) = reopen(&directory, part, Direct::Off).ok().flatten()?;
-    let written = FileIdentity::of(staged.file()).ok()?.ctime;
+    let (staged, FileIdentity { ctime: written, .. }) =
+        reopen(&directory, part, Direct::Off).ok().flatten()?;
     ((there.ctime.seconds, there.ctime.nanos) > (written.seconds, written.nanos)).then_some(staged)
+}
+
+/// One of before 1970 counts as of then.
+fn time_of(stamp: Timestamp) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::new(u64::try_from(stamp.seconds).unwrap_or(0), stamp.nanos)
 }
 
 fn is_there(staged: &Staged, span: GroupSpan, cv: Cv) -> bool {
@@ -381,253 +390,4 @@ fn is_there(staged: &Staged, span: GroupSpan, cv: Cv) -> bool {
 pub(crate) fn source_of(head: &FileHead) -> SourceIdentity {
     let FileHead { metadata, bytes, ctime, inode, .. } = head;
     SourceIdentity { bytes: *bytes, mtime: metadata.mtime, ctime: *ctime, inode: *inode }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use zmove_types::{GROUP_BYTES, Metadata, Timestamp};
-
-    use crate::journal::pretend_reboot;
-
-    const BYTES: u64 = 5 * GROUP_BYTES + 9;
-
-    /// A target, a place for journals, and the file that is on its way.
-    struct World {
-        home: tempfile::TempDir,
-        /// Where its directory is.
-        place: PathBuf,
-        tree: Tree,
-        head: FileHead,
-    }
-
-    impl World {
-        fn new() -> Self {
-            let home = tempfile::tempdir().unwrap();
-            std::fs::create_dir(home.path().join("target")).unwrap();
-            let tree = Tree::open(&home.path().join("target")).unwrap();
-            let path = RelPath::from_bytes(b"large").unwrap();
-            let metadata = Metadata { mode: 0o600, mtime: Timestamp { seconds: 5, nanos: 6 } };
-            let head = FileHead { path, metadata, bytes: BYTES, ctime: Timestamp::default(), inode: 7 };
-            let place = home.path().join("target");
-            Self { home, place, tree, head }
-        }
-
-        fn parts(&self, transfer: u8) -> Parts {
-            let journals = Some(self.home.path().join("journal"));
-            Parts::new(journals, TransferId([transfer; 16]), "owner".to_owned(), &self.tree)
-        }
-
-        fn directory(&self) -> Arc<OwnedFd> {
-            Tree::open(&self.place).unwrap().open_directory(&RelPath::root()).unwrap()
-        }
-
-        /// A transfer that breaks after these groups, of which the first `flushed` were flushed.
-        fn break_off(&self, groups: &[u32], flushed: usize) {
-            let parts = self.parts(1);
-            let path = &self.head.path;
-            let names = TempNames::new("t");
-            let mut part = parts.create(FileId(3), (path, &self.head), &self.directory(), &names).unwrap();
-            part.reserve(BYTES, Direct::Off).unwrap();
-            for (number, &index) in groups.iter().enumerate() {
-                if number == flushed {
-                    parts.flushed(parts.mark().unwrap());
-                }
-                let (span, bytes) = group(index);
-                part.file().write_all_at(&bytes, span.offset()).unwrap();
-                parts.written(FileId(3), index, group_cv(index, &bytes));
-            }
-            assert_eq!(parts.trouble(), None);
-        }
-
-        fn damage(&self, index: u32) {
-            let entries = std::fs::read_dir(&self.place).unwrap();
-            for entry in entries.map(|entry| entry.unwrap().path()) {
-                let file = std::fs::File::options().write(true).open(entry).unwrap();
-                file.write_all_at(b"?", group(index).0.offset()).unwrap();
-            }
-        }
-
-        fn reboot(&self) {
-            let journals = std::fs::read_dir(self.home.path().join("journal")).unwrap();
-            journals.for_each(|journal| pretend_reboot(&journal.unwrap().path()));
-        }
-
-        /// What the next transfer holds of the file.
-        fn claim(&self, parts: &Parts, source: &SourceIdentity) -> Vec<u32> {
-            let path = &self.head.path;
-            let held = parts.claim(path, &self.directory(), source, Direct::Off, || false);
-            held.iter().for_each(|(index, cv)| assert_eq!(*cv, group_cv(*index, &group(*index).1)));
-            held.into_keys().collect()
-        }
-
-        fn source(&self) -> SourceIdentity {
-            source_of(&self.head)
-        }
-    }
-
-    fn group(index: u32) -> (GroupSpan, Vec<u8>) {
-        let span = GroupSpan::of(BYTES, index).unwrap();
-        (span, vec![u8::try_from(index).unwrap() + 1; span.len as usize])
-    }
-
-    #[test]
-    fn what_was_written_is_held_and_goes_on() {
-        let world = World::new();
-        world.break_off(&[4, 0, 5], 1);
-        let parts = world.parts(2);
-        assert!(parts.has_earlier());
-        assert_eq!(world.claim(&parts, &world.source()), [0, 4, 5]);
-        let prior = parts.take_up(FileId(8), &world.head.path, &world.head).unwrap();
-        assert_eq!(prior.groups, [0, 4, 5]);
-        drop((prior, parts));
-        let again = world.parts(3);
-        assert_eq!(world.claim(&again, &world.source()), [0, 4, 5], "the next one has taken it over");
-    }
-
-    #[test]
-    fn at_least_one_group_comes_again() {
-        let world = World::new();
-        world.break_off(&[0, 1, 2, 3, 4, 5], 9);
-        assert_eq!(world.claim(&world.parts(2), &world.source()), [0, 1, 2, 3, 4]);
-    }
-
-    #[test]
-    fn after_a_reboot_what_was_not_flushed_is_read_again() {
-        let world = World::new();
-        world.break_off(&[0, 1, 2, 3], 2);
-        world.damage(3);
-        world.reboot();
-        assert_eq!(world.claim(&world.parts(2), &world.source()), [0, 1, 2]);
-    }
-
-    #[test]
-    fn what_lies_on_another_file_system_is_not_flushed_with_the_target() {
-        let Ok(place) = tempfile::tempdir_in("/dev/shm") else { return eprintln!("skipped: no /dev/shm") };
-        let world = World { place: place.path().to_owned(), ..World::new() };
-        let device = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_dev;
-        if device(&world.directory()) == device(&world.tree.open_directory(&RelPath::root()).unwrap()) {
-            return eprintln!("skipped: one file system");
-        }
-        world.break_off(&[0, 1], 9);
-        let parts = world.parts(2);
-        assert_eq!(world.claim(&parts, &world.source()), [0, 1]);
-        drop(parts.take_up(FileId(8), &world.head.path, &world.head).unwrap());
-        parts.flushed(parts.mark().unwrap());
-        drop(parts);
-        world.damage(1);
-        world.reboot();
-        assert_eq!(world.claim(&world.parts(3), &world.source()), [0]);
-    }
-
-    #[test]
-    fn after_a_flush_that_failed_nothing_more_counts_as_flushed() {
-        let world = World::new();
-        world.break_off(&[0, 1], 1);
-        let parts = world.parts(2);
-        assert_eq!(world.claim(&parts, &world.source()), [0, 1]);
-        drop(parts.take_up(FileId(8), &world.head.path, &world.head).unwrap());
-        parts.flush_failed();
-        // the kernel tells the error once, and then flushes what is left
-        parts.mark().into_iter().for_each(|mark| parts.flushed(mark));
-        drop(parts);
-        world.damage(1);
-        world.reboot();
-        assert_eq!(world.claim(&world.parts(3), &world.source()), [0]);
-    }
-
-    #[test]
-    fn what_was_not_flushed_is_read_again_even_without_a_reboot() {
-        let world = World::new();
-        world.break_off(&[0, 1, 2, 3], 2);
-        // as when the device has gone and come back
-        world.damage(3);
-        assert_eq!(world.claim(&world.parts(2), &world.source()), [0, 1, 2]);
-    }
-
-    #[test]
-    fn a_part_that_was_never_given_its_size_goes() {
-        let world = World::new();
-        let parts = world.parts(1);
-        let names = TempNames::new("t");
-        drop(parts.create(FileId(3), (&world.head.path, &world.head), &world.directory(), &names).unwrap());
-        drop(parts);
-        assert_eq!(world.claim(&world.parts(2), &world.source()), []);
-        assert_eq!(std::fs::read_dir(&world.place).unwrap().count(), 0);
-    }
-
-    #[test]
-    fn of_two_journals_with_the_same_part_the_later_one_tells() {
-        let world = World::new();
-        world.break_off(&[0], 1);
-        let journal = world.home.path().join("journal").join(format!("{}.journal", TransferId([1; 16])));
-        // killed after it had taken the part over, and before it had said so to the journal that it had it from
-        let left = std::fs::read(&journal).unwrap();
-        let parts = world.parts(0);
-        assert_eq!(world.claim(&parts, &world.source()), [0]);
-        let prior = parts.take_up(FileId(8), &world.head.path, &world.head).unwrap();
-        let (span, bytes) = group(1);
-        prior.staged.file().write_all_at(&bytes, span.offset()).unwrap();
-        parts.written(FileId(8), 1, group_cv(1, &bytes));
-        let later = SystemTime::now() + Duration::from_millis(500);
-        drop((prior, parts));
-        std::fs::write(&journal, left).unwrap();
-        let newest = world.home.path().join("journal").join(format!("{}.journal", TransferId([0; 16])));
-        std::fs::File::options().write(true).open(newest).unwrap().set_modified(later).unwrap();
-        let parts = world.parts(3);
-        assert_eq!(world.claim(&parts, &world.source()), [0, 1]);
-        drop(parts.take_up(FileId(9), &world.head.path, &world.head).unwrap());
-        parts.ended(FileId(9));
-        parts.finish();
-        assert_eq!(std::fs::read_dir(world.home.path().join("journal")).unwrap().count(), 0);
-    }
-
-    #[test]
-    fn another_source_is_not_held_and_its_part_goes() {
-        let world = World::new();
-        world.break_off(&[0, 1], 0);
-        let other = SourceIdentity { inode: 8, ..world.source() };
-        let parts = world.parts(2);
-        assert_eq!(world.claim(&parts, &other), []);
-        assert_eq!(std::fs::read_dir(world.home.path().join("target")).unwrap().count(), 0);
-        parts.finish();
-        assert_eq!(std::fs::read_dir(world.home.path().join("journal")).unwrap().count(), 0);
-    }
-
-    #[test]
-    fn a_part_that_a_transfer_writes_is_no_other_s() {
-        let world = World::new();
-        world.break_off(&[0, 1], 0);
-        let first = world.parts(2);
-        assert_eq!(world.claim(&first, &world.source()), [0, 1]);
-        assert!(!world.parts(3).has_earlier());
-    }
-
-    #[test]
-    fn a_part_whose_file_came_in_another_way_goes() {
-        let world = World::new();
-        let target = world.home.path().join("target");
-        std::fs::write(target.join("large"), "old").unwrap();
-        world.break_off(&[0, 1], 0);
-        let parts = world.parts(2);
-        parts.drop_overtaken(&world.tree);
-        assert!(parts.has_earlier(), "what stands there is older");
-        std::fs::remove_file(target.join("large")).unwrap();
-        parts.drop_overtaken(&world.tree);
-        assert!(parts.has_earlier(), "nothing stands there");
-        std::fs::write(target.join("large"), "new").unwrap();
-        parts.drop_overtaken(&world.tree);
-        assert!(!parts.has_earlier());
-        assert_eq!(std::fs::read_dir(target).unwrap().count(), 1);
-    }
-
-    #[test]
-    fn small_ones_are_not_journalled() {
-        let world = World::new();
-        let head = FileHead { bytes: JOURNALLED_BYTES_MIN - 1, ..world.head.clone() };
-        let names = TempNames::new("t");
-        let parts = world.parts(1);
-        drop(parts.create(FileId(1), (&head.path, &head), &world.directory(), &names).unwrap());
-        assert_eq!(std::fs::read_dir(world.home.path()).unwrap().count(), 1, "only the target");
-    }
 }

@@ -333,7 +333,12 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn transfer_with_journals(home: &Path, journals: Option<PathBuf>) -> Context {
-        let open = Open {
+        transfer_of(7, home, journals)
+    }
+
+    /// How a directory is asked for.
+    pub(crate) fn open_at(home: &Path) -> Open {
+        Open {
             target: home.as_os_str().as_encoded_bytes().to_vec(),
             shape: TargetShape::Directory { tops: Vec::new() },
             compare: zmove_wire::Compare::Quick,
@@ -343,10 +348,15 @@ pub(crate) mod tests {
             overwrite: Overwrite::Differing,
             purpose: Purpose::Move,
             extraneous: Extraneous::Stays,
-        };
+        }
+    }
+
+    /// A transfer of that number.
+    pub(crate) fn transfer_of(number: u8, home: &Path, journals: Option<PathBuf>) -> Context {
+        let open = open_at(home);
         let target = Target::resolve(&open, &Access::Anywhere).unwrap();
         let (outcomes, _nobody) = tokio::sync::mpsc::channel(1);
-        let transfer = zmove_types::TransferId([7; 16]);
+        let transfer = zmove_types::TransferId([number; 16]);
         let parts = crate::parts::Parts::new(journals, transfer, String::new(), &target.tree);
         context(transfer, &open, (target, parts), &ReceiverConfig::default(), outcomes)
     }

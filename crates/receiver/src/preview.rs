@@ -41,7 +41,7 @@ pub(crate) async fn run(
 ) -> Result<SessionReport, SessionError> {
     let (target, compare, overwrite) = (open.target.clone(), open.compare, open.overwrite);
     let seen = tokio::task::spawn_blocking(move || Seen::look(&open, &access)).await;
-    let seen = match seen.expect("looking at a target does not panic") {
+    let seen = match seen.unwrap_or_else(|_panic| Err(refusal_of(&SessionError::Panicked))) {
         Ok(seen) => seen,
         Err(refusal) => return refuse(&mut ways.writer, ways.inbox, refusal).await,
     };
@@ -87,7 +87,7 @@ impl Preview {
                     _ => return Err(WireError::OutOfOrder { what: "a message of a preview" }.into()),
                 },
                 Some(answer) = answers.join_next() => {
-                    let answer = answer.expect("looking does not panic");
+                    let answer = answer.map_err(|_panic| SessionError::Panicked)?;
                     self.writer.send(&encode_message(&answer)).await?;
                 }
                 Some(lane) = self.lanes.recv() => drop(lane),

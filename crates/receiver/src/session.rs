@@ -13,9 +13,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use zmove_disk::TempNames;
-use zmove_transport::{
-    ControlError, ControlReader, ControlWriter, Inbox, LaneBreaker, LaneError, LaneSource,
-};
+use zmove_transport::{ControlError, ControlReader, ControlWriter, Inbox, LaneBreaker, LaneSource};
 use zmove_types::{BufferPool, StageClock, StageTimes, TransferId};
 use zmove_wire::limits::{ITEMS_OUTSTANDING_MAX, LANES_UNASKED_MAX, OFFER_FILES_MAX, OFFERS_OUTSTANDING_MAX};
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
@@ -37,9 +35,10 @@ use crate::parts::Parts;
 use crate::preview::{self, Preview};
 use crate::store::{Context, Job, Outcome, write_all};
 use crate::target::{Access, Target};
+use crate::tasks::PanicGuard;
 use crate::turns::Turns;
 use crate::untouched::Untouched;
-use crate::{finish, lanes};
+use crate::{finish, lanes, tasks};
 
 /// One transfer about to be received; its greeting has been read.
 #[derive(Debug)]
@@ -157,7 +156,7 @@ async fn resolve(
         let parts = Parts::new(journals, transfer, owner, &target.tree);
         Ok((target, parts))
     });
-    resolved.await.expect("resolving a target does not panic")
+    resolved.await.unwrap_or_else(|_panic| Err(refusal_of(&SessionError::Panicked)))
 }
 
 pub(crate) async fn refuse(
@@ -243,7 +242,10 @@ impl Crew {
         };
         if context.durability != Durability::None {
             let context = Arc::clone(context);
-            crew.spawn("zmove-flush".into(), move || finish::flush_rolling(&context, &stop))?;
+            crew.spawn("zmove-flush".into(), move || {
+                let _guard = PanicGuard(&context);
+                finish::flush_rolling(&context, &stop);
+            })?;
         }
         for number in 0..config.writers {
             let (context, jobs) = (Arc::clone(context), jobs.clone());
@@ -293,26 +295,10 @@ impl Crew {
     fn join(self) {
         drop((self.queue, self.flushing));
         for thread in self.threads {
-            if let Err(panic) = thread.join() {
-                std::panic::resume_unwind(panic);
-            }
+            // one that has panicked has told so
+            let _by_its_guard = thread.join();
         }
     }
-}
-
-/// Ends the session when one of its threads panics, rather than let it wait for ever.
-struct PanicGuard<'a>(&'a Context);
-
-impl Drop for PanicGuard<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.tell(Outcome::Panicked);
-        }
-    }
-}
-
-fn panicked() -> LaneError {
-    LaneError::Io { source: std::io::Error::other("a thread of the receiver panicked") }
 }
 
 /// A session whose transfer is under way.
@@ -405,15 +391,14 @@ impl Running {
                 WireError::OutOfOrder { what: "an offer before the earlier ones are answered" }.into()
             );
         }
-        let (context, open) = (Arc::clone(&self.context), self.open.clone());
-        while self.judging.try_join_next().is_some() {}
-        self.judging.spawn_blocking(move || {
-            let Judgement { verdicts, held, changed } = judge_all(&context, &open, &offer);
+        let open = self.open.clone();
+        tasks::start(&mut self.judging, &self.context, move |context| {
+            let Judgement { verdicts, held, changed } = judge_all(context, &open, &offer);
             let answer = Answer { offer: offer.offer, verdicts };
             context.tell(Outcome::Answer(held, answer, changed.is_empty()));
             let mut changed = changed.into_iter().peekable();
             while let Some(candidate) = changed.next() {
-                candidate.tell(&context, changed.peek().is_none());
+                candidate.tell(context, changed.peek().is_none());
             }
         });
         Ok(())
@@ -472,7 +457,7 @@ impl Running {
                     ended => ended?,
                 }
             }
-            Outcome::Panicked => return Err(SessionError::Lane(panicked())),
+            Outcome::Panicked => return Err(SessionError::Panicked),
         }
         Ok(())
     }
@@ -485,7 +470,8 @@ impl Running {
         let context = Arc::clone(&self.context);
         let finishing = Instant::now();
         let finished = tokio::task::spawn_blocking(move || finish::finish(&context)).await;
-        let (flush, last) = finished.expect("finishing does not panic").map_err(SessionError::Flush)?;
+        let finished = finished.map_err(|_panic| SessionError::Panicked)?;
+        let (flush, last) = finished.map_err(SessionError::Flush)?;
         self.context.parts.finish();
         while let Ok(outcome) = self.outcomes.try_recv() {
             // everything has come: a lane that breaks now has done its work
@@ -533,7 +519,7 @@ impl Running {
         // the peer sees the end of the connection now, and lets go of its lanes
         drop((self.writer, self.inbox));
         let crew = self.crew;
-        tokio::task::spawn_blocking(move || crew.join()).await.expect("threads of a session do not panic");
+        tokio::task::spawn_blocking(move || crew.join()).await.expect("joining does not panic");
         self.mirror.end().await;
         while self.judging.join_next().await.is_some() {}
         let (target, journal_trouble) = (self.open.target, self.context.parts.trouble());

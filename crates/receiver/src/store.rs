@@ -180,7 +180,7 @@ fn keep_group(context: &Context, placer: &mut Placer<'_>, file: &Arc<LargeFile>,
         Copy::Late => return context.settle(item, Vec::new()),
     }
     let kept = open_staged(context, placer, file).and_then(|staged| {
-        let base = file.base.as_ref().map(|base| base.keep(context, &staged, span, cv));
+        let base = file.base.as_ref().map(|base| base.keep(context, &file.head, &staged, (span, cv)));
         let kept = base.unwrap_or(Ok(false)).map_err(|error| (Operation::Write, error))?;
         Ok(kept.then_some(staged))
     });
@@ -235,7 +235,7 @@ fn open_staged(
             .map_err(|error| (Operation::Create, error))?;
         let (bytes, name) = (file.head.bytes, final_path.file_name());
         let sized = match file.base.as_ref().zip(name) {
-            Some((base, name)) => base.open(&directory, &name, &mut staged, bytes, context.direct),
+            Some((base, name)) => base.begin(&directory, &name, &mut staged, bytes, context.direct),
             None => staged.reserve(bytes, context.direct),
         };
         if let Err(error) = sized {

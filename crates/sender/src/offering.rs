@@ -17,7 +17,7 @@ pub(crate) struct Offering {
     open: Vec<Asked>,
     outstanding: HashMap<u64, Outstanding>,
     /// Files of which the target is still looking at an old version, by offer and number.
-    awaited: HashMap<(u64, u32), (Asked, Groups)>,
+    awaited: HashMap<(u64, u32), Awaited>,
 }
 
 /// The values of a file's groups, as far as they are known.
@@ -25,6 +25,14 @@ type Groups = Vec<Option<Cv>>;
 
 /// A file, and its directory, which is not held open.
 type Asked = (SourceDirectory, Entry);
+
+struct Awaited {
+    file: Asked,
+    /// What came in an earlier transfer.
+    held: Groups,
+    /// What the old version has, as far as it has been told.
+    there: Groups,
+}
 
 struct Outstanding {
     files: Vec<Asked>,
@@ -43,8 +51,8 @@ pub(crate) enum Answered {
     Compare([u8; 32]),
     /// Groups of it are there, whose values these are.
     Resume(Groups),
-    /// Another version is there, with groups of these values.
-    Delta(Groups),
+    /// Another version is there, and perhaps groups of this one.
+    Delta { held: Groups, there: Groups },
 }
 
 impl Offering {
@@ -70,10 +78,11 @@ impl Offering {
     /// and this is all.
     pub(crate) fn take_held(&mut self, held: &Held) -> Option<(SourceDirectory, Entry, Answered)> {
         let key = (held.offer, held.file);
-        if let Some((_, groups)) = self.awaited.get_mut(&key) {
-            fill(groups, held);
-            let ((directory, entry), groups) = held.end.then(|| self.awaited.remove(&key)).flatten()?;
-            return Some((directory, entry, Answered::Delta(groups)));
+        if let Some(Awaited { there, .. }) = self.awaited.get_mut(&key) {
+            fill(there, held);
+            let Awaited { file, held, there } = held.end.then(|| self.awaited.remove(&key)).flatten()?;
+            let (directory, entry) = file;
+            return Some((directory, entry, Answered::Delta { held, there }));
         }
         let Outstanding { files, held: by_file } = self.outstanding.get_mut(&held.offer)?;
         let (_, entry) = files.get(held.file as usize)?;
@@ -97,8 +106,10 @@ impl Offering {
                 Verdict::Compare(root) => Answered::Compare(root),
                 Verdict::Resume => held.remove(&number).map_or(Answered::Need, Answered::Resume),
                 Verdict::Delta => {
-                    let groups = groups_of(&entry);
-                    self.awaited.insert((answer.offer, number), ((directory, entry), groups));
+                    let there = groups_of(&entry);
+                    let held = held.remove(&number).unwrap_or_default();
+                    let awaited = Awaited { file: (directory, entry), held, there };
+                    self.awaited.insert((answer.offer, number), awaited);
                     continue;
                 }
             };

@@ -293,21 +293,27 @@ impl Planner<'_> {
             match answered {
                 Answered::Need => self.need(&directory, entry),
                 Answered::Compare(root) => self.pack(&directory, PackEntry::Compare(entry, Root(root))),
-                Answered::Resume(held) => self.resume(&directory, entry, held),
-                Answered::Delta(there) => {
-                    let source = large_source(self.shared.fresh_file_id(), &directory, entry);
-                    self.shared.plan_file(Arc::new(source.comparing(there)), When::Room);
-                }
+                Answered::Resume(held) => self.go_on(&directory, entry, held, Vec::new()),
+                Answered::Delta { held, there } => self.go_on(&directory, entry, held, there),
                 Answered::Skip => self.skipped(&directory, &entry),
             }
         }
     }
 
-    /// Plans the groups of a large file that the target does not hold.
-    fn resume(&self, directory: &SourceDirectory, entry: Entry, held: Vec<Option<Cv>>) {
-        let source = large_source(self.shared.fresh_file_id(), directory, entry);
-        self.shared.resumed(&held, source.entry.size);
-        self.shared.plan_file(Arc::new(source.resuming(held)), When::Room);
+    /// Plans the groups of a large file that have not come before; those that another version has `there` are named.
+    fn go_on(
+        &self,
+        directory: &SourceDirectory,
+        entry: Entry,
+        held: Vec<Option<Cv>>,
+        there: Vec<Option<Cv>>,
+    ) {
+        let mut source = large_source(self.shared.fresh_file_id(), directory, entry);
+        if !held.is_empty() {
+            self.shared.resumed(&held, source.entry.size);
+            source = source.resuming(held);
+        }
+        self.shared.plan_file(Arc::new(source.comparing(there)), When::Room);
     }
 }
 

@@ -259,12 +259,13 @@ pub enum Verdict {
     Compare([u8; 32]),
     /// Groups of this very file came in an earlier transfer, as [`Held`] has told before: send the others.
     Resume,
-    /// Another version is there: [`Held`] will tell of its groups, and those that are the same need not come.
+    /// Another version is there: [`Held`] will tell of its groups, and those that are the same need not come. Nor need those
+    /// that [`Held`] has told of before, as with [`Verdict::Resume`].
     Delta,
 }
 
-/// Chaining values of consecutive groups of one offered file: before the answer to its offer, or after it for
-/// [`Verdict::Delta`].
+/// Chaining values of consecutive groups of one offered file: of what came in an earlier transfer before the answer to its
+/// offer, of another version after it, for [`Verdict::Delta`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
     /// Which offer.

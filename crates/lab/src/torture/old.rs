@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use super::dice::Dice;
 use super::plant::{self, Contents, Moment};
-use super::tree::{Kind, Tree, draw_link};
+use super::tree::{GROUP_BYTES, Kind, Tree, draw_link};
 use super::versions::{Version, Versions};
 
 /// Plants it in the empty directory `target`; returns the paths that the source does not have.
@@ -60,6 +60,7 @@ fn file(path: &Path, from: &Path, to: &Path, dice: &mut Dice, versions: &mut Ver
             let moment = if dice.one_in(3) { Moment::draw(dice) } else { Moment::of(&metadata) };
             moment.set(to)
         }
+        3 if metadata.len() > GROUP_BYTES && dice.one_in(2) => edited(path, from, to, dice, versions),
         3 => {
             let contents = Contents { bytes: metadata.len(), dice: dice.fork() };
             versions.add(path, contents.version());
@@ -68,6 +69,23 @@ fn file(path: &Path, from: &Path, to: &Path, dice: &mut Dice, versions: &mut Ver
         }
         _ => other(path, to, dice, versions),
     }
+}
+
+/// A version of a large file that has most of it in common with the source.
+fn edited(path: &Path, from: &Path, to: &Path, dice: &mut Dice, versions: &mut Versions) -> Result<()> {
+    let mut contents = fs::read(from).with_context(|| format!("failed to read {path:?}"))?;
+    for _ in 0..dice.within(1..=3) {
+        let place = dice.index(contents.len());
+        contents[place] ^= 1;
+    }
+    match dice.within(0..=3) {
+        0 => contents.truncate(dice.index(contents.len())),
+        1 => contents.extend(vec![7; dice.index(1 << 20)]),
+        _ => {}
+    }
+    versions.add(path, Version::File(contents.len() as u64, *blake3::hash(&contents).as_bytes()));
+    fs::write(to, contents).with_context(|| format!("failed to write {}", to.display()))?;
+    Moment::draw(dice).set(to)
 }
 
 /// A file or a link that has nothing to do with the source.

@@ -248,7 +248,7 @@ const SHAPES: [Shape; 5] = [
 ];
 
 /// The hash unit of large files.
-const GROUP_BYTES: u64 = 4 << 20;
+pub(super) const GROUP_BYTES: u64 = 4 << 20;
 /// A round should take seconds.
 const BYTES_MAX: u64 = 64 << 20;
 /// Leaves room for the directory of the round, whose paths go to the kernel whole.

@@ -174,7 +174,7 @@ fn clean_part(tree: &Tree, part: &Part, mode: CleanMode) -> io::Result<PartFate>
         Err(error) => return gone(error.into()),
     };
     let regular = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::RegularFile;
-    if !regular || stat.stx_ino != part.inode || !same_birth(part.born, birth(&stat)) {
+    if !regular || !part.is_in(stat.stx_ino, birth(&stat)) {
         return Ok(PartFate::Replaced);
     }
     if mode == CleanMode::Remove {
@@ -192,11 +192,6 @@ pub fn birth_of(file: impl AsFd) -> Timestamp {
 
 fn birth(stat: &Statx) -> Timestamp {
     Timestamp { seconds: stat.stx_btime.tv_sec, nanos: stat.stx_btime.tv_nsec }
-}
-
-/// A file system that does not keep the time of birth says 0.
-fn same_birth(told: Timestamp, found: Timestamp) -> bool {
-    told == Timestamp::default() || told == found
 }
 
 fn again(error: &io::Error) -> io::Error {
