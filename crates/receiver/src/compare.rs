@@ -72,7 +72,12 @@ impl Judgement {
         let name = context.target.name(path, &file.name);
         let number = u32::try_from(self.verdicts.len()).expect("offers are bounded");
         let Ok(final_path) = path.join(name) else { return judged };
-        let groups = claim(context, directory, &final_path, file);
+        let groups = if context.is_for_change_in_place(directory, name) {
+            // a part would take its place
+            BTreeMap::new()
+        } else {
+            claim(context, directory, &final_path, file)
+        };
         if !groups.is_empty() {
             let runs = runs(&groups);
             self.held.extend(runs.map(|(first, cvs)| Held { offer, file: number, first, cvs, end: false }));

@@ -38,10 +38,11 @@ pub(crate) struct Base {
 }
 
 #[derive(Debug)]
-struct OldVersion {
-    data: DataFile,
-    /// The new file began as a copy of it.
-    cloned: bool,
+enum OldVersion {
+    /// A file of its own.
+    Beside(DataFile),
+    /// The new file holds it: it began as a copy, or is the old one, changed in its place.
+    Within,
 }
 
 /// A large file at the target that has changed at the source.
@@ -133,14 +134,20 @@ impl Base {
         direct: Direct,
     ) -> io::Result<()> {
         let Ok(old) = open_old(directory, name) else { return new.reserve(bytes, direct) };
-        let cloned = new.clone_contents(&old, bytes, direct)?;
-        if !cloned {
+        let opened = if new.clone_contents(&old, bytes, direct)? {
+            OldVersion::Within
+        } else {
             new.reserve(bytes, direct)?;
-        }
-        let old_bytes = old.metadata()?.len();
-        let _first =
-            self.opened.set(Some(OldVersion { data: DataFile::for_reading(old, old_bytes, direct), cloned }));
+            let old_bytes = old.metadata()?.len();
+            OldVersion::Beside(DataFile::for_reading(old, old_bytes, direct))
+        };
+        let _first = self.opened.set(Some(opened));
         Ok(())
+    }
+
+    /// The new file is the old version, changed in its place.
+    pub(crate) fn is_the_file_itself(&self) {
+        let _first = self.opened.set(Some(OldVersion::Within));
     }
 
     /// Puts a group of the old version into the new file, if it still has that value.
@@ -151,14 +158,17 @@ impl Base {
         let (Some(Some(old)), Some(buffer)) = (self.opened.get(), context.bases.buffers.take()) else {
             return Ok(false);
         };
-        // of a clone the new file itself is read: that is what will count
-        let source = if old.cloned { new.data() } else { &old.data };
+        let source = match old {
+            OldVersion::Beside(data) => data,
+            // that is what will count; no group was written over another's place
+            OldVersion::Within => new.data(),
+        };
         // one that cannot be read is sent, as one that has changed
         let Ok((Some(there), buffer)) = read_group(context, source, span, buffer) else { return Ok(false) };
         if there != cv {
             return Ok(false);
         }
-        if !old.cloned {
+        if let OldVersion::Beside(_) = old {
             context.disk.write(new.data(), span.offset(), buffer).0?;
         }
         Ok(true)
