@@ -23,6 +23,7 @@ every_way!(
     what_is_no_file_is_replaced,
     what_stays_stays,
     two_names_of_one_file_that_are_two_at_the_source,
+    what_is_right_stays_right_under_its_other_name,
     nothing_happens_in_a_preview,
 );
 
@@ -143,6 +144,23 @@ fn what_stays_stays(site: &Site) {
         assert_eq!(read(&site.target(), &newer), b"kept");
         assert_eq!(inode(&site.target().join(&older)), inodes[number]);
     }
+}
+
+/// One of them is right, and would be changed with the other.
+fn what_is_right_stays_right_under_its_other_name(site: &Site) {
+    for bytes in [5, LARGE] {
+        for (name, shift) in [("changed", 1), ("kept", 2)] {
+            let name = format!("{name}-{bytes}");
+            std::fs::write(site.source().join(&name), painted(bytes, shift)).unwrap();
+            set_mtime(&site.source().join(&name), back_then() + Duration::from_secs(shift));
+        }
+        let [changed, kept] = ["changed", "kept"].map(|name| site.target().join(format!("{name}-{bytes}")));
+        std::fs::write(&kept, painted(bytes, 2)).unwrap();
+        set_mtime(&kept, back_then() + Duration::from_secs(2));
+        std::fs::hard_link(&kept, &changed).unwrap();
+    }
+    push(site, &[]);
+    assert_eq!(push(site, &[])["skipped"], 4);
 }
 
 /// In place of both there can be only one of them.

@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use zmove_types::{Name, Timestamp};
 
@@ -67,9 +67,7 @@ impl Existing {
     /// # Errors
     /// What the system says.
     pub fn shared(&self) -> io::Result<Option<FileKey>> {
-        let stat = rustix::fs::fstat(&self.file)?;
-        let key = FileKey { device: stat.st_dev, inode: stat.st_ino };
-        Ok((stat.st_nlink > 1).then_some(key))
+        Ok(FileKey::if_shared(&rustix::fs::fstat(&self.file)?))
     }
 
     /// Locks the file against others who would change it in its place, and gives it a length that it will not have in the
@@ -89,6 +87,21 @@ impl Existing {
         }
         staged.take_length(direct)?;
         Ok(staged)
+    }
+}
+
+impl FileKey {
+    /// Which file an entry of a directory is, if that has other names too; a link is not followed.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn shared_at(directory: impl AsFd, name: &Name) -> io::Result<Option<Self>> {
+        Ok(Self::if_shared(&rustix::fs::statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW)?))
+    }
+
+    fn if_shared(stat: &Stat) -> Option<Self> {
+        let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        (regular && stat.st_nlink > 1).then_some(Self { device: stat.st_dev, inode: stat.st_ino })
     }
 }
 
@@ -237,5 +250,6 @@ mod tests {
         assert_eq!(shared("f"), None);
         std::fs::hard_link(home.path().join("f"), home.path().join("g")).unwrap();
         assert!(shared("f").is_some() && shared("f") == shared("g"));
+        assert_eq!(FileKey::shared_at(&directory, &name("g")).unwrap(), shared("f"));
     }
 }

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use zmove_disk::{Change, Existing, FileIdentity, FileKey, Staged};
 use zmove_types::{Metadata, Name, RelPath};
@@ -16,19 +16,63 @@ use crate::store::Context;
 
 /// What a transfer that changes files in their place knows of them.
 ///
-/// **Invariant:** a file is changed under one of its names only. Another that is sent too is made anew: it may be another
-/// file at the source.
+/// **Invariant:** a file is changed under one name only, and not when it is to stay as it is under another: names of one
+/// file may be several files at the source. Names that are not pushed do not count.
 #[derive(Debug, Default)]
 pub(crate) struct InPlace {
-    /// Files that have several names, with the one under which they are changed.
-    shared: Mutex<HashMap<FileKey, RelPath>>,
+    /// Of files that have several names.
+    shared: Mutex<HashMap<FileKey, Role>>,
 }
+
+/// What a file with several names is in this transfer.
+#[derive(Debug, PartialEq, Eq)]
+enum Role {
+    /// To stay as it is, under this name.
+    Kept(RelPath),
+    /// The same, under several.
+    KeptByMany,
+    /// To be changed under this name.
+    Changed(RelPath),
+}
+
+/// Of more files than these none that has several names is changed in its place. Memory at worst: so many names.
+const SHARED_MAX: usize = 1 << 20;
 
 impl InPlace {
     /// Whether a file may be changed under this name.
     fn takes(&self, key: FileKey, path: &RelPath) -> bool {
-        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
-        shared.entry(key).or_insert_with(|| path.clone()) == path
+        let mut shared = self.lock();
+        match shared.get(&key) {
+            Some(Role::Kept(by)) if by != path => false,
+            Some(Role::KeptByMany) => false,
+            Some(Role::Changed(by)) => by == path,
+            None if shared.len() >= SHARED_MAX => false,
+            Some(Role::Kept(_)) | None => {
+                shared.insert(key, Role::Changed(path.clone()));
+                true
+            }
+        }
+    }
+
+    /// Whether a file that was found to be right stays as it is under this name.
+    fn keeps(&self, key: FileKey, path: &RelPath) -> bool {
+        let mut shared = self.lock();
+        match shared.get(&key) {
+            Some(Role::Changed(by)) => by == path,
+            Some(Role::Kept(by)) if by != path => {
+                shared.insert(key, Role::KeptByMany);
+                true
+            }
+            None if shared.len() < SHARED_MAX => {
+                shared.insert(key, Role::Kept(path.clone()));
+                true
+            }
+            Some(Role::Kept(_) | Role::KeptByMany) | None => true,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<FileKey, Role>> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -54,6 +98,15 @@ impl Context {
         existing.begin(change, self.direct).map(Some).map_err(cannot)
     }
 
+    /// Whether a file that is right, as a look at it has shown, will stay so: not if it is changed under another name.
+    pub(crate) fn stays_right(&self, directory: &OwnedFd, (parent, name): (&RelPath, &Name)) -> bool {
+        let Some(in_place) = &self.in_place else { return true };
+        let (Ok(Some(key)), Ok(path)) = (FileKey::shared_at(directory, name), parent.join(name)) else {
+            return true;
+        };
+        in_place.keeps(key, &path)
+    }
+
     /// Whether the file of that name will be changed in its place.
     pub(crate) fn is_for_change_in_place(&self, directory: &OwnedFd, name: &Name) -> bool {
         self.in_place.is_some() && FileIdentity::at(directory, name).is_ok_and(|there| there.regular)
@@ -73,5 +126,40 @@ impl Context {
         staged.set_final_length().map_err(|error| (Operation::Write, error))?;
         finish(&staged)?;
         staged.commit(name, &self.temp_names).map_err(|error: io::Error| (Operation::Verify, error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Three names of one file, and what may be done under them one after the other.
+    fn under_names(asked: &[(&str, fn(&InPlace, FileKey, &RelPath) -> bool)]) -> Vec<bool> {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::write(home.path().join("a"), "x").unwrap();
+        std::fs::hard_link(home.path().join("a"), home.path().join("b")).unwrap();
+        let directory = std::fs::File::open(home.path()).unwrap();
+        let key = FileKey::shared_at(&directory, &Name::from_bytes(b"a").unwrap()).unwrap().unwrap();
+        let in_place = InPlace::default();
+        let path = |text: &str| RelPath::from_bytes(text.as_bytes()).unwrap();
+        asked.iter().map(|(name, may)| may(&in_place, key, &path(name))).collect()
+    }
+
+    #[test]
+    fn a_file_is_changed_under_one_name() {
+        let (takes, keeps) = (InPlace::takes as fn(&_, _, &_) -> _, InPlace::keeps as fn(&_, _, &_) -> _);
+        let answers = under_names(&[("a", takes), ("b", takes), ("a", takes), ("b", keeps), ("a", keeps)]);
+        assert_eq!(answers, [true, false, true, false, true]);
+    }
+
+    #[test]
+    fn what_is_kept_under_another_name_is_not_changed() {
+        let (takes, keeps) = (InPlace::takes as fn(&_, _, &_) -> _, InPlace::keeps as fn(&_, _, &_) -> _);
+        assert_eq!(
+            under_names(&[("b", keeps), ("a", takes), ("c", keeps), ("b", takes)]),
+            [true, false, true, false]
+        );
+        // by its contents it was not right after all
+        assert_eq!(under_names(&[("a", keeps), ("a", keeps), ("a", takes)]), [true, true, true]);
     }
 }

@@ -89,6 +89,7 @@ impl<'a> Placer<'a> {
         let name = self.context.target.name(path, &file.name);
         let overwrite = self.context.overwrite;
         is_kept(overwrite, directory, name, u64::from(file.bytes), &plain(file.metadata))
+            && self.context.stays_right(directory, (path, name))
     }
 
     /// A directory of the target, made if need be. From now on others may hold it open, so it is no longer replaced.
