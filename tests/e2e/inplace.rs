@@ -58,7 +58,7 @@ fn files_of_all_sizes_keep_inode_and_links(site: &Site) {
         paint(site.source().join(&name), new);
         std::fs::write(site.target().join(&name), painted(old, 1)).unwrap();
         // both may have been written in one tick of the clock
-        set_mtime(&site.target().join(&name), back_then());
+        set_mtime(site.target().join(&name), back_then());
         std::fs::hard_link(site.target().join(&name), links.join(&name)).unwrap();
     }
     paint(site.source().join("new"), 9);
@@ -73,7 +73,7 @@ fn files_of_all_sizes_keep_inode_and_links(site: &Site) {
         for name in names(&links) {
             let bytes = site.source().join(&name).metadata().unwrap().len();
             std::fs::write(site.source().join(&name), painted(bytes, 7)).unwrap();
-            set_mtime(&site.source().join(&name), back_then());
+            set_mtime(site.source().join(&name), back_then());
         }
     }
 }
@@ -86,7 +86,7 @@ fn only_what_differs_is_written(site: &Site) {
     let mut contents = vec![0; usize::try_from(LARGE).unwrap()];
     contents[usize::try_from(GROUP_BYTES).unwrap() + 7] = 1;
     std::fs::write(site.source().join("large"), contents).unwrap();
-    set_mtime(&site.source().join("large"), back_then());
+    set_mtime(site.source().join("large"), back_then());
     let before = inode(&site.target().join("large"));
     let summary = push(site, &[]);
     assert_eq!(
@@ -125,10 +125,10 @@ fn what_stays_stays(site: &Site) {
         for (age, seconds) in [("older", -9), ("newer", 9)] {
             let name = format!("{age}{number}");
             paint(site.source().join(&name), bytes);
-            set_mtime(&site.source().join(&name), back_then());
+            set_mtime(site.source().join(&name), back_then());
             std::fs::write(site.target().join(&name), "kept").unwrap();
             let there = UNIX_EPOCH + Duration::from_secs(1_700_000_000_u64.saturating_add_signed(seconds));
-            set_mtime(&site.target().join(&name), there);
+            set_mtime(site.target().join(&name), there);
         }
     }
     site.push(&["--inplace", "--ignore-existing"], site.contents(), "").done();
@@ -137,12 +137,12 @@ fn what_stays_stays(site: &Site) {
     }
     let inodes = ["older0", "older1"].map(|name| inode(&site.target().join(name)));
     site.push(&["--inplace", "--update"], site.contents(), "").done();
-    for number in 0..2 {
+    for (number, before) in inodes.into_iter().enumerate() {
         let [older, newer] = ["older", "newer"].map(|age| format!("{age}{number}"));
         let read = |root: &Path, name: &str| std::fs::read(root.join(name)).unwrap();
         assert!(read(&site.target(), &older) == read(&site.source(), &older));
         assert_eq!(read(&site.target(), &newer), b"kept");
-        assert_eq!(inode(&site.target().join(&older)), inodes[number]);
+        assert_eq!(inode(&site.target().join(&older)), before);
     }
 }
 
@@ -152,7 +152,7 @@ fn what_is_right_stays_right_under_its_other_name(site: &Site) {
         for (name, shift) in [("changed", 1), ("kept", 2)] {
             let name = format!("{name}-{bytes}");
             std::fs::write(site.source().join(&name), painted(bytes, shift)).unwrap();
-            set_mtime(&site.source().join(&name), back_then() + Duration::from_secs(shift));
+            set_mtime(site.source().join(&name), back_then() + Duration::from_secs(shift));
         }
         let [changed, kept] = ["changed", "kept"].map(|name| site.target().join(format!("{name}-{bytes}")));
         std::fs::write(&kept, painted(bytes, 2)).unwrap();

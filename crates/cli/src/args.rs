@@ -149,7 +149,7 @@ const PUSH_HELP: &str = "\
 A path on the receiver that starts with '/' must lie in one of your roots there; another is below
 the first of them. Missing directories are made. Running the same command again sends only what is
 missing or differs. Every byte is hashed when read and again before it is stored; a file gets its
-name only when it is whole.";
+name only when it is whole, but for what --inplace changes.";
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum DurabilityArg {

@@ -224,7 +224,7 @@ mod tests {
         let (home, directory) = home();
         std::fs::create_dir(home.path().join("directory")).unwrap();
         symlink("directory", home.path().join("link")).unwrap();
-        rustix::fs::mknodat(&directory, "fifo", rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
+        rustix::fs::mknodat(&directory, "fifo", FileType::Fifo, Mode::RWXU, 0).unwrap();
         for text in ["directory", "link", "fifo", "nothing"] {
             assert!(Existing::open(&directory, &name(text)).unwrap().is_none(), "{text}");
         }
