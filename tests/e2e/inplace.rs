@@ -210,9 +210,11 @@ impl HalfWay {
         inotify::add_watch(&watch, &target, inotify::WatchFlags::MODIFY).unwrap();
         let proxy = Proxy::start(site.the_daemon().address, BYTES_BEFORE_STALL);
         site.pin(&proxy.address, site.the_daemon().fingerprint);
-        let client = site.push_by(&proxy.address, &[&["--json", "--inplace"], options].concat()).start();
+        let client = site
+            .push_by(&proxy.address, &[&["--json", "--inplace", "--streams", "1"], options].concat())
+            .start();
         proxy.wait_for_stall();
-        wait_until(&watch, || std::fs::read(&target).unwrap()[..8] == painted(8, 0));
+        wait_until(&watch, || has_a_whole_group(&target));
         let inode = inode(&target);
         Self { site, proxy, client, inode }
     }
@@ -242,6 +244,13 @@ impl HalfWay {
         self.proxy.reset(again.address);
         again
     }
+}
+
+/// Whether any group of the new version is there; on one lane some are whole before the relay stalls.
+fn has_a_whole_group(path: &Path) -> bool {
+    let (there, new) = (std::fs::read(path).unwrap(), painted(LARGE, 0));
+    let group = usize::try_from(GROUP_BYTES).unwrap();
+    there.chunks_exact(group).zip(new.chunks_exact(group)).any(|(there, new)| there == new)
 }
 
 fn wait_until(watch: &std::os::fd::OwnedFd, is_so: impl Fn() -> bool) {
