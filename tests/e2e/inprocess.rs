@@ -126,6 +126,7 @@ fn job(source: &Path, target: &Path) -> PushJob {
         delta: false,
         durability: Durability::None,
         overwrite: Overwrite::Differing,
+        inplace: false,
         purpose: Purpose::Move,
         mirror: None,
         sources_missing: 0,

@@ -38,6 +38,7 @@ fn opening(site: &Site) -> Vec<u8> {
         overwrite: Overwrite::Differing,
         purpose: Purpose::Move,
         extraneous: Extraneous::Stays,
+        inplace: false,
     };
     encode_message(&ToReceiver::Open(open))
 }

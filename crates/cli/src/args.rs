@@ -91,6 +91,10 @@ pub(crate) struct PushArgs {
     /// Leave what is at the target already, but for mode and time of directories
     #[arg(long)]
     pub(crate) ignore_existing: bool,
+    /// Change files that are there in their place, so that they keep inode and hard links and need no second copy's room;
+    /// a push that breaks off leaves such a file partly changed
+    #[arg(long)]
+    pub(crate) inplace: bool,
     /// At the end remove what is at the target below the directories sent and not in them; nothing is removed when
     /// the source could not be read completely
     #[arg(long)]
@@ -145,7 +149,7 @@ const PUSH_HELP: &str = "\
 A path on the receiver that starts with '/' must lie in one of your roots there; another is below
 the first of them. Missing directories are made. Running the same command again sends only what is
 missing or differs. Every byte is hashed when read and again before it is stored; a file gets its
-name only when it is whole.";
+name only when it is whole, but for what --inplace changes.";
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum DurabilityArg {

@@ -76,7 +76,7 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
             Location::Local(_) => Ok((push_here(push, &mut run, &mut display, storage).await?, None)),
             Location::Remote(remote) => {
                 let (options, timeout) = (options(&args)?, args.timeout);
-                let timeout = if args.selection.can_be_read_again() { timeout } else { Timeout::NONE };
+                let timeout = if can_begin_again(&args) { timeout } else { Timeout::NONE };
                 let sessions = Sessions { remote, options, job: &job, config, timeout };
                 let (summary, transport) = sessions.push(push, &mut run, &mut display, interrupted()).await?;
                 Ok((summary, Some(transport)))
@@ -89,6 +89,13 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     summary.failed += sources.missing;
     summary::print(&summary, &args, transport)?;
     Ok(if summary.failed > 0 { Exit::Partial } else { Exit::Done })
+}
+
+/// Whether a push may go on by itself when its connections are lost.
+fn can_begin_again(args: &PushArgs) -> bool {
+    // what a killed receiver has changed in part is newer than the source: it would stay, and all would seem well
+    let would_keep_broken = args.inplace && args.update;
+    args.selection.can_be_read_again() && !would_keep_broken
 }
 
 fn options(args: &PushArgs) -> Result<DialOptions> {
@@ -138,9 +145,10 @@ fn job(args: &PushArgs, sources: &Sources, location: &Location) -> Result<PushJo
         target,
         shape: sources.shape(),
         compare: if args.checksum { Compare::Checksum } else { Compare::Quick },
-        delta: pays_delta(args.delta, location),
+        delta: pays_delta(args, location),
         durability: durability(args.durability),
         overwrite: overwrite(args),
+        inplace: args.inplace,
         purpose: if args.dry_run { Purpose::Preview } else { Purpose::Move },
         list,
         mirror: args.delete.then_some(after_errors),
@@ -149,9 +157,11 @@ fn job(args: &PushArgs, sources: &Sources, location: &Location) -> Result<PushJo
 }
 
 /// Whether the target is to look at its old versions of large files, which costs it a read of each.
-fn pays_delta(arg: DeltaArg, location: &Location) -> bool {
-    match (arg, location) {
+fn pays_delta(args: &PushArgs, location: &Location) -> bool {
+    match (args.delta, location) {
         (DeltaArg::Always, _) => true,
+        // there what is the same is to be left as it is
+        (DeltaArg::Auto, _) if args.inplace => true,
         (DeltaArg::Never, _) | (DeltaArg::Auto, Location::Local(_)) => false,
         (DeltaArg::Auto, Location::Remote(remote)) => {
             let home = settings::home(Role::Client).ok();

@@ -1,9 +1,11 @@
-//! A file that has no final name yet.
+//! A file that has no final name yet, or one that is there and is [changed in its place](Existing).
 //!
 //! **Invariant:** until [`commit`](Staged::commit) the file cannot be found under any name that a user would use, and
 //! an abandoned one leaves nothing behind: it is an unnamed file (`O_TMPFILE`), or, where the file system has none, a
 //! hidden one that is removed on drop. Only one that is meant to [last](Staged::create_lasting) stays under its hidden name,
 //! for a later transfer to go on with.
+//!
+//! [Existing]: crate::Existing
 
 use std::fs::File;
 use std::io;
@@ -17,6 +19,8 @@ use rustix::io::Errno;
 use zmove_types::Name;
 
 use crate::data_file::{DataFile, Direct};
+use crate::entry::FileIdentity;
+use crate::existing::give_up;
 
 /// A file being written, in the directory where it will stay.
 #[derive(Debug)]
@@ -26,6 +30,8 @@ pub struct Staged {
     temporary: Option<Name>,
     /// Whether the hidden name stays when this goes.
     lasting: AtomicBool,
+    /// Where it is a file that was there before and is changed in its place: how long it will be.
+    in_place: Option<u64>,
 }
 
 /// Makes temporary names that no other transfer makes, and remembers what the target's file system can do.
@@ -70,8 +76,7 @@ impl Staged {
         if !names.unnamed_refused.load(Ordering::Relaxed) {
             match create_unnamed(directory, mode) {
                 Ok(file) => {
-                    let (data, directory) = (DataFile::new(file), Arc::clone(directory));
-                    return Ok(Self { data, directory, temporary: None, lasting: AtomicBool::new(false) });
+                    return Ok(Self::new(DataFile::new(file), Arc::clone(directory), None));
                 }
                 Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOSYS) => {
                     names.unnamed_refused.store(true, Ordering::Relaxed);
@@ -103,8 +108,35 @@ impl Staged {
             Err(Errno::ACCESS) => open_finished(directory, name)?,
             opened => File::from(opened?),
         };
-        let (data, directory) = (DataFile::for_writing(file, direct)?, Arc::clone(directory));
-        Ok(Self { data, directory, temporary: Some(name.clone()), lasting: AtomicBool::new(true) })
+        let data = DataFile::for_writing(file, direct)?;
+        let reopened = Self::new(data, Arc::clone(directory), Some(name.clone()));
+        reopened.lasting.store(true, Ordering::Relaxed);
+        Ok(reopened)
+    }
+
+    /// A file that is there, which will have so many bytes.
+    pub(crate) fn in_place(data: DataFile, directory: Arc<OwnedFd>, bytes: u64) -> Self {
+        let mut staged = Self::new(data, directory, None);
+        staged.in_place = Some(bytes);
+        staged
+    }
+
+    fn new(data: DataFile, directory: Arc<OwnedFd>, temporary: Option<Name>) -> Self {
+        Self { data, directory, temporary, lasting: AtomicBool::new(false), in_place: None }
+    }
+
+    /// Whether it is a file that was there before and is changed in its place.
+    #[must_use]
+    pub fn is_in_place(&self) -> bool {
+        self.in_place.is_some()
+    }
+
+    /// Gives a file that is changed in its place the length that it will have; before that it has another.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn set_final_length(&self) -> io::Result<()> {
+        self.in_place.map_or(Ok(()), |bytes| self.file().set_len(bytes))
     }
 
     /// The hidden name, where it has one.
@@ -124,13 +156,7 @@ impl Staged {
             let name = names.fresh();
             match rustix::fs::openat(directory, name.as_os_str(), flags, mode) {
                 Ok(file) => {
-                    let (data, directory) = (DataFile::new(file.into()), Arc::clone(directory));
-                    return Ok(Self {
-                        data,
-                        directory,
-                        temporary: Some(name),
-                        lasting: AtomicBool::new(false),
-                    });
+                    return Ok(Self::new(DataFile::new(file.into()), Arc::clone(directory), Some(name)));
                 }
                 Err(Errno::EXIST) => {}
                 Err(error) => return Err(error.into()),
@@ -168,8 +194,14 @@ impl Staged {
             return Ok(false);
         }
         self.file().set_len(bytes)?;
-        self.data = DataFile::for_writing(self.file().try_clone()?, direct)?;
+        self.take_length(direct)?;
         Ok(true)
+    }
+
+    /// The file has the length with which it will be written.
+    pub(crate) fn take_length(&mut self, direct: Direct) -> io::Result<()> {
+        self.data = DataFile::for_writing(self.file().try_clone()?, direct)?;
+        Ok(())
     }
 
     /// The directory where a file without a name will get it: the one it was made in may have been replaced since.
@@ -179,11 +211,17 @@ impl Staged {
         }
     }
 
-    /// Gives the file its name, replacing a file or link of that name.
+    /// Gives the file its name, replacing a file or link of that name. One that is changed in its place has it.
     ///
     /// # Errors
-    /// What the system says; `EISDIR` when a directory has that name.
+    /// What the system says; `EISDIR` when a directory has that name, `ESTALE` when a file that was changed in its place
+    /// has lost it.
     pub fn commit(mut self, name: &Name, names: &TempNames) -> io::Result<()> {
+        if self.in_place.take().is_some() {
+            let of_that_name = FileIdentity::at(&self.directory, name).ok().map(|there| there.inode);
+            let still = of_that_name == Some(FileIdentity::of(self.file())?.inode);
+            return if still { Ok(()) } else { Err(Errno::STALE.into()) };
+        }
         if self.temporary.is_none() {
             match self.link(name, names) {
                 Err(Errno::EXIST) => self.temporary = Some(self.link_temporarily(names)?),
@@ -227,6 +265,9 @@ impl Staged {
 
 impl Drop for Staged {
     fn drop(&mut self) {
+        if self.in_place.is_some() {
+            give_up(self.data.file());
+        }
         if let (Some(name), false) = (&self.temporary, *self.lasting.get_mut()) {
             // nothing more can be done about a temporary file that will not go
             let _best_effort = rustix::fs::unlinkat(&self.directory, name.as_os_str(), AtFlags::empty());

@@ -36,7 +36,7 @@ pub(crate) fn judge_all(context: &Context, open: &Open, offer: &Offer) -> Judgem
         let directory = context.target.tree.open_directory(&group.directory).ok();
         for file in &group.files {
             let verdict = directory.as_ref().map_or(Verdict::Need, |opened| {
-                match judge(context, open.compare, opened, &group.directory, file) {
+                match judge_for_good(context, open.compare, opened, &group.directory, file) {
                     judged @ (Verdict::Need | Verdict::Compare(_)) if file.source.is_some() => judgement
                         .look_for_more(
                             context,
@@ -69,7 +69,12 @@ impl Judgement {
         let name = context.target.name(path, &file.name);
         let number = u32::try_from(self.verdicts.len()).expect("offers are bounded");
         let Ok(final_path) = path.join(name) else { return judged };
-        let held = claim(context, directory, &final_path, file);
+        let held = if context.is_for_change_in_place(directory, name) {
+            // a part would take its place
+            BTreeMap::new()
+        } else {
+            claim(context, directory, &final_path, file)
+        };
         let left = runs(&held).map(|(first, cvs)| Held { offer, file: number, first, cvs, end: false });
         self.held.extend(left);
         let needed = judged == Verdict::Need || !held.is_empty();
@@ -94,6 +99,20 @@ fn claim(
     let source = SourceIdentity { bytes: file.bytes, mtime: mtime_of(file), ctime, inode: mark.inode };
     let stopping = || context.stopping.load(Ordering::Relaxed);
     context.parts.claim(path, directory, &source, context.direct, stopping)
+}
+
+/// Judges a file; what is changed meanwhile under another name is not equal.
+fn judge_for_good(
+    context: &Context,
+    compare: Compare,
+    opened: &Arc<OwnedFd>,
+    path: &RelPath,
+    file: &OfferedFile,
+) -> Verdict {
+    let verdict = judge(context, compare, opened, path, file);
+    let name = context.target.name(path, &file.name);
+    let stays = verdict == Verdict::Need || context.stays_right(opened, (path, name));
+    if stays { verdict } else { Verdict::Need }
 }
 
 fn judge(

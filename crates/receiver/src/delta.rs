@@ -44,7 +44,8 @@ pub(crate) struct Base {
 /// Where groups of the old version are found.
 #[derive(Debug)]
 struct Sources {
-    /// Whether the new file may have them: it began as a copy, or an earlier transfer has written to it.
+    /// Whether the new file may have them: it began as a copy, an earlier transfer has written to it, or it is the old one,
+    /// changed in its place. No group is written over another's place.
     in_place: bool,
     old: Option<DataFile>,
 }
@@ -145,6 +146,11 @@ impl Base {
         let old = old.filter(|_| !in_place).and_then(|old| for_reading(old, direct));
         let _first = self.sources.set(Sources { in_place, old });
         Ok(())
+    }
+
+    /// The new file is the old version, changed in its place.
+    pub(crate) fn is_the_file_itself(&self) {
+        let _first = self.sources.set(Sources { in_place: true, old: None });
     }
 
     /// Has a group of the old version in the new file, if it can be found and still has that value.

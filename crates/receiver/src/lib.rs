@@ -14,6 +14,7 @@ mod error;
 mod files;
 mod finish;
 mod guests;
+mod in_place;
 mod inquire;
 pub mod journal;
 mod lanes;

@@ -39,7 +39,7 @@ pub(crate) enum Known {
 }
 
 /// What failed, before it is known as what.
-type Failure = (Operation, io::Error);
+pub(crate) type Failure = (Operation, io::Error);
 
 impl<'a> Placer<'a> {
     pub(crate) fn new(context: &'a Context) -> Self {
@@ -89,6 +89,7 @@ impl<'a> Placer<'a> {
         let name = self.context.target.name(path, &file.name);
         let overwrite = self.context.overwrite;
         is_kept(overwrite, directory, name, u64::from(file.bytes), &plain(file.metadata))
+            && self.context.stays_right(directory, (path, name))
     }
 
     /// A directory of the target, made if need be. From now on others may hold it open, so it is no longer replaced.
@@ -190,7 +191,7 @@ impl<'a> Placer<'a> {
             }
             BatchEntry::File(file) => {
                 let name = context.target.name(path, &file.name);
-                self.place_file(directory, name, &plain(file.metadata), bytes)?;
+                self.place_file(directory, (path, name), &plain(file.metadata), bytes)?;
             }
             BatchEntry::Retouch(name, metadata) => {
                 let name = context.target.name(path, name);
@@ -246,13 +247,17 @@ impl<'a> Placer<'a> {
     fn place_file(
         &self,
         directory: &Arc<OwnedFd>,
-        name: &Name,
+        (parent, name): (&RelPath, &Name),
         metadata: &Metadata,
         bytes: &[u8],
     ) -> Result<(), Failure> {
         let context = self.context;
-        let staged = Staged::create(directory, metadata.mode, &context.temp_names)
-            .map_err(|error| (Operation::Create, error))?;
+        let existing = context.begin_in_place(directory, (parent, name), (bytes.len() as u64, metadata))?;
+        let staged = match existing {
+            Some(staged) => staged,
+            None => Staged::create(directory, metadata.mode, &context.temp_names)
+                .map_err(|error| (Operation::Create, error))?,
+        };
         self.contents.write(staged.file(), bytes).map_err(|error| (Operation::Write, error))?;
         commit(context, staged, name, metadata, context.durability == Durability::File)
     }
@@ -261,7 +266,7 @@ impl<'a> Placer<'a> {
 /// A group with fewer files is not worth a directory of its own.
 const TOGETHER_FILES_MIN: usize = 8;
 
-/// Metadata, flush if asked, final name: the end of every file.
+/// Metadata, flush if asked, final name: the end of every file that is made anew; and of one that is changed in its place.
 pub(crate) fn commit(
     context: &Context,
     staged: Staged,
@@ -269,6 +274,10 @@ pub(crate) fn commit(
     metadata: &Metadata,
     flush_first: bool,
 ) -> Result<(), Failure> {
+    if staged.is_in_place() {
+        let finish = |staged: &Staged| finish_contents(staged.file(), metadata, false);
+        return context.finish_in_place(staged, name, finish);
+    }
     finish_contents(staged.file(), metadata, flush_first)?;
     staged.commit(name, &context.temp_names).map_err(|error| (Operation::Rename, error))
 }
@@ -298,6 +307,8 @@ pub(crate) fn failure(operation: Operation, error: &io::Error) -> (Operation, Fa
         (Operation::Rename | Operation::Symlink, Some(Errno::ISDIR)) => {
             (operation, FaultCode::DirectoryInTheWay)
         }
+        (Operation::OpenInPlace, Some(Errno::WOULDBLOCK)) => (operation, FaultCode::Locked),
+        (Operation::Verify, Some(Errno::STALE)) => (operation, FaultCode::Replaced),
         _ => (operation, FaultCode::os(error)),
     }
 }
@@ -348,6 +359,7 @@ pub(crate) mod tests {
             overwrite: Overwrite::Differing,
             purpose: Purpose::Move,
             extraneous: Extraneous::Stays,
+            inplace: false,
         }
     }
 

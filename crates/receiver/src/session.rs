@@ -29,6 +29,7 @@ use crate::delta::Bases;
 use crate::ending::{Ending, EndingSessions};
 use crate::error::SessionError;
 use crate::files::FileTable;
+use crate::in_place::InPlace;
 use crate::lost::LostLanes;
 use crate::mirror::Mirror;
 use crate::parts::Parts;
@@ -184,6 +185,7 @@ pub(crate) fn context(
         durability: open.durability,
         overwrite: open.overwrite,
         extraneous: open.extraneous,
+        in_place: open.inplace.then(InPlace::default),
         disk: Arc::clone(&config.disk),
         direct: config.direct,
         pool: BufferPool::new(BUFFER_BYTES, config.buffers_max),

@@ -19,6 +19,7 @@ use zmove_wire::{
 use crate::check::{NamedGroup, VerifiedBatch, VerifiedChunk, damaged};
 use crate::delta::Bases;
 use crate::files::{Complete, Copy, FileTable, LargeFile};
+use crate::in_place::InPlace;
 use crate::parts::Parts;
 use crate::place::{Known, Placer, commit, failure, plain};
 use crate::target::Target;
@@ -31,6 +32,8 @@ pub(crate) struct Context {
     pub(crate) durability: Durability,
     pub(crate) overwrite: Overwrite,
     pub(crate) extraneous: Extraneous,
+    /// Only where files that are there are to be changed in their place.
+    pub(crate) in_place: Option<InPlace>,
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) direct: Direct,
     pub(crate) pool: BufferPool,
@@ -229,6 +232,9 @@ fn open_staged(
         }
         let directory = parent_directory(placer, file)?;
         let final_path = context.final_path(&file.head);
+        if let Some(staged) = open_in_place(context, &directory, &final_path, file)? {
+            return Ok(staged);
+        }
         let mut staged = context
             .parts
             .create(file.id, (&final_path, &file.head), &directory, &context.temp_names)
@@ -245,6 +251,21 @@ fn open_staged(
         }
         Ok(staged)
     })
+}
+
+fn open_in_place(
+    context: &Context,
+    directory: &Arc<OwnedFd>,
+    path: &RelPath,
+    file: &LargeFile,
+) -> Result<Option<Staged>, (Operation, io::Error)> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(None) };
+    let wanted = (file.head.bytes, &file.head.metadata);
+    let staged = context.begin_in_place(directory, (&parent, &name), wanted)?;
+    if let (Some(_), Some(base)) = (&staged, &file.base) {
+        base.is_the_file_itself();
+    }
+    Ok(staged)
 }
 
 fn parent_directory(

@@ -201,8 +201,8 @@ mod tests {
         let target = target.as_bytes().to_vec();
         let (compare, durability, delta) = (Compare::Quick, Durability::None, false);
         let (overwrite, purpose) = (Overwrite::Differing, Purpose::Move);
-        let (run, extraneous) = ([0; 16], zmove_wire::Extraneous::Stays);
-        Open { target, shape, compare, durability, delta, run, overwrite, purpose, extraneous }
+        let (run, extraneous, inplace) = ([0; 16], zmove_wire::Extraneous::Stays, false);
+        Open { target, shape, compare, durability, delta, run, overwrite, purpose, extraneous, inplace }
     }
 
     fn name(text: &str) -> Name {

@@ -27,6 +27,8 @@ pub struct PushJob {
     pub durability: Durability,
     /// What becomes of what is there under the same name.
     pub overwrite: Overwrite,
+    /// Whether regular files that are there are changed in their place, and not replaced.
+    pub inplace: bool,
     /// Whether files are to move, or only what would be done is to be told.
     pub purpose: Purpose,
     /// Whether what is at the target alone goes: what an error of the scan means for that, if it does.

@@ -47,6 +47,7 @@ impl Push {
     #[must_use]
     pub fn start(job: PushJob, config: SenderConfig, started: Instant) -> Self {
         let PushJob { sources, target, shape, compare, delta, durability, overwrite, purpose, .. } = job;
+        let inplace = job.inplace;
         let selection = config.scan.selection.clone();
         let mirror = job.mirror.map(|after_errors| Mirror {
             roots: sources.clone(),
@@ -60,7 +61,8 @@ impl Push {
             None => scan(sources, &config.scan),
         };
         let run = [0; 16];
-        let open = Open { target, shape, compare, durability, delta, run, overwrite, purpose, extraneous };
+        let open =
+            Open { target, shape, compare, durability, delta, run, overwrite, purpose, extraneous, inplace };
         Self { scan, open, mirror, sources_missing: job.sources_missing, config, started }
     }
 

@@ -105,6 +105,8 @@ pub struct Open {
     pub purpose: Purpose,
     /// What becomes of what is at the target alone.
     pub extraneous: Extraneous,
+    /// Whether regular files that are there are changed in their place, and not replaced.
+    pub inplace: bool,
 }
 
 /// What the target will become.
@@ -389,11 +391,12 @@ mod tests {
             overwrite: Overwrite::Older,
             purpose: Purpose::Preview,
             extraneous: Extraneous::Goes,
+            inplace: true,
         });
         let bytes = encode_message(&open);
-        assert_eq!(bytes[..14], [29, 0, 0, 0, 0, 2, b'/', b'd', 1, 1, b'f', 1, 1, 1]);
+        assert_eq!(bytes[..14], [30, 0, 0, 0, 0, 2, b'/', b'd', 1, 1, b'f', 1, 1, 1]);
         assert_eq!(bytes[14..30], [7; 16]);
-        assert_eq!(bytes[30..], [1, 1, 1]);
+        assert_eq!(bytes[30..], [1, 1, 1, 1]);
         assert_eq!(decode_message(&bytes[4..]), Ok(open));
     }
 

@@ -191,11 +191,9 @@ mod tests {
 
     #[test]
     fn certificate_of_another_key_is_refused() {
-        let [one, other] = [(); 2].map(|()| generate().unwrap());
-        let (key, _) = one.split_once("-----BEGIN CERT").unwrap();
-        let (_, certificate) = other.split_once("-----BEGIN CERT").unwrap();
-        let contents =
-            file::Contents { bytes: format!("{key}-----BEGIN CERT{certificate}").into(), mode: 0o600 };
+        let [(key, _), (_, certificate)] = [(); 2].map(|()| generate().unwrap());
+        let bytes = (key.serialize_pem() + &certificate.pem()).into();
+        let contents = file::Contents { bytes, mode: 0o600 };
         let error = Identity::parse(Path::new(KEY_FILE), &contents).unwrap_err();
         assert!(matches!(error, IdentityError::Unusable { .. }), "{error:?}");
     }

@@ -47,6 +47,8 @@ pub enum Operation {
     List,
     /// Removing what is not at the source.
     Delete,
+    /// Opening a file that is there, to change it in its place.
+    OpenInPlace,
 }
 
 /// Why it failed.
@@ -64,6 +66,10 @@ pub enum FaultCode {
     Contradiction,
     /// No fault: the file was guessed to be missing and is there, of the same size and time.
     AlreadyThere,
+    /// Somebody else has locked the file, as one does who changes it in place.
+    Locked,
+    /// Another file has got the name of one that was changed in place, or none has it any more.
+    Replaced,
 }
 
 /// The receiver will not take the transfer.
@@ -128,6 +134,7 @@ impl fmt::Display for Operation {
             Self::Remove => "make room for",
             Self::List => "list directory",
             Self::Delete => "remove",
+            Self::OpenInPlace => "open for a change in place",
         })
     }
 }
@@ -140,6 +147,8 @@ impl fmt::Display for FaultCode {
             Self::Damaged => f.write_str("the data arrived damaged (its BLAKE3 differs from the sender's)"),
             Self::Incomplete => f.write_str("not all of its data arrived"),
             Self::AlreadyThere => f.write_str("it is there already"),
+            Self::Locked => f.write_str("another transfer or program has locked it"),
+            Self::Replaced => f.write_str("another file has its name by now, or it is gone"),
             Self::Contradiction => f.write_str("it was declared twice with different properties"),
         }
     }

@@ -1,0 +1,255 @@
+//! A file that is there, about to be changed in its place.
+//!
+//! **Invariant:** while it is changed, and when the change has broken off, it does not look as it should in the end: it is a
+//! byte longer. One whose change was given up also has the oldest time that the file system knows, so that it is newer
+//! than nothing.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, Stat};
+use rustix::io::Errno;
+use zmove_types::{Name, Timestamp};
+
+use crate::data_file::{DataFile, Direct};
+use crate::entry::{FileIdentity, set_file_mtime};
+use crate::staged::Staged;
+
+/// A regular file that is there, open to be changed; nothing has happened to it yet.
+#[derive(Debug)]
+pub struct Existing {
+    file: File,
+    directory: Arc<OwnedFd>,
+}
+
+/// Which file one is, on this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileKey {
+    device: u64,
+    inode: u64,
+}
+
+/// What a file that is there is to become.
+#[derive(Clone, Copy, Debug)]
+pub struct Change {
+    /// How long it will be.
+    pub bytes: u64,
+    /// The time that it will have.
+    pub mtime: Timestamp,
+    /// Whether its look must not deceive after a power cut either.
+    pub survives_power_cut: bool,
+}
+
+impl Existing {
+    /// Opens a file that is there; `None` where nothing is, or something that is no regular file.
+    ///
+    /// # Errors
+    /// What the system says, such as that the file may not be written.
+    pub fn open(directory: &Arc<OwnedFd>, name: &Name) -> io::Result<Option<Self>> {
+        // opening a device or a FIFO would do something to it
+        if !FileIdentity::at(directory, name).is_ok_and(|there| there.regular) {
+            return Ok(None);
+        }
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let file = match rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty()) {
+            Ok(file) => File::from(file),
+            Err(Errno::NOENT | Errno::LOOP | Errno::ISDIR | Errno::NXIO) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let regular = FileIdentity::of(&file)?.regular;
+        Ok(regular.then(|| Self { file, directory: Arc::clone(directory) }))
+    }
+
+    /// Which file it is, if it has other names too.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn shared(&self) -> io::Result<Option<FileKey>> {
+        Ok(FileKey::if_shared(&rustix::fs::fstat(&self.file)?))
+    }
+
+    /// Locks the file against others who would change it in its place, and gives it a length that it will not have in the
+    /// end.
+    ///
+    /// # Errors
+    /// What the system says; `EWOULDBLOCK` when somebody has locked it.
+    pub fn begin(self, change: Change, direct: Direct) -> io::Result<Staged> {
+        lock(&self.file)?;
+        let there = FileIdentity::of(&self.file)?;
+        self.file.set_len(unfinished(change.bytes))?;
+        let mut staged = Staged::in_place(DataFile::new(self.file), self.directory, change.bytes);
+        // what is written may be on the disk before the new length is
+        let looks_final = there.bytes == change.bytes && there.mtime.seconds == change.mtime.seconds;
+        if change.survives_power_cut && looks_final {
+            staged.file().sync_all()?;
+        }
+        staged.take_length(direct)?;
+        Ok(staged)
+    }
+}
+
+impl FileKey {
+    /// Which file an entry of a directory is, if that has other names too; a link is not followed.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn shared_at(directory: impl AsFd, name: &Name) -> io::Result<Option<Self>> {
+        Ok(Self::if_shared(&rustix::fs::statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW)?))
+    }
+
+    fn if_shared(stat: &Stat) -> Option<Self> {
+        let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        (regular && stat.st_nlink > 1).then_some(Self { device: stat.st_dev, inode: stat.st_ino })
+    }
+}
+
+/// The length of a file of which the change is not finished.
+fn unfinished(bytes: u64) -> u64 {
+    bytes.saturating_add(1)
+}
+
+/// The change of a file was given up: whoever looks at times takes it for older than any other.
+pub(crate) fn give_up(file: &File) {
+    let oldest = Timestamp { seconds: i64::from(i32::MIN), nanos: 0 };
+    // who may write a file need not own it
+    let _best_effort = set_file_mtime(file.as_fd(), oldest);
+}
+
+fn lock(file: &File) -> io::Result<()> {
+    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+        // some network file systems have no locks
+        Ok(()) | Err(Errno::NOLCK | Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::TempNames;
+    use crate::entry::set_new_file_metadata;
+    use crate::tree::DIRECTORY;
+    use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+    use zmove_types::Metadata;
+
+    const CHANGE: Change =
+        Change { bytes: 3, mtime: Timestamp { seconds: 5, nanos: 6 }, survives_power_cut: true };
+
+    fn home() -> (tempfile::TempDir, Arc<OwnedFd>) {
+        let home = tempfile::tempdir().unwrap();
+        let directory = rustix::fs::open(home.path(), DIRECTORY, Mode::empty()).unwrap();
+        (home, Arc::new(directory))
+    }
+
+    fn name(text: &str) -> Name {
+        Name::from_bytes(text.as_bytes()).unwrap()
+    }
+
+    fn begin(directory: &Arc<OwnedFd>, text: &str, change: Change) -> io::Result<Staged> {
+        Existing::open(directory, &name(text))?.expect("a file").begin(change, Direct::Auto)
+    }
+
+    #[test]
+    fn a_file_is_changed_under_all_its_names() {
+        let (home, directory) = home();
+        let (path, other) = (home.path().join("f"), home.path().join("other"));
+        for old in ["", "x", "old", "longer than before"] {
+            std::fs::write(&path, old).unwrap();
+            if !other.exists() {
+                std::fs::hard_link(&path, &other).unwrap();
+            }
+            let inode = path.metadata().unwrap().ino();
+            let staged = begin(&directory, "f", CHANGE).unwrap();
+            assert_eq!(path.metadata().unwrap().len(), 4, "not what it will be");
+            staged.file().write_all_at(b"new", 0).unwrap();
+            staged.set_final_length().unwrap();
+            set_new_file_metadata(staged.file(), &Metadata { mode: 0o640, mtime: CHANGE.mtime }).unwrap();
+            staged.commit(&name("f"), &TempNames::new("t")).unwrap();
+            let stat = path.metadata().unwrap();
+            assert_eq!((stat.ino(), stat.mode() & 0o7777), (inode, 0o640));
+            assert_eq!((stat.mtime(), stat.mtime_nsec()), (5, 6));
+            assert_eq!(std::fs::read(&other).unwrap(), b"new");
+            assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 2);
+        }
+    }
+
+    /// Before the first byte was written a file of the final size and time looks otherwise, and afterwards too.
+    #[test]
+    fn a_change_that_is_given_up_does_not_look_finished_nor_new() {
+        let (home, directory) = home();
+        let path = home.path().join("f");
+        std::fs::write(&path, "old").unwrap();
+        set_file_mtime(File::open(&path).unwrap().as_fd(), CHANGE.mtime).unwrap();
+        let staged = begin(&directory, "f", CHANGE).unwrap();
+        assert_eq!(path.metadata().unwrap().len(), 4);
+        staged.file().write_all_at(b"n", 0).unwrap();
+        drop(staged);
+        let stat = path.metadata().unwrap();
+        assert!(stat.len() == 4 && stat.mtime() < 0, "{stat:?}");
+    }
+
+    #[test]
+    fn one_at_a_time_changes_a_file() {
+        let (home, directory) = home();
+        std::fs::write(home.path().join("f"), "old").unwrap();
+        let first = begin(&directory, "f", CHANGE).unwrap();
+        let error = begin(&directory, "f", Change { bytes: 9, ..CHANGE }).unwrap_err();
+        assert_eq!(Errno::from_io_error(&error), Some(Errno::WOULDBLOCK));
+        assert_eq!(home.path().join("f").metadata().unwrap().len(), 4, "the second has done nothing");
+        drop(first);
+        begin(&directory, "f", CHANGE).unwrap();
+    }
+
+    #[test]
+    fn a_name_that_leads_elsewhere_at_the_end_is_told() {
+        let (home, directory) = home();
+        std::fs::write(home.path().join("f"), "old").unwrap();
+        let gone = |staged: Staged| {
+            let error = staged.commit(&name("f"), &TempNames::new("t")).unwrap_err();
+            assert_eq!(Errno::from_io_error(&error), Some(Errno::STALE));
+        };
+        let staged = begin(&directory, "f", CHANGE).unwrap();
+        std::fs::write(home.path().join("g"), "another").unwrap();
+        std::fs::rename(home.path().join("g"), home.path().join("f")).unwrap();
+        gone(staged);
+        let staged = begin(&directory, "f", CHANGE).unwrap();
+        std::fs::remove_file(home.path().join("f")).unwrap();
+        gone(staged);
+    }
+
+    #[test]
+    fn only_regular_files_are_changed() {
+        let (home, directory) = home();
+        std::fs::create_dir(home.path().join("directory")).unwrap();
+        symlink("directory", home.path().join("link")).unwrap();
+        rustix::fs::mknodat(&directory, "fifo", FileType::Fifo, Mode::RWXU, 0).unwrap();
+        for text in ["directory", "link", "fifo", "nothing"] {
+            assert!(Existing::open(&directory, &name(text)).unwrap().is_none(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_may_not_be_written_is_an_error() {
+        let (home, directory) = home();
+        let path = home.path().join("f");
+        std::fs::write(&path, "old").unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o444)).unwrap();
+        match Existing::open(&directory, &name("f")) {
+            Err(error) => assert_eq!(Errno::from_io_error(&error), Some(Errno::ACCESS)),
+            Ok(_) => eprintln!("skipped: root may write any file"),
+        }
+    }
+
+    #[test]
+    fn other_names_are_noticed() {
+        let (home, directory) = home();
+        std::fs::write(home.path().join("f"), "old").unwrap();
+        let shared = |text| Existing::open(&directory, &name(text)).unwrap().unwrap().shared().unwrap();
+        assert_eq!(shared("f"), None);
+        std::fs::hard_link(home.path().join("f"), home.path().join("g")).unwrap();
+        assert!(shared("f").is_some() && shared("f") == shared("g"));
+        assert_eq!(FileKey::shared_at(&directory, &name("g")).unwrap(), shared("f"));
+    }
+}
