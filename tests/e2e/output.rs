@@ -209,7 +209,7 @@ fn usage_errors_exit_with_one() {
         &["push", "--durability", "maybe", "source", "x"],
         &["push", "source", "host:0:x"],
         &["push", "source", "host:65536:x"],
-        &["push", "source", "user@host:x"],
+        &["push", "source", "@host:x"],
         &["push", "source", "zmove://host"],
         &["serve", "--listen", "nonsense"],
     ];

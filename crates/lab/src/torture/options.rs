@@ -83,7 +83,7 @@ const fn serve(weight: u64, serve: &'static [&'static str]) -> Choice {
 }
 
 /// No word stands in two rows, or [`Options::redrawn`] would take it for that of the other.
-const ROWS: [(Span, &[Choice]); 8] = [
+const ROWS: [(Span, &[Choice]); 9] = [
     (
         Span::Try,
         &[
@@ -105,6 +105,7 @@ const ROWS: [(Span, &[Choice]); 8] = [
         &[push(3, &["--durability=end"]), push(2, &["--durability=none"]), push(1, &["--durability=file"])],
     ),
     (Span::Round, &[push(4, &[]), push(1, &["--checksum"])]),
+    (Span::Round, &[push(5, &[]), push(1, &["--inplace"])]),
     (
         Span::Round,
         &[

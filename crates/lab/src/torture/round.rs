@@ -18,7 +18,7 @@ use super::same;
 use super::tally::{FailureKind, Tally};
 use super::tree::Tree;
 use super::versions::Versions;
-use super::watch::{Inspector, Watch};
+use super::watch::{Files, Inspector, Watch};
 
 /// A round that is set up.
 struct Round {
@@ -63,7 +63,8 @@ impl Round {
         let populated = dice.one_in(3);
         let old_dice = dice.fork();
         let extra = if populated { old::plant(&tree, &target, old_dice, &mut versions)? } else { Vec::new() };
-        let inspector = Arc::new(Mutex::new(Inspector::new(&target, versions)));
+        let files = if options.push.contains(&"--inplace") { Files::Changing } else { Files::Whole };
+        let inspector = Arc::new(Mutex::new(Inspector::new(&target, versions, files)));
         Ok(Self { tree, target, extra, options, dice, inspector })
     }
 

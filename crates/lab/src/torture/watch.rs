@@ -22,10 +22,20 @@ use super::versions::{Version, Versions};
 pub(crate) struct Inspector {
     target: PathBuf,
     versions: Versions,
+    files: Files,
     seen: HashMap<PathBuf, Look>,
     block: Vec<u8>,
     found: Vec<String>,
     passes: u64,
+}
+
+/// What may stand under the final name of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Files {
+    /// Whole versions of it alone.
+    Whole,
+    /// Anything: it may be changed in its place.
+    Changing,
 }
 
 /// By what a file that was found whole is known again.
@@ -45,10 +55,11 @@ pub(crate) struct Watch {
 }
 
 impl Inspector {
-    pub(crate) fn new(target: &Path, versions: Versions) -> Self {
+    pub(crate) fn new(target: &Path, versions: Versions, files: Files) -> Self {
         Self {
             target: target.to_owned(),
             versions,
+            files,
             seen: HashMap::new(),
             block: vec![0; BLOCK_BYTES],
             found: Vec::new(),
@@ -101,7 +112,7 @@ impl Inspector {
             if !self.versions.of(path).iter().any(known) {
                 self.tell(format!("{path:?} leads to {to:?}, as it never did"));
             }
-        } else if self.seen.get(path) != Some(&Look::of(&metadata)) {
+        } else if self.files == Files::Whole && self.seen.get(path) != Some(&Look::of(&metadata)) {
             self.file(path, &whole);
         }
     }
@@ -185,7 +196,7 @@ mod tests {
             let version = Version::File(contents.len() as u64, *blake3::hash(contents).as_bytes());
             versions.add(Path::new("f"), version);
         }
-        let inspector = Inspector::new(home.path(), versions);
+        let inspector = Inspector::new(home.path(), versions, Files::Whole);
         (home, inspector)
     }
 
