@@ -28,6 +28,7 @@ mod faults;
 mod full_disk;
 mod inplace;
 mod journal;
+mod keys;
 mod limit;
 mod manifest;
 mod many_lanes;

@@ -13,6 +13,10 @@ use crate::patience::Timeout;
 use crate::selection::SelectionArgs;
 use crate::ssh::PortRange;
 
+mod trust;
+
+pub(crate) use trust::{TrustArgs, TrustCommand, TrustHostArgs, TrustListArgs};
+
 /// Moves trees of any shape between data transfer nodes: encrypted, verified, at the speed of the path.
 #[derive(Debug, Parser)]
 #[command(name = "zmove", version, max_term_width = 100, after_help = EXAMPLES)]
@@ -52,8 +56,10 @@ pub(crate) enum Command {
     /// Receive one push; 'push --ssh' starts this over ssh
     #[command(hide = true)]
     Receive,
-    /// Show this identity's public fingerprint
+    /// Show this identity's public fingerprint, or make a new key
     Key(KeyArgs),
+    /// Get to know a receiver's key before the first push, or forget one
+    Trust(TrustArgs),
     /// Let a sender's key write below some directories (on the receiving host)
     Allow(AllowArgs),
     /// Count the files of a tree by size
@@ -75,6 +81,9 @@ pub(crate) struct PushArgs {
     /// Pin the key of a host that is not known yet, without asking
     #[arg(long)]
     pub(crate) accept_new: bool,
+    /// Refuse a host whose key is not known, without asking
+    #[arg(long, conflicts_with = "accept_new")]
+    pub(crate) strict: bool,
     /// Data connections, 1 to 64 [default: by round trip time and cores, then as many as help]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) streams: Option<u16>,
@@ -282,6 +291,16 @@ pub(crate) struct KeyArgs {
 pub(crate) enum KeyCommand {
     /// Print the fingerprint; the key is made at first use
     Show,
+    /// Make a new key and print its fingerprint
+    New(KeyNewArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct KeyNewArgs {
+    /// Replace the key that is there, which is kept in key.pem.old; whoever has allowed or pinned it does not know the
+    /// new one
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 #[derive(Debug, clap::Args)]

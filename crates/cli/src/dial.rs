@@ -1,6 +1,6 @@
 //! From a host to a [`Link`]: control and lanes dial at the same time, so that no round trip is waited for twice.
 
-use std::io::{BufRead, ErrorKind, IsTerminal, Write};
+use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 
@@ -9,22 +9,22 @@ use tokio::io::AsyncWriteExt;
 use tokio::sync::{mpsc, watch};
 use zmove_sender::{LaneNumber, LaneSupply, Learnt, Link, LossAnswer, Summary};
 use zmove_transport::{
-    Channel, ChannelDialler, DialError, Fingerprint, FirstKey, HostPolicy, Identity, KnownHosts, LaneError,
-    LaneSink, Reach, Transport, TransportChoice, control_pair,
+    Channel, ChannelDialler, DialError, FirstKey, HostPolicy, Identity, KnownHosts, LaneError, LaneSink,
+    Reach, Transport, TransportChoice, control_pair,
 };
 use zmove_types::{LaneId, RateLimit, TransferId};
 use zmove_wire::{Cipher, Greeting, Role};
 
 use crate::args::SshArgs;
-use crate::exit::{Exit, Failure};
 use crate::location::{Login, Remote};
 use crate::paths::{Known, Paths};
 use crate::settings::{self, Controls, LANES_AT_ONCE, LOSS_TOLERANT, congestion_controls, lanes_for};
 use crate::ssh::{self, SshReceiver, SshSession};
 use crate::terminal;
+use crate::trust::ask_for_key;
 
 /// How long a connection may take to be ready.
-const DIAL_TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const DIAL_TIMEOUT: Duration = Duration::from_secs(30);
 /// A control connection whose peer acknowledges nothing for so long is lost.
 const CONTROL_SILENCE_MAX: Duration = Duration::from_secs(60);
 
@@ -32,6 +32,8 @@ const CONTROL_SILENCE_MAX: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug)]
 pub(crate) struct DialOptions {
     pub(crate) accept_new: bool,
+    /// An unknown host is refused without asking.
+    pub(crate) strict: bool,
     pub(crate) streams: Option<u16>,
     pub(crate) reach: Reach,
     pub(crate) cipher: Cipher,
@@ -169,46 +171,6 @@ impl LanePlan {
     fn known_of(&self, round_trip: Duration) -> Option<Known> {
         self.known.filter(|known| known.suits(round_trip))
     }
-}
-
-/// Asks the user, as ssh does, whether an unknown host's key is the right one.
-async fn ask_for_key(
-    remote: &Remote,
-    identity: &Identity,
-    known_hosts: &mut KnownHosts,
-    options: &DialOptions,
-) -> Result<Fingerprint> {
-    let (policy, reach) = (HostPolicy::RefuseUnknown, options.reach.clone());
-    let dialler = ChannelDialler::new(identity, &remote.host, remote.port, policy, reach).await?;
-    let fingerprint = match dialler.dial(DIAL_TIMEOUT).await {
-        Err(DialError::UnknownHost { fingerprint, .. }) => fingerprint,
-        Err(error) => return Err(error.into()),
-        Ok(channel) => return Ok(channel.peer()),
-    };
-    if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
-        let text = format!(
-            "the key of {}:{} is not known: {fingerprint}. If this is the line that 'zmove serve' prints there, run \
-             again with --accept-new",
-            remote.host, remote.port
-        );
-        return Err(Failure(Exit::Authentication, text).into());
-    }
-    eprint!(
-        "The receiver at {}:{} is not known yet. Its key is\n  {fingerprint}\n\
-         which should be the line that 'zmove serve' prints there. Go on and remember it (yes/no)? ",
-        remote.host, remote.port
-    );
-    std::io::stderr().flush()?;
-    // on a thread of its own, so that an interrupt is heard meanwhile
-    let read = tokio::task::spawn_blocking(|| {
-        let mut answer = String::new();
-        std::io::stdin().lock().read_line(&mut answer).map(|_| answer)
-    });
-    if read.await.context("read the answer")??.trim() != "yes" {
-        return Err(Failure(Exit::Authentication, "the host's key was not accepted".into()).into());
-    }
-    known_hosts.pin(&remote.host, remote.port, fingerprint)?;
-    Ok(fingerprint)
 }
 
 async fn dial_all(

@@ -26,6 +26,7 @@ mod ssh;
 mod summary;
 mod terminal;
 mod trace;
+mod trust;
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -48,6 +49,7 @@ pub fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Receive => receive::run(),
         Command::Key(args) => key::run(&args),
+        Command::Trust(args) => trust::run(&args),
         Command::Allow(args) => allow::run(args),
         Command::Scan(args) => scan::run(&args),
         Command::Trace(args) => trace::run(&args),

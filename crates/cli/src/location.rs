@@ -6,6 +6,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
+use std::net::IpAddr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use anyhow::{Result, bail};
@@ -53,6 +54,26 @@ impl fmt::Display for Remote {
             };
         }
         if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+    }
+}
+
+impl Remote {
+    /// Reads a receiver without a path: `HOST`, `HOST:PORT`, `[IPv6]:PORT`, or an IPv6 address alone.
+    pub(crate) fn parse_endpoint(text: &str) -> Result<Self> {
+        let (host, port) = match text.strip_prefix('[') {
+            _ if text.parse::<IpAddr>().is_ok() => (text, ""),
+            Some(bracketed) => match bracketed.split_once(']') {
+                Some(split) => split,
+                None => bail!("'{text}': the bracket of the IPv6 address is not closed"),
+            },
+            None => text.split_at(text.find(':').unwrap_or(text.len())),
+        };
+        let port = match port.strip_prefix(':') {
+            Some(digits) => parse_port(digits.as_bytes())?,
+            None if port.is_empty() => DEFAULT_PORT,
+            None => bail!("'{text}' is no HOST:PORT"),
+        };
+        Ok(Self { host: host_name(host.as_bytes())?, port, path: Vec::new() })
     }
 }
 
@@ -225,6 +246,23 @@ mod tests {
         assert_eq!(login("alice@dtn:~", false), expect("alice@dtn", "", None));
         assert_eq!(login("dtn:/d", true), expect("dtn", "/d", None));
         assert_eq!(login("dtn:5870:/d", true), expect("dtn", "/d", Some(5870)));
+    }
+
+    #[test]
+    fn endpoints() {
+        let parse = |text| Remote::parse_endpoint(text).map(|remote| (remote.host, remote.port)).ok();
+        let expect = |host: &str, port| Some((host.to_owned(), port));
+        assert_eq!(parse("dtn"), expect("dtn", DEFAULT_PORT));
+        assert_eq!(parse("dtn:7"), expect("dtn", 7));
+        assert_eq!(parse("192.0.2.7:7"), expect("192.0.2.7", 7));
+        assert_eq!(parse("fd00::1"), expect("fd00::1", DEFAULT_PORT));
+        assert_eq!(parse("[fd00::1]"), expect("fd00::1", DEFAULT_PORT));
+        assert_eq!(parse("[fd00::1]:7"), expect("fd00::1", 7));
+        for text in
+            ["", ":7", "dtn:", "dtn:x", "dtn:0", "dtn:7:x", "[fd00::1", "[fd00::1]7", "alice@dtn", "a b"]
+        {
+            assert_eq!(parse(text), None, "{text}");
+        }
     }
 
     #[test]

@@ -121,9 +121,9 @@ fn options(args: &PushArgs) -> Result<DialOptions> {
     };
     let socket = SocketConfig { congestion: args.congestion.clone(), ..SocketConfig::default() };
     let reach = Reach { transport, socket, quic_congestion };
-    let (accept_new, streams, limit) = (args.accept_new, args.streams, args.limit);
+    let (accept_new, strict, streams, limit) = (args.accept_new, args.strict, args.streams, args.limit);
     let ssh = args.ssh.clone();
-    Ok(DialOptions { accept_new, streams, reach, cipher, limit, ssh })
+    Ok(DialOptions { accept_new, strict, streams, reach, cipher, limit, ssh })
 }
 
 fn manifest(args: &PushArgs) -> Result<Option<Manifest>> {

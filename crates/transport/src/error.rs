@@ -74,8 +74,8 @@ pub enum DialError {
     /// The host shows another key than the one pinned for it.
     #[error(
         "trust {}: it shows the key {found} where {expected} is pinned; somebody may be intercepting, or the host \
-         has a new key: ask its administrator, then remove its line from known_hosts",
-        endpoint(host, *port)
+         has a new key: ask its administrator, then take the old one out of known_hosts with `zmove trust remove {}`",
+        endpoint(host, *port), endpoint(host, *port)
     )]
     HostKeyChanged {
         /// The host that was dialled.

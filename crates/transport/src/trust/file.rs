@@ -6,7 +6,7 @@
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
     io::{self, Read as _, Write as _},
-    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _},
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
 };
 
@@ -67,11 +67,25 @@ pub(super) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     sync_parent(path)
 }
 
-/// Opens a file to append to, with the lock of [`lock`] held on it.
+/// Opens a file to append to, with the lock of [`lock`] held on it. One that has been replaced meanwhile is left for the
+/// one that has its name now.
 pub(super) fn open_locked(path: &Path) -> io::Result<File> {
-    let file = OpenOptions::new().read(true).append(true).create(true).mode(FILE_MODE).open(path)?;
-    lock(&file)?;
-    Ok(file)
+    loop {
+        let file = OpenOptions::new().read(true).append(true).create(true).mode(FILE_MODE).open(path)?;
+        lock(&file)?;
+        if is_named(&file, path)? {
+            return Ok(file);
+        }
+    }
+}
+
+fn is_named(file: &File, path: &Path) -> io::Result<bool> {
+    let held = file.metadata()?;
+    match fs::metadata(path) {
+        Ok(named) => Ok((named.dev(), named.ino()) == (held.dev(), held.ino())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Waits for the only lock on `file`, held until it is closed. Where the file system has no locks, goes on without.

@@ -17,6 +17,8 @@ use super::{
 use crate::error::IdentityError;
 
 const KEY_FILE: &str = "key.pem";
+/// The key before the last `replace`.
+const KEY_OLD: &str = "key.pem.old";
 const SEED_CONTEXT: &str = "zmove 2026-11-21 secrets derived from the key";
 
 /// A key pair (ECDSA P-256) with its self-signed certificate. Cheap to clone.
@@ -57,6 +59,32 @@ impl Identity {
         let (key, certificate) = generate().map_err(|source| IdentityError::Generate { source })?;
         let key = PrivateKeyDer::Pkcs8(key.serialize_der().into());
         Self::new(key, certificate.der().clone()).map_err(|source| IdentityError::Fresh { source })
+    }
+
+    /// Whether `home` has a key, in whatever state.
+    ///
+    /// # Errors
+    ///
+    /// The file is there and cannot be looked at.
+    pub fn exists(home: &Path) -> Result<bool, IdentityError> {
+        let path = home.join(KEY_FILE);
+        path.try_exists().map_err(|source| IdentityError::Read { path, source })
+    }
+
+    /// Makes a new key in the place of the one in `home`, which is left in `key.pem.old`. There is a whole key under the
+    /// name at any moment.
+    ///
+    /// # Errors
+    ///
+    /// The old key cannot be read, or the new one cannot be made or stored; see [`IdentityError`].
+    pub fn replace(home: &Path) -> Result<Self, IdentityError> {
+        let path = home.join(KEY_FILE);
+        let Some(old) = read(&path)? else { return Self::load_or_create(home) };
+        let pem = new_pem()?;
+        file::replace(&home.join(KEY_OLD), &old.bytes)
+            .and_then(|()| file::replace(&path, pem.as_bytes()))
+            .map_err(|source| IdentityError::Write { path, source })?;
+        Self::load_or_create(home)
     }
 
     /// The name by which peers know this key.
@@ -104,11 +132,16 @@ fn read(path: &Path) -> Result<Option<file::Contents>, IdentityError> {
 }
 
 fn store_new_key(home: &Path, path: &Path) -> Result<(), IdentityError> {
-    let (key, certificate) = generate().map_err(|source| IdentityError::Generate { source })?;
-    let pem = key.serialize_pem() + &certificate.pem();
+    let pem = new_pem()?;
     file::create_home(home)
         .and_then(|()| file::create(path, pem.as_bytes()))
         .map_err(|source| IdentityError::Write { path: path.into(), source })
+}
+
+/// What a key file holds: the key, then its certificate.
+fn new_pem() -> Result<String, IdentityError> {
+    let (key, certificate) = generate().map_err(|source| IdentityError::Generate { source })?;
+    Ok(key.serialize_pem() + &certificate.pem())
 }
 
 /// A new key and its certificate, valid for two millennia: the pin decides, not the calendar.
@@ -147,6 +180,20 @@ mod tests {
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
         assert_eq!((mode(&home), mode(&home.join(KEY_FILE))), (0o700, 0o600));
         assert_eq!(fs::read_dir(&home).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_replaced_key_is_kept_beside_the_new_one() {
+        let home = tempfile::tempdir().unwrap();
+        assert!(!Identity::exists(home.path()).unwrap());
+        let first = Identity::replace(home.path()).unwrap().fingerprint();
+        let text = fs::read(home.path().join(KEY_FILE)).unwrap();
+        let second = Identity::replace(home.path()).unwrap().fingerprint();
+        assert_ne!(first, second);
+        assert_eq!(Identity::load_or_create(home.path()).unwrap().fingerprint(), second);
+        let old = home.path().join(KEY_OLD);
+        assert_eq!(fs::read(&old).unwrap(), text);
+        assert_eq!(fs::metadata(&old).unwrap().permissions().mode() & 0o7777, 0o600);
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! One host in a line, `HOST:PORT SHA256:…`, an IPv6 address in brackets; empty lines and lines that begin with `#`
 //! are kept and skipped. Called by a client before it dials, and after it accepted a new host.
-//! **Invariant:** a pin is only ever added, never replaced, and a list with a damaged line is not used at all.
+//! **Invariant:** a pin is never replaced: it goes only when the user takes it out, and a list with a damaged line is not
+//! used at all.
 
 use std::{
     collections::HashMap,
@@ -19,6 +20,8 @@ use super::{
 use crate::error::KnownHostsError;
 
 const KNOWN_HOSTS_FILE: &str = "known_hosts";
+/// The list as it was before a host was taken out.
+const KNOWN_HOSTS_OLD: &str = "known_hosts.old";
 
 /// The known hosts, as read when opened.
 #[derive(Clone, Debug)]
@@ -64,6 +67,38 @@ impl KnownHosts {
                 Ok(())
             }
         }
+    }
+
+    /// Takes a host out of the list, on disk at once, and leaves the list as it was in `known_hosts.old`. Returns the key
+    /// that it had, or `None` where it was not in the list.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read or rewritten.
+    pub fn remove(&mut self, host: &str, port: u16) -> Result<Option<Fingerprint>, KnownHostsError> {
+        let host_key = Endpoint::new(host, port)?;
+        let path = self.home.join(KNOWN_HOSTS_FILE);
+        let write_error = |source| KnownHostsError::Write { path: path.clone(), source };
+        file::create_home(&self.home).map_err(write_error)?;
+        let file = file::open_locked(&path).map_err(write_error)?;
+        let bytes = file::read_open(&file).map_err(write_error)?.bytes;
+        self.pins = parse(&path, &bytes)?;
+        let Some(pin) = self.pins.remove(&host_key) else { return Ok(None) };
+        let left = without(&bytes, &host_key);
+        file::replace(&self.home.join(KNOWN_HOSTS_OLD), &bytes)
+            .and_then(|()| file::replace(&path, &left))
+            .map_err(write_error)?;
+        Ok(Some(pin.fingerprint))
+    }
+
+    /// All hosts as `HOST:PORT`, with their keys, in the order of their names.
+    #[must_use]
+    pub fn pins(&self) -> Vec<(String, Fingerprint)> {
+        let pins = self.pins.iter();
+        let mut pins: Vec<_> =
+            pins.map(|(host, pin)| (endpoint(&host.host, host.port), pin.fingerprint)).collect();
+        pins.sort();
+        pins
     }
 
     /// The key of a host, if known. Upper and lower case are one.
@@ -192,6 +227,15 @@ fn parse_line(text: &str) -> Result<(Endpoint, Fingerprint), HostLineFault> {
     Ok((host_key, fingerprint))
 }
 
+/// The list without the lines of one host.
+fn without(bytes: &[u8], host_key: &Endpoint) -> Vec<u8> {
+    let of_host = |line: &[u8]| {
+        let text = std::str::from_utf8(line).unwrap_or_default().trim();
+        !text.starts_with('#') && parse_line(text).is_ok_and(|(host, _)| host == *host_key)
+    };
+    bytes.split_inclusive(|byte| *byte == b'\n').filter(|line| !of_host(line)).flatten().copied().collect()
+}
+
 /// Adds one line in one write; a last line that a crash or an editor left without its end is ended first.
 fn append(mut file: &File, before: &[u8], host_key: &Endpoint, fingerprint: Fingerprint) -> io::Result<()> {
     let end = if before.last().is_none_or(|byte| *byte == b'\n') { "" } else { "\n" };
@@ -243,6 +287,23 @@ mod tests {
         KnownHosts::open(home.path()).unwrap().pin("b", 1, TWO).unwrap();
         let text = fs::read_to_string(&path).unwrap();
         assert_eq!(text, format!("# mine\n\n a:1  {ONE} \nb:1 {TWO}\n"));
+    }
+
+    #[test]
+    fn a_host_that_is_taken_out_leaves_the_others_as_they_are() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join(KNOWN_HOSTS_FILE);
+        let text = format!("# mine\na:1 {ONE}\n#a:1 {ONE}\n A:1  {ONE}\nb:1 {TWO}");
+        fs::write(&path, &text).unwrap();
+        let mut hosts = KnownHosts::open(home.path()).unwrap();
+        assert_eq!(hosts.remove("c", 1).unwrap(), None);
+        assert_eq!(hosts.remove("A", 1).unwrap(), Some(ONE));
+        assert_eq!((hosts.lookup("a", 1), hosts.lookup("b", 1)), (None, Some(TWO)));
+        assert_eq!(fs::read_to_string(&path).unwrap(), format!("# mine\n#a:1 {ONE}\nb:1 {TWO}"));
+        assert_eq!(fs::read_to_string(home.path().join(KNOWN_HOSTS_OLD)).unwrap(), text);
+        // who had the list open before finds the one that is there now
+        hosts.pin("a", 1, TWO).unwrap();
+        assert_eq!(KnownHosts::open(home.path()).unwrap().lookup("a", 1), Some(TWO));
     }
 
     #[test]
