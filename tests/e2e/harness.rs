@@ -178,8 +178,7 @@ impl Site {
     pub(crate) fn authorize(&self, access: Access) {
         let identity = Identity::load_or_create(&self.path("client")).unwrap();
         let (fingerprint, name) = (identity.fingerprint(), "tester".to_owned());
-        let grant =
-            Grant { fingerprint, name, roots: vec![self.path("target").canonicalize().unwrap()], access };
+        let grant = Grant::new(fingerprint, &name, vec![self.path("target").canonicalize().unwrap()], access);
         AuthorizedKeys::allow(&self.path("server"), grant).unwrap();
     }
 

@@ -26,6 +26,7 @@ mod delta;
 mod dry_run;
 mod faults;
 mod full_disk;
+mod grants;
 mod inplace;
 mod journal;
 mod keys;

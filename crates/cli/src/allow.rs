@@ -1,32 +1,91 @@
-//! `zmove allow`: lets a sender's key in.
+//! `zmove allow`: whose keys are let in here, and what they may do.
+
+use std::path::PathBuf;
+use std::time::SystemTime;
 
 use anyhow::{Context, Result};
+use serde_json::{Value, json};
 use zmove_transport::{Access, AuthorizedKeys, Grant};
 
-use crate::args::AllowArgs;
-use crate::exit::{Exit, usage_error};
+use crate::args::{AllowArgs, AllowCommand, GrantArgs};
+use crate::exit::{Exit, Failure, usage_error};
 use crate::settings;
 use crate::terminal;
 
 /// Runs `zmove allow`.
 pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
     let home = settings::home(settings::Role::Daemon)?;
-    let access = if args.write { Access::ReadWrite } else { Access::ReadOnly };
-    let mut roots = Vec::with_capacity(args.roots.len());
-    for root in args.roots {
-        let root = std::path::absolute(&root).with_context(|| format!("find '{}'", root.display()))?;
-        // a link is resolved now, by who allows it: what a root means must not change later
-        let root =
-            root.canonicalize().with_context(|| format!("receiver: open root '{}'", root.display()))?;
-        if !root.is_dir() {
-            return Err(usage_error(format!("root '{}' is not a directory", root.display())));
+    match (args.command, args.grant) {
+        (Some(AllowCommand::List(args)), _) => {
+            list(&AuthorizedKeys::load(&home)?, args.json);
         }
-        roots.push(root);
+        (Some(AllowCommand::Remove(args)), _) => {
+            let gone = AuthorizedKeys::remove(&home, &args.key_or_name)?;
+            if gone.is_empty() {
+                return Err(Failure(Exit::File, format!("'{}' is not in the list", args.key_or_name)).into());
+            }
+            for grant in gone {
+                terminal::say(format_args!("{} ({}) is let in no more", grant.name, grant.fingerprint));
+            }
+        }
+        (None, Some(args)) => {
+            let grant = AuthorizedKeys::allow(&home, grant(args)?)?;
+            terminal::say(sentence(&grant));
+        }
+        (None, None) => unreachable!("clap demands one of them"),
     }
-    let shown: Vec<_> = roots.iter().map(|root| root.display().to_string()).collect();
-    let (fingerprint, name) = (args.fingerprint, args.name);
-    AuthorizedKeys::allow(&home, Grant { fingerprint, name: name.clone(), roots, access })?;
-    let may = if access == Access::ReadWrite { "write" } else { "read" };
-    terminal::print(format_args!("{name} ({fingerprint}) may {may} below {}\n", shown.join(", ")));
     Ok(Exit::Done)
+}
+
+fn grant(args: GrantArgs) -> Result<Grant> {
+    let access = if args.write { Access::ReadWrite } else { Access::ReadOnly };
+    let roots = args.roots.into_iter().map(resolve).collect::<Result<_>>()?;
+    let (max_rate, expires) = (args.max_rate, args.expires);
+    Ok(Grant { max_rate, expires, ..Grant::new(args.fingerprint, &args.name, roots, access) })
+}
+
+/// A link is resolved now, by who allows it: what a root means must not change later.
+fn resolve(root: PathBuf) -> Result<PathBuf> {
+    let root = std::path::absolute(&root).with_context(|| format!("find '{}'", root.display()))?;
+    let root = root.canonicalize().with_context(|| format!("receiver: open root '{}'", root.display()))?;
+    if !root.is_dir() {
+        return Err(usage_error(format!("root '{}' is not a directory", root.display())));
+    }
+    Ok(root)
+}
+
+fn list(keys: &AuthorizedKeys, as_json: bool) {
+    for grant in keys.grants() {
+        if as_json { terminal::say(json_of(grant)) } else { terminal::say(sentence(grant)) }
+    }
+    if keys.grants().is_empty() && !as_json {
+        terminal::say("nobody is let in");
+    }
+}
+
+fn sentence(grant: &Grant) -> String {
+    let roots: Vec<_> = grant.roots.iter().map(|root| root.display().to_string()).collect();
+    let may = if grant.access == Access::ReadWrite { "write" } else { "read" };
+    let mut text = format!("{} ({}) may {may} below {}", grant.name, grant.fingerprint, roots.join(", "));
+    if let Some(rate) = grant.max_rate {
+        text += &format!(", at {rate}/s at most");
+    }
+    if let Some(expires) = grant.expires {
+        let has_come = expires.has_come(SystemTime::now());
+        text += &format!(", {} {expires}", if has_come { "expired at" } else { "until" });
+    }
+    text
+}
+
+fn json_of(grant: &Grant) -> Value {
+    let roots: Vec<_> = grant.roots.iter().map(|root| root.to_string_lossy()).collect();
+    json!({
+        "key": grant.fingerprint.to_string(),
+        "name": grant.name,
+        "roots": roots,
+        "write": grant.access == Access::ReadWrite,
+        "max_bytes_per_second": grant.max_rate.map(|rate| rate.bytes_per_second()),
+        "expires": grant.expires.map(|expires| expires.to_string()),
+        "expired": grant.expires.is_some_and(|expires| expires.has_come(SystemTime::now())),
+    })
 }

@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use zmove_transport::Fingerprint;
 use zmove_types::RateLimit;
 
 use crate::age::Age;
@@ -13,8 +12,10 @@ use crate::patience::Timeout;
 use crate::selection::SelectionArgs;
 use crate::ssh::PortRange;
 
+mod allow;
 mod trust;
 
+pub(crate) use allow::{AllowArgs, AllowCommand, GrantArgs};
 pub(crate) use trust::{TrustArgs, TrustCommand, TrustHostArgs, TrustListArgs};
 
 /// Moves trees of any shape between data transfer nodes: encrypted, verified, at the speed of the path.
@@ -60,7 +61,7 @@ pub(crate) enum Command {
     Key(KeyArgs),
     /// Get to know a receiver's key before the first push, or forget one
     Trust(TrustArgs),
-    /// Let a sender's key write below some directories (on the receiving host)
+    /// Let a sender's key write below some directories, or no more (on the receiving host)
     Allow(AllowArgs),
     /// Count the files of a tree by size
     Scan(ScanArgs),
@@ -301,21 +302,6 @@ pub(crate) struct KeyNewArgs {
     /// new one
     #[arg(long)]
     pub(crate) force: bool,
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct AllowArgs {
-    /// The sender's fingerprint, as 'zmove key show' prints it there
-    pub(crate) fingerprint: Fingerprint,
-    /// A name for the sender, for the log
-    #[arg(long)]
-    pub(crate) name: String,
-    /// A directory that the sender may use; may be given several times
-    #[arg(long = "root", value_name = "DIR", required = true)]
-    pub(crate) roots: Vec<PathBuf>,
-    /// The sender may write there
-    #[arg(long)]
-    pub(crate) write: bool,
 }
 
 #[derive(Debug, clap::Args)]

@@ -73,7 +73,7 @@ impl Remote {
             None if port.is_empty() => DEFAULT_PORT,
             None => bail!("'{text}' is no HOST:PORT"),
         };
-        Ok(Self { host: host_name(host.as_bytes())?, port, path: Vec::new() })
+        Ok(Self { host: host_name(host.as_bytes())?, port, path: Vec::new(), login: None })
     }
 }
 

@@ -12,13 +12,16 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Semaphore, mpsc, watch};
-use zmove_transport::{AcceptError, Channel, Fingerprint, Incoming, Listener, Transport, control_pair};
+use zmove_transport::{
+    AcceptError, Channel, Denial, Fingerprint, Incoming, Listener, Transport, control_pair,
+};
 use zmove_types::{LaneId, TransferId};
 use zmove_wire::{Cipher, Greeting, GreetingError, Refusal, RefusalCode, Role, ToSender, encode_message};
 
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
 use crate::guests::{Guest, Guests};
+use crate::rates::Rates;
 use crate::registry::Registry;
 use crate::session::{Session, SessionReport, run_session};
 use crate::turns::Runs;
@@ -53,6 +56,7 @@ struct Shared {
     guests: Guests,
     config: ReceiverConfig,
     registry: Registry,
+    rates: Rates,
     runs: Runs,
     log: Box<dyn Fn(&DaemonEvent) + Send + Sync>,
 }
@@ -117,6 +121,7 @@ impl Daemon {
             guests,
             config,
             registry: Registry::default(),
+            rates: Rates::default(),
             runs: Runs::default(),
             log: Box::new(log),
             stopping: watch::Sender::new(false),
@@ -179,11 +184,11 @@ impl Shared {
                 return None;
             }
         };
-        match self.guests.find(channel.peer()) {
-            Ok(Some(guest)) => Some((channel, guest)),
-            Ok(None) => {
-                self.reject(address, format_args!("unknown key {}", channel.peer()));
-                refuse(channel, unknown_key).await;
+        match self.guests.judge(&channel) {
+            Ok(Ok(guest)) => Some((channel, guest)),
+            Ok(Err(denial)) => {
+                self.reject(address, &denial);
+                refuse(channel, |peer| not_admitted(peer, &denial)).await;
                 None
             }
             Err(error) => {
@@ -226,7 +231,7 @@ impl Shared {
                 refuse(stream, clear_lanes).await;
             }
             Role::Control => self.run_control(stream, address, key, guest, greeting).await,
-            Role::Lane(number) => self.hand_over_lane(stream, address, key, greeting, number).await,
+            Role::Lane(number) => self.hand_over_lane(stream, address, guest, greeting, number).await,
         }
     }
 
@@ -235,7 +240,7 @@ impl Shared {
         stream: Channel,
         address: SocketAddr,
         key: Fingerprint,
-        Guest { name, access, owner }: Guest,
+        Guest { name, access, owner, .. }: Guest,
         Greeting { transfer, cipher, .. }: Greeting,
     ) {
         let (lanes_in, lanes) = mpsc::channel(usize::from(self.config.lanes_max));
@@ -262,12 +267,16 @@ impl Shared {
 
     async fn hand_over_lane(
         &self,
-        stream: Channel,
+        mut stream: Channel,
         address: SocketAddr,
-        key: Fingerprint,
+        guest: Guest,
         greeting: Greeting,
         number: LaneId,
     ) {
+        let key = stream.peer();
+        if let Some(limit) = guest.max_rate {
+            stream.set_receive_rate(self.rates.of(key, limit));
+        }
         let Some(lanes) = self.registry.find(key, greeting.transfer, EARLY_LANE_TIMEOUT).await else {
             return self.reject(address, "a lane of a transfer that its key has not opened");
         };
@@ -288,10 +297,16 @@ fn agreed(bytes: &[u8; Greeting::BYTES]) -> Result<Greeting, GreetingError> {
     Ok(greeting)
 }
 
-fn unknown_key(peer: Fingerprint) -> Refusal {
-    let text = format!(
-        "this key is not known here. On the receiving host, run: zmove allow {peer} --name NAME --root DIR --write"
-    );
+fn not_admitted(peer: Fingerprint, denial: &Denial) -> Refusal {
+    let text = match denial {
+        Denial::Expired { name, expires, .. } => format!(
+            "the permission of this key expired at {expires}. On the receiving host, run: zmove allow {peer} --name {name} \
+             --root DIR --expires DATE"
+        ),
+        _ => format!(
+            "this key is not known here. On the receiving host, run: zmove allow {peer} --name NAME --root DIR --write"
+        ),
+    };
     Refusal { code: RefusalCode::UnknownKey, text }
 }
 

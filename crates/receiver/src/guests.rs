@@ -1,8 +1,10 @@
 //! Whom a daemon lets in, and what for.
 
 use std::path::PathBuf;
+use std::time::SystemTime;
 
-use zmove_transport::{AuthorizedKeys, AuthorizedKeysError, Fingerprint, Grant};
+use zmove_transport::{AuthorizedKeys, AuthorizedKeysError, Channel, Denial, Fingerprint, Grant};
+use zmove_types::RateLimit;
 
 use crate::target::Access;
 
@@ -24,32 +26,39 @@ pub(crate) struct Guest {
     pub(crate) access: Access,
     /// Whose transfers are theirs to go on with.
     pub(crate) owner: String,
+    /// What all their lanes together may bring.
+    pub(crate) max_rate: Option<RateLimit>,
 }
 
 impl Guests {
-    /// Who has this key; `None` is nobody.
+    /// Who is at the other end of a connection, or why nobody is who is let in now.
     ///
     /// # Errors
     /// The list cannot be read.
-    pub(crate) fn find(&self, key: Fingerprint) -> Result<Option<Guest>, AuthorizedKeysError> {
+    pub(crate) fn judge(&self, channel: &Channel) -> Result<Result<Guest, Denial>, AuthorizedKeysError> {
+        let key = channel.peer();
         match self {
-            Self::Listed(home) => Ok(AuthorizedKeys::load(home)?.find(&key).map(Guest::listed)),
-            Self::Only(only) => Ok((*only == key).then(Guest::user)),
+            Self::Listed(home) => {
+                let keys = AuthorizedKeys::load(home)?;
+                Ok(keys.judge(channel, SystemTime::now()).map(|grant| Guest::listed(grant, key)))
+            }
+            Self::Only(only) if *only == key => Ok(Ok(Guest::user())),
+            Self::Only(_) => Ok(Err(Denial::Unknown { key })),
         }
     }
 }
 
 impl Guest {
-    fn listed(grant: &Grant) -> Self {
+    fn listed(grant: &Grant, key: Fingerprint) -> Self {
         let access = match grant.access {
             zmove_transport::Access::ReadWrite => Access::Beneath(grant.roots.clone()),
             zmove_transport::Access::ReadOnly => Access::ReadOnly,
         };
-        Self { name: grant.name.clone(), access, owner: grant.fingerprint.to_string() }
+        Self { name: grant.name.clone(), access, owner: key.to_string(), max_rate: grant.max_rate }
     }
 
     /// The user of this process, whose other pushes to this host's directories are theirs as well.
     fn user() -> Self {
-        Self { name: "the user".to_owned(), access: Access::Anywhere, owner: String::new() }
+        Self { name: "the user".to_owned(), access: Access::Anywhere, owner: String::new(), max_rate: None }
     }
 }

@@ -24,6 +24,7 @@ mod old;
 mod parts;
 mod place;
 mod preview;
+mod rates;
 mod registry;
 mod seen;
 mod session;

@@ -18,6 +18,7 @@ use crate::clear::ClearLane;
 use crate::frame::{LaneError, LaneSink, LaneSource};
 use crate::lane::TlsLane;
 use crate::quic::{QuicConnection, QuicLane, Sending};
+use crate::rate::SharedRate;
 use crate::tcp_tls::Connection;
 use crate::trust::Fingerprint;
 
@@ -41,6 +42,8 @@ pub enum Transport {
 pub struct Channel {
     carrier: Carrier,
     bytes_per_second: Option<u64>,
+    /// What it is held to when it receives as a lane.
+    receive_rate: Option<SharedRate>,
 }
 
 #[derive(Debug)]
@@ -51,11 +54,15 @@ enum Carrier {
 
 impl Channel {
     fn tcp(connection: Connection) -> Self {
-        Self { carrier: Carrier::Tcp(Box::new(connection)), bytes_per_second: None }
+        Self::by(Carrier::Tcp(Box::new(connection)))
     }
 
     fn quic(connection: QuicConnection) -> Self {
-        Self { carrier: Carrier::Quic(Box::new(connection)), bytes_per_second: None }
+        Self::by(Carrier::Quic(Box::new(connection)))
+    }
+
+    fn by(carrier: Carrier) -> Self {
+        Self { carrier, bytes_per_second: None, receive_rate: None }
     }
 
     /// What carries it.
@@ -118,6 +125,11 @@ impl Channel {
         Ok(())
     }
 
+    /// Once it is a lane, receives no faster than `rate`, together with all others that keep it.
+    pub fn set_receive_rate(&mut self, rate: SharedRate) {
+        self.receive_rate = Some(rate);
+    }
+
     /// Goes on as the sending end of one of `lanes` lanes, after a greeting that has been flushed.
     ///
     /// # Errors
@@ -137,10 +149,13 @@ impl Channel {
     /// # Errors
     /// [`LaneError`] when the connection has ended already, or cannot go on in this way.
     pub fn into_source(self, cipher: Cipher, number: u16) -> Result<Box<dyn LaneSource>, LaneError> {
+        let rate = self.receive_rate;
         Ok(match (self.carrier, cipher) {
-            (Carrier::Tcp(connection), Cipher::Tls) => Box::new(TlsLane::new(*connection)?),
-            (Carrier::Tcp(connection), Cipher::None) => Box::new(ClearLane::new(*connection)?),
-            (Carrier::Quic(connection), Cipher::Tls) => Box::new(QuicLane::source(*connection, number)),
+            (Carrier::Tcp(connection), Cipher::Tls) => Box::new(TlsLane::new(*connection)?.held_to(rate)),
+            (Carrier::Tcp(connection), Cipher::None) => Box::new(ClearLane::new(*connection)?.held_to(rate)),
+            (Carrier::Quic(connection), Cipher::Tls) => {
+                Box::new(QuicLane::source(*connection, number).held_to(rate))
+            }
             (Carrier::Quic(_), Cipher::None) => return Err(never_clear()),
         })
     }

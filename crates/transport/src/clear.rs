@@ -16,8 +16,9 @@ use zmove_types::{BufferPool, Doing, Stopwatch};
 use zmove_wire::FrameHeader;
 
 use crate::frame::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
-use crate::lane::tcp_breaker;
+use crate::lane::{held_breaker, tcp_breaker};
 use crate::path::PathProbe;
+use crate::rate::{SharedRate, Toll};
 use crate::tcp_tls::{Connection, Parts};
 
 /// One end of a lane in clear; the dialler sends, the acceptor receives, or the other way round.
@@ -26,6 +27,8 @@ pub struct ClearLane {
     sealing: Row,
     checking: Row,
     ended: bool,
+    /// Paid for what is received, where the peer is held to a rate.
+    toll: Option<Toll>,
 }
 
 /// The frames of one direction: their key, and the number of the next.
@@ -54,7 +57,12 @@ impl ClearLane {
     /// Goes on after TLS: `arrived` came before what is in the socket; the rows are what this end seals and checks.
     fn over(socket: TcpStream, arrived: Vec<u8>, (sealing, checking): (Row, Row)) -> Self {
         let incoming = BufReader::with_capacity(ARRIVED_BYTES_MAX, Cursor::new(arrived).chain(socket));
-        Self { incoming, sealing, checking, ended: false }
+        Self { incoming, sealing, checking, ended: false, toll: None }
+    }
+
+    /// The same lane, which receives no faster than `rate`.
+    pub(crate) fn held_to(self, rate: Option<SharedRate>) -> Self {
+        Self { toll: rate.map(Toll::new), ..self }
     }
 
     /// One system call where the path takes all of it.
@@ -75,7 +83,15 @@ impl ClearLane {
     /// Fills `out`, what is long straight from the socket; the end of the connection is no end of the lane.
     fn fill(&mut self, out: &mut [u8], watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
         watch.lap(Doing::Busy);
-        self.incoming.read_exact(out)?;
+        match &self.toll {
+            None => self.incoming.read_exact(out)?,
+            Some(toll) => {
+                for piece in out.chunks_mut(PIECE_BYTES_MAX) {
+                    self.incoming.read_exact(piece)?;
+                    toll.pay(piece.len());
+                }
+            }
+        }
         watch.lap(Doing::Starved);
         Ok(())
     }
@@ -126,6 +142,8 @@ const SEQUENCE_BYTES: usize = size_of::<u64>();
 const END: [u8; FrameHeader::BYTES] = [0; FrameHeader::BYTES];
 /// Headers and heads are taken from here; data goes straight to where it belongs, except for so many last bytes.
 const ARRIVED_BYTES_MAX: usize = 16 << 10;
+/// What is read at once where there is a rate to keep.
+const PIECE_BYTES_MAX: usize = 256 << 10;
 
 impl LaneSink for ClearLane {
     fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
@@ -166,7 +184,7 @@ impl LaneSource for ClearLane {
     }
 
     fn breaker(&self) -> LaneBreaker {
-        tcp_breaker(self.socket())
+        held_breaker(self.toll.as_ref(), tcp_breaker(self.socket()))
     }
 }
 

@@ -12,6 +12,7 @@ use zmove_types::{BufferPool, Doing, Stopwatch};
 
 use crate::frame::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
 use crate::path::PathProbe;
+use crate::rate::{SharedRate, Toll};
 use crate::record::{Opener, Sealer, traffic_keys};
 use crate::tcp_tls::{Connection, Parts};
 
@@ -20,6 +21,8 @@ pub struct TlsLane {
     socket: TcpStream,
     sealer: Sealer,
     opener: Opener,
+    /// Paid for what is received, where the peer is held to a rate.
+    toll: Option<Toll>,
 }
 
 impl TlsLane {
@@ -30,7 +33,13 @@ impl TlsLane {
     pub fn new(connection: Connection) -> Result<Self, LaneError> {
         let Parts { socket, session, secrets, plaintext, records } = connection.into_parts()?;
         let (seal, open) = traffic_keys(session, &secrets)?;
-        Ok(Self { socket, sealer: Sealer::new(seal), opener: Opener::new(open, plaintext, &records) })
+        let (sealer, opener) = (Sealer::new(seal), Opener::new(open, plaintext, &records));
+        Ok(Self { socket, sealer, opener, toll: None })
+    }
+
+    /// The same lane, which receives no faster than `rate`.
+    pub(crate) fn held_to(self, rate: Option<SharedRate>) -> Self {
+        Self { toll: rate.map(Toll::new), ..self }
     }
 
     /// Seals all of `bytes`; what has room waits to leave with what follows.
@@ -67,6 +76,9 @@ impl TlsLane {
             }
             watch.lap(Doing::Busy);
             let received = self.opener.receive(&mut self.socket)?;
+            if let Some(toll) = &self.toll {
+                toll.pay(received);
+            }
             watch.lap(Doing::Starved);
             if received == 0 {
                 return Err(LaneError::Closed);
@@ -84,6 +96,14 @@ pub(crate) fn tcp_breaker(socket: &TcpStream) -> LaneBreaker {
             drop(socket.shutdown(Shutdown::Both));
         }
     })
+}
+
+/// What breaks a lane that may be held to a rate.
+pub(crate) fn held_breaker(toll: Option<&Toll>, breaker: LaneBreaker) -> LaneBreaker {
+    match toll {
+        Some(toll) => toll.breaker(breaker),
+        None => breaker,
+    }
 }
 
 impl LaneSink for TlsLane {
@@ -116,7 +136,7 @@ impl LaneSource for TlsLane {
     }
 
     fn breaker(&self) -> LaneBreaker {
-        tcp_breaker(&self.socket)
+        held_breaker(self.toll.as_ref(), tcp_breaker(&self.socket))
     }
 }
 

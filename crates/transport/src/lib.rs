@@ -12,6 +12,7 @@ mod lane;
 mod memory;
 mod path;
 mod quic;
+mod rate;
 mod record;
 mod tcp_tls;
 mod trust;
@@ -28,10 +29,11 @@ pub use lane::TlsLane;
 pub use memory::{memory_control, memory_lane};
 pub use path::PathProbe;
 pub use quic::{QuicCongestion, UnknownCongestion};
+pub use rate::SharedRate;
 pub use record::RecordError;
 pub use tcp_tls::{Acceptor, Connection, Dialler, SocketConfig};
 pub use trust::{
-    Access, AuthorizedKeys, Fingerprint, FirstKey, Grant, GrantFault, HostLineFault, HostPolicy, Identity,
-    KnownHosts, ParseFingerprintError,
+    Access, AuthorizedKeys, Denial, Expiry, Fingerprint, FirstKey, Grant, GrantFault, HostLineFault,
+    HostPolicy, Identity, KnownHosts, ParseExpiryError, ParseFingerprintError,
 };
 pub use zmove_sockopt::TcpInfo;

@@ -5,13 +5,15 @@
 //! **Invariant:** a peer's fingerprint is believed only after the peer has signed the handshake with that key.
 
 mod authorized_keys;
+mod expiry;
 mod file;
 mod fingerprint;
 mod identity;
 mod known_hosts;
 mod verify;
 
-pub use authorized_keys::{Access, AuthorizedKeys, Grant, GrantFault};
+pub use authorized_keys::{Access, AuthorizedKeys, Denial, Grant, GrantFault};
+pub use expiry::{Expiry, ParseExpiryError};
 pub use fingerprint::{Fingerprint, ParseFingerprintError};
 pub use identity::Identity;
 pub(crate) use known_hosts::endpoint;

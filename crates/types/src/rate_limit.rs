@@ -19,6 +19,12 @@ impl RateLimit {
     pub const BYTES_MIN: u64 = 1000;
     const BYTES_MAX: f64 = 1e15;
 
+    /// The whole of it, in bytes per second.
+    #[must_use]
+    pub const fn bytes_per_second(self) -> u64 {
+        self.0
+    }
+
     /// What each of `lanes` may send, in bytes per second.
     #[must_use]
     pub fn share(self, lanes: u16) -> u64 {
@@ -65,6 +71,17 @@ fn power(prefix: &str) -> Option<i32> {
     })
 }
 
+impl fmt::Display for RateLimit {
+    /// In bits, by the largest unit that leaves a whole number, so that it can be read back.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bits = self.0 * 8;
+        let units =
+            [("Tbit", 1_000_000_000_000), ("Gbit", 1_000_000_000), ("Mbit", 1_000_000), ("kbit", 1000)];
+        let (name, unit) = units.into_iter().find(|(_, unit)| bits % unit == 0).unwrap_or(("bit", 1));
+        write!(f, "{}{name}", bits / unit)
+    }
+}
+
 impl fmt::Display for ParseRateError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -94,6 +111,19 @@ mod tests {
         ];
         for (text, bytes) in cases {
             assert_eq!(text.parse(), Ok(RateLimit(bytes)), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_shown_is_read_as_the_same() {
+        let cases =
+            [("5Gbit", "5Gbit"), ("2.5Gbit", "2500Mbit"), ("1TB", "8Tbit"), ("100MiB", "838860800bit")];
+        for (text, shown) in cases {
+            let limit: RateLimit = text.parse().unwrap();
+            assert_eq!((limit.to_string().as_str(), shown.parse()), (shown, Ok(limit)));
+        }
+        for bytes in [1000, 1001, 123_456_789_123_457, 1_000_000_000_000_000] {
+            assert_eq!(RateLimit(bytes).to_string().parse(), Ok(RateLimit(bytes)));
         }
     }
 

@@ -20,7 +20,9 @@ use zmove_types::{BufferPool, Doing, Stopwatch};
 use zmove_wire::FrameHeader;
 
 use crate::frame::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
+use crate::lane::held_breaker;
 use crate::path::PathProbe;
+use crate::rate::{SharedRate, Toll};
 
 use super::account::Balance;
 use super::settings::{LANE_WINDOW_BYTES, window};
@@ -35,6 +37,8 @@ pub(crate) struct QuicLane {
     /// What may be outstanding when the next frame is given to the connection.
     outstanding_max: u64,
     pace: Option<Pace>,
+    /// Paid for what is received, where the peer is held to a rate.
+    toll: Option<Toll>,
 }
 
 /// A share of a rate, kept by giving the connection small pieces at their time.
@@ -69,6 +73,11 @@ impl QuicLane {
         Self::new(connection)
     }
 
+    /// The same lane, which receives no faster than `rate`.
+    pub(crate) fn held_to(self, rate: Option<SharedRate>) -> Self {
+        Self { toll: rate.map(Toll::new), ..self }
+    }
+
     fn new(connection: QuicConnection) -> Self {
         Self {
             connection,
@@ -77,6 +86,7 @@ impl QuicLane {
             ended: false,
             outstanding_max: OUTSTANDING_BYTES_MIN,
             pace: None,
+            toll: None,
         }
     }
 
@@ -124,7 +134,12 @@ impl QuicLane {
 
     fn await_chunks(&mut self) -> Result<(), LaneError> {
         match block_on(self.connection.receiving.read_chunks(&mut self.room)).0? {
-            Some(chunks) => self.arrived.extend(self.room[..chunks].iter_mut().map(std::mem::take)),
+            Some(chunks) => {
+                if let Some(toll) = &self.toll {
+                    toll.pay(self.room[..chunks].iter().map(Bytes::len).sum());
+                }
+                self.arrived.extend(self.room[..chunks].iter_mut().map(std::mem::take));
+            }
             None => self.ended = true,
         }
         Ok(())
@@ -231,7 +246,7 @@ impl LaneSource for QuicLane {
     }
 
     fn breaker(&self) -> LaneBreaker {
-        self.make_breaker()
+        held_breaker(self.toll.as_ref(), self.make_breaker())
     }
 }
 

@@ -3,17 +3,22 @@
 //! One key in a line; fields are separated by spaces, the order after the key is free:
 //!
 //! ```text
-//! SHA256:AAEC… name=alice root=/data/alice root=/scratch write
+//! SHA256:AAEC… name=alice root=/data/alice root=/scratch write max-rate=10Gbit expires=2027-01-31
 //! ```
 //!
-//! `name=` once, `root=` once or more (absolute, without `..`), `write` where the key may also write. In a value a
+//! `name=` once, `root=` once or more (absolute, without `..`), `write` where the key may also write, `max-rate=` and
+//! `expires=` (see [`Expiry`]) where there is a limit. In a value a
 //! space, a `%`, a control character or a byte that is not UTF-8 is written as `%` and two hex digits (`%20`).
 //! Empty lines and lines that begin with `#` are kept and skipped.
 //! **Invariant:** a list with a line that is not understood grants nothing to anybody.
 
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
-use super::{file, fingerprint::Fingerprint};
+use zmove_types::RateLimit;
+
+use super::{expiry::Expiry, file, fingerprint::Fingerprint};
+use crate::channel::Channel;
 use crate::error::AuthorizedKeysError;
 
 mod line;
@@ -40,6 +45,40 @@ pub struct Grant {
     pub roots: Vec<PathBuf>,
     /// Whether it may write there.
     pub access: Access,
+    /// What all its connections together may send. Default: as much as they can.
+    pub max_rate: Option<RateLimit>,
+    /// When it is not let in any more. Default: never.
+    pub expires: Option<Expiry>,
+}
+
+impl Grant {
+    /// What a key may do without a limit of rate and time.
+    #[must_use]
+    pub fn new(fingerprint: Fingerprint, name: &str, roots: Vec<PathBuf>, access: Access) -> Self {
+        Self { fingerprint, name: name.into(), roots, access, max_rate: None, expires: None }
+    }
+}
+
+/// Why a key is not let in.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Denial {
+    /// The list does not have it.
+    #[error("unknown key {key}")]
+    Unknown {
+        /// The key.
+        key: Fingerprint,
+    },
+    /// Its time is over.
+    #[error("the permission of {name} ({key}) expired at {expires}")]
+    Expired {
+        /// The key.
+        key: Fingerprint,
+        /// The name of its holder.
+        name: String,
+        /// When it ended.
+        expires: Expiry,
+    },
 }
 
 /// What a key may do below its roots.
@@ -64,28 +103,50 @@ impl AuthorizedKeys {
         Ok(Self { grants })
     }
 
-    /// Adds a key to the list in `home`, on disk at once. A key that is there already gets the new name, the roots of
-    /// both, and the wider access of both.
+    /// Adds a key to the list in `home`, on disk at once, and returns what it may do now. A key that is there already gets
+    /// the new name, the roots of both, the wider access of both, and the new limits, where there are new ones.
     ///
     /// # Errors
     ///
     /// The grant is invalid, or the list cannot be read or written.
-    pub fn allow(home: &Path, grant: Grant) -> Result<(), AuthorizedKeysError> {
+    pub fn allow(home: &Path, grant: Grant) -> Result<Grant, AuthorizedKeysError> {
         let fingerprint = grant.fingerprint;
         line::check(&grant).map_err(|fault| AuthorizedKeysError::Invalid { fingerprint, fault })?;
-        let path = home.join(AUTHORIZED_KEYS_FILE);
-        let write_error = |source| AuthorizedKeysError::Write { path: path.clone(), source };
-        file::create_home(home).map_err(write_error)?;
-        // The list itself is replaced, so a lock on it would not keep writers apart.
-        let lock = file::open_locked(&home.join(LOCK_FILE)).map_err(write_error)?;
-        let mut lines = read_lines(&path)?;
-        merge(&mut lines, grant);
-        file::replace(&path, &render(&lines)).map_err(write_error)?;
-        drop(lock);
-        Ok(())
+        rewrite(home, |lines| merge(lines, grant))
     }
 
-    /// What a key may do; `None` means nothing.
+    /// Takes a key, or all keys of a name, out of the list in `home`, on disk at once. Returns what they were allowed.
+    ///
+    /// # Errors
+    ///
+    /// The list cannot be read or written.
+    pub fn remove(home: &Path, key_or_name: &str) -> Result<Vec<Grant>, AuthorizedKeysError> {
+        let key = key_or_name.parse::<Fingerprint>().ok();
+        let meant = |grant: &Grant| match key {
+            Some(key) => grant.fingerprint == key,
+            None => grant.name == key_or_name,
+        };
+        rewrite(home, |lines| {
+            let gone = lines.extract_if(.., |line| line.grant.as_ref().is_some_and(meant));
+            gone.filter_map(|line| line.grant).collect()
+        })
+    }
+
+    /// What the peer of a connection may do now.
+    ///
+    /// # Errors
+    ///
+    /// Nothing at all, and why.
+    pub fn judge(&self, channel: &Channel, now: SystemTime) -> Result<&Grant, Denial> {
+        let key = channel.peer();
+        let grant = self.find(&key).ok_or(Denial::Unknown { key })?;
+        match grant.expires.filter(|expires| expires.has_come(now)) {
+            Some(expires) => Err(Denial::Expired { key, name: grant.name.clone(), expires }),
+            None => Ok(grant),
+        }
+    }
+
+    /// What a key may do, if it is in time; `None` means nothing.
     #[must_use]
     pub fn find(&self, fingerprint: &Fingerprint) -> Option<&Grant> {
         self.grants.iter().find(|grant| grant.fingerprint == *fingerprint)
@@ -102,6 +163,20 @@ impl AuthorizedKeys {
 struct Line {
     text: String,
     grant: Option<Grant>,
+}
+
+/// Changes the list, on disk at once, and keeps other writers out meanwhile.
+fn rewrite<T>(home: &Path, change: impl FnOnce(&mut Vec<Line>) -> T) -> Result<T, AuthorizedKeysError> {
+    let path = home.join(AUTHORIZED_KEYS_FILE);
+    let write_error = |source| AuthorizedKeysError::Write { path: path.clone(), source };
+    file::create_home(home).map_err(write_error)?;
+    // The list itself is replaced, so a lock on it would not keep writers apart.
+    let lock = file::open_locked(&home.join(LOCK_FILE)).map_err(write_error)?;
+    let mut lines = read_lines(&path)?;
+    let changed = change(&mut lines);
+    file::replace(&path, &render(&lines)).map_err(write_error)?;
+    drop(lock);
+    Ok(changed)
 }
 
 fn read_lines(path: &Path) -> Result<Vec<Line>, AuthorizedKeysError> {
@@ -146,25 +221,31 @@ impl Line {
     }
 }
 
-fn merge(lines: &mut Vec<Line>, new: Grant) {
+fn merge(lines: &mut Vec<Line>, new: Grant) -> Grant {
     let old = lines.iter_mut().find(|line| line.holds(new.fingerprint));
+    let merged = match &old {
+        Some(line) => union(line.grant.clone(), new),
+        None => new,
+    };
+    let line = Line { text: line::render(&merged), grant: Some(merged.clone()) };
     match old {
-        Some(line) => {
-            let merged = union(line.grant.take(), new);
-            *line = Line { text: line::render(&merged), grant: Some(merged) };
-        }
-        None => lines.push(Line { text: line::render(&new), grant: Some(new) }),
+        Some(old) => *old = line,
+        None => lines.push(line),
     }
+    merged
 }
 
 fn union(old: Option<Grant>, new: Grant) -> Grant {
-    let (mut roots, old_access) = old.map_or((Vec::new(), new.access), |old| (old.roots, old.access));
+    let Some(old) = old else { return new };
+    let mut roots = old.roots;
     for root in new.roots {
         if !roots.contains(&root) {
             roots.push(root);
         }
     }
-    Grant { roots, access: old_access.max(new.access), ..new }
+    let (access, max_rate) = (old.access.max(new.access), new.max_rate.or(old.max_rate));
+    let expires = new.expires.or(old.expires);
+    Grant { fingerprint: new.fingerprint, name: new.name, roots, access, max_rate, expires }
 }
 
 fn render(lines: &[Line]) -> Vec<u8> {
@@ -182,7 +263,42 @@ mod tests {
 
     fn grant(fingerprint: Fingerprint, name: &str, roots: &[&str], access: Access) -> Grant {
         let roots = roots.iter().map(PathBuf::from).collect();
-        Grant { fingerprint, name: name.into(), roots, access }
+        Grant::new(fingerprint, name, roots, access)
+    }
+
+    #[test]
+    fn limits_stay_until_there_are_new_ones() {
+        let home = tempfile::tempdir().unwrap();
+        let plain = || grant(ONE, "alice", &["/a"], Access::ReadOnly);
+        let expires = |date: &str| Some(date.parse().unwrap());
+        let first =
+            Grant { max_rate: Some("1Gbit".parse().unwrap()), expires: expires("2027-01-31"), ..plain() };
+        assert_eq!(AuthorizedKeys::allow(home.path(), first.clone()).unwrap(), first);
+        assert_eq!(AuthorizedKeys::allow(home.path(), plain()).unwrap(), first);
+        let later = Grant { expires: expires("2028-01-31"), ..plain() };
+        let merged = AuthorizedKeys::allow(home.path(), later.clone()).unwrap();
+        assert_eq!((merged.max_rate, merged.expires), (first.max_rate, later.expires));
+        assert_eq!(AuthorizedKeys::load(home.path()).unwrap().grants(), [merged]);
+    }
+
+    #[test]
+    fn keys_and_names_are_taken_out_and_other_lines_stay() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join(AUTHORIZED_KEYS_FILE);
+        let key = |number: u8| Fingerprint([number; 32]);
+        let line = |number, name| format!("{}  name={name} root=/a\n", key(number));
+        let text =
+            ["# site keys\n", &line(1, "alice"), "\n", &line(2, "bob"), &line(3, "alice"), &line(4, "eve")];
+        fs::write(&path, text.concat()).unwrap();
+        let remove = |which: &str| {
+            let gone = AuthorizedKeys::remove(home.path(), which).unwrap();
+            gone.iter().map(|grant| grant.fingerprint).collect::<Vec<_>>()
+        };
+        assert_eq!((remove("nobody"), remove(&key(9).to_string())), (vec![], vec![]));
+        assert_eq!(fs::read_to_string(&path).unwrap(), text.concat());
+        assert_eq!(remove(&key(4).to_string()), [key(4)]);
+        assert_eq!(remove("alice"), [key(1), key(3)]);
+        assert_eq!(fs::read_to_string(&path).unwrap(), format!("# site keys\n\n{}", line(2, "bob")));
     }
 
     #[test]

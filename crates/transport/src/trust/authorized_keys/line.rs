@@ -10,12 +10,17 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
+use zmove_types::RateLimit;
+
 use super::{Access, Grant};
+use crate::trust::expiry::Expiry;
 use crate::trust::fingerprint::{Fingerprint, ParseFingerprintError};
 
 const NAME: &str = "name=";
 const ROOT: &str = "root=";
 const WRITE: &str = "write";
+const MAX_RATE: &str = "max-rate=";
+const EXPIRES: &str = "expires=";
 
 /// What is wrong with a grant, or with the line that should hold one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -47,6 +52,18 @@ pub enum GrantFault {
     /// A `%` without two hex digits.
     #[error("field {field:?} has a % without two hex digits")]
     Escape {
+        /// The field.
+        field: String,
+    },
+    /// A rate that cannot be read.
+    #[error("field {field:?} is no rate: write bits per second as 500Mbit or 10Gbit")]
+    Rate {
+        /// The field.
+        field: String,
+    },
+    /// A moment that cannot be read.
+    #[error("field {field:?} is no moment in UTC: write 2027-01-31 or 2027-01-31T18:00:00Z")]
+    Expiry {
         /// The field.
         field: String,
     },
@@ -92,6 +109,12 @@ pub(super) fn render(grant: &Grant) -> String {
         line.push(' ');
         line.push_str(WRITE);
     }
+    if let Some(rate) = grant.max_rate {
+        line.push_str(&format!(" {MAX_RATE}{rate}"));
+    }
+    if let Some(expires) = grant.expires {
+        line.push_str(&format!(" {EXPIRES}{expires}"));
+    }
     line
 }
 
@@ -120,13 +143,16 @@ struct Draft {
     name: Option<String>,
     roots: Vec<PathBuf>,
     access: Access,
+    max_rate: Option<RateLimit>,
+    expires: Option<Expiry>,
 }
 
 impl Draft {
     fn new(field: &str) -> Result<Self, GrantFault> {
         let fingerprint =
             field.parse().map_err(|fault| GrantFault::Fingerprint { field: field.into(), fault })?;
-        Ok(Self { fingerprint, name: None, roots: Vec::new(), access: Access::ReadOnly })
+        let (name, roots, access) = (None, Vec::new(), Access::ReadOnly);
+        Ok(Self { fingerprint, name, roots, access, max_rate: None, expires: None })
     }
 
     fn add(&mut self, field: &str) -> Result<(), GrantFault> {
@@ -145,6 +171,16 @@ impl Draft {
                 return repeated();
             }
             self.access = Access::ReadWrite;
+        } else if let Some(value) = field.strip_prefix(MAX_RATE) {
+            let rate = value.parse().map_err(|_| GrantFault::Rate { field: field.into() })?;
+            if self.max_rate.replace(rate).is_some() {
+                return repeated();
+            }
+        } else if let Some(value) = field.strip_prefix(EXPIRES) {
+            let expires = value.parse().map_err(|_| GrantFault::Expiry { field: field.into() })?;
+            if self.expires.replace(expires).is_some() {
+                return repeated();
+            }
         } else {
             return Err(GrantFault::UnknownField { field: field.into() });
         }
@@ -152,8 +188,9 @@ impl Draft {
     }
 
     fn finish(self) -> Result<Grant, GrantFault> {
-        let Self { fingerprint, name, roots, access } = self;
-        let grant = Grant { fingerprint, name: name.ok_or(GrantFault::Name)?, roots, access };
+        let Self { fingerprint, name, roots, access, max_rate, expires } = self;
+        let name = name.ok_or(GrantFault::Name)?;
+        let grant = Grant { fingerprint, name, roots, access, max_rate, expires };
         check(&grant)?;
         Ok(grant)
     }
@@ -202,6 +239,8 @@ fn hex_digit(digit: u8) -> Option<u8> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
     use proptest::prelude::*;
 
     use super::*;
@@ -216,8 +255,12 @@ mod tests {
     fn reads_the_documented_form() {
         let grant = parse(&format!("{ONE}  root=/data/a%20b\twrite name=alice%25 root=/scratch ")).unwrap();
         let roots = vec!["/data/a b".into(), "/scratch".into()];
-        let expected = Grant { fingerprint: ONE, name: "alice%".into(), roots, access: Access::ReadWrite };
+        let expected = Grant::new(ONE, "alice%", roots, Access::ReadWrite);
         assert_eq!(grant, expected);
+        let line = format!("{ONE} name=a root=/ max-rate=10Gbit expires=2027-01-31");
+        let limited = parse(&line).unwrap();
+        assert_eq!(limited.max_rate.map(RateLimit::bytes_per_second), Some(1_250_000_000));
+        assert_eq!(render(&limited), format!("{line}T00:00:00Z"));
     }
 
     #[test]
@@ -251,6 +294,10 @@ mod tests {
             ("name= root=/", GrantFault::Name),
             ("name=%0a root=/", GrantFault::Name),
             ("name=%ff root=/", GrantFault::Name),
+            ("name=a root=/ max-rate=10", GrantFault::Rate { field: "max-rate=10".into() }),
+            ("name=a root=/ max-rate=1MB max-rate=2MB", repeated("max-rate=2MB")),
+            ("name=a root=/ expires=soon", GrantFault::Expiry { field: "expires=soon".into() }),
+            ("name=a root=/ expires=2027-01-31 expires=2027-01-31", repeated("expires=2027-01-31")),
         ] {
             assert_eq!(fault_of(fields), fault, "{fields}");
         }
@@ -267,8 +314,16 @@ mod tests {
     fn any_grant() -> impl Strategy<Value = Grant> {
         let name = "[^\\p{Cc}]{1,20}";
         let access = prop_oneof![Just(Access::ReadOnly), Just(Access::ReadWrite)];
-        (any::<[u8; 32]>(), name, proptest::collection::vec(any_root(), 1..4), access).prop_map(
-            |(key, name, roots, access)| Grant { fingerprint: Fingerprint(key), name, roots, access },
+        let rate =
+            proptest::option::of((1000_u64..1 << 40).prop_map(|bytes| format!("{bytes}B").parse().unwrap()));
+        let days = proptest::option::of(0_u64..2_000_000);
+        (any::<[u8; 32]>(), name, proptest::collection::vec(any_root(), 1..4), access, rate, days).prop_map(
+            |(key, name, roots, access, max_rate, days)| {
+                let moment =
+                    |days| Expiry::after(UNIX_EPOCH, Duration::from_secs(days * 86_400 + days % 86_400));
+                let expires = days.and_then(moment);
+                Grant { max_rate, expires, ..Grant::new(Fingerprint(key), &name, roots, access) }
+            },
         )
     }
 

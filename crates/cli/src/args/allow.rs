@@ -1,0 +1,73 @@
+//! What can be typed about the senders that are let in.
+
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use clap::Subcommand;
+use zmove_transport::{Expiry, Fingerprint};
+use zmove_types::RateLimit;
+
+use crate::age::Age;
+
+#[derive(Debug, clap::Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    override_usage = "zmove allow [OPTIONS] --name <NAME> --root <DIR> <KEY>\n       zmove allow list|remove"
+)]
+pub(crate) struct AllowArgs {
+    #[command(subcommand)]
+    pub(crate) command: Option<AllowCommand>,
+    #[command(flatten)]
+    pub(crate) grant: Option<GrantArgs>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct GrantArgs {
+    /// The sender's fingerprint, as 'zmove key show' prints it there
+    #[arg(value_name = "KEY", required = true)]
+    pub(crate) fingerprint: Fingerprint,
+    /// A name for the sender, for the log
+    #[arg(long, required = true)]
+    pub(crate) name: String,
+    /// A directory that the sender may use; may be given several times
+    #[arg(long = "root", value_name = "DIR", required = true)]
+    pub(crate) roots: Vec<PathBuf>,
+    /// The sender may write there
+    #[arg(long)]
+    pub(crate) write: bool,
+    /// What all transfers of the sender together may take per second, for example 10Gbit or 500MB [default: no limit]
+    #[arg(long, value_name = "RATE")]
+    pub(crate) max_rate: Option<RateLimit>,
+    /// When the sender is not let in any more, in UTC or from now: 2027-01-31, 2027-01-31T18:00:00Z, 90d [default: never]
+    #[arg(long, value_name = "WHEN", value_parser = parse_expiry)]
+    pub(crate) expires: Option<Expiry>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum AllowCommand {
+    /// Show the senders that are let in, and what they may do
+    List(AllowListArgs),
+    /// Let a key, or all keys of a name, in no more; what is running goes on to its end
+    Remove(AllowRemoveArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct AllowListArgs {
+    /// Print each sender as a JSON object on a line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct AllowRemoveArgs {
+    /// A fingerprint, or a name
+    #[arg(value_name = "KEY|NAME")]
+    pub(crate) key_or_name: String,
+}
+
+fn parse_expiry(text: &str) -> Result<Expiry, String> {
+    let span = || text.parse::<Age>().ok().and_then(|Age(span)| Expiry::after(SystemTime::now(), span));
+    text.parse()
+        .or_else(|_| span().ok_or_else(|| format!("'{text}' is no date, time in UTC or span of time as 90d")))
+}

@@ -1,0 +1,144 @@
+//! A rate that the receiving lanes of one key keep together.
+//!
+//! A lane pays for what it has taken from its socket before it takes more; the windows then make the sender wait.
+//! **Invariant:** whatever the number of lanes, what they take stays below rate × time, but for one read of each and a
+//! moment's burst.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use zmove_types::RateLimit;
+
+use crate::frame::LaneBreaker;
+
+/// A rate that several lanes keep together. Clones are the same.
+#[derive(Clone, Debug)]
+pub struct SharedRate(Arc<Mutex<Account>>);
+
+#[derive(Debug)]
+struct Account {
+    bytes_per_second: u64,
+    /// When all that was taken is paid for.
+    due: Instant,
+}
+
+impl SharedRate {
+    /// A rate that nobody uses yet.
+    #[must_use]
+    pub fn new(limit: RateLimit) -> Self {
+        let account = Account { bytes_per_second: limit.bytes_per_second(), due: Instant::now() };
+        Self(Arc::new(Mutex::new(account)))
+    }
+
+    /// Changes the rate, for lanes that keep it already too.
+    pub fn set(&self, limit: RateLimit) {
+        self.lock().bytes_per_second = limit.bytes_per_second();
+    }
+
+    /// Whether a lane, or anybody else, has another clone.
+    #[must_use]
+    pub fn in_use(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
+    /// Books `bytes`; returns when they are paid for.
+    fn spend(&self, bytes: usize, now: Instant) -> Instant {
+        let mut account = self.lock();
+        let nanoseconds = (bytes as u64).saturating_mul(1_000_000_000) / account.bytes_per_second.max(1);
+        let from = now.checked_sub(BURST).unwrap_or(now).max(account.due);
+        account.due = from + Duration::from_nanos(nanoseconds);
+        account.due
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Account> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What was not used of the rate in this time may be used later: threads wake up late.
+const BURST: Duration = Duration::from_millis(20);
+
+/// One lane's part in a rate.
+#[derive(Debug)]
+pub(crate) struct Toll {
+    rate: SharedRate,
+    broken: Arc<AtomicBool>,
+}
+
+impl Toll {
+    pub(crate) fn new(rate: SharedRate) -> Self {
+        Self { rate, broken: Arc::default() }
+    }
+
+    /// Waits until what was taken, and what others took before, is paid for, or the lane is broken.
+    pub(crate) fn pay(&self, bytes: usize) {
+        let due = self.rate.spend(bytes, Instant::now());
+        while !self.broken.load(Ordering::Relaxed) {
+            let left = due.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            thread::sleep(left.min(LOOK_EVERY));
+        }
+    }
+
+    /// What breaks a lane that may be waiting here: `inner` and the wait.
+    pub(crate) fn breaker(&self, inner: LaneBreaker) -> LaneBreaker {
+        let broken = Arc::clone(&self.broken);
+        LaneBreaker::new(move || {
+            broken.store(true, Ordering::Relaxed);
+            inner.trip();
+        })
+    }
+}
+
+/// How soon a lane that waits for long sees that it is broken.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rate(text: &str) -> SharedRate {
+        SharedRate::new(text.parse().unwrap())
+    }
+
+    #[test]
+    fn lanes_that_share_a_rate_wait_for_each_other() {
+        let (one, begun) = (rate("10MB"), Instant::now());
+        let other = one.clone();
+        let first = one.spend(1_000_000, begun);
+        // at most the burst is given away
+        assert!(first + BURST >= begun + Duration::from_millis(100));
+        assert_eq!(other.spend(500_000, begun) - first, Duration::from_millis(50));
+        one.set("1MB".parse().unwrap());
+        assert_eq!(other.spend(500_000, begun) - first, Duration::from_millis(550));
+    }
+
+    #[test]
+    fn what_was_not_used_for_long_is_lost() {
+        let rate = rate("10MB");
+        let later = Instant::now() + Duration::from_secs(60);
+        assert_eq!(rate.spend(1_000_000, later), later + Duration::from_millis(100) - BURST);
+    }
+
+    #[test]
+    fn a_broken_lane_waits_no_longer() {
+        let toll = Toll::new(rate("1000B"));
+        let breaker = toll.breaker(LaneBreaker::new(|| ()));
+        let waiting = thread::spawn(move || toll.pay(1 << 40));
+        breaker.trip();
+        waiting.join().unwrap();
+    }
+
+    #[test]
+    fn who_uses_a_rate_is_known() {
+        let rate = rate("10MB");
+        let toll = Toll::new(rate.clone());
+        assert!(rate.in_use());
+        drop(toll);
+        assert!(!rate.in_use());
+    }
+}
