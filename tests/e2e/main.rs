@@ -15,6 +15,7 @@ mod proxy;
 mod rsync;
 mod tree;
 
+mod authority;
 mod bad_sources;
 mod bad_targets;
 mod breakage;
@@ -27,6 +28,7 @@ mod dry_run;
 mod faults;
 mod full_disk;
 mod grants;
+mod identities;
 mod inplace;
 mod journal;
 mod keys;

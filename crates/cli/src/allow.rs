@@ -25,7 +25,7 @@ pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
                 return Err(Failure(Exit::File, format!("'{}' is not in the list", args.key_or_name)).into());
             }
             for grant in gone {
-                terminal::say(format_args!("{} ({}) is let in no more", grant.name, grant.fingerprint));
+                terminal::say(format_args!("{} ({}) is let in no more", grant.name, grant.holder));
             }
         }
         (None, Some(args)) => {
@@ -66,7 +66,7 @@ fn list(keys: &AuthorizedKeys, as_json: bool) {
 fn sentence(grant: &Grant) -> String {
     let roots: Vec<_> = grant.roots.iter().map(|root| root.display().to_string()).collect();
     let may = if grant.access == Access::ReadWrite { "write" } else { "read" };
-    let mut text = format!("{} ({}) may {may} below {}", grant.name, grant.fingerprint, roots.join(", "));
+    let mut text = format!("{} ({}) may {may} below {}", grant.name, grant.holder, roots.join(", "));
     if let Some(rate) = grant.max_rate {
         text += &format!(", at {rate}/s at most");
     }
@@ -80,7 +80,8 @@ fn sentence(grant: &Grant) -> String {
 fn json_of(grant: &Grant) -> Value {
     let roots: Vec<_> = grant.roots.iter().map(|root| root.to_string_lossy()).collect();
     json!({
-        "key": grant.fingerprint.to_string(),
+        "key": grant.key().map(|key| key.to_string()),
+        "holder": grant.holder.to_string(),
         "name": grant.name,
         "roots": roots,
         "write": grant.access == Access::ReadWrite,

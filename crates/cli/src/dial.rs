@@ -21,7 +21,7 @@ use crate::paths::{Known, Paths};
 use crate::settings::{self, Controls, LANES_AT_ONCE, LOSS_TOLERANT, congestion_controls, lanes_for};
 use crate::ssh::{self, SshReceiver, SshSession};
 use crate::terminal;
-use crate::trust::ask_for_key;
+use crate::trust::host_policy;
 
 /// How long a connection may take to be ready.
 pub(crate) const DIAL_TIMEOUT: Duration = Duration::from_secs(30);
@@ -63,19 +63,13 @@ pub(crate) async fn connect(remote: &Remote, options: &DialOptions) -> Result<Re
 
 async fn connect_to_daemon(home: &Path, remote: &Remote, options: &DialOptions) -> Result<Reached> {
     let identity = Identity::load_or_create(home)?;
-    let mut known_hosts = KnownHosts::open(home)?;
     let first_key = FirstKey::default();
-    let known = known_hosts.lookup(&remote.host, remote.port);
-    let policy = match known {
-        Some(key) => HostPolicy::Pinned(key),
-        None if options.accept_new => HostPolicy::AcceptNew(first_key.clone()),
-        None => HostPolicy::Pinned(ask_for_key(remote, &identity, &mut known_hosts, options).await?),
-    };
+    let policy = host_policy(remote, &identity, home, options, &first_key).await?;
     let reach = options.reach.clone();
     let dialler = ChannelDialler::new(&identity, &remote.host, remote.port, policy, reach).await?;
     let reached = reach_by(dialler, Paths::of(home, remote), options).await?;
     if let Some(key) = first_key.get() {
-        known_hosts.pin(&remote.host, remote.port, key)?;
+        KnownHosts::open(home)?.pin(&remote.host, remote.port, key)?;
         terminal::warn(format_args!("pinned the key of {}:{}: {key}", remote.host, remote.port));
     }
     Ok(reached)

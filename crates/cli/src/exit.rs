@@ -52,7 +52,8 @@ impl Exit {
         match error {
             DialError::UnknownHost { .. }
             | DialError::HostKeyChanged { .. }
-            | DialError::HostKeyUnproven { .. } => Self::Authentication,
+            | DialError::HostKeyUnproven { .. }
+            | DialError::HostCertificate { .. } => Self::Authentication,
             _ => Self::Connection,
         }
     }

@@ -4,11 +4,12 @@
 //! demands this signature.
 
 use std::io::{BufRead, IsTerminal, Write};
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use serde_json::json;
 use zmove_transport::{
-    ChannelDialler, DialError, Fingerprint, FirstKey, HostPolicy, Identity, KnownHosts, Reach,
+    ChannelDialler, DialError, Fingerprint, FirstKey, HostAuthority, HostPolicy, Identity, KnownHosts, Reach,
 };
 
 use crate::args::{TrustArgs, TrustCommand, TrustHostArgs, TrustListArgs};
@@ -85,23 +86,36 @@ async fn learn(args: &TrustHostArgs, identity: &Identity, mut known_hosts: Known
     Ok(Exit::Done)
 }
 
-/// Asks the user about an unknown host's key, as ssh does, and remembers it.
-pub(crate) async fn ask_for_key(
+/// Which key a push takes from a host: the pinned one, that of a host for which the site's authority vouches, or else what
+/// the user says, as with ssh.
+pub(crate) async fn host_policy(
     remote: &Remote,
     identity: &Identity,
-    known_hosts: &mut KnownHosts,
+    home: &Path,
     options: &DialOptions,
-) -> Result<Fingerprint> {
-    let (policy, reach) = (HostPolicy::RefuseUnknown, options.reach.clone());
+    first_key: &FirstKey,
+) -> Result<HostPolicy> {
+    let mut known_hosts = KnownHosts::open(home)?;
+    if let Some(key) = known_hosts.lookup(&remote.host, remote.port) {
+        return Ok(HostPolicy::Pinned(key));
+    }
+    let authority = HostAuthority::load(home, &remote.host)?;
+    let accept_new = || HostPolicy::AcceptNew(first_key.clone());
+    if options.accept_new && authority.is_none() {
+        return Ok(accept_new());
+    }
+    let policy = authority.map_or(HostPolicy::RefuseUnknown, HostPolicy::Vouched);
+    let reach = options.reach.clone();
     let dialler = ChannelDialler::new(identity, &remote.host, remote.port, policy, reach).await?;
     let fingerprint = match dialler.dial(DIAL_TIMEOUT).await {
+        Err(DialError::UnknownHost { .. }) if options.accept_new => return Ok(accept_new()),
         Err(DialError::UnknownHost { fingerprint, .. }) if !options.strict => fingerprint,
         Err(error) => return Err(error.into()),
-        Ok(channel) => return Ok(channel.peer()),
+        Ok(vouched) => return Ok(HostPolicy::Pinned(vouched.peer())),
     };
     ask(remote, fingerprint, "run again with --accept-new").await?;
     known_hosts.pin(&remote.host, remote.port, fingerprint)?;
-    Ok(fingerprint)
+    Ok(HostPolicy::Pinned(fingerprint))
 }
 
 /// Returns when the user has said yes.

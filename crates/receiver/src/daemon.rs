@@ -303,6 +303,10 @@ fn not_admitted(peer: Fingerprint, denial: &Denial) -> Refusal {
             "the permission of this key expired at {expires}. On the receiving host, run: zmove allow {peer} --name {name} \
              --root DIR --expires DATE"
         ),
+        Denial::Certificate { fault, .. } => format!("this key may not be used here: {fault}"),
+        Denial::Authority { .. } => {
+            return busy("the receiver cannot read what its site's authority has issued; see its log");
+        }
         _ => format!(
             "this key is not known here. On the receiving host, run: zmove allow {peer} --name NAME --root DIR --write"
         ),

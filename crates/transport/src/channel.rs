@@ -11,6 +11,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use rustls_pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use zmove_wire::Cipher;
 
@@ -80,6 +81,14 @@ impl Channel {
         match &self.carrier {
             Carrier::Tcp(connection) => connection.peer,
             Carrier::Quic(connection) => connection.peer,
+        }
+    }
+
+    /// The certificates that the peer has shown, that of its key first.
+    pub(crate) fn certificates(&self) -> Vec<CertificateDer<'static>> {
+        match &self.carrier {
+            Carrier::Tcp(connection) => connection.session().peer_certificates().unwrap_or_default().to_vec(),
+            Carrier::Quic(connection) => connection.certificates(),
         }
     }
 

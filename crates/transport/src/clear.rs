@@ -83,7 +83,7 @@ impl ClearLane {
     /// Fills `out`, what is long straight from the socket; the end of the connection is no end of the lane.
     fn fill(&mut self, out: &mut [u8], watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
         watch.lap(Doing::Busy);
-        match &self.toll {
+        match &mut self.toll {
             None => self.incoming.read_exact(out)?,
             Some(toll) => {
                 for piece in out.chunks_mut(PIECE_BYTES_MAX) {

@@ -6,11 +6,11 @@
 
 use std::{io, net::SocketAddr, time::Duration};
 
-use crate::trust::{Fingerprint, endpoint};
+use crate::trust::{CertificateFault, Fingerprint, endpoint};
 
 mod trust;
 
-pub use trust::{AuthorizedKeysError, IdentityError, KnownHostsError};
+pub use trust::{AuthorityError, AuthorizedKeysError, IdentityError, KnownHostsError};
 
 /// Why a socket cannot be set up as configured. Always local.
 #[derive(Debug, thiserror::Error)]
@@ -94,6 +94,16 @@ pub enum DialError {
         host: String,
         /// Its port.
         port: u16,
+    },
+    /// The site's authority does not vouch for the host's certificate, which should be one of its own.
+    #[error("trust {}: {fault}", endpoint(host, *port))]
+    HostCertificate {
+        /// The host that was dialled.
+        host: String,
+        /// Its port.
+        port: u16,
+        /// What is wrong with the certificate.
+        fault: CertificateFault,
     },
     /// The TLS handshake failed in another way.
     #[error("agree on a TLS connection with {}", endpoint(host, *port))]

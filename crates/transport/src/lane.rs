@@ -76,7 +76,7 @@ impl TlsLane {
             }
             watch.lap(Doing::Busy);
             let received = self.opener.receive(&mut self.socket)?;
-            if let Some(toll) = &self.toll {
+            if let Some(toll) = &mut self.toll {
                 toll.pay(received);
             }
             watch.lap(Doing::Starved);

@@ -21,8 +21,8 @@ pub use channel::{Channel, ChannelDialler, Incoming, Listener, Reach, Transport,
 pub use clear::ClearLane;
 pub use control::{ControlError, ControlReader, ControlWriter, Inbox, control_pair};
 pub use error::{
-    AcceptError, AuthorizedKeysError, BindError, DialError, DialStage, IdentityError, KnownHostsError,
-    SocketError,
+    AcceptError, AuthorityError, AuthorizedKeysError, BindError, DialError, DialStage, IdentityError,
+    KnownHostsError, SocketError,
 };
 pub use frame::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
 pub use lane::TlsLane;
@@ -33,7 +33,8 @@ pub use rate::SharedRate;
 pub use record::RecordError;
 pub use tcp_tls::{Acceptor, Connection, Dialler, SocketConfig};
 pub use trust::{
-    Access, AuthorizedKeys, Denial, Expiry, Fingerprint, FirstKey, Grant, GrantFault, HostLineFault,
-    HostPolicy, Identity, KnownHosts, ParseExpiryError, ParseFingerprintError,
+    Access, AuthorizedKeys, CertificateFault, Denial, Expiry, Fingerprint, FirstKey, Grant, GrantFault,
+    Holder, HostAuthority, HostLineFault, HostPolicy, Identity, KnownHosts, ParseExpiryError,
+    ParseFingerprintError, Subject,
 };
 pub use zmove_sockopt::TcpInfo;

@@ -74,6 +74,11 @@ impl QuicConnection {
         self.connection.rtt()
     }
 
+    /// What the peer has shown.
+    pub(crate) fn certificates(&self) -> Vec<CertificateDer<'static>> {
+        chain_of(&self.connection).unwrap_or_default()
+    }
+
     fn sending(&mut self) -> io::Result<&mut SendStream> {
         self.sending.as_mut().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
@@ -89,9 +94,13 @@ impl QuicConnection {
 /// The key that a peer has proven; `None` where it does not speak the protocol.
 fn peer_of(connection: &quinn::Connection) -> Option<Fingerprint> {
     let agreed = connection.handshake_data()?.downcast::<HandshakeData>().ok()?;
-    let chain = connection.peer_identity()?.downcast::<Vec<CertificateDer<'static>>>().ok()?;
+    let chain = chain_of(connection)?;
     let peer = Fingerprint::of_certificate(chain.first()?).ok()?;
     (agreed.protocol.as_deref() == Some(ALPN)).then_some(peer)
+}
+
+fn chain_of(connection: &quinn::Connection) -> Option<Vec<CertificateDer<'static>>> {
+    connection.peer_identity()?.downcast().ok().map(|chain| *chain)
 }
 
 pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {

@@ -1,8 +1,8 @@
 //! A rate that the receiving lanes of one key keep together.
 //!
 //! A lane pays for what it has taken from its socket before it takes more; the windows then make the sender wait.
-//! **Invariant:** whatever the number of lanes, what they take stays below rate × time, but for one read of each and a
-//! moment's burst.
+//! **Invariant:** whatever the number of lanes, what they take stays below rate × time, but for a share and a read of each and
+//! a moment's burst.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -64,17 +64,24 @@ const BURST: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(crate) struct Toll {
     rate: SharedRate,
+    /// Taken, and not booked yet.
+    open: usize,
     broken: Arc<AtomicBool>,
 }
 
 impl Toll {
     pub(crate) fn new(rate: SharedRate) -> Self {
-        Self { rate, broken: Arc::default() }
+        Self { rate, open: 0, broken: Arc::default() }
     }
 
-    /// Waits until what was taken, and what others took before, is paid for, or the lane is broken.
-    pub(crate) fn pay(&self, bytes: usize) {
-        let due = self.rate.spend(bytes, Instant::now());
+    /// Waits until what was taken, and what others took before, is paid for, or the lane is broken. Small amounts are left to be
+    /// paid with what follows, so that lanes whose reads bring less do not come by a smaller share.
+    pub(crate) fn pay(&mut self, bytes: usize) {
+        self.open += bytes;
+        if self.open < SHARE_BYTES {
+            return;
+        }
+        let due = self.rate.spend(std::mem::take(&mut self.open), Instant::now());
         while !self.broken.load(Ordering::Relaxed) {
             let left = due.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -93,6 +100,9 @@ impl Toll {
         })
     }
 }
+
+/// What a lane takes in one turn.
+const SHARE_BYTES: usize = 256 << 10;
 
 /// How soon a lane that waits for long sees that it is broken.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -126,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_broken_lane_waits_no_longer() {
-        let toll = Toll::new(rate("1000B"));
+        let mut toll = Toll::new(rate("1000B"));
         let breaker = toll.breaker(LaneBreaker::new(|| ()));
         let waiting = thread::spawn(move || toll.pay(1 << 40));
         breaker.trip();

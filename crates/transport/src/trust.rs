@@ -4,6 +4,7 @@
 //! daemon binds keys to roots in [`AuthorizedKeys`]. All three are files below a home path that the caller chooses.
 //! **Invariant:** a peer's fingerprint is believed only after the peer has signed the handshake with that key.
 
+mod authority;
 mod authorized_keys;
 mod expiry;
 mod file;
@@ -12,7 +13,8 @@ mod identity;
 mod known_hosts;
 mod verify;
 
-pub use authorized_keys::{Access, AuthorizedKeys, Denial, Grant, GrantFault};
+pub use authority::{CertificateFault, HostAuthority};
+pub use authorized_keys::{Access, AuthorizedKeys, Denial, Grant, GrantFault, Holder, Subject};
 pub use expiry::{Expiry, ParseExpiryError};
 pub use fingerprint::{Fingerprint, ParseFingerprintError};
 pub use identity::Identity;

@@ -34,6 +34,12 @@ pub enum IdentityError {
         /// What the TLS library says of them.
         source: rustls::Error,
     },
+    /// The certificate that an authority has issued is not for this key, or is damaged.
+    #[error("use the certificate {}: it is damaged, or not for the key beside it; remove it, or have a new one issued", path.display())]
+    Certificate {
+        /// The certificate's file.
+        path: PathBuf,
+    },
     /// The file cannot be read.
     #[error("read the key {}", path.display())]
     Read {
@@ -61,6 +67,34 @@ pub enum IdentityError {
     Fresh {
         /// Why.
         source: rustls::Error,
+    },
+}
+
+/// Why the certificates or revocation lists of an authority cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AuthorityError {
+    /// Others than the owner could write another authority into it.
+    #[error("trust {}: its mode {mode:04o} lets others write to it; run `chmod go-w` on it", path.display())]
+    Exposed {
+        /// The file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// The file holds nothing of its kind in PEM form, or something that cannot be read.
+    #[error("read {}: it holds no certificates or revocation lists in PEM, or damaged ones", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file cannot be read.
+    #[error("read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
     },
 }
 
@@ -139,10 +173,10 @@ pub enum AuthorizedKeysError {
         fault: GrantFault,
     },
     /// The grant to be added is not a valid one.
-    #[error("authorize {fingerprint}: {fault}")]
+    #[error("authorize {holder}: {fault}")]
     Invalid {
-        /// The key of the grant.
-        fingerprint: Fingerprint,
+        /// The key of the grant, or whose it is.
+        holder: String,
         /// What is wrong with the grant.
         fault: GrantFault,
     },

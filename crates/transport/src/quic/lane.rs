@@ -135,7 +135,7 @@ impl QuicLane {
     fn await_chunks(&mut self) -> Result<(), LaneError> {
         match block_on(self.connection.receiving.read_chunks(&mut self.room)).0? {
             Some(chunks) => {
-                if let Some(toll) = &self.toll {
+                if let Some(toll) = &mut self.toll {
                     toll.pay(self.room[..chunks].iter().map(Bytes::len).sum());
                 }
                 self.arrived.extend(self.room[..chunks].iter_mut().map(std::mem::take));

@@ -173,13 +173,14 @@ impl Dialler {
 pub(crate) fn tls_fault(host: String, port: u16, source: TlsError) -> DialError {
     match &source {
         TlsError::InvalidCertificate(CertificateError::Other(OtherError(fault))) => {
-            match fault.downcast_ref().copied() {
+            match fault.downcast_ref().cloned() {
                 Some(HostKeyFault::Unknown { found }) => {
                     DialError::UnknownHost { host, port, fingerprint: found }
                 }
                 Some(HostKeyFault::Changed { expected, found }) => {
                     DialError::HostKeyChanged { host, port, expected, found }
                 }
+                Some(HostKeyFault::Certificate { fault }) => DialError::HostCertificate { host, port, fault },
                 None => DialError::Handshake { host, port, source },
             }
         }

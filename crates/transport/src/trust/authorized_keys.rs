@@ -9,17 +9,31 @@
 //! `name=` once, `root=` once or more (absolute, without `..`), `write` where the key may also write, `max-rate=` and
 //! `expires=` (see [`Expiry`]) where there is a limit. In a value a
 //! space, a `%`, a control character or a byte that is not UTF-8 is written as `%` and two hex digits (`%20`).
+//!
+//! In the place of a key a line may name a certificate authority, and whom of those that it vouches for it is about:
+//!
+//! ```text
+//! ca=/etc/zmove/site-ca.pem crl=/etc/zmove/site-ca.crl cn=alice name=alice root=/data/alice write
+//! ```
+//!
+//! `ca=` and `crl=` are files in PEM, looked for beside this one if they are relative; without `crl=` nothing is revoked. `cn=` is
+//! the common name in the certificate's subject, and its only one; or `san=` one of its alternative names of hosts.
+//! A key that has a line of its own is judged by that alone.
 //! Empty lines and lines that begin with `#` are kept and skipped.
 //! **Invariant:** a list with a line that is not understood grants nothing to anybody.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use zmove_types::RateLimit;
 
+use rustls_pki_types::CertificateDer;
+
+use super::authority::{Authority, CertificateFault, common_name, is_for_host};
 use super::{expiry::Expiry, file, fingerprint::Fingerprint};
 use crate::channel::Channel;
-use crate::error::AuthorizedKeysError;
+use crate::error::{AuthorityError, AuthorizedKeysError};
 
 mod line;
 
@@ -31,14 +45,41 @@ const LOCK_FILE: &str = "authorized_keys.lock";
 /// The keys that may connect, as read when loaded.
 #[derive(Clone, Debug, Default)]
 pub struct AuthorizedKeys {
+    /// Where files are that are named without a directory.
+    home: PathBuf,
     grants: Vec<Grant>,
 }
 
-/// What the holder of one key may do.
+/// Whom a grant is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Holder {
+    /// Who holds this key.
+    Key(Fingerprint),
+    /// Whom an authority vouches for under this name.
+    Certified {
+        /// The file with the authority's certificates.
+        authority: PathBuf,
+        /// The file with its revocation lists, if it is asked.
+        revoked: Option<PathBuf>,
+        /// The name.
+        subject: Subject,
+    },
+}
+
+/// Whom a certificate is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// The only common name of its subject.
+    CommonName(String),
+    /// One of its alternative names of hosts.
+    Host(String),
+}
+
+/// What one holder may do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// The key.
-    pub fingerprint: Fingerprint,
+    /// Whom it is for.
+    pub holder: Holder,
     /// What logs and reports call its holder.
     pub name: String,
     /// The directories it may reach, each with all below it: absolute, without `..`.
@@ -55,12 +96,40 @@ impl Grant {
     /// What a key may do without a limit of rate and time.
     #[must_use]
     pub fn new(fingerprint: Fingerprint, name: &str, roots: Vec<PathBuf>, access: Access) -> Self {
-        Self { fingerprint, name: name.into(), roots, access, max_rate: None, expires: None }
+        let holder = Holder::Key(fingerprint);
+        Self { holder, name: name.into(), roots, access, max_rate: None, expires: None }
+    }
+
+    /// Its key, unless it is for whoever an authority vouches for.
+    #[must_use]
+    pub const fn key(&self) -> Option<Fingerprint> {
+        match &self.holder {
+            Holder::Key(key) => Some(*key),
+            Holder::Certified { .. } => None,
+        }
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Key(key) => write!(f, "{key}"),
+            Self::Certified { authority, subject, .. } => write!(f, "{subject} of {}", authority.display()),
+        }
+    }
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::CommonName(name) => write!(f, "CN={name}"),
+            Self::Host(name) => write!(f, "host {name}"),
+        }
     }
 }
 
 /// Why a key is not let in.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Denial {
     /// The list does not have it.
@@ -78,6 +147,22 @@ pub enum Denial {
         name: String,
         /// When it ended.
         expires: Expiry,
+    },
+    /// There is a line for the name in its certificate, and the authority does not vouch for it.
+    #[error("{name} ({key}): {fault}")]
+    Certificate {
+        /// The key.
+        key: Fingerprint,
+        /// The name in the list of whom it says to be.
+        name: String,
+        /// What is wrong with the certificate.
+        fault: CertificateFault,
+    },
+    /// There is a line for the name in its certificate, and the authority cannot be asked.
+    #[error("{source}")]
+    Authority {
+        /// Why not.
+        source: AuthorityError,
     },
 }
 
@@ -100,7 +185,7 @@ impl AuthorizedKeys {
     pub fn load(home: &Path) -> Result<Self, AuthorizedKeysError> {
         let lines = read_lines(&home.join(AUTHORIZED_KEYS_FILE))?;
         let grants = lines.into_iter().filter_map(|line| line.grant).collect();
-        Ok(Self { grants })
+        Ok(Self { home: home.into(), grants })
     }
 
     /// Adds a key to the list in `home`, on disk at once, and returns what it may do now. A key that is there already gets
@@ -110,8 +195,8 @@ impl AuthorizedKeys {
     ///
     /// The grant is invalid, or the list cannot be read or written.
     pub fn allow(home: &Path, grant: Grant) -> Result<Grant, AuthorizedKeysError> {
-        let fingerprint = grant.fingerprint;
-        line::check(&grant).map_err(|fault| AuthorizedKeysError::Invalid { fingerprint, fault })?;
+        line::check(&grant)
+            .map_err(|fault| AuthorizedKeysError::Invalid { holder: grant.holder.to_string(), fault })?;
         rewrite(home, |lines| merge(lines, grant))
     }
 
@@ -123,7 +208,7 @@ impl AuthorizedKeys {
     pub fn remove(home: &Path, key_or_name: &str) -> Result<Vec<Grant>, AuthorizedKeysError> {
         let key = key_or_name.parse::<Fingerprint>().ok();
         let meant = |grant: &Grant| match key {
-            Some(key) => grant.fingerprint == key,
+            Some(key) => grant.key() == Some(key),
             None => grant.name == key_or_name,
         };
         rewrite(home, |lines| {
@@ -139,17 +224,52 @@ impl AuthorizedKeys {
     /// Nothing at all, and why.
     pub fn judge(&self, channel: &Channel, now: SystemTime) -> Result<&Grant, Denial> {
         let key = channel.peer();
-        let grant = self.find(&key).ok_or(Denial::Unknown { key })?;
+        let grant = match self.find(&key) {
+            Some(grant) => grant,
+            None => self.vouched(key, &channel.certificates(), now)?,
+        };
         match grant.expires.filter(|expires| expires.has_come(now)) {
             Some(expires) => Err(Denial::Expired { key, name: grant.name.clone(), expires }),
             None => Ok(grant),
         }
     }
 
+    /// The first line whose authority vouches for the certificates of a key.
+    fn vouched(
+        &self,
+        key: Fingerprint,
+        chain: &[CertificateDer<'_>],
+        now: SystemTime,
+    ) -> Result<&Grant, Denial> {
+        let mut denial = Denial::Unknown { key };
+        for grant in &self.grants {
+            let Holder::Certified { authority, revoked, subject } = &grant.holder else { continue };
+            if !chain.first().is_some_and(|certificate| subject.is_of(certificate)) {
+                continue;
+            }
+            let revoked = revoked.as_ref().map(|path| self.home.join(path));
+            let checked = Authority::load(&self.home.join(authority), revoked.as_deref())
+                .map_err(|source| Denial::Authority { source })
+                .and_then(|authority| {
+                    let name = grant.name.clone();
+                    authority.check_client(chain, now).map_err(|fault| Denial::Certificate {
+                        key,
+                        name,
+                        fault,
+                    })
+                });
+            match checked {
+                Ok(()) => return Ok(grant),
+                Err(why) => denial = why,
+            }
+        }
+        Err(denial)
+    }
+
     /// What a key may do, if it is in time; `None` means nothing.
     #[must_use]
     pub fn find(&self, fingerprint: &Fingerprint) -> Option<&Grant> {
-        self.grants.iter().find(|grant| grant.fingerprint == *fingerprint)
+        self.grants.iter().find(|grant| grant.key() == Some(*fingerprint))
     }
 
     /// All grants, in the order of the list.
@@ -209,20 +329,30 @@ fn parse_line(bytes: &[u8], earlier: &[Line]) -> Result<Line, GrantFault> {
         return Ok(Line { text, grant: None });
     }
     let grant = line::parse(&text)?;
-    match earlier.iter().position(|line| line.holds(grant.fingerprint)) {
+    match earlier.iter().position(|line| line.holds(&grant.holder)) {
         Some(index) => Err(GrantFault::Duplicate { earlier: index + 1 }),
         None => Ok(Line { text, grant: Some(grant) }),
     }
 }
 
 impl Line {
-    fn holds(&self, fingerprint: Fingerprint) -> bool {
-        self.grant.as_ref().is_some_and(|grant| grant.fingerprint == fingerprint)
+    fn holds(&self, holder: &Holder) -> bool {
+        self.grant.as_ref().is_some_and(|grant| grant.holder == *holder)
+    }
+}
+
+impl Subject {
+    /// Whether a certificate, whoever made it, is for this name.
+    fn is_of(&self, certificate: &CertificateDer<'_>) -> bool {
+        match self {
+            Self::CommonName(name) => common_name(certificate).is_some_and(|common| common == *name),
+            Self::Host(name) => is_for_host(certificate, name),
+        }
     }
 }
 
 fn merge(lines: &mut Vec<Line>, new: Grant) -> Grant {
-    let old = lines.iter_mut().find(|line| line.holds(new.fingerprint));
+    let old = lines.iter_mut().find(|line| line.holds(&new.holder));
     let merged = match &old {
         Some(line) => union(line.grant.clone(), new),
         None => new,
@@ -245,7 +375,7 @@ fn union(old: Option<Grant>, new: Grant) -> Grant {
     }
     let (access, max_rate) = (old.access.max(new.access), new.max_rate.or(old.max_rate));
     let expires = new.expires.or(old.expires);
-    Grant { fingerprint: new.fingerprint, name: new.name, roots, access, max_rate, expires }
+    Grant { holder: new.holder, name: new.name, roots, access, max_rate, expires }
 }
 
 fn render(lines: &[Line]) -> Vec<u8> {
@@ -292,7 +422,7 @@ mod tests {
         fs::write(&path, text.concat()).unwrap();
         let remove = |which: &str| {
             let gone = AuthorizedKeys::remove(home.path(), which).unwrap();
-            gone.iter().map(|grant| grant.fingerprint).collect::<Vec<_>>()
+            gone.iter().filter_map(Grant::key).collect::<Vec<_>>()
         };
         assert_eq!((remove("nobody"), remove(&key(9).to_string())), (vec![], vec![]));
         assert_eq!(fs::read_to_string(&path).unwrap(), text.concat());

@@ -19,6 +19,9 @@ use crate::error::IdentityError;
 const KEY_FILE: &str = "key.pem";
 /// The key before the last `replace`.
 const KEY_OLD: &str = "key.pem.old";
+/// What an authority has issued for the key: its certificate, then those between it and the authority.
+const CERTIFICATE_FILE: &str = "cert.pem";
+const CERTIFICATE_OLD: &str = "cert.pem.old";
 const SEED_CONTEXT: &str = "zmove 2026-11-21 secrets derived from the key";
 
 /// A key pair (ECDSA P-256) with its self-signed certificate. Cheap to clone.
@@ -31,12 +34,24 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Reads `key.pem` in `home`; makes both, for this user alone, where they do not exist.
+    /// Reads `key.pem` in `home`; makes both, for this user alone, where they do not exist. Where there is a `cert.pem` beside
+    /// it, peers are shown that instead of the certificate that the key has signed itself.
     ///
     /// # Errors
     ///
     /// The file cannot be read or written, others can read it, or it is damaged; see [`IdentityError`].
     pub fn load_or_create(home: &Path) -> Result<Self, IdentityError> {
+        let identity = Self::own(home)?;
+        let path = home.join(CERTIFICATE_FILE);
+        match read(&path)? {
+            Some(contents) => {
+                identity.certified_by(&contents.bytes).ok_or(IdentityError::Certificate { path })
+            }
+            None => Ok(identity),
+        }
+    }
+
+    fn own(home: &Path) -> Result<Self, IdentityError> {
         let path = home.join(KEY_FILE);
         if let Some(contents) = read(&path)? {
             return Self::parse(&path, &contents);
@@ -71,8 +86,8 @@ impl Identity {
         path.try_exists().map_err(|source| IdentityError::Read { path, source })
     }
 
-    /// Makes a new key in the place of the one in `home`, which is left in `key.pem.old`. There is a whole key under the
-    /// name at any moment.
+    /// Makes a new key in the place of the one in `home`, which is left in `key.pem.old`, and its `cert.pem`, if there is one,
+    /// in `cert.pem.old`. There is a whole key under the name at any moment.
     ///
     /// # Errors
     ///
@@ -82,6 +97,7 @@ impl Identity {
         let Some(old) = read(&path)? else { return Self::load_or_create(home) };
         let pem = new_pem()?;
         file::replace(&home.join(KEY_OLD), &old.bytes)
+            .and_then(|()| put_aside(&home.join(CERTIFICATE_FILE), &home.join(CERTIFICATE_OLD)))
             .and_then(|()| file::replace(&path, pem.as_bytes()))
             .map_err(|source| IdentityError::Write { path, source })?;
         Self::load_or_create(home)
@@ -91,6 +107,14 @@ impl Identity {
     #[must_use]
     pub const fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
+    }
+
+    /// The same key under the certificates in `pem`; `None` where they are damaged or for another key.
+    fn certified_by(self, pem: &[u8]) -> Option<Self> {
+        let chain: Vec<_> = CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>().ok()?;
+        let same = Fingerprint::of_certificate(chain.first()?).ok()? == self.fingerprint;
+        let certified = Arc::new(CertifiedKey::new(chain, Arc::clone(&self.certified.key)));
+        same.then_some(Self { certified, ..self })
     }
 
     /// Key and certificate in the form that TLS takes.
@@ -129,6 +153,14 @@ impl fmt::Debug for Identity {
 
 fn read(path: &Path) -> Result<Option<file::Contents>, IdentityError> {
     file::read(path).map_err(|source| IdentityError::Read { path: path.into(), source })
+}
+
+/// Gives a file another name, if it is there.
+fn put_aside(path: &Path, old: &Path) -> std::io::Result<()> {
+    match std::fs::rename(path, old) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 fn store_new_key(home: &Path, path: &Path) -> Result<(), IdentityError> {

@@ -1,7 +1,8 @@
 //! TLS 1.3 with pinned keys: what both sides demand of each other in the handshake.
 //!
 //! The client compares the host's key with its [`HostPolicy`]; the server takes any key, and its caller looks the
-//! fingerprint up before a byte is parsed. Names, dates and issuers in certificates mean nothing here: the key counts.
+//! fingerprint up before a byte is parsed. Names, dates and issuers in certificates mean something only where an
+//! [authority](super::authority) is asked; otherwise the key counts.
 //! **Invariant:** both sides verify the peer's signature over the handshake, so a copied certificate is worth nothing.
 
 use std::sync::{Arc, OnceLock};
@@ -23,6 +24,7 @@ use rustls::{
 };
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
+use super::authority::{CertificateFault, HostAuthority};
 use super::{fingerprint::Fingerprint, identity::Identity};
 
 /// What both sides must name as the protocol inside TLS.
@@ -40,6 +42,8 @@ pub enum HostPolicy {
     AcceptNew(FirstKey),
     /// None: the handshake fails and tells the key, so that the user can decide.
     RefuseUnknown,
+    /// Those that the site's authority vouches for; others are unknown.
+    Vouched(HostAuthority),
 }
 
 /// The key that the first connection of a run has met. Clones share one value.
@@ -55,12 +59,14 @@ impl FirstKey {
 }
 
 /// Why a host's key is not taken.
-#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum HostKeyFault {
     #[error("the host's key {found} is not known")]
     Unknown { found: Fingerprint },
     #[error("the host's key is {found}, not {expected}")]
     Changed { expected: Fingerprint, found: Fingerprint },
+    #[error("{fault}")]
+    Certificate { fault: CertificateFault },
 }
 
 /// The fingerprint of a peer that has completed its handshake.
@@ -166,11 +172,27 @@ impl HostVerifier {
             HostPolicy::Pinned(expected) => Ok(Some(*expected)),
             HostPolicy::AcceptNew(first) => Ok(first.get()),
             HostPolicy::RefuseUnknown => Err(HostKeyFault::Unknown { found }),
+            // the certificate has been looked at before
+            HostPolicy::Vouched(_) => Ok(None),
         }
     }
 
-    fn check(&self, certificate: &CertificateDer<'_>) -> Result<ServerCertVerified, Error> {
+    fn check(
+        &self,
+        certificate: &CertificateDer<'_>,
+        issuers: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
         let found = Fingerprint::of_certificate(certificate)?;
+        if let HostPolicy::Vouched(authority) = &self.policy {
+            authority.check(certificate, issuers, now).map_err(|fault| {
+                refused(match fault {
+                    // as from any host that has nothing to do with the site
+                    CertificateFault::NotIssued => HostKeyFault::Unknown { found },
+                    fault => HostKeyFault::Certificate { fault },
+                })
+            })?;
+        }
         let expected = self.expected(found).map_err(refused)?;
         compare(expected, found).map_err(refused)?;
         Ok(ServerCertVerified::assertion())
@@ -202,12 +224,12 @@ impl ServerCertVerifier for HostVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
+        intermediates: &[CertificateDer<'_>],
         _server_name: &ServerName<'_>,
         _ocsp_response: &[u8],
-        _now: UnixTime,
+        now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        self.fault.note(self.check(end_entity))
+        self.fault.note(self.check(end_entity, intermediates, now))
     }
 
     fn verify_tls12_signature(

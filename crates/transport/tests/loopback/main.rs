@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test, helpers included, a panic is the report")]
 
+mod authority;
 mod frames;
 mod lane;
 mod party;

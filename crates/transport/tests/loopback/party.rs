@@ -33,6 +33,11 @@ impl Party {
         self.identity.fingerprint()
     }
 
+    /// The private key, and the certificate that it has signed itself.
+    pub(crate) fn pem(&self) -> String {
+        std::fs::read_to_string(self.home.path().join("key.pem")).unwrap()
+    }
+
     pub(crate) fn certificate(&self) -> CertificateDer<'static> {
         CertificateDer::from_pem_file(self.home.path().join("key.pem")).unwrap()
     }

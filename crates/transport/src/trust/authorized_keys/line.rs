@@ -12,10 +12,14 @@ use std::{
 
 use zmove_types::RateLimit;
 
-use super::{Access, Grant};
+use super::{Access, Grant, Holder, Subject};
 use crate::trust::expiry::Expiry;
 use crate::trust::fingerprint::{Fingerprint, ParseFingerprintError};
 
+const AUTHORITY: &str = "ca=";
+const REVOKED: &str = "crl=";
+const COMMON_NAME: &str = "cn=";
+const HOST: &str = "san=";
 const NAME: &str = "name=";
 const ROOT: &str = "root=";
 const WRITE: &str = "write";
@@ -37,6 +41,9 @@ pub enum GrantFault {
         /// Why not.
         fault: ParseFingerprintError,
     },
+    /// A line that begins with an authority, and does not say whom of those that it vouches for it is about, or says it twice.
+    #[error("`ca=` needs one `cn=` or `san=`")]
+    Subject,
     /// A field that this version does not know.
     #[error("unknown field {field:?}")]
     UnknownField {
@@ -99,7 +106,8 @@ pub(super) fn parse(text: &str) -> Result<Grant, GrantFault> {
 
 /// Writes a grant as a line without its end.
 pub(super) fn render(grant: &Grant) -> String {
-    let mut line = format!("{} {NAME}{}", grant.fingerprint, encode(grant.name.as_bytes()));
+    let mut line = render_holder(&grant.holder);
+    line.push_str(&format!(" {NAME}{}", encode(grant.name.as_bytes())));
     for root in &grant.roots {
         line.push(' ');
         line.push_str(ROOT);
@@ -116,6 +124,20 @@ pub(super) fn render(grant: &Grant) -> String {
         line.push_str(&format!(" {EXPIRES}{expires}"));
     }
     line
+}
+
+fn render_holder(holder: &Holder) -> String {
+    let Holder::Certified { authority, revoked, subject } = holder else { return holder.to_string() };
+    let mut text = format!("{AUTHORITY}{}", encode(authority.as_os_str().as_bytes()));
+    if let Some(revoked) = revoked {
+        text.push_str(&format!(" {REVOKED}{}", encode(revoked.as_os_str().as_bytes())));
+    }
+    let (field, name) = match subject {
+        Subject::CommonName(name) => (COMMON_NAME, name),
+        Subject::Host(name) => (HOST, name),
+    };
+    text.push_str(&format!(" {field}{}", encode(name.as_bytes())));
+    text
 }
 
 /// What every grant must satisfy, whether read or made.
@@ -139,7 +161,7 @@ fn is_safe_root(root: &Path) -> bool {
 
 /// A grant of which some fields have been read.
 struct Draft {
-    fingerprint: Fingerprint,
+    holder: DraftHolder,
     name: Option<String>,
     roots: Vec<PathBuf>,
     access: Access,
@@ -147,12 +169,66 @@ struct Draft {
     expires: Option<Expiry>,
 }
 
+/// Whom the line is about, as far as that has been read.
+enum DraftHolder {
+    Key(Fingerprint),
+    Certified { authority: PathBuf, revoked: Option<PathBuf>, subject: Option<Subject> },
+}
+
+impl DraftHolder {
+    fn new(field: &str) -> Result<Self, GrantFault> {
+        if let Some(value) = field.strip_prefix(AUTHORITY) {
+            return Ok(Self::Certified { authority: path(field, value)?, revoked: None, subject: None });
+        }
+        field.parse().map(Self::Key).map_err(|fault| GrantFault::Fingerprint { field: field.into(), fault })
+    }
+
+    /// Takes a field that only a line with an authority has.
+    fn add(&mut self, field: &str) -> Result<(), GrantFault> {
+        let unknown = GrantFault::UnknownField { field: field.into() };
+        let Self::Certified { revoked, subject, .. } = self else { return Err(unknown) };
+        let named = if let Some(value) = field.strip_prefix(REVOKED) {
+            let again = revoked.replace(path(field, value)?).is_some();
+            return if again { Err(GrantFault::RepeatedField { field: field.into() }) } else { Ok(()) };
+        } else if let Some(value) = field.strip_prefix(COMMON_NAME) {
+            Subject::CommonName(text(field, value)?)
+        } else if let Some(value) = field.strip_prefix(HOST) {
+            Subject::Host(text(field, value)?)
+        } else {
+            return Err(unknown);
+        };
+        if subject.replace(named).is_some() { Err(GrantFault::Subject) } else { Ok(()) }
+    }
+
+    fn finish(self) -> Result<Holder, GrantFault> {
+        Ok(match self {
+            Self::Key(key) => Holder::Key(key),
+            Self::Certified { authority, revoked, subject } => {
+                Holder::Certified { authority, revoked, subject: subject.ok_or(GrantFault::Subject)? }
+            }
+        })
+    }
+}
+
+/// A value that is a path; one that is relative is looked for beside the list.
+fn path(field: &str, value: &str) -> Result<PathBuf, GrantFault> {
+    let bytes = decode(value).ok_or_else(|| GrantFault::Escape { field: field.into() })?;
+    Ok(OsString::from_vec(bytes).into())
+}
+
+/// A value that is printable text, and not empty.
+fn text(field: &str, value: &str) -> Result<String, GrantFault> {
+    let bytes = decode(value).ok_or_else(|| GrantFault::Escape { field: field.into() })?;
+    let text = String::from_utf8(bytes).map_err(|_| GrantFault::Subject)?;
+    let printable = !text.is_empty() && !text.chars().any(char::is_control);
+    if printable { Ok(text) } else { Err(GrantFault::Subject) }
+}
+
 impl Draft {
     fn new(field: &str) -> Result<Self, GrantFault> {
-        let fingerprint =
-            field.parse().map_err(|fault| GrantFault::Fingerprint { field: field.into(), fault })?;
+        let holder = DraftHolder::new(field)?;
         let (name, roots, access) = (None, Vec::new(), Access::ReadOnly);
-        Ok(Self { fingerprint, name, roots, access, max_rate: None, expires: None })
+        Ok(Self { holder, name, roots, access, max_rate: None, expires: None })
     }
 
     fn add(&mut self, field: &str) -> Result<(), GrantFault> {
@@ -182,15 +258,15 @@ impl Draft {
                 return repeated();
             }
         } else {
-            return Err(GrantFault::UnknownField { field: field.into() });
+            self.holder.add(field)?;
         }
         Ok(())
     }
 
     fn finish(self) -> Result<Grant, GrantFault> {
-        let Self { fingerprint, name, roots, access, max_rate, expires } = self;
-        let name = name.ok_or(GrantFault::Name)?;
-        let grant = Grant { fingerprint, name, roots, access, max_rate, expires };
+        let Self { holder, name, roots, access, max_rate, expires } = self;
+        let (holder, name) = (holder.finish()?, name.ok_or(GrantFault::Name)?);
+        let grant = Grant { holder, name, roots, access, max_rate, expires };
         check(&grant)?;
         Ok(grant)
     }
@@ -261,6 +337,32 @@ mod tests {
         let limited = parse(&line).unwrap();
         assert_eq!(limited.max_rate.map(RateLimit::bytes_per_second), Some(1_250_000_000));
         assert_eq!(render(&limited), format!("{line}T00:00:00Z"));
+    }
+
+    #[test]
+    fn reads_a_line_with_an_authority() {
+        let line = "ca=site-ca.pem crl=/etc/a%20b.crl cn=Alice%20A. name=alice root=/data write";
+        let grant = parse(line).unwrap();
+        let subject = Subject::CommonName("Alice A.".into());
+        let (authority, revoked) = ("site-ca.pem".into(), Some("/etc/a b.crl".into()));
+        assert_eq!(grant.holder, Holder::Certified { authority, revoked, subject });
+        assert_eq!(render(&grant), line);
+        let line = "ca=/ca.pem san=dtn.example.org name=dtn root=/";
+        assert_eq!(render(&parse(line).unwrap()), line);
+        for (line, fault) in [
+            ("ca=/ca.pem name=a root=/", GrantFault::Subject),
+            ("ca=/ca.pem cn= name=a root=/", GrantFault::Subject),
+            ("ca=/ca.pem cn=a san=b name=a root=/", GrantFault::Subject),
+            ("ca=/ca.pem cn=%00 name=a root=/", GrantFault::Subject),
+            (
+                "ca=/ca.pem cn=a crl=b crl=b name=a root=/",
+                GrantFault::RepeatedField { field: "crl=b".into() },
+            ),
+            ("ca=/ca.pem cn=a ca=b name=a root=/", GrantFault::UnknownField { field: "ca=b".into() }),
+        ] {
+            assert_eq!(parse(line), Err(fault), "{line}");
+        }
+        assert_eq!(fault_of("cn=a name=a root=/"), GrantFault::UnknownField { field: "cn=a".into() });
     }
 
     #[test]

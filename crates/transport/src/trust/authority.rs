@@ -1,0 +1,225 @@
+//! A site's certificate authority: whom it vouches for, checked by the clock and against its revocation lists.
+//!
+//! The daemon asks it about clients whose key has no line of its own ([`Authority::check_client`]), the client about hosts
+//! that are not pinned ([`HostAuthority`]). Certificates say who holds a key; that the peer holds it, the handshake has shown.
+//! **Invariant:** where a revocation list is configured, a certificate passes only if a list of its issuer that is in time
+//! does not have it; a list that cannot be read lets nobody pass.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::ServerCertVerifier as _;
+use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
+use rustls::{CertificateError, Error, RootCertStore};
+use rustls_pki_types::{
+    CertificateDer, CertificateRevocationListDer, ServerName, UnixTime, pem::PemObject as _,
+};
+
+use super::expiry::Expiry;
+use super::{file, verify::provider};
+use crate::error::AuthorityError;
+
+mod subject;
+
+pub(super) use subject::{common_name, is_for_host};
+
+const KNOWN_CAS_FILE: &str = "known_cas.pem";
+const KNOWN_CAS_CRL: &str = "known_cas.crl";
+
+/// The certificates of an authority, and its revocation lists, if it has any.
+#[derive(Clone, Debug)]
+pub(super) struct Authority {
+    roots: Arc<RootCertStore>,
+    revoked: Vec<CertificateRevocationListDer<'static>>,
+}
+
+/// Why a certificate is not taken.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CertificateFault {
+    /// Its time is over.
+    #[error("its certificate expired at {at}")]
+    Expired {
+        /// When.
+        at: Expiry,
+    },
+    /// Its time has not come.
+    #[error("its certificate is not valid before {from}")]
+    NotYetValid {
+        /// When it will be.
+        from: Expiry,
+    },
+    /// The authority has taken it back.
+    #[error("its certificate is revoked")]
+    Revoked,
+    /// The authority has nothing to do with it, or did not sign it.
+    #[error("its certificate is not of the site's authority")]
+    NotIssued,
+    /// It is for another host.
+    #[error("its certificate is not for this host name")]
+    OtherName,
+    /// It is for another purpose: a client's where a host's is needed, or the other way round.
+    #[error("its certificate is for another purpose")]
+    OtherPurpose,
+    /// The revocation list is too old.
+    #[error("the authority's revocation list was to be renewed by {by}")]
+    StaleList {
+        /// When there was to be another.
+        by: Expiry,
+    },
+    /// None of the revocation lists is of its issuer.
+    #[error("there is no revocation list of its certificate's issuer")]
+    NoList,
+    /// Anything else.
+    #[error("{0}")]
+    Other(Error),
+}
+
+impl Authority {
+    /// Reads certificates and revocation lists, each file with one or more of them in PEM.
+    pub(super) fn load(certificates: &Path, revoked: Option<&Path>) -> Result<Self, AuthorityError> {
+        let bytes = read(certificates)?.ok_or_else(|| missing(certificates))?;
+        let revoked = match revoked {
+            Some(path) => lists(path, &read(path)?.ok_or_else(|| missing(path))?)?,
+            None => Vec::new(),
+        };
+        Ok(Self { roots: Arc::new(roots(certificates, &bytes)?), revoked })
+    }
+
+    /// Whether it vouches for a client's certificate, the first of `chain`.
+    pub(super) fn check_client(
+        &self,
+        chain: &[CertificateDer<'_>],
+        now: SystemTime,
+    ) -> Result<(), CertificateFault> {
+        let Some((own, issuers)) = chain.split_first() else { return Err(CertificateFault::NotIssued) };
+        let mut builder =
+            WebPkiClientVerifier::builder_with_provider(Arc::clone(&self.roots), Arc::new(provider()));
+        if !self.revoked.is_empty() {
+            builder = builder.with_crls(self.revoked.iter().cloned()).enforce_revocation_expiration();
+        }
+        let verifier = builder.build().map_err(unusable)?;
+        verifier.verify_client_cert(own, issuers, unix(now)).map(|_| ()).map_err(fault)
+    }
+
+    /// The same for a host's, which must be for that name.
+    fn check_host(
+        &self,
+        own: &CertificateDer<'_>,
+        issuers: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        now: UnixTime,
+    ) -> Result<(), CertificateFault> {
+        let mut builder =
+            WebPkiServerVerifier::builder_with_provider(Arc::clone(&self.roots), Arc::new(provider()));
+        if !self.revoked.is_empty() {
+            builder = builder.with_crls(self.revoked.iter().cloned()).enforce_revocation_expiration();
+        }
+        let verifier = builder.build().map_err(unusable)?;
+        verifier.verify_server_cert(own, issuers, name, &[], now).map(|_| ()).map_err(fault)
+    }
+}
+
+/// The authorities by whose word a client trusts one host. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct HostAuthority {
+    authority: Authority,
+    name: ServerName<'static>,
+}
+
+impl HostAuthority {
+    /// Reads `known_cas.pem` in `home`, and `known_cas.crl` where that is; `None` where there is no authority, or where
+    /// `host` is no name that a certificate can have.
+    ///
+    /// # Errors
+    ///
+    /// A file cannot be read, others can write to it, or it is damaged; see [`AuthorityError`].
+    pub fn load(home: &Path, host: &str) -> Result<Option<Self>, AuthorityError> {
+        let (certificates, revoked) = (home.join(KNOWN_CAS_FILE), home.join(KNOWN_CAS_CRL));
+        let Some(bytes) = read(&certificates)? else { return Ok(None) };
+        let revoked = read(&revoked)?.map(|bytes| lists(&revoked, &bytes)).transpose()?;
+        let roots = Arc::new(roots(&certificates, &bytes)?);
+        let authority = Authority { roots, revoked: revoked.unwrap_or_default() };
+        let name = ServerName::try_from(host.to_owned()).ok();
+        Ok(name.map(|name| Self { authority, name }))
+    }
+
+    pub(super) fn check(
+        &self,
+        own: &CertificateDer<'_>,
+        issuers: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<(), CertificateFault> {
+        self.authority.check_host(own, issuers, &self.name, now)
+    }
+}
+
+fn read(path: &Path) -> Result<Option<Vec<u8>>, AuthorityError> {
+    let read = file::read(path).map_err(|source| AuthorityError::Read { path: path.into(), source })?;
+    match read {
+        Some(contents) if contents.mode & 0o022 != 0 => {
+            Err(AuthorityError::Exposed { path: path.into(), mode: contents.mode })
+        }
+        contents => Ok(contents.map(|contents| contents.bytes)),
+    }
+}
+
+fn missing(path: &Path) -> AuthorityError {
+    AuthorityError::Read { path: path.into(), source: std::io::ErrorKind::NotFound.into() }
+}
+
+fn roots(path: &Path, bytes: &[u8]) -> Result<RootCertStore, AuthorityError> {
+    let damaged = || AuthorityError::Damaged { path: path.into() };
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(bytes) {
+        roots.add(certificate.map_err(|_| damaged())?).map_err(|_| damaged())?;
+    }
+    if roots.is_empty() { Err(damaged()) } else { Ok(roots) }
+}
+
+/// At least one, each of which can be used: a file without any would revoke nothing.
+fn lists(path: &Path, bytes: &[u8]) -> Result<Vec<CertificateRevocationListDer<'static>>, AuthorityError> {
+    let damaged = || AuthorityError::Damaged { path: path.into() };
+    let lists: Result<Vec<_>, _> = CertificateRevocationListDer::pem_slice_iter(bytes).collect();
+    let lists = lists.ok().filter(|lists| !lists.is_empty()).ok_or_else(damaged)?;
+    Ok(lists)
+}
+
+fn unix(now: SystemTime) -> UnixTime {
+    // a clock before 1970 finds no certificate valid
+    UnixTime::since_unix_epoch(now.duration_since(UNIX_EPOCH).unwrap_or_default())
+}
+
+/// Only a revocation list that cannot be read keeps a verifier from being made.
+fn unusable(error: VerifierBuilderError) -> CertificateFault {
+    CertificateFault::Other(Error::General(error.to_string()))
+}
+
+fn fault(error: Error) -> CertificateFault {
+    let moment = |time: UnixTime| Expiry::after(UNIX_EPOCH, Duration::from_secs(time.as_secs()));
+    let Error::InvalidCertificate(reason) = &error else { return CertificateFault::Other(error) };
+    let known = match reason {
+        CertificateError::ExpiredContext { not_after, .. } => {
+            moment(*not_after).map(|at| CertificateFault::Expired { at })
+        }
+        CertificateError::NotValidYetContext { not_before, .. } => {
+            moment(*not_before).map(|from| CertificateFault::NotYetValid { from })
+        }
+        CertificateError::ExpiredRevocationListContext { next_update, .. } => {
+            moment(*next_update).map(|by| CertificateFault::StaleList { by })
+        }
+        CertificateError::Revoked => Some(CertificateFault::Revoked),
+        CertificateError::UnknownRevocationStatus => Some(CertificateFault::NoList),
+        CertificateError::UnknownIssuer | CertificateError::BadSignature => Some(CertificateFault::NotIssued),
+        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+            Some(CertificateFault::OtherName)
+        }
+        CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
+            Some(CertificateFault::OtherPurpose)
+        }
+        _ => None,
+    };
+    known.unwrap_or(CertificateFault::Other(error))
+}

@@ -1,0 +1,114 @@
+//! Who a certificate is for.
+//!
+//! **Invariant:** a certificate has at most one common name here; of two, it would depend on the reader which one counts.
+
+use rustls::client::verify_server_name;
+use rustls::server::ParsedCertificate;
+use rustls_pki_types::{CertificateDer, ServerName};
+use webpki::EndEntityCert;
+
+/// The common name in a certificate's subject, if there is exactly one and it is text.
+pub(in crate::trust) fn common_name(certificate: &CertificateDer<'_>) -> Option<String> {
+    let certificate = EndEntityCert::try_from(certificate).ok()?;
+    only_common_name(certificate.subject())
+}
+
+/// Whether a certificate has `name` among its alternative names of hosts.
+pub(in crate::trust) fn is_for_host(certificate: &CertificateDer<'_>, name: &str) -> bool {
+    let (Ok(certificate), Ok(name)) = (ParsedCertificate::try_from(certificate), ServerName::try_from(name))
+    else {
+        return false;
+    };
+    verify_server_name(&certificate, &name).is_ok()
+}
+
+/// A row of sets, each of pairs of an object identifier and a value.
+fn only_common_name(mut subject: &[u8]) -> Option<String> {
+    let mut found = None;
+    while !subject.is_empty() {
+        let mut set = expect(&mut subject, SET)?;
+        while !set.is_empty() {
+            let mut pair = expect(&mut set, SEQUENCE)?;
+            if expect(&mut pair, OBJECT_IDENTIFIER)? != COMMON_NAME {
+                continue;
+            }
+            let (tag, value) = next(&mut pair)?;
+            let text = std::str::from_utf8(value).ok().filter(|_| TEXT_TAGS.contains(&tag))?;
+            if found.replace(text.to_owned()).is_some() {
+                return None;
+            }
+        }
+    }
+    found
+}
+
+fn expect<'a>(bytes: &mut &'a [u8], expected: u8) -> Option<&'a [u8]> {
+    next(bytes).filter(|(tag, _)| *tag == expected).map(|(_, value)| value)
+}
+
+/// Takes one value of DER off `bytes`: its tag and what it holds.
+fn next<'a>(bytes: &mut &'a [u8]) -> Option<(u8, &'a [u8])> {
+    let (&[tag, length], rest) = bytes.split_first_chunk()?;
+    let (length, rest) = match length {
+        0..=0x7f => (usize::from(length), rest),
+        0x81 => rest.split_first().map(|(length, rest)| (usize::from(*length), rest))?,
+        0x82 => {
+            let ([high, low], rest) = rest.split_first_chunk()?;
+            (usize::from(*high) << 8 | usize::from(*low), rest)
+        }
+        _ => return None,
+    };
+    let (value, rest) = rest.split_at_checked(length)?;
+    *bytes = rest;
+    Some((tag, value))
+}
+
+const SET: u8 = 0x31;
+const SEQUENCE: u8 = 0x30;
+const OBJECT_IDENTIFIER: u8 = 0x06;
+/// 2.5.4.3.
+const COMMON_NAME: &[u8] = &[0x55, 0x04, 0x03];
+/// `UTF8String`, `PrintableString` and `IA5String`, all of which are UTF-8.
+const TEXT_TAGS: [u8; 3] = [0x0c, 0x13, 0x16];
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// `tag`, length and `value`.
+    fn der(tag: u8, value: &[u8]) -> Vec<u8> {
+        let length = u8::try_from(value.len()).unwrap();
+        assert!(length < 0x80);
+        [&[tag, length], value].concat()
+    }
+
+    fn part(kind: u8, tag: u8, value: &[u8]) -> Vec<u8> {
+        der(SET, &der(SEQUENCE, &[der(OBJECT_IDENTIFIER, &[0x55, 4, kind]), der(tag, value)].concat()))
+    }
+
+    #[test]
+    fn the_common_name_is_found_among_others() {
+        let subject =
+            [part(10, 0x0c, b"Site"), part(3, 0x0c, "zoë".as_bytes()), part(11, 0x13, b"Unit")].concat();
+        assert_eq!(only_common_name(&subject).as_deref(), Some("zoë"));
+    }
+
+    #[test]
+    fn what_could_be_read_in_two_ways_is_no_name() {
+        let alice = part(3, 0x0c, b"alice");
+        let (both, none) = ([alice.clone(), part(3, 0x0c, b"bob")].concat(), part(10, 0x0c, b"Site"));
+        let (raw, bytes) = (part(3, 0x1e, b"alice"), part(3, 0x0c, b"\xff"));
+        for subject in [&both[..], &none, &raw, &bytes, &alice[..alice.len() - 1], b""] {
+            assert_eq!(only_common_name(subject), None, "{subject:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_subject_panics(subject in any::<Vec<u8>>()) {
+            let _name = only_common_name(&subject);
+        }
+    }
+}
