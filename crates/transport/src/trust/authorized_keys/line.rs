@@ -443,7 +443,7 @@ mod tests {
 
         #[test]
         fn no_line_panics(text in ".*") {
-            let _outcome = parse(&format!("{ONE} {text}"));
+            let _outcome = (parse(&format!("{ONE} {text}")), parse(&format!("ca=a {text}")));
         }
     }
 }
