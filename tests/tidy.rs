@@ -28,9 +28,10 @@ const ARROWS: [(&str, &[&str]); 12] = [
 ];
 
 /// Outside crates that only some may use.
-const RESERVED: [(&str, &[&str]); 13] = [
+const RESERVED: [(&str, &[&str]); 14] = [
     ("tokio", &["cli", "receiver", "sender", "transport"]),
     ("rustls", &["cli", "transport"]),
+    ("rustls-webpki", &["transport"]),
     ("quinn", &["transport"]),
     ("quinn-proto", &["transport"]),
     ("clap", &["cli", "lab"]),

@@ -33,6 +33,7 @@ Examples:
   zmove push a b 192.0.2.7:5870:in          two trees into 'in' below your first root there
   zmove push run7 alice@dtn.example.org:in  over ssh, where no daemon runs, below alice's home
   zmove push run7 /mnt/backup               to a local directory, through the same pipeline
+  zmove trust dtn.example.org               get to know its key before the first push
   zmove scan run7                           how many files of what size
   zmove trace t --svg t.svg                 draw what 'zmove push --trace t' wrote
   zmove journal list                        what broken transfers have left here

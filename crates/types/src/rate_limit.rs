@@ -77,7 +77,8 @@ impl fmt::Display for RateLimit {
         let bits = self.0 * 8;
         let units =
             [("Tbit", 1_000_000_000_000), ("Gbit", 1_000_000_000), ("Mbit", 1_000_000), ("kbit", 1000)];
-        let (name, unit) = units.into_iter().find(|(_, unit)| bits % unit == 0).unwrap_or(("bit", 1));
+        let (name, unit) =
+            units.into_iter().find(|(_, unit)| bits.is_multiple_of(*unit)).unwrap_or(("bit", 1));
         write!(f, "{}{name}", bits / unit)
     }
 }

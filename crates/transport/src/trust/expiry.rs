@@ -71,7 +71,7 @@ fn numbers(text: &str, separator: char, digits: [usize; 3]) -> Option<[u64; 3]> 
 }
 
 const fn is_leap(year: u64) -> bool {
-    year % 4 == 0 && (year % 100 != 0 || year % 400 == 0)
+    year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
 }
 
 const fn days_of(year: u64, month: u64) -> u64 {
