@@ -10,6 +10,9 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use anyhow::{Result, bail};
 
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
+
 /// The port of a receiver that names none.
 pub(crate) const DEFAULT_PORT: u16 = 5870;
 

@@ -11,10 +11,16 @@ mod identity;
 mod known_hosts;
 mod verify;
 
+#[cfg(feature = "fuzzing")]
+pub(crate) use authorized_keys::fuzzing as authorized_keys_fuzzing;
 pub use authorized_keys::{Access, AuthorizedKeys, Grant, GrantFault};
 pub use fingerprint::{Fingerprint, ParseFingerprintError};
 pub use identity::Identity;
+#[cfg(feature = "fuzzing")]
+pub(crate) use identity::fuzzing as identity_fuzzing;
 pub(crate) use known_hosts::endpoint;
+#[cfg(feature = "fuzzing")]
+pub(crate) use known_hosts::fuzzing as known_hosts_fuzzing;
 pub use known_hosts::{HostLineFault, KnownHosts};
 #[cfg(test)]
 pub(crate) use verify::client_config_with;

@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 use super::{file, fingerprint::Fingerprint};
 use crate::error::AuthorizedKeysError;
 
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod line;
 
 pub use line::GrantFault;

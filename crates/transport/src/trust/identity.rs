@@ -16,6 +16,9 @@ use super::{
 };
 use crate::error::IdentityError;
 
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
+
 const KEY_FILE: &str = "key.pem";
 const SEED_CONTEXT: &str = "zmove 2026-11-21 secrets derived from the key";
 

@@ -18,6 +18,9 @@ use super::{
 };
 use crate::error::KnownHostsError;
 
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
+
 const KNOWN_HOSTS_FILE: &str = "known_hosts";
 
 /// The known hosts, as read when opened.
