@@ -182,7 +182,13 @@ pub(crate) fn trace() -> Vec<Vec<u8>> {
         )
     };
     let (first, second) = (line("0.1", 3, "null"), line("0.2", 30_000_000, "null"));
-    texts(&[&first, &(first.clone() + &second), &(line("0.1", 3, "2") + &line("9.5", 9, "7"))])
+    let most = line("1e-300", u64::MAX, "18446744073709551615").replace(":4", ":18446744073709551615");
+    texts(&[
+        &first,
+        &(first.clone() + &second),
+        &(line("0.1", 3, "2") + &line("9.5", 9, "7")),
+        &(most.clone() + &most + &most.replace("1e-300", "1e10")),
+    ])
 }
 
 pub(crate) fn known_hosts() -> Vec<Vec<u8>> {
