@@ -9,6 +9,7 @@ use crate::age::Age;
 pub use crate::location::fuzzing::location;
 pub use crate::paths::fuzzing::paths;
 pub use crate::selection::fuzzing::filters;
+pub use crate::ssh::order_fuzzing::ssh_words;
 pub use crate::trace::fuzzing::trace;
 
 /// Words of the command line: sizes, rates and spans of time.

@@ -208,6 +208,16 @@ pub(crate) fn identity() -> Vec<Vec<u8>> {
     vec![zmove_transport::fuzzing::new_identity()]
 }
 
+pub(crate) fn ssh_words() -> Vec<Vec<u8>> {
+    let order = format!(
+        "{{\"version\":1,\"key\":\"{KEY}\",\"carriers\":\"quic\",\"ports\":[50000,50100],\"allow_clear\":true}}\n"
+    );
+    let ready = format!(
+        "zmove-receive {{\"version\":1,\"key\":\"{KEY}\",\"port\":50001,\"address\":\"192.0.2.7\"}}\n"
+    );
+    texts(&[&order, &ready, "50000-50100"])
+}
+
 pub(crate) fn location() -> Vec<Vec<u8>> {
     texts(&[
         "dtn:/data",

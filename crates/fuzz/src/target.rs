@@ -36,6 +36,7 @@ pub const TARGETS: &[Target] = &[
         seeds::sealed_frame,
     ),
     Target::new("records", 2 << 10, 4 << 20, zmove_transport::fuzzing::records, seeds::records),
+    Target::new("ssh_words", 1 << 10, 256 << 10, zmove_cli::fuzzing::ssh_words, seeds::ssh_words),
     // what was written here, perhaps by another version, perhaps damaged
     Target::new("journal", 4 << 10, 2 << 20, zmove_receiver::fuzzing::journal, seeds::journal),
     Target::new(

@@ -19,5 +19,6 @@ pub fn identity(bytes: &[u8]) {
 /// When the system has no random numbers.
 #[must_use]
 pub fn new_identity() -> Vec<u8> {
-    generate().expect("a key can be made").into_bytes()
+    let (key, certificate) = generate().expect("a key can be made");
+    [key.serialize_pem(), certificate.pem()].concat().into_bytes()
 }
