@@ -60,6 +60,7 @@ fn open(shape: TargetShape) -> ToReceiver {
         overwrite: Overwrite::Older,
         purpose: Purpose::Preview,
         extraneous: Extraneous::Goes,
+        inplace: true,
     })
 }
 
