@@ -20,6 +20,10 @@ torture rounds="50" seed="1":
     cargo build --release --locked --package zmove --package zmove-lab
     target/release/zmove-lab torture --rounds {{rounds}} --seed {{seed}} --keep-going
 
+# libFuzzer on every decoder, or on those that are named
+fuzz seconds="60" *targets:
+    .ci/fuzz {{seconds}} {{targets}}
+
 # each benchmark once, unmeasured; `cargo bench --bench NAME` measures
 bench:
     ZMOVE_BENCH_FILES=2000 ZMOVE_BENCH_MIB=16 cargo bench --locked --bench chunk --bench lanes --bench scan --bench loopback --bench store -- --test

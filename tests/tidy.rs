@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 const TOP_NAMES: [&str; 7] = ["Cargo.toml", "Cargo.lock", "crates", "benches", "tests", "docs", "README.md"];
 
 /// Which crate of the workspace may use which others.
-const ARROWS: [(&str, &[&str]); 12] = [
+const ARROWS: [(&str, &[&str]); 13] = [
     ("cli", &["disk", "receiver", "scan", "sender", "transport", "types", "wire"]),
     ("sender", &["chunk", "disk", "scan", "transport", "types", "wire"]),
     ("receiver", &["chunk", "disk", "transport", "types", "wire"]),
@@ -25,10 +25,11 @@ const ARROWS: [(&str, &[&str]); 12] = [
     ("types", &[]),
     ("uring", &["types"]),
     ("lab", &["types"]),
+    ("fuzz", &["cli", "receiver", "scan", "transport", "types", "wire"]),
 ];
 
 /// Outside crates that only some may use.
-const RESERVED: [(&str, &[&str]); 14] = [
+const RESERVED: [(&str, &[&str]); 16] = [
     ("tokio", &["cli", "receiver", "sender", "transport"]),
     ("rustls", &["cli", "transport"]),
     ("rustls-webpki", &["transport"]),
@@ -43,6 +44,8 @@ const RESERVED: [(&str, &[&str]); 14] = [
     ("globset", &["scan"]),
     ("io-uring", &["uring"]),
     ("libc", &["sockopt", "uring"]),
+    ("cap", &["fuzz"]),
+    ("libfuzzer-sys", &["fuzz"]),
 ];
 
 /// Where the word may stand.

@@ -7,6 +7,9 @@ mod allow;
 mod args;
 mod dial;
 mod exit;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod journal;
 mod key;
 mod listing;

@@ -11,6 +11,9 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use anyhow::{Result, bail};
 
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
+
 /// The port of a receiver that names none.
 pub(crate) const DEFAULT_PORT: u16 = 5870;
 
@@ -183,7 +186,8 @@ fn host_name(bytes: &[u8]) -> Result<String> {
         bail!("'{}': a daemon knows users by their keys; write the host without 'USER@'", show(bytes));
     }
     match std::str::from_utf8(bytes) {
-        Ok(name) if is_word(name) => Ok(name.to_owned()),
+        // with a bracket or a slash, what is shown of it would mean something else when typed
+        Ok(name) if is_word(name) && !name.contains(['[', ']', '/']) => Ok(name.to_owned()),
         _ => bail!("'{}' is no host name", show(bytes)),
     }
 }
@@ -281,7 +285,9 @@ mod tests {
             assert!(Location::parse(OsStr::new(text), false).is_err(), "{text}");
         }
         assert!(Location::parse(OsStr::new("zmove://dtn/d"), true).is_err());
-        for text in ["dtn:0:/d", "dtn:70000:/d", "[::1", "zmove://dtn", "zmove://dtn:x/d"] {
+        let hosts = ["[[fd00::1]:eth0]:/d", "[a/b]:/d", "zmove://a]:7/d"];
+        let others = ["dtn:0:/d", "dtn:70000:/d", "[::1", "zmove://dtn", "zmove://dtn:x/d"];
+        for text in hosts.into_iter().chain(others) {
             assert!(Location::parse(OsStr::new(text), false).is_err(), "{text}");
         }
     }

@@ -14,6 +14,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::location::Remote;
 use crate::terminal;
 
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
+
 /// What is known of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Known {

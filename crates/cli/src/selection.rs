@@ -17,6 +17,9 @@ use zmove_types::{ByteCount, parse_size};
 
 use crate::exit::usage_error;
 
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
+
 /// What was typed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SelectionArgs {
@@ -124,7 +127,12 @@ fn file_rules(path: &Path) -> Result<Vec<Rule>> {
     open(path)
         .and_then(|mut file| file.read_to_end(&mut text))
         .with_context(|| format!("read --filter-from '{}'", path.display()))?;
-    let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&text);
+    rules_in(&text, path)
+}
+
+/// The rules in the contents of the file at `path`.
+fn rules_in(text: &[u8], path: &Path) -> Result<Vec<Rule>> {
+    let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text);
     let mut rules = Vec::new();
     for (index, line) in text.split(|&byte| byte == b'\n').enumerate() {
         let place = || format!("--filter-from '{}' line {}", path.display(), index + 1);

@@ -22,6 +22,8 @@ use crate::location::{Login, Remote};
 mod order;
 mod ports;
 
+#[cfg(feature = "fuzzing")]
+pub(crate) use order::fuzzing as order_fuzzing;
 pub(crate) use order::{Carriers, ORDER_BYTES_MAX, Order, Ready};
 pub(crate) use ports::PortRange;
 

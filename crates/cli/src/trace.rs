@@ -2,6 +2,8 @@
 //!
 //! **Invariant:** a trace that cannot be written never fails a push.
 
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod line;
 mod panels;
 mod picture;

@@ -144,6 +144,9 @@ fn damaged_files(batch: &Batch, data: &[u8]) -> Vec<EntryFault> {
     faults
 }
 
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -32,6 +32,8 @@
 
 mod clean;
 mod error;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod holding;
 mod orphans;
 mod reader;

@@ -13,6 +13,9 @@ mod ending;
 mod error;
 mod files;
 mod finish;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod guests;
 mod in_place;
 mod inquire;

@@ -28,6 +28,9 @@ mod config;
 mod directory;
 mod entry;
 mod error;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod histogram;
 mod list;
 mod listed;

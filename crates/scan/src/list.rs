@@ -13,6 +13,9 @@ use zmove_types::{PathError, RelPath};
 use crate::config::ScanRoot;
 use crate::error::{ListFault, ScanError};
 
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
+
 /// Paths relative to one directory, one after the other from a reader.
 pub struct PathList {
     root: ScanRoot,

@@ -8,6 +8,9 @@ mod clear;
 mod control;
 mod error;
 mod frame;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod lane;
 mod memory;
 mod path;

@@ -8,6 +8,8 @@
 
 use thiserror::Error;
 
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod key;
 mod open;
 mod seal;

@@ -14,11 +14,17 @@ mod known_hosts;
 mod verify;
 
 pub use authority::{CertificateFault, HostAuthority};
+#[cfg(feature = "fuzzing")]
+pub(crate) use authorized_keys::fuzzing as authorized_keys_fuzzing;
 pub use authorized_keys::{Access, AuthorizedKeys, Denial, Grant, GrantFault, Holder, Subject};
 pub use expiry::{Expiry, ParseExpiryError};
 pub use fingerprint::{Fingerprint, ParseFingerprintError};
 pub use identity::Identity;
+#[cfg(feature = "fuzzing")]
+pub(crate) use identity::fuzzing as identity_fuzzing;
 pub(crate) use known_hosts::endpoint;
+#[cfg(feature = "fuzzing")]
+pub(crate) use known_hosts::fuzzing as known_hosts_fuzzing;
 pub use known_hosts::{HostLineFault, KnownHosts};
 #[cfg(test)]
 pub(crate) use verify::client_config_with;

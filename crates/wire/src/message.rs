@@ -11,6 +11,7 @@ use crate::limits::MESSAGE_BYTES_MAX;
 
 mod bytes;
 mod fault;
+mod list;
 mod mirror;
 mod preview;
 
@@ -43,6 +44,7 @@ pub enum ToReceiver {
     LaneLost {
         /// The items that it had and that have no receipt, at most
         /// [`ITEMS_OUTSTANDING_MAX`](crate::limits::ITEMS_OUTSTANDING_MAX).
+        #[serde(deserialize_with = "list::at_most::<{ crate::limits::ITEMS_OUTSTANDING_MAX }, _, _>")]
         items: Vec<u64>,
     },
     /// What would happen with some entries: previews only.
@@ -199,6 +201,7 @@ pub struct Offer {
     /// The number of the offer, for its answer.
     pub offer: u64,
     /// The files by directory, at most [`OFFER_FILES_MAX`](crate::limits::OFFER_FILES_MAX) in all.
+    #[serde(deserialize_with = "list::at_most::<{ crate::limits::OFFER_FILES_MAX }, _, _>")]
     pub groups: Vec<OfferedGroup>,
 }
 
@@ -209,6 +212,7 @@ pub struct OfferedGroup {
     #[serde(with = "bytes::path")]
     pub directory: RelPath,
     /// Its files.
+    #[serde(deserialize_with = "list::at_most::<{ crate::limits::OFFER_FILES_MAX }, _, _>")]
     pub files: Vec<OfferedFile>,
 }
 
@@ -247,6 +251,7 @@ pub struct Answer {
     /// Which offer.
     pub offer: u64,
     /// One verdict per offered file, in the offer's order.
+    #[serde(deserialize_with = "list::at_most::<{ crate::limits::OFFER_FILES_MAX }, _, _>")]
     pub verdicts: Vec<Verdict>,
 }
 
@@ -277,6 +282,7 @@ pub struct Held {
     /// The first group.
     pub first: u32,
     /// The values, at most [`HELD_GROUPS_MAX`](crate::limits::HELD_GROUPS_MAX).
+    #[serde(deserialize_with = "list::at_most::<{ crate::limits::HELD_GROUPS_MAX }, _, _>")]
     pub cvs: Vec<[u8; 32]>,
     /// Whether this is all that is told of the file.
     pub end: bool,
@@ -286,8 +292,10 @@ pub struct Held {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stored {
     /// The items.
+    #[serde(deserialize_with = "list::at_most::<{ crate::limits::STORED_ITEMS_MAX }, _, _>")]
     pub items: Vec<StoredItem>,
     /// Large files that became whole, or failed.
+    #[serde(deserialize_with = "list::at_most::<{ crate::limits::STORED_ITEMS_MAX }, _, _>")]
     pub files: Vec<FileDone>,
 }
 
@@ -299,6 +307,7 @@ pub struct StoredItem {
     /// It did not arrive as it was sent, in whole or in part: the sender has to answer for it.
     pub mismatch: bool,
     /// The entries that did not get their place, or, with a mismatch, those that arrived damaged.
+    #[serde(deserialize_with = "list::at_most::<{ crate::limits::BATCH_ENTRIES_MAX }, _, _>")]
     pub faults: Vec<EntryFault>,
 }
 
@@ -377,6 +386,7 @@ pub fn decode_message<M: DeserializeOwned>(bytes: &[u8]) -> Result<M, WireError>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::ITEMS_OUTSTANDING_MAX;
     use proptest::prelude::{any, proptest};
 
     #[test]
@@ -447,6 +457,16 @@ mod tests {
     fn a_climbing_name_does_not_decode() {
         let open = [0, 2, b'/', b'd', 1, 2, b'.', b'.', 1, 1, 0, 0, 0, 0];
         assert_eq!(decode_message::<ToReceiver>(&open), Err(WireError::Message));
+    }
+
+    #[test]
+    fn a_list_that_is_too_long_is_refused() {
+        let lost = |count| encode_message(&ToReceiver::LaneLost { items: vec![300; count] });
+        let decode = |bytes: Vec<u8>| decode_message::<ToReceiver>(&bytes[4..]);
+        assert!(decode(lost(ITEMS_OUTSTANDING_MAX)).is_ok());
+        assert_eq!(decode(lost(ITEMS_OUTSTANDING_MAX + 1)), Err(WireError::Message));
+        // a list of 2^63 elements of which none has come
+        assert_eq!(decode([&[0; 4][..], &[4], &[0xFF; 8], &[0x7F]].concat()), Err(WireError::Message));
     }
 
     #[test]

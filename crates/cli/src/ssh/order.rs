@@ -8,6 +8,9 @@ use zmove_transport::Fingerprint;
 
 use super::PortRange;
 
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
+
 /// What the receiver is to do.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Order {

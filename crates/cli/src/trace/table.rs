@@ -63,7 +63,9 @@ fn stage(name: &str, lines: &[Line], bytes: Counter) -> Option<String> {
 
 fn queue(name: &str, lines: &[Line], pieces: impl Fn(&Line) -> usize) -> String {
     let most = lines.iter().map(&pieces).max().unwrap_or(0);
-    let mean = lines.iter().map(&pieces).sum::<usize>() / lines.len().max(1);
+    // a damaged trace may say more than can be added up
+    let sum: u128 = lines.iter().map(|line| pieces(line) as u128).sum();
+    let mean = sum / lines.len().max(1) as u128;
     format!("{name:<16}{mean:>12}{most:>12}\n")
 }
 
@@ -106,6 +108,13 @@ mod tests {
             ["0.10", "s", "4.00", "s", "1.00", "Gbit/s"]
         );
         assert_eq!(row("frames for").split_whitespace().collect::<Vec<_>>()[3..], ["0", "1"]);
+    }
+
+    #[test]
+    fn what_cannot_be_added_up_is_summed_up_nevertheless() {
+        let lines: Vec<Line> =
+            steady(3, 1).into_iter().map(|line| Line { packs_waiting: usize::MAX, ..line }).collect();
+        assert!(summary(&lines).contains(&format!("{0} {0}\n", usize::MAX)));
     }
 
     #[test]

@@ -291,7 +291,7 @@ fn write_anew(
 }
 
 /// The groups of a file in records of groups that follow each other: first those that were flushed, then the others.
-fn runs(file: u64, unfinished: &UnfinishedFile) -> Vec<Record> {
+pub(super) fn runs(file: u64, unfinished: &UnfinishedFile) -> Vec<Record> {
     let mut runs = run_of(unfinished, true, |first, cvs| Record::Kept { file, first, cvs });
     runs.extend(run_of(unfinished, false, |first, cvs| Record::Groups { file, first, cvs }));
     runs

@@ -126,7 +126,7 @@ impl TrafficKey {
     }
 
     /// The client's first key, before it has sealed anything.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn first(aead: &'static aead::Algorithm, secrets: &TrafficSecrets) -> Self {
         Self::new(aead, secrets.client.get().expect("the handshake is over").clone(), 0)
     }

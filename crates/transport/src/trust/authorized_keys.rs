@@ -35,6 +35,8 @@ use super::{expiry::Expiry, file, fingerprint::Fingerprint};
 use crate::channel::Channel;
 use crate::error::{AuthorityError, AuthorizedKeysError};
 
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod line;
 
 pub use line::GrantFault;

@@ -16,6 +16,9 @@ use super::{
 };
 use crate::error::IdentityError;
 
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
+
 const KEY_FILE: &str = "key.pem";
 /// The key before the last `replace`.
 const KEY_OLD: &str = "key.pem.old";

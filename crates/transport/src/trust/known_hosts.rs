@@ -19,6 +19,9 @@ use super::{
 };
 use crate::error::KnownHostsError;
 
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
+
 const KNOWN_HOSTS_FILE: &str = "known_hosts";
 /// The list as it was before a host was taken out.
 const KNOWN_HOSTS_OLD: &str = "known_hosts.old";

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 use zmove_types::{Name, RelPath};
 
-use super::bytes;
 use super::fault::FaultCode;
+use super::{bytes, list};
 use crate::error::WireError;
 use crate::limits::{KEEP_NAMES_MAX, KEEP_RANGES_MAX, REMOVE_NAMES_MAX};
 
@@ -24,6 +24,7 @@ pub struct Keep {
     /// The number of the message, for its answer.
     pub keep: u64,
     /// By directory, at most [`KEEP_RANGES_MAX`] with [`KEEP_NAMES_MAX`] names in all.
+    #[serde(deserialize_with = "list::at_most::<{ KEEP_RANGES_MAX }, _, _>")]
     pub ranges: Vec<KeptRange>,
 }
 
@@ -36,6 +37,7 @@ pub struct KeptRange {
     /// The range begins behind this name; without one, with the first.
     pub after: Option<ListedName>,
     /// The names.
+    #[serde(deserialize_with = "list::at_most::<{ KEEP_NAMES_MAX }, _, _>")]
     pub names: Vec<ListedName>,
     /// The range has no end; otherwise it ends with the last of the names.
     pub open: bool,
@@ -51,10 +53,12 @@ pub struct Extra {
     /// The number of the message that this answers.
     pub keep: u64,
     /// At most [`EXTRA_NAMES_MAX`](crate::limits::EXTRA_NAMES_MAX), range by range, within one in order.
+    #[serde(deserialize_with = "list::at_most::<{ crate::limits::EXTRA_NAMES_MAX }, _, _>")]
     pub names: Vec<ExtraName>,
     /// Where the answer ends before all was told: with this range, behind this name.
     pub rest: Option<(u32, ListedName)>,
     /// Ranges whose directory could not be listed.
+    #[serde(deserialize_with = "list::at_most::<{ KEEP_RANGES_MAX }, _, _>")]
     pub faults: Vec<(u32, FaultCode)>,
 }
 
@@ -75,6 +79,7 @@ pub struct Remove {
     /// The number of the message, for its answer.
     pub remove: u64,
     /// By directory, at most [`REMOVE_NAMES_MAX`] names in all.
+    #[serde(deserialize_with = "list::at_most::<{ REMOVE_NAMES_MAX }, _, _>")]
     pub groups: Vec<RemoveGroup>,
 }
 
@@ -85,6 +90,7 @@ pub struct RemoveGroup {
     #[serde(with = "bytes::path")]
     pub directory: RelPath,
     /// The names.
+    #[serde(deserialize_with = "list::at_most::<{ REMOVE_NAMES_MAX }, _, _>")]
     pub names: Vec<ListedName>,
 }
 

@@ -5,8 +5,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use zmove_types::{Name, RelPath};
 
-use super::bytes;
 use super::fault::{FaultCode, Operation};
+use super::{bytes, list};
 
 /// Entries that a preview asks about.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -14,6 +14,7 @@ pub struct Inquiry {
     /// The number of the inquiry, for its answer.
     pub inquiry: u64,
     /// The entries by directory, at most [`INQUIRED_ENTRIES_MAX`](crate::limits::INQUIRED_ENTRIES_MAX) in all.
+    #[serde(deserialize_with = "list::at_most::<{ crate::limits::INQUIRED_ENTRIES_MAX }, _, _>")]
     pub groups: Vec<InquiredGroup>,
 }
 
@@ -26,6 +27,7 @@ pub struct InquiredGroup {
     /// What the directory itself shall get, where that is asked about.
     pub itself: Option<InquiredMetadata>,
     /// What shall be in it.
+    #[serde(deserialize_with = "list::at_most::<{ crate::limits::INQUIRED_ENTRIES_MAX }, _, _>")]
     pub entries: Vec<InquiredEntry>,
 }
 
@@ -76,6 +78,7 @@ pub struct Findings {
     /// Which inquiry.
     pub inquiry: u64,
     /// One for each group's directory that was asked about and each entry, in the inquiry's order.
+    #[serde(deserialize_with = "list::at_most::<{ 2 * crate::limits::INQUIRED_ENTRIES_MAX }, _, _>")]
     pub findings: Vec<Finding>,
 }
 

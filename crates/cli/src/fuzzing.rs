@@ -1,0 +1,24 @@
+//! What `crates/fuzz` runs of this crate: each function takes any bytes and panics when a decoder breaks a promise.
+//!
+//! Only with the feature `fuzzing`, which the program is not built with.
+
+use zmove_types::{RateLimit, parse_size};
+
+use crate::age::Age;
+
+pub use crate::location::fuzzing::location;
+pub use crate::paths::fuzzing::paths;
+pub use crate::selection::fuzzing::filters;
+pub use crate::ssh::order_fuzzing::ssh_words;
+pub use crate::trace::fuzzing::trace;
+
+/// Words of the command line: sizes, rates and spans of time.
+///
+/// # Panics
+/// When one is read that cannot be shown.
+pub fn quantities(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    drop(parse_size(text).map(|size| size.to_string()).map_err(|error| error.to_string()));
+    drop(text.parse::<RateLimit>().map(|limit| limit.share(64)).map_err(|error| error.to_string()));
+    drop(text.parse::<Age>().map(|age| age.to_string()));
+}

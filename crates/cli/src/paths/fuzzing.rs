@@ -1,0 +1,30 @@
+//! The file `paths` for `crates/fuzz`.
+
+use std::time::Duration;
+
+use super::{Known, find, parse, split, with};
+
+/// A whole file: what is known of a path is still known when another one has been added.
+///
+/// # Panics
+/// When it is not.
+pub fn paths(bytes: &[u8]) {
+    let Some(lines) = std::str::from_utf8(bytes).ok().and_then(parse) else { return };
+    let known = Known {
+        lanes: 8,
+        loss_tolerant: true,
+        round_trip: Duration::from_millis(90),
+        bytes_per_second: 1,
+        day: 1,
+    };
+    let again = parse(&with(&lines, NEW, known)).expect("what is written can be read");
+    assert_eq!(find(&again, NEW), Some(known));
+    let others = lines.iter().filter_map(|line| split(line)).filter(|(endpoint, _)| *endpoint != NEW);
+    let others: Vec<_> = others.collect();
+    // the oldest give way where there are too many
+    let kept = &others[others.len() + 1 - again.len()..];
+    let kept_again: Vec<_> = again.iter().filter_map(|line| split(line)).take(kept.len()).collect();
+    assert_eq!(kept_again, kept);
+}
+
+const NEW: &str = "new:1";

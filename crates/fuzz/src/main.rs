@@ -1,0 +1,51 @@
+//! Lists targets, writes their seeds, and runs one on given files, without libFuzzer.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::{env, fs, io};
+
+use zmove_fuzz::{TARGETS, Target};
+
+const USAGE: &str = "zmove-fuzz list | zmove-fuzz seeds TARGET DIR | zmove-fuzz run TARGET FILE...";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let done = match words[..] {
+        ["list"] => {
+            TARGETS.iter().for_each(|target| println!("{} {}", target.name, target.input_bytes_max));
+            Ok(())
+        }
+        ["seeds", name, directory] => {
+            named(name).and_then(|target| write_seeds(target, Path::new(directory)))
+        }
+        ["run", name, ref files @ ..] => named(name).and_then(|target| run(target, files)),
+        _ => Err(io::Error::other(USAGE)),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn named(name: &str) -> io::Result<Target> {
+    Target::named(name).ok_or_else(|| io::Error::other(format!("there is no target '{name}'")))
+}
+
+fn write_seeds(target: Target, directory: &Path) -> io::Result<()> {
+    fs::create_dir_all(directory)?;
+    (0..).zip(target.seeds()).try_for_each(|(number, seed): (u32, _)| {
+        let path: PathBuf = directory.join(format!("seed-{number}"));
+        fs::write(path, seed)
+    })
+}
+
+fn run(target: Target, files: &[&str]) -> io::Result<()> {
+    files.iter().try_for_each(|file| {
+        println!("{file}");
+        fs::read(file).map(|input| target.run(&input))
+    })
+}

@@ -1,0 +1,253 @@
+//! Inputs to begin with, as zmove's own encoders write them: fuzzers then need not find the formats themselves.
+
+mod messages;
+
+use zmove_types::{FileId, ItemId, LaneId, Metadata, Name, RelPath, Root, Timestamp, TransferId};
+use zmove_wire::{
+    Batch, BatchEntry, DirectoryGroup, FileEntry, FileHead, FrameHeader, FrameKind, Greeting, Role,
+};
+
+pub(crate) use messages::{control, to_receiver, to_sender};
+
+pub(crate) fn greeting() -> Vec<Vec<u8>> {
+    [Role::Control, Role::Lane(LaneId(7))].map(|role| greeting_of(role).encode().to_vec()).into()
+}
+
+fn greeting_of(role: Role) -> Greeting {
+    Greeting::new(role, TransferId([9; 16]))
+}
+
+pub(crate) fn frame_header() -> Vec<Vec<u8>> {
+    KINDS.map(|kind| header(kind, 60, 3).encode().to_vec()).into()
+}
+
+const KINDS: [FrameKind; 5] =
+    [FrameKind::Batch, FrameKind::Declare, FrameKind::Chunk, FrameKind::Guess, FrameKind::Same];
+
+fn header(kind: FrameKind, head_bytes: usize, data_bytes: usize) -> FrameHeader {
+    let length = |bytes| u32::try_from(bytes).expect("seeds are short");
+    let (head_bytes, data_bytes) = (length(head_bytes), length(data_bytes));
+    FrameHeader { kind, head_bytes, data_bytes, item: ItemId(5), file: FileId(6), ..FrameHeader::default() }
+}
+
+fn name(text: &str) -> Name {
+    Name::from_bytes(text.as_bytes()).expect("it is a name")
+}
+
+fn path(text: &str) -> RelPath {
+    RelPath::from_bytes(text.as_bytes()).expect("it is a path")
+}
+
+fn metadata() -> Metadata {
+    Metadata { mode: 0o644, mtime: Timestamp { seconds: 1_700_000_000, nanos: 5 } }
+}
+
+/// A batch with an entry of each kind; its one file has three bytes.
+fn sample_batch() -> Batch {
+    let root = Root(*SAMPLE_ROOT);
+    let file = FileEntry { name: name("a"), metadata: metadata(), bytes: 3, root };
+    let entries = vec![
+        BatchEntry::Itself(metadata()),
+        BatchEntry::Directory(name("d"), metadata()),
+        BatchEntry::Symlink(name("l"), metadata(), b"t".as_slice().into()),
+        BatchEntry::File(file),
+        BatchEntry::Retouch(name("r"), metadata()),
+    ];
+    Batch { groups: vec![DirectoryGroup { directory: path("run/7"), entries }] }
+}
+
+/// What `abc` hashes to.
+const SAMPLE_ROOT: &[u8; 32] = b"\x64\x37\xb3\xac\x38\x46\x51\x33\xff\xb6\x3b\x75\x27\x3a\x8d\xb5\
+    \x48\xc5\x58\x46\x5d\x79\xdb\x03\xfd\x35\x9c\x6c\xd5\xbd\x9d\x85";
+const SAMPLE_DATA: &[u8; 3] = b"abc";
+
+fn sample_file() -> FileHead {
+    let ctime = Timestamp { seconds: 4, nanos: 5 };
+    FileHead { path: path("d/f"), metadata: metadata(), bytes: 9 << 20, ctime, inode: 7 }
+}
+
+pub(crate) fn batch() -> Vec<Vec<u8>> {
+    let with_data = |batch: Batch, bytes: u32| [&bytes.to_le_bytes()[..], &batch.encode()].concat();
+    vec![with_data(sample_batch(), 3), with_data(Batch::default(), 0)]
+}
+
+pub(crate) fn file_head() -> Vec<Vec<u8>> {
+    vec![sample_file().encode()]
+}
+
+/// One frame of each kind, end to end and each by itself.
+pub(crate) fn frames() -> Vec<Vec<u8>> {
+    let (batch, file) = (sample_batch().encode(), sample_file().encode());
+    let frame = |kind, head: &[u8], data: &[u8]| {
+        [&header(kind, head.len(), data.len()).encode()[..], head, data].concat()
+    };
+    let mut frames = vec![
+        frame(FrameKind::Batch, &batch, SAMPLE_DATA),
+        frame(FrameKind::Declare, &file, &[]),
+        frame(FrameKind::Chunk, &[], &[7; 100]),
+        frame(FrameKind::Guess, &batch, SAMPLE_DATA),
+        frame(FrameKind::Same, &[], &[]),
+    ];
+    frames.push(frames.concat());
+    frames
+}
+
+/// As `zmove_receiver::fuzzing::sealed_frame` reads them.
+pub(crate) fn sealed_frame() -> Vec<Vec<u8>> {
+    let (batch, file) = (sample_batch().encode(), sample_file().encode());
+    let frame = |kind, head: &[u8], data: &[u8], file_bytes: u64| {
+        let head_bytes = u16::try_from(head.len()).expect("seeds are short").to_le_bytes();
+        [&header(kind, 0, 0).encode()[..], &file_bytes.to_le_bytes(), &head_bytes, head, data].concat()
+    };
+    vec![
+        frame(FrameKind::Batch, &batch, SAMPLE_DATA, 0),
+        frame(FrameKind::Guess, &batch, b"abd", 0),
+        frame(FrameKind::Declare, &file, &[], 0),
+        frame(FrameKind::Chunk, &[], &[7; 100], 100),
+        frame(FrameKind::Same, &[], &[], 9 << 20),
+    ]
+}
+
+/// As `zmove_transport::fuzzing::records` reads them: one step of each kind.
+pub(crate) fn records() -> Vec<Vec<u8>> {
+    let steps: [&[u8]; 8] = [
+        &[0, 3, 1, 2, 3],
+        &[1, 3, 1, 2, 3],
+        &[2, 3, 1, 2, 3],
+        &[3, 0],
+        &[0, 3, 4, 5, 6],
+        &[5, 3, 21, 2, 40],
+        &[4, 0],
+        &[7, 5, 23, 3, 3, 0, 20],
+    ];
+    vec![[&[1, 2], steps.concat().as_slice()].concat(), [&[255, 0], steps[..5].concat().as_slice()].concat()]
+}
+
+/// As `zmove_receiver::fuzzing::journal_records` reads them.
+pub(crate) fn journal_records() -> Vec<Vec<u8>> {
+    let records: [(u8, Vec<u8>); 8] = [
+        (1, journal_begin()),
+        (2, journal_part(1)),
+        (3, journal_groups(1, 0)),
+        (4, 150_u64.to_le_bytes().into()),
+        (6, journal_groups(1, 2)),
+        (2, journal_part(2)),
+        (3, journal_groups(2, 1)),
+        (5, 2_u64.to_le_bytes().into()),
+    ];
+    let step = |(kind, body): &(u8, Vec<u8>)| {
+        let length = u16::try_from(body.len()).expect("seeds are short").to_le_bytes();
+        [&[*kind][..], &length, body].concat()
+    };
+    let whole: Vec<u8> = records.iter().flat_map(step).collect();
+    vec![step(&records[0]), whole]
+}
+
+fn journal_begin() -> Vec<u8> {
+    let numbers = [2_u64, 3, 0x6000_0000].map(u64::to_le_bytes).concat();
+    [b"zmv-jrnl", &1_u32.to_le_bytes()[..], &[1; 16], &[2; 16], &numbers, b"\x03\0abc\x05\0/data"].concat()
+}
+
+fn journal_part(file: u64) -> Vec<u8> {
+    let time = [&5_i64.to_le_bytes()[..], &6_u32.to_le_bytes()].concat();
+    let number = |number: u64| number.to_le_bytes();
+    let parts: [&[u8]; 8] =
+        [&number(file), &number(4), &time, &number(9 << 20), &time, &time, &number(7), b"\x03\0a/b\x02\0.p"];
+    parts.concat()
+}
+
+fn journal_groups(file: u64, first: u32) -> Vec<u8> {
+    [&file.to_le_bytes()[..], &first.to_le_bytes(), &[8; 32]].concat()
+}
+
+/// The same with checksums, as a file has them.
+pub(crate) fn journal() -> Vec<Vec<u8>> {
+    journal_records().iter().map(|steps| zmove_receiver::fuzzing::framed(steps)).collect()
+}
+
+pub(crate) fn paths() -> Vec<Vec<u8>> {
+    texts(&[
+        "",
+        "# zmove paths 1\nfd99::2:5870 lanes=32 congestion=loss-tolerant rtt_us=90123 \
+        bytes_per_second=118000000 day=20778\none:5870 lanes=8 congestion=usual rtt_us=1 bytes_per_second=1 day=1\n",
+    ])
+}
+
+pub(crate) fn trace() -> Vec<Vec<u8>> {
+    let line = |seconds, bytes, acked| {
+        format!(
+            "{{\"seconds\":{seconds},\"bytes_read\":{bytes},\"bytes_handed_over\":{bytes},\"bytes_acked\":{acked},\
+             \"bytes_stored\":{bytes},\"packs_waiting\":4,\"frames_waiting\":5,\"items_outstanding\":6,\"lanes\":7,\
+             \"segments_retransmitted\":{acked}}}\n"
+        )
+    };
+    let (first, second) = (line("0.1", 3, "null"), line("0.2", 30_000_000, "null"));
+    let most = line("1e-300", u64::MAX, "18446744073709551615").replace(":4", ":18446744073709551615");
+    texts(&[
+        &first,
+        &(first.clone() + &second),
+        &(line("0.1", 3, "2") + &line("9.5", 9, "7")),
+        &(most.clone() + &most + &most.replace("1e-300", "1e10")),
+    ])
+}
+
+pub(crate) fn known_hosts() -> Vec<Vec<u8>> {
+    texts(&[
+        &format!("# hosts\ndtn.example.org:5870 {KEY}\n\n[2001:db8::1]:7 {KEY}\n[fe80::1%eth0]:9 {KEY}"),
+        &format!("::1:7 {KEY}"),
+    ])
+}
+
+pub(crate) fn authorized_keys() -> Vec<Vec<u8>> {
+    texts(&[&format!("# keys\n{KEY} name=alice%20b root=/data/a root=/c%FF write\n\n")])
+}
+
+const KEY: &str = "SHA256:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8";
+
+pub(crate) fn identity() -> Vec<Vec<u8>> {
+    vec![zmove_transport::fuzzing::new_identity()]
+}
+
+pub(crate) fn ssh_words() -> Vec<Vec<u8>> {
+    let order = format!(
+        "{{\"version\":1,\"key\":\"{KEY}\",\"carriers\":\"quic\",\"ports\":[50000,50100],\"allow_clear\":true}}\n"
+    );
+    let ready = format!(
+        "zmove-receive {{\"version\":1,\"key\":\"{KEY}\",\"port\":50001,\"address\":\"192.0.2.7\"}}\n"
+    );
+    texts(&[&order, &ready, "50000-50100"])
+}
+
+pub(crate) fn location() -> Vec<Vec<u8>> {
+    texts(&[
+        "dtn:/data",
+        "dtn:99:/data",
+        "dtn:./2024:x",
+        "[fd00::1]:7:d:e",
+        "[fe80::1%eth0]:/d",
+        "zmove://dtn:7/d/e",
+        "zmove://[::1]:7/d",
+        "user@dtn:/d",
+        "./a:b",
+    ])
+}
+
+pub(crate) fn quantities() -> Vec<Vec<u8>> {
+    texts(&["64KiB", "1.5GiB", "500Mbit", "2.5Gbit/s", "100MB", "90s", "30min", "2w"])
+}
+
+pub(crate) fn filters() -> Vec<Vec<u8>> {
+    texts(&[
+        "a/b.o\n# c\n*.o\n!/a/b.o\n",
+        "a/x/b\na/**/b\n**/x/\n[a-c]?{d}\\*\n",
+        "run7/x\n\u{feff}[[:digit:]]\n[!0-9]x  \n\\#y\\ \n",
+    ])
+}
+
+pub(crate) fn path_list() -> Vec<Vec<u8>> {
+    texts(&["a\n\n./b//c/.\r\n\r\n d \n#e", "a\nb\0c\r\0", "/etc\na/../b\nok\n..\nx\0y\n"])
+}
+
+fn texts(texts: &[&str]) -> Vec<Vec<u8>> {
+    texts.iter().map(|text| text.as_bytes().to_vec()).collect()
+}

@@ -1,0 +1,142 @@
+//! One control message of each kind, with something in each of its lists.
+
+use serde::Serialize;
+use zmove_wire::{
+    Answer, Compare, Differences, Durability, EntryFault, Extra, ExtraName, Extraneous, Fault, FaultCode,
+    FileDone, Finding, Findings, Finished, Held, InquiredEntry, InquiredGroup, InquiredKind,
+    InquiredMetadata, Inquiry, Keep, KeptRange, ListedName, Offer, OfferedFile, OfferedGroup, Open, Opened,
+    Operation, Overwrite, Purpose, Refusal, RefusalCode, Remove, RemoveGroup, Role, SourceMark, StageReport,
+    Stored, StoredItem, TargetShape, TargetState, ToReceiver, ToSender, TopName, Verdict, encode_message,
+};
+
+use super::{greeting_of, name, path};
+
+pub(crate) fn to_receiver() -> Vec<Vec<u8>> {
+    encoded(&requests(), 4)
+}
+
+pub(crate) fn to_sender() -> Vec<Vec<u8>> {
+    encoded(&replies(), 4)
+}
+
+/// A greeting and all that a sender can say.
+pub(crate) fn control() -> Vec<Vec<u8>> {
+    let greeting = greeting_of(Role::Control).encode().to_vec();
+    vec![[greeting, encoded(&requests(), 0).concat()].concat()]
+}
+
+/// The messages without their first bytes, which may be their length.
+fn encoded<M: Serialize>(messages: &[M], skipped: usize) -> Vec<Vec<u8>> {
+    messages.iter().map(|message| encode_message(message)[skipped..].to_vec()).collect()
+}
+
+fn requests() -> Vec<ToReceiver> {
+    let tops = vec![TopName(name("run7"))];
+    let shapes = [TargetShape::Single { name: name("f") }, TargetShape::Directory { tops }];
+    let mut requests: Vec<_> = shapes.map(open).into();
+    requests.extend([
+        ToReceiver::Offer(offer()),
+        ToReceiver::Abandon { file: 1 },
+        ToReceiver::Announce { items: 1, mismatches: 300 },
+        ToReceiver::LaneLost { items: vec![1, 300] },
+        ToReceiver::Inquire(inquiry()),
+        ToReceiver::Keep(Keep { keep: 1, ranges: vec![kept()] }),
+        ToReceiver::Remove(Remove {
+            remove: 1,
+            groups: vec![RemoveGroup { directory: path("d"), names: vec![ListedName(name("x"))] }],
+        }),
+    ]);
+    requests
+}
+
+fn open(shape: TargetShape) -> ToReceiver {
+    ToReceiver::Open(Open {
+        target: b"/d".to_vec(),
+        shape,
+        compare: Compare::Checksum,
+        durability: Durability::End,
+        delta: true,
+        run: [7; 16],
+        overwrite: Overwrite::Older,
+        purpose: Purpose::Preview,
+        extraneous: Extraneous::Goes,
+        inplace: true,
+    })
+}
+
+fn offer() -> Offer {
+    let source = Some(SourceMark { inode: 1, ctime_seconds: -1, ctime_nanos: 2 });
+    let file = OfferedFile {
+        name: name("f"),
+        bytes: 9 << 20,
+        mode: 0o644,
+        mtime_seconds: 1_700_000_000,
+        mtime_nanos: 5,
+        source,
+    };
+    let small = OfferedFile { bytes: 1, source: None, ..file.clone() };
+    Offer { offer: 1, groups: vec![OfferedGroup { directory: path("d"), files: vec![file, small] }] }
+}
+
+fn inquiry() -> Inquiry {
+    let metadata = InquiredMetadata { mode: 0o755, mtime_seconds: -1, mtime_nanos: 3 };
+    let kinds = [
+        InquiredKind::File { bytes: 5 },
+        InquiredKind::Directory,
+        InquiredKind::Symlink { target: b"t".to_vec() },
+    ];
+    let entries = kinds.map(|kind| InquiredEntry { name: name("e"), kind, metadata }).into();
+    Inquiry {
+        inquiry: 1,
+        groups: vec![InquiredGroup { directory: path("d"), itself: Some(metadata), entries }],
+    }
+}
+
+fn kept() -> KeptRange {
+    let names = ["b", "c"].map(|text| ListedName(name(text))).into();
+    KeptRange { directory: path("d"), after: Some(ListedName(name("a"))), names, open: true }
+}
+
+fn replies() -> Vec<ToSender> {
+    let single_name = Some(TopName(name("f")));
+    let fault = Fault { path: path("d/f"), operation: Operation::Write, code: FaultCode::Os(28) };
+    let stage = StageReport { busy_us: 1, starved_us: 300, blocked_us: 70_000 };
+    vec![
+        ToSender::Opened(Opened { state: TargetState::Populated, lanes_max: 64, single_name }),
+        ToSender::Refused(Refusal { code: RefusalCode::Denied, text: "no".into() }),
+        ToSender::Answer(Answer {
+            offer: 1,
+            verdicts: vec![Verdict::Skip, Verdict::Compare([7; 32]), Verdict::Delta],
+        }),
+        ToSender::Stored(stored()),
+        ToSender::Fault(fault),
+        ToSender::Finished(Finished { receive: stage, store: stage, flush_us: 5, cpu_us: 6 }),
+        ToSender::Held(Held { offer: 1, file: 2, first: 3, cvs: vec![[8; 32]; 2], end: true }),
+        ToSender::Findings(findings()),
+        ToSender::Extra(Extra {
+            keep: 1,
+            names: vec![ExtraName { range: 0, name: ListedName(name("x")), directory: true }],
+            rest: Some((0, ListedName(name("x")))),
+            faults: vec![(1, FaultCode::Os(13))],
+        }),
+        ToSender::Removed { remove: 1, entries: 300 },
+    ]
+}
+
+fn stored() -> Stored {
+    let fault = EntryFault { entry: 7, operation: Operation::Rename, code: FaultCode::DirectoryInTheWay };
+    Stored {
+        items: vec![StoredItem { item: 5, mismatch: true, faults: vec![fault] }],
+        files: vec![FileDone { file: 6, fault: Some((Operation::Flush, FaultCode::Os(5))) }],
+    }
+}
+
+fn findings() -> Findings {
+    let findings = vec![
+        Finding::Same,
+        Finding::Differs(Differences::SIZE.and(Differences::TIME)),
+        Finding::Contents(Differences::MODE, [3; 32]),
+        Finding::Fails(Operation::List, FaultCode::Os(13)),
+    ];
+    Findings { inquiry: 1, findings }
+}

@@ -1,0 +1,104 @@
+//! The targets by name, each with what it may take.
+//!
+//! A new decoder gets a row here, a function beside it that decodes, encodes and decodes again, and seeds in `seeds.rs`.
+
+use crate::{memory, seeds, wire};
+
+/// One decoder, or some that belong together.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// What it is called, here and in the corpus.
+    pub name: &'static str,
+    /// The longest input, in bytes: what lets each part of the format come several times.
+    pub input_bytes_max: usize,
+    /// The most memory that one input may cost, in bytes. docs/RELIABILITY.md says why so much.
+    memory_bytes_max: usize,
+    decode: fn(&[u8]),
+    seeds: fn() -> Vec<Vec<u8>>,
+}
+
+/// All targets.
+pub const TARGETS: &[Target] = &[
+    // what a peer sends
+    Target::new("greeting", 64, 64 << 10, wire::greeting, seeds::greeting),
+    Target::new("frame_header", 96, 64 << 10, wire::frame_header, seeds::frame_header),
+    Target::new("batch", 4 << 10, 256 << 10, wire::batch, seeds::batch),
+    Target::new("file_head", 1 << 10, 64 << 10, wire::file_head, seeds::file_head),
+    Target::new("to_receiver", 4 << 10, 1 << 20, wire::to_receiver, seeds::to_receiver),
+    Target::new("to_sender", 4 << 10, 1 << 20, wire::to_sender, seeds::to_sender),
+    Target::new("control", 4 << 10, 9 << 20, zmove_transport::fuzzing::control, seeds::control),
+    Target::new("frames", 4 << 10, 7 << 20, zmove_transport::fuzzing::frames, seeds::frames),
+    Target::new(
+        "sealed_frame",
+        4 << 10,
+        256 << 10,
+        zmove_receiver::fuzzing::sealed_frame,
+        seeds::sealed_frame,
+    ),
+    Target::new("records", 2 << 10, 4 << 20, zmove_transport::fuzzing::records, seeds::records),
+    Target::new("ssh_words", 1 << 10, 256 << 10, zmove_cli::fuzzing::ssh_words, seeds::ssh_words),
+    // what was written here, perhaps by another version, perhaps damaged
+    Target::new("journal", 4 << 10, 2 << 20, zmove_receiver::fuzzing::journal, seeds::journal),
+    Target::new(
+        "journal_records",
+        4 << 10,
+        2 << 20,
+        zmove_receiver::fuzzing::journal_records,
+        seeds::journal_records,
+    ),
+    Target::new(
+        "journal_files",
+        4 << 10,
+        2 << 20,
+        zmove_receiver::fuzzing::journal_files,
+        seeds::journal_records,
+    ),
+    Target::new("paths", 2 << 10, 256 << 10, zmove_cli::fuzzing::paths, seeds::paths),
+    Target::new("trace", 4 << 10, 4 << 20, zmove_cli::fuzzing::trace, seeds::trace),
+    // what people write
+    Target::new("known_hosts", 1 << 10, 256 << 10, zmove_transport::fuzzing::known_hosts, seeds::known_hosts),
+    Target::new(
+        "authorized_keys",
+        1 << 10,
+        256 << 10,
+        zmove_transport::fuzzing::authorized_keys,
+        seeds::authorized_keys,
+    ),
+    Target::new("identity", 2 << 10, 256 << 10, zmove_transport::fuzzing::identity, seeds::identity),
+    Target::new("location", 256, 64 << 10, zmove_cli::fuzzing::location, seeds::location),
+    Target::new("quantities", 64, 64 << 10, zmove_cli::fuzzing::quantities, seeds::quantities),
+    Target::new("filters", 256, 32 << 20, zmove_cli::fuzzing::filters, seeds::filters),
+    Target::new("path_list", 1 << 10, 4 << 20, zmove_scan::fuzzing::path_list, seeds::path_list),
+];
+
+impl Target {
+    const fn new(
+        name: &'static str,
+        input_bytes_max: usize,
+        memory_bytes_max: usize,
+        decode: fn(&[u8]),
+        seeds: fn() -> Vec<Vec<u8>>,
+    ) -> Self {
+        Self { name, input_bytes_max, memory_bytes_max, decode, seeds }
+    }
+
+    /// The target of that name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        TARGETS.iter().find(|target| target.name == name).copied()
+    }
+
+    /// Runs it on one input.
+    ///
+    /// # Panics
+    /// When a decoder breaks a promise; the process is aborted where it asks for more memory than the target may have.
+    pub fn run(self, input: &[u8]) {
+        memory::within(self.memory_bytes_max, || (self.decode)(input));
+    }
+
+    /// Inputs as this version of zmove writes them.
+    #[must_use]
+    pub fn seeds(self) -> Vec<Vec<u8>> {
+        (self.seeds)()
+    }
+}

@@ -1,0 +1,68 @@
+//! The decoders of `zmove-wire`, which are public: what is decoded is encoded and decoded again, and must be the same.
+
+use serde::{Serialize, de::DeserializeOwned};
+use zmove_wire::{
+    Batch, FileHead, FrameHeader, Greeting, ToReceiver, ToSender, decode_message, encode_message,
+};
+
+pub(crate) fn greeting(bytes: &[u8]) {
+    let Some(bytes) = bytes.first_chunk() else { return };
+    match Greeting::decode(bytes) {
+        Ok(greeting) => {
+            assert_eq!(Greeting::decode(&greeting.encode()), Ok(greeting));
+            drop(greeting.agree().map_err(|error| error.to_string()));
+        }
+        Err(error) => drop(error.to_string()),
+    }
+}
+
+pub(crate) fn frame_header(bytes: &[u8]) {
+    let Some(bytes) = bytes.first_chunk() else { return };
+    match FrameHeader::decode(bytes) {
+        Ok(header) => assert_eq!(FrameHeader::decode(&header.encode()), Ok(header)),
+        Err(error) => drop(error.to_string()),
+    }
+}
+
+/// Four bytes say how much data the frame has; the rest is its head.
+pub(crate) fn batch(bytes: &[u8]) {
+    let Some((data_bytes, head)) = bytes.split_first_chunk() else { return };
+    let data_bytes = u32::from_le_bytes(*data_bytes);
+    match Batch::decode(head, data_bytes) {
+        Ok(batch) => assert_eq!(Batch::decode(&batch.encode(), data_bytes), Ok(batch)),
+        Err(error) => drop(error.to_string()),
+    }
+}
+
+pub(crate) fn file_head(bytes: &[u8]) {
+    match FileHead::decode(bytes) {
+        Ok(head) => assert_eq!(FileHead::decode(&head.encode()), Ok(head)),
+        Err(error) => drop(error.to_string()),
+    }
+}
+
+pub(crate) fn to_receiver(bytes: &[u8]) {
+    match message::<ToReceiver>(bytes) {
+        Some(ToReceiver::Keep(keep)) => drop(keep.check().map_err(|error| error.to_string())),
+        Some(ToReceiver::Remove(remove)) => drop(remove.check().map_err(|error| error.to_string())),
+        _ => {}
+    }
+}
+
+pub(crate) fn to_sender(bytes: &[u8]) {
+    match message::<ToSender>(bytes) {
+        Some(ToSender::Fault(fault)) => drop(fault.to_string()),
+        Some(ToSender::Refused(refusal)) => drop(format!("{refusal:?}")),
+        _ => {}
+    }
+}
+
+fn message<M: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(bytes: &[u8]) -> Option<M> {
+    let message = decode_message::<M>(bytes).ok()?;
+    let encoded = encode_message(&message);
+    let (length, body) = encoded.split_first_chunk().expect("a length stands before it");
+    assert_eq!(u32::from_le_bytes(*length) as usize, body.len());
+    assert!(body.len() <= bytes.len(), "it is encoded in as few bytes as there can be");
+    assert_eq!(decode_message::<M>(body).as_ref(), Ok(&message));
+    Some(message)
+}

@@ -1,0 +1,38 @@
+//! Every target over its seeds and its kept corpus, on an ordinary build.
+
+#![expect(clippy::unwrap_used, reason = "in a test, helpers included, a panic is the report")]
+
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use zmove_fuzz::{TARGETS, Target};
+
+/// One test, not one for each target: the limit of memory is that of the process.
+#[test]
+fn what_is_kept_is_decoded_or_refused() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
+    let mut kept: Vec<_> = names_in(&corpus);
+    kept.retain(|name| Target::named(name).is_none());
+    assert!(kept.is_empty(), "no targets: {kept:?}");
+    let mut failed = Vec::new();
+    for target in TARGETS {
+        let mut inputs: Vec<_> = target.seeds().into_iter().map(|seed| ("a seed".to_owned(), seed)).collect();
+        let directory = corpus.join(target.name);
+        for name in names_in(&directory) {
+            let input = fs::read(directory.join(&name)).unwrap();
+            inputs.push((name, input));
+        }
+        for (name, input) in inputs {
+            eprintln!("{}: {name}", target.name);
+            if catch_unwind(AssertUnwindSafe(|| target.run(&input))).is_err() {
+                failed.push(format!("{}: {name}", target.name));
+            }
+        }
+    }
+    assert!(failed.is_empty(), "{failed:#?}");
+}
+
+fn names_in(directory: &Path) -> Vec<String> {
+    fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}

@@ -1,0 +1,60 @@
+//! Frames of a peer that knows how to seal, for `crates/fuzz`.
+
+use zmove_chunk::{group_cv, seal};
+use zmove_transport::Frame;
+use zmove_types::{Buffer, Cv, GroupSpan};
+use zmove_wire::{FrameHeader, FrameKind};
+
+use super::{Checked, NamedGroup, VerifiedBatch, VerifiedChunk, check_declaration};
+
+/// A frame that is sealed as its kind asks for: its header (digest and lengths are set right), 8 bytes for the size of its
+/// file, 2 for the length of its head, then head and data.
+///
+/// # Panics
+/// When something is said to have been verified that was not sent.
+pub fn sealed_frame(bytes: &[u8]) {
+    let Some((header, rest)) = bytes.split_first_chunk() else { return };
+    let Some((file_bytes, rest)) = rest.split_first_chunk() else { return };
+    let Some((head_bytes, rest)) = rest.split_first_chunk() else { return };
+    let Ok(header) = FrameHeader::decode(header) else { return };
+    let (head, data) = rest.split_at(usize::from(u16::from_le_bytes(*head_bytes)).min(rest.len()));
+    let length = |part: &[u8]| u32::try_from(part.len()).expect("inputs are short");
+    let header = FrameHeader { head_bytes: length(head), data_bytes: length(data), ..header };
+    let content = match header.kind {
+        FrameKind::Chunk if !data.is_empty() => group_cv(header.group, data).0,
+        FrameKind::Chunk | FrameKind::Same => TOLD.0,
+        FrameKind::Batch | FrameKind::Guess | FrameKind::Declare => *blake3::hash(head).as_bytes(),
+    };
+    let header = FrameHeader { digest: seal(&header.prefix(), &content), ..header };
+    check(Frame { header, head: head.to_vec(), data: Buffer::copied(data) }, u64::from_le_bytes(*file_bytes));
+}
+
+fn check(frame: Frame, file_bytes: u64) {
+    let header = frame.header;
+    match header.kind {
+        FrameKind::Batch | FrameKind::Guess => match VerifiedBatch::check(frame) {
+            Ok(Checked::Batch(batch)) => assert_eq!(batch.into_parts().0, header.item),
+            Ok(Checked::Damaged(item)) => assert!(item.mismatch && !item.faults.is_empty()),
+            Err(error) => drop(error.to_string()),
+        },
+        FrameKind::Declare => {
+            let declared = check_declaration(&frame);
+            assert!(!matches!(declared, Ok(None)), "it is sealed");
+        }
+        FrameKind::Chunk => {
+            if let Ok(chunk) = VerifiedChunk::check(frame, file_bytes) {
+                let (item, span, cv, data) = chunk.into_parts();
+                assert_eq!((item, span.index, span.len as usize), (header.item, header.group, data.len()));
+                assert_eq!(cv, group_cv(span.index, &data));
+            }
+        }
+        FrameKind::Same => {
+            let named = NamedGroup::check(&header, file_bytes, |_| Some(TOLD));
+            assert_eq!(named.is_ok(), GroupSpan::of(file_bytes, header.group).is_some());
+            assert!(NamedGroup::check(&header, file_bytes, |_| Some(Cv([0; 32]))).is_err());
+        }
+    }
+}
+
+/// What the sender has been told of every group.
+const TOLD: Cv = Cv([7; 32]);

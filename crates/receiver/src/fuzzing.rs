@@ -1,0 +1,6 @@
+//! What `crates/fuzz` runs of this crate: each function takes any bytes and panics when a decoder breaks a promise.
+//!
+//! Only with the feature `fuzzing`, which the program is not built with.
+
+pub use crate::check::fuzzing::sealed_frame;
+pub use crate::journal::fuzzing::{framed, journal, journal_files, journal_records};

@@ -1,0 +1,100 @@
+//! The journal for `crates/fuzz`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use super::reader::{begin, replay};
+use super::record::{BootId, HEAD_BYTES, Record, checksum};
+use super::writer::{SUFFIX, runs};
+use super::{JournalError, Unfinished, list, orphans};
+
+const BOOT: BootId = BootId([1; 16]);
+
+/// A whole journal: what it comes to is the same when it is written anew.
+///
+/// # Panics
+/// When it is not.
+pub fn journal(bytes: &[u8]) {
+    let begun = begin(bytes).expect("memory can be read");
+    let replayed = replay(bytes).expect("memory can be read");
+    let replayed = match replayed {
+        Ok(replayed) => replayed,
+        Err(error) => return assert!(begun.is_err() || matches!(error, JournalError::TooManyFiles { .. })),
+    };
+    assert!(replayed.end <= bytes.len() as u64);
+    let unfinished = replayed.unfinished(BOOT);
+    assert_eq!(begun.ok().as_ref(), Some(&unfinished.begin));
+    for file in &unfinished.files {
+        assert!(file.bytes_flushed() <= file.bytes_written());
+        assert!(file.bytes_written() <= file.part.source.bytes);
+    }
+    let anew = replay(&written(&unfinished)[..]).expect("memory can be read").expect("it was just written");
+    assert_eq!(anew.unfinished(BOOT), Unfinished { same_boot: true, ..unfinished });
+}
+
+/// A journal of any records, each given by its type, the length of its body (u16) and its body: frames and checksums are
+/// made to fit, so that all that is said comes to be believed.
+///
+/// # Panics
+/// As [`journal`].
+pub fn journal_records(bytes: &[u8]) {
+    journal(&framed(bytes));
+}
+
+/// The same from a file, as the daemon and `zmove journal` find it: what is listed is what is taken over.
+///
+/// # Panics
+/// When it is not.
+pub fn journal_files(bytes: &[u8]) {
+    let directory = directory();
+    let path = directory.join(format!("{:032x}{SUFFIX}", std::process::id()));
+    fs::write(&path, framed(bytes)).expect("there is room for a small file");
+    let listed = list(directory).expect("the directory can be read").remove(0);
+    let taken = orphans(directory).expect("the directory can be read").remove(0);
+    match (listed.contents, taken) {
+        (Ok(said), Ok(mut orphan)) => {
+            assert_eq!(&said, orphan.unfinished());
+            let files: Vec<_> = said.files.iter().map(|file| file.file).collect();
+            files.iter().for_each(|file| orphan.ended(*file).expect("a record can be added"));
+            orphan.remove().expect("it is there");
+        }
+        (Err(said), Err((_, error))) => assert_eq!(said.to_string(), error.to_string()),
+        (said, taken) => panic!("{said:?} and {taken:?}"),
+    }
+}
+
+fn directory() -> &'static Path {
+    static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
+    DIRECTORY.get_or_init(|| {
+        let directory = std::env::temp_dir().join(format!("zmove-fuzz-{}", std::process::id()));
+        fs::create_dir_all(&directory).expect("a directory for a small file");
+        directory
+    })
+}
+
+/// The bytes of the file that [`journal_records`] makes of its input.
+pub fn framed(mut steps: &[u8]) -> Vec<u8> {
+    let mut journal = Vec::new();
+    while let Some((&[kind, low, high], rest)) = steps.split_first_chunk() {
+        let length = usize::from(u16::from_le_bytes([low, high]));
+        let (body, rest) = rest.split_at(length.min(rest.len()));
+        let length = u32::try_from(body.len()).expect("it is no longer than 64 KiB");
+        let mut head = [0, 0, 0, 0, kind];
+        head[..HEAD_BYTES - 1].copy_from_slice(&length.to_le_bytes());
+        let checksum = checksum(&head, body).to_le_bytes();
+        [&head[..], body, &checksum].iter().for_each(|part| journal.extend_from_slice(part));
+        steps = rest;
+    }
+    journal
+}
+
+/// As a writer begins a journal anew.
+fn written(unfinished: &Unfinished) -> Vec<u8> {
+    let mut records = vec![Record::Begin(unfinished.begin.clone(), BOOT)];
+    for file in &unfinished.files {
+        records.push(Record::Part(file.file, file.part.clone()));
+        records.extend(runs(file.file, file));
+    }
+    records.iter().flat_map(|record| record.encode().expect("it was decoded within the limits")).collect()
+}

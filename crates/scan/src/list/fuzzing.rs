@@ -1,0 +1,33 @@
+//! Lists of paths for `crates/fuzz`.
+
+use std::io::Cursor;
+
+use zmove_types::RelPath;
+
+use super::{PathList, ScanRoot, Separator};
+
+/// A whole list with either separator: a path that is taken is taken again as the same.
+///
+/// # Panics
+/// When it is not, or the list does not end.
+pub fn path_list(bytes: &[u8]) {
+    for (separator, end) in [(Separator::Newline, b'\n'), (Separator::Nul, 0)] {
+        let texts = bytes.iter().filter(|&&byte| byte == end).count() + 1;
+        let paths = read(bytes, separator);
+        assert!(paths.len() <= texts);
+        // neither kind of text can hold a NUL byte, and nothing at all is no path
+        let named: Vec<_> = paths.into_iter().filter(|path| !path.is_root()).collect();
+        let text: Vec<u8> = named.iter().flat_map(|path| [path.as_bytes(), &[0]].concat()).collect();
+        assert_eq!(read(&text, Separator::Nul), named);
+    }
+}
+
+fn read(bytes: &[u8], separator: Separator) -> Vec<RelPath> {
+    let root = ScanRoot { source: ".".into(), prefix: RelPath::root() };
+    let mut list = PathList::new(root, Cursor::new(bytes.to_vec()), "list".into(), separator);
+    let mut paths = Vec::new();
+    while let Some(stretch) = list.next_stretch() {
+        paths.extend(stretch.into_iter().filter_map(Result::ok));
+    }
+    paths
+}

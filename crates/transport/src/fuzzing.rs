@@ -1,0 +1,74 @@
+//! What `crates/fuzz` runs of this crate: each function takes any bytes and panics when a decoder breaks a promise.
+//!
+//! Only with the feature `fuzzing`, which the program is not built with.
+
+use std::future::Future;
+use std::io::{Cursor, Read};
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use zmove_types::{BufferPool, StageClock};
+use zmove_wire::limits::{FRAME_DATA_BYTES_MAX, MESSAGE_BYTES_MAX};
+use zmove_wire::{Greeting, ToReceiver, decode_message};
+
+use crate::control::{ControlError, control_pair};
+use crate::frame::{Frame, LaneError};
+
+pub use crate::record::fuzzing::records;
+pub use crate::trust::authorized_keys_fuzzing::authorized_keys;
+pub use crate::trust::identity_fuzzing::{identity, new_identity};
+pub use crate::trust::known_hosts_fuzzing::known_hosts;
+
+/// A lane from its first frame to its end.
+///
+/// # Panics
+/// When a frame is not what its header says, or does not come back as the bytes it was read from.
+pub fn frames(bytes: &[u8]) {
+    let pool = BufferPool::new(FRAME_DATA_BYTES_MAX, 1);
+    let clock = StageClock::default();
+    let mut rest = bytes;
+    let mut fill = |out: &mut [u8]| -> Result<usize, LaneError> {
+        let mut part = rest.take(out.len() as u64);
+        let filled = part.read(out)?;
+        rest = &rest[filled..];
+        Ok(filled)
+    };
+    let mut read = 0;
+    while let Ok(Some(frame)) = Frame::receive_next(&pool, &mut clock.start(), |out, _| fill(out)) {
+        assert_eq!(frame.head.len(), frame.header.head_bytes as usize);
+        assert_eq!(frame.data.len(), frame.header.data_bytes as usize);
+        read += zmove_wire::FrameHeader::BYTES;
+        for part in [&frame.head[..], &frame.data] {
+            assert_eq!(part, &bytes[read..][..part.len()]);
+            read += part.len();
+        }
+    }
+}
+
+/// A control connection as the receiver hears it: a greeting, then messages.
+///
+/// # Panics
+/// When a message is longer than messages are, or the connection waits for what cannot come.
+pub fn control(bytes: &[u8]) {
+    let (mut reader, _writer) = control_pair(tokio::io::join(Cursor::new(bytes.to_vec()), tokio::io::sink()));
+    let Ok(greeting) = at_once(reader.greeting()) else { return };
+    assert_eq!(Greeting::decode(&greeting.encode()), Ok(greeting));
+    loop {
+        match at_once(reader.receive()) {
+            Ok(Some(message)) => {
+                assert!(message.len() <= MESSAGE_BYTES_MAX);
+                let _outcome = decode_message::<ToReceiver>(&message);
+            }
+            Ok(None) | Err(ControlError::Closed | ControlError::Wire(_)) => break,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// What a future comes to that never has to wait.
+fn at_once<T>(future: impl Future<Output = T>) -> T {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => value,
+        Poll::Pending => panic!("all bytes are there, and it waits"),
+    }
+}

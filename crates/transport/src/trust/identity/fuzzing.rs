@@ -1,0 +1,24 @@
+//! `key.pem` for `crates/fuzz`.
+
+use std::path::Path;
+
+use super::{Identity, file, generate};
+
+/// A whole file: whatever stands in it, there is a key or an error that can be shown.
+pub fn identity(bytes: &[u8]) {
+    let contents = file::Contents { bytes: bytes.to_vec(), mode: 0o600 };
+    match Identity::parse(Path::new("key.pem"), &contents) {
+        Ok(identity) => drop(identity.fingerprint().to_string()),
+        Err(error) => drop(error.to_string()),
+    }
+}
+
+/// The contents of a file with a new key.
+///
+/// # Panics
+/// When the system has no random numbers.
+#[must_use]
+pub fn new_identity() -> Vec<u8> {
+    let (key, certificate) = generate().expect("a key can be made");
+    [key.serialize_pem(), certificate.pem()].concat().into_bytes()
+}

@@ -1,0 +1,45 @@
+//! Lists within messages: one that is too long is refused before there is memory for it.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{Error, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+
+/// Reads a list of at most `MAX` elements.
+pub(super) fn at_most<'de, const MAX: usize, T, D>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    T: Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    deserializer.deserialize_seq(AtMost::<MAX, T>(PhantomData))
+}
+
+struct AtMost<const MAX: usize, T>(PhantomData<T>);
+
+impl<'de, const MAX: usize, T: Deserialize<'de>> Visitor<'de> for AtMost<MAX, T> {
+    type Value = Vec<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a list of at most {MAX}")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Vec<T>, A::Error> {
+        let told = elements.size_hint().unwrap_or(0);
+        if told > MAX {
+            return Err(A::Error::invalid_length(told, &self));
+        }
+        // what is told need not come
+        let mut list = Vec::with_capacity(told.min(UNSEEN_MAX));
+        while let Some(element) = elements.next_element()? {
+            if list.len() == MAX {
+                return Err(A::Error::invalid_length(MAX + 1, &self));
+            }
+            list.push(element);
+        }
+        Ok(list)
+    }
+}
+
+/// For so many elements there is memory before they have come.
+const UNSEEN_MAX: usize = 64;
