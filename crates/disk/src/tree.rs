@@ -49,6 +49,14 @@ impl Tree {
         Ok(Self { root: Arc::new(root) })
     }
 
+    /// The tree at `path`, on whose way no link of other users is followed: they could lead anywhere.
+    ///
+    /// # Errors
+    /// What the system says, and an error with a text for such a link.
+    pub fn open_guarded(path: &Path) -> io::Result<Self> {
+        Ok(Self { root: Arc::new(crate::root::open_directory(path)?) })
+    }
+
     /// The tree at an open directory.
     #[must_use]
     pub fn at(root: Arc<OwnedFd>) -> Self {
