@@ -101,7 +101,7 @@ fn locate(target: &[u8], access: &Access) -> Result<(Tree, RelPath), Refusal> {
         Access::Anywhere => return locate_own(target),
         Access::Beneath(roots) => choose_root(target, roots)?,
     };
-    let tree = Tree::open_guarded(root).map_err(|error| cannot_open_root(root, &error))?;
+    let tree = Tree::open_guarded(root).map_err(|error| cannot("open root", root, &error))?;
     Ok((tree, clean(rest)?))
 }
 
@@ -186,16 +186,6 @@ pub(crate) fn cannot(operation: &str, path: &Path, error: &io::Error) -> Refusal
         _ => format!("{operation} '{}': {error}", path.display()),
     };
     refuse(RefusalCode::Target, text)
-}
-
-/// A receiver that has confined itself may not open what became a root later.
-pub(crate) fn cannot_open_root(root: &Path, error: &io::Error) -> Refusal {
-    let refusal = cannot("open root", root, error);
-    if rustix::io::Errno::from_io_error(error) != Some(rustix::io::Errno::ACCESS) {
-        return refusal;
-    }
-    let hint = "a receiver that runs with --confine has to be started again for a new root";
-    Refusal { text: format!("{} ({hint})", refusal.text), ..refusal }
 }
 
 pub(crate) fn refuse(code: RefusalCode, text: String) -> Refusal {
