@@ -7,9 +7,11 @@
 
 mod command;
 mod daemon;
+mod deceiver;
 mod harness;
 mod hooks;
 mod inprocess;
+mod intruder;
 mod namespace;
 mod proxy;
 mod rsync;
@@ -22,12 +24,14 @@ mod breakage;
 mod changing;
 mod clear;
 mod clock;
+mod confine;
 mod delete;
 mod delta;
 mod dry_run;
 mod faults;
 mod full_disk;
 mod grants;
+mod hostile;
 mod identities;
 mod inplace;
 mod journal;

@@ -110,14 +110,20 @@ fn replace_with_symlink(
     renamed
 }
 
-/// Sets mode and time of a file that stays as it is.
+/// Sets mode and time of a regular file that stays as it is. Anything else is not even opened: a device may do something
+/// then, and nobody but its owner says who may use it.
 ///
 /// # Errors
-/// What the system says.
+/// What the system says, `EINVAL` for what is no regular file.
 pub fn retouch(directory: BorrowedFd<'_>, name: &Name, metadata: &Metadata) -> io::Result<()> {
+    let regular = |there: FileIdentity| if there.regular { Ok(()) } else { Err(Errno::INVAL) };
+    regular(FileIdentity::at(directory, name)?)?;
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     match rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty()) {
-        Ok(file) => set_file_metadata(file.as_fd(), metadata),
+        Ok(file) => {
+            regular(FileIdentity::of(&file)?)?;
+            set_file_metadata(file.as_fd(), metadata)
+        }
         Err(Errno::ACCESS) => retouch_unreadable(directory, name, metadata),
         Err(error) => Err(error.into()),
     }
@@ -195,6 +201,31 @@ mod tests {
             assert_eq!((stat.mtime(), stat.mtime_nsec()), (10, 20));
         }
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn nothing_but_a_regular_file_is_retouched() {
+        let home = tempfile::tempdir().unwrap();
+        let fd = std::fs::File::open(home.path()).unwrap();
+        std::fs::write(home.path().join("precious"), "x").unwrap();
+        std::fs::create_dir(home.path().join("directory")).unwrap();
+        std::os::unix::fs::symlink("precious", home.path().join("link")).unwrap();
+        let node = |name, kind| rustix::fs::mknodat(&fd, name, kind, Mode::RUSR, 0);
+        node("fifo", FileType::Fifo).unwrap();
+        node("socket", FileType::Socket).unwrap();
+        // only root can make one
+        let device = node("device", FileType::CharacterDevice).is_ok();
+        let mode = |name: &str| home.path().join(name).symlink_metadata().unwrap().mode();
+        let names = ["directory", "link", "fifo", "socket", "device"];
+        let metadata = Metadata { mode: 0o777, mtime: Timestamp { seconds: 3, nanos: 4 } };
+        for name in names.into_iter().filter(|name| device || *name != "device") {
+            let before = mode(name);
+            let there = Name::from_bytes(name.as_bytes()).unwrap();
+            assert!(retouch(fd.as_fd(), &there, &metadata).is_err(), "{name}");
+            assert!(retouch_unreadable(fd.as_fd(), &there, &metadata).is_err(), "{name}");
+            assert_eq!(mode(name), before, "{name}");
+        }
+        assert_ne!(home.path().join("precious").metadata().unwrap().mtime(), 3);
     }
 
     #[test]

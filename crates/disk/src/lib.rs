@@ -22,6 +22,7 @@ mod existing;
 mod fault;
 mod nursery;
 mod remove;
+mod root;
 mod staged;
 mod threads;
 mod tree;

@@ -1,7 +1,8 @@
 //! Removing entries with all below them.
 //!
 //! **Invariant:** no link is followed: each directory is opened by its name in the one above it, or beneath the first
-//! one, and a link goes as a link. However deep a tree is, few of its directories are open at once.
+//! one, and a link goes as a link. However deep a tree is, few of its directories are open at once, and the way back up costs
+//! no more than the way down.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -14,8 +15,10 @@ use crate::tree::{DIRECTORY, Tree, make_writable, open_beneath};
 
 /// Names of running transfers begin so, and stay.
 const HIDDEN_PREFIX: &[u8] = b".zmove-";
-/// How many directories of a tree are open at once.
+/// How many directories of a tree are open at once, the deepest ones,
 const OPEN_MAX: usize = 64;
+/// and each of so many above them, to find the way back from.
+const OPEN_EVERY: usize = 256;
 
 /// Whether a name may belong to a transfer that is running.
 #[must_use]
@@ -66,7 +69,7 @@ struct Removal<'a, F> {
 
 struct Level {
     name: Name,
-    /// None while many directories below it are at work.
+    /// None while it waits for many directories below it.
     fd: Option<OwnedFd>,
     directories: Vec<Name>,
     /// Something in it stays, which has been told.
@@ -106,7 +109,8 @@ impl<F: FnMut(&[Name], io::Error)> Removal<'_, F> {
             Err(error) => return self.fail(Some(&name), error),
         };
         let depth = self.levels.len();
-        if let Some(above) = depth.checked_sub(OPEN_MAX).and_then(|depth| self.levels.get_mut(depth)) {
+        let above = depth.checked_sub(OPEN_MAX).filter(|depth| depth % OPEN_EVERY > 0);
+        if let Some(above) = above.and_then(|depth| self.levels.get_mut(depth)) {
             above.fd = None;
         }
         self.levels.push(Level { name, fd: None, directories: names.directories, stays: false });
@@ -143,9 +147,12 @@ impl<F: FnMut(&[Name], io::Error)> Removal<'_, F> {
             None => Ok(Parent::Held(self.top)),
             Some(Level { fd: Some(fd), .. }) => Ok(Parent::Held(fd.as_fd())),
             Some(_) => {
-                let names: Vec<_> = self.levels.iter().map(|level| level.name.as_bytes()).collect();
+                let above = self.levels.iter().rposition(|level| level.fd.is_some());
+                let held = above.and_then(|above| self.levels[above].fd.as_ref());
+                let closed = above.map_or(0, |above| above + 1);
+                let names: Vec<_> = self.levels[closed..].iter().map(|level| level.name.as_bytes()).collect();
                 let path = RelPath::from_bytes(&names.join(&b'/')).map_err(|_| Errno::NAMETOOLONG)?;
-                Ok(Parent::Again(open_beneath(self.top, &path, DIRECTORY)?))
+                Ok(Parent::Again(open_beneath(held.map_or(self.top, OwnedFd::as_fd), &path, DIRECTORY)?))
             }
         }
     }

@@ -9,7 +9,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -98,16 +98,33 @@ impl Staged {
         Ok(named)
     }
 
-    /// Opens such a file again, to go on with it as it is. What it is must be looked at before it is trusted.
+    /// Opens such a file again, to go on with it as it is, if `is_it` finds that it is the one: nothing is done to another
+    /// that has its name by now.
     ///
     /// # Errors
-    /// What the system says, `ELOOP` for a symbolic link.
-    pub fn reopen(directory: &Arc<OwnedFd>, name: &Name, direct: Direct) -> io::Result<Self> {
+    /// What the system says, `ELOOP` for a symbolic link, `ENOENT` for another file.
+    pub fn reopen(
+        directory: &Arc<OwnedFd>,
+        name: &Name,
+        direct: Direct,
+        is_it: impl Fn(BorrowedFd<'_>) -> bool,
+    ) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let found = rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty())?;
+        if FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode) == FileType::Symlink {
+            return Err(Errno::LOOP.into());
+        }
+        if !is_it(found.as_fd()) {
+            return Err(Errno::NOENT.into());
+        }
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = match rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty()) {
-            Err(Errno::ACCESS) => open_finished(directory, name)?,
+            Err(Errno::ACCESS) => open_finished(&found)?,
             opened => File::from(opened?),
         };
+        if !is_it(file.as_fd()) {
+            return Err(Errno::NOENT.into());
+        }
         let data = DataFile::for_writing(file, direct)?;
         let reopened = Self::new(data, Arc::clone(directory), Some(name.clone()));
         reopened.lasting.store(true, Ordering::Relaxed);
@@ -276,16 +293,14 @@ impl Drop for Staged {
 }
 
 /// Opens one that had its final mode already, which may forbid that: it was about to get its final name.
-fn open_finished(directory: &OwnedFd, name: &Name) -> io::Result<File> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let found = rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty())?;
-    if FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode) != FileType::RegularFile {
-        return Err(Errno::ACCESS.into());
+fn open_finished(found: &OwnedFd) -> rustix::io::Result<File> {
+    if FileType::from_raw_mode(rustix::fs::fstat(found)?.st_mode) != FileType::RegularFile {
+        return Err(Errno::ACCESS);
     }
     let found = format!("/proc/self/fd/{}", found.as_raw_fd());
     rustix::fs::chmod(found.as_str(), Mode::RUSR | Mode::WUSR)?;
-    Ok(rustix::fs::open(found.as_str(), OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?
-        .into())
+    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    rustix::fs::open(found.as_str(), flags, Mode::empty()).map(File::from)
 }
 
 fn create_unnamed(directory: &OwnedFd, mode: Mode) -> rustix::io::Result<File> {
@@ -298,7 +313,7 @@ mod tests {
     use super::*;
     use crate::entry::set_new_file_metadata;
     use std::io::Write;
-    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
     use zmove_types::{Metadata, Timestamp};
 
     fn home() -> (tempfile::TempDir, Arc<OwnedFd>) {
@@ -356,12 +371,26 @@ mod tests {
         made.file().write_all(b"first").unwrap();
         let hidden = made.hidden_name().unwrap().clone();
         drop(made);
-        let again = Staged::reopen(&fd, &hidden, Direct::Auto).unwrap();
+        let again = Staged::reopen(&fd, &hidden, Direct::Auto, |_| true).unwrap();
         assert_eq!(std::fs::read(home.path().join(hidden.as_os_str())).unwrap(), b"first");
         again.commit(&Name::from_bytes(b"x").unwrap(), &names).unwrap();
         assert_eq!((std::fs::read(home.path().join("x")).unwrap(), entries(&home)), (b"first".to_vec(), 1));
         Staged::create_lasting(&fd, 0o600, &names).unwrap().discard();
         assert_eq!(entries(&home), 1);
+    }
+
+    /// Whoever may write to the directory can put another file of ours under the name, by a hard link.
+    #[test]
+    fn another_file_under_the_name_of_a_lasting_one_is_neither_opened_nor_changed() {
+        let (home, fd) = home();
+        let (precious, hidden) = (home.path().join("precious"), Name::from_bytes(b".zmove-t-0").unwrap());
+        std::fs::write(&precious, "x").unwrap();
+        let mode = |mode| std::fs::set_permissions(&precious, std::fs::Permissions::from_mode(mode)).unwrap();
+        mode(0o444);
+        std::fs::hard_link(&precious, home.path().join(hidden.as_os_str())).unwrap();
+        let refused = Staged::reopen(&fd, &hidden, Direct::Auto, |_| false).unwrap_err();
+        assert_eq!(Errno::from_io_error(&refused), Some(Errno::NOENT));
+        assert_eq!(precious.metadata().unwrap().mode() & 0o777, 0o444);
     }
 
     #[test]
@@ -373,11 +402,17 @@ mod tests {
         drop(made);
         // root may open it anyway
         let path = home.path().join(hidden.as_os_str());
-        open_finished(&fd, &hidden).unwrap().write_all(b"more").unwrap();
+        let hold = |name: &Name| {
+            let flags = OFlags::PATH | OFlags::NOFOLLOW;
+            rustix::fs::openat(&fd, name.as_os_str(), flags, Mode::empty()).unwrap()
+        };
+        open_finished(&hold(&hidden)).unwrap().write_all(b"more").unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"more");
         std::os::unix::fs::symlink(&path, home.path().join("link")).unwrap();
-        assert!(open_finished(&fd, &Name::from_bytes(b"link").unwrap()).is_err());
-        assert!(Staged::reopen(&fd, &hidden, Direct::Auto).is_ok());
+        let link = Name::from_bytes(b"link").unwrap();
+        assert!(open_finished(&hold(&link)).is_err());
+        assert!(Staged::reopen(&fd, &link, Direct::Auto, |_| true).is_err());
+        assert!(Staged::reopen(&fd, &hidden, Direct::Auto, |_| true).is_ok());
     }
 
     #[test]

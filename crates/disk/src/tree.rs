@@ -4,6 +4,7 @@
 //! (`openat2` with `RESOLVE_BENEATH`, or component by component with `O_NOFOLLOW` where the kernel refuses that call).
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -46,6 +47,14 @@ impl Tree {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(path, flags, Mode::empty())?;
         Ok(Self { root: Arc::new(root) })
+    }
+
+    /// The tree at `path`, on whose way no link of other users is followed: they could lead anywhere.
+    ///
+    /// # Errors
+    /// What the system says, and an error with a text for such a link.
+    pub fn open_guarded(path: &Path) -> io::Result<Self> {
+        Ok(Self { root: Arc::new(crate::root::open_directory(path)?) })
     }
 
     /// The tree at an open directory.
@@ -100,15 +109,22 @@ impl Tree {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             outcome => return outcome,
         }
-        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-            return Err(Errno::NOENT.into());
-        };
-        let parent = self.create_directory(&parent)?;
-        match rustix::fs::mkdirat(&parent, name.as_os_str(), Mode::from_raw_mode(0o777)) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(error) => return Err(error.into()),
+        let mut directory = Arc::clone(&self.root);
+        for name in path.components().map(OsStr::from_bytes) {
+            let open = || rustix::fs::openat(&directory, name, DIRECTORY, Mode::empty());
+            let opened = match open() {
+                Err(Errno::NOENT) => {
+                    match rustix::fs::mkdirat(&directory, name, Mode::from_raw_mode(0o777)) {
+                        Ok(()) | Err(Errno::EXIST) => {}
+                        Err(error) => return Err(error.into()),
+                    }
+                    open()?
+                }
+                opened => opened?,
+            };
+            directory = Arc::new(opened);
         }
-        Ok(Arc::new(rustix::fs::openat(&parent, name.as_os_str(), DIRECTORY, Mode::empty())?))
+        Ok(directory)
     }
 
     /// Makes a directory in an open one, for the owner only (0700); `false` when the name is taken.
@@ -123,22 +139,38 @@ impl Tree {
         }
     }
 
+    /// Walks down, one component after the other: a path may have thousands of them, too many for recursion.
     fn make_directory(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
-        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-            return Err(Errno::NOENT.into());
-        };
-        let parent = self.ensure_directory(&parent)?;
-        for _ in 0..RACES_MAX {
-            Self::make_new(parent.as_fd(), &name)?;
-            match rustix::fs::openat(&parent, name.as_os_str(), DIRECTORY, Mode::empty()) {
-                Ok(directory) => return Ok(Arc::new(directory)),
-                Err(Errno::NOTDIR | Errno::LOOP) => remove_non_directory(parent.as_fd(), &name)?,
-                Err(Errno::NOENT) => {}
-                Err(error) => return Err(error.into()),
-            }
+        let mut directory = Arc::clone(&self.root);
+        for (depth, name) in path.components().map(OsStr::from_bytes).enumerate() {
+            // the root itself is the user's
+            directory = Arc::new(enter_or_make(&directory, name, depth > 0)?);
         }
-        Err(Errno::BUSY.into())
+        Ok(directory)
     }
+}
+
+/// Opens a directory in another, and makes it if it is not there. What is there and is none gives way.
+fn enter_or_make(parent: &OwnedFd, name: &OsStr, may_change_parent: bool) -> io::Result<OwnedFd> {
+    for _ in 0..RACES_MAX {
+        let absent = match rustix::fs::openat(parent, name, DIRECTORY, Mode::empty()) {
+            Ok(directory) => return Ok(directory),
+            Err(Errno::NOENT) => true,
+            Err(Errno::NOTDIR | Errno::LOOP) => false,
+            Err(error) => return Err(error.into()),
+        };
+        if may_change_parent {
+            make_writable(parent);
+        }
+        if !absent {
+            remove_non_directory(parent.as_fd(), name)?;
+        }
+        match rustix::fs::mkdirat(parent, name, Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(Errno::BUSY.into())
 }
 
 impl<'a> DirectoryCache<'a> {
@@ -205,7 +237,7 @@ pub fn open_beneath(root: BorrowedFd<'_>, path: &RelPath, flags: OFlags) -> io::
         return open_beneath(middle.as_fd(), &tail, flags);
     }
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    loop {
+    for _ in 0..RACES_MAX {
         match rustix::fs::openat2(root, path.as_path(), flags | OFlags::CLOEXEC, Mode::empty(), resolve) {
             Ok(fd) => return Ok(fd),
             Err(Errno::NOSYS | Errno::PERM) => return open_by_component(root, path, flags),
@@ -213,6 +245,8 @@ pub fn open_beneath(root: BorrowedFd<'_>, path: &RelPath, flags: OFlags) -> io::
             Err(error) => return Err(error.into()),
         }
     }
+    // for a file opened without waiting: its owner holds a lease on it, and may for long
+    Err(Errno::AGAIN.into())
 }
 
 fn open_by_component(root: BorrowedFd<'_>, path: &RelPath, flags: OFlags) -> io::Result<OwnedFd> {
@@ -221,7 +255,7 @@ fn open_by_component(root: BorrowedFd<'_>, path: &RelPath, flags: OFlags) -> io:
     while let Some(component) = components.next() {
         let last = components.peek().is_none();
         let wanted = if last { flags | OFlags::NOFOLLOW | OFlags::CLOEXEC } else { DIRECTORY };
-        let name = std::ffi::OsStr::from_bytes(component);
+        let name = OsStr::from_bytes(component);
         directory = rustix::fs::openat(&directory, name, wanted, Mode::empty())?;
     }
     Ok(directory)
@@ -233,12 +267,18 @@ fn is_absent_or_in_the_way(error: &io::Error) -> bool {
 }
 
 /// rsync's rule: what is no directory gives way to one.
-fn remove_non_directory(parent: BorrowedFd<'_>, name: &Name) -> io::Result<()> {
-    let stat = rustix::fs::statat(parent, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW)?;
-    if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-        return Ok(());
+fn remove_non_directory(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
+    match rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => return Ok(()),
+        Ok(_in_the_way) => {}
+        // somebody else has removed it
+        Err(Errno::NOENT) => return Ok(()),
+        Err(error) => return Err(error.into()),
     }
-    Ok(rustix::fs::unlinkat(parent, name.as_os_str(), AtFlags::empty())?)
+    match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// A directory that came read-only must take its files again; its mode is set anew at the end. Where this is not
@@ -300,6 +340,36 @@ mod tests {
         let long = vec!["d".repeat(200); 30].join("/");
         tree.ensure_directory(&path(&long)).unwrap();
         assert!(tree.open_directory(&path(&long)).is_ok());
+    }
+
+    /// In a thread with little stack: none of it goes to each directory.
+    #[test]
+    fn a_path_of_thousands_of_directories_needs_no_more_stack_than_any() {
+        let (home, tree) = tree();
+        let deep = path(&vec!["d"; 6_000].join("/"));
+        let thread = std::thread::Builder::new().stack_size(256 << 10);
+        let made = thread.spawn(move || {
+            tree.ensure_directory(&deep).unwrap();
+            drop(tree.create_directory(&deep.join(&Name::from_bytes(b"e").unwrap()).unwrap()).unwrap());
+            tree.open_directory(&deep).unwrap()
+        });
+        assert!(rustix::fs::fstat(made.unwrap().join().unwrap()).is_ok());
+        let tree = Tree::open(home.path()).unwrap();
+        let top = path("d").file_name().unwrap();
+        let gone = crate::remove_entries(&tree, &RelPath::root(), std::iter::once(&top), |path, error| {
+            panic!("{path}: {error}");
+        });
+        assert_eq!(gone, 6_001);
+    }
+
+    /// A FIFO is not waited for, and a device would not be opened.
+    #[test]
+    fn a_fifo_in_the_way_of_a_directory_gives_way_and_nobody_waits() {
+        let (home, tree) = tree();
+        rustix::fs::mknodat(tree.fd(), "a", FileType::Fifo, Mode::RWXU, 0).unwrap();
+        assert!(tree.open_directory(&path("a")).is_err());
+        tree.ensure_directory(&path("a/b")).unwrap();
+        assert!(home.path().join("a/b").is_dir());
     }
 
     #[test]

@@ -13,7 +13,7 @@ mod tests;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -355,7 +355,10 @@ fn reopen(
     part: &Part,
     direct: Direct,
 ) -> io::Result<Option<(Staged, FileIdentity)>> {
-    let staged = match Staged::reopen(directory, &part.part, direct) {
+    let is_it = |found: BorrowedFd<'_>| {
+        FileIdentity::of(found).is_ok_and(|there| there.regular && part.is_in(there.inode, birth_of(found)))
+    };
+    let staged = match Staged::reopen(directory, &part.part, direct, is_it) {
         Ok(staged) => staged,
         Err(error) => {
             let gone =
@@ -364,8 +367,7 @@ fn reopen(
         }
     };
     let identity = FileIdentity::of(staged.file())?;
-    let same = identity.regular && part.is_in(identity.inode, birth_of(staged.file()));
-    Ok(same.then_some((staged, identity)))
+    Ok(Some((staged, identity)))
 }
 
 /// The part, if a file stands where it would go that was put there, or changed, after the part was written last.

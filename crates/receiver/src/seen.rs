@@ -62,7 +62,7 @@ fn locate(target: &[u8], access: &Access) -> Result<(Option<Tree>, RelPath), Ref
         Access::Anywhere => return locate_own(target),
         Access::Beneath(roots) => choose_root(target, roots)?,
     };
-    let tree = Tree::open(root).map_err(|error| cannot("open root", root, &error))?;
+    let tree = Tree::open_guarded(root).map_err(|error| cannot("open root", root, &error))?;
     Ok((Some(tree), clean(rest)?))
 }
 

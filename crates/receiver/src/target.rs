@@ -101,7 +101,7 @@ fn locate(target: &[u8], access: &Access) -> Result<(Tree, RelPath), Refusal> {
         Access::Anywhere => return locate_own(target),
         Access::Beneath(roots) => choose_root(target, roots)?,
     };
-    let tree = Tree::open(root).map_err(|error| cannot("open root", root, &error))?;
+    let tree = Tree::open_guarded(root).map_err(|error| cannot("open root", root, &error))?;
     Ok((tree, clean(rest)?))
 }
 
@@ -237,6 +237,24 @@ mod tests {
             code(Target::resolve(&open("a", directory()), &Access::Beneath(vec![]))),
             RefusalCode::Denied
         );
+    }
+
+    /// Who owns the directory above a root could make it a link to anywhere.
+    #[test]
+    fn a_root_that_another_user_has_made_a_link_is_refused() {
+        let home = tempfile::tempdir().unwrap();
+        let root = home.path().join("root");
+        std::fs::create_dir(home.path().join("precious")).unwrap();
+        std::os::unix::fs::symlink("precious", &root).unwrap();
+        if std::os::unix::fs::lchown(&root, Some(65_534), None).is_err() {
+            return eprintln!("skipped: only root can give a link away");
+        }
+        let access = Access::Beneath(vec![root]);
+        let open = open("x", directory());
+        let looked = crate::seen::Seen::look(&open, &access).map(drop).unwrap_err();
+        let resolved = Target::resolve(&open, &access).unwrap_err();
+        assert!(resolved.text.contains("belongs to user 65534") && looked == resolved, "{}", resolved.text);
+        assert_eq!(std::fs::read_dir(home.path().join("precious")).unwrap().count(), 0);
     }
 
     #[test]

@@ -140,28 +140,25 @@ impl Account {
         match message {
             ToSender::Answer(answer) => {
                 within("verdicts", answer.verdicts.len(), OFFER_FILES_MAX)?;
-                // the planner has gone only when the session is being stopped
-                let _stopping = self.teller.replies.send(Reply::Answer(answer));
+                self.teller.reply(Reply::Answer(answer))?;
             }
             ToSender::Held(held) => {
                 within("held groups", held.cvs.len(), HELD_GROUPS_MAX)?;
-                let _stopping = self.teller.replies.send(Reply::Held(held));
+                self.teller.reply(Reply::Held(held))?;
             }
             ToSender::Findings(findings) => {
                 within("findings", findings.findings.len(), FINDINGS_MAX)?;
-                let _stopping = self.teller.findings.send(findings);
+                self.teller.findings(findings)?;
             }
             ToSender::Extra(extra) => {
                 within("names at the target alone", extra.names.len(), EXTRA_NAMES_MAX)?;
-                let _stopping = self.teller.mirror.send(ToSender::Extra(extra));
+                self.teller.mirror(ToSender::Extra(extra))?;
             }
-            removed @ ToSender::Removed { .. } => {
-                let _stopping = self.teller.mirror.send(removed);
-            }
+            removed @ ToSender::Removed { .. } => self.teller.mirror(removed)?,
             ToSender::Stored(Stored { items, files }) => {
                 within("settled items", items.len().max(files.len()), STORED_ITEMS_MAX)?;
                 items.into_iter().try_for_each(|item| self.take_item(item))?;
-                files.into_iter().for_each(|file| self.take_file(file));
+                files.into_iter().try_for_each(|file| self.take_file(file))?;
             }
             ToSender::Fault(fault) => self.shared.fail(&FileError::Receiver(fault)),
             ToSender::Refused(refusal) => return Err(SessionError::Refused(refusal)),
@@ -244,18 +241,22 @@ impl Account {
         failed.for_each(|fault| shared.fail(&FileError::Receiver(fault)));
     }
 
-    fn take_file(&mut self, done: FileDone) {
-        let Some(file) = self.shared.forget(FileId(done.file)) else { return };
+    fn take_file(&mut self, done: FileDone) -> Result<(), WireError> {
+        let Some(file) = self.shared.forget(FileId(done.file)) else { return Ok(()) };
+        if done.fault.is_none() && file.root().is_none() {
+            return Err(WireError::OutOfOrder { what: "a whole file that has not been sent" });
+        }
         file.close();
         if let Some((operation, code)) = done.fault {
             if file.kill() {
                 let fault = Fault { path: file.target.clone(), operation, code };
                 self.shared.fail(&FileError::Receiver(fault));
             }
-            return;
+            return Ok(());
         }
         self.shared.moved(&Moved { files: 1, whole_bytes: file.entry.size, bytes: 0 });
         self.shared.book().confirm(&file.target, file.root().as_ref());
+        Ok(())
     }
 
     /// The end is good only if nothing is left open.

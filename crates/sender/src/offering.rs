@@ -101,6 +101,8 @@ impl Offering {
         let mut answered = Vec::with_capacity(files.len());
         for ((number, (directory, entry)), verdict) in (0..).zip(files).zip(verdicts) {
             let known = match verdict {
+                // a file of one group goes whole
+                Verdict::Resume | Verdict::Delta if entry.size <= GROUP_BYTES => Answered::Need,
                 Verdict::Skip => Answered::Skip,
                 Verdict::Need => Answered::Need,
                 Verdict::Compare(root) => Answered::Compare(root),

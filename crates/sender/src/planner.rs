@@ -17,7 +17,7 @@ use zmove_wire::{Compare, TargetState, ToReceiver};
 use crate::ahead::Unread;
 use crate::error::FileError;
 use crate::mirror::{self, Mirror};
-use crate::news::{News, Reply};
+use crate::news::{News, Reply, Waiting};
 use crate::offering::{Answered, Offering};
 use crate::pack::{Basis, Pack, PackEntry, PackGroup, Packer, Parcel};
 use crate::shared::{Shared, When};
@@ -103,7 +103,7 @@ impl Planner<'_> {
                     Err(_) => break,
                 },
                 recv(news.replies) -> reply => match reply {
-                    Ok(reply) => self.take_reply(reply),
+                    Ok(reply) => self.take_reply(reply.take()),
                     Err(_) => break,
                 },
                 default(PACK_PATIENCE) => {
@@ -167,12 +167,12 @@ impl Planner<'_> {
         }
     }
 
-    fn take_last_replies(&mut self, replies: &Receiver<Reply>) {
+    fn take_last_replies(&mut self, replies: &Receiver<Waiting>) {
         self.flush_offers();
         while !self.shared.is_stopping() && self.offering.as_ref().is_some_and(|o| !o.is_done()) {
             match replies.recv_timeout(PACK_PATIENCE) {
                 Ok(reply) => {
-                    self.take_reply(reply);
+                    self.take_reply(reply.take());
                     self.flush_offers();
                 }
                 Err(RecvTimeoutError::Timeout) => self.flush_pack(),

@@ -1,0 +1,111 @@
+//! Opens a directory that is named by a path which other users may have a hand in.
+//!
+//! **Invariant:** a link on the way is followed only if it belongs to root or to the user of this process: whoever owns a
+//! directory on the way can put a link there, and would say with it where this process writes.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{CWD, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+/// As many links as the kernel follows.
+const LINKS_MAX: usize = 40;
+const WAYPOINT: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// Opens the directory at `path`.
+///
+/// # Errors
+/// What the system says, `ELOOP` for too many links, and an error with a text for a link of another user.
+pub(crate) fn open_directory(path: &Path) -> io::Result<OwnedFd> {
+    let own = rustix::process::geteuid().as_raw();
+    let mut here = start(path)?;
+    let mut rest = parts(path);
+    let mut links = 0;
+    while let Some(name) = rest.pop_front() {
+        let next = rustix::fs::openat(&here, &name, WAYPOINT, Mode::empty())?;
+        let stat = rustix::fs::fstat(&next)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
+            here = next;
+            continue;
+        }
+        links += 1;
+        if links > LINKS_MAX {
+            return Err(Errno::LOOP.into());
+        }
+        let target = follow(&next, &name, &stat, own)?;
+        if target.is_absolute() {
+            here = start(&target)?;
+        }
+        for part in parts(&target).into_iter().rev() {
+            rest.push_front(part);
+        }
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(&here, c".", flags, Mode::empty())?)
+}
+
+fn start(path: &Path) -> io::Result<OwnedFd> {
+    let from = if path.is_absolute() { c"/" } else { c"." };
+    Ok(rustix::fs::openat(CWD, from, WAYPOINT, Mode::empty())?)
+}
+
+/// Where a link points to, if it may be followed.
+fn follow(link: &OwnedFd, name: &OsString, stat: &Stat, own: u32) -> io::Result<PathBuf> {
+    if stat.st_uid != 0 && stat.st_uid != own {
+        let (name, user) = (Path::new(name).display(), stat.st_uid);
+        let text = format!("the link '{name}' on the way belongs to user {user}, and is not followed");
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
+    }
+    let target = rustix::fs::readlinkat(link, c"", Vec::new())?;
+    Ok(OsString::from_vec(target.into_bytes()).into())
+}
+
+fn parts(path: &Path) -> VecDeque<OsString> {
+    let named = path.components().filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir));
+    named.map(|part| part.as_os_str().to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{MetadataExt, lchown, symlink};
+
+    fn inode(path: &Path) -> io::Result<u64> {
+        Ok(rustix::fs::fstat(open_directory(path)?)?.st_ino)
+    }
+
+    #[test]
+    fn links_of_this_user_lead_where_they_point() {
+        let home = tempfile::tempdir().unwrap();
+        let at = |name: &str| home.path().join(name);
+        std::fs::create_dir_all(at("a/b")).unwrap();
+        symlink("a", at("relative")).unwrap();
+        symlink(at("a"), at("absolute")).unwrap();
+        symlink("../relative/b", at("a/up")).unwrap();
+        symlink("round", at("round")).unwrap();
+        let there = at("a/b").metadata().unwrap().ino();
+        for name in ["a/b", "relative/b", "absolute/b", "a/up", "a/../a/./b"] {
+            assert_eq!(inode(&at(name)).unwrap(), there, "{name}");
+        }
+        assert_eq!(inode(&at("round")).unwrap_err().raw_os_error(), Some(Errno::LOOP.raw_os_error()));
+        std::fs::write(at("file"), "x").unwrap();
+        assert!(inode(&at("file")).is_err() && inode(&at("nothing")).is_err());
+    }
+
+    #[test]
+    fn a_link_of_another_user_is_not_followed() {
+        let home = tempfile::tempdir().unwrap();
+        let (directory, link) = (home.path().join("a"), home.path().join("link"));
+        std::fs::create_dir(&directory).unwrap();
+        symlink("a", &link).unwrap();
+        if lchown(&link, Some(65_534), None).is_err() {
+            return eprintln!("skipped: only root can give a link away");
+        }
+        assert!(inode(&link).unwrap_err().to_string().contains("belongs to user 65534"));
+    }
+}

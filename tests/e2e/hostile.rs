@@ -1,0 +1,239 @@
+//! A hostile daemon: it asks for what was not offered, claims to have what it has not, sends what nobody asked for, and
+//! ends when it likes. The sender sends nothing but its sources, does not hang or panic, and reports no success.
+
+use std::path::Path;
+
+use zmove_types::{GROUP_BYTES, RelPath};
+use zmove_wire::limits::{EXTRA_NAMES_MAX, OFFER_FILES_MAX, STORED_ITEMS_MAX};
+use zmove_wire::{
+    Answer, Extra, ExtraName, Fault, FaultCode, FileDone, Findings, Finished, FrameKind, Held, ListedName,
+    Operation, Stored, StoredItem, TargetState, ToReceiver, ToSender, TopName, Verdict, encode_message,
+};
+
+use crate::deceiver::{Deceived, Deceiver, Heard, opened, stored};
+use crate::harness::Site;
+use crate::tree::paint;
+
+/// A source of two small files beside something that is nobody's business.
+fn site() -> Site {
+    let site = Site::local();
+    paint(site.source().join("d/one"), 10);
+    paint(site.source().join("two"), 20);
+    std::fs::write(site.path("secret"), "secret").unwrap();
+    std::os::unix::fs::symlink("../secret", site.source().join("link")).unwrap();
+    site
+}
+
+fn says(messages: &[ToSender]) -> Option<Vec<Vec<u8>>> {
+    Some(messages.iter().map(encode_message).collect())
+}
+
+/// Says `message` in the place of leave, or right after it.
+fn after_leave(message: ToSender) -> Deceived {
+    let said = move |heard: &Heard| match heard {
+        Heard::Message(ToReceiver::Open(_)) => says(&[opened(TargetState::Populated), message.clone()]),
+        _ => Some(Vec::new()),
+    };
+    Deceiver::new(TargetState::Populated, said).deceive(&site().source())
+}
+
+#[track_caller]
+fn assert_only_sources_were_sent(deceived: &Deceived) {
+    let known = ["d/one", "two"];
+    assert!(deceived.paths.iter().all(|path| known.contains(&path.as_str())), "{:?}", deceived.paths);
+    assert!(!deceived.contents.windows(6).any(|bytes| bytes == b"secret"));
+}
+
+/// A message that answers what was never asked means nothing, and brings no file.
+#[test]
+fn a_daemon_that_asks_for_files_that_were_not_offered_gets_none() {
+    let site = site();
+    let said = |heard: &Heard| match heard {
+        Heard::Message(ToReceiver::Offer(offer)) => {
+            let more = vec![Verdict::Need; OFFER_FILES_MAX];
+            let none = Answer { offer: offer.offer + 99, verdicts: more.clone() };
+            let held =
+                Held { offer: offer.offer, file: u32::MAX, first: u32::MAX, cvs: vec![[7; 32]], end: true };
+            let right = Answer { offer: offer.offer, verdicts: more };
+            says(&[
+                ToSender::Answer(none),
+                ToSender::Held(held),
+                ToSender::Answer(right.clone()),
+                ToSender::Answer(right),
+            ])
+        }
+        _ => None,
+    };
+    let deceived = Deceiver::new(TargetState::Populated, said).deceive(&site.source());
+    assert_eq!(deceived.ended.as_ref().unwrap().files, 2);
+    assert_only_sources_were_sent(&deceived);
+}
+
+/// Nothing was offered as that, since it has one group only: it goes whole.
+#[test]
+fn a_daemon_that_claims_groups_of_a_small_file_gets_it_whole() {
+    for verdict in [Verdict::Resume, Verdict::Delta] {
+        let said = move |heard: &Heard| match heard {
+            Heard::Message(ToReceiver::Offer(offer)) => {
+                let files: usize = offer.groups.iter().map(|group| group.files.len()).sum();
+                let held = |file: usize, end| {
+                    let file = u32::try_from(file).unwrap();
+                    ToSender::Held(Held { offer: offer.offer, file, first: 0, cvs: vec![[7; 32]], end })
+                };
+                let answer = ToSender::Answer(Answer { offer: offer.offer, verdicts: vec![verdict; files] });
+                let before = (0..files).map(|file| held(file, false));
+                let after = (0..files).map(|file| held(file, true));
+                says(&before.chain([answer]).chain(after).collect::<Vec<_>>())
+            }
+            _ => None,
+        };
+        let deceived = Deceiver::new(TargetState::Populated, said).deceive(&site().source());
+        assert_eq!(deceived.ended.as_ref().unwrap().files, 2, "{:?}", deceived.failed);
+        assert_only_sources_were_sent(&deceived);
+    }
+}
+
+/// A file of three groups of which the daemon says that it has them all.
+#[test]
+fn a_daemon_that_claims_to_have_all_of_a_file_has_not_confirmed_it() {
+    let site = Site::local();
+    paint(site.source().join("large"), 3 * GROUP_BYTES);
+    let said = |heard: &Heard| match heard {
+        Heard::Message(ToReceiver::Offer(offer)) => {
+            let held = Held { offer: offer.offer, file: 0, first: 0, cvs: vec![[7; 32]; 3], end: true };
+            let answer = Answer { offer: offer.offer, verdicts: vec![Verdict::Resume] };
+            says(&[ToSender::Held(held), ToSender::Answer(answer)])
+        }
+        _ => None,
+    };
+    let deceived = Deceiver::new(TargetState::Populated, said).deceive(&site.source());
+    let summary = deceived.ended.as_ref().unwrap();
+    assert_eq!((summary.files, summary.failed), (0, 1), "{:?}", deceived.failed);
+    assert!(deceived.failed[0].contains("never confirmed"), "{:?}", deceived.failed);
+}
+
+#[test]
+fn a_daemon_that_calls_a_file_whole_before_it_was_sent_is_broken_off() {
+    let site = Site::local();
+    paint(site.source().join("large"), 3 * GROUP_BYTES);
+    let said = |heard: &Heard| match heard {
+        Heard::Frame(frame) if frame.header.kind == FrameKind::Declare => {
+            let files = vec![FileDone { file: frame.header.file.0, fault: None }];
+            says(&[ToSender::Stored(Stored { items: Vec::new(), files })])
+        }
+        // no receipt, or all may have been read by then
+        Heard::Frame(_) => Some(Vec::new()),
+        _ => None,
+    };
+    let mut source = std::fs::File::options().write(true).open(site.source().join("large")).unwrap();
+    // more than fits the buffers, so that not all of it can have been read
+    std::io::Seek::seek(&mut source, std::io::SeekFrom::Start(200 * GROUP_BYTES)).unwrap();
+    std::io::Write::write_all(&mut source, b"end").unwrap();
+    let deceived = Deceiver::new(TargetState::Empty, said).deceive(&site.source());
+    deceived.is_broken_off("a whole file that has not been sent");
+}
+
+#[test]
+fn a_daemon_that_settles_what_was_never_sent_is_broken_off() {
+    after_leave(stored(u64::MAX)).is_broken_off("a receipt");
+}
+
+#[test]
+fn a_daemon_that_settles_an_item_twice_is_broken_off() {
+    let said = |heard: &Heard| match heard {
+        Heard::Frame(frame) => says(&[stored(frame.header.item.0), stored(frame.header.item.0)]),
+        Heard::Message(ToReceiver::Announce { .. }) => Some(Vec::new()),
+        Heard::Message(_) => None,
+    };
+    Deceiver::new(TargetState::Empty, said).deceive(&site().source()).is_broken_off("a receipt");
+}
+
+#[test]
+fn a_daemon_that_ends_before_all_has_come_is_broken_off() {
+    after_leave(ToSender::Finished(Finished::default())).is_broken_off("the end before everything");
+}
+
+#[test]
+fn a_daemon_that_gives_leave_twice_is_broken_off() {
+    after_leave(opened(TargetState::Empty)).is_broken_off("a second answer");
+}
+
+/// A list that is longer than it may be, of each kind.
+#[test]
+fn a_daemon_that_sends_huge_lists_is_broken_off() {
+    let item = StoredItem { item: 0, mismatch: true, faults: Vec::new() };
+    let name = || ListedName(zmove_types::Name::from_bytes(b"n").unwrap());
+    let extra = || ExtraName { range: 0, name: name(), directory: true };
+    let names = std::iter::repeat_with(extra).take(EXTRA_NAMES_MAX + 1).collect();
+    let lists = [
+        ToSender::Answer(Answer { offer: 0, verdicts: vec![Verdict::Need; OFFER_FILES_MAX + 1] }),
+        ToSender::Stored(Stored { items: vec![item; STORED_ITEMS_MAX + 1], files: Vec::new() }),
+        ToSender::Extra(Extra { names, ..Extra::default() }),
+    ];
+    for list in lists {
+        after_leave(list).is_broken_off("control");
+    }
+}
+
+/// What nobody takes would only fill the sender's memory.
+#[test]
+fn a_daemon_that_answers_without_end_what_nobody_asked_fills_no_memory() {
+    for message in [
+        ToSender::Findings(Findings { inquiry: 0, findings: Vec::new() }),
+        ToSender::Removed { remove: 0, entries: 1 },
+    ] {
+        let said = move |heard: &Heard| match heard {
+            Heard::Message(ToReceiver::Open(_)) => {
+                let flood = std::iter::repeat_n(encode_message(&message), 1000);
+                Some(std::iter::once(encode_message(&opened(TargetState::Empty))).chain(flood).collect())
+            }
+            _ => None,
+        };
+        let deceived = Deceiver::new(TargetState::Empty, said).deceive(&site().source());
+        // when all is planned nobody listens, and it is dropped
+        if deceived.ended.is_err() {
+            deceived.is_broken_off("nobody asked for");
+        }
+    }
+}
+
+/// The bytes of a right message with another name in it.
+#[test]
+fn a_daemon_that_names_another_path_is_broken_off() {
+    let name = zmove_types::Name::from_bytes(b"xx").unwrap();
+    for climbing in [b"..", b"/x", b"x\0"] {
+        let name = name.clone();
+        let said = move |heard: &Heard| match heard {
+            Heard::Message(ToReceiver::Open(_)) => {
+                let ToSender::Opened(leave) = opened(TargetState::Empty) else { unreachable!() };
+                let leave = zmove_wire::Opened { single_name: Some(TopName(name.clone())), ..leave };
+                let mut bytes = encode_message(&ToSender::Opened(leave));
+                let at = bytes.windows(2).rposition(|pair| pair == b"xx").unwrap();
+                bytes[at..at + 2].copy_from_slice(climbing);
+                Some(vec![bytes])
+            }
+            _ => Some(Vec::new()),
+        };
+        let deceived = Deceiver::new(TargetState::Empty, said).deceive(&site().source());
+        assert!(deceived.ended.is_err());
+        // what goes before leave is given is a guess, and of the sources too
+        assert_only_sources_were_sent(&deceived);
+    }
+}
+
+/// A fault of something that was never sent is told, and the push has not succeeded.
+#[test]
+fn a_daemon_that_blames_other_paths_leaves_no_success() {
+    let path = RelPath::from_bytes(Path::new("etc/shadow").as_os_str().as_encoded_bytes()).unwrap();
+    let fault = Fault { path, operation: Operation::SetMetadata, code: FaultCode::Os(1) };
+    let said = move |heard: &Heard| match heard {
+        Heard::Message(ToReceiver::Open(_)) => {
+            says(&[opened(TargetState::Empty), ToSender::Fault(fault.clone())])
+        }
+        _ => None,
+    };
+    let deceived = Deceiver::new(TargetState::Empty, said).deceive(&site().source());
+    assert_eq!(deceived.ended.as_ref().unwrap().failed, 1);
+    assert!(deceived.failed[0].contains("etc/shadow"), "{:?}", deceived.failed);
+    assert_only_sources_were_sent(&deceived);
+}
