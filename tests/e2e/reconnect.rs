@@ -298,7 +298,8 @@ fn a_daemon_that_comes_back_over_quic() {
     std::fs::remove_file(&endless).unwrap();
     let options = ["--listen", &daemon.address.to_string(), "--transport", "quic"];
     let _again = Daemon::start_with(&site.path("server"), &options, &Runner::default());
-    let outcome = finish(client).expect(0).says(&["reconnecting"]).says(&["reconnected"]).lines(2);
+    // a third line tells of the file that is gone, if the sender was slow to open it
+    let outcome = finish(client).expect(0).says(&["reconnecting"]).says(&["reconnected"]);
     assert_eq!((&outcome.summary()["reconnects"], &outcome.summary()["files"]), (&1.into(), &1.into()));
     assert_same(&site.source(), Path::new(&site.target()));
 }

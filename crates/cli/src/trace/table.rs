@@ -66,7 +66,7 @@ fn queue(name: &str, lines: &[Line], pieces: impl Fn(&Line) -> usize) -> String 
     // a damaged trace may say more than can be added up
     let sum: u128 = lines.iter().map(|line| pieces(line) as u128).sum();
     let mean = sum / lines.len().max(1) as u128;
-    format!("{name:<16}{mean:>12}{most:>12}\n")
+    format!("{name:<16} {mean:>11} {most:>11}\n")
 }
 
 fn fastest(lines: &[Line], bytes: Counter) -> ByteRate {
