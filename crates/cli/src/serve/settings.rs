@@ -8,7 +8,7 @@ use zmove_transport::TransportChoice;
 
 use crate::age::Age;
 use crate::args::{ListenArg, LogFormat, ServeArgs, StorageArgs};
-use crate::config::{Config, MetricsListen};
+use crate::config::Config;
 
 /// The settings of one daemon.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ impl Settings {
             storage: StorageArgs { io_engine, direct },
             drain: drain.map_or(Duration::ZERO, |drain| drain.0),
             log_format: args.log_format.or(config.log.format.map(|word| word.0)).unwrap_or_default(),
-            metrics: metrics.unwrap_or_else(MetricsListen::default).0,
+            metrics: metrics.unwrap_or_default().0,
             limits: config.limits(),
         }
     }
