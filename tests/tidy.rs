@@ -29,7 +29,7 @@ const ARROWS: [(&str, &[&str]); 13] = [
 ];
 
 /// Outside crates that only some may use.
-const RESERVED: [(&str, &[&str]); 16] = [
+const RESERVED: [(&str, &[&str]); 23] = [
     ("tokio", &["cli", "receiver", "sender", "transport"]),
     ("rustls", &["cli", "transport"]),
     ("rustls-webpki", &["transport"]),
@@ -39,6 +39,13 @@ const RESERVED: [(&str, &[&str]); 16] = [
     ("indicatif", &["cli", "lab"]),
     ("anyhow", &["cli", "lab"]),
     ("svg", &["cli"]),
+    ("hyper", &["cli"]),
+    ("listenfd", &["cli"]),
+    ("prometheus-client", &["cli"]),
+    ("sd-notify", &["cli"]),
+    ("toml", &["cli"]),
+    ("tracing", &["cli"]),
+    ("tracing-subscriber", &["cli"]),
     ("blake3", &["chunk", "lab", "receiver", "sender", "transport"]),
     ("rayon", &["chunk", "scan"]),
     ("globset", &["scan"]),

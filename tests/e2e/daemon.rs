@@ -70,6 +70,28 @@ impl Daemon {
         self.child.wait().unwrap().code()
     }
 
+    /// Asks it to end, and does not wait.
+    pub(crate) fn ask_to_end(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+    }
+
+    /// Has it read its settings again.
+    pub(crate) fn hang_up(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::HUP).unwrap();
+    }
+
+    /// Waits for its end; returns its exit code.
+    pub(crate) fn wait(mut self) -> Option<i32> {
+        self.child.wait().unwrap().code()
+    }
+
+    /// The memory that it has resident, in KiB.
+    pub(crate) fn memory_kib(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse().unwrap()
+    }
+
     /// Ends it without a warning.
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();

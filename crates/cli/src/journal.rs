@@ -32,6 +32,11 @@ fn directories() -> Result<Vec<PathBuf>> {
             directories.push(directory);
         }
     }
+    let service = PathBuf::from(settings::SERVICE_JOURNALS);
+    let own = std::env::var_os("ZMOVE_HOME").is_none();
+    if own && rustix::process::geteuid().is_root() && service.is_dir() {
+        directories.push(service);
+    }
     Ok(directories)
 }
 

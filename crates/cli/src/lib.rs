@@ -5,6 +5,7 @@
 mod age;
 mod allow;
 mod args;
+mod config;
 mod dial;
 mod exit;
 #[cfg(feature = "fuzzing")]
@@ -14,6 +15,8 @@ mod journal;
 mod key;
 mod listing;
 mod location;
+mod log;
+mod metrics;
 mod paths;
 mod patience;
 mod progress;
@@ -23,6 +26,7 @@ mod reconnect;
 mod scan;
 mod selection;
 mod serve;
+mod service;
 mod settings;
 mod signals;
 mod ssh;

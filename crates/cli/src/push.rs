@@ -60,7 +60,7 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     let mut display = Display::new(args.json, args.quiet, trace);
     let job = || job(&args, &sources, &location);
     let mut run = Run::begin(manifest(&args)?, started);
-    let storage = settings::storage(args.storage);
+    let storage = settings::storage(args.storage, |notice| terminal::warn(notice));
     let disk = Arc::clone(&storage.disk);
     let scan = ScanConfig { selection, ..ScanConfig::default() };
     let config =

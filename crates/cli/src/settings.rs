@@ -9,7 +9,6 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use zmove_disk::{Direct, Disk, RingConfig, Threads, Unavailable, Uring};
 
 use crate::args::{DirectArg, EngineArg, StorageArgs};
-use crate::terminal;
 
 /// Whose keys are meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +36,15 @@ pub(crate) fn journals(home: &Path) -> PathBuf {
     home.join("journal")
 }
 
+/// Where a daemon keeps them: where the service manager says, else in its home.
+pub(crate) fn daemon_journals(home: &Path) -> PathBuf {
+    let given = std::env::var_os("STATE_DIRECTORY").filter(|given| !given.is_empty());
+    journals(given.as_deref().map_or(home, Path::new))
+}
+
+/// Where a daemon that is run as a service keeps them by `docs/systemd/zmove.service`.
+pub(crate) const SERVICE_JOURNALS: &str = "/var/lib/zmove/journal";
+
 /// Raises the limit of open files as far as it goes: descriptors are held for directories, files and lanes.
 pub(crate) fn prepare_process() {
     let limit = getrlimit(Resource::Nofile);
@@ -54,10 +62,10 @@ pub(crate) struct Storage {
 }
 
 /// The storage that was asked for, or what there is; in that case the user is told.
-pub(crate) fn storage(args: StorageArgs) -> Storage {
+pub(crate) fn storage(args: StorageArgs, tell: impl Fn(&str)) -> Storage {
     let storage = storage_with(args, || Uring::start(RingConfig::default()));
     if let Some(notice) = &storage.notice {
-        terminal::warn(notice);
+        tell(notice);
     }
     storage
 }

@@ -22,6 +22,11 @@ impl EndSignals {
 
     /// Waits for the first.
     pub(crate) async fn first(mut self) {
+        self.next().await;
+    }
+
+    /// Waits for one more.
+    pub(crate) async fn next(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}

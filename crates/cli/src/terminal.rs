@@ -37,7 +37,7 @@ impl Display for Causes<'_> {
 }
 
 /// Text whose control characters are escaped.
-struct Printable<T>(T);
+pub(crate) struct Printable<T>(pub(crate) T);
 
 impl<T: Display> Display for Printable<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

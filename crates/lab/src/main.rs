@@ -1,6 +1,6 @@
 //! `zmove-lab`: measures zmove and its peers between two hosts that are network namespaces joined by an emulated path.
 //!
-//! Runs as root on Linux, but for `torture`, `kills` and `half`, which need no hosts. Everything it makes (namespaces, mounts, processes) carries its process number and ends with it.
+//! Runs as root on Linux, but for `torture`, `kills`, `half`, `soak` and `siege`, which need no hosts. Everything it makes (namespaces, mounts, processes) carries its process number and ends with it.
 
 mod again;
 mod calibrate;
@@ -20,6 +20,8 @@ mod run;
 mod schedule;
 mod server;
 mod session;
+mod siege;
+mod soak;
 mod torture;
 mod trees;
 mod tun;
@@ -42,6 +44,8 @@ use crate::hosts::{Hosts, LinkArgs};
 use crate::inside::InsideArgs;
 use crate::kills::{HalfArgs, KillsArgs};
 use crate::session::Session;
+use crate::siege::SiegeArgs;
+use crate::soak::SoakArgs;
 use crate::torture::TortureArgs;
 use crate::units::RoundTrip;
 use crate::verdicts::VerdictsArgs;
@@ -72,6 +76,10 @@ enum Task {
     Kills(KillsArgs),
     /// Kills the transfer of one large file half-way, and says what the other half takes.
     Half(HalfArgs),
+    /// Sends hundreds of transfers through one daemon, and asks whether it holds more at the end than at the beginning.
+    Soak(SoakArgs),
+    /// Pushes beside somebody who opens connections that come to nothing, and says how fast that is.
+    Siege(SiegeArgs),
     /// Clears up behind labs that were killed.
     Clean,
     #[command(hide = true)]
@@ -127,6 +135,8 @@ fn main() -> ExitCode {
         Task::Torture(arguments) => torture::torture(&arguments),
         Task::Kills(arguments) => kills::kills(&arguments),
         Task::Half(arguments) => kills::half(&arguments),
+        Task::Soak(arguments) => soak::soak(&arguments),
+        Task::Siege(arguments) => siege::siege(&arguments),
         Task::Clean => run_clean(),
         Task::Inside(arguments) => inside::become_program(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Janitor { id } => session::janitor(&id).map(|()| ExitCode::SUCCESS),

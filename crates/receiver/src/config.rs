@@ -7,6 +7,7 @@ use zmove_disk::{Direct, Disk, Threads};
 use zmove_types::GROUP_BYTES;
 
 use crate::ending::EndingSessions;
+use crate::meters::TransferMeter;
 
 /// The settings of one receiving session.
 #[derive(Clone, Debug)]
@@ -15,8 +16,10 @@ pub struct ReceiverConfig {
     /// in memory.
     pub writers: usize,
     /// Buffers of one group (4 MiB) that wait between lanes and writers. Default: 32. Where there are more than 24
-    /// lanes, so many and 8 more. Memory at worst: so many × 4 MiB.
+    /// lanes, so many and 8 more, but no more than [`memory_max`](Self::memory_max). Memory at worst: so many × 4 MiB.
     pub buffers_max: usize,
+    /// What buffers there may be for many lanes, in buffers. Default: 72.
+    pub memory_max: usize,
     /// The most lanes of one transfer. Default: 64.
     pub lanes_max: u16,
     /// Whether a daemon takes lanes in clear from senders that ask for them. Default: no, such transfers are refused.
@@ -30,6 +33,8 @@ pub struct ReceiverConfig {
     pub direct: Direct,
     /// For whose end a session waits. Default: nobody's; clones of one configuration share it.
     pub ending: EndingSessions,
+    /// What counts. Default: one that nobody reads; each session has its own.
+    pub meter: Arc<TransferMeter>,
 }
 
 impl Default for ReceiverConfig {
@@ -38,12 +43,14 @@ impl Default for ReceiverConfig {
         Self {
             writers: cores.clamp(2, 8),
             buffers_max: 32,
+            memory_max: 72,
             lanes_max: zmove_wire::limits::LANES_MAX,
             allow_clear: false,
             journals: None,
             disk: Arc::new(Threads),
             direct: Direct::default(),
             ending: EndingSessions::default(),
+            meter: Arc::default(),
         }
     }
 }

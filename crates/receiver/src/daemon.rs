@@ -1,39 +1,40 @@
 //! The listening receiver: accept, prove, admit, and hand on to a session or to the session a lane belongs to.
 //!
 //! **Invariant:** a peer whose key is not authorised gets no byte of its own parsed; connections that have not proved a
-//! key are few ([`UNPROVEN_MAX`]) and short ([`HANDSHAKE_TIMEOUT`]).
+//! key are few and short ([`Limits`]).
 
 use std::fmt;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc::error::TrySendError;
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use zmove_transport::{
-    AcceptError, Channel, Denial, Fingerprint, Incoming, Listener, Transport, control_pair,
+    AcceptError, Channel, Denial, Fingerprint, Incoming, LaneSource, Listener, Transport, control_pair,
 };
 use zmove_types::{LaneId, TransferId};
 use zmove_wire::{Cipher, Greeting, GreetingError, Refusal, RefusalCode, Role, ToSender, encode_message};
 
+use crate::admission::{Admissions, Full, Seat};
 use crate::config::ReceiverConfig;
-use crate::error::SessionError;
+use crate::event::{DaemonEvent, Moved, Rejection, Who};
 use crate::guests::{Guest, Guests};
+use crate::limits::Limits;
+use crate::meters::{Meters, TransferMeter};
 use crate::rates::Rates;
 use crate::registry::Registry;
-use crate::session::{Session, SessionReport, run_session};
+use crate::session::{Session, run_session};
 use crate::turns::Runs;
+use crate::unproven::Unproven;
 
-/// Connections that have not proved a key yet; more wait in the kernel's queue, or in that of QUIC.
-const UNPROVEN_MAX: usize = 64;
-/// With fewer than so many to spare, who comes by UDP has to show that it is where it says.
-const UNPROVEN_SPARE: usize = UNPROVEN_MAX / 2;
 /// How long transfers that are cut off may take to clean up.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a peer may take to prove its key and to greet.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a refused peer may take to take the refusal.
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(10);
 /// A control connection whose peer acknowledges nothing for so long is lost, and its transfer with it.
 const CONTROL_SILENCE_MAX: Duration = Duration::from_secs(60);
 /// How long an early lane waits for its control connection.
@@ -46,7 +47,7 @@ const DRAIN_BYTES_MAX: u64 = 64 << 10;
 /// A daemon that is listening.
 pub struct Daemon {
     shared: Arc<Shared>,
-    unproven: Arc<Semaphore>,
+    unproven: Unproven,
 }
 
 struct Shared {
@@ -55,57 +56,14 @@ struct Shared {
     listener: Listener,
     guests: Guests,
     config: ReceiverConfig,
+    admissions: Admissions,
+    meters: Arc<Meters>,
+    /// Whether new transfers are refused, while those that run go on.
+    draining: AtomicBool,
     registry: Registry,
     rates: Rates,
     runs: Runs,
     log: Box<dyn Fn(&DaemonEvent) + Send + Sync>,
-}
-
-/// What a daemon has to tell its operator.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum DaemonEvent {
-    /// A connection came to nothing.
-    Rejected {
-        /// From where.
-        address: SocketAddr,
-        /// Why.
-        reason: String,
-    },
-    /// A transfer has begun.
-    Begun {
-        /// Who sends.
-        name: String,
-        /// From where.
-        address: SocketAddr,
-    },
-    /// A transfer came to its end.
-    Received {
-        /// Who sent it.
-        name: String,
-        /// From where.
-        address: SocketAddr,
-        /// How its lanes went.
-        cipher: Cipher,
-        /// What was done.
-        report: SessionReport,
-        /// How long it took.
-        elapsed: Duration,
-    },
-    /// A transfer ended early.
-    Broken {
-        /// Who sent it.
-        name: String,
-        /// From where.
-        address: SocketAddr,
-        /// Why.
-        error: SessionError,
-    },
-    /// The system would not accept a connection.
-    Accept {
-        /// Why.
-        error: std::io::Error,
-    },
 }
 
 impl Daemon {
@@ -120,13 +78,39 @@ impl Daemon {
             listener,
             guests,
             config,
+            admissions: Admissions::new(Limits::default()),
+            meters: Arc::default(),
+            draining: AtomicBool::new(false),
             registry: Registry::default(),
             rates: Rates::default(),
             runs: Runs::default(),
             log: Box::new(log),
             stopping: watch::Sender::new(false),
         };
-        Self { shared: Arc::new(shared), unproven: Arc::new(Semaphore::new(UNPROVEN_MAX)) }
+        Self { shared: Arc::new(shared), unproven: Unproven::default() }
+    }
+
+    /// The limits that hold.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        self.shared.admissions.limits()
+    }
+
+    /// Has other limits hold from now on; what is under way stays.
+    pub fn set_limits(&self, limits: Limits) {
+        self.shared.admissions.set_limits(limits);
+    }
+
+    /// What transfers count.
+    #[must_use]
+    pub fn meters(&self) -> Arc<Meters> {
+        Arc::clone(&self.shared.meters)
+    }
+
+    /// Refuses new transfers from now on, and waits until those that run have ended.
+    pub async fn drain(&self) {
+        self.shared.draining.store(true, Ordering::Relaxed);
+        self.shared.admissions.idle().await;
     }
 
     /// Serves until `stop` resolves. Transfers that are running then are cut off, and given some time to clean up.
@@ -144,55 +128,58 @@ impl Daemon {
     }
 
     async fn accept_one(&self) {
-        let unproven =
-            Arc::clone(&self.unproven).acquire_owned().await.expect("the semaphore is never closed");
-        match self.shared.listener.accept().await {
-            Ok(incoming) => {
-                let crowded = self.unproven.available_permits() < UNPROVEN_SPARE;
-                let asked = if crowded { incoming.ask_back() } else { Some(incoming) };
-                let Some(incoming) = asked else { return };
-                let shared = Arc::clone(&self.shared);
-                tokio::spawn(async move {
-                    let proven = shared.prove(incoming).await;
-                    drop(unproven);
-                    if let Some((channel, guest)) = proven {
-                        shared.admit(channel, guest).await;
-                    }
-                });
-            }
+        let incoming = match self.shared.listener.accept().await {
+            Ok(incoming) => incoming,
             Err(error) => {
                 (self.shared.log)(&DaemonEvent::Accept { error });
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                return tokio::time::sleep(ACCEPT_PAUSE).await;
             }
-        }
+        };
+        let max = self.limits().unproven;
+        // while there are many, who comes by UDP has to show that it is where it says
+        let crowded = self.unproven.count() > max / 2;
+        let asked = if crowded { incoming.ask_back() } else { Some(incoming) };
+        let Some(incoming) = asked else { return };
+        let (address, shared) = (incoming.address(), Arc::clone(&self.shared));
+        let mut place = self.unproven.enter(address.ip(), max);
+        tokio::spawn(async move {
+            let proven = tokio::select! {
+                proven = shared.prove(incoming) => proven,
+                () = place.taken() => return shared.reject(Rejection::Crowded, address, crowded_out(max)),
+            };
+            drop(place);
+            if let Some((channel, guest)) = proven {
+                shared.admit(channel, guest).await;
+            }
+        });
     }
 }
 
 impl Shared {
-    fn reject(&self, address: SocketAddr, reason: impl fmt::Display) {
-        (self.log)(&DaemonEvent::Rejected { address, reason: reason.to_string() });
+    fn reject(&self, kind: Rejection, address: SocketAddr, reason: impl fmt::Display) {
+        (self.log)(&DaemonEvent::Rejected { kind, address, reason: reason.to_string() });
     }
 
     /// Has the peer prove its key and looks it up.
     async fn prove(&self, incoming: Incoming) -> Option<(Channel, Guest)> {
         let address = incoming.address();
-        let channel = match self.listener.handshake(incoming, HANDSHAKE_TIMEOUT).await {
+        let channel = match self.listener.handshake(incoming, self.admissions.limits().unproven_time).await {
             Ok(channel) => channel,
             Err(AcceptError::Unused { .. }) => return None,
             Err(error) => {
-                self.reject(address, error);
+                self.reject(Rejection::Handshake, address, error);
                 return None;
             }
         };
         match self.guests.judge(&channel) {
             Ok(Ok(guest)) => Some((channel, guest)),
             Ok(Err(denial)) => {
-                self.reject(address, &denial);
+                self.reject(Rejection::UnknownKey, address, &denial);
                 refuse(channel, |peer| not_admitted(peer, &denial)).await;
                 None
             }
             Err(error) => {
-                self.reject(address, error);
+                self.reject(Rejection::KeyList, address, error);
                 refuse(channel, |_| busy("the receiver cannot read its authorized_keys; see its log")).await;
                 None
             }
@@ -202,19 +189,24 @@ impl Shared {
     /// Reads the greeting and does what it asks for.
     async fn admit(self: Arc<Self>, channel: Channel, guest: Guest) {
         let (address, key) = (channel.address(), channel.peer());
+        let waiting = match self.admissions.wait(key) {
+            Ok(waiting) => waiting,
+            Err(full) => return self.refuse_full(channel, full).await,
+        };
         let mut stream = channel;
         let mut greeting = [0; Greeting::BYTES];
-        match tokio::time::timeout(HANDSHAKE_TIMEOUT, stream.read_exact(&mut greeting)).await {
+        let patience = self.admissions.limits().unproven_time;
+        match tokio::time::timeout(patience, stream.read_exact(&mut greeting)).await {
             Ok(Ok(_)) => {}
             // a client dials more lanes than a short path needs
             Ok(Err(error)) if error.kind() == std::io::ErrorKind::UnexpectedEof => return,
-            Ok(Err(error)) => return self.reject(address, error),
-            Err(_) => return self.reject(address, "no greeting in time"),
+            Ok(Err(error)) => return self.reject(Rejection::Greeting, address, error),
+            Err(_) => return self.reject(Rejection::Greeting, address, "no greeting in time"),
         }
         let greeting = match agreed(&greeting) {
             Ok(greeting) => greeting,
             Err(error) => {
-                self.reject(address, error);
+                self.reject(Rejection::Greeting, address, error);
                 // our own greeting tells the peer which versions we speak
                 let ours = Greeting::new(Role::Control, TransferId([0; 16]));
                 return say_and_close(stream, &ours.encode()).await;
@@ -223,46 +215,85 @@ impl Shared {
         let allowed = greeting.cipher == Cipher::Tls || self.config.allow_clear;
         match greeting.role {
             _ if greeting.cipher == Cipher::None && stream.transport() == Transport::Quic => {
-                self.reject(address, "it asks for lanes in clear over QUIC, which has none");
+                self.reject(
+                    Rejection::Clear,
+                    address,
+                    "it asks for lanes in clear over QUIC, which has none",
+                );
                 refuse(stream, clear_quic).await;
             }
             _ if !allowed => {
-                self.reject(address, "it asks for lanes in clear, which need 'zmove serve --allow-clear'");
+                self.reject(
+                    Rejection::Clear,
+                    address,
+                    "it asks for lanes in clear, which need 'zmove serve --allow-clear'",
+                );
                 refuse(stream, clear_lanes).await;
             }
-            Role::Control => self.run_control(stream, address, key, guest, greeting).await,
+            Role::Control => {
+                drop(waiting);
+                self.run_control(stream, guest, greeting).await;
+            }
             Role::Lane(number) => self.hand_over_lane(stream, address, guest, greeting, number).await,
         }
     }
 
-    async fn run_control(
+    async fn run_control(&self, stream: Channel, guest: Guest, greeting: Greeting) {
+        let (address, key) = (stream.address(), stream.peer());
+        if self.draining.load(Ordering::Relaxed) {
+            self.reject(Rejection::Stopping, address, "this receiver is being stopped");
+            return refuse(stream, stopping).await;
+        }
+        let seat = match self.admissions.sit(key) {
+            Ok(seat) => seat,
+            Err(full) => return self.refuse_full(stream, full).await,
+        };
+        let (lanes_in, lanes) = mpsc::channel(usize::from(seat.portion.lanes));
+        let Some(_registered) = self.registry.register(key, greeting.transfer, lanes_in) else {
+            return self.reject(Rejection::Transfer, address, "a transfer of that id is running already");
+        };
+        if let Err(error) = stream.set_unacknowledged_max(CONTROL_SILENCE_MAX) {
+            return self.reject(Rejection::Transfer, address, error);
+        }
+        self.run_transfer(stream, lanes, &seat, guest, greeting).await;
+    }
+
+    async fn run_transfer(
         &self,
         stream: Channel,
-        address: SocketAddr,
-        key: Fingerprint,
+        lanes: mpsc::Receiver<Box<dyn LaneSource>>,
+        seat: &Seat,
         Guest { name, access, owner, .. }: Guest,
         Greeting { transfer, cipher, .. }: Greeting,
     ) {
-        let (lanes_in, lanes) = mpsc::channel(usize::from(self.config.lanes_max));
-        let Some(_registered) = self.registry.register(key, transfer, lanes_in) else {
-            return self.reject(address, "a transfer of that id is running already");
+        let who = Who { name, address: stream.address(), key: seat.key() };
+        (self.log)(&DaemonEvent::Begun { who: who.clone() });
+        let metered = self.meters.begin();
+        let buffers = seat.portion.buffers;
+        let config = ReceiverConfig {
+            lanes_max: seat.portion.lanes,
+            buffers_max: self.config.buffers_max.min(buffers),
+            memory_max: buffers,
+            meter: Arc::clone(&metered.meter),
+            ..self.config.clone()
         };
-        if let Err(error) = stream.set_unacknowledged_max(CONTROL_SILENCE_MAX) {
-            return self.reject(address, error);
-        }
-        (self.log)(&DaemonEvent::Begun { name: name.clone(), address });
-        let (control, config) = (control_pair(stream), self.config.clone());
         let started = Instant::now();
         // the daemon waits until nobody holds one of these any more
         let mut stopping = self.stopping.subscribe();
-        let turns = self.runs.of(key);
+        let (control, turns) = (control_pair(stream), self.runs.of(seat.key()));
         let session = Session { transfer, control, lanes, owner, access, turns, config };
         let stop = async { drop(stopping.wait_for(|stopping| *stopping).await) };
         let ended = run_session(session, stop).await;
+        let moved = moved(&metered.meter, started.elapsed());
         (self.log)(&match ended {
-            Ok(report) => DaemonEvent::Received { name, address, cipher, report, elapsed: started.elapsed() },
-            Err(error) => DaemonEvent::Broken { name, address, error },
+            Ok(report) => DaemonEvent::Received { who, cipher, moved, report },
+            Err(error) => DaemonEvent::Broken { who, moved, error },
         });
+    }
+
+    async fn refuse_full(&self, stream: Channel, full: Full) {
+        self.reject(Rejection::Limit, stream.address(), full);
+        refuse(stream, |_| busy(&format!("{full}; try again later"))).await;
     }
 
     async fn hand_over_lane(
@@ -278,15 +309,21 @@ impl Shared {
             stream.set_receive_rate(self.rates.of(key, limit));
         }
         let Some(lanes) = self.registry.find(key, greeting.transfer, EARLY_LANE_TIMEOUT).await else {
-            return self.reject(address, "a lane of a transfer that its key has not opened");
+            return self.reject(
+                Rejection::Transfer,
+                address,
+                "a lane of a transfer that its key has not opened",
+            );
         };
         match stream.into_source(greeting.cipher, number.0) {
             // a few may wait for others to end; one that comes when its transfer is over is not needed
             Ok(lane) => match lanes.try_send(lane) {
-                Err(TrySendError::Full(_)) => self.reject(address, "more lanes than its transfer may have"),
+                Err(TrySendError::Full(_)) => {
+                    self.reject(Rejection::Transfer, address, "more lanes than its transfer may have");
+                }
                 Ok(()) | Err(TrySendError::Closed(_)) => {}
             },
-            Err(error) => self.reject(address, error),
+            Err(error) => self.reject(Rejection::Transfer, address, error),
         }
     }
 }
@@ -325,6 +362,19 @@ fn clear_quic(_: Fingerprint) -> Refusal {
     Refusal { code: RefusalCode::Denied, text: text.to_owned() }
 }
 
+fn stopping(_: Fingerprint) -> Refusal {
+    let text = "the receiver is being stopped, and takes no new transfers";
+    Refusal { code: RefusalCode::Stopping, text: text.to_owned() }
+}
+
+fn crowded_out(max: usize) -> String {
+    format!("it made room for others: {max} connections had not proved a key (limits.unproven)")
+}
+
+fn moved(meter: &TransferMeter, elapsed: Duration) -> Moved {
+    Moved { target: meter.target().to_vec(), bytes: meter.bytes(), files: meter.files(), elapsed }
+}
+
 fn busy(text: &str) -> Refusal {
     Refusal { code: RefusalCode::Busy, text: text.to_owned() }
 }
@@ -345,33 +395,11 @@ async fn say_and_close(mut stream: Channel, answer: &[u8]) {
         stream.shutdown().await?;
         tokio::io::copy(&mut stream.take(DRAIN_BYTES_MAX), &mut tokio::io::sink()).await
     };
-    let _in_time = tokio::time::timeout(HANDSHAKE_TIMEOUT, said).await;
+    let _in_time = tokio::time::timeout(REFUSAL_TIMEOUT, said).await;
 }
 
 impl fmt::Debug for Daemon {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Daemon({:?})", self.shared.listener)
-    }
-}
-
-impl fmt::Display for DaemonEvent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Rejected { address, reason } => write!(f, "rejected {address}: {reason}"),
-            Self::Begun { name, address } => write!(f, "begun by {name} at {address}"),
-            Self::Received { name, address, cipher, report, elapsed } => {
-                let target = String::from_utf8_lossy(&report.target);
-                let (seconds, faults) = (elapsed.as_secs_f64(), report.faults);
-                let clear = if *cipher == Cipher::None { ", in clear" } else { "" };
-                write!(
-                    f,
-                    "received from {name} at {address} into '{target}' in {seconds:.2} s, {faults} faults{clear}"
-                )?;
-                let trouble = report.journal_trouble.as_ref();
-                trouble.map_or(Ok(()), |trouble| write!(f, "; without a journal: {trouble}"))
-            }
-            Self::Broken { name, address, error } => write!(f, "broken off by {name} at {address}: {error}"),
-            Self::Accept { error } => write!(f, "accept a connection: {error}"),
-        }
     }
 }

@@ -44,3 +44,23 @@ pub enum SessionError {
     #[error("a thread of the receiver panicked; its log says where")]
     Panicked,
 }
+
+impl SessionError {
+    /// The kind of reason in one word, for counters.
+    #[must_use]
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Stopping => "stopping",
+            Self::Superseded => "superseded",
+            Self::PeerMisbehaved(_) => "protocol",
+            Self::PeerIncompatible(_) => "version",
+            Self::Control(_) => "control",
+            Self::Lane(_) => "lane",
+            Self::Refused(_) => "refused",
+            Self::Flush(_) => "flush",
+            Self::Silent => "silent",
+            Self::Thread(_) => "thread",
+            Self::Panicked => "panic",
+        }
+    }
+}

@@ -26,12 +26,13 @@ fn receive_all(
     mut source: Box<dyn LaneSource>,
     queue: &Sender<Job>,
 ) -> Result<(), LaneError> {
-    let mut watch = context.receive_clock.start();
+    let mut watch = context.meter.receive.start();
     while let Some(frame) = source.receive(&context.pool, &mut watch)? {
         // it may come again, or come when it has been given up
         if frame.header.kind != FrameKind::Declare && !context.let_in(frame.header.item.0)? {
             continue;
         }
+        context.meter.came(frame.data.len());
         let job = match frame.header.kind {
             FrameKind::Batch | FrameKind::Guess => check_batch(context, frame)?,
             FrameKind::Declare => declare(context, &frame)?,
@@ -39,6 +40,7 @@ fn receive_all(
         };
         watch.lap(Doing::Busy);
         if let Some(job) = job {
+            context.meter.queue();
             hand_on(queue, job, &mut watch)?;
         }
     }

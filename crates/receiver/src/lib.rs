@@ -4,6 +4,7 @@
 //! runs sessions. **Invariant:** only bytes that hashed to what the sender said are stored ([`check`](self) makes the
 //! proof, the writers demand it), and only a file with all its groups gets its name.
 
+mod admission;
 mod check;
 mod compare;
 mod config;
@@ -11,6 +12,7 @@ mod daemon;
 mod delta;
 mod ending;
 mod error;
+mod event;
 mod files;
 mod finish;
 #[cfg(feature = "fuzzing")]
@@ -21,7 +23,9 @@ mod in_place;
 mod inquire;
 pub mod journal;
 mod lanes;
+mod limits;
 mod lost;
+mod meters;
 mod mirror;
 mod old;
 mod parts;
@@ -35,13 +39,17 @@ mod store;
 mod target;
 mod tasks;
 mod turns;
+mod unproven;
 mod untouched;
 
 pub use config::ReceiverConfig;
-pub use daemon::{Daemon, DaemonEvent};
+pub use daemon::Daemon;
 pub use ending::EndingSessions;
 pub use error::SessionError;
+pub use event::{DaemonEvent, Moved, Rejection, Who};
 pub use guests::Guests;
+pub use limits::Limits;
+pub use meters::{Meters, Reading, TransferMeter};
 pub use session::{Session, SessionReport, run_session};
 pub use target::Access;
 pub use turns::Turns;

@@ -143,6 +143,7 @@ impl<'a> Placer<'a> {
         }
         let directory = self.context.untouched.replace(path, || nursery.publish())?;
         self.directories.insert(path.clone(), directory);
+        self.context.meter.stored(files - faults.len());
         Some(faults)
     }
 
@@ -192,6 +193,7 @@ impl<'a> Placer<'a> {
             BatchEntry::File(file) => {
                 let name = context.target.name(path, &file.name);
                 self.place_file(directory, (path, name), &plain(file.metadata), bytes)?;
+                context.meter.stored(1);
             }
             BatchEntry::Retouch(name, metadata) => {
                 let name = context.target.name(path, name);

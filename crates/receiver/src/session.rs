@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use zmove_disk::TempNames;
 use zmove_transport::{ControlError, ControlReader, ControlWriter, Inbox, LaneBreaker, LaneSource};
-use zmove_types::{BufferPool, StageClock, StageTimes, TransferId};
+use zmove_types::{BufferPool, StageTimes, TransferId};
 use zmove_wire::limits::{ITEMS_OUTSTANDING_MAX, LANES_UNASKED_MAX, OFFER_FILES_MAX, OFFERS_OUTSTANDING_MAX};
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
@@ -30,6 +30,7 @@ use crate::ending::{Ending, EndingSessions};
 use crate::error::SessionError;
 use crate::files::FileTable;
 use crate::in_place::InPlace;
+use crate::limits::BUFFERS_BESIDE_LANES;
 use crate::lost::LostLanes;
 use crate::mirror::Mirror;
 use crate::parts::Parts;
@@ -91,6 +92,7 @@ pub async fn run_session(
         Some(Err(error)) => return Err(error.into()),
         None => return Err(ControlError::Closed.into()),
     };
+    config.meter.opened(&open.target);
     let turn = turns.take(open.run).await;
     if let Err(refusal) = config.ending.wait_for(&owner, &open.target).await {
         return refuse(&mut writer, inbox, refusal).await;
@@ -197,16 +199,13 @@ pub(crate) fn context(
         untouched: Untouched::default(),
         directories: Mutex::default(),
         outcomes,
-        receive_clock: StageClock::default(),
-        store_clock: StageClock::default(),
+        meter: Arc::clone(&config.meter),
         flush: Mutex::default(),
         stopping: AtomicBool::new(false),
     }
 }
 
 const INBOX_MESSAGES_MAX: usize = 16;
-/// Buffers that wait for writers while each lane holds one.
-const BUFFERS_BESIDE_LANES: usize = 8;
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Outcomes taken in one turn, so that many receipts travel as one message.
 const OUTCOMES_PER_TURN: usize = 1024;
@@ -223,6 +222,7 @@ struct Crew {
     /// Of the lanes that are up, by number.
     breakers: HashMap<u32, LaneBreaker>,
     lanes_begun: u32,
+    memory_max: usize,
     writers: u32,
     started: Instant,
     /// Stops the rolling flush when dropped.
@@ -238,6 +238,7 @@ impl Crew {
             threads: Vec::new(),
             breakers: HashMap::new(),
             lanes_begun: 0,
+            memory_max: config.memory_max,
             writers: u32::try_from(config.writers).unwrap_or(u32::MAX),
             started: Instant::now(),
             flushing,
@@ -263,9 +264,10 @@ impl Crew {
         let number = self.lanes_begun;
         self.lanes_begun = number.wrapping_add(1);
         self.breakers.insert(number, source.breaker());
+        context.meter.lanes_are(self.lanes_up());
         if self.lanes_up() > usize::from(LANES_UNASKED_MAX) {
             // each lane holds one while it receives
-            context.pool.raise(self.lanes_up() + BUFFERS_BESIDE_LANES);
+            context.pool.raise((self.lanes_up() + BUFFERS_BESIDE_LANES).min(self.memory_max));
         }
         let (context, queue) = (Arc::clone(context), self.queue.clone());
         // lanes come and go as long as the transfer lasts
@@ -454,6 +456,7 @@ impl Running {
             }
             Outcome::LaneEnded(number, ended) => {
                 self.crew.breakers.remove(&number);
+                self.context.meter.lanes_are(self.crew.lanes_up());
                 match ended {
                     Err(error) if error.is_lost() => self.lost.note(error),
                     ended => ended?,
@@ -486,9 +489,9 @@ impl Running {
             self.writer.send(&encode_message(&message)).await?;
         }
         let report = Finished {
-            receive: stage_report(&self.context.receive_clock.times()),
+            receive: stage_report(&self.context.meter.receive.times()),
             store: stage_report(
-                &self.crew.store_times(self.context.store_clock.times(), finishing.elapsed()),
+                &self.crew.store_times(self.context.meter.store.times(), finishing.elapsed()),
             ),
             flush_us: micros(flush),
             cpu_us: micros(cpu_time().saturating_sub(cpu_started)),

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use tokio::sync::mpsc::Sender;
 use zmove_disk::{Direct, Disk, Staged, TempNames};
 use zmove_transport::LaneError;
-use zmove_types::{BufferPool, Doing, FileId, GroupSpan, ItemId, Metadata, RelPath, StageClock};
+use zmove_types::{BufferPool, Doing, FileId, GroupSpan, ItemId, Metadata, RelPath};
 use zmove_wire::{
     Answer, Durability, EntryFault, Extraneous, Fault, FaultCode, FileDone, FileHead, Held, Operation,
     Overwrite, StoredItem, TargetState, ToSender, WireError, session::Arrivals,
@@ -20,6 +20,7 @@ use crate::check::{NamedGroup, VerifiedBatch, VerifiedChunk, damaged};
 use crate::delta::Bases;
 use crate::files::{Complete, Copy, FileTable, LargeFile};
 use crate::in_place::InPlace;
+use crate::meters::TransferMeter;
 use crate::parts::Parts;
 use crate::place::{Known, Placer, commit, failure, plain};
 use crate::target::Target;
@@ -45,8 +46,7 @@ pub(crate) struct Context {
     pub(crate) untouched: Untouched,
     pub(crate) directories: Mutex<Vec<(RelPath, Metadata)>>,
     pub(crate) outcomes: Sender<Outcome>,
-    pub(crate) receive_clock: StageClock,
-    pub(crate) store_clock: StageClock,
+    pub(crate) meter: Arc<TransferMeter>,
     /// Held while flushing, with the first error of any flush: the kernel tells it only once.
     pub(crate) flush: Mutex<Option<io::Error>>,
     pub(crate) stopping: AtomicBool,
@@ -128,8 +128,9 @@ impl Context {
 /// One writer: runs until all lanes have let go of the queue.
 pub(crate) fn write_all(context: &Context, queue: &Receiver<Job>) {
     let mut placer = Placer::new(context);
-    let mut watch = context.store_clock.start();
+    let mut watch = context.meter.store.start();
     while let Ok(job) = queue.recv() {
+        context.meter.take();
         watch.lap(Doing::Starved);
         match job {
             Job::Batch(batch) => store_batch(context, &mut placer, batch),
@@ -297,6 +298,7 @@ pub(crate) fn finish_file(
     // a part that cannot become the file is of no use
     staged.discard();
     let committed = commit(context, staged, &name, &plain(file.head.metadata), flush);
+    context.meter.stored(usize::from(committed.is_ok()));
     let fault = committed.err().map(|(operation, error)| failure(operation, &error));
     context.parts.ended(file.id);
     context.tell(Outcome::File(FileDone { file: file.id.0, fault }));

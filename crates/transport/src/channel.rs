@@ -27,7 +27,7 @@ mod dialler;
 mod listener;
 
 pub use dialler::{ChannelDialler, Reach, TransportChoice};
-pub use listener::{Incoming, Listener};
+pub use listener::{Incoming, Inherited, Listener};
 
 /// What carries connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

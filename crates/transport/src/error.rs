@@ -53,6 +53,12 @@ pub enum BindError {
         /// What could not be set.
         source: SocketError,
     },
+    /// A socket that was handed over is of no use.
+    #[error("listen on the sockets that were handed over")]
+    Inherited {
+        /// What the system says.
+        source: io::Error,
+    },
 }
 
 /// How far a connection had come.

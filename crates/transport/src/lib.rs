@@ -20,7 +20,9 @@ mod record;
 mod tcp_tls;
 mod trust;
 
-pub use channel::{Channel, ChannelDialler, Incoming, Listener, Reach, Transport, TransportChoice};
+pub use channel::{
+    Channel, ChannelDialler, Incoming, Inherited, Listener, Reach, Transport, TransportChoice,
+};
 pub use clear::ClearLane;
 pub use control::{ControlError, ControlReader, ControlWriter, Inbox, control_pair};
 pub use error::{

@@ -36,12 +36,12 @@ pub(super) fn run(args: &JournalCleanArgs, directories: &[PathBuf]) -> Result<Ex
 }
 
 /// Removes what nobody has come back for in `age`, and says so in one line for each journal.
-pub(crate) fn expire(directory: &Path, age: Age) {
+pub(crate) fn expire(directory: &Path, age: Age, tell: impl Fn(&dyn fmt::Display)) {
     let unreachable = Unreachable::Remove;
     let rule = CleanRule { older_than: age.0, unreachable, mode: CleanMode::Remove };
     match clean(directory, &rule) {
-        Ok(cleaned) => cleaned.iter().for_each(|cleaned| terminal::warn(Line(cleaned, rule.mode))),
-        Err(error) => terminal::warn(format_args!("clean journals: {error}")),
+        Ok(cleaned) => cleaned.iter().for_each(|cleaned| tell(&Line(cleaned, rule.mode))),
+        Err(error) => tell(&format_args!("clean journals: {error}")),
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::time::Duration;
 
 use tokio::net::TcpStream;
@@ -20,6 +20,15 @@ use crate::trust::Identity;
 pub struct Listener {
     tcp: Option<Acceptor>,
     quic: Option<QuicAcceptor>,
+}
+
+/// Sockets that were bound before this process began.
+#[derive(Debug, Default)]
+pub struct Inherited {
+    /// One that listens.
+    pub tcp: Option<TcpListener>,
+    /// One for QUIC.
+    pub udp: Option<UdpSocket>,
 }
 
 /// A client that wants a connection and has proved nothing.
@@ -64,6 +73,21 @@ impl Listener {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Listens on sockets that somebody else has bound, one or both, each where it is bound. Runs on the tokio runtime that
+    /// calls.
+    ///
+    /// # Errors
+    /// There is none, or one is no listening socket, or cannot be set up as configured.
+    pub fn on(sockets: Inherited, identity: &Identity, socket: &SocketConfig) -> Result<Self, BindError> {
+        let Inherited { tcp, udp } = sockets;
+        if tcp.is_none() && udp.is_none() {
+            return Err(BindError::Inherited { source: io::ErrorKind::NotConnected.into() });
+        }
+        let tcp = tcp.map(|tcp| Acceptor::on(tcp, identity, socket)).transpose()?;
+        let quic = udp.map(|udp| QuicAcceptor::on(udp, identity)).transpose()?;
+        Ok(Self { tcp, quic })
     }
 
     /// The address that clients can dial.

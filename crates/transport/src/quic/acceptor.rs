@@ -33,8 +33,16 @@ impl QuicAcceptor {
     /// # Errors
     /// The address cannot be used.
     pub(crate) fn bind(address: SocketAddr, identity: &Identity) -> Result<Self, BindError> {
+        Self::on(open(address).map_err(|source| BindError::Listen { address, source })?, identity)
+    }
+
+    /// Listens on a socket that is bound. Runs on the tokio runtime that calls.
+    ///
+    /// # Errors
+    /// It is no such socket.
+    pub(crate) fn on(socket: UdpSocket, identity: &Identity) -> Result<Self, BindError> {
+        let address = socket.local_addr().map_err(|source| BindError::Inherited { source })?;
         let failed = |source| BindError::Listen { address, source };
-        let socket = open(address).map_err(failed)?;
         let receive_buffer_bytes = settings::enlarge_buffers(&socket).map_err(failed)?;
         let config = server(identity).map_err(failed)?;
         let socket = socket::wrap(socket).map_err(failed)?;

@@ -58,6 +58,24 @@ impl Acceptor {
         Ok(Self { listener, tls: server_config(identity) })
     }
 
+    /// Listens on a socket that somebody else has bound, who has let it listen too. Runs on the tokio runtime that calls.
+    ///
+    /// # Errors
+    ///
+    /// It is no such socket, or cannot be set up as configured.
+    pub fn on(
+        listener: std::net::TcpListener,
+        identity: &Identity,
+        socket: &SocketConfig,
+    ) -> Result<Self, BindError> {
+        let address = listener.local_addr().map_err(|source| BindError::Inherited { source })?;
+        let applied = socket.apply(&socket2::SockRef::from(&listener));
+        applied.map_err(|source| BindError::Socket { address, source })?;
+        let adopted = listener.set_nonblocking(true).and_then(|()| TcpListener::from_std(listener));
+        let listener = adopted.map_err(|source| BindError::Listen { address, source })?;
+        Ok(Self { listener, tls: server_config(identity) })
+    }
+
     /// The address that clients can dial.
     ///
     /// # Errors

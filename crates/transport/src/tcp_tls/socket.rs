@@ -41,7 +41,12 @@ impl SocketConfig {
     /// A socket for `address` with all options set. Connections that a listener accepts inherit them.
     pub(super) fn open(&self, address: SocketAddr) -> Result<TcpSocket, SocketError> {
         let socket = if address.is_ipv6() { TcpSocket::new_v6() } else { TcpSocket::new_v4() }?;
-        let options = SockRef::from(&socket);
+        self.apply(&SockRef::from(&socket))?;
+        Ok(socket)
+    }
+
+    /// Sets all options.
+    pub(super) fn apply(&self, options: &SockRef<'_>) -> Result<(), SocketError> {
         options.set_tcp_nodelay(true)?;
         options.set_tcp_keepalive(
             &TcpKeepalive::new()
@@ -54,7 +59,7 @@ impl SocketConfig {
                 .set_tcp_congestion(algorithm.as_bytes())
                 .map_err(|source| SocketError::Congestion { algorithm: algorithm.clone(), source })?;
         }
-        Ok(socket)
+        Ok(())
     }
 }
 

@@ -1,0 +1,46 @@
+//! `zmove serve --check`: reads what a daemon would read, changes nothing, and says all that is wrong.
+
+use std::path::Path;
+
+use zmove_transport::{AuthorizedKeys, Identity};
+
+use crate::args::ServeArgs;
+use crate::config::Config;
+use crate::exit::Exit;
+use crate::terminal;
+
+/// Runs it.
+pub(super) fn run(args: &ServeArgs, home: &Path) -> Exit {
+    let mut faults = Vec::new();
+    if let Err(wrong) = Config::read(args.config.as_deref(), home) {
+        faults.extend(wrong.iter().map(ToString::to_string));
+    }
+    // a key that is not there yet is made by the daemon
+    if home.join("key.pem").exists()
+        && let Err(error) = Identity::load_or_create(home)
+    {
+        faults.push(whole(error.into()));
+    }
+    match AuthorizedKeys::load(home) {
+        Ok(keys) => faults.extend(missing_roots(&keys)),
+        Err(error) => faults.push(whole(error.into())),
+    }
+    for fault in &faults {
+        terminal::warn(fault);
+    }
+    if faults.is_empty() {
+        terminal::say("ok");
+        return Exit::Done;
+    }
+    Exit::Usage
+}
+
+fn missing_roots(keys: &AuthorizedKeys) -> Vec<String> {
+    let roots = keys.grants().iter().flat_map(|grant| grant.roots.iter().map(|root| (&grant.name, root)));
+    let missing = roots.filter(|(_, root)| !root.is_dir());
+    missing.map(|(name, root)| format!("the root '{}' of {name} is no directory", root.display())).collect()
+}
+
+fn whole(error: anyhow::Error) -> String {
+    terminal::Causes(&error).to_string()
+}

@@ -1,0 +1,69 @@
+//! What a service manager gives and wants to know: sockets, readiness, a sign of life.
+
+use std::io;
+use std::time::Duration;
+
+use listenfd::ListenFd;
+use sd_notify::NotifyState;
+use zmove_transport::Inherited;
+
+/// The sockets that were handed over; `None` when there are none.
+///
+/// # Errors
+/// One of them is neither a listening TCP socket nor a UDP socket, or there are two of a kind.
+pub(crate) fn sockets() -> io::Result<Option<Inherited>> {
+    let mut handed = ListenFd::from_env();
+    if handed.len() == 0 {
+        return Ok(None);
+    }
+    let mut sockets = Inherited::default();
+    for number in 0..handed.len() {
+        // the library says of which kind one is by refusing it
+        let doubled = match handed.take_tcp_listener(number) {
+            Ok(tcp) => std::mem::replace(&mut sockets.tcp, tcp).is_some(),
+            Err(_) => std::mem::replace(&mut sockets.udp, handed.take_udp_socket(number)?).is_some(),
+        };
+        if doubled {
+            return Err(io::Error::other("two sockets of a kind were handed over; zmove takes one of each"));
+        }
+    }
+    Ok(Some(sockets))
+}
+
+/// This process serves.
+pub(crate) fn ready() {
+    tell(&[NotifyState::Ready]);
+}
+
+/// This process reads its settings again; [`ready`] follows.
+pub(crate) fn reloading() {
+    match NotifyState::monotonic_usec_now() {
+        Ok(now) => tell(&[NotifyState::Reloading, now]),
+        Err(_) => tell(&[NotifyState::Reloading]),
+    }
+}
+
+/// This process is about to end.
+pub(crate) fn stopping() {
+    tell(&[NotifyState::Stopping]);
+}
+
+/// Gives signs of life as often as they are asked for, as long as the runtime that calls runs.
+pub(crate) fn watch() {
+    let mut micros = 0;
+    if !sd_notify::watchdog_enabled(false, &mut micros) || micros == 0 {
+        return;
+    }
+    let pause = Duration::from_micros(micros) / 2;
+    tokio::spawn(async move {
+        loop {
+            tell(&[NotifyState::Watchdog]);
+            tokio::time::sleep(pause).await;
+        }
+    });
+}
+
+fn tell(state: &[NotifyState<'_>]) {
+    // without a service manager nobody wants to know
+    let _nobody_listens = sd_notify::notify(false, state);
+}

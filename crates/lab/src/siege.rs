@@ -1,0 +1,186 @@
+//! `siege`: how fast a push is while somebody else keeps opening connections that come to nothing.
+
+use std::fmt;
+use std::fs;
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+
+use crate::peers::zmove_binary;
+use crate::soak::level::Level;
+use crate::torture::programs::{Daemon, Place, Running, SENDER_HOME};
+
+/// How many connections, how much data, and where.
+#[derive(Args, Debug)]
+pub(crate) struct SiegeArgs {
+    /// Connections that are held open; for one more the oldest is closed and opened again, without a pause in `churn`.
+    #[arg(long, default_value_t = 10_000)]
+    connections: usize,
+    /// Pushes of each kind, in turn.
+    #[arg(long, default_value_t = 3)]
+    runs: usize,
+    /// Size of the file that is pushed, in MiB.
+    #[arg(long, default_value_t = 1024)]
+    mib: usize,
+    /// Directory for keys, source and target.
+    #[arg(long, default_value = "/dev/shm")]
+    dir: PathBuf,
+    /// The zmove binary. Default: as for `compare`.
+    #[arg(long)]
+    zmove: Option<PathBuf>,
+}
+
+/// What the others do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Siege {
+    /// Nothing: there are none.
+    None,
+    /// They connect and say nothing.
+    Silent,
+    /// They say one byte each in turn, over and over.
+    Slow,
+    /// They announce a record of 16 KiB that does not come.
+    Promise,
+    /// They connect and go, ten times a millisecond at most.
+    Churn,
+}
+
+/// Measures and prints; fails when a push fails.
+pub(crate) fn siege(arguments: &SiegeArgs) -> Result<ExitCode> {
+    let zmove = zmove_binary(arguments.zmove.as_deref())?;
+    let directory = arguments.dir.join(format!("zmove-siege-{}", std::process::id()));
+    fs::create_dir(&directory).with_context(|| format!("failed to create {}", directory.display()))?;
+    let done = run(arguments, &zmove, &directory);
+    fs::remove_dir_all(&directory).with_context(|| format!("failed to remove {}", directory.display()))?;
+    done.map(|()| ExitCode::SUCCESS)
+}
+
+fn run(arguments: &SiegeArgs, zmove: &str, directory: &Path) -> Result<()> {
+    let (source, target) = (directory.join("source"), directory.join("target"));
+    fs::create_dir(&source)?;
+    fs::create_dir(&target)?;
+    fs::write(source.join("large"), vec![7; arguments.mib << 20])?;
+    let place = Place::prepare(zmove, directory, &target)?;
+    let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    let mut daemon = place.serve(address, &["--metrics", "off"])?;
+    push(&place, &source, address, &target)?;
+    for siege in [Siege::None, Siege::Silent, Siege::Slow, Siege::Promise, Siege::Churn] {
+        let mut times = Vec::new();
+        for _ in 0..arguments.runs {
+            times.push(beside(siege, arguments.connections, address, || {
+                push(&place, &source, address, &target)
+            })?);
+        }
+        tell(siege, arguments.mib, times, &mut daemon)?;
+    }
+    Ok(())
+}
+
+fn tell(siege: Siege, mib: usize, mut times: Vec<Duration>, daemon: &mut Daemon) -> Result<()> {
+    times.sort();
+    let median = times[times.len() / 2].as_secs_f64();
+    let rate = u32::try_from(mib).map(f64::from)? / median;
+    let level = Level::of(daemon.running().id())?;
+    println!("{siege}: {median:.2} s, {rate:.0} MiB/s; the daemon then: {level}");
+    Ok(())
+}
+
+/// Works while the others do what they do.
+fn beside<T>(
+    siege: Siege,
+    connections: usize,
+    to: SocketAddr,
+    work: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (ready_in, ready) = std::sync::mpsc::channel();
+        let besiegers = scope.spawn(|| besiege(siege, connections, to, &over, ready_in));
+        // an error of theirs ends this wait too
+        let _begun = ready.recv();
+        let worked = work();
+        over.store(true, Ordering::Relaxed);
+        besiegers.join().unwrap_or_else(|_| bail!("the besieger panicked"))?;
+        worked
+    })
+}
+
+fn besiege(
+    siege: Siege,
+    connections: usize,
+    to: SocketAddr,
+    over: &AtomicBool,
+    ready: std::sync::mpsc::Sender<()>,
+) -> Result<()> {
+    let mut open = Vec::new();
+    if !matches!(siege, Siege::None | Siege::Churn) {
+        for _ in 0..connections {
+            let mut stream = TcpStream::connect(to).context("failed to connect")?;
+            if siege == Siege::Promise {
+                // some are closed by now
+                let _closed = stream.write_all(&[22, 3, 1, 0x40, 0, 1, 0xFF, 0xFF, 0xFF]);
+            }
+            open.push(stream);
+        }
+    }
+    let _nobody_waits = ready.send(());
+    while !over.load(Ordering::Relaxed) {
+        match siege {
+            Siege::None => {}
+            Siege::Churn => drop(TcpStream::connect(to)),
+            Siege::Slow => open.iter_mut().rev().take(SLOW_AT_ONCE).for_each(|stream| {
+                let _closed = stream.write_all(&[22]);
+            }),
+            Siege::Silent | Siege::Promise => renew(&mut open, to),
+        }
+        std::thread::sleep(if siege == Siege::Churn { CHURN_PAUSE } else { PAUSE });
+    }
+    Ok(())
+}
+
+/// Some go and come again.
+fn renew(open: &mut Vec<TcpStream>, to: SocketAddr) {
+    for _ in 0..RENEWED_AT_ONCE {
+        open.remove(0);
+        open.extend(TcpStream::connect(to));
+    }
+}
+
+fn push(place: &Place, source: &Path, to: SocketAddr, target: &Path) -> Result<Duration> {
+    let began = Instant::now();
+    let mut command = place.command(SENDER_HOME);
+    command.args(["push", "--accept-new", "--quiet", "--durability", "none"]);
+    command.arg(source.join("")).arg(format!("{to}:"));
+    let mut push = Running::start(&mut command)?;
+    let Some(status) = push.wait(PATIENCE)? else { bail!("a push does not end") };
+    let took = began.elapsed();
+    if !status.success() {
+        bail!("a push ended with {status}");
+    }
+    fs::remove_file(target.join("large"))?;
+    Ok(took)
+}
+
+const SLOW_AT_ONCE: usize = 256;
+const RENEWED_AT_ONCE: usize = 10;
+const PAUSE: Duration = Duration::from_millis(10);
+const CHURN_PAUSE: Duration = Duration::from_micros(100);
+const PATIENCE: Duration = Duration::from_secs(120);
+
+impl fmt::Display for Siege {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "alone",
+            Self::Silent => "silent",
+            Self::Slow => "slow",
+            Self::Promise => "promise",
+            Self::Churn => "churn",
+        })
+    }
+}

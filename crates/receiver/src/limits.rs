@@ -1,0 +1,89 @@
+//! How much of this host the senders of a daemon may take together, each, and with one transfer.
+//!
+//! `docs/OPERATIONS.md` has the table. What one message or frame may hold is not here but in `zmove_wire::limits`.
+
+use std::time::Duration;
+
+use zmove_types::{ByteCount, GROUP_BYTES};
+use zmove_wire::limits::{LANES_MAX, LANES_UNASKED_MAX};
+
+/// The limits of one daemon. What is beyond one is refused, or closed, and the log says which limit it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections that have not proved a key. For one more, the oldest of the address that has most of them is closed.
+    /// Default: 256; each takes some 40 KiB.
+    pub unproven: usize,
+    /// How long a peer may take to prove its key, and again to greet. Default: 10 s.
+    pub unproven_time: Duration,
+    /// Connections of one key that belong to no transfer yet. Default: 512; each takes some 40 KiB.
+    pub waiting_per_identity: usize,
+    /// Transfers at once. Default: 64.
+    pub transfers: usize,
+    /// Transfers of one key at once. Default: 32.
+    pub transfers_per_identity: usize,
+    /// Lanes of all transfers together; each is a thread and a descriptor. A transfer is promised an eighth of what is
+    /// left, 8 at least. Default: 4096.
+    pub lanes: usize,
+    /// The same over the transfers of one key. Default: 1024.
+    pub lanes_per_identity: usize,
+    /// Lanes of one transfer, 8 to 64. Default: 64.
+    pub lanes_per_transfer: u16,
+    /// Buffers of one transfer, 64 MiB at least; it gets no more lanes than have a buffer each, with 8 to spare. Default:
+    /// 288 MiB.
+    pub memory_per_transfer: ByteCount,
+}
+
+/// What one transfer may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Portion {
+    pub(crate) lanes: u16,
+    pub(crate) buffers: usize,
+}
+
+/// Into how many what is left is divided, so that those who come late get something.
+const SHARES: usize = 8;
+/// Buffers that wait for writers while each lane holds one.
+pub(crate) const BUFFERS_BESIDE_LANES: usize = 8;
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            unproven: 256,
+            unproven_time: Duration::from_secs(10),
+            waiting_per_identity: 512,
+            transfers: 64,
+            transfers_per_identity: 32,
+            lanes: 4096,
+            lanes_per_identity: 1024,
+            lanes_per_transfer: LANES_MAX,
+            memory_per_transfer: ByteCount(288 << 20),
+        }
+    }
+}
+
+impl Limits {
+    /// What a transfer gets while so many lanes are left.
+    pub(crate) fn portion(&self, lanes_left: usize) -> Portion {
+        let least = LANES_UNASKED_MAX;
+        let buffers = usize::try_from(self.memory_per_transfer.0 / GROUP_BYTES).unwrap_or(usize::MAX);
+        let buffers = buffers.max(usize::from(least) + BUFFERS_BESIDE_LANES);
+        let by_memory = buffers - BUFFERS_BESIDE_LANES;
+        let lanes = u16::try_from((lanes_left / SHARES).min(by_memory)).unwrap_or(u16::MAX);
+        Portion { lanes: lanes.min(self.lanes_per_transfer).max(least), buffers }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_transfer_gets_a_share_of_what_is_left_and_a_buffer_for_each_lane() {
+        let limits = Limits::default();
+        assert_eq!(limits.portion(2048), Portion { lanes: 64, buffers: 72 });
+        assert_eq!(limits.portion(160), Portion { lanes: 20, buffers: 72 });
+        assert_eq!(limits.portion(9), Portion { lanes: 8, buffers: 72 });
+        let small = Limits { memory_per_transfer: ByteCount(1), ..limits };
+        assert_eq!(small.portion(2048), Portion { lanes: 8, buffers: 16 });
+    }
+}

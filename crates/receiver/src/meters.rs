@@ -1,0 +1,186 @@
+//! What the transfers of a daemon have moved and what they are doing, counted as they go.
+//!
+//! **Invariant:** a thread that moves data takes no lock to count; only the begin and end of a transfer, and who reads, do.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use zmove_types::{StageClock, StageTimes};
+
+/// What one transfer counts.
+#[derive(Debug, Default)]
+pub struct TransferMeter {
+    bytes: AtomicU64,
+    files: AtomicU64,
+    lanes: AtomicUsize,
+    queued: AtomicUsize,
+    target: OnceLock<Vec<u8>>,
+    pub(crate) receive: StageClock,
+    pub(crate) store: StageClock,
+}
+
+/// The meters of one daemon.
+#[derive(Debug, Default)]
+pub struct Meters(Mutex<Book>);
+
+#[derive(Debug, Default)]
+struct Book {
+    running: Vec<Arc<TransferMeter>>,
+    ended: Reading,
+}
+
+/// What all transfers together have moved, and what those that run have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// Bytes of file contents that came over lanes, whatever became of them.
+    pub bytes: u64,
+    /// Regular files that were given their names.
+    pub files: u64,
+    /// Transfers that run.
+    pub transfers: usize,
+    /// Their lanes.
+    pub lanes: usize,
+    /// What has come over their lanes and waits for a writer, in batches and groups.
+    pub queued: usize,
+    /// What the threads of the lanes did with their time.
+    pub receive: StageTimes,
+    /// What the writers did with theirs.
+    pub store: StageTimes,
+}
+
+/// A transfer that is counted among those that run, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Metered {
+    meters: Arc<Meters>,
+    pub(crate) meter: Arc<TransferMeter>,
+}
+
+impl TransferMeter {
+    /// Bytes of file contents that have come.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Regular files that have their names.
+    #[must_use]
+    pub fn files(&self) -> u64 {
+        self.files.load(Ordering::Relaxed)
+    }
+
+    /// The target as it was asked for, once it was.
+    #[must_use]
+    pub fn target(&self) -> &[u8] {
+        self.target.get().map_or(&[], Vec::as_slice)
+    }
+
+    pub(crate) fn opened(&self, target: &[u8]) {
+        // a session is opened once
+        let _first = self.target.set(target.to_vec());
+    }
+
+    pub(crate) fn came(&self, bytes: usize) {
+        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn stored(&self, files: usize) {
+        self.files.fetch_add(files as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn lanes_are(&self, lanes: usize) {
+        self.lanes.store(lanes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn queue(&self) {
+        self.queued.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn take(&self) {
+        self.queued.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn reading(&self) -> Reading {
+        Reading {
+            bytes: self.bytes(),
+            files: self.files(),
+            transfers: 1,
+            lanes: self.lanes.load(Ordering::Relaxed),
+            queued: self.queued.load(Ordering::Relaxed),
+            receive: self.receive.times(),
+            store: self.store.times(),
+        }
+    }
+}
+
+impl Meters {
+    /// All at this moment; what is a total never falls.
+    #[must_use]
+    pub fn read(&self) -> Reading {
+        let book = self.book();
+        book.running.iter().fold(book.ended, |sum, meter| sum.and(&meter.reading()))
+    }
+
+    pub(crate) fn begin(self: &Arc<Self>) -> Metered {
+        let meter = Arc::<TransferMeter>::default();
+        self.book().running.push(Arc::clone(&meter));
+        Metered { meters: Arc::clone(self), meter }
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Reading {
+    fn and(self, other: &Self) -> Self {
+        Self {
+            bytes: self.bytes + other.bytes,
+            files: self.files + other.files,
+            transfers: self.transfers + other.transfers,
+            lanes: self.lanes + other.lanes,
+            queued: self.queued + other.queued,
+            receive: both(self.receive, other.receive),
+            store: both(self.store, other.store),
+        }
+    }
+}
+
+fn both(one: StageTimes, other: StageTimes) -> StageTimes {
+    StageTimes {
+        busy: one.busy + other.busy,
+        starved: one.starved + other.starved,
+        blocked: one.blocked + other.blocked,
+    }
+}
+
+impl Drop for Metered {
+    fn drop(&mut self) {
+        let mut book = self.meters.book();
+        book.running.retain(|meter| !Arc::ptr_eq(meter, &self.meter));
+        let last = Reading { transfers: 0, lanes: 0, queued: 0, ..self.meter.reading() };
+        book.ended = book.ended.and(&last);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn totals_stay_when_a_transfer_ends_and_the_rest_goes() {
+        let meters = Arc::<Meters>::default();
+        let (one, other) = (meters.begin(), meters.begin());
+        one.meter.came(7);
+        one.meter.stored(2);
+        one.meter.queue();
+        one.meter.lanes_are(3);
+        other.meter.came(1);
+        let before = meters.read();
+        assert_eq!((before.bytes, before.files), (8, 2));
+        assert_eq!((before.transfers, before.lanes, before.queued), (2, 3, 1));
+        drop(one);
+        let after = meters.read();
+        assert_eq!((after.bytes, after.files), (8, 2));
+        assert_eq!((after.transfers, after.lanes, after.queued), (1, 0, 0));
+    }
+}

@@ -1,0 +1,272 @@
+//! Peers that take more than their share: the daemon's memory stays bounded, and a push beside them completes.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::Child;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use zmove_transport::{Connection, Dialler, HostPolicy, Identity, SocketConfig};
+use zmove_types::TransferId;
+use zmove_wire::{Greeting, Role};
+
+use crate::command::finish;
+use crate::harness::Site;
+use crate::tree::{assert_same, paint};
+
+/// What a daemon may take more than at rest, in KiB: less than a push of large files takes by its own settings.
+const GROWTH_KIB_MAX: u64 = 200 << 10;
+
+fn site() -> Site {
+    site_with(&[])
+}
+
+fn site_with(options: &[&str]) -> Site {
+    let mut site = Site::local();
+    site.start_daemon_with(options);
+    for number in 0..20 {
+        paint(site.source().join(format!("f{number}")), 100_000);
+    }
+    site
+}
+
+/// Pushes beside what is under way, and looks at the daemon's memory.
+#[track_caller]
+fn assert_well(site: &Site, resting_kib: u64) {
+    site.push_contents();
+    assert_same(&site.source(), &site.target());
+    let now = site.the_daemon().memory_kib();
+    assert!(now < resting_kib + GROWTH_KIB_MAX, "{resting_kib} KiB at rest, {now} KiB now");
+}
+
+fn configure(site: &Site, text: &str) {
+    std::fs::write(site.path("server").join("zmove.toml"), text).unwrap();
+}
+
+/// A connection that has proved the client's key and said nothing.
+async fn prove(site: &Site) -> Connection {
+    let identity = Identity::load_or_create(&site.path("client")).unwrap();
+    let daemon = site.the_daemon();
+    let policy = HostPolicy::Pinned(daemon.fingerprint);
+    let port = daemon.address.port();
+    let dialler = Dialler::new(&identity, "127.0.0.1", port, policy, SocketConfig::default());
+    dialler.await.unwrap().dial(Duration::from_secs(10)).await.unwrap()
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+#[test]
+fn two_thousand_connections_that_say_nothing() {
+    let site = site();
+    let resting = site.the_daemon().memory_kib();
+    let silent: Vec<_> = (0..2000).map(|_| TcpStream::connect(site.the_daemon().address).unwrap()).collect();
+    site.the_daemon().wait_for_log("it made room for others");
+    assert_well(&site, resting);
+    drop(silent);
+}
+
+/// The head of a record, a byte at a time, over and over.
+#[test]
+fn clients_that_take_their_time() {
+    let site = site();
+    let resting = site.the_daemon().memory_kib();
+    let address = site.the_daemon().address;
+    let mut slow: Vec<_> = (0..300).map(|_| TcpStream::connect(address).unwrap()).collect();
+    for byte in [22, 3, 1, 2, 0, 1] {
+        for stream in &mut slow {
+            // some have made room for others meanwhile
+            drop(stream.write_all(&[byte]));
+        }
+    }
+    assert_well(&site, resting);
+    drop(slow);
+}
+
+/// A record of the most that TLS has room for, which never comes.
+#[test]
+fn clients_that_promise_much() {
+    let site = site();
+    let resting = site.the_daemon().memory_kib();
+    let address = site.the_daemon().address;
+    let mut promising: Vec<_> = (0..300).map(|_| TcpStream::connect(address).unwrap()).collect();
+    for stream in &mut promising {
+        drop(stream.write_all(&[22, 3, 1, 0x40, 0, 1, 0xFF, 0xFF, 0xFF]));
+    }
+    assert_well(&site, resting);
+    drop(promising);
+}
+
+/// A key that is known, and a message that claims to have 4 GiB.
+#[test]
+fn a_known_key_that_promises_much() {
+    let site = site();
+    let resting = site.the_daemon().memory_kib();
+    runtime().block_on(async {
+        let mut connection = prove(&site).await;
+        let greeting = Greeting::new(Role::Control, TransferId([7; 16])).encode();
+        connection.write_all(&[&greeting[..], &[0xFF; 8]].concat()).await.unwrap();
+        connection.flush().await.unwrap();
+        let mut answer = Vec::new();
+        drop(tokio::time::timeout(Duration::from_secs(10), connection.read_to_end(&mut answer)).await);
+    });
+    site.the_daemon().wait_for_log("broken off by tester");
+    assert_well(&site, resting);
+}
+
+/// What the daemon answers stays in this client's window.
+#[test]
+fn a_known_key_that_never_reads() {
+    let site = site();
+    let resting = site.the_daemon().memory_kib();
+    let runtime = runtime();
+    let deaf = runtime.block_on(async {
+        let mut deaf = Vec::new();
+        for number in 0..20 {
+            let mut connection = prove(&site).await;
+            let greeting = Greeting::new(Role::Control, TransferId([number; 16])).encode();
+            connection.write_all(&greeting).await.unwrap();
+            connection.flush().await.unwrap();
+            deaf.push(connection);
+        }
+        deaf
+    });
+    assert_well(&site, resting);
+    drop(deaf);
+}
+
+#[test]
+fn a_key_with_connections_for_no_transfer() {
+    let mut site = Site::local();
+    configure(&site, "[limits]\nwaiting_per_identity = 64\n");
+    site.start_daemon();
+    paint(site.source().join("f"), 1000);
+    let resting = site.the_daemon().memory_kib();
+    let runtime = runtime();
+    let waiting = runtime.block_on(async {
+        let mut waiting = Vec::new();
+        for _ in 0..64 {
+            waiting.push(prove(&site).await);
+        }
+        let mut one_more = prove(&site).await;
+        let mut answer = Vec::new();
+        // the close may cut what was said short
+        drop(one_more.read_to_end(&mut answer).await);
+        assert!(String::from_utf8_lossy(&answer).contains("waiting_per_identity = 64"), "{answer:?}");
+        waiting
+    });
+    site.the_daemon().wait_for_log("waiting_per_identity = 64");
+    drop(waiting);
+    assert_well(&site, resting);
+}
+
+/// A push that has begun and goes on for long.
+fn begin_long(site: &Site) -> Child {
+    paint(site.path("long"), 4 << 20);
+    let child = site.push_command(&["--limit", "1Mbit", "--timeout", "0"], &[site.path("long").as_ref()], "");
+    let child = child.start();
+    site.the_daemon().wait_for_log("begun by tester");
+    child
+}
+
+#[test]
+fn a_transfer_beyond_the_limit_is_refused_and_told_which() {
+    let mut site = Site::local();
+    configure(&site, "[limits]\ntransfers_per_identity = 1\n");
+    site.start_daemon();
+    paint(site.source().join("f"), 1000);
+    let mut long = begin_long(&site);
+    let refused = site.push(&[], site.contents(), "").expect(10);
+    refused.says(&["zmove: receiver: ", "limits.transfers_per_identity = 1", "try again later"]).lines(1);
+    long.kill().unwrap();
+    long.wait().unwrap();
+    site.the_daemon().wait_for_log("broken off by tester");
+    site.push_contents();
+}
+
+#[test]
+fn limits_are_read_again() {
+    let mut site = Site::local();
+    site.start_daemon();
+    paint(site.source().join("f"), 1000);
+    let mut long = begin_long(&site);
+    configure(&site, "[limits]\ntransfers = 1\n");
+    site.the_daemon().hang_up();
+    let line = site.the_daemon().wait_for_log("reloaded: ");
+    assert!(line.contains("transfers: 1 (was transfers: 64)"), "{line}");
+    site.push(&[], site.contents(), "").expect(10).says(&["limits.transfers = 1"]);
+    configure(&site, "[limits]\ntransfer = 1\n");
+    site.the_daemon().hang_up();
+    site.the_daemon().wait_for_log("reload: kept as it was: ");
+    site.push(&[], site.contents(), "").expect(10).says(&["limits.transfers = 1"]);
+    long.kill().unwrap();
+    long.wait().unwrap();
+}
+
+#[test]
+fn a_daemon_that_drains_lets_transfers_end_and_takes_no_more() {
+    let mut site = site_with(&["--drain", "5min"]);
+    paint(site.path("long"), 1 << 20);
+    let long = site.push_command(&["--limit", "4Mbit"], &[site.path("long").as_ref()], "").start();
+    site.the_daemon().wait_for_log("begun by tester");
+    site.the_daemon().ask_to_end();
+    site.the_daemon().wait_for_log("stopping: transfers that run have 300 s");
+    let refused = site.push(&[], site.contents(), "").expect(12);
+    refused.says(&["being stopped"]);
+    finish(long).done();
+    assert_eq!(site.take_daemon().wait(), Some(0));
+    assert_eq!(std::fs::read(site.target().join("long")).unwrap(), std::fs::read(site.path("long")).unwrap());
+}
+
+#[test]
+fn a_second_signal_ends_a_daemon_that_drains() {
+    let mut site = site_with(&["--drain", "5min"]);
+    let mut long = begin_long(&site);
+    site.the_daemon().ask_to_end();
+    site.the_daemon().wait_for_log("stopping: transfers that run have 300 s");
+    assert_eq!(site.take_daemon().terminate(), Some(0));
+    long.kill().unwrap();
+    long.wait().unwrap();
+}
+
+/// What the daemon says to plain HTTP.
+fn ask(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+fn metrics_address(site: &Site) -> String {
+    let line = site.the_daemon().wait_for_log("metrics at http://");
+    line.split("http://").nth(1).unwrap().split('/').next().unwrap().to_owned()
+}
+
+fn value(page: &str, name: &str) -> f64 {
+    let found = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    found.unwrap_or_else(|| panic!("no {name} in:\n{page}")).parse().unwrap()
+}
+
+#[test]
+fn a_push_is_counted() {
+    let site = site_with(&["--metrics", "127.0.0.1:0"]);
+    let address = metrics_address(&site);
+    assert!(ask(&address, "/healthz").starts_with("HTTP/1.1 200 OK\r\n"));
+    assert!(ask(&address, "/").starts_with("HTTP/1.1 404 "));
+    site.push_contents();
+    site.the_daemon().wait_for_log("received from tester");
+    let page = ask(&address, "/metrics");
+    assert!(page.contains("application/openmetrics-text"), "{page}");
+    assert!((value(&page, "zmove_bytes_received_total") - 2_000_000.0).abs() < 0.5, "{page}");
+    assert!((value(&page, "zmove_files_received_total") - 20.0).abs() < 0.5, "{page}");
+    assert!((value(&page, "zmove_transfers_total{result=\"complete\"}") - 1.0).abs() < 0.5, "{page}");
+    assert!(value(&page, "zmove_transfers_running").abs() < 0.5, "{page}");
+    assert!(value(&page, "zmove_stage_seconds_total{stage=\"store\",state=\"busy\"}") > 0.0, "{page}");
+    assert!(page.ends_with("# EOF\n"), "{page}");
+    drop(TcpStream::connect(site.the_daemon().address).unwrap());
+    site.the_daemon().wait_for_log("closed the connection");
+    let page = ask(&address, "/metrics");
+    assert!((value(&page, "zmove_errors_total{kind=\"handshake\"}") - 1.0).abs() < 0.5, "{page}");
+}
