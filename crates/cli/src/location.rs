@@ -118,14 +118,15 @@ fn is_word(text: &str) -> bool {
 /// The host, perhaps with a user, before the first colon and what is behind it; `None` for a local path.
 fn split_host(bytes: &[u8]) -> Result<Option<(&[u8], &[u8])>> {
     let slash = bytes.iter().position(|&byte| byte == b'/').unwrap_or(bytes.len());
-    let bracket = bytes[..slash].iter().position(|&byte| byte == b'[');
+    let colon = bytes[..slash].iter().position(|&byte| byte == b':');
+    let bracket = bytes[..colon.unwrap_or(slash)].iter().position(|&byte| byte == b'[');
     let colon = match bracket.filter(|&at| at == 0 || bytes[at - 1] == b'@') {
         Some(start) => {
             let end = bytes[start..].windows(2).position(|pair| pair == b"]:");
             let Some(end) = end else { bail!("'{}': write an IPv6 target as [ADDRESS]:PATH", show(bytes)) };
             Some(start + end + 1)
         }
-        None => bytes[..slash].iter().position(|&byte| byte == b':'),
+        None => colon,
     };
     Ok(colon.filter(|&colon| colon > 0).map(|colon| (&bytes[..colon], &bytes[colon + 1..])))
 }
@@ -228,6 +229,7 @@ mod tests {
         assert_eq!(remote("dtn:/data"), expect("dtn", DEFAULT_PORT, "/data"));
         assert_eq!(remote("dtn:"), expect("dtn", DEFAULT_PORT, ""));
         assert_eq!(remote("dtn:99:/data"), expect("dtn", 99, "/data"));
+        assert_eq!(remote("dtn:a@[b]:c"), expect("dtn", DEFAULT_PORT, "a@[b]:c"));
         assert_eq!(remote("dtn:2024"), expect("dtn", DEFAULT_PORT, "2024"));
         assert_eq!(remote("dtn:./2024:x"), expect("dtn", DEFAULT_PORT, "./2024:x"));
         assert_eq!(remote("[fd00::1]:/d"), expect("fd00::1", DEFAULT_PORT, "/d"));
