@@ -18,7 +18,8 @@ use crate::proxy::Proxy;
 use crate::tree::{assert_same, names, paint, painted, set_mode, set_mtime};
 
 every_way!(
-    files_of_all_sizes_keep_inode_and_links,
+    files_of_all_sizes_keep_their_inode,
+    other_names_of_a_file_keep_what_they_had,
     only_what_differs_is_written,
     what_is_no_file_is_replaced,
     what_stays_stays,
@@ -49,32 +50,43 @@ fn push(site: &Site, options: &[&str]) -> Value {
 }
 
 /// Empty, small, one group, large; each becomes each other, and itself with other contents.
-fn files_of_all_sizes_keep_inode_and_links(site: &Site) {
+fn files_of_all_sizes_keep_their_inode(site: &Site) {
     let sizes = [0, 5, 300_000, GROUP_BYTES, GROUP_BYTES + 1, 2 * GROUP_BYTES + 5];
-    let links = site.path("links");
-    std::fs::create_dir(&links).unwrap();
     for (old, new) in sizes.iter().flat_map(|old| sizes.map(|new| (*old, new))) {
         let name = format!("{old}-{new}");
         paint(site.source().join(&name), new);
         std::fs::write(site.target().join(&name), painted(old, 1)).unwrap();
         // both may have been written in one tick of the clock
         set_mtime(site.target().join(&name), back_then());
-        std::fs::hard_link(site.target().join(&name), links.join(&name)).unwrap();
     }
+    let changed = names(&site.target());
     paint(site.source().join("new"), 9);
-    let before: Vec<_> = names(&links).iter().map(|name| inode(&site.target().join(name))).collect();
+    let before: Vec<_> = changed.iter().map(|name| inode(&site.target().join(name))).collect();
     for delta in ["always", "never"] {
         push(site, &["--delta", delta]);
-        for (name, before) in names(&links).iter().zip(&before) {
+        for (name, before) in changed.iter().zip(&before) {
             assert_eq!(inode(&site.target().join(name)), *before, "{name}");
-            let there = std::fs::read(links.join(name)).unwrap();
+            let there = std::fs::read(site.target().join(name)).unwrap();
             assert_eq!(there, std::fs::read(site.source().join(name)).unwrap(), "{name}");
         }
-        for name in names(&links) {
-            let bytes = site.source().join(&name).metadata().unwrap().len();
-            std::fs::write(site.source().join(&name), painted(bytes, 7)).unwrap();
-            set_mtime(site.source().join(&name), back_then());
+        for name in &changed {
+            let bytes = site.source().join(name).metadata().unwrap().len();
+            std::fs::write(site.source().join(name), painted(bytes, 7)).unwrap();
+            set_mtime(site.source().join(name), back_then());
         }
+    }
+}
+
+/// Or they would look right as soon as the one that was changed does.
+fn other_names_of_a_file_keep_what_they_had(site: &Site) {
+    for bytes in [5, LARGE] {
+        let (name, other) = (format!("changed-{bytes}"), site.path(&format!("other-{bytes}")));
+        paint(site.source().join(&name), bytes);
+        std::fs::write(&other, "old").unwrap();
+        std::fs::hard_link(&other, site.target().join(&name)).unwrap();
+        push(site, &["--delta", "always"]);
+        assert_eq!(std::fs::read(&other).unwrap(), b"old");
+        assert_same(&site.source(), &site.target());
     }
 }
 

@@ -157,7 +157,8 @@ fn a_shell_that_talks_is_passed_over() {
     let site = Site::local();
     let Some(sshd) = Sshd::start(&site) else { return };
     paint(&site);
-    let talking = script(&site, "talking", &format!("echo Welcome; echo; exec '{ZMOVE}' \"$@\""));
+    let talking =
+        script(&site, "talking", &format!("echo Welcome; echo; printf title; exec '{ZMOVE}' \"$@\""));
     push_by(&site, &sshd.command(), &talking, &[], &sshd.at_target(&site)).outcome().done();
     assert_same(&site.source(), &site.target());
 }

@@ -103,8 +103,8 @@ pub(crate) struct PushArgs {
     /// Leave what is at the target already, but for mode and time of directories
     #[arg(long)]
     pub(crate) ignore_existing: bool,
-    /// Change files that are there in their place, so that they keep inode and hard links and need no second copy's room;
-    /// a push that breaks off leaves such a file partly changed
+    /// Change files that are there in their place, so that they keep their inode and need no second copy's room; a
+    /// push that breaks off leaves such a file partly changed
     #[arg(long)]
     pub(crate) inplace: bool,
     /// At the end remove what is at the target below the directories sent and not in them; nothing is removed when

@@ -76,7 +76,9 @@ pub(crate) async fn start(remote: &Remote, login: &Login, options: &DialOptions)
     let (answer, name) = tokio::join!(answer(output), host_name(&words, remote, login));
     let Some(Ready { key, port, address, .. }) = answer? else {
         drop(input);
-        return Err(no_answer(remote, &options.ssh, child.wait().await?));
+        // who goes on saying something else is not waited for
+        let ended = tokio::time::timeout(END_TIMEOUT, child.wait()).await;
+        return Err(no_answer(remote, &options.ssh, ended.ok().transpose()?));
     };
     let host = address_of(&name.unwrap_or_else(|| remote.host.clone()), address).await;
     let key = key.parse().context("read the key of the receiver that ssh has started")?;
@@ -137,8 +139,12 @@ async fn answer(output: ChildStdout) -> Result<Option<Ready>> {
     Ok(None)
 }
 
-fn no_answer(remote: &Remote, args: &SshArgs, status: ExitStatus) -> anyhow::Error {
+fn no_answer(remote: &Remote, args: &SshArgs, ended: Option<ExitStatus>) -> anyhow::Error {
     let zmove = &args.remote_zmove;
+    let Some(status) = ended else {
+        let text = format!("what {remote} says over ssh is not what '{zmove} receive' says");
+        return Failure(Exit::Connection, text).into();
+    };
     let text = match status.code() {
         Some(255) | None => return SshFailed { host: remote.to_string(), status }.into(),
         Some(126 | 127) => format!(
@@ -153,7 +159,8 @@ fn no_answer(remote: &Remote, args: &SshArgs, status: ExitStatus) -> anyhow::Err
 async fn host_name(words: &[String], remote: &Remote, login: &Login) -> Option<String> {
     let mut asked = ssh(words, remote, login);
     asked.args(["-G", &remote_name(remote, login)]).stdin(Stdio::null()).stderr(Stdio::null());
-    let told = String::from_utf8(asked.output().await.ok()?.stdout).ok()?;
+    let told = tokio::time::timeout(NAME_TIMEOUT, asked.output()).await.ok()?.ok()?;
+    let told = String::from_utf8(told.stdout).ok()?;
     told.lines().find_map(|line| line.strip_prefix("hostname ")).map(str::to_owned)
 }
 
@@ -168,5 +175,7 @@ async fn address_of(name: &str, reached: Option<IpAddr>) -> String {
 
 /// How long ssh may take to end when all is done.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long ssh may take to read its configuration.
+const NAME_TIMEOUT: Duration = Duration::from_secs(5);
 /// What a remote shell may say before the receiver does.
 const SHELL_BYTES_MAX: u64 = 64 << 10;

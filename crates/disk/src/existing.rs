@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_types::{Name, Timestamp};
 
@@ -22,13 +22,6 @@ use crate::staged::Staged;
 pub struct Existing {
     file: File,
     directory: Arc<OwnedFd>,
-}
-
-/// Which file one is, on this host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct FileKey {
-    device: u64,
-    inode: u64,
 }
 
 /// What a file that is there is to become.
@@ -62,12 +55,21 @@ impl Existing {
         Ok(regular.then(|| Self { file, directory: Arc::clone(directory) }))
     }
 
-    /// Which file it is, if it has other names too.
+    /// Whether it has other names too.
     ///
     /// # Errors
     /// What the system says.
-    pub fn shared(&self) -> io::Result<Option<FileKey>> {
-        Ok(FileKey::if_shared(&rustix::fs::fstat(&self.file)?))
+    pub fn has_other_names(&self) -> io::Result<bool> {
+        Ok(rustix::fs::fstat(&self.file)?.st_nlink > 1)
+    }
+
+    /// Whether a regular file is there that has no other name.
+    #[must_use]
+    pub fn is_alone(directory: impl AsFd, name: &Name) -> bool {
+        let there = rustix::fs::statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
+        there.is_ok_and(|there| {
+            FileType::from_raw_mode(there.st_mode) == FileType::RegularFile && there.st_nlink == 1
+        })
     }
 
     /// Locks the file against others who would change it in its place, and gives it a length that it will not have in the
@@ -87,21 +89,6 @@ impl Existing {
         }
         staged.take_length(direct)?;
         Ok(staged)
-    }
-}
-
-impl FileKey {
-    /// Which file an entry of a directory is, if that has other names too; a link is not followed.
-    ///
-    /// # Errors
-    /// What the system says.
-    pub fn shared_at(directory: impl AsFd, name: &Name) -> io::Result<Option<Self>> {
-        Ok(Self::if_shared(&rustix::fs::statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW)?))
-    }
-
-    fn if_shared(stat: &Stat) -> Option<Self> {
-        let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-        (regular && stat.st_nlink > 1).then_some(Self { device: stat.st_dev, inode: stat.st_ino })
     }
 }
 
@@ -246,10 +233,11 @@ mod tests {
     fn other_names_are_noticed() {
         let (home, directory) = home();
         std::fs::write(home.path().join("f"), "old").unwrap();
-        let shared = |text| Existing::open(&directory, &name(text)).unwrap().unwrap().shared().unwrap();
-        assert_eq!(shared("f"), None);
+        let alone = |text| Existing::is_alone(&directory, &name(text));
+        let open = |text| Existing::open(&directory, &name(text)).unwrap().unwrap();
+        assert!(alone("f") && !open("f").has_other_names().unwrap());
         std::fs::hard_link(home.path().join("f"), home.path().join("g")).unwrap();
-        assert!(shared("f").is_some() && shared("f") == shared("g"));
-        assert_eq!(FileKey::shared_at(&directory, &name("g")).unwrap(), shared("f"));
+        assert!(!alone("f") && !alone("g") && open("g").has_other_names().unwrap());
+        assert!(!alone("nothing"));
     }
 }

@@ -32,7 +32,7 @@ pub use backend::{Disk, Slices};
 pub use contents::ContentsWriter;
 pub use data_file::{DataFile, Direct};
 pub use entry::{FileIdentity, place_symlink, retouch, set_directory_metadata, set_new_file_metadata};
-pub use existing::{Change, Existing, FileKey};
+pub use existing::{Change, Existing};
 pub use fault::{Fault, FaultAt, Faulty, Request};
 pub use nursery::Nursery;
 pub use remove::{is_hidden, remove_entries};

@@ -36,7 +36,7 @@ pub(crate) fn judge_all(context: &Context, open: &Open, offer: &Offer) -> Judgem
         let directory = context.target.tree.open_directory(&group.directory).ok();
         for file in &group.files {
             let verdict = directory.as_ref().map_or(Verdict::Need, |opened| {
-                match judge_for_good(context, open.compare, opened, &group.directory, file) {
+                match judge(context, open.compare, opened, &group.directory, file) {
                     judged @ (Verdict::Need | Verdict::Compare(_)) if file.source.is_some() => judgement
                         .look_for_more(
                             context,
@@ -99,20 +99,6 @@ fn claim(
     let source = SourceIdentity { bytes: file.bytes, mtime: mtime_of(file), ctime, inode: mark.inode };
     let stopping = || context.stopping.load(Ordering::Relaxed);
     context.parts.claim(path, directory, &source, context.direct, stopping)
-}
-
-/// Judges a file; what is changed meanwhile under another name is not equal.
-fn judge_for_good(
-    context: &Context,
-    compare: Compare,
-    opened: &Arc<OwnedFd>,
-    path: &RelPath,
-    file: &OfferedFile,
-) -> Verdict {
-    let verdict = judge(context, compare, opened, path, file);
-    let name = context.target.name(path, &file.name);
-    let stays = verdict == Verdict::Need || context.stays_right(opened, (path, name));
-    if stays { verdict } else { Verdict::Need }
 }
 
 fn judge(

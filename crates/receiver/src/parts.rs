@@ -50,6 +50,8 @@ struct State {
     trouble: Option<String>,
     /// What earlier transfers have left, by the final path.
     earlier: HashMap<RelPath, Earlier>,
+    /// Parts of files of which there are newer ones.
+    older: Vec<(RelPath, Earlier)>,
     /// The journals that tell of it, held as long as this transfer lasts, or until they tell of nothing.
     orphans: Vec<Option<Orphan>>,
     /// What has been offered to the sender, until it declares the file.
@@ -255,15 +257,23 @@ impl Parts {
         let paths: Vec<_> = self.lock().earlier.keys().cloned().collect();
         for path in paths {
             let Some((earlier, ..)) = self.take_earlier(&path) else { continue };
-            match overtaken(target, &path, &earlier.file.part) {
-                Some(part) => {
-                    part.discard();
-                    drop(part);
-                    self.lock().forget(&earlier);
-                }
-                None => drop(self.lock().earlier.insert(path, earlier)),
+            if !self.drop_if_overtaken(target, &path, &earlier) {
+                self.lock().earlier.insert(path, earlier);
             }
         }
+        let older = std::mem::take(&mut self.lock().older);
+        for (path, earlier) in older {
+            // one that is not is told of by its journal, for another time
+            self.drop_if_overtaken(target, &path, &earlier);
+        }
+    }
+
+    fn drop_if_overtaken(&self, target: &Tree, path: &RelPath, earlier: &Earlier) -> bool {
+        let Some(part) = overtaken(target, path, &earlier.file.part) else { return false };
+        part.discard();
+        drop(part);
+        self.lock().forget(earlier);
+        true
     }
 
     fn take_earlier(&self, path: &RelPath) -> Option<(Earlier, bool, SystemTime)> {
@@ -320,10 +330,11 @@ impl State {
             self.orphans.push(Some(orphan));
             for file in files {
                 let (path, inode) = (file.part.path.clone(), file.part.inode);
-                let before = self.earlier.insert(path, Earlier { orphan: number, file });
-                // who took a part over was killed before it could say so
-                if let Some(before) = before.filter(|before| before.file.part.inode == inode) {
-                    self.forget(&before);
+                match self.earlier.insert(path.clone(), Earlier { orphan: number, file }) {
+                    // who took a part over was killed before it could say so
+                    Some(before) if before.file.part.inode == inode => self.forget(&before),
+                    Some(before) => self.older.push((path, before)),
+                    None => {}
                 }
             }
         }

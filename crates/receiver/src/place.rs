@@ -89,7 +89,6 @@ impl<'a> Placer<'a> {
         let name = self.context.target.name(path, &file.name);
         let overwrite = self.context.overwrite;
         is_kept(overwrite, directory, name, u64::from(file.bytes), &plain(file.metadata))
-            && self.context.stays_right(directory, (path, name))
     }
 
     /// A directory of the target, made if need be. From now on others may hold it open, so it is no longer replaced.
@@ -192,7 +191,7 @@ impl<'a> Placer<'a> {
             }
             BatchEntry::File(file) => {
                 let name = context.target.name(path, &file.name);
-                self.place_file(directory, (path, name), &plain(file.metadata), bytes)?;
+                self.place_file(directory, name, &plain(file.metadata), bytes)?;
                 context.meter.stored(1);
             }
             BatchEntry::Retouch(name, metadata) => {
@@ -249,12 +248,12 @@ impl<'a> Placer<'a> {
     fn place_file(
         &self,
         directory: &Arc<OwnedFd>,
-        (parent, name): (&RelPath, &Name),
+        name: &Name,
         metadata: &Metadata,
         bytes: &[u8],
     ) -> Result<(), Failure> {
         let context = self.context;
-        let existing = context.begin_in_place(directory, (parent, name), (bytes.len() as u64, metadata))?;
+        let existing = context.begin_in_place(directory, name, (bytes.len() as u64, metadata))?;
         let staged = match existing {
             Some(staged) => staged,
             None => Staged::create(directory, metadata.mode, &context.temp_names)

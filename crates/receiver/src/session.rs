@@ -29,7 +29,6 @@ use crate::delta::Bases;
 use crate::ending::{Ending, EndingSessions};
 use crate::error::SessionError;
 use crate::files::FileTable;
-use crate::in_place::InPlace;
 use crate::limits::BUFFERS_BESIDE_LANES;
 use crate::lost::LostLanes;
 use crate::mirror::Mirror;
@@ -187,7 +186,7 @@ pub(crate) fn context(
         durability: open.durability,
         overwrite: open.overwrite,
         extraneous: open.extraneous,
-        in_place: open.inplace.then(InPlace::default),
+        in_place: open.inplace,
         disk: Arc::clone(&config.disk),
         direct: config.direct,
         pool: BufferPool::new(BUFFER_BYTES, config.buffers_max),

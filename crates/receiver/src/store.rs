@@ -19,7 +19,6 @@ use zmove_wire::{
 use crate::check::{NamedGroup, VerifiedBatch, VerifiedChunk, damaged};
 use crate::delta::Bases;
 use crate::files::{Complete, Copy, FileTable, LargeFile};
-use crate::in_place::InPlace;
 use crate::meters::TransferMeter;
 use crate::parts::Parts;
 use crate::place::{Known, Placer, commit, failure, plain};
@@ -33,8 +32,8 @@ pub(crate) struct Context {
     pub(crate) durability: Durability,
     pub(crate) overwrite: Overwrite,
     pub(crate) extraneous: Extraneous,
-    /// Only where files that are there are to be changed in their place.
-    pub(crate) in_place: Option<InPlace>,
+    /// Whether files that are there are to be changed in their place.
+    pub(crate) in_place: bool,
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) direct: Direct,
     pub(crate) pool: BufferPool,
@@ -260,9 +259,9 @@ fn open_in_place(
     path: &RelPath,
     file: &LargeFile,
 ) -> Result<Option<Staged>, (Operation, io::Error)> {
-    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(None) };
+    let Some(name) = path.file_name() else { return Ok(None) };
     let wanted = (file.head.bytes, &file.head.metadata);
-    let staged = context.begin_in_place(directory, (&parent, &name), wanted)?;
+    let staged = context.begin_in_place(directory, &name, wanted)?;
     if let (Some(_), Some(base)) = (&staged, &file.base) {
         base.is_the_file_itself();
     }

@@ -84,7 +84,8 @@ impl Ready {
     /// # Errors
     /// None that is known.
     pub(crate) fn line(&self) -> Result<String> {
-        Ok(format!("{MARK}{}\n", serde_json::to_string(self)?))
+        // a shell may have said something without ending its line
+        Ok(format!("\n{MARK}{}\n", serde_json::to_string(self)?))
     }
 
     /// Reads a line; `None` is something else that the remote shell has to say.
@@ -123,7 +124,7 @@ mod tests {
         assert_eq!(Order::read(&line).unwrap(), order);
         let ready = Ready::new(Fingerprint([8; 32]), 50_001, Some("192.0.2.7".parse().unwrap()));
         let line = ready.line().unwrap();
-        assert_eq!(Ready::read(line.as_bytes()).unwrap(), Some(ready));
+        assert_eq!(Ready::read(line.trim().as_bytes()).unwrap(), Some(ready));
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Transfers that break off, and what the next one holds.
 
+use std::os::unix::fs::MetadataExt;
+
 use super::*;
 use zmove_types::{GROUP_BYTES, Metadata};
 
@@ -39,7 +41,11 @@ impl World {
 
     /// A transfer that breaks after these groups, of which the first `flushed` were flushed.
     fn break_off(&self, groups: &[u32], flushed: usize) {
-        let parts = self.parts(1);
+        self.break_off_as(1, groups, flushed);
+    }
+
+    fn break_off_as(&self, transfer: u8, groups: &[u32], flushed: usize) {
+        let parts = self.parts(transfer);
         let path = &self.head.path;
         let names = TempNames::new("t");
         let mut part = parts.create(FileId(3), (path, &self.head), &self.directory(), &names).unwrap();
@@ -66,6 +72,22 @@ impl World {
     fn reboot(&self) {
         let journals = std::fs::read_dir(self.home.path().join("journal")).unwrap();
         journals.for_each(|journal| pretend_reboot(&journal.unwrap().path()));
+    }
+
+    /// Puts the file there another way, later than all parts were written by the clock of the file system.
+    fn overtake(&self) {
+        let changed = |path: PathBuf| {
+            let stat = path.metadata().unwrap();
+            (stat.ctime(), stat.ctime_nsec())
+        };
+        let entries = std::fs::read_dir(&self.place).unwrap().map(|entry| entry.unwrap().path());
+        let parts = entries.filter(|path| !path.ends_with("large")).map(changed).max();
+        loop {
+            std::fs::write(self.place.join("large"), "new").unwrap();
+            if Some(changed(self.place.join("large"))) > parts {
+                return;
+            }
+        }
     }
 
     /// What the next transfer holds of the file.
@@ -230,10 +252,25 @@ fn a_part_whose_file_came_in_another_way_goes() {
     std::fs::remove_file(target.join("large")).unwrap();
     parts.drop_overtaken(&world.tree);
     assert!(parts.has_earlier(), "nothing stands there");
-    std::fs::write(target.join("large"), "new").unwrap();
+    world.overtake();
     parts.drop_overtaken(&world.tree);
     assert!(!parts.has_earlier());
     assert_eq!(std::fs::read_dir(target).unwrap().count(), 1);
+}
+
+#[test]
+fn of_two_parts_of_a_file_neither_stays() {
+    let world = World::new();
+    world.break_off_as(1, &[0, 1], 0);
+    world.break_off_as(2, &[0], 0);
+    let target = world.home.path().join("target");
+    assert_eq!(std::fs::read_dir(&target).unwrap().count(), 2);
+    world.overtake();
+    let parts = world.parts(3);
+    parts.drop_overtaken(&world.tree);
+    parts.finish();
+    assert_eq!(std::fs::read_dir(target).unwrap().count(), 1);
+    assert_eq!(std::fs::read_dir(world.home.path().join("journal")).unwrap().count(), 0);
 }
 
 #[test]
