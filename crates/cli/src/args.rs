@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use serde::{Deserialize, Serialize};
+use zmove_transport::TransportChoice;
 use zmove_types::RateLimit;
 
 use crate::age::Age;
@@ -204,7 +206,8 @@ pub(crate) enum TransportArg {
     Quic,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum ListenArg {
     /// TCP, and UDP for QUIC, at the same port
     #[default]
@@ -213,6 +216,17 @@ pub(crate) enum ListenArg {
     Tcp,
     /// UDP alone
     Quic,
+}
+
+impl ListenArg {
+    /// As a listener takes it.
+    pub(crate) fn choice(self) -> TransportChoice {
+        match self {
+            Self::Both => TransportChoice::Auto,
+            Self::Tcp => TransportChoice::Tcp,
+            Self::Quic => TransportChoice::Quic,
+        }
+    }
 }
 
 /// How ssh starts a receiver on a host that runs no daemon.

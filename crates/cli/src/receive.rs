@@ -11,12 +11,12 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tokio::sync::{Notify, oneshot};
 use zmove_receiver::{Daemon, DaemonEvent, Guests, ReceiverConfig};
-use zmove_transport::{BindError, Fingerprint, Identity, Listener, SocketConfig, TransportChoice};
+use zmove_transport::{BindError, Fingerprint, Identity, Listener, SocketConfig};
 
 use crate::exit::Exit;
 use crate::settings::{self, Role};
 use crate::signals::EndSignals;
-use crate::ssh::{Carriers, ORDER_BYTES_MAX, Order, Ready};
+use crate::ssh::{ORDER_BYTES_MAX, Order, Ready};
 use crate::terminal;
 
 /// Runs `zmove receive`.
@@ -63,11 +63,7 @@ async fn receive(order: &Order, key: Fingerprint, input: BufReader<Stdin>) -> Re
 
 /// Listens at a port of the range on all addresses, of the family that ssh has come by.
 async fn bind(order: &Order, identity: &Identity, reached: Option<IpAddr>) -> Result<Listener> {
-    let choice = match order.carriers {
-        Carriers::Both => TransportChoice::Auto,
-        Carriers::Tcp => TransportChoice::Tcp,
-        Carriers::Quic => TransportChoice::Quic,
-    };
+    let choice = order.carriers.choice();
     let any = match reached {
         Some(IpAddr::V4(_)) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
         Some(IpAddr::V6(_)) | None => Ipv6Addr::UNSPECIFIED.into(),

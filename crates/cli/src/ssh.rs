@@ -14,7 +14,7 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use zmove_transport::{Fingerprint, Identity, TransportChoice};
 use zmove_wire::Cipher;
 
-use crate::args::SshArgs;
+use crate::args::{ListenArg, SshArgs};
 use crate::dial::DialOptions;
 use crate::exit::{Exit, Failure, usage_error};
 use crate::location::{Login, Remote};
@@ -24,7 +24,7 @@ mod ports;
 
 #[cfg(feature = "fuzzing")]
 pub(crate) use order::fuzzing as order_fuzzing;
-pub(crate) use order::{Carriers, ORDER_BYTES_MAX, Order, Ready};
+pub(crate) use order::{ORDER_BYTES_MAX, Order, Ready};
 pub(crate) use ports::PortRange;
 
 /// A receiver that ssh has started; it ends with this.
@@ -97,9 +97,9 @@ impl SshSession {
 
 fn order(identity: &Identity, options: &DialOptions) -> Order {
     let carriers = match options.reach.transport {
-        TransportChoice::Auto => Carriers::Both,
-        TransportChoice::Tcp => Carriers::Tcp,
-        TransportChoice::Quic => Carriers::Quic,
+        TransportChoice::Auto => ListenArg::Both,
+        TransportChoice::Tcp => ListenArg::Tcp,
+        TransportChoice::Quic => ListenArg::Quic,
     };
     let (ports, allow_clear) = (options.ssh.ssh_ports, options.cipher == Cipher::None);
     Order::new(identity.fingerprint(), carriers, ports, allow_clear)

@@ -7,8 +7,9 @@ use zmove_receiver::Limits;
 use zmove_transport::TransportChoice;
 
 use crate::age::Age;
-use crate::args::{ListenArg, LogFormat, ServeArgs, StorageArgs};
+use crate::args::{LogFormat, ServeArgs, StorageArgs};
 use crate::config::Config;
+use crate::location::DEFAULT_PORT;
 
 /// The settings of one daemon.
 #[derive(Debug)]
@@ -24,7 +25,6 @@ pub(super) struct Settings {
     pub(super) limits: Limits,
 }
 
-const PORT: u16 = 5870;
 const JOURNAL_AGE: Age = Age(Duration::from_secs(7 * 24 * 60 * 60));
 
 impl Settings {
@@ -37,12 +37,8 @@ impl Settings {
         let drain = args.drain.or(config.drain.as_ref().map(|text| text.0));
         let metrics = args.metrics.or(config.metrics.listen.as_ref().map(|text| text.0));
         Self {
-            listen: listen.unwrap_or_else(|| SocketAddr::from((Ipv6Addr::UNSPECIFIED, PORT))),
-            choice: match transport {
-                ListenArg::Both => TransportChoice::Auto,
-                ListenArg::Tcp => TransportChoice::Tcp,
-                ListenArg::Quic => TransportChoice::Quic,
-            },
+            listen: listen.unwrap_or_else(|| SocketAddr::from((Ipv6Addr::UNSPECIFIED, DEFAULT_PORT))),
+            choice: transport.choice(),
             allow_clear: args.allow_clear || config.allow_clear == Some(true),
             journal_age: journal_age.unwrap_or(JOURNAL_AGE),
             storage: StorageArgs { io_engine, direct },

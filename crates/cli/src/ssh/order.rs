@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use zmove_transport::Fingerprint;
 
 use super::PortRange;
+use crate::args::ListenArg;
 
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
@@ -17,20 +18,12 @@ pub(crate) struct Order {
     version: u32,
     /// The only key that it lets in.
     pub(crate) key: String,
-    pub(crate) carriers: Carriers,
+    /// What it listens for.
+    pub(crate) carriers: ListenArg,
     /// Where it may listen.
     pub(crate) ports: Option<PortRange>,
     /// Whether lanes in clear are taken.
     pub(crate) allow_clear: bool,
-}
-
-/// What the receiver listens for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Carriers {
-    Both,
-    Tcp,
-    Quic,
 }
 
 /// That the receiver listens.
@@ -47,7 +40,7 @@ pub(crate) struct Ready {
 impl Order {
     pub(crate) fn new(
         key: Fingerprint,
-        carriers: Carriers,
+        carriers: ListenArg,
         ports: Option<PortRange>,
         allow_clear: bool,
     ) -> Self {
@@ -118,7 +111,7 @@ mod tests {
     #[test]
     fn what_is_said_is_understood() {
         let ports = Some("50000-50100".parse().unwrap());
-        let order = Order::new(Fingerprint([7; 32]), Carriers::Quic, ports, true);
+        let order = Order::new(Fingerprint([7; 32]), ListenArg::Quic, ports, true);
         let line = order.line().unwrap();
         assert!(line.len() < 4096 && line.ends_with('\n'));
         assert_eq!(Order::read(&line).unwrap(), order);
@@ -131,7 +124,7 @@ mod tests {
     fn what_a_shell_says_is_passed_over_and_nonsense_is_not() {
         assert_eq!(Ready::read(b"Welcome to dtn07").unwrap(), None);
         assert!(Ready::read(b"zmove-receive {}").is_err());
-        let later = Order { version: 2, ..Order::new(Fingerprint([7; 32]), Carriers::Both, None, false) };
+        let later = Order { version: 2, ..Order::new(Fingerprint([7; 32]), ListenArg::Both, None, false) };
         assert!(Order::read(&later.line().unwrap()).unwrap_err().to_string().contains("version 2"));
     }
 }
