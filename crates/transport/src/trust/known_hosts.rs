@@ -57,9 +57,7 @@ impl KnownHosts {
         let host_key = Endpoint::new(host, port)?;
         let path = self.home.join(KNOWN_HOSTS_FILE);
         let write_error = |source| KnownHostsError::Write { path: path.clone(), source };
-        file::create_home(&self.home).map_err(write_error)?;
-        let file = file::open_locked(&path).map_err(write_error)?;
-        let bytes = file::read_open(&file).map_err(write_error)?.bytes;
+        let (file, bytes) = self.read_locked(&path).map_err(write_error)?;
         self.pins = parse(&path, &bytes)?;
         match self.pins.get(&host_key) {
             Some(pin) if pin.fingerprint == fingerprint => Ok(()),
@@ -82,9 +80,7 @@ impl KnownHosts {
         let host_key = Endpoint::new(host, port)?;
         let path = self.home.join(KNOWN_HOSTS_FILE);
         let write_error = |source| KnownHostsError::Write { path: path.clone(), source };
-        file::create_home(&self.home).map_err(write_error)?;
-        let file = file::open_locked(&path).map_err(write_error)?;
-        let bytes = file::read_open(&file).map_err(write_error)?.bytes;
+        let (_locked, bytes) = self.read_locked(&path).map_err(write_error)?;
         self.pins = parse(&path, &bytes)?;
         let Some(pin) = self.pins.remove(&host_key) else { return Ok(None) };
         let left = without(&bytes, &host_key);
@@ -92,6 +88,14 @@ impl KnownHosts {
             .and_then(|()| file::replace(&path, &left))
             .map_err(write_error)?;
         Ok(Some(pin.fingerprint))
+    }
+
+    /// The list as it is now, which nobody else changes while the file is open.
+    fn read_locked(&self, path: &Path) -> io::Result<(File, Vec<u8>)> {
+        file::create_home(&self.home)?;
+        let file = file::open_locked(path)?;
+        let bytes = file::read_open(&file)?.bytes;
+        Ok((file, bytes))
     }
 
     /// All hosts as `HOST:PORT`, with their keys, in the order of their names.
