@@ -5,13 +5,11 @@ use std::{net::SocketAddr, path::Path, sync::Arc};
 use quinn::crypto::rustls::QuicServerConfig;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls_pki_types::CertificateDer;
-use tokio::net::TcpListener;
-use tokio_rustls::TlsAcceptor;
 use zmove_transport::{
     CertificateFault, ChannelDialler, DialError, HostAuthority, HostPolicy, Reach, TransportChoice,
 };
 
-use crate::party::{LONG, Party, host_config};
+use crate::party::{LONG, Party, host_config, serve_tls};
 
 const HOST: &str = "127.0.0.1";
 
@@ -78,15 +76,7 @@ async fn serve(config: rustls::ServerConfig, transport: TransportChoice) -> u16 
         });
         return port;
     }
-    let listener = TcpListener::bind(address).await.unwrap();
-    let port = listener.local_addr().unwrap().port();
-    tokio::spawn(async move {
-        loop {
-            let (socket, _) = listener.accept().await.unwrap();
-            drop(TlsAcceptor::from(Arc::new(config.clone())).accept(socket).await);
-        }
-    });
-    port
+    serve_tls(config).await
 }
 
 #[tokio::test]

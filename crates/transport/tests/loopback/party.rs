@@ -11,6 +11,8 @@ use rustls::{
 };
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject as _};
 use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
 use zmove_transport::{Fingerprint, Identity};
 
 /// More than anything takes that succeeds.
@@ -112,4 +114,17 @@ impl ServerCertVerifier for TrustAll {
     fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
         default_provider().signature_verification_algorithms.supported_schemes()
     }
+}
+
+/// A host that speaks TLS so, over TCP, and nothing after the handshake.
+pub(crate) async fn serve_tls(config: ServerConfig) -> u16 {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        loop {
+            let (socket, _) = listener.accept().await.unwrap();
+            drop(TlsAcceptor::from(Arc::new(config.clone())).accept(socket).await);
+        }
+    });
+    port
 }

@@ -8,12 +8,12 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
 };
-use tokio_rustls::{TlsAcceptor, TlsConnector, client::TlsStream};
+use tokio_rustls::{TlsConnector, client::TlsStream};
 use zmove_transport::{
     AcceptError, Acceptor, Connection, DialError, DialStage, Dialler, FirstKey, HostPolicy, SocketConfig,
 };
 
-use crate::party::{LONG, Party, client_config, host_config};
+use crate::party::{LONG, Party, client_config, host_config, serve_tls};
 
 const SHORT: Duration = Duration::from_millis(100);
 const LOOPBACK: &str = "127.0.0.1";
@@ -58,20 +58,6 @@ async fn connected(host: &Party, user: &Party) -> (Connection, Connection) {
     let policy = HostPolicy::Pinned(host.fingerprint());
     let (client, server) = tokio::join!(user.dial(port, policy), accept(&acceptor));
     (client.unwrap(), server.unwrap())
-}
-
-/// A host that speaks TLS with the given key, and whatever protocol.
-async fn serve_tls(key: Arc<SingleCertAndKey>, protocols: &[&[u8]]) -> u16 {
-    let config = host_config(key, protocols);
-    let listener = TcpListener::bind((LOOPBACK, 0)).await.unwrap();
-    let port = listener.local_addr().unwrap().port();
-    tokio::spawn(async move {
-        loop {
-            let (socket, _) = listener.accept().await.unwrap();
-            drop(TlsAcceptor::from(Arc::new(config.clone())).accept(socket).await);
-        }
-    });
-    port
 }
 
 /// What the acceptor says of a client that trusts every host and shows the given key, if any.
@@ -148,7 +134,7 @@ async fn accepted_sockets_are_set_up() {
 #[tokio::test]
 async fn host_with_a_copied_certificate_is_refused() {
     let [victim, thief, user] = [Party::new(), Party::new(), Party::new()];
-    let port = serve_tls(thief.key_with(vec![victim.certificate()]), &[b"zmove"]).await;
+    let port = serve_tls(host_config(thief.key_with(vec![victim.certificate()]), &[b"zmove"])).await;
     let error = user.dial(port, HostPolicy::Pinned(victim.fingerprint())).await.unwrap_err();
     assert!(matches!(error, DialError::HostKeyUnproven { .. }), "{error:?}");
     assert!(!error.retryable());
@@ -158,7 +144,7 @@ async fn host_with_a_copied_certificate_is_refused() {
 async fn copied_certificate_is_never_pinned() {
     let [victim, thief, user] = [Party::new(), Party::new(), Party::new()];
     let first = FirstKey::default();
-    let port = serve_tls(thief.key_with(vec![victim.certificate()]), &[b"zmove"]).await;
+    let port = serve_tls(host_config(thief.key_with(vec![victim.certificate()]), &[b"zmove"])).await;
     let error = user.dial(port, HostPolicy::AcceptNew(first.clone())).await.unwrap_err();
     assert!(matches!(error, DialError::HostKeyUnproven { .. }), "{error:?}");
     assert_eq!(first.get(), None);
@@ -168,7 +154,7 @@ async fn copied_certificate_is_never_pinned() {
 async fn host_is_judged_by_the_certificate_it_signs_with() {
     let [victim, thief, user] = [Party::new(), Party::new(), Party::new()];
     let chain = vec![thief.certificate(), victim.certificate()];
-    let port = serve_tls(thief.key_with(chain), &[b"zmove"]).await;
+    let port = serve_tls(host_config(thief.key_with(chain), &[b"zmove"])).await;
     let error = user.dial(port, HostPolicy::Pinned(victim.fingerprint())).await.unwrap_err();
     assert!(matches!(error, DialError::HostKeyChanged { .. }), "{error:?}");
 }
@@ -207,7 +193,7 @@ async fn peers_without_the_protocol_are_refused() {
         let error = accept_tls(&acceptor, Some(key), protocols).await.unwrap_err();
         assert!(matches!(error, AcceptError::NotZmove { .. }), "{error:?}");
 
-        let port = serve_tls(host.key_with(vec![host.certificate()]), protocols).await;
+        let port = serve_tls(host_config(host.key_with(vec![host.certificate()]), protocols)).await;
         let error = user.dial(port, HostPolicy::Pinned(host.fingerprint())).await.unwrap_err();
         assert!(matches!(error, DialError::NotZmove { .. }), "{error:?}");
     }
