@@ -8,13 +8,14 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use zmove_disk::{DataFile, Direct, Disk, Fault, FaultAt, Faulty, Request, Slices, Threads};
+use zmove_disk::{Direct, Disk, Fault, FaultAt, Faulty, Request, Threads};
 use zmove_receiver::ReceiverConfig;
 use zmove_sender::SenderConfig;
-use zmove_types::{Buffer, GROUP_BYTES};
+use zmove_types::GROUP_BYTES;
 
 use crate::command::{Outcome, ZMOVE, Zmove};
 use crate::harness::{Site, has_program, skip};
+use crate::hooks::HookedDisk;
 use crate::inprocess::InProcess;
 use crate::tree::{assert_part_of, assert_same, paint, picture};
 
@@ -247,38 +248,16 @@ fn can_inject() -> bool {
     has_program("strace") && Zmove(command).outcome().code == Some(0)
 }
 
-/// An engine that panics where it should do this.
-#[derive(Debug)]
-struct Panics(Request);
-
-impl Disk for Panics {
-    fn read(
-        &self,
-        file: &DataFile,
-        offset: u64,
-        len: usize,
-        buffer: Buffer,
-        seen: Slices<'_>,
-    ) -> (std::io::Result<()>, Buffer) {
-        assert_ne!(self.0, Request::Read, "by a fault");
-        Threads.read(file, offset, len, buffer, seen)
-    }
-
-    fn write(&self, file: &DataFile, offset: u64, buffer: Buffer) -> (std::io::Result<()>, Buffer) {
-        assert_ne!(self.0, Request::Write, "by a fault");
-        Threads.write(file, offset, buffer)
-    }
-}
-
 /// A writer, and the task that looks at an old version for an offer that waits for its answer.
 #[test]
 fn a_receiver_that_panics_says_so_and_ends_the_push() {
-    for request in [Request::Write, Request::Read] {
+    let writes = HookedDisk::before_write(|| panic!("by a fault"));
+    let reads = HookedDisk::before_read(|| panic!("by a fault"));
+    for (disk, delta) in [(writes, false), (reads, true)] {
         let site = Site::local();
         paint(site.source().join("large"), 3 * GROUP_BYTES);
         paint(site.target().join("large"), 2 * GROUP_BYTES);
-        let receiver = ReceiverConfig { disk: Arc::new(Panics(request)), ..ReceiverConfig::default() };
-        let delta = request == Request::Read;
+        let receiver = ReceiverConfig { disk, ..ReceiverConfig::default() };
         let pushed =
             InProcess { receiver, delta, ..InProcess::default() }.push(&site.source(), &site.target());
         let error = pushed.ended.unwrap_err().to_string();
