@@ -5,17 +5,16 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use tokio::sync::mpsc;
-use zmove_scan::ScanRoot;
 use zmove_sender::{Link, Push, PushJob, Run, SenderConfig, SessionError, Summary};
 use zmove_transport::{Frame, LaneSource, memory_control, memory_lane};
-use zmove_types::{BufferPool, Event, GROUP_BYTES, Observer, RelPath, StageClock, TransferId};
+use zmove_types::{BufferPool, Event, GROUP_BYTES, Observer, StageClock, TransferId};
 use zmove_wire::{
-    Batch, BatchEntry, Cipher, Compare, Durability, FileHead, Finished, FrameKind, Greeting, Opened,
-    Overwrite, Purpose, Role, Stored, StoredItem, TargetShape, TargetState, ToReceiver, ToSender,
-    decode_message, encode_message,
+    Batch, BatchEntry, Cipher, FileHead, Finished, FrameKind, Greeting, Opened, Role, Stored, StoredItem,
+    TargetState, ToReceiver, ToSender, decode_message, encode_message,
 };
 
 use crate::harness::PATIENCE;
+use crate::inprocess::job;
 
 /// What the sender has done.
 pub(crate) enum Heard {
@@ -83,7 +82,7 @@ impl Deceiver {
         observer: Arc<dyn Observer>,
     ) -> (Result<Summary, SessionError>, Vec<Noted>) {
         let started = Instant::now();
-        let job = (self.job)(job(source));
+        let job = (self.job)(PushJob { delta: true, ..job(source, "x") });
         let (push, mut run) = (Push::start(job, SenderConfig::default(), started), Run::begin(None, started));
         let (near, far) = memory_control();
         let (sinks_in, sinks) = mpsc::channel(1);
@@ -198,22 +197,5 @@ impl Deceived {
     pub(crate) fn is_broken_off(&self, part: &str) {
         let error = self.ended.as_ref().expect_err("the push has come to its end").to_string();
         assert!(error.contains(part), "{error}");
-    }
-}
-
-fn job(source: &Path) -> PushJob {
-    PushJob {
-        sources: vec![ScanRoot { source: source.join(""), prefix: RelPath::root() }],
-        target: b"x".to_vec(),
-        shape: TargetShape::Directory { tops: Vec::new() },
-        compare: Compare::Quick,
-        delta: true,
-        durability: Durability::None,
-        overwrite: Overwrite::Differing,
-        inplace: false,
-        purpose: Purpose::Move,
-        mirror: None,
-        sources_missing: 0,
-        list: None,
     }
 }

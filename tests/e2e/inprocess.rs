@@ -67,7 +67,7 @@ impl InProcess {
         let Self { config, receiver, lanes, delta, wrap, wrap_source, more, on_event } = self;
         let witness = Arc::new(Witness { events: Mutex::default(), on_event });
         let started = Instant::now();
-        let job = PushJob { delta, ..job(source, target) };
+        let job = PushJob { delta, ..job(source, target.to_str().unwrap()) };
         let (push, mut run) = (Push::start(job, config, started), Run::begin(None, started));
         let observer = Arc::clone(&witness) as Arc<dyn Observer>;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
@@ -117,10 +117,11 @@ impl InProcess {
     }
 }
 
-fn job(source: &Path, target: &Path) -> PushJob {
+/// What a push is asked for unless a test says otherwise.
+pub(crate) fn job(source: &Path, target: impl Into<Vec<u8>>) -> PushJob {
     PushJob {
         sources: vec![ScanRoot { source: source.join(""), prefix: RelPath::root() }],
-        target: target.to_str().unwrap().into(),
+        target: target.into(),
         shape: TargetShape::Directory { tops: Vec::new() },
         compare: Compare::Quick,
         delta: false,
