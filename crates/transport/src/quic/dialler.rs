@@ -73,16 +73,27 @@ impl QuicDialler {
     /// No address answers, what answers is not zmove, or the host's key is not taken; see [`DialError`].
     pub(crate) async fn dial(&self, deadline: Duration) -> Result<QuicConnection, DialError> {
         let due = Instant::now() + deadline;
+        let mut patience = HANDSHAKE_PATIENCE;
+        loop {
+            let until = due.min(Instant::now() + patience);
+            match self.dial_until(until).await {
+                // a daemon that ended in the middle is never heard again by this connection, its successor by another
+                Err(Attempt::TimedOut) if until < due => patience *= 2,
+                dialled => return dialled.map_err(|attempt| self.error(attempt, deadline)),
+            }
+        }
+    }
+
+    async fn dial_until(&self, due: Instant) -> Result<QuicConnection, Attempt> {
         let addresses = self.chosen.get().map_or(&self.host.addresses[..], std::slice::from_ref);
         let start = |address| self.attempt(address, due);
-        let dialled = first_of(addresses, start, Attempt::Local, more_telling).await;
-        let connection = dialled.map_err(|attempt| self.error(attempt, deadline))?;
+        let connection = first_of(addresses, start, Attempt::Local, more_telling).await?;
         let chosen = *self.chosen.get_or_init(|| connection.address);
         if chosen == connection.address {
             return Ok(connection);
         }
         // another connection of this run was quicker at another address
-        self.attempt(chosen, due).await.map_err(|attempt| self.error(attempt, deadline))
+        self.attempt(chosen, due).await
     }
 
     /// Ends all connections in order, whatever is still on its way, and waits for their threads.
@@ -223,6 +234,8 @@ pub(super) fn alert(error: &ConnectionError) -> Option<u64> {
 const CRYPTO_ERRORS: u64 = 0x100;
 /// The TLS alert (RFC 7301) of a peer that speaks something else.
 pub(super) const NO_APPLICATION_PROTOCOL: u64 = 120;
+/// How long a handshake may take at first, before it is begun anew; the next may take twice as long.
+const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(2);
 /// How long the threads may take to say goodbye.
 const GOODBYE_MAX: Duration = Duration::from_secs(1);
 

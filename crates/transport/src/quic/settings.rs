@@ -32,8 +32,9 @@ const HEADER_BYTES_V6: u32 = 48;
 const SOCKET_BUFFER_BYTES: usize = 8 << 20;
 /// The first flight of a connection. Paced; what TCP sends at first with jumbo frames.
 const FIRST_FLIGHT_BYTES: u64 = 128 << 10;
-/// NATs may forget a UDP flow after half a minute.
-const KEEP_ALIVE: Duration = Duration::from_secs(8);
+/// Whoever waits for an answer learns so soon, by a reset, that the daemon is another one. NATs, which may forget a UDP flow
+/// after half a minute, ask for less.
+const KEEP_ALIVE: Duration = Duration::from_secs(2);
 /// A peer that says nothing for so long is gone.
 const IDLE_MAX: Duration = Duration::from_secs(30);
 /// Packets for one acknowledgement, and how long it may wait for them.
@@ -145,6 +146,8 @@ pub(super) fn endpoint(identity: &Identity) -> EndpointConfig {
     let mut config = EndpointConfig::new(Arc::new(reset));
     // those of quinn carry a check by a key of this process, for want of which the next one would give no reset
     config.cid_generator(|| Box::new(RandomIds));
+    // a daemon that has been started again is asked by all connections at once, and a reset is shorter than what it answers
+    config.min_reset_interval(Duration::ZERO);
     // above QUIC's minimum, so it is not refused
     let _taken = config.max_udp_payload_size(DATAGRAM_BYTES_MAX);
     config

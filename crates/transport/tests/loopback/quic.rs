@@ -1,10 +1,12 @@
 //! QUIC on loopback: who gets a connection, and lanes from the greeting to the end.
 
+use std::collections::HashMap;
 use std::{io, net::SocketAddr, net::UdpSocket, sync::Arc, thread, time::Duration};
 
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use rustls::sign::SingleCertAndKey;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net;
 use zmove_transport::{
     AcceptError, Channel, ChannelDialler, DialError, FirstKey, HostPolicy, LaneError, Listener,
     QuicCongestion, Reach, SocketConfig, Transport, TransportChoice,
@@ -296,6 +298,73 @@ async fn a_silent_port_is_given_up_in_time() {
     let failed = dialler.dial(Duration::from_millis(100)).await.unwrap_err();
     assert!(failed.retryable() && matches!(failed, DialError::TimedOut { .. }), "{failed:?}");
     dialler.close().await;
+}
+
+/// A port behind which one host begins its answer to the first datagram and is gone, and another stands from then on: as if it
+/// had been killed and started again.
+struct Succession {
+    near: net::UdpSocket,
+    first: SocketAddr,
+    second: SocketAddr,
+}
+
+impl Succession {
+    async fn begin(first: u16, second: u16) -> u16 {
+        let near = net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let port = near.local_addr().unwrap().port();
+        let [first, second] = [first, second].map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+        tokio::spawn(Arc::new(Self { near, first, second }).pass_on());
+        port
+    }
+
+    async fn pass_on(self: Arc<Self>) {
+        let mut ways = HashMap::<SocketAddr, Arc<net::UdpSocket>>::new();
+        let mut datagram = [0; 65_536];
+        let mut host = self.first;
+        loop {
+            let (bytes, client) = self.near.recv_from(&mut datagram).await.unwrap();
+            if !ways.contains_key(&client) {
+                let way = Arc::new(net::UdpSocket::bind("127.0.0.1:0").await.unwrap());
+                tokio::spawn(Arc::clone(&self).pass_back(Arc::clone(&way), client));
+                ways.insert(client, way);
+            }
+            ways[&client].send_to(&datagram[..bytes], host).await.unwrap();
+            host = self.second;
+        }
+    }
+
+    async fn pass_back(self: Arc<Self>, way: Arc<net::UdpSocket>, client: SocketAddr) {
+        let mut datagram = [0; 65_536];
+        let mut begun = false;
+        loop {
+            let (bytes, host) = way.recv_from(&mut datagram).await.unwrap();
+            if host == self.second {
+                self.near.send_to(&datagram[..bytes], client).await.unwrap();
+            } else if !begun {
+                // of the packets in it the first stays whole: the client knows which connection it has, and no more
+                datagram[bytes / 2] ^= 1;
+                self.near.send_to(&datagram[..bytes], client).await.unwrap();
+                begun = true;
+            }
+        }
+    }
+}
+
+/// The second host knows nothing of what the first has begun, and has no answer to it, not even a reset.
+#[tokio::test]
+async fn a_host_that_is_started_again_amid_a_handshake_is_reached() {
+    let (host, user) = (Party::new(), Party::new());
+    let (first, first_port) = host.listen_by(TransportChoice::Quic).await;
+    let (second, second_port) = host.listen_by(TransportChoice::Quic).await;
+    tokio::spawn(async move { accept(&first).await });
+    let port = Succession::begin(first_port, second_port).await;
+    let dialled = async {
+        let mut channel = user.dial_quic(port, HostPolicy::Pinned(host.fingerprint())).await.unwrap();
+        channel.write_all(GREETING).await.unwrap();
+        channel
+    };
+    let (_near, far) = tokio::join!(dialled, accept(&second));
+    far.unwrap().read_exact(&mut [0; GREETING.len()]).await.unwrap();
 }
 
 #[test]
