@@ -197,7 +197,7 @@ impl Run {
             // nobody listens when the attempt has been given up
             let _given_up = ended.send(News::Ended);
         });
-        Ok(Self { sender, news, telling, deadline: Instant::now() + PUSH_PATIENCE })
+        Ok(Self { sender, news, telling, deadline: Instant::now() + PATIENCE })
     }
 
     /// Waits for that moment; `false` when the sender has ended before.
@@ -256,9 +256,6 @@ fn is_sane(status: ExitStatus, happened: &[EventKind]) -> bool {
 
 /// How long a program may take for anything.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a push may take: over QUIC it may learn from silence alone that its daemon was killed, which takes 30 s and
-/// more, and more than once.
-const PUSH_PATIENCE: Duration = Duration::from_secs(150);
 /// How long a transfer whose bytes were harmed may go on before its connections are cut.
 const HARM_PATIENCE: Duration = Duration::from_secs(10);
 const STALL_MILLIS_MAX: u64 = 400;
