@@ -1,14 +1,16 @@
 //! What a key may do at a daemon, how fast, and until when.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::time::Instant;
 
 use serde_json::Value;
 use zmove_transport::Access;
+use zmove_types::GROUP_BYTES;
 
 use crate::breakage::{Appearance, interrupt};
 use crate::command::{Outcome, finish};
 use crate::harness::Site;
-use crate::tree::{assert_same, names, paint};
+use crate::tree::{assert_same, names, paint, set_mode};
 
 const TRANSPORTS: [&str; 2] = ["tcp", "quic"];
 /// The key of nobody.
@@ -39,10 +41,11 @@ fn grants_are_listed_and_removed() {
     let (key, root) = (own_key(&site), site.target().canonicalize().unwrap());
     let root = root.to_str().unwrap();
     assert_eq!(allow(&site, &["list"]).done().stdout, "nobody is let in\n");
-    let limits = ["--max-rate", "10Gbit", "--expires", "2099-01-31"];
+    let limits = ["--set-ids", "--max-rate", "10Gbit", "--expires", "2099-01-31"];
     let said = allow(&site, &[&[&key, "--name", "alice", "--root", root, "--write"], &limits[..]].concat());
-    let expected =
-        format!("alice ({key}) may write below {root}, at 10Gbit/s at most, until 2099-01-31T00:00:00Z\n");
+    let expected = format!(
+        "alice ({key}) may write below {root}, and set setuid and setgid bits, at 10Gbit/s at most, until 2099-01-31T00:00:00Z\n"
+    );
     assert_eq!(said.done().stdout, expected);
     allow(&site, &[OTHER, "--name", "bob", "--root", root, "--expires", "2026-01-01"]).done();
     let listed = allow(&site, &["list"]).done().stdout;
@@ -63,6 +66,34 @@ fn grants_are_listed_and_removed() {
     assert_eq!(allow(&site, &["list"]).done().stdout, "nobody is let in\n");
 }
 
+/// Small files, in a directory that is there and one that is not, and a large one; to a second push all is as it should be.
+#[test]
+fn setuid_and_setgid_are_set_only_where_the_grant_says_so() {
+    for carried in [false, true] {
+        let site = Site::daemon();
+        if carried {
+            rewrite(&site, |line| format!("{line} set-ids"));
+        }
+        std::fs::create_dir(site.source().join("new")).unwrap();
+        let files =
+            [("small", 10, 0o4755), ("new/small", 10, 0o2755), ("large", 2 * GROUP_BYTES + 1, 0o6750)];
+        for (name, bytes, mode) in files {
+            paint(site.source().join(name), bytes);
+            set_mode(site.source().join(name), mode);
+        }
+        let mask = if carried { 0o7777 } else { 0o1777 };
+        for stored in [3, 0] {
+            let said = site.push(&["--json"], site.contents(), "").done().stdout;
+            let summary: Value = serde_json::from_str(said.lines().last().unwrap()).unwrap();
+            assert_eq!(summary["files"].as_u64(), Some(stored), "{summary}");
+            for (name, _, mode) in files {
+                let there = site.target().join(name).metadata().unwrap();
+                assert_eq!(there.mode() & 0o7777, mode & mask, "{name}");
+            }
+        }
+    }
+}
+
 #[test]
 fn what_is_typed_wrong() {
     let site = Site::local();
@@ -72,6 +103,7 @@ fn what_is_typed_wrong() {
         &[OTHER, "--name", "x"],
         &[OTHER, "--name", "x", "--root", "source", "--max-rate", "10"],
         &[OTHER, "--name", "x", "--root", "source", "--expires", "soon"],
+        &[OTHER, "--name", "x", "--root", "source", "--set-ids"],
         &["remove"],
         &["list", "--name", "x"],
     ] {

@@ -40,8 +40,8 @@ pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
 fn grant(args: GrantArgs) -> Result<Grant> {
     let access = if args.write { Access::ReadWrite } else { Access::ReadOnly };
     let roots = args.roots.into_iter().map(resolve).collect::<Result<_>>()?;
-    let (max_rate, expires) = (args.max_rate, args.expires);
-    Ok(Grant { max_rate, expires, ..Grant::new(args.fingerprint, &args.name, roots, access) })
+    let (set_ids, max_rate, expires) = (args.set_ids, args.max_rate, args.expires);
+    Ok(Grant { set_ids, max_rate, expires, ..Grant::new(args.fingerprint, &args.name, roots, access) })
 }
 
 /// A link is resolved now, by who allows it: what a root means must not change later.
@@ -67,6 +67,9 @@ fn sentence(grant: &Grant) -> String {
     let roots: Vec<_> = grant.roots.iter().map(|root| root.display().to_string()).collect();
     let may = if grant.access == Access::ReadWrite { "write" } else { "read" };
     let mut text = format!("{} ({}) may {may} below {}", grant.name, grant.holder, roots.join(", "));
+    if grant.set_ids {
+        text += ", and set setuid and setgid bits";
+    }
     if let Some(rate) = grant.max_rate {
         text += &format!(", at {rate}/s at most");
     }
@@ -85,6 +88,7 @@ fn json_of(grant: &Grant) -> Value {
         "name": grant.name,
         "roots": roots,
         "write": grant.access == Access::ReadWrite,
+        "set_ids": grant.set_ids,
         "max_bytes_per_second": grant.max_rate.map(|rate| rate.bytes_per_second()),
         "expires": grant.expires.map(|expires| expires.to_string()),
         "expired": grant.expires.is_some_and(|expires| expires.has_come(SystemTime::now())),

@@ -16,7 +16,6 @@ use zmove_wire::{Compare, Held, Offer, OfferedFile, Open, Overwrite, Verdict};
 use crate::delta::{Candidate, runs};
 use crate::journal::SourceIdentity;
 use crate::old::contents_root;
-use crate::place::plain;
 use crate::store::Context;
 
 /// What is said of one offer.
@@ -120,7 +119,8 @@ fn judge(
         Compare::Checksum => contents_root(opened.as_fd(), name, || context.stopping.load(Ordering::Relaxed))
             .map_or(Verdict::Need, Verdict::Compare),
         Compare::Quick => {
-            let metadata = plain(Metadata { mode: file.mode & 0o7777, mtime: mtime_of(file) });
+            let metadata =
+                context.set_ids.of_file(Metadata { mode: file.mode & 0o7777, mtime: mtime_of(file) });
             if keep(opened, name, &there, &metadata) { Verdict::Skip } else { Verdict::Need }
         }
     }

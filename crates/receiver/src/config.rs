@@ -8,6 +8,7 @@ use zmove_types::GROUP_BYTES;
 
 use crate::ending::EndingSessions;
 use crate::meters::TransferMeter;
+use crate::set_ids::SetIds;
 
 /// The settings of one receiving session.
 #[derive(Clone, Debug)]
@@ -31,6 +32,8 @@ pub struct ReceiverConfig {
     pub disk: Arc<dyn Disk>,
     /// Whether large files pass by the page cache. Default: where it pays.
     pub direct: Direct,
+    /// Whether files keep their setuid and setgid bits. Default: no.
+    pub set_ids: SetIds,
     /// For whose end a session waits. Default: nobody's; clones of one configuration share it.
     pub ending: EndingSessions,
     /// What counts. Default: one that nobody reads; each session has its own.
@@ -49,6 +52,7 @@ impl Default for ReceiverConfig {
             journals: None,
             disk: Arc::new(Threads),
             direct: Direct::default(),
+            set_ids: SetIds::default(),
             ending: EndingSessions::default(),
             meter: Arc::default(),
         }

@@ -263,7 +263,7 @@ impl Shared {
         stream: Channel,
         lanes: mpsc::Receiver<Box<dyn LaneSource>>,
         seat: &Seat,
-        Guest { name, access, owner, .. }: Guest,
+        Guest { name, access, set_ids, owner, .. }: Guest,
         Greeting { transfer, cipher, .. }: Greeting,
     ) {
         let who = Who { name, address: stream.address(), key: seat.key() };
@@ -274,6 +274,7 @@ impl Shared {
             lanes_max: seat.portion.lanes,
             buffers_max: self.config.buffers_max.min(buffers),
             memory_max: buffers,
+            set_ids,
             meter: Arc::clone(&metered.meter),
             ..self.config.clone()
         };

@@ -6,6 +6,7 @@ use std::time::SystemTime;
 use zmove_transport::{AuthorizedKeys, AuthorizedKeysError, Channel, Denial, Fingerprint, Grant};
 use zmove_types::RateLimit;
 
+use crate::set_ids::SetIds;
 use crate::target::Access;
 
 /// Whom a daemon lets in.
@@ -24,6 +25,7 @@ pub(crate) struct Guest {
     /// What the log calls them.
     pub(crate) name: String,
     pub(crate) access: Access,
+    pub(crate) set_ids: SetIds,
     /// Whose transfers are theirs to go on with.
     pub(crate) owner: String,
     /// What all their lanes together may bring.
@@ -54,11 +56,18 @@ impl Guest {
             zmove_transport::Access::ReadWrite => Access::Beneath(grant.roots.clone()),
             zmove_transport::Access::ReadOnly => Access::ReadOnly,
         };
-        Self { name: grant.name.clone(), access, owner: key.to_string(), max_rate: grant.max_rate }
+        let set_ids = if grant.set_ids { SetIds::Carried } else { SetIds::Dropped };
+        Self { name: grant.name.clone(), access, set_ids, owner: key.to_string(), max_rate: grant.max_rate }
     }
 
     /// The user of this process, whose other pushes to this host's directories are theirs as well.
     fn user() -> Self {
-        Self { name: "the user".to_owned(), access: Access::Anywhere, owner: String::new(), max_rate: None }
+        Self {
+            name: "the user".to_owned(),
+            access: Access::Anywhere,
+            set_ids: SetIds::Dropped,
+            owner: String::new(),
+            max_rate: None,
+        }
     }
 }

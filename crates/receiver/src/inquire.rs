@@ -16,8 +16,8 @@ use zmove_wire::{
 
 use crate::compare::{is_same_time, stays};
 use crate::old::contents_root;
-use crate::place::plain;
 use crate::seen::Seen;
+use crate::set_ids::SetIds;
 
 /// What is held against an inquiry.
 #[derive(Debug)]
@@ -25,6 +25,7 @@ pub(crate) struct Onlooker {
     pub(crate) seen: Seen,
     pub(crate) compare: Compare,
     pub(crate) overwrite: Overwrite,
+    pub(crate) set_ids: SetIds,
     pub(crate) stopping: AtomicBool,
 }
 
@@ -108,7 +109,7 @@ impl Onlooker {
             (InquiredKind::File { .. }, FileType::Directory) => in_the_way(Operation::Rename),
             (InquiredKind::Symlink { .. }, FileType::Directory) => in_the_way(Operation::Symlink),
             (InquiredKind::File { bytes }, FileType::RegularFile) => {
-                self.look_at_file(directory, name, &there, *bytes, &plain(wanted))
+                self.look_at_file(directory, name, &there, *bytes, &self.set_ids.of_file(wanted))
             }
             (InquiredKind::Symlink { target }, FileType::Symlink) => {
                 look_at_link(directory, name, &there, target, wanted.mtime)

@@ -88,7 +88,13 @@ impl<'a> Placer<'a> {
         let (Ok(directory), BatchEntry::File(file)) = (opened, entry) else { return false };
         let name = self.context.target.name(path, &file.name);
         let overwrite = self.context.overwrite;
-        is_kept(overwrite, directory, name, u64::from(file.bytes), &plain(file.metadata))
+        is_kept(
+            overwrite,
+            directory,
+            name,
+            u64::from(file.bytes),
+            &self.context.set_ids.of_file(file.metadata),
+        )
     }
 
     /// A directory of the target, made if need be. From now on others may hold it open, so it is no longer replaced.
@@ -191,12 +197,12 @@ impl<'a> Placer<'a> {
             }
             BatchEntry::File(file) => {
                 let name = context.target.name(path, &file.name);
-                self.place_file(directory, name, &plain(file.metadata), bytes)?;
+                self.place_file(directory, name, &context.set_ids.of_file(file.metadata), bytes)?;
                 context.meter.stored(1);
             }
             BatchEntry::Retouch(name, metadata) => {
                 let name = context.target.name(path, name);
-                retouch(directory.as_fd(), name, &plain(*metadata))
+                retouch(directory.as_fd(), name, &context.set_ids.of_file(*metadata))
                     .map_err(|error| (Operation::SetMetadata, error))?;
             }
         }
@@ -221,7 +227,7 @@ impl<'a> Placer<'a> {
 
     /// A file of a nursery; one that fails leaves nothing. `None`: it left something.
     fn fill(&self, nursery: &Nursery, file: &FileEntry, bytes: &[u8]) -> Option<Result<(), Failure>> {
-        let metadata = plain(file.metadata);
+        let metadata = self.context.set_ids.of_file(file.metadata);
         let created = match nursery.create(&file.name, metadata.mode) {
             Ok(created) => created,
             Err(error) => return Some(Err((Operation::Create, error))),
@@ -294,12 +300,6 @@ fn flush(file: &File, flushed: bool) -> Result<(), Failure> {
         file.sync_data().map_err(|error| (Operation::Flush, error))?;
     }
     Ok(())
-}
-
-/// The metadata of a regular file without setuid and setgid: ownership is not carried over, so these bits would lend
-/// the wrong user's rights.
-pub(crate) fn plain(metadata: Metadata) -> Metadata {
-    Metadata { mode: metadata.mode & !0o6000, ..metadata }
 }
 
 /// A failure as the sender is told it, where that says more than an error number.

@@ -21,6 +21,7 @@ use crate::inquire::Onlooker;
 use crate::mirror::extra;
 use crate::seen::Seen;
 use crate::session::{CLOSE_TIMEOUT, SessionReport, refusal_of, refuse};
+use crate::set_ids::SetIds;
 use crate::target::Access;
 
 /// The ways of one conversation.
@@ -36,7 +37,7 @@ pub(crate) struct Preview {
 pub(crate) async fn run(
     mut ways: Preview,
     open: Open,
-    access: Access,
+    (access, set_ids): (Access, SetIds),
     stop: impl Future<Output = ()>,
 ) -> Result<SessionReport, SessionError> {
     let (target, compare, overwrite) = (open.target.clone(), open.compare, open.overwrite);
@@ -49,7 +50,7 @@ pub(crate) async fn run(
     let single_name = seen.rename.as_ref().map(|(_, to)| TopName(to.clone()));
     let opened = Opened { state, lanes_max: ways.lanes_max, single_name };
     ways.writer.send(&encode_message(&ToSender::Opened(opened))).await?;
-    let onlooker = Arc::new(Onlooker { seen, compare, overwrite, stopping: AtomicBool::new(false) });
+    let onlooker = Arc::new(Onlooker { seen, compare, overwrite, set_ids, stopping: AtomicBool::new(false) });
     let mut answers = JoinSet::new();
     let ended = tokio::select! {
         ended = ways.converse(&onlooker, &mut answers) => ended,

@@ -104,7 +104,7 @@ pub async fn run_session(
                 () = turn.is_over() => {}
             }
         };
-        return preview::run(ways, open, access, stop).await;
+        return preview::run(ways, open, (access, config.set_ids), stop).await;
     }
     let (target, parts) = match resolve(open.clone(), access, (transfer, owner.clone()), &config).await {
         Ok(resolved) => resolved,
@@ -187,6 +187,7 @@ pub(crate) fn context(
         overwrite: open.overwrite,
         extraneous: open.extraneous,
         in_place: open.inplace,
+        set_ids: config.set_ids,
         disk: Arc::clone(&config.disk),
         direct: config.direct,
         pool: BufferPool::new(BUFFER_BYTES, config.buffers_max),

@@ -21,7 +21,8 @@ use crate::delta::Bases;
 use crate::files::{Complete, Copy, FileTable, LargeFile};
 use crate::meters::TransferMeter;
 use crate::parts::Parts;
-use crate::place::{Known, Placer, commit, failure, plain};
+use crate::place::{Known, Placer, commit, failure};
+use crate::set_ids::SetIds;
 use crate::target::Target;
 use crate::untouched::Untouched;
 
@@ -34,6 +35,7 @@ pub(crate) struct Context {
     pub(crate) extraneous: Extraneous,
     /// Whether files that are there are to be changed in their place.
     pub(crate) in_place: bool,
+    pub(crate) set_ids: SetIds,
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) direct: Direct,
     pub(crate) pool: BufferPool,
@@ -296,7 +298,7 @@ pub(crate) fn finish_file(
     }
     // a part that cannot become the file is of no use
     staged.discard();
-    let committed = commit(context, staged, &name, &plain(file.head.metadata), flush);
+    let committed = commit(context, staged, &name, &context.set_ids.of_file(file.head.metadata), flush);
     context.meter.stored(usize::from(committed.is_ok()));
     let fault = committed.err().map(|(operation, error)| failure(operation, &error));
     context.parts.ended(file.id);

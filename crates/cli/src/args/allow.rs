@@ -36,6 +36,9 @@ pub(crate) struct GrantArgs {
     /// The sender may write there
     #[arg(long)]
     pub(crate) write: bool,
+    /// Files that the sender writes keep their setuid and setgid bits: whoever runs them here has the rights of the daemon's user
+    #[arg(long, requires = "write")]
+    pub(crate) set_ids: bool,
     /// What all transfers of the sender together may take per second, for example 10Gbit or 500MB [default: no limit]
     #[arg(long, value_name = "RATE")]
     pub(crate) max_rate: Option<RateLimit>,

@@ -6,9 +6,8 @@
 //! SHA256:AAEC… name=alice root=/data/alice root=/scratch write max-rate=10Gbit expires=2027-01-31
 //! ```
 //!
-//! `name=` once, `root=` once or more (absolute, without `..`), `write` where the key may also write, `max-rate=` and
-//! `expires=` (see [`Expiry`]) where there is a limit. In a value a
-//! space, a `%`, a control character or a byte that is not UTF-8 is written as `%` and two hex digits (`%20`).
+//! `name=` once, `root=` once or more (absolute, without `..`), `write` where the key may also write, `set-ids` where
+//! files keep their setuid and setgid bits, `max-rate=` and `expires=` (see [`Expiry`]) where there is a limit. In a value a space, a `%`, a control character or a byte that is not UTF-8 is written as `%` and two hex digits (`%20`).
 //!
 //! In the place of a key a line may name a certificate authority, and whom of those that it vouches for it is about:
 //!
@@ -88,6 +87,9 @@ pub struct Grant {
     pub roots: Vec<PathBuf>,
     /// Whether it may write there.
     pub access: Access,
+    /// Whether files that it sends keep their setuid and setgid bits, with which whoever runs them has the rights of the
+    /// receiver's user. Default: no.
+    pub set_ids: bool,
     /// What all its connections together may send. Default: as much as they can.
     pub max_rate: Option<RateLimit>,
     /// When it is not let in any more. Default: never.
@@ -99,7 +101,7 @@ impl Grant {
     #[must_use]
     pub fn new(fingerprint: Fingerprint, name: &str, roots: Vec<PathBuf>, access: Access) -> Self {
         let holder = Holder::Key(fingerprint);
-        Self { holder, name: name.into(), roots, access, max_rate: None, expires: None }
+        Self { holder, name: name.into(), roots, access, set_ids: false, max_rate: None, expires: None }
     }
 
     /// Its key, unless it is for whoever an authority vouches for.
@@ -376,8 +378,8 @@ fn union(old: Option<Grant>, new: Grant) -> Grant {
         }
     }
     let (access, max_rate) = (old.access.max(new.access), new.max_rate.or(old.max_rate));
-    let expires = new.expires.or(old.expires);
-    Grant { holder: new.holder, name: new.name, roots, access, max_rate, expires }
+    let (set_ids, expires) = (old.set_ids || new.set_ids, new.expires.or(old.expires));
+    Grant { holder: new.holder, name: new.name, roots, access, set_ids, max_rate, expires }
 }
 
 fn render(lines: &[Line]) -> Vec<u8> {

@@ -323,12 +323,16 @@ impl Succession {
         let mut host = self.first;
         loop {
             let (bytes, client) = self.near.recv_from(&mut datagram).await.unwrap();
-            if !ways.contains_key(&client) {
-                let way = Arc::new(net::UdpSocket::bind("127.0.0.1:0").await.unwrap());
-                tokio::spawn(Arc::clone(&self).pass_back(Arc::clone(&way), client));
-                ways.insert(client, way);
-            }
-            ways[&client].send_to(&datagram[..bytes], host).await.unwrap();
+            let way = match ways.get(&client) {
+                Some(way) => Arc::clone(way),
+                None => {
+                    let way = Arc::new(net::UdpSocket::bind("127.0.0.1:0").await.unwrap());
+                    tokio::spawn(Arc::clone(&self).pass_back(Arc::clone(&way), client));
+                    ways.insert(client, Arc::clone(&way));
+                    way
+                }
+            };
+            way.send_to(&datagram[..bytes], host).await.unwrap();
             host = self.second;
         }
     }

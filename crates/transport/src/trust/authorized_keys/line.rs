@@ -23,6 +23,7 @@ const HOST: &str = "san=";
 const NAME: &str = "name=";
 const ROOT: &str = "root=";
 const WRITE: &str = "write";
+const SET_IDS: &str = "set-ids";
 const MAX_RATE: &str = "max-rate=";
 const EXPIRES: &str = "expires=";
 
@@ -117,6 +118,10 @@ pub(super) fn render(grant: &Grant) -> String {
         line.push(' ');
         line.push_str(WRITE);
     }
+    if grant.set_ids {
+        line.push(' ');
+        line.push_str(SET_IDS);
+    }
     if let Some(rate) = grant.max_rate {
         line.push_str(&format!(" {MAX_RATE}{rate}"));
     }
@@ -165,6 +170,7 @@ struct Draft {
     name: Option<String>,
     roots: Vec<PathBuf>,
     access: Access,
+    set_ids: bool,
     max_rate: Option<RateLimit>,
     expires: Option<Expiry>,
 }
@@ -228,7 +234,7 @@ impl Draft {
     fn new(field: &str) -> Result<Self, GrantFault> {
         let holder = DraftHolder::new(field)?;
         let (name, roots, access) = (None, Vec::new(), Access::ReadOnly);
-        Ok(Self { holder, name, roots, access, max_rate: None, expires: None })
+        Ok(Self { holder, name, roots, access, set_ids: false, max_rate: None, expires: None })
     }
 
     fn add(&mut self, field: &str) -> Result<(), GrantFault> {
@@ -247,6 +253,10 @@ impl Draft {
                 return repeated();
             }
             self.access = Access::ReadWrite;
+        } else if field == SET_IDS {
+            if std::mem::replace(&mut self.set_ids, true) {
+                return repeated();
+            }
         } else if let Some(value) = field.strip_prefix(MAX_RATE) {
             let rate = value.parse().map_err(|_| GrantFault::Rate { field: field.into() })?;
             if self.max_rate.replace(rate).is_some() {
@@ -264,9 +274,9 @@ impl Draft {
     }
 
     fn finish(self) -> Result<Grant, GrantFault> {
-        let Self { holder, name, roots, access, max_rate, expires } = self;
+        let Self { holder, name, roots, access, set_ids, max_rate, expires } = self;
         let (holder, name) = (holder.finish()?, name.ok_or(GrantFault::Name)?);
-        let grant = Grant { holder, name, roots, access, max_rate, expires };
+        let grant = Grant { holder, name, roots, access, set_ids, max_rate, expires };
         check(&grant)?;
         Ok(grant)
     }
@@ -384,6 +394,7 @@ mod tests {
             ("name=a root=/ write=1", unknown("write=1")),
             ("name=a name=b root=/", repeated("name=b")),
             ("name=a root=/ write write", repeated("write")),
+            ("name=a root=/ set-ids set-ids", repeated("set-ids")),
             ("name=a root=/%", escape("root=/%")),
             ("name=a root=/%2", escape("root=/%2")),
             ("name=a root=/%+2", escape("root=/%+2")),
@@ -419,12 +430,13 @@ mod tests {
         let rate =
             proptest::option::of((1000_u64..1 << 40).prop_map(|bytes| format!("{bytes}B").parse().unwrap()));
         let days = proptest::option::of(0_u64..2_000_000);
+        let access = (access, any::<bool>());
         (any::<[u8; 32]>(), name, proptest::collection::vec(any_root(), 1..4), access, rate, days).prop_map(
-            |(key, name, roots, access, max_rate, days)| {
+            |(key, name, roots, (access, set_ids), max_rate, days)| {
                 let moment =
                     |days| Expiry::after(UNIX_EPOCH, Duration::from_secs(days * 86_400 + days % 86_400));
                 let expires = days.and_then(moment);
-                Grant { max_rate, expires, ..Grant::new(Fingerprint(key), &name, roots, access) }
+                Grant { set_ids, max_rate, expires, ..Grant::new(Fingerprint(key), &name, roots, access) }
             },
         )
     }
