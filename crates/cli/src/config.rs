@@ -4,6 +4,8 @@
 //! them are told at once.
 
 mod fault;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod value;
 
 use std::net::SocketAddr;

@@ -6,6 +6,7 @@ use zmove_types::{RateLimit, parse_size};
 
 use crate::age::Age;
 
+pub use crate::config::fuzzing::config;
 pub use crate::location::fuzzing::location;
 pub use crate::paths::fuzzing::paths;
 pub use crate::selection::fuzzing::filters;

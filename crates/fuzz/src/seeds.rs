@@ -218,6 +218,17 @@ pub(crate) fn ssh_words() -> Vec<Vec<u8>> {
     texts(&[&order, &ready, "50000-50100"])
 }
 
+pub(crate) fn config() -> Vec<Vec<u8>> {
+    texts(&[
+        "listen = \"[::]:5870\"\ntransport = \"both\"\nallow_clear = false\njournal_age = \"7d\"\nio_engine = \"auto\"\ndirect = \"on\"\n\
+         drain = \"30s\"\n",
+        "[limits]\nunproven = 64\nunproven_time = \"10s\"\nlanes_per_transfer = 64\nmemory_per_transfer = \"2GiB\"\n\
+         [log]\nformat = \"json\"\n[metrics]\nlisten = \"off\"\n",
+        "listen = \"here\"\ncolour = 3\n[limits]\nlanes = 7\n[log]\nformat = 'xml'\n",
+        "listen = \"\"\"\n\"\"\"\nlimits.lanes = 0x8\n[[log]]\n",
+    ])
+}
+
 pub(crate) fn location() -> Vec<Vec<u8>> {
     texts(&[
         "dtn:/data",

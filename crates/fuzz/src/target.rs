@@ -65,6 +65,7 @@ pub const TARGETS: &[Target] = &[
         seeds::authorized_keys,
     ),
     Target::new("identity", 2 << 10, 256 << 10, zmove_transport::fuzzing::identity, seeds::identity),
+    Target::new("config", 1 << 10, 1 << 20, zmove_cli::fuzzing::config, seeds::config),
     Target::new("location", 256, 64 << 10, zmove_cli::fuzzing::location, seeds::location),
     Target::new("quantities", 64, 64 << 10, zmove_cli::fuzzing::quantities, seeds::quantities),
     Target::new("filters", 256, 32 << 20, zmove_cli::fuzzing::filters, seeds::filters),

@@ -26,6 +26,12 @@ impl ConfigFault {
         Self { path: path.to_owned(), at: None, text: error.to_string() }
     }
 
+    /// Counted from 1; none where the file could not be read.
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn line(&self) -> Option<usize> {
+        self.at.as_ref().map(|at| at.line)
+    }
+
     fn new(path: &Path, text: &str, error: &toml::de::Error) -> Self {
         let at = error.span().map(|span| locate(text, span.start));
         Self { path: path.to_owned(), at, text: error.message().replace('\n', ", ") }
