@@ -256,6 +256,22 @@ fn two_pushes_at_once_do_not_share_a_part() {
     assert!(resumed.contains(&0) || resumed.iter().sum::<u64>() < 2 * BYTES, "{resumed:?}");
 }
 
+/// A daemon may learn late that a sender is gone.
+#[test]
+fn a_part_is_not_kept_where_another_push_has_finished_the_file() {
+    let site = Site::daemon();
+    let (proxy, mut client) = stalled(&site, |relay| site.push_by(relay, &["--json"]));
+    assert_eq!(hidden(&site).len(), 1);
+    site.push_contents();
+    assert_eq!(hidden(&site).len(), 1, "the other session has it still");
+    client.kill().unwrap();
+    client.wait().unwrap();
+    proxy.reset(site.the_daemon().address);
+    site.the_daemon().wait_for_log("broken off by tester");
+    assert_same(&site.source(), &site.target());
+    assert_eq!(journals_of(&site), []);
+}
+
 #[track_caller]
 fn assert_whole(path: &Path) {
     assert_eq!(std::fs::read(path).unwrap(), painted(BYTES, 0));

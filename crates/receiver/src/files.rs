@@ -13,7 +13,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use zmove_disk::Staged;
+use zmove_disk::{FileIdentity, Staged};
 use zmove_types::{FileId, GroupSpan, ItemId};
 use zmove_wire::{Fault, FaultCode, FileHead, Operation};
 
@@ -103,6 +103,16 @@ impl FileTable {
         }
     }
 
+    /// All files that are alive.
+    pub(crate) fn living(&self) -> Vec<Arc<LargeFile>> {
+        let table = self.lock();
+        let living = table.values().filter_map(|slot| match slot {
+            Slot::Live(file) => Some(Arc::clone(file)),
+            Slot::Closing(_) | Slot::Dead => None,
+        });
+        living.collect()
+    }
+
     /// Ends a file; returns it if it was alive, so that its end is told once.
     pub(crate) fn bury(&self, id: FileId) -> Option<Arc<LargeFile>> {
         self.end(id, |_| Slot::Dead)
@@ -181,6 +191,11 @@ impl LargeFile {
     /// Whether no group of it has been written.
     pub(crate) fn is_blank(&self) -> bool {
         self.lock().written.is_empty()
+    }
+
+    /// What it is now; none where nothing of it has come, or it cannot be looked at.
+    pub(crate) fn identity(&self) -> Option<FileIdentity> {
+        FileIdentity::of(self.lock().staged.as_ref()?.file()).ok()
     }
 
     /// The file being written, made by `create` at the first call.

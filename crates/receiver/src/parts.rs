@@ -24,7 +24,7 @@ use std::time::{Duration, SystemTime};
 use rustix::io::Errno;
 use zmove_chunk::group_cv;
 use zmove_disk::{Direct, FileIdentity, Staged, TempNames, Tree};
-use zmove_types::{Cv, FileId, GroupSpan, RelPath, Timestamp, TransferId};
+use zmove_types::{Cv, FileId, GroupSpan, Name, RelPath, Timestamp, TransferId};
 use zmove_wire::FileHead;
 
 use crate::journal::{
@@ -381,13 +381,18 @@ fn reopen(
     Ok(Some((staged, identity)))
 }
 
-/// The part, if a file stands where it would go that was put there, or changed, after the part was written last.
+/// The part, if it is overtaken.
 fn overtaken(target: &Tree, path: &RelPath, part: &Part) -> Option<Staged> {
     let directory = target.open_directory(&path.parent()?).ok()?;
-    let there = FileIdentity::at(&directory, &path.file_name()?).ok().filter(|there| there.regular)?;
-    let (staged, FileIdentity { ctime: written, .. }) =
-        reopen(&directory, part, Direct::Off).ok().flatten()?;
-    ((there.ctime.seconds, there.ctime.nanos) > (written.seconds, written.nanos)).then_some(staged)
+    let (staged, identity) = reopen(&directory, part, Direct::Off).ok().flatten()?;
+    is_overtaken(&directory, &path.file_name()?, &identity).then_some(staged)
+}
+
+/// Whether a file stands where a part would go that was put there, or changed, after the part was written last.
+pub(crate) fn is_overtaken(directory: &OwnedFd, name: &Name, part: &FileIdentity) -> bool {
+    let moment = |identity: &FileIdentity| (identity.ctime.seconds, identity.ctime.nanos);
+    let there = FileIdentity::at(directory, name).ok().filter(|there| there.regular);
+    there.is_some_and(|there| moment(&there) > moment(part))
 }
 
 /// One of before 1970 counts as of then.

@@ -523,8 +523,14 @@ impl Running {
         self.crew.breakers.values().for_each(LaneBreaker::trip);
         // the peer sees the end of the connection now, and lets go of its lanes
         drop((self.writer, self.inbox));
-        let crew = self.crew;
-        tokio::task::spawn_blocking(move || crew.join()).await.expect("joining does not panic");
+        let (crew, context, broken) = (self.crew, Arc::clone(&self.context), ended.is_err());
+        let stopped = move || {
+            crew.join();
+            if broken {
+                context.drop_overtaken();
+            }
+        };
+        tokio::task::spawn_blocking(stopped).await.expect("neither panics");
         self.mirror.end().await;
         while self.judging.join_next().await.is_some() {}
         let (target, journal_trouble) = (self.open.target, self.context.parts.trouble());

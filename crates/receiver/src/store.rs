@@ -1,14 +1,14 @@
 //! The writers: threads that take verified work from a bounded queue, store it and report.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_channel::Receiver;
 use rustix::io::Errno;
 use tokio::sync::mpsc::Sender;
-use zmove_disk::{Direct, Disk, Staged, TempNames};
+use zmove_disk::{Direct, Disk, FileIdentity, Staged, TempNames, set_directory_metadata};
 use zmove_transport::LaneError;
 use zmove_types::{BufferPool, Doing, FileId, GroupSpan, ItemId, Metadata, RelPath};
 use zmove_wire::{
@@ -20,7 +20,7 @@ use crate::check::{NamedGroup, VerifiedBatch, VerifiedChunk, damaged};
 use crate::delta::Bases;
 use crate::files::{Complete, Copy, FileTable, LargeFile};
 use crate::meters::TransferMeter;
-use crate::parts::Parts;
+use crate::parts::{Parts, is_overtaken};
 use crate::place::{Known, Placer, commit, failure};
 use crate::set_ids::SetIds;
 use crate::target::Target;
@@ -112,6 +112,28 @@ impl Context {
             file.discard();
             self.parts.ended(id);
         }
+    }
+
+    /// Drops what has come of files that somebody else has put there since, whose directory keeps its times. To be called when
+    /// nothing is written any more.
+    pub(crate) fn drop_overtaken(&self) {
+        for file in self.files.living() {
+            let Some(directory) = self.where_overtaken(&file) else { continue };
+            let before = FileIdentity::of(&directory);
+            self.abandon_file(file.id);
+            // the last who holds it: now it goes
+            drop(file);
+            if let Ok(before) = before {
+                let _best_effort = set_directory_metadata(directory.as_fd(), &before.metadata());
+            }
+        }
+        self.parts.finish();
+    }
+
+    fn where_overtaken(&self, file: &LargeFile) -> Option<Arc<OwnedFd>> {
+        let path = self.final_path(&file.head);
+        let directory = self.target.tree.open_directory(&path.parent()?).ok()?;
+        is_overtaken(&directory, &path.file_name()?, &file.identity()?).then_some(directory)
     }
 
     /// Ends a large file badly, unless it has ended before. What has come of it stays for another transfer, if anything has.
