@@ -29,7 +29,7 @@ const ARROWS: [(&str, &[&str]); 13] = [
 ];
 
 /// Outside crates that only some may use.
-const RESERVED: [(&str, &[&str]); 23] = [
+const RESERVED: [(&str, &[&str]); 25] = [
     ("tokio", &["cli", "receiver", "sender", "transport"]),
     ("rustls", &["cli", "transport"]),
     ("rustls-webpki", &["transport"]),
@@ -51,6 +51,8 @@ const RESERVED: [(&str, &[&str]); 23] = [
     ("globset", &["scan"]),
     ("io-uring", &["uring"]),
     ("libc", &["sockopt", "uring"]),
+    ("landlock", &["cli"]),
+    ("nix", &["cli"]),
     ("cap", &["fuzz"]),
     ("libfuzzer-sys", &["fuzz"]),
 ];

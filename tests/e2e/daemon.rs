@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -34,7 +34,11 @@ impl Daemon {
 
     /// The same with any options.
     pub(crate) fn start_with(home: &Path, options: &[&str], runner: &Runner) -> Self {
-        let mut command = runner.zmove(home).0;
+        Self::run(runner.zmove(home).0, options)
+    }
+
+    /// The same by a command that has been prepared.
+    pub(crate) fn run(mut command: Command, options: &[&str]) -> Self {
         command.arg("serve").args(options);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut ready = String::new();
@@ -61,6 +65,13 @@ impl Daemon {
         let missing = |lines: &mut Vec<String>| found(lines).is_none();
         let (lines, _) = self.log.grown.wait_timeout_while(lines, PATIENCE, missing).unwrap();
         found(&lines).unwrap_or_else(|| panic!("no {part:?} in the daemon's log: {lines:?}"))
+    }
+
+    /// What the kernel says of each of its threads.
+    pub(crate) fn threads(&self) -> Vec<String> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        // one that has ended meanwhile says nothing
+        tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).ok()).collect()
     }
 
     /// Asks it to end; returns its exit code.

@@ -284,7 +284,8 @@ pub(crate) fn skip(reason: &str) {
     eprintln!("skipped: {reason}");
 }
 
-fn own_all(path: &Path) {
+/// Gives a tree to the user that tests become.
+pub(crate) fn own_all(path: &Path) {
     std::os::unix::fs::lchown(path, Some(NOBODY), Some(NOBODY)).unwrap();
     if path.symlink_metadata().unwrap().is_dir() {
         for entry in std::fs::read_dir(path).unwrap() {

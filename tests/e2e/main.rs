@@ -45,6 +45,7 @@ mod output;
 mod overwrite;
 mod paths;
 mod peers;
+mod privileges;
 mod quic;
 mod reconnect;
 mod resume;

@@ -16,9 +16,11 @@ use crate::selection::SelectionArgs;
 use crate::ssh::PortRange;
 
 mod allow;
+mod confine;
 mod trust;
 
 pub(crate) use allow::{AllowArgs, AllowCommand, GrantArgs};
+pub(crate) use confine::ConfineArg;
 pub(crate) use trust::{TrustArgs, TrustCommand, TrustHostArgs, TrustListArgs};
 
 /// Moves trees of any shape between data transfer nodes: encrypted, verified, at the speed of the path.
@@ -313,6 +315,13 @@ pub(crate) struct ServeArgs {
     /// The file with these settings and the limits [default: ZMOVE_HOME/zmove.toml, if it is there]
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
+    /// Once the ports are open, become this user, for good: files will be theirs (only root can)
+    #[arg(long, value_name = "NAME")]
+    pub(crate) user: Option<String>,
+    /// Have the kernel refuse this process all files but those below the roots that there are now, and its own (Landlock): a
+    /// root that is new takes a restart [default: off; --confine alone: on]
+    #[arg(long, value_enum, value_name = "WHEN", num_args = 0..=1, default_missing_value = "on")]
+    pub(crate) confine: Option<ConfineArg>,
     /// Only read the configuration and the keys, and say what is wrong with them
     #[arg(long)]
     pub(crate) check: bool,

@@ -16,7 +16,7 @@ use zmove_receiver::Limits;
 use zmove_types::ByteCount;
 
 use crate::age::Age;
-use crate::args::{DirectArg, EngineArg, ListenArg, LogFormat};
+use crate::args::{ConfineArg, DirectArg, EngineArg, ListenArg, LogFormat};
 
 pub(crate) use fault::ConfigFault;
 pub(crate) use value::MetricsListen;
@@ -33,6 +33,8 @@ pub(crate) struct Config {
     pub(crate) io_engine: Option<Word<EngineArg>>,
     pub(crate) direct: Option<Word<DirectArg>>,
     pub(crate) drain: Option<Text<Age>>,
+    pub(crate) user: Option<String>,
+    pub(crate) confine: Option<Word<ConfineArg>>,
     limits: LimitsTable,
     pub(crate) log: LogTable,
     pub(crate) metrics: MetricsTable,
@@ -146,6 +148,8 @@ mod tests {
             io_engine = "uring"
             direct = "off"
             drain = "30s"
+            user = "zmove"
+            confine = "auto"
             [limits]
             unproven = 10
             unproven_time = "3s"
@@ -165,6 +169,7 @@ mod tests {
         assert_eq!(config.listen.as_ref().unwrap().0, "[::]:5870".parse().unwrap());
         assert_eq!(config.transport.unwrap().0, ListenArg::Tcp);
         assert_eq!(config.drain.as_ref().unwrap().0.0, Duration::from_secs(30));
+        assert_eq!((config.user.as_deref(), config.confine.unwrap().0), (Some("zmove"), ConfineArg::Auto));
         assert_eq!(config.metrics.listen.as_ref().unwrap().0, MetricsListen(None));
         let limits = Limits {
             unproven: 10,

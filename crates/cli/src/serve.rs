@@ -1,20 +1,22 @@
 //! `zmove serve`: the receiver in the foreground, by hand or as a service.
 
 mod check;
+mod confinement;
+mod privileges;
 mod settings;
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use zmove_receiver::{Daemon, Guests, ReceiverConfig};
-use zmove_transport::{AuthorizedKeys, Identity, Listener, SocketConfig};
+use zmove_transport::{AuthorizedKeys, Identity, Inherited, Listener, SocketConfig};
 use zmove_types::ByteCount;
 
+use self::privileges::Belongings;
 use self::settings::Settings;
 use crate::age::Age;
 use crate::args::ServeArgs;
@@ -39,8 +41,17 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
     let config = Config::read(args.config.as_deref(), &home).map_err(|faults| usage_error(list(&faults)))?;
     let settings = Settings::new(args, &config);
     log::start(settings.log_format);
-    let identity = Identity::load_or_create(&home)?;
-    if AuthorizedKeys::load(&home)?.grants().is_empty() {
+    let user = settings.user.as_deref().map_or(Ok(None), privileges::to_become)?;
+    let sockets = bind(&settings)?;
+    let metrics = settings.metrics.and_then(bind_metrics);
+    let own = belongings(args, home);
+    if let Some(user) = &user {
+        privileges::become_user(user)?;
+        own.check(user)?;
+    }
+    let identity = Identity::load_or_create(&own.home)?;
+    let keys = AuthorizedKeys::load(&own.home)?;
+    if keys.grants().is_empty() {
         log::warning(
             "no sender may write here yet; run: zmove allow FINGERPRINT --name NAME --root DIR --write",
         );
@@ -48,8 +59,12 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
     if settings.allow_clear {
         log::warning("senders may send names and contents in clear (--allow-clear)");
     }
+    if let Some(user) = &user {
+        privileges::warn_of_closed_roots(user, &keys);
+    }
+    confinement::confine(settings.confine, &own, &keys)?;
     let runtime = tokio::runtime::Runtime::new().context("start the runtime")?;
-    runtime.block_on(serve(args, settings, &identity, home))?;
+    runtime.block_on(serve(args, settings, &identity, sockets, metrics, own))?;
     runtime.shutdown_background();
     Ok(Exit::Done)
 }
@@ -59,11 +74,22 @@ fn list(faults: &[ConfigFault]) -> String {
     faults.join("; ")
 }
 
-async fn serve(args: &ServeArgs, settings: Settings, identity: &Identity, home: PathBuf) -> Result<()> {
-    let listener = listen(&settings, identity).await?;
+fn belongings(args: &ServeArgs, home: PathBuf) -> Belongings {
+    let config = args.config.clone().unwrap_or_else(|| Config::usual(&home));
+    Belongings { config, journals: crate::settings::daemon_journals(&home), home }
+}
+
+async fn serve(
+    args: &ServeArgs,
+    settings: Settings,
+    identity: &Identity,
+    sockets: Inherited,
+    metrics: Option<TcpListener>,
+    Belongings { home, journals, .. }: Belongings,
+) -> Result<()> {
+    let listener = Listener::on(sockets, identity, &SocketConfig::default())?;
     let address = listener.local_addr().context("read the listening address")?;
     warn_of_small_buffers(&listener);
-    let journals = crate::settings::daemon_journals(&home);
     tokio::spawn(expire_journals(journals.clone(), settings.journal_age));
     let counts = Counts::default();
     let counted = counts.clone();
@@ -73,8 +99,8 @@ async fn serve(args: &ServeArgs, settings: Settings, identity: &Identity, home: 
         log::tell(event);
     });
     daemon.set_limits(settings.limits);
-    if let Some(listen) = settings.metrics {
-        serve_metrics(listen, Page::new(&counts, daemon.meters(), journals)).await;
+    if let Some(listener) = metrics {
+        serve_metrics(listener, Page::new(&counts, daemon.meters(), journals))?;
     }
     let signals = EndSignals::listen().context("handle SIGTERM and SIGINT")?;
     let reloaded = reload(&daemon, args, &home).context("handle SIGHUP")?;
@@ -102,12 +128,11 @@ fn receiver_config(settings: &Settings, journals: &Path) -> ReceiverConfig {
     }
 }
 
-/// Listens on the sockets that the service manager has, else where the settings say.
-async fn listen(settings: &Settings, identity: &Identity) -> Result<Listener> {
-    let options = SocketConfig::default();
+/// The sockets that the service manager has, else those that the settings say.
+fn bind(settings: &Settings) -> Result<Inherited> {
     match service::sockets().context("take the sockets of the service manager")? {
-        Some(sockets) => Ok(Listener::on(sockets, identity, &options)?),
-        None => Ok(Listener::bind(settings.listen, identity, settings.choice, &options).await?),
+        Some(sockets) => Ok(sockets),
+        None => Ok(Inherited::bind(settings.listen, settings.choice, &SocketConfig::default())?),
     }
 }
 
@@ -121,16 +146,21 @@ fn warn_of_small_buffers(listener: &Listener) {
 }
 
 /// A port that is taken is no reason not to receive.
-async fn serve_metrics(listen: SocketAddr, page: Page) {
-    match TcpListener::bind(listen).await {
-        Ok(listener) => {
-            if let Ok(address) = listener.local_addr() {
-                log::note(format_args!("metrics at http://{address}/metrics"));
-            }
-            tokio::spawn(metrics::serve(listener, page));
-        }
-        Err(error) => log::warning(format_args!("no metrics at {listen}: {error}")),
+fn bind_metrics(listen: SocketAddr) -> Option<TcpListener> {
+    let bound = TcpListener::bind(listen).and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    });
+    bound.inspect_err(|error| log::warning(format_args!("no metrics at {listen}: {error}"))).ok()
+}
+
+fn serve_metrics(listener: TcpListener, page: Page) -> Result<()> {
+    let listener = tokio::net::TcpListener::from_std(listener).context("serve metrics")?;
+    if let Ok(address) = listener.local_addr() {
+        log::note(format_args!("metrics at http://{address}/metrics"));
     }
+    tokio::spawn(metrics::serve(listener, page));
+    Ok(())
 }
 
 /// Resolves when transfers are to be cut off: after a first signal they have `drain` to end by themselves.

@@ -9,7 +9,7 @@ use zmove_disk::Tree;
 use zmove_types::{Name, RelPath};
 use zmove_wire::{Open, Refusal, RefusalCode, TargetShape};
 
-use crate::target::{Access, cannot, check_length, choose_root, clean, refuse, renamed};
+use crate::target::{Access, cannot, check_length, choose_root, clean, open_root, refuse, renamed};
 
 /// Where entries would go.
 #[derive(Debug)]
@@ -62,8 +62,7 @@ fn locate(target: &[u8], access: &Access) -> Result<(Option<Tree>, RelPath), Ref
         Access::Anywhere => return locate_own(target),
         Access::Beneath(roots) => choose_root(target, roots)?,
     };
-    let tree = Tree::open_guarded(root).map_err(|error| cannot("open root", root, &error))?;
-    Ok((Some(tree), clean(rest)?))
+    Ok((Some(open_root(root)?), clean(rest)?))
 }
 
 fn locate_own(target: &[u8]) -> Result<(Option<Tree>, RelPath), Refusal> {

@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::AtFlags;
+use rustix::fs::{Access as AccessMode, AtFlags};
 use zmove_disk::Tree;
 use zmove_types::{Name, RelPath};
 use zmove_wire::{Open, Refusal, RefusalCode, TargetShape, TargetState};
@@ -101,9 +101,25 @@ fn locate(target: &[u8], access: &Access) -> Result<(Tree, RelPath), Refusal> {
         Access::Anywhere => return locate_own(target),
         Access::Beneath(roots) => choose_root(target, roots)?,
     };
-    let tree = Tree::open_guarded(root).map_err(|error| cannot("open root", root, &error))?;
-    Ok((tree, clean(rest)?))
+    Ok((open_root(root)?, clean(rest)?))
 }
+
+/// Opens the root, on whose way no link of other users is followed.
+pub(crate) fn open_root(root: &Path) -> Result<Tree, Refusal> {
+    Tree::open_guarded(root).map_err(|error| {
+        let mut refusal = cannot("open root", root, &error);
+        let denied = rustix::io::Errno::from_io_error(&error) == Some(rustix::io::Errno::ACCESS);
+        let by_mode = rustix::fs::access(root, AccessMode::READ_OK | AccessMode::EXEC_OK).is_err();
+        if denied && !by_mode {
+            refusal.text.push_str(CONFINED);
+        }
+        refusal
+    })
+}
+
+/// Its mode would allow it, so that it is a rule of the kernel's that does not.
+const CONFINED: &str = ". If the receiver is confined to the roots that it had at its start (zmove serve --confine), restart it \
+                        there to have another";
 
 /// A user's own target: links and `..` in it are the user's business, as for any command.
 fn locate_own(target: &[u8]) -> Result<(Tree, RelPath), Refusal> {

@@ -25,9 +25,11 @@ use crate::trust::Fingerprint;
 
 mod dialler;
 mod listener;
+mod sockets;
 
 pub use dialler::{ChannelDialler, Reach, TransportChoice};
-pub use listener::{Incoming, Inherited, Listener};
+pub use listener::{Incoming, Listener};
+pub use sockets::Inherited;
 
 /// What carries connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

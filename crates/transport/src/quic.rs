@@ -34,7 +34,7 @@ mod settings;
 mod socket;
 mod tolerant;
 
-pub(crate) use acceptor::{QuicAcceptor, ask_back, handshake};
+pub(crate) use acceptor::{QuicAcceptor, ask_back, bind, handshake};
 pub(crate) use dialler::QuicDialler;
 pub(crate) use lane::{QuicLane, Sending};
 pub use settings::{QuicCongestion, UnknownCongestion};

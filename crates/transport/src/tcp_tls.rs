@@ -26,6 +26,7 @@ mod socket;
 mod whole;
 
 pub use acceptor::Acceptor;
+pub(crate) use acceptor::listen;
 pub use dialler::Dialler;
 pub(crate) use dialler::{Connected, Host, race::first as first_of, tls_fault};
 pub use socket::SocketConfig;

@@ -4,7 +4,9 @@ use std::path::Path;
 
 use zmove_transport::{AuthorizedKeys, Identity};
 
-use crate::args::ServeArgs;
+use super::settings::Settings;
+use super::{confinement, privileges};
+use crate::args::{ConfineArg, ServeArgs};
 use crate::config::Config;
 use crate::exit::Exit;
 use crate::terminal;
@@ -12,8 +14,19 @@ use crate::terminal;
 /// Runs it.
 pub(super) fn run(args: &ServeArgs, home: &Path) -> Exit {
     let mut faults = Vec::new();
-    if let Err(wrong) = Config::read(args.config.as_deref(), home) {
+    let config = Config::read(args.config.as_deref(), home).unwrap_or_else(|wrong| {
         faults.extend(wrong.iter().map(ToString::to_string));
+        Config::default()
+    });
+    if let Some(name) = args.user.as_ref().or(config.user.as_ref())
+        && let Err(error) = privileges::known(name)
+    {
+        faults.push(whole(error));
+    }
+    if Settings::new(args, &config).confine == ConfineArg::On
+        && let Err(error) = confinement::possible()
+    {
+        faults.push(whole(error));
     }
     // a key that is not there yet is made by the daemon
     if home.join("key.pem").exists()

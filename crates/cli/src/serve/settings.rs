@@ -7,7 +7,7 @@ use zmove_receiver::Limits;
 use zmove_transport::TransportChoice;
 
 use crate::age::Age;
-use crate::args::{LogFormat, ServeArgs, StorageArgs};
+use crate::args::{ConfineArg, LogFormat, ServeArgs, StorageArgs};
 use crate::config::Config;
 use crate::location::DEFAULT_PORT;
 
@@ -23,6 +23,8 @@ pub(super) struct Settings {
     pub(super) log_format: LogFormat,
     pub(super) metrics: Option<SocketAddr>,
     pub(super) limits: Limits,
+    pub(super) user: Option<String>,
+    pub(super) confine: ConfineArg,
 }
 
 const JOURNAL_AGE: Age = Age(Duration::from_secs(7 * 24 * 60 * 60));
@@ -46,6 +48,8 @@ impl Settings {
             log_format: args.log_format.or(config.log.format.map(|word| word.0)).unwrap_or_default(),
             metrics: metrics.unwrap_or_default().0,
             limits: config.limits(),
+            user: args.user.clone().or_else(|| config.user.clone()),
+            confine: args.confine.or(config.confine.map(|word| word.0)).unwrap_or_default(),
         }
     }
 }

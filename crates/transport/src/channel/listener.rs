@@ -4,12 +4,12 @@
 
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use tokio::net::TcpStream;
 
-use super::{Channel, TransportChoice};
+use super::{Channel, Inherited, TransportChoice};
 use crate::error::{AcceptError, BindError};
 use crate::quic::{self, QuicAcceptor};
 use crate::tcp_tls::{Acceptor, SocketConfig};
@@ -20,15 +20,6 @@ use crate::trust::Identity;
 pub struct Listener {
     tcp: Option<Acceptor>,
     quic: Option<QuicAcceptor>,
-}
-
-/// Sockets that were bound before this process began.
-#[derive(Debug, Default)]
-pub struct Inherited {
-    /// One that listens.
-    pub tcp: Option<TcpListener>,
-    /// One for QUIC.
-    pub udp: Option<UdpSocket>,
 }
 
 /// A client that wants a connection and has proved nothing.
@@ -54,25 +45,7 @@ impl Listener {
         choice: TransportChoice,
         socket: &SocketConfig,
     ) -> Result<Self, BindError> {
-        let mut tries_left = if address.port() == 0 { PORTS_TRIED_MAX } else { 1 };
-        loop {
-            tries_left -= 1;
-            let tcp = match choice {
-                TransportChoice::Quic => None,
-                _ => Some(Acceptor::bind(address, identity, socket.clone()).await?),
-            };
-            if choice == TransportChoice::Tcp {
-                return Ok(Self { tcp, quic: None });
-            }
-            let shared = tcp.as_ref().map_or(Ok(address), Acceptor::local_addr);
-            let shared = shared.map_err(|source| BindError::Listen { address, source })?;
-            match QuicAcceptor::bind(shared, identity) {
-                Ok(quic) => return Ok(Self { tcp, quic: Some(quic) }),
-                // the port that TCP was given is not free for UDP
-                Err(_) if tries_left > 0 => {}
-                Err(error) => return Err(error),
-            }
-        }
+        Self::on(Inherited::bind(address, choice, socket)?, identity, socket)
     }
 
     /// Listens on sockets that somebody else has bound, one or both, each where it is bound. Runs on the tokio runtime that
@@ -178,9 +151,6 @@ impl Incoming {
         }
     }
 }
-
-/// Ports that are tried where any will do.
-const PORTS_TRIED_MAX: u32 = 16;
 
 impl fmt::Debug for Incoming {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

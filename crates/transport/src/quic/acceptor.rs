@@ -28,14 +28,6 @@ pub(crate) struct QuicAcceptor {
 }
 
 impl QuicAcceptor {
-    /// Listens on `address`, the IPv6 wildcard `::` for IPv4 as well. Runs on the tokio runtime that calls.
-    ///
-    /// # Errors
-    /// The address cannot be used.
-    pub(crate) fn bind(address: SocketAddr, identity: &Identity) -> Result<Self, BindError> {
-        Self::on(open(address).map_err(|source| BindError::Listen { address, source })?, identity)
-    }
-
     /// Listens on a socket that is bound. Runs on the tokio runtime that calls.
     ///
     /// # Errors
@@ -69,6 +61,19 @@ impl QuicAcceptor {
     pub(crate) fn close(&self) {
         self.endpoint.close(super::DONE, b"");
     }
+}
+
+/// A socket at `address`, the IPv6 wildcard `::` for IPv4 as well, with large buffers where that is allowed.
+pub(crate) fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
+    let domain = socket2::Domain::for_address(address);
+    let socket = socket2::Socket::new(domain, socket2::Type::DGRAM, Some(socket2::Protocol::UDP))?;
+    if address.is_ipv6() {
+        socket.set_only_v6(false)?;
+    }
+    socket.bind(&address.into())?;
+    let socket = socket.into();
+    settings::enlarge_buffers(&socket)?;
+    Ok(socket)
 }
 
 /// Makes the peer prove its key, and waits for its stream, within `deadline`.
@@ -126,16 +131,6 @@ const BAD_CERTIFICATE: u64 = 42;
 const CERTIFICATE_UNKNOWN: u64 = 46;
 const DECRYPT_ERROR: u64 = 51;
 const CERTIFICATE_REQUIRED: u64 = 116;
-
-fn open(address: SocketAddr) -> io::Result<UdpSocket> {
-    let domain = socket2::Domain::for_address(address);
-    let socket = socket2::Socket::new(domain, socket2::Type::DGRAM, Some(socket2::Protocol::UDP))?;
-    if address.is_ipv6() {
-        socket.set_only_v6(false)?;
-    }
-    socket.bind(&address.into())?;
-    Ok(socket.into())
-}
 
 fn server(identity: &Identity) -> io::Result<quinn::ServerConfig> {
     let mut tls = server_config(identity);

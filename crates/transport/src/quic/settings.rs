@@ -178,14 +178,18 @@ impl ConnectionIdGenerator for RandomIds {
 
 const CONNECTION_ID_BYTES: usize = 8;
 
-/// Asks for larger buffers than the kernel gives by itself; returns how much may wait to be received.
+/// Asks for larger buffers than the kernel gives by itself, and than the socket has; returns how much may wait to be received.
 pub(super) fn enlarge_buffers(socket: &UdpSocket) -> io::Result<usize> {
     let options = socket2::SockRef::from(socket);
     // who may pass by the limits does
-    if rustix::net::sockopt::set_socket_recv_buffer_size_force(socket, SOCKET_BUFFER_BYTES).is_err() {
+    if options.recv_buffer_size()? < SOCKET_BUFFER_BYTES
+        && rustix::net::sockopt::set_socket_recv_buffer_size_force(socket, SOCKET_BUFFER_BYTES).is_err()
+    {
         options.set_recv_buffer_size(SOCKET_BUFFER_BYTES)?;
     }
-    if rustix::net::sockopt::set_socket_send_buffer_size_force(socket, SOCKET_BUFFER_BYTES).is_err() {
+    if options.send_buffer_size()? < SOCKET_BUFFER_BYTES
+        && rustix::net::sockopt::set_socket_send_buffer_size_force(socket, SOCKET_BUFFER_BYTES).is_err()
+    {
         options.set_send_buffer_size(SOCKET_BUFFER_BYTES)?;
     }
     options.recv_buffer_size()

@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// Connections that the kernel keeps until they are accepted.
-const BACKLOG: u32 = 1024;
+const BACKLOG: i32 = 1024;
 
 /// Listens for clients.
 #[derive(Debug)]
@@ -45,17 +45,7 @@ impl Acceptor {
         identity: &Identity,
         socket: SocketConfig,
     ) -> Result<Self, BindError> {
-        let opened = socket.open(address).map_err(|source| BindError::Socket { address, source })?;
-        let listen = || {
-            if address.is_ipv6() {
-                socket2::SockRef::from(&opened).set_only_v6(false)?;
-            }
-            opened.set_reuseaddr(true)?;
-            opened.bind(address)
-        };
-        let listener = listen().and_then(|()| opened.listen(BACKLOG));
-        let listener = listener.map_err(|source| BindError::Listen { address, source })?;
-        Ok(Self { listener, tls: server_config(identity) })
+        Self::on(listen(address, &socket)?, identity, &socket)
     }
 
     /// Listens on a socket that somebody else has bound, who has let it listen too. Runs on the tokio runtime that calls.
@@ -117,6 +107,24 @@ impl Acceptor {
         Connection::new(stream.into(), secrets, address, answered.elapsed())
             .ok_or(AcceptError::NotZmove { address })
     }
+}
+
+/// A socket that listens on `address`; port 0 stands for any free one, the IPv6 wildcard `::` for IPv4 as well.
+pub(crate) fn listen(address: SocketAddr, config: &SocketConfig) -> Result<std::net::TcpListener, BindError> {
+    let domain = socket2::Domain::for_address(address);
+    let socket = socket2::Socket::new(domain, socket2::Type::STREAM, Some(socket2::Protocol::TCP))
+        .map_err(|source| BindError::Listen { address, source })?;
+    config.apply(&(&socket).into()).map_err(|source| BindError::Socket { address, source })?;
+    let listen = || {
+        if address.is_ipv6() {
+            socket.set_only_v6(false)?;
+        }
+        socket.set_reuse_address(true)?;
+        socket.bind(&address.into())?;
+        socket.listen(BACKLOG)
+    };
+    listen().map_err(|source| BindError::Listen { address, source })?;
+    Ok(socket.into())
 }
 
 fn canonical(address: SocketAddr) -> SocketAddr {
