@@ -138,11 +138,12 @@ fn what_the_user_cannot_read_is_named_with_the_line_that_mends_it() {
     Identity::load_or_create(&home).unwrap();
     let config = site.path("settings.toml");
     std::fs::write(&config, "user = \"nobody\"\n").unwrap();
-    std::fs::set_permissions(&config, PermissionsExt::from_mode(0o600)).unwrap();
-    std::fs::set_permissions(&home, PermissionsExt::from_mode(0o700)).unwrap();
+    for (path, mode) in [(&config, 0o600), (&home, 0o700), (&site.path("."), 0o700)] {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    }
     let options = ["--config", config.to_str().unwrap()];
     let name = |path: &Path| format!("'{}'", path.display());
-    for path in [&site.path("").join("."), &home, &config] {
+    for path in [&site.path("."), &home, &config] {
         let path = path.canonicalize().unwrap();
         let outcome =
             serve(&site, &options).expect(11).says(&["the user 'nobody' cannot use", &name(&path)]).lines(1);
@@ -209,11 +210,14 @@ fn a_confined_daemon_does_all_that_others_do() {
         ];
         for (way, number) in ways.into_iter().zip(0..) {
             push(&site, &daemon, way, "").expect(0);
-            if !way.contains(&"--delete") {
+            let large = [site.source(), site.target()].map(|tree| std::fs::read(tree.join("large")).unwrap());
+            assert!(large[0] == large[1], "{way:?}");
+            if way.contains(&"--durability") {
                 assert_same(&site.source(), &site.target());
+            } else if !way.contains(&"--delete") {
+                paint(site.source().join("large"), (6 + number) * GROUP_BYTES);
+                paint(site.target().join("alone"), 10);
             }
-            paint(site.source().join("large"), (6 + number) * GROUP_BYTES);
-            paint(site.target().join("alone"), 10);
         }
         for status in daemon.threads() {
             assert_all_are(&status, "NoNewPrivs:", "1");

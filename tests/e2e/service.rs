@@ -98,6 +98,15 @@ fn text_has_a_time_and_names_cannot_command_a_terminal() {
 /// systemd's part is played by util-linux and this test: it binds, and listens to what it is told.
 #[test]
 fn it_takes_sockets_and_says_that_it_is_ready() {
+    takes_sockets_and_says_that_it_is_ready("off");
+}
+
+#[test]
+fn confined_it_does_the_same() {
+    takes_sockets_and_says_that_it_is_ready("auto");
+}
+
+fn takes_sockets_and_says_that_it_is_ready(confine: &str) {
     let site = Site::local();
     site.authorize(zmove_transport::Access::ReadWrite);
     paint(site.source().join("f"), 100_000);
@@ -106,9 +115,9 @@ fn it_takes_sockets_and_says_that_it_is_ready() {
     let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = tcp.local_addr().unwrap();
     let udp = UdpSocket::bind(address).unwrap();
-    let script = "exec 3<&0 4<&1 >&2 </dev/null; WATCHDOG_PID=$$ LISTEN_PID=$$ LISTEN_FDS=2 exec \"$0\" serve --metrics off";
+    let script = "exec 3<&0 4<&1 >&2 </dev/null; WATCHDOG_PID=$$ LISTEN_PID=$$ LISTEN_FDS=2 exec \"$0\" serve --metrics off --confine \"$1\"";
     let mut daemon = Command::new("sh")
-        .args(["-c", script, ZMOVE])
+        .args(["-c", script, ZMOVE, confine])
         .env("ZMOVE_HOME", site.path("server"))
         .env("STATE_DIRECTORY", site.path("state"))
         .env("NOTIFY_SOCKET", site.path("notify"))

@@ -3,6 +3,7 @@
 //! **Invariant:** a peer whose key is not authorised gets no byte of its own parsed; connections that have not proved a
 //! key are few and short ([`Limits`]).
 
+use std::error::Error;
 use std::fmt;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -174,12 +175,12 @@ impl Shared {
         match self.guests.judge(&channel) {
             Ok(Ok(guest)) => Some((channel, guest)),
             Ok(Err(denial)) => {
-                self.reject(Rejection::UnknownKey, address, &denial);
+                self.reject(Rejection::UnknownKey, address, with_causes(&denial));
                 refuse(channel, |peer| not_admitted(peer, &denial)).await;
                 None
             }
             Err(error) => {
-                self.reject(Rejection::KeyList, address, error);
+                self.reject(Rejection::KeyList, address, with_causes(&error));
                 refuse(channel, |_| busy("the receiver cannot read its authorized_keys; see its log")).await;
                 None
             }
@@ -350,6 +351,17 @@ fn not_admitted(peer: Fingerprint, denial: &Denial) -> Refusal {
         ),
     };
     Refusal { code: RefusalCode::UnknownKey, text }
+}
+
+/// An error with its causes, but for those that it tells itself.
+fn with_causes(error: &dyn Error) -> String {
+    let causes = std::iter::successors(error.source(), |&cause| cause.source()).map(ToString::to_string);
+    causes.fold(
+        error.to_string(),
+        |told, cause| {
+            if told.ends_with(&cause) { told } else { format!("{told}: {cause}") }
+        },
+    )
 }
 
 fn clear_lanes(_: Fingerprint) -> Refusal {

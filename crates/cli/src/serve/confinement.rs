@@ -3,7 +3,9 @@
 //! **Invariant:** it holds for all threads, because it begins before any is started; nothing takes it back, so that what
 //! becomes a root later takes a restart.
 
+use std::fs::DirBuilder;
 use std::os::fd::AsFd;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -61,17 +63,17 @@ fn rules() -> Result<RulesetCreated, RulesetError> {
         .handle_access(AccessFs::from_all(LEAST))?
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::IoctlDev)?
-        // its sockets are bound, and it connects to nobody
+        // its sockets are bound, it connects to nobody, and signals nobody; the service manager listens at a file
         .handle_access(AccessNet::from_all(ABI::V4))?
-        .scope(scopes())?
+        .scope(Scope::from_all(ABI::V6))?
         .create()
 }
 
 fn enforce(own: &Belongings, keys: &AuthorizedKeys) -> Result<(), RulesetError> {
     let mut rules = rules()?;
-    for directory in written(own) {
-        rules = allow(rules, &directory, PathFd::new(&directory), WRITE)?;
-    }
+    // what is not there cannot be allowed; an error shows when it is opened
+    let _shown = DirBuilder::new().recursive(true).mode(0o700).create(&own.journals);
+    rules = allow(rules, &own.journals, PathFd::new(&own.journals), WRITE)?;
     for directory in read(own, keys) {
         rules = allow(rules, &directory, PathFd::new(&directory), READ)?;
     }
@@ -100,13 +102,7 @@ fn allow<E: std::error::Error>(
     }
 }
 
-/// The home, and what holds the journals.
-fn written(own: &Belongings) -> Vec<PathBuf> {
-    let state = own.journals.parent().filter(|state| *state != own.home);
-    [Some(own.home.as_path()), state].into_iter().flatten().map(Path::to_owned).collect()
-}
-
-/// System places, and the directories of files that are read again: a file that is replaced is another one.
+/// System places, the home, and the directories of other files that are read again: a file that is replaced is another one.
 fn read(own: &Belongings, keys: &AuthorizedKeys) -> Vec<PathBuf> {
     let mut files = vec![own.config.clone()];
     for grant in keys.grants() {
@@ -119,11 +115,5 @@ fn read(own: &Belongings, keys: &AuthorizedKeys) -> Vec<PathBuf> {
     let system = SYSTEM.iter().map(PathBuf::from).filter(|path| path.exists());
     let real = files.iter().filter_map(|file| file.canonicalize().ok());
     let around = real.filter_map(|file| file.parent().map(Path::to_owned));
-    system.chain(around).collect()
-}
-
-/// Signals to others, and sockets of others without a file, but for the one that a service manager may listen on.
-fn scopes() -> BitFlags<Scope> {
-    let manager = std::env::var_os("NOTIFY_SOCKET").unwrap_or_default();
-    if manager.as_encoded_bytes().starts_with(b"@") { Scope::Signal.into() } else { Scope::from_all(ABI::V6) }
+    system.chain(around).chain([own.home.clone()]).collect()
 }
