@@ -5,6 +5,7 @@ mod confinement;
 mod privileges;
 mod settings;
 
+use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -43,7 +44,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
     log::start(settings.log_format);
     let user = settings.user.as_deref().map_or(Ok(None), privileges::to_become)?;
     let sockets = bind(&settings)?;
-    let metrics = settings.metrics.and_then(bind_metrics);
+    let metrics = settings.metrics.map(bind_metrics);
     let own = belongings(args, home);
     if let Some(user) = &user {
         privileges::become_user(user)?;
@@ -84,7 +85,7 @@ async fn serve(
     settings: Settings,
     identity: &Identity,
     sockets: Inherited,
-    metrics: Option<TcpListener>,
+    metrics: Option<io::Result<TcpListener>>,
     Belongings { home, journals, .. }: Belongings,
 ) -> Result<()> {
     let listener = Listener::on(sockets, identity, &SocketConfig::default())?;
@@ -99,8 +100,8 @@ async fn serve(
         log::tell(event);
     });
     daemon.set_limits(settings.limits);
-    if let Some(listener) = metrics {
-        serve_metrics(listener, Page::new(&counts, daemon.meters(), journals))?;
+    if let Some(bound) = metrics {
+        serve_metrics(bound, Page::new(&counts, daemon.meters(), journals));
     }
     let signals = EndSignals::listen().context("handle SIGTERM and SIGINT")?;
     let reloaded = reload(&daemon, args, &home).context("handle SIGHUP")?;
@@ -145,22 +146,24 @@ fn warn_of_small_buffers(listener: &Listener) {
     }
 }
 
-/// A port that is taken is no reason not to receive.
-fn bind_metrics(listen: SocketAddr) -> Option<TcpListener> {
-    let bound = TcpListener::bind(listen).and_then(|listener| {
-        listener.set_nonblocking(true)?;
-        Ok(listener)
-    });
-    bound.inspect_err(|error| log::warning(format_args!("no metrics at {listen}: {error}"))).ok()
+fn bind_metrics(listen: SocketAddr) -> io::Result<TcpListener> {
+    let told = |error| io::Error::other(format!("{listen}: {error}"));
+    let listener = TcpListener::bind(listen).map_err(told)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
 }
 
-fn serve_metrics(listener: TcpListener, page: Page) -> Result<()> {
-    let listener = tokio::net::TcpListener::from_std(listener).context("serve metrics")?;
-    if let Ok(address) = listener.local_addr() {
-        log::note(format_args!("metrics at http://{address}/metrics"));
+/// A port that is taken is no reason not to receive.
+fn serve_metrics(bound: io::Result<TcpListener>, page: Page) {
+    match bound.and_then(tokio::net::TcpListener::from_std) {
+        Ok(listener) => {
+            if let Ok(address) = listener.local_addr() {
+                log::note(format_args!("metrics at http://{address}/metrics"));
+            }
+            tokio::spawn(metrics::serve(listener, page));
+        }
+        Err(error) => log::warning(format_args!("no metrics at {error}")),
     }
-    tokio::spawn(metrics::serve(listener, page));
-    Ok(())
 }
 
 /// Resolves when transfers are to be cut off: after a first signal they have `drain` to end by themselves.
@@ -179,7 +182,7 @@ async fn end(daemon: &Daemon, mut signals: EndSignals, drain: Duration) {
 }
 
 /// Reads the limits again on each SIGHUP, for ever. Keys are read for each connection anyway.
-fn reload(daemon: &Daemon, args: &ServeArgs, home: &Path) -> std::io::Result<impl Future<Output = ()>> {
+fn reload(daemon: &Daemon, args: &ServeArgs, home: &Path) -> io::Result<impl Future<Output = ()>> {
     let mut hangups = signal(SignalKind::hangup())?;
     Ok(async move {
         while hangups.recv().await.is_some() {
