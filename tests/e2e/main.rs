@@ -27,6 +27,7 @@ mod clock;
 mod confine;
 mod delete;
 mod delta;
+mod doctor;
 mod dry_run;
 mod faults;
 mod full_disk;

@@ -17,10 +17,12 @@ use crate::ssh::PortRange;
 
 mod allow;
 mod confine;
+mod doctor;
 mod trust;
 
 pub(crate) use allow::{AllowArgs, AllowCommand, GrantArgs};
 pub(crate) use confine::ConfineArg;
+pub(crate) use doctor::DoctorArgs;
 pub(crate) use trust::{TrustArgs, TrustCommand, TrustHostArgs, TrustListArgs};
 
 /// Moves trees of any shape between data transfer nodes: encrypted, verified, at the speed of the path.
@@ -42,14 +44,15 @@ Examples:
   zmove scan run7                           how many files of what size
   zmove trace t --svg t.svg                 draw what 'zmove push --trace t' wrote
   zmove journal list                        what broken transfers have left here
+  zmove doctor dtn.example.org              what would slow a push there, and what mends it
 
 On the receiving host, once for each sender:
   zmove allow SHA256:... --name alice --root /data --write
   zmove serve --listen 0.0.0.0:5870
 The sender's fingerprint is what 'zmove key show' prints there.
 
-Exit codes: 0 all done and flushed; 1 usage; 2 other protocol version; 3 target refused; 5 not
-authenticated; 10 no connection; 11 file error; 12 connection lost or protocol broken;
+Exit codes: 0 all done and flushed; 1 usage; 2 other protocol version; 3 target refused; 4 'doctor'
+found something bad; 5 not authenticated; 10 no connection; 11 file error; 12 connection lost or protocol broken;
 20 interrupted; 23 some files failed (each is named).
 ZMOVE_HOME is where keys, known paths and journals are kept (default ~/.config/zmove; for a daemon
 run as root /etc/zmove).";
@@ -75,6 +78,8 @@ pub(crate) enum Command {
     Trace(TraceArgs),
     /// Show or remove what broken transfers have left here to go on from (on the receiving host)
     Journal(JournalArgs),
+    /// Look for what would slow a transfer down or break it, on this host and on the path to a receiver
+    Doctor(DoctorArgs),
 }
 
 #[derive(Debug, clap::Args)]

@@ -19,6 +19,8 @@ pub(crate) enum Exit {
     Incompatible = 2,
     /// The receiver will not take this target.
     Target = 3,
+    /// The doctor found what breaks a transfer.
+    Unwell = 4,
     /// One side does not know the other's key.
     Authentication = 5,
     /// No connection came about.

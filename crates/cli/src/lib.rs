@@ -7,6 +7,7 @@ mod allow;
 mod args;
 mod config;
 mod dial;
+mod doctor;
 mod exit;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
@@ -61,6 +62,7 @@ pub fn main() -> ExitCode {
         Command::Scan(args) => scan::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Journal(args) => journal::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
     };
     match done {
         Ok(exit) => exit.into(),

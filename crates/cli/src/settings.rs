@@ -93,9 +93,9 @@ fn storage_with(args: StorageArgs, start_uring: impl FnOnce() -> Result<Uring, U
 /// Lanes that are dialled before the round trip time is known.
 pub(crate) const LANES_AT_ONCE: u16 = 8;
 /// The rate that the lanes' windows together should be able to fill, in bytes per second: 10 Gbit/s.
-const RATE_TARGET: f64 = 1.25e9;
+pub(crate) const RATE_TARGET: f64 = 1.25e9;
 /// Below this the path is local: windows are no matter, and each lane costs CPU.
-const LOCAL_RTT: Duration = Duration::from_millis(2);
+pub(crate) const LOCAL_RTT: Duration = Duration::from_millis(2);
 
 /// How many lanes suit a path: enough for the kernel's send windows to fill it, few where they are no limit.
 pub(crate) fn lanes_for(rtt: Duration) -> u16 {
@@ -103,7 +103,8 @@ pub(crate) fn lanes_for(rtt: Duration) -> u16 {
     lanes_for_machine(rtt, cores, send_window_max())
 }
 
-fn lanes_for_machine(rtt: Duration, cores: usize, window_bytes: f64) -> u16 {
+/// The same, where a connection may have so much in flight.
+pub(crate) fn lanes_for_machine(rtt: Duration, cores: usize, window_bytes: f64) -> u16 {
     let by_cores = u16::try_from(cores.clamp(2, 16)).expect("clamped");
     if rtt < LOCAL_RTT {
         return by_cores;

@@ -18,6 +18,7 @@ use zmove_wire::Cipher;
 use crate::clear::ClearLane;
 use crate::frame::{LaneError, LaneSink, LaneSource};
 use crate::lane::TlsLane;
+use crate::path::PathProbe;
 use crate::quic::{QuicConnection, QuicLane, Sending};
 use crate::rate::SharedRate;
 use crate::tcp_tls::Connection;
@@ -109,6 +110,15 @@ impl Channel {
         match &self.carrier {
             Carrier::Tcp(connection) => connection.rtt,
             Carrier::Quic(connection) => connection.round_trip(),
+        }
+    }
+
+    /// What asks about the connection while others use it; over QUIC it tells nothing before there is a lane.
+    #[must_use]
+    pub fn probe(&self) -> PathProbe {
+        match &self.carrier {
+            Carrier::Tcp(connection) => connection.probe(),
+            Carrier::Quic(_) => PathProbe::default(),
         }
     }
 

@@ -56,6 +56,28 @@ impl PathProbe {
         }
     }
 
+    /// The largest IP packet that its path carries, as far as the kernel knows; `None` where no kernel's TCP carries the lane.
+    #[must_use]
+    pub fn mtu(&self) -> Option<u32> {
+        let socket = self.kernel()?;
+        zmove_sockopt::path_mtu(socket, socket.peer_addr().ok()?).ok()
+    }
+
+    /// The congestion control that it has, by its kernel name; `None` where no kernel's TCP carries the lane.
+    #[must_use]
+    pub fn congestion(&self) -> Option<String> {
+        let name = SockRef::from(self.kernel()?).tcp_congestion().ok()?;
+        let name: Vec<_> = name.into_iter().take_while(|byte| *byte != 0).collect();
+        String::from_utf8(name).ok()
+    }
+
+    fn kernel(&self) -> Option<&TcpStream> {
+        match self.0.as_ref()? {
+            Source::Kernel(socket) => Some(socket),
+            Source::Told(..) => None,
+        }
+    }
+
     /// Gives the connection another congestion control, by its kernel name. Nothing happens where no kernel's TCP carries
     /// the lane.
     ///
@@ -72,5 +94,23 @@ impl PathProbe {
 impl fmt::Debug for PathProbe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("PathProbe")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn the_kernel_tells_of_its_connections_and_of_no_others() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let probe = PathProbe::new(&TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+        assert!(probe.mtu().is_some_and(|mtu| mtu >= 1500));
+        probe.set_congestion("reno").unwrap();
+        assert_eq!(probe.congestion().as_deref(), Some("reno"));
+        let other = PathProbe::telling(TcpInfo::default);
+        assert_eq!((other.mtu(), other.congestion(), PathProbe::default().mtu()), (None, None, None));
     }
 }

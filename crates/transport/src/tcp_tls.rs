@@ -17,6 +17,7 @@ use std::{
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::TlsStream;
 
+use crate::path::PathProbe;
 use crate::record::TrafficSecrets;
 use crate::trust::{ALPN, Fingerprint, peer_fingerprint};
 
@@ -111,6 +112,12 @@ impl Connection {
     /// The socket refuses the option.
     pub fn set_rate_max(&self, bytes_per_second: u64) -> io::Result<()> {
         zmove_sockopt::set_pacing_rate_max(self, bytes_per_second)
+    }
+
+    /// What asks about the connection while others use it.
+    pub(crate) fn probe(&self) -> PathProbe {
+        let socket = self.as_fd().try_clone_to_owned().map(std::net::TcpStream::from);
+        socket.map(|socket| PathProbe::new(&socket)).unwrap_or_default()
     }
 
     /// Checks what the two sides have agreed on. `None`: the peer does not speak the protocol.

@@ -1,0 +1,29 @@
+//! What can be typed about the health of hosts and paths.
+
+use std::path::PathBuf;
+
+use zmove_types::RateLimit;
+
+use crate::location::Remote;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = DOCTOR_HELP)]
+pub(crate) struct DoctorArgs {
+    /// A receiver: the path to it is looked at too, and whether it lets this host's key in
+    #[arg(value_name = "HOST[:PORT]", value_parser = Remote::parse_endpoint)]
+    pub(crate) host: Option<Remote>,
+    /// What the path should carry, for example 10Gbit [default: the speed of the outgoing link, or 10Gbit]
+    #[arg(long, value_name = "RATE")]
+    pub(crate) rate: Option<RateLimit>,
+    /// The directory whose storage is looked at
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub(crate) path: PathBuf,
+    /// Print all findings as one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+const DOCTOR_HELP: &str = "\
+Each line begins with ok, note (may matter), slow (costs speed) or bad (breaks a transfer), and below
+it stands what mends it. Nothing is changed, no key is pinned, and root is not needed. Exit code 4
+when something is bad. What the other end's settings are, only a 'zmove doctor' there can say.";

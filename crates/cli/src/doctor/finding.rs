@@ -1,0 +1,139 @@
+//! What the doctor finds, and what mends it.
+
+use serde::Serialize;
+
+/// How much a finding matters, from the least.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Level {
+    /// As it should be.
+    Ok,
+    /// May matter, or could not be found out.
+    Note,
+    /// Costs speed.
+    Slow,
+    /// Breaks a transfer.
+    Bad,
+}
+
+/// One check and its outcome.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Finding {
+    /// What was looked at, one or two words.
+    pub(crate) check: &'static str,
+    pub(crate) level: Level,
+    pub(crate) text: String,
+    /// More lines about it.
+    pub(crate) details: Vec<String>,
+    pub(crate) mend: Vec<Mend>,
+}
+
+/// What mends a finding: a command, a line in a file that makes it last, or both.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Mend {
+    /// Which host it is for.
+    pub(crate) at: Place,
+    /// The command, for a shell; by root unless it is zmove's own.
+    pub(crate) run: Option<String>,
+    pub(crate) keep: Option<Keep>,
+}
+
+/// A host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Place {
+    /// This one.
+    Here,
+    /// The receiver.
+    There,
+}
+
+/// A line that makes a change outlive a restart.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Keep {
+    pub(crate) file: &'static str,
+    pub(crate) line: String,
+}
+
+impl Level {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Note => "note",
+            Self::Slow => "slow",
+            Self::Bad => "bad",
+        }
+    }
+}
+
+impl Finding {
+    pub(crate) fn new(level: Level, check: &'static str, text: impl Into<String>) -> Self {
+        Self { check, level, text: text.into(), details: Vec::new(), mend: Vec::new() }
+    }
+
+    pub(crate) fn ok(check: &'static str, text: impl Into<String>) -> Self {
+        Self::new(Level::Ok, check, text)
+    }
+
+    pub(crate) fn note(check: &'static str, text: impl Into<String>) -> Self {
+        Self::new(Level::Note, check, text)
+    }
+
+    /// What could not be found out, and where it would stand.
+    pub(crate) fn unknown(check: &'static str, place: &str) -> Self {
+        Self::note(check, format!("unknown: '{place}' cannot be read here"))
+    }
+
+    pub(crate) fn mended_by(mut self, mend: Mend) -> Self {
+        self.mend.push(mend);
+        self
+    }
+
+    pub(crate) fn with_details(mut self, details: Vec<String>) -> Self {
+        self.details = details;
+        self
+    }
+}
+
+impl Mend {
+    /// Another value of a sysctl.
+    pub(crate) fn sysctl(name: &str, value: &str) -> Self {
+        let quoted = if value.contains(' ') { format!("\"{value}\"") } else { value.to_owned() };
+        let keep = Keep { file: SYSCTL_FILE, line: format!("{name} = {value}") };
+        Self { keep: Some(keep), ..Self::command(format!("sysctl -w {name}={quoted}")) }
+    }
+
+    pub(crate) fn command(run: impl Into<String>) -> Self {
+        Self { at: Place::Here, run: Some(run.into()), keep: None }
+    }
+
+    pub(crate) fn line(file: &'static str, line: impl Into<String>) -> Self {
+        Self { at: Place::Here, run: None, keep: Some(Keep { file, line: line.into() }) }
+    }
+
+    pub(crate) fn there(run: impl Into<String>) -> Self {
+        Self { at: Place::There, ..Self::command(run) }
+    }
+}
+
+/// Where lines of sysctl(8) last.
+const SYSCTL_FILE: &str = "/etc/sysctl.d/90-zmove.conf";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sysctl_is_set_now_and_for_later() {
+        let mend = Mend::sysctl("net.ipv4.tcp_wmem", "4096 65536 268435456");
+        assert_eq!(mend.run.as_deref(), Some("sysctl -w net.ipv4.tcp_wmem=\"4096 65536 268435456\""));
+        assert_eq!(mend.keep.unwrap().line, "net.ipv4.tcp_wmem = 4096 65536 268435456");
+        let mend = Mend::sysctl("net.core.default_qdisc", "fq");
+        assert_eq!(mend.run.as_deref(), Some("sysctl -w net.core.default_qdisc=fq"));
+    }
+
+    #[test]
+    fn levels_have_an_order() {
+        assert!(Level::Ok < Level::Note && Level::Note < Level::Slow && Level::Slow < Level::Bad);
+    }
+}

@@ -1,0 +1,112 @@
+//! `/proc` and `/sys`, or a tree that stands for them in a test.
+//!
+//! **Invariant:** what is not there or cannot be understood is `None`, and never an error.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Where `proc` and `sys` are.
+#[derive(Clone, Debug)]
+pub(crate) struct Root(PathBuf);
+
+impl Root {
+    /// Those of this host.
+    pub(crate) fn host() -> Self {
+        Self("/".into())
+    }
+
+    /// Those below another directory.
+    #[cfg(test)]
+    pub(crate) fn at(directory: &std::path::Path) -> Self {
+        Self(directory.into())
+    }
+
+    pub(crate) fn path(&self, path: &str) -> PathBuf {
+        self.0.join(path)
+    }
+
+    /// A file's text without white space around it.
+    pub(crate) fn text(&self, path: &str) -> Option<String> {
+        let bytes = std::fs::read(self.path(path)).ok()?;
+        Some(String::from_utf8_lossy(&bytes).trim().to_owned())
+    }
+
+    /// A file's words.
+    pub(crate) fn words(&self, path: &str) -> Option<Vec<String>> {
+        Some(self.text(path)?.split_whitespace().map(str::to_owned).collect())
+    }
+
+    /// A file that is one number.
+    pub(crate) fn number<T: FromStr>(&self, path: &str) -> Option<T> {
+        self.text(path)?.parse().ok()
+    }
+
+    /// A sysctl that is one number, by its name with dots.
+    pub(crate) fn sysctl<T: FromStr>(&self, name: &str) -> Option<T> {
+        self.number(&sysctl_path(name))
+    }
+
+    /// A sysctl's words.
+    pub(crate) fn sysctl_words(&self, name: &str) -> Option<Vec<String>> {
+        self.words(&sysctl_path(name))
+    }
+}
+
+fn sysctl_path(name: &str) -> String {
+    format!("proc/sys/{}", name.replace('.', "/"))
+}
+
+/// A tree for tests.
+#[cfg(test)]
+pub(crate) mod fake {
+    use std::path::Path;
+
+    use super::{Root, sysctl_path};
+
+    pub(crate) struct Fake(tempfile::TempDir);
+
+    impl Fake {
+        /// A tree with these files.
+        pub(crate) fn of(files: &[(&str, &str)]) -> Self {
+            let fake = Self(tempfile::tempdir().unwrap());
+            files.iter().for_each(|(path, text)| fake.put(path, text));
+            fake
+        }
+
+        /// A tree with these sysctls.
+        pub(crate) fn of_sysctls(values: &[(&str, &str)]) -> Self {
+            let fake = Self::of(&[]);
+            values.iter().for_each(|(name, text)| fake.put(&sysctl_path(name), text));
+            fake
+        }
+
+        pub(crate) fn put(&self, path: &str, text: &str) {
+            let file = self.0.path().join(path);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, format!("{text}\n")).unwrap();
+        }
+
+        pub(crate) fn root(&self) -> Root {
+            Root::at(self.path())
+        }
+
+        pub(crate) fn path(&self) -> &Path {
+            self.0.path()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fake::Fake;
+
+    #[test]
+    fn what_is_missing_or_odd_is_unknown() {
+        let fake = Fake::of_sysctls(&[("net.ipv4.tcp_sack", "1"), ("net.ipv4.odd", "many")]);
+        let root = fake.root();
+        assert_eq!(root.sysctl::<u64>("net.ipv4.tcp_sack"), Some(1));
+        assert_eq!(root.sysctl::<u64>("net.ipv4.odd"), None);
+        assert_eq!(root.sysctl::<u64>("net.ipv4.gone"), None);
+        assert_eq!(root.text("proc/sys/net"), None, "a directory has no text");
+    }
+}
