@@ -98,17 +98,15 @@ impl Peer {
         if name.is_err() {
             return Ok(Self { endpoint, port, key, name, tcp: None, quic: None, admission: None });
         }
-        let (tcp, quic) = tokio::join!(visit.reach(TransportChoice::Tcp), visit.reach(TransportChoice::Quic));
-        let ((mut tcp, by_tcp), (quic, by_quic)) = (tcp?, quic?);
-        let admission = match by_tcp.or(by_quic) {
-            Some((channel, dialler)) => {
-                let probe = channel.probe();
-                let admission = Admission::ask(channel).await;
-                tcp.learn(&probe);
-                dialler.close().await;
+        let (by_tcp, by_quic) = tokio::join!(visit.ask_over_tcp(), visit.reach(TransportChoice::Quic));
+        let ((tcp, by_tcp), (quic, by_quic)) = (by_tcp?, by_quic?);
+        let admission = match (by_tcp, by_quic) {
+            (Some(admission), quic) => {
+                drop(quic);
                 Some(admission)
             }
-            None => None,
+            (None, Some((_, dialler))) => Some(ask_over_quic(&dialler).await),
+            (None, None) => None,
         };
         Ok(Self { endpoint, port, key, name, tcp: Some(tcp), quic: Some(quic), admission })
     }
@@ -138,6 +136,16 @@ impl Peer {
     }
 }
 
+/// Asks over a connection of its own: the first may have waited longer for TCP than a receiver does for a greeting.
+async fn ask_over_quic(dialler: &ChannelDialler) -> Admission {
+    let admission = match dialler.dial(PATIENCE).await {
+        Ok(channel) => Admission::ask(channel).await,
+        Err(error) => Admission::Broken(error.to_string()),
+    };
+    dialler.close().await;
+    admission
+}
+
 async fn look_up(host: &Remote) -> Result<Name, String> {
     let begun = Instant::now();
     let found =
@@ -157,6 +165,17 @@ async fn look_up(host: &Remote) -> Result<Name, String> {
 }
 
 impl Visit<'_> {
+    /// Dials by TCP, and asks at once.
+    async fn ask_over_tcp(&self) -> Result<(Way, Option<Admission>)> {
+        let (mut way, connected) = self.reach(TransportChoice::Tcp).await?;
+        let Some((channel, _)) = connected else { return Ok((way, None)) };
+        let probe = channel.probe();
+        way.learn(&probe);
+        let admission = Admission::ask(channel).await;
+        way.learn(&probe);
+        Ok((way, Some(admission)))
+    }
+
     /// Dials by one transport; the connection is for the caller to use.
     async fn reach(&self, transport: TransportChoice) -> Result<(Way, Option<(Channel, ChannelDialler)>)> {
         let begun = Instant::now();
@@ -219,9 +238,11 @@ impl Way {
         let Self::Reached(reached) = self else { return };
         let shortest = probe.read().and_then(|info| info.round_trip_min);
         reached.round_trip = shortest.map_or(reached.round_trip, |time| time.min(reached.round_trip));
-        (reached.mtu, reached.congestion) = (probe.mtu(), probe.congestion());
+        // a connection that has ended has no path any more
+        reached.mtu = probe.mtu().or(reached.mtu);
+        reached.congestion = probe.congestion().or(reached.congestion.take());
     }
 }
 
-/// How long each step may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long each step may take: a lost packet is sent again after 1, 3 and 7 s.
+const PATIENCE: Duration = Duration::from_secs(8);

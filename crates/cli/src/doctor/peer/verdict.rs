@@ -89,7 +89,7 @@ fn judge_path(reached: &Reached, link_mtu: Option<u32>) -> Vec<Finding> {
     let mut findings = vec![Finding::ok("round trip", Millis(reached.round_trip).to_string())];
     if let Some(mtu) = reached.mtu {
         findings.push(match link_mtu {
-            Some(link) if mtu < link => {
+            Some(link) if mtu < link.min(IP_BYTES_MAX) => {
                 Finding::note("path MTU", format!("{mtu}, of the {link} that the link here would take"))
             }
             _ => Finding::ok("path MTU", mtu.to_string()),
@@ -143,6 +143,8 @@ fn judge_refusal(peer: &Peer, Refusal { code, text }: &Refusal) -> Finding {
     }
 }
 
+/// The largest IP packet, of which loopback would carry a byte more.
+const IP_BYTES_MAX: u32 = 65_535;
 /// Each push waits for it once.
 const SLOW_LOOKUP: Duration = Duration::from_millis(500);
 
@@ -265,5 +267,9 @@ mod tests {
             findings.into_iter().find(|finding| finding.check == "path MTU").unwrap().level
         };
         assert_eq!([level(9000), level(65_536)], [Level::Ok, Level::Note]);
+        let mut loopback = healthy();
+        let Some(Way::Reached(reached)) = &mut loopback.tcp else { unreachable!("it is healthy") };
+        reached.mtu = Some(IP_BYTES_MAX);
+        assert!(judge(&loopback, Some(65_536)).iter().all(|finding| finding.level == Level::Ok));
     }
 }
