@@ -11,10 +11,21 @@ use crate::settings::LOSS_TOLERANT;
 pub(crate) struct Tcp {
     /// The values of [`SWITCHES`], in their order.
     pub(crate) switches: [Option<u64>; SWITCHES.len()],
+    pub(crate) memory: Memory,
     pub(crate) mtu_probing: Option<u64>,
     pub(crate) congestion: Option<Congestion>,
     /// `net.core.default_qdisc`.
     pub(crate) queueing: Option<String>,
+}
+
+/// What the kernel keeps of a connection for later ones to the same host. Most of it helps; the threshold of slow start, which
+/// loss has set, is what a later connection then stops at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Memory {
+    /// `tcp_no_metrics_save`.
+    pub(crate) nothing: Option<u64>,
+    /// `tcp_no_ssthresh_metrics_save`; old kernels do not have it, and keep the threshold.
+    pub(crate) no_threshold: Option<u64>,
 }
 
 /// Which congestion controls there are.
@@ -37,7 +48,7 @@ pub(crate) struct Switch {
 }
 
 /// The switches.
-pub(crate) const SWITCHES: [Switch; 5] = [
+pub(crate) const SWITCHES: [Switch; 4] = [
     Switch {
         check: "window scaling",
         name: "tcp_window_scaling",
@@ -66,13 +77,6 @@ pub(crate) const SWITCHES: [Switch; 5] = [
         level: Level::Note,
         otherwise: "a lane that had to wait for storage begins slowly again",
     },
-    Switch {
-        check: "path memory",
-        name: "tcp_no_metrics_save",
-        right: 1,
-        level: Level::Note,
-        otherwise: "what one connection has met on a path holds later ones back",
-    },
 ];
 
 impl Tcp {
@@ -81,6 +85,10 @@ impl Tcp {
         let queueing = root.text("proc/sys/net/core/default_qdisc");
         Self {
             switches,
+            memory: Memory {
+                nothing: root.sysctl(NOTHING_KEPT),
+                no_threshold: root.sysctl(NO_THRESHOLD_KEPT),
+            },
             mtu_probing: root.sysctl(MTU_PROBING),
             congestion: Congestion::gather(root),
             queueing,
@@ -91,6 +99,7 @@ impl Tcp {
     pub(crate) fn judge(&self, mtu: Option<u32>) -> Vec<Finding> {
         let mut findings: Vec<_> =
             SWITCHES.iter().zip(self.switches).map(|(switch, value)| switch.judge(value)).collect();
+        findings.push(self.memory.judge());
         findings.push(self.judge_mtu_probing(mtu));
         match &self.congestion {
             Some(congestion) => {
@@ -148,6 +157,25 @@ impl Switch {
     }
 }
 
+impl Memory {
+    fn judge(self) -> Finding {
+        let held_back = |name| {
+            Finding::note(
+                "path memory",
+                "where one connection has met loss, later ones to that host are slow sooner",
+            )
+            .mended_by(Mend::sysctl(name, "1"))
+        };
+        match (self.nothing, self.no_threshold) {
+            (Some(1..), _) => Finding::ok("path memory", "none (tcp_no_metrics_save)"),
+            (_, Some(1..)) => Finding::ok("path memory", "without the threshold of slow start"),
+            (Some(0), Some(0)) => held_back(NO_THRESHOLD_KEPT),
+            (Some(0), None) => held_back(NOTHING_KEPT),
+            (None, _) => Finding::unknown("path memory", "/proc/sys/net/ipv4/tcp_no_metrics_save"),
+        }
+    }
+}
+
 impl Congestion {
     fn gather(root: &Root) -> Option<Self> {
         let words = |name: &str| root.sysctl_words(&full_name(name));
@@ -199,6 +227,8 @@ fn full_name(name: &str) -> String {
     format!("net.ipv4.{name}")
 }
 
+const NOTHING_KEPT: &str = "net.ipv4.tcp_no_metrics_save";
+const NO_THRESHOLD_KEPT: &str = "net.ipv4.tcp_no_ssthresh_metrics_save";
 const MTU_PROBING: &str = "net.ipv4.tcp_mtu_probing";
 const CONGESTION: &str = "congestion";
 const MODULES_FILE: &str = "/etc/modules-load.d/90-zmove.conf";
@@ -219,7 +249,8 @@ mod tests {
 
     fn healthy() -> Tcp {
         Tcp {
-            switches: [Some(1), Some(1), Some(1), Some(0), Some(1)],
+            switches: [Some(1), Some(1), Some(1), Some(0)],
+            memory: Memory { nothing: Some(0), no_threshold: Some(1) },
             mtu_probing: Some(1),
             congestion: congestion("bbr", "reno cubic bbr", "reno cubic bbr"),
             queueing: Some("fq".into()),
@@ -254,6 +285,19 @@ mod tests {
             tcp.switches[at] = None;
             assert_eq!(troubles(&tcp, 9000), [(Level::Note, check, vec![])]);
         }
+    }
+
+    #[test]
+    fn of_what_is_kept_only_the_threshold_is_bad() {
+        let with = |nothing, no_threshold| {
+            troubles(&Tcp { memory: Memory { nothing, no_threshold }, ..healthy() }, 9000)
+        };
+        let note = |name: &str| vec![(Level::Note, "path memory", vec![format!("sysctl -w {name}=1")])];
+        assert_eq!(with(Some(1), None), []);
+        assert_eq!(with(Some(1), Some(0)), []);
+        assert_eq!(with(Some(0), Some(0)), note(NO_THRESHOLD_KEPT));
+        assert_eq!(with(Some(0), None), note(NOTHING_KEPT));
+        assert_eq!(with(None, None), [(Level::Note, "path memory", vec![])]);
     }
 
     #[test]
@@ -298,7 +342,8 @@ mod tests {
             ("net.core.default_qdisc", "fq_codel"),
         ]);
         let expected = Tcp {
-            switches: [Some(1), None, None, None, Some(0)],
+            switches: [Some(1), None, None, None],
+            memory: Memory { nothing: Some(0), no_threshold: None },
             mtu_probing: Some(2),
             congestion: congestion("cubic", "reno cubic", "reno cubic"),
             queueing: Some("fq_codel".into()),
