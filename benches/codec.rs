@@ -28,7 +28,8 @@ fn batches(criterion: &mut Criterion) {
 fn offers(criterion: &mut Criterion) {
     let offer = ToReceiver::Offer(offer());
     let encoded = encode_message(&offer);
-    let decode = |encoded: &[u8]| decode_message::<ToReceiver>(encoded).expect("it was just written");
+    // its length stands in front
+    let decode = |encoded: &[u8]| decode_message::<ToReceiver>(&encoded[4..]).expect("it was just written");
     assert_eq!(decode(&encoded), offer);
     let mut group = criterion.benchmark_group("offer");
     group.throughput(Throughput::Elements(u64::from(FILES)));
