@@ -37,6 +37,12 @@ impl ContentsWriter {
         file.write_all(&contents[written..])
     }
 
+    /// Whether the whole pages of a file of so many bytes pass by the page cache, as far as can be told before.
+    #[must_use]
+    pub fn is_direct(&self, file: &File, bytes: u64) -> bool {
+        bytes >= PAGE_BYTES as u64 && takes_direct_writes(file, bytes, self.direct)
+    }
+
     /// Writes whole pages past the page cache; returns how many bytes. What is left has to go through it: the end of the
     /// file, and whatever met an error, so that it is told there.
     fn write_direct(&self, file: &File, contents: &[u8]) -> io::Result<usize> {

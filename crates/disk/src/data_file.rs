@@ -103,6 +103,12 @@ impl DataFile {
         self.cached.set_len(bytes)
     }
 
+    /// Whether what is aligned passes by the page cache.
+    #[must_use]
+    pub fn is_direct(&self) -> bool {
+        self.direct.as_ref().is_some_and(|direct| !direct.refused.load(Ordering::Relaxed))
+    }
+
     /// The file, through the page cache.
     #[must_use]
     pub fn file(&self) -> &File {

@@ -40,4 +40,4 @@ pub use staged::{Staged, TempNames};
 pub use threads::Threads;
 pub use tree::{DirectoryCache, Tree, open_beneath};
 pub use uring::Uring;
-pub use zmove_uring::{RingConfig, Unavailable};
+pub use zmove_uring::{RingConfig, Unavailable, cached_bytes};

@@ -1,0 +1,97 @@
+//! How long files would take at least, by what a sweep has found: between two sizes the time for a file goes from one to
+//! the other in equal proportions.
+//!
+//! **Invariant:** the sizes are in order and every time is above zero.
+
+use zmove_types::ByteCount;
+
+use crate::result::{Direction, Sweep};
+
+/// What a storage gives in one direction.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ceiling {
+    /// Sizes, and the seconds that a file of each takes, as logarithms.
+    times: Vec<(f64, f64)>,
+}
+
+impl Ceiling {
+    /// The ceiling of a sweep; `None` where it has measured nothing in that direction.
+    #[must_use]
+    pub fn of(sweep: &Sweep, direction: Direction) -> Option<Self> {
+        let time = |size: &crate::result::Measured| {
+            let bytes = ByteCount(size.file_bytes).as_f64();
+            Some((bytes.ln(), (bytes / size.moved(direction)?.bytes_per_second).ln()))
+        };
+        let times: Vec<_> = sweep.sizes.iter().filter_map(time).collect();
+        (!times.is_empty()).then_some(Self { times })
+    }
+
+    /// The least time for so many files of so many bytes together, all of about the same size.
+    #[must_use]
+    pub fn seconds(&self, files: u64, bytes: u64) -> f64 {
+        if files == 0 {
+            return 0.0;
+        }
+        let files = ByteCount(files).as_f64();
+        files * self.file_seconds(ByteCount(bytes).as_f64() / files)
+    }
+
+    /// A file smaller than the smallest takes as long as that, of a larger one than the largest each byte does.
+    fn file_seconds(&self, bytes: f64) -> f64 {
+        let (first, last) = (self.times[0], self.times[self.times.len() - 1]);
+        let size = bytes.max(1.0).ln();
+        if size <= first.0 {
+            return first.1.exp();
+        }
+        if size >= last.0 {
+            return (last.1 + size - last.0).exp();
+        }
+        let pairs = self.times.iter().zip(&self.times[1..]);
+        let between = pairs.into_iter().find(|(_, above)| size <= above.0);
+        between
+            .map_or(last.1, |(below, above)| {
+                let share = (size - below.0) / (above.0 - below.0);
+                below.1 + share * (above.1 - below.1)
+            })
+            .exp()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::result::tests::of;
+
+    fn about(seconds: f64, expected: f64) {
+        assert!((seconds / expected - 1.0).abs() < 1e-9, "{seconds} for {expected}");
+    }
+
+    #[test]
+    fn measured_sizes_take_what_was_measured() {
+        let sweep = of(&[(1 << 10, 1024e3), (1 << 20, 1048.576e6), (1 << 30, 2e9)]);
+        let (reads, writes) = [Direction::Read, Direction::Write].map(|way| Ceiling::of(&sweep, way)).into();
+        let (reads, writes) = (reads.unwrap(), writes.unwrap());
+        about(reads.seconds(5000, 5000 << 10), 5.0);
+        about(reads.seconds(2, 2 << 20), 0.002);
+        about(writes.seconds(2, 2 << 20), 0.004);
+        about(reads.seconds(3, 3 << 30), 3.0 * 1_073_741_824.0 / 2e9);
+    }
+
+    #[test]
+    fn others_take_what_their_neighbours_say() {
+        let reads = Ceiling::of(&of(&[(1 << 10, 1024e3), (1 << 20, 1048.576e6)]), Direction::Read).unwrap();
+        // both take a thousandth of a second a file, and so does what is between them, or smaller
+        about(reads.seconds(1000, 1000 << 14), 1.0);
+        about(reads.seconds(1000, 0), 1.0);
+        about(reads.seconds(1, 1 << 30), 1.024);
+        assert_eq!(reads.seconds(0, 0), 0.0);
+    }
+
+    #[test]
+    fn nothing_measured_is_no_ceiling() {
+        let mut sweep = of(&[(1024, 1.0)]);
+        sweep.sizes[0].read = None;
+        assert_eq!(Ceiling::of(&sweep, Direction::Read), None);
+        assert!(Ceiling::of(&sweep, Direction::Write).is_some());
+    }
+}

@@ -1,0 +1,102 @@
+//! The postulation of "When to use rsync" (Chin Fang, R. "Les" A. Cottrell, Ezra Kissel), section "A precaution and a
+//! postulation": what another site's transfer rate lets one expect here at best, `U_b = F_s × F_c × E_1`.
+//!
+//! There `F_s` is the attainable storage throughput here over that of the reference, `F_c` the same for the computational
+//! power of the processor, whose clock the paper's appendix compares, and `E_1` the transfer rate that the reference has
+//! reached. A transfer reads and writes, so the lesser of both ratios is the `F_s` of a size.
+
+use crate::result::{Direction, Measured, Sweep};
+
+/// This site beside a reference.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Comparison {
+    /// The sizes that both have measured.
+    pub sizes: Vec<Compared>,
+    /// `F_c`: how fast a core is here over there.
+    pub cpu: f64,
+}
+
+/// One size, here over there.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Compared {
+    /// The size.
+    pub file_bytes: u64,
+    /// For writing, if both have measured that.
+    pub write: Option<f64>,
+    /// For reading, if both have measured that.
+    pub read: Option<f64>,
+}
+
+impl Comparison {
+    /// Compares what was measured `here` with a reference; `None` where they share no size, or a core's speed is not known.
+    #[must_use]
+    pub fn new(here: &Sweep, reference: &Sweep) -> Option<Self> {
+        let speed = |sweep: &Sweep| sweep.host.core_operations_per_second;
+        let cpu = speed(here) / speed(reference);
+        let there =
+            |size: &Measured| reference.sizes.iter().find(|there| there.file_bytes == size.file_bytes);
+        let sizes: Vec<_> = here.sizes.iter().filter_map(|size| compared(size, there(size)?)).collect();
+        (!sizes.is_empty() && cpu.is_finite() && cpu > 0.0).then_some(Self { sizes, cpu })
+    }
+}
+
+impl Compared {
+    /// `F_s`: the lesser of both.
+    #[must_use]
+    pub fn storage(&self) -> f64 {
+        self.write.into_iter().chain(self.read).fold(f64::INFINITY, f64::min)
+    }
+}
+
+/// `U_b`, in the unit of `rate` (`E_1`).
+#[must_use]
+pub fn upper_bound(storage: f64, cpu: f64, rate: f64) -> f64 {
+    storage * cpu * rate
+}
+
+fn compared(here: &Measured, there: &Measured) -> Option<Compared> {
+    let ratio = |direction| {
+        let (here, there) = (here.moved(direction)?, there.moved(direction)?);
+        Some(here.bytes_per_second / there.bytes_per_second)
+    };
+    let (write, read) = (ratio(Direction::Write), ratio(Direction::Read));
+    let any = write.is_some() || read.is_some();
+    any.then_some(Compared { file_bytes: here.file_bytes, write, read })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::result::tests::of;
+
+    /// The paper's testbeds: storage 30 to 40 % below the reference, processors of 2.6 and 3.2 GHz.
+    #[test]
+    fn the_papers_numbers_give_the_papers_factors() {
+        let (mut here, mut there) = (of(&[(1024, 6.5e9), (4096, 7e9)]), of(&[(1024, 1e10), (4096, 1e10)]));
+        here.host.core_operations_per_second = 2.6;
+        there.host.core_operations_per_second = 3.2;
+        let compared = Comparison::new(&here, &there).unwrap();
+        assert!((1.0 / compared.cpu - 1.23).abs() < 0.001, "the reference's clock is 23 % higher");
+        assert!((compared.sizes[0].storage() - 0.65).abs() < 1e-9, "{compared:?}");
+        let bound = upper_bound(compared.sizes[0].storage(), compared.cpu, 40e9);
+        assert!((bound - 0.65 * 2.6 / 3.2 * 40e9).abs() < 1.0, "{bound}");
+    }
+
+    #[test]
+    fn the_lesser_direction_bounds() {
+        let (mut here, there) = (of(&[(1024, 1e9)]), of(&[(1024, 1e9)]));
+        here.sizes[0].write.as_mut().unwrap().bytes_per_second /= 4.0;
+        assert_eq!(Comparison::new(&here, &there).unwrap().sizes[0].storage(), 0.25);
+        here.sizes[0].write = None;
+        let sizes = Comparison::new(&here, &there).unwrap().sizes;
+        assert_eq!((sizes[0].write, sizes[0].storage()), (None, 1.0));
+    }
+
+    #[test]
+    fn what_has_no_size_in_common_cannot_be_compared() {
+        assert_eq!(Comparison::new(&of(&[(1024, 1.0)]), &of(&[(2048, 1.0)])), None);
+        let mut unknown = of(&[(1024, 1.0)]);
+        unknown.host.core_operations_per_second = 0.0;
+        assert_eq!(Comparison::new(&of(&[(1024, 1.0)]), &unknown), None);
+    }
+}

@@ -1,0 +1,83 @@
+//! Why a sweep did not come to its end, or its result cannot be read.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use zmove_types::ByteCount;
+
+/// Why there is no sweep.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SweepError {
+    /// Something could not be done with the storage.
+    #[error("{operation} '{}': {source}", path.display())]
+    Io {
+        /// What was tried.
+        operation: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// Less is free than the sweep may write and others need.
+    #[error("'{}' has {free} free, and {budget} are to be written with {reserve} left for others: take a smaller --budget", path.display())]
+    NoRoom {
+        /// Where.
+        path: PathBuf,
+        /// What is free there.
+        free: ByteCount,
+        /// What the sweep may write.
+        budget: ByteCount,
+        /// What it leaves.
+        reserve: ByteCount,
+    },
+    /// Not one file fits into the budget.
+    #[error("a budget of {budget} has no room for a file: take 1 MiB or more")]
+    NothingFits {
+        /// The budget.
+        budget: ByteCount,
+    },
+    /// Another sweep runs in the same directory on this host.
+    #[error("another sweep is running in '{}': both would measure each other", path.display())]
+    Running {
+        /// Its directory.
+        path: PathBuf,
+    },
+    /// It was asked to stop.
+    #[error("interrupted; what it had written has been removed")]
+    Interrupted,
+    /// What it has written could not be removed.
+    #[error("'{}' could not be removed, and may be by hand: {source}", path.display())]
+    Left {
+        /// What is left.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Why a file holds no sweep.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReadError {
+    /// It is of another version.
+    #[error("its format is {found}, and this zmove reads {known}", known = crate::result::FORMAT)]
+    Format {
+        /// What it says.
+        found: u64,
+    },
+    /// It is something else.
+    #[error("it is no sweep: {0}")]
+    Json(#[from] serde_json::Error),
+    /// A figure in it cannot be.
+    #[error("it says what cannot be: {0}")]
+    Impossible(&'static str),
+}
+
+impl SweepError {
+    /// For `map_err`: what was tried, and with what.
+    pub(crate) fn io<E: Into<io::Error>>(operation: &'static str, path: &Path) -> impl FnOnce(E) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Io { operation, path, source: source.into() }
+    }
+}

@@ -1,0 +1,86 @@
+//! Hands the groups of large files to threads, one file after the other, as a push does: any thread takes the next group.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use zmove_types::GroupSpan;
+
+use crate::error::SweepError;
+
+/// The files of a cell, opened when their first group is taken.
+pub(crate) struct Groups<T, F> {
+    open: F,
+    cursor: Mutex<Cursor<T>>,
+}
+
+struct Cursor<T> {
+    file: u64,
+    index: u32,
+    opened: Option<(Arc<T>, u64)>,
+}
+
+/// One group of an open file.
+pub(crate) type Piece<T> = (Arc<T>, GroupSpan);
+
+impl<T, F: Fn(u64) -> Result<Option<(T, u64)>, SweepError>> Groups<T, F> {
+    /// `open` gives the file of that number and how many bytes it has; `None`: there is none.
+    pub(crate) fn new(open: F) -> Self {
+        Self { open, cursor: Mutex::new(Cursor { file: 0, index: 0, opened: None }) }
+    }
+
+    /// The next group if it is admitted by its length. What is not handed out any more is held nowhere, but for the file
+    /// that is open.
+    pub(crate) fn next(&self, admit: impl Fn(u64) -> bool) -> Result<Option<Piece<T>>, SweepError> {
+        let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
+        if cursor.opened.is_none() {
+            let Some((file, bytes)) = (self.open)(cursor.file)? else { return Ok(None) };
+            cursor.opened = Some((Arc::new(file), bytes));
+            cursor.index = 0;
+        }
+        let Some((file, bytes)) = &cursor.opened else { return Ok(None) };
+        let (file, bytes) = (Arc::clone(file), *bytes);
+        let Some(span) = GroupSpan::of(bytes, cursor.index).filter(|span| admit(u64::from(span.len))) else {
+            return Ok(None);
+        };
+        cursor.index += 1;
+        if GroupSpan::of(bytes, cursor.index).is_none() {
+            cursor.opened = None;
+            cursor.file += 1;
+        }
+        Ok(Some((file, span)))
+    }
+
+    /// The file of which groups have not been handed out.
+    pub(crate) fn into_open(self) -> Option<Arc<T>> {
+        let cursor = self.cursor.into_inner().unwrap_or_else(PoisonError::into_inner);
+        cursor.opened.map(|(file, _)| file)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zmove_types::GROUP_BYTES;
+
+    #[test]
+    fn each_group_is_handed_out_once_in_order() {
+        let bytes = 2 * GROUP_BYTES + 5;
+        let groups = Groups::new(|number| Ok((number < 2).then_some((number, bytes))));
+        let mut seen = Vec::new();
+        while let Some((file, span)) = groups.next(|_| true).unwrap() {
+            seen.push((*file, span.offset(), u64::from(span.len)));
+        }
+        let of =
+            |file| [(file, 0, GROUP_BYTES), (file, GROUP_BYTES, GROUP_BYTES), (file, 2 * GROUP_BYTES, 5)];
+        assert_eq!(seen, [of(0), of(1)].concat());
+        assert!(groups.into_open().is_none());
+    }
+
+    #[test]
+    fn who_is_not_admitted_leaves_the_file_open() {
+        let groups = Groups::new(|number| Ok(Some((number, 2 * GROUP_BYTES))));
+        let (first, _) = groups.next(|_| true).unwrap().unwrap();
+        assert!(groups.next(|_| false).unwrap().is_none());
+        drop(first);
+        assert_eq!(Arc::into_inner(groups.into_open().unwrap()), Some(0));
+    }
+}

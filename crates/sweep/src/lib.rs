@@ -1,0 +1,40 @@
+//! What a storage gives: files of one size after the other, written and read as a transfer would, within a budget of
+//! bytes and time.
+//!
+//! The sizes are those of elbencho's storage sweep, in the classes of "When to use rsync" (Fang, Cottrell, Kissel): LOSF
+//! from 1 KiB, medium from 1 MiB, large from 1 GiB.
+//!
+//! ```no_run
+//! use std::sync::atomic::AtomicBool;
+//! use zmove_sweep::{Ceiling, Direction, SweepConfig, sweep};
+//! let config = SweepConfig::at("/data");
+//! let measured = sweep(&config, &AtomicBool::new(false), &mut |_event| {})?;
+//! let reads = Ceiling::of(&measured, Direction::Read).expect("it has read something");
+//! println!("a million files of 4 KiB take {:.0} s at least", reads.seconds(1_000_000, 4096 * 1_000_000));
+//! # Ok::<(), zmove_sweep::SweepError>(())
+//! ```
+
+mod ceiling;
+mod cell;
+mod compare;
+mod error;
+mod groups;
+mod host;
+mod kept;
+mod large;
+mod noise;
+mod pace;
+mod place;
+mod plan;
+mod result;
+mod run;
+mod small;
+mod storage;
+
+pub use ceiling::Ceiling;
+pub use compare::{Compared, Comparison, upper_bound};
+pub use error::{ReadError, SweepError};
+pub use kept::Kept;
+pub use plan::{Cell, Limits, Plan};
+pub use result::{Direction, Host, Measured, Moved, Storage, Sweep, Way};
+pub use run::{SweepConfig, SweepEvent, sweep};

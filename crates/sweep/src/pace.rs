@@ -1,0 +1,207 @@
+//! Keeps writers to their slice of time: what they have written and nobody has flushed is never more than storage can
+//! take in what is left of it.
+//!
+//! A thread flushes over and over, as at the receiver of a push. **Invariant:** a writer that was admitted tells that it is
+//! done, also when it failed.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use zmove_types::GROUP_BYTES;
+
+use crate::error::SweepError;
+
+/// The pace of one cell in one direction.
+pub(crate) struct Pace<'a> {
+    until: Instant,
+    stop: &'a AtomicBool,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// In bytes.
+struct State {
+    admitted: u64,
+    completed: u64,
+    flushed: u64,
+    /// What may be written and not flushed.
+    allowance: u64,
+    ended: bool,
+    failed: Option<SweepError>,
+}
+
+impl<'a> Pace<'a> {
+    /// So many threads go on until then, or until they are to stop.
+    pub(crate) fn new(until: Instant, stop: &'a AtomicBool, threads: usize) -> Self {
+        // each has a group under way, also where nothing need be flushed
+        let allowance = FIRST_BYTES.max(2 * GROUP_BYTES * threads as u64);
+        let state = State { admitted: 0, completed: 0, flushed: 0, allowance, ended: false, failed: None };
+        Self { until, stop, state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// Whether there is time for anything more.
+    pub(crate) fn goes_on(&self) -> bool {
+        self.may_go_on(&self.lock())
+    }
+
+    /// Waits until so many bytes may be written; `false` when the time is over.
+    pub(crate) fn admit(&self, bytes: u64) -> bool {
+        let mut state = self.lock();
+        while self.may_go_on(&state) {
+            let waiting = state.admitted - state.flushed;
+            if waiting == 0 || waiting + bytes <= state.allowance {
+                state.admitted += bytes;
+                return true;
+            }
+            state = self.wait(state, LOOK_PAUSE);
+        }
+        false
+    }
+
+    /// So many of them have been written through the page cache.
+    pub(crate) fn complete(&self, bytes: u64) {
+        self.lock().completed += bytes;
+    }
+
+    /// So many have been written and need no flush.
+    pub(crate) fn complete_flushed(&self, bytes: u64) {
+        let mut state = self.lock();
+        state.completed += bytes;
+        state.flushed += bytes;
+        self.changed.notify_all();
+    }
+
+    /// Has all stop for this.
+    pub(crate) fn fail(&self, error: SweepError) {
+        self.lock().failed.get_or_insert(error);
+        self.changed.notify_all();
+    }
+
+    /// What failed, if anything did.
+    pub(crate) fn failure(&self) -> Result<(), SweepError> {
+        self.lock().failed.take().map_or(Ok(()), Err)
+    }
+
+    /// No more will come to be flushed.
+    pub(crate) fn end(&self) {
+        self.lock().ended = true;
+        self.changed.notify_all();
+    }
+
+    /// Flushes until the end, and then once more.
+    pub(crate) fn flush_over_and_over(
+        &self,
+        directory: BorrowedFd<'_>,
+        cannot: impl Fn(io::Error) -> SweepError,
+    ) {
+        loop {
+            let (before, ended) = {
+                let state = self.pause();
+                (state.completed, state.ended)
+            };
+            let started = Instant::now();
+            if let Err(error) = rustix::fs::syncfs(directory) {
+                return self.fail(cannot(error.into()));
+            }
+            self.flushed(before, started.elapsed());
+            if ended {
+                return;
+            }
+        }
+    }
+
+    fn pause(&self) -> MutexGuard<'_, State> {
+        let state = self.lock();
+        if state.ended { state } else { self.wait(state, FLUSH_PAUSE) }
+    }
+
+    /// Everything that was completed `before` is flushed now, which took so long. What comes next may be as much as storage
+    /// will take in the time that is left, and at most twice as much as before.
+    fn flushed(&self, before: u64, took: Duration) {
+        let mut state = self.lock();
+        let bytes = before.saturating_sub(state.flushed);
+        state.flushed = state.flushed.max(before);
+        let left = self.until.saturating_duration_since(Instant::now()).max(LAST_FLUSH);
+        let rate = f64_of(bytes) / (took + FLUSH_PAUSE).as_secs_f64();
+        let twice = state.allowance.saturating_mul(2);
+        if bytes > 0 {
+            state.allowance =
+                whole(rate * left.as_secs_f64()).clamp(FIRST_BYTES / 8, twice.max(FIRST_BYTES / 8));
+        }
+        self.changed.notify_all();
+    }
+
+    fn may_go_on(&self, state: &State) -> bool {
+        state.failed.is_none() && !self.stop.load(Ordering::Relaxed) && Instant::now() < self.until
+    }
+
+    fn wait<'s>(&self, state: MutexGuard<'s, State>, time: Duration) -> MutexGuard<'s, State> {
+        self.changed.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn f64_of(bytes: u64) -> f64 {
+    zmove_types::ByteCount(bytes).as_f64()
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "what is too large is cut")]
+fn whole(bytes: f64) -> u64 {
+    bytes.max(0.0) as u64
+}
+
+/// What may be written before it is known how fast storage is.
+const FIRST_BYTES: u64 = 64 << 20;
+/// The shortest pause between two flushes, as at a receiver.
+const FLUSH_PAUSE: Duration = Duration::from_millis(50);
+/// What the last flush may take beyond the slice.
+const LAST_FLUSH: Duration = Duration::from_millis(500);
+/// Who waits looks so often whether it is to stop.
+const LOOK_PAUSE: Duration = Duration::from_millis(20);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_is_admitted_after_the_end() {
+        let (stop, now) = (AtomicBool::new(false), Instant::now());
+        assert!(!Pace::new(now, &stop, 2).admit(1));
+        let pace = Pace::new(now + Duration::from_secs(60), &stop, 2);
+        assert!(pace.admit(1));
+        stop.store(true, Ordering::Relaxed);
+        assert!(!pace.admit(1) && !pace.goes_on());
+    }
+
+    #[test]
+    fn what_is_not_flushed_is_bounded_until_it_is() {
+        let stop = AtomicBool::new(false);
+        let pace = Pace::new(Instant::now() + Duration::from_secs(60), &stop, 2);
+        assert!(pace.admit(FIRST_BYTES));
+        pace.complete(FIRST_BYTES);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| pace.admit(1));
+            pace.flushed(FIRST_BYTES, Duration::from_secs(10));
+            assert!(waiting.join().unwrap());
+        });
+        // a tenth of the time for so much: more than that would not be flushed in time
+        assert!(pace.lock().allowance <= 2 * FIRST_BYTES);
+        pace.flushed(FIRST_BYTES + 1, Duration::from_secs(1000));
+        assert_eq!(pace.lock().allowance, FIRST_BYTES / 8);
+    }
+
+    #[test]
+    fn the_first_failure_counts_and_ends_all() {
+        let stop = AtomicBool::new(false);
+        let pace = Pace::new(Instant::now() + Duration::from_secs(60), &stop, 2);
+        pace.fail(SweepError::Interrupted);
+        assert!(!pace.admit(1));
+        assert!(matches!(pace.failure(), Err(SweepError::Interrupted)));
+    }
+}

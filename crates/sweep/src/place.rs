@@ -1,0 +1,273 @@
+//! The one directory in which a sweep works.
+//!
+//! It is hidden, named `.zmove-sweep-HOST-NUMBER`, open to its owner alone, and locked while the sweep lives. **Invariant:**
+//! nothing outside it is changed but what a sweep of this user on this host has left: a directory of such a name that
+//! nobody holds the lock of and whose mark names this very directory, not one that a copy of it was made from.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags, StatxFlags};
+use rustix::io::Errno;
+use zmove_disk::{Tree, remove_entries};
+use zmove_types::{Name, RelPath};
+
+use crate::error::SweepError;
+use crate::result::Host;
+use crate::storage::plain_name;
+
+/// The directory of a sweep that runs.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// Where it lies.
+    parent: Tree,
+    name: Name,
+    path: PathBuf,
+    tree: Tree,
+    removed: bool,
+}
+
+/// What was found beside it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// It was left by a sweep that died, and has been removed.
+    Removed,
+    /// It is in use by a sweep on this host.
+    InUse,
+    /// It is not this user's or host's, or cannot be told to be: it stays.
+    NotOurs,
+}
+
+impl Place {
+    /// Makes one below `path`, and looks at what others have left there.
+    pub(crate) fn make(path: &Path, mut tell: impl FnMut(&Path, Found)) -> Result<Self, SweepError> {
+        let parent = Tree::open(path).map_err(SweepError::io("open the directory", path))?;
+        let host = plain_name(&Host::own_name());
+        let named = |name: &Name| name.as_bytes().starts_with(PREFIX.as_bytes());
+        for name in names(parent.fd(), named).map_err(SweepError::io("list", path))? {
+            let shown = path.join(name.as_os_str());
+            if let Some(found) = look(&parent, &name, &host) {
+                if found == Found::InUse {
+                    return Err(SweepError::Running { path: shown });
+                }
+                tell(&shown, found);
+            }
+        }
+        let name = fresh_name(&host).map_err(SweepError::io("name a directory below", path))?;
+        let shown = path.join(name.as_os_str());
+        Self::make_named(parent, name, &shown).map_err(SweepError::io("make the directory", &shown))
+    }
+
+    fn make_named(parent: Tree, name: Name, path: &Path) -> io::Result<Self> {
+        if !Tree::make_new(parent.fd(), &name)? {
+            return Err(Errno::EXIST.into());
+        }
+        let opened = parent.open_directory(&beneath(&name));
+        let opened = opened.inspect_err(|_| {
+            let _best_effort = rustix::fs::unlinkat(parent.fd(), name.as_os_str(), AtFlags::REMOVEDIR);
+        })?;
+        let place = Self { parent, name, path: path.to_owned(), tree: Tree::at(opened), removed: false };
+        // where there are no locks the next sweep only names what is left
+        let _no_locks = rustix::fs::flock(place.tree.fd(), FlockOperation::NonBlockingLockExclusive);
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(place.tree.fd(), MARK, flags, Mode::RUSR | Mode::WUSR)?;
+        File::from(file).write_all(mark(place.tree.fd())?.as_bytes())?;
+        Ok(place)
+    }
+
+    /// Its contents.
+    pub(crate) fn tree(&self) -> &Tree {
+        &self.tree
+    }
+
+    /// Where it is, for messages.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Removes a directory in it, by several threads: how long that takes counts in the time of a sweep.
+    pub(crate) fn empty(&self, directory: &Name, threads: usize) -> Result<(), SweepError> {
+        let path = beneath(directory);
+        let shown = self.path.join(directory.as_os_str());
+        let cannot = || SweepError::io("list", &shown);
+        let opened = self.tree.open_directory(&path).map_err(cannot())?;
+        let all = names(opened.as_fd(), |_| true).map_err(cannot())?;
+        std::thread::scope(|scope| {
+            for part in all.chunks(all.len().div_ceil(threads.max(1)).max(1)) {
+                let path = &path;
+                // what stays is told by the removal of the directory
+                scope.spawn(move || remove_entries(&self.tree, path, part.iter(), |_, _| {}));
+            }
+        });
+        self.remove_from(&self.tree, directory)
+    }
+
+    /// Removes it with all that is in it.
+    pub(crate) fn remove(mut self) -> Result<(), SweepError> {
+        self.removed = true;
+        self.remove_from(&self.parent, &self.name)
+    }
+
+    fn remove_from(&self, tree: &Tree, name: &Name) -> Result<(), SweepError> {
+        let mut failed = None;
+        remove_entries(tree, &RelPath::root(), std::iter::once(name), |_, source| {
+            failed.get_or_insert(source);
+        });
+        failed.map_or(Ok(()), |source| Err(SweepError::Left { path: self.path.clone(), source }))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if !self.removed {
+            // the error that led here is told
+            let _best_effort = self.remove_from(&self.parent, &self.name);
+        }
+    }
+}
+
+/// What another directory of such a name is; `None` if it has gone.
+fn look(parent: &Tree, name: &Name, host: &str) -> Option<Found> {
+    let directory = match parent.open_directory(&beneath(name)) {
+        Ok(directory) => directory,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+        Err(_) => return Some(Found::NotOurs),
+    };
+    let own =
+        rustix::fs::fstat(&directory).is_ok_and(|stat| stat.st_uid == rustix::process::geteuid().as_raw());
+    let number = name.as_bytes().strip_prefix(prefix(host).as_bytes());
+    let of_this_host = number.is_some_and(|number| number.len() == NUMBER_DIGITS && !number.contains(&b'-'));
+    if !own || !of_this_host || !is_marked(&directory) {
+        return Some(Found::NotOurs);
+    }
+    match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => return Some(Found::InUse),
+        Err(_no_locks) => return Some(Found::NotOurs),
+    }
+    let mut stays = false;
+    remove_entries(parent, &RelPath::root(), std::iter::once(name), |_, _| stays = true);
+    Some(if stays { Found::NotOurs } else { Found::Removed })
+}
+
+fn is_marked(directory: &OwnedFd) -> bool {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let Ok(file) = rustix::fs::openat(directory, MARK, flags, Mode::empty()) else { return false };
+    let mut text = String::new();
+    let read = File::from(file).take(MARK_BYTES_MAX).read_to_string(&mut text);
+    read.is_ok() && mark(directory.as_fd()).is_ok_and(|mark| mark == text)
+}
+
+/// What tells a directory from all others.
+fn mark(directory: BorrowedFd<'_>) -> io::Result<String> {
+    let asked = StatxFlags::INO | StatxFlags::BTIME;
+    let stat = rustix::fs::statx(directory, c"", AtFlags::EMPTY_PATH, asked)?;
+    let birth = stat.stx_btime;
+    // two hosts may have the same name
+    let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
+    let machine = machine.trim();
+    Ok(format!("zmove sweep {:x} {:x}.{:x} {machine}\n", stat.stx_ino, birth.tv_sec, birth.tv_nsec))
+}
+
+fn prefix(host: &str) -> String {
+    format!("{PREFIX}{host}-")
+}
+
+fn fresh_name(host: &str) -> io::Result<Name> {
+    let mut number = [0; 8];
+    rustix::rand::getrandom(&mut number[..], rustix::rand::GetRandomFlags::empty())?;
+    let name = format!("{}{:0NUMBER_DIGITS$x}", prefix(host), u64::from_le_bytes(number));
+    Name::from_bytes(name.as_bytes()).map_err(|_| Errno::NAMETOOLONG.into())
+}
+
+/// The names in a directory that are `wanted`.
+fn names(directory: BorrowedFd<'_>, wanted: impl Fn(&Name) -> bool) -> io::Result<Vec<Name>> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(directory)? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if !matches!(name, b"." | b"..") {
+            names.extend(Name::from_bytes(name).ok().filter(&wanted));
+        }
+    }
+    Ok(names)
+}
+
+fn beneath(name: &Name) -> RelPath {
+    RelPath::root().join(name).expect("one name is no long path")
+}
+
+const PREFIX: &str = ".zmove-sweep-";
+/// Of the number at the end.
+const NUMBER_DIGITS: usize = 16;
+const MARK: &str = "mark";
+const MARK_BYTES_MAX: u64 = 128;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listed(home: &tempfile::TempDir) -> Vec<String> {
+        let entries = std::fs::read_dir(home.path()).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    fn make(home: &tempfile::TempDir) -> (Result<Place, SweepError>, Vec<Found>) {
+        let mut found = Vec::new();
+        let place = Place::make(home.path(), |_, what| found.push(what));
+        (place, found)
+    }
+
+    #[test]
+    fn a_place_is_hidden_and_goes_with_all_that_is_in_it() {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::write(home.path().join("precious"), "x").unwrap();
+        let place = make(&home).0.unwrap();
+        std::fs::create_dir_all(place.path().join("a/b")).unwrap();
+        for number in 0..10 {
+            std::fs::write(place.path().join(format!("a/{number}")), "x").unwrap();
+        }
+        place.empty(&Name::from_bytes(b"a").unwrap(), 3).unwrap();
+        assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 1, "the mark alone");
+        assert_eq!(listed(&home).iter().filter(|name| name.starts_with(".zmove-sweep-")).count(), 1);
+        place.remove().unwrap();
+        drop(make(&home).0.unwrap());
+        assert_eq!(listed(&home), ["precious"]);
+    }
+
+    #[test]
+    fn two_on_one_host_do_not_measure_each_other() {
+        let home = tempfile::tempdir().unwrap();
+        let place = make(&home).0.unwrap();
+        assert!(matches!(make(&home).0, Err(SweepError::Running { .. })));
+        assert!(place.path().exists());
+    }
+
+    #[test]
+    fn what_a_killed_one_left_is_removed_and_nothing_else_is() {
+        let home = tempfile::tempdir().unwrap();
+        let mut killed = make(&home).0.unwrap();
+        killed.removed = true;
+        let left = killed.path().to_owned();
+        std::fs::write(left.join("f"), "x").unwrap();
+        drop(killed);
+        let copy = home.path().join(format!(
+            "{}0",
+            &left.file_name().unwrap().to_str().unwrap()[..left.file_name().unwrap().len() - 1]
+        ));
+        std::fs::create_dir(&copy).unwrap();
+        for name in ["mark", "f"] {
+            std::fs::copy(left.join(name), copy.join(name)).unwrap();
+        }
+        let elsewhere = home.path().join(".zmove-sweep-other-1");
+        std::fs::create_dir(&elsewhere).unwrap();
+        let (place, found) = make(&home);
+        assert!(!left.exists() && copy.join("f").exists() && elsewhere.exists());
+        assert_eq!(found.iter().filter(|found| **found == Found::Removed).count(), 1);
+        assert_eq!(found.iter().filter(|found| **found == Found::NotOurs).count(), 2);
+        drop(place);
+        assert_eq!(listed(&home).len(), 2);
+    }
+}

@@ -1,0 +1,260 @@
+//! What a sweep has found, as it is kept and written for programs: JSON of one version.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use zmove_types::{ByteCount, SizeClass};
+
+use crate::error::ReadError;
+use crate::plan::Cell;
+
+/// The version of what is written.
+pub(crate) const FORMAT: u64 = 1;
+
+/// One sweep of one storage.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sweep {
+    /// The version of this format.
+    pub format: u64,
+    /// Which zmove has measured.
+    pub zmove: String,
+    /// When it began, since 1970.
+    pub unix_seconds: u64,
+    /// What was measured.
+    pub storage: Storage,
+    /// From where.
+    pub host: Host,
+    /// Threads that wrote and read.
+    pub threads: usize,
+    /// The most that was to be written.
+    pub budget_bytes: u64,
+    /// The time that it was given.
+    pub time_seconds: f64,
+    /// The time that it took.
+    pub seconds: f64,
+    /// Whether everything that was planned has been measured, if only in part.
+    pub complete: bool,
+    /// From the smallest files to the largest.
+    pub sizes: Vec<Measured>,
+}
+
+/// Which file system.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Storage {
+    /// The directory that was named.
+    pub path: String,
+    /// The kind of file system, as `mount` names it.
+    pub kind: String,
+    /// What is mounted: a device, or a host and what it exports.
+    pub source: String,
+    /// What the file system says that it is, in hex.
+    pub id: String,
+}
+
+/// The host that has measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Host {
+    /// Its name.
+    pub name: String,
+    /// Its processor.
+    pub cpu: String,
+    /// How many cores the process could use.
+    pub cores: usize,
+    /// How fast one core runs a fixed chain of integer operations: it follows the clock under load.
+    pub core_operations_per_second: f64,
+}
+
+/// What was measured with files of one size.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// The size.
+    pub file_bytes: u64,
+    /// `losf`, `medium` or `large`.
+    pub class: String,
+    /// How many files there would have been with time enough.
+    pub files_planned: u64,
+    /// Writing them, with the flush.
+    pub write: Option<Moved>,
+    /// Reading them, not from the page cache unless [`Moved::way`] says so.
+    pub read: Option<Moved>,
+}
+
+/// What was moved in a time.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Moved {
+    /// Whole files.
+    pub files: u64,
+    /// All bytes, those of files that were cut short too.
+    pub bytes: u64,
+    /// How long it took.
+    pub seconds: f64,
+    /// The rate.
+    pub bytes_per_second: f64,
+    /// The rate in files of this size.
+    pub files_per_second: f64,
+    /// Which way the bytes went.
+    pub way: Way,
+}
+
+/// The way of bytes between memory and storage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Way {
+    /// Past the page cache (`O_DIRECT`).
+    Direct,
+    /// Through the page cache: written and flushed, or read after what it held was dropped.
+    Buffered,
+    /// From the page cache, which would not let go of it: no figure of the storage, unless that is memory.
+    Cached,
+}
+
+/// One of the two directions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From storage.
+    Read,
+    /// To storage.
+    Write,
+}
+
+impl Sweep {
+    /// Reads what [`to_json`](Self::to_json) has written.
+    ///
+    /// # Errors
+    /// [`ReadError`] for anything else, another version too.
+    pub fn from_json(text: &str) -> Result<Self, ReadError> {
+        #[derive(Deserialize)]
+        struct Head {
+            format: u64,
+        }
+        let Head { format } = serde_json::from_str(text)?;
+        if format != FORMAT {
+            return Err(ReadError::Format { found: format });
+        }
+        let sweep: Self = serde_json::from_str(text)?;
+        sweep.check()?;
+        Ok(sweep)
+    }
+
+    /// As JSON, for people too.
+    ///
+    /// # Panics
+    /// Never: all of it can be written so.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("plain fields") + "\n"
+    }
+
+    /// The sizes of a class.
+    pub fn of_class(&self, class: SizeClass) -> impl Iterator<Item = &Measured> {
+        self.sizes.iter().filter(move |size| SizeClass::of(size.file_bytes) == class)
+    }
+
+    /// What is relied on when figures are divided by each other.
+    fn check(&self) -> Result<(), ReadError> {
+        let moved = self.sizes.iter().flat_map(|size| [size.write, size.read]).flatten();
+        if moved.into_iter().any(|moved| moved.seconds <= 0.0 || moved.bytes_per_second <= 0.0) {
+            return Err(ReadError::Impossible("a rate that is not above zero"));
+        }
+        if self.sizes.iter().any(|size| size.file_bytes == 0) {
+            return Err(ReadError::Impossible("a size of 0"));
+        }
+        let ordered = self.sizes.windows(2).all(|pair| pair[0].file_bytes < pair[1].file_bytes);
+        let in_order = Err(ReadError::Impossible("sizes that do not grow"));
+        if ordered { Ok(()) } else { in_order }
+    }
+}
+
+impl Measured {
+    /// A size of which nothing has been measured yet.
+    pub(crate) fn nothing(cell: &Cell) -> Self {
+        let class = class_key(cell.class()).to_owned();
+        Self { file_bytes: cell.file_bytes, class, files_planned: cell.files, write: None, read: None }
+    }
+
+    /// What was measured in a direction.
+    #[must_use]
+    pub fn moved(&self, direction: Direction) -> Option<&Moved> {
+        match direction {
+            Direction::Read => self.read.as_ref(),
+            Direction::Write => self.write.as_ref(),
+        }
+    }
+}
+
+impl Moved {
+    /// What so many files of a size came to; `None` if nothing was moved.
+    pub(crate) fn new(file_bytes: u64, (files, bytes): (u64, u64), time: Duration, way: Way) -> Option<Self> {
+        let seconds = time.as_secs_f64();
+        if bytes == 0 || seconds <= 0.0 {
+            return None;
+        }
+        let bytes_per_second = ByteCount(bytes).as_f64() / seconds;
+        let files_per_second = bytes_per_second / ByteCount(file_bytes).as_f64();
+        Some(Self { files, bytes, seconds, bytes_per_second, files_per_second, way })
+    }
+}
+
+/// A class in JSON.
+fn class_key(class: SizeClass) -> &'static str {
+    match class {
+        SizeClass::Losf => "losf",
+        SizeClass::Medium => "medium",
+        SizeClass::Large => "large",
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A sweep of these sizes with these rates of reading in bytes per second; writing is half as fast.
+    pub(crate) fn of(rates: &[(u64, f64)]) -> Sweep {
+        let moved = |file_bytes: u64, rate: f64| {
+            let (files, files_per_second) = (10, rate / ByteCount(file_bytes).as_f64());
+            let (bytes, way) = (files * file_bytes, Way::Buffered);
+            let seconds = ByteCount(bytes).as_f64() / rate;
+            Some(Moved { files, bytes, seconds, bytes_per_second: rate, files_per_second, way })
+        };
+        let size = |&(file_bytes, rate): &(u64, f64)| Measured {
+            write: moved(file_bytes, rate / 2.0),
+            read: moved(file_bytes, rate),
+            ..Measured::nothing(&Cell { file_bytes, files: 10 })
+        };
+        Sweep {
+            format: FORMAT,
+            zmove: "0.1.0".into(),
+            unix_seconds: 1_795_000_000,
+            storage: Storage {
+                path: "/data".into(),
+                kind: "xfs".into(),
+                source: "/dev/sdb1".into(),
+                id: "fe10".into(),
+            },
+            host: Host { name: "dtn".into(), cpu: "one".into(), cores: 2, core_operations_per_second: 1e9 },
+            threads: 2,
+            budget_bytes: 1 << 30,
+            time_seconds: 120.0,
+            seconds: 100.0,
+            complete: true,
+            sizes: rates.iter().map(size).collect(),
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let sweep = of(&[(1024, 1e7), (1 << 20, 1e9)]);
+        assert_eq!(Sweep::from_json(&sweep.to_json()).unwrap(), sweep);
+    }
+
+    #[test]
+    fn another_version_and_what_cannot_be_are_refused() {
+        let sweep = of(&[(1024, 1e7), (1 << 20, 1e9)]);
+        let text = sweep.to_json().replace("\"format\": 1", "\"format\": 2, \"more\": 0");
+        assert!(matches!(Sweep::from_json(&text), Err(ReadError::Format { found: 2 })));
+        assert!(matches!(Sweep::from_json("{}"), Err(ReadError::Json(_))));
+        for broken in [of(&[(1024, -1.0)]), of(&[(2048, 1.0), (1024, 1.0)])] {
+            assert!(matches!(Sweep::from_json(&broken.to_json()), Err(ReadError::Impossible(_))));
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! A whole sweep: room, plan, one cell after the other, and nothing left.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use zmove_disk::{Direct, Disk, Threads};
+use zmove_types::{ByteCount, Timestamp};
+
+use crate::cell::Bench;
+use crate::error::SweepError;
+use crate::place::{Found, Place};
+use crate::plan::{Limits, Plan};
+use crate::result::{Direction, FORMAT, Host, Measured, Storage, Sweep};
+
+/// What a sweep is told.
+#[derive(Clone, Debug)]
+pub struct SweepConfig {
+    /// The directory below which it works, in one of its own.
+    pub path: PathBuf,
+    /// The most that is written in all, in bytes. Default: 10 GiB. More has larger files and steadier figures.
+    pub budget: ByteCount,
+    /// How long it may take. Default: two minutes. Longer has steadier figures and, from some three minutes on, sizes in
+    /// powers of two.
+    pub time: Duration,
+    /// Threads that write or read. Default: the number of cores, 2 to 16. Each has a buffer of 4 MiB.
+    pub threads: usize,
+    /// The storage engine.
+    pub disk: Arc<dyn Disk>,
+    /// Whether files are written past the page cache. Default: where it pays, as for a push.
+    pub direct: Direct,
+}
+
+/// What it tells while it runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SweepEvent {
+    /// What an earlier sweep had left has been removed.
+    Removed(PathBuf),
+    /// This looks like what a sweep has left, and stays: it is another user's or host's, or cannot be told to be left.
+    Stays(PathBuf),
+    /// One size is being measured.
+    Measuring {
+        /// Which one, from 0.
+        number: usize,
+        /// How many there are.
+        of: usize,
+        /// The size.
+        file_bytes: u64,
+        /// Which way.
+        direction: Direction,
+    },
+    /// Everything that was written is being removed.
+    Removing,
+}
+
+impl SweepConfig {
+    /// The defaults, below this path.
+    #[must_use]
+    pub fn at(path: impl Into<PathBuf>) -> Self {
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        Self {
+            path: path.into(),
+            budget: ByteCount(10 << 30),
+            time: Duration::from_secs(120),
+            threads: cores.clamp(2, 16),
+            disk: Arc::new(Threads),
+            direct: Direct::default(),
+        }
+    }
+}
+
+/// Measures what the storage at a path gives, until it is through, out of time, or told to `stop`.
+///
+/// # Errors
+/// [`SweepError`]; what was written has been removed then too, unless the error says otherwise.
+pub fn sweep(
+    config: &SweepConfig,
+    stop: &AtomicBool,
+    tell: &mut dyn FnMut(SweepEvent),
+) -> Result<Sweep, SweepError> {
+    let started = Instant::now();
+    let storage = Storage::at(&config.path).map_err(SweepError::io("open", &config.path))?;
+    let files_max = room(&config.path, config.budget)?;
+    let limits = Limits { budget: config.budget, time: config.time, files_max };
+    let plan = Plan::within(&limits);
+    if plan.cells.is_empty() {
+        return Err(SweepError::NothingFits { budget: config.budget });
+    }
+    let place = Place::make(&config.path, |path, found| {
+        tell(match found {
+            Found::Removed => SweepEvent::Removed(path.to_owned()),
+            Found::InUse | Found::NotOurs => SweepEvent::Stays(path.to_owned()),
+        });
+    })?;
+    let measured = measure(config, &plan, (&place, started), stop, tell);
+    tell(SweepEvent::Removing);
+    place.remove()?;
+    let sizes = measured?;
+    let complete = sizes.len() == plan.cells.len() && sizes.iter().all(|size| size.read.is_some());
+    Ok(Sweep {
+        format: FORMAT,
+        zmove: env!("CARGO_PKG_VERSION").to_owned(),
+        unix_seconds: now().as_secs().saturating_sub(started.elapsed().as_secs()),
+        storage,
+        host: Host::this(),
+        threads: config.threads,
+        budget_bytes: config.budget.0,
+        time_seconds: config.time.as_secs_f64(),
+        seconds: started.elapsed().as_secs_f64(),
+        complete,
+        sizes,
+    })
+}
+
+/// All cells, each in an equal share of the time that is left.
+fn measure(
+    config: &SweepConfig,
+    plan: &Plan,
+    (place, started): (&Place, Instant),
+    stop: &AtomicBool,
+    tell: &mut dyn FnMut(SweepEvent),
+) -> Result<Vec<Measured>, SweepError> {
+    let end = started + config.time;
+    let of = plan.cells.len();
+    let seconds = i64::try_from(now().as_secs()).unwrap_or(i64::MAX);
+    let mtime = Timestamp { seconds, nanos: 0 };
+    let mut sizes = Vec::with_capacity(of);
+    for (number, cell) in plan.cells.iter().enumerate() {
+        let left = u32::try_from(of - number).unwrap_or(u32::MAX);
+        let slice = end.saturating_duration_since(Instant::now()) / left;
+        if slice < SLICE_MIN {
+            break;
+        }
+        let (threads, direct) = (config.threads.max(1), config.direct);
+        let bench = Bench { cell: *cell, number, place, disk: &config.disk, direct, threads, mtime, stop };
+        let file_bytes = cell.file_bytes;
+        let begin = |direction| tell(SweepEvent::Measuring { number, of, file_bytes, direction });
+        sizes.push(bench.measure(slice, begin)?);
+        if bench.is_stopped() {
+            return Err(SweepError::Interrupted);
+        }
+    }
+    Ok(sizes)
+}
+
+/// Refuses where others would be left without room; returns how many files there may be.
+fn room(path: &Path, budget: ByteCount) -> Result<u64, SweepError> {
+    let stat = rustix::fs::statvfs(path).map_err(SweepError::io("open", path))?;
+    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+    let reserve = (stat.f_blocks.saturating_mul(stat.f_frsize) / RESERVE_PART).min(RESERVE_BYTES_MAX);
+    if free < budget.0.saturating_add(reserve) {
+        let (path, free, reserve) = (path.to_owned(), ByteCount(free), ByteCount(reserve));
+        return Err(SweepError::NoRoom { path, free, budget, reserve });
+    }
+    // a file system that counts none has no bound
+    let files = if stat.f_files == 0 { u64::MAX } else { stat.f_favail / 2 };
+    Ok(files.min(FILES_MAX))
+}
+
+fn now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// What others are left: a twentieth of the file system, or so much.
+const RESERVE_PART: u64 = 20;
+const RESERVE_BYTES_MAX: u64 = 10 << 30;
+/// Of one size at once.
+const FILES_MAX: u64 = 1 << 18;
+/// In less nothing can be measured.
+const SLICE_MIN: Duration = Duration::from_millis(5);

@@ -1,0 +1,209 @@
+//! Files of one group at most: created as a receiver creates them, a directory's together, and read whole, as a sender
+//! reads them.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::fs::{Advice, Mode, OFlags};
+use zmove_disk::{ContentsWriter, DataFile, Nursery, Staged, TempNames, Tree, set_new_file_metadata};
+use zmove_types::{Metadata, Name};
+
+use crate::cell::{Bench, Counted};
+use crate::error::SweepError;
+use crate::noise::{Noise, group_buffer};
+use crate::pace::Pace;
+use crate::result::Way;
+
+/// The small files of a cell, as far as they have been written.
+pub(crate) struct SmallFiles {
+    /// Each with how many files it holds, named by their numbers.
+    directories: Vec<(Arc<OwnedFd>, u64)>,
+    pub(crate) way: Way,
+}
+
+/// What all threads of a cell share.
+struct Writers<'a> {
+    bench: &'a Bench<'a>,
+    parent: Arc<OwnedFd>,
+    pace: &'a Pace<'a>,
+    names: TempNames,
+}
+
+impl SmallFiles {
+    /// Writes files as long as there is time.
+    pub(crate) fn write(bench: &Bench<'_>, parent: Arc<OwnedFd>, pace: &Pace<'_>) -> Self {
+        let each = files_each(bench.cell.files, bench.threads);
+        let (next, made, direct) = (AtomicU64::new(0), Mutex::new(Vec::new()), AtomicUsize::new(0));
+        let writers = Writers { bench, parent, pace, names: TempNames::new("sweep") };
+        bench.on_threads(pace, |thread| {
+            let (mut noise, contents) = (Noise::new(bench.seed(thread)), ContentsWriter::new(bench.direct));
+            loop {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                let files = bench.cell.files.saturating_sub(number.saturating_mul(each)).min(each);
+                if files == 0 || !pace.goes_on() {
+                    return Ok(());
+                }
+                let directory = writers.fill(number, files, &mut noise, &contents)?;
+                if let Some((fd, _)) = &directory {
+                    let past =
+                        first_file(fd).is_ok_and(|file| contents.is_direct(&file, bench.cell.file_bytes));
+                    direct.store(usize::from(past), Ordering::Relaxed);
+                }
+                made.lock().unwrap_or_else(PoisonError::into_inner).extend(directory);
+            }
+        });
+        let way = if direct.into_inner() > 0 { Way::Direct } else { Way::Buffered };
+        Self { directories: made.into_inner().unwrap_or_else(PoisonError::into_inner), way }
+    }
+
+    /// What was written.
+    pub(crate) fn count(&self, file_bytes: u64) -> Counted {
+        let files = self.directories.iter().map(|(_, files)| files).sum();
+        Counted { files, bytes: files * file_bytes }
+    }
+
+    /// Has the page cache let go of them as long as `goes_on`; what it still holds after that is not read.
+    pub(crate) fn drop_cached(&mut self, bench: &Bench<'_>, pace: &Pace<'_>) -> Way {
+        let (next, kept) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        bench.on_threads(pace, |_thread| {
+            while let Some((directory, files)) = self.directories.get(next.load(Ordering::Relaxed)) {
+                if !pace.goes_on() {
+                    return Ok(());
+                }
+                next.fetch_add(1, Ordering::Relaxed);
+                for number in 0..*files {
+                    let file = open(directory, number).map_err(bench.cannot("open a file in"))?;
+                    let dropped = rustix::fs::fadvise(&file, 0, None, Advice::DontNeed);
+                    dropped.map_err(bench.cannot("drop the cache of"))?;
+                    if number == 0 && bench.is_cached(&file, bench.cell.file_bytes) {
+                        kept.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            }
+            Ok(())
+        });
+        let seen = next.into_inner().min(self.directories.len());
+        self.directories.truncate(seen);
+        if kept.into_inner() * 2 > seen { Way::Cached } else { Way::Buffered }
+    }
+
+    /// Reads them as long as there is time.
+    pub(crate) fn read(&self, bench: &Bench<'_>, pace: &Pace<'_>) -> Counted {
+        let (next, read) = (AtomicUsize::new(0), AtomicU64::new(0));
+        let file_bytes = bench.cell.file_bytes;
+        bench.on_threads(pace, |_thread| {
+            let mut buffer = group_buffer();
+            while let Some((directory, files)) = self.directories.get(next.fetch_add(1, Ordering::Relaxed)) {
+                for number in 0..*files {
+                    if !pace.goes_on() {
+                        return Ok(());
+                    }
+                    let file = open(directory, number).map_err(bench.cannot("open a file in"))?;
+                    let len = usize::try_from(file_bytes).unwrap_or(usize::MAX).min(buffer.capacity());
+                    let (outcome, back) = bench.disk.read(&DataFile::new(file), 0, len, buffer, &mut |_| {});
+                    buffer = back;
+                    outcome
+                        .and_then(|()| bench.whole(buffer.len(), len))
+                        .map_err(bench.cannot("read a file in"))?;
+                    read.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            Ok(())
+        });
+        let files = read.into_inner();
+        Counted { files, bytes: files * file_bytes }
+    }
+}
+
+impl Writers<'_> {
+    /// Makes a directory with so many files, fewer when the time is over; `None` if that was before the first.
+    fn fill(
+        &self,
+        number: u64,
+        files: u64,
+        noise: &mut Noise,
+        contents: &ContentsWriter,
+    ) -> Result<Option<(Arc<OwnedFd>, u64)>, SweepError> {
+        let cannot = || self.bench.cannot("make a directory in");
+        let name = name_of(number);
+        Tree::make_new(self.parent.as_fd(), &name).map_err(cannot())?;
+        let Some(nursery) = Nursery::begin(&self.parent, &name).map_err(cannot())? else {
+            return self.fill_one_by_one(&name, files, noise, contents);
+        };
+        let metadata = Metadata { mode: MODE, mtime: self.bench.mtime };
+        let made = self.admitted(files, noise, |file_name, data| {
+            let file = nursery.create(file_name, MODE)?;
+            contents.write(&file, data)?;
+            nursery.set_metadata(&file, &metadata)
+        })?;
+        if made == 0 {
+            return Ok(None);
+        }
+        Ok(Some((nursery.publish().map_err(cannot())?, made)))
+    }
+
+    /// The same where the file system has no locks: each file gets its name by itself.
+    fn fill_one_by_one(
+        &self,
+        name: &Name,
+        files: u64,
+        noise: &mut Noise,
+        contents: &ContentsWriter,
+    ) -> Result<Option<(Arc<OwnedFd>, u64)>, SweepError> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = rustix::fs::openat(&self.parent, name.as_os_str(), flags, Mode::empty());
+        let directory = Arc::new(opened.map_err(self.bench.cannot("open a directory in"))?);
+        let metadata = Metadata { mode: MODE, mtime: self.bench.mtime };
+        let made = self.admitted(files, noise, |file_name, data| {
+            let staged = Staged::create(&directory, MODE, &self.names)?;
+            contents.write(staged.file(), data)?;
+            set_new_file_metadata(staged.file(), &metadata)?;
+            staged.commit(file_name, &self.names)
+        })?;
+        Ok((made > 0).then_some((directory, made)))
+    }
+
+    /// Makes files with `make` while there is time; returns how many.
+    fn admitted(
+        &self,
+        files: u64,
+        noise: &mut Noise,
+        make: impl Fn(&Name, &[u8]) -> std::io::Result<()>,
+    ) -> Result<u64, SweepError> {
+        let bytes = self.bench.cell.file_bytes;
+        for number in 0..files {
+            if !self.pace.admit(bytes) {
+                return Ok(number);
+            }
+            let data = noise.take(usize::try_from(bytes).unwrap_or(usize::MAX));
+            let outcome = make(&name_of(number), &data);
+            noise.give_back(data);
+            self.pace.complete(bytes);
+            outcome.map_err(self.bench.cannot("write a file in"))?;
+        }
+        Ok(files)
+    }
+}
+
+/// How many files one directory gets: each thread has several to fill.
+fn files_each(files: u64, threads: usize) -> u64 {
+    (files / (threads as u64 * 4)).clamp(8, DIRECTORY_FILES_MAX)
+}
+
+fn first_file(directory: &OwnedFd) -> rustix::io::Result<File> {
+    open(directory, 0)
+}
+
+fn open(directory: &OwnedFd, number: u64) -> rustix::io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(directory, name_of(number).as_os_str(), flags, Mode::empty())?.into())
+}
+
+fn name_of(number: u64) -> Name {
+    Name::from_bytes(number.to_string().as_bytes()).expect("digits")
+}
+
+const MODE: u32 = 0o600;
+const DIRECTORY_FILES_MAX: u64 = 512;
