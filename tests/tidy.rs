@@ -12,11 +12,12 @@ use std::path::{Path, PathBuf};
 const TOP_NAMES: [&str; 7] = ["Cargo.toml", "Cargo.lock", "crates", "benches", "tests", "docs", "README.md"];
 
 /// Which crate of the workspace may use which others.
-const ARROWS: [(&str, &[&str]); 13] = [
-    ("cli", &["disk", "receiver", "scan", "sender", "transport", "types", "wire"]),
+const ARROWS: [(&str, &[&str]); 14] = [
+    ("cli", &["disk", "receiver", "scan", "sender", "sweep", "transport", "types", "wire"]),
     ("sender", &["chunk", "disk", "scan", "transport", "types", "wire"]),
     ("receiver", &["chunk", "disk", "transport", "types", "wire"]),
     ("transport", &["sockopt", "types", "wire"]),
+    ("sweep", &["disk", "types"]),
     ("wire", &["types"]),
     ("disk", &["types", "uring"]),
     ("scan", &["types"]),

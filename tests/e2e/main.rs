@@ -58,6 +58,7 @@ mod slashes;
 mod ssh;
 mod storage;
 mod straggler;
+mod sweep;
 mod tamper;
 mod trees;
 mod trust;

@@ -77,3 +77,18 @@ fn what_is_not_there_and_what_cannot_be_read() {
     assert_eq!((&scan["files"]["files"], &scan["errors"]), (&json!(1), &json!(1)));
     outcome.says(&["zmove: ", "locked", "Permission denied"]).lines(1);
 }
+
+#[test]
+fn a_picture_has_both_histograms() {
+    let site = grown();
+    let said = site.zmove(&["scan", "--svg", "scan.svg", "source"]).outcome().done().stdout;
+    assert!(said.contains("LOSF is 71 % of the files and 0.0 % of the bytes"), "{said}");
+    let drawing = std::fs::read_to_string(site.path("scan.svg")).unwrap();
+    for part in
+        ["<svg", "source: 7 files, 1.00 GiB", "Files by size", "Bytes by size, GiB", "medium", "1 MiB"]
+    {
+        assert!(drawing.contains(part), "{part}");
+    }
+    let outcome = site.zmove(&["scan", "--svg", "nowhere/scan.svg", "source"]).outcome().expect(11);
+    outcome.says(&["write 'nowhere/scan.svg'", "No such file"]);
+}

@@ -18,11 +18,13 @@ use crate::ssh::PortRange;
 mod allow;
 mod confine;
 mod doctor;
+mod sweep;
 mod trust;
 
 pub(crate) use allow::{AllowArgs, AllowCommand, GrantArgs};
 pub(crate) use confine::ConfineArg;
 pub(crate) use doctor::DoctorArgs;
+pub(crate) use sweep::{ReferenceRate, SweepArgs};
 pub(crate) use trust::{TrustArgs, TrustCommand, TrustHostArgs, TrustListArgs};
 
 /// Moves trees of any shape between data transfer nodes: encrypted, verified, at the speed of the path.
@@ -42,6 +44,7 @@ Examples:
   zmove push run7 /mnt/backup               to a local directory, through the same pipeline
   zmove trust dtn.example.org               get to know its key before the first push
   zmove scan run7                           how many files of what size
+  zmove sweep /data                         what the storage there gives, by file size
   zmove trace t --svg t.svg                 draw what 'zmove push --trace t' wrote
   zmove journal list                        what broken transfers have left here
   zmove doctor dtn.example.org              what would slow a push there, and what mends it
@@ -74,6 +77,8 @@ pub(crate) enum Command {
     Allow(AllowArgs),
     /// Count the files of a tree by size
     Scan(ScanArgs),
+    /// Measure what a storage gives, by file size, in a hidden directory that is removed at the end
+    Sweep(SweepArgs),
     /// Sum up or draw what 'push --trace' wrote
     Trace(TraceArgs),
     /// Show or remove what broken transfers have left here to go on from (on the receiving host)
@@ -371,6 +376,9 @@ pub(crate) struct ScanArgs {
     /// Print the histogram as JSON
     #[arg(long)]
     pub(crate) json: bool,
+    /// Draw it: files and bytes by size
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) selection: SelectionArgs,
 }

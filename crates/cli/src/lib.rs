@@ -5,9 +5,11 @@
 mod age;
 mod allow;
 mod args;
+mod ceiling;
 mod config;
 mod dial;
 mod doctor;
+mod drawing;
 mod exit;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
@@ -32,6 +34,7 @@ mod settings;
 mod signals;
 mod ssh;
 mod summary;
+mod sweep;
 mod terminal;
 mod trace;
 mod trust;
@@ -60,6 +63,7 @@ pub fn main() -> ExitCode {
         Command::Trust(args) => trust::run(&args),
         Command::Allow(args) => allow::run(args),
         Command::Scan(args) => scan::run(&args),
+        Command::Sweep(args) => sweep::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Journal(args) => journal::run(&args),
         Command::Doctor(args) => doctor::run(&args),

@@ -8,6 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::ceiling::Moved;
 use crate::listing;
 use crate::location::Remote;
 use crate::patience::Timeout;
@@ -26,6 +27,8 @@ pub(crate) struct Display {
 /// Where events go.
 struct Watcher {
     totals: Totals,
+    /// Not set back when a push goes on after its connections were lost.
+    moved: Arc<Moved>,
     bar: ProgressBar,
     form: Form,
     quiet: bool,
@@ -81,6 +84,7 @@ impl Display {
         let bar = ProgressBar::hidden();
         let watcher = Arc::new(Watcher {
             totals: Totals::default(),
+            moved: Arc::default(),
             bar,
             form,
             quiet,
@@ -118,6 +122,11 @@ impl Display {
     /// What the push reports to.
     pub(crate) fn observer(&self) -> Arc<dyn Observer> {
         Arc::clone(&self.watcher) as Arc<dyn Observer>
+    }
+
+    /// How much of which size has been stored, as far as it has been told.
+    pub(crate) fn moved(&self) -> Arc<Moved> {
+        Arc::clone(&self.watcher.moved)
     }
 
     /// Takes the bar away.
@@ -262,6 +271,9 @@ impl Observer for Watcher {
                 add(&totals.found_bytes, *bytes);
             }
             Event::Stored { files, bytes } | Event::Skipped { files, bytes } => {
+                if matches!(event, Event::Stored { .. }) {
+                    self.moved.add(*files, *bytes);
+                }
                 add(&totals.done_files, *files);
                 add(&totals.done_bytes, *bytes);
             }

@@ -19,6 +19,7 @@ use zmove_types::{Name, RelPath};
 use zmove_wire::{Cipher, Compare, Durability, Overwrite, Purpose, TargetShape, TopName};
 
 use crate::args::{CipherArg, DeltaArg, DurabilityArg, PushArgs, TransportArg};
+use crate::ceiling::{self, Moved, Shares};
 use crate::dial::{self, DialOptions};
 use crate::exit::{Exit, Failure, usage_error};
 use crate::location::Location;
@@ -84,11 +85,23 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
         }
     });
     runtime.shutdown_background();
+    let moved = display.moved();
     display.end();
     let (mut summary, transport) = pushed?;
     summary.failed += sources.missing;
-    summary::print(&summary, &args, transport)?;
+    let shares = shares(&moved, &summary, &sources, &location);
+    summary::print(&summary, &args, (transport, &shares))?;
     Ok(if summary.failed > 0 { Exit::Partial } else { Exit::Done })
+}
+
+/// What the push has reached of what its storage gave, as far as that has been swept; of the target where it is local.
+fn shares(moved: &Moved, summary: &Summary, sources: &Sources, location: &Location) -> Shares {
+    let source = ceiling::known(sources.present.iter().map(|source| source.path.as_path()));
+    let target = match location {
+        Location::Local(path) => ceiling::known([Path::new(path)]),
+        Location::Remote(_) => None,
+    };
+    Shares::of(moved, summary.elapsed, source.as_ref(), target.as_ref())
 }
 
 /// Whether a push may go on by itself when its connections are lost.

@@ -1,12 +1,19 @@
-//! `zmove scan`: the histogram of a tree.
+//! `zmove scan`: the histogram of a tree, and what follows from it.
+
+mod advice;
+mod picture;
 
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
-use anyhow::Result;
-use zmove_scan::{ScanConfig, ScanRoot, histogram, scan, scan_list};
+use anyhow::{Context, Result};
+use serde::Serialize;
+use zmove_scan::{Histogram, ScanConfig, ScanRoot, histogram, scan, scan_list};
 use zmove_types::RelPath;
 
+use self::advice::Expected;
 use crate::args::ScanArgs;
+use crate::ceiling;
 use crate::exit::Exit;
 use crate::terminal;
 
@@ -23,12 +30,33 @@ pub(crate) fn run(args: &ScanArgs) -> Result<Exit> {
         None => scan(vec![root], &config),
     };
     let walked = histogram(stream, terminal::warn);
+    let sweep = ceiling::known([args.path.as_path()]);
+    let expected = sweep.and_then(|sweep| Expected::of(&walked, &sweep));
+    let name = args.path.display().to_string();
+    let directory = if args.path.is_dir() { Some(args.path.as_path()) } else { args.path.parent() };
+    let directory = directory.filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let advice = advice::text(&walked, expected.as_ref(), &directory.display().to_string());
     if args.json {
-        terminal::print(format_args!("{}\n", serde_json::to_string(&walked)?));
+        let said = Said { histogram: &walked, expected: expected.as_ref() };
+        terminal::print(format_args!("{}\n", serde_json::to_string(&said)?));
     } else {
         terminal::print(walked.table(terminal_columns()));
+        advice.lines().for_each(terminal::say);
+    }
+    if let Some(file) = &args.svg {
+        let drawn = picture::draw(&walked, &terminal::Printable(&name).to_string(), &advice);
+        std::fs::write(file, drawn).with_context(|| format!("write '{}'", file.display()))?;
     }
     Ok(if walked.errors > 0 { Exit::Partial } else { Exit::Done })
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Said<'a> {
+    #[serde(flatten)]
+    histogram: &'a Histogram,
+    /// What reading it takes at least, where a sweep of its storage is kept.
+    expected: Option<&'a Expected>,
 }
 
 fn terminal_columns() -> usize {

@@ -9,6 +9,7 @@ use zmove_transport::Transport;
 use zmove_types::{ByteCount, ByteRate};
 
 use crate::args::{CipherArg, DurabilityArg, PushArgs};
+use crate::ceiling::Shares;
 use crate::progress::print_json;
 use crate::terminal;
 
@@ -21,7 +22,11 @@ struct Carriage {
 
 /// Prints the summary in the form that was asked for; within one process nothing has carried the lanes, and there was
 /// nothing to encrypt.
-pub(crate) fn print(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> Result<()> {
+pub(crate) fn print(
+    summary: &Summary,
+    args: &PushArgs,
+    (transport, shares): (Option<Transport>, &Shares),
+) -> Result<()> {
     let cipher = cipher_key(args.cipher);
     let carriage = transport.map(|transport| Carriage { cipher, transport });
     if summary.manifest_left_out > 0 {
@@ -37,9 +42,11 @@ pub(crate) fn print(summary: &Summary, args: &PushArgs, transport: Option<Transp
         ));
     }
     if args.json {
-        print_json(&as_json(summary, carriage));
+        let mut said = as_json(summary, carriage);
+        said["storage"] = shares.as_json();
+        print_json(&said);
     } else if !args.quiet {
-        terminal::print(as_text(summary, args, carriage));
+        terminal::print(as_text(summary, args, carriage) + &shares.line());
     }
     Ok(())
 }

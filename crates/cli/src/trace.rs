@@ -7,7 +7,6 @@ pub(crate) mod fuzzing;
 mod line;
 mod panels;
 mod picture;
-mod scale;
 mod series;
 mod table;
 
@@ -21,8 +20,8 @@ use anyhow::{Context, Result};
 use zmove_types::Sample;
 
 use self::line::Line;
-use self::picture::Heading;
 use crate::args::TraceArgs;
+use crate::drawing::Heading;
 use crate::exit::{Exit, usage_error};
 use crate::terminal;
 

@@ -6,8 +6,9 @@
 use zmove_types::ByteCount;
 
 use super::line::Line;
-use super::scale::{self, Axis, Unit};
 use super::series::{Pieces, Points, count};
+use crate::drawing::Pen;
+use crate::drawing::scale::{self, Axis, Unit};
 
 /// A diagram over time.
 #[derive(Debug)]
@@ -24,15 +25,6 @@ pub(super) struct Curve {
     pub(super) name: &'static str,
     pub(super) pen: Pen,
     pub(super) points: Points,
-}
-
-/// How a line looks.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Pen {
-    pub(super) colour: &'static str,
-    /// Lengths of dashes and gaps; none for a whole line.
-    pub(super) dashes: Option<&'static str>,
-    pub(super) width: f64,
 }
 
 /// All diagrams of a trace, from the top.

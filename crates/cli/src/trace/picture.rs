@@ -1,27 +1,18 @@
 //! Panels as an SVG: one above the other over the same time, narrow enough for a phone, and dark enough for print.
 
-use svg::Document;
-use svg::node::element::{Description, Group, Line as Stroke, Polyline, Rectangle, Text, Title};
+use svg::node::element::{Group, Polyline};
 
-use super::panels::{Curve, Panel, Pen};
-use super::scale::{self, Axis, Unit};
-
-/// What stands above the panels.
-#[derive(Debug)]
-pub(super) struct Heading {
-    pub(super) title: String,
-    pub(super) below: String,
-}
+use super::panels::{Curve, Panel};
+use crate::drawing::scale::{self, Axis, Unit};
+use crate::drawing::{
+    GAP, GRID, Heading, LEFT, PLOT_WIDTH, TOP, bold, document, drawn, legend, rounded, stroke, words,
+};
 
 /// Draws the panels over `seconds`.
 pub(super) fn draw(heading: &Heading, panels: &[Panel], seconds: f64) -> String {
     let time = Time::up_to(seconds);
-    let mut body = Group::new().add(bold(&heading.title, LEFT, 26.0).set("font-size", 18)).add(words(
-        &heading.below,
-        LEFT,
-        46.0,
-    ));
-    let mut top = 66.0;
+    let mut body = Group::new();
+    let mut top = TOP;
     for panel in panels {
         body = body.add(panel_at(panel, top, &time));
         top += head(panel) + panel.height + GAP;
@@ -29,19 +20,7 @@ pub(super) fn draw(heading: &Heading, panels: &[Panel], seconds: f64) -> String 
     let bottom = top - GAP;
     let height = bottom + 44.0;
     let described: Vec<&str> = panels.iter().map(|panel| panel.title.as_str()).collect();
-    let document = Document::new()
-        .set("viewBox", (0.0, 0.0, WIDTH, height))
-        .set("style", "width:100%;max-width:60rem;height:auto")
-        .set("role", "img")
-        .set("font-family", "Helvetica, Arial, 'DejaVu Sans', sans-serif")
-        .set("font-size", 13)
-        .set("fill", INK)
-        .add(Title::new(heading.title.as_str()))
-        .add(Description::new().add(svg::node::Text::new(described.join("; "))))
-        .add(Rectangle::new().set("width", WIDTH).set("height", height).set("fill", PAPER))
-        .add(body)
-        .add(time_labels(&time, bottom));
-    format!("{document}\n")
+    document(heading, &described.join("; "), height, body.add(time_labels(&time, bottom)))
 }
 
 /// The axis that all panels share.
@@ -87,7 +66,7 @@ fn panel_at(panel: &Panel, top: f64, time: &Time) -> Group {
     }
     let mut group = Group::new().add(bold(&panel.title, LEFT, top + 14.0)).add(grid).add(labels);
     if panel.curves.len() > 1 {
-        group = group.add(legend(&panel.curves, top + 34.0));
+        group = group.add(legend(panel.curves.iter().map(|curve| (curve.name, curve.pen)), top + 34.0));
     }
     for curve in &panel.curves {
         group = group.add(drawn(curve.pen).add(polyline(curve, time, &height_of)));
@@ -103,18 +82,6 @@ fn polyline(curve: &Curve, time: &Time, height_of: &dyn Fn(f64) -> f64) -> Polyl
     Polyline::new().set("points", places.collect::<Vec<_>>().join(" "))
 }
 
-/// Samples of the lines with their names, in one row.
-fn legend(curves: &[Curve], y: f64) -> Group {
-    let mut group = Group::new();
-    let mut x = LEFT;
-    for curve in curves {
-        let sample = stroke((x, y - 4.5), (x + SAMPLE_WIDTH, y - 4.5));
-        group = group.add(drawn(curve.pen).add(sample)).add(words(curve.name, x + SAMPLE_WIDTH + 5.0, y));
-        x += curve.name.chars().fold(SAMPLE_WIDTH + 5.0 + 12.0, |width, _| width + LETTER_WIDTH);
-    }
-    group
-}
-
 fn time_labels(time: &Time, bottom: f64) -> Group {
     let mut group = Group::new().set("text-anchor", "middle");
     for tick in time.ticks() {
@@ -124,48 +91,8 @@ fn time_labels(time: &Time, bottom: f64) -> Group {
     group.add(words(&title, LEFT + PLOT_WIDTH / 2.0, bottom + 35.0))
 }
 
-/// A group whose lines are drawn with `pen`.
-fn drawn(pen: Pen) -> Group {
-    let group = Group::new()
-        .set("fill", "none")
-        .set("stroke", pen.colour)
-        .set("stroke-width", pen.width)
-        .set("stroke-linejoin", "round");
-    match pen.dashes {
-        Some(dashes) => group.set("stroke-dasharray", dashes),
-        None => group,
-    }
-}
-
-fn stroke(from: (f64, f64), to: (f64, f64)) -> Stroke {
-    Stroke::new().set("x1", from.0).set("y1", from.1).set("x2", to.0).set("y2", to.1)
-}
-
-fn words(content: &str, x: f64, y: f64) -> Text {
-    Text::new(content).set("x", rounded(x)).set("y", rounded(y))
-}
-
-fn bold(content: &str, x: f64, y: f64) -> Text {
-    words(content, x, y).set("font-weight", "bold")
-}
-
-/// A tenth of a unit is less than a screen shows.
-fn rounded(place: f64) -> f64 {
-    (place * 10.0).round() / 10.0
-}
-
-const WIDTH: f64 = 480.0;
-const LEFT: f64 = 48.0;
-const PLOT_WIDTH: f64 = WIDTH - LEFT - 16.0;
-const GAP: f64 = 24.0;
-const SAMPLE_WIDTH: f64 = 20.0;
-/// Of a wide font's letters at the size of the text.
-const LETTER_WIDTH: f64 = 7.6;
 /// Time is told in the largest unit of which it has so many.
 const TIME_UNITS_MIN: f64 = 5.0;
-const INK: &str = "#222222";
-const GRID: &str = "#d9d9d9";
-const PAPER: &str = "#ffffff";
 
 #[cfg(test)]
 mod tests {

@@ -1,0 +1,101 @@
+//! What can be typed after `zmove sweep`.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use zmove_types::{ByteCount, RateLimit, parse_size};
+
+use super::StorageArgs;
+use crate::age::Age;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = SWEEP_HELP)]
+pub(crate) struct SweepArgs {
+    /// A directory on the storage
+    #[arg(required_unless_present = "compare")]
+    pub(crate) path: Option<PathBuf>,
+    /// The most that is written in all, and that is there at once
+    #[arg(long, value_name = "SIZE", default_value = "10GiB", value_parser = parse_size)]
+    pub(crate) budget: ByteCount,
+    /// How long it may take, for example 90s, 2m or 1h
+    #[arg(long, value_name = "TIME", default_value = "2m", value_parser = parse_time)]
+    pub(crate) time: Duration,
+    /// Threads that write and read [default: the number of cores, 2 to 16]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) threads: Option<u16>,
+    /// Write the result for programs, and for --compare
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Draw it: rates over file sizes
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) storage: StorageArgs,
+    /// Measure nothing, and hold what --json wrote here (A) against a reference (B): F_s, F_c and U_b
+    #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["path", "json", "svg"])]
+    pub(crate) compare: Option<Vec<PathBuf>>,
+    /// With --compare: a transfer rate that the reference has reached (E_1), for files of SIZE or of any, for example
+    /// 10Gbit or 64KiB=2Gbit; may be given for several sizes
+    #[arg(long, value_name = "[SIZE=]RATE", requires = "compare")]
+    pub(crate) e1: Vec<ReferenceRate>,
+}
+
+const SWEEP_HELP: &str = "\
+It works in one directory of its own below PATH, .zmove-sweep-HOST-NUMBER, and removes that at the
+end, after an error and when it is interrupted; what a killed one left is removed by the next. It
+needs room for the budget and a reserve for others. Every write is flushed, and no read comes from
+the page cache where that can be helped; the table says which way. The result is kept in
+ZMOVE_HOME/sweeps, and later pushes from or to that storage say their share of it.";
+
+/// A rate of the reference, `E_1`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ReferenceRate {
+    /// For files of this size; none: for any other.
+    pub(crate) file_bytes: Option<u64>,
+    pub(crate) rate: RateLimit,
+}
+
+impl FromStr for ReferenceRate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (size, rate) = match text.split_once('=') {
+            Some((size, rate)) => (Some(size), rate),
+            None => (None, text),
+        };
+        let size = size.map(parse_size).transpose().map_err(|error| error.to_string())?;
+        let rate = rate.parse().map_err(|error: zmove_types::ParseRateError| error.to_string())?;
+        Ok(Self { file_bytes: size.map(|size| size.0), rate })
+    }
+}
+
+/// As ages are typed, and `2m` for two minutes.
+fn parse_time(text: &str) -> Result<Duration, String> {
+    let minutes = text.strip_suffix('m').map(|number| format!("{number}min"));
+    let Age(time) = minutes.as_deref().unwrap_or(text).parse()?;
+    if time < TIME_MIN {
+        return Err("a sweep takes a second at least".to_owned());
+    }
+    Ok(time)
+}
+
+const TIME_MIN: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_rates_are_read() {
+        assert_eq!(parse_time("2m"), Ok(Duration::from_secs(120)));
+        assert_eq!(parse_time("90s"), Ok(Duration::from_secs(90)));
+        assert_eq!(parse_time("1min"), Ok(Duration::from_secs(60)));
+        assert!(parse_time("0s").is_err() && parse_time("2").is_err());
+        let read =
+            |text: &str| text.parse::<ReferenceRate>().map(|at| (at.file_bytes, at.rate.bytes_per_second()));
+        assert_eq!(read("64KiB=8Mbit"), Ok((Some(65_536), 1_000_000)));
+        assert_eq!(read("100MB"), Ok((None, 100_000_000)));
+        assert!(read("x=1Gbit").is_err() && read("1KiB=").is_err());
+    }
+}

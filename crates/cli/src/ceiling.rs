@@ -1,0 +1,176 @@
+//! What is known of this host's storage from earlier sweeps, and what a push or a tree is beside it.
+//!
+//! **Invariant:** it is advice: without a sweep, or where the storage cannot be told, there is none, and nothing fails.
+
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+use zmove_sweep::{Ceiling, Direction, Kept, Storage, Sweep};
+use zmove_transport::Expiry;
+
+use crate::settings::{self, Role};
+
+/// The sweeps in the home of whoever runs this.
+pub(crate) fn kept() -> Option<Kept> {
+    settings::home(Role::Client).ok().map(|home| Kept::in_directory(home.join("sweeps")))
+}
+
+/// What the storage of these paths gives, if they are all on one that has been swept. What is not there yet is looked for in
+/// the directory above.
+pub(crate) fn known<'p>(paths: impl IntoIterator<Item = &'p Path>) -> Option<Sweep> {
+    let mut storages = paths.into_iter().map(storage);
+    let first = storages.next()??;
+    storages.all(|other| other.is_some_and(|other| other.is_same(&first))).then_some(())?;
+    kept()?.find(&first)
+}
+
+fn storage(path: &Path) -> Option<Storage> {
+    let absolute = std::path::absolute(path).ok()?;
+    absolute.ancestors().find_map(|ancestor| Storage::at(ancestor).ok())
+}
+
+/// The day of a sweep, in UTC.
+pub(crate) fn date(sweep: &Sweep) -> String {
+    let moment = Expiry::after(UNIX_EPOCH, Duration::from_secs(sweep.unix_seconds));
+    moment.map_or_else(String::new, |moment| moment.to_string().chars().take(DATE_LETTERS).collect())
+}
+
+/// `2026-11-20`
+const DATE_LETTERS: usize = 10;
+
+/// How much of which size a push has moved.
+#[derive(Debug, Default)]
+pub(crate) struct Moved(Mutex<Counts>);
+
+#[derive(Clone, Debug, Default)]
+struct Counts {
+    /// Files and bytes of batches, by powers of two of their mean size.
+    small: Vec<(u64, u64)>,
+    /// Files that went by groups, and the bytes of these.
+    large: (u64, u64),
+}
+
+impl Moved {
+    /// What the receiver has stored at once: a batch of whole files, a group of a large one, or the end of that.
+    pub(crate) fn add(&self, files: u64, bytes: u64) {
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match (files, bytes) {
+            (0, bytes) => counts.large.1 += bytes,
+            (1, 0) => counts.large.0 += 1,
+            (files, bytes) => {
+                let power = (bytes / files).checked_ilog2().map_or(0, |power| power as usize);
+                if counts.small.len() <= power {
+                    counts.small.resize(power + 1, (0, 0));
+                }
+                counts.small[power].0 += files;
+                counts.small[power].1 += bytes;
+            }
+        }
+    }
+
+    /// The least time for it.
+    fn seconds(&self, ceiling: &Ceiling) -> f64 {
+        let Counts { small, large: (files, bytes) } =
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let large = if bytes > 0 { (files.max(1), bytes) } else { (files, 0) };
+        small.into_iter().chain([large]).map(|(files, bytes)| ceiling.seconds(files, bytes)).sum()
+    }
+}
+
+/// What a push has reached of what its storage gave.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Shares {
+    reads: Option<Share>,
+    writes: Option<Share>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Share {
+    share: f64,
+    date: String,
+}
+
+impl Shares {
+    /// Of a push from `source` to `target`, as far as both have been swept.
+    pub(crate) fn of(moved: &Moved, took: Duration, source: Option<&Sweep>, target: Option<&Sweep>) -> Self {
+        let share = |sweep: &Sweep, direction| {
+            let seconds = moved.seconds(&Ceiling::of(sweep, direction)?);
+            let share = seconds / took.as_secs_f64().max(1e-9);
+            (seconds > 0.0).then(|| Share { share, date: date(sweep) })
+        };
+        Self {
+            reads: source.and_then(|sweep| share(sweep, Direction::Read)),
+            writes: target.and_then(|sweep| share(sweep, Direction::Write)),
+        }
+    }
+
+    /// A line for the summary, or nothing.
+    pub(crate) fn line(&self) -> String {
+        let told = |what, share: &Option<Share>, whose| {
+            let Share { share, date } = share.as_ref()?;
+            Some(format!("{what}: {:.0} % of what {whose} storage gave (sweep of {date})", share * 100.0))
+        };
+        let (reads, writes) =
+            (told("reads", &self.reads, "this"), told("writes", &self.writes, "the target's"));
+        let told: Vec<_> = reads.into_iter().chain(writes).collect();
+        if told.is_empty() { String::new() } else { told.join("; ") + "\n" }
+    }
+
+    /// The same for a program.
+    pub(crate) fn as_json(&self) -> Value {
+        let told =
+            |share: &Option<Share>| share.as_ref().map(|at| json!({ "share": at.share, "sweep": at.date }));
+        json!({ "reads": told(&self.reads), "writes": told(&self.writes) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A storage on which each file takes a thousandth of a second up to 1 MiB, and each byte the same from there on.
+    fn sweep() -> Sweep {
+        let size = |file_bytes: u64| {
+            let (rate, class) = (file_bytes * 1000, "losf");
+            let moved = json!({ "files": 1, "bytes": file_bytes, "seconds": 0.001, "bytes_per_second": rate,
+                "files_per_second": 1000.0, "way": "buffered" });
+            json!({ "file_bytes": file_bytes, "class": class, "files_planned": 1, "write": moved, "read": moved })
+        };
+        let sweep = json!({ "format": 1, "zmove": "0", "unix_seconds": 1_795_132_800,
+            "storage": { "path": "/", "kind": "xfs", "source": "x", "id": "0" },
+            "host": { "name": "x", "cpu": "x", "cores": 1, "core_operations_per_second": 1.0 },
+            "threads": 1, "budget_bytes": 1, "time_seconds": 1.0, "seconds": 1.0, "complete": true,
+            "sizes": [size(1 << 10), size(1 << 20)] });
+        Sweep::from_json(&sweep.to_string()).unwrap()
+    }
+
+    #[test]
+    fn a_share_is_the_least_time_over_the_real_one() {
+        let moved = Moved::default();
+        moved.add(400, 400 << 12);
+        moved.add(500, 0);
+        (0..25).for_each(|_| moved.add(0, 4 << 20));
+        moved.add(1, 0);
+        let sweep = sweep();
+        let shares = Shares::of(&moved, Duration::from_secs(2), Some(&sweep), None);
+        assert_eq!(shares.line(), "reads: 50 % of what this storage gave (sweep of 2026-11-20)\n");
+        assert_eq!(
+            (&shares.as_json()["reads"]["sweep"], &shares.as_json()["writes"]),
+            (&json!("2026-11-20"), &Value::Null)
+        );
+        let both = Shares::of(&moved, Duration::from_secs(4), Some(&sweep), Some(&sweep));
+        assert!(
+            both.line().ends_with("; writes: 25 % of what the target's storage gave (sweep of 2026-11-20)\n")
+        );
+    }
+
+    #[test]
+    fn without_a_sweep_or_anything_moved_there_is_nothing_to_say() {
+        let moved = Moved::default();
+        assert_eq!(Shares::of(&moved, Duration::from_secs(2), Some(&sweep()), None).line(), "");
+        moved.add(1, 5);
+        assert_eq!(Shares::of(&moved, Duration::from_secs(2), None, None).line(), "");
+    }
+}

@@ -1,0 +1,105 @@
+//! What all pictures have in common: an SVG narrow enough for a phone and dark enough for print.
+//!
+//! The colours are those of Okabe and Ito, some of them darker, which people who do not see all colours tell apart; dashes
+//! and marks tell the curves apart in print without any.
+
+pub(crate) mod classes;
+pub(crate) mod scale;
+
+use svg::Document;
+use svg::node::element::{Description, Group, Line as Stroke, Rectangle, Text, Title};
+
+/// What stands above the diagrams.
+#[derive(Debug)]
+pub(crate) struct Heading {
+    pub(crate) title: String,
+    pub(crate) below: String,
+}
+
+/// How a line looks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Pen {
+    pub(crate) colour: &'static str,
+    /// Lengths of dashes and gaps; none for a whole line.
+    pub(crate) dashes: Option<&'static str>,
+    pub(crate) width: f64,
+}
+
+/// A picture of that height whose diagrams begin at [`TOP`].
+pub(crate) fn document(heading: &Heading, described: &str, height: f64, body: Group) -> String {
+    let title = bold(&heading.title, LEFT, 26.0).set("font-size", 18);
+    let document = Document::new()
+        .set("viewBox", (0.0, 0.0, WIDTH, height))
+        .set("style", "width:100%;max-width:60rem;height:auto")
+        .set("role", "img")
+        .set("font-family", "Helvetica, Arial, 'DejaVu Sans', sans-serif")
+        .set("font-size", 13)
+        .set("fill", INK)
+        .add(Title::new(heading.title.as_str()))
+        .add(Description::new().add(svg::node::Text::new(described)))
+        .add(Rectangle::new().set("width", WIDTH).set("height", height).set("fill", PAPER))
+        .add(Group::new().add(title).add(words(&heading.below, LEFT, 46.0)))
+        .add(body);
+    format!("{document}\n")
+}
+
+/// Samples of the lines with their names, in one row.
+pub(crate) fn legend<'a>(curves: impl Iterator<Item = (&'a str, Pen)>, y: f64) -> Group {
+    let mut group = Group::new();
+    let mut x = LEFT;
+    for (name, pen) in curves {
+        let sample = stroke((x, y - 4.5), (x + SAMPLE_WIDTH, y - 4.5));
+        group = group.add(drawn(pen).add(sample)).add(words(name, x + SAMPLE_WIDTH + 5.0, y));
+        x += name.chars().fold(SAMPLE_WIDTH + 5.0 + 12.0, |width, _| width + LETTER_WIDTH);
+    }
+    group
+}
+
+/// A group whose lines are drawn with `pen`.
+pub(crate) fn drawn(pen: Pen) -> Group {
+    let group = Group::new()
+        .set("fill", "none")
+        .set("stroke", pen.colour)
+        .set("stroke-width", pen.width)
+        .set("stroke-linejoin", "round");
+    match pen.dashes {
+        Some(dashes) => group.set("stroke-dasharray", dashes),
+        None => group,
+    }
+}
+
+/// A straight line.
+pub(crate) fn stroke(from: (f64, f64), to: (f64, f64)) -> Stroke {
+    Stroke::new().set("x1", from.0).set("y1", from.1).set("x2", to.0).set("y2", to.1)
+}
+
+/// Text that begins, or is anchored, at a place.
+pub(crate) fn words(content: &str, x: f64, y: f64) -> Text {
+    Text::new(content).set("x", rounded(x)).set("y", rounded(y))
+}
+
+/// The same, as a title.
+pub(crate) fn bold(content: &str, x: f64, y: f64) -> Text {
+    words(content, x, y).set("font-weight", "bold")
+}
+
+/// A tenth of a unit is less than a screen shows.
+pub(crate) fn rounded(place: f64) -> f64 {
+    (place * 10.0).round() / 10.0
+}
+
+pub(crate) const WIDTH: f64 = 480.0;
+/// Where plots begin,
+pub(crate) const LEFT: f64 = 48.0;
+/// and how wide they are.
+pub(crate) const PLOT_WIDTH: f64 = WIDTH - LEFT - 16.0;
+/// Where the first diagram begins.
+pub(crate) const TOP: f64 = 66.0;
+/// Between two diagrams.
+pub(crate) const GAP: f64 = 24.0;
+const SAMPLE_WIDTH: f64 = 20.0;
+/// Of a wide font's letters at the size of the text.
+const LETTER_WIDTH: f64 = 7.6;
+pub(crate) const GRID: &str = "#d9d9d9";
+const INK: &str = "#222222";
+const PAPER: &str = "#ffffff";

@@ -1,0 +1,65 @@
+//! An axis of file sizes by powers of two, with the size classes as bands behind the plot.
+
+use svg::node::element::{Group, Rectangle};
+
+use super::scale::{power_label, powers_apart};
+use super::{LEFT, PLOT_WIDTH, rounded, words};
+
+/// From one power of two to another; what lies between two classes is `lead` before their border.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SizeAxis {
+    pub(crate) first: f64,
+    pub(crate) last: f64,
+    pub(crate) lead: f64,
+}
+
+impl SizeAxis {
+    /// Where a power lies.
+    pub(crate) fn place(&self, power: f64) -> f64 {
+        rounded(LEFT + PLOT_WIDTH * (power - self.first) / (self.last - self.first))
+    }
+
+    /// The width of one power.
+    pub(crate) fn step(&self) -> f64 {
+        PLOT_WIDTH / (self.last - self.first)
+    }
+
+    /// The classes behind a plot, with their names where there is room.
+    pub(crate) fn bands(&self, top: f64, height: f64) -> Group {
+        let mut group = Group::new();
+        for (name, from, to, colour) in CLASSES {
+            let (from, to) = ((from - self.lead).max(self.first), (to - self.lead).min(self.last));
+            if from >= to {
+                continue;
+            }
+            let (x, end) = (self.place(from), self.place(to));
+            let band = Rectangle::new().set("x", x).set("y", top).set("width", rounded(end - x));
+            group = group.add(band.set("height", height).set("fill", colour));
+            if end - x >= NAME_WIDTH {
+                group = group.add(words(name, x + 4.0, top + 14.0).set("fill", "#555555"));
+            }
+        }
+        group
+    }
+
+    /// Sizes below a plot.
+    pub(crate) fn labels(&self, bottom: f64) -> Group {
+        let mut group = Group::new().set("text-anchor", "middle");
+        let apart = powers_apart(self.step());
+        for power in (0..64).step_by(apart as usize) {
+            let place = f64::from(power);
+            if (self.first..=self.last).contains(&place) {
+                // half of the longest label has room beside the plot
+                let x = self.place(place).clamp(LEFT + 4.0, LEFT + PLOT_WIDTH - 12.0);
+                group = group.add(words(&power_label(power), x, bottom + 17.0));
+            }
+        }
+        group
+    }
+}
+
+/// The classes of "When to use rsync", between powers of two.
+const CLASSES: [(&str, f64, f64, &str); 3] =
+    [("LOSF", -2.0, 20.0, "#f3f3f3"), ("medium", 20.0, 30.0, "#e9e9e9"), ("large", 30.0, 64.0, "#dedede")];
+/// What the longest name needs.
+const NAME_WIDTH: f64 = 58.0;

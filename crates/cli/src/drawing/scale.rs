@@ -1,0 +1,210 @@
+//! Axes: units that keep numbers short, ticks at 1, 2 or 5 times a power of ten or at the powers, and file sizes by
+//! powers of two.
+
+/// A unit and how many of the smallest one it has.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Unit {
+    pub(crate) name: &'static str,
+    pub(crate) size: f64,
+}
+
+/// The largest unit of which `most` has one; the first if there is none.
+pub(crate) fn unit(units: &[Unit], most: f64) -> Unit {
+    units.iter().rev().find(|unit| most >= unit.size).copied().unwrap_or(units[0])
+}
+
+/// Units of bytes.
+pub(crate) const BYTES: [Unit; 5] = [
+    Unit { name: "B", size: 1.0 },
+    Unit { name: "KiB", size: 1_024.0 },
+    Unit { name: "MiB", size: 1_048_576.0 },
+    Unit { name: "GiB", size: 1_073_741_824.0 },
+    Unit { name: "TiB", size: 1_099_511_627_776.0 },
+];
+
+/// Units of bits per second, as so many bytes per second.
+pub(crate) const RATES: [Unit; 4] = [
+    Unit { name: "bit/s", size: 0.125 },
+    Unit { name: "kbit/s", size: 125.0 },
+    Unit { name: "Mbit/s", size: 125e3 },
+    Unit { name: "Gbit/s", size: 125e6 },
+];
+
+/// Units of time.
+pub(crate) const TIMES: [Unit; 3] =
+    [Unit { name: "s", size: 1.0 }, Unit { name: "min", size: 60.0 }, Unit { name: "h", size: 3_600.0 }];
+
+/// One axis, from zero.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Axis {
+    /// Its end.
+    pub(crate) most: f64,
+    /// Values that get a line and a label.
+    pub(crate) ticks: Vec<f64>,
+    decimals: usize,
+}
+
+impl Axis {
+    /// An axis that ends with a tick at or above `most`, with at most `ticks_max` steps.
+    pub(crate) fn to_tick(most: f64, ticks_max: u32) -> Self {
+        let most = if most > 0.0 { most } else { 1.0 };
+        let axis = Self::to_value(most, ticks_max);
+        let step = axis.ticks[1];
+        let steps = (most / step - 1e-9).ceil().max(1.0);
+        Self { most: steps * step, ticks: ticks(step, steps), ..axis }
+    }
+
+    /// An axis that ends at `most`, with at most `ticks_max` steps.
+    pub(crate) fn to_value(most: f64, ticks_max: u32) -> Self {
+        let most = if most > 0.0 { most } else { 1.0 };
+        let rough = most / f64::from(ticks_max);
+        let power = 10f64.powf(rough.log10().floor());
+        let step = [1.0, 2.0, 5.0, 10.0]
+            .map(|times| times * power)
+            .into_iter()
+            .find(|step| *step >= rough * 0.999_999);
+        let step = step.unwrap_or(10.0 * power);
+        Self { most, ticks: ticks(step, (most / step + 1e-9).floor()), decimals: decimals(step) }
+    }
+
+    /// How a tick is labelled.
+    pub(crate) fn label(&self, tick: f64) -> String {
+        format!("{tick:.*}", self.decimals)
+    }
+}
+
+/// One axis of powers of ten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LogAxis {
+    /// The exponents at its ends.
+    least: i32,
+    most: i32,
+}
+
+impl LogAxis {
+    /// An axis on which all values above zero lie.
+    pub(crate) fn around(values: impl Iterator<Item = f64>) -> Self {
+        let logs = values.filter(|value| *value > 0.0).map(f64::log10);
+        let ends = logs
+            .fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), log| (least.min(log), most.max(log)));
+        let (least, most) = if ends.0 <= ends.1 { ends } else { (0.0, 1.0) };
+        let (least, most) = (exponent(least.floor()), exponent(most.ceil()));
+        Self { least, most: most.max(least + 1) }
+    }
+
+    /// Where a value lies, from 0 at the beginning to 1 at the end.
+    pub(crate) fn place(self, value: f64) -> f64 {
+        (value.log10() - f64::from(self.least)) / f64::from(self.most - self.least)
+    }
+
+    /// Values that get a line and a label.
+    pub(crate) fn ticks(self) -> impl Iterator<Item = f64> {
+        (self.least..=self.most).map(|power| 10f64.powi(power))
+    }
+
+    /// How a tick is labelled.
+    pub(crate) fn label(tick: f64) -> String {
+        match tick {
+            _ if tick >= 999_999.0 => format!("{:.0}M", tick / 1e6),
+            _ if tick >= 9_999.0 => format!("{:.0}k", tick / 1e3),
+            _ if tick >= 0.999 => format!("{tick:.0}"),
+            _ => format!("{tick:.*}", decimals(tick)),
+        }
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "of a number that somebody has measured")]
+fn exponent(log: f64) -> i32 {
+    log.clamp(-9.0, 18.0) as i32
+}
+
+/// A size that is a power of two, or as it is counted.
+pub(crate) fn size_label(bytes: u64) -> String {
+    match bytes.checked_ilog2() {
+        Some(power) if bytes.is_power_of_two() => power_label(power),
+        _ => zmove_types::ByteCount(bytes).to_string(),
+    }
+}
+
+/// Two to a power, in bytes.
+pub(crate) fn power_label(power: u32) -> String {
+    let unit = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"][(power / 10).min(6) as usize];
+    format!("{} {unit}", 1_u64 << (power - (power / 10).min(6) * 10))
+}
+
+/// Every how many powers of two there is room for a label, where each has a place of that width.
+pub(crate) fn powers_apart(width: f64) -> u32 {
+    [1, 2, 5].into_iter().find(|step| f64::from(*step) * width >= LABEL_WIDTH).unwrap_or(10)
+}
+
+/// What the longest label of a size needs.
+const LABEL_WIDTH: f64 = 52.0;
+
+/// Multiples of `step` from zero; always two at least.
+fn ticks(step: f64, steps: f64) -> Vec<f64> {
+    let mut ticks = vec![0.0, step];
+    while ticks[ticks.len() - 1] < steps * step * 0.999_999 {
+        ticks.push(ticks[ticks.len() - 1] + step);
+    }
+    ticks
+}
+
+/// As many as a step needs to be told from the next.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a few, and not below zero")]
+fn decimals(step: f64) -> usize {
+    (-step.log10() - 1e-9).ceil().clamp(0.0, 9.0) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn labels(axis: &Axis) -> Vec<String> {
+        axis.ticks.iter().map(|tick| axis.label(*tick)).collect()
+    }
+
+    #[test]
+    fn an_axis_ends_above_what_it_shows() {
+        let axis = Axis::to_tick(4.45, 4);
+        assert_eq!((labels(&axis), axis.most), (vec!["0".into(), "2".into(), "4".into(), "6".into()], 6.0));
+        assert_eq!(labels(&Axis::to_tick(0.35, 4)), ["0.0", "0.1", "0.2", "0.3", "0.4"]);
+        assert_eq!(labels(&Axis::to_tick(256.0, 4)), ["0", "100", "200", "300"]);
+        assert_eq!(labels(&Axis::to_tick(1.0, 2)), ["0.0", "0.5", "1.0"]);
+    }
+
+    #[test]
+    fn nothing_has_an_axis_too() {
+        assert_eq!(Axis::to_tick(0.0, 4).most, 1.0);
+    }
+
+    #[test]
+    fn time_ends_where_the_trace_does() {
+        let axis = Axis::to_value(3.86, 6);
+        assert_eq!((labels(&axis), axis.most), (vec!["0".into(), "1".into(), "2".into(), "3".into()], 3.86));
+    }
+
+    #[test]
+    fn powers_of_ten_lie_at_equal_distances() {
+        let axis = LogAxis::around([0.0, 3.0, 250.0].into_iter());
+        assert_eq!(axis.ticks().map(LogAxis::label).collect::<Vec<_>>(), ["1", "10", "100", "1000"]);
+        assert!((axis.place(10.0) - 1.0 / 3.0).abs() < 1e-9);
+        assert_eq!(LogAxis::around([1.0].into_iter()).ticks().count(), 2);
+        assert_eq!(LogAxis::around(std::iter::empty()).ticks().count(), 2);
+        assert_eq!([0.01, 1e4, 1e6].map(LogAxis::label), ["0.01", "10k", "1M"]);
+    }
+
+    #[test]
+    fn sizes_are_named_by_their_power() {
+        assert_eq!([0, 9, 10, 35, 63].map(power_label), ["1 B", "512 B", "1 KiB", "32 GiB", "8 EiB"]);
+        assert_eq!([1 << 20, 0, 1500].map(size_label), ["1 MiB", "0 B", "1.46 KiB"]);
+        assert_eq!([60.0, 26.0, 11.0, 6.0].map(powers_apart), [1, 2, 5, 10]);
+    }
+
+    #[test]
+    fn units_keep_numbers_short() {
+        assert_eq!(unit(&BYTES, 2.5e9).name, "GiB");
+        assert_eq!(unit(&BYTES, 0.0).name, "B");
+        assert_eq!(unit(&RATES, 125e6).name, "Gbit/s");
+        assert_eq!(unit(&RATES, 124e6).name, "Mbit/s");
+    }
+}
