@@ -161,7 +161,7 @@ fn later_commands_say_their_share_of_it() {
     let again = site.push(&["--json"], site.contents(), "json").done().summary();
     assert_eq!(again["storage"]["reads"], Value::Null, "nothing has moved");
     let said = site.zmove(&["scan", "source"]).outcome().done().stdout;
-    assert!(said.contains("LOSF is 100 % of the files") && said.contains("reading it takes "), "{said}");
+    assert!(said.contains("LOSF is 100.0 % of the files") && said.contains("reading it takes "), "{said}");
 }
 
 #[test]

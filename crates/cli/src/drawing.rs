@@ -83,11 +83,23 @@ pub(crate) fn bold(content: &str, x: f64, y: f64) -> Text {
     words(content, x, y).set("font-weight", "bold")
 }
 
+/// As much of the end of a text as fits into so many letters.
+pub(crate) fn fitted(text: &str, letters_max: usize) -> String {
+    let letters = text.chars().count();
+    if letters <= letters_max {
+        return text.to_owned();
+    }
+    let end = text.chars().skip(letters + 1 - letters_max);
+    std::iter::once('…').chain(end).collect()
+}
+
 /// A tenth of a unit is less than a screen shows.
 pub(crate) fn rounded(place: f64) -> f64 {
     (place * 10.0).round() / 10.0
 }
 
+/// What a title holds in a wide font.
+pub(crate) const TITLE_LETTERS: usize = 36;
 pub(crate) const WIDTH: f64 = 480.0;
 /// Where plots begin,
 pub(crate) const LEFT: f64 = 48.0;
@@ -99,7 +111,18 @@ pub(crate) const TOP: f64 = 66.0;
 pub(crate) const GAP: f64 = 24.0;
 const SAMPLE_WIDTH: f64 = 20.0;
 /// Of a wide font's letters at the size of the text.
-const LETTER_WIDTH: f64 = 7.6;
+pub(crate) const LETTER_WIDTH: f64 = 7.6;
 pub(crate) const GRID: &str = "#d9d9d9";
 const INK: &str = "#222222";
 const PAPER: &str = "#ffffff";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_name_keeps_its_end() {
+        assert_eq!(fitted("/data/run7", 10), "/data/run7");
+        assert_eq!(fitted("/data/run7/ü", 6), "…un7/ü");
+    }
+}

@@ -44,7 +44,7 @@ pub(crate) fn run(args: &ScanArgs) -> Result<Exit> {
         advice.lines().for_each(terminal::say);
     }
     if let Some(file) = &args.svg {
-        let drawn = picture::draw(&walked, &terminal::Printable(&name).to_string(), &advice);
+        let drawn = picture::draw(&walked, &terminal::Printable(&name).to_string());
         std::fs::write(file, drawn).with_context(|| format!("write '{}'", file.display()))?;
     }
     Ok(if walked.errors > 0 { Exit::Partial } else { Exit::Done })

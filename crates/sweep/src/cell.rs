@@ -56,6 +56,8 @@ impl Bench<'_> {
         let directory = RelPath::root().join(&name).expect("one name is no long path");
         let made = self.place.tree().ensure_directory(&directory);
         let directory = made.map_err(self.cannot("make a directory in"))?;
+        // what others have written, and the removal of the cell before, is not to be flushed in this one's time
+        rustix::fs::syncfs(self.place.tree().fd()).map_err(self.cannot("flush"))?;
         let mut measured = Measured::nothing(&self.cell);
         begin(Direction::Write);
         let (mut files, written) = self.write(directory, started + slice.mul_f64(WRITE_SHARE))?;

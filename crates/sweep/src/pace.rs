@@ -118,18 +118,19 @@ impl<'a> Pace<'a> {
         if state.ended { state } else { self.wait(state, FLUSH_PAUSE) }
     }
 
-    /// Everything that was completed `before` is flushed now, which took so long. What comes next may be as much as storage
-    /// will take in the time that is left, and at most twice as much as before.
+    /// Everything that was completed `before` is flushed now, which took so long. What comes next may be twice as much as
+    /// before, as long as that takes less than half of the time that is left, and no more than fits into it otherwise.
     fn flushed(&self, before: u64, took: Duration) {
         let mut state = self.lock();
         let bytes = before.saturating_sub(state.flushed);
         state.flushed = state.flushed.max(before);
-        let left = self.until.saturating_duration_since(Instant::now()).max(LAST_FLUSH);
-        let rate = f64_of(bytes) / (took + FLUSH_PAUSE).as_secs_f64();
+        let half = self.until.saturating_duration_since(Instant::now()).max(LAST_FLUSH) / 2;
         let twice = state.allowance.saturating_mul(2);
         if bytes > 0 {
-            state.allowance =
-                whole(rate * left.as_secs_f64()).clamp(FIRST_BYTES / 8, twice.max(FIRST_BYTES / 8));
+            // a flush costs time of its own: as long as it is short, more at once costs less
+            let in_time = f64_of(bytes) * half.as_secs_f64() / took.as_secs_f64().max(1e-9);
+            let low = FIRST_BYTES / 8;
+            state.allowance = if took <= half { twice } else { whole(in_time).clamp(low, twice.max(low)) };
         }
         self.changed.notify_all();
     }
@@ -190,8 +191,7 @@ mod tests {
             pace.flushed(FIRST_BYTES, Duration::from_secs(10));
             assert!(waiting.join().unwrap());
         });
-        // a tenth of the time for so much: more than that would not be flushed in time
-        assert!(pace.lock().allowance <= 2 * FIRST_BYTES);
+        assert_eq!(pace.lock().allowance, 2 * FIRST_BYTES, "that was quick enough");
         pace.flushed(FIRST_BYTES + 1, Duration::from_secs(1000));
         assert_eq!(pace.lock().allowance, FIRST_BYTES / 8);
     }

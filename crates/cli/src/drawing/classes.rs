@@ -3,7 +3,7 @@
 use svg::node::element::{Group, Rectangle};
 
 use super::scale::{power_label, powers_apart};
-use super::{LEFT, PLOT_WIDTH, rounded, words};
+use super::{LEFT, LETTER_WIDTH, PLOT_WIDTH, rounded, words};
 
 /// From one power of two to another; what lies between two classes is `lead` before their border.
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +24,7 @@ impl SizeAxis {
         PLOT_WIDTH / (self.last - self.first)
     }
 
-    /// The classes behind a plot, with their names where there is room.
+    /// The classes behind a plot, with their names above it where there is room.
     pub(crate) fn bands(&self, top: f64, height: f64) -> Group {
         let mut group = Group::new();
         for (name, from, to, colour) in CLASSES {
@@ -33,10 +33,11 @@ impl SizeAxis {
                 continue;
             }
             let (x, end) = (self.place(from), self.place(to));
-            let band = Rectangle::new().set("x", x).set("y", top).set("width", rounded(end - x));
-            group = group.add(band.set("height", height).set("fill", colour));
-            if end - x >= NAME_WIDTH {
-                group = group.add(words(name, x + 4.0, top + 14.0).set("fill", "#555555"));
+            let band =
+                Rectangle::new().set("x", x).set("y", rounded(top - NAMES)).set("width", rounded(end - x));
+            group = group.add(band.set("height", height + NAMES).set("fill", colour));
+            if end - x >= name.chars().fold(8.0, |width, _| width + LETTER_WIDTH) {
+                group = group.add(words(name, x + 4.0, top - 5.0).set("fill", "#555555"));
             }
         }
         group
@@ -46,6 +47,9 @@ impl SizeAxis {
     pub(crate) fn labels(&self, bottom: f64) -> Group {
         let mut group = Group::new().set("text-anchor", "middle");
         let apart = powers_apart(self.step());
+        if self.first < 0.0 && self.step() >= EMPTY_WIDTH {
+            group = group.add(words("0", self.place(-0.5), bottom + 17.0));
+        }
         for power in (0..64).step_by(apart as usize) {
             let place = f64::from(power);
             if (self.first..=self.last).contains(&place) {
@@ -61,5 +65,7 @@ impl SizeAxis {
 /// The classes of "When to use rsync", between powers of two.
 const CLASSES: [(&str, f64, f64, &str); 3] =
     [("LOSF", -2.0, 20.0, "#f3f3f3"), ("medium", 20.0, 30.0, "#e9e9e9"), ("large", 30.0, 64.0, "#dedede")];
-/// What the longest name needs.
-const NAME_WIDTH: f64 = 58.0;
+/// What the label of the empty files needs beside the next one.
+const EMPTY_WIDTH: f64 = 18.0;
+/// The height of the strip with the names.
+pub(crate) const NAMES: f64 = 18.0;

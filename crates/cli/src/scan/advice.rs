@@ -54,14 +54,14 @@ pub(super) fn text(histogram: &Histogram, expected: Option<&Expected>, name: &st
         (None, _) => "the larger files decide: bytes per second count",
     };
     let mut text =
-        format!("LOSF is {} of the files and {} of the bytes: {decides}\n", percent(count), percent(size));
+        format!("LOSF is {} of the files and {} of the bytes: {decides}\n", shown(count), shown(size));
     text.push_str(&match expected {
         Some(at) => format!(
             "reading it takes {} at least, at {:.0} files/s and {}/s, LOSF {} of it (sweep of {})\n",
             duration(at.seconds),
             at.files_per_second,
             rounded(at.bytes_per_second),
-            percent(at.losf_share),
+            shown(at.losf_share),
             at.sweep,
         ),
         None => format!("'zmove sweep {name}' measures what this storage gives for it\n"),
@@ -73,8 +73,13 @@ fn share(part: u64, of: u64) -> f64 {
     if of == 0 { 0.0 } else { ByteCount(part).as_f64() / ByteCount(of).as_f64() }
 }
 
-fn percent(share: f64) -> String {
-    format!("{:.*} %", usize::from(share > 0.0 && share < 0.1), share * 100.0)
+/// A part of a whole.
+pub(super) fn percent(part: u64, of: u64) -> String {
+    shown(share(part, of))
+}
+
+fn shown(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
 }
 
 fn duration(seconds: f64) -> String {

@@ -4,15 +4,25 @@ use svg::node::element::{Group, Rectangle};
 use zmove_scan::{Histogram, Share};
 use zmove_types::ByteCount;
 
-use crate::drawing::classes::SizeAxis;
+use super::advice::percent;
+use crate::drawing::classes::{NAMES, SizeAxis};
 use crate::drawing::scale::{Axis, BYTES, Unit, unit};
-use crate::drawing::{GAP, GRID, Heading, LEFT, PLOT_WIDTH, TOP, bold, document, rounded, stroke, words};
+use crate::drawing::{
+    GAP, GRID, Heading, LEFT, PLOT_WIDTH, TITLE_LETTERS, TOP, bold, document, fitted, rounded, stroke, words,
+};
 
 /// Draws both.
-pub(super) fn draw(histogram: &Histogram, title: &str, advice: &str) -> String {
+pub(super) fn draw(histogram: &Histogram, name: &str) -> String {
     let files = histogram.files;
-    let title = format!("{title}: {} files, {}", files.files, ByteCount(files.bytes));
-    let heading = Heading { title, below: advice.lines().next().unwrap_or_default().to_owned() };
+    let losf = histogram.losf;
+    let below = format!(
+        "{} files, {}; LOSF is {} and {} of them",
+        files.files,
+        ByteCount(files.bytes),
+        percent(losf.files, files.files),
+        percent(losf.bytes, files.bytes)
+    );
+    let heading = Heading { title: fitted(name, TITLE_LETTERS), below };
     let buckets: Vec<_> = histogram.buckets().map(|(start, share)| (power(start), share)).collect();
     let sizes = axis(&buckets);
     let counts = |share: &Share| ByteCount(share.files).as_f64();
@@ -77,7 +87,7 @@ const COUNTS: [Unit; 3] = [
     Unit { name: "thousands", size: 1e3 },
     Unit { name: "millions", size: 1e6 },
 ];
-const HEAD: f64 = 24.0;
+const HEAD: f64 = 24.0 + NAMES;
 const HEIGHT: f64 = 150.0;
 /// For the sizes.
 const BELOW: f64 = 24.0;

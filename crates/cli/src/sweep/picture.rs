@@ -5,19 +5,20 @@ use zmove_sweep::{Direction, Moved, Sweep};
 use zmove_types::ByteCount;
 
 use crate::ceiling::date;
-use crate::drawing::classes::SizeAxis;
+use crate::drawing::classes::{NAMES, SizeAxis};
 use crate::drawing::scale::LogAxis;
 use crate::drawing::{
-    GAP, GRID, Heading, LEFT, PLOT_WIDTH, Pen, TOP, bold, document, drawn, legend, rounded, stroke, words,
+    GAP, GRID, Heading, LEFT, PLOT_WIDTH, Pen, TITLE_LETTERS, TOP, bold, document, drawn, fitted, legend,
+    rounded, stroke, words,
 };
 
 /// Draws it.
 pub(super) fn draw(sweep: &Sweep) -> String {
-    let title = format!("What {} gives", sweep.storage.path);
+    let title = format!("What {} gives", fitted(&sweep.storage.path, TITLE_LETTERS - 11));
     let below = format!(
         "{} on {}, {} threads, {}",
         sweep.storage.kind,
-        sweep.storage.source,
+        fitted(&sweep.storage.source, SOURCE_LETTERS),
         sweep.threads,
         date(sweep)
     );
@@ -28,7 +29,7 @@ pub(super) fn draw(sweep: &Sweep) -> String {
         body = body.add(panel(sweep, (title, value), &sizes, top));
         top += HEAD + HEIGHT + BELOW + GAP;
     }
-    let bottom = top - GAP + 4.0;
+    let bottom = top - GAP + 12.0;
     body = body.add(words("size of each file", LEFT + PLOT_WIDTH / 2.0, bottom).set("text-anchor", "middle"));
     document(&Heading { title, below }, "bytes and files per second by file size", bottom + 12.0, body)
 }
@@ -87,13 +88,15 @@ fn panel(sweep: &Sweep, (title, value): (&str, Value), sizes: &SizeAxis, top: f6
 fn axis(sweep: &Sweep) -> SizeAxis {
     let powers = || sweep.sizes.iter().map(|size| ByteCount(size.file_bytes).as_f64().log2());
     let (first, last) = (powers().fold(f64::INFINITY, f64::min), powers().fold(0.0, f64::max));
-    SizeAxis { first: first.min(last) - 0.5, last: last + 0.5, lead: 0.5 }
+    SizeAxis { first: first.min(last) - 0.5, last: last + 1.0, lead: 0.5 }
 }
 
 const WRITE: Pen = Pen { colour: "#007a5a", dashes: None, width: 2.4 };
 const READ: Pen = Pen { colour: "#d55e00", dashes: Some("7 3"), width: 1.8 };
+/// Of the file system's source.
+const SOURCE_LETTERS: usize = 24;
 const MIB: f64 = 1_048_576.0;
-const HEAD: f64 = 44.0;
+const HEAD: f64 = 44.0 + NAMES;
 const HEIGHT: f64 = 170.0;
 /// For the sizes.
 const BELOW: f64 = 24.0;
