@@ -47,9 +47,6 @@ impl SizeAxis {
     pub(crate) fn labels(&self, bottom: f64) -> Group {
         let mut group = Group::new().set("text-anchor", "middle");
         let apart = powers_apart(self.step());
-        if self.first < 0.0 && self.step() >= EMPTY_WIDTH {
-            group = group.add(words("0", self.place(-0.5), bottom + 17.0));
-        }
         for power in (0..64).step_by(apart as usize) {
             let place = f64::from(power);
             if (self.first..=self.last).contains(&place) {
@@ -65,7 +62,5 @@ impl SizeAxis {
 /// The classes of "When to use rsync", between powers of two.
 const CLASSES: [(&str, f64, f64, &str); 3] =
     [("LOSF", -2.0, 20.0, "#f3f3f3"), ("medium", 20.0, 30.0, "#e9e9e9"), ("large", 30.0, 64.0, "#dedede")];
-/// What the label of the empty files needs beside the next one.
-const EMPTY_WIDTH: f64 = 18.0;
 /// The height of the strip with the names.
 pub(crate) const NAMES: f64 = 18.0;

@@ -32,7 +32,12 @@ pub(super) fn draw(histogram: &Histogram, name: &str) -> String {
         .add(panel(&buckets, &sizes, ("Files by size", &COUNTS, "#0072b2"), &counts, TOP))
         .add(panel(&buckets, &sizes, ("Bytes by size", &BYTES, "#007a5a"), &bytes, below));
     let bottom = below + HEAD + HEIGHT + BELOW + 12.0;
-    let note = "size of the files, each bar twice the one before";
+    let note = match buckets.first() {
+        Some((power, _)) if *power < 0.0 => {
+            "size of the files, doubling from bar to bar; the first are empty"
+        }
+        _ => "size of the files, doubling from bar to bar",
+    };
     let body = body.add(words(note, LEFT + PLOT_WIDTH / 2.0, bottom).set("text-anchor", "middle"));
     document(&heading, "files and bytes by file size", bottom + 12.0, body)
 }
