@@ -88,7 +88,7 @@ impl Place {
     }
 
     /// Removes a directory in it, by several threads: how long that takes counts in the time of a sweep.
-    pub(crate) fn empty(&self, directory: &Name, threads: usize) -> Result<(), SweepError> {
+    fn empty(&self, directory: &Name, threads: usize) -> Result<(), SweepError> {
         let path = beneath(directory);
         let shown = self.path.join(directory.as_os_str());
         let cannot = || SweepError::io("list", &shown);
@@ -105,8 +105,14 @@ impl Place {
     }
 
     /// Removes it with all that is in it.
-    pub(crate) fn remove(mut self) -> Result<(), SweepError> {
+    pub(crate) fn remove(mut self, threads: usize) -> Result<(), SweepError> {
         self.removed = true;
+        let directories =
+            names(self.tree.fd(), |name| name.as_bytes() != MARK.as_bytes()).unwrap_or_default();
+        for directory in directories {
+            // what stays is met again, and told
+            let _best_effort = self.empty(&directory, threads);
+        }
         self.remove_from(&self.parent, &self.name)
     }
 
@@ -229,10 +235,8 @@ mod tests {
         for number in 0..10 {
             std::fs::write(place.path().join(format!("a/{number}")), "x").unwrap();
         }
-        place.empty(&Name::from_bytes(b"a").unwrap(), 3).unwrap();
-        assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 1, "the mark alone");
         assert_eq!(listed(&home).iter().filter(|name| name.starts_with(".zmove-sweep-")).count(), 1);
-        place.remove().unwrap();
+        place.remove(3).unwrap();
         drop(make(&home).0.unwrap());
         assert_eq!(listed(&home), ["precious"]);
     }

@@ -13,7 +13,7 @@ pub struct Limits {
     pub budget: ByteCount,
     /// The time for everything.
     pub time: Duration,
-    /// The most files that may be there at once.
+    /// The most files of one size.
     pub files_max: u64,
 }
 

@@ -96,7 +96,7 @@ pub fn sweep(
     })?;
     let measured = measure(config, &plan, (&place, started), stop, tell);
     tell(SweepEvent::Removing);
-    place.remove()?;
+    place.remove(config.threads.max(1))?;
     let sizes = measured?;
     let complete = sizes.len() == plan.cells.len() && sizes.iter().all(|size| size.read.is_some());
     Ok(Sweep {
@@ -114,7 +114,7 @@ pub fn sweep(
     })
 }
 
-/// All cells, each in an equal share of the time that is left.
+/// All cells, each in an equal share of the time that is left for them.
 fn measure(
     config: &SweepConfig,
     plan: &Plan,
@@ -122,7 +122,7 @@ fn measure(
     stop: &AtomicBool,
     tell: &mut dyn FnMut(SweepEvent),
 ) -> Result<Vec<Measured>, SweepError> {
-    let end = started + config.time;
+    let end = started + config.time.mul_f64(MEASURE_SHARE);
     let of = plan.cells.len();
     let seconds = i64::try_from(now().as_secs()).unwrap_or(i64::MAX);
     let mtime = Timestamp { seconds, nanos: 0 };
@@ -155,7 +155,7 @@ fn room(path: &Path, budget: ByteCount) -> Result<u64, SweepError> {
         return Err(SweepError::NoRoom { path, free, budget, reserve });
     }
     // a file system that counts none has no bound
-    let files = if stat.f_files == 0 { u64::MAX } else { stat.f_favail / 2 };
+    let files = if stat.f_files == 0 { u64::MAX } else { stat.f_favail / 2 / SIZES_MAX };
     Ok(files.min(FILES_MAX))
 }
 
@@ -166,7 +166,11 @@ fn now() -> Duration {
 /// What others are left: a twentieth of the file system, or so much.
 const RESERVE_PART: u64 = 20;
 const RESERVE_BYTES_MAX: u64 = 10 << 30;
-/// Of one size at once.
+/// Of the time; removing everything has the rest.
+const MEASURE_SHARE: f64 = 0.8;
+/// All LOSF and medium sizes, and some large ones.
+const SIZES_MAX: u64 = 32;
+/// Of one size.
 const FILES_MAX: u64 = 1 << 18;
 /// In less nothing can be measured.
 const SLICE_MIN: Duration = Duration::from_millis(5);
