@@ -166,11 +166,11 @@ fn now() -> Duration {
 /// What others are left: a twentieth of the file system, or so much.
 const RESERVE_PART: u64 = 20;
 const RESERVE_BYTES_MAX: u64 = 10 << 30;
-/// Of the time; removing everything has the rest.
-const MEASURE_SHARE: f64 = 0.8;
+/// Of the time; removing everything has the rest: small files can take longer to remove than to make.
+const MEASURE_SHARE: f64 = 0.65;
 /// All LOSF and medium sizes, and some large ones.
 const SIZES_MAX: u64 = 32;
 /// Of one size.
-const FILES_MAX: u64 = 1 << 18;
+const FILES_MAX: u64 = 1 << 15;
 /// In less nothing can be measured.
 const SLICE_MIN: Duration = Duration::from_millis(5);
