@@ -331,7 +331,8 @@ impl Sources {
         }
         let tops: Option<Vec<_>> =
             self.present.iter().map(|source| source.top.clone().map(TopName)).collect();
-        TargetShape::Directory { tops: tops.unwrap_or_default() }
+        let few = |tops: &Vec<_>| tops.len() <= zmove_wire::limits::TOPS_MAX;
+        TargetShape::Directory { tops: tops.filter(few).unwrap_or_default() }
     }
 }
 

@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use zmove_disk::{FileIdentity, Staged};
 use zmove_types::{FileId, GroupSpan, ItemId};
+use zmove_wire::limits::FILES_UNFINISHED_MAX;
 use zmove_wire::{Fault, FaultCode, FileHead, Operation};
 
 use crate::delta::Base;
@@ -22,7 +23,14 @@ use crate::parts::Prior;
 
 /// All large files of a transfer.
 #[derive(Debug, Default)]
-pub(crate) struct FileTable(Mutex<HashMap<FileId, Slot>>);
+pub(crate) struct FileTable(Mutex<Table>);
+
+#[derive(Debug, Default)]
+struct Table {
+    slots: HashMap<FileId, Slot>,
+    /// How many are alive.
+    living: usize,
+}
 
 #[derive(Debug)]
 enum Slot {
@@ -70,33 +78,40 @@ impl FileTable {
     /// Takes a declaration; the same again is no news. `earlier` gives what a new file goes on with.
     ///
     /// # Errors
-    /// A fault when it contradicts an earlier one, which kills the file.
+    /// It contradicts an earlier one, which kills the file, or too many files are alive.
     pub(crate) fn declare(
         &self,
         id: FileId,
         head: FileHead,
         earlier: impl FnOnce(&FileHead) -> (Option<Prior>, Option<Base>),
-    ) -> Result<(), Fault> {
+    ) -> Result<(), Undeclarable> {
         let mut table = self.lock();
-        match table.get(&id) {
+        match table.slots.get(&id) {
             None if GroupSpan::count(head.bytes).is_some_and(|count| count > 1) => {
+                if table.living >= FILES_UNFINISHED_MAX {
+                    return Err(Undeclarable::TooMany);
+                }
                 let (prior, base) = earlier(&head);
                 let (given_up, state) = (AtomicBool::new(false), Mutex::new(State::going_on_with(prior)));
-                table.insert(id, Slot::Live(Arc::new(LargeFile { id, head, base, given_up, state })));
+                let file = Arc::new(LargeFile { id, head, base, given_up, state });
+                table.slots.insert(id, Slot::Live(file));
+                table.living += 1;
                 Ok(())
             }
             Some(Slot::Live(file)) if file.head == head => Ok(()),
             Some(Slot::Dead | Slot::Closing(_)) => Ok(()),
-            _ => {
-                table.insert(id, Slot::Dead);
-                Err(Fault { path: head.path, operation: Operation::Verify, code: FaultCode::Contradiction })
+            earlier => {
+                table.living -= usize::from(matches!(earlier, Some(Slot::Live(_))));
+                table.slots.insert(id, Slot::Dead);
+                let (operation, code) = (Operation::Verify, FaultCode::Contradiction);
+                Err(Undeclarable::Contradicted(Fault { path: head.path, operation, code }))
             }
         }
     }
 
     /// The file, if it is alive; `Err` when it was never declared.
     pub(crate) fn find(&self, id: FileId) -> Result<Option<Arc<LargeFile>>, Undeclared> {
-        match self.lock().get(&id) {
+        match self.lock().slots.get(&id) {
             None => Err(Undeclared),
             Some(Slot::Dead) => Ok(None),
             Some(Slot::Live(file) | Slot::Closing(file)) => Ok(Some(Arc::clone(file))),
@@ -106,7 +121,7 @@ impl FileTable {
     /// All files that are alive.
     pub(crate) fn living(&self) -> Vec<Arc<LargeFile>> {
         let table = self.lock();
-        let living = table.values().filter_map(|slot| match slot {
+        let living = table.slots.values().filter_map(|slot| match slot {
             Slot::Live(file) => Some(Arc::clone(file)),
             Slot::Closing(_) | Slot::Dead => None,
         });
@@ -125,11 +140,12 @@ impl FileTable {
 
     /// A file that was closing has its name, or could not get it.
     pub(crate) fn closed(&self, id: FileId) {
-        self.lock().insert(id, Slot::Dead);
+        self.lock().slots.insert(id, Slot::Dead);
     }
 
     fn end(&self, id: FileId, into: impl FnOnce(Arc<LargeFile>) -> Slot) -> Option<Arc<LargeFile>> {
-        match self.lock().entry(id) {
+        let mut table = self.lock();
+        match table.slots.entry(id) {
             Entry::Vacant(place) => {
                 place.insert(Slot::Dead);
                 None
@@ -138,6 +154,7 @@ impl FileTable {
                 Slot::Live(file) => {
                     let file = Arc::clone(file);
                     slot.insert(into(Arc::clone(&file)));
+                    table.living -= 1;
                     Some(file)
                 }
                 Slot::Closing(_) | Slot::Dead => None,
@@ -148,16 +165,25 @@ impl FileTable {
     /// Ends all files that are still alive.
     pub(crate) fn bury_all(&self) -> Vec<Arc<LargeFile>> {
         let mut table = self.lock();
-        let live = table.values_mut().filter_map(|slot| match std::mem::replace(slot, Slot::Dead) {
+        table.living = 0;
+        let live = table.slots.values_mut().filter_map(|slot| match std::mem::replace(slot, Slot::Dead) {
             Slot::Live(file) => Some(file),
             Slot::Closing(_) | Slot::Dead => None,
         });
         live.collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<FileId, Slot>> {
+    fn lock(&self) -> MutexGuard<'_, Table> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Why a file is not taken.
+#[derive(Debug)]
+pub(crate) enum Undeclarable {
+    Contradicted(Fault),
+    /// See [`FILES_UNFINISHED_MAX`].
+    TooMany,
 }
 
 /// A file that no lane has declared.
@@ -342,5 +368,23 @@ mod tests {
         assert!(table.find(FileId(1)).unwrap().is_some());
         table.closed(FileId(1));
         assert!(table.find(FileId(1)).unwrap().is_none());
+    }
+
+    #[test]
+    fn files_that_are_under_way_are_not_without_number() {
+        let table = FileTable::default();
+        let declare = |id: usize| table.declare(FileId(id as u64), head(2 * GROUP_BYTES), no_prior);
+        for id in 0..FILES_UNFINISHED_MAX {
+            declare(id).unwrap();
+        }
+        let one_more = FILES_UNFINISHED_MAX;
+        assert!(matches!(declare(one_more), Err(Undeclarable::TooMany)));
+        declare(0).unwrap();
+        assert!(table.declare(FileId(1), head(3 * GROUP_BYTES), no_prior).is_err());
+        assert!(table.bury(FileId(2)).is_some() && table.bury(FileId(2)).is_none());
+        declare(one_more).unwrap();
+        declare(one_more + 1).unwrap();
+        assert!(matches!(declare(one_more + 2), Err(Undeclarable::TooMany)));
+        assert_eq!(table.bury_all().len(), FILES_UNFINISHED_MAX);
     }
 }

@@ -6,9 +6,11 @@ use std::sync::atomic::Ordering;
 use crossbeam_channel::Sender;
 use zmove_transport::{Frame, LaneError, LaneSource};
 use zmove_types::{Doing, ItemId, Stopwatch};
+use zmove_wire::limits::FILES_UNFINISHED_MAX;
 use zmove_wire::{FileHead, FrameKind, StoredItem, WireError};
 
 use crate::check::{Checked, NamedGroup, VerifiedBatch, VerifiedChunk, check_declaration, damaged};
+use crate::files::Undeclarable;
 use crate::store::{Context, Job, Outcome};
 
 /// Runs one lane to its end and reports how it ended.
@@ -70,8 +72,13 @@ fn declare(context: &Context, frame: &Frame) -> Result<Option<Job>, WireError> {
         let path = context.final_path(head);
         (context.parts.take_up(id, &path, head), context.bases.take(&path))
     };
-    if let Err(fault) = context.files.declare(id, head, earlier) {
-        context.tell(Outcome::Fault(fault));
+    match context.files.declare(id, head, earlier) {
+        Ok(()) => {}
+        Err(Undeclarable::Contradicted(fault)) => context.tell(Outcome::Fault(fault)),
+        Err(Undeclarable::TooMany) => {
+            let limit = FILES_UNFINISHED_MAX as u64;
+            return Err(WireError::OverLimit { what: "large files under way", value: limit + 1, limit });
+        }
     }
     Ok(None)
 }

@@ -23,6 +23,11 @@ pub const OFFER_NAME_BYTES_MAX: usize = 4 << 20;
 pub const STORED_ITEMS_MAX: usize = 128;
 /// The most items on their way that the receiver has not settled; a sender reads no further.
 pub const ITEMS_OUTSTANDING_MAX: usize = 256;
+/// The most large files that are declared and neither whole nor given up; each may keep a file open. A sender reads two at a time,
+/// and has [`ITEMS_OUTSTANDING_MAX`] items on their way.
+pub const FILES_UNFINISHED_MAX: usize = 4096;
+/// The most names that a transfer says it will write at the top of its target.
+pub const TOPS_MAX: usize = 262_144;
 /// The most offers that wait for an answer.
 pub const OFFERS_OUTSTANDING_MAX: usize = 32;
 /// The most chaining values in one message: 2 MiB.

@@ -116,7 +116,8 @@ pub struct Open {
 pub enum TargetShape {
     /// A directory that receives entries.
     Directory {
-        /// The names at its top that will be written; none when anything may be.
+        /// The names at its top that will be written, at most [`TOPS_MAX`](crate::limits::TOPS_MAX); none when anything may be.
+        #[serde(deserialize_with = "list::at_most::<{ crate::limits::TOPS_MAX }, _, _>")]
         tops: Vec<TopName>,
     },
     /// One entry: put into the target when that is a directory, else it gets the target's name.
