@@ -257,10 +257,9 @@ mod tests {
         let left = killed.path().to_owned();
         std::fs::write(left.join("f"), "x").unwrap();
         drop(killed);
-        let copy = home.path().join(format!(
-            "{}0",
-            &left.file_name().unwrap().to_str().unwrap()[..left.file_name().unwrap().len() - 1]
-        ));
+        let name = left.file_name().unwrap().to_str().unwrap();
+        let (most, last) = name.split_at(name.len() - 1);
+        let copy = home.path().join(format!("{most}{}", if last == "0" { 1 } else { 0 }));
         std::fs::create_dir(&copy).unwrap();
         for name in ["mark", "f"] {
             std::fs::copy(left.join(name), copy.join(name)).unwrap();
