@@ -170,8 +170,11 @@ fn keys_and_settings_are_read_again_as_the_user() {
     lchown(&settings, Some(NOBODY), None).unwrap();
     daemon.hang_up();
     daemon.wait_for_log("transfers: 5");
-    // as root: the list is root's then
+    // by root: the list stays the user's
     grant_later(&site, "target");
+    push(&site, &daemon, &[], "").done();
+    let list = site.path("server/authorized_keys");
+    lchown(&list, Some(0), None).unwrap();
     push(&site, &daemon, &[], "")
         .expect(10)
         .says(&["the receiver cannot read its authorized_keys; see its log"]);

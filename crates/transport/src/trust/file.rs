@@ -6,7 +6,7 @@
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
     io::{self, Read as _, Write as _},
-    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _},
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown},
     path::{Path, PathBuf},
 };
 
@@ -71,7 +71,9 @@ pub(super) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// one that has its name now.
 pub(super) fn open_locked(path: &Path) -> io::Result<File> {
     loop {
+        let owner = Owner::of(path);
         let file = OpenOptions::new().read(true).append(true).create(true).mode(FILE_MODE).open(path)?;
+        owner.take_over(&file)?;
         lock(&file)?;
         if is_named(&file, path)? {
             return Ok(file);
@@ -127,6 +129,7 @@ impl Temporary {
         let path = temporary_name(target)?;
         let mut file = OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(&path)?;
         let temporary = Self { path };
+        Owner::of(target).take_over(&file)?;
         file.write_all(bytes)?;
         file.sync_all()?;
         Ok(temporary)
@@ -137,6 +140,30 @@ impl Drop for Temporary {
     fn drop(&mut self) {
         // After a rename the name is gone already; a leftover is private and harmless.
         drop(fs::remove_file(&self.path));
+    }
+}
+
+/// Whose a file is, or is to be: that of the directory where there is none yet. What root writes for a daemon that is another
+/// user stays that user's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Owner(Option<(u32, u32)>);
+
+impl Owner {
+    fn of(path: &Path) -> Self {
+        let directory =
+            path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let there = fs::symlink_metadata(path).or_else(|_| fs::metadata(directory));
+        Self(there.ok().map(|there| (there.uid(), there.gid())))
+    }
+
+    /// Gives them the file, if this process may do that.
+    fn take_over(self, file: &File) -> io::Result<()> {
+        let is = file.metadata()?;
+        let Some((user, group)) = self.0.filter(|(user, _)| *user != is.uid()) else { return Ok(()) };
+        match fchown(file, Some(user), Some(group)) {
+            Err(error) if error.kind() != io::ErrorKind::PermissionDenied => Err(error),
+            _ => Ok(()),
+        }
     }
 }
 
