@@ -58,17 +58,19 @@ fn file(path: &Path, from: &Path, to: &Path, dice: &mut Dice, versions: &mut Ver
                 plant::set_mode(to, 0o604)?;
             }
             let moment = if dice.one_in(3) { Moment::draw(dice) } else { Moment::of(&metadata) };
-            moment.set(to)
+            return moment.set(to);
         }
-        3 if metadata.len() > GROUP_BYTES && dice.one_in(2) => edited(path, from, to, dice, versions),
+        3 if metadata.len() > GROUP_BYTES && dice.one_in(2) => edited(path, from, to, dice, versions)?,
         3 => {
             let contents = Contents { bytes: metadata.len(), dice: dice.fork() };
             versions.add(path, contents.version());
             contents.write(to)?;
-            Moment::draw(dice).set(to)
+            Moment::draw(dice).set(to)?;
         }
-        _ => other(path, to, dice, versions),
+        _ => other(path, to, dice, versions)?,
     }
+    let there = fs::symlink_metadata(to).with_context(|| format!("failed to look at {}", to.display()))?;
+    Moment::of(&there).unlike(Moment::of(&metadata)).set(to)
 }
 
 /// A version of a large file that has most of it in common with the source.

@@ -100,10 +100,13 @@ impl Tree {
         let place = *self.dice.pick(files);
         let path = self.entries[place].0.clone();
         let whole = self.root.join(&path);
-        let old = fs::symlink_metadata(&whole).with_context(|| format!("failed to look at {path:?}"))?.len();
-        let bytes = if self.dice.one_in(2) { old } else { draw_bytes(&mut self.dice, &SHAPES[0].sizes) };
+        let look = || fs::symlink_metadata(&whole).with_context(|| format!("failed to look at {path:?}"));
+        let old = look()?;
+        let bytes =
+            if self.dice.one_in(2) { old.len() } else { draw_bytes(&mut self.dice, &SHAPES[0].sizes) };
         fs::remove_file(&whole).with_context(|| format!("failed to remove {path:?}"))?;
-        self.write(&path, bytes, versions)
+        self.write(&path, bytes, versions)?;
+        Moment::of(&look()?).unlike(Moment::of(&old)).set(&whole)
     }
 
     fn add_directories(&mut self, shape: &Shape, versions: &mut Versions) -> Result<()> {
