@@ -20,10 +20,12 @@ pub(crate) fn kept() -> Option<Kept> {
 /// What the storage of these paths gives, if they are all on one that has been swept. What is not there yet is looked for in
 /// the directory above.
 pub(crate) fn known<'p>(paths: impl IntoIterator<Item = &'p Path>) -> Option<Sweep> {
+    // most have never swept anything: then their storage is not looked at either
+    let kept = kept().filter(|kept| !kept.is_empty())?;
     let mut storages = paths.into_iter().map(storage);
     let first = storages.next()??;
     storages.all(|other| other.is_some_and(|other| other.is_same(&first))).then_some(())?;
-    kept()?.find(&first)
+    kept.find(&first)
 }
 
 fn storage(path: &Path) -> Option<Storage> {

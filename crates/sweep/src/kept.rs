@@ -39,6 +39,12 @@ impl Kept {
         self.forget_oldest()
     }
 
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        fs::read_dir(&self.directory).map_or(true, |mut entries| entries.next().is_none())
+    }
+
     /// The sweep of a storage by this host, if one is kept.
     #[must_use]
     pub fn find(&self, storage: &Storage) -> Option<Sweep> {
