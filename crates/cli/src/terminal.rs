@@ -3,6 +3,7 @@
 
 use std::fmt::{self, Display, Write as _};
 use std::io::Write as _;
+use std::path::Path;
 
 /// One line on standard error.
 pub(crate) fn warn(text: impl Display) {
@@ -34,6 +35,12 @@ impl Display for Causes<'_> {
         }
         f.write_str(&told)
     }
+}
+
+/// A path as one word of a line that a shell takes.
+pub(crate) fn quoted(path: &Path) -> String {
+    let path = path.to_string_lossy();
+    shlex::try_quote(&path).map_or_else(|_| path.to_string(), Into::into)
 }
 
 /// Text whose control characters are escaped.

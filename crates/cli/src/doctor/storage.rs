@@ -8,6 +8,7 @@ use zmove_types::ByteCount;
 use crate::doctor::Part;
 use crate::doctor::finding::{Finding, Level, Mend};
 use crate::doctor::root::Root;
+use crate::terminal::quoted;
 
 /// What is known of the storage below a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -114,11 +115,6 @@ impl Mount {
     fn has(&self, option: &str) -> bool {
         self.options.iter().any(|word| word == option)
     }
-}
-
-fn quoted(path: &Path) -> String {
-    let text = path.to_string_lossy();
-    shlex::try_quote(&text).map_or_else(|_| text.to_string(), |word| word.into_owned())
 }
 
 /// The mount that a path without links lies in: the innermost, and of several on top of each other the last.

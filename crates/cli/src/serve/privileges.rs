@@ -14,6 +14,7 @@ use zmove_transport::{self as transport, AuthorizedKeys};
 
 use crate::exit::{Exit, Failure, usage_error};
 use crate::log;
+use crate::terminal::quoted;
 
 /// The user of that name.
 ///
@@ -143,9 +144,4 @@ fn denied(path: &Path, access: Access) -> bool {
 fn refused(user: &User, path: &Path, mend: &str) -> Result<()> {
     let text = format!("the user '{}' cannot use '{}'; run: {mend}", user.name, path.display());
     Err(Failure(Exit::File, text).into())
-}
-
-fn quoted(path: &Path) -> String {
-    let path = path.to_string_lossy();
-    shlex::try_quote(&path).map_or_else(|_| path.to_string(), Into::into)
 }
