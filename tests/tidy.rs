@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 const TOP_NAMES: [&str; 7] = ["Cargo.toml", "Cargo.lock", "crates", "benches", "tests", "docs", "README.md"];
 
 /// Which crate of the workspace may use which others.
-const ARROWS: [(&str, &[&str]); 14] = [
-    ("cli", &["disk", "receiver", "scan", "sender", "sweep", "transport", "types", "wire"]),
+const ARROWS: [(&str, &[&str]); 15] = [
+    ("cli", &["disk", "drawing", "receiver", "scan", "sender", "sweep", "transport", "types", "wire"]),
     ("sender", &["chunk", "disk", "scan", "transport", "types", "wire"]),
     ("receiver", &["chunk", "disk", "transport", "types", "wire"]),
     ("transport", &["sockopt", "types", "wire"]),
@@ -23,9 +23,10 @@ const ARROWS: [(&str, &[&str]); 14] = [
     ("scan", &["types"]),
     ("chunk", &["types"]),
     ("sockopt", &[]),
+    ("drawing", &["types"]),
     ("types", &[]),
     ("uring", &["types"]),
-    ("lab", &["types"]),
+    ("lab", &["drawing", "types"]),
     ("fuzz", &["cli", "receiver", "scan", "transport", "types", "wire"]),
 ];
 
@@ -39,7 +40,7 @@ const RESERVED: [(&str, &[&str]); 25] = [
     ("clap", &["cli", "lab"]),
     ("indicatif", &["cli", "lab"]),
     ("anyhow", &["cli", "lab"]),
-    ("svg", &["cli"]),
+    ("svg", &["cli", "drawing", "lab"]),
     ("hyper", &["cli"]),
     ("listenfd", &["cli"]),
     ("prometheus-client", &["cli"]),

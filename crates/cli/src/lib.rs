@@ -9,7 +9,6 @@ mod ceiling;
 mod config;
 mod dial;
 mod doctor;
-mod drawing;
 mod exit;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]

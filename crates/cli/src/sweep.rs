@@ -16,11 +16,11 @@ use zmove_sweep::{Direction, Sweep, SweepConfig, SweepError, SweepEvent, sweep};
 
 use crate::args::SweepArgs;
 use crate::ceiling;
-use crate::drawing::scale::size_label;
 use crate::exit::{Exit, Failure, usage_error};
 use crate::settings;
 use crate::signals::EndSignals;
 use crate::terminal;
+use zmove_drawing::scale::size_label;
 
 /// Runs `zmove sweep`.
 pub(crate) fn run(args: &SweepArgs) -> Result<Exit> {

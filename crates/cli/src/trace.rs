@@ -21,9 +21,9 @@ use zmove_types::Sample;
 
 use self::line::Line;
 use crate::args::TraceArgs;
-use crate::drawing::Heading;
 use crate::exit::{Exit, usage_error};
 use crate::terminal;
+use zmove_drawing::Heading;
 
 /// How often a line is written.
 pub(crate) const INTERVAL: Duration = Duration::from_millis(100);

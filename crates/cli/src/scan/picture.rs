@@ -5,9 +5,9 @@ use zmove_scan::{Histogram, Share};
 use zmove_types::ByteCount;
 
 use super::advice::percent;
-use crate::drawing::classes::{NAMES, SizeAxis};
-use crate::drawing::scale::{Axis, BYTES, Unit, unit};
-use crate::drawing::{
+use zmove_drawing::classes::{NAMES, SizeAxis};
+use zmove_drawing::scale::{Axis, BYTES, Unit, unit};
+use zmove_drawing::{
     GAP, GRID, Heading, LEFT, PLOT_WIDTH, TITLE_LETTERS, TOP, bold, document, fitted, rounded, stroke, words,
 };
 

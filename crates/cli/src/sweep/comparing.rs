@@ -9,9 +9,9 @@ use zmove_sweep::{Compared, Comparison, Sweep, upper_bound};
 use zmove_types::{ByteCount, ByteRate};
 
 use crate::args::ReferenceRate;
-use crate::drawing::scale::size_label;
 use crate::exit::{Exit, usage_error};
 use crate::terminal::{self, Printable};
+use zmove_drawing::scale::size_label;
 
 /// Prints the comparison of two files.
 pub(super) fn run((here, reference): (&Path, &Path), rates: &[ReferenceRate]) -> Result<Exit> {

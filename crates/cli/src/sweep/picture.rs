@@ -5,9 +5,9 @@ use zmove_sweep::{Direction, Moved, Sweep};
 use zmove_types::ByteCount;
 
 use crate::ceiling::date;
-use crate::drawing::classes::{NAMES, SizeAxis};
-use crate::drawing::scale::LogAxis;
-use crate::drawing::{
+use zmove_drawing::classes::{NAMES, SizeAxis};
+use zmove_drawing::scale::LogAxis;
+use zmove_drawing::{
     GAP, GRID, Heading, LEFT, PLOT_WIDTH, Pen, TITLE_LETTERS, TOP, bold, document, drawn, fitted, legend,
     rounded, stroke, words,
 };

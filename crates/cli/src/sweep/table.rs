@@ -6,8 +6,8 @@ use zmove_sweep::{Direction, Measured, Moved, Sweep, Way};
 use zmove_types::{ByteCount, SizeClass};
 
 use crate::ceiling::date;
-use crate::drawing::scale::size_label;
 use crate::terminal::Printable;
+use zmove_drawing::scale::size_label;
 
 /// The whole table.
 pub(super) fn of(sweep: &Sweep) -> String {

@@ -3,7 +3,7 @@
 use super::line::{Line, read};
 use super::picture;
 use super::{panels, table};
-use crate::drawing::Heading;
+use zmove_drawing::Heading;
 
 /// A whole trace: it is read, summed up and drawn, and its lines mean the same when they are written again.
 ///

@@ -7,8 +7,8 @@ use zmove_types::ByteCount;
 
 use super::line::Line;
 use super::series::{Pieces, Points, count};
-use crate::drawing::Pen;
-use crate::drawing::scale::{self, Axis, Unit};
+use zmove_drawing::Pen;
+use zmove_drawing::scale::{self, Axis, Unit};
 
 /// A diagram over time.
 #[derive(Debug)]

@@ -3,8 +3,8 @@
 use svg::node::element::{Group, Polyline};
 
 use super::panels::{Curve, Panel};
-use crate::drawing::scale::{self, Axis, Unit};
-use crate::drawing::{
+use zmove_drawing::scale::{self, Axis, Unit};
+use zmove_drawing::{
     GAP, GRID, Heading, LEFT, PLOT_WIDTH, TOP, bold, document, drawn, legend, rounded, stroke, words,
 };
 

@@ -2,30 +2,33 @@
 
 use svg::node::element::{Group, Rectangle};
 
+use super::picture::{LEFT, LETTER_WIDTH, PLOT_WIDTH, rounded, words};
 use super::scale::{power_label, powers_apart};
-use super::{LEFT, LETTER_WIDTH, PLOT_WIDTH, rounded, words};
 
 /// From one power of two to another; what lies between two classes is `lead` before their border.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SizeAxis {
-    pub(crate) first: f64,
-    pub(crate) last: f64,
-    pub(crate) lead: f64,
+pub struct SizeAxis {
+    /// The least power shown.
+    pub first: f64,
+    /// The greatest power shown.
+    pub last: f64,
+    /// By how much a class begins before its first power.
+    pub lead: f64,
 }
 
 impl SizeAxis {
     /// Where a power lies.
-    pub(crate) fn place(&self, power: f64) -> f64 {
+    pub fn place(&self, power: f64) -> f64 {
         rounded(LEFT + PLOT_WIDTH * (power - self.first) / (self.last - self.first))
     }
 
     /// The width of one power.
-    pub(crate) fn step(&self) -> f64 {
+    pub fn step(&self) -> f64 {
         PLOT_WIDTH / (self.last - self.first)
     }
 
     /// The classes behind a plot, with their names above it where there is room.
-    pub(crate) fn bands(&self, top: f64, height: f64) -> Group {
+    pub fn bands(&self, top: f64, height: f64) -> Group {
         let mut group = Group::new();
         for (name, from, to, colour) in CLASSES {
             let (from, to) = ((from - self.lead).max(self.first), (to - self.lead).min(self.last));
@@ -44,7 +47,7 @@ impl SizeAxis {
     }
 
     /// Sizes below a plot.
-    pub(crate) fn labels(&self, bottom: f64) -> Group {
+    pub fn labels(&self, bottom: f64) -> Group {
         let mut group = Group::new().set("text-anchor", "middle");
         let apart = powers_apart(self.step());
         for power in (0..64).step_by(apart as usize) {
@@ -63,4 +66,4 @@ impl SizeAxis {
 const CLASSES: [(&str, f64, f64, &str); 3] =
     [("LOSF", -2.0, 20.0, "#f3f3f3"), ("medium", 20.0, 30.0, "#e9e9e9"), ("large", 30.0, 64.0, "#dedede")];
 /// The height of the strip with the names.
-pub(crate) const NAMES: f64 = 18.0;
+pub const NAMES: f64 = 18.0;

@@ -1,32 +1,30 @@
-//! What all pictures have in common: an SVG narrow enough for a phone and dark enough for print.
-//!
-//! The colours are those of Okabe and Ito, some of them darker, which people who do not see all colours tell apart; dashes
-//! and marks tell the curves apart in print without any.
-
-pub(crate) mod classes;
-pub(crate) mod scale;
+//! The paper, its heading, lines and words.
 
 use svg::Document;
 use svg::node::element::{Description, Group, Line as Stroke, Rectangle, Text, Title};
 
 /// What stands above the diagrams.
 #[derive(Debug)]
-pub(crate) struct Heading {
-    pub(crate) title: String,
-    pub(crate) below: String,
+pub struct Heading {
+    /// In bold.
+    pub title: String,
+    /// A line below it.
+    pub below: String,
 }
 
 /// How a line looks.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Pen {
-    pub(crate) colour: &'static str,
+pub struct Pen {
+    /// As `#rrggbb`.
+    pub colour: &'static str,
     /// Lengths of dashes and gaps; none for a whole line.
-    pub(crate) dashes: Option<&'static str>,
-    pub(crate) width: f64,
+    pub dashes: Option<&'static str>,
+    /// In units of the picture, which is [`WIDTH`] wide.
+    pub width: f64,
 }
 
 /// A picture of that height whose diagrams begin at [`TOP`].
-pub(crate) fn document(heading: &Heading, described: &str, height: f64, body: Group) -> String {
+pub fn document(heading: &Heading, described: &str, height: f64, body: Group) -> String {
     let title = bold(&heading.title, LEFT, 26.0).set("font-size", 18);
     let document = Document::new()
         .set("viewBox", (0.0, 0.0, WIDTH, height))
@@ -44,7 +42,7 @@ pub(crate) fn document(heading: &Heading, described: &str, height: f64, body: Gr
 }
 
 /// Samples of the lines with their names, in one row.
-pub(crate) fn legend<'a>(curves: impl Iterator<Item = (&'a str, Pen)>, y: f64) -> Group {
+pub fn legend<'a>(curves: impl Iterator<Item = (&'a str, Pen)>, y: f64) -> Group {
     let mut group = Group::new();
     let mut x = LEFT;
     for (name, pen) in curves {
@@ -56,7 +54,7 @@ pub(crate) fn legend<'a>(curves: impl Iterator<Item = (&'a str, Pen)>, y: f64) -
 }
 
 /// A group whose lines are drawn with `pen`.
-pub(crate) fn drawn(pen: Pen) -> Group {
+pub fn drawn(pen: Pen) -> Group {
     let group = Group::new()
         .set("fill", "none")
         .set("stroke", pen.colour)
@@ -69,22 +67,22 @@ pub(crate) fn drawn(pen: Pen) -> Group {
 }
 
 /// A straight line.
-pub(crate) fn stroke(from: (f64, f64), to: (f64, f64)) -> Stroke {
+pub fn stroke(from: (f64, f64), to: (f64, f64)) -> Stroke {
     Stroke::new().set("x1", from.0).set("y1", from.1).set("x2", to.0).set("y2", to.1)
 }
 
 /// Text that begins, or is anchored, at a place.
-pub(crate) fn words(content: &str, x: f64, y: f64) -> Text {
+pub fn words(content: &str, x: f64, y: f64) -> Text {
     Text::new(content).set("x", rounded(x)).set("y", rounded(y))
 }
 
 /// The same, as a title.
-pub(crate) fn bold(content: &str, x: f64, y: f64) -> Text {
+pub fn bold(content: &str, x: f64, y: f64) -> Text {
     words(content, x, y).set("font-weight", "bold")
 }
 
 /// As much of the end of a text as fits into so many letters.
-pub(crate) fn fitted(text: &str, letters_max: usize) -> String {
+pub fn fitted(text: &str, letters_max: usize) -> String {
     let letters = text.chars().count();
     if letters <= letters_max {
         return text.to_owned();
@@ -94,25 +92,27 @@ pub(crate) fn fitted(text: &str, letters_max: usize) -> String {
 }
 
 /// A tenth of a unit is less than a screen shows.
-pub(crate) fn rounded(place: f64) -> f64 {
+pub fn rounded(place: f64) -> f64 {
     (place * 10.0).round() / 10.0
 }
 
 /// What a title holds in a wide font.
-pub(crate) const TITLE_LETTERS: usize = 36;
-pub(crate) const WIDTH: f64 = 480.0;
+pub const TITLE_LETTERS: usize = 36;
+/// Of every picture, in its own units.
+pub const WIDTH: f64 = 480.0;
 /// Where plots begin,
-pub(crate) const LEFT: f64 = 48.0;
+pub const LEFT: f64 = 48.0;
 /// and how wide they are.
-pub(crate) const PLOT_WIDTH: f64 = WIDTH - LEFT - 16.0;
+pub const PLOT_WIDTH: f64 = WIDTH - LEFT - 16.0;
 /// Where the first diagram begins.
-pub(crate) const TOP: f64 = 66.0;
+pub const TOP: f64 = 66.0;
 /// Between two diagrams.
-pub(crate) const GAP: f64 = 24.0;
+pub const GAP: f64 = 24.0;
 const SAMPLE_WIDTH: f64 = 20.0;
 /// Of a wide font's letters at the size of the text.
-pub(crate) const LETTER_WIDTH: f64 = 7.6;
-pub(crate) const GRID: &str = "#d9d9d9";
+pub const LETTER_WIDTH: f64 = 7.6;
+/// Of lines behind the curves.
+pub const GRID: &str = "#d9d9d9";
 const INK: &str = "#222222";
 const PAPER: &str = "#ffffff";
 

@@ -3,18 +3,20 @@
 
 /// A unit and how many of the smallest one it has.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Unit {
-    pub(crate) name: &'static str,
-    pub(crate) size: f64,
+pub struct Unit {
+    /// As it is written behind a number.
+    pub name: &'static str,
+    /// Of the smallest unit.
+    pub size: f64,
 }
 
 /// The largest unit of which `most` has one; the first if there is none.
-pub(crate) fn unit(units: &[Unit], most: f64) -> Unit {
+pub fn unit(units: &[Unit], most: f64) -> Unit {
     units.iter().rev().find(|unit| most >= unit.size).copied().unwrap_or(units[0])
 }
 
 /// Units of bytes.
-pub(crate) const BYTES: [Unit; 5] = [
+pub const BYTES: [Unit; 5] = [
     Unit { name: "B", size: 1.0 },
     Unit { name: "KiB", size: 1_024.0 },
     Unit { name: "MiB", size: 1_048_576.0 },
@@ -23,7 +25,7 @@ pub(crate) const BYTES: [Unit; 5] = [
 ];
 
 /// Units of bits per second, as so many bytes per second.
-pub(crate) const RATES: [Unit; 4] = [
+pub const RATES: [Unit; 4] = [
     Unit { name: "bit/s", size: 0.125 },
     Unit { name: "kbit/s", size: 125.0 },
     Unit { name: "Mbit/s", size: 125e3 },
@@ -31,22 +33,22 @@ pub(crate) const RATES: [Unit; 4] = [
 ];
 
 /// Units of time.
-pub(crate) const TIMES: [Unit; 3] =
+pub const TIMES: [Unit; 3] =
     [Unit { name: "s", size: 1.0 }, Unit { name: "min", size: 60.0 }, Unit { name: "h", size: 3_600.0 }];
 
 /// One axis, from zero.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Axis {
+pub struct Axis {
     /// Its end.
-    pub(crate) most: f64,
+    pub most: f64,
     /// Values that get a line and a label.
-    pub(crate) ticks: Vec<f64>,
+    pub ticks: Vec<f64>,
     decimals: usize,
 }
 
 impl Axis {
     /// An axis that ends with a tick at or above `most`, with at most `ticks_max` steps.
-    pub(crate) fn to_tick(most: f64, ticks_max: u32) -> Self {
+    pub fn to_tick(most: f64, ticks_max: u32) -> Self {
         let most = if most > 0.0 { most } else { 1.0 };
         let axis = Self::to_value(most, ticks_max);
         let step = axis.ticks[1];
@@ -55,7 +57,7 @@ impl Axis {
     }
 
     /// An axis that ends at `most`, with at most `ticks_max` steps.
-    pub(crate) fn to_value(most: f64, ticks_max: u32) -> Self {
+    pub fn to_value(most: f64, ticks_max: u32) -> Self {
         let most = if most > 0.0 { most } else { 1.0 };
         let rough = most / f64::from(ticks_max);
         let power = 10f64.powf(rough.log10().floor());
@@ -68,14 +70,14 @@ impl Axis {
     }
 
     /// How a tick is labelled.
-    pub(crate) fn label(&self, tick: f64) -> String {
+    pub fn label(&self, tick: f64) -> String {
         format!("{tick:.*}", self.decimals)
     }
 }
 
 /// One axis of powers of ten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LogAxis {
+pub struct LogAxis {
     /// The exponents at its ends.
     least: i32,
     most: i32,
@@ -83,7 +85,7 @@ pub(crate) struct LogAxis {
 
 impl LogAxis {
     /// An axis on which all values above zero lie.
-    pub(crate) fn around(values: impl Iterator<Item = f64>) -> Self {
+    pub fn around(values: impl Iterator<Item = f64>) -> Self {
         let logs = values.filter(|value| *value > 0.0).map(f64::log10);
         let ends = logs
             .fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), log| (least.min(log), most.max(log)));
@@ -93,17 +95,17 @@ impl LogAxis {
     }
 
     /// Where a value lies, from 0 at the beginning to 1 at the end.
-    pub(crate) fn place(self, value: f64) -> f64 {
+    pub fn place(self, value: f64) -> f64 {
         (value.log10() - f64::from(self.least)) / f64::from(self.most - self.least)
     }
 
     /// Values that get a line and a label.
-    pub(crate) fn ticks(self) -> impl Iterator<Item = f64> {
+    pub fn ticks(self) -> impl Iterator<Item = f64> {
         (self.least..=self.most).map(|power| 10f64.powi(power))
     }
 
     /// How a tick is labelled.
-    pub(crate) fn label(tick: f64) -> String {
+    pub fn label(tick: f64) -> String {
         match tick {
             _ if tick >= 999_999.0 => format!("{:.0}M", tick / 1e6),
             _ if tick >= 9_999.0 => format!("{:.0}k", tick / 1e3),
@@ -119,7 +121,7 @@ fn exponent(log: f64) -> i32 {
 }
 
 /// A size that is a power of two, or as it is counted.
-pub(crate) fn size_label(bytes: u64) -> String {
+pub fn size_label(bytes: u64) -> String {
     match bytes.checked_ilog2() {
         Some(power) if bytes.is_power_of_two() => power_label(power),
         _ => zmove_types::ByteCount(bytes).to_string(),
@@ -127,13 +129,13 @@ pub(crate) fn size_label(bytes: u64) -> String {
 }
 
 /// Two to a power, in bytes.
-pub(crate) fn power_label(power: u32) -> String {
+pub fn power_label(power: u32) -> String {
     let unit = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"][(power / 10).min(6) as usize];
     format!("{} {unit}", 1_u64 << (power - (power / 10).min(6) * 10))
 }
 
 /// Every how many powers of two there is room for a label, where each has a place of that width.
-pub(crate) fn powers_apart(width: f64) -> u32 {
+pub fn powers_apart(width: f64) -> u32 {
     [1, 2, 5].into_iter().find(|step| f64::from(*step) * width >= LABEL_WIDTH).unwrap_or(10)
 }
 
