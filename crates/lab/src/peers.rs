@@ -42,8 +42,16 @@ pub(crate) enum Kind {
     RsyncDaemon,
     /// tar through ssh.
     TarSsh,
+    /// scp, which speaks SFTP.
+    Scp,
+    /// rclone over SFTP.
+    Rclone,
+    /// Several rsyncs to the daemon, in clear, each with a share of the files.
+    Fpsync,
     /// tar through netcat, in clear.
     TarNetcat,
+    /// tar through mbuffer, in clear.
+    TarMbuffer,
     /// syq: encrypted TCP connections beside ssh.
     Syq,
     /// GridFTP between two servers, in clear.
@@ -53,13 +61,17 @@ pub(crate) enum Kind {
 }
 
 /// The names of the tools on the command line.
-const NAMES: [(&str, Kind); 9] = [
+const NAMES: [(&str, Kind); 13] = [
     ("zmove", Kind::Zmove),
     ("zmovessh", Kind::ZmoveSsh),
     ("rsync", Kind::Rsync),
     ("rsyncd", Kind::RsyncDaemon),
     ("tarssh", Kind::TarSsh),
+    ("scp", Kind::Scp),
+    ("rclone", Kind::Rclone),
+    ("fpsync", Kind::Fpsync),
     ("tarnc", Kind::TarNetcat),
+    ("tarmbuffer", Kind::TarMbuffer),
     ("syq", Kind::Syq),
     ("gridftp", Kind::GridFtp),
     ("gridftp-direct", Kind::GridFtpDirect),
@@ -75,7 +87,7 @@ impl FromStr for Tool {
             let known: Vec<&str> = NAMES.iter().map(|(known, _)| *known).collect();
             bail!("no tool {name}; there are {}", known.join(", "));
         };
-        if !arguments.is_empty() && matches!(kind, Kind::TarSsh | Kind::TarNetcat) {
+        if !arguments.is_empty() && matches!(kind, Kind::TarSsh | Kind::TarNetcat | Kind::TarMbuffer) {
             bail!("{name} takes no arguments");
         }
         let arguments = arguments.trim_matches('"').split_whitespace().map(str::to_owned).collect();
@@ -125,12 +137,12 @@ impl Tool {
         let on_target =
             |program: &str| inside::command(Some(&stage.hosts.target), Some(stage.target_group), program);
         let command = match self.kind {
-            Kind::Rsync | Kind::TarSsh | Kind::Syq | Kind::ZmoveSsh => {
+            Kind::Rsync | Kind::TarSsh | Kind::Scp | Kind::Rclone | Kind::Syq | Kind::ZmoveSsh => {
                 let mut command = on_target(&programs::path("sshd"))?;
                 command.args(["-D", "-e", "-f"]).arg(homes.ssh.join("sshd_config"));
                 command
             }
-            Kind::RsyncDaemon => {
+            Kind::RsyncDaemon | Kind::Fpsync => {
                 let mut command = on_target("rsync")?;
                 command.args(["--daemon", "--no-detach", "--config"]).arg(&homes.rsyncd_config);
                 command
@@ -139,6 +151,11 @@ impl Tool {
                 let port = self.port();
                 let target = stage.target.display();
                 shell(on_target("bash")?, &format!("nc -l {TARGET_ADDRESS} {port} | tar xf - -C {target}"))
+            }
+            Kind::TarMbuffer => {
+                let target = stage.target.display();
+                let line = format!("mbuffer {MBUFFER_FLAGS} -I {} | tar xf - -C {target}", self.port());
+                shell(on_target("bash")?, &line)
             }
             Kind::GridFtp | Kind::GridFtpDirect => gridftp::server(stage, TARGET_ADDRESS)?,
             Kind::Zmove => {
@@ -181,12 +198,37 @@ impl Tool {
             Kind::RsyncDaemon => {
                 let mut command = on_source("rsync")?;
                 command.args(["-a", "--whole-file"]).args(&self.arguments).arg(source);
-                command.arg(format!("rsync://{TARGET_ADDRESS}:{port}/target/{RUN_DIRECTORY}/"));
+                command.arg(daemon_url(port));
                 command
             }
             Kind::TarSsh => {
                 let ssh = homes.ssh_line();
                 let line = format!("tar cf - . | {ssh} root@{TARGET_ADDRESS} tar xf - -C {target}");
+                shell(on_source("bash")?, &line)
+            }
+            Kind::Scp => {
+                let files = format!(
+                    "scp -r -p -q {} -P {port} * root@{TARGET_ADDRESS}:{target}",
+                    homes.ssh_options()
+                );
+                shell(on_source("bash")?, &files)
+            }
+            Kind::Rclone => {
+                let mut command = on_source("rclone")?;
+                command.args(["copy", "--config", "/dev/null"]).args(RCLONE_FLAGS);
+                command.args(["--sftp-host", TARGET_ADDRESS, "--sftp-port", &port.to_string()]);
+                command.args(["--sftp-user", "root", "--sftp-key-file"]).arg(homes.ssh.join("user_key"));
+                command.args(&self.arguments).args([source, format!(":sftp:{target}")]);
+                command
+            }
+            Kind::Fpsync => {
+                let mut command = on_source("fpsync")?;
+                command.arg("-t").arg(homes.fpsync.join(RUN_DIRECTORY)).args(FPSYNC_FLAGS);
+                command.args(&self.arguments).arg(source).arg(daemon_url(port));
+                command
+            }
+            Kind::TarMbuffer => {
+                let line = format!("tar cf - . | mbuffer {MBUFFER_FLAGS} -O {TARGET_ADDRESS}:{port}");
                 shell(on_source("bash")?, &line)
             }
             Kind::TarNetcat => {
@@ -232,9 +274,9 @@ impl Tool {
 
     fn port(&self) -> u16 {
         match self.kind {
-            Kind::Rsync | Kind::TarSsh | Kind::Syq | Kind::ZmoveSsh => SSH_PORT,
-            Kind::RsyncDaemon => 8_730,
-            Kind::TarNetcat => 9_000,
+            Kind::Rsync | Kind::TarSsh | Kind::Scp | Kind::Rclone | Kind::Syq | Kind::ZmoveSsh => SSH_PORT,
+            Kind::RsyncDaemon | Kind::Fpsync => 8_730,
+            Kind::TarNetcat | Kind::TarMbuffer => 9_000,
             Kind::GridFtp | Kind::GridFtpDirect => gridftp::PORT,
             Kind::Zmove => 7_000,
         }
@@ -242,7 +284,7 @@ impl Tool {
 
     /// Whether the server ends by itself, and the copy with it.
     pub(crate) fn server_ends(&self) -> bool {
-        self.kind == Kind::TarNetcat
+        matches!(self.kind, Kind::TarNetcat | Kind::TarMbuffer)
     }
 
     /// What the tool says of its version.
@@ -252,7 +294,10 @@ impl Tool {
         }
         match self.kind {
             Kind::Zmove | Kind::ZmoveSsh => programs::version(&homes.zmove.binary, "--version"),
-            Kind::Rsync | Kind::RsyncDaemon => programs::version("rsync", "--version"),
+            Kind::Rsync | Kind::RsyncDaemon | Kind::Fpsync => programs::version("rsync", "--version"),
+            Kind::Scp => programs::version("ssh", "-V"),
+            Kind::Rclone => programs::version("rclone", "--version"),
+            Kind::TarMbuffer => programs::version("mbuffer", "--version"),
             Kind::TarSsh | Kind::TarNetcat => programs::version("tar", "--version"),
             Kind::Syq => programs::version(&programs::path("syq"), "--version"),
             Kind::GridFtp | Kind::GridFtpDirect => programs::version("globus-url-copy", "-version"),
@@ -273,8 +318,36 @@ fn shell(mut command: Command, line: &str) -> Command {
     command
 }
 
+/// What of the daemon's module a run fills.
+fn daemon_url(port: u16) -> String {
+    format!("rsync://{TARGET_ADDRESS}:{port}/target/{RUN_DIRECTORY}/")
+}
+
+/// What a command of [`inside::command`] becomes, as it could be typed, with `$LAB` for the session's directory.
+pub(crate) fn typed(command: &Command, session: &Path) -> String {
+    let words = command.get_args().map(|word| word.to_string_lossy());
+    let words: Vec<_> = words.skip_while(|word| word != "--").skip(1).collect();
+    words.join(" ").replace(&session.display().to_string(), "$LAB")
+}
+
 /// Directory below the target's root that a run fills.
 pub(crate) const RUN_DIRECTORY: &str = "run";
+/// So much memory at each end, in blocks of what a tar writes at once and more.
+const MBUFFER_FLAGS: &str = "-q -m 128M -s 256k";
+/// What its manual has for many files and for large ones. SFTP keeps no modes.
+const RCLONE_FLAGS: [&str; 8] = [
+    "--transfers",
+    "16",
+    "--checkers",
+    "16",
+    "--multi-thread-streams",
+    "8",
+    "--sftp-disable-hashcheck",
+    "--quiet",
+];
+/// Eight at a time; of the options of rsync its own, without the list of files, and whole files.
+const FPSYNC_FLAGS: [&str; 8] =
+    ["-n", "8", "-f", "1000", "-s", "64M", "-o", "-lptgoD --numeric-ids --whole-file"];
 const ALLOW_CLEAR: &str = "--allow-clear";
 /// Sixteen connections at once were its fastest here; without a tuning cache each run stands for itself.
 const SYQ_FLAGS: [&str; 4] =

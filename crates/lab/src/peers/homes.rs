@@ -18,6 +18,7 @@ use crate::session::Session;
 pub(crate) struct Homes {
     pub(super) ssh: PathBuf,
     pub(super) rsyncd_config: PathBuf,
+    pub(super) fpsync: PathBuf,
     pub(super) syq: PathBuf,
     pub(super) gridftp_names: PathBuf,
     pub(super) zmove: ZmoveProgram,
@@ -36,6 +37,7 @@ impl Homes {
         let homes = Self {
             ssh: session.subdirectory("ssh")?,
             rsyncd_config: session.directory().join("rsyncd.conf"),
+            fpsync: session.subdirectory("fpsync")?,
             syq: session.subdirectory("syq")?,
             gridftp_names: session.directory().join("gridftp.hosts"),
             zmove,
@@ -43,13 +45,14 @@ impl Homes {
             zmove_target: session.subdirectory("zmove-target")?,
         };
         let uses = |kind| tools.iter().any(|tool| tool.kind == kind);
-        if [Kind::Rsync, Kind::TarSsh, Kind::Syq, Kind::ZmoveSsh].into_iter().any(uses) {
+        let by_ssh = [Kind::Rsync, Kind::TarSsh, Kind::Scp, Kind::Rclone, Kind::Syq, Kind::ZmoveSsh];
+        if by_ssh.into_iter().any(uses) {
             homes.prepare_ssh()?;
         }
         if uses(Kind::GridFtp) || uses(Kind::GridFtpDirect) {
             gridftp::write_names(&homes.gridftp_names)?;
         }
-        if uses(Kind::RsyncDaemon) {
+        if uses(Kind::RsyncDaemon) || uses(Kind::Fpsync) {
             homes.prepare_rsyncd(target_root)?;
         }
         if uses(Kind::Zmove) {
@@ -72,6 +75,7 @@ impl Homes {
         let mut config = format!("Port {SSH_PORT}\nListenAddress {TARGET_ADDRESS}\n");
         write!(config, "HostKey {home}/host_key\nAuthorizedKeysFile {home}/authorized_keys\n")?;
         config.push_str("PidFile none\nPermitRootLogin prohibit-password\nStrictModes no\nUsePAM no\n");
+        config.push_str("Subsystem sftp internal-sftp\n");
         config.push_str("MaxStartups 1000\nMaxSessions 1000\nUseDNS no\nLogLevel ERROR\n");
         let (syq, zmove) = (self.syq.display(), self.zmove_target.display());
         writeln!(config, "SetEnv XDG_CACHE_HOME={syq} SYQ_NO_UPDATE_CHECK=1 ZMOVE_HOME={zmove}")?;
@@ -80,9 +84,14 @@ impl Homes {
 
     /// The ssh client as one line, for rsync's `-e` and for shells.
     pub(super) fn ssh_line(&self) -> String {
+        format!("ssh -p {SSH_PORT} {}", self.ssh_options())
+    }
+
+    /// What ssh and scp have in common, apart from the port.
+    pub(super) fn ssh_options(&self) -> String {
         let key = self.ssh.join("user_key");
         format!(
-            "ssh -F none -p {SSH_PORT} -c aes128-gcm@openssh.com -i {} -o IdentitiesOnly=yes \
+            "-F none -c aes128-gcm@openssh.com -i {} -o IdentitiesOnly=yes \
              -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o Compression=no -o LogLevel=ERROR",
             key.display()
         )
@@ -90,7 +99,7 @@ impl Homes {
 
     fn prepare_rsyncd(&self, target_root: &Path) -> Result<()> {
         let config = format!(
-            "address = {TARGET_ADDRESS}\nport = 8730\nuse chroot = no\nlog file = /dev/null\n\
+            "address = {TARGET_ADDRESS}\nport = 8730\nuse chroot = no\nmax connections = 0\nlog file = /dev/null\n\
              [target]\npath = {}\nuid = 0\ngid = 0\nread only = no\n",
             target_root.display()
         );
@@ -132,6 +141,11 @@ impl ZmoveProgram {
     pub(crate) fn find(asked: Option<&Path>, serve_arguments: &str) -> Result<Self> {
         let serve_arguments = serve_arguments.split_whitespace().map(str::to_owned).collect();
         Ok(Self { binary: zmove_binary(asked)?, serve_arguments })
+    }
+
+    /// Where the program is.
+    pub(crate) fn path(&self) -> &str {
+        &self.binary
     }
 }
 

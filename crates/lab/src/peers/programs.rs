@@ -34,7 +34,11 @@ fn needed(kind: Kind) -> &'static [&'static str] {
         Kind::Rsync => &["rsync", "ssh", "sshd"],
         Kind::RsyncDaemon => &["rsync"],
         Kind::TarSsh => &["tar", "ssh", "sshd"],
+        Kind::Scp => &["scp", "ssh", "sshd"],
+        Kind::Rclone => &["rclone", "sshd"],
+        Kind::Fpsync => &["fpsync", "fpart", "rsync"],
         Kind::TarNetcat => &["tar", "nc"],
+        Kind::TarMbuffer => &["tar", "mbuffer"],
         Kind::Syq => &["syq", "ssh", "sshd"],
         Kind::GridFtp | Kind::GridFtpDirect => &["globus-gridftp-server", "globus-url-copy", "unshare"],
     }
