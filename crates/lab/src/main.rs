@@ -1,6 +1,6 @@
 //! `zmove-lab`: measures zmove and its peers between two hosts that are network namespaces joined by an emulated path.
 //!
-//! Runs as root on Linux, but for `torture`, `kills`, `half`, `soak` and `siege`, which need no hosts. Everything it makes (namespaces, mounts, processes) carries its process number and ends with it.
+//! Runs as root on Linux, but for `figures`, `torture`, `kills`, `half`, `soak` and `siege`, which need no hosts. Everything it makes (namespaces, mounts, processes) carries its process number and ends with it.
 
 mod again;
 mod calibrate;
@@ -12,6 +12,7 @@ mod groups;
 mod hosts;
 mod inside;
 mod kills;
+mod paper;
 mod path;
 mod peers;
 mod race;
@@ -43,6 +44,7 @@ use crate::groups::Group;
 use crate::hosts::{Hosts, LinkArgs};
 use crate::inside::InsideArgs;
 use crate::kills::{HalfArgs, KillsArgs};
+use crate::paper::{FiguresArgs, PaperArgs};
 use crate::session::Session;
 use crate::siege::SiegeArgs;
 use crate::soak::SoakArgs;
@@ -68,6 +70,10 @@ enum Task {
     Data(DataArgs),
     /// Copies data sets with several tools in turn.
     Compare(CompareArgs),
+    /// Asks the questions of the paper "When to use rsync" again: every tool, over file sizes and round trips.
+    Paper(PaperArgs),
+    /// Draws what `paper` has measured, and writes its tables.
+    Figures(FiguresArgs),
     /// Slows the path down and asks whether zmove says so.
     Verdicts(VerdictsArgs),
     /// Kills, cuts and confuses transfers at random, and asks whether the same command finishes them.
@@ -131,6 +137,8 @@ fn main() -> ExitCode {
         Task::Calibrate(arguments) => run_calibrate(&arguments),
         Task::Data(arguments) => run_data(&arguments),
         Task::Compare(arguments) => compare::compare(&arguments),
+        Task::Paper(arguments) => paper::paper(&arguments),
+        Task::Figures(arguments) => paper::figures(&arguments),
         Task::Verdicts(arguments) => verdicts::verdicts(&arguments),
         Task::Torture(arguments) => torture::torture(&arguments),
         Task::Kills(arguments) => kills::kills(&arguments),

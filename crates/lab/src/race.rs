@@ -2,6 +2,7 @@
 //!
 //! The clock starts with the client and stops when every process of the copy has ended and the target is synced.
 
+use std::fmt;
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -13,7 +14,7 @@ use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::first_byte::FirstByte;
 use crate::groups::Group;
@@ -25,7 +26,7 @@ use crate::trees;
 use crate::volume::Volume;
 
 /// How a run ended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "verdict", content = "why")]
 pub(crate) enum Verdict {
     /// The target holds what the source holds.
@@ -41,14 +42,34 @@ pub(crate) enum Verdict {
 }
 
 impl Verdict {
+    /// In one word.
+    pub(crate) fn word(&self) -> &'static str {
+        match self {
+            Self::Right => "right",
+            Self::Wrong(_) => "wrong",
+            Self::Failed(_) => "failed",
+            Self::TimedOut => "cut",
+            Self::Missing(_) => "missing",
+        }
+    }
+
     /// Whether there was nothing to run.
     pub(crate) fn is_missing(&self) -> bool {
         matches!(self, Self::Missing(_))
     }
 }
 
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Wrong(why) | Self::Failed(why) | Self::Missing(why) => write!(f, "{}: {why}", self.word()),
+            Self::Right | Self::TimedOut => f.write_str(self.word()),
+        }
+    }
+}
+
 /// The figures of one run.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Run {
     #[serde(flatten)]
     pub(crate) verdict: Verdict,
@@ -78,7 +99,7 @@ impl Run {
 }
 
 /// What one side used.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Usage {
     pub(crate) cpu_seconds: f64,
     pub(crate) peak_bytes: u64,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata};
 use std::io::{ErrorKind, Read};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -13,6 +13,22 @@ use anyhow::{Context, Result};
 pub(crate) fn difference(source: &Path, target: &Path) -> Result<Option<String>> {
     let mut blocks = Blocks { source: vec![0; BLOCK_BYTES], target: vec![0; BLOCK_BYTES] };
     directories(source, target, &mut blocks)
+}
+
+/// Bytes of all files below `root` that are stored, whatever their names: not more than their lengths, nor than the room
+/// they take.
+pub(crate) fn stored_bytes(root: &Path) -> Result<u64> {
+    let mut bytes = 0;
+    for name in names(root)? {
+        let path = root.join(name);
+        let found = metadata(&path)?;
+        bytes += match () {
+            () if found.is_dir() => stored_bytes(&path)?,
+            () if found.is_file() => found.len().min(found.blocks() * 512),
+            () => 0,
+        };
+    }
+    Ok(bytes)
 }
 
 struct Blocks {
@@ -140,6 +156,15 @@ mod tests {
         assert_eq!(missing.as_deref(), Some("/d/l is missing"));
         let extra = found(|target| fs::write(target.join("d/g"), b"").unwrap());
         assert_eq!(extra.as_deref(), Some("/d/g is not in the source"));
+    }
+
+    #[test]
+    fn what_is_stored_is_counted_without_holes() {
+        let place = tree();
+        let whole = stored_bytes(place.path()).unwrap();
+        assert_eq!(whole, b"content".len() as u64);
+        File::create(place.path().join("d/.hidden")).unwrap().set_len(1 << 20).unwrap();
+        assert_eq!(stored_bytes(place.path()).unwrap(), whole);
     }
 
     #[test]
