@@ -81,21 +81,9 @@ impl Paths {
             _ => known.day,
         };
         let text = with(&lines, &self.endpoint, Known { day, ..known });
-        if let Err(error) = self.replace(&text) {
+        if let Err(error) = zmove_disk::replace_file(&self.file, &text) {
             terminal::warn(format_args!("write '{}': {error}", self.file.display()));
         }
-    }
-
-    /// Puts `text` in the place of the file in one step, whoever else does so, on this host or another.
-    fn replace(&self, text: &str) -> io::Result<()> {
-        let mut name = [0; 8];
-        rustix::rand::getrandom(&mut name[..], rustix::rand::GetRandomFlags::empty())?;
-        let temporary = self.file.with_extension(format!("{:016x}", u64::from_le_bytes(name)));
-        let replaced = fs::write(&temporary, text).and_then(|()| fs::rename(&temporary, &self.file));
-        if replaced.is_err() {
-            let _never_made = fs::remove_file(&temporary);
-        }
-        replaced
     }
 
     /// What is still of use of what was learnt.

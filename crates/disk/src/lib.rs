@@ -14,12 +14,14 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 
+mod advice;
 mod backend;
 mod contents;
 mod data_file;
 mod entry;
 mod existing;
 mod fault;
+mod mounts;
 mod nursery;
 mod remove;
 mod root;
@@ -28,12 +30,14 @@ mod threads;
 mod tree;
 mod uring;
 
+pub use advice::replace_file;
 pub use backend::{Disk, Slices};
 pub use contents::ContentsWriter;
 pub use data_file::{DataFile, Direct};
 pub use entry::{FileIdentity, place_symlink, retouch, set_directory_metadata, set_new_file_metadata};
 pub use existing::{Change, Existing};
 pub use fault::{Fault, FaultAt, Faulty, Request};
+pub use mounts::Mount;
 pub use nursery::Nursery;
 pub use remove::{is_hidden, remove_entries};
 pub use staged::{Staged, TempNames};

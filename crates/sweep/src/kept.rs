@@ -29,13 +29,7 @@ impl Kept {
     /// What the system says.
     pub fn keep(&self, sweep: &Sweep) -> io::Result<()> {
         fs::create_dir_all(&self.directory)?;
-        let file = self.file(&sweep.host.name, &sweep.storage);
-        let temporary = file.with_extension(format!("{:x}", std::process::id()));
-        let replaced = fs::write(&temporary, sweep.to_json()).and_then(|()| fs::rename(&temporary, &file));
-        if replaced.is_err() {
-            let _never_made = fs::remove_file(&temporary);
-        }
-        replaced?;
+        zmove_disk::replace_file(&self.file(&sweep.host.name, &sweep.storage), &sweep.to_json())?;
         self.forget_oldest()
     }
 

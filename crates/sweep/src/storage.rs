@@ -1,11 +1,10 @@
 //! Which file system a path lies on, so that a sweep is found again.
 
-use std::ffi::OsString;
 use std::io;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, StatxFlags};
+use zmove_disk::Mount;
 
 use crate::result::Storage;
 
@@ -20,10 +19,9 @@ impl Storage {
         let asked = rustix::fs::statx(CWD, &path, AtFlags::empty(), StatxFlags::MNT_ID);
         let mount_id = asked.ok().filter(|stat| stat.stx_mask & StatxFlags::MNT_ID.bits() != 0);
         let mounts = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
-        let mount = find(&mounts, mount_id.map(|stat| stat.stx_mnt_id), &path).unwrap_or_default();
-        let shown = |bytes: Vec<u8>| OsString::from_vec(bytes).to_string_lossy().into_owned();
-        let path = path.to_string_lossy().into_owned();
-        Ok(Self { path, kind: shown(mount.kind), source: shown(mount.source), id })
+        let mount = find(&mounts, mount_id.map(|stat| stat.stx_mnt_id), &path);
+        let (kind, source) = mount.map_or_else(Default::default, |mount| (mount.kind, mount.source));
+        Ok(Self { path: path.to_string_lossy().into_owned(), kind, source, id })
     }
 
     /// Whether another path is on the same file system.
@@ -33,65 +31,16 @@ impl Storage {
     }
 }
 
-/// A line of `mountinfo`.
-#[derive(Debug, Default, PartialEq)]
-struct Mount {
-    id: u64,
-    point: PathBuf,
-    kind: Vec<u8>,
-    source: Vec<u8>,
-}
-
-/// The mount with that number; where the kernel does not tell it, the deepest that the path lies below.
+/// The mount with that number; where the kernel does not tell it, the innermost that the path lies in.
 fn find(mounts: &[u8], id: Option<u64>, path: &Path) -> Option<Mount> {
-    let mounts: Vec<_> = mounts.split(|byte| *byte == b'\n').filter_map(parse).collect();
-    let above = |mount: &&Mount| path.starts_with(&mount.point);
-    let deepest = || mounts.iter().filter(above).max_by_key(|mount| mount.point.components().count());
-    let found = id.and_then(|id| mounts.iter().find(|mount| mount.id == id)).or_else(deepest)?;
-    Some(Mount {
-        id: found.id,
-        point: found.point.clone(),
-        kind: found.kind.clone(),
-        source: found.source.clone(),
-    })
-}
-
-/// `ID PARENT MAJOR:MINOR ROOT POINT OPTIONS [OPTIONAL...] - KIND SOURCE OPTIONS`
-fn parse(line: &[u8]) -> Option<Mount> {
-    let mut fields = line.split(|byte| *byte == b' ');
-    let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
-    let point = OsString::from_vec(unescaped(fields.nth(3)?)).into();
-    fields.find(|field| *field == b"-")?;
-    let (kind, source) = (unescaped(fields.next()?), unescaped(fields.next()?));
-    Some(Mount { id, point, kind, source })
-}
-
-/// The kernel writes blanks and backslashes as three octal digits.
-fn unescaped(field: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let Some((first, after)) = rest.split_first() {
-        let digits =
-            after.get(..3).filter(|_| *first == b'\\').and_then(|digits| std::str::from_utf8(digits).ok());
-        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = &after[3..];
-            }
-            None => {
-                bytes.push(*first);
-                rest = after;
-            }
-        }
-    }
-    bytes
+    let numbered = id.and_then(|id| Mount::all(mounts).find(|mount| mount.id == id));
+    numbered.or_else(|| Mount::around(mounts, path))
 }
 
 /// Letters that may stand in a file's name, for any text.
 pub(crate) fn plain_name(text: &str) -> String {
     let letter = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-    let bytes = OsString::from(text);
-    let plain = bytes.as_bytes().iter().map(|byte| if letter(byte) { char::from(*byte) } else { '_' });
+    let plain = text.as_bytes().iter().map(|byte| if letter(byte) { char::from(*byte) } else { '_' });
     plain.take(NAME_LETTERS_MAX).collect()
 }
 
@@ -102,19 +51,14 @@ mod tests {
     use super::*;
 
     const MOUNTS: &[u8] = b"22 1 253:0 / / rw - ext4 /dev/vda rw\n\
-        30 22 0:40 / /data\\040one rw,nosuid shared:7 - nfs4 host:/export\\134x rw,vers=4.2\n\
-        31 22 0:41 / /data\\040one rw - tmpfs tmpfs rw\nbroken\n";
+        30 22 0:40 / /data rw,nosuid shared:7 - nfs4 host:/export rw,vers=4.2\n\
+        31 22 0:41 / /data rw - tmpfs tmpfs rw\n";
 
     #[test]
     fn a_mount_is_found_by_its_number_or_by_the_path() {
-        let found = find(MOUNTS, Some(30), Path::new("/")).unwrap();
-        assert_eq!((found.kind.as_slice(), found.source.as_slice()), (&b"nfs4"[..], &b"host:/export\\x"[..]));
-        let below = |path: &str| find(MOUNTS, None, Path::new(path)).unwrap().id;
-        assert_eq!(
-            (below("/data one/x"), below("/data")),
-            (31, 22),
-            "what is mounted last hides what is below"
-        );
+        let found = |id, path: &str| find(MOUNTS, id, Path::new(path)).map(|mount| mount.id);
+        assert_eq!(found(Some(30), "/"), Some(30));
+        assert_eq!((found(None, "/data/x"), found(Some(77), "/database")), (Some(31), Some(22)));
         assert_eq!(find(b"", None, Path::new("/")), None);
     }
 

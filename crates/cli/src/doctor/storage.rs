@@ -1,8 +1,8 @@
 //! The storage below a directory.
 
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use zmove_disk::Mount;
 use zmove_types::ByteCount;
 
 use crate::doctor::Part;
@@ -27,15 +27,6 @@ pub(crate) struct Room {
     pub(crate) files_free: Option<u64>,
 }
 
-/// What is mounted there.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Mount {
-    pub(crate) point: PathBuf,
-    /// For example `xfs`.
-    pub(crate) kind: String,
-    pub(crate) options: Vec<String>,
-}
-
 impl Storage {
     pub(crate) fn gather(root: &Root, directory: &Path) -> Self {
         let found = directory.canonicalize();
@@ -44,14 +35,14 @@ impl Storage {
             Ok(directory) => Room::of(directory).map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),
         };
-        let mount = root.text("proc/self/mountinfo").and_then(|text| mount_of(&text, whole));
+        let mount = root.text("proc/self/mountinfo").and_then(|text| Mount::around(text.as_bytes(), whole));
         Self { directory: whole.into(), room, mount }
     }
 
     pub(crate) fn judge(&self, part: Part) -> Vec<Finding> {
         let mut findings = vec![self.judge_room(part)];
         findings.push(match &self.mount {
-            Some(mount) => mount.judge(),
+            Some(mount) => judge_mount(mount),
             None => Finding::unknown("file system", "/proc/self/mountinfo"),
         });
         findings
@@ -88,70 +79,29 @@ impl Room {
     }
 }
 
-impl Mount {
-    fn judge(&self) -> Finding {
-        let Self { point, kind, .. } = self;
-        let place = format!("{kind} at '{}'", point.display());
-        if self.has("ro") {
-            return Finding::note(
-                "file system",
-                format!("{place} is mounted read-only: nothing can be received there"),
-            )
-            .mended_by(Mend::command(format!("mount -o remount,rw {}", quoted(point))));
-        }
-        if !self.has("noatime") && !self.has("relatime") && LOCAL_KINDS.contains(&kind.as_str()) {
-            return Finding::note(
-                "file system",
-                format!("{place}: each file that is read gets a new access time"),
-            )
-            .mended_by(Mend::command(format!("mount -o remount,noatime {}", quoted(point))));
-        }
-        if kind == "tmpfs" {
-            return Finding::note("file system", format!("{place}: what is received stays in memory"));
-        }
-        Finding::ok("file system", place)
+/// What of a mount matters to a mover.
+fn judge_mount(mount: &Mount) -> Finding {
+    let Mount { point, kind, options, .. } = mount;
+    let has = |option: &str| options.iter().any(|word| word == option);
+    let place = format!("{kind} at '{}'", point.display());
+    if has("ro") {
+        return Finding::note(
+            "file system",
+            format!("{place} is mounted read-only: nothing can be received there"),
+        )
+        .mended_by(Mend::command(format!("mount -o remount,rw {}", quoted(point))));
     }
-
-    fn has(&self, option: &str) -> bool {
-        self.options.iter().any(|word| word == option)
+    if !has("noatime") && !has("relatime") && LOCAL_KINDS.contains(&kind.as_str()) {
+        return Finding::note(
+            "file system",
+            format!("{place}: each file that is read gets a new access time"),
+        )
+        .mended_by(Mend::command(format!("mount -o remount,noatime {}", quoted(point))));
     }
-}
-
-/// The mount that a path without links lies in: the innermost, and of several on top of each other the last.
-fn mount_of(mountinfo: &str, path: &Path) -> Option<Mount> {
-    let mounts = mountinfo.lines().filter_map(parse_mount);
-    mounts.filter(|mount| path.starts_with(&mount.point)).max_by_key(|mount| mount.point.components().count())
-}
-
-/// A line of `/proc/self/mountinfo`, as proc(5) describes it.
-fn parse_mount(line: &str) -> Option<Mount> {
-    let (fields, rest) = line.split_once(" - ")?;
-    let mut fields = fields.split(' ').skip(4);
-    let point = unescape(fields.next()?);
-    let options = fields.next()?.split(',').map(str::to_owned).collect();
-    let mut rest = rest.split(' ');
-    Some(Mount { point, kind: rest.next()?.to_owned(), options })
-}
-
-/// Spaces and the like are written as a backslash and three octal digits.
-fn unescape(text: &str) -> PathBuf {
-    let mut bytes = Vec::new();
-    let mut rest = text.as_bytes();
-    while let Some((&first, others)) = rest.split_first() {
-        let digits = others.get(..3).filter(|_| first == b'\\');
-        let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
-        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = &others[3..];
-            }
-            None => {
-                bytes.push(first);
-                rest = others;
-            }
-        }
+    if kind == "tmpfs" {
+        return Finding::note("file system", format!("{place}: what is received stays in memory"));
     }
-    PathBuf::from(std::ffi::OsStr::from_bytes(&bytes))
+    Finding::ok("file system", place)
 }
 
 /// File systems of this host's own disks, which write access times as they are told.
@@ -162,34 +112,24 @@ mod tests {
     use super::*;
     use crate::doctor::root::fake::Fake;
 
-    const MOUNTS: &str = "\
-22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
-40 22 0:35 / /data rw,noatime - xfs /dev/vdb rw
-41 40 0:36 / /data/my\\040disk ro,relatime shared:9 master:1 - nfs4 far:/x rw
-42 22 0:37 / /data rw - xfs /dev/vdc rw";
-
     fn storage(kind: &str, options: &[&str]) -> Storage {
         let options = options.iter().map(|&option| option.to_owned()).collect();
         Storage {
             directory: "/data".into(),
             room: Ok(Room { whole: ByteCount(100 << 30), free: ByteCount(50 << 30), files_free: Some(1000) }),
-            mount: Some(Mount { point: "/data".into(), kind: kind.into(), options }),
+            mount: Some(Mount {
+                id: 1,
+                point: "/data".into(),
+                kind: kind.into(),
+                source: String::new(),
+                options,
+            }),
         }
     }
 
     fn levels(storage: &Storage) -> [Level; 2] {
         let findings = storage.judge(Part::Either);
         [findings[0].level, findings[1].level]
-    }
-
-    #[test]
-    fn the_innermost_and_last_mount_counts() {
-        let at = |path: &str| mount_of(MOUNTS, Path::new(path)).unwrap();
-        assert_eq!(at("/home").point, Path::new("/"));
-        assert_eq!((at("/data/x").kind.as_str(), at("/data/x").options), ("xfs", vec!["rw".to_owned()]));
-        assert_eq!(at("/data/my disk/x").kind, "nfs4");
-        assert_eq!(at("/database").kind, "ext4");
-        assert_eq!(mount_of("what is this", Path::new("/")), None);
     }
 
     #[test]

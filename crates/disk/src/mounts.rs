@@ -1,0 +1,102 @@
+//! What is mounted where, as `/proc/self/mountinfo` has it (proc(5)).
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+/// A line of `mountinfo`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    /// The number that statx(2) tells as `stx_mnt_id`.
+    pub id: u64,
+    /// Where it is mounted.
+    pub point: PathBuf,
+    /// The file system's type, for example `xfs`.
+    pub kind: String,
+    /// What is mounted: a device, or what the file system calls itself.
+    pub source: String,
+    /// As for mount(8), for example `ro` and `noatime`.
+    pub options: Vec<String>,
+}
+
+impl Mount {
+    /// All mounts of a text like `/proc/self/mountinfo`, in its order; lines that make no sense are passed over.
+    pub fn all(mountinfo: &[u8]) -> impl Iterator<Item = Self> {
+        mountinfo.split(|byte| *byte == b'\n').filter_map(Self::parse)
+    }
+
+    /// The mount that a path without links lies in: the innermost, and of several on top of each other the last.
+    #[must_use]
+    pub fn around(mountinfo: &[u8], path: &Path) -> Option<Self> {
+        let around = Self::all(mountinfo).filter(|mount| path.starts_with(&mount.point));
+        around.max_by_key(|mount| mount.point.components().count())
+    }
+
+    /// `ID PARENT MAJOR:MINOR ROOT POINT OPTIONS [OPTIONAL...] - KIND SOURCE OPTIONS`
+    fn parse(line: &[u8]) -> Option<Self> {
+        let mut fields = line.split(|byte| *byte == b' ');
+        let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
+        let point = OsString::from_vec(unescaped(fields.nth(3)?)).into();
+        let options = shown(fields.next()?).split(',').map(str::to_owned).collect();
+        fields.find(|field| *field == b"-")?;
+        let (kind, source) = (shown(fields.next()?), shown(fields.next()?));
+        Some(Self { id, point, kind, source, options })
+    }
+}
+
+fn shown(field: &[u8]) -> String {
+    String::from_utf8_lossy(&unescaped(field)).into_owned()
+}
+
+/// The kernel writes blanks and backslashes as a backslash and three octal digits.
+fn unescaped(field: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((first, after)) = rest.split_first() {
+        let digits =
+            after.get(..3).filter(|_| *first == b'\\').and_then(|digits| std::str::from_utf8(digits).ok());
+        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &after[3..];
+            }
+            None => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &[u8] = b"22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n\
+        40 22 0:35 / /data rw,noatime - xfs /dev/vdb rw\n\
+        41 40 0:36 / /data/my\\040disk ro,relatime shared:9 master:1 - nfs4 far:/export\\134x rw,vers=4.2\n\
+        42 22 0:37 / /data rw - xfs /dev/vdc rw\nbroken\n";
+
+    #[test]
+    fn the_innermost_and_last_mount_counts() {
+        let at = |path: &str| Mount::around(MOUNTS, Path::new(path)).unwrap();
+        assert_eq!(at("/home").point, Path::new("/"));
+        let hiding = at("/data/x");
+        assert_eq!(
+            (hiding.id, hiding.options),
+            (42, vec!["rw".to_owned()]),
+            "what is mounted last hides the other"
+        );
+        let inner = at("/data/my disk/x");
+        assert_eq!((inner.kind.as_str(), inner.source.as_str()), ("nfs4", "far:/export\\x"));
+        assert_eq!(inner.options, ["ro", "relatime"]);
+        assert_eq!(at("/database").kind, "ext4");
+        assert_eq!(Mount::around(b"what is this", Path::new("/")), None);
+    }
+
+    #[test]
+    fn every_line_that_makes_sense_is_a_mount() {
+        assert_eq!(Mount::all(MOUNTS).map(|mount| mount.id).collect::<Vec<_>>(), [22, 40, 41, 42]);
+    }
+}
