@@ -1,19 +1,19 @@
 //! Files of several groups: written as a receiver stores them, read as a sender reads them.
 
-use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use rustix::fs::{Advice, Mode, OFlags};
+use rustix::fs::Advice;
 use zmove_disk::{DataFile, Direct, Staged, TempNames, set_new_file_metadata};
-use zmove_types::{Metadata, Name};
+use zmove_types::Metadata;
 
 use crate::cell::{Bench, Counted};
 use crate::error::SweepError;
 use crate::groups::Groups;
 use crate::noise::{Noise, group_buffer};
+use crate::numbered::{MODE, name_of, open};
 use crate::pace::Pace;
 use crate::result::Way;
 
@@ -95,7 +95,7 @@ impl LargeFiles {
     pub(crate) fn drop_cached(&self, bench: &Bench<'_>) -> Result<Way, SweepError> {
         let mut way = Way::Direct;
         for (number, bytes) in &self.files {
-            let file = self.open(*number).map_err(bench.cannot("open a file in"))?;
+            let file = open(&self.directory, *number).map_err(bench.cannot("open a file in"))?;
             rustix::fs::fadvise(&file, 0, None, Advice::DontNeed)
                 .map_err(bench.cannot("drop the cache of"))?;
             let cached = bench.is_cached(&file, *bytes);
@@ -112,7 +112,7 @@ impl LargeFiles {
         let open = |number: u64| {
             let there = usize::try_from(number).ok().and_then(|number| self.files.get(number));
             let Some((number, bytes)) = there.filter(|_| pace.goes_on()) else { return Ok(None) };
-            let file = self.open(*number).map_err(bench.cannot("open a file in"))?;
+            let file = open(&self.directory, *number).map_err(bench.cannot("open a file in"))?;
             let file = DataFile::for_reading(file, *bytes, read_direct(bench));
             Ok(Some((Reading { file, bytes: *bytes, read: AtomicU64::new(0) }, *bytes)))
         };
@@ -134,11 +134,6 @@ impl LargeFiles {
             Ok(())
         });
         Counted { files: files.into_inner(), bytes: bytes.into_inner() }
-    }
-
-    fn open(&self, number: u64) -> rustix::io::Result<File> {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        Ok(rustix::fs::openat(&self.directory, name_of(number).as_os_str(), flags, Mode::empty())?.into())
     }
 }
 
@@ -163,9 +158,3 @@ fn finish(bench: &Bench<'_>, names: &TempNames, writing: Writing) -> Result<Opti
 fn read_direct(bench: &Bench<'_>) -> Direct {
     if bench.direct == Direct::Off { Direct::Off } else { Direct::On }
 }
-
-fn name_of(number: u64) -> Name {
-    Name::from_bytes(number.to_string().as_bytes()).expect("digits")
-}
-
-const MODE: u32 = 0o600;

@@ -23,6 +23,7 @@ mod host;
 mod kept;
 mod large;
 mod noise;
+mod numbered;
 mod pace;
 mod place;
 mod plan;

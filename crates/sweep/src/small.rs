@@ -13,6 +13,7 @@ use zmove_types::{Metadata, Name};
 use crate::cell::{Bench, Counted};
 use crate::error::SweepError;
 use crate::noise::{Noise, group_buffer};
+use crate::numbered::{MODE, name_of, open};
 use crate::pace::Pace;
 use crate::result::Way;
 
@@ -196,14 +197,4 @@ fn first_file(directory: &OwnedFd) -> rustix::io::Result<File> {
     open(directory, 0)
 }
 
-fn open(directory: &OwnedFd, number: u64) -> rustix::io::Result<File> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    Ok(rustix::fs::openat(directory, name_of(number).as_os_str(), flags, Mode::empty())?.into())
-}
-
-fn name_of(number: u64) -> Name {
-    Name::from_bytes(number.to_string().as_bytes()).expect("digits")
-}
-
-const MODE: u32 = 0o600;
 const DIRECTORY_FILES_MAX: u64 = 512;
