@@ -1,14 +1,24 @@
 //! QUIC in the place of TCP: the same transfers under the same trust, and what happens where one of the two is closed.
 
 use std::net::{SocketAddr, TcpStream};
+use std::sync::{Arc, Mutex, mpsc};
 
 use rustix::net::{AddressFamily, SocketType, bind, listen, socket};
-use zmove_transport::{Access, Identity};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::runtime::{Builder, Runtime};
+use zmove_transport::{
+    Access, ChannelDialler, HostPolicy, Identity, LaneSink, LaneSource, Listener, Reach, SocketConfig,
+    TransportChoice,
+};
+use zmove_types::{BufferPool, GROUP_BYTES, StageClock, Stopwatch};
+use zmove_wire::Cipher;
 
 use crate::breakage::{Appearance, interrupt};
 use crate::command::{Runner, finish};
 use crate::daemon::Daemon;
-use crate::harness::Site;
+use crate::harness::{PATIENCE, Site};
+use crate::hooks::HookedSink;
+use crate::inprocess::InProcess;
 use crate::tree::{assert_same, names, paint};
 
 const QUIC_ONLY: [&str; 4] = ["--listen", "127.0.0.1:0", "--transport", "quic"];
@@ -183,4 +193,78 @@ fn a_daemon_that_is_told_to_stop() {
     let outcome = finish(client);
     assert!(matches!(outcome.code, Some(10 | 12)), "{:?}: {}", outcome.code, outcome.stderr);
     outcome.says(&["zmove: receiver: "]).lines(1);
+}
+
+/// Both ends of a lane over QUIC.
+struct Lane {
+    sink: Box<dyn LaneSink>,
+    source: Box<dyn LaneSource>,
+    _listener: Listener,
+    _runtime: Runtime,
+}
+
+impl Lane {
+    fn connect(site: &Site) -> Self {
+        let identity = |home| Identity::load_or_create(&site.path(home)).unwrap();
+        let (server, client) = (identity("server"), identity("client"));
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let (sink, source, listener) = runtime.block_on(async {
+            let (address, socket) = ("127.0.0.1:0".parse().unwrap(), SocketConfig::default());
+            let listener = Listener::bind(address, &server, TransportChoice::Quic, &socket).await.unwrap();
+            let port = listener.local_addr().unwrap().port();
+            let policy = HostPolicy::Pinned(server.fingerprint());
+            let reach = Reach { transport: TransportChoice::Quic, ..Reach::default() };
+            let dialler = ChannelDialler::new(&client, "127.0.0.1", port, policy, reach).await.unwrap();
+            let dialled = async {
+                let mut near = dialler.dial(PATIENCE).await.unwrap();
+                near.write_all(GREETING).await.unwrap();
+                near
+            };
+            let accepted = async {
+                let mut far = listener.handshake(listener.accept().await.unwrap(), PATIENCE).await.unwrap();
+                far.read_exact(&mut [0; GREETING.len()]).await.unwrap();
+                far
+            };
+            let (near, far) = tokio::join!(dialled, accepted);
+            (near.into_sink(Cipher::Tls, 2).unwrap(), far.into_source(Cipher::Tls, 0).unwrap(), listener)
+        });
+        Self { sink, source, _listener: listener, _runtime: runtime }
+    }
+}
+
+const GREETING: &[u8] = b"whatever";
+
+/// Takes a lane's frames up to the first data, and breaks it.
+fn take_and_break(mut source: Box<dyn LaneSource>) {
+    let (pool, clock) = (BufferPool::new(usize::try_from(GROUP_BYTES).unwrap(), 1), StageClock::default());
+    while source.receive(&pool, &mut clock.start()).unwrap().unwrap().data.is_empty() {}
+    source.breaker().trip();
+}
+
+/// As one to a daemon that has been killed, while control has reached its successor: the lane's thread has handed over all
+/// that there was, and hears of nothing.
+#[test]
+fn what_a_lane_had_that_is_lost_while_it_is_idle_goes_by_another() {
+    let site = Site::local();
+    paint(site.source().join("large"), 2 * GROUP_BYTES);
+    let Lane { sink, source, _listener, _runtime } = Lane::connect(&site);
+    let (broken_in, broken) = mpsc::channel::<()>();
+    let taking = std::thread::spawn(move || {
+        take_and_break(source);
+        drop(broken_in);
+    });
+    let (lane, broken) = (Mutex::new(Some(sink)), Arc::new(Mutex::new(broken)));
+    let wrap = move |inner| {
+        let broken = Arc::clone(&broken);
+        // each takes one of the two groups
+        let before_data = move |_: &mut Stopwatch<'_>| drop(broken.lock().unwrap().recv());
+        let other = || Box::new(HookedSink { inner, before_data }) as Box<dyn LaneSink>;
+        lane.lock().unwrap().take().unwrap_or_else(other)
+    };
+    let push = InProcess { wrap: Box::new(wrap), ..InProcess::default() };
+    let pushed = push.push(&site.source(), &site.target());
+    let summary = pushed.summary();
+    taking.join().unwrap();
+    assert_eq!((summary.files, summary.failed, summary.bytes), (1, 0, 2 * GROUP_BYTES));
+    assert_same(&site.source(), &site.target());
 }

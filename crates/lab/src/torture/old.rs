@@ -57,7 +57,8 @@ fn file(path: &Path, from: &Path, to: &Path, dice: &mut Dice, versions: &mut Ver
             if dice.one_in(2) {
                 plant::set_mode(to, 0o604)?;
             }
-            let moment = if dice.one_in(3) { Moment::draw(dice) } else { Moment::of(&metadata) };
+            let same = Moment::of(&metadata);
+            let moment = if dice.one_in(3) { Moment::draw(dice).unlike(same) } else { same };
             return moment.set(to);
         }
         3 if metadata.len() > GROUP_BYTES && dice.one_in(2) => edited(path, from, to, dice, versions)?,

@@ -204,6 +204,10 @@ impl LaneSink for QuicLane {
     }
 
     fn finish(&mut self) -> Result<(), LaneError> {
+        // QUIC takes the end of a stream although nobody will ever see it
+        if let Some(reason) = self.connection.connection.close_reason() {
+            return Err(lost(reason).into());
+        }
         Ok(self.connection.finish()?)
     }
 
@@ -224,6 +228,7 @@ fn info(connection: &quinn::Connection, balance: &Balance) -> TcpInfo {
     let round_trip = stats.path.rtt;
     let mtu = u64::from(stats.path.current_mtu.max(1));
     TcpInfo {
+        established: Some(connection.close_reason().is_none()),
         round_trip: Some(round_trip),
         round_trip_min: Some(connection.min_rtt()),
         congestion_window_segments: u32::try_from(stats.path.cwnd / mtu).ok(),

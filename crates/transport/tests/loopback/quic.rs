@@ -153,6 +153,23 @@ async fn a_breaker_ends_whoever_waits() {
     assert!(matches!(sending.join().unwrap(), Err(LaneError::Closed)));
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lane_whose_connection_is_lost_does_not_end_in_order() {
+    let (near, far) = connected().await;
+    let (source, mut sink) =
+        (far.into_source(Cipher::Tls, 0).unwrap(), near.into_sink(Cipher::Tls, 1).unwrap());
+    let path = sink.path();
+    assert_eq!(path.read().unwrap().established, Some(true));
+    source.breaker().trip();
+    let ended = tokio::task::spawn_blocking(move || {
+        let clock = StageClock::default();
+        while sink.send(frame(0, b"", b"data"), &mut clock.start()).is_ok() {}
+        sink.finish()
+    });
+    assert!(matches!(ended.await.unwrap(), Err(LaneError::Closed)));
+    assert_eq!(path.read().unwrap().established, Some(false));
+}
+
 #[tokio::test]
 async fn there_are_no_lanes_in_clear() {
     let (near, far) = connected().await;
