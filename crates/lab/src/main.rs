@@ -12,6 +12,7 @@ mod groups;
 mod hosts;
 mod inside;
 mod kills;
+mod network;
 mod path;
 mod peers;
 mod race;

@@ -14,7 +14,7 @@ use std::str::FromStr;
 use anyhow::{Result, bail};
 
 use crate::groups::Group;
-use crate::hosts::{Hosts, SOURCE_ADDRESS, TARGET_ADDRESS};
+use crate::hosts::Hosts;
 use crate::inside;
 
 use self::homes::SSH_PORT;
@@ -114,14 +114,14 @@ impl Tool {
         let on_target = Server { command: self.server(stage)?, namespace: &hosts.target, port: self.port() };
         let mut servers = vec![on_target];
         if self.kind == Kind::GridFtp {
-            let command = gridftp::server(stage, SOURCE_ADDRESS)?;
+            let command = gridftp::at_source(stage)?;
             servers.push(Server { command, namespace: &hosts.source, port: gridftp::PORT });
         }
         Ok(servers)
     }
 
     fn server(&self, stage: &Stage<'_>) -> Result<Command> {
-        let homes = stage.homes;
+        let (homes, address) = (stage.homes, &stage.hosts.target_address);
         let on_target =
             |program: &str| inside::command(Some(&stage.hosts.target), Some(stage.target_group), program);
         let command = match self.kind {
@@ -138,13 +138,13 @@ impl Tool {
             Kind::TarNetcat => {
                 let port = self.port();
                 let target = stage.target.display();
-                shell(on_target("bash")?, &format!("nc -l {TARGET_ADDRESS} {port} | tar xf - -C {target}"))
+                shell(on_target("bash")?, &format!("nc -l {address} {port} | tar xf - -C {target}"))
             }
-            Kind::GridFtp | Kind::GridFtpDirect => gridftp::server(stage, TARGET_ADDRESS)?,
+            Kind::GridFtp | Kind::GridFtpDirect => gridftp::on_target(stage)?,
             Kind::Zmove => {
                 let mut command = on_target(&homes.zmove.binary)?;
                 command.env("ZMOVE_HOME", &homes.zmove_target).arg("serve");
-                command.args(["--listen", &format!("{TARGET_ADDRESS}:{}", self.port())]);
+                command.args(["--listen", &format!("{address}:{}", self.port())]);
                 command.args(self.zmove_serve_arguments(&homes.zmove));
                 command
             }
@@ -165,7 +165,7 @@ impl Tool {
 
     /// The client, whose end is the end of the copy.
     pub(crate) fn client(&self, stage: &Stage<'_>) -> Result<Command> {
-        let homes = stage.homes;
+        let (homes, address) = (stage.homes, &stage.hosts.target_address);
         let source = format!("{}/", stage.source.display());
         let target = format!("{}/", stage.target.display());
         let on_source =
@@ -175,46 +175,44 @@ impl Tool {
             Kind::Rsync => {
                 let mut command = on_source("rsync")?;
                 command.args(["-a", "--whole-file", "-e", &homes.ssh_line()]).args(&self.arguments);
-                command.args([source, format!("root@{TARGET_ADDRESS}:{target}")]);
+                command.args([source, format!("root@{address}:{target}")]);
                 command
             }
             Kind::RsyncDaemon => {
                 let mut command = on_source("rsync")?;
                 command.args(["-a", "--whole-file"]).args(&self.arguments).arg(source);
-                command.arg(format!("rsync://{TARGET_ADDRESS}:{port}/target/{RUN_DIRECTORY}/"));
+                command.arg(format!("rsync://{address}:{port}/target/{RUN_DIRECTORY}/"));
                 command
             }
             Kind::TarSsh => {
                 let ssh = homes.ssh_line();
-                let line = format!("tar cf - . | {ssh} root@{TARGET_ADDRESS} tar xf - -C {target}");
+                let line = format!("tar cf - . | {ssh} root@{address} tar xf - -C {target}");
                 shell(on_source("bash")?, &line)
             }
-            Kind::TarNetcat => {
-                shell(on_source("bash")?, &format!("tar cf - . | nc -N {TARGET_ADDRESS} {port}"))
-            }
+            Kind::TarNetcat => shell(on_source("bash")?, &format!("tar cf - . | nc -N {address} {port}")),
             Kind::Syq => {
                 let syq = programs::path("syq");
                 let mut command = on_source(&syq)?;
                 command.env("HOME", &homes.syq).env("SYQ_TUNING_CACHE", "").env("SYQ_NO_UPDATE_CHECK", "1");
                 command.args(["cp", "--rsh", &homes.ssh_line(), "--syq-path", &syq]).args(SYQ_FLAGS);
                 command.args(&self.arguments).args(["--srcs-in", &source]);
-                command.args(["--to", &format!("root@{TARGET_ADDRESS}"), "--into", &target]);
+                command.args(["--to", &format!("root@{address}"), "--into", &target]);
                 command
             }
             Kind::GridFtp | Kind::GridFtpDirect => {
                 let from = match self.kind {
-                    Kind::GridFtp => format!("ftp://{SOURCE_ADDRESS}:{port}{source}"),
+                    Kind::GridFtp => format!("ftp://{}:{port}{source}", stage.hosts.source_address),
                     _ => format!("file://{source}"),
                 };
                 let mut command = gridftp::client(stage)?;
-                command.args(&self.arguments).args([from, format!("ftp://{TARGET_ADDRESS}:{port}{target}")]);
+                command.args(&self.arguments).args([from, format!("ftp://{address}:{port}{target}")]);
                 command
             }
             Kind::Zmove => {
                 let mut command = on_source(&homes.zmove.binary)?;
                 command.env("ZMOVE_HOME", &homes.zmove_source).args(["push", "--accept-new"]);
                 command.args(&self.arguments).arg(source);
-                command.arg(format!("{TARGET_ADDRESS}:{port}:{}", stage.target.display()));
+                command.arg(format!("{address}:{port}:{}", stage.target.display()));
                 command
             }
             Kind::ZmoveSsh => {
@@ -222,7 +220,7 @@ impl Tool {
                 command.env("ZMOVE_HOME", &homes.zmove_source).args(["push", "--ssh-command"]);
                 command.args([&homes.ssh_line(), "--remote-zmove", &homes.zmove.binary]);
                 command.args(&self.arguments).arg(source);
-                command.arg(format!("root@{TARGET_ADDRESS}:{}", stage.target.display()));
+                command.arg(format!("root@{address}:{}", stage.target.display()));
                 command
             }
         };

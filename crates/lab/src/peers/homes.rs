@@ -8,8 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use super::{Kind, Tool, gridftp};
-use crate::hosts::TARGET_ADDRESS;
+use super::{Kind, Tool};
 use crate::run;
 use crate::session::Session;
 
@@ -46,9 +45,6 @@ impl Homes {
         if [Kind::Rsync, Kind::TarSsh, Kind::Syq, Kind::ZmoveSsh].into_iter().any(uses) {
             homes.prepare_ssh()?;
         }
-        if uses(Kind::GridFtp) || uses(Kind::GridFtpDirect) {
-            gridftp::write_names(&homes.gridftp_names)?;
-        }
         if uses(Kind::RsyncDaemon) {
             homes.prepare_rsyncd(target_root)?;
         }
@@ -69,7 +65,7 @@ impl Homes {
             .mode(0o755)
             .create("/run/sshd")
             .context("failed to create /run/sshd")?;
-        let mut config = format!("Port {SSH_PORT}\nListenAddress {TARGET_ADDRESS}\n");
+        let mut config = format!("Port {SSH_PORT}\n");
         write!(config, "HostKey {home}/host_key\nAuthorizedKeysFile {home}/authorized_keys\n")?;
         config.push_str("PidFile none\nPermitRootLogin prohibit-password\nStrictModes no\nUsePAM no\n");
         config.push_str("MaxStartups 1000\nMaxSessions 1000\nUseDNS no\nLogLevel ERROR\n");
@@ -90,7 +86,7 @@ impl Homes {
 
     fn prepare_rsyncd(&self, target_root: &Path) -> Result<()> {
         let config = format!(
-            "address = {TARGET_ADDRESS}\nport = 8730\nuse chroot = no\nlog file = /dev/null\n\
+            "port = 8730\nuse chroot = no\nlog file = /dev/null\n\
              [target]\npath = {}\nuid = 0\ngid = 0\nread only = no\n",
             target_root.display()
         );
