@@ -38,6 +38,8 @@ pub(crate) enum Kind {
     ZmoveSsh,
     /// rsync over ssh.
     Rsync,
+    /// The same as most people type it: no options but `-av`, and the cipher that ssh chooses.
+    RsyncSimple,
     /// rsync to its daemon, in clear.
     RsyncDaemon,
     /// tar through ssh.
@@ -53,10 +55,11 @@ pub(crate) enum Kind {
 }
 
 /// The names of the tools on the command line.
-const NAMES: [(&str, Kind); 9] = [
+const NAMES: [(&str, Kind); 10] = [
     ("zmove", Kind::Zmove),
     ("zmovessh", Kind::ZmoveSsh),
     ("rsync", Kind::Rsync),
+    ("rsync-av", Kind::RsyncSimple),
     ("rsyncd", Kind::RsyncDaemon),
     ("tarssh", Kind::TarSsh),
     ("tarnc", Kind::TarNetcat),
@@ -125,7 +128,7 @@ impl Tool {
         let on_target =
             |program: &str| inside::command(Some(&stage.hosts.target), Some(stage.target_group), program);
         let command = match self.kind {
-            Kind::Rsync | Kind::TarSsh | Kind::Syq | Kind::ZmoveSsh => {
+            Kind::Rsync | Kind::RsyncSimple | Kind::TarSsh | Kind::Syq | Kind::ZmoveSsh => {
                 let mut command = on_target(&programs::path("sshd"))?;
                 command.args(["-D", "-e", "-f"]).arg(homes.ssh.join("sshd_config"));
                 command
@@ -175,6 +178,12 @@ impl Tool {
             Kind::Rsync => {
                 let mut command = on_source("rsync")?;
                 command.args(["-a", "--whole-file", "-e", &homes.ssh_line()]).args(&self.arguments);
+                command.args([source, format!("root@{address}:{target}")]);
+                command
+            }
+            Kind::RsyncSimple => {
+                let mut command = on_source("rsync")?;
+                command.args(["-av", "-e", &homes.ssh_line_of_choice()]).args(&self.arguments);
                 command.args([source, format!("root@{address}:{target}")]);
                 command
             }
@@ -230,7 +239,7 @@ impl Tool {
 
     fn port(&self) -> u16 {
         match self.kind {
-            Kind::Rsync | Kind::TarSsh | Kind::Syq | Kind::ZmoveSsh => SSH_PORT,
+            Kind::Rsync | Kind::RsyncSimple | Kind::TarSsh | Kind::Syq | Kind::ZmoveSsh => SSH_PORT,
             Kind::RsyncDaemon => 8_730,
             Kind::TarNetcat => 9_000,
             Kind::GridFtp | Kind::GridFtpDirect => gridftp::PORT,
@@ -250,7 +259,7 @@ impl Tool {
         }
         match self.kind {
             Kind::Zmove | Kind::ZmoveSsh => programs::version(&homes.zmove.binary, "--version"),
-            Kind::Rsync | Kind::RsyncDaemon => programs::version("rsync", "--version"),
+            Kind::Rsync | Kind::RsyncSimple | Kind::RsyncDaemon => programs::version("rsync", "--version"),
             Kind::TarSsh | Kind::TarNetcat => programs::version("tar", "--version"),
             Kind::Syq => programs::version(&programs::path("syq"), "--version"),
             Kind::GridFtp | Kind::GridFtpDirect => programs::version("globus-url-copy", "-version"),

@@ -42,7 +42,7 @@ impl Homes {
             zmove_target: session.subdirectory("zmove-target")?,
         };
         let uses = |kind| tools.iter().any(|tool| tool.kind == kind);
-        if [Kind::Rsync, Kind::TarSsh, Kind::Syq, Kind::ZmoveSsh].into_iter().any(uses) {
+        if [Kind::Rsync, Kind::RsyncSimple, Kind::TarSsh, Kind::Syq, Kind::ZmoveSsh].into_iter().any(uses) {
             homes.prepare_ssh()?;
         }
         if uses(Kind::RsyncDaemon) {
@@ -74,11 +74,16 @@ impl Homes {
         fs::write(self.ssh.join("sshd_config"), config).context("failed to write sshd_config")
     }
 
-    /// The ssh client as one line, for rsync's `-e` and for shells.
+    /// The ssh client as one line, for rsync's `-e` and for shells, with its fastest cipher.
     pub(super) fn ssh_line(&self) -> String {
+        format!("{} -c aes128-gcm@openssh.com", self.ssh_line_of_choice())
+    }
+
+    /// The same with the cipher that ssh chooses.
+    pub(super) fn ssh_line_of_choice(&self) -> String {
         let key = self.ssh.join("user_key");
         format!(
-            "ssh -F none -p {SSH_PORT} -c aes128-gcm@openssh.com -i {} -o IdentitiesOnly=yes \
+            "ssh -F none -p {SSH_PORT} -i {} -o IdentitiesOnly=yes \
              -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o Compression=no -o LogLevel=ERROR",
             key.display()
         )
