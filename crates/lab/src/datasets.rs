@@ -24,14 +24,24 @@ pub(crate) struct DataSet {
     pub(crate) bytes: u64,
 }
 
-struct Recipe {
-    name: &'static str,
+struct Recipe<'a> {
+    name: &'a str,
     files: u64,
     file_bytes: u64,
 }
 
 /// Returns the set `name` below `directory`, made if it is not there.
 pub(crate) fn ensure(name: &str, directory: &Path) -> Result<DataSet> {
+    ensure_by(name, directory, |root| make(name, root))
+}
+
+/// Returns a set of so many files of one size below `directory`, made if it is not there.
+pub(crate) fn ensure_files(files: u64, file_bytes: u64, directory: &Path) -> Result<DataSet> {
+    let name = &format!("n{files}x{file_bytes}");
+    ensure_by(name, directory, |root| fill(&Recipe { name, files, file_bytes }, root))
+}
+
+fn ensure_by(name: &str, directory: &Path, make: impl FnOnce(&Path) -> Result<()>) -> Result<DataSet> {
     let root = directory.join(name);
     let marker = directory.join(format!("{name}.complete"));
     if !marker.exists() {
@@ -39,7 +49,7 @@ pub(crate) fn ensure(name: &str, directory: &Path) -> Result<DataSet> {
         if root.exists() {
             fs::remove_dir_all(&root).with_context(|| format!("failed to remove {}", root.display()))?;
         }
-        make(name, &root)?;
+        make(&root)?;
         File::create(&marker).with_context(|| format!("failed to create {}", marker.display()))?;
     }
     let mut set = DataSet { name: name.to_owned(), root, files: 0, bytes: 0 };
@@ -138,7 +148,7 @@ fn make(name: &str, root: &Path) -> Result<()> {
     fill(recipe, root)
 }
 
-fn fill(recipe: &Recipe, root: &Path) -> Result<()> {
+fn fill(recipe: &Recipe<'_>, root: &Path) -> Result<()> {
     let mut stream = blake3::Hasher::new_derive_key(SEED).update(recipe.name.as_bytes()).finalize_xof();
     let mut block = vec![0; BLOCK_BYTES];
     for index in 0..recipe.files {
@@ -176,7 +186,7 @@ fn copy_toolchain(root: &Path) -> Result<()> {
     Ok(())
 }
 
-const RECIPES: [Recipe; 8] = [
+const RECIPES: [Recipe<'static>; 8] = [
     Recipe { name: "k1", files: 50_000, file_bytes: 1 << 10 },
     Recipe { name: "k16", files: 20_000, file_bytes: 16 << 10 },
     Recipe { name: "k128", files: 6_000, file_bytes: 128 << 10 },

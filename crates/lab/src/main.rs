@@ -12,6 +12,7 @@ mod groups;
 mod hosts;
 mod inside;
 mod kills;
+mod matrix;
 mod network;
 mod path;
 mod peers;
@@ -44,6 +45,7 @@ use crate::groups::Group;
 use crate::hosts::{Hosts, LinkArgs};
 use crate::inside::InsideArgs;
 use crate::kills::{HalfArgs, KillsArgs};
+use crate::matrix::MatrixArgs;
 use crate::session::Session;
 use crate::siege::SiegeArgs;
 use crate::soak::SoakArgs;
@@ -69,6 +71,8 @@ enum Task {
     Data(DataArgs),
     /// Copies data sets with several tools in turn.
     Compare(CompareArgs),
+    /// Copies between four sites, each with each, and prints a table of rates from and to them.
+    Matrix(MatrixArgs),
     /// Slows the path down and asks whether zmove says so.
     Verdicts(VerdictsArgs),
     /// Kills, cuts and confuses transfers at random, and asks whether the same command finishes them.
@@ -132,6 +136,7 @@ fn main() -> ExitCode {
         Task::Calibrate(arguments) => run_calibrate(&arguments),
         Task::Data(arguments) => run_data(&arguments),
         Task::Compare(arguments) => compare::compare(&arguments),
+        Task::Matrix(arguments) => matrix::matrix(&arguments),
         Task::Verdicts(arguments) => verdicts::verdicts(&arguments),
         Task::Torture(arguments) => torture::torture(&arguments),
         Task::Kills(arguments) => kills::kills(&arguments),
