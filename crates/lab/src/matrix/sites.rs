@@ -57,8 +57,8 @@ impl Site {
     }
 
     /// Bits per second of the site's link to the others. Durham's is told: four bonded links of 10 Gbit/s. The others are
-    /// taken from the fastest that was seen: 9.2 Gbit/s from and to Edinburgh by either tool, at least 12 between Cambridge
-    /// and Durham by Globus, 6.4 from and to RAL by Globus.
+    /// taken from the fastest that was seen: 9.2 Gbit/s from and to Edinburgh by either tool, 8 to 16 between Cambridge and
+    /// Durham by Globus, up to 6.4 from and to RAL by Globus.
     pub(crate) fn link(self) -> Rate {
         let gigabits = match self {
             Self::Durham => 40,
