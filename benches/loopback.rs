@@ -1,10 +1,12 @@
 //! Whole copies by real processes on one machine: `zmove push` and `rsync -a`, each to a local directory and to a
-//! daemon of its own on loopback.
+//! daemon of its own on loopback, for each class of sizes: lots of small files (LOSF) of 1 and of 64 KiB, medium ones of
+//! 4 MiB, and a large one.
 //!
 //! The sources are incompressible and warm, every copy goes into a new directory, and the clock stops when the target
 //! is flushed: zmove does that itself, after rsync its file system is synced. Before it is timed, each way copies once
-//! and its result is compared. Data lies in the directory for temporary files (`TMPDIR`); `ZMOVE_BENCH_SCALE`
-//! multiplies it. Runs as any user. The lab (`crates/lab`) measures over paths with a round trip.
+//! and its result is compared. Data lies in the directory for temporary files (`TMPDIR`); `ZMOVE_BENCH_MIB` is the size
+//! of the large file (default 1024), and the other sets keep their proportion to it. Runs as any user. The lab
+//! (`crates/lab`) measures over paths with a round trip.
 
 use std::fs::{File, create_dir, create_dir_all, read};
 use std::io::{BufRead, BufReader, Write};
@@ -22,7 +24,7 @@ use tempfile::TempDir;
 
 /// Files of one size.
 struct DataSet {
-    name: &'static str,
+    class: &'static str,
     files: usize,
     file_bytes: usize,
 }
@@ -53,12 +55,12 @@ enum Flush {
 fn copies(criterion: &mut Criterion) {
     let stage = Stage::open();
     for set in data_sets() {
-        let source = stage.top.path().join(set.name);
+        let source = stage.top.path().join("source");
         set.build(&source);
-        let mut group = criterion.benchmark_group(format!("{} x {} B", set.files, set.file_bytes));
+        let mut group = criterion.benchmark_group(set.class);
         group.sampling_mode(SamplingMode::Flat).sample_size(10);
         group.warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(4));
-        group.throughput(Throughput::Bytes((set.files * set.file_bytes) as u64));
+        group.throughput(set.throughput());
         for way in stage.ways() {
             let target = stage.copy(way, &source, stage.new_target());
             set.check(&source, target.path());
@@ -79,6 +81,16 @@ fn bench(group: &mut BenchmarkGroup<'_, WallTime>, stage: &Stage, way: &Way, sou
 }
 
 impl DataSet {
+    /// Of lots of small files their number counts too.
+    fn throughput(&self) -> Throughput {
+        let (elements, bytes) = (self.files as u64, (self.files * self.file_bytes) as u64);
+        if self.file_bytes < MEDIUM_BYTES {
+            Throughput::ElementsAndBytes { elements, bytes }
+        } else {
+            Throughput::Bytes(bytes)
+        }
+    }
+
     fn path(&self, top: &Path, number: usize) -> PathBuf {
         let directory = top.join(format!("run{:03}", number / FILES_PER_DIRECTORY));
         directory.join(format!("events_{number:06}.dat"))
@@ -159,6 +171,7 @@ fn rsync_daemon(stage: &Stage, source: &Path, target: &Path) -> Command {
     let port = stage.rsync.as_ref().expect("rsync is there").port;
     let name = target.file_name().expect("a target has a name").display();
     let mut command = rsync(source);
+    command.arg("--whole-file");
     command.arg(format!("rsync://127.0.0.1:{port}/{TARGETS}/{name}/"));
     command
 }
@@ -287,15 +300,18 @@ fn end(process: &mut Child) {
 }
 
 fn data_sets() -> [DataSet; 4] {
-    let scale = std::env::var("ZMOVE_BENCH_SCALE").map_or(1, |text| text.parse().expect("a whole number"));
+    let mebibytes =
+        std::env::var("ZMOVE_BENCH_MIB").map_or(1024, |text| text.parse().expect("a whole number"));
     [
-        DataSet { name: "k1", files: 2000 * scale, file_bytes: 1 << 10 },
-        DataSet { name: "k16", files: 500 * scale, file_bytes: 16 << 10 },
-        DataSet { name: "m1", files: 64 * scale, file_bytes: 1 << 20 },
-        DataSet { name: "m256", files: 1, file_bytes: (256 << 20) * scale },
+        DataSet { class: "LOSF 1 KiB", files: mebibytes * 10, file_bytes: 1 << 10 },
+        DataSet { class: "LOSF 64 KiB", files: mebibytes * 4, file_bytes: 64 << 10 },
+        DataSet { class: "medium 4 MiB", files: mebibytes.div_ceil(8), file_bytes: 4 << 20 },
+        DataSet { class: "large", files: 1, file_bytes: mebibytes << 20 },
     ]
 }
 
+/// Smaller files are lots of small ones.
+const MEDIUM_BYTES: usize = 1 << 20;
 const FILES_PER_DIRECTORY: usize = 500;
 /// The directory of the targets, and the rsync daemon's name for it.
 const TARGETS: &str = "targets";

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::figures;
 use crate::groups::Group;
-use crate::hosts::{Hosts, SOURCE_ADDRESS, TARGET_ADDRESS};
+use crate::hosts::Hosts;
 use crate::inside;
 use crate::server;
 use crate::session::Session;
@@ -86,21 +86,21 @@ pub(crate) fn table(calibrations: &[Calibration]) -> String {
 
 /// Median of UDP echoes between the hosts.
 fn measured_round_trip(hosts: &Hosts) -> Result<Duration> {
-    let echo = inside::on_host(&hosts.target, || Ok(UdpSocket::bind((TARGET_ADDRESS, 0))?))?;
+    let echo = inside::on_host(&hosts.target, || Ok(UdpSocket::bind((hosts.target_address.as_str(), 0))?))?;
     let port = echo.local_addr()?.port();
     echo.set_read_timeout(Some(ECHO_PATIENCE))?;
     std::thread::scope(|scope| {
         let echoing = scope.spawn(|| answer(&echo));
-        let asking = inside::on_host(&hosts.source, || ask(port));
+        let asking = inside::on_host(&hosts.source, || ask(hosts, port));
         echoing.join().map_err(|_| anyhow::anyhow!("the echo thread panicked"))??;
         asking
     })
 }
 
-fn ask(port: u16) -> Result<Duration> {
-    let socket = UdpSocket::bind((SOURCE_ADDRESS, 0))?;
+fn ask(hosts: &Hosts, port: u16) -> Result<Duration> {
+    let socket = UdpSocket::bind((hosts.source_address.as_str(), 0))?;
     socket.set_read_timeout(Some(ECHO_PATIENCE))?;
-    socket.connect((TARGET_ADDRESS, port))?;
+    socket.connect((hosts.target_address.as_str(), port))?;
     let mut times = Vec::new();
     let mut buffer = [0; 64];
     for _ in 0..ECHOES {
@@ -134,7 +134,7 @@ fn start_server(hosts: &Hosts, group: &Group, log: &Path) -> Result<Child> {
 
 fn throughput(hosts: &Hosts, group: &Group, flows: u32, effort: Effort) -> Result<Throughput> {
     let output = inside::command(Some(&hosts.source), Some(group), "iperf3")?
-        .args(["-J", "-c", TARGET_ADDRESS, "-p", &IPERF_PORT.to_string()])
+        .args(["-J", "-c", &hosts.target_address, "-p", &IPERF_PORT.to_string()])
         .args(["-P", &flows.to_string(), "-t", &effort.seconds.to_string()])
         .args(["-O", &effort.omitted_seconds.to_string()])
         .stdin(Stdio::null())

@@ -12,6 +12,8 @@ mod groups;
 mod hosts;
 mod inside;
 mod kills;
+mod matrix;
+mod network;
 mod paper;
 mod path;
 mod peers;
@@ -44,6 +46,7 @@ use crate::groups::Group;
 use crate::hosts::{Hosts, LinkArgs};
 use crate::inside::InsideArgs;
 use crate::kills::{HalfArgs, KillsArgs};
+use crate::matrix::MatrixArgs;
 use crate::paper::{FiguresArgs, PaperArgs};
 use crate::session::Session;
 use crate::siege::SiegeArgs;
@@ -74,6 +77,8 @@ enum Task {
     Paper(PaperArgs),
     /// Draws what `paper` has measured, and writes its tables.
     Figures(FiguresArgs),
+    /// Copies between four sites, each with each, and prints a table of rates from and to them.
+    Matrix(MatrixArgs),
     /// Slows the path down and asks whether zmove says so.
     Verdicts(VerdictsArgs),
     /// Kills, cuts and confuses transfers at random, and asks whether the same command finishes them.
@@ -139,6 +144,7 @@ fn main() -> ExitCode {
         Task::Compare(arguments) => compare::compare(&arguments),
         Task::Paper(arguments) => paper::paper(&arguments),
         Task::Figures(arguments) => paper::figures(&arguments),
+        Task::Matrix(arguments) => matrix::matrix(&arguments),
         Task::Verdicts(arguments) => verdicts::verdicts(&arguments),
         Task::Torture(arguments) => torture::torture(&arguments),
         Task::Kills(arguments) => kills::kills(&arguments),

@@ -14,7 +14,7 @@ use std::str::FromStr;
 use anyhow::{Result, bail};
 
 use crate::groups::Group;
-use crate::hosts::{Hosts, SOURCE_ADDRESS, TARGET_ADDRESS};
+use crate::hosts::Hosts;
 use crate::inside;
 
 use self::homes::SSH_PORT;
@@ -38,6 +38,8 @@ pub(crate) enum Kind {
     ZmoveSsh,
     /// rsync over ssh.
     Rsync,
+    /// The same as most people type it: no options but `-av`, and the cipher that ssh chooses.
+    RsyncSimple,
     /// rsync to its daemon, in clear.
     RsyncDaemon,
     /// tar through ssh.
@@ -61,10 +63,11 @@ pub(crate) enum Kind {
 }
 
 /// The names of the tools on the command line.
-const NAMES: [(&str, Kind); 13] = [
+const NAMES: [(&str, Kind); 14] = [
     ("zmove", Kind::Zmove),
     ("zmovessh", Kind::ZmoveSsh),
     ("rsync", Kind::Rsync),
+    ("rsync-av", Kind::RsyncSimple),
     ("rsyncd", Kind::RsyncDaemon),
     ("tarssh", Kind::TarSsh),
     ("scp", Kind::Scp),
@@ -126,18 +129,24 @@ impl Tool {
         let on_target = Server { command: self.server(stage)?, namespace: &hosts.target, port: self.port() };
         let mut servers = vec![on_target];
         if self.kind == Kind::GridFtp {
-            let command = gridftp::server(stage, SOURCE_ADDRESS)?;
+            let command = gridftp::at_source(stage)?;
             servers.push(Server { command, namespace: &hosts.source, port: gridftp::PORT });
         }
         Ok(servers)
     }
 
     fn server(&self, stage: &Stage<'_>) -> Result<Command> {
-        let homes = stage.homes;
+        let (homes, address) = (stage.homes, &stage.hosts.target_address);
         let on_target =
             |program: &str| inside::command(Some(&stage.hosts.target), Some(stage.target_group), program);
         let command = match self.kind {
-            Kind::Rsync | Kind::TarSsh | Kind::Scp | Kind::Rclone | Kind::Syq | Kind::ZmoveSsh => {
+            Kind::Rsync
+            | Kind::RsyncSimple
+            | Kind::TarSsh
+            | Kind::Scp
+            | Kind::Rclone
+            | Kind::Syq
+            | Kind::ZmoveSsh => {
                 let mut command = on_target(&programs::path("sshd"))?;
                 command.args(["-D", "-e", "-f"]).arg(homes.ssh.join("sshd_config"));
                 command
@@ -150,18 +159,18 @@ impl Tool {
             Kind::TarNetcat => {
                 let port = self.port();
                 let target = stage.target.display();
-                shell(on_target("bash")?, &format!("nc -l {TARGET_ADDRESS} {port} | tar xf - -C {target}"))
+                shell(on_target("bash")?, &format!("nc -l {address} {port} | tar xf - -C {target}"))
             }
             Kind::TarMbuffer => {
                 let target = stage.target.display();
                 let line = format!("mbuffer {MBUFFER_FLAGS} -I {} | tar xf - -C {target}", self.port());
                 shell(on_target("bash")?, &line)
             }
-            Kind::GridFtp | Kind::GridFtpDirect => gridftp::server(stage, TARGET_ADDRESS)?,
+            Kind::GridFtp | Kind::GridFtpDirect => gridftp::on_target(stage)?,
             Kind::Zmove => {
                 let mut command = on_target(&homes.zmove.binary)?;
                 command.env("ZMOVE_HOME", &homes.zmove_target).arg("serve");
-                command.args(["--listen", &format!("{TARGET_ADDRESS}:{}", self.port())]);
+                command.args(["--listen", &format!("{address}:{}", self.port())]);
                 command.args(self.zmove_serve_arguments(&homes.zmove));
                 command
             }
@@ -182,7 +191,7 @@ impl Tool {
 
     /// The client, whose end is the end of the copy.
     pub(crate) fn client(&self, stage: &Stage<'_>) -> Result<Command> {
-        let homes = stage.homes;
+        let (homes, address) = (stage.homes, &stage.hosts.target_address);
         let source = format!("{}/", stage.source.display());
         let target = format!("{}/", stage.target.display());
         let on_source =
@@ -192,31 +201,34 @@ impl Tool {
             Kind::Rsync => {
                 let mut command = on_source("rsync")?;
                 command.args(["-a", "--whole-file", "-e", &homes.ssh_line()]).args(&self.arguments);
-                command.args([source, format!("root@{TARGET_ADDRESS}:{target}")]);
+                command.args([source, format!("root@{address}:{target}")]);
+                command
+            }
+            Kind::RsyncSimple => {
+                let mut command = on_source("rsync")?;
+                command.args(["-av", "-e", &homes.ssh_line_of_choice()]).args(&self.arguments);
+                command.args([source, format!("root@{address}:{target}")]);
                 command
             }
             Kind::RsyncDaemon => {
                 let mut command = on_source("rsync")?;
                 command.args(["-a", "--whole-file"]).args(&self.arguments).arg(source);
-                command.arg(daemon_url(port));
+                command.arg(daemon_url(address, port));
                 command
             }
             Kind::TarSsh => {
                 let ssh = homes.ssh_line();
-                let line = format!("tar cf - . | {ssh} root@{TARGET_ADDRESS} tar xf - -C {target}");
+                let line = format!("tar cf - . | {ssh} root@{address} tar xf - -C {target}");
                 shell(on_source("bash")?, &line)
             }
             Kind::Scp => {
-                let files = format!(
-                    "scp -r -p -q {} -P {port} * root@{TARGET_ADDRESS}:{target}",
-                    homes.ssh_options()
-                );
-                shell(on_source("bash")?, &files)
+                let line = format!("{} -r -p -q * root@{address}:{target}", homes.scp_line());
+                shell(on_source("bash")?, &line)
             }
             Kind::Rclone => {
                 let mut command = on_source("rclone")?;
                 command.args(["copy", "--config", "/dev/null"]).args(RCLONE_FLAGS);
-                command.args(["--sftp-host", TARGET_ADDRESS, "--sftp-port", &port.to_string()]);
+                command.args(["--sftp-host", address, "--sftp-port", &port.to_string()]);
                 command.args(["--sftp-user", "root", "--sftp-key-file"]).arg(homes.ssh.join("user_key"));
                 command.args(&self.arguments).args([source, format!(":sftp:{target}")]);
                 command
@@ -224,39 +236,37 @@ impl Tool {
             Kind::Fpsync => {
                 let mut command = on_source("fpsync")?;
                 command.arg("-t").arg(homes.fpsync.join(RUN_DIRECTORY)).args(FPSYNC_FLAGS);
-                command.args(&self.arguments).arg(source).arg(daemon_url(port));
+                command.args(&self.arguments).arg(source).arg(daemon_url(address, port));
                 command
             }
             Kind::TarMbuffer => {
-                let line = format!("tar cf - . | mbuffer {MBUFFER_FLAGS} -O {TARGET_ADDRESS}:{port}");
+                let line = format!("tar cf - . | mbuffer {MBUFFER_FLAGS} -O {address}:{port}");
                 shell(on_source("bash")?, &line)
             }
-            Kind::TarNetcat => {
-                shell(on_source("bash")?, &format!("tar cf - . | nc -N {TARGET_ADDRESS} {port}"))
-            }
+            Kind::TarNetcat => shell(on_source("bash")?, &format!("tar cf - . | nc -N {address} {port}")),
             Kind::Syq => {
                 let syq = programs::path("syq");
                 let mut command = on_source(&syq)?;
                 command.env("HOME", &homes.syq).env("SYQ_TUNING_CACHE", "").env("SYQ_NO_UPDATE_CHECK", "1");
                 command.args(["cp", "--rsh", &homes.ssh_line(), "--syq-path", &syq]).args(SYQ_FLAGS);
                 command.args(&self.arguments).args(["--srcs-in", &source]);
-                command.args(["--to", &format!("root@{TARGET_ADDRESS}"), "--into", &target]);
+                command.args(["--to", &format!("root@{address}"), "--into", &target]);
                 command
             }
             Kind::GridFtp | Kind::GridFtpDirect => {
                 let from = match self.kind {
-                    Kind::GridFtp => format!("ftp://{SOURCE_ADDRESS}:{port}{source}"),
+                    Kind::GridFtp => format!("ftp://{}:{port}{source}", stage.hosts.source_address),
                     _ => format!("file://{source}"),
                 };
                 let mut command = gridftp::client(stage)?;
-                command.args(&self.arguments).args([from, format!("ftp://{TARGET_ADDRESS}:{port}{target}")]);
+                command.args(&self.arguments).args([from, format!("ftp://{address}:{port}{target}")]);
                 command
             }
             Kind::Zmove => {
                 let mut command = on_source(&homes.zmove.binary)?;
                 command.env("ZMOVE_HOME", &homes.zmove_source).args(["push", "--accept-new"]);
                 command.args(&self.arguments).arg(source);
-                command.arg(format!("{TARGET_ADDRESS}:{port}:{}", stage.target.display()));
+                command.arg(format!("{address}:{port}:{}", stage.target.display()));
                 command
             }
             Kind::ZmoveSsh => {
@@ -264,7 +274,7 @@ impl Tool {
                 command.env("ZMOVE_HOME", &homes.zmove_source).args(["push", "--ssh-command"]);
                 command.args([&homes.ssh_line(), "--remote-zmove", &homes.zmove.binary]);
                 command.args(&self.arguments).arg(source);
-                command.arg(format!("root@{TARGET_ADDRESS}:{}", stage.target.display()));
+                command.arg(format!("root@{address}:{}", stage.target.display()));
                 command
             }
         };
@@ -274,7 +284,13 @@ impl Tool {
 
     fn port(&self) -> u16 {
         match self.kind {
-            Kind::Rsync | Kind::TarSsh | Kind::Scp | Kind::Rclone | Kind::Syq | Kind::ZmoveSsh => SSH_PORT,
+            Kind::Rsync
+            | Kind::RsyncSimple
+            | Kind::TarSsh
+            | Kind::Scp
+            | Kind::Rclone
+            | Kind::Syq
+            | Kind::ZmoveSsh => SSH_PORT,
             Kind::RsyncDaemon | Kind::Fpsync => 8_730,
             Kind::TarNetcat | Kind::TarMbuffer => 9_000,
             Kind::GridFtp | Kind::GridFtpDirect => gridftp::PORT,
@@ -294,7 +310,9 @@ impl Tool {
         }
         match self.kind {
             Kind::Zmove | Kind::ZmoveSsh => programs::version(&homes.zmove.binary, "--version"),
-            Kind::Rsync | Kind::RsyncDaemon | Kind::Fpsync => programs::version("rsync", "--version"),
+            Kind::Rsync | Kind::RsyncSimple | Kind::RsyncDaemon | Kind::Fpsync => {
+                programs::version("rsync", "--version")
+            }
             Kind::Scp => programs::version("ssh", "-V"),
             Kind::Rclone => programs::version("rclone", "--version"),
             Kind::TarMbuffer => programs::version("mbuffer", "--version"),
@@ -319,8 +337,8 @@ fn shell(mut command: Command, line: &str) -> Command {
 }
 
 /// What of the daemon's module a run fills.
-fn daemon_url(port: u16) -> String {
-    format!("rsync://{TARGET_ADDRESS}:{port}/target/{RUN_DIRECTORY}/")
+fn daemon_url(address: &str, port: u16) -> String {
+    format!("rsync://{address}:{port}/target/{RUN_DIRECTORY}/")
 }
 
 /// What a command of [`inside::command`] becomes, as it could be typed, with `$LAB` for the session's directory.

@@ -62,7 +62,29 @@ impl Header {
         })
     }
 
-    fn text(&self) -> String {
+    /// Of nothing in particular.
+    #[cfg(test)]
+    pub(crate) fn without_machine() -> Self {
+        Self {
+            kernel: String::new(),
+            processor: String::new(),
+            cores: 2,
+            load_average: String::new(),
+            path: String::new(),
+            payload_bits_per_second: None,
+            source: "",
+            target: String::new(),
+            versions: BTreeMap::new(),
+        }
+    }
+
+    /// The same over other paths than one link's.
+    pub(crate) fn over(self, path: String) -> Self {
+        Self { path, payload_bits_per_second: None, ..self }
+    }
+
+    /// A line for each.
+    pub(crate) fn text(&self) -> String {
         let mut text = format!(
             "kernel {}, {} × {}, load before {}\n",
             self.kernel, self.cores, self.processor, self.load_average
@@ -335,17 +357,7 @@ mod tests {
     use crate::race::Usage;
 
     fn report(payload_bits_per_second: Option<f64>, runs: Vec<(&str, Run)>) -> Report {
-        let header = Header {
-            kernel: String::new(),
-            processor: String::new(),
-            cores: 2,
-            load_average: String::new(),
-            path: String::new(),
-            payload_bits_per_second,
-            source: "",
-            target: String::new(),
-            versions: BTreeMap::new(),
-        };
+        let header = Header { payload_bits_per_second, ..Header::without_machine() };
         let mut report = Report::new(header);
         let set = DataSet { name: "g2".to_owned(), root: "g2".into(), files: 1, bytes: 100_000_000 };
         for (name, run) in runs {

@@ -6,6 +6,9 @@
 
 mod aboard;
 mod ahead;
+#[cfg(feature = "benching")]
+#[doc(hidden)]
+pub mod benching;
 mod config;
 mod control;
 mod crew;

@@ -519,11 +519,11 @@ pub(crate) enum When {
 
 /// Small entries that wait to be read: so far the scan may run ahead, to bridge its pauses and to tell the user how much
 /// there is. Memory at worst: about 200 bytes and the name each.
-const ENTRIES_WAITING_MAX: usize = 262_144;
+pub(crate) const ENTRIES_WAITING_MAX: usize = 262_144;
 /// Packs that wait with their directories open.
 const PACKS_OPEN_MAX: usize = 16;
 /// Large files that wait: enough to find the largest early, few enough to be no burden.
-const FILES_WAITING_MAX: usize = 65_536;
+pub(crate) const FILES_WAITING_MAX: usize = 65_536;
 
 #[cfg(test)]
 mod tests {

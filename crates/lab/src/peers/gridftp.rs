@@ -4,33 +4,40 @@
 //! They refuse to run where their own address has no name, so each gets `/etc/hosts` of its own in a mount namespace.
 
 use std::fs;
-use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result};
 
 use super::{Stage, programs};
 use crate::groups::Group;
-use crate::hosts::{SOURCE_ADDRESS, TARGET_ADDRESS};
 use crate::inside;
 
-/// Writes the names of both hosts.
-pub(super) fn write_names(path: &Path) -> Result<()> {
-    let names =
-        format!("127.0.0.1 localhost\n{SOURCE_ADDRESS} {SOURCE_NAME}\n{TARGET_ADDRESS} {TARGET_NAME}\n");
-    fs::write(path, names).with_context(|| format!("failed to write {}", path.display()))
+/// The server of the target.
+pub(super) fn on_target(stage: &Stage<'_>) -> Result<Command> {
+    let name = "globus-gridftp-server";
+    let command = program(stage, &stage.hosts.target, stage.target_group, TARGET_NAME, name)?;
+    server(stage, command, &stage.hosts.target_address)
 }
 
-/// The server of the host with this address.
-pub(super) fn server(stage: &Stage<'_>, address: &str) -> Result<Command> {
-    let mut command = match address {
-        SOURCE_ADDRESS => on_source(stage, "globus-gridftp-server")?,
-        _ => program(stage, &stage.hosts.target, stage.target_group, TARGET_NAME, "globus-gridftp-server")?,
-    };
+/// The server of the source.
+pub(super) fn at_source(stage: &Stage<'_>) -> Result<Command> {
+    server(stage, on_source(stage, "globus-gridftp-server")?, &stage.hosts.source_address)
+}
+
+fn server(stage: &Stage<'_>, mut command: Command, address: &str) -> Result<Command> {
+    write_names(stage)?;
     command.args(["-c", "/dev/null", "-home-dir", "/", "-p", &PORT.to_string()]);
     command.args(["-allow-anonymous", "-anonymous-user", "root", "-allow-root"]);
     command.args(["-control-interface", address, "-data-interface", address]);
     Ok(command)
+}
+
+/// Writes the names of both hosts.
+fn write_names(stage: &Stage<'_>) -> Result<()> {
+    let (hosts, path) = (stage.hosts, &stage.homes.gridftp_names);
+    let (source, target) = (&hosts.source_address, &hosts.target_address);
+    let names = format!("127.0.0.1 localhost\n{source} {SOURCE_NAME}\n{target} {TARGET_NAME}\n");
+    fs::write(path, names).with_context(|| format!("failed to write {}", path.display()))
 }
 
 /// The client, without its two URLs.

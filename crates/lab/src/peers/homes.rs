@@ -8,8 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use super::{Kind, Tool, gridftp};
-use crate::hosts::TARGET_ADDRESS;
+use super::{Kind, Tool};
 use crate::run;
 use crate::session::Session;
 
@@ -45,12 +44,17 @@ impl Homes {
             zmove_target: session.subdirectory("zmove-target")?,
         };
         let uses = |kind| tools.iter().any(|tool| tool.kind == kind);
-        let by_ssh = [Kind::Rsync, Kind::TarSsh, Kind::Scp, Kind::Rclone, Kind::Syq, Kind::ZmoveSsh];
+        let by_ssh = [
+            Kind::Rsync,
+            Kind::RsyncSimple,
+            Kind::TarSsh,
+            Kind::Scp,
+            Kind::Rclone,
+            Kind::Syq,
+            Kind::ZmoveSsh,
+        ];
         if by_ssh.into_iter().any(uses) {
             homes.prepare_ssh()?;
-        }
-        if uses(Kind::GridFtp) || uses(Kind::GridFtpDirect) {
-            gridftp::write_names(&homes.gridftp_names)?;
         }
         if uses(Kind::RsyncDaemon) || uses(Kind::Fpsync) {
             homes.prepare_rsyncd(target_root)?;
@@ -72,7 +76,7 @@ impl Homes {
             .mode(0o755)
             .create("/run/sshd")
             .context("failed to create /run/sshd")?;
-        let mut config = format!("Port {SSH_PORT}\nListenAddress {TARGET_ADDRESS}\n");
+        let mut config = format!("Port {SSH_PORT}\n");
         write!(config, "HostKey {home}/host_key\nAuthorizedKeysFile {home}/authorized_keys\n")?;
         config.push_str("PidFile none\nPermitRootLogin prohibit-password\nStrictModes no\nUsePAM no\n");
         config.push_str("Subsystem sftp internal-sftp\n");
@@ -82,24 +86,33 @@ impl Homes {
         fs::write(self.ssh.join("sshd_config"), config).context("failed to write sshd_config")
     }
 
-    /// The ssh client as one line, for rsync's `-e` and for shells.
+    /// The ssh client as one line, for rsync's `-e` and for shells, with its fastest cipher.
     pub(super) fn ssh_line(&self) -> String {
+        format!("{} {FASTEST_CIPHER}", self.ssh_line_of_choice())
+    }
+
+    /// The same with the cipher that ssh chooses.
+    pub(super) fn ssh_line_of_choice(&self) -> String {
         format!("ssh -p {SSH_PORT} {}", self.ssh_options())
     }
 
-    /// What ssh and scp have in common, apart from the port.
-    pub(super) fn ssh_options(&self) -> String {
+    /// scp as one line, with the fastest cipher.
+    pub(super) fn scp_line(&self) -> String {
+        format!("scp -P {SSH_PORT} {} {FASTEST_CIPHER}", self.ssh_options())
+    }
+
+    fn ssh_options(&self) -> String {
         let key = self.ssh.join("user_key");
         format!(
-            "-F none -c aes128-gcm@openssh.com -i {} -o IdentitiesOnly=yes \
-             -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o Compression=no -o LogLevel=ERROR",
+            "-F none -i {} -o IdentitiesOnly=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null \
+             -o Compression=no -o LogLevel=ERROR",
             key.display()
         )
     }
 
     fn prepare_rsyncd(&self, target_root: &Path) -> Result<()> {
         let config = format!(
-            "address = {TARGET_ADDRESS}\nport = 8730\nuse chroot = no\nmax connections = 0\nlog file = /dev/null\n\
+            "port = 8730\nuse chroot = no\nmax connections = 0\nlog file = /dev/null\n\
              [target]\npath = {}\nuid = 0\ngid = 0\nread only = no\n",
             target_root.display()
         );
@@ -163,3 +176,4 @@ pub(crate) fn zmove_binary(asked: Option<&Path>) -> Result<String> {
 }
 
 pub(super) const SSH_PORT: u16 = 2222;
+const FASTEST_CIPHER: &str = "-c aes128-gcm@openssh.com";

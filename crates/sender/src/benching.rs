@@ -1,0 +1,85 @@
+//! What `benches/plan.rs` runs of this crate: entries of a scan become packs and groups, and go through the plan.
+//!
+//! Only with the feature `benching`, which the program is not built with.
+
+use std::sync::Arc;
+use std::thread;
+
+use zmove_chunk::{Groups, Plan, Work};
+use zmove_scan::EntryBatch;
+use zmove_types::{FileId, GROUP_BYTES};
+
+use crate::config::SenderConfig;
+use crate::pack::{Pack, PackEntry, Packer};
+use crate::planner::large_source;
+use crate::shared::{ENTRIES_WAITING_MAX, FILES_WAITING_MAX};
+use crate::source::{LargeSource, SourceDirectory};
+
+/// What a reader has taken out of the plan.
+#[derive(Debug, Default)]
+pub struct Planned {
+    packs: Vec<Pack>,
+    groups: u64,
+}
+
+impl Planned {
+    /// Small entries, in all packs.
+    #[must_use]
+    pub fn entries(&self) -> usize {
+        self.packs.iter().map(Pack::entry_count).sum()
+    }
+
+    /// Groups of large files.
+    #[must_use]
+    pub fn groups(&self) -> u64 {
+        self.groups
+    }
+}
+
+/// Plans entries that are all needed, while one reader takes what is planned.
+///
+/// # Panics
+/// When the reader does.
+#[must_use]
+pub fn plan(batches: Vec<EntryBatch>) -> Planned {
+    let plan = Plan::new(ENTRIES_WAITING_MAX, FILES_WAITING_MAX);
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| take_all(&plan));
+        fill(&plan, batches);
+        plan.end();
+        reader.join().expect("nothing in a plan makes a reader panic")
+    })
+}
+
+fn fill(plan: &Plan<Pack, Arc<LargeSource>>, batches: Vec<EntryBatch>) {
+    let mut packer = Packer::new(SenderConfig::default().batch_files_max);
+    let push = |pack: Pack| {
+        let entries = pack.entry_count();
+        plan.push_pack(pack, entries).expect("the plan has not ended");
+    };
+    let mut ids = (0..).map(FileId);
+    for batch in batches {
+        let directory = SourceDirectory::held_open(&batch.directory);
+        for entry in batch.entries {
+            if entry.size > GROUP_BYTES {
+                let (id, bytes) = (ids.next().expect("there are fewer files"), entry.size);
+                let source = Arc::new(large_source(id, &directory, entry));
+                plan.push_file(source, bytes, Groups::From(0)).expect("the plan has not ended");
+            } else if let Some(entry) = PackEntry::from_scan(entry) {
+                packer.add(&directory, entry).into_iter().for_each(push);
+            }
+        }
+    }
+    packer.take().into_iter().for_each(push);
+}
+
+fn take_all(plan: &Plan<Pack, Arc<LargeSource>>) -> Planned {
+    let mut planned = Planned::default();
+    while let Some(work) = plan.take(|ended| ended) {
+        match work {
+            Work::Pack(pack) => planned.packs.push(pack),
+            Work::Group(..) => planned.groups += 1,
+        }
+    }
+    planned
+}
