@@ -29,7 +29,7 @@ use zmove_wire::{Cipher, SweepOrder};
 use crate::args::{ProbeArgs, TransportArg};
 use crate::ceiling;
 use crate::dial::{self, DialOptions, More};
-use crate::exit::{Exit, usage_error};
+use crate::exit::{Exit, Failure, usage_error};
 use crate::location::{Location, Remote};
 use crate::push::reach;
 use crate::settings;
@@ -148,11 +148,20 @@ async fn converse(
     let mut tell = |event| progress.show(&event);
     let probed = probe(&config, reached.link, &mut tell, signals.next()).await;
     reached.dialler.close().await;
-    let report = probed?;
+    let report = probed.map_err(|error| told(remote, error))?;
     if let Some(ssh) = reached.ssh {
         ssh.end().await;
     }
     Ok((reached.transport, report))
+}
+
+fn told(remote: &Remote, error: SessionError) -> anyhow::Error {
+    match error {
+        SessionError::PeerIncompatible(error) => {
+            Failure(Exit::Incompatible, format!("{remote} cannot be probed: {error}")).into()
+        }
+        error => error.into(),
+    }
 }
 
 fn options(args: &ProbeArgs) -> Result<DialOptions> {

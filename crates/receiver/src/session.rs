@@ -91,8 +91,9 @@ pub async fn run_session(
         Some(Ok(_)) => return Err(WireError::OutOfOrder { what: "the first message" }.into()),
         // a newer sender may ask for what this receiver does not know
         Some(Err(ControlError::Wire(error))) => {
-            let refusal = refusal_of(&error.into());
-            return refuse(&mut writer, inbox, refusal).await;
+            let error = SessionError::from(error);
+            let _peer_gone = refuse(&mut writer, inbox, refusal_of(&error)).await;
+            return Err(error);
         }
         Some(Err(error)) => return Err(error.into()),
         None => return Err(ControlError::Closed.into()),
