@@ -15,7 +15,7 @@ const TOP_NAMES: [&str; 7] = ["Cargo.toml", "Cargo.lock", "crates", "benches", "
 const ARROWS: [(&str, &[&str]); 15] = [
     ("cli", &["disk", "drawing", "receiver", "scan", "sender", "sweep", "transport", "types", "wire"]),
     ("sender", &["chunk", "disk", "scan", "transport", "types", "wire"]),
-    ("receiver", &["chunk", "disk", "transport", "types", "wire"]),
+    ("receiver", &["chunk", "disk", "sweep", "transport", "types", "wire"]),
     ("transport", &["sockopt", "types", "wire"]),
     ("sweep", &["disk", "types"]),
     ("wire", &["types"]),

@@ -47,6 +47,7 @@ mod overwrite;
 mod paths;
 mod peers;
 mod privileges;
+mod probe;
 mod quic;
 mod reconnect;
 mod resume;

@@ -65,7 +65,20 @@ fn a_peer_of_another_version() {
     let (address, fingerprint) = serve_greeting(&site, greeting.encode().to_vec());
     site.pin(&address, fingerprint);
     let outcome = push_to(&site, &format!("{address}:x")).expect(2);
-    outcome.says(&["zmove: ", "versions 7 to 9", "this zmove 1 to 1", "install the same release"]).lines(1);
+    outcome.says(&["zmove: ", "versions 7 to 9", "this zmove 1 to 2", "install the same release"]).lines(1);
+}
+
+/// It is not asked for what it does not know.
+#[test]
+fn an_older_receiver_cannot_be_probed() {
+    let site = site();
+    let older = Greeting { version_max: 1, ..Greeting::new(Role::Control, TransferId([0; 16])) };
+    let (address, fingerprint) = serve_greeting(&site, older.encode().to_vec());
+    site.pin(&address, fingerprint);
+    let outcome = site.zmove(&["probe", &format!("{address}:")]).outcome().expect(2);
+    outcome
+        .says(&["cannot be probed", "versions 1 to 1, this zmove 2 to 2", "install the same release"])
+        .lines(1);
 }
 
 #[test]

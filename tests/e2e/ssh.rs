@@ -101,6 +101,17 @@ fn push_by(site: &Site, ssh: &str, zmove: &Path, options: &[&str], target: &str)
     push
 }
 
+#[test]
+fn a_probe_goes_the_same_way() {
+    let site = Site::local();
+    let Some(sshd) = Sshd::start(&site) else { return };
+    let mut probe = site.zmove(&["probe", "--json", "--time", "1s", "--streams", "1,2", "--no-sweep"]);
+    probe.0.args(["--ssh-command", &sshd.command(), "--remote-zmove"]).arg(ZMOVE).arg(sshd.at_target(&site));
+    let found: serde_json::Value = serde_json::from_str(&probe.outcome().done().stdout).unwrap();
+    assert_eq!(found["rounds"].as_array().unwrap().len(), 2, "{found}");
+    assert_eq!(std::fs::read_dir(site.target()).unwrap().count(), 0);
+}
+
 fn user() -> String {
     let told = Command::new("id").arg("-un").output().unwrap();
     String::from_utf8(told.stdout).unwrap().trim_end().to_owned()

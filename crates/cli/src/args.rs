@@ -18,12 +18,14 @@ use crate::ssh::PortRange;
 mod allow;
 mod confine;
 mod doctor;
+mod probe;
 mod sweep;
 mod trust;
 
 pub(crate) use allow::{AllowArgs, AllowCommand, GrantArgs};
 pub(crate) use confine::ConfineArg;
 pub(crate) use doctor::DoctorArgs;
+pub(crate) use probe::ProbeArgs;
 pub(crate) use sweep::{ReferenceRate, SweepArgs};
 pub(crate) use trust::{TrustArgs, TrustCommand, TrustHostArgs, TrustListArgs};
 
@@ -48,6 +50,7 @@ Examples:
   zmove trace t --svg t.svg                 draw what 'zmove push --trace t' wrote
   zmove journal list                        what broken transfers have left here
   zmove doctor dtn.example.org              what would slow a push there, and what mends it
+  zmove probe dtn.example.org:x --for run7  how fast the path and both storages are, and what a push takes
 
 On the receiving host, once for each sender:
   zmove allow SHA256:... --name alice --root /data --write
@@ -85,6 +88,8 @@ pub(crate) enum Command {
     Journal(JournalArgs),
     /// Look for what would slow a transfer down or break it, on this host and on the path to a receiver
     Doctor(DoctorArgs),
+    /// Measure the path to a receiver from memory to memory, and predict how long a push takes
+    Probe(ProbeArgs),
 }
 
 #[derive(Debug, clap::Args)]

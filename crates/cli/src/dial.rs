@@ -39,6 +39,16 @@ pub(crate) struct DialOptions {
     pub(crate) cipher: Cipher,
     pub(crate) limit: Option<RateLimit>,
     pub(crate) ssh: SshArgs,
+    pub(crate) more: More,
+}
+
+/// What lanes are that are asked for later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum More {
+    /// More of the same.
+    Others,
+    /// Each time a set of its own, as if they were the first.
+    Sets,
 }
 
 /// Another host, reached.
@@ -203,7 +213,13 @@ async fn dial_all(
         (LaneNumber::Fixed, LossAnswer::Fixed)
     };
     let (more, wanted) = mpsc::unbounded_channel();
-    tokio::spawn(dial_more(dialler, Lane { one_of: Some(count), ..lane(count) }, lanes_in, wanted));
+    match options.more {
+        More::Others => {
+            let next = Lane { one_of: Some(count), ..lane(count) };
+            tokio::spawn(dial_more(dialler, next, lanes_in, wanted));
+        }
+        More::Sets => drop(tokio::spawn(dial_sets(dialler, lane(0), lanes_in, wanted))),
+    }
     let supply = Some(LaneSupply { more, asked: count, number, congestion });
     let link = Link { transfer, cipher, control: control_pair(channel), lanes, supply };
     Ok((link, transport, round_trip))
@@ -222,6 +238,20 @@ async fn dial_more(
             spawn_lane(&dialler, next, &lanes, count.clone());
             next = next.following();
         }
+    }
+}
+
+/// Dials sets of lanes for as long as somebody may want one; `first` is the first of each.
+async fn dial_sets(
+    dialler: ChannelDialler,
+    first: Lane,
+    lanes: LanesIn,
+    mut wanted: mpsc::UnboundedReceiver<u16>,
+) {
+    while let Some(count) = wanted.recv().await {
+        let (_known_at_once, number) = watch::channel(Some(count));
+        let all = std::iter::successors(Some(first), |lane| Some(lane.following()));
+        all.take(usize::from(count)).for_each(|lane| spawn_lane(&dialler, lane, &lanes, number.clone()));
     }
 }
 

@@ -21,6 +21,7 @@ mod log;
 mod metrics;
 mod paths;
 mod patience;
+mod probe;
 mod progress;
 mod push;
 mod receive;
@@ -66,6 +67,7 @@ pub fn main() -> ExitCode {
         Command::Trace(args) => trace::run(&args),
         Command::Journal(args) => journal::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Probe(args) => probe::run(&args, started),
     };
     match done {
         Ok(exit) => exit.into(),

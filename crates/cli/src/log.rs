@@ -66,12 +66,19 @@ pub(crate) fn tell(event: &DaemonEvent) {
                 seconds, faults, cipher, "{event}"
             );
         }
+        DaemonEvent::Probed { who: Who { name, address, key }, moved } => {
+            let (target, seconds, bytes) = (target(moved), seconds(moved), moved.probed);
+            info!(
+                event = "probed", audit = true, result = "complete", name, %key, from = %address, target,
+                probe_bytes = bytes, seconds, "{event}"
+            );
+        }
         DaemonEvent::Broken { who, moved, error } => {
             let (Who { name, address, key }, Moved { bytes, files, .. }) = (who, moved);
             let (target, seconds) = (target(moved), seconds(moved));
             warn!(
                 event = "broken", audit = true, result = error.kind(), name, %key, from = %address, target, bytes,
-                files, seconds, "{event}"
+                files, probe_bytes = moved.probed, seconds, "{event}"
             );
         }
         event => error!(event = "accept", "{event}"),

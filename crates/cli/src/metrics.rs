@@ -30,6 +30,7 @@ type Label = [(&'static str, &'static str); 1];
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counts {
     transfers: Family<Label, Counter>,
+    probes: Family<Label, Counter>,
     errors: Family<Label, Counter>,
 }
 
@@ -41,8 +42,13 @@ impl Counts {
             DaemonEvent::Received { report, .. } => {
                 self.transfer(if report.faults == 0 { "complete" } else { "partial" });
             }
-            DaemonEvent::Broken { error, .. } => {
-                self.transfer("broken");
+            DaemonEvent::Probed { .. } => self.probe("complete"),
+            DaemonEvent::Broken { moved, error, .. } => {
+                if moved.probed.is_some() {
+                    self.probe("broken")
+                } else {
+                    self.transfer("broken")
+                }
                 self.error(error.kind());
             }
             DaemonEvent::Accept { .. } => self.error("accept"),
@@ -52,6 +58,10 @@ impl Counts {
 
     fn transfer(&self, result: &'static str) {
         self.transfers.get_or_create(&[("result", result)]).inc();
+    }
+
+    fn probe(&self, result: &'static str) {
+        self.probes.get_or_create(&[("result", result)]).inc();
     }
 
     fn error(&self, kind: &'static str) {
@@ -69,8 +79,12 @@ impl Page {
             // a counter is there from the start, so that its rate is known when it first counts
             drop(counts.transfers.get_or_create(&[("result", result)]));
         }
+        for result in ["complete", "broken"] {
+            drop(counts.probes.get_or_create(&[("result", result)]));
+        }
         let mut registry = Registry::with_prefix("zmove");
         registry.register("transfers", "Transfers that have ended, by result", counts.transfers.clone());
+        registry.register("probes", "Probes of the path that have ended, by result", counts.probes.clone());
         registry.register(
             "errors",
             "Connections rejected and transfers broken off, by kind",
@@ -99,6 +113,7 @@ impl Collector for Metered {
         let now = self.meters.read();
         let to = &mut encoder;
         counter(to, "bytes_received", "Bytes of file contents that have come over lanes", now.bytes)?;
+        counter(to, "probe_bytes_received", "Bytes of filler that probes have brought", now.probed)?;
         counter(to, "files_received", "Regular files that were given their names", now.files)?;
         gauge(to, "transfers_running", "Transfers that run", now.transfers as u64)?;
         gauge(to, "lanes", "Lanes of the transfers that run", now.lanes as u64)?;
@@ -167,6 +182,8 @@ mod tests {
             "zmove_bytes_received_total 0",
             "zmove_files_received_total 0",
             "zmove_transfers_total{result=\"complete\"} 0",
+            "zmove_probes_total{result=\"complete\"} 0",
+            "zmove_probe_bytes_received_total 0",
             "zmove_transfers_running 0",
             "zmove_errors_total{kind=\"unknown_key\"} 1",
             "zmove_lanes 0",

@@ -20,7 +20,7 @@ use zmove_wire::{Cipher, Compare, Durability, Overwrite, Purpose, TargetShape, T
 
 use crate::args::{CipherArg, DeltaArg, DurabilityArg, PushArgs, TransportArg};
 use crate::ceiling::{self, Moved, Shares};
-use crate::dial::{self, DialOptions};
+use crate::dial::{self, DialOptions, More};
 use crate::exit::{Exit, Failure, usage_error};
 use crate::location::Location;
 use crate::paths::Paths;
@@ -124,7 +124,16 @@ fn options(args: &PushArgs) -> Result<DialOptions> {
         (TransportArg::Auto, _) => TransportChoice::Auto,
         (TransportArg::Quic, _) => TransportChoice::Quic,
     };
-    let quic_congestion = match &args.congestion {
+    let reach = reach(transport, args.congestion.as_deref())?;
+    let (accept_new, strict, streams, limit) = (args.accept_new, args.strict, args.streams, args.limit);
+    let ssh = args.ssh.clone();
+    let more = More::Others;
+    Ok(DialOptions { accept_new, strict, streams, reach, cipher, limit, ssh, more })
+}
+
+/// How a host is reached with the congestion control that was typed.
+pub(crate) fn reach(transport: TransportChoice, congestion: Option<&str>) -> Result<Reach> {
+    let quic_congestion = match congestion {
         // what only the kernel has is for TCP
         Some(name) if transport == TransportChoice::Quic => name
             .parse()
@@ -132,11 +141,8 @@ fn options(args: &PushArgs) -> Result<DialOptions> {
         Some(name) => name.parse().unwrap_or_default(),
         None => QuicCongestion::default(),
     };
-    let socket = SocketConfig { congestion: args.congestion.clone(), ..SocketConfig::default() };
-    let reach = Reach { transport, socket, quic_congestion };
-    let (accept_new, strict, streams, limit) = (args.accept_new, args.strict, args.streams, args.limit);
-    let ssh = args.ssh.clone();
-    Ok(DialOptions { accept_new, strict, streams, reach, cipher, limit, ssh })
+    let socket = SocketConfig { congestion: congestion.map(str::to_owned), ..SocketConfig::default() };
+    Ok(Reach { transport, socket, quic_congestion })
 }
 
 fn manifest(args: &PushArgs) -> Result<Option<Manifest>> {

@@ -43,7 +43,9 @@ async fn receive(order: &Order, key: Fingerprint, input: BufReader<Stdin>) -> Re
     let (came, told) = (Arc::clone(&begun), Arc::clone(&ended));
     let daemon = Daemon::new(listener, Guests::Only(key), config, move |event| match event {
         DaemonEvent::Begun { .. } => came.notify_one(),
-        DaemonEvent::Received { .. } | DaemonEvent::Broken { .. } => told.notify_one(),
+        DaemonEvent::Received { .. } | DaemonEvent::Probed { .. } | DaemonEvent::Broken { .. } => {
+            told.notify_one()
+        }
         // the sender tells what concerns it, and others are none of its user's business
         _ => {}
     });

@@ -50,7 +50,7 @@ pub(crate) fn run(args: &SweepArgs) -> Result<Exit> {
 }
 
 /// Sweeps on a thread, which is told to stop when a signal asks for the end: it then removes what it has written.
-fn measure(config: SweepConfig) -> Result<Sweep> {
+pub(crate) fn measure(config: SweepConfig) -> Result<Sweep> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()

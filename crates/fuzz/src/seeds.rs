@@ -18,11 +18,18 @@ fn greeting_of(role: Role) -> Greeting {
 }
 
 pub(crate) fn frame_header() -> Vec<Vec<u8>> {
-    KINDS.map(|kind| header(kind, 60, 3).encode().to_vec()).into()
+    let head_bytes = |kind| if kind == FrameKind::Filler { 0 } else { 60 };
+    KINDS.map(|kind| header(kind, head_bytes(kind), 3).encode().to_vec()).into()
 }
 
-const KINDS: [FrameKind; 5] =
-    [FrameKind::Batch, FrameKind::Declare, FrameKind::Chunk, FrameKind::Guess, FrameKind::Same];
+const KINDS: [FrameKind; 6] = [
+    FrameKind::Batch,
+    FrameKind::Declare,
+    FrameKind::Chunk,
+    FrameKind::Guess,
+    FrameKind::Same,
+    FrameKind::Filler,
+];
 
 fn header(kind: FrameKind, head_bytes: usize, data_bytes: usize) -> FrameHeader {
     let length = |bytes| u32::try_from(bytes).expect("seeds are short");
@@ -87,6 +94,7 @@ pub(crate) fn frames() -> Vec<Vec<u8>> {
         frame(FrameKind::Chunk, &[], &[7; 100]),
         frame(FrameKind::Guess, &batch, SAMPLE_DATA),
         frame(FrameKind::Same, &[], &[]),
+        frame(FrameKind::Filler, &[], &[9; 100]),
     ];
     frames.push(frames.concat());
     frames
@@ -105,6 +113,7 @@ pub(crate) fn sealed_frame() -> Vec<Vec<u8>> {
         frame(FrameKind::Declare, &file, &[], 0),
         frame(FrameKind::Chunk, &[], &[7; 100], 100),
         frame(FrameKind::Same, &[], &[], 9 << 20),
+        frame(FrameKind::Filler, &[], &[9; 100], 0),
     ]
 }
 

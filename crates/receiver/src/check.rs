@@ -122,6 +122,11 @@ pub(crate) fn check_declaration(frame: &Frame) -> Result<Option<(FileId, FileHea
     Ok(Some((frame.header.file, FileHead::decode(&frame.head)?)))
 }
 
+/// Whether a frame is filler as it was sent.
+pub(crate) fn is_filler(frame: &Frame) -> bool {
+    frame.header.kind == FrameKind::Filler && is_sealed(&frame.header, blake3::hash(&frame.data).as_bytes())
+}
+
 fn is_sealed(header: &FrameHeader, content: &[u8; 32]) -> bool {
     seal(&header.prefix(), content) == header.digest
 }

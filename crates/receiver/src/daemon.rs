@@ -288,6 +288,7 @@ impl Shared {
         let ended = run_session(session, stop).await;
         let moved = moved(&metered.meter, started.elapsed());
         (self.log)(&match ended {
+            Ok(_) if moved.probed.is_some() => DaemonEvent::Probed { who, moved },
             Ok(report) => DaemonEvent::Received { who, cipher, moved, report },
             Err(error) => DaemonEvent::Broken { who, moved, error },
         });
@@ -385,7 +386,8 @@ fn crowded_out(max: usize) -> String {
 }
 
 fn moved(meter: &TransferMeter, elapsed: Duration) -> Moved {
-    Moved { target: meter.target().to_vec(), bytes: meter.bytes(), files: meter.files(), elapsed }
+    let (bytes, probed, files) = (meter.bytes(), meter.probed(), meter.files());
+    Moved { target: meter.target().to_vec(), bytes, probed, files, elapsed }
 }
 
 fn busy(text: &str) -> Refusal {

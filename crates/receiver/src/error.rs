@@ -4,6 +4,7 @@ use std::io;
 
 use thiserror::Error;
 use zmove_transport::{ControlError, LaneError};
+use zmove_wire::limits::{PROBE_BYTES_MAX, PROBE_SECONDS_MAX};
 use zmove_wire::{GreetingError, Refusal, WireError};
 
 /// Why a session ended before its transfer was complete.
@@ -37,6 +38,12 @@ pub enum SessionError {
     /// The peer opened a connection and said nothing.
     #[error("the sender did not say what it wants in time")]
     Silent,
+    /// A probe has not come to its end in time.
+    #[error("a probe may take {PROBE_SECONDS_MAX} s")]
+    ProbeTooLong,
+    /// A probe has brought too much.
+    #[error("a probe may bring {}", zmove_types::ByteCount(PROBE_BYTES_MAX))]
+    ProbeTooLarge,
     /// This side could not start a thread.
     #[error("start a thread: {0}")]
     Thread(#[source] io::Error),
@@ -59,6 +66,7 @@ impl SessionError {
             Self::Refused(_) => "refused",
             Self::Flush(_) => "flush",
             Self::Silent => "silent",
+            Self::ProbeTooLong | Self::ProbeTooLarge => "probe",
             Self::Thread(_) => "thread",
             Self::Panicked => "panic",
         }

@@ -28,6 +28,8 @@ pub struct Moved {
     pub target: Vec<u8>,
     /// Bytes of file contents that came.
     pub bytes: u64,
+    /// Bytes of filler that came; `None` for anything but a probe.
+    pub probed: Option<u64>,
     /// Regular files that got their names.
     pub files: u64,
     /// How long it took.
@@ -87,6 +89,13 @@ pub enum DaemonEvent {
         /// What was done.
         report: SessionReport,
     },
+    /// A probe came to its end.
+    Probed {
+        /// Who has probed.
+        who: Who,
+        /// What came.
+        moved: Moved,
+    },
     /// A transfer ended early.
     Broken {
         /// Who sent it.
@@ -140,6 +149,15 @@ impl fmt::Display for DaemonEvent {
                 write!(f, "; {} files, {} bytes; key {}", moved.files, moved.bytes, who.key)?;
                 let trouble = report.journal_trouble.as_ref();
                 trouble.map_or(Ok(()), |trouble| write!(f, "; without a journal: {trouble}"))
+            }
+            Self::Probed { who, moved } => {
+                let (seconds, bytes) = (moved.elapsed.as_secs_f64(), moved.probed.unwrap_or(0));
+                write!(f, "probed by {who} for {seconds:.2} s; {bytes} bytes of filler; key {}", who.key)
+            }
+            Self::Broken { who, moved: Moved { probed: Some(bytes), elapsed, .. }, error } => {
+                let seconds = elapsed.as_secs_f64();
+                write!(f, "probe broken off by {who} after {seconds:.2} s: {error}")?;
+                write!(f, "; {bytes} bytes of filler; key {}", who.key)
             }
             Self::Broken { who, moved, error } => {
                 let target = String::from_utf8_lossy(&moved.target);

@@ -31,7 +31,8 @@ fn receive_all(
     let mut watch = context.meter.receive.start();
     while let Some(frame) = source.receive(&context.pool, &mut watch)? {
         // it may come again, or come when it has been given up
-        if frame.header.kind != FrameKind::Declare && !context.let_in(frame.header.item.0)? {
+        let has_item = !matches!(frame.header.kind, FrameKind::Declare | FrameKind::Filler);
+        if has_item && !context.let_in(frame.header.item.0)? {
             continue;
         }
         context.meter.came(frame.data.len());
@@ -39,6 +40,7 @@ fn receive_all(
             FrameKind::Batch | FrameKind::Guess => check_batch(context, frame)?,
             FrameKind::Declare => declare(context, &frame)?,
             FrameKind::Chunk | FrameKind::Same => check_group(context, frame)?,
+            FrameKind::Filler => return Err(WireError::OutOfOrder { what: "filler in a transfer" }.into()),
         };
         watch.lap(Doing::Busy);
         if let Some(job) = job {

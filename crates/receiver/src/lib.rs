@@ -31,6 +31,7 @@ mod old;
 mod parts;
 mod place;
 mod preview;
+mod probe;
 mod rates;
 mod registry;
 mod seen;

@@ -15,6 +15,8 @@ pub struct TransferMeter {
     lanes: AtomicUsize,
     queued: AtomicUsize,
     target: OnceLock<Vec<u8>>,
+    /// Set where it is a probe.
+    probed: OnceLock<AtomicU64>,
     pub(crate) receive: StageClock,
     pub(crate) store: StageClock,
 }
@@ -34,6 +36,8 @@ struct Book {
 pub struct Reading {
     /// Bytes of file contents that came over lanes, whatever became of them.
     pub bytes: u64,
+    /// Bytes of filler that probes have brought.
+    pub probed: u64,
     /// Regular files that were given their names.
     pub files: u64,
     /// Transfers that run.
@@ -68,6 +72,12 @@ impl TransferMeter {
         self.files.load(Ordering::Relaxed)
     }
 
+    /// Bytes of filler that have come; `None` for anything but a probe.
+    #[must_use]
+    pub fn probed(&self) -> Option<u64> {
+        self.probed.get().map(|bytes| bytes.load(Ordering::Relaxed))
+    }
+
     /// The target as it was asked for, once it was.
     #[must_use]
     pub fn target(&self) -> &[u8] {
@@ -77,6 +87,15 @@ impl TransferMeter {
     pub(crate) fn opened(&self, target: &[u8]) {
         // a session is opened once
         let _first = self.target.set(target.to_vec());
+    }
+
+    /// From now on it is a probe.
+    pub(crate) fn probes(&self) {
+        self.probed.get_or_init(AtomicU64::default);
+    }
+
+    pub(crate) fn filled(&self, bytes: u64) {
+        self.probed.get_or_init(AtomicU64::default).fetch_add(bytes, Ordering::Relaxed);
     }
 
     pub(crate) fn came(&self, bytes: usize) {
@@ -102,6 +121,7 @@ impl TransferMeter {
     fn reading(&self) -> Reading {
         Reading {
             bytes: self.bytes(),
+            probed: self.probed().unwrap_or(0),
             files: self.files(),
             transfers: 1,
             lanes: self.lanes.load(Ordering::Relaxed),
@@ -135,6 +155,7 @@ impl Reading {
     fn and(self, other: &Self) -> Self {
         Self {
             bytes: self.bytes + other.bytes,
+            probed: self.probed + other.probed,
             files: self.files + other.files,
             transfers: self.transfers + other.transfers,
             lanes: self.lanes + other.lanes,

@@ -34,6 +34,7 @@ use crate::lost::LostLanes;
 use crate::mirror::Mirror;
 use crate::parts::Parts;
 use crate::preview::{self, Preview};
+use crate::probe::{self, Ways};
 use crate::store::{Context, Job, Outcome, write_all};
 use crate::target::{Access, Target};
 use crate::tasks::PanicGuard;
@@ -88,11 +89,26 @@ pub async fn run_session(
     let open = match first.map_err(|_| SessionError::Silent)? {
         Some(Ok(ToReceiver::Open(open))) => open,
         Some(Ok(_)) => return Err(WireError::OutOfOrder { what: "the first message" }.into()),
+        // a newer sender may ask for what this receiver does not know
+        Some(Err(ControlError::Wire(error))) => {
+            let error = SessionError::from(error);
+            let _peer_gone = refuse(&mut writer, inbox, refusal_of(&error)).await;
+            return Err(error);
+        }
         Some(Err(error)) => return Err(error.into()),
         None => return Err(ControlError::Closed.into()),
     };
     config.meter.opened(&open.target);
     let turn = turns.take(open.run).await;
+    if open.purpose == Purpose::Probe {
+        let stop = async {
+            tokio::select! {
+                () = stop => {}
+                () = turn.is_over() => {}
+            }
+        };
+        return probe::run(Ways { writer, inbox, lanes }, open, access, &config, stop).await;
+    }
     if let Err(refusal) = config.ending.wait_for(&owner, &open.target).await {
         return refuse(&mut writer, inbox, refusal).await;
     }
@@ -365,6 +381,9 @@ impl Running {
             }
             ToReceiver::LaneLost { items } => self.take_lost(items),
             ToReceiver::Announce { items, mismatches } => Ok(self.ledger.announced(items, mismatches)?),
+            ToReceiver::Sample { .. } | ToReceiver::Sweep(_) => {
+                Err(WireError::OutOfOrder { what: "a question of a probe" }.into())
+            }
         }
     }
 
@@ -550,6 +569,7 @@ pub(crate) fn refusal_of(error: &SessionError) -> Refusal {
         SessionError::Lane(_) | SessionError::Control(_) | SessionError::PeerMisbehaved(_) => {
             RefusalCode::Protocol
         }
+        SessionError::ProbeTooLong | SessionError::ProbeTooLarge => RefusalCode::Denied,
         _ => RefusalCode::Failed,
     };
     Refusal { code, text: error.to_string() }
@@ -563,11 +583,11 @@ fn stage_report(times: &StageTimes) -> StageReport {
     }
 }
 
-fn micros(time: Duration) -> u64 {
+pub(crate) fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-fn cpu_time() -> Duration {
+pub(crate) fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }

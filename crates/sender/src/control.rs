@@ -126,7 +126,7 @@ pub(crate) async fn write_all(mut writer: ControlWriter, mut outgoing: mpsc::Unb
 
 /// Each entry of an inquiry may bring a directory of its own.
 const FINDINGS_MAX: usize = 2 * INQUIRED_ENTRIES_MAX;
-const INBOX_MESSAGES_MAX: usize = 8;
+pub(crate) const INBOX_MESSAGES_MAX: usize = 8;
 
 /// What the receiver says about work on its way.
 pub(crate) struct Account {
@@ -163,6 +163,9 @@ impl Account {
             ToSender::Fault(fault) => self.shared.fail(&FileError::Receiver(fault)),
             ToSender::Refused(refusal) => return Err(SessionError::Refused(refusal)),
             ToSender::Opened(_) => return Err(WireError::OutOfOrder { what: "a second answer" }.into()),
+            ToSender::Sampled(_) | ToSender::Swept(_) => {
+                return Err(WireError::OutOfOrder { what: "an answer of a probe" }.into());
+            }
             ToSender::Finished(finished) => return self.finish(finished).map(Some),
         }
         Ok(None)

@@ -23,6 +23,7 @@ mod pack;
 mod path;
 mod planner;
 mod preview;
+mod probe;
 mod push;
 mod reader;
 mod run;
@@ -40,6 +41,9 @@ pub use error::SessionError;
 pub use manifest::Manifest;
 pub use mirror::AfterErrors;
 pub use path::{Finding, PathReport};
+pub use probe::{
+    Carried, ProbeConfig, ProbeEvent, ProbeReport, RAMP_MIN, RAMP_ROUND_TRIPS, Round, RoundTrips, probe,
+};
 pub use push::Push;
 pub use run::Run;
 pub use summary::{Learnt, Preview, Summary};

@@ -18,11 +18,23 @@ impl Ceiling {
     /// The ceiling of a sweep; `None` where it has measured nothing in that direction.
     #[must_use]
     pub fn of(sweep: &Sweep, direction: Direction) -> Option<Self> {
-        let time = |size: &crate::result::Measured| {
-            let bytes = ByteCount(size.file_bytes).as_f64();
-            Some((bytes.ln(), (bytes / size.moved(direction)?.bytes_per_second).ln()))
-        };
-        let times: Vec<_> = sweep.sizes.iter().filter_map(time).collect();
+        let rate =
+            |size: &crate::result::Measured| Some((size.file_bytes, size.moved(direction)?.bytes_per_second));
+        Self::of_rates(sweep.sizes.iter().filter_map(rate))
+    }
+
+    /// The ceiling of sizes in ascending order with what they have shown, in bytes per second; sizes and rates that cannot be
+    /// are passed over. `None` without any.
+    #[must_use]
+    pub fn of_rates(rates: impl IntoIterator<Item = (u64, f64)>) -> Option<Self> {
+        let mut times: Vec<(f64, f64)> = Vec::new();
+        for (file_bytes, rate) in rates {
+            let size = ByteCount(file_bytes).as_f64();
+            let grows = times.last().is_none_or(|last| size.ln() > last.0);
+            if file_bytes > 0 && rate > 0.0 && rate.is_finite() && grows {
+                times.push((size.ln(), (size / rate).ln()));
+            }
+        }
         (!times.is_empty()).then_some(Self { times })
     }
 
@@ -85,6 +97,13 @@ mod tests {
         about(reads.seconds(1000, 0), 1.0);
         about(reads.seconds(1, 1 << 30), 1.024);
         assert_eq!(reads.seconds(0, 0), 0.0);
+    }
+
+    #[test]
+    fn rates_that_cannot_be_are_passed_over() {
+        let rates = [(0, 1e6), (1024, 1024e3), (1024, 1.0), (512, 1.0), (4096, 0.0), (8192, f64::INFINITY)];
+        about(Ceiling::of_rates(rates).unwrap().seconds(1, 1 << 20), 1.024);
+        assert_eq!(Ceiling::of_rates([(1024, -1.0)]), None);
     }
 
     #[test]

@@ -170,7 +170,7 @@ const READ_MIN: Duration = Duration::from_millis(100);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zmove_disk::{Fault, FaultAt, Faulty, Request, Threads};
+    use zmove_disk::{Fault, FaultAt, Faulty, Request, Threads, Tree};
 
     fn measured(
         cell: Cell,
@@ -178,7 +178,7 @@ mod tests {
         direct: Direct,
     ) -> (tempfile::TempDir, Result<Measured, SweepError>) {
         let home = tempfile::tempdir().unwrap();
-        let place = Place::make(home.path(), |_, _| {}).unwrap();
+        let place = Place::make_in(Tree::open(home.path()).unwrap(), home.path(), |_, _| {}).unwrap();
         let (stop, mtime) = (AtomicBool::new(false), Timestamp::default());
         let bench =
             Bench { cell, number: 0, place: &place, disk: &disk, direct, threads: 2, mtime, stop: &stop };
@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn a_slice_that_is_over_leaves_what_was_done() {
         let home = tempfile::tempdir().unwrap();
-        let place = Place::make(home.path(), |_, _| {}).unwrap();
+        let place = Place::make_in(Tree::open(home.path()).unwrap(), home.path(), |_, _| {}).unwrap();
         let (stop, disk): (_, Arc<dyn Disk>) = (AtomicBool::new(false), Arc::new(Threads));
         for (number, file_bytes) in [1 << 10, 64 << 20].into_iter().enumerate() {
             let cell = Cell { file_bytes, files: 1 << 40 };

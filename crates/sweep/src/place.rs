@@ -41,9 +41,12 @@ pub(crate) enum Found {
 }
 
 impl Place {
-    /// Makes one below `path`, and looks at what others have left there.
-    pub(crate) fn make(path: &Path, mut tell: impl FnMut(&Path, Found)) -> Result<Self, SweepError> {
-        let parent = Tree::open(path).map_err(SweepError::io("open the directory", path))?;
+    /// Makes one in a directory that is called `path`, and looks at what others have left there.
+    pub(crate) fn make_in(
+        parent: Tree,
+        path: &Path,
+        mut tell: impl FnMut(&Path, Found),
+    ) -> Result<Self, SweepError> {
         let host = plain_name(&Host::own_name());
         let named = |name: &Name| name.as_bytes().starts_with(PREFIX.as_bytes());
         for name in names(parent.fd(), named).map_err(SweepError::io("list", path))? {
@@ -222,7 +225,8 @@ mod tests {
 
     fn make(home: &tempfile::TempDir) -> (Result<Place, SweepError>, Vec<Found>) {
         let mut found = Vec::new();
-        let place = Place::make(home.path(), |_, what| found.push(what));
+        let parent = Tree::open(home.path()).unwrap();
+        let place = Place::make_in(parent, home.path(), |_, what| found.push(what));
         (place, found)
     }
 

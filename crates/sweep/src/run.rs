@@ -1,11 +1,12 @@
 //! A whole sweep: room, plan, one cell after the other, and nothing left.
 
-use std::path::{Path, PathBuf};
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use zmove_disk::{Direct, Disk, Threads};
+use zmove_disk::{Direct, Disk, Threads, Tree};
 use zmove_types::{ByteCount, Timestamp};
 
 use crate::cell::Bench;
@@ -19,6 +20,8 @@ use crate::result::{Direction, FORMAT, Host, Measured, Storage, Sweep};
 pub struct SweepConfig {
     /// The directory below which it works, in one of its own.
     pub path: PathBuf,
+    /// That directory, where it has been opened already: the path is then for messages alone. Default: it is opened by its path.
+    pub opened: Option<Tree>,
     /// The most that is written in all, in bytes. Default: 10 GiB. More has larger files and steadier figures.
     pub budget: ByteCount,
     /// How long it may take. Default: two minutes. Longer has steadier figures and, from some three minutes on, sizes in
@@ -62,6 +65,7 @@ impl SweepConfig {
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
         Self {
             path: path.into(),
+            opened: None,
             budget: ByteCount(10 << 30),
             time: Duration::from_secs(120),
             threads: cores.clamp(2, 16),
@@ -81,14 +85,16 @@ pub fn sweep(
     tell: &mut dyn FnMut(SweepEvent),
 ) -> Result<Sweep, SweepError> {
     let started = Instant::now();
-    let storage = Storage::at(&config.path).map_err(SweepError::io("open", &config.path))?;
-    let files_max = room(&config.path, config.budget)?;
+    let open = || config.opened.clone().map_or_else(|| Tree::open(&config.path), Ok);
+    let directory = open().map_err(SweepError::io("open the directory", &config.path))?;
+    let storage = Storage::of(directory.fd(), &config.path).map_err(SweepError::io("open", &config.path))?;
+    let files_max = room(directory.fd(), config)?;
     let limits = Limits { budget: config.budget, time: config.time, files_max };
     let plan = Plan::within(&limits);
     if plan.cells.is_empty() {
         return Err(SweepError::NothingFits { budget: config.budget });
     }
-    let place = Place::make(&config.path, |path, found| {
+    let place = Place::make_in(directory, &config.path, |path, found| {
         tell(match found {
             Found::Removed => SweepEvent::Removed(path.to_owned()),
             Found::InUse | Found::NotOurs => SweepEvent::Stays(path.to_owned()),
@@ -146,13 +152,14 @@ fn measure(
 }
 
 /// Refuses where others would be left without room; returns how many files there may be.
-fn room(path: &Path, budget: ByteCount) -> Result<u64, SweepError> {
-    let stat = rustix::fs::statvfs(path).map_err(SweepError::io("open", path))?;
+fn room(directory: BorrowedFd<'_>, config: &SweepConfig) -> Result<u64, SweepError> {
+    let SweepConfig { path, budget, .. } = config;
+    let stat = rustix::fs::fstatvfs(directory).map_err(SweepError::io("open", path))?;
     let free = stat.f_bavail.saturating_mul(stat.f_frsize);
     let reserve = (stat.f_blocks.saturating_mul(stat.f_frsize) / RESERVE_PART).min(RESERVE_BYTES_MAX);
     if free < budget.0.saturating_add(reserve) {
-        let (path, free, reserve) = (path.to_owned(), ByteCount(free), ByteCount(reserve));
-        return Err(SweepError::NoRoom { path, free, budget, reserve });
+        let (path, free, reserve) = (path.clone(), ByteCount(free), ByteCount(reserve));
+        return Err(SweepError::NoRoom { path, free, budget: *budget, reserve });
     }
     // a file system that counts none has no bound
     let files = if stat.f_files == 0 { u64::MAX } else { stat.f_favail / 2 / SIZES_MAX };

@@ -1,9 +1,11 @@
 //! Which file system a path lies on, so that a sweep is found again.
 
 use std::io;
-use std::path::Path;
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, StatxFlags};
+use rustix::fs::{AtFlags, CWD, Statx, StatxFlags};
+use rustix::io::Errno;
 use zmove_disk::Mount;
 
 use crate::result::Storage;
@@ -15,13 +17,24 @@ impl Storage {
     /// What the system says.
     pub fn at(path: &Path) -> io::Result<Self> {
         let path = path.canonicalize()?;
-        let id = format!("{:x}", rustix::fs::statvfs(&path)?.f_fsid);
         let asked = rustix::fs::statx(CWD, &path, AtFlags::empty(), StatxFlags::MNT_ID);
+        Ok(Self::found(rustix::fs::statvfs(&path)?.f_fsid, asked, path))
+    }
+
+    /// The storage of an open directory, which `path` leads to if that can be said.
+    pub(crate) fn of(directory: BorrowedFd<'_>, path: &Path) -> io::Result<Self> {
+        let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let asked = rustix::fs::statx(directory, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID);
+        Ok(Self::found(rustix::fs::fstatvfs(directory)?.f_fsid, asked, path))
+    }
+
+    fn found(id: u64, asked: Result<Statx, Errno>, path: PathBuf) -> Self {
+        let id = format!("{id:x}");
         let mount_id = asked.ok().filter(|stat| stat.stx_mask & StatxFlags::MNT_ID.bits() != 0);
         let mounts = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
         let mount = find(&mounts, mount_id.map(|stat| stat.stx_mnt_id), &path);
         let (kind, source) = mount.map_or_else(Default::default, |mount| (mount.kind, mount.source));
-        Ok(Self { path: path.to_string_lossy().into_owned(), kind, source, id })
+        Self { path: path.to_string_lossy().into_owned(), kind, source, id }
     }
 
     /// Whether another path is on the same file system.
@@ -49,6 +62,7 @@ const NAME_LETTERS_MAX: usize = 64;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsFd;
 
     const MOUNTS: &[u8] = b"22 1 253:0 / / rw - ext4 /dev/vda rw\n\
         30 22 0:40 / /data rw,nosuid shared:7 - nfs4 host:/export rw,vers=4.2\n\
@@ -68,6 +82,8 @@ mod tests {
         std::fs::create_dir(home.path().join("a")).unwrap();
         let (one, other) = (Storage::at(home.path()).unwrap(), Storage::at(&home.path().join("a")).unwrap());
         assert!(one.is_same(&other) && one != other);
+        let opened = std::fs::File::open(home.path()).unwrap();
+        assert_eq!(Storage::of(opened.as_fd(), home.path()).unwrap(), one);
         assert!(!one.is_same(&Storage::at(Path::new("/proc")).unwrap()));
         assert!(!one.kind.is_empty() && Storage::at(&home.path().join("b")).is_err());
     }

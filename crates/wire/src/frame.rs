@@ -2,7 +2,7 @@
 //!
 //! | offset | bytes | field |
 //! |---|---|---|
-//! | 0 | 1 | kind: 1 batch, 2 declare, 3 chunk, 4 guess, 5 same |
+//! | 0 | 1 | kind: 1 batch, 2 declare, 3 chunk, 4 guess, 5 same, 6 filler |
 //! | 1 | 3 | zero |
 //! | 4 | 4 | head length |
 //! | 8 | 4 | data length |
@@ -16,7 +16,7 @@ use zmove_types::{FileId, ItemId};
 
 use crate::codec::Reader;
 use crate::error::WireError;
-use crate::limits::{FRAME_DATA_BYTES_MAX, FRAME_HEAD_BYTES_MAX};
+use crate::limits::{FILLER_BYTES_MAX, FRAME_DATA_BYTES_MAX, FRAME_HEAD_BYTES_MAX};
 
 /// What a frame carries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -32,6 +32,8 @@ pub enum FrameKind {
     Guess,
     /// One group of a large file that is what the receiver has told of the file's old version: no head, no data.
     Same,
+    /// Bytes of a probe, to be counted and thrown away: no head, [`FILLER_BYTES_MAX`] of data at most.
+    Filler,
 }
 
 /// The header of one frame.
@@ -49,7 +51,8 @@ pub struct FrameHeader {
     pub item: ItemId,
     /// Which large file.
     pub file: FileId,
-    /// The seal over the [`prefix`](Self::prefix) and the hash of the head (batch, declare) or of the data (chunk).
+    /// The seal over the [`prefix`](Self::prefix) and the hash of the head (batch, declare) or of the data (chunk,
+    /// filler).
     pub digest: [u8; 32],
 }
 
@@ -101,8 +104,9 @@ impl FrameHeader {
         let mut reader = Reader::new(bytes);
         let kind = FrameKind::from_tag(reader.u8()?)?;
         reader.array::<3>()?;
-        let head_bytes = within(reader.u32()?, "frame head", FRAME_HEAD_BYTES_MAX)?;
-        let data_bytes = within(reader.u32()?, "frame data", FRAME_DATA_BYTES_MAX)?;
+        let (head_max, data_max) = kind.limits();
+        let head_bytes = within(reader.u32()?, "frame head", head_max)?;
+        let data_bytes = within(reader.u32()?, "frame data", data_max)?;
         let group = reader.u32()?;
         let (item, file) = (ItemId(reader.u64()?), FileId(reader.u64()?));
         reader.array::<8>()?;
@@ -112,6 +116,14 @@ impl FrameHeader {
 }
 
 impl FrameKind {
+    /// The longest head and the most data, in bytes.
+    const fn limits(self) -> (usize, usize) {
+        match self {
+            Self::Filler => (0, FILLER_BYTES_MAX),
+            _ => (FRAME_HEAD_BYTES_MAX, FRAME_DATA_BYTES_MAX),
+        }
+    }
+
     fn tag(self) -> u8 {
         match self {
             Self::Batch => 1,
@@ -119,6 +131,7 @@ impl FrameKind {
             Self::Chunk => 3,
             Self::Guess => 4,
             Self::Same => 5,
+            Self::Filler => 6,
         }
     }
 
@@ -129,6 +142,7 @@ impl FrameKind {
             3 => Ok(Self::Chunk),
             4 => Ok(Self::Guess),
             5 => Ok(Self::Same),
+            6 => Ok(Self::Filler),
             _ => Err(WireError::UnknownTag { what: "frame", tag }),
         }
     }
@@ -178,6 +192,24 @@ mod tests {
             FrameHeader::decode(&bytes),
             Err(WireError::OverLimit { what: "frame data", value, limit })
         );
+    }
+
+    #[test]
+    fn filler_is_pinned_and_short() {
+        let filler = |data_bytes| FrameHeader {
+            kind: FrameKind::Filler,
+            data_bytes,
+            group: 0,
+            item: ItemId(0),
+            file: FileId(0),
+            ..golden()
+        };
+        let longest = filler(FILLER_BYTES_MAX as u32);
+        let expected = [&[6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0][..], &[0; 28], &[0xAB; 32]].concat();
+        assert_eq!(longest.encode().to_vec(), expected);
+        assert_eq!(FrameHeader::decode(&longest.encode()), Ok(longest));
+        assert!(FrameHeader::decode(&filler(FILLER_BYTES_MAX as u32 + 1).encode()).is_err());
+        assert!(FrameHeader::decode(&FrameHeader { head_bytes: 1, ..filler(1) }.encode()).is_err());
     }
 
     #[test]

@@ -26,9 +26,9 @@ pub use frame::{FrameHeader, FrameKind};
 pub use message::{
     Answer, Compare, Differences, Durability, EntryFault, Extra, ExtraName, Extraneous, Fault, FaultCode,
     FileDone, Finding, Findings, Finished, Held, InquiredEntry, InquiredGroup, InquiredKind,
-    InquiredMetadata, Inquiry, Keep, KeptRange, ListedName, Offer, OfferedFile, OfferedGroup, Open, Opened,
-    Operation, Overwrite, Purpose, Refusal, RefusalCode, Remove, RemoveGroup, SourceMark, StageReport,
-    Stored, StoredItem, TargetShape, TargetState, ToReceiver, ToSender, TopName, Verdict, decode_message,
-    encode_message,
+    InquiredMetadata, Inquiry, Keep, KeptRange, ListedName, Moment, Offer, OfferedFile, OfferedGroup, Open,
+    Opened, Operation, Overwrite, Purpose, Refusal, RefusalCode, Remove, RemoveGroup, Sampled, SourceMark,
+    StageReport, Stored, StoredItem, SweepOrder, Swept, SweptSize, TargetShape, TargetState, ToReceiver,
+    ToSender, TopName, Verdict, decode_message, encode_message,
 };
 pub use version::{Cipher, Greeting, GreetingError, Role, Version};

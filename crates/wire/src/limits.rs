@@ -66,3 +66,17 @@ pub const GUESSED_ENTRIES_MAX: usize = 1024;
 pub const GUESSED_BYTES_MAX: u64 = 1 << 20;
 /// How often the same data is sent again before its file is given up.
 pub const RESENDS_MAX: u8 = 3;
+/// How long a probe may take, in seconds.
+pub const PROBE_SECONDS_MAX: u64 = 300;
+/// The most bytes that may come in one probe: what 100 Gbit/s carry in 80 s.
+pub const PROBE_BYTES_MAX: u64 = 1 << 40;
+/// The most data in one frame of filler, in bytes.
+pub const FILLER_BYTES_MAX: usize = 256 << 10;
+/// The most samples that wait for an answer.
+pub const SAMPLES_OUTSTANDING_MAX: usize = 8;
+/// The most that one probe writes to the target's storage, in bytes.
+pub const SWEEP_BYTES_MAX: u64 = 256 << 20;
+/// The longest that it does so, in milliseconds.
+pub const SWEEP_MILLIS_MAX: u64 = 10_000;
+/// The most sizes of files in the answer.
+pub const SWEEP_SIZES_MAX: usize = 64;

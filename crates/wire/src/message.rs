@@ -14,12 +14,14 @@ mod fault;
 mod list;
 mod mirror;
 mod preview;
+mod probe;
 
 pub use fault::{Fault, FaultCode, Operation, Refusal, RefusalCode};
 pub use mirror::{Extra, ExtraName, Extraneous, Keep, KeptRange, ListedName, Remove, RemoveGroup};
 pub use preview::{
     Differences, Finding, Findings, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata, Inquiry,
 };
+pub use probe::{Moment, Sampled, SweepOrder, Swept, SweptSize};
 
 /// From the sender to the receiver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,6 +55,15 @@ pub enum ToReceiver {
     Keep(Keep),
     /// Names that go.
     Remove(Remove),
+    /// How far it is: probes only.
+    Sample {
+        /// The number of the question, for its answer.
+        sample: u64,
+        /// When to look.
+        when: Moment,
+    },
+    /// What the storage at the target gives: probes only.
+    Sweep(SweepOrder),
 }
 
 /// From the receiver to the sender.
@@ -83,6 +94,10 @@ pub enum ToSender {
         /// How many entries there were, with all that was below them.
         entries: u64,
     },
+    /// How far a probe is.
+    Sampled(Sampled),
+    /// What the storage at the target gives.
+    Swept(Swept),
 }
 
 /// What the sender wants.
@@ -150,6 +165,8 @@ pub enum Purpose {
     Move,
     /// To find out what that would do; nothing at the target is changed.
     Preview,
+    /// To measure the path, and perhaps the storage; nothing stays at the target. From [`Version::V2`](crate::Version) on.
+    Probe,
 }
 
 /// Whether what is there under the same name is replaced where it differs.
@@ -421,6 +438,8 @@ mod tests {
         assert_eq!(tag(&ToReceiver::Inquire(Inquiry { inquiry: 0, groups: vec![] })), 5);
         assert_eq!(tag(&ToReceiver::Keep(Keep { keep: 0, ranges: vec![] })), 6);
         assert_eq!(tag(&ToReceiver::Remove(Remove { remove: 0, groups: vec![] })), 7);
+        assert_eq!(tag(&ToReceiver::Sample { sample: 0, when: Moment::Now }), 8);
+        assert_eq!(tag(&ToReceiver::Sweep(SweepOrder { bytes: 0, millis: 0 })), 9);
         let tag = |message: &ToSender| encode_message(message)[4];
         assert_eq!(
             tag(&ToSender::Opened(Opened { state: TargetState::Empty, lanes_max: 1, single_name: None })),
@@ -435,6 +454,36 @@ mod tests {
         assert_eq!(tag(&ToSender::Findings(Findings { inquiry: 0, findings: vec![] })), 7);
         assert_eq!(tag(&ToSender::Extra(Extra::default())), 8);
         assert_eq!(tag(&ToSender::Removed { remove: 0, entries: 0 }), 9);
+        assert_eq!(tag(&ToSender::Sampled(Sampled::default())), 10);
+        assert_eq!(tag(&ToSender::Swept(Swept { sizes: vec![], complete: true, fault: None })), 11);
+    }
+
+    #[test]
+    fn what_a_probe_says_is_pinned() {
+        assert_eq!(encode_message(&Purpose::Probe)[4..], [2]);
+        let sample = ToReceiver::Sample { sample: 300, when: Moment::Ended(7) };
+        assert_eq!(encode_message(&sample), [5, 0, 0, 0, 8, 0xAC, 2, 1, 7]);
+        let sweep = ToReceiver::Sweep(SweepOrder { bytes: 5, millis: 6 });
+        assert_eq!(encode_message(&sweep)[4..], [9, 5, 6]);
+        let sampled =
+            ToSender::Sampled(Sampled { sample: 1, clock_us: 300, first_us: Some(4), bytes: 5, cpu_us: 6 });
+        assert_eq!(encode_message(&sampled)[4..], [10, 1, 0xAC, 2, 1, 4, 5, 6]);
+        let size = SweptSize { file_bytes: 1024, write: Some(3), read: None };
+        let fault = Some((Operation::Write, FaultCode::Os(28)));
+        let swept = ToSender::Swept(Swept { sizes: vec![size], complete: true, fault });
+        assert_eq!(encode_message(&swept)[4..], [11, 1, 0x80, 8, 1, 3, 0, 1, 1, 2, 0, 56]);
+        assert_eq!(decode_message(&encode_message(&swept)[4..]), Ok(swept));
+    }
+
+    #[test]
+    fn sizes_of_a_sweep_are_few() {
+        let swept = |count| {
+            let sizes = vec![SweptSize { file_bytes: 1, write: None, read: None }; count];
+            encode_message(&ToSender::Swept(Swept { sizes, complete: false, fault: None }))
+        };
+        let decode = |bytes: Vec<u8>| decode_message::<ToSender>(&bytes[4..]);
+        assert!(decode(swept(crate::limits::SWEEP_SIZES_MAX)).is_ok());
+        assert_eq!(decode(swept(crate::limits::SWEEP_SIZES_MAX + 1)), Err(WireError::Message));
     }
 
     #[test]

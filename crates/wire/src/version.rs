@@ -13,6 +13,8 @@ use crate::codec::Reader;
 pub enum Version {
     /// The first: push with offers, batches, chunks and receipts.
     V1 = 1,
+    /// Probes: [`Purpose::Probe`](crate::Purpose), its questions and answers, and frames of filler.
+    V2 = 2,
 }
 
 /// What a connection is for.
@@ -75,7 +77,7 @@ pub enum GreetingError {
 
 impl Version {
     const OLDEST: u16 = Self::V1 as u16;
-    const NEWEST: u16 = Self::V1 as u16;
+    const NEWEST: u16 = Self::V2 as u16;
 }
 
 impl Greeting {
@@ -147,14 +149,23 @@ impl Greeting {
     pub fn agree(&self) -> Result<Version, GreetingError> {
         let newest = self.version_max.min(Version::NEWEST);
         if newest >= self.version_min.max(Version::OLDEST) {
-            return Ok(Version::V1);
+            return Ok(if newest == Version::NEWEST { Version::V2 } else { Version::V1 });
         }
-        Err(GreetingError::Incompatible {
-            theirs_min: self.version_min,
-            theirs_max: self.version_max,
-            ours_min: Version::OLDEST,
-            ours_max: Version::NEWEST,
-        })
+        Err(self.incompatible(Version::OLDEST))
+    }
+
+    /// The newest version that both sides speak, where that is `least` or a later one.
+    ///
+    /// # Errors
+    /// [`GreetingError::Incompatible`] when it is not.
+    pub fn agree_on(&self, least: Version) -> Result<Version, GreetingError> {
+        let version = self.agree()?;
+        if version < least { Err(self.incompatible(least as u16)) } else { Ok(version) }
+    }
+
+    const fn incompatible(&self, ours_min: u16) -> GreetingError {
+        let (theirs_min, theirs_max) = (self.version_min, self.version_max);
+        GreetingError::Incompatible { theirs_min, theirs_max, ours_min, ours_max: Version::NEWEST }
     }
 }
 
@@ -168,10 +179,10 @@ mod tests {
 
     #[test]
     fn greeting_bytes_are_pinned() {
-        let expected = [&b"ZMOVE\r\n\x1a"[..], &[1, 0, 1, 0, 1, 0, 3, 0], &[9; 16], &[0; 8]].concat();
+        let expected = [&b"ZMOVE\r\n\x1a"[..], &[1, 0, 2, 0, 1, 0, 3, 0], &[9; 16], &[0; 8]].concat();
         assert_eq!(lane().encode().to_vec(), expected);
         assert_eq!(Greeting::decode(&lane().encode()), Ok(lane()));
-        assert_eq!(lane().agree(), Ok(Version::V1));
+        assert_eq!(lane().agree(), Ok(Version::V2));
     }
 
     #[test]
@@ -186,10 +197,18 @@ mod tests {
 
     #[test]
     fn a_newer_peer_is_named() {
-        let newer = Greeting { version_min: 2, version_max: 5, ..lane() };
-        let error = GreetingError::Incompatible { theirs_min: 2, theirs_max: 5, ours_min: 1, ours_max: 1 };
+        let newer = Greeting { version_min: 3, version_max: 5, ..lane() };
+        let error = GreetingError::Incompatible { theirs_min: 3, theirs_max: 5, ours_min: 1, ours_max: 2 };
         assert_eq!(newer.agree(), Err(error));
-        assert_eq!(Greeting { version_max: 5, ..lane() }.agree(), Ok(Version::V1));
+        assert_eq!(Greeting { version_max: 5, ..lane() }.agree(), Ok(Version::V2));
+    }
+
+    #[test]
+    fn what_an_older_peer_does_not_know_is_not_asked_of_it() {
+        let older = Greeting { version_max: 1, ..lane() };
+        let error = GreetingError::Incompatible { theirs_min: 1, theirs_max: 1, ours_min: 2, ours_max: 2 };
+        assert_eq!((older.agree(), older.agree_on(Version::V2)), (Ok(Version::V1), Err(error)));
+        assert_eq!(lane().agree_on(Version::V2), Ok(Version::V2));
     }
 
     #[test]

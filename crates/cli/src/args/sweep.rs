@@ -71,11 +71,11 @@ impl FromStr for ReferenceRate {
 }
 
 /// As ages are typed, and `2m` for two minutes.
-fn parse_time(text: &str) -> Result<Duration, String> {
+pub(super) fn parse_time(text: &str) -> Result<Duration, String> {
     let minutes = text.strip_suffix('m').map(|number| format!("{number}min"));
     let Age(time) = minutes.as_deref().unwrap_or(text).parse()?;
     if time < TIME_MIN {
-        return Err("a sweep takes a second at least".to_owned());
+        return Err("it takes a second at least".to_owned());
     }
     Ok(time)
 }

@@ -4,9 +4,10 @@ use serde::Serialize;
 use zmove_wire::{
     Answer, Compare, Differences, Durability, EntryFault, Extra, ExtraName, Extraneous, Fault, FaultCode,
     FileDone, Finding, Findings, Finished, Held, InquiredEntry, InquiredGroup, InquiredKind,
-    InquiredMetadata, Inquiry, Keep, KeptRange, ListedName, Offer, OfferedFile, OfferedGroup, Open, Opened,
-    Operation, Overwrite, Purpose, Refusal, RefusalCode, Remove, RemoveGroup, Role, SourceMark, StageReport,
-    Stored, StoredItem, TargetShape, TargetState, ToReceiver, ToSender, TopName, Verdict, encode_message,
+    InquiredMetadata, Inquiry, Keep, KeptRange, ListedName, Moment, Offer, OfferedFile, OfferedGroup, Open,
+    Opened, Operation, Overwrite, Purpose, Refusal, RefusalCode, Remove, RemoveGroup, Role, Sampled,
+    SourceMark, StageReport, Stored, StoredItem, SweepOrder, Swept, SweptSize, TargetShape, TargetState,
+    ToReceiver, ToSender, TopName, Verdict, encode_message,
 };
 
 use super::{greeting_of, name, path};
@@ -45,6 +46,9 @@ fn requests() -> Vec<ToReceiver> {
             remove: 1,
             groups: vec![RemoveGroup { directory: path("d"), names: vec![ListedName(name("x"))] }],
         }),
+        ToReceiver::Sample { sample: 1, when: Moment::Now },
+        ToReceiver::Sample { sample: 300, when: Moment::Ended(21) },
+        ToReceiver::Sweep(SweepOrder { bytes: 1 << 28, millis: 5_000 }),
     ]);
     requests
 }
@@ -120,6 +124,12 @@ fn replies() -> Vec<ToSender> {
             faults: vec![(1, FaultCode::Os(13))],
         }),
         ToSender::Removed { remove: 1, entries: 300 },
+        ToSender::Sampled(Sampled { sample: 1, clock_us: 300, first_us: Some(4), bytes: 1 << 40, cpu_us: 5 }),
+        ToSender::Swept(Swept {
+            sizes: vec![SweptSize { file_bytes: 1024, write: Some(70_000), read: None }],
+            complete: true,
+            fault: Some((Operation::Write, FaultCode::Os(28))),
+        }),
     ]
 }
 

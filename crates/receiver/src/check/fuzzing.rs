@@ -5,7 +5,7 @@ use zmove_transport::Frame;
 use zmove_types::{Buffer, Cv, GroupSpan};
 use zmove_wire::{FrameHeader, FrameKind};
 
-use super::{Checked, NamedGroup, VerifiedBatch, VerifiedChunk, check_declaration};
+use super::{Checked, NamedGroup, VerifiedBatch, VerifiedChunk, check_declaration, is_filler};
 
 /// A frame that is sealed as its kind asks for: its header (digest and lengths are set right), 8 bytes for the size of its
 /// file, 2 for the length of its head, then head and data.
@@ -24,6 +24,7 @@ pub fn sealed_frame(bytes: &[u8]) {
         FrameKind::Chunk if !data.is_empty() => group_cv(header.group, data).0,
         FrameKind::Chunk | FrameKind::Same => TOLD.0,
         FrameKind::Batch | FrameKind::Guess | FrameKind::Declare => *blake3::hash(head).as_bytes(),
+        FrameKind::Filler => *blake3::hash(data).as_bytes(),
     };
     let header = FrameHeader { digest: seal(&header.prefix(), &content), ..header };
     check(Frame { header, head: head.to_vec(), data: Buffer::copied(data) }, u64::from_le_bytes(*file_bytes));
@@ -48,6 +49,7 @@ fn check(frame: Frame, file_bytes: u64) {
                 assert_eq!(cv, group_cv(span.index, &data));
             }
         }
+        FrameKind::Filler => assert!(is_filler(&frame), "it is sealed"),
         FrameKind::Same => {
             let named = NamedGroup::check(&header, file_bytes, |_| Some(TOLD));
             assert_eq!(named.is_ok(), GroupSpan::of(file_bytes, header.group).is_some());

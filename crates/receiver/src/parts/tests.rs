@@ -189,7 +189,7 @@ fn a_part_that_was_never_given_its_size_goes() {
     let names = TempNames::new("t");
     drop(parts.create(FileId(3), (&world.head.path, &world.head), &world.directory(), &names).unwrap());
     drop(parts);
-    assert_eq!(world.claim(&world.parts(2), &world.source()), []);
+    assert_eq!(world.claim(&world.parts(2), &world.source()), [] as [u32; 0]);
     assert_eq!(std::fs::read_dir(&world.place).unwrap().count(), 0);
 }
 
@@ -225,7 +225,7 @@ fn another_source_is_not_held_and_its_part_goes() {
     world.break_off(&[0, 1], 0);
     let other = SourceIdentity { inode: 8, ..world.source() };
     let parts = world.parts(2);
-    assert_eq!(world.claim(&parts, &other), []);
+    assert_eq!(world.claim(&parts, &other), [] as [u32; 0]);
     assert_eq!(std::fs::read_dir(world.home.path().join("target")).unwrap().count(), 0);
     parts.finish();
     assert_eq!(std::fs::read_dir(world.home.path().join("journal")).unwrap().count(), 0);

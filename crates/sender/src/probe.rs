@@ -1,0 +1,316 @@
+//! A measurement of the path: round by round some lanes carry bytes from memory, which the receiver counts and throws away.
+//!
+//! **Invariant:** nothing is said to a receiver whose version does not know probes but a greeting; and when [`probe`] returns
+//! its threads have ended.
+
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+use tokio::time::{sleep_until, timeout};
+use zmove_transport::{ControlError, ControlWriter, Inbox, LaneError, LaneSink};
+use zmove_wire::limits::SWEEP_MILLIS_MAX;
+use zmove_wire::{
+    Compare, Durability, Extraneous, Greeting, Moment, Open, Overwrite, Purpose, Role, Sampled, SweepOrder,
+    Swept, TargetShape, ToReceiver, ToSender, Version, WireError, decode_message, encode_message,
+};
+
+use crate::control::{INBOX_MESSAGES_MAX, Link, receive};
+use crate::error::SessionError;
+use crate::path::PathReport;
+use crate::push::{GOODBYE_TIMEOUT, LEAVE_TIMEOUT};
+use crate::run::cpu_time;
+
+mod fillers;
+mod report;
+
+use fillers::{Fillers, send_one};
+pub use report::{Carried, ProbeReport, Round, RoundTrips};
+
+/// What a probe is told.
+#[derive(Clone, Debug)]
+pub struct ProbeConfig {
+    /// A directory that this side may write below, as the user wrote it; empty for the first root.
+    pub target: Vec<u8>,
+    /// One round for each number of lanes; more than the receiver takes are as many as it takes.
+    pub lanes: Vec<u16>,
+    /// How long each round is measured once its windows have grown, for [`RAMP_MIN`] or [`RAMP_ROUND_TRIPS`].
+    pub time: Duration,
+    /// Whether the target's storage is swept afterwards.
+    pub sweep: Option<SweepOrder>,
+    /// When the command began.
+    pub started: Instant,
+}
+
+/// What it tells while it runs.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum ProbeEvent {
+    /// So many lanes are measured.
+    Lanes(u16),
+    /// A round is over.
+    Measured(Box<Round>),
+    /// The target's storage is swept.
+    Sweeping,
+}
+
+/// Measures over `link`, whose supply gives, for each number that is asked of it, so many lanes of a set of their own; one lane
+/// is on its way already.
+///
+/// # Errors
+/// [`SessionError`] when it did not come to its end, [`SessionError::Interrupted`] once `stop` resolves.
+pub async fn probe(
+    config: &ProbeConfig,
+    link: Link,
+    tell: &mut (dyn FnMut(ProbeEvent) + Send),
+    stop: impl Future<Output = ()>,
+) -> Result<ProbeReport, SessionError> {
+    tokio::select! {
+        report = run(config, link, tell) => report,
+        () = stop => Err(SessionError::Interrupted),
+    }
+}
+
+async fn run(
+    config: &ProbeConfig,
+    link: Link,
+    tell: &mut (dyn FnMut(ProbeEvent) + Send),
+) -> Result<ProbeReport, SessionError> {
+    let more = link.supply.map(|supply| supply.more);
+    let (reader, mut writer) = link.control;
+    let greeting = Greeting { cipher: link.cipher, ..Greeting::new(Role::Control, link.transfer) };
+    writer.send(&greeting.encode()).await?;
+    let leave = async {
+        let mut reader = reader;
+        // a receiver that knows no probes is not asked for one
+        reader.greeting().await?.agree_on(Version::V2)?;
+        let open = open(config.target.clone(), link.transfer.0);
+        writer.send(&encode_message(&ToReceiver::Open(open))).await?;
+        let mut inbox = reader.into_inbox(decode_message, INBOX_MESSAGES_MAX);
+        match receive(&mut inbox).await? {
+            ToSender::Opened(opened) => Ok((inbox, opened)),
+            ToSender::Refused(refusal) => Err(SessionError::Refused(refusal)),
+            _ => Err(WireError::OutOfOrder { what: "the first answer" }.into()),
+        }
+    };
+    let (inbox, opened) = timeout(LEAVE_TIMEOUT, leave).await.unwrap_or(Err(SessionError::Silent))?;
+    let (broken_in, broken) = mpsc::unbounded_channel();
+    let asked = Asking { writer, inbox, samples: 0, broken, broken_in };
+    let mut probing =
+        Probing { asking: asked, lanes: link.lanes, more, lanes_ended: 0, round_trip: Duration::ZERO };
+    let mut report = ProbeReport { lanes_max: opened.lanes_max, ..ProbeReport::default() };
+    (report.first_byte, report.round_trips) = probing.begin(config.started).await?;
+    let mut last = 0;
+    for count in config.lanes.iter().map(|lanes| (*lanes).min(opened.lanes_max)) {
+        if count == last {
+            continue;
+        }
+        last = count;
+        tell(ProbeEvent::Lanes(count));
+        let round = probing.round(count, config.time).await?;
+        tell(ProbeEvent::Measured(Box::new(round.clone())));
+        report.rounds.push(round);
+    }
+    if let Some(order) = config.sweep {
+        tell(ProbeEvent::Sweeping);
+        report.swept = Some(probing.asking.sweep(order).await?);
+    }
+    probing.asking.end().await?;
+    Ok(report)
+}
+
+fn open(target: Vec<u8>, run: [u8; 16]) -> Open {
+    Open {
+        target,
+        shape: TargetShape::Directory { tops: Vec::new() },
+        compare: Compare::Quick,
+        durability: Durability::None,
+        delta: false,
+        run,
+        overwrite: Overwrite::Nothing,
+        purpose: Purpose::Probe,
+        extraneous: Extraneous::Stays,
+        inplace: false,
+    }
+}
+
+/// A probe under way.
+struct Probing {
+    asking: Asking,
+    lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
+    more: Option<mpsc::UnboundedSender<u16>>,
+    /// Of all rounds.
+    lanes_ended: u32,
+    /// The shortest that was seen.
+    round_trip: Duration,
+}
+
+impl Probing {
+    /// Sends the first byte at once, and then looks how long a round trip takes while nothing else is under way. Returns when the
+    /// receiver had that byte, after `started`.
+    async fn begin(&mut self, started: Instant) -> Result<(Duration, RoundTrips), SessionError> {
+        let first = self.lanes(1).await?.swap_remove(0);
+        tokio::task::spawn_blocking(move || send_one(first)).await.expect("it does not panic")?;
+        self.lanes_ended += 1;
+        self.asking.sample(Moment::Ended(self.lanes_ended)).await?;
+        let (begun, mut seen, mut best) = (Instant::now(), RoundTrips::default(), None);
+        while seen.count < PINGS_MIN || (seen.count < PINGS_MAX && begun.elapsed() < PINGS_TIME) {
+            let ping = self.asking.sample(Moment::Now).await?;
+            seen.add(ping.round_trip);
+            if best.as_ref().is_none_or(|best: &Ping| ping.round_trip < best.round_trip) {
+                best = Some(ping);
+            }
+        }
+        self.round_trip = seen.min;
+        let best = best.expect("there was one at least");
+        Ok((best.first_byte(started), seen))
+    }
+
+    /// As many lanes, of a set of their own.
+    async fn lanes(&mut self, count: u16) -> Result<Vec<Box<dyn LaneSink>>, SessionError> {
+        let mut lanes = Vec::with_capacity(usize::from(count));
+        while lanes.len() < usize::from(count) {
+            lanes.push(self.lanes.recv().await.ok_or(SessionError::NoLane)??);
+        }
+        Ok(lanes)
+    }
+
+    async fn round(&mut self, count: u16, time: Duration) -> Result<Round, SessionError> {
+        let asked = self.more.as_ref().map(|more| more.send(count));
+        asked.and_then(Result::ok).ok_or(SessionError::NoLane)?;
+        let lanes = self.lanes(count).await?;
+        let before = self.asking.sample(Moment::Now).await?.sampled;
+        let fillers = Fillers::start(lanes, &self.asking.broken_in)?;
+        let mut round = Round { lanes: count, ..Round::default() };
+        self.asking.wait((self.round_trip * RAMP_ROUND_TRIPS).max(RAMP_MIN)).await?;
+        let (cpu, grown) = (cpu_time(), self.asking.sample(Moment::Now).await?);
+        let until = Instant::now() + time;
+        let mut last = grown.sampled;
+        while Instant::now() < until {
+            self.asking.wait(PING_EVERY.min(until.saturating_duration_since(Instant::now()))).await?;
+            let ping = self.asking.sample(Moment::Now).await?;
+            round.round_trips.add(ping.round_trip);
+            last = ping.sampled;
+        }
+        round.sender_cpu = cpu_time().saturating_sub(cpu);
+        round.receiver_cpu = Duration::from_micros(last.cpu_us.saturating_sub(grown.sampled.cpu_us));
+        round.ramp = Carried::between(&before, &grown.sampled);
+        round.steady = Carried::between(&grown.sampled, &last);
+        let smoothed: Vec<_> = fillers.probes().iter().filter_map(|probe| probe.read()?.round_trip).collect();
+        let count = u32::try_from(smoothed.len()).expect("few lanes");
+        round.smoothed = (count > 0).then(|| smoothed.iter().sum::<Duration>() / count);
+        round.congestion = fillers.probes().iter().find_map(|probe| probe.congestion());
+        fillers.end();
+        self.lanes_ended += u32::from(round.lanes);
+        self.asking.sample(Moment::Ended(self.lanes_ended)).await?;
+        round.path = PathReport::gather(fillers.probes().iter());
+        // all that was sent has arrived: the threads have nothing left to wait for
+        drop(fillers);
+        Ok(round)
+    }
+}
+
+/// One question and its answer.
+struct Ping {
+    asked: Instant,
+    round_trip: Duration,
+    sampled: Sampled,
+}
+
+impl Ping {
+    /// How long after `started` the receiver had the first frame: it has answered half a round trip after it was asked.
+    fn first_byte(&self, started: Instant) -> Duration {
+        let Sampled { clock_us, first_us, .. } = self.sampled;
+        let ago = Duration::from_micros(clock_us.saturating_sub(first_us.unwrap_or(clock_us)));
+        (self.asked + self.round_trip / 2).saturating_duration_since(started).saturating_sub(ago)
+    }
+}
+
+/// The conversation.
+struct Asking {
+    writer: ControlWriter,
+    inbox: Inbox<ToSender>,
+    samples: u64,
+    broken: mpsc::UnboundedReceiver<LaneError>,
+    broken_in: mpsc::UnboundedSender<LaneError>,
+}
+
+impl Asking {
+    async fn sample(&mut self, when: Moment) -> Result<Ping, SessionError> {
+        self.samples += 1;
+        let sample = self.samples;
+        let asked = Instant::now();
+        self.writer.send(&encode_message(&ToReceiver::Sample { sample, when })).await?;
+        match self.answer().await? {
+            ToSender::Sampled(sampled) if sampled.sample == sample => {
+                Ok(Ping { asked, round_trip: asked.elapsed(), sampled })
+            }
+            _ => Err(WireError::OutOfOrder { what: "an answer" }.into()),
+        }
+    }
+
+    async fn sweep(&mut self, order: SweepOrder) -> Result<Swept, SessionError> {
+        self.writer.send(&encode_message(&ToReceiver::Sweep(order))).await?;
+        let patience = Duration::from_millis(SWEEP_MILLIS_MAX) + SWEEP_PATIENCE;
+        let answer = timeout(patience, self.answer()).await.unwrap_or(Err(SessionError::Silent))?;
+        match answer {
+            ToSender::Swept(swept) => Ok(swept),
+            _ => Err(WireError::OutOfOrder { what: "an answer" }.into()),
+        }
+    }
+
+    /// The next message, unless a lane breaks first.
+    async fn answer(&mut self) -> Result<ToSender, SessionError> {
+        let message = tokio::select! {
+            message = receive(&mut self.inbox) => message?,
+            Some(error) = self.broken.recv() => return Err(self.why(error).await),
+        };
+        match message {
+            ToSender::Refused(refusal) => Err(SessionError::Refused(refusal)),
+            message => Ok(message),
+        }
+    }
+
+    async fn wait(&mut self, time: Duration) -> Result<(), SessionError> {
+        let until = Instant::now() + time;
+        tokio::select! {
+            () = sleep_until(until.into()) => Ok(()),
+            Some(error) = self.broken.recv() => Err(self.why(error).await),
+        }
+    }
+
+    /// A lane that the receiver has broken off is told by what it says of it.
+    async fn why(&mut self, error: LaneError) -> SessionError {
+        let said = async {
+            loop {
+                match receive(&mut self.inbox).await {
+                    Ok(ToSender::Refused(refusal)) => return Some(SessionError::Refused(refusal)),
+                    Ok(_) => {}
+                    Err(_) => return None,
+                }
+            }
+        };
+        timeout(GOODBYE_TIMEOUT, said).await.ok().flatten().unwrap_or(SessionError::Lane(error))
+    }
+
+    async fn end(mut self) -> Result<(), SessionError> {
+        self.writer.send(&encode_message(&ToReceiver::Announce { items: 0, mismatches: 0 })).await?;
+        match self.answer().await? {
+            ToSender::Finished(_) => {}
+            _ => return Err(WireError::OutOfOrder { what: "the last answer" }.into()),
+        }
+        let closed: Result<(), ControlError> = self.writer.finish().await;
+        Ok(closed?)
+    }
+}
+
+/// A round's windows grow for so long at least.
+pub const RAMP_MIN: Duration = Duration::from_secs(1);
+/// And for so many round trips.
+pub const RAMP_ROUND_TRIPS: u32 = 10;
+const PING_EVERY: Duration = Duration::from_millis(200);
+const PINGS_MIN: u32 = 5;
+const PINGS_MAX: u32 = 20;
+const PINGS_TIME: Duration = Duration::from_millis(500);
+/// Beyond its own time: what was written is removed.
+const SWEEP_PATIENCE: Duration = Duration::from_secs(60);

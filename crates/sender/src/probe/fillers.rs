@@ -1,0 +1,155 @@
+//! The lanes of one round: each has a thread that sends frames of filler until it is told to end.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+use zmove_transport::{Frame, LaneBreaker, LaneError, LaneSink, PathProbe};
+use zmove_types::{BufferPool, StageClock};
+use zmove_wire::limits::FILLER_BYTES_MAX;
+use zmove_wire::{FrameHeader, FrameKind};
+
+use crate::error::SessionError;
+use crate::reader::sealed;
+
+/// Lanes that are being filled. They are broken, and their threads ended, when this is dropped.
+pub(super) struct Fillers {
+    shared: Arc<Shared>,
+    breakers: Vec<LaneBreaker>,
+    probes: Vec<PathProbe>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Shared {
+    pool: BufferPool,
+    clock: StageClock,
+    ending: AtomicBool,
+}
+
+impl Fillers {
+    /// Starts to fill lanes; what breaks one is said in `broken`.
+    pub(super) fn start(
+        lanes: Vec<Box<dyn LaneSink>>,
+        broken: &mpsc::UnboundedSender<LaneError>,
+    ) -> Result<Self, SessionError> {
+        let pool = BufferPool::new(FILLER_BYTES_MAX, BUFFERS_PER_LANE * lanes.len());
+        let shared = Shared { pool, clock: StageClock::default(), ending: AtomicBool::new(false) };
+        let mut fillers = Self {
+            shared: Arc::new(shared),
+            breakers: lanes.iter().map(|lane| lane.breaker()).collect(),
+            probes: lanes.iter().map(|lane| lane.path()).collect(),
+            threads: Vec::with_capacity(lanes.len()),
+        };
+        for (number, lane) in lanes.into_iter().enumerate() {
+            let (shared, broken) = (Arc::clone(&fillers.shared), broken.clone());
+            let run = move || {
+                if let Err(error) = shared.fill(lane) {
+                    let _probe_over = broken.send(error);
+                }
+            };
+            let started = std::thread::Builder::new().name(format!("zmove-lane-{number}")).spawn(run);
+            fillers.threads.push(started.map_err(SessionError::Thread)?);
+        }
+        Ok(fillers)
+    }
+
+    /// Has each lane end in order after the frame it is sending.
+    pub(super) fn end(&self) {
+        self.shared.ending.store(true, Ordering::Relaxed);
+    }
+
+    /// What tells of each lane's connection.
+    pub(super) fn probes(&self) -> &[PathProbe] {
+        &self.probes
+    }
+}
+
+impl Drop for Fillers {
+    fn drop(&mut self) {
+        self.end();
+        self.shared.pool.close();
+        self.breakers.iter().for_each(LaneBreaker::trip);
+        for thread in self.threads.drain(..) {
+            if let Err(panic) = thread.join()
+                && !std::thread::panicking()
+            {
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn fill(&self, mut lane: Box<dyn LaneSink>) -> Result<(), LaneError> {
+        let mut watch = self.clock.start();
+        let mut size = FrameSize::default();
+        while !self.ending.load(Ordering::Relaxed) {
+            let begun = Instant::now();
+            lane.send(filler(&self.pool, size.0)?, &mut watch)?;
+            size.took(begun.elapsed());
+        }
+        lane.finish()
+    }
+}
+
+/// Sends one small frame, and ends the lane.
+pub(super) fn send_one(mut lane: Box<dyn LaneSink>) -> Result<(), LaneError> {
+    let clock = StageClock::default();
+    lane.send(filler(&BufferPool::new(FRAME_BYTES_MIN, 1), FRAME_BYTES_MIN)?, &mut clock.start())?;
+    lane.finish()
+}
+
+/// A frame of whatever a buffer holds, hashed as any data is.
+fn filler(pool: &BufferPool, bytes: usize) -> Result<Frame, LaneError> {
+    let mut data = pool.take().ok_or(LaneError::Stopped)?;
+    data.set_len(bytes);
+    let header = FrameHeader {
+        kind: FrameKind::Filler,
+        data_bytes: u32::try_from(bytes).expect("frames of filler are short"),
+        ..FrameHeader::default()
+    };
+    Ok(Frame { header: sealed(blake3::hash(&data).as_bytes(), header), head: Vec::new(), data })
+}
+
+/// The size of the next frame: large ones cost less, and small ones are counted sooner where a lane is slow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FrameSize(usize);
+
+impl Default for FrameSize {
+    fn default() -> Self {
+        Self(FRAME_BYTES_MIN)
+    }
+}
+
+impl FrameSize {
+    fn took(&mut self, time: Duration) {
+        if time < QUICK {
+            self.0 = (self.0 * 2).min(FILLER_BYTES_MAX);
+        } else if time > SLOW {
+            self.0 = (self.0 / 2).max(FRAME_BYTES_MIN);
+        }
+    }
+}
+
+const BUFFERS_PER_LANE: usize = 2;
+const FRAME_BYTES_MIN: usize = 16 << 10;
+const QUICK: Duration = Duration::from_millis(10);
+const SLOW: Duration = Duration::from_millis(50);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_as_large_as_their_lane_is_fast() {
+        let mut size = FrameSize::default();
+        (0..20).for_each(|_| size.took(Duration::ZERO));
+        assert_eq!(size.0, FILLER_BYTES_MAX);
+        size.took(Duration::from_millis(20));
+        assert_eq!(size.0, FILLER_BYTES_MAX);
+        (0..20).for_each(|_| size.took(Duration::from_secs(1)));
+        assert_eq!(size.0, FRAME_BYTES_MIN);
+    }
+}
