@@ -257,7 +257,9 @@ fn what_a_lane_had_that_is_lost_while_it_is_idle_goes_by_another() {
     let wrap = move |inner| {
         let broken = Arc::clone(&broken);
         // each takes one of the two groups
-        let before_data = move |_: &mut Stopwatch<'_>| drop(broken.lock().unwrap().recv());
+        let before_data = move |_: &mut Stopwatch<'_>| {
+            let _broken = broken.lock().unwrap().recv();
+        };
         let other = || Box::new(HookedSink { inner, before_data }) as Box<dyn LaneSink>;
         lane.lock().unwrap().take().unwrap_or_else(other)
     };
