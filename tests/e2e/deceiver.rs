@@ -188,7 +188,7 @@ impl Deceived {
                 self.contents.extend(data);
             }
             FrameKind::Declare => self.paths.push(FileHead::decode(head).unwrap().path.to_string()),
-            FrameKind::Chunk | FrameKind::Same => {}
+            FrameKind::Chunk | FrameKind::Same | FrameKind::Filler => {}
         }
     }
 

@@ -4,11 +4,13 @@ use std::path::Path;
 
 use serde_json::Value;
 use zmove_transport::Access;
+use zmove_wire::{FrameHeader, FrameKind, Moment, SweepOrder, ToReceiver};
 
 use crate::breakage::interrupt;
 use crate::command::{Outcome, Runner};
 use crate::daemon::Daemon;
 use crate::harness::Site;
+use crate::intruder::{Deed, Intruder, frame, message};
 use crate::tree::{names, paint};
 
 /// Short rounds, of few lanes.
@@ -180,6 +182,20 @@ fn an_interrupted_probe_ends_at_once_and_leaves_nothing() {
     interrupt(running).expect(20).says(&["interrupted"]).lines(1);
     assert!(site.the_daemon().wait_for_log("broken off by tester").contains("tester"));
     assert!(names(&site.target().join("in")).is_empty());
+}
+
+#[test]
+fn what_belongs_to_probes_ends_a_transfer() {
+    let header = FrameHeader { kind: FrameKind::Filler, data_bytes: 1, ..FrameHeader::default() };
+    let filler = Deed::Frame(frame(header, Vec::new(), blake3::hash(b"x").as_bytes(), b"x"));
+    let sample = message(&ToReceiver::Sample { sample: 1, when: Moment::Now });
+    let sweep = message(&ToReceiver::Sweep(SweepOrder { bytes: 1 << 20, millis: 1_000 }));
+    for deed in [filler, sample, sweep] {
+        let site = Site::local();
+        let intruded = Intruder::new(&site.target()).does(vec![deed]);
+        assert!(intruded.ended.unwrap_err().contains("is out of order"));
+        assert!(names(&site.target()).is_empty());
+    }
 }
 
 #[test]

@@ -85,7 +85,8 @@ async fn run(
         // a receiver that knows no probes is not asked for one
         reader.greeting().await?.agree_on(Version::V2)?;
         let open = open(config.target.clone(), link.transfer.0);
-        writer.send(&encode_message(&ToReceiver::Open(open))).await?;
+        // a receiver that refuses need not have listened: its answer says why
+        let _refused_early = writer.send(&encode_message(&ToReceiver::Open(open))).await;
         let mut inbox = reader.into_inbox(decode_message, INBOX_MESSAGES_MAX);
         match receive(&mut inbox).await? {
             ToSender::Opened(opened) => Ok((inbox, opened)),

@@ -204,11 +204,11 @@ mod tests {
             file: FileId(0),
             ..golden()
         };
-        let longest = filler(FILLER_BYTES_MAX as u32);
+        let longest = filler(u32::try_from(FILLER_BYTES_MAX).unwrap());
         let expected = [&[6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0][..], &[0; 28], &[0xAB; 32]].concat();
         assert_eq!(longest.encode().to_vec(), expected);
         assert_eq!(FrameHeader::decode(&longest.encode()), Ok(longest));
-        assert!(FrameHeader::decode(&filler(FILLER_BYTES_MAX as u32 + 1).encode()).is_err());
+        assert!(FrameHeader::decode(&filler(longest.data_bytes + 1).encode()).is_err());
         assert!(FrameHeader::decode(&FrameHeader { head_bytes: 1, ..filler(1) }.encode()).is_err());
     }
 

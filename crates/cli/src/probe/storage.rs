@@ -82,6 +82,9 @@ impl Storage {
             writeln!(text, "  it was not swept: {}", Printable(fault)).expect("writing to a string");
             return text;
         }
+        if self.sizes.is_empty() {
+            return text + "  the time was too short to measure anything\n";
+        }
         writeln!(text, "{:>9} {:>14} {:>10} {:>14} {:>10}", "size", "written", "files/s", "read", "files/s")
             .expect("writing to a string");
         for size in &self.sizes {
