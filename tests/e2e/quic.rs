@@ -258,7 +258,7 @@ fn what_a_lane_had_that_is_lost_while_it_is_idle_goes_by_another() {
         let broken = Arc::clone(&broken);
         // each takes one of the two groups
         let before_data = move |_: &mut Stopwatch<'_>| {
-            let _broken = broken.lock().unwrap().recv();
+            let _broken = broken.lock().unwrap().recv_timeout(PATIENCE);
         };
         let other = || Box::new(HookedSink { inner, before_data }) as Box<dyn LaneSink>;
         lane.lock().unwrap().take().unwrap_or_else(other)
