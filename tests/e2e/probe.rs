@@ -83,8 +83,9 @@ fn both_storages_are_swept_and_a_tree_has_its_prediction() {
         let storage = &found[storage];
         assert_eq!(storage["fault"], Value::Null, "{storage}");
         let sizes = storage["sizes"].as_array().unwrap();
-        assert!(!sizes.is_empty(), "{storage}");
-        positive(&sizes[0]["write_bytes_per_second"]);
+        // a busy disk may leave no time for one size or the other
+        let written = |size: &Value| size["write_bytes_per_second"].as_f64().is_some_and(|rate| rate > 0.0);
+        assert!(sizes.iter().any(written), "{storage}");
     }
     let predicted = &found["prediction"];
     let classes = predicted["classes"].as_array().unwrap();

@@ -38,7 +38,7 @@ use crate::probe::{self, Ways};
 use crate::store::{Context, Job, Outcome, write_all};
 use crate::target::{Access, Target};
 use crate::tasks::PanicGuard;
-use crate::turns::Turns;
+use crate::turns::{Turn, Turns};
 use crate::untouched::Untouched;
 use crate::{finish, lanes, tasks};
 
@@ -85,28 +85,19 @@ pub async fn run_session(
     let Session { transfer, control: (reader, mut writer), lanes, owner, access, turns, config } = session;
     writer.send(&Greeting::new(Role::Control, transfer).encode()).await?;
     let mut inbox = reader.into_inbox(decode_message, INBOX_MESSAGES_MAX);
-    let first = tokio::time::timeout(OPEN_TIMEOUT, inbox.recv()).await;
-    let open = match first.map_err(|_| SessionError::Silent)? {
-        Some(Ok(ToReceiver::Open(open))) => open,
-        Some(Ok(_)) => return Err(WireError::OutOfOrder { what: "the first message" }.into()),
+    let open = match opening(&mut inbox).await {
+        Ok(open) => open,
         // a newer sender may ask for what this receiver does not know
-        Some(Err(ControlError::Wire(error))) => {
-            let error = SessionError::from(error);
+        Err(error @ SessionError::PeerMisbehaved(_)) => {
             let _peer_gone = refuse(&mut writer, inbox, refusal_of(&error)).await;
             return Err(error);
         }
-        Some(Err(error)) => return Err(error.into()),
-        None => return Err(ControlError::Closed.into()),
+        Err(error) => return Err(error),
     };
     config.meter.opened(&open.target);
     let turn = turns.take(open.run).await;
     if open.purpose == Purpose::Probe {
-        let stop = async {
-            tokio::select! {
-                () = stop => {}
-                () = turn.is_over() => {}
-            }
-        };
+        let stop = first_of(stop, &turn);
         return probe::run(Ways { writer, inbox, lanes }, open, access, &config, stop).await;
     }
     if let Err(refusal) = config.ending.wait_for(&owner, &open.target).await {
@@ -114,12 +105,7 @@ pub async fn run_session(
     }
     if open.purpose == Purpose::Preview {
         let ways = Preview { writer, inbox, lanes, lanes_max: config.lanes_max };
-        let stop = async {
-            tokio::select! {
-                () = stop => {}
-                () = turn.is_over() => {}
-            }
-        };
+        let stop = first_of(stop, &turn);
         return preview::run(ways, open, (access, config.set_ids), stop).await;
     }
     let (target, parts) = match resolve(open.clone(), access, (transfer, owner.clone()), &config).await {
@@ -160,6 +146,26 @@ pub async fn run_session(
         () = turn.is_over() => Err(SessionError::Superseded),
     };
     running.close(ended).await
+}
+
+/// What the peer wants.
+async fn opening(inbox: &mut Inbox<ToReceiver>) -> Result<Open, SessionError> {
+    let first = tokio::time::timeout(OPEN_TIMEOUT, inbox.recv()).await;
+    match first.map_err(|_| SessionError::Silent)? {
+        Some(Ok(ToReceiver::Open(open))) => Ok(open),
+        Some(Ok(_)) => Err(WireError::OutOfOrder { what: "the first message" }.into()),
+        Some(Err(ControlError::Wire(error))) => Err(error.into()),
+        Some(Err(error)) => Err(error.into()),
+        None => Err(ControlError::Closed.into()),
+    }
+}
+
+/// Whatever ends a conversation that changes nothing.
+async fn first_of(stop: impl Future<Output = ()>, turn: &Turn) {
+    tokio::select! {
+        () = stop => {}
+        () = turn.is_over() => {}
+    }
 }
 
 async fn resolve(

@@ -156,8 +156,8 @@ mod tests {
         // it ends when all is measured, and is given time for a host that is busy
         sweeping.begin(SweepOrder { bytes: 1 << 20, millis: SWEEP_MILLIS_MAX }).unwrap();
         let swept = sweeping.done().await.unwrap();
-        assert!(swept.fault.is_none() && !swept.sizes.is_empty(), "{swept:?}");
-        assert!(swept.sizes[0].write.is_some_and(|rate| rate > 0), "{swept:?}");
+        let written = |size: &SweptSize| size.write.is_some_and(|rate| rate > 0);
+        assert!(swept.fault.is_none() && swept.sizes.iter().any(written), "{swept:?}");
         assert_eq!(entries(&home), 0);
         let again = sweeping.begin(SweepOrder { bytes: 1 << 20, millis: 1_000 });
         assert_eq!(again, Err(WireError::OutOfOrder { what: "a second sweep" }));
