@@ -115,7 +115,9 @@ impl Pictures {
 
     fn chart(&self, title: String, across: (Across, &'static str), panels: Vec<Panel>) -> Chart {
         let heading = Heading { title, below: self.below.clone() };
-        Chart { heading, across: across.0, title_across: across.1, panels, foot: self.foot.clone() }
+        let mut points = panels.iter().flat_map(|panel| &panel.curves).flat_map(|curve| &curve.points);
+        let foot = if points.any(|point| point.is_cut) { self.foot.clone() } else { String::new() };
+        Chart { heading, across: across.0, title_across: across.1, panels, foot }
     }
 
     /// A panel for each round trip.
