@@ -3,6 +3,7 @@
 //! Each client copies the contents of `Stage::source` into the empty directory `Stage::target`. Programs keep their
 //! keys and settings in the session's directory and touch nothing of the user's.
 
+mod client;
 mod gridftp;
 mod homes;
 mod programs;
@@ -17,6 +18,7 @@ use crate::groups::Group;
 use crate::hosts::Hosts;
 use crate::inside;
 
+use self::client::Client;
 use self::homes::SSH_PORT;
 pub(crate) use self::homes::{Homes, ZmoveProgram, zmove_binary};
 
@@ -191,93 +193,7 @@ impl Tool {
 
     /// The client, whose end is the end of the copy.
     pub(crate) fn client(&self, stage: &Stage<'_>) -> Result<Command> {
-        let (homes, address) = (stage.homes, &stage.hosts.target_address);
-        let source = format!("{}/", stage.source.display());
-        let target = format!("{}/", stage.target.display());
-        let on_source =
-            |program: &str| inside::command(Some(&stage.hosts.source), Some(stage.source_group), program);
-        let port = self.port();
-        let mut command = match self.kind {
-            Kind::Rsync => {
-                let mut command = on_source("rsync")?;
-                command.args(["-a", "--whole-file", "-e", &homes.ssh_line()]).args(&self.arguments);
-                command.args([source, format!("root@{address}:{target}")]);
-                command
-            }
-            Kind::RsyncSimple => {
-                let mut command = on_source("rsync")?;
-                command.args(["-av", "-e", &homes.ssh_line_of_choice()]).args(&self.arguments);
-                command.args([source, format!("root@{address}:{target}")]);
-                command
-            }
-            Kind::RsyncDaemon => {
-                let mut command = on_source("rsync")?;
-                command.args(["-a", "--whole-file"]).args(&self.arguments).arg(source);
-                command.arg(daemon_url(address, port));
-                command
-            }
-            Kind::TarSsh => {
-                let ssh = homes.ssh_line();
-                let line = format!("tar cf - . | {ssh} root@{address} tar xf - -C {target}");
-                shell(on_source("bash")?, &line)
-            }
-            Kind::Scp => {
-                let line = format!("{} -r -p -q * root@{address}:{target}", homes.scp_line());
-                shell(on_source("bash")?, &line)
-            }
-            Kind::Rclone => {
-                let mut command = on_source("rclone")?;
-                command.args(["copy", "--config", "/dev/null"]).args(RCLONE_FLAGS);
-                command.args(["--sftp-host", address, "--sftp-port", &port.to_string()]);
-                command.args(["--sftp-user", "root", "--sftp-key-file"]).arg(homes.ssh.join("user_key"));
-                command.args(&self.arguments).args([source, format!(":sftp:{target}")]);
-                command
-            }
-            Kind::Fpsync => {
-                let mut command = on_source("fpsync")?;
-                command.arg("-t").arg(homes.fpsync.join(RUN_DIRECTORY)).args(FPSYNC_FLAGS);
-                command.args(&self.arguments).arg(source).arg(daemon_url(address, port));
-                command
-            }
-            Kind::TarMbuffer => {
-                let line = format!("tar cf - . | mbuffer {MBUFFER_FLAGS} -O {address}:{port}");
-                shell(on_source("bash")?, &line)
-            }
-            Kind::TarNetcat => shell(on_source("bash")?, &format!("tar cf - . | nc -N {address} {port}")),
-            Kind::Syq => {
-                let syq = programs::path("syq");
-                let mut command = on_source(&syq)?;
-                command.env("HOME", &homes.syq).env("SYQ_TUNING_CACHE", "").env("SYQ_NO_UPDATE_CHECK", "1");
-                command.args(["cp", "--rsh", &homes.ssh_line(), "--syq-path", &syq]).args(SYQ_FLAGS);
-                command.args(&self.arguments).args(["--srcs-in", &source]);
-                command.args(["--to", &format!("root@{address}"), "--into", &target]);
-                command
-            }
-            Kind::GridFtp | Kind::GridFtpDirect => {
-                let from = match self.kind {
-                    Kind::GridFtp => format!("ftp://{}:{port}{source}", stage.hosts.source_address),
-                    _ => format!("file://{source}"),
-                };
-                let mut command = gridftp::client(stage)?;
-                command.args(&self.arguments).args([from, format!("ftp://{address}:{port}{target}")]);
-                command
-            }
-            Kind::Zmove => {
-                let mut command = on_source(&homes.zmove.binary)?;
-                command.env("ZMOVE_HOME", &homes.zmove_source).args(["push", "--accept-new"]);
-                command.args(&self.arguments).arg(source);
-                command.arg(format!("{address}:{port}:{}", stage.target.display()));
-                command
-            }
-            Kind::ZmoveSsh => {
-                let mut command = on_source(&homes.zmove.binary)?;
-                command.env("ZMOVE_HOME", &homes.zmove_source).args(["push", "--ssh-command"]);
-                command.args([&homes.ssh_line(), "--remote-zmove", &homes.zmove.binary]);
-                command.args(&self.arguments).arg(source);
-                command.arg(format!("root@{address}:{}", stage.target.display()));
-                command
-            }
-        };
+        let mut command = Client::of(self, stage).command()?;
         command.current_dir(stage.source);
         Ok(command)
     }
@@ -336,11 +252,6 @@ fn shell(mut command: Command, line: &str) -> Command {
     command
 }
 
-/// What of the daemon's module a run fills.
-fn daemon_url(address: &str, port: u16) -> String {
-    format!("rsync://{address}:{port}/target/{RUN_DIRECTORY}/")
-}
-
 /// What a command of [`inside::command`] becomes, as it could be typed, with `$LAB` for the session's directory.
 pub(crate) fn typed(command: &Command, session: &Path) -> String {
     let words = command.get_args().map(|word| word.to_string_lossy());
@@ -352,24 +263,7 @@ pub(crate) fn typed(command: &Command, session: &Path) -> String {
 pub(crate) const RUN_DIRECTORY: &str = "run";
 /// So much memory at each end, in blocks of what a tar writes at once and more.
 const MBUFFER_FLAGS: &str = "-q -m 128M -s 256k";
-/// What its manual has for many files and for large ones. SFTP keeps no modes.
-const RCLONE_FLAGS: [&str; 8] = [
-    "--transfers",
-    "16",
-    "--checkers",
-    "16",
-    "--multi-thread-streams",
-    "8",
-    "--sftp-disable-hashcheck",
-    "--quiet",
-];
-/// Eight at a time; of the options of rsync its own, without the list of files, and whole files.
-const FPSYNC_FLAGS: [&str; 8] =
-    ["-n", "8", "-f", "1000", "-s", "64M", "-o", "-lptgoD --numeric-ids --whole-file"];
 const ALLOW_CLEAR: &str = "--allow-clear";
-/// Sixteen connections at once were its fastest here; without a tuning cache each run stands for itself.
-const SYQ_FLAGS: [&str; 4] =
-    ["--no-progress", "--preserve=permissions", "--performance-tuning", "workers=16"];
 
 #[cfg(test)]
 mod tests {

@@ -1,0 +1,156 @@
+//! The commands on the source's host that copy, one for each tool.
+
+use std::process::Command;
+
+use anyhow::Result;
+
+use super::homes::Homes;
+use super::{Kind, MBUFFER_FLAGS, RUN_DIRECTORY, Stage, Tool, gridftp, programs, shell};
+use crate::inside;
+
+/// What all of them are made of.
+pub(super) struct Client<'a> {
+    tool: &'a Tool,
+    stage: &'a Stage<'a>,
+    homes: &'a Homes,
+    /// Of the target's host.
+    address: &'a str,
+    port: u16,
+    /// Both end with a slash.
+    source: String,
+    target: String,
+}
+
+impl<'a> Client<'a> {
+    pub(super) fn of(tool: &'a Tool, stage: &'a Stage<'a>) -> Self {
+        Self {
+            tool,
+            stage,
+            homes: stage.homes,
+            address: &stage.hosts.target_address,
+            port: tool.port(),
+            source: format!("{}/", stage.source.display()),
+            target: format!("{}/", stage.target.display()),
+        }
+    }
+
+    /// The command.
+    pub(super) fn command(&self) -> Result<Command> {
+        let (address, port, target) = (self.address, self.port, &self.target);
+        match self.tool.kind {
+            Kind::Rsync => self.rsync(&["-a", "--whole-file", "-e", &self.homes.ssh_line()], self.over_ssh()),
+            Kind::RsyncSimple => {
+                self.rsync(&["-av", "-e", &self.homes.ssh_line_of_choice()], self.over_ssh())
+            }
+            Kind::RsyncDaemon => self.rsync(&["-a", "--whole-file"], self.daemon_url()),
+            Kind::Fpsync => self.fpsync(),
+            Kind::TarSsh => {
+                let ssh = self.homes.ssh_line();
+                self.shell(&format!("tar cf - . | {ssh} root@{address} tar xf - -C {target}"))
+            }
+            Kind::Scp => self.shell(&format!("{} -r -p -q * root@{address}:{target}", self.homes.scp_line())),
+            Kind::TarNetcat => self.shell(&format!("tar cf - . | nc -N {address} {port}")),
+            Kind::TarMbuffer => {
+                self.shell(&format!("tar cf - . | mbuffer {MBUFFER_FLAGS} -O {address}:{port}"))
+            }
+            Kind::Rclone => self.rclone(),
+            Kind::Syq => self.syq(),
+            Kind::GridFtp => self.gridftp(&format!("ftp://{}:{port}", self.stage.hosts.source_address)),
+            Kind::GridFtpDirect => self.gridftp("file://"),
+            Kind::Zmove => {
+                let target = format!("{address}:{port}:{}", self.stage.target.display());
+                self.zmove(&["--accept-new"], target)
+            }
+            Kind::ZmoveSsh => {
+                let (ssh, program) = (self.homes.ssh_line(), &self.homes.zmove.binary);
+                let target = format!("root@{address}:{}", self.stage.target.display());
+                self.zmove(&["--ssh-command", &ssh, "--remote-zmove", program], target)
+            }
+        }
+    }
+
+    fn on_source(&self, program: &str) -> Result<Command> {
+        inside::command(Some(&self.stage.hosts.source), Some(self.stage.source_group), program)
+    }
+
+    fn shell(&self, line: &str) -> Result<Command> {
+        Ok(shell(self.on_source("bash")?, line))
+    }
+
+    /// The target as ssh's users write it.
+    fn over_ssh(&self) -> String {
+        format!("root@{}:{}", self.address, self.target)
+    }
+
+    /// What of the daemon's module a run fills.
+    fn daemon_url(&self) -> String {
+        format!("rsync://{}:{}/target/{RUN_DIRECTORY}/", self.address, self.port)
+    }
+
+    fn rsync(&self, flags: &[&str], target: String) -> Result<Command> {
+        let mut command = self.on_source("rsync")?;
+        command.args(flags).args(&self.tool.arguments).args([&self.source, &target]);
+        Ok(command)
+    }
+
+    fn fpsync(&self) -> Result<Command> {
+        let mut command = self.on_source("fpsync")?;
+        command.arg("-t").arg(self.homes.fpsync.join(RUN_DIRECTORY)).args(FPSYNC_FLAGS);
+        command.args(&self.tool.arguments).args([&self.source, &self.daemon_url()]);
+        Ok(command)
+    }
+
+    fn rclone(&self) -> Result<Command> {
+        let mut command = self.on_source("rclone")?;
+        command.args(["copy", "--config", "/dev/null"]).args(RCLONE_FLAGS);
+        command.args(["--sftp-host", self.address, "--sftp-port", &self.port.to_string()]);
+        command.args(["--sftp-user", "root", "--sftp-key-file"]).arg(self.homes.ssh.join("user_key"));
+        command.args(&self.tool.arguments).args([&self.source, &format!(":sftp:{}", self.target)]);
+        Ok(command)
+    }
+
+    fn syq(&self) -> Result<Command> {
+        let syq = programs::path("syq");
+        let mut command = self.on_source(&syq)?;
+        command.env("HOME", &self.homes.syq).env("SYQ_TUNING_CACHE", "").env("SYQ_NO_UPDATE_CHECK", "1");
+        command.args(["cp", "--rsh", &self.homes.ssh_line(), "--syq-path", &syq]).args(SYQ_FLAGS);
+        command.args(&self.tool.arguments).args(["--srcs-in", &self.source]);
+        command.args(["--to", &format!("root@{}", self.address), "--into", &self.target]);
+        Ok(command)
+    }
+
+    fn gridftp(&self, source_host: &str) -> Result<Command> {
+        let mut command = gridftp::client(self.stage)?;
+        let (from, to) = (
+            format!("{source_host}{}", self.source),
+            format!("ftp://{}:{}{}", self.address, self.port, self.target),
+        );
+        command.args(&self.tool.arguments).args([from, to]);
+        Ok(command)
+    }
+
+    fn zmove(&self, flags: &[&str], target: String) -> Result<Command> {
+        let mut command = self.on_source(&self.homes.zmove.binary)?;
+        command.env("ZMOVE_HOME", &self.homes.zmove_source).arg("push").args(flags);
+        command.args(&self.tool.arguments).args([&self.source, &target]);
+        Ok(command)
+    }
+}
+
+/// What its manual has for many files and for large ones. SFTP keeps no modes.
+const RCLONE_FLAGS: [&str; 8] = [
+    "--transfers",
+    "16",
+    "--checkers",
+    "16",
+    "--multi-thread-streams",
+    "8",
+    "--sftp-disable-hashcheck",
+    "--quiet",
+];
+/// Eight at a time; of the options of rsync its own, without the list of files, and whole files.
+const FPSYNC_FLAGS: [&str; 8] =
+    ["-n", "8", "-f", "1000", "-s", "64M", "-o", "-lptgoD --numeric-ids --whole-file"];
+/// Sixteen connections at once were its fastest here; without a tuning cache each run stands for itself.
+const SYQ_FLAGS: [&str; 4] =
+    ["--no-progress", "--preserve=permissions", "--performance-tuning", "workers=16"];
