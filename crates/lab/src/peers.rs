@@ -252,10 +252,14 @@ fn shell(mut command: Command, line: &str) -> Command {
     command
 }
 
-/// What a command of [`inside::command`] becomes, as it could be typed, with `$LAB` for the session's directory.
+/// What a command of [`inside::command`] becomes, as it could be typed: the program by its name, and `$LAB` for the session's
+/// directory.
 pub(crate) fn typed(command: &Command, session: &Path) -> String {
     let words = command.get_args().map(|word| word.to_string_lossy());
-    let words: Vec<_> = words.skip_while(|word| word != "--").skip(1).collect();
+    let mut words = words.skip_while(|word| word != "--").skip(1);
+    let program = words.next().unwrap_or_default();
+    let name = Path::new(&*program).file_name().unwrap_or_default().to_string_lossy();
+    let words: Vec<_> = std::iter::once(name).chain(words).collect();
     words.join(" ").replace(&session.display().to_string(), "$LAB")
 }
 
@@ -274,6 +278,13 @@ mod tests {
         let tool: Tool = "zmove:--streams 4".parse().unwrap();
         assert_eq!((tool.kind, tool.arguments), (Kind::Zmove, vec!["--streams".to_owned(), "4".to_owned()]));
         assert_eq!(tool.label, "zmove:--streams 4");
+    }
+
+    #[test]
+    fn a_command_is_shown_as_it_could_be_typed() {
+        let mut command = Command::new("/opt/lab");
+        command.args(["inside", "--namespace", "a", "--", "/opt/bin/zmove", "push", "/run/lab/7/key", "."]);
+        assert_eq!(typed(&command, Path::new("/run/lab/7")), "zmove push $LAB/key .");
     }
 
     #[test]
