@@ -137,20 +137,16 @@ fn race_all(
 ) -> Result<Vec<Entry>> {
     task.prepare(track.volume)?;
     let mut entries = Vec::new();
-    for number in 1..=runs {
-        for tool in tools {
-            let missing = tool.missing().map(Run::missing);
-            if missing.is_some() && number > 1 {
-                continue;
-            }
-            let run = missing.unwrap_or_else(|| {
-                race_once(track, task, tool, number).unwrap_or_else(|error| Run::not_started(&error))
-            });
+    race::in_turn(
+        tools,
+        runs,
+        |tool, number| race_once(track, task, tool, number),
+        |tool, number, run| {
             let entry = Entry::new(round_trip, &task.source, tool, run).numbered(number);
             eprintln!("zmove-lab: {}", report::line(&entry));
             entries.push(entry);
-        }
-    }
+        },
+    );
     Ok(entries)
 }
 

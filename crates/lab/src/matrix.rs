@@ -191,22 +191,19 @@ struct Cell<'a> {
 }
 
 impl Cell<'_> {
-    /// All runs: the tools alternate. One that is not installed has one run that says so.
+    /// All runs: the tools alternate.
     fn race(&self, tools: &[Tool], runs: u32) -> Vec<Entry> {
         let mut entries = Vec::new();
-        for number in 1..=runs {
-            for tool in tools {
-                let missing = tool.missing().map(Run::missing);
-                if missing.is_some() && number > 1 {
-                    continue;
-                }
-                let run = missing
-                    .unwrap_or_else(|| self.run(tool).unwrap_or_else(|error| Run::not_started(&error)));
+        race::in_turn(
+            tools,
+            runs,
+            |tool, _number| self.run(tool),
+            |tool, number, run| {
                 let entry = self.entry(tool, number, run);
                 eprintln!("zmove-lab: {}", entry.line());
                 entries.push(entry);
-            }
-        }
+            },
+        );
         entries
     }
 

@@ -150,6 +150,27 @@ fn processor_ticks() -> Result<(u64, u64)> {
     Ok((all - waiting, all))
 }
 
+/// Runs every tool in turn, time after time, and tells of each run with its number. One that is not installed has one run that
+/// says so.
+pub(crate) fn in_turn(
+    tools: &[Tool],
+    runs: u32,
+    run: impl Fn(&Tool, u32) -> Result<Run>,
+    mut told: impl FnMut(&Tool, u32, Run),
+) {
+    for number in 1..=runs {
+        for tool in tools {
+            let missing = tool.missing().map(Run::missing);
+            if missing.is_some() && number > 1 {
+                continue;
+            }
+            let ran =
+                missing.unwrap_or_else(|| run(tool, number).unwrap_or_else(|error| Run::not_started(&error)));
+            told(tool, number, ran);
+        }
+    }
+}
+
 /// Copies `source` with `tool` into a fresh directory.
 pub(crate) fn run(track: &Track<'_>, tool: &Tool, source: &Path) -> Result<Run> {
     run_into(track, tool, source, &track.volume.fresh_directory()?)

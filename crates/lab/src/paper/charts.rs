@@ -212,7 +212,7 @@ impl Scale {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a few steps")]
-fn as_f64(count: usize) -> f64 {
+pub(super) fn as_f64(count: usize) -> f64 {
     count as f64
 }
 

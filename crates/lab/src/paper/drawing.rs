@@ -9,10 +9,10 @@ use clap::Args;
 use zmove_drawing::Heading;
 use zmove_drawing::classes::SizeAxis;
 use zmove_drawing::scale::size_label;
-use zmove_types::SizeClass;
+use zmove_types::{ByteCount, SizeClass};
 
 use super::cells::{self, Cell, distinct, tools};
-use super::charts::{Across, Chart, Curve, Panel, Point, Upwards};
+use super::charts::{Across, Chart, Curve, Panel, Point, Upwards, as_f64};
 use super::contender::WRAPPER;
 use super::looks;
 use super::plan::{Part, SWEPT_RTT_MS};
@@ -262,14 +262,8 @@ fn geometric_mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     (!logs.is_empty()).then(|| (logs.iter().sum::<f64>() / as_f64(logs.len())).exp())
 }
 
-#[expect(clippy::cast_precision_loss, reason = "sizes are powers of two, and counts small")]
 fn power(bytes: u64) -> f64 {
-    (bytes as f64).log2()
-}
-
-#[expect(clippy::cast_precision_loss, reason = "counts are small")]
-fn as_f64(count: usize) -> f64 {
-    count as f64
+    ByteCount(bytes).as_f64().log2()
 }
 
 /// The largest that is still one of lots of small files.
