@@ -26,16 +26,22 @@ struct Shared {
     pool: BufferPool,
     clock: StageClock,
     ending: AtomicBool,
+    over: AtomicBool,
 }
 
 impl Fillers {
-    /// Starts to fill lanes; what breaks one is said in `broken`.
+    /// Starts to fill lanes; what breaks one before it is dropped is said in `broken`.
     pub(super) fn start(
         lanes: Vec<Box<dyn LaneSink>>,
         broken: &mpsc::UnboundedSender<LaneError>,
     ) -> Result<Self, SessionError> {
         let pool = BufferPool::new(FILLER_BYTES_MAX, BUFFERS_PER_LANE * lanes.len());
-        let shared = Shared { pool, clock: StageClock::default(), ending: AtomicBool::new(false) };
+        let shared = Shared {
+            pool,
+            clock: StageClock::default(),
+            ending: AtomicBool::new(false),
+            over: AtomicBool::new(false),
+        };
         let mut fillers = Self {
             shared: Arc::new(shared),
             breakers: lanes.iter().map(|lane| lane.breaker()).collect(),
@@ -45,7 +51,10 @@ impl Fillers {
         for (number, lane) in lanes.into_iter().enumerate() {
             let (shared, broken) = (Arc::clone(&fillers.shared), broken.clone());
             let run = move || {
-                if let Err(error) = shared.fill(lane) {
+                // what the breakers do to a thread that is not quite through is no news
+                if let Err(error) = shared.fill(lane)
+                    && !shared.over.load(Ordering::SeqCst)
+                {
                     let _probe_over = broken.send(error);
                 }
             };
@@ -69,6 +78,7 @@ impl Fillers {
 impl Drop for Fillers {
     fn drop(&mut self) {
         self.end();
+        self.shared.over.store(true, Ordering::SeqCst);
         self.shared.pool.close();
         self.breakers.iter().for_each(LaneBreaker::trip);
         for thread in self.threads.drain(..) {
@@ -141,6 +151,39 @@ const SLOW: Duration = Duration::from_millis(50);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use crossbeam_channel::{Receiver, Sender, bounded};
+    use zmove_types::Stopwatch;
+
+    /// A lane whose end has gone out, but is not done before the lane is broken.
+    struct Ending {
+        broken_in: Sender<()>,
+        broken: Receiver<()>,
+    }
+
+    impl LaneSink for Ending {
+        fn send(&mut self, _frame: Frame, _watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
+            Ok(())
+        }
+
+        fn finish(&mut self) -> Result<(), LaneError> {
+            self.broken.recv().unwrap();
+            Err(LaneError::Closed)
+        }
+
+        fn breaker(&self) -> LaneBreaker {
+            let broken_in = self.broken_in.clone();
+            LaneBreaker::new(move || broken_in.send(()).unwrap())
+        }
+    }
+
+    #[test]
+    fn what_the_breakers_do_to_lanes_that_are_ending_is_no_news() {
+        let (broken_in, broken) = bounded(1);
+        let (news_in, mut news) = mpsc::unbounded_channel();
+        drop(Fillers::start(vec![Box::new(Ending { broken_in, broken })], &news_in).unwrap());
+        assert!(news.try_recv().is_err());
+    }
 
     #[test]
     fn frames_are_as_large_as_their_lane_is_fast() {
