@@ -230,19 +230,24 @@ impl Steering {
             bytes_unstored: handed_over.saturating_sub(settled + infos.iter().map(unacked).sum::<u64>()),
             ending: crew.frames_waiting() == 0 && shared.ledger().is_all_issued(),
             cores_idle: now.cores.idle_since(&before.cores),
-            path: (!infos.is_empty()).then(|| PathTick {
-                round_trip: mean_round_trip(crew.probes_up()).unwrap_or(path.round_trip_min),
-                ..path.since(&before.path)
-            }),
+            path: (!infos.is_empty()).then(|| path_now(crew.probes_up(), path.since(&self.before.path))),
         };
         (now, tick)
     }
 }
 
-fn mean_round_trip<'a>(probes: impl Iterator<Item = &'a PathProbe>) -> Option<Duration> {
-    let trips: Vec<_> = probes.filter_map(PathProbe::read).filter_map(|info| info.round_trip).collect();
-    let count = u32::try_from(trips.len()).ok().filter(|count| *count > 0)?;
-    Some(trips.into_iter().sum::<Duration>() / count)
+/// Adds what belongs to the moment: of the lanes that are up.
+fn path_now<'a>(up: impl Iterator<Item = &'a PathProbe>, path: PathTick) -> PathTick {
+    let infos: Vec<_> = up.filter_map(PathProbe::read).collect();
+    let trips: Vec<_> = infos.iter().filter_map(|info| info.round_trip).collect();
+    let count = u32::try_from(trips.len()).ok().filter(|count| *count > 0);
+    let window =
+        |info: &TcpInfo| Some(u64::from(info.congestion_window_segments?) * u64::from(info.segment_bytes?));
+    PathTick {
+        round_trip: count.map_or(path.round_trip_min, |count| trips.iter().sum::<Duration>() / count),
+        congestion_window_bytes: infos.iter().filter_map(window).sum(),
+        ..path
+    }
 }
 
 /// The totals of all lanes; the shortest round trip is that of any moment so far.
@@ -261,6 +266,7 @@ fn path_since_start(infos: &[TcpInfo], before: &PathTick) -> PathTick {
             .sum(),
         segment_bytes: infos.iter().filter_map(|info| info.segment_bytes).max().unwrap_or(0),
         round_trip: Duration::ZERO,
+        congestion_window_bytes: 0,
         round_trip_min: shortest.into_iter().chain(so_far).min().unwrap_or_default(),
     }
 }

@@ -101,6 +101,8 @@ pub(crate) struct PathTick {
     pub(crate) round_trip: Duration,
     /// The shortest round trip that any lane has seen.
     pub(crate) round_trip_min: Duration,
+    /// What the congestion windows of the lanes that are up hold together, in bytes; zero where nobody tells.
+    pub(crate) congestion_window_bytes: u64,
 }
 
 /// The controller of one push.

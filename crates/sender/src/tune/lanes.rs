@@ -8,11 +8,13 @@
 //! ```
 //!
 //! A reason to grow is a path that has room and lanes that do not get it: each is slowed by loss while the round trip shows
-//! no queue, or each has its window full. A reason to shrink is a standing queue, or storage behind the lanes.
+//! no queue, or each has its window full, the peer's, the kernel's or that of congestion control: on a path whose round trips
+//! are unsteady HyStart takes them for a queue and ends the slow start at a small part of what the path carries. A reason to
+//! shrink is a standing queue, or storage behind the lanes.
 
 use std::time::Duration;
 
-use zmove_types::GROUP_BYTES;
+use zmove_types::{ByteCount, GROUP_BYTES};
 
 use super::attempt::{Attempt, Outcome, Recent, Rest};
 use super::loss::LossWatch;
@@ -35,6 +37,8 @@ pub(super) struct LaneTuner {
     /// The best rate so far, over a few ticks.
     best: f64,
     windows_full_ticks: u32,
+    /// The same with what congestion control allows.
+    slow_growth_ticks: u32,
     /// For how long there has been a reason to shrink, less the time when there was none.
     crowded: Duration,
 }
@@ -71,6 +75,7 @@ impl LaneTuner {
             loss: LossWatch::default(),
             best: 0.0,
             windows_full_ticks: 0,
+            slow_growth_ticks: 0,
             crowded: Duration::ZERO,
         }
     }
@@ -114,8 +119,12 @@ impl LaneTuner {
         let Some(path) = &tick.path else { return };
         let waiting = lanes_wait(tick);
         self.loss.tick(path, waiting, tick.bytes_carried);
-        let full = waiting && path.has_full_windows() && tick.cores_idle >= CORES_IDLE_MIN;
+        let able = waiting && tick.cores_idle >= CORES_IDLE_MIN;
+        let full = able && path.has_full_windows();
         self.windows_full_ticks = if full { self.windows_full_ticks + 1 } else { 0 };
+        // what loss keeps small is the matter of the loss
+        let slow = able && self.loss.is_none_yet() && path.has_full_congestion_windows(self.recent.mean());
+        self.slow_growth_ticks = if slow { self.slow_growth_ticks + 1 } else { 0 };
         let crowded = waiting && (path.has_long_queue() || tick.is_storage_behind());
         self.crowded =
             if crowded { self.crowded + tick.elapsed } else { self.crowded.saturating_sub(tick.elapsed) };
@@ -145,11 +154,13 @@ impl LaneTuner {
             return self.start(Change::Usual, path);
         }
         let windows = self.windows_full_ticks >= WINDOWS_FULL_TICKS_MIN;
-        if (lossy || windows) && self.wanted < self.knob.most && tick.lanes_up >= self.wanted {
+        let growth = self.slow_growth_ticks >= SLOW_GROWTH_TICKS_MIN;
+        if (lossy || windows || growth) && self.wanted < self.knob.most && tick.lanes_up >= self.wanted {
             let before = self.wanted;
             let enough =
                 self.loss.lane_rate(path).filter(|_| lossy).map_or(0, |rate| lanes_for(self.best, rate));
-            self.wanted = enough.max(before * 2).min(self.knob.most);
+            let times = if growth { SLOW_GROWTH_TIMES } else { 2 };
+            self.wanted = enough.max(before * times).min(self.knob.most);
             self.start(Change::More { before }, path);
         }
     }
@@ -170,6 +181,7 @@ impl LaneTuner {
         self.trial = Some(Trial { change, attempt, dialling, loss_before });
         self.crowded = Duration::ZERO;
         self.windows_full_ticks = 0;
+        self.slow_growth_ticks = 0;
     }
 
     fn go_on(&mut self, mut trial: Trial, tick: &Tick, rate: f64) {
@@ -221,6 +233,17 @@ impl PathTick {
         let limited = self.receive_window_limited.max(self.send_buffer_limited);
         !self.has_queue() && limited > self.busy.mul_f64(WINDOW_SHARE_MIN)
     }
+
+    /// Whether at this rate, in bytes per second, all that congestion control allows is on its way through a path that has
+    /// no queue, and that is so long that the windows take seconds to grow.
+    fn has_full_congestion_windows(&self, rate: f64) -> bool {
+        let allowed = ByteCount(self.congestion_window_bytes).as_f64();
+        let on_its_way = rate * self.round_trip.as_secs_f64();
+        !self.has_queue()
+            && self.round_trip_min >= LONG_PATH
+            && allowed > 0.0
+            && on_its_way > allowed * IN_USE_MIN
+    }
 }
 
 impl Tick {
@@ -253,6 +276,13 @@ const SUSTAINED_MIN: f64 = 0.4;
 const KEPT_MIN: f64 = 0.97;
 const WINDOWS_FULL_TICKS_MIN: u32 = 4;
 const WINDOW_SHARE_MIN: f64 = 0.5;
+const SLOW_GROWTH_TICKS_MIN: u32 = 2;
+/// A new lane's slow start may end too early as well, and each step is to be measured for round trips.
+const SLOW_GROWTH_TIMES: usize = 4;
+/// Of a congestion window. BBR's is twice what it sends in a round trip.
+const IN_USE_MIN: f64 = 0.6;
+/// Below this CUBIC opens a window within a few seconds.
+const LONG_PATH: Duration = Duration::from_millis(10);
 /// A busy host is slow by itself.
 const CORES_IDLE_MIN: f64 = 0.15;
 const QUEUE_RATIO: f64 = 1.2;

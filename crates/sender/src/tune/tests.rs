@@ -25,6 +25,10 @@ struct World {
     /// What one reader reads, and all of them.
     reader: f64,
     source: f64,
+    /// At which rate a lane's slow start ends, if nothing else ends it before.
+    slow_start_ends: f64,
+    /// What a lane grows by in a tick once its slow start is over.
+    growth: f64,
     /// Dials beyond so many lanes fail.
     lanes_reachable: usize,
     cores_idle: f64,
@@ -48,6 +52,8 @@ impl World {
             target: f64::MAX,
             reader: 10.0 * GBIT,
             source: f64::MAX,
+            slow_start_ends: f64::MAX,
+            growth: 1.05,
             lanes_reachable: usize::MAX,
             cores_idle: 0.8,
             lanes: Vec::new(),
@@ -86,9 +92,9 @@ impl World {
         for (lane, started) in &mut self.lanes {
             // a lane that slow start has brought above what loss leaves it comes down step by step
             let slow = *started && self.congestion == Congestion::AsSet;
-            let growth = if slow { 1.05 } else { doublings.exp2() };
+            let growth = if slow { self.growth } else { doublings.exp2() };
             *lane = (*lane * growth).min(most.max(*lane * 0.8));
-            *started |= *lane >= most;
+            *started |= *lane >= most.min(self.slow_start_ends);
         }
         let offered: f64 = self.lanes.iter().map(|(lane, _)| lane).sum();
         let room = self.rate * (1.0 + self.queue);
@@ -147,8 +153,16 @@ impl World {
                 segment_bytes: 1448,
                 round_trip: self.round_trip.mul_f64(1.0 + standing),
                 round_trip_min: self.round_trip,
+                congestion_window_bytes: whole(self.congestion_windows()),
             }),
         }
+    }
+
+    /// What those of all lanes hold.
+    fn congestion_windows(&self) -> f64 {
+        // BBR's is twice what it sends
+        let in_use = if self.congestion == Congestion::AsSet { 1.0 } else { 0.5 };
+        self.lanes.iter().map(|(lane, _)| lane).sum::<f64>() * self.round_trip.as_secs_f64() / in_use
     }
 
     /// Between 0.96 and 1.04, the same in every run.
@@ -267,6 +281,21 @@ fn full_windows_are_answered_with_more_lanes() {
     let best = world.best();
     assert!(run.rate(15, 60) > 0.9 * best, "{} of {best}: {:?}", run.rate(15, 60), run.lanes());
     assert!(run.changes(20, 60) <= 4, "{:?}", run.lanes());
+}
+
+#[test]
+fn a_slow_start_that_ended_too_early_is_answered_with_more_lanes() {
+    let early = |round_trip| World {
+        slow_start_ends: GBIT / 50.0,
+        growth: 1.01,
+        ..World::new(10.0 * GBIT, round_trip)
+    };
+    let pinned = Limits { lanes: Knob { most: 8, ..LIMITS.lanes }, ..LIMITS };
+    let (tuned, alone) = (run(&mut early(260), LIMITS, 40), run(&mut early(260), pinned, 40));
+    assert!(tuned.rate(6, 8) > 1.5 * alone.rate(6, 8), "{:?}", tuned.lanes());
+    assert!(tuned.rate(15, 40) > 4.0 * alone.rate(15, 40), "{:?}", tuned.lanes());
+    // where a window grows faster than lanes are dialled and tried
+    assert_eq!(run(&mut early(5), LIMITS, 40).lanes(), [8]);
 }
 
 #[test]
