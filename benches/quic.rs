@@ -79,7 +79,10 @@ impl Drop for Server {
 }
 
 fn take_turns() {
-    let (mib, runs) = (setting("ZMOVE_BENCH_MIB", 1024), setting("ZMOVE_BENCH_RUNS", 5));
+    // as criterion's benches: once, to see that it works
+    let smoke = env::args().any(|word| word == "--test");
+    let (mib, runs) =
+        (setting("ZMOVE_BENCH_MIB", 1024), if smoke { 1 } else { setting("ZMOVE_BENCH_RUNS", 5) });
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
     let lanes = setting("ZMOVE_BENCH_LANES", (2 * cores).clamp(4, 8) as u64);
     let parent = env::var_os("ZMOVE_BENCH_DIR").map_or_else(env::temp_dir, Into::into);

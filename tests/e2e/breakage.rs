@@ -172,6 +172,11 @@ pub(crate) fn interrupt(client: Child) -> Outcome {
     end_by(client, Signal::INT)
 }
 
+/// Expects that it has not ended yet.
+pub(crate) fn kill(client: Child) {
+    assert_eq!(end_by(client, Signal::KILL).code, None);
+}
+
 #[track_caller]
 fn end_by(client: Child, signal: Signal) -> Outcome {
     let pid = Pid::from_raw(i32::try_from(client.id()).unwrap()).unwrap();
@@ -179,7 +184,7 @@ fn end_by(client: Child, signal: Signal) -> Outcome {
     finish(client)
 }
 
-/// A name that is about to appear in a directory.
+/// A name, of which this is the beginning, that is about to appear in a directory.
 pub(crate) struct Appearance {
     watch: rustix::fd::OwnedFd,
     name: &'static str,
@@ -208,7 +213,7 @@ impl Appearance {
                 );
             }
             let event = events.next().unwrap();
-            if event.file_name().is_some_and(|name| name.to_bytes() == self.name.as_bytes()) {
+            if event.file_name().is_some_and(|name| name.to_bytes().starts_with(self.name.as_bytes())) {
                 return;
             }
         }

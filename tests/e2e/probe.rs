@@ -6,7 +6,7 @@ use serde_json::Value;
 use zmove_transport::Access;
 use zmove_wire::{FrameHeader, FrameKind, Moment, SweepOrder, ToReceiver};
 
-use crate::breakage::interrupt;
+use crate::breakage::{Appearance, interrupt, kill};
 use crate::command::{Outcome, Runner};
 use crate::daemon::Daemon;
 use crate::harness::Site;
@@ -182,6 +182,20 @@ fn an_interrupted_probe_ends_at_once_and_leaves_nothing() {
     site.the_daemon().wait_for_log("begun by tester");
     interrupt(running).expect(20).says(&["interrupted"]).lines(1);
     assert!(site.the_daemon().wait_for_log("broken off by tester").contains("tester"));
+    assert!(names(&site.target().join("in")).is_empty());
+}
+
+#[test]
+fn nothing_stays_of_a_sweep_whose_client_is_killed() {
+    let site = Site::daemon();
+    std::fs::create_dir(site.target().join("in")).unwrap();
+    let begun = Appearance::of(".zmove-sweep-", &site.target().join("in"));
+    let mut zmove = site.zmove(&["probe", "--time", "1s", "--streams", "1"]);
+    zmove.0.arg(site.address("in"));
+    let running = zmove.start();
+    begun.wait();
+    kill(running);
+    site.the_daemon().wait_for_log("broken off by tester");
     assert!(names(&site.target().join("in")).is_empty());
 }
 
