@@ -81,7 +81,9 @@ impl Comparison {
         if expected.is_dir() {
             return self.directories(source, target);
         }
-        if expected.is_file() && !(expected.len() == found.len() && same_bytes(source, target, &mut self.blocks)?) {
+        if expected.is_file()
+            && !(expected.len() == found.len() && same_bytes(source, target, &mut self.blocks)?)
+        {
             return differs("content");
         }
         Ok(None)

@@ -52,7 +52,9 @@ mod tests {
     #[test]
     fn the_server_exports_the_target_by_both_protocols() {
         let config = config(Path::new("/run/lab/7/target"), Path::new("/run/lab/7/xrootd"));
-        for line in ["xrd.port 1094", "xrd.protocol http:8094 libXrdHttp.so", "oss.localroot /run/lab/7/target"] {
+        for line in
+            ["xrd.port 1094", "xrd.protocol http:8094 libXrdHttp.so", "oss.localroot /run/lab/7/target"]
+        {
             assert!(config.lines().any(|other| other == line), "{line} is not in {config}");
         }
     }
