@@ -100,6 +100,11 @@ impl Hosts {
         Ok(Self { source, target, source_address, target_address, way })
     }
 
+    /// What the path was asked for.
+    pub(crate) fn round_trip(&self) -> RoundTrip {
+        self.way.round_trip()
+    }
+
     /// What both hosts have sent to each other so far, by the account of the source's device. The headers of a segment that
     /// is cut into packets behind it count once.
     pub(crate) fn carried_bytes(&self) -> Result<u64> {

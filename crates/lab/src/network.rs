@@ -93,6 +93,11 @@ impl Way {
         self.ends.map(|end| self.route.address(end))
     }
 
+    /// Of the whole path.
+    pub(crate) fn round_trip(&self) -> RoundTrip {
+        self.route.round_trip
+    }
+
     /// The name that the path's device has at either end.
     pub(crate) fn device(&self) -> &str {
         &self.route.device
@@ -117,6 +122,7 @@ struct Route {
     names: [String; 2],
     device: String,
     number: usize,
+    round_trip: RoundTrip,
     path: Option<Path>,
 }
 
@@ -127,7 +133,7 @@ impl Route {
             Emulator::Netem => true,
             Emulator::Auto => has_netem(&names[0]),
         };
-        let mut route = Self { names, device: format!("zl{number}"), number, path: None };
+        let mut route = Self { names, device: format!("zl{number}"), number, round_trip, path: None };
         if netem {
             route.join_by_netem(link, round_trip)?;
         } else {

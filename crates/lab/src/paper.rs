@@ -48,8 +48,8 @@ pub(crate) struct PaperArgs {
     /// Round trips in milliseconds.
     #[arg(long, value_delimiter = ',', default_value = "0.2,10,90,260")]
     rtt: Vec<RoundTrip>,
-    /// Tools: zmove, zmove-quic, rsync, rsyncd, fpsync, scp, tarmbuffer, rclone, gridftp, syq. One that is not installed gets rows that
-    /// say so.
+    /// Tools: zmove, zmove-quic, rsync, rsyncd, fpsync, scp, tarmbuffer, rclone, gridftp, syq, xrdcp, davix, rcp, qcp. One that is not
+    /// installed gets rows that say so.
     #[arg(long, value_delimiter = ',', default_value = contender::ALL)]
     tools: Vec<Contender>,
     /// Bytes of each data set, all files of one size; the largest size is a file of its own.

@@ -7,6 +7,7 @@ mod client;
 mod gridftp;
 mod homes;
 mod programs;
+mod xrootd;
 
 use std::path::Path;
 use std::process::Command;
@@ -17,6 +18,7 @@ use anyhow::{Result, bail};
 use crate::groups::Group;
 use crate::hosts::Hosts;
 use crate::inside;
+use crate::trees::Modes;
 
 use self::client::Client;
 use self::homes::SSH_PORT;
@@ -62,10 +64,18 @@ pub(crate) enum Kind {
     GridFtp,
     /// GridFTP from the client to a server, in clear.
     GridFtpDirect,
+    /// XRootD's copy program to its server, in clear.
+    Xrdcp,
+    /// WebDAV to XRootD's server, in clear.
+    Davix,
+    /// rcp of the rcp tools: TLS connections beside ssh.
+    Rcp,
+    /// qcp: QUIC beside ssh.
+    Qcp,
 }
 
 /// The names of the tools on the command line.
-const NAMES: [(&str, Kind); 14] = [
+const NAMES: [(&str, Kind); 18] = [
     ("zmove", Kind::Zmove),
     ("zmovessh", Kind::ZmoveSsh),
     ("rsync", Kind::Rsync),
@@ -80,6 +90,10 @@ const NAMES: [(&str, Kind); 14] = [
     ("syq", Kind::Syq),
     ("gridftp", Kind::GridFtp),
     ("gridftp-direct", Kind::GridFtpDirect),
+    ("xrdcp", Kind::Xrdcp),
+    ("davix", Kind::Davix),
+    ("rcp", Kind::Rcp),
+    ("qcp", Kind::Qcp),
 ];
 
 impl FromStr for Tool {
@@ -148,6 +162,8 @@ impl Tool {
             | Kind::Scp
             | Kind::Rclone
             | Kind::Syq
+            | Kind::Rcp
+            | Kind::Qcp
             | Kind::ZmoveSsh => {
                 let mut command = on_target(&programs::path("sshd"))?;
                 command.args(["-D", "-e", "-f"]).arg(homes.ssh.join("sshd_config"));
@@ -169,6 +185,7 @@ impl Tool {
                 shell(on_target("bash")?, &line)
             }
             Kind::GridFtp | Kind::GridFtpDirect => gridftp::on_target(stage)?,
+            Kind::Xrdcp | Kind::Davix => xrootd::server(stage)?,
             Kind::Zmove => {
                 let mut command = on_target(&homes.zmove.binary)?;
                 command.env("ZMOVE_HOME", &homes.zmove_target).arg("serve");
@@ -206,10 +223,14 @@ impl Tool {
             | Kind::Scp
             | Kind::Rclone
             | Kind::Syq
+            | Kind::Rcp
+            | Kind::Qcp
             | Kind::ZmoveSsh => SSH_PORT,
             Kind::RsyncDaemon | Kind::Fpsync => 8_730,
             Kind::TarNetcat | Kind::TarMbuffer => 9_000,
             Kind::GridFtp | Kind::GridFtpDirect => gridftp::PORT,
+            Kind::Xrdcp => xrootd::PORT,
+            Kind::Davix => xrootd::HTTP_PORT,
             Kind::Zmove => 7_000,
         }
     }
@@ -217,6 +238,11 @@ impl Tool {
     /// Whether the server ends by itself, and the copy with it.
     pub(crate) fn server_ends(&self) -> bool {
         matches!(self.kind, Kind::TarNetcat | Kind::TarMbuffer)
+    }
+
+    /// What of its copies is compared. WebDAV knows no modes, and the server's directories are for nobody else.
+    pub(crate) fn modes(&self) -> Modes {
+        if self.kind == Kind::Davix { Modes::Ignored } else { Modes::Compared }
     }
 
     /// What the tool says of its version.
@@ -235,6 +261,10 @@ impl Tool {
             Kind::TarSsh | Kind::TarNetcat => programs::version("tar", "--version"),
             Kind::Syq => programs::version(&programs::path("syq"), "--version"),
             Kind::GridFtp | Kind::GridFtpDirect => programs::version("globus-url-copy", "-version"),
+            Kind::Xrdcp => programs::version("xrdcp", "--version"),
+            Kind::Davix => programs::version("davix-put", "--version"),
+            Kind::Rcp => programs::version("rcp", "--version"),
+            Kind::Qcp => programs::version("qcp", "--version"),
         }
     }
 }

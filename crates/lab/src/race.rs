@@ -206,7 +206,7 @@ pub(crate) fn run_into(track: &Track<'_>, tool: &Tool, source: &Path, target: &P
     run.source.cpu_seconds = (source_group.cpu_time()? - before.0).as_secs_f64();
     run.target.cpu_seconds = (target_group.cpu_time()? - before.1).as_secs_f64();
     if run.verdict == Verdict::Right
-        && let Some(difference) = trees::difference(source, target)?
+        && let Some(difference) = trees::difference(source, target, tool.modes())?
     {
         run.verdict = Verdict::Wrong(difference);
     }

@@ -9,10 +9,17 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
+/// Whether a copy must have the modes of its source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Modes {
+    Compared,
+    Ignored,
+}
+
 /// The first difference found, in words; none if there is none. The roots' own modes do not count.
-pub(crate) fn difference(source: &Path, target: &Path) -> Result<Option<String>> {
-    let mut blocks = Blocks { source: vec![0; BLOCK_BYTES], target: vec![0; BLOCK_BYTES] };
-    directories(source, target, &mut blocks)
+pub(crate) fn difference(source: &Path, target: &Path, modes: Modes) -> Result<Option<String>> {
+    let blocks = Blocks { source: vec![0; BLOCK_BYTES], target: vec![0; BLOCK_BYTES] };
+    Comparison { modes, blocks }.directories(source, target)
 }
 
 /// Bytes of all files below `root` that are stored, whatever their names: not more than their lengths, nor than the room
@@ -31,47 +38,56 @@ pub(crate) fn stored_bytes(root: &Path) -> Result<u64> {
     Ok(bytes)
 }
 
+struct Comparison {
+    modes: Modes,
+    blocks: Blocks,
+}
+
 struct Blocks {
     source: Vec<u8>,
     target: Vec<u8>,
 }
 
-fn directories(source: &Path, target: &Path, blocks: &mut Blocks) -> Result<Option<String>> {
-    let (names, found) = (names(source)?, names(target)?);
-    if let Some(name) = names.symmetric_difference(&found).next() {
-        let path = target.join(name);
-        let what = if found.contains(name) { "is not in the source" } else { "is missing" };
-        return Ok(Some(format!("{} {what}", path.display())));
-    }
-    for name in &names {
-        let different = entries(&source.join(name), &target.join(name), blocks)?;
-        if different.is_some() {
-            return Ok(different);
+impl Comparison {
+    fn directories(&mut self, source: &Path, target: &Path) -> Result<Option<String>> {
+        let (names, found) = (names(source)?, names(target)?);
+        if let Some(name) = names.symmetric_difference(&found).next() {
+            let path = target.join(name);
+            let what = if found.contains(name) { "is not in the source" } else { "is missing" };
+            return Ok(Some(format!("{} {what}", path.display())));
         }
+        for name in &names {
+            let different = self.entries(&source.join(name), &target.join(name))?;
+            if different.is_some() {
+                return Ok(different);
+            }
+        }
+        Ok(None)
     }
-    Ok(None)
-}
 
-fn entries(source: &Path, target: &Path, blocks: &mut Blocks) -> Result<Option<String>> {
-    let (expected, found) = (metadata(source)?, metadata(target)?);
-    let differs = |what: &str| Ok(Some(format!("{}: {what} differs", target.display())));
-    if expected.file_type() != found.file_type() {
-        return differs("kind");
+    fn entries(&mut self, source: &Path, target: &Path) -> Result<Option<String>> {
+        let (expected, found) = (metadata(source)?, metadata(target)?);
+        let differs = |what: &str| Ok(Some(format!("{}: {what} differs", target.display())));
+        if expected.file_type() != found.file_type() {
+            return differs("kind");
+        }
+        if expected.is_symlink() {
+            let same = fs::read_link(source)? == fs::read_link(target)?;
+            return if same { Ok(None) } else { differs("target of the link") };
+        }
+        if self.modes == Modes::Compared && expected.permissions().mode() != found.permissions().mode() {
+            return differs("mode");
+        }
+        if expected.is_dir() {
+            return self.directories(source, target);
+        }
+        if expected.is_file()
+            && !(expected.len() == found.len() && same_bytes(source, target, &mut self.blocks)?)
+        {
+            return differs("content");
+        }
+        Ok(None)
     }
-    if expected.is_symlink() {
-        let same = fs::read_link(source)? == fs::read_link(target)?;
-        return if same { Ok(None) } else { differs("target of the link") };
-    }
-    if expected.permissions().mode() != found.permissions().mode() {
-        return differs("mode");
-    }
-    if expected.is_dir() {
-        return directories(source, target, blocks);
-    }
-    if expected.is_file() && !(expected.len() == found.len() && same_bytes(source, target, blocks)?) {
-        return differs("content");
-    }
-    Ok(None)
 }
 
 /// The names in a directory.
@@ -135,7 +151,7 @@ mod tests {
     fn found(change: impl FnOnce(&Path)) -> Option<String> {
         let (source, target) = (tree(), tree());
         change(target.path());
-        let words = difference(source.path(), target.path()).unwrap();
+        let words = difference(source.path(), target.path(), Modes::Compared).unwrap();
         words.map(|words| words.replace(&target.path().display().to_string(), ""))
     }
 
@@ -173,6 +189,13 @@ mod tests {
             fs::set_permissions(target.join("d/f"), fs::Permissions::from_mode(0o600)).unwrap();
         });
         assert_eq!(words.as_deref(), Some("/d/f: mode differs"));
+    }
+
+    #[test]
+    fn a_changed_mode_may_be_ignored() {
+        let (source, target) = (tree(), tree());
+        fs::set_permissions(target.path().join("d"), fs::Permissions::from_mode(0o700)).unwrap();
+        assert_eq!(difference(source.path(), target.path(), Modes::Ignored).unwrap(), None);
     }
 
     #[test]

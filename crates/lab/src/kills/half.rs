@@ -15,7 +15,7 @@ use crate::datasets;
 use crate::figures;
 use crate::peers::zmove_binary;
 use crate::torture::dice::Dice;
-use crate::trees;
+use crate::trees::{self, Modes};
 use crate::units::ByteCount;
 
 /// How large, and where.
@@ -66,7 +66,7 @@ fn compare(yard: &mut Yard, source: &Path, total_bytes: u64) -> Result<bool> {
     push.kill()?;
     let stored_bytes = yard.journalled_bytes()?;
     let rest = measure(yard)?;
-    let difference = trees::difference(source, yard.target())?;
+    let difference = trees::difference(source, yard.target(), Modes::Compared)?;
     println!(
         "killed the sender when {:.1} MiB of {:.1} were stored",
         mebibytes(stored_bytes),

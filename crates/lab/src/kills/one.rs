@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 use super::yard::Yard;
 use crate::datasets::{self, DataSet};
 use crate::torture::dice::Dice;
-use crate::trees;
+use crate::trees::{self, Modes};
 
 /// Where transfers are killed.
 #[derive(Debug)]
@@ -154,7 +154,7 @@ impl Bench {
             moved_bytes: done.bytes,
             resumed_bytes: done.bytes_resumed,
             again: done.elapsed,
-            difference: trees::difference(&self.source, self.yard.target())?,
+            difference: trees::difference(&self.source, self.yard.target(), Modes::Compared)?,
         })
     }
 }

@@ -42,7 +42,7 @@ impl FromStr for Contender {
 }
 
 /// As the command line names them, and as `compare` does.
-const TOOLS: [(&str, &str); 10] = [
+const TOOLS: [(&str, &str); 14] = [
     ("zmove", "zmove"),
     ("zmove-quic", "zmove:--transport quic"),
     ("rsync", "rsync"),
@@ -53,8 +53,13 @@ const TOOLS: [(&str, &str); 10] = [
     ("rclone", "rclone"),
     ("gridftp", "gridftp"),
     ("syq", "syq"),
+    ("xrdcp", "xrdcp"),
+    ("davix", "davix"),
+    ("rcp", "rcp"),
+    ("qcp", "qcp"),
 ];
-pub(crate) const ALL: &str = "zmove,zmove-quic,rsync,rsyncd,fpsync,scp,tarmbuffer,rclone,gridftp,syq";
+pub(crate) const ALL: &str =
+    "zmove,zmove-quic,rsync,rsyncd,fpsync,scp,tarmbuffer,rclone,gridftp,syq,xrdcp,davix,rcp,qcp";
 /// The wrapper of rsync whose processes are swept.
 pub(crate) const WRAPPER: &str = "fpsync";
 /// How many of them.

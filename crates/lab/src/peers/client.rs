@@ -1,11 +1,12 @@
 //! The commands on the source's host that copy, one for each tool.
 
+use std::env;
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use super::homes::Homes;
-use super::{Kind, MBUFFER_FLAGS, RUN_DIRECTORY, Stage, Tool, gridftp, programs, shell};
+use super::{Kind, MBUFFER_FLAGS, RUN_DIRECTORY, Stage, Tool, gridftp, programs, shell, xrootd};
 use crate::inside;
 
 /// What all of them are made of.
@@ -57,6 +58,10 @@ impl<'a> Client<'a> {
             Kind::Syq => self.syq(),
             Kind::GridFtp => self.gridftp(&format!("ftp://{}:{port}", self.stage.hosts.source_address)),
             Kind::GridFtpDirect => self.gridftp("file://"),
+            Kind::Xrdcp => self.xrdcp(),
+            Kind::Davix => self.davix(),
+            Kind::Rcp => self.rcp(),
+            Kind::Qcp => self.qcp(),
             Kind::Zmove => {
                 let target = format!("{address}:{port}:{}", self.stage.target.display());
                 self.zmove(&["--accept-new"], target)
@@ -129,6 +134,39 @@ impl<'a> Client<'a> {
         Ok(command)
     }
 
+    /// It copies what is in a directory only if that is named `.`.
+    fn xrdcp(&self) -> Result<Command> {
+        let mut command = self.on_source("xrdcp")?;
+        command.args(xrootd::XRDCP_FLAGS).args(&self.tool.arguments);
+        command.args([".", &format!("root://{}:{}//{RUN_DIRECTORY}/", self.address, self.port)]);
+        Ok(command)
+    }
+
+    /// It ends with 255 after every tree, whether that was copied or not; the comparison tells.
+    fn davix(&self) -> Result<Command> {
+        let (flags, further, source) = (xrootd::DAVIX_FLAGS, self.tool.arguments.join(" "), &self.source);
+        let url = format!("http://{}:{}/{RUN_DIRECTORY}", self.address, self.port);
+        self.shell(&format!("davix-put {flags} {further} {source} {url} || test $? = 255"))
+    }
+
+    /// It has no option for ssh, and copies no directory into one that is there.
+    fn rcp(&self) -> Result<Command> {
+        let (flags, further, target) = (RCP_FLAGS, self.tool.arguments.join(" "), self.over_ssh());
+        let mut command = self.shell(&format!("rcp {flags} {further} * {target}"))?;
+        let places = env::var_os("PATH").unwrap_or_default();
+        let places = std::iter::once(self.homes.ssh_of_path()).chain(env::split_paths(&places));
+        command.env("PATH", env::join_paths(places).context("the session's directory has no colon")?);
+        Ok(command)
+    }
+
+    /// It is told the round trip, from which its windows follow.
+    fn qcp(&self) -> Result<Command> {
+        let (further, target) = (self.tool.arguments.join(" "), self.over_ssh());
+        let rtt_ms = self.stage.hosts.round_trip().milliseconds().ceil();
+        let ssh = self.homes.ssh_arguments().replace(' ', " -S ");
+        self.shell(&format!("qcp {QCP_FLAGS} --rtt {rtt_ms} -S {ssh} {further} * {target}"))
+    }
+
     fn zmove(&self, flags: &[&str], target: String) -> Result<Command> {
         let mut command = self.on_source(&self.homes.zmove.binary)?;
         command.env("ZMOVE_HOME", &self.homes.zmove_source).arg("push").args(flags);
@@ -148,6 +186,10 @@ const RCLONE_FLAGS: [&str; 8] = [
     "--sftp-disable-hashcheck",
     "--quiet",
 ];
+/// Modes kept; so many files at a time, which it would take from the number of cores.
+const RCP_FLAGS: &str = "--preserve-settings=all --max-files-in-flight=64";
+/// Trees with their modes; files at a time; what the path may carry, in bytes per second, and its largest datagrams.
+const QCP_FLAGS: &str = "-r -p -q --parallel 16 --tx 1250M --max-mtu 8972";
 /// Eight at a time; of the options of rsync its own, without the list of files, and whole files.
 const FPSYNC_FLAGS: [&str; 8] =
     ["-n", "8", "-f", "1000", "-s", "64M", "-o", "-lptgoD --numeric-ids --whole-file"];

@@ -2,13 +2,13 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use super::{Kind, Tool};
+use super::{Kind, Tool, programs};
 use crate::run;
 use crate::session::Session;
 
@@ -20,6 +20,7 @@ pub(crate) struct Homes {
     pub(super) fpsync: PathBuf,
     pub(super) syq: PathBuf,
     pub(super) gridftp_names: PathBuf,
+    pub(super) xrootd: PathBuf,
     pub(super) zmove: ZmoveProgram,
     pub(super) zmove_source: PathBuf,
     pub(super) zmove_target: PathBuf,
@@ -39,21 +40,13 @@ impl Homes {
             fpsync: session.subdirectory("fpsync")?,
             syq: session.subdirectory("syq")?,
             gridftp_names: session.directory().join("gridftp.hosts"),
+            xrootd: session.subdirectory("xrootd")?,
             zmove,
             zmove_source: session.subdirectory("zmove-source")?,
             zmove_target: session.subdirectory("zmove-target")?,
         };
         let uses = |kind| tools.iter().any(|tool| tool.kind == kind);
-        let by_ssh = [
-            Kind::Rsync,
-            Kind::RsyncSimple,
-            Kind::TarSsh,
-            Kind::Scp,
-            Kind::Rclone,
-            Kind::Syq,
-            Kind::ZmoveSsh,
-        ];
-        if by_ssh.into_iter().any(uses) {
+        if tools.iter().any(|tool| tool.port() == SSH_PORT) {
             homes.prepare_ssh()?;
         }
         if uses(Kind::RsyncDaemon) || uses(Kind::Fpsync) {
@@ -76,6 +69,7 @@ impl Homes {
             .mode(0o755)
             .create("/run/sshd")
             .context("failed to create /run/sshd")?;
+        self.write_ssh_of_path()?;
         let mut config = format!("Port {SSH_PORT}\n");
         write!(config, "HostKey {home}/host_key\nAuthorizedKeysFile {home}/authorized_keys\n")?;
         config.push_str("PidFile none\nPermitRootLogin prohibit-password\nStrictModes no\nUsePAM no\n");
@@ -86,9 +80,29 @@ impl Homes {
         fs::write(self.ssh.join("sshd_config"), config).context("failed to write sshd_config")
     }
 
+    /// An `ssh` for programs that take the first one on the path and pass it no options of theirs.
+    fn write_ssh_of_path(&self) -> Result<()> {
+        let script = format!("#!/bin/sh\nexec {} {} \"$@\"\n", programs::path("ssh"), self.ssh_arguments());
+        let path = self.ssh_of_path().join("ssh");
+        fs::create_dir_all(self.ssh_of_path())
+            .and_then(|()| fs::write(&path, script))
+            .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o755)))
+            .with_context(|| format!("failed to write {}", path.display()))
+    }
+
+    /// Where it is.
+    pub(super) fn ssh_of_path(&self) -> PathBuf {
+        self.ssh.join("bin")
+    }
+
+    /// What ssh is told, with its fastest cipher.
+    pub(super) fn ssh_arguments(&self) -> String {
+        format!("-p {SSH_PORT} {} {FASTEST_CIPHER}", self.ssh_options())
+    }
+
     /// The ssh client as one line, for rsync's `-e` and for shells, with its fastest cipher.
     pub(super) fn ssh_line(&self) -> String {
-        format!("{} {FASTEST_CIPHER}", self.ssh_line_of_choice())
+        format!("ssh {}", self.ssh_arguments())
     }
 
     /// The same with the cipher that ssh chooses.

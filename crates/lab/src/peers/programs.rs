@@ -41,6 +41,10 @@ fn needed(kind: Kind) -> &'static [&'static str] {
         Kind::TarMbuffer => &["tar", "mbuffer"],
         Kind::Syq => &["syq", "ssh", "sshd"],
         Kind::GridFtp | Kind::GridFtpDirect => &["globus-gridftp-server", "globus-url-copy", "unshare"],
+        Kind::Xrdcp => &["xrdcp", "xrootd"],
+        Kind::Davix => &["davix-put", "xrootd"],
+        Kind::Rcp => &["rcp", "rcpd", "ssh", "sshd"],
+        Kind::Qcp => &["qcp", "ssh", "sshd"],
     }
 }
 
