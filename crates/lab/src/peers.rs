@@ -148,6 +148,13 @@ impl Tool {
             let command = gridftp::at_source(stage)?;
             servers.push(Server { command, namespace: &hosts.source, port: gridftp::PORT });
         }
+        if self.kind == Kind::Rcp {
+            // its end at the source is started by ssh too
+            let command =
+                inside::command(Some(&hosts.source), Some(stage.source_group), &programs::path("sshd"))?;
+            let command = sshd(command, stage.homes);
+            servers.push(Server { command, namespace: &hosts.source, port: SSH_PORT });
+        }
         Ok(servers)
     }
 
@@ -164,11 +171,7 @@ impl Tool {
             | Kind::Syq
             | Kind::Rcp
             | Kind::Qcp
-            | Kind::ZmoveSsh => {
-                let mut command = on_target(&programs::path("sshd"))?;
-                command.args(["-D", "-e", "-f"]).arg(homes.ssh.join("sshd_config"));
-                command
-            }
+            | Kind::ZmoveSsh => sshd(on_target(&programs::path("sshd"))?, homes),
             Kind::RsyncDaemon | Kind::Fpsync => {
                 let mut command = on_target("rsync")?;
                 command.args(["--daemon", "--no-detach", "--config"]).arg(&homes.rsyncd_config);
@@ -275,6 +278,11 @@ pub(crate) struct Server<'a> {
     pub(crate) command: Command,
     pub(crate) namespace: &'a str,
     pub(crate) port: u16,
+}
+
+fn sshd(mut command: Command, homes: &Homes) -> Command {
+    command.args(["-D", "-e", "-f"]).arg(homes.ssh.join("sshd_config"));
+    command
 }
 
 fn shell(mut command: Command, line: &str) -> Command {

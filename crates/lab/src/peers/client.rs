@@ -152,7 +152,8 @@ impl<'a> Client<'a> {
     /// It has no option for ssh, and copies no directory into one that is there.
     fn rcp(&self) -> Result<Command> {
         let (flags, further, target) = (RCP_FLAGS, self.tool.arguments.join(" "), self.over_ssh());
-        let mut command = self.shell(&format!("rcp {flags} {further} * {target}"))?;
+        let master = &self.stage.hosts.source_address;
+        let mut command = self.shell(&format!("rcp {flags} --bind-ip {master} {further} * {target}"))?;
         let places = env::var_os("PATH").unwrap_or_default();
         let places = std::iter::once(self.homes.ssh_of_path()).chain(env::split_paths(&places));
         command.env("PATH", env::join_paths(places).context("the session's directory has no colon")?);
