@@ -5,8 +5,8 @@
 //! of larger ones, as zmove has them, the ten that it gives the kernel at once would not fit into one UDP send. zmove
 //! reads a warm file, hashes it at both ends, writes it and flushes it. The two take turns; the table has all runs.
 //! `ZMOVE_BENCH_MIB` sets the size (default 1024), `ZMOVE_BENCH_RUNS` the runs (default 5), `ZMOVE_BENCH_DIR` where the
-//! data lies, `ZMOVE_BENCH_LANES` how many connections both use. Inside `zmove-lab hosts` the ends are its two hosts,
-//! otherwise both are on loopback.
+//! data lies, `ZMOVE_BENCH_LANES` how many connections both use; with `-- --test` it is one turn. Inside `zmove-lab hosts` the
+//! ends are its two hosts, otherwise both are on loopback.
 
 use std::env;
 use std::fs::{self, File};
@@ -79,7 +79,7 @@ impl Drop for Server {
 }
 
 fn take_turns() {
-    // as criterion's benches: once, to see that it works
+    // as criterion's benches: one turn, to see that it works
     let smoke = env::args().any(|word| word == "--test");
     let (mib, runs) =
         (setting("ZMOVE_BENCH_MIB", 1024), if smoke { 1 } else { setting("ZMOVE_BENCH_RUNS", 5) });

@@ -184,10 +184,12 @@ fn end_by(client: Child, signal: Signal) -> Outcome {
     finish(client)
 }
 
-/// A name, of which this is the beginning, that is about to appear in a directory.
+/// A name that is about to appear in a directory.
 pub(crate) struct Appearance {
     watch: rustix::fd::OwnedFd,
     name: &'static str,
+    /// It may go on.
+    begins: bool,
 }
 
 impl Appearance {
@@ -195,7 +197,12 @@ impl Appearance {
         let watch = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
         let events = inotify::WatchFlags::CREATE | inotify::WatchFlags::MOVED_TO;
         inotify::add_watch(&watch, directory, events).unwrap();
-        Self { watch, name }
+        Self { watch, name, begins: false }
+    }
+
+    /// Of a name that begins so.
+    pub(crate) fn of_beginning(name: &'static str, directory: &Path) -> Self {
+        Self { begins: true, ..Self::of(name, directory) }
     }
 
     pub(crate) fn wait(self) {
@@ -213,7 +220,9 @@ impl Appearance {
                 );
             }
             let event = events.next().unwrap();
-            if event.file_name().is_some_and(|name| name.to_bytes().starts_with(self.name.as_bytes())) {
+            let (expected, begins) = (self.name.as_bytes(), self.begins);
+            let is_it = |name: &[u8]| name == expected || (begins && name.starts_with(expected));
+            if event.file_name().is_some_and(|name| is_it(name.to_bytes())) {
                 return;
             }
         }

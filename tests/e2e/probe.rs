@@ -189,7 +189,7 @@ fn an_interrupted_probe_ends_at_once_and_leaves_nothing() {
 fn nothing_stays_of_a_sweep_whose_client_is_killed() {
     let site = Site::daemon();
     std::fs::create_dir(site.target().join("in")).unwrap();
-    let begun = Appearance::of(".zmove-sweep-", &site.target().join("in"));
+    let begun = Appearance::of_beginning(".zmove-sweep-", &site.target().join("in"));
     let mut zmove = site.zmove(&["probe", "--time", "1s", "--streams", "1"]);
     zmove.0.arg(site.address("in"));
     let running = zmove.start();

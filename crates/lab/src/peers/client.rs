@@ -189,7 +189,7 @@ const RCLONE_FLAGS: [&str; 8] = [
 ];
 /// Modes kept; so many files at a time, which it would take from the number of cores.
 const RCP_FLAGS: &str = "--preserve-settings=all --max-files-in-flight=64";
-/// Trees with their modes; files at a time; what the path may carry, in bytes per second, and its largest datagrams.
+/// Trees with their modes; files at a time; 10 Gbit/s in bytes, whatever the path carries, and its largest datagrams.
 const QCP_FLAGS: &str = "-r -p -q --parallel 16 --tx 1250M --max-mtu 8972";
 /// Eight at a time; of the options of rsync its own, without the list of files, and whole files.
 const FPSYNC_FLAGS: [&str; 8] =

@@ -90,7 +90,7 @@ impl Homes {
             .with_context(|| format!("failed to write {}", path.display()))
     }
 
-    /// Where it is.
+    /// The directory of that `ssh`.
     pub(super) fn ssh_of_path(&self) -> PathBuf {
         self.ssh.join("bin")
     }

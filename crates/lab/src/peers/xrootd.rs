@@ -40,7 +40,7 @@ pub(super) const PORT: u16 = 1_094;
 pub(super) const HTTP_PORT: u16 = 8_094;
 /// Debian's package makes it.
 const USER: &str = "xrootd";
-/// Of xrdcp: the most connections that a server may be reached by, and files side by side.
+/// Of xrdcp: files side by side, and the most connections that a server may be reached by.
 pub(super) const XRDCP_FLAGS: [&str; 6] = ["--recursive", "--silent", "--parallel", "16", "--streams", "15"];
 /// Of davix-put: trees by sixteen threads, and no round trip before each file.
 pub(super) const DAVIX_FLAGS: &str = "-r 16 --no-100-continue";

@@ -8,9 +8,9 @@
 //! ```
 //!
 //! A reason to grow is a path that has room and lanes that do not get it: each is slowed by loss while the round trip shows
-//! no queue, or each has its window full, the peer's, the kernel's or that of congestion control: on a path whose round trips
-//! are unsteady HyStart takes them for a queue and ends the slow start at a small part of what the path carries. A reason to
-//! shrink is a standing queue, or storage behind the lanes.
+//! no queue, or each has its window full, the peer's, the kernel's or that of congestion control: on a long path whose round
+//! trips are unsteady HyStart takes them for a queue and ends the slow start at a small part of what the path carries. A reason
+//! to shrink is a standing queue, or storage behind the lanes.
 
 use std::time::Duration;
 
@@ -37,8 +37,10 @@ pub(super) struct LaneTuner {
     /// The best rate so far, over a few ticks.
     best: f64,
     windows_full_ticks: u32,
-    /// The same with what congestion control allows.
+    /// For how many ticks all that congestion control allows has been in use, and grows slowly.
     slow_growth_ticks: u32,
+    /// Whether anything was ever sent again: then it is loss that has ended the slow starts.
+    has_lost: bool,
     /// For how long there has been a reason to shrink, less the time when there was none.
     crowded: Duration,
 }
@@ -54,7 +56,7 @@ struct Trial {
 
 #[derive(Clone, Copy, Debug)]
 enum Change {
-    More { before: usize },
+    More { before: usize, gain_min: f64 },
     Fewer { before: usize },
     LossTolerant,
     Usual,
@@ -76,6 +78,7 @@ impl LaneTuner {
             best: 0.0,
             windows_full_ticks: 0,
             slow_growth_ticks: 0,
+            has_lost: false,
             crowded: Duration::ZERO,
         }
     }
@@ -91,7 +94,7 @@ impl LaneTuner {
     /// Lanes and congestion control without what is only being tried.
     pub(super) fn proven(&self) -> (usize, Congestion) {
         match self.trial.as_ref().map(|trial| trial.change) {
-            Some(Change::More { before } | Change::Fewer { before }) => (before, self.congestion),
+            Some(Change::More { before, .. } | Change::Fewer { before }) => (before, self.congestion),
             Some(Change::LossTolerant) => (self.wanted, Congestion::AsSet),
             Some(Change::Usual) => (self.wanted, Congestion::LossTolerant),
             None => (self.wanted, self.congestion),
@@ -122,8 +125,9 @@ impl LaneTuner {
         let able = waiting && tick.cores_idle >= CORES_IDLE_MIN;
         let full = able && path.has_full_windows();
         self.windows_full_ticks = if full { self.windows_full_ticks + 1 } else { 0 };
-        // what loss keeps small is the matter of the loss
-        let slow = able && self.loss.is_none_yet() && path.has_full_congestion_windows(self.recent.mean());
+        self.has_lost |= path.segments_retransmitted > 0;
+        let slow = able && !self.has_lost && self.congestion == Congestion::AsSet;
+        let slow = slow && path.has_full_congestion_windows(self.recent.mean());
         self.slow_growth_ticks = if slow { self.slow_growth_ticks + 1 } else { 0 };
         let crowded = waiting && (path.has_long_queue() || tick.is_storage_behind());
         self.crowded =
@@ -153,16 +157,21 @@ impl LaneTuner {
             (self.congestion, self.usual_allowed) = (Congestion::AsSet, false);
             return self.start(Change::Usual, path);
         }
+        let may_grow = self.wanted < self.knob.most && tick.lanes_up >= self.wanted;
         let windows = self.windows_full_ticks >= WINDOWS_FULL_TICKS_MIN;
-        let growth = self.slow_growth_ticks >= SLOW_GROWTH_TICKS_MIN;
-        if (lossy || windows || growth) && self.wanted < self.knob.most && tick.lanes_up >= self.wanted {
-            let before = self.wanted;
+        if may_grow && (lossy || windows) {
             let enough =
                 self.loss.lane_rate(path).filter(|_| lossy).map_or(0, |rate| lanes_for(self.best, rate));
-            let times = if growth { SLOW_GROWTH_TIMES } else { 2 };
-            self.wanted = enough.max(before * times).min(self.knob.most);
-            self.start(Change::More { before }, path);
+            self.grow(enough.max(self.wanted * 2), GAIN_MIN, path);
+        } else if may_grow && self.slow_growth_ticks >= SLOW_GROWTH_TICKS_MIN {
+            self.grow(self.wanted * SLOW_GROWTH_TIMES, SLOW_GROWTH_GAIN_MIN, path);
         }
+    }
+
+    fn grow(&mut self, lanes: usize, gain_min: f64, path: &PathTick) {
+        let before = self.wanted;
+        self.wanted = lanes.min(self.knob.most);
+        self.start(Change::More { before, gain_min }, path);
     }
 
     /// Whether lanes still have from their slow start what loss will take from them: until then no change can show a gain.
@@ -195,7 +204,9 @@ impl LaneTuner {
             return;
         };
         match trial.change {
-            Change::More { before } if ratio < GAIN_MIN || self.loss.has_risen_since(&trial.loss_before) => {
+            Change::More { before, gain_min }
+                if ratio < gain_min || self.loss.has_risen_since(&trial.loss_before) =>
+            {
                 self.go_back(before);
             }
             Change::Fewer { before } if ratio < KEPT_MIN => self.go_back(before),
@@ -234,13 +245,15 @@ impl PathTick {
         !self.has_queue() && limited > self.busy.mul_f64(WINDOW_SHARE_MIN)
     }
 
-    /// Whether at this rate, in bytes per second, all that congestion control allows is on its way through a path that has
-    /// no queue, and that is so long that the windows take seconds to grow.
+    /// Whether at this rate, in bytes per second, all that congestion control allows is on its way, and nothing but that is in
+    /// the way, through a path that has no queue and is so long that the windows take many seconds to grow.
     fn has_full_congestion_windows(&self, rate: f64) -> bool {
         let allowed = ByteCount(self.congestion_window_bytes).as_f64();
         let on_its_way = rate * self.round_trip.as_secs_f64();
-        !self.has_queue()
-            && self.round_trip_min >= LONG_PATH
+        let others = self.receive_window_limited.max(self.send_buffer_limited);
+        self.round_trip_min >= LONG_PATH
+            && !self.has_queue()
+            && others < self.busy.mul_f64(OTHERS_SHARE_MAX)
             && allowed > 0.0
             && on_its_way > allowed * IN_USE_MIN
     }
@@ -277,12 +290,16 @@ const KEPT_MIN: f64 = 0.97;
 const WINDOWS_FULL_TICKS_MIN: u32 = 4;
 const WINDOW_SHARE_MIN: f64 = 0.5;
 const SLOW_GROWTH_TICKS_MIN: u32 = 2;
-/// A new lane's slow start may end too early as well, and each step is to be measured for round trips.
+/// A new lane's slow start may end too early as well, and each step is measured for many round trips.
 const SLOW_GROWTH_TIMES: usize = 4;
-/// Of a congestion window. BBR's is twice what it sends in a round trip.
+/// Until it is measured the windows have grown to 1.05^11 of what they were, 1.7, by themselves.
+const SLOW_GROWTH_GAIN_MIN: f64 = 2.0;
+/// Of the congestion windows; a mean over three ticks lags behind.
 const IN_USE_MIN: f64 = 0.6;
-/// Below this CUBIC opens a window within a few seconds.
-const LONG_PATH: Duration = Duration::from_millis(10);
+/// Of the time in which other windows were full.
+const OTHERS_SHARE_MAX: f64 = 0.1;
+/// Linux CUBIC that has lost nothing yet opens its window by a twentieth in each round trip: here 3 s and more to double it.
+const LONG_PATH: Duration = Duration::from_millis(200);
 /// A busy host is slow by itself.
 const CORES_IDLE_MIN: f64 = 0.15;
 const QUEUE_RATIO: f64 = 1.2;

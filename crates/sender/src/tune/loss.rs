@@ -43,12 +43,7 @@ impl LossWatch {
 
     /// Whether nothing was sent again for as long as this looks back.
     pub(super) fn is_none(&self) -> bool {
-        self.ticks == TICKS && self.is_none_yet()
-    }
-
-    /// Whether nothing was sent again since this began to look.
-    pub(super) fn is_none_yet(&self) -> bool {
-        self.bursts == 0 && self.lossy & ((1 << TICKS) - 1) == 0
+        self.ticks == TICKS && self.bursts == 0 && self.lossy & ((1 << TICKS) - 1) == 0
     }
 
     /// Whether more of what is sent is lost than in an earlier watch. Loss that lanes suffer stays as it is when there are

@@ -272,6 +272,12 @@ fn a_clean_path_is_left_alone() {
         let run = run(&mut world, LIMITS, 60);
         assert_eq!(run.lanes(), [8], "{rate} {round_trip}");
     }
+    // a queue that is gone when windows are cut
+    for round_trip in [90, 260] {
+        let mut world = World { queue: 0.5, ..World::new(GBIT, round_trip) };
+        let run = run(&mut world, LIMITS, 60);
+        assert_eq!(run.lanes(), [8], "{round_trip}");
+    }
 }
 
 #[test]
@@ -283,19 +289,36 @@ fn full_windows_are_answered_with_more_lanes() {
     assert!(run.changes(20, 60) <= 4, "{:?}", run.lanes());
 }
 
+/// A path so long whose slow starts end at a fiftieth of 1 Gbit/s, after which windows grow by a twentieth in a round trip.
+fn early(round_trip_ms: u64) -> World {
+    let growth = 1.05_f64.powf(TICK.as_secs_f64() * 1e3 / number(usize::try_from(round_trip_ms).unwrap()));
+    World { slow_start_ends: GBIT / 50.0, growth, ..World::new(10.0 * GBIT, round_trip_ms) }
+}
+
 #[test]
 fn a_slow_start_that_ended_too_early_is_answered_with_more_lanes() {
-    let early = |round_trip| World {
-        slow_start_ends: GBIT / 50.0,
-        growth: 1.01,
-        ..World::new(10.0 * GBIT, round_trip)
-    };
     let pinned = Limits { lanes: Knob { most: 8, ..LIMITS.lanes }, ..LIMITS };
-    let (tuned, alone) = (run(&mut early(260), LIMITS, 40), run(&mut early(260), pinned, 40));
-    assert!(tuned.rate(6, 8) > 1.5 * alone.rate(6, 8), "{:?}", tuned.lanes());
-    assert!(tuned.rate(15, 40) > 4.0 * alone.rate(15, 40), "{:?}", tuned.lanes());
-    // where a window grows faster than lanes are dialled and tried
-    assert_eq!(run(&mut early(5), LIMITS, 40).lanes(), [8]);
+    let (tuned, alone) = (run(&mut early(260), LIMITS, 12), run(&mut early(260), pinned, 12));
+    assert!(tuned.rate(6, 12) > 2.0 * alone.rate(6, 12), "{:?}", tuned.lanes());
+    // where windows open by themselves before more lanes are up
+    assert_eq!(run(&mut early(20), LIMITS, 40).lanes(), [8]);
+}
+
+#[test]
+fn what_bbr_does_to_see_the_round_trip_is_no_reason() {
+    let mut tuner = Tuner::new(&Limits { congestion: Congestion::LossTolerant, ..LIMITS });
+    let mut world = World { queue: 0.0, ..World::new(GBIT, 260) };
+    for second in 0..60 {
+        for quarter in 0..4 {
+            let mut tick = world.tick(tuner.wanted());
+            // every ten seconds four segments a lane for half a second
+            if let (0, 0 | 1, Some(path)) = (second % 10, quarter, &mut tick.path) {
+                path.congestion_window_bytes = 8 * 4 * 1448;
+                tick.bytes_carried /= 10;
+            }
+            assert_eq!(tuner.tick(&tick).lanes, 8);
+        }
+    }
 }
 
 #[test]
