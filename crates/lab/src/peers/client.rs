@@ -149,11 +149,14 @@ impl<'a> Client<'a> {
         self.shell(&format!("davix-put {flags} {further} {source} {url} || test $? = 255"))
     }
 
-    /// It has no option for ssh, and copies no directory into one that is there.
+    /// It has no option for ssh, takes one source, and fills a directory that is there only when it may overwrite it.
     fn rcp(&self) -> Result<Command> {
-        let (flags, further, target) = (RCP_FLAGS, self.tool.arguments.join(" "), self.over_ssh());
+        let (flags, further) = (RCP_FLAGS, self.tool.arguments.join(" "));
+        let (source, target) = (self.source.trim_end_matches('/'), self.over_ssh());
+        let target = target.trim_end_matches('/');
         let master = &self.stage.hosts.source_address;
-        let mut command = self.shell(&format!("rcp {flags} --bind-ip {master} {further} * {target}"))?;
+        let mut command =
+            self.shell(&format!("rcp {flags} --bind-ip {master} {further} {source} {target}"))?;
         let places = env::var_os("PATH").unwrap_or_default();
         let places = std::iter::once(self.homes.ssh_of_path()).chain(env::split_paths(&places));
         command.env("PATH", env::join_paths(places).context("the session's directory has no colon")?);
@@ -188,7 +191,7 @@ const RCLONE_FLAGS: [&str; 8] = [
     "--quiet",
 ];
 /// Modes kept; so many files at a time, which it would take from the number of cores.
-const RCP_FLAGS: &str = "--preserve-settings=all --max-files-in-flight=64";
+const RCP_FLAGS: &str = "--preserve-settings=all --overwrite --max-files-in-flight=64";
 /// Trees with their modes; files at a time; 10 Gbit/s in bytes, whatever the path carries, and its largest datagrams.
 const QCP_FLAGS: &str = "-r -p -q --parallel 16 --tx 1250M --max-mtu 8972";
 /// Eight at a time; of the options of rsync its own, without the list of files, and whole files.
