@@ -135,9 +135,9 @@ impl Route {
         };
         let mut route = Self { names, device: format!("zl{number}"), number, round_trip, path: None };
         if netem {
-            route.join_by_netem(link, round_trip)?;
+            route.join_by_netem(link)?;
         } else {
-            route.join_by_tun(link, round_trip)?;
+            route.join_by_tun(link)?;
         }
         for end in 0..route.names.len() {
             route.configure(end, link.mtu)?;
@@ -145,18 +145,18 @@ impl Route {
         Ok(route)
     }
 
-    fn join_by_tun(&mut self, link: &LinkArgs, round_trip: RoundTrip) -> Result<()> {
+    fn join_by_tun(&mut self, link: &LinkArgs) -> Result<()> {
         let segments = if link.loss.0 > 0.0 { Segments::Cut } else { Segments::Whole };
         let open = |name: &str| inside::on_host(name, || tun::open(&self.device, segments));
         let (source, target) = (open(&self.names[0])?, open(&self.names[1])?);
-        self.path = Some(Path::start(source, target, link.shape(round_trip))?);
+        self.path = Some(Path::start(source, target, link.shape(self.round_trip))?);
         Ok(())
     }
 
-    fn join_by_netem(&self, link: &LinkArgs, round_trip: RoundTrip) -> Result<()> {
+    fn join_by_netem(&self, link: &LinkArgs) -> Result<()> {
         let ([source, target], device) = (&self.names, &self.device);
         run::line(&format!("ip -n {source} link add {device} type veth peer name {device} netns {target}"))?;
-        let shape = link.shape(round_trip);
+        let shape = link.shape(self.round_trip);
         let rate = link.rate.map_or_else(String::new, |rate| format!("rate {}bit", rate.0));
         let packets = match link.rate {
             Some(rate) => (shape.queue_bytes_max + rate.bytes_in(shape.delay)) / u64::from(link.mtu) + 1,

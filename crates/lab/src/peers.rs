@@ -150,9 +150,7 @@ impl Tool {
         }
         if self.kind == Kind::Rcp {
             // its end at the source is started by ssh too
-            let command =
-                inside::command(Some(&hosts.source), Some(stage.source_group), &programs::path("sshd"))?;
-            let command = sshd(command, stage.homes);
+            let command = sshd(&hosts.source, stage.source_group, stage.homes)?;
             servers.push(Server { command, namespace: &hosts.source, port: SSH_PORT });
         }
         Ok(servers)
@@ -171,7 +169,7 @@ impl Tool {
             | Kind::Syq
             | Kind::Rcp
             | Kind::Qcp
-            | Kind::ZmoveSsh => sshd(on_target(&programs::path("sshd"))?, homes),
+            | Kind::ZmoveSsh => sshd(&stage.hosts.target, stage.target_group, homes)?,
             Kind::RsyncDaemon | Kind::Fpsync => {
                 let mut command = on_target("rsync")?;
                 command.args(["--daemon", "--no-detach", "--config"]).arg(&homes.rsyncd_config);
@@ -280,9 +278,10 @@ pub(crate) struct Server<'a> {
     pub(crate) port: u16,
 }
 
-fn sshd(mut command: Command, homes: &Homes) -> Command {
+fn sshd(namespace: &str, group: &Group, homes: &Homes) -> Result<Command> {
+    let mut command = inside::command(Some(namespace), Some(group), &programs::path("sshd"))?;
     command.args(["-D", "-e", "-f"]).arg(homes.ssh.join("sshd_config"));
-    command
+    Ok(command)
 }
 
 fn shell(mut command: Command, line: &str) -> Command {

@@ -78,6 +78,11 @@ impl<'a> Client<'a> {
         inside::command(Some(&self.stage.hosts.source), Some(self.stage.source_group), program)
     }
 
+    /// The tool's own arguments, for a shell.
+    fn further(&self) -> String {
+        self.tool.arguments.join(" ")
+    }
+
     fn shell(&self, line: &str) -> Result<Command> {
         Ok(shell(self.on_source("bash")?, line))
     }
@@ -144,14 +149,14 @@ impl<'a> Client<'a> {
 
     /// It ends with 255 after every tree, whether that was copied or not; the comparison tells.
     fn davix(&self) -> Result<Command> {
-        let (flags, further, source) = (xrootd::DAVIX_FLAGS, self.tool.arguments.join(" "), &self.source);
+        let (flags, further, source) = (xrootd::DAVIX_FLAGS, self.further(), &self.source);
         let url = format!("http://{}:{}/{RUN_DIRECTORY}", self.address, self.port);
         self.shell(&format!("davix-put {flags} {further} {source} {url} || test $? = 255"))
     }
 
     /// It has no option for ssh, takes one source, and fills a directory that is there only when it may overwrite it.
     fn rcp(&self) -> Result<Command> {
-        let (flags, further) = (RCP_FLAGS, self.tool.arguments.join(" "));
+        let (flags, further) = (RCP_FLAGS, self.further());
         let (source, target) = (self.source.trim_end_matches('/'), self.over_ssh());
         let target = target.trim_end_matches('/');
         let master = &self.stage.hosts.source_address;
@@ -165,7 +170,7 @@ impl<'a> Client<'a> {
 
     /// It is told the round trip, from which its windows follow.
     fn qcp(&self) -> Result<Command> {
-        let (further, target) = (self.tool.arguments.join(" "), self.over_ssh());
+        let (further, target) = (self.further(), self.over_ssh());
         let rtt_ms = self.stage.hosts.round_trip().milliseconds().ceil();
         let ssh = self.homes.ssh_arguments().replace(' ', " -S ");
         self.shell(&format!("qcp {QCP_FLAGS} --rtt {rtt_ms} -S {ssh} {further} * {target}"))
