@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tokio::sync::{Notify, oneshot};
-use zmove_receiver::{Daemon, DaemonEvent, Guests, ReceiverConfig};
+use zmove_receiver::{Daemon, DaemonEvent, EndingSessions, Guests, ReceiverConfig};
 use zmove_transport::{BindError, Fingerprint, Identity, Listener, SocketConfig};
 
 use crate::exit::Exit;
@@ -37,8 +37,13 @@ async fn receive(order: &Order, key: Fingerprint, input: BufReader<Stdin>) -> Re
     let signals = EndSignals::listen().context("handle SIGTERM and SIGINT")?;
     let listener = bind(order, &identity, reached).await?;
     let port = listener.local_addr().context("read the listening address")?.port();
-    let journals = settings::home(Role::Client).ok().map(|home| settings::journals(&home));
-    let config = ReceiverConfig { journals, allow_clear: order.allow_clear, ..ReceiverConfig::default() };
+    let home = settings::home(Role::Client).ok();
+    let config = ReceiverConfig {
+        journals: home.as_deref().map(settings::journals),
+        ending: home.map(|home| EndingSessions::shared_in(settings::ending(&home))).unwrap_or_default(),
+        allow_clear: order.allow_clear,
+        ..ReceiverConfig::default()
+    };
     let (begun, ended) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (came, told) = (Arc::clone(&begun), Arc::clone(&ended));
     let daemon = Daemon::new(listener, Guests::Only(key), config, move |event| match event {

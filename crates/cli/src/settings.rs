@@ -36,7 +36,12 @@ pub(crate) fn journals(home: &Path) -> PathBuf {
     home.join("journal")
 }
 
-/// Where a daemon keeps them: where the service manager says, else in its home.
+/// Where receivers that ssh has started tell each other which of their sessions are ending.
+pub(crate) fn ending(home: &Path) -> PathBuf {
+    home.join("ending")
+}
+
+/// Where a daemon keeps its journals: where the service manager says, else in its home.
 pub(crate) fn daemon_journals(home: &Path) -> PathBuf {
     let given = std::env::var_os("STATE_DIRECTORY").filter(|given| !given.is_empty());
     journals(given.as_deref().map_or(home, Path::new))

@@ -3,14 +3,19 @@
 //! What a broken session has taken and verified it still stores, and a session that is over gives directories their times. **Invariant:** none of that happens once a later session to the same target has begun, so
 //! that the older one never has the last word.
 
+mod notice;
+
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use zmove_wire::{Refusal, RefusalCode};
 
-/// The sessions of one daemon that are ending, by target; clones share them.
+use notice::{Board, Notice};
+
+/// The sessions of one daemon that are ending, by target, or those of several receivers of one user; clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct EndingSessions(Arc<Shared>);
 
@@ -19,6 +24,8 @@ struct Shared {
     /// How many, by whose they are and the target as it was asked for.
     targets: Mutex<HashMap<Place, usize>>,
     changed: Notify,
+    /// Where other processes are told, and tell.
+    board: Option<Board>,
 }
 
 /// Whose session, and its target.
@@ -29,19 +36,30 @@ type Place = (String, Vec<u8>);
 pub(crate) struct Ending {
     sessions: EndingSessions,
     place: Place,
+    notice: Option<Notice>,
 }
 
 /// How long a session waits for another: that one's threads wait for storage alone, perhaps for a long flush.
 const PATIENCE: Duration = Duration::from_secs(300);
 
+/// How often to look whether sessions of other processes have ended.
+const GLANCE: Duration = Duration::from_millis(20);
+
 impl EndingSessions {
+    /// Those of all processes that name this directory, whose sessions are all one owner's. It is made when it is needed.
+    #[must_use]
+    pub fn shared_in(directory: PathBuf) -> Self {
+        Self(Arc::new(Shared { board: Some(Board::new(directory)), ..Shared::default() }))
+    }
+
     pub(crate) fn begin(&self, owner: &str, target: &[u8]) -> Ending {
         let place = (owner.to_owned(), target.to_vec());
         *self.0.lock().entry(place.clone()).or_default() += 1;
-        Ending { sessions: self.clone(), place }
+        let notice = self.0.board.as_ref().and_then(|board| board.put_up(target));
+        Ending { sessions: self.clone(), place, notice }
     }
 
-    /// Waits until no session of `owner` to `target` is ending.
+    /// Waits until no session of `owner` to `target` is ending, nor one of another process.
     ///
     /// # Errors
     /// What the peer is told when that takes too long.
@@ -53,9 +71,12 @@ impl EndingSessions {
                 tokio::pin!(changed);
                 changed.as_mut().enable();
                 if !self.0.lock().contains_key(&place) {
-                    return;
+                    break;
                 }
                 changed.await;
+            }
+            while self.0.board.as_ref().is_some_and(|board| board.shows(target)) {
+                tokio::time::sleep(GLANCE).await;
             }
         };
         tokio::time::timeout(PATIENCE, ended).await.map_err(|_| {
@@ -73,6 +94,7 @@ impl Shared {
 
 impl Drop for Ending {
     fn drop(&mut self) {
+        drop(self.notice.take());
         let mut targets = self.sessions.0.lock();
         if let Some(count) = targets.get_mut(&self.place) {
             *count -= 1;
@@ -105,6 +127,26 @@ mod tests {
         assert!(!waiting.is_finished());
         drop(second);
         assert_eq!(waiting.await.unwrap(), Ok(()));
+    }
+
+    /// Two values that share a directory stand for two processes: a file's lock belongs to whoever has opened it.
+    #[tokio::test]
+    async fn a_session_waits_for_other_processes_and_takes_down_what_dead_ones_have_left() {
+        let directory = tempfile::tempdir().unwrap();
+        let board = directory.path().join("ending");
+        let [one, other] = [(); 2].map(|()| EndingSessions::shared_in(board.clone()));
+        assert_eq!(other.wait_for("me", b"/a").await, Ok(()));
+        let ending = one.begin("me", b"/a");
+        assert_eq!(other.wait_for("me", b"/b").await, Ok(()));
+        let left_behind = std::fs::read_dir(&board).unwrap().next().unwrap().unwrap().path();
+        let waiting = tokio::spawn(async move { other.wait_for("you", b"/a").await });
+        tokio::time::sleep(2 * GLANCE).await;
+        assert!(!waiting.is_finished());
+        drop(ending);
+        assert_eq!(waiting.await.unwrap(), Ok(()));
+        std::fs::write(&left_behind, "").unwrap();
+        assert_eq!(one.wait_for("me", b"/a").await, Ok(()));
+        assert!(!left_behind.exists());
     }
 
     #[tokio::test(start_paused = true)]

@@ -49,6 +49,7 @@ use zmove_types::{Cv, GroupSpan, Name, RelPath, Timestamp, TransferId};
 
 pub use clean::{CleanMode, CleanRule, Cleaned, PartFate, Unreachable, birth_of, clean};
 pub use error::JournalError;
+pub(crate) use holding::{Held, ensure_directory};
 pub use orphans::{Listed, Orphan, Taken, discard, list, orphans, orphans_where};
 pub use writer::{Journal, Mark};
 

@@ -17,7 +17,7 @@ use super::JournalError;
 
 /// A journal's file, locked.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(crate) struct Held {
     pub(super) file: File,
     pub(super) path: PathBuf,
 }
@@ -27,7 +27,7 @@ impl Held {
     ///
     /// # Errors
     /// What the system says: `EEXIST` when somebody else makes the same file.
-    pub(super) fn create(path: &Path) -> Result<Self, JournalError> {
+    pub(crate) fn create(path: &Path) -> Result<Self, JournalError> {
         for _ in 0..RACES_MAX {
             if let Some(left_behind) = Self::take(path)? {
                 left_behind.remove()?;
@@ -50,7 +50,7 @@ impl Held {
     ///
     /// # Errors
     /// What the system says.
-    pub(super) fn take(path: &Path) -> Result<Option<Self>, JournalError> {
+    pub(crate) fn take(path: &Path) -> Result<Option<Self>, JournalError> {
         let Some(file) = open(path)? else { return Ok(None) };
         let held = lock(&file).map_err(JournalError::io("lock", path))?;
         Ok(held.then(|| Self { file, path: path.to_owned() }))
@@ -60,7 +60,7 @@ impl Held {
     ///
     /// # Errors
     /// What the system says.
-    pub(super) fn remove(self) -> Result<(), JournalError> {
+    pub(crate) fn remove(self) -> Result<(), JournalError> {
         std::fs::remove_file(&self.path).map_err(JournalError::io("remove", &self.path))
     }
 }
@@ -88,7 +88,7 @@ pub(super) fn is_in_use(file: &File) -> io::Result<bool> {
 }
 
 /// Makes the directory if it is not there, for its owner only.
-pub(super) fn ensure_directory(path: &Path) -> Result<(), JournalError> {
+pub(crate) fn ensure_directory(path: &Path) -> Result<(), JournalError> {
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
     made.map_err(JournalError::io("make directory", path))
 }
