@@ -7,7 +7,9 @@ use std::path::Path;
 
 /// One line on standard error.
 pub(crate) fn warn(text: impl Display) {
-    let _nobody_reads = writeln!(std::io::stderr(), "zmove: {}", Printable(text));
+    // standard error is not buffered, and a line is one write
+    let line = format!("zmove: {}\n", Printable(text));
+    let _nobody_reads = std::io::stderr().write_all(line.as_bytes());
 }
 
 /// Text on standard output, as it is.
