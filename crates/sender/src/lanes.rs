@@ -46,7 +46,9 @@ pub(crate) fn run_lane(
 ) -> Result<(), LaneError> {
     let mut watch = shared.lane_clock.start();
     let mut declared = HashSet::new();
-    while let Some(cargo) = shared.flights.while_idle(|| next(queue, let_go)) {
+    loop {
+        sink.await_room(&mut watch)?;
+        let Some(cargo) = shared.flights.while_idle(|| next(queue, let_go)) else { break };
         watch.lap(Doing::Starved);
         shared.note_first_byte();
         let bytes = cargo.data_bytes();
@@ -116,22 +118,34 @@ mod tests {
 
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use crossbeam_channel::bounded;
+    use crossbeam_channel::{Sender, bounded};
     use zmove_transport::LaneBreaker;
     use zmove_types::NoObserver;
 
     use crate::config::SenderConfig;
 
     /// Tells whether it has ended in order; nothing is to be sent.
-    struct Unused(Arc<AtomicBool>);
+    struct Unused {
+        finished: Arc<AtomicBool>,
+        /// Asked, and waited for, where there is no room.
+        room: Option<(Sender<()>, Receiver<()>)>,
+    }
 
     impl LaneSink for Unused {
+        fn await_room(&mut self, _watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
+            if let Some((asked, room)) = &self.room {
+                asked.send(()).unwrap();
+                room.recv().map_err(|_| LaneError::Closed)?;
+            }
+            Ok(())
+        }
+
         fn send(&mut self, frame: Frame, _watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
             panic!("{:?} was sent", frame.header.item)
         }
 
         fn finish(&mut self) -> Result<(), LaneError> {
-            self.0.store(true, Ordering::Relaxed);
+            self.finished.store(true, Ordering::Relaxed);
             Ok(())
         }
 
@@ -140,15 +154,22 @@ mod tests {
         }
     }
 
+    fn shared() -> Shared {
+        let (outgoing, _messages) = tokio::sync::mpsc::unbounded_channel();
+        Shared::new(SenderConfig::default(), Arc::new(NoObserver), outgoing, Instant::now())
+    }
+
+    fn cargo() -> Cargo {
+        Cargo::Batch(Frame { header: FrameHeader::default(), head: Vec::new(), data: Buffer::empty() })
+    }
+
     /// Runs a lane that nobody holds, over what waits in `queue`; returns whether it ended in order.
     fn run_let_go(queue: &Receiver<Cargo>) -> bool {
-        let (outgoing, _messages) = tokio::sync::mpsc::unbounded_channel();
-        let shared = Shared::new(SenderConfig::default(), Arc::new(NoObserver), outgoing, Instant::now());
         let (hold, let_go) = bounded(0);
         let finished = Arc::new(AtomicBool::new(false));
-        let sink = Box::new(Unused(Arc::clone(&finished)));
+        let sink = Box::new(Unused { finished: Arc::clone(&finished), room: None });
         drop(hold);
-        run_lane(&shared, (0, sink), queue, &let_go).unwrap();
+        run_lane(&shared(), (0, sink), queue, &let_go).unwrap();
         finished.load(Ordering::Relaxed)
     }
 
@@ -156,9 +177,29 @@ mod tests {
     fn a_lane_that_is_let_go_ends_in_order_and_leaves_what_waits() {
         let (cargo_in, cargo) = bounded(1);
         assert!(run_let_go(&cargo));
-        let frame = Frame { header: FrameHeader::default(), head: Vec::new(), data: Buffer::empty() };
-        cargo_in.send(Cargo::Batch(frame)).unwrap();
+        cargo_in.send(self::cargo()).unwrap();
         assert!(run_let_go(&cargo));
         assert_eq!(cargo.len(), 1);
+    }
+
+    #[test]
+    fn a_lane_that_has_no_room_takes_nothing() {
+        let (cargo_in, queue) = bounded(1);
+        cargo_in.send(cargo()).unwrap();
+        let (asked, asking) = bounded(1);
+        let (room, awaited) = bounded(1);
+        let finished = Arc::new(AtomicBool::new(false));
+        let sink = Box::new(Unused { finished: Arc::clone(&finished), room: Some((asked, awaited)) });
+        let (_hold, let_go) = bounded(0);
+        let lane = std::thread::spawn({
+            let queue = queue.clone();
+            move || run_lane(&shared(), (0, sink), &queue, &let_go)
+        });
+        asking.recv().unwrap();
+        queue.try_recv().expect("others can take it");
+        drop(cargo_in);
+        room.send(()).unwrap();
+        lane.join().unwrap().unwrap();
+        assert!(finished.load(Ordering::Relaxed));
     }
 }

@@ -19,11 +19,12 @@ use crate::frame::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
 use crate::lane::{held_breaker, tcp_breaker};
 use crate::path::PathProbe;
 use crate::rate::{SharedRate, Toll};
-use crate::tcp_tls::{Connection, Parts};
+use crate::tcp_tls::{Connection, Parts, Room};
 
 /// One end of a lane in clear; the dialler sends, the acceptor receives, or the other way round.
 pub struct ClearLane {
     incoming: BufReader<Chain<Cursor<Vec<u8>>, TcpStream>>,
+    room: Room,
     sealing: Row,
     checking: Row,
     ended: bool,
@@ -43,7 +44,7 @@ impl ClearLane {
     /// # Errors
     /// [`LaneError`] when the connection has ended already, or TLS has carried more than the greeting.
     pub fn new(connection: Connection) -> Result<Self, LaneError> {
-        let Parts { socket, session, plaintext, records, .. } = connection.into_parts()?;
+        let Parts { socket, room, session, plaintext, records, .. } = connection.into_parts()?;
         if !plaintext.is_empty() {
             return Err(LaneError::Forged);
         }
@@ -51,13 +52,13 @@ impl ClearLane {
             rustls::Connection::Client(_) => (Side::Client, Side::Server),
             rustls::Connection::Server(_) => (Side::Server, Side::Client),
         };
-        Ok(Self::over(socket, records, (Row::of(&session, own)?, Row::of(&session, peer)?)))
+        Ok(Self::over((socket, room), records, (Row::of(&session, own)?, Row::of(&session, peer)?)))
     }
 
     /// Goes on after TLS: `arrived` came before what is in the socket; the rows are what this end seals and checks.
-    fn over(socket: TcpStream, arrived: Vec<u8>, (sealing, checking): (Row, Row)) -> Self {
+    fn over((socket, room): (TcpStream, Room), arrived: Vec<u8>, (sealing, checking): (Row, Row)) -> Self {
         let incoming = BufReader::with_capacity(ARRIVED_BYTES_MAX, Cursor::new(arrived).chain(socket));
-        Self { incoming, sealing, checking, ended: false, toll: None }
+        Self { incoming, room, sealing, checking, ended: false, toll: None }
     }
 
     /// The same lane, which receives no faster than `rate`.
@@ -146,12 +147,20 @@ const ARRIVED_BYTES_MAX: usize = 16 << 10;
 const PIECE_BYTES_MAX: usize = 256 << 10;
 
 impl LaneSink for ClearLane {
+    fn await_room(&mut self, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
+        self.room.wait(self.socket())?;
+        watch.lap(Doing::Blocked);
+        Ok(())
+    }
+
     fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
         let header = frame.header.encode();
         let mac = self.sealing.next(&header);
         let parts = [&header[..], mac.as_bytes(), &frame.head, &frame.data];
         watch.lap(Doing::Busy);
         self.write_all(&mut parts.map(IoSlice::new))?;
+        let socket = self.incoming.get_ref().get_ref().1;
+        self.room.given(socket, parts.iter().map(|part| part.len()).sum());
         watch.lap(Doing::Blocked);
         Ok(())
     }
@@ -217,7 +226,11 @@ mod tests {
 
     fn lane(socket: TcpStream, seal: [u8; blake3::KEY_LEN], check: [u8; blake3::KEY_LEN]) -> ClearLane {
         let row = |key| Row { key, sequence: 0 };
-        ClearLane::over(socket, Vec::new(), (row(seal), row(check)))
+        ClearLane::over(
+            (socket.try_clone().unwrap(), Room::new(&socket)),
+            Vec::new(),
+            (row(seal), row(check)),
+        )
     }
 
     fn frame(number: u64) -> Frame {

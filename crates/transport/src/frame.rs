@@ -72,6 +72,15 @@ impl Frame {
 
 /// The sending end of a lane.
 pub trait LaneSink: Send {
+    /// Waits until the lane can send more, so that what it would take meanwhile stays for others; books that as blocked. By default a lane always
+    /// can.
+    ///
+    /// # Errors
+    /// [`LaneError`] when the lane is gone.
+    fn await_room(&mut self, _watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
+        Ok(())
+    }
+
     /// Sends one frame; books encryption, if there is any, as busy and the wait for the path as blocked.
     ///
     /// # Errors

@@ -14,11 +14,12 @@ use crate::frame::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
 use crate::path::PathProbe;
 use crate::rate::{SharedRate, Toll};
 use crate::record::{Opener, Sealer, traffic_keys};
-use crate::tcp_tls::{Connection, Parts};
+use crate::tcp_tls::{Connection, Parts, Room};
 
 /// One end of a lane over TLS on TCP; the dialler sends, the acceptor receives, or the other way round.
 pub struct TlsLane {
     socket: TcpStream,
+    room: Room,
     sealer: Sealer,
     opener: Opener,
     /// Paid for what is received, where the peer is held to a rate.
@@ -31,10 +32,10 @@ impl TlsLane {
     /// # Errors
     /// [`LaneError`] when the connection has ended already, or is not between two records.
     pub fn new(connection: Connection) -> Result<Self, LaneError> {
-        let Parts { socket, session, secrets, plaintext, records } = connection.into_parts()?;
+        let Parts { socket, room, session, secrets, plaintext, records } = connection.into_parts()?;
         let (seal, open) = traffic_keys(session, &secrets)?;
         let (sealer, opener) = (Sealer::new(seal), Opener::new(open, plaintext, &records));
-        Ok(Self { socket, sealer, opener, toll: None })
+        Ok(Self { socket, room, sealer, opener, toll: None })
     }
 
     /// The same lane, which receives no faster than `rate`.
@@ -61,7 +62,9 @@ impl TlsLane {
     }
 
     fn send_waiting(&mut self) -> Result<(), LaneError> {
-        self.socket.write_all(self.sealer.waiting())?;
+        let waiting = self.sealer.waiting();
+        self.socket.write_all(waiting)?;
+        self.room.given(&self.socket, waiting.len());
         self.sealer.clear();
         Ok(())
     }
@@ -107,6 +110,12 @@ pub(crate) fn held_breaker(toll: Option<&Toll>, breaker: LaneBreaker) -> LaneBre
 }
 
 impl LaneSink for TlsLane {
+    fn await_room(&mut self, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
+        self.room.wait(&self.socket)?;
+        watch.lap(Doing::Blocked);
+        Ok(())
+    }
+
     fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
         // each in records of its own, so that the receiver can open the data's straight into its buffer
         self.seal(&frame.header.encode(), watch)?;

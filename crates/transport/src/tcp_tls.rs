@@ -23,6 +23,7 @@ use crate::trust::{ALPN, Fingerprint, peer_fingerprint};
 
 mod acceptor;
 mod dialler;
+mod room;
 mod socket;
 mod whole;
 
@@ -30,15 +31,16 @@ pub use acceptor::Acceptor;
 pub(crate) use acceptor::listen;
 pub use dialler::Dialler;
 pub(crate) use dialler::{Connected, Host, race::first as first_of, tls_fault};
+pub(crate) use room::Room;
 pub use socket::SocketConfig;
 use whole::WholeRecords;
 
 /// What a lane may receive at once before autotuning has seen how fast it is; see [`zmove_sockopt::open_receive_window`].
 const LANE_WINDOW_BYTES: u32 = 8 << 20;
 
-/// What may wait in a lane's socket before it is sent. The kernel makes room for two windows, as large as they ever were: a
-/// lane that has become slow would hold several chunks there, which others could take.
-const LANE_UNSENT_BYTES: u32 = 1 << 20;
+/// The same before the peer has proven a key. A lane's first data comes with its first word, which must not find the window of 64 KiB that
+/// a connection begins with: what the kernel acknowledges meanwhile opens the window, and what it says later is not heard until more has come.
+const EARLY_WINDOW_BYTES: u32 = 1 << 20;
 
 /// An established connection to a peer whose key is known.
 #[derive(Debug)]
@@ -59,6 +61,7 @@ pub struct Connection {
 pub(crate) struct Parts {
     /// Blocks.
     pub(crate) socket: std::net::TcpStream,
+    pub(crate) room: Room,
     /// Holds nothing that has arrived.
     pub(crate) session: rustls::Connection,
     pub(crate) secrets: Arc<TrafficSecrets>,
@@ -90,9 +93,8 @@ impl Connection {
         let socket = socket.into_std()?;
         socket.set_nonblocking(false)?;
         zmove_sockopt::open_receive_window(&socket, LANE_WINDOW_BYTES)?;
-        // a kernel without it lets a slow lane hoard more, and that is all
-        let _advice = socket2::SockRef::from(&socket).set_tcp_notsent_lowat(LANE_UNSENT_BYTES);
-        Ok(Parts { socket, session, secrets: self.secrets, plaintext, records })
+        let room = Room::new(&socket);
+        Ok(Parts { socket, room, session, secrets: self.secrets, plaintext, records })
     }
 
     /// Ends the connection when the peer has not acknowledged bytes, or has not made room for more, for so long.

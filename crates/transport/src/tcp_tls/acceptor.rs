@@ -17,7 +17,7 @@ use tokio::{
 };
 use tokio_rustls::LazyConfigAcceptor;
 
-use super::{Connection, SocketConfig, WholeRecords, tls_error};
+use super::{Connection, EARLY_WINDOW_BYTES, SocketConfig, WholeRecords, tls_error};
 use crate::{
     error::{AcceptError, BindError},
     record::TrafficSecrets,
@@ -99,6 +99,8 @@ impl Acceptor {
 
     async fn secure(&self, socket: TcpStream, address: SocketAddr) -> Result<Connection, AcceptError> {
         let failed = |error| handshake_error(address, error);
+        zmove_sockopt::open_receive_window(&socket, EARLY_WINDOW_BYTES)
+            .map_err(|source| AcceptError::Gone { source })?;
         let (socket, secrets) = (WholeRecords::new(socket), Arc::<TrafficSecrets>::default());
         let hello = LazyConfigAcceptor::new(server::Acceptor::default(), socket).await.map_err(failed)?;
         // From our answer to the client's next word is one round trip.

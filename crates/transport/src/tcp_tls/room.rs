@@ -1,0 +1,124 @@
+//! What may wait unsent in a lane's socket.
+//!
+//! The kernel alone makes room for two windows, as large as they ever were, so that a lane which has become slow would hold several chunks that
+//! others could take. **Invariant:** at most [`UNSENT_BYTES_MAX`] wait there beyond what the path has been given, and a lane that waits for
+//! room has taken nothing that it could not send.
+
+use std::io;
+use std::net::TcpStream;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+
+/// What may wait (`TCP_NOTSENT_LOWAT`, tcp(7)); the kernel lets a lane go on at half of it.
+const UNSENT_BYTES_MAX: u32 = 1 << 20;
+
+/// The same while a lane has hardly begun. The first files are few, and its first flight is what TCP allows without a word from the
+/// peer (RFC 6928): lanes that had them all in their sockets would leave others with nothing to begin their slow start with.
+const FIRST_UNSENT_BYTES_MAX: u32 = 64 << 10;
+
+/// How much a lane has sent when it has begun: two first flights of a large MTU, or more of a small one.
+const BEGUN_BYTES: usize = 192 << 10;
+
+/// How far a lane has come.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Room {
+    /// Of [`BEGUN_BYTES`].
+    to_begin: usize,
+}
+
+impl Room {
+    pub(crate) fn new(socket: &TcpStream) -> Self {
+        set_unsent_max(socket, FIRST_UNSENT_BYTES_MAX);
+        Self { to_begin: BEGUN_BYTES }
+    }
+
+    /// Waits until the socket takes more. It also does when the connection has ended, as the next write will tell.
+    pub(crate) fn wait(self, socket: &TcpStream) -> io::Result<()> {
+        loop {
+            match poll(&mut [PollFd::new(socket, PollFlags::OUT)], None) {
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// So much was given to the socket.
+    pub(crate) fn given(&mut self, socket: &TcpStream, bytes: usize) {
+        if self.to_begin > 0 {
+            self.to_begin = self.to_begin.saturating_sub(bytes);
+            if self.to_begin == 0 {
+                set_unsent_max(socket, UNSENT_BYTES_MAX);
+            }
+        }
+    }
+}
+
+fn set_unsent_max(socket: &TcpStream, bytes: u32) {
+    // a kernel without it lets a slow lane hoard more, and that is all
+    let _advice = socket2::SockRef::from(socket).set_tcp_notsent_lowat(bytes);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::net::TcpListener;
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (sender, listener.accept().unwrap().0)
+    }
+
+    fn has_room(socket: &impl AsFd) -> bool {
+        poll(&mut [PollFd::new(socket, PollFlags::OUT)], Some(&rustix::event::Timespec::default())).unwrap()
+            == 1
+    }
+
+    /// How much a peer that reads nothing is given before there is no room.
+    fn filled(sender: &mut TcpStream) -> usize {
+        let mut bytes = 0;
+        sender.set_nonblocking(true).unwrap();
+        while has_room(sender) {
+            bytes += sender.write(&[0; 16 << 10]).unwrap();
+        }
+        sender.set_nonblocking(false).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn a_lane_that_has_begun_may_leave_more_unsent() {
+        let (mut sender, _receiver) = pair();
+        let mut room = Room::new(&sender);
+        filled(&mut sender);
+        room.given(&sender, BEGUN_BYTES - 1);
+        assert!(!has_room(&sender));
+        room.given(&sender, 1);
+        assert!(has_room(&sender));
+        room.wait(&sender).unwrap();
+    }
+
+    #[test]
+    fn who_waits_for_room_goes_on_when_the_peer_reads_and_when_it_is_cut_off() {
+        let (mut sender, mut receiver) = pair();
+        let room = Room::new(&sender);
+        let reader = std::thread::spawn(move || io::copy(&mut receiver, &mut io::sink()));
+        filled(&mut sender);
+        room.wait(&sender).unwrap();
+        sender.shutdown(std::net::Shutdown::Both).unwrap();
+        reader.join().unwrap().unwrap();
+        let (mut sender, _receiver) = pair();
+        let room = Room::new(&sender);
+        filled(&mut sender);
+        let waiting = std::thread::spawn({
+            let sender = sender.try_clone().unwrap();
+            move || room.wait(&sender)
+        });
+        sender.shutdown(std::net::Shutdown::Both).unwrap();
+        waiting.join().unwrap().unwrap();
+    }
+}
