@@ -96,7 +96,7 @@ fn storage_with(args: StorageArgs, start_uring: impl FnOnce() -> Result<Uring, U
 }
 
 /// Lanes that are dialled before the round trip time is known.
-pub(crate) const LANES_AT_ONCE: u16 = 8;
+pub(crate) const LANES_AT_ONCE: u16 = 12;
 /// The rate that the lanes' windows together should be able to fill, in bytes per second: 10 Gbit/s.
 pub(crate) const RATE_TARGET: f64 = 1.25e9;
 /// Below this the path is local: windows are no matter, and each lane costs CPU.
@@ -184,9 +184,9 @@ mod tests {
         };
         assert_eq!(lanes(200, 2, 4), 2);
         assert_eq!(lanes(200, 64, 4), 16);
-        assert_eq!(lanes(10_000, 2, 4), 8);
+        assert_eq!(lanes(10_000, 2, 4), 12);
         assert_eq!(lanes(90_000, 2, 4), 27);
-        assert_eq!(lanes(90_000, 2, 128), 8);
+        assert_eq!(lanes(90_000, 2, 128), 12);
         assert_eq!(lanes(260_000, 2, 4), 32);
     }
 }
