@@ -124,7 +124,11 @@ fn a_path_that_is_gone_for_a_while() {
     proxy.reset(daemon.address);
     proxy.wait_for_refused(20);
     let _again = restart(&site, &daemon);
-    assert_all_was_moved_once(&assert_went_on(&site, &proxy, finish(client)));
+    let summary = finish(client).expect(0).says(&["; reconnecting for up to 5 min"]).summary();
+    // all lanes of an attempt may have come too early, and control not: then there is another
+    assert!((1..=2).contains(&summary["reconnects"].as_u64().unwrap()), "{summary}");
+    assert_all_was_moved_once(&summary);
+    assert_same(&site.source(), &site.target());
 }
 
 #[test]
@@ -261,7 +265,7 @@ fn an_interrupt_is_heard_while_there_is_no_connection() {
     let mut daemon = site.take_daemon();
     daemon.kill();
     proxy.reset(daemon.address);
-    proxy.wait_for_refused(12);
+    proxy.wait_for_refused(20);
     interrupt(client).expect(20).says(&["zmove: interrupted"]).says(&["reconnecting"]).lines(2);
 }
 
