@@ -57,6 +57,11 @@ impl Daemon {
         Self { child, address, fingerprint, log }
     }
 
+    /// Whether a log line says `part`.
+    pub(crate) fn has_logged(&self, part: &str) -> bool {
+        self.log.lines.lock().unwrap().iter().any(|line| line.contains(part))
+    }
+
     /// Waits for a log line that says `part`.
     #[track_caller]
     pub(crate) fn wait_for_log(&self, part: &str) -> String {

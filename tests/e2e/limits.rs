@@ -185,6 +185,19 @@ fn a_transfer_beyond_the_limit_is_refused_and_told_which() {
     site.push_contents();
 }
 
+/// Lanes greet before they can know how many there may be.
+#[test]
+fn a_push_that_begins_with_more_lanes_than_it_may_have() {
+    let mut site = Site::local();
+    configure(&site, "[limits]\nlanes_per_transfer = 8\n");
+    site.start_daemon();
+    paint(site.source().join("f"), 1000);
+    for _ in 0..5 {
+        site.push(&["--streams", "12", "--checksum"], site.contents(), "").done();
+    }
+    assert!(!site.the_daemon().has_logged("more lanes"));
+}
+
 #[test]
 fn limits_are_read_again() {
     let mut site = Site::local();

@@ -249,7 +249,8 @@ impl Shared {
             Ok(seat) => seat,
             Err(full) => return self.refuse_full(stream, full).await,
         };
-        let (lanes_in, lanes) = mpsc::channel(usize::from(seat.portion.lanes));
+        // as many more wait until one has ended: which lanes come first is chance
+        let (lanes_in, lanes) = mpsc::channel(2 * usize::from(seat.portion.lanes));
         let Some(_registered) = self.registry.register(key, greeting.transfer, lanes_in) else {
             return self.reject(Rejection::Transfer, address, "a transfer of that id is running already");
         };
