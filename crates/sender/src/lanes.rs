@@ -47,7 +47,9 @@ pub(crate) fn run_lane(
     let mut watch = shared.lane_clock.start();
     let mut declared = HashSet::new();
     loop {
-        sink.await_room(&mut watch)?;
+        sink.await_room()?;
+        // where nothing waits, nothing waited for the path
+        watch.lap(if queue.is_empty() { Doing::Starved } else { Doing::Blocked });
         let Some(cargo) = shared.flights.while_idle(|| next(queue, let_go)) else { break };
         watch.lap(Doing::Starved);
         shared.note_first_byte();
@@ -132,7 +134,7 @@ mod tests {
     }
 
     impl LaneSink for Unused {
-        fn await_room(&mut self, _watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
+        fn await_room(&mut self) -> Result<(), LaneError> {
             if let Some((asked, room)) = &self.room {
                 asked.send(()).unwrap();
                 room.recv().map_err(|_| LaneError::Closed)?;

@@ -105,7 +105,7 @@ const ENTRY_HEAD_BYTES: usize = 64;
 /// The first packs: about what ten segments of a large MTU hold (RFC 6928).
 const FIRST_DATA_BYTES: u64 = 64 << 10;
 const FIRST_ENTRIES: u64 = 64;
-/// About one pack for each lane.
+/// About one pack for each lane that may begin before the receiver has given leave.
 const PACKS_PER_DOUBLING: u32 = 8;
 const RAMP_DOUBLINGS_MAX: u32 = 16;
 /// How many directories a pack holds open.

@@ -67,13 +67,17 @@ impl ClearLane {
     }
 
     /// One system call where the path takes all of it.
-    fn write_all(&self, mut parts: &mut [IoSlice<'_>]) -> Result<(), LaneError> {
+    fn write_all(&mut self, mut parts: &mut [IoSlice<'_>]) -> Result<(), LaneError> {
+        let mut socket = self.incoming.get_ref().get_ref().1;
         // empty parts go, so that what is left is something to write
         IoSlice::advance_slices(&mut parts, 0);
         while !parts.is_empty() {
-            match self.socket().write_vectored(parts) {
+            match socket.write_vectored(parts) {
                 Ok(0) => return Err(LaneError::Closed),
-                Ok(written) => IoSlice::advance_slices(&mut parts, written),
+                Ok(written) => {
+                    self.room.given(socket, written);
+                    IoSlice::advance_slices(&mut parts, written);
+                }
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error.into()),
             }
@@ -147,10 +151,8 @@ const ARRIVED_BYTES_MAX: usize = 16 << 10;
 const PIECE_BYTES_MAX: usize = 256 << 10;
 
 impl LaneSink for ClearLane {
-    fn await_room(&mut self, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
-        self.room.wait(self.socket())?;
-        watch.lap(Doing::Blocked);
-        Ok(())
+    fn await_room(&mut self) -> Result<(), LaneError> {
+        Ok(self.room.wait(self.socket())?)
     }
 
     fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
@@ -159,8 +161,6 @@ impl LaneSink for ClearLane {
         let parts = [&header[..], mac.as_bytes(), &frame.head, &frame.data];
         watch.lap(Doing::Busy);
         self.write_all(&mut parts.map(IoSlice::new))?;
-        let socket = self.incoming.get_ref().get_ref().1;
-        self.room.given(socket, parts.iter().map(|part| part.len()).sum());
         watch.lap(Doing::Blocked);
         Ok(())
     }

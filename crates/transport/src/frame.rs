@@ -72,12 +72,11 @@ impl Frame {
 
 /// The sending end of a lane.
 pub trait LaneSink: Send {
-    /// Waits until the lane can send more, so that what it would take meanwhile stays for others; books that as blocked. By default a lane always
-    /// can.
+    /// Waits until the lane can send more, so that what it would take meanwhile stays for others. By default a lane always can.
     ///
     /// # Errors
     /// [`LaneError`] when the lane is gone.
-    fn await_room(&mut self, _watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
+    fn await_room(&mut self) -> Result<(), LaneError> {
         Ok(())
     }
 

@@ -110,10 +110,8 @@ pub(crate) fn held_breaker(toll: Option<&Toll>, breaker: LaneBreaker) -> LaneBre
 }
 
 impl LaneSink for TlsLane {
-    fn await_room(&mut self, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
-        self.room.wait(&self.socket)?;
-        watch.lap(Doing::Blocked);
-        Ok(())
+    fn await_room(&mut self) -> Result<(), LaneError> {
+        Ok(self.room.wait(&self.socket)?)
     }
 
     fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {

@@ -33,10 +33,17 @@ impl Room {
         Self { to_begin: BEGUN_BYTES }
     }
 
-    /// Waits until the socket takes more. It also does when the connection has ended, as the next write will tell.
+    /// Waits until the socket takes more.
+    ///
+    /// # Errors
+    /// The connection is gone.
     pub(crate) fn wait(self, socket: &TcpStream) -> io::Result<()> {
+        let mut polled = [PollFd::new(socket, PollFlags::OUT)];
         loop {
-            match poll(&mut [PollFd::new(socket, PollFlags::OUT)], None) {
+            match poll(&mut polled, None) {
+                Ok(_) if polled[0].revents().intersects(PollFlags::ERR | PollFlags::HUP) => {
+                    return Err(io::ErrorKind::BrokenPipe.into());
+                }
                 Ok(_) => return Ok(()),
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
@@ -103,15 +110,19 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_room_goes_on_when_the_peer_reads_and_when_it_is_cut_off() {
+    fn who_waits_for_room_goes_on_when_the_peer_reads() {
         let (mut sender, mut receiver) = pair();
         let room = Room::new(&sender);
-        let reader = std::thread::spawn(move || io::copy(&mut receiver, &mut io::sink()));
         filled(&mut sender);
+        let reader = std::thread::spawn(move || io::copy(&mut receiver, &mut io::sink()));
         room.wait(&sender).unwrap();
-        sender.shutdown(std::net::Shutdown::Both).unwrap();
+        drop(sender);
         reader.join().unwrap().unwrap();
-        let (mut sender, _receiver) = pair();
+    }
+
+    #[test]
+    fn who_waits_for_room_hears_that_the_connection_is_gone() {
+        let (mut sender, receiver) = pair();
         let room = Room::new(&sender);
         filled(&mut sender);
         let waiting = std::thread::spawn({
@@ -119,6 +130,8 @@ mod tests {
             move || room.wait(&sender)
         });
         sender.shutdown(std::net::Shutdown::Both).unwrap();
-        waiting.join().unwrap().unwrap();
+        waiting.join().unwrap().unwrap_err();
+        // unread data makes it a reset
+        drop(receiver);
     }
 }
