@@ -4,6 +4,7 @@
 //! this user may. **Invariant:** it ends when its transfer has, when standard input does, or when nobody comes.
 
 use std::io::{BufRead, BufReader, Read, Stdin};
+use std::mem::ManuallyDrop;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,8 +28,9 @@ pub(crate) fn run() -> Result<Exit> {
     let order = Order::read(&line)?;
     let key = order.key.parse().context("read the sender's key")?;
     let runtime = tokio::runtime::Runtime::new().context("start the runtime")?;
+    // never shut down: what still stores then, after a while without an answer, keeps later pushes waiting until the process is gone
+    let runtime = ManuallyDrop::new(runtime);
     runtime.block_on(receive(&order, key, input))?;
-    runtime.shutdown_background();
     Ok(Exit::Done)
 }
 

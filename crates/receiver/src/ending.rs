@@ -1,7 +1,7 @@
 //! Sessions that are ending: one to the same target that comes meanwhile waits for them.
 //!
-//! What a broken session has taken and verified it still stores, and a session that is over gives directories their times. **Invariant:** none of that happens once a later session to the same target has begun, so
-//! that the older one never has the last word.
+//! What a broken session has taken and verified it still stores, and a session that is over gives directories their times. **Invariant:** none of
+//! that happens once a session to the same target has begun after this side has noticed the break, so that the older one never has the last word.
 
 mod notice;
 
@@ -25,7 +25,7 @@ struct Shared {
     targets: Mutex<HashMap<Place, usize>>,
     changed: Notify,
     /// Where other processes are told, and tell.
-    board: Option<Board>,
+    board: Option<Arc<Board>>,
 }
 
 /// Whose session, and its target.
@@ -39,24 +39,34 @@ pub(crate) struct Ending {
     notice: Option<Notice>,
 }
 
-/// How long a session waits for another: that one's threads wait for storage alone, perhaps for a long flush.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// How long a session waits for another: that one's threads wait for storage alone, perhaps for a long flush. Less than a sender waits
+/// for leave, so that it hears why there is none.
+const PATIENCE: Duration = Duration::from_secs(100);
 
 /// How often to look whether sessions of other processes have ended.
 const GLANCE: Duration = Duration::from_millis(20);
+/// How long the directory for other processes may take, which may be on storage that does not answer: the peer waits meanwhile.
+const BOARD_PATIENCE: Duration = Duration::from_secs(2);
 
 impl EndingSessions {
-    /// Those of all processes that name this directory, whose sessions are all one owner's. It is made when it is needed.
+    /// Those of all processes of this host that name this directory, whose sessions are all one owner's. It is made when it is needed; where
+    /// it cannot be written, they are this process's alone.
     #[must_use]
     pub fn shared_in(directory: PathBuf) -> Self {
-        Self(Arc::new(Shared { board: Some(Board::new(directory)), ..Shared::default() }))
+        Self(Arc::new(Shared { board: Some(Arc::new(Board::new(directory))), ..Shared::default() }))
     }
 
-    pub(crate) fn begin(&self, owner: &str, target: &[u8]) -> Ending {
+    pub(crate) async fn begin(&self, owner: &str, target: &[u8]) -> Ending {
         let place = (owner.to_owned(), target.to_vec());
         *self.0.lock().entry(place.clone()).or_default() += 1;
-        let notice = self.0.board.as_ref().and_then(|board| board.put_up(target));
-        Ending { sessions: self.clone(), place, notice }
+        let mut ending = Ending { sessions: self.clone(), place, notice: None };
+        if let Some(board) = &self.0.board {
+            let (board, target) = (Arc::clone(board), target.to_vec());
+            let put_up = tokio::task::spawn_blocking(move || board.put_up(&target));
+            ending.notice =
+                tokio::time::timeout(BOARD_PATIENCE, put_up).await.ok().and_then(Result::ok).flatten();
+        }
+        ending
     }
 
     /// Waits until no session of `owner` to `target` is ending, nor one of another process.
@@ -75,7 +85,7 @@ impl EndingSessions {
                 }
                 changed.await;
             }
-            while self.0.board.as_ref().is_some_and(|board| board.shows(target)) {
+            while self.board_shows(target).await {
                 tokio::time::sleep(GLANCE).await;
             }
         };
@@ -83,6 +93,12 @@ impl EndingSessions {
             let text = "an earlier transfer to this target is still ending: its storage does not answer";
             Refusal { code: RefusalCode::Busy, text: text.to_owned() }
         })
+    }
+
+    async fn board_shows(&self, target: &[u8]) -> bool {
+        let Some(board) = self.0.board.clone() else { return false };
+        let target = target.to_vec();
+        tokio::task::spawn_blocking(move || board.shows(&target)).await.unwrap_or(false)
     }
 }
 
@@ -114,7 +130,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_session_waits_for_all_that_end_at_its_target_and_for_no_other() {
         let sessions = EndingSessions::default();
-        let (first, second) = (sessions.begin("me", b"/a"), sessions.begin("me", b"/a"));
+        let (first, second) = (sessions.begin("me", b"/a").await, sessions.begin("me", b"/a").await);
         assert_eq!(sessions.wait_for("me", b"/b").await, Ok(()));
         assert_eq!(sessions.wait_for("other", b"/a").await, Ok(()));
         let waiting = tokio::spawn({
@@ -136,7 +152,7 @@ mod tests {
         let board = directory.path().join("ending");
         let [one, other] = [(); 2].map(|()| EndingSessions::shared_in(board.clone()));
         assert_eq!(other.wait_for("me", b"/a").await, Ok(()));
-        let ending = one.begin("me", b"/a");
+        let ending = one.begin("me", b"/a").await;
         assert_eq!(other.wait_for("me", b"/b").await, Ok(()));
         let left_behind = std::fs::read_dir(&board).unwrap().next().unwrap().unwrap().path();
         let waiting = tokio::spawn(async move { other.wait_for("you", b"/a").await });
@@ -152,7 +168,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn one_that_does_not_end_is_told() {
         let sessions = EndingSessions::default();
-        let _ending = sessions.begin("me", b"/a");
+        let _ending = sessions.begin("me", b"/a").await;
         let refusal = sessions.wait_for("me", b"/a").await.unwrap_err();
         assert_eq!(refusal.code, RefusalCode::Busy);
     }

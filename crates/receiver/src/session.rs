@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::future::Future;
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -136,6 +137,7 @@ pub async fn run_session(
         sessions: config.ending,
         owner,
         ending: None,
+        finishing: None,
         lost: LostLanes::default(),
         mirror: Mirror::default(),
         lanes_max: usize::from(config.lanes_max.max(LANES_UNASKED_MAX)),
@@ -161,6 +163,9 @@ async fn opening(inbox: &mut Inbox<ToReceiver>) -> Result<Open, SessionError> {
 }
 
 /// Whatever ends a conversation that changes nothing.
+/// [`finish::finish`] on a thread of its own.
+type Finishing = tokio::task::JoinHandle<io::Result<(Duration, Vec<Outcome>)>>;
+
 async fn first_of(stop: impl Future<Output = ()>, turn: &Turn) {
     tokio::select! {
         () = stop => {}
@@ -345,6 +350,8 @@ struct Running {
     owner: String,
     /// From when on a later session to the same target has to wait.
     ending: Option<Ending>,
+    /// The last flush, and the times of directories, while that runs.
+    finishing: Option<Finishing>,
     lost: LostLanes,
     mirror: Mirror,
     lanes_max: usize,
@@ -496,10 +503,12 @@ impl Running {
         if !self.mirror.is_idle() {
             return Err(WireError::OutOfOrder { what: "the end before all is removed" }.into());
         }
-        self.ending = Some(self.sessions.begin(&self.owner, &self.open.target));
+        self.ending = Some(self.sessions.begin(&self.owner, &self.open.target).await);
         let context = Arc::clone(&self.context);
         let finishing = Instant::now();
-        let finished = tokio::task::spawn_blocking(move || finish::finish(&context)).await;
+        let finished =
+            self.finishing.insert(tokio::task::spawn_blocking(move || finish::finish(&context))).await;
+        self.finishing = None;
         let finished = finished.map_err(|_panic| SessionError::Panicked)?;
         let (flush, last) = finished.map_err(SessionError::Flush)?;
         self.context.parts.finish();
@@ -534,7 +543,9 @@ impl Running {
     /// Stops everything: after a good end the peer closes first, so that nothing it said is left unread.
     async fn close(mut self, ended: Result<(), SessionError>) -> Result<SessionReport, SessionError> {
         if let Err(error) = &ended {
-            self.ending.get_or_insert_with(|| self.sessions.begin(&self.owner, &self.open.target));
+            if self.ending.is_none() {
+                self.ending = Some(self.sessions.begin(&self.owner, &self.open.target).await);
+            }
             let said = self.say_why(error);
             let _in_time = tokio::time::timeout(CLOSE_TIMEOUT, said).await;
         } else {
@@ -556,6 +567,10 @@ impl Running {
             }
         };
         tokio::task::spawn_blocking(stopped).await.expect("neither panics");
+        if let Some(finishing) = self.finishing {
+            // broken off while it was waited for; a panic of it has been told, or ends with the session
+            let _ended = finishing.await;
+        }
         self.mirror.end().await;
         while self.judging.join_next().await.is_some() {}
         let (target, journal_trouble) = (self.open.target, self.context.parts.trouble());

@@ -6,7 +6,8 @@ use std::ffi::OsStr;
 use std::fs::DirEntry;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::journal::{Held, ensure_directory};
 
@@ -14,7 +15,6 @@ use crate::journal::{Held, ensure_directory};
 #[derive(Debug)]
 pub(super) struct Board {
     directory: PathBuf,
-    put_up: AtomicU64,
 }
 
 /// A notice that is up; taken down when dropped.
@@ -23,16 +23,20 @@ pub(super) struct Notice(Option<Held>);
 
 impl Board {
     pub(super) fn new(directory: PathBuf) -> Self {
-        Self { directory, put_up: AtomicU64::new(0) }
+        Self { directory }
     }
 
     /// Puts a notice up; `None` where the directory cannot be written, and nobody is told.
     pub(super) fn put_up(&self, target: &[u8]) -> Option<Notice> {
-        let (process, number) = (std::process::id(), self.put_up.fetch_add(1, Ordering::Relaxed));
-        let name = format!("{}{process}-{number}", prefix(target));
         ensure_directory(&self.directory).ok()?;
-        let held = Held::create(&self.directory.join(name)).ok()?;
-        Some(Notice(Some(held)))
+        // somebody may look at the moment at which it is made, and take it for one that was left behind
+        let held = (0..TRIES_MAX).find_map(|_| {
+            let mut random = [0; 8];
+            getrandom(&mut random[..], GetRandomFlags::empty()).ok()?;
+            let name = format!("{}{:016x}", prefix(target), u64::from_le_bytes(random));
+            Held::create(&self.directory.join(name)).ok()
+        });
+        held.map(|held| Notice(Some(held)))
     }
 
     /// Whether a session to this target is ending; not where the directory cannot be read.
@@ -54,10 +58,14 @@ fn is_up(entry: &DirEntry) -> bool {
     }
 }
 
-/// What the names of all notices about a target begin with.
+/// What the names of all notices about a target of this host begin with; several hosts may share a home.
 fn prefix(target: &[u8]) -> String {
-    format!("{}-", blake3::hash(target).to_hex())
+    let mut place = blake3::Hasher::new();
+    place.update(rustix::system::uname().nodename().to_bytes_with_nul()).update(target);
+    format!("{}-", place.finalize().to_hex())
 }
+
+const TRIES_MAX: usize = 4;
 
 impl Drop for Notice {
     fn drop(&mut self) {
