@@ -18,6 +18,7 @@ use zmove_transport::{
     AcceptError, Channel, Denial, Fingerprint, Incoming, LaneSource, Listener, Transport, control_pair,
 };
 use zmove_types::{LaneId, TransferId};
+use zmove_wire::limits::LANES_UNASKED_MAX;
 use zmove_wire::{Cipher, Greeting, GreetingError, Refusal, RefusalCode, Role, ToSender, encode_message};
 
 use crate::admission::{Admissions, Full, Seat};
@@ -249,8 +250,8 @@ impl Shared {
             Ok(seat) => seat,
             Err(full) => return self.refuse_full(stream, full).await,
         };
-        // as many more wait until one has ended: which lanes come first is chance
-        let (lanes_in, lanes) = mpsc::channel(2 * usize::from(seat.portion.lanes));
+        // lanes greet before their sender knows how many it may have, and which of them come first is chance
+        let (lanes_in, lanes) = mpsc::channel(usize::from(seat.portion.lanes.max(2 * LANES_UNASKED_MAX)));
         let Some(_registered) = self.registry.register(key, greeting.transfer, lanes_in) else {
             return self.reject(Rejection::Transfer, address, "a transfer of that id is running already");
         };
