@@ -123,7 +123,9 @@ fn a_path_that_is_gone_for_a_while() {
     proxy.reset(daemon.address);
     proxy.wait_for_refused(20);
     let _again = restart(&site, &daemon);
-    let summary = finish(client).expect(0).says(&["; reconnecting for up to 5 min"]).summary();
+    let lost = format!("zmove: connection to {} lost: ", proxy.address);
+    let outcome = finish(client).expect(0).says(&[&lost, "; reconnecting for up to 5 min"]);
+    let summary = outcome.says(&["zmove: reconnected after ", " s"]).summary();
     // all lanes of an attempt may have come too early, and control not: then there is another
     assert!((1..=2).contains(&summary["reconnects"].as_u64().unwrap()), "{summary}");
     assert_all_was_moved_once(&summary);
@@ -307,6 +309,10 @@ fn a_daemon_that_comes_back_over_quic() {
     // if the large file had begun, its part waits for a source that does not come back
     let shown = names(&site.target()).into_iter().filter(|name| !name.starts_with(".zmove-"));
     assert_eq!(shown.collect::<Vec<_>>(), ["small"]);
-    let [sent, come] = [site.source(), site.target()].map(|tree| std::fs::read(tree.join("small")).unwrap());
+    let [sent, come] = [site.source(), site.target()].map(|tree| {
+        let (small, bytes) = (tree.join("small"), std::fs::read(tree.join("small")).unwrap());
+        let metadata = std::fs::metadata(small).unwrap();
+        (bytes, metadata.permissions(), metadata.modified().unwrap())
+    });
     assert!(sent == come);
 }
