@@ -43,7 +43,7 @@ fn timed(place: &Path, style: fn(&Arc<OwnedFd>)) -> Duration {
 }
 
 fn in_nursery(parent: &Arc<OwnedFd>) {
-    let nursery = Nursery::begin(parent, &name(0)).expect("begun").expect("nobody else has one");
+    let mut nursery = Nursery::begin(parent, &name(0)).expect("begun").expect("nobody else has one");
     for number in 0..FILES {
         let mut file = nursery.create(&name(number), METADATA.mode).expect("created");
         file.write_all(&CONTENTS).expect("written");

@@ -6,12 +6,12 @@
 //! tells the very directory that it was made in, so that a directory which a source calls so, be it a copy of what a
 //! dead process left, is data like any other.
 
-use std::cell::Cell;
 use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags, StatxFlags};
 use zmove_types::{Metadata, Name};
@@ -27,13 +27,16 @@ pub struct Nursery {
     hidden: Name,
     directory: Arc<OwnedFd>,
     published: bool,
-    /// A mode that files get exactly as it is asked for when they are created here.
-    exact_mode: Cell<Option<u32>>,
+    /// A mode that files get exactly as it is asked for when they are created here, if one is known.
+    exact_mode: AtomicU32,
 }
 
 /// A hidden directory's name is this, what tells its parent from all others, and the final name, so that a later transfer
 /// finds what a killed one left.
 const PREFIX: &[u8] = b".zmove-new-";
+
+/// No mode of a file.
+const NO_MODE: u32 = u32::MAX;
 
 impl Nursery {
     /// A nursery for the directory `name` of `parent`. `None` when there cannot be one: the name is too long, somebody
@@ -59,7 +62,7 @@ impl Nursery {
             hidden,
             directory,
             published: false,
-            exact_mode: Cell::new(None),
+            exact_mode: AtomicU32::new(NO_MODE),
         }))
     }
 
@@ -79,11 +82,11 @@ impl Nursery {
     /// # Errors
     /// What the system says.
     pub fn set_metadata(&self, file: &File, metadata: &Metadata) -> io::Result<()> {
-        if self.exact_mode.get() == Some(metadata.mode) {
+        if self.exact_mode.load(Ordering::Relaxed) == metadata.mode {
             return set_file_mtime(file.as_fd(), metadata.mtime);
         }
         if set_new_file_metadata(file, metadata)? {
-            self.exact_mode.set(Some(metadata.mode));
+            self.exact_mode.store(metadata.mode, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -99,13 +102,21 @@ impl Nursery {
     /// Gives the directory its name, which none or an empty directory may have; returns it.
     ///
     /// # Errors
-    /// What the system says, `EEXIST` or `ENOTEMPTY` when something is in the way; nothing is left then.
-    pub fn publish(mut self) -> io::Result<Arc<OwnedFd>> {
+    /// What the system says, `EEXIST` or `ENOTEMPTY` when something is in the way; it is as it was then.
+    pub fn publish(&mut self) -> io::Result<Arc<OwnedFd>> {
         rustix::fs::renameat(&self.parent, self.hidden.as_os_str(), &self.parent, self.name.as_os_str())?;
         self.published = true;
         // it is an ordinary directory now; the lock goes with the descriptor otherwise
         let _best_effort = rustix::fs::flock(&self.directory, FlockOperation::NonBlockingUnlock);
         Ok(Arc::clone(&self.directory))
+    }
+
+    /// Gives a whole file its name in another directory, replacing a file or link of that name.
+    ///
+    /// # Errors
+    /// What the system says, `EISDIR` when a directory has that name.
+    pub fn move_out(&self, name: &Name, directory: &OwnedFd) -> io::Result<()> {
+        Ok(rustix::fs::renameat(&self.directory, name.as_os_str(), directory, name.as_os_str())?)
     }
 
     /// Removes the nursery for `name` that a process which died may have left in `parent`.
@@ -187,7 +198,7 @@ mod tests {
     fn files_appear_all_at_once_over_an_empty_directory() {
         let (home, fd) = place();
         std::fs::create_dir(home.path().join("d")).unwrap();
-        let nursery = Nursery::begin(&fd, &name("d")).unwrap().unwrap();
+        let mut nursery = Nursery::begin(&fd, &name("d")).unwrap().unwrap();
         for file in ["a", "b"] {
             nursery.create(&name(file), 0o644).unwrap().write_all(b"x").unwrap();
         }
@@ -202,7 +213,7 @@ mod tests {
     #[test]
     fn each_file_has_the_mode_it_was_asked_for() {
         let (home, fd) = place();
-        let nursery = Nursery::begin(&fd, &name("d")).unwrap().unwrap();
+        let mut nursery = Nursery::begin(&fd, &name("d")).unwrap().unwrap();
         // the umask takes bits of some of them
         let modes = [0o600, 0o666, 0o600, 0o777, 0o777, 0o644, 0o1644, 0o400];
         for (number, mode) in modes.into_iter().enumerate() {
@@ -222,10 +233,16 @@ mod tests {
         let (home, fd) = place();
         std::fs::create_dir(home.path().join("d")).unwrap();
         std::fs::write(home.path().join("d/old"), "keep").unwrap();
-        let nursery = Nursery::begin(&fd, &name("d")).unwrap().unwrap();
-        nursery.create(&name("new"), 0o644).unwrap();
+        let mut nursery = Nursery::begin(&fd, &name("d")).unwrap().unwrap();
+        for file in ["new", "other"] {
+            nursery.create(&name(file), 0o644).unwrap();
+        }
         assert!(nursery.publish().is_err());
+        let filled = rustix::fs::openat(&fd, "d", DIRECTORY, Mode::empty()).unwrap();
+        nursery.move_out(&name("new"), &filled).unwrap();
+        drop(nursery);
         assert_eq!(names(&home), ["d"]);
+        assert!(home.path().join("d/new").exists() && !home.path().join("d/other").exists());
         assert_eq!(std::fs::read(home.path().join("d/old")).unwrap(), b"keep");
     }
 

@@ -27,6 +27,7 @@ mod limits;
 mod lost;
 mod meters;
 mod mirror;
+mod nurseries;
 mod old;
 mod parts;
 mod place;

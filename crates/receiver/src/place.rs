@@ -14,12 +14,12 @@ use zmove_disk::{
     set_new_file_metadata,
 };
 use zmove_types::{Metadata, Name, RelPath};
-use zmove_wire::{
-    BatchEntry, DirectoryGroup, Durability, EntryFault, FaultCode, FileEntry, Operation, Overwrite,
-};
+use zmove_wire::{BatchEntry, DirectoryGroup, Durability, FaultCode, FileEntry, Operation, Overwrite};
 
 use crate::compare::is_kept;
+use crate::nurseries::{Closed, Fate, Filled, Nurseries, Unsettled};
 use crate::store::Context;
+use crate::untouched::Untouched;
 
 /// One writer's hands: the transfer and the directories it has open.
 #[derive(Debug)]
@@ -48,44 +48,48 @@ impl<'a> Placer<'a> {
     }
 
     /// Places a group's entries, of which the first has number `first` in its batch and whose files' contents are at the
-    /// front of `data`; adds what failed to `faults`.
+    /// front of `data`. Some may get their names later, when their nursery is [published](Self::publish_all).
     pub(crate) fn place_group(
         &mut self,
         group: DirectoryGroup,
         first: u32,
-        known: Known,
+        batch: &Arc<Unsettled>,
         data: &mut &[u8],
-        faults: &mut Vec<EntryFault>,
     ) {
-        let together = self.place_together(&group, first, data);
-        let mut opened = self.directory(&group.directory);
-        for (number, entry) in (first..).zip(group.entries) {
+        let path = group.directory;
+        let files = group.entries.iter().filter(|entry| matches!(entry, BatchEntry::File(_))).count();
+        let mut entries = (first..).zip(group.entries).collect::<Vec<_>>();
+        if let Some(nursery) = self.nursery(&path, files) {
+            entries = self.fill(&path, nursery, batch, entries, data);
+        }
+        if entries.is_empty() {
+            return;
+        }
+        let mut opened = self.directory(&path);
+        for (number, entry) in entries {
             let bytes = take_data(&entry, data);
-            if together.is_some() && matches!(entry, BatchEntry::File(_)) {
+            if batch.known == Known::PerhapsThere
+                && let BatchEntry::File(file) = &entry
+                && self.is_there(&opened, &path, file)
+            {
+                batch.fault(number, ALREADY_THERE);
                 continue;
             }
-            if known == Known::PerhapsThere && self.is_there(&opened, &group.directory, &entry) {
-                let (operation, code) = (Operation::Create, FaultCode::AlreadyThere);
-                faults.push(EntryFault { entry: number, operation, code });
-                continue;
-            }
-            let mut placed = self.place_in(&opened, &group.directory, &entry, bytes);
+            let mut placed = self.place_in(&opened, &path, &entry, bytes);
             // another transfer may have made the directory and filled it in a nursery since it was opened here
-            if placed.is_err() && self.directories.let_go_if_replaced(&group.directory) {
-                opened = self.directory(&group.directory);
-                placed = self.place_in(&opened, &group.directory, &entry, bytes);
+            if placed.is_err() && self.directories.let_go_if_replaced(&path) {
+                opened = self.directory(&path);
+                placed = self.place_in(&opened, &path, &entry, bytes);
             }
             if let Err((operation, error)) = placed {
-                let (operation, code) = failure(operation, &error);
-                faults.push(EntryFault { entry: number, operation, code });
+                batch.fault(number, failure(operation, &error));
             }
         }
-        faults.extend(together.into_iter().flatten());
     }
 
-    /// Whether an entry is a file that is at the target as it should be.
-    fn is_there(&self, opened: &io::Result<Arc<OwnedFd>>, path: &RelPath, entry: &BatchEntry) -> bool {
-        let (Ok(directory), BatchEntry::File(file)) = (opened, entry) else { return false };
+    /// Whether a file is at the target as it should be.
+    fn is_there(&self, opened: &io::Result<Arc<OwnedFd>>, path: &RelPath, file: &FileEntry) -> bool {
+        let Ok(directory) = opened else { return false };
         let name = self.context.target.name(path, &file.name);
         let overwrite = self.context.overwrite;
         is_kept(
@@ -109,6 +113,9 @@ impl<'a> Placer<'a> {
             // what is in the way stays
             return Err(Errno::NOTDIR.into());
         }
+        self.publish(|nurseries, untouched| {
+            nurseries.close(untouched, |nursery| path.as_path().starts_with(nursery.as_path()))
+        });
         self.context.untouched.open(path, || self.directories.ensure(path))
     }
 
@@ -118,16 +125,14 @@ impl<'a> Placer<'a> {
         self.directory(path)
     }
 
-    /// Places all files of a group at once if their directory is new; returns what failed of them. `None`: nothing has
-    /// been placed.
-    fn place_together(
-        &mut self,
-        group: &DirectoryGroup,
-        first: u32,
-        mut data: &[u8],
-    ) -> Option<Vec<EntryFault>> {
-        let files = group.entries.iter().filter(|entry| matches!(entry, BatchEntry::File(_))).count();
-        let path = &group.directory;
+    /// The nursery of a directory, where it is open or one can be begun for so many files.
+    fn nursery(&mut self, path: &RelPath, files: usize) -> Option<Arc<Nursery>> {
+        let nurseries = &self.context.nurseries;
+        if files > 0
+            && let Some(open) = nurseries.join(path)
+        {
+            return Some(open);
+        }
         let (Some(parent), Some(name), TOGETHER_FILES_MIN..) = (path.parent(), path.file_name(), files)
         else {
             return None;
@@ -136,20 +141,83 @@ impl<'a> Placer<'a> {
         if !self.context.untouched.holds(path) && !self.make_new(&parent, path, &name).ok()? {
             return None;
         }
-        let nursery = Nursery::begin(&parent, &name).ok()??;
-        let mut faults = Vec::new();
-        for (entry, placed) in (first..).zip(&group.entries) {
-            let bytes = take_data(placed, &mut data);
-            let BatchEntry::File(file) = placed else { continue };
-            if let Err((operation, error)) = self.fill(&nursery, file, bytes)? {
-                let (operation, code) = failure(operation, &error);
-                faults.push(EntryFault { entry, operation, code });
+        self.publish(Nurseries::close_for_another);
+        nurseries.begin(path, &self.context.untouched, || Nursery::begin(&parent, &name))
+    }
+
+    /// Makes the files among these entries in a nursery; returns the others.
+    fn fill(
+        &self,
+        path: &RelPath,
+        nursery: Arc<Nursery>,
+        batch: &Arc<Unsettled>,
+        entries: Vec<(u32, BatchEntry)>,
+        data: &mut &[u8],
+    ) -> Vec<(u32, BatchEntry)> {
+        let (mut files, mut others, mut spoiled) = (Vec::new(), Vec::new(), false);
+        for (number, entry) in entries {
+            let bytes = take_data(&entry, data);
+            let BatchEntry::File(file) = entry else {
+                others.push((number, entry));
+                continue;
+            };
+            match self.make_in(&nursery, &file, bytes) {
+                Ok(()) => files.push((number, file)),
+                Err(Unmade { why: (operation, error), left }) => {
+                    batch.fault(number, failure(operation, &error));
+                    spoiled |= left;
+                }
             }
         }
-        let directory = self.context.untouched.replace(path, || nursery.publish())?;
-        self.directories.insert(path.clone(), directory);
-        self.context.meter.stored(files - faults.len());
-        Some(faults)
+        let filled = Filled { batch: Arc::clone(batch), files };
+        self.context.nurseries.leave(path, nursery, filled, spoiled);
+        others
+    }
+
+    /// Publishes the nurseries that nobody is filling. To be called before a writer waits for work, and at the end.
+    pub(crate) fn publish_all(&mut self) {
+        self.publish(|nurseries, untouched| nurseries.close(untouched, |_path| true));
+    }
+
+    /// Publishes the nurseries that have been open for long. To be called after each piece of work.
+    pub(crate) fn publish_old(&mut self) {
+        self.publish(Nurseries::close_old);
+    }
+
+    fn publish(&mut self, close: impl FnOnce(&Nurseries, &Untouched) -> Vec<Closed>) {
+        let context = self.context;
+        for Closed { path, filled, fate } in close(&context.nurseries, &context.untouched) {
+            match fate {
+                Fate::Published(directory) => {
+                    context.meter.stored(filled.iter().map(|filled| filled.files.len()).sum());
+                    self.directories.insert(path, directory);
+                }
+                Fate::Overtaken(nursery) => self.move_out(&path, &nursery, &filled),
+            }
+            filled.into_iter().for_each(|filled| filled.batch.release(context));
+        }
+    }
+
+    /// Gives each file of a nursery its name in a directory that may hold others by now.
+    fn move_out(&mut self, path: &RelPath, nursery: &Nursery, filled: &[Filled]) {
+        let mut opened = self.directory(path);
+        for Filled { batch, files } in filled {
+            for (number, file) in files {
+                if batch.known == Known::PerhapsThere && self.is_there(&opened, path, file) {
+                    batch.fault(*number, ALREADY_THERE);
+                    continue;
+                }
+                let mut moved = move_file(nursery, &opened, file);
+                if moved.is_err() && self.directories.let_go_if_replaced(path) {
+                    opened = self.directory(path);
+                    moved = move_file(nursery, &opened, file);
+                }
+                match moved {
+                    Ok(()) => self.context.meter.stored(1),
+                    Err((operation, error)) => batch.fault(*number, failure(operation, &error)),
+                }
+            }
+        }
     }
 
     /// Makes a directory that is not there yet; `false` when it is, or something else.
@@ -225,18 +293,15 @@ impl<'a> Placer<'a> {
         Ok(())
     }
 
-    /// A file of a nursery; one that fails leaves nothing. `None`: it left something.
-    fn fill(&self, nursery: &Nursery, file: &FileEntry, bytes: &[u8]) -> Option<Result<(), Failure>> {
+    /// A whole file in a nursery.
+    fn make_in(&self, nursery: &Nursery, file: &FileEntry, bytes: &[u8]) -> Result<(), Unmade> {
         let metadata = self.context.set_ids.of_file(file.metadata);
         let created = match nursery.create(&file.name, metadata.mode) {
             Ok(created) => created,
-            Err(error) => return Some(Err((Operation::Create, error))),
+            Err(error) => return Err(Unmade { why: (Operation::Create, error), left: false }),
         };
-        let written = self.write_whole(nursery, &created, &metadata, bytes);
-        if written.is_err() {
-            nursery.discard(&file.name).ok()?;
-        }
-        Some(written)
+        self.write_whole(nursery, &created, &metadata, bytes)
+            .map_err(|why| Unmade { why, left: nursery.discard(&file.name).is_err() })
     }
 
     fn write_whole(
@@ -269,6 +334,21 @@ impl<'a> Placer<'a> {
         commit(context, staged, name, metadata, context.durability == Durability::File)
     }
 }
+
+/// A file that did not become whole in its nursery.
+struct Unmade {
+    why: Failure,
+    /// Whether something of it is still there.
+    left: bool,
+}
+
+fn move_file(nursery: &Nursery, opened: &io::Result<Arc<OwnedFd>>, file: &FileEntry) -> Result<(), Failure> {
+    let directory = opened.as_ref().map_err(|error| (Operation::MakeDirectory, again(error)))?;
+    nursery.move_out(&file.name, directory).map_err(|error| (Operation::Rename, error))
+}
+
+/// A file that was guessed and need not have been sent.
+const ALREADY_THERE: (Operation, FaultCode) = (Operation::Create, FaultCode::AlreadyThere);
 
 /// A group with fewer files is not worth a directory of its own.
 const TOGETHER_FILES_MIN: usize = 8;
@@ -331,8 +411,9 @@ pub(crate) mod tests {
     use std::path::{Path, PathBuf};
     use std::sync::Barrier;
     use zmove_chunk::file_root;
+    use zmove_types::ItemId;
     use zmove_types::Timestamp;
-    use zmove_wire::{Extraneous, Open, Purpose, TargetShape};
+    use zmove_wire::{EntryFault, Extraneous, Open, Purpose, TargetShape};
 
     use crate::config::ReceiverConfig;
     use crate::files::Complete;
@@ -395,10 +476,26 @@ pub(crate) mod tests {
         DirectoryGroup { directory: path(directory), entries: (0..count).map(file).collect() }
     }
 
+    /// Places a group and publishes what is open.
     fn place(placer: &mut Placer<'_>, group: DirectoryGroup) -> Vec<EntryFault> {
-        let mut faults = Vec::new();
-        placer.place_group(group, 0, Known::Needed, &mut &[b'x'; 64][..], &mut faults);
-        faults
+        let batch = begin(placer, group);
+        placer.publish_all();
+        batch.faults()
+    }
+
+    /// Places a group as far as that goes before anything is published.
+    fn begin(placer: &mut Placer<'_>, group: DirectoryGroup) -> Arc<Unsettled> {
+        let batch = Unsettled::new(ItemId(1), Known::Needed);
+        placer.place_group(group, 0, &batch, &mut &[b'x'; 64][..]);
+        batch
+    }
+
+    fn names(directory: &Path) -> Vec<String> {
+        let entries = std::fs::read_dir(directory).unwrap();
+        let mut names =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect::<Vec<_>>();
+        names.sort();
+        names
     }
 
     fn directory_entry(directory: &str, text: &str) -> DirectoryGroup {
@@ -480,5 +577,95 @@ pub(crate) mod tests {
             });
             assert_eq!(place(&mut other, files(&directory, "g", 1)), [], "round {round}");
         }
+    }
+
+    #[test]
+    fn batches_of_one_new_directory_share_a_nursery() {
+        let home = tempfile::tempdir().unwrap();
+        let context = transfer(home.path());
+        let (mut first, mut second) = (Placer::new(&context), Placer::new(&context));
+        let one = begin(&mut first, files("d", "f", 8));
+        let other = begin(&mut second, files("d", "g", 1));
+        assert_eq!(names(&home.path().join("d")), [""; 0], "nothing has its name");
+        assert_eq!((Arc::strong_count(&one), Arc::strong_count(&other)), (2, 2), "nothing is settled");
+        first.publish_all();
+        assert_eq!(names(&home.path().join("d")).len(), 9);
+        assert_eq!((Arc::strong_count(&one), Arc::strong_count(&other)), (1, 1));
+        assert_eq!(names(home.path()), ["d"]);
+    }
+
+    #[test]
+    fn who_opens_a_directory_finds_what_has_come_of_it() {
+        let home = tempfile::tempdir().unwrap();
+        let context = transfer(home.path());
+        let mut placer = Placer::new(&context);
+        let batch = begin(&mut placer, files("d", "f", 8));
+        Placer::new(&context).directory(&path("d/below")).unwrap();
+        assert_eq!(names(&home.path().join("d")).len(), 9);
+        assert_eq!(Arc::strong_count(&batch), 1);
+        assert_eq!(place(&mut placer, files("d", "g", 8)), []);
+        assert_eq!(names(&home.path().join("d")).len(), 17);
+    }
+
+    #[test]
+    fn files_of_a_nursery_whose_directory_was_filled_meanwhile_go_there_one_by_one() {
+        let home = tempfile::tempdir().unwrap();
+        let context = transfer(home.path());
+        let mut placer = Placer::new(&context);
+        let batches = [begin(&mut placer, files("d", "f", 8)), begin(&mut placer, files("d", "g", 2))];
+        let filled = home.path().join("d");
+        std::fs::write(filled.join("f3"), "of somebody else").unwrap();
+        std::fs::create_dir(filled.join("g1")).unwrap();
+        placer.publish_all();
+        assert_eq!(std::fs::read(filled.join("f3")).unwrap(), b"x", "replaced, as any file");
+        assert_eq!(names(&filled).len(), 10);
+        assert_eq!(names(home.path()), ["d"]);
+        let (operation, code) = (Operation::Rename, FaultCode::DirectoryInTheWay);
+        assert_eq!(batches[0].faults(), []);
+        assert_eq!(batches[1].faults(), [EntryFault { entry: 1, operation, code }]);
+    }
+
+    #[test]
+    fn a_guessed_file_that_is_there_stays_when_its_nursery_comes_too_late() {
+        let home = tempfile::tempdir().unwrap();
+        let context = transfer(home.path());
+        let mut placer = Placer::new(&context);
+        let batch = Unsettled::new(ItemId(1), Known::PerhapsThere);
+        placer.place_group(files("d", "f", 8), 0, &batch, &mut &[b'x'; 8][..]);
+        let there = home.path().join("d/f3");
+        std::fs::write(&there, "y").unwrap();
+        let file = File::open(&there).unwrap();
+        set_new_file_metadata(&file, &metadata(0o644)).unwrap();
+        placer.publish_all();
+        assert_eq!(std::fs::read(&there).unwrap(), b"y");
+        let (operation, code) = ALREADY_THERE;
+        assert_eq!(batch.faults(), [EntryFault { entry: 3, operation, code }]);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_made_stops_no_other() {
+        let home = tempfile::tempdir().unwrap();
+        let context = transfer(home.path());
+        let mut placer = Placer::new(&context);
+        let batches = [begin(&mut placer, files("d", "f", 8)), begin(&mut placer, files("d", "f", 9))];
+        placer.publish_all();
+        assert_eq!(names(&home.path().join("d")).len(), 9);
+        let (operation, code) = (Operation::Create, FaultCode::os(&Errno::EXIST.into()));
+        let faults = (0..8).map(|entry| EntryFault { entry, operation, code }).collect::<Vec<_>>();
+        assert_eq!((batches[0].faults(), batches[1].faults()), (Vec::new(), faults));
+    }
+
+    #[test]
+    fn what_a_writer_that_panics_was_filling_gets_no_name() {
+        let home = tempfile::tempdir().unwrap();
+        let context = transfer(home.path());
+        let mut placer = Placer::new(&context);
+        let whole = begin(&mut placer, files("d", "f", 8));
+        // it never leaves
+        let _panicked = placer.nursery(&path("d"), 1).unwrap();
+        placer.publish_all();
+        assert_eq!(names(&home.path().join("d")), [""; 0]);
+        assert_eq!(Arc::strong_count(&whole), 2);
+        drop(context.nurseries);
     }
 }

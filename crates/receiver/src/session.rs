@@ -33,6 +33,7 @@ use crate::files::FileTable;
 use crate::limits::BUFFERS_BESIDE_LANES;
 use crate::lost::LostLanes;
 use crate::mirror::Mirror;
+use crate::nurseries::Nurseries;
 use crate::parts::Parts;
 use crate::preview::{self, Preview};
 use crate::probe::{self, Ways};
@@ -224,6 +225,7 @@ pub(crate) fn context(
         arrivals: Mutex::default(),
         temp_names: TempNames::new(&transfer.to_string()[..12]),
         untouched: Untouched::default(),
+        nurseries: Nurseries::default(),
         directories: Mutex::default(),
         outcomes,
         meter: Arc::clone(&config.meter),

@@ -20,6 +20,7 @@ use crate::check::{NamedGroup, VerifiedBatch, VerifiedChunk, damaged};
 use crate::delta::Bases;
 use crate::files::{Complete, Copy, FileTable, LargeFile};
 use crate::meters::TransferMeter;
+use crate::nurseries::{Nurseries, Unsettled};
 use crate::parts::{Parts, is_overtaken};
 use crate::place::{Known, Placer, commit, failure};
 use crate::set_ids::SetIds;
@@ -45,6 +46,7 @@ pub(crate) struct Context {
     pub(crate) arrivals: Mutex<Arrivals>,
     pub(crate) temp_names: TempNames,
     pub(crate) untouched: Untouched,
+    pub(crate) nurseries: Nurseries,
     pub(crate) directories: Mutex<Vec<(RelPath, Metadata)>>,
     pub(crate) outcomes: Sender<Outcome>,
     pub(crate) meter: Arc<TransferMeter>,
@@ -152,7 +154,7 @@ impl Context {
 pub(crate) fn write_all(context: &Context, queue: &Receiver<Job>) {
     let mut placer = Placer::new(context);
     let mut watch = context.meter.store.start();
-    while let Ok(job) = queue.recv() {
+    while let Some(job) = next_job(&mut placer, queue) {
         context.meter.take();
         watch.lap(Doing::Starved);
         match job {
@@ -160,8 +162,17 @@ pub(crate) fn write_all(context: &Context, queue: &Receiver<Job>) {
             Job::Chunk(file, chunk) => store_chunk(context, &mut placer, &file, chunk),
             Job::Named(file, named) => keep_group(context, &mut placer, &file, named),
         }
+        placer.publish_old();
         watch.lap(Doing::Busy);
     }
+}
+
+/// The next piece of work. Before waiting for one, everything that has come gets its name.
+fn next_job(placer: &mut Placer<'_>, queue: &Receiver<Job>) -> Option<Job> {
+    queue.try_recv().ok().or_else(|| {
+        placer.publish_all();
+        queue.recv().ok()
+    })
 }
 
 fn store_batch(context: &Context, placer: &mut Placer<'_>, batch: VerifiedBatch) {
@@ -171,15 +182,15 @@ fn store_batch(context: &Context, placer: &mut Placer<'_>, batch: VerifiedBatch)
         Known::Needed
     };
     let (item, batch, data) = batch.into_parts();
+    let unsettled = Unsettled::new(item, known);
     let mut rest: &[u8] = &data;
-    let mut faults = Vec::new();
     let mut first = 0;
     for group in batch.groups {
         let count = u32::try_from(group.entries.len()).expect("bounded when decoded");
-        placer.place_group(group, first, known, &mut rest, &mut faults);
+        placer.place_group(group, first, &unsettled, &mut rest);
         first += count;
     }
-    context.settle(item, faults);
+    unsettled.release(context);
 }
 
 fn store_chunk(context: &Context, placer: &mut Placer<'_>, file: &Arc<LargeFile>, chunk: VerifiedChunk) {

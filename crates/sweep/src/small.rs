@@ -130,7 +130,7 @@ impl Writers<'_> {
         let cannot = || self.bench.cannot("make a directory in");
         let name = name_of(number);
         Tree::make_new(self.parent.as_fd(), &name).map_err(cannot())?;
-        let Some(nursery) = Nursery::begin(&self.parent, &name).map_err(cannot())? else {
+        let Some(mut nursery) = Nursery::begin(&self.parent, &name).map_err(cannot())? else {
             return self.fill_one_by_one(&name, files, noise, contents);
         };
         let metadata = Metadata { mode: MODE, mtime: self.bench.mtime };
