@@ -50,7 +50,8 @@ impl Nursery {
             return Ok(None);
         }
         let opened = rustix::fs::openat(parent, hidden.as_os_str(), DIRECTORY, Mode::empty());
-        let locked = opened.map(|directory| lock(directory.as_fd()).then_some(directory));
+        let locked =
+            opened.map(|directory| (lock(directory.as_fd()) && !is_gone(&directory)).then_some(directory));
         let Ok(Some(directory)) = locked else {
             let _best_effort = rustix::fs::unlinkat(parent, hidden.as_os_str(), AtFlags::REMOVEDIR);
             return Ok(locked.map(|_unlocked| None)?);
@@ -152,6 +153,11 @@ fn hidden_name(parent: BorrowedFd<'_>, name: &Name) -> Option<Name> {
 
 fn lock(directory: BorrowedFd<'_>) -> bool {
     rustix::fs::flock(directory, FlockOperation::NonBlockingLockExclusive).is_ok()
+}
+
+/// Whether somebody has removed a directory before it was locked.
+fn is_gone(directory: &OwnedFd) -> bool {
+    rustix::fs::fstat(directory).is_ok_and(|stat| stat.st_nlink == 0)
 }
 
 /// Removes a nursery, which holds files alone: anything else in it stays, and so does the directory then.

@@ -69,14 +69,14 @@ pub(crate) struct Unsettled {
 /// Open at once. Each holds two descriptors.
 const OPEN_MAX: usize = 8;
 
-/// How long the files of a nursery wait for more, while writers are busy with other things. A process that is killed
-/// loses so much.
+/// How long the files of a nursery wait for more. A process that is killed loses so much, and the sender waits so long to
+/// hear of them.
 const OPEN_TIME_MAX: Duration = Duration::from_millis(500);
 
 impl Nurseries {
-    /// The open nursery of a directory.
+    /// The open nursery of a directory, unless it has been open for long.
     pub(crate) fn join(&self, path: &RelPath) -> Option<Arc<Nursery>> {
-        self.lock().get_mut(path).map(Open::enter)
+        self.lock().get_mut(path)?.enter()
     }
 
     /// The nursery of a directory that is still untouched: the open one, else what `begin` makes.
@@ -88,7 +88,7 @@ impl Nurseries {
     ) -> Option<Arc<Nursery>> {
         let mut nurseries = self.lock();
         if let Some(open) = nurseries.get_mut(path) {
-            return Some(open.enter());
+            return open.enter();
         }
         if !untouched.holds(path) {
             return None;
@@ -96,7 +96,7 @@ impl Nurseries {
         let nursery = Arc::new(begin().ok()??);
         let (filled, begun) = (Vec::new(), Instant::now());
         let open = Open { nursery, filling: 0, begun, filled, spoiled: false };
-        Some(nurseries.entry(path.clone()).or_insert(open).enter())
+        nurseries.entry(path.clone()).or_insert(open).enter()
     }
 
     /// A writer is done with a nursery for now.
@@ -121,7 +121,7 @@ impl Nurseries {
 
     /// Closes those that have been open for long.
     pub(crate) fn close_old(&self, untouched: &Untouched) -> Vec<Closed> {
-        close(&mut self.lock(), untouched, |_path, begun| begun.elapsed() > OPEN_TIME_MAX)
+        close(&mut self.lock(), untouched, |_path, begun| is_old(begun))
     }
 
     /// Closes the oldest if so many are open that another would be too many.
@@ -135,16 +135,29 @@ impl Nurseries {
         close(&mut nurseries, untouched, |_path, begun| begun == oldest)
     }
 
+    /// As if half a second had passed.
+    #[cfg(test)]
+    pub(crate) fn make_old(&self) {
+        self.lock().values_mut().for_each(|open| open.begun -= 2 * OPEN_TIME_MAX);
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<RelPath, Open>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Open {
-    fn enter(&mut self) -> Arc<Nursery> {
+    fn enter(&mut self) -> Option<Arc<Nursery>> {
+        if is_old(self.begun) {
+            return None;
+        }
         self.filling += 1;
-        Arc::clone(&self.nursery)
+        Some(Arc::clone(&self.nursery))
     }
+}
+
+fn is_old(begun: Instant) -> bool {
+    begun.elapsed() > OPEN_TIME_MAX
 }
 
 fn close(

@@ -27,6 +27,8 @@ pub(crate) struct Placer<'a> {
     context: &'a Context,
     directories: DirectoryCache<'a>,
     contents: ContentsWriter,
+    /// Batches whose files have got their names: to be let go of where no lock is held.
+    placed: Vec<Arc<Unsettled>>,
 }
 
 /// What the sender knew of a batch's files.
@@ -44,7 +46,8 @@ pub(crate) type Failure = (Operation, io::Error);
 impl<'a> Placer<'a> {
     pub(crate) fn new(context: &'a Context) -> Self {
         let contents = ContentsWriter::new(context.direct);
-        Self { context, directories: DirectoryCache::new(&context.target.tree), contents }
+        let directories = DirectoryCache::new(&context.target.tree);
+        Self { context, directories, contents, placed: Vec::new() }
     }
 
     /// Places a group's entries, of which the first has number `first` in its batch and whose files' contents are at the
@@ -58,16 +61,17 @@ impl<'a> Placer<'a> {
     ) {
         let path = group.directory;
         let files = group.entries.iter().filter(|entry| matches!(entry, BatchEntry::File(_))).count();
-        let mut entries = (first..).zip(group.entries).collect::<Vec<_>>();
+        let numbered = (first..).zip(group.entries);
+        let mut entries =
+            numbered.map(|(number, entry)| (number, take_data(&entry, data), entry)).collect::<Vec<_>>();
         if let Some(nursery) = self.nursery(&path, files) {
-            entries = self.fill(&path, nursery, batch, entries, data);
+            entries = self.fill(&path, nursery, batch, entries);
         }
         if entries.is_empty() {
             return;
         }
         let mut opened = self.directory(&path);
-        for (number, entry) in entries {
-            let bytes = take_data(&entry, data);
+        for (number, bytes, entry) in entries {
             if batch.known == Known::PerhapsThere
                 && let BatchEntry::File(file) = &entry
                 && self.is_there(&opened, &path, file)
@@ -145,25 +149,24 @@ impl<'a> Placer<'a> {
         nurseries.begin(path, &self.context.untouched, || Nursery::begin(&parent, &name))
     }
 
-    /// Makes the files among these entries in a nursery; returns the others.
-    fn fill(
+    /// Makes the files among these entries in a nursery; returns the others, and the files that it does not take.
+    fn fill<'d>(
         &self,
         path: &RelPath,
         nursery: Arc<Nursery>,
         batch: &Arc<Unsettled>,
-        entries: Vec<(u32, BatchEntry)>,
-        data: &mut &[u8],
-    ) -> Vec<(u32, BatchEntry)> {
+        entries: Vec<(u32, &'d [u8], BatchEntry)>,
+    ) -> Vec<(u32, &'d [u8], BatchEntry)> {
         let (mut files, mut others, mut spoiled) = (Vec::new(), Vec::new(), false);
-        for (number, entry) in entries {
-            let bytes = take_data(&entry, data);
+        for (number, bytes, entry) in entries {
             let BatchEntry::File(file) = entry else {
-                others.push((number, entry));
+                others.push((number, bytes, entry));
                 continue;
             };
             match self.make_in(&nursery, &file, bytes) {
                 Ok(()) => files.push((number, file)),
-                Err(Unmade { why: (operation, error), left }) => {
+                Err(Unmade::NotTaken) => others.push((number, bytes, BatchEntry::File(file))),
+                Err(Unmade::Failed { why: (operation, error), left }) => {
                     batch.fault(number, failure(operation, &error));
                     spoiled |= left;
                 }
@@ -177,11 +180,18 @@ impl<'a> Placer<'a> {
     /// Publishes the nurseries that nobody is filling. To be called before a writer waits for work, and at the end.
     pub(crate) fn publish_all(&mut self) {
         self.publish(|nurseries, untouched| nurseries.close(untouched, |_path| true));
+        self.release();
     }
 
     /// Publishes the nurseries that have been open for long. To be called after each piece of work.
     pub(crate) fn publish_old(&mut self) {
         self.publish(Nurseries::close_old);
+        self.release();
+    }
+
+    /// Not to be called under a lock: telling the session may wait for it.
+    fn release(&mut self) {
+        self.placed.drain(..).for_each(|batch| batch.release(self.context));
     }
 
     fn publish(&mut self, close: impl FnOnce(&Nurseries, &Untouched) -> Vec<Closed>) {
@@ -194,7 +204,7 @@ impl<'a> Placer<'a> {
                 }
                 Fate::Overtaken(nursery) => self.move_out(&path, &nursery, &filled),
             }
-            filled.into_iter().for_each(|filled| filled.batch.release(context));
+            self.placed.extend(filled.into_iter().map(|filled| filled.batch));
         }
     }
 
@@ -296,12 +306,10 @@ impl<'a> Placer<'a> {
     /// A whole file in a nursery.
     fn make_in(&self, nursery: &Nursery, file: &FileEntry, bytes: &[u8]) -> Result<(), Unmade> {
         let metadata = self.context.set_ids.of_file(file.metadata);
-        let created = match nursery.create(&file.name, metadata.mode) {
-            Ok(created) => created,
-            Err(error) => return Err(Unmade { why: (Operation::Create, error), left: false }),
-        };
+        // somebody may have removed the nursery, or the file system may take two names for one: by itself the file may succeed
+        let created = nursery.create(&file.name, metadata.mode).map_err(|_error| Unmade::NotTaken)?;
         self.write_whole(nursery, &created, &metadata, bytes)
-            .map_err(|why| Unmade { why, left: nursery.discard(&file.name).is_err() })
+            .map_err(|why| Unmade::Failed { why, left: nursery.discard(&file.name).is_err() })
     }
 
     fn write_whole(
@@ -336,10 +344,11 @@ impl<'a> Placer<'a> {
 }
 
 /// A file that did not become whole in its nursery.
-struct Unmade {
-    why: Failure,
-    /// Whether something of it is still there.
-    left: bool,
+enum Unmade {
+    /// It was not begun.
+    NotTaken,
+    /// `left`: whether something of it is still there.
+    Failed { why: Failure, left: bool },
 }
 
 fn move_file(nursery: &Nursery, opened: &io::Result<Arc<OwnedFd>>, file: &FileEntry) -> Result<(), Failure> {
@@ -643,16 +652,50 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_made_stops_no_other() {
+    fn of_one_name_in_two_batches_the_last_stays() {
         let home = tempfile::tempdir().unwrap();
         let context = transfer(home.path());
         let mut placer = Placer::new(&context);
-        let batches = [begin(&mut placer, files("d", "f", 8)), begin(&mut placer, files("d", "f", 9))];
+        let first = begin(&mut placer, files("d", "f", 8));
+        let second = Unsettled::new(ItemId(2), Known::Needed);
+        placer.place_group(files("d", "f", 9), 0, &second, &mut &[b'y'; 9][..]);
         placer.publish_all();
+        assert_eq!((first.faults(), second.faults()), (Vec::new(), Vec::new()));
+        let all = names(&home.path().join("d"));
+        assert_eq!(all.len(), 9);
+        assert!(all.iter().all(|name| std::fs::read(home.path().join("d").join(name)).unwrap() == b"y"));
+    }
+
+    #[test]
+    fn files_are_placed_when_somebody_has_removed_their_nursery() {
+        let home = tempfile::tempdir().unwrap();
+        let context = transfer(home.path());
+        let mut placer = Placer::new(&context);
+        let lost = begin(&mut placer, files("d", "f", 8));
+        let hidden = names(home.path()).into_iter().find(|name| name != "d").unwrap();
+        std::fs::remove_dir_all(home.path().join(hidden)).unwrap();
+        let later = begin(&mut placer, files("d", "g", 9));
+        placer.publish_all();
+        assert_eq!((lost.faults().len(), later.faults()), (8, Vec::new()), "a fault for each that is gone");
         assert_eq!(names(&home.path().join("d")).len(), 9);
-        let (operation, code) = (Operation::Create, FaultCode::os(&Errno::EXIST.into()));
-        let faults = (0..8).map(|entry| EntryFault { entry, operation, code }).collect::<Vec<_>>();
-        assert_eq!((batches[0].faults(), batches[1].faults()), (Vec::new(), faults));
+    }
+
+    #[test]
+    fn an_old_nursery_takes_no_more_and_its_files_get_their_names() {
+        let home = tempfile::tempdir().unwrap();
+        let context = transfer(home.path());
+        let (mut placer, mut other) = (Placer::new(&context), Placer::new(&context));
+        let first = begin(&mut placer, files("d", "f", 8));
+        let held = other.nursery(&path("d"), 1).unwrap();
+        context.nurseries.make_old();
+        let second = begin(&mut placer, files("d", "g", 8));
+        assert_eq!(names(&home.path().join("d")).len(), 8, "without the nursery, which another fills");
+        let filled = Filled { batch: Unsettled::new(ItemId(2), Known::Needed), files: Vec::new() };
+        context.nurseries.leave(&path("d"), held, filled, false);
+        other.publish_old();
+        assert_eq!((first.faults(), second.faults()), (Vec::new(), Vec::new()));
+        assert_eq!(names(&home.path().join("d")).len(), 16);
+        assert_eq!(names(home.path()), ["d"]);
     }
 
     #[test]
