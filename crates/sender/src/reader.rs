@@ -329,10 +329,10 @@ impl Reader<'_> {
     }
 }
 
-/// About one pack for each lane.
-const LAST_PACKS: usize = 8;
-/// What a lane of 40 Mbit/s carries in a fifth of a second.
-const LAST_PIECE_BYTES: u64 = 1 << 20;
+/// A pack and a third for each lane.
+const LAST_PACKS: usize = 16;
+/// What a lane of 10 Mbit/s carries in a fifth of a second.
+const LAST_PIECE_BYTES: u64 = 256 << 10;
 
 impl Filling {
     fn add(&mut self, entry: BatchEntry) {
