@@ -79,12 +79,8 @@ impl<'a> Placer<'a> {
                 batch.fault(number, ALREADY_THERE);
                 continue;
             }
-            let mut placed = self.place_in(&opened, &path, &entry, bytes);
-            // another transfer may have made the directory and filled it in a nursery since it was opened here
-            if placed.is_err() && self.directories.let_go_if_replaced(&path) {
-                opened = self.directory(&path);
-                placed = self.place_in(&opened, &path, &entry, bytes);
-            }
+            let placed = self
+                .put(&path, &mut opened, |placer, directory| placer.place(directory, &path, &entry, bytes));
             if let Err((operation, error)) = placed {
                 batch.fault(number, failure(operation, &error));
             }
@@ -217,11 +213,9 @@ impl<'a> Placer<'a> {
                     batch.fault(*number, ALREADY_THERE);
                     continue;
                 }
-                let mut moved = move_file(nursery, &opened, file);
-                if moved.is_err() && self.directories.let_go_if_replaced(path) {
-                    opened = self.directory(path);
-                    moved = move_file(nursery, &opened, file);
-                }
+                let moved = self.put(path, &mut opened, |_placer, directory| {
+                    nursery.move_out(&file.name, directory).map_err(|error| (Operation::Rename, error))
+                });
                 match moved {
                     Ok(()) => self.context.meter.stored(1),
                     Err((operation, error)) => batch.fault(*number, failure(operation, &error)),
@@ -239,17 +233,23 @@ impl<'a> Placer<'a> {
         Ok(made)
     }
 
-    fn place_in(
+    /// Puts something into a directory; once more where another transfer has made the directory anew since it was opened.
+    fn put(
         &mut self,
-        opened: &io::Result<Arc<OwnedFd>>,
         path: &RelPath,
-        entry: &BatchEntry,
-        bytes: &[u8],
+        opened: &mut io::Result<Arc<OwnedFd>>,
+        into: impl Fn(&mut Self, &Arc<OwnedFd>) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        match opened {
-            Ok(directory) => self.place(directory, path, entry, bytes),
+        let put = |placer: &mut Self, opened: &io::Result<Arc<OwnedFd>>| match opened {
+            Ok(directory) => into(placer, directory),
             Err(error) => Err((Operation::MakeDirectory, again(error))),
+        };
+        let done = put(self, opened);
+        if done.is_err() && self.directories.let_go_if_replaced(path) {
+            *opened = self.directory(path);
+            return put(self, opened);
         }
+        done
     }
 
     fn place(
@@ -351,11 +351,6 @@ enum Unmade {
     Failed { why: Failure, left: bool },
 }
 
-fn move_file(nursery: &Nursery, opened: &io::Result<Arc<OwnedFd>>, file: &FileEntry) -> Result<(), Failure> {
-    let directory = opened.as_ref().map_err(|error| (Operation::MakeDirectory, again(error)))?;
-    nursery.move_out(&file.name, directory).map_err(|error| (Operation::Rename, error))
-}
-
 /// A file that was guessed and need not have been sent.
 const ALREADY_THERE: (Operation, FaultCode) = (Operation::Create, FaultCode::AlreadyThere);
 
@@ -420,8 +415,7 @@ pub(crate) mod tests {
     use std::path::{Path, PathBuf};
     use std::sync::Barrier;
     use zmove_chunk::file_root;
-    use zmove_types::ItemId;
-    use zmove_types::Timestamp;
+    use zmove_types::{ItemId, Timestamp};
     use zmove_wire::{EntryFault, Extraneous, Open, Purpose, TargetShape};
 
     use crate::config::ReceiverConfig;
@@ -705,10 +699,11 @@ pub(crate) mod tests {
         let mut placer = Placer::new(&context);
         let whole = begin(&mut placer, files("d", "f", 8));
         // it never leaves
-        let _panicked = placer.nursery(&path("d"), 1).unwrap();
+        let panicked = placer.nursery(&path("d"), 1).unwrap();
         placer.publish_all();
         assert_eq!(names(&home.path().join("d")), [""; 0]);
         assert_eq!(Arc::strong_count(&whole), 2);
-        drop(context.nurseries);
+        drop((panicked, context));
+        assert_eq!(names(home.path()), ["d"], "it goes with the transfer");
     }
 }

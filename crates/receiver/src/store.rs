@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use tokio::sync::mpsc::Sender;
 use zmove_disk::{Direct, Disk, FileIdentity, Staged, TempNames, set_directory_metadata};
 use zmove_transport::LaneError;
-use zmove_types::{BufferPool, Doing, FileId, GroupSpan, ItemId, Metadata, RelPath};
+use zmove_types::{BufferPool, Doing, FileId, GroupSpan, ItemId, Metadata, RelPath, Stopwatch};
 use zmove_wire::{
     Answer, Durability, EntryFault, Extraneous, Fault, FaultCode, FileDone, FileHead, Held, Operation,
     Overwrite, StoredItem, TargetState, ToSender, WireError, session::Arrivals,
@@ -154,7 +154,7 @@ impl Context {
 pub(crate) fn write_all(context: &Context, queue: &Receiver<Job>) {
     let mut placer = Placer::new(context);
     let mut watch = context.meter.store.start();
-    while let Some(job) = next_job(&mut placer, queue) {
+    while let Some(job) = next_job(&mut placer, &mut watch, queue) {
         context.meter.take();
         watch.lap(Doing::Starved);
         match job {
@@ -168,9 +168,10 @@ pub(crate) fn write_all(context: &Context, queue: &Receiver<Job>) {
 }
 
 /// The next piece of work. Before waiting for one, everything that has come gets its name.
-fn next_job(placer: &mut Placer<'_>, queue: &Receiver<Job>) -> Option<Job> {
+fn next_job(placer: &mut Placer<'_>, watch: &mut Stopwatch<'_>, queue: &Receiver<Job>) -> Option<Job> {
     queue.try_recv().ok().or_else(|| {
         placer.publish_all();
+        watch.lap(Doing::Busy);
         queue.recv().ok()
     })
 }
