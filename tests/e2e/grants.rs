@@ -166,9 +166,10 @@ fn a_key_keeps_its_rate_over_all_lanes() {
         paint(site.source().join("f"), u64::from(BYTES));
         rewrite(&site, |line| format!("{line} {LIMIT}"));
         let started = Instant::now();
-        site.push(&["--streams", "4"], site.contents(), "").done();
+        let summary = site.push(&["--streams", "4", "--json"], site.contents(), "").done().summary();
         let (seconds, least) = (started.elapsed().as_secs_f64(), f64::from(BYTES) / BYTES_PER_SECOND);
         assert!(seconds >= TOLERANCE * least, "{seconds} s");
+        assert_eq!(summary["limited_by"], "allowed_rate", "{summary}");
         assert_same(&site.source(), &site.target());
     }
 }

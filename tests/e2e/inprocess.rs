@@ -98,11 +98,11 @@ impl InProcess {
             };
             let transfer = TransferId([7; 16]);
             let receiving = tokio::spawn(async move {
-                far.0.greeting().await.unwrap().agree().unwrap();
+                let version = far.0.greeting().await.unwrap().agree().unwrap();
                 let (owner, access) = (String::new(), Access::Anywhere);
                 let (turns, config) = (Turns::default(), receiver);
                 let session =
-                    Session { transfer, control: far, lanes: sources, owner, access, turns, config };
+                    Session { transfer, version, control: far, lanes: sources, owner, access, turns, config };
                 run_session(session, std::future::pending()).await
             });
             let link = Link { transfer, cipher: Cipher::Tls, control: near, lanes: sinks, supply };

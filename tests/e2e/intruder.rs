@@ -10,7 +10,7 @@ use zmove_transport::{Frame, memory_control, memory_lane};
 use zmove_types::{Buffer, BufferPool, ItemId, Metadata, Name, RelPath, StageClock, Timestamp, TransferId};
 use zmove_wire::{
     Batch, BatchEntry, Compare, DirectoryGroup, Durability, Extraneous, FileEntry, FrameHeader, FrameKind,
-    Open, Overwrite, Purpose, TargetShape, ToReceiver, ToSender, decode_message, encode_message,
+    Open, Overwrite, Purpose, TargetShape, ToReceiver, ToSender, Version, decode_message, encode_message,
 };
 
 /// Some file systems take long for very deep trees.
@@ -69,6 +69,7 @@ impl Intruder {
         lanes_in.try_send(source).unwrap();
         let session = Session {
             transfer: TransferId([5; 16]),
+            version: Version::V3,
             control: far,
             lanes,
             owner: "intruder".to_owned(),

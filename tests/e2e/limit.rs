@@ -19,9 +19,11 @@ fn a_limit_is_kept_over_all_lanes() {
     {
         paint(site.source().join("f"), u64::from(BYTES));
         let started = Instant::now();
-        site.push(&["--limit", LIMIT, "--streams", streams], site.contents(), "").done();
+        let options = ["--limit", LIMIT, "--streams", streams, "--json"];
+        let summary = site.push(&options, site.contents(), "").done().summary();
         let (seconds, least) = (started.elapsed().as_secs_f64(), f64::from(BYTES) / BYTES_PER_SECOND);
         assert!(seconds >= TOLERANCE * least, "{seconds} s over {streams} lanes");
+        assert_eq!(summary["limited_by"], "own_rate", "{summary}");
         assert_same(&site.source(), &site.target());
     }
 }

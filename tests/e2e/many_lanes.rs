@@ -15,7 +15,7 @@ use zmove_types::{BufferPool, LaneId, Stopwatch, TransferId};
 use zmove_wire::limits::LANES_MAX;
 use zmove_wire::{
     Compare, Durability, Extraneous, Greeting, Open, Overwrite, Purpose, Role, TargetShape, ToReceiver,
-    encode_message,
+    Version, encode_message,
 };
 
 use crate::harness::{PATIENCE, Site};
@@ -54,6 +54,7 @@ fn nothing_is_kept_of_a_lane_that_has_ended() {
         let (access, config) = (Access::Anywhere, ReceiverConfig::default());
         let session = Session {
             transfer: TRANSFER,
+            version: Version::V3,
             control: far,
             lanes,
             owner: String::new(),

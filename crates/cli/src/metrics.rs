@@ -150,7 +150,12 @@ fn stages(to: &mut DescriptorEncoder<'_>, stages: &[(&'static str, StageTimes)])
     let help = "Seconds of the threads of a stage, by what they did";
     let mut family = to.encode_descriptor("stage_seconds", help, None, MetricType::Counter)?;
     for (stage, times) in stages {
-        let states = [("busy", times.busy), ("starved", times.starved), ("blocked", times.blocked)];
+        let states = [
+            ("busy", times.busy),
+            ("starved", times.starved),
+            ("blocked", times.blocked),
+            ("paced", times.paced),
+        ];
         for (state, time) in states {
             let labels = [("stage", *stage), ("state", state)];
             encode_one(&ConstCounter::new(time.as_secs_f64()), &mut family, &labels)?;

@@ -63,9 +63,15 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     let mut run = Run::begin(manifest(&args)?, started);
     let storage = settings::storage(args.storage, |notice| terminal::warn(notice));
     let disk = Arc::clone(&storage.disk);
-    let scan = ScanConfig { selection, ..ScanConfig::default() };
-    let config =
-        SenderConfig { disk, direct: storage.direct, sample_interval, scan, ..SenderConfig::default() };
+    let (scan, rate_max) = (ScanConfig { selection, ..ScanConfig::default() }, args.limit);
+    let config = SenderConfig {
+        disk,
+        direct: storage.direct,
+        sample_interval,
+        scan,
+        rate_max,
+        ..SenderConfig::default()
+    };
     let push = Push::start(job()?, config.clone(), started);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -225,13 +231,13 @@ async fn push_here(push: Push, run: &mut Run, display: &mut Display, storage: St
     }
     drop((sinks_in, sources_in));
     let receiving = tokio::spawn(async move {
-        far_reader.greeting().await?.agree()?;
+        let version = far_reader.greeting().await?.agree()?;
         let control = (far_reader, far_writer);
         let Storage { disk, direct, .. } = storage;
         let (access, config) =
             (Access::Anywhere, ReceiverConfig { disk, direct, journals, ..ReceiverConfig::default() });
         let (owner, turns) = (String::new(), Turns::default());
-        let session = Session { transfer, control, lanes: sources, owner, access, turns, config };
+        let session = Session { transfer, version, control, lanes: sources, owner, access, turns, config };
         run_session(session, std::future::pending()).await
     });
     let link = Link { transfer, cipher: Cipher::default(), control: near, lanes: sinks, supply: None };

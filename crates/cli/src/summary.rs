@@ -216,6 +216,8 @@ fn limit_key(limit: Limit) -> &'static str {
         Limit::SourceReads => "source_reads",
         Limit::SenderCpu => "sender_cpu",
         Limit::Path => "path",
+        Limit::OwnRate => "own_rate",
+        Limit::AllowedRate => "allowed_rate",
         Limit::ReceiverCpu => "receiver_cpu",
         Limit::TargetWrites => "target_writes",
     }

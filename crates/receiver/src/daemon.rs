@@ -19,7 +19,9 @@ use zmove_transport::{
 };
 use zmove_types::{LaneId, TransferId};
 use zmove_wire::limits::LANES_UNASKED_MAX;
-use zmove_wire::{Cipher, Greeting, GreetingError, Refusal, RefusalCode, Role, ToSender, encode_message};
+use zmove_wire::{
+    Cipher, Greeting, GreetingError, Refusal, RefusalCode, Role, ToSender, Version, encode_message,
+};
 
 use crate::admission::{Admissions, Full, Seat};
 use crate::config::ReceiverConfig;
@@ -205,8 +207,8 @@ impl Shared {
             Ok(Err(error)) => return self.reject(Rejection::Greeting, address, error),
             Err(_) => return self.reject(Rejection::Greeting, address, "no greeting in time"),
         }
-        let greeting = match agreed(&greeting) {
-            Ok(greeting) => greeting,
+        let (greeting, version) = match agreed(&greeting) {
+            Ok(agreed) => agreed,
             Err(error) => {
                 self.reject(Rejection::Greeting, address, error);
                 // our own greeting tells the peer which versions we speak
@@ -234,13 +236,13 @@ impl Shared {
             }
             Role::Control => {
                 drop(waiting);
-                self.run_control(stream, guest, greeting).await;
+                self.run_control(stream, guest, greeting, version).await;
             }
             Role::Lane(number) => self.hand_over_lane(stream, address, guest, greeting, number).await,
         }
     }
 
-    async fn run_control(&self, stream: Channel, guest: Guest, greeting: Greeting) {
+    async fn run_control(&self, stream: Channel, guest: Guest, greeting: Greeting, version: Version) {
         let (address, key) = (stream.address(), stream.peer());
         if self.draining.load(Ordering::Relaxed) {
             self.reject(Rejection::Stopping, address, "this receiver is being stopped");
@@ -258,7 +260,7 @@ impl Shared {
         if let Err(error) = stream.set_unacknowledged_max(CONTROL_SILENCE_MAX) {
             return self.reject(Rejection::Transfer, address, error);
         }
-        self.run_transfer(stream, lanes, &seat, guest, greeting).await;
+        self.run_transfer(stream, lanes, &seat, guest, (greeting, version)).await;
     }
 
     async fn run_transfer(
@@ -267,7 +269,7 @@ impl Shared {
         lanes: mpsc::Receiver<Box<dyn LaneSource>>,
         seat: &Seat,
         Guest { name, access, set_ids, owner, .. }: Guest,
-        Greeting { transfer, cipher, .. }: Greeting,
+        (Greeting { transfer, cipher, .. }, version): (Greeting, Version),
     ) {
         let who = Who { name, address: stream.address(), key: seat.key() };
         (self.log)(&DaemonEvent::Begun { who: who.clone() });
@@ -285,7 +287,7 @@ impl Shared {
         // the daemon waits until nobody holds one of these any more
         let mut stopping = self.stopping.subscribe();
         let (control, turns) = (control_pair(stream), self.runs.of(seat.key()));
-        let session = Session { transfer, control, lanes, owner, access, turns, config };
+        let session = Session { transfer, version, control, lanes, owner, access, turns, config };
         let stop = async { drop(stopping.wait_for(|stopping| *stopping).await) };
         let ended = run_session(session, stop).await;
         let moved = moved(&metered.meter, started.elapsed());
@@ -333,10 +335,10 @@ impl Shared {
     }
 }
 
-fn agreed(bytes: &[u8; Greeting::BYTES]) -> Result<Greeting, GreetingError> {
+fn agreed(bytes: &[u8; Greeting::BYTES]) -> Result<(Greeting, Version), GreetingError> {
     let greeting = Greeting::decode(bytes)?;
-    greeting.agree()?;
-    Ok(greeting)
+    let version = greeting.agree()?;
+    Ok((greeting, version))
 }
 
 fn not_admitted(peer: Fingerprint, denial: &Denial) -> Refusal {

@@ -171,6 +171,7 @@ fn both(one: StageTimes, other: StageTimes) -> StageTimes {
         busy: one.busy + other.busy,
         starved: one.starved + other.starved,
         blocked: one.blocked + other.blocked,
+        paced: one.paced + other.paced,
     }
 }
 

@@ -20,8 +20,8 @@ use zmove_wire::limits::{ITEMS_OUTSTANDING_MAX, LANES_UNASKED_MAX, OFFER_FILES_M
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
     Answer, Durability, FaultCode, Finished, Greeting, Offer, Open, Opened, Purpose, Refusal, RefusalCode,
-    Role, StageReport, StoredItem, TargetState, ToReceiver, ToSender, TopName, WireError, decode_message,
-    encode_message,
+    Role, StageReport, StoredItem, TargetState, ToReceiver, ToSender, TopName, Version, WireError,
+    decode_message, encode_message,
 };
 
 use crate::compare::{Judgement, judge_all};
@@ -49,6 +49,8 @@ use crate::{finish, lanes, tasks};
 pub struct Session {
     /// Which transfer.
     pub transfer: TransferId,
+    /// The version that the greeting has settled.
+    pub version: Version,
     /// The control connection.
     pub control: (ControlReader, ControlWriter),
     /// Its lanes, as they arrive.
@@ -84,7 +86,8 @@ pub async fn run_session(
     session: Session,
     stop: impl Future<Output = ()>,
 ) -> Result<SessionReport, SessionError> {
-    let Session { transfer, control: (reader, mut writer), lanes, owner, access, turns, config } = session;
+    let Session { transfer, version, control: (reader, mut writer), lanes, owner, access, turns, config } =
+        session;
     writer.send(&Greeting::new(Role::Control, transfer).encode()).await?;
     let mut inbox = reader.into_inbox(decode_message, INBOX_MESSAGES_MAX);
     let open = match opening(&mut inbox).await {
@@ -124,6 +127,7 @@ pub async fn run_session(
     let crew = Crew::start(&context, &config)?;
     let started = cpu_time();
     let mut running = Running {
+        version,
         writer,
         inbox,
         lanes,
@@ -336,6 +340,7 @@ impl Crew {
 
 /// A session whose transfer is under way.
 struct Running {
+    version: Version,
     writer: ControlWriter,
     inbox: Inbox<ToReceiver>,
     lanes: mpsc::Receiver<Box<dyn LaneSource>>,
@@ -532,6 +537,10 @@ impl Running {
             flush_us: micros(flush),
             cpu_us: micros(cpu_time().saturating_sub(cpu_started)),
         };
+        let receive_us = micros(self.context.meter.receive.times().paced);
+        if receive_us > 0 && self.version >= Version::V3 {
+            self.writer.send(&encode_message(&ToSender::Paced { receive_us })).await?;
+        }
         self.writer.send(&encode_message(&ToSender::Finished(report))).await?;
         Ok(self.writer.finish().await?)
     }

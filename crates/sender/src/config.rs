@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use zmove_disk::{Direct, Disk, Threads};
 use zmove_scan::{PathList, ScanConfig, ScanRoot};
-use zmove_types::GROUP_BYTES;
+use zmove_types::{GROUP_BYTES, RateLimit};
 use zmove_wire::{Compare, Durability, Overwrite, Purpose, TargetShape};
 
 use crate::mirror::AfterErrors;
@@ -61,6 +61,8 @@ pub struct SenderConfig {
     pub disk: Arc<dyn Disk>,
     /// Whether large files pass by the page cache. Default: where it pays.
     pub direct: Direct,
+    /// The rate that the lanes it is given are held to, so that it is not taken for that of the path. Default: none.
+    pub rate_max: Option<RateLimit>,
 }
 
 impl Default for SenderConfig {
@@ -75,6 +77,7 @@ impl Default for SenderConfig {
             sample_interval: None,
             disk: Arc::new(Threads),
             direct: Direct::default(),
+            rate_max: None,
         }
     }
 }

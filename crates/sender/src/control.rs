@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 use std::time::Instant;
 
 use tokio::sync::mpsc;
@@ -132,9 +133,15 @@ pub(crate) const INBOX_MESSAGES_MAX: usize = 8;
 pub(crate) struct Account {
     pub(crate) shared: Arc<Shared>,
     pub(crate) teller: Teller,
+    /// How long the receiving lanes were held to a rate, summed over them.
+    pub(crate) paced: Duration,
 }
 
 impl Account {
+    pub(crate) const fn new(shared: Arc<Shared>, teller: Teller) -> Self {
+        Self { shared, teller, paced: Duration::ZERO }
+    }
+
     /// Takes a message; returns the receiver's last word when it is that.
     pub(crate) fn take(&mut self, message: ToSender) -> Result<Option<Finished>, SessionError> {
         match message {
@@ -166,6 +173,7 @@ impl Account {
             ToSender::Sampled(_) | ToSender::Swept(_) => {
                 return Err(WireError::OutOfOrder { what: "an answer of a probe" }.into());
             }
+            ToSender::Paced { receive_us } => self.paced = Duration::from_micros(receive_us),
             ToSender::Finished(finished) => return self.finish(finished).map(Some),
         }
         Ok(None)

@@ -40,7 +40,7 @@ pub(crate) async fn run(
     let (outgoing_in, outgoing) = mpsc::unbounded_channel();
     let shared = Arc::new(Shared::new(push.config.clone(), observer, outgoing_in, push.started));
     let (teller, news) = news::news();
-    let account = Account { shared: Arc::clone(&shared), teller };
+    let account = Account::new(Arc::clone(&shared), teller);
     let writer = tokio::spawn(control::write_all(writer, outgoing));
     let scan = push.scan.clone();
     let mut conversation = Conversation { lanes, account, surveyor: None };

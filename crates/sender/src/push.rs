@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 use zmove_scan::{Scan, scan, scan_list};
 use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink};
-use zmove_types::{Event, Observer, Sample};
+use zmove_types::{ByteCount, Event, Observer, RateLimit, Sample};
 use zmove_wire::limits::LANES_UNASKED_MAX;
 use zmove_wire::{Cipher, Extraneous, Finished, Greeting, Open, Opened, Purpose, Role, ToReceiver, ToSender};
 
@@ -104,7 +104,7 @@ impl Push {
             lanes_early: cipher == Cipher::Tls,
             lanes_max: LANES_UNASKED_MAX,
             crew,
-            account: Account { shared, teller },
+            account: Account::new(shared, teller),
         };
         let ended = tokio::select! {
             ended = running.drive(reader) => ended,
@@ -313,7 +313,7 @@ impl Running {
         }
         let crew = self.crew;
         drop(self.account.teller);
-        let reading = Reading::take(&crew, &self.account.shared);
+        let (reading, paced) = (Reading::take(&crew, &self.account.shared), self.account.paced);
         let left_out = crew.left_out();
         tokio::task::spawn_blocking(move || crew.join()).await.expect("a push's threads do not panic");
         let shared = self.account.shared;
@@ -346,7 +346,7 @@ impl Running {
             sender_cpu: run.cpu(),
             receiver_cpu: Duration::from_micros(finished.cpu_us),
             manifest_left_out,
-            verdict: reading.times(judged, lanes, &finished).verdict(),
+            verdict: reading.times(judged, lanes, &finished, paced).verdict(),
             path: reading.path,
             removed: removed + count(&shared.counters.removed),
             preview: None,
@@ -384,6 +384,9 @@ async fn hear(inbox: &mut Option<Inbox<ToSender>>) -> Result<ToSender, SessionEr
     control::receive(inbox.as_mut().expect("leave comes with the inbox")).await
 }
 
+/// Lanes that bring so much of the rate that they are held to are held up by that, and not by the path: they share it evenly,
+/// so that those whose work is done leave theirs.
+const AT_RATE_SHARE: f64 = 0.8;
 /// How often the user is told what limits the rate.
 const LIMIT_INTERVAL: Duration = Duration::from_secs(1);
 /// How often it is decided what the push should have; see [`tune`](crate::tune).
@@ -400,6 +403,10 @@ struct Reading {
     path: Option<PathReport>,
     first_byte: Option<Duration>,
     handed_over: Option<Duration>,
+    /// What the lanes have been given, in bytes.
+    bytes_handed_over: u64,
+    /// The rate that they are held to.
+    rate_max: Option<RateLimit>,
 }
 
 impl Reading {
@@ -411,21 +418,29 @@ impl Reading {
             path: PathReport::gather(crew.probes()),
             first_byte: shared.first_byte(),
             handed_over: shared.handed_over(),
+            bytes_handed_over: shared.counters.bytes_handed_over.load(Ordering::Relaxed),
+            rate_max: shared.config.rate_max,
         }
     }
 
     /// All that is known at the end.
-    fn times(&self, wall: Duration, lanes: usize, finished: &Finished) -> Times {
+    fn times(&self, wall: Duration, lanes: usize, finished: &Finished, paced: Duration) -> Times {
         let path = self.path.as_ref();
+        let on_the_wire = path.and_then(|path| path.since_data_sent).map(|ago| wall.saturating_sub(ago));
+        let sent = on_the_wire.max(self.handed_over).unwrap_or(wall);
+        let sending = sent.saturating_sub(self.first_byte.unwrap_or_default());
+        let mut stages = self.stages.with_report(finished);
+        stages.receive.paced = paced;
         Times {
             wall,
             first_byte: self.first_byte,
             handed_over: self.handed_over,
-            on_the_wire: path.and_then(|path| path.since_data_sent).map(|ago| wall.saturating_sub(ago)),
+            on_the_wire,
             round_trip: path.and_then(|path| path.round_trip_min).unwrap_or_default(),
             flush: Duration::from_micros(finished.flush_us),
             lanes,
-            stages: self.stages.with_report(finished),
+            stages,
+            at_own_rate: self.is_at_own_rate(self.bytes_handed_over, sending),
         }
     }
 
@@ -435,6 +450,15 @@ impl Reading {
         let first_byte = self.first_byte.map(|_| Duration::ZERO);
         let path =
             self.path.as_ref().map(|path| before.path.as_ref().map_or(path.clone(), |b| path.since(b)));
-        Times { wall: LIMIT_INTERVAL, first_byte, stages, ..Times::default() }.live_limit(path.as_ref())
+        let at_own_rate =
+            self.is_at_own_rate(self.bytes_handed_over - before.bytes_handed_over, LIMIT_INTERVAL);
+        let times = Times { wall: LIMIT_INTERVAL, first_byte, stages, at_own_rate, ..Times::default() };
+        times.live_limit(path.as_ref())
+    }
+
+    /// Whether `bytes` in `time` come to the rate that the lanes are held to.
+    fn is_at_own_rate(&self, bytes: u64, time: Duration) -> bool {
+        let enough = |max: RateLimit| ByteCount(max.bytes_per_second()).as_f64() * AT_RATE_SHARE;
+        self.rate_max.is_some_and(|max| ByteCount(bytes).as_f64() >= enough(max) * time.as_secs_f64())
     }
 }

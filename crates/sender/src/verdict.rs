@@ -37,6 +37,10 @@ pub enum Limit {
     SenderCpu,
     /// The path, or the kernel's window on it.
     Path,
+    /// The rate that the sender's user has set.
+    OwnRate,
+    /// The rate that the receiver allows the sender's key.
+    AllowedRate,
     /// Decrypting and checking on the receiver.
     ReceiverCpu,
     /// Creating, writing and flushing at the target.
@@ -72,6 +76,8 @@ pub(crate) struct Times {
     pub(crate) lanes: usize,
     /// What the stages' threads did.
     pub(crate) stages: Stages,
+    /// What was sent came to the rate that lanes are held to on this side.
+    pub(crate) at_own_rate: bool,
 }
 
 impl Stages {
@@ -116,6 +122,7 @@ impl Times {
             Limit::SourceReads => "source reads",
             Limit::SenderCpu => "sender CPU",
             Limit::StartUp if !self.stages.lane.total().is_zero() => "waiting for replies",
+            _ if self.at_own_rate => "rate limit",
             _ => match path {
                 None => "path or target",
                 Some(path) if path.receive_window_limited * 2 >= path.busy => "target",
@@ -169,17 +176,18 @@ impl Times {
         if store.share(store.busy) > SATURATED {
             return seconds.add(Limit::TargetWrites, downstream);
         }
-        let lanes = u32::try_from(self.lanes.max(1)).unwrap_or(u32::MAX);
-        let each = |time: Duration| (time / lanes).as_secs_f64();
-        let (busy, blocked) = (each(receive.busy), each(receive.blocked));
+        let each = |time| self.per_lane(time).as_secs_f64();
+        let (busy, blocked, paced) = (each(receive.busy), each(receive.blocked), each(receive.paced));
         let starved = (each(receive.starved) - no_fault).max(0.0);
-        let whole = busy + blocked + starved;
+        let path = if self.at_own_rate { Limit::OwnRate } else { Limit::Path };
+        let whole = busy + blocked + paced + starved;
         if whole <= 0.0 {
-            return seconds.add(Limit::Path, downstream);
+            return seconds.add(path, downstream);
         }
         seconds.add(Limit::ReceiverCpu, downstream * busy / whole);
         seconds.add(Limit::TargetWrites, downstream * blocked / whole);
-        seconds.add(Limit::Path, downstream * starved / whole);
+        seconds.add(Limit::AllowedRate, downstream * paced / whole);
+        seconds.add(path, downstream * starved / whole);
     }
 
     /// After the last data was on the wire only the receiver works, but for the one round trip until its receipt is here.
@@ -189,12 +197,21 @@ impl Times {
         let rest = rest - flush - reply;
         seconds.add(Limit::TargetWrites, flush);
         seconds.add(Limit::StartUp, reply);
-        let store = self.stages.store.busy.as_secs_f64();
-        let receive = self.stages.receive.busy.as_secs_f64();
-        let whole = store + receive;
-        let store = if whole > 0.0 { store / whole } else { 1.0 };
-        seconds.add(Limit::TargetWrites, rest * store);
-        seconds.add(Limit::ReceiverCpu, rest * (1.0 - store));
+        let Stages { receive, store, .. } = &self.stages;
+        // all lanes wait for the rate at the same time
+        let paced = self.per_lane(receive.paced);
+        let whole = (store.busy + receive.busy + paced).as_secs_f64();
+        if whole <= 0.0 {
+            return seconds.add(Limit::TargetWrites, rest);
+        }
+        let mut add = |limit, time: Duration| seconds.add(limit, rest * time.as_secs_f64() / whole);
+        add(Limit::TargetWrites, store.busy);
+        add(Limit::ReceiverCpu, receive.busy);
+        add(Limit::AllowedRate, paced);
+    }
+
+    fn per_lane(&self, time: Duration) -> Duration {
+        time / u32::try_from(self.lanes.max(1)).unwrap_or(u32::MAX)
     }
 }
 
@@ -220,6 +237,7 @@ fn times(report: StageReport) -> StageTimes {
         busy: Duration::from_micros(report.busy_us),
         starved: Duration::from_micros(report.starved_us),
         blocked: Duration::from_micros(report.blocked_us),
+        paced: Duration::ZERO,
     }
 }
 
@@ -231,12 +249,14 @@ pub(crate) fn percent(share: f64) -> u8 {
 
 impl Limit {
     /// Each of them, down the pipeline.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::StartUp,
         Self::Scan,
         Self::SourceReads,
         Self::SenderCpu,
         Self::Path,
+        Self::OwnRate,
+        Self::AllowedRate,
         Self::ReceiverCpu,
         Self::TargetWrites,
     ];
@@ -250,6 +270,8 @@ impl fmt::Display for Limit {
             Self::SourceReads => "source reads",
             Self::SenderCpu => "the sender's CPU",
             Self::Path => "the network path",
+            Self::OwnRate => "the rate set by --limit",
+            Self::AllowedRate => "the rate that the receiver allows this key",
             Self::ReceiverCpu => "the receiver's CPU",
             Self::TargetWrites => "target writes",
         })

@@ -89,15 +89,18 @@ impl ClearLane {
     fn fill(&mut self, out: &mut [u8], watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
         watch.lap(Doing::Busy);
         match &mut self.toll {
-            None => self.incoming.read_exact(out)?,
+            None => {
+                self.incoming.read_exact(out)?;
+                watch.lap(Doing::Starved);
+            }
             Some(toll) => {
                 for piece in out.chunks_mut(PIECE_BYTES_MAX) {
                     self.incoming.read_exact(piece)?;
-                    toll.pay(piece.len());
+                    watch.lap(Doing::Starved);
+                    toll.pay(piece.len(), watch);
                 }
             }
         }
-        watch.lap(Doing::Starved);
         Ok(())
     }
 

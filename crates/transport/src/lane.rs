@@ -79,10 +79,10 @@ impl TlsLane {
             }
             watch.lap(Doing::Busy);
             let received = self.opener.receive(&mut self.socket)?;
-            if let Some(toll) = &mut self.toll {
-                toll.pay(received);
-            }
             watch.lap(Doing::Starved);
+            if let Some(toll) = &mut self.toll {
+                toll.pay(received, watch);
+            }
             if received == 0 {
                 return Err(LaneError::Closed);
             }

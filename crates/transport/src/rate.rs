@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use zmove_types::RateLimit;
+use zmove_types::{Doing, RateLimit, Stopwatch};
 
 use crate::frame::LaneBreaker;
 
@@ -76,7 +76,7 @@ impl Toll {
 
     /// Waits until what was taken, and what others took before, is paid for, or the lane is broken. Small amounts are left to be
     /// paid with what follows, so that lanes whose reads bring less do not come by a smaller share.
-    pub(crate) fn pay(&mut self, bytes: usize) {
+    pub(crate) fn pay(&mut self, bytes: usize, watch: &mut Stopwatch<'_>) {
         self.open += bytes;
         if self.open < SHARE_BYTES {
             return;
@@ -85,10 +85,11 @@ impl Toll {
         while !self.broken.load(Ordering::Relaxed) {
             let left = due.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return;
+                break;
             }
             thread::sleep(left.min(LOOK_EVERY));
         }
+        watch.lap(Doing::Paced);
     }
 
     /// What breaks a lane that may be waiting here: `inner` and the wait.
@@ -109,6 +110,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
+    use zmove_types::StageClock;
+
     use super::*;
 
     fn rate(text: &str) -> SharedRate {
@@ -138,9 +141,18 @@ mod tests {
     fn a_broken_lane_waits_no_longer() {
         let mut toll = Toll::new(rate("1000B"));
         let breaker = toll.breaker(LaneBreaker::new(|| ()));
-        let waiting = thread::spawn(move || toll.pay(1 << 40));
+        let waiting = thread::spawn(move || toll.pay(1 << 40, &mut StageClock::default().start()));
         breaker.trip();
         waiting.join().unwrap();
+    }
+
+    #[test]
+    fn what_is_waited_for_a_rate_is_booked_as_such() {
+        let (mut toll, clock) = (Toll::new(rate("10MB")), StageClock::default());
+        toll.pay(1_000_000, &mut clock.start());
+        let times = clock.times();
+        assert!(times.paced >= Duration::from_millis(100) - BURST, "{times:?}");
+        assert_eq!(times.total(), times.paced);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! How the stages of the pipeline account for their time.
 //!
-//! A thread of a stage is *busy* (working), *starved* (waiting for its upstream) or *blocked* (waiting for its
-//! downstream). Each thread adds to its stage's totals; nobody reads a clock more than twice per chunk.
+//! A thread of a stage is *busy* (working), *starved* (waiting for its upstream), *blocked* (waiting for its downstream) or
+//! *paced* (waiting so as not to pass a rate). Each thread adds to its stage's totals; nobody reads a clock more than twice per chunk.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -15,6 +15,8 @@ pub enum Doing {
     Starved,
     /// Waiting to hand on what is done.
     Blocked,
+    /// Waiting so as not to pass the rate that it is held to.
+    Paced,
 }
 
 /// The totals of one stage over all its threads.
@@ -23,6 +25,7 @@ pub struct StageClock {
     busy_ns: AtomicU64,
     starved_ns: AtomicU64,
     blocked_ns: AtomicU64,
+    paced_ns: AtomicU64,
 }
 
 /// A stage's totals at one moment.
@@ -34,6 +37,8 @@ pub struct StageTimes {
     pub starved: Duration,
     /// Time spent waiting for downstream.
     pub blocked: Duration,
+    /// Time spent waiting so as not to pass a rate.
+    pub paced: Duration,
 }
 
 /// One thread's stopwatch on its stage's clock.
@@ -56,6 +61,7 @@ impl StageClock {
             Doing::Busy => &self.busy_ns,
             Doing::Starved => &self.starved_ns,
             Doing::Blocked => &self.blocked_ns,
+            Doing::Paced => &self.paced_ns,
         };
         counter.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
@@ -68,6 +74,7 @@ impl StageClock {
             busy: read(&self.busy_ns),
             starved: read(&self.starved_ns),
             blocked: read(&self.blocked_ns),
+            paced: read(&self.paced_ns),
         }
     }
 }
@@ -85,7 +92,7 @@ impl StageTimes {
     /// All the time that the stage's threads have booked.
     #[must_use]
     pub fn total(&self) -> Duration {
-        self.busy + self.starved + self.blocked
+        self.busy + self.starved + self.blocked + self.paced
     }
 
     /// What was booked after `before`.
@@ -95,6 +102,7 @@ impl StageTimes {
             busy: self.busy.saturating_sub(before.busy),
             starved: self.starved.saturating_sub(before.starved),
             blocked: self.blocked.saturating_sub(before.blocked),
+            paced: self.paced.saturating_sub(before.paced),
         }
     }
 

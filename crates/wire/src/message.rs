@@ -98,6 +98,12 @@ pub enum ToSender {
     Sampled(Sampled),
     /// What the storage at the target gives.
     Swept(Swept),
+    /// The receiving lanes were held to a rate, and waited for it: for how long, in microseconds over all lanes. Told before
+    /// the end. From [`Version::V3`](crate::Version) on.
+    Paced {
+        /// How long.
+        receive_us: u64,
+    },
 }
 
 /// What the sender wants.
@@ -456,6 +462,7 @@ mod tests {
         assert_eq!(tag(&ToSender::Removed { remove: 0, entries: 0 }), 9);
         assert_eq!(tag(&ToSender::Sampled(Sampled::default())), 10);
         assert_eq!(tag(&ToSender::Swept(Swept { sizes: vec![], complete: true, fault: None })), 11);
+        assert_eq!(tag(&ToSender::Paced { receive_us: 0 }), 12);
     }
 
     #[test]

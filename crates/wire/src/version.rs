@@ -15,6 +15,8 @@ pub enum Version {
     V1 = 1,
     /// Probes: [`Purpose::Probe`](crate::Purpose), its questions and answers, and frames of filler.
     V2 = 2,
+    /// [`ToSender::Paced`](crate::ToSender): how long a receiver's rate limit held a transfer up.
+    V3 = 3,
 }
 
 /// What a connection is for.
@@ -77,7 +79,7 @@ pub enum GreetingError {
 
 impl Version {
     const OLDEST: u16 = Self::V1 as u16;
-    const NEWEST: u16 = Self::V2 as u16;
+    const NEWEST: u16 = Self::V3 as u16;
 }
 
 impl Greeting {
@@ -149,7 +151,11 @@ impl Greeting {
     pub fn agree(&self) -> Result<Version, GreetingError> {
         let newest = self.version_max.min(Version::NEWEST);
         if newest >= self.version_min.max(Version::OLDEST) {
-            return Ok(if newest == Version::NEWEST { Version::V2 } else { Version::V1 });
+            return Ok(match newest {
+                1 => Version::V1,
+                2 => Version::V2,
+                _ => Version::V3,
+            });
         }
         Err(self.incompatible(Version::OLDEST))
     }
@@ -179,10 +185,10 @@ mod tests {
 
     #[test]
     fn greeting_bytes_are_pinned() {
-        let expected = [&b"ZMOVE\r\n\x1a"[..], &[1, 0, 2, 0, 1, 0, 3, 0], &[9; 16], &[0; 8]].concat();
+        let expected = [&b"ZMOVE\r\n\x1a"[..], &[1, 0, 3, 0, 1, 0, 3, 0], &[9; 16], &[0; 8]].concat();
         assert_eq!(lane().encode().to_vec(), expected);
         assert_eq!(Greeting::decode(&lane().encode()), Ok(lane()));
-        assert_eq!(lane().agree(), Ok(Version::V2));
+        assert_eq!(lane().agree(), Ok(Version::V3));
     }
 
     #[test]
@@ -197,18 +203,19 @@ mod tests {
 
     #[test]
     fn a_newer_peer_is_named() {
-        let newer = Greeting { version_min: 3, version_max: 5, ..lane() };
-        let error = GreetingError::Incompatible { theirs_min: 3, theirs_max: 5, ours_min: 1, ours_max: 2 };
+        let newer = Greeting { version_min: 4, version_max: 5, ..lane() };
+        let error = GreetingError::Incompatible { theirs_min: 4, theirs_max: 5, ours_min: 1, ours_max: 3 };
         assert_eq!(newer.agree(), Err(error));
-        assert_eq!(Greeting { version_max: 5, ..lane() }.agree(), Ok(Version::V2));
+        assert_eq!(Greeting { version_max: 5, ..lane() }.agree(), Ok(Version::V3));
     }
 
     #[test]
     fn what_an_older_peer_does_not_know_is_not_asked_of_it() {
         let older = Greeting { version_max: 1, ..lane() };
-        let error = GreetingError::Incompatible { theirs_min: 1, theirs_max: 1, ours_min: 2, ours_max: 2 };
+        let error = GreetingError::Incompatible { theirs_min: 1, theirs_max: 1, ours_min: 2, ours_max: 3 };
         assert_eq!((older.agree(), older.agree_on(Version::V2)), (Ok(Version::V1), Err(error)));
-        assert_eq!(lane().agree_on(Version::V2), Ok(Version::V2));
+        assert_eq!(Greeting { version_max: 2, ..lane() }.agree_on(Version::V2), Ok(Version::V2));
+        assert_eq!(lane().agree_on(Version::V2), Ok(Version::V3));
     }
 
     #[test]

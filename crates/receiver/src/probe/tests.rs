@@ -8,7 +8,7 @@ use zmove_transport::{ControlReader, Frame, LaneSink, memory_control, memory_lan
 use zmove_types::{Buffer, StageClock, TransferId};
 use zmove_wire::{
     Compare, Durability, Extraneous, FrameHeader, FrameKind, Greeting, Overwrite, Purpose, Refusal,
-    RefusalCode, Role, SweepOrder, TargetShape, decode_message,
+    RefusalCode, Role, SweepOrder, TargetShape, Version, decode_message,
 };
 
 use crate::session::{Session, run_session};
@@ -30,7 +30,8 @@ impl Peer {
         let config = ReceiverConfig::default();
         let meter = Arc::clone(&config.meter);
         let (transfer, owner, turns) = (TransferId([1; 16]), String::new(), Turns::default());
-        let session = Session { transfer, control, lanes, owner, access, turns, config };
+        let version = Version::V3;
+        let session = Session { transfer, version, control, lanes, owner, access, turns, config };
         let session = tokio::spawn(run_session(session, std::future::pending()));
         let mut peer = Self { reader, writer, lanes: lanes_in, session, meter };
         peer.reader.greeting().await.unwrap();
@@ -205,7 +206,8 @@ async fn an_unknown_purpose_is_refused_with_words() {
     let (_lanes_in, lanes) = mpsc::channel(1);
     let (access, turns, config) = (Access::Anywhere, Turns::default(), ReceiverConfig::default());
     let (transfer, owner) = (TransferId([1; 16]), String::new());
-    let session = Session { transfer, control, lanes, owner, access, turns, config };
+    let version = Version::V3;
+    let session = Session { transfer, version, control, lanes, owner, access, turns, config };
     let session = tokio::spawn(run_session(session, std::future::pending()));
     let greeting = reader.greeting().await.unwrap();
     assert_eq!(greeting, Greeting::new(Role::Control, transfer));

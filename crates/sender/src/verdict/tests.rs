@@ -8,7 +8,7 @@ type Did = (f64, f64, f64);
 /// `threads` that did this for `seconds`.
 fn stage(threads: f64, seconds: f64, (busy, starved, blocked): Did) -> StageTimes {
     let part = |share: f64| Duration::from_secs_f64(threads * seconds * share);
-    StageTimes { busy: part(busy), starved: part(starved), blocked: part(blocked) }
+    StageTimes { busy: part(busy), starved: part(starved), blocked: part(blocked), paced: Duration::ZERO }
 }
 
 /// A long push over 8 lanes at 90 ms, with 2 readers and 4 writers.
@@ -102,6 +102,19 @@ fn after_the_last_data_the_receiver_is_the_limit() {
 }
 
 #[test]
+fn a_rate_that_was_set_is_not_the_path() {
+    let path = long(AHEAD, FED, FED, IDLE, IDLE);
+    assert_limit("--limit", &Times { at_own_rate: true, ..path }, Limit::OwnRate, 60);
+    let mut allowed = long(AHEAD, FED, FED, (0.05, 0.15, 0.0), IDLE);
+    allowed.stages.receive.paced = stage(8.0, 99.0, (0.8, 0.0, 0.0)).busy;
+    assert_limit("--max-rate", &allowed, Limit::AllowedRate, 60);
+    // the last of it had arrived long before it was taken
+    let mut taken_late = soon_sent(stage(8.0, 9.5, (0.02, 0.1, 0.0)), stage(4.0, 9.5, (0.1, 0.9, 0.0)));
+    taken_late.stages.receive.paced = stage(8.0, 9.5, (0.88, 0.0, 0.0)).busy;
+    assert_limit("--max-rate at the end", &taken_late, Limit::AllowedRate, 50);
+}
+
+#[test]
 fn a_socket_that_drains_slowly_is_the_path() {
     let on_the_wire = Some(Duration::from_secs_f64(9.7));
     let receive = stage(8.0, 9.4, (0.02, 0.98, 0.0));
@@ -145,6 +158,8 @@ fn while_it_runs_the_sender_says_what_it_can() {
     assert_eq!(second(FED, FED).live_limit(None), "path or target");
     assert_eq!(second(FED, FED).live_limit(Some(&window(1))), "path");
     assert_eq!(second(FED, FED).live_limit(Some(&window(7))), "target");
+    let at_own_rate = Times { at_own_rate: true, ..second(FED, FED) };
+    assert_eq!(at_own_rate.live_limit(Some(&window(1))), "rate limit");
     // everything has been sent and nobody books anything
     let quiet = second((0.0, 0.0, 0.0), (0.0, 0.0, 0.0));
     assert_eq!(quiet.live_limit(Some(&PathReport::default())), "target");

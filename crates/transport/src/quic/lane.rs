@@ -127,16 +127,17 @@ impl QuicLane {
                 return Ok(filled);
             }
             watch.lap(Doing::Busy);
-            self.await_chunks()?;
-            watch.lap(Doing::Starved);
+            self.await_chunks(watch)?;
         }
     }
 
-    fn await_chunks(&mut self) -> Result<(), LaneError> {
-        match block_on(self.connection.receiving.read_chunks(&mut self.room)).0? {
+    fn await_chunks(&mut self, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
+        let came = block_on(self.connection.receiving.read_chunks(&mut self.room)).0?;
+        watch.lap(Doing::Starved);
+        match came {
             Some(chunks) => {
                 if let Some(toll) = &mut self.toll {
-                    toll.pay(self.room[..chunks].iter().map(Bytes::len).sum());
+                    toll.pay(self.room[..chunks].iter().map(Bytes::len).sum(), watch);
                 }
                 self.arrived.extend(self.room[..chunks].iter_mut().map(std::mem::take));
             }
