@@ -45,6 +45,8 @@ pub enum Finding {
     SendBuffer(u8),
     /// Data had to be sent again: its share of all that was sent.
     Loss(f64),
+    /// The same over QUIC, whose congestion control bears the loss of single packets.
+    DatagramLoss(f64),
 }
 
 impl PathReport {
@@ -129,10 +131,10 @@ impl PathReport {
             Some(Finding::ReceiveWindow(percent(window)))
         } else if buffer >= WORTH_SAYING {
             Some(Finding::SendBuffer(percent(buffer)))
-        } else if self.retransmitted_share() >= LOSS_WORTH_SAYING {
-            Some(Finding::Loss(self.retransmitted_share()))
         } else {
-            None
+            let loss = self.retransmitted_share();
+            let finding = if self.by_quic { Finding::DatagramLoss(loss) } else { Finding::Loss(loss) };
+            (loss >= LOSS_WORTH_SAYING).then_some(finding)
         }
     }
 }
@@ -171,6 +173,11 @@ impl fmt::Display for Finding {
             Self::Loss(share) => write!(
                 f,
                 "retransmitted {:.1} %: the path loses packets; more --streams or --congestion bbr may help",
+                share * 100.0
+            ),
+            Self::DatagramLoss(share) => write!(
+                f,
+                "retransmitted {:.1} %: packets are lost on the path, or at the target for want of net.core.rmem_max",
                 share * 100.0
             ),
         }
@@ -215,6 +222,9 @@ mod tests {
             }
             assert_eq!(report.finding(Limit::TargetWrites), None);
         }
+        let by_quic = PathReport { by_quic: true, ..report(0, 0, 300) };
+        let said = by_quic.finding(Limit::Path).unwrap().to_string();
+        assert!(said.ends_with("net.core.rmem_max"), "{said}");
         // no setting of the kernel's opens a window of QUIC
         assert_eq!(PathReport { by_quic: true, ..report(40, 10, 0) }.finding(Limit::Path), None);
     }
