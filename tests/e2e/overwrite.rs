@@ -49,7 +49,7 @@ fn newer_files_at_the_target_stay(site: &Site) {
         assert_eq!(new, [true, false, false, true], "{kind}");
     }
     let text = site.push(&["-u"], site.contents(), "").done().stdout;
-    assert!(text.starts_with("nothing to move: 8 files stay in "), "{text}");
+    assert!(text.starts_with("no files to move: 8 stay in "), "{text}");
 }
 
 fn what_exists_at_the_target_stays(site: &Site) {

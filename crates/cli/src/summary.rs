@@ -70,7 +70,7 @@ fn as_text(summary: &Summary, args: &PushArgs, carriage: Option<Carriage>) -> St
     if summary.files == 0 && summary.failed == 0 {
         let compared = summary.skipped;
         let found = if args.update || args.ignore_existing { "stay" } else { "compared equal" };
-        let text = format!("nothing to move: {compared} files {found} in {seconds:.2} s{cipher}\n");
+        let text = format!("no files to move: {compared} {found} in {seconds:.2} s{cipher}\n");
         return text + &extras(summary, args);
     }
     let files_per_second = ByteCount(summary.files).as_f64() / seconds.max(1e-9);
