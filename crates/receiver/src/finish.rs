@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
@@ -29,17 +30,10 @@ pub(crate) fn finish(context: &Context) -> io::Result<(Duration, Vec<Outcome>)> 
     let mut outcomes: Vec<_> = context.files.bury_all().into_iter().map(incomplete).collect();
     let mut file_systems = FileSystems::default();
     file_systems.add(context.target.tree.open_directory(&RelPath::root())?)?;
-    let mirrors = context.extraneous == Extraneous::Goes;
-    for (path, metadata) in directories_bottom_up(context) {
-        match finish_directory(context, &path, &metadata) {
-            Ok(directory) => file_systems.add(directory)?,
-            // it was there alone: the source has lost it since it was sent
-            Err(error) if mirrors && error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => {
-                let (operation, code) = failure(Operation::SetMetadata, &error);
-                outcomes.push(Outcome::Fault(Fault { path, operation, code }));
-            }
-        }
+    for level in directories_bottom_up(context).chunk_by(|one, next| one.0.depth() == next.0.depth()) {
+        let (reached, faults) = finish_level(context, level)?;
+        file_systems.0.extend(reached.0);
+        outcomes.extend(faults.into_iter().map(Outcome::Fault));
     }
     let started = Instant::now();
     if context.durability != Durability::None {
@@ -79,6 +73,46 @@ fn directories_bottom_up(context: &Context) -> Vec<(RelPath, Metadata)> {
         std::mem::take(&mut *context.directories.lock().unwrap_or_else(PoisonError::into_inner));
     directories.sort_by_cached_key(|(path, _)| std::cmp::Reverse(path.depth()));
     directories
+}
+
+/// Directories none of which is within another, so that several threads can do them.
+fn finish_level(context: &Context, level: &[(RelPath, Metadata)]) -> io::Result<(FileSystems, Vec<Fault>)> {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let part = level.len().div_ceil(cores.min(THREADS_MAX)).max(PART_DIRECTORIES_MIN);
+    let (first, others) = level.split_at(part.min(level.len()));
+    thread::scope(|scope| {
+        let others: Vec<_> =
+            others.chunks(part).map(|part| scope.spawn(|| finish_part(context, part))).collect();
+        let mut done = finish_part(context, first)?;
+        for other in others {
+            let (reached, faults) = other.join().expect("setting metadata does not panic")?;
+            done.0.0.extend(reached.0);
+            done.1.extend(faults);
+        }
+        Ok(done)
+    })
+}
+
+/// As many threads as there are writers at most.
+const THREADS_MAX: usize = 8;
+/// What is done sooner than a thread is started.
+const PART_DIRECTORIES_MIN: usize = 256;
+
+fn finish_part(context: &Context, part: &[(RelPath, Metadata)]) -> io::Result<(FileSystems, Vec<Fault>)> {
+    let (mut reached, mut faults) = (FileSystems::default(), Vec::new());
+    let mirrors = context.extraneous == Extraneous::Goes;
+    for (path, metadata) in part {
+        match finish_directory(context, path, metadata) {
+            Ok(directory) => reached.add(directory)?,
+            // it was there alone: the source has lost it since it was sent
+            Err(error) if mirrors && error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => {
+                let (operation, code) = failure(Operation::SetMetadata, &error);
+                faults.push(Fault { path: path.clone(), operation, code });
+            }
+        }
+    }
+    Ok((reached, faults))
 }
 
 fn finish_directory(context: &Context, path: &RelPath, metadata: &Metadata) -> io::Result<Arc<OwnedFd>> {

@@ -3,42 +3,60 @@
 //! **Invariant:** a directory is replaced only while it is in here, and whoever opens one takes it out, so no descriptor is
 //! ever left with a directory that has been replaced. Making and entering one is a single step, and so is taking it out
 //! and opening it: between the two of either another writer could do both of the other.
+//!
+//! Directories are made under the lock, so there are many, and a path has one of them.
 
-use std::collections::HashSet;
+use std::array;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::hash::{BuildHasher, RandomState};
 use std::io;
+use std::iter::successors;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use zmove_types::RelPath;
 
 /// The directories, shared by all writers.
-#[derive(Debug, Default)]
-pub(crate) struct Untouched(Mutex<HashSet<RelPath>>);
+#[derive(Debug)]
+pub(crate) struct Untouched {
+    shards: [Mutex<HashSet<RelPath>>; SHARDS],
+    hasher: RandomState,
+}
 
-/// What is not remembered is only placed file by file. Memory at worst: this many paths.
-const PATHS_MAX: usize = 16_384;
+const SHARDS: usize = 64;
+/// What is not remembered is only placed file by file. Memory at worst: so many paths for each lock.
+const SHARD_PATHS_MAX: usize = 256;
+
+impl Default for Untouched {
+    fn default() -> Self {
+        Self { shards: array::from_fn(|_| Mutex::default()), hasher: RandomState::new() }
+    }
+}
 
 impl Untouched {
     /// Runs `make`, and remembers the directory if it says that it has made it.
     pub(crate) fn make(&self, path: &RelPath, make: impl FnOnce() -> io::Result<bool>) -> io::Result<bool> {
-        let mut paths = self.lock();
+        let mut paths = self.lock(self.shard(path));
         let made = make()?;
-        if made && paths.len() < PATHS_MAX {
+        if made && paths.len() < SHARD_PATHS_MAX {
             paths.insert(path.clone());
         }
         Ok(made)
     }
 
     pub(crate) fn holds(&self, path: &RelPath) -> bool {
-        self.lock().contains(path)
+        self.lock(self.shard(path)).contains(path)
     }
 
     /// Runs `open`, which opens a directory and perhaps those above it: none of them will be replaced.
     pub(crate) fn open<T>(&self, path: &RelPath, open: impl FnOnce() -> T) -> T {
-        let mut paths = self.lock();
-        let mut next = Some(path.clone());
-        while let Some(path) = next.filter(|_| !paths.is_empty()) {
-            paths.remove(&path);
-            next = path.parent();
+        let lineage = successors(Some(path.clone()), RelPath::parent);
+        let lineage: Vec<_> = lineage.map(|path| (self.shard(&path), path)).collect();
+        // in one order for all who take several, so that none waits for another that waits for it
+        let concerned: BTreeSet<_> = lineage.iter().map(|(shard, _)| *shard).collect();
+        let mut locked: BTreeMap<_, _> =
+            concerned.into_iter().map(|shard| (shard, self.lock(shard))).collect();
+        for (shard, path) in &lineage {
+            locked.get_mut(shard).map(|paths| paths.remove(path));
         }
         open()
     }
@@ -46,17 +64,23 @@ impl Untouched {
     /// Runs `replace` if nobody has opened the directory, and takes it out; nobody can open it meanwhile. `None` when it
     /// was not done.
     pub(crate) fn replace<T>(&self, path: &RelPath, replace: impl FnOnce() -> io::Result<T>) -> Option<T> {
-        let mut paths = self.lock();
+        let mut paths = self.lock(self.shard(path));
         if paths.remove(path) { replace().ok() } else { None }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashSet<RelPath>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn shard(&self, path: &RelPath) -> usize {
+        usize::try_from(self.hasher.hash_one(path) % SHARDS as u64).expect("below the number of shards")
+    }
+
+    fn lock(&self, shard: usize) -> MutexGuard<'_, HashSet<RelPath>> {
+        self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use super::*;
 
     fn path(text: &str) -> RelPath {
@@ -79,6 +103,31 @@ mod tests {
         let untouched = Untouched::default();
         assert!(!untouched.make(&path("a"), || Ok(false)).unwrap());
         assert_eq!(untouched.replace(&path("a"), || Ok(())), None);
+    }
+
+    #[test]
+    fn nobody_comes_in_between() {
+        let untouched = Untouched::default();
+        let is_locked = |text| untouched.shards[untouched.shard(&path(text))].try_lock().is_err();
+        untouched.make(&path("a/b"), || Ok(is_locked("a/b"))).unwrap();
+        assert_eq!(untouched.replace(&path("a/b"), || Ok(is_locked("a/b"))), Some(true));
+        let locked = untouched.open(&path("a/b/c"), || ["", "a", "a/b", "a/b/c"].map(is_locked));
+        assert_eq!(locked, [true; 4]);
+    }
+
+    /// Lineages take several locks, in whatever order the hashes of their paths come to.
+    #[test]
+    fn none_waits_for_another_that_waits_for_it() {
+        let untouched = &Untouched::default();
+        thread::scope(|scope| {
+            for writer in 0..4 {
+                scope.spawn(move || {
+                    for turn in 0..10_000 {
+                        untouched.open(&path(&format!("{}/{writer}/{}", turn % 8, turn % 5)), || ());
+                    }
+                });
+            }
+        });
     }
 
     #[test]
