@@ -21,6 +21,7 @@ every_way!(
     links_stay_links,
     modes_are_kept_and_setuid_is_not,
     times_are_kept_to_the_nanosecond,
+    many_directories_keep_modes_and_times,
     paths_beyond_the_kernel_limit,
     five_thousand_small_files,
     special_files_are_counted_and_left,
@@ -145,6 +146,21 @@ fn times_are_kept_to_the_nanosecond(site: &Site) {
     site.push_contents();
     assert_same(&source, &site.target());
     assert_eq!(site.push_contents()["files"], 0);
+    assert_same(&source, &site.target());
+}
+
+/// So many of one depth that several threads finish them.
+fn many_directories_keep_modes_and_times(site: &Site) {
+    let source = site.source();
+    for (number, mode) in (0..600).zip([0o755, 0o700, 0o711, 0o750].into_iter().cycle()) {
+        let outer = source.join(format!("d{number}"));
+        std::fs::create_dir_all(outer.join("inner")).unwrap();
+        for directory in [outer.join("inner"), outer] {
+            set_mode(&directory, mode);
+            set_own_mtime(&directory, 1_000_000_000 + number, 5);
+        }
+    }
+    site.push_contents();
     assert_same(&source, &site.target());
 }
 

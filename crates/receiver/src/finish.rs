@@ -32,7 +32,7 @@ pub(crate) fn finish(context: &Context) -> io::Result<(Duration, Vec<Outcome>)> 
     file_systems.add(context.target.tree.open_directory(&RelPath::root())?)?;
     for level in directories_bottom_up(context).chunk_by(|one, next| one.0.depth() == next.0.depth()) {
         let (reached, faults) = finish_level(context, level)?;
-        file_systems.0.extend(reached.0);
+        file_systems.merge(reached);
         outcomes.extend(faults.into_iter().map(Outcome::Fault));
     }
     let started = Instant::now();
@@ -77,19 +77,29 @@ fn directories_bottom_up(context: &Context) -> Vec<(RelPath, Metadata)> {
 
 /// Directories none of which is within another, so that several threads can do them.
 fn finish_level(context: &Context, level: &[(RelPath, Metadata)]) -> io::Result<(FileSystems, Vec<Fault>)> {
+    if level.len() <= PART_DIRECTORIES_MIN {
+        return finish_part(context, level);
+    }
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let part = level.len().div_ceil(cores.min(THREADS_MAX)).max(PART_DIRECTORIES_MIN);
-    let (first, others) = level.split_at(part.min(level.len()));
     thread::scope(|scope| {
-        let others: Vec<_> =
-            others.chunks(part).map(|part| scope.spawn(|| finish_part(context, part))).collect();
-        let mut done = finish_part(context, first)?;
-        for other in others {
-            let (reached, faults) = other.join().expect("setting metadata does not panic")?;
-            done.0.0.extend(reached.0);
-            done.1.extend(faults);
+        let begin = |part| {
+            let builder = thread::Builder::new().name("zmove-finish".to_owned());
+            // where there can be no more threads, this one does it
+            builder.spawn_scoped(scope, move || finish_part(context, part)).map_err(|_no_thread| part)
+        };
+        let parts: Vec<_> = level.chunks(part).map(begin).collect();
+        let (mut reached, mut faults) = (FileSystems::default(), Vec::new());
+        for part in parts {
+            let done = match part {
+                Ok(thread) => thread.join().expect("setting metadata does not panic"),
+                Err(part) => finish_part(context, part),
+            };
+            let (also_reached, more_faults) = done?;
+            reached.merge(also_reached);
+            faults.extend(more_faults);
         }
-        Ok(done)
+        Ok((reached, faults))
     })
 }
 
@@ -130,6 +140,13 @@ impl FileSystems {
         let device = rustix::fs::fstat(&directory)?.st_dev;
         self.0.entry(device).or_insert(directory);
         Ok(())
+    }
+
+    /// Each keeps the descriptor that was opened first: one that was opened since is not told of errors before.
+    fn merge(&mut self, other: Self) {
+        for (device, directory) in other.0 {
+            self.0.entry(device).or_insert(directory);
+        }
     }
 
     fn flush(&self) -> io::Result<()> {

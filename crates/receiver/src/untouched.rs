@@ -10,7 +10,6 @@ use std::array;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::iter::successors;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use zmove_types::RelPath;
@@ -35,7 +34,7 @@ impl Default for Untouched {
 impl Untouched {
     /// Runs `make`, and remembers the directory if it says that it has made it.
     pub(crate) fn make(&self, path: &RelPath, make: impl FnOnce() -> io::Result<bool>) -> io::Result<bool> {
-        let mut paths = self.lock(self.shard(path));
+        let mut paths = self.lock(self.shard(path.as_bytes()));
         let made = make()?;
         if made && paths.len() < SHARD_PATHS_MAX {
             paths.insert(path.clone());
@@ -44,19 +43,20 @@ impl Untouched {
     }
 
     pub(crate) fn holds(&self, path: &RelPath) -> bool {
-        self.lock(self.shard(path)).contains(path)
+        self.lock(self.shard(path.as_bytes())).contains(path)
     }
 
     /// Runs `open`, which opens a directory and perhaps those above it: none of them will be replaced.
     pub(crate) fn open<T>(&self, path: &RelPath, open: impl FnOnce() -> T) -> T {
-        let lineage = successors(Some(path.clone()), RelPath::parent);
-        let lineage: Vec<_> = lineage.map(|path| (self.shard(&path), path)).collect();
+        let lineage = || path.lineage().map(|path| (self.shard(path), path));
         // in one order for all who take several, so that none waits for another that waits for it
-        let concerned: BTreeSet<_> = lineage.iter().map(|(shard, _)| *shard).collect();
+        let concerned: BTreeSet<_> = lineage().map(|(shard, _)| shard).collect();
         let mut locked: BTreeMap<_, _> =
             concerned.into_iter().map(|shard| (shard, self.lock(shard))).collect();
-        for (shard, path) in &lineage {
-            locked.get_mut(shard).map(|paths| paths.remove(path));
+        if locked.values().any(|paths| !paths.is_empty()) {
+            for (shard, path) in lineage() {
+                locked.get_mut(&shard).map(|paths| paths.remove(path));
+            }
         }
         open()
     }
@@ -64,11 +64,11 @@ impl Untouched {
     /// Runs `replace` if nobody has opened the directory, and takes it out; nobody can open it meanwhile. `None` when it
     /// was not done.
     pub(crate) fn replace<T>(&self, path: &RelPath, replace: impl FnOnce() -> io::Result<T>) -> Option<T> {
-        let mut paths = self.lock(self.shard(path));
+        let mut paths = self.lock(self.shard(path.as_bytes()));
         if paths.remove(path) { replace().ok() } else { None }
     }
 
-    fn shard(&self, path: &RelPath) -> usize {
+    fn shard(&self, path: &[u8]) -> usize {
         usize::try_from(self.hasher.hash_one(path) % SHARDS as u64).expect("below the number of shards")
     }
 
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn nobody_comes_in_between() {
         let untouched = Untouched::default();
-        let is_locked = |text| untouched.shards[untouched.shard(&path(text))].try_lock().is_err();
+        let is_locked = |text: &str| untouched.shards[untouched.shard(text.as_bytes())].try_lock().is_err();
         untouched.make(&path("a/b"), || Ok(is_locked("a/b"))).unwrap();
         assert_eq!(untouched.replace(&path("a/b"), || Ok(is_locked("a/b"))), Some(true));
         let locked = untouched.open(&path("a/b/c"), || ["", "a", "a/b", "a/b/c"].map(is_locked));
@@ -119,15 +119,25 @@ mod tests {
     #[test]
     fn none_waits_for_another_that_waits_for_it() {
         let untouched = &Untouched::default();
-        thread::scope(|scope| {
-            for writer in 0..4 {
-                scope.spawn(move || {
-                    for turn in 0..10_000 {
-                        untouched.open(&path(&format!("{}/{writer}/{}", turn % 8, turn % 5)), || ());
-                    }
-                });
+        let write = |writer| {
+            for turn in 0..10_000 {
+                let path = path(&format!("{}/{writer}/{}", turn % 8, turn % 5));
+                drop(untouched.make(&path, || Ok(true)));
+                untouched.replace(&path, || Ok(()));
+                untouched.open(&path, || ());
             }
-        });
+        };
+        thread::scope(|scope| (0..4).for_each(|writer| drop(scope.spawn(move || write(writer)))));
+    }
+
+    /// Whatever a sender names, no copies are made of all that it is below.
+    #[test]
+    fn the_deepest_path_is_opened() {
+        let untouched = Untouched::default();
+        let deepest = path(&["a"; RelPath::BYTES_MAX.div_ceil(2)].join("/"));
+        untouched.make(&path("a/a"), || Ok(true)).unwrap();
+        untouched.open(&deepest, || ());
+        assert!(!untouched.holds(&path("a/a")));
     }
 
     #[test]

@@ -3,8 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use zmove_transport::{ControlError, ControlReader, ControlWriter, Inbox, LaneError, LaneSink};

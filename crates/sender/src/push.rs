@@ -462,3 +462,17 @@ impl Reading {
         self.rate_max.is_some_and(|max| ByteCount(bytes).as_f64() >= enough(max) * time.as_secs_f64())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_at_four_fifths_of_their_rate_are_held_up_by_it() {
+        let held = Reading { rate_max: Some("80MB".parse().unwrap()), ..Reading::default() };
+        let second = Duration::from_secs(1);
+        let at = |reading: &Reading, bytes| reading.is_at_own_rate(bytes, second);
+        assert_eq!([63_000_000, 64_000_000, 80_000_000].map(|bytes| at(&held, bytes)), [false, true, true]);
+        assert!(!at(&Reading::default(), u64::MAX));
+    }
+}

@@ -104,7 +104,7 @@ pub trait LaneSink: Send {
 /// The receiving end of a lane.
 pub trait LaneSource: Send {
     /// Waits for a frame, its data in a buffer of `pool`; `None` after the peer's last. Books the wait for the path as
-    /// starved, the wait for a buffer as blocked and decryption as busy.
+    /// starved, that for a buffer as blocked, that for the rate which it is held to as paced, and decryption as busy.
     ///
     /// # Errors
     /// [`LaneError`] when the lane is gone, the pool is closed or the bytes are no frame.

@@ -4,8 +4,10 @@
 //! and every component fits a directory entry. It therefore cannot name anything above the directory it is
 //! opened from (symbolic links are the opener's concern). Names need not be UTF-8.
 
+use std::borrow::Borrow;
 use std::ffi::OsStr;
 use std::fmt;
+use std::iter;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -120,6 +122,13 @@ impl RelPath {
         Some(Self(self.0[..end].into()))
     }
 
+    /// The path and all that it is below, from itself up to the root, as the bytes of each.
+    pub fn lineage(&self) -> impl Iterator<Item = &[u8]> {
+        let ends = self.0.iter().enumerate().rev().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
+        let above = (!self.is_root()).then_some(0);
+        iter::once(self.0.len()).chain(ends).chain(above).map(|end| &self.0[..end])
+    }
+
     /// The components from the top down.
     pub fn components(&self) -> impl DoubleEndedIterator<Item = &[u8]> {
         self.0.split(|&byte| byte == b'/').filter(|component| !component.is_empty())
@@ -157,6 +166,13 @@ fn check_component(component: &[u8]) -> Result<(), PathError> {
         _ if component.contains(&0) => Err(PathError::Forbidden),
         _ if component.len() > Name::BYTES_MAX => Err(PathError::NameTooLong),
         _ => Ok(()),
+    }
+}
+
+/// Paths are equal, in the same order and hashed as their bytes.
+impl Borrow<[u8]> for RelPath {
+    fn borrow(&self) -> &[u8] {
+        &self.0
     }
 }
 
@@ -239,5 +255,15 @@ mod tests {
         }
         assert_eq!(RelPath::root().parent(), None);
         assert_eq!(RelPath::root().depth(), 0);
+    }
+
+    #[test]
+    fn a_lineage_goes_up_to_the_root() {
+        let lineage = |text: &str| {
+            let path = RelPath::from_bytes(text.as_bytes()).unwrap();
+            path.lineage().map(|path| String::from_utf8(path.to_vec()).unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(lineage("a/bc/d"), ["a/bc/d", "a/bc", "a", ""]);
+        assert_eq!((lineage("a"), lineage("")), (vec!["a".to_owned(), String::new()], vec![String::new()]));
     }
 }
