@@ -222,7 +222,7 @@ impl Account {
                 }
             }
             Sent::Group(file, ..) => {
-                self.shared.fail_large(&file, &FileError::Damaged { path: file.display(), times });
+                self.shared.fail_large(file.id, &FileError::Damaged { path: file.display(), times });
             }
         }
     }
@@ -252,16 +252,15 @@ impl Account {
     }
 
     fn take_file(&mut self, done: FileDone) -> Result<(), WireError> {
-        let Some(file) = self.shared.forget(FileId(done.file)) else { return Ok(()) };
+        let Some(file) = self.shared.end_large(FileId(done.file)) else { return Ok(()) };
         if done.fault.is_none() && file.root().is_none() {
             return Err(WireError::OutOfOrder { what: "a whole file that has not been sent" });
         }
         file.close();
         if let Some((operation, code)) = done.fault {
-            if file.kill() {
-                let fault = Fault { path: file.target.clone(), operation, code };
-                self.shared.fail(&FileError::Receiver(fault));
-            }
+            file.kill();
+            let fault = Fault { path: file.target.clone(), operation, code };
+            self.shared.fail(&FileError::Receiver(fault));
             return Ok(());
         }
         self.shared.moved(&Moved { files: 1, whole_bytes: file.entry.size, bytes: 0 });
@@ -277,9 +276,8 @@ impl Account {
         let open =
             std::mem::take(&mut *self.shared.large.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
         for file in open.into_values() {
-            if file.kill() {
-                self.shared.fail(&FileError::Unconfirmed { path: file.display() });
-            }
+            file.kill();
+            self.shared.fail(&FileError::Unconfirmed { path: file.display() });
         }
         Ok(finished)
     }

@@ -239,7 +239,7 @@ impl Reader<'_> {
             return;
         }
         if let Err(error) = self.try_read_group(file, span, None) {
-            self.shared.fail_large(file, &error);
+            self.shared.fail_large(file.id, &error);
         }
     }
 

@@ -431,17 +431,17 @@ impl Shared {
     }
 
     /// A large file failed on this side: nothing of it may appear at the target.
-    /// One that the receiver has told the end of stays as it was told.
-    pub(crate) fn fail_large(&self, file: &LargeSource, error: &FileError) {
-        let is_open = self.forget(file.id).is_some();
-        if file.kill() && is_open {
+    /// One that has come to its end stays as it was told.
+    pub(crate) fn fail_large(&self, id: FileId, error: &FileError) {
+        if let Some(file) = self.end_large(id) {
+            file.kill();
             self.fail(error);
-            self.send(ToReceiver::Abandon { file: file.id.0 });
+            self.send(ToReceiver::Abandon { file: id.0 });
         }
     }
 
-    /// A large file has come to its end.
-    pub(crate) fn forget(&self, id: FileId) -> Option<Arc<LargeSource>> {
+    /// A large file has come to its end. It comes to one only: who is given the file tells what became of it.
+    pub(crate) fn end_large(&self, id: FileId) -> Option<Arc<LargeSource>> {
         self.large.lock().unwrap_or_else(PoisonError::into_inner).remove(&id)
     }
 
@@ -527,7 +527,17 @@ pub(crate) const FILES_WAITING_MAX: usize = 65_536;
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+    use std::sync::atomic::AtomicUsize;
+    use std::thread;
+
+    use tokio::sync::mpsc::unbounded_channel;
+    use zmove_scan::{ScanConfig, ScanItem, ScanRoot, scan};
+    use zmove_types::{GROUP_BYTES, NoObserver};
+
     use super::*;
+    use crate::planner::large_source;
+    use crate::source::SourceDirectory;
 
     #[test]
     fn readers_go_from_the_last_and_come_back_once() {
@@ -549,4 +559,43 @@ mod tests {
         assert!(!readers.may_go(2), "as many as there are are wanted");
         assert_eq!(readers.want(5), 3, "they are tried again");
     }
+
+    /// Two readers find out at once, each at its group, that the file has gone.
+    #[test]
+    fn a_large_file_that_fails_at_two_groups_at_once_is_told_once() {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::File::create(home.path().join("f")).unwrap().set_len(3 * GROUP_BYTES).unwrap();
+        let root = ScanRoot { source: home.path().to_owned(), prefix: RelPath::root() };
+        let items: Vec<_> = scan(vec![root], &ScanConfig::default()).receiver().iter().collect();
+        let batch = items.iter().find_map(|item| match item {
+            ScanItem::Batch(batch) => Some(batch),
+            _ => None,
+        });
+        let batch = batch.expect("there is a file");
+        let directory = SourceDirectory::held_open(&batch.directory);
+        std::fs::remove_file(home.path().join("f")).unwrap();
+        let (outgoing, mut messages) = unbounded_channel();
+        let shared = Shared::new(SenderConfig::default(), Arc::new(NoObserver), outgoing, Instant::now());
+        let fresh = || Arc::new(large_source(shared.fresh_file_id(), &directory, batch.entries[0].clone()));
+        let files: Vec<_> = std::iter::repeat_with(fresh).take(FILES).collect();
+        files.iter().for_each(|file| shared.plan_file(Arc::clone(file), When::Now));
+        let arrived = AtomicUsize::new(0);
+        let fail_all = || {
+            for (round, file) in files.iter().enumerate() {
+                arrived.fetch_add(1, Ordering::SeqCst);
+                while arrived.load(Ordering::SeqCst) < 2 * (round + 1) {
+                    std::hint::spin_loop();
+                }
+                shared.fail_large(file.id, &file.open(shared.config.direct).unwrap_err());
+            }
+        };
+        thread::scope(|scope| [scope.spawn(fail_all), scope.spawn(fail_all)].map(drop));
+        assert_eq!(shared.counters.failed.load(Ordering::Relaxed), FILES as u64);
+        assert!(files.iter().all(|file| file.is_dead()));
+        let abandoned = std::iter::from_fn(|| messages.try_recv().ok());
+        let abandoned: HashSet<_> = abandoned.map(|message| format!("{message:?}")).collect();
+        assert_eq!(abandoned.len(), FILES);
+    }
+
+    const FILES: usize = 2000;
 }

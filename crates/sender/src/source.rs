@@ -239,10 +239,10 @@ impl LargeSource {
         self.lock().tries.get(&span.index).copied().unwrap_or(0)
     }
 
-    /// Stops the file; returns whether it was alive, so that its failure is told once.
-    pub(crate) fn kill(&self) -> bool {
+    /// Stops the file: no group of it is read any more.
+    pub(crate) fn kill(&self) {
         self.lock().opened = None;
-        !self.dead.swap(true, Ordering::AcqRel)
+        self.dead.store(true, Ordering::Release);
     }
 
     /// Lets go of the file when everything has been confirmed.
