@@ -268,7 +268,7 @@ impl Account {
         Ok(())
     }
 
-    /// The end is good only if nothing is left open.
+    /// The end is good only if nothing is left open, and of each file that was found something was told.
     fn finish(&mut self, finished: Finished) -> Result<Finished, SessionError> {
         if !self.shared.ledger().is_settled() {
             return Err(WireError::OutOfOrder { what: "the end before everything is settled" }.into());
@@ -278,6 +278,10 @@ impl Account {
         for file in open.into_values() {
             file.kill();
             self.shared.fail(&FileError::Unconfirmed { path: file.display() });
+        }
+        let files = self.shared.counters.unaccounted();
+        if files > 0 {
+            self.shared.fail(&FileError::Unaccounted { files });
         }
         Ok(finished)
     }

@@ -98,4 +98,9 @@ pub(crate) enum FileError {
     /// The receiver never said what became of it.
     #[error("receiver: '{}' was sent but never confirmed", path.display())]
     Unconfirmed { path: PathBuf },
+    /// Nothing else was told of them: a mistake of the program itself.
+    #[error(
+        "sender: {files} of the files that were found were neither moved nor skipped; this is a bug in zmove: run the command again, and please report it"
+    )]
+    Unaccounted { files: u64 },
 }

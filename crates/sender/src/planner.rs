@@ -195,6 +195,7 @@ impl Planner<'_> {
         let directory = SourceDirectory::held_open(&batch.directory);
         let regular = batch.entries.iter().filter(|entry| matches!(entry.kind, EntryKind::File));
         let (files, bytes) = regular.fold((0, 0), |(files, bytes), entry| (files + 1, bytes + entry.size));
+        self.shared.counters.found.fetch_add(files, Ordering::Relaxed);
         self.shared.observer.on(&Event::Found { files, bytes });
         for entry in batch.entries {
             self.take_entry(&directory, entry);

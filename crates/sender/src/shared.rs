@@ -152,6 +152,8 @@ pub(crate) struct Moved {
 /// What the summary will say.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
+    /// Regular files that the scan has found; each ends as moved, skipped or failed.
+    pub(crate) found: AtomicU64,
     pub(crate) files: AtomicU64,
     pub(crate) bytes: AtomicU64,
     /// The bytes of the files that are whole.
@@ -173,6 +175,17 @@ pub(crate) struct Counters {
     pub(crate) removed: AtomicU64,
     /// Parts of the source that could not be seen.
     pub(crate) scan_errors: AtomicU64,
+}
+
+impl Counters {
+    /// At the good end of a session: files that nothing was told of. Where something has failed these may be it.
+    pub(crate) fn unaccounted(&self) -> u64 {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        match count(&self.failed) {
+            0 => count(&self.found).saturating_sub(count(&self.files) + count(&self.skipped)),
+            _ => 0,
+        }
+    }
 }
 
 impl Sent {
@@ -558,6 +571,17 @@ mod tests {
         readers.stop_before(3);
         assert!(!readers.may_go(2), "as many as there are are wanted");
         assert_eq!(readers.want(5), 3, "they are tried again");
+    }
+
+    #[test]
+    fn a_file_that_nothing_was_told_of_is_missed() {
+        let counters =
+            Counters { found: 7.into(), files: 4.into(), skipped: 2.into(), ..Counters::default() };
+        assert_eq!(counters.unaccounted(), 1);
+        counters.files.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(counters.unaccounted(), 0);
+        let failed = Counters { found: 1.into(), failed: 1.into(), ..Counters::default() };
+        assert_eq!(failed.unaccounted(), 0, "the exit code tells already");
     }
 
     /// Two readers find out at once, each at its group, that the file has gone.
