@@ -21,19 +21,50 @@ use crate::source::LargeSource;
 #[derive(Debug)]
 pub(crate) enum Cargo {
     Batch(Frame),
-    Chunk { file: Arc<LargeSource>, span: GroupSpan, identity: FileIdentity, frame: Frame, tries: u8 },
+    Chunk(ChunkCargo),
+}
+
+/// A group of a large file.
+#[derive(Debug)]
+pub(crate) struct ChunkCargo {
+    pub(crate) file: Arc<LargeSource>,
+    pub(crate) span: GroupSpan,
+    pub(crate) identity: FileIdentity,
+    pub(crate) frame: Frame,
+    /// How often it came damaged.
+    pub(crate) tries: u8,
+    pub(crate) copy: Copy,
+}
+
+/// Whether a chunk is on its way already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Copy {
+    /// It is not.
+    First,
+    /// It is, and late: what waited for this one waited for that.
+    Late,
 }
 
 impl Cargo {
     fn item(&self) -> ItemId {
-        let (Self::Batch(frame) | Self::Chunk { frame, .. }) = self;
-        frame.header.item
+        self.frame().header.item
     }
 
     /// How much payload it is.
     pub(crate) fn data_bytes(&self) -> u32 {
-        let (Self::Batch(frame) | Self::Chunk { frame, .. }) = self;
-        frame.header.data_bytes
+        self.frame().header.data_bytes
+    }
+
+    fn frame(&self) -> &Frame {
+        let (Self::Batch(frame) | Self::Chunk(ChunkCargo { frame, .. })) = self;
+        frame
+    }
+
+    fn copy(&self) -> Copy {
+        match self {
+            Self::Batch(_) => Copy::First,
+            Self::Chunk(chunk) => chunk.copy,
+        }
     }
 }
 
@@ -51,13 +82,16 @@ pub(crate) fn run_lane(
         // where nothing waits, nothing waited for the path
         watch.lap(if queue.is_empty() { Doing::Starved } else { Doing::Blocked });
         let Some(cargo) = shared.flights.while_idle(|| next(queue, let_go)) else { break };
-        watch.lap(Doing::Starved);
+        let (bytes, copy) = (cargo.data_bytes(), cargo.copy());
+        match copy {
+            Copy::First => watch.lap(Doing::Starved),
+            Copy::Late => watch.skip(),
+        }
         shared.note_first_byte();
-        let bytes = cargo.data_bytes();
         shared.aboard.taken(cargo.item(), number, Instant::now());
         match cargo {
             Cargo::Batch(frame) => sink.send(frame, &mut watch)?,
-            Cargo::Chunk { file, span, identity, frame, tries } => {
+            Cargo::Chunk(ChunkCargo { file, span, identity, frame, tries, .. }) => {
                 let (item, source) = (frame.header.item, (file.id, Arc::clone(&file)));
                 shared.flights.taken(item, number, source, span, Instant::now());
                 // a damaged declaration is why a chunk may have to come again
@@ -68,7 +102,7 @@ pub(crate) fn run_lane(
                 shared.flights.sent(item, number);
             }
         }
-        shared.note_handed_over(bytes);
+        shared.note_handed_over(bytes, copy);
         forget_some(&mut declared);
     }
     sink.finish()

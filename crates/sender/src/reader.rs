@@ -19,7 +19,7 @@ use zmove_wire::{Batch, BatchEntry, DirectoryGroup, EntryFault, FileEntry, Frame
 use crate::ahead::{ReadPack, Unread};
 use crate::config::BUFFER_BYTES;
 use crate::error::FileError;
-use crate::lanes::Cargo;
+use crate::lanes::{Cargo, ChunkCargo, Copy};
 use crate::pack::{Basis, Pack, PackEntry, PackGroup, Parcel};
 use crate::planner::large_source;
 use crate::shared::{Sent, SentBatch, SentFile, Shared, Travels, When};
@@ -29,7 +29,6 @@ use crate::source::{LargeSource, Progress, SourceDirectory};
 pub(crate) fn read_all(shared: &Shared, cargo: &Sender<Cargo>, number: usize) {
     let mut reader = Reader { shared, cargo, watch: shared.read_clock.start() };
     while let Some(work) = shared.plan.take(|_| shared.is_stopping()) {
-        reader.watch.lap(Doing::Starved);
         reader.take(work);
         reader.watch.lap(Doing::Busy);
         if shared.readers.may_go(number) {
@@ -55,16 +54,20 @@ pub(crate) struct Filling {
 
 impl Reader<'_> {
     fn take(&mut self, work: Work<Parcel, Arc<LargeSource>>) {
+        if let Work::Group(file, span) = &work
+            && let Some(item) = self.shared.flights.item_again(file.id, *span)
+        {
+            // no work had begun with it that could end, and nobody waited for it to be found
+            self.watch.skip();
+            return self.repeat_group(file, *span, item);
+        }
+        self.watch.lap(Doing::Starved);
         match work {
             Work::Pack(Parcel::Unread(pack)) => {
                 self.last_pieces(pack).into_iter().for_each(|piece| self.read_pack(piece))
             }
             Work::Pack(Parcel::Read(read)) => self.send_batch(*read),
-            Work::Group(file, span) => match self.shared.flights.item_again(file.id, span) {
-                // no work had begun with it that could end
-                Some(item) => return self.repeat_group(&file, span, item),
-                None => self.read_group(&file, span),
-            },
+            Work::Group(file, span) => self.read_group(&file, span),
         }
         self.shared.end_work();
     }
@@ -299,8 +302,9 @@ impl Reader<'_> {
             },
         );
         let frame = Frame { header, head: Vec::new(), data };
+        let copy = if again.is_some() { Copy::Late } else { Copy::First };
         let file = Arc::clone(file);
-        self.hand_on(Cargo::Chunk { file, span, identity, frame, tries });
+        self.hand_on(Cargo::Chunk(ChunkCargo { file, span, identity, frame, tries, copy }));
         Ok(())
     }
 

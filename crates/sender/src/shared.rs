@@ -20,6 +20,7 @@ use crate::ahead::Ahead;
 use crate::config::SenderConfig;
 use crate::error::FileError;
 use crate::flights::Flights;
+use crate::lanes::Copy;
 use crate::pack::{Basis, Pack, Parcel};
 use crate::run::Book;
 use crate::source::LargeSource;
@@ -473,12 +474,14 @@ impl Shared {
     }
 
     /// Books the moment at which a lane had taken all that it was given.
-    pub(crate) fn note_handed_over(&self, bytes: u32) {
+    pub(crate) fn note_handed_over(&self, bytes: u32, copy: Copy) {
         self.counters.bytes_handed_over.fetch_add(u64::from(bytes), Ordering::Relaxed);
-        self.handed_over_us.fetch_max(micros(self.started.elapsed()), Ordering::Relaxed);
+        if copy == Copy::First {
+            self.handed_over_us.fetch_max(micros(self.started.elapsed()), Ordering::Relaxed);
+        }
     }
 
-    /// When a lane last took data, after the start.
+    /// When a lane last took data that was not on its way already, after the start.
     pub(crate) fn handed_over(&self) -> Option<Duration> {
         let micros = self.handed_over_us.load(Ordering::Relaxed);
         (micros > 0).then(|| Duration::from_micros(micros))
