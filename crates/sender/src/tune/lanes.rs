@@ -58,7 +58,7 @@ struct Trial {
 enum Change {
     More { before: usize, gain_min: f64 },
     Fewer { before: usize },
-    LossTolerant,
+    LossTolerant { gain_min: f64 },
     Usual,
 }
 
@@ -95,7 +95,7 @@ impl LaneTuner {
     pub(super) fn proven(&self) -> (usize, Congestion) {
         match self.trial.as_ref().map(|trial| trial.change) {
             Some(Change::More { before, .. } | Change::Fewer { before }) => (before, self.congestion),
-            Some(Change::LossTolerant) => (self.wanted, Congestion::AsSet),
+            Some(Change::LossTolerant { .. }) => (self.wanted, Congestion::AsSet),
             Some(Change::Usual) => (self.wanted, Congestion::LossTolerant),
             None => (self.wanted, self.congestion),
         }
@@ -145,12 +145,10 @@ impl LaneTuner {
         if tick.is_storage_behind() {
             return;
         }
-        let fallen = self.recent.mean() < self.best * FALLEN_MAX;
-        let lossy = self.loss.is_reason() && self.congestion == Congestion::AsSet;
-        let lossy = lossy && (fallen || (self.recent.is_steady() && !self.will_fall(tick, path)));
-        if lossy && self.loss_tolerant_allowed {
+        let lossy = self.lossy_gain_min(tick, path);
+        if let Some(gain_min) = lossy.filter(|_| self.loss_tolerant_allowed) {
             self.congestion = Congestion::LossTolerant;
-            return self.start(Change::LossTolerant, path);
+            return self.start(Change::LossTolerant { gain_min }, path);
         }
         if self.congestion == Congestion::LossTolerant && self.usual_allowed && self.loss.is_none() {
             // once: on a path that loses something again the other is found by the loss
@@ -159,13 +157,27 @@ impl LaneTuner {
         }
         let may_grow = self.wanted < self.knob.most && tick.lanes_up >= self.wanted;
         let windows = self.windows_full_ticks >= WINDOWS_FULL_TICKS_MIN;
-        if may_grow && (lossy || windows) {
-            let enough =
-                self.loss.lane_rate(path).filter(|_| lossy).map_or(0, |rate| lanes_for(self.best, rate));
-            self.grow(enough.max(self.wanted * 2), GAIN_MIN, path);
+        if let Some(gain_min) = lossy.filter(|_| may_grow) {
+            let enough = self.loss.lane_rate(path).map_or(0, |rate| lanes_for(self.best, rate));
+            self.grow(enough.max(self.wanted * 2), gain_min, path);
+        } else if may_grow && windows {
+            self.grow(self.wanted * 2, GAIN_MIN, path);
         } else if may_grow && self.slow_growth_ticks >= SLOW_GROWTH_TICKS_MIN {
             self.grow(self.wanted * SLOW_GROWTH_TIMES, SLOW_GROWTH_GAIN_MIN, path);
         }
+    }
+
+    /// What a change must gain to stay, if loss is a reason for one.
+    fn lossy_gain_min(&self, tick: &Tick, path: &PathTick) -> Option<f64> {
+        if !self.loss.is_reason() || self.congestion != Congestion::AsSet {
+            return None;
+        }
+        if self.will_fall(tick, path) && self.loss.is_steady() {
+            return Some(HELD_MIN);
+        }
+        let fallen = self.recent.mean() < self.best * FALLEN_MAX;
+        let lasts = self.recent.is_steady() && self.loss.is_long() && !self.will_fall(tick, path);
+        (fallen || lasts).then_some(GAIN_MIN)
     }
 
     fn grow(&mut self, lanes: usize, gain_min: f64, path: &PathTick) {
@@ -174,7 +186,7 @@ impl LaneTuner {
         self.start(Change::More { before, gain_min }, path);
     }
 
-    /// Whether lanes still have from their slow start what loss will take from them: until then no change can show a gain.
+    /// Whether lanes still have from their slow start what loss will take from them: then a change need not gain.
     fn will_fall(&self, tick: &Tick, path: &PathTick) -> bool {
         let lanes = f64::from(u32::try_from(tick.lanes_up).unwrap_or(u32::MAX));
         self.loss.lane_rate(path).is_some_and(|rate| rate * lanes < self.recent.mean() * SUSTAINED_MIN)
@@ -183,7 +195,7 @@ impl LaneTuner {
     fn start(&mut self, change: Change, path: &PathTick) {
         let attempt = Attempt::new(self.recent.mean(), path.round_trip.max(path.round_trip_min));
         // such a control looks for the rate by sending too much, and much of that again
-        let patient = matches!(change, Change::LossTolerant);
+        let patient = matches!(change, Change::LossTolerant { .. });
         let attempt = if patient { attempt.patiently() } else { attempt };
         let dialling = matches!(change, Change::More { .. });
         let loss_before = std::mem::take(&mut self.loss);
@@ -214,11 +226,11 @@ impl LaneTuner {
                 self.congestion = Congestion::LossTolerant;
                 self.rest.refused();
             }
-            Change::LossTolerant if ratio < GAIN_MIN => {
+            Change::LossTolerant { gain_min } if ratio < gain_min => {
                 self.congestion = Congestion::AsSet;
                 self.loss_tolerant_allowed = false;
             }
-            Change::More { .. } | Change::Fewer { .. } | Change::LossTolerant | Change::Usual => {}
+            Change::More { .. } | Change::Fewer { .. } | Change::LossTolerant { .. } | Change::Usual => {}
         }
         // dials that failed are not tried again at once
         self.wanted = self.wanted.min(tick.lanes_up.max(self.knob.least));
@@ -281,10 +293,12 @@ fn lanes_wait(tick: &Tick) -> bool {
 
 /// What more lanes must gain to stay.
 const GAIN_MIN: f64 = 1.1;
+/// What a change must keep where the rate will fall without it.
+const HELD_MIN: f64 = 0.85;
 /// Of the best rate so far.
 const FALLEN_MAX: f64 = 0.85;
-/// Of the rate that loss should leave in the long run; which is known to a factor of two.
-const SUSTAINED_MIN: f64 = 0.4;
+/// Of the rate now, what loss must leave in the long run; which is known to a factor of two.
+const SUSTAINED_MIN: f64 = 0.6;
 /// What fewer lanes must keep.
 const KEPT_MIN: f64 = 0.97;
 const WINDOWS_FULL_TICKS_MIN: u32 = 4;

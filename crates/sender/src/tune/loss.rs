@@ -37,13 +37,27 @@ impl LossWatch {
 
     /// Loss again and again while the path has no queue: not the burst in which a slow start ends.
     pub(super) fn is_reason(&self) -> bool {
-        let lossy = (self.lossy & ((1 << TICKS) - 1)).count_ones();
-        self.ticks >= TICKS_WATCHED_MIN && lossy >= LOSSY_TICKS_MIN
+        self.ticks >= TICKS_WATCHED_MIN && self.lossy_ticks() >= LOSSY_TICKS_MIN
+    }
+
+    /// Whether so much was sent again, and so steadily, that it tells how much the path loses: a queue that overflows now and
+    /// then loses much at once and then nothing.
+    pub(super) fn is_steady(&self) -> bool {
+        self.retransmitted > FEW_LOSSES && self.lossy_ticks() * 2 >= self.ticks.max(STEADY_TICKS_MIN)
+    }
+
+    /// Whether it looks back so far that a few losses more or less change little.
+    pub(super) fn is_long(&self) -> bool {
+        self.ticks >= LONG_TICKS_MIN
+    }
+
+    fn lossy_ticks(&self) -> u32 {
+        (self.lossy & ((1 << TICKS) - 1)).count_ones()
     }
 
     /// Whether nothing was sent again for as long as this looks back.
     pub(super) fn is_none(&self) -> bool {
-        self.ticks == TICKS && self.bursts == 0 && self.lossy & ((1 << TICKS) - 1) == 0
+        self.ticks == TICKS && self.bursts == 0 && self.lossy_ticks() == 0
     }
 
     /// Whether more of what is sent is lost than in an earlier watch. Loss that lanes suffer stays as it is when there are
@@ -72,6 +86,9 @@ const TICKS: u32 = 12;
 const TICKS_WATCHED_MIN: u32 = 3;
 /// In how many of them something must have been sent again.
 const LOSSY_TICKS_MIN: u32 = 2;
+const LONG_TICKS_MIN: u32 = 8;
+/// How many ticks it takes to tell steady loss from an overflow.
+const STEADY_TICKS_MIN: u32 = 6;
 /// Such a share of a tick's segments is the burst in which a slow start ends,
 const BURST_SHARE_MIN: f64 = 0.01;
 /// if it does not go on.

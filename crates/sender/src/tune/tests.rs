@@ -27,6 +27,10 @@ struct World {
     source: f64,
     /// At which rate a lane's slow start ends, if nothing else ends it before.
     slow_start_ends: f64,
+    /// The rate to which slow start brings a lane where loss leaves it less in the long run.
+    slow_start_reaches: f64,
+    /// What is left of that lead after a tick.
+    lead_left: f64,
     /// What a lane grows by in a tick once its slow start is over.
     growth: f64,
     /// Dials beyond so many lanes fail.
@@ -53,6 +57,8 @@ impl World {
             reader: 10.0 * GBIT,
             source: f64::MAX,
             slow_start_ends: f64::MAX,
+            slow_start_reaches: 0.0,
+            lead_left: 0.8,
             growth: 1.05,
             lanes_reachable: usize::MAX,
             cores_idle: 0.8,
@@ -93,8 +99,9 @@ impl World {
             // a lane that slow start has brought above what loss leaves it comes down step by step
             let slow = *started && self.congestion == Congestion::AsSet;
             let growth = if slow { self.growth } else { doublings.exp2() };
-            *lane = (*lane * growth).min(most.max(*lane * 0.8));
-            *started |= *lane >= most.min(self.slow_start_ends);
+            let reaches = if *started { *lane * self.lead_left } else { self.slow_start_reaches };
+            *lane = (*lane * growth).min(most.max(reaches));
+            *started |= *lane >= most.max(self.slow_start_reaches).min(self.slow_start_ends);
         }
         let offered: f64 = self.lanes.iter().map(|(lane, _)| lane).sum();
         let room = self.rate * (1.0 + self.queue);
@@ -266,6 +273,17 @@ fn a_lane_that_takes_no_notice_of_loss_is_better_than_many() {
 }
 
 #[test]
+fn what_loss_will_take_is_not_lost_first() {
+    // how many lanes it takes is known no better than how much is lost
+    for (congestion_replaceable, least) in [(false, 0.75), (true, 0.92)] {
+        let mut world = World { slow_start_reaches: GBIT / 8.0, lead_left: 0.97, ..lossy() };
+        let run = run(&mut world, Limits { congestion_replaceable, ..LIMITS }, 60);
+        let lowest = (3..59).map(|second| run.rate(second, second + 1)).fold(f64::MAX, f64::min);
+        assert!(lowest > least * world.best(), "{lowest} of {}: {:?}", world.best(), run.lanes());
+    }
+}
+
+#[test]
 fn a_clean_path_is_left_alone() {
     for (rate, round_trip) in [(GBIT, 90), (10.0 * GBIT, 90), (10.0 * GBIT, 10), (25.0 * GBIT, 1)] {
         let mut world = World::new(rate, round_trip);
@@ -374,7 +392,7 @@ fn dials_that_fail_are_done_without() {
 
 #[test]
 fn a_loss_tolerant_control_that_gains_nothing_is_put_back() {
-    let mut world = World { queue: 0.15, loss: 1e-6, ..World::new(GBIT / 4.0, 90) };
+    let mut world = World { queue: 0.1, loss: 1e-5, ..World::new(GBIT, 90) };
     let run = run(&mut world, Limits { congestion_replaceable: true, ..LIMITS }, 60);
     assert_eq!(run.last().congestion, Congestion::AsSet);
     assert!(run.wanted.iter().any(|wanted| wanted.congestion == Congestion::LossTolerant));
