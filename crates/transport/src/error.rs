@@ -174,7 +174,7 @@ pub enum DialError {
 
     // Out of reach.
     /// Nobody listens at the port.
-    #[error("connect to {} at {address}: refused; is `zmove serve` running there?", endpoint(host, *port))]
+    #[error("connect to {}: refused; is `zmove serve` running there?", tried(host, *port, address))]
     Refused {
         /// The host that was dialled.
         host: String,
@@ -184,7 +184,7 @@ pub enum DialError {
         address: SocketAddr,
     },
     /// No TCP connection.
-    #[error("connect to {} at {address}; is the host up, and does a firewall let this port through?", endpoint(host, *port))]
+    #[error("connect to {}; is the host up, and does a firewall let this port through?", tried(host, *port, address))]
     Connect {
         /// The host that was dialled.
         host: String,
@@ -244,6 +244,12 @@ impl DialError {
                 | Self::Neither { .. }
         )
     }
+}
+
+/// A host as it was given, with the address that was tried where that says more.
+fn tried(host: &str, port: u16, address: &SocketAddr) -> String {
+    let (given, address) = (endpoint(host, port), address.to_string());
+    if given == address { given } else { format!("{given} at {address}") }
 }
 
 /// An error with all its causes.
@@ -345,5 +351,24 @@ impl AcceptError {
     #[must_use]
     pub const fn retryable(&self) -> bool {
         matches!(self, Self::Closed { .. } | Self::Gone { .. } | Self::TimedOut { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_told_once() {
+        let refused = |host: &str, address: &str| {
+            DialError::Refused { host: host.into(), port: 7000, address: address.parse().unwrap() }
+                .to_string()
+        };
+        assert!(refused("10.0.0.2", "10.0.0.2:7000").starts_with("connect to 10.0.0.2:7000: refused"));
+        assert!(
+            refused("2001:db8::1", "[2001:db8::1]:7000")
+                .starts_with("connect to [2001:db8::1]:7000: refused")
+        );
+        assert!(refused("dtn", "10.0.0.2:7000").starts_with("connect to dtn:7000 at 10.0.0.2:7000: refused"));
     }
 }
