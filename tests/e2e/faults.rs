@@ -248,6 +248,22 @@ fn can_inject() -> bool {
     has_program("strace") && Zmove(command).outcome().code == Some(0)
 }
 
+/// The kernel tells it once: a session that went on, lost its connection and was followed by another would end well.
+#[test]
+fn a_flush_that_fails_on_the_way_ends_the_push_at_once() {
+    if !can_inject() {
+        return skip("strace cannot run here: nothing makes a system call fail");
+    }
+    let site = Site::local();
+    std::fs::create_dir_all(site.source()).unwrap();
+    std::fs::File::create(site.source().join("large")).unwrap().set_len(1 << 30).unwrap();
+    let (outcome, struck) = push_under(&site, "syncfs", "error=EIO:when=1", &[]);
+    assert!(struck && outcome.stderr.contains("Input/output error"), "{}", outcome.stderr);
+    assert_ne!(outcome.code, Some(0), "{}", outcome.stderr);
+    let traced = std::fs::read_to_string(site.path("strace.log")).unwrap();
+    assert_eq!(traced.matches("syncfs(").count(), 1, "{traced}");
+}
+
 /// A writer, and the task that looks at an old version for an offer that waits for its answer.
 #[test]
 fn a_receiver_that_panics_says_so_and_ends_the_push() {

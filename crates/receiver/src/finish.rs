@@ -37,15 +37,16 @@ pub(crate) fn finish(context: &Context) -> io::Result<(Duration, Vec<Outcome>)> 
     }
     let started = Instant::now();
     if context.durability != Durability::None {
-        let mut failed = context.flush.lock().unwrap_or_else(PoisonError::into_inner);
-        failed.take().map_or(Ok(()), Err)?;
+        let failed = context.flush.lock().unwrap_or_else(PoisonError::into_inner);
+        failed.map_or(Ok(()), Err)?;
         file_systems.flush()?;
     }
     Ok((started.elapsed(), outcomes))
 }
 
 /// Flushes the target over and over while data comes in, until `stop` is closed, so that little is left for the end. It
-/// flushes for four fifths of the time at most, however slow the storage is.
+/// flushes for four fifths of the time at most, however slow the storage is. A flush that fails ends the session: the kernel
+/// tells nobody again, so that another session of the run would not know.
 pub(crate) fn flush_rolling(context: &Context, stop: &Receiver<()>) {
     let mut pause = FLUSH_PAUSE;
     while stop.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
@@ -56,7 +57,10 @@ pub(crate) fn flush_rolling(context: &Context, stop: &Receiver<()>) {
             Ok(()) => mark.into_iter().for_each(|mark| context.parts.flushed(mark)),
             Err(error) => {
                 context.parts.flush_failed();
-                failed.get_or_insert(error.into());
+                *failed = Some(error);
+                // the end waits for this
+                drop(failed);
+                return context.tell(Outcome::FlushFailed(error));
             }
         }
         drop(failed);

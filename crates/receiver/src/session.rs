@@ -501,6 +501,7 @@ impl Running {
                     ended => ended?,
                 }
             }
+            Outcome::FlushFailed(error) => return Err(SessionError::Flush(error.into())),
             Outcome::Panicked => return Err(SessionError::Panicked),
         }
         Ok(())

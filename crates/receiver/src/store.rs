@@ -50,8 +50,8 @@ pub(crate) struct Context {
     pub(crate) directories: Mutex<Vec<(RelPath, Metadata)>>,
     pub(crate) outcomes: Sender<Outcome>,
     pub(crate) meter: Arc<TransferMeter>,
-    /// Held while flushing, with the first error of any flush: the kernel tells it only once.
-    pub(crate) flush: Mutex<Option<io::Error>>,
+    /// Held while flushing, with the error of one that failed: the kernel tells it only once.
+    pub(crate) flush: Mutex<Option<Errno>>,
     pub(crate) stopping: AtomicBool,
 }
 
@@ -69,6 +69,8 @@ pub(crate) enum Outcome {
     Mirror(ToSender),
     /// The lane of that number, and how.
     LaneEnded(u32, Result<(), LaneError>),
+    /// What has been stored may not be on the storage.
+    FlushFailed(Errno),
     Panicked,
 }
 
