@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use zmove_sender::SenderConfig;
 use zmove_types::{Event, GROUP_BYTES};
+use zmove_wire::Overwrite;
 
 use crate::harness::Site;
 use crate::hooks::HookedDisk;
@@ -137,6 +138,33 @@ fn a_small_file_that_outgrows_its_batch_after_the_scan() {
     let pushed = push_changed_after_scan(&site, "f", |path| paint(path, GROUP_BYTES + 1));
     assert_eq!((pushed.summary().files, pushed.summary().failed), (2, 0), "{:?}", pushed.failed());
     assert_same(&site.source(), &site.target());
+}
+
+/// It was to be read before it is known what is there: it is asked about like any other.
+#[test]
+fn a_file_that_is_to_stay_stays_also_when_its_source_outgrows_a_batch() {
+    for overwrite in [Overwrite::Nothing, Overwrite::Differing] {
+        let site = Site::local();
+        paint(site.source().join("f"), 100);
+        std::fs::create_dir_all(site.target()).unwrap();
+        std::fs::write(site.target().join("f"), "there").unwrap();
+        let path = site.source().join("f");
+        let on_event = move |event: &Event| {
+            if matches!(event, Event::Found { files: 1.., .. }) {
+                paint(&path, GROUP_BYTES + 1);
+            }
+        };
+        let push = InProcess { overwrite, on_event: Box::new(on_event), ..InProcess::default() };
+        let pushed = push.push(&site.source(), &site.target());
+        let summary = pushed.summary();
+        if overwrite == Overwrite::Differing {
+            assert_eq!((summary.files, summary.skipped, summary.failed), (1, 0, 0), "{:?}", pushed.failed());
+            assert_same(&site.source(), &site.target());
+        } else {
+            assert_eq!((summary.files, summary.skipped, summary.failed), (0, 1, 0), "{:?}", pushed.failed());
+            assert_eq!(std::fs::read(site.target().join("f")).unwrap(), b"there");
+        }
+    }
 }
 
 #[test]

@@ -23,6 +23,7 @@ pub(crate) struct InProcess {
     pub(crate) receiver: ReceiverConfig,
     pub(crate) lanes: usize,
     pub(crate) delta: bool,
+    pub(crate) overwrite: Overwrite,
     pub(crate) wrap: Wrap,
     pub(crate) wrap_source: WrapSource,
     /// Whether there are more lanes for the asking; one of two dials fails.
@@ -54,6 +55,7 @@ impl Default for InProcess {
             receiver: ReceiverConfig::default(),
             lanes: 2,
             delta: false,
+            overwrite: Overwrite::Differing,
             wrap: Box::new(|sink| sink),
             wrap_source: Box::new(|source| source),
             more: false,
@@ -64,10 +66,10 @@ impl Default for InProcess {
 
 impl InProcess {
     pub(crate) fn push(self, source: &Path, target: &Path) -> Pushed {
-        let Self { config, receiver, lanes, delta, wrap, wrap_source, more, on_event } = self;
+        let Self { config, receiver, lanes, delta, overwrite, wrap, wrap_source, more, on_event } = self;
         let witness = Arc::new(Witness { events: Mutex::default(), on_event });
         let started = Instant::now();
-        let job = PushJob { delta, ..job(source, target.to_str().unwrap()) };
+        let job = PushJob { delta, overwrite, ..job(source, target.to_str().unwrap()) };
         let (push, mut run) = (Push::start(job, config, started), Run::begin(None, started));
         let observer = Arc::clone(&witness) as Arc<dyn Observer>;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();

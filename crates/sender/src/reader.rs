@@ -108,7 +108,7 @@ impl Reader<'_> {
         let directory = group.directory.target_path().clone();
         filling.batch.groups.push(DirectoryGroup { directory, entries: Vec::new() });
         let opened = if group.entries.len() > 1 { group.directory.opened() } else { group.directory.clone() };
-        group.entries.retain(|entry| match self.read_entry(&opened, entry, filling) {
+        group.entries.retain(|entry| match self.read_entry(&opened, entry, unread, filling) {
             Ok(Some(entry)) => {
                 filling.add(entry);
                 true
@@ -131,6 +131,7 @@ impl Reader<'_> {
         &mut self,
         directory: &SourceDirectory,
         entry: &PackEntry,
+        unread: Option<&Sender<Unread>>,
         filling: &mut Filling,
     ) -> Result<Option<BatchEntry>, FileError> {
         Ok(Some(match entry {
@@ -139,7 +140,7 @@ impl Reader<'_> {
             PackEntry::Symlink(name, metadata, target) => {
                 BatchEntry::Symlink(name.clone(), *metadata, target.clone())
             }
-            PackEntry::File(entry) => return self.read_file(directory, entry, filling),
+            PackEntry::File(entry) => return self.read_file(directory, entry, unread, filling),
             PackEntry::Compare(entry, root) => return self.compare(directory, entry, *root, filling),
         }))
     }
@@ -169,18 +170,25 @@ impl Reader<'_> {
         Ok(None)
     }
 
-    /// Reads a small file to the end of what is filled. One that has outgrown its batch since the scan goes by itself.
+    /// Reads a small file to the end of what is filled. One that has outgrown its batch since the scan goes by itself, or to
+    /// `unread` if it may not be needed.
     fn read_file(
         &self,
         directory: &SourceDirectory,
         entry: &Entry,
+        unread: Option<&Sender<Unread>>,
         filling: &mut Filling,
     ) -> Result<Option<BatchEntry>, FileError> {
         let path = || directory.display(&entry.name);
         let (file, before) = directory.open_file(&entry.name)?;
         let wanted = usize::try_from(before.bytes).unwrap_or(usize::MAX);
         if wanted > BUFFER_BYTES - filling.filled {
-            self.need_after_all(directory, &Entry { size: before.bytes, ..entry.clone() });
+            let FileIdentity { bytes: size, ctime, inode, .. } = before;
+            let grown = Entry { size, metadata: before.metadata(), ctime, inode, ..entry.clone() };
+            match unread {
+                Some(unread) => put_back(unread, directory, &grown),
+                None => self.need_after_all(directory, &grown),
+            }
             return Ok(None);
         }
         let room = &mut filling.buffer.room()[filling.filled..filling.filled + wanted];
