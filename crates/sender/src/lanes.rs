@@ -88,11 +88,17 @@ pub(crate) fn run_lane(
             Copy::Late => watch.skip(),
         }
         shared.note_first_byte();
-        shared.aboard.taken(cargo.item(), number, Instant::now());
+        let item = cargo.item();
+        shared.aboard.taken(item, number, Instant::now());
+        if copy == Copy::Late && !shared.flights.is_under_way(item) {
+            // the other one has arrived meanwhile, and no receipt would be for this
+            shared.aboard.settled(item, Instant::now());
+            continue;
+        }
         match cargo {
             Cargo::Batch(frame) => sink.send(frame, &mut watch)?,
             Cargo::Chunk(ChunkCargo { file, span, identity, frame, tries, .. }) => {
-                let (item, source) = (frame.header.item, (file.id, Arc::clone(&file)));
+                let source = (file.id, Arc::clone(&file));
                 shared.flights.taken(item, number, source, span, Instant::now());
                 // a damaged declaration is why a chunk may have to come again
                 if declared.insert(file.id) || tries > 0 {
@@ -159,6 +165,7 @@ mod tests {
     use zmove_types::NoObserver;
 
     use crate::config::SenderConfig;
+    use crate::shared::tests::vanished;
 
     /// Tells whether it has ended in order; nothing is to be sent.
     struct Unused {
@@ -216,6 +223,26 @@ mod tests {
         cargo_in.send(self::cargo()).unwrap();
         assert!(run_let_go(&cargo));
         assert_eq!(cargo.len(), 1);
+    }
+
+    /// There would be no receipt for it, and the lane would seem to be stuck.
+    #[test]
+    fn a_late_copy_of_what_has_arrived_is_not_sent() {
+        let shared = shared();
+        let file = vanished(&shared, 1).remove(0);
+        let identity = FileIdentity::of(tempfile::tempfile().unwrap()).unwrap();
+        let frame = Frame { header: FrameHeader::default(), head: Vec::new(), data: Buffer::empty() };
+        let span = GroupSpan::of(file.entry.size, 0).unwrap();
+        let (cargo_in, queue) = bounded(1);
+        cargo_in
+            .send(Cargo::Chunk(ChunkCargo { file, span, identity, frame, tries: 0, copy: Copy::Late }))
+            .unwrap();
+        drop(cargo_in);
+        let (_hold, let_go) = bounded(0);
+        let sink = Box::new(Unused { finished: Arc::default(), room: None });
+        run_lane(&shared, (0, sink), &queue, &let_go).unwrap();
+        let much_later = Instant::now() + std::time::Duration::from_secs(3600);
+        assert_eq!(shared.aboard.doubtful(much_later), None);
     }
 
     #[test]

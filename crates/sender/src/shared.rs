@@ -542,7 +542,7 @@ const PACKS_OPEN_MAX: usize = 16;
 pub(crate) const FILES_WAITING_MAX: usize = 65_536;
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::collections::HashSet;
     use std::sync::atomic::AtomicUsize;
     use std::thread;
@@ -587,9 +587,8 @@ mod tests {
         assert_eq!(failed.unaccounted(), 0, "the exit code tells already");
     }
 
-    /// Two readers find out at once, each at its group, that the file has gone.
-    #[test]
-    fn a_large_file_that_fails_at_two_groups_at_once_is_told_once() {
+    /// A large file of the scan that is not there any more, `count` times over.
+    pub(crate) fn vanished(shared: &Shared, count: usize) -> Vec<Arc<LargeSource>> {
         let home = tempfile::tempdir().unwrap();
         std::fs::File::create(home.path().join("f")).unwrap().set_len(3 * GROUP_BYTES).unwrap();
         let root = ScanRoot { source: home.path().to_owned(), prefix: RelPath::root() };
@@ -600,11 +599,16 @@ mod tests {
         });
         let batch = batch.expect("there is a file");
         let directory = SourceDirectory::held_open(&batch.directory);
-        std::fs::remove_file(home.path().join("f")).unwrap();
+        let fresh = || Arc::new(large_source(shared.fresh_file_id(), &directory, batch.entries[0].clone()));
+        std::iter::repeat_with(fresh).take(count).collect()
+    }
+
+    /// Two readers find out at once, each at its group, that the file has gone.
+    #[test]
+    fn a_large_file_that_fails_at_two_groups_at_once_is_told_once() {
         let (outgoing, mut messages) = unbounded_channel();
         let shared = Shared::new(SenderConfig::default(), Arc::new(NoObserver), outgoing, Instant::now());
-        let fresh = || Arc::new(large_source(shared.fresh_file_id(), &directory, batch.entries[0].clone()));
-        let files: Vec<_> = std::iter::repeat_with(fresh).take(FILES).collect();
+        let files = vanished(&shared, FILES);
         files.iter().for_each(|file| shared.plan_file(Arc::clone(file), When::Now));
         let arrived = AtomicUsize::new(0);
         let fail_all = || {
