@@ -54,6 +54,8 @@ struct Lane {
     lost: bool,
     /// What it has delivered may not have arrived as a whole.
     doubted: bool,
+    /// Its connection was broken while its thread was at work, which tells so.
+    cut: bool,
     pace: Pace,
 }
 
@@ -73,18 +75,26 @@ impl Pace {
 
 impl Lane {
     /// Looks how the lane does. Closes the connection of one that has ended and of which everything has arrived, keeping what
-    /// it came to.
-    fn tidy(&mut self) {
+    /// it came to. Returns whether it is lost and nobody else will tell.
+    fn tidy(&mut self) -> bool {
         let last = self.probe.read().unwrap_or_default();
         self.pace.note(last.bytes_acked.unwrap_or(0));
         if self.hold.is_some() && (self.doubted || is_gone(&last)) {
             // its thread may be waiting for work or for room, and would not see it
             self.breaker.trip();
-            self.hold = None;
+            (self.hold, self.cut) = (None, true);
         }
+        let ended = self.ended.load(Ordering::Acquire);
         let arriving = unacked(&last) > 0 && !self.lost;
-        if self.hold.is_some() || !self.ended.load(Ordering::Acquire) || arriving {
-            return;
+        let going = self.hold.is_none() && !self.lost && !self.cut && (!ended || arriving);
+        if going && (self.doubted || is_silent(&last)) {
+            // a thread that waits for room tells, one that has ended does not
+            self.breaker.trip();
+            (self.lost, self.cut) = (ended, true);
+            return ended;
+        }
+        if self.hold.is_some() || !ended || arriving {
+            return false;
         }
         self.ended.store(false, Ordering::Relaxed);
         self.breaker = LaneBreaker::new(|| ());
@@ -93,14 +103,18 @@ impl Lane {
             let last = TcpInfo { since_data_sent: None, ..last };
             self.probe = PathProbe::telling(move || last);
         }
+        false
     }
 }
 
 /// Whether a connection has ended, or nothing of what was sent has been acknowledged for too long. A receiver that takes nothing
 /// more has acknowledged all that was sent.
 fn is_gone(info: &TcpInfo) -> bool {
-    let silent = info.since_ack_received.is_some_and(|time| time > SILENCE_MAX);
-    info.established == Some(false) || (silent && on_the_way(info) > 0)
+    info.established == Some(false) || is_silent(info)
+}
+
+fn is_silent(info: &TcpInfo) -> bool {
+    info.since_ack_received.is_some_and(|time| time > SILENCE_MAX) && on_the_way(info) > 0
 }
 
 /// As long as control waits for its peer.
@@ -160,6 +174,7 @@ impl Crew {
             ended: Arc::clone(&ended),
             lost: false,
             doubted: false,
+            cut: false,
             pace: Pace::default(),
         };
         let (number, sharing, cargo) = (self.lanes.len(), Arc::clone(shared), self.cargo.clone());
@@ -191,7 +206,12 @@ impl Crew {
     /// Keeps no connection and no thread of what has ended: lanes and readers come and go as long as the push lasts. To be called
     /// at even intervals, in which lanes are compared.
     pub(crate) fn tidy(&mut self) {
-        self.lanes.iter_mut().for_each(Lane::tidy);
+        for (number, lane) in self.lanes.iter_mut().enumerate() {
+            if lane.tidy() {
+                // nobody hears it only when the session is over
+                let _over = self.broken_in.send(Broken { lane: Some(number), error: LaneError::Closed });
+            }
+        }
         self.threads.retain(|thread| !thread.is_finished());
     }
 
@@ -343,6 +363,7 @@ mod tests {
             ended: Arc::new(AtomicBool::new(false)),
             lost: false,
             doubted: false,
+            cut: false,
             pace: Pace::default(),
         };
         lane.tidy();
@@ -351,6 +372,35 @@ mod tests {
         lane.tidy();
         assert_eq!(Arc::strong_count(&connection), 1);
         assert_eq!(lane.probe.read().and_then(|info| info.bytes_acked), Some(7));
+    }
+
+    #[test]
+    fn a_lane_that_was_let_go_and_falls_silent_is_lost() {
+        let silent = TcpInfo {
+            bytes_sent: Some(9),
+            bytes_acked: Some(1),
+            since_ack_received: Some(Duration::from_secs(61)),
+            ..TcpInfo::default()
+        };
+        let tripped = Arc::new(AtomicBool::new(false));
+        for ended in [false, true] {
+            let trips = Arc::clone(&tripped);
+            let mut lane = Lane {
+                breaker: LaneBreaker::new(move || trips.store(true, Ordering::Relaxed)),
+                probe: PathProbe::telling(move || silent),
+                hold: None,
+                ended: Arc::new(AtomicBool::new(ended)),
+                lost: false,
+                doubted: false,
+                cut: false,
+                pace: Pace::default(),
+            };
+            // a thread that is at work tells of it
+            assert_eq!((lane.tidy(), lane.lost), (ended, ended));
+            assert!(tripped.swap(false, Ordering::Relaxed));
+            lane.ended.store(true, Ordering::Relaxed);
+            assert!(!lane.tidy(), "it is told once");
+        }
     }
 
     #[test]
@@ -383,7 +433,16 @@ mod tests {
             in_all.iter().for_each(|bytes| pace.note(*bytes));
             let (breaker, probe) = (LaneBreaker::new(|| ()), PathProbe::default());
             let hold = Some(crossbeam_channel::bounded(0).0);
-            Lane { breaker, probe, hold, ended: Arc::default(), lost: false, doubted: false, pace }
+            Lane {
+                breaker,
+                probe,
+                hold,
+                ended: Arc::default(),
+                lost: false,
+                doubted: false,
+                cut: false,
+                pace,
+            }
         };
         let mut lanes = carried.map(lane);
         let mut left = |wanted| {
