@@ -94,13 +94,18 @@ fn a_large_file_that_is_replaced_while_it_is_read_is_copied_as_it_was_or_not_at_
 
 /// Changes a file between the scan's look at it and its read.
 fn push_changed_after_scan(site: &Site, name: &str, change: fn(&Path)) -> Pushed {
+    push_over_changed_after_scan(site, Overwrite::Differing, name, change)
+}
+
+fn push_over_changed_after_scan(site: &Site, overwrite: Overwrite, name: &str, change: fn(&Path)) -> Pushed {
     let path = site.source().join(name);
     let on_event = move |event: &Event| {
         if matches!(event, Event::Found { files: 1.., .. }) {
             change(&path);
         }
     };
-    InProcess { on_event: Box::new(on_event), ..InProcess::default() }.push(&site.source(), &site.target())
+    let push = InProcess { overwrite, on_event: Box::new(on_event), ..InProcess::default() };
+    push.push(&site.source(), &site.target())
 }
 
 #[test]
@@ -148,14 +153,8 @@ fn a_file_that_is_to_stay_stays_also_when_its_source_outgrows_a_batch() {
         paint(site.source().join("f"), 100);
         std::fs::create_dir_all(site.target()).unwrap();
         std::fs::write(site.target().join("f"), "there").unwrap();
-        let path = site.source().join("f");
-        let on_event = move |event: &Event| {
-            if matches!(event, Event::Found { files: 1.., .. }) {
-                paint(&path, GROUP_BYTES + 1);
-            }
-        };
-        let push = InProcess { overwrite, on_event: Box::new(on_event), ..InProcess::default() };
-        let pushed = push.push(&site.source(), &site.target());
+        let grow = |path: &Path| paint(path, GROUP_BYTES + 1);
+        let pushed = push_over_changed_after_scan(&site, overwrite, "f", grow);
         let summary = pushed.summary();
         if overwrite == Overwrite::Differing {
             assert_eq!((summary.files, summary.skipped, summary.failed), (1, 0, 0), "{:?}", pushed.failed());

@@ -172,11 +172,12 @@ impl LaneTuner {
         if !self.loss.is_reason() || self.congestion != Congestion::AsSet {
             return None;
         }
-        if self.will_fall(tick, path) && self.loss.is_steady() {
+        let falls = self.will_fall(tick, path);
+        if falls && self.loss.is_steady() {
             return Some(HELD_MIN);
         }
         let fallen = self.recent.mean() < self.best * FALLEN_MAX;
-        let lasts = self.recent.is_steady() && self.loss.is_long() && !self.will_fall(tick, path);
+        let lasts = !falls && self.recent.is_steady() && self.loss.is_long();
         (fallen || lasts).then_some(GAIN_MIN)
     }
 

@@ -40,8 +40,8 @@ impl LossWatch {
         self.ticks >= TICKS_WATCHED_MIN && self.lossy_ticks() >= LOSSY_TICKS_MIN
     }
 
-    /// Whether so much was sent again, and so steadily, that it tells how much the path loses: a queue that overflows now and
-    /// then loses much at once and then nothing.
+    /// Whether so much was sent again, and so steadily, that it tells how much the path loses. A queue that overflows loses
+    /// much at once, and then nothing for a while.
     pub(super) fn is_steady(&self) -> bool {
         self.retransmitted > FEW_LOSSES && self.lossy_ticks() * 2 >= self.ticks.max(STEADY_TICKS_MIN)
     }
@@ -86,6 +86,7 @@ const TICKS: u32 = 12;
 const TICKS_WATCHED_MIN: u32 = 3;
 /// In how many of them something must have been sent again.
 const LOSSY_TICKS_MIN: u32 = 2;
+/// How many ticks make a long look.
 const LONG_TICKS_MIN: u32 = 8;
 /// How many ticks it takes to tell steady loss from an overflow.
 const STEADY_TICKS_MIN: u32 = 6;
