@@ -20,6 +20,11 @@ torture rounds="50" seed="1":
     cargo build --release --locked --package zmove --package zmove-lab
     target/release/zmove-lab torture --rounds {{rounds}} --seed {{seed}} --keep-going
 
+# power cuts and failed flushes on four file systems, as root
+powercut rounds="10" seed="1":
+    cargo build --release --locked --package zmove --package zmove-lab
+    target/release/zmove-lab powercut --rounds {{rounds}} --seed {{seed}} --keep-going
+
 # libFuzzer on every decoder, or on those that are named
 fuzz seconds="60" *targets:
     .ci/fuzz {{seconds}} {{targets}}

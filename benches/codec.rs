@@ -61,7 +61,8 @@ fn batch() -> Batch {
         let root = Root([number.to_le_bytes()[0]; 32]);
         BatchEntry::File(FileEntry { name: name(number), metadata: metadata(), bytes: FILE_BYTES, root })
     });
-    Batch { groups: vec![DirectoryGroup { directory: directory(), entries: entries.collect() }] }
+    let groups = vec![DirectoryGroup { directory: directory(), entries: entries.collect() }];
+    Batch { groups, ..Batch::default() }
 }
 
 fn offer() -> Offer {

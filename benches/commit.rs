@@ -1,5 +1,5 @@
-//! How a small file gets its name, by one thread: at once in a new hidden directory that then gets its own; unnamed first,
-//! then linked; or under a temporary name, then renamed, as where a file is replaced. Each with mode and time set.
+//! How small files get their names, by one thread: in a staging directory that is renamed; under hidden names, then renamed one
+//! by one; and, as zmove does not, without a name, then linked. Each with mode and time set.
 //!
 //! In `ZMOVE_BENCH_DIR`, else the directory for temporary files.
 
@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
-use zmove_disk::{Nursery, Staged, TempNames, set_new_file_metadata};
+use rustix::fs::{AtFlags, Mode, OFlags, linkat, openat};
+use zmove_disk::{Replace, Staged, StagingDirectory, TempNames, publish_file, set_new_file_metadata};
 use zmove_types::{Metadata, Name, Timestamp};
 
 const FILES: u32 = 2_000;
@@ -23,9 +24,9 @@ fn commits(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("commit 1 KiB");
     group.sampling_mode(SamplingMode::Flat).sample_size(10).throughput(Throughput::Elements(FILES.into()));
     for (name, style) in [
-        ("in a new directory", in_nursery as fn(&Arc<OwnedFd>)),
-        ("unnamed, then linked", linked),
-        ("named, then renamed", renamed),
+        ("in a staging directory", staged_together as fn(&Arc<OwnedFd>)),
+        ("under hidden names, then renamed", renamed),
+        ("without names, then linked", linked),
     ] {
         group.bench_function(name, |bencher| {
             bencher.iter_custom(|count| (0..count).map(|_| timed(&place, style)).sum());
@@ -42,33 +43,41 @@ fn timed(place: &Path, style: fn(&Arc<OwnedFd>)) -> Duration {
     started.elapsed()
 }
 
-fn in_nursery(parent: &Arc<OwnedFd>) {
-    let mut nursery = Nursery::begin(parent, &name(0)).expect("begun").expect("nobody else has one");
+fn staged_together(parent: &Arc<OwnedFd>) {
+    let staging = StagingDirectory::begin(parent, &name(0), &TempNames::new("bench")).expect("begun");
     for number in 0..FILES {
-        let mut file = nursery.create(&name(number), METADATA.mode).expect("created");
+        let mut file = staging.create(&name(number), METADATA.mode).expect("created");
         file.write_all(&CONTENTS).expect("written");
-        nursery.set_metadata(&file, &METADATA).expect("set");
+        staging.set_metadata(&file, &METADATA).expect("set");
     }
-    nursery.publish().expect("nothing is in the way");
-}
-
-fn linked(directory: &Arc<OwnedFd>) {
-    stage(directory, Staged::create);
+    staging.publish(Replace::Existing).expect("nothing is in the way");
 }
 
 fn renamed(directory: &Arc<OwnedFd>) {
-    stage(directory, Staged::create_lasting);
+    let names = TempNames::new("bench");
+    let hidden = (0..FILES).map(|_| {
+        let staged = Staged::create(directory, METADATA.mode, &names).expect("created");
+        fill(staged.file());
+        staged.into_hidden_name().expect("it is new")
+    });
+    let hidden: Vec<_> = hidden.collect();
+    for (number, hidden) in (0..).zip(&hidden) {
+        publish_file(directory, hidden, &name(number), Replace::Existing).expect("nothing is in the way");
+    }
 }
 
-fn stage(directory: &Arc<OwnedFd>, create: fn(&Arc<OwnedFd>, u32, &TempNames) -> std::io::Result<Staged>) {
-    let names = TempNames::new("bench");
+fn linked(directory: &Arc<OwnedFd>) {
     for number in 0..FILES {
-        let staged = create(directory, METADATA.mode, &names).expect("created");
-        let mut file = staged.file();
-        file.write_all(&CONTENTS).expect("written");
-        set_new_file_metadata(file, &METADATA).expect("set");
-        staged.commit(&name(number), &names).expect("nothing is in the way");
+        let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+        let file = File::from(openat(directory, c".", flags, Mode::RUSR | Mode::WUSR).expect("created"));
+        fill(&file);
+        linkat(&file, c"", directory, name(number).as_os_str(), AtFlags::EMPTY_PATH).expect("root may");
     }
+}
+
+fn fill(mut file: &File) {
+    file.write_all(&CONTENTS).expect("written");
+    set_new_file_metadata(file, &METADATA).expect("set");
 }
 
 fn name(number: u32) -> Name {

@@ -31,7 +31,7 @@ const ARROWS: [(&str, &[&str]); 15] = [
 ];
 
 /// Outside crates that only some may use.
-const RESERVED: [(&str, &[&str]); 25] = [
+const RESERVED: [(&str, &[&str]); 26] = [
     ("tokio", &["cli", "receiver", "sender", "transport"]),
     ("rustls", &["cli", "transport"]),
     ("rustls-webpki", &["transport"]),
@@ -57,6 +57,7 @@ const RESERVED: [(&str, &[&str]); 25] = [
     ("nix", &["cli"]),
     ("cap", &["fuzz"]),
     ("libfuzzer-sys", &["fuzz"]),
+    ("fuser", &["lab"]),
 ];
 
 /// Where the word may stand.

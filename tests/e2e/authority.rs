@@ -2,12 +2,14 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use zmove_transport::Identity;
 
 use crate::command::{Outcome, Runner};
 use crate::daemon::Daemon;
 use crate::harness::{Site, has_program, skip};
+use crate::limits::time_for_strangers;
 use crate::tree::{assert_same, names, paint};
 
 const TRANSPORTS: [&str; 2] = ["tcp", "quic"];
@@ -270,4 +272,37 @@ fn an_authority_that_others_can_write_is_not_asked() {
     }
     daemon.wait_for_log("site-ca.pem: its mode 0666 lets others write to it");
     assert!(names(&issued.site.target()).is_empty());
+}
+
+/// A certificate with forty names that the list has lines for, none of them the authority's, and a long list of what is revoked: it
+/// was read for each of them.
+#[test]
+fn a_stranger_with_many_names_costs_no_more_than_any() {
+    let Some(issued) = Issued::new() else { return };
+    let gone = |serial: u32| format!("R\t350101000000Z\t250101000000Z\t{serial:08X}\tunknown\t/CN=gone\n");
+    let index: String = (0x1000_0000..0x1000_C000).map(gone).collect();
+    std::fs::write(issued.path(AUTHORITY, "index.txt"), index).unwrap();
+    issued.run(AUTHORITY, "openssl ca -config site-ca.cnf -gencrl -out site-ca.crl".to_owned());
+    issued.publish("server/site-ca.crl", "site-ca.crl");
+    assert!(issued.site.path("server/site-ca.crl").metadata().unwrap().len() > 1 << 20);
+    let hosts: Vec<_> = (0..40).map(|number| format!("n{number}.example.org")).collect();
+    let line =
+        |host: &String| format!("ca=site-ca.pem crl=site-ca.crl san={host} name=someone root=/nowhere write");
+    issued.authorize(&hosts.iter().map(line).collect::<Vec<_>>().join("\n"));
+    let names: Vec<_> = hosts.iter().map(|host| format!("DNS:{host}")).collect();
+    let home = issued.site.path("stranger");
+    Identity::load_or_create(&home).unwrap();
+    let (home_shown, names) = (home.display(), names.join(","));
+    issued.run(
+        AUTHORITY,
+        format!(
+            "openssl req -x509 -new -config site-ca.cnf -key {home_shown}/key.pem -days 1 -subj /CN=stranger \
+             -addext subjectAltName={names} -out {home_shown}/cert.pem"
+        ),
+    );
+    let stranger = Identity::load_or_create(&home).unwrap();
+    let daemon = issued.serve();
+    let taken = time_for_strangers(&daemon, &stranger, 30);
+    assert!(taken < Duration::from_millis(1500), "{taken:?} for 30 connections");
+    daemon.wait_for_log("someone (SHA256:");
 }

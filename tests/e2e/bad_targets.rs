@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 
 use crate::command::NOBODY;
-use crate::harness::{Site, both_ways};
+use crate::harness::{Site, both_ways, is_root, skip};
 use crate::namespace::Namespace;
 use crate::tree::{assert_part_of, assert_same, names, paint, painted, picture, set_mode};
 
@@ -11,7 +11,44 @@ both_ways!(
     a_target_that_is_a_file,
     a_file_on_the_way_to_the_target,
     a_dangling_link_on_the_way_to_the_target,
+    a_directory_that_only_takes_new_names,
 );
+
+/// What is new comes; what would be replaced stays, and no hidden copy of it is left, which could not go either.
+fn a_directory_that_only_takes_new_names(site: &Site) {
+    let target = site.target().join("in");
+    for name in ["small", "large"] {
+        let bytes = if name == "large" { 17 << 20 } else { 10 };
+        paint(site.source().join(name), bytes);
+        std::fs::create_dir_all(&target).unwrap();
+        std::fs::write(target.join(name), "old").unwrap();
+    }
+    paint(site.source().join("new"), 17 << 20);
+    (0..20).for_each(|number| paint(site.source().join(format!("directory/{number}")), 10));
+    std::os::unix::fs::symlink("new", site.source().join("link")).unwrap();
+    std::os::unix::fs::symlink("old", target.join("link")).unwrap();
+    let chattr = |how: &str| {
+        let done = std::process::Command::new("chattr").arg(how).arg(&target).output();
+        done.is_ok_and(|done| done.status.success())
+    };
+    if !is_root() || !chattr("+a") {
+        return skip("only root can have a directory take new names alone, and not on every file system");
+    }
+    let pushes = [(); 2].map(|()| site.push(&[], site.contents(), "in"));
+    let left = names(&target);
+    assert!(chattr("-a"));
+    for outcome in pushes {
+        let outcome = outcome.expect(23);
+        ["small", "large", "new", "link"].into_iter().fold(outcome, |outcome, name| {
+            outcome.says(&["zmove: receiver: ", &format!("{name}'"), "Operation not permitted"])
+        });
+    }
+    // under a hidden name a new file could not get another either
+    assert_eq!(left, ["directory", "large", "link", "small"]);
+    assert_eq!(std::fs::read(target.join("small")).unwrap(), b"old");
+    site.push(&[], site.contents(), "in").done();
+    assert_same(&site.source(), &target);
+}
 
 fn a_target_that_is_a_file(site: &Site) {
     paint(site.source().join("a"), 10);
@@ -60,7 +97,7 @@ fn no_permission(site: &Site) {
     std::fs::create_dir(target.join("closed")).unwrap();
     std::fs::create_dir(target.join("open")).unwrap();
     site.give_away();
-    if crate::harness::is_root() {
+    if is_root() {
         std::os::unix::fs::chown(target.join("closed"), Some(0), Some(0)).unwrap();
         set_mode(target.join("closed"), 0o755);
         for name in ["small", "large"] {
@@ -97,8 +134,8 @@ fn no_permission_at_a_daemon() {
 #[test]
 fn a_mode_that_cannot_be_set_is_got_by_sending_the_file_again() {
     let Some(site) = Site::unprivileged() else { return };
-    if !crate::harness::is_root() {
-        return crate::harness::skip("only root can make files of another user");
+    if !is_root() {
+        return skip("only root can make files of another user");
     }
     paint(site.source().join("f"), 10);
     site.give_away();

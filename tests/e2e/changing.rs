@@ -7,7 +7,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use zmove_sender::SenderConfig;
+use zmove_sender::{Removals, SenderConfig};
 use zmove_types::{Event, GROUP_BYTES};
 use zmove_wire::Overwrite;
 
@@ -54,6 +54,26 @@ fn a_large_file_that_shrinks_while_it_is_read() {
         expect_only_other(&site, &pushed, "big");
         assert!(pushed.failed()[0].contains("changed while it was being copied"), "{:?}", pushed.failed());
     }
+}
+
+/// What it held is not known, so what has another name at the target may be its only copy.
+#[test]
+fn a_file_that_changes_while_it_is_read_removes_nothing_at_the_target() {
+    let site = Site::local();
+    paint(site.target().join("big, under its old name"), LARGE);
+    let path = site.source().join("big");
+    paint(&path, LARGE);
+    let shrunk = AtomicBool::new(false);
+    let disk = HookedDisk::before_read(move || {
+        if !shrunk.swap(true, Ordering::SeqCst) {
+            OpenOptions::new().write(true).open(&path).unwrap().set_len(100).unwrap();
+        }
+    });
+    let config = SenderConfig { disk, ..SenderConfig::default() };
+    let mirror = Some(Removals::default());
+    let pushed = InProcess { config, mirror, ..InProcess::default() }.push(&site.source(), &site.target());
+    assert_eq!((pushed.summary().removed, pushed.summary().failed), (0, 1), "{:?}", pushed.failed());
+    assert_eq!(names(&site.target()), ["big, under its old name"]);
 }
 
 #[test]

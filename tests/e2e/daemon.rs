@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use zmove_transport::Fingerprint;
@@ -72,6 +73,22 @@ impl Daemon {
         found(&lines).unwrap_or_else(|| panic!("no {part:?} in the daemon's log: {lines:?}"))
     }
 
+    /// Waits for `count` log lines that say `part`.
+    #[track_caller]
+    pub(crate) fn wait_for_logs(&self, part: &str, count: usize) -> Vec<String> {
+        let found = |lines: &[String]| -> Vec<_> {
+            lines.iter().filter(|line| line.contains(part)).cloned().collect()
+        };
+        let lines = self.log.lines.lock().unwrap();
+        let missing = |lines: &mut Vec<String>| found(lines).len() < count;
+        let (lines, _) = self.log.grown.wait_timeout_while(lines, PATIENCE, missing).unwrap();
+        assert!(
+            found(&lines).len() >= count,
+            "fewer than {count} times {part:?} in the daemon's log: {lines:?}"
+        );
+        found(&lines)
+    }
+
     /// What the kernel says of each of its threads.
     pub(crate) fn threads(&self) -> Vec<String> {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
@@ -103,9 +120,36 @@ impl Daemon {
 
     /// The memory that it has resident, in KiB.
     pub(crate) fn memory_kib(&self) -> u64 {
+        self.status("VmRSS:")
+    }
+
+    /// The most that it has ever had, in KiB.
+    pub(crate) fn peak_memory_kib(&self) -> u64 {
+        self.status("VmHWM:")
+    }
+
+    /// How many descriptors it has now.
+    pub(crate) fn open_files(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
+    }
+
+    /// The processor's time that it has taken so far, in all its threads.
+    pub(crate) fn cpu_time(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_ascii_whitespace().collect();
+        let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum();
+        Duration::from_secs(ticks) / u32::try_from(rustix::param::clock_ticks_per_second()).unwrap()
+    }
+
+    fn status(&self, field: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix(field)).unwrap();
         line.trim().trim_end_matches(" kB").parse().unwrap()
+    }
+
+    /// How many log lines say `part`.
+    pub(crate) fn count_logged(&self, part: &str) -> usize {
+        self.log.lines.lock().unwrap().iter().filter(|line| line.contains(part)).count()
     }
 
     /// Ends it without a warning.

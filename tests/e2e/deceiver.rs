@@ -9,8 +9,8 @@ use zmove_sender::{Link, Push, PushJob, Run, SenderConfig, SessionError, Summary
 use zmove_transport::{Frame, LaneSource, memory_control, memory_lane};
 use zmove_types::{BufferPool, Event, GROUP_BYTES, Observer, StageClock, TransferId};
 use zmove_wire::{
-    Batch, BatchEntry, Cipher, FileHead, Finished, FrameKind, Greeting, Opened, Role, Stored, StoredItem,
-    TargetState, ToReceiver, ToSender, decode_message, encode_message,
+    Batch, BatchEntry, Cipher, FileHead, Finished, FrameKind, Greeting, Opened, PublishedItem, Role, Stored,
+    StoredItem, TargetState, ToReceiver, ToSender, Version, decode_message, encode_message,
 };
 
 use crate::harness::PATIENCE;
@@ -30,6 +30,8 @@ pub(crate) type Answer = Box<dyn FnMut(&Heard) -> Option<Vec<Vec<u8>>> + Send>;
 pub(crate) struct Deceiver {
     pub(crate) state: TargetState,
     pub(crate) job: fn(PushJob) -> PushJob,
+    /// What it speaks.
+    pub(crate) version: Version,
     pub(crate) answers: Answer,
 }
 
@@ -60,7 +62,7 @@ impl Deceiver {
         state: TargetState,
         answers: impl FnMut(&Heard) -> Option<Vec<Vec<u8>>> + Send + 'static,
     ) -> Self {
-        Self { state, job: |job| job, answers: Box::new(answers) }
+        Self { state, job: |job| job, version: Version::NEWEST, answers: Box::new(answers) }
     }
 
     /// Has the contents of `source` pushed to it. A sender that does not end by itself is stopped, and has failed the test.
@@ -93,7 +95,8 @@ impl Deceiver {
         let hearing = std::thread::spawn(move || listen(lane, &frames));
         let speaking = tokio::spawn(speak(self.state, far, (heard_in, heard), self.answers));
         let transfer = TransferId([9; 16]);
-        let link = Link { transfer, cipher: Cipher::Tls, control: near, lanes: sinks, supply: None };
+        let (cipher, version) = (Cipher::Tls, self.version);
+        let link = Link { transfer, cipher, version, control: near, lanes: sinks, supply: None };
         let ended = push.run(&mut run, link, observer, tokio::time::sleep(PATIENCE)).await;
         speaking.abort();
         (ended, hearing.join().unwrap())
@@ -149,11 +152,14 @@ impl Honest {
     fn answer(&mut self, heard: &Heard) -> Vec<Vec<u8>> {
         let mut said = Vec::new();
         match heard {
-            Heard::Message(ToReceiver::Open(_)) => said.push(opened(self.state)),
+            Heard::Message(ToReceiver::Open(_) | ToReceiver::OpenWith(..)) => said.push(opened(self.state)),
             Heard::Message(ToReceiver::Announce { items, .. }) => self.announced = Some(*items),
             Heard::Frame(frame) if frame.header.kind != FrameKind::Declare => {
                 self.stored += 1;
                 said.push(stored(frame.header.item.0));
+                if matches!(frame.header.kind, FrameKind::Batch | FrameKind::Guess) {
+                    said.push(published(frame.header.item.0));
+                }
             }
             _ => return Vec::new(),
         }
@@ -171,6 +177,10 @@ pub(crate) fn opened(state: TargetState) -> ToSender {
 pub(crate) fn stored(item: u64) -> ToSender {
     let items = vec![StoredItem { item, mismatch: false, faults: Vec::new() }];
     ToSender::Stored(Stored { items, files: Vec::new() })
+}
+
+pub(crate) fn published(item: u64) -> ToSender {
+    ToSender::Published { items: vec![PublishedItem { item, faults: Vec::new() }] }
 }
 
 impl Deceived {

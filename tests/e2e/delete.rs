@@ -5,9 +5,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
+
+use zmove_sender::{Guard, Removals};
 
 use crate::dry_run::snapshot;
 use crate::harness::{Site, both_ways};
+use crate::inprocess::InProcess;
+use crate::namespace::Namespace;
 use crate::rsync::rsync;
 use crate::tree::{assert_pictures, assert_same, names, paint, picture, set_mode, set_own_mtime};
 
@@ -22,6 +27,7 @@ both_ways!(
     what_running_transfers_hide_stays,
     a_directory_in_the_way_of_a_file_still_stays,
     names_of_any_bytes_go,
+    a_name_that_is_kept_for_transfers_is_named,
     a_preview_lists_and_removes_nothing,
     many_names_go_and_many_stay,
     rsync_makes_the_same,
@@ -29,6 +35,8 @@ both_ways!(
     what_sizes_leave_out_is_at_the_source,
     a_preview_spares_what_is_left_out,
     rsync_spares_the_same,
+    no_more_goes_than_may,
+    what_is_spared_does_not_count,
 );
 
 fn delete(site: &Site) -> u64 {
@@ -42,6 +50,19 @@ fn grow(site: &Site) {
     std::fs::create_dir(site.source().join("empty")).unwrap();
     paint(site.target().join("changed"), 20);
     paint(site.target().join("d/kept"), 10);
+}
+
+/// Somebody's own file, in a directory that is to go.
+fn a_name_that_is_kept_for_transfers_is_named(site: &Site) {
+    grow(site);
+    paint(site.target().join("alone/d/.zmove-mine"), 10);
+    paint(site.target().join("alone/d/f"), 10);
+    let outcome = site.push(&["--delete"], site.contents(), "").expect(23);
+    let cause = "names that begin with .zmove- may belong to a transfer that is running";
+    outcome.says(&["zmove: receiver: remove", "alone/d/.zmove-mine'", cause]).lines(1);
+    assert_eq!(names(&site.target().join("alone/d")), [".zmove-mine"]);
+    std::fs::remove_file(site.target().join("alone/d/.zmove-mine")).unwrap();
+    assert_eq!(delete(site), 2);
 }
 
 fn what_is_at_the_target_alone_goes(site: &Site) {
@@ -143,7 +164,7 @@ fn what_running_transfers_hide_stays(site: &Site) {
     paint(site.target().join("tree/.zmove-0123-1"), 10);
     paint(site.target().join("tree/alone"), 10);
     let outcome = site.push(&["--delete"], site.contents(), "").expect(23);
-    outcome.says(&["receiver: remove 'tree': Directory not empty"]).lines(1);
+    outcome.says(&["receiver: remove 'tree/.zmove-0123-1': names that begin with .zmove-"]).lines(1);
     assert!(site.target().join("d/.zmove-0123-0").exists());
     assert!(site.target().join(".zmove-new-1.1-1-1.1-d/f").exists());
     assert_eq!(names(&site.target().join("tree")), [".zmove-0123-1"]);
@@ -345,6 +366,52 @@ fn rsync_spares_the_same(site: &Site) {
     }
 }
 
+/// Files and directories, all at the target alone: six in all.
+fn grow_alone(site: &Site) {
+    for name in ["alone", "tree/a/b", "tree/a/c", "d/alone"] {
+        paint(site.target().join(name), 10);
+    }
+}
+
+fn no_more_goes_than_may(site: &Site) {
+    grow(site);
+    site.push_contents();
+    let kept = picture(&site.target()).len();
+    for most in 0..8_usize {
+        grow_alone(site);
+        let (code, word) = (if most < 6 { 25 } else { 0 }, most.to_string());
+        let options = ["--json", "--delete", "--max-delete", &word];
+        let preview = site.push(&[&["-n"], &options[1..]].concat(), site.contents(), "").expect(code);
+        let outcome = site.push(&options, site.contents(), "").expect(code);
+        let summary = outcome.summary();
+        assert_eq!(summary["removed"], most.min(6));
+        assert_eq!(summary["max_delete_kept"], 6_usize.saturating_sub(most));
+        let left = picture(&site.target());
+        assert_eq!(left.len(), kept + 6_usize.saturating_sub(most));
+        for line in preview.stdout.lines().filter_map(|line| line.strip_prefix("- ")) {
+            assert!(!site.target().join(line.trim_end_matches('/')).exists(), "{line}");
+        }
+        if code == 25 {
+            let more = format!(": {} more entr", 6 - most);
+            outcome.says(&["--max-delete ended the removal at the target", &more]).lines(1);
+            preview.says(&["--max-delete ended the removal at the target", &more]).lines(1);
+        }
+        assert_eq!(delete(site), 6_u64.saturating_sub(most as u64));
+    }
+    let unread = site.push_command(&["--max-delete", "3"], &["source/".as_ref()], "").outcome();
+    unread.expect(1).says(&["--delete"]);
+}
+
+fn what_is_spared_does_not_count(site: &Site) {
+    grow(site);
+    grow_alone(site);
+    let options = ["--json", "--delete", "--exclude", "b", "--max-delete", "3"];
+    // b stays, and what it lies in: c, alone and d/alone go
+    let summary = site.push(&options, site.contents(), "").done().summary();
+    assert_eq!((&summary["removed"], &summary["max_delete_kept"]), (&3.into(), &0.into()));
+    assert_eq!(names(&site.target().join("tree/a")), ["b"]);
+}
+
 #[test]
 fn a_list_is_no_mirror() {
     let site = Site::local();
@@ -419,6 +486,50 @@ fn an_unreadable_source_directory_removes_nothing_at_a_daemon() {
     }
 }
 
+/// A file that was renamed and cannot be read under its new name has its only copy at the target, under the old one.
+fn an_unreadable_source_file(site: &Site) {
+    paint(site.source().join("old"), 10);
+    paint(site.source().join("old large"), zmove_types::GROUP_BYTES + 1);
+    site.give_away();
+    site.push_contents();
+    for name in ["", " large"] {
+        let new = site.source().join(format!("new{name}"));
+        std::fs::rename(site.source().join(format!("old{name}")), &new).unwrap();
+        set_mode(&new, 0);
+        for options in [&["--delete"][..], &["--delete", "-n"]] {
+            let outcome = site.push(options, site.contents(), "").expect(23);
+            let removes = outcome.stdout.lines().any(|line| line.starts_with("- "));
+            assert!(!removes, "{}", outcome.stdout);
+            outcome
+                .says(&["sender: open", &format!("new{name}'"), "Permission denied"])
+                .says(&["nothing was removed at the target", "1 errors", "--ignore-errors"])
+                .lines(2);
+        }
+        assert_eq!(names(&site.target()), ["old", "old large"]);
+        set_mode(&new, 0o600);
+        std::fs::rename(&new, site.source().join(format!("old{name}"))).unwrap();
+    }
+    std::fs::rename(site.source().join("old"), site.source().join("new")).unwrap();
+    set_mode(site.source().join("new"), 0);
+    site.push(&["--delete", "--ignore-errors"], site.contents(), "").expect(23).lines(1);
+    assert_eq!(names(&site.target()), ["old large"]);
+}
+
+#[test]
+fn an_unreadable_source_file_removes_nothing_locally() {
+    if let Some(site) = Site::unprivileged() {
+        an_unreadable_source_file(&site);
+    }
+}
+
+#[test]
+fn an_unreadable_source_file_removes_nothing_at_a_daemon() {
+    if let Some(mut site) = Site::unprivileged() {
+        site.start_daemon();
+        an_unreadable_source_file(&site);
+    }
+}
+
 fn read_only_directories(site: &Site) {
     grow(site);
     paint(site.target().join("d/alone"), 10);
@@ -463,4 +574,92 @@ fn a_source_within_its_own_mirror_is_refused() {
     outcome.says(&["the source 'data/new/' lies in", "--delete would remove it"]).lines(1);
     assert_pictures(&before, &picture(&site.path("data")));
     site.zmove(&["push", "--delete", "data/new", "data"]).outcome().done();
+}
+
+/// The kernel's words for one directory seen at two places are the same device and inode, whatever the paths.
+fn bound(grow: impl Fn(&Path), pairs: &[(&str, &str)]) -> Option<Site> {
+    Site::within(|target| {
+        let home = target.parent().unwrap();
+        grow(home);
+        let pairs: Vec<_> = pairs.iter().map(|(from, to)| (home.join(from), home.join(to))).collect();
+        let pairs: Vec<_> = pairs.iter().map(|(from, to)| (from.as_path(), to.as_path())).collect();
+        Namespace::with_binds(&pairs)
+    })
+}
+
+fn grow_pair(home: &Path) {
+    for name in ["source/a/small", "source/x/f", "source/y/g", "target/x/kept"] {
+        paint(home.join(name), 10);
+    }
+    paint(home.join("source/a/large"), 20_000);
+}
+
+#[test]
+fn a_bind_mount_of_what_the_source_lies_in_is_no_mirror_of_it() {
+    let Some(site) = bound(grow_pair, &[("source", "target")]) else { return };
+    let before = snapshot(&site.source());
+    for options in
+        [&["--delete", "--max-size", "10KB"][..], &["--delete"], &["--delete", "-n"], &["--delete", "-x"]]
+    {
+        let outcome = site.push(options, site.source().join("a/"), "").expect(1);
+        outcome.says(&["the source '", "a/' lies in", "--delete would remove it"]).lines(1);
+        assert_eq!(snapshot(&site.source()), before);
+    }
+    // one place under two names
+    site.push(&["--delete"], site.source().join("a"), "").done();
+    // without the option a tree may go beside itself
+    site.push(&[], site.source().join("a/"), "").done();
+}
+
+#[test]
+fn a_bind_mount_of_part_of_the_source_lies_inside_it() {
+    let Some(site) = bound(grow_pair, &[("source/x", "target")]) else { return };
+    let before = snapshot(&site.source());
+    for path in ["", "new", "new/deep"] {
+        site.push(&[], site.contents(), path).expect(1).says(&["the target lies inside the source"]).lines(1);
+    }
+    assert_eq!(snapshot(&site.source()), before);
+}
+
+#[test]
+fn a_part_of_the_source_that_is_mounted_below_the_target_is_not_written_to() {
+    let Some(site) = bound(grow_pair, &[("source/y", "target/x")]) else { return };
+    let before = snapshot(&site.source());
+    let outcome = site.push(&[], site.contents(), "").expect(1);
+    outcome.says(&["target/x' is part of the source", "mounted there"]).lines(1);
+    std::fs::remove_dir_all(site.source().join("x")).unwrap();
+    let before_removal = snapshot(&site.source());
+    assert!(before_removal.len() < before.len());
+    let outcome = site.push(&["--delete"], site.contents(), "").expect(1);
+    outcome.says(&["the source '", "--delete would remove it"]).lines(1);
+    assert_eq!(snapshot(&site.source()), before_removal);
+}
+
+#[test]
+fn what_is_mounted_at_the_same_place_at_both_ends_is_equal() {
+    let Some(site) = bound(grow_pair, &[("source/x", "target/x")]) else { return };
+    site.push(&["--delete"], site.contents(), "").done();
+    assert_same(&site.source(), &site.target());
+}
+
+/// Says no when everything has been sent.
+#[derive(Debug)]
+struct Objects;
+
+impl Guard for Objects {
+    fn objection(&self) -> Option<String> {
+        Some("it is the source".to_owned())
+    }
+}
+
+#[test]
+fn what_came_into_the_way_during_the_push_removes_nothing() {
+    let site = Site::local();
+    grow(&site);
+    paint(site.target().join("alone"), 10);
+    let mirror = Some(Removals { guard: Some(Arc::new(Objects)), ..Removals::default() });
+    let pushed = InProcess { mirror, ..InProcess::default() }.push(&site.source(), &site.target());
+    assert_eq!(pushed.failed(), ["sender: nothing is removed at the target: it is the source"]);
+    assert_eq!((pushed.summary().removed, pushed.summary().failed), (0, 1));
+    assert!(site.target().join("alone").exists() && site.target().join("kept").exists());
 }

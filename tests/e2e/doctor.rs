@@ -109,7 +109,7 @@ fn a_receiver_that_lets_us_in() {
     for check in ["name", "TCP", "QUIC", "round trip", "path MTU", "its key", "our key"] {
         findings.assert_level(check, "ok");
     }
-    assert!(findings.the("our key")["text"].as_str().unwrap().contains("protocol versions 1 to 3"));
+    assert!(findings.the("our key")["text"].as_str().unwrap().contains("protocol versions 1 to 4"));
     assert!(findings.the("lanes")["details"].as_array().unwrap().is_empty(), "the round trip is known");
     assert_eq!(std::fs::read(site.path("client/known_hosts")).unwrap(), before);
     // the conversation ended in order, and left nothing

@@ -19,7 +19,7 @@ use crate::hooks::HookedDisk;
 use crate::inprocess::InProcess;
 use crate::tree::{assert_part_of, assert_same, paint, picture};
 
-/// Small files in two directories, enough of them for a nursery each, and one file of three groups.
+/// Small files in two directories, enough of them for a staging directory each, and one file of three groups.
 fn paint_mixture(source: &Path) {
     for number in 0..24 {
         paint(source.join(format!("d{}/small{number}", number % 2)), 100 * number);
@@ -27,7 +27,7 @@ fn paint_mixture(source: &Path) {
     paint(source.join("large"), 3 * GROUP_BYTES);
 }
 
-const CASES: [FaultCase; 4] = [
+const CASES: [FaultCase; 5] = [
     FaultCase {
         request: Request::Read,
         fault: Fault::Fails(EIO),
@@ -35,14 +35,17 @@ const CASES: [FaultCase; 4] = [
     },
     FaultCase {
         request: Request::Write,
-        fault: Fault::Fails(ENOSPC),
-        words: &["receiver: write", "No space left on device"],
+        fault: Fault::Fails(EROFS),
+        words: &["receiver: write", "Read-only file system"],
     },
     FaultCase { request: Request::Read, fault: Fault::IsShort, words: &[] },
     FaultCase { request: Request::Write, fault: Fault::IsShort, words: &[] },
+    // there may be room when what is replaced has gone, so that it is tried once more
+    FaultCase { request: Request::Write, fault: Fault::Fails(ENOSPC), words: &[] },
 ];
 
 const EIO: i32 = 5;
+const EROFS: i32 = 30;
 const ENOSPC: i32 = 28;
 
 /// What every request meets in turn, and what must be said of it.
@@ -146,9 +149,8 @@ fn ends_in_a_write() {
 /// A system call and the error that it returns.
 type Failing = (&'static str, &'static str, &'static str);
 
-const FAILING_AT_THE_TARGET: [Failing; 9] = [
+const FAILING_AT_THE_TARGET: [Failing; 8] = [
     ("mkdirat", "ENOSPC", "No space left on device"),
-    ("linkat", "EDQUOT", "quota exceeded"),
     ("renameat", "EIO", "Input/output error"),
     ("pwrite64", "ENOSPC", "No space left on device"),
     ("ftruncate", "EFBIG", "File too large"),
@@ -160,8 +162,8 @@ const FAILING_AT_THE_TARGET: [Failing; 9] = [
 const FAILING_AT_THE_SOURCE: [Failing; 2] =
     [("pread64", "EIO", "Input/output error"), ("getdents64", "EIO", "Input/output error")];
 /// Those in which a process may end.
-const LAST_CALLS: [&str; 9] =
-    ["mkdirat", "write", "pwrite64", "ftruncate", "linkat", "renameat", "utimensat", "fdatasync", "syncfs"];
+const LAST_CALLS: [&str; 8] =
+    ["mkdirat", "write", "pwrite64", "ftruncate", "renameat", "utimensat", "fdatasync", "syncfs"];
 /// Of each thread; more are only more of the same.
 const CALLS_MAX: usize = 4;
 
@@ -248,20 +250,22 @@ fn can_inject() -> bool {
     has_program("strace") && Zmove(command).outcome().code == Some(0)
 }
 
-/// The kernel tells it once: a session that went on, lost its connection and was followed by another would end well.
+/// Perhaps it was somebody else's data on the same file system that could not be written: what is there when it is read back
+/// past the page cache gets its name.
 #[test]
-fn a_flush_that_fails_on_the_way_ends_the_push_at_once() {
+fn a_flush_that_fails_for_others_costs_nothing() {
     if !can_inject() {
         return skip("strace cannot run here: nothing makes a system call fail");
     }
     let site = Site::local();
-    std::fs::create_dir_all(site.source()).unwrap();
-    std::fs::File::create(site.source().join("large")).unwrap().set_len(1 << 30).unwrap();
+    paint_mixture(&site.source());
     let (outcome, struck) = push_under(&site, "syncfs", "error=EIO:when=1", &[]);
-    assert!(struck && outcome.stderr.contains("Input/output error"), "{}", outcome.stderr);
-    assert_ne!(outcome.code, Some(0), "{}", outcome.stderr);
-    let traced = std::fs::read_to_string(site.path("strace.log")).unwrap();
-    assert_eq!(traced.matches("syncfs(").count(), 1, "{traced}");
+    assert!(struck && outcome.code == Some(0), "{:?}: {}", outcome.code, outcome.stderr);
+    assert_same(&site.source(), &site.target());
+    // the last one is of names, and there is nothing to read back
+    let (outcome, struck) = push_under(&site, "syncfs", "error=EIO", &[]);
+    assert!(struck && outcome.code == Some(11), "{:?}: {}", outcome.code, outcome.stderr);
+    assert!(outcome.stderr.contains("Input/output error"), "{}", outcome.stderr);
 }
 
 /// A writer, and the task that looks at an old version for an offer that waits for its answer.

@@ -27,6 +27,10 @@ impl HookedDisk {
 }
 
 impl Disk for HookedDisk {
+    fn anew(&self) -> Option<Arc<dyn Disk>> {
+        None
+    }
+
     fn read(
         &self,
         file: &DataFile,

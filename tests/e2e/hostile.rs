@@ -3,14 +3,16 @@
 
 use std::path::Path;
 
+use zmove_transport::Frame;
 use zmove_types::{GROUP_BYTES, RelPath};
 use zmove_wire::limits::{EXTRA_NAMES_MAX, OFFER_FILES_MAX, STORED_ITEMS_MAX};
 use zmove_wire::{
-    Answer, Extra, ExtraName, Fault, FaultCode, FileDone, Findings, Finished, FrameKind, Held, ListedName,
-    Operation, Stored, StoredItem, TargetState, ToReceiver, ToSender, TopName, Verdict, encode_message,
+    Answer, Batch, BatchEntry, EntryFault, Extra, ExtraName, Fault, FaultCode, FileDone, Findings, Finished,
+    FrameKind, Held, ListedName, Operation, PublishedItem, Stored, StoredItem, TargetState, ToReceiver,
+    ToSender, TopName, Verdict, Version, encode_message,
 };
 
-use crate::deceiver::{Deceived, Deceiver, Heard, opened, stored};
+use crate::deceiver::{Deceived, Deceiver, Heard, opened, published, stored};
 use crate::harness::Site;
 use crate::tree::paint;
 
@@ -31,7 +33,7 @@ fn says(messages: &[ToSender]) -> Option<Vec<Vec<u8>>> {
 /// Says `message` in the place of leave, or right after it.
 fn after_leave(message: ToSender) -> Deceived {
     let said = move |heard: &Heard| match heard {
-        Heard::Message(ToReceiver::Open(_)) => says(&[opened(TargetState::Populated), message.clone()]),
+        Heard::Message(ToReceiver::OpenWith(..)) => says(&[opened(TargetState::Populated), message.clone()]),
         _ => Some(Vec::new()),
     };
     Deceiver::new(TargetState::Populated, said).deceive(&site().source())
@@ -148,6 +150,91 @@ fn a_daemon_that_settles_an_item_twice_is_broken_off() {
     Deceiver::new(TargetState::Empty, said).deceive(&site().source()).is_broken_off("a receipt");
 }
 
+/// A name for what was never stored, for the same twice, or for a group of a large file.
+#[test]
+fn a_daemon_that_publishes_what_it_has_not_stored_is_broken_off() {
+    after_leave(published(0)).is_broken_off("a name");
+    let said = |heard: &Heard| match heard {
+        Heard::Frame(Frame { header, .. }) => {
+            says(&[stored(header.item.0), published(header.item.0), published(header.item.0)])
+        }
+        Heard::Message(ToReceiver::Announce { .. }) => Some(Vec::new()),
+        Heard::Message(_) => None,
+    };
+    Deceiver::new(TargetState::Empty, said).deceive(&site().source()).is_broken_off("a name");
+    let site = Site::local();
+    paint(site.source().join("large"), 2 * GROUP_BYTES);
+    let said = |heard: &Heard| match heard {
+        Heard::Frame(Frame { header, .. }) if header.kind == FrameKind::Chunk => {
+            says(&[stored(header.item.0), published(header.item.0)])
+        }
+        _ => None,
+    };
+    Deceiver::new(TargetState::Empty, said).deceive(&site.source()).is_broken_off("a name");
+}
+
+/// Says `receipts` of each batch, and that all is finished when as many have come as were announced.
+fn settling(
+    receipts: impl Fn(&Frame) -> Vec<ToSender> + Send + 'static,
+) -> impl FnMut(&Heard) -> Option<Vec<Vec<u8>>> + Send + 'static {
+    let (mut came, mut announced) = (0, None);
+    move |heard| {
+        let mut said = match heard {
+            Heard::Message(ToReceiver::Announce { items, .. }) => {
+                announced = Some(*items);
+                Vec::new()
+            }
+            Heard::Message(_) => return None,
+            Heard::Frame(frame) => {
+                came += 1;
+                receipts(frame)
+            }
+        };
+        if announced == Some(came) {
+            said.push(ToSender::Finished(Finished::default()));
+        }
+        says(&said)
+    }
+}
+
+/// What is stored may be gone after a power cut: only what is published has been moved.
+#[test]
+fn a_daemon_that_stores_and_publishes_nothing_has_moved_nothing() {
+    let receipts = |frame: &Frame| vec![stored(frame.header.item.0)];
+    let deceived = Deceiver::new(TargetState::Empty, settling(receipts)).deceive(&site().source());
+    deceived.is_broken_off("the end before everything");
+}
+
+/// It never says more than that.
+#[test]
+fn what_an_older_daemon_has_stored_has_its_name() {
+    let receipts = |frame: &Frame| vec![stored(frame.header.item.0)];
+    let older = Deceiver::new(TargetState::Empty, settling(receipts));
+    let deceived = Deceiver { version: Version::V3, ..older }.deceive(&site().source());
+    assert_eq!(deceived.ended.unwrap().files, 2);
+}
+
+/// It is told once, also where both words name it.
+#[test]
+fn what_gets_no_name_has_failed() {
+    let receipts = |frame: &Frame| {
+        let item = frame.header.item.0;
+        let batch = Batch::decode(&frame.head, frame.header.data_bytes).unwrap();
+        let entries = batch.groups.iter().flat_map(|group| &group.entries);
+        let files = (0..).zip(entries).filter(|(_, entry)| matches!(entry, BatchEntry::File(_)));
+        let fault = |entry| EntryFault { entry, operation: Operation::Flush, code: FaultCode::Os(5) };
+        let faults: Vec<_> = files.map(|(entry, _)| fault(entry)).collect();
+        let first = faults.first().copied().into_iter().collect();
+        let items = vec![StoredItem { item, mismatch: false, faults: first }];
+        let published = vec![PublishedItem { item, faults }];
+        vec![ToSender::Stored(Stored { items, files: Vec::new() }), ToSender::Published { items: published }]
+    };
+    let deceived = Deceiver::new(TargetState::Empty, settling(receipts)).deceive(&site().source());
+    let summary = deceived.ended.as_ref().unwrap();
+    assert_eq!((summary.files, summary.bytes, summary.failed), (0, 0, 2), "{:?}", deceived.failed);
+    assert!(deceived.failed.iter().all(|told| told.contains("flush '")), "{:?}", deceived.failed);
+}
+
 #[test]
 fn a_daemon_that_ends_before_all_has_come_is_broken_off() {
     after_leave(ToSender::Finished(Finished::default())).is_broken_off("the end before everything");
@@ -183,7 +270,7 @@ fn a_daemon_that_answers_without_end_what_nobody_asked_fills_no_memory() {
         ToSender::Removed { remove: 0, entries: 1 },
     ] {
         let said = move |heard: &Heard| match heard {
-            Heard::Message(ToReceiver::Open(_)) => {
+            Heard::Message(ToReceiver::OpenWith(..)) => {
                 let flood = std::iter::repeat_n(encode_message(&message), 1000);
                 Some(std::iter::once(encode_message(&opened(TargetState::Empty))).chain(flood).collect())
             }
@@ -204,7 +291,7 @@ fn a_daemon_that_names_another_path_is_broken_off() {
     for climbing in [b"..", b"/x", b"x\0"] {
         let name = name.clone();
         let said = move |heard: &Heard| match heard {
-            Heard::Message(ToReceiver::Open(_)) => {
+            Heard::Message(ToReceiver::OpenWith(..)) => {
                 let ToSender::Opened(leave) = opened(TargetState::Empty) else { unreachable!() };
                 let leave = zmove_wire::Opened { single_name: Some(TopName(name.clone())), ..leave };
                 let mut bytes = encode_message(&ToSender::Opened(leave));
@@ -227,7 +314,7 @@ fn a_daemon_that_blames_other_paths_leaves_no_success() {
     let path = RelPath::from_bytes(Path::new("etc/shadow").as_os_str().as_encoded_bytes()).unwrap();
     let fault = Fault { path, operation: Operation::SetMetadata, code: FaultCode::Os(1) };
     let said = move |heard: &Heard| match heard {
-        Heard::Message(ToReceiver::Open(_)) => {
+        Heard::Message(ToReceiver::OpenWith(..)) => {
             says(&[opened(TargetState::Empty), ToSender::Fault(fault.clone())])
         }
         _ => None,

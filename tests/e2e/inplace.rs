@@ -1,7 +1,7 @@
 //! `--inplace`: files that are there keep inode and hard links, whatever becomes of their size; what breaks off does not look
 //! finished, and the same command finishes it.
 
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -343,6 +343,29 @@ fn a_file_that_is_replaced_meanwhile_is_told() {
     let outcome = finish(half_way.client).expect(23);
     outcome.says(&["zmove: receiver: verify", "large'", "another file has its name"]).lines(1);
     assert_same(&half_way.site.source(), &half_way.site.target());
+}
+
+/// It writes where something has come already, and cuts off what has not.
+#[test]
+fn what_another_program_does_to_the_file_meanwhile_is_told() {
+    type Change = fn(&std::fs::File);
+    let writes: Change = |file| file.write_all_at(b"another's", 0).unwrap();
+    let cuts_off: Change = |file| file.set_len(LARGE - 7).unwrap();
+    for change in [writes, cuts_off] {
+        let half_way = HalfWay::start(&[], UNIX_EPOCH);
+        let target = half_way.site.target().join("large");
+        change(&std::fs::File::options().write(true).open(&target).unwrap());
+        half_way.proxy.resume_without(0, u64::MAX);
+        let HalfWay { client, site, inode: before, .. } = half_way;
+        let outcome = finish(client).expect(23);
+        outcome
+            .says(&["zmove: receiver: verify", "large'", "another program has changed it meanwhile"])
+            .lines(1);
+        assert_ne!(target.metadata().unwrap().modified().unwrap(), back_then());
+        site.push(&["--inplace"], site.contents(), "").done();
+        assert_same(&site.source(), &site.target());
+        assert_eq!(inode(&target), before);
+    }
 }
 
 #[test]

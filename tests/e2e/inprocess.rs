@@ -8,11 +8,12 @@ use tokio::sync::mpsc;
 use zmove_receiver::{Access, ReceiverConfig, Session, Turns, run_session};
 use zmove_scan::ScanRoot;
 use zmove_sender::{
-    LaneNumber, LaneSupply, Link, LossAnswer, Push, PushJob, Run, SenderConfig, SessionError, Summary,
+    LaneNumber, LaneSupply, Link, LossAnswer, Push, PushJob, Removals, Run, SenderConfig, SessionError,
+    Summary,
 };
 use zmove_transport::{LaneError, LaneSink, LaneSource, memory_control, memory_lane};
 use zmove_types::{Event, Observer, RelPath, TransferId};
-use zmove_wire::{Cipher, Compare, Durability, Overwrite, Purpose, TargetShape};
+use zmove_wire::{Cipher, Compare, Durability, Overwrite, Purpose, TargetShape, Version};
 
 /// More than any case has.
 const LANES_MAX: usize = 64;
@@ -24,6 +25,7 @@ pub(crate) struct InProcess {
     pub(crate) lanes: usize,
     pub(crate) delta: bool,
     pub(crate) overwrite: Overwrite,
+    pub(crate) mirror: Option<Removals>,
     pub(crate) wrap: Wrap,
     pub(crate) wrap_source: WrapSource,
     /// Whether there are more lanes for the asking; one of two dials fails.
@@ -56,6 +58,7 @@ impl Default for InProcess {
             lanes: 2,
             delta: false,
             overwrite: Overwrite::Differing,
+            mirror: None,
             wrap: Box::new(|sink| sink),
             wrap_source: Box::new(|source| source),
             more: false,
@@ -66,10 +69,11 @@ impl Default for InProcess {
 
 impl InProcess {
     pub(crate) fn push(self, source: &Path, target: &Path) -> Pushed {
-        let Self { config, receiver, lanes, delta, overwrite, wrap, wrap_source, more, on_event } = self;
+        let Self { config, receiver, lanes, delta, overwrite, mirror, .. } = self;
+        let Self { wrap, wrap_source, more, on_event, .. } = self;
         let witness = Arc::new(Witness { events: Mutex::default(), on_event });
         let started = Instant::now();
-        let job = PushJob { delta, overwrite, ..job(source, target.to_str().unwrap()) };
+        let job = PushJob { delta, overwrite, mirror, ..job(source, target.to_str().unwrap()) };
         let (push, mut run) = (Push::start(job, config, started), Run::begin(None, started));
         let observer = Arc::clone(&witness) as Arc<dyn Observer>;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
@@ -107,7 +111,8 @@ impl InProcess {
                     Session { transfer, version, control: far, lanes: sources, owner, access, turns, config };
                 run_session(session, std::future::pending()).await
             });
-            let link = Link { transfer, cipher: Cipher::Tls, control: near, lanes: sinks, supply };
+            let (cipher, version) = (Cipher::Tls, Version::NEWEST);
+            let link = Link { transfer, cipher, version, control: near, lanes: sinks, supply };
             let pushing = push.run(&mut run, link, observer, std::future::pending());
             let (ended, ()) = tokio::join!(pushing, dialling);
             let received = receiving.await.unwrap();

@@ -69,7 +69,7 @@ impl Intruder {
         lanes_in.try_send(source).unwrap();
         let session = Session {
             transfer: TransferId([5; 16]),
-            version: Version::V3,
+            version: Version::NEWEST,
             control: far,
             lanes,
             owner: "intruder".to_owned(),
@@ -168,7 +168,8 @@ pub(crate) fn metadata(mode: u32) -> Metadata {
 /// Entries of one directory as a batch, with that item number. Each file holds `x`.
 pub(crate) fn batch(item: u64, directory: &str, entries: Vec<BatchEntry>) -> Deed {
     let files = entries.iter().filter(|entry| matches!(entry, BatchEntry::File(_))).count();
-    let batch = Batch { groups: vec![DirectoryGroup { directory: path(directory), entries }] };
+    let groups = vec![DirectoryGroup { directory: path(directory), entries }];
+    let batch = Batch { groups, ..Batch::default() };
     raw_batch(item, batch.encode(), &vec![b'x'; files])
 }
 

@@ -12,6 +12,7 @@ use zmove_types::{Cv, GROUP_BYTES, Name, RelPath, Timestamp, TransferId};
 use crate::command::{Outcome, Runner};
 use crate::daemon::Daemon;
 use crate::harness::Site;
+use crate::tree::names;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -26,8 +27,11 @@ impl Journals<'_> {
         self.site.path(self.home).join("journal")
     }
 
+    /// Where the journal of a transfer is, or would be by the name of earlier releases.
     fn file(&self, transfer: u8) -> PathBuf {
-        self.directory().join(format!("{}.journal", TransferId([transfer; 16])))
+        let transfer = TransferId([transfer; 16]).to_string();
+        let found = names(&self.directory()).into_iter().find(|name| name.starts_with(&transfer));
+        self.directory().join(found.unwrap_or(format!("{transfer}.journal")))
     }
 
     fn part_file(&self, transfer: u8) -> PathBuf {

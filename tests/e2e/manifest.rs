@@ -1,17 +1,21 @@
 //! The manifest that a push writes is what the stock `b3sum --check` accepts in the target directory.
 
+use std::ffi::OsStr;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
 use std::path::Path;
 use std::process::Command;
 
 use crate::command::Outcome;
-use crate::harness::{Site, both_ways, has_program, skip};
-use crate::tree::{paint, paint_interesting_sizes, painted, set_old};
+use crate::harness::{Site, both_ways, has_program, is_root, skip};
+use crate::tree::{names, paint, paint_interesting_sizes, painted, set_mode, set_old};
 
 both_ways!(
     it_passes_the_stock_check,
     it_finds_what_was_changed,
     names_with_backslash_and_newline,
-    names_that_are_not_utf8_are_left_out_and_counted,
+    names_that_b3sum_cannot_read_are_left_out_and_counted,
     files_that_were_there_are_listed_when_they_were_read,
 );
 
@@ -77,12 +81,15 @@ fn names_with_backslash_and_newline(site: &Site) {
     expect_all_right(site, 5);
 }
 
-fn names_that_are_not_utf8_are_left_out_and_counted(site: &Site) {
-    use std::os::unix::ffi::OsStrExt;
-    paint(site.source().join(std::ffi::OsStr::from_bytes(b"caf\xe9")), 10);
-    paint(site.source().join("plain"), 10);
-    push(site, &[]).says(&["zmove: 1 names are not UTF-8", "left out of the manifest"]).lines(1);
-    expect_all_right(site, 1);
+fn names_that_b3sum_cannot_read_are_left_out_and_counted(site: &Site) {
+    for name in [&b"caf\xe9"[..], "caf\u{fffd}".as_bytes(), b"end\r", b"line\nend\r", b"d\xff/plain"] {
+        paint(site.source().join(OsStr::from_bytes(name)), 10);
+    }
+    for name in ["plain", "in\rside", "d\r/plain", "\r\n\\."] {
+        paint(site.source().join(name), 10);
+    }
+    push(site, &[]).says(&["zmove: 5 names are not UTF-8", "left out of the manifest"]).lines(1);
+    expect_all_right(site, 4);
 }
 
 fn files_that_were_there_are_listed_when_they_were_read(site: &Site) {
@@ -95,4 +102,119 @@ fn files_that_were_there_are_listed_when_they_were_read(site: &Site) {
     expect_all_right(site, 0);
     push(site, &["--checksum"]).done();
     expect_all_right(site, 2);
+}
+
+/// A local site with one file, and what its manifest says.
+fn one_file() -> (Site, String) {
+    let site = Site::local();
+    paint(site.source().join("f"), 10);
+    let line = format!("{}  f\n", blake3::hash(&painted(10, 0)));
+    (site, line)
+}
+
+/// `zmove push --quiet --manifest PATH source/ target`.
+fn push_to(site: &Site, manifest: &Path) -> Outcome {
+    site.push(&["--quiet", "--manifest", manifest.to_str().unwrap()], site.contents(), "")
+}
+
+#[test]
+fn what_lies_beside_it_stays() {
+    let (site, line) = one_file();
+    std::fs::create_dir(site.path("m")).unwrap();
+    let place = site.path("m");
+    for name in ["sums", "sums.part", ".sums", "sums~"] {
+        std::fs::write(place.join(name), name).unwrap();
+    }
+    set_mode(place.join("sums"), 0o640);
+    push_to(&site, &place.join("sums")).done();
+    assert_eq!(std::fs::read_to_string(place.join("sums")).unwrap(), line);
+    assert_eq!(place.join("sums").metadata().unwrap().mode() & 0o777, 0o640);
+    for name in ["sums.part", ".sums", "sums~"] {
+        assert_eq!(std::fs::read_to_string(place.join(name)).unwrap(), name);
+    }
+    assert_eq!(names(&place), [".sums", "sums", "sums.part", "sums~"]);
+}
+
+#[test]
+fn an_old_one_stays_when_the_push_breaks_off() {
+    let (site, _) = one_file();
+    let place = site.path("m");
+    std::fs::create_dir(&place).unwrap();
+    std::fs::write(place.join("sums"), "old").unwrap();
+    std::fs::write(site.path("target/file"), "in the way").unwrap();
+    let options = ["--manifest", "m/sums"];
+    site.push_command(&options, &["source/".as_ref()], "file").outcome().expect(3);
+    assert_eq!(std::fs::read_to_string(place.join("sums")).unwrap(), "old");
+    assert_eq!(names(&place), ["sums"]);
+}
+
+#[test]
+fn a_link_is_followed() {
+    let (site, line) = one_file();
+    std::fs::create_dir_all(site.path("m/d")).unwrap();
+    std::fs::write(site.path("m/d/sums"), "old").unwrap();
+    symlink("d/sums", site.path("m/one")).unwrap();
+    symlink(site.path("m/one"), site.path("m/two")).unwrap();
+    symlink("d/new", site.path("m/to nothing")).unwrap();
+    symlink("loop", site.path("m/loop")).unwrap();
+    for (link, file) in [("two", "sums"), ("to nothing", "new")] {
+        push_to(&site, &site.path("m").join(link)).done();
+        assert!(site.path("m").join(link).symlink_metadata().unwrap().is_symlink());
+        assert_eq!(std::fs::read_to_string(site.path("m/d").join(file)).unwrap(), line);
+        std::fs::remove_file(site.path("target/f")).unwrap();
+    }
+    assert_eq!(names(&site.path("m/d")), ["new", "sums"]);
+    push_to(&site, &site.path("m/loop")).expect(11).says(&["create '", "m/loop'"]).lines(1);
+    push_to(&site, &site.path("m/d")).expect(11).says(&["create '", "directory"]).lines(1);
+}
+
+#[test]
+fn a_fifo_gets_the_lines_and_stays() {
+    let (site, line) = one_file();
+    let fifo = site.path("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let reading = std::thread::spawn({
+        let fifo = fifo.clone();
+        move || std::fs::read_to_string(fifo).unwrap()
+    });
+    push_to(&site, &fifo).done();
+    assert!(fifo.symlink_metadata().unwrap().file_type().is_fifo());
+    assert_eq!(reading.join().unwrap(), line);
+}
+
+#[test]
+fn a_device_stays_one() {
+    if !is_root() {
+        return skip("making a device needs root");
+    }
+    let (site, _) = one_file();
+    let (null, disk) = (site.path("null"), site.path("disk"));
+    for (path, words) in [(&null, ["c", "1", "3"]), (&disk, ["b", "7", "9999"])] {
+        if !Command::new("mknod").arg(path).args(words).status().unwrap().success() {
+            return skip("this container makes no devices");
+        }
+    }
+    push_to(&site, &null).done();
+    assert!(null.symlink_metadata().unwrap().file_type().is_char_device());
+    push_to(&site, &disk).expect(11).says(&["create '", "neither a regular file nor a stream"]).lines(1);
+    assert!(disk.symlink_metadata().unwrap().file_type().is_block_device());
+}
+
+/// `/dev/stdout` is such a link.
+#[test]
+fn standard_output_goes_on_where_it_ends() {
+    let (site, line) = one_file();
+    symlink("/proc/self/fd/1", site.path("stdout")).unwrap();
+    for path in ["stdout", "-", "/proc/self/fd/1"] {
+        assert_eq!(push_to(&site, Path::new(path)).done().stdout, line);
+        std::fs::remove_file(site.path("target/f")).unwrap();
+    }
+    assert!(site.path("stdout").symlink_metadata().unwrap().is_symlink() && !site.path("-").exists());
+    let mut said = String::new();
+    let out =
+        std::fs::File::options().read(true).write(true).create_new(true).open(site.path("out")).unwrap();
+    let mut zmove = site.push_command(&["--manifest", "stdout"], &["source/".as_ref()], "");
+    assert!(zmove.0.stdout(out).status().unwrap().success());
+    std::fs::File::open(site.path("out")).unwrap().read_to_string(&mut said).unwrap();
+    assert!(said.starts_with(&line) && said.contains("1 files, 10 B"), "{said}");
 }

@@ -54,7 +54,7 @@ fn nothing_is_kept_of_a_lane_that_has_ended() {
         let (access, config) = (Access::Anywhere, ReceiverConfig::default());
         let session = Session {
             transfer: TRANSFER,
-            version: Version::V3,
+            version: Version::NEWEST,
             control: far,
             lanes,
             owner: String::new(),

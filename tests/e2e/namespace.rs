@@ -34,6 +34,17 @@ impl Namespace {
         Self::start(script, &[bytes.to_string().as_ref(), directory.as_os_str()], None)
     }
 
+    /// A namespace in which each directory of a pair is seen at the other's place too; `None` where that is not possible.
+    pub(crate) fn with_binds(pairs: &[(&Path, &Path)]) -> Option<Self> {
+        if !is_root() || !has_program("unshare") || !has_program("nsenter") {
+            skip("a bind mount needs root, unshare and nsenter");
+            return None;
+        }
+        let script = r#"while [ "$#" -gt 0 ]; do mount --bind "$1" "$2" || exit; shift 2; done; echo ready; read -r _"#;
+        let words: Vec<_> = pairs.iter().flat_map(|(from, to)| [from.as_os_str(), to.as_os_str()]).collect();
+        Self::start(script, &words, None)
+    }
+
     /// A namespace in which `directory` is a file system in an image; `None` where that is not possible.
     pub(crate) fn with_image(directory: &Path, image: &Image) -> Option<Self> {
         let program = image.make.split(' ').next().unwrap();

@@ -65,7 +65,7 @@ fn a_peer_of_another_version() {
     let (address, fingerprint) = serve_greeting(&site, greeting.encode().to_vec());
     site.pin(&address, fingerprint);
     let outcome = push_to(&site, &format!("{address}:x")).expect(2);
-    outcome.says(&["zmove: ", "versions 7 to 9", "this zmove 1 to 3", "install the same release"]).lines(1);
+    outcome.says(&["zmove: ", "versions 7 to 9", "this zmove 1 to 4", "install the same release"]).lines(1);
 }
 
 /// It is not asked for what it does not know.
@@ -77,7 +77,7 @@ fn an_older_receiver_cannot_be_probed() {
     site.pin(&address, fingerprint);
     let outcome = site.zmove(&["probe", &format!("{address}:")]).outcome().expect(2);
     outcome
-        .says(&["cannot be probed", "versions 1 to 1, this zmove 2 to 3", "install the same release"])
+        .says(&["cannot be probed", "versions 1 to 1, this zmove 2 to 4", "install the same release"])
         .lines(1);
 }
 

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::command::Outcome;
 use crate::harness::{Site, both_ways, has_program, skip};
+use crate::namespace::Namespace;
 use crate::tree::{assert_pictures, paint, picture, set_own_mtime};
 
 both_ways!(
@@ -311,4 +312,82 @@ fn a_scan_counts_what_is_chosen() {
     assert_eq!(count(&["--max-size", "40", "source"]), (json!(4), json!(5)));
     assert_eq!(count(&["--exclude", "main.o", "source/main.o"]), (json!(0), json!(0)));
     assert_eq!(count(&["--files-from", "list", "--exclude", "*.o", "source"]), (json!(1), json!(1)));
+}
+
+/// A site whose source holds `mounted`, a file system of its own.
+fn with_a_mount() -> Option<Site> {
+    let site = Site::within(|target| {
+        let source = target.parent().unwrap().join("source");
+        std::fs::create_dir_all(source.join("mounted")).unwrap();
+        Namespace::with_small_disk(&source.join("mounted"), 1 << 20)
+    })?;
+    for name in ["f", "d/g", "mounted/inside"] {
+        paint(site.namespace().outside(&site.source()).join(name), 10);
+    }
+    for name in ["alone", "d/alone", "mounted/below", "mounted/d/f"] {
+        paint(site.target().join(name), 10);
+    }
+    Some(site)
+}
+
+/// What is there below the target once the source has been pushed with `-x --delete`.
+const WITHOUT_THE_MOUNT: [&str; 7] =
+    ["d/", "d/g", "f", "mounted/", "mounted/below", "mounted/d/", "mounted/d/f"];
+
+fn what_is_mounted_stays_outside(site: &Site) {
+    let preview = site.push(&["-n", "-x", "--delete"], site.contents(), "").done();
+    let mut lines: Vec<_> = preview.stdout.lines().filter(|line| line.starts_with(['+', '-'])).collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["+ d/g", "+ f", "- alone", "- d/alone"]);
+    let summary = site.push(&["--json", "-x", "--delete"], site.contents(), "").done().summary();
+    assert_eq!((&summary["files"], &summary["removed"]), (&2.into(), &2.into()));
+    assert_eq!(arrived(site), WITHOUT_THE_MOUNT);
+    let summary = site.push(&["--json", "--delete"], site.contents(), "").done().summary();
+    assert_eq!((&summary["files"], &summary["removed"]), (&1.into(), &3.into()));
+    assert_eq!(arrived(site), ["d/", "d/g", "f", "mounted/", "mounted/inside"]);
+}
+
+#[test]
+fn what_is_mounted_in_a_source_stays_outside_locally() {
+    if let Some(site) = with_a_mount() {
+        what_is_mounted_stays_outside(&site);
+    }
+}
+
+#[test]
+fn what_is_mounted_in_a_source_stays_outside_to_a_daemon() {
+    if let Some(mut site) = with_a_mount() {
+        site.start_daemon();
+        what_is_mounted_stays_outside(&site);
+    }
+}
+
+#[test]
+fn rsync_stays_in_the_same_file_system() {
+    let Some(site) = with_a_mount() else { return };
+    if !has_program("rsync") {
+        return skip("rsync is missing: nothing to compare with");
+    }
+    let (source, target) = (site.contents(), site.path("target"));
+    let words = ["rsync", "-ax", "--delete"].map(OsStr::new);
+    assert!(site.namespace().run(&[&words[..], &[&source, target.as_os_str()]].concat()));
+    assert_eq!(arrived(&site), WITHOUT_THE_MOUNT);
+}
+
+#[test]
+fn each_source_is_walked_in_its_own_file_system_and_counted_there() {
+    let Some(site) = with_a_mount() else { return };
+    let scan = |path: &Path, options: &[&str]| -> Value {
+        let mut scan = site.zmove(&["scan", "--json"]);
+        scan.0.args(options).arg(path);
+        serde_json::from_str(&scan.outcome().done().stdout).unwrap()
+    };
+    let mounted = site.source().join("mounted");
+    assert_eq!(scan(&site.source(), &["-x"])["files"], json!({ "files": 2, "bytes": 20 }));
+    assert_eq!(scan(&site.source(), &["-x"])["directories"], scan(&site.source(), &[])["directories"]);
+    assert_eq!(scan(&site.source(), &[])["files"], json!({ "files": 3, "bytes": 30 }));
+    assert_eq!(scan(&mounted, &["-x"])["files"], json!({ "files": 1, "bytes": 10 }));
+    let sources = [site.source().join("d"), mounted];
+    site.push_command(&["-x"], &sources.each_ref().map(|path| path.as_os_str()), "").outcome().done();
+    assert!(site.target().join("mounted/inside").exists() && site.target().join("d/g").exists());
 }

@@ -234,7 +234,7 @@ fn a_broken_push_never_has_the_last_word() {
     std::fs::write(site.source().join("file"), "older").unwrap();
     let log = site.path("strace.log");
     rustix::fs::mknodat(CWD, &log, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-    let tracer = "strace -f --seccomp-bpf -qq -e trace=linkat,renameat2 -e inject=linkat,renameat2:delay_enter=3000000";
+    let tracer = "strace -f --seccomp-bpf -qq -e trace=renameat -e inject=renameat:delay_enter=3000000";
     let late = script(&site, "late", &format!("exec {tracer} -o '{}' '{ZMOVE}' \"$@\"", log.display()));
     let mut client = push_by(&site, &sshd.command(), &late, &[], &sshd.at_target(&site)).start();
     let mut log = BufReader::new(File::open(&log).unwrap());

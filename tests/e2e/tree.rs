@@ -177,7 +177,7 @@ pub(crate) fn assert_pictures(expected: &Picture, found: &Picture) {
 #[track_caller]
 pub(crate) fn assert_part_of(source: &Path, target: &Path) {
     let whole = picture(source);
-    let hidden = |path: &[u8]| path.split(|&byte| byte == b'/').any(|name| name.starts_with(b".zmove-new-"));
+    let hidden = |path: &[u8]| path.split(|&byte| byte == b'/').any(|name| name.starts_with(b".zmove-"));
     for (path, node) in picture(target).into_iter().filter(|(path, _)| !hidden(path)) {
         let shown = String::from_utf8_lossy(&path);
         let there = whole.get(&path).unwrap_or_else(|| panic!("'{shown}' is not in the source"));

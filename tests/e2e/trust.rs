@@ -1,13 +1,13 @@
 //! Who may connect to whom, and where a key may write.
 
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
 use zmove_transport::{Access, Identity};
 
-use crate::command::{Outcome, Runner};
+use crate::command::{NOBODY, Outcome, Runner};
 use crate::daemon::Daemon;
-use crate::harness::{Site, skip};
+use crate::harness::{Site, is_root, skip};
 use crate::tree::{assert_pictures, assert_same, names, paint, picture};
 
 const TRANSPORTS: [&str; 2] = ["tcp", "quic"];
@@ -203,6 +203,54 @@ fn an_unreadable_list_of_keys_lets_nobody_in() {
     outcome.says(&["zmove: receiver: ", "authorized_keys"]).lines(1);
     site.the_daemon().wait_for_log("authorized_keys");
     std::fs::write(&list, text).unwrap();
+    site.push_contents();
+}
+
+/// What somebody else owns, or may put another file in the place of, says what somebody else wants.
+#[test]
+fn lists_and_keys_that_others_can_change_are_refused_with_the_command_that_mends_it() {
+    if !is_root() {
+        return skip("only root can give files to others");
+    }
+    let site = Site::daemon();
+    paint(site.source().join("f"), 10);
+    let give = |file: &Path, to: u32| std::os::unix::fs::chown(file, Some(to), None).unwrap();
+    let open =
+        |file: &Path, mode: u32| std::fs::set_permissions(file, PermissionsExt::from_mode(mode)).unwrap();
+    let serve = || {
+        let mut serve = site.zmove(&["serve", "--listen", "127.0.0.1:0", "--check"]);
+        serve.0.env("ZMOVE_HOME", site.path("server"));
+        serve.outcome()
+    };
+    for file in ["authorized_keys", "key.pem"] {
+        let file = site.path("server").join(file).canonicalize().unwrap();
+        give(&file, NOBODY);
+        let shown = file.display();
+        serve()
+            .expect(1)
+            .says(&[&format!("{shown}: it belongs to user {NOBODY}"), &format!("run: chown 0 {shown}")]);
+        let mut serve = site.zmove(&["serve", "--listen", "127.0.0.1:0"]);
+        serve.0.env("ZMOVE_HOME", site.path("server"));
+        let outcome = serve.outcome();
+        assert_ne!(outcome.code, Some(0));
+        outcome.says(&[&format!("run: chown 0 {shown}")]).lines(1);
+        give(&file, 0);
+    }
+    let home = site.path("server").canonicalize().unwrap();
+    open(&home, 0o777);
+    serve()
+        .expect(1)
+        .says(&[&format!("{}: its mode 0777 lets others write to it", home.display()), "chmod go-w"]);
+    // a daemon that is running notices
+    let outcome = site.push(&[], site.contents(), "x").expect(10);
+    outcome.says(&["zmove: receiver: ", "authorized_keys"]).lines(1);
+    site.the_daemon().wait_for_log(&format!("run: chmod go-w {}", home.display()));
+    open(&home, 0o700);
+    give(&home.join("authorized_keys"), NOBODY);
+    site.push(&[], site.contents(), "x").expect(10);
+    site.the_daemon().wait_for_log("run: chown 0 ");
+    give(&home.join("authorized_keys"), 0);
+    assert!(names(&site.target()).is_empty());
     site.push_contents();
 }
 

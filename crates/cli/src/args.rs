@@ -59,7 +59,7 @@ The sender's fingerprint is what 'zmove key show' prints there.
 
 Exit codes: 0 all done and flushed; 1 usage; 2 other protocol version; 3 target refused; 4 'doctor'
 found something bad; 5 not authenticated; 10 no connection; 11 file error; 12 connection lost or protocol broken;
-20 interrupted; 23 some files failed (each is named).
+20 interrupted; 23 some files failed (each is named); 25 --max-delete kept some.
 ZMOVE_HOME is where keys, known paths and journals are kept (default ~/.config/zmove; for a daemon
 run as root /etc/zmove).";
 
@@ -127,12 +127,15 @@ pub(crate) struct PushArgs {
     #[arg(long)]
     pub(crate) inplace: bool,
     /// At the end remove what is at the target below the directories sent and not in them; nothing is removed when
-    /// the source could not be read completely
+    /// any directory or file of the source could not be read
     #[arg(long)]
     pub(crate) delete: bool,
     /// With --delete: remove also when parts of the source could not be read, but nothing below these
     #[arg(long, requires = "delete")]
     pub(crate) ignore_errors: bool,
+    /// With --delete: remove no more than N files and directories; what is over stays (exit code 25)
+    #[arg(long, value_name = "N", requires = "delete")]
+    pub(crate) max_delete: Option<u64>,
     /// Change nothing, and list what would be done: '+ NEW', '~ CHANGED (WHY)', '- REMOVED'
     #[arg(short = 'n', long, conflicts_with_all = ["manifest", "trace"])]
     pub(crate) dry_run: bool,
@@ -153,7 +156,8 @@ pub(crate) struct PushArgs {
     /// Send no faster than this per second over all data connections, for example 5Gbit, 500Mbit, 100MB or 100MiB
     #[arg(long, value_name = "RATE")]
     pub(crate) limit: Option<RateLimit>,
-    /// How long to go on without a connection once it is lost, for example 90s, 5min or 1h; 0: not at all
+    /// How long to go on without a connection once it is lost, and to wait for a receiver that is busy, for example 90s, 5min
+    /// or 1h; 0: not at all
     #[arg(long, value_name = "TIME", default_value = "5min")]
     pub(crate) timeout: Timeout,
     /// Encryption of the data connections; with 'none' whoever is on the path can read what is sent

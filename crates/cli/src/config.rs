@@ -49,10 +49,16 @@ struct LimitsTable {
     waiting_per_identity: Option<Count<64, 1_000_000>>,
     transfers: Option<Count<1, 1_000_000>>,
     transfers_per_identity: Option<Count<1, 1_000_000>>,
+    queued_per_identity: Option<Count<1, 1_000_000>>,
     lanes: Option<Count<8, 1_000_000>>,
     lanes_per_identity: Option<Count<8, 1_000_000>>,
     lanes_per_transfer: Option<Count<8, 64>>,
     memory_per_transfer: Option<Memory<64>>,
+    memory_per_identity: Option<Memory<64>>,
+    files_per_identity: Option<Count<64, 1_000_000_000>>,
+    threads_per_identity: Option<Count<1, 1_000_000>>,
+    journals_per_identity: Option<Count<1, 1_000_000>>,
+    journal_bytes_per_identity: Option<Memory<1>>,
 }
 
 /// `[log]`.
@@ -111,12 +117,26 @@ impl Config {
             transfers_per_identity: table
                 .transfers_per_identity
                 .map_or(usual.transfers_per_identity, |count| count.0),
+            queued_per_identity: table.queued_per_identity.map_or(usual.queued_per_identity, |count| count.0),
             lanes: table.lanes.map_or(usual.lanes, |count| count.0),
             lanes_per_identity: table.lanes_per_identity.map_or(usual.lanes_per_identity, |count| count.0),
             lanes_per_transfer: lanes.and_then(Result::ok).unwrap_or(usual.lanes_per_transfer),
             memory_per_transfer: table
                 .memory_per_transfer
                 .map_or(usual.memory_per_transfer, |memory| ByteCount(memory.0)),
+            memory_per_identity: table
+                .memory_per_identity
+                .map_or(usual.memory_per_identity, |memory| ByteCount(memory.0)),
+            files_per_identity: table.files_per_identity.map_or(usual.files_per_identity, |count| count.0),
+            threads_per_identity: table
+                .threads_per_identity
+                .map_or(usual.threads_per_identity, |count| count.0),
+            journals_per_identity: table
+                .journals_per_identity
+                .map_or(usual.journals_per_identity, |count| count.0),
+            journal_bytes_per_identity: table
+                .journal_bytes_per_identity
+                .map_or(usual.journal_bytes_per_identity, |memory| ByteCount(memory.0)),
         }
     }
 }
@@ -156,10 +176,16 @@ mod tests {
             waiting_per_identity = 64
             transfers = 5
             transfers_per_identity = 4
+            queued_per_identity = 9
             lanes = 100
             lanes_per_identity = 50
             lanes_per_transfer = 16
             memory_per_transfer = "1GiB"
+            memory_per_identity = "2GiB"
+            files_per_identity = 1000
+            threads_per_identity = 10
+            journals_per_identity = 5
+            journal_bytes_per_identity = "4MiB"
             [log]
             format = "json"
             [metrics]
@@ -177,10 +203,16 @@ mod tests {
             waiting_per_identity: 64,
             transfers: 5,
             transfers_per_identity: 4,
+            queued_per_identity: 9,
             lanes: 100,
             lanes_per_identity: 50,
             lanes_per_transfer: 16,
             memory_per_transfer: ByteCount(1 << 30),
+            memory_per_identity: ByteCount(2 << 30),
+            files_per_identity: 1000,
+            threads_per_identity: 10,
+            journals_per_identity: 5,
+            journal_bytes_per_identity: ByteCount(4 << 20),
         };
         assert_eq!(config.limits(), limits);
     }

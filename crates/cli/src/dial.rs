@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{mpsc, watch};
-use zmove_sender::{LaneNumber, LaneSupply, Learnt, Link, LossAnswer, Summary};
+use zmove_sender::{LaneNumber, LaneSupply, Learnt, Link, LossAnswer, Need, Summary};
 use zmove_transport::{
     Channel, ChannelDialler, DialError, FirstKey, HostPolicy, Identity, KnownHosts, LaneError, LaneSink,
     Reach, Transport, TransportChoice, control_pair,
@@ -25,6 +25,8 @@ use crate::trust::host_policy;
 
 /// How long a connection may take to be ready.
 pub(crate) const DIAL_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long most lanes are held back for what shows at once: that the scan has ended, or a short path.
+const SHOWS_AT_ONCE: Duration = Duration::from_millis(5);
 /// A control connection whose peer acknowledges nothing for so long is lost.
 const CONTROL_SILENCE_MAX: Duration = Duration::from_secs(60);
 
@@ -63,21 +65,26 @@ pub(crate) struct Reached {
 }
 
 /// Dials control and lanes; lanes go on coming up after this returns.
-pub(crate) async fn connect(remote: &Remote, options: &DialOptions) -> Result<Reached> {
+pub(crate) async fn connect(remote: &Remote, options: &DialOptions, need: Option<&Need>) -> Result<Reached> {
     let home = settings::home(settings::Role::Client)?;
     match &remote.login {
-        Some(login) => connect_over_ssh(&home, remote, login, options).await,
-        None => connect_to_daemon(&home, remote, options).await,
+        Some(login) => connect_over_ssh(&home, remote, login, options, need).await,
+        None => connect_to_daemon(&home, remote, options, need).await,
     }
 }
 
-async fn connect_to_daemon(home: &Path, remote: &Remote, options: &DialOptions) -> Result<Reached> {
+async fn connect_to_daemon(
+    home: &Path,
+    remote: &Remote,
+    options: &DialOptions,
+    need: Option<&Need>,
+) -> Result<Reached> {
     let identity = Identity::load_or_create(home)?;
     let first_key = FirstKey::default();
     let policy = host_policy(remote, &identity, home, options, &first_key).await?;
     let reach = options.reach.clone();
     let dialler = ChannelDialler::new(&identity, &remote.host, remote.port, policy, reach).await?;
-    let reached = reach_by(dialler, Paths::of(home, remote), options).await?;
+    let reached = reach_by(dialler, Paths::of(home, remote), options, need).await?;
     if let Some(key) = first_key.get() {
         KnownHosts::open(home)?.pin(&remote.host, remote.port, key)?;
         terminal::warn(format_args!("pinned the key of {}:{}: {key}", remote.host, remote.port));
@@ -90,11 +97,12 @@ async fn connect_over_ssh(
     remote: &Remote,
     login: &Login,
     options: &DialOptions,
+    need: Option<&Need>,
 ) -> Result<Reached> {
     let SshReceiver { identity, key, host, port, session } = ssh::start(remote, login, options).await?;
     let (policy, reach) = (HostPolicy::Pinned(key), options.reach.clone());
     let dialler = ChannelDialler::new(&identity, &host, port, policy, reach).await?;
-    let reached = reach_by(dialler, Paths::of(home, remote), options).await;
+    let reached = reach_by(dialler, Paths::of(home, remote), options, need).await;
     let reached = reached.with_context(|| {
         let how = "a firewall may need a range of ports, which --ssh-ports names";
         format!("reach the receiver that ssh has started on {host} ({how})")
@@ -102,8 +110,13 @@ async fn connect_over_ssh(
     Ok(Reached { ssh: Some(session), ..reached })
 }
 
-async fn reach_by(dialler: ChannelDialler, paths: Paths, options: &DialOptions) -> Result<Reached> {
-    let plan = LanePlan::new(options, paths.recall());
+async fn reach_by(
+    dialler: ChannelDialler,
+    paths: Paths,
+    options: &DialOptions,
+    need: Option<&Need>,
+) -> Result<Reached> {
+    let plan = LanePlan::new(options, paths.recall(), need.cloned());
     let (link, transport, round_trip) = dial_all(dialler.clone(), options, plan).await?;
     Ok(Reached { link, transport, dialler, route: Route { paths, round_trip, transport }, ssh: None })
 }
@@ -136,13 +149,38 @@ struct LanePlan {
     known: Option<Known>,
     /// Without what is known.
     answer: LossAnswer,
+    /// What the push can use, where it may be less than the path could.
+    need: Option<Need>,
 }
 
 impl LanePlan {
-    fn new(options: &DialOptions, known: Option<Known>) -> Self {
+    fn new(options: &DialOptions, known: Option<Known>, need: Option<Need>) -> Self {
         // a pace is shared out over the lanes that there are, and a number that was asked for is kept
         let known = known.filter(|_| options.streams.is_none() && options.limit.is_none());
-        Self { fixed: options.streams, known, answer: loss_answer(options) }
+        let need = need.filter(|_| options.streams.is_none());
+        Self { fixed: options.streams, known, answer: loss_answer(options), need }
+    }
+
+    /// How many of the first lanes are dialled beside control, which is being dialled: as many as there are without waiting for a
+    /// round trip, but few where it shows at once that few are enough.
+    async fn early(&self, dialler: &ChannelDialler, transport: TransportChoice) -> u16 {
+        let usual = self.at_once(transport);
+        let until = tokio::time::Instant::now() + SHOWS_AT_ONCE;
+        while self.fixed.is_none() && tokio::time::Instant::now() < until {
+            if let Some(lanes) = self.few(usual) {
+                return lanes;
+            }
+            if let Some(round_trip) = dialler.round_trip() {
+                return self.count(round_trip, lanes_for(round_trip)).min(usual);
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        usual
+    }
+
+    /// What the push can use, if that is known to be less than `usual`.
+    fn few(&self, usual: u16) -> Option<u16> {
+        self.need.as_ref().and_then(Need::lanes).filter(|lanes| *lanes < usual)
     }
 
     /// How many are dialled before it is known what carries them and how long a round trip takes.
@@ -189,24 +227,31 @@ async fn dial_all(
     };
     let (lanes_in, lanes) = mpsc::channel(usize::from(zmove_wire::limits::LANES_MAX));
     let (wanted_in, wanted) = watch::channel(None);
-    let at_once = plan.at_once(options.reach.transport);
-    for number in 0..at_once {
-        spawn_lane(&dialler, lane(number), &lanes_in, wanted.clone());
-    }
-    let channel = dialler.dial(DIAL_TIMEOUT).await?;
+    let spawn = |numbers: std::ops::Range<u16>| {
+        numbers.for_each(|number| spawn_lane(&dialler, lane(number), &lanes_in, wanted.clone()));
+    };
+    spawn(0..1);
+    let early = async {
+        let early = plan.early(&dialler, options.reach.transport).await;
+        spawn(1..early);
+        early
+    };
+    let (early, channel) = tokio::join!(early, dialler.dial(DIAL_TIMEOUT));
+    let channel = channel?;
     let (transport, round_trip) = (channel.transport(), channel.round_trip());
     let least = lanes_for(round_trip);
-    let count = match transport {
+    let usual = match transport {
         Transport::Tcp => plan.count(round_trip, least),
         Transport::Quic => plan.fixed.unwrap_or_else(settings::quic_lanes),
     };
+    let few = plan.few(usual);
+    let count = few.unwrap_or(usual);
     wanted_in.send_replace(Some(count));
-    for number in at_once..count {
-        spawn_lane(&dialler, lane(number), &lanes_in, wanted.clone());
-    }
+    spawn(early..count);
     channel.set_unacknowledged_max(CONTROL_SILENCE_MAX).context("set up the control connection")?;
     // QUIC's congestion control bears loss, and its windows are shared out over the lanes that there are
-    let tuned = plan.fixed.is_none() && options.limit.is_none() && transport == Transport::Tcp;
+    let tuned =
+        plan.fixed.is_none() && few.is_none() && options.limit.is_none() && transport == Transport::Tcp;
     let (number, congestion) = if tuned {
         (LaneNumber::Tuned { least }, plan.answer(round_trip))
     } else {
@@ -221,7 +266,8 @@ async fn dial_all(
         More::Sets => drop(tokio::spawn(dial_sets(dialler, lane(0), lanes_in, wanted))),
     }
     let supply = Some(LaneSupply { more, asked: count, number, congestion });
-    let link = Link { transfer, cipher, control: control_pair(channel), lanes, supply };
+    let version = channel.version();
+    let link = Link { transfer, cipher, version, control: control_pair(channel), lanes, supply };
     Ok((link, transport, round_trip))
 }
 
@@ -350,6 +396,7 @@ mod tests {
             fixed: None,
             known: Some(Known::new(32, true, round_trip, 1_000_000)),
             answer: LossAnswer::Replaceable { usual: "cubic".into(), tolerant: "bbr".into() },
+            need: None,
         };
         let replaced = LossAnswer::Replaced { usual: "cubic".into(), tolerant: "bbr".into() };
         assert_eq!((plan().count(round_trip, 8), plan().answer(round_trip)), (32, replaced));

@@ -33,6 +33,8 @@ pub(crate) enum Exit {
     Interrupted = 20,
     /// Some files failed; the others are done.
     Partial = 23,
+    /// More would have been removed than may be; all else is done.
+    MaxDelete = 25,
 }
 
 impl Exit {
@@ -65,14 +67,16 @@ impl Exit {
             SessionError::Refused(refusal) => match refusal.code {
                 RefusalCode::UnknownKey => Self::Authentication,
                 RefusalCode::Denied | RefusalCode::Target => Self::Target,
-                RefusalCode::Busy => Self::Connection,
+                RefusalCode::Busy | RefusalCode::Full => Self::Connection,
                 RefusalCode::Protocol | RefusalCode::Stopping | RefusalCode::Broken => Self::Broken,
                 RefusalCode::Failed => Self::File,
             },
             SessionError::PeerIncompatible(_) | SessionError::Control(ControlError::Greeting(_)) => {
                 Self::Incompatible
             }
-            SessionError::NoLane | SessionError::Lane(LaneError::Io { .. }) => Self::Connection,
+            SessionError::NoLane
+            | SessionError::Lane(LaneError::Io { .. })
+            | SessionError::StillInLine { .. } => Self::Connection,
             SessionError::Interrupted => Self::Interrupted,
             SessionError::Manifest(_) | SessionError::Thread(_) => Self::File,
             _ => Self::Broken,

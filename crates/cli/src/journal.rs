@@ -40,9 +40,10 @@ fn directories() -> Result<Vec<PathBuf>> {
     Ok(directories)
 }
 
-/// How a journal is called: by its transfer.
+/// How a journal is called: by its transfer, with which its file's name begins.
 fn name(path: &Path) -> String {
-    path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    stem.split('-').next().unwrap_or_default().to_owned()
 }
 
 /// How long ago a moment was; none if it is still to come.

@@ -19,6 +19,7 @@ mod listing;
 mod location;
 mod log;
 mod metrics;
+mod overlap;
 mod paths;
 mod patience;
 mod probe;

@@ -1,21 +1,18 @@
 //! The list of a dry run: one line for each entry, or one JSON object.
 //!
-//! **Invariant:** a line is one line, whatever a name holds: control characters, backslashes and bytes that are no UTF-8 are
-//! escaped.
+//! **Invariant:** a line is one line, whatever a name holds: names are [`Escaped`].
 
-use std::ffi::OsStr;
 use std::fmt::Write as _;
-use std::os::unix::ffi::OsStrExt;
 
 use serde_json::{Value, json};
-use zmove_types::{Change, ChangeKind, EntryForm, RelPath};
+use zmove_types::{Change, ChangeKind, EntryForm, Escaped};
 
 /// The lines for some entries.
 pub(crate) fn lines(changes: &[Change]) -> String {
     changes.iter().fold(String::new(), |mut text, change| {
         let path = path(change);
         let link = match &change.form {
-            EntryForm::Symlink(target) => format!(" -> {}", escaped(target)),
+            EntryForm::Symlink(target) => format!(" -> {}", Escaped(target)),
             EntryForm::File | EntryForm::Directory => String::new(),
         };
         let (sign, why) = match &change.kind {
@@ -36,41 +33,21 @@ pub(crate) fn as_json(change: &Change) -> Value {
         ChangeKind::Changed(why) => ("changed", Some(why.split(", ").collect::<Vec<_>>())),
     };
     let target = match &change.form {
-        EntryForm::Symlink(target) => Some(escaped(target)),
+        EntryForm::Symlink(target) => Some(Escaped(target).to_string()),
         EntryForm::File | EntryForm::Directory => None,
     };
     json!({ "event": what, "path": path(change), "why": why, "link": target })
 }
 
 fn path(change: &Change) -> String {
-    let path = match &change.path {
-        path if path.is_root() => ".".to_owned(),
-        path => escaped(RelPath::as_bytes(path)),
-    };
+    let path = change.path.to_string();
     if change.form == EntryForm::Directory { path + "/" } else { path }
-}
-
-/// Text that stands for exactly these bytes.
-fn escaped(bytes: &[u8]) -> String {
-    let mut text = String::new();
-    for chunk in OsStr::from_bytes(bytes).as_bytes().utf8_chunks() {
-        for c in chunk.valid().chars() {
-            if c.is_control() || c == '\\' {
-                text.extend(c.escape_default());
-            } else {
-                text.push(c);
-            }
-        }
-        chunk.invalid().iter().for_each(|byte| {
-            write!(text, "\\x{byte:02x}").expect("writing to a string");
-        });
-    }
-    text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zmove_types::RelPath;
 
     #[test]
     fn every_entry_is_one_line() {

@@ -7,9 +7,10 @@
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::net::IpAddr;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 
 use anyhow::{Result, bail};
+use zmove_types::Escaped;
 
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
@@ -194,7 +195,7 @@ fn host_name(bytes: &[u8]) -> Result<String> {
 }
 
 fn show(bytes: &[u8]) -> String {
-    OsString::from_vec(bytes.to_vec()).to_string_lossy().into_owned()
+    Escaped(bytes).to_string()
 }
 
 #[cfg(test)]

@@ -53,6 +53,9 @@ pub(crate) fn tell(event: &DaemonEvent) {
         DaemonEvent::Rejected { kind, address, .. } => {
             warn!(event = "rejected", kind = kind.name(), from = %address, "{event}");
         }
+        DaemonEvent::Waits { who: Who { name, address, key }, .. } => {
+            info!(event = "in_line", name, %key, from = %address, "{event}");
+        }
         DaemonEvent::Begun { who: Who { name, address, key } } => {
             info!(event = "begun", name, %key, from = %address, "{event}");
         }

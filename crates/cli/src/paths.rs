@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use zmove_types::Escaped;
+
 use crate::location::Remote;
 use crate::terminal;
 
@@ -60,7 +62,7 @@ impl Paths {
     /// What the last push has learnt, unless that is long ago.
     pub(crate) fn recall(&self) -> Option<Known> {
         let lines = self.read().unwrap_or_else(|error| {
-            terminal::warn(format_args!("'{}' is not used: {error}", self.file.display()));
+            terminal::warn(format_args!("'{}' is not used: {error}", Escaped::path(&self.file)));
             Vec::new()
         });
         self.find(&lines)
@@ -82,7 +84,7 @@ impl Paths {
         };
         let text = with(&lines, &self.endpoint, Known { day, ..known });
         if let Err(error) = zmove_disk::replace_file(&self.file, &text) {
-            terminal::warn(format_args!("write '{}': {error}", self.file.display()));
+            terminal::warn(format_args!("write '{}': {error}", Escaped::path(&self.file)));
         }
     }
 

@@ -22,7 +22,7 @@ use zmove_scan::{ScanConfig, ScanRoot, Share, histogram, scan};
 use zmove_sender::{ProbeConfig, ProbeEvent, ProbeReport, SessionError, probe};
 use zmove_sweep::SweepConfig;
 use zmove_transport::{Transport, TransportChoice};
-use zmove_types::{ByteCount, RelPath};
+use zmove_types::{ByteCount, Escaped, RelPath};
 use zmove_wire::limits::SWEEP_BYTES_MAX;
 use zmove_wire::{Cipher, SweepOrder};
 
@@ -60,7 +60,7 @@ pub(crate) fn run(args: &ProbeArgs, started: Instant) -> Result<Exit> {
         return Err(usage_error(format!("--streams takes {ROUNDS_MAX} numbers at most")));
     }
     if let Some(tree) = args.tree.as_deref().filter(|tree| !tree.exists()) {
-        return Err(usage_error(format!("--for '{}': there is no such tree", tree.display())));
+        return Err(usage_error(format!("--for '{}': there is no such tree", Escaped::path(&tree))));
     }
     let (transport, report) = measure(args, &remote, started)?;
     let source = source(args)?;
@@ -73,7 +73,7 @@ pub(crate) fn run(args: &ProbeArgs, started: Instant) -> Result<Exit> {
     let asked = args.streams.iter().copied().max().unwrap_or(0);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let advice = advice::of(&report, asked, cores);
-    let tree = args.tree.as_ref().map(|tree| tree.display().to_string());
+    let tree = args.tree.as_ref().map(|tree| Escaped::path(&tree).to_string());
     let host = remote.to_string();
     let found = Findings { host, transport, report, source, target, tree, prediction, advice };
     if args.json {
@@ -109,7 +109,7 @@ fn receiver(text: &OsStr, ssh: bool) -> Result<Remote> {
 }
 
 fn no_host(text: &OsStr) -> anyhow::Error {
-    usage_error(format!("'{}' is no receiver: a probe is of HOST or HOST:PATH", Path::new(text).display()))
+    usage_error(format!("'{}' is no receiver: a probe is of HOST or HOST:PATH", Escaped::path(text)))
 }
 
 fn measure(args: &ProbeArgs, remote: &Remote, started: Instant) -> Result<(Transport, ProbeReport)> {
@@ -134,7 +134,7 @@ async fn converse(
     let mut signals = EndSignals::listen().context("listen for signals")?;
     let options = options(args)?;
     let reached = tokio::select! {
-        reached = dial::connect(remote, &options) => reached?,
+        reached = dial::connect(remote, &options, None) => reached?,
         () = signals.next() => return Err(SessionError::Interrupted.into()),
     };
     let order = SweepOrder { bytes: SWEEP_BYTES_MAX, millis: millis(SWEEP_TIME) };

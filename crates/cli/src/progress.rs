@@ -34,6 +34,8 @@ struct Watcher {
     quiet: bool,
     trace: Option<Trace>,
     limit: Mutex<&'static str>,
+    /// The user knows that the receiver is busy.
+    told_busy: AtomicBool,
     /// Since when there has been no connection.
     lost: Mutex<Option<Instant>>,
     ended: Mutex<bool>,
@@ -90,6 +92,7 @@ impl Display {
             quiet,
             trace,
             limit: Mutex::new("starting"),
+            told_busy: AtomicBool::new(false),
             lost: Mutex::new(None),
             ended: Mutex::new(false),
             end: Condvar::new(),
@@ -117,6 +120,11 @@ impl Display {
         let cause = terminal::Causes(cause);
         let message = format!("connection to {remote} lost: {cause}; reconnecting for up to {timeout}");
         self.watcher.lose(&message);
+    }
+
+    /// Says, once, that the receiver is busy and is waited for.
+    pub(crate) fn busy(&self, cause: &str) {
+        self.watcher.wait(cause);
     }
 
     /// What the push reports to.
@@ -221,6 +229,14 @@ impl Watcher {
         self.say(message, &json!({ "event": "connection_lost", "message": message }));
     }
 
+    fn wait(&self, cause: &str) {
+        if !self.told_busy.swap(true, Ordering::Relaxed) {
+            *self.limit.lock().unwrap_or_else(PoisonError::into_inner) = "waiting";
+            let message = format!("waiting: the receiver is busy: {cause}");
+            self.say(&message, &json!({ "event": "waiting", "message": message }));
+        }
+    }
+
     /// Says it if the connection was lost.
     fn come_back(&self) {
         let lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -286,6 +302,7 @@ impl Observer for Watcher {
             Event::Warned { message } => {
                 self.say(message, &json!({ "event": "warning", "message": message }));
             }
+            Event::Waiting { message } => self.wait(message),
             Event::Resent { what } => self.note(what),
             Event::Answered => self.come_back(),
             Event::Sampled(sample) => {

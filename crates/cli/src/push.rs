@@ -11,18 +11,19 @@ use anyhow::{Context, Result};
 use tokio::sync::mpsc;
 use zmove_receiver::{Access, ReceiverConfig, Session, Turns, run_session};
 use zmove_scan::{PathKind, ScanConfig, ScanRoot, Selection};
-use zmove_sender::{AfterErrors, Link, Manifest, Push, PushJob, Run, SenderConfig, Summary};
+use zmove_sender::{AfterErrors, Guard, Link, Manifest, Push, PushJob, Removals, Run, SenderConfig, Summary};
 use zmove_transport::{
     QuicCongestion, Reach, SocketConfig, TransportChoice, UnknownCongestion, memory_control, memory_lane,
 };
-use zmove_types::{Name, RelPath};
-use zmove_wire::{Cipher, Compare, Durability, Overwrite, Purpose, TargetShape, TopName};
+use zmove_types::{Escaped, Name, RelPath};
+use zmove_wire::{Cipher, Compare, Durability, Overwrite, Purpose, TargetShape, TopName, Version};
 
 use crate::args::{CipherArg, DeltaArg, DurabilityArg, PushArgs, TransportArg};
 use crate::ceiling::{self, Moved, Shares};
 use crate::dial::{self, DialOptions, More};
 use crate::exit::{Exit, Failure, usage_error};
 use crate::location::Location;
+use crate::overlap::Overlap;
 use crate::paths::Paths;
 use crate::patience::Timeout;
 use crate::progress::Display;
@@ -51,9 +52,10 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
         if args.limit.is_some() {
             return Err(usage_error("--limit paces connections: it needs a target on another host"));
         }
-        refuse_own_inside(&sources, Path::new(target))?;
-        if args.delete {
-            refuse_to_remove_own(&sources, Path::new(target))?;
+        let overlap = Overlap::new(sources.roots(), target.into(), args.selection.file_systems());
+        overlap.refuse_target_inside()?;
+        if let Some(why) = args.delete.then(|| overlap.objection()).flatten() {
+            return Err(usage_error(why));
         }
     }
     let trace = args.trace.as_deref().map(Trace::create).transpose()?;
@@ -63,7 +65,8 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     let mut run = Run::begin(manifest(&args)?, started);
     let storage = settings::storage(args.storage, |notice| terminal::warn(notice));
     let disk = Arc::clone(&storage.disk);
-    let (scan, rate_max) = (ScanConfig { selection, ..ScanConfig::default() }, args.limit);
+    let file_systems = args.selection.file_systems();
+    let (scan, rate_max) = (ScanConfig { selection, file_systems, ..ScanConfig::default() }, args.limit);
     let config = SenderConfig {
         disk,
         direct: storage.direct,
@@ -84,7 +87,8 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
             Location::Remote(remote) => {
                 let (options, timeout) = (options(&args)?, args.timeout);
                 let timeout = if can_begin_again(&args) { timeout } else { Timeout::NONE };
-                let sessions = Sessions { remote, options, job: &job, config, timeout };
+                let patience = args.timeout;
+                let sessions = Sessions { remote, options, job: &job, config, timeout, patience };
                 let (summary, transport) = sessions.push(push, &mut run, &mut display, interrupted()).await?;
                 Ok((summary, Some(transport)))
             }
@@ -97,7 +101,11 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     summary.failed += sources.missing;
     let shares = shares(&moved, &summary, &sources, &location);
     summary::print(&summary, &args, (transport, &shares))?;
-    Ok(if summary.failed > 0 { Exit::Partial } else { Exit::Done })
+    Ok(match (summary.failed, summary.spared) {
+        (0, 0) => Exit::Done,
+        (0, _) => Exit::MaxDelete,
+        _ => Exit::Partial,
+    })
 }
 
 /// What the push has reached of what its storage gave, as far as that has been swept; of the target where it is local.
@@ -153,7 +161,7 @@ pub(crate) fn reach(transport: TransportChoice, congestion: Option<&str>) -> Res
 
 fn manifest(args: &PushArgs) -> Result<Option<Manifest>> {
     let create = |path: &PathBuf| {
-        Manifest::create(path).with_context(|| format!("sender: create '{}'", path.display()))
+        Manifest::create(path).with_context(|| format!("sender: create '{}'", Escaped::path(&path)))
     };
     args.manifest.as_ref().map(create).transpose()
 }
@@ -165,6 +173,14 @@ fn job(args: &PushArgs, sources: &Sources, location: &Location) -> Result<PushJo
     };
     let list = args.selection.list(|| sources.roots().swap_remove(0))?;
     let after_errors = if args.ignore_errors { AfterErrors::Remove } else { AfterErrors::Keep };
+    let guard = match location {
+        Location::Local(path) => {
+            let overlap = Overlap::new(sources.roots(), path.into(), args.selection.file_systems());
+            Some(Arc::new(overlap) as Arc<dyn Guard>)
+        }
+        Location::Remote(_) => None,
+    };
+    let removals = Removals { after_errors, entries_max: args.max_delete, guard };
     Ok(PushJob {
         sources: sources.roots(),
         target,
@@ -176,7 +192,7 @@ fn job(args: &PushArgs, sources: &Sources, location: &Location) -> Result<PushJo
         inplace: args.inplace,
         purpose: if args.dry_run { Purpose::Preview } else { Purpose::Move },
         list,
-        mirror: args.delete.then_some(after_errors),
+        mirror: args.delete.then_some(removals),
         sources_missing: sources.missing,
     })
 }
@@ -240,7 +256,8 @@ async fn push_here(push: Push, run: &mut Run, display: &mut Display, storage: St
         let session = Session { transfer, version, control, lanes: sources, owner, access, turns, config };
         run_session(session, std::future::pending()).await
     });
-    let link = Link { transfer, cipher: Cipher::default(), control: near, lanes: sinks, supply: None };
+    let (cipher, version) = (Cipher::default(), Version::NEWEST);
+    let link = Link { transfer, cipher, version, control: near, lanes: sinks, supply: None };
     let pushed = push.run(run, link, display.observer(), interrupted()).await;
     let received = receiving.await.context("the receiving role")?;
     match (pushed, received) {
@@ -284,13 +301,13 @@ impl Sources {
             if matches!(Location::parse(path, false), Ok(Location::Remote(_))) && !Path::new(path).exists() {
                 return Err(usage_error(format!(
                     "'{}' is on another host: run zmove push there (a local name with a colon is written './NAME')",
-                    path.display()
+                    Escaped::path(&path)
                 )));
             }
             match Source::look_at(Path::new(path)) {
                 Ok(source) => sources.present.push(source),
                 Err(error) => {
-                    terminal::warn(format_args!("sender: open '{}': {error}", path.display()));
+                    terminal::warn(format_args!("sender: open '{}': {error}", Escaped::path(&path)));
                     sources.missing += 1;
                 }
             }
@@ -321,8 +338,8 @@ impl Sources {
         for source in &self.present {
             for name in source.tops(selection)? {
                 if let Some(other) = owners.insert(name.clone(), &source.path) {
-                    let (one, other) = (source.path.display(), other.display());
-                    let shown = Path::new(&name).display();
+                    let (one, other) = (Escaped::path(&source.path), Escaped::path(&other));
+                    let shown = Escaped::path(Path::new(&name));
                     return Err(usage_error(format!(
                         "'{other}' and '{one}' would both become '{shown}' at the target: push them one after the other"
                     )));
@@ -391,39 +408,4 @@ impl Source {
         let prefix = self.top.as_ref().map(|name| RelPath::root().join(name));
         prefix.and_then(Result::ok).unwrap_or_else(RelPath::root)
     }
-}
-
-/// A tree copied into itself would never end.
-fn refuse_own_inside(sources: &Sources, target: &Path) -> Result<()> {
-    let Some(target) = existing_ancestor(target) else { return Ok(()) };
-    for source in sources.present.iter().filter(|source| source.directory) {
-        let whole = source.path.canonicalize().unwrap_or_else(|_| source.path.clone());
-        // a tree may go beside itself, into the directory that holds it
-        if target.starts_with(&whole) {
-            let text = format!("the target lies inside the source '{}'", source.path.display());
-            return Err(usage_error(text));
-        }
-    }
-    Ok(())
-}
-
-/// A source that lies in what becomes a mirror of another place would be removed.
-fn refuse_to_remove_own(sources: &Sources, target: &Path) -> Result<()> {
-    for mirrored in sources.present.iter().filter(|source| source.directory) {
-        let Ok(place) = target.join(mirrored.prefix().as_path()).canonicalize() else { continue };
-        for source in &sources.present {
-            let whole = source.path.canonicalize().unwrap_or_else(|_| source.path.clone());
-            if whole.starts_with(&place) && whole != place {
-                let (source, place) = (source.path.display(), place.display());
-                let text = format!("the source '{source}' lies in '{place}', where --delete would remove it");
-                return Err(usage_error(text));
-            }
-        }
-    }
-    Ok(())
-}
-
-fn existing_ancestor(path: &Path) -> Option<PathBuf> {
-    let absolute = std::path::absolute(path).ok()?;
-    absolute.ancestors().find_map(|ancestor| ancestor.canonicalize().ok())
 }

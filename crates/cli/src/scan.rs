@@ -9,7 +9,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde::Serialize;
 use zmove_scan::{Histogram, ScanConfig, ScanRoot, histogram, scan, scan_list};
-use zmove_types::RelPath;
+use zmove_types::{Escaped, RelPath};
 
 use self::advice::Expected;
 use crate::args::ScanArgs;
@@ -24,7 +24,8 @@ pub(crate) fn run(args: &ScanArgs) -> Result<Exit> {
         _ => RelPath::root(),
     };
     let root = ScanRoot { source: args.path.clone(), prefix };
-    let config = ScanConfig { selection: args.selection.selection()?, ..ScanConfig::default() };
+    let (selection, file_systems) = (args.selection.selection()?, args.selection.file_systems());
+    let config = ScanConfig { selection, file_systems, ..ScanConfig::default() };
     let stream = match args.selection.list(|| root.clone())? {
         Some(list) => scan_list(list, &config),
         None => scan(vec![root], &config),
@@ -32,10 +33,10 @@ pub(crate) fn run(args: &ScanArgs) -> Result<Exit> {
     let walked = histogram(stream, terminal::warn);
     let sweep = ceiling::known([args.path.as_path()]);
     let expected = sweep.and_then(|sweep| Expected::of(&walked, &sweep));
-    let name = args.path.display().to_string();
+    let name = Escaped::path(&args.path).to_string();
     let directory = if args.path.is_dir() { Some(args.path.as_path()) } else { args.path.parent() };
     let directory = directory.filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let advice = advice::text(&walked, expected.as_ref(), &directory.display().to_string());
+    let advice = advice::text(&walked, expected.as_ref(), &Escaped::path(&directory).to_string());
     if args.json {
         let said = Said { histogram: &walked, expected: expected.as_ref() };
         terminal::print(format_args!("{}\n", serde_json::to_string(&said)?));
@@ -45,7 +46,7 @@ pub(crate) fn run(args: &ScanArgs) -> Result<Exit> {
     }
     if let Some(file) = &args.svg {
         let drawn = picture::draw(&walked, &terminal::Printable(&name).to_string());
-        std::fs::write(file, drawn).with_context(|| format!("write '{}'", file.display()))?;
+        std::fs::write(file, drawn).with_context(|| format!("write '{}'", Escaped::path(&file)))?;
     }
     Ok(if walked.errors > 0 { Exit::Partial } else { Exit::Done })
 }

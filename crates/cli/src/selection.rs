@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use clap::{ArgMatches, Command, FromArgMatches};
-use zmove_scan::{Effect, PathList, PatternError, Rule, ScanRoot, Selection, Separator};
-use zmove_types::{ByteCount, parse_size};
+use zmove_scan::{Effect, FileSystems, PathList, PatternError, Rule, ScanRoot, Selection, Separator};
+use zmove_types::{ByteCount, Escaped, parse_size};
 
 use crate::exit::usage_error;
 
@@ -31,6 +31,9 @@ pub(crate) struct SelectionArgs {
     /// The paths of --files-from end in NUL bytes, as 'find -print0' writes them
     #[arg(short = '0', long, requires = "files_from", help_heading = HEADING)]
     from0: bool,
+    /// Stay in the file systems that the sources lie in: what is mounted below them is an empty directory
+    #[arg(short = 'x', long, help_heading = HEADING)]
+    one_file_system: bool,
     /// No files larger than this, for example 100MiB or 2GB
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = HEADING)]
     max_size: Option<ByteCount>,
@@ -90,11 +93,16 @@ impl SelectionArgs {
         Ok(Some(Arc::new(selection)))
     }
 
+    /// Which file systems are walked.
+    pub(crate) fn file_systems(&self) -> FileSystems {
+        if self.one_file_system { FileSystems::OfRoot } else { FileSystems::All }
+    }
+
     /// The list of paths below `root`, if one was given.
     pub(crate) fn list(&self, root: impl FnOnce() -> ScanRoot) -> Result<Option<PathList>> {
         let Some(path) = &self.files_from else { return Ok(None) };
         let separator = if self.from0 { Separator::Nul } else { Separator::Newline };
-        let reader = open(path).with_context(|| format!("open --files-from '{}'", path.display()))?;
+        let reader = open(path).with_context(|| format!("open --files-from '{}'", Escaped::path(&path)))?;
         Ok(Some(PathList::new(root(), reader, path.clone(), separator)))
     }
 
@@ -126,7 +134,7 @@ fn file_rules(path: &Path) -> Result<Vec<Rule>> {
     let mut text = Vec::new();
     open(path)
         .and_then(|mut file| file.read_to_end(&mut text))
-        .with_context(|| format!("read --filter-from '{}'", path.display()))?;
+        .with_context(|| format!("read --filter-from '{}'", Escaped::path(&path)))?;
     rules_in(&text, path)
 }
 
@@ -135,7 +143,7 @@ fn rules_in(text: &[u8], path: &Path) -> Result<Vec<Rule>> {
     let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text);
     let mut rules = Vec::new();
     for (index, line) in text.split(|&byte| byte == b'\n').enumerate() {
-        let place = || format!("--filter-from '{}' line {}", path.display(), index + 1);
+        let place = || format!("--filter-from '{}' line {}", Escaped::path(&path), index + 1);
         let rule = Rule::from_line(line);
         rules.extend(rule.map_err(|error| bad_pattern(place(), OsStr::from_bytes(line), &error))?);
     }
@@ -145,7 +153,7 @@ fn rules_in(text: &[u8], path: &Path) -> Result<Vec<Rule>> {
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
 fn bad_pattern(place: impl fmt::Display, pattern: &OsStr, error: &PatternError) -> anyhow::Error {
-    usage_error(format!("{place}: pattern '{}': {error}", pattern.display()))
+    usage_error(format!("{place}: pattern '{}': {error}", Escaped::path(&pattern)))
 }
 
 fn is_stdin(path: &Path) -> bool {

@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tokio::signal::unix::{SignalKind, signal};
 use zmove_receiver::{Daemon, Guests, ReceiverConfig};
-use zmove_transport::{AuthorizedKeys, Identity, Inherited, Listener, SocketConfig};
+use zmove_transport::{AuthorizedKeys, Identity, Inherited, KeyList, Listener, SocketConfig};
 use zmove_types::ByteCount;
 
 use self::privileges::Belongings;
@@ -50,8 +50,9 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
         privileges::become_user(user)?;
         own.check(user)?;
     }
-    let identity = Identity::load_or_create(&own.home)?;
-    let keys = AuthorizedKeys::load(&own.home)?;
+    let reader = rustix::process::geteuid().as_raw();
+    let identity = Identity::load_or_create_guarded(&own.home, reader)?;
+    let keys = AuthorizedKeys::load_guarded(&own.home, reader)?;
     if keys.grants().is_empty() {
         log::warning(
             "no sender may write here yet; run: zmove allow FINGERPRINT --name NAME --root DIR --write",
@@ -95,7 +96,7 @@ async fn serve(
     let counts = Counts::default();
     let counted = counts.clone();
     let config = receiver_config(&settings, &journals);
-    let daemon = Daemon::new(listener, Guests::Listed(home.clone()), config, move |event| {
+    let daemon = Daemon::new(listener, Guests::Listed(KeyList::new(home.clone())), config, move |event| {
         counted.count(event);
         log::tell(event);
     });

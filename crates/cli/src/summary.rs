@@ -31,7 +31,7 @@ pub(crate) fn print(
     let carriage = transport.map(|transport| Carriage { cipher, transport });
     if summary.manifest_left_out > 0 {
         terminal::warn(format_args!(
-            "{} names are not UTF-8 and are left out of the manifest: b3sum cannot read them",
+            "{} names are not UTF-8, hold U+FFFD or end in CR, and are left out of the manifest: b3sum cannot read them",
             summary.manifest_left_out
         ));
     }
@@ -109,7 +109,7 @@ fn limit(summary: &Summary) -> String {
 /// A path that is idle for less is nearly used up.
 const IDLE_WORTH_SAYING: f64 = 0.1;
 
-/// What else there is to say, on one line, if anything.
+/// What else there is to say, if anything: counts on one line, times that could not be kept on another.
 fn extras(summary: &Summary, args: &PushArgs) -> String {
     let there = if args.update || args.ignore_existing {
         "stay at the target"
@@ -119,6 +119,7 @@ fn extras(summary: &Summary, args: &PushArgs) -> String {
     let counts = [
         (if summary.files > 0 && summary.preview.is_none() { summary.skipped } else { 0 }, there),
         (if summary.preview.is_none() { summary.removed } else { 0 }, "removed"),
+        (summary.spared, "not removed (--max-delete)"),
         (summary.specials, "special files not copied"),
         (summary.left_out, "left out by the selection"),
         (summary.resent, "resent after damage"),
@@ -133,7 +134,13 @@ fn extras(summary: &Summary, args: &PushArgs) -> String {
     let spared = spared.into_iter().filter(|(bytes, _)| *bytes > 0);
     let told: Vec<_> =
         told.chain(spared.map(|(bytes, what)| format!("{} {what}", ByteCount(bytes)))).collect();
-    if told.is_empty() { String::new() } else { format!("{}\n", told.join(", ")) }
+    let told = if told.is_empty() { String::new() } else { format!("{}\n", told.join(", ")) };
+    match summary.times_beyond_range {
+        0 => told,
+        files => format!(
+            "{told}{files} files keep another time than the source's: the target's file system cannot hold theirs\n"
+        ),
+    }
 }
 
 fn as_json(summary: &Summary, carriage: Option<Carriage>) -> serde_json::Value {
@@ -150,8 +157,10 @@ fn as_json(summary: &Summary, carriage: Option<Carriage>) -> serde_json::Value {
         "specials": summary.specials,
         "left_out": summary.left_out,
         "removed": summary.removed,
+        "max_delete_kept": summary.spared,
         "failed": summary.failed,
         "vanished": summary.vanished,
+        "times_beyond_range": summary.times_beyond_range,
         "resent": summary.resent,
         "repeated": summary.repeated,
         "reconnects": summary.reconnects,

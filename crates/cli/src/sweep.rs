@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use zmove_sweep::{Direction, Sweep, SweepConfig, SweepError, SweepEvent, sweep};
+use zmove_types::Escaped;
 
 use crate::args::SweepArgs;
 use crate::ceiling;
@@ -42,7 +43,7 @@ pub(crate) fn run(args: &SweepArgs) -> Result<Exit> {
     terminal::print(table::of(&measured));
     keep(&measured);
     let write = |file: &Path, text: String| {
-        fs::write(file, text).with_context(|| format!("write '{}'", file.display()))
+        fs::write(file, text).with_context(|| format!("write '{}'", Escaped::path(&file)))
     };
     args.json.as_deref().map_or(Ok(()), |file| write(file, measured.to_json()))?;
     args.svg.as_deref().map_or(Ok(()), |file| write(file, picture::draw(&measured)))?;
@@ -115,10 +116,10 @@ impl Progress {
     fn show(&self, event: &SweepEvent) {
         match event {
             SweepEvent::Removed(path) => {
-                self.say(&format!("what an earlier sweep had left is removed: '{}'", path.display()))
+                self.say(&format!("what an earlier sweep had left is removed: '{}'", Escaped::path(&path)))
             }
             SweepEvent::Stays(path) => {
-                let path = path.display();
+                let path = Escaped::path(&path);
                 self.say(&format!("'{path}' may be left of a sweep, but is not known to be this user's on this host: it stays"));
             }
             SweepEvent::Measuring { number, of, file_bytes, direction } => {

@@ -1,9 +1,11 @@
 //! Lines for the user. A terminal or pipe that is gone is no reason to fail, and names from elsewhere never reach the
-//! terminal as commands to it: control characters are shown escaped.
+//! terminal as commands to it: what [cannot be shown](is_unprintable) is escaped, also where a text holds a name that is not.
 
 use std::fmt::{self, Display, Write as _};
 use std::io::Write as _;
 use std::path::Path;
+
+use zmove_types::is_unprintable;
 
 /// One line on standard error.
 pub(crate) fn warn(text: impl Display) {
@@ -45,13 +47,13 @@ pub(crate) fn quoted(path: &Path) -> String {
     shlex::try_quote(&path).map_or_else(|_| path.to_string(), Into::into)
 }
 
-/// Text whose control characters are escaped.
+/// Text in which what would command the terminal is escaped.
 pub(crate) struct Printable<T>(pub(crate) T);
 
 impl<T: Display> Display for Printable<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.to_string().chars().try_for_each(|c| {
-            if c.is_control() { write!(f, "{}", c.escape_default()) } else { f.write_char(c) }
+            if is_unprintable(c) { write!(f, "{}", c.escape_default()) } else { f.write_char(c) }
         })
     }
 }
@@ -68,6 +70,7 @@ mod tests {
 
     #[test]
     fn a_name_cannot_command_the_terminal() {
-        assert_eq!(Printable("a\x1b[2Jb\nc\u{e9}").to_string(), "a\\u{1b}[2Jb\\nc\u{e9}");
+        let text = "a\x1b[2Jb\nc\u{e9}\u{202e}";
+        assert_eq!(Printable(text).to_string(), "a\\u{1b}[2Jb\\nc\u{e9}\\u{202e}");
     }
 }

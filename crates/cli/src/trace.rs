@@ -17,7 +17,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use zmove_types::Sample;
+use zmove_types::{Escaped, Sample};
 
 use self::line::Line;
 use crate::args::TraceArgs;
@@ -36,7 +36,8 @@ pub(crate) struct Trace {
 
 impl Trace {
     pub(crate) fn create(path: &Path) -> Result<Self> {
-        let file = File::create(path).with_context(|| format!("sender: create '{}'", path.display()))?;
+        let file =
+            File::create(path).with_context(|| format!("sender: create '{}'", Escaped::path(&path)))?;
         Ok(Self { file: Mutex::new(Some(file)) })
     }
 
@@ -59,7 +60,7 @@ fn write_line(file: &mut File, sample: &Sample) -> io::Result<()> {
 
 /// Runs `zmove trace`.
 pub(crate) fn run(args: &TraceArgs) -> Result<Exit> {
-    let shown = args.file.display();
+    let shown = Escaped::path(&args.file);
     let file = File::open(&args.file).with_context(|| format!("open the trace '{shown}'"))?;
     let lines = line::read(BufReader::new(file)).with_context(|| format!("read the trace '{shown}'"))?;
     let Some(picture) = &args.svg else {
@@ -72,7 +73,7 @@ pub(crate) fn run(args: &TraceArgs) -> Result<Exit> {
     let (title, below) = table::heading(&lines);
     let seconds = lines.last().map_or(0.0, |line| line.seconds);
     let svg = picture::draw(&Heading { title, below }, &panels::panels(&lines), seconds);
-    fs::write(picture, svg).with_context(|| format!("write '{}'", picture.display()))?;
+    fs::write(picture, svg).with_context(|| format!("write '{}'", Escaped::path(&picture)))?;
     Ok(Exit::Done)
 }
 

@@ -33,6 +33,10 @@ pub trait Disk: Send + Sync + fmt::Debug {
 
     /// Writes the whole buffer at `offset`.
     fn write(&self, file: &DataFile, offset: u64, buffer: Buffer) -> (io::Result<()>, Buffer);
+
+    /// The same engine with all that it needs of its own, so that storage that does not answer holds up who asked it and nobody
+    /// else. `None` where callers share nothing that could run out, or there is no room for another.
+    fn anew(&self) -> Option<Arc<dyn Disk>>;
 }
 
 /// Takes the slices of a read as they come.
@@ -61,6 +65,11 @@ pub(crate) trait Engine {
 
     /// Writes from the span's beginning on; returns how much: less than the span where it cannot go on.
     fn write_some(&self, way: Way<'_>, span: Span, buffer: Buffer) -> (io::Result<usize>, Buffer);
+
+    /// See [`Disk::anew`].
+    fn anew(&self) -> Option<Arc<dyn Disk>> {
+        None
+    }
 }
 
 impl<E: Engine + Send + Sync + fmt::Debug> Disk for E {
@@ -77,6 +86,10 @@ impl<E: Engine + Send + Sync + fmt::Debug> Disk for E {
 
     fn write(&self, file: &DataFile, offset: u64, buffer: Buffer) -> (io::Result<()>, Buffer) {
         write(self, file, offset, buffer)
+    }
+
+    fn anew(&self) -> Option<Arc<dyn Disk>> {
+        Engine::anew(self)
     }
 }
 

@@ -195,7 +195,8 @@ fn is_written_in_place(file: &File) -> bool {
 /// What direct requests must be aligned to: what the file system says, a page at least, so that no page is reached both
 /// ways. `None` where there is no point in them: in memory, or across a network whose client caches.
 fn alignment(file: &File) -> Option<usize> {
-    if NOT_DIRECT.contains(&kind_of(file).ok()?) {
+    let kind = kind_of(file).ok()?;
+    if IN_MEMORY.contains(&kind) || REMOTE.contains(&kind) {
         return None;
     }
     let asked = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
@@ -213,6 +214,11 @@ fn allocation_pays(file: &File, bytes: u64) -> io::Result<bool> {
     let stat = rustix::fs::fstatvfs(file)?;
     let free = stat.f_bavail.saturating_mul(stat.f_frsize);
     Ok(bytes <= free / 2 && is_written_in_place(file))
+}
+
+/// Whether a file lies with a server, which may set its times later than the kernel here does.
+pub(crate) fn is_remote(file: &File) -> bool {
+    kind_of(file).is_ok_and(|kind| REMOTE.contains(&kind))
 }
 
 /// The `f_type` of the file system, which some architectures extend by their sign.
@@ -236,19 +242,11 @@ const WRITE_DIRECT_BYTES_MIN: u64 = 16 << 20;
 const WRITE_DIRECT_IN_PLACE_BYTES_MIN: u64 = 128 << 10;
 /// `f_type` of ext4 and XFS. Others copy on write, where room reserved is of no use, or have none to reserve.
 const IN_PLACE: [u64; 2] = [0xef53, 0x5846_5342];
-/// `f_type` of tmpfs, ramfs, NFS, SMB (two), CIFS, FUSE, 9P, Ceph and AFS.
-const NOT_DIRECT: [u64; 10] = [
-    0x0102_1994,
-    0x8584_58f6,
-    0x6969,
-    0x517b,
-    0xfe53_4d42,
-    0xff53_4d42,
-    0x6573_5546,
-    0x0102_1997,
-    0x00c3_6400,
-    0x5346_414f,
-];
+/// `f_type` of tmpfs and ramfs.
+const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
+/// `f_type` of NFS, SMB (two), CIFS, FUSE, 9P, Ceph and AFS.
+const REMOTE: [u64; 8] =
+    [0x6969, 0x517b, 0xfe53_4d42, 0xff53_4d42, 0x6573_5546, 0x0102_1997, 0x00c3_6400, 0x5346_414f];
 
 #[cfg(test)]
 mod tests {

@@ -3,11 +3,14 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_OMIT};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, Stat, StatxAttributes, StatxFlags, Timespec, Timestamps, UTIME_OMIT,
+};
 use rustix::io::Errno;
 use zmove_types::{Metadata, Name, Timestamp};
 
-use crate::staged::TempNames;
+use crate::hidden::TempNames;
+use crate::staged::Replace;
 
 /// What must not differ between the first look at a source file and the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,23 +64,36 @@ impl FileIdentity {
     }
 }
 
+/// Refuses a directory whose entries can neither go nor get another name (`chattr +a`): what is made in it under a hidden
+/// name would stay there.
+///
+/// # Errors
+/// `EPERM`, as the system would say later.
+pub(crate) fn refuse_append_only(directory: impl AsFd) -> rustix::io::Result<()> {
+    let asked = rustix::fs::statx(directory, c"", AtFlags::EMPTY_PATH, StatxFlags::empty());
+    let append_only = asked.is_ok_and(|stat| stat.stx_attributes.contains(StatxAttributes::APPEND));
+    if append_only { Err(Errno::PERM) } else { Ok(()) }
+}
+
 fn timestamp(seconds: i64, nanos: u64) -> Timestamp {
     Timestamp { seconds, nanos: u32::try_from(nanos).unwrap_or(0) }
 }
 
-/// Makes a symbolic link, or leaves the one that is there when it points to the same; sets its time.
+/// Makes a symbolic link, or leaves the one that is there when it points to the same; sets its time. What has the name stays
+/// as it is where nothing is to be replaced.
 ///
 /// # Errors
 /// What the system says; `EISDIR` when a directory has that name.
 pub fn place_symlink(
     directory: BorrowedFd<'_>,
     name: &Name,
-    target: &[u8],
-    mtime: Timestamp,
+    (target, mtime): (&[u8], Timestamp),
     names: &TempNames,
+    replace: Replace,
 ) -> io::Result<()> {
     match rustix::fs::symlinkat(target, directory, name.as_os_str()) {
         Ok(()) => {}
+        Err(Errno::EXIST) if replace == Replace::Nothing => return Ok(()),
         Err(Errno::EXIST) => replace_with_symlink(directory, name, target, names)?,
         Err(error) => return Err(error.into()),
     }
@@ -95,8 +111,9 @@ fn replace_with_symlink(
     if there.is_ok_and(|there| there.as_bytes() == target) {
         return Ok(());
     }
+    refuse_append_only(directory)?;
     let temporary = loop {
-        let temporary = names.fresh();
+        let temporary = names.passing(directory);
         match rustix::fs::symlinkat(target, directory, temporary.as_os_str()) {
             Ok(()) => break temporary,
             Err(Errno::EXIST) => {}
@@ -194,7 +211,7 @@ mod tests {
         let (name, names) = (Name::from_bytes(b"l").unwrap(), TempNames::new("t"));
         let mtime = Timestamp { seconds: 10, nanos: 20 };
         for target in ["one", "one", "two\u{ff}"] {
-            place_symlink(fd.as_fd(), &name, target.as_bytes(), mtime, &names).unwrap();
+            place_symlink(fd.as_fd(), &name, (target.as_bytes(), mtime), &names, Replace::Existing).unwrap();
             let link = home.path().join("l");
             assert_eq!(std::fs::read_link(&link).unwrap().to_str(), Some(target));
             let stat = link.symlink_metadata().unwrap();

@@ -2,7 +2,10 @@
 //!
 //! **Invariant:** while it is changed, and when the change has broken off, it does not look as it should in the end: it is a
 //! byte longer. One whose change was given up also has the oldest time that the file system knows, so that it is newer
-//! than nothing.
+//! than nothing. It gets its final length only if nobody else was [noticed](Undisturbed) to have changed it.
+//!
+//! **Invariant:** from before its first byte is changed until it gets its mode at the end it is neither setuid nor setgid:
+//! whoever ran it meanwhile would run what a client has sent with the rights of the file's owner.
 
 use std::fs::File;
 use std::io;
@@ -15,7 +18,9 @@ use zmove_types::{Name, Timestamp};
 
 use crate::data_file::{DataFile, Direct};
 use crate::entry::{FileIdentity, set_file_mtime};
+use crate::kept_times::may_be_kept;
 use crate::staged::Staged;
+use crate::undisturbed::Undisturbed;
 
 /// A regular file that is there, open to be changed; nothing has happened to it yet.
 #[derive(Debug)]
@@ -80,17 +85,57 @@ impl Existing {
     pub fn begin(self, change: Change, direct: Direct) -> io::Result<Staged> {
         lock(&self.file)?;
         let there = FileIdentity::of(&self.file)?;
+        let set_ids = there.mode & SET_IDS != 0;
+        if set_ids {
+            rustix::fs::fchmod(&self.file, Mode::from_raw_mode(there.mode & !SET_IDS))?;
+        }
         self.file.set_len(unfinished(change.bytes))?;
-        let mut staged = Staged::in_place(DataFile::new(self.file), self.directory, change.bytes);
-        // what is written may be on the disk before the new length is
-        let looks_final = there.bytes == change.bytes && there.mtime.seconds == change.mtime.seconds;
-        if change.survives_power_cut && looks_final {
+        let in_place = InPlace { bytes: change.bytes, undisturbed: Undisturbed::watch(&self.file) };
+        let mut staged = Staged::in_place(DataFile::new(self.file), self.directory, in_place);
+        // what is written may be on the disk before the new length and mode are
+        let looks_final = there.bytes == change.bytes && may_be_kept(there.mtime, change.mtime);
+        if change.survives_power_cut && (looks_final || set_ids) {
             staged.file().sync_all()?;
         }
         staged.take_length(direct)?;
         Ok(staged)
     }
 }
+
+/// What is known of a file that is being changed.
+#[derive(Debug)]
+pub(crate) struct InPlace {
+    bytes: u64,
+    undisturbed: Undisturbed,
+}
+
+impl InPlace {
+    /// Writes to it.
+    pub(crate) fn change<R>(&self, file: &File, write: impl FnOnce() -> R) -> R {
+        self.undisturbed.change(file, write)
+    }
+
+    /// Gives it the length that it will have; before that it has another.
+    ///
+    /// # Errors
+    /// What the system says; `EBUSY` when somebody else has changed the file meanwhile, `ESTALE` when it has no name any more.
+    pub(crate) fn set_final_length(&self, file: &File) -> io::Result<()> {
+        if !self.undisturbed.is_so(file) {
+            // to lose a name is a change too
+            let is_nameless = rustix::fs::fstat(file)?.st_nlink == 0;
+            return Err(if is_nameless { Errno::STALE } else { Errno::BUSY }.into());
+        }
+        self.undisturbed.change(file, || file.set_len(self.bytes))
+    }
+
+    /// Whether it still has the length that it has got.
+    pub(crate) fn has_final_length(&self, there: &FileIdentity) -> bool {
+        there.bytes == self.bytes
+    }
+}
+
+/// The mode bits by which a program gets the rights of its file's owner and group.
+const SET_IDS: u32 = 0o6000;
 
 /// The length of a file of which the change is not finished.
 fn unfinished(bytes: u64) -> u64 {
@@ -115,7 +160,7 @@ fn lock(file: &File) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::TempNames;
+    use crate::Replace;
     use crate::entry::set_new_file_metadata;
     use crate::tree::DIRECTORY;
     use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
@@ -150,10 +195,10 @@ mod tests {
             let inode = path.metadata().unwrap().ino();
             let staged = begin(&directory, "f", CHANGE).unwrap();
             assert_eq!(path.metadata().unwrap().len(), 4, "not what it will be");
-            staged.file().write_all_at(b"new", 0).unwrap();
+            staged.write(|| staged.file().write_all_at(b"new", 0)).unwrap();
             staged.set_final_length().unwrap();
             set_new_file_metadata(staged.file(), &Metadata { mode: 0o640, mtime: CHANGE.mtime }).unwrap();
-            staged.commit(&name("f"), &TempNames::new("t")).unwrap();
+            staged.commit(&name("f"), Replace::Existing).unwrap();
             let stat = path.metadata().unwrap();
             assert_eq!((stat.ino(), stat.mode() & 0o7777), (inode, 0o640));
             assert_eq!((stat.mtime(), stat.mtime_nsec()), (5, 6));
@@ -177,6 +222,53 @@ mod tests {
         assert!(stat.len() == 4 && stat.mtime() < 0, "{stat:?}");
     }
 
+    /// Written by another program, cut off to any length: it does not get the length that it should have.
+    #[test]
+    fn a_file_that_another_changes_as_well_does_not_look_finished() {
+        let (home, directory) = home();
+        let path = home.path().join("f");
+        let others: [fn(&File); 3] = [
+            |file| file.set_len(3).unwrap(),
+            |file| file.set_len(0).unwrap(),
+            |file| file.set_len(9).unwrap(),
+        ];
+        for other in others {
+            std::fs::write(&path, "old").unwrap();
+            let staged = begin(&directory, "f", CHANGE).unwrap();
+            staged.write(|| staged.file().write_all_at(b"new", 0)).unwrap();
+            other(&File::options().write(true).open(&path).unwrap());
+            let error = staged.set_final_length().unwrap_err();
+            assert_eq!(Errno::from_io_error(&error), Some(Errno::BUSY));
+            drop(staged);
+            assert!(path.metadata().unwrap().mtime() < 0);
+        }
+    }
+
+    #[test]
+    fn a_file_that_has_lost_its_name_is_told_so() {
+        let (home, directory) = home();
+        std::fs::write(home.path().join("f"), "old").unwrap();
+        let staged = begin(&directory, "f", CHANGE).unwrap();
+        std::fs::remove_file(home.path().join("f")).unwrap();
+        let error = staged.set_final_length().unwrap_err();
+        assert_eq!(Errno::from_io_error(&error), Some(Errno::STALE));
+    }
+
+    #[test]
+    fn a_program_loses_the_rights_of_its_owner_before_its_contents_change() {
+        let (home, directory) = home();
+        let path = home.path().join("f");
+        for mode in [0o4755, 0o2755, 0o6711, 0o2644] {
+            std::fs::write(&path, "old").unwrap();
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+            let staged = begin(&directory, "f", CHANGE).unwrap();
+            assert_eq!(path.metadata().unwrap().mode() & 0o7777, mode & 0o777);
+            staged.file().write_all_at(b"n", 0).unwrap();
+            drop(staged);
+            assert_eq!(path.metadata().unwrap().mode() & 0o7777, mode & 0o777, "it is not given back either");
+        }
+    }
+
     #[test]
     fn one_at_a_time_changes_a_file() {
         let (home, directory) = home();
@@ -194,7 +286,7 @@ mod tests {
         let (home, directory) = home();
         std::fs::write(home.path().join("f"), "old").unwrap();
         let gone = |staged: Staged| {
-            let error = staged.commit(&name("f"), &TempNames::new("t")).unwrap_err();
+            let error = staged.commit(&name("f"), Replace::Existing).unwrap_err();
             assert_eq!(Errno::from_io_error(&error), Some(Errno::STALE));
         };
         let staged = begin(&directory, "f", CHANGE).unwrap();

@@ -2,7 +2,7 @@
 //! that gives a file its final name only when it is whole.
 //!
 //! ```no_run
-//! use zmove_disk::{Staged, TempNames, Tree, set_new_file_metadata};
+//! use zmove_disk::{Replace, Staged, TempNames, Tree, set_new_file_metadata};
 //! use zmove_types::{Metadata, Name, RelPath};
 //! let tree = Tree::open(std::path::Path::new("/data"))?;
 //! let directory = tree.ensure_directory(&RelPath::from_bytes(b"run7").unwrap())?;
@@ -10,7 +10,7 @@
 //! let staged = Staged::create(&directory, 0o644, &temp_names)?;
 //! std::io::Write::write_all(&mut staged.file(), b"...")?;
 //! set_new_file_metadata(staged.file(), &Metadata::default())?;
-//! staged.commit(&Name::from_bytes(b"events.h5").unwrap(), &temp_names)?;
+//! staged.commit(&Name::from_bytes(b"events.h5").unwrap(), Replace::Existing)?;
 //! # Ok::<(), std::io::Error>(())
 //! ```
 
@@ -21,13 +21,16 @@ mod data_file;
 mod entry;
 mod existing;
 mod fault;
+mod hidden;
+mod kept_times;
 mod mounts;
-mod nursery;
 mod remove;
 mod root;
 mod staged;
+mod staging_directory;
 mod threads;
 mod tree;
+mod undisturbed;
 mod uring;
 
 pub use advice::replace_file;
@@ -37,11 +40,13 @@ pub use data_file::{DataFile, Direct};
 pub use entry::{FileIdentity, place_symlink, retouch, set_directory_metadata, set_new_file_metadata};
 pub use existing::{Change, Existing};
 pub use fault::{Fault, FaultAt, Faulty, Request};
+pub use hidden::{TempNames, sweep};
+pub use kept_times::{KeptTimes, is_beyond_range, is_held_everywhere};
 pub use mounts::Mount;
-pub use nursery::Nursery;
 pub use remove::{is_hidden, remove_entries};
-pub use staged::{Staged, TempNames};
+pub use staged::{Replace, Staged, publish_file};
+pub use staging_directory::StagingDirectory;
 pub use threads::Threads;
-pub use tree::{DirectoryCache, Tree, open_beneath};
+pub use tree::{Tree, open_beneath};
 pub use uring::Uring;
 pub use zmove_uring::{RingConfig, Unavailable, cached_bytes};

@@ -9,6 +9,10 @@ use std::path::{Path, PathBuf};
 pub struct Mount {
     /// The number that statx(2) tells as `stx_mnt_id`.
     pub id: u64,
+    /// The file system's number, `MAJOR:MINOR`.
+    pub device: String,
+    /// Which directory of the file system is mounted: `/`, or another where it is a bind mount.
+    pub root: PathBuf,
     /// Where it is mounted.
     pub point: PathBuf,
     /// The file system's type, for example `xfs`.
@@ -36,11 +40,13 @@ impl Mount {
     fn parse(line: &[u8]) -> Option<Self> {
         let mut fields = line.split(|byte| *byte == b' ');
         let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
-        let point = OsString::from_vec(unescaped(fields.nth(3)?)).into();
+        let device = shown(fields.nth(1)?);
+        let mut path = || Some(PathBuf::from(OsString::from_vec(unescaped(fields.next()?))));
+        let (root, point) = (path()?, path()?);
         let options = shown(fields.next()?).split(',').map(str::to_owned).collect();
         fields.find(|field| *field == b"-")?;
         let (kind, source) = (shown(fields.next()?), shown(fields.next()?));
-        Some(Self { id, point, kind, source, options })
+        Some(Self { id, device, root, point, kind, source, options })
     }
 }
 
@@ -76,7 +82,7 @@ mod tests {
     const MOUNTS: &[u8] = b"22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n\
         40 22 0:35 / /data rw,noatime - xfs /dev/vdb rw\n\
         41 40 0:36 / /data/my\\040disk ro,relatime shared:9 master:1 - nfs4 far:/export\\134x rw,vers=4.2\n\
-        42 22 0:37 / /data rw - xfs /dev/vdc rw\nbroken\n";
+        42 22 0:37 /x\\040y /data rw - xfs /dev/vdc rw\nbroken\n";
 
     #[test]
     fn the_innermost_and_last_mount_counts() {
@@ -88,6 +94,7 @@ mod tests {
             (42, vec!["rw".to_owned()]),
             "what is mounted last hides the other"
         );
+        assert_eq!((hiding.device.as_str(), hiding.root.as_path()), ("0:37", Path::new("/x y")));
         let inner = at("/data/my disk/x");
         assert_eq!((inner.kind.as_str(), inner.source.as_str()), ("nfs4", "far:/export\\x"));
         assert_eq!(inner.options, ["ro", "relatime"]);

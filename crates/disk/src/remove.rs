@@ -72,6 +72,8 @@ struct Level {
     /// None while it waits for many directories below it.
     fd: Option<OwnedFd>,
     directories: Vec<Name>,
+    /// What may belong to a transfer that is running, if there is such a thing in it: it stays.
+    hidden: Option<Name>,
     /// Something in it stays, which has been told.
     stays: bool,
 }
@@ -100,8 +102,10 @@ impl<F: FnMut(&[Name], io::Error)> Removal<'_, F> {
     /// Removes all of a directory but the directories in it, which are left for later.
     fn enter(&mut self, name: Name) {
         let opened = self.parent().and_then(|parent| open_to_empty(parent.as_fd(), &name));
+        // what is hidden in a hidden directory belongs to the transfer that made that
+        let spares_hidden = !is_hidden(self.name.as_bytes());
         let listed = opened.and_then(|fd| {
-            let names = list(&fd)?;
+            let names = list(&fd, spares_hidden)?;
             Ok((fd, names))
         });
         let (fd, names) = match listed {
@@ -113,8 +117,9 @@ impl<F: FnMut(&[Name], io::Error)> Removal<'_, F> {
         if let Some(above) = above.and_then(|depth| self.levels.get_mut(depth)) {
             above.fd = None;
         }
-        self.levels.push(Level { name, fd: None, directories: names.directories, stays: false });
-        for name in names.others {
+        let Names { directories, others, hidden } = names;
+        self.levels.push(Level { name, fd: None, directories, hidden, stays: false });
+        for name in others {
             match rustix::fs::unlinkat(&fd, name.as_os_str(), AtFlags::empty()) {
                 Ok(()) => self.removed += 1,
                 Err(Errno::NOENT) => {}
@@ -137,6 +142,12 @@ impl<F: FnMut(&[Name], io::Error)> Removal<'_, F> {
             Ok(()) => self.removed += 1,
             Err(_) if level.stays => self.levels.iter_mut().for_each(|above| above.stays = true),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty && level.hidden.is_some() => {
+                let hidden = level.hidden.clone();
+                self.levels.push(level);
+                self.fail(hidden.as_ref(), error);
+                self.levels.pop();
+            }
             Err(error) => self.fail(Some(&level.name), error),
         }
     }
@@ -183,18 +194,24 @@ impl AsFd for Parent<'_> {
 struct Names {
     directories: Vec<Name>,
     others: Vec<Name>,
+    /// One that may belong to a transfer that is running.
+    hidden: Option<Name>,
 }
 
-/// All names but those of running transfers.
-fn list(directory: &OwnedFd) -> io::Result<Names> {
+/// All names; of those that may belong to running transfers, where these are spared, only one.
+fn list(directory: &OwnedFd, spares_hidden: bool) -> io::Result<Names> {
     let mut names = Names::default();
     for entry in Dir::read_from(directory)? {
         let entry = entry?;
         let bytes = entry.file_name().to_bytes();
-        if matches!(bytes, b"." | b"..") || is_hidden(bytes) {
+        if matches!(bytes, b"." | b"..") {
             continue;
         }
         let name = Name::from_bytes(bytes).map_err(|_| Errno::NAMETOOLONG)?;
+        if spares_hidden && is_hidden(bytes) {
+            names.hidden = Some(name);
+            continue;
+        }
         let is_directory = match entry.file_type() {
             FileType::Unknown => is_directory(directory.as_fd(), &name),
             known => known == FileType::Directory,
@@ -280,6 +297,9 @@ mod tests {
         std::fs::create_dir_all(home.path().join("a/b/c")).unwrap();
         std::fs::write(home.path().join("a/b/.zmove-1-0"), "x").unwrap();
         let (removed, faults) = remove(home.path(), &["a"]);
-        assert_eq!((removed, faults), (1, vec![("a/b".to_owned(), io::ErrorKind::DirectoryNotEmpty)]));
+        assert_eq!(
+            (removed, faults),
+            (1, vec![("a/b/.zmove-1-0".to_owned(), io::ErrorKind::DirectoryNotEmpty)])
+        );
     }
 }

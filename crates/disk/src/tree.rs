@@ -3,7 +3,6 @@
 //! **Invariant:** every descriptor this hands out was reached from the root's descriptor without following a link
 //! (`openat2` with `RESOLVE_BENEATH`, or component by component with `O_NOFOLLOW` where the kernel refuses that call).
 
-use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use zmove_types::{Name, RelPath};
 
@@ -21,15 +20,6 @@ pub struct Tree {
     root: Arc<OwnedFd>,
 }
 
-/// Open directories of one worker, so that a run of files in one directory opens it once.
-#[derive(Debug)]
-pub struct DirectoryCache<'a> {
-    tree: &'a Tree,
-    open: HashMap<RelPath, Arc<OwnedFd>>,
-}
-
-/// The most directories that one cache keeps open.
-const CACHED_MAX: usize = 64;
 /// Longer paths are opened in pieces: the kernel takes 4096 bytes at once.
 const PIECE_BYTES_MAX: usize = 4000;
 /// How often to try again when somebody else changes what is in the way.
@@ -81,10 +71,9 @@ impl Tree {
     }
 
     /// Opens a directory and makes what is missing of it, for the owner only (0700): the final mode is set at the end.
-    /// A file or link in the way is removed.
     ///
     /// # Errors
-    /// What the system says.
+    /// What the system says, `ENOTDIR` or `ELOOP` when a file or link is in the way.
     pub fn ensure_directory(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         match self.open_directory(path) {
             Ok(directory) => {
@@ -94,7 +83,7 @@ impl Tree {
                 }
                 Ok(directory)
             }
-            Err(error) if is_absent_or_in_the_way(&error) => self.make_directory(path),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.make_directory(path),
             Err(error) => Err(error),
         }
     }
@@ -150,20 +139,16 @@ impl Tree {
     }
 }
 
-/// Opens a directory in another, and makes it if it is not there. What is there and is none gives way.
+/// Opens a directory in another, and makes it if it is not there.
 fn enter_or_make(parent: &OwnedFd, name: &OsStr, may_change_parent: bool) -> io::Result<OwnedFd> {
     for _ in 0..RACES_MAX {
-        let absent = match rustix::fs::openat(parent, name, DIRECTORY, Mode::empty()) {
+        match rustix::fs::openat(parent, name, DIRECTORY, Mode::empty()) {
             Ok(directory) => return Ok(directory),
-            Err(Errno::NOENT) => true,
-            Err(Errno::NOTDIR | Errno::LOOP) => false,
+            Err(Errno::NOENT) => {}
             Err(error) => return Err(error.into()),
-        };
+        }
         if may_change_parent {
             make_writable(parent);
-        }
-        if !absent {
-            remove_non_directory(parent.as_fd(), name)?;
         }
         match rustix::fs::mkdirat(parent, name, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
@@ -171,55 +156,6 @@ fn enter_or_make(parent: &OwnedFd, name: &OsStr, may_change_parent: bool) -> io:
         }
     }
     Err(Errno::BUSY.into())
-}
-
-impl<'a> DirectoryCache<'a> {
-    /// A cache that holds nothing yet.
-    #[must_use]
-    pub fn new(tree: &'a Tree) -> Self {
-        Self { tree, open: HashMap::new() }
-    }
-
-    /// As [`Tree::ensure_directory`], from the cache where possible.
-    ///
-    /// # Errors
-    /// What the system says.
-    pub fn ensure(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
-        if let Some(directory) = self.get(path) {
-            return Ok(directory);
-        }
-        let directory = self.tree.ensure_directory(path)?;
-        self.insert(path.clone(), Arc::clone(&directory));
-        Ok(directory)
-    }
-
-    /// A directory that is in the cache.
-    #[must_use]
-    pub fn get(&self, path: &RelPath) -> Option<Arc<OwnedFd>> {
-        self.open.get(path).cloned()
-    }
-
-    /// Lets go of a directory if its path leads to another by now, or to none; returns whether it did.
-    pub fn let_go_if_replaced(&mut self, path: &RelPath) -> bool {
-        let Some(held) = self.open.get(path) else { return false };
-        let identity =
-            |directory: &OwnedFd| rustix::fs::fstat(directory).map(|stat| (stat.st_dev, stat.st_ino));
-        let there = self.tree.open_directory(path);
-        let same =
-            there.is_ok_and(|there| matches!((identity(&there), identity(held)), (Ok(a), Ok(b)) if a == b));
-        if !same {
-            self.open.remove(path);
-        }
-        !same
-    }
-
-    /// Remembers an open directory.
-    pub fn insert(&mut self, path: RelPath, directory: Arc<OwnedFd>) {
-        if self.open.len() >= CACHED_MAX {
-            self.open.clear();
-        }
-        self.open.insert(path, directory);
-    }
 }
 
 /// Opens `path` beneath `root` without following any link.
@@ -261,26 +197,6 @@ fn open_by_component(root: BorrowedFd<'_>, path: &RelPath, flags: OFlags) -> io:
     Ok(directory)
 }
 
-fn is_absent_or_in_the_way(error: &io::Error) -> bool {
-    let errno = Errno::from_io_error(error);
-    matches!(errno, Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP))
-}
-
-/// rsync's rule: what is no directory gives way to one.
-fn remove_non_directory(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
-    match rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
-        Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => return Ok(()),
-        Ok(_in_the_way) => {}
-        // somebody else has removed it
-        Err(Errno::NOENT) => return Ok(()),
-        Err(error) => return Err(error.into()),
-    }
-    match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
-        Ok(()) | Err(Errno::NOENT) => Ok(()),
-        Err(error) => Err(error.into()),
-    }
-}
-
 /// A directory that came read-only must take its files again; its mode is set anew at the end. Where this is not
 /// allowed the create that follows says so.
 pub(crate) fn make_writable(directory: &OwnedFd) {
@@ -315,23 +231,22 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_replaced_and_never_followed() {
+    fn a_link_is_never_followed_and_stays() {
         let (home, tree) = tree();
         let outside = tempfile::tempdir().unwrap();
         symlink(outside.path(), home.path().join("a")).unwrap();
         assert!(tree.open_directory(&path("a")).is_err());
-        tree.ensure_directory(&path("a/b")).unwrap();
-        assert!(home.path().join("a/b").is_dir());
+        assert!(tree.ensure_directory(&path("a/b")).is_err());
         assert!(!outside.path().join("b").exists());
-        assert!(!home.path().join("a").is_symlink());
+        assert!(home.path().join("a").is_symlink());
     }
 
     #[test]
-    fn a_file_in_the_way_of_a_directory_gives_way() {
+    fn a_file_in_the_way_of_a_directory_stays() {
         let (home, tree) = tree();
         std::fs::write(home.path().join("a"), "x").unwrap();
-        tree.ensure_directory(&path("a/b")).unwrap();
-        assert!(home.path().join("a/b").is_dir());
+        assert!(tree.ensure_directory(&path("a/b")).is_err());
+        assert!(home.path().join("a").is_file());
     }
 
     #[test]
@@ -364,12 +279,12 @@ mod tests {
 
     /// A FIFO is not waited for, and a device would not be opened.
     #[test]
-    fn a_fifo_in_the_way_of_a_directory_gives_way_and_nobody_waits() {
+    fn nobody_waits_for_a_fifo_in_the_way_of_a_directory() {
         let (home, tree) = tree();
-        rustix::fs::mknodat(tree.fd(), "a", FileType::Fifo, Mode::RWXU, 0).unwrap();
+        rustix::fs::mknodat(tree.fd(), "a", rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
         assert!(tree.open_directory(&path("a")).is_err());
-        tree.ensure_directory(&path("a/b")).unwrap();
-        assert!(home.path().join("a/b").is_dir());
+        assert!(tree.ensure_directory(&path("a/b")).is_err());
+        assert!(!home.path().join("a").is_dir());
     }
 
     #[test]

@@ -2,15 +2,19 @@
 //! last are still being read.
 
 use std::io;
+use std::sync::Arc;
 
 use zmove_types::Buffer;
 use zmove_uring::{Ring, RingConfig, Span, Unavailable};
 
-use crate::backend::{Engine, Slices, Way};
+use crate::backend::{Disk, Engine, Slices, Way};
 
 /// Positional I/O by a ring's thread.
 #[derive(Debug)]
-pub struct Uring(Ring);
+pub struct Uring {
+    ring: Ring,
+    config: RingConfig,
+}
 
 impl Uring {
     /// Starts the ring, or says why there is none.
@@ -18,7 +22,7 @@ impl Uring {
     /// # Errors
     /// Why io_uring cannot be used here.
     pub fn start(config: RingConfig) -> Result<Self, Unavailable> {
-        Ok(Self(Ring::start(config)?))
+        Ok(Self { ring: Ring::start(config)?, config })
     }
 }
 
@@ -30,10 +34,60 @@ impl Engine for Uring {
         buffer: Buffer,
         seen: Slices<'_>,
     ) -> (io::Result<usize>, Buffer) {
-        self.0.read(way.file(), span, buffer, seen)
+        self.ring.read(way.file(), span, buffer, seen)
     }
 
     fn write_some(&self, way: Way<'_>, span: Span, buffer: Buffer) -> (io::Result<usize>, Buffer) {
-        self.0.write(way.file(), span, buffer)
+        self.ring.write(way.file(), span, buffer)
+    }
+
+    /// The slots of a ring are few, and storage that hangs keeps those that it has got.
+    fn anew(&self) -> Option<Arc<dyn Disk>> {
+        Some(Arc::new(Self::start(self.config).ok()?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Write;
+    use std::os::fd::OwnedFd;
+    use std::time::Duration;
+
+    use zmove_types::BufferPool;
+
+    use super::*;
+    use crate::DataFile;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    /// A pipe that nobody writes to stands for storage that does not answer.
+    #[test]
+    fn a_ring_whose_storage_hangs_holds_up_no_other() {
+        let depth = 4;
+        let one = match Uring::start(RingConfig { depth, ..RingConfig::default() }) {
+            Ok(one) => one,
+            Err(error) => return eprintln!("skipped: {error}"),
+        };
+        let other = Disk::anew(&one).expect("there is room for two");
+        let (hanging, mut end) = io::pipe().unwrap();
+        let hanging = DataFile::new(File::from(OwnedFd::from(hanging)));
+        let (home, (done_in, done)) = (tempfile::tempdir().unwrap(), std::sync::mpsc::channel());
+        let file =
+            File::options().read(true).write(true).create_new(true).open(home.path().join("f")).unwrap();
+        let file = DataFile::new(file);
+        let pool = BufferPool::new(4096, usize::from(depth) + 1);
+        std::thread::scope(|scope| {
+            for _ in 0..depth {
+                let (buffer, one, hanging) = (pool.take().unwrap(), &one, &hanging);
+                scope.spawn(move || one.read(hanging, 0, 1, buffer, &mut |_| ()).0.unwrap());
+            }
+            let mut buffer = pool.take().unwrap();
+            buffer.set_len(4096);
+            scope.spawn(|| done_in.send(other.write(&file, 0, buffer).0).unwrap());
+            let written = done.recv_timeout(PATIENCE);
+            end.write_all(&vec![0; usize::from(depth)]).unwrap();
+            written.expect("it does not wait for the other").unwrap();
+        });
     }
 }

@@ -4,7 +4,8 @@ mod messages;
 
 use zmove_types::{FileId, ItemId, LaneId, Metadata, Name, RelPath, Root, Timestamp, TransferId};
 use zmove_wire::{
-    Batch, BatchEntry, DirectoryGroup, FileEntry, FileHead, FrameHeader, FrameKind, Greeting, Role,
+    Batch, BatchEntry, DirectoryGroup, Extension, Extensions, FileEntry, FileHead, FrameHeader, FrameKind,
+    Greeting, Role,
 };
 
 pub(crate) use messages::{control, to_receiver, to_sender};
@@ -60,7 +61,7 @@ fn sample_batch() -> Batch {
         BatchEntry::File(file),
         BatchEntry::Retouch(name("r"), metadata()),
     ];
-    Batch { groups: vec![DirectoryGroup { directory: path("run/7"), entries }] }
+    Batch { groups: vec![DirectoryGroup { directory: path("run/7"), entries }], ..Batch::default() }
 }
 
 /// What `abc` hashes to.
@@ -70,16 +71,28 @@ const SAMPLE_DATA: &[u8; 3] = b"abc";
 
 fn sample_file() -> FileHead {
     let ctime = Timestamp { seconds: 4, nanos: 5 };
-    FileHead { path: path("d/f"), metadata: metadata(), bytes: 9 << 20, ctime, inode: 7 }
+    let extensions = Extensions::default();
+    FileHead { path: path("d/f"), metadata: metadata(), bytes: 9 << 20, ctime, inode: 7, extensions }
+}
+
+/// A block that is passed over and one that is not.
+fn sample_extensions() -> Extensions {
+    let extension = |number, critical| Extension { number, critical, bytes: b"zz".as_slice().into() };
+    Extensions::default().with(extension(1, false)).with(extension(300, true))
+}
+
+fn extended_batch() -> Batch {
+    Batch { extensions: [(1, sample_extensions())].into(), ..sample_batch() }
 }
 
 pub(crate) fn batch() -> Vec<Vec<u8>> {
     let with_data = |batch: Batch, bytes: u32| [&bytes.to_le_bytes()[..], &batch.encode()].concat();
-    vec![with_data(sample_batch(), 3), with_data(Batch::default(), 0)]
+    vec![with_data(sample_batch(), 3), with_data(extended_batch(), 3), with_data(Batch::default(), 0)]
 }
 
 pub(crate) fn file_head() -> Vec<Vec<u8>> {
-    vec![sample_file().encode()]
+    let extended = FileHead { extensions: sample_extensions(), ..sample_file() };
+    vec![sample_file().encode(), extended.encode()]
 }
 
 /// One frame of each kind, end to end and each by itself.

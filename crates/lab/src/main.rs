@@ -17,6 +17,7 @@ mod network;
 mod paper;
 mod path;
 mod peers;
+mod powercut;
 mod race;
 mod report;
 mod run;
@@ -48,6 +49,7 @@ use crate::inside::InsideArgs;
 use crate::kills::{HalfArgs, KillsArgs};
 use crate::matrix::MatrixArgs;
 use crate::paper::{FiguresArgs, PaperArgs};
+use crate::powercut::PowercutArgs;
 use crate::session::Session;
 use crate::siege::SiegeArgs;
 use crate::soak::SoakArgs;
@@ -83,6 +85,8 @@ enum Task {
     Verdicts(VerdictsArgs),
     /// Kills, cuts and confuses transfers at random, and asks whether the same command finishes them.
     Torture(TortureArgs),
+    /// Cuts the power of a disk under transfers, and asks whether the same command finishes them after the reboot.
+    Powercut(PowercutArgs),
     /// Kills transfers at random moments, and says what the same command then moves beyond what was missing.
     Kills(KillsArgs),
     /// Kills the transfer of one large file half-way, and says what the other half takes.
@@ -147,6 +151,7 @@ fn main() -> ExitCode {
         Task::Matrix(arguments) => matrix::matrix(&arguments),
         Task::Verdicts(arguments) => verdicts::verdicts(&arguments),
         Task::Torture(arguments) => torture::torture(&arguments),
+        Task::Powercut(arguments) => powercut::powercut(&arguments),
         Task::Kills(arguments) => kills::kills(&arguments),
         Task::Half(arguments) => kills::half(&arguments),
         Task::Soak(arguments) => soak::soak(&arguments),

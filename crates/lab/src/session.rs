@@ -106,7 +106,7 @@ fn is_dead(directory: &Path) -> Result<bool> {
     Ok(flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok())
 }
 
-/// Removes processes, namespaces, mounts and files of the lab `id`, in this order.
+/// Removes processes, namespaces, mounts, loop devices and files of the lab `id`, in this order.
 fn clear(id: &str) {
     groups::clear(id);
     let names = fs::read_dir("/run/netns").into_iter().flatten().flatten();
@@ -116,18 +116,47 @@ fn clear(id: &str) {
         }
     }
     let directory = Path::new(SESSIONS).join(id);
+    abort_devices_below(&directory);
     unmount_below(&directory);
     if let Err(error) = fs::remove_dir_all(&directory) {
         eprintln!("zmove-lab: failed to remove {}: {error}", directory.display());
     }
 }
 
-fn unmount_below(directory: &Path) {
+/// Mounts below a directory, the last one first: where, and of which type.
+fn mounts_below(directory: &Path) -> Vec<(PathBuf, String)> {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-    let places = mounts.lines().filter_map(|line| line.split(' ').nth(1)).map(PathBuf::from);
-    let mut below: Vec<PathBuf> = places.filter(|place| place.starts_with(directory)).collect();
+    let mount = |line: &str| {
+        let mut words = line.split(' ').skip(1);
+        Some((PathBuf::from(words.next()?), words.next()?.to_owned()))
+    };
+    let mut below: Vec<_> = mounts.lines().filter_map(mount).collect();
+    below.retain(|(place, _)| place.starts_with(directory));
     below.reverse();
-    for place in below {
+    below
+}
+
+/// Ends what `powercut` serves. A thread of a killed lab may wait for its own device, and keep it from ending: a forced
+/// unmount answers all requests with errors, and fails where the loop device still has the file open. Loop devices are
+/// told to end with their last user.
+fn abort_devices_below(directory: &Path) {
+    let served = mounts_below(directory).into_iter().filter(|(_, kind)| kind == "fuse");
+    for (place, _) in served {
+        let _busy_until_the_loop_device_ends = run::line(&format!("umount --force {}", place.display()));
+        let loops =
+            run::line("losetup --noheadings --list --raw --output NAME,BACK-FILE").unwrap_or_default();
+        for line in loops.lines() {
+            if let Some((node, file)) = line.split_once(' ')
+                && Path::new(file).starts_with(&place)
+            {
+                run::clean_up(&format!("losetup --detach {node}"));
+            }
+        }
+    }
+}
+
+fn unmount_below(directory: &Path) {
+    for (place, _) in mounts_below(directory) {
         run::clean_up(&format!("umount {}", place.display()));
     }
 }

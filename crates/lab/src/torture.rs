@@ -8,17 +8,17 @@ mod attempt;
 pub(crate) mod dice;
 mod events;
 mod names;
-mod old;
+pub(crate) mod old;
 mod options;
 mod plant;
 pub(crate) mod programs;
 mod relay;
 mod round;
-mod same;
+pub(crate) mod same;
 mod tally;
-mod tree;
-mod versions;
-mod watch;
+pub(crate) mod tree;
+pub(crate) mod versions;
+pub(crate) mod watch;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -82,7 +82,7 @@ pub(crate) fn torture(arguments: &TortureArgs) -> Result<ExitCode> {
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn draw_seed() -> u64 {
+pub(crate) fn draw_seed() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     now.as_secs()
 }

@@ -11,6 +11,8 @@ use zmove_wire::{
     WireError,
 };
 
+use crate::account::{Account, Held};
+
 /// A batch whose head and files all hashed right.
 #[derive(Debug)]
 pub(crate) struct VerifiedBatch {
@@ -18,6 +20,7 @@ pub(crate) struct VerifiedBatch {
     guessed: bool,
     batch: Batch,
     data: Buffer,
+    held: Held,
 }
 
 /// A group whose bytes hashed right at its place in its file.
@@ -48,17 +51,19 @@ impl VerifiedBatch {
     /// Checks the head, then every file.
     ///
     /// # Errors
-    /// [`WireError`] when the head is what the sender meant and yet no batch.
-    pub(crate) fn check(frame: Frame) -> Result<Checked, WireError> {
+    /// [`WireError`] when the head is what the sender meant and yet no batch, or takes more memory than the key may have.
+    pub(crate) fn check(frame: Frame, account: &Account) -> Result<Checked, WireError> {
         let Frame { header, head, data } = frame;
         if !is_sealed(&header, blake3::hash(&head).as_bytes()) {
             return Ok(Checked::Damaged(damaged(header.item, Vec::new())));
         }
+        let mut held = account.hold_memory(head.len())?;
         let batch = Batch::decode(&head, header.data_bytes)?;
+        held.grow(ELEMENT_BYTES * (batch.groups.len() + batch.entry_count()))?;
         let faults = damaged_files(&batch, &data);
         if faults.is_empty() {
             let guessed = header.kind == FrameKind::Guess;
-            return Ok(Checked::Batch(Self { item: header.item, guessed, batch, data }));
+            return Ok(Checked::Batch(Self { item: header.item, guessed, batch, data, held }));
         }
         Ok(Checked::Damaged(damaged(header.item, faults)))
     }
@@ -68,10 +73,14 @@ impl VerifiedBatch {
         self.guessed
     }
 
-    pub(crate) fn into_parts(self) -> (ItemId, Batch, Buffer) {
-        (self.item, self.batch, self.data)
+    /// What it is, and what it holds for as long as it is at work.
+    pub(crate) fn into_parts(self) -> (ItemId, Batch, Buffer, Held) {
+        (self.item, self.batch, self.data, self.held)
     }
 }
+
+/// What an entry of a batch takes beside the bytes of its name: its fields, and what the allocator adds for the name.
+const ELEMENT_BYTES: usize = 128;
 
 impl VerifiedChunk {
     /// Checks one group of a file of `file_bytes`.
@@ -175,8 +184,10 @@ mod tests {
         let (metadata, root) = (Metadata::default(), file_root(contents));
         let file = FileEntry { name, metadata, bytes: 8, root };
         let directory = RelPath::from_bytes(b"d").unwrap();
-        let batch =
-            Batch { groups: vec![DirectoryGroup { directory, entries: vec![BatchEntry::File(file)] }] };
+        let batch = Batch {
+            groups: vec![DirectoryGroup { directory, entries: vec![BatchEntry::File(file)] }],
+            ..Batch::default()
+        };
         let mut head = batch.encode();
         let content = *blake3::hash(&head).as_bytes();
         let mut data = contents.to_vec();
@@ -198,10 +209,13 @@ mod tests {
 
     #[test]
     fn every_flipped_bit_of_a_batch_is_found() {
-        assert!(matches!(VerifiedBatch::check(batch_frame(None)), Ok(Checked::Batch(_))));
+        assert!(matches!(
+            VerifiedBatch::check(batch_frame(None), &Account::default()),
+            Ok(Checked::Batch(_))
+        ));
         let bits = 8 * (batch_frame(None).head.len() + 8);
         for bit in 0..bits {
-            let checked = VerifiedBatch::check(batch_frame(Some(bit)));
+            let checked = VerifiedBatch::check(batch_frame(Some(bit)), &Account::default());
             assert!(matches!(checked, Ok(Checked::Damaged(item)) if item.item == 3), "bit {bit}");
         }
     }
@@ -209,7 +223,9 @@ mod tests {
     #[test]
     fn a_damaged_file_is_named() {
         let data_bit = 8 * batch_frame(None).head.len();
-        let Ok(Checked::Damaged(item)) = VerifiedBatch::check(batch_frame(Some(data_bit))) else {
+        let Ok(Checked::Damaged(item)) =
+            VerifiedBatch::check(batch_frame(Some(data_bit)), &Account::default())
+        else {
             panic!("damage")
         };
         assert_eq!(item.faults[0].entry, 0);

@@ -1,15 +1,16 @@
 //! Which of the offered files are needed.
 //!
-//! Equal means: a regular file of the same size and, by default, the same modification time to the nanosecond; with
-//! `--checksum` the same BLAKE3, which the sender decides after it has been told ours. An equal file whose mode differs
+//! Equal means: a regular file of the same size and, by default, the time that the target's file system makes of the
+//! source's modification time; with `--checksum` the same BLAKE3, which the sender decides after it has been told ours. An equal file whose mode differs
 //! gets the right one here. With `--update` and `--ignore-existing` a file may stay whatever it holds.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use zmove_disk::{FileIdentity, retouch};
+use zmove_disk::{FileIdentity, is_beyond_range, is_held_everywhere, retouch};
 use zmove_types::{Cv, Metadata, Name, RelPath, Timestamp};
 use zmove_wire::{Compare, Held, Offer, OfferedFile, Open, Overwrite, Verdict};
 
@@ -96,8 +97,8 @@ fn claim(
     let Some(mark) = file.source else { return BTreeMap::new() };
     let ctime = Timestamp { seconds: mark.ctime_seconds, nanos: mark.ctime_nanos };
     let source = SourceIdentity { bytes: file.bytes, mtime: mtime_of(file), ctime, inode: mark.inode };
-    let stopping = || context.stopping.load(Ordering::Relaxed);
-    context.parts.claim(path, directory, &source, context.direct, stopping)
+    let hashing = context.account.hashing(&context.stopping);
+    context.parts.claim(path, directory, &source, context.direct, || hashing.is_over())
 }
 
 fn judge(
@@ -109,78 +110,65 @@ fn judge(
 ) -> Verdict {
     let name = context.target.name(path, &file.name);
     let Ok(there) = FileIdentity::at(opened, name) else { return Verdict::Need };
-    if stays(context.overwrite, &there, mtime_of(file)) {
+    if stays(context.overwrite, &there, || context.times.kept(opened, mtime_of(file))) {
         return Verdict::Skip;
     }
     if !there.regular || there.bytes != file.bytes {
         return Verdict::Need;
     }
     match compare {
-        Compare::Checksum => contents_root(opened.as_fd(), name, || context.stopping.load(Ordering::Relaxed))
-            .map_or(Verdict::Need, Verdict::Compare),
+        Compare::Checksum => {
+            let hashing = context.account.hashing(&context.stopping);
+            contents_root(opened.as_fd(), name, || hashing.is_over()).map_or(Verdict::Need, Verdict::Compare)
+        }
         Compare::Quick => {
             let metadata =
                 context.set_ids.of_file(Metadata { mode: file.mode & 0o7777, mtime: mtime_of(file) });
-            if keep(opened, name, &there, &metadata) { Verdict::Skip } else { Verdict::Need }
+            if context.keep(opened, name, &there, &metadata) { Verdict::Skip } else { Verdict::Need }
         }
     }
 }
 
-/// Whether what is there stays, because it may not be replaced or is a file of that size and time.
-pub(crate) fn is_kept(
-    overwrite: Overwrite,
-    directory: &OwnedFd,
-    name: &Name,
-    bytes: u64,
-    metadata: &Metadata,
-) -> bool {
-    FileIdentity::at(directory, name).is_ok_and(|there| {
-        stays(overwrite, &there, metadata.mtime)
-            || there.regular && there.bytes == bytes && keep(directory, name, &there, metadata)
-    })
+impl Context {
+    /// Whether what is there stays, because it may not be replaced or is a file of that size and time.
+    pub(crate) fn is_kept(&self, directory: &OwnedFd, name: &Name, bytes: u64, metadata: &Metadata) -> bool {
+        FileIdentity::at(directory, name).is_ok_and(|there| {
+            stays(self.overwrite, &there, || self.times.kept(directory, metadata.mtime))
+                || there.regular && there.bytes == bytes && self.keep(directory, name, &there, metadata)
+        })
+    }
+
+    /// Contents of that time stay; the mode is put right. Where that fails, sending the file again will say why.
+    fn keep(&self, directory: &OwnedFd, name: &Name, there: &FileIdentity, metadata: &Metadata) -> bool {
+        let kept = self.times.is_kept(directory, there.mtime, metadata.mtime)
+            && (there.mode == metadata.mode || retouch(directory.as_fd(), name, metadata).is_ok());
+        if kept {
+            self.count_beyond_range(metadata.mtime, || Ok(*there));
+        }
+        kept
+    }
+
+    /// Counts a file whose time the file system does not have. To be called when the file has got its time.
+    pub(crate) fn count_beyond_range(
+        &self,
+        wanted: Timestamp,
+        there: impl FnOnce() -> io::Result<FileIdentity>,
+    ) {
+        if !is_held_everywhere(wanted) && there().is_ok_and(|there| is_beyond_range(there.mtime, wanted)) {
+            self.times_beyond_range.fetch_add(1, Ordering::Relaxed);
+        }
+    }
 }
 
-/// Whether what is there may not be replaced by a file of that time, whatever it holds.
-pub(crate) fn stays(overwrite: Overwrite, there: &FileIdentity, source: Timestamp) -> bool {
+/// Whether what is there may not be replaced by a file that will have the time `kept`, whatever it holds.
+pub(crate) fn stays(overwrite: Overwrite, there: &FileIdentity, kept: impl FnOnce() -> Timestamp) -> bool {
     match overwrite {
         Overwrite::Differing => false,
-        Overwrite::Older => {
-            there.regular && (there.mtime.seconds, there.mtime.nanos) > (source.seconds, source.nanos)
-        }
+        Overwrite::Older => there.regular && there.mtime > kept(),
         Overwrite::Nothing => true,
     }
 }
 
-/// Contents of that time stay; the mode is put right. Where that fails, sending the file again will say why.
-fn keep(directory: &OwnedFd, name: &Name, there: &FileIdentity, metadata: &Metadata) -> bool {
-    is_same_time(there.mtime, metadata.mtime)
-        && (there.mode == metadata.mode || retouch(directory.as_fd(), name, metadata).is_ok())
-}
-
-/// Whether the target has the source's time, as exactly as its file system keeps it: some cut nanoseconds to
-/// microseconds, to tenths of microseconds or to whole seconds.
-pub(crate) fn is_same_time(there: Timestamp, source: Timestamp) -> bool {
-    let cut = |power: u32| source.nanos / 10_u32.pow(power) * 10_u32.pow(power);
-    there.seconds == source.seconds && (0..=9).any(|power| there.nanos == cut(power))
-}
-
 fn mtime_of(file: &OfferedFile) -> Timestamp {
     Timestamp { seconds: file.mtime_seconds, nanos: file.mtime_nanos }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_are_compared_as_exactly_as_they_are_kept() {
-        let at = |seconds, nanos| Timestamp { seconds, nanos };
-        let source = at(7, 123_456_789);
-        for kept in [123_456_789, 123_456_700, 123_456_000, 0] {
-            assert!(is_same_time(at(7, kept), source), "{kept}");
-        }
-        assert!(!is_same_time(at(7, 123_456_788), source));
-        assert!(!is_same_time(at(8, 123_456_789), source));
-        assert!(!is_same_time(source, at(7, 0)));
-    }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use zmove_disk::{Direct, Disk, Threads};
 use zmove_types::GROUP_BYTES;
 
+use crate::account::Account;
 use crate::ending::EndingSessions;
 use crate::meters::TransferMeter;
 use crate::set_ids::SetIds;
@@ -36,6 +37,8 @@ pub struct ReceiverConfig {
     pub set_ids: SetIds,
     /// For whose end a session waits. Default: nobody's; clones of one configuration share it.
     pub ending: EndingSessions,
+    /// What its transfer holds is booked on. Default: one of its own, by the usual limits.
+    pub account: Account,
     /// What counts. Default: one that nobody reads; each session has its own.
     pub meter: Arc<TransferMeter>,
 }
@@ -54,6 +57,7 @@ impl Default for ReceiverConfig {
             direct: Direct::default(),
             set_ids: SetIds::default(),
             ending: EndingSessions::default(),
+            account: Account::default(),
             meter: Arc::default(),
         }
     }

@@ -8,29 +8,30 @@ use std::fmt;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 use zmove_transport::{
-    AcceptError, Channel, Denial, Fingerprint, Incoming, LaneSource, Listener, Transport, control_pair,
+    AcceptError, Channel, ControlReader, ControlWriter, Denial, Fingerprint, Incoming, LaneSource, Listener,
+    Transport, control_pair,
 };
 use zmove_types::{LaneId, TransferId};
 use zmove_wire::limits::LANES_UNASKED_MAX;
 use zmove_wire::{
-    Cipher, Greeting, GreetingError, Refusal, RefusalCode, Role, ToSender, Version, encode_message,
+    Cipher, Greeting, GreetingError, Refusal, RefusalCode, Role, ToSender, Version, Waiting, encode_message,
 };
 
-use crate::admission::{Admissions, Full, Seat};
+use crate::account::Accounts;
+use crate::admission::{Admissions, InLine, Seat};
 use crate::config::ReceiverConfig;
 use crate::event::{DaemonEvent, Moved, Rejection, Who};
 use crate::guests::{Guest, Guests};
 use crate::limits::Limits;
 use crate::meters::{Meters, TransferMeter};
 use crate::rates::Rates;
-use crate::registry::Registry;
+use crate::registry::{Found, Registered, Registry};
 use crate::session::{Session, run_session};
 use crate::turns::Runs;
 use crate::unproven::Unproven;
@@ -43,6 +44,11 @@ const REFUSAL_TIMEOUT: Duration = Duration::from_secs(10);
 const CONTROL_SILENCE_MAX: Duration = Duration::from_secs(60);
 /// How long an early lane waits for its control connection.
 const EARLY_LANE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a transfer waits in line whose sender is too old to be told: as long as its lanes wait for it, or less.
+const SILENT_WAIT_MAX: Duration = Duration::from_secs(8);
+/// How often it is seen whether the sender of a transfer in line is still there.
+const PRESENCE_INTERVAL: Duration = Duration::from_secs(1);
+const RUNNING_ALREADY: &str = "a transfer of that id is running already";
 /// How long to pause when the system has no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// What a refused peer may still say before it is cut off.
@@ -58,16 +64,26 @@ struct Shared {
     /// Turns true when the daemon is to end; each transfer listens.
     stopping: watch::Sender<bool>,
     listener: Listener,
-    guests: Guests,
+    guests: Arc<Guests>,
     config: ReceiverConfig,
     admissions: Admissions,
     meters: Arc<Meters>,
-    /// Whether new transfers are refused, while those that run go on.
-    draining: AtomicBool,
+    /// Turns true when new transfers are refused, while those that run go on; each that is in line listens.
+    draining: watch::Sender<bool>,
     registry: Registry,
     rates: Rates,
+    accounts: Accounts,
     runs: Runs,
     log: Box<dyn Fn(&DaemonEvent) + Send + Sync>,
+}
+
+/// How a wait in line ended.
+enum Waited {
+    Seat(Seat),
+    /// The sender does not wait any more.
+    Gone,
+    TooLong,
+    Stopping,
 }
 
 impl Daemon {
@@ -80,13 +96,14 @@ impl Daemon {
     ) -> Self {
         let shared = Shared {
             listener,
-            guests,
+            guests: Arc::new(guests),
             config,
             admissions: Admissions::new(Limits::default()),
             meters: Arc::default(),
-            draining: AtomicBool::new(false),
+            draining: watch::Sender::new(false),
             registry: Registry::default(),
             rates: Rates::default(),
+            accounts: Accounts::default(),
             runs: Runs::default(),
             log: Box::new(log),
             stopping: watch::Sender::new(false),
@@ -113,16 +130,19 @@ impl Daemon {
 
     /// Refuses new transfers from now on, and waits until those that run have ended.
     pub async fn drain(&self) {
-        self.shared.draining.store(true, Ordering::Relaxed);
+        self.shared.draining.send_replace(true);
         self.shared.admissions.idle().await;
     }
 
     /// Serves until `stop` resolves. Transfers that are running then are cut off, and given some time to clean up.
     pub async fn serve(&self, stop: impl Future<Output = ()>) {
         tokio::pin!(stop);
+        let moving = self.unproven.keep_moving();
+        tokio::pin!(moving);
         loop {
             tokio::select! {
                 () = self.accept_one() => {}
+                () = &mut moving => {}
                 () = &mut stop => break,
             }
         }
@@ -145,10 +165,13 @@ impl Daemon {
         let asked = if crowded { incoming.ask_back() } else { Some(incoming) };
         let Some(incoming) = asked else { return };
         let (address, shared) = (incoming.address(), Arc::clone(&self.shared));
-        let mut place = self.unproven.enter(address.ip(), max);
+        let place = self.unproven.enter(address.ip(), max);
         tokio::spawn(async move {
+            let Ok(mut place) = place.await else {
+                return shared.reject(Rejection::Crowded, address, crowded_out(max));
+            };
             let proven = tokio::select! {
-                proven = shared.prove(incoming) => proven,
+                proven = shared.prove(incoming, place.has_spoken()) => proven,
                 () = place.taken() => return shared.reject(Rejection::Crowded, address, crowded_out(max)),
             };
             drop(place);
@@ -165,9 +188,9 @@ impl Shared {
     }
 
     /// Has the peer prove its key and looks it up.
-    async fn prove(&self, incoming: Incoming) -> Option<(Channel, Guest)> {
-        let address = incoming.address();
-        let channel = match self.listener.handshake(incoming, self.admissions.limits().unproven_time).await {
+    async fn prove(&self, incoming: Incoming, spoken: impl FnOnce()) -> Option<(Channel, Guest)> {
+        let (address, patience) = (incoming.address(), self.admissions.limits().unproven_time);
+        let channel = match self.listener.handshake_telling(incoming, patience, spoken).await {
             Ok(channel) => channel,
             Err(AcceptError::Unused { .. }) => return None,
             Err(error) => {
@@ -175,7 +198,10 @@ impl Shared {
                 return None;
             }
         };
-        match self.guests.judge(&channel) {
+        // files are looked at, and certificates checked, where no other connection waits for it
+        let (guests, claim) = (Arc::clone(&self.guests), channel.claim());
+        let judged = tokio::task::spawn_blocking(move || guests.judge(&claim)).await;
+        match judged.expect("judging does not panic") {
             Ok(Ok(guest)) => Some((channel, guest)),
             Ok(Err(denial)) => {
                 self.reject(Rejection::UnknownKey, address, with_causes(&denial));
@@ -207,7 +233,7 @@ impl Shared {
             Ok(Err(error)) => return self.reject(Rejection::Greeting, address, error),
             Err(_) => return self.reject(Rejection::Greeting, address, "no greeting in time"),
         }
-        let (greeting, version) = match agreed(&greeting) {
+        let (greeting, version) = match agreed(&greeting, stream.version()) {
             Ok(agreed) => agreed,
             Err(error) => {
                 self.reject(Rejection::Greeting, address, error);
@@ -242,51 +268,141 @@ impl Shared {
         }
     }
 
-    async fn run_control(&self, stream: Channel, guest: Guest, greeting: Greeting, version: Version) {
+    async fn run_control(&self, mut stream: Channel, guest: Guest, greeting: Greeting, version: Version) {
         let (address, key) = (stream.address(), stream.peer());
-        if self.draining.load(Ordering::Relaxed) {
+        if *self.draining.borrow() {
             self.reject(Rejection::Stopping, address, "this receiver is being stopped");
             return refuse(stream, stopping).await;
         }
-        let seat = match self.admissions.sit(key) {
-            Ok(seat) => seat,
+        let mut place = match self.admissions.line_up(key) {
+            Ok(place) => place,
             Err(full) => return self.refuse_full(stream, full).await,
-        };
-        // lanes greet before their sender knows how many it may have, and which of them come first is chance
-        let (lanes_in, lanes) = mpsc::channel(usize::from(seat.portion.lanes.max(2 * LANES_UNASKED_MAX)));
-        let Some(_registered) = self.registry.register(key, greeting.transfer, lanes_in) else {
-            return self.reject(Rejection::Transfer, address, "a transfer of that id is running already");
         };
         if let Err(error) = stream.set_unacknowledged_max(CONTROL_SILENCE_MAX) {
             return self.reject(Rejection::Transfer, address, error);
         }
-        self.run_transfer(stream, lanes, &seat, guest, (greeting, version)).await;
+        let (seat, told) = match place.at_once() {
+            Some(seat) => (seat, None),
+            None => match self.wait_in_line(stream, place, &guest.name, (greeting, version)).await {
+                Some((channel, seat, told)) => {
+                    stream = channel;
+                    (seat, told)
+                }
+                None => return,
+            },
+        };
+        // lanes greet before their sender knows how many it may have, and which of them come first is chance
+        let (lanes_in, lanes) = mpsc::channel(usize::from(seat.portion.lanes.max(2 * LANES_UNASKED_MAX)));
+        let greeted = told.is_some();
+        let registered = match told {
+            Some(registered) => {
+                registered.begin(lanes_in);
+                Some(registered)
+            }
+            None => self.registry.register(key, greeting.transfer, lanes_in),
+        };
+        let Some(_registered) = registered else {
+            return self.reject(Rejection::Transfer, address, RUNNING_ALREADY);
+        };
+        let (reader, writer) = control_pair(stream);
+        let control = (reader, if greeted { writer.greeted() } else { writer });
+        self.run_transfer(address, control, lanes, &seat, guest, (greeting, version)).await;
+    }
+
+    /// Has a transfer wait for its turn, and tells its sender where that is understood; returns its seat, and its entry if the
+    /// sender has been told, and with that greeted.
+    async fn wait_in_line(
+        &self,
+        mut stream: Channel,
+        mut place: InLine,
+        name: &str,
+        (greeting, version): (Greeting, Version),
+    ) -> Option<(Channel, Seat, Option<Registered>)> {
+        let (address, key) = (stream.address(), stream.peer());
+        let reason = place.full.map_or_else(|| "others were first".to_owned(), |full| full.to_string());
+        let who = Who { name: name.to_owned(), address, key };
+        (self.log)(&DaemonEvent::Waits { who, reason: reason.clone() });
+        let mut told = None;
+        if version >= Version::V4 {
+            let Some(registered) = self.registry.line_up(key, greeting.transfer) else {
+                self.reject(Rejection::Transfer, address, RUNNING_ALREADY);
+                return None;
+            };
+            let ahead = u32::try_from(place.ahead).unwrap_or(u32::MAX);
+            let waiting = ToSender::Waiting(Waiting { ahead, text: reason.clone() });
+            let mut words = Greeting::new(Role::Control, greeting.transfer).encode().to_vec();
+            words.extend(encode_message(&waiting));
+            let said = async { stream.write_all(&words).await.is_ok() && stream.flush().await.is_ok() };
+            if !tokio::time::timeout(REFUSAL_TIMEOUT, said).await.unwrap_or(false) {
+                return None;
+            }
+            told = Some(registered);
+        }
+        let patience = told.is_none().then_some(SILENT_WAIT_MAX);
+        match self.turn(&mut stream, &mut place, patience).await {
+            Waited::Seat(seat) => return Some((stream, seat, told)),
+            Waited::Gone => {}
+            Waited::TooLong => self.refuse_full(stream, reason).await,
+            Waited::Stopping if told.is_some() => {
+                say_and_close(stream, &encode_message(&ToSender::Refused(stopping(key)))).await;
+            }
+            Waited::Stopping => refuse(stream, stopping).await,
+        }
+        None
+    }
+
+    /// Waits for the turn of a transfer, for as long as its sender does, and no longer than `patience`.
+    async fn turn(&self, stream: &mut Channel, place: &mut InLine, patience: Option<Duration>) -> Waited {
+        let (mut draining, mut stopping) = (self.draining.subscribe(), self.stopping.subscribe());
+        let gone = async {
+            let mut looks = tokio::time::interval(PRESENCE_INTERVAL);
+            while !stream.is_ended() {
+                looks.tick().await;
+            }
+        };
+        let too_long = async {
+            match patience {
+                Some(patience) => tokio::time::sleep(patience).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            seat = place.turn() => seat.map_or(Waited::Gone, Waited::Seat),
+            () = gone => Waited::Gone,
+            () = too_long => Waited::TooLong,
+            () = async { drop(draining.wait_for(|draining| *draining).await) } => Waited::Stopping,
+            () = async { drop(stopping.wait_for(|stopping| *stopping).await) } => Waited::Stopping,
+        }
     }
 
     async fn run_transfer(
         &self,
-        stream: Channel,
+        address: SocketAddr,
+        control: (ControlReader, ControlWriter),
         lanes: mpsc::Receiver<Box<dyn LaneSource>>,
         seat: &Seat,
         Guest { name, access, set_ids, owner, .. }: Guest,
         (Greeting { transfer, cipher, .. }, version): (Greeting, Version),
     ) {
-        let who = Who { name, address: stream.address(), key: seat.key() };
+        let who = Who { name, address, key: seat.key() };
         (self.log)(&DaemonEvent::Begun { who: who.clone() });
         let metered = self.meters.begin();
         let buffers = seat.portion.buffers;
+        let account = self.accounts.of(seat.key(), &self.admissions.limits());
         let config = ReceiverConfig {
             lanes_max: seat.portion.lanes,
             buffers_max: self.config.buffers_max.min(buffers),
             memory_max: buffers,
             set_ids,
+            disk: account.disk(&self.config.disk),
+            account,
             meter: Arc::clone(&metered.meter),
             ..self.config.clone()
         };
         let started = Instant::now();
         // the daemon waits until nobody holds one of these any more
         let mut stopping = self.stopping.subscribe();
-        let (control, turns) = (control_pair(stream), self.runs.of(seat.key()));
+        let turns = self.runs.of(seat.key());
         let session = Session { transfer, version, control, lanes, owner, access, turns, config };
         let stop = async { drop(stopping.wait_for(|stopping| *stopping).await) };
         let ended = run_session(session, stop).await;
@@ -298,9 +414,11 @@ impl Shared {
         });
     }
 
-    async fn refuse_full(&self, stream: Channel, full: Full) {
-        self.reject(Rejection::Limit, stream.address(), full);
-        refuse(stream, |_| busy(&format!("{full}; try again later"))).await;
+    async fn refuse_full(&self, stream: Channel, full: impl fmt::Display) {
+        let text = format!("{full}; try again later");
+        self.reject(Rejection::Limit, stream.address(), &text);
+        let code = if stream.version() >= Version::V4 { RefusalCode::Full } else { RefusalCode::Busy };
+        refuse(stream, |_| Refusal { code, text }).await;
     }
 
     async fn hand_over_lane(
@@ -315,12 +433,14 @@ impl Shared {
         if let Some(limit) = guest.max_rate {
             stream.set_receive_rate(self.rates.of(key, limit));
         }
-        let Some(lanes) = self.registry.find(key, greeting.transfer, EARLY_LANE_TIMEOUT).await else {
-            return self.reject(
-                Rejection::Transfer,
-                address,
-                "a lane of a transfer that its key has not opened",
-            );
+        let lanes = match self.registry.find(key, greeting.transfer, EARLY_LANE_TIMEOUT).await {
+            Found::Lanes(lanes) => lanes,
+            // it is one of those that are dialled at once, before it is known that they have to wait
+            Found::InLine => return,
+            Found::Nothing => {
+                let reason = "a lane of a transfer that its key has not opened";
+                return self.reject(Rejection::Transfer, address, reason);
+            }
         };
         match stream.into_source(greeting.cipher, number.0) {
             // a few may wait for others to end; one that comes when its transfer is over is not needed
@@ -335,9 +455,10 @@ impl Shared {
     }
 }
 
-fn agreed(bytes: &[u8; Greeting::BYTES]) -> Result<(Greeting, Version), GreetingError> {
+/// The greeting, and the version that it settles within what TLS has agreed on.
+fn agreed(bytes: &[u8; Greeting::BYTES], named: Version) -> Result<(Greeting, Version), GreetingError> {
     let greeting = Greeting::decode(bytes)?;
-    let version = greeting.agree()?;
+    let version = greeting.agree_within(named)?;
     Ok((greeting, version))
 }
 

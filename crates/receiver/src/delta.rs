@@ -12,7 +12,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::Ordering;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use zmove_chunk::GroupHasher;
@@ -21,6 +20,7 @@ use zmove_types::{Buffer, BufferPool, Cv, GROUP_BYTES, GroupSpan, Name, RelPath}
 use zmove_wire::limits::HELD_GROUPS_MAX;
 use zmove_wire::{FileHead, Held};
 
+use crate::account::Held as Booked;
 use crate::config::BUFFER_BYTES;
 use crate::old::open_old;
 use crate::store::{Context, Outcome};
@@ -38,6 +38,7 @@ pub(crate) struct Bases {
 pub(crate) struct Base {
     /// What its groups were told to be, by number.
     cvs: BTreeMap<u32, Cv>,
+    _held: Option<Booked>,
     sources: OnceLock<Sources>,
 }
 
@@ -72,11 +73,14 @@ impl Bases {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).remove(path)
     }
 
-    fn add(&self, path: RelPath, cvs: BTreeMap<u32, Cv>) {
-        let base = Base { cvs, sources: OnceLock::new() };
+    fn add(&self, path: RelPath, cvs: BTreeMap<u32, Cv>, held: Option<Booked>) {
+        let base = Base { cvs, _held: held, sources: OnceLock::new() };
         self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(path, base);
     }
 }
+
+/// What is kept of one group of an old version.
+const GROUP_KEPT_BYTES: usize = 64;
 
 impl Candidate {
     /// Whether a large file stands where one of so many bytes will go, and that is large too.
@@ -88,12 +92,14 @@ impl Candidate {
     /// Hashes the old version and tells the sender of it, piece by piece; the last piece ends the offer if this is the last
     /// of its files.
     pub(crate) fn tell(self, context: &Context, last: bool) {
-        let cvs =
-            open_at(context, &self.path).map_or_else(|_| BTreeMap::new(), |old| self.hash(context, old));
+        // without room for what is found nothing is, and the file is sent whole
+        let mut held = context.account.hold_memory(self.path.as_bytes().len()).ok();
+        let old = held.as_mut().zip(open_at(context, &self.path).ok());
+        let cvs = old.map(|(held, old)| self.hash(context, old, held)).unwrap_or_default();
         let mut pieces = runs(&cvs).peekable();
         let Self { offer, file, path, .. } = self;
         // the sender may declare the file as soon as it has been told all
-        context.bases.add(path, cvs);
+        context.bases.add(path, cvs, held);
         loop {
             let (first, cvs) = pieces.next().unwrap_or_default();
             let end = pieces.peek().is_none();
@@ -104,13 +110,14 @@ impl Candidate {
         }
     }
 
-    fn hash(&self, context: &Context, old: File) -> BTreeMap<u32, Cv> {
+    fn hash(&self, context: &Context, old: File, held: &mut Booked) -> BTreeMap<u32, Cv> {
         let old = DataFile::new(old);
         let mut cvs = BTreeMap::new();
         let groups =
             (0..GroupSpan::count(self.bytes).unwrap_or(0)).filter(|index| !self.held.contains(index));
+        let hashing = context.account.hashing(&context.stopping);
         for span in groups.map_while(|index| GroupSpan::of(self.bytes, index)) {
-            if context.stopping.load(Ordering::Relaxed) {
+            if hashing.is_over() || held.grow(GROUP_KEPT_BYTES).is_err() {
                 break;
             }
             let Some(buffer) = context.bases.buffers.take() else { break };
@@ -178,7 +185,7 @@ impl Base {
         if there != Some(cv) {
             return Ok(false);
         }
-        context.disk.write(new.data(), span.offset(), buffer).0?;
+        new.write(|| context.disk.write(new.data(), span.offset(), buffer)).0?;
         Ok(true)
     }
 }

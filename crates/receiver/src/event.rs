@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use zmove_transport::Fingerprint;
+use zmove_types::Escaped;
 use zmove_wire::Cipher;
 
 use crate::error::SessionError;
@@ -71,6 +72,13 @@ pub enum DaemonEvent {
         /// From where.
         address: SocketAddr,
         /// Why.
+        reason: String,
+    },
+    /// A transfer waits in line.
+    Waits {
+        /// Who sends.
+        who: Who,
+        /// What for.
         reason: String,
     },
     /// A transfer has begun.
@@ -140,9 +148,10 @@ impl fmt::Display for DaemonEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Rejected { address, reason, .. } => write!(f, "rejected {address}: {reason}"),
+            Self::Waits { who, reason } => write!(f, "in line: {who}: {reason}"),
             Self::Begun { who } => write!(f, "begun by {who}"),
             Self::Received { who, cipher, moved, report } => {
-                let target = String::from_utf8_lossy(&moved.target);
+                let target = Escaped(&moved.target);
                 let (seconds, faults) = (moved.elapsed.as_secs_f64(), report.faults);
                 let clear = if *cipher == Cipher::None { ", in clear" } else { "" };
                 write!(f, "received from {who} into '{target}' in {seconds:.2} s, {faults} faults{clear}")?;
@@ -160,7 +169,7 @@ impl fmt::Display for DaemonEvent {
                 write!(f, "; {bytes} bytes of filler; key {}", who.key)
             }
             Self::Broken { who, moved, error } => {
-                let target = String::from_utf8_lossy(&moved.target);
+                let target = Escaped(&moved.target);
                 let (seconds, Moved { files, bytes, .. }) = (moved.elapsed.as_secs_f64(), moved);
                 write!(f, "broken off by {who} into '{target}' after {seconds:.2} s: {error}")?;
                 write!(f, "; {files} files, {bytes} bytes; key {}", who.key)

@@ -16,20 +16,28 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zmove_disk::{FileIdentity, Staged};
 use zmove_types::{FileId, GroupSpan, ItemId};
 use zmove_wire::limits::FILES_UNFINISHED_MAX;
-use zmove_wire::{Fault, FaultCode, FileHead, Operation};
+use zmove_wire::{Fault, FaultCode, FileHead, Operation, WireError};
 
+use crate::account::{Account, Held};
 use crate::delta::Base;
 use crate::parts::Prior;
 
 /// All large files of a transfer.
 #[derive(Debug, Default)]
-pub(crate) struct FileTable(Mutex<Table>);
+pub(crate) struct FileTable {
+    account: Account,
+    table: Mutex<Table>,
+}
 
 #[derive(Debug, Default)]
 struct Table {
     slots: HashMap<FileId, Slot>,
     /// How many are alive.
     living: usize,
+    /// How many were given up before they were declared.
+    unheard: usize,
+    /// What the slots take, all of which stay to the end.
+    held: Option<Held>,
 }
 
 #[derive(Debug)]
@@ -38,6 +46,8 @@ enum Slot {
     /// Whole, and about to get its name: chunks that come again wait for that.
     Closing(Arc<LargeFile>),
     Dead,
+    /// Given up, while its declaration may still be on its way.
+    Unheard,
 }
 
 /// One large file.
@@ -49,6 +59,7 @@ pub(crate) struct LargeFile {
     pub(crate) base: Option<Base>,
     given_up: AtomicBool,
     state: Mutex<State>,
+    _held: Held,
 }
 
 #[derive(Debug, Default)]
@@ -75,6 +86,28 @@ pub(crate) enum Copy {
 pub(crate) struct Complete(pub(crate) Staged);
 
 impl FileTable {
+    pub(crate) fn new(account: &Account) -> Self {
+        Self { account: account.clone(), table: Mutex::default() }
+    }
+
+    /// A file is about to be given up, which may come before its declaration does.
+    ///
+    /// # Errors
+    /// More files than a sender may have under way were given up and never declared.
+    pub(crate) fn hear_of(&self, id: FileId) -> Result<(), WireError> {
+        let mut table = self.lock();
+        if table.slots.contains_key(&id) {
+            return Ok(());
+        }
+        if table.unheard >= FILES_UNFINISHED_MAX {
+            return Err(WireError::OutOfOrder { what: "the end of a file that was never begun" });
+        }
+        table.book(&self.account)?;
+        table.unheard += 1;
+        table.slots.insert(id, Slot::Unheard);
+        Ok(())
+    }
+
     /// Takes a declaration; the same again is no news. `earlier` gives what a new file goes on with.
     ///
     /// # Errors
@@ -91,17 +124,29 @@ impl FileTable {
                 if table.living >= FILES_UNFINISHED_MAX {
                     return Err(Undeclarable::TooMany);
                 }
+                table.book(&self.account).map_err(Undeclarable::Full)?;
+                let held = self.account.hold_memory(FILE_BYTES + 2 * head.path.as_bytes().len());
+                let held = held.map_err(Undeclarable::Full)?;
                 let (prior, base) = earlier(&head);
                 let (given_up, state) = (AtomicBool::new(false), Mutex::new(State::going_on_with(prior)));
-                let file = Arc::new(LargeFile { id, head, base, given_up, state });
+                let file = Arc::new(LargeFile { id, head, base, given_up, state, _held: held });
                 table.slots.insert(id, Slot::Live(file));
                 table.living += 1;
                 Ok(())
             }
             Some(Slot::Live(file)) if file.head == head => Ok(()),
             Some(Slot::Dead | Slot::Closing(_)) => Ok(()),
+            Some(Slot::Unheard) => {
+                table.unheard -= 1;
+                table.slots.insert(id, Slot::Dead);
+                Ok(())
+            }
             earlier => {
-                table.living -= usize::from(matches!(earlier, Some(Slot::Live(_))));
+                let (was_live, is_new) = (matches!(earlier, Some(Slot::Live(_))), earlier.is_none());
+                if is_new {
+                    table.book(&self.account).map_err(Undeclarable::Full)?;
+                }
+                table.living -= usize::from(was_live);
                 table.slots.insert(id, Slot::Dead);
                 let (operation, code) = (Operation::Verify, FaultCode::Contradiction);
                 Err(Undeclarable::Contradicted(Fault { path: head.path, operation, code }))
@@ -113,7 +158,7 @@ impl FileTable {
     pub(crate) fn find(&self, id: FileId) -> Result<Option<Arc<LargeFile>>, Undeclared> {
         match self.lock().slots.get(&id) {
             None => Err(Undeclared),
-            Some(Slot::Dead) => Ok(None),
+            Some(Slot::Dead | Slot::Unheard) => Ok(None),
             Some(Slot::Live(file) | Slot::Closing(file)) => Ok(Some(Arc::clone(file))),
         }
     }
@@ -123,7 +168,7 @@ impl FileTable {
         let table = self.lock();
         let living = table.slots.values().filter_map(|slot| match slot {
             Slot::Live(file) => Some(Arc::clone(file)),
-            Slot::Closing(_) | Slot::Dead => None,
+            Slot::Closing(_) | Slot::Dead | Slot::Unheard => None,
         });
         living.collect()
     }
@@ -157,7 +202,7 @@ impl FileTable {
                     table.living -= 1;
                     Some(file)
                 }
-                Slot::Closing(_) | Slot::Dead => None,
+                Slot::Closing(_) | Slot::Dead | Slot::Unheard => None,
             },
         }
     }
@@ -168,15 +213,33 @@ impl FileTable {
         table.living = 0;
         let live = table.slots.values_mut().filter_map(|slot| match std::mem::replace(slot, Slot::Dead) {
             Slot::Live(file) => Some(file),
-            Slot::Closing(_) | Slot::Dead => None,
+            Slot::Closing(_) | Slot::Dead | Slot::Unheard => None,
         });
         live.collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+impl Table {
+    /// Books one more slot.
+    fn book(&mut self, account: &Account) -> Result<(), WireError> {
+        match &mut self.held {
+            Some(held) => held.grow(SLOT_BYTES),
+            none => {
+                *none = Some(account.hold_memory(SLOT_BYTES)?);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// What a slot takes in a table that has just grown.
+const SLOT_BYTES: usize = 64;
+/// What a file takes while it is alive, beside its path and its groups.
+const FILE_BYTES: usize = 1024;
 
 /// Why a file is not taken.
 #[derive(Debug)]
@@ -184,6 +247,8 @@ pub(crate) enum Undeclarable {
     Contradicted(Fault),
     /// See [`FILES_UNFINISHED_MAX`].
     TooMany,
+    /// There is no room for it.
+    Full(WireError),
 }
 
 /// A file that no lane has declared.
@@ -283,7 +348,8 @@ mod tests {
 
     fn head(bytes: u64) -> FileHead {
         let path = RelPath::from_bytes(b"f").unwrap();
-        FileHead { path, metadata: Metadata::default(), bytes, ctime: Timestamp::default(), inode: 0 }
+        let (metadata, ctime) = (Metadata::default(), Timestamp::default());
+        FileHead { path, metadata, bytes, ctime, inode: 0, extensions: zmove_wire::Extensions::default() }
     }
 
     fn no_prior(_: &FileHead) -> (Option<Prior>, Option<Base>) {
@@ -368,6 +434,20 @@ mod tests {
         assert!(table.find(FileId(1)).unwrap().is_some());
         table.closed(FileId(1));
         assert!(table.find(FileId(1)).unwrap().is_none());
+    }
+
+    #[test]
+    fn files_that_are_given_up_and_never_declared_are_not_without_number() {
+        let table = FileTable::default();
+        for id in 0..FILES_UNFINISHED_MAX {
+            table.hear_of(FileId(id as u64)).unwrap();
+        }
+        let one_more = FileId(FILES_UNFINISHED_MAX as u64);
+        table.hear_of(FileId(0)).unwrap();
+        assert!(table.hear_of(one_more).is_err());
+        table.declare(FileId(0), head(2 * GROUP_BYTES), no_prior).unwrap();
+        assert!(table.find(FileId(0)).unwrap().is_none(), "its declaration came late");
+        table.hear_of(one_more).unwrap();
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! Whom a daemon lets in, and what for.
 
-use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::SystemTime;
 
-use zmove_transport::{AuthorizedKeys, AuthorizedKeysError, Channel, Denial, Fingerprint, Grant};
+use zmove_transport::{AuthorizedKeysError, Claim, Denial, Fingerprint, Grant, KeyList};
 use zmove_types::RateLimit;
 
 use crate::set_ids::SetIds;
@@ -13,8 +13,8 @@ use crate::target::Access;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Guests {
-    /// The keys in the list of this home, which is read for each connection, so that a new one counts at once.
-    Listed(PathBuf),
+    /// The keys in a list, which is looked at for each connection, so that a new one counts at once.
+    Listed(KeyList),
     /// One key, which may do what this process may: that of the user who has started it.
     Only(Fingerprint),
 }
@@ -33,16 +33,16 @@ pub(crate) struct Guest {
 }
 
 impl Guests {
-    /// Who is at the other end of a connection, or why nobody is who is let in now.
+    /// Who is at the other end of a connection, or why nobody is who is let in now. To be called where it may wait for files.
     ///
     /// # Errors
     /// The list cannot be read.
-    pub(crate) fn judge(&self, channel: &Channel) -> Result<Result<Guest, Denial>, AuthorizedKeysError> {
-        let key = channel.peer();
+    pub(crate) fn judge(&self, claim: &Claim) -> Result<Result<Guest, Denial>, Arc<AuthorizedKeysError>> {
+        let key = claim.key;
         match self {
-            Self::Listed(home) => {
-                let keys = AuthorizedKeys::load(home)?;
-                Ok(keys.judge(channel, SystemTime::now()).map(|grant| Guest::listed(grant, key)))
+            Self::Listed(list) => {
+                let keys = list.current()?;
+                Ok(keys.judge(claim, SystemTime::now()).map(|grant| Guest::listed(grant, key)))
             }
             Self::Only(only) if *only == key => Ok(Ok(Guest::user())),
             Self::Only(_) => Ok(Err(Denial::Unknown { key })),

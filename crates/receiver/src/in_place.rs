@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use zmove_disk::{Change, Existing, Staged};
+use zmove_disk::{Change, Existing, Replace, Staged};
 use zmove_types::{Metadata, Name};
 use zmove_wire::{Durability, Operation};
 
@@ -33,8 +33,11 @@ impl Context {
             return Ok(None);
         }
         let survives_power_cut = self.durability != Durability::None;
+        let descriptors = self.account.hold_file().map_err(cannot)?;
         let change = Change { bytes, mtime: metadata.mtime, survives_power_cut };
-        existing.begin(change, self.direct).map(Some).map_err(cannot)
+        let mut staged = existing.begin(change, self.direct).map_err(cannot)?;
+        staged.attach(descriptors);
+        Ok(Some(staged))
     }
 
     /// Whether the file of that name will be changed in its place.
@@ -42,7 +45,7 @@ impl Context {
         self.in_place && Existing::is_alone(directory, name)
     }
 
-    /// The end of a file that was changed in its place. Its data is flushed before it looks finished: what was written over
+    /// The end of a file that was changed in its place, and which nobody else was noticed to have changed. Its data is flushed before it looks finished: what was written over
     /// other data may come to the disk later than length and time do.
     pub(crate) fn finish_in_place(
         &self,
@@ -53,8 +56,9 @@ impl Context {
         if self.durability != Durability::None {
             staged.file().sync_data().map_err(|error| (Operation::Flush, error))?;
         }
-        staged.set_final_length().map_err(|error| (Operation::Write, error))?;
+        let verify = |error: io::Error| (Operation::Verify, error);
+        staged.set_final_length().map_err(verify)?;
         finish(&staged)?;
-        staged.commit(name, &self.temp_names).map_err(|error: io::Error| (Operation::Verify, error))
+        staged.commit(name, Replace::Existing).map_err(verify)
     }
 }

@@ -3,18 +3,19 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use rustix::fs::{AtFlags, FileType};
 use rustix::io::Errno;
-use zmove_disk::FileIdentity;
+use zmove_disk::{FileIdentity, KeptTimes};
 use zmove_types::{Metadata, Name, RelPath, Timestamp};
 use zmove_wire::{
     Compare, Differences, FaultCode, Finding, Findings, InquiredEntry, InquiredKind, InquiredMetadata,
     Inquiry, Operation, Overwrite,
 };
 
-use crate::compare::{is_same_time, stays};
+use crate::account::Account;
+use crate::compare::stays;
 use crate::old::contents_root;
 use crate::seen::Seen;
 use crate::set_ids::SetIds;
@@ -26,6 +27,8 @@ pub(crate) struct Onlooker {
     pub(crate) compare: Compare,
     pub(crate) overwrite: Overwrite,
     pub(crate) set_ids: SetIds,
+    pub(crate) times: KeptTimes,
+    pub(crate) account: Account,
     pub(crate) stopping: AtomicBool,
 }
 
@@ -70,7 +73,7 @@ impl Onlooker {
     fn look_at_itself(&self, path: &RelPath, place: &Place, wanted: &InquiredMetadata) -> Finding {
         match place {
             Place::There(directory) => match FileIdentity::of(directory) {
-                Ok(there) => changed(metadata_differs(&there, &metadata_of(wanted))),
+                Ok(there) => changed(self.metadata_differs(directory, &there, &metadata_of(wanted))),
                 Err(error) => Finding::Fails(Operation::Read, FaultCode::os(&error)),
             },
             Place::Missing => match (path.parent().map(|parent| self.place(&parent)), path.file_name()) {
@@ -97,7 +100,9 @@ impl Onlooker {
         let wanted = metadata_of(&entry.metadata);
         let in_the_way = |operation| Finding::Fails(operation, FaultCode::DirectoryInTheWay);
         match (&entry.kind, FileType::from_raw_mode(stat.st_mode)) {
-            (InquiredKind::Directory, FileType::Directory) => changed(metadata_differs(&there, &wanted)),
+            (InquiredKind::Directory, FileType::Directory) => {
+                changed(self.metadata_differs(directory, &there, &wanted))
+            }
             (InquiredKind::Directory, _) if self.overwrite == Overwrite::Nothing => {
                 Finding::Fails(Operation::MakeDirectory, FaultCode::os(&Errno::NOTDIR.into()))
             }
@@ -112,7 +117,7 @@ impl Onlooker {
                 self.look_at_file(directory, name, &there, *bytes, &self.set_ids.of_file(wanted))
             }
             (InquiredKind::Symlink { target }, FileType::Symlink) => {
-                look_at_link(directory, name, &there, target, wanted.mtime)
+                self.look_at_link(directory, name, &there, target, wanted.mtime)
             }
             _ => Finding::Differs(Differences::TYPE),
         }
@@ -126,51 +131,55 @@ impl Onlooker {
         bytes: u64,
         wanted: &Metadata,
     ) -> Finding {
-        if stays(self.overwrite, there, wanted.mtime) {
+        if stays(self.overwrite, there, || self.times.kept(directory, wanted.mtime)) {
             return Finding::Stays;
         }
-        let differences = metadata_differs(there, wanted);
+        let differences = self.metadata_differs(directory, there, wanted);
         if there.bytes != bytes {
             return Finding::Differs(differences.and(Differences::SIZE));
         }
         match self.compare {
             Compare::Quick => changed(differences),
             Compare::Checksum => {
-                contents_root(directory.as_fd(), name, || self.stopping.load(Ordering::Relaxed))
+                let hashing = self.account.hashing(&self.stopping);
+                contents_root(directory.as_fd(), name, || hashing.is_over())
                     .map_or(Finding::Differs(differences.and(Differences::CONTENTS)), |root| {
                         Finding::Contents(differences, root)
                     })
             }
         }
     }
-}
 
-fn look_at_link(
-    directory: &OwnedFd,
-    name: &Name,
-    there: &FileIdentity,
-    target: &[u8],
-    mtime: Timestamp,
-) -> Finding {
-    let read: io::Result<_> =
-        rustix::fs::readlinkat(directory, name.as_os_str(), Vec::new()).map_err(io::Error::from);
-    match read {
-        Ok(found) => {
-            let differences = Differences::default()
-                .and_if(Differences::TARGET, &found.as_bytes(), &target)
-                .and_if(Differences::TIME, &is_same_time(there.mtime, mtime), &true);
-            changed(differences)
+    fn look_at_link(
+        &self,
+        directory: &OwnedFd,
+        name: &Name,
+        there: &FileIdentity,
+        target: &[u8],
+        mtime: Timestamp,
+    ) -> Finding {
+        let read: io::Result<_> =
+            rustix::fs::readlinkat(directory, name.as_os_str(), Vec::new()).map_err(io::Error::from);
+        match read {
+            Ok(found) => {
+                let differences = Differences::default()
+                    .and_if(Differences::TARGET, &found.as_bytes(), &target)
+                    .and_if(Differences::TIME, &self.times.is_kept(directory, there.mtime, mtime), &true);
+                changed(differences)
+            }
+            Err(error) => Finding::Fails(Operation::Read, FaultCode::os(&error)),
         }
-        Err(error) => Finding::Fails(Operation::Read, FaultCode::os(&error)),
     }
-}
 
-fn metadata_differs(there: &FileIdentity, wanted: &Metadata) -> Differences {
-    Differences::default().and_if(Differences::TIME, &is_same_time(there.mtime, wanted.mtime), &true).and_if(
-        Differences::MODE,
-        &there.mode,
-        &wanted.mode,
-    )
+    /// How an entry of a directory, or the directory itself, differs in mode and time.
+    fn metadata_differs(&self, directory: &OwnedFd, there: &FileIdentity, wanted: &Metadata) -> Differences {
+        let has_time = self.times.is_kept(directory, there.mtime, wanted.mtime);
+        Differences::default().and_if(Differences::TIME, &has_time, &true).and_if(
+            Differences::MODE,
+            &there.mode,
+            &wanted.mode,
+        )
+    }
 }
 
 fn changed(differences: Differences) -> Finding {

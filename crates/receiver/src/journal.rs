@@ -35,6 +35,7 @@ mod error;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 mod holding;
+mod naming;
 mod orphans;
 mod reader;
 mod record;
@@ -50,8 +51,9 @@ use zmove_types::{Cv, GroupSpan, Name, RelPath, Timestamp, TransferId};
 pub use clean::{CleanMode, CleanRule, Cleaned, PartFate, Unreachable, birth_of, clean};
 pub use error::JournalError;
 pub(crate) use holding::{Held, ensure_directory};
-pub use orphans::{Listed, Orphan, Taken, discard, list, orphans, orphans_where};
-pub use writer::{Journal, Mark};
+pub use naming::path_of;
+pub use orphans::{Listed, Orphan, Taken, discard, list, orphans, orphans_like};
+pub use writer::{Journal, Mark, Room};
 
 /// What a journal begins with: which transfer, whose, and where to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,6 +127,9 @@ pub struct UnfinishedFile {
     pub part: Part,
     /// The groups that have been written, each with whether it was flushed.
     pub groups: BTreeMap<u32, (Cv, bool)>,
+    /// Which change time the part had when the transfer had ended its work on it; none where it was killed before it could
+    /// say so.
+    pub left: Option<Timestamp>,
 }
 
 impl UnfinishedFile {

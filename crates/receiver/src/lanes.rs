@@ -58,7 +58,7 @@ fn hand_on(queue: &Sender<Job>, job: Job, watch: &mut Stopwatch<'_>) -> Result<(
 }
 
 fn check_batch(context: &Context, frame: Frame) -> Result<Option<Job>, WireError> {
-    match VerifiedBatch::check(frame)? {
+    match VerifiedBatch::check(frame, &context.account)? {
         Checked::Batch(batch) => Ok(Some(Job::Batch(batch))),
         Checked::Damaged(item) => Ok(report(context, item)),
     }
@@ -76,6 +76,7 @@ fn declare(context: &Context, frame: &Frame) -> Result<Option<Job>, WireError> {
     };
     match context.files.declare(id, head, earlier) {
         Ok(()) => {}
+        Err(Undeclarable::Full(error)) => return Err(error),
         Err(Undeclarable::Contradicted(fault)) => context.tell(Outcome::Fault(fault)),
         Err(Undeclarable::TooMany) => {
             let limit = FILES_UNFINISHED_MAX as u64;

@@ -4,35 +4,41 @@
 //! runs sessions. **Invariant:** only bytes that hashed to what the sender said are stored ([`check`](self) makes the
 //! proof, the writers demand it), and only a file with all its groups gets its name.
 
+mod account;
 mod admission;
+mod booked;
 mod check;
 mod compare;
 mod config;
 mod daemon;
 mod delta;
+mod directories;
 mod ending;
 mod error;
 mod event;
+mod file_systems;
 mod files;
 mod finish;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod guests;
+mod hashing;
 mod in_place;
 mod inquire;
 pub mod journal;
 mod lanes;
 mod limits;
+mod line;
 mod lost;
 mod meters;
 mod mirror;
-mod nurseries;
 mod old;
 mod parts;
 mod place;
 mod preview;
 mod probe;
+mod publisher;
 mod rates;
 mod registry;
 mod seen;
@@ -43,8 +49,8 @@ mod target;
 mod tasks;
 mod turns;
 mod unproven;
-mod untouched;
 
+pub use account::Account;
 pub use config::ReceiverConfig;
 pub use daemon::Daemon;
 pub use ending::EndingSessions;

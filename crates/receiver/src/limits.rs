@@ -7,7 +7,7 @@ use std::time::Duration;
 use zmove_types::{ByteCount, GROUP_BYTES};
 use zmove_wire::limits::{LANES_MAX, LANES_UNASKED_MAX};
 
-/// The limits of one daemon. What is beyond one is refused, or closed, and the log says which limit it was.
+/// The limits of one daemon. What is beyond one waits in line, is refused, or is closed; the log says which limit it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Connections that have not proved a key. For one more, the oldest of the address that has most of them is closed.
@@ -21,6 +21,8 @@ pub struct Limits {
     pub transfers: usize,
     /// Transfers of one key at once. Default: 32.
     pub transfers_per_identity: usize,
+    /// Transfers of one key that wait in line for their turn; the next is refused. Default: 256; each takes some 40 KiB.
+    pub queued_per_identity: usize,
     /// Lanes of all transfers together; each is a thread and a descriptor. A transfer is promised an eighth of what is
     /// left, 8 at least. Default: 4096.
     pub lanes: usize,
@@ -31,6 +33,18 @@ pub struct Limits {
     /// Buffers of one transfer, 64 MiB at least; it gets no more lanes than have a buffer each, with 8 to spare. Default:
     /// 288 MiB.
     pub memory_per_transfer: ByteCount,
+    /// What the transfers of one key keep beside their buffers: messages and batches that are at work, and what is remembered of
+    /// directories and files to the end. Default: 1 GiB.
+    pub memory_per_identity: ByteCount,
+    /// Descriptors of the large files and directories that the transfers of one key have open. Default: a quarter of what the
+    /// process may have.
+    pub files_per_identity: usize,
+    /// Threads that look at what is there for the transfers of one key; each of them has one beside these. Default: 256.
+    pub threads_per_identity: usize,
+    /// Journals of one key, those of transfers that were broken off among them. Default: 256.
+    pub journals_per_identity: usize,
+    /// What they may have in all when another one begins, and a quarter of it each. Default: 256 MiB.
+    pub journal_bytes_per_identity: ByteCount,
 }
 
 /// What one transfer may take.
@@ -53,12 +67,27 @@ impl Default for Limits {
             waiting_per_identity: 512,
             transfers: 64,
             transfers_per_identity: 32,
+            queued_per_identity: 256,
             lanes: 4096,
             lanes_per_identity: 1024,
             lanes_per_transfer: LANES_MAX,
             memory_per_transfer: ByteCount(288 << 20),
+            memory_per_identity: ByteCount(1 << 30),
+            files_per_identity: files_of_process() / FILE_SHARES,
+            threads_per_identity: 256,
+            journals_per_identity: 256,
+            journal_bytes_per_identity: ByteCount(256 << 20),
         }
     }
+}
+
+/// Into how many the descriptors of the process are divided, of which one key has one.
+const FILE_SHARES: usize = 4;
+
+/// How many descriptors this process may have: it has asked for all that it can get when it began.
+fn files_of_process() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
 impl Limits {

@@ -9,7 +9,6 @@ use std::sync::atomic::Ordering;
 
 use rustix::fs::{AtFlags, Dir, FileType};
 use rustix::io::Errno;
-use tokio::task::JoinSet;
 use zmove_disk::{Tree, is_hidden, remove_entries};
 use zmove_types::Name;
 use zmove_wire::limits::{
@@ -20,35 +19,42 @@ use zmove_wire::{
     WireError,
 };
 
+use crate::account::{Account, Held};
+use crate::error::SessionError;
+use crate::publisher::publish_all;
 use crate::store::{Context, Outcome};
-use crate::tasks;
+use crate::tasks::Workers;
 
 /// The questions of one transfer that are being answered.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Mirror {
     keeps: usize,
     removes: usize,
-    tasks: JoinSet<()>,
+    workers: Workers,
 }
 
 impl Mirror {
+    pub(crate) fn new(account: &Account) -> Self {
+        Self { keeps: 0, removes: 0, workers: Workers::new(account) }
+    }
+
     /// Takes the names that stay; the answer comes as an outcome.
     pub(crate) fn keep(
         &mut self,
         context: &Arc<Context>,
         allowed: Extraneous,
-        keep: Keep,
-    ) -> Result<(), WireError> {
+        (keep, held): (Keep, Held),
+    ) -> Result<(), SessionError> {
         keep.check()?;
         self.keeps += 1;
         if allowed == Extraneous::Stays || self.keeps > KEEPS_OUTSTANDING_MAX {
-            return Err(WireError::OutOfOrder { what: "a list of names that stay" });
+            return Err(WireError::OutOfOrder { what: "a list of names that stay" }.into());
         }
-        tasks::start(&mut self.tasks, context, move |context| {
+        self.workers.start_for(context, move |context| {
+            let _until_it_is_answered = held;
             let answer = ToSender::Extra(extra(Some(&context.target.tree), &keep));
             context.tell(Outcome::Mirror(answer));
-        });
-        Ok(())
+        })
     }
 
     /// Takes the names that go; the answer comes as an outcome.
@@ -56,18 +62,20 @@ impl Mirror {
         &mut self,
         context: &Arc<Context>,
         allowed: Extraneous,
-        remove: Remove,
-    ) -> Result<(), WireError> {
+        (remove, held): (Remove, Held),
+    ) -> Result<(), SessionError> {
         remove.check()?;
         self.removes += 1;
         if allowed == Extraneous::Stays || self.removes > REMOVES_OUTSTANDING_MAX {
-            return Err(WireError::OutOfOrder { what: "a list of names that go" });
+            return Err(WireError::OutOfOrder { what: "a list of names that go" }.into());
         }
-        tasks::start(&mut self.tasks, context, move |context| {
+        self.workers.start_for(context, move |context| {
+            let _until_it_is_answered = held;
+            // what goes may be all that is left of what is about to come under another name
+            publish_all(context);
             let answer = ToSender::Removed { remove: remove.remove, entries: remove_all(context, &remove) };
             context.tell(Outcome::Mirror(answer));
-        });
-        Ok(())
+        })
     }
 
     /// An answer is on its way.
@@ -79,8 +87,8 @@ impl Mirror {
     }
 
     /// Waits until nothing is at work any more: what a session removes is gone before the next one begins.
-    pub(crate) async fn end(mut self) {
-        while self.tasks.join_next().await.is_some() {}
+    pub(crate) async fn end(self) {
+        self.workers.end().await;
     }
 
     /// Whether nothing is being answered.
@@ -96,7 +104,8 @@ fn remove_all(context: &Context, remove: &Remove) -> u64 {
         let names = group.names.iter().take_while(goes_on).map(|name| &name.0);
         let names = names.filter(|name| !is_hidden(name.as_bytes()));
         removed += remove_entries(&context.target.tree, &group.directory, names, |path, error| {
-            let code = FaultCode::os(&error);
+            let reserved = path.file_name().is_some_and(|name| is_hidden(name.as_bytes()));
+            let code = if reserved { FaultCode::Reserved } else { FaultCode::os(&error) };
             context.tell(Outcome::Fault(Fault { path, operation: Operation::Delete, code }));
         });
     }

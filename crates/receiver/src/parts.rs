@@ -5,8 +5,8 @@
 //! file, goes on with the groups that are there.
 //!
 //! **Invariant:** a group that is told to a sender as held hashes to what is told of it: it was written and journalled, and
-//! either nothing has happened to it since (it was flushed, and the part not written by anybody else), or it has been read
-//! back and hashed again.
+//! either nothing has happened to it since (it was flushed, and the part is as its transfer has told to have left it), or it
+//! has been read back and hashed again.
 
 #[cfg(test)]
 mod tests;
@@ -19,16 +19,17 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use rustix::io::Errno;
 use zmove_chunk::group_cv;
 use zmove_disk::{Direct, FileIdentity, Staged, TempNames, Tree};
-use zmove_types::{Cv, FileId, GroupSpan, Name, RelPath, Timestamp, TransferId};
+use zmove_types::{Cv, FileId, GroupSpan, Name, RelPath, TransferId};
 use zmove_wire::FileHead;
 
+use crate::account::{Account, Held};
 use crate::journal::{
-    Begin, Journal, JournalError, Mark, Orphan, Part, SourceIdentity, UnfinishedFile, birth_of, orphans_where,
+    Begin, Journal, JournalError, Mark, Orphan, Part, SourceIdentity, UnfinishedFile, birth_of, orphans_like,
 };
 
 /// All parts of one transfer.
@@ -40,6 +41,7 @@ pub(crate) struct Parts {
     /// Whether flushes tell nothing any more: a part lies on another file system than the target directory, or one has
     /// failed.
     unflushed: AtomicBool,
+    account: Account,
     state: Mutex<State>,
 }
 
@@ -56,6 +58,8 @@ struct State {
     orphans: Vec<Option<Orphan>>,
     /// What has been offered to the sender, until it declares the file.
     prepared: HashMap<RelPath, Prepared>,
+    /// What all that takes.
+    held: Option<Held>,
 }
 
 #[derive(Debug)]
@@ -80,10 +84,6 @@ pub(crate) struct Prior {
 
 /// Files of fewer bytes are sent again as a whole: for them the journal would cost more than it saves.
 pub(crate) const JOURNALLED_BYTES_MIN: u64 = 16 << 20;
-/// A part that was written so much later than its journal has been written by somebody else.
-const ALIEN_WRITE_MIN: Duration = Duration::from_secs(2);
-/// The same where the system has been started anew since, when the last lines of the journal may be missing.
-const ALIEN_WRITE_REBOOTED_MIN: Duration = Duration::from_secs(60);
 
 impl Parts {
     /// The parts of a transfer, with what earlier ones of the same owner have left at the same target.
@@ -96,13 +96,25 @@ impl Parts {
                 let same_place = other.device == begin.device || other.target == begin.target;
                 same_place && (&other.owner, other.inode) == (&begin.owner, begin.inode)
             };
-            match orphans_where(directory, ours) {
+            match orphans_like(directory, &begin, ours) {
                 // one that cannot be read is left for `zmove journal`
                 Ok(orphans) => state.find_earlier(orphans.into_iter().filter_map(Result::ok)),
                 Err(error) => state.trouble = Some(error.to_string()),
             }
         }
-        Self { journals, begin, unflushed: AtomicBool::new(false), state: Mutex::new(state) }
+        let (unflushed, account) = (AtomicBool::new(false), Account::default());
+        Self { journals, begin, unflushed, account, state: Mutex::new(state) }
+    }
+
+    /// Has what is held booked there. Where there is no room for what earlier transfers have left, nothing is gone on with.
+    pub(crate) fn booked_on(mut self, account: &Account) -> Self {
+        self.account = account.clone();
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        match account.hold_memory(state.bytes()) {
+            Ok(held) => state.held = Some(held),
+            Err(error) => *state = State { trouble: Some(error.to_string()), ..State::default() },
+        }
+        self
     }
 
     /// Whether earlier transfers have left anything.
@@ -125,22 +137,21 @@ impl Parts {
         direct: Direct,
         stop: impl Fn() -> bool,
     ) -> BTreeMap<u32, Cv> {
-        let Some((mut earlier, same_boot, journalled)) = self.take_earlier(path) else {
-            return BTreeMap::new();
-        };
+        let Ok(descriptors) = self.account.hold_file() else { return BTreeMap::new() };
+        let Some(mut earlier) = self.take_earlier(path) else { return BTreeMap::new() };
         // one that cannot be opened now is still told of, for another time
         let Ok(reopened) = reopen(directory, &earlier.file.part, direct) else { return BTreeMap::new() };
-        let Some((staged, there)) = reopened else {
+        let Some((mut staged, there)) = reopened else {
             self.lock().forget(&earlier);
             return BTreeMap::new();
         };
+        let is_untouched = is_as_left(&earlier.file, &there);
+        staged.attach(descriptors);
         let groups = &mut earlier.file.groups;
         if there.bytes == source.bytes && earlier.file.part.source == *source {
-            let slack = if same_boot { ALIEN_WRITE_MIN } else { ALIEN_WRITE_REBOOTED_MIN };
-            let alien = time_of(there.ctime) > journalled.checked_add(slack).unwrap_or(journalled);
             groups.retain(|index, (cv, flushed)| {
                 // what was only written is lost also where a device has gone and come back
-                let trusted = !alien && *flushed;
+                let trusted = is_untouched && *flushed;
                 let span = GroupSpan::of(source.bytes, *index);
                 span.is_some_and(|span| trusted || (!stop() && is_there(&staged, span, *cv)))
             });
@@ -188,9 +199,14 @@ impl Parts {
         directory: &Arc<OwnedFd>,
         names: &TempNames,
     ) -> io::Result<Staged> {
+        let descriptors = self.account.hold_file()?;
         let journal = (head.bytes >= JOURNALLED_BYTES_MIN).then(|| self.journal()).flatten();
-        let Some(journal) = journal else { return Staged::create(directory, 0o600, names) };
-        let staged = Staged::create_lasting(directory, 0o600, names)?;
+        let mut staged = match &journal {
+            Some(_) => Staged::create_lasting(directory, 0o600, names)?,
+            None => Staged::create(directory, 0o600, names)?,
+        };
+        staged.attach(descriptors);
+        let Some(journal) = journal else { return Ok(staged) };
         let Some(hidden) = staged.hidden_name() else { return Ok(staged) };
         let identity = FileIdentity::of(staged.file())?;
         let (part, inode, born) = (hidden.clone(), identity.inode, birth_of(staged.file()));
@@ -207,6 +223,11 @@ impl Parts {
     /// A group has been written.
     pub(crate) fn written(&self, id: FileId, group: u32, cv: Cv) {
         self.record(|journal| journal.groups(id.0, group, &[cv]));
+    }
+
+    /// Nothing more is written to what has come of a file.
+    pub(crate) fn left(&self, id: FileId, there: &FileIdentity) {
+        self.record(|journal| journal.left(id.0, there.ctime));
     }
 
     /// A file has its name, or is given up for good.
@@ -256,7 +277,7 @@ impl Parts {
     pub(crate) fn drop_overtaken(&self, target: &Tree) {
         let paths: Vec<_> = self.lock().earlier.keys().cloned().collect();
         for path in paths {
-            let Some((earlier, ..)) = self.take_earlier(&path) else { continue };
+            let Some(earlier) = self.take_earlier(&path) else { continue };
             if !self.drop_if_overtaken(target, &path, &earlier) {
                 self.lock().earlier.insert(path, earlier);
             }
@@ -276,11 +297,8 @@ impl Parts {
         true
     }
 
-    fn take_earlier(&self, path: &RelPath) -> Option<(Earlier, bool, SystemTime)> {
-        let mut state = self.lock();
-        let earlier = state.earlier.remove(path)?;
-        let orphan = state.orphans[earlier.orphan].as_ref()?;
-        Some((earlier, orphan.unfinished().same_boot, orphan.modified()))
+    fn take_earlier(&self, path: &RelPath) -> Option<Earlier> {
+        self.lock().earlier.remove(path)
     }
 
     /// The journal, begun if need be.
@@ -288,7 +306,7 @@ impl Parts {
         let directory = self.journals.as_ref()?;
         let mut state = self.lock();
         if state.journal.is_none() && state.trouble.is_none() {
-            match Journal::create(directory, &self.begin) {
+            match Journal::create_within(directory, &self.begin, self.account.room()) {
                 Ok(journal) => state.journal = Some(Arc::new(journal)),
                 Err(error) => state.trouble = Some(error.to_string()),
             }
@@ -316,9 +334,24 @@ impl Parts {
     }
 }
 
+/// What is kept of a file of an earlier transfer beside its path and groups, and of each group.
+const FILE_BYTES: usize = 256;
+const GROUP_BYTES: usize = 64;
+
 impl State {
     fn running(&self) -> Option<Arc<Journal>> {
         self.journal.clone().filter(|_| self.trouble.is_none())
+    }
+
+    /// What the memory of earlier transfers takes.
+    fn bytes(&self) -> usize {
+        let older = self.older.iter().map(|(path, earlier)| (path, earlier));
+        let files = self.earlier.iter().chain(older);
+        // each is known here and by its journal
+        let each = files.map(|(path, earlier)| {
+            2 * (FILE_BYTES + 2 * path.as_bytes().len() + GROUP_BYTES * earlier.file.groups.len())
+        });
+        each.sum()
     }
 
     fn find_earlier(&mut self, orphans: impl Iterator<Item = Orphan>) {
@@ -395,9 +428,10 @@ pub(crate) fn is_overtaken(directory: &OwnedFd, name: &Name, part: &FileIdentity
     there.is_some_and(|there| moment(&there) > moment(part))
 }
 
-/// One of before 1970 counts as of then.
-fn time_of(stamp: Timestamp) -> SystemTime {
-    SystemTime::UNIX_EPOCH + Duration::new(u64::try_from(stamp.seconds).unwrap_or(0), stamp.nanos)
+/// Whether nobody has touched a part since the transfer that wrote it said that it was done with it. A file system that keeps
+/// whole seconds cannot tell: somebody else may have written in the same second.
+fn is_as_left(file: &UnfinishedFile, there: &FileIdentity) -> bool {
+    file.left == Some(there.ctime) && there.ctime.nanos > 0
 }
 
 fn is_there(staged: &Staged, span: GroupSpan, cv: Cv) -> bool {

@@ -1,8 +1,10 @@
 //! Puts the entries of a verified batch into place, one at a time, each with a fault of its own if it fails.
 //!
-//! The files of a directory that this transfer has made and that is still untouched are created in a nursery and get
-//! their names together; all others are staged one by one.
+//! The files of a directory that this transfer has made, and into which nothing has been put yet, are created in a staging
+//! directory under their own names; all others under hidden names in the directory where they will stay. Both get their final
+//! names from the [publisher](crate::publisher).
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,25 +12,28 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use zmove_disk::{
-    ContentsWriter, DirectoryCache, FileIdentity, Nursery, Staged, Tree, place_symlink, retouch,
-    set_new_file_metadata,
+    ContentsWriter, FileIdentity, Replace, Staged, StagingDirectory, Tree, place_symlink, retouch, sweep,
 };
 use zmove_types::{Metadata, Name, RelPath};
 use zmove_wire::{BatchEntry, DirectoryGroup, Durability, FaultCode, FileEntry, Operation, Overwrite};
 
-use crate::compare::is_kept;
-use crate::nurseries::{Closed, Fate, Filled, Nurseries, Unsettled};
+use crate::file_systems::Flush;
+use crate::publisher::{Filled, FillingGuard, HiddenFile, PendingBatch, publish_all};
 use crate::store::Context;
-use crate::untouched::Untouched;
 
-/// One writer's hands: the transfer and the directories it has open.
+/// One thread's hands: the transfer and the directories it has open.
 #[derive(Debug)]
 pub(crate) struct Placer<'a> {
     context: &'a Context,
-    directories: DirectoryCache<'a>,
+    directories: HashMap<RelPath, Opened>,
     contents: ContentsWriter,
-    /// Batches whose files have got their names: to be let go of where no lock is held.
-    placed: Vec<Arc<Unsettled>>,
+}
+
+/// An open directory of the target.
+#[derive(Clone, Debug)]
+pub(crate) struct Opened {
+    pub(crate) directory: Arc<OwnedFd>,
+    flush: Flush,
 }
 
 /// What the sender knew of a batch's files.
@@ -43,93 +48,170 @@ pub(crate) enum Known {
 /// What failed, before it is known as what.
 pub(crate) type Failure = (Operation, io::Error);
 
+/// An entry of a batch that is being placed.
+struct Entry<'d> {
+    /// Its number in the batch.
+    number: u32,
+    /// A file's contents.
+    bytes: &'d [u8],
+    entry: BatchEntry,
+}
+
+/// Directories that one thread keeps open.
+const OPENED_MAX: usize = 64;
+
 impl<'a> Placer<'a> {
     pub(crate) fn new(context: &'a Context) -> Self {
-        let contents = ContentsWriter::new(context.direct);
-        let directories = DirectoryCache::new(&context.target.tree);
-        Self { context, directories, contents, placed: Vec::new() }
+        Self { context, directories: HashMap::new(), contents: ContentsWriter::new(context.direct) }
+    }
+
+    pub(crate) const fn context(&self) -> &'a Context {
+        self.context
     }
 
     /// Places a group's entries, of which the first has number `first` in its batch and whose files' contents are at the
-    /// front of `data`. Some may get their names later, when their nursery is [published](Self::publish_all).
+    /// front of `data`. Its files get their names later.
     pub(crate) fn place_group(
         &mut self,
         group: DirectoryGroup,
         first: u32,
-        batch: &Arc<Unsettled>,
+        batch: &Arc<PendingBatch>,
         data: &mut &[u8],
     ) {
-        let path = group.directory;
+        let path = Arc::new(group.directory);
         let files = group.entries.iter().filter(|entry| matches!(entry, BatchEntry::File(_))).count();
         let numbered = (first..).zip(group.entries);
-        let mut entries =
-            numbered.map(|(number, entry)| (number, take_data(&entry, data), entry)).collect::<Vec<_>>();
-        if let Some(nursery) = self.nursery(&path, files) {
-            entries = self.fill(&path, nursery, batch, entries);
+        let mut entries: Vec<_> =
+            numbered.map(|(number, entry)| Entry { number, bytes: take_data(&entry, data), entry }).collect();
+        if let Some(staging) = self.staging(&path, files) {
+            entries = self.fill(staging, batch, entries);
         }
         if entries.is_empty() {
             return;
         }
         let mut opened = self.directory(&path);
-        for (number, bytes, entry) in entries {
+        for entry in entries {
             if batch.known == Known::PerhapsThere
-                && let BatchEntry::File(file) = &entry
+                && let BatchEntry::File(file) = &entry.entry
                 && self.is_there(&opened, &path, file)
             {
-                batch.fault(number, ALREADY_THERE);
+                batch.fault(entry.number, ALREADY_THERE);
                 continue;
             }
-            let placed = self
-                .put(&path, &mut opened, |placer, directory| placer.place(directory, &path, &entry, bytes));
+            let placed =
+                self.put(&path, &mut opened, |placer, opened| placer.place(opened, &path, batch, &entry));
             if let Err((operation, error)) = placed {
-                batch.fault(number, failure(operation, &error));
+                batch.fault(entry.number, failure(operation, &error));
             }
         }
     }
 
     /// Whether a file is at the target as it should be.
-    fn is_there(&self, opened: &io::Result<Arc<OwnedFd>>, path: &RelPath, file: &FileEntry) -> bool {
-        let Ok(directory) = opened else { return false };
+    fn is_there(&self, opened: &io::Result<Opened>, path: &RelPath, file: &FileEntry) -> bool {
+        let Ok(Opened { directory, .. }) = opened else { return false };
         let name = self.context.target.name(path, &file.name);
-        let overwrite = self.context.overwrite;
-        is_kept(
-            overwrite,
-            directory,
-            name,
-            u64::from(file.bytes),
-            &self.context.set_ids.of_file(file.metadata),
-        )
+        let metadata = self.context.set_ids.of_file(file.metadata);
+        self.context.is_kept(directory, name, u64::from(file.bytes), &metadata)
     }
 
-    /// A directory of the target, made if need be. From now on others may hold it open, so it is no longer replaced.
-    pub(crate) fn directory(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
-        if let Some(directory) = self.directories.get(path) {
-            return Ok(directory);
+    /// A directory of the target, made if need be.
+    pub(crate) fn directory(&mut self, path: &RelPath) -> io::Result<Opened> {
+        if let Some(opened) = self.directories.get(path) {
+            return Ok(opened.clone());
         }
-        if self.context.overwrite == Overwrite::Nothing
-            && let Err(error) = self.context.target.tree.open_directory(path)
-            && matches!(Errno::from_io_error(&error), Some(Errno::NOTDIR | Errno::LOOP))
-        {
+        self.context.publisher.is_used(path);
+        let directory = match self.open_or_make(path) {
             // what is in the way stays
-            return Err(Errno::NOTDIR.into());
-        }
-        self.publish(|nurseries, untouched| {
-            nurseries.close(untouched, |nursery| path.as_path().starts_with(nursery.as_path()))
-        });
-        self.context.untouched.open(path, || self.directories.ensure(path))
+            Err(error) if is_in_the_way(&error) && self.context.overwrite == Overwrite::Nothing => {
+                return Err(Errno::NOTDIR.into());
+            }
+            Err(error) if is_in_the_way(&error) => {
+                self.stage_in_the_place_of_a_file(path)?;
+                self.open_or_make(path)?
+            }
+            opened => opened?,
+        };
+        self.sweep(path, &directory);
+        self.remember(path, directory)
     }
 
-    /// As [`directory`](Self::directory), never one that another transfer has replaced since it was opened here.
+    /// As [`directory`](Self::directory), never one that has been replaced since it was opened here.
     pub(crate) fn directory_now(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
-        self.directories.let_go_if_replaced(path);
-        self.directory(path)
+        self.let_go_if_replaced(path);
+        Ok(self.directory(path)?.directory)
     }
 
-    /// The nursery of a directory, where it is open or one can be begun for so many files.
-    fn nursery(&mut self, path: &RelPath, files: usize) -> Option<Arc<Nursery>> {
-        let nurseries = &self.context.nurseries;
+    /// A directory of the target that is there, perhaps in a staging directory.
+    pub(crate) fn directory_as_it_is(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
+        if let Some(opened) = self.directories.get(path) {
+            return Ok(Arc::clone(&opened.directory));
+        }
+        let directory = self.open(path)?;
+        Ok(self.remember(path, directory)?.directory)
+    }
+
+    /// The directory that stands under a name where a staging directory was to go.
+    pub(crate) fn final_directory(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return self.directory_as_it_is(path);
+        };
+        let parent = self.directory_as_it_is(&parent)?;
+        let name = RelPath::root().join(&name).map_err(|_too_long| Errno::NAMETOOLONG)?;
+        Tree::at(parent).ensure_directory(&name)
+    }
+
+    fn remember(&mut self, path: &RelPath, directory: Arc<OwnedFd>) -> io::Result<Opened> {
+        let flush = self.context.file_systems.note(&directory)?;
+        if self.directories.len() >= self.context.directories_each.clamp(1, OPENED_MAX) {
+            self.directories.clear();
+        }
+        let opened = Opened { directory, flush };
+        self.directories.insert(path.clone(), opened.clone());
+        Ok(opened)
+    }
+
+    fn open(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
+        match self.context.publisher.staged_above(path) {
+            Some((above, rest)) => Tree::at(above).open_directory(&rest),
+            None => self.context.target.tree.open_directory(path),
+        }
+    }
+
+    fn open_or_make(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
+        match self.context.publisher.staged_above(path) {
+            Some((above, rest)) => Tree::at(above).ensure_directory(&rest),
+            None => self.context.target.tree.ensure_directory(path),
+        }
+    }
+
+    /// A file or link that stands where a directory will be stays until that is published: the directory begins as a staging
+    /// directory.
+    fn stage_in_the_place_of_a_file(&mut self, path: &RelPath) -> io::Result<()> {
+        let mut above = RelPath::root();
+        for name in path.components() {
+            let name = Name::from_bytes(name).expect("a part of a path");
+            let parent = above.clone();
+            above = above.join(&name).map_err(|_too_long| Errno::NAMETOOLONG)?;
+            if !self.open(&above).is_err_and(|error| is_in_the_way(&error)) {
+                continue;
+            }
+            let parent = self.directory(&parent)?.directory;
+            let begin = || StagingDirectory::begin(&parent, &name, &self.context.temp_names);
+            let mut error = None;
+            let begun = self.context.publisher.begin(&above, || begin().map_err(|e| error = Some(e)).ok());
+            if let Some(staging) = begun {
+                staging.leave_empty();
+            }
+            return error.map_or(Ok(()), Err);
+        }
+        Ok(())
+    }
+
+    /// Leave to fill the staging directory of a directory, where there is one or one can be begun for so many files.
+    fn staging(&mut self, path: &RelPath, files: usize) -> Option<FillingGuard<'a>> {
+        let publisher = &self.context.publisher;
         if files > 0
-            && let Some(open) = nurseries.join(path)
+            && let Some(open) = publisher.join(path)
         {
             return Some(open);
         }
@@ -137,151 +219,139 @@ impl<'a> Placer<'a> {
         else {
             return None;
         };
-        let parent = self.directory(&parent).ok()?;
-        if !self.context.untouched.holds(path) && !self.make_new(&parent, path, &name).ok()? {
-            return None;
-        }
-        self.publish(Nurseries::close_for_another);
-        nurseries.begin(path, &self.context.untouched, || Nursery::begin(&parent, &name))
+        let parent_directory = self.directory(&parent).ok()?.directory;
+        publisher.begin(path, || {
+            if !publisher.take_fresh(path) && !Tree::make_new(parent_directory.as_fd(), &name).ok()? {
+                return None;
+            }
+            StagingDirectory::begin(&parent_directory, &name, &self.context.temp_names).ok()
+        })
     }
 
-    /// Makes the files among these entries in a nursery; returns the others, and the files that it does not take.
+    /// Makes the files among these entries in a staging directory; returns the others, and the files that it does not take.
     fn fill<'d>(
         &self,
-        path: &RelPath,
-        nursery: Arc<Nursery>,
-        batch: &Arc<Unsettled>,
-        entries: Vec<(u32, &'d [u8], BatchEntry)>,
-    ) -> Vec<(u32, &'d [u8], BatchEntry)> {
-        let (mut files, mut others, mut spoiled) = (Vec::new(), Vec::new(), false);
-        for (number, bytes, entry) in entries {
+        staging: FillingGuard<'_>,
+        batch: &Arc<PendingBatch>,
+        entries: Vec<Entry<'d>>,
+    ) -> Vec<Entry<'d>> {
+        let mut others = Vec::new();
+        let mut files = Vec::new();
+        let mut spoiled = Vec::new();
+        let flush = self.context.file_systems.note(staging.staging.directory()).unwrap_or(Flush::Each);
+        for Entry { number, bytes, entry } in entries {
             let BatchEntry::File(file) = entry else {
-                others.push((number, bytes, entry));
+                others.push(Entry { number, bytes, entry });
                 continue;
             };
-            match self.make_in(&nursery, &file, bytes) {
+            match self.make_in((&staging.staging, flush), &file, bytes) {
                 Ok(()) => files.push((number, file)),
-                Err(Unmade::NotTaken) => others.push((number, bytes, BatchEntry::File(file))),
-                Err(Unmade::Failed { why: (operation, error), left }) => {
+                Err(Unmade::NotTaken) => others.push(Entry { number, bytes, entry: BatchEntry::File(file) }),
+                Err(Unmade::Failed((operation, error))) => batch.fault(number, failure(operation, &error)),
+                Err(Unmade::Left((operation, error))) => {
                     batch.fault(number, failure(operation, &error));
-                    spoiled |= left;
+                    spoiled.push(file.name);
                 }
             }
         }
-        let filled = Filled { batch: Arc::clone(batch), files };
-        self.context.nurseries.leave(path, nursery, filled, spoiled);
+        staging.leave(Filled { batch: Arc::clone(batch), files }, spoiled);
         others
-    }
-
-    /// Publishes the nurseries that nobody is filling. To be called before a writer waits for work, and at the end.
-    pub(crate) fn publish_all(&mut self) {
-        self.publish(|nurseries, untouched| nurseries.close(untouched, |_path| true));
-        self.release();
-    }
-
-    /// Publishes the nurseries that have been open for long. To be called after each piece of work.
-    pub(crate) fn publish_old(&mut self) {
-        self.publish(Nurseries::close_old);
-        self.release();
-    }
-
-    /// Not to be called under a lock: telling the session may wait for it.
-    fn release(&mut self) {
-        self.placed.drain(..).for_each(|batch| batch.release(self.context));
-    }
-
-    fn publish(&mut self, close: impl FnOnce(&Nurseries, &Untouched) -> Vec<Closed>) {
-        let context = self.context;
-        for Closed { path, filled, fate } in close(&context.nurseries, &context.untouched) {
-            match fate {
-                Fate::Published(directory) => {
-                    context.meter.stored(filled.iter().map(|filled| filled.files.len()).sum());
-                    self.directories.insert(path, directory);
-                }
-                Fate::Overtaken(nursery) => self.move_out(&path, &nursery, &filled),
-            }
-            self.placed.extend(filled.into_iter().map(|filled| filled.batch));
-        }
-    }
-
-    /// Gives each file of a nursery its name in a directory that may hold others by now.
-    fn move_out(&mut self, path: &RelPath, nursery: &Nursery, filled: &[Filled]) {
-        let mut opened = self.directory(path);
-        for Filled { batch, files } in filled {
-            for (number, file) in files {
-                if batch.known == Known::PerhapsThere && self.is_there(&opened, path, file) {
-                    batch.fault(*number, ALREADY_THERE);
-                    continue;
-                }
-                let moved = self.put(path, &mut opened, |_placer, directory| {
-                    nursery.move_out(&file.name, directory).map_err(|error| (Operation::Rename, error))
-                });
-                match moved {
-                    Ok(()) => self.context.meter.stored(1),
-                    Err((operation, error)) => batch.fault(*number, failure(operation, &error)),
-                }
-            }
-        }
     }
 
     /// Makes a directory that is not there yet; `false` when it is, or something else.
     fn make_new(&self, parent: &OwnedFd, path: &RelPath, name: &Name) -> io::Result<bool> {
-        let made = self.context.untouched.make(path, || Tree::make_new(parent.as_fd(), name))?;
-        if !made {
-            Nursery::sweep(parent.as_fd(), name);
+        let made = Tree::make_new(parent.as_fd(), name)?;
+        if made {
+            self.context.publisher.made(path);
         }
         Ok(made)
     }
 
-    /// Puts something into a directory; once more where another transfer has made the directory anew since it was opened.
+    /// Removes what dead processes have left in a directory, when a transfer comes to it first.
+    fn sweep(&self, path: &RelPath, directory: &OwnedFd) {
+        if self.context.publisher.begin_sweep(path) {
+            sweep(&self.context.target.tree, path, directory.as_fd());
+        }
+    }
+
+    /// Puts something into a directory; once more where another transfer has made the directory anew since it was opened, and
+    /// where there is no room before what it replaces has gone.
     fn put(
         &mut self,
         path: &RelPath,
-        opened: &mut io::Result<Arc<OwnedFd>>,
-        into: impl Fn(&mut Self, &Arc<OwnedFd>) -> Result<(), Failure>,
+        opened: &mut io::Result<Opened>,
+        into: impl Fn(&mut Self, &Opened) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        let put = |placer: &mut Self, opened: &io::Result<Arc<OwnedFd>>| match opened {
-            Ok(directory) => into(placer, directory),
+        let put = |placer: &mut Self, opened: &io::Result<Opened>| match opened {
+            Ok(opened) => into(placer, opened),
             Err(error) => Err((Operation::MakeDirectory, again(error))),
         };
-        let done = put(self, opened);
-        if done.is_err() && self.directories.let_go_if_replaced(path) {
+        let mut done = put(self, opened);
+        if done.as_ref().is_err_and(is_no_room) {
+            publish_all(self.context);
+            done = put(self, opened);
+        }
+        if done.is_err() && self.let_go_if_replaced(path) {
             *opened = self.directory(path);
             return put(self, opened);
         }
         done
     }
 
+    /// Lets go of a directory if its path leads to another by now, or to none; returns whether it did.
+    fn let_go_if_replaced(&mut self, path: &RelPath) -> bool {
+        let Some(held) = self.directories.get(path) else { return false };
+        let identity =
+            |directory: &OwnedFd| rustix::fs::fstat(directory).map(|stat| (stat.st_dev, stat.st_ino));
+        let there = self.open(path);
+        let same = there.is_ok_and(
+            |there| matches!((identity(&there), identity(&held.directory)), (Ok(a), Ok(b)) if a == b),
+        );
+        if !same {
+            self.directories.remove(path);
+        }
+        !same
+    }
+
     fn place(
         &mut self,
-        directory: &Arc<OwnedFd>,
-        path: &RelPath,
-        entry: &BatchEntry,
-        bytes: &[u8],
+        opened: &Opened,
+        path: &Arc<RelPath>,
+        batch: &Arc<PendingBatch>,
+        Entry { number, bytes, entry }: &Entry<'_>,
     ) -> Result<(), Failure> {
         let context = self.context;
+        let directory = &opened.directory;
         match entry {
-            BatchEntry::Itself(metadata) => context.remember_directory(path.clone(), *metadata),
+            BatchEntry::Itself(metadata) => context.remember_directory(path, None, *metadata),
             BatchEntry::Directory(name, metadata) => {
                 self.place_directory(directory, path, name, *metadata)?
             }
             BatchEntry::Symlink(name, metadata, target) => {
                 let name = context.target.name(path, name);
-                if context.overwrite == Overwrite::Nothing && FileIdentity::at(directory, name).is_ok() {
-                    return Ok(());
-                }
-                place_symlink(directory.as_fd(), name, target, metadata.mtime, &context.temp_names)
-                    .map_err(|error| (Operation::Symlink, error))?;
+                let replace = match context.overwrite {
+                    Overwrite::Nothing => Replace::Nothing,
+                    Overwrite::Differing | Overwrite::Older => Replace::Existing,
+                };
+                place_symlink(
+                    directory.as_fd(),
+                    name,
+                    (target, metadata.mtime),
+                    &context.temp_names,
+                    replace,
+                )
+                .map_err(|error| (Operation::Symlink, error))?;
             }
             BatchEntry::File(file) => {
-                let name = context.target.name(path, &file.name);
-                self.place_file(directory, name, &context.set_ids.of_file(file.metadata), bytes)?;
-                context.meter.stored(1);
+                let Some(hidden) = self.place_file(opened, path, file, bytes)? else { return Ok(()) };
+                let (directory, file, batch) = (Arc::clone(path), file.clone(), Arc::clone(batch));
+                context.publisher.add_file(HiddenFile { directory, hidden, file, entry: *number, batch });
             }
             BatchEntry::Retouch(name, metadata) => {
                 let name = context.target.name(path, name);
                 retouch(directory.as_fd(), name, &context.set_ids.of_file(*metadata))
                     .map_err(|error| (Operation::SetMetadata, error))?;
+                context.count_beyond_range(metadata.mtime, || FileIdentity::at(directory, name));
             }
         }
         Ok(())
@@ -290,100 +360,117 @@ impl<'a> Placer<'a> {
     fn place_directory(
         &mut self,
         parent: &OwnedFd,
-        parent_path: &RelPath,
+        parent_path: &Arc<RelPath>,
         name: &Name,
         metadata: Metadata,
     ) -> Result<(), Failure> {
         let cannot = |error| (Operation::MakeDirectory, error);
         let path = parent_path.join(name).map_err(|_| cannot(Errno::NAMETOOLONG.into()))?;
-        if !self.context.untouched.holds(&path) && !self.make_new(parent, &path, name).map_err(cannot)? {
+        if !self.context.publisher.is_fresh(&path) && !self.make_new(parent, &path, name).map_err(cannot)? {
             self.directory(&path).map_err(cannot)?;
         }
-        self.context.remember_directory(path, metadata);
+        self.context.remember_directory(parent_path, Some(name), metadata);
         Ok(())
     }
 
-    /// A whole file in a nursery.
-    fn make_in(&self, nursery: &Nursery, file: &FileEntry, bytes: &[u8]) -> Result<(), Unmade> {
+    /// A whole file in a staging directory.
+    fn make_in(
+        &self,
+        (staging, flush): (&StagingDirectory, Flush),
+        file: &FileEntry,
+        bytes: &[u8],
+    ) -> Result<(), Unmade> {
         let metadata = self.context.set_ids.of_file(file.metadata);
-        // somebody may have removed the nursery, or the file system may take two names for one: by itself the file may succeed
-        let created = nursery.create(&file.name, metadata.mode).map_err(|_error| Unmade::NotTaken)?;
-        self.write_whole(nursery, &created, &metadata, bytes)
-            .map_err(|why| Unmade::Failed { why, left: nursery.discard(&file.name).is_err() })
+        // somebody may have removed the directory, or the file system may take two names for one: by itself the file may succeed
+        let created = staging.create(&file.name, metadata.mode).map_err(|_error| Unmade::NotTaken)?;
+        let written = self.write_whole((staging, &metadata), &created, bytes);
+        let written = written.and_then(|()| flush_now(&created, self.flushes_each(flush)));
+        let Err(why) = written else { return Ok(()) };
+        if staging.discard(&file.name).is_err() {
+            return Err(Unmade::Left(why));
+        }
+        // there may be room when what is replaced has gone
+        Err(if is_no_room(&why) { Unmade::NotTaken } else { Unmade::Failed(why) })
     }
 
     fn write_whole(
         &self,
-        nursery: &Nursery,
+        (staging, metadata): (&StagingDirectory, &Metadata),
         file: &File,
-        metadata: &Metadata,
         bytes: &[u8],
     ) -> Result<(), Failure> {
         self.contents.write(file, bytes).map_err(|error| (Operation::Write, error))?;
-        nursery.set_metadata(file, metadata).map_err(|error| (Operation::SetMetadata, error))?;
-        flush(file, self.context.durability == Durability::File)
+        staging.set_metadata(file, metadata).map_err(|error| (Operation::SetMetadata, error))?;
+        self.context.count_beyond_range(metadata.mtime, || FileIdentity::of(file));
+        Ok(())
     }
 
+    /// A whole file under a hidden name, which is returned; `None` where it was changed in its place.
     fn place_file(
         &self,
-        directory: &Arc<OwnedFd>,
-        name: &Name,
-        metadata: &Metadata,
+        opened: &Opened,
+        path: &RelPath,
+        file: &FileEntry,
         bytes: &[u8],
-    ) -> Result<(), Failure> {
+    ) -> Result<Option<Name>, Failure> {
         let context = self.context;
-        let existing = context.begin_in_place(directory, name, (bytes.len() as u64, metadata))?;
-        let staged = match existing {
-            Some(staged) => staged,
-            None => Staged::create(directory, metadata.mode, &context.temp_names)
-                .map_err(|error| (Operation::Create, error))?,
-        };
+        let name = context.target.name(path, &file.name);
+        let metadata = context.set_ids.of_file(file.metadata);
+        let directory = &opened.directory;
+        let existing = context.begin_in_place(directory, name, (bytes.len() as u64, &metadata))?;
+        if let Some(staged) = existing {
+            let written = staged.write(|| self.contents.write(staged.file(), bytes));
+            written.map_err(|error| (Operation::Write, error))?;
+            context.finish_in_place(staged, name, |staged| context.set_metadata(staged.file(), &metadata))?;
+            context.meter.stored(1);
+            return Ok(None);
+        }
+        let staged = Staged::create(directory, metadata.mode, &context.temp_names)
+            .map_err(|error| (Operation::Create, error))?;
         self.contents.write(staged.file(), bytes).map_err(|error| (Operation::Write, error))?;
-        commit(context, staged, name, metadata, context.durability == Durability::File)
+        context.set_metadata(staged.file(), &metadata)?;
+        flush_now(staged.file(), self.flushes_each(opened.flush))?;
+        Ok(staged.into_hidden_name())
+    }
+
+    fn flushes_each(&self, flush: Flush) -> bool {
+        match self.context.durability {
+            Durability::None => false,
+            Durability::End => flush == Flush::Each,
+            Durability::File => true,
+        }
     }
 }
 
-/// A file that did not become whole in its nursery.
+/// A file that did not become whole in its staging directory.
 enum Unmade {
-    /// It was not begun.
+    /// It was not begun, or nothing is left of it: it may be made otherwise.
     NotTaken,
-    /// `left`: whether something of it is still there.
-    Failed { why: Failure, left: bool },
+    Failed(Failure),
+    /// Something of it is still there.
+    Left(Failure),
 }
 
-/// A file that was guessed and need not have been sent.
-const ALREADY_THERE: (Operation, FaultCode) = (Operation::Create, FaultCode::AlreadyThere);
+/// A file that need not have been sent.
+pub(crate) const ALREADY_THERE: (Operation, FaultCode) = (Operation::Create, FaultCode::AlreadyThere);
 
 /// A group with fewer files is not worth a directory of its own.
 const TOGETHER_FILES_MIN: usize = 8;
 
-/// Metadata, flush if asked, final name: the end of every file that is made anew; and of one that is changed in its place.
-pub(crate) fn commit(
-    context: &Context,
-    staged: Staged,
-    name: &Name,
-    metadata: &Metadata,
-    flush_first: bool,
-) -> Result<(), Failure> {
-    if staged.is_in_place() {
-        let finish = |staged: &Staged| finish_contents(staged.file(), metadata, false);
-        return context.finish_in_place(staged, name, finish);
-    }
-    finish_contents(staged.file(), metadata, flush_first)?;
-    staged.commit(name, &context.temp_names).map_err(|error| (Operation::Rename, error))
-}
-
-/// Metadata, and a flush if asked: what a file gets before its final name.
-fn finish_contents(file: &File, metadata: &Metadata, flushed: bool) -> Result<(), Failure> {
-    set_new_file_metadata(file, metadata).map_err(|error| (Operation::SetMetadata, error))?;
-    flush(file, flushed)
-}
-
-fn flush(file: &File, flushed: bool) -> Result<(), Failure> {
-    if flushed {
+fn flush_now(file: &File, now: bool) -> Result<(), Failure> {
+    if now {
         file.sync_data().map_err(|error| (Operation::Flush, error))?;
     }
     Ok(())
+}
+
+fn is_in_the_way(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::NOTDIR | Errno::LOOP))
+}
+
+/// Whether there is no room, or no room within a quota.
+pub(crate) fn is_no_room((_, error): &Failure) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::NOSPC | Errno::DQUOT))
 }
 
 /// A failure as the sender is told it, where that says more than an error number.
@@ -394,6 +481,7 @@ pub(crate) fn failure(operation: Operation, error: &io::Error) -> (Operation, Fa
         }
         (Operation::OpenInPlace, Some(Errno::WOULDBLOCK)) => (operation, FaultCode::Locked),
         (Operation::Verify, Some(Errno::STALE)) => (operation, FaultCode::Replaced),
+        (Operation::Verify, Some(Errno::BUSY)) => (operation, FaultCode::Changed),
         _ => (operation, FaultCode::os(error)),
     }
 }
@@ -415,6 +503,7 @@ pub(crate) mod tests {
     use std::path::{Path, PathBuf};
     use std::sync::Barrier;
     use zmove_chunk::file_root;
+    use zmove_disk::set_new_file_metadata;
     use zmove_types::{ItemId, Timestamp};
     use zmove_wire::{EntryFault, Extraneous, Open, Purpose, TargetShape};
 
@@ -455,7 +544,14 @@ pub(crate) mod tests {
         let (outcomes, _nobody) = tokio::sync::mpsc::channel(1);
         let transfer = zmove_types::TransferId([number; 16]);
         let parts = crate::parts::Parts::new(journals, transfer, String::new(), &target.tree);
-        context(transfer, &open, (target, parts), &ReceiverConfig::default(), outcomes)
+        context(
+            transfer,
+            zmove_wire::Version::V4,
+            &open,
+            (target, parts),
+            &ReceiverConfig::default(),
+            outcomes,
+        )
     }
 
     fn name(text: &str) -> Name {
@@ -479,18 +575,23 @@ pub(crate) mod tests {
         DirectoryGroup { directory: path(directory), entries: (0..count).map(file).collect() }
     }
 
-    /// Places a group and publishes what is open.
+    /// Places a group and publishes it.
     fn place(placer: &mut Placer<'_>, group: DirectoryGroup) -> Vec<EntryFault> {
         let batch = begin(placer, group);
-        placer.publish_all();
+        publish_all(placer.context());
         batch.faults()
     }
 
     /// Places a group as far as that goes before anything is published.
-    fn begin(placer: &mut Placer<'_>, group: DirectoryGroup) -> Arc<Unsettled> {
-        let batch = Unsettled::new(ItemId(1), Known::Needed);
+    fn begin(placer: &mut Placer<'_>, group: DirectoryGroup) -> Arc<PendingBatch> {
+        let batch = PendingBatch::new(ItemId(1), Known::Needed, None);
         placer.place_group(group, 0, &batch, &mut &[b'x'; 64][..]);
         batch
+    }
+
+    /// What has a name that is not hidden.
+    fn visible(directory: &Path) -> Vec<String> {
+        names(directory).into_iter().filter(|name| !name.starts_with(".zmove-")).collect()
     }
 
     fn names(directory: &Path) -> Vec<String> {
@@ -504,24 +605,6 @@ pub(crate) mod tests {
     fn directory_entry(directory: &str, text: &str) -> DirectoryGroup {
         let entries = vec![BatchEntry::Directory(name(text), metadata(0o755))];
         DirectoryGroup { directory: path(directory), entries }
-    }
-
-    #[test]
-    fn a_directory_that_is_called_as_a_nursery_might_be_is_data() {
-        let home = tempfile::tempdir().unwrap();
-        for (first, second) in [("d", ".zmove-new-d"), (".zmove-new-d", "d")] {
-            let context = transfer(home.path());
-            let mut placer = Placer::new(&context);
-            for directory in [first, second] {
-                assert_eq!(place(&mut placer, files(directory, "f", 8)), []);
-            }
-            for directory in [first, second] {
-                assert_eq!(place(&mut placer, directory_entry("", directory)), []);
-            }
-            for file in (0..8).map(|number| home.path().join(format!(".zmove-new-d/f{number}"))) {
-                assert!(file.exists(), "{} after {first}", file.display());
-            }
-        }
     }
 
     #[test]
@@ -551,13 +634,15 @@ pub(crate) mod tests {
             bytes,
             ctime: Timestamp::default(),
             inode: 1,
+            extensions: zmove_wire::Extensions::default(),
         };
         second.files.declare(id, head, |_| (None, None)).unwrap();
         let file = second.files.find(id).unwrap().unwrap();
-        let opened = guest.directory(&path("d")).unwrap();
+        let opened = guest.directory(&path("d")).unwrap().directory;
         let staged = Staged::create(&opened, 0o600, &second.temp_names).unwrap();
         assert_eq!(place(&mut maker, files("d", "f", 8)), []);
         finish_file(&second, &mut guest, &file, Complete(staged));
+        publish_all(&second);
         assert!(home.path().join("d/large").exists());
     }
 
@@ -583,7 +668,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn batches_of_one_new_directory_share_a_nursery() {
+    fn batches_of_one_new_directory_get_their_names_together() {
         let home = tempfile::tempdir().unwrap();
         let context = transfer(home.path());
         let (mut first, mut second) = (Placer::new(&context), Placer::new(&context));
@@ -591,27 +676,100 @@ pub(crate) mod tests {
         let other = begin(&mut second, files("d", "g", 1));
         assert_eq!(names(&home.path().join("d")), [""; 0], "nothing has its name");
         assert_eq!((Arc::strong_count(&one), Arc::strong_count(&other)), (2, 2), "nothing is settled");
-        first.publish_all();
+        publish_all(&context);
         assert_eq!(names(&home.path().join("d")).len(), 9);
         assert_eq!((Arc::strong_count(&one), Arc::strong_count(&other)), (1, 1));
         assert_eq!(names(home.path()), ["d"]);
     }
 
     #[test]
-    fn who_opens_a_directory_finds_what_has_come_of_it() {
+    fn files_in_a_directory_that_was_there_have_hidden_names_until_they_are_published() {
         let home = tempfile::tempdir().unwrap();
+        std::fs::create_dir(home.path().join("d")).unwrap();
+        std::fs::write(home.path().join("d/f3"), "old").unwrap();
         let context = transfer(home.path());
-        let mut placer = Placer::new(&context);
-        let batch = begin(&mut placer, files("d", "f", 8));
-        Placer::new(&context).directory(&path("d/below")).unwrap();
-        assert_eq!(names(&home.path().join("d")).len(), 9);
-        assert_eq!(Arc::strong_count(&batch), 1);
-        assert_eq!(place(&mut placer, files("d", "g", 8)), []);
-        assert_eq!(names(&home.path().join("d")).len(), 17);
+        let batch = begin(&mut Placer::new(&context), files("d", "f", 8));
+        let directory = home.path().join("d");
+        assert_eq!((visible(&directory), names(&directory).len()), (vec!["f3".to_owned()], 9));
+        assert_eq!(std::fs::read(directory.join("f3")).unwrap(), b"old");
+        publish_all(&context);
+        assert_eq!((visible(&directory).len(), names(&directory).len()), (8, 8));
+        assert_eq!((std::fs::read(directory.join("f3")).unwrap(), batch.faults()), (b"x".to_vec(), vec![]));
     }
 
     #[test]
-    fn files_of_a_nursery_whose_directory_was_filled_meanwhile_go_there_one_by_one() {
+    fn what_a_dead_process_left_in_a_directory_that_is_there_goes() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = home.path().join("d");
+        std::fs::create_dir(&directory).unwrap();
+        let opened = rustix::fs::open(&directory, rustix::fs::OFlags::DIRECTORY, rustix::fs::Mode::empty());
+        let context = transfer(home.path());
+        let own = context.temp_names.passing(opened.unwrap().as_fd());
+        let own = own.as_os_str().to_str().unwrap();
+        // as of the boot before
+        let mut parts: Vec<_> = own.split('-').collect();
+        parts[3] = "1";
+        for name in [&parts.join("-"), own] {
+            std::fs::write(directory.join(name), "left").unwrap();
+        }
+        let mut placer = Placer::new(&context);
+        assert_eq!(place(&mut placer, directory_entry("", "d")), []);
+        assert_eq!(names(&directory), [own], "that of a live process stays");
+    }
+
+    /// Mixed trees: no flush is needed to go on below a directory that has no name yet.
+    #[test]
+    fn what_is_below_a_staging_directory_appears_with_it() {
+        let home = tempfile::tempdir().unwrap();
+        let context = transfer(home.path());
+        let (mut one, mut other) = (Placer::new(&context), Placer::new(&context));
+        let mut batches = vec![begin(&mut one, files("d", "f", 8))];
+        for (directory, count) in [("d/few", 2), ("d/many", 9), ("d/many/deep/est", 3)] {
+            batches.push(begin(&mut other, files(directory, "g", count)));
+        }
+        assert_eq!(names(&home.path().join("d")), [""; 0]);
+        publish_all(&context);
+        let count = |directory: &str| names(&home.path().join(directory)).len();
+        assert_eq!(["d", "d/few", "d/many", "d/many/deep/est"].map(count), [10, 2, 10, 3]);
+        assert!(batches.iter().all(|batch| batch.faults().is_empty()));
+        assert_eq!(place(&mut other, files("d/few", "h", 1)), [], "the same directory as before");
+        assert_eq!((count("d/few"), names(home.path())), (3, vec!["d".to_owned()]));
+    }
+
+    #[test]
+    fn what_comes_while_a_directory_gets_its_name_is_published_later() {
+        let home = tempfile::tempdir().unwrap();
+        let context = transfer(home.path());
+        let mut placer = Placer::new(&context);
+        assert_eq!(place(&mut placer, files("d", "f", 8)), []);
+        let later = begin(&mut placer, files("d", "g", 8));
+        assert_eq!(visible(&home.path().join("d")).len(), 8);
+        publish_all(&context);
+        assert_eq!((visible(&home.path().join("d")).len(), later.faults()), (16, vec![]));
+    }
+
+    #[test]
+    fn a_directory_takes_the_place_of_a_file_only_when_what_is_in_it_is_published() {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::write(home.path().join("a"), "old").unwrap();
+        std::os::unix::fs::symlink("nowhere", home.path().join("b")).unwrap();
+        let context = transfer(home.path());
+        let mut placer = Placer::new(&context);
+        let batches = [
+            begin(&mut placer, files("a/x", "f", 2)),
+            begin(&mut placer, directory_entry("", "b")),
+            begin(&mut placer, files("b", "f", 9)),
+        ];
+        assert_eq!(std::fs::read(home.path().join("a")).unwrap(), b"old");
+        assert!(home.path().join("b").is_symlink());
+        publish_all(&context);
+        assert!(batches.iter().all(|batch| batch.faults().is_empty()));
+        assert_eq!(names(home.path()), ["a", "b"]);
+        assert_eq!((names(&home.path().join("a/x")).len(), names(&home.path().join("b")).len()), (2, 9));
+    }
+
+    #[test]
+    fn files_whose_directory_was_filled_meanwhile_go_there_one_by_one() {
         let home = tempfile::tempdir().unwrap();
         let context = transfer(home.path());
         let mut placer = Placer::new(&context);
@@ -619,7 +777,7 @@ pub(crate) mod tests {
         let filled = home.path().join("d");
         std::fs::write(filled.join("f3"), "of somebody else").unwrap();
         std::fs::create_dir(filled.join("g1")).unwrap();
-        placer.publish_all();
+        publish_all(&context);
         assert_eq!(std::fs::read(filled.join("f3")).unwrap(), b"x", "replaced, as any file");
         assert_eq!(names(&filled).len(), 10);
         assert_eq!(names(home.path()), ["d"]);
@@ -629,20 +787,44 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_guessed_file_that_is_there_stays_when_its_nursery_comes_too_late() {
+    fn a_guessed_file_that_is_there_by_now_stays() {
         let home = tempfile::tempdir().unwrap();
-        let context = transfer(home.path());
-        let mut placer = Placer::new(&context);
-        let batch = Unsettled::new(ItemId(1), Known::PerhapsThere);
-        placer.place_group(files("d", "f", 8), 0, &batch, &mut &[b'x'; 8][..]);
-        let there = home.path().join("d/f3");
-        std::fs::write(&there, "y").unwrap();
-        let file = File::open(&there).unwrap();
-        set_new_file_metadata(&file, &metadata(0o644)).unwrap();
-        placer.publish_all();
-        assert_eq!(std::fs::read(&there).unwrap(), b"y");
-        let (operation, code) = ALREADY_THERE;
-        assert_eq!(batch.faults(), [EntryFault { entry: 3, operation, code }]);
+        for new in [true, false] {
+            let directory = home.path().join("d");
+            if !new {
+                std::fs::remove_dir_all(&directory).unwrap();
+                std::fs::create_dir(&directory).unwrap();
+            }
+            let context = transfer(home.path());
+            let mut placer = Placer::new(&context);
+            let batch = PendingBatch::new(ItemId(1), Known::PerhapsThere, None);
+            placer.place_group(files("d", "f", 8), 0, &batch, &mut &[b'x'; 8][..]);
+            let there = directory.join("f3");
+            std::fs::write(&there, "y").unwrap();
+            set_new_file_metadata(File::open(&there).unwrap(), &metadata(0o644)).unwrap();
+            publish_all(&context);
+            assert_eq!(std::fs::read(&there).unwrap(), b"y");
+            let (operation, code) = ALREADY_THERE;
+            assert_eq!(batch.faults(), [EntryFault { entry: 3, operation, code }]);
+            assert_eq!(names(&directory).len(), 8);
+        }
+    }
+
+    #[test]
+    fn what_appears_while_it_comes_stays_if_nothing_is_to_be_replaced() {
+        for overwrite in [Overwrite::Nothing, Overwrite::Older] {
+            let home = tempfile::tempdir().unwrap();
+            std::fs::create_dir(home.path().join("d")).unwrap();
+            let context = Context { overwrite, ..transfer(home.path()) };
+            let batch = begin(&mut Placer::new(&context), files("d", "f", 2));
+            // newer than what comes
+            std::fs::write(home.path().join("d/f1"), "y").unwrap();
+            publish_all(&context);
+            assert_eq!(std::fs::read(home.path().join("d/f1")).unwrap(), b"y");
+            let (operation, code) = ALREADY_THERE;
+            assert_eq!(batch.faults(), [EntryFault { entry: 1, operation, code }]);
+            assert_eq!(names(&home.path().join("d")), ["f0", "f1"]);
+        }
     }
 
     #[test]
@@ -651,9 +833,9 @@ pub(crate) mod tests {
         let context = transfer(home.path());
         let mut placer = Placer::new(&context);
         let first = begin(&mut placer, files("d", "f", 8));
-        let second = Unsettled::new(ItemId(2), Known::Needed);
+        let second = PendingBatch::new(ItemId(2), Known::Needed, None);
         placer.place_group(files("d", "f", 9), 0, &second, &mut &[b'y'; 9][..]);
-        placer.publish_all();
+        publish_all(&context);
         assert_eq!((first.faults(), second.faults()), (Vec::new(), Vec::new()));
         let all = names(&home.path().join("d"));
         assert_eq!(all.len(), 9);
@@ -661,35 +843,17 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn files_are_placed_when_somebody_has_removed_their_nursery() {
+    fn files_are_placed_when_somebody_has_removed_their_staging_directory() {
         let home = tempfile::tempdir().unwrap();
         let context = transfer(home.path());
         let mut placer = Placer::new(&context);
         let lost = begin(&mut placer, files("d", "f", 8));
         let hidden = names(home.path()).into_iter().find(|name| name != "d").unwrap();
         std::fs::remove_dir_all(home.path().join(hidden)).unwrap();
-        let later = begin(&mut placer, files("d", "g", 9));
-        placer.publish_all();
-        assert_eq!((lost.faults().len(), later.faults()), (8, Vec::new()), "a fault for each that is gone");
+        publish_all(&context);
+        assert_eq!(lost.faults().len(), 8, "a fault for each that is gone");
+        assert_eq!(place(&mut placer, files("d", "g", 9)), []);
         assert_eq!(names(&home.path().join("d")).len(), 9);
-    }
-
-    #[test]
-    fn an_old_nursery_takes_no_more_and_its_files_get_their_names() {
-        let home = tempfile::tempdir().unwrap();
-        let context = transfer(home.path());
-        let (mut placer, mut other) = (Placer::new(&context), Placer::new(&context));
-        let first = begin(&mut placer, files("d", "f", 8));
-        let held = other.nursery(&path("d"), 1).unwrap();
-        context.nurseries.make_old();
-        let second = begin(&mut placer, files("d", "g", 8));
-        assert_eq!(names(&home.path().join("d")).len(), 8, "without the nursery, which another fills");
-        let filled = Filled { batch: Unsettled::new(ItemId(2), Known::Needed), files: Vec::new() };
-        context.nurseries.leave(&path("d"), held, filled, false);
-        other.publish_old();
-        assert_eq!((first.faults(), second.faults()), (Vec::new(), Vec::new()));
-        assert_eq!(names(&home.path().join("d")).len(), 16);
-        assert_eq!(names(home.path()), ["d"]);
     }
 
     #[test]
@@ -698,12 +862,36 @@ pub(crate) mod tests {
         let context = transfer(home.path());
         let mut placer = Placer::new(&context);
         let whole = begin(&mut placer, files("d", "f", 8));
-        // it never leaves
-        let panicked = placer.nursery(&path("d"), 1).unwrap();
-        placer.publish_all();
+        // it goes without a word, as when its writer panics
+        drop(placer.staging(&path("d"), 1).unwrap());
+        publish_all(&context);
         assert_eq!(names(&home.path().join("d")), [""; 0]);
-        assert_eq!(Arc::strong_count(&whole), 2);
-        drop((panicked, context));
-        assert_eq!(names(home.path()), ["d"], "it goes with the transfer");
+        assert_eq!(whole.faults().len(), 8);
+        assert_eq!(names(home.path()), ["d"]);
+    }
+
+    /// The kernel tells of a failed flush once, and then calls the pages clean.
+    #[test]
+    fn after_a_flush_that_failed_only_what_is_on_the_storage_gets_its_name() {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::create_dir(home.path().join("there")).unwrap();
+        let context = transfer(home.path());
+        let mut placer = Placer::new(&context);
+        let batches = ["there", "new"].map(|directory| begin(&mut placer, files(directory, "f", 8)));
+        let hidden = |directory: &str| {
+            let directory = home.path().join(directory);
+            let name = names(&directory).into_iter().find(|name| name.starts_with(".zmove-")).unwrap();
+            directory.join(name)
+        };
+        // as if it had not come to the storage
+        std::fs::write(hidden("there"), "0").unwrap();
+        std::fs::write(hidden("").join("f5"), "0").unwrap();
+        context.publisher.suspect();
+        publish_all(&context);
+        for (batch, directory) in batches.iter().zip(["there", "new"]) {
+            let faults = batch.faults();
+            assert_eq!((faults.len(), faults[0].operation), (1, Operation::Flush), "{directory}");
+            assert_eq!(names(&home.path().join(directory)).len(), 7);
+        }
     }
 }

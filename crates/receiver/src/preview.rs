@@ -1,21 +1,26 @@
 //! A conversation about what a transfer would do.
 //!
-//! **Invariant:** nothing here, nor in what it calls, writes to the target. When [`run`] returns, the tasks it started
+//! **Invariant:** nothing here, nor in what it calls, writes to the target, but for asking its file system what it keeps
+//! of times: on a file without a name, or, where there are none, a hidden one that is gone at once. When [`run`] returns, the tasks it started
 //! have ended.
 
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
-use zmove_transport::{ControlError, ControlWriter, Inbox, LaneSource};
+use zmove_disk::KeptTimes;
+use zmove_transport::{ControlError, ControlWriter, LaneSource};
+use zmove_types::TransferId;
 use zmove_wire::limits::{INQUIRED_ENTRIES_MAX, INQUIRIES_OUTSTANDING_MAX, KEEPS_OUTSTANDING_MAX};
 use zmove_wire::{
     Finished, Inquiry, Keep, Open, Opened, TargetState, ToReceiver, ToSender, TopName, WireError,
     encode_message,
 };
 
+use crate::account::{Account, Held};
+use crate::booked::{Booked, Messages};
 use crate::error::SessionError;
 use crate::inquire::Onlooker;
 use crate::mirror::extra;
@@ -23,14 +28,23 @@ use crate::seen::Seen;
 use crate::session::{CLOSE_TIMEOUT, SessionReport, refusal_of, refuse};
 use crate::set_ids::SetIds;
 use crate::target::Access;
+use crate::tasks::Workers;
 
 /// The ways of one conversation.
 pub(crate) struct Preview {
     pub(crate) writer: ControlWriter,
-    pub(crate) inbox: Inbox<ToReceiver>,
+    pub(crate) inbox: Messages,
     /// Nothing comes on them.
     pub(crate) lanes: mpsc::Receiver<Box<dyn LaneSource>>,
     pub(crate) lanes_max: u16,
+    /// Where what it holds is booked.
+    pub(crate) account: Account,
+}
+
+/// What is being looked at, and by whom.
+struct Looking {
+    workers: Workers,
+    answers: JoinSet<Result<ToSender, oneshot::error::RecvError>>,
 }
 
 /// Answers until the sender has asked all.
@@ -41,6 +55,7 @@ pub(crate) async fn run(
     stop: impl Future<Output = ()>,
 ) -> Result<SessionReport, SessionError> {
     let (target, compare, overwrite) = (open.target.clone(), open.compare, open.overwrite);
+    let tag = format!("times-{}", &TransferId(open.run).to_string()[..12]);
     let seen = tokio::task::spawn_blocking(move || Seen::look(&open, &access)).await;
     let seen = match seen.unwrap_or_else(|_panic| Err(refusal_of(&SessionError::Panicked))) {
         Ok(seen) => seen,
@@ -50,14 +65,22 @@ pub(crate) async fn run(
     let single_name = seen.rename.as_ref().map(|(_, to)| TopName(to.clone()));
     let opened = Opened { state, lanes_max: ways.lanes_max, single_name };
     ways.writer.send(&encode_message(&ToSender::Opened(opened))).await?;
-    let onlooker = Arc::new(Onlooker { seen, compare, overwrite, set_ids, stopping: AtomicBool::new(false) });
-    let mut answers = JoinSet::new();
+    let onlooker = Arc::new(Onlooker {
+        seen,
+        compare,
+        overwrite,
+        set_ids,
+        times: KeptTimes::new(&tag),
+        account: ways.account.clone(),
+        stopping: AtomicBool::new(false),
+    });
+    let mut looking = Looking { workers: Workers::new(&ways.account), answers: JoinSet::new() };
     let ended = tokio::select! {
-        ended = ways.converse(&onlooker, &mut answers) => ended,
+        ended = ways.converse(&onlooker, &mut looking) => ended,
         () = stop => Err(SessionError::Stopping),
     };
     onlooker.stopping.store(true, Ordering::Relaxed);
-    while answers.join_next().await.is_some() {}
+    looking.workers.end().await;
     let said = async {
         if let Err(error) = &ended {
             let refusal = ToSender::Refused(refusal_of(error));
@@ -76,19 +99,25 @@ impl Preview {
     async fn converse(
         &mut self,
         onlooker: &Arc<Onlooker>,
-        answers: &mut JoinSet<ToSender>,
+        looking: &mut Looking,
     ) -> Result<(), SessionError> {
         let mut announced = false;
-        while !announced || !answers.is_empty() {
+        while !announced || !looking.answers.is_empty() {
             tokio::select! {
-                message = self.inbox.recv() => match message.ok_or(ControlError::Closed)?? {
-                    ToReceiver::Inquire(inquiry) if !announced => take(onlooker, inquiry, answers)?,
-                    ToReceiver::Keep(keep) if !announced => list(onlooker, keep, answers)?,
-                    ToReceiver::Announce { items: 0, mismatches: 0 } => announced = true,
-                    _ => return Err(WireError::OutOfOrder { what: "a message of a preview" }.into()),
-                },
-                Some(answer) = answers.join_next() => {
-                    let answer = answer.map_err(|_panic| SessionError::Panicked)?;
+                message = self.inbox.recv() => {
+                    let Booked { message, held } = message.ok_or(ControlError::Closed)??;
+                    match message {
+                        ToReceiver::Inquire(inquiry) if !announced => {
+                            looking.take(onlooker, inquiry, held)?;
+                        }
+                        ToReceiver::Keep(keep) if !announced => looking.list(onlooker, keep, held)?,
+                        ToReceiver::Announce { items: 0, mismatches: 0 } => announced = true,
+                        _ => return Err(WireError::OutOfOrder { what: "a message of a preview" }.into()),
+                    }
+                }
+                Some(answer) = looking.answers.join_next() => {
+                    // who was to answer has panicked
+                    let answer = answer.ok().and_then(Result::ok).ok_or(SessionError::Panicked)?;
                     self.writer.send(&encode_message(&answer)).await?;
                 }
                 Some(lane) = self.lanes.recv() => drop(lane),
@@ -99,31 +128,43 @@ impl Preview {
     }
 }
 
-fn list(onlooker: &Arc<Onlooker>, keep: Keep, answers: &mut JoinSet<ToSender>) -> Result<(), WireError> {
-    keep.check()?;
-    if answers.len() >= KEEPS_OUTSTANDING_MAX {
-        return Err(WireError::OutOfOrder { what: "a list of names that stay" });
+impl Looking {
+    fn list(&mut self, onlooker: &Arc<Onlooker>, keep: Keep, held: Held) -> Result<(), SessionError> {
+        keep.check()?;
+        if self.answers.len() >= KEEPS_OUTSTANDING_MAX {
+            return Err(WireError::OutOfOrder { what: "a list of names that stay" }.into());
+        }
+        let onlooker = Arc::clone(onlooker);
+        self.answer(held, move || ToSender::Extra(extra(onlooker.seen.tree.as_ref(), &keep)))
     }
-    let onlooker = Arc::clone(onlooker);
-    answers.spawn_blocking(move || ToSender::Extra(extra(onlooker.seen.tree.as_ref(), &keep)));
-    Ok(())
-}
 
-fn take(
-    onlooker: &Arc<Onlooker>,
-    inquiry: Inquiry,
-    answers: &mut JoinSet<ToSender>,
-) -> Result<(), WireError> {
-    let entries: usize = inquiry.groups.iter().map(|group| group.entries.len()).sum();
-    let value = entries.max(inquiry.groups.len());
-    if value > INQUIRED_ENTRIES_MAX {
-        let (value, limit) = (value as u64, INQUIRED_ENTRIES_MAX as u64);
-        return Err(WireError::OverLimit { what: "entries inquired about", value, limit });
+    fn take(&mut self, onlooker: &Arc<Onlooker>, inquiry: Inquiry, held: Held) -> Result<(), SessionError> {
+        let entries: usize = inquiry.groups.iter().map(|group| group.entries.len()).sum();
+        let value = entries.max(inquiry.groups.len());
+        if value > INQUIRED_ENTRIES_MAX {
+            let (value, limit) = (value as u64, INQUIRED_ENTRIES_MAX as u64);
+            return Err(WireError::OverLimit { what: "entries inquired about", value, limit }.into());
+        }
+        if self.answers.len() >= INQUIRIES_OUTSTANDING_MAX {
+            let what = "an inquiry before the earlier ones are answered";
+            return Err(WireError::OutOfOrder { what }.into());
+        }
+        let onlooker = Arc::clone(onlooker);
+        self.answer(held, move || ToSender::Findings(onlooker.answer(&inquiry)))
     }
-    if answers.len() >= INQUIRIES_OUTSTANDING_MAX {
-        return Err(WireError::OutOfOrder { what: "an inquiry before the earlier ones are answered" });
+
+    fn answer(
+        &mut self,
+        held: Held,
+        answer: impl FnOnce() -> ToSender + Send + 'static,
+    ) -> Result<(), SessionError> {
+        let (told, answered) = oneshot::channel();
+        self.answers.spawn(answered);
+        self.workers.start(move || {
+            let answer = answer();
+            drop(held);
+            // nobody listens any more only when the conversation is over
+            let _over = told.send(answer);
+        })
     }
-    let onlooker = Arc::clone(onlooker);
-    answers.spawn_blocking(move || ToSender::Findings(onlooker.answer(&inquiry)));
-    Ok(())
 }

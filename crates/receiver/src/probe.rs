@@ -14,13 +14,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
-use zmove_transport::{ControlError, ControlWriter, Inbox, LaneBreaker, LaneError, LaneSource};
+use zmove_transport::{ControlError, ControlWriter, LaneBreaker, LaneError, LaneSource};
 use zmove_types::{BufferPool, Doing};
 use zmove_wire::limits::{LANES_UNASKED_MAX, PROBE_BYTES_MAX, PROBE_SECONDS_MAX, SAMPLES_OUTSTANDING_MAX};
 use zmove_wire::{
     Finished, Moment, Open, Opened, Sampled, TargetState, ToReceiver, ToSender, WireError, encode_message,
 };
 
+use crate::booked::Messages;
 use crate::check::is_filler;
 use crate::config::{BUFFER_BYTES, ReceiverConfig};
 use crate::error::SessionError;
@@ -36,7 +37,7 @@ use sweeping::{Place, Sweeping};
 /// The ways of one conversation.
 pub(crate) struct Ways {
     pub(crate) writer: ControlWriter,
-    pub(crate) inbox: Inbox<ToReceiver>,
+    pub(crate) inbox: Messages,
     pub(crate) lanes: mpsc::Receiver<Box<dyn LaneSource>>,
 }
 
@@ -110,7 +111,7 @@ impl Probe {
                 swept = self.sweeping.done() => {
                     self.ways.writer.send(&encode_message(&ToSender::Swept(swept?))).await?;
                 }
-                message = self.ways.inbox.recv() => match message.ok_or(ControlError::Closed)?? {
+                message = self.ways.inbox.recv() => match message.ok_or(ControlError::Closed)??.message {
                     ToReceiver::Sample { sample, when: Moment::Now } => self.answer(sample).await?,
                     ToReceiver::Sample { sample, when: Moment::Ended(lanes) } => {
                         self.wait(sample, lanes)?;

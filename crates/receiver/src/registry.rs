@@ -16,12 +16,28 @@ pub(crate) struct Registry(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    transfers: Mutex<HashMap<Key, LanesIn>>,
+    transfers: Mutex<HashMap<Key, State>>,
     changed: Notify,
 }
 
 type Key = (Fingerprint, TransferId);
-type LanesIn = mpsc::Sender<Box<dyn LaneSource>>;
+pub(crate) type LanesIn = mpsc::Sender<Box<dyn LaneSource>>;
+
+#[derive(Clone, Debug)]
+enum State {
+    /// It waits for its turn, and its sender knows that.
+    InLine,
+    Running(LanesIn),
+}
+
+/// What there is for a lane.
+#[derive(Debug)]
+pub(crate) enum Found {
+    Lanes(LanesIn),
+    /// Its transfer waits; the sender dials other lanes when that begins.
+    InLine,
+    Nothing,
+}
 
 /// A transfer's entry; gone when dropped.
 #[derive(Debug)]
@@ -31,6 +47,11 @@ pub(crate) struct Registered {
 }
 
 impl Registry {
+    /// Enters a transfer that waits for its turn; `None` when its owner has one of that id already.
+    pub(crate) fn line_up(&self, owner: Fingerprint, transfer: TransferId) -> Option<Registered> {
+        self.enter((owner, transfer), State::InLine)
+    }
+
     /// Enters a transfer; `None` when its owner runs one of that id already.
     pub(crate) fn register(
         &self,
@@ -38,41 +59,49 @@ impl Registry {
         transfer: TransferId,
         lanes: LanesIn,
     ) -> Option<Registered> {
-        let key = (owner, transfer);
+        self.enter((owner, transfer), State::Running(lanes))
+    }
+
+    fn enter(&self, key: Key, state: State) -> Option<Registered> {
         let mut transfers = self.0.lock();
         if transfers.contains_key(&key) {
             return None;
         }
-        transfers.insert(key, lanes);
+        transfers.insert(key, state);
         drop(transfers);
         self.0.changed.notify_waiters();
         Some(Registered { registry: self.clone(), key })
     }
 
     /// The way to a transfer's lanes; a lane that is early waits for its control, as long as `patience`.
-    pub(crate) async fn find(
-        &self,
-        owner: Fingerprint,
-        transfer: TransferId,
-        patience: Duration,
-    ) -> Option<LanesIn> {
+    pub(crate) async fn find(&self, owner: Fingerprint, transfer: TransferId, patience: Duration) -> Found {
         let found = async {
             loop {
                 let changed = self.0.changed.notified();
                 tokio::pin!(changed);
                 changed.as_mut().enable();
-                if let Some(lanes) = self.0.lock().get(&(owner, transfer)) {
-                    return lanes.clone();
+                match self.0.lock().get(&(owner, transfer)) {
+                    Some(State::Running(lanes)) => return Found::Lanes(lanes.clone()),
+                    Some(State::InLine) => return Found::InLine,
+                    None => {}
                 }
                 changed.await;
             }
         };
-        tokio::time::timeout(patience, found).await.ok()
+        tokio::time::timeout(patience, found).await.unwrap_or(Found::Nothing)
+    }
+}
+
+impl Registered {
+    /// Its turn has come.
+    pub(crate) fn begin(&self, lanes: LanesIn) {
+        self.registry.0.lock().insert(self.key, State::Running(lanes));
+        self.registry.0.changed.notify_waiters();
     }
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, LanesIn>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, State>> {
         self.transfers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -95,15 +124,31 @@ mod tests {
         let (owner, stranger) = (Fingerprint([1; 32]), Fingerprint([2; 32]));
         let early = tokio::spawn({
             let registry = registry.clone();
-            async move { registry.find(owner, TRANSFER, Duration::from_secs(9)).await.is_some() }
+            async move { registry.find(owner, TRANSFER, Duration::from_secs(9)).await }
         });
         tokio::task::yield_now().await;
         let (lanes, _kept) = mpsc::channel(1);
         let registered = registry.register(owner, TRANSFER, lanes.clone()).unwrap();
-        assert!(early.await.unwrap());
-        assert!(registry.find(stranger, TRANSFER, Duration::from_secs(1)).await.is_none());
+        assert!(matches!(early.await.unwrap(), Found::Lanes(_)));
+        let found = registry.find(stranger, TRANSFER, Duration::from_secs(1)).await;
+        assert!(matches!(found, Found::Nothing));
         assert!(registry.register(owner, TRANSFER, lanes).is_none());
         drop(registered);
-        assert!(registry.find(owner, TRANSFER, Duration::from_secs(1)).await.is_none());
+        let found = registry.find(owner, TRANSFER, Duration::from_secs(1)).await;
+        assert!(matches!(found, Found::Nothing));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lanes_of_a_transfer_in_line_are_sent_away_until_it_begins() {
+        let (registry, owner) = (Registry::default(), Fingerprint([1; 32]));
+        let registered = registry.line_up(owner, TRANSFER).unwrap();
+        let find = || registry.find(owner, TRANSFER, Duration::from_secs(1));
+        assert!(matches!(find().await, Found::InLine));
+        let (lanes, _kept) = mpsc::channel(1);
+        assert!(registry.register(owner, TRANSFER, lanes.clone()).is_none());
+        registered.begin(lanes);
+        assert!(matches!(find().await, Found::Lanes(_)));
+        drop(registered);
+        assert!(matches!(find().await, Found::Nothing));
     }
 }

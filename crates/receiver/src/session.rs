@@ -6,43 +6,45 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
-use zmove_disk::TempNames;
-use zmove_transport::{ControlError, ControlReader, ControlWriter, Inbox, LaneBreaker, LaneSource};
-use zmove_types::{BufferPool, StageTimes, TransferId};
+use zmove_disk::{KeptTimes, TempNames};
+use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneBreaker, LaneSource};
+use zmove_types::{BufferPool, FileId, StageTimes, TransferId};
 use zmove_wire::limits::{ITEMS_OUTSTANDING_MAX, LANES_UNASKED_MAX, OFFER_FILES_MAX, OFFERS_OUTSTANDING_MAX};
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
-    Answer, Durability, FaultCode, Finished, Greeting, Offer, Open, Opened, Purpose, Refusal, RefusalCode,
-    Role, StageReport, StoredItem, TargetState, ToReceiver, ToSender, TopName, Version, WireError,
-    decode_message, encode_message,
+    Answer, Durability, EntryFault, FaultCode, Finished, Greeting, Offer, Open, Opened, Purpose, Refusal,
+    RefusalCode, Role, StageReport, StoredItem, TargetShape, TargetState, ToReceiver, ToSender, TopName,
+    Version, WireError, encode_message,
 };
 
+use crate::account::Held;
+use crate::booked::{Booked, Messages, messages};
 use crate::compare::{Judgement, judge_all};
 use crate::config::{BUFFER_BYTES, ReceiverConfig};
 use crate::delta::Bases;
+use crate::directories::Directories;
 use crate::ending::{Ending, EndingSessions};
 use crate::error::SessionError;
+use crate::file_systems::FileSystems;
 use crate::files::FileTable;
 use crate::limits::BUFFERS_BESIDE_LANES;
 use crate::lost::LostLanes;
 use crate::mirror::Mirror;
-use crate::nurseries::Nurseries;
 use crate::parts::Parts;
 use crate::preview::{self, Preview};
 use crate::probe::{self, Ways};
-use crate::store::{Context, Job, Outcome, write_all};
+use crate::publisher::{self, Publisher, publish_all};
+use crate::store::{Context, Job, Outcome, Told, write_all};
 use crate::target::{Access, Target};
-use crate::tasks::PanicGuard;
+use crate::tasks::{PanicGuard, Workers};
 use crate::turns::{Turn, Turns};
-use crate::untouched::Untouched;
-use crate::{finish, lanes, tasks};
+use crate::{finish, lanes};
 
 /// One transfer about to be received; its greeting has been read.
 #[derive(Debug)]
@@ -88,9 +90,10 @@ pub async fn run_session(
 ) -> Result<SessionReport, SessionError> {
     let Session { transfer, version, control: (reader, mut writer), lanes, owner, access, turns, config } =
         session;
-    writer.send(&Greeting::new(Role::Control, transfer).encode()).await?;
-    let mut inbox = reader.into_inbox(decode_message, INBOX_MESSAGES_MAX);
-    let open = match opening(&mut inbox).await {
+    writer.greet(&Greeting::new(Role::Control, transfer)).await?;
+    let mut inbox = messages(reader, config.account.clone());
+    // what the opening takes counts until it is done with
+    let (open, held) = match opening(&mut inbox).await {
         Ok(open) => open,
         // a newer sender may ask for what this receiver does not know
         Err(error @ SessionError::PeerMisbehaved(_)) => {
@@ -109,21 +112,23 @@ pub async fn run_session(
         return refuse(&mut writer, inbox, refusal).await;
     }
     if open.purpose == Purpose::Preview {
-        let ways = Preview { writer, inbox, lanes, lanes_max: config.lanes_max };
+        let ways =
+            Preview { writer, inbox, lanes, lanes_max: config.lanes_max, account: config.account.clone() };
         let stop = first_of(stop, &turn);
         return preview::run(ways, open, (access, config.set_ids), stop).await;
     }
-    let (target, parts) = match resolve(open.clone(), access, (transfer, owner.clone()), &config).await {
+    let (open, target, parts) = match resolve(open, access, (transfer, owner.clone()), &config).await {
         Ok(resolved) => resolved,
         Err(refusal) => return refuse(&mut writer, inbox, refusal).await,
     };
+    drop(held);
     let single_name = target.rename.as_ref().map(|(_, to)| TopName(to.clone()));
     // files of which something is held are only found if they are offered
     let state = if parts.has_earlier() { TargetState::Populated } else { target.state };
     let opened = Opened { state, lanes_max: config.lanes_max, single_name };
     writer.send(&encode_message(&ToSender::Opened(opened))).await?;
     let (outcomes_in, outcomes) = mpsc::channel(OUTCOMES_WAITING_MAX);
-    let context = Arc::new(context(transfer, &open, (target, parts), &config, outcomes_in));
+    let context = Arc::new(context(transfer, version, &open, (target, parts), &config, outcomes_in));
     let crew = Crew::start(&context, &config)?;
     let started = cpu_time();
     let mut running = Running {
@@ -134,17 +139,17 @@ pub async fn run_session(
         outcomes,
         crew,
         context,
-        open,
+        open: Arc::new(open),
         ledger: ReceiverTransfer::default(),
         report: SessionReport::default(),
         offers: 0,
-        judging: JoinSet::new(),
+        judging: Workers::new(&config.account),
         sessions: config.ending,
         owner,
         ending: None,
         finishing: None,
         lost: LostLanes::default(),
-        mirror: Mirror::default(),
+        mirror: Mirror::new(&config.account),
         lanes_max: usize::from(config.lanes_max.max(LANES_UNASKED_MAX)),
     };
     let ended = tokio::select! {
@@ -156,10 +161,14 @@ pub async fn run_session(
 }
 
 /// What the peer wants.
-async fn opening(inbox: &mut Inbox<ToReceiver>) -> Result<Open, SessionError> {
+async fn opening(inbox: &mut Messages) -> Result<(Open, Held), SessionError> {
     let first = tokio::time::timeout(OPEN_TIMEOUT, inbox.recv()).await;
     match first.map_err(|_| SessionError::Silent)? {
-        Some(Ok(ToReceiver::Open(open))) => Ok(open),
+        Some(Ok(Booked { message: ToReceiver::Open(open), held })) => Ok((open, held)),
+        Some(Ok(Booked { message: ToReceiver::OpenWith(open, extensions), held })) => {
+            extensions.only(Open::EXTENSIONS, "the opening")?;
+            Ok((open, held))
+        }
         Some(Ok(_)) => Err(WireError::OutOfOrder { what: "the first message" }.into()),
         Some(Err(ControlError::Wire(error))) => Err(error.into()),
         Some(Err(error)) => Err(error.into()),
@@ -178,24 +187,28 @@ async fn first_of(stop: impl Future<Output = ()>, turn: &Turn) {
     }
 }
 
+/// Opens the target. The names at its top, of which there may be very many, are of no use after that.
 async fn resolve(
-    open: Open,
+    mut open: Open,
     access: Access,
     (transfer, owner): (TransferId, String),
     config: &ReceiverConfig,
-) -> Result<(Target, Parts), Refusal> {
-    let journals = config.journals.clone();
+) -> Result<(Open, Target, Parts), Refusal> {
+    let (journals, account) = (config.journals.clone(), config.account.clone());
     let resolved = tokio::task::spawn_blocking(move || {
         let target = Target::resolve(&open, &access)?;
-        let parts = Parts::new(journals, transfer, owner, &target.tree);
-        Ok((target, parts))
+        let parts = Parts::new(journals, transfer, owner, &target.tree).booked_on(&account);
+        if let TargetShape::Directory { tops } = &mut open.shape {
+            *tops = Vec::new();
+        }
+        Ok((open, target, parts))
     });
     resolved.await.unwrap_or_else(|_panic| Err(refusal_of(&SessionError::Panicked)))
 }
 
 pub(crate) async fn refuse(
     writer: &mut ControlWriter,
-    mut inbox: Inbox<ToReceiver>,
+    mut inbox: Messages,
     refusal: Refusal,
 ) -> Result<SessionReport, SessionError> {
     writer.send(&encode_message(&ToSender::Refused(refusal.clone()))).await?;
@@ -208,11 +221,13 @@ pub(crate) async fn refuse(
 
 pub(crate) fn context(
     transfer: TransferId,
+    version: Version,
     open: &Open,
     (target, parts): (Target, Parts),
     config: &ReceiverConfig,
-    outcomes: mpsc::Sender<Outcome>,
+    outcomes: mpsc::Sender<Told>,
 ) -> Context {
+    let account = config.account.clone();
     Context {
         target,
         durability: open.durability,
@@ -223,22 +238,25 @@ pub(crate) fn context(
         disk: Arc::clone(&config.disk),
         direct: config.direct,
         pool: BufferPool::new(BUFFER_BYTES, config.buffers_max),
-        files: FileTable::default(),
+        files: FileTable::new(&account),
         parts,
         bases: Bases::new(config.writers),
         arrivals: Mutex::default(),
         temp_names: TempNames::new(&transfer.to_string()[..12]),
-        untouched: Untouched::default(),
-        nurseries: Nurseries::default(),
-        directories: Mutex::default(),
+        times: KeptTimes::new(&format!("times-{}", &transfer.to_string()[..12])),
+        times_beyond_range: AtomicU64::new(0),
+        file_systems: FileSystems::default(),
+        publisher: Publisher::default(),
+        promptly: version < Version::V4 || open.durability == Durability::File,
+        directories: Directories::new(&account),
+        directories_each: account.directories_each(config.writers),
         outcomes,
+        account,
         meter: Arc::clone(&config.meter),
-        flush: Mutex::default(),
         stopping: AtomicBool::new(false),
     }
 }
 
-const INBOX_MESSAGES_MAX: usize = 16;
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Outcomes taken in one turn, so that many receipts travel as one message.
 const OUTCOMES_PER_TURN: usize = 1024;
@@ -258,14 +276,11 @@ struct Crew {
     memory_max: usize,
     writers: u32,
     started: Instant,
-    /// Stops the rolling flush when dropped.
-    flushing: crossbeam_channel::Sender<()>,
 }
 
 impl Crew {
     fn start(context: &Arc<Context>, config: &ReceiverConfig) -> Result<Self, SessionError> {
         let (queue, jobs) = crossbeam_channel::bounded(config.writers);
-        let (flushing, stop) = crossbeam_channel::bounded(0);
         let mut crew = Self {
             queue,
             threads: Vec::new(),
@@ -274,15 +289,12 @@ impl Crew {
             memory_max: config.memory_max,
             writers: u32::try_from(config.writers).unwrap_or(u32::MAX),
             started: Instant::now(),
-            flushing,
         };
-        if context.durability != Durability::None {
-            let context = Arc::clone(context);
-            crew.spawn("zmove-flush".into(), move || {
-                let _guard = PanicGuard(&context);
-                finish::flush_rolling(&context, &stop);
-            })?;
-        }
+        let publishing = Arc::clone(context);
+        crew.spawn("zmove-publish".into(), move || {
+            let _guard = PanicGuard(&publishing);
+            publisher::run(&publishing);
+        })?;
         for number in 0..config.writers {
             let (context, jobs) = (Arc::clone(context), jobs.clone());
             crew.spawn(format!("zmove-write-{number}"), move || {
@@ -329,8 +341,9 @@ impl Crew {
         StageTimes { busy, starved: booked.starved.max(waited), ..booked }
     }
 
-    fn join(self) {
-        drop((self.queue, self.flushing));
+    fn join(self, context: &Context) {
+        context.publisher.stop();
+        drop(self.queue);
         for thread in self.threads {
             // one that has panicked has told so
             let _by_its_guard = thread.join();
@@ -342,17 +355,17 @@ impl Crew {
 struct Running {
     version: Version,
     writer: ControlWriter,
-    inbox: Inbox<ToReceiver>,
+    inbox: Messages,
     lanes: mpsc::Receiver<Box<dyn LaneSource>>,
-    outcomes: mpsc::Receiver<Outcome>,
+    outcomes: mpsc::Receiver<Told>,
     crew: Crew,
     context: Arc<Context>,
-    open: Open,
+    open: Arc<Open>,
     ledger: ReceiverTransfer,
     report: SessionReport,
     offers: usize,
     /// Who looks at what is offered.
-    judging: JoinSet<()>,
+    judging: Workers,
     sessions: EndingSessions,
     owner: String,
     /// From when on a later session to the same target has to wait.
@@ -386,17 +399,20 @@ impl Running {
         }
     }
 
-    fn take_message(&mut self, message: ToReceiver) -> Result<(), SessionError> {
+    fn take_message(&mut self, Booked { message, held }: Booked) -> Result<(), SessionError> {
         match message {
-            ToReceiver::Open(_) => Err(WireError::OutOfOrder { what: "a second opening" }.into()),
-            ToReceiver::Offer(offer) => self.take_offer(offer),
-            ToReceiver::Keep(keep) => Ok(self.mirror.keep(&self.context, self.open.extraneous, keep)?),
+            ToReceiver::Open(_) | ToReceiver::OpenWith(..) => {
+                Err(WireError::OutOfOrder { what: "a second opening" }.into())
+            }
+            ToReceiver::Offer(offer) => self.take_offer(offer, held),
+            ToReceiver::Keep(keep) => self.mirror.keep(&self.context, self.open.extraneous, (keep, held)),
             ToReceiver::Remove(remove) => {
-                Ok(self.mirror.remove(&self.context, self.open.extraneous, remove)?)
+                self.mirror.remove(&self.context, self.open.extraneous, (remove, held))
             }
             ToReceiver::Inquire(_) => Err(WireError::OutOfOrder { what: "an inquiry" }.into()),
             ToReceiver::Abandon { file } => {
-                self.context.abandon_file(zmove_types::FileId(file));
+                self.context.files.hear_of(FileId(file))?;
+                self.context.abandon_file(FileId(file));
                 Ok(())
             }
             ToReceiver::LaneLost { items } => self.take_lost(items),
@@ -422,7 +438,7 @@ impl Running {
         Ok(())
     }
 
-    fn take_offer(&mut self, offer: Offer) -> Result<(), SessionError> {
+    fn take_offer(&mut self, offer: Offer, held: Held) -> Result<(), SessionError> {
         let files: usize = offer.groups.iter().map(|group| group.files.len()).sum();
         if files.max(offer.groups.len()) > OFFER_FILES_MAX {
             let (value, limit) = (files as u64, OFFER_FILES_MAX as u64);
@@ -434,8 +450,9 @@ impl Running {
                 WireError::OutOfOrder { what: "an offer before the earlier ones are answered" }.into()
             );
         }
-        let open = self.open.clone();
-        tasks::start(&mut self.judging, &self.context, move |context| {
+        let open = Arc::clone(&self.open);
+        self.judging.start_for(&self.context, move |context| {
+            let _until_it_is_answered = held;
             let Judgement { verdicts, held, changed } = judge_all(context, &open, &offer);
             let answer = Answer { offer: offer.offer, verdicts };
             context.tell(Outcome::Answer(held, answer, changed.is_empty()));
@@ -443,41 +460,46 @@ impl Running {
             while let Some(candidate) = changed.next() {
                 candidate.tell(context, changed.peek().is_none());
             }
-        });
-        Ok(())
+        })
     }
 
-    fn take_outcomes(&mut self, first: Outcome) -> Result<(), SessionError> {
+    fn take_outcomes(&mut self, first: Told) -> Result<(), SessionError> {
         let mut next = Some(first);
         for _ in 0..OUTCOMES_PER_TURN {
             match next {
-                Some(outcome) => self.take_outcome(outcome)?,
+                Some(told) => self.take_outcome(told.outcome)?,
                 None => break,
             }
             next = self.outcomes.try_recv().ok();
         }
-        if let Some(outcome) = next {
-            self.take_outcome(outcome)?;
+        if let Some(told) = next {
+            self.take_outcome(told.outcome)?;
         }
         Ok(())
     }
 
     fn take_outcome(&mut self, outcome: Outcome) -> Result<(), SessionError> {
         match outcome {
-            Outcome::Item(item) => {
-                // a guessed file that is there already is none
-                let failed = item.faults.iter().filter(|fault| fault.code != FaultCode::AlreadyThere);
-                let faults = failed.count() as u64;
-                if self.ledger.settled(item)? {
-                    self.report.items += 1;
-                    self.report.faults += faults;
-                }
+            Outcome::Item(item) => self.take_settled(item)?,
+            Outcome::Stored(item, faults) if self.version >= Version::V4 => {
+                self.take_settled(StoredItem { item: item.0, mismatch: false, faults })?;
             }
-            Outcome::File(file) => {
+            Outcome::Stored(..) => {}
+            // with the faults that were told when it was stored: the sender counts each once
+            Outcome::Published(item, faults) if self.version >= Version::V4 => {
+                self.report.faults += failures_of(&faults);
+                self.ledger.published(item.0, faults);
+            }
+            Outcome::Published(item, faults) => {
+                self.take_settled(StoredItem { item: item.0, mismatch: false, faults })?;
+            }
+            Outcome::File(mut file) => {
+                file.fault = file.fault.map(|(operation, code)| (operation, code.known_to(self.version)));
                 self.report.faults += u64::from(file.fault.is_some());
                 self.ledger.file_done(file);
             }
-            Outcome::Fault(fault) => {
+            Outcome::Fault(mut fault) => {
+                fault.code = fault.code.known_to(self.version);
                 self.report.faults += 1;
                 self.ledger.fault(fault);
             }
@@ -501,8 +523,20 @@ impl Running {
                     ended => ended?,
                 }
             }
-            Outcome::FlushFailed(error) => return Err(SessionError::Flush(error.into())),
+            Outcome::OverLimit(error) => return Err(error.into()),
             Outcome::Panicked => return Err(SessionError::Panicked),
+        }
+        Ok(())
+    }
+
+    fn take_settled(&mut self, mut item: StoredItem) -> Result<(), SessionError> {
+        let version = self.version;
+        item.faults.iter_mut().for_each(|fault| fault.code = fault.code.known_to(version));
+        // those of a batch that will be published are counted then
+        let faults = if version < Version::V4 || item.mismatch { failures_of(&item.faults) } else { 0 };
+        if self.ledger.settled(item)? {
+            self.report.items += 1;
+            self.report.faults += faults;
         }
         Ok(())
     }
@@ -514,22 +548,24 @@ impl Running {
         self.ending = Some(self.sessions.begin(&self.owner, &self.open.target).await);
         let context = Arc::clone(&self.context);
         let finishing = Instant::now();
-        let finished =
-            self.finishing.insert(tokio::task::spawn_blocking(move || finish::finish(&context))).await;
+        self.finishing = Some(tokio::task::spawn_blocking(move || finish::finish(&context)));
+        let finished = loop {
+            tokio::select! {
+                finished = self.finishing.as_mut().expect("set just above") => break finished,
+                // what is published now is told at once: it may be more than waits
+                Some(told) = self.outcomes.recv() => self.take_last(told)?,
+            }
+            self.send_all().await?;
+        };
         self.finishing = None;
         let finished = finished.map_err(|_panic| SessionError::Panicked)?;
         let (flush, last) = finished.map_err(SessionError::Flush)?;
         self.context.parts.finish();
-        while let Ok(outcome) = self.outcomes.try_recv() {
-            // everything has come: a lane that breaks now has done its work
-            if !matches!(outcome, Outcome::LaneEnded(..)) {
-                self.take_outcome(outcome)?;
-            }
+        while let Ok(told) = self.outcomes.try_recv() {
+            self.take_last(told)?;
         }
         last.into_iter().try_for_each(|outcome| self.take_outcome(outcome))?;
-        while let Some(ReceiverAction::Send(message)) = self.ledger.poll()? {
-            self.writer.send(&encode_message(&message)).await?;
-        }
+        self.send_all().await?;
         let report = Finished {
             receive: stage_report(&self.context.meter.receive.times()),
             store: stage_report(
@@ -542,8 +578,24 @@ impl Running {
         if receive_us > 0 && self.version >= Version::V3 {
             self.writer.send(&encode_message(&ToSender::Paced { receive_us })).await?;
         }
+        let files = self.context.times_beyond_range.load(Ordering::Relaxed);
+        if files > 0 && self.version >= Version::V4 {
+            self.writer.send(&encode_message(&ToSender::TimesBeyondRange { files })).await?;
+        }
         self.writer.send(&encode_message(&ToSender::Finished(report))).await?;
         Ok(self.writer.finish().await?)
+    }
+
+    /// Everything has come: a lane that breaks now has done its work.
+    fn take_last(&mut self, Told { outcome, .. }: Told) -> Result<(), SessionError> {
+        if matches!(outcome, Outcome::LaneEnded(..)) { Ok(()) } else { self.take_outcome(outcome) }
+    }
+
+    async fn send_all(&mut self) -> Result<(), SessionError> {
+        while let Some(ReceiverAction::Send(message)) = self.ledger.poll()? {
+            self.writer.send(&encode_message(&message)).await?;
+        }
+        Ok(())
     }
 
     /// Tells the peer why this side cannot go on, if it is still there.
@@ -573,8 +625,10 @@ impl Running {
         drop((self.writer, self.inbox));
         let (crew, context, broken) = (self.crew, Arc::clone(&self.context), ended.is_err());
         let stopped = move || {
-            crew.join();
+            crew.join(&context);
             if broken {
+                // what is whole and can be flushed is kept, before the next session begins
+                publish_all(&context);
                 context.drop_overtaken();
             }
         };
@@ -584,13 +638,18 @@ impl Running {
             let _ended = finishing.await;
         }
         self.mirror.end().await;
-        while self.judging.join_next().await.is_some() {}
-        let (target, journal_trouble) = (self.open.target, self.context.parts.trouble());
+        self.judging.end().await;
+        let (target, journal_trouble) = (self.open.target.clone(), self.context.parts.trouble());
         // the next session finds its parts and journals free
         drop(self.context);
         drop(self.ending);
         ended.map(|()| SessionReport { target, journal_trouble, ..self.report })
     }
+}
+
+/// A guessed file that is there already is no failure.
+fn failures_of(faults: &[EntryFault]) -> u64 {
+    faults.iter().filter(|fault| fault.code != FaultCode::AlreadyThere).count() as u64
 }
 
 /// Why this side cannot go on, for the peer.

@@ -1,31 +1,36 @@
 //! The writers: threads that take verified work from a bounded queue, store it and report.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_channel::Receiver;
 use rustix::io::Errno;
 use tokio::sync::mpsc::Sender;
-use zmove_disk::{Direct, Disk, FileIdentity, Staged, TempNames, set_directory_metadata};
+use zmove_disk::{
+    Direct, Disk, FileIdentity, KeptTimes, Staged, TempNames, set_directory_metadata, set_new_file_metadata,
+};
 use zmove_transport::LaneError;
-use zmove_types::{BufferPool, Doing, FileId, GroupSpan, ItemId, Metadata, RelPath, Stopwatch};
+use zmove_types::{Buffer, BufferPool, Doing, FileId, GroupSpan, ItemId, Metadata, Name, RelPath};
 use zmove_wire::{
     Answer, Durability, EntryFault, Extraneous, Fault, FaultCode, FileDone, FileHead, Held, Operation,
     Overwrite, StoredItem, TargetState, ToSender, WireError, session::Arrivals,
 };
 
+use crate::account::{Account, Held as Booked};
 use crate::check::{NamedGroup, VerifiedBatch, VerifiedChunk, damaged};
 use crate::delta::Bases;
+use crate::directories::Directories;
+use crate::file_systems::FileSystems;
 use crate::files::{Complete, Copy, FileTable, LargeFile};
 use crate::meters::TransferMeter;
-use crate::nurseries::{Nurseries, Unsettled};
 use crate::parts::{Parts, is_overtaken};
-use crate::place::{Known, Placer, commit, failure};
+use crate::place::{Failure, Known, Placer, failure, is_no_room};
+use crate::publisher::{PendingBatch, Publisher, WholeFile, end_large, publish_all};
 use crate::set_ids::SetIds;
 use crate::target::Target;
-use crate::untouched::Untouched;
 
 /// What all threads of one transfer share.
 #[derive(Debug)]
@@ -45,20 +50,33 @@ pub(crate) struct Context {
     pub(crate) bases: Bases,
     pub(crate) arrivals: Mutex<Arrivals>,
     pub(crate) temp_names: TempNames,
-    pub(crate) untouched: Untouched,
-    pub(crate) nurseries: Nurseries,
-    pub(crate) directories: Mutex<Vec<(RelPath, Metadata)>>,
-    pub(crate) outcomes: Sender<Outcome>,
+    pub(crate) times: KeptTimes,
+    /// How many files have another time than the source's, since their file system does not have that.
+    pub(crate) times_beyond_range: AtomicU64,
+    pub(crate) file_systems: FileSystems,
+    pub(crate) publisher: Publisher,
+    /// Whether what is written is to be published without waiting for more: the sender goes on only then, or wants each file
+    /// durable by itself.
+    pub(crate) promptly: bool,
+    pub(crate) directories: Directories,
+    /// How many directories each writer may keep open.
+    pub(crate) directories_each: usize,
+    pub(crate) outcomes: Sender<Told>,
+    /// What the transfer holds is booked there.
+    pub(crate) account: Account,
     pub(crate) meter: Arc<TransferMeter>,
-    /// Held while flushing, with the error of one that failed: the kernel tells it only once.
-    pub(crate) flush: Mutex<Option<Errno>>,
     pub(crate) stopping: AtomicBool,
 }
 
 /// What threads tell the session.
 #[derive(Debug)]
 pub(crate) enum Outcome {
+    /// Data has come, whole or damaged; a group of a large file is settled with that.
     Item(StoredItem),
+    /// A batch is verified and written, but for these.
+    Stored(ItemId, Vec<EntryFault>),
+    /// The files of a batch have been flushed as asked and have their final names, but for these.
+    Published(ItemId, Vec<EntryFault>),
     File(FileDone),
     Fault(Fault),
     /// What is held of an offer's files, its answer, and whether that ends it.
@@ -69,9 +87,46 @@ pub(crate) enum Outcome {
     Mirror(ToSender),
     /// The lane of that number, and how.
     LaneEnded(u32, Result<(), LaneError>),
-    /// What has been stored may not be on the storage.
-    FlushFailed(Errno),
+    /// The transfer would keep more than its key may.
+    OverLimit(WireError),
     Panicked,
+}
+
+/// What the session is told, with what it takes until the session has looked at it.
+#[derive(Debug)]
+pub(crate) struct Told {
+    pub(crate) outcome: Outcome,
+    _held: Option<Booked>,
+}
+
+impl Told {
+    fn new(outcome: Outcome, account: &Account) -> Self {
+        match account.hold_memory(outcome.bytes()) {
+            Ok(held) => Self { outcome, _held: Some(held) },
+            Err(error) => Self { outcome: Outcome::OverLimit(error), _held: None },
+        }
+    }
+}
+
+impl Outcome {
+    /// What it keeps in memory beside itself.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Item(StoredItem { faults, .. }) | Self::Stored(_, faults) | Self::Published(_, faults) => {
+                size_of_val(&faults[..])
+            }
+            Self::Fault(fault) => fault.path.as_bytes().len(),
+            Self::Answer(held, answer, _) => {
+                let cvs: usize = held.iter().map(|held| size_of_val(held) + size_of_val(&held.cvs[..])).sum();
+                cvs + size_of_val(&answer.verdicts[..])
+            }
+            Self::Held(held, _) => size_of_val(&held.cvs[..]),
+            Self::Mirror(ToSender::Extra(extra)) => {
+                extra.names.iter().map(|extra| size_of_val(extra) + extra.name.0.as_bytes().len()).sum()
+            }
+            _ => 0,
+        }
+    }
 }
 
 /// Work for a writer.
@@ -83,15 +138,25 @@ pub(crate) enum Job {
 }
 
 impl Context {
-    /// Directories get their mode and time at the end, when nothing is put into them any more.
-    pub(crate) fn remember_directory(&self, path: RelPath, metadata: Metadata) {
-        self.directories.lock().unwrap_or_else(PoisonError::into_inner).push((path, metadata));
+    /// Directories get their mode and time at the end, when nothing is put into them any more: this one, or that of the name
+    /// in it.
+    pub(crate) fn remember_directory(&self, path: &Arc<RelPath>, name: Option<&Name>, metadata: Metadata) {
+        if let Err(error) = self.directories.remember(path, name, metadata) {
+            self.tell(Outcome::OverLimit(error));
+        }
+    }
+
+    /// What a new file gets before its name.
+    pub(crate) fn set_metadata(&self, file: &File, metadata: &Metadata) -> Result<(), Failure> {
+        set_new_file_metadata(file, metadata).map_err(|error| (Operation::SetMetadata, error))?;
+        self.count_beyond_range(metadata.mtime, || FileIdentity::of(file));
+        Ok(())
     }
 
     /// Tells the session; waits while it has much to tell the peer. For threads only.
     pub(crate) fn tell(&self, outcome: Outcome) {
         // nobody listens any more only when the session is over
-        let _session_over = self.outcomes.blocking_send(outcome);
+        let _session_over = self.outcomes.blocking_send(Told::new(outcome, &self.account));
     }
 
     /// Whether an item has come for the first time; it is dropped otherwise.
@@ -118,11 +183,16 @@ impl Context {
         }
     }
 
-    /// Drops what has come of files that somebody else has put there since, whose directory keeps its times. To be called when
-    /// nothing is written any more.
+    /// Drops what has come of files that somebody else has put there since, whose directory keeps its times; of the others it
+    /// tells how they are left. To be called when nothing is written any more.
     pub(crate) fn drop_overtaken(&self) {
         for file in self.files.living() {
-            let Some(directory) = self.where_overtaken(&file) else { continue };
+            let Some(directory) = self.where_overtaken(&file) else {
+                if let Some(there) = file.identity() {
+                    self.parts.left(file.id, &there);
+                }
+                continue;
+            };
             let before = FileIdentity::of(&directory);
             self.abandon_file(file.id);
             // the last who holds it: now it goes
@@ -156,7 +226,7 @@ impl Context {
 pub(crate) fn write_all(context: &Context, queue: &Receiver<Job>) {
     let mut placer = Placer::new(context);
     let mut watch = context.meter.store.start();
-    while let Some(job) = next_job(&mut placer, &mut watch, queue) {
+    while let Ok(job) = queue.recv() {
         context.meter.take();
         watch.lap(Doing::Starved);
         match job {
@@ -164,18 +234,8 @@ pub(crate) fn write_all(context: &Context, queue: &Receiver<Job>) {
             Job::Chunk(file, chunk) => store_chunk(context, &mut placer, &file, chunk),
             Job::Named(file, named) => keep_group(context, &mut placer, &file, named),
         }
-        placer.publish_old();
         watch.lap(Doing::Busy);
     }
-}
-
-/// The next piece of work. Before waiting for one, everything that has come gets its name.
-fn next_job(placer: &mut Placer<'_>, watch: &mut Stopwatch<'_>, queue: &Receiver<Job>) -> Option<Job> {
-    queue.try_recv().ok().or_else(|| {
-        placer.publish_all();
-        watch.lap(Doing::Busy);
-        queue.recv().ok()
-    })
 }
 
 fn store_batch(context: &Context, placer: &mut Placer<'_>, batch: VerifiedBatch) {
@@ -184,16 +244,20 @@ fn store_batch(context: &Context, placer: &mut Placer<'_>, batch: VerifiedBatch)
     } else {
         Known::Needed
     };
-    let (item, batch, data) = batch.into_parts();
-    let unsettled = Unsettled::new(item, known);
+    let (item, batch, data, held) = batch.into_parts();
+    let _placing = context.publisher.begin_batch();
+    let pending = PendingBatch::new(item, known, Some(held));
     let mut rest: &[u8] = &data;
     let mut first = 0;
     for group in batch.groups {
         let count = u32::try_from(group.entries.len()).expect("bounded when decoded");
-        placer.place_group(group, first, &unsettled, &mut rest);
+        placer.place_group(group, first, &pending, &mut rest);
         first += count;
     }
-    unsettled.release(context);
+    // the buffer goes back before this may wait
+    drop(data);
+    context.tell(Outcome::Stored(item, pending.faults()));
+    context.publisher.batch_placed(pending);
 }
 
 fn store_chunk(context: &Context, placer: &mut Placer<'_>, file: &Arc<LargeFile>, chunk: VerifiedChunk) {
@@ -204,12 +268,28 @@ fn store_chunk(context: &Context, placer: &mut Placer<'_>, file: &Arc<LargeFile>
         Copy::Late => return context.settle(item, Vec::new()),
     }
     let written = open_staged(context, placer, file).and_then(|staged| {
-        let (outcome, _data) = context.disk.write(staged.data(), span.offset(), data);
-        outcome.map_err(|error| (Operation::Write, error))?;
+        write_group(context, &staged, span, data)?;
         context.parts.written(file.id, span.index, cv);
         Ok(staged)
     });
     book_group(context, placer, file, (item, span), written);
+}
+
+/// Where there is no room it is tried once more when what is replaced has gone.
+fn write_group(
+    context: &Context,
+    staged: &Staged,
+    span: GroupSpan,
+    data: Buffer,
+) -> Result<(), (Operation, io::Error)> {
+    let (outcome, data) = staged.write(|| context.disk.write(staged.data(), span.offset(), data));
+    let mut outcome = outcome.map_err(|error| (Operation::Write, error));
+    if outcome.as_ref().is_err_and(is_no_room) {
+        publish_all(context);
+        let again = staged.write(|| context.disk.write(staged.data(), span.offset(), data)).0;
+        outcome = again.map_err(|error| (Operation::Write, error));
+    }
+    outcome
 }
 
 /// A group that the sender has named: it is there, or the sender has to send it.
@@ -314,32 +394,51 @@ fn parent_directory(
     placer.directory_now(&parent).map_err(|error| (Operation::MakeDirectory, error))
 }
 
-/// A large file is flushed before it gets its name unless nothing is to be flushed: its size is set from the start, so
-/// after a power cut a name without the data would look finished.
+/// A large file is flushed by itself as soon as it is whole, unless nothing is to be flushed: its descriptor hears of every
+/// error since it was opened, and most of it has passed by the page cache. It gets its name from the publisher.
 pub(crate) fn finish_file(
     context: &Context,
     placer: &mut Placer<'_>,
     file: &LargeFile,
-    Complete(mut staged): Complete,
+    Complete(staged): Complete,
 ) {
     if !context.files.close(file.id) {
         return;
     }
     let path = context.final_path(&file.head);
-    let parent = path.parent().unwrap_or_else(RelPath::root);
-    let name = path.file_name().expect("a declared file has a name");
-    let flush = context.durability != Durability::None;
-    if let Ok(directory) = placer.directory_now(&parent) {
-        staged.move_to(directory);
+    let metadata = context.set_ids.of_file(file.head.metadata);
+    if staged.is_in_place() {
+        let finished = finish_large_in_place(context, staged, (&path, &metadata));
+        context.meter.stored(usize::from(finished.is_ok()));
+        let fault = finished.err().map(|(operation, error)| failure(operation, &error));
+        return end_large(context, file.id, fault);
     }
     // a part that cannot become the file is of no use
     staged.discard();
-    let committed = commit(context, staged, &name, &context.set_ids.of_file(file.head.metadata), flush);
-    context.meter.stored(usize::from(committed.is_ok()));
-    let fault = committed.err().map(|(operation, error)| failure(operation, &error));
-    context.parts.ended(file.id);
-    context.tell(Outcome::File(FileDone { file: file.id.0, fault }));
-    context.files.closed(file.id);
+    if let Err((operation, error)) = seal(context, &staged, &metadata) {
+        return end_large(context, file.id, Some(failure(operation, &error)));
+    }
+    // whoever comes next finds the directory open
+    let _opened = placer.directory_now(&path.parent().unwrap_or_else(RelPath::root));
+    context.publisher.add_large(WholeFile { id: file.id, staged, path, metadata });
+}
+
+/// What a large file gets before its final name.
+fn seal(context: &Context, staged: &Staged, metadata: &Metadata) -> Result<(), (Operation, io::Error)> {
+    context.set_metadata(staged.file(), metadata)?;
+    if context.durability == Durability::None {
+        return Ok(());
+    }
+    staged.file().sync_data().map_err(|error| (Operation::Flush, error))
+}
+
+fn finish_large_in_place(
+    context: &Context,
+    staged: Staged,
+    (path, metadata): (&RelPath, &Metadata),
+) -> Result<(), (Operation, io::Error)> {
+    let name = path.file_name().expect("a declared file has a name");
+    context.finish_in_place(staged, &name, |staged| context.set_metadata(staged.file(), metadata))
 }
 
 #[cfg(test)]
@@ -355,7 +454,15 @@ mod tests {
         let context = transfer_with_journals(&home.path().join("target"), Some(home.path().join("journal")));
         let path = RelPath::from_bytes(b"large").unwrap();
         let metadata = Metadata::default();
-        let head = FileHead { path, metadata, bytes, ctime: Timestamp::default(), inode: 1 };
+        let ctime = Timestamp::default();
+        let head = FileHead {
+            path,
+            metadata,
+            bytes,
+            ctime,
+            inode: 1,
+            extensions: zmove_wire::Extensions::default(),
+        };
         context.files.declare(FileId(1), head, |_| (None, None)).unwrap();
         let file = context.files.find(FileId(1)).unwrap().unwrap();
         (home, context, file)

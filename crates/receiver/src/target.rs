@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access as AccessMode, AtFlags};
 use zmove_disk::Tree;
-use zmove_types::{Name, RelPath};
+use zmove_types::{Escaped, Name, RelPath};
 use zmove_wire::{Open, Refusal, RefusalCode, TargetShape, TargetState};
 
 /// Where a client may write.
@@ -130,7 +130,7 @@ fn locate_own(target: &[u8]) -> Result<(Tree, RelPath), Refusal> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path
         .file_name()
-        .ok_or_else(|| refuse(RefusalCode::Target, format!("no such target: '{}'", path.display())))?;
+        .ok_or_else(|| refuse(RefusalCode::Target, format!("no such target: '{}'", Escaped::path(&path))))?;
     std::fs::create_dir_all(parent).map_err(|error| cannot("make directory", parent, &error))?;
     let tree = Tree::open(parent).map_err(|error| cannot("open directory", parent, &error))?;
     Ok((tree, clean(name.as_bytes())?))
@@ -151,9 +151,12 @@ pub(crate) fn choose_root<'a>(
     longest
         .and_then(|root| Some((root.as_path(), path.strip_prefix(root).ok()?.as_os_str().as_bytes())))
         .ok_or_else(|| {
-            let allowed: Vec<_> = roots.iter().map(|root| format!("'{}'", root.display())).collect();
-            let text =
-                format!("'{}' lies in none of the roots of this key: {}", path.display(), allowed.join(", "));
+            let allowed: Vec<_> = roots.iter().map(|root| format!("'{}'", Escaped::path(&root))).collect();
+            let text = format!(
+                "'{}' lies in none of the roots of this key: {}",
+                Escaped::path(&path),
+                allowed.join(", ")
+            );
             refuse(RefusalCode::Denied, text)
         })
 }
@@ -164,7 +167,7 @@ pub(crate) fn clean(path: &[u8]) -> Result<RelPath, Refusal> {
         path.split(|&byte| byte == b'/').filter(|part| !matches!(*part, b"" | b".")).collect();
     RelPath::from_bytes(&parts.join(&b'/')).map_err(|error| {
         let shown = Path::new(OsStr::from_bytes(path));
-        refuse(RefusalCode::Target, format!("target '{}': {error}", shown.display()))
+        refuse(RefusalCode::Target, format!("target '{}': {error}", Escaped::path(&shown)))
     })
 }
 
@@ -194,12 +197,12 @@ fn holds_anything(directory: &impl AsFd) -> io::Result<bool> {
 pub(crate) fn cannot(operation: &str, path: &Path, error: &io::Error) -> Refusal {
     let text = match rustix::io::Errno::from_io_error(error) {
         Some(rustix::io::Errno::NOTDIR) => {
-            format!("target '{}' is not a directory (symbolic links are not followed)", path.display())
+            format!("target '{}' is not a directory (symbolic links are not followed)", Escaped::path(&path))
         }
         Some(rustix::io::Errno::LOOP) => {
-            format!("target '{}' leads through a symbolic link, which is not followed", path.display())
+            format!("target '{}' leads through a symbolic link, which is not followed", Escaped::path(&path))
         }
-        _ => format!("{operation} '{}': {error}", path.display()),
+        _ => format!("{operation} '{}': {error}", Escaped::path(&path)),
     };
     refuse(RefusalCode::Target, text)
 }

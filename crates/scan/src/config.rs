@@ -38,6 +38,18 @@ pub struct ScanConfig {
     pub queue_batches_max: usize,
     /// What is wanted. Default: everything, which costs nothing.
     pub selection: Option<Arc<Selection>>,
+    /// Where the walk goes. Default: everywhere. To stay costs a system call for each directory.
+    pub file_systems: FileSystems,
+}
+
+/// Which file systems below a root are walked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FileSystems {
+    /// All that are mounted there.
+    #[default]
+    All,
+    /// That of the root: a directory with another device number is found, and not looked into.
+    OfRoot,
 }
 
 impl ScanConfig {
@@ -53,6 +65,7 @@ impl Default for ScanConfig {
             batch_entries_max: 1024,
             queue_batches_max: 64,
             selection: None,
+            file_systems: FileSystems::default(),
         }
     }
 }

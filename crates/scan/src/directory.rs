@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{Mode, OFlags, open};
+use rustix::fs::{Mode, OFlags, fstat, open};
 use rustix::io::Result;
 use zmove_types::{Name, PathError, RelPath};
 
 use crate::beneath::Beneath;
+use crate::config::FileSystems;
 
 /// The opened top of what one [`ScanRoot`](crate::ScanRoot) named.
 #[derive(Debug)]
@@ -20,6 +21,7 @@ pub struct SourceRoot {
     path: PathBuf,
     prefix: RelPath,
     extent: Extent,
+    device: u64,
     beneath: Beneath,
 }
 
@@ -46,8 +48,15 @@ impl SourceRoot {
     /// Opens the directory at `path`; links in `path` itself are followed as `flags` say.
     pub(crate) fn open(path: &Path, prefix: &RelPath, extent: Extent, flags: OFlags) -> Result<Self> {
         let flags = flags | OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let beneath = Beneath::new(open(path, flags, Mode::empty())?);
-        Ok(Self { path: path.to_owned(), prefix: prefix.clone(), extent, beneath })
+        let opened = open(path, flags, Mode::empty())?;
+        let device = fstat(&opened)?.st_dev;
+        Ok(Self {
+            path: path.to_owned(),
+            prefix: prefix.clone(),
+            extent,
+            device,
+            beneath: Beneath::new(opened),
+        })
     }
 
     /// The directory's path as the user typed it.
@@ -106,6 +115,11 @@ impl Directory {
         let target_path = root.target_of(source_path).expect("the scan descends only into paths that fit");
         let (root, source_path) = (Arc::clone(root), source_path.clone());
         Ok(Self { root, source_path, target_path, fd, entries_found: AtomicU64::new(0) })
+    }
+
+    /// Whether a walk of these file systems looks into it.
+    pub(crate) fn is_within(&self, file_systems: FileSystems) -> Result<bool> {
+        Ok(file_systems == FileSystems::All || fstat(&self.fd)?.st_dev == self.root.device)
     }
 
     /// The root that this directory lies below.

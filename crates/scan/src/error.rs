@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 use thiserror::Error;
-use zmove_types::PathError;
+use zmove_types::{Escaped, PathError};
 
 /// A soft error: what it names is missing from the scan, with all that is below it.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ScanError {
     /// A system call failed.
-    #[error("{operation} '{}': {source}", path.display())]
+    #[error("{operation} '{}': {source}", Escaped::path(path))]
     Io {
         /// What could not be read.
         path: PathBuf,
@@ -25,13 +25,13 @@ pub enum ScanError {
         source: io::Error,
     },
     /// The entry was listed and then removed or renamed by somebody else.
-    #[error("find '{}' again after it was listed", path.display())]
+    #[error("find '{}' again after it was listed", Escaped::path(path))]
     Vanished {
         /// Where it was.
         path: PathBuf,
     },
     /// The name or the path cannot be carried to the target.
-    #[error("carry the path '{}': {source}", path.display())]
+    #[error("carry the path '{}': {source}", Escaped::path(path))]
     Path {
         /// The path at the source.
         path: PathBuf,
@@ -39,7 +39,7 @@ pub enum ScanError {
         source: PathError,
     },
     /// What the list of paths asked for cannot be given.
-    #[error("take '{}' from the list of paths: {fault}", path.display())]
+    #[error("take '{}' from the list of paths: {fault}", Escaped::path(path))]
     Listed {
         /// The path as it is in the list.
         path: PathBuf,
@@ -47,7 +47,7 @@ pub enum ScanError {
         fault: ListFault,
     },
     /// The list of paths could not be read to its end: what came after is missing.
-    #[error("read the list of paths '{}': {source}", path.display())]
+    #[error("read the list of paths '{}': {source}", Escaped::path(path))]
     List {
         /// Where it is.
         path: PathBuf,
@@ -79,10 +79,10 @@ pub enum ListFault {
     #[error("there is no such file or directory")]
     Missing,
     /// Something above it is a file or a link.
-    #[error("'{}' is not a directory", .0.display())]
+    #[error("'{}' is not a directory", Escaped::path(.0))]
     NotDirectory(PathBuf),
     /// A directory above it cannot be looked into.
-    #[error("open directory '{}': {source}", path.display())]
+    #[error("open directory '{}': {source}", Escaped::path(path))]
     Directory {
         /// The directory.
         path: PathBuf,

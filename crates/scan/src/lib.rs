@@ -41,12 +41,12 @@ mod scan;
 mod selection;
 mod worker;
 
-pub use config::{ScanConfig, ScanRoot};
+pub use config::{FileSystems, ScanConfig, ScanRoot};
 pub use directory::{Directory, SourceRoot};
 pub use entry::{Entry, EntryBatch, EntryKind, ScanItem};
 pub use error::{ListFault, Operation, ScanError};
 pub use histogram::{Extreme, Histogram, Share, Table, histogram};
 pub use list::{PathList, Separator};
 pub use listings::{Listing, Listings};
-pub use scan::{Scan, scan, scan_list};
+pub use scan::{Found, Scan, Tally, scan, scan_list};
 pub use selection::{Effect, PathKind, PatternError, Rule, Selection};

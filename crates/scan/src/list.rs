@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn paths_between_nul_bytes_may_hold_line_feeds() {
-        assert_eq!(read(b"a\nb\0c\r\0", Separator::Nul), ["a\nb", "c\r"]);
+        assert_eq!(read(b"a\nb\0c\r\0", Separator::Nul), ["a\\nb", "c\\r"]);
     }
 
     #[test]

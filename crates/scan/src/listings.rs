@@ -9,10 +9,9 @@ use std::io;
 use std::sync::Arc;
 
 use rustix::fs::{AtFlags, CWD, FileType, OFlags, RawDir, StatxFlags, statx};
-use rustix::io::Errno;
 use zmove_types::{Name, RelPath};
 
-use crate::config::{ScanConfig, ScanRoot};
+use crate::config::{FileSystems, ScanConfig, ScanRoot};
 use crate::directory::{Directory, Extent, SourceRoot};
 use crate::error::{Operation, ScanError};
 use crate::selection::{PathKind, Selection};
@@ -32,6 +31,7 @@ pub struct Listing {
 pub struct Listings {
     waiting: Vec<Waiting>,
     selection: Option<Arc<Selection>>,
+    file_systems: FileSystems,
     buffer: Vec<u8>,
 }
 
@@ -51,10 +51,10 @@ struct Found {
 }
 
 impl Listings {
-    /// Of what these roots name, but for directories that the selection leaves out. A root that is no directory has none of
-    /// its own.
+    /// Of what these roots name, but for directories that the selection leaves out or that lie in other file systems. A root
+    /// that is no directory has none of its own.
     #[must_use]
-    pub fn of(roots: &[ScanRoot], selection: Option<Arc<Selection>>) -> Self {
+    pub fn of(roots: &[ScanRoot], selection: Option<Arc<Selection>>, file_systems: FileSystems) -> Self {
         let (mut waiting, mut tops, mut names) = (Vec::new(), Vec::new(), Vec::new());
         for root in roots {
             names.extend(root.prefix.components().next().and_then(|name| Name::from_bytes(name).ok()));
@@ -74,26 +74,32 @@ impl Listings {
         if !tops.is_empty() {
             waiting.push(Waiting::Top(tops, names));
         }
-        Self { waiting, selection, buffer: Vec::with_capacity(ScanConfig::LIST_BUFFER_BYTES) }
+        let buffer = Vec::with_capacity(ScanConfig::LIST_BUFFER_BYTES);
+        Self { waiting, selection, file_systems, buffer }
     }
 
-    fn list(&mut self, root: &Arc<SourceRoot>, path: &RelPath) -> Result<Listing, ScanError> {
-        let (directory, mut found) = self.read(root, path)?;
+    /// None of a directory in another file system.
+    fn list(&mut self, root: &Arc<SourceRoot>, path: &RelPath) -> Result<Option<Listing>, ScanError> {
+        let Some((directory, mut found)) = self.read(root, path)? else { return Ok(None) };
         self.wait_for(root, std::mem::take(&mut found.directories));
         found.names.sort_unstable();
-        Ok(Listing { directory, names: found.names })
+        Ok(Some(Listing { directory, names: found.names }))
     }
 
-    fn list_top(&mut self, roots: &[Arc<SourceRoot>], brought: Vec<Name>) -> Result<Listing, ScanError> {
+    fn list_top(
+        &mut self,
+        roots: &[Arc<SourceRoot>],
+        brought: Vec<Name>,
+    ) -> Result<Option<Listing>, ScanError> {
         let mut names = brought;
         for root in roots {
-            let (_, found) = self.read(root, &RelPath::root())?;
+            let Some((_, found)) = self.read(root, &RelPath::root())? else { continue };
             names.extend(found.names);
             self.wait_for(root, found.directories);
         }
         names.sort_unstable();
         names.dedup();
-        Ok(Listing { directory: RelPath::root(), names })
+        Ok(Some(Listing { directory: RelPath::root(), names }))
     }
 
     fn wait_for(&mut self, root: &Arc<SourceRoot>, directories: Vec<RelPath>) {
@@ -101,19 +107,24 @@ impl Listings {
         self.waiting.extend(directories.into_iter().map(wait));
     }
 
-    fn read(&mut self, root: &Arc<SourceRoot>, path: &RelPath) -> Result<(RelPath, Found), ScanError> {
+    fn read(
+        &mut self,
+        root: &Arc<SourceRoot>,
+        path: &RelPath,
+    ) -> Result<Option<(RelPath, Found)>, ScanError> {
         let shown = || root.path().join(path.as_path());
-        let failed = |operation| move |errno: Errno| (operation, errno);
-        let directory = Directory::open(root, path).map_err(failed(Operation::Open));
-        let directory =
-            directory.map_err(|(operation, errno)| ScanError::listed(shown(), operation, errno))?;
+        let failed = |errno| ScanError::listed(shown(), Operation::Open, errno);
+        let directory = Directory::open(root, path).map_err(failed)?;
+        if !directory.is_within(self.file_systems).map_err(failed)? {
+            return Ok(None);
+        }
         let mut found = Found::default();
         let mut listing = RawDir::new(directory.fd(), self.buffer.spare_capacity_mut());
         while let Some(next) = listing.next() {
             let entry = next.map_err(|errno| ScanError::listed(shown(), Operation::List, errno))?;
             found.add(&directory, self.selection.as_deref(), entry.file_name(), entry.file_type())?;
         }
-        Ok((directory.target_path().clone(), found))
+        Ok(Some((directory.target_path().clone(), found)))
     }
 }
 
@@ -154,11 +165,16 @@ impl Iterator for Listings {
     type Item = Result<Listing, ScanError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        Some(match self.waiting.pop()? {
-            Waiting::Directory(root, path) => self.list(&root, &path),
-            Waiting::Top(roots, names) => self.list_top(&roots, names),
-            Waiting::Error(error) => Err(error),
-        })
+        loop {
+            let listed = match self.waiting.pop()? {
+                Waiting::Directory(root, path) => self.list(&root, &path),
+                Waiting::Top(roots, names) => self.list_top(&roots, names),
+                Waiting::Error(error) => Err(error),
+            };
+            if let Some(listed) = listed.transpose() {
+                return Some(listed);
+            }
+        }
     }
 }
 
@@ -195,7 +211,8 @@ mod tests {
             let names = listing.names.iter().map(ToString::to_string).collect();
             (listing.directory.to_string(), names)
         };
-        let mut all: Vec<_> = Listings::of(roots, selection).map(|listing| shown(listing.unwrap())).collect();
+        let mut all: Vec<_> =
+            Listings::of(roots, selection, FileSystems::All).map(|listing| shown(listing.unwrap())).collect();
         all.sort();
         all
     }
@@ -223,8 +240,8 @@ mod tests {
     fn what_cannot_be_listed_is_an_error_and_no_listing() {
         let home = tempfile::tempdir().unwrap();
         let roots = [root(home.path().join("gone/"), ""), root(home.path().join("other"), "o")];
-        assert!(Listings::of(&roots, None).all(|listing| listing.is_err()));
-        assert_eq!(Listings::of(&roots, None).count(), 2);
+        assert!(Listings::of(&roots, None, FileSystems::All).all(|listing| listing.is_err()));
+        assert_eq!(Listings::of(&roots, None, FileSystems::All).count(), 2);
     }
 
     #[test]

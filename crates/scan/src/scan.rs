@@ -5,14 +5,14 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crossbeam_channel::{Receiver, bounded};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use zmove_types::{StageClock, StageTimes};
 
 use crate::config::{ScanConfig, ScanRoot};
-use crate::entry::ScanItem;
+use crate::entry::{Entry, EntryKind, ScanItem};
 use crate::error::ScanError;
 use crate::list::PathList;
 use crate::worker::{Walk, Worker};
@@ -24,6 +24,45 @@ pub struct Scan {
     receiver: Receiver<ScanItem>,
     clock: Arc<StageClock>,
     left_out: Arc<AtomicU64>,
+    tally: Arc<Tally>,
+}
+
+/// What a walk has found so far.
+#[derive(Debug, Default)]
+pub struct Tally {
+    entries: AtomicU64,
+    bytes: AtomicU64,
+    ended: AtomicBool,
+}
+
+/// All that a walk has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// How many entries.
+    pub entries: u64,
+    /// The sizes of all files together.
+    pub bytes: u64,
+}
+
+impl Tally {
+    /// All that there is, once the walk has ended.
+    #[must_use]
+    pub fn whole(&self) -> Option<Found> {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let ended = self.ended.load(Ordering::Acquire);
+        ended.then(|| Found { entries: count(&self.entries), bytes: count(&self.bytes) })
+    }
+
+    pub(crate) fn add(&self, entries: &[Entry]) {
+        let bytes =
+            entries.iter().filter(|entry| entry.kind == EntryKind::File).map(|entry| entry.size).sum();
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.entries.fetch_add(entries.len() as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+    }
 }
 
 /// Starts to walk `roots` and returns at once.
@@ -49,12 +88,13 @@ pub fn scan_list(list: PathList, config: &ScanConfig) -> Scan {
 
 fn start(config: &ScanConfig, work: impl FnOnce(ThreadPool, Arc<Walk>)) -> Scan {
     let (output, receiver) = bounded(config.queue_batches_max.max(1));
-    let scan = Scan { receiver, clock: Arc::default(), left_out: Arc::default() };
+    let scan = Scan { receiver, clock: Arc::default(), left_out: Arc::default(), tally: Arc::default() };
     match start_threads(config) {
         // The pool's threads end when its handle is dropped and the jobs spawned on it are done.
         Ok(pool) => {
             let (clock, left_out) = (Arc::clone(&scan.clock), Arc::clone(&scan.left_out));
-            work(pool, Arc::new(Walk::new(output, config, clock, left_out)));
+            let counts = (left_out, Arc::clone(&scan.tally));
+            work(pool, Arc::new(Walk::new(output, config, clock, counts)));
         }
         Err(source) => {
             let item = ScanItem::Error(ScanError::Threads { source });
@@ -77,6 +117,12 @@ impl Scan {
     #[must_use]
     pub fn receiver(&self) -> &Receiver<ScanItem> {
         &self.receiver
+    }
+
+    /// What has been found so far, whether or not anybody has taken it.
+    #[must_use]
+    pub fn tally(&self) -> Arc<Tally> {
+        Arc::clone(&self.tally)
     }
 
     /// How many entries the selection has left out so far. A directory counts once, whatever is in it.

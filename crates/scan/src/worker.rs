@@ -20,6 +20,7 @@ use crate::entry::{Entry, EntryBatch, EntryKind, ScanItem, WANTED, metadata_of};
 use crate::error::{Operation, ScanError};
 use crate::names::NameList;
 use crate::patience::Patience;
+use crate::scan::Tally;
 use crate::selection::{Gate, PathKind};
 
 /// What all jobs of one walk share. The stream ends when the last job lets go of it.
@@ -29,6 +30,7 @@ pub(crate) struct Walk {
     config: ScanConfig,
     clock: Arc<StageClock>,
     left_out: Arc<AtomicU64>,
+    tally: Arc<Tally>,
     stopped: AtomicBool,
     patience: Patience,
     stretches_waiting: AtomicUsize,
@@ -54,13 +56,14 @@ impl Walk {
         output: Sender<ScanItem>,
         config: &ScanConfig,
         clock: Arc<StageClock>,
-        left_out: Arc<AtomicU64>,
+        (left_out, tally): (Arc<AtomicU64>, Arc<Tally>),
     ) -> Self {
         Self {
             output,
             config: config.clone(),
             clock,
             left_out,
+            tally,
             stopped: AtomicBool::new(false),
             patience: Patience::new(),
             stretches_waiting: AtomicUsize::new(0),
@@ -94,6 +97,14 @@ impl Walk {
     fn spawn(self: &Arc<Self>, job: impl FnOnce(&mut Worker<'_>) + Send + 'static) {
         let walk = Arc::clone(self);
         rayon::spawn(move || Worker::run(&walk, job));
+    }
+}
+
+impl Drop for Walk {
+    fn drop(&mut self) {
+        if !self.is_stopped() {
+            self.tally.end();
+        }
     }
 }
 
@@ -175,8 +186,13 @@ impl<'walk> Worker<'walk> {
     }
 
     fn visit_directory(&mut self, root: &Arc<SourceRoot>, path: &RelPath) {
-        match self.walk.open(root, path) {
-            Ok(directory) => self.list(&directory),
+        let opened = self.walk.open(root, path).and_then(|directory| {
+            let within = directory.is_within(self.walk.config.file_systems)?;
+            Ok(within.then_some(directory))
+        });
+        match opened {
+            Ok(Some(directory)) => self.list(&directory),
+            Ok(None) => {}
             Err(errno) => {
                 self.report(ScanError::listed(root.path().join(path.as_path()), Operation::Open, errno));
             }
@@ -273,6 +289,7 @@ impl<'walk> Worker<'walk> {
     pub(crate) fn send_entries(&mut self, directory: &Arc<Directory>, entries: Vec<Entry>) {
         if !entries.is_empty() {
             directory.count_found(entries.len());
+            self.walk.tally.add(&entries);
             self.send(ScanItem::Batch(EntryBatch { directory: Arc::clone(directory), entries }));
         }
     }

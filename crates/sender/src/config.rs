@@ -8,7 +8,7 @@ use zmove_scan::{PathList, ScanConfig, ScanRoot};
 use zmove_types::{GROUP_BYTES, RateLimit};
 use zmove_wire::{Compare, Durability, Overwrite, Purpose, TargetShape};
 
-use crate::mirror::AfterErrors;
+use crate::mirror::Removals;
 
 /// One push.
 #[derive(Debug)]
@@ -31,8 +31,8 @@ pub struct PushJob {
     pub inplace: bool,
     /// Whether files are to move, or only what would be done is to be told.
     pub purpose: Purpose,
-    /// Whether what is at the target alone goes: what an error of the scan means for that, if it does.
-    pub mirror: Option<AfterErrors>,
+    /// Whether what is at the target alone goes, and what of it.
+    pub mirror: Option<Removals>,
     /// Sources that were not there; each counts as an error of the scan.
     pub sources_missing: u64,
     /// What alone is sent, in place of all of the sources.

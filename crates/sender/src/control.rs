@@ -1,24 +1,27 @@
 //! The sender's half of the control conversation: from the greeting to the receiver's last word.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
+use tokio::time::{timeout, timeout_at};
 use zmove_transport::{ControlError, ControlReader, ControlWriter, Inbox, LaneError, LaneSink};
-use zmove_types::{FileId, ItemId, TransferId};
+use zmove_types::{Event, FileId, ItemId, Observer, TransferId};
 use zmove_wire::limits::{
     EXTRA_NAMES_MAX, HELD_GROUPS_MAX, INQUIRED_ENTRIES_MAX, OFFER_FILES_MAX, STORED_ITEMS_MAX,
 };
 use zmove_wire::session::Resend;
 use zmove_wire::{
-    Cipher, EntryFault, Fault, FaultCode, FileDone, Finished, Greeting, Open, Opened, Stored, StoredItem,
-    ToReceiver, ToSender, WireError, decode_message, encode_message,
+    Cipher, EntryFault, Fault, FaultCode, FileDone, Finished, Greeting, Open, Opened, PublishedItem, Refusal,
+    RefusalCode, Stored, StoredItem, ToReceiver, ToSender, Version, Waiting, WireError, decode_message,
+    encode_message,
 };
 
 use crate::error::{FileError, SessionError};
 use crate::news::{Reply, Teller};
+use crate::push::LEAVE_TIMEOUT;
 use crate::reader::{resend, send_again};
 use crate::shared::{Lost, Moved, Sent, SentBatch, Shared, Travels};
 
@@ -29,6 +32,8 @@ pub struct Link {
     pub transfer: TransferId,
     /// How the lanes go on, as they have said.
     pub cipher: Cipher,
+    /// The newest version that may be spoken, as TLS has agreed on control.
+    pub version: Version,
     /// The control connection, on which nothing has been said.
     pub control: (ControlReader, ControlWriter),
     /// Lanes as they come up, on which the greeting has been sent; an error is why one did not.
@@ -85,26 +90,64 @@ pub enum LossAnswer {
     Tolerant,
 }
 
-/// Greets and asks for leave.
+/// Greets and asks for leave, in the words of `version`.
 pub(crate) async fn ask(
     writer: &mut ControlWriter,
     greeting: Greeting,
     open: Open,
+    version: Version,
 ) -> Result<(), SessionError> {
     let mut opening = greeting.encode().to_vec();
-    opening.extend(encode_message(&ToReceiver::Open(open)));
+    opening.extend(encode_message(&open.into_message(version)));
     Ok(writer.send(&opening).await?)
 }
 
-/// Waits for leave.
-pub(crate) async fn leave(mut reader: ControlReader) -> Result<(Inbox<ToSender>, Opened), SessionError> {
-    reader.greeting().await?.agree()?;
-    let mut inbox = reader.into_inbox(decode_message, INBOX_MESSAGES_MAX);
-    match receive(&mut inbox).await? {
-        ToSender::Opened(opened) => Ok((inbox, opened)),
-        ToSender::Refused(refusal) => Err(SessionError::Refused(refusal)),
-        _ => Err(WireError::OutOfOrder { what: "the first answer" }.into()),
+/// Waits for leave, of a receiver that speaks `version`, or an older one where versions have no names; with `patience` where the transfer has to stand in line, which `waits` is told.
+pub(crate) async fn leave(
+    reader: ControlReader,
+    version: Version,
+    patience: Duration,
+    waits: mpsc::UnboundedSender<Waiting>,
+) -> Result<(Inbox<ToSender>, Opened), SessionError> {
+    let answered = timeout(LEAVE_TIMEOUT, first_answer(reader, version)).await;
+    let (mut inbox, mut answer) = answered.unwrap_or(Err(SessionError::Silent))?;
+    let due = Instant::now() + patience;
+    loop {
+        answer = match answer {
+            ToSender::Opened(opened) => return Ok((inbox, opened)),
+            ToSender::Refused(refusal) => return Err(SessionError::Refused(refusal)),
+            ToSender::Waiting(Waiting { text, .. }) if patience.is_zero() => {
+                return Err(SessionError::Refused(Refusal { code: RefusalCode::Full, text }));
+            }
+            ToSender::Waiting(waiting) => {
+                let reason = waiting.text.clone();
+                // nobody listens only when the session is over
+                let _over = waits.send(waiting);
+                let next = timeout_at(due.into(), receive(&mut inbox)).await;
+                next.unwrap_or(Err(SessionError::StillInLine { reason, waited: patience }))?
+            }
+            _ => return Err(WireError::OutOfOrder { what: "the first answer" }.into()),
+        }
     }
+}
+
+async fn first_answer(
+    mut reader: ControlReader,
+    version: Version,
+) -> Result<(Inbox<ToSender>, ToSender), SessionError> {
+    reader.greeting().await?.agree_within(version)?;
+    let mut inbox = reader.into_inbox(decode_message, INBOX_MESSAGES_MAX);
+    let answer = receive(&mut inbox).await?;
+    Ok((inbox, answer))
+}
+
+/// What the user is told of a wait.
+pub(crate) fn tell_waiting(observer: &dyn Observer, Waiting { ahead, text }: &Waiting) {
+    let before = match ahead {
+        0 => String::new(),
+        ahead => format!("; {ahead} of the same key are before this one"),
+    };
+    observer.on(&Event::Waiting { message: format!("{text}{before}") });
 }
 
 /// The next message; the end of the connection is an error here.
@@ -134,11 +177,13 @@ pub(crate) struct Account {
     pub(crate) teller: Teller,
     /// How long the receiving lanes were held to a rate, summed over them.
     pub(crate) paced: Duration,
+    /// How many files have another time at the target, since it cannot hold theirs.
+    pub(crate) times_beyond_range: u64,
 }
 
 impl Account {
     pub(crate) const fn new(shared: Arc<Shared>, teller: Teller) -> Self {
-        Self { shared, teller, paced: Duration::ZERO }
+        Self { shared, teller, paced: Duration::ZERO, times_beyond_range: 0 }
     }
 
     /// Takes a message; returns the receiver's last word when it is that.
@@ -166,13 +211,20 @@ impl Account {
                 items.into_iter().try_for_each(|item| self.take_item(item))?;
                 files.into_iter().try_for_each(|file| self.take_file(file))?;
             }
+            ToSender::Published { items } => {
+                within("published items", items.len(), STORED_ITEMS_MAX)?;
+                items.into_iter().try_for_each(|item| self.take_published(item))?;
+            }
             ToSender::Fault(fault) => self.shared.fail(&FileError::Receiver(fault)),
             ToSender::Refused(refusal) => return Err(SessionError::Refused(refusal)),
-            ToSender::Opened(_) => return Err(WireError::OutOfOrder { what: "a second answer" }.into()),
+            ToSender::Opened(_) | ToSender::Waiting(_) => {
+                return Err(WireError::OutOfOrder { what: "a second answer" }.into());
+            }
             ToSender::Sampled(_) | ToSender::Swept(_) => {
                 return Err(WireError::OutOfOrder { what: "an answer of a probe" }.into());
             }
             ToSender::Paced { receive_us } => self.paced = Duration::from_micros(receive_us),
+            ToSender::TimesBeyondRange { files } => self.times_beyond_range = files,
             ToSender::Finished(finished) => return self.finish(finished).map(Some),
         }
         Ok(None)
@@ -183,11 +235,26 @@ impl Account {
         if stored.mismatch {
             return self.take_mismatch(item, &stored.faults);
         }
-        let work = self.shared.stored(item)?;
-        match work {
-            Sent::Batch(batch) => self.take_batch(&batch, stored),
-            Sent::Group(_, span, travels) => self.take_group(u64::from(span.len), travels),
+        match self.shared.stored(item, &stored.faults)? {
+            Some(Sent::Batch(batch)) => self.take_batch(&SentBatch { faults: stored.faults, ..batch }, 0),
+            Some(Sent::Group(file, span, travels)) => {
+                file.group_stored();
+                self.take_group(u64::from(span.len), travels);
+            }
+            None => {}
         }
+        Ok(())
+    }
+
+    /// What could not be stored of a batch and what could not get its name: an entry that is in both is told once.
+    fn take_published(&mut self, PublishedItem { item, faults }: PublishedItem) -> Result<(), WireError> {
+        let Sent::Batch(mut batch) = self.shared.published(ItemId(item))? else {
+            return Err(WireError::OutOfOrder { what: "a name of a group" });
+        };
+        let shown = batch.stored_bytes();
+        let known: HashSet<_> = batch.faults.iter().map(|fault| fault.entry).collect();
+        batch.faults.extend(faults.into_iter().filter(|fault| !known.contains(&fault.entry)));
+        self.take_batch(&batch, shown);
         Ok(())
     }
 
@@ -227,10 +294,11 @@ impl Account {
         }
     }
 
-    fn take_batch(&mut self, batch: &SentBatch, stored: StoredItem) {
+    /// A batch is done; `shown` of its bytes the user has seen.
+    fn take_batch(&mut self, batch: &SentBatch, shown: u64) {
         let shared = &self.shared;
         let (mut files, mut bytes) = (0, 0);
-        let faults: Vec<_> = stored.faults.iter().map(|fault| located(batch, *fault)).collect();
+        let faults: Vec<_> = batch.faults.iter().map(|fault| located(batch, *fault)).collect();
         let kept: HashMap<_, _> = faults.iter().map(|fault| (&fault.path, fault.code)).collect();
         for file in &batch.files {
             match kept.get(&file.path) {
@@ -246,7 +314,7 @@ impl Account {
                 }
             }
         }
-        shared.moved(&Moved { files, whole_bytes: bytes, bytes });
+        shared.moved(&Moved { files, whole_bytes: bytes, bytes, shown });
         let failed = faults.into_iter().filter(|fault| fault.code != FaultCode::AlreadyThere);
         failed.for_each(|fault| shared.fail(&FileError::Receiver(fault)));
     }
@@ -263,7 +331,7 @@ impl Account {
             self.shared.fail(&FileError::Receiver(fault));
             return Ok(());
         }
-        self.shared.moved(&Moved { files: 1, whole_bytes: file.entry.size, bytes: 0 });
+        self.shared.moved(&Moved { files: 1, whole_bytes: file.entry.size, ..Moved::default() });
         self.shared.book().confirm(&file.target, file.root().as_ref());
         Ok(())
     }

@@ -222,6 +222,12 @@ impl Crew {
         }
     }
 
+    /// Gives all lanes up now.
+    pub(crate) fn doubt_lanes(&mut self) {
+        self.lanes.iter_mut().for_each(|lane| lane.doubted = true);
+        self.tidy();
+    }
+
     /// Counts a lane no longer as up, whose thread has ended.
     pub(crate) fn lose_lane(&mut self, number: usize) {
         if let Some(lane) = self.lanes.get_mut(number) {

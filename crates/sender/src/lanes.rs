@@ -11,7 +11,7 @@ use crossbeam_channel::{Receiver, TryRecvError, select};
 use zmove_disk::FileIdentity;
 use zmove_transport::{Frame, LaneError, LaneSink};
 use zmove_types::{Buffer, Doing, FileId, GroupSpan, ItemId, Stopwatch};
-use zmove_wire::{FileHead, FrameHeader, FrameKind};
+use zmove_wire::{Extensions, FileHead, FrameHeader, FrameKind};
 
 use crate::reader::sealed;
 use crate::shared::Shared;
@@ -131,7 +131,8 @@ fn declare(
     watch: &mut Stopwatch<'_>,
 ) -> Result<(), LaneError> {
     let (metadata, FileIdentity { bytes, ctime, inode, .. }) = (identity.metadata(), *identity);
-    let head = FileHead { path: file.target.clone(), metadata, bytes, ctime, inode }.encode();
+    let (path, extensions) = (file.target.clone(), Extensions::default());
+    let head = FileHead { path, metadata, bytes, ctime, inode, extensions }.encode();
     let content = *blake3::hash(&head).as_bytes();
     let header = sealed(
         &content,
@@ -163,6 +164,7 @@ mod tests {
     use crossbeam_channel::{Sender, bounded};
     use zmove_transport::LaneBreaker;
     use zmove_types::NoObserver;
+    use zmove_wire::Version;
 
     use crate::config::SenderConfig;
     use crate::shared::tests::vanished;
@@ -199,7 +201,7 @@ mod tests {
 
     fn shared() -> Shared {
         let (outgoing, _messages) = tokio::sync::mpsc::unbounded_channel();
-        Shared::new(SenderConfig::default(), Arc::new(NoObserver), outgoing, Instant::now())
+        Shared::new(SenderConfig::default(), Version::NEWEST, Arc::new(NoObserver), outgoing, Instant::now())
     }
 
     fn cargo() -> Cargo {

@@ -39,12 +39,12 @@ pub use config::{PushJob, SenderConfig};
 pub use control::{LaneNumber, LaneSupply, Link, LossAnswer};
 pub use error::SessionError;
 pub use manifest::Manifest;
-pub use mirror::AfterErrors;
+pub use mirror::{AfterErrors, Guard, Removals};
 pub use path::{Finding, PathReport};
 pub use probe::{
     Carried, ProbeConfig, ProbeEvent, ProbeReport, RAMP_MIN, RAMP_ROUND_TRIPS, Round, RoundTrips, probe,
 };
-pub use push::Push;
+pub use push::{Need, Push};
 pub use run::Run;
 pub use summary::{Learnt, Preview, Summary};
 pub use verdict::{Limit, Verdict};

@@ -1,20 +1,25 @@
 //! The manifest: one line per file with its BLAKE3 root, as `b3sum --check` reads it in the target directory.
 //!
 //! A line is written when the receiver has confirmed the file, from the hash that was made while it was sent. Names that
-//! are not UTF-8 cannot be written in b3sum's format; they are left out and counted.
+//! no `b3sum` reads in any form are left out and counted.
+//!
+//! **Invariant:** what has the manifest's name is replaced only by a whole manifest, and only if it is a regular file; and
+//! nothing else is opened but new files and streams.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, BufWriter, Seek, Write};
+use std::fs::{File, FileType, OpenOptions};
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{OFlags, PROC_SUPER_MAGIC, statfs};
 use zmove_types::{RelPath, Root};
 
 /// A manifest being written.
 #[derive(Debug)]
 pub struct Manifest {
-    path: PathBuf,
-    part: PathBuf,
+    goal: Goal,
     out: BufWriter<File>,
     error: Option<io::Error>,
     unwritable_names: u64,
@@ -22,22 +27,50 @@ pub struct Manifest {
     repeats: bool,
 }
 
+/// Where the lines go at the good end of the push.
+#[derive(Debug)]
+enum Goal {
+    /// The file in which they are gathered gets this name.
+    Name { path: PathBuf, part: PathBuf },
+    /// They are copied to a pipe, a terminal or what else takes bytes one after the other.
+    Stream(File),
+}
+
+/// What a path leads to.
+enum Place {
+    /// A regular file, or nothing yet.
+    Name(PathBuf),
+    Stream(File),
+}
+
 impl Manifest {
-    /// Begins to write beside `path` (with `.part` appended); the name itself is given at the good end of the push.
+    /// Begins to write, to a hidden file beside `path`; the name itself is given at the good end of the push. A symbolic link is
+    /// followed: what it leads to is replaced, or made. Where there is a FIFO or a character device, or `path` is `-` or
+    /// a descriptor as `/dev/stdout` is, the lines go there, at the good end too.
     ///
     /// # Errors
-    /// What the system says.
+    /// What the system says; also where there is something else, such as a directory or a disk.
     pub fn create(path: &Path) -> io::Result<Self> {
-        let mut part = path.as_os_str().to_owned();
-        part.push(".part");
-        let (path, part) = (path.to_owned(), PathBuf::from(part));
-        let out = BufWriter::new(File::create(&part)?);
-        Ok(Self { path, part, out, error: None, unwritable_names: 0, repeats: false })
+        let (goal, out) = match Place::of(path)? {
+            Place::Name(path) => {
+                let (part, out) = fresh_file(path.parent().unwrap_or(Path::new(".")))?;
+                if let Ok(there) = path.metadata() {
+                    out.set_permissions(there.permissions())?;
+                }
+                (Goal::Name { path, part }, out)
+            }
+            Place::Stream(stream) => {
+                let (part, out) = fresh_file(&std::env::temp_dir())?;
+                std::fs::remove_file(part)?;
+                (Goal::Stream(stream), out)
+            }
+        };
+        Ok(Self { goal, out: BufWriter::new(out), error: None, unwritable_names: 0, repeats: false })
     }
 
     /// Adds a file. The first error is kept for [`finish`](Self::finish).
     pub(crate) fn add(&mut self, path: &RelPath, root: &Root) {
-        let Ok(name) = std::str::from_utf8(path.as_bytes()) else {
+        let Some(name) = std::str::from_utf8(path.as_bytes()).ok().filter(|name| is_readable(name)) else {
             self.unwritable_names += 1;
             return;
         };
@@ -57,21 +90,105 @@ impl Manifest {
             return Err(error);
         }
         self.out.flush()?;
+        let file = self.out.get_ref();
         if self.repeats {
-            self.out = keep_last_lines(&self.part)?;
-            self.out.flush()?;
+            keep_last_lines(file)?;
         }
-        self.out.get_ref().sync_all()?;
-        std::fs::rename(&self.part, &self.path)?;
+        match &mut self.goal {
+            Goal::Name { path, part } => {
+                file.sync_all()?;
+                if path.symlink_metadata().is_ok_and(|there| !there.is_file()) {
+                    return Err(io::Error::other(
+                        "something else than a regular file has come into its place",
+                    ));
+                }
+                std::fs::rename(part, path)?;
+            }
+            Goal::Stream(stream) => {
+                io::copy(&mut At { file, offset: 0 }, stream)?;
+            }
+        }
         Ok(self.unwritable_names)
     }
 }
 
 impl Drop for Manifest {
     fn drop(&mut self) {
-        // after a good end it has its name and is not there any more
-        let _renamed = std::fs::remove_file(&self.part);
+        if let Goal::Name { part, .. } = &self.goal {
+            // after a good end it has its name and is not there any more
+            let _renamed = std::fs::remove_file(part);
+        }
     }
+}
+
+impl Place {
+    fn of(path: &Path) -> io::Result<Self> {
+        if path == Path::new("-") {
+            return Ok(Self::Stream(io::stdout().as_fd().try_clone_to_owned()?.into()));
+        }
+        let mut path = path.to_owned();
+        for _ in 0..LINKS_MAX {
+            let name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?.to_owned();
+            let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+            let parent = parent.unwrap_or(Path::new(".")).canonicalize()?;
+            path = parent.join(&name);
+            if statfs(&parent)?.f_type == PROC_SUPER_MAGIC {
+                return descriptor(&path).map(Self::Stream);
+            }
+            match path.symlink_metadata() {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::Name(path)),
+                Err(error) => return Err(error),
+                Ok(there) if there.is_symlink() => path = parent.join(path.read_link()?),
+                Ok(there) if there.is_file() => return Ok(Self::Name(path)),
+                Ok(there) if is_stream(there.file_type()) => {
+                    return Ok(Self::Stream(OpenOptions::new().write(true).open(path)?));
+                }
+                Ok(there) if there.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
+                Ok(_) => return Err(io::Error::other("neither a regular file nor a stream")),
+            }
+        }
+        Err(io::Error::from(rustix::io::Errno::LOOP))
+    }
+}
+
+/// As many as the kernel follows.
+const LINKS_MAX: usize = 40;
+
+fn is_stream(kind: FileType) -> bool {
+    kind.is_fifo() || kind.is_char_device()
+}
+
+/// A descriptor of a process, as `/proc` has it. That of this process's own output is the very same one, so that it goes on
+/// where the manifest ends.
+fn descriptor(path: &Path) -> io::Result<File> {
+    let own = path.parent() == Some(&Path::new("/proc").join(std::process::id().to_string()).join("fd"));
+    let held = match path.file_name().and_then(|name| name.to_str()).filter(|_| own) {
+        Some("1") => io::stdout().as_fd().try_clone_to_owned()?,
+        Some("2") => io::stderr().as_fd().try_clone_to_owned()?,
+        _ => return OpenOptions::new().append(true).open(path),
+    };
+    Ok(held.into())
+}
+
+/// A file of a name that nobody has.
+fn fresh_file(directory: &Path) -> io::Result<(PathBuf, File)> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create_new(true).custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
+    loop {
+        let mut random = [0; 8];
+        rustix::rand::getrandom(&mut random[..], rustix::rand::GetRandomFlags::empty())?;
+        let path = directory.join(format!(".zmove-manifest-{:016x}", u64::from_le_bytes(random)));
+        match options.open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            opened => return opened.map(|file| (path, file)),
+        }
+    }
+}
+
+/// b3sum refuses the replacement character, which it writes itself where bytes are not UTF-8. A carriage return at the end is
+/// cut off by some of its versions, and escaped it is refused by the others.
+fn is_readable(name: &str) -> bool {
+    !name.contains('\u{fffd}') && !name.ends_with('\r')
 }
 
 /// b3sum marks a line whose name holds a backslash or newline with a leading backslash and escapes both.
@@ -83,10 +200,9 @@ fn write_line(out: &mut impl Write, name: &str, root: &Root) -> io::Result<()> {
     writeln!(out, "{root}  {name}")
 }
 
-/// Writes the file anew with the last line of each name; a name is told from others by 128 bits of its hash.
-fn keep_last_lines(part: &Path) -> io::Result<BufWriter<File>> {
-    let read = File::open(part)?;
-    let lines = || BufReader::new(&read).split(b'\n').enumerate();
+/// Leaves the last line of each name in the file; a name is told from others by 128 bits of its hash.
+fn keep_last_lines(file: &File) -> io::Result<()> {
+    let lines = || BufReader::new(At { file, offset: 0 }).split(b'\n').enumerate();
     let name = |line: &[u8]| {
         let hash = blake3::hash(line.splitn(2, |byte| *byte == b' ').last().unwrap_or_default());
         <[u8; 16]>::try_from(&hash.as_bytes()[..16]).expect("a hash has 32 bytes")
@@ -95,10 +211,8 @@ fn keep_last_lines(part: &Path) -> io::Result<BufWriter<File>> {
     for (number, line) in lines() {
         last.insert(name(&line?), number);
     }
-    (&read).rewind()?;
-    // the old file goes when it has been read
-    std::fs::remove_file(part)?;
-    let mut out = BufWriter::new(File::create(part)?);
+    // no more has been written at any time than has been read
+    let mut out = BufWriter::new(At { file, offset: 0 });
     for (number, line) in lines() {
         let line = line?;
         if last[&name(&line)] == number {
@@ -106,7 +220,35 @@ fn keep_last_lines(part: &Path) -> io::Result<BufWriter<File>> {
             out.write_all(b"\n")?;
         }
     }
-    Ok(out)
+    let end = out.into_inner().map_err(io::IntoInnerError::into_error)?.offset;
+    file.set_len(end)
+}
+
+/// A place in a file from which it is read or written, whoever else has it open.
+#[derive(Debug)]
+struct At<'a> {
+    file: &'a File,
+    offset: u64,
+}
+
+impl Read for At<'_> {
+    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read_at(room, self.offset)?;
+        self.offset += read as u64;
+        Ok(read)
+    }
+}
+
+impl Write for At<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write_at(bytes, self.offset)?;
+        self.offset += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -134,12 +276,13 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("m");
         let mut manifest = Manifest::create(&path).unwrap();
-        for name in [&b"a/b c"[..], b"back\\slash\nline", b"caf\xe9"] {
+        let unreadable = [&b"caf\xe9"[..], "a\u{fffd}".as_bytes(), b"a\r", b"a\n\r"];
+        for name in [&b"a/b c"[..], b"back\\slash\nline", b"\r."].into_iter().chain(unreadable) {
             manifest.add(&RelPath::from_bytes(name).unwrap(), &Root([0xAB; 32]));
         }
-        assert_eq!(manifest.finish().unwrap(), 1);
+        assert_eq!(manifest.finish().unwrap(), 4);
         let hex = "ab".repeat(32);
-        let expected = format!("{hex}  a/b c\n\\{hex}  back\\\\slash\\nline\n");
+        let expected = format!("{hex}  a/b c\n\\{hex}  back\\\\slash\\nline\n{hex}  \r.\n");
         assert_eq!(std::fs::read_to_string(path).unwrap(), expected);
     }
 }

@@ -1,19 +1,20 @@
 //! `--delete`: when all has been sent and settled, the sources are walked again, names only, and what is at the target
 //! below them and not in them goes.
 //!
-//! **Invariant:** nothing is asked to be removed before all names of all sources have been read; and when the first walk
-//! or this one had an error, nothing at all, unless the user has said so. What could not be listed is left alone then too,
-//! and so is what rules leave out of the push.
+//! **Invariant:** nothing is asked to be removed before all names of all sources have been read, and all files of them that
+//! were to be sent; and when any of it could not be read, nothing at all, unless the user has said so. What could not be
+//! listed is left alone then too, and so is what rules leave out of the push.
 
 mod doomed;
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use zmove_scan::{Listing, Listings, ScanRoot, Selection};
+use zmove_scan::{FileSystems, Listing, Listings, ScanRoot, Selection};
 use zmove_types::{Change, ChangeKind, EntryForm, Event};
 use zmove_wire::limits::{
     KEEP_NAME_BYTES_MAX, KEEP_NAMES_MAX, KEEPS_OUTSTANDING_MAX, REMOVE_NAME_BYTES_MAX, REMOVE_NAMES_MAX,
@@ -23,7 +24,7 @@ use zmove_wire::{
     Extra, Fault, Keep, KeptRange, ListedName, Operation, Purpose, Remove, RemoveGroup, ToReceiver, ToSender,
 };
 
-use self::doomed::{Doom, Doomed};
+use self::doomed::{Doom, Doomed, Taken};
 use crate::error::FileError;
 use crate::shared::Shared;
 
@@ -33,11 +34,29 @@ pub(crate) struct Mirror {
     pub(crate) roots: Vec<ScanRoot>,
     /// What it leaves out by its name is not removed.
     pub(crate) selection: Option<Arc<Selection>>,
-    pub(crate) after_errors: AfterErrors,
+    pub(crate) file_systems: FileSystems,
+    pub(crate) removals: Removals,
     pub(crate) purpose: Purpose,
 }
 
-/// What an error of the scan means for what would be removed.
+/// What may go of what is at the target alone.
+#[derive(Clone, Debug, Default)]
+pub struct Removals {
+    /// What an unread part of the source means for it.
+    pub after_errors: AfterErrors,
+    /// The most files and directories that go. Default: any number. The deepest go first, and what is over stays.
+    pub entries_max: Option<u64>,
+    /// Who is asked before anything goes. Default: nobody.
+    pub guard: Option<Arc<dyn Guard>>,
+}
+
+/// Somebody who may object to removals, because of what has happened since the push began.
+pub trait Guard: fmt::Debug + Send + Sync {
+    /// Why nothing may be removed, if so.
+    fn objection(&self) -> Option<String>;
+}
+
+/// What an unread part of the source means for what would be removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AfterErrors {
     /// Nothing is removed.
@@ -58,13 +77,22 @@ pub(crate) fn run(shared: &Shared, answers: &Receiver<ToSender>, mirror: &Mirror
         if shared.is_stopping() || stays(shared, mirror) {
             return;
         }
+        if let Some(why) = mirror.removals.guard.as_ref().and_then(|guard| guard.objection()) {
+            return shared.fail(&FileError::Guarded { why });
+        }
         let counts =
             || [&shared.counters.failed, &shared.counters.removed].map(|count| count.load(Ordering::Relaxed));
         let [failed, removed] = counts();
         let more = round.full;
         round.let_go();
         let [failed_since, removed_since] = counts();
-        if !more || failed_since > failed || mirror.purpose == Purpose::Preview {
+        let spared = shared.counters.spared.load(Ordering::Relaxed);
+        if spared > 0 {
+            let entries = if spared == 1 { "entry stays" } else { "entries stay" };
+            let message = format!("--max-delete ended the removal at the target: {spared} more {entries}");
+            shared.observer.on(&Event::Warned { message });
+        }
+        if !more || spared > 0 || failed_since > failed || mirror.purpose == Purpose::Preview {
             return;
         }
         if removed_since == removed {
@@ -77,8 +105,8 @@ pub(crate) fn run(shared: &Shared, answers: &Receiver<ToSender>, mirror: &Mirror
 
 /// Whether nothing may be removed; says so then.
 fn stays(shared: &Shared, mirror: &Mirror) -> bool {
-    let errors = shared.counters.scan_errors.load(Ordering::Relaxed);
-    if errors == 0 || mirror.after_errors == AfterErrors::Remove {
+    let errors = shared.counters.source_errors();
+    if errors == 0 || mirror.removals.after_errors == AfterErrors::Remove {
         return false;
     }
     let message = format!(
@@ -136,7 +164,7 @@ impl<'a> Round<'a> {
             load: Load::default(),
             outstanding: HashMap::new(),
             removing: 0,
-            doom: Doom::new(mirror.selection.clone()),
+            doom: Doom::new(mirror.selection.clone(), mirror.removals.entries_max.is_some()),
             full: false,
         }
     }
@@ -145,7 +173,9 @@ impl<'a> Round<'a> {
     fn walk(&mut self) {
         // what could not be read has been told by the first walk
         let told = self.shared.counters.scan_errors.load(Ordering::Relaxed) > 0;
-        for listing in Listings::of(&self.mirror.roots, self.mirror.selection.clone()) {
+        let Mirror { roots, selection, file_systems, .. } = self.mirror;
+        let listings = Listings::of(roots, selection.clone(), *file_systems);
+        for listing in listings {
             if self.shared.is_stopping() {
                 return;
             }
@@ -288,13 +318,25 @@ impl<'a> Round<'a> {
         }
     }
 
+    /// What is doomed, as much of it as may still go in this run. It counts as gone from now on: should the connection be
+    /// lost nobody knows what has gone.
+    fn take_doomed(&mut self) -> Vec<Doomed> {
+        let counters = &self.shared.counters;
+        let before = counters.doomed.load(Ordering::Relaxed);
+        let room = self.mirror.removals.entries_max.map(|max| max.saturating_sub(before));
+        let Taken { doomed, entries, spared } = self.doom.take(room.unwrap_or(u64::MAX));
+        counters.doomed.fetch_add(entries, Ordering::Relaxed);
+        counters.spared.fetch_add(spared, Ordering::Relaxed);
+        doomed
+    }
+
     /// Has removed what is doomed, or tells what would be.
     fn let_go(mut self) {
         if self.mirror.purpose == Purpose::Preview {
             return self.list();
         }
         let (mut groups, mut load) = (Vec::<RemoveGroup>::new(), Load::default());
-        for Doomed { directory, names, .. } in self.doom.take() {
+        for Doomed { directory, names, .. } in self.take_doomed() {
             for (name, _) in names {
                 if load.names >= REMOVE_NAMES_MAX || load.name_bytes >= REMOVE_NAME_BYTES_MAX {
                     self.remove(std::mem::take(&mut groups));
@@ -327,7 +369,7 @@ impl<'a> Round<'a> {
     }
 
     fn list(&mut self) {
-        for Doomed { directory, names, .. } in self.doom.take() {
+        for Doomed { directory, names, .. } in self.take_doomed() {
             self.shared.counters.removed.fetch_add(names.len() as u64, Ordering::Relaxed);
             let change = |(name, form): (ListedName, EntryForm)| {
                 let path = directory.join(&name.0).ok()?;

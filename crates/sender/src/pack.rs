@@ -3,7 +3,7 @@
 use std::ops::Add;
 
 use crossbeam_channel::Sender;
-use zmove_scan::{Entry, EntryKind};
+use zmove_scan::{Entry, EntryKind, Found};
 use zmove_types::{GROUP_BYTES, Metadata, Name, RelPath, Root};
 use zmove_wire::limits::{BATCH_ENTRIES_MAX, BATCH_HEAD_BYTES_TARGET};
 
@@ -105,6 +105,12 @@ const ENTRY_HEAD_BYTES: usize = 64;
 /// The first packs: about what ten segments of a large MTU hold (RFC 6928).
 const FIRST_DATA_BYTES: u64 = 64 << 10;
 const FIRST_ENTRIES: u64 = 64;
+
+/// How many of the first packs hold what was found; of what does not fit in packs it counts as much.
+pub(crate) fn packs_of(found: Found) -> u64 {
+    found.bytes.div_ceil(FIRST_DATA_BYTES).max(found.entries.div_ceil(FIRST_ENTRIES)).max(1)
+}
+
 /// About one pack for each lane that may begin before the receiver has given leave.
 const PACKS_PER_DOUBLING: u32 = 8;
 const RAMP_DOUBLINGS_MAX: u32 = 16;
@@ -273,6 +279,11 @@ impl Pack {
     /// How many entries it has.
     pub(crate) fn entry_count(&self) -> usize {
         self.groups.iter().map(|group| group.entries.len()).sum()
+    }
+
+    /// About how many bytes it takes to remember its names.
+    pub(crate) fn name_bytes(&self) -> u64 {
+        self.groups.iter().map(|group| group.load().head_bytes as u64).sum()
     }
 
     /// Where an entry goes, by its number over all groups; `None` past the end.

@@ -17,7 +17,7 @@ use crate::control::{self, Account, Link};
 use crate::crew::end_unused;
 use crate::error::SessionError;
 use crate::news::{self, News};
-use crate::push::{GOODBYE_TIMEOUT, LEAVE_TIMEOUT, Push};
+use crate::push::{GOODBYE_TIMEOUT, Push};
 use crate::run::Run;
 use crate::shared::Shared;
 use crate::summary::{Preview, Summary};
@@ -33,17 +33,17 @@ pub(crate) async fn run(
     observer: Arc<dyn Observer>,
     stop: impl Future<Output = ()>,
 ) -> Result<Summary, SessionError> {
-    let Link { transfer, cipher, control: (reader, mut writer), lanes, supply: _none_needed } = link;
+    let Link { transfer, cipher, version, control: (reader, mut writer), lanes, supply: _none_needed } = link;
     let greeting = Greeting { cipher, ..Greeting::new(Role::Control, transfer) };
     let open = Open { run: run.id(transfer), ..push.open.clone() };
-    control::ask(&mut writer, greeting, open).await?;
+    control::ask(&mut writer, greeting, open, version).await?;
     let (outgoing_in, outgoing) = mpsc::unbounded_channel();
-    let shared = Arc::new(Shared::new(push.config.clone(), observer, outgoing_in, push.started));
+    let shared = Arc::new(Shared::new(push.config.clone(), version, observer, outgoing_in, push.started));
     let (teller, news) = news::news();
     let account = Account::new(Arc::clone(&shared), teller);
     let writer = tokio::spawn(control::write_all(writer, outgoing));
     let scan = push.scan.clone();
-    let mut conversation = Conversation { lanes, account, surveyor: None };
+    let mut conversation = Conversation { lanes, account, patience: run.patience, surveyor: None };
     let ended = tokio::select! {
         ended = conversation.hold(reader, push, news) => ended,
         () = stop => Err(SessionError::Interrupted),
@@ -64,6 +64,7 @@ pub(crate) async fn run(
 struct Conversation {
     lanes: Lanes,
     account: Account,
+    patience: Duration,
     surveyor: Option<std::thread::JoinHandle<()>>,
 }
 
@@ -75,8 +76,17 @@ impl Conversation {
         push: Push,
         news: News,
     ) -> Result<Finished, SessionError> {
-        let leave = tokio::time::timeout(LEAVE_TIMEOUT, control::leave(reader)).await;
-        let (mut inbox, opened) = leave.unwrap_or(Err(SessionError::Silent))?;
+        let (waits_in, mut waits) = mpsc::unbounded_channel();
+        let version = self.account.shared.version;
+        let leave = control::leave(reader, version, self.patience, waits_in);
+        let waiting = async {
+            while let Some(waiting) = waits.recv().await {
+                control::tell_waiting(&*self.account.shared.observer, &waiting);
+            }
+        };
+        // the waits end when leave has come, or will not
+        let (left, ()) = tokio::join!(leave, waiting);
+        let (mut inbox, opened) = left?;
         let single_name = opened.single_name.map(|name| name.0);
         let shared = Arc::clone(&self.account.shared);
         shared.counters.scan_errors.store(push.sources_missing, Ordering::Relaxed);
@@ -126,6 +136,7 @@ fn summary(shared: &Shared, elapsed: Duration, finished: &Finished) -> Summary {
         failed: count(&counters.failed),
         vanished: count(&counters.vanished),
         removed: count(&counters.removed),
+        spared: count(&counters.spared),
         elapsed,
         receiver_cpu: Duration::from_micros(finished.cpu_us),
         preview: Some(preview),

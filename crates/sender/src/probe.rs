@@ -11,8 +11,9 @@ use tokio::time::{sleep_until, timeout};
 use zmove_transport::{ControlError, ControlWriter, Inbox, LaneError, LaneSink};
 use zmove_wire::limits::SWEEP_MILLIS_MAX;
 use zmove_wire::{
-    Compare, Durability, Extraneous, Greeting, Moment, Open, Overwrite, Purpose, Role, Sampled, SweepOrder,
-    Swept, TargetShape, ToReceiver, ToSender, Version, WireError, decode_message, encode_message,
+    Compare, Durability, Extraneous, Greeting, Moment, Open, Overwrite, Purpose, Refusal, RefusalCode, Role,
+    Sampled, SweepOrder, Swept, TargetShape, ToReceiver, ToSender, Version, Waiting, WireError,
+    decode_message, encode_message,
 };
 
 use crate::control::{INBOX_MESSAGES_MAX, Link, receive};
@@ -83,14 +84,20 @@ async fn run(
     let leave = async {
         let mut reader = reader;
         // a receiver that knows no probes is not asked for one
-        reader.greeting().await?.agree_on(Version::V2)?;
+        let greeting = reader.greeting().await?;
+        greeting.agree_on(Version::V2)?;
+        let version = greeting.agree_within(link.version)?;
         let open = open(config.target.clone(), link.transfer.0);
         // a receiver that refuses need not have listened: its answer says why
-        let _refused_early = writer.send(&encode_message(&ToReceiver::Open(open))).await;
+        let _refused_early = writer.send(&encode_message(&open.into_message(version))).await;
         let mut inbox = reader.into_inbox(decode_message, INBOX_MESSAGES_MAX);
         match receive(&mut inbox).await? {
             ToSender::Opened(opened) => Ok((inbox, opened)),
             ToSender::Refused(refusal) => Err(SessionError::Refused(refusal)),
+            // what it would measure then is not what there is now
+            ToSender::Waiting(Waiting { text, .. }) => {
+                Err(SessionError::Refused(Refusal { code: RefusalCode::Full, text }))
+            }
             _ => Err(WireError::OutOfOrder { what: "the first answer" }.into()),
         }
     };

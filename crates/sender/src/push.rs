@@ -9,11 +9,13 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
-use zmove_scan::{Scan, scan, scan_list};
+use zmove_scan::{Scan, Tally, scan, scan_list};
 use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink};
 use zmove_types::{ByteCount, Event, Observer, RateLimit, Sample};
 use zmove_wire::limits::LANES_UNASKED_MAX;
-use zmove_wire::{Cipher, Extraneous, Finished, Greeting, Open, Opened, Purpose, Role, ToReceiver, ToSender};
+use zmove_wire::{
+    Cipher, Extraneous, Finished, Greeting, Open, Opened, Purpose, Role, ToReceiver, ToSender, Waiting,
+};
 
 use crate::config::{PushJob, SenderConfig};
 use crate::control::{self, Account, Link};
@@ -22,6 +24,7 @@ use crate::error::SessionError;
 use crate::manifest::Manifest;
 use crate::mirror::Mirror;
 use crate::news;
+use crate::pack::packs_of;
 use crate::path::PathReport;
 use crate::planner::Task;
 use crate::preview;
@@ -30,6 +33,18 @@ use crate::shared::Shared;
 use crate::steering::Steering;
 use crate::summary::Summary;
 use crate::verdict::{Stages, Times};
+
+/// How many lanes a push can use, as far as its scan has come.
+#[derive(Clone, Debug)]
+pub struct Need(Arc<Tally>);
+
+impl Need {
+    /// The most lanes that can have something to carry; none while the scan goes on.
+    #[must_use]
+    pub fn lanes(&self) -> Option<u16> {
+        self.0.whole().map(|found| u16::try_from(packs_of(found)).unwrap_or(u16::MAX))
+    }
+}
 
 /// A push whose scan is under way.
 #[derive(Debug)]
@@ -49,10 +64,12 @@ impl Push {
         let PushJob { sources, target, shape, compare, delta, durability, overwrite, purpose, .. } = job;
         let inplace = job.inplace;
         let selection = config.scan.selection.clone();
-        let mirror = job.mirror.map(|after_errors| Mirror {
+        let file_systems = config.scan.file_systems;
+        let mirror = job.mirror.map(|removals| Mirror {
             roots: sources.clone(),
             selection,
-            after_errors,
+            file_systems,
+            removals,
             purpose,
         });
         let extraneous = if mirror.is_some() { Extraneous::Goes } else { Extraneous::Stays };
@@ -64,6 +81,12 @@ impl Push {
         let open =
             Open { target, shape, compare, durability, delta, run, overwrite, purpose, extraneous, inplace };
         Self { scan, open, mirror, sources_missing: job.sources_missing, config, started }
+    }
+
+    /// How many lanes it can use.
+    #[must_use]
+    pub fn need(&self) -> Need {
+        Need(self.scan.tally())
     }
 
     /// Sends everything over `link`, as one session of `run`.
@@ -81,14 +104,15 @@ impl Push {
         if self.open.purpose == Purpose::Preview {
             return preview::run(self, run, link, observer, stop).await;
         }
-        let Link { transfer, cipher, control: (reader, mut writer), lanes, supply } = link;
+        let Link { transfer, cipher, version, control: (reader, mut writer), lanes, supply } = link;
         let task = Task { compare: self.open.compare, mirror: self.mirror };
         let greeting = Greeting { cipher, ..Greeting::new(Role::Control, transfer) };
         let open = Open { run: run.id(transfer), ..self.open };
-        control::ask(&mut writer, greeting, open).await?;
+        control::ask(&mut writer, greeting, open, version).await?;
         let (outgoing_in, outgoing) = mpsc::unbounded_channel();
-        let shared = Arc::new(Shared::new(self.config, observer, outgoing_in, self.started));
+        let shared = Arc::new(Shared::new(self.config, version, observer, outgoing_in, self.started));
         shared.counters.scan_errors.store(self.sources_missing, Ordering::Relaxed);
+        shared.counters.doomed.store(run.earlier.doomed, Ordering::Relaxed);
         let (teller, news) = news::news();
         let crew = Crew::start(&shared, self.scan, news, task).inspect_err(|_no_thread| shared.stop())?;
         *shared.book() = std::mem::take(&mut run.book);
@@ -103,6 +127,7 @@ impl Push {
             steering: Steering::new(supply),
             lanes_early: cipher == Cipher::Tls,
             lanes_max: LANES_UNASKED_MAX,
+            patience: run.patience,
             crew,
             account: Account::new(shared, teller),
         };
@@ -128,6 +153,8 @@ struct Running {
     /// Nothing goes out in clear before the receiver has agreed to that.
     lanes_early: bool,
     lanes_max: u16,
+    /// How long to wait for the transfer's turn.
+    patience: Duration,
     crew: Crew,
     account: Account,
 }
@@ -204,7 +231,7 @@ impl Running {
             bytes_read: shared.counters.bytes_read.load(Ordering::Relaxed),
             bytes_handed_over: shared.counters.bytes_handed_over.load(Ordering::Relaxed),
             bytes_acked: path.as_ref().map(|path| path.bytes_acked.iter().sum()),
-            bytes_stored: shared.counters.bytes.load(Ordering::Relaxed),
+            bytes_stored: shared.counters.bytes_stored.load(Ordering::Relaxed),
             packs_waiting: shared.plan.packs_waiting(),
             frames_waiting: self.crew.frames_waiting(),
             items_outstanding: shared.ledger().outstanding(),
@@ -219,14 +246,49 @@ impl Running {
         &mut self,
         reader: ControlReader,
     ) -> Result<(Inbox<ToSender>, Opened), SessionError> {
-        let leave = tokio::time::timeout(LEAVE_TIMEOUT, control::leave(reader));
+        let version = self.account.shared.version;
+        let (waits_in, mut waits) = mpsc::unbounded_channel();
+        let leave = control::leave(reader, version, self.patience, waits_in);
         tokio::pin!(leave);
+        let mut in_line = false;
         loop {
             let room = self.lanes_early && self.crew.lanes_up() < usize::from(self.lanes_max);
             tokio::select! {
-                left = &mut leave => return left.unwrap_or(Err(SessionError::Silent)),
-                lane = self.lanes.recv(), if self.lanes_open && room => self.take_lane(lane),
+                left = &mut leave => {
+                    // a turn that came at once
+                    if let Ok(waiting) = waits.try_recv() {
+                        self.stand_in_line(&waiting);
+                        in_line = true;
+                    }
+                    if in_line && left.is_ok() {
+                        self.steering.dial_again();
+                    }
+                    return left;
+                }
+                Some(waiting) = waits.recv() => {
+                    self.stand_in_line(&waiting);
+                    in_line = true;
+                }
+                lane = self.lanes.recv(), if self.lanes_open && (room || in_line) => {
+                    if in_line { self.let_lane_go(lane) } else { self.take_lane(lane) }
+                }
             }
+        }
+    }
+
+    /// The receiver takes no lanes yet: what those had goes by others, which are dialled when the turn has come.
+    fn stand_in_line(&mut self, waiting: &Waiting) {
+        control::tell_waiting(&*self.account.shared.observer, waiting);
+        self.crew.doubt_lanes();
+    }
+
+    /// A lane that came up in vain: the receiver closes it, too.
+    fn let_lane_go(&mut self, lane: Option<Result<Box<dyn LaneSink>, LaneError>>) {
+        self.steering.lane_came();
+        match lane {
+            Some(Ok(surplus)) => end_unused(surplus),
+            Some(Err(error)) => self.crew.last_error = Some(error),
+            None => self.lanes_open = false,
         }
     }
 
@@ -261,7 +323,7 @@ impl Running {
         self.crew.lose_lane(lane);
         let shared = &self.account.shared;
         let lanes = self.crew.lanes_up();
-        if lanes == 0 {
+        if lanes == 0 && !self.steering.is_dialling_again() {
             return Some(error);
         }
         let lost = shared.aboard.lose(lane).into_iter();
@@ -314,6 +376,7 @@ impl Running {
         let crew = self.crew;
         drop(self.account.teller);
         let (reading, paced) = (Reading::take(&crew, &self.account.shared), self.account.paced);
+        let times_beyond_range = self.account.times_beyond_range;
         let left_out = crew.left_out();
         tokio::task::spawn_blocking(move || crew.join()).await.expect("a push's threads do not panic");
         let shared = self.account.shared;
@@ -346,9 +409,11 @@ impl Running {
             sender_cpu: run.cpu(),
             receiver_cpu: Duration::from_micros(finished.cpu_us),
             manifest_left_out,
+            times_beyond_range,
             verdict: reading.times(judged, lanes, &finished, paced).verdict(),
             path: reading.path,
             removed: removed + count(&shared.counters.removed),
+            spared: count(&shared.counters.spared),
             preview: None,
             learnt,
             left_out,

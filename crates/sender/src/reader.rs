@@ -13,7 +13,7 @@ use zmove_chunk::{GroupHasher, Work, file_root, read_root, seal};
 use zmove_disk::FileIdentity;
 use zmove_scan::Entry;
 use zmove_transport::Frame;
-use zmove_types::{Buffer, Doing, Event, GROUP_BYTES, GroupSpan, ItemId, RelPath, Root, Stopwatch};
+use zmove_types::{Buffer, Doing, Escaped, Event, GROUP_BYTES, GroupSpan, ItemId, RelPath, Root, Stopwatch};
 use zmove_wire::{Batch, BatchEntry, DirectoryGroup, EntryFault, FileEntry, FrameHeader, FrameKind};
 
 use crate::ahead::{ReadPack, Unread};
@@ -231,7 +231,9 @@ impl Reader<'_> {
         let tries = pack.tries;
         let kind = if pack.basis == Basis::Known { FrameKind::Batch } else { FrameKind::Guess };
         pack.put_off();
-        let Some(item) = self.issue(Sent::Batch(SentBatch { pack, files }), tries) else { return };
+        let Some(item) = self.issue(Sent::Batch(SentBatch { pack, files, faults: Vec::new() }), tries) else {
+            return;
+        };
         let header = sealed(
             &content,
             FrameHeader {
@@ -408,7 +410,7 @@ pub(crate) fn resend(shared: &Shared, work: Sent, tries: u8, faults: &[EntryFaul
                 "bytes {} to {} of '{}'",
                 span.offset(),
                 span.offset() + u64::from(span.len),
-                file.display().display()
+                Escaped::path(&file.display())
             )
         }
     };

@@ -29,6 +29,8 @@ pub struct Run {
     answered: u64,
     pub(crate) earlier: Earlier,
     pub(crate) book: Book,
+    /// How long the next session waits for its turn at a busy receiver.
+    pub(crate) patience: Duration,
 }
 
 /// How far the conversation of a session came.
@@ -53,6 +55,8 @@ pub(crate) struct Earlier {
     pub(crate) partial_bytes: u64,
     /// Entries that were at the target alone.
     pub(crate) removed: u64,
+    /// What any of them asked to be removed.
+    pub(crate) doomed: u64,
     pub(crate) resent: u64,
     pub(crate) repeated: u64,
     pub(crate) lanes: usize,
@@ -95,6 +99,7 @@ impl Run {
             answered: 0,
             earlier: Earlier::default(),
             book: Book { manifest, ..Book::default() },
+            patience: Duration::ZERO,
         }
     }
 
@@ -102,6 +107,11 @@ impl Run {
     #[must_use]
     pub fn was_up(&self) -> bool {
         self.heard >= Heard::Leave
+    }
+
+    /// Has the next session wait so long for its turn at a busy receiver; without this it does not wait.
+    pub const fn wait_for(&mut self, patience: Duration) {
+        self.patience = patience;
     }
 
     /// In how many sessions the receiver has answered to what it was given.
@@ -140,6 +150,7 @@ impl Earlier {
         self.bytes += count(&counters.whole_bytes);
         self.partial_bytes += count(&counters.bytes).saturating_sub(count(&counters.whole_bytes));
         self.removed += count(&counters.removed);
+        self.doomed = count(&counters.doomed);
         self.resent += count(&counters.resent);
         self.repeated += count(&counters.repeated);
         self.lanes = self.lanes.max(lanes);
@@ -197,13 +208,20 @@ impl Book {
         self.manifest.iter_mut().for_each(Manifest::may_repeat);
     }
 
-    /// The session is over, and the receiver has not said what became of this.
+    /// The session is over, and the receiver has not said that this has its names.
     pub(crate) fn leave_open(&mut self, work: &Sent) {
         if let Sent::Batch(batch) = work {
-            for file in batch.files.iter().filter(|file| !file.retouched) {
+            let failed: HashSet<_> = batch.failed().collect();
+            for file in batch.files.iter().filter(|file| !file.retouched && !failed.contains(&file.path)) {
                 let sent = Unconfirmed { bytes: file.bytes, root: file.root };
-                self.unconfirmed.insert(file.path.clone(), sent);
+                self.remember(file.path.clone(), sent);
             }
+        }
+    }
+
+    fn remember(&mut self, path: RelPath, sent: Unconfirmed) {
+        if self.unconfirmed.len() < UNCONFIRMED_MAX || self.unconfirmed.contains_key(&path) {
+            self.unconfirmed.insert(path, sent);
         }
     }
 
@@ -211,10 +229,14 @@ impl Book {
     pub(crate) fn leave_large_open(&mut self, file: &LargeSource) {
         if let Some(root) = file.root().filter(|_| !file.is_dead()) {
             let sent = Unconfirmed { bytes: file.entry.size, root };
-            self.unconfirmed.insert(file.target.clone(), sent);
+            self.remember(file.target.clone(), sent);
         }
     }
 }
+
+/// What several sessions may leave open, each as much as may be on its way or without a name; the next session meets these files
+/// first, as a rule. One beyond that counts as skipped where it is found to be there, and not as moved.
+const UNCONFIRMED_MAX: usize = 1 << 20;
 
 /// That of the whole process so far.
 pub(crate) fn cpu_time() -> Duration {
@@ -234,7 +256,7 @@ mod tests {
 
     fn sent(name: &str) -> Sent {
         let file = SentFile { path: path(name), root: Root([7; 32]), bytes: 5, retouched: false };
-        Sent::Batch(SentBatch { pack: Pack::of(Vec::new()), files: vec![file] })
+        Sent::Batch(SentBatch { pack: Pack::of(Vec::new()), files: vec![file], faults: Vec::new() })
     }
 
     #[test]
@@ -252,6 +274,30 @@ mod tests {
         book.manifest.take().unwrap().finish().unwrap();
         let text = format!("{}  a\n{}  c\n", "07".repeat(32), "08".repeat(32));
         assert_eq!(std::fs::read_to_string(manifest).unwrap(), text);
+    }
+
+    /// Nobody knows what has gone of what was asked for when the connection was lost.
+    #[test]
+    fn what_a_session_asked_to_be_removed_counts_in_the_next_one() {
+        let mut earlier = Earlier::default();
+        let counters = Counters { doomed: 5.into(), removed: 3.into(), ..Counters::default() };
+        earlier.add(&counters, 1, None);
+        // the next one begins with what the first had asked for
+        let counters =
+            Counters { doomed: (earlier.doomed + 2).into(), removed: 2.into(), ..Counters::default() };
+        earlier.add(&counters, 1, None);
+        assert_eq!((earlier.doomed, earlier.removed), (7, 5));
+    }
+
+    #[test]
+    fn what_sessions_leave_open_is_bounded() {
+        let mut book = Book::default();
+        let sent = Unconfirmed { bytes: 5, root: Root([7; 32]) };
+        (0..=UNCONFIRMED_MAX).for_each(|number| book.remember(path(&number.to_string()), sent));
+        assert_eq!(book.unconfirmed.len(), UNCONFIRMED_MAX);
+        // what is known already is known anew
+        book.remember(path("0"), Unconfirmed { bytes: 6, ..sent });
+        assert!(book.confirm_earlier(&path("0"), 6));
     }
 
     #[test]

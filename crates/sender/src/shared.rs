@@ -1,6 +1,6 @@
 //! What all threads of one push share: the plan, the ledger, the counters, and the ways to tell.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,9 +11,9 @@ use zmove_scan::ScanError;
 use zmove_types::{
     BufferPool, Cv, Event, FileId, GroupSpan, ItemId, Observer, RelPath, Root, StageClock, StageTimes,
 };
-use zmove_wire::limits::ITEMS_OUTSTANDING_MAX;
-use zmove_wire::session::{Resend, SenderTransfer};
-use zmove_wire::{FrameKind, ToReceiver, WireError};
+use zmove_wire::limits::FILES_BEGUN_MAX;
+use zmove_wire::session::{LastWord, Load, Receipt, Resend, SenderTransfer};
+use zmove_wire::{EntryFault, FrameKind, ToReceiver, Version, WireError};
 
 use crate::aboard::Aboard;
 use crate::ahead::Ahead;
@@ -52,6 +52,8 @@ impl Travels {
 pub(crate) struct SentBatch {
     pub(crate) pack: Pack,
     pub(crate) files: Vec<SentFile>,
+    /// What could not be stored of it, where that is not its end.
+    pub(crate) faults: Vec<EntryFault>,
 }
 
 /// A small file on its way.
@@ -70,9 +72,13 @@ pub(crate) struct Shared {
     pub(crate) ahead: Ahead,
     pub(crate) pool: BufferPool,
     pub(crate) config: SenderConfig,
+    /// What the receiver speaks.
+    pub(crate) version: Version,
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) outgoing: UnboundedSender<ToReceiver>,
     pub(crate) large: Mutex<HashMap<FileId, Arc<LargeSource>>>,
+    /// How many of them have begun to be sent; changed under the ledger's lock.
+    large_begun: AtomicU64,
     pub(crate) read_clock: StageClock,
     pub(crate) lane_clock: StageClock,
     pub(crate) counters: Counters,
@@ -146,8 +152,10 @@ pub(crate) struct Moved {
     pub(crate) files: u64,
     /// All their bytes.
     pub(crate) whole_bytes: u64,
-    /// The bytes of any file that were not told before.
+    /// The bytes of any file that were not counted before.
     pub(crate) bytes: u64,
+    /// Those of them that were shown to the user before.
+    pub(crate) shown: u64,
 }
 
 /// What the summary will say.
@@ -157,6 +165,8 @@ pub(crate) struct Counters {
     pub(crate) found: AtomicU64,
     pub(crate) files: AtomicU64,
     pub(crate) bytes: AtomicU64,
+    /// With the bytes of files that are stored and have no names yet.
+    pub(crate) bytes_stored: AtomicU64,
     /// The bytes of the files that are whole.
     pub(crate) whole_bytes: AtomicU64,
     pub(crate) bytes_read: AtomicU64,
@@ -174,11 +184,22 @@ pub(crate) struct Counters {
     pub(crate) added: AtomicU64,
     pub(crate) changed: AtomicU64,
     pub(crate) removed: AtomicU64,
+    /// What was asked to be removed in this run, with all below it where that counts.
+    pub(crate) doomed: AtomicU64,
+    /// What is at the target alone and stays because enough has gone.
+    pub(crate) spared: AtomicU64,
     /// Parts of the source that could not be seen.
     pub(crate) scan_errors: AtomicU64,
+    /// Files and links that the scan has found and that could not be read.
+    pub(crate) unread: AtomicU64,
 }
 
 impl Counters {
+    /// How much of the source is not known.
+    pub(crate) fn source_errors(&self) -> u64 {
+        self.scan_errors.load(Ordering::Relaxed) + self.unread.load(Ordering::Relaxed)
+    }
+
     /// At the good end of a session: files that nothing was told of. Where something has failed these may be it.
     pub(crate) fn unaccounted(&self) -> u64 {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -200,11 +221,45 @@ impl Sent {
             Self::Group(_, _, Travels::ByName) => 0,
         }
     }
+
+    /// The large file that it is of.
+    fn large(&self) -> Option<Arc<LargeSource>> {
+        match self {
+            Self::Group(file, ..) => Some(Arc::clone(file)),
+            Self::Batch(_) => None,
+        }
+    }
+
+    /// With which word of a receiver that speaks `version` it is done.
+    fn last_word(&self, version: Version) -> LastWord {
+        match self {
+            Self::Batch(SentBatch { pack, .. }) if version >= Version::V4 => LastWord::Published(Load {
+                entries: pack.entry_count() as u64,
+                name_bytes: pack.name_bytes(),
+            }),
+            _ => LastWord::Stored,
+        }
+    }
+}
+
+impl SentBatch {
+    /// The bytes of the files that travelled, without those that have failed.
+    pub(crate) fn stored_bytes(&self) -> u64 {
+        let failed: HashSet<_> = self.failed().collect();
+        let files = self.files.iter().filter(|file| !file.retouched && !failed.contains(&file.path));
+        files.map(|file| file.bytes).sum()
+    }
+
+    /// The paths that could not be stored.
+    pub(crate) fn failed(&self) -> impl Iterator<Item = RelPath> {
+        self.faults.iter().filter_map(|fault| self.pack.target_path(fault.entry))
+    }
 }
 
 impl Shared {
     pub(crate) fn new(
         config: SenderConfig,
+        version: Version,
         observer: Arc<dyn Observer>,
         outgoing: UnboundedSender<ToReceiver>,
         started: Instant,
@@ -214,9 +269,11 @@ impl Shared {
             ahead: Ahead::new(),
             pool: BufferPool::new(crate::config::BUFFER_BYTES, config.buffers_max),
             config,
+            version,
             observer,
             outgoing,
             large: Mutex::default(),
+            large_begun: AtomicU64::new(0),
             read_clock: StageClock::default(),
             lane_clock: StageClock::default(),
             counters: Counters::default(),
@@ -246,27 +303,70 @@ impl Shared {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Books an item as on its way; waits while too many are, so that a receiver that settles nothing cannot make the
-    /// account grow without end. `None` when the push is being stopped.
+    /// Books an item as on its way; waits while too many are, or too much has no name yet, so that a receiver that settles
+    /// nothing cannot make the account grow without end. A large file is not begun while too many have no end. `None` when the
+    /// push is being stopped.
     pub(crate) fn issue(&self, work: Sent, tries: u8) -> Option<ItemId> {
-        let full = |ledger: &mut SenderTransfer<Sent>| {
-            ledger.outstanding() >= ITEMS_OUTSTANDING_MAX && !self.is_stopping()
-        };
+        let large = work.large();
+        let full =
+            |ledger: &mut SenderTransfer<Sent>| self.is_full(ledger, large.as_deref()) && !self.is_stopping();
         let mut ledger = self.settled.wait_while(self.ledger(), full).unwrap_or_else(PoisonError::into_inner);
-        (!self.is_stopping()).then(|| ledger.issue(work, tries))
+        if let Some(file) = large.filter(|file| !file.has_begun()) {
+            self.begin_large(&file);
+        }
+        let last_word = work.last_word(self.version);
+        (!self.is_stopping()).then(|| ledger.issue(work, tries, last_word))
     }
 
-    /// The receiver settled an item.
-    pub(crate) fn stored(&self, item: ItemId) -> Result<Sent, WireError> {
+    /// Whether no item may be issued, or none of `large` because it would be one large file too many.
+    fn is_full(&self, ledger: &SenderTransfer<Sent>, large: Option<&LargeSource>) -> bool {
+        let begins = large.is_some_and(|file| !file.has_begun());
+        ledger.is_full() || begins && self.large_begun.load(Ordering::Relaxed) >= FILES_BEGUN_MAX
+    }
+
+    /// Counts a file as begun until [`end_large`](Self::end_large), unless that has been. For who holds the ledger.
+    fn begin_large(&self, file: &LargeSource) {
+        if self.large.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&file.id) {
+            file.begin();
+            self.large_begun.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The receiver has stored an item, but for `faults`; returns what it was if nothing more is to be said of it.
+    pub(crate) fn stored(&self, item: ItemId, faults: &[EntryFault]) -> Result<Option<Sent>, WireError> {
         let mut ledger = self.ledger();
-        let settled = ledger.stored(item)?;
+        let (settled, bytes) = match ledger.stored(item)? {
+            Receipt::Settled(work) => (Some(work), 0),
+            Receipt::Unpublished(work) => (None, self.keep_until_published(work, faults)),
+        };
+        let data_bytes = settled.as_ref().map_or(bytes, Sent::data_bytes);
         self.note_settled(&ledger);
         drop(ledger);
-        self.settled.notify_one();
+        self.settled.notify_all();
         self.flights.settled(item, Instant::now());
         self.aboard.settled(item, Instant::now());
-        self.counters.bytes_settled.fetch_add(settled.data_bytes(), Ordering::Relaxed);
+        self.counters.bytes_settled.fetch_add(data_bytes, Ordering::Relaxed);
         Ok(settled)
+    }
+
+    /// Shows what of a batch is stored; returns how much payload it was.
+    fn keep_until_published(&self, work: &mut Sent, faults: &[EntryFault]) -> u64 {
+        let data_bytes = work.data_bytes();
+        if let Sent::Batch(batch) = work {
+            batch.faults = faults.to_vec();
+            self.show(0, batch.stored_bytes());
+        }
+        data_bytes
+    }
+
+    /// The receiver has given a batch its names, as far as that could be; returns what it was.
+    pub(crate) fn published(&self, item: ItemId) -> Result<Sent, WireError> {
+        let mut ledger = self.ledger();
+        let work = ledger.published(item)?;
+        self.note_settled(&ledger);
+        drop(ledger);
+        self.settled.notify_all();
+        Ok(work)
     }
 
     /// The receiver found an item damaged, or says that it was lost with its lane.
@@ -278,7 +378,7 @@ impl Shared {
         };
         self.note_settled(&ledger);
         drop(ledger);
-        self.settled.notify_one();
+        self.settled.notify_all();
         self.flights.settled(item, Instant::now());
         let (Resend::Again { work, .. } | Resend::GiveUp(work)) = &settled;
         self.counters.bytes_settled.fetch_add(work.data_bytes(), Ordering::Relaxed);
@@ -396,7 +496,7 @@ impl Shared {
     /// A file was at the target already; it counts as moved if an earlier session has brought it.
     pub(crate) fn skipped(&self, path: &RelPath, bytes: u64) {
         if self.book().confirm_earlier(path, bytes) {
-            return self.moved(&Moved { files: 1, whole_bytes: bytes, bytes });
+            return self.moved(&Moved { files: 1, whole_bytes: bytes, bytes, shown: 0 });
         }
         self.counters.skipped.fetch_add(1, Ordering::Relaxed);
         self.observer.on(&Event::Skipped { files: 1, bytes });
@@ -413,10 +513,16 @@ impl Shared {
 
     /// The receiver has said that something is at the target.
     pub(crate) fn moved(&self, moved: &Moved) {
-        let Moved { files, whole_bytes, bytes } = *moved;
+        let Moved { files, whole_bytes, bytes, shown } = *moved;
         self.counters.files.fetch_add(files, Ordering::Relaxed);
         self.counters.whole_bytes.fetch_add(whole_bytes, Ordering::Relaxed);
         self.counters.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.show(files, bytes.saturating_sub(shown));
+    }
+
+    /// Tells the user what is at the target, whether it has its name or not.
+    fn show(&self, files: u64, bytes: u64) {
+        self.counters.bytes_stored.fetch_add(bytes, Ordering::Relaxed);
         self.observer.on(&Event::Stored { files, bytes });
     }
 
@@ -429,6 +535,7 @@ impl Shared {
     /// One file or directory failed; the rest goes on.
     pub(crate) fn fail(&self, error: &FileError) {
         self.counters.failed.fetch_add(1, Ordering::Relaxed);
+        self.counters.unread.fetch_add(u64::from(error.is_unread()), Ordering::Relaxed);
         let message = error.to_string();
         if self.book().tell(&message) {
             self.observer.on(&Event::Failed { message });
@@ -456,7 +563,14 @@ impl Shared {
 
     /// A large file has come to its end. It comes to one only: who is given the file tells what became of it.
     pub(crate) fn end_large(&self, id: FileId) -> Option<Arc<LargeSource>> {
-        self.large.lock().unwrap_or_else(PoisonError::into_inner).remove(&id)
+        let ended = self.large.lock().unwrap_or_else(PoisonError::into_inner).remove(&id)?;
+        let ledger = self.ledger();
+        if ended.has_begun() {
+            self.large_begun.fetch_sub(1, Ordering::Relaxed);
+        }
+        drop(ledger);
+        self.settled.notify_all();
+        Some(ended)
     }
 
     /// Books the moment of the first data byte.
@@ -543,7 +657,6 @@ pub(crate) const FILES_WAITING_MAX: usize = 65_536;
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::collections::HashSet;
     use std::sync::atomic::AtomicUsize;
     use std::thread;
 
@@ -607,7 +720,13 @@ pub(crate) mod tests {
     #[test]
     fn a_large_file_that_fails_at_two_groups_at_once_is_told_once() {
         let (outgoing, mut messages) = unbounded_channel();
-        let shared = Shared::new(SenderConfig::default(), Arc::new(NoObserver), outgoing, Instant::now());
+        let shared = Shared::new(
+            SenderConfig::default(),
+            Version::NEWEST,
+            Arc::new(NoObserver),
+            outgoing,
+            Instant::now(),
+        );
         let files = vanished(&shared, FILES);
         files.iter().for_each(|file| shared.plan_file(Arc::clone(file), When::Now));
         let arrived = AtomicUsize::new(0);
@@ -629,4 +748,31 @@ pub(crate) mod tests {
     }
 
     const FILES: usize = 2000;
+
+    /// They may wait for a flush at the target: each is remembered here and open there.
+    #[test]
+    fn no_large_file_is_begun_while_too_many_have_no_end() {
+        let (outgoing, _messages) = unbounded_channel();
+        let config = SenderConfig::default();
+        let shared = Shared::new(config, Version::NEWEST, Arc::new(NoObserver), outgoing, Instant::now());
+        let count = usize::try_from(FILES_BEGUN_MAX).unwrap();
+        let files = vanished(&shared, count + 1);
+        files.iter().for_each(|file| shared.plan_file(Arc::clone(file), When::Now));
+        let (last, begun) = files.split_last().unwrap();
+        for file in begun {
+            assert!(!shared.is_full(&shared.ledger(), Some(file)));
+            let span = GroupSpan::of(file.entry.size, 0).unwrap();
+            let item = shared.issue(Sent::Group(Arc::clone(file), span, Travels::Whole), 0).unwrap();
+            assert!(matches!(shared.stored(item, &[]), Ok(Some(_))));
+        }
+        let full = |file| shared.is_full(&shared.ledger(), file);
+        assert_eq!([Some(&**last), Some(&*begun[0]), None].map(full), [true, false, false]);
+        shared.end_large(begun[0].id).unwrap();
+        assert!(!full(Some(last)));
+        // one that has failed meanwhile takes no place
+        shared.end_large(last.id).unwrap();
+        let span = GroupSpan::of(last.entry.size, 0).unwrap();
+        shared.issue(Sent::Group(Arc::clone(last), span, Travels::Whole), 0).unwrap();
+        assert_eq!(shared.large_begun.load(Ordering::Relaxed), FILES_BEGUN_MAX - 1);
+    }
 }

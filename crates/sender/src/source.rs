@@ -99,6 +99,10 @@ pub(crate) struct LargeSource {
     pub(crate) entry: Entry,
     pub(crate) target: RelPath,
     groups_unread: AtomicU32,
+    /// Of those that are to be sent, without what the receiver has stored.
+    groups_unstored: AtomicU32,
+    /// A group of it has been sent.
+    begun: AtomicBool,
     /// Groups of this very file are at the target: it must still be what it was when that was asked.
     resumed: bool,
     dead: AtomicBool,
@@ -135,6 +139,8 @@ impl LargeSource {
             entry,
             target,
             groups_unread,
+            groups_unstored: AtomicU32::new(groups),
+            begun: AtomicBool::new(false),
             resumed: false,
             dead: AtomicBool::new(false),
             state: Mutex::default(),
@@ -145,7 +151,8 @@ impl LargeSource {
     pub(crate) fn resuming(self, held: Vec<Option<Cv>>) -> Self {
         let unread = u32::try_from(held.iter().filter(|cv| cv.is_none()).count()).unwrap_or(u32::MAX);
         let state = Mutex::new(LargeState { cvs: held, ..LargeState::default() });
-        Self { groups_unread: AtomicU32::new(unread), resumed: true, state, ..self }
+        let [groups_unread, groups_unstored] = [unread; 2].map(AtomicU32::new);
+        Self { groups_unread, groups_unstored, resumed: true, state, ..self }
     }
 
     /// The same file, of which another version with groups of these values is at the target.
@@ -215,6 +222,22 @@ impl LargeSource {
                 }
             }
         }
+    }
+
+    /// The receiver has stored a group. After the last the file need not stay open until it has its name.
+    pub(crate) fn group_stored(&self) {
+        if self.groups_unstored.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.close();
+        }
+    }
+
+    /// A group of it is being sent.
+    pub(crate) fn begin(&self) {
+        self.begun.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn has_begun(&self) -> bool {
+        self.begun.load(Ordering::Acquire)
     }
 
     /// Whether the file is still what it was when it was opened.

@@ -37,11 +37,13 @@ struct Dials {
     /// How long to do without those that have not come up, and how long the next time.
     rest: Duration,
     next_rest: Duration,
+    /// The first were in vain.
+    again: bool,
 }
 
 impl Dials {
     fn new(awaited: usize) -> Self {
-        Self { awaited, wanted: awaited, rest: REDIAL_REST_MIN, next_rest: REDIAL_REST_MIN * 2 }
+        Self { awaited, wanted: awaited, rest: REDIAL_REST_MIN, next_rest: REDIAL_REST_MIN * 2, again: false }
     }
 
     /// How many to ask for when so many are wanted and `up` are there. Those that failed are asked for again after a rest
@@ -134,6 +136,22 @@ impl Steering {
     /// A lane that was asked for has come up, or will not.
     pub(crate) fn lane_came(&mut self) {
         self.dials.awaited = self.dials.awaited.saturating_sub(1);
+    }
+
+    /// The lanes that were dialled at first are gone before they could be used: as many are asked for anew.
+    pub(crate) fn dial_again(&mut self) {
+        let Some(supply) = &self.supply else { return };
+        let missing = usize::from(supply.asked).saturating_sub(self.dials.awaited);
+        let more = u16::try_from(missing).unwrap_or(u16::MAX);
+        if more > 0 && supply.more.send(more).is_ok() {
+            self.dials.awaited += missing;
+        }
+        self.dials.again = true;
+    }
+
+    /// Whether lanes that were asked for anew are still to come, so that the loss of all others is no end.
+    pub(crate) fn is_dialling_again(&self) -> bool {
+        self.dials.again && self.dials.awaited > 0
     }
 
     /// Whether lanes may still come up; `open` says whether anybody can send one.

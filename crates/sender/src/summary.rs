@@ -26,6 +26,8 @@ pub struct Summary {
     pub vanished: u64,
     /// Entries that were at the target alone and have been removed, or would be; of a tree that would be, only its top counts.
     pub removed: u64,
+    /// Entries that are at the target alone and stay because as many have gone as may.
+    pub spared: u64,
     /// Items that arrived damaged and were sent again.
     pub resent: u64,
     /// Chunks that were sent again because their lane was slow.
@@ -48,6 +50,8 @@ pub struct Summary {
     pub receiver_cpu: Duration,
     /// Names that the manifest cannot hold.
     pub manifest_left_out: u64,
+    /// Files that have another time at the target than at the source, since its file system cannot hold theirs.
+    pub times_beyond_range: u64,
     /// What limited the rate.
     pub verdict: Verdict,
     /// What the kernel tells of the path, where its TCP carries the lanes.

@@ -28,6 +28,8 @@ pub(crate) struct Survey {
     shared: Arc<Shared>,
     compare: Compare,
     single_name: Option<Name>,
+    /// A file that cannot be opened would keep everything at the target, so each that would move is tried.
+    mirrored: bool,
     next: u64,
     gathered: Vec<Asked>,
     name_bytes: usize,
@@ -47,6 +49,7 @@ enum What {
 
 /// Asks and lists until the scan has ended and every inquiry is answered.
 pub(crate) fn run(mut survey: Survey, scan: &Scan, news: &News, mirror: Option<&Mirror>) {
+    survey.mirrored = mirror.is_some();
     survey.take_scan(scan, &news.findings);
     survey.take_last(&news.findings);
     if let Some(mirror) = mirror {
@@ -61,7 +64,8 @@ const PATIENCE: Duration = Duration::from_millis(20);
 impl Survey {
     pub(crate) fn new(shared: Arc<Shared>, compare: Compare, single_name: Option<Name>) -> Self {
         let (gathered, outstanding) = (Vec::new(), HashMap::new());
-        Self { shared, compare, single_name, next: 0, gathered, name_bytes: 0, outstanding }
+        let mirrored = false;
+        Self { shared, compare, single_name, mirrored, next: 0, gathered, name_bytes: 0, outstanding }
     }
 
     fn take_scan(&mut self, scan: &Scan, findings: &Receiver<Findings>) {
@@ -200,6 +204,10 @@ impl Survey {
             Finding::Same | Finding::Stays | Finding::Contents(..) => (None, false),
         };
         if let Some(entry) = file {
+            if moves && self.mirrored {
+                let opened = asked.directory.open_file(&entry.name);
+                opened.inspect_err(|error| self.shared.fail(error)).ok()?;
+            }
             if moves {
                 counters.files.fetch_add(1, Ordering::Relaxed);
                 counters.bytes.fetch_add(entry.size, Ordering::Relaxed);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::Advice;
-use zmove_disk::{DataFile, Direct, Staged, TempNames, set_new_file_metadata};
+use zmove_disk::{DataFile, Direct, Replace, Staged, TempNames, set_new_file_metadata};
 use zmove_types::Metadata;
 
 use crate::cell::{Bench, Counted};
@@ -55,7 +55,7 @@ impl LargeFiles {
             Ok(Some((Writing { number, staged, bytes: AtomicU64::new(0) }, file_bytes)))
         };
         let end = |writing: Arc<Writing>| match Arc::into_inner(writing) {
-            Some(whole) => finish(bench, &names, whole).map(|file| {
+            Some(whole) => finish(bench, whole).map(|file| {
                 files.lock().unwrap_or_else(PoisonError::into_inner).extend(file);
             }),
             None => Ok(()),
@@ -139,7 +139,7 @@ impl LargeFiles {
 
 /// What a large file gets at its end: flushed, with its time and its name. One that was cut short has the length that
 /// was written, and one of which nothing was goes.
-fn finish(bench: &Bench<'_>, names: &TempNames, writing: Writing) -> Result<Option<(u64, u64)>, SweepError> {
+fn finish(bench: &Bench<'_>, writing: Writing) -> Result<Option<(u64, u64)>, SweepError> {
     let Writing { number, staged, bytes } = writing;
     let bytes = bytes.into_inner();
     if bytes == 0 {
@@ -148,7 +148,7 @@ fn finish(bench: &Bench<'_>, names: &TempNames, writing: Writing) -> Result<Opti
     let finished = staged.file().set_len(bytes).and_then(|()| {
         set_new_file_metadata(staged.file(), &Metadata { mode: MODE, mtime: bench.mtime })?;
         staged.file().sync_data()?;
-        staged.commit(&name_of(number), names)
+        staged.commit(&name_of(number), Replace::Existing)
     });
     finished.map_err(bench.cannot("finish a file in"))?;
     Ok(Some((number, bytes)))

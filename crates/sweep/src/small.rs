@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::fs::{Advice, Mode, OFlags};
-use zmove_disk::{ContentsWriter, DataFile, Nursery, Staged, TempNames, Tree, set_new_file_metadata};
+use rustix::fs::Advice;
+use zmove_disk::{ContentsWriter, DataFile, Replace, StagingDirectory, TempNames, Tree};
 use zmove_types::{Metadata, Name};
 
 use crate::cell::{Bench, Counted};
@@ -130,40 +130,18 @@ impl Writers<'_> {
         let cannot = || self.bench.cannot("make a directory in");
         let name = name_of(number);
         Tree::make_new(self.parent.as_fd(), &name).map_err(cannot())?;
-        let Some(mut nursery) = Nursery::begin(&self.parent, &name).map_err(cannot())? else {
-            return self.fill_one_by_one(&name, files, noise, contents);
-        };
+        let staging = StagingDirectory::begin(&self.parent, &name, &self.names).map_err(cannot())?;
         let metadata = Metadata { mode: MODE, mtime: self.bench.mtime };
         let made = self.admitted(files, noise, |file_name, data| {
-            let file = nursery.create(file_name, MODE)?;
+            let file = staging.create(file_name, MODE)?;
             contents.write(&file, data)?;
-            nursery.set_metadata(&file, &metadata)
+            staging.set_metadata(&file, &metadata)
         })?;
         if made == 0 {
             return Ok(None);
         }
-        Ok(Some((nursery.publish().map_err(cannot())?, made)))
-    }
-
-    /// The same where the file system has no locks: each file gets its name by itself.
-    fn fill_one_by_one(
-        &self,
-        name: &Name,
-        files: u64,
-        noise: &mut Noise,
-        contents: &ContentsWriter,
-    ) -> Result<Option<(Arc<OwnedFd>, u64)>, SweepError> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let opened = rustix::fs::openat(&self.parent, name.as_os_str(), flags, Mode::empty());
-        let directory = Arc::new(opened.map_err(self.bench.cannot("open a directory in"))?);
-        let metadata = Metadata { mode: MODE, mtime: self.bench.mtime };
-        let made = self.admitted(files, noise, |file_name, data| {
-            let staged = Staged::create(&directory, MODE, &self.names)?;
-            contents.write(staged.file(), data)?;
-            set_new_file_metadata(staged.file(), &metadata)?;
-            staged.commit(file_name, &self.names)
-        })?;
-        Ok((made > 0).then_some((directory, made)))
+        staging.publish(Replace::Existing).map_err(cannot())?;
+        Ok(Some((Arc::clone(staging.directory()), made)))
     }
 
     /// Makes files with `make` while there is time; returns how many.

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use rustls_pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use zmove_wire::Cipher;
+use zmove_wire::{Cipher, Version};
 
 use crate::clear::ClearLane;
 use crate::frame::{LaneError, LaneSink, LaneSource};
@@ -39,6 +39,15 @@ pub enum Transport {
     Tcp,
     /// QUIC, which is TLS 1.3 on UDP.
     Quic,
+}
+
+/// Who a peer is: the key that it has proved to hold, and what else says who holds it.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    /// The key.
+    pub key: Fingerprint,
+    /// The certificates that the peer has shown, that of its key first.
+    pub(crate) chain: Vec<CertificateDer<'static>>,
 }
 
 /// An established connection to a peer whose key is known.
@@ -87,8 +96,23 @@ impl Channel {
         }
     }
 
+    /// The newest version of the protocol that may be spoken on it, as TLS has agreed; which one is, the greetings say.
+    #[must_use]
+    pub const fn version(&self) -> Version {
+        match &self.carrier {
+            Carrier::Tcp(connection) => connection.version,
+            Carrier::Quic(connection) => connection.version,
+        }
+    }
+
+    /// What the peer has proved and shown.
+    #[must_use]
+    pub fn claim(&self) -> Claim {
+        Claim { key: self.peer(), chain: self.certificates() }
+    }
+
     /// The certificates that the peer has shown, that of its key first.
-    pub(crate) fn certificates(&self) -> Vec<CertificateDer<'static>> {
+    fn certificates(&self) -> Vec<CertificateDer<'static>> {
         match &self.carrier {
             Carrier::Tcp(connection) => connection.session().peer_certificates().unwrap_or_default().to_vec(),
             Carrier::Quic(connection) => connection.certificates(),
@@ -119,6 +143,17 @@ impl Channel {
         match &self.carrier {
             Carrier::Tcp(connection) => connection.probe(),
             Carrier::Quic(_) => PathProbe::default(),
+        }
+    }
+
+    /// Whether the peer has ended the connection, or it is lost, as far as the kernel tells; nothing is read for it.
+    #[must_use]
+    pub fn is_ended(&self) -> bool {
+        match &self.carrier {
+            Carrier::Tcp(connection) => {
+                connection.probe().read().is_some_and(|info| info.established == Some(false))
+            }
+            Carrier::Quic(connection) => connection.is_ended(),
         }
     }
 

@@ -15,7 +15,10 @@ use zmove_wire::{Greeting, GreetingError, WireError};
 pub struct ControlReader(Box<dyn AsyncRead + Send + Unpin>);
 
 /// Sends messages.
-pub struct ControlWriter(Box<dyn AsyncWrite + Send + Unpin>);
+pub struct ControlWriter {
+    stream: Box<dyn AsyncWrite + Send + Unpin>,
+    greeted: bool,
+}
 
 /// Why the control connection ended early.
 #[derive(Debug, Error)]
@@ -58,7 +61,7 @@ pub(crate) fn is_loss(error: &io::Error) -> bool {
 /// Splits a stream into the two directions of a control connection.
 pub fn control_pair(stream: impl AsyncRead + AsyncWrite + Send + 'static) -> (ControlReader, ControlWriter) {
     let (reader, writer) = tokio::io::split(stream);
-    (ControlReader(Box::new(reader)), ControlWriter(Box::new(writer)))
+    (ControlReader(Box::new(reader)), ControlWriter { stream: Box::new(writer), greeted: false })
 }
 
 impl ControlReader {
@@ -101,7 +104,7 @@ impl ControlReader {
     /// task ends, and lets go of the connection, when the inbox is dropped.
     pub fn into_inbox<M: Send + 'static>(
         mut self,
-        decode: fn(&[u8]) -> Result<M, WireError>,
+        decode: impl Fn(&[u8]) -> Result<M, WireError> + Send + 'static,
         waiting_max: usize,
     ) -> Inbox<M> {
         let (sender, inbox) = mpsc::channel(waiting_max);
@@ -128,13 +131,30 @@ impl ControlReader {
 }
 
 impl ControlWriter {
+    /// That of a stream on which this side has greeted already.
+    #[must_use]
+    pub fn greeted(self) -> Self {
+        Self { greeted: true, ..self }
+    }
+
+    /// Sends this side's greeting, unless that has been done.
+    ///
+    /// # Errors
+    /// [`ControlError`] when the stream is gone.
+    pub async fn greet(&mut self, greeting: &Greeting) -> Result<(), ControlError> {
+        if !std::mem::replace(&mut self.greeted, true) {
+            self.send(&greeting.encode()).await?;
+        }
+        Ok(())
+    }
+
     /// Sends bytes that are a greeting or messages with their lengths.
     ///
     /// # Errors
     /// [`ControlError`] when the stream is gone.
     pub async fn send(&mut self, bytes: &[u8]) -> Result<(), ControlError> {
-        self.0.write_all(bytes).await?;
-        Ok(self.0.flush().await?)
+        self.stream.write_all(bytes).await?;
+        Ok(self.stream.flush().await?)
     }
 
     /// Ends this direction in an orderly way.
@@ -142,7 +162,7 @@ impl ControlWriter {
     /// # Errors
     /// [`ControlError`] when the stream is gone.
     pub async fn finish(&mut self) -> Result<(), ControlError> {
-        Ok(self.0.shutdown().await?)
+        Ok(self.stream.shutdown().await?)
     }
 }
 

@@ -21,7 +21,7 @@ mod tcp_tls;
 mod trust;
 
 pub use channel::{
-    Channel, ChannelDialler, Incoming, Inherited, Listener, Reach, Transport, TransportChoice,
+    Channel, ChannelDialler, Claim, Incoming, Inherited, Listener, Reach, Transport, TransportChoice,
 };
 pub use clear::ClearLane;
 pub use control::{ControlError, ControlReader, ControlWriter, Inbox, control_pair};
@@ -39,7 +39,7 @@ pub use record::RecordError;
 pub use tcp_tls::{Acceptor, Connection, Dialler, SocketConfig};
 pub use trust::{
     Access, AuthorizedKeys, CertificateFault, Denial, Expiry, Fingerprint, FirstKey, Grant, GrantFault,
-    Holder, HostAuthority, HostLineFault, HostPolicy, Identity, KnownHosts, ParseExpiryError,
-    ParseFingerprintError, Subject,
+    Holder, HostAuthority, HostLineFault, HostPolicy, Identity, KeyList, KnownHosts, ParseExpiryError,
+    ParseFingerprintError, Subject, Unguarded,
 };
 pub use zmove_sockopt::TcpInfo;

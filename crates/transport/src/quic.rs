@@ -22,8 +22,9 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     sync::mpsc::UnboundedSender,
 };
+use zmove_wire::Version;
 
-use crate::trust::{ALPN, Fingerprint};
+use crate::trust::Fingerprint;
 
 mod acceptor;
 mod account;
@@ -45,6 +46,8 @@ use account::Account;
 pub(crate) struct QuicConnection {
     pub(crate) peer: Fingerprint,
     pub(crate) address: SocketAddr,
+    /// As [`Connection::version`](crate::Connection).
+    pub(crate) version: Version,
     connection: quinn::Connection,
     receiving: RecvStream,
     /// None once it has been handed over.
@@ -64,14 +67,29 @@ impl QuicConnection {
         account: Arc<Account>,
         keeper: UnboundedSender<SendStream>,
     ) -> Option<Self> {
-        let peer = peer_of(&connection)?;
+        let (peer, version) = peer_of(&connection)?;
         let address = canonical(connection.remote_address());
         let (sending, silent, finished) = (Some(sending), true, false);
-        Some(Self { peer, address, connection, receiving, sending, silent, finished, account, keeper })
+        Some(Self {
+            peer,
+            address,
+            version,
+            connection,
+            receiving,
+            sending,
+            silent,
+            finished,
+            account,
+            keeper,
+        })
     }
 
     pub(crate) fn round_trip(&self) -> Duration {
         self.connection.rtt()
+    }
+
+    pub(crate) fn is_ended(&self) -> bool {
+        self.connection.close_reason().is_some()
     }
 
     /// What the peer has shown.
@@ -91,12 +109,12 @@ impl QuicConnection {
     }
 }
 
-/// The key that a peer has proven; `None` where it does not speak the protocol.
-fn peer_of(connection: &quinn::Connection) -> Option<Fingerprint> {
+/// The key that a peer has proven, and the version that it has agreed on; `None` where it does not speak the protocol.
+fn peer_of(connection: &quinn::Connection) -> Option<(Fingerprint, Version)> {
     let agreed = connection.handshake_data()?.downcast::<HandshakeData>().ok()?;
     let chain = chain_of(connection)?;
     let peer = Fingerprint::of_certificate(chain.first()?).ok()?;
-    (agreed.protocol.as_deref() == Some(ALPN)).then_some(peer)
+    Some((peer, agreed.protocol.as_deref().and_then(Version::of_protocol)?))
 }
 
 fn chain_of(connection: &quinn::Connection) -> Option<Vec<CertificateDer<'static>>> {

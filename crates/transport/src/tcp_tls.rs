@@ -16,10 +16,11 @@ use std::{
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::TlsStream;
+use zmove_wire::Version;
 
 use crate::path::PathProbe;
 use crate::record::TrafficSecrets;
-use crate::trust::{ALPN, Fingerprint, peer_fingerprint};
+use crate::trust::{Fingerprint, peer_fingerprint};
 
 mod acceptor;
 mod dialler;
@@ -52,6 +53,8 @@ pub struct Connection {
     pub rtt: Duration,
     /// The peer's address; an IPv4 one never in IPv6 form.
     pub address: SocketAddr,
+    /// The newest version of the protocol that may be spoken, as TLS has agreed; see [`Version::of_protocol`].
+    pub version: Version,
     stream: TlsStream<WholeRecords>,
     secrets: Arc<TrafficSecrets>,
 }
@@ -131,7 +134,8 @@ impl Connection {
     ) -> Option<Self> {
         let session = stream.get_ref().1;
         let peer = peer_fingerprint(session).ok()?;
-        (session.alpn_protocol() == Some(ALPN)).then_some(Self { peer, rtt, address, stream, secrets })
+        let version = session.alpn_protocol().and_then(Version::of_protocol)?;
+        Some(Self { peer, rtt, address, version, stream, secrets })
     }
 }
 

@@ -66,6 +66,11 @@ pub enum Event {
         /// In one line.
         message: String,
     },
+    /// The receiver is busy, and the push waits for its turn.
+    Waiting {
+        /// Why, in one line.
+        message: String,
+    },
     /// What limits the rate right now, as far as the sender can tell.
     Limited {
         /// The stage.

@@ -12,6 +12,7 @@
 
 mod buffer;
 mod digest;
+mod escaped;
 mod event;
 mod ids;
 mod metadata;
@@ -22,6 +23,7 @@ mod units;
 
 pub use buffer::{Buffer, BufferPool, MemoryId, PAGE_BYTES};
 pub use digest::{Cv, Root};
+pub use escaped::{Escaped, is_unprintable};
 pub use event::{Change, ChangeKind, EntryForm, Event, NoObserver, Observer, Sample, Side};
 pub use ids::{FileId, ItemId, LaneId, TransferId};
 pub use metadata::{Metadata, Timestamp};

@@ -11,6 +11,8 @@ use std::iter;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use crate::escaped::Escaped;
+
 /// One directory entry's name: 1 to 255 bytes, neither `.` nor `..`, without `/` and NUL.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Name(Box<[u8]>);
@@ -152,7 +154,7 @@ impl RelPath {
         &self.0
     }
 
-    /// The path for display or for joining to a real directory.
+    /// The path for joining to a real directory.
     #[must_use]
     pub fn as_path(&self) -> &Path {
         Path::new(OsStr::from_bytes(&self.0))
@@ -176,9 +178,10 @@ impl Borrow<[u8]> for RelPath {
     }
 }
 
+/// For people: [`Escaped`].
 impl fmt::Display for RelPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.is_root() { f.write_str(".") } else { write!(f, "{}", self.as_path().display()) }
+        if self.is_root() { f.write_str(".") } else { Escaped(&self.0).fmt(f) }
     }
 }
 
@@ -188,9 +191,10 @@ impl fmt::Debug for RelPath {
     }
 }
 
+/// For people: [`Escaped`].
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", Path::new(self.as_os_str()).display())
+        Escaped(&self.0).fmt(f)
     }
 }
 

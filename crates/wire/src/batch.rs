@@ -1,12 +1,15 @@
 //! The head of a batch frame (many small entries, grouped by directory) and of a declare frame (one large file).
 //!
-//! **Invariant:** a decoded [`Batch`] is consistent: its files' lengths add up to the frame's data, every path is a
+//! Behind either may stand [`Extensions`], in a form that versions before them refuse. **Invariant:** a decoded [`Batch`] is consistent: its files' lengths add up to the frame's data, every path is a
 //! [`RelPath`], and counts are within the limits.
+
+use std::collections::BTreeMap;
 
 use zmove_types::{Metadata, Name, RelPath, Root, Timestamp};
 
 use crate::codec::{Put, Reader};
 use crate::error::WireError;
+use crate::extensions::Extensions;
 use crate::limits::{BATCH_ENTRIES_MAX, FRAME_DATA_BYTES_MAX, SYMLINK_BYTES_MAX};
 
 /// What a batch frame's head describes.
@@ -14,6 +17,9 @@ use crate::limits::{BATCH_ENTRIES_MAX, FRAME_DATA_BYTES_MAX, SYMLINK_BYTES_MAX};
 pub struct Batch {
     /// The entries by directory; the same directory may come again.
     pub groups: Vec<DirectoryGroup>,
+    /// What is said of an entry beside its form, by the entry's number, counted over all groups from 0. For a peer that speaks
+    /// [`Version::V4`](crate::Version) alone.
+    pub extensions: BTreeMap<u32, Extensions>,
 }
 
 /// Entries of one directory.
@@ -66,9 +72,14 @@ pub struct FileHead {
     pub ctime: Timestamp,
     /// The source's inode.
     pub inode: u64,
+    /// What is said of it besides. For a peer that speaks [`Version::V4`](crate::Version) alone.
+    pub extensions: Extensions,
 }
 
 impl Batch {
+    /// The extensions of an entry that are known here.
+    pub const ENTRY_EXTENSIONS: &'static [u16] = &[];
+
     /// The head's bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
@@ -79,14 +90,23 @@ impl Batch {
             out.put(&count(group.entries.len()).to_le_bytes());
             group.entries.iter().for_each(|entry| entry.encode(&mut out));
         }
+        for (entry, extensions) in self.extensions.iter().filter(|(_, extensions)| !extensions.is_empty()) {
+            out.put(&entry.to_le_bytes());
+            extensions.put(&mut out);
+        }
         out
     }
 
     /// Reads a head whose frame carries `data_bytes` of data.
     ///
     /// # Errors
-    /// [`WireError`] when it is malformed, over a limit, or its lengths do not add up to `data_bytes`.
+    /// [`WireError`] when it is malformed, over a limit, has a critical extension that is not known, or its lengths do not add
+    /// up to `data_bytes`.
     pub fn decode(bytes: &[u8], data_bytes: u32) -> Result<Self, WireError> {
+        Self::decode_knowing(bytes, data_bytes, Self::ENTRY_EXTENSIONS)
+    }
+
+    fn decode_knowing(bytes: &[u8], data_bytes: u32, known: &[u16]) -> Result<Self, WireError> {
         let mut reader = Reader::new(bytes);
         let group_count = reader.bounded_u32("batch groups", BATCH_ENTRIES_MAX)?;
         let mut entries_left = BATCH_ENTRIES_MAX;
@@ -99,8 +119,9 @@ impl Batch {
                 (0..entry_count).map(|_| BatchEntry::decode(&mut reader)).collect::<Result<_, _>>()?;
             groups.push(DirectoryGroup { directory, entries });
         }
+        let extensions = extensions_of_entries(&mut reader, BATCH_ENTRIES_MAX - entries_left, known)?;
         reader.finish()?;
-        let batch = Self { groups };
+        let batch = Self { groups, extensions };
         batch.check_sum(data_bytes)?;
         Ok(batch)
     }
@@ -181,6 +202,28 @@ impl BatchEntry {
     }
 }
 
+/// What stands behind `entries` entries: for some of them, in their order, the entry's number and its block.
+fn extensions_of_entries(
+    reader: &mut Reader<'_>,
+    entries: usize,
+    known: &[u16],
+) -> Result<BTreeMap<u32, Extensions>, WireError> {
+    let mut all = BTreeMap::new();
+    let mut least = 0;
+    while !reader.is_empty() {
+        let entry = reader.u32()?;
+        if entry < least || usize::try_from(entry).is_ok_and(|entry| entry >= entries) {
+            return Err(WireError::OutOfOrder { what: "an entry's extensions" });
+        }
+        least = entry + 1;
+        let extensions = Extensions::take(reader)?.only(known, "a batch's entry")?;
+        if !extensions.is_empty() {
+            all.insert(entry, extensions);
+        }
+    }
+    Ok(all)
+}
+
 fn symlink_target(reader: &mut Reader<'_>) -> Result<Box<[u8]>, WireError> {
     let len = usize::from(reader.u16()?);
     if len == 0 || len > SYMLINK_BYTES_MAX {
@@ -191,6 +234,9 @@ fn symlink_target(reader: &mut Reader<'_>) -> Result<Box<[u8]>, WireError> {
 }
 
 impl FileHead {
+    /// The extensions of a large file that are known here.
+    pub const EXTENSIONS: &'static [u16] = &[];
+
     /// The head's bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
@@ -200,19 +246,31 @@ impl FileHead {
         out.put(&self.bytes.to_le_bytes());
         out.put_timestamp(self.ctime);
         out.put(&self.inode.to_le_bytes());
+        if !self.extensions.is_empty() {
+            self.extensions.put(&mut out);
+        }
         out
     }
 
     /// Reads a head.
     ///
     /// # Errors
-    /// [`WireError`] when it is malformed.
+    /// [`WireError`] when it is malformed, or has a critical extension that is not known.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        Self::decode_knowing(bytes, Self::EXTENSIONS)
+    }
+
+    fn decode_knowing(bytes: &[u8], known: &[u16]) -> Result<Self, WireError> {
         let mut reader = Reader::new(bytes);
         let (path, metadata, bytes) = (reader.path()?, reader.metadata()?, reader.u64()?);
         let (ctime, inode) = (reader.timestamp()?, reader.u64()?);
+        let extensions = if reader.is_empty() {
+            Extensions::default()
+        } else {
+            Extensions::take(&mut reader)?.only(known, "a large file")?
+        };
         reader.finish()?;
-        Ok(Self { path, metadata, bytes, ctime, inode })
+        Ok(Self { path, metadata, bytes, ctime, inode, extensions })
     }
 }
 
@@ -223,6 +281,7 @@ fn count(len: usize) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::extensions::tests::{any_extensions, extension};
     use proptest::prelude::{Strategy, any, prop_oneof, proptest};
 
     fn name(bytes: &[u8]) -> Name {
@@ -243,7 +302,7 @@ mod tests {
                 BatchEntry::Symlink(name(b"l"), metadata(), b"t".as_slice().into()),
             ],
         };
-        let batch = Batch { groups: vec![group] };
+        let batch = Batch { groups: vec![group], ..Batch::default() };
         let meta = [&[0xA4, 1, 0, 0][..], &(-2_i64).to_le_bytes(), &[5, 0, 0, 0]].concat();
         let expected = [
             &[1, 0, 0, 0, 1, 0, b'd', 2, 0, 0, 0][..],
@@ -287,26 +346,85 @@ mod tests {
     fn a_declaration_s_bytes_are_pinned() {
         let metadata = Metadata { mode: 0o644, mtime: Timestamp { seconds: -2, nanos: 3 } };
         let (path, ctime) = (RelPath::from_bytes(b"d/f").unwrap(), Timestamp { seconds: 4, nanos: 5 });
-        let head = FileHead { path, metadata, bytes: 0x0102_0304_0506, ctime, inode: 7 };
+        let extensions = Extensions::default();
+        let head = FileHead { path, metadata, bytes: 0x0102_0304_0506, ctime, inode: 7, extensions };
         let mut expected = vec![3, 0, b'd', b'/', b'f', 0xA4, 1, 0, 0, 0xFE];
         expected.extend([0xFF; 7]);
         expected.extend([3, 0, 0, 0, 6, 5, 4, 3, 2, 1, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 7]);
         expected.extend([0; 7]);
         assert_eq!(head.encode(), expected);
-        assert_eq!(FileHead::decode(&expected), Ok(head));
+        assert_eq!(FileHead::decode(&expected), Ok(head.clone()));
+        let extended =
+            FileHead { extensions: Extensions::default().with(extension(5, true, b"z")), ..head.clone() };
+        expected.extend([8, 0, 0, 0, 5, 0, 1, 1, 0, 0, 0, b'z']);
+        assert_eq!(extended.encode(), expected);
+        assert_eq!(FileHead::decode_knowing(&expected, &[5]), Ok(extended));
+        let error = WireError::UnknownExtension { what: "a large file", number: 5 };
+        assert_eq!(FileHead::decode(&expected), Err(error));
+        let mark = expected.len() - 6;
+        expected[mark] = 0;
+        assert_eq!(FileHead::decode(&expected), Ok(head), "what is not critical is passed over");
+    }
+
+    /// Two directories of their own group each, so that numbers go on over groups.
+    fn two_entries() -> Batch {
+        let group = |text: &[u8]| DirectoryGroup {
+            directory: RelPath::from_bytes(text).unwrap(),
+            entries: vec![BatchEntry::Itself(metadata())],
+        };
+        Batch { groups: vec![group(b"a"), group(b"b")], ..Batch::default() }
+    }
+
+    #[test]
+    fn extensions_of_entries_are_pinned_and_cost_nothing_where_there_are_none() {
+        let mut batch = two_entries();
+        let mut expected = batch.encode();
+        batch.extensions.insert(0, Extensions::default());
+        assert_eq!(batch.encode(), expected, "an empty block is none");
+        batch.extensions.clear();
+        batch.extensions.insert(1, Extensions::default().with(extension(5, true, b"z")));
+        expected.extend([1, 0, 0, 0, 8, 0, 0, 0, 5, 0, 1, 1, 0, 0, 0, b'z']);
+        assert_eq!(batch.encode(), expected);
+        assert_eq!(Batch::decode_knowing(&expected, 0, &[5]), Ok(batch));
+        let error = WireError::UnknownExtension { what: "a batch's entry", number: 5 };
+        assert_eq!(Batch::decode(&expected, 0), Err(error));
+        let mark = expected.len() - 6;
+        expected[mark] = 0;
+        assert_eq!(Batch::decode(&expected, 0), Ok(two_entries()), "what is not critical is passed over");
+    }
+
+    #[test]
+    fn extensions_of_entries_that_are_not_there_are_refused() {
+        let block = |entry: u8| [entry, 0, 0, 0, 0, 0, 0, 0];
+        let decode = |blocks: &[[u8; 8]]| {
+            Batch::decode(&[two_entries().encode(), blocks.concat()].concat(), 0).map(|_| ())
+        };
+        let error = Err(WireError::OutOfOrder { what: "an entry's extensions" });
+        assert_eq!(decode(&[block(0), block(1)]), Ok(()));
+        assert_eq!([&[block(2)][..], &[block(1), block(0)], &[block(1), block(1)]].map(decode), [error; 3]);
     }
 
     proptest! {
         #[test]
-        fn batches_survive_the_wire(entries in proptest::collection::vec(any_entry(), 0..20), split in 0..20_usize) {
+        fn batches_survive_the_wire(
+            entries in proptest::collection::vec(any_entry(), 0..20),
+            split in 0..20_usize,
+            extended in proptest::collection::btree_map(0..20_u32, any_extensions(), 0..4),
+        ) {
             let at = split.min(entries.len());
             let groups = [&entries[..at], &entries[at..]].into_iter().map(|entries| DirectoryGroup {
                 directory: RelPath::from_bytes(b"some/where").unwrap(),
                 entries: entries.to_vec(),
             });
-            let batch = Batch { groups: groups.collect() };
+            let is_there = |(entry, extensions): &(u32, Extensions)| {
+                usize::try_from(*entry).unwrap() < entries.len() && !extensions.is_empty()
+            };
+            let extensions = extended.into_iter().filter(is_there).collect();
+            let batch = Batch { groups: groups.collect(), extensions };
             let data: u64 = entries.iter().map(BatchEntry::data_bytes).sum();
-            assert_eq!(Batch::decode(&batch.encode(), u32::try_from(data).unwrap()), Ok(batch));
+            let known: Vec<_> = (0..=u16::MAX).collect();
+            let decoded = Batch::decode_knowing(&batch.encode(), u32::try_from(data).unwrap(), &known);
+            assert_eq!(decoded, Ok(batch));
         }
 
         #[test]

@@ -80,9 +80,14 @@ impl<'a> Reader<'a> {
         Ok(Timestamp { seconds, nanos })
     }
 
+    /// Whether everything has been taken.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The value must have taken everything.
     pub(crate) fn finish(self) -> Result<(), WireError> {
-        if self.0.is_empty() { Ok(()) } else { Err(WireError::Trailing { left: self.0.len() }) }
+        if self.is_empty() { Ok(()) } else { Err(WireError::Trailing { left: self.0.len() }) }
     }
 }
 

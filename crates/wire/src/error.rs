@@ -43,6 +43,14 @@ pub enum WireError {
     /// A control message that does not decode.
     #[error("decode a control message")]
     Message,
+    /// An extension without which what it extends would be misunderstood.
+    #[error("decode: extension {number} of {what} is not known here: install the same release on both hosts")]
+    UnknownExtension {
+        /// Of what.
+        what: &'static str,
+        /// Its number.
+        number: u16,
+    },
     /// A message that is not allowed at this point.
     #[error("{what} is out of order")]
     OutOfOrder {

@@ -14,6 +14,7 @@
 mod batch;
 mod codec;
 mod error;
+mod extensions;
 mod frame;
 pub mod limits;
 mod message;
@@ -22,13 +23,14 @@ mod version;
 
 pub use batch::{Batch, BatchEntry, DirectoryGroup, FileEntry, FileHead};
 pub use error::WireError;
+pub use extensions::{Extension, Extensions};
 pub use frame::{FrameHeader, FrameKind};
 pub use message::{
     Answer, Compare, Differences, Durability, EntryFault, Extra, ExtraName, Extraneous, Fault, FaultCode,
     FileDone, Finding, Findings, Finished, Held, InquiredEntry, InquiredGroup, InquiredKind,
     InquiredMetadata, Inquiry, Keep, KeptRange, ListedName, Moment, Offer, OfferedFile, OfferedGroup, Open,
-    Opened, Operation, Overwrite, Purpose, Refusal, RefusalCode, Remove, RemoveGroup, Sampled, SourceMark,
-    StageReport, Stored, StoredItem, SweepOrder, Swept, SweptSize, TargetShape, TargetState, ToReceiver,
-    ToSender, TopName, Verdict, decode_message, encode_message,
+    Opened, Operation, Overwrite, PublishedItem, Purpose, Refusal, RefusalCode, Remove, RemoveGroup, Sampled,
+    SourceMark, StageReport, Stored, StoredItem, SweepOrder, Swept, SweptSize, TargetShape, TargetState,
+    ToReceiver, ToSender, TopName, Verdict, Waiting, decode_message, encode_message,
 };
 pub use version::{Cipher, Greeting, GreetingError, Role, Version};

@@ -23,9 +23,21 @@ pub const OFFER_NAME_BYTES_MAX: usize = 4 << 20;
 pub const STORED_ITEMS_MAX: usize = 128;
 /// The most items on their way that the receiver has not settled; a sender reads no further.
 pub const ITEMS_OUTSTANDING_MAX: usize = 256;
-/// The most large files that are declared and neither whole nor given up; each may keep a file open. A sender reads two at a time,
-/// and has [`ITEMS_OUTSTANDING_MAX`] items on their way.
+/// The most items that a sender has on their way or stored without a name, where [`Published`](crate::ToSender::Published) is
+/// told; it reads no further. A receiver publishes before it holds half of that, and, after a while, whatever it holds.
+pub const UNPUBLISHED_ITEMS_MAX: u64 = 65_536;
+/// The most entries of these items; of this too a receiver holds no more than half.
+pub const UNPUBLISHED_ENTRIES_MAX: u64 = 262_144;
+/// The most bytes that a sender keeps of their names, with what it keeps beside each.
+pub const UNPUBLISHED_NAME_BYTES_MAX: u64 = 128 << 20;
+/// The most extensions of one opening, head or entry.
+pub const EXTENSIONS_MAX: usize = 32;
+/// The most bytes of all of them, as they travel: a batch that closes at [`BATCH_HEAD_BYTES_TARGET`] still has room for one entry's.
+pub const EXTENSIONS_BYTES_MAX: usize = 256 << 10;
+/// The most large files that are declared and neither whole nor given up; each may keep a file open.
 pub const FILES_UNFINISHED_MAX: usize = 4096;
+/// The most large files that a sender has begun to send and of whose end it has not heard; it begins no other.
+pub const FILES_BEGUN_MAX: u64 = 2048;
 /// The most names that a transfer says it will write at the top of its target.
 pub const TOPS_MAX: usize = 262_144;
 /// The most offers that wait for an answer.

@@ -7,7 +7,9 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use zmove_types::{Name, RelPath};
 
 use crate::error::WireError;
+use crate::extensions::Extensions;
 use crate::limits::MESSAGE_BYTES_MAX;
+use crate::version::Version;
 
 mod bytes;
 mod fault;
@@ -64,6 +66,8 @@ pub enum ToReceiver {
     },
     /// What the storage at the target gives: probes only.
     Sweep(SweepOrder),
+    /// The first message from [`Version::V4`](crate::Version) on: where to and how, and what else is said of that.
+    OpenWith(Open, Extensions),
 }
 
 /// From the receiver to the sender.
@@ -75,7 +79,7 @@ pub enum ToSender {
     Refused(Refusal),
     /// Which of the offered files are needed.
     Answer(Answer),
-    /// Data that is verified and stored, or not.
+    /// Data that is verified and given to the kernel, or not. Before [`Version::V4`](crate::Version): that has its place, too.
     Stored(Stored),
     /// Something failed that belongs to no item (a directory's metadata, a commit).
     Fault(Fault),
@@ -104,6 +108,31 @@ pub enum ToSender {
         /// How long.
         receive_us: u64,
     },
+    /// The files of these batches have their final names, but for those in `faults`, and what was asked for is flushed. From
+    /// [`Version::V4`](crate::Version) on, once for each batch that was stored.
+    Published {
+        /// The batches.
+        #[serde(deserialize_with = "list::at_most::<{ crate::limits::STORED_ITEMS_MAX }, _, _>")]
+        items: Vec<PublishedItem>,
+    },
+    /// The transfer is in line, and begins when its turn comes; lanes are to be dialled after [`Opened`](Self::Opened), and those
+    /// that have come are closed. From [`Version::V4`](crate::Version) on.
+    Waiting(Waiting),
+    /// Files have another time than the source's, since the target's file system does not have theirs. Told before the end.
+    /// From [`Version::V4`](crate::Version) on.
+    TimesBeyondRange {
+        /// How many, moved or not.
+        files: u64,
+    },
+}
+
+/// Why a transfer does not begin yet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Waiting {
+    /// How many transfers of the same key are before it.
+    pub ahead: u32,
+    /// What it waits for in words, one line.
+    pub text: String,
 }
 
 /// What the sender wants.
@@ -130,6 +159,21 @@ pub struct Open {
     pub extraneous: Extraneous,
     /// Whether regular files that are there are changed in their place, and not replaced.
     pub inplace: bool,
+}
+
+impl Open {
+    /// The extensions of an opening that are known here.
+    pub const EXTENSIONS: &'static [u16] = &[];
+
+    /// The message that says it to a receiver which speaks `version`.
+    #[must_use]
+    pub fn into_message(self, version: Version) -> ToReceiver {
+        if version >= Version::V4 {
+            ToReceiver::OpenWith(self, Extensions::default())
+        } else {
+            ToReceiver::Open(self)
+        }
+    }
 }
 
 /// What the target will become.
@@ -335,6 +379,16 @@ pub struct StoredItem {
     pub faults: Vec<EntryFault>,
 }
 
+/// What became of the names of one batch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PublishedItem {
+    /// Its item id.
+    pub item: u64,
+    /// The entries that did not get their names; those that [`Stored`] has told of may be left out.
+    #[serde(deserialize_with = "list::at_most::<{ crate::limits::BATCH_ENTRIES_MAX }, _, _>")]
+    pub faults: Vec<EntryFault>,
+}
+
 /// What became of one entry of a batch. Its path is not repeated: the sender knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EntryFault {
@@ -410,7 +464,8 @@ pub fn decode_message<M: DeserializeOwned>(bytes: &[u8]) -> Result<M, WireError>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits::ITEMS_OUTSTANDING_MAX;
+    use crate::extensions::tests::extension;
+    use crate::limits::{ITEMS_OUTSTANDING_MAX, STORED_ITEMS_MAX};
     use proptest::prelude::{any, proptest};
 
     #[test]
@@ -431,7 +486,16 @@ mod tests {
         assert_eq!(bytes[..14], [30, 0, 0, 0, 0, 2, b'/', b'd', 1, 1, b'f', 1, 1, 1]);
         assert_eq!(bytes[14..30], [7; 16]);
         assert_eq!(bytes[30..], [1, 1, 1, 1]);
-        assert_eq!(decode_message(&bytes[4..]), Ok(open));
+        assert_eq!(decode_message(&bytes[4..]), Ok(open.clone()));
+        let ToReceiver::Open(open) = open else { unreachable!() };
+        let plain = encode_message(&open.clone().into_message(Version::V4));
+        assert_eq!(plain, [&[31, 0, 0, 0, 10], &bytes[5..], &[0]].concat());
+        let extensions = Extensions::default().with(extension(5, true, b"z"));
+        let extended = ToReceiver::OpenWith(open.clone(), extensions);
+        let expected = [&[39, 0, 0, 0, 10], &bytes[5..], &[8, 5, 0, 1, 1, 0, 0, 0, b'z']].concat();
+        assert_eq!(encode_message(&extended), expected);
+        assert_eq!(decode_message(&expected[4..]), Ok(extended));
+        assert_eq!(open.clone().into_message(Version::V3), ToReceiver::Open(open));
     }
 
     #[test]
@@ -463,6 +527,34 @@ mod tests {
         assert_eq!(tag(&ToSender::Sampled(Sampled::default())), 10);
         assert_eq!(tag(&ToSender::Swept(Swept { sizes: vec![], complete: true, fault: None })), 11);
         assert_eq!(tag(&ToSender::Paced { receive_us: 0 }), 12);
+        assert_eq!(tag(&ToSender::Published { items: vec![] }), 13);
+        assert_eq!(tag(&ToSender::Waiting(Waiting { ahead: 0, text: String::new() })), 14);
+        assert_eq!(tag(&ToSender::TimesBeyondRange { files: 0 }), 15);
+    }
+
+    #[test]
+    fn a_wait_in_line_is_pinned() {
+        let waiting = ToSender::Waiting(Waiting { ahead: 300, text: "x".to_owned() });
+        let expected = [5, 0, 0, 0, 14, 0xAC, 2, 1, b'x'];
+        assert_eq!(encode_message(&waiting), expected);
+        assert_eq!(decode_message(&expected[4..]), Ok(waiting));
+    }
+
+    #[test]
+    fn what_is_published_is_pinned_and_bounded() {
+        let fault = EntryFault { entry: 3, operation: Operation::Flush, code: FaultCode::Os(5) };
+        let items =
+            vec![PublishedItem { item: 300, faults: vec![fault] }, PublishedItem { item: 2, faults: vec![] }];
+        let published = ToSender::Published { items };
+        let expected = [12, 0, 0, 0, 13, 2, 0xAC, 2, 1, 3, 4, 0, 10, 2, 0];
+        assert_eq!(encode_message(&published)[4..], expected[4..]);
+        assert_eq!(decode_message(&expected[4..]), Ok(published));
+        let many = |count| {
+            let items = vec![PublishedItem { item: 1, faults: vec![] }; count];
+            decode_message::<ToSender>(&encode_message(&ToSender::Published { items })[4..])
+        };
+        assert!(many(STORED_ITEMS_MAX).is_ok());
+        assert_eq!(many(STORED_ITEMS_MAX + 1), Err(WireError::Message));
     }
 
     #[test]

@@ -11,4 +11,4 @@ mod tests;
 
 pub use arrivals::Arrivals;
 pub use receiver::{ReceiverAction, ReceiverTransfer};
-pub use sender::{Resend, SenderTransfer};
+pub use sender::{LastWord, Load, Receipt, Resend, SenderTransfer};

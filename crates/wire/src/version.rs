@@ -17,6 +17,10 @@ pub enum Version {
     V2 = 2,
     /// [`ToSender::Paced`](crate::ToSender): how long a receiver's rate limit held a transfer up.
     V3 = 3,
+    /// [`Extensions`](crate::Extensions) of openings, heads and entries; [`ToSender::Published`](crate::ToSender), so that
+    /// `Stored` no longer means that files have their names; [`ToSender::Waiting`](crate::ToSender);
+    /// [`ToSender::TimesBeyondRange`](crate::ToSender). The first that TLS agrees on by a name of its own.
+    V4 = 4,
 }
 
 /// What a connection is for.
@@ -79,7 +83,19 @@ pub enum GreetingError {
 
 impl Version {
     const OLDEST: u16 = Self::V1 as u16;
-    const NEWEST: u16 = Self::V3 as u16;
+    /// The newest that this program speaks.
+    pub const NEWEST: Self = Self::V4;
+
+    /// The names by which TLS agrees on a version (ALPN), the most wanted first. The last is that of all versions before they
+    /// had names of their own: which of them is spoken, only the greetings say.
+    pub const PROTOCOLS: [(&'static [u8], Self); 2] = [(b"zmove/4", Self::V4), (b"zmove", Self::UNNAMED)];
+    const UNNAMED: Self = Self::V3;
+
+    /// The newest version that may be spoken where TLS has agreed on this name; `None` where it is not one of zmove's.
+    #[must_use]
+    pub fn of_protocol(name: &[u8]) -> Option<Self> {
+        Self::PROTOCOLS.into_iter().find(|(known, _)| *known == name).map(|(_, version)| version)
+    }
 }
 
 impl Greeting {
@@ -92,7 +108,7 @@ impl Greeting {
     pub fn new(role: Role, transfer: TransferId) -> Self {
         Self {
             version_min: Version::OLDEST,
-            version_max: Version::NEWEST,
+            version_max: Version::NEWEST as u16,
             role,
             cipher: Cipher::Tls,
             transfer,
@@ -149,12 +165,13 @@ impl Greeting {
     /// # Errors
     /// [`GreetingError::Incompatible`] when there is none.
     pub fn agree(&self) -> Result<Version, GreetingError> {
-        let newest = self.version_max.min(Version::NEWEST);
+        let newest = self.version_max.min(Version::NEWEST as u16);
         if newest >= self.version_min.max(Version::OLDEST) {
             return Ok(match newest {
                 1 => Version::V1,
                 2 => Version::V2,
-                _ => Version::V3,
+                3 => Version::V3,
+                _ => Version::V4,
             });
         }
         Err(self.incompatible(Version::OLDEST))
@@ -169,9 +186,20 @@ impl Greeting {
         if version < least { Err(self.incompatible(least as u16)) } else { Ok(version) }
     }
 
+    /// The version that is spoken on a connection whose TLS has agreed on a name that stands for `named`
+    /// ([`Version::of_protocol`]): a peer that has agreed on a version cannot then speak an older one.
+    ///
+    /// # Errors
+    /// [`GreetingError::Incompatible`] when there is none.
+    pub fn agree_within(&self, named: Version) -> Result<Version, GreetingError> {
+        let least = if named > Version::UNNAMED { named } else { Version::V1 };
+        self.agree()?;
+        Ok(self.agree_on(least)?.min(named))
+    }
+
     const fn incompatible(&self, ours_min: u16) -> GreetingError {
         let (theirs_min, theirs_max) = (self.version_min, self.version_max);
-        GreetingError::Incompatible { theirs_min, theirs_max, ours_min, ours_max: Version::NEWEST }
+        GreetingError::Incompatible { theirs_min, theirs_max, ours_min, ours_max: Version::NEWEST as u16 }
     }
 }
 
@@ -185,10 +213,10 @@ mod tests {
 
     #[test]
     fn greeting_bytes_are_pinned() {
-        let expected = [&b"ZMOVE\r\n\x1a"[..], &[1, 0, 3, 0, 1, 0, 3, 0], &[9; 16], &[0; 8]].concat();
+        let expected = [&b"ZMOVE\r\n\x1a"[..], &[1, 0, 4, 0, 1, 0, 3, 0], &[9; 16], &[0; 8]].concat();
         assert_eq!(lane().encode().to_vec(), expected);
         assert_eq!(Greeting::decode(&lane().encode()), Ok(lane()));
-        assert_eq!(lane().agree(), Ok(Version::V3));
+        assert_eq!(lane().agree(), Ok(Version::V4));
     }
 
     #[test]
@@ -203,19 +231,36 @@ mod tests {
 
     #[test]
     fn a_newer_peer_is_named() {
-        let newer = Greeting { version_min: 4, version_max: 5, ..lane() };
-        let error = GreetingError::Incompatible { theirs_min: 4, theirs_max: 5, ours_min: 1, ours_max: 3 };
-        assert_eq!(newer.agree(), Err(error));
-        assert_eq!(Greeting { version_max: 5, ..lane() }.agree(), Ok(Version::V3));
+        let newer = Greeting { version_min: 5, version_max: 6, ..lane() };
+        let error = GreetingError::Incompatible { theirs_min: 5, theirs_max: 6, ours_min: 1, ours_max: 4 };
+        assert_eq!((newer.agree(), newer.agree_within(Version::V4)), (Err(error), Err(error)));
+        assert_eq!(Greeting { version_max: 6, ..lane() }.agree(), Ok(Version::V4));
     }
 
     #[test]
     fn what_an_older_peer_does_not_know_is_not_asked_of_it() {
         let older = Greeting { version_max: 1, ..lane() };
-        let error = GreetingError::Incompatible { theirs_min: 1, theirs_max: 1, ours_min: 2, ours_max: 3 };
+        let error = GreetingError::Incompatible { theirs_min: 1, theirs_max: 1, ours_min: 2, ours_max: 4 };
         assert_eq!((older.agree(), older.agree_on(Version::V2)), (Ok(Version::V1), Err(error)));
         assert_eq!(Greeting { version_max: 2, ..lane() }.agree_on(Version::V2), Ok(Version::V2));
-        assert_eq!(lane().agree_on(Version::V2), Ok(Version::V3));
+        assert_eq!(lane().agree_on(Version::V2), Ok(Version::V4));
+    }
+
+    #[test]
+    fn names_of_versions_are_pinned() {
+        let versions = [&b"zmove/4"[..], b"zmove", b"zmove/5", b"h2"].map(Version::of_protocol);
+        assert_eq!(versions, [Some(Version::V4), Some(Version::V3), None, None]);
+        assert_eq!(Version::PROTOCOLS[0].1, Version::NEWEST);
+    }
+
+    #[test]
+    fn the_name_that_tls_agreed_on_bounds_the_version() {
+        let speaking = |version_max| Greeting { version_max, ..lane() };
+        let unnamed = [1, 2, 3, 4, 9].map(|newest| speaking(newest).agree_within(Version::V3));
+        assert_eq!(unnamed, [Version::V1, Version::V2, Version::V3, Version::V3, Version::V3].map(Ok));
+        assert_eq!([4, 9].map(|newest| speaking(newest).agree_within(Version::V4)), [Ok(Version::V4); 2]);
+        let error = GreetingError::Incompatible { theirs_min: 1, theirs_max: 3, ours_min: 4, ours_max: 4 };
+        assert_eq!(speaking(3).agree_within(Version::V4), Err(error));
     }
 
     #[test]

@@ -119,6 +119,8 @@ mod tests {
             room: Ok(Room { whole: ByteCount(100 << 30), free: ByteCount(50 << 30), files_free: Some(1000) }),
             mount: Some(Mount {
                 id: 1,
+                device: "254:1".into(),
+                root: "/".into(),
                 point: "/data".into(),
                 kind: kind.into(),
                 source: String::new(),

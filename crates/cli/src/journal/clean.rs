@@ -8,6 +8,7 @@ use anyhow::Result;
 use zmove_receiver::journal::{
     CleanMode, CleanRule, Cleaned, PartFate, Unfinished, UnfinishedFile, Unreachable, clean,
 };
+use zmove_types::Escaped;
 
 use super::{age, name};
 use crate::age::Age;
@@ -67,7 +68,7 @@ fn tell(cleaned: &Cleaned, mode: CleanMode) {
 }
 
 fn left(path: &Path, why: impl fmt::Display) {
-    terminal::warn(format_args!("left '{}': {why}", path.display()));
+    terminal::warn(format_args!("left '{}': {why}", Escaped::path(&path)));
 }
 
 fn part_path(unfinished: &Unfinished, file: &UnfinishedFile) -> PathBuf {

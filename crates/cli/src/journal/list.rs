@@ -93,7 +93,7 @@ fn as_json(journal: &Listed) -> Value {
 
 fn file_as_json(file: &UnfinishedFile) -> Value {
     json!({
-        "path": file.part.path.to_string(),
+        "path": String::from_utf8_lossy(file.part.path.as_bytes()),
         "part": file.part.part.to_string(),
         "bytes": file.part.source.bytes,
         "bytes_written": file.bytes_written(),

@@ -18,26 +18,36 @@ pub(super) fn run(args: &ServeArgs, home: &Path) -> Exit {
         faults.extend(wrong.iter().map(ToString::to_string));
         Config::default()
     });
-    if let Some(name) = args.user.as_ref().or(config.user.as_ref())
-        && let Err(error) = privileges::known(name)
-    {
-        faults.push(whole(error));
-    }
+    let user = args.user.as_ref().or(config.user.as_ref()).map(|name| privileges::known(name));
+    // who may own what is read cannot be told without the user that reads it
+    let reader = match user {
+        None => Some(rustix::process::geteuid().as_raw()),
+        Some(Ok(user)) => Some(user.uid.as_raw()),
+        Some(Err(error)) => {
+            faults.push(whole(error));
+            None
+        }
+    };
     if Settings::new(args, &config).confine == ConfineArg::On
         && let Err(error) = confinement::possible()
     {
         faults.push(whole(error));
     }
     // a key that is not there yet is made by the daemon
-    if home.join("key.pem").exists()
-        && let Err(error) = Identity::load_or_create(home)
+    if let Some(reader) = reader
+        && home.join("key.pem").exists()
+        && let Err(error) = Identity::load_or_create_guarded(home, reader)
     {
         faults.push(whole(error.into()));
     }
-    match AuthorizedKeys::load(home) {
-        Ok(keys) => faults.extend(missing_roots(&keys)),
-        Err(error) => faults.push(whole(error.into())),
+    if let Some(reader) = reader {
+        match AuthorizedKeys::load_guarded(home, reader) {
+            Ok(keys) => faults.extend(missing_roots(&keys)),
+            Err(error) => faults.push(whole(error.into())),
+        }
     }
+    // a directory on the way is on the way to several files
+    faults.dedup();
     for fault in &faults {
         terminal::warn(fault);
     }

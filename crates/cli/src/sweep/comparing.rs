@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use zmove_sweep::{Compared, Comparison, Sweep, upper_bound};
-use zmove_types::{ByteCount, ByteRate};
+use zmove_types::{ByteCount, ByteRate, Escaped};
 
 use crate::args::ReferenceRate;
 use crate::exit::{Exit, usage_error};
@@ -24,7 +24,7 @@ pub(super) fn run((here, reference): (&Path, &Path), rates: &[ReferenceRate]) ->
 }
 
 fn read(path: &Path) -> Result<Sweep> {
-    let shown = || format!("read the sweep '{}'", path.display());
+    let shown = || format!("read the sweep '{}'", Escaped::path(&path));
     let text = fs::read_to_string(path).with_context(shown)?;
     Sweep::from_json(&text).with_context(shown)
 }

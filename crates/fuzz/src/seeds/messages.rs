@@ -5,12 +5,12 @@ use zmove_wire::{
     Answer, Compare, Differences, Durability, EntryFault, Extra, ExtraName, Extraneous, Fault, FaultCode,
     FileDone, Finding, Findings, Finished, Held, InquiredEntry, InquiredGroup, InquiredKind,
     InquiredMetadata, Inquiry, Keep, KeptRange, ListedName, Moment, Offer, OfferedFile, OfferedGroup, Open,
-    Opened, Operation, Overwrite, Purpose, Refusal, RefusalCode, Remove, RemoveGroup, Role, Sampled,
-    SourceMark, StageReport, Stored, StoredItem, SweepOrder, Swept, SweptSize, TargetShape, TargetState,
-    ToReceiver, ToSender, TopName, Verdict, encode_message,
+    Opened, Operation, Overwrite, PublishedItem, Purpose, Refusal, RefusalCode, Remove, RemoveGroup, Role,
+    Sampled, SourceMark, StageReport, Stored, StoredItem, SweepOrder, Swept, SweptSize, TargetShape,
+    TargetState, ToReceiver, ToSender, TopName, Verdict, encode_message,
 };
 
-use super::{greeting_of, name, path};
+use super::{greeting_of, name, path, sample_extensions};
 
 pub(crate) fn to_receiver() -> Vec<Vec<u8>> {
     encoded(&requests(), 4)
@@ -34,7 +34,9 @@ fn encoded<M: Serialize>(messages: &[M], skipped: usize) -> Vec<Vec<u8>> {
 fn requests() -> Vec<ToReceiver> {
     let tops = vec![TopName(name("run7"))];
     let shapes = [TargetShape::Single { name: name("f") }, TargetShape::Directory { tops }];
-    let mut requests: Vec<_> = shapes.map(open).into();
+    let [single, directory] = shapes.map(open);
+    let extended = ToReceiver::OpenWith(single.clone(), sample_extensions());
+    let mut requests = vec![ToReceiver::Open(single), ToReceiver::Open(directory), extended];
     requests.extend([
         ToReceiver::Offer(offer()),
         ToReceiver::Abandon { file: 1 },
@@ -53,8 +55,8 @@ fn requests() -> Vec<ToReceiver> {
     requests
 }
 
-fn open(shape: TargetShape) -> ToReceiver {
-    ToReceiver::Open(Open {
+fn open(shape: TargetShape) -> Open {
+    Open {
         target: b"/d".to_vec(),
         shape,
         compare: Compare::Checksum,
@@ -65,7 +67,7 @@ fn open(shape: TargetShape) -> ToReceiver {
         purpose: Purpose::Preview,
         extraneous: Extraneous::Goes,
         inplace: true,
-    })
+    }
 }
 
 fn offer() -> Offer {
@@ -113,6 +115,9 @@ fn replies() -> Vec<ToSender> {
             verdicts: vec![Verdict::Skip, Verdict::Compare([7; 32]), Verdict::Delta],
         }),
         ToSender::Stored(stored()),
+        ToSender::Published {
+            items: vec![PublishedItem { item: 5, faults: stored().items.remove(0).faults }],
+        },
         ToSender::Fault(fault),
         ToSender::Finished(Finished { receive: stage, store: stage, flush_us: 5, cpu_us: 6 }),
         ToSender::Held(Held { offer: 1, file: 2, first: 3, cvs: vec![[8; 32]; 2], end: true }),
@@ -125,6 +130,7 @@ fn replies() -> Vec<ToSender> {
         }),
         ToSender::Removed { remove: 1, entries: 300 },
         ToSender::Paced { receive_us: 70_000 },
+        ToSender::TimesBeyondRange { files: 300 },
         ToSender::Sampled(Sampled { sample: 1, clock_us: 300, first_us: Some(4), bytes: 1 << 40, cpu_us: 5 }),
         ToSender::Swept(Swept {
             sizes: vec![SweptSize { file_bytes: 1024, write: Some(70_000), read: None }],

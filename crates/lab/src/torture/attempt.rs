@@ -162,12 +162,15 @@ impl Stage<'_> {
     fn end(&mut self, run: &mut Run, happened: &[EventKind], tally: &mut Tally) -> Result<Ending> {
         self.relay.open_gate();
         let harmed = happened.iter().any(|kind| kind.harms());
+        let mut deadline = run.deadline;
         if harmed && !run.wait_for_end(Instant::now() + HARM_PATIENCE) {
             // a length that has grown makes its reader wait for bytes that nobody sends
             tally.harms_cut += 1;
             self.relay.cut(Cut::Closed);
+            // another event may have been waited for until now, which never came for the same reason
+            deadline = Instant::now() + PATIENCE;
         }
-        if !run.wait_for_end(run.deadline) {
+        if !run.wait_for_end(deadline) {
             tally.fail(FailureKind::Hung, format!("the sender does not end after {happened:?}"));
             run.sender.kill()?;
             return Ok(Ending::Failed);

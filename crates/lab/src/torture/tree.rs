@@ -32,19 +32,29 @@ pub(crate) enum Kind {
 
 /// How large a tree becomes, and of what.
 #[derive(Debug)]
-struct Shape {
-    weight: u64,
-    directories: u64,
-    files: u64,
+pub(crate) struct Shape {
+    pub(crate) weight: u64,
+    pub(crate) directories: u64,
+    pub(crate) files: u64,
     /// How likely a file is of each of the [`SIZES`].
-    sizes: [u64; SIZES.len()],
+    pub(crate) sizes: [u64; SIZES.len()],
 }
 
 impl Tree {
     /// Grows a tree at `root`, which is made.
-    pub(crate) fn grow(root: &Path, mut dice: Dice, versions: &mut Versions) -> Result<Self> {
+    pub(crate) fn grow(root: &Path, dice: Dice, versions: &mut Versions) -> Result<Self> {
+        Self::grow_like(&SHAPES, root, dice, versions)
+    }
+
+    /// Grows one of these shapes.
+    pub(crate) fn grow_like(
+        shapes: &[Shape],
+        root: &Path,
+        mut dice: Dice,
+        versions: &mut Versions,
+    ) -> Result<Self> {
         fs::create_dir(root).with_context(|| format!("failed to create {}", root.display()))?;
-        let shape = &SHAPES[dice.weighted(SHAPES.iter().map(|shape| shape.weight))];
+        let shape = &shapes[dice.weighted(shapes.iter().map(|shape| shape.weight))];
         let (entries, root) = (Vec::new(), root.to_owned());
         let mut tree = Self { root, entries, dice, names: 0, bytes: 0 };
         tree.add_directories(shape, versions)?;

@@ -5,12 +5,13 @@
 
 use std::collections::HashMap;
 use std::ffi::OsString;
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 /// One entry as it was, whole.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Version {
     /// A regular file: how long, and its BLAKE3.
     File(u64, [u8; 32]),
@@ -33,6 +34,18 @@ impl Versions {
 
     pub(crate) fn of(&self, path: &Path) -> &[Version] {
         self.0.get(path).map_or(&[], Vec::as_slice)
+    }
+}
+
+impl fmt::Debug for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(bytes, hash) => {
+                write!(f, "File({bytes}, {:02x}{:02x}{:02x}{:02x}…)", hash[0], hash[1], hash[2], hash[3])
+            }
+            Self::Link(to) => write!(f, "Link({to:?})"),
+            Self::Directory => write!(f, "Directory"),
+        }
     }
 }
 

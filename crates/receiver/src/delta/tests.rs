@@ -69,7 +69,15 @@ impl World {
 
     fn head(&self) -> FileHead {
         let SourceIdentity { bytes, mtime, ctime, inode } = self.source;
-        FileHead { path: path(), metadata: Metadata { mode: 0o600, mtime }, bytes, ctime, inode }
+        let metadata = Metadata { mode: 0o600, mtime };
+        FileHead {
+            path: path(),
+            metadata,
+            bytes,
+            ctime,
+            inode,
+            extensions: zmove_wire::Extensions::default(),
+        }
     }
 
     fn offer(&self) -> Offer {

@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
+use zmove_types::Escaped;
 
 use super::record::VERSION;
 
@@ -12,7 +13,7 @@ use super::record::VERSION;
 #[non_exhaustive]
 pub enum JournalError {
     /// The system refused.
-    #[error("{operation} '{}': {source}", path.display())]
+    #[error("{operation} '{}': {source}", Escaped::path(path))]
     Io {
         /// What was tried.
         operation: &'static str,
@@ -39,6 +40,16 @@ pub enum JournalError {
         bytes: usize,
         /// How long it may be.
         limit: usize,
+    },
+    /// The transfers of one key have left as much as they may; its older ones have to be finished or removed first.
+    #[error(
+        "its key has {limit} {what} here, as many as it may (limits.journals_per_identity, limits.journal_bytes_per_identity)"
+    )]
+    NoRoom {
+        /// Of what.
+        what: &'static str,
+        /// How many there may be.
+        limit: u64,
     },
     /// More files are unfinished than a journal holds.
     #[error("more than {limit} files are unfinished at once")]

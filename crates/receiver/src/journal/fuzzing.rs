@@ -4,9 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use super::naming::SUFFIX;
 use super::reader::{begin, replay};
 use super::record::{BootId, HEAD_BYTES, Record, checksum};
-use super::writer::{SUFFIX, runs};
+use super::writer::runs;
 use super::{JournalError, Unfinished, list, orphans};
 
 const BOOT: BootId = BootId([1; 16]);

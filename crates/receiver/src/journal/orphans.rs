@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::holding::{self, Held};
+use super::naming::{Named, SUFFIX, SUFFIX_NEW, journals, rename_old};
 use super::reader::{self, replay};
 use super::record::{BootId, Record};
-use super::writer::{SUFFIX, SUFFIX_NEW};
 use super::{Begin, JournalError, Unfinished};
 
 /// A journal that nobody writes any more, held so that nobody else takes it over.
@@ -102,17 +102,30 @@ impl Orphan {
 /// # Errors
 /// [`JournalError`] when the directory cannot be read; one that is not there holds none.
 pub fn orphans(directory: &Path) -> Result<Vec<Taken>, JournalError> {
-    orphans_where(directory, |_| true)
+    take_all(directory, &Named::Any, |_| true)
 }
 
-/// As [`orphans`], but only those whose beginning is `wanted`: the others are not touched, so that whom they concern finds
-/// them free. What has no beginning that can be read is told.
+/// As [`orphans`], but only those of the same owner and target directory as `begin` whose beginning is `wanted`. Others are not
+/// touched, so that whom they concern finds them free, nor opened: there may be very many.
 ///
 /// # Errors
 /// As [`orphans`].
-pub fn orphans_where(directory: &Path, wanted: impl Fn(&Begin) -> bool) -> Result<Vec<Taken>, JournalError> {
+pub fn orphans_like(
+    directory: &Path,
+    begin: &Begin,
+    wanted: impl Fn(&Begin) -> bool,
+) -> Result<Vec<Taken>, JournalError> {
+    rename_old(directory)?;
+    take_all(directory, &Named::at(begin), wanted)
+}
+
+fn take_all(
+    directory: &Path,
+    named: &Named,
+    wanted: impl Fn(&Begin) -> bool,
+) -> Result<Vec<Taken>, JournalError> {
     sweep(directory)?;
-    let paths = journals(directory, SUFFIX)?.into_iter();
+    let paths = journals(directory, named, SUFFIX)?.into_iter();
     let taken = paths.filter_map(|path| match take_if(&path, &wanted) {
         Ok(orphan) => orphan.map(Ok),
         Err(error) => Some(Err((path, error))),
@@ -125,7 +138,7 @@ pub fn orphans_where(directory: &Path, wanted: impl Fn(&Begin) -> bool) -> Resul
 /// # Errors
 /// [`JournalError`] when the directory cannot be read; one that is not there holds none.
 pub fn list(directory: &Path) -> Result<Vec<Listed>, JournalError> {
-    let paths = journals(directory, SUFFIX)?.into_iter();
+    let paths = journals(directory, &Named::Any, SUFFIX)?.into_iter();
     paths.filter_map(|path| look_at(path).transpose()).collect()
 }
 
@@ -140,7 +153,7 @@ pub fn discard(path: &Path) -> Result<bool, JournalError> {
 /// The paths of all journals in `directory`, each with when it was last written.
 pub(super) fn aged(directory: &Path) -> Result<Vec<(PathBuf, SystemTime)>, JournalError> {
     let mut aged = Vec::new();
-    for path in journals(directory, SUFFIX)? {
+    for path in journals(directory, &Named::Any, SUFFIX)? {
         if let Some(metadata) = metadata(&path)? {
             let modified = metadata.modified().map_err(JournalError::io("look at", &path))?;
             aged.push((path, modified));
@@ -160,7 +173,7 @@ fn take_if(path: &Path, wanted: &impl Fn(&Begin) -> bool) -> Result<Option<Orpha
 
 /// Removes what a writer that died before it had written anything left behind.
 fn sweep(directory: &Path) -> Result<(), JournalError> {
-    for path in journals(directory, SUFFIX_NEW)? {
+    for path in journals(directory, &Named::Any, SUFFIX_NEW)? {
         discard(&path)?;
     }
     Ok(())
@@ -198,25 +211,4 @@ fn modified(file: &File, path: &Path) -> Result<SystemTime, JournalError> {
 fn read(file: &File, path: &Path) -> Result<Unfinished, JournalError> {
     let replay = replay(file).map_err(JournalError::io("read", path))??;
     Ok(replay.unfinished(BootId::current()))
-}
-
-/// The paths of the files that are named as journals are, in order.
-fn journals(directory: &Path, suffix: &str) -> Result<Vec<PathBuf>, JournalError> {
-    let entries = match fs::read_dir(directory) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(JournalError::io("read directory", directory)(error)),
-    };
-    let mut paths = Vec::new();
-    for entry in entries {
-        let entry = entry.map_err(JournalError::io("read directory", directory))?;
-        let name = entry.file_name();
-        let transfer = name.to_str().and_then(|name| name.strip_suffix(suffix));
-        let is_hex = |text: &str| text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-        if transfer.is_some_and(|text| text.len() == 32 && is_hex(text)) {
-            paths.push(entry.path());
-        }
-    }
-    paths.sort();
-    Ok(paths)
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, BufReader, Read};
 
-use zmove_types::{Cv, GroupSpan};
+use zmove_types::{Cv, GroupSpan, Timestamp};
 
 use super::record::{self, BODY_BYTES_MAX, BootId, CRC_BYTES, HEAD_BYTES, Record};
 use super::{Begin, FILES_MAX, JournalError, Part, Unfinished, UnfinishedFile};
@@ -25,6 +25,8 @@ struct ReplayedFile {
     part: Part,
     /// Each group with where the record of it ends; zero for one that came flushed.
     groups: BTreeMap<u32, (Cv, u64)>,
+    /// With which change time the part was left, if nothing was written to it after that.
+    left: Option<Timestamp>,
 }
 
 /// Reads a journal from its beginning to its end or to the first record that is not whole; nothing after that is believed.
@@ -69,7 +71,7 @@ impl Replay {
         let files = self.files.into_iter().map(|(file, replayed)| {
             let groups = replayed.groups.into_iter();
             let groups = groups.map(|(index, (cv, end))| (index, (cv, end <= upto))).collect();
-            UnfinishedFile { file, part: replayed.part, groups }
+            UnfinishedFile { file, part: replayed.part, groups, left: replayed.left }
         });
         let same_boot = self.boot == now && now != BootId::default();
         Unfinished { begin: self.begin, same_boot, files: files.collect() }
@@ -80,7 +82,7 @@ impl Replay {
         match record {
             Record::Begin(..) => return false,
             Record::Part(file, part) => {
-                self.files.insert(file, ReplayedFile { part, groups: BTreeMap::new() });
+                self.files.insert(file, ReplayedFile { part, groups: BTreeMap::new(), left: None });
             }
             Record::Groups { file, first, cvs } => self.add_groups(file, first, &cvs, end),
             Record::Kept { file, first, cvs } => self.add_groups(file, first, &cvs, 0),
@@ -88,6 +90,11 @@ impl Replay {
             Record::Flushed { upto } => self.flushed = self.flushed.max(upto),
             Record::Ended { file } => {
                 self.files.remove(&file);
+            }
+            Record::Left { file, ctime } => {
+                if let Some(file) = self.files.get_mut(&file) {
+                    file.left = Some(ctime);
+                }
             }
         }
         true
@@ -97,6 +104,7 @@ impl Replay {
     fn add_groups(&mut self, file: u64, first: u32, cvs: &[Cv], end: u64) {
         let Some(file) = self.files.get_mut(&file) else { return };
         let bytes = file.part.source.bytes;
+        file.left = None;
         for (index, &cv) in (first..=u32::MAX).zip(cvs) {
             if GroupSpan::of(bytes, index).is_none() {
                 return;

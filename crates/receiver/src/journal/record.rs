@@ -58,6 +58,8 @@ pub(super) enum Record {
     Ended { file: u64 },
     /// Groups that had been flushed before they came into this journal.
     Kept { file: u64, first: u32, cvs: Vec<Cv> },
+    /// The transfer writes no more to the part of a file, which it has left with this change time.
+    Left { file: u64, ctime: Timestamp },
 }
 
 const BEGIN: u8 = 1;
@@ -66,6 +68,7 @@ const GROUPS: u8 = 3;
 const FLUSHED: u8 = 4;
 const ENDED: u8 = 5;
 const KEPT: u8 = 6;
+const LEFT: u8 = 7;
 
 impl Record {
     /// The record's bytes.
@@ -80,6 +83,7 @@ impl Record {
             Self::Kept { file, first, cvs } => encode_groups(KEPT, *file, *first, cvs),
             Self::Flushed { upto } => frame(FLUSHED, &upto.to_le_bytes()),
             Self::Ended { file } => frame(ENDED, &file.to_le_bytes()),
+            Self::Left { file, ctime } => encode_left(*file, *ctime),
         }
     }
 
@@ -95,6 +99,7 @@ impl Record {
             }
             FLUSHED => Self::Flushed { upto: fields.u64()? },
             ENDED => Self::Ended { file: fields.u64()? },
+            LEFT => Self::Left { file: fields.u64()?, ctime: fields.time()? },
             _ => return None,
         };
         fields.0.is_empty().then_some(record)
@@ -159,6 +164,12 @@ fn encode_groups(kind: u8, file: u64, first: u32, cvs: &[Cv]) -> Result<Vec<u8>,
     body.extend_from_slice(&first.to_le_bytes());
     cvs.iter().for_each(|cv| body.extend_from_slice(&cv.0));
     frame(kind, &body)
+}
+
+fn encode_left(file: u64, ctime: Timestamp) -> Result<Vec<u8>, JournalError> {
+    let mut body = file.to_le_bytes().to_vec();
+    put_time(&mut body, ctime);
+    frame(LEFT, &body)
 }
 
 fn put_time(body: &mut Vec<u8>, time: Timestamp) {

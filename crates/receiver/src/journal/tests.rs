@@ -68,6 +68,7 @@ fn sample() -> (Vec<u8>, Vec<usize>) {
         Record::Groups { file: 1, first: 3, cvs: cvs(4, 3) },
         Record::Ended { file: 2 },
         Record::Flushed { upto: 0 },
+        Record::Left { file: 1, ctime: Timestamp { seconds: 1_600_000_002, nanos: 7 } },
     ];
     let (mut bytes, mut ends) = (Vec::new(), Vec::new());
     for record in records {
@@ -91,7 +92,9 @@ fn a_journal_torn_anywhere_says_what_its_whole_records_say() {
     }
     let counts = |end: &usize| read(&bytes[..*end]).unwrap().files.iter().map(|file| file.groups.len()).sum();
     let grown: Vec<usize> = ends.iter().map(counts).collect();
-    assert_eq!(grown, [0, 0, 2, 3, 3, 4, 4, 7, 6, 6], "each record counts");
+    assert_eq!(grown, [0, 0, 2, 3, 3, 4, 4, 7, 6, 6, 6], "each record counts");
+    let left = Some(Timestamp { seconds: 1_600_000_002, nanos: 7 });
+    assert_eq!(read(&bytes).unwrap().files[0].left, left);
 }
 
 #[test]
@@ -183,7 +186,7 @@ fn another_boot_and_an_unknown_one_are_not_this_one() {
 fn a_journal_of_another_version_is_told_and_left_alone() {
     let (_home, directory) = home();
     drop(Journal::create(&directory, &begin(1)).unwrap());
-    let path = directory.join(format!("{}.journal", TransferId([1; 16])));
+    let path = path_of(&directory, &begin(1));
     let mut bytes = fs::read(&path).unwrap();
     let body = bytes.len() - 4;
     bytes[13] = 2;
@@ -234,10 +237,68 @@ fn only_what_is_wanted_is_taken() {
         drop(Journal::create(&directory, &begin(transfer)).unwrap());
     }
     let wanted = |begin: &Begin| begin.transfer == TransferId([2; 16]);
-    let taken = orphans_where(&directory, wanted).unwrap();
+    let taken = orphans_like(&directory, &begin(1), wanted).unwrap();
     assert_eq!(taken.len(), 1);
     let free: Vec<_> = list(&directory).unwrap().iter().map(|listed| !listed.in_use).collect();
     assert_eq!(free, [true, false]);
+}
+
+/// Of an owner who has very many, and whose journals say so without being opened: here none of them could be read.
+#[test]
+fn journals_of_others_and_of_other_places_are_not_opened() {
+    let (_home, directory) = home();
+    drop(Journal::create(&directory, &begin(1)).unwrap());
+    let others = [Begin { owner: b"SHA256:y".to_vec(), ..begin(2) }, Begin { inode: 7, ..begin(3) }];
+    for other in &others {
+        fs::write(path_of(&directory, other), "damaged").unwrap();
+    }
+    let taken = orphans_like(&directory, &begin(1), |_| true).unwrap();
+    assert_eq!(taken.len(), 1, "{taken:?}");
+    assert!(taken[0].is_ok());
+    drop(taken);
+    assert_eq!(list(&directory).unwrap().len(), 3);
+    assert_eq!(orphans(&directory).unwrap().iter().filter(|taken| taken.is_err()).count(), 2);
+}
+
+#[test]
+fn a_journal_of_an_earlier_release_gets_its_name_and_is_found() {
+    let (_home, directory) = home();
+    let old = |transfer| directory.join(format!("{}.journal", TransferId([transfer; 16])));
+    for transfer in [1, 2] {
+        drop(Journal::create(&directory, &begin(transfer)).unwrap());
+        fs::rename(path_of(&directory, &begin(transfer)), old(transfer)).unwrap();
+    }
+    fs::write(old(3), "damaged").unwrap();
+    let in_use = Held::take(&old(2)).unwrap().unwrap();
+    let taken = orphans_like(&directory, &begin(4), |_| true).unwrap();
+    assert_eq!(taken.len(), 1, "{taken:?}");
+    assert_eq!(taken[0].as_ref().unwrap().path(), path_of(&directory, &begin(1)));
+    assert!(!old(1).exists() && old(2).exists() && old(3).exists());
+    drop((taken, in_use));
+    assert_eq!(orphans_like(&directory, &begin(4), |_| true).unwrap().len(), 2);
+}
+
+#[test]
+fn an_owner_has_no_more_journals_than_there_is_room_for() {
+    let (_home, directory) = home();
+    let room = Room { journals: 2, bytes: 4000 };
+    let create = |begin: &Begin| Journal::create_within(&directory, begin, room);
+    let stranger = |transfer| Begin { owner: b"SHA256:y".to_vec(), ..begin(transfer) };
+    let first = create(&begin(1)).unwrap();
+    drop(create(&begin(2)).unwrap());
+    assert!(matches!(create(&begin(3)), Err(JournalError::NoRoom { limit: 2, .. })));
+    drop(create(&stranger(3)).unwrap());
+    first.part(1, &part("a", 500)).unwrap();
+    let mut told = 0;
+    while first.groups(1, told, &cvs(0, 1)).is_ok() {
+        told += 1;
+    }
+    assert!((10..25).contains(&told), "{told} groups in a quarter of 4000 bytes");
+    first.ended(1).unwrap();
+    assert!(create(&stranger(4)).is_ok());
+    first.remove().unwrap();
+    fs::write(path_of(&directory, &begin(2)), [0; 4000]).unwrap();
+    assert!(matches!(create(&begin(3)), Err(JournalError::NoRoom { limit: 4000, .. })));
 }
 
 #[test]
@@ -247,7 +308,7 @@ fn only_the_owner_may_read_a_journal() {
     let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(&directory), 0o700);
     let names: Vec<_> = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
-    assert_eq!(names, [directory.join("01010101010101010101010101010101.journal")]);
+    assert_eq!(names, [path_of(&directory, &begin(1))]);
     assert_eq!(mode(&names[0]), 0o600);
 }
 
@@ -271,15 +332,34 @@ fn what_a_writer_left_half_made_is_swept_and_other_files_are_not() {
 fn what_is_adopted_keeps_what_was_flushed() {
     let (_home, directory) = home();
     let groups = BTreeMap::from_iter((0..9).map(|index| (index, (Cv([7; 32]), index % 3 != 1))));
-    let old = UnfinishedFile { file: 3, part: part("x", 9), groups };
+    let left = Some(Timestamp { seconds: 1, nanos: 2 });
+    let old = UnfinishedFile { file: 3, part: part("x", 9), groups, left };
     let journal = Journal::create(&directory, &begin(2)).unwrap();
     journal.part(5, &part("other", 2)).unwrap();
     journal.groups(5, 0, &cvs(1, 1)).unwrap();
     journal.adopt(8, &old).unwrap();
     drop(journal);
     let files = the_only(&directory).unfinished().files.clone();
-    assert_eq!(files[1], UnfinishedFile { file: 8, ..old });
+    assert_eq!(files[1], UnfinishedFile { file: 8, left: None, ..old }, "it is written to again");
     assert_eq!(files[0].groups, BTreeMap::from([(0, (Cv([1; 32]), false))]), "no flush was told");
+}
+
+/// Or somebody else may have written in between.
+#[test]
+fn what_is_told_of_a_part_after_it_was_left_counts_more() {
+    let (_home, directory) = home();
+    let journal = Journal::create(&directory, &begin(1)).unwrap();
+    let ctime = Timestamp { seconds: 3, nanos: 4 };
+    for file in [1, 2] {
+        journal.part(file, &part("x", 9)).unwrap();
+        journal.left(file, ctime).unwrap();
+    }
+    journal.left(3, ctime).unwrap();
+    journal.write_anew();
+    journal.groups(2, 0, &cvs(1, 1)).unwrap();
+    drop(journal);
+    let left: Vec<_> = the_only(&directory).unfinished().files.iter().map(|file| file.left).collect();
+    assert_eq!(left, [Some(ctime), None]);
 }
 
 #[test]
@@ -370,6 +450,6 @@ fn a_journal_does_not_grow_with_the_files_that_have_ended() {
     drop(journal);
     let files = the_only(&directory).unfinished().files.clone();
     let groups = BTreeMap::from([(1, (Cv([1; 32]), true)), (2, (Cv([2; 32]), false))]);
-    assert_eq!(files, [UnfinishedFile { file: 0, part: part("stays", 3), groups }]);
+    assert_eq!(files, [UnfinishedFile { file: 0, part: part("stays", 3), groups, left: None }]);
     assert_eq!(fs::read_dir(&directory).unwrap().count(), 1);
 }

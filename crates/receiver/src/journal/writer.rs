@@ -7,9 +7,10 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use zmove_types::{Cv, TransferId};
+use zmove_types::{Cv, Timestamp};
 
 use super::holding::{self, Held};
+use super::naming::{Named, SUFFIX, SUFFIX_NEW, journals, path_with};
 use super::reader::replay;
 use super::record::{BootId, GROUPS_MAX, Record};
 use super::{Begin, FILES_MAX, JournalError, Part, UnfinishedFile};
@@ -20,6 +21,17 @@ pub struct Journal {
     directory: PathBuf,
     path: PathBuf,
     state: Mutex<State>,
+    /// How long it may become.
+    bytes_max: u64,
+}
+
+/// How many journals one owner may have, and how long they may be together when another begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// How many.
+    pub journals: usize,
+    /// How long.
+    pub bytes: u64,
 }
 
 /// A position in a journal: everything that had been journalled when it was taken.
@@ -49,10 +61,8 @@ struct State {
     broken: bool,
 }
 
-/// What follows a transfer's id in the name of its journal.
-pub(super) const SUFFIX: &str = ".journal";
-/// The same while a journal is written anew.
-pub(super) const SUFFIX_NEW: &str = ".journal.new";
+/// Into how many what the journals of one owner may take is divided, of which one journal has one.
+const SHARES: u64 = 4;
 /// The least length at which a journal is written anew.
 const COMPACT_BYTES_MIN: u64 = 8 << 20;
 /// A journal is written anew if no more than this part of it is about files that have not ended.
@@ -65,9 +75,18 @@ impl Journal {
     /// [`JournalError::TooLong`] for an owner or target that is; [`JournalError::Io`] for what the system says, with
     /// `AlreadyExists` when the transfer has a journal.
     pub fn create(directory: &Path, begin: &Begin) -> Result<Self, JournalError> {
+        Self::create_within(directory, begin, Room { journals: usize::MAX, bytes: u64::MAX })
+    }
+
+    /// The same where the owner has room for one more.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create), and [`JournalError::NoRoom`].
+    pub fn create_within(directory: &Path, begin: &Begin, room: Room) -> Result<Self, JournalError> {
         holding::ensure_directory(directory)?;
+        check_room(directory, begin, room)?;
         let first = Record::Begin(begin.clone(), BootId::current()).encode()?;
-        let [path, new] = [SUFFIX, SUFFIX_NEW].map(|suffix| path(directory, begin.transfer, suffix));
+        let [path, new] = [SUFFIX, SUFFIX_NEW].map(|suffix| path_with(directory, begin, suffix));
         let held = Held::create(&new)?;
         let mut state = State::new(held.file);
         // under its own name it is never seen empty or free
@@ -76,7 +95,8 @@ impl Journal {
             .and_then(|()| fs::hard_link(&new, &path).map_err(JournalError::io("create", &path)));
         let removed = fs::remove_file(&new).map_err(JournalError::io("remove", &new));
         begun.and(removed)?;
-        Ok(Self { directory: directory.to_owned(), path, state: Mutex::new(state) })
+        let bytes_max = room.bytes / SHARES;
+        Ok(Self { directory: directory.to_owned(), path, state: Mutex::new(state), bytes_max })
     }
 
     /// A large file begins, or begins anew.
@@ -87,6 +107,9 @@ impl Journal {
         let mut state = self.state();
         if state.files.len() >= FILES_MAX && !state.files.contains_key(&file) {
             return Err(JournalError::TooManyFiles { limit: FILES_MAX });
+        }
+        if state.end >= self.bytes_max {
+            return Err(JournalError::NoRoom { what: "bytes", limit: self.bytes_max });
         }
         state.tell(file, &Record::Part(file, part.clone()).encode()?, &self.path)
     }
@@ -100,6 +123,9 @@ impl Journal {
         let mut state = self.state();
         if !state.files.contains_key(&file) {
             return Ok(());
+        }
+        if state.end >= self.bytes_max {
+            return Err(JournalError::NoRoom { what: "bytes", limit: self.bytes_max });
         }
         for (first, cvs) in (first..=u32::MAX).step_by(GROUPS_MAX).zip(cvs.chunks(GROUPS_MAX)) {
             state.tell(file, &Record::Groups { file, first, cvs: cvs.to_vec() }.encode()?, &self.path)?;
@@ -145,6 +171,18 @@ impl Journal {
             self.compact(&mut state);
         }
         Ok(())
+    }
+
+    /// The transfer writes no more to the part of a file, which has this change time now.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn left(&self, file: u64, ctime: Timestamp) -> Result<(), JournalError> {
+        let mut state = self.state();
+        if !state.files.contains_key(&file) {
+            return Ok(());
+        }
+        state.append(&Record::Left { file, ctime }.encode()?, &self.path)
     }
 
     /// Takes over a file that another journal holds, under the number that it has in this transfer, and flushes this
@@ -215,7 +253,7 @@ impl Journal {
         if !unfinished.files.iter().map(|file| &file.file).eq(state.files.keys()) {
             return Ok(None);
         }
-        let path = path(&self.directory, unfinished.begin.transfer, SUFFIX_NEW);
+        let path = path_with(&self.directory, &unfinished.begin, SUFFIX_NEW);
         let held = Held::create(&path)?;
         let written = write_anew(held, unfinished.begin, &unfinished.files, state.generation + 1);
         let renamed = written.and_then(|anew| {
@@ -266,8 +304,22 @@ impl State {
     }
 }
 
-fn path(directory: &Path, transfer: TransferId, suffix: &str) -> PathBuf {
-    directory.join(format!("{transfer}{suffix}"))
+fn check_room(directory: &Path, begin: &Begin, room: Room) -> Result<(), JournalError> {
+    if room.journals == usize::MAX {
+        return Ok(());
+    }
+    let own = journals(directory, &Named::of(&begin.owner), SUFFIX)?;
+    let (count, most) = (own.len() as u64, room.journals as u64);
+    if count >= most {
+        return Err(JournalError::NoRoom { what: "journals", limit: most });
+    }
+    // one that has gone meanwhile has no length
+    let bytes: u64 =
+        own.iter().filter_map(|path| fs::symlink_metadata(path).ok()).map(|found| found.len()).sum();
+    if bytes >= room.bytes {
+        return Err(JournalError::NoRoom { what: "bytes of journals", limit: room.bytes });
+    }
+    Ok(())
 }
 
 /// Fills a new file with what is unfinished, and flushes it.
@@ -283,6 +335,9 @@ fn write_anew(
         state.tell(file.file, &Record::Part(file.file, file.part.clone()).encode()?, &held.path)?;
         for run in runs(file.file, file) {
             state.tell(file.file, &run.encode()?, &held.path)?;
+        }
+        if let Some(ctime) = file.left {
+            state.append(&Record::Left { file: file.file, ctime }.encode()?, &held.path)?;
         }
     }
     let synced: io::Result<()> = state.file.sync_data();

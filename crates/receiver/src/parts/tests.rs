@@ -1,9 +1,10 @@
 //! Transfers that break off, and what the next one holds.
 
 use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
 
 use super::*;
-use zmove_types::{GROUP_BYTES, Metadata};
+use zmove_types::{GROUP_BYTES, Metadata, Timestamp};
 
 use crate::journal::pretend_reboot;
 
@@ -25,7 +26,15 @@ impl World {
         let tree = Tree::open(&home.path().join("target")).unwrap();
         let path = RelPath::from_bytes(b"large").unwrap();
         let metadata = Metadata { mode: 0o600, mtime: Timestamp { seconds: 5, nanos: 6 } };
-        let head = FileHead { path, metadata, bytes: BYTES, ctime: Timestamp::default(), inode: 7 };
+        let ctime = Timestamp::default();
+        let head = FileHead {
+            path,
+            metadata,
+            bytes: BYTES,
+            ctime,
+            inode: 7,
+            extensions: zmove_wire::Extensions::default(),
+        };
         let place = home.path().join("target");
         Self { home, place, tree, head }
     }
@@ -33,6 +42,13 @@ impl World {
     fn parts(&self, transfer: u8) -> Parts {
         let journals = Some(self.home.path().join("journal"));
         Parts::new(journals, TransferId([transfer; 16]), "owner".to_owned(), &self.tree)
+    }
+
+    fn journal_of(&self, transfer: u8) -> PathBuf {
+        let transfer = TransferId([transfer; 16]).to_string();
+        let mut journals = std::fs::read_dir(self.home.path().join("journal")).unwrap().map(Result::unwrap);
+        let found = journals.find(|journal| journal.file_name().to_string_lossy().starts_with(&transfer));
+        found.unwrap().path()
     }
 
     fn directory(&self) -> Arc<OwnedFd> {
@@ -58,6 +74,10 @@ impl World {
             part.file().write_all_at(&bytes, span.offset()).unwrap();
             parts.written(FileId(3), index, group_cv(index, &bytes));
         }
+        if flushed >= groups.len() {
+            parts.flushed(parts.mark().unwrap());
+        }
+        parts.left(FileId(3), &FileIdentity::of(part.file()).unwrap());
         assert_eq!(parts.trouble(), None);
     }
 
@@ -120,6 +140,43 @@ fn what_was_written_is_held_and_goes_on() {
     drop((prior, parts));
     let again = world.parts(3);
     assert_eq!(world.claim(&again, &world.source()), [0, 4, 5], "the next one has taken it over");
+}
+
+impl World {
+    /// What counts without being read.
+    fn trusted(&self, parts: &Parts) -> Vec<u32> {
+        let path = &self.head.path;
+        let held = parts.claim(path, &self.directory(), &self.source(), Direct::Off, || true);
+        held.into_keys().collect()
+    }
+}
+
+#[test]
+fn what_was_flushed_and_nobody_has_touched_since_is_not_read() {
+    let world = World::new();
+    world.break_off(&[0, 1, 2], 2);
+    assert_eq!(world.trusted(&world.parts(2)), [0, 1]);
+}
+
+/// At once, so that its time is hardly later than that of the journal.
+#[test]
+fn what_somebody_has_changed_is_read_again() {
+    let world = World::new();
+    world.break_off(&[0, 1, 2], 3);
+    world.damage(1);
+    assert_eq!(world.claim(&world.parts(2), &world.source()), [0, 2]);
+}
+
+#[test]
+fn what_a_killed_receiver_has_left_is_read_again() {
+    let world = World::new();
+    world.break_off(&[0, 1], 2);
+    let parts = world.parts(2);
+    assert_eq!(world.claim(&parts, &world.source()), [0, 1]);
+    drop(parts.take_up(FileId(8), &world.head.path, &world.head).unwrap());
+    // and says nothing of what it leaves
+    drop(parts);
+    assert_eq!(world.trusted(&world.parts(3)), [] as [u32; 0]);
 }
 
 #[test]
@@ -197,7 +254,7 @@ fn a_part_that_was_never_given_its_size_goes() {
 fn of_two_journals_with_the_same_part_the_later_one_tells() {
     let world = World::new();
     world.break_off(&[0], 1);
-    let journal = world.home.path().join("journal").join(format!("{}.journal", TransferId([1; 16])));
+    let journal = world.journal_of(1);
     // killed after it had taken the part over, and before it had said so to the journal that it had it from
     let left = std::fs::read(&journal).unwrap();
     let parts = world.parts(0);
@@ -209,7 +266,7 @@ fn of_two_journals_with_the_same_part_the_later_one_tells() {
     let later = SystemTime::now() + Duration::from_millis(500);
     drop((prior, parts));
     std::fs::write(&journal, left).unwrap();
-    let newest = world.home.path().join("journal").join(format!("{}.journal", TransferId([0; 16])));
+    let newest = world.journal_of(0);
     std::fs::File::options().write(true).open(newest).unwrap().set_modified(later).unwrap();
     let parts = world.parts(3);
     assert_eq!(world.claim(&parts, &world.source()), [0, 1]);

@@ -1,23 +1,16 @@
-//! What is said to a sender of an older version.
+//! What is said to a sender of an older version, and to a newer one.
 
-use zmove_transport::memory_control;
-use zmove_types::Doing;
-use zmove_wire::{Compare, Extraneous, Overwrite, TargetShape};
+use zmove_transport::{Frame, memory_control, memory_lane};
+use zmove_types::{Buffer, Doing, ItemId, Metadata, Name, RelPath, StageClock};
+use zmove_wire::{
+    Batch, BatchEntry, Compare, DirectoryGroup, Extension, Extensions, Extraneous, FrameHeader, FrameKind,
+    Overwrite, PublishedItem, TargetShape, decode_message,
+};
 
 use super::*;
 
-/// What comes after leave, in a transfer that moves nothing and whose lanes were held to a rate.
-async fn last_words(version: Version) -> Vec<ToSender> {
-    let home = tempfile::tempdir().unwrap();
-    let ((mut reader, mut writer), control) = memory_control();
-    let (_lanes_in, lanes) = mpsc::channel(1);
-    let config = ReceiverConfig::default();
-    config.meter.receive.add(Doing::Paced, Duration::from_millis(3));
-    let (access, turns) = (Access::Beneath(vec![home.path().to_owned()]), Turns::default());
-    let (transfer, owner) = (TransferId([1; 16]), String::new());
-    let session = Session { transfer, version, control, lanes, owner, access, turns, config };
-    let session = tokio::spawn(run_session(session, std::future::pending()));
-    let open = Open {
+fn open() -> Open {
+    Open {
         target: Vec::new(),
         shape: TargetShape::Directory { tops: vec![] },
         compare: Compare::Quick,
@@ -28,8 +21,44 @@ async fn last_words(version: Version) -> Vec<ToSender> {
         purpose: Purpose::Move,
         extraneous: Extraneous::Stays,
         inplace: false,
+    }
+}
+
+/// An item that makes a directory.
+fn batch() -> Frame {
+    let entries = vec![BatchEntry::Directory(Name::from_bytes(b"d").unwrap(), Metadata::default())];
+    let groups = vec![DirectoryGroup { directory: RelPath::root(), entries }];
+    let head = Batch { groups, ..Batch::default() }.encode();
+    let header = FrameHeader {
+        kind: FrameKind::Batch,
+        head_bytes: u32::try_from(head.len()).unwrap(),
+        item: ItemId(0),
+        ..FrameHeader::default()
     };
-    for message in [ToReceiver::Open(open), ToReceiver::Announce { items: 0, mismatches: 0 }] {
+    let digest = zmove_chunk::seal(&header.prefix(), blake3::hash(&head).as_bytes());
+    Frame { header: FrameHeader { digest, ..header }, head, data: Buffer::empty() }
+}
+
+/// What a session says to a sender that opens it so, sends these frames and announces them; its lanes were held to a rate.
+async fn said(version: Version, opening: ToReceiver, frames: Vec<Frame>) -> Vec<ToSender> {
+    let home = tempfile::tempdir().unwrap();
+    let ((mut reader, mut writer), control) = memory_control();
+    let (lanes_in, lanes) = mpsc::channel(1);
+    let config = ReceiverConfig::default();
+    config.meter.receive.add(Doing::Paced, Duration::from_millis(3));
+    let (access, turns) = (Access::Beneath(vec![home.path().to_owned()]), Turns::default());
+    let (transfer, owner) = (TransferId([1; 16]), String::new());
+    let session = Session { transfer, version, control, lanes, owner, access, turns, config };
+    let session = tokio::spawn(run_session(session, std::future::pending()));
+    let announce = ToReceiver::Announce { items: frames.len() as u64, mismatches: 0 };
+    let (mut sink, source) = memory_lane();
+    lanes_in.try_send(source).unwrap();
+    let sending = tokio::task::spawn_blocking(move || {
+        let clock = StageClock::default();
+        frames.into_iter().for_each(|frame| sink.send(frame, &mut clock.start()).unwrap());
+        sink
+    });
+    for message in [opening, announce] {
         writer.send(&encode_message(&message)).await.unwrap();
     }
     reader.greeting().await.unwrap();
@@ -37,8 +66,15 @@ async fn last_words(version: Version) -> Vec<ToSender> {
     while let Some(message) = reader.receive().await.unwrap() {
         said.push(decode_message(&message).unwrap());
     }
-    drop((reader, writer));
-    session.await.unwrap().unwrap();
+    drop((reader, writer, sending.await.unwrap()));
+    let ended = session.await.unwrap();
+    assert_eq!(ended.is_ok(), matches!(said.last(), Some(ToSender::Finished(_))), "{ended:?}");
+    said
+}
+
+/// What comes after leave, in a transfer that moves nothing.
+async fn last_words(version: Version) -> Vec<ToSender> {
+    let mut said = said(version, open().into_message(version), Vec::new()).await;
     assert!(matches!(said.remove(0), ToSender::Opened(_)));
     said
 }
@@ -49,4 +85,37 @@ async fn an_older_sender_is_not_told_of_rates() {
     assert!(matches!(said[..], [ToSender::Finished(_)]), "{said:?}");
     let said = last_words(Version::V3).await;
     assert!(matches!(said[..], [ToSender::Paced { receive_us: 3000 }, ToSender::Finished(_)]), "{said:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_batch_is_told_as_published_once_and_to_no_older_sender() {
+    let published = async |version: Version| {
+        let said = said(version, open().into_message(version), vec![batch()]).await;
+        let stored = said.iter().position(|message| matches!(message, ToSender::Stored(_))).unwrap();
+        let after = said[stored..].iter().filter_map(|message| match message {
+            ToSender::Published { items } => Some(items.clone()),
+            _ => None,
+        });
+        let all = said.iter().filter(|message| matches!(message, ToSender::Published { .. })).count();
+        let after: Vec<_> = after.flatten().collect();
+        assert_eq!(after.len(), all, "{said:?}");
+        after
+    };
+    assert_eq!(published(Version::V4).await, [PublishedItem { item: 0, faults: vec![] }]);
+    assert_eq!(published(Version::V3).await, []);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_opening_that_cannot_be_understood_is_refused_by_its_extension() {
+    let opening = |critical| {
+        let extension = Extension { number: 77, critical, bytes: [].into() };
+        ToReceiver::OpenWith(open(), Extensions::default().with(extension))
+    };
+    let refused = said(Version::V4, opening(true), Vec::new()).await;
+    let [ToSender::Refused(Refusal { code: RefusalCode::Protocol, text })] = &refused[..] else {
+        panic!("{refused:?}");
+    };
+    assert!(text.contains("extension 77 of the opening"), "{text}");
+    let taken = said(Version::V4, opening(false), Vec::new()).await;
+    assert!(matches!(taken.last(), Some(ToSender::Finished(_))), "{taken:?}");
 }

@@ -1,7 +1,7 @@
 //! What is to be removed, and what rules spare though it is at the target alone.
 //!
-//! **Invariant:** where there are rules, a directory goes with all below it only if all below it has been listed and none
-//! of it is spared.
+//! **Invariant:** where there are rules, or all that goes is to be counted, a directory goes with all below it only if all
+//! below it has been listed and none of it is spared.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -19,10 +19,22 @@ pub(super) struct Doomed {
     inside: bool,
 }
 
+/// What goes.
+pub(super) struct Taken {
+    pub(super) doomed: Vec<Doomed>,
+    /// With what goes with its directory, as far as that has been looked into.
+    pub(super) entries: u64,
+    /// For which there was no room.
+    pub(super) spared: u64,
+}
+
 /// Gathers it.
 pub(super) struct Doom {
-    /// None without rules: nothing is spared then, and no doomed directory need be looked into.
+    /// None without rules: nothing is spared by its name then.
     rules: Option<Arc<Selection>>,
+    /// What lies in doomed directories counts. Without that, and without rules, they need not be looked into.
+    counted: bool,
+    /// Each directory before what is in it.
     doomed: Vec<Doomed>,
     names: usize,
     /// Doomed directories that have not been looked into.
@@ -37,9 +49,9 @@ const DOOMED_NAMES_MAX: usize = 1 << 20;
 const UNSEEN_ASKED_MAX: usize = 1024;
 
 impl Doom {
-    pub(super) fn new(selection: Option<Arc<Selection>>) -> Self {
+    pub(super) fn new(selection: Option<Arc<Selection>>, counted: bool) -> Self {
         let rules = selection.filter(|selection| selection.has_rules());
-        Self { rules, doomed: Vec::new(), names: 0, unseen: Vec::new(), spared: HashSet::new() }
+        Self { rules, counted, doomed: Vec::new(), names: 0, unseen: Vec::new(), spared: HashSet::new() }
     }
 
     /// Whether no more should be added.
@@ -56,8 +68,8 @@ impl Doom {
         room: bool,
     ) -> bool {
         let Ok(path) = directory.join(&name.0) else { return true };
+        let is_directory = form == EntryForm::Directory;
         if let Some(rules) = &self.rules {
-            let is_directory = form == EntryForm::Directory;
             let kind = if is_directory { PathKind::Directory } else { PathKind::Other };
             if !rules.admits(&path, kind) {
                 if inside {
@@ -65,11 +77,15 @@ impl Doom {
                 }
                 return true;
             }
-            if is_directory {
-                self.unseen.push(path);
-            }
+        }
+        if is_directory && (self.rules.is_some() || self.counted && room) {
+            self.unseen.push(path);
         }
         if !room {
+            // it would go with its directory, and not count
+            if self.counted && inside {
+                self.spare(directory);
+            }
             return false;
         }
         self.names += 1;
@@ -112,24 +128,30 @@ impl Doom {
         !self.unseen.is_empty()
     }
 
-    /// What goes, of all that has been added.
-    pub(super) fn take(&mut self) -> Vec<Doomed> {
+    /// What goes, of all that has been added: what is in a directory before the directory, while there is `room`.
+    pub(super) fn take(&mut self, room: u64) -> Taken {
         self.names = 0;
         let mut doomed = std::mem::take(&mut self.doomed);
-        let spared = std::mem::take(&mut self.spared);
-        doomed.retain_mut(|doomed| {
-            // it goes with its directory
-            if doomed.inside && !spared.contains(&doomed.directory) {
-                return false;
-            }
-            let directory = &doomed.directory;
-            doomed.names.retain(|(name, form)| {
+        let mut stays = std::mem::take(&mut self.spared);
+        for Doomed { directory, names, .. } in &mut doomed {
+            names.retain(|(name, form)| {
                 *form != EntryForm::Directory
-                    || directory.join(&name.0).is_ok_and(|path| !spared.contains(&path))
+                    || directory.join(&name.0).is_ok_and(|path| !stays.contains(&path))
             });
-            !doomed.names.is_empty()
+        }
+        let entries = doomed.iter().map(|doomed| doomed.names.len() as u64).sum::<u64>();
+        let spared = entries.saturating_sub(room);
+        let mut surplus = usize::try_from(spared).unwrap_or(usize::MAX);
+        for Doomed { directory, names, .. } in &mut doomed {
+            let first = names.drain(..surplus.min(names.len()));
+            surplus -= first.len();
+            stays.extend(first.filter_map(|(name, _)| directory.join(&name.0).ok()));
+        }
+        // the rest goes with its directory
+        doomed.retain(|doomed| {
+            !doomed.names.is_empty() && (!doomed.inside || stays.contains(&doomed.directory))
         });
-        doomed
+        Taken { doomed, entries: entries - spared, spared }
     }
 }
 
@@ -143,7 +165,7 @@ mod tests {
     fn doom(rules: &[&str]) -> Doom {
         let rules: Vec<_> =
             rules.iter().map(|rule| Rule::new(Effect::Exclude, rule.as_bytes()).unwrap()).collect();
-        Doom::new(Some(Arc::new(Selection::new(&rules, 0..=9).unwrap())))
+        Doom::new(Some(Arc::new(Selection::new(&rules, 0..=9).unwrap())), false)
     }
 
     fn path(text: &str) -> RelPath {
@@ -158,7 +180,10 @@ mod tests {
     }
 
     fn taken(doom: &mut Doom) -> Vec<String> {
-        let doomed = doom.take();
+        paths(&doom.take(u64::MAX).doomed)
+    }
+
+    fn paths(doomed: &[Doomed]) -> Vec<String> {
         let paths = doomed.iter().flat_map(|doomed| {
             doomed.names.iter().map(|(name, _)| doomed.directory.join(&name.0).unwrap().to_string())
         });
@@ -190,6 +215,44 @@ mod tests {
         add(&mut doom, "d", "old/", false);
         assert!(!doom.has_unseen());
         assert_eq!(taken(&mut doom), ["d/old"]);
+    }
+
+    #[test]
+    fn no_more_goes_than_there_is_room_for_and_what_is_in_a_directory_first() {
+        let expected: [&[&str]; 7] = [
+            &[],
+            &["d/old/a/g"],
+            &["d/old/a/f", "d/old/a/g"],
+            &["d/old/a"],
+            &["d/old"],
+            &["d/x", "d/old"],
+            &["d/x", "d/old"],
+        ];
+        for (room, expected) in (0..).zip(expected) {
+            let mut doom = Doom::new(None, true);
+            add(&mut doom, "d", "x", false);
+            add(&mut doom, "d", "old/", false);
+            assert_eq!(doom.look_inside().unwrap().len(), 1);
+            add(&mut doom, "d/old", "a/", true);
+            assert_eq!(doom.look_inside().unwrap().len(), 1);
+            add(&mut doom, "d/old/a", "f", true);
+            add(&mut doom, "d/old/a", "g", true);
+            let Taken { doomed, entries, spared } = doom.take(room);
+            assert_eq!(paths(&doomed), expected, "{room}");
+            assert_eq!((entries, spared), (room.min(5), 5 - room.min(5)));
+        }
+    }
+
+    #[test]
+    fn a_directory_of_which_not_all_was_counted_stays() {
+        let mut doom = Doom::new(None, true);
+        add(&mut doom, "d", "old/", false);
+        assert_eq!(doom.look_inside().unwrap().len(), 1);
+        add(&mut doom, "d/old", "f", true);
+        let name = ListedName(Name::from_bytes(b"g").unwrap());
+        assert!(!doom.add(&path("d/old"), (name, EntryForm::File), true, false));
+        let Taken { doomed, entries, spared } = doom.take(u64::MAX);
+        assert_eq!((paths(&doomed), entries, spared), (vec!["d/old/f".to_owned()], 1, 0));
     }
 
     #[test]

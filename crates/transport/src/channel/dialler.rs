@@ -88,6 +88,12 @@ impl ChannelDialler {
         }
     }
 
+    /// A round trip, as soon as a TCP connection has come up and shown it.
+    #[must_use]
+    pub fn round_trip(&self) -> Option<Duration> {
+        self.tcp.as_ref()?.round_trip()
+    }
+
     /// Ends all QUIC connections in order; their last words would not leave a process that ends. TCP's do.
     pub async fn close(&self) {
         if let Some(quic) = &self.quic {

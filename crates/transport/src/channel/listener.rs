@@ -115,9 +115,27 @@ impl Listener {
     /// # Errors
     /// The client is slow, not zmove, or does not prove a key; see [`AcceptError`].
     pub async fn handshake(&self, incoming: Incoming, deadline: Duration) -> Result<Channel, AcceptError> {
+        self.handshake_telling(incoming, deadline, || ()).await
+    }
+
+    /// The same; calls `spoken` when the client has said what comes first, as one by QUIC always has.
+    ///
+    /// # Errors
+    /// As above.
+    pub async fn handshake_telling(
+        &self,
+        incoming: Incoming,
+        deadline: Duration,
+        spoken: impl FnOnce(),
+    ) -> Result<Channel, AcceptError> {
         match (incoming.way, &self.tcp) {
-            (Way::Quic(incoming), _) => Ok(Channel::quic(quic::handshake(*incoming, deadline).await?)),
-            (Way::Tcp(socket), Some(tcp)) => Ok(Channel::tcp(tcp.handshake(socket, deadline).await?)),
+            (Way::Quic(incoming), _) => {
+                spoken();
+                Ok(Channel::quic(quic::handshake(*incoming, deadline).await?))
+            }
+            (Way::Tcp(socket), Some(tcp)) => {
+                Ok(Channel::tcp(tcp.handshake_telling(socket, deadline, spoken).await?))
+            }
             (Way::Tcp(_), None) => Err(AcceptError::Gone { source: io::ErrorKind::NotConnected.into() }),
         }
     }

@@ -4,12 +4,15 @@
 
 use std::{io, path::PathBuf};
 
-use crate::trust::{Fingerprint, GrantFault, HostLineFault, endpoint};
+use crate::trust::{Fingerprint, GrantFault, HostLineFault, Unguarded, endpoint};
 
 /// Why this side's own key cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IdentityError {
+    /// Others could change the file, or put another in its place.
+    #[error(transparent)]
+    Unguarded(#[from] Unguarded),
     /// Others can read the private key.
     #[error("use the key {}: its mode {mode:04o} is too open, others must not read it; run `chmod 600` on it", path.display())]
     Exposed {
@@ -74,6 +77,9 @@ pub enum IdentityError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AuthorityError {
+    /// Others could change the file, or put another in its place.
+    #[error(transparent)]
+    Unguarded(#[from] Unguarded),
     /// Others than the owner could write another authority into it.
     #[error("trust {}: its mode {mode:04o} lets others write to it; run `chmod go-w` on it", path.display())]
     Exposed {
@@ -154,6 +160,9 @@ pub enum KnownHostsError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AuthorizedKeysError {
+    /// Others could change the file, or put another in its place.
+    #[error(transparent)]
+    Unguarded(#[from] Unguarded),
     /// Others than the owner could add keys.
     #[error("trust {}: its mode {mode:04o} lets others write to it; run `chmod 600` on it", path.display())]
     Exposed {

@@ -91,18 +91,38 @@ impl Acceptor {
     ///
     /// The client is slow, not zmove, or does not prove a key; see [`AcceptError`].
     pub async fn handshake(&self, socket: TcpStream, deadline: Duration) -> Result<Connection, AcceptError> {
+        self.handshake_telling(socket, deadline, || ()).await
+    }
+
+    /// The same; calls `spoken` when the client has said what comes first.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub async fn handshake_telling(
+        &self,
+        socket: TcpStream,
+        deadline: Duration,
+        spoken: impl FnOnce(),
+    ) -> Result<Connection, AcceptError> {
         let address = canonical(socket.peer_addr().map_err(|source| AcceptError::Gone { source })?);
-        timeout(deadline, self.secure(socket, address))
+        timeout(deadline, self.secure(socket, address, spoken))
             .await
             .map_err(|_| AcceptError::TimedOut { address, waited: deadline })?
     }
 
-    async fn secure(&self, socket: TcpStream, address: SocketAddr) -> Result<Connection, AcceptError> {
+    async fn secure(
+        &self,
+        socket: TcpStream,
+        address: SocketAddr,
+        spoken: impl FnOnce(),
+    ) -> Result<Connection, AcceptError> {
         let failed = |error| handshake_error(address, error);
         zmove_sockopt::open_receive_window(&socket, EARLY_WINDOW_BYTES)
             .map_err(|source| AcceptError::Gone { source })?;
         let (socket, secrets) = (WholeRecords::new(socket), Arc::<TrafficSecrets>::default());
         let hello = LazyConfigAcceptor::new(server::Acceptor::default(), socket).await.map_err(failed)?;
+        spoken();
         // From our answer to the client's next word is one round trip.
         let answered = Instant::now();
         let stream = hello.into_stream(secrets.of_server(&self.tls)).await.map_err(failed)?;

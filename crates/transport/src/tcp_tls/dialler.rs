@@ -57,6 +57,8 @@ pub struct Dialler {
     addresses: Arc<[SocketAddr]>,
     /// The address that answered first.
     chosen: Arc<OnceLock<SocketAddr>>,
+    /// What the first connection took to come up, before anything was said on it.
+    round_trip: Arc<OnceLock<Duration>>,
     tls: Arc<ClientConfig>,
     socket: SocketConfig,
 }
@@ -88,7 +90,7 @@ impl Dialler {
         let trial = socket.open(addresses[0]);
         trial.map_err(|source| DialError::Socket { host: host.clone(), port, source })?;
         let tls = Arc::new(client_config(identity, policy));
-        Ok(Self { host, port, addresses, chosen: Arc::default(), tls, socket })
+        Ok(Self { host, port, addresses, chosen: Arc::default(), round_trip: Arc::default(), tls, socket })
     }
 
     /// Makes one connection within `deadline`. That the host takes this side's key shows only in what it sends next.
@@ -100,6 +102,11 @@ impl Dialler {
         let due = Instant::now() + deadline;
         let connected = self.reach(due, deadline).await?;
         self.secure(connected, due, deadline).await
+    }
+
+    /// A round trip, as the first connection that came up has shown it.
+    pub(crate) fn round_trip(&self) -> Option<Duration> {
+        self.round_trip.get().copied()
     }
 
     /// The first half of a dial: a TCP connection.
@@ -129,6 +136,7 @@ impl Dialler {
             None => race::connect(&self.addresses, &self.socket).await,
         };
         let first = first.map_err(|attempt| self.connect_error(attempt))?;
+        self.round_trip.get_or_init(|| first.rtt);
         let chosen = *self.chosen.get_or_init(|| first.address);
         // Another connection of this run was quicker at another address.
         if chosen == first.address { Ok(first) } else { self.connect_to(chosen).await }

@@ -3,17 +3,23 @@
 //! A lane takes a connection over from rustls, which hands out its keys but no bytes that it has taken from the socket.
 //! With this in between it never has any: what has arrived beyond the record that it was given stays here.
 //! **Invariant:** no part of a record is given before all of it is there, or the socket has ended.
+//!
+//! The length of a record is authenticated only with its end. A bit that flips in it can make it longer than what comes, and
+//! then nobody says anything any more: so a record that stays unfinished is a lost connection.
 
 use std::{
+    future::Future as _,
     io,
     os::fd::{AsFd, BorrowedFd},
     pin::Pin,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
+    time::Sleep,
 };
 
 const HEADER_BYTES: usize = 5;
@@ -29,11 +35,13 @@ pub(super) struct WholeRecords {
     filled: usize,
     /// How much of that may be given.
     whole: usize,
+    /// When the record that has begun to arrive counts as one that never ends.
+    too_late: Option<Pin<Box<Sleep>>>,
 }
 
 impl WholeRecords {
     pub(super) fn new(socket: TcpStream) -> Self {
-        Self { socket, arrived: vec![0; HEADER_BYTES + BODY_BYTES_MAX], filled: 0, whole: 0 }
+        Self { socket, arrived: vec![0; HEADER_BYTES + BODY_BYTES_MAX], filled: 0, whole: 0, too_late: None }
     }
 
     /// The socket, and what has come from it after the last record that was given.
@@ -54,6 +62,17 @@ impl WholeRecords {
         self.whole -= given;
     }
 
+    /// Waits until what has begun to arrive is overdue; between two records the peer may be silent.
+    fn poll_too_late(&mut self, context: &mut Context<'_>) -> Poll<io::Error> {
+        if self.filled == 0 {
+            return Poll::Pending;
+        }
+        let too_late = self.too_late.get_or_insert_with(|| Box::pin(tokio::time::sleep(UNFINISHED_MAX)));
+        ready!(too_late.as_mut().poll(context));
+        let text = "the rest of a TLS record does not come; its length may have been damaged on the way";
+        Poll::Ready(io::Error::new(io::ErrorKind::TimedOut, text))
+    }
+
     /// Waits for more; at the socket's end there is nothing to wait for, and all may be given.
     fn poll_arrival(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut room = ReadBuf::new(&mut self.arrived[self.filled..]);
@@ -64,6 +83,9 @@ impl WholeRecords {
         Poll::Ready(Ok(()))
     }
 }
+
+/// For how long nothing more of a record may come: as long as a path may be gone before control is given up.
+const UNFINISHED_MAX: Duration = Duration::from_secs(60);
 
 /// The length of the first record if all of it is there. What cannot be one is given as it is: rustls knows what to say.
 #[expect(clippy::big_endian_bytes, reason = "TLS is big-endian")]
@@ -94,7 +116,11 @@ impl AsyncRead for WholeRecords {
         }
         while self.whole == 0 {
             let before = self.filled;
-            ready!(self.poll_arrival(context))?;
+            match self.poll_arrival(context) {
+                Poll::Ready(arrived) => arrived?,
+                Poll::Pending => return self.poll_too_late(context).map(Err),
+            }
+            self.too_late = None;
             if self.filled == before {
                 break;
             }
@@ -173,6 +199,30 @@ mod tests {
             () = std::future::ready(()) => {}
         }
         assert_eq!(whole.into_parts().unwrap().1, rest);
+    }
+
+    /// As when a bit of its length has flipped: nothing else follows it.
+    #[tokio::test(start_paused = true)]
+    async fn record_that_does_not_end_is_a_lost_connection() {
+        let (mut peer, mut whole) = connected().await;
+        let mut out = [0; 4096];
+        peer.write_all(&record(200)[..100]).await.unwrap();
+        let read = tokio::time::timeout(100 * UNFINISHED_MAX, whole.read(&mut out)).await;
+        let error = read.expect("it does not wait for ever").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(crate::control::is_loss(&error));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_between_two_records_is_no_loss() {
+        let (mut peer, mut whole) = connected().await;
+        let mut out = [0; 4096];
+        peer.write_all(&record(200)).await.unwrap();
+        assert_eq!(whole.read(&mut out).await.unwrap(), HEADER_BYTES + 200);
+        let silence = tokio::time::timeout(100 * UNFINISHED_MAX, whole.read(&mut out)).await;
+        assert!(silence.is_err(), "{silence:?}");
+        peer.write_all(&record(7)).await.unwrap();
+        assert_eq!(whole.read(&mut out).await.unwrap(), HEADER_BYTES + 7);
     }
 
     #[tokio::test]

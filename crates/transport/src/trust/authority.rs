@@ -1,6 +1,6 @@
 //! A site's certificate authority: whom it vouches for, checked by the clock and against its revocation lists.
 //!
-//! The daemon asks it about clients whose key has no line of its own ([`Authority::check_client`]), the client about hosts
+//! The daemon asks it about clients whose key has no line of its own ([`ClientAuthority::check`]), the client about hosts
 //! that are not pinned ([`HostAuthority`]). Certificates say who holds a key; that the peer holds it, the handshake has shown.
 //! **Invariant:** where a revocation list is configured, a certificate passes only if a list of its issuer that is in time
 //! does not have it; a list that cannot be read lets nobody pass.
@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::ServerCertVerifier as _;
+use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{CertificateError, Error, RootCertStore};
 use rustls_pki_types::{
@@ -23,14 +24,19 @@ use crate::error::AuthorityError;
 
 mod subject;
 
-pub(super) use subject::{common_name, is_for_host};
+pub(super) use subject::Named;
 
 const KNOWN_CAS_FILE: &str = "known_cas.pem";
 const KNOWN_CAS_CRL: &str = "known_cas.crl";
 
+/// An authority that vouches for clients: its certificates and its revocation lists, if it has any, ready to be held against
+/// any number of certificates.
+#[derive(Debug)]
+pub(super) struct ClientAuthority(Result<Arc<dyn ClientCertVerifier>, CertificateFault>);
+
 /// The certificates of an authority, and its revocation lists, if it has any.
 #[derive(Clone, Debug)]
-pub(super) struct Authority {
+struct Authority {
     roots: Arc<RootCertStore>,
     revoked: Vec<CertificateRevocationListDer<'static>>,
 }
@@ -77,7 +83,7 @@ pub enum CertificateFault {
     Other(Error),
 }
 
-impl Authority {
+impl ClientAuthority {
     /// Reads certificates and revocation lists, each file with one or more of them in PEM.
     pub(super) fn load(certificates: &Path, revoked: Option<&Path>) -> Result<Self, AuthorityError> {
         let bytes = read(certificates)?.ok_or_else(|| missing(certificates))?;
@@ -85,26 +91,28 @@ impl Authority {
             Some(path) => lists(path, &read(path)?.ok_or_else(|| missing(path))?)?,
             None => Vec::new(),
         };
-        Ok(Self { roots: Arc::new(roots(certificates, &bytes)?), revoked })
+        let roots = Arc::new(roots(certificates, &bytes)?);
+        let mut builder = WebPkiClientVerifier::builder_with_provider(roots, Arc::new(provider()));
+        if !revoked.is_empty() {
+            builder = builder.with_crls(revoked).enforce_revocation_expiration();
+        }
+        Ok(Self(builder.build().map_err(unusable)))
     }
 
     /// Whether it vouches for a client's certificate, the first of `chain`.
-    pub(super) fn check_client(
+    pub(super) fn check(
         &self,
         chain: &[CertificateDer<'_>],
         now: SystemTime,
     ) -> Result<(), CertificateFault> {
         let Some((own, issuers)) = chain.split_first() else { return Err(CertificateFault::NotIssued) };
-        let mut builder =
-            WebPkiClientVerifier::builder_with_provider(Arc::clone(&self.roots), Arc::new(provider()));
-        if !self.revoked.is_empty() {
-            builder = builder.with_crls(self.revoked.iter().cloned()).enforce_revocation_expiration();
-        }
-        let verifier = builder.build().map_err(unusable)?;
+        let verifier = self.0.as_ref().map_err(Clone::clone)?;
         verifier.verify_client_cert(own, issuers, unix(now)).map(|_| ()).map_err(fault)
     }
+}
 
-    /// The same for a host's, which must be for that name.
+impl Authority {
+    /// Whether it vouches for a host's certificate, which must be for that name.
     fn check_host(
         &self,
         own: &CertificateDer<'_>,

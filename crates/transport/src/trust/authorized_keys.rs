@@ -21,22 +21,26 @@
 //! Empty lines and lines that begin with `#` are kept and skipped.
 //! **Invariant:** a list with a line that is not understood grants nothing to anybody.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use zmove_types::RateLimit;
 
-use rustls_pki_types::CertificateDer;
-
-use super::authority::{Authority, CertificateFault, common_name, is_for_host};
-use super::{expiry::Expiry, file, fingerprint::Fingerprint};
-use crate::channel::Channel;
+use super::authority::CertificateFault;
+use super::watched::{Lasting, Watched};
+use super::{expiry::Expiry, file, fingerprint::Fingerprint, guard};
+use crate::channel::Claim;
 use crate::error::{AuthorityError, AuthorizedKeysError};
 
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 mod line;
+mod vouched;
+
+use vouched::Vouchers;
 
 pub use line::GrantFault;
 
@@ -44,15 +48,23 @@ const AUTHORIZED_KEYS_FILE: &str = "authorized_keys";
 const LOCK_FILE: &str = "authorized_keys.lock";
 
 /// The keys that may connect, as read when loaded.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct AuthorizedKeys {
-    /// Where files are that are named without a directory.
-    home: PathBuf,
     grants: Vec<Grant>,
+    /// Where each key stands among the grants.
+    keys: HashMap<Fingerprint, usize>,
+    vouchers: Vouchers,
+}
+
+/// The list of a daemon, which is asked about each connection and read again only when it has changed.
+#[derive(Debug)]
+pub struct KeyList {
+    home: PathBuf,
+    list: Watched<AuthorizedKeys, AuthorizedKeysError>,
 }
 
 /// Whom a grant is for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Holder {
     /// Who holds this key.
     Key(Fingerprint),
@@ -68,7 +80,7 @@ pub enum Holder {
 }
 
 /// Whom a certificate is for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Subject {
     /// The only common name of its subject.
     CommonName(String),
@@ -166,7 +178,7 @@ pub enum Denial {
     #[error("{source}")]
     Authority {
         /// Why not.
-        source: AuthorityError,
+        source: Arc<AuthorityError>,
     },
 }
 
@@ -188,8 +200,20 @@ impl AuthorizedKeys {
     /// [`AuthorizedKeysError`].
     pub fn load(home: &Path) -> Result<Self, AuthorizedKeysError> {
         let lines = read_lines(&home.join(AUTHORIZED_KEYS_FILE))?;
-        let grants = lines.into_iter().filter_map(|line| line.grant).collect();
-        Ok(Self { home: home.into(), grants })
+        let grants: Vec<_> = lines.into_iter().filter_map(|line| line.grant).collect();
+        let keys = grants.iter().enumerate().filter_map(|(number, grant)| Some((grant.key()?, number)));
+        let (keys, vouchers) = (keys.collect(), Vouchers::new(home, &grants));
+        Ok(Self { grants, keys, vouchers })
+    }
+
+    /// The same for a daemon that runs as `user` and decides by it: nobody but root and that user may be able to change it.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load), and [`AuthorizedKeysError::Unguarded`].
+    pub fn load_guarded(home: &Path, user: u32) -> Result<Self, AuthorizedKeysError> {
+        guard::check_for(&home.join(AUTHORIZED_KEYS_FILE), user)?;
+        Self::load(home)
     }
 
     /// Adds a key to the list in `home`, on disk at once, and returns what it may do now. A key that is there already gets
@@ -226,11 +250,11 @@ impl AuthorizedKeys {
     /// # Errors
     ///
     /// Nothing at all, and why.
-    pub fn judge(&self, channel: &Channel, now: SystemTime) -> Result<&Grant, Denial> {
-        let key = channel.peer();
+    pub fn judge(&self, claim: &Claim, now: SystemTime) -> Result<&Grant, Denial> {
+        let key = claim.key;
         let grant = match self.find(&key) {
             Some(grant) => grant,
-            None => self.vouched(key, &channel.certificates(), now)?,
+            None => self.vouchers.judge(&self.grants, claim, now)?,
         };
         match grant.expires.filter(|expires| expires.has_come(now)) {
             Some(expires) => Err(Denial::Expired { key, name: grant.name.clone(), expires }),
@@ -238,48 +262,40 @@ impl AuthorizedKeys {
         }
     }
 
-    /// The first line whose authority vouches for the certificates of a key.
-    fn vouched(
-        &self,
-        key: Fingerprint,
-        chain: &[CertificateDer<'_>],
-        now: SystemTime,
-    ) -> Result<&Grant, Denial> {
-        let mut denial = Denial::Unknown { key };
-        for grant in &self.grants {
-            let Holder::Certified { authority, revoked, subject } = &grant.holder else { continue };
-            if !chain.first().is_some_and(|certificate| subject.is_of(certificate)) {
-                continue;
-            }
-            let revoked = revoked.as_ref().map(|path| self.home.join(path));
-            let checked = Authority::load(&self.home.join(authority), revoked.as_deref())
-                .map_err(|source| Denial::Authority { source })
-                .and_then(|authority| {
-                    let name = grant.name.clone();
-                    authority.check_client(chain, now).map_err(|fault| Denial::Certificate {
-                        key,
-                        name,
-                        fault,
-                    })
-                });
-            match checked {
-                Ok(()) => return Ok(grant),
-                Err(why) => denial = why,
-            }
-        }
-        Err(denial)
-    }
-
     /// What a key may do, if it is in time; `None` means nothing.
     #[must_use]
     pub fn find(&self, fingerprint: &Fingerprint) -> Option<&Grant> {
-        self.grants.iter().find(|grant| grant.key() == Some(*fingerprint))
+        self.keys.get(fingerprint).map(|number| &self.grants[*number])
     }
 
     /// All grants, in the order of the list.
     #[must_use]
     pub fn grants(&self) -> &[Grant] {
         &self.grants
+    }
+}
+
+impl KeyList {
+    /// The list in `home`.
+    #[must_use]
+    pub fn new(home: PathBuf) -> Self {
+        Self { home, list: Watched::default() }
+    }
+
+    /// The list as it is now.
+    ///
+    /// # Errors
+    ///
+    /// As [`AuthorizedKeys::load_guarded`].
+    pub fn current(&self) -> Result<Arc<AuthorizedKeys>, Arc<AuthorizedKeysError>> {
+        let path = self.home.join(AUTHORIZED_KEYS_FILE);
+        // the directories on the way change without the list
+        guard::check(&path).map_err(AuthorizedKeysError::from)?;
+        let in_the_file = |error: &AuthorizedKeysError| match error {
+            AuthorizedKeysError::Damaged { .. } => Lasting::Yes,
+            _ => Lasting::No,
+        };
+        self.list.get(&[&path], || AuthorizedKeys::load(&self.home), in_the_file)
     }
 }
 
@@ -318,40 +334,34 @@ fn parse_lines(path: &Path, bytes: &[u8]) -> Result<Vec<Line>, AuthorizedKeysErr
     if bytes.is_empty() {
         return Ok(lines);
     }
+    let mut holders = HashMap::new();
     let whole = bytes.strip_suffix(b"\n").unwrap_or(bytes);
     for (number, bytes) in (1..).zip(whole.split(|byte| *byte == b'\n')) {
-        let line = parse_line(bytes, &lines);
+        let line = parse_line(bytes).and_then(|line| {
+            let holder = line.grant.as_ref().map(|grant| grant.holder.clone());
+            match holder.and_then(|holder| holders.insert(holder, number)) {
+                Some(earlier) => Err(GrantFault::Duplicate { earlier }),
+                None => Ok(line),
+            }
+        });
         let damaged = |fault| AuthorizedKeysError::Damaged { path: path.into(), line: number, fault };
         lines.push(line.map_err(damaged)?);
     }
     Ok(lines)
 }
 
-fn parse_line(bytes: &[u8], earlier: &[Line]) -> Result<Line, GrantFault> {
+fn parse_line(bytes: &[u8]) -> Result<Line, GrantFault> {
     let text = std::str::from_utf8(bytes).map_err(|_| GrantFault::NotText)?.to_owned();
     if text.trim().is_empty() || text.trim_start().starts_with('#') {
         return Ok(Line { text, grant: None });
     }
-    let grant = line::parse(&text)?;
-    match earlier.iter().position(|line| line.holds(&grant.holder)) {
-        Some(index) => Err(GrantFault::Duplicate { earlier: index + 1 }),
-        None => Ok(Line { text, grant: Some(grant) }),
-    }
+    let grant = Some(line::parse(&text)?);
+    Ok(Line { text, grant })
 }
 
 impl Line {
     fn holds(&self, holder: &Holder) -> bool {
         self.grant.as_ref().is_some_and(|grant| grant.holder == *holder)
-    }
-}
-
-impl Subject {
-    /// Whether a certificate, whoever made it, is for this name.
-    fn is_of(&self, certificate: &CertificateDer<'_>) -> bool {
-        match self {
-            Self::CommonName(name) => common_name(certificate).is_some_and(|common| common == *name),
-            Self::Host(name) => is_for_host(certificate, name),
-        }
     }
 }
 

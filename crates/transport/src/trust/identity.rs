@@ -12,6 +12,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use super::{
     file,
     fingerprint::Fingerprint,
+    guard,
     verify::{SERVER_NAME, provider},
 };
 use crate::error::IdentityError;
@@ -52,6 +53,21 @@ impl Identity {
             }
             None => Ok(identity),
         }
+    }
+
+    /// The same for a daemon that runs as `user`, of which a stranger to that user must not choose the key.
+    ///
+    /// # Errors
+    ///
+    /// As [`load_or_create`](Self::load_or_create), and [`IdentityError::Unguarded`].
+    pub fn load_or_create_guarded(home: &Path, user: u32) -> Result<Self, IdentityError> {
+        for file in [KEY_FILE, CERTIFICATE_FILE] {
+            guard::check_for(&home.join(file), user)?;
+        }
+        let identity = Self::load_or_create(home)?;
+        // one that was just made lies where it is found again
+        guard::check_for(&home.join(KEY_FILE), user)?;
+        Ok(identity)
     }
 
     fn own(home: &Path) -> Result<Self, IdentityError> {

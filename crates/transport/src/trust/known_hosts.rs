@@ -210,7 +210,9 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<HashMap<Endpoint, Pin>, KnownHosts
 
 fn add_line(pins: &mut HashMap<Endpoint, Pin>, line: usize, bytes: &[u8]) -> Result<(), HostLineFault> {
     let text = std::str::from_utf8(bytes).map_err(|_| HostLineFault::Form)?.trim();
-    if text.is_empty() || text.starts_with('#') {
+    // a power cut before the flush of an appended line may leave its length and not its bytes
+    let never_written = bytes.iter().all(|byte| *byte == 0);
+    if never_written || text.is_empty() || text.starts_with('#') {
         return Ok(());
     }
     let (host_key, fingerprint) = parse_line(text)?;
@@ -337,6 +339,19 @@ mod tests {
         });
         let hosts = KnownHosts::open(home.path()).unwrap();
         assert!((0..16).all(|port| hosts.lookup("a", port) == Some(ONE)));
+    }
+
+    #[test]
+    fn a_line_that_a_power_cut_left_as_zeros_does_not_count() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join(KNOWN_HOSTS_FILE);
+        let cut_off = format!("one:1 {ONE}\n\0\0\0\0\0\0\0");
+        fs::write(&path, cut_off).unwrap();
+        let mut known = KnownHosts::open(home.path()).unwrap();
+        assert_eq!(known.pins(), [("one:1".to_owned(), ONE)]);
+        known.pin("two", 2, TWO).unwrap();
+        let again = KnownHosts::open(home.path()).unwrap();
+        assert_eq!((again.lookup("one", 1), again.lookup("two", 2)), (Some(ONE), Some(TWO)));
     }
 
     #[test]

@@ -23,12 +23,16 @@ use rustls::{
     version::TLS13,
 };
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
+use zmove_wire::Version;
 
 use super::authority::{CertificateFault, HostAuthority};
 use super::{fingerprint::Fingerprint, identity::Identity};
 
-/// What both sides must name as the protocol inside TLS.
-pub(crate) const ALPN: &[u8] = b"zmove";
+/// What both sides name as the protocol inside TLS, the newest first: the server takes the first that the client names too, so
+/// the version is agreed on before anything is said.
+fn protocols() -> Vec<Vec<u8>> {
+    Version::PROTOCOLS.map(|(name, _)| name.to_vec()).into()
+}
 
 /// The name in every certificate and every hello, the same for all: hosts are told apart by key.
 pub(crate) const SERVER_NAME: &str = "zmove";
@@ -126,7 +130,7 @@ fn config_of(
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(HostVerifier { policy, algorithms, fault }))
         .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified())));
-    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.alpn_protocols = protocols();
     config.resumption = Resumption::disabled();
     config
 }
@@ -141,7 +145,7 @@ pub(crate) fn server_config(identity: &Identity) -> ServerConfig {
         .expect("the provider has TLS 1.3 suites")
         .with_client_cert_verifier(Arc::new(AnyClientVerifier { algorithms }))
         .with_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified())));
-    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.alpn_protocols = protocols();
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     config

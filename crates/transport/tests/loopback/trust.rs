@@ -12,6 +12,7 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 use zmove_transport::{
     AcceptError, Acceptor, Connection, DialError, DialStage, Dialler, FirstKey, HostPolicy, SocketConfig,
 };
+use zmove_wire::Version;
 
 use crate::party::{LONG, Party, client_config, host_config, serve_tls};
 
@@ -90,9 +91,29 @@ async fn both_sides_learn_the_other_key() {
     assert!(client.rtt > Duration::ZERO && server.rtt > Duration::ZERO);
     let stream = client;
     let session = stream.session();
-    assert_eq!(session.alpn_protocol(), Some(b"zmove".as_slice()));
+    assert_eq!(session.alpn_protocol(), Some(b"zmove/4".as_slice()));
     let suite = session.negotiated_cipher_suite().unwrap().suite();
     assert_eq!(suite, rustls::CipherSuite::TLS13_AES_128_GCM_SHA256);
+}
+
+/// The newest that both know, whatever the client would like best; without a round trip of its own.
+#[tokio::test]
+async fn both_sides_know_the_version_after_the_handshake() {
+    let [host, user] = [Party::new(), Party::new()];
+    let (client, server) = connected(&host, &user).await;
+    assert_eq!([client.version, server.version], [Version::V4; 2]);
+    let (acceptor, _) = host.listen().await;
+    for (offered, version) in [
+        (&[&b"zmove"[..]][..], Version::V3),
+        (&[b"zmove", b"zmove/4"], Version::V4),
+        (&[b"zmove/5", b"zmove"], Version::V3),
+    ] {
+        let key = user.key_with(vec![user.certificate()]);
+        assert_eq!(accept_tls(&acceptor, Some(key), offered).await.unwrap().version, version);
+    }
+    let older = serve_tls(host_config(host.key_with(vec![host.certificate()]), &[b"zmove"])).await;
+    let connection = user.dial(older, HostPolicy::Pinned(host.fingerprint())).await.unwrap();
+    assert_eq!(connection.version, Version::V3);
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use zmove_types::RelPath;
 
 use super::bytes;
+use crate::version::Version;
 
 /// One thing that failed at the receiver; the transfer goes on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,6 +71,10 @@ pub enum FaultCode {
     Locked,
     /// Another file has got the name of one that was changed in place, or none has it any more.
     Replaced,
+    /// Somebody else has changed a file while it was changed in place. From [`Version::V4`] on.
+    Changed,
+    /// It stays, since its name is one of those that zmove gives to what is not finished. From [`Version::V4`] on.
+    Reserved,
 }
 
 /// The receiver will not take the transfer.
@@ -100,9 +105,22 @@ pub enum RefusalCode {
     Stopping,
     /// A connection of a running transfer was lost; the same may go well if it is tried again.
     Broken,
+    /// The receiver has no room, not even in line: the same is to be tried again. From [`Version::V4`](crate::Version) on; before,
+    /// `Busy`.
+    Full,
 }
 
 impl FaultCode {
+    /// This, or what comes nearest among those that a peer of an older version knows.
+    #[must_use]
+    pub fn known_to(self, version: Version) -> Self {
+        match self {
+            Self::Changed if version < Version::V4 => Self::Replaced,
+            Self::Reserved if version < Version::V4 => Self::Locked,
+            known => known,
+        }
+    }
+
     /// The code of an error of the operating system.
     #[must_use]
     pub fn os(error: &io::Error) -> Self {
@@ -149,6 +167,10 @@ impl fmt::Display for FaultCode {
             Self::AlreadyThere => f.write_str("it is there already"),
             Self::Locked => f.write_str("another transfer or program has locked it"),
             Self::Replaced => f.write_str("another file has its name by now, or it is gone"),
+            Self::Changed => f.write_str("another program has changed it meanwhile; run the command again"),
+            Self::Reserved => f.write_str(
+                "names that begin with .zmove- may belong to a transfer that is running; remove it if none is",
+            ),
             Self::Contradiction => f.write_str("it was declared twice with different properties"),
         }
     }
@@ -164,6 +186,17 @@ pub(super) mod tests {
             operation: Operation::Write,
             code: FaultCode::Os(28),
         }
+    }
+
+    #[test]
+    fn an_older_peer_is_told_what_it_knows() {
+        let older = |code: FaultCode| code.known_to(Version::V3);
+        assert_eq!(
+            [FaultCode::Changed, FaultCode::Reserved].map(older),
+            [FaultCode::Replaced, FaultCode::Locked]
+        );
+        assert_eq!(FaultCode::Changed.known_to(Version::V4), FaultCode::Changed);
+        assert_eq!(older(FaultCode::Os(28)), FaultCode::Os(28));
     }
 
     #[test]

@@ -8,7 +8,9 @@ use std::collections::VecDeque;
 use super::arrivals::Items;
 use crate::error::WireError;
 use crate::limits::STORED_ITEMS_MAX;
-use crate::message::{Answer, Fault, FileDone, Held, Stored, StoredItem, ToSender};
+use crate::message::{
+    Answer, EntryFault, Fault, FileDone, Held, PublishedItem, Stored, StoredItem, ToSender,
+};
 
 /// What has been received, and what to tell the sender.
 #[derive(Debug, Default)]
@@ -17,6 +19,7 @@ pub struct ReceiverTransfer {
     mismatches: u64,
     announced: Option<(u64, u64)>,
     unsent: Stored,
+    published: VecDeque<PublishedItem>,
     other: VecDeque<ToSender>,
     finished: bool,
 }
@@ -27,7 +30,8 @@ pub struct ReceiverTransfer {
 pub enum ReceiverAction {
     /// Send this.
     Send(ToSender),
-    /// Everything has come: set directories' metadata, flush, say [`Finished`](crate::Finished).
+    /// Everything has come: publish what is not published yet, set directories' metadata, flush, say
+    /// [`Finished`](crate::Finished).
     Finish,
 }
 
@@ -44,6 +48,13 @@ impl ReceiverTransfer {
         self.mismatches += u64::from(item.mismatch);
         self.unsent.items.push(item);
         Ok(true)
+    }
+
+    /// The files of a batch have their names, but for those in `faults`, and are flushed as asked. To be called once for each
+    /// batch that was [`settled`](Self::settled) without a mismatch, after that, and only where the sender speaks
+    /// [`Version::V4`](crate::Version); also without an announcement, since a sender may wait for it.
+    pub fn published(&mut self, item: u64, faults: Vec<EntryFault>) {
+        self.published.push_back(PublishedItem { item, faults });
     }
 
     /// A large file is whole under its final name, or has failed.
@@ -92,6 +103,11 @@ impl ReceiverTransfer {
             let count = self.unsent.files.len().min(STORED_ITEMS_MAX);
             let files = self.unsent.files.drain(..count).collect();
             return Ok(Some(ReceiverAction::Send(ToSender::Stored(Stored { items, files }))));
+        }
+        if !self.published.is_empty() {
+            let count = self.published.len().min(STORED_ITEMS_MAX);
+            let items = self.published.drain(..count).collect();
+            return Ok(Some(ReceiverAction::Send(ToSender::Published { items })));
         }
         if let Some(message) = self.other.pop_front() {
             return Ok(Some(ReceiverAction::Send(message)));

@@ -5,10 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::{Strategy, any, proptest};
 use zmove_types::ItemId;
 
-use super::{Arrivals, ReceiverAction, ReceiverTransfer, Resend, SenderTransfer};
+use super::{Arrivals, LastWord, Load, Receipt, ReceiverAction, ReceiverTransfer, Resend, SenderTransfer};
 use crate::error::WireError;
-use crate::limits::RESENDS_MAX;
-use crate::message::{StoredItem, ToReceiver, ToSender};
+use crate::limits::{
+    ITEMS_OUTSTANDING_MAX, RESENDS_MAX, UNPUBLISHED_ENTRIES_MAX, UNPUBLISHED_ITEMS_MAX,
+    UNPUBLISHED_NAME_BYTES_MAX,
+};
+use crate::message::{Finished, StoredItem, ToReceiver, ToSender};
 
 /// What travels, either way.
 #[derive(Clone, Debug)]
@@ -20,6 +23,10 @@ enum Packet {
     /// The sender sees that the lane is gone which had this item.
     LossSeen {
         item: ItemId,
+    },
+    /// The receiver has flushed what was stored of this item.
+    Flushed {
+        item: u64,
     },
     ToReceiver(ToReceiver),
     ToSender(ToSender),
@@ -34,10 +41,17 @@ struct Job {
     losses: u8,
     /// When what was on a lane that is lost comes all the same, if it does.
     straggles: Option<u64>,
+    /// For a batch: how long after it was stored it is flushed.
+    flush: Option<u64>,
 }
 
 impl Job {
-    const EASY: Self = Self { id: 0, damages: 0, delay: 2, losses: 0, straggles: None };
+    const EASY: Self = Self { id: 0, damages: 0, delay: 2, losses: 0, straggles: None, flush: None };
+    const BATCH: Self = Self { flush: Some(30), ..Self::EASY };
+
+    fn last_word(&self) -> LastWord {
+        self.flush.map_or(LastWord::Stored, |_| LastWord::Published(Load { entries: 1, name_bytes: 2 }))
+    }
 }
 
 /// Both ends and the path between, with a clock that only jumps to the next arrival.
@@ -51,6 +65,10 @@ struct Pair {
     arrivals: Arrivals,
     losses: BTreeMap<usize, u8>,
     lost: BTreeSet<ItemId>,
+    /// The jobs of items that have been sent, for the receiver's end.
+    jobs: BTreeMap<u64, Job>,
+    unflushed: BTreeSet<u64>,
+    stored: Vec<usize>,
     delivered: Vec<usize>,
     given_up: Vec<usize>,
     finished_at: Option<u64>,
@@ -63,7 +81,8 @@ impl Pair {
     }
 
     fn send_job(&mut self, job: Job, tries: u8) {
-        let item = self.sender.issue(job, tries);
+        let item = self.sender.issue(job, tries, job.last_word());
+        self.jobs.insert(item.0, job);
         let data = Packet::Data { item, damaged: tries < job.damages };
         let losses = self.losses.entry(job.id).or_default();
         if *losses < job.losses {
@@ -102,9 +121,18 @@ impl Pair {
                 Packet::ToReceiver(ToReceiver::Announce { items, mismatches }) => {
                     self.receiver.announced(items, mismatches).unwrap();
                 }
+                Packet::Flushed { item } => self.publish(item),
                 Packet::ToSender(ToSender::Stored(stored)) => {
                     stored.items.into_iter().for_each(|item| self.settle(&item));
                     self.announce();
+                }
+                Packet::ToSender(ToSender::Published { items }) => {
+                    let published =
+                        items.iter().map(|item| self.sender.published(ItemId(item.item)).unwrap().id);
+                    self.delivered.extend(published);
+                }
+                Packet::ToSender(ToSender::Finished(_)) => {
+                    assert!(self.sender.is_settled(), "the end before that")
                 }
                 other => panic!("{other:?} is not part of this test"),
             }
@@ -116,13 +144,26 @@ impl Pair {
         if self.arrivals.insert(item).unwrap() {
             assert_eq!(self.finished_at, None, "data after the end");
             assert!(self.receiver.settled(StoredItem { item, mismatch, faults: vec![] }).unwrap());
+            if let Some(delay) = self.jobs[&item].flush.filter(|_| !mismatch) {
+                self.unflushed.insert(item);
+                self.put(delay, Packet::Flushed { item });
+            }
+        }
+    }
+
+    fn publish(&mut self, item: u64) {
+        if self.unflushed.remove(&item) {
+            self.receiver.published(item, vec![]);
         }
     }
 
     fn settle(&mut self, stored: &StoredItem) {
         let item = ItemId(stored.item);
         if !stored.mismatch {
-            self.delivered.push(self.sender.stored(item).unwrap().id);
+            match self.sender.stored(item).unwrap() {
+                Receipt::Settled(job) => self.delivered.push(job.id),
+                Receipt::Unpublished(job) => self.stored.push(job.id),
+            }
             return;
         }
         let lost = self.lost.remove(&item);
@@ -137,7 +178,16 @@ impl Pair {
         while let Some(action) = self.receiver.poll().unwrap() {
             match action {
                 ReceiverAction::Send(message) => self.put(3, Packet::ToSender(message)),
-                ReceiverAction::Finish => self.finished_at = Some(self.now),
+                ReceiverAction::Finish => {
+                    self.finished_at = Some(self.now);
+                    std::mem::take(&mut self.unflushed)
+                        .into_iter()
+                        .for_each(|item| self.receiver.published(item, vec![]));
+                    while let Some(ReceiverAction::Send(message)) = self.receiver.poll().unwrap() {
+                        self.put(3, Packet::ToSender(message));
+                    }
+                    self.put(3, Packet::ToSender(ToSender::Finished(Finished::default())));
+                }
             }
         }
     }
@@ -203,6 +253,90 @@ fn a_receipt_for_nothing_is_out_of_order() {
 }
 
 #[test]
+fn a_batch_is_settled_when_it_has_its_names_and_not_before() {
+    let mut sender = SenderTransfer::<Job>::default();
+    sender.begin(2);
+    let batch = sender.issue(Job::BATCH, 0, Job::BATCH.last_word());
+    let chunk = sender.issue(Job::EASY, 0, Job::EASY.last_word());
+    let error = WireError::OutOfOrder { what: "a name" };
+    assert_eq!(sender.published(batch).unwrap_err(), error, "it is not stored");
+    assert!(matches!(sender.stored(batch), Ok(Receipt::Unpublished(_))));
+    assert!(matches!(sender.stored(chunk), Ok(Receipt::Settled(_))));
+    assert_eq!(sender.published(chunk).unwrap_err(), error, "nothing of it is published");
+    assert!(sender.stored(batch).is_err() && sender.mismatch(batch).is_err() && sender.lost(batch).is_err());
+    sender.end();
+    sender.end();
+    sender.plan_ended();
+    assert_eq!((sender.outstanding(), sender.unsettled().count(), sender.is_settled()), (0, 1, false));
+    assert!(sender.announcement().is_some(), "the receiver is not waited for before the end is announced");
+    assert_eq!(sender.published(batch).unwrap().id, 0);
+    assert!(sender.is_settled());
+    assert_eq!(sender.published(batch).unwrap_err(), error, "it is published already");
+}
+
+#[test]
+fn what_is_stored_makes_room_on_the_way_and_what_is_published_in_memory() {
+    let mut sender = SenderTransfer::<u64>::default();
+    let fill = |sender: &mut SenderTransfer<u64>, load| {
+        let mut items = Vec::new();
+        while !sender.is_full() {
+            items.push(sender.issue(0, 0, LastWord::Published(load)));
+            drop(sender.stored(*items.last().unwrap()).unwrap());
+        }
+        assert_eq!(sender.outstanding(), 0);
+        let count = items.len() as u64;
+        items.into_iter().for_each(|item| assert_eq!(sender.published(item), Ok(0)));
+        assert!(!sender.is_full());
+        count
+    };
+    let (entries, name_bytes) = (UNPUBLISHED_ENTRIES_MAX / 100, UNPUBLISHED_NAME_BYTES_MAX / 100);
+    assert_eq!(fill(&mut sender, Load { entries: entries + 1, name_bytes: 1 }), 100);
+    assert_eq!(fill(&mut sender, Load { entries: 1, name_bytes: name_bytes + 1 }), 100);
+    assert_eq!(fill(&mut sender, Load { entries: 1, name_bytes: 1 }), UNPUBLISHED_ITEMS_MAX);
+    let sent: Vec<_> = (0..ITEMS_OUTSTANDING_MAX).map(|_| sender.issue(0, 0, LastWord::Stored)).collect();
+    assert!(sender.is_full());
+    assert!(matches!(sender.stored(sent[0]), Ok(Receipt::Settled(0))));
+    assert!(!sender.is_full());
+}
+
+#[test]
+fn what_does_not_come_is_not_remembered() {
+    let mut sender = SenderTransfer::<u64>::default();
+    let all = LastWord::Published(Load { entries: UNPUBLISHED_ENTRIES_MAX, name_bytes: 0 });
+    for end in [SenderTransfer::mismatch, SenderTransfer::lost] {
+        let item = sender.issue(0, 0, all);
+        assert!(sender.is_full());
+        drop(end(&mut sender, item).unwrap());
+        assert!(!sender.is_full());
+    }
+}
+
+#[test]
+fn names_are_told_after_what_they_are_of_and_not_too_many_at_once() {
+    let mut receiver = ReceiverTransfer::default();
+    for item in 0..200 {
+        receiver.published(item, vec![]);
+        receiver.settled(StoredItem { item, mismatch: false, faults: vec![] }).unwrap();
+    }
+    let mut told = Vec::new();
+    while let Some(ReceiverAction::Send(message)) = receiver.poll().unwrap() {
+        told.push(match message {
+            ToSender::Stored(stored) => ("stored", stored.items.len()),
+            ToSender::Published { items } => ("published", items.len()),
+            other => panic!("{other:?}"),
+        });
+    }
+    assert_eq!(told, [("stored", 128), ("stored", 72), ("published", 128), ("published", 72)]);
+}
+
+#[test]
+fn the_end_waits_for_no_names_but_comes_after_them() {
+    let pair =
+        run(&[Job::BATCH, Job { id: 1, flush: Some(9999), ..Job::EASY }, Job { id: 2, ..Job::EASY }], 3);
+    assert_eq!((pair.finished_at, pair.stored, pair.delivered), (Some(2), vec![0, 1], vec![2, 0, 1]));
+}
+
+#[test]
 fn announcements_are_not_taken_back() {
     let mut receiver = ReceiverTransfer::default();
     receiver.announced(5, 0).unwrap();
@@ -242,17 +376,14 @@ fn items_with_too_many_gaps_are_refused() {
     let refused = (0..9999).find(|number| {
         receiver.settled(StoredItem { item: number * 2, mismatch: false, faults: vec![] }).is_err()
     });
-    assert_eq!(refused, Some(crate::limits::ITEMS_OUTSTANDING_MAX as u64 + 1));
+    assert_eq!(refused, Some(ITEMS_OUTSTANDING_MAX as u64 + 1));
 }
 
 fn any_job() -> impl Strategy<Value = Job> {
     let straggles = proptest::option::of(1..200_u64);
-    (0..6_u8, 1..200_u64, 0..6_u8, straggles).prop_map(|(damages, delay, losses, straggles)| Job {
-        id: 0,
-        damages,
-        delay,
-        losses,
-        straggles,
+    let flush = proptest::option::of(1..300_u64);
+    (0..6_u8, 1..200_u64, 0..6_u8, straggles, flush).prop_map(|(damages, delay, losses, straggles, flush)| {
+        Job { id: 0, damages, delay, losses, straggles, flush }
     })
 }
 

@@ -6,8 +6,8 @@ use anyhow::Context;
 use zmove_transport::{Channel, ControlError, ControlReader, ControlWriter, control_pair};
 use zmove_types::TransferId;
 use zmove_wire::{
-    Compare, Durability, Extraneous, Greeting, Open, Overwrite, Purpose, Refusal, Role, TargetShape,
-    ToReceiver, ToSender, decode_message, encode_message,
+    Compare, Durability, Extraneous, Greeting, Open, Overwrite, Purpose, Refusal, RefusalCode, Role,
+    TargetShape, ToReceiver, ToSender, Version, Waiting, decode_message, encode_message,
 };
 
 use crate::dial::fresh_transfer;
@@ -63,26 +63,34 @@ impl std::fmt::Display for Versions {
 impl Admission {
     /// Asks over a fresh connection, which it ends in order.
     pub(crate) async fn ask(channel: Channel) -> Self {
+        let version = channel.version();
         let (reader, writer) = control_pair(channel);
-        let asked = tokio::time::timeout(PATIENCE, converse(reader, writer)).await;
+        let asked = tokio::time::timeout(PATIENCE, converse(reader, writer, version)).await;
         let asked = asked.unwrap_or_else(|_| Err(anyhow::Error::msg("it does not answer")));
         asked.unwrap_or_else(|error| Self::Broken(format!("{error:#}")))
     }
 }
 
-async fn converse(mut reader: ControlReader, mut writer: ControlWriter) -> anyhow::Result<Admission> {
+async fn converse(
+    mut reader: ControlReader,
+    mut writer: ControlWriter,
+    version: Version,
+) -> anyhow::Result<Admission> {
     let transfer = fresh_transfer()?;
     let mut question = Greeting::new(Role::Control, transfer).encode().to_vec();
-    question.extend(encode_message(&ToReceiver::Open(preview_of_nothing(transfer))));
+    question.extend(encode_message(&preview_of_nothing(transfer).into_message(version)));
     // a receiver that refuses need not have listened
     let _refused_early = writer.send(&question).await;
     let greeting = reader.greeting().await.context("greet")?;
-    if let Err(error) = greeting.agree() {
+    if let Err(error) = greeting.agree_within(version) {
         return Ok(Admission::Incompatible(error.to_string()));
     }
     let opened = match next(&mut reader).await? {
         ToSender::Opened(opened) => opened,
         ToSender::Refused(refusal) => return Ok(Admission::Refused(refusal)),
+        ToSender::Waiting(Waiting { text, .. }) => {
+            return Ok(Admission::Refused(Refusal { code: RefusalCode::Full, text }));
+        }
         _ => anyhow::bail!("its first answer makes no sense"),
     };
     let welcome = Welcome { versions: Versions::of(&greeting), lanes_max: opened.lanes_max };

@@ -88,6 +88,12 @@ fn the_bytes_of_a_flush_and_an_end_are_pinned() {
 }
 
 #[test]
+fn the_bytes_of_what_was_left_are_pinned() {
+    let left = Record::Left { file: 5, ctime: time(-1, 6) };
+    assert_bytes(&left, &["14000000", "07", "0500000000000000", "ffffffffffffffff06000000", "a98880e7"]);
+}
+
+#[test]
 fn what_is_too_long_is_refused() {
     let owner = Begin { owner: vec![b'x'; OWNER_BYTES_MAX + 1], ..begin() };
     let target = Begin { target: vec![b'x'; TARGET_BYTES_MAX + 1], ..begin() };

@@ -192,7 +192,7 @@ fn a_damaged_journal_goes_alone() {
 fn after_a_reboot_a_part_is_known_by_its_birth() {
     let scene = Scene::new();
     fs::create_dir(scene.journals()).unwrap();
-    let path = scene.journals().join(format!("{}.journal", TransferId([1; 16])));
+    let path = path_of(&scene.journals(), &scene.begin(1));
     for (renumbered, born, removed) in [(true, false, false), (true, true, true), (false, false, true)] {
         fs::write(scene.part_file(), "half").unwrap();
         let mut begin = scene.begin(1);

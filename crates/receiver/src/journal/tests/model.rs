@@ -54,7 +54,9 @@ impl Model {
         let flat =
             |groups: Groups| groups.into_iter().map(|(index, (cv, told))| (index, (cv, told == 0))).collect();
         let files = self.files.into_iter();
-        files.map(|(file, (part, groups))| UnfinishedFile { file, part, groups: flat(groups) }).collect()
+        files
+            .map(|(file, (part, groups))| UnfinishedFile { file, part, groups: flat(groups), left: None })
+            .collect()
     }
 }
 

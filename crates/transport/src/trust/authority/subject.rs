@@ -2,24 +2,34 @@
 //!
 //! **Invariant:** a certificate has at most one common name here; of two, it would depend on the reader which one counts.
 
-use rustls::client::verify_server_name;
-use rustls::server::ParsedCertificate;
 use rustls_pki_types::{CertificateDer, ServerName};
 use webpki::EndEntityCert;
 
-/// The common name in a certificate's subject, if there is exactly one and it is text.
-pub(in crate::trust) fn common_name(certificate: &CertificateDer<'_>) -> Option<String> {
-    let certificate = EndEntityCert::try_from(certificate).ok()?;
-    only_common_name(certificate.subject())
-}
+/// A certificate, whoever made it, and whom it is for.
+pub(in crate::trust) struct Named<'a>(EndEntityCert<'a>);
 
-/// Whether a certificate has `name` among its alternative names of hosts.
-pub(in crate::trust) fn is_for_host(certificate: &CertificateDer<'_>, name: &str) -> bool {
-    let (Ok(certificate), Ok(name)) = (ParsedCertificate::try_from(certificate), ServerName::try_from(name))
-    else {
-        return false;
-    };
-    verify_server_name(&certificate, &name).is_ok()
+impl<'a> Named<'a> {
+    /// `None` where it cannot be read, or is so long that looking through its names would be work.
+    pub(in crate::trust) fn read(certificate: &'a CertificateDer<'_>) -> Option<Self> {
+        let fits = certificate.len() <= CERTIFICATE_BYTES_MAX;
+        fits.then(|| EndEntityCert::try_from(certificate).ok().map(Self)).flatten()
+    }
+
+    /// The common name in its subject, if there is exactly one and it is text.
+    pub(in crate::trust) fn common_name(&self) -> Option<String> {
+        only_common_name(self.0.subject())
+    }
+
+    /// Its alternative names of hosts, some of which may begin with `*.`; those that are addresses are not among them.
+    pub(in crate::trust) fn hosts(&self) -> impl Iterator<Item = &str> {
+        self.0.valid_dns_names()
+    }
+
+    /// Whether it has `name` among its alternative names of hosts.
+    pub(in crate::trust) fn is_for_host(&self, name: &str) -> bool {
+        let name = ServerName::try_from(name);
+        name.is_ok_and(|name| self.0.verify_is_valid_for_subject_name(&name).is_ok())
+    }
 }
 
 /// A row of sets, each of pairs of an object identifier and a value.
@@ -62,6 +72,9 @@ fn next<'a>(bytes: &mut &'a [u8]) -> Option<(u8, &'a [u8])> {
     *bytes = rest;
     Some((tag, value))
 }
+
+/// The longest certificate whose names are looked at. One with a hundred of them has some 4 KiB.
+const CERTIFICATE_BYTES_MAX: usize = 16 << 10;
 
 const SET: u8 = 0x31;
 const SEQUENCE: u8 = 0x30;

@@ -1,0 +1,270 @@
+//! What file systems keep of times, found by asking them: a time is set on a file and read back.
+//!
+//! File systems differ in the smallest difference that they keep (a nanosecond, a microsecond, a second, two seconds) and
+//! in the earliest and the latest time. Beyond those the kernel takes the nearest time that they have, without a word.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Mutex, PoisonError};
+
+use rustix::fs::{AtFlags, Mode, OFlags};
+use zmove_types::{Name, Timestamp};
+
+use crate::entry::{FileIdentity, refuse_append_only, set_file_mtime};
+use crate::hidden::TempNames;
+
+/// What each file system that a transfer comes to keeps of times. Each is asked once, when a time has to be judged that
+/// is not there as it should be and may nevertheless be what the file system makes of it.
+#[derive(Debug)]
+pub struct KeptTimes {
+    names: TempNames,
+    asked: Mutex<HashMap<u64, Keeping>>,
+}
+
+/// What one file system keeps of times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Keeping {
+    /// The smallest difference of two times, in nanoseconds.
+    unit_ns: u64,
+    /// The earliest time, where there is one.
+    earliest: Option<Timestamp>,
+    /// The latest time, where there is one.
+    latest: Option<Timestamp>,
+}
+
+impl KeptTimes {
+    /// Nothing is known yet. `tag` tells transfers apart, as in [`TempNames::new`].
+    #[must_use]
+    pub fn new(tag: &str) -> Self {
+        Self { names: TempNames::new(tag), asked: Mutex::default() }
+    }
+
+    /// Whether the time `there`, of an entry of `directory`, is what its file system makes of `source`. A file system that
+    /// cannot be asked, since nothing can be created in the directory, is taken for one that keeps every time.
+    #[must_use]
+    pub fn is_kept(&self, directory: impl AsFd, there: Timestamp, source: Timestamp) -> bool {
+        there == source || may_be_kept(there, source) && self.kept(directory, source) == there
+    }
+
+    /// What the file system of a directory makes of a time, as far as it can be asked.
+    #[must_use]
+    pub fn kept(&self, directory: impl AsFd, time: Timestamp) -> Timestamp {
+        self.keeping(directory.as_fd()).map_or(time, |keeping| keeping.kept(time))
+    }
+
+    fn keeping(&self, directory: BorrowedFd<'_>) -> io::Result<Keeping> {
+        let device = rustix::fs::fstat(directory)?.st_dev;
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(keeping) = asked.get(&device) {
+            return Ok(*keeping);
+        }
+        // another directory of the same file system may let itself be asked
+        let keeping = Keeping::ask(directory, &self.names)?;
+        asked.insert(device, keeping);
+        Ok(keeping)
+    }
+}
+
+/// Whether some file system may make the time `there` of `source`.
+pub(crate) fn may_be_kept(there: Timestamp, source: Timestamp) -> bool {
+    !is_held_everywhere(source) || there.seconds.abs_diff(source.seconds) <= UNIT_SECONDS_MAX
+}
+
+/// Whether a time lies where every file system has times.
+#[must_use]
+pub fn is_held_everywhere(time: Timestamp) -> bool {
+    (EARLIEST_EVERYWHERE..LATEST_EVERYWHERE).contains(&time.seconds)
+}
+
+/// Whether the time that a file got is so far from the one it should have that its file system does not have that time.
+#[must_use]
+pub fn is_beyond_range(got: Timestamp, wanted: Timestamp) -> bool {
+    got.seconds.abs_diff(wanted.seconds) > UNIT_SECONDS_MAX
+}
+
+impl Keeping {
+    /// Sets times on a file that is made for this, and reads them back.
+    fn ask(directory: BorrowedFd<'_>, names: &TempNames) -> io::Result<Self> {
+        let probe = Probe::make(directory, names)?;
+        let usual = probe.keeps(USUAL)?;
+        // times that are not cut off but changed in another way count as equal only if they are the same
+        let unit_ns = UNITS_NS.into_iter().find(|unit| cut(USUAL, *unit) == usual).unwrap_or(1);
+        let limit = |far: Timestamp| {
+            let between = far.min(USUAL)..=far.max(USUAL);
+            let kept = probe.keeps(far).ok()?;
+            (kept != cut(far, unit_ns) && between.contains(&kept)).then_some(kept)
+        };
+        let at = |seconds| Timestamp { seconds, nanos: 0 };
+        Ok(Self { unit_ns, earliest: limit(at(-FAR_SECONDS)), latest: limit(at(FAR_SECONDS)) })
+    }
+
+    fn kept(self, time: Timestamp) -> Timestamp {
+        match (self.earliest, self.latest) {
+            (Some(earliest), _) if time.seconds <= earliest.seconds => earliest,
+            (_, Some(latest)) if time.seconds >= latest.seconds => latest,
+            _ => cut(time, self.unit_ns),
+        }
+    }
+}
+
+/// A time without what is less than a unit.
+fn cut(time: Timestamp, unit_ns: u64) -> Timestamp {
+    let Timestamp { seconds, nanos } = time;
+    let unit_seconds = i64::try_from(unit_ns / NANOS_PER_SECOND).expect("a unit is a few seconds at most");
+    if unit_seconds > 0 {
+        return Timestamp { seconds: seconds - seconds.rem_euclid(unit_seconds), nanos: 0 };
+    }
+    let unit = u32::try_from(unit_ns).expect("a unit below a second");
+    Timestamp { seconds, nanos: nanos - nanos % unit }
+}
+
+/// An empty file on which times are set: without a name, or with a hidden one that goes with it.
+struct Probe<'a> {
+    file: File,
+    named: Option<(BorrowedFd<'a>, Name, FileIdentity)>,
+}
+
+impl<'a> Probe<'a> {
+    fn make(directory: BorrowedFd<'a>, names: &TempNames) -> io::Result<Self> {
+        let mode = Mode::RUSR | Mode::WUSR;
+        let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+        if let Ok(file) = rustix::fs::openat(directory, c".", flags, mode) {
+            return Ok(Self { file: file.into(), named: None });
+        }
+        refuse_append_only(directory)?;
+        let before = FileIdentity::of(directory)?;
+        let name = names.passing(directory);
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(directory, name.as_os_str(), flags, mode)?;
+        Ok(Self { file: file.into(), named: Some((directory, name, before)) })
+    }
+
+    fn keeps(&self, time: Timestamp) -> io::Result<Timestamp> {
+        set_file_mtime(self.file.as_fd(), time)?;
+        Ok(FileIdentity::of(&self.file)?.mtime)
+    }
+}
+
+impl Drop for Probe<'_> {
+    fn drop(&mut self) {
+        if let Some((directory, name, before)) = &self.named {
+            let _best_effort = rustix::fs::unlinkat(directory, name.as_os_str(), AtFlags::empty());
+            // who only asks leaves the directory as it was
+            let _best_effort = set_file_mtime(*directory, before.mtime);
+        }
+    }
+}
+
+/// A time that every file system has: an odd second, and no digit of the fraction is 0.
+const USUAL: Timestamp = Timestamp { seconds: 1_000_000_001, nanos: 987_654_321 };
+/// About 35,000 years: beyond what file systems keep that have a limit. More may overflow where a server counts in
+/// nanoseconds.
+const FAR_SECONDS: i64 = 1 << 40;
+/// From 1980 (FAT) to January 2038 (32 bits), less two days for time zones.
+const EARLIEST_EVERYWHERE: i64 = 315_532_800 + 2 * 86_400;
+const LATEST_EVERYWHERE: i64 = 2_147_483_647 - 2 * 86_400;
+const NANOS_PER_SECOND: u64 = 1_000_000_000;
+/// FAT keeps every other second.
+const UNIT_SECONDS_MAX: u64 = 2;
+/// The units that file systems have; the first that explains an answer counts.
+const UNITS_NS: [u64; 11] = [
+    1,
+    10,
+    100,
+    1_000,
+    10_000,
+    100_000,
+    1_000_000,
+    10_000_000,
+    100_000_000,
+    NANOS_PER_SECOND,
+    UNIT_SECONDS_MAX * NANOS_PER_SECOND,
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: i64, nanos: u32) -> Timestamp {
+        Timestamp { seconds, nanos }
+    }
+
+    #[test]
+    fn each_unit_is_told_from_the_others() {
+        for (number, unit) in UNITS_NS.into_iter().enumerate() {
+            let found = UNITS_NS.into_iter().position(|other| cut(USUAL, other) == cut(USUAL, unit));
+            assert_eq!(found, Some(number));
+        }
+    }
+
+    #[test]
+    fn times_are_cut_off_downwards_also_before_1970() {
+        let both_ways = [(1, 734_000_001), (1_000, 734_000_000), (NANOS_PER_SECOND, 0)];
+        for (unit, nanos) in both_ways {
+            assert_eq!(cut(at(7, 734_000_001), unit), at(7, nanos));
+            assert_eq!(cut(at(-7, 734_000_001), unit), at(-7, nanos));
+        }
+        assert_eq!(cut(at(7, 1), 2 * NANOS_PER_SECOND), at(6, 0));
+        assert_eq!(cut(at(-7, 1), 2 * NANOS_PER_SECOND), at(-8, 0));
+    }
+
+    #[test]
+    fn what_is_beyond_the_range_becomes_its_end() {
+        let limits = Keeping { unit_ns: 1_000, earliest: Some(at(-10, 0)), latest: Some(at(10, 0)) };
+        let pairs = [
+            (at(-11, 5_000), at(-10, 0)),
+            (at(-10, 5_000), at(-10, 0)),
+            (at(-9, 5_001), at(-9, 5_000)),
+            (at(9, 5_001), at(9, 5_000)),
+            (at(10, 5_000), at(10, 0)),
+            (at(11, 5_000), at(10, 0)),
+        ];
+        pairs.into_iter().for_each(|(source, kept)| assert_eq!(limits.kept(source), kept));
+        let none = Keeping { unit_ns: 1, earliest: None, latest: None };
+        assert_eq!(none.kept(at(i64::MIN, 7)), at(i64::MIN, 7));
+    }
+
+    /// What was said of a file system is what it does, and asking has left nothing.
+    #[test]
+    fn a_file_system_is_believed() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = File::open(home.path()).unwrap();
+        let before = FileIdentity::of(&directory).unwrap();
+        let times = KeptTimes::new("t");
+        let year = 31_556_952;
+        let sources = [-120 * year, -year, year, 40 * year, 70 * year, 530 * year, FAR_SECONDS];
+        let asked: Vec<_> = sources.map(|seconds| times.kept(&directory, at(seconds, 734_567_891))).into();
+        assert_eq!(FileIdentity::of(&directory).unwrap(), before);
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
+        let file = File::create(home.path().join("f")).unwrap();
+        for (seconds, kept) in sources.into_iter().zip(asked) {
+            let source = at(seconds, 734_567_891);
+            set_file_mtime(file.as_fd(), source).unwrap();
+            assert_eq!(FileIdentity::of(&file).unwrap().mtime, kept);
+            assert!(times.is_kept(&directory, kept, source));
+            assert!(!times.is_kept(&directory, at(kept.seconds - 1, kept.nanos), source));
+        }
+        if times.kept(&directory, at(7, 1)) == at(7, 1) {
+            assert!(!times.is_kept(&directory, at(seconds_of_2001(), 0), at(seconds_of_2001(), 734_000_000)));
+        }
+    }
+
+    fn seconds_of_2001() -> i64 {
+        USUAL.seconds
+    }
+
+    #[test]
+    fn a_probe_with_a_name_goes_and_the_directory_keeps_its_time() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = File::open(home.path()).unwrap();
+        set_file_mtime(directory.as_fd(), at(9, 8)).unwrap();
+        let before = FileIdentity::of(&directory).unwrap();
+        let name = TempNames::new("t").lasting();
+        let file = File::create(home.path().join(name.as_os_str())).unwrap();
+        drop(Probe { file, named: Some((directory.as_fd(), name, before)) });
+        assert_eq!(FileIdentity::of(&directory).unwrap().mtime, at(9, 8));
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,298 @@
+//! A new directory that is filled before it can be seen under its name.
+//!
+//! Files are created in it under their own names, one directory operation each instead of the two of a file that is
+//! [staged](crate::Staged), and all get their final names in one rename. Until then the directory has a hidden name in the
+//! parent. **Invariant:** one that is dropped without being published is removed with all that is in it; one that is left by a
+//! process that died is removed by [`sweep`](crate::sweep).
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
+use zmove_types::{Metadata, Name, RelPath};
+
+use crate::entry::{refuse_append_only, set_file_mtime, set_new_file_metadata};
+use crate::hidden::TempNames;
+use crate::remove::remove_entries;
+use crate::staged::Replace;
+use crate::tree::{DIRECTORY, Tree};
+
+/// The hidden directory and where it will go.
+#[derive(Debug)]
+pub struct StagingDirectory {
+    parent: Arc<OwnedFd>,
+    name: Name,
+    hidden: Name,
+    directory: Arc<OwnedFd>,
+    published: AtomicBool,
+    /// A mode that files get exactly as it is asked for when they are created here, if one is known.
+    exact_mode: AtomicU32,
+}
+
+/// No mode of a file.
+const NO_MODE: u32 = u32::MAX;
+
+impl StagingDirectory {
+    /// One for the directory `name` of `parent`.
+    ///
+    /// # Errors
+    /// What the system says, `EPERM` where what is made could not get another name.
+    pub fn begin(parent: &Arc<OwnedFd>, name: &Name, names: &TempNames) -> io::Result<Self> {
+        refuse_append_only(parent)?;
+        let hidden = loop {
+            let hidden = names.passing(parent.as_fd());
+            if Tree::make_new(parent.as_fd(), &hidden)? {
+                break hidden;
+            }
+        };
+        let directory = rustix::fs::openat(parent, hidden.as_os_str(), DIRECTORY, Mode::empty());
+        let directory = directory.inspect_err(|_error| {
+            let _best_effort = rustix::fs::unlinkat(parent, hidden.as_os_str(), AtFlags::REMOVEDIR);
+        });
+        Ok(Self {
+            parent: Arc::clone(parent),
+            name: name.clone(),
+            hidden,
+            directory: Arc::new(directory?),
+            published: AtomicBool::new(false),
+            exact_mode: AtomicU32::new(NO_MODE),
+        })
+    }
+
+    /// The directory, which stays the same when it gets its name.
+    #[must_use]
+    pub fn directory(&self) -> &Arc<OwnedFd> {
+        &self.directory
+    }
+
+    /// A new file in it, with at most the permissions in `mode`.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn create(&self, name: &Name, mode: u32) -> io::Result<File> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mode = Mode::from_raw_mode(mode & 0o777);
+        Ok(rustix::fs::openat(&self.directory, name.as_os_str(), flags, mode)?.into())
+    }
+
+    /// Gives a file just created in it its mode and time. What the umask and the directory leave of a mode is the same
+    /// for each file, so it is looked up once.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn set_metadata(&self, file: &File, metadata: &Metadata) -> io::Result<()> {
+        if self.exact_mode.load(Ordering::Relaxed) == metadata.mode {
+            return set_file_mtime(file.as_fd(), metadata.mtime);
+        }
+        if set_new_file_metadata(file, metadata)? {
+            self.exact_mode.store(metadata.mode, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Removes a file that did not become whole.
+    ///
+    /// # Errors
+    /// What the system says: the directory must then not be published.
+    pub fn discard(&self, name: &Name) -> io::Result<()> {
+        Ok(rustix::fs::unlinkat(&self.directory, name.as_os_str(), AtFlags::empty())?)
+    }
+
+    /// Gives the directory its name, which none or an empty directory may have, or, where that may be replaced, a file or link.
+    ///
+    /// # Errors
+    /// What the system says, `EEXIST` or `ENOTEMPTY` when something is in the way; it is as it was then.
+    pub fn publish(&self, replace: Replace) -> io::Result<()> {
+        let (hidden, name) = (self.hidden.as_os_str(), self.name.as_os_str());
+        match rustix::fs::renameat(&self.parent, hidden, &self.parent, name) {
+            Err(Errno::NOTDIR) if replace == Replace::Existing => self.publish_over_a_file()?,
+            renamed => renamed?,
+        }
+        self.published.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// In one step, so that there is something whole under the name at each moment.
+    fn publish_over_a_file(&self) -> io::Result<()> {
+        let (parent, hidden, name) = (&self.parent, self.hidden.as_os_str(), self.name.as_os_str());
+        match rustix::fs::renameat_with(parent, hidden, parent, name, RenameFlags::EXCHANGE) {
+            Ok(()) => Ok(rustix::fs::unlinkat(parent, hidden, AtFlags::empty())?),
+            // file systems that cannot do it in one
+            Err(Errno::INVAL | Errno::NOSYS) => {
+                rustix::fs::unlinkat(parent, name, AtFlags::empty())?;
+                Ok(rustix::fs::renameat(parent, hidden, parent, name)?)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Moves what is in it into another directory, where files replace files and links, and directories become one with
+    /// those of their name. `stays` is asked for each file that is in the way of one; what cannot be moved is told.
+    pub fn move_into(
+        &self,
+        target: &Arc<OwnedFd>,
+        stays: &mut dyn FnMut(&OwnedFd, &RelPath) -> bool,
+        failed: &mut dyn FnMut(RelPath, io::Error),
+    ) {
+        let mut pending = vec![(RelPath::root(), Arc::clone(&self.directory), Arc::clone(target))];
+        while let Some((path, from, into)) = pending.pop() {
+            let entries = match Dir::read_from(&from) {
+                Ok(entries) => entries,
+                Err(error) => {
+                    failed(path, error.into());
+                    continue;
+                }
+            };
+            for entry in entries.flatten() {
+                // what has no name that can be told was not made here
+                let Ok(name) = Name::from_bytes(entry.file_name().to_bytes()) else { continue };
+                let Ok(below) = path.join(&name) else { continue };
+                if entry.file_type() != FileType::Directory && stays(&into, &below) {
+                    continue;
+                }
+                match rustix::fs::renameat(&from, name.as_os_str(), &into, name.as_os_str()) {
+                    Ok(()) => {}
+                    Err(Errno::EXIST | Errno::NOTEMPTY) => match open_both(&from, &into, &name) {
+                        Ok((from, into)) => pending.push((below, from, into)),
+                        Err(error) => failed(below, error),
+                    },
+                    Err(error) => failed(below, error.into()),
+                }
+            }
+        }
+    }
+}
+
+fn open_both(from: &OwnedFd, into: &OwnedFd, name: &Name) -> io::Result<(Arc<OwnedFd>, Arc<OwnedFd>)> {
+    let open = |parent| rustix::fs::openat(parent, name.as_os_str(), DIRECTORY, Mode::empty());
+    Ok((Arc::new(open(from)?), Arc::new(open(into)?)))
+}
+
+impl Drop for StagingDirectory {
+    fn drop(&mut self) {
+        if !*self.published.get_mut() {
+            let parent = Tree::at(Arc::clone(&self.parent));
+            let hidden = std::iter::once(&self.hidden);
+            // the next transfer that comes here sweeps what stays
+            let _counted = remove_entries(&parent, &RelPath::root(), hidden, |_path, _error| {});
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::unix::fs::MetadataExt;
+    use zmove_types::Timestamp;
+
+    fn place() -> (tempfile::TempDir, Arc<OwnedFd>) {
+        let home = tempfile::tempdir().unwrap();
+        let fd = rustix::fs::open(home.path(), DIRECTORY, Mode::empty()).unwrap();
+        (home, Arc::new(fd))
+    }
+
+    fn begin(parent: &Arc<OwnedFd>, text: &str) -> StagingDirectory {
+        StagingDirectory::begin(parent, &name(text), &TempNames::new("t")).unwrap()
+    }
+
+    fn name(text: &str) -> Name {
+        Name::from_bytes(text.as_bytes()).unwrap()
+    }
+
+    fn names(home: &tempfile::TempDir) -> Vec<String> {
+        let entries = std::fs::read_dir(home.path()).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn files_appear_all_at_once_over_an_empty_directory() {
+        let (home, fd) = place();
+        std::fs::create_dir(home.path().join("d")).unwrap();
+        let staging = begin(&fd, "d");
+        for file in ["a", "b"] {
+            staging.create(&name(file), 0o644).unwrap().write_all(b"x").unwrap();
+        }
+        assert_eq!(std::fs::read_dir(home.path().join("d")).unwrap().count(), 0);
+        staging.discard(&name("b")).unwrap();
+        staging.publish(Replace::Existing).unwrap();
+        drop(staging);
+        assert_eq!(names(&home), ["d"]);
+        assert_eq!(std::fs::read(home.path().join("d/a")).unwrap(), b"x");
+        assert!(!home.path().join("d/b").exists());
+    }
+
+    #[test]
+    fn each_file_has_the_mode_it_was_asked_for() {
+        let (home, fd) = place();
+        let staging = begin(&fd, "d");
+        // the umask takes bits of some of them
+        let modes = [0o600, 0o666, 0o600, 0o777, 0o777, 0o644, 0o1644, 0o400];
+        for (number, mode) in modes.into_iter().enumerate() {
+            let file = staging.create(&name(&number.to_string()), mode).unwrap();
+            let mtime = Timestamp { seconds: 7, nanos: 8 };
+            staging.set_metadata(&file, &Metadata { mode, mtime }).unwrap();
+        }
+        staging.publish(Replace::Existing).unwrap();
+        for (number, mode) in modes.into_iter().enumerate() {
+            let found = std::fs::metadata(home.path().join("d").join(number.to_string())).unwrap();
+            assert_eq!((found.mode() & 0o7777, found.mtime(), found.mtime_nsec()), (mode, 7, 8), "{number}");
+        }
+    }
+
+    #[test]
+    fn one_that_is_dropped_leaves_nothing() {
+        let (home, fd) = place();
+        let staging = begin(&fd, "d");
+        staging.create(&name("a"), 0o644).unwrap();
+        rustix::fs::mkdirat(staging.directory(), "below", Mode::RWXU).unwrap();
+        std::fs::write(home.path().join(staging.hidden.as_os_str()).join("below/b"), "x").unwrap();
+        drop(staging);
+        assert_eq!(names(&home), [""; 0]);
+    }
+
+    #[test]
+    fn a_file_of_that_name_goes_only_where_it_may_be_replaced() {
+        let (home, fd) = place();
+        std::fs::write(home.path().join("d"), "old").unwrap();
+        let staging = begin(&fd, "d");
+        staging.create(&name("a"), 0o644).unwrap();
+        assert!(staging.publish(Replace::Nothing).is_err());
+        assert_eq!(std::fs::read(home.path().join("d")).unwrap(), b"old");
+        staging.publish(Replace::Existing).unwrap();
+        drop(staging);
+        assert!(home.path().join("d/a").exists());
+        assert_eq!(names(&home), ["d"]);
+    }
+
+    #[test]
+    fn where_something_is_in_the_way_the_trees_become_one() {
+        let (home, fd) = place();
+        std::fs::create_dir_all(home.path().join("d/both/only")).unwrap();
+        for (file, contents) in [("old", "keep"), ("both/stays", "old"), ("both/goes", "old")] {
+            std::fs::write(home.path().join("d").join(file), contents).unwrap();
+        }
+        std::fs::create_dir(home.path().join("d/dir")).unwrap();
+        let staging = begin(&fd, "d");
+        let hidden = home.path().join(staging.hidden.as_os_str());
+        std::fs::create_dir_all(hidden.join("both/new")).unwrap();
+        for file in ["new", "both/stays", "both/goes", "both/new/x", "dir"] {
+            std::fs::write(hidden.join(file), "new").unwrap();
+        }
+        assert!(staging.publish(Replace::Existing).is_err());
+        let filled = Arc::new(rustix::fs::openat(&fd, "d", DIRECTORY, Mode::empty()).unwrap());
+        let mut failed = Vec::new();
+        let mut stays = |_: &OwnedFd, path: &RelPath| path.as_bytes() == b"both/stays";
+        staging.move_into(&filled, &mut stays, &mut |path, _error| failed.push(path));
+        drop(staging);
+        let read = |file: &str| std::fs::read_to_string(home.path().join("d").join(file)).unwrap();
+        assert_eq!(["new", "both/goes", "both/new/x"].map(read), ["new"; 3]);
+        assert_eq!([read("old"), read("both/stays")], ["keep", "old"]);
+        assert_eq!(failed, [RelPath::from_bytes(b"dir").unwrap()], "no file replaces a directory");
+        assert_eq!(names(&home), ["d"]);
+    }
+}

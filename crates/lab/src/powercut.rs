@@ -1,0 +1,140 @@
+//! `powercut`: pushes to a disk that loses power, or whose requests fail, until the same command has finished them.
+//!
+//! The disk is a block device of the lab's own, which knows what a file system may rely on and keeps no more than that.
+//! A round is decided by its seed, but the programs' threads and the kernel's are not the seed's: a failure may need a few
+//! runs to come again.
+//! **Invariant:** all that is mounted, attached or started ends with the session.
+
+mod check;
+mod device;
+mod disk;
+mod faults;
+mod filesystem;
+mod image;
+mod plan;
+mod round;
+mod stand;
+mod tally;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+use self::filesystem::FileSystem;
+use self::stand::Stand;
+use self::tally::Tally;
+use crate::peers::zmove_binary;
+use crate::run;
+use crate::session::Session;
+use crate::torture::draw_seed;
+
+/// How often, and on what.
+#[derive(Args, Debug)]
+pub(crate) struct PowercutArgs {
+    /// Rounds to run on each file system.
+    #[arg(long, default_value_t = 50)]
+    rounds: u64,
+    /// The first round's seed; each has one more than the one before. Default: another each time.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// File systems.
+    #[arg(long, value_delimiter = ',', default_value = "ext4,ext4-nodelalloc,xfs,btrfs")]
+    fs: Vec<FileSystem>,
+    /// Go on after a round that failed.
+    #[arg(long)]
+    keep_going: bool,
+    /// Rounds that run at the same time, each with a device of its own. Default: as many as there are processors.
+    #[arg(long)]
+    jobs: Option<usize>,
+    /// The zmove binary. Default: as for `compare`.
+    #[arg(long)]
+    zmove: Option<PathBuf>,
+}
+
+/// What the workers of one file system share.
+struct Work<'a> {
+    arguments: &'a PowercutArgs,
+    session: &'a Session,
+    memory: &'a Path,
+    zmove: &'a str,
+    file_system: FileSystem,
+    first: u64,
+    done: Mutex<Progress>,
+}
+
+#[derive(Debug)]
+struct Progress {
+    next: u64,
+    all: Tally,
+}
+
+/// Runs the rounds, says which failed, and sums up.
+pub(crate) fn powercut(arguments: &PowercutArgs) -> Result<ExitCode> {
+    let zmove = zmove_binary(arguments.zmove.as_deref())?;
+    let first = arguments.seed.unwrap_or_else(draw_seed);
+    let session = Session::open()?;
+    let memory = session.subdirectory("memory")?;
+    run::line(&format!("mount -t tmpfs zmove-lab {}", memory.display()))?;
+    let mut all_right = true;
+    for &file_system in &arguments.fs {
+        let done = Mutex::new(Progress { next: first, all: Tally::default() });
+        let (session, memory, zmove) = (&session, memory.as_path(), zmove.as_str());
+        let work = Work { arguments, session, memory, zmove, file_system, first, done };
+        let start = Instant::now();
+        work.run()?;
+        let all = work.done.into_inner().unwrap_or_else(PoisonError::into_inner).all;
+        let took = start.elapsed().as_secs_f64();
+        println!("powercut on {} from seed {first}: {all}; {took:.0} s", file_system.word());
+        all_right &= all.all_right();
+        if !all_right && !arguments.keep_going {
+            break;
+        }
+    }
+    Ok(if all_right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+impl Work<'_> {
+    /// Runs all rounds, several at a time.
+    fn run(&self) -> Result<()> {
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        let jobs = self.arguments.jobs.unwrap_or(processors).max(1);
+        thread::scope(|scope| {
+            let workers: Vec<_> = (0..jobs).map(|number| scope.spawn(move || self.work(number))).collect();
+            workers.into_iter().try_for_each(|worker| {
+                worker.join().map_err(|_panicked| anyhow::anyhow!("a worker panicked"))?
+            })
+        })
+    }
+
+    fn work(&self, number: usize) -> Result<()> {
+        let stand = Stand::set_up(self.session, self.memory, number, self.file_system, self.zmove)
+            .with_context(|| format!("failed to prepare {}", self.file_system.word()))?;
+        while let Some(seed) = self.next_seed() {
+            let (tally, plan) = round::run(&stand, seed);
+            let mut progress = self.done.lock().unwrap_or_else(PoisonError::into_inner);
+            if !tally.all_right() {
+                let (word, line) = (self.file_system.word(), tally.failed_line());
+                println!("round failed: --fs {word} --rounds 1 --seed {seed}: {line} [{plan}]");
+            }
+            progress.all.add(&tally);
+        }
+        Ok(())
+    }
+
+    fn next_seed(&self) -> Option<u64> {
+        let mut progress = self.done.lock().unwrap_or_else(PoisonError::into_inner);
+        let seed = progress.next;
+        let ended = seed >= self.first.saturating_add(self.arguments.rounds);
+        if ended || (!progress.all.all_right() && !self.arguments.keep_going) {
+            return None;
+        }
+        progress.next += 1;
+        Some(seed)
+    }
+}

@@ -1,0 +1,102 @@
+//! What a device does to the requests of a round.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use super::device::Counts;
+use crate::torture::dice::Dice;
+
+/// When something happens, counted from the beginning of a push.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Moment {
+    /// When so many writes have come.
+    Write(u64),
+    /// When so many flushes have come.
+    Flush(u64),
+    /// So many flushes after so many writes of data have come: what has committed meanwhile may speak of data that has not
+    /// reached the medium.
+    Data { writes: u64, flushes: u64 },
+}
+
+/// All of them, mostly none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Faults {
+    /// Data is acknowledged late, as by a disk that puts other writes first.
+    late: Option<Late>,
+    /// Which writes of data fail.
+    failing_data: Range<u64>,
+    /// Which flushes fail.
+    failing_flushes: Range<u64>,
+    /// How long flushes take at most.
+    flush_millis_max: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Late {
+    one_in: u64,
+    millis_max: u64,
+}
+
+impl Moment {
+    pub(crate) fn draw(dice: &mut Dice) -> Self {
+        match dice.within(0..=5) {
+            0 => Self::Flush(dice.scaled_within(1..=12)),
+            1 => Self::Write(dice.scaled_within(1..=600)),
+            _ => Self::Data { writes: dice.scaled_within(1..=60), flushes: dice.within(0..=3) },
+        }
+    }
+
+    /// The same, once the data has come.
+    pub(super) fn at_data(self, counts: Counts) -> Self {
+        match self {
+            Self::Data { writes, flushes: 0 } if writes == counts.data_writes => Self::Write(counts.writes),
+            Self::Data { writes, flushes } if writes == counts.data_writes => {
+                Self::Flush(counts.flushes + flushes)
+            }
+            other => other,
+        }
+    }
+}
+
+impl Faults {
+    /// Nothing fails; data may be late, flushes slow.
+    pub(crate) fn draw_delays(dice: &mut Dice) -> Self {
+        let late = Late { one_in: dice.within(1..=4), millis_max: dice.scaled_within(20..=400) };
+        let flush_millis_max = if dice.one_in(4) { dice.scaled_within(2..=300) } else { 0 };
+        Self { late: (!dice.one_in(4)).then_some(late), flush_millis_max, ..Self::default() }
+    }
+
+    /// A burst of writes of data that fail.
+    pub(crate) fn draw_failing_data(dice: &mut Dice) -> Self {
+        let first = dice.scaled_within(1..=100);
+        Self { failing_data: first..first + dice.scaled_within(1..=200), ..Self::default() }
+    }
+
+    /// A few flushes that fail.
+    pub(crate) fn draw_failing_flushes(dice: &mut Dice) -> Self {
+        let first = dice.scaled_within(1..=6);
+        Self { failing_flushes: first..first + dice.within(1..=2), ..Self::default() }
+    }
+
+    /// Whether the data write of this number fails.
+    pub(super) fn data_fails(&self, number: u64) -> bool {
+        self.failing_data.contains(&number)
+    }
+
+    /// Whether the flush of this number fails.
+    pub(super) fn flush_fails(&self, number: u64) -> bool {
+        self.failing_flushes.contains(&number)
+    }
+
+    /// How long the answer to a write of data takes.
+    pub(super) fn data_delay(&self, dice: &mut Dice) -> Option<Duration> {
+        let late = self.late.filter(|late| dice.one_in(late.one_in))?;
+        Some(Duration::from_millis(dice.within(1..=late.millis_max)))
+    }
+
+    /// How long the answer to a flush takes.
+    pub(super) fn flush_delay(&self, dice: &mut Dice) -> Option<Duration> {
+        let slow = self.flush_millis_max > 0;
+        slow.then(|| Duration::from_millis(dice.within(0..=self.flush_millis_max)))
+    }
+}

@@ -1,0 +1,337 @@
+//! One round: a tree, an old target, a push on a disk that fails or loses power, a reboot, the same command.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::PipeReader;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::Signal;
+
+use super::check::{Company, impostors, standing};
+use super::device::{Device, News, Power, Script};
+use super::disk::Loss;
+use super::faults::{Faults, Moment};
+use super::filesystem::Mounted;
+use super::plan::{CutAt, Journals, Plan, Route, Story};
+use super::stand::Stand;
+use super::tally::{FailureKind, Tally};
+use crate::torture::dice::Dice;
+use crate::torture::old;
+use crate::torture::programs::{Daemon, Place, Running, free_address};
+use crate::torture::same;
+use crate::torture::tree::{Shape, Tree};
+use crate::torture::versions::Versions;
+use crate::torture::watch::{Files, Inspector};
+
+/// A round that is set up.
+struct Round<'a> {
+    stand: &'a Stand,
+    plan: &'a Plan,
+    directory: PathBuf,
+    place: Place,
+    tree: Tree,
+    /// What stands in the target and not in the source.
+    extra: Vec<PathBuf>,
+    standing: Vec<PathBuf>,
+    inspector: Inspector,
+    dice: Dice,
+}
+
+/// How a push ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    /// With exit code 0.
+    Done,
+    /// With another, or killed.
+    Failed,
+    /// Not at all: the power was gone before.
+    Cut,
+    /// Not at all, though nothing stood in its way.
+    Hung,
+}
+
+/// A push under way, and its daemon if it has one.
+struct Push {
+    sender: Running,
+    daemon: Option<Daemon>,
+}
+
+/// Runs the round of this seed; returns how it went and what it did.
+pub(crate) fn run(stand: &Stand, seed: u64) -> (Tally, String) {
+    let mut tally = Tally::of_one_round();
+    let mut dice = Dice::new(seed);
+    let plan = Plan::draw(&mut dice);
+    let directory = stand.scratch.join(seed.to_string());
+    let outcome = perform(stand, &plan, &directory, dice, &mut tally);
+    if let Err(error) = outcome {
+        tally.fail(FailureKind::Lab, format!("{error:#}"));
+    }
+    stand.device.mend();
+    if let Err(error) = fs::remove_dir_all(&directory) {
+        tally.fail(FailureKind::Lab, format!("failed to remove {}: {error}", directory.display()));
+    }
+    (tally, plan.to_string())
+}
+
+fn perform(stand: &Stand, plan: &Plan, directory: &Path, dice: Dice, tally: &mut Tally) -> Result<()> {
+    fs::create_dir(directory).with_context(|| format!("failed to create {}", directory.display()))?;
+    let mounted = stand.mount_fresh()?;
+    let mut round = Round::set_up(stand, plan, directory, dice)?;
+    let daemon = round.serve()?;
+    let (mounted, ending) = match &plan.story {
+        Story::Cut { at, kill, loss, faults } => {
+            let ending = round.push_until_cut(daemon, *at, *kill, *loss, faults)?;
+            let mounted = round.reboot(mounted, ending, tally)?;
+            let daemon = round.serve()?;
+            (mounted, round.push(daemon)?.finish()?)
+        }
+        Story::Faults(faults) => {
+            let daemon = round.push_with_faults(faults, daemon, tally)?;
+            round.push_on_mended_disk(mounted, daemon)?
+        }
+    };
+    round.judge(mounted, ending, tally)
+}
+
+impl<'a> Round<'a> {
+    fn set_up(stand: &'a Stand, plan: &'a Plan, directory: &Path, mut dice: Dice) -> Result<Self> {
+        let (source, target) = (directory.join("source"), stand.target());
+        let homes = match plan.journals {
+            Journals::OnTheDisk => stand.mount.join("homes"),
+            Journals::Elsewhere => directory.join("homes"),
+        };
+        let place = stand.place(directory, &homes)?;
+        let mut versions = Versions::default();
+        let tree = Tree::grow_like(&SHAPES, &source, dice.fork(), &mut versions)?;
+        let populated = dice.one_in(2);
+        let old_dice = dice.fork();
+        let extra = if populated { old::plant(&tree, &target, old_dice, &mut versions)? } else { Vec::new() };
+        let files = if plan.push.contains(&"--inplace") { Files::Changing } else { Files::Whole };
+        let standing = standing(&tree, &target);
+        let inspector = Inspector::new(&target, versions, files);
+        let root = File::open(&stand.mount).context("failed to open the mount")?;
+        rustix::fs::syncfs(&root).context("failed to sync the old target")?;
+        let directory = directory.to_owned();
+        Ok(Self { stand, plan, directory, place, tree, extra, standing, inspector, dice })
+    }
+
+    /// Starts the daemon, if one is needed.
+    fn serve(&mut self) -> Result<Option<Daemon>> {
+        if self.plan.route == Route::Local {
+            return Ok(None);
+        }
+        let mut daemon = self.place.serve(free_address(&mut self.dice)?, &self.plan.serve)?;
+        self.stand.adopt(daemon.running())?;
+        Ok(Some(daemon))
+    }
+
+    /// Starts the command.
+    fn push(&self, daemon: Option<Daemon>) -> Result<Push> {
+        let target = self.stand.target();
+        let mut to = OsString::new();
+        if let Some(daemon) = &daemon {
+            to.push(format!("{}:", daemon.address()));
+        }
+        to.push(&target);
+        let sender = self.place.push(&self.plan.push, self.tree.root(), to)?;
+        self.stand.adopt(&sender)?;
+        Ok(Push { sender, daemon })
+    }
+
+    /// The push until the power is gone; then no program runs any more.
+    fn push_until_cut(
+        &mut self,
+        daemon: Option<Daemon>,
+        at: CutAt,
+        kill: Option<Moment>,
+        loss: Loss,
+        faults: &Faults,
+    ) -> Result<Ending> {
+        let stand = self.stand;
+        let cut = if let CutAt::Request(moment) = at { Some(moment) } else { None };
+        let script = Script { faults: faults.clone(), cut, kill, loss, dice: self.dice.fork() };
+        let news = stand.device.begin(script)?;
+        let company = Company::start(self.plan.neighbour, &stand.mount)?;
+        let mut push = self.push(daemon)?;
+        let due = if let CutAt::AfterStart(time) = at { Some(Instant::now() + time) } else { None };
+        let ending = push.wait(&stand.device, &news, due)?;
+        if ending != Ending::Cut
+            && let CutAt::AfterEnd(time) = at
+        {
+            std::thread::sleep(time);
+        }
+        stand.device.cut()?;
+        push.sender.kill()?;
+        if let Some(daemon) = &mut push.daemon {
+            daemon.running().kill()?;
+        }
+        drop(company);
+        Ok(ending)
+    }
+
+    /// Mounts what the cut has left, and looks at it.
+    fn reboot(&mut self, mounted: Mounted, ending: Ending, tally: &mut Tally) -> Result<Mounted> {
+        let stand = self.stand;
+        let left = stand.device.cut()?;
+        tally.cuts += 1;
+        tally.pending += stand.device.counts().pending;
+        tally.faults += stand.device.counts().failed;
+        mounted.unmount()?;
+        stand.device.insert(left)?;
+        let mounted = stand.mount_again()?;
+        if ending == Ending::Hung {
+            tally.fail(FailureKind::Hung, "the push does not end");
+        }
+        if ending == Ending::Done {
+            tally.cuts_after_done += 1;
+            for difference in self.differences()? {
+                tally.fail(FailureKind::Lost, difference);
+            }
+        }
+        self.look(tally)?;
+        Ok(mounted)
+    }
+
+    /// Each final name must hold a whole version, and none may be gone.
+    fn look(&mut self, tally: &mut Tally) -> Result<()> {
+        let target = self.stand.target();
+        self.inspector.pass();
+        for found in self.inspector.take_found() {
+            tally.fail(FailureKind::Partial, found);
+        }
+        for path in self.standing.iter().filter(|path| fs::symlink_metadata(target.join(path)).is_err()) {
+            tally.fail(FailureKind::Partial, format!("{path:?} stood there before and is gone"));
+        }
+        if !self.plan.push.contains(&"--delete") {
+            for path in self.extra.iter().filter(|path| fs::symlink_metadata(target.join(path)).is_err()) {
+                tally.fail(FailureKind::Partial, format!("{path:?} is gone and nobody deletes"));
+            }
+        }
+        for path in impostors(&self.tree, &target)? {
+            tally.fail(FailureKind::Partial, format!("{path:?} has the source's time and not its bytes"));
+        }
+        Ok(())
+    }
+
+    /// The push on a disk some of whose requests fail, and then no longer.
+    fn push_with_faults(
+        &mut self,
+        faults: &Faults,
+        daemon: Option<Daemon>,
+        tally: &mut Tally,
+    ) -> Result<Option<Daemon>> {
+        let device = &self.stand.device;
+        let (faults, dice) = (faults.clone(), self.dice.fork());
+        let news = device.begin(Script { faults, cut: None, kill: None, loss: Loss::Nothing, dice })?;
+        let mut push = self.push(daemon)?;
+        let ending = push.wait(device, &news, None)?;
+        tally.faults += device.counts().failed;
+        device.mend();
+        match ending {
+            Ending::Hung => tally.fail(FailureKind::Hung, "the push does not end"),
+            Ending::Failed => tally.faults_told += 1,
+            Ending::Done | Ending::Cut => {}
+        }
+        Ok(push.daemon)
+    }
+
+    /// The same command at once, while the page cache holds what the disk does not.
+    fn push_on_mended_disk(&mut self, mounted: Mounted, daemon: Option<Daemon>) -> Result<(Mounted, Ending)> {
+        let ending = self.push(daemon)?.finish()?;
+        if ending != Ending::Failed {
+            return Ok((mounted, ending));
+        }
+        // a file system that could not write its journal takes nothing more until it is mounted again
+        mounted.unmount()?;
+        let mounted = self.stand.mount_again()?;
+        let daemon = self.serve()?;
+        let ending = self.push(daemon)?.finish()?;
+        Ok((mounted, ending))
+    }
+
+    /// The last command must have ended with 0; what it has left is read from the disk.
+    fn judge(&mut self, mounted: Mounted, ending: Ending, tally: &mut Tally) -> Result<()> {
+        match ending {
+            Ending::Done => {}
+            Ending::Hung => tally.fail(FailureKind::Hung, "the same command does not end"),
+            Ending::Failed | Ending::Cut => tally.fail(FailureKind::Unfinished, self.last_words()),
+        }
+        mounted.unmount()?;
+        let mounted = self.stand.mount_again()?;
+        if ending == Ending::Done {
+            for difference in self.differences()? {
+                tally.fail(FailureKind::Wrong, difference);
+            }
+        }
+        tally.hidden += same::hidden_names(&self.stand.target())?.len() as u64;
+        mounted.unmount()
+    }
+
+    fn differences(&self) -> Result<Vec<String>> {
+        same::differences(self.tree.root(), &self.stand.target(), &self.extra)
+    }
+
+    /// What the push has said at last.
+    fn last_words(&self) -> String {
+        let said = fs::read(self.directory.join("push.log")).unwrap_or_default();
+        let said = String::from_utf8_lossy(&said).into_owned();
+        let last: Vec<&str> = said.lines().rev().take(3).collect();
+        last.into_iter().rev().collect::<Vec<_>>().join(" | ")
+    }
+}
+
+impl Push {
+    /// Waits for its end, for a cut of the device, or for the moment `due`. What the device asks to kill is killed.
+    fn wait(&mut self, device: &Device, news: &PipeReader, due: Option<Instant>) -> Result<Ending> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let until = due.unwrap_or(deadline).min(deadline);
+            let left = Timespec::try_from(until.saturating_duration_since(Instant::now()))?;
+            let mut both = [
+                PollFd::new(self.sender.handle(), PollFlags::IN),
+                PollFd::from_borrowed_fd(news.as_fd(), PollFlags::IN),
+            ];
+            match poll(&mut both, Some(&left)) {
+                Ok(0) if due.is_some_and(|due| due <= Instant::now()) => return Ok(Ending::Cut),
+                Ok(0) => return Ok(Ending::Hung),
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error).context("failed to wait for a push"),
+            }
+            let [ended, told] = both.map(|one| !one.revents().is_empty());
+            if told && News::read(news)? == News::Kill {
+                self.sender.signal(Signal::KILL);
+            } else if told || (ended && device.power() == Power::Cut) {
+                return Ok(Ending::Cut);
+            } else if ended {
+                return self.ended();
+            }
+        }
+    }
+
+    /// How it ended.
+    fn ended(&mut self) -> Result<Ending> {
+        Ok(match self.sender.wait(PATIENCE)? {
+            None => Ending::Hung,
+            Some(status) if status.success() => Ending::Done,
+            Some(_) => Ending::Failed,
+        })
+    }
+
+    /// Waits for its end on a disk that does as it is told, and ends its daemon.
+    fn finish(mut self) -> Result<Ending> {
+        self.ended()
+    }
+}
+
+/// How long a push may take for anything.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const SHAPES: [Shape; 3] = [
+    Shape { weight: 8, directories: 12, files: 120, sizes: [4, 40, 60, 1, 0, 0] },
+    Shape { weight: 3, directories: 4, files: 16, sizes: [1, 6, 12, 4, 1, 0] },
+    Shape { weight: 2, directories: 1, files: 5, sizes: [0, 1, 2, 1, 2, 2] },
+];

@@ -1,0 +1,118 @@
+//! What all rounds of one worker share: a device, a formatted image for it, keys, and places for trees.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::device::Device;
+use super::filesystem::{FileSystem, Mounted};
+use super::image::{BLOCK_BYTES, Image};
+use crate::groups::Group;
+use crate::session::Session;
+use crate::torture::programs::{Place, RECEIVER_HOME, Running, SENDER_HOME};
+
+/// A worker's share of the lab.
+#[derive(Debug)]
+pub(crate) struct Stand {
+    pub(crate) file_system: FileSystem,
+    pub(crate) zmove: String,
+    pub(crate) device: Device,
+    /// The file system with an empty target in it.
+    template: Image,
+    /// Where it is mounted.
+    pub(crate) mount: PathBuf,
+    /// In memory; holds a directory for each round.
+    pub(crate) scratch: PathBuf,
+    /// Made once: each round begins with a copy.
+    keys: PathBuf,
+    group: Group,
+}
+
+impl Stand {
+    /// Makes the worker `number` of a session whose memory is mounted at `memory`.
+    pub(crate) fn set_up(
+        session: &Session,
+        memory: &Path,
+        number: usize,
+        file_system: FileSystem,
+        zmove: &str,
+    ) -> Result<Self> {
+        let name = format!("{}-{number}", file_system.word());
+        let mount = session.subdirectory(&format!("mount-{name}"))?;
+        let scratch = memory.join(&name);
+        let keys = scratch.join("keys");
+        fs::create_dir_all(&keys).with_context(|| format!("failed to create {}", keys.display()))?;
+        let device = Device::open(&session.directory().join(format!("device-{name}")), Image::blank(BLOCKS))?;
+        file_system.make(&device.node()?)?;
+        let mounted = file_system.mount(&device.node()?, &mount)?;
+        let target = mount.join(TARGET);
+        fs::create_dir(&target).context("failed to create the target")?;
+        let place = Place::prepare(zmove, &keys, &target)?;
+        // makes the daemon's own key, which no round is to make anew
+        place.command(RECEIVER_HOME).args(["key", "show"]).output().context("failed to make a key")?;
+        mounted.unmount()?;
+        let template = device.image();
+        let group = Group::create(session.id(), &name)?;
+        Ok(Self { file_system, zmove: zmove.to_owned(), device, template, mount, scratch, keys, group })
+    }
+
+    /// The target of all pushes.
+    pub(crate) fn target(&self) -> PathBuf {
+        self.mount.join(TARGET)
+    }
+
+    /// Mounts a fresh file system.
+    pub(crate) fn mount_fresh(&self) -> Result<Mounted> {
+        self.device.insert(self.template.clone())?;
+        self.mount_again()
+    }
+
+    /// Mounts what the device holds.
+    pub(crate) fn mount_again(&self) -> Result<Mounted> {
+        self.file_system.mount(&self.device.node()?, &self.mount)
+    }
+
+    /// Copies the keys to the directory `homes`, and makes a place in `directory` whose homes they are.
+    pub(crate) fn place(&self, directory: &Path, homes: &Path) -> Result<Place> {
+        for home in [SENDER_HOME, RECEIVER_HOME] {
+            copy_directory(&self.keys.join(home), &homes.join(home))?;
+            let link = directory.join(home);
+            if !link.exists() {
+                std::os::unix::fs::symlink(homes.join(home), &link)
+                    .with_context(|| format!("failed to link {}", link.display()))?;
+            }
+        }
+        Ok(Place { zmove: self.zmove.clone(), directory: directory.to_owned() })
+    }
+
+    /// Ties a program to the lab: it ends with the session, however that ends.
+    pub(crate) fn adopt(&self, program: &Running) -> Result<()> {
+        let tied = fs::write(self.group.path().join("cgroup.procs"), program.id().to_string());
+        // one that has ended by now needs no tie
+        if tied.as_ref().is_err_and(|error| error.raw_os_error() != Some(NO_SUCH_PROCESS)) {
+            tied.context("failed to move a program into the control group")?;
+        }
+        Ok(())
+    }
+}
+
+fn copy_directory(from: &Path, to: &Path) -> Result<()> {
+    let failed = || format!("failed to copy {}", from.display());
+    fs::create_dir_all(to).with_context(failed)?;
+    for entry in fs::read_dir(from).with_context(failed)? {
+        let entry = entry.with_context(failed)?;
+        let place = to.join(entry.file_name());
+        if entry.file_type().with_context(failed)?.is_dir() {
+            copy_directory(&entry.path(), &place)?;
+        } else {
+            fs::copy(entry.path(), place).with_context(failed)?;
+        }
+    }
+    fs::set_permissions(to, fs::metadata(from).with_context(failed)?.permissions()).with_context(failed)
+}
+
+/// 512 MiB: more than XFS and Btrfs ask for.
+const BLOCKS: usize = (512 << 20) / BLOCK_BYTES;
+const TARGET: &str = "target";
+const NO_SUCH_PROCESS: i32 = 3;

@@ -1,0 +1,242 @@
+//! What the transfers of one key hold together beside their buffers, held against the key's limits.
+//!
+//! `docs/OPERATIONS.md` has the limits. Who would hold more fails by itself: nothing waits here, so that no key waits for
+//! another. **Invariant:** what is booked is what is kept, and is given back by dropping what stands for it ([`Held`]).
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+
+use rustix::io::Errno;
+use zmove_disk::Disk;
+use zmove_transport::Fingerprint;
+use zmove_wire::WireError;
+
+use crate::hashing::{Places, Turn};
+use crate::journal::Room;
+use crate::limits::Limits;
+
+/// The accounts of all keys that have transfers under way.
+#[derive(Debug, Default)]
+pub(crate) struct Accounts(Mutex<HashMap<Fingerprint, Weak<Book>>>);
+
+/// The account of one key; clones share it. By default that of nobody in particular, by the usual limits.
+#[derive(Clone, Debug)]
+pub struct Account(Arc<Book>);
+
+#[derive(Debug)]
+struct Book {
+    memory: Arc<Gauge>,
+    files: Arc<Gauge>,
+    threads: Arc<Gauge>,
+    hashing: Places,
+    /// The storage engine of the key's transfers.
+    disk: OnceLock<Arc<dyn Disk>>,
+    transfers_max: AtomicUsize,
+    /// What its journals may take, which are counted where they lie.
+    room: Mutex<Room>,
+}
+
+/// How much there is of one thing, and how much there may be.
+#[derive(Debug)]
+struct Gauge {
+    used: AtomicUsize,
+    max: AtomicUsize,
+}
+
+/// What is booked; dropped, it is given back.
+#[derive(Debug)]
+pub(crate) struct Held {
+    gauge: Arc<Gauge>,
+    amount: usize,
+}
+
+/// The descriptors of one large file that is being written: its own and its directory's, each also past the page cache, and
+/// those of the version that it replaces.
+const DESCRIPTORS_PER_FILE: usize = 5;
+
+impl Accounts {
+    /// The account of a key, by the limits that hold now.
+    pub(crate) fn of(&self, key: Fingerprint, limits: &Limits) -> Account {
+        let mut accounts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        accounts.retain(|_, account| account.strong_count() > 0);
+        let known = accounts.get(&key).and_then(Weak::upgrade);
+        let book = known.unwrap_or_else(|| Arc::new(Book::new(limits)));
+        book.set_limits(limits);
+        accounts.insert(key, Arc::downgrade(&book));
+        Account(book)
+    }
+}
+
+impl Default for Account {
+    fn default() -> Self {
+        Self(Arc::new(Book::new(&Limits::default())))
+    }
+}
+
+impl Account {
+    /// Books memory.
+    ///
+    /// # Errors
+    /// There would be too much.
+    pub(crate) fn hold_memory(&self, bytes: usize) -> Result<Held, WireError> {
+        let mut held = Held { gauge: Arc::clone(&self.0.memory), amount: 0 };
+        held.grow(bytes)?;
+        Ok(held)
+    }
+
+    /// Books what a large file keeps open.
+    ///
+    /// # Errors
+    /// As if no descriptors were left.
+    pub(crate) fn hold_file(&self) -> io::Result<Held> {
+        self.0.files.hold(DESCRIPTORS_PER_FILE).ok_or_else(|| Errno::MFILE.into())
+    }
+
+    /// Books a thread; `None` when there would be too many.
+    pub(crate) fn hold_thread(&self) -> Option<Held> {
+        self.0.threads.hold(1)
+    }
+
+    /// The storage engine that the key has for itself, where it needs one: `usual` or another like it.
+    pub(crate) fn disk(&self, usual: &Arc<dyn Disk>) -> Arc<dyn Disk> {
+        Arc::clone(self.0.disk.get_or_init(|| usual.anew().unwrap_or_else(|| Arc::clone(usual))))
+    }
+
+    /// For a thread that is going to hash something of a session that ends when `stopping` is set.
+    pub(crate) fn hashing<'a>(&'a self, stopping: &'a AtomicBool) -> Turn<'a> {
+        self.0.hashing.turn(stopping)
+    }
+
+    /// What the key's journals may take.
+    pub(crate) fn room(&self) -> Room {
+        *self.0.room.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many directories each of so many writers of a transfer may keep open, so that those of all transfers that the key may
+    /// have keep half of its descriptors.
+    pub(crate) fn directories_each(&self, writers: usize) -> usize {
+        let writers = self.0.transfers_max.load(Ordering::Relaxed).saturating_mul(writers);
+        self.0.files.max.load(Ordering::Relaxed) / 2 / writers.max(1)
+    }
+}
+
+impl Book {
+    fn new(limits: &Limits) -> Self {
+        let book = Self {
+            memory: Arc::default(),
+            files: Arc::default(),
+            threads: Arc::default(),
+            hashing: Places::default(),
+            disk: OnceLock::new(),
+            transfers_max: AtomicUsize::new(0),
+            room: Mutex::new(Room::of(limits)),
+        };
+        book.set_limits(limits);
+        book
+    }
+
+    fn set_limits(&self, limits: &Limits) {
+        let memory = usize::try_from(limits.memory_per_identity.0).unwrap_or(usize::MAX);
+        self.memory.max.store(memory, Ordering::Relaxed);
+        self.files.max.store(limits.files_per_identity, Ordering::Relaxed);
+        self.threads.max.store(limits.threads_per_identity, Ordering::Relaxed);
+        self.transfers_max.store(limits.transfers_per_identity, Ordering::Relaxed);
+        *self.room.lock().unwrap_or_else(PoisonError::into_inner) = Room::of(limits);
+    }
+}
+
+impl Room {
+    fn of(limits: &Limits) -> Self {
+        Self { journals: limits.journals_per_identity, bytes: limits.journal_bytes_per_identity.0 }
+    }
+}
+
+impl Default for Gauge {
+    fn default() -> Self {
+        Self { used: AtomicUsize::new(0), max: AtomicUsize::new(usize::MAX) }
+    }
+}
+
+impl Gauge {
+    fn hold(self: &Arc<Self>, amount: usize) -> Option<Held> {
+        self.take(amount).then(|| Held { gauge: Arc::clone(self), amount })
+    }
+
+    fn take(&self, amount: usize) -> bool {
+        let max = self.max.load(Ordering::Relaxed);
+        let more = |used: usize| used.checked_add(amount).filter(|used| *used <= max);
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    }
+}
+
+impl Held {
+    /// Books more.
+    ///
+    /// # Errors
+    /// There would be too much; what was booked before stays.
+    pub(crate) fn grow(&mut self, more: usize) -> Result<(), WireError> {
+        if self.gauge.take(more) {
+            self.amount += more;
+            return Ok(());
+        }
+        let (value, limit) =
+            (self.gauge.used.load(Ordering::Relaxed) + more, self.gauge.max.load(Ordering::Relaxed));
+        let what = "what the transfers of one key keep in memory (limits.memory_per_identity)";
+        Err(WireError::OverLimit { what, value: value as u64, limit: limit as u64 })
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.gauge.used.fetch_sub(self.amount, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zmove_types::ByteCount;
+
+    #[test]
+    fn what_the_transfers_of_a_key_hold_counts_together_and_comes_back() {
+        let limits = Limits {
+            memory_per_identity: ByteCount(100),
+            files_per_identity: 2 * DESCRIPTORS_PER_FILE,
+            threads_per_identity: 1,
+            ..Limits::default()
+        };
+        let (accounts, [one, other]) = (Accounts::default(), [1, 2].map(|byte| Fingerprint([byte; 32])));
+        let (first, second) = (accounts.of(one, &limits), accounts.of(one, &limits));
+        let mut held = first.hold_memory(60).unwrap();
+        assert!(second.hold_memory(41).is_err() && held.grow(41).is_err());
+        let (files, thread) =
+            ([first.hold_file().unwrap(), second.hold_file().unwrap()], first.hold_thread());
+        let error = second.hold_file().unwrap_err();
+        assert_eq!(Errno::from_io_error(&error), Some(Errno::MFILE));
+        assert!(second.hold_thread().is_none());
+        // nobody else notices
+        let stranger = accounts.of(other, &limits);
+        drop((
+            stranger.hold_memory(100).unwrap(),
+            stranger.hold_file().unwrap(),
+            stranger.hold_thread().unwrap(),
+        ));
+        drop((held, files, thread));
+        drop((second.hold_memory(100).unwrap(), second.hold_file().unwrap(), second.hold_thread().unwrap()));
+    }
+
+    #[test]
+    fn other_limits_hold_from_the_next_transfer_on() {
+        let (accounts, key) = (Accounts::default(), Fingerprint([1; 32]));
+        let limits = |bytes| Limits { memory_per_identity: ByteCount(bytes), ..Limits::default() };
+        let first = accounts.of(key, &limits(10));
+        let held = first.hold_memory(10).unwrap();
+        drop(accounts.of(key, &limits(20)));
+        let more = first.hold_memory(10).unwrap();
+        drop(accounts.of(key, &limits(5)));
+        drop((held, more));
+        assert!(first.hold_memory(6).is_err() && first.hold_memory(5).is_ok());
+    }
+}

@@ -1,0 +1,115 @@
+//! Who waits for a turn: among keys in turn, of one key in the order in which they came.
+//!
+//! **Invariant:** a key that cannot have a turn now keeps no other from having one, and keeps its own place.
+
+use std::collections::VecDeque;
+
+use zmove_transport::Fingerprint;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Line<T> {
+    /// Those of one key together, the key whose turn it is first; none is empty.
+    keys: VecDeque<(Fingerprint, VecDeque<Waiter<T>>)>,
+    entered: u64,
+}
+
+#[derive(Debug)]
+struct Waiter<T> {
+    number: u64,
+    waiting: T,
+}
+
+impl<T> Default for Line<T> {
+    fn default() -> Self {
+        Self { keys: VecDeque::new(), entered: 0 }
+    }
+}
+
+impl<T> Line<T> {
+    /// How many of this key wait.
+    pub(crate) fn len_of(&self, key: Fingerprint) -> usize {
+        self.keys.iter().find(|(of, _)| *of == key).map_or(0, |(_, waiters)| waiters.len())
+    }
+
+    /// Puts one more behind those of its key; returns the number by which it can leave.
+    pub(crate) fn enter(&mut self, key: Fingerprint, waiting: T) -> u64 {
+        self.entered += 1;
+        let waiter = Waiter { number: self.entered, waiting };
+        match self.keys.iter_mut().find(|(of, _)| *of == key) {
+            Some((_, waiters)) => waiters.push_back(waiter),
+            None => self.keys.push_back((key, VecDeque::from([waiter]))),
+        }
+        self.entered
+    }
+
+    /// One that does not want its turn any more, or has had it.
+    pub(crate) fn leave(&mut self, key: Fingerprint, number: u64) {
+        for (_, waiters) in self.keys.iter_mut().filter(|(of, _)| *of == key) {
+            waiters.retain(|waiter| waiter.number != number);
+        }
+        self.keys.retain(|(_, waiters)| !waiters.is_empty());
+    }
+
+    /// The next whose turn it is and to whose key `admit` gives something. Its key is last from then on.
+    pub(crate) fn next<A>(&mut self, mut admit: impl FnMut(Fingerprint) -> Option<A>) -> Option<(T, A)> {
+        let (place, admitted) =
+            self.keys.iter().enumerate().find_map(|(place, (key, _))| Some((place, admit(*key)?)))?;
+        let (key, mut waiters) = self.keys.remove(place)?;
+        let Waiter { waiting, .. } = waiters.pop_front()?;
+        if !waiters.is_empty() {
+            self.keys.push_back((key, waiters));
+        }
+        Some((waiting, admitted))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys() -> [Fingerprint; 3] {
+        [1, 2, 3].map(|byte| Fingerprint([byte; 32]))
+    }
+
+    fn all<T>(line: &mut Line<T>) -> Vec<T> {
+        std::iter::from_fn(|| line.next(|_| Some(()))).map(|(waiting, ())| waiting).collect()
+    }
+
+    #[test]
+    fn keys_take_turns_and_each_keeps_its_order() {
+        let [one, two, three] = keys();
+        let mut line = Line::default();
+        for (key, name) in [(one, "a1"), (one, "a2"), (one, "a3"), (two, "b1"), (three, "c1"), (two, "b2")] {
+            line.enter(key, name);
+        }
+        assert_eq!([one, two, three].map(|key| line.len_of(key)), [3, 2, 1]);
+        assert_eq!(all(&mut line), ["a1", "b1", "c1", "a2", "b2", "a3"]);
+        assert_eq!(line.len_of(one), 0);
+    }
+
+    #[test]
+    fn a_key_at_its_limit_is_passed_and_keeps_its_place() {
+        let [one, two, _] = keys();
+        let mut line = Line::default();
+        for (key, name) in [(one, "a1"), (two, "b1"), (two, "b2")] {
+            line.enter(key, name);
+        }
+        let only = |allowed| move |key| (key == allowed).then_some(());
+        assert_eq!(line.next(only(two)), Some(("b1", ())));
+        assert_eq!(all(&mut line), ["a1", "b2"]);
+        assert_eq!(line.next(only(two)), None);
+    }
+
+    #[test]
+    fn who_leaves_is_not_waited_for() {
+        let [one, two, _] = keys();
+        let mut line = Line::default();
+        let first = line.enter(one, "a1");
+        line.enter(one, "a2");
+        let alone = line.enter(two, "b1");
+        line.leave(one, first);
+        line.leave(two, alone);
+        assert_eq!(all(&mut line), ["a2"]);
+    }
+}

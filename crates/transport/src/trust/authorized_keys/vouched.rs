@@ -1,0 +1,147 @@
+//! Whom the authorities of the list vouch for.
+//!
+//! Asked about every stranger, so what is done for one is bounded: the lines for the names in a certificate are looked up, not
+//! gone through, and each authority that they name checks the certificate once, by lists that were parsed before.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use super::{Denial, Grant, Holder, Subject};
+use crate::channel::Claim;
+use crate::error::AuthorityError;
+use crate::trust::authority::{CertificateFault, ClientAuthority, Named};
+use crate::trust::guard;
+use crate::trust::watched::{Lasting, Watched};
+
+/// The lines with authorities, by the names that they are for.
+#[derive(Debug, Default)]
+pub(super) struct Vouchers {
+    authorities: Vec<Voucher>,
+    /// The lines for a common name; each line is its number among the grants and that of its authority.
+    common_names: HashMap<String, Vec<Line>>,
+    /// The lines for the name of a host, in lower case.
+    hosts: HashMap<String, Vec<Line>>,
+    /// The same by what follows the first dot, for certificates with a `*` there.
+    domains: HashMap<String, Vec<Line>>,
+    /// The lines for the address of a host.
+    addresses: Vec<Line>,
+}
+
+/// An authority, looked for when it is needed first, and again when its files have changed.
+#[derive(Debug)]
+struct Voucher {
+    certificates: PathBuf,
+    revoked: Option<PathBuf>,
+    read: Watched<ClientAuthority, AuthorityError>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Line {
+    grant: usize,
+    authority: usize,
+}
+
+/// How many lines may be for one certificate; those that come after them in the list do not count.
+const LINES_MAX: usize = 64;
+
+impl Vouchers {
+    pub(super) fn new(home: &Path, grants: &[Grant]) -> Self {
+        let mut vouchers = Self::default();
+        let mut known = HashMap::new();
+        for (number, grant) in grants.iter().enumerate() {
+            let Holder::Certified { authority, revoked, subject } = &grant.holder else { continue };
+            let authority = *known.entry((authority, revoked)).or_insert_with(|| {
+                let revoked = revoked.as_ref().map(|path| home.join(path));
+                let certificates = home.join(authority);
+                vouchers.authorities.push(Voucher { certificates, revoked, read: Watched::default() });
+                vouchers.authorities.len() - 1
+            });
+            vouchers.add(subject, Line { grant: number, authority });
+        }
+        vouchers
+    }
+
+    fn add(&mut self, subject: &Subject, line: Line) {
+        match subject {
+            Subject::CommonName(name) => self.common_names.entry(name.clone()).or_default().push(line),
+            Subject::Host(name) if name.parse::<IpAddr>().is_ok() => self.addresses.push(line),
+            Subject::Host(name) => {
+                let name = name.to_ascii_lowercase();
+                if let Some((_, domain)) = name.split_once('.') {
+                    self.domains.entry(domain.to_owned()).or_default().push(line);
+                }
+                self.hosts.entry(name).or_default().push(line);
+            }
+        }
+    }
+
+    /// The first line whose authority vouches for the certificates of a key.
+    pub(super) fn judge<'a>(
+        &self,
+        grants: &'a [Grant],
+        claim: &Claim,
+        now: SystemTime,
+    ) -> Result<&'a Grant, Denial> {
+        let Claim { key, chain } = claim;
+        let mut verdicts = HashMap::new();
+        let mut denial = Denial::Unknown { key: *key };
+        for Line { grant, authority } in self.lines_for(grants, claim) {
+            let grant = &grants[grant];
+            let verdict = verdicts.entry(authority).or_insert_with(|| {
+                let authority = self.authorities[authority].read();
+                authority.map(|authority| authority.check(chain, now))
+            });
+            match verdict {
+                Ok(Ok(())) => return Ok(grant),
+                Ok(Err(fault)) => {
+                    let (name, fault) = (grant.name.clone(), CertificateFault::clone(fault));
+                    denial = Denial::Certificate { key: *key, name, fault };
+                }
+                Err(source) => denial = Denial::Authority { source: Arc::clone(source) },
+            }
+        }
+        Err(denial)
+    }
+
+    /// The lines that are for a name in the first of these certificates, whoever made it, in the order of the list.
+    fn lines_for(&self, grants: &[Grant], claim: &Claim) -> Vec<Line> {
+        let Some(named) = claim.chain.first().and_then(Named::read) else { return Vec::new() };
+        let common_name = named.common_name();
+        let mut lines: Vec<Line> =
+            common_name.iter().filter_map(|name| self.common_names.get(name)).flatten().copied().collect();
+        for host in named.hosts() {
+            let host = host.to_ascii_lowercase();
+            let found = match host.strip_prefix("*.") {
+                Some(domain) => self.domains.get(domain),
+                None => self.hosts.get(host.trim_end_matches('.')),
+            };
+            lines.extend(found.into_iter().flatten());
+        }
+        lines.extend(&self.addresses);
+        lines.sort_unstable();
+        lines.dedup();
+        let is_for = |line: &Line| match &grants[line.grant].holder {
+            Holder::Certified { subject: Subject::Host(name), .. } => named.is_for_host(name),
+            _ => true,
+        };
+        lines.into_iter().filter(is_for).take(LINES_MAX).collect()
+    }
+}
+
+impl Voucher {
+    fn read(&self) -> Result<Arc<ClientAuthority>, Arc<AuthorityError>> {
+        let Self { certificates, revoked, read } = self;
+        let files: Vec<_> =
+            [Some(certificates), revoked.as_ref()].into_iter().flatten().map(PathBuf::as_path).collect();
+        // the directories on the way change without the files
+        files.iter().try_for_each(|file| guard::check(file)).map_err(AuthorityError::from)?;
+        let in_the_file = |error: &AuthorityError| match error {
+            AuthorityError::Damaged { .. } => Lasting::Yes,
+            _ => Lasting::No,
+        };
+        read.get(&files, || ClientAuthority::load(certificates, revoked.as_deref()), in_the_file)
+    }
+}

@@ -1,0 +1,153 @@
+//! Who could change what a daemon reads: the check that sshd calls `StrictModes`.
+//!
+//! **Invariant:** a path passes only if root and this process's user alone can change the file, or put another in its place.
+
+use std::fs::{self, Metadata};
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+/// Why others could change what is read from a path.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unguarded {
+    /// The file, or a directory on the way to it, belongs to somebody else.
+    #[error(
+        "trust {}: it belongs to user {owner}, who is neither root nor the user that reads it; run: chown {user} {}",
+        path.display(), path.display()
+    )]
+    Owner {
+        /// The file or directory.
+        path: PathBuf,
+        /// Whose it is.
+        owner: u32,
+        /// The user that reads it.
+        user: u32,
+    },
+    /// Others may write the file, or change what a directory on the way to it holds.
+    #[error("trust {}: its mode {mode:04o} lets others write to it; run: chmod go-w {}", path.display(), path.display())]
+    Writable {
+        /// The file or directory.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// A directory on the way cannot be looked at.
+    #[error("look at {}", path.display())]
+    Look {
+        /// The file or directory.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+/// Checks a file and every directory on the way to it; one that is not there passes.
+///
+/// # Errors
+///
+/// The first thing on the way that others can change.
+pub(super) fn check(path: &Path) -> Result<(), Unguarded> {
+    check_for(path, rustix::process::geteuid().as_raw())
+}
+
+/// The same for what another user is going to read.
+///
+/// # Errors
+///
+/// The first thing on the way that others can change.
+pub(super) fn check_for(path: &Path, user: u32) -> Result<(), Unguarded> {
+    let look = |source| Unguarded::Look { path: path.into(), source };
+    let absolute = std::path::absolute(path).map_err(look)?;
+    let real = match fs::canonicalize(&absolute) {
+        Ok(real) => real,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(look(error)),
+    };
+    // links on the way count too: who owns one decides where it leads
+    check_way(&real, user)?;
+    if absolute == real { Ok(()) } else { check_way(&absolute, user) }
+}
+
+fn check_way(path: &Path, user: u32) -> Result<(), Unguarded> {
+    path.ancestors().try_for_each(|path| {
+        let found =
+            fs::symlink_metadata(path).map_err(|source| Unguarded::Look { path: path.into(), source })?;
+        if ![0, user].contains(&found.uid()) {
+            return Err(Unguarded::Owner { path: path.into(), owner: found.uid(), user });
+        }
+        if others_may_write(&found) {
+            return Err(Unguarded::Writable { path: path.into(), mode: found.mode() & 0o7777 });
+        }
+        Ok(())
+    })
+}
+
+/// In a directory with the sticky bit others may make files, but neither remove nor rename those of their betters.
+fn others_may_write(found: &Metadata) -> bool {
+    let sticky = found.is_dir() && found.mode() & 0o1000 != 0;
+    !found.is_symlink() && !sticky && found.mode() & 0o022 != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
+
+    use super::*;
+
+    fn mode(path: &Path, mode: u32) {
+        fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    }
+
+    #[test]
+    fn what_others_can_write_is_refused_at_every_step_of_the_way() {
+        let home = tempfile::tempdir().unwrap();
+        let (directory, file) = (home.path().join("d"), home.path().join("d/f"));
+        fs::create_dir(&directory).unwrap();
+        fs::write(&file, "").unwrap();
+        for (path, right) in [(&file, 0o600), (&directory, 0o700), (&home.path().to_owned(), 0o700)] {
+            for wrong in [0o720, 0o702, 0o777] {
+                mode(path, wrong);
+                let error = check(&file).unwrap_err();
+                assert!(
+                    matches!(&error, Unguarded::Writable { path: at, mode } if at == path && *mode == wrong),
+                    "{error}"
+                );
+                assert!(
+                    error.to_string().ends_with(&format!("run: chmod go-w {}", path.display())),
+                    "{error}"
+                );
+            }
+            mode(path, right);
+            check(&file).unwrap();
+        }
+        mode(&directory, 0o1777);
+        check(&file).unwrap();
+        check(&directory.join("nothing")).unwrap();
+    }
+
+    #[test]
+    fn what_belongs_to_somebody_else_is_refused_at_every_step_of_the_way() {
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!("skipped: only root can give files away");
+        }
+        let home = tempfile::tempdir().unwrap();
+        let (directory, file, link) = (home.path().join("d"), home.path().join("d/f"), home.path().join("l"));
+        fs::create_dir(&directory).unwrap();
+        fs::write(&file, "").unwrap();
+        symlink("d/f", &link).unwrap();
+        for (path, read) in [(&file, &file), (&directory, &file), (&link, &link), (&directory, &link)] {
+            std::os::unix::fs::lchown(path, Some(65_534), None).unwrap();
+            let error = check(read).unwrap_err();
+            assert!(
+                matches!(&error, Unguarded::Owner { path: at, owner: 65_534, user: 0 } if at == path),
+                "{error}"
+            );
+            std::os::unix::fs::lchown(path, Some(0), None).unwrap();
+            check(read).unwrap();
+        }
+        chown(&file, None, Some(65_534)).unwrap();
+        check(&file).unwrap();
+    }
+}

@@ -1,0 +1,144 @@
+//! What files say, parsed once for each time that they change.
+//!
+//! A daemon asks for each connection, also of strangers, and what they can make it do must not grow with its files.
+//! **Invariant:** what is given is what the files held when they were asked for, or later.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+/// What some files say, as they were when they were last looked at.
+#[derive(Debug)]
+pub(super) struct Watched<T, E>(Mutex<Option<Seen<T, E>>>);
+
+#[derive(Debug)]
+struct Seen<T, E> {
+    stamps: Vec<Stamp>,
+    outcome: Result<Arc<T>, Arc<E>>,
+}
+
+/// In which state a file is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Stamp {
+    device: u64,
+    inode: u64,
+    bytes: u64,
+    mtime: (i64, i64),
+    ctime: (i64, i64),
+}
+
+/// Whether another try could end otherwise although the files are the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lasting {
+    Yes,
+    No,
+}
+
+/// A file may change once more without another time: for as long as the kernel's clock for times stands still.
+const TICK: Duration = Duration::from_millis(50);
+/// The same where a file system keeps whole seconds, as two of them do.
+const TICK_COARSE: Duration = Duration::from_secs(2);
+
+impl<T, E> Default for Watched<T, E> {
+    fn default() -> Self {
+        Self(Mutex::new(None))
+    }
+}
+
+impl<T, E> Watched<T, E> {
+    /// What `files` say: what `parse` made of them when they were in this state. An error counts as said by the files if it is
+    /// `lasting`.
+    pub(super) fn get(
+        &self,
+        files: &[&Path],
+        parse: impl FnOnce() -> Result<T, E>,
+        lasting: impl FnOnce(&E) -> Lasting,
+    ) -> Result<Arc<T>, Arc<E>> {
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // before they are read: what is read is then never older
+        let stamps: Option<Vec<_>> = files.iter().map(|file| Stamp::of(file)).collect();
+        if let (Some(seen), Some(stamps)) = (&*seen, &stamps)
+            && seen.stamps == *stamps
+        {
+            return seen.outcome.clone();
+        }
+        let outcome = parse().map(Arc::new).map_err(Arc::new);
+        let lasts = outcome.as_ref().err().is_none_or(|error| lasting(error) == Lasting::Yes);
+        let settled = stamps.filter(|stamps| lasts && stamps.iter().all(Stamp::is_settled));
+        *seen = settled.map(|stamps| Seen { stamps, outcome: outcome.clone() });
+        outcome
+    }
+}
+
+impl Stamp {
+    /// `None` where nothing is, or where it cannot be looked at.
+    fn of(path: &Path) -> Option<Self> {
+        let found = fs::metadata(path).ok()?;
+        let (mtime, ctime) = ((found.mtime(), found.mtime_nsec()), (found.ctime(), found.ctime_nsec()));
+        Some(Self { device: found.dev(), inode: found.ino(), bytes: found.size(), mtime, ctime })
+    }
+
+    /// Whether the next change will give it another time.
+    fn is_settled(&self) -> bool {
+        let (seconds, nanos) = self.ctime;
+        let since = Duration::new(u64::try_from(seconds).unwrap_or(0), u32::try_from(nanos).unwrap_or(0));
+        let tick = if nanos == 0 { TICK_COARSE } else { TICK };
+        let changed = SystemTime::UNIX_EPOCH + since;
+        SystemTime::now().duration_since(changed).is_ok_and(|age| age > tick)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads until that is no longer needed: the file system's clock has moved on.
+    fn settle(watched: &Watched<String, std::io::Error>, path: &Path) -> String {
+        loop {
+            let mut parsed = false;
+            let parse = || {
+                parsed = true;
+                fs::read_to_string(path)
+            };
+            let said = watched.get(&[path], parse, |_| Lasting::No).unwrap();
+            if !parsed {
+                return (*said).clone();
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_file_is_parsed_again_when_it_has_changed_and_only_then() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("f");
+        let watched = Watched::default();
+        for text in ["one", "two", "six"] {
+            // of the same length, in the same inode, within the same tick
+            fs::write(&path, text).unwrap();
+            let said = watched.get(&[&path], || fs::read_to_string(&path), |_| Lasting::No).unwrap();
+            assert_eq!(*said, text);
+        }
+        assert_eq!(settle(&watched, &path), "six");
+        fs::write(&path, "ten").unwrap();
+        assert_eq!(settle(&watched, &path), "ten");
+        fs::remove_file(&path).unwrap();
+        assert!(watched.get(&[&path], || fs::read_to_string(&path), |_| Lasting::No).is_err());
+    }
+
+    #[test]
+    fn an_error_is_remembered_if_it_lies_in_the_file() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("f");
+        fs::write(&path, "wrong").unwrap();
+        settle(&Watched::default(), &path);
+        let watched = Watched::<(), u32>::default();
+        for (lasting, expected) in [(Lasting::No, 1), (Lasting::No, 2), (Lasting::Yes, 3), (Lasting::Yes, 3)]
+        {
+            assert_eq!(*watched.get(&[&path], || Err(expected), |_| lasting).unwrap_err(), expected);
+        }
+        assert_eq!(*watched.get(&[&path], || Err(4), |_| Lasting::Yes).unwrap_err(), 3);
+    }
+}

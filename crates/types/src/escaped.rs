@@ -1,0 +1,61 @@
+//! Names and paths as text for people.
+
+use std::ffi::OsStr;
+use std::fmt::{self, Write as _};
+use std::os::unix::ffi::OsStrExt;
+
+/// Bytes of a name or path as one line of text that stands for exactly these bytes and commands no terminal: bytes that are
+/// no UTF-8 are shown as `\xe9`, a backslash as `\\`, and characters that [cannot be shown](is_unprintable) as `\n` or
+/// `\u{202e}`.
+#[derive(Clone, Copy, Debug)]
+pub struct Escaped<'a>(pub &'a [u8]);
+
+impl<'a> Escaped<'a> {
+    /// A path, to be shown.
+    #[must_use]
+    pub fn path(path: &'a (impl AsRef<OsStr> + ?Sized)) -> Self {
+        Self(path.as_ref().as_bytes())
+    }
+}
+
+/// Whether a character would do something else than stand in its line: a control character, one that ends a line, or one
+/// that turns the direction in which others are shown.
+#[must_use]
+pub fn is_unprintable(c: char) -> bool {
+    let turns =
+        matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    c.is_control() || turns || matches!(c, '\u{2028}' | '\u{2029}')
+}
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for chunk in self.0.utf8_chunks() {
+            for c in chunk.valid().chars() {
+                if is_unprintable(c) || c == '\\' {
+                    write!(f, "{}", c.escape_default())?;
+                } else {
+                    f.write_char(c)?;
+                }
+            }
+            chunk.invalid().iter().try_for_each(|byte| write!(f, "\\x{byte:02x}"))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shown_stands_for_exactly_these_bytes() {
+        let pairs: [(&[u8], &str); 5] = [
+            ("gr\u{fc}n '\"$".as_bytes(), "gr\u{fc}n '\"$"),
+            (b"caf\xe9", "caf\\xe9"),
+            (b"a\\xe9", "a\\\\xe9"),
+            ("a\u{202e}b\u{2066}\u{2028}".as_bytes(), "a\\u{202e}b\\u{2066}\\u{2028}"),
+            (b"a\x1b[2J\n", "a\\u{1b}[2J\\n"),
+        ];
+        pairs.into_iter().for_each(|(bytes, shown)| assert_eq!(Escaped(bytes).to_string(), shown));
+    }
+}

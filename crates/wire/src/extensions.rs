@@ -1,0 +1,242 @@
+//! Numbered extensions: what a later release says of an opening, a large file or an entry, without another form of it.
+//!
+//! A block of them travels behind its own length, and only to a peer that speaks [`Version::V4`](crate::Version) or later. Who
+//! does not know a number passes it over, unless its sender has marked it as critical. **Invariant:** the numbers of a block
+//! ascend, so each is there once and a block has one form.
+
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::codec::{Put, Reader};
+use crate::error::WireError;
+use crate::limits::{EXTENSIONS_BYTES_MAX, EXTENSIONS_MAX};
+
+/// One block of extensions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Extensions(Vec<Extension>);
+
+/// One extension.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Extension {
+    /// Which, of those of its kind of block. A number is never used again.
+    pub number: u16,
+    /// Whether a peer that does not know it has to refuse what it extends.
+    pub critical: bool,
+    /// What it says.
+    pub bytes: Box<[u8]>,
+}
+
+impl Extensions {
+    /// Adds an extension, in the place of one with its number.
+    ///
+    /// # Panics
+    /// When the block would pass its limits, which is its maker's to see to.
+    #[must_use]
+    pub fn with(mut self, extension: Extension) -> Self {
+        match self.0.binary_search_by_key(&extension.number, |other| other.number) {
+            Ok(at) => self.0[at] = extension,
+            Err(at) => self.0.insert(at, extension),
+        }
+        assert!(self.0.len() <= EXTENSIONS_MAX && self.block_bytes() <= EXTENSIONS_BYTES_MAX);
+        self
+    }
+
+    /// What the extension of this number says.
+    #[must_use]
+    pub fn get(&self, number: u16) -> Option<&[u8]> {
+        let at = self.0.binary_search_by_key(&number, |extension| extension.number).ok()?;
+        Some(&self.0[at].bytes)
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Those among `known`; the others are passed over. `what` they extend is for the error.
+    ///
+    /// # Errors
+    /// [`WireError::UnknownExtension`] when another one is critical.
+    pub fn only(mut self, known: &[u16], what: &'static str) -> Result<Self, WireError> {
+        let is_known = |extension: &Extension| known.contains(&extension.number);
+        if let Some(unknown) = self.0.iter().find(|extension| extension.critical && !is_known(extension)) {
+            return Err(WireError::UnknownExtension { what, number: unknown.number });
+        }
+        self.0.retain(is_known);
+        Ok(self)
+    }
+
+    /// Appends the block, with its length before it.
+    pub(crate) fn put(&self, out: &mut Vec<u8>) {
+        let length = u32::try_from(self.block_bytes()).expect("a block is at most 256 KiB");
+        out.put(&length.to_le_bytes());
+        self.put_block(out);
+    }
+
+    /// Takes a block that stands behind its length.
+    pub(crate) fn take(reader: &mut Reader<'_>) -> Result<Self, WireError> {
+        let length = reader.bounded_u32("extensions", EXTENSIONS_BYTES_MAX)?;
+        Self::of_block(reader.bytes(length)?)
+    }
+
+    fn block_bytes(&self) -> usize {
+        self.0.iter().map(|extension| EXTENSION_HEAD_BYTES + extension.bytes.len()).sum()
+    }
+
+    fn put_block(&self, out: &mut Vec<u8>) {
+        for Extension { number, critical, bytes } in &self.0 {
+            let length = u32::try_from(bytes.len()).expect("a block is at most 256 KiB");
+            out.put(&number.to_le_bytes());
+            out.put(&[u8::from(*critical)]);
+            out.put(&length.to_le_bytes());
+            out.put(bytes);
+        }
+    }
+
+    fn of_block(block: &[u8]) -> Result<Self, WireError> {
+        let mut reader = Reader::new(within(block)?);
+        let mut extensions = Vec::<Extension>::new();
+        while !reader.is_empty() {
+            let number = reader.u16()?;
+            let critical = match reader.u8()? {
+                0 => false,
+                1 => true,
+                tag => return Err(WireError::UnknownTag { what: "extension", tag }),
+            };
+            if extensions.last().is_some_and(|before| before.number >= number) {
+                return Err(WireError::OutOfOrder { what: "an extension" });
+            }
+            if extensions.len() == EXTENSIONS_MAX {
+                let (value, limit) = (EXTENSIONS_MAX as u64 + 1, EXTENSIONS_MAX as u64);
+                return Err(WireError::OverLimit { what: "number of extensions", value, limit });
+            }
+            let length = reader.bounded_u32("extension", EXTENSIONS_BYTES_MAX)?;
+            let bytes = reader.bytes(length)?.into();
+            extensions.push(Extension { number, critical, bytes });
+        }
+        Ok(Self(extensions))
+    }
+}
+
+fn within(block: &[u8]) -> Result<&[u8], WireError> {
+    if block.len() <= EXTENSIONS_BYTES_MAX {
+        return Ok(block);
+    }
+    let (value, limit) = (block.len() as u64, EXTENSIONS_BYTES_MAX as u64);
+    Err(WireError::OverLimit { what: "extensions", value, limit })
+}
+
+/// Number, mark and length.
+const EXTENSION_HEAD_BYTES: usize = 7;
+
+/// In messages the block is a byte string.
+impl Serialize for Extensions {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut block = Vec::with_capacity(self.block_bytes());
+        self.put_block(&mut block);
+        serializer.serialize_bytes(&block)
+    }
+}
+
+impl<'de> Deserialize<'de> for Extensions {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Self::of_block(<&[u8]>::deserialize(deserializer)?).map_err(D::Error::custom)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use proptest::prelude::{Strategy, any, prop_oneof, proptest};
+
+    pub(crate) fn extension(number: u16, critical: bool, bytes: &[u8]) -> Extension {
+        Extension { number, critical, bytes: bytes.into() }
+    }
+
+    fn two() -> Extensions {
+        Extensions::default().with(extension(0x0203, true, b"xy")).with(extension(1, false, b""))
+    }
+
+    #[test]
+    fn the_bytes_of_a_block_are_pinned() {
+        let mut out = vec![9];
+        two().put(&mut out);
+        assert_eq!(out, [9, 16, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 3, 2, 1, 2, 0, 0, 0, b'x', b'y']);
+        let mut reader = Reader::new(&out[1..]);
+        assert_eq!(Extensions::take(&mut reader), Ok(two()));
+        assert!(reader.is_empty());
+        let mut none = Vec::new();
+        Extensions::default().put(&mut none);
+        assert_eq!(none, [0; 4]);
+    }
+
+    #[test]
+    fn what_is_not_known_is_passed_over_unless_it_is_critical() {
+        let unknown = |number| Err(WireError::UnknownExtension { what: "a test", number });
+        assert_eq!(two().only(&[1, 0x0203], "a test"), Ok(two()));
+        assert_eq!(two().only(&[1], "a test"), unknown(0x0203));
+        let critical = two().only(&[0x0203], "a test").unwrap();
+        assert_eq!((critical.get(0x0203), critical.get(1)), (Some(&b"xy"[..]), None));
+        let error = two().only(&[], "a test").unwrap_err().to_string();
+        assert!(error.contains("extension 515 of a test"), "{error}");
+    }
+
+    #[test]
+    fn a_number_comes_once_and_in_its_place() {
+        let block = |numbers: &[u8]| -> Vec<u8> {
+            numbers.iter().flat_map(|number| [*number, 0, 0, 0, 0, 0, 0]).collect()
+        };
+        assert!(Extensions::of_block(&block(&[1, 2])).is_ok());
+        let error = Err(WireError::OutOfOrder { what: "an extension" });
+        assert_eq!(Extensions::of_block(&block(&[2, 2])), error);
+        assert_eq!(Extensions::of_block(&block(&[2, 1])), error);
+        assert!(Extensions::of_block(&[1, 0, 2, 0, 0, 0, 0]).is_err(), "of another mark");
+        assert_eq!(two().with(extension(1, false, b"z")).get(1), Some(&b"z"[..]));
+    }
+
+    #[test]
+    fn blocks_are_short() {
+        let many = |count: usize| -> Vec<u8> {
+            (0..count).flat_map(|number| [u8::try_from(number).unwrap(), 0, 0, 0, 0, 0, 0]).collect()
+        };
+        assert!(Extensions::of_block(&many(EXTENSIONS_MAX)).is_ok());
+        assert!(Extensions::of_block(&many(EXTENSIONS_MAX + 1)).is_err());
+        let mut reader = Reader::new(&[0xFF; 4]);
+        assert!(Extensions::take(&mut reader).is_err());
+        assert!(Extensions::of_block(&vec![0; EXTENSIONS_BYTES_MAX + 1]).is_err());
+        // a length that promises what does not come
+        assert_eq!(Extensions::of_block(&[1, 0, 0, 9, 0, 0, 0]), Err(WireError::Truncated { wanted: 9 }));
+    }
+
+    pub(crate) fn any_extensions() -> impl Strategy<Value = Extensions> {
+        let bytes = proptest::collection::vec(any::<u8>(), 0..9);
+        proptest::collection::vec((any::<u16>(), any::<bool>(), bytes), 0..5).prop_map(|list| {
+            list.iter().fold(Extensions::default(), |all, (number, critical, bytes)| {
+                all.with(extension(*number, *critical, bytes))
+            })
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn blocks_survive_the_wire(extensions in any_extensions()) {
+            let mut out = Vec::new();
+            extensions.put(&mut out);
+            assert_eq!(Extensions::take(&mut Reader::new(&out)), Ok(extensions));
+        }
+
+        /// A block has one form, so nothing is said twice in different words.
+        #[test]
+        fn any_block_decodes_to_itself_or_fails(block in prop_oneof![
+            proptest::collection::vec(any::<u8>(), 0..60),
+            proptest::collection::vec(0..3_u8, 0..60),
+        ]) {
+            if let Ok(extensions) = Extensions::of_block(&block) {
+                let mut again = Vec::new();
+                extensions.put_block(&mut again);
+                assert_eq!(again, block);
+            }
+        }
+    }
+}

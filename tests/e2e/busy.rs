@@ -1,0 +1,252 @@
+//! A receiver that is busy: pushes wait for their turn, say so, and end well.
+
+use std::path::PathBuf;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use zmove_transport::{Access, AuthorizedKeys, Grant, Identity, KnownHosts};
+
+use crate::command::{Outcome, Zmove, finish};
+use crate::harness::{PATIENCE, Site};
+use crate::tree::{assert_same, paint};
+
+const BUSY: &str = "zmove: waiting: the receiver is busy: ";
+
+/// A site with a small source, whose daemon has these limits.
+fn site(limits: &str) -> Site {
+    let mut site = Site::local();
+    std::fs::write(site.path("server").join("zmove.toml"), format!("[limits]\n{limits}\n")).unwrap();
+    site.start_daemon();
+    for number in 0..10 {
+        paint(site.source().join(format!("f{number}")), 1024);
+    }
+    site
+}
+
+/// A push that takes the only seat and keeps it.
+struct Long(Child);
+
+impl Long {
+    fn begin(site: &Site) -> Self {
+        paint(site.path("long"), 4 << 20);
+        let long =
+            site.push_command(&["--limit", "1Mbit", "--timeout", "0"], &[site.path("long").as_ref()], "");
+        let long = Self(long.start());
+        site.the_daemon().wait_for_log("begun by tester");
+        long
+    }
+
+    fn end(mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+/// Pushes the source into a directory of its own.
+fn push_into(site: &Site, name: &str) -> Zmove {
+    site.push_command(&[], &[site.contents().as_ref()], name)
+}
+
+#[track_caller]
+fn assert_waited(outcome: Outcome, limit: &str) {
+    outcome.expect(0).says(&[BUSY, limit]).lines(1);
+}
+
+/// What the daemon has no room for waits, whichever limit it is, and nothing is lost of what was on its way by then.
+#[test]
+fn a_push_waits_for_its_turn_and_says_so_once() {
+    for limit in ["transfers = 1", "transfers_per_identity = 1", "lanes = 15", "lanes_per_identity = 15"] {
+        let site = site(limit);
+        for number in 0..20 {
+            paint(site.source().join(format!("larger{number}")), 300_000);
+        }
+        let long = Long::begin(&site);
+        let waiting = push_into(&site, "").start();
+        let line = site.the_daemon().wait_for_log("in line: tester");
+        assert!(line.contains(&format!("limits.{limit}")), "{line}");
+        long.end();
+        assert_waited(finish(waiting), &format!("limits.{limit}"));
+        std::fs::remove_file(site.target().join("long")).ok();
+        assert_same(&site.source(), &site.target());
+    }
+}
+
+#[test]
+fn a_preview_waits_too() {
+    let site = site("transfers = 1");
+    let long = Long::begin(&site);
+    let waiting = site.push_command(&["--dry-run"], &[site.contents().as_ref()], "").start();
+    site.the_daemon().wait_for_log("in line: tester");
+    long.end();
+    assert_waited(finish(waiting), "limits.transfers = 1");
+}
+
+/// How many TCP connections a process holds.
+fn connections(process: &Child) -> usize {
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let inodes: Vec<_> = table.lines().filter_map(|line| line.split_whitespace().nth(9)).collect();
+    let held = std::fs::read_dir(format!("/proc/{}/fd", process.id())).unwrap();
+    let held = held.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+    let inode =
+        |link: PathBuf| Some(link.to_str()?.strip_prefix("socket:[")?.trim_end_matches(']').to_owned());
+    held.filter_map(inode).filter(|inode| inodes.contains(&inode.as_str())).count()
+}
+
+/// What waits has one connection: its lanes are closed, and none is dialled before its turn.
+#[test]
+fn a_push_in_line_keeps_no_lanes() {
+    let site = site("transfers = 1");
+    paint(site.source().join("large"), 9 << 20);
+    let long = Long::begin(&site);
+    let waiting = push_into(&site, "a").start();
+    site.the_daemon().wait_for_log("in line: tester");
+    // that lanes are closed is nowhere told
+    let until = Instant::now() + PATIENCE;
+    while connections(&waiting) != 1 {
+        assert!(Instant::now() < until, "{} connections", connections(&waiting));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    long.end();
+    assert_waited(finish(waiting), "limits.transfers = 1");
+}
+
+#[test]
+fn patience_ends() {
+    let site = site("transfers_per_identity = 1");
+    let long = Long::begin(&site);
+    let outcome = site.push(&["--timeout", "1s"], site.contents(), "");
+    let outcome = outcome.expect(10).says(&[BUSY, "limits.transfers_per_identity = 1"]);
+    outcome.says(&["zmove: receiver: ", "limits.transfers_per_identity = 1", "not come within 1 s"]).lines(2);
+    let at_once = site.push(&["--timeout", "0"], site.contents(), "").expect(10);
+    at_once.says(&["zmove: receiver: ", "limits.transfers_per_identity = 1"]);
+    long.end();
+    push_into(&site, "").outcome().expect(0);
+}
+
+/// More than may wait are refused, and come again by themselves.
+#[test]
+fn the_line_is_bounded() {
+    let site = site("transfers_per_identity = 1\nqueued_per_identity = 1");
+    let long = Long::begin(&site);
+    let first = push_into(&site, "first").start();
+    site.the_daemon().wait_for_log("in line: tester");
+    let at_once = site.push(&["--timeout", "0"], site.contents(), "").expect(10);
+    at_once.says(&["limits.queued_per_identity = 1", "try again later"]).lines(1);
+    let second = push_into(&site, "second").start();
+    site.the_daemon().wait_for_logs("limits.queued_per_identity = 1", 3);
+    long.end();
+    assert_waited(finish(first), "limits.transfers_per_identity = 1");
+    finish(second).expect(0).says(&[BUSY, "limits.queued_per_identity = 1"]).lines(1);
+}
+
+/// Its place is free for the next, before any turn comes.
+#[test]
+fn who_goes_gives_up_the_place() {
+    let site = site("transfers_per_identity = 1\nqueued_per_identity = 1");
+    let long = Long::begin(&site);
+    let mut gone = push_into(&site, "gone").start();
+    site.the_daemon().wait_for_log("in line: tester");
+    gone.kill().unwrap();
+    gone.wait().unwrap();
+    let next = push_into(&site, "next").start();
+    site.the_daemon().wait_for_logs("in line: tester", 2);
+    long.end();
+    finish(next).expect(0);
+    assert!(!site.target().join("gone").exists());
+}
+
+/// Somebody else who may write into the target.
+fn befriend(site: &Site) {
+    let identity = Identity::load_or_create(&site.path("friend")).unwrap();
+    let roots = vec![site.path("target").canonicalize().unwrap()];
+    let grant = Grant::new(identity.fingerprint(), "friend", roots, Access::ReadWrite);
+    AuthorizedKeys::allow(&site.path("server"), grant).unwrap();
+    let daemon = site.the_daemon();
+    let mut known_hosts = KnownHosts::open(&site.path("friend")).unwrap();
+    known_hosts.pin("127.0.0.1", daemon.address.port(), daemon.fingerprint).unwrap();
+}
+
+#[test]
+fn keys_take_turns() {
+    let site = site("transfers = 1");
+    befriend(&site);
+    let long = Long::begin(&site);
+    let mut waiting = Vec::new();
+    for number in 0..3 {
+        waiting.push(push_into(&site, &format!("own{number}")).start());
+        site.the_daemon().wait_for_logs("in line: tester", number + 1);
+    }
+    let mut friend = push_into(&site, "friend");
+    friend.0.env("ZMOVE_HOME", site.path("friend"));
+    waiting.push(friend.start());
+    site.the_daemon().wait_for_log("in line: friend");
+    long.end();
+    for child in waiting {
+        assert_waited(finish(child), "limits.transfers = 1");
+    }
+    let begun = site.the_daemon().wait_for_logs("begun by ", 5);
+    let names = begun.iter().map(|line| if line.contains("begun by friend") { "friend" } else { "tester" });
+    assert_eq!(names.collect::<Vec<_>>(), ["tester", "tester", "friend", "tester", "tester"]);
+}
+
+#[test]
+fn many_small_pushes_at_once_all_end_well() {
+    let site = site("transfers_per_identity = 4\nqueued_per_identity = 12\nunproven = 8");
+    let pushes: Vec<_> = (0..40).map(|number| push_into(&site, &format!("d{number}")).start()).collect();
+    for push in pushes {
+        finish(push).expect(0);
+    }
+    for number in 0..40 {
+        assert_same(&site.source(), &site.target().join(format!("d{number}")));
+    }
+    assert!(!site.the_daemon().has_logged("broken off"));
+}
+
+/// What may be there, and no more: one for control and one for the only batch.
+#[test]
+fn a_small_push_dials_one_lane() {
+    let site = site("");
+    let summary = site.push_contents();
+    assert_eq!(summary["lanes"], 1, "{summary}");
+    paint(site.source().join("large"), 9 << 20);
+    assert!(site.push_contents()["lanes"].as_u64().unwrap() > 1);
+}
+
+#[test]
+fn who_waits_is_told_that_the_daemon_stops() {
+    let mut site = site("transfers = 1");
+    let mut long = Long::begin(&site);
+    let waiting = push_into(&site, "a").start();
+    site.the_daemon().wait_for_log("in line: tester");
+    let daemon = site.take_daemon();
+    assert_eq!(daemon.terminate(), Some(0));
+    finish(waiting).expect(12).says(&["being stopped"]);
+    drop(long.0.kill());
+    long.0.wait().unwrap();
+}
+
+/// A sender of before version 4 knows of no line, and waits without a word, as long as it waits for an answer.
+#[test]
+fn an_older_sender_waits_in_silence() {
+    let Some(old) = crate::versions::old_binary() else { return };
+    let mut site = site("transfers = 1");
+    let long = Long::begin(&site);
+    site.run_by(old);
+    let waiting = push_into(&site, "a").start();
+    site.the_daemon().wait_for_log("in line: tester");
+    long.end();
+    finish(waiting).done();
+}
+
+#[test]
+fn an_older_sender_does_not_wait_for_ever() {
+    let Some(old) = crate::versions::old_binary() else { return };
+    let mut site = site("transfers = 1");
+    let long = Long::begin(&site);
+    site.run_by(old);
+    site.push(&[], site.contents(), "b")
+        .expect(10)
+        .says(&["limits.transfers = 1", "try again later"])
+        .lines(1);
+    long.end();
+}

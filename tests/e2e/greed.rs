@@ -1,0 +1,476 @@
+//! A key that takes all it can get of a daemon: it harms its own transfers, and a push of another key beside it ends well.
+//!
+//! Each case speaks the protocol by hand as a key of its own, to a daemon in a process of its own, whose memory is then looked at.
+
+use std::io::Write as _;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use tokio::io::AsyncWriteExt;
+use tokio::runtime::Runtime;
+use zmove_transport::{
+    Access, AuthorizedKeys, Channel, ChannelDialler, ControlWriter, Grant, HostPolicy, Identity, LaneSink,
+    Reach, TransportChoice, control_pair,
+};
+use zmove_types::{FileId, GROUP_BYTES, ItemId, LaneId, StageClock, Timestamp, TransferId};
+use zmove_wire::{
+    Batch, BatchEntry, Cipher, Compare, DirectoryGroup, Durability, Extraneous, FileHead, FrameHeader,
+    FrameKind, Greeting, Offer, OfferedFile, OfferedGroup, Open, Overwrite, Purpose, Role, TargetShape,
+    ToReceiver, ToSender, TopName, decode_message, encode_message,
+};
+
+use crate::command::ZMOVE;
+use crate::harness::{PATIENCE, Site};
+use crate::intruder::{frame, metadata, name, path};
+use crate::tree::{assert_same, paint};
+
+/// Somebody whose key is let in, into a directory of their own.
+struct Greedy<'a> {
+    site: &'a Site,
+    runtime: Runtime,
+    identity: Identity,
+    transfers: u8,
+}
+
+/// One of their transfers, with one lane.
+struct Transfer {
+    control: ControlWriter,
+    answers: mpsc::Receiver<ToSender>,
+    /// Reads the answers.
+    reading: tokio::task::JoinHandle<()>,
+    lane: Box<dyn LaneSink>,
+    clock: Arc<StageClock>,
+    item: u64,
+}
+
+/// What a daemon may take for a hostile key beside what it takes anyway, in KiB: far below what each of these cases made it take.
+const GROWTH_KIB_MAX: u64 = 160 << 10;
+
+impl<'a> Greedy<'a> {
+    fn new(site: &'a Site) -> Self {
+        let identity = Identity::load_or_create(&site.path("greedy")).unwrap();
+        std::fs::create_dir_all(site.path("theirs")).unwrap();
+        let roots = vec![site.path("theirs").canonicalize().unwrap()];
+        let grant = Grant::new(identity.fingerprint(), "greedy", roots, Access::ReadWrite);
+        AuthorizedKeys::allow(&site.path("server"), grant).unwrap();
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        Self { site, runtime, identity, transfers: 0 }
+    }
+
+    fn root(&self) -> PathBuf {
+        self.site.path("theirs")
+    }
+
+    async fn greet(&self, transfer: TransferId, role: Role) -> Channel {
+        let daemon = self.site.the_daemon();
+        let reach = Reach { transport: TransportChoice::Tcp, ..Reach::default() };
+        let (policy, port) = (HostPolicy::Pinned(daemon.fingerprint), daemon.address.port());
+        let dialler = ChannelDialler::new(&self.identity, "127.0.0.1", port, policy, reach).await.unwrap();
+        let mut channel = dialler.dial(PATIENCE).await.unwrap();
+        channel.write_all(&Greeting::new(role, transfer).encode()).await.unwrap();
+        channel.flush().await.unwrap();
+        channel
+    }
+
+    /// Opens a transfer and waits until it is let in.
+    fn open(&mut self, open: &Open) -> Transfer {
+        self.transfers += 1;
+        let transfer = TransferId([self.transfers; 16]);
+        let (control, (answers, reading), lane) = self.runtime.block_on(async {
+            let control = self.greet(transfer, Role::Control).await;
+            let (mut reader, mut writer) = control_pair(control);
+            reader.greeting().await.unwrap();
+            let run = [self.transfers; 16];
+            writer.send(&encode_message(&ToReceiver::Open(Open { run, ..open.clone() }))).await.unwrap();
+            let mut inbox = reader.into_inbox(decode_message::<ToSender>, 16);
+            let opened = tokio::time::timeout(PATIENCE, inbox.recv()).await.unwrap().unwrap().unwrap();
+            assert!(matches!(opened, ToSender::Opened(_)), "{opened:?}");
+            let (told, answers) = mpsc::channel();
+            let reading = tokio::spawn(async move {
+                while let Some(Ok(answer)) = inbox.recv().await
+                    && told.send(answer).is_ok()
+                {}
+            });
+            let lane = self.greet(transfer, Role::Lane(LaneId(0))).await;
+            (writer, (answers, reading), lane.into_sink(Cipher::Tls, 1).unwrap())
+        });
+        Transfer { control, answers, reading, lane, clock: Arc::default(), item: 0 }
+    }
+
+    fn say(&self, transfer: &mut Transfer, message: &ToReceiver) {
+        // a daemon that has had enough is no longer there
+        drop(self.runtime.block_on(transfer.control.send(&encode_message(message))));
+    }
+}
+
+impl Transfer {
+    fn send(&mut self, header: FrameHeader, head: Vec<u8>, content: &[u8; 32], data: &[u8]) {
+        let header = FrameHeader {
+            head_bytes: u32::try_from(head.len()).unwrap(),
+            data_bytes: u32::try_from(data.len()).unwrap(),
+            ..header
+        };
+        // the same
+        drop(self.lane.send(frame(header, head, content, data), &mut self.clock.start()));
+    }
+
+    fn next_item(&mut self) -> ItemId {
+        self.item += 1;
+        ItemId(self.item - 1)
+    }
+
+    fn send_batch(&mut self, group: DirectoryGroup) {
+        let head = Batch { groups: vec![group], ..Batch::default() }.encode();
+        let header = FrameHeader { kind: FrameKind::Batch, item: self.next_item(), ..FrameHeader::default() };
+        let content = *blake3::hash(&head).as_bytes();
+        self.send(header, head, &content, &[]);
+    }
+
+    /// Declares a file of one group and a byte, and sends that byte.
+    fn begin_file(&mut self, file: u64, to: &str, groups: u64) {
+        let bytes = groups * GROUP_BYTES + 1;
+        let head = FileHead {
+            path: path(to),
+            metadata: metadata(0o644),
+            bytes,
+            ctime: Timestamp::default(),
+            inode: file,
+            extensions: zmove_wire::Extensions::default(),
+        };
+        let head = head.encode();
+        let content = *blake3::hash(&head).as_bytes();
+        let header = FrameHeader { kind: FrameKind::Declare, file: FileId(file), ..FrameHeader::default() };
+        self.send(header, head, &content, &[]);
+        let last = u32::try_from(groups).unwrap();
+        let header = FrameHeader {
+            kind: FrameKind::Chunk,
+            file: FileId(file),
+            group: last,
+            item: self.next_item(),
+            ..FrameHeader::default()
+        };
+        self.send(header, Vec::new(), &zmove_chunk::group_cv(last, b"x").0, b"x");
+    }
+
+    /// What the daemon says next; nothing when it has ended the transfer.
+    fn next_answer(&mut self) -> Option<ToSender> {
+        match self.answers.recv_timeout(PATIENCE) {
+            Ok(answer) => Some(answer),
+            Err(mpsc::RecvTimeoutError::Disconnected) => None,
+            Err(mpsc::RecvTimeoutError::Timeout) => panic!("the daemon says nothing"),
+        }
+    }
+
+    /// Waits until so many items are settled; returns how many files have failed.
+    fn wait_for_items(&mut self, wanted: usize) -> usize {
+        let (mut settled, mut failed) = (0, 0);
+        while settled < wanted {
+            match self.next_answer() {
+                Some(ToSender::Stored(stored)) => {
+                    settled += stored.items.len();
+                    failed += stored.files.iter().filter(|file| file.fault.is_some()).count();
+                }
+                Some(_) => {}
+                None => panic!("broken off after {settled} items"),
+            }
+        }
+        failed
+    }
+
+    /// Waits until the daemon has broken it off, and returns why.
+    fn wait_for_end(&mut self) -> String {
+        let mut last = None;
+        while let Some(answer) = self.next_answer() {
+            last = Some(answer);
+        }
+        let Some(ToSender::Refused(refusal)) = last else { panic!("{last:?}") };
+        refusal.text
+    }
+}
+
+impl Drop for Transfer {
+    /// The connection ends when both its halves are gone.
+    fn drop(&mut self) {
+        self.reading.abort();
+    }
+}
+
+fn open() -> Open {
+    Open {
+        target: Vec::new(),
+        shape: TargetShape::Directory { tops: Vec::new() },
+        compare: Compare::Quick,
+        durability: Durability::None,
+        delta: false,
+        run: [0; 16],
+        overwrite: Overwrite::Differing,
+        purpose: Purpose::Move,
+        extraneous: Extraneous::Stays,
+        inplace: false,
+    }
+}
+
+fn site() -> Site {
+    configured("")
+}
+
+/// A site whose client's push takes a moment.
+fn configured(limits: &str) -> Site {
+    let mut site = Site::local();
+    std::fs::write(site.path("server").join("zmove.toml"), format!("[limits]\n{limits}\n")).unwrap();
+    site.start_daemon();
+    for number in 0..40 {
+        paint(site.source().join(format!("f{number}")), 100_000);
+    }
+    site
+}
+
+/// The other key's push ends well, and about as soon as it should; the daemon has never had more memory than it may.
+#[track_caller]
+fn assert_well(site: &Site, resting_kib: u64) {
+    let started = Instant::now();
+    site.push(&["--timeout", "0"], site.contents(), "").done();
+    assert_same(&site.source(), &site.target());
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+    let peak = site.the_daemon().peak_memory_kib();
+    assert!(peak < resting_kib + GROWTH_KIB_MAX, "{resting_kib} KiB at rest, {peak} KiB at most");
+}
+
+/// Directories in each other, of a path that is nearly as long as any may be.
+fn deep() -> String {
+    vec!["d".repeat(250); 259].join("/")
+}
+
+/// 2,048 entries for one directory, which all have its path: 130 MB if each kept a copy.
+#[test]
+fn a_path_that_is_named_thousands_of_times_is_kept_once() {
+    let site = site();
+    let mut greedy = Greedy::new(&site);
+    let resting = site.the_daemon().memory_kib();
+    let mut transfer = greedy.open(&open());
+    for _ in 0..10 {
+        let entries = vec![BatchEntry::Itself(metadata(0o755)); 2048];
+        transfer.send_batch(DirectoryGroup { directory: path(&deep()), entries });
+    }
+    assert_eq!(transfer.wait_for_items(10), 0);
+    assert_well(&site, resting);
+}
+
+/// Entries for one directory over and over: each is remembered to the end.
+#[test]
+fn what_is_remembered_of_directories_is_bounded_and_ends_its_own_transfer() {
+    let site = configured("memory_per_identity = \"64MiB\"");
+    let mut greedy = Greedy::new(&site);
+    let resting = site.the_daemon().memory_kib();
+    let mut transfer = greedy.open(&open());
+    let group =
+        || DirectoryGroup { directory: path("d"), entries: vec![BatchEntry::Itself(metadata(0o755)); 2048] };
+    // twice what there is room for
+    (0..1000).for_each(|_| transfer.send_batch(group()));
+    assert!(transfer.wait_for_end().contains("limits.memory_per_identity"));
+    assert_well(&site, resting);
+}
+
+/// A name at the top of the target, as often as a message has room for, and as many offers as may be under way.
+#[test]
+fn offers_share_what_the_transfer_was_opened_with() {
+    let site = site();
+    let mut greedy = Greedy::new(&site);
+    sparse(&greedy.root().join("huge"));
+    let resting = site.the_daemon().memory_kib();
+    let tops = (0..262_144).map(|number| TopName(name(&format!("{number:x}")))).collect();
+    let mut transfer =
+        greedy.open(&Open { shape: TargetShape::Directory { tops }, compare: Compare::Checksum, ..open() });
+    for offer in 0..32 {
+        greedy.say(&mut transfer, &offer_of("huge", offer));
+    }
+    wait_for_threads(&site, 32);
+    assert_well(&site, resting);
+}
+
+/// Waits until what was asked for is being done.
+#[track_caller]
+fn wait_for_threads(site: &Site, wanted: usize) {
+    let started = Instant::now();
+    while site.the_daemon().threads().len() < wanted {
+        assert!(started.elapsed() < PATIENCE, "{} threads", site.the_daemon().threads().len());
+        std::thread::yield_now();
+    }
+}
+
+/// A file that takes hours to hash, and no room.
+fn sparse(path: &Path) {
+    std::fs::File::create(path).unwrap().set_len(SPARSE_BYTES).unwrap();
+}
+
+const SPARSE_BYTES: u64 = 8 << 40;
+
+/// Asks whether that file, which is there, is the one that would be sent.
+fn offer_of(file: &str, offer: u64) -> ToReceiver {
+    let mark = zmove_wire::SourceMark { inode: 1, ctime_seconds: 1, ctime_nanos: 0 };
+    let file = OfferedFile {
+        name: name(file),
+        bytes: SPARSE_BYTES,
+        mode: 0o644,
+        mtime_seconds: 1,
+        mtime_nanos: 0,
+        source: Some(mark),
+    };
+    let groups = vec![OfferedGroup { directory: path(""), files: vec![file] }];
+    ToReceiver::Offer(Offer { offer, groups })
+}
+
+/// As many offers as may be under way in as many transfers as a key may have, more than the daemon has threads for others' work.
+#[test]
+fn files_that_take_hours_to_hash_are_in_nobody_elses_way() {
+    let site = site();
+    let mut greedy = Greedy::new(&site);
+    sparse(&greedy.root().join("huge"));
+    let resting = site.the_daemon().memory_kib();
+    let mut transfers = Vec::new();
+    for _ in 0..20 {
+        let mut transfer = greedy.open(&Open { compare: Compare::Checksum, ..open() });
+        for offer in 0..32 {
+            greedy.say(&mut transfer, &offer_of("huge", offer));
+        }
+        transfers.push(transfer);
+    }
+    wait_for_threads(&site, 200);
+    assert_well(&site, resting);
+    let threads = || site.the_daemon().threads().len();
+    assert!(threads() < 600, "{} threads", threads());
+    // what was asked for ends with who has asked for it
+    drop(transfers);
+    let started = Instant::now();
+    while threads() > 100 {
+        assert!(started.elapsed() < PATIENCE, "{} threads go on", threads());
+        std::thread::yield_now();
+    }
+}
+
+/// Large files of which a byte has come, each of which stays open.
+#[test]
+fn large_files_that_are_begun_take_no_more_descriptors_than_their_key_may_have() {
+    let mut site = Site::local();
+    let few = site.path("few");
+    let script = format!("#!/bin/sh\nulimit -Sn 1024; ulimit -Hn 1024\nexec {ZMOVE} \"$@\"\n");
+    std::fs::File::create(&few).unwrap().write_all(script.as_bytes()).unwrap();
+    std::fs::set_permissions(&few, PermissionsExt::from_mode(0o755)).unwrap();
+    site.run_by(few);
+    site.start_daemon();
+    paint(site.source().join("f"), 100_000);
+    paint(site.source().join("large"), 3 * GROUP_BYTES);
+    let mut greedy = Greedy::new(&site);
+    let resting = site.the_daemon().memory_kib();
+    let mut transfers = Vec::new();
+    let mut failed = 0;
+    for _ in 0..4 {
+        let mut transfer = greedy.open(&open());
+        for file in 0..400 {
+            transfer.begin_file(file, &format!("{file}"), 1);
+        }
+        failed += transfer.wait_for_items(400);
+        transfers.push(transfer);
+    }
+    assert!(failed > 1400, "{failed} files have failed");
+    let open = site.the_daemon().open_files();
+    assert!(open < 512, "{open} descriptors");
+    assert_well(&site, resting);
+}
+
+/// A transfer is broken off while the client's bytes are in a program of root's.
+#[test]
+fn a_program_that_is_changed_in_its_place_loses_its_owners_rights_before_its_first_byte() {
+    let site = site();
+    let mut greedy = Greedy::new(&site);
+    let tool = greedy.root().join("tool");
+    std::fs::write(&tool, "of root").unwrap();
+    let mode = || tool.metadata().unwrap().mode() & 0o7777;
+    std::fs::set_permissions(&tool, PermissionsExt::from_mode(0o4755)).unwrap();
+    let mut transfer = greedy.open(&Open { inplace: true, durability: Durability::End, ..open() });
+    transfer.begin_file(1, "tool", 1);
+    assert_eq!(transfer.wait_for_items(1), 0);
+    assert_eq!(mode(), 0o755, "while it is changed");
+    drop(transfer);
+    site.the_daemon().wait_for_log("broken off by greedy");
+    assert_eq!(mode(), 0o755, "and when that has broken off");
+    let resting = site.the_daemon().memory_kib();
+    assert_well(&site, resting);
+}
+
+/// Transfers that are broken off one after the other, each to a place of its own.
+#[test]
+fn what_broken_transfers_leave_is_bounded_by_key() {
+    let site = configured("journals_per_identity = 3");
+    let mut greedy = Greedy::new(&site);
+    let journals = || {
+        std::fs::read_dir(site.path("server/journal")).map_or(0, |entries| {
+            entries
+                .filter(|entry| {
+                    entry.as_ref().unwrap().path().extension().is_some_and(|end| end == "journal")
+                })
+                .count()
+        })
+    };
+    for number in 0..5 {
+        let target = format!("to{number}").into_bytes();
+        let mut transfer = greedy.open(&Open { target, durability: Durability::End, ..open() });
+        transfer.begin_file(1, "large", 5);
+        assert_eq!(transfer.wait_for_items(1), 0);
+        let expected = (number + 1).min(3);
+        assert_eq!(journals(), expected);
+        drop(transfer);
+        while site.the_daemon().count_logged("broken off by greedy") <= number {
+            std::thread::yield_now();
+        }
+    }
+    assert_eq!(journals(), 3);
+    let hidden =
+        |number: usize| std::fs::read_dir(greedy.root().join(format!("to{number}"))).unwrap().count();
+    assert_eq!((0..5).map(hidden).collect::<Vec<_>>(), [1, 1, 1, 0, 0], "without a journal nothing stays");
+    // the other key's are its own
+    site.authorize(Access::ReadWrite);
+    let resting = site.the_daemon().memory_kib();
+    assert_well(&site, resting);
+}
+
+/// Files that are given up although nobody has ever heard of them.
+#[test]
+fn files_that_were_never_begun_cannot_be_given_up_without_end() {
+    let site = site();
+    let mut greedy = Greedy::new(&site);
+    let resting = site.the_daemon().memory_kib();
+    let mut transfer = greedy.open(&open());
+    let flood: Vec<u8> = (0..5000).flat_map(|file| encode_message(&ToReceiver::Abandon { file })).collect();
+    drop(greedy.runtime.block_on(transfer.control.send(&flood)));
+    assert!(transfer.wait_for_end().contains("never begun"));
+    assert_well(&site, resting);
+}
+
+/// Lists of names as long as they may be, as many as may wait: 12 MiB each in memory, from transfers that read nothing.
+#[test]
+fn messages_that_wait_are_bounded_by_what_they_take() {
+    let site = configured("memory_per_identity = \"64MiB\"");
+    let mut greedy = Greedy::new(&site);
+    let resting = site.the_daemon().memory_kib();
+    let names = |count: usize| {
+        (0..count).map(|number| zmove_wire::ListedName(name(&format!("{number:06}")))).collect()
+    };
+    let range = zmove_wire::KeptRange { directory: path(""), after: None, names: names(200_000), open: true };
+    let keep = encode_message(&ToReceiver::Keep(zmove_wire::Keep { keep: 1, ranges: vec![range] }));
+    let mut ends = Vec::new();
+    for _ in 0..8 {
+        let mut transfer = greedy.open(&Open { extraneous: Extraneous::Goes, ..open() });
+        for _ in 0..8 {
+            if greedy.runtime.block_on(transfer.control.send(&keep)).is_err() {
+                break;
+            }
+        }
+        ends.push(transfer);
+    }
+    site.the_daemon().wait_for_log("limits.memory_per_identity");
+    assert_well(&site, resting);
+}
