@@ -17,7 +17,7 @@ use zmove_transport::{
 use zmove_types::{FileId, GROUP_BYTES, ItemId, LaneId, StageClock, Timestamp, TransferId};
 use zmove_wire::{
     Batch, BatchEntry, Cipher, Compare, DirectoryGroup, Durability, Extraneous, FileHead, FrameHeader,
-    FrameKind, Greeting, Offer, OfferedFile, OfferedGroup, Open, Overwrite, Purpose, Role, TargetShape,
+    FrameKind, Greeting, Keep, KeptRange, Offer, OfferedFile, OfferedGroup, Open, Overwrite, Purpose, Role, TargetShape,
     ToReceiver, ToSender, TopName, decode_message, encode_message,
 };
 
@@ -98,6 +98,27 @@ impl<'a> Greedy<'a> {
             (writer, (answers, reading), lane.into_sink(Cipher::Tls, 1).unwrap())
         });
         Transfer { control, answers, reading, lane, clock: Arc::default(), item: 0 }
+    }
+
+    /// Opens a transfer and asks one question after the other without reading anything, until the daemon takes no more;
+    /// returns the connection, and how many it has taken.
+    fn ask_without_reading(&mut self, open: &Open, ask: impl Fn(u64) -> ToReceiver) -> (impl Sized, u64) {
+        self.transfers += 1;
+        let run = [self.transfers; 16];
+        self.runtime.block_on(async {
+            let control = self.greet(TransferId(run), Role::Control).await;
+            let (unread, mut writer) = control_pair(control);
+            writer.send(&encode_message(&ToReceiver::Open(Open { run, ..open.clone() }))).await.unwrap();
+            let mut asked = 0;
+            let has_stopped = Duration::from_secs(1);
+            while let Ok(Ok(())) =
+                tokio::time::timeout(has_stopped, writer.send(&encode_message(&ask(asked)))).await
+            {
+                asked += 1;
+                assert!(asked < 10_000_000, "it is never too much");
+            }
+            ((unread, writer), asked)
+        })
     }
 
     fn say(&self, transfer: &mut Transfer, message: &ToReceiver) {
@@ -288,6 +309,26 @@ fn offers_share_what_the_transfer_was_opened_with() {
         greedy.say(&mut transfer, &offer_of("huge", offer));
     }
     wait_for_threads(&site, 32);
+    assert_well(&site, resting);
+}
+
+/// Each question has an answer of a megabyte. Nobody takes the answers.
+#[test]
+fn answers_that_nobody_reads_are_bounded() {
+    let site = site();
+    let mut greedy = Greedy::new(&site);
+    std::fs::create_dir(greedy.root().join("many")).unwrap();
+    for number in 0..4096 {
+        std::fs::write(greedy.root().join(format!("many/{number:0250}")), "").unwrap();
+    }
+    let resting = site.the_daemon().memory_kib();
+    let keep = |keep| {
+        let range = KeptRange { directory: path("many"), after: None, names: Vec::new(), open: true };
+        ToReceiver::Keep(Keep { keep, ranges: vec![range] })
+    };
+    let open = Open { extraneous: Extraneous::Goes, ..open() };
+    let deaf: Vec<_> = (0..4).map(|_| greedy.ask_without_reading(&open, keep)).collect();
+    assert!(deaf.iter().all(|(_, asked)| *asked >= 8), "{:?}", deaf.iter().map(|(_, asked)| asked).collect::<Vec<_>>());
     assert_well(&site, resting);
 }
 

@@ -161,27 +161,6 @@ fn a_known_key_that_promises_much() {
     assert_well(&site, resting);
 }
 
-/// What the daemon answers stays in this client's window.
-#[test]
-fn a_known_key_that_never_reads() {
-    let site = site();
-    let resting = site.the_daemon().memory_kib();
-    let runtime = runtime();
-    let deaf = runtime.block_on(async {
-        let mut deaf = Vec::new();
-        for number in 0..20 {
-            let mut connection = prove(&site).await;
-            let greeting = Greeting::new(Role::Control, TransferId([number; 16])).encode();
-            connection.write_all(&greeting).await.unwrap();
-            connection.flush().await.unwrap();
-            deaf.push(connection);
-        }
-        deaf
-    });
-    assert_well(&site, resting);
-    drop(deaf);
-}
-
 #[test]
 fn a_key_with_connections_for_no_transfer() {
     let mut site = Site::local();

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, StatxFlags};
+use rustix::fs::{Advice, AtFlags, FallocateFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use zmove_types::{Buffer, PAGE_BYTES};
 
@@ -143,6 +143,16 @@ impl DataFile {
         let direct = self.direct.as_ref()?;
         let body = buffer.len() - buffer.len() % direct.align;
         (body > 0 && direct.takes(offset, buffer)).then_some((&direct.file, body))
+    }
+
+    /// Has what was on the storage when the file was opened read from there: after a write-back that failed the page cache
+    /// holds, and calls clean, what the storage does not. Pages that are still to be written stay; should that fail, the
+    /// next flush of this file says so. So do pages that somebody has mapped.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn drop_cached(&self) -> io::Result<()> {
+        Ok(rustix::fs::fadvise(&self.cached, 0, None, Advice::DontNeed)?)
     }
 
     /// Remembers that the file system does not take direct requests after all. Other errors come again through the page
@@ -286,6 +296,23 @@ mod tests {
             return eprintln!("skipped: no O_DIRECT in the directory for temporary files");
         };
         assert!(rustix::fs::fcntl_getfl(direct).unwrap().contains(OFlags::RDWR));
+    }
+
+    #[test]
+    fn what_is_on_the_storage_is_dropped_from_the_page_cache() {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&[7; 100_000], 0).unwrap();
+        file.sync_all().unwrap();
+        let data = DataFile::new(file);
+        if IN_MEMORY.contains(&kind_of(data.file()).unwrap()) {
+            return eprintln!("skipped: the directory for temporary files is in memory");
+        }
+        let cached = || zmove_uring::cached_bytes(data.file(), 0..100_000);
+        if cached().is_none() {
+            return eprintln!("skipped: the kernel does not tell what is cached");
+        }
+        data.drop_cached().unwrap();
+        assert_eq!(cached(), Some(0));
     }
 
     #[test]

@@ -156,8 +156,8 @@ impl Base {
     }
 
     /// The new file is the old version, changed in its place.
-    pub(crate) fn is_the_file_itself(&self) {
-        let _first = self.sources.set(Sources { in_place: true, old: None });
+    pub(crate) fn is_the_file_itself(&self, file: &Staged) {
+        let _first = self.sources.set(Sources { in_place: is_read_from_storage(file), old: None });
     }
 
     /// Has a group of the old version in the new file, if it can be found and still has that value.
@@ -172,7 +172,7 @@ impl Base {
         (span, cv): (GroupSpan, Cv),
     ) -> io::Result<bool> {
         let Some(mut buffer) = context.bases.buffers.take() else { return Ok(false) };
-        let Sources { in_place, old } = self.sources.get_or_init(|| Sources::of_part(context, head));
+        let Sources { in_place, old } = self.sources.get_or_init(|| Sources::of_part(context, head, new));
         let mut there = None;
         if *in_place {
             (there, buffer) = read_group(context, new.data(), span, buffer);
@@ -192,10 +192,16 @@ impl Base {
 
 impl Sources {
     /// For a file that goes on with a part: how that began is not known.
-    fn of_part(context: &Context, head: &FileHead) -> Self {
+    fn of_part(context: &Context, head: &FileHead, part: &Staged) -> Self {
         let old = open_at(context, &context.final_path(head)).ok();
-        Self { in_place: true, old: old.and_then(|old| for_reading(old, context.direct)) }
+        Self { in_place: is_read_from_storage(part), old: old.and_then(|old| for_reading(old, context.direct)) }
     }
+}
+
+/// What stays in a file without being written again counts as flushed, so it must not be what only the page cache holds. (A
+/// copy that shares its blocks has nothing there yet; what comes from another file is written.)
+fn is_read_from_storage(file: &Staged) -> bool {
+    file.data().drop_cached().is_ok()
 }
 
 /// Groups that follow each other, by their first, in as many pieces as messages take.

@@ -3,7 +3,9 @@
 //! **Invariant:** nothing is removed that the sender has not named, nothing outside the target, and nothing through a link.
 
 use std::collections::BinaryHeap;
+use std::ffi::OsStr;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -167,7 +169,7 @@ fn first_extra(tree: &Tree, range: &KeptRange, room: usize) -> io::Result<(Vec<F
         }
         // what has no name that can be told stays
         let Ok(name) = Name::from_bytes(bytes) else { continue };
-        if !range.is_extra(&name) {
+        if !range.is_extra(&name) || stays_by_another_spelling(&directory, &name, range) {
             continue;
         }
         let kind = match entry.file_type() {
@@ -184,6 +186,26 @@ fn first_extra(tree: &Tree, range: &KeptRange, room: usize) -> io::Result<(Vec<F
         }
     }
     Ok((found.into_sorted_vec(), more))
+}
+
+/// Whether a name that stays may lead to this entry too, on a file system for which upper and lower case are the same. Where
+/// that name may be in another range it is taken to be.
+fn stays_by_another_spelling(directory: &OwnedFd, name: &Name, range: &KeptRange) -> bool {
+    let text = |name: &Name| String::from_utf8_lossy(name.as_bytes()).into_owned();
+    let swap_case = |c: char| if c.is_ascii_lowercase() { c.to_ascii_uppercase() } else { c.to_ascii_lowercase() };
+    let swapped: String = text(name).chars().map(swap_case).collect();
+    if swapped.as_bytes() == name.as_bytes() {
+        return false;
+    }
+    let entry = |name: &OsStr| rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).ok();
+    let inode = |name: &OsStr| entry(name).map(|stat| (stat.st_dev, stat.st_ino));
+    let other = inode(OsStr::new(&swapped));
+    if other.is_none() || other != inode(name.as_os_str()) {
+        return false;
+    }
+    let is_whole = range.after.is_none() && range.open;
+    let same_letters = |kept: &ListedName| text(&kept.0).to_lowercase() == text(name).to_lowercase();
+    !is_whole || range.names.iter().any(same_letters)
 }
 
 #[cfg(test)]
@@ -216,6 +238,24 @@ mod tests {
         assert_eq!((range, &last), (0, &first.names.last().unwrap().name));
         let second = extra(Some(&tree), &keep(&[], Some(&last.0.to_string())));
         assert_eq!((second.names.len(), second.rest), (9, None));
+    }
+
+    /// Two names of one file look as one name in two spellings does on a file system that knows no case.
+    #[test]
+    fn what_stays_under_another_spelling_is_not_extra() {
+        let home = tempfile::tempdir().unwrap();
+        for (one, other) in [("Foo", "fOO"), ("Bar", "bAR")] {
+            std::fs::write(home.path().join(one), "x").unwrap();
+            std::fs::hard_link(home.path().join(one), home.path().join(other)).unwrap();
+        }
+        let tree = Tree::open(home.path()).unwrap();
+        let told = |keep: Keep| -> Vec<_> {
+            let names = extra(Some(&tree), &keep).names.into_iter();
+            names.map(|extra| extra.name.0.to_string()).collect()
+        };
+        assert_eq!(told(keep(&["foo"], None)), ["Bar", "bAR"]);
+        // the name that stays may be in the range before
+        assert_eq!(told(keep(&["foo"], Some("A"))), [""; 0]);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //!
 //! **Invariant:** a group that is told to a sender as held hashes to what is told of it: it was written and journalled, and
 //! either nothing has happened to it since (it was flushed, and the part is as its transfer has told to have left it), or it
-//! has been read back and hashed again.
+//! has been read back from the storage and hashed again.
 
 #[cfg(test)]
 mod tests;
@@ -149,11 +149,12 @@ impl Parts {
         staged.attach(descriptors);
         let groups = &mut earlier.file.groups;
         if there.bytes == source.bytes && earlier.file.part.source == *source {
+            let from_storage = staged.data().drop_cached().is_ok();
             groups.retain(|index, (cv, flushed)| {
                 // what was only written is lost also where a device has gone and come back
                 let trusted = is_untouched && *flushed;
                 let span = GroupSpan::of(source.bytes, *index);
-                span.is_some_and(|span| trusted || (!stop() && is_there(&staged, span, *cv)))
+                span.is_some_and(|span| trusted || (from_storage && !stop() && is_there(&staged, span, *cv)))
             });
             if Some(groups.len()) == GroupSpan::count(source.bytes).map(|count| count as usize) {
                 groups.pop_last();

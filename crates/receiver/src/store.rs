@@ -380,8 +380,8 @@ fn open_in_place(
     let Some(name) = path.file_name() else { return Ok(None) };
     let wanted = (file.head.bytes, &file.head.metadata);
     let staged = context.begin_in_place(directory, &name, wanted)?;
-    if let (Some(_), Some(base)) = (&staged, &file.base) {
-        base.is_the_file_itself();
+    if let (Some(staged), Some(base)) = (&staged, &file.base) {
+        base.is_the_file_itself(staged);
     }
     Ok(staged)
 }
