@@ -131,11 +131,12 @@ impl StagingDirectory {
     }
 
     /// Moves what is in it into another directory, where files replace files and links, and directories become one with
-    /// those of their name. `stays` is asked for each file that is in the way of one; what cannot be moved is told.
+    /// those of their name. `stays` is asked, with where it is and where it goes, for each entry that is no directory; what cannot
+    /// be moved is told.
     pub fn move_into(
         &self,
         target: &Arc<OwnedFd>,
-        stays: &mut dyn FnMut(&OwnedFd, &RelPath) -> bool,
+        stays: &mut dyn FnMut(&OwnedFd, &OwnedFd, &RelPath) -> bool,
         failed: &mut dyn FnMut(RelPath, io::Error),
     ) {
         let mut pending = vec![(RelPath::root(), Arc::clone(&self.directory), Arc::clone(target))];
@@ -147,11 +148,18 @@ impl StagingDirectory {
                     continue;
                 }
             };
-            for entry in entries.flatten() {
+            for entry in entries {
+                let entry = match entry {
+                    Ok(entry) => entry,
+                    Err(error) => {
+                        failed(path.clone(), error.into());
+                        break;
+                    }
+                };
                 // what has no name that can be told was not made here
                 let Ok(name) = Name::from_bytes(entry.file_name().to_bytes()) else { continue };
                 let Ok(below) = path.join(&name) else { continue };
-                if entry.file_type() != FileType::Directory && stays(&into, &below) {
+                if entry.file_type() != FileType::Directory && stays(&from, &into, &below) {
                     continue;
                 }
                 match rustix::fs::renameat(&from, name.as_os_str(), &into, name.as_os_str()) {
@@ -286,7 +294,7 @@ mod tests {
         assert!(staging.publish(Replace::Existing).is_err());
         let filled = Arc::new(rustix::fs::openat(&fd, "d", DIRECTORY, Mode::empty()).unwrap());
         let mut failed = Vec::new();
-        let mut stays = |_: &OwnedFd, path: &RelPath| path.as_bytes() == b"both/stays";
+        let mut stays = |_: &OwnedFd, _: &OwnedFd, path: &RelPath| path.as_bytes() == b"both/stays";
         staging.move_into(&filled, &mut stays, &mut |path, _error| failed.push(path));
         drop(staging);
         let read = |file: &str| std::fs::read_to_string(home.path().join("d").join(file)).unwrap();

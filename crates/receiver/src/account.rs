@@ -56,6 +56,9 @@ pub(crate) struct Held {
 /// those of the version that it replaces.
 const DESCRIPTORS_PER_FILE: usize = 5;
 
+/// A staging directory and its parent.
+const DESCRIPTORS_PER_STAGING: usize = 2;
+
 impl Accounts {
     /// The account of a key, by the limits that hold now.
     pub(crate) fn of(&self, key: Fingerprint, limits: &Limits) -> Account {
@@ -92,6 +95,11 @@ impl Account {
     /// As if no descriptors were left.
     pub(crate) fn hold_file(&self) -> io::Result<Held> {
         self.0.files.hold(DESCRIPTORS_PER_FILE).ok_or_else(|| Errno::MFILE.into())
+    }
+
+    /// Books what a staging directory keeps open; `None` when there would be too much.
+    pub(crate) fn hold_staging(&self) -> Option<Held> {
+        self.0.files.hold(DESCRIPTORS_PER_STAGING)
     }
 
     /// Books a thread; `None` when there would be too many.

@@ -194,7 +194,10 @@ impl Sources {
     /// For a file that goes on with a part: how that began is not known.
     fn of_part(context: &Context, head: &FileHead, part: &Staged) -> Self {
         let old = open_at(context, &context.final_path(head)).ok();
-        Self { in_place: is_read_from_storage(part), old: old.and_then(|old| for_reading(old, context.direct)) }
+        Self {
+            in_place: is_read_from_storage(part),
+            old: old.and_then(|old| for_reading(old, context.direct)),
+        }
     }
 }
 

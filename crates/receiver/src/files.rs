@@ -108,7 +108,8 @@ impl FileTable {
         Ok(())
     }
 
-    /// Takes a declaration; the same again is no news. `earlier` gives what a new file goes on with.
+    /// Takes a declaration; the same again is no news. `base` gives the old version of a new file, `prior` the part that it goes
+    /// on with: for that only this file waits.
     ///
     /// # Errors
     /// It contradicts an earlier one, which kills the file, or too many files are alive.
@@ -116,7 +117,8 @@ impl FileTable {
         &self,
         id: FileId,
         head: FileHead,
-        earlier: impl FnOnce(&FileHead) -> (Option<Prior>, Option<Base>),
+        base: impl FnOnce(&FileHead) -> Option<Base>,
+        prior: impl FnOnce(&FileHead) -> Option<Prior>,
     ) -> Result<(), Undeclarable> {
         let mut table = self.lock();
         match table.slots.get(&id) {
@@ -127,11 +129,14 @@ impl FileTable {
                 table.book(&self.account).map_err(Undeclarable::Full)?;
                 let held = self.account.hold_memory(FILE_BYTES + 2 * head.path.as_bytes().len());
                 let held = held.map_err(Undeclarable::Full)?;
-                let (prior, base) = earlier(&head);
-                let (given_up, state) = (AtomicBool::new(false), Mutex::new(State::going_on_with(prior)));
-                let file = Arc::new(LargeFile { id, head, base, given_up, state, _held: held });
-                table.slots.insert(id, Slot::Live(file));
+                let (base, given_up) = (base(&head), AtomicBool::new(false));
+                let file = LargeFile { id, head, base, given_up, state: Mutex::default(), _held: held };
+                let file = Arc::new(file);
+                let mut state = file.lock();
+                table.slots.insert(id, Slot::Live(Arc::clone(&file)));
                 table.living += 1;
+                drop(table);
+                *state = State::going_on_with(prior(&file.head));
                 Ok(())
             }
             Some(Slot::Live(file)) if file.head == head => Ok(()),
@@ -352,8 +357,12 @@ mod tests {
         FileHead { path, metadata, bytes, ctime, inode: 0, extensions: zmove_wire::Extensions::default() }
     }
 
-    fn no_prior(_: &FileHead) -> (Option<Prior>, Option<Base>) {
-        (None, None)
+    fn no_base(_: &FileHead) -> Option<Base> {
+        None
+    }
+
+    fn no_prior(_: &FileHead) -> Option<Prior> {
+        None
     }
 
     #[test]
@@ -362,7 +371,7 @@ mod tests {
         let directory = Tree::open(home.path()).unwrap().open_directory(&RelPath::root()).unwrap();
         let names = TempNames::new("t");
         let table = FileTable::default();
-        table.declare(FileId(1), head(2 * GROUP_BYTES + 1), no_prior).unwrap();
+        table.declare(FileId(1), head(2 * GROUP_BYTES + 1), no_base, no_prior).unwrap();
         let file = table.find(FileId(1)).unwrap().unwrap();
         let mut complete = 0;
         for index in [2, 0, 0, 1] {
@@ -383,8 +392,8 @@ mod tests {
             staged: Staged::create_lasting(&directory, 0o600, &names).unwrap(),
             groups: vec![0, 2],
         };
-        table.declare(FileId(1), head(3 * GROUP_BYTES), |_| (Some(prior()), None)).unwrap();
-        table.declare(FileId(1), head(3 * GROUP_BYTES), |_| panic!("asked once")).unwrap();
+        table.declare(FileId(1), head(3 * GROUP_BYTES), no_base, |_| Some(prior())).unwrap();
+        table.declare(FileId(1), head(3 * GROUP_BYTES), no_base, |_| panic!("asked once")).unwrap();
         let file = table.find(FileId(1)).unwrap().unwrap();
         let span = |index| GroupSpan::of(file.head.bytes, index).unwrap();
         assert_eq!(file.begin(span(2), ItemId(1)), Copy::Late);
@@ -395,7 +404,7 @@ mod tests {
     #[test]
     fn of_two_copies_one_is_written() {
         let table = FileTable::default();
-        table.declare(FileId(1), head(2 * GROUP_BYTES), no_prior).unwrap();
+        table.declare(FileId(1), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
         let file = table.find(FileId(1)).unwrap().unwrap();
         let home = tempfile::tempdir().unwrap();
         let directory = Tree::open(home.path()).unwrap().open_directory(&RelPath::root()).unwrap();
@@ -415,10 +424,10 @@ mod tests {
     #[test]
     fn contradictions_kill_the_file() {
         let table = FileTable::default();
-        assert!(table.declare(FileId(1), head(GROUP_BYTES), no_prior).is_err());
-        table.declare(FileId(2), head(2 * GROUP_BYTES), no_prior).unwrap();
-        table.declare(FileId(2), head(2 * GROUP_BYTES), no_prior).unwrap();
-        assert!(table.declare(FileId(2), head(3 * GROUP_BYTES), no_prior).is_err());
+        assert!(table.declare(FileId(1), head(GROUP_BYTES), no_base, no_prior).is_err());
+        table.declare(FileId(2), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
+        table.declare(FileId(2), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
+        assert!(table.declare(FileId(2), head(3 * GROUP_BYTES), no_base, no_prior).is_err());
         assert!(table.find(FileId(2)).unwrap().is_none());
         assert!(table.find(FileId(3)).is_err());
         assert!(table.bury(FileId(2)).is_none());
@@ -427,10 +436,10 @@ mod tests {
     #[test]
     fn a_file_that_is_closing_is_found_until_it_is_closed() {
         let table = FileTable::default();
-        table.declare(FileId(1), head(2 * GROUP_BYTES), no_prior).unwrap();
+        table.declare(FileId(1), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
         assert!(table.close(FileId(1)));
         assert!(table.bury(FileId(1)).is_none() && !table.close(FileId(1)));
-        table.declare(FileId(1), head(2 * GROUP_BYTES), no_prior).unwrap();
+        table.declare(FileId(1), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
         assert!(table.find(FileId(1)).unwrap().is_some());
         table.closed(FileId(1));
         assert!(table.find(FileId(1)).unwrap().is_none());
@@ -445,7 +454,7 @@ mod tests {
         let one_more = FileId(FILES_UNFINISHED_MAX as u64);
         table.hear_of(FileId(0)).unwrap();
         assert!(table.hear_of(one_more).is_err());
-        table.declare(FileId(0), head(2 * GROUP_BYTES), no_prior).unwrap();
+        table.declare(FileId(0), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
         assert!(table.find(FileId(0)).unwrap().is_none(), "its declaration came late");
         table.hear_of(one_more).unwrap();
     }
@@ -453,14 +462,14 @@ mod tests {
     #[test]
     fn files_that_are_under_way_are_not_without_number() {
         let table = FileTable::default();
-        let declare = |id: usize| table.declare(FileId(id as u64), head(2 * GROUP_BYTES), no_prior);
+        let declare = |id: usize| table.declare(FileId(id as u64), head(2 * GROUP_BYTES), no_base, no_prior);
         for id in 0..FILES_UNFINISHED_MAX {
             declare(id).unwrap();
         }
         let one_more = FILES_UNFINISHED_MAX;
         assert!(matches!(declare(one_more), Err(Undeclarable::TooMany)));
         declare(0).unwrap();
-        assert!(table.declare(FileId(1), head(3 * GROUP_BYTES), no_prior).is_err());
+        assert!(table.declare(FileId(1), head(3 * GROUP_BYTES), no_base, no_prior).is_err());
         assert!(table.bury(FileId(2)).is_some() && table.bury(FileId(2)).is_none());
         declare(one_more).unwrap();
         declare(one_more + 1).unwrap();

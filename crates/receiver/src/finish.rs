@@ -12,6 +12,7 @@ use zmove_types::{Metadata, RelPath};
 use zmove_wire::{Durability, Extraneous, Fault, FaultCode, FileDone, Operation};
 
 use crate::directories::Remembered;
+use crate::file_systems::Flush;
 use crate::files::LargeFile;
 use crate::place::failure;
 use crate::publisher::publish_all;
@@ -30,6 +31,8 @@ pub(crate) fn finish(context: &Context) -> io::Result<(Duration, Vec<Outcome>)> 
     let mut outcomes: Vec<_> = context.files.bury_all().into_iter().map(incomplete).collect();
     // a batch is told as stored just before the publisher has it
     context.publisher.wait_until_placed();
+    // an error is told to one flush: from now on there are no others than these
+    context.publisher.stop();
     publish_all(context);
     let directories = context.directories.take_bottom_up();
     for level in directories.chunk_by(|one, next| one.depth() == next.depth()) {
@@ -39,6 +42,7 @@ pub(crate) fn finish(context: &Context) -> io::Result<(Duration, Vec<Outcome>)> 
     if context.durability != Durability::None {
         context.file_systems.flush()?;
     }
+    context.parts.finish();
     Ok((started.elapsed(), outcomes))
 }
 
@@ -79,8 +83,7 @@ fn finish_part(context: &Context, part: &[Remembered]) -> io::Result<Vec<Fault>>
     for remembered in part {
         let path = remembered.path();
         match finish_directory(context, &path, &remembered.metadata) {
-            // it may be a file system into which nothing else was put
-            Ok(directory) => drop(context.file_systems.note(&directory)?),
+            Ok(directory) => flush_if_each(context, &directory)?,
             // it was there alone: the source has lost it since it was sent
             Err(error) if mirrors && error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
@@ -91,6 +94,14 @@ fn finish_part(context: &Context, part: &[Remembered]) -> io::Result<Vec<Fault>>
         }
     }
     Ok(faults)
+}
+
+/// A directory may be all that was put into its file system, and the only one to tell of its links and directories.
+fn flush_if_each(context: &Context, directory: &Arc<OwnedFd>) -> io::Result<()> {
+    if context.file_systems.note(directory)? == Flush::Each && context.durability != Durability::None {
+        rustix::fs::fsync(directory)?;
+    }
+    Ok(())
 }
 
 fn finish_directory(context: &Context, path: &RelPath, metadata: &Metadata) -> io::Result<Arc<OwnedFd>> {

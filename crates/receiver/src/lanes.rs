@@ -70,11 +70,9 @@ fn declare(context: &Context, frame: &Frame) -> Result<Option<Job>, WireError> {
     if head.path.is_root() {
         return Err(WireError::OutOfOrder { what: "a file without a name" });
     }
-    let earlier = |head: &FileHead| {
-        let path = context.final_path(head);
-        (context.parts.take_up(id, &path, head), context.bases.take(&path))
-    };
-    match context.files.declare(id, head, earlier) {
+    let base = |head: &FileHead| context.bases.take(&context.final_path(head));
+    let prior = |head: &FileHead| context.parts.take_up(id, &context.final_path(head), head);
+    match context.files.declare(id, head, base, prior) {
         Ok(()) => {}
         Err(Undeclarable::Full(error)) => return Err(error),
         Err(Undeclarable::Contradicted(fault)) => context.tell(Outcome::Fault(fault)),

@@ -192,7 +192,8 @@ fn first_extra(tree: &Tree, range: &KeptRange, room: usize) -> io::Result<(Vec<F
 /// that name may be in another range it is taken to be.
 fn stays_by_another_spelling(directory: &OwnedFd, name: &Name, range: &KeptRange) -> bool {
     let text = |name: &Name| String::from_utf8_lossy(name.as_bytes()).into_owned();
-    let swap_case = |c: char| if c.is_ascii_lowercase() { c.to_ascii_uppercase() } else { c.to_ascii_lowercase() };
+    let swap_case =
+        |c: char| if c.is_ascii_lowercase() { c.to_ascii_uppercase() } else { c.to_ascii_lowercase() };
     let swapped: String = text(name).chars().map(swap_case).collect();
     if swapped.as_bytes() == name.as_bytes() {
         return false;

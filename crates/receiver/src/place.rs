@@ -59,6 +59,8 @@ struct Entry<'d> {
 
 /// Directories that one thread keeps open.
 const OPENED_MAX: usize = 64;
+/// How often a staging directory is tried to be begun where there must be one.
+const STAGE_TRIES: usize = 3;
 
 impl<'a> Placer<'a> {
     pub(crate) fn new(context: &'a Context) -> Self {
@@ -195,14 +197,32 @@ impl<'a> Placer<'a> {
             if !self.open(&above).is_err_and(|error| is_in_the_way(&error)) {
                 continue;
             }
-            let parent = self.directory(&parent)?.directory;
-            let begin = || StagingDirectory::begin(&parent, &name, &self.context.temp_names);
+            return self.stage_at(&parent, &above, &name);
+        }
+        Ok(())
+    }
+
+    fn stage_at(&mut self, parent: &RelPath, path: &RelPath, name: &Name) -> io::Result<()> {
+        let context = self.context;
+        for _ in 0..STAGE_TRIES {
+            let parent = self.directory(parent)?.directory;
             let mut error = None;
-            let begun = self.context.publisher.begin(&above, || begin().map_err(|e| error = Some(e)).ok());
+            let begun = context.publisher.begin(path, || {
+                let held = context.account.hold_staging().ok_or_else(|| Errno::MFILE.into());
+                let begun = held.and_then(|held| {
+                    Ok((StagingDirectory::begin(&parent, name, &context.temp_names)?, held))
+                });
+                begun.map_err(|why| error = Some(why)).ok()
+            });
             if let Some(staging) = begun {
                 staging.leave_empty();
+                return Ok(());
             }
-            return error.map_or(Ok(()), Err);
+            if let Some(error) = error {
+                return Err(error);
+            }
+            // a generation is being closed or has no room for more; or somebody else has just begun it
+            publish_all(context);
         }
         Ok(())
     }
@@ -221,10 +241,12 @@ impl<'a> Placer<'a> {
         };
         let parent_directory = self.directory(&parent).ok()?.directory;
         publisher.begin(path, || {
+            let held = self.context.account.hold_staging()?;
             if !publisher.take_fresh(path) && !Tree::make_new(parent_directory.as_fd(), &name).ok()? {
                 return None;
             }
-            StagingDirectory::begin(&parent_directory, &name, &self.context.temp_names).ok()
+            let staging = StagingDirectory::begin(&parent_directory, &name, &self.context.temp_names).ok()?;
+            Some((staging, held))
         })
     }
 
@@ -636,7 +658,7 @@ pub(crate) mod tests {
             inode: 1,
             extensions: zmove_wire::Extensions::default(),
         };
-        second.files.declare(id, head, |_| (None, None)).unwrap();
+        second.files.declare(id, head, |_| None, |_| None).unwrap();
         let file = second.files.find(id).unwrap().unwrap();
         let opened = guest.directory(&path("d")).unwrap().directory;
         let staged = Staged::create(&opened, 0o600, &second.temp_names).unwrap();
@@ -825,6 +847,71 @@ pub(crate) mod tests {
             assert_eq!(batch.faults(), [EntryFault { entry: 1, operation, code }]);
             assert_eq!(names(&home.path().join("d")), ["f0", "f1"]);
         }
+    }
+
+    /// What is below has its name there already, in the directory that does not get its own.
+    #[test]
+    fn what_is_below_a_directory_that_cannot_go_where_it_should_has_failed() {
+        let home = tempfile::tempdir().unwrap();
+        let context = transfer(home.path());
+        let mut placer = Placer::new(&context);
+        let batches = [
+            begin(&mut placer, files("d", "f", 8)),
+            begin(&mut placer, files("d/few", "g", 2)),
+            begin(&mut placer, files("d/many", "h", 9)),
+            begin(&mut placer, files("d/many/deep", "i", 1)),
+            begin(&mut placer, files("d/other", "j", 9)),
+        ];
+        for taken in ["few", "many"] {
+            std::fs::write(home.path().join("d").join(taken), "of somebody else").unwrap();
+        }
+        publish_all(&context);
+        let failed = batches.map(|batch| batch.faults().len());
+        assert_eq!(failed, [0, 2, 9, 1, 0]);
+        assert_eq!(names(&home.path().join("d")).len(), 8 + 3);
+        assert_eq!(names(&home.path().join("d/other")).len(), 9);
+    }
+
+    #[test]
+    fn what_appears_below_a_new_directory_stays_if_nothing_is_to_be_replaced() {
+        for overwrite in [Overwrite::Nothing, Overwrite::Older] {
+            let home = tempfile::tempdir().unwrap();
+            let context = Context { overwrite, ..transfer(home.path()) };
+            let mut placer = Placer::new(&context);
+            let batches =
+                [begin(&mut placer, files("d", "f", 8)), begin(&mut placer, files("d/few", "g", 2))];
+            std::fs::create_dir(home.path().join("d/few")).unwrap();
+            // newer than what comes
+            std::fs::write(home.path().join("d/few/g1"), "y").unwrap();
+            publish_all(&context);
+            assert_eq!(std::fs::read(home.path().join("d/few/g1")).unwrap(), b"y");
+            let (operation, code) = ALREADY_THERE;
+            assert_eq!(batches[0].faults(), []);
+            assert_eq!(batches[1].faults(), [EntryFault { entry: 1, operation, code }]);
+            assert_eq!(names(&home.path().join("d/few")), ["g0", "g1"]);
+        }
+    }
+
+    #[test]
+    fn a_directory_takes_the_place_of_a_file_also_when_no_more_can_be_staged() {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::write(home.path().join("a"), "old").unwrap();
+        let context = transfer(home.path());
+        let mut placer = Placer::new(&context);
+        let full = (0..).map(|number| begin(&mut placer, files(&format!("n{number}"), "f", 8)));
+        let mut batches: Vec<_> = full.take(200).collect();
+        batches.push(begin(&mut placer, files("a/x", "f", 2)));
+        publish_all(&context);
+        assert!(batches.iter().all(|batch| batch.faults().is_empty()));
+        assert_eq!(names(&home.path().join("a/x")), ["f0", "f1"]);
+    }
+
+    #[test]
+    fn directories_beyond_those_that_are_remembered_are_swept_too() {
+        let home = tempfile::tempdir().unwrap();
+        let publisher = transfer(home.path()).publisher;
+        assert!((0..300_000).all(|number| publisher.begin_sweep(&path(&number.to_string()))));
+        assert!(!publisher.begin_sweep(&path("7")));
     }
 
     #[test]

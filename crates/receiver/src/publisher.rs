@@ -5,7 +5,7 @@
 //!                  │         │ fails
 //!                  │         ▼
 //!                  │    read back past the page cache ──differs──► removed, and told as failed
-//!                  └──── what is left when the session ends goes
+//!                  └──── what is left when the session breaks is flushed and named as well
 //! ```
 //!
 //! What has been written since the last flush is one *generation*: files under hidden names in directories that were there,
@@ -18,11 +18,12 @@
 //! **Invariant:** an item is told as published when each of its files has its final name, and so have the directories above.
 //! A staging directory is never of a later generation than what is below it.
 //!
-//! No lock is held across a call to the storage.
+//! No lock but `cycle` is held across a call to the storage.
 
 mod cycle;
 
 use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher, RandomState};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -55,8 +56,10 @@ struct State {
     beginning: HashSet<RelPath>,
     /// Directories that this transfer has made, and into which it has put nothing.
     fresh: HashSet<RelPath>,
-    /// Directories in which nothing of dead processes is left.
-    swept: HashSet<RelPath>,
+    /// Directories in which nothing of dead processes is left, by the hashes of their paths: of two with the same hash one is
+    /// not swept, which the next transfer does.
+    swept: HashSet<u64>,
+    hasher: RandomState,
     /// Staging directories take no more files: their generation is about to be flushed.
     closing: bool,
     /// Batches that writers are placing, which may have been told as stored already.
@@ -71,7 +74,7 @@ struct Generation {
     staging: HashMap<RelPath, Filling>,
     files: Vec<HiddenFile>,
     large: Vec<WholeFile>,
-    /// All that have been placed: some may hold nothing but directories, which are perhaps below a staging directory.
+    /// All batches placed in it, those without files too: their directories are perhaps below a staging directory.
     batches: Vec<Arc<PendingBatch>>,
     entries: usize,
     began: Option<Instant>,
@@ -90,6 +93,7 @@ struct Filling {
     spoiled: Vec<Name>,
     /// A writer has panicked over it: nobody knows what is in it.
     abandoned: bool,
+    _held: Held,
 }
 
 /// The files of one batch that are whole in a staging directory.
@@ -156,18 +160,20 @@ pub(crate) enum Wake {
 const WAIT_MAX: Duration = Duration::from_secs(1);
 /// How long they wait when nothing else comes.
 const IDLE_MAX: Duration = Duration::from_millis(200);
-/// Staging directories at once. Each holds a descriptor of its own and shares one of its parent.
+/// Staging directories of one generation, of which two may be under way.
 const STAGING_MAX: usize = 128;
-/// Large files that wait for their names. Each holds a descriptor.
+/// So many large files have their generation published before its time.
 const LARGE_MAX: usize = 64;
-/// What is remembered of directories, in paths. What is not is only placed file by file, or not swept.
+/// How many paths of new directories are remembered. One beyond them is filled file by file.
 const PATHS_MAX: usize = 16_384;
-/// The longest path that is remembered. With the above: 16 MiB in all, whatever a sender names.
+/// The longest path that is remembered. With the above: 8 MiB in all, whatever a sender names.
 const PATH_BYTES_MAX: usize = 512;
-/// So much of one generation has it published before its time. Two may be under way, and a sender lets no more be unpublished
-/// than twice that.
+/// How many directories are remembered as swept, in 16 bytes each. One beyond them is swept each time it is opened.
+const SWEPT_MAX: usize = 1 << 18;
+/// So much of one generation has it published before its time.
 const ENTRIES_EARLY: u64 = UNPUBLISHED_ENTRIES_MAX / 8;
-/// So much of one generation stops the writers until it has been taken.
+/// So much of one generation stops the writers until it has been taken. Two generations may be under way: together half of what
+/// a sender lets be unpublished.
 const ENTRIES_MAX: u64 = UNPUBLISHED_ENTRIES_MAX / 4;
 const ITEMS_EARLY: u64 = UNPUBLISHED_ITEMS_MAX / 8;
 const ITEMS_MAX: u64 = UNPUBLISHED_ITEMS_MAX / 4;
@@ -201,11 +207,12 @@ impl Publisher {
         Some(FillingGuard { publisher: self, path: path.clone(), staging, left: false })
     }
 
-    /// Begins a staging directory for `path` with `begin`; `None` where there can be none now, or that makes none.
+    /// Begins a staging directory for `path` with `begin`, which also gives what its descriptors are booked by; `None` where there
+    /// can be none now, or that makes none.
     pub(crate) fn begin(
         &self,
         path: &RelPath,
-        begin: impl FnOnce() -> Option<StagingDirectory>,
+        begin: impl FnOnce() -> Option<(StagingDirectory, Held)>,
     ) -> Option<FillingGuard<'_>> {
         let mut state = self.lock();
         if state.current.staging.len() >= STAGING_MAX {
@@ -218,7 +225,8 @@ impl Publisher {
         }
         drop(state);
         let begun = Beginning { publisher: self, path };
-        let staging = Arc::new(begin()?);
+        let (staging, held) = begin()?;
+        let staging = Arc::new(staging);
         let mut state = self.lock();
         state.staged.insert(path.clone(), Arc::clone(&staging));
         let filling = Filling {
@@ -227,9 +235,10 @@ impl Publisher {
             filled: Vec::new(),
             spoiled: Vec::new(),
             abandoned: false,
+            _held: held,
         };
         state.current.staging.insert(path.clone(), filling);
-        state.current.touch(0);
+        state.current.touch();
         drop(state);
         drop(begun);
         Some(FillingGuard { publisher: self, path: path.clone(), staging, left: false })
@@ -238,15 +247,10 @@ impl Publisher {
     /// A directory has been made, and nothing is in it.
     pub(crate) fn made(&self, path: &RelPath) {
         let mut state = self.lock();
-        if path.as_bytes().len() > PATH_BYTES_MAX {
-            return;
-        }
-        if state.fresh.len() < PATHS_MAX {
+        if path.as_bytes().len() <= PATH_BYTES_MAX && state.fresh.len() < PATHS_MAX {
             state.fresh.insert(path.clone());
         }
-        if state.swept.len() < PATHS_MAX {
-            state.swept.insert(path.clone());
-        }
+        state.is_new_to_sweep(path);
     }
 
     /// Whether a directory has been made here and nothing has been put into it; from now on something will be.
@@ -266,27 +270,25 @@ impl Publisher {
         self.lock().fresh.contains(path)
     }
 
-    /// Whether a directory is to be swept: once for each.
+    /// Whether a directory is to be swept: once for each, or more often where there are very many.
     pub(crate) fn begin_sweep(&self, path: &RelPath) -> bool {
-        let mut state = self.lock();
-        let is_kept = state.swept.len() < PATHS_MAX && path.as_bytes().len() <= PATH_BYTES_MAX;
-        is_kept && !state.swept.contains(path) && state.swept.insert(path.clone())
+        self.lock().is_new_to_sweep(path)
     }
 
     /// A small file waits for its name.
     pub(crate) fn add_file(&self, file: HiddenFile) {
         let mut state = self.lock();
         state.current.files.push(file);
-        state.current.touch(1);
-        self.request_if_full(state);
+        state.current.touch();
     }
 
     /// A large file waits for its name.
     pub(crate) fn add_large(&self, file: WholeFile) {
         let mut state = self.lock();
         state.current.large.push(file);
-        state.current.touch(1);
-        self.request_if_full(state);
+        state.current.entries += 1;
+        state.current.touch();
+        self.request_if_full(&mut state);
     }
 
     /// A writer begins to place a batch, and ends when it drops what is returned.
@@ -303,11 +305,13 @@ impl Publisher {
         }
     }
 
-    /// A batch has been placed; it is told of with all that came before. Waits while much is unpublished.
-    pub(crate) fn batch_placed(&self, batch: Arc<PendingBatch>) {
+    /// A batch of so many entries has been placed; it is told of with all that came before. Waits while much is unpublished.
+    pub(crate) fn batch_placed(&self, batch: Arc<PendingBatch>, entries: usize) {
         let mut state = self.lock();
         state.current.batches.push(batch);
-        state.current.touch(0);
+        state.current.entries += entries;
+        state.current.touch();
+        self.request_if_full(&mut state);
         while state.current.is_over(ENTRIES_MAX, ITEMS_MAX) && !state.stopped {
             state.requested = true;
             self.changed.notify_all();
@@ -315,7 +319,7 @@ impl Publisher {
         }
     }
 
-    /// Nothing more is to be published by time.
+    /// Nothing more is to be flushed or published by time.
     pub(crate) fn stop(&self) {
         self.lock().stopped = true;
         self.changed.notify_all();
@@ -343,12 +347,11 @@ impl Publisher {
             && (promptly || longer(current.began, WAIT_MAX) || longer(current.touched, IDLE_MAX))
     }
 
-    fn request_if_full(&self, mut state: MutexGuard<'_, State>) {
+    fn request_if_full(&self, state: &mut State) {
         let full =
             state.current.is_over(ENTRIES_EARLY, ITEMS_EARLY) || state.current.large.len() >= LARGE_MAX;
         if full && !state.requested {
             state.requested = true;
-            drop(state);
             self.changed.notify_all();
         }
     }
@@ -370,6 +373,10 @@ impl Publisher {
         let taken = std::mem::take(&mut state.current);
         self.changed.notify_all();
         taken
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.lock().stopped
     }
 
     fn named(&self, path: &RelPath) {
@@ -413,9 +420,8 @@ impl FillingGuard<'_> {
     /// The writer has put these files into it; `spoiled` are there and not whole.
     pub(crate) fn leave(mut self, filled: Filled, spoiled: Vec<Name>) {
         self.left = true;
-        self.end(|generation, filling| {
+        self.end(|filling| {
             filling.spoiled.extend(spoiled);
-            *generation += filled.files.len();
             filling.filled.push(filled);
         });
     }
@@ -423,19 +429,18 @@ impl FillingGuard<'_> {
     /// The writer has put no file into it.
     pub(crate) fn leave_empty(mut self) {
         self.left = true;
-        self.end(|_files, _filling| {});
+        self.end(|_filling| {});
     }
 
-    fn end(&self, book: impl FnOnce(&mut usize, &mut Filling)) {
+    fn end(&self, book: impl FnOnce(&mut Filling)) {
         let mut state = self.publisher.lock();
         let current = &mut state.current;
-        let mut files = 0;
         if let Some(filling) = current.staging.get_mut(&self.path) {
-            book(&mut files, filling);
+            book(filling);
             filling.writers -= 1;
         }
-        current.touch(files);
-        self.publisher.request_if_full(state);
+        current.touch();
+        drop(state);
         self.publisher.changed.notify_all();
     }
 }
@@ -443,15 +448,21 @@ impl FillingGuard<'_> {
 impl Drop for FillingGuard<'_> {
     fn drop(&mut self) {
         if !self.left {
-            self.end(|_files, filling| filling.abandoned = true);
+            self.end(|filling| filling.abandoned = true);
         }
     }
 }
 
+impl State {
+    fn is_new_to_sweep(&mut self, path: &RelPath) -> bool {
+        let hash = self.hasher.hash_one(path.as_bytes());
+        if self.swept.len() < SWEPT_MAX { self.swept.insert(hash) } else { !self.swept.contains(&hash) }
+    }
+}
+
 impl Generation {
-    fn touch(&mut self, entries: usize) {
+    fn touch(&mut self) {
         let now = Instant::now();
-        self.entries += entries;
         self.began.get_or_insert(now);
         self.touched = Some(now);
     }

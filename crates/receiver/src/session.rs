@@ -412,8 +412,8 @@ impl Running {
             ToReceiver::Inquire(_) => Err(WireError::OutOfOrder { what: "an inquiry" }.into()),
             ToReceiver::Abandon { file } => {
                 self.context.files.hear_of(FileId(file))?;
-                self.context.abandon_file(FileId(file));
-                Ok(())
+                let Some(file) = self.context.files.bury(FileId(file)) else { return Ok(()) };
+                self.judging.start_for(&self.context, move |context| context.discard_buried(&file))
             }
             ToReceiver::LaneLost { items } => self.take_lost(items),
             ToReceiver::Announce { items, mismatches } => Ok(self.ledger.announced(items, mismatches)?),
@@ -488,7 +488,7 @@ impl Running {
             // with the faults that were told when it was stored: the sender counts each once
             Outcome::Published(item, faults) if self.version >= Version::V4 => {
                 self.report.faults += failures_of(&faults);
-                self.ledger.published(item.0, faults);
+                self.ledger.published(item.0, known_to(self.version, faults));
             }
             Outcome::Published(item, faults) => {
                 self.take_settled(StoredItem { item: item.0, mismatch: false, faults })?;
@@ -529,9 +529,9 @@ impl Running {
         Ok(())
     }
 
-    fn take_settled(&mut self, mut item: StoredItem) -> Result<(), SessionError> {
+    fn take_settled(&mut self, item: StoredItem) -> Result<(), SessionError> {
         let version = self.version;
-        item.faults.iter_mut().for_each(|fault| fault.code = fault.code.known_to(version));
+        let item = StoredItem { faults: known_to(version, item.faults), ..item };
         // those of a batch that will be published are counted then
         let faults = if version < Version::V4 || item.mismatch { failures_of(&item.faults) } else { 0 };
         if self.ledger.settled(item)? {
@@ -546,6 +546,9 @@ impl Running {
             return Err(WireError::OutOfOrder { what: "the end before all is removed" }.into());
         }
         self.ending = Some(self.sessions.begin(&self.owner, &self.open.target).await);
+        // what was given up goes before the end
+        let judging = std::mem::replace(&mut self.judging, Workers::new(&self.context.account));
+        judging.complete().await;
         let context = Arc::clone(&self.context);
         let finishing = Instant::now();
         self.finishing = Some(tokio::task::spawn_blocking(move || finish::finish(&context)));
@@ -560,7 +563,6 @@ impl Running {
         self.finishing = None;
         let finished = finished.map_err(|_panic| SessionError::Panicked)?;
         let (flush, last) = finished.map_err(SessionError::Flush)?;
-        self.context.parts.finish();
         while let Ok(told) = self.outcomes.try_recv() {
             self.take_last(told)?;
         }
@@ -641,10 +643,17 @@ impl Running {
         self.judging.end().await;
         let (target, journal_trouble) = (self.open.target.clone(), self.context.parts.trouble());
         // the next session finds its parts and journals free
-        drop(self.context);
+        let context = self.context;
+        tokio::task::spawn_blocking(move || drop(context)).await.expect("nothing that is let go of panics");
         drop(self.ending);
         ended.map(|()| SessionReport { target, journal_trouble, ..self.report })
     }
+}
+
+/// Faults in the words that a peer of that version has.
+fn known_to(version: Version, mut faults: Vec<EntryFault>) -> Vec<EntryFault> {
+    faults.iter_mut().for_each(|fault| fault.code = fault.code.known_to(version));
+    faults
 }
 
 /// A guessed file that is there already is no failure.

@@ -178,9 +178,14 @@ impl Context {
     /// The sender has given a large file up: nothing is left of it.
     pub(crate) fn abandon_file(&self, id: FileId) {
         if let Some(file) = self.files.bury(id) {
-            file.discard();
-            self.parts.ended(id);
+            self.discard_buried(&file);
         }
+    }
+
+    /// Nothing is left of a file that has been buried.
+    pub(crate) fn discard_buried(&self, file: &LargeFile) {
+        file.discard();
+        self.parts.ended(file.id);
     }
 
     /// Drops what has come of files that somebody else has put there since, whose directory keeps its times; of the others it
@@ -257,7 +262,7 @@ fn store_batch(context: &Context, placer: &mut Placer<'_>, batch: VerifiedBatch)
     // the buffer goes back before this may wait
     drop(data);
     context.tell(Outcome::Stored(item, pending.faults()));
-    context.publisher.batch_placed(pending);
+    context.publisher.batch_placed(pending, first as usize);
 }
 
 fn store_chunk(context: &Context, placer: &mut Placer<'_>, file: &Arc<LargeFile>, chunk: VerifiedChunk) {
@@ -463,7 +468,7 @@ mod tests {
             inode: 1,
             extensions: zmove_wire::Extensions::default(),
         };
-        context.files.declare(FileId(1), head, |_| (None, None)).unwrap();
+        context.files.declare(FileId(1), head, |_| None, |_| None).unwrap();
         let file = context.files.find(FileId(1)).unwrap().unwrap();
         (home, context, file)
     }

@@ -57,7 +57,9 @@ impl Workers {
     pub(crate) fn start(&mut self, work: impl FnOnce() + Send + 'static) -> Result<(), SessionError> {
         let under_way = self.under_way.fetch_add(1, Ordering::Relaxed) + 1;
         if under_way > self.threads.len() && self.threads.len() < THREADS_MAX {
-            self.add_thread()?;
+            self.add_thread().inspect_err(|_error| {
+                self.under_way.fetch_sub(1, Ordering::Relaxed);
+            })?;
         }
         self.queue.send(Work(Box::new(work))).expect("this holds the other end too");
         Ok(())
@@ -81,8 +83,13 @@ impl Workers {
 
     /// Waits until nothing is at work any more; what has not begun is left undone.
     pub(crate) async fn end(self) {
-        let Self { queue, waiting, ended, threads, .. } = self;
-        ended.store(true, Ordering::Relaxed);
+        self.ended.store(true, Ordering::Relaxed);
+        self.complete().await;
+    }
+
+    /// Waits until all has been done.
+    pub(crate) async fn complete(self) {
+        let Self { queue, waiting, threads, .. } = self;
         drop((queue, waiting));
         if threads.is_empty() {
             return;

@@ -100,9 +100,9 @@ impl World {
         let groups = judgement.held.iter().flat_map(|held| (held.first..).zip(&held.cvs));
         let held = groups.map(|(index, _)| index).collect();
         judgement.changed.into_iter().for_each(|candidate| candidate.tell(context, true));
-        let earlier =
-            |head: &FileHead| (context.parts.take_up(FileId(8), &path(), head), context.bases.take(&path()));
-        context.files.declare(FileId(8), self.head(), earlier).unwrap();
+        let base = |_: &FileHead| context.bases.take(&path());
+        let prior = |head: &FileHead| context.parts.take_up(FileId(8), &path(), head);
+        context.files.declare(FileId(8), self.head(), base, prior).unwrap();
         (context.files.find(FileId(8)).unwrap().unwrap(), held)
     }
 }

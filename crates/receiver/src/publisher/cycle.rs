@@ -63,7 +63,7 @@ pub(crate) fn publish_all(context: &Context) {
 
 fn flush_ahead(context: &Context) {
     let _one_at_a_time = context.publisher.cycle.lock().unwrap_or_else(PoisonError::into_inner);
-    if flush(context).is_err() {
+    if !context.publisher.is_stopped() && flush(context).is_err() {
         context.publisher.suspect();
     }
 }
@@ -94,25 +94,31 @@ impl Generation {
         let mut changed = HashSet::new();
         // sorted, so that each directory is opened once
         self.files.sort_by(|one, other| one.directory.cmp(&other.directory));
+        let mut named = Named::default();
         for file in self.files {
-            publish_hidden(context, &mut placer, &file);
             if flushes_directories {
                 changed.insert(file.directory.as_ref().clone());
             }
-            batches.push(file.batch);
+            match publish_hidden(context, &mut placer, &file) {
+                Naming::Named => named.files.push(file),
+                Naming::NotNamed => batches.push(file.batch),
+            }
         }
         for file in self.large {
             changed.extend(file.path.parent());
-            publish_large(context, &mut placer, file);
+            named.large.push(publish_large(context, &mut placer, file));
         }
         // the deepest first: one that cannot become its directory takes along what is below it under final names
         let mut staging: Vec<_> = self.staging.into_iter().collect();
         staging.sort_by_key(|(path, _)| std::cmp::Reverse(path.depth()));
+        let mut lost = Lost::default();
         for (path, filling) in staging {
             changed.extend(path.parent());
             changed.insert(path.clone());
-            batches.extend(publish_staging(context, &mut placer, &path, filling));
+            let filled = publish_staging(context, &mut placer, &path, filling, &mut lost);
+            named.staged.push((path, filled));
         }
+        batches.extend(named.told(context, lost));
         if flushes_directories {
             flush_directories(context, &mut placer, &changed);
         }
@@ -215,31 +221,104 @@ fn look_at(
     if is_right { Ok(()) } else { Err(Errno::IO.into()) }
 }
 
-/// What a file has come to that was to get its name.
+/// What has a final name, perhaps below a staging directory that has none yet.
+#[derive(Default)]
+struct Named {
+    files: Vec<HiddenFile>,
+    large: Vec<EndedFile>,
+    staged: Vec<(RelPath, Vec<Filled>)>,
+}
+
+/// A large file that has got its name, or why it has not.
+struct EndedFile {
+    id: FileId,
+    path: RelPath,
+    fault: Option<(Operation, FaultCode)>,
+}
+
+/// What has not come to its final place, with all below it, because a staging directory could not become its directory.
+#[derive(Debug, Default)]
+struct Lost(HashMap<RelPath, (Operation, FaultCode)>);
+
+impl Lost {
+    /// Why a file is not where it should be; one that is lost by itself is taken out.
+    fn take(&mut self, path: &RelPath) -> Option<(Operation, FaultCode)> {
+        let mut above = std::iter::successors(path.parent(), RelPath::parent);
+        self.0.remove(path).or_else(|| above.find_map(|above| self.0.get(&above).copied()))
+    }
+
+    fn take_file(
+        &mut self,
+        context: &Context,
+        directory: &RelPath,
+        name: &Name,
+    ) -> Option<(Operation, FaultCode)> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let path = directory.join(context.target.name(directory, name)).ok()?;
+        self.take(&path)
+    }
+
+    /// Of the directories, and of links.
+    fn tell_rest(self, context: &Context) {
+        for (path, (operation, code)) in self.0 {
+            if code != FaultCode::AlreadyThere {
+                context.tell(Outcome::Fault(Fault { path, operation, code }));
+            }
+        }
+    }
+}
+
+impl Named {
+    /// Tells of the large files, and faults the small ones that are lost; returns the batches.
+    fn told(self, context: &Context, mut lost: Lost) -> Vec<Arc<PendingBatch>> {
+        for EndedFile { id, path, fault } in self.large {
+            let fault = fault.or_else(|| lost.take(&path));
+            context.meter.stored(usize::from(fault.is_none()));
+            end_large(context, id, fault);
+        }
+        let mut settle = |directory: &RelPath, file: &FileEntry, batch: &PendingBatch, entry| match lost
+            .take_file(context, directory, &file.name)
+        {
+            Some(code) => batch.fault(entry, code),
+            None => context.meter.stored(1),
+        };
+        for HiddenFile { directory, file, batch, entry, .. } in &self.files {
+            settle(directory, file, batch, *entry);
+        }
+        for (directory, filled) in &self.staged {
+            for Filled { batch, files } in filled {
+                files.iter().for_each(|(entry, file)| settle(directory, file, batch, *entry));
+            }
+        }
+        lost.tell_rest(context);
+        let staged = self.staged.into_iter().flat_map(|(_, filled)| filled).map(|filled| filled.batch);
+        self.files.into_iter().map(|file| file.batch).chain(staged).collect()
+    }
+}
+
+/// Whether a file that was to get its name has got it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Naming {
     Named,
-    /// What is there stays: it is the same, or newer, or not to be replaced.
-    AlreadyThere,
+    NotNamed,
 }
 
-fn publish_hidden(context: &Context, placer: &mut Placer<'_>, file: &HiddenFile) {
+fn publish_hidden(context: &Context, placer: &mut Placer<'_>, file: &HiddenFile) -> Naming {
     let directory = placer.directory_as_it_is(&file.directory).map_err(|error| (Operation::Rename, error));
-    let named = directory.and_then(|directory| {
+    let fault = directory.and_then(|directory| {
         let name = context.target.name(&file.directory, &file.file.name);
         if stays_there(context, &directory, name, (file.batch.known, &file.file)) {
-            return Ok(Naming::AlreadyThere);
+            return Ok(Some(ALREADY_THERE));
         }
         or_already_there(publish_file(&directory, &file.hidden, name, replaces(context)))
     });
-    if !matches!(named, Ok(Naming::Named)) {
-        remove_hidden(placer, file);
-    }
-    match named {
-        Ok(Naming::Named) => context.meter.stored(1),
-        Ok(Naming::AlreadyThere) => file.batch.fault(file.entry, ALREADY_THERE),
-        Err((operation, error)) => file.batch.fault(file.entry, failure(operation, &error)),
-    }
+    let fault = fault.unwrap_or_else(|(operation, error)| Some(failure(operation, &error)));
+    let Some(fault) = fault else { return Naming::Named };
+    remove_hidden(placer, file);
+    file.batch.fault(file.entry, fault);
+    Naming::NotNamed
 }
 
 /// Whether what has a small file's name already stays.
@@ -270,10 +349,11 @@ fn replaces(context: &Context) -> Replace {
     }
 }
 
-fn or_already_there(published: io::Result<()>) -> Result<Naming, Failure> {
+/// Nothing, or that something is there which stays.
+fn or_already_there(published: io::Result<()>) -> Result<Option<(Operation, FaultCode)>, Failure> {
     match published {
-        Ok(()) => Ok(Naming::Named),
-        Err(error) if Errno::from_io_error(&error) == Some(Errno::EXIST) => Ok(Naming::AlreadyThere),
+        Ok(()) => Ok(None),
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::EXIST) => Ok(Some(ALREADY_THERE)),
         Err(error) => Err((Operation::Rename, error)),
     }
 }
@@ -285,27 +365,20 @@ fn remove_hidden(placer: &mut Placer<'_>, file: &HiddenFile) {
     }
 }
 
-fn publish_large(context: &Context, placer: &mut Placer<'_>, whole: WholeFile) {
+fn publish_large(context: &Context, placer: &mut Placer<'_>, whole: WholeFile) -> EndedFile {
     let WholeFile { id, mut staged, path, metadata } = whole;
     let parent = path.parent().unwrap_or_else(RelPath::root);
     let name = path.file_name().expect("a declared file has a name");
     let directory = placer.directory_as_it_is(&parent).map_err(|error| (Operation::Rename, error));
-    let named = directory.and_then(|directory| {
+    let fault = directory.and_then(|directory| {
         if may_not_be_replaced(context, &directory, &name, metadata.mtime) {
-            return Ok(Naming::AlreadyThere);
+            return Ok(Some(ALREADY_THERE));
         }
         staged.move_to(directory);
         or_already_there(staged.commit(&name, replaces(context)))
     });
-    let fault = match named {
-        Ok(Naming::Named) => {
-            context.meter.stored(1);
-            None
-        }
-        Ok(Naming::AlreadyThere) => Some(ALREADY_THERE),
-        Err((operation, error)) => Some(failure(operation, &error)),
-    };
-    end_large(context, id, fault);
+    let fault = fault.unwrap_or_else(|(operation, error)| Some(failure(operation, &error)));
+    EndedFile { id, path, fault }
 }
 
 /// A large file has its name, or cannot get it.
@@ -315,13 +388,14 @@ pub(crate) fn end_large(context: &Context, id: FileId, fault: Option<(Operation,
     context.files.closed(id);
 }
 
-/// Returns the batches whose files were in it.
+/// Returns what was in it.
 fn publish_staging(
     context: &Context,
     placer: &mut Placer<'_>,
     path: &RelPath,
     filling: Filling,
-) -> Vec<Arc<PendingBatch>> {
+    lost: &mut Lost,
+) -> Vec<Filled> {
     let Filling { staging, filled, mut spoiled, abandoned, .. } = filling;
     spoiled.retain(|name| staging.discard(name).is_err_and(|error| error.kind() != io::ErrorKind::NotFound));
     let published = if abandoned || !spoiled.is_empty() {
@@ -329,61 +403,68 @@ fn publish_staging(
     } else {
         staging.publish(replaces(context))
     };
-    match published {
-        Ok(()) => context.meter.stored(filled.iter().map(|filled| filled.files.len()).sum()),
+    let merged = match published {
+        Ok(()) => Ok(()),
         // what is in it goes with it
-        Err(error) if abandoned => fault_all(&filled, &error),
-        Err(_in_the_way) => merge(context, placer, (path, &staging), (&filled, &spoiled)),
+        Err(error) if abandoned => Err(error),
+        Err(_in_the_way) => placer
+            .final_directory(path)
+            .map(|target| merge(context, (path, &staging), &target, (&filled, &spoiled), lost)),
+    };
+    if let Err(error) = merged {
+        lost.0.insert(path.clone(), failure(Operation::Rename, &error));
     }
     context.publisher.named(path);
-    filled.into_iter().map(|filled| filled.batch).collect()
-}
-
-fn fault_all(filled: &[Filled], error: &io::Error) {
-    for Filled { batch, files } in filled {
-        files.iter().for_each(|(entry, _)| batch.fault(*entry, failure(Operation::Rename, error)));
-    }
+    filled
 }
 
 /// Somebody else has put something where the directory was to be: what is in it goes there entry by entry.
 fn merge(
     context: &Context,
-    placer: &mut Placer<'_>,
     (path, staging): (&RelPath, &StagingDirectory),
+    target: &Arc<OwnedFd>,
     (filled, spoiled): (&[Filled], &[Name]),
+    lost: &mut Lost,
 ) {
-    let target = match placer.final_directory(path) {
-        Ok(target) => target,
-        Err(error) => return fault_all(filled, &error),
-    };
-    let mut files: HashMap<&[u8], (&Arc<PendingBatch>, u32, &FileEntry)> = HashMap::new();
+    let mut files: HashMap<&[u8], (Known, &FileEntry)> = HashMap::new();
     for Filled { batch, files: some } in filled {
-        files.extend(some.iter().map(|(entry, file)| (file.name.as_bytes(), (batch, *entry, file))));
+        files.extend(some.iter().map(|(_, file)| (file.name.as_bytes(), (batch.known, file))));
     }
     // what is not come upon is gone, as when somebody has removed the staging directory
-    let gone = failure(Operation::Rename, &Errno::NOENT.into());
-    let mut outcomes: HashMap<Vec<u8>, Option<_>> =
-        files.keys().map(|name| (name.to_vec(), Some(gone))).collect();
+    let mut gone: HashSet<&[u8]> = files.keys().copied().collect();
+    let mut stayed = Vec::new();
     let mut failed = Vec::new();
-    let mut stays = |into: &OwnedFd, below: &RelPath| {
-        let Some((batch, _, file)) = files.get(below.as_bytes()) else {
-            // what is not a file of a batch moves, but for what is not whole
-            return spoiled.iter().any(|name| name.as_bytes() == below.as_bytes());
+    let mut stays = |from: &OwnedFd, into: &OwnedFd, below: &RelPath| {
+        gone.remove(below.as_bytes());
+        let stays = if let Some((known, file)) = files.get(below.as_bytes()) {
+            stays_there(context, into, &file.name, (*known, file))
+        } else if spoiled.iter().any(|name| name.as_bytes() == below.as_bytes()) {
+            return true;
+        } else {
+            let name = below.file_name().expect("an entry has a name");
+            FileIdentity::at(from, &name)
+                .is_ok_and(|coming| may_not_be_replaced(context, into, &name, coming.mtime))
         };
-        let stays = stays_there(context, into, &file.name, (batch.known, file));
-        outcomes.insert(below.as_bytes().to_vec(), stays.then_some(ALREADY_THERE));
+        if stays {
+            stayed.push((below.clone(), ALREADY_THERE));
+        }
         stays
     };
-    staging.move_into(&target, &mut stays, &mut |below, error| failed.push((below, error)));
-    for (below, error) in failed {
-        outcomes.insert(below.as_bytes().to_vec(), Some(failure(Operation::Rename, &error)));
-    }
-    for (name, (batch, entry, _)) in files {
-        match outcomes.get(name) {
-            Some(Some(code)) => batch.fault(entry, *code),
-            _ => context.meter.stored(1),
-        }
-    }
+    staging.move_into(target, &mut stays, &mut |below, error| {
+        failed.push((below, failure(Operation::Rename, &error)));
+    });
+    let gone = gone.into_iter().map(|name| {
+        let below = RelPath::from_bytes(name).expect("a name is a path");
+        (below, failure(Operation::Rename, &Errno::NOENT.into()))
+    });
+    let all = stayed.into_iter().chain(failed).chain(gone);
+    lost.0.extend(all.map(|(below, code)| (beneath(path, &below), code)));
+}
+
+fn beneath(path: &RelPath, below: &RelPath) -> RelPath {
+    let whole = [path.as_bytes(), below.as_bytes()].join(&b'/');
+    // what has no path of its own is lost with all that is there
+    if below.is_root() { path.clone() } else { RelPath::from_bytes(&whole).unwrap_or_else(|_| path.clone()) }
 }
 
 /// `--durability file` promises each name before it is told, and some file systems flush nothing as a whole.
