@@ -97,8 +97,10 @@ fn claim(
     let Some(mark) = file.source else { return BTreeMap::new() };
     let ctime = Timestamp { seconds: mark.ctime_seconds, nanos: mark.ctime_nanos };
     let source = SourceIdentity { bytes: file.bytes, mtime: mtime_of(file), ctime, inode: mark.inode };
-    let hashing = context.account.hashing(&context.stopping);
-    context.parts.claim(path, directory, &source, context.direct, || hashing.is_over())
+    context.parts.claim(path, directory, &source, context.direct, || {
+        let turn = context.account.hashing(&context.stopping);
+        move || turn.is_over()
+    })
 }
 
 fn judge(

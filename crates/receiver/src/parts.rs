@@ -11,20 +11,21 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::SystemTime;
 
 use rustix::io::Errno;
 use zmove_chunk::group_cv;
 use zmove_disk::{Direct, FileIdentity, Staged, TempNames, Tree};
-use zmove_types::{Cv, FileId, GroupSpan, Name, RelPath, TransferId};
+use zmove_types::{Cv, FileId, GROUP_BYTES, GroupSpan, Name, RelPath, TransferId};
 use zmove_wire::FileHead;
 
 use crate::account::{Account, Held};
@@ -82,6 +83,10 @@ pub(crate) struct Prior {
     pub(crate) groups: Vec<u32>,
 }
 
+/// Threads that read back what is left of one file. No more of a key hash at a time than there are cores; the others wait for
+/// the storage.
+const READERS_MAX: usize = 4;
+
 /// Files of fewer bytes are sent again as a whole: for them the journal would cost more than it saves.
 pub(crate) const JOURNALLED_BYTES_MIN: u64 = 16 << 20;
 
@@ -128,14 +133,15 @@ impl Parts {
     }
 
     /// What is held of a file that is offered: the values of groups that need not come again, by number. At least one group
-    /// of the file is left out, since the last that comes is what makes a file whole.
-    pub(crate) fn claim(
+    /// of the file is left out, since the last that comes is what makes a file whole. Each thread that reads groups back begins
+    /// that with `hashing`, and ends it when what that returns says so.
+    pub(crate) fn claim<Stop: Fn() -> bool>(
         &self,
         path: &RelPath,
         directory: &Arc<OwnedFd>,
         source: &SourceIdentity,
         direct: Direct,
-        stop: impl Fn() -> bool,
+        hashing: impl Fn() -> Stop + Sync,
     ) -> BTreeMap<u32, Cv> {
         let Ok(descriptors) = self.account.hold_file() else { return BTreeMap::new() };
         let Some(mut earlier) = self.take_earlier(path) else { return BTreeMap::new() };
@@ -149,13 +155,12 @@ impl Parts {
         staged.attach(descriptors);
         let groups = &mut earlier.file.groups;
         if there.bytes == source.bytes && earlier.file.part.source == *source {
-            let from_storage = staged.data().drop_cached().is_ok();
-            groups.retain(|index, (cv, flushed)| {
-                // what was only written is lost also where a device has gone and come back
-                let trusted = is_untouched && *flushed;
-                let span = GroupSpan::of(source.bytes, *index);
-                span.is_some_and(|span| trusted || (from_storage && !stop() && is_there(&staged, span, *cv)))
-            });
+            // what was only written is lost also where a device has gone and come back
+            let is_trusted = |flushed: bool| is_untouched && flushed;
+            let doubtful = groups.iter().filter(|(_, (_, flushed))| !is_trusted(*flushed));
+            let doubtful: Vec<_> = doubtful.map(|(index, (cv, _))| (*index, *cv)).collect();
+            let found = self.find(&staged, source.bytes, &doubtful, &hashing);
+            groups.retain(|index, (_, flushed)| is_trusted(*flushed) || found.contains(index));
             if Some(groups.len()) == GroupSpan::count(source.bytes).map(|count| count as usize) {
                 groups.pop_last();
             }
@@ -165,13 +170,59 @@ impl Parts {
         let held: BTreeMap<_, _> = groups.iter().map(|(index, (cv, _))| (*index, *cv)).collect();
         if !held.is_empty() {
             self.lock().prepared.insert(path.clone(), Prepared { earlier, staged });
-        } else if !stop() {
+        } else if !hashing()() {
             staged.discard();
             // first the part, then what tells of it
             drop(staged);
             self.lock().forget(&earlier);
         }
         held
+    }
+
+    /// Which of these groups are on the storage, read by several threads: what a killed process has left is as much as it had
+    /// written.
+    fn find<Stop: Fn() -> bool>(
+        &self,
+        staged: &Staged,
+        bytes: u64,
+        groups: &[(u32, Cv)],
+        hashing: &(impl Fn() -> Stop + Sync),
+    ) -> HashSet<u32> {
+        if groups.is_empty() || staged.data().drop_cached().is_err() {
+            return HashSet::new();
+        }
+        let next = AtomicUsize::new(0);
+        let look = || {
+            let Ok(_booked) = self.account.hold_memory(GROUP_BYTES as usize) else { return Vec::new() };
+            let (stop, mut buffer, mut found) = (hashing(), vec![0; GROUP_BYTES as usize], Vec::new());
+            while !stop()
+                && let Some((index, cv)) = groups.get(next.fetch_add(1, Ordering::Relaxed))
+            {
+                let span = GroupSpan::of(bytes, *index);
+                if span.is_some_and(|span| is_there(staged, span, *cv, &mut buffer)) {
+                    found.push(*index);
+                }
+            }
+            found
+        };
+        thread::scope(|scope| {
+            let look = &look;
+            let helpers = (1..READERS_MAX.min(groups.len())).map_while(|_| self.account.hold_thread());
+            let helpers: Vec<_> = helpers
+                .map_while(|held| {
+                    let look = move || {
+                        let _booked = held;
+                        look()
+                    };
+                    thread::Builder::new().name("zmove-resume".to_owned()).spawn_scoped(scope, look).ok()
+                })
+                .collect();
+            let mut found: HashSet<_> = look().into_iter().collect();
+            helpers
+                .into_iter()
+                .for_each(|helper| found.extend(helper.join().expect("reading does not panic")));
+            found
+        })
     }
 
     /// The part that a file which has just been declared goes on with.
@@ -336,8 +387,8 @@ impl Parts {
 }
 
 /// What is kept of a file of an earlier transfer beside its path and groups, and of each group.
-const FILE_BYTES: usize = 256;
-const GROUP_BYTES: usize = 64;
+const FILE_KEPT_BYTES: usize = 256;
+const GROUP_KEPT_BYTES: usize = 64;
 
 impl State {
     fn running(&self) -> Option<Arc<Journal>> {
@@ -350,7 +401,7 @@ impl State {
         let files = self.earlier.iter().chain(older);
         // each is known here and by its journal
         let each = files.map(|(path, earlier)| {
-            2 * (FILE_BYTES + 2 * path.as_bytes().len() + GROUP_BYTES * earlier.file.groups.len())
+            2 * (FILE_KEPT_BYTES + 2 * path.as_bytes().len() + GROUP_KEPT_BYTES * earlier.file.groups.len())
         });
         each.sum()
     }
@@ -435,9 +486,9 @@ fn is_as_left(file: &UnfinishedFile, there: &FileIdentity) -> bool {
     file.left == Some(there.ctime) && there.ctime.nanos > 0
 }
 
-fn is_there(staged: &Staged, span: GroupSpan, cv: Cv) -> bool {
-    let mut bytes = vec![0; span.len as usize];
-    staged.file().read_exact_at(&mut bytes, span.offset()).is_ok() && group_cv(span.index, &bytes) == cv
+fn is_there(staged: &Staged, span: GroupSpan, cv: Cv, buffer: &mut [u8]) -> bool {
+    let bytes = &mut buffer[..span.len as usize];
+    staged.file().read_exact_at(bytes, span.offset()).is_ok() && group_cv(span.index, bytes) == cv
 }
 
 pub(crate) fn source_of(head: &FileHead) -> SourceIdentity {

@@ -113,7 +113,7 @@ impl World {
     /// What the next transfer holds of the file.
     fn claim(&self, parts: &Parts, source: &SourceIdentity) -> Vec<u32> {
         let path = &self.head.path;
-        let held = parts.claim(path, &self.directory(), source, Direct::Off, || false);
+        let held = parts.claim(path, &self.directory(), source, Direct::Off, || || false);
         held.iter().for_each(|(index, cv)| assert_eq!(*cv, group_cv(*index, &group(*index).1)));
         held.into_keys().collect()
     }
@@ -146,7 +146,7 @@ impl World {
     /// What counts without being read.
     fn trusted(&self, parts: &Parts) -> Vec<u32> {
         let path = &self.head.path;
-        let held = parts.claim(path, &self.directory(), &self.source(), Direct::Off, || true);
+        let held = parts.claim(path, &self.directory(), &self.source(), Direct::Off, || || true);
         held.into_keys().collect()
     }
 }
