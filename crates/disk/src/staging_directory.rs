@@ -5,6 +5,7 @@
 //! parent. **Invariant:** one that is dropped without being published is removed with all that is in it; one that is left by a
 //! process that died is removed by [`sweep`](crate::sweep).
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -131,53 +132,143 @@ impl StagingDirectory {
     }
 
     /// Moves what is in it into another directory, where files replace files and links, and directories become one with
-    /// those of their name. `stays` is asked, with where it is and where it goes, for each entry that is no directory; what cannot
-    /// be moved is told.
+    /// those of their name. `stays` is asked, with where it is and where it goes, for each entry that is no directory; what
+    /// cannot be moved is told. Both go.
+    ///
+    /// Others may still put something into a directory that they have open. **Invariant:** none goes as long as anything is in
+    /// it, and in one that has gone the kernel lets nobody make anything.
     pub fn move_into(
         &self,
         target: &Arc<OwnedFd>,
         stays: &mut dyn FnMut(&OwnedFd, &OwnedFd, &RelPath) -> bool,
         failed: &mut dyn FnMut(RelPath, io::Error),
     ) {
-        let mut pending = vec![(RelPath::root(), Arc::clone(&self.directory), Arc::clone(target))];
-        while let Some((path, from, into)) = pending.pop() {
-            let entries = match Dir::read_from(&from) {
-                Ok(entries) => entries,
-                Err(error) => {
-                    failed(path, error.into());
-                    continue;
-                }
-            };
-            for entry in entries {
-                let entry = match entry {
-                    Ok(entry) => entry,
+        let hidden = (Arc::clone(&self.parent), self.hidden.clone());
+        let mut merging = vec![Merging {
+            path: RelPath::root(),
+            from: Arc::clone(&self.directory),
+            into: Arc::clone(target),
+            name: hidden,
+            below: Vec::new(),
+            given_up: HashSet::new(),
+        }];
+        while let Some(mut level) = merging.pop() {
+            if let Some(below) = level.below.pop() {
+                match level.open(&below) {
+                    Ok(opened) => merging.extend([level, opened]),
                     Err(error) => {
-                        failed(path.clone(), error.into());
-                        break;
+                        level.give_up(below, error, failed);
+                        merging.push(level);
                     }
-                };
-                // what has no name that can be told was not made here
-                let Ok(name) = Name::from_bytes(entry.file_name().to_bytes()) else { continue };
-                let Ok(below) = path.join(&name) else { continue };
-                if entry.file_type() != FileType::Directory && stays(&from, &into, &below) {
-                    continue;
                 }
-                match rustix::fs::renameat(&from, name.as_os_str(), &into, name.as_os_str()) {
-                    Ok(()) => {}
-                    Err(Errno::EXIST | Errno::NOTEMPTY) => match open_both(&from, &into, &name) {
-                        Ok((from, into)) => pending.push((below, from, into)),
-                        Err(error) => failed(below, error),
-                    },
-                    Err(error) => failed(below, error.into()),
+                continue;
+            }
+            match level.remove() {
+                Ok(()) if merging.is_empty() => self.published.store(true, Ordering::Relaxed),
+                Ok(()) => {}
+                Err(_not_empty) if level.move_entries(stays, failed) => merging.push(level),
+                // it goes with all that is in it when this is dropped
+                Err(_in_the_end) => {
+                    let above = merging.last_mut();
+                    above.map(|above| above.given_up.insert(level.name.1));
                 }
             }
         }
     }
 }
 
-fn open_both(from: &OwnedFd, into: &OwnedFd, name: &Name) -> io::Result<(Arc<OwnedFd>, Arc<OwnedFd>)> {
-    let open = |parent| rustix::fs::openat(parent, name.as_os_str(), DIRECTORY, Mode::empty());
-    Ok((Arc::new(open(from)?), Arc::new(open(into)?)))
+/// A directory that becomes one with another.
+struct Merging {
+    /// Below the staging directory.
+    path: RelPath,
+    from: Arc<OwnedFd>,
+    into: Arc<OwnedFd>,
+    /// Its parent, and what it is called there.
+    name: (Arc<OwnedFd>, Name),
+    /// Directories in it that are there too.
+    below: Vec<Name>,
+    /// What could not be moved.
+    given_up: HashSet<Name>,
+}
+
+impl Merging {
+    /// Moves what is there now; whether there was anything that was not given up before.
+    fn move_entries(
+        &mut self,
+        stays: &mut dyn FnMut(&OwnedFd, &OwnedFd, &RelPath) -> bool,
+        failed: &mut dyn FnMut(RelPath, io::Error),
+    ) -> bool {
+        let entries = match Dir::read_from(&self.from).and_then(Iterator::collect::<Result<Vec<_>, _>>) {
+            Ok(entries) => entries,
+            Err(error) => {
+                failed(self.path.clone(), error.into());
+                return false;
+            }
+        };
+        let mut some = false;
+        for entry in entries {
+            if matches!(entry.file_name().to_bytes(), b"." | b"..") {
+                continue;
+            }
+            // what has no name that can be told was not made here
+            let Ok(name) = Name::from_bytes(entry.file_name().to_bytes()) else { continue };
+            if self.given_up.contains(&name) {
+                continue;
+            }
+            some = true;
+            let Ok(below) = self.path.join(&name) else {
+                self.give_up(name, Errno::NAMETOOLONG.into(), failed);
+                continue;
+            };
+            if entry.file_type() != FileType::Directory && stays(&self.from, &self.into, &below) {
+                self.discard(&name);
+                self.given_up.insert(name);
+                continue;
+            }
+            match rustix::fs::renameat(&self.from, name.as_os_str(), &self.into, name.as_os_str()) {
+                Ok(()) => {}
+                Err(Errno::EXIST | Errno::NOTEMPTY) => self.below.push(name),
+                // somebody has been quicker
+                Err(Errno::NOENT) => {}
+                Err(error) => self.give_up(name, error.into(), failed),
+            }
+        }
+        some
+    }
+
+    fn give_up(&mut self, name: Name, error: io::Error, failed: &mut dyn FnMut(RelPath, io::Error)) {
+        failed(self.path.join(&name).unwrap_or_else(|_too_long| self.path.clone()), error);
+        self.discard(&name);
+        self.given_up.insert(name);
+    }
+
+    fn discard(&self, name: &Name) {
+        let tree = Tree::at(Arc::clone(&self.from));
+        // what stays has this directory go as a whole
+        let _counted = remove_entries(&tree, &RelPath::root(), std::iter::once(name), |_path, _error| {});
+    }
+
+    fn open(&self, name: &Name) -> io::Result<Self> {
+        let open = |parent| rustix::fs::openat(parent, name.as_os_str(), DIRECTORY, Mode::empty());
+        let path = self.path.join(name).map_err(|_too_long| Errno::NAMETOOLONG)?;
+        let (from, into) = (Arc::new(open(&self.from)?), Arc::new(open(&self.into)?));
+        Ok(Self {
+            path,
+            from,
+            into,
+            name: (Arc::clone(&self.from), name.clone()),
+            below: Vec::new(),
+            given_up: HashSet::new(),
+        })
+    }
+
+    fn remove(&self) -> rustix::io::Result<()> {
+        let (parent, name) = &self.name;
+        match rustix::fs::unlinkat(parent, name.as_os_str(), AtFlags::REMOVEDIR) {
+            Err(Errno::NOENT) => Ok(()),
+            removed => removed,
+        }
+    }
 }
 
 impl Drop for StagingDirectory {

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::Dev;
@@ -26,12 +26,22 @@ struct FileSystem {
 pub(crate) enum Flush {
     /// By one call for all of it.
     Whole,
-    /// File by file and directory by directory: FUSE says yes to `syncfs` without asking its server.
+    /// File by file and directory by directory.
     Each,
 }
 
-/// `FUSE_SUPER_MAGIC` of the kernel.
-const FUSE: i64 = 0x6573_5546;
+impl Flush {
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn of(file: impl AsFd) -> io::Result<Self> {
+        let kind = rustix::fs::fstatfs(file)?.f_type;
+        Ok(if EACH.contains(&kind) { Self::Each } else { Self::Whole })
+    }
+}
+
+/// `f_type` of FUSE, which says yes to `syncfs` without asking its server, and of those above another file system, overlayfs
+/// and eCryptfs: `syncfs` flushes what is below, and an error of that is told to `fsync` of the file alone.
+const EACH: [i64; 3] = [0x6573_5546, 0x794c_7630, 0xf15f];
 
 impl FileSystems {
     /// To be called with a directory before anything is written to it.
@@ -43,8 +53,7 @@ impl FileSystems {
         if let Some(known) = self.lock().get(&device) {
             return Ok(known.flush);
         }
-        let kind = rustix::fs::fstatfs(directory)?.f_type;
-        let flush = if kind == FUSE { Flush::Each } else { Flush::Whole };
+        let flush = Flush::of(directory)?;
         let file_system = FileSystem { directory: Arc::clone(directory), flush };
         // who was first has the descriptor that knows more
         Ok(self.lock().entry(device).or_insert(file_system).flush)

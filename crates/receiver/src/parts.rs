@@ -25,10 +25,12 @@ use std::time::SystemTime;
 use rustix::io::Errno;
 use zmove_chunk::group_cv;
 use zmove_disk::{Direct, FileIdentity, Staged, TempNames, Tree};
-use zmove_types::{Cv, FileId, GROUP_BYTES, GroupSpan, Name, RelPath, TransferId};
+use zmove_types::{Cv, FileId, GroupSpan, Name, RelPath, TransferId};
 use zmove_wire::FileHead;
 
 use crate::account::{Account, Held};
+use crate::config::BUFFER_BYTES;
+use crate::file_systems::Flush;
 use crate::journal::{
     Begin, Journal, JournalError, Mark, Orphan, Part, SourceIdentity, UnfinishedFile, birth_of, orphans_like,
 };
@@ -39,8 +41,7 @@ pub(crate) struct Parts {
     /// Where journals are; none are kept without it.
     journals: Option<PathBuf>,
     begin: Begin,
-    /// Whether flushes tell nothing any more: a part lies on another file system than the target directory, or one has
-    /// failed.
+    /// Whether flushes tell nothing any more: a part is not flushed with the target directory, or a flush has failed.
     unflushed: AtomicBool,
     account: Account,
     state: Mutex<State>,
@@ -193,8 +194,8 @@ impl Parts {
         }
         let next = AtomicUsize::new(0);
         let look = || {
-            let Ok(_booked) = self.account.hold_memory(GROUP_BYTES as usize) else { return Vec::new() };
-            let (stop, mut buffer, mut found) = (hashing(), vec![0; GROUP_BYTES as usize], Vec::new());
+            let Ok(_booked) = self.account.hold_memory(BUFFER_BYTES) else { return Vec::new() };
+            let (stop, mut buffer, mut found) = (hashing(), vec![0; BUFFER_BYTES], Vec::new());
             while !stop()
                 && let Some((index, cv)) = groups.get(next.fetch_add(1, Ordering::Relaxed))
             {
@@ -317,9 +318,11 @@ impl Parts {
         }
     }
 
-    /// Before anything of a part is journalled: one on another file system is not flushed with the target.
+    /// Before anything of a part is journalled: one on another file system is not flushed with the target, and one on a file
+    /// system that is flushed file by file only when it is whole.
     fn look_where(&self, staged: &Staged) {
-        if rustix::fs::fstat(staged.file()).map(|stat| stat.st_dev) != Ok(self.begin.device) {
+        let is_with_target = rustix::fs::fstat(staged.file()).is_ok_and(|it| it.st_dev == self.begin.device);
+        if !is_with_target || Flush::of(staged.file()).ok() != Some(Flush::Whole) {
             self.unflushed.store(true, Ordering::Relaxed);
         }
     }

@@ -365,9 +365,11 @@ impl<'a> Placer<'a> {
                 .map_err(|error| (Operation::Symlink, error))?;
             }
             BatchEntry::File(file) => {
+                let failed_flushes = context.publisher.failed_flushes();
                 let Some(hidden) = self.place_file(opened, path, file, bytes)? else { return Ok(()) };
                 let (directory, file, batch) = (Arc::clone(path), file.clone(), Arc::clone(batch));
-                context.publisher.add_file(HiddenFile { directory, hidden, file, entry: *number, batch });
+                let hidden = HiddenFile { directory, hidden, file, entry: *number, batch };
+                context.publisher.add_file(hidden, failed_flushes);
             }
             BatchEntry::Retouch(name, metadata) => {
                 let name = context.target.name(path, name);
@@ -524,6 +526,7 @@ pub(crate) mod tests {
     use super::*;
     use std::path::{Path, PathBuf};
     use std::sync::Barrier;
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
     use zmove_chunk::file_root;
     use zmove_disk::set_new_file_metadata;
     use zmove_types::{ItemId, Timestamp};
@@ -870,6 +873,40 @@ pub(crate) mod tests {
         assert_eq!(failed, [0, 2, 9, 1, 0]);
         assert_eq!(names(&home.path().join("d")).len(), 8 + 3);
         assert_eq!(names(&home.path().join("d/other")).len(), 9);
+    }
+
+    /// A writer has the staging directory open while that is taken apart.
+    #[test]
+    fn links_and_directories_that_come_while_a_directory_is_merged_arrive() {
+        let home = tempfile::tempdir().unwrap();
+        let context = transfer(home.path());
+        let mut placer = Placer::new(&context);
+        let first = begin(&mut placer, files("d", "f", 8));
+        std::fs::write(home.path().join("d/foreign"), "of somebody else").unwrap();
+        let (publishing, links) = (AtomicBool::new(true), AtomicU32::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut placer = Placer::new(&context);
+                while publishing.load(Ordering::Relaxed) {
+                    let number = links.load(Ordering::Relaxed);
+                    let link =
+                        BatchEntry::Symlink(name(&format!("l{number}")), metadata(0o777), Box::from(*b"x"));
+                    let below = BatchEntry::Directory(name(&format!("e{number}")), metadata(0o755));
+                    let group = DirectoryGroup { directory: path("d"), entries: vec![link, below] };
+                    assert_eq!(begin(&mut placer, group).faults(), []);
+                    links.store(number + 1, Ordering::Relaxed);
+                }
+            });
+            while links.load(Ordering::Relaxed) < 50 {
+                std::thread::yield_now();
+            }
+            publish_all(&context);
+            publishing.store(false, Ordering::Relaxed);
+        });
+        assert_eq!(first.faults(), []);
+        let there = names(&home.path().join("d"));
+        assert_eq!(there.len(), 8 + 1 + 2 * links.into_inner() as usize, "{there:?}");
+        assert_eq!(names(home.path()), ["d"]);
     }
 
     #[test]

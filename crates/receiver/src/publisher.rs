@@ -66,6 +66,7 @@ struct State {
     placing: usize,
     requested: bool,
     stopped: bool,
+    failed_flushes: u64,
 }
 
 /// What one flush covers.
@@ -275,9 +276,16 @@ impl Publisher {
         self.lock().is_new_to_sweep(path)
     }
 
-    /// A small file waits for its name.
-    pub(crate) fn add_file(&self, file: HiddenFile) {
+    /// How many flushes have failed, for a file that is about to be written.
+    pub(crate) fn failed_flushes(&self) -> u64 {
+        self.lock().failed_flushes
+    }
+
+    /// A small file waits for its name; so many flushes had failed before its first byte was written. One that has failed since
+    /// may have been for this file, whose generation it was not.
+    pub(crate) fn add_file(&self, file: HiddenFile, failed_flushes: u64) {
         let mut state = self.lock();
+        state.current.suspect |= failed_flushes != state.failed_flushes;
         state.current.files.push(file);
         state.current.touch();
     }
@@ -358,7 +366,9 @@ impl Publisher {
 
     /// A flush has failed: what has been written is perhaps not on the storage, whatever the next flush says.
     pub(crate) fn suspect(&self) {
-        self.lock().current.suspect = true;
+        let mut state = self.lock();
+        state.failed_flushes += 1;
+        state.current.suspect = true;
     }
 
     /// All that has been written until now. Writers that fill a staging directory end that first.

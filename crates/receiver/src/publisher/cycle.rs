@@ -403,6 +403,8 @@ fn publish_staging(
     } else {
         staging.publish(replaces(context))
     };
+    // who opens the path from now on finds what stands there
+    context.publisher.named(path);
     let merged = match published {
         Ok(()) => Ok(()),
         // what is in it goes with it
@@ -414,7 +416,6 @@ fn publish_staging(
     if let Err(error) = merged {
         lost.0.insert(path.clone(), failure(Operation::Rename, &error));
     }
-    context.publisher.named(path);
     filled
 }
 
