@@ -20,7 +20,7 @@ use rustix::process::Pid;
 use zmove_types::{Name, RelPath};
 
 use crate::boot::boot_id;
-use crate::remove::remove_entries;
+use crate::remove::{HIDDEN_PREFIX, remove_entries};
 use crate::tree::Tree;
 
 /// Makes names that no other transfer makes.
@@ -43,8 +43,6 @@ struct Process {
     start: u64,
 }
 
-/// Names of running transfers begin so.
-const PREFIX: &str = ".zmove-";
 /// After so long the processes of other machines, and of those that are not known, count as dead: nobody here can ask for them.
 const FOREIGN_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// The number of the namespace that every process is in unless it is in a container (`PROC_PID_INIT_INO` of the kernel).
@@ -63,7 +61,7 @@ impl TempNames {
     /// When the tag holds a `/` or is longer than 200 bytes.
     pub fn lasting(&self) -> Name {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let text = format!("{PREFIX}{}-{number:x}", self.tag);
+        let text = format!("{HIDDEN_PREFIX}{}-{number:x}", self.tag);
         Name::from_bytes(text.as_bytes()).expect("a short tag without a slash")
     }
 
@@ -83,9 +81,12 @@ fn prefix_in(directory: BorrowedFd<'_>) -> String {
     match rustix::fs::statx(directory, c"", AtFlags::EMPTY_PATH, asked) {
         // a file system that does not keep the time of birth says 0
         Ok(stat) => {
-            format!("{PREFIX}{:x}.{:x}.{:x}-", stat.stx_ino, stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec)
+            format!(
+                "{HIDDEN_PREFIX}{:x}.{:x}.{:x}-",
+                stat.stx_ino, stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec
+            )
         }
-        Err(_unknown) => format!("{PREFIX}0.0.0-"),
+        Err(_unknown) => format!("{HIDDEN_PREFIX}0.0.0-"),
     }
 }
 
@@ -192,6 +193,7 @@ fn first_hex(text: Vec<u8>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::remove::is_hidden;
     use std::os::fd::AsFd;
     use std::process::Command;
 
@@ -295,5 +297,6 @@ mod tests {
         let names = TempNames::new("t");
         assert_ne!(names.passing(tree.fd()), names.passing(tree.fd().as_fd()));
         assert_ne!(names.lasting(), names.lasting());
+        assert!(is_hidden(names.passing(tree.fd()).as_bytes()) && is_hidden(names.lasting().as_bytes()));
     }
 }
