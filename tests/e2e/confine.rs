@@ -331,12 +331,12 @@ fn setuid_and_setgid_of_files_are_dropped_on_every_way_to_a_file() {
     std::fs::write(yard.root().join("there"), "x").unwrap();
     let together = (0..20).map(|number| file(&format!("n{number}"), 0o6755)).collect();
     let alone = vec![file("alone", 0o6755), BatchEntry::Retouch(name("there"), metadata(0o6755))];
-    let mut deeds = vec![batch(0, "nursery", together), batch(1, "", alone)];
+    let mut deeds = vec![batch(0, "new", together), batch(1, "", alone)];
     deeds.extend(large_file(7, 2, "large", 0o6755));
     let intruded = Intruder::new(&yard.root()).does(deeds);
     assert!(intruded.ended.is_ok() && intruded.faults() == 0, "{:?}", intruded.ended);
     let mut seen = 0;
-    for directory in [yard.root(), yard.root().join("nursery")] {
+    for directory in [yard.root(), yard.root().join("new")] {
         for entry in std::fs::read_dir(directory).unwrap() {
             let found = entry.unwrap().metadata().unwrap();
             if found.is_file() {

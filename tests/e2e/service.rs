@@ -168,6 +168,13 @@ fn shipped(name: &str) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/systemd").join(name)
 }
 
+/// Without the boot id nobody could tell at once that what left a hidden name has ended.
+#[test]
+fn the_unit_lets_the_boot_id_be_read() {
+    let text = std::fs::read_to_string(shipped("zmove.service")).unwrap();
+    assert!(!text.lines().any(|line| line.starts_with("ProcSubset=")));
+}
+
 /// The exposure that `systemd-analyze security` may find; docs/OPERATIONS.md has what it is.
 const EXPOSURE_MAX: f64 = 2.0;
 

@@ -17,7 +17,7 @@ every_way!(
     interesting_sizes,
     an_empty_tree_and_empty_directories,
     names_are_bytes,
-    names_like_those_of_nurseries_are_data,
+    names_like_hidden_ones_are_data,
     links_stay_links,
     modes_are_kept_and_setuid_is_not,
     times_are_kept_to_the_nanosecond,
@@ -73,9 +73,9 @@ fn names_are_bytes(site: &Site) {
     assert_same(&site.source(), &site.target());
 }
 
-/// New directories are filled under hidden names of that kind, and what a killed receiver left of them is removed.
-fn names_like_those_of_nurseries_are_data(site: &Site) {
-    for directory in ["d", ".zmove-new-d", ".zmove-new-.zmove-new-d"] {
+/// New directories are filled under hidden names of that form, and what a killed receiver left of them is removed.
+fn names_like_hidden_ones_are_data(site: &Site) {
+    for directory in ["d", ".zmove-1.2.3-4-5-6-7-8", "d/.zmove-1.2.3-4-5-6-7-8"] {
         for number in 0..20 {
             paint(site.source().join(directory).join(format!("f{number}")), 100);
         }

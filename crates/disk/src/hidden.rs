@@ -15,9 +15,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{AtFlags, Dir, StatxFlags};
+use rustix::io::Errno;
+use rustix::process::Pid;
 use zmove_types::{Name, RelPath};
 
-use crate::remove::remove_entries;
+use crate::boot::boot_id;
+use crate::remove::{HIDDEN_PREFIX, remove_entries};
 use crate::tree::Tree;
 
 /// Makes names that no other transfer makes.
@@ -31,17 +34,16 @@ pub struct TempNames {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Process {
     /// The machine, with the namespace of process numbers where that is a container's; one that has no name is another after
-    /// each boot.
+    /// each boot. 0 where it is not known.
     machine: u64,
+    /// The run of the system. 0 where it is not known.
     boot: u64,
     pid: u64,
     /// When it began, in ticks since the boot.
     start: u64,
 }
 
-/// Names of running transfers begin so.
-const PREFIX: &str = ".zmove-";
-/// After so long the processes of other machines count as dead: nobody here can ask for them.
+/// After so long the processes of other machines, and of those that are not known, count as dead: nobody here can ask for them.
 const FOREIGN_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// The number of the namespace that every process is in unless it is in a container (`PROC_PID_INIT_INO` of the kernel).
 const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
@@ -59,7 +61,7 @@ impl TempNames {
     /// When the tag holds a `/` or is longer than 200 bytes.
     pub fn lasting(&self) -> Name {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let text = format!("{PREFIX}{}-{number:x}", self.tag);
+        let text = format!("{HIDDEN_PREFIX}{}-{number:x}", self.tag);
         Name::from_bytes(text.as_bytes()).expect("a short tag without a slash")
     }
 
@@ -79,9 +81,12 @@ fn prefix_in(directory: BorrowedFd<'_>) -> String {
     match rustix::fs::statx(directory, c"", AtFlags::EMPTY_PATH, asked) {
         // a file system that does not keep the time of birth says 0
         Ok(stat) => {
-            format!("{PREFIX}{:x}.{:x}.{:x}-", stat.stx_ino, stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec)
+            format!(
+                "{HIDDEN_PREFIX}{:x}.{:x}.{:x}-",
+                stat.stx_ino, stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec
+            )
         }
-        Err(_unknown) => format!("{PREFIX}0.0.0-"),
+        Err(_unknown) => format!("{HIDDEN_PREFIX}0.0.0-"),
     }
 }
 
@@ -134,15 +139,30 @@ impl Process {
     }
 
     fn has_ended(&self, age: impl FnOnce() -> Option<Duration>) -> bool {
-        let own = Self::own();
-        if self.machine == 0 || self.machine != own.machine {
+        self.has_ended_for(Self::own(), age)
+    }
+
+    fn has_ended_for(&self, own: &Self, age: impl FnOnce() -> Option<Duration>) -> bool {
+        let is_known = |process: &Self| process.machine != 0 && process.boot != 0;
+        if !is_known(self) || !is_known(own) || self.machine != own.machine {
             return age().is_some_and(|age| age > FOREIGN_AGE_MAX);
         }
-        self.boot != own.boot || start_of(self.pid) != Some(self.start)
+        self.boot != own.boot || !self.runs(start_of(self.pid))
+    }
+
+    /// Whether it runs, by what is seen of the process of its number. Processes of other users may be invisible (`hidepid`).
+    fn runs(&self, start: Option<u64>) -> bool {
+        start.map_or_else(|| exists(self.pid), |start| start == self.start)
     }
 }
 
-/// When a process of this host began; `None` when there is none of that number.
+/// Whether this host has a process of that number, also one that this process may not see or signal.
+fn exists(pid: u64) -> bool {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    pid.is_some_and(|pid| rustix::process::test_kill_process(pid) != Err(Errno::SRCH))
+}
+
+/// When a process of this host began; `None` when there is none of that number, or none that can be seen.
 fn start_of(pid: u64) -> Option<u64> {
     let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
     // the name of the program stands in brackets and may hold anything
@@ -159,8 +179,9 @@ fn machine() -> u64 {
     if namespace == FIRST_PID_NAMESPACE { id } else { id ^ namespace }
 }
 
+/// The first 32 bits of what the kernel says.
 fn boot() -> u64 {
-    first_hex(std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default())
+    boot_id().and_then(|id| u64::try_from(id >> 96).ok()).unwrap_or(0)
 }
 
 /// The first eight digits as a number.
@@ -172,6 +193,7 @@ fn first_hex(text: Vec<u8>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::remove::is_hidden;
     use std::os::fd::AsFd;
     use std::process::Command;
 
@@ -224,8 +246,34 @@ mod tests {
         let foreign = Process { machine: Process::own().machine ^ 1, ..Process::own().clone() };
         assert!(!foreign.has_ended(|| Some(FOREIGN_AGE_MAX)));
         assert!(foreign.has_ended(|| Some(FOREIGN_AGE_MAX + Duration::from_secs(1))));
-        let unknown = Process { machine: 0, ..Process::own().clone() };
-        assert!(!unknown.has_ended(|| None));
+    }
+
+    /// One that sees less of the system, and one that sees more, leave each other's names.
+    #[test]
+    fn what_comes_from_an_unknown_machine_or_boot_stays_for_a_week_on_both_sides() {
+        let known = Process::own();
+        let nameless = Process { machine: 0, ..known.clone() };
+        let bootless = Process { boot: 0, ..known.clone() };
+        let pairs = [(&nameless, known), (known, &nameless), (&bootless, known), (known, &bootless)];
+        for (maker, own) in pairs.into_iter().chain([(&bootless, &bootless)]) {
+            let maker = Process { pid: u64::MAX, ..maker.clone() };
+            assert!(!maker.has_ended_for(own, || Some(FOREIGN_AGE_MAX)), "{maker:?} {own:?}");
+            assert!(maker.has_ended_for(own, || Some(FOREIGN_AGE_MAX + Duration::from_secs(1))));
+        }
+    }
+
+    #[test]
+    fn a_process_that_cannot_be_seen_runs_as_long_as_it_exists() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = u64::from(child.id());
+        let process = Process { pid, start: start_of(pid).unwrap(), ..Process::own().clone() };
+        assert!(process.runs(None) && process.runs(Some(process.start)));
+        assert!(!process.runs(Some(process.start + 1)), "another has its number");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!process.runs(None));
+        let nobodys = Process { pid: u64::MAX, ..process };
+        assert!(!nobodys.runs(None));
     }
 
     #[test]
@@ -249,5 +297,6 @@ mod tests {
         let names = TempNames::new("t");
         assert_ne!(names.passing(tree.fd()), names.passing(tree.fd().as_fd()));
         assert_ne!(names.lasting(), names.lasting());
+        assert!(is_hidden(names.passing(tree.fd()).as_bytes()) && is_hidden(names.lasting().as_bytes()));
     }
 }

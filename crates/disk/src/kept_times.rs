@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{AtFlags, Mode, OFlags};
 use zmove_types::{Name, Timestamp};
@@ -20,7 +20,7 @@ use crate::hidden::TempNames;
 #[derive(Debug)]
 pub struct KeptTimes {
     names: TempNames,
-    asked: Mutex<HashMap<u64, Keeping>>,
+    asked: Mutex<HashMap<u64, Arc<Mutex<Option<Keeping>>>>>,
 }
 
 /// What one file system keeps of times.
@@ -55,15 +55,21 @@ impl KeptTimes {
     }
 
     fn keeping(&self, directory: BorrowedFd<'_>) -> io::Result<Keeping> {
-        let device = rustix::fs::fstat(directory)?.st_dev;
-        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(keeping) = asked.get(&device) {
-            return Ok(*keeping);
+        let file_system = self.file_system(rustix::fs::fstat(directory)?.st_dev);
+        let mut known = file_system.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(keeping) = *known {
+            return Ok(keeping);
         }
         // another directory of the same file system may let itself be asked
         let keeping = Keeping::ask(directory, &self.names)?;
-        asked.insert(device, keeping);
+        *known = Some(keeping);
         Ok(keeping)
+    }
+
+    /// What is known of one file system, behind a lock of its own: one that hangs while it is asked holds up no other.
+    fn file_system(&self, device: u64) -> Arc<Mutex<Option<Keeping>>> {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(asked.entry(device).or_default())
     }
 }
 
@@ -186,6 +192,7 @@ const UNITS_NS: [u64; 11] = [
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     fn at(seconds: i64, nanos: u32) -> Timestamp {
         Timestamp { seconds, nanos }
@@ -253,6 +260,27 @@ mod tests {
 
     fn seconds_of_2001() -> i64 {
         USUAL.seconds
+    }
+
+    #[test]
+    fn a_file_system_that_hangs_while_it_is_asked_holds_up_no_other() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = File::open(home.path()).unwrap();
+        let device = rustix::fs::fstat(&directory).unwrap().st_dev;
+        let times = KeptTimes::new("t");
+        let (told, answer) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let hanging = times.file_system(device);
+            let hangs = hanging.lock().unwrap();
+            scope.spawn(|| times.kept(&directory, at(7, 1)));
+            // one in the table, one here, one with the thread that is about to ask
+            while Arc::strong_count(&hanging) < 3 {
+                std::thread::yield_now();
+            }
+            scope.spawn(|| told.send(times.file_system(device + 1).lock().unwrap().is_none()));
+            assert_eq!(answer.recv_timeout(Duration::from_secs(10)), Ok(true));
+            drop(hangs);
+        });
     }
 
     #[test]

@@ -16,6 +16,7 @@
 
 mod advice;
 mod backend;
+mod boot;
 mod contents;
 mod data_file;
 mod entry;
@@ -35,6 +36,7 @@ mod uring;
 
 pub use advice::replace_file;
 pub use backend::{Disk, Slices};
+pub use boot::boot_id;
 pub use contents::ContentsWriter;
 pub use data_file::{DataFile, Direct};
 pub use entry::{FileIdentity, place_symlink, retouch, set_directory_metadata, set_new_file_metadata};

@@ -14,16 +14,16 @@ use zmove_types::{Name, RelPath};
 use crate::tree::{DIRECTORY, Tree, make_writable, open_beneath};
 
 /// Names of running transfers begin so, and stay.
-const HIDDEN_PREFIX: &[u8] = b".zmove-";
-/// How many directories of a tree are open at once, the deepest ones,
+pub(crate) const HIDDEN_PREFIX: &str = ".zmove-";
+/// How many of the deepest directories stay open.
 const OPEN_MAX: usize = 64;
-/// and each of so many above them, to find the way back from.
+/// Of the directories above those, one in so many stays open, to find the way back.
 const OPEN_EVERY: usize = 256;
 
 /// Whether a name may belong to a transfer that is running.
 #[must_use]
 pub fn is_hidden(name: &[u8]) -> bool {
-    name.starts_with(HIDDEN_PREFIX)
+    name.starts_with(HIDDEN_PREFIX.as_bytes())
 }
 
 /// Removes entries of a directory of `tree`; returns how many there were, with those below them. What could not be removed

@@ -258,12 +258,16 @@ pub fn publish_file(directory: &OwnedFd, hidden: &Name, name: &Name, replace: Re
     }
     match rustix::fs::renameat_with(directory, from, directory, to, RenameFlags::NOREPLACE) {
         // file systems that do not know the flag refuse to link over a name as well
-        Err(Errno::INVAL | Errno::NOSYS) => {
-            rustix::fs::linkat(directory, from, directory, to, AtFlags::empty())?;
-            Ok(rustix::fs::unlinkat(directory, from, AtFlags::empty())?)
-        }
+        Err(Errno::INVAL | Errno::NOSYS) => Ok(publish_by_link(directory, hidden, name)?),
         renamed => Ok(renamed?),
     }
+}
+
+fn publish_by_link(directory: &OwnedFd, hidden: &Name, name: &Name) -> rustix::io::Result<()> {
+    rustix::fs::linkat(directory, hidden.as_os_str(), directory, name.as_os_str(), AtFlags::empty())?;
+    // the file has its name; a hidden name that stays is swept
+    let _swept_later = rustix::fs::unlinkat(directory, hidden.as_os_str(), AtFlags::empty());
+    Ok(())
 }
 
 impl Drop for Staged {
@@ -293,6 +297,7 @@ fn open_finished(found: &OwnedFd) -> rustix::io::Result<File> {
 mod tests {
     use super::*;
     use crate::entry::set_new_file_metadata;
+    use rustix::fs::IFlags;
     use std::io::Write;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
     use zmove_types::{Metadata, Timestamp};
@@ -331,6 +336,21 @@ mod tests {
         assert_eq!((stat.mode() & 0o7777, stat.mtime(), stat.mtime_nsec()), (0o641, -7, 123_456_789));
         assert_eq!(std::fs::read(&target).unwrap(), b"new");
         assert_eq!(entries(&home), 1);
+    }
+
+    #[test]
+    fn a_file_that_has_its_name_is_published_even_where_its_hidden_name_stays() {
+        let (home, fd) = home();
+        std::fs::write(home.path().join("hidden"), "whole").unwrap();
+        let name = |text: &str| Name::from_bytes(text.as_bytes()).unwrap();
+        if rustix::fs::ioctl_setflags(&fd, IFlags::APPEND).is_err() {
+            return eprintln!("skipped: the directory for temporary files cannot be made append-only here");
+        }
+        let published = publish_by_link(&fd, &name("hidden"), &name("x"));
+        let of_that_name = publish_by_link(&fd, &name("hidden"), &name("x"));
+        rustix::fs::ioctl_setflags(&fd, IFlags::empty()).unwrap();
+        assert_eq!((published, of_that_name), (Ok(()), Err(Errno::EXIST)));
+        assert_eq!(std::fs::read(home.path().join("x")).unwrap(), b"whole");
     }
 
     #[test]

@@ -29,7 +29,8 @@ pub struct StagingDirectory {
     name: Name,
     hidden: Name,
     directory: Arc<OwnedFd>,
-    published: AtomicBool,
+    /// The hidden name leads elsewhere now.
+    let_go: AtomicBool,
     /// A mode that files get exactly as it is asked for when they are created here, if one is known.
     exact_mode: AtomicU32,
 }
@@ -59,7 +60,7 @@ impl StagingDirectory {
             name: name.clone(),
             hidden,
             directory: Arc::new(directory?),
-            published: AtomicBool::new(false),
+            let_go: AtomicBool::new(false),
             exact_mode: AtomicU32::new(NO_MODE),
         })
     }
@@ -106,22 +107,27 @@ impl StagingDirectory {
     /// Gives the directory its name, which none or an empty directory may have, or, where that may be replaced, a file or link.
     ///
     /// # Errors
-    /// What the system says, `EEXIST` or `ENOTEMPTY` when something is in the way; it is as it was then.
+    /// What the system says, `EEXIST` or `ENOTEMPTY` when something is in the way, `EISDIR` when that has taken the place of a
+    /// file just now; it is as it was then. Where it cannot be put back, it stays under the hidden name.
     pub fn publish(&self, replace: Replace) -> io::Result<()> {
         let (hidden, name) = (self.hidden.as_os_str(), self.name.as_os_str());
         match rustix::fs::renameat(&self.parent, hidden, &self.parent, name) {
             Err(Errno::NOTDIR) if replace == Replace::Existing => self.publish_over_a_file()?,
             renamed => renamed?,
         }
-        self.published.store(true, Ordering::Relaxed);
+        self.let_go.store(true, Ordering::Relaxed);
         Ok(())
     }
 
-    /// In one step, so that there is something whole under the name at each moment.
+    /// In one step, so that there is something whole under the name at each moment. What cannot be removed, since a directory
+    /// has come to be there meanwhile, gets its name back.
     fn publish_over_a_file(&self) -> io::Result<()> {
         let (parent, hidden, name) = (&self.parent, self.hidden.as_os_str(), self.name.as_os_str());
         match rustix::fs::renameat_with(parent, hidden, parent, name, RenameFlags::EXCHANGE) {
-            Ok(()) => Ok(rustix::fs::unlinkat(parent, hidden, AtFlags::empty())?),
+            Ok(()) => {
+                let removed = rustix::fs::unlinkat(parent, hidden, AtFlags::empty());
+                Ok(removed.inspect_err(|_error| self.exchange_back())?)
+            }
             // file systems that cannot do it in one
             Err(Errno::INVAL | Errno::NOSYS) => {
                 rustix::fs::unlinkat(parent, name, AtFlags::empty())?;
@@ -129,6 +135,13 @@ impl StagingDirectory {
             }
             Err(error) => Err(error.into()),
         }
+    }
+
+    fn exchange_back(&self) {
+        let (parent, hidden, name) = (&self.parent, self.hidden.as_os_str(), self.name.as_os_str());
+        let exchanged = rustix::fs::renameat_with(parent, hidden, parent, name, RenameFlags::EXCHANGE);
+        // what has the hidden name is somebody else's then, and must not be removed
+        self.let_go.store(exchanged.is_err(), Ordering::Relaxed);
     }
 
     /// Moves what is in it into another directory, where files replace files and links, and directories become one with
@@ -273,7 +286,7 @@ impl Merging {
 
 impl Drop for StagingDirectory {
     fn drop(&mut self) {
-        if !*self.published.get_mut() {
+        if !*self.let_go.get_mut() {
             let parent = Tree::at(Arc::clone(&self.parent));
             let hidden = std::iter::once(&self.hidden);
             // the next transfer that comes here sweeps what stays
@@ -366,6 +379,35 @@ mod tests {
         drop(staging);
         assert!(home.path().join("d/a").exists());
         assert_eq!(names(&home), ["d"]);
+    }
+
+    #[test]
+    fn a_directory_that_takes_the_place_of_the_file_meanwhile_gets_its_name_back() {
+        let (home, fd) = place();
+        std::fs::create_dir(home.path().join("d")).unwrap();
+        std::fs::write(home.path().join("d/theirs"), "x").unwrap();
+        let staging = begin(&fd, "d");
+        staging.create(&name("ours"), 0o644).unwrap();
+        assert!(staging.publish_over_a_file().is_err());
+        assert!(home.path().join("d/theirs").exists());
+        assert!(home.path().join(staging.hidden.as_os_str()).join("ours").exists());
+        drop(staging);
+        assert_eq!(names(&home), ["d"]);
+        assert!(home.path().join("d/theirs").exists());
+    }
+
+    #[test]
+    fn what_cannot_get_its_name_back_is_not_removed() {
+        let (home, fd) = place();
+        let staging = begin(&fd, "d");
+        let hidden = home.path().join(staging.hidden.as_os_str());
+        // after an exchange, and when somebody has removed the name since
+        std::fs::remove_dir(&hidden).unwrap();
+        std::fs::create_dir(&hidden).unwrap();
+        std::fs::write(hidden.join("theirs"), "x").unwrap();
+        staging.exchange_back();
+        drop(staging);
+        assert!(hidden.join("theirs").exists());
     }
 
     #[test]

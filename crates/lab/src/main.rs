@@ -1,6 +1,7 @@
 //! `zmove-lab`: measures zmove and its peers between two hosts that are network namespaces joined by an emulated path.
 //!
-//! Runs as root on Linux, but for `figures`, `torture`, `kills`, `half`, `soak` and `siege`, which need no hosts. Everything it makes (namespaces, mounts, processes) carries its process number and ends with it.
+//! Runs as root on Linux, but for `figures`, `torture`, `kills`, `half`, `soak` and `siege`, which need no hosts.
+//! Everything it makes (namespaces, mounts, processes) carries its process number and ends with it.
 
 mod again;
 mod calibrate;

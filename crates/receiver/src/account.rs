@@ -52,8 +52,8 @@ pub(crate) struct Held {
     amount: usize,
 }
 
-/// The descriptors of one large file that is being written: its own and its directory's, each also past the page cache, and
-/// those of the version that it replaces.
+/// The descriptors of one large file that is being written: its own, one past the page cache, its directory's, and two of the
+/// version that it replaces.
 const DESCRIPTORS_PER_FILE: usize = 5;
 
 /// A staging directory and its parent.

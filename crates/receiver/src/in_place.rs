@@ -45,8 +45,8 @@ impl Context {
         self.in_place && Existing::is_alone(directory, name)
     }
 
-    /// The end of a file that was changed in its place, and which nobody else was noticed to have changed. Its data is flushed before it looks finished: what was written over
-    /// other data may come to the disk later than length and time do.
+    /// The end of a file that was changed in its place, and which nobody else was noticed to have changed. Its data is flushed
+    /// before it looks finished: what was written over other data may come to the disk later than length and time do.
     pub(crate) fn finish_in_place(
         &self,
         staged: Staged,

@@ -176,10 +176,10 @@ async fn opening(inbox: &mut Messages) -> Result<(Open, Held), SessionError> {
     }
 }
 
-/// Whatever ends a conversation that changes nothing.
 /// [`finish::finish`] on a thread of its own.
 type Finishing = tokio::task::JoinHandle<io::Result<(Duration, Vec<Outcome>)>>;
 
+/// Resolves when the session is to stop or its turn is over.
 async fn first_of(stop: impl Future<Output = ()>, turn: &Turn) {
     tokio::select! {
         () = stop => {}

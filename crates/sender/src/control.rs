@@ -102,7 +102,8 @@ pub(crate) async fn ask(
     Ok(writer.send(&opening).await?)
 }
 
-/// Waits for leave, of a receiver that speaks `version`, or an older one where versions have no names; with `patience` where the transfer has to stand in line, which `waits` is told.
+/// Waits until the receiver opens the transfer. `version` is what it speaks, or the newest that has no name of its own in TLS.
+/// Where the transfer has to stand in line, it waits for `patience` and tells `waits`.
 pub(crate) async fn leave(
     reader: ControlReader,
     version: Version,

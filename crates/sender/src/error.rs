@@ -127,7 +127,8 @@ pub(crate) enum FileError {
     Unconfirmed { path: PathBuf },
     /// Nothing else was told of them: a mistake of the program itself.
     #[error(
-        "sender: {files} of the files that were found were neither moved nor skipped; this is a bug in zmove: run the command again, and please report it"
+        "sender: {files} of the files that were found were neither moved nor skipped; this is a bug in zmove: run the \
+         command again, and please report it"
     )]
     Unaccounted { files: u64 },
 }

@@ -39,8 +39,9 @@ use whole::WholeRecords;
 /// What a lane may receive at once before autotuning has seen how fast it is; see [`zmove_sockopt::open_receive_window`].
 const LANE_WINDOW_BYTES: u32 = 8 << 20;
 
-/// The same before the peer has proven a key. A lane's first data comes with its first word, which must not find the window of 64 KiB that
-/// a connection begins with: what the kernel acknowledges meanwhile opens the window, and what it says later is not heard until more has come.
+/// The same before the peer has proven a key. A lane's first data comes with its first word, which must not find the window of
+/// 64 KiB that a connection begins with: what the kernel acknowledges meanwhile opens the window, and what it says later is not
+/// heard until more has come.
 const EARLY_WINDOW_BYTES: u32 = 1 << 20;
 
 /// An established connection to a peer whose key is known.

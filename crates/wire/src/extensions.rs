@@ -69,7 +69,7 @@ impl Extensions {
 
     /// Appends the block, with its length before it.
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
-        let length = u32::try_from(self.block_bytes()).expect("a block is at most 256 KiB");
+        let length = u32::try_from(self.block_bytes()).expect("a block is within EXTENSIONS_BYTES_MAX");
         out.put(&length.to_le_bytes());
         self.put_block(out);
     }
@@ -86,7 +86,7 @@ impl Extensions {
 
     fn put_block(&self, out: &mut Vec<u8>) {
         for Extension { number, critical, bytes } in &self.0 {
-            let length = u32::try_from(bytes.len()).expect("a block is at most 256 KiB");
+            let length = u32::try_from(bytes.len()).expect("within EXTENSIONS_BYTES_MAX");
             out.put(&number.to_le_bytes());
             out.put(&[u8::from(*critical)]);
             out.put(&length.to_le_bytes());

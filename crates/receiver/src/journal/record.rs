@@ -3,6 +3,7 @@
 //! A record is the length of its body (u32), its type (u8), the body, and the CRC32C of all that. All numbers are
 //! little-endian. **Invariant:** the first record's frame, magic and version stand where they stand in every version.
 
+use zmove_disk::boot_id;
 use zmove_types::{Cv, Name, RelPath, Timestamp, TransferId};
 
 use super::{Begin, JournalError, OWNER_BYTES_MAX, Part, SourceIdentity, TARGET_BYTES_MAX};
@@ -29,17 +30,14 @@ pub(super) struct BootId(pub(super) [u8; 16]);
 impl BootId {
     /// This run of the system.
     pub(super) fn current() -> Self {
-        let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        Self::parse(text.trim_end()).unwrap_or_default()
+        boot_id().map_or_else(Self::default, Self::of)
     }
 
-    /// Reads 32 hexadecimal digits with dashes among them.
-    fn parse(text: &str) -> Option<Self> {
-        let number = u128::from_str_radix(&text.replace('-', ""), 16).ok()?;
+    fn of(number: u128) -> Self {
         let mut bytes = number.to_le_bytes();
         // they stand in the order in which they are written
         bytes.reverse();
-        Some(Self(bytes))
+        Self(bytes)
     }
 }
 

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! `name=` once, `root=` once or more (absolute, without `..`), `write` where the key may also write, `set-ids` where
-//! files keep their setuid and setgid bits, `max-rate=` and `expires=` (see [`Expiry`]) where there is a limit. In a value a space, a `%`, a control character or a byte that is not UTF-8 is written as `%` and two hex digits (`%20`).
+//! files keep their setuid and setgid bits, `max-rate=` and `expires=` (see [`Expiry`]) where there is a limit. In a value a
+//! space, a `%`, a control character or a byte that is not UTF-8 is written as `%` and two hex digits (`%20`).
 //!
 //! In the place of a key a line may name a certificate authority, and whom of those that it vouches for it is about:
 //!
