@@ -177,7 +177,7 @@ impl StagingDirectory {
                 continue;
             }
             match level.remove() {
-                Ok(()) if merging.is_empty() => self.published.store(true, Ordering::Relaxed),
+                Ok(()) if merging.is_empty() => self.let_go.store(true, Ordering::Relaxed),
                 Ok(()) => {}
                 Err(_not_empty) if level.move_entries(stays, failed) => merging.push(level),
                 // it goes with all that is in it when this is dropped
