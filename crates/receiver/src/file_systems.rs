@@ -6,14 +6,28 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::Duration;
 
+use crossbeam_channel::{Sender, unbounded};
 use rustix::fs::Dev;
 use rustix::io::Errno;
 
 /// One open directory of each file system.
-#[derive(Debug, Default)]
-pub(crate) struct FileSystems(Mutex<HashMap<Dev, FileSystem>>);
+#[derive(Debug)]
+pub(crate) struct FileSystems {
+    known: Mutex<HashMap<Dev, FileSystem>>,
+    /// How long a flush may take before it is late.
+    patience: Duration,
+    /// The flush that was late and may still be under way.
+    late: Mutex<Option<Flushing>>,
+    /// The thread that flushes, begun with the first flush; none where there can be no more threads.
+    flusher: OnceLock<Option<Sender<Work>>>,
+}
+
+/// What is flushed, and who waits for it.
+type Work = (Vec<Arc<OwnedFd>>, Flushing);
 
 #[derive(Debug)]
 struct FileSystem {
@@ -43,6 +57,68 @@ impl Flush {
 /// and eCryptfs: `syncfs` flushes what is below, and an error of that is told to `fsync` of the file alone.
 const EACH: [i64; 3] = [0x6573_5546, 0x794c_7630, 0xf15f];
 
+/// A flush under way on a thread of its own.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Flushing(Arc<Progress>);
+
+#[derive(Debug, Default)]
+struct Progress {
+    ended: Mutex<Option<Result<(), Errno>>>,
+    changed: Condvar,
+}
+
+/// What a flush has not done.
+#[derive(Debug)]
+pub(crate) enum Unflushed {
+    Failed,
+    /// It takes long, as where somebody else has written much to the same file system. The flush that will cover all that was
+    /// written until now, if one has begun.
+    Late(Option<Flushing>),
+}
+
+/// Longer than storage takes to write what one transfer has in the page cache, and shorter than it may take for all others.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+impl Default for FileSystems {
+    fn default() -> Self {
+        Self { known: Mutex::default(), patience: PATIENCE, late: Mutex::default(), flusher: OnceLock::new() }
+    }
+}
+
+fn start_flusher() -> Option<Sender<Work>> {
+    let (flusher, work) = unbounded();
+    let flush = move || work.into_iter().for_each(flush_all);
+    thread::Builder::new().name("zmove-flush".to_owned()).spawn(flush).ok()?;
+    Some(flusher)
+}
+
+fn flush_all((directories, flushing): Work) {
+    // each is flushed, whatever becomes of the others: an error is told once
+    let results: Vec<_> = directories.iter().map(rustix::fs::syncfs).collect();
+    flushing.end(results.into_iter().collect());
+}
+
+impl Flushing {
+    /// How it has ended, as soon as it has; nothing if that takes longer.
+    fn wait(&self, patience: Duration) -> Option<Result<(), Errno>> {
+        let Progress { ended, changed } = &*self.0;
+        let ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = changed.wait_timeout_while(ended, patience, |ended| ended.is_none());
+        *waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Whether all has been flushed by now.
+    pub(crate) fn is_done(&self) -> bool {
+        self.wait(Duration::ZERO) == Some(Ok(()))
+    }
+
+    fn end(&self, result: Result<(), Errno>) {
+        let Progress { ended, changed } = &*self.0;
+        *ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+        changed.notify_all();
+    }
+}
+
 impl FileSystems {
     /// To be called with a directory before anything is written to it.
     ///
@@ -59,13 +135,53 @@ impl FileSystems {
         Ok(self.lock().entry(device).or_insert(file_system).flush)
     }
 
-    /// Flushes those that can be as a whole.
-    pub(crate) fn flush(&self) -> Result<(), Errno> {
+    /// Flushes those that can be as a whole, or begins to.
+    ///
+    /// # Errors
+    /// What the system says of this flush or of a late one before, or that it is late.
+    pub(crate) fn flush(&self) -> Result<(), Unflushed> {
+        let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(before) = late.take() {
+            match before.wait(self.patience) {
+                None => {
+                    *late = Some(before);
+                    return Err(Unflushed::Late(None));
+                }
+                Some(ended) => ended.map_err(|_told_by_each_file| Unflushed::Failed)?,
+            }
+        }
+        let flushing = self.begin_flush();
+        match flushing.wait(self.patience) {
+            None => {
+                *late = Some(flushing.clone());
+                Err(Unflushed::Late(Some(flushing)))
+            }
+            Some(ended) => ended.map_err(|_told_by_each_file| Unflushed::Failed),
+        }
+    }
+
+    /// Flushes them, however long it takes.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn flush_to_the_end(&self) -> Result<(), Errno> {
+        let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
+        for flushing in late.take().into_iter().chain(std::iter::once_with(|| self.begin_flush())) {
+            while flushing.wait(self.patience).map_or(Ok(true), |ended| ended.map(|()| false))? {}
+        }
+        Ok(())
+    }
+
+    fn begin_flush(&self) -> Flushing {
         let whole = |known: &FileSystem| (known.flush == Flush::Whole).then(|| Arc::clone(&known.directory));
         let directories: Vec<_> = self.lock().values().filter_map(whole).collect();
-        // each is flushed, whatever becomes of the others: an error is told once
-        let results: Vec<_> = directories.iter().map(rustix::fs::syncfs).collect();
-        results.into_iter().collect()
+        let flushing = Flushing::default();
+        let work = (directories, flushing.clone());
+        match self.flusher.get_or_init(start_flusher) {
+            Some(flusher) => flusher.send(work).expect("it ends with this"),
+            None => flush_all(work),
+        }
+        flushing
     }
 
     /// Whether some are flushed file by file.
@@ -74,6 +190,30 @@ impl FileSystems {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Dev, FileSystem>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+impl FileSystems {
+    /// With a flush that never ends, and no patience.
+    pub(crate) fn that_are_late() -> Self {
+        Self { patience: Duration::ZERO, late: Mutex::new(Some(Flushing::default())), ..Self::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_late_flush_has_failed_for_is_told_by_the_next() {
+        let file_systems = FileSystems::that_are_late();
+        assert!(matches!(file_systems.flush(), Err(Unflushed::Late(None))));
+        let late = file_systems.late.lock().unwrap().clone().unwrap();
+        late.end(Err(Errno::IO));
+        assert!(!late.is_done());
+        assert!(matches!(file_systems.flush(), Err(Unflushed::Failed)));
+        assert!(matches!(file_systems.flush_to_the_end(), Ok(())));
     }
 }

@@ -40,7 +40,7 @@ pub(crate) fn finish(context: &Context) -> io::Result<(Duration, Vec<Outcome>)> 
     }
     let started = Instant::now();
     if context.durability != Durability::None {
-        context.file_systems.flush()?;
+        context.file_systems.flush_to_the_end()?;
     }
     context.parts.finish();
     Ok((started.elapsed(), outcomes))

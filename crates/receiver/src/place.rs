@@ -533,6 +533,7 @@ pub(crate) mod tests {
     use zmove_wire::{EntryFault, Extraneous, Open, Purpose, TargetShape};
 
     use crate::config::ReceiverConfig;
+    use crate::file_systems::FileSystems;
     use crate::files::Complete;
     use crate::session::context;
     use crate::store::finish_file;
@@ -1017,5 +1018,21 @@ pub(crate) mod tests {
             assert_eq!((faults.len(), faults[0].operation), (1, Operation::Flush), "{directory}");
             assert_eq!(names(&home.path().join(directory)).len(), 7);
         }
+    }
+
+    #[test]
+    fn while_a_flush_is_late_files_are_flushed_one_by_one() {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::create_dir(home.path().join("there")).unwrap();
+        let file_systems = FileSystems::that_are_late();
+        let context = Context { durability: Durability::End, file_systems, ..transfer(home.path()) };
+        let mut placer = Placer::new(&context);
+        let batches = ["there", "new"].map(|directory| begin(&mut placer, files(directory, "f", 8)));
+        let hidden = names(home.path()).into_iter().find(|name| name.starts_with(".zmove-")).unwrap();
+        // as if it had not come to the storage
+        std::fs::write(home.path().join(hidden).join("f5"), "0").unwrap();
+        publish_all(&context);
+        assert_eq!(batches.map(|batch| batch.faults().len()), [0, 1]);
+        assert_eq!(["there", "new"].map(|directory| names(&home.path().join(directory)).len()), [8, 7]);
     }
 }

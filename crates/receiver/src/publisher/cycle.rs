@@ -17,6 +17,7 @@ use zmove_wire::{Durability, Fault, FaultCode, FileDone, FileEntry, Operation, O
 use super::{Filled, Filling, Generation, HiddenFile, PendingBatch, WholeFile};
 use crate::compare::stays;
 use crate::config::BUFFER_BYTES;
+use crate::file_systems::{Flushing, Unflushed};
 use crate::old::open_old;
 use crate::place::{ALREADY_THERE, Failure, Known, Placer, failure};
 use crate::publisher::Wake;
@@ -51,25 +52,34 @@ const READERS: usize = 8;
 pub(crate) fn publish_all(context: &Context) {
     let _one_at_a_time = context.publisher.cycle.lock().unwrap_or_else(PoisonError::into_inner);
     let mut generation = context.publisher.take();
-    let flushed = flush(context);
-    if flushed.is_err() {
-        // what came while the flush ran may be what it failed for
-        context.publisher.suspect();
-        generation.suspect = true;
-    }
+    let beside = match flush(context) {
+        Ok(()) => None,
+        Err(Unflushed::Failed) => {
+            // what came while the flush ran may be what it failed for
+            context.publisher.suspect();
+            generation.suspect = true;
+            None
+        }
+        Err(Unflushed::Late(beside)) => {
+            let only_late = !std::mem::replace(&mut generation.suspect, true);
+            beside.filter(|_| only_late)
+        }
+    };
     // told before another turn can come: who publishes last may say after that that all is done
-    generation.publish(context).into_iter().for_each(|batch| batch.release(context));
+    generation.publish(context, beside.as_ref()).into_iter().for_each(|batch| batch.release(context));
 }
 
 fn flush_ahead(context: &Context) {
     let _one_at_a_time = context.publisher.cycle.lock().unwrap_or_else(PoisonError::into_inner);
-    if !context.publisher.is_stopped() && flush(context).is_err() {
+    if !context.publisher.is_stopped()
+        && let Err(Unflushed::Failed) = flush(context)
+    {
         context.publisher.suspect();
     }
 }
 
 /// Flushes the file systems, unless the sender wants no flush.
-fn flush(context: &Context) -> Result<(), Errno> {
+fn flush(context: &Context) -> Result<(), Unflushed> {
     if context.durability == Durability::None {
         return Ok(());
     }
@@ -77,17 +87,19 @@ fn flush(context: &Context) -> Result<(), Errno> {
     let flushed = context.file_systems.flush();
     match flushed {
         Ok(()) => mark.into_iter().for_each(|mark| context.parts.flushed(mark)),
-        Err(_) => context.parts.flush_failed(),
+        Err(Unflushed::Failed) => context.parts.flush_failed(),
+        Err(Unflushed::Late(_)) => {}
     }
     flushed
 }
 
 impl Generation {
-    /// Gives everything its name; returns the batches that have all of theirs now, as far as this generation goes.
-    fn publish(mut self, context: &Context) -> Vec<Arc<PendingBatch>> {
+    /// Gives everything its name; returns the batches that have all of theirs now, as far as this generation goes. While it is
+    /// only in doubt because its flush is late, that goes on `beside`.
+    fn publish(mut self, context: &Context, beside: Option<&Flushing>) -> Vec<Arc<PendingBatch>> {
         let mut placer = Placer::new(context);
         if self.suspect {
-            self.drop_what_is_not_on_the_storage(&mut placer);
+            self.drop_what_is_not_on_the_storage(&mut placer, beside);
         }
         let mut batches = self.batches;
         let flushes_directories = context.durability == Durability::File || context.file_systems.any_each();
@@ -126,8 +138,8 @@ impl Generation {
     }
 
     /// After a flush that failed: the kernel has told that once, and calls the pages clean that it could not write. What is not
-    /// on the storage as it should be is removed.
-    fn drop_what_is_not_on_the_storage(&mut self, placer: &mut Placer<'_>) {
+    /// on the storage as it should be is removed. The same where the flush is late, as long as that goes on.
+    fn drop_what_is_not_on_the_storage(&mut self, placer: &mut Placer<'_>, beside: Option<&Flushing>) {
         let context = placer.context();
         let mut suspects = Vec::new();
         for file in self.files.drain(..) {
@@ -145,7 +157,7 @@ impl Generation {
                 }
             }
         }
-        for (suspect, found) in look_at_all(context, suspects) {
+        for (suspect, found) in look_at_all(context, suspects, beside) {
             match (suspect, found) {
                 (Suspect::Hidden(file), Ok(())) => self.files.push(file),
                 (Suspect::Hidden(file), Err(error)) => {
@@ -184,7 +196,11 @@ impl Suspect {
 type Found = (Suspect, io::Result<()>);
 
 /// Flushes each file by itself and reads it back, many at a time.
-fn look_at_all(context: &Context, suspects: Vec<(Arc<OwnedFd>, Name, Suspect)>) -> Vec<Found> {
+fn look_at_all(
+    context: &Context,
+    suspects: Vec<(Arc<OwnedFd>, Name, Suspect)>,
+    beside: Option<&Flushing>,
+) -> Vec<Found> {
     let (give, take) = crossbeam_channel::unbounded();
     suspects.into_iter().for_each(|suspect| give.send(suspect).expect("the other end is here"));
     drop(give);
@@ -192,7 +208,9 @@ fn look_at_all(context: &Context, suspects: Vec<(Arc<OwnedFd>, Name, Suspect)>) 
         let look = || {
             let buffers = BufferPool::new(BUFFER_BYTES, 1);
             let look = |(directory, name, suspect): (Arc<OwnedFd>, Name, Suspect)| {
-                let found = look_at(context, &buffers, (&directory, &name), suspect.file());
+                let flushed = beside.is_some_and(Flushing::is_done);
+                let look = || look_at(context, &buffers, (&directory, &name), suspect.file());
+                let found = if flushed { Ok(()) } else { look() };
                 (suspect, found)
             };
             take.iter().map(look).collect::<Vec<_>>()
