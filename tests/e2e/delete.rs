@@ -26,6 +26,7 @@ both_ways!(
     a_source_that_is_missing_removes_nothing,
     what_running_transfers_hide_stays,
     a_directory_in_the_way_of_a_file_still_stays,
+    a_renamed_file_that_cannot_be_stored_keeps_its_old_name,
     names_of_any_bytes_go,
     a_name_that_is_kept_for_transfers_is_named,
     a_preview_lists_and_removes_nothing,
@@ -175,8 +176,24 @@ fn a_directory_in_the_way_of_a_file_still_stays(site: &Site) {
     paint(site.target().join("kept/inner"), 10);
     paint(site.target().join("alone"), 10);
     let outcome = site.push(&["--delete"], site.contents(), "").expect(23);
+    outcome
+        .says(&["'kept'", "a directory of that name is in the way"])
+        .says(&["nothing was removed at the target: not all could be stored there", "--ignore-errors"])
+        .lines(2);
+    assert!(site.target().join("alone").exists());
+    let outcome = site.push(&["--delete", "--ignore-errors"], site.contents(), "").expect(23);
     outcome.says(&["'kept'", "a directory of that name is in the way"]).lines(1);
     assert!(site.target().join("kept/inner").exists() && !site.target().join("alone").exists());
+}
+
+/// A large file fails when it is to get its name, after all of it has been settled.
+fn a_renamed_file_that_cannot_be_stored_keeps_its_old_name(site: &Site) {
+    let bytes = zmove_types::GROUP_BYTES + 5;
+    paint(site.target().join("old name"), bytes);
+    paint(site.source().join("new"), bytes);
+    paint(site.target().join("new/in the way"), 10);
+    site.push(&["--delete"], site.contents(), "").expect(23).says(&["nothing was removed"]).lines(2);
+    assert_eq!(names(&site.target()), ["new", "old name"]);
 }
 
 fn names_of_any_bytes_go(site: &Site) {

@@ -127,10 +127,10 @@ pub(crate) struct PushArgs {
     #[arg(long)]
     pub(crate) inplace: bool,
     /// At the end remove what is at the target below the directories sent and not in them; nothing is removed when
-    /// any directory or file of the source could not be read
+    /// any directory or file of the source could not be read, or not be stored at the target
     #[arg(long)]
     pub(crate) delete: bool,
-    /// With --delete: remove also when parts of the source could not be read, but nothing below these
+    /// With --delete: remove also when parts of the source could not be read, but nothing below these, or not be stored
     #[arg(long, requires = "delete")]
     pub(crate) ignore_errors: bool,
     /// With --delete: remove no more than N files and directories; what is over stays (exit code 25)

@@ -8,7 +8,7 @@ use thiserror::Error;
 use zmove_scan::ScanError;
 use zmove_transport::{ControlError, LaneError};
 use zmove_types::Escaped;
-use zmove_wire::{Fault, GreetingError, Refusal, RefusalCode, WireError};
+use zmove_wire::{Fault, GreetingError, Operation, Refusal, RefusalCode, WireError};
 
 /// Why a push ended before everything was settled.
 #[derive(Debug, Error)]
@@ -149,6 +149,14 @@ impl FileError {
             | Self::Damaged { .. }
             | Self::Unconfirmed { .. }
             | Self::Unaccounted { .. } => false,
+        }
+    }
+    /// Whether something was to be at the target and is not, or not as it should be.
+    pub(crate) fn is_unplaced(&self) -> bool {
+        match self {
+            Self::Receiver(fault) => !matches!(fault.operation, Operation::List | Operation::Delete),
+            Self::Damaged { .. } => true,
+            _ => false,
         }
     }
 }

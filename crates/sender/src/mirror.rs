@@ -2,8 +2,8 @@
 //! below them and not in them goes.
 //!
 //! **Invariant:** nothing is asked to be removed before all names of all sources have been read, and all files of them that
-//! were to be sent; and when any of it could not be read, nothing at all, unless the user has said so. What could not be
-//! listed is left alone then too, and so is what rules leave out of the push.
+//! were to be sent are at the target; and when any of it could not be read or stored, nothing at all, unless the user has
+//! said so. What could not be listed is left alone then too, and so is what rules leave out of the push.
 
 mod doomed;
 
@@ -42,7 +42,7 @@ pub(crate) struct Mirror {
 /// What may go of what is at the target alone.
 #[derive(Clone, Debug, Default)]
 pub struct Removals {
-    /// What an unread part of the source means for it.
+    /// What a part of the source that is not at the target means for it.
     pub after_errors: AfterErrors,
     /// The most files and directories that go. Default: any number. The deepest go first, and what is over stays.
     pub entries_max: Option<u64>,
@@ -56,7 +56,7 @@ pub trait Guard: fmt::Debug + Send + Sync {
     fn objection(&self) -> Option<String>;
 }
 
-/// What an unread part of the source means for what would be removed.
+/// What a part of the source that could not be read, or not be stored at the target, means for what would be removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AfterErrors {
     /// Nothing is removed.
@@ -74,6 +74,8 @@ pub(crate) fn run(shared: &Shared, answers: &Receiver<ToSender>, mirror: &Mirror
         }
         let mut round = Round::new(shared, answers, mirror);
         round.walk();
+        // large files get their names after they are settled
+        round.wait_until(|round| round.mirror.purpose == Purpose::Preview || shared.counters.are_files_told());
         if shared.is_stopping() || stays(shared, mirror) {
             return;
         }
@@ -105,13 +107,14 @@ pub(crate) fn run(shared: &Shared, answers: &Receiver<ToSender>, mirror: &Mirror
 
 /// Whether nothing may be removed; says so then.
 fn stays(shared: &Shared, mirror: &Mirror) -> bool {
-    let errors = shared.counters.source_errors();
+    let unread = shared.counters.source_errors();
+    let errors = unread + shared.counters.unplaced.load(Ordering::Relaxed);
     if errors == 0 || mirror.removals.after_errors == AfterErrors::Remove {
         return false;
     }
+    let why = if unread > 0 { "the source could not be read completely" } else { "not all could be stored there" };
     let message = format!(
-        "nothing was removed at the target: the source could not be read completely ({errors} errors); \
-         --ignore-errors removes nevertheless"
+        "nothing was removed at the target: {why} ({errors} errors); --ignore-errors removes nevertheless"
     );
     if shared.book().tell(&message) {
         shared.observer.on(&Event::Warned { message });

@@ -192,12 +192,21 @@ pub(crate) struct Counters {
     pub(crate) scan_errors: AtomicU64,
     /// Files and links that the scan has found and that could not be read.
     pub(crate) unread: AtomicU64,
+    /// What was to be at the target, and of which not all is.
+    pub(crate) unplaced: AtomicU64,
 }
 
 impl Counters {
     /// How much of the source is not known.
     pub(crate) fn source_errors(&self) -> u64 {
         self.scan_errors.load(Ordering::Relaxed) + self.unread.load(Ordering::Relaxed)
+    }
+
+    /// Whether it is known of each file that it is at the target, or that one is not.
+    pub(crate) fn are_files_told(&self) -> bool {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let lost = self.source_errors() + count(&self.unplaced);
+        lost > 0 || count(&self.found) <= count(&self.files) + count(&self.skipped)
     }
 
     /// At the good end of a session: files that nothing was told of. Where something has failed these may be it.
@@ -536,6 +545,7 @@ impl Shared {
     pub(crate) fn fail(&self, error: &FileError) {
         self.counters.failed.fetch_add(1, Ordering::Relaxed);
         self.counters.unread.fetch_add(u64::from(error.is_unread()), Ordering::Relaxed);
+        self.counters.unplaced.fetch_add(u64::from(error.is_unplaced()), Ordering::Relaxed);
         let message = error.to_string();
         if self.book().tell(&message) {
             self.observer.on(&Event::Failed { message });
