@@ -652,6 +652,37 @@ fn a_part_of_the_source_that_is_mounted_below_the_target_is_not_written_to() {
     assert_eq!(snapshot(&site.source()), before_removal);
 }
 
+/// Another file system, and a part of the same one.
+#[test]
+fn what_is_mounted_at_the_target_alone_stays_and_is_named() {
+    let grow = |home: &Path| {
+        paint(home.join("source/kept"), 10);
+        paint(home.join("elsewhere/precious"), 10);
+        for name in ["old/mounted", "old/bound", "old/plain"] {
+            std::fs::create_dir_all(home.join("target").join(name)).unwrap();
+        }
+    };
+    let Some(mut site) = bound(grow, &[("elsewhere", "target/old/bound")]) else { return };
+    let mounted = site.path("target/old/mounted");
+    let words = ["mount", "-t", "tmpfs", "none"].map(OsStr::new);
+    assert!(site.namespace().run(&[&words[..], &[mounted.as_os_str()]].concat()));
+    paint(site.target().join("old/mounted/precious"), 10);
+    let before = snapshot(&site.path("elsewhere"));
+    let stays = |site: &Site, options: &[&str]| {
+        let outcome = site.push(options, site.contents(), "").expect(23);
+        outcome
+            .says(&["receiver: remove 'old/bound': a file system is mounted there"])
+            .says(&["receiver: remove 'old/mounted': a file system is mounted there"])
+            .lines(2);
+        assert_eq!(snapshot(&site.path("elsewhere")), before);
+        assert!(site.target().join("old/mounted/precious").exists());
+        assert_eq!(names(&site.target()), ["kept", "old"]);
+    };
+    stays(&site, &["--delete"]);
+    site.start_daemon();
+    stays(&site, &["-x", "--delete"]);
+}
+
 #[test]
 fn what_is_mounted_at_the_same_place_at_both_ends_is_equal() {
     let Some(site) = bound(grow_pair, &[("source/x", "target/x")]) else { return };

@@ -1,13 +1,13 @@
 //! Removing entries with all below them.
 //!
 //! **Invariant:** no link is followed: each directory is opened by its name in the one above it, or beneath the first
-//! one, and a link goes as a link. However deep a tree is, few of its directories are open at once, and the way back up costs
+//! one, and a link goes as a link. What is mounted below stays, with the directories that it is in. However deep a tree is, few of its directories are open at once, and the way back up costs
 //! no more than the way down.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 use zmove_types::{Name, RelPath};
 
@@ -231,17 +231,28 @@ fn open_to_empty(parent: BorrowedFd<'_>, name: &Name) -> io::Result<OwnedFd> {
     let open = |flags| rustix::fs::openat(parent, name.as_os_str(), flags, Mode::empty());
     match open(DIRECTORY) {
         Ok(directory) => {
+            refuse_mount(parent, directory.as_fd())?;
             make_writable(&directory);
             Ok(directory)
         }
         Err(Errno::ACCESS) => {
             let held = open(OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC)?;
+            refuse_mount(parent, held.as_fd())?;
             let path = format!("/proc/self/fd/{}", held.as_raw_fd());
             rustix::fs::chmodat(CWD, path.as_str(), Mode::RWXU, AtFlags::empty())?;
             Ok(open(DIRECTORY)?)
         }
         Err(error) => Err(error.into()),
     }
+}
+
+/// `EXDEV` where something is mounted on a directory, or where it is in another file system than the one above it.
+fn refuse_mount(parent: BorrowedFd<'_>, directory: BorrowedFd<'_>) -> io::Result<()> {
+    let is_apart = rustix::fs::fstat(parent)?.st_dev != rustix::fs::fstat(directory)?.st_dev;
+    // a bind mount may be of the same file system; kernels before 5.8 cannot tell
+    let known = rustix::fs::statx(directory, "", AtFlags::EMPTY_PATH, StatxFlags::empty());
+    let is_mounted = known.is_ok_and(|known| known.stx_attributes.contains(StatxAttributes::MOUNT_ROOT));
+    if is_apart || is_mounted { Err(Errno::XDEV.into()) } else { Ok(()) }
 }
 
 #[cfg(test)]

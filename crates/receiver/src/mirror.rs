@@ -107,7 +107,11 @@ fn remove_all(context: &Context, remove: &Remove) -> u64 {
         let names = names.filter(|name| !is_hidden(name.as_bytes()));
         removed += remove_entries(&context.target.tree, &group.directory, names, |path, error| {
             let reserved = path.file_name().is_some_and(|name| is_hidden(name.as_bytes()));
-            let code = if reserved { FaultCode::Reserved } else { FaultCode::os(&error) };
+            let code = match error.kind() {
+                _ if reserved => FaultCode::Reserved,
+                io::ErrorKind::CrossesDevices => FaultCode::Mounted,
+                _ => FaultCode::os(&error),
+            };
             context.tell(Outcome::Fault(Fault { path, operation: Operation::Delete, code }));
         });
     }

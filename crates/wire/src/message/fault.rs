@@ -75,6 +75,8 @@ pub enum FaultCode {
     Changed,
     /// It stays, since its name is one of those that zmove gives to what is not finished. From [`Version::V4`] on.
     Reserved,
+    /// It stays, since it is another file system than the directory that it is in. From [`Version::V4`] on.
+    Mounted,
 }
 
 /// The receiver will not take the transfer.
@@ -117,6 +119,7 @@ impl FaultCode {
         match self {
             Self::Changed if version < Version::V4 => Self::Replaced,
             Self::Reserved if version < Version::V4 => Self::Locked,
+            Self::Mounted if version < Version::V4 => Self::Os(EXDEV),
             known => known,
         }
     }
@@ -130,6 +133,8 @@ impl FaultCode {
 
 /// "Input/output error": what stands for an error that has no number.
 const EIO: i32 = 5;
+/// "Invalid cross-device link".
+const EXDEV: i32 = 18;
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -171,6 +176,7 @@ impl fmt::Display for FaultCode {
             Self::Reserved => f.write_str(
                 "names that begin with .zmove- may belong to a transfer that is running; remove it if none is",
             ),
+            Self::Mounted => f.write_str("a file system is mounted there"),
             Self::Contradiction => f.write_str("it was declared twice with different properties"),
         }
     }
@@ -192,8 +198,8 @@ pub(super) mod tests {
     fn an_older_peer_is_told_what_it_knows() {
         let older = |code: FaultCode| code.known_to(Version::V3);
         assert_eq!(
-            [FaultCode::Changed, FaultCode::Reserved].map(older),
-            [FaultCode::Replaced, FaultCode::Locked]
+            [FaultCode::Changed, FaultCode::Reserved, FaultCode::Mounted].map(older),
+            [FaultCode::Replaced, FaultCode::Locked, FaultCode::Os(18)]
         );
         assert_eq!(FaultCode::Changed.known_to(Version::V4), FaultCode::Changed);
         assert_eq!(older(FaultCode::Os(28)), FaultCode::Os(28));
