@@ -25,6 +25,7 @@ pub(crate) struct InProcess {
     pub(crate) lanes: usize,
     pub(crate) delta: bool,
     pub(crate) overwrite: Overwrite,
+    pub(crate) inplace: bool,
     pub(crate) mirror: Option<Removals>,
     pub(crate) wrap: Wrap,
     pub(crate) wrap_source: WrapSource,
@@ -58,6 +59,7 @@ impl Default for InProcess {
             lanes: 2,
             delta: false,
             overwrite: Overwrite::Differing,
+            inplace: false,
             mirror: None,
             wrap: Box::new(|sink| sink),
             wrap_source: Box::new(|source| source),
@@ -69,11 +71,11 @@ impl Default for InProcess {
 
 impl InProcess {
     pub(crate) fn push(self, source: &Path, target: &Path) -> Pushed {
-        let Self { config, receiver, lanes, delta, overwrite, mirror, .. } = self;
+        let Self { config, receiver, lanes, delta, overwrite, inplace, mirror, .. } = self;
         let Self { wrap, wrap_source, more, on_event, .. } = self;
         let witness = Arc::new(Witness { events: Mutex::default(), on_event });
         let started = Instant::now();
-        let job = PushJob { delta, overwrite, mirror, ..job(source, target.to_str().unwrap()) };
+        let job = PushJob { delta, overwrite, inplace, mirror, ..job(source, target.to_str().unwrap()) };
         let (push, mut run) = (Push::start(job, config, started), Run::begin(None, started));
         let observer = Arc::clone(&witness) as Arc<dyn Observer>;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();

@@ -3,7 +3,12 @@
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
+use zmove_types::Stopwatch;
+use zmove_wire::Overwrite;
+
 use crate::harness::{Site, both_ways};
+use crate::hooks::HookedSink;
+use crate::inprocess::InProcess;
 use crate::rsync::rsync;
 use crate::tree::{assert_pictures, assert_same, names, paint, painted, picture, set_mode, set_own_mtime};
 
@@ -168,5 +173,32 @@ fn rsync_agrees(site: &Site) {
         }
         site.push(&[option], site.contents(), "").done();
         assert_pictures(&picture(&other), &picture(&site.target()));
+    }
+}
+
+/// It was needed when the receiver was asked, and has come before the first byte does.
+#[test]
+fn what_comes_to_the_target_meanwhile_stays_also_where_files_are_changed_in_place() {
+    for overwrite in [Overwrite::Nothing, Overwrite::Older] {
+        for inplace in [false, true] {
+            let site = Site::local();
+            paint(site.source().join("f"), LARGE);
+            set_own_mtime(&site.source().join("f"), NOW, 0);
+            paint(site.target().join("other"), 5);
+            let precious = site.target().join("f");
+            let wrap = move |inner| {
+                let precious = precious.clone();
+                let before_data = move |_: &mut Stopwatch<'_>| {
+                    if !precious.exists() {
+                        std::fs::write(&precious, "precious").unwrap();
+                    }
+                };
+                Box::new(HookedSink { inner, before_data }) as _
+            };
+            let push =
+                InProcess { overwrite, inplace, lanes: 1, wrap: Box::new(wrap), ..InProcess::default() };
+            let pushed = push.push(&site.source(), &site.target());
+            assert_eq!(std::fs::read(site.target().join("f")).unwrap(), b"precious", "{:?}", pushed.failed());
+        }
     }
 }

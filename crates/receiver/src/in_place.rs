@@ -14,6 +14,7 @@ use zmove_types::{Metadata, Name};
 use zmove_wire::{Durability, Operation};
 
 use crate::place::Failure;
+use crate::publisher::may_not_be_replaced;
 use crate::store::Context;
 
 impl Context {
@@ -24,7 +25,8 @@ impl Context {
         name: &Name,
         (bytes, metadata): (u64, &Metadata),
     ) -> Result<Option<Staged>, Failure> {
-        if !self.in_place {
+        // what must stay may have come since the sender was told; a file that is made anew is asked about when it gets its name
+        if !self.in_place || may_not_be_replaced(self, directory, name, metadata.mtime) {
             return Ok(None);
         }
         let cannot = |error| (Operation::OpenInPlace, error);

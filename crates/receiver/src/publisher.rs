@@ -146,7 +146,7 @@ pub(crate) struct FillingGuard<'a> {
     left: bool,
 }
 
-pub(crate) use cycle::{end_large, publish_all, run};
+pub(crate) use cycle::{end_large, may_not_be_replaced, publish_all, run};
 
 /// Why the thread that publishes wakes up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

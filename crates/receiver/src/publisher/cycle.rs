@@ -354,7 +354,12 @@ fn stays_there(
 }
 
 /// Whether something stands there that `--update` or `--ignore-existing` keeps. It may have come since the sender was told.
-fn may_not_be_replaced(context: &Context, directory: &OwnedFd, name: &Name, mtime: Timestamp) -> bool {
+pub(crate) fn may_not_be_replaced(
+    context: &Context,
+    directory: &OwnedFd,
+    name: &Name,
+    mtime: Timestamp,
+) -> bool {
     context.overwrite != Overwrite::Differing
         && FileIdentity::at(directory, name)
             .is_ok_and(|there| stays(context.overwrite, &there, || context.times.kept(directory, mtime)))
