@@ -420,6 +420,15 @@ fn a_time_that_cannot_be_set_is_told() {
     site.give_away();
     std::os::unix::fs::chown(site.target().join("f"), Some(0), Some(0)).unwrap();
     set_mode(site.target().join("f"), 0o666);
+    set_mode(site.source().join("f"), 0o644);
+    let outcome = site.push(&["--inplace"], site.contents(), "").expect(23);
+    outcome.says(&["zmove: receiver: open for a change in place 'f'", "not permitted"]).lines(1);
+    assert_eq!(
+        std::fs::read(site.target().join("f")).unwrap(),
+        b"old",
+        "more could read it than may in the end"
+    );
+    set_mode(site.source().join("f"), 0o666);
     let outcome = site.push(&["--inplace"], site.contents(), "").expect(23);
     outcome.says(&["zmove: receiver: set mode and times of", "f'", "not permitted"]).lines(1);
     assert_eq!(std::fs::read(site.target().join("f")).unwrap(), painted(10, 0));

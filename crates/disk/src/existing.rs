@@ -5,7 +5,8 @@
 //! than nothing. It gets its final length only if nobody else was [noticed](Undisturbed) to have changed it.
 //!
 //! **Invariant:** from before its first byte is changed until it gets its mode at the end it is neither setuid nor setgid:
-//! whoever ran it meanwhile would run what a client has sent with the rights of the file's owner.
+//! whoever ran it meanwhile would run what a client has sent with the rights of the file's owner. Nor may anybody but its owner do
+//! more with it than with what it is to become.
 
 use std::fs::File;
 use std::io;
@@ -34,6 +35,8 @@ pub struct Existing {
 pub struct Change {
     /// How long it will be.
     pub bytes: u64,
+    /// The mode that it will have.
+    pub mode: u32,
     /// The time that it will have.
     pub mtime: Timestamp,
     /// Whether its look must not deceive after a power cut either.
@@ -85,16 +88,17 @@ impl Existing {
     pub fn begin(self, change: Change, direct: Direct) -> io::Result<Staged> {
         lock(&self.file)?;
         let there = FileIdentity::of(&self.file)?;
-        let set_ids = there.mode & SET_IDS != 0;
-        if set_ids {
-            rustix::fs::fchmod(&self.file, Mode::from_raw_mode(there.mode & !SET_IDS))?;
+        let meanwhile = there.mode & !SET_IDS & (change.mode | OWNER_ALL);
+        let narrows = meanwhile != there.mode;
+        if narrows {
+            rustix::fs::fchmod(&self.file, Mode::from_raw_mode(meanwhile))?;
         }
         self.file.set_len(unfinished(change.bytes))?;
         let in_place = InPlace { bytes: change.bytes, undisturbed: Undisturbed::watch(&self.file) };
         let mut staged = Staged::in_place(DataFile::new(self.file), self.directory, in_place);
         // what is written may be on the disk before the new length and mode are
         let looks_final = there.bytes == change.bytes && may_be_kept(there.mtime, change.mtime);
-        if change.survives_power_cut && (looks_final || set_ids) {
+        if change.survives_power_cut && (looks_final || narrows) {
             staged.file().sync_all()?;
         }
         staged.take_length(direct)?;
@@ -137,6 +141,9 @@ impl InPlace {
 /// The mode bits by which a program gets the rights of its file's owner and group.
 const SET_IDS: u32 = 0o6000;
 
+/// What its owner may do with it stays, who may have to finish it.
+const OWNER_ALL: u32 = 0o700;
+
 /// The length of a file of which the change is not finished.
 fn unfinished(bytes: u64) -> u64 {
     bytes.saturating_add(1)
@@ -167,7 +174,7 @@ mod tests {
     use zmove_types::Metadata;
 
     const CHANGE: Change =
-        Change { bytes: 3, mtime: Timestamp { seconds: 5, nanos: 6 }, survives_power_cut: true };
+        Change { bytes: 3, mode: 0o777, mtime: Timestamp { seconds: 5, nanos: 6 }, survives_power_cut: true };
 
     fn home() -> (tempfile::TempDir, Arc<OwnedFd>) {
         let home = tempfile::tempdir().unwrap();
@@ -266,6 +273,21 @@ mod tests {
             staged.file().write_all_at(b"n", 0).unwrap();
             drop(staged);
             assert_eq!(path.metadata().unwrap().mode() & 0o7777, mode & 0o777, "it is not given back either");
+        }
+    }
+
+    #[test]
+    fn nobody_gets_to_see_what_a_file_will_not_show_in_the_end() {
+        let (home, directory) = home();
+        let path = home.path().join("f");
+        for (there, wanted, meanwhile) in
+            [(0o644, 0o600, 0o600), (0o604, 0o640, 0o600), (0o755, 0o444, 0o744), (0o600, 0o644, 0o600)]
+        {
+            std::fs::write(&path, "old").unwrap();
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(there)).unwrap();
+            let staged = begin(&directory, "f", Change { mode: wanted, ..CHANGE }).unwrap();
+            assert_eq!(path.metadata().unwrap().mode() & 0o7777, meanwhile);
+            drop(staged);
         }
     }
 

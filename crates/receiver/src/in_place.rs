@@ -36,7 +36,7 @@ impl Context {
         }
         let survives_power_cut = self.durability != Durability::None;
         let descriptors = self.account.hold_file().map_err(cannot)?;
-        let change = Change { bytes, mtime: metadata.mtime, survives_power_cut };
+        let change = Change { bytes, mode: metadata.mode, mtime: metadata.mtime, survives_power_cut };
         let mut staged = existing.begin(change, self.direct).map_err(cannot)?;
         staged.attach(descriptors);
         Ok(Some(staged))
