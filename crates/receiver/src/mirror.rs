@@ -1,9 +1,11 @@
 //! What is at the target alone: told when the sender says what stays, and removed when it says what goes.
 //!
-//! **Invariant:** nothing is removed that the sender has not named, nothing outside the target, and nothing through a link.
+//! **Invariant:** nothing is removed that the sender has not named, nothing outside the target, and nothing through a link; nor
+//! what a name that stays leads to under another spelling.
+
+mod spared;
 
 use std::collections::BinaryHeap;
-use std::ffi::OsStr;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -23,6 +25,7 @@ use zmove_wire::{
 
 use crate::account::{Account, Held};
 use crate::error::SessionError;
+pub(crate) use crate::mirror::spared::Spared;
 use crate::publisher::publish_all;
 use crate::store::{Context, Outcome};
 use crate::tasks::Workers;
@@ -33,11 +36,12 @@ pub(crate) struct Mirror {
     keeps: usize,
     removes: usize,
     workers: Workers,
+    spared: Arc<Spared>,
 }
 
 impl Mirror {
     pub(crate) fn new(account: &Account) -> Self {
-        Self { keeps: 0, removes: 0, workers: Workers::new(account) }
+        Self { keeps: 0, removes: 0, workers: Workers::new(account), spared: Arc::new(Spared::new(account)) }
     }
 
     /// Takes the names that stay; the answer comes as an outcome.
@@ -52,9 +56,10 @@ impl Mirror {
         if allowed == Extraneous::Stays || self.keeps > KEEPS_OUTSTANDING_MAX {
             return Err(WireError::OutOfOrder { what: "a list of names that stay" }.into());
         }
+        let spared = Arc::clone(&self.spared);
         self.workers.start_for(context, move |context| {
             let _until_it_is_answered = held;
-            let answer = ToSender::Extra(extra(Some(&context.target.tree), &keep));
+            let answer = ToSender::Extra(extra(Some(&context.target.tree), &keep, &spared));
             context.tell(Outcome::Mirror(answer));
         })
     }
@@ -71,11 +76,13 @@ impl Mirror {
         if allowed == Extraneous::Stays || self.removes > REMOVES_OUTSTANDING_MAX {
             return Err(WireError::OutOfOrder { what: "a list of names that go" }.into());
         }
+        let spared = Arc::clone(&self.spared);
         self.workers.start_for(context, move |context| {
             let _until_it_is_answered = held;
             // what goes may be all that is left of what is about to come under another name
             publish_all(context);
-            let answer = ToSender::Removed { remove: remove.remove, entries: remove_all(context, &remove) };
+            let entries = remove_all(context, &remove, &spared);
+            let answer = ToSender::Removed { remove: remove.remove, entries };
             context.tell(Outcome::Mirror(answer));
         })
     }
@@ -99,12 +106,13 @@ impl Mirror {
     }
 }
 
-fn remove_all(context: &Context, remove: &Remove) -> u64 {
+fn remove_all(context: &Context, remove: &Remove, spared: &Spared) -> u64 {
     let mut removed = 0;
     for group in &remove.groups {
+        let stays = spared.among(&context.target.tree, &group.directory);
         let goes_on = |_: &&ListedName| !context.stopping.load(Ordering::Relaxed);
         let names = group.names.iter().take_while(goes_on).map(|name| &name.0);
-        let names = names.filter(|name| !is_hidden(name.as_bytes()));
+        let names = names.filter(|name| !is_hidden(name.as_bytes()) && !stays(name));
         removed += remove_entries(&context.target.tree, &group.directory, names, |path, error| {
             let reserved = path.file_name().is_some_and(|name| is_hidden(name.as_bytes()));
             let code = match error.kind() {
@@ -119,13 +127,13 @@ fn remove_all(context: &Context, remove: &Remove) -> u64 {
 }
 
 /// What else is in the directories where names stay; nothing where the target is not there.
-pub(crate) fn extra(tree: Option<&Tree>, keep: &Keep) -> Extra {
+pub(crate) fn extra(tree: Option<&Tree>, keep: &Keep, spared: &Spared) -> Extra {
     let mut answer = Extra { keep: keep.keep, ..Extra::default() };
     let mut name_bytes = 0;
     for (number, range) in (0..).zip(&keep.ranges) {
         let Some(tree) = tree else { break };
         let room = EXTRA_NAMES_MAX.saturating_sub(answer.names.len());
-        let (names, more) = match first_extra(tree, range, room) {
+        let (names, more) = match first_extra(tree, range, room, spared) {
             Ok(found) => found,
             Err(error) => {
                 answer.faults.push((number, FaultCode::os(&error)));
@@ -154,7 +162,12 @@ pub(crate) fn extra(tree: Option<&Tree>, keep: &Keep) -> Extra {
 type Found = (ListedName, bool);
 
 /// The first names of a range that do not stay, so many and one more at most; and whether there are others.
-fn first_extra(tree: &Tree, range: &KeptRange, room: usize) -> io::Result<(Vec<Found>, bool)> {
+fn first_extra(
+    tree: &Tree,
+    range: &KeptRange,
+    room: usize,
+    spared: &Spared,
+) -> io::Result<(Vec<Found>, bool)> {
     let directory = match tree.open_directory(&range.directory) {
         Ok(directory) => directory,
         Err(error) => {
@@ -163,22 +176,50 @@ fn first_extra(tree: &Tree, range: &KeptRange, room: usize) -> io::Result<(Vec<F
             return if absent { Ok((Vec::new(), false)) } else { Err(error) };
         }
     };
+    let Listed { found, more, unlisted } = list(&directory, range, room, |_| false)?;
+    let is_whole = range.after.is_none() && range.open;
+    if is_whole && found.is_empty() {
+        return Ok((found, more));
+    }
+    spared.look_for(&directory, &unlisted)?;
+    if spared.is_empty() {
+        return Ok((found, more));
+    }
+    let Listed { found, more, .. } = list(&directory, range, room, |name| spared.has(&directory, name))?;
+    Ok((found, more))
+}
+
+/// What has been come upon in a directory.
+struct Listed {
+    found: Vec<Found>,
+    more: bool,
+    /// Names that stay and are not there, or not in this spelling.
+    unlisted: Vec<Name>,
+}
+
+fn list(
+    directory: &OwnedFd,
+    range: &KeptRange,
+    room: usize,
+    stays: impl Fn(&Name) -> bool,
+) -> io::Result<Listed> {
     let most = room.max(1);
     let (mut found, mut more) = (BinaryHeap::new(), false);
-    for entry in Dir::read_from(&directory)? {
+    let mut unlisted = vec![true; range.names.len()];
+    for entry in Dir::read_from(directory)? {
         let entry = entry?;
         let bytes = entry.file_name().to_bytes();
-        if matches!(bytes, b"." | b"..") || is_hidden(bytes) {
-            continue;
-        }
         // what has no name that can be told stays
         let Ok(name) = Name::from_bytes(bytes) else { continue };
-        if !range.is_extra(&name) || stays_by_another_spelling(&directory, &name, range) {
+        if let Ok(kept) = range.names.binary_search_by(|kept| kept.0.cmp(&name)) {
+            unlisted[kept] = false;
+        }
+        if is_hidden(bytes) || !range.is_extra(&name) || stays(&name) {
             continue;
         }
         let kind = match entry.file_type() {
             FileType::Unknown => {
-                let stat = rustix::fs::statat(&directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
+                let stat = rustix::fs::statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
                 stat.map_or(FileType::Unknown, |stat| FileType::from_raw_mode(stat.st_mode))
             }
             known => known,
@@ -189,32 +230,15 @@ fn first_extra(tree: &Tree, range: &KeptRange, room: usize) -> io::Result<(Vec<F
             more = true;
         }
     }
-    Ok((found.into_sorted_vec(), more))
-}
-
-/// Whether a name that stays may lead to this entry too, on a file system for which upper and lower case are the same. Where
-/// that name may be in another range it is taken to be.
-fn stays_by_another_spelling(directory: &OwnedFd, name: &Name, range: &KeptRange) -> bool {
-    let text = |name: &Name| String::from_utf8_lossy(name.as_bytes()).into_owned();
-    let swap_case =
-        |c: char| if c.is_ascii_lowercase() { c.to_ascii_uppercase() } else { c.to_ascii_lowercase() };
-    let swapped: String = text(name).chars().map(swap_case).collect();
-    if swapped.as_bytes() == name.as_bytes() {
-        return false;
-    }
-    let entry = |name: &OsStr| rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).ok();
-    let inode = |name: &OsStr| entry(name).map(|stat| (stat.st_dev, stat.st_ino));
-    let other = inode(OsStr::new(&swapped));
-    if other.is_none() || other != inode(name.as_os_str()) {
-        return false;
-    }
-    let is_whole = range.after.is_none() && range.open;
-    let same_letters = |kept: &ListedName| text(&kept.0).to_lowercase() == text(name).to_lowercase();
-    !is_whole || range.names.iter().any(same_letters)
+    let unlisted = range.names.iter().zip(unlisted).filter(|(_, unlisted)| *unlisted);
+    let unlisted = unlisted.map(|(name, _)| name.0.clone()).collect();
+    Ok(Listed { found: found.into_sorted_vec(), more, unlisted })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+
     use super::*;
     use zmove_types::RelPath;
 
@@ -237,34 +261,91 @@ mod tests {
         });
         std::fs::create_dir(home.path().join(".zmove-x")).unwrap();
         let tree = Tree::open(home.path()).unwrap();
-        let first = extra(Some(&tree), &keep(&["000001"], None));
+        let first = extra(Some(&tree), &keep(&["000001"], None), &Spared::default());
         assert_eq!((first.names.len(), first.names[0].name.clone()), (EXTRA_NAMES_MAX, name("000000")));
         let (range, last) = first.rest.unwrap();
         assert_eq!((range, &last), (0, &first.names.last().unwrap().name));
-        let second = extra(Some(&tree), &keep(&[], Some(&last.0.to_string())));
+        let second = extra(Some(&tree), &keep(&[], Some(&last.0.to_string())), &Spared::default());
         assert_eq!((second.names.len(), second.rest), (9, None));
     }
 
-    /// Two names of one file look as one name in two spellings does on a file system that knows no case.
+    /// As a file system that knows no letter case looks names up.
+    fn look_caseless(directory: &OwnedFd, name: &OsStr) -> Option<(u64, u64)> {
+        let same = |entry: &rustix::fs::DirEntry| {
+            let there = entry.file_name().to_string_lossy().to_lowercase();
+            there == name.to_string_lossy().to_lowercase()
+        };
+        let entry = Dir::read_from(directory).unwrap().map(Result::unwrap).find(same)?;
+        let stat = rustix::fs::statat(directory, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW).unwrap();
+        Some((stat.st_dev, stat.st_ino))
+    }
+
+    fn caseless() -> Spared {
+        Spared::by(look_caseless, &Account::default())
+    }
+
+    fn told(tree: &Tree, keep: &Keep, spared: &Spared) -> Vec<String> {
+        let Extra { names, faults, .. } = extra(Some(tree), keep, spared);
+        assert_eq!(faults, []);
+        names.into_iter().map(|extra| extra.name.0.to_string()).collect()
+    }
+
     #[test]
     fn what_stays_under_another_spelling_is_not_extra() {
         let home = tempfile::tempdir().unwrap();
-        for (one, other) in [("Foo", "fOO"), ("Bar", "bAR")] {
-            std::fs::write(home.path().join(one), "x").unwrap();
-            std::fs::hard_link(home.path().join(one), home.path().join(other)).unwrap();
+        for name in ["Foo", "Отчёт", "Bar", "kept"] {
+            std::fs::write(home.path().join(name), "x").unwrap();
         }
         let tree = Tree::open(home.path()).unwrap();
-        let told = |keep: Keep| -> Vec<_> {
-            let names = extra(Some(&tree), &keep).names.into_iter();
-            names.map(|extra| extra.name.0.to_string()).collect()
+        let names = ["foo", "gone", "kept", "отчёт"];
+        assert_eq!(told(&tree, &keep(&names, None), &caseless()), ["Bar"]);
+        assert_eq!(told(&tree, &keep(&names, None), &Spared::default()), ["Bar", "Foo", "Отчёт"]);
+    }
+
+    /// Its entry has been told as extra by then, and is not removed.
+    #[test]
+    fn what_stays_may_be_named_in_a_later_range() {
+        let home = tempfile::tempdir().unwrap();
+        for name in ["Foo/f", "Foo/d/f", "Bar/f"] {
+            let path = home.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "x").unwrap();
+        }
+        // a hard link on a file system that tells letters apart spares nothing
+        std::fs::hard_link(home.path().join("Bar/f"), home.path().join("Bar/g")).unwrap();
+        let tree = Tree::open(home.path()).unwrap();
+        let spared = caseless();
+        let mut first = keep(&["a"], None);
+        first.ranges[0].open = false;
+        assert_eq!(told(&tree, &first, &spared), ["Bar", "Foo"]);
+        assert_eq!(told(&tree, &keep(&["foo"], Some("a")), &spared), [""; 0]);
+        let stays = |path: &str, text: &str| {
+            let path = RelPath::from_bytes(path.as_bytes()).unwrap();
+            spared.among(&tree, &path)(&name(text).0)
         };
-        assert_eq!(told(keep(&["foo"], None)), ["Bar", "bAR"]);
-        // the name that stays may be in the range before
-        assert_eq!(told(keep(&["foo"], Some("A"))), [""; 0]);
+        assert!(stays("", "Foo") && stays("Foo", "f") && stays("Foo/d", "f"));
+        assert!(!stays("", "Bar") && !stays("Bar", "f"));
+    }
+
+    /// As some network file systems are, which make up another number for each spelling.
+    #[test]
+    fn where_inodes_tell_nothing_nothing_is_extra() {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::write(home.path().join("Foo"), "x").unwrap();
+        let tree = Tree::open(home.path()).unwrap();
+        let made_up = |directory: &OwnedFd, name: &OsStr| {
+            let (device, inode) = look_caseless(directory, name)?;
+            Some((device, inode + u64::from(name.as_encoded_bytes()[0].is_ascii_uppercase())))
+        };
+        let spared = Spared::by(made_up, &Account::default());
+        let answer = extra(Some(&tree), &keep(&["foo"], None), &spared);
+        assert_eq!((answer.names, answer.faults), (vec![], vec![(0, FaultCode::Os(76))]));
+        assert!(spared.among(&tree, &RelPath::root())(&name("Foo").0));
     }
 
     #[test]
     fn a_target_that_is_not_there_has_nothing_else() {
-        assert_eq!(extra(None, &keep(&["a"], None)), Extra { keep: 7, ..Extra::default() });
+        let told = extra(None, &keep(&["a"], None), &Spared::default());
+        assert_eq!(told, Extra { keep: 7, ..Extra::default() });
     }
 }

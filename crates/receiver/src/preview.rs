@@ -23,7 +23,7 @@ use crate::account::{Account, Held};
 use crate::booked::{Booked, Messages};
 use crate::error::SessionError;
 use crate::inquire::Onlooker;
-use crate::mirror::extra;
+use crate::mirror::{Spared, extra};
 use crate::seen::Seen;
 use crate::session::{CLOSE_TIMEOUT, SessionReport, refusal_of, refuse};
 use crate::set_ids::SetIds;
@@ -135,7 +135,9 @@ impl Looking {
             return Err(WireError::OutOfOrder { what: "a list of names that stay" }.into());
         }
         let onlooker = Arc::clone(onlooker);
-        self.answer(held, move || ToSender::Extra(extra(onlooker.seen.tree.as_ref(), &keep)))
+        self.answer(held, move || {
+            ToSender::Extra(extra(onlooker.seen.tree.as_ref(), &keep, &Spared::default()))
+        })
     }
 
     fn take(&mut self, onlooker: &Arc<Onlooker>, inquiry: Inquiry, held: Held) -> Result<(), SessionError> {

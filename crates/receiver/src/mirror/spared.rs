@@ -1,0 +1,149 @@
+//! What a name that stays leads to under another spelling: on file systems that know no letter case, or for which two ways to write
+//! a letter are one, what was just sent is there under the name that an older file had.
+//!
+//! Such a name is not come upon when the directory is listed, and yet there is something when it is looked up. What that is
+//! is told by device and inode, so that no table of letters is needed. **Invariant:** once it has been found it is not removed
+//! in this session, nor is what is below it; a directory in which it cannot be found counts as one that cannot be listed.
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::{AtFlags, Dir, Stat};
+use rustix::io::Errno;
+use zmove_disk::Tree;
+use zmove_types::{Name, RelPath};
+
+use crate::account::{Account, Held};
+
+/// See the module. A name that stays may be told in another message than the entry that it leads to.
+#[derive(Debug)]
+pub(crate) struct Spared {
+    account: Account,
+    state: Mutex<State>,
+    look: Look,
+}
+
+/// How a name is looked up in a directory.
+pub(super) type Look = fn(&OwnedFd, &OsStr) -> Option<Inode>;
+
+#[derive(Debug, Default)]
+struct State {
+    inodes: HashSet<Inode>,
+    held: Option<Held>,
+    /// There are more than may be remembered.
+    all: bool,
+}
+
+/// Device and inode.
+pub(super) type Inode = (u64, u64);
+
+/// What one takes in a table that grows for what it will hold.
+const INODE_BYTES: usize = 4 * size_of::<Inode>();
+
+impl Spared {
+    pub(crate) fn new(account: &Account) -> Self {
+        Self::by(look, account)
+    }
+
+    pub(super) fn by(look: Look, account: &Account) -> Self {
+        Self { account: account.clone(), state: Mutex::default(), look }
+    }
+
+    /// Whether nothing is spared.
+    pub(crate) fn is_empty(&self) -> bool {
+        let state = self.lock();
+        state.inodes.is_empty() && !state.all
+    }
+
+    /// Looks up names that stay and were not come upon in a directory, and remembers what they lead to.
+    ///
+    /// # Errors
+    /// `ENOTUNIQ` where that is none of the listed entries; what the system says.
+    pub(crate) fn look_for(&self, directory: &OwnedFd, unlisted: &[Name]) -> io::Result<()> {
+        let found =
+            unlisted.iter().filter_map(|name| Some((name, (self.look)(directory, name.as_os_str())?)));
+        let found: Vec<_> = found.collect();
+        if found.is_empty() {
+            return Ok(());
+        }
+        let (names, inodes) = self.list(directory)?;
+        // what another program has made meanwhile is come upon in its own spelling now
+        let aliases = found.into_iter().filter(|(name, _)| !names.contains(*name));
+        for (_, inode) in aliases {
+            self.remember(inode);
+            if !inodes.contains(&inode) {
+                rustix::fs::fstat(directory).map(|stat| self.remember(inode_of(&stat)))?;
+                return Err(Errno::NOTUNIQ.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether an entry of a directory stays.
+    pub(crate) fn has(&self, directory: &OwnedFd, name: &Name) -> bool {
+        let inode = (self.look)(directory, name.as_os_str());
+        inode.is_some_and(|inode| self.has_inode(inode))
+    }
+
+    /// Tells which entries of a directory stay.
+    pub(crate) fn among(&self, tree: &Tree, path: &RelPath) -> impl Fn(&Name) -> bool {
+        let directory = if self.is_empty() { None } else { tree.open_directory(path).ok() };
+        let above = std::iter::successors(Some(path.clone()), RelPath::parent);
+        let is_spared = |path: &RelPath| {
+            let stat = tree.open_directory(path).and_then(|opened| Ok(rustix::fs::fstat(opened)?));
+            stat.is_ok_and(|stat| self.has_inode(inode_of(&stat)))
+        };
+        let all_stay = directory.is_some() && above.into_iter().any(|path| is_spared(&path));
+        move |name| all_stay || directory.as_ref().is_some_and(|directory| self.has(directory, name))
+    }
+
+    fn list(&self, directory: &OwnedFd) -> io::Result<(HashSet<Name>, HashSet<Inode>)> {
+        let (mut names, mut inodes) = (HashSet::new(), HashSet::new());
+        for entry in Dir::read_from(directory)? {
+            let entry = entry?;
+            let Ok(name) = Name::from_bytes(entry.file_name().to_bytes()) else { continue };
+            inodes.extend((self.look)(directory, name.as_os_str()));
+            names.insert(name);
+        }
+        Ok((names, inodes))
+    }
+
+    fn has_inode(&self, inode: Inode) -> bool {
+        let state = self.lock();
+        state.all || state.inodes.contains(&inode)
+    }
+
+    fn remember(&self, inode: Inode) {
+        let mut state = self.lock();
+        let booked = match &mut state.held {
+            Some(held) => held.grow(INODE_BYTES),
+            none => self.account.hold_memory(INODE_BYTES).map(|held| *none = Some(held)),
+        };
+        state.all |= booked.is_err();
+        if booked.is_ok() {
+            state.inodes.insert(inode);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Default for Spared {
+    fn default() -> Self {
+        Self::new(&Account::default())
+    }
+}
+
+fn look(directory: &OwnedFd, name: &OsStr) -> Option<Inode> {
+    let stat = rustix::fs::statat(directory.as_fd(), name, AtFlags::SYMLINK_NOFOLLOW);
+    stat.ok().map(|stat| inode_of(&stat))
+}
+
+fn inode_of(stat: &Stat) -> Inode {
+    (stat.st_dev, stat.st_ino)
+}
