@@ -1,5 +1,7 @@
 //! Source files: where they are, and the proof that they did not change while they were read.
 
+mod at_rest;
+
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -72,7 +74,7 @@ impl SourceDirectory {
         self.source_path.join(name).expect("the scan emits only paths that fit")
     }
 
-    /// Opens a regular file and looks at it.
+    /// Opens a regular file and looks at it, after what is being written to it.
     pub(crate) fn open_file(&self, name: &Name) -> Result<(File, FileIdentity), FileError> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let beside = |fd: BorrowedFd<'_>| Ok(rustix::fs::openat(fd, name.as_os_str(), flags, Mode::empty())?);
@@ -82,12 +84,13 @@ impl SourceDirectory {
             None => self.root.open_file(&self.path_of(name)),
         };
         let file = opened.map_err(|source| FileError::Open { path: self.display(name), source })?;
+        let file = File::from(file);
         let identity =
-            FileIdentity::of(&file).map_err(|source| FileError::Read { path: self.display(name), source })?;
+            at_rest::look(&file).map_err(|source| FileError::Read { path: self.display(name), source })?;
         if !identity.regular {
             return Err(FileError::Replaced { path: self.display(name) });
         }
-        Ok((file.into(), identity))
+        Ok((file, identity))
     }
 }
 
