@@ -17,7 +17,22 @@ both_ways!(
     names_with_backslash_and_newline,
     names_that_b3sum_cannot_read_are_left_out_and_counted,
     files_that_were_there_are_listed_when_they_were_read,
+    one_that_lies_in_the_source_is_not_sent_before_it_is_whole,
 );
+
+/// An older one is a file like any other.
+fn one_that_lies_in_the_source_is_not_sent_before_it_is_whole(site: &Site) {
+    paint(site.source().join("d/f"), 10);
+    let place = site.source().join("d/manifest");
+    let options = ["--manifest", place.to_str().unwrap()];
+    site.push(&options, site.contents(), "").done();
+    assert_eq!(names(&site.source().join("d")), ["f", "manifest"]);
+    assert_eq!(names(&site.target().join("d")), ["f"]);
+    let first = std::fs::read(&place).unwrap();
+    site.push(&options, site.contents(), "").expect(0);
+    assert_eq!(names(&site.target().join("d")), ["f", "manifest"]);
+    assert_eq!(std::fs::read(site.target().join("d/manifest")).unwrap(), first);
+}
 
 fn push(site: &Site, options: &[&str]) -> Outcome {
     let manifest = site.path("manifest");

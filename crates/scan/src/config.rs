@@ -40,6 +40,17 @@ pub struct ScanConfig {
     pub selection: Option<Arc<Selection>>,
     /// Where the walk goes. Default: everywhere. To stay costs a system call for each directory.
     pub file_systems: FileSystems,
+    /// A file that is passed over, under whatever name. Default: none. For one that the program itself is writing.
+    pub apart: Option<FileNumber>,
+}
+
+/// Which file it is, of all that this host can reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileNumber {
+    /// The number of the device it is stored on.
+    pub device: u64,
+    /// Which one it is there.
+    pub inode: u64,
 }
 
 /// Which file systems below a root are walked.
@@ -66,6 +77,7 @@ impl Default for ScanConfig {
             queue_batches_max: 64,
             selection: None,
             file_systems: FileSystems::default(),
+            apart: None,
         }
     }
 }

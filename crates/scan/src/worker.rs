@@ -14,7 +14,7 @@ use rustix::fs::{AtFlags, CWD, FileType, OFlags, RawDir, StatxFlags, statx};
 use rustix::io::Errno;
 use zmove_types::{Doing, RelPath, StageClock, Stopwatch};
 
-use crate::config::{ScanConfig, ScanRoot};
+use crate::config::{FileNumber, ScanConfig, ScanRoot};
 use crate::directory::{Directory, Extent, SourceRoot};
 use crate::entry::{Entry, EntryBatch, EntryKind, ScanItem, WANTED, metadata_of};
 use crate::error::{Operation, ScanError};
@@ -86,6 +86,10 @@ impl Walk {
 
     pub(crate) fn config(&self) -> &ScanConfig {
         &self.config
+    }
+
+    fn is_apart(&self, Entry { device, inode, .. }: &Entry) -> bool {
+        self.config.apart == Some(FileNumber { device: *device, inode: *inode })
     }
 
     /// Opens a directory below a root, waiting while descriptors are short.
@@ -275,6 +279,7 @@ impl<'walk> Worker<'walk> {
             }
             if gate.may_admit(name) {
                 match Entry::look_up(directory, name) {
+                    Ok(entry) if walk.is_apart(&entry) => {}
                     Ok(entry) if gate.admits(&entry) => entries.push(entry),
                     Ok(_not_wanted) => {}
                     Err(error) => report(self, error),

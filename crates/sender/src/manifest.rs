@@ -14,6 +14,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{OFlags, PROC_SUPER_MAGIC, statfs};
+use zmove_scan::FileNumber;
 use zmove_types::{RelPath, Root};
 
 /// A manifest being written.
@@ -66,6 +67,20 @@ impl Manifest {
             }
         };
         Ok(Self { goal, out: BufWriter::new(out), error: None, unwritable_names: 0, repeats: false })
+    }
+
+    /// The file that it is written to meanwhile, if that has a name: it may lie in a source, and is nothing of that.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn hidden_file(&self) -> io::Result<Option<FileNumber>> {
+        match self.goal {
+            Goal::Name { .. } => {
+                let stat = rustix::fs::fstat(self.out.get_ref())?;
+                Ok(Some(FileNumber { device: stat.st_dev, inode: stat.st_ino }))
+            }
+            Goal::Stream(_) => Ok(None),
+        }
     }
 
     /// Adds a file. The first error is kept for [`finish`](Self::finish).
