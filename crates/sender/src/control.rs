@@ -303,15 +303,15 @@ impl Account {
         let kept: HashMap<_, _> = faults.iter().map(|fault| (&fault.path, fault.code)).collect();
         for file in &batch.files {
             match kept.get(&file.path) {
-                Some(FaultCode::AlreadyThere) => shared.skipped(&file.path, file.bytes),
+                Some(FaultCode::AlreadyThere) => shared.skipped(&file.path, file.look),
                 Some(_) => {}
                 None if file.retouched => {
-                    shared.skipped(&file.path, file.bytes);
+                    shared.skipped(&file.path, file.look);
                     shared.book().confirm(&file.path, Some(&file.root));
                 }
                 None => {
                     shared.book().confirm(&file.path, Some(&file.root));
-                    (files, bytes) = (files + 1, bytes + file.bytes);
+                    (files, bytes) = (files + 1, bytes + file.look.bytes);
                 }
             }
         }

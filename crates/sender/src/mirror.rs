@@ -75,7 +75,8 @@ pub(crate) fn run(shared: &Shared, answers: &Receiver<ToSender>, mirror: &Mirror
         let mut round = Round::new(shared, answers, mirror);
         round.walk();
         // large files get their names after they are settled
-        round.wait_until(|round| round.mirror.purpose == Purpose::Preview || shared.counters.are_files_told());
+        round
+            .wait_until(|round| round.mirror.purpose == Purpose::Preview || shared.counters.are_files_told());
         if shared.is_stopping() || stays(shared, mirror) {
             return;
         }
@@ -112,7 +113,8 @@ fn stays(shared: &Shared, mirror: &Mirror) -> bool {
     if errors == 0 || mirror.removals.after_errors == AfterErrors::Remove {
         return false;
     }
-    let why = if unread > 0 { "the source could not be read completely" } else { "not all could be stored there" };
+    let why =
+        if unread > 0 { "the source could not be read completely" } else { "not all could be stored there" };
     let message = format!(
         "nothing was removed at the target: {why} ({errors} errors); --ignore-errors removes nevertheless"
     );

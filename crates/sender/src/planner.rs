@@ -20,6 +20,7 @@ use crate::mirror::{self, Mirror};
 use crate::news::{News, Reply, Waiting};
 use crate::offering::{Answered, Offering};
 use crate::pack::{Basis, Pack, PackEntry, PackGroup, Packer, Parcel};
+use crate::run::Look;
 use crate::shared::{Shared, When};
 use crate::source::{LargeSource, SourceDirectory};
 
@@ -281,7 +282,7 @@ impl Planner<'_> {
 
     fn skipped(&self, directory: &SourceDirectory, entry: &Entry) {
         let path = directory.target_path().join(&entry.name).unwrap_or_else(|_| RelPath::root());
-        self.shared.skipped(&path, entry.size);
+        self.shared.skipped(&path, Look::of(entry));
     }
 
     fn take_reply(&mut self, reply: Reply) {

@@ -22,6 +22,7 @@ use crate::error::FileError;
 use crate::lanes::{Cargo, ChunkCargo, Copy};
 use crate::pack::{Basis, Pack, PackEntry, PackGroup, Parcel};
 use crate::planner::large_source;
+use crate::run::Look;
 use crate::shared::{Sent, SentBatch, SentFile, Shared, Travels, When};
 use crate::source::{LargeSource, Progress, SourceDirectory};
 
@@ -163,7 +164,7 @@ impl Reader<'_> {
             return Err(FileError::Changed { path: path() });
         }
         if root == there {
-            filling.files.push(sent_file(directory, entry, root, before.bytes, Copied::Metadata));
+            filling.files.push(sent_file(directory, entry, root, &before, Copied::Metadata));
             return Ok(Some(BatchEntry::Retouch(entry.name.clone(), before.metadata())));
         }
         self.need_after_all(directory, entry);
@@ -199,7 +200,7 @@ impl Reader<'_> {
         }
         let root = file_root(room);
         filling.filled += wanted;
-        filling.files.push(sent_file(directory, entry, root, before.bytes, Copied::Contents));
+        filling.files.push(sent_file(directory, entry, root, &before, Copied::Contents));
         let (name, metadata) = (entry.name.clone(), before.metadata());
         Ok(Some(BatchEntry::File(FileEntry { name, metadata, bytes: length(wanted), root })))
     }
@@ -374,9 +375,16 @@ enum Copied {
     Metadata,
 }
 
-fn sent_file(directory: &SourceDirectory, entry: &Entry, root: Root, bytes: u64, copied: Copied) -> SentFile {
+fn sent_file(
+    directory: &SourceDirectory,
+    entry: &Entry,
+    root: Root,
+    read: &FileIdentity,
+    copied: Copied,
+) -> SentFile {
     let path = directory.target_path().join(&entry.name).expect("the scan emits only paths that fit");
-    SentFile { path, root, bytes, retouched: copied == Copied::Metadata }
+    let look = Look { bytes: read.bytes, mtime: read.mtime };
+    SentFile { path, root, look, retouched: copied == Copied::Metadata }
 }
 
 fn read_exactly(mut file: &File, room: &mut [u8]) -> io::Result<bool> {

@@ -9,7 +9,8 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use zmove_types::{Name, RelPath, Root, Sample, TransferId};
+use zmove_scan::Entry;
+use zmove_types::{Name, RelPath, Root, Sample, Timestamp, TransferId};
 
 use crate::manifest::Manifest;
 use crate::shared::{Counters, Sent};
@@ -82,8 +83,21 @@ pub(crate) struct Book {
 /// A file that may be at the target because of this run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Unconfirmed {
-    bytes: u64,
+    look: Look,
     root: Root,
+}
+
+/// What the same file of the source looks like as long as nobody changes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Look {
+    pub(crate) bytes: u64,
+    pub(crate) mtime: Timestamp,
+}
+
+impl Look {
+    pub(crate) fn of(entry: &Entry) -> Self {
+        Self { bytes: entry.size, mtime: entry.metadata.mtime }
+    }
 }
 
 impl Run {
@@ -183,12 +197,12 @@ impl Book {
         }
     }
 
-    /// A file of that size is at the target already; whether an earlier session has brought it without hearing so.
-    pub(crate) fn confirm_earlier(&mut self, path: &RelPath, bytes: u64) -> bool {
+    /// A file that looks so is at the target already; whether an earlier session has brought it without hearing so.
+    pub(crate) fn confirm_earlier(&mut self, path: &RelPath, look: Look) -> bool {
         if self.unconfirmed.is_empty() {
             return false;
         }
-        let Some(sent) = self.unconfirmed.remove(path).filter(|sent| sent.bytes == bytes) else {
+        let Some(sent) = self.unconfirmed.remove(path).filter(|sent| sent.look == look) else {
             return false;
         };
         self.confirm(path, Some(&sent.root));
@@ -213,7 +227,7 @@ impl Book {
         if let Sent::Batch(batch) = work {
             let failed: HashSet<_> = batch.failed().collect();
             for file in batch.files.iter().filter(|file| !file.retouched && !failed.contains(&file.path)) {
-                let sent = Unconfirmed { bytes: file.bytes, root: file.root };
+                let sent = Unconfirmed { look: file.look, root: file.root };
                 self.remember(file.path.clone(), sent);
             }
         }
@@ -228,7 +242,7 @@ impl Book {
     /// The same of a large file; one that was not sent in full cannot be whole.
     pub(crate) fn leave_large_open(&mut self, file: &LargeSource) {
         if let Some(root) = file.root().filter(|_| !file.is_dead()) {
-            let sent = Unconfirmed { bytes: file.entry.size, root };
+            let sent = Unconfirmed { look: Look::of(&file.entry), root };
             self.remember(file.target.clone(), sent);
         }
     }
@@ -250,12 +264,16 @@ mod tests {
     use crate::pack::Pack;
     use crate::shared::{SentBatch, SentFile};
 
+    fn look(bytes: u64) -> Look {
+        Look { bytes, mtime: Timestamp { seconds: 7, nanos: 8 } }
+    }
+
     fn path(text: &str) -> RelPath {
         RelPath::from_bytes(text.as_bytes()).unwrap()
     }
 
     fn sent(name: &str) -> Sent {
-        let file = SentFile { path: path(name), root: Root([7; 32]), bytes: 5, retouched: false };
+        let file = SentFile { path: path(name), root: Root([7; 32]), look: look(5), retouched: false };
         Sent::Batch(SentBatch { pack: Pack::of(Vec::new()), files: vec![file], faults: Vec::new() })
     }
 
@@ -264,13 +282,15 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let manifest = home.path().join("m");
         let mut book = Book { manifest: Some(Manifest::create(&manifest).unwrap()), ..Book::default() };
-        for name in ["a", "b", "c"] {
+        for name in ["a", "b", "c", "d"] {
             book.leave_open(&sent(name));
         }
-        assert!(book.confirm_earlier(&path("a"), 5) && !book.confirm_earlier(&path("a"), 5));
-        assert!(!book.confirm_earlier(&path("b"), 6), "it is another one");
+        assert!(book.confirm_earlier(&path("a"), look(5)) && !book.confirm_earlier(&path("a"), look(5)));
+        assert!(!book.confirm_earlier(&path("b"), look(6)), "it is another one");
+        let changed = Look { mtime: Timestamp { seconds: 7, nanos: 9 }, ..look(5) };
+        assert!(!book.confirm_earlier(&path("d"), changed), "another version is there");
         book.confirm(&path("c"), Some(&Root([8; 32])));
-        assert!(!book.confirm_earlier(&path("c"), 5), "it was moved again");
+        assert!(!book.confirm_earlier(&path("c"), look(5)), "it was moved again");
         book.manifest.take().unwrap().finish().unwrap();
         let text = format!("{}  a\n{}  c\n", "07".repeat(32), "08".repeat(32));
         assert_eq!(std::fs::read_to_string(manifest).unwrap(), text);
@@ -292,12 +312,12 @@ mod tests {
     #[test]
     fn what_sessions_leave_open_is_bounded() {
         let mut book = Book::default();
-        let sent = Unconfirmed { bytes: 5, root: Root([7; 32]) };
+        let sent = Unconfirmed { look: look(5), root: Root([7; 32]) };
         (0..=UNCONFIRMED_MAX).for_each(|number| book.remember(path(&number.to_string()), sent));
         assert_eq!(book.unconfirmed.len(), UNCONFIRMED_MAX);
         // what is known already is known anew
-        book.remember(path("0"), Unconfirmed { bytes: 6, ..sent });
-        assert!(book.confirm_earlier(&path("0"), 6));
+        book.remember(path("0"), Unconfirmed { look: look(6), ..sent });
+        assert!(book.confirm_earlier(&path("0"), look(6)));
     }
 
     #[test]

@@ -22,7 +22,7 @@ use crate::error::FileError;
 use crate::flights::Flights;
 use crate::lanes::Copy;
 use crate::pack::{Basis, Pack, Parcel};
-use crate::run::Book;
+use crate::run::{Book, Look};
 use crate::source::LargeSource;
 
 /// Work on its way, well enough described to do it again.
@@ -61,7 +61,7 @@ pub(crate) struct SentBatch {
 pub(crate) struct SentFile {
     pub(crate) path: RelPath,
     pub(crate) root: Root,
-    pub(crate) bytes: u64,
+    pub(crate) look: Look,
     /// It was there already and only its metadata travels.
     pub(crate) retouched: bool,
 }
@@ -224,7 +224,7 @@ impl Sent {
     fn data_bytes(&self) -> u64 {
         match self {
             Self::Batch(batch) => {
-                batch.files.iter().filter(|file| !file.retouched).map(|file| file.bytes).sum()
+                batch.files.iter().filter(|file| !file.retouched).map(|file| file.look.bytes).sum()
             }
             Self::Group(_, span, Travels::Whole) => u64::from(span.len),
             Self::Group(_, _, Travels::ByName) => 0,
@@ -256,7 +256,7 @@ impl SentBatch {
     pub(crate) fn stored_bytes(&self) -> u64 {
         let failed: HashSet<_> = self.failed().collect();
         let files = self.files.iter().filter(|file| !file.retouched && !failed.contains(&file.path));
-        files.map(|file| file.bytes).sum()
+        files.map(|file| file.look.bytes).sum()
     }
 
     /// The paths that could not be stored.
@@ -503,8 +503,9 @@ impl Shared {
     }
 
     /// A file was at the target already; it counts as moved if an earlier session has brought it.
-    pub(crate) fn skipped(&self, path: &RelPath, bytes: u64) {
-        if self.book().confirm_earlier(path, bytes) {
+    pub(crate) fn skipped(&self, path: &RelPath, look: Look) {
+        let bytes = look.bytes;
+        if self.book().confirm_earlier(path, look) {
             return self.moved(&Moved { files: 1, whole_bytes: bytes, bytes, shown: 0 });
         }
         self.counters.skipped.fetch_add(1, Ordering::Relaxed);

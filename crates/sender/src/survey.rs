@@ -20,6 +20,7 @@ use zmove_wire::{
 use crate::error::FileError;
 use crate::mirror::{self, Mirror};
 use crate::news::News;
+use crate::run::Look;
 use crate::shared::Shared;
 use crate::source::SourceDirectory;
 
@@ -212,7 +213,7 @@ impl Survey {
                 counters.files.fetch_add(1, Ordering::Relaxed);
                 counters.bytes.fetch_add(entry.size, Ordering::Relaxed);
             } else {
-                self.shared.skipped(&asked.target_path(), entry.size);
+                self.shared.skipped(&asked.target_path(), Look::of(entry));
             }
         }
         let kind = kind?;

@@ -102,7 +102,8 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("f");
         std::fs::write(&path, vec![b'A'; BYTES]).unwrap();
-        let (writing, reading) = (File::options().write(true).open(&path).unwrap(), File::open(&path).unwrap());
+        let (writing, reading) =
+            (File::options().write(true).open(&path).unwrap(), File::open(&path).unwrap());
         writing.set_modified(SystemTime::UNIX_EPOCH).unwrap();
         let new = vec![b'B'; BYTES];
         thread::scope(|scope| {
