@@ -2,7 +2,7 @@
 //!
 //! **Invariant:** until [`commit`](Staged::commit) the file has a hidden name in the directory where it will stay, and an
 //! abandoned one leaves nothing behind: it is removed on drop, or by [`sweep`](crate::sweep) when the process has died. Only one
-//! that is meant to [last](Staged::create_lasting) stays under its hidden name, for a later transfer to go on with.
+//! that is meant to [last](Staged::last_as) stays under its hidden name, for a later transfer to go on with.
 //!
 //! A file without any name (`O_TMPFILE`) would leave nothing either, but costs a descriptor for as long as it waits for its
 //! flush, is refused by network file systems, and needs three more operations where it replaces another.
@@ -58,17 +58,6 @@ impl Staged {
     /// What the system says.
     pub fn create(directory: &Arc<OwnedFd>, mode: u32, names: &TempNames) -> io::Result<Self> {
         Self::create_named(directory, mode, || names.passing(directory.as_fd()))
-    }
-
-    /// A new empty file with a hidden name, which it keeps until it is committed or [discarded](Self::discard), also when
-    /// this process dies.
-    ///
-    /// # Errors
-    /// What the system says.
-    pub fn create_lasting(directory: &Arc<OwnedFd>, mode: u32, names: &TempNames) -> io::Result<Self> {
-        let named = Self::create_named(directory, mode, || names.lasting())?;
-        named.lasting.store(true, Ordering::Relaxed);
-        Ok(named)
     }
 
     /// Opens such a file again, to go on with it as it is, if `is_it` finds that it is the one: nothing is done to another
@@ -152,6 +141,19 @@ impl Staged {
     /// Has the file go with this value, unless it is committed.
     pub fn discard(&self) {
         self.lasting.store(false, Ordering::Relaxed);
+    }
+
+    /// Gives the file another hidden name, which it keeps until it is committed or discarded, also when this process dies: somebody must
+    /// know of it by then.
+    ///
+    /// # Errors
+    /// What the system says, `EEXIST` when something has that name; the file stays as it was.
+    pub fn last_as(&mut self, name: Name) -> io::Result<()> {
+        let Some(hidden) = &self.temporary else { return Err(Errno::NOENT.into()) };
+        publish_file(&self.directory, hidden, &name, Replace::Nothing)?;
+        self.temporary = Some(name);
+        self.lasting.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     fn create_named(directory: &Arc<OwnedFd>, mode: u32, name: impl Fn() -> Name) -> io::Result<Self> {
@@ -321,6 +323,12 @@ mod tests {
         Staged::create(directory, 0o600, &TempNames::new("t")).unwrap()
     }
 
+    fn create_lasting(directory: &Arc<OwnedFd>, names: &TempNames) -> Staged {
+        let mut staged = create(directory);
+        staged.last_as(names.lasting()).unwrap();
+        staged
+    }
+
     #[test]
     fn a_commit_replaces_and_carries_metadata() {
         let (home, fd) = home();
@@ -383,7 +391,7 @@ mod tests {
     fn a_lasting_file_stays_until_it_is_committed_or_discarded() {
         let (home, fd) = home();
         let names = TempNames::new("t");
-        let mut made = Staged::create_lasting(&fd, 0o600, &names).unwrap();
+        let mut made = create_lasting(&fd, &names);
         made.reserve(5, Direct::Auto).unwrap();
         made.file().write_all(b"first").unwrap();
         let hidden = made.hidden_name().unwrap().clone();
@@ -392,7 +400,7 @@ mod tests {
         assert_eq!(std::fs::read(home.path().join(hidden.as_os_str())).unwrap(), b"first");
         again.commit(&name("x"), Replace::Existing).unwrap();
         assert_eq!((std::fs::read(home.path().join("x")).unwrap(), entries(&home)), (b"first".to_vec(), 1));
-        Staged::create_lasting(&fd, 0o600, &names).unwrap().discard();
+        create_lasting(&fd, &names).discard();
         assert_eq!(entries(&home), 1);
     }
 
@@ -413,7 +421,7 @@ mod tests {
     #[test]
     fn a_lasting_file_that_was_about_to_get_its_name_is_opened_again() {
         let (home, fd) = home();
-        let made = Staged::create_lasting(&fd, 0o600, &TempNames::new("t")).unwrap();
+        let made = create_lasting(&fd, &TempNames::new("t"));
         let hidden = made.hidden_name().unwrap().clone();
         set_new_file_metadata(made.file(), &Metadata { mode: 0, ..Metadata::default() }).unwrap();
         drop(made);

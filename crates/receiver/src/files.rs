@@ -388,10 +388,8 @@ mod tests {
         let directory = Tree::open(home.path()).unwrap().open_directory(&RelPath::root()).unwrap();
         let names = TempNames::new("t");
         let table = FileTable::default();
-        let prior = || Prior {
-            staged: Staged::create_lasting(&directory, 0o600, &names).unwrap(),
-            groups: vec![0, 2],
-        };
+        let prior =
+            || Prior { staged: Staged::create(&directory, 0o600, &names).unwrap(), groups: vec![0, 2] };
         table.declare(FileId(1), head(3 * GROUP_BYTES), no_base, |_| Some(prior())).unwrap();
         table.declare(FileId(1), head(3 * GROUP_BYTES), no_base, |_| panic!("asked once")).unwrap();
         let file = table.find(FileId(1)).unwrap().unwrap();

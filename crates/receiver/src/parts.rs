@@ -254,21 +254,19 @@ impl Parts {
     ) -> io::Result<Staged> {
         let descriptors = self.account.hold_file()?;
         let journal = (head.bytes >= JOURNALLED_BYTES_MIN).then(|| self.journal()).flatten();
-        let mut staged = match &journal {
-            Some(_) => Staged::create_lasting(directory, 0o600, names)?,
-            None => Staged::create(directory, 0o600, names)?,
-        };
+        let mut staged = Staged::create(directory, 0o600, names)?;
         staged.attach(descriptors);
         let Some(journal) = journal else { return Ok(staged) };
-        let Some(hidden) = staged.hidden_name() else { return Ok(staged) };
         let identity = FileIdentity::of(staged.file())?;
-        let (part, inode, born) = (hidden.clone(), identity.inode, birth_of(staged.file()));
+        let is_free = |name: &Name| FileIdentity::at(directory, name).is_err();
+        let part = std::iter::repeat_with(|| names.lasting()).find(is_free).expect("there are others");
+        let (inode, born) = (identity.inode, birth_of(staged.file()));
         let part = Part { path: path.clone(), part, source: source_of(head), inode, born };
         self.look_where(&staged);
-        if let Err(error) = journal.part(id.0, &part) {
-            // nobody would find it again
-            staged.discard();
-            self.note(&error);
+        match journal.part(id.0, &part) {
+            // one that lasts and that no journal tells of would stay for ever
+            Ok(()) => staged.last_as(part.part)?,
+            Err(error) => self.note(&error),
         }
         Ok(staged)
     }

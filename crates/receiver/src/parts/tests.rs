@@ -4,6 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use super::*;
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use zmove_types::{GROUP_BYTES, Metadata, Timestamp};
 
 use crate::journal::pretend_reboot;
@@ -338,4 +339,26 @@ fn small_ones_are_not_journalled() {
     let parts = world.parts(1);
     drop(parts.create(FileId(1), (&head.path, &head), &world.directory(), &names).unwrap());
     assert_eq!(std::fs::read_dir(world.home.path()).unwrap().count(), 1, "only the target");
+}
+
+/// Or it would stay for ever after a kill in between: no journal would tell of it, and its name does not tell who made it.
+#[test]
+fn a_part_gets_the_name_that_lasts_after_its_journal_tells_of_it() {
+    let world = World::new();
+    let parts = world.parts(1);
+    assert!(parts.journal().is_some());
+    let watch = inotify::init(CreateFlags::NONBLOCK).unwrap();
+    let wanted = WatchFlags::CREATE | WatchFlags::MODIFY | WatchFlags::MOVED_TO;
+    let journals = inotify::add_watch(&watch, world.home.path().join("journal"), wanted).unwrap();
+    let target = inotify::add_watch(&watch, &world.place, wanted).unwrap();
+    let names = TempNames::new("t");
+    let _part = parts.create(FileId(3), (&world.head.path, &world.head), &world.directory(), &names).unwrap();
+    let mut room = [std::mem::MaybeUninit::uninit(); 4096];
+    let mut reader = inotify::Reader::new(&watch, &mut room);
+    let events: Vec<_> =
+        std::iter::from_fn(|| reader.next().ok().map(|event| (event.wd(), event.events()))).collect();
+    assert_eq!(
+        events,
+        [(target, ReadFlags::CREATE), (journals, ReadFlags::MODIFY), (target, ReadFlags::MOVED_TO)]
+    );
 }
