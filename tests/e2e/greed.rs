@@ -444,10 +444,11 @@ fn a_program_that_is_changed_in_its_place_loses_its_owners_rights_before_its_fir
     let mut transfer = greedy.open(&Open { inplace: true, durability: Durability::End, ..open() });
     transfer.begin_file(1, "tool", 1);
     assert_eq!(transfer.wait_for_items(1), 0);
-    assert_eq!(mode(), 0o755, "while it is changed");
+    // the file that comes may be run by nobody
+    assert_eq!(mode(), 0o744, "while it is changed");
     drop(transfer);
     site.the_daemon().wait_for_log("broken off by greedy");
-    assert_eq!(mode(), 0o755, "and when that has broken off");
+    assert_eq!(mode(), 0o744, "and when that has broken off");
     let resting = site.the_daemon().memory_kib();
     assert_well(&site, resting);
 }
