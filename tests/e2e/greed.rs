@@ -525,3 +525,33 @@ fn messages_that_wait_are_bounded_by_what_they_take() {
     site.the_daemon().wait_for_log("limits.memory_per_identity");
     assert_well(&site, resting);
 }
+
+/// Openings of protocol 4 with as many names as there may be, 12 MB each in memory, which wait for sessions that cannot say what
+/// they have to.
+#[test]
+fn openings_are_booked_and_said_once() {
+    let site = site();
+    let mut greedy = Greedy::new(&site);
+    for number in 0..4096 {
+        std::fs::write(greedy.root().join(format!("{number:0250}")), "").unwrap();
+    }
+    let resting = site.the_daemon().memory_kib();
+    let tops = (0..262_144).map(|number| TopName(name(&format!("{number:x}")))).collect();
+    let again = Open { shape: TargetShape::Directory { tops }, ..open() };
+    let again = ToReceiver::OpenWith(again, zmove_wire::Extensions::default());
+    let keep = |keep| {
+        let range = KeptRange { directory: path(""), after: None, names: Vec::new(), open: true };
+        ToReceiver::Keep(Keep { keep, ranges: vec![range] })
+    };
+    let mut deaf = Vec::new();
+    for _ in 0..2 {
+        let open = Open { extraneous: Extraneous::Goes, ..open() };
+        let ask = |number| if number < 8 { keep(number) } else { again.clone() };
+        deaf.push(greedy.ask_without_reading(&open, ask).0);
+    }
+    assert_well(&site, resting);
+    drop(deaf);
+    let mut transfer = greedy.open(&open());
+    greedy.say(&mut transfer, &again);
+    assert!(transfer.wait_for_end().contains("a second opening"));
+}

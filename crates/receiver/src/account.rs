@@ -89,6 +89,11 @@ impl Account {
         Ok(held)
     }
 
+    #[cfg(test)]
+    pub(crate) fn memory_held(&self) -> usize {
+        self.0.memory.used.load(Ordering::Relaxed)
+    }
+
     /// Books what a large file keeps open.
     ///
     /// # Errors
