@@ -555,3 +555,18 @@ fn openings_are_booked_and_said_once() {
     greedy.say(&mut transfer, &again);
     assert!(transfer.wait_for_end().contains("a second opening"));
 }
+
+/// Lists that are each as long as one may be, in a list: 7.5 MiB to send, 190 MB in memory.
+#[test]
+fn lists_in_lists_are_not_decoded_beyond_what_a_message_may_hold() {
+    let site = site();
+    let mut greedy = Greedy::new(&site);
+    let resting = site.the_daemon().memory_kib();
+    let range = [&[0, 0, 0x80, 0x80, 16][..], &[1, b'a'].repeat(262_144), &[1]].concat();
+    let body = [&[6, 1, 15][..], &range.repeat(15)].concat();
+    let message = [&u32::try_from(body.len()).unwrap().to_le_bytes()[..], &body].concat();
+    let mut transfer = greedy.open(&Open { extraneous: Extraneous::Goes, ..open() });
+    drop(greedy.runtime.block_on(transfer.control.send(&message)));
+    assert!(transfer.wait_for_end().contains("number of names and paths in a message"));
+    assert_well(&site, resting);
+}

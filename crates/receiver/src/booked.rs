@@ -2,8 +2,13 @@
 
 use std::cell::Cell;
 
+use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::task::block_in_place;
 use zmove_transport::{ControlReader, Inbox};
-use zmove_wire::{TargetShape, ToReceiver, WireError, decode_message};
+use zmove_wire::{
+    InquiredEntry, InquiredGroup, KeptRange, OfferedFile, OfferedGroup, RemoveGroup, ToReceiver, WireError,
+    decode_message_within,
+};
 
 use crate::account::{Account, Held};
 
@@ -22,58 +27,56 @@ pub(crate) type Messages = Inbox<Booked>;
 pub(crate) fn messages(reader: ControlReader, account: Account) -> Messages {
     let opened = Cell::new(false);
     let decode = move |bytes: &[u8]| {
-        // nothing is decoded for which there is no room as it stands
+        // nothing is decoded for which there is no room
         let mut held = account.hold_memory(bytes.len())?;
-        let message = decode_message(bytes)?;
+        let room = |strings| held.grow(ELEMENT_BYTES * strings);
+        let message = beside_the_runtime(bytes.len(), || decode_message_within(bytes, room))?;
         if matches!(message, ToReceiver::Open(_) | ToReceiver::OpenWith(..)) && opened.replace(true) {
             return Err(WireError::OutOfOrder { what: "a second opening" });
         }
-        held.grow(ELEMENT_BYTES * elements(&message))?;
         Ok::<_, WireError>(Booked { message, held })
     };
     reader.into_inbox(decode, MESSAGES_MAX)
 }
 
+/// Decodes something on this thread; while it does so with much, another one does what else the runtime has to. The operating
+/// system shares the processors among all who decode then, and those who wait for one of the threads for blocking work, which all
+/// keys share, do not wait for this.
+fn beside_the_runtime<T>(bytes: usize, decode: impl FnOnce() -> T) -> T {
+    let is_shared = || Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread;
+    if bytes > DECODED_AT_ONCE_BYTES_MAX && is_shared() { block_in_place(decode) } else { decode() }
+}
+
+/// Some 300 µs of work.
+const DECODED_AT_ONCE_BYTES_MAX: usize = 64 << 10;
+
 /// How many wait.
 const MESSAGES_MAX: usize = 16;
 
-/// What an element of a list takes beside the bytes of its name: its fields, and what the allocator adds for the name.
+/// What an element of a list takes beside the bytes of its name or path: its fields, and what the allocator adds for these bytes.
 const ELEMENT_BYTES: usize = 128;
 
-/// How many elements a message has in all its lists.
-fn elements(message: &ToReceiver) -> usize {
-    match message {
-        ToReceiver::Open(open) | ToReceiver::OpenWith(open, _) => match &open.shape {
-            TargetShape::Directory { tops } => tops.len(),
-            TargetShape::Single { .. } => 1,
-        },
-        ToReceiver::Offer(offer) => {
-            offer.groups.len() + offer.groups.iter().map(|group| group.files.len()).sum::<usize>()
-        }
-        ToReceiver::Inquire(inquiry) => {
-            inquiry.groups.len() + inquiry.groups.iter().map(|group| group.entries.len()).sum::<usize>()
-        }
-        ToReceiver::Keep(keep) => {
-            keep.ranges.len() + keep.ranges.iter().map(|range| range.names.len()).sum::<usize>()
-        }
-        ToReceiver::Remove(remove) => {
-            remove.groups.len() + remove.groups.iter().map(|group| group.names.len()).sum::<usize>()
-        }
-        ToReceiver::LaneLost { items } => items.len(),
-        ToReceiver::Abandon { .. }
-        | ToReceiver::Announce { .. }
-        | ToReceiver::Sample { .. }
-        | ToReceiver::Sweep(_) => 0,
+/// What the allocator adds to a string at most, or takes for the shortest.
+pub(crate) const ALLOCATION_BYTES: usize = 32;
+
+const _: () = {
+    let of = [size_of::<OfferedFile>(), size_of::<OfferedGroup>(), size_of::<InquiredGroup>()];
+    let more = [size_of::<InquiredEntry>(), size_of::<KeptRange>(), size_of::<RemoveGroup>()];
+    let mut at = 0;
+    while at < of.len() {
+        assert!(of[at] + ALLOCATION_BYTES <= ELEMENT_BYTES && more[at] + ALLOCATION_BYTES <= ELEMENT_BYTES);
+        at += 1;
     }
-}
+};
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use tokio::io::AsyncWriteExt as _;
-    use zmove_types::Name;
+    use zmove_types::{ByteCount, Name, RelPath};
     use zmove_wire::{
-        Compare, Durability, Extensions, Extraneous, Open, Overwrite, Purpose, TopName, encode_message,
+        Compare, Durability, Extensions, Extraneous, Keep, ListedName, Open, Overwrite, Purpose, TargetShape,
+        TopName, encode_message,
     };
 
     fn open(names: usize) -> Open {
@@ -120,5 +123,22 @@ mod tests {
             drop(read);
             assert_eq!(account.memory_held(), 0);
         }
+    }
+
+    /// What there is no room for is not even decoded: its raw bytes alone would fit.
+    #[tokio::test]
+    async fn nothing_is_decoded_for_which_there_is_no_room() {
+        let limits = crate::Limits { memory_per_identity: ByteCount(100_000), ..crate::Limits::default() };
+        let account = crate::account::Accounts::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
+        let keep = |names| {
+            let names = vec![ListedName(Name::from_bytes(b"a").unwrap()); names];
+            let range = KeptRange { directory: RelPath::root(), after: None, names, open: true };
+            ToReceiver::Keep(Keep { keep: 1, ranges: vec![range] })
+        };
+        let read = read(&[keep(600), keep(600)], &account).await;
+        let [Ok(_), Err(error)] = &read[..] else { panic!("{read:?}") };
+        assert!(error.contains("limits.memory_per_identity"), "{error}");
+        drop(read);
+        assert_eq!(account.memory_held(), 0);
     }
 }
