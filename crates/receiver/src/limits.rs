@@ -85,7 +85,7 @@ impl Default for Limits {
 const FILE_SHARES: usize = 4;
 
 /// How many descriptors this process may have: it has asked for all that it can get when it began.
-fn files_of_process() -> usize {
+pub(crate) fn files_of_process() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }
