@@ -109,6 +109,18 @@ impl<'a> Greedy<'a> {
     /// Opens a transfer and asks one question after the other without reading anything, until the daemon takes no more;
     /// returns the connection, and how many it has taken.
     fn ask_without_reading(&mut self, open: &Open, ask: impl Fn(u64) -> ToReceiver) -> (Deaf, u64) {
+        let (deaf, asked) = self.ask_some_without_reading(open, 10_000_000, ask);
+        assert!(asked < 10_000_000, "it is never too much");
+        (deaf, asked)
+    }
+
+    /// The same with so many questions at most.
+    fn ask_some_without_reading(
+        &mut self,
+        open: &Open,
+        most: u64,
+        ask: impl Fn(u64) -> ToReceiver,
+    ) -> (Deaf, u64) {
         self.transfers += 1;
         let run = [self.transfers; 16];
         self.runtime.block_on(async {
@@ -117,11 +129,11 @@ impl<'a> Greedy<'a> {
             writer.send(&encode_message(&ToReceiver::Open(Open { run, ..open.clone() }))).await.unwrap();
             let mut asked = 0;
             let has_stopped = Duration::from_secs(1);
-            while let Ok(Ok(())) =
-                tokio::time::timeout(has_stopped, writer.send(&encode_message(&ask(asked)))).await
+            while asked < most
+                && let Ok(Ok(())) =
+                    tokio::time::timeout(has_stopped, writer.send(&encode_message(&ask(asked)))).await
             {
                 asked += 1;
-                assert!(asked < 10_000_000, "it is never too much");
             }
             (Deaf(unread, writer), asked)
         })
@@ -568,5 +580,29 @@ fn lists_in_lists_are_not_decoded_beyond_what_a_message_may_hold() {
     let mut transfer = greedy.open(&Open { extraneous: Extraneous::Goes, ..open() });
     drop(greedy.runtime.block_on(transfer.control.send(&message)));
     assert!(transfer.wait_for_end().contains("number of names and paths in a message"));
+    assert_well(&site, resting);
+}
+
+/// Previews whose answers of 4 MiB each nobody reads: 20 bytes to ask for one.
+#[test]
+fn answers_of_previews_that_nobody_reads_are_booked() {
+    let site = configured("memory_per_identity = \"64MiB\"");
+    let mut greedy = Greedy::new(&site);
+    for number in 0..17_000 {
+        std::fs::write(greedy.root().join(format!("{number:0250}")), "").unwrap();
+    }
+    let resting = site.the_daemon().memory_kib();
+    let keep = |keep| {
+        let range = KeptRange { directory: path(""), after: None, names: Vec::new(), open: true };
+        ToReceiver::Keep(Keep { keep, ranges: vec![range] })
+    };
+    let open = Open { purpose: Purpose::Preview, ..open() };
+    let _deaf: Vec<_> = (0..8).map(|_| greedy.ask_some_without_reading(&open, 8, keep)).collect();
+    // who asks last is answered when the others have been, but for what is in their way
+    let mut last = greedy.open(&open);
+    (0..8).for_each(|number| greedy.say(&mut last, &keep(number)));
+    for _ in 0..8 {
+        assert!(matches!(last.next_answer(), Some(ToSender::Extra(_))));
+    }
     assert_well(&site, resting);
 }

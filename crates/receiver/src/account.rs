@@ -235,6 +235,17 @@ impl Held {
         let what = "what the transfers of one key keep in memory (limits.memory_per_identity)";
         Err(WireError::OverLimit { what, value: value as u64, limit: limit as u64 })
     }
+
+    /// Gives back a part of what is booked.
+    pub(crate) fn shrink(&mut self, less: usize) {
+        self.amount -= less;
+        self.gauge.release(less);
+    }
+
+    /// How much is booked.
+    pub(crate) fn amount(&self) -> usize {
+        self.amount
+    }
 }
 
 impl Drop for Held {
