@@ -17,8 +17,9 @@ use zmove_transport::{
 use zmove_types::{FileId, GROUP_BYTES, ItemId, LaneId, StageClock, Timestamp, TransferId};
 use zmove_wire::{
     Batch, BatchEntry, Cipher, Compare, DirectoryGroup, Durability, Extraneous, FileHead, FrameHeader,
-    FrameKind, Greeting, Keep, KeptRange, Offer, OfferedFile, OfferedGroup, Open, Overwrite, Purpose, Role,
-    TargetShape, ToReceiver, ToSender, TopName, decode_message, encode_message,
+    FrameKind, Greeting, Keep, KeptRange, ListedName, Offer, OfferedFile, OfferedGroup, Open, Overwrite,
+    Purpose, Remove, RemoveGroup, Role, TargetShape, ToReceiver, ToSender, TopName, decode_message,
+    encode_message,
 };
 
 use crate::command::ZMOVE;
@@ -519,9 +520,7 @@ fn messages_that_wait_are_bounded_by_what_they_take() {
     let site = configured("memory_per_identity = \"64MiB\"");
     let mut greedy = Greedy::new(&site);
     let resting = site.the_daemon().memory_kib();
-    let names = |count: usize| {
-        (0..count).map(|number| zmove_wire::ListedName(name(&format!("{number:06}")))).collect()
-    };
+    let names = |count: usize| (0..count).map(|number| ListedName(name(&format!("{number:06}")))).collect();
     let range = KeptRange { directory: path(""), after: None, names: names(200_000), open: true };
     let keep = encode_message(&ToReceiver::Keep(Keep { keep: 1, ranges: vec![range] }));
     let mut ends = Vec::new();
@@ -604,5 +603,34 @@ fn answers_of_previews_that_nobody_reads_are_booked() {
     for _ in 0..8 {
         assert!(matches!(last.next_answer(), Some(ToSender::Extra(_))));
     }
+    assert_well(&site, resting);
+}
+
+/// The same large directory removed by as many messages as may be under way: 12 MB of names, if each keeps all.
+#[test]
+fn directories_are_not_kept_in_memory_to_be_removed() {
+    let site = site();
+    let mut greedy = Greedy::new(&site);
+    std::fs::create_dir(greedy.root().join("many")).unwrap();
+    for number in 0..40_000 {
+        std::fs::File::create(greedy.root().join(format!("many/{number:0250}"))).unwrap();
+    }
+    let resting = site.the_daemon().memory_kib();
+    let open = Open { extraneous: Extraneous::Goes, ..open() };
+    let mut transfers: Vec<_> = (0..8).map(|_| greedy.open(&open)).collect();
+    for transfer in &mut transfers {
+        for remove in 0..8 {
+            let groups = vec![RemoveGroup { directory: path(""), names: vec![ListedName(name("many"))] }];
+            greedy.say(transfer, &ToReceiver::Remove(Remove { remove, groups }));
+        }
+    }
+    let mut removed = 0;
+    for transfer in &mut transfers {
+        for _ in 0..8 {
+            let Some(ToSender::Removed { entries, .. }) = transfer.next_answer() else { panic!("no answer") };
+            removed += entries;
+        }
+    }
+    assert_eq!((removed, greedy.root().join("many").exists()), (40_001, false));
     assert_well(&site, resting);
 }
