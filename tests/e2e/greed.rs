@@ -47,10 +47,7 @@ struct Transfer {
 }
 
 /// A connection from which nobody reads.
-struct Deaf(
-    #[expect(dead_code, reason = "held open")] ControlReader,
-    #[expect(dead_code, reason = "held open")] ControlWriter,
-);
+struct Deaf(#[expect(dead_code, reason = "held open")] ControlReader, ControlWriter);
 
 /// What a daemon may take for a hostile key beside what it takes anyway, in KiB: far below what each of these cases made it take.
 const GROWTH_KIB_MAX: u64 = 160 << 10;
@@ -138,6 +135,15 @@ impl<'a> Greedy<'a> {
             }
             (Deaf(unread, writer), asked)
         })
+    }
+
+    /// Says the same until the daemon takes no more.
+    fn say_without_end(&self, Deaf(_, writer): &mut Deaf, message: &ToReceiver) {
+        let bytes = encode_message(message);
+        let has_stopped = Duration::from_secs(1);
+        self.runtime.block_on(async {
+            while let Ok(Ok(())) = tokio::time::timeout(has_stopped, writer.send(&bytes)).await {}
+        });
     }
 
     fn say(&self, transfer: &mut Transfer, message: &ToReceiver) {
@@ -543,26 +549,29 @@ fn messages_that_wait_are_bounded_by_what_they_take() {
 fn openings_are_booked_and_said_once() {
     let site = site();
     let mut greedy = Greedy::new(&site);
-    for number in 0..4096 {
+    for number in 0..17_000 {
         std::fs::write(greedy.root().join(format!("{number:0250}")), "").unwrap();
     }
     let resting = site.the_daemon().memory_kib();
-    let tops = (0..262_144).map(|number| TopName(name(&format!("{number:x}")))).collect();
-    let again = Open { shape: TargetShape::Directory { tops }, ..open() };
-    let again = ToReceiver::OpenWith(again, zmove_wire::Extensions::default());
     let keep = |keep| {
         let range = KeptRange { directory: path(""), after: None, names: Vec::new(), open: true };
         ToReceiver::Keep(Keep { keep, ranges: vec![range] })
     };
-    let mut deaf = Vec::new();
-    for _ in 0..2 {
-        let open = Open { extraneous: Extraneous::Goes, ..open() };
-        let ask = |number| if number < 8 { keep(number) } else { again.clone() };
-        deaf.push(greedy.ask_without_reading(&open, ask).0);
+    let goes = Open { extraneous: Extraneous::Goes, ..open() };
+    let mut deaf: Vec<_> = (0..2).map(|_| greedy.ask_some_without_reading(&goes, 4, keep).0).collect();
+    // who asks last is answered when the others would be
+    let mut transfer = greedy.open(&goes);
+    (0..4).for_each(|number| greedy.say(&mut transfer, &keep(number)));
+    for _ in 0..4 {
+        assert!(matches!(transfer.next_answer(), Some(ToSender::Extra(_))));
+    }
+    let tops = (0..262_144).map(|number| TopName(name(&format!("{number:x}")))).collect();
+    let again = Open { shape: TargetShape::Directory { tops }, ..open() };
+    let again = ToReceiver::OpenWith(again, zmove_wire::Extensions::default());
+    for deaf in &mut deaf {
+        greedy.say_without_end(deaf, &again);
     }
     assert_well(&site, resting);
-    drop(deaf);
-    let mut transfer = greedy.open(&open());
     greedy.say(&mut transfer, &again);
     assert!(transfer.wait_for_end().contains("a second opening"));
 }
