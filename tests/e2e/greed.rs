@@ -17,8 +17,9 @@ use zmove_transport::{
 use zmove_types::{FileId, GROUP_BYTES, ItemId, LaneId, StageClock, Timestamp, TransferId};
 use zmove_wire::{
     Batch, BatchEntry, Cipher, Compare, DirectoryGroup, Durability, Extraneous, FileHead, FrameHeader,
-    FrameKind, Greeting, Keep, KeptRange, Offer, OfferedFile, OfferedGroup, Open, Overwrite, Purpose, Role,
-    TargetShape, ToReceiver, ToSender, TopName, decode_message, encode_message,
+    FrameKind, Greeting, Keep, KeptRange, ListedName, Offer, OfferedFile, OfferedGroup, Open, Overwrite,
+    Purpose, Remove, RemoveGroup, Role, TargetShape, ToReceiver, ToSender, TopName, decode_message,
+    encode_message,
 };
 
 use crate::command::ZMOVE;
@@ -46,10 +47,7 @@ struct Transfer {
 }
 
 /// A connection from which nobody reads.
-struct Deaf(
-    #[expect(dead_code, reason = "held open")] ControlReader,
-    #[expect(dead_code, reason = "held open")] ControlWriter,
-);
+struct Deaf(#[expect(dead_code, reason = "held open")] ControlReader, ControlWriter);
 
 /// What a daemon may take for a hostile key beside what it takes anyway, in KiB: far below what each of these cases made it take.
 const GROWTH_KIB_MAX: u64 = 160 << 10;
@@ -109,6 +107,18 @@ impl<'a> Greedy<'a> {
     /// Opens a transfer and asks one question after the other without reading anything, until the daemon takes no more;
     /// returns the connection, and how many it has taken.
     fn ask_without_reading(&mut self, open: &Open, ask: impl Fn(u64) -> ToReceiver) -> (Deaf, u64) {
+        let (deaf, asked) = self.ask_some_without_reading(open, 10_000_000, ask);
+        assert!(asked < 10_000_000, "it is never too much");
+        (deaf, asked)
+    }
+
+    /// The same with so many questions at most.
+    fn ask_some_without_reading(
+        &mut self,
+        open: &Open,
+        most: u64,
+        ask: impl Fn(u64) -> ToReceiver,
+    ) -> (Deaf, u64) {
         self.transfers += 1;
         let run = [self.transfers; 16];
         self.runtime.block_on(async {
@@ -117,14 +127,23 @@ impl<'a> Greedy<'a> {
             writer.send(&encode_message(&ToReceiver::Open(Open { run, ..open.clone() }))).await.unwrap();
             let mut asked = 0;
             let has_stopped = Duration::from_secs(1);
-            while let Ok(Ok(())) =
-                tokio::time::timeout(has_stopped, writer.send(&encode_message(&ask(asked)))).await
+            while asked < most
+                && let Ok(Ok(())) =
+                    tokio::time::timeout(has_stopped, writer.send(&encode_message(&ask(asked)))).await
             {
                 asked += 1;
-                assert!(asked < 10_000_000, "it is never too much");
             }
             (Deaf(unread, writer), asked)
         })
+    }
+
+    /// Says the same until the daemon takes no more.
+    fn say_without_end(&self, Deaf(_, writer): &mut Deaf, message: &ToReceiver) {
+        let bytes = encode_message(message);
+        let has_stopped = Duration::from_secs(1);
+        self.runtime.block_on(async {
+            while let Ok(Ok(())) = tokio::time::timeout(has_stopped, writer.send(&bytes)).await {}
+        });
     }
 
     fn say(&self, transfer: &mut Transfer, message: &ToReceiver) {
@@ -508,9 +527,7 @@ fn messages_that_wait_are_bounded_by_what_they_take() {
     let site = configured("memory_per_identity = \"64MiB\"");
     let mut greedy = Greedy::new(&site);
     let resting = site.the_daemon().memory_kib();
-    let names = |count: usize| {
-        (0..count).map(|number| zmove_wire::ListedName(name(&format!("{number:06}")))).collect()
-    };
+    let names = |count: usize| (0..count).map(|number| ListedName(name(&format!("{number:06}")))).collect();
     let range = KeptRange { directory: path(""), after: None, names: names(200_000), open: true };
     let keep = encode_message(&ToReceiver::Keep(Keep { keep: 1, ranges: vec![range] }));
     let mut ends = Vec::new();
@@ -524,5 +541,106 @@ fn messages_that_wait_are_bounded_by_what_they_take() {
         ends.push(transfer);
     }
     site.the_daemon().wait_for_log("limits.memory_per_identity");
+    assert_well(&site, resting);
+}
+
+/// Openings of protocol 4 with as many names as there may be, 12 MB each in memory, which wait for sessions that cannot say what
+/// they have to.
+#[test]
+fn openings_are_booked_and_said_once() {
+    let site = site();
+    let mut greedy = Greedy::new(&site);
+    for number in 0..17_000 {
+        std::fs::write(greedy.root().join(format!("{number:0250}")), "").unwrap();
+    }
+    let resting = site.the_daemon().memory_kib();
+    let keep = |keep| {
+        let range = KeptRange { directory: path(""), after: None, names: Vec::new(), open: true };
+        ToReceiver::Keep(Keep { keep, ranges: vec![range] })
+    };
+    let goes = Open { extraneous: Extraneous::Goes, ..open() };
+    let mut deaf: Vec<_> = (0..2).map(|_| greedy.ask_some_without_reading(&goes, 4, keep).0).collect();
+    // who asks last is answered when the others would be
+    let mut transfer = greedy.open(&goes);
+    (0..4).for_each(|number| greedy.say(&mut transfer, &keep(number)));
+    for _ in 0..4 {
+        assert!(matches!(transfer.next_answer(), Some(ToSender::Extra(_))));
+    }
+    let tops = (0..262_144).map(|number| TopName(name(&format!("{number:x}")))).collect();
+    let again = Open { shape: TargetShape::Directory { tops }, ..open() };
+    let again = ToReceiver::OpenWith(again, zmove_wire::Extensions::default());
+    for deaf in &mut deaf {
+        greedy.say_without_end(deaf, &again);
+    }
+    assert_well(&site, resting);
+    greedy.say(&mut transfer, &again);
+    assert!(transfer.wait_for_end().contains("a second opening"));
+}
+
+/// Lists that are each as long as one may be, in a list: 7.5 MiB to send, 190 MB in memory.
+#[test]
+fn lists_in_lists_are_not_decoded_beyond_what_a_message_may_hold() {
+    let site = site();
+    let mut greedy = Greedy::new(&site);
+    let resting = site.the_daemon().memory_kib();
+    let range = [&[0, 0, 0x80, 0x80, 16][..], &[1, b'a'].repeat(262_144), &[1]].concat();
+    let body = [&[6, 1, 15][..], &range.repeat(15)].concat();
+    let message = [&u32::try_from(body.len()).unwrap().to_le_bytes()[..], &body].concat();
+    let mut transfer = greedy.open(&Open { extraneous: Extraneous::Goes, ..open() });
+    drop(greedy.runtime.block_on(transfer.control.send(&message)));
+    assert!(transfer.wait_for_end().contains("number of names and paths in a message"));
+    assert_well(&site, resting);
+}
+
+/// Previews whose answers of 4 MiB each nobody reads: 20 bytes to ask for one.
+#[test]
+fn answers_of_previews_that_nobody_reads_are_booked() {
+    let site = configured("memory_per_identity = \"64MiB\"");
+    let mut greedy = Greedy::new(&site);
+    for number in 0..17_000 {
+        std::fs::write(greedy.root().join(format!("{number:0250}")), "").unwrap();
+    }
+    let resting = site.the_daemon().memory_kib();
+    let keep = |keep| {
+        let range = KeptRange { directory: path(""), after: None, names: Vec::new(), open: true };
+        ToReceiver::Keep(Keep { keep, ranges: vec![range] })
+    };
+    let open = Open { purpose: Purpose::Preview, ..open() };
+    let _deaf: Vec<_> = (0..8).map(|_| greedy.ask_some_without_reading(&open, 8, keep)).collect();
+    // who asks last is answered when the others have been, but for what is in their way
+    let mut last = greedy.open(&open);
+    (0..8).for_each(|number| greedy.say(&mut last, &keep(number)));
+    for _ in 0..8 {
+        assert!(matches!(last.next_answer(), Some(ToSender::Extra(_))));
+    }
+    assert_well(&site, resting);
+}
+
+/// The same large directory removed by as many messages as may be under way: 12 MB of names, if each keeps all.
+#[test]
+fn directories_are_not_kept_in_memory_to_be_removed() {
+    let site = site();
+    let mut greedy = Greedy::new(&site);
+    std::fs::create_dir(greedy.root().join("many")).unwrap();
+    for number in 0..40_000 {
+        std::fs::File::create(greedy.root().join(format!("many/{number:0250}"))).unwrap();
+    }
+    let resting = site.the_daemon().memory_kib();
+    let open = Open { extraneous: Extraneous::Goes, ..open() };
+    let mut transfers: Vec<_> = (0..8).map(|_| greedy.open(&open)).collect();
+    for transfer in &mut transfers {
+        for remove in 0..8 {
+            let groups = vec![RemoveGroup { directory: path(""), names: vec![ListedName(name("many"))] }];
+            greedy.say(transfer, &ToReceiver::Remove(Remove { remove, groups }));
+        }
+    }
+    let mut removed = 0;
+    for transfer in &mut transfers {
+        for _ in 0..8 {
+            let Some(ToSender::Removed { entries, .. }) = transfer.next_answer() else { panic!("no answer") };
+            removed += entries;
+        }
+    }
+    assert_eq!((removed, greedy.root().join("many").exists()), (40_001, false));
     assert_well(&site, resting);
 }

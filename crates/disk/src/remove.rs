@@ -1,24 +1,30 @@
 //! Removing entries with all below them.
 //!
-//! **Invariant:** no link is followed: each directory is opened by its name in the one above it, or beneath the first
-//! one, and a link goes as a link. What is mounted below stays, with the directories that it is in. However deep a tree is, few of its directories are open at once, and the way back up costs
-//! no more than the way down.
+//! **Invariant:** no link is followed: each directory is opened by its name in the one above it, on the way back up it is the one
+//! that was left on the way down, and a link goes as a link. However deep a tree is, no more than three of its descriptors are
+//! open at once, and however wide, names are kept of the deepest directories only and a few of each: what is no directory goes
+//! while it is read, and a directory of which not all is known is read again. What is mounted below stays, with the directories
+//! that it is in.
 
+use std::collections::HashSet;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, StatxAttributes, StatxFlags};
+use rustix::fs::{AtFlags, CWD, Dir, DirEntry, FileType, Mode, OFlags, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 use zmove_types::{Name, RelPath};
 
-use crate::tree::{DIRECTORY, Tree, make_writable, open_beneath};
+use crate::tree::{DIRECTORY, Tree, make_writable};
 
 /// Names of running transfers begin so, and stay.
 pub(crate) const HIDDEN_PREFIX: &str = ".zmove-";
-/// How many of the deepest directories stay open.
-const OPEN_MAX: usize = 64;
-/// Of the directories above those, one in so many stays open, to find the way back.
-const OPEN_EVERY: usize = 256;
+/// Of how many directories, the deepest ones, names are kept.
+const LISTED_MAX: usize = 8;
+/// How many names are kept of each: 64 KiB if they are as long as names may be.
+const NAMES_MAX: usize = 256;
+/// How many entries that stay are known again when their directory is read again; after so many none is.
+const STAYING_MAX: usize = 65_536;
 
 /// Whether a name may belong to a transfer that is running.
 #[must_use]
@@ -52,7 +58,7 @@ pub fn remove_entries<'n>(
             let path = path.fold(directory.clone(), |path, name| path.join(name).unwrap_or(path));
             failed(path, error);
         };
-        removed += Removal { top: opened.as_fd(), name, levels: Vec::new(), removed: 0, failed }.run();
+        removed += Removal::new(opened.as_fd(), name, failed).run();
     }
     removed
 }
@@ -63,22 +69,57 @@ struct Removal<'a, F> {
     name: &'a Name,
     /// The directories from the entry down to where it is at work.
     levels: Vec<Level>,
+    /// The deepest of them.
+    here: Option<OwnedFd>,
+    entered: u64,
+    /// Entries that stay: hashes of the numbers of their directories and their names.
+    staying: HashSet<u64>,
+    hashes: RandomState,
     removed: u64,
     failed: F,
 }
 
 struct Level {
     name: Name,
-    /// None while it waits for many directories below it.
-    fd: Option<OwnedFd>,
+    /// Which it is of all that were entered.
+    number: u64,
+    identity: Identity,
+    /// Directories in it that are to be entered.
     directories: Vec<Name>,
+    /// There may be others.
+    is_unread: bool,
+    /// When it was read last, there was something in it that may go.
+    has_shrunk: bool,
     /// What may belong to a transfer that is running, if there is such a thing in it: it stays.
     hidden: Option<Name>,
     /// Something in it stays, which has been told.
     stays: bool,
 }
 
-impl<F: FnMut(&[Name], io::Error)> Removal<'_, F> {
+/// Device and inode of a directory.
+type Identity = (u64, u64);
+
+/// Whether more of a directory is to be read now.
+enum Reading {
+    GoesOn,
+    IsEnough,
+}
+
+impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
+    fn new(top: BorrowedFd<'a>, name: &'a Name, failed: F) -> Self {
+        Self {
+            top,
+            name,
+            levels: Vec::new(),
+            here: None,
+            entered: 0,
+            staying: HashSet::new(),
+            hashes: RandomState::new(),
+            removed: 0,
+            failed,
+        }
+    }
+
     fn run(mut self) -> u64 {
         match rustix::fs::unlinkat(self.top, self.name.as_os_str(), AtFlags::empty()) {
             Ok(()) => return 1,
@@ -93,132 +134,156 @@ impl<F: FnMut(&[Name], io::Error)> Removal<'_, F> {
         while let Some(level) = self.levels.last_mut() {
             match level.directories.pop() {
                 Some(name) => self.enter(name),
+                None if level.is_unread && self.staying.len() < STAYING_MAX => self.read(),
                 None => self.leave(),
             }
         }
         self.removed
     }
 
-    /// Removes all of a directory but the directories in it, which are left for later.
     fn enter(&mut self, name: Name) {
-        let opened = self.parent().and_then(|parent| open_to_empty(parent.as_fd(), &name));
-        // what is hidden in a hidden directory belongs to the transfer that made that
-        let spares_hidden = !is_hidden(self.name.as_bytes());
-        let listed = opened.and_then(|fd| {
-            let names = list(&fd, spares_hidden)?;
-            Ok((fd, names))
-        });
-        let (fd, names) = match listed {
-            Ok(listed) => listed,
+        let opened = open_to_empty(self.here.as_ref().map_or(self.top, OwnedFd::as_fd), &name);
+        let (directory, identity) = match opened.and_then(|fd| identity(&fd).map(|identity| (fd, identity))) {
+            Ok(opened) => opened,
             Err(error) => return self.fail(Some(&name), error),
         };
-        let depth = self.levels.len();
-        let above = depth.checked_sub(OPEN_MAX).filter(|depth| depth % OPEN_EVERY > 0);
+        let above = self.levels.len().checked_sub(LISTED_MAX);
         if let Some(above) = above.and_then(|depth| self.levels.get_mut(depth)) {
-            above.fd = None;
+            above.is_unread |= !above.directories.is_empty();
+            above.directories = Vec::new();
         }
-        let Names { directories, others, hidden } = names;
-        self.levels.push(Level { name, fd: None, directories, hidden, stays: false });
-        for name in others {
-            match rustix::fs::unlinkat(&fd, name.as_os_str(), AtFlags::empty()) {
-                Ok(()) => self.removed += 1,
-                Err(Errno::NOENT) => {}
-                Err(error) => self.fail(Some(&name), error.into()),
-            }
-        }
+        self.entered += 1;
+        self.here = Some(directory);
+        self.levels.push(Level {
+            name,
+            number: self.entered,
+            identity,
+            directories: Vec::new(),
+            is_unread: true,
+            has_shrunk: false,
+            hidden: None,
+            stays: false,
+        });
+    }
+
+    /// Removes what is in the deepest directory, but for directories, of which it keeps the first names.
+    fn read(&mut self) {
         if let Some(level) = self.levels.last_mut() {
-            level.fd = Some(fd);
+            (level.is_unread, level.has_shrunk) = (false, false);
+        }
+        if let Err(error) = self.read_entries() {
+            self.fail(None, error);
         }
     }
 
-    /// Removes the directory that is empty now.
+    fn read_entries(&mut self) -> io::Result<()> {
+        let Some(here) = &self.here else { return Ok(()) };
+        for entry in Dir::read_from(here)? {
+            if matches!(self.meet(&entry?)?, Reading::IsEnough) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn meet(&mut self, entry: &DirEntry) -> io::Result<Reading> {
+        let (Some(level), Some(here)) = (self.levels.last_mut(), &self.here) else {
+            return Ok(Reading::IsEnough);
+        };
+        let bytes = entry.file_name().to_bytes();
+        if matches!(bytes, b"." | b"..") {
+            return Ok(Reading::GoesOn);
+        }
+        let name = Name::from_bytes(bytes).map_err(|_| Errno::NAMETOOLONG)?;
+        // what is hidden in a hidden directory belongs to the transfer that made that
+        if is_hidden(bytes) && !is_hidden(self.name.as_bytes()) {
+            level.hidden = Some(name);
+            return Ok(Reading::GoesOn);
+        }
+        if !self.staying.is_empty() && self.staying.contains(&self.hashes.hash_one((level.number, &name))) {
+            return Ok(Reading::GoesOn);
+        }
+        level.has_shrunk = true;
+        let is_directory = match entry.file_type() {
+            FileType::Unknown => is_directory(here.as_fd(), &name),
+            known => known == FileType::Directory,
+        };
+        if is_directory {
+            level.directories.push(name);
+            level.is_unread = level.directories.len() == NAMES_MAX;
+            return Ok(if level.is_unread { Reading::IsEnough } else { Reading::GoesOn });
+        }
+        match rustix::fs::unlinkat(here, name.as_os_str(), AtFlags::empty()) {
+            Ok(()) => self.removed += 1,
+            Err(Errno::NOENT) => {}
+            Err(error) => self.fail(Some(&name), error.into()),
+        }
+        Ok(Reading::GoesOn)
+    }
+
+    /// Removes the deepest directory, which should be empty now; one that is not is read again, unless that is known to be of no use.
     fn leave(&mut self) {
+        let above = match self.above() {
+            Ok(above) => above,
+            Err(error) => {
+                // there is no way back
+                self.fail(None, error);
+                return self.levels.clear();
+            }
+        };
+        let Some(level) = self.levels.last() else { return };
+        let parent = above.as_ref().map_or(self.top, OwnedFd::as_fd);
+        let gone = rustix::fs::unlinkat(parent, level.name.as_os_str(), AtFlags::REMOVEDIR);
+        let is_filled = matches!(gone, Err(Errno::NOTEMPTY | Errno::EXIST));
+        if is_filled && level.has_shrunk && !level.stays && level.hidden.is_none() {
+            return self.read();
+        }
+        if is_filled && !level.stays && level.hidden.is_some() {
+            let hidden = level.hidden.clone();
+            self.fail(hidden.as_ref(), Errno::NOTEMPTY.into());
+        }
+        self.here = above;
         let Some(level) = self.levels.pop() else { return };
-        let parent = self.parent();
-        let gone = parent.and_then(|parent| {
-            Ok(rustix::fs::unlinkat(parent.as_fd(), level.name.as_os_str(), AtFlags::REMOVEDIR)?)
-        });
         match gone {
             Ok(()) => self.removed += 1,
-            Err(_) if level.stays => self.levels.iter_mut().for_each(|above| above.stays = true),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty && level.hidden.is_some() => {
-                let hidden = level.hidden.clone();
-                self.levels.push(level);
-                self.fail(hidden.as_ref(), error);
-                self.levels.pop();
-            }
-            Err(error) => self.fail(Some(&level.name), error),
+            Err(_) if level.stays => self.stay(&level.name),
+            Err(Errno::NOENT) => {}
+            Err(error) => self.fail(Some(&level.name), error.into()),
         }
     }
 
-    /// The directory in which it is at work.
-    fn parent(&self) -> io::Result<Parent<'_>> {
-        match self.levels.last() {
-            None => Ok(Parent::Held(self.top)),
-            Some(Level { fd: Some(fd), .. }) => Ok(Parent::Held(fd.as_fd())),
-            Some(_) => {
-                let above = self.levels.iter().rposition(|level| level.fd.is_some());
-                let held = above.and_then(|above| self.levels[above].fd.as_ref());
-                let closed = above.map_or(0, |above| above + 1);
-                let names: Vec<_> = self.levels[closed..].iter().map(|level| level.name.as_bytes()).collect();
-                let path = RelPath::from_bytes(&names.join(&b'/')).map_err(|_| Errno::NAMETOOLONG)?;
-                Ok(Parent::Again(open_beneath(held.map_or(self.top, OwnedFd::as_fd), &path, DIRECTORY)?))
-            }
-        }
+    /// The directory above the deepest one; none where that is the top. One that has been moved does not lead anywhere else.
+    fn above(&self) -> io::Result<Option<OwnedFd>> {
+        let (Some(here), [.., above, _]) = (&self.here, &self.levels[..]) else { return Ok(None) };
+        let opened = rustix::fs::openat(here, "..", DIRECTORY, Mode::empty())?;
+        if identity(&opened)? == above.identity { Ok(Some(opened)) } else { Err(Errno::STALE.into()) }
     }
 
-    fn fail(&mut self, name: Option<&Name>, error: io::Error) {
+    /// An entry of the deepest directory stays, and so do all directories above it.
+    fn stay(&mut self, name: &Name) {
         self.levels.iter_mut().for_each(|level| level.stays = true);
+        if let Some(level) = self.levels.last()
+            && self.staying.len() < STAYING_MAX
+        {
+            self.staying.insert(self.hashes.hash_one((level.number, name)));
+        }
+    }
+
+    /// An entry of the deepest directory, or that itself, could not be removed.
+    fn fail(&mut self, name: Option<&Name>, error: io::Error) {
+        match name {
+            Some(name) => self.stay(name),
+            None => self.levels.iter_mut().for_each(|level| level.stays = true),
+        }
         let path = self.levels.iter().map(|level| &level.name).chain(name).skip(1);
         let path: Vec<_> = path.cloned().collect();
         (self.failed)(&path, error);
     }
 }
 
-enum Parent<'a> {
-    Held(BorrowedFd<'a>),
-    Again(OwnedFd),
-}
-
-impl AsFd for Parent<'_> {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Held(fd) => *fd,
-            Self::Again(fd) => fd.as_fd(),
-        }
-    }
-}
-
-#[derive(Default)]
-struct Names {
-    directories: Vec<Name>,
-    others: Vec<Name>,
-    /// One that may belong to a transfer that is running.
-    hidden: Option<Name>,
-}
-
-/// All names; of those that may belong to running transfers, where these are spared, only one.
-fn list(directory: &OwnedFd, spares_hidden: bool) -> io::Result<Names> {
-    let mut names = Names::default();
-    for entry in Dir::read_from(directory)? {
-        let entry = entry?;
-        let bytes = entry.file_name().to_bytes();
-        if matches!(bytes, b"." | b"..") {
-            continue;
-        }
-        let name = Name::from_bytes(bytes).map_err(|_| Errno::NAMETOOLONG)?;
-        if spares_hidden && is_hidden(bytes) {
-            names.hidden = Some(name);
-            continue;
-        }
-        let is_directory = match entry.file_type() {
-            FileType::Unknown => is_directory(directory.as_fd(), &name),
-            known => known == FileType::Directory,
-        };
-        if is_directory { names.directories.push(name) } else { names.others.push(name) }
-    }
-    Ok(names)
+fn identity(directory: &OwnedFd) -> io::Result<Identity> {
+    let stat = rustix::fs::fstat(directory)?;
+    Ok((stat.st_dev, stat.st_ino))
 }
 
 fn is_directory(parent: BorrowedFd<'_>, name: &Name) -> bool {
@@ -312,5 +377,82 @@ mod tests {
             (removed, faults),
             (1, vec![("a/b/.zmove-1-0".to_owned(), io::ErrorKind::DirectoryNotEmpty)])
         );
+    }
+
+    /// More than is kept of any directory, at three depths.
+    #[test]
+    fn a_directory_of_which_not_all_names_are_kept_goes() {
+        let home = tempfile::tempdir().unwrap();
+        for number in 0..3 * NAMES_MAX {
+            std::fs::create_dir_all(home.path().join(format!("a/{number}"))).unwrap();
+            std::fs::create_dir_all(home.path().join(format!("a/7/b/c/{number}/d"))).unwrap();
+            std::fs::write(home.path().join(format!("a/7/b/f{number}")), "x").unwrap();
+        }
+        let entries = 1 + 3 * NAMES_MAX + 2 + 2 * 3 * NAMES_MAX + 3 * NAMES_MAX;
+        assert_eq!(remove(home.path(), &["a"]), (entries as u64, vec![]));
+    }
+
+    /// Twice as many that stay as names are kept: each is told once, and is in the way of no other.
+    #[test]
+    fn what_stays_is_in_nobody_elses_way() {
+        let home = tempfile::tempdir().unwrap();
+        for number in 0..2 * NAMES_MAX {
+            std::fs::create_dir_all(home.path().join(format!("a/stays{number}/.zmove-x"))).unwrap();
+            std::fs::create_dir_all(home.path().join(format!("a/goes{number}"))).unwrap();
+        }
+        let (removed, mut faults) = remove(home.path(), &["a"]);
+        assert_eq!((removed, faults.len()), (2 * NAMES_MAX as u64, 2 * NAMES_MAX));
+        faults.sort();
+        faults.dedup();
+        assert_eq!(faults.len(), 2 * NAMES_MAX);
+        assert_eq!(std::fs::read_dir(home.path().join("a")).unwrap().count(), 2 * NAMES_MAX);
+    }
+
+    /// Their names are forgotten while the first of them is at work, and nothing but a second look tells of the others.
+    #[test]
+    fn what_is_beside_deep_directories_that_stay_goes() {
+        let home = tempfile::tempdir().unwrap();
+        let deep = ["d"; LISTED_MAX + 1].join("/");
+        for number in 0..20 {
+            std::fs::create_dir_all(home.path().join(format!("a/stays{number}/{deep}/.zmove-x"))).unwrap();
+            std::fs::create_dir_all(home.path().join(format!("a/goes{number}"))).unwrap();
+        }
+        let (removed, faults) = remove(home.path(), &["a"]);
+        assert_eq!((removed, faults.len()), (20, 20));
+    }
+
+    #[test]
+    fn few_directories_of_a_deep_tree_are_open() {
+        let home = tempfile::tempdir().unwrap();
+        let home = home.path().canonicalize().unwrap();
+        let deep = home.join(["d"; 300].join("/"));
+        std::fs::create_dir_all(deep.join(".zmove-x")).unwrap();
+        let tree = Tree::open(&home).unwrap();
+        let mut open = 0;
+        remove_entries(&tree, &RelPath::root(), std::iter::once(&name("d")), |_path, _stays| {
+            let descriptors = std::fs::read_dir("/proc/self/fd").unwrap();
+            let targets = descriptors.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+            open += targets.filter(|target| target.starts_with(&home)).count();
+        });
+        // with the one from which it is removed, and that once more
+        assert!((1..=2 + 3).contains(&open), "{open}");
+    }
+
+    /// A directory is moved out of the tree while what is in it is removed.
+    #[test]
+    fn a_directory_that_is_moved_leads_nowhere_else() {
+        let (home, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        std::fs::create_dir_all(home.path().join("a/b/c/.zmove-x")).unwrap();
+        std::fs::create_dir_all(outside.path().join("b")).unwrap();
+        std::fs::create_dir_all(outside.path().join("precious")).unwrap();
+        let tree = Tree::open(home.path()).unwrap();
+        let mut faults = Vec::new();
+        remove_entries(&tree, &RelPath::root(), std::iter::once(&name("a")), |path, error| {
+            let _moved_once = std::fs::rename(home.path().join("a/b"), outside.path().join("moved"));
+            faults.push((path.to_string(), Errno::from_io_error(&error)));
+        });
+        let told = [("a/b/c/.zmove-x", Errno::NOTEMPTY), ("a/b", Errno::STALE)];
+        assert_eq!(faults, told.map(|(path, errno)| (path.to_owned(), Some(errno))));
+        assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 3);
     }
 }

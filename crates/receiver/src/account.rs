@@ -15,11 +15,15 @@ use zmove_wire::WireError;
 
 use crate::hashing::{Places, Turn};
 use crate::journal::Room;
-use crate::limits::Limits;
+use crate::limits::{Limits, files_of_process};
 
 /// The accounts of all keys that have transfers under way.
-#[derive(Debug, Default)]
-pub(crate) struct Accounts(Mutex<HashMap<Fingerprint, Weak<Book>>>);
+#[derive(Debug)]
+pub(crate) struct Accounts {
+    books: Mutex<HashMap<Fingerprint, Weak<Book>>>,
+    /// The descriptors of all of them.
+    files: Arc<Gauge>,
+}
 
 /// The account of one key; clones share it. By default that of nobody in particular, by the usual limits.
 #[derive(Clone, Debug)]
@@ -43,6 +47,8 @@ struct Book {
 struct Gauge {
     used: AtomicUsize,
     max: AtomicUsize,
+    /// What it is a part of.
+    whole: Option<Arc<Self>>,
 }
 
 /// What is booked; dropped, it is given back.
@@ -56,25 +62,37 @@ pub(crate) struct Held {
 /// version that it replaces.
 const DESCRIPTORS_PER_FILE: usize = 5;
 
+/// Of the descriptors that the process may have those of all keys together are one part in so many: the others are for
+/// connections, lanes and what is open for a moment.
+const SHARES_OF_PROCESS: usize = 2;
+
 /// A staging directory and its parent.
 const DESCRIPTORS_PER_STAGING: usize = 2;
 
 impl Accounts {
     /// The account of a key, by the limits that hold now.
     pub(crate) fn of(&self, key: Fingerprint, limits: &Limits) -> Account {
-        let mut accounts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut accounts = self.books.lock().unwrap_or_else(PoisonError::into_inner);
         accounts.retain(|_, account| account.strong_count() > 0);
         let known = accounts.get(&key).and_then(Weak::upgrade);
-        let book = known.unwrap_or_else(|| Arc::new(Book::new(limits)));
+        let book = known.unwrap_or_else(|| Arc::new(Book::new(limits, Gauge::part_of(&self.files))));
         book.set_limits(limits);
         accounts.insert(key, Arc::downgrade(&book));
         Account(book)
     }
 }
 
+impl Default for Accounts {
+    fn default() -> Self {
+        let files =
+            Gauge { max: AtomicUsize::new(files_of_process() / SHARES_OF_PROCESS), ..Gauge::default() };
+        Self { books: Mutex::default(), files: Arc::new(files) }
+    }
+}
+
 impl Default for Account {
     fn default() -> Self {
-        Self(Arc::new(Book::new(&Limits::default())))
+        Self(Arc::new(Book::new(&Limits::default(), Gauge::default())))
     }
 }
 
@@ -87,6 +105,11 @@ impl Account {
         let mut held = Held { gauge: Arc::clone(&self.0.memory), amount: 0 };
         held.grow(bytes)?;
         Ok(held)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn memory_held(&self) -> usize {
+        self.0.memory.used.load(Ordering::Relaxed)
     }
 
     /// Books what a large file keeps open.
@@ -131,10 +154,10 @@ impl Account {
 }
 
 impl Book {
-    fn new(limits: &Limits) -> Self {
+    fn new(limits: &Limits, files: Gauge) -> Self {
         let book = Self {
             memory: Arc::default(),
-            files: Arc::default(),
+            files: Arc::new(files),
             threads: Arc::default(),
             hashing: Places::default(),
             disk: OnceLock::new(),
@@ -163,11 +186,15 @@ impl Room {
 
 impl Default for Gauge {
     fn default() -> Self {
-        Self { used: AtomicUsize::new(0), max: AtomicUsize::new(usize::MAX) }
+        Self { used: AtomicUsize::new(0), max: AtomicUsize::new(usize::MAX), whole: None }
     }
 }
 
 impl Gauge {
+    fn part_of(whole: &Arc<Self>) -> Self {
+        Self { whole: Some(Arc::clone(whole)), ..Self::default() }
+    }
+
     fn hold(self: &Arc<Self>, amount: usize) -> Option<Held> {
         self.take(amount).then(|| Held { gauge: Arc::clone(self), amount })
     }
@@ -175,7 +202,21 @@ impl Gauge {
     fn take(&self, amount: usize) -> bool {
         let max = self.max.load(Ordering::Relaxed);
         let more = |used: usize| used.checked_add(amount).filter(|used| *used <= max);
-        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+        if self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_err() {
+            return false;
+        }
+        let fits = self.whole.as_ref().is_none_or(|whole| whole.take(amount));
+        if !fits {
+            self.used.fetch_sub(amount, Ordering::Relaxed);
+        }
+        fits
+    }
+
+    fn release(&self, amount: usize) {
+        self.used.fetch_sub(amount, Ordering::Relaxed);
+        if let Some(whole) = &self.whole {
+            whole.release(amount);
+        }
     }
 }
 
@@ -194,11 +235,22 @@ impl Held {
         let what = "what the transfers of one key keep in memory (limits.memory_per_identity)";
         Err(WireError::OverLimit { what, value: value as u64, limit: limit as u64 })
     }
+
+    /// Gives back a part of what is booked.
+    pub(crate) fn shrink(&mut self, less: usize) {
+        self.amount -= less;
+        self.gauge.release(less);
+    }
+
+    /// How much is booked.
+    pub(crate) fn amount(&self) -> usize {
+        self.amount
+    }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.gauge.used.fetch_sub(self.amount, Ordering::Relaxed);
+        self.gauge.release(self.amount);
     }
 }
 
@@ -233,6 +285,24 @@ mod tests {
         ));
         drop((held, files, thread));
         drop((second.hold_memory(100).unwrap(), second.hold_file().unwrap(), second.hold_thread().unwrap()));
+    }
+
+    #[test]
+    fn all_keys_together_leave_descriptors_to_the_process() {
+        let most = 3 * DESCRIPTORS_PER_FILE;
+        let files = Arc::new(Gauge { max: AtomicUsize::new(most), ..Gauge::default() });
+        let accounts = Accounts { files: Arc::clone(&files), ..Accounts::default() };
+        let limits = Limits { files_per_identity: 2 * DESCRIPTORS_PER_FILE, ..Limits::default() };
+        let [one, other] = [1, 2].map(|byte| accounts.of(Fingerprint([byte; 32]), &limits));
+        let held = [one.hold_file().unwrap(), one.hold_file().unwrap(), other.hold_file().unwrap()];
+        let error = other.hold_file().unwrap_err();
+        assert_eq!(Errno::from_io_error(&error), Some(Errno::MFILE));
+        assert!(one.hold_staging().is_none(), "its own limit");
+        drop(held);
+        assert_eq!(files.used.load(Ordering::Relaxed), 0);
+        drop([other.hold_file().unwrap(), other.hold_file().unwrap()]);
+        let all = Accounts::default().files.max.load(Ordering::Relaxed);
+        assert_eq!(all, files_of_process() / SHARES_OF_PROCESS);
     }
 
     #[test]

@@ -305,6 +305,16 @@ mod tests {
         drop(seats);
     }
 
+    /// By default the limit that a key meets is that of its transfers.
+    #[test]
+    fn lanes_are_enough_for_as_many_transfers_as_a_key_may_have() {
+        let (admissions, [one, _]) = (Admissions::new(Limits::default()), keys());
+        let seats: Vec<_> =
+            (0..Limits::default().transfers_per_identity).map(|_| seat(&admissions, one)).collect();
+        assert_eq!(full(&admissions, one).limit, "transfers_per_identity");
+        drop(seats);
+    }
+
     #[test]
     fn keys_are_seated_in_turn_and_who_has_gone_is_passed() {
         let [one, other] = keys();

@@ -26,7 +26,7 @@ pub struct Limits {
     /// Lanes of all transfers together; each is a thread and a descriptor. A transfer is promised an eighth of what is
     /// left, 8 at least. Default: 4096.
     pub lanes: usize,
-    /// The same over the transfers of one key. Default: 1024.
+    /// The same over the transfers of one key. Default: 1088, with which as many of them as there may be get their share.
     pub lanes_per_identity: usize,
     /// Lanes of one transfer, 8 to 64. Default: 64.
     pub lanes_per_transfer: u16,
@@ -69,7 +69,7 @@ impl Default for Limits {
             transfers_per_identity: 32,
             queued_per_identity: 256,
             lanes: 4096,
-            lanes_per_identity: 1024,
+            lanes_per_identity: 1088,
             lanes_per_transfer: LANES_MAX,
             memory_per_transfer: ByteCount(288 << 20),
             memory_per_identity: ByteCount(1 << 30),
@@ -85,7 +85,7 @@ impl Default for Limits {
 const FILE_SHARES: usize = 4;
 
 /// How many descriptors this process may have: it has asked for all that it can get when it began.
-fn files_of_process() -> usize {
+pub(crate) fn files_of_process() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }

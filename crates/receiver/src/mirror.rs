@@ -24,6 +24,7 @@ use zmove_wire::{
 };
 
 use crate::account::{Account, Held};
+use crate::booked::ALLOCATION_BYTES;
 use crate::error::SessionError;
 pub(crate) use crate::mirror::spared::Spared;
 use crate::publisher::publish_all;
@@ -57,9 +58,12 @@ impl Mirror {
             return Err(WireError::OutOfOrder { what: "a list of names that stay" }.into());
         }
         let spared = Arc::clone(&self.spared);
+        let mut room = context.account.hold_memory(0)?;
         self.workers.start_for(context, move |context| {
             let _until_it_is_answered = held;
-            let answer = ToSender::Extra(extra(Some(&context.target.tree), &keep, &spared));
+            let answer = ToSender::Extra(extra(Some(&context.target.tree), &keep, &spared, &mut room));
+            // from here on it is booked with what is told
+            drop(room);
             context.tell(Outcome::Mirror(answer));
         })
     }
@@ -126,22 +130,26 @@ fn remove_all(context: &Context, remove: &Remove, spared: &Spared) -> u64 {
     removed
 }
 
-/// What else is in the directories where names stay; nothing where the target is not there.
-pub(crate) fn extra(tree: Option<&Tree>, keep: &Keep, spared: &Spared) -> Extra {
+/// What else is in the directories where names stay; nothing where the target is not there. What that takes is booked on `held`;
+/// a directory for whose names there is no room cannot be listed.
+pub(crate) fn extra(tree: Option<&Tree>, keep: &Keep, spared: &Spared, held: &mut Held) -> Extra {
     let mut answer = Extra { keep: keep.keep, ..Extra::default() };
     let mut name_bytes = 0;
     for (number, range) in (0..).zip(&keep.ranges) {
         let Some(tree) = tree else { break };
-        let room = EXTRA_NAMES_MAX.saturating_sub(answer.names.len());
-        let (names, more) = match first_extra(tree, range, room, spared) {
+        let names = EXTRA_NAMES_MAX.saturating_sub(answer.names.len());
+        let room = Room { names, name_bytes: EXTRA_NAME_BYTES_MAX.saturating_sub(name_bytes) };
+        let booked = held.amount();
+        let Found { names, more, .. } = match first_extra(tree, range, room, spared, held) {
             Ok(found) => found,
             Err(error) => {
+                held.shrink(held.amount() - booked);
                 answer.faults.push((number, FaultCode::os(&error)));
                 continue;
             }
         };
         let mut told = range.after.clone();
-        for (name, directory) in names {
+        for (name, directory) in names.into_sorted_vec() {
             if name_bytes >= EXTRA_NAME_BYTES_MAX {
                 answer.rest = told.map(|name| (number, name));
                 return answer;
@@ -158,41 +166,82 @@ pub(crate) fn extra(tree: Option<&Tree>, keep: &Keep, spared: &Spared) -> Extra 
     answer
 }
 
-/// A name, and whether it is a directory.
-type Found = (ListedName, bool);
+/// How much one answer still has room for.
+#[derive(Clone, Copy)]
+struct Room {
+    names: usize,
+    name_bytes: usize,
+}
 
-/// The first names of a range that do not stay, so many and one more at most; and whether there are others.
+/// The first names of a range that do not stay, each with whether it is a directory.
+#[derive(Default)]
+struct Found {
+    names: BinaryHeap<(ListedName, bool)>,
+    name_bytes: usize,
+    /// There are others.
+    more: bool,
+}
+
+impl Found {
+    /// Takes a name, and leaves out the last ones for which there is no room, though not the only one.
+    fn take(&mut self, name: Name, directory: bool, room: Room, held: &mut Held) -> Result<(), WireError> {
+        held.grow(name_takes(&name))?;
+        self.name_bytes += name.as_bytes().len();
+        self.names.push((ListedName(name), directory));
+        while self.names.len() > room.names.max(1) || self.has_bytes_over(room.name_bytes) {
+            let Some((last, _)) = self.names.pop() else { break };
+            held.shrink(name_takes(&last.0));
+            self.name_bytes -= last.0.as_bytes().len();
+            self.more = true;
+        }
+        Ok(())
+    }
+
+    /// Whether there is no room for the last name, even if it may be the one that goes beyond.
+    fn has_bytes_over(&self, room: usize) -> bool {
+        let last = self.names.peek().map_or(0, |(last, _)| last.0.as_bytes().len());
+        self.names.len() > 1 && self.name_bytes - last >= room
+    }
+}
+
+/// What a name in an answer takes, with its copy in what was found, and with what the allocator adds.
+fn name_takes(name: &Name) -> usize {
+    size_of::<ExtraName>() + size_of::<(ListedName, bool)>() + ALLOCATION_BYTES + name.as_bytes().len()
+}
+
 fn first_extra(
     tree: &Tree,
     range: &KeptRange,
-    room: usize,
+    room: Room,
     spared: &Spared,
-) -> io::Result<(Vec<Found>, bool)> {
+    held: &mut Held,
+) -> io::Result<Found> {
     let directory = match tree.open_directory(&range.directory) {
         Ok(directory) => directory,
         Err(error) => {
             let absent =
                 matches!(Errno::from_io_error(&error), Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP));
-            return if absent { Ok((Vec::new(), false)) } else { Err(error) };
+            return if absent { Ok(Found::default()) } else { Err(error) };
         }
     };
-    let Listed { found, more, unlisted } = list(&directory, range, room, |_| false)?;
+    let booked = held.amount();
+    let Listed { found, unlisted } = list(&directory, range, (room, held), |_| false)?;
     let is_whole = range.after.is_none() && range.open;
-    if is_whole && found.is_empty() {
-        return Ok((found, more));
+    if is_whole && found.names.is_empty() {
+        return Ok(found);
     }
     spared.look_for(&directory, &unlisted)?;
     if spared.is_empty() {
-        return Ok((found, more));
+        return Ok(found);
     }
-    let Listed { found, more, .. } = list(&directory, range, room, |name| spared.has(&directory, name))?;
-    Ok((found, more))
+    drop(found);
+    held.shrink(held.amount() - booked);
+    Ok(list(&directory, range, (room, held), |name| spared.has(&directory, name))?.found)
 }
 
 /// What has been come upon in a directory.
 struct Listed {
-    found: Vec<Found>,
-    more: bool,
+    found: Found,
     /// Names that stay and are not there, or not in this spelling.
     unlisted: Vec<Name>,
 }
@@ -200,11 +249,10 @@ struct Listed {
 fn list(
     directory: &OwnedFd,
     range: &KeptRange,
-    room: usize,
+    (room, held): (Room, &mut Held),
     stays: impl Fn(&Name) -> bool,
 ) -> io::Result<Listed> {
-    let most = room.max(1);
-    let (mut found, mut more) = (BinaryHeap::new(), false);
+    let mut found = Found::default();
     let mut unlisted = vec![true; range.names.len()];
     for entry in Dir::read_from(directory)? {
         let entry = entry?;
@@ -224,15 +272,12 @@ fn list(
             }
             known => known,
         };
-        found.push((ListedName(name), kind == FileType::Directory));
-        if found.len() > most {
-            found.pop();
-            more = true;
-        }
+        let taken = found.take(name, kind == FileType::Directory, room, held);
+        taken.map_err(|_no_room| Errno::NOMEM)?;
     }
     let unlisted = range.names.iter().zip(unlisted).filter(|(_, unlisted)| *unlisted);
     let unlisted = unlisted.map(|(name, _)| name.0.clone()).collect();
-    Ok(Listed { found: found.into_sorted_vec(), more, unlisted })
+    Ok(Listed { found, unlisted })
 }
 
 #[cfg(test)]
@@ -250,6 +295,46 @@ mod tests {
         let names = names.iter().map(|text| name(text)).collect();
         let range = KeptRange { directory: RelPath::root(), after: after.map(name), names, open: true };
         Keep { keep: 7, ranges: vec![range] }
+    }
+
+    fn extra(tree: Option<&Tree>, keep: &Keep, spared: &Spared) -> Extra {
+        super::extra(tree, keep, spared, &mut Account::default().hold_memory(0).unwrap())
+    }
+
+    /// Names that are as long as they may be: what is found takes no more than what is told.
+    #[test]
+    fn what_an_answer_takes_is_bounded_and_booked() {
+        let home = tempfile::tempdir().unwrap();
+        let count = EXTRA_NAME_BYTES_MAX / 250 + 500;
+        for number in 0..count {
+            std::fs::File::create(home.path().join(format!("{number:0250}"))).unwrap();
+        }
+        let tree = Tree::open(home.path()).unwrap();
+        let account = Account::default();
+        let mut held = account.hold_memory(0).unwrap();
+        let mut told = super::extra(Some(&tree), &keep(&[], None), &Spared::default(), &mut held);
+        let takes: usize = told.names.iter().map(|extra| name_takes(&extra.name.0)).sum();
+        assert_eq!(held.amount(), takes);
+        assert!(takes < 2 * EXTRA_NAME_BYTES_MAX);
+        let (_, last) = told.rest.unwrap();
+        let rest = extra(Some(&tree), &keep(&[], Some(&last.0.to_string())), &Spared::default());
+        told.names.extend(rest.names);
+        assert_eq!((told.names.len(), rest.rest), (count, None));
+        assert!(told.names.is_sorted_by(|one, next| one.name < next.name));
+    }
+
+    #[test]
+    fn names_for_which_there_is_no_room_are_a_directory_that_cannot_be_listed() {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::write(home.path().join("a"), "x").unwrap();
+        let limits =
+            crate::Limits { memory_per_identity: zmove_types::ByteCount(10), ..crate::Limits::default() };
+        let account = crate::account::Accounts::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
+        let mut held = account.hold_memory(0).unwrap();
+        let tree = Tree::open(home.path()).unwrap();
+        let told = super::extra(Some(&tree), &keep(&[], None), &Spared::default(), &mut held);
+        assert_eq!(told.faults, [(0, FaultCode::os(&Errno::NOMEM.into()))]);
+        assert_eq!((told.names, held.amount(), account.memory_held()), (vec![], 0, 0));
     }
 
     #[test]

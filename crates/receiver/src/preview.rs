@@ -44,8 +44,12 @@ pub(crate) struct Preview {
 /// What is being looked at, and by whom.
 struct Looking {
     workers: Workers,
-    answers: JoinSet<Result<ToSender, oneshot::error::RecvError>>,
+    account: Account,
+    answers: JoinSet<Result<Answer, oneshot::error::RecvError>>,
 }
+
+/// What is to be told, with what it takes until it has been.
+type Answer = Result<(ToSender, Held), WireError>;
 
 /// Answers until the sender has asked all.
 pub(crate) async fn run(
@@ -74,7 +78,11 @@ pub(crate) async fn run(
         account: ways.account.clone(),
         stopping: AtomicBool::new(false),
     });
-    let mut looking = Looking { workers: Workers::new(&ways.account), answers: JoinSet::new() };
+    let mut looking = Looking {
+        workers: Workers::new(&ways.account),
+        account: ways.account.clone(),
+        answers: JoinSet::new(),
+    };
     let ended = tokio::select! {
         ended = ways.converse(&onlooker, &mut looking) => ended,
         () = stop => Err(SessionError::Stopping),
@@ -118,6 +126,7 @@ impl Preview {
                 Some(answer) = looking.answers.join_next() => {
                     // who was to answer has panicked
                     let answer = answer.ok().and_then(Result::ok).ok_or(SessionError::Panicked)?;
+                    let (answer, _until_it_is_told) = answer?;
                     self.writer.send(&encode_message(&answer)).await?;
                 }
                 Some(lane) = self.lanes.recv() => drop(lane),
@@ -135,8 +144,8 @@ impl Looking {
             return Err(WireError::OutOfOrder { what: "a list of names that stay" }.into());
         }
         let onlooker = Arc::clone(onlooker);
-        self.answer(held, move || {
-            ToSender::Extra(extra(onlooker.seen.tree.as_ref(), &keep, &Spared::default()))
+        self.answer(held, move |room| {
+            Ok(ToSender::Extra(extra(onlooker.seen.tree.as_ref(), &keep, &Spared::default(), room)))
         })
     }
 
@@ -152,21 +161,27 @@ impl Looking {
             return Err(WireError::OutOfOrder { what }.into());
         }
         let onlooker = Arc::clone(onlooker);
-        self.answer(held, move || ToSender::Findings(onlooker.answer(&inquiry)))
+        self.answer(held, move |room| {
+            let findings = onlooker.answer(&inquiry);
+            room.grow(size_of_val(&findings.findings[..]))?;
+            Ok(ToSender::Findings(findings))
+        })
     }
 
+    /// Answers a question, which goes then; `answer` books what that takes.
     fn answer(
         &mut self,
-        held: Held,
-        answer: impl FnOnce() -> ToSender + Send + 'static,
+        question: Held,
+        answer: impl FnOnce(&mut Held) -> Result<ToSender, WireError> + Send + 'static,
     ) -> Result<(), SessionError> {
         let (told, answered) = oneshot::channel();
         self.answers.spawn(answered);
+        let mut held = self.account.hold_memory(0)?;
         self.workers.start(move || {
-            let answer = answer();
-            drop(held);
+            let answer = answer(&mut held);
+            drop(question);
             // nobody listens any more only when the conversation is over
-            let _over = told.send(answer);
+            let _over = told.send(answer.map(|answer| (answer, held)));
         })
     }
 }

@@ -20,6 +20,7 @@ use zmove_wire::{
 };
 
 use crate::account::{Account, Held as Booked};
+use crate::booked::ALLOCATION_BYTES;
 use crate::check::{NamedGroup, VerifiedBatch, VerifiedChunk, damaged};
 use crate::delta::Bases;
 use crate::directories::Directories;
@@ -122,7 +123,8 @@ impl Outcome {
             }
             Self::Held(held, _) => size_of_val(&held.cvs[..]),
             Self::Mirror(ToSender::Extra(extra)) => {
-                extra.names.iter().map(|extra| size_of_val(extra) + extra.name.0.as_bytes().len()).sum()
+                let takes = |name: &Name| ALLOCATION_BYTES + name.as_bytes().len();
+                extra.names.iter().map(|extra| size_of_val(extra) + takes(&extra.name.0)).sum()
             }
             _ => 0,
         }

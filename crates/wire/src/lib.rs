@@ -31,6 +31,6 @@ pub use message::{
     InquiredMetadata, Inquiry, Keep, KeptRange, ListedName, Moment, Offer, OfferedFile, OfferedGroup, Open,
     Opened, Operation, Overwrite, PublishedItem, Purpose, Refusal, RefusalCode, Remove, RemoveGroup, Sampled,
     SourceMark, StageReport, Stored, StoredItem, SweepOrder, Swept, SweptSize, TargetShape, TargetState,
-    ToReceiver, ToSender, TopName, Verdict, Waiting, decode_message, encode_message,
+    ToReceiver, ToSender, TopName, Verdict, Waiting, decode_message, decode_message_within, encode_message,
 };
 pub use version::{Cipher, Greeting, GreetingError, Role, Version};

@@ -4,6 +4,9 @@ use zmove_types::GROUP_BYTES;
 
 /// The longest control message, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
+/// The most strings in one control message, over all its lists: with two for each range what a [`Keep`](crate::Keep) may have,
+/// which has most. A receiver may need some 128 bytes for each beside its own: 33 MiB for a message.
+pub const MESSAGE_STRINGS_MAX: usize = KEEP_NAMES_MAX + 2 * KEEP_RANGES_MAX;
 /// The most entries in one batch frame.
 pub const BATCH_ENTRIES_MAX: usize = 2048;
 /// The most data in one batch or chunk frame, in bytes: one group.

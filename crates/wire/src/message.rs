@@ -12,12 +12,14 @@ use crate::limits::MESSAGE_BYTES_MAX;
 use crate::version::Version;
 
 mod bytes;
+mod counted;
 mod fault;
 mod list;
 mod mirror;
 mod preview;
 mod probe;
 
+use counted::Counted;
 pub use fault::{Fault, FaultCode, Operation, Refusal, RefusalCode};
 pub use mirror::{Extra, ExtraName, Extraneous, Keep, KeptRange, ListedName, Remove, RemoveGroup};
 pub use preview::{
@@ -450,14 +452,29 @@ pub fn encode_message<M: Serialize>(message: &M) -> Vec<u8> {
 /// # Errors
 /// [`WireError`] when the bytes are not one message.
 pub fn decode_message<M: DeserializeOwned>(bytes: &[u8]) -> Result<M, WireError> {
+    decode_message_within(bytes, |_strings| Ok(()))
+}
+
+/// The same for one that is decoded only as far as `room` has room for so many more names and paths of it. Beside these and its
+/// bytes it takes no memory that grows with it.
+///
+/// # Errors
+/// As [`decode_message`], and what `room` says.
+pub fn decode_message_within<M: DeserializeOwned>(
+    bytes: &[u8],
+    room: impl FnMut(usize) -> Result<(), WireError>,
+) -> Result<M, WireError> {
     if bytes.len() > MESSAGE_BYTES_MAX {
         let (value, limit) = (bytes.len() as u64, MESSAGE_BYTES_MAX as u64);
         return Err(WireError::OverLimit { what: "message", value, limit });
     }
-    match postcard::take_from_bytes(bytes) {
-        Ok((message, [])) => Ok(message),
-        Ok((_, rest)) => Err(WireError::Trailing { left: rest.len() }),
-        Err(_) => Err(WireError::Message),
+    let mut decoder = postcard::Deserializer::from_flavor(Counted::new(bytes, room));
+    let message = M::deserialize(&mut decoder);
+    match (message, decoder.finalize()) {
+        (_, Ok((_, Some(refused)))) => Err(refused),
+        (Ok(message), Ok(([], None))) => Ok(message),
+        (Ok(_), Ok((rest, None))) => Err(WireError::Trailing { left: rest.len() }),
+        (Err(_), _) | (_, Err(_)) => Err(WireError::Message),
     }
 }
 
@@ -465,7 +482,10 @@ pub fn decode_message<M: DeserializeOwned>(bytes: &[u8]) -> Result<M, WireError>
 mod tests {
     use super::*;
     use crate::extensions::tests::extension;
-    use crate::limits::{ITEMS_OUTSTANDING_MAX, STORED_ITEMS_MAX};
+    use crate::limits::{
+        ITEMS_OUTSTANDING_MAX, KEEP_NAMES_MAX, KEEP_RANGES_MAX, MESSAGE_STRINGS_MAX, REMOVE_NAMES_MAX,
+        STORED_ITEMS_MAX,
+    };
     use proptest::prelude::{any, proptest};
 
     #[test]
@@ -616,6 +636,43 @@ mod tests {
         assert_eq!(decode(lost(ITEMS_OUTSTANDING_MAX + 1)), Err(WireError::Message));
         // a list of 2^63 elements of which none has come
         assert_eq!(decode([&[0; 4][..], &[4], &[0xFF; 8], &[0x7F]].concat()), Err(WireError::Message));
+    }
+
+    fn names(count: usize) -> Vec<ListedName> {
+        vec![ListedName(Name::from_bytes(b"a").unwrap()); count]
+    }
+
+    fn keep(ranges: usize, names_each: usize) -> Vec<u8> {
+        let after = Some(names(1).remove(0));
+        let range = KeptRange { directory: RelPath::root(), after, names: names(names_each), open: true };
+        encode_message(&ToReceiver::Keep(Keep { keep: 1, ranges: vec![range; ranges] }))
+    }
+
+    #[test]
+    fn lists_in_lists_are_bounded_together() {
+        let decode = |bytes: Vec<u8>| decode_message::<ToReceiver>(&bytes[4..]).map(drop);
+        let per_range = KEEP_NAMES_MAX / KEEP_RANGES_MAX;
+        assert_eq!(decode(keep(KEEP_RANGES_MAX, per_range)), Ok(()), "as many as a sender may say");
+        let (value, limit) = (MESSAGE_STRINGS_MAX as u64 + 1, MESSAGE_STRINGS_MAX as u64);
+        let error = WireError::OverLimit { what: "number of names and paths in a message", value, limit };
+        assert_eq!(decode(keep(KEEP_RANGES_MAX, per_range + 1)), Err(error));
+        assert_eq!(decode(keep(2, KEEP_NAMES_MAX)), Err(error));
+        let group = RemoveGroup { directory: RelPath::root(), names: names(REMOVE_NAMES_MAX) };
+        let groups = vec![group; REMOVE_NAMES_MAX];
+        assert_eq!(decode(encode_message(&ToReceiver::Remove(Remove { remove: 1, groups }))), Err(error));
+    }
+
+    #[test]
+    fn a_message_is_decoded_as_far_as_there_is_room() {
+        let bytes = keep(3, 100);
+        let decode = |most: usize| {
+            let (mut left, none) = (most, WireError::OutOfOrder { what: "room" });
+            let room = |strings| left.checked_sub(strings).map(|rest| left = rest).ok_or(none);
+            let decoded = decode_message_within::<ToReceiver>(&bytes[4..], room);
+            (decoded.map(drop), left)
+        };
+        assert_eq!(decode(1000), (Ok(()), 1000 - 320), "306 of them");
+        assert_eq!(decode(200), (Err(WireError::OutOfOrder { what: "room" }), 8));
     }
 
     #[test]

@@ -43,21 +43,22 @@ pub(crate) async fn serve(listener: TcpListener, page: Page) {
 
 async fn converse(socket: TcpStream, page: Arc<Page>) -> hyper::Result<()> {
     let service = service_fn(move |request| {
-        let response = answer(&request, &page);
-        async { Ok::<_, Infallible>(response) }
+        let response = answer(request, Arc::clone(&page));
+        async { Ok::<_, Infallible>(response.await) }
     });
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(CONNECTION_TIMEOUT).max_buf_size(HEAD_BYTES_MAX);
     http.serve_connection(TokioIo::new(socket), service).await
 }
 
-fn answer(request: &Request<Incoming>, page: &Page) -> Response<Full<Bytes>> {
+async fn answer(request: Request<Incoming>, page: Arc<Page>) -> Response<Full<Bytes>> {
     let reading = matches!(*request.method(), Method::GET | Method::HEAD);
     match (request.uri().path(), reading) {
         ("/healthz", true) => plain(StatusCode::OK, "text/plain; charset=utf-8", "ok\n".to_owned()),
-        ("/metrics", true) => match page.text() {
-            Ok(text) => plain(StatusCode::OK, OPEN_METRICS, text),
-            Err(_) => plain(StatusCode::INTERNAL_SERVER_ERROR, "text/plain", String::new()),
+        // it looks at every journal, which may be many, on storage that may be slow
+        ("/metrics", true) => match tokio::task::spawn_blocking(move || page.text()).await {
+            Ok(Ok(text)) => plain(StatusCode::OK, OPEN_METRICS, text),
+            Ok(Err(_)) | Err(_) => plain(StatusCode::INTERNAL_SERVER_ERROR, "text/plain", String::new()),
         },
         ("/healthz" | "/metrics", false) => {
             plain(StatusCode::METHOD_NOT_ALLOWED, "text/plain", "only GET\n".to_owned())

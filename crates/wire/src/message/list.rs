@@ -37,6 +37,8 @@ impl<'de, const MAX: usize, T: Deserialize<'de>> Visitor<'de> for AtMost<MAX, T>
             }
             list.push(element);
         }
+        // it may stay for long
+        list.shrink_to_fit();
         Ok(list)
     }
 }

@@ -1,0 +1,72 @@
+//! The bytes of a message, of which the names and paths are counted while they are decoded.
+//!
+//! Each element of a list that may be long begins with a name or a path, and every string of a message passes here: who counts
+//! them bounds what all lists of a message take together, however they are nested, before there is memory for the next one.
+
+use postcard::de_flavors::{Flavor, Slice};
+use postcard::{Error, Result};
+
+use crate::error::WireError;
+use crate::limits::MESSAGE_STRINGS_MAX;
+
+/// Bytes of a message; `R` makes room for so many more strings of it, or has none.
+pub(super) struct Counted<'de, R> {
+    bytes: Slice<'de>,
+    room: R,
+    count: usize,
+    /// How many there is room for.
+    granted: usize,
+    refused: Option<WireError>,
+}
+
+/// For so many strings room is made at a time.
+const GRANT_STRINGS: usize = 32;
+
+impl<'de, R: FnMut(usize) -> std::result::Result<(), WireError>> Counted<'de, R> {
+    pub(super) fn new(bytes: &'de [u8], room: R) -> Self {
+        Self { bytes: Slice::new(bytes), room, count: 0, granted: 0, refused: None }
+    }
+
+    fn count(&mut self) -> std::result::Result<(), WireError> {
+        if self.count == MESSAGE_STRINGS_MAX {
+            let (value, limit) = (MESSAGE_STRINGS_MAX as u64 + 1, MESSAGE_STRINGS_MAX as u64);
+            return Err(WireError::OverLimit {
+                what: "number of names and paths in a message",
+                value,
+                limit,
+            });
+        }
+        if self.count == self.granted {
+            (self.room)(GRANT_STRINGS)?;
+            self.granted += GRANT_STRINGS;
+        }
+        self.count += 1;
+        Ok(())
+    }
+}
+
+impl<'de, R: FnMut(usize) -> std::result::Result<(), WireError> + 'de> Flavor<'de> for Counted<'de, R> {
+    /// What is left, and why there was no room for more, if that is so.
+    type Remainder = (&'de [u8], Option<WireError>);
+    type Source = &'de [u8];
+
+    fn pop(&mut self) -> Result<u8> {
+        self.bytes.pop()
+    }
+
+    fn size_hint(&self) -> Option<usize> {
+        self.bytes.size_hint()
+    }
+
+    fn try_take_n(&mut self, count: usize) -> Result<&'de [u8]> {
+        if let Err(error) = self.count() {
+            self.refused = Some(error);
+            return Err(Error::SerdeDeCustom);
+        }
+        self.bytes.try_take_n(count)
+    }
+
+    fn finalize(self) -> Result<Self::Remainder> {
+        Ok((self.bytes.finalize()?, self.refused))
+    }
+}
