@@ -28,6 +28,7 @@ use crate::admission::{Admissions, InLine, Seat};
 use crate::config::ReceiverConfig;
 use crate::event::{DaemonEvent, Moved, Rejection, Who};
 use crate::guests::{Guest, Guests};
+use crate::judging::Judges;
 use crate::limits::Limits;
 use crate::meters::{Meters, TransferMeter};
 use crate::rates::Rates;
@@ -74,6 +75,7 @@ struct Shared {
     rates: Rates,
     accounts: Accounts,
     runs: Runs,
+    judges: Judges,
     log: Box<dyn Fn(&DaemonEvent) + Send + Sync>,
 }
 
@@ -105,6 +107,7 @@ impl Daemon {
             rates: Rates::default(),
             accounts: Accounts::default(),
             runs: Runs::default(),
+            judges: Judges::default(),
             log: Box::new(log),
             stopping: watch::Sender::new(false),
         };
@@ -200,8 +203,7 @@ impl Shared {
         };
         // files are looked at, and certificates checked, where no other connection waits for it
         let (guests, claim) = (Arc::clone(&self.guests), channel.claim());
-        let judged = tokio::task::spawn_blocking(move || guests.judge(&claim)).await;
-        match judged.expect("judging does not panic") {
+        match self.judges.judge(move || guests.judge(&claim)).await {
             Ok(Ok(guest)) => Some((channel, guest)),
             Ok(Err(denial)) => {
                 self.reject(Rejection::UnknownKey, address, with_causes(&denial));

@@ -27,6 +27,7 @@ mod hashing;
 mod in_place;
 mod inquire;
 pub mod journal;
+mod judging;
 mod lanes;
 mod limits;
 mod line;
