@@ -41,6 +41,7 @@ mod preview;
 mod probe;
 mod publisher;
 mod rates;
+mod refusals;
 mod registry;
 mod seen;
 mod session;
