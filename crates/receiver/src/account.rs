@@ -28,6 +28,8 @@ pub struct Account(Arc<Book>);
 #[derive(Debug)]
 struct Book {
     memory: Arc<Gauge>,
+    /// Of lanes that wait in this process.
+    windows: Arc<Gauge>,
     files: Arc<Gauge>,
     threads: Arc<Gauge>,
     hashing: Places,
@@ -55,6 +57,9 @@ pub(crate) struct Held {
 /// The descriptors of one large file that is being written: its own, one past the page cache, its directory's, and two of the
 /// version that it replaces.
 const DESCRIPTORS_PER_FILE: usize = 5;
+
+/// Windows may be so much of what else is kept. They are not of it, since who has many lanes would have nothing left for messages.
+const WINDOW_SHARE: usize = 2;
 
 /// A staging directory and its parent.
 const DESCRIPTORS_PER_STAGING: usize = 2;
@@ -87,6 +92,11 @@ impl Account {
         let mut held = Held { gauge: Arc::clone(&self.0.memory), amount: 0 };
         held.grow(bytes)?;
         Ok(held)
+    }
+
+    /// Books the window of a lane, of which there may be half as much again; `None` when there would be too much.
+    pub(crate) fn hold_window(&self, bytes: usize) -> Option<Held> {
+        self.0.windows.hold(bytes)
     }
 
     /// Books what a large file keeps open.
@@ -134,6 +144,7 @@ impl Book {
     fn new(limits: &Limits) -> Self {
         let book = Self {
             memory: Arc::default(),
+            windows: Arc::default(),
             files: Arc::default(),
             threads: Arc::default(),
             hashing: Places::default(),
@@ -148,6 +159,7 @@ impl Book {
     fn set_limits(&self, limits: &Limits) {
         let memory = usize::try_from(limits.memory_per_identity.0).unwrap_or(usize::MAX);
         self.memory.max.store(memory, Ordering::Relaxed);
+        self.windows.max.store(memory / WINDOW_SHARE, Ordering::Relaxed);
         self.files.max.store(limits.files_per_identity, Ordering::Relaxed);
         self.threads.max.store(limits.threads_per_identity, Ordering::Relaxed);
         self.transfers_max.store(limits.transfers_per_identity, Ordering::Relaxed);

@@ -17,7 +17,7 @@ use zmove_transport::{
     AcceptError, Channel, ControlReader, ControlWriter, Denial, Fingerprint, Incoming, LaneSource, Listener,
     Transport, control_pair,
 };
-use zmove_types::{LaneId, TransferId};
+use zmove_types::TransferId;
 use zmove_wire::limits::LANES_UNASKED_MAX;
 use zmove_wire::{
     Cipher, Greeting, GreetingError, Refusal, RefusalCode, Role, ToSender, Version, Waiting, encode_message,
@@ -265,7 +265,7 @@ impl Shared {
                 drop(waiting);
                 self.run_control(stream, guest, greeting, version).await;
             }
-            Role::Lane(number) => self.hand_over_lane(stream, address, guest, greeting, number).await,
+            Role::Lane(_) => self.hand_over_lane(stream, address, guest, greeting).await,
         }
     }
 
@@ -292,6 +292,7 @@ impl Shared {
                 None => return,
             },
         };
+        stream.open_control_window();
         // lanes greet before their sender knows how many it may have, and which of them come first is chance
         let (lanes_in, lanes) = mpsc::channel(usize::from(seat.portion.lanes.max(2 * LANES_UNASKED_MAX)));
         let greeted = told.is_some();
@@ -432,7 +433,6 @@ impl Shared {
         address: SocketAddr,
         guest: Guest,
         greeting: Greeting,
-        number: LaneId,
     ) {
         let key = stream.peer();
         if let Some(limit) = guest.max_rate {
@@ -447,7 +447,7 @@ impl Shared {
                 return self.reject(Rejection::Transfer, address, reason);
             }
         };
-        match stream.into_source(greeting.cipher, number.0) {
+        match stream.into_source(greeting.cipher) {
             // a few may wait for others to end; one that comes when its transfer is over is not needed
             Ok(lane) => match lanes.try_send(lane) {
                 Err(TrySendError::Full(_)) => {

@@ -51,6 +51,7 @@ mod target;
 mod tasks;
 mod turns;
 mod unproven;
+mod windows;
 
 pub use account::Account;
 pub use config::ReceiverConfig;
