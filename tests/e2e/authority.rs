@@ -306,3 +306,29 @@ fn a_stranger_with_many_names_costs_no_more_than_any() {
     assert!(taken < Duration::from_millis(1500), "{taken:?} for 30 connections");
     daemon.wait_for_log("someone (SHA256:");
 }
+
+/// Ten authorities of one name, made by the stranger, any of which may have signed any: webpki tried two hundred thousand paths,
+/// and went on when the stranger had left.
+#[test]
+fn a_stranger_with_many_issuers_costs_no_more_than_any() {
+    let Some(issued) = Issued::new() else { return };
+    let home = issued.site.path("stranger");
+    Identity::load_or_create(&home).unwrap();
+    let home_shown = home.display();
+    let own = format!(
+        "openssl ecparam -name prime256v1 -genkey -noout -out x.key; echo basicConstraints=critical,CA:false > x.ext; \
+         openssl req -new -key {home_shown}/key.pem -config site-ca.cnf -subj /CN=alice -out x.csr; \
+         openssl req -x509 -new -key x.key -config site-ca.cnf -subj /CN=X -days 1 -out x0.pem; \
+         openssl x509 -req -in x.csr -CA x0.pem -CAkey x.key -extfile x.ext -days 1 -out x.pem; \
+         for n in 1 2 3 4 5 6 7 8 9 10; do openssl ecparam -name prime256v1 -genkey -noout -out x$n.key; \
+         openssl req -x509 -new -key x$n.key -config site-ca.cnf -subj /CN=X -days 1 -out x$n.pem; \
+         cat x$n.pem >> x.pem; done; cp x.pem {home_shown}/cert.pem"
+    );
+    issued.run(AUTHORITY, own);
+    let stranger = Identity::load_or_create(&home).unwrap();
+    let daemon = issued.serve();
+    let taken = time_for_strangers(&daemon, &stranger, 20);
+    assert!(taken < Duration::from_secs(1), "{taken:?} for 20 connections");
+    daemon.wait_for_log("it comes with more certificates than 4");
+    issued.push(&daemon, &["--strict"]).done();
+}

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use zmove_transport::{Access, AuthorizedKeys, Grant, Identity, KnownHosts};
 
-use crate::command::{Outcome, Zmove, finish};
+use crate::command::{Outcome, ZMOVE, Zmove, finish};
 use crate::harness::{PATIENCE, Site};
 use crate::tree::{assert_same, paint};
 
@@ -249,4 +250,25 @@ fn an_older_sender_does_not_wait_for_ever() {
         .says(&["limits.transfers = 1", "try again later"])
         .lines(1);
     long.end();
+}
+
+/// It was refused for ten seconds, and had the seat that came meanwhile for as long.
+#[test]
+fn an_older_sender_that_has_waited_too_long_and_stays_keeps_no_seat() {
+    let Some(old) = crate::versions::old_binary() else { return };
+    let mut site = site("transfers = 1");
+    let long = Long::begin(&site);
+    site.run_by(old);
+    let mut waiting = push_into(&site, "a").start();
+    site.the_daemon().wait_for_log("in line: tester");
+    let stopped = Pid::from_child(&waiting);
+    kill_process(stopped, Signal::STOP).unwrap();
+    site.the_daemon().wait_for_log("try again later");
+    long.end();
+    let began = Instant::now();
+    site.run_by(ZMOVE.into());
+    finish(push_into(&site, "b").start()).done();
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    waiting.kill().unwrap();
+    waiting.wait().unwrap();
 }

@@ -186,6 +186,34 @@ fn a_key_with_connections_for_no_transfer() {
     assert_well(&site, resting);
 }
 
+/// Each kept a descriptor for ten seconds and was counted nowhere.
+#[test]
+fn a_key_whose_connections_are_refused_and_stay() {
+    let mut site = Site::local();
+    configure(&site, "[limits]\nwaiting_per_identity = 64\n");
+    site.start_daemon();
+    paint(site.source().join("f"), 1000);
+    let (told, open_files) = runtime().block_on(async {
+        let mut connections = Vec::new();
+        for _ in 0..64 {
+            connections.push(prove(&site).await);
+        }
+        let resting = site.the_daemon().open_files();
+        let mut told = 0;
+        for _ in 0..100 {
+            let mut refused = prove(&site).await;
+            let mut answer = Vec::new();
+            drop(refused.read_to_end(&mut answer).await);
+            told += usize::from(!answer.is_empty());
+            connections.push(refused);
+        }
+        (told, site.the_daemon().open_files() - resting)
+    });
+    assert!((8..20).contains(&told), "{told} of 100 were told why");
+    assert!(open_files < 20, "{open_files} descriptors for those that are refused");
+    site.push_contents();
+}
+
 /// A push that has begun and goes on for long.
 fn begin_long(site: &Site) -> Child {
     paint(site.path("long"), 4 << 20);

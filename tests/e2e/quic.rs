@@ -226,7 +226,7 @@ impl Lane {
                 far
             };
             let (near, far) = tokio::join!(dialled, accepted);
-            (near.into_sink(Cipher::Tls, 2).unwrap(), far.into_source(Cipher::Tls, 0).unwrap(), listener)
+            (near.into_sink(Cipher::Tls, 2).unwrap(), far.into_source(Cipher::Tls).unwrap(), listener)
         });
         Self { sink, source, _listener: listener, _runtime: runtime }
     }

@@ -32,6 +32,8 @@ pub struct Account(Arc<Book>);
 #[derive(Debug)]
 struct Book {
     memory: Arc<Gauge>,
+    /// Of lanes that wait in this process.
+    windows: Arc<Gauge>,
     files: Arc<Gauge>,
     threads: Arc<Gauge>,
     hashing: Places,
@@ -65,6 +67,9 @@ const DESCRIPTORS_PER_FILE: usize = 5;
 /// Of the descriptors that the process may have those of all keys together are one part in so many: the others are for
 /// connections, lanes and what is open for a moment.
 const SHARES_OF_PROCESS: usize = 2;
+
+/// Windows may be so much of what else is kept. They are not of it, since who has many lanes would have nothing left for messages.
+const WINDOW_SHARE: usize = 2;
 
 /// A staging directory and its parent.
 const DESCRIPTORS_PER_STAGING: usize = 2;
@@ -112,6 +117,11 @@ impl Account {
         self.0.memory.used.load(Ordering::Relaxed)
     }
 
+    /// Books the window of a lane, of which there may be half as much again; `None` when there would be too much.
+    pub(crate) fn hold_window(&self, bytes: usize) -> Option<Held> {
+        self.0.windows.hold(bytes)
+    }
+
     /// Books what a large file keeps open.
     ///
     /// # Errors
@@ -157,6 +167,7 @@ impl Book {
     fn new(limits: &Limits, files: Gauge) -> Self {
         let book = Self {
             memory: Arc::default(),
+            windows: Arc::default(),
             files: Arc::new(files),
             threads: Arc::default(),
             hashing: Places::default(),
@@ -171,6 +182,7 @@ impl Book {
     fn set_limits(&self, limits: &Limits) {
         let memory = usize::try_from(limits.memory_per_identity.0).unwrap_or(usize::MAX);
         self.memory.max.store(memory, Ordering::Relaxed);
+        self.windows.max.store(memory / WINDOW_SHARE, Ordering::Relaxed);
         self.files.max.store(limits.files_per_identity, Ordering::Relaxed);
         self.threads.max.store(limits.threads_per_identity, Ordering::Relaxed);
         self.transfers_max.store(limits.transfers_per_identity, Ordering::Relaxed);

@@ -17,7 +17,7 @@ use zmove_transport::{
     AcceptError, Channel, ControlReader, ControlWriter, Denial, Fingerprint, Incoming, LaneSource, Listener,
     Transport, control_pair,
 };
-use zmove_types::{LaneId, TransferId};
+use zmove_types::TransferId;
 use zmove_wire::limits::LANES_UNASKED_MAX;
 use zmove_wire::{
     Cipher, Greeting, GreetingError, Refusal, RefusalCode, Role, ToSender, Version, Waiting, encode_message,
@@ -28,9 +28,11 @@ use crate::admission::{Admissions, InLine, Seat};
 use crate::config::ReceiverConfig;
 use crate::event::{DaemonEvent, Moved, Rejection, Who};
 use crate::guests::{Guest, Guests};
+use crate::judging::Judges;
 use crate::limits::Limits;
 use crate::meters::{Meters, TransferMeter};
 use crate::rates::Rates;
+use crate::refusals::{REFUSAL_TIMEOUT, Refusals, refuse};
 use crate::registry::{Found, Registered, Registry};
 use crate::session::{Session, run_session};
 use crate::turns::Runs;
@@ -38,8 +40,6 @@ use crate::unproven::Unproven;
 
 /// How long transfers that are cut off may take to clean up.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a refused peer may take to take the refusal.
-const REFUSAL_TIMEOUT: Duration = Duration::from_secs(10);
 /// A control connection whose peer acknowledges nothing for so long is lost, and its transfer with it.
 const CONTROL_SILENCE_MAX: Duration = Duration::from_secs(60);
 /// How long an early lane waits for its control connection.
@@ -51,8 +51,6 @@ const PRESENCE_INTERVAL: Duration = Duration::from_secs(1);
 const RUNNING_ALREADY: &str = "a transfer of that id is running already";
 /// How long to pause when the system has no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// What a refused peer may still say before it is cut off.
-const DRAIN_BYTES_MAX: u64 = 64 << 10;
 
 /// A daemon that is listening.
 pub struct Daemon {
@@ -74,6 +72,8 @@ struct Shared {
     rates: Rates,
     accounts: Accounts,
     runs: Runs,
+    judges: Judges,
+    refusals: Refusals,
     log: Box<dyn Fn(&DaemonEvent) + Send + Sync>,
 }
 
@@ -105,6 +105,8 @@ impl Daemon {
             rates: Rates::default(),
             accounts: Accounts::default(),
             runs: Runs::default(),
+            judges: Judges::default(),
+            refusals: Refusals::default(),
             log: Box::new(log),
             stopping: watch::Sender::new(false),
         };
@@ -200,8 +202,7 @@ impl Shared {
         };
         // files are looked at, and certificates checked, where no other connection waits for it
         let (guests, claim) = (Arc::clone(&self.guests), channel.claim());
-        let judged = tokio::task::spawn_blocking(move || guests.judge(&claim)).await;
-        match judged.expect("judging does not panic") {
+        match self.judges.judge(move || guests.judge(&claim)).await {
             Ok(Ok(guest)) => Some((channel, guest)),
             Ok(Err(denial)) => {
                 self.reject(Rejection::UnknownKey, address, with_causes(&denial));
@@ -239,7 +240,7 @@ impl Shared {
                 self.reject(Rejection::Greeting, address, error);
                 // our own greeting tells the peer which versions we speak
                 let ours = Greeting::new(Role::Control, TransferId([0; 16]));
-                return say_and_close(stream, &ours.encode()).await;
+                return self.refusals.say_and_close(stream, &ours.encode()).await;
             }
         };
         let allowed = greeting.cipher == Cipher::Tls || self.config.allow_clear;
@@ -250,7 +251,7 @@ impl Shared {
                     address,
                     "it asks for lanes in clear over QUIC, which has none",
                 );
-                refuse(stream, clear_quic).await;
+                self.refusals.refuse(stream, clear_quic).await;
             }
             _ if !allowed => {
                 self.reject(
@@ -258,13 +259,13 @@ impl Shared {
                     address,
                     "it asks for lanes in clear, which need 'zmove serve --allow-clear'",
                 );
-                refuse(stream, clear_lanes).await;
+                self.refusals.refuse(stream, clear_lanes).await;
             }
             Role::Control => {
                 drop(waiting);
                 self.run_control(stream, guest, greeting, version).await;
             }
-            Role::Lane(number) => self.hand_over_lane(stream, address, guest, greeting, number).await,
+            Role::Lane(_) => self.hand_over_lane(stream, address, guest, greeting).await,
         }
     }
 
@@ -272,7 +273,7 @@ impl Shared {
         let (address, key) = (stream.address(), stream.peer());
         if *self.draining.borrow() {
             self.reject(Rejection::Stopping, address, "this receiver is being stopped");
-            return refuse(stream, stopping).await;
+            return self.refusals.refuse(stream, stopping).await;
         }
         let mut place = match self.admissions.line_up(key) {
             Ok(place) => place,
@@ -291,6 +292,7 @@ impl Shared {
                 None => return,
             },
         };
+        stream.open_control_window();
         // lanes greet before their sender knows how many it may have, and which of them come first is chance
         let (lanes_in, lanes) = mpsc::channel(usize::from(seat.portion.lanes.max(2 * LANES_UNASKED_MAX)));
         let greeted = told.is_some();
@@ -339,14 +341,18 @@ impl Shared {
             told = Some(registered);
         }
         let patience = told.is_none().then_some(SILENT_WAIT_MAX);
-        match self.turn(&mut stream, &mut place, patience).await {
+        let waited = self.turn(&mut stream, &mut place, patience).await;
+        // a seat that has come too late is for others while this one is refused
+        drop(place);
+        match waited {
             Waited::Seat(seat) => return Some((stream, seat, told)),
             Waited::Gone => {}
             Waited::TooLong => self.refuse_full(stream, reason).await,
             Waited::Stopping if told.is_some() => {
-                say_and_close(stream, &encode_message(&ToSender::Refused(stopping(key)))).await;
+                let refusal = ToSender::Refused(stopping(key));
+                self.refusals.say_and_close(stream, &encode_message(&refusal)).await;
             }
-            Waited::Stopping => refuse(stream, stopping).await,
+            Waited::Stopping => self.refusals.refuse(stream, stopping).await,
         }
         None
     }
@@ -418,7 +424,7 @@ impl Shared {
         let text = format!("{full}; try again later");
         self.reject(Rejection::Limit, stream.address(), &text);
         let code = if stream.version() >= Version::V4 { RefusalCode::Full } else { RefusalCode::Busy };
-        refuse(stream, |_| Refusal { code, text }).await;
+        self.refusals.refuse(stream, |_| Refusal { code, text }).await;
     }
 
     async fn hand_over_lane(
@@ -427,7 +433,6 @@ impl Shared {
         address: SocketAddr,
         guest: Guest,
         greeting: Greeting,
-        number: LaneId,
     ) {
         let key = stream.peer();
         if let Some(limit) = guest.max_rate {
@@ -442,7 +447,7 @@ impl Shared {
                 return self.reject(Rejection::Transfer, address, reason);
             }
         };
-        match stream.into_source(greeting.cipher, number.0) {
+        match stream.into_source(greeting.cipher) {
             // a few may wait for others to end; one that comes when its transfer is over is not needed
             Ok(lane) => match lanes.try_send(lane) {
                 Err(TrySendError::Full(_)) => {
@@ -517,25 +522,6 @@ fn moved(meter: &TransferMeter, elapsed: Duration) -> Moved {
 
 fn busy(text: &str) -> Refusal {
     Refusal { code: RefusalCode::Busy, text: text.to_owned() }
-}
-
-/// Refuses a peer, whatever it has to say.
-async fn refuse(channel: Channel, refusal: impl FnOnce(Fingerprint) -> Refusal) {
-    let refusal = refusal(channel.peer());
-    let mut answer = Greeting::new(Role::Control, TransferId([0; 16])).encode().to_vec();
-    answer.extend(encode_message(&ToSender::Refused(refusal)));
-    say_and_close(channel, &answer).await;
-}
-
-/// Says one thing without listening: what the peer has sent is thrown away, so that the close does not destroy the
-/// answer on its way.
-async fn say_and_close(mut stream: Channel, answer: &[u8]) {
-    let said = async {
-        stream.write_all(answer).await?;
-        stream.shutdown().await?;
-        tokio::io::copy(&mut stream.take(DRAIN_BYTES_MAX), &mut tokio::io::sink()).await
-    };
-    let _in_time = tokio::time::timeout(REFUSAL_TIMEOUT, said).await;
 }
 
 impl fmt::Debug for Daemon {

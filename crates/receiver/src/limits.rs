@@ -10,8 +10,8 @@ use zmove_wire::limits::{LANES_MAX, LANES_UNASKED_MAX};
 /// The limits of one daemon. What is beyond one waits in line, is refused, or is closed; the log says which limit it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections that have not proved a key. One more of the address that has most of them waits; one of another address has the
-    /// oldest of it closed. Default: 256; each takes some 40 KiB, and of what has not been read up to 1 MiB of the kernel's.
+    /// Connections that have not proved a key. One more waits, or makes one of a network go that has more than its share.
+    /// Default: 256; each takes some 40 KiB, and of what has not been read up to 1 MiB of the kernel's.
     pub unproven: usize,
     /// How long a peer may take to prove its key, and again to greet. Default: 10 s.
     pub unproven_time: Duration,

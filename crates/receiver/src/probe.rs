@@ -21,6 +21,7 @@ use zmove_wire::{
     Finished, Moment, Open, Opened, Sampled, TargetState, ToReceiver, ToSender, WireError, encode_message,
 };
 
+use crate::account::Account;
 use crate::booked::Messages;
 use crate::check::is_filler;
 use crate::config::{BUFFER_BYTES, ReceiverConfig};
@@ -29,6 +30,7 @@ use crate::meters::TransferMeter;
 use crate::seen::Seen;
 use crate::session::{CLOSE_TIMEOUT, SessionReport, cpu_time, micros, refusal_of, refuse};
 use crate::target::Access;
+use crate::windows::open_window;
 
 mod sweeping;
 
@@ -61,8 +63,15 @@ pub(crate) async fn run(
     ways.writer.send(&encode_message(&ToSender::Opened(opened))).await?;
     let (told, news) = mpsc::channel(usize::from(lanes_max));
     let tally = Tally::new(PROBE_BYTES_MAX, usize::from(lanes_max), Arc::clone(&config.meter));
-    let crew =
-        Crew { tally: Arc::new(tally), told, threads: Vec::new(), up: HashMap::new(), begun: 0, ended: 0 };
+    let crew = Crew {
+        tally: Arc::new(tally),
+        account: config.account.clone(),
+        told,
+        threads: Vec::new(),
+        up: HashMap::new(),
+        begun: 0,
+        ended: 0,
+    };
     let place = seen.tree.map(|tree| Place { tree, shown: shown(&target), config: config.clone() });
     let mut probe = Probe {
         ways,
@@ -181,6 +190,7 @@ struct LaneEnded {
 /// The threads of one probe.
 struct Crew {
     tally: Arc<Tally>,
+    account: Account,
     told: mpsc::Sender<LaneEnded>,
     threads: Vec<JoinHandle<()>>,
     /// Of the lanes that are up, by number.
@@ -190,7 +200,8 @@ struct Crew {
 }
 
 impl Crew {
-    fn add(&mut self, source: Box<dyn LaneSource>) -> Result<(), SessionError> {
+    fn add(&mut self, mut source: Box<dyn LaneSource>) -> Result<(), SessionError> {
+        let window = open_window(source.as_mut(), self.up.len(), &self.account);
         let number = self.begun;
         self.begun = number.wrapping_add(1);
         self.up.insert(number, source.breaker());
@@ -198,6 +209,7 @@ impl Crew {
         let (tally, told) = (Arc::clone(&self.tally), self.told.clone());
         self.threads.retain(|thread| !thread.is_finished());
         let run = move || {
+            let _until_it_ends = window;
             let mut guard = EndGuard { number, told, ended: Some(Err(SessionError::Panicked)) };
             guard.ended = Some(tally.count_all(source));
         };

@@ -44,6 +44,7 @@ use crate::store::{Context, Job, Outcome, Told, write_all};
 use crate::target::{Access, Target};
 use crate::tasks::{PanicGuard, Workers};
 use crate::turns::{Turn, Turns};
+use crate::windows::open_window;
 use crate::{finish, lanes};
 
 /// One transfer about to be received; its greeting has been read.
@@ -305,7 +306,12 @@ impl Crew {
         Ok(crew)
     }
 
-    fn add_lane(&mut self, context: &Arc<Context>, source: Box<dyn LaneSource>) -> Result<(), SessionError> {
+    fn add_lane(
+        &mut self,
+        context: &Arc<Context>,
+        mut source: Box<dyn LaneSource>,
+    ) -> Result<(), SessionError> {
+        let window = open_window(source.as_mut(), self.lanes_up(), &context.account);
         let number = self.lanes_begun;
         self.lanes_begun = number.wrapping_add(1);
         self.breakers.insert(number, source.breaker());
@@ -319,6 +325,7 @@ impl Crew {
         self.threads.retain(|thread| !thread.is_finished());
         self.spawn(format!("zmove-lane-{number}"), move || {
             let _guard = PanicGuard(&context);
+            let _until_it_ends = window;
             lanes::run_lane(&context, number, source, &queue);
         })
     }

@@ -1,9 +1,12 @@
 //! The connections that have not proved a key: few are at it at once, more wait for their turn, and so that somebody who says
 //! nothing keeps nobody waiting, others go for them.
 //!
-//! **Invariant:** who goes is of the address that has most, so that a host that opens many closes its own. One that has begun goes
-//! at once for another address, and for its own only when it has been idle for longer than a client that means it.
+//! **Invariant:** a network that has more than its [fair share](Crowd::fair_share) closes its own: one of them goes at once for
+//! one of another network. Where no network has, nobody goes who is not later than a client that means it; those that have said
+//! nothing go first.
 
+use std::cmp::Reverse;
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,6 +31,7 @@ struct Crowd {
     max: usize,
     /// Those that prove, the oldest first.
     members: VecDeque<Member>,
+    counts: Counts,
     /// Those that wait to begin, the oldest first.
     queue: VecDeque<Queued>,
 }
@@ -35,7 +39,7 @@ struct Crowd {
 #[derive(Debug)]
 struct Member {
     number: u64,
-    source: IpAddr,
+    source: Source,
     since: Instant,
     /// It has said what a client says first.
     spoken: bool,
@@ -45,9 +49,23 @@ struct Member {
 
 #[derive(Debug)]
 struct Queued {
-    source: IpAddr,
+    source: Source,
     /// Tells by being dropped that there is no room.
     begins: oneshot::Sender<Place>,
+}
+
+/// Where somebody comes from: of IPv6 the /48, which a site has, and the /64, which a host has; of IPv4 the address for both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Source {
+    site: IpAddr,
+    host: IpAddr,
+}
+
+/// How many members come from where.
+#[derive(Debug, Default)]
+struct Counts {
+    sites: HashMap<IpAddr, usize>,
+    hosts: HashMap<IpAddr, usize>,
 }
 
 /// A connection's place among those that prove; free when dropped.
@@ -64,6 +82,10 @@ const QUEUED_MAX: usize = 1024;
 const SILENCE_MAX: Duration = Duration::from_millis(100);
 /// The rest of a handshake takes a round trip and some CPU time on both sides, of which there may be little.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
+/// The same where somebody waits whose network has fewer, so that a few that stall do not keep others waiting.
+const HANDSHAKE_ASKED_MAX: Duration = Duration::from_secs(1);
+/// What a network may have in any case: several pushes at once dial so many lanes.
+const FAIR_SHARE_MIN: usize = 32;
 /// How often it is seen who has taken too long.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -77,14 +99,15 @@ impl Unproven {
     /// Enters one more, where `max` may prove at once. Its place comes when it may begin, or never.
     pub(crate) fn enter(&self, address: IpAddr, max: usize) -> oneshot::Receiver<Place> {
         let (begins, place) = oneshot::channel();
-        let source = network(address);
+        let source = Source::of(address);
         let mut crowd = self.crowd();
         crowd.max = max.max(1);
+        let queued = Queued { source, begins };
         if crowd.can_evict_for(source) {
             // it need not wait behind those of others
-            crowd.queue.push_front(Queued { source, begins });
+            crowd.queue.push_front(queued);
         } else {
-            crowd.queue.push_back(Queued { source, begins });
+            crowd.queue.push_back(queued);
         }
         drop(crowd);
         self.begin_those_that_can();
@@ -134,11 +157,8 @@ impl Crowd {
     fn next(&mut self, now: Instant) -> Option<Queued> {
         let source = self.queue.front()?.source;
         while self.members.len() >= self.max {
-            let most = self.most()?;
-            let at_once = self.count(source) < self.count(most);
-            let goes = |member: &Member| member.source == most && (at_once || member.is_late(now));
-            let victim = self.members.iter().position(goes)?;
-            self.members.remove(victim);
+            let victim = self.victim(source, now)?;
+            self.remove(victim);
         }
         self.queue.pop_front()
     }
@@ -149,46 +169,107 @@ impl Crowd {
         self.entered += 1;
         let number = self.entered;
         let since = Instant::now();
+        self.counts.add(source);
         self.members.push_back(Member { number, source, since, spoken: false, _stays: stays_in });
         (Place { unproven, number, stays }, begins)
     }
 
-    /// Whether others go at once for one from there.
-    fn can_evict_for(&self, source: IpAddr) -> bool {
-        self.most().is_some_and(|most| self.count(source) < self.count(most))
-    }
-
-    /// Who has most members; of several the one with the oldest.
-    fn most(&self) -> Option<IpAddr> {
-        let mut counts: HashMap<IpAddr, usize> = HashMap::new();
-        for member in &self.members {
-            *counts.entry(member.source).or_default() += 1;
+    fn remove(&mut self, place: usize) {
+        if let Some(member) = self.members.remove(place) {
+            self.counts.subtract(member.source);
         }
-        let most = counts.values().copied().max()?;
-        let mut sources = self.members.iter().map(|member| member.source);
-        sources.find(|source| counts.get(source) == Some(&most))
     }
 
-    fn count(&self, source: IpAddr) -> usize {
-        self.members.iter().filter(|member| member.source == source).count()
+    /// Who makes room for one from there, if anybody does now: of those that have more than their share, else of all; the hosts
+    /// with too many first, then those that have said nothing, then the oldest.
+    fn victim(&self, newcomer: Source, now: Instant) -> Option<usize> {
+        let share = self.fair_share(newcomer);
+        let most = self.counts.sites.values().max().copied()?;
+        let goes = |member: &Member| {
+            (most <= share || self.counts.site(member.source) == most)
+                && member.is_late(now, self.counts.more_than(newcomer, member.source), share)
+        };
+        let going = self.members.iter().enumerate().filter(|(_, member)| goes(member));
+        let first = |(place, member): &(usize, &Member)| {
+            let beyond = self.counts.host(member.source).saturating_sub(share);
+            (Reverse(beyond), member.spoken, *place)
+        };
+        going.min_by_key(first).map(|(place, _)| place)
     }
 
-    /// Closes the youngest of the address that has most waiting: those before it keep their turn.
+    /// Whether others go at once for one from there, in whose place it is not for its network to wait.
+    fn can_evict_for(&self, newcomer: Source) -> bool {
+        let share = self.fair_share(newcomer);
+        let goes = |member: &Member| {
+            self.counts.more_than(newcomer, member.source).is_some_and(|theirs| theirs > share)
+        };
+        self.counts.sites.values().any(|most| *most > share) && self.members.iter().any(goes)
+    }
+
+    /// How many members a network may have before they go at once for those of others.
+    fn fair_share(&self, newcomer: Source) -> usize {
+        let sites = self.counts.sites.len() + usize::from(self.counts.site(newcomer) == 0);
+        FAIR_SHARE_MIN.min(self.max / 2).max(self.max / sites)
+    }
+
+    /// Closes the youngest of the network that has most waiting: those before it keep their turn.
     fn send_away(&mut self) {
         let mut counts: HashMap<IpAddr, usize> = HashMap::new();
         for queued in &self.queue {
-            *counts.entry(queued.source).or_default() += 1;
+            *counts.entry(queued.source.site).or_default() += 1;
         }
         let most = counts.values().copied().max().unwrap_or(0);
-        let youngest = self.queue.iter().rposition(|queued| counts.get(&queued.source) == Some(&most));
+        let youngest = self.queue.iter().rposition(|queued| counts.get(&queued.source.site) == Some(&most));
         youngest.and_then(|youngest| self.queue.remove(youngest));
     }
 }
 
+impl Counts {
+    fn add(&mut self, source: Source) {
+        *self.sites.entry(source.site).or_default() += 1;
+        *self.hosts.entry(source.host).or_default() += 1;
+    }
+
+    fn subtract(&mut self, source: Source) {
+        for (counts, network) in [(&mut self.sites, source.site), (&mut self.hosts, source.host)] {
+            if let Entry::Occupied(mut count) = counts.entry(network) {
+                *count.get_mut() -= 1;
+                if *count.get() == 0 {
+                    count.remove();
+                }
+            }
+        }
+    }
+
+    fn site(&self, source: Source) -> usize {
+        self.sites.get(&source.site).copied().unwrap_or(0)
+    }
+
+    fn host(&self, source: Source) -> usize {
+        self.hosts.get(&source.host).copied().unwrap_or(0)
+    }
+
+    /// How many the network of `other` has, if that is more than that of `one`: the hosts are compared within a site.
+    fn more_than(&self, one: Source, other: Source) -> Option<usize> {
+        let (own, others) = if one.site == other.site {
+            (self.host(one), self.host(other))
+        } else {
+            (self.site(one), self.site(other))
+        };
+        (own < others).then_some(others)
+    }
+}
+
 impl Member {
-    /// Whether it has taken longer than a client that means it.
-    fn is_late(&self, now: Instant) -> bool {
-        let longest = if self.spoken { HANDSHAKE_MAX } else { SILENCE_MAX };
+    /// Whether it has taken longer than a client that means it; `more` is how many its network has where one waits whose network
+    /// has fewer.
+    fn is_late(&self, now: Instant, more: Option<usize>, share: usize) -> bool {
+        let longest = match more {
+            Some(more) if more > share => Duration::ZERO,
+            _ if !self.spoken => SILENCE_MAX,
+            Some(_) => HANDSHAKE_ASKED_MAX,
+            None => HANDSHAKE_MAX,
+        };
         now.saturating_duration_since(self.since) >= longest
     }
 }
@@ -214,19 +295,25 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.unproven.crowd().members.retain(|member| member.number != self.number);
+        let mut crowd = self.unproven.crowd();
+        if let Some(place) = crowd.members.iter().position(|member| member.number == self.number) {
+            crowd.remove(place);
+        }
+        drop(crowd);
         self.unproven.begin_those_that_can();
     }
 }
 
-/// What one host can have addresses in.
-fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => {
-            let [a, b, c, d, ..] = address.segments();
-            Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
+impl Source {
+    fn of(address: IpAddr) -> Self {
+        match address.to_canonical() {
+            IpAddr::V6(address) => {
+                let [a, b, c, d, ..] = address.segments();
+                let network = |d| Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into();
+                Self { site: network(0), host: network(d) }
+            }
+            address @ IpAddr::V4(_) => Self { site: address, host: address },
         }
-        address @ IpAddr::V4(_) => address,
     }
 }
 
@@ -293,7 +380,8 @@ mod tests {
         assert!(third.try_recv().is_err());
         grow_older(&unproven, SILENCE_MAX);
         assert!(is_taken(&mut silent).await && !is_taken(&mut spoken).await);
-        let _third = third.try_recv().unwrap();
+        let third = third.try_recv().unwrap();
+        third.has_spoken()();
         assert!(fourth.try_recv().is_err());
         grow_older(&unproven, HANDSHAKE_MAX);
         assert!(is_taken(&mut spoken).await);
@@ -314,11 +402,74 @@ mod tests {
         unproven.enter(one, 2).try_recv().unwrap();
     }
 
+    /// A client's lanes at once, while another has an address of its own for each connection.
+    async fn assert_kept(addresses: impl Iterator<Item = String>) {
+        let unproven = Unproven::default();
+        let client = address("2001:db8:1::1");
+        let mut all = Vec::new();
+        let mut lanes: Vec<_> = (0..12).map(|_| unproven.enter(client, 64)).collect();
+        let mut lanes: Vec<_> = lanes.iter_mut().map(|lane| lane.try_recv().unwrap()).collect();
+        all.extend(addresses.map(|of| unproven.enter(address(&of), 64)));
+        for _ in 0..4 {
+            // others go, however many the client has by then
+            grow_older(&unproven, SILENCE_MAX);
+            lanes.iter().for_each(|lane| lane.has_spoken()());
+            all.push(unproven.enter(client, 64));
+            lanes.push(all.pop().unwrap().try_recv().expect("a silent one makes room"));
+        }
+        for lane in &mut lanes {
+            assert!(!is_taken(lane).await);
+        }
+    }
+
+    #[tokio::test]
+    async fn who_has_a_network_for_each_connection_evicts_nobody() {
+        assert_kept((0..52).map(|number| format!("2001:db8:{:x}::1", 0x100 + number))).await;
+    }
+
+    #[tokio::test]
+    async fn the_networks_of_a_site_count_together() {
+        let unproven = Unproven::default();
+        let [mut hers, mut others] = [Vec::new(), Vec::new()];
+        let host = |number: usize| address(&format!("2001:db8:2:{number:x}::1"));
+        for number in 0..256 {
+            others.push(unproven.enter(host(number), 256).try_recv().unwrap());
+        }
+        others[0].has_spoken()();
+        for _ in 0..12 {
+            hers.push(unproven.enter(address("2001:db8:1::1"), 256).try_recv().expect("at once"));
+        }
+        let mut next = unproven.enter(host(300), 256);
+        assert!(next.try_recv().is_err(), "it waits for its own");
+        for hers in &mut hers {
+            assert!(!is_taken(hers).await);
+        }
+        assert!(!is_taken(&mut others[0]).await && is_taken(&mut others[1]).await, "the silent go first");
+    }
+
+    #[tokio::test]
+    async fn those_that_have_spoken_and_stall_make_room_for_who_has_fewer() {
+        let unproven = Unproven::default();
+        let source = |number: usize| address(&format!("192.0.2.{}", number % 8));
+        let mut stalling: Vec<_> =
+            (0..64).map(|number| unproven.enter(source(number), 64).try_recv().unwrap()).collect();
+        stalling.iter().for_each(|place| place.has_spoken()());
+        let mut client = unproven.enter(address("192.0.2.100"), 64);
+        assert!(client.try_recv().is_err(), "nobody has more than a fair share");
+        grow_older(&unproven, HANDSHAKE_ASKED_MAX);
+        let mut client = client.try_recv().unwrap();
+        assert!(is_taken(&mut stalling[0]).await && !is_taken(&mut stalling[1]).await);
+        assert!(!is_taken(&mut client).await);
+    }
+
     #[test]
-    fn a_network_of_ipv6_is_one_host() {
-        let [first, second, other] = ["2001:db8::1", "2001:db8::2:3:4:5", "2001:db8:0:1::1"].map(address);
-        assert_eq!(network(first), network(second));
-        assert_ne!(network(first), network(other));
-        assert_eq!(network(address("::ffff:192.0.2.1")), address("192.0.2.1"));
+    fn a_network_of_ipv6_is_one_host_and_several_are_one_site() {
+        let [first, second, near, far] =
+            ["2001:db8::1", "2001:db8::2:3:4:5", "2001:db8:0:1::1", "2001:db8:1::1"]
+                .map(|text| Source::of(address(text)));
+        assert_eq!(first, second);
+        assert!(near.site == first.site && near.host != first.host && far.site != first.site);
+        let v4 = address("192.0.2.1");
+        assert_eq!(Source::of(address("::ffff:192.0.2.1")), Source { site: v4, host: v4 });
     }
 }

@@ -200,18 +200,25 @@ impl Channel {
         })
     }
 
-    /// Goes on as the receiving end of lane `number`, after a greeting that has been read.
+    /// Has the peer send as much before it is read as control may; a daemon takes little of who has not been let in.
+    pub fn open_control_window(&self) {
+        match &self.carrier {
+            // that is the kernel's
+            Carrier::Tcp(_) => {}
+            Carrier::Quic(connection) => connection.open_control_window(),
+        }
+    }
+
+    /// Goes on as the receiving end of a lane, after a greeting that has been read.
     ///
     /// # Errors
     /// [`LaneError`] when the connection has ended already, or cannot go on in this way.
-    pub fn into_source(self, cipher: Cipher, number: u16) -> Result<Box<dyn LaneSource>, LaneError> {
+    pub fn into_source(self, cipher: Cipher) -> Result<Box<dyn LaneSource>, LaneError> {
         let rate = self.receive_rate;
         Ok(match (self.carrier, cipher) {
             (Carrier::Tcp(connection), Cipher::Tls) => Box::new(TlsLane::new(*connection)?.held_to(rate)),
             (Carrier::Tcp(connection), Cipher::None) => Box::new(ClearLane::new(*connection)?.held_to(rate)),
-            (Carrier::Quic(connection), Cipher::Tls) => {
-                Box::new(QuicLane::source(*connection, number).held_to(rate))
-            }
+            (Carrier::Quic(connection), Cipher::Tls) => Box::new(QuicLane::source(*connection).held_to(rate)),
             (Carrier::Quic(_), Cipher::None) => return Err(never_clear()),
         })
     }

@@ -101,8 +101,40 @@ pub trait LaneSink: Send {
     }
 }
 
+/// How much of a lane may wait in this process until it is received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LaneWindow {
+    /// What keeps a long path busy with one lane.
+    Wide,
+    /// What does with many.
+    Narrow,
+    /// What a lane needs to get on.
+    Least,
+}
+
+impl LaneWindow {
+    /// The most that waits.
+    #[must_use]
+    pub const fn bytes(self) -> u32 {
+        match self {
+            Self::Wide => 20 << 20,
+            Self::Narrow => 4 << 20,
+            Self::Least => 1 << 20,
+        }
+    }
+}
+
 /// The receiving end of a lane.
 pub trait LaneSource: Send {
+    /// Whether what has arrived waits in this process, by a [window](LaneWindow) that is to be opened; by default it waits in
+    /// the kernel.
+    fn has_window(&self) -> bool {
+        false
+    }
+
+    /// Has the peer send so much before it is received.
+    fn open_window(&mut self, _window: LaneWindow) {}
+
     /// Waits for a frame, its data in a buffer of `pool`; `None` after the peer's last. Books the wait for the path as
     /// starved, that for a buffer as blocked, that for the rate which it is held to as paced, and decryption as busy.
     ///

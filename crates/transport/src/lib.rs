@@ -30,7 +30,7 @@ pub use error::{
     AcceptError, AuthorityError, AuthorizedKeysError, BindError, DialError, DialStage, IdentityError,
     KnownHostsError, SocketError,
 };
-pub use frame::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
+pub use frame::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource, LaneWindow};
 pub use lane::TlsLane;
 pub use memory::{memory_control, memory_lane};
 pub use path::PathProbe;

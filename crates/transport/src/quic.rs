@@ -92,6 +92,11 @@ impl QuicConnection {
         self.connection.close_reason().is_some()
     }
 
+    /// Has the peer send as much before it is read as control may.
+    pub(crate) fn open_control_window(&self) {
+        self.connection.set_receive_window(settings::CONTROL_WINDOW_BYTES.into());
+    }
+
     /// What the peer has shown.
     pub(crate) fn certificates(&self) -> Vec<CertificateDer<'static>> {
         chain_of(&self.connection).unwrap_or_default()

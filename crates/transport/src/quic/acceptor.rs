@@ -140,7 +140,8 @@ fn server(identity: &Identity) -> io::Result<quinn::ServerConfig> {
     let secret = identity.derive(TOKEN_CONTEXT);
     let token_key = aws_lc_rs::hkdf::Salt::new(aws_lc_rs::hkdf::HKDF_SHA256, &[]).extract(&secret);
     let mut config = quinn::ServerConfig::new(Arc::new(crypto), Arc::new(token_key));
-    let transport = settings::transport(QuicCongestion::default(), ANSWER_DATAGRAM_BYTES_MAX);
+    let mut transport = settings::transport(QuicCongestion::default(), ANSWER_DATAGRAM_BYTES_MAX);
+    transport.receive_window(settings::UNADMITTED_WINDOW_BYTES.into());
     config
         .transport_config(Arc::new(transport))
         .max_incoming(INCOMING_MAX)

@@ -19,13 +19,12 @@ use zmove_sockopt::TcpInfo;
 use zmove_types::{BufferPool, Doing, Stopwatch};
 use zmove_wire::FrameHeader;
 
-use crate::frame::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
+use crate::frame::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource, LaneWindow};
 use crate::lane::held_breaker;
 use crate::path::PathProbe;
 use crate::rate::{SharedRate, Toll};
 
 use super::account::Balance;
-use super::settings::{LANE_WINDOW_BYTES, window};
 use super::{DROPPED, QuicConnection, lost};
 
 /// One end of a lane over QUIC; the dialler sends, the acceptor receives, or the other way round.
@@ -66,10 +65,8 @@ impl QuicLane {
         Self { outstanding_max, pace, ..Self::new(connection) }
     }
 
-    /// The receiving end of lane `number`: the first ones may have more on their way, so that all together are bounded.
-    pub(crate) fn source(connection: QuicConnection, number: u16) -> Self {
-        let bytes = if number < WIDE_LANES { LANE_WINDOW_BYTES } else { NARROW_WINDOW_BYTES };
-        connection.connection.set_receive_window(window(bytes));
+    /// The receiving end, which gets little before its window is opened.
+    pub(crate) fn source(connection: QuicConnection) -> Self {
         Self::new(connection)
     }
 
@@ -159,9 +156,6 @@ const LANE_OUTSTANDING_BYTES_MAX: u64 = 16 << 20;
 const OUTSTANDING_BYTES_MAX: u64 = 64 << 20;
 /// Less could not keep a connection busy while the next frame is made.
 const OUTSTANDING_BYTES_MIN: u64 = 1 << 20;
-/// Lanes whose window is the large one.
-const WIDE_LANES: u16 = 8;
-const NARROW_WINDOW_BYTES: u32 = 4 << 20;
 /// Chunks taken in one turn: the connection is locked meanwhile.
 const CHUNKS_AT_ONCE: usize = 64;
 /// Data of so much is not copied: it fills most of its buffer.
@@ -247,6 +241,14 @@ fn info(connection: &quinn::Connection, balance: &Balance) -> TcpInfo {
 }
 
 impl LaneSource for QuicLane {
+    fn has_window(&self) -> bool {
+        true
+    }
+
+    fn open_window(&mut self, window: LaneWindow) {
+        self.connection.connection.set_receive_window(window.bytes().into());
+    }
+
     fn receive(&mut self, pool: &BufferPool, watch: &mut Stopwatch<'_>) -> Result<Option<Frame>, LaneError> {
         Frame::receive_next(pool, watch, |out, watch| self.fill(out, watch))
     }

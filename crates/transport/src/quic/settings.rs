@@ -1,7 +1,7 @@
 //! How QUIC is set up, the same on both sides but for who dials.
 //!
-//! **Invariant:** what a peer can make this side hold is bounded: before it has proved its key by
-//! [`CONTROL_WINDOW_BYTES`], and on a lane by [`LANE_WINDOW_BYTES`].
+//! **Invariant:** what a peer can make this side hold is bounded: by [`UNADMITTED_WINDOW_BYTES`] before it is let in, for control
+//! by [`CONTROL_WINDOW_BYTES`], and on a lane by its [`LaneWindow`].
 
 use std::fmt;
 use std::io;
@@ -13,16 +13,17 @@ use std::time::Duration;
 use quinn::congestion::{BbrConfig, ControllerFactory, CubicConfig, NewRenoConfig};
 use quinn::{
     AckFrequencyConfig, ConnectionId, ConnectionIdGenerator, EndpointConfig, IdleTimeout, MtuDiscoveryConfig,
-    TransportConfig, VarInt, VarIntBoundsExceeded,
+    TransportConfig, VarIntBoundsExceeded,
 };
 
 use super::tolerant::TolerantConfig;
+use crate::frame::LaneWindow;
 use crate::trust::Identity;
 
-/// What the receiver holds of a lane that is not read.
-pub(super) const LANE_WINDOW_BYTES: u32 = 20 << 20;
-/// The same for control, and for a lane that has not been handed over yet.
+/// What the receiver holds of control that is not read.
 pub(super) const CONTROL_WINDOW_BYTES: u32 = 1 << 20;
+/// The same of a connection that has not been let in, or has no transfer yet: a greeting and what wants to be asked.
+pub(super) const UNADMITTED_WINDOW_BYTES: u32 = 64 << 10;
 /// The largest datagram: what jumbo frames of 9,000 bytes carry over IPv6.
 const DATAGRAM_BYTES_MAX: u16 = 8_952;
 /// What IP and UDP take of a packet.
@@ -110,7 +111,7 @@ fn cubic() -> CubicConfig {
     config
 }
 
-/// A connection's settings; `datagram_bytes_max` is what this side looks for when it discovers the path's MTU.
+/// A connection's settings, as of who dials; `datagram_bytes_max` is what this side looks for when it discovers the path's MTU.
 pub(super) fn transport(congestion: QuicCongestion, datagram_bytes_max: u16) -> TransportConfig {
     let mut acks = AckFrequencyConfig::default();
     acks.ack_eliciting_threshold(ACK_PACKETS.into()).max_ack_delay(Some(ACK_DELAY));
@@ -121,10 +122,11 @@ pub(super) fn transport(congestion: QuicCongestion, datagram_bytes_max: u16) -> 
         .max_concurrent_bidi_streams(1_u32.into())
         .max_concurrent_uni_streams(0_u32.into())
         .datagram_receive_buffer_size(None)
-        .stream_receive_window(LANE_WINDOW_BYTES.into())
+        // the connection has but one
+        .stream_receive_window(LaneWindow::Wide.bytes().into())
         .receive_window(CONTROL_WINDOW_BYTES.into())
         // a lane bounds what it gives to a connection by itself
-        .send_window(4 * u64::from(LANE_WINDOW_BYTES))
+        .send_window(4 * u64::from(LaneWindow::Wide.bytes()))
         .send_fairness(false)
         .keep_alive_interval(Some(KEEP_ALIVE))
         .max_idle_timeout(idle_max().ok())
@@ -215,9 +217,4 @@ const ETHERNET_MTU: u32 = 1500;
 /// What every path of QUIC must carry.
 const fn quic_minimum() -> u16 {
     1200
-}
-
-/// A count of bytes as QUIC writes it.
-pub(super) fn window(bytes: u32) -> VarInt {
-    VarInt::from_u32(bytes)
 }

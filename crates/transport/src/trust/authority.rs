@@ -3,7 +3,8 @@
 //! The daemon asks it about clients whose key has no line of its own ([`ClientAuthority::check`]), the client about hosts
 //! that are not pinned ([`HostAuthority`]). Certificates say who holds a key; that the peer holds it, the handshake has shown.
 //! **Invariant:** where a revocation list is configured, a certificate passes only if a list of its issuer that is in time
-//! does not have it; a list that cannot be read lets nobody pass.
+//! does not have it; a list that cannot be read lets nobody pass. Of what a peer shows only so much is looked at as takes
+//! next to no time.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -28,6 +29,11 @@ pub(super) use subject::Named;
 
 const KNOWN_CAS_FILE: &str = "known_cas.pem";
 const KNOWN_CAS_CRL: &str = "known_cas.crl";
+/// Certificates between a peer's own and its authority. Their order is the peer's, and so are their names: webpki tries each as
+/// the issuer of each other, which for ten of one name takes it seconds.
+const ISSUERS_MAX: usize = 4;
+/// One of an RSA key of 4096 bits with a few names is half as long.
+const CERTIFICATE_BYTES_MAX: usize = 4 << 10;
 
 /// An authority that vouches for clients: its certificates and its revocation lists, if it has any, ready to be held against
 /// any number of certificates.
@@ -75,6 +81,11 @@ pub enum CertificateFault {
         /// When there was to be another.
         by: Expiry,
     },
+    /// What was shown with it is more than an authority needs.
+    #[error(
+        "it comes with more certificates than {ISSUERS_MAX}, or with larger ones than {CERTIFICATE_BYTES_MAX} bytes"
+    )]
+    TooMuch,
     /// None of the revocation lists is of its issuer.
     #[error("there is no revocation list of its certificate's issuer")]
     NoList,
@@ -106,6 +117,7 @@ impl ClientAuthority {
         now: SystemTime,
     ) -> Result<(), CertificateFault> {
         let Some((own, issuers)) = chain.split_first() else { return Err(CertificateFault::NotIssued) };
+        check_size(own, issuers)?;
         let verifier = self.0.as_ref().map_err(Clone::clone)?;
         verifier.verify_client_cert(own, issuers, unix(now)).map(|_| ()).map_err(fault)
     }
@@ -120,6 +132,7 @@ impl Authority {
         name: &ServerName<'_>,
         now: UnixTime,
     ) -> Result<(), CertificateFault> {
+        check_size(own, issuers)?;
         let mut builder =
             WebPkiServerVerifier::builder_with_provider(Arc::clone(&self.roots), Arc::new(provider()));
         if !self.revoked.is_empty() {
@@ -162,6 +175,13 @@ impl HostAuthority {
     ) -> Result<(), CertificateFault> {
         self.authority.check_host(own, issuers, &self.name, now)
     }
+}
+
+/// Whether what a peer has shown is little enough to be looked at.
+fn check_size(own: &CertificateDer<'_>, issuers: &[CertificateDer<'_>]) -> Result<(), CertificateFault> {
+    let fits = |certificate: &CertificateDer<'_>| certificate.len() <= CERTIFICATE_BYTES_MAX;
+    let few = issuers.len() <= ISSUERS_MAX;
+    if few && fits(own) && issuers.iter().all(fits) { Ok(()) } else { Err(CertificateFault::TooMuch) }
 }
 
 fn read(path: &Path) -> Result<Option<Vec<u8>>, AuthorityError> {
@@ -230,4 +250,61 @@ fn fault(error: Error) -> CertificateFault {
         _ => None,
     };
     known.unwrap_or(CertificateFault::Other(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{BasicConstraints, CertificateParams, CustomExtension, DnType, IsCa, Issuer, KeyPair};
+
+    use super::*;
+
+    /// A certificate of the key that `X` has, for a name, with so many bytes more.
+    fn certificate(issuer: &Issuer<'_, KeyPair>, name: &str, more: usize) -> CertificateDer<'static> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        if name != "alice" {
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        }
+        params.custom_extensions = vec![CustomExtension::from_oid_content(&[1, 2, 3], vec![0; more])];
+        params.signed_by(&KeyPair::generate().unwrap(), issuer).unwrap().der().clone()
+    }
+
+    fn issuer(name: &str) -> Issuer<'static, KeyPair> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Issuer::new(params, KeyPair::generate().unwrap())
+    }
+
+    /// An authority, and what it thinks of a chain as a client's and as a host's.
+    fn verdicts(chain: &[CertificateDer<'static>]) -> [CertificateFault; 2] {
+        let mut roots = RootCertStore::empty();
+        roots.add(certificate(&issuer("site"), "site", 0)).unwrap();
+        let roots = Arc::new(roots);
+        let builder = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::new(provider()));
+        let clients = ClientAuthority(builder.build().map_err(unusable));
+        let authority = Authority { roots, revoked: Vec::new() };
+        let hosts = HostAuthority { authority, name: ServerName::try_from("dtn.example.org").unwrap() };
+        let (own, issuers) = chain.split_first().unwrap();
+        let now = SystemTime::now();
+        [clients.check(chain, now).unwrap_err(), hosts.check(own, issuers, unix(now)).unwrap_err()]
+    }
+
+    #[test]
+    fn a_chain_that_is_long_or_large_is_not_looked_at() {
+        let x = issuer("X");
+        let chain = |issuers: usize, more: usize| {
+            let mut chain = vec![certificate(&x, "alice", 0)];
+            chain.extend((0..issuers).map(|_| certificate(&x, "X", more)));
+            chain
+        };
+        assert_eq!(
+            verdicts(&chain(ISSUERS_MAX, 0)),
+            [CertificateFault::NotIssued, CertificateFault::NotIssued]
+        );
+        let too_much = [CertificateFault::TooMuch, CertificateFault::TooMuch];
+        assert_eq!(verdicts(&chain(ISSUERS_MAX + 1, 0)), too_much);
+        assert_eq!(verdicts(&chain(1, CERTIFICATE_BYTES_MAX)), too_much);
+        assert_eq!(verdicts(&[certificate(&x, "alice", CERTIFICATE_BYTES_MAX)]), too_much);
+    }
 }

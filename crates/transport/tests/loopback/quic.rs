@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net;
 use tokio::sync::mpsc;
 use zmove_transport::{
-    AcceptError, Channel, ChannelDialler, DialError, FirstKey, HostPolicy, LaneError, Listener,
+    AcceptError, Channel, ChannelDialler, DialError, FirstKey, HostPolicy, LaneError, LaneWindow, Listener,
     QuicCongestion, Reach, SocketConfig, Transport, TransportChoice,
 };
 use zmove_types::{BufferPool, ItemId, StageClock};
@@ -97,7 +97,7 @@ async fn frames_arrive_and_the_end_is_one() {
     let received = tokio::task::spawn_blocking(move || {
         let clock = StageClock::default();
         let pool = BufferPool::new(BUFFER_BYTES, 2);
-        let mut source = far.into_source(Cipher::Tls, 0).unwrap();
+        let mut source = far.into_source(Cipher::Tls).unwrap();
         for round in 0..3 {
             for (number, (head, data)) in (0..).zip(SIZES) {
                 let frame = source.receive(&pool, &mut clock.start()).unwrap().unwrap();
@@ -122,7 +122,7 @@ async fn a_lane_that_is_dropped_has_no_end() {
     drop(sink);
     let ended = tokio::task::spawn_blocking(move || {
         let (clock, pool) = (StageClock::default(), BufferPool::new(BUFFER_BYTES, 1));
-        let mut source = far.into_source(Cipher::Tls, 0).unwrap();
+        let mut source = far.into_source(Cipher::Tls).unwrap();
         loop {
             match source.receive(&pool, &mut clock.start()) {
                 Ok(Some(_)) => {}
@@ -136,7 +136,7 @@ async fn a_lane_that_is_dropped_has_no_end() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_breaker_ends_whoever_waits() {
     let (near, far) = connected().await;
-    let source = far.into_source(Cipher::Tls, 0).unwrap();
+    let source = far.into_source(Cipher::Tls).unwrap();
     let breaker = source.breaker();
     let waiting = thread::spawn(move || {
         let (clock, pool, mut source) = (StageClock::default(), BufferPool::new(BUFFER_BYTES, 1), source);
@@ -156,8 +156,7 @@ async fn a_breaker_ends_whoever_waits() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lane_whose_connection_is_lost_does_not_end_in_order() {
     let (near, far) = connected().await;
-    let (source, mut sink) =
-        (far.into_source(Cipher::Tls, 0).unwrap(), near.into_sink(Cipher::Tls, 1).unwrap());
+    let (source, mut sink) = (far.into_source(Cipher::Tls).unwrap(), near.into_sink(Cipher::Tls, 1).unwrap());
     let path = sink.path();
     assert_eq!(path.read().unwrap().established, Some(true));
     source.breaker().trip();
@@ -174,7 +173,7 @@ async fn a_lane_whose_connection_is_lost_does_not_end_in_order() {
 async fn there_are_no_lanes_in_clear() {
     let (near, far) = connected().await;
     assert!(near.into_sink(Cipher::None, 1).is_err());
-    assert!(far.into_source(Cipher::None, 0).is_err());
+    assert!(far.into_source(Cipher::None).is_err());
 }
 
 #[tokio::test]
@@ -405,4 +404,43 @@ fn congestion_controls_have_the_kernels_names() {
         assert_eq!(control.to_string().parse::<QuicCongestion>().unwrap(), control);
     }
     assert!("vegas".parse::<QuicCongestion>().is_err());
+}
+
+/// What a peer can make the other side hold before it is read.
+#[tokio::test]
+async fn little_is_held_of_who_is_not_let_in_and_of_a_lane_that_nobody_has_taken() {
+    let (host, user) = (Party::new(), Party::new());
+    let (listener, port) = host.listen_by(TransportChoice::Quic).await;
+    let tls = client_config(Some(user.key_with(vec![user.certificate()])), &[b"zmove/4"]);
+    let config = quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).unwrap()));
+    let endpoint = quinn::Endpoint::client(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    let address = SocketAddr::from(([127, 0, 0, 1], port));
+    let connecting = endpoint.connect_with(config, address, "zmove").unwrap();
+    let dialled = async {
+        let connection = connecting.await.unwrap();
+        let (mut stream, answer) = connection.open_bi().await.unwrap();
+        let taken = stream.write(&vec![0; 40 << 20]).await.unwrap();
+        (connection, stream, answer, taken)
+    };
+    let (dialled, far) = tokio::join!(dialled, accept(&listener));
+    let (_connection, mut stream, _answer, mut taken) = dialled;
+    assert_eq!(taken, 64 << 10);
+    let far = far.unwrap();
+    far.open_control_window();
+    fill_up(&mut stream, &mut taken, 1 << 20).await;
+    let mut lane = far.into_source(Cipher::Tls).unwrap();
+    assert!(lane.has_window());
+    for window in [LaneWindow::Narrow, LaneWindow::Wide] {
+        lane.open_window(window);
+        fill_up(&mut stream, &mut taken, window.bytes() as usize).await;
+    }
+}
+
+/// Writes until so much has been taken in all.
+async fn fill_up(stream: &mut quinn::SendStream, taken: &mut usize, bytes: usize) {
+    while *taken < bytes {
+        let written = tokio::time::timeout(LONG, stream.write(&vec![0; 40 << 20])).await;
+        *taken += written.unwrap().unwrap();
+    }
+    assert_eq!(*taken, bytes);
 }
