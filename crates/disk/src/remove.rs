@@ -88,7 +88,7 @@ struct Level {
     directories: Vec<Name>,
     /// There may be others.
     is_unread: bool,
-    /// When it was read last, there was something in it that may go.
+    /// Something in it has gone since it began to be read last.
     has_shrunk: bool,
     /// What may belong to a transfer that is running, if there is such a thing in it: it stays.
     hidden: Option<Name>,
@@ -203,7 +203,6 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
         if !self.staying.is_empty() && self.staying.contains(&self.hashes.hash_one((level.number, &name))) {
             return Ok(Reading::GoesOn);
         }
-        level.has_shrunk = true;
         let is_directory = match entry.file_type() {
             FileType::Unknown => is_directory(here.as_fd(), &name),
             known => known == FileType::Directory,
@@ -214,7 +213,11 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
             return Ok(if level.is_unread { Reading::IsEnough } else { Reading::GoesOn });
         }
         match rustix::fs::unlinkat(here, name.as_os_str(), AtFlags::empty()) {
-            Ok(()) => self.removed += 1,
+            Ok(()) => {
+                level.has_shrunk = true;
+                self.removed += 1;
+            }
+            // listed, and not there: read again it may be the same
             Err(Errno::NOENT) => {}
             Err(error) => self.fail(Some(&name), error.into()),
         }
@@ -245,7 +248,10 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
         self.here = above;
         let Some(level) = self.levels.pop() else { return };
         match gone {
-            Ok(()) => self.removed += 1,
+            Ok(()) => {
+                self.removed += 1;
+                self.levels.last_mut().into_iter().for_each(|above| above.has_shrunk = true);
+            }
             Err(_) if level.stays => self.stay(&level.name),
             Err(Errno::NOENT) => {}
             Err(error) => self.fail(Some(&level.name), error.into()),

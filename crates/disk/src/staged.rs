@@ -150,7 +150,13 @@ impl Staged {
     /// What the system says, `EEXIST` when something has that name; the file stays as it was.
     pub fn last_as(&mut self, name: Name) -> io::Result<()> {
         let Some(hidden) = &self.temporary else { return Err(Errno::NOENT.into()) };
-        publish_file(&self.directory, hidden, &name, Replace::Nothing)?;
+        match publish_file(&self.directory, hidden, &name, Replace::Nothing) {
+            // some file systems neither keep what is there nor link
+            Err(error) if is_refusal(&error) => {
+                publish_file(&self.directory, hidden, &name, Replace::Existing)?;
+            }
+            named => named?,
+        }
         self.temporary = Some(name);
         self.lasting.store(true, Ordering::Relaxed);
         Ok(())
@@ -285,6 +291,11 @@ impl Drop for Staged {
 }
 
 /// Opens one that had its final mode already, which may forbid that: it was about to get its final name.
+fn is_refusal(error: &io::Error) -> bool {
+    let refusals = [Errno::INVAL, Errno::NOSYS, Errno::PERM, Errno::OPNOTSUPP];
+    Errno::from_io_error(error).is_some_and(|error| refusals.contains(&error))
+}
+
 fn open_finished(found: &OwnedFd) -> rustix::io::Result<File> {
     if FileType::from_raw_mode(rustix::fs::fstat(found)?.st_mode) != FileType::RegularFile {
         return Err(Errno::ACCESS);

@@ -9,8 +9,8 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
@@ -25,7 +25,8 @@ use crate::tree::{DIRECTORY, Tree};
 /// The hidden directory and where it will go.
 #[derive(Debug)]
 pub struct StagingDirectory {
-    parent: Arc<OwnedFd>,
+    /// Where it is now.
+    parent: Mutex<Arc<OwnedFd>>,
     name: Name,
     hidden: Name,
     directory: Arc<OwnedFd>,
@@ -56,7 +57,7 @@ impl StagingDirectory {
             let _best_effort = rustix::fs::unlinkat(parent, hidden.as_os_str(), AtFlags::REMOVEDIR);
         });
         Ok(Self {
-            parent: Arc::clone(parent),
+            parent: Mutex::new(Arc::clone(parent)),
             name: name.clone(),
             hidden,
             directory: Arc::new(directory?),
@@ -69,6 +70,32 @@ impl StagingDirectory {
     #[must_use]
     pub fn directory(&self) -> &Arc<OwnedFd> {
         &self.directory
+    }
+
+    /// The directory that it is in has been merged with another, perhaps: from now on it is in this one.
+    pub fn move_to(&self, parent: Arc<OwnedFd>) {
+        *self.parent.lock().unwrap_or_else(PoisonError::into_inner) = parent;
+    }
+
+    /// Whether nobody has moved or removed it.
+    #[must_use]
+    pub fn is_in_its_place(&self) -> bool {
+        let there = rustix::fs::statat(self.parent(), self.hidden.as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
+        there.is_ok_and(|there| self.is_at(there.st_dev, there.st_ino))
+    }
+
+    /// Whether an open directory is this one.
+    #[must_use]
+    pub fn is(&self, directory: &OwnedFd) -> bool {
+        rustix::fs::fstat(directory).is_ok_and(|there| self.is_at(there.st_dev, there.st_ino))
+    }
+
+    fn is_at(&self, device: u64, inode: u64) -> bool {
+        rustix::fs::fstat(&self.directory).is_ok_and(|here| (here.st_dev, here.st_ino) == (device, inode))
+    }
+
+    fn parent(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.parent.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// A new file in it, with at most the permissions in `mode`.
@@ -110,8 +137,8 @@ impl StagingDirectory {
     /// What the system says, `EEXIST` or `ENOTEMPTY` when something is in the way, `EISDIR` when that has taken the place of a
     /// file just now; it is as it was then. Where it cannot be put back, it stays under the hidden name.
     pub fn publish(&self, replace: Replace) -> io::Result<()> {
-        let (hidden, name) = (self.hidden.as_os_str(), self.name.as_os_str());
-        match rustix::fs::renameat(&self.parent, hidden, &self.parent, name) {
+        let (parent, hidden, name) = (self.parent(), self.hidden.as_os_str(), self.name.as_os_str());
+        match rustix::fs::renameat(&parent, hidden, &parent, name) {
             Err(Errno::NOTDIR) if replace == Replace::Existing => self.publish_over_a_file()?,
             renamed => renamed?,
         }
@@ -122,7 +149,7 @@ impl StagingDirectory {
     /// In one step, so that there is something whole under the name at each moment. What cannot be removed, since a directory
     /// has come to be there meanwhile, gets its name back.
     fn publish_over_a_file(&self) -> io::Result<()> {
-        let (parent, hidden, name) = (&self.parent, self.hidden.as_os_str(), self.name.as_os_str());
+        let (parent, hidden, name) = (&self.parent(), self.hidden.as_os_str(), self.name.as_os_str());
         match rustix::fs::renameat_with(parent, hidden, parent, name, RenameFlags::EXCHANGE) {
             Ok(()) => {
                 let removed = rustix::fs::unlinkat(parent, hidden, AtFlags::empty());
@@ -138,7 +165,7 @@ impl StagingDirectory {
     }
 
     fn exchange_back(&self) {
-        let (parent, hidden, name) = (&self.parent, self.hidden.as_os_str(), self.name.as_os_str());
+        let (parent, hidden, name) = (&self.parent(), self.hidden.as_os_str(), self.name.as_os_str());
         let exchanged = rustix::fs::renameat_with(parent, hidden, parent, name, RenameFlags::EXCHANGE);
         // what has the hidden name is somebody else's then, and must not be removed
         self.let_go.store(exchanged.is_err(), Ordering::Relaxed);
@@ -156,7 +183,7 @@ impl StagingDirectory {
         stays: &mut dyn FnMut(&OwnedFd, &OwnedFd, &RelPath) -> bool,
         failed: &mut dyn FnMut(RelPath, io::Error),
     ) {
-        let hidden = (Arc::clone(&self.parent), self.hidden.clone());
+        let hidden = (self.parent(), self.hidden.clone());
         let mut merging = vec![Merging {
             path: RelPath::root(),
             from: Arc::clone(&self.directory),
@@ -228,23 +255,25 @@ impl Merging {
             if self.given_up.contains(&name) {
                 continue;
             }
-            some = true;
             let Ok(below) = self.path.join(&name) else {
                 self.give_up(name, Errno::NAMETOOLONG.into(), failed);
+                some = true;
                 continue;
             };
             if entry.file_type() != FileType::Directory && stays(&self.from, &self.into, &below) {
                 self.discard(&name);
                 self.given_up.insert(name);
+                some = true;
                 continue;
             }
             match rustix::fs::renameat(&self.from, name.as_os_str(), &self.into, name.as_os_str()) {
                 Ok(()) => {}
                 Err(Errno::EXIST | Errno::NOTEMPTY) => self.below.push(name),
-                // somebody has been quicker
-                Err(Errno::NOENT) => {}
+                // listed, and not there: read again it may be the same
+                Err(Errno::NOENT) => continue,
                 Err(error) => self.give_up(name, error.into(), failed),
             }
+            some = true;
         }
         some
     }
@@ -287,7 +316,7 @@ impl Merging {
 impl Drop for StagingDirectory {
     fn drop(&mut self) {
         if !*self.let_go.get_mut() {
-            let parent = Tree::at(Arc::clone(&self.parent));
+            let parent = Tree::at(self.parent());
             let hidden = std::iter::once(&self.hidden);
             // the next transfer that comes here sweeps what stays
             let _counted = remove_entries(&parent, &RelPath::root(), hidden, |_path, _error| {});

@@ -160,7 +160,9 @@ impl Parts {
             let is_trusted = |flushed: bool| is_untouched && flushed;
             let doubtful = groups.iter().filter(|(_, (_, flushed))| !is_trusted(*flushed));
             let doubtful: Vec<_> = doubtful.map(|(index, (cv, _))| (*index, *cv)).collect();
-            let found = self.find(&staged, source.bytes, &doubtful, &hashing);
+            let Some(found) = self.find(&staged, source.bytes, &doubtful, &hashing) else {
+                return BTreeMap::new();
+            };
             groups.retain(|index, (_, flushed)| is_trusted(*flushed) || found.contains(index));
             if Some(groups.len()) == GroupSpan::count(source.bytes).map(|count| count as usize) {
                 groups.pop_last();
@@ -181,20 +183,21 @@ impl Parts {
     }
 
     /// Which of these groups are on the storage, read by several threads: what a killed process has left is as much as it had
-    /// written.
+    /// written. `None` where that cannot be found out now.
     fn find<Stop: Fn() -> bool>(
         &self,
         staged: &Staged,
         bytes: u64,
         groups: &[(u32, Cv)],
         hashing: &(impl Fn() -> Stop + Sync),
-    ) -> HashSet<u32> {
-        if groups.is_empty() || staged.data().drop_cached().is_err() {
-            return HashSet::new();
+    ) -> Option<HashSet<u32>> {
+        if groups.is_empty() {
+            return Some(HashSet::new());
         }
+        staged.data().drop_cached().ok()?;
+        let _booked = self.account.hold_memory(BUFFER_BYTES).ok()?;
         let next = AtomicUsize::new(0);
         let look = || {
-            let Ok(_booked) = self.account.hold_memory(BUFFER_BYTES) else { return Vec::new() };
             let (stop, mut buffer, mut found) = (hashing(), vec![0; BUFFER_BYTES], Vec::new());
             while !stop()
                 && let Some((index, cv)) = groups.get(next.fetch_add(1, Ordering::Relaxed))
@@ -208,7 +211,8 @@ impl Parts {
         };
         thread::scope(|scope| {
             let look = &look;
-            let helpers = (1..READERS_MAX.min(groups.len())).map_while(|_| self.account.hold_thread());
+            let hold = || self.account.hold_thread().zip(self.account.hold_memory(BUFFER_BYTES).ok());
+            let helpers = (1..READERS_MAX.min(groups.len())).map_while(|_| hold());
             let helpers: Vec<_> = helpers
                 .map_while(|held| {
                     let look = move || {
@@ -222,7 +226,7 @@ impl Parts {
             helpers
                 .into_iter()
                 .for_each(|helper| found.extend(helper.join().expect("reading does not panic")));
-            found
+            Some(found)
         })
     }
 

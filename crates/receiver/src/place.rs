@@ -18,7 +18,7 @@ use zmove_types::{Metadata, Name, RelPath};
 use zmove_wire::{BatchEntry, DirectoryGroup, Durability, FaultCode, FileEntry, Operation, Overwrite};
 
 use crate::file_systems::Flush;
-use crate::publisher::{Filled, FillingGuard, HiddenFile, PendingBatch, publish_all};
+use crate::publisher::{Filled, FillingGuard, HiddenFile, PendingBatch, covers, publish_all};
 use crate::store::Context;
 
 /// One thread's hands: the transfer and the directories it has open.
@@ -150,6 +150,11 @@ impl<'a> Placer<'a> {
         }
         let directory = self.open(path)?;
         Ok(self.remember(path, directory)?.directory)
+    }
+
+    /// What has been open here of a directory and below is not what stands there now.
+    pub(crate) fn let_go_below(&mut self, path: &RelPath) {
+        self.directories.retain(|open, _| !covers(path, open));
     }
 
     /// The directory that stands under a name where a staging directory was to go.
@@ -309,11 +314,13 @@ impl<'a> Placer<'a> {
             Err(error) => Err((Operation::MakeDirectory, again(error))),
         };
         let mut done = put(self, opened);
-        if done.as_ref().is_err_and(is_no_room) {
+        if done.as_ref().is_err_and(is_no_room) && self.context.publisher.has_some() {
             publish_all(self.context);
             done = put(self, opened);
         }
-        if done.is_err() && self.let_go_if_replaced(path) {
+        // a staging directory may have been merged since its path was looked up
+        let was_gone = opened.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+        if done.is_err() && (self.let_go_if_replaced(path) || was_gone) {
             *opened = self.directory(path);
             return put(self, opened);
         }
@@ -908,6 +915,36 @@ pub(crate) mod tests {
         let there = names(&home.path().join("d"));
         assert_eq!(there.len(), 8 + 1 + 2 * links.into_inner() as usize, "{there:?}");
         assert_eq!(names(home.path()), ["d"]);
+    }
+
+    /// It is begun while the directory above it is being published, and that is merged.
+    #[test]
+    fn a_staging_directory_below_one_that_is_merged_gets_its_name_too() {
+        let home = tempfile::tempdir().unwrap();
+        let context = transfer(home.path());
+        let mut placer = Placer::new(&context);
+        let above = begin(&mut placer, files("d", "f", 8));
+        let first = context.publisher.take();
+        let batches = [begin(&mut placer, files("d/x", "g", 8)), begin(&mut placer, files("d/x/y", "h", 3))];
+        std::fs::write(home.path().join("d/foreign"), "of somebody else").unwrap();
+        first.publish(&context, None).into_iter().for_each(|batch| batch.release(&context));
+        publish_all(&context);
+        assert_eq!(above.faults(), []);
+        assert!(batches.iter().all(|batch| batch.faults().is_empty()));
+        let there = |directory: &str| names(&home.path().join(directory)).len();
+        assert_eq!(["d", "d/x", "d/x/y"].map(there), [8 + 2, 8 + 1, 3]);
+    }
+
+    #[test]
+    fn what_is_below_a_staging_directory_that_somebody_has_moved_has_failed() {
+        let home = tempfile::tempdir().unwrap();
+        let context = transfer(home.path());
+        let mut placer = Placer::new(&context);
+        let batches = [begin(&mut placer, files("d", "f", 8)), begin(&mut placer, files("d/x", "g", 2))];
+        let hidden = names(home.path()).into_iter().find(|name| name.starts_with(".zmove-")).unwrap();
+        std::fs::rename(home.path().join(hidden), home.path().join("elsewhere")).unwrap();
+        publish_all(&context);
+        assert_eq!(batches.map(|batch| batch.faults().len()), [8, 2]);
     }
 
     #[test]

@@ -71,7 +71,7 @@ struct State {
 
 /// What one flush covers.
 #[derive(Debug, Default)]
-struct Generation {
+pub(crate) struct Generation {
     staging: HashMap<RelPath, Filling>,
     files: Vec<HiddenFile>,
     large: Vec<WholeFile>,
@@ -327,6 +327,12 @@ impl Publisher {
         }
     }
 
+    /// Whether anything waits for its name, so that publishing may make room.
+    pub(crate) fn has_some(&self) -> bool {
+        let Generation { staging, files, large, .. } = &self.lock().current;
+        !(staging.is_empty() && files.is_empty() && large.is_empty())
+    }
+
     /// Nothing more is to be flushed or published by time.
     pub(crate) fn stop(&self) {
         self.lock().stopped = true;
@@ -372,7 +378,7 @@ impl Publisher {
     }
 
     /// All that has been written until now. Writers that fill a staging directory end that first.
-    fn take(&self) -> Generation {
+    pub(crate) fn take(&self) -> Generation {
         let mut state = self.lock();
         state.closing = true;
         while state.current.staging.values().any(|filling| filling.writers > 0) || !state.beginning.is_empty()
@@ -507,7 +513,7 @@ impl PendingBatch {
 }
 
 /// Whether `path` is `above` or lies below it.
-fn covers(above: &RelPath, path: &RelPath) -> bool {
+pub(crate) fn covers(above: &RelPath, path: &RelPath) -> bool {
     let rest = path.as_bytes().strip_prefix(above.as_bytes());
     rest.is_some_and(|rest| above.is_root() || rest.is_empty() || rest.starts_with(b"/"))
 }

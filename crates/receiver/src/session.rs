@@ -555,7 +555,14 @@ impl Running {
         self.ending = Some(self.sessions.begin(&self.owner, &self.open.target).await);
         // what was given up goes before the end
         let judging = std::mem::replace(&mut self.judging, Workers::new(&self.context.account));
-        judging.complete().await;
+        let mut judged = std::pin::pin!(judging.complete());
+        loop {
+            tokio::select! {
+                () = &mut judged => break,
+                Some(told) = self.outcomes.recv() => self.take_last(told)?,
+            }
+            self.send_all().await?;
+        }
         let context = Arc::clone(&self.context);
         let finishing = Instant::now();
         self.finishing = Some(tokio::task::spawn_blocking(move || finish::finish(&context)));

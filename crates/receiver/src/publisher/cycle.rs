@@ -18,7 +18,7 @@ use super::{Filled, Filling, Generation, HiddenFile, PendingBatch, WholeFile};
 use crate::compare::stays;
 use crate::config::BUFFER_BYTES;
 use crate::file_systems::{Flushing, Unflushed};
-use crate::old::open_old;
+use crate::old::open_own;
 use crate::place::{ALREADY_THERE, Failure, Known, Placer, failure};
 use crate::publisher::Wake;
 use crate::store::{Context, Outcome};
@@ -96,7 +96,7 @@ fn flush(context: &Context) -> Result<(), Unflushed> {
 impl Generation {
     /// Gives everything its name; returns the batches that have all of theirs now, as far as this generation goes. While it is
     /// only in doubt because its flush is late, that goes on `beside`.
-    fn publish(mut self, context: &Context, beside: Option<&Flushing>) -> Vec<Arc<PendingBatch>> {
+    pub(crate) fn publish(mut self, context: &Context, beside: Option<&Flushing>) -> Vec<Arc<PendingBatch>> {
         let mut placer = Placer::new(context);
         if self.suspect {
             self.drop_what_is_not_on_the_storage(&mut placer, beside);
@@ -215,8 +215,12 @@ fn look_at_all(
             };
             take.iter().map(look).collect::<Vec<_>>()
         };
-        let readers: Vec<_> = (0..READERS).map(|_| scope.spawn(look)).collect();
-        readers.into_iter().flat_map(|reader| reader.join().expect("reading does not panic")).collect()
+        let start = |_| thread::Builder::new().name("zmove-look".to_owned()).spawn_scoped(scope, look).ok();
+        // with those that can be had: this one looks too
+        let readers: Vec<_> = (1..READERS).map_while(start).collect();
+        let mut found = look();
+        readers.into_iter().for_each(|reader| found.extend(reader.join().expect("reading does not panic")));
+        found
     })
 }
 
@@ -227,7 +231,7 @@ fn look_at(
     (directory, name): (&OwnedFd, &Name),
     wanted: &FileEntry,
 ) -> io::Result<()> {
-    let opened = open_old(directory.as_fd(), name)?;
+    let opened = open_own(directory.as_fd(), name)?;
     opened.sync_all()?;
     // where the file system knows no direct reads, clean pages are at least let go of
     rustix::fs::fadvise(&opened, 0, None, Advice::DontNeed)?;
@@ -420,6 +424,10 @@ fn publish_staging(
     lost: &mut Lost,
 ) -> Vec<Filled> {
     let Filling { staging, filled, mut spoiled, abandoned, .. } = filling;
+    let parent = path.parent().unwrap_or_else(RelPath::root);
+    if let Ok(parent) = placer.directory_as_it_is(&parent) {
+        staging.move_to(parent);
+    }
     spoiled.retain(|name| staging.discard(name).is_err_and(|error| error.kind() != io::ErrorKind::NotFound));
     let published = if abandoned || !spoiled.is_empty() {
         Err(Errno::NOTEMPTY.into())
@@ -432,9 +440,14 @@ fn publish_staging(
         Ok(()) => Ok(()),
         // what is in it goes with it
         Err(error) if abandoned => Err(error),
-        Err(_in_the_way) => placer
-            .final_directory(path)
-            .map(|target| merge(context, (path, &staging), &target, (&filled, &spoiled), lost)),
+        Err(error) if !staging.is_in_its_place() => Err(error),
+        Err(_in_the_way) => placer.final_directory(path).map(|target| {
+            // where it could not be exchanged back, it has its name already
+            if !staging.is(&target) {
+                merge(context, (path, &staging), &target, (&filled, &spoiled), lost);
+                placer.let_go_below(path);
+            }
+        }),
     };
     if let Err(error) = merged {
         lost.0.insert(path.clone(), failure(Operation::Rename, &error));
