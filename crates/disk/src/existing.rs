@@ -93,9 +93,13 @@ impl Existing {
         if narrows {
             rustix::fs::fchmod(&self.file, Mode::from_raw_mode(meanwhile))?;
         }
-        self.file.set_len(unfinished(change.bytes))?;
-        let in_place = InPlace { bytes: change.bytes, undisturbed: Undisturbed::watch(&self.file) };
-        let mut staged = Staged::in_place(DataFile::new(self.file), self.directory, in_place);
+        let data = DataFile::new(self.file);
+        // After a write-back that failed ext4 takes blocks for written that it has only allocated, as long as their pages are
+        // cached: what is written to those comes to the disk, and is read as zeros once the file system is mounted again.
+        data.drop_cached()?;
+        data.file().set_len(unfinished(change.bytes))?;
+        let in_place = InPlace { bytes: change.bytes, undisturbed: Undisturbed::watch(data.file()) };
+        let mut staged = Staged::in_place(data, self.directory, in_place);
         // what is written may be on the disk before the new length and mode are
         let looks_final = there.bytes == change.bytes && may_be_kept(there.mtime, change.mtime);
         if change.survives_power_cut && (looks_final || narrows) {

@@ -88,6 +88,8 @@ impl Staged {
             return Err(Errno::NOENT.into());
         }
         let data = DataFile::for_writing(file, direct)?;
+        // as where a file is changed in its place
+        data.drop_cached()?;
         let reopened = Self::new(data, Arc::clone(directory), Some(name.clone()));
         reopened.lasting.store(true, Ordering::Relaxed);
         Ok(reopened)

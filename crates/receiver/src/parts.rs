@@ -194,7 +194,6 @@ impl Parts {
         if groups.is_empty() {
             return Some(HashSet::new());
         }
-        staged.data().drop_cached().ok()?;
         let _booked = self.account.hold_memory(BUFFER_BYTES).ok()?;
         let next = AtomicUsize::new(0);
         let look = || {
