@@ -133,6 +133,12 @@ impl<'a> Placer<'a> {
             }
             opened => opened?,
         };
+        // it may have become a staging directory between the two: from here on it does not
+        self.context.publisher.is_used(path);
+        let directory = match self.context.publisher.staged_above(path) {
+            Some(_) => self.open_or_make(path)?,
+            None => directory,
+        };
         self.sweep(path, &directory);
         self.remember(path, directory)
     }

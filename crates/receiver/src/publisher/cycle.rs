@@ -424,8 +424,10 @@ fn publish_staging(
     lost: &mut Lost,
 ) -> Vec<Filled> {
     let Filling { staging, filled, mut spoiled, abandoned, .. } = filling;
-    let parent = path.parent().unwrap_or_else(RelPath::root);
-    if let Ok(parent) = placer.directory_as_it_is(&parent) {
+    // the directory above may have been merged, and this one with it
+    if !staging.is_in_its_place()
+        && let Ok(parent) = placer.directory_as_it_is(&path.parent().unwrap_or_else(RelPath::root))
+    {
         staging.move_to(parent);
     }
     spoiled.retain(|name| staging.discard(name).is_err_and(|error| error.kind() != io::ErrorKind::NotFound));
