@@ -3,7 +3,7 @@
 //!
 //! **Invariant:** a network that has more than its [fair share](Crowd::fair_share) closes its own: one of them goes at once for
 //! one of another network. Where no network has, nobody goes who is not later than a client that means it; those that have said
-//! nothing go first.
+//! nothing go first. Of those that wait one of the network that has fewest is next, however many of others wait before it.
 
 use std::cmp::Reverse;
 use std::collections::hash_map::Entry;
@@ -32,8 +32,7 @@ struct Crowd {
     /// Those that prove, the oldest first.
     members: VecDeque<Member>,
     counts: Counts,
-    /// Those that wait to begin, the oldest first.
-    queue: VecDeque<Queued>,
+    queue: Queue,
 }
 
 #[derive(Debug)]
@@ -47,8 +46,17 @@ struct Member {
     _stays: oneshot::Sender<()>,
 }
 
+/// Those that wait to begin, by site, the oldest first.
+#[derive(Debug, Default)]
+struct Queue {
+    sites: HashMap<IpAddr, VecDeque<Queued>>,
+    len: usize,
+    entered: u64,
+}
+
 #[derive(Debug)]
 struct Queued {
+    number: u64,
     source: Source,
     /// Tells by being dropped that there is no room.
     begins: oneshot::Sender<Place>,
@@ -93,7 +101,7 @@ impl Unproven {
     /// How many there are, with those that wait.
     pub(crate) fn count(&self) -> usize {
         let crowd = self.crowd();
-        crowd.members.len() + crowd.queue.len()
+        crowd.members.len() + crowd.queue.len
     }
 
     /// Enters one more, where `max` may prove at once. Its place comes when it may begin, or never.
@@ -102,20 +110,14 @@ impl Unproven {
         let source = Source::of(address);
         let mut crowd = self.crowd();
         crowd.max = max.max(1);
-        let queued = Queued { source, begins };
-        if crowd.can_evict_for(source) {
-            // it need not wait behind those of others
-            crowd.queue.push_front(queued);
-        } else {
-            crowd.queue.push_back(queued);
-        }
+        crowd.queue.push(source, begins);
         drop(crowd);
         self.begin_those_that_can();
         let mut crowd = self.crowd();
-        if crowd.queue.len() > QUEUED_MAX {
-            crowd.send_away();
+        if crowd.queue.len > QUEUED_MAX {
+            crowd.queue.send_away();
         }
-        if !crowd.queue.is_empty() {
+        if crowd.queue.len > 0 {
             self.0.waits.notify_one();
         }
         drop(crowd);
@@ -126,7 +128,7 @@ impl Unproven {
     pub(crate) async fn keep_moving(&self) {
         loop {
             self.0.waits.notified().await;
-            while !self.crowd().queue.is_empty() {
+            while self.crowd().queue.len > 0 {
                 tokio::time::sleep(LOOK_INTERVAL).await;
                 self.begin_those_that_can();
             }
@@ -153,18 +155,19 @@ impl Unproven {
 }
 
 impl Crowd {
-    /// The next to begin, for whom there is room now.
+    /// The next to begin, for whom there is room now: of the site that has the fewest members, then of the host, the oldest.
+    /// Where nobody goes for that one, nobody goes for another.
     fn next(&mut self, now: Instant) -> Option<Queued> {
-        let source = self.queue.front()?.source;
+        let (source, place) = self.queue.first(&self.counts)?;
         while self.members.len() >= self.max {
             let victim = self.victim(source, now)?;
             self.remove(victim);
         }
-        self.queue.pop_front()
+        self.queue.remove(source.site, place)
     }
 
     fn admit(&mut self, queued: Queued, unproven: Unproven) -> (Place, oneshot::Sender<Place>) {
-        let Queued { source, begins } = queued;
+        let Queued { source, begins, .. } = queued;
         let (stays_in, stays) = oneshot::channel();
         self.entered += 1;
         let number = self.entered;
@@ -197,30 +200,51 @@ impl Crowd {
         going.min_by_key(first).map(|(place, _)| place)
     }
 
-    /// Whether others go at once for one from there, in whose place it is not for its network to wait.
-    fn can_evict_for(&self, newcomer: Source) -> bool {
-        let share = self.fair_share(newcomer);
-        let goes = |member: &Member| {
-            self.counts.more_than(newcomer, member.source).is_some_and(|theirs| theirs > share)
-        };
-        self.counts.sites.values().any(|most| *most > share) && self.members.iter().any(goes)
-    }
-
     /// How many members a network may have before they go at once for those of others.
     fn fair_share(&self, newcomer: Source) -> usize {
         let sites = self.counts.sites.len() + usize::from(self.counts.site(newcomer) == 0);
         FAIR_SHARE_MIN.min(self.max / 2).max(self.max / sites)
     }
+}
+
+impl Queue {
+    fn push(&mut self, source: Source, begins: oneshot::Sender<Place>) {
+        self.entered += 1;
+        self.len += 1;
+        let queued = Queued { number: self.entered, source, begins };
+        self.sites.entry(source.site).or_default().push_back(queued);
+    }
+
+    /// Whose turn it is while so many prove, and the place among those of the site.
+    fn first(&self, counts: &Counts) -> Option<(Source, usize)> {
+        let members = |site: &IpAddr| counts.sites.get(site).copied().unwrap_or(0);
+        let oldest = |waiting: &VecDeque<Queued>| waiting.front().map(|queued| queued.number);
+        let (site, waiting) =
+            self.sites.iter().min_by_key(|(site, waiting)| (members(site), oldest(waiting)))?;
+        // an IPv4 address is one host
+        let several = if site.is_ipv6() { waiting.len() } else { 1 };
+        let hosts = waiting.iter().take(several).enumerate();
+        let (place, queued) = hosts.min_by_key(|(_, queued)| counts.host(queued.source))?;
+        Some((queued.source, place))
+    }
+
+    fn remove(&mut self, site: IpAddr, place: usize) -> Option<Queued> {
+        let Entry::Occupied(mut waiting) = self.sites.entry(site) else { return None };
+        let removed = waiting.get_mut().remove(place);
+        self.len -= usize::from(removed.is_some());
+        if waiting.get().is_empty() {
+            waiting.remove();
+        }
+        removed
+    }
 
     /// Closes the youngest of the network that has most waiting: those before it keep their turn.
     fn send_away(&mut self) {
-        let mut counts: HashMap<IpAddr, usize> = HashMap::new();
-        for queued in &self.queue {
-            *counts.entry(queued.source.site).or_default() += 1;
+        let youngest = |waiting: &VecDeque<Queued>| waiting.back().map(|queued| queued.number);
+        let most = self.sites.iter().max_by_key(|(_, waiting)| (waiting.len(), youngest(waiting)));
+        if let Some((site, place)) = most.map(|(site, waiting)| (*site, waiting.len() - 1)) {
+            drop(self.remove(site, place));
         }
-        let most = counts.values().copied().max().unwrap_or(0);
-        let youngest = self.queue.iter().rposition(|queued| counts.get(&queued.source.site) == Some(&most));
-        youngest.and_then(|youngest| self.queue.remove(youngest));
     }
 }
 
@@ -460,6 +484,24 @@ mod tests {
         let mut client = client.try_recv().unwrap();
         assert!(is_taken(&mut stalling[0]).await && !is_taken(&mut stalling[1]).await);
         assert!(!is_taken(&mut client).await);
+    }
+
+    /// Those that wait already, of the same few networks, do not keep it waiting until they have had their turn.
+    #[tokio::test]
+    async fn a_newcomer_passes_a_queue_of_those_that_stall() {
+        let unproven = Unproven::default();
+        let source = |number: usize| address(&format!("192.0.2.{}", number % 8));
+        let stalling: Vec<_> =
+            (0..256).map(|number| unproven.enter(source(number), 256).try_recv().unwrap()).collect();
+        stalling.iter().for_each(|place| place.has_spoken()());
+        let _queued: Vec<_> = (0..QUEUED_MAX).map(|number| unproven.enter(source(number), 256)).collect();
+        let [mut client, mut second] =
+            ["2001:db8:1:1::1", "2001:db8:1:2::1"].map(|text| unproven.enter(address(text), 256));
+        assert!(client.try_recv().is_err(), "nobody has more than a fair share");
+        grow_older(&unproven, HANDSHAKE_ASKED_MAX);
+        let mut client = client.try_recv().unwrap();
+        let mut second = second.try_recv().unwrap();
+        assert!(!is_taken(&mut client).await && !is_taken(&mut second).await);
     }
 
     #[test]
