@@ -86,6 +86,8 @@ pub(crate) struct Place {
 
 /// How many connections may wait to begin; each costs what it would in the kernel's queue, and a task.
 const QUEUED_MAX: usize = 1024;
+/// How many begin before they are told.
+const BEGIN_AT_ONCE: usize = 16;
 /// A client's first words follow its connection at once.
 const SILENCE_MAX: Duration = Duration::from_millis(100);
 /// The rest of a handshake takes a round trip and some CPU time on both sides, of which there may be little.
@@ -136,16 +138,22 @@ impl Unproven {
     }
 
     fn begin_those_that_can(&self) {
-        let mut beginning = Vec::new();
-        let mut crowd = self.crowd();
-        while let Some(queued) = crowd.next(Instant::now()) {
-            let (place, begins) = crowd.admit(queued, self.clone());
-            beginning.push((begins, place));
-        }
-        drop(crowd);
-        for (begins, place) in beginning {
-            // the place of one that nobody waits for any more is free again
-            drop(begins.send(place));
+        loop {
+            let mut crowd = self.crowd();
+            // few at a time: its time runs for who has been let in
+            let next = std::iter::from_fn(|| {
+                let queued = crowd.next(Instant::now())?;
+                Some(crowd.admit(queued, self.clone()))
+            });
+            let beginning: Vec<_> = next.take(BEGIN_AT_ONCE).collect();
+            drop(crowd);
+            if beginning.is_empty() {
+                return;
+            }
+            for (place, begins) in beginning {
+                // the place of one that nobody waits for any more is free again
+                drop(begins.send(place));
+            }
         }
     }
 
@@ -273,26 +281,27 @@ impl Counts {
         self.hosts.get(&source.host).copied().unwrap_or(0)
     }
 
-    /// How many the network of `other` has, if that is more than that of `one`: the hosts are compared within a site.
-    fn more_than(&self, one: Source, other: Source) -> Option<usize> {
+    /// How many the networks of `one` and `other` have, if the latter has more: the hosts are compared within a site.
+    fn more_than(&self, one: Source, other: Source) -> Option<(usize, usize)> {
         let (own, others) = if one.site == other.site {
             (self.host(one), self.host(other))
         } else {
             (self.site(one), self.site(other))
         };
-        (own < others).then_some(others)
+        (own < others).then_some((own, others))
     }
 }
 
 impl Member {
-    /// Whether it has taken longer than a client that means it; `more` is how many its network has where one waits whose network
-    /// has fewer.
-    fn is_late(&self, now: Instant, more: Option<usize>, share: usize) -> bool {
+    /// Whether it has taken longer than a client that means it; `more` is how many the network of one that waits
+    /// and its own have, where it has more.
+    fn is_late(&self, now: Instant, more: Option<(usize, usize)>, share: usize) -> bool {
         let longest = match more {
-            Some(more) if more > share => Duration::ZERO,
+            Some((_, own)) if own > share => Duration::ZERO,
             _ if !self.spoken => SILENCE_MAX,
-            Some(_) => HANDSHAKE_ASKED_MAX,
-            None => HANDSHAKE_MAX,
+            // with one less it would have what the other has now, and they would take turns without end
+            Some((others, own)) if others == 0 || others + 1 < own => HANDSHAKE_ASKED_MAX,
+            _ => HANDSHAKE_MAX,
         };
         now.saturating_duration_since(self.since) >= longest
     }
@@ -494,7 +503,7 @@ mod tests {
         let stalling: Vec<_> =
             (0..256).map(|number| unproven.enter(source(number), 256).try_recv().unwrap()).collect();
         stalling.iter().for_each(|place| place.has_spoken()());
-        let _queued: Vec<_> = (0..QUEUED_MAX).map(|number| unproven.enter(source(number), 256)).collect();
+        let mut queued: Vec<_> = (0..QUEUED_MAX).map(|number| unproven.enter(source(number), 256)).collect();
         let [mut client, mut second] =
             ["2001:db8:1:1::1", "2001:db8:1:2::1"].map(|text| unproven.enter(address(text), 256));
         assert!(client.try_recv().is_err(), "nobody has more than a fair share");
@@ -502,6 +511,10 @@ mod tests {
         let mut client = client.try_recv().unwrap();
         let mut second = second.try_recv().unwrap();
         assert!(!is_taken(&mut client).await && !is_taken(&mut second).await);
+        let began = queued.iter_mut().filter_map(|place| place.try_recv().ok()).count();
+        assert_eq!(began, 0, "they do not take turns with their like");
+        let third = unproven.enter(address("192.0.2.100"), 256).try_recv();
+        assert!(third.is_ok(), "there are others that have had their time");
     }
 
     #[test]
