@@ -49,7 +49,7 @@ struct Book {
 struct Gauge {
     used: AtomicUsize,
     max: AtomicUsize,
-    /// What it is a part of.
+    /// What it is a part of, with others that are to find something left: see [`fits`](Self::fits).
     whole: Option<Arc<Self>>,
 }
 
@@ -214,14 +214,26 @@ impl Gauge {
     fn take(&self, amount: usize) -> bool {
         let max = self.max.load(Ordering::Relaxed);
         let more = |used: usize| used.checked_add(amount).filter(|used| *used <= max);
-        if self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_err() {
+        let Ok(before) = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) else {
             return false;
-        }
-        let fits = self.whole.as_ref().is_none_or(|whole| whole.take(amount));
+        };
+        let fits = self.whole.as_ref().is_none_or(|whole| whole.fits(amount, before + amount));
         if !fits {
             self.used.fetch_sub(amount, Ordering::Relaxed);
         }
         fits
+    }
+
+    /// Takes more for a part that has so much with it, unless that were more than half of what the other parts leave: so each
+    /// further one finds something.
+    fn fits(&self, amount: usize, part: usize) -> bool {
+        let max = self.max.load(Ordering::Relaxed);
+        let more = |used: usize| {
+            let with_it = used.checked_add(amount)?;
+            let others = with_it.saturating_sub(part);
+            (part <= max.saturating_sub(others) / 2).then_some(with_it)
+        };
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
     fn release(&self, amount: usize) {
@@ -300,19 +312,28 @@ mod tests {
     }
 
     #[test]
-    fn all_keys_together_leave_descriptors_to_the_process() {
-        let most = 3 * DESCRIPTORS_PER_FILE;
+    fn all_keys_together_leave_descriptors_to_the_process_and_each_to_the_next() {
+        let most = 32 * DESCRIPTORS_PER_FILE;
         let files = Arc::new(Gauge { max: AtomicUsize::new(most), ..Gauge::default() });
         let accounts = Accounts { files: Arc::clone(&files), ..Accounts::default() };
-        let limits = Limits { files_per_identity: 2 * DESCRIPTORS_PER_FILE, ..Limits::default() };
-        let [one, other] = [1, 2].map(|byte| accounts.of(Fingerprint([byte; 32]), &limits));
-        let held = [one.hold_file().unwrap(), one.hold_file().unwrap(), other.hold_file().unwrap()];
-        let error = other.hold_file().unwrap_err();
-        assert_eq!(Errno::from_io_error(&error), Some(Errno::MFILE));
-        assert!(one.hold_staging().is_none(), "its own limit");
+        let limits = |files| Limits { files_per_identity: files * DESCRIPTORS_PER_FILE, ..Limits::default() };
+        let of = |byte, limits: &Limits| accounts.of(Fingerprint([byte; 32]), limits);
+        let all = |account: &Account| {
+            let held: Vec<_> = std::iter::from_fn(|| account.hold_file().ok()).collect();
+            let error = account.hold_file().unwrap_err();
+            assert_eq!(Errno::from_io_error(&error), Some(Errno::MFILE));
+            held
+        };
+        let keys = [1, 2, 3, 4].map(|byte| of(byte, &limits(32)));
+        let held: Vec<_> = keys.iter().map(all).collect();
+        assert_eq!(held.iter().map(Vec::len).collect::<Vec<_>>(), [16, 8, 4, 2]);
+        let mut held = held.into_iter();
+        drop(held.next());
+        assert_eq!(all(&keys[2]).len(), 7, "half of what the others leave then, with the 4 that it has");
         drop(held);
         assert_eq!(files.used.load(Ordering::Relaxed), 0);
-        drop([other.hold_file().unwrap(), other.hold_file().unwrap()]);
+        let few = of(5, &limits(3));
+        assert_eq!(all(&few).len(), 3, "its own limit");
         let all = Accounts::default().files.max.load(Ordering::Relaxed);
         assert_eq!(all, files_of_process() / SHARES_OF_PROCESS);
     }

@@ -227,23 +227,30 @@ fn first_extra(
     let booked = held.amount();
     let Listed { found, unlisted } = list(&directory, range, (room, held), |_| false)?;
     let is_whole = range.after.is_none() && range.open;
-    if is_whole && found.names.is_empty() {
-        return Ok(found);
+    let looks = !is_whole || !found.names.is_empty();
+    if looks {
+        let names = range.names.iter().zip(&unlisted).filter(|(_, unlisted)| **unlisted);
+        spared.look_for(&directory, names.map(|(name, _)| &name.0), held)?;
     }
-    spared.look_for(&directory, &unlisted)?;
-    if spared.is_empty() {
+    drop(unlisted);
+    held.shrink(range.names.len());
+    if !looks || spared.is_empty() {
         return Ok(found);
     }
     drop(found);
     held.shrink(held.amount() - booked);
-    Ok(list(&directory, range, (room, held), |name| spared.has(&directory, name))?.found)
+    let Listed { found, unlisted } =
+        list(&directory, range, (room, held), |name| spared.has(&directory, name))?;
+    drop(unlisted);
+    held.shrink(range.names.len());
+    Ok(found)
 }
 
 /// What has been come upon in a directory.
 struct Listed {
     found: Found,
-    /// Names that stay and are not there, or not in this spelling.
-    unlisted: Vec<Name>,
+    /// Which of the names that stay are not there, or not in this spelling; booked as a byte each.
+    unlisted: Vec<bool>,
 }
 
 fn list(
@@ -253,6 +260,7 @@ fn list(
     stays: impl Fn(&Name) -> bool,
 ) -> io::Result<Listed> {
     let mut found = Found::default();
+    held.grow(range.names.len()).map_err(|_no_room| Errno::NOMEM)?;
     let mut unlisted = vec![true; range.names.len()];
     for entry in Dir::read_from(directory)? {
         let entry = entry?;
@@ -275,8 +283,6 @@ fn list(
         let taken = found.take(name, kind == FileType::Directory, room, held);
         taken.map_err(|_no_room| Errno::NOMEM)?;
     }
-    let unlisted = range.names.iter().zip(unlisted).filter(|(_, unlisted)| *unlisted);
-    let unlisted = unlisted.map(|(name, _)| name.0.clone()).collect();
     Ok(Listed { found, unlisted })
 }
 
@@ -385,6 +391,40 @@ mod tests {
         let names = ["foo", "gone", "kept", "отчёт"];
         assert_eq!(told(&tree, &keep(&names, None), &caseless()), ["Bar"]);
         assert_eq!(told(&tree, &keep(&names, None), &Spared::default()), ["Bar", "Foo", "Отчёт"]);
+    }
+
+    /// A thousand entries, of which one is looked for: booked is what the one takes, and given back.
+    #[test]
+    fn what_is_looked_for_is_booked_and_may_be_too_much() {
+        let home = tempfile::tempdir().unwrap();
+        for number in 0..1000 {
+            std::fs::write(home.path().join(format!("Foo{number}")), "x").unwrap();
+        }
+        let tree = Tree::open(home.path()).unwrap();
+        let asked = keep(&["foo7", "gone"], None);
+        let account = |bytes| {
+            let limits = crate::Limits {
+                memory_per_identity: zmove_types::ByteCount(bytes),
+                ..crate::Limits::default()
+            };
+            crate::account::Accounts::default().of(zmove_transport::Fingerprint([1; 32]), &limits)
+        };
+        let look = |found: usize| {
+            let account = account((2 + found * spared::FOUND_BYTES) as u64);
+            let spared = Spared::by(look_caseless, &account);
+            let mut held = account.hold_memory(2).unwrap();
+            let directory = tree.open_directory(&RelPath::root()).unwrap();
+            let names = asked.ranges[0].names.iter().map(|name| &name.0);
+            let looked = spared.look_for(&directory, names, &mut held);
+            looked.map(|()| held.amount()).map_err(|error| Errno::from_io_error(&error))
+        };
+        assert_eq!((look(0), look(1)), (Err(Some(Errno::NOMEM)), Ok(2)));
+        let account = account(1 << 20);
+        let mut held = account.hold_memory(0).unwrap();
+        let spared = Spared::by(look_caseless, &Account::default());
+        let told = super::extra(Some(&tree), &asked, &spared, &mut held);
+        let takes: usize = told.names.iter().map(|extra| name_takes(&extra.name.0)).sum();
+        assert_eq!((told.names.len(), held.amount()), (999, takes));
     }
 
     /// Its entry has been told as extra by then, and is not removed.

@@ -3,7 +3,7 @@
 //!
 //! **Invariant:** a network that has more than its [fair share](Crowd::fair_share) closes its own: one of them goes at once for
 //! one of another network. Where no network has, nobody goes who is not later than a client that means it; those that have said
-//! nothing go first.
+//! nothing go first. Of those that wait one of the network that has fewest is next, however many of others wait before it.
 
 use std::cmp::Reverse;
 use std::collections::hash_map::Entry;
@@ -32,8 +32,7 @@ struct Crowd {
     /// Those that prove, the oldest first.
     members: VecDeque<Member>,
     counts: Counts,
-    /// Those that wait to begin, the oldest first.
-    queue: VecDeque<Queued>,
+    queue: Queue,
 }
 
 #[derive(Debug)]
@@ -47,8 +46,17 @@ struct Member {
     _stays: oneshot::Sender<()>,
 }
 
+/// Those that wait to begin, by site, the oldest first.
+#[derive(Debug, Default)]
+struct Queue {
+    sites: HashMap<IpAddr, VecDeque<Queued>>,
+    len: usize,
+    entered: u64,
+}
+
 #[derive(Debug)]
 struct Queued {
+    number: u64,
     source: Source,
     /// Tells by being dropped that there is no room.
     begins: oneshot::Sender<Place>,
@@ -78,6 +86,8 @@ pub(crate) struct Place {
 
 /// How many connections may wait to begin; each costs what it would in the kernel's queue, and a task.
 const QUEUED_MAX: usize = 1024;
+/// How many begin before they are told.
+const BEGIN_AT_ONCE: usize = 16;
 /// A client's first words follow its connection at once.
 const SILENCE_MAX: Duration = Duration::from_millis(100);
 /// The rest of a handshake takes a round trip and some CPU time on both sides, of which there may be little.
@@ -93,7 +103,7 @@ impl Unproven {
     /// How many there are, with those that wait.
     pub(crate) fn count(&self) -> usize {
         let crowd = self.crowd();
-        crowd.members.len() + crowd.queue.len()
+        crowd.members.len() + crowd.queue.len
     }
 
     /// Enters one more, where `max` may prove at once. Its place comes when it may begin, or never.
@@ -102,20 +112,14 @@ impl Unproven {
         let source = Source::of(address);
         let mut crowd = self.crowd();
         crowd.max = max.max(1);
-        let queued = Queued { source, begins };
-        if crowd.can_evict_for(source) {
-            // it need not wait behind those of others
-            crowd.queue.push_front(queued);
-        } else {
-            crowd.queue.push_back(queued);
-        }
+        crowd.queue.push(source, begins);
         drop(crowd);
         self.begin_those_that_can();
         let mut crowd = self.crowd();
-        if crowd.queue.len() > QUEUED_MAX {
-            crowd.send_away();
+        if crowd.queue.len > QUEUED_MAX {
+            crowd.queue.send_away();
         }
-        if !crowd.queue.is_empty() {
+        if crowd.queue.len > 0 {
             self.0.waits.notify_one();
         }
         drop(crowd);
@@ -126,7 +130,7 @@ impl Unproven {
     pub(crate) async fn keep_moving(&self) {
         loop {
             self.0.waits.notified().await;
-            while !self.crowd().queue.is_empty() {
+            while self.crowd().queue.len > 0 {
                 tokio::time::sleep(LOOK_INTERVAL).await;
                 self.begin_those_that_can();
             }
@@ -134,16 +138,22 @@ impl Unproven {
     }
 
     fn begin_those_that_can(&self) {
-        let mut beginning = Vec::new();
-        let mut crowd = self.crowd();
-        while let Some(queued) = crowd.next(Instant::now()) {
-            let (place, begins) = crowd.admit(queued, self.clone());
-            beginning.push((begins, place));
-        }
-        drop(crowd);
-        for (begins, place) in beginning {
-            // the place of one that nobody waits for any more is free again
-            drop(begins.send(place));
+        loop {
+            let mut crowd = self.crowd();
+            // few at a time: its time runs for who has been let in
+            let next = std::iter::from_fn(|| {
+                let queued = crowd.next(Instant::now())?;
+                Some(crowd.admit(queued, self.clone()))
+            });
+            let beginning: Vec<_> = next.take(BEGIN_AT_ONCE).collect();
+            drop(crowd);
+            if beginning.is_empty() {
+                return;
+            }
+            for (place, begins) in beginning {
+                // the place of one that nobody waits for any more is free again
+                drop(begins.send(place));
+            }
         }
     }
 
@@ -153,18 +163,19 @@ impl Unproven {
 }
 
 impl Crowd {
-    /// The next to begin, for whom there is room now.
+    /// The next to begin, for whom there is room now: of the site that has the fewest members, then of the host, the oldest.
+    /// Where nobody goes for that one, nobody goes for another.
     fn next(&mut self, now: Instant) -> Option<Queued> {
-        let source = self.queue.front()?.source;
+        let (source, place) = self.queue.first(&self.counts)?;
         while self.members.len() >= self.max {
             let victim = self.victim(source, now)?;
             self.remove(victim);
         }
-        self.queue.pop_front()
+        self.queue.remove(source.site, place)
     }
 
     fn admit(&mut self, queued: Queued, unproven: Unproven) -> (Place, oneshot::Sender<Place>) {
-        let Queued { source, begins } = queued;
+        let Queued { source, begins, .. } = queued;
         let (stays_in, stays) = oneshot::channel();
         self.entered += 1;
         let number = self.entered;
@@ -197,30 +208,51 @@ impl Crowd {
         going.min_by_key(first).map(|(place, _)| place)
     }
 
-    /// Whether others go at once for one from there, in whose place it is not for its network to wait.
-    fn can_evict_for(&self, newcomer: Source) -> bool {
-        let share = self.fair_share(newcomer);
-        let goes = |member: &Member| {
-            self.counts.more_than(newcomer, member.source).is_some_and(|theirs| theirs > share)
-        };
-        self.counts.sites.values().any(|most| *most > share) && self.members.iter().any(goes)
-    }
-
     /// How many members a network may have before they go at once for those of others.
     fn fair_share(&self, newcomer: Source) -> usize {
         let sites = self.counts.sites.len() + usize::from(self.counts.site(newcomer) == 0);
         FAIR_SHARE_MIN.min(self.max / 2).max(self.max / sites)
     }
+}
+
+impl Queue {
+    fn push(&mut self, source: Source, begins: oneshot::Sender<Place>) {
+        self.entered += 1;
+        self.len += 1;
+        let queued = Queued { number: self.entered, source, begins };
+        self.sites.entry(source.site).or_default().push_back(queued);
+    }
+
+    /// Whose turn it is while so many prove, and the place among those of the site.
+    fn first(&self, counts: &Counts) -> Option<(Source, usize)> {
+        let members = |site: &IpAddr| counts.sites.get(site).copied().unwrap_or(0);
+        let oldest = |waiting: &VecDeque<Queued>| waiting.front().map(|queued| queued.number);
+        let (site, waiting) =
+            self.sites.iter().min_by_key(|(site, waiting)| (members(site), oldest(waiting)))?;
+        // an IPv4 address is one host
+        let several = if site.is_ipv6() { waiting.len() } else { 1 };
+        let hosts = waiting.iter().take(several).enumerate();
+        let (place, queued) = hosts.min_by_key(|(_, queued)| counts.host(queued.source))?;
+        Some((queued.source, place))
+    }
+
+    fn remove(&mut self, site: IpAddr, place: usize) -> Option<Queued> {
+        let Entry::Occupied(mut waiting) = self.sites.entry(site) else { return None };
+        let removed = waiting.get_mut().remove(place);
+        self.len -= usize::from(removed.is_some());
+        if waiting.get().is_empty() {
+            waiting.remove();
+        }
+        removed
+    }
 
     /// Closes the youngest of the network that has most waiting: those before it keep their turn.
     fn send_away(&mut self) {
-        let mut counts: HashMap<IpAddr, usize> = HashMap::new();
-        for queued in &self.queue {
-            *counts.entry(queued.source.site).or_default() += 1;
+        let youngest = |waiting: &VecDeque<Queued>| waiting.back().map(|queued| queued.number);
+        let most = self.sites.iter().max_by_key(|(_, waiting)| (waiting.len(), youngest(waiting)));
+        if let Some((site, place)) = most.map(|(site, waiting)| (*site, waiting.len() - 1)) {
+            drop(self.remove(site, place));
         }
-        let most = counts.values().copied().max().unwrap_or(0);
-        let youngest = self.queue.iter().rposition(|queued| counts.get(&queued.source.site) == Some(&most));
-        youngest.and_then(|youngest| self.queue.remove(youngest));
     }
 }
 
@@ -249,26 +281,27 @@ impl Counts {
         self.hosts.get(&source.host).copied().unwrap_or(0)
     }
 
-    /// How many the network of `other` has, if that is more than that of `one`: the hosts are compared within a site.
-    fn more_than(&self, one: Source, other: Source) -> Option<usize> {
+    /// How many the networks of `one` and `other` have, if the latter has more: the hosts are compared within a site.
+    fn more_than(&self, one: Source, other: Source) -> Option<(usize, usize)> {
         let (own, others) = if one.site == other.site {
             (self.host(one), self.host(other))
         } else {
             (self.site(one), self.site(other))
         };
-        (own < others).then_some(others)
+        (own < others).then_some((own, others))
     }
 }
 
 impl Member {
-    /// Whether it has taken longer than a client that means it; `more` is how many its network has where one waits whose network
-    /// has fewer.
-    fn is_late(&self, now: Instant, more: Option<usize>, share: usize) -> bool {
+    /// Whether it has taken longer than a client that means it; `more` is how many the network of one that waits
+    /// and its own have, where it has more.
+    fn is_late(&self, now: Instant, more: Option<(usize, usize)>, share: usize) -> bool {
         let longest = match more {
-            Some(more) if more > share => Duration::ZERO,
+            Some((_, own)) if own > share => Duration::ZERO,
             _ if !self.spoken => SILENCE_MAX,
-            Some(_) => HANDSHAKE_ASKED_MAX,
-            None => HANDSHAKE_MAX,
+            // with one less it would have what the other has now, and they would take turns without end
+            Some((others, own)) if others == 0 || others + 1 < own => HANDSHAKE_ASKED_MAX,
+            _ => HANDSHAKE_MAX,
         };
         now.saturating_duration_since(self.since) >= longest
     }
@@ -460,6 +493,28 @@ mod tests {
         let mut client = client.try_recv().unwrap();
         assert!(is_taken(&mut stalling[0]).await && !is_taken(&mut stalling[1]).await);
         assert!(!is_taken(&mut client).await);
+    }
+
+    /// Those that wait already, of the same few networks, do not keep it waiting until they have had their turn.
+    #[tokio::test]
+    async fn a_newcomer_passes_a_queue_of_those_that_stall() {
+        let unproven = Unproven::default();
+        let source = |number: usize| address(&format!("192.0.2.{}", number % 8));
+        let stalling: Vec<_> =
+            (0..256).map(|number| unproven.enter(source(number), 256).try_recv().unwrap()).collect();
+        stalling.iter().for_each(|place| place.has_spoken()());
+        let mut queued: Vec<_> = (0..QUEUED_MAX).map(|number| unproven.enter(source(number), 256)).collect();
+        let [mut client, mut second] =
+            ["2001:db8:1:1::1", "2001:db8:1:2::1"].map(|text| unproven.enter(address(text), 256));
+        assert!(client.try_recv().is_err(), "nobody has more than a fair share");
+        grow_older(&unproven, HANDSHAKE_ASKED_MAX);
+        let mut client = client.try_recv().unwrap();
+        let mut second = second.try_recv().unwrap();
+        assert!(!is_taken(&mut client).await && !is_taken(&mut second).await);
+        let began = queued.iter_mut().filter_map(|place| place.try_recv().ok()).count();
+        assert_eq!(began, 0, "they do not take turns with their like");
+        let third = unproven.enter(address("192.0.2.100"), 256).try_recv();
+        assert!(third.is_ok(), "there are others that have had their time");
     }
 
     #[test]

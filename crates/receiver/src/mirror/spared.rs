@@ -5,7 +5,7 @@
 //! is told by device and inode, so that no table of letters is needed. **Invariant:** once it has been found it is not removed
 //! in this session, nor is what is below it; a directory in which it cannot be found counts as one that cannot be listed.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -43,6 +43,17 @@ pub(super) type Inode = (u64, u64);
 /// What one takes in a table that grows for what it will hold.
 const INODE_BYTES: usize = 4 * size_of::<Inode>();
 
+/// What names lead to that a directory does not list.
+#[derive(Debug, Default)]
+struct Found<'a> {
+    names: HashMap<&'a Name, Inode>,
+    /// Those of them that no entry of the directory has.
+    elsewhere: HashSet<Inode>,
+}
+
+/// The same for one of those.
+pub(super) const FOUND_BYTES: usize = 4 * size_of::<(&Name, Inode)>() + INODE_BYTES;
+
 impl Spared {
     pub(crate) fn new(account: &Account) -> Self {
         Self::by(look, account)
@@ -58,28 +69,56 @@ impl Spared {
         state.inodes.is_empty() && !state.all
     }
 
-    /// Looks up names that stay and were not come upon in a directory, and remembers what they lead to.
+    /// Looks up names that stay and were not come upon in a directory, and remembers what they lead to. What that takes is
+    /// booked on `held` meanwhile; it goes by the names, not by how large the directory is.
     ///
     /// # Errors
-    /// `ENOTUNIQ` where that is none of the listed entries; what the system says.
-    pub(crate) fn look_for(&self, directory: &OwnedFd, unlisted: &[Name]) -> io::Result<()> {
-        let found =
-            unlisted.iter().filter_map(|name| Some((name, (self.look)(directory, name.as_os_str())?)));
-        let found: Vec<_> = found.collect();
-        if found.is_empty() {
-            return Ok(());
+    /// `ENOTUNIQ` where that is none of the listed entries; `ENOMEM` where there is no room; what the system says.
+    pub(super) fn look_for<'a>(
+        &self,
+        directory: &OwnedFd,
+        unlisted: impl Iterator<Item = &'a Name>,
+        held: &mut Held,
+    ) -> io::Result<()> {
+        let booked = held.amount();
+        let found = self.find(directory, unlisted, held)?;
+        found.names.values().for_each(|inode| self.remember(*inode));
+        if found.names.values().any(|inode| found.elsewhere.contains(inode)) {
+            rustix::fs::fstat(directory).map(|stat| self.remember(inode_of(&stat)))?;
+            return Err(Errno::NOTUNIQ.into());
         }
-        let (names, inodes) = self.list(directory)?;
-        // what another program has made meanwhile is come upon in its own spelling now
-        let aliases = found.into_iter().filter(|(name, _)| !names.contains(*name));
-        for (_, inode) in aliases {
-            self.remember(inode);
-            if !inodes.contains(&inode) {
-                rustix::fs::fstat(directory).map(|stat| self.remember(inode_of(&stat)))?;
-                return Err(Errno::NOTUNIQ.into());
-            }
-        }
+        drop(found);
+        held.shrink(held.amount() - booked);
         Ok(())
+    }
+
+    /// What names lead to that are not come upon in a directory.
+    fn find<'a>(
+        &self,
+        directory: &OwnedFd,
+        unlisted: impl Iterator<Item = &'a Name>,
+        held: &mut Held,
+    ) -> io::Result<Found<'a>> {
+        let mut found = Found::default();
+        for name in unlisted {
+            let Some(inode) = (self.look)(directory, name.as_os_str()) else { continue };
+            held.grow(FOUND_BYTES).map_err(|_no_room| Errno::NOMEM)?;
+            found.names.insert(name, inode);
+            found.elsewhere.insert(inode);
+        }
+        if found.names.is_empty() {
+            return Ok(found);
+        }
+        for entry in Dir::read_from(directory)? {
+            let entry = entry?;
+            let Ok(name) = Name::from_bytes(entry.file_name().to_bytes()) else { continue };
+            if let Some(inode) = (self.look)(directory, name.as_os_str()) {
+                found.elsewhere.remove(&inode);
+            }
+            // what another program has made meanwhile is come upon in its own spelling now
+            found.names.remove(&name);
+        }
+        Ok(found)
     }
 
     /// Whether an entry of a directory stays.
@@ -98,17 +137,6 @@ impl Spared {
         };
         let all_stay = directory.is_some() && above.into_iter().any(|path| is_spared(&path));
         move |name| all_stay || directory.as_ref().is_some_and(|directory| self.has(directory, name))
-    }
-
-    fn list(&self, directory: &OwnedFd) -> io::Result<(HashSet<Name>, HashSet<Inode>)> {
-        let (mut names, mut inodes) = (HashSet::new(), HashSet::new());
-        for entry in Dir::read_from(directory)? {
-            let entry = entry?;
-            let Ok(name) = Name::from_bytes(entry.file_name().to_bytes()) else { continue };
-            inodes.extend((self.look)(directory, name.as_os_str()));
-            names.insert(name);
-        }
-        Ok((names, inodes))
     }
 
     fn has_inode(&self, inode: Inode) -> bool {
