@@ -320,7 +320,7 @@ impl<'a> Placer<'a> {
             Err(error) => Err((Operation::MakeDirectory, again(error))),
         };
         let mut done = put(self, opened);
-        if done.as_ref().is_err_and(is_no_room) && self.context.publisher.has_some() {
+        if done.as_ref().is_err_and(is_no_room) {
             publish_all(self.context);
             done = put(self, opened);
         }

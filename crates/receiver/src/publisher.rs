@@ -327,12 +327,6 @@ impl Publisher {
         }
     }
 
-    /// Whether anything waits for its name, so that publishing may make room.
-    pub(crate) fn has_some(&self) -> bool {
-        let Generation { staging, files, large, .. } = &self.lock().current;
-        !(staging.is_empty() && files.is_empty() && large.is_empty())
-    }
-
     /// Nothing more is to be flushed or published by time.
     pub(crate) fn stop(&self) {
         self.lock().stopped = true;

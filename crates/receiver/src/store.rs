@@ -291,7 +291,7 @@ fn write_group(
 ) -> Result<(), (Operation, io::Error)> {
     let (outcome, data) = staged.write(|| context.disk.write(staged.data(), span.offset(), data));
     let mut outcome = outcome.map_err(|error| (Operation::Write, error));
-    if outcome.as_ref().is_err_and(is_no_room) && context.publisher.has_some() {
+    if outcome.as_ref().is_err_and(is_no_room) {
         publish_all(context);
         let again = staged.write(|| context.disk.write(staged.data(), span.offset(), data)).0;
         outcome = again.map_err(|error| (Operation::Write, error));
