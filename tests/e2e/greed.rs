@@ -17,9 +17,8 @@ use zmove_transport::{
 use zmove_types::{FileId, GROUP_BYTES, ItemId, LaneId, StageClock, Timestamp, TransferId};
 use zmove_wire::{
     Batch, BatchEntry, Cipher, Compare, DirectoryGroup, Durability, Extraneous, FileHead, FrameHeader,
-    FrameKind, Greeting, Keep, KeptRange, ListedName, Offer, OfferedFile, OfferedGroup, Open, Overwrite,
-    Purpose, Remove, RemoveGroup, Role, TargetShape, ToReceiver, ToSender, TopName, decode_message,
-    encode_message,
+    FrameKind, Greeting, Keep, KeptRange, ListedName, Offer, OfferedFile, OfferedGroup, Open, Purpose,
+    Remove, RemoveGroup, Role, TargetShape, ToReceiver, ToSender, TopName, decode_message, encode_message,
 };
 
 use crate::command::ZMOVE;
@@ -252,18 +251,7 @@ impl Drop for Transfer {
 }
 
 fn open() -> Open {
-    Open {
-        target: Vec::new(),
-        shape: TargetShape::Directory { tops: Vec::new() },
-        compare: Compare::Quick,
-        durability: Durability::None,
-        delta: false,
-        run: [0; 16],
-        overwrite: Overwrite::Differing,
-        purpose: Purpose::Move,
-        extraneous: Extraneous::Stays,
-        inplace: false,
-    }
+    Open::new(Vec::new(), [0; 16])
 }
 
 fn site() -> Site {

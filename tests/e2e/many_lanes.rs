@@ -13,10 +13,7 @@ use zmove_transport::{
 };
 use zmove_types::{BufferPool, LaneId, Stopwatch, TransferId};
 use zmove_wire::limits::LANES_MAX;
-use zmove_wire::{
-    Compare, Durability, Extraneous, Greeting, Open, Overwrite, Purpose, Role, TargetShape, ToReceiver,
-    Version, encode_message,
-};
+use zmove_wire::{Greeting, Open, Role, ToReceiver, Version, encode_message};
 
 use crate::harness::{PATIENCE, Site};
 
@@ -28,18 +25,7 @@ fn runtime() -> Runtime {
 
 /// What opens a transfer.
 fn opening(site: &Site) -> Vec<u8> {
-    let open = Open {
-        target: site.target().to_str().unwrap().into(),
-        shape: TargetShape::Directory { tops: Vec::new() },
-        compare: Compare::Quick,
-        durability: Durability::None,
-        delta: false,
-        run: [0; 16],
-        overwrite: Overwrite::Differing,
-        purpose: Purpose::Move,
-        extraneous: Extraneous::Stays,
-        inplace: false,
-    };
+    let open = Open::new(site.target().to_str().unwrap().into(), [0; 16]);
     encode_message(&ToReceiver::Open(open))
 }
 

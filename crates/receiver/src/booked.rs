@@ -74,24 +74,13 @@ mod tests {
     use super::*;
     use tokio::io::AsyncWriteExt as _;
     use zmove_types::{ByteCount, Name, RelPath};
-    use zmove_wire::{
-        Compare, Durability, Extensions, Extraneous, Keep, ListedName, Open, Overwrite, Purpose, TargetShape,
-        TopName, encode_message,
-    };
+    use zmove_wire::{Extensions, Keep, ListedName, Open, TargetShape, TopName, encode_message};
 
     fn open(names: usize) -> Open {
         let name = |number| TopName(Name::from_bytes(format!("{number}").as_bytes()).unwrap());
         Open {
-            target: Vec::new(),
             shape: TargetShape::Directory { tops: (0..names).map(name).collect() },
-            compare: Compare::Quick,
-            durability: Durability::None,
-            delta: false,
-            run: [0; 16],
-            overwrite: Overwrite::Differing,
-            purpose: Purpose::Move,
-            extraneous: Extraneous::Stays,
-            inplace: false,
+            ..Open::new(Vec::new(), [0; 16])
         }
     }
 

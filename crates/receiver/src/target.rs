@@ -214,14 +214,10 @@ pub(crate) fn refuse(code: RefusalCode, text: String) -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zmove_wire::{Compare, Durability, Overwrite, Purpose, TopName};
+    use zmove_wire::TopName;
 
     fn open(target: &str, shape: TargetShape) -> Open {
-        let target = target.as_bytes().to_vec();
-        let (compare, durability, delta) = (Compare::Quick, Durability::None, false);
-        let (overwrite, purpose) = (Overwrite::Differing, Purpose::Move);
-        let (run, extraneous, inplace) = ([0; 16], zmove_wire::Extraneous::Stays, false);
-        Open { target, shape, compare, durability, delta, run, overwrite, purpose, extraneous, inplace }
+        Open { shape, ..Open::new(target.as_bytes().to_vec(), [0; 16]) }
     }
 
     fn name(text: &str) -> Name {

@@ -11,9 +11,8 @@ use tokio::time::{sleep_until, timeout};
 use zmove_transport::{ControlError, ControlWriter, Inbox, LaneError, LaneSink};
 use zmove_wire::limits::SWEEP_MILLIS_MAX;
 use zmove_wire::{
-    Compare, Durability, Extraneous, Greeting, Moment, Open, Overwrite, Purpose, Refusal, RefusalCode, Role,
-    Sampled, SweepOrder, Swept, TargetShape, ToReceiver, ToSender, Version, Waiting, WireError,
-    decode_message, encode_message,
+    Greeting, Moment, Open, Overwrite, Purpose, Refusal, RefusalCode, Role, Sampled, SweepOrder, Swept,
+    ToReceiver, ToSender, Version, Waiting, WireError, decode_message, encode_message,
 };
 
 use crate::control::{INBOX_MESSAGES_MAX, Link, receive};
@@ -128,18 +127,7 @@ async fn run(
 }
 
 fn open(target: Vec<u8>, run: [u8; 16]) -> Open {
-    Open {
-        target,
-        shape: TargetShape::Directory { tops: Vec::new() },
-        compare: Compare::Quick,
-        durability: Durability::None,
-        delta: false,
-        run,
-        overwrite: Overwrite::Nothing,
-        purpose: Purpose::Probe,
-        extraneous: Extraneous::Stays,
-        inplace: false,
-    }
+    Open { purpose: Purpose::Probe, overwrite: Overwrite::Nothing, ..Open::new(target, run) }
 }
 
 /// A probe under way.

@@ -167,6 +167,23 @@ impl Open {
     /// The extensions of an opening that are known here.
     pub const EXTENSIONS: &'static [u16] = &[];
 
+    /// A push into a directory with no option set: files of another size or time are replaced, and nothing is flushed.
+    #[must_use]
+    pub const fn new(target: Vec<u8>, run: [u8; 16]) -> Self {
+        Self {
+            target,
+            shape: TargetShape::Directory { tops: Vec::new() },
+            compare: Compare::Quick,
+            durability: Durability::None,
+            delta: false,
+            run,
+            overwrite: Overwrite::Differing,
+            purpose: Purpose::Move,
+            extraneous: Extraneous::Stays,
+            inplace: false,
+        }
+    }
+
     /// The message that says it to a receiver which speaks `version`.
     #[must_use]
     pub fn into_message(self, version: Version) -> ToReceiver {

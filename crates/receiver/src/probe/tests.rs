@@ -7,8 +7,8 @@ use zmove_chunk::seal;
 use zmove_transport::{ControlReader, Frame, LaneSink, memory_control, memory_lane};
 use zmove_types::{Buffer, StageClock, TransferId};
 use zmove_wire::{
-    Compare, Durability, Extraneous, FrameHeader, FrameKind, Greeting, Overwrite, Purpose, Refusal,
-    RefusalCode, Role, SweepOrder, TargetShape, Version, decode_message,
+    FrameHeader, FrameKind, Greeting, Purpose, Refusal, RefusalCode, Role, SweepOrder, Version,
+    decode_message,
 };
 
 use crate::session::{Session, run_session};
@@ -75,18 +75,7 @@ impl Peer {
 }
 
 fn open(target: &[u8]) -> Open {
-    Open {
-        target: target.to_vec(),
-        shape: TargetShape::Directory { tops: vec![] },
-        compare: Compare::Quick,
-        durability: Durability::None,
-        delta: false,
-        run: [1; 16],
-        overwrite: Overwrite::Nothing,
-        purpose: Purpose::Probe,
-        extraneous: Extraneous::Stays,
-        inplace: false,
-    }
+    Open { purpose: Purpose::Probe, ..Open::new(target.to_vec(), [1; 16]) }
 }
 
 fn frame(kind: FrameKind, data: &[u8], flip: u8) -> Frame {

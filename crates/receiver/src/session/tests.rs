@@ -3,25 +3,14 @@
 use zmove_transport::{Frame, memory_control, memory_lane};
 use zmove_types::{Buffer, Doing, ItemId, Metadata, Name, RelPath, StageClock};
 use zmove_wire::{
-    Batch, BatchEntry, Compare, DirectoryGroup, Extension, Extensions, Extraneous, FrameHeader, FrameKind,
-    Overwrite, PublishedItem, TargetShape, decode_message,
+    Batch, BatchEntry, DirectoryGroup, Extension, Extensions, FrameHeader, FrameKind, PublishedItem,
+    decode_message,
 };
 
 use super::*;
 
 fn open() -> Open {
-    Open {
-        target: Vec::new(),
-        shape: TargetShape::Directory { tops: vec![] },
-        compare: Compare::Quick,
-        durability: Durability::None,
-        delta: false,
-        run: [1; 16],
-        overwrite: Overwrite::Differing,
-        purpose: Purpose::Move,
-        extraneous: Extraneous::Stays,
-        inplace: false,
-    }
+    Open::new(Vec::new(), [1; 16])
 }
 
 /// An item that makes a directory.

@@ -6,8 +6,8 @@ use anyhow::Context;
 use zmove_transport::{Channel, ControlError, ControlReader, ControlWriter, control_pair};
 use zmove_types::TransferId;
 use zmove_wire::{
-    Compare, Durability, Extraneous, Greeting, Open, Overwrite, Purpose, Refusal, RefusalCode, Role,
-    TargetShape, ToReceiver, ToSender, Version, Waiting, decode_message, encode_message,
+    Greeting, Open, Overwrite, Purpose, Refusal, RefusalCode, Role, ToReceiver, ToSender, Version, Waiting,
+    decode_message, encode_message,
 };
 
 use crate::dial::fresh_transfer;
@@ -110,18 +110,7 @@ async fn next(reader: &mut ControlReader) -> anyhow::Result<ToSender> {
 }
 
 fn preview_of_nothing(TransferId(run): TransferId) -> Open {
-    Open {
-        target: Vec::new(),
-        shape: TargetShape::Directory { tops: Vec::new() },
-        compare: Compare::Quick,
-        durability: Durability::None,
-        delta: false,
-        run,
-        overwrite: Overwrite::Nothing,
-        purpose: Purpose::Preview,
-        extraneous: Extraneous::default(),
-        inplace: false,
-    }
+    Open { purpose: Purpose::Preview, overwrite: Overwrite::Nothing, ..Open::new(Vec::new(), run) }
 }
 
 const PATIENCE: Duration = Duration::from_secs(15);
