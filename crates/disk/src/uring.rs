@@ -61,6 +61,22 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(30);
 
+    #[test]
+    fn a_read_of_nothing_ends_at_once() {
+        let ring = match Uring::start(RingConfig::default()) {
+            Ok(ring) => ring,
+            Err(error) => return eprintln!("skipped: {error}"),
+        };
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        let mut buffer = BufferPool::new(4096, 1).take().unwrap();
+        // a ring's thread that had taken the request to look at would mostly still be at it when the caller goes on
+        for _ in 0..10_000 {
+            let (outcome, back) = ring.ring.read(&file, Span::new(0, 0..0), buffer, &mut |_| ());
+            assert_eq!(outcome.unwrap(), 0);
+            buffer = back;
+        }
+    }
+
     /// A pipe that nobody writes to stands for storage that does not answer.
     #[test]
     fn a_ring_whose_storage_hangs_holds_up_no_other() {

@@ -107,7 +107,11 @@ impl Ring {
     fn move_bytes(&self, op: Op, seen: &mut dyn FnMut(&[u8])) -> (io::Result<usize>, Buffer) {
         let parts = op.parts();
         let op = Arc::new(op);
-        let (landed_in, landed) = bounded(parts.max(1));
+        if parts == 0 {
+            // the ring would hold on to the operation for a moment, and nothing would come back to be waited for
+            return (Ok(0), op.into_buffer());
+        }
+        let (landed_in, landed) = bounded(parts);
         self.submit(Request::new(Arc::clone(&op), landed_in));
         let mut waiting: Vec<_> = std::iter::repeat_with(|| None).take(parts).collect();
         let mut moved = Ok(0);
