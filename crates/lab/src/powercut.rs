@@ -30,7 +30,7 @@ use self::stand::Stand;
 use self::tally::Tally;
 use crate::peers::zmove_binary;
 use crate::run;
-use crate::session::Session;
+use crate::session::{self, Session};
 use crate::torture::draw_seed;
 
 /// How often, and on what.
@@ -75,6 +75,7 @@ struct Progress {
 
 /// Runs the rounds, says which failed, and sums up.
 pub(crate) fn powercut(arguments: &PowercutArgs) -> Result<ExitCode> {
+    session::own_mounts()?;
     let zmove = zmove_binary(arguments.zmove.as_deref())?;
     let first = arguments.seed.unwrap_or_else(draw_seed);
     let session = Session::open()?;

@@ -27,11 +27,12 @@ pub(crate) struct Session {
 impl Session {
     /// Sweeps what dead labs left and opens a new session.
     pub(crate) fn open() -> Result<Self> {
-        sweep()?;
+        let _one_at_a_time = lock_sessions()?;
+        clear_dead()?;
         let id = std::process::id().to_string();
         let directory = Path::new(SESSIONS).join(&id);
         fs::create_dir_all(&directory)
-            .with_context(|| format!("failed to create {} (the lab runs as root)", directory.display()))?;
+            .with_context(|| format!("failed to create {}", directory.display()))?;
         let lock = lock_file(&directory)?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive).context("failed to lock the session")?;
         let janitor = Command::new(std::env::current_exe()?)
@@ -70,6 +71,19 @@ impl Drop for Session {
     }
 }
 
+/// Begins this program again in a mount namespace of its own, unless it is in one. A namespace that any other program makes is
+/// a copy of all that is mounted then: a file system of the lab that is unmounted would stay mounted there, and go on writing to
+/// a device that has been given other contents.
+pub(crate) fn own_mounts() -> Result<()> {
+    if std::env::var_os(OWN_MOUNTS).is_some() {
+        return Ok(());
+    }
+    let mut again = Command::new("unshare");
+    again.args(["--mount", "--propagation=private", "--"]).arg(std::env::current_exe()?);
+    let error = again.args(std::env::args_os().skip(1)).env(OWN_MOUNTS, "1").exec();
+    Err(error).context("failed to run unshare")
+}
+
 /// The janitor process: waits for the lab's end, then clears up.
 pub(crate) fn janitor(id: &str) -> Result<()> {
     rustix::process::setsid().ok();
@@ -81,6 +95,20 @@ pub(crate) fn janitor(id: &str) -> Result<()> {
 
 /// Clears up behind every lab that no longer runs; returns their names.
 pub(crate) fn sweep() -> Result<Vec<String>> {
+    let _one_at_a_time = lock_sessions()?;
+    clear_dead()
+}
+
+/// Held while a lab begins, which looks dead until it holds its own lock, and while dead ones are cleared up behind.
+fn lock_sessions() -> Result<File> {
+    fs::create_dir_all(SESSIONS)
+        .with_context(|| format!("failed to create {SESSIONS} (the lab runs as root)"))?;
+    let lock = lock_file(Path::new(SESSIONS))?;
+    flock(&lock, FlockOperation::LockExclusive).context("failed to lock the sessions")?;
+    Ok(lock)
+}
+
+fn clear_dead() -> Result<Vec<String>> {
     let mut cleared = Vec::new();
     let Ok(entries) = fs::read_dir(SESSIONS) else { return Ok(cleared) };
     for entry in entries {
@@ -162,3 +190,5 @@ fn unmount_below(directory: &Path) {
 }
 
 const SESSIONS: &str = "/run/zmove-lab";
+/// Set where a lab is in a mount namespace of its own.
+const OWN_MOUNTS: &str = "ZMOVE_LAB_OWN_MOUNTS";
