@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::{Sender, unbounded};
-use rustix::fs::Dev;
+use rustix::fs::{Dev, StatVfsMountFlags};
 use rustix::io::Errno;
 
 /// One open directory of each file system.
@@ -94,8 +94,16 @@ fn start_flusher() -> Option<Sender<Work>> {
 
 fn flush_all((directories, flushing): Work) {
     // each is flushed, whatever becomes of the others: an error is told once
-    let results: Vec<_> = directories.iter().map(rustix::fs::syncfs).collect();
+    let results: Vec<_> = directories.iter().map(flush_one).collect();
     flushing.end(results.into_iter().collect());
+}
+
+/// The kernel says yes to `syncfs` of a file system that is read-only, also where it became so because its journal could not be
+/// written: what was changed before that is perhaps not on the storage, and nobody else tells.
+fn flush_one(directory: &Arc<OwnedFd>) -> Result<(), Errno> {
+    rustix::fs::syncfs(directory)?;
+    let read_only = rustix::fs::fstatvfs(directory)?.f_flag.contains(StatVfsMountFlags::RDONLY);
+    if read_only { Err(Errno::ROFS) } else { Ok(()) }
 }
 
 impl Flushing {
@@ -204,7 +212,43 @@ impl FileSystems {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::io::{BufRead, BufReader, Write};
+    use std::process::{Child, Command, Stdio};
+
     use super::*;
+
+    /// What has become read-only since something was written to it says nothing of that by itself.
+    #[test]
+    fn a_file_system_that_has_become_read_only_is_not_flushed() {
+        let script = "mount -t tmpfs none /mnt && mkdir /mnt/d && echo ready && read -r _ &&
+            mount -o remount,ro /mnt && echo ready && read -r _";
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation", "private", "sh", "-c", script]).stderr(Stdio::null());
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().ok();
+        let mut said = None;
+        let mut is_ready = |child: &mut Child| {
+            let said = said.get_or_insert_with(|| BufReader::new(child.stdout.take().unwrap()));
+            said.read_line(&mut String::new()).unwrap() > 0
+        };
+        let Some(mut child) = child.and_then(|mut child| is_ready(&mut child).then_some(child)) else {
+            assert!(
+                std::env::var_os("ZMOVE_REQUIRE_LAB").is_none(),
+                "ZMOVE_REQUIRE_LAB=1, but nothing mounts"
+            );
+            return eprintln!("skipped: mounting needs root and unshare");
+        };
+        let file_systems = FileSystems::default();
+        let directory = File::open(format!("/proc/{}/root/mnt/d", child.id())).unwrap();
+        file_systems.note(&Arc::new(directory.into())).unwrap();
+        assert_eq!(file_systems.flush_to_the_end(), Ok(()));
+        child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+        assert!(is_ready(&mut child));
+        assert_eq!(file_systems.flush_to_the_end(), Err(Errno::ROFS));
+        assert!(matches!(file_systems.flush(), Err(Unflushed::Failed)));
+        drop(child.stdin.take());
+        child.wait().unwrap();
+    }
 
     #[test]
     fn what_a_late_flush_has_failed_for_is_told_by_the_next() {
