@@ -4,19 +4,25 @@
 //! Reads and writes of large files fail in a layer around the engine; all else fails, or kills, in the system call itself,
 //! under `strace`, in the program as it is.
 
+use std::fs::File;
+use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use rustix::fs::{CWD, FileType, Mode};
 use zmove_disk::{Direct, Disk, Fault, FaultAt, Faulty, Request, Threads};
 use zmove_receiver::ReceiverConfig;
 use zmove_sender::SenderConfig;
 use zmove_types::GROUP_BYTES;
 
-use crate::command::{Outcome, ZMOVE, Zmove};
+use crate::command::{Outcome, ZMOVE, Zmove, finish};
 use crate::harness::{Site, has_program, skip};
 use crate::hooks::HookedDisk;
+use crate::inplace::wait_until;
 use crate::inprocess::InProcess;
+use crate::namespace::Namespace;
 use crate::tree::{assert_part_of, assert_same, paint, picture};
 
 /// Small files in two directories, enough of them for a staging directory each, and one file of three groups.
@@ -266,6 +272,36 @@ fn a_flush_that_fails_for_others_costs_nothing() {
     let (outcome, struck) = push_under(&site, "syncfs", "error=EIO", &[]);
     assert!(struck && outcome.code == Some(11), "{:?}: {}", outcome.code, outcome.stderr);
     assert!(outcome.stderr.contains("Input/output error"), "{}", outcome.stderr);
+}
+
+/// Names that have been given may be what somebody else's flush has failed for: the journal is gone, and `syncfs` says yes.
+#[test]
+fn names_that_were_lost_with_a_journal_are_told() {
+    let room = tempfile::tempdir().unwrap();
+    let Some(site) = Site::within(|target| Namespace::with_thin_disk(target, room.path())) else { return };
+    paint(site.source().join("f"), 5000);
+    let list = site.path("list");
+    rustix::fs::mknodat(CWD, &list, FileType::Fifo, Mode::RWXU, 0).unwrap();
+    let watch = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).unwrap();
+    inotify::add_watch(&watch, site.target(), WatchFlags::MOVED_TO).unwrap();
+    let options = ["--files-from", list.to_str().unwrap()];
+    let pushing = site.push_command(&options, &[site.source().as_os_str()], "").start();
+    let mut list = File::options().write(true).open(list).unwrap();
+    writeln!(list, "f").unwrap();
+    wait_until(&watch, || site.target().join("f").exists());
+    let filler = site.namespace().outside(&room.path().join("filler"));
+    let full = std::io::copy(&mut std::io::repeat(0), &mut File::create(&filler).unwrap()).unwrap_err();
+    assert_eq!(full.kind(), ErrorKind::StorageFull);
+    let other = site.target().join("other");
+    std::fs::create_dir(&other).unwrap();
+    let told = (0..10_000).find_map(|number| {
+        let made = std::fs::create_dir(other.join(number.to_string()));
+        made.and_then(|()| File::open(&other)?.sync_all()).err()
+    });
+    assert!(told.is_some(), "the journal still has room");
+    std::fs::remove_file(filler).unwrap();
+    drop(list);
+    finish(pushing).expect(11).says(&["zmove: receiver: flush the target: Read-only file system"]);
 }
 
 /// A writer, and the task that looks at an old version for an offer that waits for its answer.

@@ -265,7 +265,7 @@ fn has_a_whole_group(path: &Path) -> bool {
     there.chunks_exact(group).zip(new.chunks_exact(group)).any(|(there, new)| there == new)
 }
 
-fn wait_until(watch: &std::os::fd::OwnedFd, is_so: impl Fn() -> bool) {
+pub(crate) fn wait_until(watch: &std::os::fd::OwnedFd, is_so: impl Fn() -> bool) {
     let mut room = [std::mem::MaybeUninit::uninit(); 4096];
     let mut events = inotify::Reader::new(watch, &mut room);
     while !is_so() {

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::{Sender, unbounded};
-use rustix::fs::{Dev, StatVfsMountFlags};
+use rustix::fs::{Dev, Mode, OFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
 /// One open directory of each file system.
@@ -53,9 +53,11 @@ impl Flush {
     }
 }
 
-/// `f_type` of FUSE, which says yes to `syncfs` without asking its server, and of those above another file system, overlayfs
-/// and eCryptfs: `syncfs` flushes what is below, and an error of that is told to `fsync` of the file alone.
-const EACH: [i64; 3] = [0x6573_5546, 0x794c_7630, 0xf15f];
+/// `f_type` of FUSE, which says yes to `syncfs` without asking its server; of those above another file system, overlayfs and
+/// eCryptfs: `syncfs` flushes what is below, and an error of that is told to `fsync` of the file alone; and of those whose `syncfs`
+/// does not ask the disk or the server to empty its cache: FAT, exFAT, SMB (1 and 2), 9p.
+const EACH: [i64; 8] =
+    [0x6573_5546, 0x794c_7630, 0xf15f, 0x4d44, 0x2011_bab0, 0xff53_4d42, 0xfe53_4d42, 0x0102_1997];
 
 /// A flush under way on a thread of its own.
 #[derive(Clone, Debug, Default)]
@@ -98,12 +100,36 @@ fn flush_all((directories, flushing): Work) {
     flushing.end(results.into_iter().collect());
 }
 
-/// The kernel says yes to `syncfs` of a file system that is read-only, also where it became so because its journal could not be
-/// written: what was changed before that is perhaps not on the storage, and nobody else tells.
 fn flush_one(directory: &Arc<OwnedFd>) -> Result<(), Errno> {
     rustix::fs::syncfs(directory)?;
-    let read_only = rustix::fs::fstatvfs(directory)?.f_flag.contains(StatVfsMountFlags::RDONLY);
-    if read_only { Err(Errno::ROFS) } else { Ok(()) }
+    take_change(directory)
+}
+
+/// Makes a change, to learn whether the file system still takes any. One that has given up its journal says yes to `syncfs` and
+/// to `fsync` of what has not changed since; of the names that are lost with the journal it tells nobody, or only the program
+/// that happened to flush when that failed.
+fn take_change(directory: &OwnedFd) -> Result<(), Errno> {
+    let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+    let made = rustix::fs::openat(directory, ".", flags, Mode::RUSR | Mode::WUSR).map(drop);
+    // where there are no files without a name, or none may be made in this directory
+    let changed =
+        made.or_else(|error| if has_given_up(error) { Err(error) } else { change_times(directory) });
+    // a directory of somebody else's takes no change from us, and says nothing of its file system by that
+    changed.or_else(|error| if has_given_up(error) { Err(error) } else { Ok(()) })
+}
+
+/// Gives a directory the times that it has.
+fn change_times(directory: &OwnedFd) -> Result<(), Errno> {
+    let stat = rustix::fs::fstat(directory)?;
+    let time = |tv_sec, nanoseconds: u64| Timespec { tv_sec, tv_nsec: nanoseconds.try_into().unwrap_or(0) };
+    let last_access = time(stat.st_atime, stat.st_atime_nsec);
+    let last_modification = time(stat.st_mtime, stat.st_mtime_nsec);
+    rustix::fs::futimens(directory, &Timestamps { last_access, last_modification })?;
+    rustix::fs::fsync(directory)
+}
+
+const fn has_given_up(error: Errno) -> bool {
+    matches!(error, Errno::ROFS | Errno::IO | Errno::UCLEAN | Errno::SHUTDOWN)
 }
 
 impl Flushing {
@@ -177,19 +203,23 @@ impl FileSystems {
         for flushing in late.take().into_iter().chain(std::iter::once_with(|| self.begin_flush())) {
             while flushing.wait(self.patience).map_or(Ok(true), |ended| ended.map(|()| false))? {}
         }
-        Ok(())
+        self.directories(Flush::Each).iter().try_for_each(|directory| take_change(directory))
     }
 
     fn begin_flush(&self) -> Flushing {
-        let whole = |known: &FileSystem| (known.flush == Flush::Whole).then(|| Arc::clone(&known.directory));
-        let directories: Vec<_> = self.lock().values().filter_map(whole).collect();
         let flushing = Flushing::default();
-        let work = (directories, flushing.clone());
+        let work = (self.directories(Flush::Whole), flushing.clone());
         match self.flusher.get_or_init(start_flusher) {
             Some(flusher) => flusher.send(work).expect("it ends with this"),
             None => flush_all(work),
         }
         flushing
+    }
+
+    /// One of each file system that is flushed in this way.
+    fn directories(&self, flush: Flush) -> Vec<Arc<OwnedFd>> {
+        let known = self.lock();
+        known.values().filter(|one| one.flush == flush).map(|one| Arc::clone(&one.directory)).collect()
     }
 
     /// Whether some are flushed file by file.

@@ -90,7 +90,8 @@ fn perform(stand: &Stand, plan: &Plan, directory: &Path, dice: Dice, tally: &mut
             (mounted, round.push(daemon)?.finish()?)
         }
         Story::Faults(faults) => {
-            let daemon = round.push_with_faults(faults, daemon, tally)?;
+            let (ending, daemon) = round.push_with_faults(faults, daemon, tally)?;
+            let (mounted, daemon) = round.look_at_mended_disk(mounted, ending, daemon, tally)?;
             round.push_on_mended_disk(mounted, daemon)?
         }
     };
@@ -223,10 +224,11 @@ impl<'a> Round<'a> {
         faults: &Faults,
         daemon: Option<Daemon>,
         tally: &mut Tally,
-    ) -> Result<Option<Daemon>> {
+    ) -> Result<(Ending, Option<Daemon>)> {
         let device = &self.stand.device;
         let (faults, dice) = (faults.clone(), self.dice.fork());
         let news = device.begin(Script { faults, cut: None, kill: None, loss: Loss::Nothing, dice })?;
+        let _company = Company::start(self.plan.neighbour, &self.stand.mount)?;
         let mut push = self.push(daemon)?;
         let ending = push.wait(device, &news, None)?;
         tally.faults += device.counts().failed;
@@ -236,7 +238,28 @@ impl<'a> Round<'a> {
             Ending::Failed => tally.faults_told += 1,
             Ending::Done | Ending::Cut => {}
         }
-        Ok(push.daemon)
+        Ok((ending, push.daemon))
+    }
+
+    /// If a push on a failing disk has ended with 0, all must be on that disk: looked at after another mount, in every second
+    /// round, so that in the others the same command meets what the page cache holds.
+    fn look_at_mended_disk(
+        &mut self,
+        mounted: Mounted,
+        ending: Ending,
+        daemon: Option<Daemon>,
+        tally: &mut Tally,
+    ) -> Result<(Mounted, Option<Daemon>)> {
+        if ending != Ending::Done || self.dice.one_in(2) {
+            return Ok((mounted, daemon));
+        }
+        drop(daemon);
+        mounted.unmount()?;
+        let mounted = self.stand.mount_again()?;
+        for difference in self.differences()? {
+            tally.fail(FailureKind::Lost, difference);
+        }
+        Ok((mounted, self.serve()?))
     }
 
     /// The same command at once, while the page cache holds what the disk does not.
