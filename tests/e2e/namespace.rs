@@ -62,6 +62,17 @@ impl Namespace {
         Self::start(script, &[&words[..], &[directory.as_os_str()]].concat(), Some(place))
     }
 
+    /// A namespace in which `directory` is an overlay of directories in memory at `room`, the lowest of which begins as a copy of it.
+    pub(crate) fn with_overlay(directory: &Path, room: &Path) -> Option<Self> {
+        if !is_root() || !has_program("unshare") || !has_program("nsenter") {
+            skip("an overlay needs root, unshare and nsenter");
+            return None;
+        }
+        let script = r#"mount -t tmpfs none "$1" && cd "$1" && mkdir upper work && cp -a "$2" lower &&
+            mount -t overlay -o lowerdir=lower,upperdir=upper,workdir=work none "$2" && echo ready && read -r _"#;
+        Self::start(script, &[room.as_os_str(), directory.as_os_str()], None)
+    }
+
     /// A namespace in which `directory` is ext4 on a disk that takes its room from the memory at `room` when something is first
     /// written to a place: when all of that is taken, writes of its journal fail.
     pub(crate) fn with_thin_disk(directory: &Path, room: &Path) -> Option<Self> {

@@ -12,7 +12,6 @@ use zmove_types::{Metadata, RelPath};
 use zmove_wire::{Durability, Extraneous, Fault, FaultCode, FileDone, Operation};
 
 use crate::directories::Remembered;
-use crate::file_systems::Flush;
 use crate::files::LargeFile;
 use crate::place::failure;
 use crate::publisher::publish_all;
@@ -83,7 +82,10 @@ fn finish_part(context: &Context, part: &[Remembered]) -> io::Result<Vec<Fault>>
     for remembered in part {
         let path = remembered.path();
         match finish_directory(context, &path, &remembered.metadata) {
-            Ok(directory) => flush_if_each(context, &directory)?,
+            // it may be all that was put into its file system, and the only one to tell of its links and directories
+            Ok(directory) => {
+                context.flush_if_each(&directory, |directory| Ok(rustix::fs::fsync(directory)?))?;
+            }
             // it was there alone: the source has lost it since it was sent
             Err(error) if mirrors && error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
@@ -94,14 +96,6 @@ fn finish_part(context: &Context, part: &[Remembered]) -> io::Result<Vec<Fault>>
         }
     }
     Ok(faults)
-}
-
-/// A directory may be all that was put into its file system, and the only one to tell of its links and directories.
-fn flush_if_each(context: &Context, directory: &Arc<OwnedFd>) -> io::Result<()> {
-    if context.file_systems.note(directory)? == Flush::Each && context.durability != Durability::None {
-        rustix::fs::fsync(directory)?;
-    }
-    Ok(())
 }
 
 fn finish_directory(context: &Context, path: &RelPath, metadata: &Metadata) -> io::Result<Arc<OwnedFd>> {

@@ -12,13 +12,13 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use zmove_disk::{
-    ContentsWriter, FileIdentity, Replace, Staged, StagingDirectory, Tree, place_symlink, retouch, sweep,
+    ContentsWriter, FileIdentity, Replace, Staged, StagingDirectory, Tree, place_symlink, sweep,
 };
 use zmove_types::{Metadata, Name, RelPath};
 use zmove_wire::{BatchEntry, DirectoryGroup, Durability, FaultCode, FileEntry, Operation, Overwrite};
 
 use crate::file_systems::Flush;
-use crate::publisher::{Filled, FillingGuard, HiddenFile, PendingBatch, covers, publish_all};
+use crate::publisher::{Filled, FillingGuard, HiddenFile, PendingBatch, covers, make_room, publish_all};
 use crate::store::Context;
 
 /// One thread's hands: the transfer and the directories it has open.
@@ -321,7 +321,7 @@ impl<'a> Placer<'a> {
         };
         let mut done = put(self, opened);
         if done.as_ref().is_err_and(is_no_room) {
-            publish_all(self.context);
+            make_room(self.context);
             done = put(self, opened);
         }
         // a staging directory may have been merged since its path was looked up
@@ -376,6 +376,8 @@ impl<'a> Placer<'a> {
                     replace,
                 )
                 .map_err(|error| (Operation::Symlink, error))?;
+                let flushed = context.flush_if_each(directory, |directory| Ok(rustix::fs::fsync(directory)?));
+                flushed.map_err(|error| (Operation::Flush, error))?;
             }
             BatchEntry::File(file) => {
                 let failed_flushes = context.publisher.failed_flushes();
@@ -386,7 +388,9 @@ impl<'a> Placer<'a> {
             }
             BatchEntry::Retouch(name, metadata) => {
                 let name = context.target.name(path, name);
-                retouch(directory.as_fd(), name, &context.set_ids.of_file(*metadata))
+                let metadata = context.set_ids.of_file(*metadata);
+                context
+                    .retouch(directory, name, &metadata)
                     .map_err(|error| (Operation::SetMetadata, error))?;
                 context.count_beyond_range(metadata.mtime, || FileIdentity::at(directory, name));
             }
