@@ -3,9 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, Stat, StatxAttributes, StatxFlags, Timespec, Timestamps, UTIME_OMIT,
-};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_OMIT};
 use rustix::io::Errno;
 use zmove_types::{Metadata, Name, Timestamp};
 
@@ -64,17 +62,6 @@ impl FileIdentity {
     }
 }
 
-/// Refuses a directory whose entries can neither go nor get another name (`chattr +a`): what is made in it under a hidden
-/// name would stay there.
-///
-/// # Errors
-/// `EPERM`, as the system would say later.
-pub(crate) fn refuse_append_only(directory: impl AsFd) -> rustix::io::Result<()> {
-    let asked = rustix::fs::statx(directory, c"", AtFlags::EMPTY_PATH, StatxFlags::empty());
-    let append_only = asked.is_ok_and(|stat| stat.stx_attributes.contains(StatxAttributes::APPEND));
-    if append_only { Err(Errno::PERM) } else { Ok(()) }
-}
-
 fn timestamp(seconds: i64, nanos: u64) -> Timestamp {
     Timestamp { seconds, nanos: u32::try_from(nanos).unwrap_or(0) }
 }
@@ -111,15 +98,8 @@ fn replace_with_symlink(
     if there.is_ok_and(|there| there.as_bytes() == target) {
         return Ok(());
     }
-    refuse_append_only(directory)?;
-    let temporary = loop {
-        let temporary = names.passing(directory);
-        match rustix::fs::symlinkat(target, directory, temporary.as_os_str()) {
-            Ok(()) => break temporary,
-            Err(Errno::EXIST) => {}
-            Err(error) => return Err(error),
-        }
-    };
+    let make = |name: &Name| rustix::fs::symlinkat(target, directory, name.as_os_str());
+    let (temporary, ()) = names.make(directory, make)?;
     let renamed = rustix::fs::renameat(directory, temporary.as_os_str(), directory, name.as_os_str());
     if renamed.is_err() {
         let _best_effort = rustix::fs::unlinkat(directory, temporary.as_os_str(), AtFlags::empty());

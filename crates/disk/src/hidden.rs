@@ -7,14 +7,14 @@
 //! No lock tells whether the maker lives, since a lock would cost a descriptor for each name, and there are hundreds of
 //! thousands.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Display, Formatter};
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{AtFlags, Dir, StatxFlags};
+use rustix::fs::{AtFlags, Dir, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 use rustix::process::Pid;
 use zmove_types::{Name, RelPath};
@@ -28,6 +28,17 @@ use crate::tree::Tree;
 pub struct TempNames {
     tag: String,
     next: AtomicU64,
+}
+
+/// A directory, as it is written in the names that are made in it: without its device, since those may be numbered anew at
+/// each boot.
+#[derive(Clone, Copy, Debug, Default)]
+struct Parent {
+    inode: u64,
+    /// Seconds and nanoseconds; 0 on a file system that does not keep the time of birth.
+    born: (i64, u32),
+    /// Its entries can neither go nor get another name (`chattr +a`).
+    is_append_only: bool,
 }
 
 /// A process, told apart from all others that have been.
@@ -65,28 +76,60 @@ impl TempNames {
         Name::from_bytes(text.as_bytes()).expect("a short tag without a slash")
     }
 
-    /// A name in `directory` that [`sweep`] removes there when this process has died.
-    pub fn passing(&self, directory: BorrowedFd<'_>) -> Name {
-        // one counter for the whole process: its transfers may work in the same directory
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let text = format!("{}{}-{number:x}", prefix_in(directory), Process::own().text());
-        Name::from_bytes(text.as_bytes()).expect("numbers alone are short")
+    /// Has `make` make something in `directory`, under a name that [`sweep`] removes there when this process has died.
+    ///
+    /// # Errors
+    /// What `make` says. `EPERM` for a directory that only takes new names, as the system would say later: what is made
+    /// there would stay.
+    pub(crate) fn make<T>(
+        &self,
+        directory: BorrowedFd<'_>,
+        make: impl Fn(&Name) -> rustix::io::Result<T>,
+    ) -> rustix::io::Result<(Name, T)> {
+        let parent = Parent::of(directory);
+        if parent.is_append_only {
+            return Err(Errno::PERM);
+        }
+        loop {
+            let name = passing(&parent);
+            match make(&name) {
+                Err(Errno::EXIST) => {}
+                made => return Ok((name, made?)),
+            }
+        }
     }
 }
 
-/// What passing names in a directory begin with. Devices may be numbered anew at each boot, so they are not in it.
-fn prefix_in(directory: BorrowedFd<'_>) -> String {
-    let asked = StatxFlags::INO | StatxFlags::BTIME;
-    match rustix::fs::statx(directory, c"", AtFlags::EMPTY_PATH, asked) {
-        // a file system that does not keep the time of birth says 0
-        Ok(stat) => {
-            format!(
-                "{HIDDEN_PREFIX}{:x}.{:x}.{:x}-",
-                stat.stx_ino, stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec
-            )
-        }
-        Err(_unknown) => format!("{HIDDEN_PREFIX}0.0.0-"),
+fn passing(parent: &Parent) -> Name {
+    // one counter for the whole process: its transfers may work in the same directory
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    static OWN: OnceLock<String> = OnceLock::new();
+    let own = OWN.get_or_init(|| Process::own().to_string());
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let text = format!("{HIDDEN_PREFIX}{parent}-{own}-{number:x}");
+    Name::from_bytes(text.as_bytes()).expect("numbers alone are short")
+}
+
+impl Parent {
+    /// What the kernel does not tell is 0.
+    fn of(directory: BorrowedFd<'_>) -> Self {
+        let asked = StatxFlags::INO | StatxFlags::BTIME;
+        let stat = rustix::fs::statx(directory, c"", AtFlags::EMPTY_PATH, asked);
+        stat.map_or_else(
+            |_unknown| Self::default(),
+            |stat| Self {
+                inode: stat.stx_ino,
+                born: (stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec),
+                is_append_only: stat.stx_attributes.contains(StatxAttributes::APPEND),
+            },
+        )
+    }
+}
+
+impl Display for Parent {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let (seconds, nanos) = self.born;
+        write!(f, "{:x}.{seconds:x}.{nanos:x}", self.inode)
     }
 }
 
@@ -94,7 +137,7 @@ fn prefix_in(directory: BorrowedFd<'_>) -> String {
 /// removed stays for another time.
 pub fn sweep(tree: &Tree, path: &RelPath, directory: BorrowedFd<'_>) {
     let Ok(entries) = Dir::read_from(directory) else { return };
-    let prefix = prefix_in(directory);
+    let prefix = format!("{HIDDEN_PREFIX}{}-", Parent::of(directory));
     let left = entries.flatten().filter_map(|entry| {
         let text = entry.file_name().to_str().ok()?;
         let maker = Process::parse(text.strip_prefix(&prefix)?)?;
@@ -122,14 +165,7 @@ impl Process {
         })
     }
 
-    fn text(&self) -> String {
-        let mut text = String::with_capacity(64);
-        write!(text, "{:x}-{:x}-{:x}-{:x}", self.machine, self.boot, self.pid, self.start)
-            .expect("a string takes all");
-        text
-    }
-
-    /// Reads what [`text`](Self::text) wrote, and a number behind it.
+    /// Reads a process as it is displayed, and a number behind it.
     fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split('-').map(|part| u64::from_str_radix(part, 16).ok());
         let mut next = || parts.next().flatten();
@@ -153,6 +189,12 @@ impl Process {
     /// Whether it runs, by what is seen of the process of its number. Processes of other users may be invisible (`hidepid`).
     fn runs(&self, start: Option<u64>) -> bool {
         start.map_or_else(|| exists(self.pid), |start| start == self.start)
+    }
+}
+
+impl Display for Process {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}-{:x}-{:x}-{:x}", self.machine, self.boot, self.pid, self.start)
     }
 }
 
@@ -194,7 +236,6 @@ fn first_hex(text: Vec<u8>) -> u64 {
 mod tests {
     use super::*;
     use crate::remove::is_hidden;
-    use std::os::fd::AsFd;
     use std::process::Command;
 
     fn place() -> (tempfile::TempDir, Tree) {
@@ -209,7 +250,7 @@ mod tests {
         let (pid, start) = (u64::from(child.id()), start_of(u64::from(child.id())).unwrap());
         child.wait().unwrap();
         let dead = Process { pid, start, ..Process::own().clone() };
-        Name::from_bytes(format!("{}{}-0", prefix_in(directory), dead.text()).as_bytes()).unwrap()
+        Name::from_bytes(format!("{HIDDEN_PREFIX}{}-{dead}-0", Parent::of(directory)).as_bytes()).unwrap()
     }
 
     fn count(home: &tempfile::TempDir) -> usize {
@@ -220,13 +261,13 @@ mod tests {
     fn what_a_dead_process_left_goes_and_what_a_live_one_has_stays() {
         let (home, tree) = place();
         let names = TempNames::new("t");
-        let live = names.passing(tree.fd());
+        let live = passing(&Parent::of(tree.fd()));
         std::fs::write(home.path().join(live.as_os_str()), "x").unwrap();
         std::fs::write(home.path().join(names.lasting().as_os_str()), "a part of a large file").unwrap();
         let dead = home.path().join(of_a_dead_process(tree.fd()).as_os_str());
         std::fs::create_dir_all(dead.join("below")).unwrap();
         std::fs::write(dead.join("below/file"), "x").unwrap();
-        std::fs::write(dead.join("below").join(names.passing(tree.fd()).as_os_str()), "x").unwrap();
+        std::fs::write(dead.join("below").join(passing(&Parent::of(tree.fd())).as_os_str()), "x").unwrap();
         sweep(&tree, &RelPath::root(), tree.fd());
         assert!(!dead.exists() && home.path().join(live.as_os_str()).exists());
         assert_eq!(count(&home), 2);
@@ -285,7 +326,7 @@ mod tests {
     #[test]
     fn names_are_read_back_and_others_are_none() {
         let own = Process::own();
-        assert_eq!(Process::parse(&format!("{}-2a", own.text())).as_ref(), Some(own));
+        assert_eq!(Process::parse(&format!("{own}-2a")).as_ref(), Some(own));
         for other in ["", "1-2-3-4", "1-2-3-4-5-6", "1-2-3-4-x", "t-0"] {
             assert_eq!(Process::parse(other), None, "{other}");
         }
@@ -293,10 +334,35 @@ mod tests {
 
     #[test]
     fn names_differ() {
-        let (_home, tree) = place();
-        let names = TempNames::new("t");
-        assert_ne!(names.passing(tree.fd()), names.passing(tree.fd().as_fd()));
+        let (parent, names) = (Parent::default(), TempNames::new("t"));
+        assert_ne!(passing(&parent), passing(&parent));
         assert_ne!(names.lasting(), names.lasting());
-        assert!(is_hidden(names.passing(tree.fd()).as_bytes()) && is_hidden(names.lasting().as_bytes()));
+        assert!(is_hidden(passing(&parent).as_bytes()) && is_hidden(names.lasting().as_bytes()));
+    }
+
+    #[test]
+    fn a_name_that_is_taken_is_not_asked_for_again() {
+        let (home, tree) = place();
+        let taken = std::cell::Cell::new(2);
+        let make = |name: &Name| match taken.replace(taken.get() - 1) {
+            0 => rustix::fs::mkdirat(tree.fd(), name.as_os_str(), rustix::fs::Mode::RWXU),
+            _ => Err(Errno::EXIST),
+        };
+        let (name, ()) = TempNames::new("t").make(tree.fd(), make).unwrap();
+        assert!(home.path().join(name.as_os_str()).is_dir());
+        let refused = TempNames::new("t").make(tree.fd(), |_name| Err::<(), _>(Errno::NOSPC));
+        assert_eq!(refused.unwrap_err(), Errno::NOSPC);
+    }
+
+    #[test]
+    fn nothing_is_made_in_a_directory_that_only_takes_new_names() {
+        let (home, tree) = place();
+        if rustix::fs::ioctl_setflags(tree.fd(), rustix::fs::IFlags::APPEND).is_err() {
+            return eprintln!("skipped: the directory for temporary files cannot be made append-only here");
+        }
+        let make = |name: &Name| rustix::fs::mkdirat(tree.fd(), name.as_os_str(), rustix::fs::Mode::RWXU);
+        let made = TempNames::new("t").make(tree.fd(), make);
+        rustix::fs::ioctl_setflags(tree.fd(), rustix::fs::IFlags::empty()).unwrap();
+        assert_eq!((made.unwrap_err(), count(&home)), (Errno::PERM, 0));
     }
 }

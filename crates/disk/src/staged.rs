@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use zmove_types::Name;
 
 use crate::data_file::{DataFile, Direct};
-use crate::entry::{FileIdentity, refuse_append_only};
+use crate::entry::FileIdentity;
 use crate::existing::{InPlace, give_up};
 use crate::hidden::TempNames;
 
@@ -55,9 +55,13 @@ impl Staged {
     /// A new empty file in `directory`, with at most the permissions in `mode`.
     ///
     /// # Errors
-    /// What the system says.
+    /// What the system says, `EPERM` where the file could not get another name.
     pub fn create(directory: &Arc<OwnedFd>, mode: u32, names: &TempNames) -> io::Result<Self> {
-        Self::create_named(directory, mode, || names.passing(directory.as_fd()))
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mode = Mode::from_raw_mode(mode & 0o777);
+        let make = |name: &Name| rustix::fs::openat(directory, name.as_os_str(), flags, mode);
+        let (name, file) = names.make(directory.as_fd(), make)?;
+        Ok(Self::new(DataFile::new(file.into()), Arc::clone(directory), Some(name)))
     }
 
     /// Opens such a file again, to go on with it as it is, if `is_it` finds that it is the one: nothing is done to another
@@ -162,22 +166,6 @@ impl Staged {
         self.temporary = Some(name);
         self.lasting.store(true, Ordering::Relaxed);
         Ok(())
-    }
-
-    fn create_named(directory: &Arc<OwnedFd>, mode: u32, name: impl Fn() -> Name) -> io::Result<Self> {
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mode = Mode::from_raw_mode(mode & 0o777);
-        refuse_append_only(directory)?;
-        loop {
-            let name = name();
-            match rustix::fs::openat(directory, name.as_os_str(), flags, mode) {
-                Ok(file) => {
-                    return Ok(Self::new(DataFile::new(file.into()), Arc::clone(directory), Some(name)));
-                }
-                Err(Errno::EXIST) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
     }
 
     /// The open file.

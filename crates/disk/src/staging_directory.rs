@@ -16,7 +16,7 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use zmove_types::{Metadata, Name, RelPath};
 
-use crate::entry::{refuse_append_only, set_file_mtime, set_new_file_metadata};
+use crate::entry::{set_file_mtime, set_new_file_metadata};
 use crate::hidden::TempNames;
 use crate::remove::remove_entries;
 use crate::staged::Replace;
@@ -45,13 +45,8 @@ impl StagingDirectory {
     /// # Errors
     /// What the system says, `EPERM` where what is made could not get another name.
     pub fn begin(parent: &Arc<OwnedFd>, name: &Name, names: &TempNames) -> io::Result<Self> {
-        refuse_append_only(parent)?;
-        let hidden = loop {
-            let hidden = names.passing(parent.as_fd());
-            if Tree::make_new(parent.as_fd(), &hidden)? {
-                break hidden;
-            }
-        };
+        let make = |name: &Name| rustix::fs::mkdirat(parent, name.as_os_str(), Mode::RWXU);
+        let (hidden, ()) = names.make(parent.as_fd(), make)?;
         let directory = rustix::fs::openat(parent, hidden.as_os_str(), DIRECTORY, Mode::empty());
         let directory = directory.inspect_err(|_error| {
             let _best_effort = rustix::fs::unlinkat(parent, hidden.as_os_str(), AtFlags::REMOVEDIR);
