@@ -1,6 +1,7 @@
 //! Ends in mid-transfer: a peer that is killed, a user who has enough. Nothing half-written stands under a final name,
 //! whoever is left goes on, and the next run completes.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Child;
 
@@ -12,7 +13,7 @@ use crate::command::{Outcome, Runner, finish};
 use crate::daemon::Daemon;
 use crate::harness::{PATIENCE, Site};
 use crate::proxy::Proxy;
-use crate::tree::{assert_part_of, assert_same, paint, picture};
+use crate::tree::{assert_part_of, assert_same, paint, picture, set_mode};
 
 /// What may pass before the relay stalls: more than the handshakes and the small files, less than all.
 const BYTES_BEFORE_STALL: u64 = 9 << 20;
@@ -149,6 +150,25 @@ fn a_local_push_that_is_interrupted() {
         site.push_contents();
         assert_same(&site.source(), &site.target());
     }
+}
+
+/// The source is closed to others, and the files in it are not.
+#[test]
+fn a_new_target_is_closed_to_others_as_long_as_its_mode_has_not_come() {
+    let site = Site::local();
+    std::fs::File::create(site.source().join("endless")).unwrap().set_len(1 << 40).unwrap();
+    set_mode(site.source(), 0o750);
+    let appeared = Appearance::of("new", &site.target());
+    let client = site.push_command(&[], &[site.contents().as_os_str()], "new").start();
+    appeared.wait();
+    let mode = || site.target().join("new").metadata().unwrap().mode() & 0o7777;
+    assert_eq!(mode(), 0o700);
+    kill(client);
+    assert_eq!(mode(), 0o700);
+    std::fs::remove_file(site.source().join("endless")).unwrap();
+    clean_parts(&site, "client");
+    site.push(&[], site.contents(), "new").done();
+    assert_eq!(mode(), 0o750);
 }
 
 #[test]

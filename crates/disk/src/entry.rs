@@ -148,6 +148,19 @@ pub fn set_directory_metadata(directory: BorrowedFd<'_>, metadata: &Metadata) ->
     set_file_metadata(directory, metadata)
 }
 
+/// Gives a directory the mode that one gets which is made in it, by the umask or by what access control lists pass on.
+///
+/// # Errors
+/// What the system says.
+pub fn set_usual_mode(directory: BorrowedFd<'_>, names: &TempNames) -> io::Result<()> {
+    let all = Mode::from_raw_mode(0o777);
+    let make = |name: &Name| rustix::fs::mkdirat(directory, name.as_os_str(), all);
+    let (made, ()) = names.make(directory, make)?;
+    let stat = rustix::fs::statat(directory, made.as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
+    rustix::fs::unlinkat(directory, made.as_os_str(), AtFlags::REMOVEDIR)?;
+    Ok(rustix::fs::fchmod(directory, Mode::from_raw_mode(stat?.st_mode))?)
+}
+
 /// Sets mode and time of a file just made; tells whether it had the mode already, as is often so.
 ///
 /// # Errors

@@ -39,7 +39,9 @@ pub use backend::{Disk, Slices};
 pub use boot::boot_id;
 pub use contents::ContentsWriter;
 pub use data_file::{DataFile, Direct};
-pub use entry::{FileIdentity, place_symlink, retouch, set_directory_metadata, set_new_file_metadata};
+pub use entry::{
+    FileIdentity, place_symlink, retouch, set_directory_metadata, set_new_file_metadata, set_usual_mode,
+};
 pub use existing::{Change, Existing};
 pub use fault::{Fault, FaultAt, Faulty, Request};
 pub use hidden::{TempNames, sweep};

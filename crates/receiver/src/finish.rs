@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use zmove_disk::set_directory_metadata;
+use zmove_disk::{set_directory_metadata, set_usual_mode};
 use zmove_types::{Metadata, RelPath};
 use zmove_wire::{Durability, Extraneous, Fault, FaultCode, FileDone, Operation};
 
@@ -37,12 +37,26 @@ pub(crate) fn finish(context: &Context) -> io::Result<(Duration, Vec<Outcome>)> 
     for level in directories.chunk_by(|one, next| one.depth() == next.depth()) {
         outcomes.extend(finish_level(context, level)?.into_iter().map(Outcome::Fault));
     }
+    if context.target.is_closed && directories.last().is_none_or(|last| last.depth() > 0) {
+        outcomes.extend(open_target(context)?.map(Outcome::Fault));
+    }
     let started = Instant::now();
     if context.durability != Durability::None {
         context.file_systems.flush_to_the_end()?;
     }
     context.parts.finish();
     Ok((started.elapsed(), outcomes))
+}
+
+/// A target that was made, and for which no mode has come, is as open as any new directory from now on.
+fn open_target(context: &Context) -> io::Result<Option<Fault>> {
+    let target = context.target.tree.open_directory(&RelPath::root())?;
+    if let Err(error) = set_usual_mode(target.as_fd(), &context.temp_names) {
+        let (operation, code) = failure(Operation::SetMetadata, &error);
+        return Ok(Some(Fault { path: RelPath::root(), operation, code }));
+    }
+    context.flush_if_each(&target, |target| Ok(rustix::fs::fsync(target)?))?;
+    Ok(None)
 }
 
 /// Directories none of which is within another, so that several threads can do them.
