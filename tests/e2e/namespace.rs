@@ -12,7 +12,7 @@ use crate::harness::{has_program, is_root, skip};
 /// The namespace; gone when dropped.
 pub(crate) struct Namespace {
     child: Child,
-    /// Where the image is, if its file system has one.
+    /// Where the image is, or the layers are, if its file system has them.
     _image: Option<TempDir>,
 }
 
@@ -43,6 +43,20 @@ impl Namespace {
         let script = r#"while [ "$#" -gt 0 ]; do mount --bind "$1" "$2" || exit; shift 2; done; echo ready; read -r _"#;
         let words: Vec<_> = pairs.iter().flat_map(|(from, to)| [from.as_os_str(), to.as_os_str()]).collect();
         Self::start(script, &words, None)
+    }
+
+    /// A namespace in which `directory` is two layers (overlayfs), of which the lower one has a directory `d`; `None`
+    /// where that is not possible.
+    pub(crate) fn with_layers(directory: &Path) -> Option<Self> {
+        if !is_root() || !has_program("unshare") || !has_program("nsenter") {
+            skip("mounting layers needs root, unshare and nsenter");
+            return None;
+        }
+        let layers = tempfile::tempdir().unwrap();
+        let script = r#"cd "$1" && mkdir -p lower/d upper work && mount -t overlay \
+            -o lowerdir=lower,upperdir=upper,workdir=work none "$2" && echo ready && read -r _"#;
+        let path = layers.path().to_owned();
+        Self::start(script, &[path.as_os_str(), directory.as_os_str()], Some(layers))
     }
 
     /// A namespace in which `directory` is a file system in an image; `None` where that is not possible.

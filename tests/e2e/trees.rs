@@ -76,7 +76,7 @@ fn names_are_bytes(site: &Site) {
 
 /// New directories are filled under hidden names of that form, and what a killed receiver left of them is removed.
 fn names_like_hidden_ones_are_data(site: &Site) {
-    for directory in ["d", ".zmove-1.2.3-4-5-6-7-8", "d/.zmove-1.2.3-4-5-6-7-8"] {
+    for directory in ["d", ".zmove-1.2.3-4-5-6-7-8-9", "d/.zmove-1.2.3-4-5-6-7-8-9"] {
         for number in 0..20 {
             paint(site.source().join(directory).join(format!("f{number}")), 100);
         }

@@ -1,8 +1,14 @@
 //! The names of what has no final name yet, and the removal of those that a process which died has left.
 //!
-//! A passing name, `.zmove-PARENT-MACHINE-BOOT-PID-START-NUMBER`, tells the directory that it was made in and the process that
-//! made it. **Invariant:** [`sweep`] removes a name only in the very directory that it was made in, and only when its process has
-//! ended: a copy of such a name elsewhere is data like any other.
+//! A passing name, `.zmove-PARENT-MACHINE-BOOT-PID-START-MOMENT-NUMBER`, tells the directory that it was made in, the
+//! process that made it, and when. **Invariant:** [`sweep`] removes what has such a name only when its process has
+//! ended, and only where it is what was made under that name: a copy of it is data like any other.
+//!
+//! What is in the very directory that its name tells was made there. What was born at the moment that its name tells is
+//! no copy either, since that would be younger. Either is enough, for neither can always be known. A directory is
+//! another one by its numbers when overlayfs has copied it from a lower layer, and what was made in a staging directory
+//! may end up in the one that stood in its way. Some file systems keep no time of birth, and servers have clocks of
+//! their own.
 //!
 //! No lock tells whether the maker lives, since a lock would cost a descriptor for each name, and there are hundreds of
 //! thousands.
@@ -30,8 +36,8 @@ pub struct TempNames {
     next: AtomicU64,
 }
 
-/// A directory, as it is written in the names that are made in it: without its device, since those may be numbered anew at
-/// each boot.
+/// A directory, as it is written in the names that are made in it: without its device, since those may be numbered anew
+/// at each boot.
 #[derive(Clone, Copy, Debug, Default)]
 struct Parent {
     inode: u64,
@@ -54,6 +60,9 @@ struct Process {
     start: u64,
 }
 
+/// A birth further from the moment that a name tells is that of a copy. The kernel's clock for files is a tick behind,
+/// and the storage may be slow to make something.
+const BIRTH_MS_MAX: u64 = 1_000;
 /// After so long the processes of other machines, and of those that are not known, count as dead: nobody here can ask for them.
 const FOREIGN_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// The number of the namespace that every process is in unless it is in a container (`PROC_PID_INIT_INO` of the kernel).
@@ -106,7 +115,7 @@ fn passing(parent: &Parent) -> Name {
     static OWN: OnceLock<String> = OnceLock::new();
     let own = OWN.get_or_init(|| Process::own().to_string());
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let text = format!("{HIDDEN_PREFIX}{parent}-{own}-{number:x}");
+    let text = format!("{HIDDEN_PREFIX}{parent}-{own}-{:x}-{number:x}", since_epoch_ms(SystemTime::now()));
     Name::from_bytes(text.as_bytes()).expect("numbers alone are short")
 }
 
@@ -137,17 +146,34 @@ impl Display for Parent {
 /// removed stays for another time.
 pub fn sweep(tree: &Tree, path: &RelPath, directory: BorrowedFd<'_>) {
     let Ok(entries) = Dir::read_from(directory) else { return };
-    let prefix = format!("{HIDDEN_PREFIX}{}-", Parent::of(directory));
+    let here = Parent::of(directory).to_string();
     let left = entries.flatten().filter_map(|entry| {
         let text = entry.file_name().to_str().ok()?;
-        let maker = Process::parse(text.strip_prefix(&prefix)?)?;
+        let (parent, made) = text.strip_prefix(HIDDEN_PREFIX)?.split_once('-')?;
+        let (maker, moment) = Process::parse(made)?;
         let name = Name::from_bytes(text.as_bytes()).ok()?;
-        maker.has_ended(|| age_of(directory, &name)).then_some(name)
+        let is_no_copy = parent == here || was_born_at(directory, &name, moment);
+        (is_no_copy && maker.has_ended(|| age_of(directory, &name))).then_some(name)
     });
     let left: Vec<_> = left.collect();
     if !left.is_empty() {
         let _counted = remove_entries(tree, path, left.iter(), |_path, _stays_for_another_time| {});
     }
+}
+
+fn was_born_at(directory: BorrowedFd<'_>, name: &Name, moment_ms: u64) -> bool {
+    let flags = AtFlags::SYMLINK_NOFOLLOW;
+    let Ok(stat) = rustix::fs::statx(directory, name.as_os_str(), flags, StatxFlags::BTIME) else {
+        return false;
+    };
+    // a file system that does not keep the time of birth says 0
+    let born = Duration::new(u64::try_from(stat.stx_btime.tv_sec).unwrap_or(0), stat.stx_btime.tv_nsec);
+    since_epoch_ms(SystemTime::UNIX_EPOCH + born).abs_diff(moment_ms) <= BIRTH_MS_MAX
+}
+
+fn since_epoch_ms(time: SystemTime) -> u64 {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn age_of(directory: BorrowedFd<'_>, name: &Name) -> Option<Duration> {
@@ -165,13 +191,13 @@ impl Process {
         })
     }
 
-    /// Reads a process as it is displayed, and a number behind it.
-    fn parse(text: &str) -> Option<Self> {
+    /// Reads a process as it is displayed, the moment behind it, and a number behind that.
+    fn parse(text: &str) -> Option<(Self, u64)> {
         let mut parts = text.split('-').map(|part| u64::from_str_radix(part, 16).ok());
         let mut next = || parts.next().flatten();
         let process = Self { machine: next()?, boot: next()?, pid: next()?, start: next()? };
-        next()?;
-        parts.next().is_none().then_some(process)
+        let (moment, _number) = (next()?, next()?);
+        parts.next().is_none().then_some((process, moment))
     }
 
     fn has_ended(&self, age: impl FnOnce() -> Option<Duration>) -> bool {
@@ -238,19 +264,22 @@ mod tests {
     use crate::remove::is_hidden;
     use std::process::Command;
 
+    const HOUR: Duration = Duration::from_secs(60 * 60);
+
     fn place() -> (tempfile::TempDir, Tree) {
         let home = tempfile::tempdir().unwrap();
         let tree = Tree::open(home.path()).unwrap();
         (home, tree)
     }
 
-    /// A name that a process has made which is no more.
-    fn of_a_dead_process(directory: BorrowedFd<'_>) -> Name {
+    /// A name that a process has made which is no more, so long ago.
+    fn of_a_dead_process(directory: BorrowedFd<'_>, age: Duration) -> Name {
         let mut child = Command::new("true").spawn().unwrap();
         let (pid, start) = (u64::from(child.id()), start_of(u64::from(child.id())).unwrap());
         child.wait().unwrap();
         let dead = Process { pid, start, ..Process::own().clone() };
-        Name::from_bytes(format!("{HIDDEN_PREFIX}{}-{dead}-0", Parent::of(directory)).as_bytes()).unwrap()
+        let (parent, moment) = (Parent::of(directory), since_epoch_ms(SystemTime::now() - age));
+        Name::from_bytes(format!("{HIDDEN_PREFIX}{parent}-{dead}-{moment:x}-0").as_bytes()).unwrap()
     }
 
     fn count(home: &tempfile::TempDir) -> usize {
@@ -264,7 +293,7 @@ mod tests {
         let live = passing(&Parent::of(tree.fd()));
         std::fs::write(home.path().join(live.as_os_str()), "x").unwrap();
         std::fs::write(home.path().join(names.lasting().as_os_str()), "a part of a large file").unwrap();
-        let dead = home.path().join(of_a_dead_process(tree.fd()).as_os_str());
+        let dead = home.path().join(of_a_dead_process(tree.fd(), HOUR).as_os_str());
         std::fs::create_dir_all(dead.join("below")).unwrap();
         std::fs::write(dead.join("below/file"), "x").unwrap();
         std::fs::write(dead.join("below").join(passing(&Parent::of(tree.fd())).as_os_str()), "x").unwrap();
@@ -273,10 +302,23 @@ mod tests {
         assert_eq!(count(&home), 2);
     }
 
+    /// As in a directory that overlayfs has made anew, and in one that a staging directory has become one with.
+    #[test]
+    fn what_was_made_under_its_name_goes_wherever_it_is_by_now() {
+        let ((_elsewhere, other), (home, tree)) = (place(), place());
+        let names = [(); 3].map(|()| of_a_dead_process(other.fd(), Duration::ZERO));
+        let at = |name: &Name| home.path().join(name.as_os_str());
+        std::fs::write(at(&names[0]), "x").unwrap();
+        std::fs::create_dir(at(&names[1])).unwrap();
+        std::os::unix::fs::symlink("nowhere", at(&names[2])).unwrap();
+        sweep(&tree, &RelPath::root(), tree.fd());
+        assert_eq!(count(&home), 0);
+    }
+
     #[test]
     fn a_copy_in_another_directory_is_data() {
         let ((_elsewhere, other), (home, tree)) = (place(), place());
-        let copy = of_a_dead_process(other.fd());
+        let copy = of_a_dead_process(other.fd(), HOUR);
         std::fs::write(home.path().join(copy.as_os_str()), "x").unwrap();
         sweep(&tree, &RelPath::root(), tree.fd());
         assert_eq!(count(&home), 1);
@@ -326,8 +368,8 @@ mod tests {
     #[test]
     fn names_are_read_back_and_others_are_none() {
         let own = Process::own();
-        assert_eq!(Process::parse(&format!("{own}-2a")).as_ref(), Some(own));
-        for other in ["", "1-2-3-4", "1-2-3-4-5-6", "1-2-3-4-x", "t-0"] {
+        assert_eq!(Process::parse(&format!("{own}-7b-2a")), Some((own.clone(), 0x7b)));
+        for other in ["", "1-2-3-4-5", "1-2-3-4-5-6-7", "1-2-3-4-5-x", "t-0"] {
             assert_eq!(Process::parse(other), None, "{other}");
         }
     }

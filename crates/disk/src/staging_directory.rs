@@ -322,6 +322,8 @@ impl Drop for StagingDirectory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hidden::sweep;
+    use crate::staged::Staged;
     use std::io::Write;
     use std::os::unix::fs::MetadataExt;
     use zmove_types::Timestamp;
@@ -432,6 +434,27 @@ mod tests {
         staging.exchange_back();
         drop(staging);
         assert!(hidden.join("theirs").exists());
+    }
+
+    /// A file of the next generation, made in the staging directory and left by a process that has died since.
+    #[test]
+    fn what_is_hidden_in_one_that_was_merged_is_swept() {
+        let (home, fd) = place();
+        std::fs::create_dir_all(home.path().join("d/theirs")).unwrap();
+        let staging = begin(&fd, "d");
+        let staged = Staged::create(staging.directory(), 0o600, &TempNames::new("t")).unwrap();
+        let hidden = staged.into_hidden_name().unwrap();
+        let target = Arc::new(rustix::fs::openat(&fd, "d", DIRECTORY, Mode::empty()).unwrap());
+        staging.move_into(&target, &mut |_, _, _| false, &mut |path, error| panic!("{path}: {error}"));
+        // the same of the boot before
+        let mut parts: Vec<_> = hidden.as_os_str().to_str().unwrap().split('-').collect();
+        parts[3] = "1";
+        rustix::fs::renameat(&target, hidden.as_os_str(), &target, parts.join("-")).unwrap();
+        let tree = Tree::at(fd);
+        sweep(&tree, &RelPath::from_bytes(b"d").unwrap(), target.as_fd());
+        let left: Vec<_> =
+            std::fs::read_dir(home.path().join("d")).unwrap().map(|it| it.unwrap().file_name()).collect();
+        assert_eq!(left, ["theirs"]);
     }
 
     #[test]
