@@ -22,6 +22,7 @@ mod data_file;
 mod entry;
 mod existing;
 mod fault;
+mod file_number;
 mod hidden;
 mod kept_times;
 mod mounts;
@@ -44,6 +45,7 @@ pub use entry::{
 };
 pub use existing::{Change, Existing};
 pub use fault::{Fault, FaultAt, Faulty, Request};
+pub use file_number::{is_same_file, number_at, number_of};
 pub use hidden::{TempNames, sweep};
 pub use kept_times::{KeptTimes, is_beyond_range, is_held_everywhere};
 pub use mounts::Mount;

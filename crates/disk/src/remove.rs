@@ -13,8 +13,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{AtFlags, CWD, Dir, DirEntry, FileType, Mode, OFlags, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
-use zmove_types::{Name, RelPath};
+use zmove_types::{FileNumber, Name, RelPath};
 
+use crate::file_number::number_of;
 use crate::tree::{DIRECTORY, Tree, make_writable};
 
 /// Names of running transfers begin so, and stay.
@@ -83,7 +84,7 @@ struct Level {
     name: Name,
     /// Which it is of all that were entered.
     number: u64,
-    identity: Identity,
+    itself: FileNumber,
     /// Directories in it that are to be entered.
     directories: Vec<Name>,
     /// There may be others.
@@ -95,9 +96,6 @@ struct Level {
     /// Something in it stays, which has been told.
     stays: bool,
 }
-
-/// Device and inode of a directory.
-type Identity = (u64, u64);
 
 /// Whether more of a directory is to be read now.
 enum Reading {
@@ -143,7 +141,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
 
     fn enter(&mut self, name: Name) {
         let opened = open_to_empty(self.here.as_ref().map_or(self.top, OwnedFd::as_fd), &name);
-        let (directory, identity) = match opened.and_then(|fd| identity(&fd).map(|identity| (fd, identity))) {
+        let (directory, itself) = match opened.and_then(|fd| number_of(&fd).map(|itself| (fd, itself))) {
             Ok(opened) => opened,
             Err(error) => return self.fail(Some(&name), error),
         };
@@ -157,7 +155,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
         self.levels.push(Level {
             name,
             number: self.entered,
-            identity,
+            itself,
             directories: Vec::new(),
             is_unread: true,
             has_shrunk: false,
@@ -262,7 +260,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
     fn above(&self) -> io::Result<Option<OwnedFd>> {
         let (Some(here), [.., above, _]) = (&self.here, &self.levels[..]) else { return Ok(None) };
         let opened = rustix::fs::openat(here, "..", DIRECTORY, Mode::empty())?;
-        if identity(&opened)? == above.identity { Ok(Some(opened)) } else { Err(Errno::STALE.into()) }
+        if number_of(&opened)? == above.itself { Ok(Some(opened)) } else { Err(Errno::STALE.into()) }
     }
 
     /// An entry of the deepest directory stays, and so do all directories above it.
@@ -285,11 +283,6 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
         let path: Vec<_> = path.cloned().collect();
         (self.failed)(&path, error);
     }
-}
-
-fn identity(directory: &OwnedFd) -> io::Result<Identity> {
-    let stat = rustix::fs::fstat(directory)?;
-    Ok((stat.st_dev, stat.st_ino))
 }
 
 fn is_directory(parent: BorrowedFd<'_>, name: &Name) -> bool {

@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use zmove_types::{Metadata, Name, RelPath};
 
 use crate::entry::{set_file_mtime, set_new_file_metadata};
+use crate::file_number::{is_same_file, number_at, number_of};
 use crate::hidden::TempNames;
 use crate::remove::remove_entries;
 use crate::staged::Replace;
@@ -75,18 +76,14 @@ impl StagingDirectory {
     /// Whether nobody has moved or removed it.
     #[must_use]
     pub fn is_in_its_place(&self) -> bool {
-        let there = rustix::fs::statat(self.parent(), self.hidden.as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
-        there.is_ok_and(|there| self.is_at(there.st_dev, there.st_ino))
+        let there = number_at(self.parent(), self.hidden.as_os_str());
+        matches!((there, number_of(&self.directory)), (Ok(there), Ok(here)) if there == here)
     }
 
     /// Whether an open directory is this one.
     #[must_use]
     pub fn is(&self, directory: &OwnedFd) -> bool {
-        rustix::fs::fstat(directory).is_ok_and(|there| self.is_at(there.st_dev, there.st_ino))
-    }
-
-    fn is_at(&self, device: u64, inode: u64) -> bool {
-        rustix::fs::fstat(&self.directory).is_ok_and(|here| (here.st_dev, here.st_ino) == (device, inode))
+        is_same_file(directory, &self.directory)
     }
 
     fn parent(&self) -> Arc<OwnedFd> {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use zmove_disk::{
-    ContentsWriter, FileIdentity, Replace, Staged, StagingDirectory, Tree, place_symlink, sweep,
+    ContentsWriter, FileIdentity, Replace, Staged, StagingDirectory, Tree, is_same_file, place_symlink, sweep,
 };
 use zmove_types::{Metadata, Name, RelPath};
 use zmove_wire::{BatchEntry, DirectoryGroup, Durability, FaultCode, FileEntry, Operation, Overwrite};
@@ -336,12 +336,7 @@ impl<'a> Placer<'a> {
     /// Lets go of a directory if its path leads to another by now, or to none; returns whether it did.
     fn let_go_if_replaced(&mut self, path: &RelPath) -> bool {
         let Some(held) = self.directories.get(path) else { return false };
-        let identity =
-            |directory: &OwnedFd| rustix::fs::fstat(directory).map(|stat| (stat.st_dev, stat.st_ino));
-        let there = self.open(path);
-        let same = there.is_ok_and(
-            |there| matches!((identity(&there), identity(&held.directory)), (Ok(a), Ok(b)) if a == b),
-        );
+        let same = self.open(path).is_ok_and(|there| is_same_file(there, &held.directory));
         if !same {
             self.directories.remove(path);
         }

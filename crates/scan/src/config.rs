@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::available_parallelism;
 
-use zmove_types::RelPath;
+use zmove_types::{FileNumber, RelPath};
 
 use crate::selection::Selection;
 
@@ -42,15 +42,6 @@ pub struct ScanConfig {
     pub file_systems: FileSystems,
     /// A file that is passed over, under whatever name. Default: none. For one that the program itself is writing.
     pub apart: Option<FileNumber>,
-}
-
-/// Which file it is, of all that this host can reach.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FileNumber {
-    /// The number of the device it is stored on.
-    pub device: u64,
-    /// Which one it is there.
-    pub inode: u64,
 }
 
 /// Which file systems below a root are walked.

@@ -41,7 +41,7 @@ mod scan;
 mod selection;
 mod worker;
 
-pub use config::{FileNumber, FileSystems, ScanConfig, ScanRoot};
+pub use config::{FileSystems, ScanConfig, ScanRoot};
 pub use directory::{Directory, SourceRoot};
 pub use entry::{Entry, EntryBatch, EntryKind, ScanItem};
 pub use error::{ListFault, Operation, ScanError};

@@ -12,9 +12,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crossbeam_channel::{Sender, TrySendError};
 use rustix::fs::{AtFlags, CWD, FileType, OFlags, RawDir, StatxFlags, statx};
 use rustix::io::Errno;
-use zmove_types::{Doing, RelPath, StageClock, Stopwatch};
+use zmove_types::{Doing, FileNumber, RelPath, StageClock, Stopwatch};
 
-use crate::config::{FileNumber, ScanConfig, ScanRoot};
+use crate::config::{ScanConfig, ScanRoot};
 use crate::directory::{Directory, Extent, SourceRoot};
 use crate::entry::{Entry, EntryBatch, EntryKind, ScanItem, WANTED, metadata_of};
 use crate::error::{Operation, ScanError};

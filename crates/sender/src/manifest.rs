@@ -14,8 +14,8 @@ use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{OFlags, PROC_SUPER_MAGIC, statfs};
-use zmove_scan::FileNumber;
-use zmove_types::{RelPath, Root};
+use zmove_disk::number_of;
+use zmove_types::{FileNumber, RelPath, Root};
 
 /// A manifest being written.
 #[derive(Debug)]
@@ -75,10 +75,7 @@ impl Manifest {
     /// What the system says.
     pub fn hidden_file(&self) -> io::Result<Option<FileNumber>> {
         match self.goal {
-            Goal::Name { .. } => {
-                let stat = rustix::fs::fstat(self.out.get_ref())?;
-                Ok(Some(FileNumber { device: stat.st_dev, inode: stat.st_ino }))
-            }
+            Goal::Name { .. } => number_of(self.out.get_ref()).map(Some),
             Goal::Stream(_) => Ok(None),
         }
     }
