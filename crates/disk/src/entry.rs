@@ -3,11 +3,12 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_OMIT};
+use rustix::fs::{AtFlags, FileType, Mode, Stat, Timespec, Timestamps, UTIME_OMIT};
 use rustix::io::Errno;
 use zmove_types::{Metadata, Name, Timestamp};
 
 use crate::hidden::TempNames;
+use crate::own::open_own;
 use crate::staged::Replace;
 
 /// What must not differ between the first look at a source file and the last.
@@ -115,29 +116,9 @@ fn replace_with_symlink(
 pub fn retouch(directory: BorrowedFd<'_>, name: &Name, metadata: &Metadata) -> io::Result<()> {
     let regular = |there: FileIdentity| if there.regular { Ok(()) } else { Err(Errno::INVAL) };
     regular(FileIdentity::at(directory, name)?)?;
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    match rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty()) {
-        Ok(file) => {
-            regular(FileIdentity::of(&file)?)?;
-            set_file_metadata(file.as_fd(), metadata)
-        }
-        Err(Errno::ACCESS) => retouch_unreadable(directory, name, metadata),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// A file that its owner may not read: held by a descriptor that can do nothing else, changed through `/proc`.
-fn retouch_unreadable(directory: BorrowedFd<'_>, name: &Name, metadata: &Metadata) -> io::Result<()> {
-    use std::os::fd::AsRawFd;
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let held = rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty())?;
-    if !FileIdentity::of(&held)?.regular {
-        return Err(Errno::LOOP.into());
-    }
-    let path = format!("/proc/self/fd/{}", held.as_raw_fd());
-    rustix::fs::chmodat(CWD, path.as_str(), Mode::from_raw_mode(metadata.mode), AtFlags::empty())?;
-    let times = Timestamps { last_access: OMIT, last_modification: timespec(metadata.mtime) };
-    Ok(rustix::fs::utimensat(CWD, path.as_str(), &times, AtFlags::empty())?)
+    let file = open_own(directory, name)?;
+    regular(FileIdentity::of(&file)?)?;
+    set_file_metadata(file.as_fd(), metadata)
 }
 
 /// Sets mode and time of an open directory.
@@ -232,7 +213,6 @@ mod tests {
             let before = mode(name);
             let there = Name::from_bytes(name.as_bytes()).unwrap();
             assert!(retouch(fd.as_fd(), &there, &metadata).is_err(), "{name}");
-            assert!(retouch_unreadable(fd.as_fd(), &there, &metadata).is_err(), "{name}");
             assert_eq!(mode(name), before, "{name}");
         }
         assert_ne!(home.path().join("precious").metadata().unwrap().mtime(), 3);
@@ -247,7 +227,7 @@ mod tests {
         let fd = std::fs::File::open(home.path()).unwrap();
         let name = Name::from_bytes(b"x").unwrap();
         let metadata = Metadata { mode: 0o440, mtime: Timestamp { seconds: 3, nanos: 4 } };
-        retouch_unreadable(fd.as_fd(), &name, &metadata).unwrap();
+        retouch(fd.as_fd(), &name, &metadata).unwrap();
         let identity = FileIdentity::at(&fd, &name).unwrap();
         assert_eq!(identity.metadata(), metadata);
     }

@@ -9,13 +9,14 @@
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, CWD, Dir, DirEntry, FileType, Mode, OFlags, StatxAttributes, StatxFlags};
+use rustix::fs::{AtFlags, Dir, DirEntry, FileType, Mode, OFlags, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 use zmove_types::{FileNumber, Name, RelPath};
 
 use crate::file_number::number_of;
+use crate::own::Held;
 use crate::tree::{DIRECTORY, Tree, make_writable};
 
 /// Names of running transfers begin so, and stay.
@@ -292,19 +293,16 @@ fn is_directory(parent: BorrowedFd<'_>, name: &Name) -> bool {
 
 /// Opens a directory of which everything will be removed; one that its owner may not read or write is made so.
 fn open_to_empty(parent: BorrowedFd<'_>, name: &Name) -> io::Result<OwnedFd> {
-    let open = |flags| rustix::fs::openat(parent, name.as_os_str(), flags, Mode::empty());
-    match open(DIRECTORY) {
+    match rustix::fs::openat(parent, name.as_os_str(), DIRECTORY, Mode::empty()) {
         Ok(directory) => {
             refuse_mount(parent, directory.as_fd())?;
             make_writable(&directory);
             Ok(directory)
         }
         Err(Errno::ACCESS) => {
-            let held = open(OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC)?;
+            let held = Held::hold(parent, name, FileType::Directory)?;
             refuse_mount(parent, held.as_fd())?;
-            let path = format!("/proc/self/fd/{}", held.as_raw_fd());
-            rustix::fs::chmodat(CWD, path.as_str(), Mode::RWXU, AtFlags::empty())?;
-            Ok(open(DIRECTORY)?)
+            Ok(held.open(Mode::RWXU, OFlags::RDONLY | OFlags::DIRECTORY)?)
         }
         Err(error) => Err(error.into()),
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Advice, AtFlags};
 use rustix::io::Errno;
 use zmove_chunk::file_root;
-use zmove_disk::{DataFile, Direct, FileIdentity, Replace, StagingDirectory, publish_file};
+use zmove_disk::{DataFile, Direct, FileIdentity, Replace, StagingDirectory, open_own, publish_file};
 use zmove_types::{BufferPool, FileId, Name, RelPath, Timestamp};
 use zmove_wire::{Durability, Fault, FaultCode, FileDone, FileEntry, Operation, Overwrite};
 
@@ -18,7 +18,6 @@ use super::{Filled, Filling, Generation, HiddenFile, PendingBatch, WholeFile};
 use crate::compare::stays;
 use crate::config::BUFFER_BYTES;
 use crate::file_systems::{Flushing, Unflushed};
-use crate::old::open_own;
 use crate::place::{ALREADY_THERE, Failure, Known, Placer, failure};
 use crate::publisher::Wake;
 use crate::store::{Context, Outcome};
