@@ -75,7 +75,7 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
         rate_max: args.limit,
         ..SenderConfig::default()
     };
-    let push = Push::start(job()?, config.clone(), started);
+    let push = Push::start(job()?, config.clone(), &run, started);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

@@ -10,6 +10,7 @@ use std::thread::available_parallelism;
 
 use zmove_types::RelPath;
 
+use crate::identity::SourceIdentity;
 use crate::selection::Selection;
 
 /// One tree or file to walk.
@@ -42,10 +43,13 @@ pub struct ScanConfig {
     pub file_systems: FileSystems,
     /// A file that is passed over, under whatever name. Default: none. For one that the program itself is writing.
     pub apart: Option<FileNumber>,
+    /// Where is noted by what a later walk of the same roots knows that they are the same. Default: nowhere. To note it costs a
+    /// system call for each directory, and an open descriptor for each root.
+    pub identity: Option<Arc<SourceIdentity>>,
 }
 
 /// Which file it is, of all that this host can reach.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileNumber {
     /// The number of the device it is stored on.
     pub device: u64,
@@ -78,6 +82,7 @@ impl Default for ScanConfig {
             selection: None,
             file_systems: FileSystems::default(),
             apart: None,
+            identity: None,
         }
     }
 }

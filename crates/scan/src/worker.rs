@@ -150,6 +150,9 @@ impl<'walk> Worker<'walk> {
             return Ok(());
         }
         let directory = self.open_root(root, Extent::Tree, flags)?;
+        if let Some(identity) = &self.walk.config.identity {
+            identity.note_root(directory.root());
+        }
         self.send_root(&directory).map_err(|errno| (Operation::Stat, errno))?;
         self.list(&directory);
         Ok(())
@@ -191,6 +194,9 @@ impl<'walk> Worker<'walk> {
 
     fn visit_directory(&mut self, root: &Arc<SourceRoot>, path: &RelPath) {
         let opened = self.walk.open(root, path).and_then(|directory| {
+            if let Some(identity) = &self.walk.config.identity {
+                identity.note_mount(&directory, &directory.status()?);
+            }
             let within = directory.is_within(self.walk.config.file_systems)?;
             Ok(within.then_some(directory))
         });

@@ -3,7 +3,8 @@
 //!
 //! **Invariant:** nothing is asked to be removed before all names of all sources have been read, and all files of them that
 //! were to be sent are at the target; and when any of it could not be read or stored, nothing at all, unless the user has
-//! said so. What could not be listed is left alone then too, and so is what rules leave out of the push.
+//! said so. What could not be listed is left alone then too, and so is what rules leave out of the push. Nothing is removed either
+//! when a source is another directory than the one that was pushed, or something that was mounted in it is gone.
 
 mod doomed;
 
@@ -14,7 +15,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use zmove_scan::{FileSystems, Listing, Listings, ScanRoot, Selection};
+use zmove_scan::{FileSystems, Listing, Listings, ScanError, ScanRoot, Selection, SourceIdentity};
 use zmove_types::{Change, ChangeKind, EntryForm, Event};
 use zmove_wire::limits::{
     KEEP_NAME_BYTES_MAX, KEEP_NAMES_MAX, KEEPS_OUTSTANDING_MAX, REMOVE_NAME_BYTES_MAX, REMOVE_NAMES_MAX,
@@ -35,6 +36,8 @@ pub(crate) struct Mirror {
     /// What it leaves out by its name is not removed.
     pub(crate) selection: Option<Arc<Selection>>,
     pub(crate) file_systems: FileSystems,
+    /// What the first walk has found.
+    pub(crate) identity: Arc<SourceIdentity>,
     pub(crate) removals: Removals,
     pub(crate) purpose: Purpose,
 }
@@ -73,7 +76,9 @@ pub(crate) fn run(shared: &Shared, answers: &Receiver<ToSender>, mirror: &Mirror
             return;
         }
         let mut round = Round::new(shared, answers, mirror);
-        round.walk();
+        if round.walk() == Walked::Elsewhere {
+            return;
+        }
         // large files get their names after they are settled
         round
             .wait_until(|round| round.mirror.purpose == Purpose::Preview || shared.counters.are_files_told());
@@ -122,6 +127,14 @@ fn stays(shared: &Shared, mirror: &Mirror) -> bool {
         shared.observer.on(&Event::Warned { message });
     }
     true
+}
+
+/// What a round has walked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Walked {
+    /// What was pushed.
+    Sources,
+    Elsewhere,
 }
 
 /// One walk, and what it leads to.
@@ -175,17 +188,23 @@ impl<'a> Round<'a> {
     }
 
     /// Lists all sources and asks what else is at the target.
-    fn walk(&mut self) {
+    fn walk(&mut self) -> Walked {
+        let mut walked = Walked::Sources;
         // what could not be read has been told by the first walk
         let told = self.shared.counters.scan_errors.load(Ordering::Relaxed) > 0;
-        let Mirror { roots, selection, file_systems, .. } = self.mirror;
-        let listings = Listings::of(roots, selection.clone(), *file_systems);
+        let Mirror { roots, selection, file_systems, identity, .. } = self.mirror;
+        let listings = Listings::of(roots, selection.clone(), *file_systems, identity);
         for listing in listings {
             if self.shared.is_stopping() {
-                return;
+                return walked;
             }
             match listing {
                 Ok(listing) => self.keep(listing),
+                Err(error @ (ScanError::Exchanged { .. } | ScanError::Unmounted { .. })) => {
+                    self.shared.fail(&FileError::OtherSource(error));
+                    walked = Walked::Elsewhere;
+                    break;
+                }
                 Err(_) if told => {}
                 Err(error) => self.shared.fail_scan(error),
             }
@@ -198,6 +217,7 @@ impl<'a> Round<'a> {
             }
         }
         self.settle();
+        walked
     }
 
     /// Until all questions are answered, also those about doomed directories.

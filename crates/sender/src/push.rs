@@ -58,9 +58,9 @@ pub struct Push {
 }
 
 impl Push {
-    /// Starts to walk the sources; the receiver may be dialled meanwhile. `started` is when this session began.
+    /// Starts to walk the sources for a session of `run`; the receiver may be dialled meanwhile. `started` is when this session began.
     #[must_use]
-    pub fn start(job: PushJob, config: SenderConfig, started: Instant) -> Self {
+    pub fn start(job: PushJob, mut config: SenderConfig, run: &Run, started: Instant) -> Self {
         let PushJob { sources, target, shape, compare, delta, durability, overwrite, purpose, .. } = job;
         let inplace = job.inplace;
         let selection = config.scan.selection.clone();
@@ -69,9 +69,11 @@ impl Push {
             roots: sources.clone(),
             selection,
             file_systems,
+            identity: Arc::clone(&run.identity),
             removals,
             purpose,
         });
+        config.scan.identity = mirror.as_ref().map(|mirror| Arc::clone(&mirror.identity));
         let extraneous = if mirror.is_some() { Extraneous::Goes } else { Extraneous::Stays };
         let scan = match job.list {
             Some(list) => scan_list(list, &config.scan),

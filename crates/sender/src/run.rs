@@ -6,10 +6,11 @@
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use zmove_scan::Entry;
+use zmove_scan::{Entry, SourceIdentity};
 use zmove_types::{Name, RelPath, Root, Sample, Timestamp, TransferId};
 
 use crate::manifest::Manifest;
@@ -32,6 +33,8 @@ pub struct Run {
     pub(crate) book: Book,
     /// How long the next session waits for its turn at a busy receiver.
     pub(crate) patience: Duration,
+    /// What the first walk has found, where the target becomes a mirror of it.
+    pub(crate) identity: Arc<SourceIdentity>,
 }
 
 /// How far the conversation of a session came.
@@ -114,6 +117,7 @@ impl Run {
             earlier: Earlier::default(),
             book: Book { manifest, ..Book::default() },
             patience: Duration::ZERO,
+            identity: Arc::default(),
         }
     }
 
