@@ -1,9 +1,9 @@
-//! `--delete` while the source changes: what has gone there since the push began, or has another name, may have its only copy at the
-//! target.
+//! `--delete` while the source changes: what has gone there since the push began, or has another name, may have its only
+//! copy at the target.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use zmove_sender::{AfterErrors, Removals};
@@ -15,7 +15,7 @@ use crate::inprocess::{InProcess, Pushed};
 use crate::namespace::Namespace;
 use crate::proxy::Proxy;
 use crate::reconnect::{HalfWay, half_way};
-use crate::tree::{names, paint};
+use crate::tree::{assert_same, names, paint, picture, set_mode};
 
 /// Pushes `source` to the target, and changes something when the first walk has found files.
 fn push_changed(
@@ -32,6 +32,14 @@ fn push_changed(
     };
     let mirror = Some(Removals { after_errors, ..Removals::default() });
     InProcess { mirror, on_event: Box::new(on_event), ..InProcess::default() }.push(source, &site.target())
+}
+
+fn warned(pushed: &Pushed) -> Vec<String> {
+    let message = |event: &Event| match event {
+        Event::Warned { message } => Some(message.clone()),
+        _ => None,
+    };
+    pushed.events.iter().filter_map(message).collect()
 }
 
 #[track_caller]
@@ -174,5 +182,116 @@ fn what_is_unmounted_below_the_source_removes_nothing() {
         let why = "what was mounted there at the beginning is gone; nothing is removed at the target";
         outcome.says(&["sender: list directory '", "source/m': ", why]).lines(1);
         assert_eq!(names(&site.target().join("m")).len(), 20, "{mount}");
+    }
+}
+
+#[test]
+fn a_file_that_gets_another_name_keeps_its_copy_until_the_next_push() {
+    let site = Site::local();
+    for name in ["a", "d/a", "e/kept"] {
+        paint(site.source().join(name), 10);
+    }
+    let alone = ["e/alone", "tree/alone"].map(|name| site.target().join(name));
+    let quiet = InProcess { mirror: Some(Removals::default()), ..InProcess::default() };
+    quiet.push(&site.source(), &site.target()).summary();
+    alone.iter().for_each(|path| paint(path, 10));
+    let source = site.source();
+    let pushed = push_changed(&site, &site.source(), AfterErrors::Remove, move || {
+        std::fs::rename(source.join("d/a"), source.join("d/b")).unwrap();
+    });
+    assert_eq!(pushed.failed(), [""; 0]);
+    let summary = pushed.summary();
+    // what is alone elsewhere has gone: two files and a directory
+    assert_eq!((summary.removed, summary.kept_by_change), (3, 1));
+    let why =
+        "1 entry stays at the target: the source changed while it was pushed; the same command removes it";
+    assert_eq!(warned(&pushed), [why]);
+    assert_eq!(names(&site.target()), ["a", "d", "e"]);
+    assert_eq!(names(&site.target().join("d")), ["a"]);
+    assert_eq!(names(&site.target().join("e")), ["kept"]);
+    let again = InProcess { mirror: Some(Removals::default()), ..InProcess::default() };
+    let pushed = again.push(&site.source(), &site.target());
+    assert_eq!((pushed.summary().removed, pushed.summary().kept_by_change), (1, 0));
+    assert_same(&site.source(), &site.target());
+}
+
+/// What lies deep in it is as old as ever.
+#[test]
+fn a_directory_that_takes_the_place_of_another_keeps_what_was_there() {
+    let site = Site::local();
+    for name in ["f", "d/deep/precious", "d/deep/kept"] {
+        paint(site.source().join(name), 10);
+    }
+    paint(site.path("new/deep/kept"), 10);
+    InProcess::default().push(&site.source(), &site.target()).summary();
+    let (source, new) = (site.source(), site.path("new"));
+    let pushed = push_changed(&site, &site.source(), AfterErrors::Keep, move || {
+        std::fs::rename(source.join("d"), source.with_file_name("old")).unwrap();
+        std::fs::rename(&new, source.join("d")).unwrap();
+    });
+    assert_eq!((pushed.summary().removed, pushed.summary().kept_by_change), (0, 1), "{:?}", pushed.failed());
+    assert_eq!(names(&site.target().join("d/deep")), ["kept", "precious"]);
+}
+
+#[test]
+fn a_change_of_mode_before_the_push_keeps_nothing() {
+    let site = Site::local();
+    for number in 0..20 {
+        paint(site.source().join("d/f"), 10);
+        set_mode(site.source().join("d"), 0o700 + number % 8);
+        paint(site.target().join("d/alone"), 10);
+        let outcome = site.push(&["--json", "--delete"], site.contents(), "").done();
+        assert_eq!(outcome.summary()["removed"], 1);
+    }
+}
+
+#[test]
+fn what_stays_because_of_a_change_is_told_with_a_code() {
+    let site = Site::daemon();
+    paint(site.source().join("small"), 10);
+    paint(site.source().join("large"), 2 * GROUP_BYTES);
+    let alone = ["alone", "tree/a/b", "tree/c"].map(|name| site.target().join(name));
+    alone.iter().for_each(|path| paint(path, 10));
+    let outcome = push_halted(&site, || paint(site.source().join("new"), 10)).expect(23);
+    assert_eq!(
+        (&outcome.summary()["removed"], &outcome.summary()["source_changed_kept"]),
+        (&0.into(), &2.into())
+    );
+    outcome.says(&["2 entries stay at the target: the source changed while it was pushed"]).lines(1);
+    assert!(alone.iter().all(|path| path.exists()));
+    let outcome = site.push(&["--json", "--delete"], site.contents(), "").done();
+    assert_eq!(
+        (&outcome.summary()["removed"], &outcome.summary()["source_changed_kept"]),
+        (&5.into(), &0.into())
+    );
+    assert_same(&site.source(), &site.target());
+}
+
+/// What the program itself writes there is no change of the source.
+#[test]
+fn own_files_in_the_source_keep_nothing() {
+    let site = Site::local();
+    let home = site.source().join("home");
+    let push = |options: &[&str]| {
+        let manifest: PathBuf = site.source().join("d/manifest");
+        let options = [&["--json", "--manifest", manifest.to_str().unwrap()], options].concat();
+        let mut zmove = site.push_command(&options, &[&site.contents()], "");
+        zmove.0.env("ZMOVE_HOME", &home);
+        zmove.outcome().expect(0)
+    };
+    // large enough for a journal
+    let grow = |number| {
+        std::fs::File::create(site.source().join(format!("large {number}"))).unwrap().set_len(5 * GROUP_BYTES)
+    };
+    grow(0).unwrap();
+    paint(site.source().join("d/f"), 10);
+    push(&[]);
+    for number in 1..4 {
+        grow(number).unwrap();
+        for name in ["alone", "d/alone", "home/journal/alone"] {
+            paint(site.target().join(name), 10);
+        }
+        assert_eq!(push(&["--delete"]).summary()["source_changed_kept"], 0);
+        assert!(picture(&site.target()).keys().all(|path| !path.ends_with(b"alone")));
     }
 }

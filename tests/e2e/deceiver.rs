@@ -86,7 +86,7 @@ impl Deceiver {
         let started = Instant::now();
         let job = (self.job)(PushJob { delta: true, ..job(source, "x") });
         let mut run = Run::begin(None, started);
-        let push = Push::start(job, SenderConfig::default(), &run, started);
+        let push = Push::start(job, SenderConfig::default(), &mut run, started);
         let (near, far) = memory_control();
         let (sinks_in, sinks) = mpsc::channel(1);
         let (sink, lane) = memory_lane();

@@ -83,7 +83,7 @@ impl InProcess {
         let witness = Arc::new(Witness { events: Mutex::default(), on_event });
         let started = Instant::now();
         let mut run = Run::begin(None, started);
-        let push = Push::start(job, config, &run, started);
+        let push = Push::start(job, config, &mut run, started);
         let observer = Arc::clone(&witness) as Arc<dyn Observer>;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         let ended = runtime.unwrap().block_on(async {

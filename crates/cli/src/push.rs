@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
+use std::fs::Metadata;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,7 +12,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use tokio::sync::mpsc;
 use zmove_receiver::{Access, ReceiverConfig, Session, Turns, run_session};
-use zmove_scan::{PathKind, ScanConfig, ScanRoot, Selection};
+use zmove_scan::{FileNumber, PathKind, ScanConfig, ScanRoot, Selection};
 use zmove_sender::{AfterErrors, Guard, Link, Manifest, Push, PushJob, Removals, Run, SenderConfig, Summary};
 use zmove_transport::{
     QuicCongestion, Reach, SocketConfig, TransportChoice, UnknownCongestion, memory_control, memory_lane,
@@ -75,7 +77,7 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
         rate_max: args.limit,
         ..SenderConfig::default()
     };
-    let push = Push::start(job()?, config.clone(), &run, started);
+    let push = Push::start(job()?, config.clone(), &mut run, started);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -101,7 +103,7 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     summary.failed += sources.missing;
     let shares = shares(&moved, &summary, &sources, &location);
     summary::print(&summary, &args, (transport, &shares))?;
-    Ok(match (summary.failed, summary.spared) {
+    Ok(match (summary.failed + summary.kept_by_change, summary.spared) {
         (0, 0) => Exit::Done,
         (0, _) => Exit::MaxDelete,
         _ => Exit::Partial,
@@ -190,7 +192,8 @@ fn job(args: &PushArgs, sources: &Sources, location: &Location) -> Result<PushJo
         }
         Location::Remote(_) => None,
     };
-    let removals = Removals { after_errors, entries_max: args.max_delete, guard };
+    let own_directories = own_directories(location);
+    let removals = Removals { after_errors, entries_max: args.max_delete, guard, own_directories };
     Ok(PushJob {
         sources: sources.roots(),
         target,
@@ -205,6 +208,16 @@ fn job(args: &PushArgs, sources: &Sources, location: &Location) -> Result<PushJo
         mirror: args.delete.then_some(removals),
         sources_missing: sources.missing,
     })
+}
+
+/// Where this process keeps journals while it is the receiver too: they may lie in a source.
+fn own_directories(location: &Location) -> Vec<FileNumber> {
+    let journals = match location {
+        Location::Local(_) => settings::home(Role::Client).ok().map(|home| settings::journals(&home)),
+        Location::Remote(_) => None,
+    };
+    let number = |stat: Metadata| FileNumber { device: stat.dev(), inode: stat.ino() };
+    journals.and_then(|path| path.metadata().ok()).map(number).into_iter().collect()
 }
 
 /// Whether the target is to look at its old versions of large files, which costs it a read of each.

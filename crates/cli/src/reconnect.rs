@@ -108,7 +108,7 @@ impl Sessions<'_> {
         Ok((summary, reached.transport))
     }
 
-    fn start_again(&self, run: &Run) -> Result<Push> {
+    fn start_again(&self, run: &mut Run) -> Result<Push> {
         Ok(Push::start((self.job)()?, self.config.clone(), run, Instant::now()))
     }
 

@@ -43,8 +43,8 @@ pub struct ScanConfig {
     pub file_systems: FileSystems,
     /// A file that is passed over, under whatever name. Default: none. For one that the program itself is writing.
     pub apart: Option<FileNumber>,
-    /// Where is noted by what a later walk of the same roots knows that they are the same. Default: nowhere. To note it costs a
-    /// system call for each directory, and an open descriptor for each root.
+    /// Where is noted by what a later walk of the same roots knows that they are the same. Default: nowhere. To note it
+    /// costs a system call for each directory, and an open descriptor for each root.
     pub identity: Option<Arc<SourceIdentity>>,
 }
 

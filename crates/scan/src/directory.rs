@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{AtFlags, Mode, OFlags, StatxAttributes, StatxFlags, fstat, makedev, open, statx};
 use rustix::io::Result;
-use zmove_types::{Name, PathError, RelPath};
+use zmove_types::{Name, PathError, RelPath, Timestamp};
 
 use crate::beneath::Beneath;
 use crate::config::{FileNumber, FileSystems};
@@ -44,16 +44,21 @@ pub struct Directory {
     entries_found: AtomicU64,
 }
 
-/// What tells a directory from others.
+/// What tells a directory from others, and from what it was.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Status {
     pub(crate) number: FileNumber,
     /// Whether a file system, or a part of one, is mounted on it. Kernels before 5.8 do not say.
     pub(crate) is_mount: Option<bool>,
+    /// When its names last changed, or what somebody has set in place of that.
+    pub(crate) mtime: Timestamp,
+    /// When anything of it last changed.
+    pub(crate) ctime: Timestamp,
 }
 
 impl Status {
-    /// What is mounted on a directory below `root`, if so; of an old kernel only in which file system it is, if that is not the root's.
+    /// What is mounted on a directory below `root`, if so; from an old kernel only the file system that it is in, if that
+    /// is not the root's.
     pub(crate) fn mount(&self, root: &SourceRoot) -> Option<FileNumber> {
         match self.is_mount {
             Some(is_mount) => is_mount.then_some(self.number),
@@ -148,7 +153,8 @@ impl Directory {
 
     /// What it is at this moment.
     pub(crate) fn status(&self) -> Result<Status> {
-        let stat = statx(&self.fd, c"", AtFlags::EMPTY_PATH, StatxFlags::INO)?;
+        let asked = StatxFlags::INO | StatxFlags::MTIME | StatxFlags::CTIME;
+        let stat = statx(&self.fd, c"", AtFlags::EMPTY_PATH, asked)?;
         let says_mounts = stat.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT);
         Ok(Status {
             number: FileNumber {
@@ -156,6 +162,8 @@ impl Directory {
                 inode: stat.stx_ino,
             },
             is_mount: says_mounts.then(|| stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)),
+            mtime: Timestamp { seconds: stat.stx_mtime.tv_sec, nanos: stat.stx_mtime.tv_nsec },
+            ctime: Timestamp { seconds: stat.stx_ctime.tv_sec, nanos: stat.stx_ctime.tv_nsec },
         })
     }
 

@@ -1,9 +1,9 @@
 //! The names of source trees, directory by directory and whole: what a mirror keeps.
 //!
 //! **Invariant:** a [`Listing`] has every name of its directory, also those that a selection leaves out, or there is none: one
-//! that was not read to its end is an error. A root that is another directory than at the first walk is an error, and so is the
-//! end of the listings where something mounted was not met again. As in the walk, nothing below a root is opened through a symbolic link, and
-//! no directory that the selection leaves out.
+//! that was not read to its end is an error. A root that is another directory than at the first walk is an error, and so
+//! is the end of the listings where something mounted was not met again. As in the walk, nothing below a root is opened
+//! through a symbolic link, and no directory that the selection leaves out.
 
 use std::ffi::CStr;
 use std::io;
@@ -15,7 +15,7 @@ use zmove_types::{Name, RelPath};
 use crate::config::{FileSystems, ScanConfig, ScanRoot};
 use crate::directory::{Directory, Extent, SourceRoot};
 use crate::error::{Operation, ScanError};
-use crate::identity::{Mounts, SourceIdentity};
+use crate::identity::{Change, Mounts, SourceIdentity};
 use crate::selection::{PathKind, Selection};
 
 /// All names of one directory of the target that sources bring.
@@ -25,6 +25,8 @@ pub struct Listing {
     pub directory: RelPath,
     /// The names, in the order of their bytes.
     pub names: Vec<Name>,
+    /// Whether the source's names may be others than those that the first walk has seen.
+    pub changed: bool,
 }
 
 /// The listings of all directories that some roots name, each after the one above it. Only the names of one directory and the
@@ -34,6 +36,7 @@ pub struct Listings {
     waiting: Vec<Waiting>,
     selection: Option<Arc<Selection>>,
     file_systems: FileSystems,
+    identity: Arc<SourceIdentity>,
     /// What the first walk has met and this one has not.
     unmet: Mounts,
     buffer: Vec<u8>,
@@ -41,7 +44,11 @@ pub struct Listings {
 
 #[derive(Debug)]
 enum Waiting {
-    Directory(Arc<SourceRoot>, RelPath),
+    Directory {
+        root: Arc<SourceRoot>,
+        path: RelPath,
+        moved: bool,
+    },
     /// The target itself: the contents of some roots, and what others bring.
     Top(Vec<Arc<SourceRoot>>, Vec<Name>),
     Error(ScanError),
@@ -52,6 +59,9 @@ enum Waiting {
 struct Found {
     names: Vec<Name>,
     directories: Vec<RelPath>,
+    changed: bool,
+    /// It may have come here since the first walk, with all that is below it.
+    moved: bool,
 }
 
 impl Listings {
@@ -62,7 +72,7 @@ impl Listings {
         roots: &[ScanRoot],
         selection: Option<Arc<Selection>>,
         file_systems: FileSystems,
-        identity: &SourceIdentity,
+        identity: Arc<SourceIdentity>,
     ) -> Self {
         let (mut waiting, mut tops, mut names) = (Vec::new(), Vec::new(), Vec::new());
         for root in roots {
@@ -76,7 +86,10 @@ impl Listings {
                 }
                 Ok(None) => {}
                 Ok(Some(opened)) if root.prefix.is_root() => tops.push(Arc::new(opened)),
-                Ok(Some(opened)) => waiting.push(Waiting::Directory(Arc::new(opened), RelPath::root())),
+                Ok(Some(opened)) => {
+                    let (root, path) = (Arc::new(opened), RelPath::root());
+                    waiting.push(Waiting::Directory { root, path, moved: false });
+                }
                 Err(source) => {
                     let path = root.source.clone();
                     waiting.push(Waiting::Error(ScanError::Io { path, operation: Operation::Open, source }));
@@ -88,15 +101,22 @@ impl Listings {
         }
         let buffer = Vec::with_capacity(ScanConfig::LIST_BUFFER_BYTES);
         let unmet = identity.mounts();
-        Self { waiting, selection, file_systems, unmet, buffer }
+        Self { waiting, selection, file_systems, identity, unmet, buffer }
     }
 
     /// None of a directory in another file system.
-    fn list(&mut self, root: &Arc<SourceRoot>, path: &RelPath) -> Result<Option<Listing>, ScanError> {
+    fn list(
+        &mut self,
+        root: &Arc<SourceRoot>,
+        path: &RelPath,
+        moved: bool,
+    ) -> Result<Option<Listing>, ScanError> {
         let Some((directory, mut found)) = self.read(root, path)? else { return Ok(None) };
-        self.wait_for(root, std::mem::take(&mut found.directories));
+        found.changed |= moved;
+        found.moved |= moved;
+        self.wait_for(root, &mut found);
         found.names.sort_unstable();
-        Ok(Some(Listing { directory, names: found.names }))
+        Ok(Some(Listing { directory, names: found.names, changed: found.changed }))
     }
 
     fn list_top(
@@ -104,20 +124,22 @@ impl Listings {
         roots: &[Arc<SourceRoot>],
         brought: Vec<Name>,
     ) -> Result<Option<Listing>, ScanError> {
-        let mut names = brought;
+        let (mut names, mut changed) = (brought, false);
         for root in roots {
-            let Some((_, found)) = self.read(root, &RelPath::root())? else { continue };
+            let Some((_, mut found)) = self.read(root, &RelPath::root())? else { continue };
+            self.wait_for(root, &mut found);
             names.extend(found.names);
-            self.wait_for(root, found.directories);
+            changed |= found.changed;
         }
         names.sort_unstable();
         names.dedup();
-        Ok(Some(Listing { directory: RelPath::root(), names }))
+        Ok(Some(Listing { directory: RelPath::root(), names, changed }))
     }
 
-    fn wait_for(&mut self, root: &Arc<SourceRoot>, directories: Vec<RelPath>) {
-        let wait = |path| Waiting::Directory(Arc::clone(root), path);
-        self.waiting.extend(directories.into_iter().map(wait));
+    fn wait_for(&mut self, root: &Arc<SourceRoot>, found: &mut Found) {
+        let moved = found.moved;
+        let wait = |path| Waiting::Directory { root: Arc::clone(root), path, moved };
+        self.waiting.extend(found.directories.drain(..).map(wait));
     }
 
     fn read(
@@ -129,10 +151,16 @@ impl Listings {
         let failed = |errno| ScanError::listed(shown(), Operation::Open, errno);
         let directory = Directory::open(root, path).map_err(failed)?;
         let within = directory.is_within(self.file_systems).map_err(failed)?;
-        let found = if within { self.read_names(&directory)? } else { Found::default() };
-        if let Some(mount) = directory.status().map_err(failed)?.mount(root) {
+        let mut found = if within { self.read_names(&directory)? } else { Found::default() };
+        // a change after this look is not in the names
+        let status = directory.status().map_err(failed)?;
+        if let Some(mount) = status.mount(root) {
             self.unmet.remove(&mount);
         }
+        let change = self.identity.change(&status);
+        found.changed = change != Change::Nothing;
+        // a root is known by its number
+        found.moved = change == Change::Place && !path.is_root();
         Ok(within.then(|| (directory.target_path().clone(), found)))
     }
 
@@ -191,7 +219,7 @@ impl Iterator for Listings {
                 return Some(Err(ScanError::Unmounted { path }));
             };
             let listed = match waiting {
-                Waiting::Directory(root, path) => self.list(&root, &path),
+                Waiting::Directory { root, path, moved } => self.list(&root, &path, moved),
                 Waiting::Top(roots, names) => self.list_top(&roots, names),
                 Waiting::Error(error) => Err(error),
             };
@@ -231,7 +259,7 @@ mod tests {
     }
 
     fn listings(roots: &[ScanRoot], selection: Option<Arc<Selection>>) -> Listings {
-        Listings::of(roots, selection, FileSystems::All, &SourceIdentity::default())
+        Listings::of(roots, selection, FileSystems::All, Arc::new(SourceIdentity::begin(Vec::new())))
     }
 
     fn listed(roots: &[ScanRoot], selection: Option<Arc<Selection>>) -> Vec<(String, Vec<String>)> {

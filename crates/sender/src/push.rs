@@ -58,9 +58,10 @@ pub struct Push {
 }
 
 impl Push {
-    /// Starts to walk the sources for a session of `run`; the receiver may be dialled meanwhile. `started` is when this session began.
+    /// Starts to walk the sources for a session of `run`; the receiver may be dialled meanwhile. `started` is when this
+    /// session began.
     #[must_use]
-    pub fn start(job: PushJob, mut config: SenderConfig, run: &Run, started: Instant) -> Self {
+    pub fn start(job: PushJob, mut config: SenderConfig, run: &mut Run, started: Instant) -> Self {
         let PushJob { sources, target, shape, compare, delta, durability, overwrite, purpose, .. } = job;
         let inplace = job.inplace;
         let selection = config.scan.selection.clone();
@@ -69,7 +70,7 @@ impl Push {
             roots: sources.clone(),
             selection,
             file_systems,
-            identity: Arc::clone(&run.identity),
+            identity: run.identity(&removals.own_directories),
             removals,
             purpose,
         });
@@ -416,6 +417,7 @@ impl Running {
             path: reading.path,
             removed: removed + count(&shared.counters.removed),
             spared: count(&shared.counters.spared),
+            kept_by_change: count(&shared.counters.kept_by_change),
             preview: None,
             learnt,
             left_out,
