@@ -65,7 +65,7 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     let mut display = Display::new(args.json, args.quiet, trace);
     let job = || job(&args, &sources, &location);
     let manifest = manifest(&args)?;
-    let scan = scan_config(&args, selection, manifest.as_ref())?;
+    let scan = ScanConfig { selection, file_systems: args.selection.file_systems(), ..ScanConfig::default() };
     let mut run = Run::begin(manifest, started);
     let storage = settings::storage(args.storage, |notice| terminal::warn(notice));
     let disk = Arc::clone(&storage.disk);
@@ -166,16 +166,6 @@ fn manifest(args: &PushArgs) -> Result<Option<Manifest>> {
         Manifest::create(path).with_context(|| format!("sender: create '{}'", Escaped::path(&path)))
     };
     args.manifest.as_ref().map(create).transpose()
-}
-
-fn scan_config(
-    args: &PushArgs,
-    selection: Option<Arc<Selection>>,
-    manifest: Option<&Manifest>,
-) -> Result<ScanConfig> {
-    let apart = manifest.map(Manifest::hidden_file).transpose().context("sender: look at the manifest")?;
-    let file_systems = args.selection.file_systems();
-    Ok(ScanConfig { selection, file_systems, apart: apart.flatten(), ..ScanConfig::default() })
 }
 
 fn job(args: &PushArgs, sources: &Sources, location: &Location) -> Result<PushJob> {

@@ -20,7 +20,7 @@ use rustix::process::Pid;
 use zmove_types::{Name, RelPath};
 
 use crate::boot::boot_id;
-use crate::remove::{HIDDEN_PREFIX, remove_entries};
+use crate::remove::{HIDDEN_PREFIX, is_hidden, remove_entries};
 use crate::tree::Tree;
 
 /// Makes names that no other transfer makes.
@@ -88,6 +88,14 @@ fn prefix_in(directory: BorrowedFd<'_>) -> String {
         }
         Err(_unknown) => format!("{HIDDEN_PREFIX}0.0.0-"),
     }
+}
+
+/// Whether `name` was given in this very directory to what is not finished, or was not when its process ended.
+#[must_use]
+pub fn is_passing(directory: BorrowedFd<'_>, name: &[u8]) -> bool {
+    let text = std::str::from_utf8(name).ok().filter(|_| is_hidden(name));
+    let rest = text.and_then(|text| text.strip_prefix(&prefix_in(directory)));
+    rest.is_some_and(|rest| Process::parse(rest).is_some())
 }
 
 /// Removes what processes that have ended have left in `directory`, which is `path` of `tree`. What cannot be listed or
@@ -193,7 +201,6 @@ fn first_hex(text: Vec<u8>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::remove::is_hidden;
     use std::os::fd::AsFd;
     use std::process::Command;
 
@@ -239,6 +246,19 @@ mod tests {
         std::fs::write(home.path().join(copy.as_os_str()), "x").unwrap();
         sweep(&tree, &RelPath::root(), tree.fd());
         assert_eq!(count(&home), 1);
+    }
+
+    #[test]
+    fn a_passing_name_is_known_in_its_directory_alone() {
+        let ((_elsewhere, other), (_home, tree)) = (place(), place());
+        let name = TempNames::new("t").passing(tree.fd());
+        assert!(is_passing(tree.fd(), name.as_bytes()) && !is_passing(other.fd(), name.as_bytes()));
+        let dead = of_a_dead_process(tree.fd());
+        assert!(is_passing(tree.fd(), dead.as_bytes()));
+        let lasting = TempNames::new("t").lasting();
+        for name in [lasting.as_bytes(), b".zmove-", b".zmove-mine", b"f", b"\xff"] {
+            assert!(!is_passing(tree.fd(), name));
+        }
     }
 
     #[test]

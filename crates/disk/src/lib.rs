@@ -42,7 +42,7 @@ pub use data_file::{DataFile, Direct};
 pub use entry::{FileIdentity, place_symlink, retouch, set_directory_metadata, set_new_file_metadata};
 pub use existing::{Change, Existing};
 pub use fault::{Fault, FaultAt, Faulty, Request};
-pub use hidden::{TempNames, sweep};
+pub use hidden::{TempNames, is_passing, sweep};
 pub use kept_times::{KeptTimes, is_beyond_range, is_held_everywhere};
 pub use mounts::Mount;
 pub use remove::{is_hidden, remove_entries};

@@ -89,6 +89,11 @@ impl SourceRoot {
         &self.path
     }
 
+    /// How much of it was asked for.
+    pub(crate) fn extent(&self) -> Extent {
+        self.extent
+    }
+
     /// Which directory it is.
     pub(crate) fn number(&self) -> FileNumber {
         self.number

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
+use zmove_disk::is_passing;
 use zmove_scan::{Scan, Tally, scan, scan_list};
 use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink};
 use zmove_types::{ByteCount, Event, Observer, RateLimit, Sample};
@@ -64,6 +65,7 @@ impl Push {
     pub fn start(job: PushJob, mut config: SenderConfig, run: &mut Run, started: Instant) -> Self {
         let PushJob { sources, target, shape, compare, delta, durability, overwrite, purpose, .. } = job;
         let inplace = job.inplace;
+        config.scan.apart = Some(is_passing);
         let selection = config.scan.selection.clone();
         let file_systems = config.scan.file_systems;
         let mirror = job.mirror.map(|removals| Mirror {
