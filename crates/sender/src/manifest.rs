@@ -108,6 +108,8 @@ impl Manifest {
                     ));
                 }
                 std::fs::rename(part, &*path)?;
+                // a power cut would take the name away again
+                File::open(directory_of(path))?.sync_all()?;
             }
             Goal::Stream(stream) => {
                 io::copy(&mut At { file, offset: 0 }, stream)?;
