@@ -90,7 +90,7 @@ impl TempNames {
     /// # Errors
     /// What `make` says. `EPERM` for a directory that only takes new names, as the system would say later: what is made
     /// there would stay.
-    pub(crate) fn make<T>(
+    pub fn make<T>(
         &self,
         directory: BorrowedFd<'_>,
         make: impl Fn(&Name) -> rustix::io::Result<T>,
@@ -140,6 +140,15 @@ impl Display for Parent {
         let (seconds, nanos) = self.born;
         write!(f, "{:x}.{seconds:x}.{nanos:x}", self.inode)
     }
+}
+
+/// Whether `name` was given in this very directory to what is not finished, or was not when its process ended.
+#[must_use]
+pub fn is_passing(directory: BorrowedFd<'_>, name: &[u8]) -> bool {
+    let text = std::str::from_utf8(name).ok().and_then(|text| text.strip_prefix(HIDDEN_PREFIX));
+    text.and_then(|text| text.split_once('-')).is_some_and(|(parent, made)| {
+        Process::parse(made).is_some() && parent == Parent::of(directory).to_string()
+    })
 }
 
 /// Removes what processes that have ended have left in `directory`, which is `path` of `tree`. What cannot be listed or
@@ -322,6 +331,19 @@ mod tests {
         std::fs::write(home.path().join(copy.as_os_str()), "x").unwrap();
         sweep(&tree, &RelPath::root(), tree.fd());
         assert_eq!(count(&home), 1);
+    }
+
+    #[test]
+    fn a_passing_name_is_known_in_its_directory_alone() {
+        let ((_elsewhere, other), (_home, tree)) = (place(), place());
+        let name = passing(&Parent::of(tree.fd()));
+        assert!(is_passing(tree.fd(), name.as_bytes()) && !is_passing(other.fd(), name.as_bytes()));
+        let dead = of_a_dead_process(tree.fd(), HOUR);
+        assert!(is_passing(tree.fd(), dead.as_bytes()));
+        let lasting = TempNames::new("t").lasting();
+        for name in [lasting.as_bytes(), b".zmove-", b".zmove-mine", b"f", b"\xff"] {
+            assert!(!is_passing(tree.fd(), name));
+        }
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub use entry::{
 pub use existing::{Change, Existing};
 pub use fault::{Fault, FaultAt, Faulty, Request};
 pub use file_number::{is_same_file, number_at, number_of};
-pub use hidden::{TempNames, sweep};
+pub use hidden::{TempNames, is_passing, sweep};
 pub use kept_times::{KeptTimes, is_beyond_range, is_held_everywhere};
 pub use mounts::Mount;
 pub use own::open_own;

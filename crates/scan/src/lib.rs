@@ -32,6 +32,7 @@ mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 mod histogram;
+mod identity;
 mod list;
 mod listed;
 mod listings;
@@ -46,6 +47,7 @@ pub use directory::{Directory, SourceRoot};
 pub use entry::{Entry, EntryBatch, EntryKind, ScanItem};
 pub use error::{ListFault, Operation, ScanError};
 pub use histogram::{Extreme, Histogram, Share, Table, histogram};
+pub use identity::SourceIdentity;
 pub use list::{PathList, Separator};
 pub use listings::{Listing, Listings};
 pub use scan::{Found, Scan, Tally, scan, scan_list};
