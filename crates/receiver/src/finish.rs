@@ -22,7 +22,6 @@ use crate::store::{Context, Outcome};
 /// # Errors
 /// When the flush fails: nothing may then be promised of any file.
 pub(crate) fn finish(context: &Context) -> io::Result<(Duration, Vec<Outcome>)> {
-    context.parts.drop_overtaken(&context.target.tree);
     let incomplete = |file: Arc<LargeFile>| {
         let fault = Some((Operation::Verify, FaultCode::Incomplete));
         Outcome::File(FileDone { file: file.id.0, fault })
@@ -33,6 +32,8 @@ pub(crate) fn finish(context: &Context) -> io::Result<(Duration, Vec<Outcome>)> 
     // an error is told to one flush: from now on there are no others than these
     context.publisher.stop();
     publish_all(context);
+    // a small file overtakes the part of a large one when it has its name
+    context.parts.drop_overtaken(&context.target.tree);
     let directories = context.directories.take_bottom_up();
     for level in directories.chunk_by(|one, next| one.depth() == next.depth()) {
         outcomes.extend(finish_level(context, level)?.into_iter().map(Outcome::Fault));
