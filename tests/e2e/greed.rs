@@ -366,6 +366,16 @@ fn wait_for_threads(site: &Site, wanted: usize) {
     }
 }
 
+/// What was asked for ends with who has asked for it.
+#[track_caller]
+fn wait_for_few_threads(site: &Site) {
+    let (started, threads) = (Instant::now(), || site.the_daemon().threads().len());
+    while threads() > 100 {
+        assert!(started.elapsed() < PATIENCE, "{} threads go on", threads());
+        std::thread::yield_now();
+    }
+}
+
 /// A file that takes hours to hash, and no room.
 fn sparse(path: &Path) {
     std::fs::File::create(path).unwrap().set_len(SPARSE_BYTES).unwrap();
@@ -407,13 +417,45 @@ fn files_that_take_hours_to_hash_are_in_nobody_elses_way() {
     assert_well(&site, resting);
     let threads = || site.the_daemon().threads().len();
     assert!(threads() < 600, "{} threads", threads());
-    // what was asked for ends with who has asked for it
     drop(transfers);
-    let started = Instant::now();
-    while threads() > 100 {
-        assert!(started.elapsed() < PATIENCE, "{} threads go on", threads());
-        std::thread::yield_now();
+    wait_for_few_threads(&site);
+}
+
+/// As many lists of directories as may be under way in as many transfers as a key may have: 150 bytes each, and 80,000 entries to
+/// look at, of which none is told.
+#[test]
+fn directories_that_take_long_to_list_are_in_nobody_elses_way() {
+    let site = site();
+    let mut greedy = Greedy::new(&site);
+    let ranges = (0..20).map(|number| {
+        let directory = greedy.root().join(format!("{number}"));
+        std::fs::create_dir(&directory).unwrap();
+        (0..4000).for_each(|file| drop(std::fs::File::create(directory.join(format!("{file}"))).unwrap()));
+        KeptRange { directory: path(&format!("{number}")), after: None, names: Vec::new(), open: false }
+    });
+    let ranges: Vec<_> = ranges.collect();
+    let resting = site.the_daemon().memory_kib();
+    let mut ask = |purpose| {
+        let open = Open { extraneous: Extraneous::Goes, purpose, ..open() };
+        let mut transfers: Vec<_> = (0..30).map(|_| greedy.open(&open)).collect();
+        for transfer in &mut transfers {
+            for keep in 0..8 {
+                greedy.say(transfer, &ToReceiver::Keep(Keep { keep, ranges: ranges.clone() }));
+            }
+        }
+        wait_for_threads(&site, 150);
+        transfers
+    };
+    for purpose in [Purpose::Move, Purpose::Preview] {
+        let transfers = ask(purpose);
+        let before = site.the_daemon().cpu_time();
+        drop(transfers);
+        wait_for_few_threads(&site);
+        let taken = site.the_daemon().cpu_time() - before;
+        assert!(taken < Duration::from_secs(3), "{taken:?} when nobody asks any more");
     }
+    let _transfers = ask(Purpose::Move);
+    assert_well(&site, resting);
 }
 
 /// Large files of which a byte has come, each of which stays open.

@@ -13,7 +13,7 @@ use zmove_disk::Disk;
 use zmove_transport::Fingerprint;
 use zmove_wire::WireError;
 
-use crate::hashing::{Places, Turn};
+use crate::cores::{Cores, Turn};
 use crate::journal::Room;
 use crate::limits::{Limits, files_of_process};
 
@@ -36,7 +36,7 @@ struct Book {
     windows: Arc<Gauge>,
     files: Arc<Gauge>,
     threads: Arc<Gauge>,
-    hashing: Places,
+    cores: Cores,
     /// The storage engine of the key's transfers.
     disk: OnceLock<Arc<dyn Disk>>,
     transfers_max: AtomicUsize,
@@ -145,9 +145,9 @@ impl Account {
         Arc::clone(self.0.disk.get_or_init(|| usual.anew().unwrap_or_else(|| Arc::clone(usual))))
     }
 
-    /// For a thread that is going to hash something of a session that ends when `stopping` is set.
-    pub(crate) fn hashing<'a>(&'a self, stopping: &'a AtomicBool) -> Turn<'a> {
-        self.0.hashing.turn(stopping)
+    /// For a thread that is going to hash or list something for a session that ends when `stopping` is set.
+    pub(crate) fn turn<'a>(&'a self, stopping: &'a AtomicBool) -> Turn<'a> {
+        self.0.cores.turn(stopping)
     }
 
     /// What the key's journals may take.
@@ -170,7 +170,7 @@ impl Book {
             windows: Arc::default(),
             files: Arc::new(files),
             threads: Arc::default(),
-            hashing: Places::default(),
+            cores: Cores::default(),
             disk: OnceLock::new(),
             transfers_max: AtomicUsize::new(0),
             room: Mutex::new(Room::of(limits)),

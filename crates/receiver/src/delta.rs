@@ -115,9 +115,9 @@ impl Candidate {
         let mut cvs = BTreeMap::new();
         let groups =
             (0..GroupSpan::count(self.bytes).unwrap_or(0)).filter(|index| !self.held.contains(index));
-        let hashing = context.account.hashing(&context.stopping);
+        let turn = context.account.turn(&context.stopping);
         for span in groups.map_while(|index| GroupSpan::of(self.bytes, index)) {
-            if hashing.is_over() || held.grow(GROUP_KEPT_BYTES).is_err() {
+            if turn.is_over() || held.grow(GROUP_KEPT_BYTES).is_err() {
                 break;
             }
             let Some(buffer) = context.bases.buffers.take() else { break };

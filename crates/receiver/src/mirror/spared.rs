@@ -17,6 +17,7 @@ use zmove_disk::Tree;
 use zmove_types::{Name, RelPath};
 
 use crate::account::{Account, Held};
+use crate::mirror::effort::Effort;
 
 /// See the module. A name that stays may be told in another message than the entry that it leads to.
 #[derive(Debug)]
@@ -70,25 +71,26 @@ impl Spared {
     }
 
     /// Looks up names that stay and were not come upon in a directory, and remembers what they lead to. What that takes is
-    /// booked on `held` meanwhile; it goes by the names, not by how large the directory is.
+    /// booked meanwhile; it goes by the names, not by how large the directory is.
     ///
     /// # Errors
-    /// `ENOTUNIQ` where that is none of the listed entries; `ENOMEM` where there is no room; what the system says.
+    /// `ENOTUNIQ` where that is none of the listed entries; `ENOMEM` where there is no room; `ECANCELED` when the session has
+    /// ended; what the system says.
     pub(super) fn look_for<'a>(
         &self,
         directory: &OwnedFd,
         unlisted: impl Iterator<Item = &'a Name>,
-        held: &mut Held,
+        effort: &mut Effort<'_>,
     ) -> io::Result<()> {
-        let booked = held.amount();
-        let found = self.find(directory, unlisted, held)?;
+        let booked = effort.booked();
+        let found = self.find(directory, unlisted, effort)?;
         found.names.values().for_each(|inode| self.remember(*inode));
         if found.names.values().any(|inode| found.elsewhere.contains(inode)) {
             rustix::fs::fstat(directory).map(|stat| self.remember(inode_of(&stat)))?;
             return Err(Errno::NOTUNIQ.into());
         }
         drop(found);
-        held.shrink(held.amount() - booked);
+        effort.shrink_to(booked);
         Ok(())
     }
 
@@ -97,12 +99,13 @@ impl Spared {
         &self,
         directory: &OwnedFd,
         unlisted: impl Iterator<Item = &'a Name>,
-        held: &mut Held,
+        effort: &mut Effort<'_>,
     ) -> io::Result<Found<'a>> {
         let mut found = Found::default();
         for name in unlisted {
+            effort.go_on()?;
             let Some(inode) = (self.look)(directory, name.as_os_str()) else { continue };
-            held.grow(FOUND_BYTES).map_err(|_no_room| Errno::NOMEM)?;
+            effort.grow(FOUND_BYTES)?;
             found.names.insert(name, inode);
             found.elsewhere.insert(inode);
         }
@@ -110,6 +113,7 @@ impl Spared {
             return Ok(found);
         }
         for entry in Dir::read_from(directory)? {
+            effort.go_on()?;
             let entry = entry?;
             let Ok(name) = Name::from_bytes(entry.file_name().to_bytes()) else { continue };
             if let Some(inode) = (self.look)(directory, name.as_os_str()) {
