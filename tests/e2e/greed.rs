@@ -46,7 +46,7 @@ struct Transfer {
 }
 
 /// A connection from which nobody reads.
-struct Deaf(#[expect(dead_code, reason = "held open")] ControlReader, ControlWriter);
+struct Deaf(ControlReader, ControlWriter);
 
 /// What a daemon may take for a hostile key beside what it takes anyway, in KiB: far below what each of these cases made it take.
 const GROWTH_KIB_MAX: u64 = 160 << 10;
@@ -354,6 +354,49 @@ fn answers_that_nobody_reads_are_bounded() {
         deaf.push(connection);
     }
     assert_well(&site, resting);
+}
+
+/// Answers of 4 MiB each: two are read, so that those behind them are about to be sent, and then no more.
+#[test]
+fn answers_of_which_only_the_first_are_read_stay_booked() {
+    let site = configured("memory_per_identity = \"64MiB\"");
+    let mut greedy = Greedy::new(&site);
+    for number in 0..17_000 {
+        std::fs::write(greedy.root().join(format!("{number:0250}")), "").unwrap();
+    }
+    let resting = site.the_daemon().memory_kib();
+    let keep = |keep| {
+        let range = KeptRange { directory: path(""), after: None, names: Vec::new(), open: true };
+        ToReceiver::Keep(Keep { keep, ranges: vec![range] })
+    };
+    let open = Open { extraneous: Extraneous::Goes, ..open() };
+    let mut deaf = Vec::new();
+    for _ in 0..9 {
+        let (Deaf(mut reader, writer), _) = greedy.ask_some_without_reading(&open, 8, keep);
+        wait_until_idle(&site);
+        greedy.runtime.block_on(async {
+            // one that there is no room for is broken off
+            if reader.greeting().await.is_ok() {
+                for _opened_and_two_answers in 0..3 {
+                    drop(reader.receive().await);
+                }
+            }
+        });
+        wait_until_idle(&site);
+        deaf.push(Deaf(reader, writer));
+    }
+    assert_well(&site, resting);
+}
+
+/// Waits until the daemon has nothing to do.
+#[track_caller]
+fn wait_until_idle(site: &Site) {
+    let (started, mut before) = (Instant::now(), Duration::MAX);
+    while before != site.the_daemon().cpu_time() {
+        assert!(started.elapsed() < PATIENCE, "it goes on");
+        before = site.the_daemon().cpu_time();
+        std::thread::sleep(Duration::from_millis(200));
+    }
 }
 
 /// Waits until what was asked for is being done.

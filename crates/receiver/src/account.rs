@@ -107,9 +107,14 @@ impl Account {
     /// # Errors
     /// There would be too much.
     pub(crate) fn hold_memory(&self, bytes: usize) -> Result<Held, WireError> {
-        let mut held = Held { gauge: Arc::clone(&self.0.memory), amount: 0 };
+        let mut held = self.nothing();
         held.grow(bytes)?;
         Ok(held)
+    }
+
+    /// No memory yet, for what will [grow](Held::grow).
+    pub(crate) fn nothing(&self) -> Held {
+        Held { gauge: Arc::clone(&self.0.memory), amount: 0 }
     }
 
     #[cfg(test)]
@@ -264,6 +269,17 @@ impl Held {
     pub(crate) fn shrink(&mut self, less: usize) {
         self.amount -= less;
         self.gauge.release(less);
+    }
+
+    /// Has this stand for another of the same account too.
+    pub(crate) fn join(&mut self, mut other: Self) {
+        debug_assert!(Arc::ptr_eq(&self.gauge, &other.gauge), "it is of the same account");
+        self.amount += std::mem::take(&mut other.amount);
+    }
+
+    /// Gives back all that is booked.
+    pub(crate) fn clear(&mut self) {
+        self.shrink(self.amount);
     }
 
     /// How much is booked.

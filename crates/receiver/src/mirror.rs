@@ -52,7 +52,7 @@ impl Mirror {
         &mut self,
         context: &Arc<Context>,
         allowed: Extraneous,
-        (keep, held): (Keep, Held),
+        (keep, question): (Keep, Held),
     ) -> Result<(), SessionError> {
         keep.check()?;
         self.keeps += 1;
@@ -60,16 +60,14 @@ impl Mirror {
             return Err(WireError::OutOfOrder { what: "a list of names that stay" }.into());
         }
         let spared = Arc::clone(&self.spared);
-        let mut room = context.account.hold_memory(0)?;
         self.workers.start_for(context, move |context| {
-            let _until_it_is_answered = held;
-            let mut effort = Effort::new(context.account.turn(&context.stopping), &mut room);
+            let _until_it_is_answered = question;
+            let mut held = context.account.nothing();
+            let mut effort = Effort::new(context.account.turn(&context.stopping), &mut held);
             let answer = ToSender::Extra(extra(Some(&context.target.tree), &keep, &spared, &mut effort));
             // who tells may have to wait
             drop(effort);
-            // from here on it is booked with what is told
-            drop(room);
-            context.tell(Outcome::Mirror(answer));
+            context.tell_booked(Outcome::Mirror(answer), held);
         })
     }
 
@@ -313,7 +311,7 @@ mod tests {
     }
 
     fn extra(tree: Option<&Tree>, keep: &Keep, spared: &Spared) -> Extra {
-        extra_on(&mut Account::default().hold_memory(0).unwrap(), tree, keep, spared)
+        extra_on(&mut Account::default().nothing(), tree, keep, spared)
     }
 
     /// What is told by a session that has not ended.
@@ -336,7 +334,7 @@ mod tests {
         }
         let tree = Tree::open(home.path()).unwrap();
         let account = Account::default();
-        let mut held = account.hold_memory(0).unwrap();
+        let mut held = account.nothing();
         let mut told = extra_on(&mut held, Some(&tree), &keep(&[], None), &Spared::default());
         let takes: usize = told.names.iter().map(|extra| name_takes(&extra.name.0)).sum();
         assert_eq!(held.amount(), takes);
@@ -357,7 +355,7 @@ mod tests {
         }
         let tree = Tree::open(home.path()).unwrap();
         let (cores, stopping) = (Cores::default(), AtomicBool::new(false));
-        let mut held = Account::default().hold_memory(0).unwrap();
+        let mut held = Account::default().nothing();
         let mut effort = Effort::new(cores.turn(&stopping), &mut held);
         let directory = tree.open_directory(&RelPath::root()).unwrap();
         let mut look = || {
@@ -389,7 +387,7 @@ mod tests {
         let limits =
             crate::Limits { memory_per_identity: zmove_types::ByteCount(10), ..crate::Limits::default() };
         let account = crate::account::Accounts::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
-        let mut held = account.hold_memory(0).unwrap();
+        let mut held = account.nothing();
         let tree = Tree::open(home.path()).unwrap();
         let told = extra_on(&mut held, Some(&tree), &keep(&[], None), &Spared::default());
         assert_eq!(told.faults, [(0, FaultCode::os(&Errno::NOMEM.into()))]);
@@ -473,7 +471,7 @@ mod tests {
         };
         assert_eq!((look(0), look(1)), (Err(Some(Errno::NOMEM)), Ok(2)));
         let account = account(1 << 20);
-        let mut held = account.hold_memory(0).unwrap();
+        let mut held = account.nothing();
         let spared = Spared::by(look_caseless, &Account::default());
         let told = extra_on(&mut held, Some(&tree), &asked, &spared);
         let takes: usize = told.names.iter().map(|extra| name_takes(&extra.name.0)).sum();

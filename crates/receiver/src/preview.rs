@@ -177,7 +177,7 @@ impl Looking {
     ) -> Result<(), SessionError> {
         let (told, answered) = oneshot::channel();
         self.answers.spawn(answered);
-        let mut held = self.account.hold_memory(0)?;
+        let mut held = self.account.nothing();
         self.workers.start(move || {
             let answer = answer(&mut held);
             drop(question);
