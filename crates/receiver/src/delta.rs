@@ -23,6 +23,7 @@ use zmove_wire::{FileHead, Held};
 use crate::account::Held as Booked;
 use crate::config::BUFFER_BYTES;
 use crate::old::open_old;
+use crate::parts::GROUP_KEPT_BYTES;
 use crate::store::{Context, Outcome};
 
 /// Old versions that the sender has been told of, by the path of their file.
@@ -78,9 +79,6 @@ impl Bases {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(path, base);
     }
 }
-
-/// What is kept of one group of an old version.
-const GROUP_KEPT_BYTES: usize = 64;
 
 impl Candidate {
     /// Whether a large file stands where one of so many bytes will go, and that is large too.

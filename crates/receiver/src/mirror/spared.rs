@@ -22,7 +22,6 @@ use crate::mirror::effort::Effort;
 /// See the module. A name that stays may be told in another message than the entry that it leads to.
 #[derive(Debug)]
 pub(crate) struct Spared {
-    account: Account,
     state: Mutex<State>,
     look: Look,
 }
@@ -30,10 +29,10 @@ pub(crate) struct Spared {
 /// How a name is looked up in a directory.
 pub(super) type Look = fn(&OwnedFd, &OsStr) -> Option<Inode>;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
     inodes: HashSet<Inode>,
-    held: Option<Held>,
+    held: Held,
     /// There are more than may be remembered.
     all: bool,
 }
@@ -61,7 +60,8 @@ impl Spared {
     }
 
     pub(super) fn by(look: Look, account: &Account) -> Self {
-        Self { account: account.clone(), state: Mutex::default(), look }
+        let state = State { inodes: HashSet::new(), held: account.nothing(), all: false };
+        Self { state: Mutex::new(state), look }
     }
 
     /// Whether nothing is spared.
@@ -150,13 +150,9 @@ impl Spared {
 
     fn remember(&self, inode: Inode) {
         let mut state = self.lock();
-        let booked = match &mut state.held {
-            Some(held) => held.grow(INODE_BYTES),
-            none => self.account.hold_memory(INODE_BYTES).map(|held| *none = Some(held)),
-        };
-        state.all |= booked.is_err();
-        if booked.is_ok() {
-            state.inodes.insert(inode);
+        match state.held.grow(INODE_BYTES) {
+            Ok(()) => drop(state.inodes.insert(inode)),
+            Err(_no_room) => state.all = true,
         }
     }
 
