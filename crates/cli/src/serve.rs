@@ -94,11 +94,11 @@ async fn serve(
     warn_of_small_buffers(&listener);
     tokio::spawn(expire_journals(journals.clone(), settings.journal_age));
     let counts = Counts::default();
-    let counted = counts.clone();
+    let (counted, quiet) = (counts.clone(), log::Quiet::default());
     let config = receiver_config(&settings, &journals);
     let daemon = Daemon::new(listener, Guests::Listed(KeyList::new(home.clone())), config, move |event| {
         counted.count(event);
-        log::tell(event);
+        quiet.tell(event);
     });
     daemon.set_limits(settings.limits);
     if let Some(bound) = metrics {
