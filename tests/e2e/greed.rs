@@ -501,9 +501,8 @@ fn directories_that_take_long_to_list_are_in_nobody_elses_way() {
     assert_well(&site, resting);
 }
 
-/// Large files of which a byte has come, each of which stays open.
-#[test]
-fn large_files_that_are_begun_take_no_more_descriptors_than_their_key_may_have() {
+/// A site whose daemon may have 1,024 descriptors.
+fn of_few_descriptors() -> Site {
     let mut site = Site::local();
     let few = site.path("few");
     let script = format!("#!/bin/sh\nulimit -Sn 1024; ulimit -Hn 1024\nexec {ZMOVE} \"$@\"\n");
@@ -513,6 +512,34 @@ fn large_files_that_are_begun_take_no_more_descriptors_than_their_key_may_have()
     site.start_daemon();
     paint(site.source().join("f"), 100_000);
     paint(site.source().join("large"), 3 * GROUP_BYTES);
+    site
+}
+
+/// Transfers with 33 lanes each, as many as begin: over TCP each lane has a descriptor.
+#[test]
+fn lanes_take_no_more_descriptors_than_their_key_may_have() {
+    let site = of_few_descriptors();
+    site.the_daemon().wait_for_log("lanes_per_identity = 128");
+    let mut greedy = Greedy::new(&site);
+    let resting = site.the_daemon().memory_kib();
+    let (mut transfers, mut lanes) = (Vec::new(), Vec::new());
+    while let Ok(transfer) = greedy.try_open(&open()) {
+        transfers.push(transfer);
+        let id = TransferId([greedy.transfers; 16]);
+        for lane in 1..33 {
+            lanes.push(greedy.runtime.block_on(greedy.greet(id, Role::Lane(LaneId(lane)))));
+        }
+    }
+    assert!(transfers.len() > 4, "{} transfers", transfers.len());
+    let open = site.the_daemon().open_files();
+    assert!(open < 512, "{open} descriptors");
+    assert_well(&site, resting);
+}
+
+/// Large files of which a byte has come, each of which stays open.
+#[test]
+fn large_files_that_are_begun_take_no_more_descriptors_than_their_key_may_have() {
+    let site = of_few_descriptors();
     let mut greedy = Greedy::new(&site);
     let resting = site.the_daemon().memory_kib();
     let mut transfers = Vec::new();
