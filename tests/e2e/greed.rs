@@ -464,8 +464,8 @@ fn files_that_take_hours_to_hash_are_in_nobody_elses_way() {
     wait_for_few_threads(&site);
 }
 
-/// As many lists of directories as may be under way in as many transfers as a key may have: 150 bytes each, and 80,000 entries to
-/// look at, of which none is told.
+/// As many lists of directories as may be under way in as many transfers as a key may have: 150 bytes each, and 80,000
+/// entries to look at, of which none is told.
 #[test]
 fn directories_that_take_long_to_list_are_in_nobody_elses_way() {
     let site = site();

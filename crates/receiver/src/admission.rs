@@ -1,7 +1,7 @@
 //! The account of what each key has under way, held against the limits before anything begins.
 //!
-//! **Invariant:** what was admitted is given back when its [`Seat`] or [`Held`] is dropped, and only then; and while anybody is
-//! [in line](InLine), nobody has a seat that the first in turn could have.
+//! **Invariant:** what was admitted is given back when its [`Seat`] or [`Held`] is dropped, and only then; and while
+//! anybody is [in line](InLine), nobody has a seat that the first in turn could have.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -53,8 +53,8 @@ const DECODED_AT_ONCE_BYTES_MAX: usize = 64 << 10;
 /// How many wait.
 const MESSAGES_MAX: usize = 16;
 
-/// What an element of a list, in a message or in a batch, takes beside the bytes of its name or path: its fields, and what the
-/// allocator adds for these bytes.
+/// What an element of a list, in a message or in a batch, takes beside the bytes of its name or path: its fields, and
+/// what the allocator adds for these bytes.
 pub(crate) const ELEMENT_BYTES: usize = 128;
 
 /// What the allocator adds to a string at most, or takes for the shortest.

@@ -1,7 +1,7 @@
 //! Turns at the cores, for all threads of one key that look at what lies at the target.
 //!
-//! What a peer may have hashed and listed is without bounds, and cores are shared by all. So no more threads of one key do so at a
-//! time than there are cores, and each gives its place to the next that waits after every piece.
+//! What a peer may have hashed and listed is without bounds, and cores are shared by all. So no more threads of one key
+//! do so at a time than there are cores, and each gives its place to the next that waits after every piece.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};

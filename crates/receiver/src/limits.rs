@@ -23,8 +23,8 @@ pub struct Limits {
     pub transfers_per_identity: usize,
     /// Transfers of one key that wait in line for their turn; the next is refused. Default: 256; each takes some 40 KiB.
     pub queued_per_identity: usize,
-    /// Lanes of all transfers together; each is a thread and, over TCP, a descriptor. A transfer is promised an eighth of what is
-    /// left, 8 at least. Default: 4096.
+    /// Lanes of all transfers together; each is a thread and, over TCP, a descriptor. A transfer is promised an eighth
+    /// of what is left, 8 at least. Default: 4096.
     pub lanes: usize,
     /// The same over the transfers of one key. Default: 1088, with which as many of them as there may be get their share.
     pub lanes_per_identity: usize,
@@ -93,8 +93,8 @@ pub(crate) fn files_of_process() -> usize {
 }
 
 impl Limits {
-    /// As much of these as this process has descriptors for, and what has become less, with its name: half of the descriptors are
-    /// for connections, and of these one key may have half at most.
+    /// As much of these as this process has descriptors for, and what has become less, with its name: half of the
+    /// descriptors are for connections, and of these one key may have half at most.
     #[must_use]
     pub fn within_process(self) -> (Self, Vec<(&'static str, usize)>) {
         self.within(files_of_process())

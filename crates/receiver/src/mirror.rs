@@ -134,8 +134,9 @@ fn remove_all(context: &Context, remove: &Remove, spared: &Spared) -> u64 {
     removed
 }
 
-/// What else is in the directories where names stay; nothing where the target is not there. What that takes is booked; a directory
-/// for whose names there is no room cannot be listed. When the session has ended the answer lacks what is behind.
+/// What else is in the directories where names stay; nothing where the target is not there. What that takes is booked;
+/// a directory for whose names there is no room cannot be listed. When the session has ended the answer lacks what is
+/// behind.
 pub(crate) fn extra(tree: Option<&Tree>, keep: &Keep, spared: &Spared, effort: &mut Effort<'_>) -> Extra {
     let mut answer = Extra { keep: keep.keep, ..Extra::default() };
     let mut name_bytes = 0;

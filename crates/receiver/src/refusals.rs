@@ -1,8 +1,8 @@
 //! Saying no: how it is said, and to how many at a time.
 //!
-//! Who is refused keeps a descriptor until it has taken the answer, and need not take it. **Invariant:** of those that have proved a
-//! key which is let in few are told at a time, of each key and in all ([`Admissions::tell`]); the others are closed without a word.
-//! Strangers are told while they still count as connections that have not proved one.
+//! Who is refused keeps a descriptor until it has taken the answer, and need not take it. **Invariant:** of those that
+//! have proved a key which is let in few are told at a time, of each key and in all ([`Admissions::tell`]); the others
+//! are closed without a word. Strangers are told while they still count as connections that have not proved one.
 
 use std::time::Duration;
 

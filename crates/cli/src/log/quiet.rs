@@ -1,6 +1,7 @@
 //! What strangers make a daemon say: few lines of each kind, so that nobody can fill the log and drown what it is for.
 //!
-//! **Invariant:** the first of a kind is told at once, and however many follow, one line a second tells how many they were.
+//! **Invariant:** the first of a kind is told at once, and however many follow, one line a second tells how many they
+//! were.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

@@ -1,7 +1,7 @@
 //! What a thread has for looking at directories of any size: a turn at the cores, and room in memory.
 //!
-//! **Invariant:** no more than [`ENTRIES_PER_TURN`] entries are looked at before others of the key may have the core, and before
-//! it is noticed that the session has ended.
+//! **Invariant:** no more than [`ENTRIES_PER_TURN`] entries are looked at before others of the key may have the core,
+//! and before it is noticed that the session has ended.
 
 use std::io;
 

@@ -74,8 +74,8 @@ impl Spared {
     /// booked meanwhile; it goes by the names, not by how large the directory is.
     ///
     /// # Errors
-    /// `ENOTUNIQ` where that is none of the listed entries; `ENOMEM` where there is no room; `ECANCELED` when the session has
-    /// ended; what the system says.
+    /// `ENOTUNIQ` where that is none of the listed entries; `ENOMEM` where there is no room; `ECANCELED` when the
+    /// session has ended; what the system says.
     pub(super) fn look_for<'a>(
         &self,
         directory: &OwnedFd,

@@ -100,8 +100,8 @@ impl Keep {
     /// Holds it against its limits and its order.
     ///
     /// # Errors
-    /// [`WireError`] when there is too much of it, a directory comes twice, for which it would be listed twice, or names are not in
-    /// order.
+    /// [`WireError`] when there is too much of it, a directory comes twice, for which it would be listed twice, or
+    /// names are not in order.
     pub fn check(&self) -> Result<(), WireError> {
         within("kept directories", self.ranges.len(), KEEP_RANGES_MAX)?;
         within("kept names", self.ranges.iter().map(|range| range.names.len()).sum(), KEEP_NAMES_MAX)?;
