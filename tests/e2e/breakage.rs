@@ -1,6 +1,7 @@
 //! Ends in mid-transfer: a peer that is killed, a user who has enough. Nothing half-written stands under a final name,
 //! whoever is left goes on, and the next run completes.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Child;
 
@@ -11,8 +12,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::command::{Outcome, Runner, finish};
 use crate::daemon::Daemon;
 use crate::harness::{PATIENCE, Site};
+use crate::namespace::Namespace;
 use crate::proxy::Proxy;
-use crate::tree::{assert_part_of, assert_same, paint, picture};
+use crate::tree::{assert_part_of, assert_same, names, paint, picture, set_mode};
 
 /// What may pass before the relay stalls: more than the handshakes and the small files, less than all.
 const BYTES_BEFORE_STALL: u64 = 9 << 20;
@@ -141,7 +143,7 @@ fn a_local_push_that_is_interrupted() {
         let client = zmove.start();
         appeared.wait();
         interrupt(client).expect(20).says(&["zmove: interrupted"]).lines(1);
-        let mut names = crate::tree::names(&site.target());
+        let mut names = names(&site.target());
         names.retain(|name| !name.starts_with(".zmove-"));
         assert_eq!(names, ["small"]);
         std::fs::remove_file(site.source().join("endless")).unwrap();
@@ -149,6 +151,45 @@ fn a_local_push_that_is_interrupted() {
         site.push_contents();
         assert_same(&site.source(), &site.target());
     }
+}
+
+/// The source is closed to others, and the files in it are not.
+#[test]
+fn a_new_target_is_closed_to_others_as_long_as_its_mode_has_not_come() {
+    let site = Site::local();
+    std::fs::File::create(site.source().join("endless")).unwrap().set_len(1 << 40).unwrap();
+    set_mode(site.source(), 0o750);
+    let appeared = Appearance::of("new", &site.target());
+    let client = site.push_command(&[], &[site.contents().as_os_str()], "new").start();
+    appeared.wait();
+    let mode = || site.target().join("new").metadata().unwrap().mode() & 0o7777;
+    assert_eq!(mode(), 0o700);
+    kill(client);
+    assert_eq!(mode(), 0o700);
+    std::fs::remove_file(site.source().join("endless")).unwrap();
+    clean_parts(&site, "client");
+    site.push(&[], site.contents(), "new").done();
+    assert_eq!(mode(), 0o750);
+}
+
+/// The kernel makes such a directory anew, with another time of birth, when something is put into it first.
+#[test]
+fn what_a_killed_push_leaves_in_a_directory_of_a_lower_layer_goes() {
+    let Some(site) = Site::within(Namespace::with_layers) else { return };
+    let target = site.namespace().outside(&site.target());
+    paint(site.source().join("d/small"), 1_000);
+    std::fs::File::create(site.source().join("endless")).unwrap().set_len(1 << 40).unwrap();
+    let hidden = || names(&target.join("d")).iter().filter(|name| name.starts_with(".zmove-")).count();
+    let appeared = Appearance::of_beginning(".zmove-", &target.join("d"));
+    let client = site.push_command(&[], &[site.contents().as_os_str()], "").start();
+    appeared.wait();
+    kill(client);
+    assert_eq!(hidden(), 1);
+    std::fs::remove_file(site.source().join("endless")).unwrap();
+    clean_parts(&site, "client");
+    site.push_contents();
+    assert_eq!(hidden(), 0);
+    assert_same(&site.source(), &target);
 }
 
 #[test]

@@ -85,7 +85,8 @@ impl Deceiver {
     ) -> (Result<Summary, SessionError>, Vec<Noted>) {
         let started = Instant::now();
         let job = (self.job)(PushJob { delta: true, ..job(source, "x") });
-        let (push, mut run) = (Push::start(job, SenderConfig::default(), started), Run::begin(None, started));
+        let mut run = Run::begin(None, started);
+        let push = Push::start(job, SenderConfig::default(), &mut run, started);
         let (near, far) = memory_control();
         let (sinks_in, sinks) = mpsc::channel(1);
         let (sink, lane) = memory_lane();

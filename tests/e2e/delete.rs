@@ -161,13 +161,13 @@ fn a_source_that_is_missing_removes_nothing(site: &Site) {
 fn what_running_transfers_hide_stays(site: &Site) {
     grow(site);
     paint(site.target().join("d/.zmove-0123-0"), 10);
-    paint(site.target().join(".zmove-1.2.3-4-5-6-7-8/f"), 10);
+    paint(site.target().join(".zmove-1.2.3-4-5-6-7-8-9/f"), 10);
     paint(site.target().join("tree/.zmove-0123-1"), 10);
     paint(site.target().join("tree/alone"), 10);
     let outcome = site.push(&["--delete"], site.contents(), "").expect(23);
     outcome.says(&["receiver: remove 'tree/.zmove-0123-1': names that begin with .zmove-"]).lines(1);
     assert!(site.target().join("d/.zmove-0123-0").exists());
-    assert!(site.target().join(".zmove-1.2.3-4-5-6-7-8/f").exists());
+    assert!(site.target().join(".zmove-1.2.3-4-5-6-7-8-9/f").exists());
     assert_eq!(names(&site.target().join("tree")), [".zmove-0123-1"]);
 }
 

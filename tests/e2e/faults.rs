@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::io::{ErrorKind, Write};
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use crate::hooks::HookedDisk;
 use crate::inplace::wait_until;
 use crate::inprocess::InProcess;
 use crate::namespace::Namespace;
-use crate::tree::{assert_part_of, assert_same, paint, picture};
+use crate::tree::{assert_part_of, assert_same, paint, picture, set_mode};
 
 /// Small files in two directories, enough of them for a staging directory each, and one file of three groups.
 fn paint_mixture(source: &Path) {
@@ -272,6 +273,48 @@ fn a_flush_that_fails_for_others_costs_nothing() {
     let (outcome, struck) = push_under(&site, "syncfs", "error=EIO", &[]);
     assert!(struck && outcome.code == Some(11), "{:?}: {}", outcome.code, outcome.stderr);
     assert!(outcome.stderr.contains("Input/output error"), "{}", outcome.stderr);
+}
+
+/// What flushes nothing as a whole gets each change by itself, also the last one, and where no directory is pushed.
+#[test]
+fn each_change_is_flushed_where_nothing_is_flushed_as_a_whole() {
+    if !can_inject() {
+        return skip("strace cannot run here: nobody sees what is flushed");
+    }
+    let room = tempfile::tempdir().unwrap();
+    let overlaid = Site::within(|target| {
+        paint(target.join("changed"), 30_001);
+        paint(target.join("same"), 10);
+        set_mode(target.join("same"), 0o600);
+        Namespace::with_overlay(target, room.path())
+    });
+    let Some(site) = overlaid else { return };
+    paint(site.source().join("changed"), 30_000);
+    paint(site.source().join("same"), 10);
+    set_mode(site.source().join("same"), 0o640);
+    symlink("same", site.source().join("link")).unwrap();
+    let cases = [
+        ("--inplace", "changed", "utimensat(", "/changed>)"),
+        ("--quiet", "link", "utimensat(", "/target>)"),
+        ("-c", "same", "fchmod(", "/same>)"),
+    ];
+    for (option, name, last_change, flushed) in cases {
+        let log = site.path("strace");
+        let [program, rest @ ..] = site.namespace().enter();
+        let mut command = Command::new(program);
+        command.args(rest).args(["strace", "-f", "-y", "--seccomp-bpf", "-qq", "-o"]).arg(&log);
+        command.args(["-e", "trace=ftruncate,utimensat,fchmod,renameat,symlinkat,fsync,syncfs", "--", ZMOVE]);
+        command.args(["push", option]).arg(site.source().join(name)).arg(site.path("target"));
+        let outcome = Zmove(command).outcome();
+        assert_eq!(outcome.code, Some(0), "{name}: {}", outcome.stderr);
+        let traced = std::fs::read_to_string(&log).unwrap();
+        let lines: Vec<_> = traced.lines().collect();
+        let end = lines.iter().rposition(|line| line.contains("syncfs(")).expect("all is flushed at the end");
+        let change = lines[..end].iter().rposition(|line| line.contains(last_change));
+        let change = change.unwrap_or_else(|| panic!("{name} is changed: {traced}"));
+        let is_flush = |line: &&str| line.contains("fsync(") && line.contains(flushed);
+        assert!(lines[change..end].iter().any(is_flush), "{name}: {traced}");
+    }
 }
 
 /// Names that have been given may be what somebody else's flush has failed for: the journal is gone, and `syncfs` says yes.

@@ -71,12 +71,19 @@ impl Default for InProcess {
 
 impl InProcess {
     pub(crate) fn push(self, source: &Path, target: &Path) -> Pushed {
-        let Self { config, receiver, lanes, delta, overwrite, inplace, mirror, .. } = self;
-        let Self { wrap, wrap_source, more, on_event, .. } = self;
+        let Self { delta, overwrite, inplace, .. } = self;
+        let mirror = self.mirror.clone();
+        let target = target.to_str().unwrap();
+        self.push_job(PushJob { delta, overwrite, inplace, mirror, ..job(source, target) })
+    }
+
+    /// Pushes what a job names.
+    pub(crate) fn push_job(self, job: PushJob) -> Pushed {
+        let Self { config, receiver, lanes, wrap, wrap_source, more, on_event, .. } = self;
         let witness = Arc::new(Witness { events: Mutex::default(), on_event });
         let started = Instant::now();
-        let job = PushJob { delta, overwrite, inplace, mirror, ..job(source, target.to_str().unwrap()) };
-        let (push, mut run) = (Push::start(job, config, started), Run::begin(None, started));
+        let mut run = Run::begin(None, started);
+        let push = Push::start(job, config, &mut run, started);
         let observer = Arc::clone(&witness) as Arc<dyn Observer>;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         let ended = runtime.unwrap().block_on(async {

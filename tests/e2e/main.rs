@@ -23,6 +23,7 @@ mod bad_targets;
 mod breakage;
 mod busy;
 mod changing;
+mod changing_mirror;
 mod clear;
 mod clock;
 mod confine;

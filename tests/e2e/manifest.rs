@@ -9,6 +9,7 @@ use std::process::Command;
 
 use crate::command::Outcome;
 use crate::harness::{Site, both_ways, has_program, is_root, skip};
+use crate::proxy::Proxy;
 use crate::tree::{names, paint, paint_interesting_sizes, painted, set_mode, set_old};
 
 both_ways!(
@@ -32,6 +33,36 @@ fn one_that_lies_in_the_source_is_not_sent_before_it_is_whole(site: &Site) {
     site.push(&options, site.contents(), "").expect(0);
     assert_eq!(names(&site.target().join("d")), ["f", "manifest"]);
     assert_eq!(std::fs::read(site.target().join("d/manifest")).unwrap(), first);
+}
+
+/// What a killed push has left is not sent either, and the next one with a manifest there removes it.
+#[test]
+fn what_a_killed_push_has_left_is_not_sent() {
+    let site = Site::daemon();
+    paint(site.source().join("d/f"), 10);
+    std::fs::File::create(site.source().join("large")).unwrap().set_len(64 << 20).unwrap();
+    paint(site.source().join("d/.zmove-manifest-0123456789abcdef"), 10);
+    let hidden = |place: &Path| {
+        let names = names(place).into_iter();
+        names.filter(|name| name.starts_with(".zmove-") && !name.starts_with(".zmove-manifest-")).count()
+    };
+    let place = site.source().join("d/manifest");
+    let options = ["--manifest", place.to_str().unwrap()];
+    let proxy = Proxy::start(site.the_daemon().address, 1 << 20);
+    site.pin(&proxy.address, site.the_daemon().fingerprint);
+    let mut killed = site.push_by(&proxy.address, &options).start();
+    proxy.wait_for_stall();
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    assert_eq!(hidden(&site.source().join("d")), 1);
+    site.push(&["--delete"], site.contents(), "").done();
+    assert_eq!(hidden(&site.target().join("d")), 0);
+    // what only looks like it is data
+    assert_eq!(names(&site.target().join("d")), [".zmove-manifest-0123456789abcdef", "f"]);
+    assert_eq!(hidden(&site.source().join("d")), 1);
+    site.push(&options, site.contents(), "").expect(0);
+    assert_eq!(hidden(&site.source().join("d")), 0);
+    assert!(place.exists());
 }
 
 fn push(site: &Site, options: &[&str]) -> Outcome {

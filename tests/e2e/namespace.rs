@@ -12,7 +12,7 @@ use crate::harness::{has_program, is_root, skip};
 /// The namespace; gone when dropped.
 pub(crate) struct Namespace {
     child: Child,
-    /// Where the image is, if its file system has one.
+    /// Where the image is, or the layers are, if its file system has them.
     _image: Option<TempDir>,
 }
 
@@ -45,6 +45,20 @@ impl Namespace {
         Self::start(script, &words, None)
     }
 
+    /// A namespace in which `directory` is two layers (overlayfs), of which the lower one has a directory `d`; `None`
+    /// where that is not possible.
+    pub(crate) fn with_layers(directory: &Path) -> Option<Self> {
+        if !is_root() || !has_program("unshare") || !has_program("nsenter") {
+            skip("mounting layers needs root, unshare and nsenter");
+            return None;
+        }
+        let layers = tempfile::tempdir().unwrap();
+        let script = r#"cd "$1" && mkdir -p lower/d upper work && mount -t overlay \
+            -o lowerdir=lower,upperdir=upper,workdir=work none "$2" && echo ready && read -r _"#;
+        let path = layers.path().to_owned();
+        Self::start(script, &[path.as_os_str(), directory.as_os_str()], Some(layers))
+    }
+
     /// A namespace in which `directory` is a file system in an image; `None` where that is not possible.
     pub(crate) fn with_image(directory: &Path, image: &Image) -> Option<Self> {
         let program = image.make.split(' ').next().unwrap();
@@ -60,6 +74,17 @@ impl Namespace {
         let bytes = image.bytes.to_string();
         let words = [bytes.as_ref(), path.as_os_str(), image.make.as_ref(), image.options.as_ref()];
         Self::start(script, &[&words[..], &[directory.as_os_str()]].concat(), Some(place))
+    }
+
+    /// A namespace in which `directory` is an overlay of directories in memory at `room`, the lowest of which begins as a copy of it.
+    pub(crate) fn with_overlay(directory: &Path, room: &Path) -> Option<Self> {
+        if !is_root() || !has_program("unshare") || !has_program("nsenter") {
+            skip("an overlay needs root, unshare and nsenter");
+            return None;
+        }
+        let script = r#"mount -t tmpfs none "$1" && cd "$1" && mkdir upper work && cp -a "$2" lower &&
+            mount -t overlay -o lowerdir=lower,upperdir=upper,workdir=work none "$2" && echo ready && read -r _"#;
+        Self::start(script, &[room.as_os_str(), directory.as_os_str()], None)
     }
 
     /// A namespace in which `directory` is ext4 on a disk that takes its room from the memory at `room` when something is first

@@ -19,13 +19,13 @@ const LARGE: u64 = 3;
 const LARGE_BYTES: u64 = 2 * GROUP_BYTES + 5;
 
 /// A push that has come half-way through a relay.
-struct HalfWay {
-    site: Site,
-    proxy: Proxy,
-    client: Child,
+pub(crate) struct HalfWay {
+    pub(crate) site: Site,
+    pub(crate) proxy: Proxy,
+    pub(crate) client: Child,
 }
 
-fn half_way(site: Site, options: &[&str]) -> HalfWay {
+pub(crate) fn half_way(site: Site, options: &[&str]) -> HalfWay {
     for number in 0..SMALL {
         paint(site.source().join(format!("small/{number}")), 1_000 + number);
     }

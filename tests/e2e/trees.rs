@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
 
@@ -20,6 +20,7 @@ every_way!(
     names_like_hidden_ones_are_data,
     links_stay_links,
     modes_are_kept_and_setuid_is_not,
+    a_new_target_is_as_open_as_the_source_or_as_usual,
     times_are_kept_to_the_nanosecond,
     many_directories_keep_modes_and_times,
     paths_beyond_the_kernel_limit,
@@ -75,7 +76,7 @@ fn names_are_bytes(site: &Site) {
 
 /// New directories are filled under hidden names of that form, and what a killed receiver left of them is removed.
 fn names_like_hidden_ones_are_data(site: &Site) {
-    for directory in ["d", ".zmove-1.2.3-4-5-6-7-8", "d/.zmove-1.2.3-4-5-6-7-8"] {
+    for directory in ["d", ".zmove-1.2.3-4-5-6-7-8-9", "d/.zmove-1.2.3-4-5-6-7-8-9"] {
         for number in 0..20 {
             paint(site.source().join(directory).join(format!("f{number}")), 100);
         }
@@ -150,6 +151,22 @@ fn times_are_kept_to_the_nanosecond(site: &Site) {
 }
 
 /// So many of one depth that several threads finish them.
+/// The directories above it get no mode from the source, and neither does it where only what is in it is sent.
+fn a_new_target_is_as_open_as_the_source_or_as_usual(site: &Site) {
+    paint(site.source().join("f"), 10);
+    set_mode(site.source(), 0o710);
+    let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o7777;
+    std::fs::create_dir(site.path("usual")).unwrap();
+    std::fs::write(site.path("list"), "f\n").unwrap();
+    site.push(&[], site.contents(), "above/new").done();
+    site.push(&["--files-from", site.path("list").to_str().unwrap()], site.source(), "listed").done();
+    site.push(&[], site.source().join("f"), "single/").done();
+    assert_eq!(mode(&site.target().join("above/new")), 0o710);
+    for name in ["above", "listed", "single"] {
+        assert_eq!(mode(&site.target().join(name)), mode(&site.path("usual")), "{name}");
+    }
+}
+
 fn many_directories_keep_modes_and_times(site: &Site) {
     let source = site.source();
     for (number, mode) in (0..600).zip([0o755, 0o700, 0o711, 0o750].into_iter().cycle()) {

@@ -59,7 +59,8 @@ The sender's fingerprint is what 'zmove key show' prints there.
 
 Exit codes: 0 all done and flushed; 1 usage; 2 other protocol version; 3 target refused; 4 'doctor'
 found something bad; 5 not authenticated; 10 no connection; 11 file error; 12 connection lost or protocol broken;
-20 interrupted; 23 some files failed (each is named); 25 --max-delete kept some.
+20 interrupted; 23 some files failed (each is named), or --delete kept some as the source changed;
+25 --max-delete kept some.
 ZMOVE_HOME is where keys, known paths and journals are kept (default ~/.config/zmove; for a daemon
 run as root /etc/zmove).";
 
@@ -127,7 +128,8 @@ pub(crate) struct PushArgs {
     #[arg(long)]
     pub(crate) inplace: bool,
     /// At the end remove what is at the target below the directories sent and not in them; nothing is removed when
-    /// any directory or file of the source could not be read, or not be stored at the target
+    /// any directory or file of the source could not be read, or not be stored at the target, and nothing from
+    /// directories that changed at the source meanwhile (exit code 23; the same command removes it)
     #[arg(long)]
     pub(crate) delete: bool,
     /// With --delete: remove also when parts of the source could not be read, but nothing below these, or not be stored

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
+use std::fs::Metadata;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,7 +17,7 @@ use zmove_sender::{AfterErrors, Guard, Link, Manifest, Push, PushJob, Removals, 
 use zmove_transport::{
     QuicCongestion, Reach, SocketConfig, TransportChoice, UnknownCongestion, memory_control, memory_lane,
 };
-use zmove_types::{Escaped, Name, RelPath};
+use zmove_types::{Escaped, FileNumber, Name, RelPath};
 use zmove_wire::{Cipher, Compare, Durability, Overwrite, Purpose, TargetShape, TopName, Version};
 
 use crate::args::{CipherArg, DeltaArg, DurabilityArg, PushArgs, TransportArg};
@@ -63,7 +65,7 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     let mut display = Display::new(args.json, args.quiet, trace);
     let job = || job(&args, &sources, &location);
     let manifest = manifest(&args)?;
-    let scan = scan_config(&args, selection, manifest.as_ref())?;
+    let scan = ScanConfig { selection, file_systems: args.selection.file_systems(), ..ScanConfig::default() };
     let mut run = Run::begin(manifest, started);
     let storage = settings::storage(args.storage, |notice| terminal::warn(notice));
     let disk = Arc::clone(&storage.disk);
@@ -75,7 +77,7 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
         rate_max: args.limit,
         ..SenderConfig::default()
     };
-    let push = Push::start(job()?, config.clone(), started);
+    let push = Push::start(job()?, config.clone(), &mut run, started);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -101,7 +103,7 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     summary.failed += sources.missing;
     let shares = shares(&moved, &summary, &sources, &location);
     summary::print(&summary, &args, (transport, &shares))?;
-    Ok(match (summary.failed, summary.spared) {
+    Ok(match (summary.failed + summary.kept_by_change, summary.spared) {
         (0, 0) => Exit::Done,
         (0, _) => Exit::MaxDelete,
         _ => Exit::Partial,
@@ -166,16 +168,6 @@ fn manifest(args: &PushArgs) -> Result<Option<Manifest>> {
     args.manifest.as_ref().map(create).transpose()
 }
 
-fn scan_config(
-    args: &PushArgs,
-    selection: Option<Arc<Selection>>,
-    manifest: Option<&Manifest>,
-) -> Result<ScanConfig> {
-    let apart = manifest.map(Manifest::hidden_file).transpose().context("sender: look at the manifest")?;
-    let file_systems = args.selection.file_systems();
-    Ok(ScanConfig { selection, file_systems, apart: apart.flatten(), ..ScanConfig::default() })
-}
-
 fn job(args: &PushArgs, sources: &Sources, location: &Location) -> Result<PushJob> {
     let target = match location {
         Location::Local(path) => path.as_bytes().to_vec(),
@@ -190,7 +182,8 @@ fn job(args: &PushArgs, sources: &Sources, location: &Location) -> Result<PushJo
         }
         Location::Remote(_) => None,
     };
-    let removals = Removals { after_errors, entries_max: args.max_delete, guard };
+    let own_directories = own_directories(location);
+    let removals = Removals { after_errors, entries_max: args.max_delete, guard, own_directories };
     Ok(PushJob {
         sources: sources.roots(),
         target,
@@ -205,6 +198,16 @@ fn job(args: &PushArgs, sources: &Sources, location: &Location) -> Result<PushJo
         mirror: args.delete.then_some(removals),
         sources_missing: sources.missing,
     })
+}
+
+/// Where this process keeps journals while it is the receiver too: they may lie in a source.
+fn own_directories(location: &Location) -> Vec<FileNumber> {
+    let journals = match location {
+        Location::Local(_) => settings::home(Role::Client).ok().map(|home| settings::journals(&home)),
+        Location::Remote(_) => None,
+    };
+    let number = |stat: Metadata| FileNumber { device: stat.dev(), inode: stat.ino() };
+    journals.and_then(|path| path.metadata().ok()).map(number).into_iter().collect()
 }
 
 /// Whether the target is to look at its old versions of large files, which costs it a read of each.

@@ -97,7 +97,7 @@ impl Sessions<'_> {
             () = &mut stop => return Err(SessionError::Interrupted.into()),
         };
         display.start();
-        let push = push.map_or_else(|| self.start_again(), Ok)?;
+        let push = push.map_or_else(|| self.start_again(run), Ok)?;
         let pushed = push.run(run, reached.link, display.observer(), stop).await;
         reached.dialler.close().await;
         let summary = pushed?;
@@ -108,8 +108,8 @@ impl Sessions<'_> {
         Ok((summary, reached.transport))
     }
 
-    fn start_again(&self) -> Result<Push> {
-        Ok(Push::start((self.job)()?, self.config.clone(), Instant::now()))
+    fn start_again(&self, run: &mut Run) -> Result<Push> {
+        Ok(Push::start((self.job)()?, self.config.clone(), run, Instant::now()))
     }
 
     /// Whether it is known that the host is what it was taken for, or nothing is to be tried again.

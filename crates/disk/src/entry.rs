@@ -3,13 +3,12 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, Stat, StatxAttributes, StatxFlags, Timespec, Timestamps, UTIME_OMIT,
-};
+use rustix::fs::{AtFlags, FileType, Mode, Stat, Timespec, Timestamps, UTIME_OMIT};
 use rustix::io::Errno;
 use zmove_types::{Metadata, Name, Timestamp};
 
 use crate::hidden::TempNames;
+use crate::own::open_own;
 use crate::staged::Replace;
 
 /// What must not differ between the first look at a source file and the last.
@@ -64,17 +63,6 @@ impl FileIdentity {
     }
 }
 
-/// Refuses a directory whose entries can neither go nor get another name (`chattr +a`): what is made in it under a hidden
-/// name would stay there.
-///
-/// # Errors
-/// `EPERM`, as the system would say later.
-pub(crate) fn refuse_append_only(directory: impl AsFd) -> rustix::io::Result<()> {
-    let asked = rustix::fs::statx(directory, c"", AtFlags::EMPTY_PATH, StatxFlags::empty());
-    let append_only = asked.is_ok_and(|stat| stat.stx_attributes.contains(StatxAttributes::APPEND));
-    if append_only { Err(Errno::PERM) } else { Ok(()) }
-}
-
 fn timestamp(seconds: i64, nanos: u64) -> Timestamp {
     Timestamp { seconds, nanos: u32::try_from(nanos).unwrap_or(0) }
 }
@@ -111,15 +99,8 @@ fn replace_with_symlink(
     if there.is_ok_and(|there| there.as_bytes() == target) {
         return Ok(());
     }
-    refuse_append_only(directory)?;
-    let temporary = loop {
-        let temporary = names.passing(directory);
-        match rustix::fs::symlinkat(target, directory, temporary.as_os_str()) {
-            Ok(()) => break temporary,
-            Err(Errno::EXIST) => {}
-            Err(error) => return Err(error),
-        }
-    };
+    let make = |name: &Name| rustix::fs::symlinkat(target, directory, name.as_os_str());
+    let (temporary, ()) = names.make(directory, make)?;
     let renamed = rustix::fs::renameat(directory, temporary.as_os_str(), directory, name.as_os_str());
     if renamed.is_err() {
         let _best_effort = rustix::fs::unlinkat(directory, temporary.as_os_str(), AtFlags::empty());
@@ -135,29 +116,9 @@ fn replace_with_symlink(
 pub fn retouch(directory: BorrowedFd<'_>, name: &Name, metadata: &Metadata) -> io::Result<()> {
     let regular = |there: FileIdentity| if there.regular { Ok(()) } else { Err(Errno::INVAL) };
     regular(FileIdentity::at(directory, name)?)?;
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    match rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty()) {
-        Ok(file) => {
-            regular(FileIdentity::of(&file)?)?;
-            set_file_metadata(file.as_fd(), metadata)
-        }
-        Err(Errno::ACCESS) => retouch_unreadable(directory, name, metadata),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// A file that its owner may not read: held by a descriptor that can do nothing else, changed through `/proc`.
-fn retouch_unreadable(directory: BorrowedFd<'_>, name: &Name, metadata: &Metadata) -> io::Result<()> {
-    use std::os::fd::AsRawFd;
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let held = rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty())?;
-    if !FileIdentity::of(&held)?.regular {
-        return Err(Errno::LOOP.into());
-    }
-    let path = format!("/proc/self/fd/{}", held.as_raw_fd());
-    rustix::fs::chmodat(CWD, path.as_str(), Mode::from_raw_mode(metadata.mode), AtFlags::empty())?;
-    let times = Timestamps { last_access: OMIT, last_modification: timespec(metadata.mtime) };
-    Ok(rustix::fs::utimensat(CWD, path.as_str(), &times, AtFlags::empty())?)
+    let file = open_own(directory, name)?;
+    regular(FileIdentity::of(&file)?)?;
+    set_file_metadata(file.as_fd(), metadata)
 }
 
 /// Sets mode and time of an open directory.
@@ -166,6 +127,19 @@ fn retouch_unreadable(directory: BorrowedFd<'_>, name: &Name, metadata: &Metadat
 /// What the system says.
 pub fn set_directory_metadata(directory: BorrowedFd<'_>, metadata: &Metadata) -> io::Result<()> {
     set_file_metadata(directory, metadata)
+}
+
+/// Gives a directory the mode that one gets which is made in it, by the umask or by what access control lists pass on.
+///
+/// # Errors
+/// What the system says.
+pub fn set_usual_mode(directory: BorrowedFd<'_>, names: &TempNames) -> io::Result<()> {
+    let all = Mode::from_raw_mode(0o777);
+    let make = |name: &Name| rustix::fs::mkdirat(directory, name.as_os_str(), all);
+    let (made, ()) = names.make(directory, make)?;
+    let stat = rustix::fs::statat(directory, made.as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
+    rustix::fs::unlinkat(directory, made.as_os_str(), AtFlags::REMOVEDIR)?;
+    Ok(rustix::fs::fchmod(directory, Mode::from_raw_mode(stat?.st_mode))?)
 }
 
 /// Sets mode and time of a file just made; tells whether it had the mode already, as is often so.
@@ -239,7 +213,6 @@ mod tests {
             let before = mode(name);
             let there = Name::from_bytes(name.as_bytes()).unwrap();
             assert!(retouch(fd.as_fd(), &there, &metadata).is_err(), "{name}");
-            assert!(retouch_unreadable(fd.as_fd(), &there, &metadata).is_err(), "{name}");
             assert_eq!(mode(name), before, "{name}");
         }
         assert_ne!(home.path().join("precious").metadata().unwrap().mtime(), 3);
@@ -254,7 +227,7 @@ mod tests {
         let fd = std::fs::File::open(home.path()).unwrap();
         let name = Name::from_bytes(b"x").unwrap();
         let metadata = Metadata { mode: 0o440, mtime: Timestamp { seconds: 3, nanos: 4 } };
-        retouch_unreadable(fd.as_fd(), &name, &metadata).unwrap();
+        retouch(fd.as_fd(), &name, &metadata).unwrap();
         let identity = FileIdentity::at(&fd, &name).unwrap();
         assert_eq!(identity.metadata(), metadata);
     }

@@ -1,26 +1,32 @@
 //! The names of what has no final name yet, and the removal of those that a process which died has left.
 //!
-//! A passing name, `.zmove-PARENT-MACHINE-BOOT-PID-START-NUMBER`, tells the directory that it was made in and the process that
-//! made it. **Invariant:** [`sweep`] removes a name only in the very directory that it was made in, and only when its process has
-//! ended: a copy of such a name elsewhere is data like any other.
+//! A passing name, `.zmove-PARENT-MACHINE-BOOT-PID-START-MOMENT-NUMBER`, tells the directory that it was made in, the
+//! process that made it, and when. **Invariant:** [`sweep`] removes what has such a name only when its process has
+//! ended, and only where it is what was made under that name: a copy of it is data like any other.
+//!
+//! What is in the very directory that its name tells was made there. What was born at the moment that its name tells is
+//! no copy either, since that would be younger. Either is enough, for neither can always be known. A directory is
+//! another one by its numbers when overlayfs has copied it from a lower layer, and what was made in a staging directory
+//! may end up in the one that stood in its way. Some file systems keep no time of birth, and servers have clocks of
+//! their own.
 //!
 //! No lock tells whether the maker lives, since a lock would cost a descriptor for each name, and there are hundreds of
 //! thousands.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Display, Formatter};
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{AtFlags, Dir, StatxFlags};
+use rustix::fs::{AtFlags, Dir, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 use rustix::process::Pid;
 use zmove_types::{Name, RelPath};
 
 use crate::boot::boot_id;
-use crate::remove::{HIDDEN_PREFIX, remove_entries};
+use crate::remove::{HIDDEN_PREFIX, is_hidden, remove_entries};
 use crate::tree::Tree;
 
 /// Makes names that no other transfer makes.
@@ -28,6 +34,17 @@ use crate::tree::Tree;
 pub struct TempNames {
     tag: String,
     next: AtomicU64,
+}
+
+/// A directory, as it is written in the names that are made in it: without its device, since those may be numbered anew
+/// at each boot.
+#[derive(Clone, Copy, Debug, Default)]
+struct Parent {
+    inode: u64,
+    /// Seconds and nanoseconds; 0 on a file system that does not keep the time of birth.
+    born: (i64, u32),
+    /// Its entries can neither go nor get another name (`chattr +a`).
+    is_append_only: bool,
 }
 
 /// A process, told apart from all others that have been.
@@ -43,6 +60,9 @@ struct Process {
     start: u64,
 }
 
+/// A birth further from the moment that a name tells is that of a copy. The kernel's clock for files is a tick behind,
+/// and the storage may be slow to make something.
+const BIRTH_MS_MAX: u64 = 1_000;
 /// After so long the processes of other machines, and of those that are not known, count as dead: nobody here can ask for them.
 const FOREIGN_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// The number of the namespace that every process is in unless it is in a container (`PROC_PID_INIT_INO` of the kernel).
@@ -65,46 +85,108 @@ impl TempNames {
         Name::from_bytes(text.as_bytes()).expect("a short tag without a slash")
     }
 
-    /// A name in `directory` that [`sweep`] removes there when this process has died.
-    pub fn passing(&self, directory: BorrowedFd<'_>) -> Name {
-        // one counter for the whole process: its transfers may work in the same directory
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let text = format!("{}{}-{number:x}", prefix_in(directory), Process::own().text());
-        Name::from_bytes(text.as_bytes()).expect("numbers alone are short")
+    /// Has `make` make something in `directory`, under a name that [`sweep`] removes there when this process has died.
+    ///
+    /// # Errors
+    /// What `make` says. `EPERM` for a directory that only takes new names, as the system would say later: what is made
+    /// there would stay.
+    pub fn make<T>(
+        &self,
+        directory: BorrowedFd<'_>,
+        make: impl Fn(&Name) -> rustix::io::Result<T>,
+    ) -> rustix::io::Result<(Name, T)> {
+        let parent = Parent::of(directory);
+        if parent.is_append_only {
+            return Err(Errno::PERM);
+        }
+        loop {
+            let name = passing(&parent);
+            match make(&name) {
+                Err(Errno::EXIST) => {}
+                made => return Ok((name, made?)),
+            }
+        }
     }
 }
 
-/// What passing names in a directory begin with. Devices may be numbered anew at each boot, so they are not in it.
-fn prefix_in(directory: BorrowedFd<'_>) -> String {
-    let asked = StatxFlags::INO | StatxFlags::BTIME;
-    match rustix::fs::statx(directory, c"", AtFlags::EMPTY_PATH, asked) {
-        // a file system that does not keep the time of birth says 0
-        Ok(stat) => {
-            format!(
-                "{HIDDEN_PREFIX}{:x}.{:x}.{:x}-",
-                stat.stx_ino, stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec
-            )
-        }
-        Err(_unknown) => format!("{HIDDEN_PREFIX}0.0.0-"),
+fn passing(parent: &Parent) -> Name {
+    // one counter for the whole process: its transfers may work in the same directory
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    static OWN: OnceLock<String> = OnceLock::new();
+    let own = OWN.get_or_init(|| Process::own().to_string());
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let text = format!("{HIDDEN_PREFIX}{parent}-{own}-{:x}-{number:x}", since_epoch_ms(SystemTime::now()));
+    Name::from_bytes(text.as_bytes()).expect("numbers alone are short")
+}
+
+impl Parent {
+    /// What the kernel does not tell is 0.
+    fn of(directory: BorrowedFd<'_>) -> Self {
+        let asked = StatxFlags::INO | StatxFlags::BTIME;
+        let stat = rustix::fs::statx(directory, c"", AtFlags::EMPTY_PATH, asked);
+        stat.map_or_else(
+            |_unknown| Self::default(),
+            |stat| Self {
+                inode: stat.stx_ino,
+                born: (stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec),
+                is_append_only: stat.stx_attributes.contains(StatxAttributes::APPEND),
+            },
+        )
     }
+}
+
+impl Display for Parent {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let (seconds, nanos) = self.born;
+        write!(f, "{:x}.{seconds:x}.{nanos:x}", self.inode)
+    }
+}
+
+/// Whether what has this name in `directory` is not finished, or was not when its process ended, and is no copy of such.
+#[must_use]
+pub fn is_passing(directory: BorrowedFd<'_>, name: &[u8]) -> bool {
+    // most names are others, and the directory need not be looked at for them
+    is_hidden(name) && maker_of(directory, &Parent::of(directory).to_string(), name).is_some()
+}
+
+/// The process that has made what has this name in `directory`, which names call `here`, unless that is a copy.
+fn maker_of(directory: BorrowedFd<'_>, here: &str, name: &[u8]) -> Option<(Name, Process)> {
+    let text = std::str::from_utf8(name).ok()?;
+    let (parent, made) = text.strip_prefix(HIDDEN_PREFIX)?.split_once('-')?;
+    let (maker, moment) = Process::parse(made)?;
+    let name = Name::from_bytes(name).ok()?;
+    let is_no_copy = parent == here || was_born_at(directory, &name, moment);
+    is_no_copy.then_some((name, maker))
 }
 
 /// Removes what processes that have ended have left in `directory`, which is `path` of `tree`. What cannot be listed or
 /// removed stays for another time.
 pub fn sweep(tree: &Tree, path: &RelPath, directory: BorrowedFd<'_>) {
     let Ok(entries) = Dir::read_from(directory) else { return };
-    let prefix = prefix_in(directory);
+    let here = Parent::of(directory).to_string();
     let left = entries.flatten().filter_map(|entry| {
-        let text = entry.file_name().to_str().ok()?;
-        let maker = Process::parse(text.strip_prefix(&prefix)?)?;
-        let name = Name::from_bytes(text.as_bytes()).ok()?;
+        let (name, maker) = maker_of(directory, &here, entry.file_name().to_bytes())?;
         maker.has_ended(|| age_of(directory, &name)).then_some(name)
     });
     let left: Vec<_> = left.collect();
     if !left.is_empty() {
         let _counted = remove_entries(tree, path, left.iter(), |_path, _stays_for_another_time| {});
     }
+}
+
+fn was_born_at(directory: BorrowedFd<'_>, name: &Name, moment_ms: u64) -> bool {
+    let flags = AtFlags::SYMLINK_NOFOLLOW;
+    let Ok(stat) = rustix::fs::statx(directory, name.as_os_str(), flags, StatxFlags::BTIME) else {
+        return false;
+    };
+    // a file system that does not keep the time of birth says 0
+    let born = Duration::new(u64::try_from(stat.stx_btime.tv_sec).unwrap_or(0), stat.stx_btime.tv_nsec);
+    since_epoch_ms(SystemTime::UNIX_EPOCH + born).abs_diff(moment_ms) <= BIRTH_MS_MAX
+}
+
+fn since_epoch_ms(time: SystemTime) -> u64 {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn age_of(directory: BorrowedFd<'_>, name: &Name) -> Option<Duration> {
@@ -122,20 +204,13 @@ impl Process {
         })
     }
 
-    fn text(&self) -> String {
-        let mut text = String::with_capacity(64);
-        write!(text, "{:x}-{:x}-{:x}-{:x}", self.machine, self.boot, self.pid, self.start)
-            .expect("a string takes all");
-        text
-    }
-
-    /// Reads what [`text`](Self::text) wrote, and a number behind it.
-    fn parse(text: &str) -> Option<Self> {
+    /// Reads a process as it is displayed, the moment behind it, and a number behind that.
+    fn parse(text: &str) -> Option<(Self, u64)> {
         let mut parts = text.split('-').map(|part| u64::from_str_radix(part, 16).ok());
         let mut next = || parts.next().flatten();
         let process = Self { machine: next()?, boot: next()?, pid: next()?, start: next()? };
-        next()?;
-        parts.next().is_none().then_some(process)
+        let (moment, _number) = (next()?, next()?);
+        parts.next().is_none().then_some((process, moment))
     }
 
     fn has_ended(&self, age: impl FnOnce() -> Option<Duration>) -> bool {
@@ -153,6 +228,12 @@ impl Process {
     /// Whether it runs, by what is seen of the process of its number. Processes of other users may be invisible (`hidepid`).
     fn runs(&self, start: Option<u64>) -> bool {
         start.map_or_else(|| exists(self.pid), |start| start == self.start)
+    }
+}
+
+impl Display for Process {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}-{:x}-{:x}-{:x}", self.machine, self.boot, self.pid, self.start)
     }
 }
 
@@ -193,9 +274,9 @@ fn first_hex(text: Vec<u8>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::remove::is_hidden;
-    use std::os::fd::AsFd;
     use std::process::Command;
+
+    const HOUR: Duration = Duration::from_secs(60 * 60);
 
     fn place() -> (tempfile::TempDir, Tree) {
         let home = tempfile::tempdir().unwrap();
@@ -203,13 +284,14 @@ mod tests {
         (home, tree)
     }
 
-    /// A name that a process has made which is no more.
-    fn of_a_dead_process(directory: BorrowedFd<'_>) -> Name {
+    /// A name that a process has made which is no more, so long ago.
+    fn of_a_dead_process(directory: BorrowedFd<'_>, age: Duration) -> Name {
         let mut child = Command::new("true").spawn().unwrap();
         let (pid, start) = (u64::from(child.id()), start_of(u64::from(child.id())).unwrap());
         child.wait().unwrap();
         let dead = Process { pid, start, ..Process::own().clone() };
-        Name::from_bytes(format!("{}{}-0", prefix_in(directory), dead.text()).as_bytes()).unwrap()
+        let (parent, moment) = (Parent::of(directory), since_epoch_ms(SystemTime::now() - age));
+        Name::from_bytes(format!("{HIDDEN_PREFIX}{parent}-{dead}-{moment:x}-0").as_bytes()).unwrap()
     }
 
     fn count(home: &tempfile::TempDir) -> usize {
@@ -220,25 +302,63 @@ mod tests {
     fn what_a_dead_process_left_goes_and_what_a_live_one_has_stays() {
         let (home, tree) = place();
         let names = TempNames::new("t");
-        let live = names.passing(tree.fd());
+        let live = passing(&Parent::of(tree.fd()));
         std::fs::write(home.path().join(live.as_os_str()), "x").unwrap();
         std::fs::write(home.path().join(names.lasting().as_os_str()), "a part of a large file").unwrap();
-        let dead = home.path().join(of_a_dead_process(tree.fd()).as_os_str());
+        let dead = home.path().join(of_a_dead_process(tree.fd(), HOUR).as_os_str());
         std::fs::create_dir_all(dead.join("below")).unwrap();
         std::fs::write(dead.join("below/file"), "x").unwrap();
-        std::fs::write(dead.join("below").join(names.passing(tree.fd()).as_os_str()), "x").unwrap();
+        std::fs::write(dead.join("below").join(passing(&Parent::of(tree.fd())).as_os_str()), "x").unwrap();
         sweep(&tree, &RelPath::root(), tree.fd());
         assert!(!dead.exists() && home.path().join(live.as_os_str()).exists());
         assert_eq!(count(&home), 2);
     }
 
+    /// As in a directory that overlayfs has made anew, and in one that a staging directory has become one with.
+    #[test]
+    fn what_was_made_under_its_name_goes_wherever_it_is_by_now() {
+        let ((_elsewhere, other), (home, tree)) = (place(), place());
+        let names = [(); 3].map(|()| of_a_dead_process(other.fd(), Duration::ZERO));
+        let at = |name: &Name| home.path().join(name.as_os_str());
+        std::fs::write(at(&names[0]), "x").unwrap();
+        std::fs::create_dir(at(&names[1])).unwrap();
+        std::os::unix::fs::symlink("nowhere", at(&names[2])).unwrap();
+        sweep(&tree, &RelPath::root(), tree.fd());
+        assert_eq!(count(&home), 0);
+    }
+
     #[test]
     fn a_copy_in_another_directory_is_data() {
         let ((_elsewhere, other), (home, tree)) = (place(), place());
-        let copy = of_a_dead_process(other.fd());
+        let copy = of_a_dead_process(other.fd(), HOUR);
         std::fs::write(home.path().join(copy.as_os_str()), "x").unwrap();
         sweep(&tree, &RelPath::root(), tree.fd());
         assert_eq!(count(&home), 1);
+    }
+
+    #[test]
+    fn a_passing_name_is_known_in_its_directory_alone() {
+        let ((_elsewhere, other), (_home, tree)) = (place(), place());
+        let (name, ()) = TempNames::new("t").make(tree.fd(), |_name| Ok(())).unwrap();
+        assert!(is_passing(tree.fd(), name.as_bytes()) && !is_passing(other.fd(), name.as_bytes()));
+        let dead = of_a_dead_process(tree.fd(), HOUR);
+        assert!(is_passing(tree.fd(), dead.as_bytes()));
+        let lasting = TempNames::new("t").lasting();
+        for name in [lasting.as_bytes(), b".zmove-", b".zmove-mine", b"f", b"\xff"] {
+            assert!(!is_passing(tree.fd(), name));
+        }
+    }
+
+    /// What the walk passes over is what a sweep may remove: overlayfs gives a directory of a lower layer other numbers
+    /// when something is made in it, after the name has been chosen.
+    #[test]
+    fn what_was_born_when_its_name_tells_is_passing_wherever_it_is() {
+        let ((_elsewhere, other), (home, tree)) = (place(), place());
+        let (fresh, old) = (passing(&Parent::of(other.fd())), of_a_dead_process(other.fd(), HOUR));
+        for name in [&fresh, &old] {
+            std::fs::write(home.path().join(name.as_os_str()), "x").unwrap();
+        }
+        assert!(is_passing(tree.fd(), fresh.as_bytes()) && !is_passing(tree.fd(), old.as_bytes()));
     }
 
     #[test]
@@ -285,18 +405,43 @@ mod tests {
     #[test]
     fn names_are_read_back_and_others_are_none() {
         let own = Process::own();
-        assert_eq!(Process::parse(&format!("{}-2a", own.text())).as_ref(), Some(own));
-        for other in ["", "1-2-3-4", "1-2-3-4-5-6", "1-2-3-4-x", "t-0"] {
+        assert_eq!(Process::parse(&format!("{own}-7b-2a")), Some((own.clone(), 0x7b)));
+        for other in ["", "1-2-3-4-5", "1-2-3-4-5-6-7", "1-2-3-4-5-x", "t-0"] {
             assert_eq!(Process::parse(other), None, "{other}");
         }
     }
 
     #[test]
     fn names_differ() {
-        let (_home, tree) = place();
-        let names = TempNames::new("t");
-        assert_ne!(names.passing(tree.fd()), names.passing(tree.fd().as_fd()));
+        let (parent, names) = (Parent::default(), TempNames::new("t"));
+        assert_ne!(passing(&parent), passing(&parent));
         assert_ne!(names.lasting(), names.lasting());
-        assert!(is_hidden(names.passing(tree.fd()).as_bytes()) && is_hidden(names.lasting().as_bytes()));
+        assert!(is_hidden(passing(&parent).as_bytes()) && is_hidden(names.lasting().as_bytes()));
+    }
+
+    #[test]
+    fn a_name_that_is_taken_is_not_asked_for_again() {
+        let (home, tree) = place();
+        let taken = std::cell::Cell::new(2);
+        let make = |name: &Name| match taken.replace(taken.get() - 1) {
+            0 => rustix::fs::mkdirat(tree.fd(), name.as_os_str(), rustix::fs::Mode::RWXU),
+            _ => Err(Errno::EXIST),
+        };
+        let (name, ()) = TempNames::new("t").make(tree.fd(), make).unwrap();
+        assert!(home.path().join(name.as_os_str()).is_dir());
+        let refused = TempNames::new("t").make(tree.fd(), |_name| Err::<(), _>(Errno::NOSPC));
+        assert_eq!(refused.unwrap_err(), Errno::NOSPC);
+    }
+
+    #[test]
+    fn nothing_is_made_in_a_directory_that_only_takes_new_names() {
+        let (home, tree) = place();
+        if rustix::fs::ioctl_setflags(tree.fd(), rustix::fs::IFlags::APPEND).is_err() {
+            return eprintln!("skipped: the directory for temporary files cannot be made append-only here");
+        }
+        let make = |name: &Name| rustix::fs::mkdirat(tree.fd(), name.as_os_str(), rustix::fs::Mode::RWXU);
+        let made = TempNames::new("t").make(tree.fd(), make);
+        rustix::fs::ioctl_setflags(tree.fd(), rustix::fs::IFlags::empty()).unwrap();
+        assert_eq!((made.unwrap_err(), count(&home)), (Errno::PERM, 0));
     }
 }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use zmove_types::{Name, Timestamp};
 
-use crate::entry::{FileIdentity, refuse_append_only, set_file_mtime};
+use crate::entry::{FileIdentity, set_file_mtime};
 use crate::hidden::TempNames;
 
 /// What each file system that a transfer comes to keeps of times. Each is asked once, when a time has to be judged that
@@ -139,11 +139,10 @@ impl<'a> Probe<'a> {
         if let Ok(file) = rustix::fs::openat(directory, c".", flags, mode) {
             return Ok(Self { file: file.into(), named: None });
         }
-        refuse_append_only(directory)?;
         let before = FileIdentity::of(directory)?;
-        let name = names.passing(directory);
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(directory, name.as_os_str(), flags, mode)?;
+        let make = |name: &Name| rustix::fs::openat(directory, name.as_os_str(), flags, mode);
+        let (name, file) = names.make(directory, make)?;
         Ok(Self { file: file.into(), named: Some((directory, name, before)) })
     }
 

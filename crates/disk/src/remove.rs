@@ -9,12 +9,14 @@
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, CWD, Dir, DirEntry, FileType, Mode, OFlags, StatxAttributes, StatxFlags};
+use rustix::fs::{AtFlags, Dir, DirEntry, FileType, Mode, OFlags, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
-use zmove_types::{Name, RelPath};
+use zmove_types::{FileNumber, Name, RelPath};
 
+use crate::file_number::number_of;
+use crate::own::Held;
 use crate::tree::{DIRECTORY, Tree, make_writable};
 
 /// Names of running transfers begin so, and stay.
@@ -94,7 +96,7 @@ struct Level {
     name: Name,
     /// Which it is of all that were entered.
     number: u64,
-    identity: Identity,
+    itself: FileNumber,
     /// Directories in it that are to be entered.
     directories: Vec<Name>,
     /// There may be others.
@@ -106,9 +108,6 @@ struct Level {
     /// Something in it stays, which has been told.
     stays: bool,
 }
-
-/// Device and inode of a directory.
-type Identity = (u64, u64);
 
 /// Whether more of a directory is to be read now.
 enum Reading {
@@ -156,7 +155,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
 
     fn enter(&mut self, name: Name) {
         let opened = open_to_empty(self.here.as_ref().map_or(self.top, OwnedFd::as_fd), &name);
-        let (directory, identity) = match opened.and_then(|fd| identity(&fd).map(|identity| (fd, identity))) {
+        let (directory, itself) = match opened.and_then(|fd| number_of(&fd).map(|itself| (fd, itself))) {
             Ok(opened) => opened,
             Err(error) => return self.fail(Some(&name), error),
         };
@@ -170,7 +169,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
         self.levels.push(Level {
             name,
             number: self.entered,
-            identity,
+            itself,
             directories: Vec::new(),
             is_unread: true,
             has_shrunk: false,
@@ -275,7 +274,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
     fn above(&self) -> io::Result<Option<OwnedFd>> {
         let (Some(here), [.., above, _]) = (&self.here, &self.levels[..]) else { return Ok(None) };
         let opened = rustix::fs::openat(here, "..", DIRECTORY, Mode::empty())?;
-        if identity(&opened)? == above.identity { Ok(Some(opened)) } else { Err(Errno::STALE.into()) }
+        if number_of(&opened)? == above.itself { Ok(Some(opened)) } else { Err(Errno::STALE.into()) }
     }
 
     /// An entry of the deepest directory stays, and so do all directories above it.
@@ -300,11 +299,6 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
     }
 }
 
-fn identity(directory: &OwnedFd) -> io::Result<Identity> {
-    let stat = rustix::fs::fstat(directory)?;
-    Ok((stat.st_dev, stat.st_ino))
-}
-
 fn is_directory(parent: BorrowedFd<'_>, name: &Name) -> bool {
     rustix::fs::statat(parent, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW)
         .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
@@ -312,19 +306,16 @@ fn is_directory(parent: BorrowedFd<'_>, name: &Name) -> bool {
 
 /// Opens a directory of which everything will be removed; one that its owner may not read or write is made so.
 fn open_to_empty(parent: BorrowedFd<'_>, name: &Name) -> io::Result<OwnedFd> {
-    let open = |flags| rustix::fs::openat(parent, name.as_os_str(), flags, Mode::empty());
-    match open(DIRECTORY) {
+    match rustix::fs::openat(parent, name.as_os_str(), DIRECTORY, Mode::empty()) {
         Ok(directory) => {
             refuse_mount(parent, directory.as_fd())?;
             make_writable(&directory);
             Ok(directory)
         }
         Err(Errno::ACCESS) => {
-            let held = open(OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC)?;
+            let held = Held::hold(parent, name, FileType::Directory)?;
             refuse_mount(parent, held.as_fd())?;
-            let path = format!("/proc/self/fd/{}", held.as_raw_fd());
-            rustix::fs::chmodat(CWD, path.as_str(), Mode::RWXU, AtFlags::empty())?;
-            Ok(open(DIRECTORY)?)
+            Ok(held.open(Mode::RWXU, OFlags::RDONLY | OFlags::DIRECTORY)?)
         }
         Err(error) => Err(error.into()),
     }

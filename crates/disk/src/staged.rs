@@ -11,7 +11,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -20,9 +20,10 @@ use rustix::io::Errno;
 use zmove_types::Name;
 
 use crate::data_file::{DataFile, Direct};
-use crate::entry::{FileIdentity, refuse_append_only};
+use crate::entry::FileIdentity;
 use crate::existing::{InPlace, give_up};
 use crate::hidden::TempNames;
+use crate::own::Held;
 
 /// A file being written, in the directory where it will stay.
 #[derive(Debug)]
@@ -55,9 +56,13 @@ impl Staged {
     /// A new empty file in `directory`, with at most the permissions in `mode`.
     ///
     /// # Errors
-    /// What the system says.
+    /// What the system says, `EPERM` where the file could not get another name.
     pub fn create(directory: &Arc<OwnedFd>, mode: u32, names: &TempNames) -> io::Result<Self> {
-        Self::create_named(directory, mode, || names.passing(directory.as_fd()))
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mode = Mode::from_raw_mode(mode & 0o777);
+        let make = |name: &Name| rustix::fs::openat(directory, name.as_os_str(), flags, mode);
+        let (name, file) = names.make(directory.as_fd(), make)?;
+        Ok(Self::new(DataFile::new(file.into()), Arc::clone(directory), Some(name)))
     }
 
     /// Opens such a file again, to go on with it as it is, if `is_it` finds that it is the one: nothing is done to another
@@ -81,13 +86,13 @@ impl Staged {
         }
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = match rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty()) {
-            Err(Errno::ACCESS) => open_finished(&found)?,
-            opened => File::from(opened?),
+            Err(Errno::ACCESS) => open_finished(found)?,
+            opened => opened?,
         };
         if !is_it(file.as_fd()) {
             return Err(Errno::NOENT.into());
         }
-        let data = DataFile::for_writing(file, direct)?;
+        let data = DataFile::for_writing(file.into(), direct)?;
         // as where a file is changed in its place
         data.drop_cached()?;
         let reopened = Self::new(data, Arc::clone(directory), Some(name.clone()));
@@ -162,22 +167,6 @@ impl Staged {
         self.temporary = Some(name);
         self.lasting.store(true, Ordering::Relaxed);
         Ok(())
-    }
-
-    fn create_named(directory: &Arc<OwnedFd>, mode: u32, name: impl Fn() -> Name) -> io::Result<Self> {
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mode = Mode::from_raw_mode(mode & 0o777);
-        refuse_append_only(directory)?;
-        loop {
-            let name = name();
-            match rustix::fs::openat(directory, name.as_os_str(), flags, mode) {
-                Ok(file) => {
-                    return Ok(Self::new(DataFile::new(file.into()), Arc::clone(directory), Some(name)));
-                }
-                Err(Errno::EXIST) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
     }
 
     /// The open file.
@@ -292,20 +281,16 @@ impl Drop for Staged {
     }
 }
 
-/// Opens one that had its final mode already, which may forbid that: it was about to get its final name.
+/// Whether a file system may not know what it was asked for.
 fn is_refusal(error: &io::Error) -> bool {
     let refusals = [Errno::INVAL, Errno::NOSYS, Errno::PERM, Errno::OPNOTSUPP];
     Errno::from_io_error(error).is_some_and(|error| refusals.contains(&error))
 }
 
-fn open_finished(found: &OwnedFd) -> rustix::io::Result<File> {
-    if FileType::from_raw_mode(rustix::fs::fstat(found)?.st_mode) != FileType::RegularFile {
-        return Err(Errno::ACCESS);
-    }
-    let found = format!("/proc/self/fd/{}", found.as_raw_fd());
-    rustix::fs::chmod(found.as_str(), Mode::RUSR | Mode::WUSR)?;
-    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    rustix::fs::open(found.as_str(), flags, Mode::empty()).map(File::from)
+/// Opens one that had its final mode already, which may forbid that: it was about to get its final name.
+fn open_finished(found: OwnedFd) -> rustix::io::Result<OwnedFd> {
+    let held = Held::of(found, FileType::RegularFile)?;
+    held.open(Mode::RUSR | Mode::WUSR, OFlags::RDWR | OFlags::NONBLOCK)
 }
 
 #[cfg(test)]
@@ -444,11 +429,11 @@ mod tests {
             let flags = OFlags::PATH | OFlags::NOFOLLOW;
             rustix::fs::openat(&fd, name.as_os_str(), flags, Mode::empty()).unwrap()
         };
-        open_finished(&hold(&hidden)).unwrap().write_all(b"more").unwrap();
+        File::from(open_finished(hold(&hidden)).unwrap()).write_all(b"more").unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"more");
         std::os::unix::fs::symlink(&path, home.path().join("link")).unwrap();
         let link = Name::from_bytes(b"link").unwrap();
-        assert!(open_finished(&hold(&link)).is_err());
+        assert!(open_finished(hold(&link)).is_err());
         assert!(Staged::reopen(&fd, &link, Direct::Auto, |_| true).is_err());
         assert!(Staged::reopen(&fd, &hidden, Direct::Auto, |_| true).is_ok());
     }

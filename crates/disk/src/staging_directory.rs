@@ -16,7 +16,8 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use zmove_types::{Metadata, Name, RelPath};
 
-use crate::entry::{refuse_append_only, set_file_mtime, set_new_file_metadata};
+use crate::entry::{set_file_mtime, set_new_file_metadata};
+use crate::file_number::{is_same_file, number_at, number_of};
 use crate::hidden::TempNames;
 use crate::remove::remove_entries;
 use crate::staged::Replace;
@@ -45,13 +46,8 @@ impl StagingDirectory {
     /// # Errors
     /// What the system says, `EPERM` where what is made could not get another name.
     pub fn begin(parent: &Arc<OwnedFd>, name: &Name, names: &TempNames) -> io::Result<Self> {
-        refuse_append_only(parent)?;
-        let hidden = loop {
-            let hidden = names.passing(parent.as_fd());
-            if Tree::make_new(parent.as_fd(), &hidden)? {
-                break hidden;
-            }
-        };
+        let make = |name: &Name| rustix::fs::mkdirat(parent, name.as_os_str(), Mode::RWXU);
+        let (hidden, ()) = names.make(parent.as_fd(), make)?;
         let directory = rustix::fs::openat(parent, hidden.as_os_str(), DIRECTORY, Mode::empty());
         let directory = directory.inspect_err(|_error| {
             let _best_effort = rustix::fs::unlinkat(parent, hidden.as_os_str(), AtFlags::REMOVEDIR);
@@ -80,18 +76,14 @@ impl StagingDirectory {
     /// Whether nobody has moved or removed it.
     #[must_use]
     pub fn is_in_its_place(&self) -> bool {
-        let there = rustix::fs::statat(self.parent(), self.hidden.as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
-        there.is_ok_and(|there| self.is_at(there.st_dev, there.st_ino))
+        let there = number_at(self.parent(), self.hidden.as_os_str());
+        matches!((there, number_of(&self.directory)), (Ok(there), Ok(here)) if there == here)
     }
 
     /// Whether an open directory is this one.
     #[must_use]
     pub fn is(&self, directory: &OwnedFd) -> bool {
-        rustix::fs::fstat(directory).is_ok_and(|there| self.is_at(there.st_dev, there.st_ino))
-    }
-
-    fn is_at(&self, device: u64, inode: u64) -> bool {
-        rustix::fs::fstat(&self.directory).is_ok_and(|here| (here.st_dev, here.st_ino) == (device, inode))
+        is_same_file(directory, &self.directory)
     }
 
     fn parent(&self) -> Arc<OwnedFd> {
@@ -327,6 +319,8 @@ impl Drop for StagingDirectory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hidden::sweep;
+    use crate::staged::Staged;
     use std::io::Write;
     use std::os::unix::fs::MetadataExt;
     use zmove_types::Timestamp;
@@ -437,6 +431,27 @@ mod tests {
         staging.exchange_back();
         drop(staging);
         assert!(hidden.join("theirs").exists());
+    }
+
+    /// A file of the next generation, made in the staging directory and left by a process that has died since.
+    #[test]
+    fn what_is_hidden_in_one_that_was_merged_is_swept() {
+        let (home, fd) = place();
+        std::fs::create_dir_all(home.path().join("d/theirs")).unwrap();
+        let staging = begin(&fd, "d");
+        let staged = Staged::create(staging.directory(), 0o600, &TempNames::new("t")).unwrap();
+        let hidden = staged.into_hidden_name().unwrap();
+        let target = Arc::new(rustix::fs::openat(&fd, "d", DIRECTORY, Mode::empty()).unwrap());
+        staging.move_into(&target, &mut |_, _, _| false, &mut |path, error| panic!("{path}: {error}"));
+        // the same of the boot before
+        let mut parts: Vec<_> = hidden.as_os_str().to_str().unwrap().split('-').collect();
+        parts[3] = "1";
+        rustix::fs::renameat(&target, hidden.as_os_str(), &target, parts.join("-")).unwrap();
+        let tree = Tree::at(fd);
+        sweep(&tree, &RelPath::from_bytes(b"d").unwrap(), target.as_fd());
+        let left: Vec<_> =
+            std::fs::read_dir(home.path().join("d")).unwrap().map(|it| it.unwrap().file_name()).collect();
+        assert_eq!(left, ["theirs"]);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use zmove_disk::{FileIdentity, is_beyond_range, is_held_everywhere, retouch};
+use zmove_disk::{FileIdentity, is_beyond_range, is_held_everywhere};
 use zmove_types::{Cv, Metadata, Name, RelPath, Timestamp};
 use zmove_wire::{Compare, Held, Offer, OfferedFile, Open, Overwrite, Verdict};
 
@@ -145,7 +145,7 @@ impl Context {
     /// Contents of that time stay; the mode is put right. Where that fails, sending the file again will say why.
     fn keep(&self, directory: &OwnedFd, name: &Name, there: &FileIdentity, metadata: &Metadata) -> bool {
         let kept = self.times.is_kept(directory, there.mtime, metadata.mtime)
-            && (there.mode == metadata.mode || retouch(directory.as_fd(), name, metadata).is_ok());
+            && (there.mode == metadata.mode || self.retouch(directory, name, metadata).is_ok());
         if kept {
             self.count_beyond_range(metadata.mtime, || Ok(*there));
         }

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::{Sender, unbounded};
-use rustix::fs::{Dev, Mode, OFlags, Timespec, Timestamps};
+use rustix::fs::{Dev, Mode, OFlags, StatVfsMountFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
 /// One open directory of each file system.
@@ -27,12 +27,28 @@ pub(crate) struct FileSystems {
 }
 
 /// What is flushed, and who waits for it.
-type Work = (Vec<Arc<OwnedFd>>, Flushing);
+type Work = (Vec<FileSystem>, Flushing);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct FileSystem {
     directory: Arc<OwnedFd>,
     flush: Flush,
+    /// As it was mounted when it was seen first.
+    first_seen: Writable,
+}
+
+/// Whether a file system is mounted for writing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Writable {
+    Yes,
+    No,
+}
+
+impl Writable {
+    fn now(directory: impl AsFd) -> Result<Self, Errno> {
+        let read_only = rustix::fs::fstatvfs(directory)?.f_flag.contains(StatVfsMountFlags::RDONLY);
+        Ok(if read_only { Self::No } else { Self::Yes })
+    }
 }
 
 /// How data comes to the storage below a file system.
@@ -94,15 +110,18 @@ fn start_flusher() -> Option<Sender<Work>> {
     Some(flusher)
 }
 
-fn flush_all((directories, flushing): Work) {
+fn flush_all((file_systems, flushing): Work) {
     // each is flushed, whatever becomes of the others: an error is told once
-    let results: Vec<_> = directories.iter().map(flush_one).collect();
+    let results: Vec<_> = file_systems.iter().map(flush_one).collect();
     flushing.end(results.into_iter().collect());
 }
 
-fn flush_one(directory: &Arc<OwnedFd>) -> Result<(), Errno> {
+fn flush_one(file_system: &FileSystem) -> Result<(), Errno> {
+    let FileSystem { directory, first_seen, .. } = file_system;
     rustix::fs::syncfs(directory)?;
-    take_change(directory)
+    // one that has been read-only all the time holds nothing of ours
+    let stayed_read_only = *first_seen == Writable::No && Writable::now(directory)? == Writable::No;
+    if stayed_read_only { Ok(()) } else { take_change(directory) }
 }
 
 /// Makes a change, to learn whether the file system still takes any. One that has given up its journal says yes to `syncfs` and
@@ -158,13 +177,18 @@ impl FileSystems {
     ///
     /// # Errors
     /// What the system says.
-    pub(crate) fn note(&self, directory: &Arc<OwnedFd>) -> io::Result<Flush> {
+    pub(crate) fn note(&self, directory: impl AsFd) -> io::Result<Flush> {
+        let directory = directory.as_fd();
         let device = rustix::fs::fstat(directory)?.st_dev;
         if let Some(known) = self.lock().get(&device) {
             return Ok(known.flush);
         }
         let flush = Flush::of(directory)?;
-        let file_system = FileSystem { directory: Arc::clone(directory), flush };
+        let file_system = FileSystem {
+            directory: Arc::new(directory.try_clone_to_owned()?),
+            flush,
+            first_seen: Writable::now(directory)?,
+        };
         // who was first has the descriptor that knows more
         Ok(self.lock().entry(device).or_insert(file_system).flush)
     }
@@ -203,12 +227,12 @@ impl FileSystems {
         for flushing in late.take().into_iter().chain(std::iter::once_with(|| self.begin_flush())) {
             while flushing.wait(self.patience).map_or(Ok(true), |ended| ended.map(|()| false))? {}
         }
-        self.directories(Flush::Each).iter().try_for_each(|directory| take_change(directory))
+        self.known(Flush::Each).iter().try_for_each(flush_one)
     }
 
     fn begin_flush(&self) -> Flushing {
         let flushing = Flushing::default();
-        let work = (self.directories(Flush::Whole), flushing.clone());
+        let work = (self.known(Flush::Whole), flushing.clone());
         match self.flusher.get_or_init(start_flusher) {
             Some(flusher) => flusher.send(work).expect("it ends with this"),
             None => flush_all(work),
@@ -216,10 +240,9 @@ impl FileSystems {
         flushing
     }
 
-    /// One of each file system that is flushed in this way.
-    fn directories(&self, flush: Flush) -> Vec<Arc<OwnedFd>> {
-        let known = self.lock();
-        known.values().filter(|one| one.flush == flush).map(|one| Arc::clone(&one.directory)).collect()
+    /// Those that are flushed in this way.
+    fn known(&self, flush: Flush) -> Vec<FileSystem> {
+        self.lock().values().filter(|known| known.flush == flush).cloned().collect()
     }
 
     /// Whether some are flushed file by file.
@@ -270,7 +293,7 @@ mod tests {
         };
         let file_systems = FileSystems::default();
         let directory = File::open(format!("/proc/{}/root/mnt/d", child.id())).unwrap();
-        file_systems.note(&Arc::new(directory.into())).unwrap();
+        file_systems.note(&directory).unwrap();
         assert_eq!(file_systems.flush_to_the_end(), Ok(()));
         child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
         assert!(is_ready(&mut child));

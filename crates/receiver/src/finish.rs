@@ -7,12 +7,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use zmove_disk::set_directory_metadata;
+use zmove_disk::{set_directory_metadata, set_usual_mode};
 use zmove_types::{Metadata, RelPath};
 use zmove_wire::{Durability, Extraneous, Fault, FaultCode, FileDone, Operation};
 
 use crate::directories::Remembered;
-use crate::file_systems::Flush;
 use crate::files::LargeFile;
 use crate::place::failure;
 use crate::publisher::publish_all;
@@ -23,7 +22,6 @@ use crate::store::{Context, Outcome};
 /// # Errors
 /// When the flush fails: nothing may then be promised of any file.
 pub(crate) fn finish(context: &Context) -> io::Result<(Duration, Vec<Outcome>)> {
-    context.parts.drop_overtaken(&context.target.tree);
     let incomplete = |file: Arc<LargeFile>| {
         let fault = Some((Operation::Verify, FaultCode::Incomplete));
         Outcome::File(FileDone { file: file.id.0, fault })
@@ -34,9 +32,14 @@ pub(crate) fn finish(context: &Context) -> io::Result<(Duration, Vec<Outcome>)> 
     // an error is told to one flush: from now on there are no others than these
     context.publisher.stop();
     publish_all(context);
+    // a small file overtakes the part of a large one when it has its name
+    context.parts.drop_overtaken(&context.target.tree);
     let directories = context.directories.take_bottom_up();
     for level in directories.chunk_by(|one, next| one.depth() == next.depth()) {
         outcomes.extend(finish_level(context, level)?.into_iter().map(Outcome::Fault));
+    }
+    if context.target.is_closed && directories.last().is_none_or(|last| last.depth() > 0) {
+        outcomes.extend(open_target(context)?.map(Outcome::Fault));
     }
     let started = Instant::now();
     if context.durability != Durability::None {
@@ -44,6 +47,17 @@ pub(crate) fn finish(context: &Context) -> io::Result<(Duration, Vec<Outcome>)> 
     }
     context.parts.finish();
     Ok((started.elapsed(), outcomes))
+}
+
+/// A target that was made, and for which no mode has come, is as open as any new directory from now on.
+fn open_target(context: &Context) -> io::Result<Option<Fault>> {
+    let target = context.target.tree.open_directory(&RelPath::root())?;
+    if let Err(error) = set_usual_mode(target.as_fd(), &context.temp_names) {
+        let (operation, code) = failure(Operation::SetMetadata, &error);
+        return Ok(Some(Fault { path: RelPath::root(), operation, code }));
+    }
+    context.flush_if_each(&target, |target| Ok(rustix::fs::fsync(target)?))?;
+    Ok(None)
 }
 
 /// Directories none of which is within another, so that several threads can do them.
@@ -83,7 +97,10 @@ fn finish_part(context: &Context, part: &[Remembered]) -> io::Result<Vec<Fault>>
     for remembered in part {
         let path = remembered.path();
         match finish_directory(context, &path, &remembered.metadata) {
-            Ok(directory) => flush_if_each(context, &directory)?,
+            // it may be all that was put into its file system, and the only one to tell of its links and directories
+            Ok(directory) => {
+                context.flush_if_each(&directory, |directory| Ok(rustix::fs::fsync(directory)?))?;
+            }
             // it was there alone: the source has lost it since it was sent
             Err(error) if mirrors && error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
@@ -94,14 +111,6 @@ fn finish_part(context: &Context, part: &[Remembered]) -> io::Result<Vec<Fault>>
         }
     }
     Ok(faults)
-}
-
-/// A directory may be all that was put into its file system, and the only one to tell of its links and directories.
-fn flush_if_each(context: &Context, directory: &Arc<OwnedFd>) -> io::Result<()> {
-    if context.file_systems.note(directory)? == Flush::Each && context.durability != Durability::None {
-        rustix::fs::fsync(directory)?;
-    }
-    Ok(())
 }
 
 fn finish_directory(context: &Context, path: &RelPath, metadata: &Metadata) -> io::Result<Arc<OwnedFd>> {

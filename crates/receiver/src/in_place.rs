@@ -5,6 +5,7 @@
 //!
 //! Where this says that a file is to be made anew, it is staged and gets its name at the end as always.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -55,12 +56,15 @@ impl Context {
         name: &Name,
         finish: impl FnOnce(&Staged) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
+        // it may be on a file system of its own, mounted in the place of a file
+        self.file_systems.note(staged.file()).map_err(|error| (Operation::Flush, error))?;
         if self.durability != Durability::None {
             staged.file().sync_data().map_err(|error| (Operation::Flush, error))?;
         }
         let verify = |error: io::Error| (Operation::Verify, error);
         staged.set_final_length().map_err(verify)?;
         finish(&staged)?;
+        self.flush_if_each(staged.file(), File::sync_all).map_err(|error| (Operation::Flush, error))?;
         staged.commit(name, Replace::Existing).map_err(verify)
     }
 }

@@ -295,11 +295,13 @@ fn list(
 #[cfg(test)]
 mod tests {
     use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
     use std::sync::atomic::AtomicBool;
 
     use super::*;
     use crate::cores::Cores;
-    use zmove_types::RelPath;
+    use zmove_disk::number_at;
+    use zmove_types::{FileNumber, RelPath};
 
     fn name(text: &str) -> ListedName {
         ListedName(Name::from_bytes(text.as_bytes()).unwrap())
@@ -413,14 +415,13 @@ mod tests {
     }
 
     /// As a file system that knows no letter case looks names up.
-    fn look_caseless(directory: &OwnedFd, name: &OsStr) -> Option<(u64, u64)> {
+    fn look_caseless(directory: &OwnedFd, name: &OsStr) -> Option<FileNumber> {
         let same = |entry: &rustix::fs::DirEntry| {
             let there = entry.file_name().to_string_lossy().to_lowercase();
             there == name.to_string_lossy().to_lowercase()
         };
         let entry = Dir::read_from(directory).unwrap().map(Result::unwrap).find(same)?;
-        let stat = rustix::fs::statat(directory, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW).unwrap();
-        Some((stat.st_dev, stat.st_ino))
+        number_at(directory, OsStr::from_bytes(entry.file_name().to_bytes())).ok()
     }
 
     fn caseless() -> Spared {
@@ -511,8 +512,9 @@ mod tests {
         std::fs::write(home.path().join("Foo"), "x").unwrap();
         let tree = Tree::open(home.path()).unwrap();
         let made_up = |directory: &OwnedFd, name: &OsStr| {
-            let (device, inode) = look_caseless(directory, name)?;
-            Some((device, inode + u64::from(name.as_encoded_bytes()[0].is_ascii_uppercase())))
+            let mut number = look_caseless(directory, name)?;
+            number.inode += u64::from(name.as_encoded_bytes()[0].is_ascii_uppercase());
+            Some(number)
         };
         let spared = Spared::by(made_up, &Account::default());
         let answer = extra(Some(&tree), &keep(&["foo"], None), &spared);

@@ -12,13 +12,13 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use zmove_disk::{
-    ContentsWriter, FileIdentity, Replace, Staged, StagingDirectory, Tree, place_symlink, retouch, sweep,
+    ContentsWriter, FileIdentity, Replace, Staged, StagingDirectory, Tree, is_same_file, place_symlink, sweep,
 };
 use zmove_types::{Metadata, Name, RelPath};
 use zmove_wire::{BatchEntry, DirectoryGroup, Durability, FaultCode, FileEntry, Operation, Overwrite};
 
 use crate::file_systems::Flush;
-use crate::publisher::{Filled, FillingGuard, HiddenFile, PendingBatch, covers, publish_all};
+use crate::publisher::{Filled, FillingGuard, HiddenFile, PendingBatch, covers, make_room, publish_all};
 use crate::store::Context;
 
 /// One thread's hands: the transfer and the directories it has open.
@@ -321,7 +321,7 @@ impl<'a> Placer<'a> {
         };
         let mut done = put(self, opened);
         if done.as_ref().is_err_and(is_no_room) {
-            publish_all(self.context);
+            make_room(self.context);
             done = put(self, opened);
         }
         // a staging directory may have been merged since its path was looked up
@@ -336,12 +336,7 @@ impl<'a> Placer<'a> {
     /// Lets go of a directory if its path leads to another by now, or to none; returns whether it did.
     fn let_go_if_replaced(&mut self, path: &RelPath) -> bool {
         let Some(held) = self.directories.get(path) else { return false };
-        let identity =
-            |directory: &OwnedFd| rustix::fs::fstat(directory).map(|stat| (stat.st_dev, stat.st_ino));
-        let there = self.open(path);
-        let same = there.is_ok_and(
-            |there| matches!((identity(&there), identity(&held.directory)), (Ok(a), Ok(b)) if a == b),
-        );
+        let same = self.open(path).is_ok_and(|there| is_same_file(there, &held.directory));
         if !same {
             self.directories.remove(path);
         }
@@ -376,6 +371,8 @@ impl<'a> Placer<'a> {
                     replace,
                 )
                 .map_err(|error| (Operation::Symlink, error))?;
+                let flushed = context.flush_if_each(directory, |directory| Ok(rustix::fs::fsync(directory)?));
+                flushed.map_err(|error| (Operation::Flush, error))?;
             }
             BatchEntry::File(file) => {
                 let failed_flushes = context.publisher.failed_flushes();
@@ -386,7 +383,9 @@ impl<'a> Placer<'a> {
             }
             BatchEntry::Retouch(name, metadata) => {
                 let name = context.target.name(path, name);
-                retouch(directory.as_fd(), name, &context.set_ids.of_file(*metadata))
+                let metadata = context.set_ids.of_file(*metadata);
+                context
+                    .retouch(directory, name, &metadata)
                     .map_err(|error| (Operation::SetMetadata, error))?;
                 context.count_beyond_range(metadata.mtime, || FileIdentity::at(directory, name));
             }

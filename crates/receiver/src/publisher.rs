@@ -146,7 +146,7 @@ pub(crate) struct FillingGuard<'a> {
     left: bool,
 }
 
-pub(crate) use cycle::{end_large, may_not_be_replaced, publish_all, run};
+pub(crate) use cycle::{end_large, make_room, may_not_be_replaced, publish_all, run};
 
 /// Why the thread that publishes wakes up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -383,6 +383,15 @@ impl Publisher {
         let taken = std::mem::take(&mut state.current);
         self.changed.notify_all();
         taken
+    }
+
+    /// Leave to publish; one thread has it at a time.
+    fn turn(&self) -> MutexGuard<'_, ()> {
+        self.cycle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn has_unpublished(&self) -> bool {
+        self.lock().current.began.is_some()
     }
 
     fn is_stopped(&self) -> bool {

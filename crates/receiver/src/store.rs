@@ -2,15 +2,17 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_channel::Receiver;
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use tokio::sync::mpsc::Sender;
 use zmove_disk::{
-    Direct, Disk, FileIdentity, KeptTimes, Staged, TempNames, set_directory_metadata, set_new_file_metadata,
+    Direct, Disk, FileIdentity, KeptTimes, Staged, TempNames, retouch, set_directory_metadata,
+    set_new_file_metadata,
 };
 use zmove_transport::LaneError;
 use zmove_types::{Buffer, BufferPool, Doing, FileId, GroupSpan, ItemId, Metadata, Name, RelPath};
@@ -23,12 +25,12 @@ use crate::account::{Account, Held as Booked};
 use crate::check::{NamedGroup, VerifiedBatch, VerifiedChunk, damaged};
 use crate::delta::Bases;
 use crate::directories::Directories;
-use crate::file_systems::FileSystems;
+use crate::file_systems::{FileSystems, Flush};
 use crate::files::{Complete, Copy, FileTable, LargeFile};
 use crate::meters::TransferMeter;
 use crate::parts::{Parts, is_overtaken};
 use crate::place::{Failure, Known, Placer, failure, is_no_room};
-use crate::publisher::{PendingBatch, Publisher, WholeFile, end_large, publish_all};
+use crate::publisher::{PendingBatch, Publisher, WholeFile, end_large, make_room};
 use crate::set_ids::SetIds;
 use crate::target::Target;
 
@@ -148,6 +150,27 @@ impl Context {
         set_new_file_metadata(file, metadata).map_err(|error| (Operation::SetMetadata, error))?;
         self.count_beyond_range(metadata.mtime, || FileIdentity::of(file));
         Ok(())
+    }
+
+    /// Sets mode and time of a file that is there.
+    pub(crate) fn retouch(&self, directory: &OwnedFd, name: &Name, metadata: &Metadata) -> io::Result<()> {
+        self.file_systems.note(directory)?;
+        retouch(directory.as_fd(), name, metadata)?;
+        self.flush_if_each(directory, |directory| {
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            let file = rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty())?;
+            Ok(rustix::fs::fsync(file)?)
+        })
+    }
+
+    /// Flushes what has been changed at once, where the end of the transfer flushes nothing as a whole.
+    pub(crate) fn flush_if_each<F: AsFd>(
+        &self,
+        changed: &F,
+        flush: impl FnOnce(&F) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let each = self.durability != Durability::None && self.file_systems.note(changed)? == Flush::Each;
+        if each { flush(changed) } else { Ok(()) }
     }
 
     /// Tells the session; waits while it has much to tell the peer. For threads only.
@@ -280,7 +303,7 @@ fn store_chunk(context: &Context, placer: &mut Placer<'_>, file: &Arc<LargeFile>
         context.parts.written(file.id, span.index, cv);
         Ok(staged)
     });
-    book_group(context, placer, file, (item, span), written);
+    book_group(context, file, (item, span), written);
 }
 
 /// Where there is no room it is tried once more when what is replaced has gone.
@@ -293,7 +316,7 @@ fn write_group(
     let (outcome, data) = staged.write(|| context.disk.write(staged.data(), span.offset(), data));
     let mut outcome = outcome.map_err(|error| (Operation::Write, error));
     if outcome.as_ref().is_err_and(is_no_room) {
-        publish_all(context);
+        make_room(context);
         let again = staged.write(|| context.disk.write(staged.data(), span.offset(), data)).0;
         outcome = again.map_err(|error| (Operation::Write, error));
     }
@@ -318,7 +341,7 @@ fn keep_group(context: &Context, placer: &mut Placer<'_>, file: &Arc<LargeFile>,
             if kept.is_ok() {
                 context.parts.written(file.id, span.index, cv);
             }
-            book_group(context, placer, file, (item, span), kept);
+            book_group(context, file, (item, span), kept);
         }
         None => {
             for item in std::iter::once(item).chain(file.end(span)) {
@@ -331,14 +354,13 @@ fn keep_group(context: &Context, placer: &mut Placer<'_>, file: &Arc<LargeFile>,
 /// A group is in its place, or could not be put there: with all that follows from it its items are settled.
 fn book_group(
     context: &Context,
-    placer: &mut Placer<'_>,
     file: &Arc<LargeFile>,
     (item, span): (ItemId, GroupSpan),
     written: Result<Arc<Staged>, (Operation, io::Error)>,
 ) {
     match written.map(|staged| file.written(span, staged)) {
         Ok(None) => {}
-        Ok(Some(complete)) => finish_file(context, placer, file, complete),
+        Ok(Some(complete)) => finish_file(context, file, complete),
         Err((operation, error)) => context.fail_file(file.id, failure(operation, &error)),
     }
     for item in std::iter::once(item).chain(file.end(span)) {
@@ -404,12 +426,7 @@ fn parent_directory(
 
 /// A large file is flushed by itself as soon as it is whole, unless nothing is to be flushed: its descriptor hears of every
 /// error since it was opened, and most of it has passed by the page cache. It gets its name from the publisher.
-pub(crate) fn finish_file(
-    context: &Context,
-    placer: &mut Placer<'_>,
-    file: &LargeFile,
-    Complete(staged): Complete,
-) {
+pub(crate) fn finish_file(context: &Context, file: &LargeFile, Complete(staged): Complete) {
     if !context.files.close(file.id) {
         return;
     }
@@ -426,8 +443,6 @@ pub(crate) fn finish_file(
     if let Err((operation, error)) = seal(context, &staged, &metadata) {
         return end_large(context, file.id, Some(failure(operation, &error)));
     }
-    // whoever comes next finds the directory open
-    let _opened = placer.directory_now(&path.parent().unwrap_or_else(RelPath::root));
     context.publisher.add_large(WholeFile { id: file.id, staged, path, metadata });
 }
 

@@ -34,6 +34,8 @@ pub(crate) struct Target {
     pub(crate) rename: Option<(Name, Name)>,
     /// Whether anything of what will be written is there.
     pub(crate) state: TargetState,
+    /// Whether the directory was made here for its owner only: its mode is to come.
+    pub(crate) is_closed: bool,
 }
 
 const TARGET_BYTES_MAX: usize = 4096;
@@ -54,9 +56,12 @@ impl Target {
     }
 
     fn directory(tree: &Tree, path: &RelPath, shown: &Path, tops: &[&Name]) -> Result<Self, Refusal> {
-        let fd = tree.create_directory(path).map_err(|error| cannot("make directory", shown, &error))?;
+        // where only what is in it is named it gets no mode: it is open at once, as it will be in the end
+        let closed = if tops.is_empty() { make_closed(tree, path) } else { Ok(false) };
+        let made = closed.and_then(|is_closed| Ok((is_closed, tree.create_directory(path)?)));
+        let (is_closed, fd) = made.map_err(|error| cannot("make directory", shown, &error))?;
         let state = state_of(&fd, tops).map_err(|error| cannot("read directory", shown, &error))?;
-        Ok(Self { tree: Tree::at(fd), rename: None, state })
+        Ok(Self { tree: Tree::at(fd), rename: None, state, is_closed })
     }
 
     fn single(tree: &Tree, path: &RelPath, shown: &Path, name: &Name) -> Result<Self, Refusal> {
@@ -76,6 +81,16 @@ impl Target {
     pub(crate) fn name<'a>(&'a self, directory: &RelPath, name: &'a Name) -> &'a Name {
         renamed(self.rename.as_ref(), directory, name)
     }
+}
+
+/// Makes a directory for its owner only (0700); `false` where there is one, or something else. Those above it get the
+/// usual permissions.
+fn make_closed(tree: &Tree, path: &RelPath) -> io::Result<bool> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(false) };
+    if tree.open_directory(path).is_ok() {
+        return Ok(false);
+    }
+    Tree::make_new(tree.create_directory(&parent)?.as_fd(), &name)
 }
 
 pub(crate) fn check_length(target: &[u8]) -> Result<(), Refusal> {
@@ -214,6 +229,11 @@ pub(crate) fn refuse(code: RefusalCode, text: String) -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::finish::finish;
+    use crate::place::tests::transfer;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::sync::Arc;
+    use zmove_types::Metadata;
     use zmove_wire::TopName;
 
     fn open(target: &str, shape: TargetShape) -> Open {
@@ -298,6 +318,51 @@ mod tests {
         assert_eq!(state(vec![TopName(name("mine"))]), TargetState::Empty);
         assert_eq!(state(vec![TopName(name("other"))]), TargetState::Populated);
         assert_eq!(state(vec![]), TargetState::Populated);
+    }
+
+    fn mode(path: &Path) -> u32 {
+        path.metadata().unwrap().mode() & 0o7777
+    }
+
+    #[test]
+    fn a_new_directory_is_closed_until_its_mode_comes() {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::create_dir(home.path().join("usual")).unwrap();
+        let usual = mode(&home.path().join("usual"));
+        assert_ne!(usual, 0o700, "with the umask of this process nothing can be told apart");
+        let resolve = |target: &str, shape| {
+            let target = home.path().join(target).into_os_string().into_string().unwrap();
+            Target::resolve(&open(&target, shape), &Access::Anywhere).unwrap().is_closed
+        };
+        assert!(resolve("above/new", directory()));
+        assert_eq!([mode(&home.path().join("above/new")), mode(&home.path().join("above"))], [0o700, usual]);
+        assert!(!resolve("above/new", directory()), "it is not of this transfer");
+        // no mode comes for these
+        assert!(!resolve("tops", TargetShape::Directory { tops: vec![TopName(name("a"))] }));
+        assert!(!resolve("single/", TargetShape::Single { name: name("f") }));
+        assert_eq!([mode(&home.path().join("tops")), mode(&home.path().join("single"))], [usual; 2]);
+    }
+
+    #[test]
+    fn a_closed_directory_for_which_no_mode_has_come_gets_the_usual_one() {
+        let home = tempfile::tempdir().unwrap();
+        let at = |name: &str| home.path().join(name);
+        for name in ["usual", "there"] {
+            std::fs::create_dir(at(name)).unwrap();
+        }
+        std::fs::set_permissions(at("there"), PermissionsExt::from_mode(0o700)).unwrap();
+        for name in ["new", "with mode", "there"] {
+            let context = transfer(&at(name));
+            if name == "with mode" {
+                let metadata = Metadata { mode: 0o710, ..Metadata::default() };
+                context.remember_directory(&Arc::new(RelPath::root()), None, metadata);
+            }
+            let (_, outcomes) = finish(&context).unwrap();
+            assert!(outcomes.is_empty(), "{outcomes:?}");
+            assert_eq!(std::fs::read_dir(at(name)).unwrap().count(), 0);
+        }
+        let modes = ["new", "with mode", "there"].map(|name| mode(&at(name)));
+        assert_eq!(modes, [mode(&at("usual")), 0o710, 0o700]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Values are taken as they are; a zero counts as one.
 
 use std::ffi::OsStr;
+use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use std::thread::available_parallelism;
 
 use zmove_types::RelPath;
 
+use crate::identity::SourceIdentity;
 use crate::selection::Selection;
 
 /// One tree or file to walk.
@@ -40,17 +42,11 @@ pub struct ScanConfig {
     pub selection: Option<Arc<Selection>>,
     /// Where the walk goes. Default: everywhere. To stay costs a system call for each directory.
     pub file_systems: FileSystems,
-    /// A file that is passed over, under whatever name. Default: none. For one that the program itself is writing.
-    pub apart: Option<FileNumber>,
-}
-
-/// Which file it is, of all that this host can reach.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FileNumber {
-    /// The number of the device it is stored on.
-    pub device: u64,
-    /// Which one it is there.
-    pub inode: u64,
+    /// Which names of a directory are passed over in trees and lists. Default: none. For those of what the program itself has not finished.
+    pub apart: Option<fn(BorrowedFd<'_>, &[u8]) -> bool>,
+    /// Where is noted by what a later walk of the same roots knows that they are the same. Default: nowhere. To note it
+    /// costs a system call for each directory, and an open descriptor for each root.
+    pub identity: Option<Arc<SourceIdentity>>,
 }
 
 /// Which file systems below a root are walked.
@@ -78,6 +74,7 @@ impl Default for ScanConfig {
             selection: None,
             file_systems: FileSystems::default(),
             apart: None,
+            identity: None,
         }
     }
 }

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{Mode, OFlags, fstat, open};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxAttributes, StatxFlags, fstat, makedev, open, statx};
 use rustix::io::Result;
-use zmove_types::{Name, PathError, RelPath};
+use zmove_types::{FileNumber, Name, PathError, RelPath, Timestamp};
 
 use crate::beneath::Beneath;
 use crate::config::FileSystems;
@@ -21,7 +21,7 @@ pub struct SourceRoot {
     path: PathBuf,
     prefix: RelPath,
     extent: Extent,
-    device: u64,
+    number: FileNumber,
     beneath: Beneath,
 }
 
@@ -44,17 +44,41 @@ pub struct Directory {
     entries_found: AtomicU64,
 }
 
+/// What tells a directory from others, and from what it was.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Status {
+    pub(crate) number: FileNumber,
+    /// Whether a file system, or a part of one, is mounted on it. Kernels before 5.8 do not say.
+    pub(crate) is_mount: Option<bool>,
+    /// When its names last changed, or what somebody has set in place of that.
+    pub(crate) mtime: Timestamp,
+    /// When anything of it last changed.
+    pub(crate) ctime: Timestamp,
+}
+
+impl Status {
+    /// What is mounted on a directory below `root`, if so; from an old kernel only the file system that it is in, if that
+    /// is not the root's.
+    pub(crate) fn mount(&self, root: &SourceRoot) -> Option<FileNumber> {
+        match self.is_mount {
+            Some(is_mount) => is_mount.then_some(self.number),
+            None if self.number.device == root.number.device => None,
+            None => Some(FileNumber { inode: 0, ..self.number }),
+        }
+    }
+}
+
 impl SourceRoot {
     /// Opens the directory at `path`; links in `path` itself are followed as `flags` say.
     pub(crate) fn open(path: &Path, prefix: &RelPath, extent: Extent, flags: OFlags) -> Result<Self> {
         let flags = flags | OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = open(path, flags, Mode::empty())?;
-        let device = fstat(&opened)?.st_dev;
+        let stat = fstat(&opened)?;
         Ok(Self {
             path: path.to_owned(),
             prefix: prefix.clone(),
             extent,
-            device,
+            number: FileNumber { device: stat.st_dev, inode: stat.st_ino },
             beneath: Beneath::new(opened),
         })
     }
@@ -63,6 +87,16 @@ impl SourceRoot {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// How much of it was asked for.
+    pub(crate) fn extent(&self) -> Extent {
+        self.extent
+    }
+
+    /// Which directory it is.
+    pub(crate) fn number(&self) -> FileNumber {
+        self.number
     }
 
     /// The directory, opened with `O_PATH`.
@@ -119,7 +153,23 @@ impl Directory {
 
     /// Whether a walk of these file systems looks into it.
     pub(crate) fn is_within(&self, file_systems: FileSystems) -> Result<bool> {
-        Ok(file_systems == FileSystems::All || fstat(&self.fd)?.st_dev == self.root.device)
+        Ok(file_systems == FileSystems::All || fstat(&self.fd)?.st_dev == self.root.number.device)
+    }
+
+    /// What it is at this moment.
+    pub(crate) fn status(&self) -> Result<Status> {
+        let asked = StatxFlags::INO | StatxFlags::MTIME | StatxFlags::CTIME;
+        let stat = statx(&self.fd, c"", AtFlags::EMPTY_PATH, asked)?;
+        let says_mounts = stat.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT);
+        Ok(Status {
+            number: FileNumber {
+                device: makedev(stat.stx_dev_major, stat.stx_dev_minor),
+                inode: stat.stx_ino,
+            },
+            is_mount: says_mounts.then(|| stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)),
+            mtime: Timestamp { seconds: stat.stx_mtime.tv_sec, nanos: stat.stx_mtime.tv_nsec },
+            ctime: Timestamp { seconds: stat.stx_ctime.tv_sec, nanos: stat.stx_ctime.tv_nsec },
+        })
     }
 
     /// The root that this directory lies below.

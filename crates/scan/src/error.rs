@@ -54,6 +54,18 @@ pub enum ScanError {
         /// Why.
         source: io::Error,
     },
+    /// A root is another directory than at the first walk.
+    #[error("list directory '{}': it is not the one that was there at the beginning", Escaped::path(path))]
+    Exchanged {
+        /// The root, as the user typed it.
+        path: PathBuf,
+    },
+    /// What the first walk found mounted below a root is not there any more.
+    #[error("list directory '{}': what was mounted there at the beginning is gone", Escaped::path(path))]
+    Unmounted {
+        /// Where it was mounted.
+        path: PathBuf,
+    },
     /// The threads of the walk could not be started: nothing was walked.
     #[error("start the threads of the scan: {source}")]
     Threads {
@@ -112,6 +124,8 @@ impl ScanError {
         match self {
             Self::Io { path, .. }
             | Self::Vanished { path }
+            | Self::Exchanged { path }
+            | Self::Unmounted { path }
             | Self::Path { path, .. }
             | Self::Listed { path, .. }
             | Self::List { path, .. } => Some(path),

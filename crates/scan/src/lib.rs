@@ -32,6 +32,7 @@ mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 mod histogram;
+mod identity;
 mod list;
 mod listed;
 mod listings;
@@ -41,11 +42,12 @@ mod scan;
 mod selection;
 mod worker;
 
-pub use config::{FileNumber, FileSystems, ScanConfig, ScanRoot};
+pub use config::{FileSystems, ScanConfig, ScanRoot};
 pub use directory::{Directory, SourceRoot};
 pub use entry::{Entry, EntryBatch, EntryKind, ScanItem};
 pub use error::{ListFault, Operation, ScanError};
 pub use histogram::{Extreme, Histogram, Share, Table, histogram};
+pub use identity::SourceIdentity;
 pub use list::{PathList, Separator};
 pub use listings::{Listing, Listings};
 pub use scan::{Found, Scan, Tally, scan, scan_list};

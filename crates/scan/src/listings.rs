@@ -1,8 +1,9 @@
 //! The names of source trees, directory by directory and whole: what a mirror keeps.
 //!
 //! **Invariant:** a [`Listing`] has every name of its directory, also those that a selection leaves out, or there is none: one
-//! that was not read to its end is an error. As in the walk, nothing below a root is opened through a symbolic link, and
-//! no directory that the selection leaves out.
+//! that was not read to its end is an error. A root that is another directory than at the first walk is an error, and so
+//! is the end of the listings where something mounted was not met again. As in the walk, nothing below a root is opened
+//! through a symbolic link, and no directory that the selection leaves out.
 
 use std::ffi::CStr;
 use std::io;
@@ -14,6 +15,7 @@ use zmove_types::{Name, RelPath};
 use crate::config::{FileSystems, ScanConfig, ScanRoot};
 use crate::directory::{Directory, Extent, SourceRoot};
 use crate::error::{Operation, ScanError};
+use crate::identity::{Change, Mounts, SourceIdentity};
 use crate::selection::{PathKind, Selection};
 
 /// All names of one directory of the target that sources bring.
@@ -23,6 +25,8 @@ pub struct Listing {
     pub directory: RelPath,
     /// The names, in the order of their bytes.
     pub names: Vec<Name>,
+    /// Whether the source's names may be others than those that the first walk has seen.
+    pub changed: bool,
 }
 
 /// The listings of all directories that some roots name, each after the one above it. Only the names of one directory and the
@@ -32,12 +36,19 @@ pub struct Listings {
     waiting: Vec<Waiting>,
     selection: Option<Arc<Selection>>,
     file_systems: FileSystems,
+    identity: Arc<SourceIdentity>,
+    /// What the first walk has met and this one has not.
+    unmet: Mounts,
     buffer: Vec<u8>,
 }
 
 #[derive(Debug)]
 enum Waiting {
-    Directory(Arc<SourceRoot>, RelPath),
+    Directory {
+        root: Arc<SourceRoot>,
+        path: RelPath,
+        moved: bool,
+    },
     /// The target itself: the contents of some roots, and what others bring.
     Top(Vec<Arc<SourceRoot>>, Vec<Name>),
     Error(ScanError),
@@ -48,13 +59,21 @@ enum Waiting {
 struct Found {
     names: Vec<Name>,
     directories: Vec<RelPath>,
+    changed: bool,
+    /// It may have come here since the first walk, with all that is below it.
+    moved: bool,
 }
 
 impl Listings {
     /// Of what these roots name, but for directories that the selection leaves out or that lie in other file systems. A root
-    /// that is no directory has none of its own.
+    /// that is no directory has none of its own. `identity` is that of the first walk, which has ended.
     #[must_use]
-    pub fn of(roots: &[ScanRoot], selection: Option<Arc<Selection>>, file_systems: FileSystems) -> Self {
+    pub fn of(
+        roots: &[ScanRoot],
+        selection: Option<Arc<Selection>>,
+        file_systems: FileSystems,
+        identity: Arc<SourceIdentity>,
+    ) -> Self {
         let (mut waiting, mut tops, mut names) = (Vec::new(), Vec::new(), Vec::new());
         for root in roots {
             names.extend(root.prefix.components().next().and_then(|name| Name::from_bytes(name).ok()));
@@ -62,9 +81,15 @@ impl Listings {
                 continue;
             }
             match open_root(root) {
+                Ok(opened) if identity.is_other(&root.source, opened.as_ref()) => {
+                    waiting.push(Waiting::Error(ScanError::Exchanged { path: root.source.clone() }));
+                }
                 Ok(None) => {}
                 Ok(Some(opened)) if root.prefix.is_root() => tops.push(Arc::new(opened)),
-                Ok(Some(opened)) => waiting.push(Waiting::Directory(Arc::new(opened), RelPath::root())),
+                Ok(Some(opened)) => {
+                    let (root, path) = (Arc::new(opened), RelPath::root());
+                    waiting.push(Waiting::Directory { root, path, moved: false });
+                }
                 Err(source) => {
                     let path = root.source.clone();
                     waiting.push(Waiting::Error(ScanError::Io { path, operation: Operation::Open, source }));
@@ -75,15 +100,23 @@ impl Listings {
             waiting.push(Waiting::Top(tops, names));
         }
         let buffer = Vec::with_capacity(ScanConfig::LIST_BUFFER_BYTES);
-        Self { waiting, selection, file_systems, buffer }
+        let unmet = identity.mounts();
+        Self { waiting, selection, file_systems, identity, unmet, buffer }
     }
 
     /// None of a directory in another file system.
-    fn list(&mut self, root: &Arc<SourceRoot>, path: &RelPath) -> Result<Option<Listing>, ScanError> {
+    fn list(
+        &mut self,
+        root: &Arc<SourceRoot>,
+        path: &RelPath,
+        moved: bool,
+    ) -> Result<Option<Listing>, ScanError> {
         let Some((directory, mut found)) = self.read(root, path)? else { return Ok(None) };
-        self.wait_for(root, std::mem::take(&mut found.directories));
+        found.changed |= moved;
+        found.moved |= moved;
+        self.wait_for(root, &mut found);
         found.names.sort_unstable();
-        Ok(Some(Listing { directory, names: found.names }))
+        Ok(Some(Listing { directory, names: found.names, changed: found.changed }))
     }
 
     fn list_top(
@@ -91,20 +124,22 @@ impl Listings {
         roots: &[Arc<SourceRoot>],
         brought: Vec<Name>,
     ) -> Result<Option<Listing>, ScanError> {
-        let mut names = brought;
+        let (mut names, mut changed) = (brought, false);
         for root in roots {
-            let Some((_, found)) = self.read(root, &RelPath::root())? else { continue };
+            let Some((_, mut found)) = self.read(root, &RelPath::root())? else { continue };
+            self.wait_for(root, &mut found);
             names.extend(found.names);
-            self.wait_for(root, found.directories);
+            changed |= found.changed;
         }
         names.sort_unstable();
         names.dedup();
-        Ok(Some(Listing { directory: RelPath::root(), names }))
+        Ok(Some(Listing { directory: RelPath::root(), names, changed }))
     }
 
-    fn wait_for(&mut self, root: &Arc<SourceRoot>, directories: Vec<RelPath>) {
-        let wait = |path| Waiting::Directory(Arc::clone(root), path);
-        self.waiting.extend(directories.into_iter().map(wait));
+    fn wait_for(&mut self, root: &Arc<SourceRoot>, found: &mut Found) {
+        let moved = found.moved;
+        let wait = |path| Waiting::Directory { root: Arc::clone(root), path, moved };
+        self.waiting.extend(found.directories.drain(..).map(wait));
     }
 
     fn read(
@@ -115,16 +150,29 @@ impl Listings {
         let shown = || root.path().join(path.as_path());
         let failed = |errno| ScanError::listed(shown(), Operation::Open, errno);
         let directory = Directory::open(root, path).map_err(failed)?;
-        if !directory.is_within(self.file_systems).map_err(failed)? {
-            return Ok(None);
+        let within = directory.is_within(self.file_systems).map_err(failed)?;
+        let mut found = if within { self.read_names(&directory)? } else { Found::default() };
+        // a change after this look is not in the names
+        let status = directory.status().map_err(failed)?;
+        if let Some(mount) = status.mount(root) {
+            self.unmet.remove(&mount);
         }
+        let change = self.identity.change(&status);
+        found.changed = change != Change::Nothing;
+        // a root is known by its number
+        found.moved = change == Change::Place && !path.is_root();
+        Ok(within.then(|| (directory.target_path().clone(), found)))
+    }
+
+    fn read_names(&mut self, directory: &Directory) -> Result<Found, ScanError> {
         let mut found = Found::default();
         let mut listing = RawDir::new(directory.fd(), self.buffer.spare_capacity_mut());
         while let Some(next) = listing.next() {
-            let entry = next.map_err(|errno| ScanError::listed(shown(), Operation::List, errno))?;
-            found.add(&directory, self.selection.as_deref(), entry.file_name(), entry.file_type())?;
+            let entry =
+                next.map_err(|errno| ScanError::listed(directory.full_path(), Operation::List, errno))?;
+            found.add(directory, self.selection.as_deref(), entry.file_name(), entry.file_type())?;
         }
-        Ok(Some((directory.target_path().clone(), found)))
+        Ok(found)
     }
 }
 
@@ -166,8 +214,12 @@ impl Iterator for Listings {
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            let listed = match self.waiting.pop()? {
-                Waiting::Directory(root, path) => self.list(&root, &path),
+            let Some(waiting) = self.waiting.pop() else {
+                let path = self.unmet.drain().map(|(_, path)| path).min()?;
+                return Some(Err(ScanError::Unmounted { path }));
+            };
+            let listed = match waiting {
+                Waiting::Directory { root, path, moved } => self.list(&root, &path, moved),
                 Waiting::Top(roots, names) => self.list_top(&roots, names),
                 Waiting::Error(error) => Err(error),
             };
@@ -206,13 +258,16 @@ mod tests {
         ScanRoot { source, prefix: RelPath::from_bytes(prefix.as_bytes()).unwrap() }
     }
 
+    fn listings(roots: &[ScanRoot], selection: Option<Arc<Selection>>) -> Listings {
+        Listings::of(roots, selection, FileSystems::All, Arc::new(SourceIdentity::begin(Vec::new())))
+    }
+
     fn listed(roots: &[ScanRoot], selection: Option<Arc<Selection>>) -> Vec<(String, Vec<String>)> {
         let shown = |listing: Listing| {
             let names = listing.names.iter().map(ToString::to_string).collect();
             (listing.directory.to_string(), names)
         };
-        let mut all: Vec<_> =
-            Listings::of(roots, selection, FileSystems::All).map(|listing| shown(listing.unwrap())).collect();
+        let mut all: Vec<_> = listings(roots, selection).map(|listing| shown(listing.unwrap())).collect();
         all.sort();
         all
     }
@@ -240,8 +295,8 @@ mod tests {
     fn what_cannot_be_listed_is_an_error_and_no_listing() {
         let home = tempfile::tempdir().unwrap();
         let roots = [root(home.path().join("gone/"), ""), root(home.path().join("other"), "o")];
-        assert!(Listings::of(&roots, None, FileSystems::All).all(|listing| listing.is_err()));
-        assert_eq!(Listings::of(&roots, None, FileSystems::All).count(), 2);
+        assert!(listings(&roots, None).all(|listing| listing.is_err()));
+        assert_eq!(listings(&roots, None).count(), 2);
     }
 
     #[test]

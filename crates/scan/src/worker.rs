@@ -4,7 +4,7 @@
 //! is pending stays small. **Invariant:** a pending directory is a path, not a descriptor; open descriptors are
 //! bounded by the threads, the stretches waiting to be looked up and the batches not yet dropped.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +14,7 @@ use rustix::fs::{AtFlags, CWD, FileType, OFlags, RawDir, StatxFlags, statx};
 use rustix::io::Errno;
 use zmove_types::{Doing, RelPath, StageClock, Stopwatch};
 
-use crate::config::{FileNumber, ScanConfig, ScanRoot};
+use crate::config::{ScanConfig, ScanRoot};
 use crate::directory::{Directory, Extent, SourceRoot};
 use crate::entry::{Entry, EntryBatch, EntryKind, ScanItem, WANTED, metadata_of};
 use crate::error::{Operation, ScanError};
@@ -88,8 +88,10 @@ impl Walk {
         &self.config
     }
 
-    fn is_apart(&self, Entry { device, inode, .. }: &Entry) -> bool {
-        self.config.apart == Some(FileNumber { device: *device, inode: *inode })
+    fn is_apart(&self, directory: &Directory, name: &CStr) -> bool {
+        // what a root names is wanted
+        let below = directory.root().extent() == Extent::Tree;
+        below && self.config.apart.is_some_and(|is_apart| is_apart(directory.fd(), name.to_bytes()))
     }
 
     /// Opens a directory below a root, waiting while descriptors are short.
@@ -150,6 +152,9 @@ impl<'walk> Worker<'walk> {
             return Ok(());
         }
         let directory = self.open_root(root, Extent::Tree, flags)?;
+        if let Some(identity) = &self.walk.config.identity {
+            identity.note_root(directory.root());
+        }
         self.send_root(&directory).map_err(|errno| (Operation::Stat, errno))?;
         self.list(&directory);
         Ok(())
@@ -191,6 +196,9 @@ impl<'walk> Worker<'walk> {
 
     fn visit_directory(&mut self, root: &Arc<SourceRoot>, path: &RelPath) {
         let opened = self.walk.open(root, path).and_then(|directory| {
+            if let Some(identity) = &self.walk.config.identity {
+                identity.note_mount(&directory, &directory.status()?);
+            }
             let within = directory.is_within(self.walk.config.file_systems)?;
             Ok(within.then_some(directory))
         });
@@ -277,9 +285,8 @@ impl<'walk> Worker<'walk> {
             if walk.is_stopped() {
                 return Vec::new();
             }
-            if gate.may_admit(name) {
+            if !walk.is_apart(directory, name) && gate.may_admit(name) {
                 match Entry::look_up(directory, name) {
-                    Ok(entry) if walk.is_apart(&entry) => {}
                     Ok(entry) if gate.admits(&entry) => entries.push(entry),
                     Ok(_not_wanted) => {}
                     Err(error) => report(self, error),

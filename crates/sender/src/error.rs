@@ -116,6 +116,9 @@ pub(crate) enum FileError {
     /// Removing could reach the source itself.
     #[error("sender: nothing is removed at the target: {why}")]
     Guarded { why: String },
+    /// What is walked now is not what was pushed.
+    #[error("sender: {0}; nothing is removed at the target")]
+    OtherSource(ScanError),
     /// It arrived damaged every time.
     #[error(
         "receiver: verify '{}': it arrived damaged {times} times in a row; given up",
@@ -146,6 +149,7 @@ impl FileError {
             Self::Scan(_)
             | Self::Receiver(_)
             | Self::Guarded { .. }
+            | Self::OtherSource(_)
             | Self::Damaged { .. }
             | Self::Unconfirmed { .. }
             | Self::Unaccounted { .. } => false,

@@ -4,18 +4,19 @@
 //! no `b3sum` reads in any form are left out and counted.
 //!
 //! **Invariant:** what has the manifest's name is replaced only by a whole manifest, and only if it is a regular file; and
-//! nothing else is opened but new files and streams.
+//! nothing else is opened but new files and streams. The hidden file that the lines are gathered in has a passing name, which the
+//! scan passes over where it lies in a source, and which goes with the next manifest there if this process is killed.
 
 use std::collections::HashMap;
 use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{OFlags, PROC_SUPER_MAGIC, statfs};
-use zmove_scan::FileNumber;
-use zmove_types::{RelPath, Root};
+use rustix::fs::{Mode, OFlags, PROC_SUPER_MAGIC, statfs};
+use zmove_disk::{TempNames, Tree, sweep};
+use zmove_types::{Name, RelPath, Root};
 
 /// A manifest being written.
 #[derive(Debug)]
@@ -54,7 +55,10 @@ impl Manifest {
     pub fn create(path: &Path) -> io::Result<Self> {
         let (goal, out) = match Place::of(path)? {
             Place::Name(path) => {
-                let (part, out) = fresh_file(path.parent().unwrap_or(Path::new(".")))?;
+                let directory = directory_of(&path);
+                let tree = Tree::open(directory)?;
+                sweep(&tree, &RelPath::root(), tree.fd());
+                let (part, out) = fresh_file(directory)?;
                 if let Ok(there) = path.metadata() {
                     out.set_permissions(there.permissions())?;
                 }
@@ -67,20 +71,6 @@ impl Manifest {
             }
         };
         Ok(Self { goal, out: BufWriter::new(out), error: None, unwritable_names: 0, repeats: false })
-    }
-
-    /// The file that it is written to meanwhile, if that has a name: it may lie in a source, and is nothing of that.
-    ///
-    /// # Errors
-    /// What the system says.
-    pub fn hidden_file(&self) -> io::Result<Option<FileNumber>> {
-        match self.goal {
-            Goal::Name { .. } => {
-                let stat = rustix::fs::fstat(self.out.get_ref())?;
-                Ok(Some(FileNumber { device: stat.st_dev, inode: stat.st_ino }))
-            }
-            Goal::Stream(_) => Ok(None),
-        }
     }
 
     /// Adds a file. The first error is kept for [`finish`](Self::finish).
@@ -117,7 +107,9 @@ impl Manifest {
                         "something else than a regular file has come into its place",
                     ));
                 }
-                std::fs::rename(part, path)?;
+                std::fs::rename(part, &*path)?;
+                // a power cut would take the name away again
+                File::open(directory_of(path))?.sync_all()?;
             }
             Goal::Stream(stream) => {
                 io::copy(&mut At { file, offset: 0 }, stream)?;
@@ -185,19 +177,19 @@ fn descriptor(path: &Path) -> io::Result<File> {
     Ok(held.into())
 }
 
+/// The place of a file is resolved, so it has a directory.
+fn directory_of(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new("."))
+}
+
 /// A file of a name that nobody has.
 fn fresh_file(directory: &Path) -> io::Result<(PathBuf, File)> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).create_new(true).custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
-    loop {
-        let mut random = [0; 8];
-        rustix::rand::getrandom(&mut random[..], rustix::rand::GetRandomFlags::empty())?;
-        let path = directory.join(format!(".zmove-manifest-{:016x}", u64::from_le_bytes(random)));
-        match options.open(&path) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            opened => return opened.map(|file| (path, file)),
-        }
-    }
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let tree = Tree::open(directory)?;
+    let make =
+        |name: &Name| rustix::fs::openat(tree.fd(), name.as_os_str(), flags, Mode::from_raw_mode(0o666));
+    let (name, file) = TempNames::new("manifest").make(tree.fd(), make)?;
+    Ok((directory.join(name.as_os_str()), file.into()))
 }
 
 /// b3sum refuses the replacement character, which it writes itself where bytes are not UTF-8. A carriage return at the end is
@@ -284,6 +276,24 @@ mod tests {
         let expected =
             [line(2, "c"), line(3, "a b"), line(4, "b"), format!("\\{}", line(5, "a\\nb"))].concat();
         assert_eq!(std::fs::read_to_string(path).unwrap(), expected);
+    }
+
+    /// A killed process leaves the name of a process that has ended; here it is one of another run of the system.
+    #[test]
+    fn what_a_killed_process_has_left_goes() {
+        let home = tempfile::tempdir().unwrap();
+        let manifest = Manifest::create(&home.path().join("m")).unwrap();
+        let name = std::fs::read_dir(home.path()).unwrap().next().unwrap().unwrap().file_name();
+        let mut parts: Vec<_> = name.to_str().unwrap().split('-').map(str::to_owned).collect();
+        assert!(zmove_disk::is_passing(Tree::open(home.path()).unwrap().fd(), name.as_encoded_bytes()));
+        let boot = u64::from_str_radix(&parts[3], 16).unwrap();
+        parts[3] = format!("{:x}", boot ^ 1);
+        std::fs::write(home.path().join(parts.join("-")), "left").unwrap();
+        manifest.finish().unwrap();
+        Manifest::create(&home.path().join("m")).unwrap().finish().unwrap();
+        let left: Vec<_> =
+            std::fs::read_dir(home.path()).unwrap().map(|at| at.unwrap().file_name()).collect();
+        assert_eq!(left, ["m"]);
     }
 
     #[test]

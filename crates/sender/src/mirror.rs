@@ -3,7 +3,10 @@
 //!
 //! **Invariant:** nothing is asked to be removed before all names of all sources have been read, and all files of them that
 //! were to be sent are at the target; and when any of it could not be read or stored, nothing at all, unless the user has
-//! said so. What could not be listed is left alone then too, and so is what rules leave out of the push.
+//! said so. What could not be listed is left alone then too, and so is what rules leave out of the push. Nothing is
+//! removed either when a source is another directory than the one that was pushed, or something that was mounted in it
+//! is gone; nor from a directory whose source has changed since the push began, for what has another name there now has
+//! not been sent.
 
 mod doomed;
 
@@ -14,8 +17,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use zmove_scan::{FileSystems, Listing, Listings, ScanRoot, Selection};
-use zmove_types::{Change, ChangeKind, EntryForm, Event};
+use zmove_scan::{FileSystems, Listing, Listings, ScanError, ScanRoot, Selection, SourceIdentity};
+use zmove_types::{Change, ChangeKind, EntryForm, Event, FileNumber};
 use zmove_wire::limits::{
     KEEP_NAME_BYTES_MAX, KEEP_NAMES_MAX, KEEPS_OUTSTANDING_MAX, REMOVE_NAME_BYTES_MAX, REMOVE_NAMES_MAX,
     REMOVES_OUTSTANDING_MAX,
@@ -24,7 +27,7 @@ use zmove_wire::{
     Extra, Fault, Keep, KeptRange, ListedName, Operation, Purpose, Remove, RemoveGroup, ToReceiver, ToSender,
 };
 
-use self::doomed::{Doom, Doomed, Taken};
+use self::doomed::{Doom, Doomed, Taken, Whereabouts};
 use crate::error::FileError;
 use crate::shared::Shared;
 
@@ -35,6 +38,8 @@ pub(crate) struct Mirror {
     /// What it leaves out by its name is not removed.
     pub(crate) selection: Option<Arc<Selection>>,
     pub(crate) file_systems: FileSystems,
+    /// What the first walk has found.
+    pub(crate) identity: Arc<SourceIdentity>,
     pub(crate) removals: Removals,
     pub(crate) purpose: Purpose,
 }
@@ -48,6 +53,9 @@ pub struct Removals {
     pub entries_max: Option<u64>,
     /// Who is asked before anything goes. Default: nobody.
     pub guard: Option<Arc<dyn Guard>>,
+    /// Directories that this program itself changes during the push, and that may lie in the sources: that they have
+    /// changed says nothing.
+    pub own_directories: Vec<FileNumber>,
 }
 
 /// Somebody who may object to removals, because of what has happened since the push began.
@@ -68,12 +76,26 @@ pub enum AfterErrors {
 
 /// Makes the target a mirror of the sources.
 pub(crate) fn run(shared: &Shared, answers: &Receiver<ToSender>, mirror: &Mirror) {
+    run_rounds(shared, answers, mirror);
+    let kept = shared.counters.kept_by_change.load(Ordering::Relaxed);
+    if kept > 0 {
+        let (entries, them) = if kept == 1 { ("entry stays", "it") } else { ("entries stay", "them") };
+        let message = format!(
+            "{kept} {entries} at the target: the source changed while it was pushed; the same command removes {them}"
+        );
+        shared.observer.on(&Event::Warned { message });
+    }
+}
+
+fn run_rounds(shared: &Shared, answers: &Receiver<ToSender>, mirror: &Mirror) {
     loop {
         if stays(shared, mirror) {
             return;
         }
         let mut round = Round::new(shared, answers, mirror);
-        round.walk();
+        if round.walk() == Walked::Elsewhere {
+            return;
+        }
         // large files get their names after they are settled
         round
             .wait_until(|round| round.mirror.purpose == Purpose::Preview || shared.counters.are_files_told());
@@ -124,6 +146,14 @@ fn stays(shared: &Shared, mirror: &Mirror) -> bool {
     true
 }
 
+/// What a round has walked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Walked {
+    /// What was pushed.
+    Sources,
+    Elsewhere,
+}
+
 /// One walk, and what it leads to.
 struct Round<'a> {
     shared: &'a Shared,
@@ -131,6 +161,8 @@ struct Round<'a> {
     mirror: &'a Mirror,
     next: u64,
     gathered: Vec<KeptRange>,
+    /// What they are about.
+    whereabouts: Whereabouts,
     load: Load,
     outstanding: HashMap<u64, Question>,
     removing: usize,
@@ -141,8 +173,7 @@ struct Round<'a> {
 
 struct Question {
     ranges: Vec<KeptRange>,
-    /// It is about doomed directories.
-    inside: bool,
+    whereabouts: Whereabouts,
 }
 
 /// How much has been gathered for a message.
@@ -166,6 +197,7 @@ impl<'a> Round<'a> {
             mirror,
             next: 0,
             gathered: Vec::new(),
+            whereabouts: Whereabouts::Source,
             load: Load::default(),
             outstanding: HashMap::new(),
             removing: 0,
@@ -175,17 +207,25 @@ impl<'a> Round<'a> {
     }
 
     /// Lists all sources and asks what else is at the target.
-    fn walk(&mut self) {
+    fn walk(&mut self) -> Walked {
+        let mut walked = Walked::Sources;
+        // each round finds it anew
+        self.shared.counters.kept_by_change.store(0, Ordering::Relaxed);
         // what could not be read has been told by the first walk
         let told = self.shared.counters.scan_errors.load(Ordering::Relaxed) > 0;
-        let Mirror { roots, selection, file_systems, .. } = self.mirror;
-        let listings = Listings::of(roots, selection.clone(), *file_systems);
+        let Mirror { roots, selection, file_systems, identity, .. } = self.mirror;
+        let listings = Listings::of(roots, selection.clone(), *file_systems, Arc::clone(identity));
         for listing in listings {
             if self.shared.is_stopping() {
-                return;
+                return walked;
             }
             match listing {
                 Ok(listing) => self.keep(listing),
+                Err(error @ (ScanError::Exchanged { .. } | ScanError::Unmounted { .. })) => {
+                    self.shared.fail(&FileError::OtherSource(error));
+                    walked = Walked::Elsewhere;
+                    break;
+                }
                 Err(_) if told => {}
                 Err(error) => self.shared.fail_scan(error),
             }
@@ -198,6 +238,7 @@ impl<'a> Round<'a> {
             }
         }
         self.settle();
+        walked
     }
 
     /// Until all questions are answered, also those about doomed directories.
@@ -206,13 +247,18 @@ impl<'a> Round<'a> {
         while !self.shared.is_stopping() && (self.doom.has_unseen() || !self.outstanding.is_empty()) {
             self.wait_until(|round| round.outstanding.len() < KEEPS_OUTSTANDING_MAX);
             match self.doom.look_inside() {
-                Some(ranges) => self.send(ranges, true),
+                Some(ranges) => self.send(ranges, Whereabouts::Doomed),
                 None => self.wait_until(|round| round.outstanding.is_empty() || round.doom.has_unseen()),
             }
         }
     }
 
-    fn keep(&mut self, Listing { directory, names }: Listing) {
+    fn keep(&mut self, Listing { directory, names, changed }: Listing) {
+        let whereabouts = if changed { Whereabouts::ChangedSource } else { Whereabouts::Source };
+        if whereabouts != self.whereabouts {
+            self.ask();
+            self.whereabouts = whereabouts;
+        }
         let (mut after, mut rest) = (None, names.into_iter().map(ListedName).peekable());
         loop {
             let mut piece = Vec::new();
@@ -257,13 +303,13 @@ impl<'a> Round<'a> {
         self.wait_until(|round| round.outstanding.len() < KEEPS_OUTSTANDING_MAX);
         let ranges = std::mem::take(&mut self.gathered);
         self.load = Load::default();
-        self.send(ranges, false);
+        self.send(ranges, self.whereabouts);
     }
 
-    fn send(&mut self, ranges: Vec<KeptRange>, inside: bool) {
+    fn send(&mut self, ranges: Vec<KeptRange>, whereabouts: Whereabouts) {
         let keep = self.next;
         self.next += 1;
-        self.outstanding.insert(keep, Question { ranges: ranges.clone(), inside });
+        self.outstanding.insert(keep, Question { ranges: ranges.clone(), whereabouts });
         self.shared.send(ToReceiver::Keep(Keep { keep, ranges }));
     }
 
@@ -289,11 +335,11 @@ impl<'a> Round<'a> {
     }
 
     fn take_extra(&mut self, Extra { keep, names, rest, faults }: Extra) {
-        let Some(Question { ranges, inside }) = self.outstanding.remove(&keep) else { return };
+        let Some(Question { ranges, whereabouts }) = self.outstanding.remove(&keep) else { return };
         let directory = |range: u32| ranges.get(range as usize).map(|range| &range.directory);
         for (range, code) in faults {
             if let Some(path) = directory(range).cloned() {
-                if inside {
+                if whereabouts == Whereabouts::Doomed {
                     self.doom.spare(&path);
                 }
                 self.shared.fail(&FileError::Receiver(Fault { path, operation: Operation::List, code }));
@@ -305,7 +351,7 @@ impl<'a> Round<'a> {
             if let Some(range) = asked {
                 let form = if extra.directory { EntryForm::Directory } else { EntryForm::File };
                 let room = !self.full && (self.mirror.purpose == Purpose::Preview || !self.doom.is_full());
-                self.full |= !self.doom.add(&range.directory, (extra.name, form), inside, room);
+                self.full |= !self.doom.add(&range.directory, (extra.name, form), whereabouts, room);
             }
         }
         let Some((number, after)) = rest else { return };
@@ -317,9 +363,9 @@ impl<'a> Round<'a> {
         first.names.retain(|name| *name > after);
         first.after = Some(after);
         if first.open || !first.names.is_empty() {
-            self.send(std::iter::once(first).chain(ranges).collect(), inside);
+            self.send(std::iter::once(first).chain(ranges).collect(), whereabouts);
         } else {
-            self.send(ranges.collect(), inside);
+            self.send(ranges.collect(), whereabouts);
         }
     }
 
@@ -329,9 +375,10 @@ impl<'a> Round<'a> {
         let counters = &self.shared.counters;
         let before = counters.doomed.load(Ordering::Relaxed);
         let room = self.mirror.removals.entries_max.map(|max| max.saturating_sub(before));
-        let Taken { doomed, entries, spared } = self.doom.take(room.unwrap_or(u64::MAX));
+        let Taken { doomed, entries, spared, kept } = self.doom.take(room.unwrap_or(u64::MAX));
         counters.doomed.fetch_add(entries, Ordering::Relaxed);
         counters.spared.fetch_add(spared, Ordering::Relaxed);
+        counters.kept_by_change.fetch_add(kept, Ordering::Relaxed);
         doomed
     }
 

@@ -137,6 +137,7 @@ fn summary(shared: &Shared, elapsed: Duration, finished: &Finished) -> Summary {
         vanished: count(&counters.vanished),
         removed: count(&counters.removed),
         spared: count(&counters.spared),
+        kept_by_change: count(&counters.kept_by_change),
         elapsed,
         receiver_cpu: Duration::from_micros(finished.cpu_us),
         preview: Some(preview),

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
+use zmove_disk::is_passing;
 use zmove_scan::{Scan, Tally, scan, scan_list};
 use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink};
 use zmove_types::{ByteCount, Event, Observer, RateLimit, Sample};
@@ -58,20 +59,24 @@ pub struct Push {
 }
 
 impl Push {
-    /// Starts to walk the sources; the receiver may be dialled meanwhile. `started` is when this session began.
+    /// Starts to walk the sources for a session of `run`; the receiver may be dialled meanwhile. `started` is when this
+    /// session began.
     #[must_use]
-    pub fn start(job: PushJob, config: SenderConfig, started: Instant) -> Self {
+    pub fn start(job: PushJob, mut config: SenderConfig, run: &mut Run, started: Instant) -> Self {
         let PushJob { sources, target, shape, compare, delta, durability, overwrite, purpose, .. } = job;
         let inplace = job.inplace;
+        config.scan.apart = Some(is_passing);
         let selection = config.scan.selection.clone();
         let file_systems = config.scan.file_systems;
         let mirror = job.mirror.map(|removals| Mirror {
             roots: sources.clone(),
             selection,
             file_systems,
+            identity: run.identity(&removals.own_directories),
             removals,
             purpose,
         });
+        config.scan.identity = mirror.as_ref().map(|mirror| Arc::clone(&mirror.identity));
         let extraneous = if mirror.is_some() { Extraneous::Goes } else { Extraneous::Stays };
         let scan = match job.list {
             Some(list) => scan_list(list, &config.scan),
@@ -414,6 +419,7 @@ impl Running {
             path: reading.path,
             removed: removed + count(&shared.counters.removed),
             spared: count(&shared.counters.spared),
+            kept_by_change: count(&shared.counters.kept_by_change),
             preview: None,
             learnt,
             left_out,

@@ -6,11 +6,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use zmove_scan::Entry;
-use zmove_types::{Name, RelPath, Root, Sample, Timestamp, TransferId};
+use zmove_scan::{Entry, SourceIdentity};
+use zmove_types::{FileNumber, Name, RelPath, Root, Sample, Timestamp, TransferId};
 
 use crate::manifest::Manifest;
 use crate::shared::{Counters, Sent};
@@ -32,6 +33,8 @@ pub struct Run {
     pub(crate) book: Book,
     /// How long the next session waits for its turn at a busy receiver.
     pub(crate) patience: Duration,
+    /// That of what the first walk has found, where the target becomes a mirror of it.
+    identity: Option<Arc<SourceIdentity>>,
 }
 
 /// How far the conversation of a session came.
@@ -114,6 +117,7 @@ impl Run {
             earlier: Earlier::default(),
             book: Book { manifest, ..Book::default() },
             patience: Duration::ZERO,
+            identity: None,
         }
     }
 
@@ -132,6 +136,13 @@ impl Run {
     #[must_use]
     pub const fn answered(&self) -> u64 {
         self.answered
+    }
+
+    /// By what all walks know that the sources are what they were when the first began, which is now unless there has
+    /// been one.
+    pub(crate) fn identity(&mut self, own_directories: &[FileNumber]) -> Arc<SourceIdentity> {
+        let begin = || Arc::new(SourceIdentity::begin(own_directories.to_vec()));
+        Arc::clone(self.identity.get_or_insert_with(begin))
     }
 
     /// How often it went on after its connections were lost.

@@ -188,6 +188,8 @@ pub(crate) struct Counters {
     pub(crate) doomed: AtomicU64,
     /// What is at the target alone and stays because enough has gone.
     pub(crate) spared: AtomicU64,
+    /// What is at the target alone and stays because the source has changed since the first walk began.
+    pub(crate) kept_by_change: AtomicU64,
     /// Parts of the source that could not be seen.
     pub(crate) scan_errors: AtomicU64,
     /// Files and links that the scan has found and that could not be read.

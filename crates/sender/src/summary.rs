@@ -28,6 +28,8 @@ pub struct Summary {
     pub removed: u64,
     /// Entries that are at the target alone and stay because as many have gone as may.
     pub spared: u64,
+    /// Entries that are at the target alone and stay because the source changed while it was pushed.
+    pub kept_by_change: u64,
     /// Items that arrived damaged and were sent again.
     pub resent: u64,
     /// Chunks that were sent again because their lane was slow.

@@ -26,7 +26,7 @@ pub use digest::{Cv, Root};
 pub use escaped::{Escaped, is_unprintable};
 pub use event::{Change, ChangeKind, EntryForm, Event, NoObserver, Observer, Sample, Side};
 pub use ids::{FileId, ItemId, LaneId, TransferId};
-pub use metadata::{Metadata, Timestamp};
+pub use metadata::{FileNumber, Metadata, Timestamp};
 pub use rate_limit::{ParseRateError, RateLimit};
 pub use rel_path::{Name, PathError, RelPath};
 pub use stage::{Doing, StageClock, StageTimes, Stopwatch};

@@ -20,6 +20,15 @@ pub struct Metadata {
     pub mtime: Timestamp,
 }
 
+/// Which file it is, of all that this host can reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileNumber {
+    /// The number of the device it is stored on.
+    pub device: u64,
+    /// Which one it is there.
+    pub inode: u64,
+}
+
 impl Timestamp {
     /// The system time, or `None` where it cannot be represented.
     #[must_use]

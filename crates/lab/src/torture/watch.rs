@@ -217,8 +217,8 @@ mod tests {
     #[test]
     fn a_name_that_is_nobodys_is_found_unless_it_is_hidden() {
         let (home, mut inspector) = inspector(&[b"x"]);
-        fs::create_dir(home.path().join(".zmove-1.2.3-4-5-6-7-8")).unwrap();
-        fs::write(home.path().join(".zmove-1.2.3-4-5-6-7-8/f"), "half").unwrap();
+        fs::create_dir(home.path().join(".zmove-1.2.3-4-5-6-7-8-9")).unwrap();
+        fs::write(home.path().join(".zmove-1.2.3-4-5-6-7-8-9/f"), "half").unwrap();
         assert_eq!(found_after(&mut inspector), 0);
         fs::write(home.path().join("stray"), "").unwrap();
         assert_eq!(found_after(&mut inspector), 1);

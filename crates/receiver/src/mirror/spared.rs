@@ -8,13 +8,13 @@
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::{AtFlags, Dir, Stat};
+use rustix::fs::Dir;
 use rustix::io::Errno;
-use zmove_disk::Tree;
-use zmove_types::{Name, RelPath};
+use zmove_disk::{Tree, number_at, number_of};
+use zmove_types::{FileNumber, Name, RelPath};
 
 use crate::account::{Account, Held};
 use crate::mirror::effort::Effort;
@@ -27,32 +27,29 @@ pub(crate) struct Spared {
 }
 
 /// How a name is looked up in a directory.
-pub(super) type Look = fn(&OwnedFd, &OsStr) -> Option<Inode>;
+pub(super) type Look = fn(&OwnedFd, &OsStr) -> Option<FileNumber>;
 
 #[derive(Debug)]
 struct State {
-    inodes: HashSet<Inode>,
+    inodes: HashSet<FileNumber>,
     held: Held,
     /// There are more than may be remembered.
     all: bool,
 }
 
-/// Device and inode.
-pub(super) type Inode = (u64, u64);
-
 /// What one takes in a table that grows for what it will hold.
-const INODE_BYTES: usize = 4 * size_of::<Inode>();
+const INODE_BYTES: usize = 4 * size_of::<FileNumber>();
 
 /// What names lead to that a directory does not list.
 #[derive(Debug, Default)]
 struct Found<'a> {
-    names: HashMap<&'a Name, Inode>,
+    names: HashMap<&'a Name, FileNumber>,
     /// Those of them that no entry of the directory has.
-    elsewhere: HashSet<Inode>,
+    elsewhere: HashSet<FileNumber>,
 }
 
 /// The same for one of those.
-pub(super) const FOUND_BYTES: usize = 4 * size_of::<(&Name, Inode)>() + INODE_BYTES;
+pub(super) const FOUND_BYTES: usize = 4 * size_of::<(&Name, FileNumber)>() + INODE_BYTES;
 
 impl Spared {
     pub(crate) fn new(account: &Account) -> Self {
@@ -86,7 +83,7 @@ impl Spared {
         let found = self.find(directory, unlisted, effort)?;
         found.names.values().for_each(|inode| self.remember(*inode));
         if found.names.values().any(|inode| found.elsewhere.contains(inode)) {
-            rustix::fs::fstat(directory).map(|stat| self.remember(inode_of(&stat)))?;
+            number_of(directory).map(|inode| self.remember(inode))?;
             return Err(Errno::NOTUNIQ.into());
         }
         drop(found);
@@ -136,19 +133,19 @@ impl Spared {
         let directory = if self.is_empty() { None } else { tree.open_directory(path).ok() };
         let above = std::iter::successors(Some(path.clone()), RelPath::parent);
         let is_spared = |path: &RelPath| {
-            let stat = tree.open_directory(path).and_then(|opened| Ok(rustix::fs::fstat(opened)?));
-            stat.is_ok_and(|stat| self.has_inode(inode_of(&stat)))
+            let inode = tree.open_directory(path).and_then(number_of);
+            inode.is_ok_and(|inode| self.has_inode(inode))
         };
         let all_stay = directory.is_some() && above.into_iter().any(|path| is_spared(&path));
         move |name| all_stay || directory.as_ref().is_some_and(|directory| self.has(directory, name))
     }
 
-    fn has_inode(&self, inode: Inode) -> bool {
+    fn has_inode(&self, inode: FileNumber) -> bool {
         let state = self.lock();
         state.all || state.inodes.contains(&inode)
     }
 
-    fn remember(&self, inode: Inode) {
+    fn remember(&self, inode: FileNumber) {
         let mut state = self.lock();
         match state.held.grow(INODE_BYTES) {
             Ok(()) => drop(state.inodes.insert(inode)),
@@ -167,11 +164,6 @@ impl Default for Spared {
     }
 }
 
-fn look(directory: &OwnedFd, name: &OsStr) -> Option<Inode> {
-    let stat = rustix::fs::statat(directory.as_fd(), name, AtFlags::SYMLINK_NOFOLLOW);
-    stat.ok().map(|stat| inode_of(&stat))
-}
-
-fn inode_of(stat: &Stat) -> Inode {
-    (stat.st_dev, stat.st_ino)
+fn look(directory: &OwnedFd, name: &OsStr) -> Option<FileNumber> {
+    number_at(directory, name).ok()
 }

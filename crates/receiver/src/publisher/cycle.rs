@@ -3,14 +3,14 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Advice, AtFlags};
 use rustix::io::Errno;
 use zmove_chunk::file_root;
-use zmove_disk::{DataFile, Direct, FileIdentity, Replace, StagingDirectory, publish_file};
+use zmove_disk::{DataFile, Direct, FileIdentity, Replace, StagingDirectory, open_own, publish_file};
 use zmove_types::{BufferPool, FileId, Name, RelPath, Timestamp};
 use zmove_wire::{Durability, Fault, FaultCode, FileDone, FileEntry, Operation, Overwrite};
 
@@ -18,7 +18,6 @@ use super::{Filled, Filling, Generation, HiddenFile, PendingBatch, WholeFile};
 use crate::compare::stays;
 use crate::config::BUFFER_BYTES;
 use crate::file_systems::{Flushing, Unflushed};
-use crate::old::open_own;
 use crate::place::{ALREADY_THERE, Failure, Known, Placer, failure};
 use crate::publisher::Wake;
 use crate::store::{Context, Outcome};
@@ -27,6 +26,7 @@ use crate::store::{Context, Outcome};
 /// fifths of the time at most, so that little is left for the end.
 pub(crate) fn run(context: &Context) {
     let mut pause = FLUSH_PAUSE;
+    let mut bytes_flushed = 0;
     loop {
         let publish = match context.publisher.next(pause) {
             Wake::Stopped => return,
@@ -34,10 +34,12 @@ pub(crate) fn run(context: &Context) {
             Wake::Time => context.publisher.is_due(context.promptly),
         };
         let started = Instant::now();
+        let bytes = context.meter.bytes();
         if publish {
             publish_all(context);
-        } else {
+        } else if bytes > bytes_flushed {
             flush_ahead(context);
+            bytes_flushed = bytes;
         }
         pause = (started.elapsed() / 4).max(FLUSH_PAUSE);
     }
@@ -50,7 +52,18 @@ const READERS: usize = 8;
 
 /// Flushes what has been written, and publishes it.
 pub(crate) fn publish_all(context: &Context) {
-    let _one_at_a_time = context.publisher.cycle.lock().unwrap_or_else(PoisonError::into_inner);
+    publish_in_turn(context, &context.publisher.turn());
+}
+
+/// What waits for its name may replace what takes the room. Another thread may be publishing just that.
+pub(crate) fn make_room(context: &Context) {
+    let turn = context.publisher.turn();
+    if context.publisher.has_unpublished() {
+        publish_in_turn(context, &turn);
+    }
+}
+
+fn publish_in_turn(context: &Context, _turn: &MutexGuard<'_, ()>) {
     let mut generation = context.publisher.take();
     let beside = match flush(context) {
         Ok(()) => None,
@@ -70,7 +83,7 @@ pub(crate) fn publish_all(context: &Context) {
 }
 
 fn flush_ahead(context: &Context) {
-    let _one_at_a_time = context.publisher.cycle.lock().unwrap_or_else(PoisonError::into_inner);
+    let _one_at_a_time = context.publisher.turn();
     if !context.publisher.is_stopped()
         && let Err(Unflushed::Failed) = flush(context)
     {

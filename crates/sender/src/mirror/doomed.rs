@@ -1,7 +1,8 @@
 //! What is to be removed, and what rules spare though it is at the target alone.
 //!
 //! **Invariant:** where there are rules, or all that goes is to be counted, a directory goes with all below it only if all
-//! below it has been listed and none of it is spared.
+//! below it has been listed and none of it is spared. What was found in a directory whose source has changed stays, with
+//! all below it.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -11,12 +12,24 @@ use zmove_types::{EntryForm, RelPath};
 use zmove_wire::limits::KEEP_NAME_BYTES_MAX;
 use zmove_wire::{KeptRange, ListedName};
 
+/// Where something was found that is at the target alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Whereabouts {
+    /// In a directory whose source is as it was when the push began.
+    Source,
+    ChangedSource,
+    /// In a directory that is doomed itself.
+    Doomed,
+}
+
 /// What is to be removed from one directory.
 pub(super) struct Doomed {
     pub(super) directory: RelPath,
     pub(super) names: Vec<(ListedName, EntryForm)>,
     /// The directory itself is doomed.
     inside: bool,
+    /// All of it stays, since the source has changed.
+    kept: bool,
 }
 
 /// What goes.
@@ -26,6 +39,8 @@ pub(super) struct Taken {
     pub(super) entries: u64,
     /// For which there was no room.
     pub(super) spared: u64,
+    /// Entries that stay because the source has changed, without those that would go with their directory.
+    pub(super) kept: u64,
 }
 
 /// Gathers it.
@@ -41,6 +56,8 @@ pub(super) struct Doom {
     unseen: Vec<RelPath>,
     /// Doomed directories in which something is spared, at any depth.
     spared: HashSet<RelPath>,
+    /// Directories that are or will be looked into, and that stay because the source has changed.
+    kept: HashSet<RelPath>,
 }
 
 /// Names that wait for the end of the walk. Memory at worst: so many times 80 bytes and the name.
@@ -51,7 +68,8 @@ const UNSEEN_ASKED_MAX: usize = 1024;
 impl Doom {
     pub(super) fn new(selection: Option<Arc<Selection>>, counted: bool) -> Self {
         let rules = selection.filter(|selection| selection.has_rules());
-        Self { rules, counted, doomed: Vec::new(), names: 0, unseen: Vec::new(), spared: HashSet::new() }
+        let (spared, kept) = (HashSet::new(), HashSet::new());
+        Self { rules, counted, doomed: Vec::new(), names: 0, unseen: Vec::new(), spared, kept }
     }
 
     /// Whether no more should be added.
@@ -59,14 +77,16 @@ impl Doom {
         self.names >= DOOMED_NAMES_MAX
     }
 
-    /// Adds an entry if no rule spares it, and if there is `room`; says whether there was. `inside` says that its directory is doomed.
+    /// Adds an entry if no rule spares it, and if there is `room`; says whether there was.
     pub(super) fn add(
         &mut self,
         directory: &RelPath,
         (name, form): (ListedName, EntryForm),
-        inside: bool,
+        whereabouts: Whereabouts,
         room: bool,
     ) -> bool {
+        let inside = whereabouts == Whereabouts::Doomed;
+        let kept = whereabouts == Whereabouts::ChangedSource || inside && self.kept.contains(directory);
         let Ok(path) = directory.join(&name.0) else { return true };
         let is_directory = form == EntryForm::Directory;
         if let Some(rules) = &self.rules {
@@ -79,6 +99,9 @@ impl Doom {
             }
         }
         if is_directory && (self.rules.is_some() || self.counted && room) {
+            if kept {
+                self.kept.insert(path.clone());
+            }
             self.unseen.push(path);
         }
         if !room {
@@ -90,12 +113,14 @@ impl Doom {
         }
         self.names += 1;
         match self.doomed.last_mut() {
-            Some(doomed) if doomed.directory == *directory && doomed.inside == inside => {
+            Some(doomed)
+                if doomed.directory == *directory && doomed.inside == inside && doomed.kept == kept =>
+            {
                 doomed.names.push((name, form));
             }
             _ => {
                 let names = vec![(name, form)];
-                self.doomed.push(Doomed { directory: directory.clone(), names, inside });
+                self.doomed.push(Doomed { directory: directory.clone(), names, inside, kept });
             }
         }
         true
@@ -131,6 +156,7 @@ impl Doom {
     /// What goes, of all that has been added: what is in a directory before the directory, while there is `room`.
     pub(super) fn take(&mut self, room: u64) -> Taken {
         self.names = 0;
+        self.kept.clear();
         let mut doomed = std::mem::take(&mut self.doomed);
         let mut stays = std::mem::take(&mut self.spared);
         for Doomed { directory, names, .. } in &mut doomed {
@@ -139,6 +165,11 @@ impl Doom {
                     || directory.join(&name.0).is_ok_and(|path| !stays.contains(&path))
             });
         }
+        let is_top =
+            |doomed: &Doomed, stays: &HashSet<RelPath>| !doomed.inside || stays.contains(&doomed.directory);
+        let of_changed = doomed.extract_if(.., |doomed| doomed.kept);
+        let kept =
+            of_changed.filter(|doomed| is_top(doomed, &stays)).map(|doomed| doomed.names.len() as u64).sum();
         let entries = doomed.iter().map(|doomed| doomed.names.len() as u64).sum::<u64>();
         let spared = entries.saturating_sub(room);
         let mut surplus = usize::try_from(spared).unwrap_or(usize::MAX);
@@ -148,10 +179,8 @@ impl Doom {
             stays.extend(first.filter_map(|(name, _)| directory.join(&name.0).ok()));
         }
         // the rest goes with its directory
-        doomed.retain(|doomed| {
-            !doomed.names.is_empty() && (!doomed.inside || stays.contains(&doomed.directory))
-        });
-        Taken { doomed, entries: entries - spared, spared }
+        doomed.retain(|doomed| !doomed.names.is_empty() && is_top(doomed, &stays));
+        Taken { doomed, entries: entries - spared, spared, kept }
     }
 }
 
@@ -176,7 +205,8 @@ mod tests {
     fn add(doom: &mut Doom, directory: &str, name: &str, inside: bool) {
         let form = if name.ends_with('/') { EntryForm::Directory } else { EntryForm::File };
         let name = ListedName(Name::from_bytes(name.trim_end_matches('/').as_bytes()).unwrap());
-        assert!(doom.add(&path(directory), (name, form), inside, true));
+        let whereabouts = if inside { Whereabouts::Doomed } else { Whereabouts::Source };
+        assert!(doom.add(&path(directory), (name, form), whereabouts, true));
     }
 
     fn taken(doom: &mut Doom) -> Vec<String> {
@@ -237,7 +267,7 @@ mod tests {
             assert_eq!(doom.look_inside().unwrap().len(), 1);
             add(&mut doom, "d/old/a", "f", true);
             add(&mut doom, "d/old/a", "g", true);
-            let Taken { doomed, entries, spared } = doom.take(room);
+            let Taken { doomed, entries, spared, .. } = doom.take(room);
             assert_eq!(paths(&doomed), expected, "{room}");
             assert_eq!((entries, spared), (room.min(5), 5 - room.min(5)));
         }
@@ -250,9 +280,29 @@ mod tests {
         assert_eq!(doom.look_inside().unwrap().len(), 1);
         add(&mut doom, "d/old", "f", true);
         let name = ListedName(Name::from_bytes(b"g").unwrap());
-        assert!(!doom.add(&path("d/old"), (name, EntryForm::File), true, false));
-        let Taken { doomed, entries, spared } = doom.take(u64::MAX);
+        assert!(!doom.add(&path("d/old"), (name, EntryForm::File), Whereabouts::Doomed, false));
+        let Taken { doomed, entries, spared, .. } = doom.take(u64::MAX);
         assert_eq!((paths(&doomed), entries, spared), (vec!["d/old/f".to_owned()], 1, 0));
+    }
+
+    #[test]
+    fn what_lies_where_the_source_has_changed_stays_and_counts_as_it_would_go() {
+        let mut doom = doom(&["*.o"]);
+        add(&mut doom, "d", "f", false);
+        let changed = |doom: &mut Doom, text: &str| {
+            let form = if text.ends_with('/') { EntryForm::Directory } else { EntryForm::File };
+            let name = ListedName(Name::from_bytes(text.trim_end_matches('/').as_bytes()).unwrap());
+            assert!(doom.add(&path("e"), (name, form), Whereabouts::ChangedSource, true));
+        };
+        ["g", "h.o", "old/", "other/"].into_iter().for_each(|name| changed(&mut doom, name));
+        assert_eq!(doom.look_inside().unwrap().len(), 2);
+        add(&mut doom, "e/old", "x.o", true);
+        add(&mut doom, "e/old", "y", true);
+        add(&mut doom, "e/other", "z", true);
+        // a limit is for what goes
+        let Taken { doomed, entries, spared, kept } = doom.take(1);
+        // g, old/y and other
+        assert_eq!((paths(&doomed), entries, spared, kept), (vec!["d/f".to_owned()], 1, 0, 3));
     }
 
     #[test]
@@ -260,8 +310,8 @@ mod tests {
         let mut doom = doom(&["*.o"]);
         add(&mut doom, "d", "old/", false);
         let name = |text: &str| ListedName(Name::from_bytes(text.as_bytes()).unwrap());
-        assert!(!doom.add(&path("d/old"), (name("a"), EntryForm::Directory), true, false));
-        assert!(doom.add(&path("d/old/a"), (name("x.o"), EntryForm::File), true, false));
+        assert!(!doom.add(&path("d/old"), (name("a"), EntryForm::Directory), Whereabouts::Doomed, false));
+        assert!(doom.add(&path("d/old/a"), (name("x.o"), EntryForm::File), Whereabouts::Doomed, false));
         assert!(taken(&mut doom).is_empty());
     }
 }

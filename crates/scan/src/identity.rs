@@ -1,0 +1,162 @@
+//! By what a later walk of the same roots is known to find what the first one found: the roots themselves, what is
+//! mounted below them, and the moment the first walk began.
+//!
+//! **Invariant:** a root that is known stays open as long as this lives, so that no other directory gets its number; and
+//! what is known of it is never replaced.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+use zmove_types::{FileNumber, Timestamp};
+
+use crate::directory::{Directory, SourceRoot, Status};
+
+/// What the first walk of some roots has found, for the walks that follow it.
+#[derive(Debug)]
+pub struct SourceIdentity {
+    began: Timestamp,
+    /// Directories that the program itself changes meanwhile.
+    own: Vec<FileNumber>,
+    roots: Mutex<HashMap<PathBuf, Arc<SourceRoot>>>,
+    mounts: Mutex<Mounts>,
+}
+
+/// What is mounted below the roots, and where.
+pub(crate) type Mounts = HashMap<FileNumber, PathBuf>;
+
+/// What may have happened to a directory since the first walk began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    Nothing,
+    /// Names may have come and gone.
+    Names,
+    /// It may have been put into the place of another, with all that is below it.
+    Place,
+}
+
+impl SourceIdentity {
+    /// The identity of what a walk is about to find. Returns in the next tick of the clock, when every change that comes
+    /// gives a directory of this host a later time than each change before. What changes in the directories `own` does
+    /// not count.
+    #[must_use]
+    pub fn begin(own: Vec<FileNumber>) -> Self {
+        let began = now(ClockId::Realtime);
+        let started = Instant::now();
+        while now(ClockId::RealtimeCoarse) <= began && started.elapsed() < TICK_MAX {
+            thread::sleep(PAUSE);
+        }
+        Self { began, own, roots: Mutex::default(), mounts: Mutex::default() }
+    }
+
+    /// A walk has opened a root that is a directory.
+    pub(crate) fn note_root(&self, root: &Arc<SourceRoot>) {
+        lock(&self.roots).entry(root.path().to_owned()).or_insert_with(|| Arc::clone(root));
+    }
+
+    /// A walk has opened a directory below a root.
+    pub(crate) fn note_mount(&self, directory: &Directory, status: &Status) {
+        if let Some(mount) = status.mount(directory.root()) {
+            lock(&self.mounts).entry(mount).or_insert_with(|| directory.full_path());
+        }
+    }
+
+    /// Whether an earlier walk has opened another directory at this path; `None` stands for what is no directory.
+    pub(crate) fn is_other(&self, path: &Path, root: Option<&SourceRoot>) -> bool {
+        let roots = lock(&self.roots);
+        roots.get(path).is_some_and(|known| Some(known.number()) != root.map(SourceRoot::number))
+    }
+
+    /// What has been met that is mounted below the roots.
+    pub(crate) fn mounts(&self) -> Mounts {
+        lock(&self.mounts).clone()
+    }
+
+    /// Goes by the time of the last change, which nobody can set. Where that of the names is no later, the directory has
+    /// been renamed, or its mode has changed, or somebody has set that time back.
+    pub(crate) fn change(&self, status: &Status) -> Change {
+        if !self.is_later(status.ctime) || self.own.contains(&status.number) {
+            Change::Nothing
+        } else if self.is_later(status.mtime) {
+            Change::Names
+        } else {
+            Change::Place
+        }
+    }
+
+    fn is_later(&self, time: Timestamp) -> bool {
+        // as file systems that keep seconds only have it
+        let has_seconds_only = time.nanos == 0;
+        if has_seconds_only { time.seconds >= self.began.seconds - 1 } else { time > self.began }
+    }
+}
+
+fn lock<T>(known: &Mutex<T>) -> MutexGuard<'_, T> {
+    known.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn now(clock: ClockId) -> Timestamp {
+    let now = clock_gettime(clock);
+    Timestamp { seconds: now.tv_sec, nanos: u32::try_from(now.tv_nsec).unwrap_or(0) }
+}
+
+/// Longer than a tick; a clock that has been set back is not waited for.
+const TICK_MAX: Duration = Duration::from_millis(60);
+const PAUSE: Duration = Duration::from_millis(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(changed: Timestamp, names: Timestamp) -> Status {
+        let number = FileNumber { device: 1, inode: 2 };
+        Status { number, is_mount: Some(false), mtime: names, ctime: changed }
+    }
+
+    #[test]
+    fn only_what_changes_after_the_beginning_has_changed() {
+        let identity =
+            SourceIdentity { began: Timestamp { seconds: 7, nanos: 5 }, ..SourceIdentity::begin(Vec::new()) };
+        let at = |seconds, nanos| Timestamp { seconds, nanos };
+        let change = |changed, names| identity.change(&status(changed, names));
+        assert_eq!([at(7, 5), at(6, 9)].map(|time| change(time, time)), [Change::Nothing; 2]);
+        assert_eq!([at(7, 6), at(9, 1)].map(|time| change(time, time)), [Change::Names; 2]);
+        assert_eq!([at(7, 5), at(3, 0)].map(|names| change(at(7, 6), names)), [Change::Place; 2]);
+        // the names' time can be set to any
+        assert_eq!(change(at(7, 5), at(99, 9)), Change::Nothing);
+        // a file system that keeps every second second
+        assert_eq!(
+            [5, 6, 7].map(|seconds| change(at(seconds, 0), at(1, 1))),
+            [Change::Nothing, Change::Place, Change::Place]
+        );
+        let own = SourceIdentity { own: vec![FileNumber { device: 1, inode: 2 }], ..identity };
+        assert_eq!(own.change(&status(at(9, 1), at(9, 1))), Change::Nothing);
+    }
+
+    #[test]
+    fn a_change_just_before_the_beginning_is_told_from_one_just_after_it() {
+        let home = tempfile::tempdir().unwrap();
+        let look = || {
+            let root = SourceRoot::open(
+                home.path(),
+                &zmove_types::RelPath::root(),
+                crate::directory::Extent::Tree,
+                rustix::fs::OFlags::empty(),
+            );
+            Directory::open(&Arc::new(root.unwrap()), &zmove_types::RelPath::root())
+                .unwrap()
+                .status()
+                .unwrap()
+        };
+        for number in 0..50 {
+            std::fs::write(home.path().join(number.to_string()), "").unwrap();
+            let identity = SourceIdentity::begin(Vec::new());
+            assert_eq!(identity.change(&look()), Change::Nothing);
+            std::fs::remove_file(home.path().join(number.to_string())).unwrap();
+            assert_eq!(identity.change(&look()), Change::Names);
+        }
+    }
+}
