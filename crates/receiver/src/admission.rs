@@ -1,7 +1,7 @@
 //! The account of what each key has under way, held against the limits before anything begins.
 //!
-//! **Invariant:** what was admitted is given back when its [`Seat`] or [`Wait`] is dropped, and only then; and while anybody is
-//! [in line](InLine), nobody has a seat that the first in turn could have.
+//! **Invariant:** what was admitted is given back when its [`Seat`] or [`Held`] is dropped, and only then; and while
+//! anybody is [in line](InLine), nobody has a seat that the first in turn could have.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -37,6 +37,8 @@ struct Use {
     transfers: usize,
     lanes: usize,
     waiting: usize,
+    /// Connections that are being told why they are refused.
+    refusals: usize,
 }
 
 /// A transfer that was admitted.
@@ -59,16 +61,18 @@ pub(crate) struct InLine {
     pub(crate) full: Option<Full>,
 }
 
-/// A connection that belongs to no transfer yet.
+/// What was admitted, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Wait(#[expect(dead_code, reason = "it gives back what it holds when dropped")] Held);
-
-#[derive(Debug)]
-struct Held {
+pub(crate) struct Held {
     admissions: Admissions,
     key: Fingerprint,
     what: Use,
 }
+
+/// How many refusals of one key are told at a time.
+const TOLD_PER_KEY_MAX: usize = 8;
+/// How many of all keys are.
+const TOLD_MAX: usize = 128;
 
 /// A limit that is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,13 +106,20 @@ impl Admissions {
         drop(transfers.wait_for(|transfers| *transfers == 0).await);
     }
 
-    /// Admits a connection whose key is proved.
-    pub(crate) fn wait(&self, key: Fingerprint) -> Result<Wait, Full> {
+    /// Admits a connection whose key is proved, which belongs to no transfer yet.
+    pub(crate) fn wait(&self, key: Fingerprint) -> Result<Held, Full> {
         let mut book = self.book();
         let (own, limits) = (book.of(key), book.limits);
         let (limit, value) = ("waiting_per_identity", limits.waiting_per_identity);
         check(own.waiting < value, Full { what: "connections without a transfer", limit, value })?;
-        Ok(Wait(self.hold(&mut book, key, Use { waiting: 1, ..Use::default() })))
+        Ok(self.hold(&mut book, key, Use { waiting: 1, ..Use::default() }))
+    }
+
+    /// Admits the telling of a refusal; without that the connection is to be closed.
+    pub(crate) fn tell(&self, key: Fingerprint) -> Option<Held> {
+        let mut book = self.book();
+        let few = book.all.refusals < TOLD_MAX && book.of(key).refusals < TOLD_PER_KEY_MAX;
+        few.then(|| self.hold(&mut book, key, Use { refusals: 1, ..Use::default() }))
     }
 
     /// Has a transfer line up for its share of lanes.
@@ -142,7 +153,7 @@ impl Admissions {
 
     fn sit(&self, book: &mut Book, key: Fingerprint) -> Result<Seat, Full> {
         let portion = book.portion(key)?;
-        let what = Use { transfers: 1, lanes: usize::from(portion.lanes), waiting: 0 };
+        let what = Use { transfers: 1, lanes: usize::from(portion.lanes), ..Use::default() };
         Ok(Seat { held: self.hold(book, key, what), portion })
     }
 
@@ -219,12 +230,14 @@ impl Use {
         self.transfers += other.transfers;
         self.lanes += other.lanes;
         self.waiting += other.waiting;
+        self.refusals += other.refusals;
     }
 
     fn subtract(&mut self, other: Self) {
         self.transfers -= other.transfers;
         self.lanes -= other.lanes;
         self.waiting -= other.waiting;
+        self.refusals -= other.refusals;
     }
 }
 
@@ -369,6 +382,18 @@ mod tests {
         admissions.wait(other).unwrap();
         drop(waiting);
         admissions.wait(one).unwrap();
+    }
+
+    #[test]
+    fn few_are_told_of_each_key_and_in_all() {
+        let admissions = Admissions::new(Limits::default());
+        let tell = |key| admissions.tell(Fingerprint([key; 32]));
+        let all: Vec<_> = (0..64).flat_map(|key| [(); 9].map(|()| key)).filter_map(tell).collect();
+        assert_eq!(all.len(), TOLD_MAX);
+        assert_eq!(admissions.book().each.len(), TOLD_MAX / TOLD_PER_KEY_MAX);
+        drop(all);
+        assert!(admissions.book().each.is_empty());
+        assert!(tell(1).is_some());
     }
 
     #[tokio::test]

@@ -6,8 +6,8 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::task::block_in_place;
 use zmove_transport::{ControlReader, Inbox};
 use zmove_wire::{
-    InquiredEntry, InquiredGroup, KeptRange, OfferedFile, OfferedGroup, RemoveGroup, ToReceiver, WireError,
-    decode_message_within,
+    BatchEntry, DirectoryGroup, InquiredEntry, InquiredGroup, KeptRange, OfferedFile, OfferedGroup,
+    RemoveGroup, ToReceiver, WireError, decode_message_within,
 };
 
 use crate::account::{Account, Held};
@@ -53,18 +53,27 @@ const DECODED_AT_ONCE_BYTES_MAX: usize = 64 << 10;
 /// How many wait.
 const MESSAGES_MAX: usize = 16;
 
-/// What an element of a list takes beside the bytes of its name or path: its fields, and what the allocator adds for these bytes.
-const ELEMENT_BYTES: usize = 128;
+/// What an element of a list, in a message or in a batch, takes beside the bytes of its name or path: its fields, and
+/// what the allocator adds for these bytes.
+pub(crate) const ELEMENT_BYTES: usize = 128;
 
 /// What the allocator adds to a string at most, or takes for the shortest.
 pub(crate) const ALLOCATION_BYTES: usize = 32;
 
 const _: () = {
-    let of = [size_of::<OfferedFile>(), size_of::<OfferedGroup>(), size_of::<InquiredGroup>()];
-    let more = [size_of::<InquiredEntry>(), size_of::<KeptRange>(), size_of::<RemoveGroup>()];
+    let elements = [
+        size_of::<OfferedFile>(),
+        size_of::<OfferedGroup>(),
+        size_of::<InquiredGroup>(),
+        size_of::<InquiredEntry>(),
+        size_of::<KeptRange>(),
+        size_of::<RemoveGroup>(),
+        size_of::<DirectoryGroup>(),
+        size_of::<BatchEntry>(),
+    ];
     let mut at = 0;
-    while at < of.len() {
-        assert!(of[at] + ALLOCATION_BYTES <= ELEMENT_BYTES && more[at] + ALLOCATION_BYTES <= ELEMENT_BYTES);
+    while at < elements.len() {
+        assert!(elements[at] + ALLOCATION_BYTES <= ELEMENT_BYTES);
         at += 1;
     }
 };

@@ -12,6 +12,7 @@ use zmove_wire::{
 };
 
 use crate::account::{Account, Held};
+use crate::booked::ELEMENT_BYTES;
 
 /// A batch whose head and files all hashed right.
 #[derive(Debug)]
@@ -78,9 +79,6 @@ impl VerifiedBatch {
         (self.item, self.batch, self.data, self.held)
     }
 }
-
-/// What an entry of a batch takes beside the bytes of its name: its fields, and what the allocator adds for the name.
-const ELEMENT_BYTES: usize = 128;
 
 impl VerifiedChunk {
     /// Checks one group of a file of `file_bytes`.

@@ -30,13 +30,14 @@ pub(crate) struct Judgement {
     pub(crate) changed: Vec<Candidate>,
 }
 
-/// Judges one offer.
+/// Judges one offer; what is not looked at when the session has ended counts as needed.
 pub(crate) fn judge_all(context: &Context, open: &Open, offer: &Offer) -> Judgement {
     let mut judgement = Judgement::default();
     for group in &offer.groups {
         let directory = context.target.tree.open_directory(&group.directory).ok();
         for file in &group.files {
-            let verdict = directory.as_ref().map_or(Verdict::Need, |opened| {
+            let looked_in = directory.as_ref().filter(|_| !context.stopping.load(Ordering::Relaxed));
+            let verdict = looked_in.map_or(Verdict::Need, |opened| {
                 match judge(context, open.compare, opened, &group.directory, file) {
                     judged @ (Verdict::Need | Verdict::Compare(_)) if file.source.is_some() => judgement
                         .look_for_more(
@@ -99,7 +100,7 @@ fn claim(
     let ctime = Timestamp { seconds: mark.ctime_seconds, nanos: mark.ctime_nanos };
     let source = SourceIdentity { bytes: file.bytes, mtime: mtime_of(file), ctime, inode: mark.inode };
     context.parts.claim(path, directory, &source, context.direct, || {
-        let turn = context.account.hashing(&context.stopping);
+        let turn = context.account.turn(&context.stopping);
         move || turn.is_over()
     })
 }
@@ -121,8 +122,8 @@ fn judge(
     }
     match compare {
         Compare::Checksum => {
-            let hashing = context.account.hashing(&context.stopping);
-            contents_root(opened.as_fd(), name, || hashing.is_over()).map_or(Verdict::Need, Verdict::Compare)
+            let turn = context.account.turn(&context.stopping);
+            contents_root(opened.as_fd(), name, || turn.is_over()).map_or(Verdict::Need, Verdict::Compare)
         }
         Compare::Quick => {
             let metadata =

@@ -32,7 +32,7 @@ use crate::judging::Judges;
 use crate::limits::Limits;
 use crate::meters::{Meters, TransferMeter};
 use crate::rates::Rates;
-use crate::refusals::{REFUSAL_TIMEOUT, Refusals, refuse};
+use crate::refusals::{REFUSAL_TIMEOUT, refuse, refuse_guest, say_to_guest_and_close};
 use crate::registry::{Found, Registered, Registry};
 use crate::session::{Session, run_session};
 use crate::turns::Runs;
@@ -73,7 +73,6 @@ struct Shared {
     accounts: Accounts,
     runs: Runs,
     judges: Judges,
-    refusals: Refusals,
     log: Box<dyn Fn(&DaemonEvent) + Send + Sync>,
 }
 
@@ -106,7 +105,6 @@ impl Daemon {
             accounts: Accounts::default(),
             runs: Runs::default(),
             judges: Judges::default(),
-            refusals: Refusals::default(),
             log: Box::new(log),
             stopping: watch::Sender::new(false),
         };
@@ -240,7 +238,7 @@ impl Shared {
                 self.reject(Rejection::Greeting, address, error);
                 // our own greeting tells the peer which versions we speak
                 let ours = Greeting::new(Role::Control, TransferId([0; 16]));
-                return self.refusals.say_and_close(stream, &ours.encode()).await;
+                return say_to_guest_and_close(&self.admissions, stream, &ours.encode()).await;
             }
         };
         let allowed = greeting.cipher == Cipher::Tls || self.config.allow_clear;
@@ -251,7 +249,7 @@ impl Shared {
                     address,
                     "it asks for lanes in clear over QUIC, which has none",
                 );
-                self.refusals.refuse(stream, clear_quic).await;
+                refuse_guest(&self.admissions, stream, clear_quic).await;
             }
             _ if !allowed => {
                 self.reject(
@@ -259,7 +257,7 @@ impl Shared {
                     address,
                     "it asks for lanes in clear, which need 'zmove serve --allow-clear'",
                 );
-                self.refusals.refuse(stream, clear_lanes).await;
+                refuse_guest(&self.admissions, stream, clear_lanes).await;
             }
             Role::Control => {
                 drop(waiting);
@@ -273,7 +271,7 @@ impl Shared {
         let (address, key) = (stream.address(), stream.peer());
         if *self.draining.borrow() {
             self.reject(Rejection::Stopping, address, "this receiver is being stopped");
-            return self.refusals.refuse(stream, stopping).await;
+            return refuse_guest(&self.admissions, stream, stopping).await;
         }
         let mut place = match self.admissions.line_up(key) {
             Ok(place) => place,
@@ -350,9 +348,9 @@ impl Shared {
             Waited::TooLong => self.refuse_full(stream, reason).await,
             Waited::Stopping if told.is_some() => {
                 let refusal = ToSender::Refused(stopping(key));
-                self.refusals.say_and_close(stream, &encode_message(&refusal)).await;
+                say_to_guest_and_close(&self.admissions, stream, &encode_message(&refusal)).await;
             }
-            Waited::Stopping => self.refusals.refuse(stream, stopping).await,
+            Waited::Stopping => refuse_guest(&self.admissions, stream, stopping).await,
         }
         None
     }
@@ -424,7 +422,7 @@ impl Shared {
         let text = format!("{full}; try again later");
         self.reject(Rejection::Limit, stream.address(), &text);
         let code = if stream.version() >= Version::V4 { RefusalCode::Full } else { RefusalCode::Busy };
-        self.refusals.refuse(stream, |_| Refusal { code, text }).await;
+        refuse_guest(&self.admissions, stream, |_| Refusal { code, text }).await;
     }
 
     async fn hand_over_lane(

@@ -23,6 +23,7 @@ use zmove_wire::{FileHead, Held};
 use crate::account::Held as Booked;
 use crate::config::BUFFER_BYTES;
 use crate::old::open_old;
+use crate::parts::GROUP_KEPT_BYTES;
 use crate::store::{Context, Outcome};
 
 /// Old versions that the sender has been told of, by the path of their file.
@@ -79,9 +80,6 @@ impl Bases {
     }
 }
 
-/// What is kept of one group of an old version.
-const GROUP_KEPT_BYTES: usize = 64;
-
 impl Candidate {
     /// Whether a large file stands where one of so many bytes will go, and that is large too.
     pub(crate) fn is_there(directory: &OwnedFd, name: &Name, bytes: u64) -> bool {
@@ -115,9 +113,9 @@ impl Candidate {
         let mut cvs = BTreeMap::new();
         let groups =
             (0..GroupSpan::count(self.bytes).unwrap_or(0)).filter(|index| !self.held.contains(index));
-        let hashing = context.account.hashing(&context.stopping);
+        let turn = context.account.turn(&context.stopping);
         for span in groups.map_while(|index| GroupSpan::of(self.bytes, index)) {
-            if hashing.is_over() || held.grow(GROUP_KEPT_BYTES).is_err() {
+            if turn.is_over() || held.grow(GROUP_KEPT_BYTES).is_err() {
                 break;
             }
             let Some(buffer) = context.bases.buffers.take() else { break };

@@ -13,14 +13,13 @@ use crate::account::{Account, Held};
 /// The directories that are remembered, shared by all writers.
 #[derive(Debug)]
 pub(crate) struct Directories {
-    account: Account,
     state: Mutex<State>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
     directories: Vec<Remembered>,
-    held: Option<Held>,
+    held: Held,
 }
 
 /// One directory and what it gets.
@@ -37,7 +36,7 @@ const OVERHEAD_BYTES: usize = 2 * size_of::<Remembered>();
 
 impl Directories {
     pub(crate) fn new(account: &Account) -> Self {
-        Self { account: account.clone(), state: Mutex::default() }
+        Self { state: Mutex::new(State { directories: Vec::new(), held: account.nothing() }) }
     }
 
     /// Remembers a directory, or the one of that name in it.
@@ -64,13 +63,7 @@ impl Directories {
     /// # Errors
     /// As [`remember`](Self::remember).
     pub(crate) fn book(&self, bytes: usize) -> Result<(), WireError> {
-        match &mut self.lock().held {
-            Some(held) => held.grow(bytes),
-            none => {
-                *none = Some(self.account.hold_memory(bytes)?);
-                Ok(())
-            }
-        }
+        self.lock().held.grow(bytes)
     }
 
     /// All of them, those that are deepest first: each is then set before those that it is in.

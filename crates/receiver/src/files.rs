@@ -23,13 +23,13 @@ use crate::delta::Base;
 use crate::parts::Prior;
 
 /// All large files of a transfer.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct FileTable {
     account: Account,
     table: Mutex<Table>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Table {
     slots: HashMap<FileId, Slot>,
     /// How many are alive.
@@ -37,7 +37,7 @@ struct Table {
     /// How many were given up before they were declared.
     unheard: usize,
     /// What the slots take, all of which stay to the end.
-    held: Option<Held>,
+    held: Held,
 }
 
 #[derive(Debug)]
@@ -87,7 +87,8 @@ pub(crate) struct Complete(pub(crate) Staged);
 
 impl FileTable {
     pub(crate) fn new(account: &Account) -> Self {
-        Self { account: account.clone(), table: Mutex::default() }
+        let table = Table { slots: HashMap::new(), living: 0, unheard: 0, held: account.nothing() };
+        Self { account: account.clone(), table: Mutex::new(table) }
     }
 
     /// A file is about to be given up, which may come before its declaration does.
@@ -102,7 +103,7 @@ impl FileTable {
         if table.unheard >= FILES_UNFINISHED_MAX {
             return Err(WireError::OutOfOrder { what: "the end of a file that was never begun" });
         }
-        table.book(&self.account)?;
+        table.held.grow(SLOT_BYTES)?;
         table.unheard += 1;
         table.slots.insert(id, Slot::Unheard);
         Ok(())
@@ -126,7 +127,7 @@ impl FileTable {
                 if table.living >= FILES_UNFINISHED_MAX {
                     return Err(Undeclarable::TooMany);
                 }
-                table.book(&self.account).map_err(Undeclarable::Full)?;
+                table.held.grow(SLOT_BYTES).map_err(Undeclarable::Full)?;
                 let held = self.account.hold_memory(FILE_BYTES + 2 * head.path.as_bytes().len());
                 let held = held.map_err(Undeclarable::Full)?;
                 let (base, given_up) = (base(&head), AtomicBool::new(false));
@@ -149,7 +150,7 @@ impl FileTable {
             earlier => {
                 let (was_live, is_new) = (matches!(earlier, Some(Slot::Live(_))), earlier.is_none());
                 if is_new {
-                    table.book(&self.account).map_err(Undeclarable::Full)?;
+                    table.held.grow(SLOT_BYTES).map_err(Undeclarable::Full)?;
                 }
                 table.living -= usize::from(was_live);
                 table.slots.insert(id, Slot::Dead);
@@ -225,19 +226,6 @@ impl FileTable {
 
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Table {
-    /// Books one more slot.
-    fn book(&mut self, account: &Account) -> Result<(), WireError> {
-        match &mut self.held {
-            Some(held) => held.grow(SLOT_BYTES),
-            none => {
-                *none = Some(account.hold_memory(SLOT_BYTES)?);
-                Ok(())
-            }
-        }
     }
 }
 
@@ -370,7 +358,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let directory = Tree::open(home.path()).unwrap().open_directory(&RelPath::root()).unwrap();
         let names = TempNames::new("t");
-        let table = FileTable::default();
+        let table = FileTable::new(&Account::default());
         table.declare(FileId(1), head(2 * GROUP_BYTES + 1), no_base, no_prior).unwrap();
         let file = table.find(FileId(1)).unwrap().unwrap();
         let mut complete = 0;
@@ -387,7 +375,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let directory = Tree::open(home.path()).unwrap().open_directory(&RelPath::root()).unwrap();
         let names = TempNames::new("t");
-        let table = FileTable::default();
+        let table = FileTable::new(&Account::default());
         let prior =
             || Prior { staged: Staged::create(&directory, 0o600, &names).unwrap(), groups: vec![0, 2] };
         table.declare(FileId(1), head(3 * GROUP_BYTES), no_base, |_| Some(prior())).unwrap();
@@ -401,7 +389,7 @@ mod tests {
 
     #[test]
     fn of_two_copies_one_is_written() {
-        let table = FileTable::default();
+        let table = FileTable::new(&Account::default());
         table.declare(FileId(1), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
         let file = table.find(FileId(1)).unwrap().unwrap();
         let home = tempfile::tempdir().unwrap();
@@ -421,7 +409,7 @@ mod tests {
 
     #[test]
     fn contradictions_kill_the_file() {
-        let table = FileTable::default();
+        let table = FileTable::new(&Account::default());
         assert!(table.declare(FileId(1), head(GROUP_BYTES), no_base, no_prior).is_err());
         table.declare(FileId(2), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
         table.declare(FileId(2), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
@@ -433,7 +421,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_closing_is_found_until_it_is_closed() {
-        let table = FileTable::default();
+        let table = FileTable::new(&Account::default());
         table.declare(FileId(1), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
         assert!(table.close(FileId(1)));
         assert!(table.bury(FileId(1)).is_none() && !table.close(FileId(1)));
@@ -445,7 +433,7 @@ mod tests {
 
     #[test]
     fn files_that_are_given_up_and_never_declared_are_not_without_number() {
-        let table = FileTable::default();
+        let table = FileTable::new(&Account::default());
         for id in 0..FILES_UNFINISHED_MAX {
             table.hear_of(FileId(id as u64)).unwrap();
         }
@@ -459,7 +447,7 @@ mod tests {
 
     #[test]
     fn files_that_are_under_way_are_not_without_number() {
-        let table = FileTable::default();
+        let table = FileTable::new(&Account::default());
         let declare = |id: usize| table.declare(FileId(id as u64), head(2 * GROUP_BYTES), no_base, no_prior);
         for id in 0..FILES_UNFINISHED_MAX {
             declare(id).unwrap();

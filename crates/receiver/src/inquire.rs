@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{AtFlags, FileType};
 use rustix::io::Errno;
@@ -41,7 +41,7 @@ enum Place {
 }
 
 impl Onlooker {
-    /// Answers one inquiry.
+    /// Answers one inquiry; what is not looked at when the session has ended counts as new.
     pub(crate) fn answer(&self, inquiry: &Inquiry) -> Findings {
         let mut findings = Vec::new();
         for group in &inquiry.groups {
@@ -49,6 +49,7 @@ impl Onlooker {
             findings
                 .extend(group.itself.map(|wanted| self.look_at_itself(&group.directory, &place, &wanted)));
             let found = group.entries.iter().map(|entry| match &place {
+                _ if self.stopping.load(Ordering::Relaxed) => Finding::New,
                 Place::There(directory) => self.look_at(directory, &group.directory, entry),
                 Place::Missing => Finding::New,
                 Place::Closed(code) => Finding::Fails(Operation::MakeDirectory, *code),
@@ -141,8 +142,8 @@ impl Onlooker {
         match self.compare {
             Compare::Quick => changed(differences),
             Compare::Checksum => {
-                let hashing = self.account.hashing(&self.stopping);
-                contents_root(directory.as_fd(), name, || hashing.is_over())
+                let turn = self.account.turn(&self.stopping);
+                contents_root(directory.as_fd(), name, || turn.is_over())
                     .map_or(Finding::Differs(differences.and(Differences::CONTENTS)), |root| {
                         Finding::Contents(differences, root)
                     })

@@ -10,6 +10,7 @@ mod booked;
 mod check;
 mod compare;
 mod config;
+mod cores;
 mod daemon;
 mod delta;
 mod directories;
@@ -23,7 +24,6 @@ mod finish;
 #[doc(hidden)]
 pub mod fuzzing;
 mod guests;
-mod hashing;
 mod in_place;
 mod inquire;
 pub mod journal;

@@ -23,8 +23,8 @@ pub struct Limits {
     pub transfers_per_identity: usize,
     /// Transfers of one key that wait in line for their turn; the next is refused. Default: 256; each takes some 40 KiB.
     pub queued_per_identity: usize,
-    /// Lanes of all transfers together; each is a thread and a descriptor. A transfer is promised an eighth of what is
-    /// left, 8 at least. Default: 4096.
+    /// Lanes of all transfers together; each is a thread and, over TCP, a descriptor. A transfer is promised an eighth
+    /// of what is left, 8 at least. Default: 4096.
     pub lanes: usize,
     /// The same over the transfers of one key. Default: 1088, with which as many of them as there may be get their share.
     pub lanes_per_identity: usize,
@@ -56,6 +56,8 @@ pub(crate) struct Portion {
 
 /// Into how many what is left is divided, so that those who come late get something.
 const SHARES: usize = 8;
+/// Connections of one transfer that has as many lanes as there may be belong to none until they have greeted.
+const WAITING_MIN: usize = 64;
 /// Buffers that wait for writers while each lane holds one.
 pub(crate) const BUFFERS_BESIDE_LANES: usize = 8;
 
@@ -91,6 +93,31 @@ pub(crate) fn files_of_process() -> usize {
 }
 
 impl Limits {
+    /// As much of these as this process has descriptors for, and what has become less, with its name: half of the
+    /// descriptors are for connections, and of these one key may have half at most.
+    #[must_use]
+    pub fn within_process(self) -> (Self, Vec<(&'static str, usize)>) {
+        self.within(files_of_process())
+    }
+
+    fn within(mut self, files: usize) -> (Self, Vec<(&'static str, usize)>) {
+        let mut lowered = Vec::new();
+        let mut lower = |name, limit: &mut usize, share: usize, least: usize| {
+            let most = (files / share).max(least);
+            if *limit > most {
+                *limit = most;
+                lowered.push((name, most));
+            }
+        };
+        let lanes_min = usize::from(LANES_UNASKED_MAX);
+        lower("unproven", &mut self.unproven, 8, 1);
+        lower("waiting_per_identity", &mut self.waiting_per_identity, 16, WAITING_MIN);
+        lower("queued_per_identity", &mut self.queued_per_identity, 16, 1);
+        lower("lanes", &mut self.lanes, 4, lanes_min);
+        lower("lanes_per_identity", &mut self.lanes_per_identity, 8, lanes_min);
+        (self, lowered)
+    }
+
     /// What a transfer gets while so many lanes are left.
     pub(crate) fn portion(&self, lanes_left: usize) -> Portion {
         let least = LANES_UNASKED_MAX;
@@ -105,6 +132,18 @@ impl Limits {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn connections_are_no_more_than_there_are_descriptors_for() {
+        let usual = Limits::default();
+        assert_eq!(usual.within(65_536), (usual, vec![]));
+        let (few, lowered) = usual.within(1024);
+        let per_identity =
+            [("waiting_per_identity", 64), ("queued_per_identity", 64), ("lanes_per_identity", 128)];
+        assert!(per_identity.iter().all(|limit| lowered.contains(limit)), "{lowered:?}");
+        assert_eq!(lowered.len(), per_identity.len() + 2);
+        assert_eq!((few.waiting_per_identity, few.lanes, few.transfers), (64, 256, usual.transfers));
+    }
 
     #[test]
     fn a_transfer_gets_a_share_of_what_is_left_and_a_buffer_for_each_lane() {

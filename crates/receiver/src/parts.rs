@@ -390,9 +390,10 @@ impl Parts {
     }
 }
 
-/// What is kept of a file of an earlier transfer beside its path and groups, and of each group.
+/// What is kept of a file of an earlier transfer beside its path and groups.
 const FILE_KEPT_BYTES: usize = 256;
-const GROUP_KEPT_BYTES: usize = 64;
+/// What is kept of one group of that, or of the old version of a file that has changed.
+pub(crate) const GROUP_KEPT_BYTES: usize = 64;
 
 impl State {
     fn running(&self) -> Option<Arc<Journal>> {

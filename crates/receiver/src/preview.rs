@@ -23,7 +23,7 @@ use crate::account::{Account, Held};
 use crate::booked::{Booked, Messages};
 use crate::error::SessionError;
 use crate::inquire::Onlooker;
-use crate::mirror::{Spared, extra};
+use crate::mirror::{Effort, Spared, extra};
 use crate::seen::Seen;
 use crate::session::{CLOSE_TIMEOUT, SessionReport, refusal_of, refuse};
 use crate::set_ids::SetIds;
@@ -145,7 +145,8 @@ impl Looking {
         }
         let onlooker = Arc::clone(onlooker);
         self.answer(held, move |room| {
-            Ok(ToSender::Extra(extra(onlooker.seen.tree.as_ref(), &keep, &Spared::default(), room)))
+            let mut effort = Effort::new(onlooker.account.turn(&onlooker.stopping), room);
+            Ok(ToSender::Extra(extra(onlooker.seen.tree.as_ref(), &keep, &Spared::default(), &mut effort)))
         })
     }
 
@@ -176,7 +177,7 @@ impl Looking {
     ) -> Result<(), SessionError> {
         let (told, answered) = oneshot::channel();
         self.answers.spawn(answered);
-        let mut held = self.account.hold_memory(0)?;
+        let mut held = self.account.nothing();
         self.workers.start(move || {
             let answer = answer(&mut held);
             drop(question);

@@ -142,6 +142,7 @@ pub async fn run_session(
         context,
         open: Arc::new(open),
         ledger: ReceiverTransfer::default(),
+        unsent: config.account.nothing(),
         report: SessionReport::default(),
         offers: 0,
         judging: Workers::new(&config.account),
@@ -369,6 +370,8 @@ struct Running {
     context: Arc<Context>,
     open: Arc<Open>,
     ledger: ReceiverTransfer,
+    /// What there is in the ledger that is still to be sent.
+    unsent: Held,
     report: SessionReport,
     offers: usize,
     /// Who looks at what is offered.
@@ -403,6 +406,7 @@ impl Running {
                     ReceiverAction::Finish => return self.finish(cpu_started).await,
                 }
             }
+            self.unsent.clear();
         }
     }
 
@@ -474,15 +478,18 @@ impl Running {
         let mut next = Some(first);
         for _ in 0..OUTCOMES_PER_TURN {
             match next {
-                Some(told) => self.take_outcome(told.outcome)?,
+                Some(told) => self.take_told(told)?,
                 None => break,
             }
             next = self.outcomes.try_recv().ok();
         }
-        if let Some(told) = next {
-            self.take_outcome(told.outcome)?;
-        }
-        Ok(())
+        next.map_or(Ok(()), |told| self.take_told(told))
+    }
+
+    /// What it takes counts until all that is in the ledger has been sent: the peer may not read.
+    fn take_told(&mut self, Told { outcome, held }: Told) -> Result<(), SessionError> {
+        self.unsent.join(held);
+        self.take_outcome(outcome)
     }
 
     fn take_outcome(&mut self, outcome: Outcome) -> Result<(), SessionError> {
@@ -603,14 +610,15 @@ impl Running {
     }
 
     /// Everything has come: a lane that breaks now has done its work.
-    fn take_last(&mut self, Told { outcome, .. }: Told) -> Result<(), SessionError> {
-        if matches!(outcome, Outcome::LaneEnded(..)) { Ok(()) } else { self.take_outcome(outcome) }
+    fn take_last(&mut self, told: Told) -> Result<(), SessionError> {
+        if matches!(told.outcome, Outcome::LaneEnded(..)) { Ok(()) } else { self.take_told(told) }
     }
 
     async fn send_all(&mut self) -> Result<(), SessionError> {
         while let Some(ReceiverAction::Send(message)) = self.ledger.poll()? {
             self.writer.send(&encode_message(&message)).await?;
         }
+        self.unsent.clear();
         Ok(())
     }
 

@@ -22,7 +22,6 @@ use zmove_wire::{
 };
 
 use crate::account::{Account, Held as Booked};
-use crate::booked::ALLOCATION_BYTES;
 use crate::check::{NamedGroup, VerifiedBatch, VerifiedChunk, damaged};
 use crate::delta::Bases;
 use crate::directories::Directories;
@@ -95,24 +94,24 @@ pub(crate) enum Outcome {
     Panicked,
 }
 
-/// What the session is told, with what it takes until the session has looked at it.
+/// What the session is told, with what it takes until the peer has been told.
 #[derive(Debug)]
 pub(crate) struct Told {
     pub(crate) outcome: Outcome,
-    _held: Option<Booked>,
+    pub(crate) held: Booked,
 }
 
 impl Told {
     fn new(outcome: Outcome, account: &Account) -> Self {
         match account.hold_memory(outcome.bytes()) {
-            Ok(held) => Self { outcome, _held: Some(held) },
-            Err(error) => Self { outcome: Outcome::OverLimit(error), _held: None },
+            Ok(held) => Self { outcome, held },
+            Err(error) => Self { outcome: Outcome::OverLimit(error), held: account.nothing() },
         }
     }
 }
 
 impl Outcome {
-    /// What it keeps in memory beside itself.
+    /// What it keeps in memory beside itself, but for what is booked by whoever tells it.
     fn bytes(&self) -> usize {
         match self {
             Self::Item(StoredItem { faults, .. }) | Self::Stored(_, faults) | Self::Published(_, faults) => {
@@ -124,10 +123,6 @@ impl Outcome {
                 cvs + size_of_val(&answer.verdicts[..])
             }
             Self::Held(held, _) => size_of_val(&held.cvs[..]),
-            Self::Mirror(ToSender::Extra(extra)) => {
-                let takes = |name: &Name| ALLOCATION_BYTES + name.as_bytes().len();
-                extra.names.iter().map(|extra| size_of_val(extra) + takes(&extra.name.0)).sum()
-            }
             _ => 0,
         }
     }
@@ -182,6 +177,12 @@ impl Context {
     pub(crate) fn tell(&self, outcome: Outcome) {
         // nobody listens any more only when the session is over
         let _session_over = self.outcomes.blocking_send(Told::new(outcome, &self.account));
+    }
+
+    /// The same with what the outcome takes, which is booked already.
+    pub(crate) fn tell_booked(&self, outcome: Outcome, held: Booked) {
+        // as above
+        let _session_over = self.outcomes.blocking_send(Told { outcome, held });
     }
 
     /// Whether an item has come for the first time; it is dropped otherwise.

@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, oneshot};
 
+use crate::limits::files_of_process;
+
 /// The connections of one daemon that have not proved a key; clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Unproven(Arc<Shared>);
@@ -86,6 +88,8 @@ pub(crate) struct Place {
 
 /// How many connections may wait to begin; each costs what it would in the kernel's queue, and a task.
 const QUEUED_MAX: usize = 1024;
+/// They have one part in so many of the descriptors of the process.
+const QUEUED_SHARE: usize = 8;
 /// How many begin before they are told.
 const BEGIN_AT_ONCE: usize = 16;
 /// A client's first words follow its connection at once.
@@ -116,7 +120,7 @@ impl Unproven {
         drop(crowd);
         self.begin_those_that_can();
         let mut crowd = self.crowd();
-        if crowd.queue.len > QUEUED_MAX {
+        if crowd.queue.len > QUEUED_MAX.min(files_of_process() / QUEUED_SHARE) {
             crowd.queue.send_away();
         }
         if crowd.queue.len > 0 {

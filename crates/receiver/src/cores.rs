@@ -1,16 +1,16 @@
-//! Turns at hashing what lies at the target, for all threads of one key.
+//! Turns at the cores, for all threads of one key that look at what lies at the target.
 //!
-//! What a peer may have hashed is without bounds, and cores are shared by all. So no more threads of one key hash at a time than
-//! there are cores, and each gives its place to the next that waits after every piece.
+//! What a peer may have hashed and listed is without bounds, and cores are shared by all. So no more threads of one key
+//! do so at a time than there are cores, and each gives its place to the next that waits after every piece.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// The places of one key.
+/// The cores that one key may keep busy.
 #[derive(Debug)]
-pub(crate) struct Places {
+pub(crate) struct Cores {
     state: Mutex<State>,
     /// Notified when a place is given to one of those that wait.
     moved: Condvar,
@@ -24,10 +24,10 @@ struct State {
     next: u64,
 }
 
-/// One thread's part in hashing. It has a place from its first [turn](Self::is_over) on until it is dropped.
+/// One thread's part in that. It has a place from its first [turn](Self::is_over) on until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Turn<'a> {
-    places: &'a Places,
+    cores: &'a Cores,
     stopping: &'a AtomicBool,
     has_place: AtomicBool,
 }
@@ -35,17 +35,17 @@ pub(crate) struct Turn<'a> {
 /// How long who waits does not notice that its session has ended.
 const STOPPED_AFTER: Duration = Duration::from_millis(100);
 
-impl Default for Places {
+impl Default for Cores {
     fn default() -> Self {
         let free = std::thread::available_parallelism().map_or(1, usize::from);
         Self { state: Mutex::new(State { free, waiting: VecDeque::new(), next: 0 }), moved: Condvar::new() }
     }
 }
 
-impl Places {
+impl Cores {
     /// For a thread of a session that ends when `stopping` is set.
     pub(crate) fn turn<'a>(&'a self, stopping: &'a AtomicBool) -> Turn<'a> {
-        Turn { places: self, stopping, has_place: AtomicBool::new(false) }
+        Turn { cores: self, stopping, has_place: AtomicBool::new(false) }
     }
 
     /// Waits for a place behind all that wait; `false` when the session has ended.
@@ -89,13 +89,13 @@ impl Turn<'_> {
             return true;
         }
         if self.has_place.load(Ordering::Relaxed) {
-            if self.places.lock().waiting.is_empty() {
+            if self.cores.lock().waiting.is_empty() {
                 return false;
             }
             self.has_place.store(false, Ordering::Relaxed);
-            self.places.leave();
+            self.cores.leave();
         }
-        let entered = self.places.enter(self.stopping);
+        let entered = self.cores.enter(self.stopping);
         self.has_place.store(entered, Ordering::Relaxed);
         !entered
     }
@@ -104,7 +104,7 @@ impl Turn<'_> {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         if *self.has_place.get_mut() {
-            self.places.leave();
+            self.cores.leave();
         }
     }
 }
@@ -115,14 +115,14 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
 
     #[test]
-    fn no_more_hash_at_a_time_than_there_are_places_and_each_gets_on() {
-        let (places, stopping) = (Places::default(), AtomicBool::new(false));
-        let most = places.lock().free;
+    fn no_more_work_at_a_time_than_there_are_cores_and_each_gets_on() {
+        let (cores, stopping) = (Cores::default(), AtomicBool::new(false));
+        let most = cores.lock().free;
         let (at_work, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
         std::thread::scope(|scope| {
             for _ in 0..4 * most {
                 scope.spawn(|| {
-                    let turn = places.turn(&stopping);
+                    let turn = cores.turn(&stopping);
                     for _ in 0..50 {
                         assert!(!turn.is_over());
                         assert!(at_work.fetch_add(1, Ordering::SeqCst) < most);
@@ -134,24 +134,24 @@ mod tests {
                 });
             }
         });
-        assert_eq!((done.into_inner(), places.lock().free), (4 * most, most));
+        assert_eq!((done.into_inner(), cores.lock().free), (4 * most, most));
     }
 
     #[test]
     fn who_waits_leaves_when_its_session_ends() {
-        let places = Places::default();
+        let cores = Cores::default();
         let (running, ending) = (AtomicBool::new(false), AtomicBool::new(false));
-        let all: Vec<_> = (0..places.lock().free).map(|_| places.turn(&running)).collect();
+        let all: Vec<_> = (0..cores.lock().free).map(|_| cores.turn(&running)).collect();
         assert!(all.iter().all(|turn| !turn.is_over()));
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| places.turn(&ending).is_over());
-            while places.lock().waiting.is_empty() {
+            let waiting = scope.spawn(|| cores.turn(&ending).is_over());
+            while cores.lock().waiting.is_empty() {
                 std::thread::yield_now();
             }
             ending.store(true, Ordering::Relaxed);
             assert!(waiting.join().unwrap());
         });
         drop(all);
-        assert!(places.lock().waiting.is_empty());
+        assert!(cores.lock().waiting.is_empty());
     }
 }
