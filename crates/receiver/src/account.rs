@@ -3,6 +3,12 @@
 //! `docs/OPERATIONS.md` has the limits. Who would hold more fails by itself: nothing waits here, so that no key waits for
 //! another. **Invariant:** what is booked is what is kept, and is given back by dropping what stands for it ([`Held`]).
 
+pub(crate) mod cores;
+pub(crate) mod limits;
+pub(crate) mod messages;
+pub(crate) mod rate_limits;
+pub(crate) mod windows;
+
 use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,9 +19,9 @@ use zmove_disk::Disk;
 use zmove_transport::Fingerprint;
 use zmove_wire::WireError;
 
-use crate::cores::{Cores, Turn};
-use crate::journal::Room;
-use crate::limits::{Limits, files_of_process};
+use crate::account::cores::{Cores, Turn};
+use crate::account::limits::{Limits, files_of_process};
+use crate::resume::journal::Room;
 
 /// The accounts of all keys that have transfers under way.
 #[derive(Debug)]

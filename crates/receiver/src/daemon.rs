@@ -3,6 +3,15 @@
 //! **Invariant:** a peer whose key is not authorised gets no byte of its own parsed; connections that have not proved a
 //! key are few and short ([`Limits`]).
 
+pub(crate) mod admission;
+pub(crate) mod authorizer;
+pub(crate) mod authorizing;
+pub(crate) mod event;
+pub(crate) mod pending_handshakes;
+pub(crate) mod refusals;
+pub(crate) mod registry;
+pub(crate) mod waiting_line;
+
 use std::error::Error;
 use std::fmt;
 use std::future::Future;
@@ -24,19 +33,19 @@ use zmove_wire::{
 };
 
 use crate::account::Accounts;
-use crate::admission::{Admissions, InLine, Seat};
+use crate::account::limits::Limits;
+use crate::account::rate_limits::Rates;
 use crate::config::ReceiverConfig;
-use crate::event::{DaemonEvent, Moved, Rejection, Who};
-use crate::guests::{Guest, Guests};
-use crate::judging::Judges;
-use crate::limits::Limits;
+use crate::daemon::admission::{Admissions, InLine, Seat};
+use crate::daemon::authorizer::{Guest, Guests};
+use crate::daemon::authorizing::Judges;
+use crate::daemon::event::{DaemonEvent, Moved, Rejection, Who};
+use crate::daemon::pending_handshakes::Unproven;
+use crate::daemon::refusals::{REFUSAL_TIMEOUT, refuse, refuse_guest, say_to_guest_and_close};
+use crate::daemon::registry::{Found, Registered, Registry};
 use crate::meters::{Meters, TransferMeter};
-use crate::rates::Rates;
-use crate::refusals::{REFUSAL_TIMEOUT, refuse, refuse_guest, say_to_guest_and_close};
-use crate::registry::{Found, Registered, Registry};
+use crate::session::turns::Runs;
 use crate::session::{Session, run_session};
-use crate::turns::Runs;
-use crate::unproven::Unproven;
 
 /// How long transfers that are cut off may take to clean up.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);

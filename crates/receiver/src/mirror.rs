@@ -24,14 +24,14 @@ use zmove_wire::{
     WireError,
 };
 
+use crate::account::messages::ALLOCATION_BYTES;
 use crate::account::{Account, Held};
-use crate::booked::ALLOCATION_BYTES;
 use crate::error::SessionError;
 pub(crate) use crate::mirror::effort::Effort;
 pub(crate) use crate::mirror::spared::Spared;
-use crate::publisher::publish_all;
+use crate::session::threads::Workers;
+use crate::store::publisher::publish_all;
 use crate::store::{Context, Outcome};
-use crate::tasks::Workers;
 
 /// The questions of one transfer that are being answered.
 #[derive(Debug)]
@@ -299,7 +299,7 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     use super::*;
-    use crate::cores::Cores;
+    use crate::account::cores::Cores;
     use zmove_disk::number_at;
     use zmove_types::{FileNumber, RelPath};
 

@@ -4,6 +4,8 @@
 //! of times: on a file without a name, or, where there are none, a hidden one that is gone at once. When [`run`] returns, the
 //! tasks it started have ended.
 
+pub(crate) mod inquiry;
+
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,16 +21,16 @@ use zmove_wire::{
     encode_message,
 };
 
+use crate::account::messages::{Booked, Messages};
 use crate::account::{Account, Held};
-use crate::booked::{Booked, Messages};
 use crate::error::SessionError;
-use crate::inquire::Onlooker;
 use crate::mirror::{Effort, Spared, extra};
-use crate::seen::Seen;
+use crate::preview::inquiry::Onlooker;
+use crate::session::threads::Workers;
 use crate::session::{CLOSE_TIMEOUT, SessionReport, refusal_of, refuse};
-use crate::set_ids::SetIds;
-use crate::target::Access;
-use crate::tasks::Workers;
+use crate::store::read_only_target::Seen;
+use crate::store::set_ids::SetIds;
+use crate::store::target::Access;
 
 /// The ways of one conversation.
 pub(crate) struct Preview {

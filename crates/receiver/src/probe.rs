@@ -22,15 +22,15 @@ use zmove_wire::{
 };
 
 use crate::account::Account;
-use crate::booked::Messages;
-use crate::check::is_filler;
+use crate::account::messages::Messages;
+use crate::account::windows::open_window;
 use crate::config::{BUFFER_BYTES, ReceiverConfig};
 use crate::error::SessionError;
 use crate::meters::TransferMeter;
-use crate::seen::Seen;
+use crate::session::verify::is_filler;
 use crate::session::{CLOSE_TIMEOUT, SessionReport, cpu_time, micros, refusal_of, refuse};
-use crate::target::Access;
-use crate::windows::open_window;
+use crate::store::read_only_target::Seen;
+use crate::store::target::Access;
 
 mod sweeping;
 

@@ -3,6 +3,14 @@
 //! **Invariant:** when [`run_session`] returns, all its threads have ended, whichever way the transfer went, and nothing
 //! temporary is left but the parts of large files that a journal tells of.
 
+pub(crate) mod ending;
+pub(crate) mod finish;
+pub(crate) mod lanes;
+pub(crate) mod lost_lanes;
+pub(crate) mod threads;
+pub(crate) mod turns;
+pub(crate) mod verify;
+
 use std::collections::HashMap;
 use std::future::Future;
 use std::io;
@@ -24,28 +32,27 @@ use zmove_wire::{
 };
 
 use crate::account::Held;
-use crate::booked::{Booked, Messages, messages};
-use crate::compare::{Judgement, judge_all};
+use crate::account::limits::BUFFERS_BESIDE_LANES;
+use crate::account::messages::{Booked, Messages, messages};
+use crate::account::windows::open_window;
 use crate::config::{BUFFER_BYTES, ReceiverConfig};
-use crate::delta::Bases;
-use crate::directories::Directories;
-use crate::ending::{Ending, EndingSessions};
 use crate::error::SessionError;
-use crate::file_systems::FileSystems;
-use crate::files::FileTable;
-use crate::limits::BUFFERS_BESIDE_LANES;
-use crate::lost::LostLanes;
 use crate::mirror::Mirror;
-use crate::parts::Parts;
 use crate::preview::{self, Preview};
 use crate::probe::{self, Ways};
-use crate::publisher::{self, Publisher, publish_all};
+use crate::resume::parts::Parts;
+use crate::session::ending::{Ending, EndingSessions};
+use crate::session::lost_lanes::LostLanes;
+use crate::session::threads::{PanicGuard, Workers};
+use crate::session::turns::{Turn, Turns};
+use crate::store::compare::{Judgement, judge_all};
+use crate::store::delta::Bases;
+use crate::store::directories::Directories;
+use crate::store::file_systems::FileSystems;
+use crate::store::large_files::FileTable;
+use crate::store::publisher::{self, Publisher, publish_all};
+use crate::store::target::{Access, Target};
 use crate::store::{Context, Job, Outcome, Told, write_all};
-use crate::target::{Access, Target};
-use crate::tasks::{PanicGuard, Workers};
-use crate::turns::{Turn, Turns};
-use crate::windows::open_window;
-use crate::{finish, lanes};
 
 /// One transfer about to be received; its greeting has been read.
 #[derive(Debug)]

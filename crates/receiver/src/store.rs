@@ -1,5 +1,18 @@
 //! The writers: threads that take verified work from a bounded queue, store it and report.
 
+pub(crate) mod compare;
+pub(crate) mod delta;
+pub(crate) mod directories;
+pub(crate) mod existing;
+pub(crate) mod file_systems;
+pub(crate) mod in_place;
+pub(crate) mod large_files;
+pub(crate) mod placer;
+pub(crate) mod publisher;
+pub(crate) mod read_only_target;
+pub(crate) mod set_ids;
+pub(crate) mod target;
+
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,17 +35,17 @@ use zmove_wire::{
 };
 
 use crate::account::{Account, Held as Booked};
-use crate::check::{NamedGroup, VerifiedBatch, VerifiedChunk, damaged};
-use crate::delta::Bases;
-use crate::directories::Directories;
-use crate::file_systems::{FileSystems, Flush};
-use crate::files::{Complete, Copy, FileTable, LargeFile};
 use crate::meters::TransferMeter;
-use crate::parts::{Parts, is_overtaken};
-use crate::place::{Failure, Known, Placer, failure, is_no_room};
-use crate::publisher::{PendingBatch, Publisher, WholeFile, end_large, make_room};
-use crate::set_ids::SetIds;
-use crate::target::Target;
+use crate::resume::parts::{Parts, is_overtaken};
+use crate::session::verify::{NamedGroup, VerifiedBatch, VerifiedChunk, damaged};
+use crate::store::delta::Bases;
+use crate::store::directories::Directories;
+use crate::store::file_systems::{FileSystems, Flush};
+use crate::store::large_files::{Complete, Copy, FileTable, LargeFile};
+use crate::store::placer::{Failure, Known, Placer, failure, is_no_room};
+use crate::store::publisher::{PendingBatch, Publisher, WholeFile, end_large, make_room};
+use crate::store::set_ids::SetIds;
+use crate::store::target::Target;
 
 /// What all threads of one transfer share.
 #[derive(Debug)]
@@ -467,7 +480,7 @@ fn finish_large_in_place(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::place::tests::transfer_with_journals;
+    use crate::store::placer::tests::transfer_with_journals;
     use zmove_types::{GROUP_BYTES, Timestamp};
 
     /// A transfer to a directory of its own, with a file of so many bytes that has been declared.

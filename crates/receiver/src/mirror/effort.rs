@@ -8,7 +8,7 @@ use std::io;
 use rustix::io::Errno;
 
 use crate::account::Held;
-use crate::cores::Turn;
+use crate::account::cores::Turn;
 
 /// See the module.
 #[derive(Debug)]

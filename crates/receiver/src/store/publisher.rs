@@ -34,7 +34,7 @@ use zmove_wire::limits::{UNPUBLISHED_ENTRIES_MAX, UNPUBLISHED_ITEMS_MAX};
 use zmove_wire::{EntryFault, FaultCode, FileEntry, Operation};
 
 use crate::account::Held;
-use crate::place::Known;
+use crate::store::placer::Known;
 use crate::store::{Context, Outcome};
 
 /// What a transfer has written and not published yet; shared by the writers and the thread that publishes.

@@ -11,8 +11,8 @@ use tokio::sync::{oneshot, watch};
 use zmove_transport::Fingerprint;
 use zmove_wire::limits::LANES_UNASKED_MAX;
 
-use crate::limits::{Limits, Portion};
-use crate::line::Line;
+use crate::account::limits::{Limits, Portion};
+use crate::daemon::waiting_line::Line;
 
 /// The account of one daemon; clones share it.
 #[derive(Clone, Debug)]

@@ -7,7 +7,7 @@ use super::*;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use zmove_types::{GROUP_BYTES, Metadata, Timestamp};
 
-use crate::journal::pretend_reboot;
+use crate::resume::journal::pretend_reboot;
 
 const BYTES: u64 = 5 * GROUP_BYTES + 9;
 

@@ -229,8 +229,8 @@ pub(crate) fn refuse(code: RefusalCode, text: String) -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::finish::finish;
-    use crate::place::tests::transfer;
+    use crate::session::finish::finish;
+    use crate::store::placer::tests::transfer;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
     use std::sync::Arc;
     use zmove_types::Metadata;
@@ -286,7 +286,7 @@ mod tests {
         }
         let access = Access::Beneath(vec![root]);
         let open = open("x", directory());
-        let looked = crate::seen::Seen::look(&open, &access).map(drop).unwrap_err();
+        let looked = crate::store::read_only_target::Seen::look(&open, &access).map(drop).unwrap_err();
         let resolved = Target::resolve(&open, &access).unwrap_err();
         assert!(resolved.text.contains("belongs to user 65534") && looked == resolved, "{}", resolved.text);
         assert_eq!(std::fs::read_dir(home.path().join("precious")).unwrap().count(), 0);

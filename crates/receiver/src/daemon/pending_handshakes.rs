@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, oneshot};
 
-use crate::limits::files_of_process;
+use crate::account::limits::files_of_process;
 
 /// The connections of one daemon that have not proved a key; clones share them.
 #[derive(Clone, Debug, Default)]

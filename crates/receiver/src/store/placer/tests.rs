@@ -10,11 +10,11 @@ use zmove_types::{ItemId, Timestamp};
 use zmove_wire::{EntryFault, Open};
 
 use crate::config::ReceiverConfig;
-use crate::file_systems::FileSystems;
-use crate::files::Complete;
 use crate::session::context;
+use crate::store::file_systems::FileSystems;
 use crate::store::finish_file;
-use crate::target::{Access, Target};
+use crate::store::large_files::Complete;
+use crate::store::target::{Access, Target};
 
 pub(crate) fn transfer(home: &Path) -> Context {
     transfer_with_journals(home, None)
@@ -35,7 +35,7 @@ pub(crate) fn transfer_of(number: u8, home: &Path, journals: Option<PathBuf>) ->
     let target = Target::resolve(&open, &Access::Anywhere).unwrap();
     let (outcomes, _nobody) = tokio::sync::mpsc::channel(1);
     let transfer = zmove_types::TransferId([number; 16]);
-    let parts = crate::parts::Parts::new(journals, transfer, String::new(), &target.tree);
+    let parts = crate::resume::parts::Parts::new(journals, transfer, String::new(), &target.tree);
     context(transfer, zmove_wire::Version::V4, &open, (target, parts), &ReceiverConfig::default(), outcomes)
 }
 

@@ -11,8 +11,8 @@ use zmove_wire::{
     WireError,
 };
 
+use crate::account::messages::ELEMENT_BYTES;
 use crate::account::{Account, Held};
-use crate::booked::ELEMENT_BYTES;
 
 /// A batch whose head and files all hashed right.
 #[derive(Debug)]

@@ -11,10 +11,10 @@ use zmove_disk::{set_directory_metadata, set_usual_mode};
 use zmove_types::{Metadata, RelPath};
 use zmove_wire::{Durability, Extraneous, Fault, FaultCode, FileDone, Operation};
 
-use crate::directories::Remembered;
-use crate::files::LargeFile;
-use crate::place::failure;
-use crate::publisher::publish_all;
+use crate::store::directories::Remembered;
+use crate::store::large_files::LargeFile;
+use crate::store::placer::failure;
+use crate::store::publisher::publish_all;
 use crate::store::{Context, Outcome};
 
 /// Finishes; returns how long the flush took, and what is to be told before the end.

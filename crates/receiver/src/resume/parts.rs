@@ -30,10 +30,10 @@ use zmove_wire::FileHead;
 
 use crate::account::{Account, Held};
 use crate::config::BUFFER_BYTES;
-use crate::file_systems::Flush;
-use crate::journal::{
+use crate::resume::journal::{
     Begin, Journal, JournalError, Mark, Orphan, Part, SourceIdentity, UnfinishedFile, birth_of, orphans_like,
 };
+use crate::store::file_systems::Flush;
 
 /// All parts of one transfer.
 #[derive(Debug)]

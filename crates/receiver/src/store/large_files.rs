@@ -19,8 +19,8 @@ use zmove_wire::limits::FILES_UNFINISHED_MAX;
 use zmove_wire::{Fault, FaultCode, FileHead, Operation, WireError};
 
 use crate::account::{Account, Held};
-use crate::delta::Base;
-use crate::parts::Prior;
+use crate::resume::parts::Prior;
+use crate::store::delta::Base;
 
 /// All large files of a transfer.
 #[derive(Debug)]

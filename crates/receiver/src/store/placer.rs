@@ -2,7 +2,7 @@
 //!
 //! The files of a directory that this transfer has made, and into which nothing has been put yet, are created in a staging
 //! directory under their own names; all others under hidden names in the directory where they will stay. Both get their final
-//! names from the [publisher](crate::publisher).
+//! names from the [publisher](crate::store::publisher).
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -17,9 +17,11 @@ use zmove_disk::{
 use zmove_types::{Metadata, Name, RelPath};
 use zmove_wire::{BatchEntry, DirectoryGroup, Durability, FaultCode, FileEntry, Operation, Overwrite};
 
-use crate::file_systems::Flush;
-use crate::publisher::{Filled, FillingGuard, HiddenFile, PendingBatch, covers, make_room, publish_all};
 use crate::store::Context;
+use crate::store::file_systems::Flush;
+use crate::store::publisher::{
+    Filled, FillingGuard, HiddenFile, PendingBatch, covers, make_room, publish_all,
+};
 
 /// One thread's hands: the transfer and the directories it has open.
 #[derive(Debug)]

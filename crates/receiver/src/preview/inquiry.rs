@@ -15,10 +15,10 @@ use zmove_wire::{
 };
 
 use crate::account::Account;
-use crate::compare::stays;
-use crate::old::contents_root;
-use crate::seen::Seen;
-use crate::set_ids::SetIds;
+use crate::store::compare::stays;
+use crate::store::existing::contents_root;
+use crate::store::read_only_target::Seen;
+use crate::store::set_ids::SetIds;
 
 /// What is held against an inquiry.
 #[derive(Debug)]

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::*;
-use crate::compare::judge_all;
-use crate::files::LargeFile;
-use crate::journal::SourceIdentity;
-use crate::place::tests::{open_at, transfer_of};
+use crate::resume::journal::SourceIdentity;
+use crate::store::compare::judge_all;
+use crate::store::large_files::LargeFile;
+use crate::store::placer::tests::{open_at, transfer_of};
 use zmove_chunk::group_cv;
 use zmove_types::{FileId, Metadata, Timestamp};
 use zmove_wire::{Offer, OfferedFile, OfferedGroup, Open, SourceMark, Verdict};

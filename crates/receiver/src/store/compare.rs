@@ -15,10 +15,10 @@ use zmove_disk::{FileIdentity, is_beyond_range, is_held_everywhere};
 use zmove_types::{Cv, Metadata, Name, RelPath, Timestamp};
 use zmove_wire::{Compare, Held, Offer, OfferedFile, Open, Overwrite, Verdict};
 
-use crate::delta::{Candidate, runs};
-use crate::journal::SourceIdentity;
-use crate::old::contents_root;
+use crate::resume::journal::SourceIdentity;
 use crate::store::Context;
+use crate::store::delta::{Candidate, runs};
+use crate::store::existing::contents_root;
 
 /// What is said of one offer.
 #[derive(Debug, Default)]

@@ -22,8 +22,8 @@ use zmove_wire::{FileHead, Held};
 
 use crate::account::Held as Booked;
 use crate::config::BUFFER_BYTES;
-use crate::old::open_old;
-use crate::parts::GROUP_KEPT_BYTES;
+use crate::resume::parts::GROUP_KEPT_BYTES;
+use crate::store::existing::open_old;
 use crate::store::{Context, Outcome};
 
 /// Old versions that the sender has been told of, by the path of their file.

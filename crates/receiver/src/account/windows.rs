@@ -36,7 +36,7 @@ mod tests {
 
     use super::*;
     use crate::account::Accounts;
-    use crate::limits::Limits;
+    use crate::account::limits::Limits;
 
     #[derive(Debug)]
     struct Lane(Option<LaneWindow>);

@@ -6,8 +6,8 @@ use std::time::SystemTime;
 use zmove_transport::{AuthorizedKeysError, Claim, Denial, Fingerprint, Grant, KeyList};
 use zmove_types::RateLimit;
 
-use crate::set_ids::SetIds;
-use crate::target::Access;
+use crate::store::set_ids::SetIds;
+use crate::store::target::Access;
 
 /// Whom a daemon lets in.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use crate::journal::{Held, ensure_directory};
+use crate::resume::journal::{Held, ensure_directory};
 
 /// Where notices are put up.
 #[derive(Debug)]

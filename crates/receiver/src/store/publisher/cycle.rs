@@ -15,11 +15,11 @@ use zmove_types::{BufferPool, FileId, Name, RelPath, Timestamp};
 use zmove_wire::{Durability, Fault, FaultCode, FileDone, FileEntry, Operation, Overwrite};
 
 use super::{Filled, Filling, Generation, HiddenFile, PendingBatch, WholeFile};
-use crate::compare::stays;
 use crate::config::BUFFER_BYTES;
-use crate::file_systems::{Flushing, Unflushed};
-use crate::place::{ALREADY_THERE, Failure, Known, Placer, failure};
-use crate::publisher::Wake;
+use crate::store::compare::stays;
+use crate::store::file_systems::{Flushing, Unflushed};
+use crate::store::placer::{ALREADY_THERE, Failure, Known, Placer, failure};
+use crate::store::publisher::Wake;
 use crate::store::{Context, Outcome};
 
 /// The thread that publishes, until it is [stopped](super::Publisher::stop). It also flushes while nothing is to be published, for four

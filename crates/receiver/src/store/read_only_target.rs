@@ -9,7 +9,7 @@ use zmove_disk::Tree;
 use zmove_types::{Name, RelPath};
 use zmove_wire::{Open, Refusal, RefusalCode, TargetShape};
 
-use crate::target::{Access, cannot, check_length, choose_root, clean, open_root, refuse, renamed};
+use crate::store::target::{Access, cannot, check_length, choose_root, clean, open_root, refuse, renamed};
 
 /// Where entries would go.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    /// Finds the target, as [`Target::resolve`](crate::target::Target::resolve) would, and makes nothing.
+    /// Finds the target, as [`Target::resolve`](crate::store::target::Target::resolve) would, and makes nothing.
     pub(crate) fn look(open: &Open, access: &Access) -> Result<Self, Refusal> {
         check_length(&open.target)?;
         let (tree, path) = locate(&open.target, access)?;

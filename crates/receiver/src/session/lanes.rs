@@ -9,8 +9,8 @@ use zmove_types::{Doing, ItemId, Stopwatch};
 use zmove_wire::limits::FILES_UNFINISHED_MAX;
 use zmove_wire::{FileHead, FrameKind, StoredItem, WireError};
 
-use crate::check::{Checked, NamedGroup, VerifiedBatch, VerifiedChunk, check_declaration, damaged};
-use crate::files::Undeclarable;
+use crate::session::verify::{Checked, NamedGroup, VerifiedBatch, VerifiedChunk, check_declaration, damaged};
+use crate::store::large_files::Undeclarable;
 use crate::store::{Context, Job, Outcome};
 
 /// Runs one lane to its end and reports how it ended.
