@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tokio::signal::unix::{SignalKind, signal};
-use zmove_receiver::{Daemon, Guests, Limits, ReceiverConfig};
+use zmove_receiver::{Authorizer, Daemon, Limits, ReceiverConfig};
 use zmove_transport::{AuthorizedKeys, Identity, Inherited, KeyList, Listener, SocketConfig};
 use zmove_types::ByteCount;
 
@@ -96,10 +96,11 @@ async fn serve(
     let counts = Counts::default();
     let (counted, quiet) = (counts.clone(), log::Quiet::default());
     let config = receiver_config(&settings, &journals);
-    let daemon = Daemon::new(listener, Guests::Listed(KeyList::new(home.clone())), config, move |event| {
-        counted.count(event);
-        quiet.tell(event);
-    });
+    let daemon =
+        Daemon::new(listener, Authorizer::Listed(KeyList::new(home.clone())), config, move |event| {
+            counted.count(event);
+            quiet.tell(event);
+        });
     set_limits(&daemon, settings.limits);
     if let Some(bound) = metrics {
         serve_metrics(bound, Page::new(&counts, daemon.meters(), journals));

@@ -23,7 +23,7 @@ pub use account::Account;
 pub use account::limits::Limits;
 pub use config::ReceiverConfig;
 pub use daemon::Daemon;
-pub use daemon::authorizer::Guests;
+pub use daemon::authorizer::Authorizer;
 pub use daemon::event::{DaemonEvent, Moved, Rejection, Who};
 pub use error::SessionError;
 pub use meters::{Meters, Reading, TransferMeter};

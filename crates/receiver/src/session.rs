@@ -137,7 +137,7 @@ pub async fn run_session(
     writer.send(&encode_message(&ToSender::Opened(opened))).await?;
     let (outcomes_in, outcomes) = mpsc::channel(OUTCOMES_WAITING_MAX);
     let context = Arc::new(context(transfer, version, &open, (target, parts), &config, outcomes_in));
-    let crew = Crew::start(&context, &config)?;
+    let threads = SessionThreads::start(&context, &config)?;
     let started = cpu_time();
     let mut running = Running {
         version,
@@ -145,7 +145,7 @@ pub async fn run_session(
         inbox,
         lanes,
         outcomes,
-        crew,
+        threads,
         context,
         open: Arc::new(open),
         ledger: ReceiverTransfer::default(),
@@ -276,7 +276,7 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The threads of one transfer.
 #[derive(Debug)]
-struct Crew {
+struct SessionThreads {
     queue: crossbeam_channel::Sender<Job>,
     threads: Vec<JoinHandle<()>>,
     /// Of the lanes that are up, by number.
@@ -287,10 +287,10 @@ struct Crew {
     started: Instant,
 }
 
-impl Crew {
+impl SessionThreads {
     fn start(context: &Arc<Context>, config: &ReceiverConfig) -> Result<Self, SessionError> {
         let (queue, jobs) = crossbeam_channel::bounded(config.writers);
-        let mut crew = Self {
+        let mut threads = Self {
             queue,
             threads: Vec::new(),
             breakers: HashMap::new(),
@@ -300,18 +300,18 @@ impl Crew {
             started: Instant::now(),
         };
         let publishing = Arc::clone(context);
-        crew.spawn("zmove-publish".into(), move || {
+        threads.spawn("zmove-publish".into(), move || {
             let _guard = PanicGuard(&publishing);
             publisher::run(&publishing);
         })?;
         for number in 0..config.writers {
             let (context, jobs) = (Arc::clone(context), jobs.clone());
-            crew.spawn(format!("zmove-write-{number}"), move || {
+            threads.spawn(format!("zmove-write-{number}"), move || {
                 let _guard = PanicGuard(&context);
                 write_all(&context, &jobs);
             })?;
         }
-        Ok(crew)
+        Ok(threads)
     }
 
     fn add_lane(
@@ -373,7 +373,7 @@ struct Running {
     inbox: Messages,
     lanes: mpsc::Receiver<Box<dyn LaneSource>>,
     outcomes: mpsc::Receiver<Told>,
-    crew: Crew,
+    threads: SessionThreads,
     context: Arc<Context>,
     open: Arc<Open>,
     ledger: ReceiverTransfer,
@@ -400,8 +400,8 @@ impl Running {
         loop {
             tokio::select! {
                 // a sender that exchanges lanes dials the new one while the old one ends
-                Some(lane) = self.lanes.recv(), if self.crew.lanes_up() < self.lanes_max => {
-                    self.crew.add_lane(&self.context, lane)?;
+                Some(lane) = self.lanes.recv(), if self.threads.lanes_up() < self.lanes_max => {
+                    self.threads.add_lane(&self.context, lane)?;
                 }
                 Some(outcome) = self.outcomes.recv() => self.take_outcomes(outcome)?,
                 error = self.lost.overdue() => return Err(error.into()),
@@ -430,8 +430,8 @@ impl Running {
             ToReceiver::Inquire(_) => Err(WireError::OutOfOrder { what: "an inquiry" }.into()),
             ToReceiver::Abandon { file } => {
                 self.context.files.hear_of(FileId(file))?;
-                let Some(file) = self.context.files.bury(FileId(file)) else { return Ok(()) };
-                self.judging.start_for(&self.context, move |context| context.discard_buried(&file))
+                let Some(file) = self.context.files.retire(FileId(file)) else { return Ok(()) };
+                self.judging.start_for(&self.context, move |context| context.discard_retired(&file))
             }
             ToReceiver::LaneLost { items } => self.take_lost(items),
             ToReceiver::Announce { items, mismatches } => Ok(self.ledger.announced(items, mismatches)?),
@@ -537,8 +537,8 @@ impl Running {
                 self.ledger.tell(answer);
             }
             Outcome::LaneEnded(number, ended) => {
-                self.crew.breakers.remove(&number);
-                self.context.meter.lanes_are(self.crew.lanes_up());
+                self.threads.breakers.remove(&number);
+                self.context.meter.lanes_are(self.threads.lanes_up());
                 match ended {
                     Err(error) if error.is_lost() => self.lost.note(error),
                     ended => ended?,
@@ -599,7 +599,7 @@ impl Running {
         let report = Finished {
             receive: stage_report(&self.context.meter.receive.times()),
             store: stage_report(
-                &self.crew.store_times(self.context.meter.store.times(), finishing.elapsed()),
+                &self.threads.store_times(self.context.meter.store.times(), finishing.elapsed()),
             ),
             flush_us: micros(flush),
             cpu_us: micros(cpu_time().saturating_sub(cpu_started)),
@@ -651,12 +651,12 @@ impl Running {
         self.context.pool.close();
         self.lanes.close();
         self.outcomes.close();
-        self.crew.breakers.values().for_each(LaneBreaker::trip);
+        self.threads.breakers.values().for_each(LaneBreaker::trip);
         // the peer sees the end of the connection now, and lets go of its lanes
         drop((self.writer, self.inbox));
-        let (crew, context, broken) = (self.crew, Arc::clone(&self.context), ended.is_err());
+        let (threads, context, broken) = (self.threads, Arc::clone(&self.context), ended.is_err());
         let stopped = move || {
-            crew.join(&context);
+            threads.join(&context);
             if broken {
                 // what is whole and can be flushed is kept, before the next session begins
                 publish_all(&context);

@@ -216,13 +216,13 @@ impl Context {
 
     /// The sender has given a large file up: nothing is left of it.
     pub(crate) fn abandon_file(&self, id: FileId) {
-        if let Some(file) = self.files.bury(id) {
-            self.discard_buried(&file);
+        if let Some(file) = self.files.retire(id) {
+            self.discard_retired(&file);
         }
     }
 
-    /// Nothing is left of a file that has been buried.
-    pub(crate) fn discard_buried(&self, file: &LargeFile) {
+    /// Nothing is left of a file that has been retired.
+    pub(crate) fn discard_retired(&self, file: &LargeFile) {
         file.discard();
         self.parts.ended(file.id);
     }
@@ -256,7 +256,7 @@ impl Context {
 
     /// Ends a large file badly, unless it has ended before. What has come of it stays for another transfer, if anything has.
     pub(crate) fn fail_file(&self, id: FileId, fault: (Operation, FaultCode)) {
-        if let Some(file) = self.files.bury(id) {
+        if let Some(file) = self.files.retire(id) {
             if file.is_blank() {
                 file.discard();
                 self.parts.ended(id);

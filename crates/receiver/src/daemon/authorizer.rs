@@ -1,4 +1,4 @@
-//! Whom a daemon lets in, and what for.
+//! Which keys a daemon lets in, and what each may do.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -9,48 +9,51 @@ use zmove_types::RateLimit;
 use crate::store::set_ids::SetIds;
 use crate::store::target::Access;
 
-/// Whom a daemon lets in.
+/// The keys that a daemon lets in.
 #[derive(Debug)]
 #[non_exhaustive]
-pub enum Guests {
+pub enum Authorizer {
     /// The keys in a list, which is looked at for each connection, so that a new one counts at once.
     Listed(KeyList),
     /// One key, which may do what this process may: that of the user who has started it.
     Only(Fingerprint),
 }
 
-/// Somebody who has proved a key that is let in.
+/// A peer that has proved a key which is let in.
 #[derive(Debug)]
-pub(crate) struct Guest {
-    /// What the log calls them.
+pub(crate) struct Authorized {
+    /// Name in the log.
     pub(crate) name: String,
     pub(crate) access: Access,
     pub(crate) set_ids: SetIds,
-    /// Whose transfers are theirs to go on with.
+    /// Owner of the journals that its transfers go on with.
     pub(crate) owner: String,
-    /// What all their lanes together may bring.
+    /// Bytes per second that all its lanes together may bring.
     pub(crate) max_rate: Option<RateLimit>,
 }
 
-impl Guests {
-    /// Who is at the other end of a connection, or why nobody is who is let in now. To be called where it may wait for files.
+impl Authorizer {
+    /// What the key at the other end of a connection may do, or why it is denied. May wait for files.
     ///
     /// # Errors
     /// The list cannot be read.
-    pub(crate) fn judge(&self, claim: &Claim) -> Result<Result<Guest, Denial>, Arc<AuthorizedKeysError>> {
+    pub(crate) fn authorize(
+        &self,
+        claim: &Claim,
+    ) -> Result<Result<Authorized, Denial>, Arc<AuthorizedKeysError>> {
         let key = claim.key;
         match self {
             Self::Listed(list) => {
                 let keys = list.current()?;
-                Ok(keys.judge(claim, SystemTime::now()).map(|grant| Guest::listed(grant, key)))
+                Ok(keys.judge(claim, SystemTime::now()).map(|grant| Authorized::listed(grant, key)))
             }
-            Self::Only(only) if *only == key => Ok(Ok(Guest::user())),
+            Self::Only(only) if *only == key => Ok(Ok(Authorized::user())),
             Self::Only(_) => Ok(Err(Denial::Unknown { key })),
         }
     }
 }
 
-impl Guest {
+impl Authorized {
     fn listed(grant: &Grant, key: Fingerprint) -> Self {
         let access = match grant.access {
             zmove_transport::Access::ReadWrite => Access::Beneath(grant.roots.clone()),

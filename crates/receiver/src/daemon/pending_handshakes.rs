@@ -1,7 +1,7 @@
 //! The connections that have not proved a key: few are at it at once, more wait for their turn, and so that somebody who says
 //! nothing keeps nobody waiting, others go for them.
 //!
-//! **Invariant:** a network that has more than its [fair share](Crowd::fair_share) closes its own: one of them goes at once for
+//! **Invariant:** a network that has more than its [fair share](Connections::fair_share) closes its own: one of them goes at once for
 //! one of another network. Where no network has, nobody goes who is not later than a client that means it; those that have said
 //! nothing go first. Of those that wait one of the network that has fewest is next, however many of others wait before it.
 
@@ -18,17 +18,17 @@ use crate::account::limits::files_of_process;
 
 /// The connections of one daemon that have not proved a key; clones share them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Unproven(Arc<Shared>);
+pub(crate) struct PendingHandshakes(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    crowd: Mutex<Crowd>,
+    connections: Mutex<Connections>,
     /// Somebody has begun to wait.
     waits: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Crowd {
+struct Connections {
     entered: u64,
     max: usize,
     /// Those that prove, the oldest first.
@@ -81,7 +81,7 @@ struct Counts {
 /// A connection's place among those that prove; free when dropped.
 #[derive(Debug)]
 pub(crate) struct Place {
-    unproven: Unproven,
+    pending: PendingHandshakes,
     number: u64,
     stays: oneshot::Receiver<()>,
 }
@@ -103,30 +103,30 @@ const FAIR_SHARE_MIN: usize = 32;
 /// How often it is seen who has taken too long.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
-impl Unproven {
+impl PendingHandshakes {
     /// How many there are, with those that wait.
     pub(crate) fn count(&self) -> usize {
-        let crowd = self.crowd();
-        crowd.members.len() + crowd.queue.len
+        let connections = self.lock();
+        connections.members.len() + connections.queue.len
     }
 
     /// Enters one more, where `max` may prove at once. Its place comes when it may begin, or never.
     pub(crate) fn enter(&self, address: IpAddr, max: usize) -> oneshot::Receiver<Place> {
         let (begins, place) = oneshot::channel();
         let source = Source::of(address);
-        let mut crowd = self.crowd();
-        crowd.max = max.max(1);
-        crowd.queue.push(source, begins);
-        drop(crowd);
+        let mut connections = self.lock();
+        connections.max = max.max(1);
+        connections.queue.push(source, begins);
+        drop(connections);
         self.begin_those_that_can();
-        let mut crowd = self.crowd();
-        if crowd.queue.len > QUEUED_MAX.min(files_of_process() / QUEUED_SHARE) {
-            crowd.queue.send_away();
+        let mut connections = self.lock();
+        if connections.queue.len > QUEUED_MAX.min(files_of_process() / QUEUED_SHARE) {
+            connections.queue.send_away();
         }
-        if crowd.queue.len > 0 {
+        if connections.queue.len > 0 {
             self.0.waits.notify_one();
         }
-        drop(crowd);
+        drop(connections);
         place
     }
 
@@ -134,7 +134,7 @@ impl Unproven {
     pub(crate) async fn keep_moving(&self) {
         loop {
             self.0.waits.notified().await;
-            while self.crowd().queue.len > 0 {
+            while self.lock().queue.len > 0 {
                 tokio::time::sleep(LOOK_INTERVAL).await;
                 self.begin_those_that_can();
             }
@@ -143,14 +143,14 @@ impl Unproven {
 
     fn begin_those_that_can(&self) {
         loop {
-            let mut crowd = self.crowd();
+            let mut connections = self.lock();
             // few at a time: its time runs for who has been let in
             let next = std::iter::from_fn(|| {
-                let queued = crowd.next(Instant::now())?;
-                Some(crowd.admit(queued, self.clone()))
+                let queued = connections.next(Instant::now())?;
+                Some(connections.admit(queued, self.clone()))
             });
             let beginning: Vec<_> = next.take(BEGIN_AT_ONCE).collect();
-            drop(crowd);
+            drop(connections);
             if beginning.is_empty() {
                 return;
             }
@@ -161,12 +161,12 @@ impl Unproven {
         }
     }
 
-    fn crowd(&self) -> MutexGuard<'_, Crowd> {
-        self.0.crowd.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Connections> {
+        self.0.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Crowd {
+impl Connections {
     /// The next to begin, for whom there is room now: of the site that has the fewest members, then of the host, the oldest.
     /// Where nobody goes for that one, nobody goes for another.
     fn next(&mut self, now: Instant) -> Option<Queued> {
@@ -178,7 +178,7 @@ impl Crowd {
         self.queue.remove(source.site, place)
     }
 
-    fn admit(&mut self, queued: Queued, unproven: Unproven) -> (Place, oneshot::Sender<Place>) {
+    fn admit(&mut self, queued: Queued, pending: PendingHandshakes) -> (Place, oneshot::Sender<Place>) {
         let Queued { source, begins, .. } = queued;
         let (stays_in, stays) = oneshot::channel();
         self.entered += 1;
@@ -186,7 +186,7 @@ impl Crowd {
         let since = Instant::now();
         self.counts.add(source);
         self.members.push_back(Member { number, source, since, spoken: false, _stays: stays_in });
-        (Place { unproven, number, stays }, begins)
+        (Place { pending, number, stays }, begins)
     }
 
     fn remove(&mut self, place: usize) {
@@ -314,10 +314,10 @@ impl Member {
 impl Place {
     /// It has said what a client says first.
     pub(crate) fn has_spoken(&self) -> impl FnOnce() + Send + 'static {
-        let (unproven, number) = (self.unproven.clone(), self.number);
+        let (pending, number) = (self.pending.clone(), self.number);
         move || {
-            let mut crowd = unproven.crowd();
-            crowd.members.iter_mut().filter(|member| member.number == number).for_each(|member| {
+            let mut connections = pending.lock();
+            connections.members.iter_mut().filter(|member| member.number == number).for_each(|member| {
                 member.spoken = true;
             });
         }
@@ -332,12 +332,12 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut crowd = self.unproven.crowd();
-        if let Some(place) = crowd.members.iter().position(|member| member.number == self.number) {
-            crowd.remove(place);
+        let mut connections = self.pending.lock();
+        if let Some(place) = connections.members.iter().position(|member| member.number == self.number) {
+            connections.remove(place);
         }
-        drop(crowd);
-        self.unproven.begin_those_that_can();
+        drop(connections);
+        self.pending.begin_those_that_can();
     }
 }
 
@@ -371,31 +371,31 @@ mod tests {
     }
 
     /// Has all members begin so long ago.
-    fn grow_older(unproven: &Unproven, by: Duration) {
-        unproven.crowd().members.iter_mut().for_each(|member| member.since -= by);
-        unproven.begin_those_that_can();
+    fn grow_older(pending: &PendingHandshakes, by: Duration) {
+        pending.lock().members.iter_mut().for_each(|member| member.since -= by);
+        pending.begin_those_that_can();
     }
 
     #[tokio::test]
     async fn who_has_most_makes_room() {
-        let unproven = Unproven::default();
+        let pending = PendingHandshakes::default();
         let [one, many] = ["192.0.2.1", "192.0.2.2"].map(address);
-        let mut first = unproven.enter(one, 3).try_recv().unwrap();
-        let mut second = unproven.enter(many, 3).try_recv().unwrap();
-        let mut third = unproven.enter(many, 3).try_recv().unwrap();
-        let mut fourth = unproven.enter(one, 3).try_recv().unwrap();
-        assert_eq!(unproven.count(), 3);
+        let mut first = pending.enter(one, 3).try_recv().unwrap();
+        let mut second = pending.enter(many, 3).try_recv().unwrap();
+        let mut third = pending.enter(many, 3).try_recv().unwrap();
+        let mut fourth = pending.enter(one, 3).try_recv().unwrap();
+        assert_eq!(pending.count(), 3);
         assert!(is_taken(&mut second).await);
         assert!(!is_taken(&mut first).await && !is_taken(&mut third).await && !is_taken(&mut fourth).await);
         drop((first, second, third, fourth));
-        assert_eq!(unproven.count(), 0);
+        assert_eq!(pending.count(), 0);
     }
 
     #[tokio::test]
     async fn those_of_one_address_wait_for_each_other() {
-        let unproven = Unproven::default();
+        let pending = PendingHandshakes::default();
         let host = address("192.0.2.1");
-        let enter = || unproven.enter(host, 2);
+        let enter = || pending.enter(host, 2);
         let [mut first, second] = [enter(), enter()].map(|mut place| place.try_recv().unwrap());
         let [mut third, mut fourth] = [enter(), enter()];
         assert!(third.try_recv().is_err() && !is_taken(&mut first).await);
@@ -408,50 +408,50 @@ mod tests {
 
     #[tokio::test]
     async fn who_says_nothing_goes_first_and_who_does_not_go_on_goes_too() {
-        let unproven = Unproven::default();
+        let pending = PendingHandshakes::default();
         let host = address("192.0.2.1");
-        let enter = || unproven.enter(host, 2);
+        let enter = || pending.enter(host, 2);
         let [mut spoken, mut silent] = [enter(), enter()].map(|mut place| place.try_recv().unwrap());
         spoken.has_spoken()();
         let [mut third, mut fourth] = [enter(), enter()];
         assert!(third.try_recv().is_err());
-        grow_older(&unproven, SILENCE_MAX);
+        grow_older(&pending, SILENCE_MAX);
         assert!(is_taken(&mut silent).await && !is_taken(&mut spoken).await);
         let third = third.try_recv().unwrap();
         third.has_spoken()();
         assert!(fourth.try_recv().is_err());
-        grow_older(&unproven, HANDSHAKE_MAX);
+        grow_older(&pending, HANDSHAKE_MAX);
         assert!(is_taken(&mut spoken).await);
         fourth.try_recv().unwrap();
     }
 
     #[tokio::test]
     async fn the_queue_is_bounded_and_another_address_passes_it() {
-        let unproven = Unproven::default();
+        let pending = PendingHandshakes::default();
         let [one, many] = ["192.0.2.1", "192.0.2.2"].map(address);
-        let _members = [(); 2].map(|()| unproven.enter(many, 2).try_recv().unwrap());
-        let mut queued: Vec<_> = (0..=QUEUED_MAX).map(|_| unproven.enter(many, 2)).collect();
+        let _members = [(); 2].map(|()| pending.enter(many, 2).try_recv().unwrap());
+        let mut queued: Vec<_> = (0..=QUEUED_MAX).map(|_| pending.enter(many, 2)).collect();
         let closed = |place: &mut oneshot::Receiver<Place>| {
             matches!(place.try_recv(), Err(oneshot::error::TryRecvError::Closed))
         };
         assert_eq!(queued.iter_mut().filter_map(|place| closed(place).then_some(())).count(), 1);
         assert!(closed(queued.last_mut().unwrap()), "those before it keep their turn");
-        unproven.enter(one, 2).try_recv().unwrap();
+        pending.enter(one, 2).try_recv().unwrap();
     }
 
     /// A client's lanes at once, while another has an address of its own for each connection.
     async fn assert_kept(addresses: impl Iterator<Item = String>) {
-        let unproven = Unproven::default();
+        let pending = PendingHandshakes::default();
         let client = address("2001:db8:1::1");
         let mut all = Vec::new();
-        let mut lanes: Vec<_> = (0..12).map(|_| unproven.enter(client, 64)).collect();
+        let mut lanes: Vec<_> = (0..12).map(|_| pending.enter(client, 64)).collect();
         let mut lanes: Vec<_> = lanes.iter_mut().map(|lane| lane.try_recv().unwrap()).collect();
-        all.extend(addresses.map(|of| unproven.enter(address(&of), 64)));
+        all.extend(addresses.map(|of| pending.enter(address(&of), 64)));
         for _ in 0..4 {
             // others go, however many the client has by then
-            grow_older(&unproven, SILENCE_MAX);
+            grow_older(&pending, SILENCE_MAX);
             lanes.iter().for_each(|lane| lane.has_spoken()());
-            all.push(unproven.enter(client, 64));
+            all.push(pending.enter(client, 64));
             lanes.push(all.pop().unwrap().try_recv().expect("a silent one makes room"));
         }
         for lane in &mut lanes {
@@ -466,17 +466,17 @@ mod tests {
 
     #[tokio::test]
     async fn the_networks_of_a_site_count_together() {
-        let unproven = Unproven::default();
+        let pending = PendingHandshakes::default();
         let [mut hers, mut others] = [Vec::new(), Vec::new()];
         let host = |number: usize| address(&format!("2001:db8:2:{number:x}::1"));
         for number in 0..256 {
-            others.push(unproven.enter(host(number), 256).try_recv().unwrap());
+            others.push(pending.enter(host(number), 256).try_recv().unwrap());
         }
         others[0].has_spoken()();
         for _ in 0..12 {
-            hers.push(unproven.enter(address("2001:db8:1::1"), 256).try_recv().expect("at once"));
+            hers.push(pending.enter(address("2001:db8:1::1"), 256).try_recv().expect("at once"));
         }
-        let mut next = unproven.enter(host(300), 256);
+        let mut next = pending.enter(host(300), 256);
         assert!(next.try_recv().is_err(), "it waits for its own");
         for hers in &mut hers {
             assert!(!is_taken(hers).await);
@@ -486,14 +486,14 @@ mod tests {
 
     #[tokio::test]
     async fn those_that_have_spoken_and_stall_make_room_for_who_has_fewer() {
-        let unproven = Unproven::default();
+        let pending = PendingHandshakes::default();
         let source = |number: usize| address(&format!("192.0.2.{}", number % 8));
         let mut stalling: Vec<_> =
-            (0..64).map(|number| unproven.enter(source(number), 64).try_recv().unwrap()).collect();
+            (0..64).map(|number| pending.enter(source(number), 64).try_recv().unwrap()).collect();
         stalling.iter().for_each(|place| place.has_spoken()());
-        let mut client = unproven.enter(address("192.0.2.100"), 64);
+        let mut client = pending.enter(address("192.0.2.100"), 64);
         assert!(client.try_recv().is_err(), "nobody has more than a fair share");
-        grow_older(&unproven, HANDSHAKE_ASKED_MAX);
+        grow_older(&pending, HANDSHAKE_ASKED_MAX);
         let mut client = client.try_recv().unwrap();
         assert!(is_taken(&mut stalling[0]).await && !is_taken(&mut stalling[1]).await);
         assert!(!is_taken(&mut client).await);
@@ -502,22 +502,22 @@ mod tests {
     /// Those that wait already, of the same few networks, do not keep it waiting until they have had their turn.
     #[tokio::test]
     async fn a_newcomer_passes_a_queue_of_those_that_stall() {
-        let unproven = Unproven::default();
+        let pending = PendingHandshakes::default();
         let source = |number: usize| address(&format!("192.0.2.{}", number % 8));
         let stalling: Vec<_> =
-            (0..256).map(|number| unproven.enter(source(number), 256).try_recv().unwrap()).collect();
+            (0..256).map(|number| pending.enter(source(number), 256).try_recv().unwrap()).collect();
         stalling.iter().for_each(|place| place.has_spoken()());
-        let mut queued: Vec<_> = (0..QUEUED_MAX).map(|number| unproven.enter(source(number), 256)).collect();
+        let mut queued: Vec<_> = (0..QUEUED_MAX).map(|number| pending.enter(source(number), 256)).collect();
         let [mut client, mut second] =
-            ["2001:db8:1:1::1", "2001:db8:1:2::1"].map(|text| unproven.enter(address(text), 256));
+            ["2001:db8:1:1::1", "2001:db8:1:2::1"].map(|text| pending.enter(address(text), 256));
         assert!(client.try_recv().is_err(), "nobody has more than a fair share");
-        grow_older(&unproven, HANDSHAKE_ASKED_MAX);
+        grow_older(&pending, HANDSHAKE_ASKED_MAX);
         let mut client = client.try_recv().unwrap();
         let mut second = second.try_recv().unwrap();
         assert!(!is_taken(&mut client).await && !is_taken(&mut second).await);
         let began = queued.iter_mut().filter_map(|place| place.try_recv().ok()).count();
         assert_eq!(began, 0, "they do not take turns with their like");
-        let third = unproven.enter(address("192.0.2.100"), 256).try_recv();
+        let third = pending.enter(address("192.0.2.100"), 256).try_recv();
         assert!(third.is_ok(), "there are others that have had their time");
     }
 

@@ -19,7 +19,7 @@ pub(crate) const REFUSAL_TIMEOUT: Duration = Duration::from_secs(10);
 const DRAIN_BYTES_MAX: u64 = 64 << 10;
 
 /// Refuses a peer whose key is let in, whatever it has to say.
-pub(crate) async fn refuse_guest(
+pub(crate) async fn refuse_peer(
     admissions: &Admissions,
     channel: Channel,
     refusal: impl FnOnce(Fingerprint) -> Refusal,
@@ -30,9 +30,9 @@ pub(crate) async fn refuse_guest(
 }
 
 /// Says one thing to a peer whose key is let in, without listening, and closes.
-pub(crate) async fn say_to_guest_and_close(admissions: &Admissions, channel: Channel, answer: &[u8]) {
+pub(crate) async fn say_and_close(admissions: &Admissions, channel: Channel, answer: &[u8]) {
     if let Some(_told) = admissions.tell(channel.peer()) {
-        say_and_close(channel, answer).await;
+        write_and_close(channel, answer).await;
     }
 }
 
@@ -41,11 +41,11 @@ pub(crate) async fn refuse(channel: Channel, refusal: impl FnOnce(Fingerprint) -
     let refusal = refusal(channel.peer());
     let mut answer = Greeting::new(Role::Control, TransferId([0; 16])).encode().to_vec();
     answer.extend(encode_message(&ToSender::Refused(refusal)));
-    say_and_close(channel, &answer).await;
+    write_and_close(channel, &answer).await;
 }
 
 /// What the peer has sent is thrown away, so that the close does not destroy the answer on its way.
-async fn say_and_close(mut stream: Channel, answer: &[u8]) {
+async fn write_and_close(mut stream: Channel, answer: &[u8]) {
     let said = async {
         stream.write_all(answer).await?;
         stream.shutdown().await?;

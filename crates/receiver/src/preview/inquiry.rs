@@ -22,7 +22,7 @@ use crate::store::set_ids::SetIds;
 
 /// What is held against an inquiry.
 #[derive(Debug)]
-pub(crate) struct Onlooker {
+pub(crate) struct Previewer {
     pub(crate) seen: Seen,
     pub(crate) compare: Compare,
     pub(crate) overwrite: Overwrite,
@@ -40,7 +40,7 @@ enum Place {
     Closed(FaultCode),
 }
 
-impl Onlooker {
+impl Previewer {
     /// Answers one inquiry; what is not looked at when the session has ended counts as new.
     pub(crate) fn answer(&self, inquiry: &Inquiry) -> Findings {
         let mut findings = Vec::new();

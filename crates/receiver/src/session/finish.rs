@@ -26,7 +26,7 @@ pub(crate) fn finish(context: &Context) -> io::Result<(Duration, Vec<Outcome>)> 
         let fault = Some((Operation::Verify, FaultCode::Incomplete));
         Outcome::File(FileDone { file: file.id.0, fault })
     };
-    let mut outcomes: Vec<_> = context.files.bury_all().into_iter().map(incomplete).collect();
+    let mut outcomes: Vec<_> = context.files.retire_all().into_iter().map(incomplete).collect();
     // a batch is told as stored just before the publisher has it
     context.publisher.wait_until_placed();
     // an error is told to one flush: from now on there are no others than these

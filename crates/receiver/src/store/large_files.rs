@@ -180,7 +180,7 @@ impl FileTable {
     }
 
     /// Ends a file; returns it if it was alive, so that its end is told once.
-    pub(crate) fn bury(&self, id: FileId) -> Option<Arc<LargeFile>> {
+    pub(crate) fn retire(&self, id: FileId) -> Option<Arc<LargeFile>> {
         self.end(id, |_| Slot::Dead)
     }
 
@@ -214,7 +214,7 @@ impl FileTable {
     }
 
     /// Ends all files that are still alive.
-    pub(crate) fn bury_all(&self) -> Vec<Arc<LargeFile>> {
+    pub(crate) fn retire_all(&self) -> Vec<Arc<LargeFile>> {
         let mut table = self.lock();
         table.living = 0;
         let live = table.slots.values_mut().filter_map(|slot| match std::mem::replace(slot, Slot::Dead) {
@@ -260,7 +260,7 @@ impl State {
 }
 
 impl LargeFile {
-    /// Nothing is to be left of the file, which has been buried.
+    /// Nothing is to be left of the file, which has been retired.
     pub(crate) fn discard(&self) {
         // who is making it now holds the lock, who comes later sees this
         self.given_up.store(true, Ordering::Relaxed);
@@ -416,7 +416,7 @@ mod tests {
         assert!(table.declare(FileId(2), head(3 * GROUP_BYTES), no_base, no_prior).is_err());
         assert!(table.find(FileId(2)).unwrap().is_none());
         assert!(table.find(FileId(3)).is_err());
-        assert!(table.bury(FileId(2)).is_none());
+        assert!(table.retire(FileId(2)).is_none());
     }
 
     #[test]
@@ -424,7 +424,7 @@ mod tests {
         let table = FileTable::new(&Account::default());
         table.declare(FileId(1), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
         assert!(table.close(FileId(1)));
-        assert!(table.bury(FileId(1)).is_none() && !table.close(FileId(1)));
+        assert!(table.retire(FileId(1)).is_none() && !table.close(FileId(1)));
         table.declare(FileId(1), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
         assert!(table.find(FileId(1)).unwrap().is_some());
         table.closed(FileId(1));
@@ -456,10 +456,10 @@ mod tests {
         assert!(matches!(declare(one_more), Err(Undeclarable::TooMany)));
         declare(0).unwrap();
         assert!(table.declare(FileId(1), head(3 * GROUP_BYTES), no_base, no_prior).is_err());
-        assert!(table.bury(FileId(2)).is_some() && table.bury(FileId(2)).is_none());
+        assert!(table.retire(FileId(2)).is_some() && table.retire(FileId(2)).is_none());
         declare(one_more).unwrap();
         declare(one_more + 1).unwrap();
         assert!(matches!(declare(one_more + 2), Err(Undeclarable::TooMany)));
-        assert_eq!(table.bury_all().len(), FILES_UNFINISHED_MAX);
+        assert_eq!(table.retire_all().len(), FILES_UNFINISHED_MAX);
     }
 }
