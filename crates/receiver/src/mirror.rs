@@ -30,8 +30,9 @@ use crate::error::SessionError;
 pub(crate) use crate::mirror::effort::Effort;
 pub(crate) use crate::mirror::spared::Spared;
 use crate::session::threads::Workers;
-use crate::store::publisher::publish_all;
-use crate::store::{Context, Outcome};
+use crate::store::context::Context;
+use crate::store::outcome::Outcome;
+use crate::store::publishing::publish_all;
 
 /// The questions of one transfer that are being answered.
 #[derive(Debug)]

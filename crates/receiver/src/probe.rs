@@ -27,8 +27,8 @@ use crate::account::windows::open_window;
 use crate::config::{BUFFER_BYTES, ReceiverConfig};
 use crate::error::SessionError;
 use crate::meters::TransferMeter;
+use crate::session::close::{CLOSE_TIMEOUT, SessionReport, cpu_time, micros, refusal_of, refuse};
 use crate::session::verify::is_filler;
-use crate::session::{CLOSE_TIMEOUT, SessionReport, cpu_time, micros, refusal_of, refuse};
 use crate::store::read_only_target::Seen;
 use crate::store::target::Access;
 

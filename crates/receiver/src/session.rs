@@ -3,6 +3,7 @@
 //! **Invariant:** when [`run_session`] returns, all its threads have ended, whichever way the transfer went, and nothing
 //! temporary is left but the parts of large files that a journal tells of.
 
+pub(crate) mod close;
 pub(crate) mod ending;
 pub(crate) mod finish;
 pub(crate) mod lanes;
@@ -27,8 +28,8 @@ use zmove_wire::limits::{ITEMS_OUTSTANDING_MAX, LANES_UNASKED_MAX, OFFER_FILES_M
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
     Answer, Durability, EntryFault, FaultCode, Finished, Greeting, Offer, Open, Opened, Purpose, Refusal,
-    RefusalCode, Role, StageReport, StoredItem, TargetShape, TargetState, ToReceiver, ToSender, TopName,
-    Version, WireError, encode_message,
+    Role, StageReport, StoredItem, TargetShape, TargetState, ToReceiver, ToSender, TopName, Version,
+    WireError, encode_message,
 };
 
 use crate::account::Held;
@@ -41,18 +42,22 @@ use crate::mirror::Mirror;
 use crate::preview::{self, Preview};
 use crate::probe::{self, Ways};
 use crate::resume::parts::Parts;
+use crate::session::close::{CLOSE_TIMEOUT, SessionReport, cpu_time, micros, refusal_of, refuse};
 use crate::session::ending::{Ending, EndingSessions};
 use crate::session::lost_lanes::LostLanes;
 use crate::session::threads::{PanicGuard, Workers};
 use crate::session::turns::{Turn, Turns};
 use crate::store::compare::{Judgement, judge_all};
+use crate::store::context::Context;
 use crate::store::delta::Bases;
 use crate::store::directories::Directories;
 use crate::store::file_systems::FileSystems;
 use crate::store::large_files::FileTable;
-use crate::store::publisher::{self, Publisher, publish_all};
+use crate::store::outcome::{Outcome, Told};
+use crate::store::publisher::Publisher;
+use crate::store::publishing::{self, publish_all};
 use crate::store::target::{Access, Target};
-use crate::store::{Context, Job, Outcome, Told, write_all};
+use crate::store::writer::{Job, write_all};
 
 /// One transfer about to be received; its greeting has been read.
 #[derive(Debug)]
@@ -73,19 +78,6 @@ pub struct Session {
     pub turns: Turns,
     /// The settings.
     pub config: ReceiverConfig,
-}
-
-/// What a session did.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SessionReport {
-    /// The target as it was asked for.
-    pub target: Vec<u8>,
-    /// How many items were stored.
-    pub items: u64,
-    /// How many entries failed.
-    pub faults: u64,
-    /// Why no journal could be kept: had the transfer broken, its large files could not be gone on with.
-    pub journal_trouble: Option<String>,
 }
 
 /// Receives one transfer; cuts it off when `stop` resolves.
@@ -215,19 +207,6 @@ async fn resolve(
     resolved.await.unwrap_or_else(|_panic| Err(refusal_of(&SessionError::Panicked)))
 }
 
-pub(crate) async fn refuse(
-    writer: &mut ControlWriter,
-    mut inbox: Messages,
-    refusal: Refusal,
-) -> Result<SessionReport, SessionError> {
-    writer.send(&encode_message(&ToSender::Refused(refusal.clone()))).await?;
-    writer.finish().await?;
-    // what the peer still says is read, so that the close does not destroy the refusal on its way
-    let drained = async { while inbox.recv().await.is_some() {} };
-    let _in_time = tokio::time::timeout(CLOSE_TIMEOUT, drained).await;
-    Err(SessionError::Refused(refusal))
-}
-
 pub(crate) fn context(
     transfer: TransferId,
     version: Version,
@@ -266,7 +245,6 @@ pub(crate) fn context(
     }
 }
 
-pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Outcomes taken in one turn, so that many receipts travel as one message.
 const OUTCOMES_PER_TURN: usize = 1024;
 /// Outcomes that wait for a control connection that does not take them; then the writers wait.
@@ -302,7 +280,7 @@ impl SessionThreads {
         let publishing = Arc::clone(context);
         threads.spawn("zmove-publish".into(), move || {
             let _guard = PanicGuard(&publishing);
-            publisher::run(&publishing);
+            publishing::run(&publishing);
         })?;
         for number in 0..config.writers {
             let (context, jobs) = (Arc::clone(context), jobs.clone());
@@ -690,36 +668,12 @@ fn failures_of(faults: &[EntryFault]) -> u64 {
     faults.iter().filter(|fault| fault.code != FaultCode::AlreadyThere).count() as u64
 }
 
-/// Why this side cannot go on, for the peer.
-pub(crate) fn refusal_of(error: &SessionError) -> Refusal {
-    let code = match error {
-        SessionError::Stopping | SessionError::Superseded => RefusalCode::Stopping,
-        SessionError::Lane(error) if error.is_lost() => RefusalCode::Broken,
-        SessionError::Control(error) if error.is_lost() => RefusalCode::Broken,
-        SessionError::Lane(_) | SessionError::Control(_) | SessionError::PeerMisbehaved(_) => {
-            RefusalCode::Protocol
-        }
-        SessionError::ProbeTooLong | SessionError::ProbeTooLarge => RefusalCode::Denied,
-        _ => RefusalCode::Failed,
-    };
-    Refusal { code, text: error.to_string() }
-}
-
 fn stage_report(times: &StageTimes) -> StageReport {
     StageReport {
         busy_us: micros(times.busy),
         starved_us: micros(times.starved),
         blocked_us: micros(times.blocked),
     }
-}
-
-pub(crate) fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
-}
-
-pub(crate) fn cpu_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 #[cfg(test)]

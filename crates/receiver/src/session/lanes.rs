@@ -10,8 +10,10 @@ use zmove_wire::limits::FILES_UNFINISHED_MAX;
 use zmove_wire::{FileHead, FrameKind, StoredItem, WireError};
 
 use crate::session::verify::{Checked, NamedGroup, VerifiedBatch, VerifiedChunk, check_declaration, damaged};
+use crate::store::context::Context;
 use crate::store::large_files::Undeclarable;
-use crate::store::{Context, Job, Outcome};
+use crate::store::outcome::Outcome;
+use crate::store::writer::Job;
 
 /// Runs one lane to its end and reports how it ended.
 pub(crate) fn run_lane(context: &Context, number: u32, source: Box<dyn LaneSource>, queue: &Sender<Job>) {

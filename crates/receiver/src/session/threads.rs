@@ -11,7 +11,8 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use crate::account::Account;
 use crate::error::SessionError;
-use crate::store::{Context, Outcome};
+use crate::store::context::Context;
+use crate::store::outcome::Outcome;
 
 /// Tells the session when the thread that has it panics.
 pub(crate) struct PanicGuard<'a>(pub(crate) &'a Context);

@@ -16,7 +16,7 @@ use zmove_types::{Cv, Metadata, Name, RelPath, Timestamp};
 use zmove_wire::{Compare, Held, Offer, OfferedFile, Open, Overwrite, Verdict};
 
 use crate::resume::journal::SourceIdentity;
-use crate::store::Context;
+use crate::store::context::Context;
 use crate::store::delta::{Candidate, runs};
 use crate::store::existing::contents_root;
 

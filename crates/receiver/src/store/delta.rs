@@ -23,8 +23,9 @@ use zmove_wire::{FileHead, Held};
 use crate::account::Held as Booked;
 use crate::config::BUFFER_BYTES;
 use crate::resume::parts::GROUP_KEPT_BYTES;
+use crate::store::context::Context;
 use crate::store::existing::open_old;
-use crate::store::{Context, Outcome};
+use crate::store::outcome::Outcome;
 
 /// Old versions that the sender has been told of, by the path of their file.
 #[derive(Debug)]

@@ -14,9 +14,9 @@ use zmove_disk::{Change, Existing, Replace, Staged};
 use zmove_types::{Metadata, Name};
 use zmove_wire::{Durability, Operation};
 
-use crate::store::Context;
-use crate::store::placer::Failure;
-use crate::store::publisher::may_not_be_replaced;
+use crate::store::context::Context;
+use crate::store::failure::Failure;
+use crate::store::publishing::may_not_be_replaced;
 
 impl Context {
     /// Opens the file of that name to be changed in its place; `None` when it is to be made anew.

@@ -4,7 +4,6 @@
 //! directory under their own names; all others under hidden names in the directory where they will stay. Both get their final
 //! names from the [publisher](crate::store::publisher).
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,43 +11,25 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use zmove_disk::{
-    ContentsWriter, FileIdentity, Replace, Staged, StagingDirectory, Tree, is_same_file, place_symlink, sweep,
+    ContentsWriter, FileIdentity, Replace, Staged, StagingDirectory, Tree, place_symlink, sweep,
 };
 use zmove_types::{Metadata, Name, RelPath};
-use zmove_wire::{BatchEntry, DirectoryGroup, Durability, FaultCode, FileEntry, Operation, Overwrite};
+use zmove_wire::{BatchEntry, DirectoryGroup, Durability, FileEntry, Operation, Overwrite};
 
-use crate::store::Context;
+use crate::store::context::Context;
+use crate::store::failure::{ALREADY_THERE, Failure, again, failure, is_no_room};
 use crate::store::file_systems::Flush;
-use crate::store::publisher::{
-    Filled, FillingGuard, HiddenFile, PendingBatch, covers, make_room, publish_all,
-};
+use crate::store::open_directories::{OpenDirectories, Opened};
+use crate::store::publisher::{Filled, FillingGuard, HiddenFile, Known, PendingBatch};
+use crate::store::publishing::{make_room, publish_all};
 
 /// One thread's hands: the transfer and the directories it has open.
 #[derive(Debug)]
 pub(crate) struct Placer<'a> {
     context: &'a Context,
-    directories: HashMap<RelPath, Opened>,
+    directories: OpenDirectories<'a>,
     contents: ContentsWriter,
 }
-
-/// An open directory of the target.
-#[derive(Clone, Debug)]
-pub(crate) struct Opened {
-    pub(crate) directory: Arc<OwnedFd>,
-    flush: Flush,
-}
-
-/// What the sender knew of a batch's files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Known {
-    /// They are not there, or are to be replaced.
-    Needed,
-    /// It guessed: one that is there already stays.
-    PerhapsThere,
-}
-
-/// What failed, before it is known as what.
-pub(crate) type Failure = (Operation, io::Error);
 
 /// An entry of a batch that is being placed.
 struct Entry<'d> {
@@ -59,18 +40,16 @@ struct Entry<'d> {
     entry: BatchEntry,
 }
 
-/// Directories that one thread keeps open.
-const OPENED_MAX: usize = 64;
 /// How often a staging directory is tried to be begun where there must be one.
 const STAGE_TRIES: usize = 3;
 
 impl<'a> Placer<'a> {
     pub(crate) fn new(context: &'a Context) -> Self {
-        Self { context, directories: HashMap::new(), contents: ContentsWriter::new(context.direct) }
-    }
-
-    pub(crate) const fn context(&self) -> &'a Context {
-        self.context
+        Self {
+            context,
+            directories: OpenDirectories::new(context),
+            contents: ContentsWriter::new(context.direct),
+        }
     }
 
     /// Places a group's entries, of which the first has number `first` in its batch and whose files' contents are at the
@@ -121,82 +100,34 @@ impl<'a> Placer<'a> {
     /// A directory of the target, made if need be.
     pub(crate) fn directory(&mut self, path: &RelPath) -> io::Result<Opened> {
         if let Some(opened) = self.directories.get(path) {
-            return Ok(opened.clone());
+            return Ok(opened);
         }
         self.context.publisher.is_used(path);
-        let directory = match self.open_or_make(path) {
+        let directory = match self.directories.open_or_make(path) {
             // what is in the way stays
             Err(error) if is_in_the_way(&error) && self.context.overwrite == Overwrite::Nothing => {
                 return Err(Errno::NOTDIR.into());
             }
             Err(error) if is_in_the_way(&error) => {
                 self.stage_in_the_place_of_a_file(path)?;
-                self.open_or_make(path)?
+                self.directories.open_or_make(path)?
             }
             opened => opened?,
         };
         // it may have become a staging directory between the two: from here on it does not
         self.context.publisher.is_used(path);
         let directory = match self.context.publisher.staged_above(path) {
-            Some(_) => self.open_or_make(path)?,
+            Some(_) => self.directories.open_or_make(path)?,
             None => directory,
         };
         self.sweep(path, &directory);
-        self.remember(path, directory)
+        self.directories.remember(path, directory)
     }
 
     /// As [`directory`](Self::directory), never one that has been replaced since it was opened here.
     pub(crate) fn directory_now(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
-        self.let_go_if_replaced(path);
+        self.directories.let_go_if_replaced(path);
         Ok(self.directory(path)?.directory)
-    }
-
-    /// A directory of the target that is there, perhaps in a staging directory.
-    pub(crate) fn directory_as_it_is(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
-        if let Some(opened) = self.directories.get(path) {
-            return Ok(Arc::clone(&opened.directory));
-        }
-        let directory = self.open(path)?;
-        Ok(self.remember(path, directory)?.directory)
-    }
-
-    /// What has been open here of a directory and below is not what stands there now.
-    pub(crate) fn let_go_below(&mut self, path: &RelPath) {
-        self.directories.retain(|open, _| !covers(path, open));
-    }
-
-    /// The directory that stands under a name where a staging directory was to go.
-    pub(crate) fn final_directory(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
-        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-            return self.directory_as_it_is(path);
-        };
-        let parent = self.directory_as_it_is(&parent)?;
-        let name = RelPath::root().join(&name).map_err(|_too_long| Errno::NAMETOOLONG)?;
-        Tree::at(parent).ensure_directory(&name)
-    }
-
-    fn remember(&mut self, path: &RelPath, directory: Arc<OwnedFd>) -> io::Result<Opened> {
-        let flush = self.context.file_systems.note(&directory)?;
-        if self.directories.len() >= self.context.directories_each.clamp(1, OPENED_MAX) {
-            self.directories.clear();
-        }
-        let opened = Opened { directory, flush };
-        self.directories.insert(path.clone(), opened.clone());
-        Ok(opened)
-    }
-
-    fn open(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
-        match self.context.publisher.staged_above(path) {
-            Some((above, rest)) => Tree::at(above).open_directory(&rest),
-            None => self.context.target.tree.open_directory(path),
-        }
-    }
-
-    fn open_or_make(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
-        match self.context.publisher.staged_above(path) {
-            Some((above, rest)) => Tree::at(above).ensure_directory(&rest),
-            None => self.context.target.tree.ensure_directory(path),
-        }
     }
 
     /// A file or link that stands where a directory will be stays until that is published: the directory begins as a staging
@@ -207,7 +138,7 @@ impl<'a> Placer<'a> {
             let name = Name::from_bytes(name).expect("a part of a path");
             let parent = above.clone();
             above = above.join(&name).map_err(|_too_long| Errno::NAMETOOLONG)?;
-            if !self.open(&above).is_err_and(|error| is_in_the_way(&error)) {
+            if !self.directories.open(&above).is_err_and(|error| is_in_the_way(&error)) {
                 continue;
             }
             return self.stage_at(&parent, &above, &name);
@@ -328,21 +259,11 @@ impl<'a> Placer<'a> {
         }
         // a staging directory may have been merged since its path was looked up
         let was_gone = opened.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
-        if done.is_err() && (self.let_go_if_replaced(path) || was_gone) {
+        if done.is_err() && (self.directories.let_go_if_replaced(path) || was_gone) {
             *opened = self.directory(path);
             return put(self, opened);
         }
         done
-    }
-
-    /// Lets go of a directory if its path leads to another by now, or to none; returns whether it did.
-    fn let_go_if_replaced(&mut self, path: &RelPath) -> bool {
-        let Some(held) = self.directories.get(path) else { return false };
-        let same = self.open(path).is_ok_and(|there| is_same_file(there, &held.directory));
-        if !same {
-            self.directories.remove(path);
-        }
-        !same
     }
 
     fn place(
@@ -489,9 +410,6 @@ enum Unmade {
     Left(Failure),
 }
 
-/// A file that need not have been sent.
-pub(crate) const ALREADY_THERE: (Operation, FaultCode) = (Operation::Create, FaultCode::AlreadyThere);
-
 /// A group with fewer files is not worth a directory of its own.
 const TOGETHER_FILES_MIN: usize = 8;
 
@@ -506,33 +424,11 @@ fn is_in_the_way(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::NOTDIR | Errno::LOOP))
 }
 
-/// Whether there is no room, or no room within a quota.
-pub(crate) fn is_no_room((_, error): &Failure) -> bool {
-    matches!(Errno::from_io_error(error), Some(Errno::NOSPC | Errno::DQUOT))
-}
-
-/// A failure as the sender is told it, where that says more than an error number.
-pub(crate) fn failure(operation: Operation, error: &io::Error) -> (Operation, FaultCode) {
-    match (operation, Errno::from_io_error(error)) {
-        (Operation::Rename | Operation::Symlink, Some(Errno::ISDIR)) => {
-            (operation, FaultCode::DirectoryInTheWay)
-        }
-        (Operation::OpenInPlace, Some(Errno::WOULDBLOCK)) => (operation, FaultCode::Locked),
-        (Operation::Verify, Some(Errno::STALE)) => (operation, FaultCode::Replaced),
-        (Operation::Verify, Some(Errno::BUSY)) => (operation, FaultCode::Changed),
-        _ => (operation, FaultCode::os(error)),
-    }
-}
-
 fn take_data<'d>(entry: &BatchEntry, data: &mut &'d [u8]) -> &'d [u8] {
     let BatchEntry::File(file) = entry else { return &[] };
     let (bytes, rest) = data.split_at(file.bytes as usize);
     *data = rest;
     bytes
-}
-
-fn again(error: &io::Error) -> io::Error {
-    io::Error::from_raw_os_error(error.raw_os_error().unwrap_or(Errno::IO.raw_os_error()))
 }
 
 #[cfg(test)]

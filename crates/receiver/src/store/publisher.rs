@@ -20,8 +20,6 @@
 //!
 //! No lock but `cycle` is held across a call to the storage.
 
-mod cycle;
-
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::os::fd::OwnedFd;
@@ -34,8 +32,7 @@ use zmove_wire::limits::{UNPUBLISHED_ENTRIES_MAX, UNPUBLISHED_ITEMS_MAX};
 use zmove_wire::{EntryFault, FaultCode, FileEntry, Operation};
 
 use crate::account::Held;
-use crate::store::placer::Known;
-use crate::store::{Context, Outcome};
+use crate::store::outcome::Outcome;
 
 /// What a transfer has written and not published yet; shared by the writers and the thread that publishes.
 #[derive(Debug, Default)]
@@ -72,29 +69,29 @@ struct State {
 /// What one flush covers.
 #[derive(Debug, Default)]
 pub(crate) struct Generation {
-    staging: HashMap<RelPath, Filling>,
-    files: Vec<HiddenFile>,
-    large: Vec<WholeFile>,
+    pub(crate) staging: HashMap<RelPath, Filling>,
+    pub(crate) files: Vec<HiddenFile>,
+    pub(crate) large: Vec<WholeFile>,
     /// All batches placed in it, those without files too: their directories are perhaps below a staging directory.
-    batches: Vec<Arc<PendingBatch>>,
-    entries: usize,
-    began: Option<Instant>,
-    touched: Option<Instant>,
+    pub(crate) batches: Vec<Arc<PendingBatch>>,
+    pub(crate) entries: usize,
+    pub(crate) began: Option<Instant>,
+    pub(crate) touched: Option<Instant>,
     /// A flush has failed since some of it was written: each file has to be looked at.
-    suspect: bool,
+    pub(crate) suspect: bool,
 }
 
 /// A staging directory and what is in it.
 #[derive(Debug)]
-struct Filling {
-    staging: Arc<StagingDirectory>,
-    writers: usize,
-    filled: Vec<Filled>,
+pub(crate) struct Filling {
+    pub(crate) staging: Arc<StagingDirectory>,
+    pub(crate) writers: usize,
+    pub(crate) filled: Vec<Filled>,
     /// Files in it that are not whole and could not be removed.
-    spoiled: Vec<Name>,
+    pub(crate) spoiled: Vec<Name>,
     /// A writer has panicked over it: nobody knows what is in it.
-    abandoned: bool,
-    _held: Held,
+    pub(crate) abandoned: bool,
+    pub(crate) _held: Held,
 }
 
 /// The files of one batch that are whole in a staging directory.
@@ -126,6 +123,15 @@ pub(crate) struct WholeFile {
     pub(crate) metadata: Metadata,
 }
 
+/// What the sender knew of a batch's files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Known {
+    /// They are not there, or are to be replaced.
+    Needed,
+    /// It guessed: one that is there already stays.
+    PerhapsThere,
+}
+
 /// A batch whose entries are being placed and published. The sender is told when the last who holds it
 /// [lets go](PendingBatch::release).
 #[derive(Debug)]
@@ -145,8 +151,6 @@ pub(crate) struct FillingGuard<'a> {
     pub(crate) staging: Arc<StagingDirectory>,
     left: bool,
 }
-
-pub(crate) use cycle::{end_large, make_room, may_not_be_replaced, publish_all, run};
 
 /// Why the thread that publishes wakes up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -386,19 +390,20 @@ impl Publisher {
     }
 
     /// Leave to publish; one thread has it at a time.
-    fn turn(&self) -> MutexGuard<'_, ()> {
+    pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
         self.cycle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn has_unpublished(&self) -> bool {
+    pub(crate) fn has_unpublished(&self) -> bool {
         self.lock().current.began.is_some()
     }
 
-    fn is_stopped(&self) -> bool {
+    pub(crate) fn is_stopped(&self) -> bool {
         self.lock().stopped
     }
 
-    fn named(&self, path: &RelPath) {
+    /// A staging directory has its name, or is gone.
+    pub(crate) fn named(&self, path: &RelPath) {
         self.lock().staged.remove(path);
     }
 
@@ -502,11 +507,10 @@ impl PendingBatch {
         faults.push(EntryFault { entry, operation, code });
     }
 
-    /// The session is told of it when nobody holds it any more.
-    pub(crate) fn release(self: Arc<Self>, context: &Context) {
-        let Some(Self { item, faults, .. }) = Arc::into_inner(self) else { return };
-        let faults = faults.into_inner().unwrap_or_else(PoisonError::into_inner);
-        context.tell(Outcome::Published(item, faults));
+    /// What the session is to be told of it, when nobody else holds it any more.
+    pub(crate) fn release(self: Arc<Self>) -> Option<Outcome> {
+        let Self { item, faults, .. } = Arc::into_inner(self)?;
+        Some(Outcome::Published(item, faults.into_inner().unwrap_or_else(PoisonError::into_inner)))
     }
 
     /// What is known of its faults until now.

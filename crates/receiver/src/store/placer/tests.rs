@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use zmove_chunk::file_root;
 use zmove_disk::set_new_file_metadata;
 use zmove_types::{ItemId, Timestamp};
-use zmove_wire::{EntryFault, Open};
+use zmove_wire::{EntryFault, FaultCode, Open};
 
 use crate::config::ReceiverConfig;
 use crate::session::context;
 use crate::store::file_systems::FileSystems;
-use crate::store::finish_file;
 use crate::store::large_files::Complete;
 use crate::store::target::{Access, Target};
+use crate::store::writer::finish_file;
 
 pub(crate) fn transfer(home: &Path) -> Context {
     transfer_with_journals(home, None)
@@ -63,7 +63,7 @@ fn files(directory: &str, prefix: &str, count: u32) -> DirectoryGroup {
 /// Places a group and publishes it.
 fn place(placer: &mut Placer<'_>, group: DirectoryGroup) -> Vec<EntryFault> {
     let batch = begin(placer, group);
-    publish_all(placer.context());
+    publish_all(placer.context);
     batch.faults()
 }
 
@@ -377,7 +377,11 @@ fn a_staging_directory_below_one_that_is_merged_gets_its_name_too() {
     let first = context.publisher.take();
     let batches = [begin(&mut placer, files("d/x", "g", 8)), begin(&mut placer, files("d/x/y", "h", 3))];
     std::fs::write(home.path().join("d/foreign"), "of somebody else").unwrap();
-    first.publish(&context, None).into_iter().for_each(|batch| batch.release(&context));
+    first
+        .publish(&context, None)
+        .into_iter()
+        .filter_map(PendingBatch::release)
+        .for_each(|told| context.tell(told));
     publish_all(&context);
     assert_eq!(above.faults(), []);
     assert!(batches.iter().all(|batch| batch.faults().is_empty()));

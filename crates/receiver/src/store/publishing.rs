@@ -14,15 +14,18 @@ use zmove_disk::{DataFile, Direct, FileIdentity, Replace, StagingDirectory, open
 use zmove_types::{BufferPool, FileId, Name, RelPath, Timestamp};
 use zmove_wire::{Durability, Fault, FaultCode, FileDone, FileEntry, Operation, Overwrite};
 
-use super::{Filled, Filling, Generation, HiddenFile, PendingBatch, WholeFile};
 use crate::config::BUFFER_BYTES;
 use crate::store::compare::stays;
+use crate::store::context::Context;
+use crate::store::failure::{ALREADY_THERE, Failure, failure};
 use crate::store::file_systems::{Flushing, Unflushed};
-use crate::store::placer::{ALREADY_THERE, Failure, Known, Placer, failure};
-use crate::store::publisher::Wake;
-use crate::store::{Context, Outcome};
+use crate::store::open_directories::OpenDirectories;
+use crate::store::outcome::Outcome;
+use crate::store::publisher::{
+    Filled, Filling, Generation, HiddenFile, Known, PendingBatch, Wake, WholeFile,
+};
 
-/// The thread that publishes, until it is [stopped](super::Publisher::stop). It also flushes while nothing is to be published, for four
+/// The thread that publishes, until it is [stopped](crate::store::publisher::Publisher::stop). It also flushes while nothing is to be published, for four
 /// fifths of the time at most, so that little is left for the end.
 pub(crate) fn run(context: &Context) {
     let mut pause = FLUSH_PAUSE;
@@ -79,7 +82,11 @@ fn publish_in_turn(context: &Context, _turn: &MutexGuard<'_, ()>) {
         }
     };
     // told before another turn can come: who publishes last may say after that that all is done
-    generation.publish(context, beside.as_ref()).into_iter().for_each(|batch| batch.release(context));
+    generation
+        .publish(context, beside.as_ref())
+        .into_iter()
+        .filter_map(PendingBatch::release)
+        .for_each(|told| context.tell(told));
 }
 
 fn flush_ahead(context: &Context) {
@@ -110,9 +117,9 @@ impl Generation {
     /// Gives everything its name; returns the batches that have all of theirs now, as far as this generation goes. While it is
     /// only in doubt because its flush is late, that goes on `beside`.
     pub(crate) fn publish(mut self, context: &Context, beside: Option<&Flushing>) -> Vec<Arc<PendingBatch>> {
-        let mut placer = Placer::new(context);
+        let mut directories = OpenDirectories::new(context);
         if self.suspect {
-            self.drop_what_is_not_on_the_storage(&mut placer, beside);
+            self.drop_what_is_not_on_the_storage(&mut directories, beside);
         }
         let mut batches = self.batches;
         let flushes_directories = context.durability == Durability::File || context.file_systems.any_each();
@@ -124,14 +131,14 @@ impl Generation {
             if flushes_directories {
                 changed.insert(file.directory.as_ref().clone());
             }
-            match publish_hidden(context, &mut placer, &file) {
+            match publish_hidden(context, &mut directories, &file) {
                 Naming::Named => named.files.push(file),
                 Naming::NotNamed => batches.push(file.batch),
             }
         }
         for file in self.large {
             changed.extend(file.path.parent());
-            named.large.push(publish_large(context, &mut placer, file));
+            named.large.push(publish_large(context, &mut directories, file));
         }
         // the deepest first: one that cannot become its directory takes along what is below it under final names
         let mut staging: Vec<_> = self.staging.into_iter().collect();
@@ -140,23 +147,27 @@ impl Generation {
         for (path, filling) in staging {
             changed.extend(path.parent());
             changed.insert(path.clone());
-            let filled = publish_staging(context, &mut placer, &path, filling, &mut lost);
+            let filled = publish_staging(context, &mut directories, &path, filling, &mut lost);
             named.staged.push((path, filled));
         }
         batches.extend(named.told(context, lost));
         if flushes_directories {
-            flush_directories(context, &mut placer, &changed);
+            flush_directories(context, &mut directories, &changed);
         }
         batches
     }
 
     /// After a flush that failed: the kernel has told that once, and calls the pages clean that it could not write. What is not
     /// on the storage as it should be is removed. The same where the flush is late, as long as that goes on.
-    fn drop_what_is_not_on_the_storage(&mut self, placer: &mut Placer<'_>, beside: Option<&Flushing>) {
-        let context = placer.context();
+    fn drop_what_is_not_on_the_storage(
+        &mut self,
+        directories: &mut OpenDirectories<'_>,
+        beside: Option<&Flushing>,
+    ) {
+        let context = directories.context();
         let mut suspects = Vec::new();
         for file in self.files.drain(..) {
-            match placer.directory_as_it_is(&file.directory) {
+            match directories.as_it_is(&file.directory) {
                 Ok(directory) => suspects.push((directory, file.hidden.clone(), Suspect::Hidden(file))),
                 Err(error) => file.batch.fault(file.entry, failure(Operation::Flush, &error)),
             }
@@ -175,7 +186,7 @@ impl Generation {
                 (Suspect::Hidden(file), Ok(())) => self.files.push(file),
                 (Suspect::Hidden(file), Err(error)) => {
                     file.batch.fault(file.entry, failure(Operation::Flush, &error));
-                    remove_hidden(placer, &file);
+                    remove_hidden(directories, &file);
                 }
                 (Suspect::Staged(path, batch, entry, file), found) => {
                     let Some(filling) = self.staging.get_mut(&path) else { continue };
@@ -340,8 +351,8 @@ enum Naming {
     NotNamed,
 }
 
-fn publish_hidden(context: &Context, placer: &mut Placer<'_>, file: &HiddenFile) -> Naming {
-    let directory = placer.directory_as_it_is(&file.directory).map_err(|error| (Operation::Rename, error));
+fn publish_hidden(context: &Context, directories: &mut OpenDirectories<'_>, file: &HiddenFile) -> Naming {
+    let directory = directories.as_it_is(&file.directory).map_err(|error| (Operation::Rename, error));
     let fault = directory.and_then(|directory| {
         let name = context.target.name(&file.directory, &file.file.name);
         if stays_there(context, &directory, name, (file.batch.known, &file.file)) {
@@ -351,7 +362,7 @@ fn publish_hidden(context: &Context, placer: &mut Placer<'_>, file: &HiddenFile)
     });
     let fault = fault.unwrap_or_else(|(operation, error)| Some(failure(operation, &error)));
     let Some(fault) = fault else { return Naming::Named };
-    remove_hidden(placer, file);
+    remove_hidden(directories, file);
     file.batch.fault(file.entry, fault);
     Naming::NotNamed
 }
@@ -398,18 +409,18 @@ fn or_already_there(published: io::Result<()>) -> Result<Option<(Operation, Faul
     }
 }
 
-fn remove_hidden(placer: &mut Placer<'_>, file: &HiddenFile) {
-    if let Ok(directory) = placer.directory_as_it_is(&file.directory) {
+fn remove_hidden(directories: &mut OpenDirectories<'_>, file: &HiddenFile) {
+    if let Ok(directory) = directories.as_it_is(&file.directory) {
         // the next transfer that comes here sweeps what stays
         let _best_effort = rustix::fs::unlinkat(&directory, file.hidden.as_os_str(), AtFlags::empty());
     }
 }
 
-fn publish_large(context: &Context, placer: &mut Placer<'_>, whole: WholeFile) -> EndedFile {
+fn publish_large(context: &Context, directories: &mut OpenDirectories<'_>, whole: WholeFile) -> EndedFile {
     let WholeFile { id, mut staged, path, metadata } = whole;
     let parent = path.parent().unwrap_or_else(RelPath::root);
     let name = path.file_name().expect("a declared file has a name");
-    let directory = placer.directory_as_it_is(&parent).map_err(|error| (Operation::Rename, error));
+    let directory = directories.as_it_is(&parent).map_err(|error| (Operation::Rename, error));
     let fault = directory.and_then(|directory| {
         if may_not_be_replaced(context, &directory, &name, metadata.mtime) {
             return Ok(Some(ALREADY_THERE));
@@ -431,7 +442,7 @@ pub(crate) fn end_large(context: &Context, id: FileId, fault: Option<(Operation,
 /// Returns what was in it.
 fn publish_staging(
     context: &Context,
-    placer: &mut Placer<'_>,
+    directories: &mut OpenDirectories<'_>,
     path: &RelPath,
     filling: Filling,
     lost: &mut Lost,
@@ -439,7 +450,7 @@ fn publish_staging(
     let Filling { staging, filled, mut spoiled, abandoned, .. } = filling;
     // the directory above may have been merged, and this one with it
     if !staging.is_in_its_place()
-        && let Ok(parent) = placer.directory_as_it_is(&path.parent().unwrap_or_else(RelPath::root))
+        && let Ok(parent) = directories.as_it_is(&path.parent().unwrap_or_else(RelPath::root))
     {
         staging.move_to(parent);
     }
@@ -456,11 +467,11 @@ fn publish_staging(
         // what is in it goes with it
         Err(error) if abandoned => Err(error),
         Err(error) if !staging.is_in_its_place() => Err(error),
-        Err(_in_the_way) => placer.final_directory(path).map(|target| {
+        Err(_in_the_way) => directories.under_its_name(path).map(|target| {
             // where it could not be exchanged back, it has its name already
             if !staging.is(&target) {
                 merge(context, (path, &staging), &target, (&filled, &spoiled), lost);
-                placer.let_go_below(path);
+                directories.let_go_below(path);
             }
         }),
     };
@@ -520,9 +531,9 @@ fn beneath(path: &RelPath, below: &RelPath) -> RelPath {
 }
 
 /// `--durability file` promises each name before it is told, and some file systems flush nothing as a whole.
-fn flush_directories(context: &Context, placer: &mut Placer<'_>, changed: &HashSet<RelPath>) {
+fn flush_directories(context: &Context, directories: &mut OpenDirectories<'_>, changed: &HashSet<RelPath>) {
     for path in changed {
-        let flushed = placer.directory_as_it_is(path).and_then(|directory| Ok(rustix::fs::fsync(directory)?));
+        let flushed = directories.as_it_is(path).and_then(|directory| Ok(rustix::fs::fsync(directory)?));
         if let Err(error) = flushed {
             let (operation, code) = failure(Operation::Flush, &error);
             context.tell(Outcome::Fault(Fault { path: path.clone(), operation, code }));
