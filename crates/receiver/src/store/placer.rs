@@ -226,11 +226,7 @@ impl<'a> Placer<'a> {
 
     /// Makes a directory that is not there yet; `false` when it is, or something else.
     fn make_new(&self, parent: &OwnedFd, path: &RelPath, name: &Name) -> io::Result<bool> {
-        let made = Tree::make_new(parent.as_fd(), name)?;
-        if made {
-            self.context.publisher.made(path);
-        }
-        Ok(made)
+        self.context.publisher.make(path, || Tree::make_new(parent.as_fd(), name))
     }
 
     /// Removes what dead processes have left in a directory, when a transfer comes to it first.

@@ -22,6 +22,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -53,6 +54,10 @@ struct State {
     beginning: HashSet<RelPath>,
     /// Directories that this transfer has made, and into which it has put nothing.
     fresh: HashSet<RelPath>,
+    /// Directories that are being made, with a number for each time: into one that has gone from here meanwhile, somebody has
+    /// put something as soon as it was there.
+    making: HashMap<RelPath, u64>,
+    makings: u64,
     /// Directories in which nothing of dead processes is left, by the hashes of their paths: of two with the same hash one is
     /// not swept, which the next transfer does.
     swept: HashSet<u64>,
@@ -249,13 +254,27 @@ impl Publisher {
         Some(FillingGuard { publisher: self, path: path.clone(), staging, left: false })
     }
 
-    /// A directory has been made, and nothing is in it.
-    pub(crate) fn made(&self, path: &RelPath) {
+    /// Has `make` make a directory; `false` when it is there already. It counts as fresh unless somebody has [used](Self::is_used)
+    /// it before this returns.
+    pub(crate) fn make(&self, path: &RelPath, make: impl FnOnce() -> io::Result<bool>) -> io::Result<bool> {
         let mut state = self.lock();
-        if path.as_bytes().len() <= PATH_BYTES_MAX && state.fresh.len() < PATHS_MAX {
-            state.fresh.insert(path.clone());
+        state.makings += 1;
+        let number = state.makings;
+        state.making.insert(path.clone(), number);
+        drop(state);
+        let made = make();
+        let mut state = self.lock();
+        let is_unused = state.making.get(path) == Some(&number);
+        if is_unused {
+            state.making.remove(path);
         }
-        state.is_new_to_sweep(path);
+        if made.as_ref().is_ok_and(|made| *made) {
+            if is_unused && path.as_bytes().len() <= PATH_BYTES_MAX && state.fresh.len() < PATHS_MAX {
+                state.fresh.insert(path.clone());
+            }
+            state.is_new_to_sweep(path);
+        }
+        made
     }
 
     /// Whether a directory has been made here and nothing has been put into it; from now on something will be.
@@ -267,8 +286,10 @@ impl Publisher {
     pub(crate) fn is_used(&self, path: &RelPath) {
         let parent = path.parent();
         let mut state = self.lock();
-        state.fresh.remove(path);
-        parent.map(|parent| state.fresh.remove(&parent));
+        for used in std::iter::once(path).chain(&parent) {
+            state.fresh.remove(used);
+            state.making.remove(used);
+        }
     }
 
     pub(crate) fn is_fresh(&self, path: &RelPath) -> bool {

@@ -251,6 +251,24 @@ fn a_directory_takes_the_place_of_a_file_only_when_what_is_in_it_is_published() 
     assert_eq!((names(&home.path().join("a/x")).len(), names(&home.path().join("b")).len()), (2, 9));
 }
 
+/// Whoever makes a directory may come to say so only when another thread has put a file into it.
+#[test]
+fn a_directory_that_is_used_while_it_is_made_does_not_become_a_staging_directory() {
+    let home = tempfile::tempdir().unwrap();
+    let context = transfer(home.path());
+    let (mut placer, mut other) = (Placer::new(&context), Placer::new(&context));
+    let make = || {
+        std::fs::create_dir(home.path().join("d"))?;
+        assert_eq!(begin(&mut other, files("d", "f", 1)).faults(), []);
+        Ok(true)
+    };
+    assert!(context.publisher.make(&path("d"), make).unwrap());
+    let many = begin(&mut placer, files("d", "g", 9));
+    publish_all(&context);
+    assert_eq!(many.faults(), []);
+    assert_eq!(names(&home.path().join("d")).len(), 1 + 9);
+}
+
 #[test]
 fn files_whose_directory_was_filled_meanwhile_go_there_one_by_one() {
     let home = tempfile::tempdir().unwrap();
