@@ -257,6 +257,9 @@ impl Publisher {
     /// Has `make` make a directory; `false` when it is there already. It counts as fresh unless somebody has [used](Self::is_used)
     /// it before this returns.
     pub(crate) fn make(&self, path: &RelPath, make: impl FnOnce() -> io::Result<bool>) -> io::Result<bool> {
+        if path.as_bytes().len() > PATH_BYTES_MAX {
+            return make();
+        }
         let mut state = self.lock();
         state.makings += 1;
         let number = state.makings;
@@ -269,7 +272,7 @@ impl Publisher {
             state.making.remove(path);
         }
         if made.as_ref().is_ok_and(|made| *made) {
-            if is_unused && path.as_bytes().len() <= PATH_BYTES_MAX && state.fresh.len() < PATHS_MAX {
+            if is_unused && state.fresh.len() < PATHS_MAX {
                 state.fresh.insert(path.clone());
             }
             state.is_new_to_sweep(path);
@@ -282,13 +285,15 @@ impl Publisher {
         self.lock().fresh.remove(path)
     }
 
-    /// Something is about to be put into a directory, and perhaps into the one above.
+    /// Something is about to be put into a directory, and perhaps into each one above: those that are not there will be made.
     pub(crate) fn is_used(&self, path: &RelPath) {
-        let parent = path.parent();
         let mut state = self.lock();
-        for used in std::iter::once(path).chain(&parent) {
-            state.fresh.remove(used);
-            state.making.remove(used);
+        if state.fresh.is_empty() && state.making.is_empty() {
+            return;
+        }
+        for used in std::iter::successors(remembered_of(path), RelPath::parent) {
+            state.fresh.remove(&used);
+            state.making.remove(&used);
         }
     }
 
@@ -544,6 +549,16 @@ impl PendingBatch {
 pub(crate) fn covers(above: &RelPath, path: &RelPath) -> bool {
     let rest = path.as_bytes().strip_prefix(above.as_bytes());
     rest.is_some_and(|rest| above.is_root() || rest.is_empty() || rest.starts_with(b"/"))
+}
+
+/// The path itself or the nearest one above that is short enough to be remembered.
+fn remembered_of(path: &RelPath) -> Option<RelPath> {
+    let bytes = path.as_bytes();
+    if bytes.len() <= PATH_BYTES_MAX {
+        return Some(path.clone());
+    }
+    let end = bytes[..=PATH_BYTES_MAX].iter().rposition(|&byte| byte == b'/')?;
+    RelPath::from_bytes(&bytes[..end]).ok()
 }
 
 /// What of a path is below one that it begins with.

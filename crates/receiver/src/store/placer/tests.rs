@@ -251,22 +251,27 @@ fn a_directory_takes_the_place_of_a_file_only_when_what_is_in_it_is_published() 
     assert_eq!((names(&home.path().join("a/x")).len(), names(&home.path().join("b")).len()), (2, 9));
 }
 
-/// Whoever makes a directory may come to say so only when another thread has put a file into it.
+/// Whoever makes a directory may come to say so only when another thread has put a file into it, or far below it.
 #[test]
-fn a_directory_that_is_used_while_it_is_made_does_not_become_a_staging_directory() {
-    let home = tempfile::tempdir().unwrap();
-    let context = transfer(home.path());
-    let (mut placer, mut other) = (Placer::new(&context), Placer::new(&context));
-    let make = || {
-        std::fs::create_dir(home.path().join("d"))?;
-        assert_eq!(begin(&mut other, files("d", "f", 1)).faults(), []);
-        Ok(true)
-    };
-    assert!(context.publisher.make(&path("d"), make).unwrap());
-    let many = begin(&mut placer, files("d", "g", 9));
-    publish_all(&context);
-    assert_eq!(many.faults(), []);
-    assert_eq!(names(&home.path().join("d")).len(), 1 + 9);
+fn a_directory_that_is_used_is_not_fresh() {
+    for below in ["d", "d/x/y/z"] {
+        let home = tempfile::tempdir().unwrap();
+        let context = transfer(home.path());
+        let (mut placer, mut other) = (Placer::new(&context), Placer::new(&context));
+        let mut few = None;
+        let make = || {
+            std::fs::create_dir(home.path().join("d"))?;
+            few = Some(begin(&mut other, files(below, "f", 1)));
+            Ok(true)
+        };
+        assert!(context.publisher.make(&path("d"), make).unwrap());
+        let made = begin(&mut placer, directory_entry("", "e"));
+        let later = begin(&mut other, files(&below.replace('d', "e"), "f", 1));
+        let many = ["d", "e"].map(|directory| begin(&mut placer, files(directory, "g", 9)));
+        publish_all(&context);
+        let all = [few.unwrap(), made, later].into_iter().chain(many);
+        assert!(all.into_iter().all(|batch| batch.faults().is_empty()), "{below}");
+    }
 }
 
 #[test]
