@@ -9,11 +9,11 @@ use zmove_chunk::{Groups, Plan, Work};
 use zmove_scan::EntryBatch;
 use zmove_types::{FileId, GROUP_BYTES};
 
-use crate::config::SenderConfig;
-use crate::pack::{Pack, PackEntry, Packer};
-use crate::planner::large_source;
+use crate::plan::pack::{Pack, PackEntry, Packer};
+use crate::plan::planner::large_source;
+use crate::push::config::SenderConfig;
+use crate::read::source::{LargeSource, SourceDirectory};
 use crate::shared::{ENTRIES_WAITING_MAX, FILES_WAITING_MAX};
-use crate::source::{LargeSource, SourceDirectory};
 
 /// What a reader has taken out of the plan.
 #[derive(Debug, Default)]

@@ -1,5 +1,7 @@
 //! The sender's half of the control conversation: from the greeting to the receiver's last word.
 
+pub(crate) mod replies;
+
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -19,10 +21,10 @@ use zmove_wire::{
     encode_message,
 };
 
+use crate::control::replies::{Reply, Teller};
 use crate::error::{FileError, SessionError};
-use crate::news::{Reply, Teller};
 use crate::push::LEAVE_TIMEOUT;
-use crate::reader::{resend, send_again};
+use crate::read::reader::{resend, send_again};
 use crate::shared::{Lost, Moved, Sent, SentBatch, Shared, Travels};
 
 /// The ways to the receiver.

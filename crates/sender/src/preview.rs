@@ -3,6 +3,8 @@
 //! **Invariant:** no data leaves, and no message that would change anything at the target. A preview whose connections are lost
 //! ends: another session would tell all of it again.
 
+mod survey;
+
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,15 +15,15 @@ use zmove_transport::{ControlReader, LaneError, LaneSink};
 use zmove_types::Observer;
 use zmove_wire::{Finished, Greeting, Open, Role};
 
+use self::survey::Survey;
+use crate::account::summary::{Preview, Summary};
+use crate::control::replies::{self, News};
 use crate::control::{self, Account, Link};
-use crate::crew::end_unused;
 use crate::error::SessionError;
-use crate::news::{self, News};
+use crate::push::run::Run;
 use crate::push::{GOODBYE_TIMEOUT, Push};
-use crate::run::Run;
+use crate::send::lane_set::end_unused;
 use crate::shared::Shared;
-use crate::summary::{Preview, Summary};
-use crate::survey::{self, Survey};
 
 type Lanes = mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>;
 
@@ -39,7 +41,7 @@ pub(crate) async fn run(
     control::ask(&mut writer, greeting, open, version).await?;
     let (outgoing_in, outgoing) = mpsc::unbounded_channel();
     let shared = Arc::new(Shared::new(push.config.clone(), version, observer, outgoing_in, push.started));
-    let (teller, news) = news::news();
+    let (teller, news) = replies::news();
     let account = Account::new(Arc::clone(&shared), teller);
     let writer = tokio::spawn(control::write_all(writer, outgoing));
     let scan = push.scan.clone();

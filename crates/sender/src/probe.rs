@@ -17,9 +17,9 @@ use zmove_wire::{
 
 use crate::control::{INBOX_MESSAGES_MAX, Link, receive};
 use crate::error::SessionError;
-use crate::path::PathReport;
+use crate::push::run::cpu_time;
 use crate::push::{GOODBYE_TIMEOUT, LEAVE_TIMEOUT};
-use crate::run::cpu_time;
+use crate::tune::path::PathReport;
 
 mod fillers;
 mod report;

@@ -2,6 +2,9 @@
 //!
 //! **Invariant:** when [`Push::run`] returns, all its threads have ended, whichever way the push went.
 
+pub(crate) mod config;
+pub(crate) mod run;
+
 use std::future::Future;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -18,22 +21,22 @@ use zmove_wire::{
     Cipher, Extraneous, Finished, Greeting, Open, Opened, Purpose, Role, ToReceiver, ToSender, Waiting,
 };
 
-use crate::config::{PushJob, SenderConfig};
+use crate::account::bottleneck::{Stages, Times};
+use crate::account::manifest::Manifest;
+use crate::account::summary::Summary;
+use crate::control::replies;
 use crate::control::{self, Account, Link};
-use crate::crew::{Broken, Crew, end_unused};
 use crate::error::SessionError;
-use crate::manifest::Manifest;
 use crate::mirror::Mirror;
-use crate::news;
-use crate::pack::packs_of;
-use crate::path::PathReport;
-use crate::planner::Task;
+use crate::plan::pack::packs_of;
+use crate::plan::planner::Task;
 use crate::preview;
-use crate::run::{Earlier, Heard, Run};
+use crate::push::config::{PushJob, SenderConfig};
+use crate::push::run::{Earlier, Heard, Run};
+use crate::send::lane_set::{Broken, Crew, end_unused};
 use crate::shared::Shared;
-use crate::steering::Steering;
-use crate::summary::Summary;
-use crate::verdict::{Stages, Times};
+use crate::tune::path::PathReport;
+use crate::tune::steering::Steering;
 
 /// How many lanes a push can use, as far as its scan has come.
 #[derive(Clone, Debug)]
@@ -118,7 +121,7 @@ impl Push {
         let shared = Arc::new(Shared::new(self.config, version, observer, outgoing_in, self.started));
         shared.counters.scan_errors.store(self.sources_missing, Ordering::Relaxed);
         shared.counters.doomed.store(run.earlier.doomed, Ordering::Relaxed);
-        let (teller, news) = news::news();
+        let (teller, news) = replies::news();
         let crew = Crew::start(&shared, self.scan, news, task).inspect_err(|_no_thread| shared.stop())?;
         *shared.book() = std::mem::take(&mut run.book);
         let mut running = Running {

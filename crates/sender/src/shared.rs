@@ -15,15 +15,15 @@ use zmove_wire::limits::FILES_BEGUN_MAX;
 use zmove_wire::session::{LastWord, Load, Receipt, Resend, SenderTransfer};
 use zmove_wire::{EntryFault, FrameKind, ToReceiver, Version, WireError};
 
-use crate::aboard::Aboard;
-use crate::ahead::Ahead;
-use crate::config::SenderConfig;
 use crate::error::FileError;
-use crate::flights::Flights;
-use crate::lanes::Copy;
-use crate::pack::{Basis, Pack, Parcel};
-use crate::run::{Book, Look};
-use crate::source::LargeSource;
+use crate::plan::pack::{Basis, Pack, Parcel};
+use crate::push::config::SenderConfig;
+use crate::push::run::{Book, Look};
+use crate::read::read_ahead::Ahead;
+use crate::read::source::LargeSource;
+use crate::send::aboard::Aboard;
+use crate::send::flights::Flights;
+use crate::send::lane::Copy;
 
 /// Work on its way, well enough described to do it again.
 #[derive(Debug)]
@@ -278,7 +278,7 @@ impl Shared {
         Self {
             plan: Plan::new(ENTRIES_WAITING_MAX, FILES_WAITING_MAX),
             ahead: Ahead::new(),
-            pool: BufferPool::new(crate::config::BUFFER_BYTES, config.buffers_max),
+            pool: BufferPool::new(crate::push::config::BUFFER_BYTES, config.buffers_max),
             config,
             version,
             observer,
@@ -678,8 +678,8 @@ pub(crate) mod tests {
     use zmove_types::{GROUP_BYTES, NoObserver};
 
     use super::*;
-    use crate::planner::large_source;
-    use crate::source::SourceDirectory;
+    use crate::plan::planner::large_source;
+    use crate::read::source::SourceDirectory;
 
     #[test]
     fn readers_go_from_the_last_and_come_back_once() {

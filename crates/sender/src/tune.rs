@@ -12,7 +12,9 @@ use zmove_types::StageTimes;
 mod attempt;
 mod lanes;
 mod loss;
+pub(crate) mod path;
 mod readers;
+pub(crate) mod steering;
 
 use lanes::LaneTuner;
 use readers::ReaderTuner;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use zmove_wire::{Sampled, Swept};
 
-use crate::path::PathReport;
+use crate::tune::path::PathReport;
 
 /// What a probe has found.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -17,12 +17,12 @@ use zmove_wire::{
     InquiredMetadata, Inquiry, ToReceiver,
 };
 
+use crate::control::replies::News;
 use crate::error::FileError;
 use crate::mirror::{self, Mirror};
-use crate::news::News;
-use crate::run::Look;
+use crate::push::run::Look;
+use crate::read::source::SourceDirectory;
 use crate::shared::Shared;
-use crate::source::SourceDirectory;
 
 /// A preview of one push.
 pub(crate) struct Survey {

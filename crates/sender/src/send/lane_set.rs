@@ -12,13 +12,13 @@ use zmove_scan::Scan;
 use zmove_transport::{LaneBreaker, LaneError, LaneSink, PathProbe, TcpInfo};
 use zmove_types::StageTimes;
 
+use crate::control::replies::News;
 use crate::error::SessionError;
-use crate::lanes::{self, Cargo};
-use crate::news::News;
-use crate::path::{on_the_way, unacked};
-use crate::planner::{Task, plan_all};
-use crate::reader::read_all;
+use crate::plan::planner::{Task, plan_all};
+use crate::read::reader::read_all;
+use crate::send::lane::{self, Cargo};
 use crate::shared::Shared;
+use crate::tune::path::{on_the_way, unacked};
 
 /// See the module.
 pub(crate) struct Crew {
@@ -182,7 +182,7 @@ impl Crew {
         let (sink_in, sinks) = crossbeam_channel::bounded(1);
         let started = self.spawn(format!("zmove-lane-{number}"), move || {
             let Ok(sink) = sinks.recv() else { return };
-            if let Err(error) = lanes::run_lane(&sharing, (number, sink), &cargo, &let_go)
+            if let Err(error) = lane::run_lane(&sharing, (number, sink), &cargo, &let_go)
                 && !sharing.is_stopping()
             {
                 let _session_over = broken.send(Broken { lane: Some(number), error });

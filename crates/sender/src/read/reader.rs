@@ -16,15 +16,15 @@ use zmove_transport::Frame;
 use zmove_types::{Buffer, Doing, Escaped, Event, GROUP_BYTES, GroupSpan, ItemId, RelPath, Root, Stopwatch};
 use zmove_wire::{Batch, BatchEntry, DirectoryGroup, EntryFault, FileEntry, FrameHeader, FrameKind};
 
-use crate::ahead::{ReadPack, Unread};
-use crate::config::BUFFER_BYTES;
 use crate::error::FileError;
-use crate::lanes::{Cargo, ChunkCargo, Copy};
-use crate::pack::{Basis, Pack, PackEntry, PackGroup, Parcel};
-use crate::planner::large_source;
-use crate::run::Look;
+use crate::plan::pack::{Basis, Pack, PackEntry, PackGroup, Parcel};
+use crate::plan::planner::large_source;
+use crate::push::config::BUFFER_BYTES;
+use crate::push::run::Look;
+use crate::read::read_ahead::{ReadPack, Unread};
+use crate::read::source::{LargeSource, Progress, SourceDirectory};
+use crate::send::lane::{Cargo, ChunkCargo, Copy};
 use crate::shared::{Sent, SentBatch, SentFile, Shared, Travels, When};
-use crate::source::{LargeSource, Progress, SourceDirectory};
 
 /// One reader: runs until the push is being stopped, or there are to be fewer.
 pub(crate) fn read_all(shared: &Shared, cargo: &Sender<Cargo>, number: usize) {

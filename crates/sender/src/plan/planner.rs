@@ -14,15 +14,15 @@ use zmove_types::{Cv, Event, FileId, GROUP_BYTES, GroupSpan, RelPath, Root};
 use zmove_wire::limits::{GUESSED_BYTES_MAX, GUESSED_ENTRIES_MAX, SYMLINK_BYTES_MAX};
 use zmove_wire::{Compare, TargetState, ToReceiver};
 
-use crate::ahead::Unread;
+use crate::control::replies::{News, Reply, Waiting};
 use crate::error::FileError;
 use crate::mirror::{self, Mirror};
-use crate::news::{News, Reply, Waiting};
-use crate::offering::{Answered, Offering};
-use crate::pack::{Basis, Pack, PackEntry, PackGroup, Packer, Parcel};
-use crate::run::Look;
+use crate::plan::offers::{Answered, Offering};
+use crate::plan::pack::{Basis, Pack, PackEntry, PackGroup, Packer, Parcel};
+use crate::push::run::Look;
+use crate::read::read_ahead::Unread;
+use crate::read::source::{LargeSource, SourceDirectory};
 use crate::shared::{Shared, When};
-use crate::source::{LargeSource, SourceDirectory};
 
 /// What the planner is to do.
 #[derive(Debug)]

@@ -13,9 +13,9 @@ use zmove_transport::{Frame, LaneError, LaneSink};
 use zmove_types::{Buffer, Doing, FileId, GroupSpan, ItemId, Stopwatch};
 use zmove_wire::{Extensions, FileHead, FrameHeader, FrameKind};
 
-use crate::reader::sealed;
+use crate::read::reader::sealed;
+use crate::read::source::LargeSource;
 use crate::shared::Shared;
-use crate::source::LargeSource;
 
 /// What lanes carry.
 #[derive(Debug)]
@@ -166,7 +166,7 @@ mod tests {
     use zmove_types::NoObserver;
     use zmove_wire::Version;
 
-    use crate::config::SenderConfig;
+    use crate::push::config::SenderConfig;
     use crate::shared::tests::vanished;
 
     /// Tells whether it has ended in order; nothing is to be sent.

@@ -7,9 +7,9 @@ use std::sync::{Mutex, PoisonError};
 
 use zmove_scan::Entry;
 
-use crate::pack::Pack;
-use crate::reader::Filling;
-use crate::source::SourceDirectory;
+use crate::plan::pack::Pack;
+use crate::read::reader::Filling;
+use crate::read::source::SourceDirectory;
 
 /// A file that could not be read, of which it is not known whether the target needs it.
 pub(crate) type Unread = (SourceDirectory, Entry);

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use zmove_transport::{LaneSink, PathProbe, TcpInfo};
 use zmove_types::StageTimes;
 
+use crate::account::summary::Learnt;
 use crate::control::{LaneNumber, LaneSupply, LossAnswer};
-use crate::crew::Crew;
 use crate::error::SessionError;
-use crate::path::unacked;
+use crate::send::lane_set::Crew;
 use crate::shared::Shared;
-use crate::summary::Learnt;
+use crate::tune::path::unacked;
 use crate::tune::{Congestion, Knob, Limits, PathTick, Tick, Tuner, Wanted};
 
 /// The hand on the knobs of one push.

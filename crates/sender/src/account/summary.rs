@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::path::{Finding, PathReport};
-use crate::verdict::Verdict;
+use crate::account::bottleneck::Verdict;
+use crate::tune::path::{Finding, PathReport};
 
 /// The account of one push.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use zmove_scan::{Entry, EntryKind, Found};
 use zmove_types::{GROUP_BYTES, Metadata, Name, RelPath, Root};
 use zmove_wire::limits::{BATCH_ENTRIES_MAX, BATCH_HEAD_BYTES_TARGET};
 
-use crate::ahead::{ReadPack, Unread};
-use crate::source::SourceDirectory;
+use crate::read::read_ahead::{ReadPack, Unread};
+use crate::read::source::SourceDirectory;
 
 /// Work on small entries for one reader.
 #[derive(Clone, Debug)]

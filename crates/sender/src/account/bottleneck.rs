@@ -10,7 +10,7 @@ use std::time::Duration;
 use zmove_types::StageTimes;
 use zmove_wire::{Finished, StageReport};
 
-use crate::path::PathReport;
+use crate::tune::path::PathReport;
 
 /// What everything else waited for, and for how much of the time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use zmove_types::{Cv, GROUP_BYTES, GroupSpan};
 use zmove_wire::limits::{OFFER_FILES_MAX, OFFER_NAME_BYTES_MAX, OFFERS_OUTSTANDING_MAX};
 use zmove_wire::{Answer, Held, Offer, OfferedFile, OfferedGroup, SourceMark, Verdict};
 
-use crate::source::SourceDirectory;
+use crate::read::source::SourceDirectory;
 
 /// Files that are being asked about.
 #[derive(Default)]

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use zmove_scan::{Entry, SourceIdentity};
 use zmove_types::{FileNumber, Name, RelPath, Root, Sample, Timestamp, TransferId};
 
-use crate::manifest::Manifest;
+use crate::account::manifest::Manifest;
+use crate::read::source::LargeSource;
 use crate::shared::{Counters, Sent};
-use crate::source::LargeSource;
 
 /// One run of a push, of as many sessions as it takes.
 #[derive(Debug)]
@@ -272,7 +272,7 @@ pub(crate) fn cpu_time() -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pack::Pack;
+    use crate::plan::pack::Pack;
     use crate::shared::{SentBatch, SentFile};
 
     fn look(bytes: u64) -> Look {

@@ -1,0 +1,5 @@
+//! What is to be sent: the entries of the scan become packs and groups, as far as the target needs them.
+
+pub(crate) mod offers;
+pub(crate) mod pack;
+pub(crate) mod planner;
