@@ -21,7 +21,7 @@ use zmove_wire::{
     encode_message,
 };
 
-use crate::control::replies::{Reply, Teller};
+use crate::control::replies::{Reply, ReplySender};
 use crate::error::{FileError, SessionError};
 use crate::push::LEAVE_TIMEOUT;
 use crate::read::reader::{resend, send_again};
@@ -177,7 +177,7 @@ pub(crate) const INBOX_MESSAGES_MAX: usize = 8;
 /// What the receiver says about work on its way.
 pub(crate) struct Account {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) teller: Teller,
+    pub(crate) reply_sender: ReplySender,
     /// How long the receiving lanes were held to a rate, summed over them.
     pub(crate) paced: Duration,
     /// How many files have another time at the target, since it cannot hold theirs.
@@ -185,8 +185,8 @@ pub(crate) struct Account {
 }
 
 impl Account {
-    pub(crate) const fn new(shared: Arc<Shared>, teller: Teller) -> Self {
-        Self { shared, teller, paced: Duration::ZERO, times_beyond_range: 0 }
+    pub(crate) const fn new(shared: Arc<Shared>, reply_sender: ReplySender) -> Self {
+        Self { shared, reply_sender, paced: Duration::ZERO, times_beyond_range: 0 }
     }
 
     /// Takes a message; returns the receiver's last word when it is that.
@@ -194,21 +194,21 @@ impl Account {
         match message {
             ToSender::Answer(answer) => {
                 within("verdicts", answer.verdicts.len(), OFFER_FILES_MAX)?;
-                self.teller.reply(Reply::Answer(answer))?;
+                self.reply_sender.reply(Reply::Answer(answer))?;
             }
             ToSender::Held(held) => {
                 within("held groups", held.cvs.len(), HELD_GROUPS_MAX)?;
-                self.teller.reply(Reply::Held(held))?;
+                self.reply_sender.reply(Reply::Held(held))?;
             }
             ToSender::Findings(findings) => {
                 within("findings", findings.findings.len(), FINDINGS_MAX)?;
-                self.teller.findings(findings)?;
+                self.reply_sender.findings(findings)?;
             }
             ToSender::Extra(extra) => {
                 within("names at the target alone", extra.names.len(), EXTRA_NAMES_MAX)?;
-                self.teller.mirror(ToSender::Extra(extra))?;
+                self.reply_sender.mirror(ToSender::Extra(extra))?;
             }
-            removed @ ToSender::Removed { .. } => self.teller.mirror(removed)?,
+            removed @ ToSender::Removed { .. } => self.reply_sender.mirror(removed)?,
             ToSender::Stored(Stored { items, files }) => {
                 within("settled items", items.len().max(files.len()), STORED_ITEMS_MAX)?;
                 items.into_iter().try_for_each(|item| self.take_item(item))?;
@@ -269,7 +269,8 @@ impl Account {
     }
 
     fn take_mismatch(&mut self, item: ItemId, faults: &[EntryFault]) -> Result<(), WireError> {
-        let lost = if self.shared.aboard.settled(item, Instant::now()) { Lost::WithLane } else { Lost::No };
+        let lost =
+            if self.shared.lane_items.settled(item, Instant::now()) { Lost::WithLane } else { Lost::No };
         match self.shared.mismatch(item, lost)? {
             Resend::Again { work, tries } if lost == Lost::WithLane => send_again(&self.shared, work, tries),
             Resend::Again { work, tries } => resend(&self.shared, work, tries, faults),

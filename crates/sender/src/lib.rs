@@ -20,7 +20,7 @@ mod send;
 mod shared;
 mod tune;
 
-pub use account::bottleneck::{Limit, Verdict};
+pub use account::bottleneck::{Bottleneck, Limit};
 pub use account::manifest::Manifest;
 pub use account::summary::{Learnt, Preview, Summary};
 pub use control::{LaneNumber, LaneSupply, Link, LossAnswer};

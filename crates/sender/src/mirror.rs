@@ -163,7 +163,7 @@ struct Round<'a> {
     gathered: Vec<KeptRange>,
     /// What they are about.
     whereabouts: Whereabouts,
-    load: Load,
+    load: MessageLoad,
     outstanding: HashMap<u64, Question>,
     removing: usize,
     doom: Doom,
@@ -178,7 +178,7 @@ struct Question {
 
 /// How much has been gathered for a message.
 #[derive(Clone, Copy, Default)]
-struct Load {
+struct MessageLoad {
     names: usize,
     name_bytes: usize,
 }
@@ -198,7 +198,7 @@ impl<'a> Round<'a> {
             next: 0,
             gathered: Vec::new(),
             whereabouts: Whereabouts::Source,
-            load: Load::default(),
+            load: MessageLoad::default(),
             outstanding: HashMap::new(),
             removing: 0,
             doom: Doom::new(mirror.selection.clone(), mirror.removals.entries_max.is_some()),
@@ -302,7 +302,7 @@ impl<'a> Round<'a> {
         }
         self.wait_until(|round| round.outstanding.len() < KEEPS_OUTSTANDING_MAX);
         let ranges = std::mem::take(&mut self.gathered);
-        self.load = Load::default();
+        self.load = MessageLoad::default();
         self.send(ranges, self.whereabouts);
     }
 
@@ -387,12 +387,12 @@ impl<'a> Round<'a> {
         if self.mirror.purpose == Purpose::Preview {
             return self.list();
         }
-        let (mut groups, mut load) = (Vec::<RemoveGroup>::new(), Load::default());
+        let (mut groups, mut load) = (Vec::<RemoveGroup>::new(), MessageLoad::default());
         for Doomed { directory, names, .. } in self.take_doomed() {
             for (name, _) in names {
                 if load.names >= REMOVE_NAMES_MAX || load.name_bytes >= REMOVE_NAME_BYTES_MAX {
                     self.remove(std::mem::take(&mut groups));
-                    load = Load::default();
+                    load = MessageLoad::default();
                 }
                 load.names += 1;
                 load.name_bytes += name.0.as_bytes().len();

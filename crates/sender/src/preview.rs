@@ -17,7 +17,7 @@ use zmove_wire::{Finished, Greeting, Open, Role};
 
 use self::survey::Survey;
 use crate::account::summary::{Preview, Summary};
-use crate::control::replies::{self, News};
+use crate::control::replies::{self, Replies};
 use crate::control::{self, Account, Link};
 use crate::error::SessionError;
 use crate::push::run::Run;
@@ -41,13 +41,13 @@ pub(crate) async fn run(
     control::ask(&mut writer, greeting, open, version).await?;
     let (outgoing_in, outgoing) = mpsc::unbounded_channel();
     let shared = Arc::new(Shared::new(push.config.clone(), version, observer, outgoing_in, push.started));
-    let (teller, news) = replies::news();
-    let account = Account::new(Arc::clone(&shared), teller);
+    let (reply_sender, replies) = replies::channel();
+    let account = Account::new(Arc::clone(&shared), reply_sender);
     let writer = tokio::spawn(control::write_all(writer, outgoing));
     let scan = push.scan.clone();
     let mut conversation = Conversation { lanes, account, patience: run.patience, surveyor: None };
     let ended = tokio::select! {
-        ended = conversation.hold(reader, push, news) => ended,
+        ended = conversation.hold(reader, push, replies) => ended,
         () = stop => Err(SessionError::Interrupted),
     };
     shared.stop();
@@ -76,7 +76,7 @@ impl Conversation {
         &mut self,
         reader: ControlReader,
         push: Push,
-        news: News,
+        replies: Replies,
     ) -> Result<Finished, SessionError> {
         let (waits_in, mut waits) = mpsc::unbounded_channel();
         let version = self.account.shared.version;
@@ -95,7 +95,7 @@ impl Conversation {
         let survey = Survey::new(shared, push.open.compare, single_name);
         let thread = std::thread::Builder::new().name("zmove-plan".into());
         let (scan, mirror) = (push.scan, push.mirror);
-        let started = thread.spawn(move || survey::run(survey, &scan, &news, mirror.as_ref()));
+        let started = thread.spawn(move || survey::run(survey, &scan, &replies, mirror.as_ref()));
         self.surveyor = Some(started.map_err(SessionError::Thread)?);
         let mut lanes_open = true;
         loop {

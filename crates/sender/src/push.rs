@@ -33,7 +33,7 @@ use crate::plan::planner::Task;
 use crate::preview;
 use crate::push::config::{PushJob, SenderConfig};
 use crate::push::run::{Earlier, Heard, Run};
-use crate::send::lane_set::{Broken, Crew, end_unused};
+use crate::send::lane_set::{Broken, LaneSet, end_unused};
 use crate::shared::Shared;
 use crate::tune::path::PathReport;
 use crate::tune::steering::Steering;
@@ -121,8 +121,9 @@ impl Push {
         let shared = Arc::new(Shared::new(self.config, version, observer, outgoing_in, self.started));
         shared.counters.scan_errors.store(self.sources_missing, Ordering::Relaxed);
         shared.counters.doomed.store(run.earlier.doomed, Ordering::Relaxed);
-        let (teller, news) = replies::news();
-        let crew = Crew::start(&shared, self.scan, news, task).inspect_err(|_no_thread| shared.stop())?;
+        let (reply_sender, replies) = replies::channel();
+        let lane_set =
+            LaneSet::start(&shared, self.scan, replies, task).inspect_err(|_no_thread| shared.stop())?;
         *shared.book() = std::mem::take(&mut run.book);
         let mut running = Running {
             inbox: None,
@@ -136,8 +137,8 @@ impl Push {
             lanes_early: cipher == Cipher::Tls,
             lanes_max: LANES_UNASKED_MAX,
             patience: run.patience,
-            crew,
-            account: Account::new(shared, teller),
+            lane_set,
+            account: Account::new(shared, reply_sender),
         };
         let ended = tokio::select! {
             ended = running.drive(reader) => ended,
@@ -163,7 +164,7 @@ struct Running {
     lanes_max: u16,
     /// How long to wait for the transfer's turn.
     patience: Duration,
-    crew: Crew,
+    lane_set: LaneSet,
     account: Account,
 }
 
@@ -177,7 +178,7 @@ impl Running {
         self.lanes_max = opened.lanes_max;
         self.account.shared.book().single_name = opened.single_name.map(|name| name.0);
         // the planner has gone only when the session is being stopped
-        let _stopping = self.account.teller.state.send(opened.state);
+        let _stopping = self.account.reply_sender.state.send(opened.state);
         self.steering.begin(&self.account.shared, self.lanes_max);
         let mut ticks = tokio::time::interval(LIMIT_INTERVAL);
         let mut steps = tokio::time::interval(STEERING_INTERVAL);
@@ -188,18 +189,18 @@ impl Running {
         loop {
             tokio::select! {
                 _ = ticks.tick() => {
-                    let now = Reading::take(&self.crew, &self.account.shared);
+                    let now = Reading::take(&self.lane_set, &self.account.shared);
                     let by = now.limit_since(&before);
                     self.account.shared.observer.on(&Event::Limited { by });
                     before = now;
                 }
-                _ = steps.tick() => self.steering.step(&mut self.crew, &self.account.shared)?,
+                _ = steps.tick() => self.steering.step(&mut self.lane_set, &self.account.shared)?,
                 () = next(&mut samples) => self.tell_sample(),
                 lane = self.lanes.recv(), if self.lanes_open => {
                     self.take_lane(lane);
                     self.need_lanes()?;
                 }
-                Some(broken) = self.crew.broken.recv() => {
+                Some(broken) = self.lane_set.broken.recv() => {
                     if let Some(error) = self.lose_lane(broken) {
                         return self.explain(error).await;
                     }
@@ -233,7 +234,7 @@ impl Running {
     /// How far each stage is, over all sessions.
     fn sample(&self) -> Sample {
         let shared = &self.account.shared;
-        let path = PathReport::gather(self.crew.probes());
+        let path = PathReport::gather(self.lane_set.probes());
         self.earlier.with(Sample {
             elapsed: self.run_started.elapsed(),
             bytes_read: shared.counters.bytes_read.load(Ordering::Relaxed),
@@ -241,9 +242,9 @@ impl Running {
             bytes_acked: path.as_ref().map(|path| path.bytes_acked.iter().sum()),
             bytes_stored: shared.counters.bytes_stored.load(Ordering::Relaxed),
             packs_waiting: shared.plan.packs_waiting(),
-            frames_waiting: self.crew.frames_waiting(),
+            frames_waiting: self.lane_set.frames_waiting(),
             items_outstanding: shared.ledger().outstanding(),
-            lanes: self.crew.lanes_up(),
+            lanes: self.lane_set.lanes_up(),
             segments_retransmitted: path.map(|path| path.segments_retransmitted),
         })
     }
@@ -260,7 +261,7 @@ impl Running {
         tokio::pin!(leave);
         let mut in_line = false;
         loop {
-            let room = self.lanes_early && self.crew.lanes_up() < usize::from(self.lanes_max);
+            let room = self.lanes_early && self.lane_set.lanes_up() < usize::from(self.lanes_max);
             tokio::select! {
                 left = &mut leave => {
                     // a turn that came at once
@@ -287,7 +288,7 @@ impl Running {
     /// The receiver takes no lanes yet: what those had goes by others, which are dialled when the turn has come.
     fn stand_in_line(&mut self, waiting: &Waiting) {
         control::tell_waiting(&*self.account.shared.observer, waiting);
-        self.crew.doubt_lanes();
+        self.lane_set.doubt_lanes();
     }
 
     /// A lane that came up in vain: the receiver closes it, too.
@@ -295,7 +296,7 @@ impl Running {
         self.steering.lane_came();
         match lane {
             Some(Ok(surplus)) => end_unused(surplus),
-            Some(Err(error)) => self.crew.last_error = Some(error),
+            Some(Err(error)) => self.lane_set.last_error = Some(error),
             None => self.lanes_open = false,
         }
     }
@@ -304,37 +305,37 @@ impl Running {
     fn take_lane(&mut self, lane: Option<Result<Box<dyn LaneSink>, LaneError>>) {
         self.steering.lane_came();
         match lane {
-            Some(Ok(sink)) if self.crew.lanes_up() < usize::from(self.lanes_max) => {
+            Some(Ok(sink)) if self.lane_set.lanes_up() < usize::from(self.lanes_max) => {
                 self.steering.prepare(sink.as_ref());
-                self.crew.add_lane(&self.account.shared, sink);
-                let lanes = self.crew.lanes_up();
+                self.lane_set.add_lane(&self.account.shared, sink);
+                let lanes = self.lane_set.lanes_up();
                 self.account.shared.observer.on(&Event::LaneUp { lanes });
             }
             Some(Ok(surplus)) => end_unused(surplus),
-            Some(Err(error)) => self.crew.last_error = Some(error),
+            Some(Err(error)) => self.lane_set.last_error = Some(error),
             None => self.lanes_open = false,
         }
     }
 
     /// Without lanes, and with none to come, nothing will move.
     fn need_lanes(&mut self) -> Result<(), SessionError> {
-        if self.steering.lanes_to_come(self.lanes_open) || self.crew.lanes_up() > 0 {
+        if self.steering.lanes_to_come(self.lanes_open) || self.lane_set.lanes_up() > 0 {
             return Ok(());
         }
-        Err(self.crew.last_error.take().map_or(SessionError::NoLane, SessionError::Lane))
+        Err(self.lane_set.last_error.take().map_or(SessionError::NoLane, SessionError::Lane))
     }
 
     /// Goes on without a lane whose connection is lost, while there are others: what it had goes by them. Returns why that
     /// cannot be.
     fn lose_lane(&mut self, Broken { lane, error }: Broken) -> Option<LaneError> {
         let Some(lane) = lane.filter(|_| error.is_lost()) else { return Some(error) };
-        self.crew.lose_lane(lane);
+        self.lane_set.lose_lane(lane);
         let shared = &self.account.shared;
-        let lanes = self.crew.lanes_up();
+        let lanes = self.lane_set.lanes_up();
         if lanes == 0 && !self.steering.is_dialling_again() {
             return Some(error);
         }
-        let lost = shared.aboard.lose(lane).into_iter();
+        let lost = shared.lane_items.lose(lane).into_iter();
         let ledger = shared.ledger();
         let items = lost.filter(|item| ledger.is_outstanding(*item)).map(|item| item.0).collect();
         drop(ledger);
@@ -362,8 +363,8 @@ impl Running {
     ) -> Result<Summary, SessionError> {
         let (elapsed, judged) = (run.started.elapsed(), self.account.shared.started.elapsed());
         self.account.shared.stop();
-        let breakers = self.crew.breakers();
-        let lanes = self.crew.lanes_most();
+        let breakers = self.lane_set.breakers();
+        let lanes = self.lane_set.lanes_most();
         let learnt = self.steering.learnt();
         run.note(self.heard);
         run.earlier.reached = self.sample();
@@ -374,19 +375,19 @@ impl Running {
             drop(self.inbox);
         } else {
             // another lane has brought what these may still hold
-            self.crew.break_lanes(&self.account.shared.flights.lanes_with_copies());
+            self.lane_set.break_lanes(&self.account.shared.stragglers.lanes_with_copies());
             // a receiver that says all is done and yet does not read its lanes is not waited for
             tokio::spawn(async move {
                 tokio::time::sleep(GOODBYE_TIMEOUT).await;
                 breakers.iter().for_each(LaneBreaker::trip);
             });
         }
-        let crew = self.crew;
-        drop(self.account.teller);
-        let (reading, paced) = (Reading::take(&crew, &self.account.shared), self.account.paced);
+        let lane_set = self.lane_set;
+        drop(self.account.reply_sender);
+        let (reading, paced) = (Reading::take(&lane_set, &self.account.shared), self.account.paced);
         let times_beyond_range = self.account.times_beyond_range;
-        let left_out = crew.left_out();
-        tokio::task::spawn_blocking(move || crew.join()).await.expect("a push's threads do not panic");
+        let left_out = lane_set.left_out();
+        tokio::task::spawn_blocking(move || lane_set.join()).await.expect("a push's threads do not panic");
         let shared = self.account.shared;
         let finished = ended.inspect_err(|_broken_off| leave(&shared, lanes, run))?;
         let manifest = shared.book().manifest.take();
@@ -418,7 +419,7 @@ impl Running {
             receiver_cpu: Duration::from_micros(finished.cpu_us),
             manifest_left_out,
             times_beyond_range,
-            verdict: reading.times(judged, lanes, &finished, paced).verdict(),
+            bottleneck: reading.times(judged, lanes, &finished, paced).bottleneck(),
             path: reading.path,
             removed: removed + count(&shared.counters.removed),
             spared: count(&shared.counters.spared),
@@ -485,11 +486,11 @@ struct Reading {
 
 impl Reading {
     /// How this side's stages have spent their time, and what the path did.
-    fn take(crew: &Crew, shared: &Shared) -> Self {
+    fn take(lane_set: &LaneSet, shared: &Shared) -> Self {
         let (read, lane) = shared.stage_times();
         Self {
-            stages: Stages { scan: crew.scan_times(), read, lane, ..Stages::default() },
-            path: PathReport::gather(crew.probes()),
+            stages: Stages { scan: lane_set.scan_times(), read, lane, ..Stages::default() },
+            path: PathReport::gather(lane_set.probes()),
             first_byte: shared.first_byte(),
             handed_over: shared.handed_over(),
             bytes_handed_over: shared.counters.bytes_handed_over.load(Ordering::Relaxed),

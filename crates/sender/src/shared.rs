@@ -19,11 +19,11 @@ use crate::error::FileError;
 use crate::plan::pack::{Basis, Pack, Parcel};
 use crate::push::config::SenderConfig;
 use crate::push::run::{Book, Look};
-use crate::read::read_ahead::Ahead;
+use crate::read::read_ahead::ReadAhead;
 use crate::read::source::LargeSource;
-use crate::send::aboard::Aboard;
-use crate::send::flights::Flights;
-use crate::send::lane::Copy;
+use crate::send::lane::ChunkCopy;
+use crate::send::lane_items::LaneItems;
+use crate::send::stragglers::Stragglers;
 
 /// Work on its way, well enough described to do it again.
 #[derive(Debug)]
@@ -69,7 +69,7 @@ pub(crate) struct SentFile {
 /// See the module.
 pub(crate) struct Shared {
     pub(crate) plan: Plan<Parcel, Arc<LargeSource>>,
-    pub(crate) ahead: Ahead,
+    pub(crate) read_ahead: ReadAhead,
     pub(crate) pool: BufferPool,
     pub(crate) config: SenderConfig,
     /// What the receiver speaks.
@@ -84,8 +84,8 @@ pub(crate) struct Shared {
     pub(crate) counters: Counters,
     pub(crate) started: Instant,
     pub(crate) readers: Headcount,
-    pub(crate) flights: Flights<Arc<LargeSource>>,
-    pub(crate) aboard: Aboard,
+    pub(crate) stragglers: Stragglers<Arc<LargeSource>>,
+    pub(crate) lane_items: LaneItems,
     book: Mutex<Book>,
     ledger: Mutex<SenderTransfer<Sent>>,
     settled: Condvar,
@@ -277,7 +277,7 @@ impl Shared {
     ) -> Self {
         Self {
             plan: Plan::new(ENTRIES_WAITING_MAX, FILES_WAITING_MAX),
-            ahead: Ahead::new(),
+            read_ahead: ReadAhead::new(),
             pool: BufferPool::new(crate::push::config::BUFFER_BYTES, config.buffers_max),
             config,
             version,
@@ -290,8 +290,8 @@ impl Shared {
             counters: Counters::default(),
             started,
             readers: Headcount::default(),
-            flights: Flights::default(),
-            aboard: Aboard::default(),
+            stragglers: Stragglers::default(),
+            lane_items: LaneItems::default(),
             book: Mutex::default(),
             ledger: Mutex::default(),
             settled: Condvar::new(),
@@ -354,8 +354,8 @@ impl Shared {
         self.note_settled(&ledger);
         drop(ledger);
         self.settled.notify_all();
-        self.flights.settled(item, Instant::now());
-        self.aboard.settled(item, Instant::now());
+        self.stragglers.settled(item, Instant::now());
+        self.lane_items.settled(item, Instant::now());
         self.counters.bytes_settled.fetch_add(data_bytes, Ordering::Relaxed);
         Ok(settled)
     }
@@ -390,7 +390,7 @@ impl Shared {
         self.note_settled(&ledger);
         drop(ledger);
         self.settled.notify_all();
-        self.flights.settled(item, Instant::now());
+        self.stragglers.settled(item, Instant::now());
         let (Resend::Again { work, .. } | Resend::GiveUp(work)) = &settled;
         self.counters.bytes_settled.fetch_add(work.data_bytes(), Ordering::Relaxed);
         Ok(settled)
@@ -426,8 +426,9 @@ impl Shared {
     }
 
     /// Takes the packs back that were to be read ahead and have not been.
-    pub(crate) fn take_back_ahead(&self) -> Vec<Pack> {
-        let ahead = |parcel: &Parcel| matches!(parcel, Parcel::Unread(pack) if pack.basis == Basis::Ahead);
+    pub(crate) fn take_back_read_ahead(&self) -> Vec<Pack> {
+        let ahead =
+            |parcel: &Parcel| matches!(parcel, Parcel::Unread(pack) if pack.basis == Basis::ReadAhead);
         let taken = self.plan.take_back(ahead);
         taken.iter().for_each(|_parcel| self.end_work());
         let packs = taken.into_iter().filter_map(|parcel| match parcel {
@@ -491,10 +492,10 @@ impl Shared {
         if !self.ledger().is_all_issued() {
             return;
         }
-        for flight in self.flights.late(Instant::now(), stuck) {
+        for chunk in self.stragglers.late(Instant::now(), stuck) {
             // nothing begins by that: the push may end while it is being read
             self.counters.repeated.fetch_add(1, Ordering::Relaxed);
-            self.plan.push_again(Work::Group(flight.file, flight.span));
+            self.plan.push_again(Work::Group(chunk.file, chunk.span));
         }
     }
 
@@ -601,9 +602,9 @@ impl Shared {
     }
 
     /// Books the moment at which a lane had taken all that it was given.
-    pub(crate) fn note_handed_over(&self, bytes: u32, copy: Copy) {
+    pub(crate) fn note_handed_over(&self, bytes: u32, copy: ChunkCopy) {
         self.counters.bytes_handed_over.fetch_add(u64::from(bytes), Ordering::Relaxed);
-        if copy == Copy::First {
+        if copy == ChunkCopy::First {
             self.handed_over_us.fetch_max(micros(self.started.elapsed()), Ordering::Relaxed);
         }
     }

@@ -14,7 +14,7 @@ use crate::tune::path::PathReport;
 
 /// What everything else waited for, and for how much of the time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Verdict {
+pub struct Bottleneck {
     /// What it was for the longest.
     pub limit: Limit,
     /// Its share of the time, in percent.
@@ -100,16 +100,16 @@ impl Stages {
 
 impl Times {
     /// Shares the wall clock out and names the largest share.
-    pub(crate) fn verdict(&self) -> Verdict {
+    pub(crate) fn bottleneck(&self) -> Bottleneck {
         let seconds = self.share_out();
         let whole: f64 = seconds.0.iter().sum();
         if whole <= 0.0 {
-            return Verdict::default();
+            return Bottleneck::default();
         }
         let shares = seconds.0.map(|part| percent(part / whole));
         let largest = Limit::ALL.into_iter().max_by(|a, b| seconds.of(*a).total_cmp(&seconds.of(*b)));
         let limit = largest.unwrap_or_default();
-        Verdict { limit, percent: shares[limit as usize], shares }
+        Bottleneck { limit, percent: shares[limit as usize], shares }
     }
 
     /// What one interval of a running push tells, with `path` of that interval; the receiver has not reported yet.
@@ -117,7 +117,7 @@ impl Times {
         if self.first_byte.is_none() {
             return "waiting for replies";
         }
-        match self.verdict().limit {
+        match self.bottleneck().limit {
             Limit::Scan => "source scan",
             Limit::SourceReads => "source reads",
             Limit::SenderCpu => "sender CPU",

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::account::bottleneck::Verdict;
+use crate::account::bottleneck::Bottleneck;
 use crate::tune::path::{Finding, PathReport};
 
 /// The account of one push.
@@ -40,7 +40,7 @@ pub struct Summary {
     pub lanes: usize,
     /// From the start of the command to the receiver's last word.
     pub elapsed: Duration,
-    /// Of that, what the verdict and the path are about: the time since connections last came back.
+    /// Of that, what the bottleneck and the path are about: the time since connections last came back.
     pub judged: Duration,
     /// From the start of the command to the first data on a lane.
     pub first_byte: Option<Duration>,
@@ -55,7 +55,7 @@ pub struct Summary {
     /// Files that have another time at the target than at the source, since its file system cannot hold theirs.
     pub times_beyond_range: u64,
     /// What limited the rate.
-    pub verdict: Verdict,
+    pub bottleneck: Bottleneck,
     /// What the kernel tells of the path, where its TCP carries the lanes.
     pub path: Option<PathReport>,
     /// What would be done, where that was the question.
@@ -88,7 +88,7 @@ impl Summary {
     /// What would help the path, where that is the limit and the kernel knows why.
     #[must_use]
     pub fn finding(&self) -> Option<Finding> {
-        let finding = self.path.as_ref()?.finding(self.verdict.limit);
+        let finding = self.path.as_ref()?.finding(self.bottleneck.limit);
         // what it advises has been done
         let done = self.learnt.is_some_and(|learnt| learnt.loss_tolerant);
         finding.filter(|finding| !(done && matches!(finding, Finding::Loss(_))))

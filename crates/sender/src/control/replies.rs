@@ -1,4 +1,4 @@
-//! What the receiver tells those who plan, on its way from the conversation to their thread.
+//! The receiver's replies, on their way from the control conversation to the thread that plans.
 //!
 //! **Invariant:** what waits here is bounded, whatever the receiver says: no more answers than questions may be open, and
 //! no more values of groups than any target has.
@@ -10,16 +10,16 @@ use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, unbounded};
 use zmove_wire::limits::{INQUIRIES_OUTSTANDING_MAX, KEEPS_OUTSTANDING_MAX, REMOVES_OUTSTANDING_MAX};
 use zmove_wire::{Answer, Findings, Held, TargetState, ToSender, WireError};
 
-/// Where it is heard.
+/// The end at which replies are taken.
 #[derive(Debug)]
-pub(crate) struct News {
+pub(crate) struct Replies {
     pub(crate) state: Receiver<TargetState>,
-    pub(crate) replies: Receiver<Waiting>,
+    pub(crate) offers: Receiver<QueuedReply>,
     pub(crate) findings: Receiver<Findings>,
     pub(crate) mirror: Receiver<ToSender>,
 }
 
-/// What the receiver says of offers, in its order.
+/// A reply about offers; they come in the receiver's order.
 #[derive(Debug)]
 pub(crate) enum Reply {
     /// What it holds of one file.
@@ -30,19 +30,19 @@ pub(crate) enum Reply {
 
 /// A reply that nobody has taken yet.
 #[derive(Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct QueuedReply {
     reply: Reply,
     weight: usize,
     all: Arc<AtomicUsize>,
 }
 
-/// How it is told.
+/// The end at which replies are put in.
 #[derive(Debug)]
-pub(crate) struct Teller {
-    /// What there is at the target: once, before any answer.
+pub(crate) struct ReplySender {
+    /// The state of the target: sent once, before any answer.
     pub(crate) state: Sender<TargetState>,
-    replies: Sender<Waiting>,
-    /// How much of replies waits.
+    offers: Sender<QueuedReply>,
+    /// How many values and verdicts wait.
     waiting: Arc<AtomicUsize>,
     findings: Sender<Findings>,
     mirror: Sender<ToSender>,
@@ -51,21 +51,21 @@ pub(crate) struct Teller {
 /// The most values and verdicts that wait, half a gigabyte: values of the groups of 64 TiB.
 const WAITING_MAX: usize = 16 << 20;
 
-/// The way from the conversation to the planner.
-pub(crate) fn news() -> (Teller, News) {
+/// The two ends of the way from the conversation to the planner.
+pub(crate) fn channel() -> (ReplySender, Replies) {
     let (state_in, state) = bounded(1);
-    let (replies_in, replies) = unbounded();
+    let (offers_in, offers) = unbounded();
     let (findings_in, findings) = bounded(INQUIRIES_OUTSTANDING_MAX);
     let (mirror_in, mirror) = bounded(KEEPS_OUTSTANDING_MAX + REMOVES_OUTSTANDING_MAX);
     let waiting = Arc::default();
     (
-        Teller { state: state_in, replies: replies_in, waiting, findings: findings_in, mirror: mirror_in },
-        News { state, replies, findings, mirror },
+        ReplySender { state: state_in, offers: offers_in, waiting, findings: findings_in, mirror: mirror_in },
+        Replies { state, offers, findings, mirror },
     )
 }
 
-impl Teller {
-    /// Tells what is said of offers.
+impl ReplySender {
+    /// Passes on a reply about offers.
     ///
     /// # Errors
     /// [`WireError::OutOfOrder`] when far more is said than there can be.
@@ -78,11 +78,11 @@ impl Teller {
             return Err(WireError::OutOfOrder { what: "more answers than there are offers" });
         }
         // the planner has gone only when the session is being stopped
-        let _stopping = self.replies.send(Waiting { reply, weight, all: Arc::clone(&self.waiting) });
+        let _stopping = self.offers.send(QueuedReply { reply, weight, all: Arc::clone(&self.waiting) });
         Ok(())
     }
 
-    /// Tells an answer to an inquiry.
+    /// Passes on an answer to an inquiry.
     ///
     /// # Errors
     /// [`WireError::OutOfOrder`] when there are more answers than inquiries may be open.
@@ -90,7 +90,7 @@ impl Teller {
         answer(&self.findings, findings, "findings that nobody asked for")
     }
 
-    /// Tells what else is where names stay, or what has gone.
+    /// Passes on which names are at the target alone, or what has been removed.
     ///
     /// # Errors
     /// [`WireError::OutOfOrder`] when there are more answers than questions may be open.
@@ -107,8 +107,8 @@ fn answer<T>(queue: &Sender<T>, answer: T, what: &'static str) -> Result<(), Wir
     }
 }
 
-impl Waiting {
-    /// It waits no more.
+impl QueuedReply {
+    /// Takes the reply out of the queue.
     pub(crate) fn take(self) -> Reply {
         self.all.fetch_sub(self.weight, Ordering::Relaxed);
         self.reply
@@ -125,23 +125,23 @@ mod tests {
 
     #[test]
     fn replies_that_are_taken_make_room_for_others_and_too_many_are_an_error() {
-        let (teller, news) = news();
+        let (sender, replies) = channel();
         for _ in 0..2 * WAITING_MAX / 65_536 {
-            teller.reply(held(65_535)).unwrap();
-            drop(news.replies.recv().unwrap().take());
+            sender.reply(held(65_535)).unwrap();
+            drop(replies.offers.recv().unwrap().take());
         }
-        let told = (0..).take_while(|_| teller.reply(held(0)).is_ok()).count();
+        let told = (0..).take_while(|_| sender.reply(held(0)).is_ok()).count();
         assert_eq!(told, WAITING_MAX);
     }
 
     #[test]
     fn answers_without_questions_are_an_error() {
-        let (teller, _news) = news();
+        let (sender, _replies) = channel();
         let none = || Findings { inquiry: 0, findings: Vec::new() };
-        let told = (0..).take_while(|_| teller.findings(none()).is_ok()).count();
+        let told = (0..).take_while(|_| sender.findings(none()).is_ok()).count();
         assert_eq!(told, INQUIRIES_OUTSTANDING_MAX);
         let removed = || ToSender::Removed { remove: 0, entries: 0 };
-        let told = (0..).take_while(|_| teller.mirror(removed()).is_ok()).count();
+        let told = (0..).take_while(|_| sender.mirror(removed()).is_ok()).count();
         assert_eq!(told, KEEPS_OUTSTANDING_MAX + REMOVES_OUTSTANDING_MAX);
     }
 }

@@ -14,30 +14,30 @@ use crate::read::source::SourceDirectory;
 pub(crate) struct Offering {
     next: u64,
     name_bytes: usize,
-    open: Vec<Asked>,
+    open: Vec<OfferedEntry>,
     outstanding: HashMap<u64, Outstanding>,
     /// Files of which the target is still looking at an old version, by offer and number.
     awaited: HashMap<(u64, u32), Awaited>,
 }
 
 /// The values of a file's groups, as far as they are known.
-type Groups = Vec<Option<Cv>>;
+type GroupValues = Vec<Option<Cv>>;
 
 /// A file, and its directory, which is not held open.
-type Asked = (SourceDirectory, Entry);
+type OfferedEntry = (SourceDirectory, Entry);
 
 struct Awaited {
-    file: Asked,
+    file: OfferedEntry,
     /// What came in an earlier transfer.
-    held: Groups,
+    held: GroupValues,
     /// What the old version has, as far as it has been told.
-    there: Groups,
+    there: GroupValues,
 }
 
 struct Outstanding {
-    files: Vec<Asked>,
+    files: Vec<OfferedEntry>,
     /// By the number of the file, for each of its groups.
-    held: HashMap<u32, Groups>,
+    held: HashMap<u32, GroupValues>,
 }
 
 /// What is to become of a file.
@@ -50,9 +50,9 @@ pub(crate) enum Answered {
     /// It may be there: this is the root of what is.
     Compare([u8; 32]),
     /// Groups of it are there, whose values these are.
-    Resume(Groups),
+    Resume(GroupValues),
     /// Another version is there, and perhaps groups of this one.
-    Delta { held: Groups, there: Groups },
+    Delta { held: GroupValues, there: GroupValues },
 }
 
 impl Offering {
@@ -158,12 +158,12 @@ impl Offering {
 }
 
 /// Room for the values of a large file's groups.
-fn groups_of(entry: &Entry) -> Groups {
+fn groups_of(entry: &Entry) -> GroupValues {
     let count = GroupSpan::count(entry.size).filter(|count| *count > 1);
     vec![None; count.unwrap_or(0) as usize]
 }
 
-fn fill(groups: &mut Groups, held: &Held) {
+fn fill(groups: &mut GroupValues, held: &Held) {
     for (slot, cv) in groups.iter_mut().skip(held.first as usize).zip(&held.cvs) {
         *slot = Some(Cv(*cv));
     }

@@ -37,7 +37,7 @@ pub(crate) enum Basis {
     /// Nothing: the entries are sent as a guess.
     Guessed,
     /// Nothing: the entries are read, and sent when it is known that they are needed.
-    Ahead,
+    ReadAhead,
 }
 
 /// The entries of one directory.
@@ -121,14 +121,14 @@ const DIRECTORIES_OPEN_MAX: usize = 16;
 #[derive(Debug)]
 pub(crate) struct Packer {
     groups: Vec<PackGroup>,
-    load: Load,
+    load: PackLoad,
     entries_max: usize,
     packs_made: u32,
 }
 
 /// How much of a batch entries take.
 #[derive(Clone, Copy, Debug, Default)]
-struct Load {
+struct PackLoad {
     entries: usize,
     data_bytes: u64,
     head_bytes: usize,
@@ -138,12 +138,12 @@ impl Packer {
     /// A packer of at most `entries_max` entries a pack.
     pub(crate) fn new(entries_max: usize) -> Self {
         let entries_max = entries_max.clamp(1, BATCH_ENTRIES_MAX);
-        Self { groups: Vec::new(), load: Load::default(), entries_max, packs_made: 0 }
+        Self { groups: Vec::new(), load: PackLoad::default(), entries_max, packs_made: 0 }
     }
 
     /// Adds an entry; returns the pack that had no room for it.
     pub(crate) fn add(&mut self, directory: &SourceDirectory, entry: PackEntry) -> Option<Pack> {
-        let more = Load::of(directory, &entry);
+        let more = PackLoad::of(directory, &entry);
         let elsewhere = self.groups.last().is_some_and(|group| !group.directory.is(directory));
         // the files of one directory are best placed by one hand
         let nearly_full = elsewhere && self.load.entries >= self.most_entries() / 4 * 3;
@@ -162,7 +162,7 @@ impl Packer {
 
     /// What has been gathered, but for a beginning of `directory` that fits into the next pack together with `more`: a
     /// directory that comes in one piece is the least work for the target.
-    fn take_before(&mut self, directory: &SourceDirectory, more: Load) -> Option<Pack> {
+    fn take_before(&mut self, directory: &SourceDirectory, more: PackLoad) -> Option<Pack> {
         let begun = self.groups.pop_if(|group| group.directory.is(directory));
         let load = begun.as_ref().map(PackGroup::load).unwrap_or_default();
         if self.groups.is_empty() || !self.fits(load + more) {
@@ -175,7 +175,7 @@ impl Packer {
         pack
     }
 
-    fn fits(&self, load: Load) -> bool {
+    fn fits(&self, load: PackLoad) -> bool {
         load.entries <= self.most_entries()
             && load.data_bytes <= self.ramp(GROUP_BYTES, FIRST_DATA_BYTES)
             && load.head_bytes <= BATCH_HEAD_BYTES_TARGET
@@ -202,7 +202,7 @@ impl Packer {
 
     /// What has been gathered, if anything.
     pub(crate) fn take(&mut self) -> Option<Pack> {
-        self.load = Load::default();
+        self.load = PackLoad::default();
         if self.groups.is_empty() {
             return None;
         }
@@ -211,14 +211,14 @@ impl Packer {
     }
 }
 
-impl Load {
+impl PackLoad {
     fn of(directory: &SourceDirectory, entry: &PackEntry) -> Self {
         let head_bytes = entry.head_bytes() + directory.target_path().as_bytes().len() + ENTRY_HEAD_BYTES;
         Self { entries: 1, data_bytes: entry.data_bytes(), head_bytes }
     }
 }
 
-impl Add for Load {
+impl Add for PackLoad {
     type Output = Self;
     fn add(self, more: Self) -> Self {
         Self {
@@ -234,8 +234,11 @@ impl PackGroup {
         self.entries.iter().map(PackEntry::data_bytes).sum()
     }
 
-    fn load(&self) -> Load {
-        self.entries.iter().map(|entry| Load::of(&self.directory, entry)).fold(Load::default(), Load::add)
+    fn load(&self) -> PackLoad {
+        self.entries
+            .iter()
+            .map(|entry| PackLoad::of(&self.directory, entry))
+            .fold(PackLoad::default(), PackLoad::add)
     }
 }
 

@@ -14,7 +14,7 @@ use zmove_types::{Cv, Event, FileId, GROUP_BYTES, GroupSpan, RelPath, Root};
 use zmove_wire::limits::{GUESSED_BYTES_MAX, GUESSED_ENTRIES_MAX, SYMLINK_BYTES_MAX};
 use zmove_wire::{Compare, TargetState, ToReceiver};
 
-use crate::control::replies::{News, Reply, Waiting};
+use crate::control::replies::{QueuedReply, Replies, Reply};
 use crate::error::FileError;
 use crate::mirror::{self, Mirror};
 use crate::plan::offers::{Answered, Offering};
@@ -33,7 +33,7 @@ pub(crate) struct Task {
 }
 
 /// Plans until the scan has ended and every offer is answered; then makes a mirror, if that is asked for.
-pub(crate) fn plan_all(shared: &Shared, scan: &Scan, news: &News, task: &Task) {
+pub(crate) fn plan_all(shared: &Shared, scan: &Scan, replies: &Replies, task: &Task) {
     let (unread_in, unread) = crossbeam_channel::unbounded();
     let mut planner = Planner {
         shared,
@@ -41,9 +41,9 @@ pub(crate) fn plan_all(shared: &Shared, scan: &Scan, news: &News, task: &Task) {
         guess: Some(Guess::new(task.compare, unread_in)),
         offering: None,
     };
-    planner.take_scan(scan, news);
+    planner.take_scan(scan, replies);
     planner.take_unread(&unread);
-    planner.take_last_replies(&news.replies);
+    planner.take_last_replies(&replies.offers);
     planner.flush_pack();
     // where nothing was there nothing is there alone
     let mirror = task.mirror.as_ref().filter(|_| planner.offering.is_some());
@@ -51,7 +51,7 @@ pub(crate) fn plan_all(shared: &Shared, scan: &Scan, news: &News, task: &Task) {
     shared.end_plan();
     if let Some(mirror) = mirror {
         shared.wait_until_settled();
-        mirror::run(shared, &news.mirror, mirror);
+        mirror::run(shared, &replies.mirror, mirror);
         shared.release_end();
     }
 }
@@ -88,12 +88,12 @@ struct Allowance {
 }
 
 impl Planner<'_> {
-    fn take_scan(&mut self, scan: &Scan, news: &News) {
+    fn take_scan(&mut self, scan: &Scan, replies: &Replies) {
         let (items, nothing, known) = (scan.receiver(), never(), never());
         let mut ended = false;
         while !self.shared.is_stopping() && (!ended || self.guess.is_some()) {
             let items = if ended || self.is_full() { &nothing } else { items };
-            let state = if self.guess.is_some() { &news.state } else { &known };
+            let state = if self.guess.is_some() { &replies.state } else { &known };
             select! {
                 recv(items) -> item => match item {
                     Ok(item) => self.take_item(item),
@@ -103,7 +103,7 @@ impl Planner<'_> {
                     Ok(state) => self.learn(state),
                     Err(_) => break,
                 },
-                recv(news.replies) -> reply => match reply {
+                recv(replies.offers) -> reply => match reply {
                     Ok(reply) => self.take_reply(reply.take()),
                     Err(_) => break,
                 },
@@ -127,14 +127,14 @@ impl Planner<'_> {
         self.flush_pack();
         let held = self.guess.take().map(|guess| guess.held);
         self.offering = (state == TargetState::Populated).then(Offering::default);
-        for read in self.shared.ahead.close() {
+        for read in self.shared.read_ahead.close() {
             match self.offering {
                 None => self.shared.plan_now(Parcel::Read(Box::new(read))),
                 Some(_) => self.plan_anew(read.pack),
             }
         }
         if self.offering.is_some() {
-            self.shared.take_back_ahead().into_iter().for_each(|pack| self.plan_anew(pack));
+            self.shared.take_back_read_ahead().into_iter().for_each(|pack| self.plan_anew(pack));
         }
         for (directory, entry) in held.unwrap_or_default() {
             self.take_entry(&directory, entry);
@@ -168,10 +168,10 @@ impl Planner<'_> {
         }
     }
 
-    fn take_last_replies(&mut self, replies: &Receiver<Waiting>) {
+    fn take_last_replies(&mut self, offers: &Receiver<QueuedReply>) {
         self.flush_offers();
         while !self.shared.is_stopping() && self.offering.as_ref().is_some_and(|o| !o.is_done()) {
-            match replies.recv_timeout(PACK_PATIENCE) {
+            match offers.recv_timeout(PACK_PATIENCE) {
                 Ok(reply) => {
                     self.take_reply(reply.take());
                     self.flush_offers();
@@ -325,7 +325,7 @@ impl Guess {
         let (sent, read) = match compare {
             Compare::Quick => (
                 Allowance { entries: GUESSED_ENTRIES_MAX, bytes: GUESSED_BYTES_MAX },
-                Allowance { entries: AHEAD_ENTRIES_MAX, bytes: AHEAD_BYTES_MAX },
+                Allowance { entries: READ_AHEAD_ENTRIES_MAX, bytes: READ_AHEAD_BYTES_MAX },
             ),
             Compare::Checksum => Default::default(),
         };
@@ -339,7 +339,7 @@ impl Guess {
         } else if self.basis == Basis::Guessed && self.sent.has_room(bytes) {
             Some(Basis::Guessed)
         } else {
-            (bytes <= GROUP_BYTES && self.read.has_room(bytes)).then_some(Basis::Ahead)
+            (bytes <= GROUP_BYTES && self.read.has_room(bytes)).then_some(Basis::ReadAhead)
         }
     }
 
@@ -366,9 +366,9 @@ impl Allowance {
 
 /// What is read before the target is known: as much as a core reads in a long round trip. Memory at worst: these bytes
 /// and the entries' names.
-const AHEAD_ENTRIES_MAX: usize = 24_576;
-/// See [`AHEAD_ENTRIES_MAX`].
-const AHEAD_BYTES_MAX: u64 = 32 << 20;
+const READ_AHEAD_ENTRIES_MAX: usize = 24_576;
+/// See [`READ_AHEAD_ENTRIES_MAX`].
+const READ_AHEAD_BYTES_MAX: u64 = 32 << 20;
 
 /// A large file as the reader will want it.
 pub(crate) fn large_source(id: FileId, directory: &SourceDirectory, entry: Entry) -> LargeSource {

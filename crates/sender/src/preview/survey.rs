@@ -17,7 +17,7 @@ use zmove_wire::{
     InquiredMetadata, Inquiry, ToReceiver,
 };
 
-use crate::control::replies::News;
+use crate::control::replies::Replies;
 use crate::error::FileError;
 use crate::mirror::{self, Mirror};
 use crate::push::run::Look;
@@ -32,13 +32,13 @@ pub(crate) struct Survey {
     /// A file that cannot be opened would keep everything at the target, so each that would move is tried.
     mirrored: bool,
     next: u64,
-    gathered: Vec<Asked>,
+    gathered: Vec<Inquired>,
     name_bytes: usize,
-    outstanding: HashMap<u64, Vec<Asked>>,
+    outstanding: HashMap<u64, Vec<Inquired>>,
 }
 
 /// What is asked about.
-struct Asked {
+struct Inquired {
     directory: SourceDirectory,
     what: What,
 }
@@ -49,12 +49,12 @@ enum What {
 }
 
 /// Asks and lists until the scan has ended and every inquiry is answered.
-pub(crate) fn run(mut survey: Survey, scan: &Scan, news: &News, mirror: Option<&Mirror>) {
+pub(crate) fn run(mut survey: Survey, scan: &Scan, replies: &Replies, mirror: Option<&Mirror>) {
     survey.mirrored = mirror.is_some();
-    survey.take_scan(scan, &news.findings);
-    survey.take_last(&news.findings);
+    survey.take_scan(scan, &replies.findings);
+    survey.take_last(&replies.findings);
     if let Some(mirror) = mirror {
-        mirror::run(&survey.shared, &news.mirror, mirror);
+        mirror::run(&survey.shared, &replies.mirror, mirror);
     }
     survey.shared.end_plan();
 }
@@ -113,7 +113,7 @@ impl Survey {
             ScanItem::Root { directory, metadata } => {
                 let mut directory = SourceDirectory::held_open(&directory);
                 directory.put_off();
-                self.gather(Asked { directory, what: What::Itself(metadata) });
+                self.gather(Inquired { directory, what: What::Itself(metadata) });
             }
             ScanItem::Batch(batch) => self.take_batch(batch),
             ScanItem::Error(error) => self.shared.fail_scan(error),
@@ -142,11 +142,11 @@ impl Survey {
                 }
                 _ => {}
             }
-            self.gather(Asked { directory: directory.clone(), what: What::Entry(entry) });
+            self.gather(Inquired { directory: directory.clone(), what: What::Entry(entry) });
         }
     }
 
-    fn gather(&mut self, asked: Asked) {
+    fn gather(&mut self, asked: Inquired) {
         self.name_bytes += asked.name_bytes();
         self.gathered.push(asked);
         if self.gathered.len() >= INQUIRED_ENTRIES_MAX || self.name_bytes >= INQUIRED_NAME_BYTES_MAX {
@@ -165,7 +165,7 @@ impl Survey {
             });
             let count = fits.count();
             let asked: Vec<_> = self.gathered.drain(..count).collect();
-            self.name_bytes = self.gathered.iter().map(Asked::name_bytes).sum();
+            self.name_bytes = self.gathered.iter().map(Inquired::name_bytes).sum();
             let inquiry = self.next;
             self.next += 1;
             let groups = groups(&asked);
@@ -184,7 +184,7 @@ impl Survey {
     }
 
     /// Counts what would be done with one entry; the line that is to be told, if there is one.
-    fn judge(&self, asked: &Asked, finding: Finding) -> Option<Change> {
+    fn judge(&self, asked: &Inquired, finding: Finding) -> Option<Change> {
         let finding = match finding {
             Finding::Contents(differences, root) => self.compare_contents(asked, differences, root)?,
             finding => finding,
@@ -224,7 +224,12 @@ impl Survey {
     }
 
     /// Reads our own file; `None` when it cannot be read, which has been told then.
-    fn compare_contents(&self, asked: &Asked, differences: Differences, root: [u8; 32]) -> Option<Finding> {
+    fn compare_contents(
+        &self,
+        asked: &Inquired,
+        differences: Differences,
+        root: [u8; 32],
+    ) -> Option<Finding> {
         let What::Entry(entry) = &asked.what else { return Some(Finding::Same) };
         let own = asked.directory.open_file(&entry.name).and_then(|(file, _)| {
             let path = || asked.directory.display(&entry.name);
@@ -253,7 +258,7 @@ fn moving(compare: Compare) -> Differences {
     }
 }
 
-impl Asked {
+impl Inquired {
     fn name_bytes(&self) -> usize {
         let own = match &self.what {
             What::Itself(_) => 0,
@@ -289,10 +294,10 @@ impl Asked {
     }
 }
 
-fn groups(asked: &[Asked]) -> Vec<InquiredGroup> {
+fn groups(asked: &[Inquired]) -> Vec<InquiredGroup> {
     let mut groups: Vec<InquiredGroup> = Vec::new();
     let mut previous: Option<&SourceDirectory> = None;
-    for Asked { directory, what } in asked {
+    for Inquired { directory, what } in asked {
         let same = previous.is_some_and(|previous| previous.is(directory));
         if !same || matches!(what, What::Itself(_)) {
             let directory = directory.target_path().clone();

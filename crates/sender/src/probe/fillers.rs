@@ -16,13 +16,13 @@ use crate::read::reader::sealed;
 
 /// Lanes that are being filled. They are broken, and their threads ended, when this is dropped.
 pub(super) struct Fillers {
-    shared: Arc<Shared>,
+    shared: Arc<FillerState>,
     breakers: Vec<LaneBreaker>,
     probes: Vec<PathProbe>,
     threads: Vec<JoinHandle<()>>,
 }
 
-struct Shared {
+struct FillerState {
     pool: BufferPool,
     clock: StageClock,
     ending: AtomicBool,
@@ -36,7 +36,7 @@ impl Fillers {
         broken: &mpsc::UnboundedSender<LaneError>,
     ) -> Result<Self, SessionError> {
         let pool = BufferPool::new(FILLER_BYTES_MAX, BUFFERS_PER_LANE * lanes.len());
-        let shared = Shared {
+        let shared = FillerState {
             pool,
             clock: StageClock::default(),
             ending: AtomicBool::new(false),
@@ -91,7 +91,7 @@ impl Drop for Fillers {
     }
 }
 
-impl Shared {
+impl FillerState {
     fn fill(&self, mut lane: Box<dyn LaneSink>) -> Result<(), LaneError> {
         let mut watch = self.clock.start();
         let mut size = FrameSize::default();

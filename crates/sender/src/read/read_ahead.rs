@@ -23,9 +23,9 @@ pub(crate) struct ReadPack {
 
 /// The batches; `None` once the target is known.
 #[derive(Debug)]
-pub(crate) struct Ahead(Mutex<Option<Vec<ReadPack>>>);
+pub(crate) struct ReadAhead(Mutex<Option<Vec<ReadPack>>>);
 
-impl Ahead {
+impl ReadAhead {
     pub(crate) fn new() -> Self {
         Self(Mutex::new(Some(Vec::new())))
     }

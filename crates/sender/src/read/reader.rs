@@ -23,7 +23,7 @@ use crate::push::config::BUFFER_BYTES;
 use crate::push::run::Look;
 use crate::read::read_ahead::{ReadPack, Unread};
 use crate::read::source::{LargeSource, Progress, SourceDirectory};
-use crate::send::lane::{Cargo, ChunkCargo, Copy};
+use crate::send::lane::{Cargo, ChunkCargo, ChunkCopy};
 use crate::shared::{Sent, SentBatch, SentFile, Shared, Travels, When};
 
 /// One reader: runs until the push is being stopped, or there are to be fewer.
@@ -56,7 +56,7 @@ pub(crate) struct Filling {
 impl Reader<'_> {
     fn take(&mut self, work: Work<Parcel, Arc<LargeSource>>) {
         if let Work::Group(file, span) = &work
-            && let Some(item) = self.shared.flights.item_again(file.id, *span)
+            && let Some(item) = self.shared.stragglers.item_again(file.id, *span)
         {
             // no work had begun with it that could end, and nobody waited for it to be found
             self.watch.skip();
@@ -164,7 +164,7 @@ impl Reader<'_> {
             return Err(FileError::Changed { path: path() });
         }
         if root == there {
-            filling.files.push(sent_file(directory, entry, root, &before, Copied::Metadata));
+            filling.files.push(sent_file(directory, entry, root, &before, Carried::Metadata));
             return Ok(Some(BatchEntry::Retouch(entry.name.clone(), before.metadata())));
         }
         self.need_after_all(directory, entry);
@@ -200,7 +200,7 @@ impl Reader<'_> {
         }
         let root = file_root(room);
         filling.filled += wanted;
-        filling.files.push(sent_file(directory, entry, root, &before, Copied::Contents));
+        filling.files.push(sent_file(directory, entry, root, &before, Carried::Contents));
         let (name, metadata) = (entry.name.clone(), before.metadata());
         Ok(Some(BatchEntry::File(FileEntry { name, metadata, bytes: length(wanted), root })))
     }
@@ -218,7 +218,8 @@ impl Reader<'_> {
 
     /// What was read ahead waits for what the target says; if that has come meanwhile, it is as good as a guess.
     fn send_or_keep(&mut self, read: ReadPack) {
-        let read = if read.pack.basis == Basis::Ahead { self.shared.ahead.keep(read) } else { Some(read) };
+        let read =
+            if read.pack.basis == Basis::ReadAhead { self.shared.read_ahead.keep(read) } else { Some(read) };
         if let Some(read) = read {
             self.send_batch(read);
         }
@@ -260,7 +261,7 @@ impl Reader<'_> {
     /// Reads a group that is late. What was read first is still on its way, so a file that cannot be read any more, or has
     /// changed since, does not fail by that.
     fn repeat_group(&mut self, file: &Arc<LargeSource>, span: GroupSpan, item: ItemId) {
-        if !file.is_dead() && self.shared.flights.is_under_way(item) {
+        if !file.is_dead() && self.shared.stragglers.is_in_flight(item) {
             let _first_copy_counts = self.try_read_group(file, span, Some(item));
         }
     }
@@ -313,7 +314,7 @@ impl Reader<'_> {
             },
         );
         let frame = Frame { header, head: Vec::new(), data };
-        let copy = if again.is_some() { Copy::Late } else { Copy::First };
+        let copy = if again.is_some() { ChunkCopy::Late } else { ChunkCopy::First };
         let file = Arc::clone(file);
         self.hand_on(Cargo::Chunk(ChunkCargo { file, span, identity, frame, tries, copy }));
         Ok(())
@@ -370,7 +371,7 @@ fn put_back(unread: &Sender<Unread>, directory: &SourceDirectory, entry: &Entry)
 
 /// How a file got to the target.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Copied {
+enum Carried {
     Contents,
     Metadata,
 }
@@ -380,11 +381,11 @@ fn sent_file(
     entry: &Entry,
     root: Root,
     read: &FileIdentity,
-    copied: Copied,
+    copied: Carried,
 ) -> SentFile {
     let path = directory.target_path().join(&entry.name).expect("the scan emits only paths that fit");
     let look = Look { bytes: read.bytes, mtime: read.mtime };
-    SentFile { path, root, look, retouched: copied == Copied::Metadata }
+    SentFile { path, root, look, retouched: copied == Carried::Metadata }
 }
 
 fn read_exactly(mut file: &File, room: &mut [u8]) -> io::Result<bool> {

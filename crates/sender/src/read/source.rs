@@ -23,12 +23,12 @@ pub(crate) struct SourceDirectory {
     root: Arc<SourceRoot>,
     source_path: RelPath,
     target_path: RelPath,
-    open: Option<Open>,
+    open: Option<OpenDirectory>,
 }
 
 /// What keeps a directory open.
 #[derive(Clone, Debug)]
-enum Open {
+enum OpenDirectory {
     ByScan(Arc<Directory>),
     Again(Arc<OwnedFd>),
 }
@@ -40,7 +40,7 @@ impl SourceDirectory {
             root: Arc::clone(directory.root()),
             source_path: directory.source_path().clone(),
             target_path: directory.target_path().clone(),
-            open: Some(Open::ByScan(Arc::clone(directory))),
+            open: Some(OpenDirectory::ByScan(Arc::clone(directory))),
         }
     }
 
@@ -51,7 +51,8 @@ impl SourceDirectory {
 
     /// The same directory, opened if it is not: for several files in a row. Where that fails, opening the files says why.
     pub(crate) fn opened(&self) -> Self {
-        let again = || self.root.open_directory(&self.source_path).ok().map(|fd| Open::Again(Arc::new(fd)));
+        let again =
+            || self.root.open_directory(&self.source_path).ok().map(|fd| OpenDirectory::Again(Arc::new(fd)));
         Self { open: self.open.clone().or_else(again), ..self.clone() }
     }
 
@@ -79,8 +80,8 @@ impl SourceDirectory {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let beside = |fd: BorrowedFd<'_>| Ok(rustix::fs::openat(fd, name.as_os_str(), flags, Mode::empty())?);
         let opened = match &self.open {
-            Some(Open::ByScan(directory)) => beside(directory.fd()),
-            Some(Open::Again(fd)) => beside(fd.as_fd()),
+            Some(OpenDirectory::ByScan(directory)) => beside(directory.fd()),
+            Some(OpenDirectory::Again(fd)) => beside(fd.as_fd()),
             None => self.root.open_file(&self.path_of(name)),
         };
         let file = opened.map_err(|source| FileError::Open { path: self.display(name), source })?;

@@ -33,12 +33,12 @@ pub(crate) struct ChunkCargo {
     pub(crate) frame: Frame,
     /// How often it came damaged.
     pub(crate) tries: u8,
-    pub(crate) copy: Copy,
+    pub(crate) copy: ChunkCopy,
 }
 
 /// Whether a chunk is on its way already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Copy {
+pub(crate) enum ChunkCopy {
     /// It is not.
     First,
     /// It is, and late: what waited for this one waited for that.
@@ -60,9 +60,9 @@ impl Cargo {
         frame
     }
 
-    fn copy(&self) -> Copy {
+    fn copy(&self) -> ChunkCopy {
         match self {
-            Self::Batch(_) => Copy::First,
+            Self::Batch(_) => ChunkCopy::First,
             Self::Chunk(chunk) => chunk.copy,
         }
     }
@@ -81,31 +81,31 @@ pub(crate) fn run_lane(
         sink.await_room()?;
         // where nothing waits, nothing waited for the path
         watch.lap(if queue.is_empty() { Doing::Starved } else { Doing::Blocked });
-        let Some(cargo) = shared.flights.while_idle(|| next(queue, let_go)) else { break };
+        let Some(cargo) = shared.stragglers.while_idle(|| next(queue, let_go)) else { break };
         let (bytes, copy) = (cargo.data_bytes(), cargo.copy());
         match copy {
-            Copy::First => watch.lap(Doing::Starved),
-            Copy::Late => watch.skip(),
+            ChunkCopy::First => watch.lap(Doing::Starved),
+            ChunkCopy::Late => watch.skip(),
         }
         shared.note_first_byte();
         let item = cargo.item();
-        shared.aboard.taken(item, number, Instant::now());
-        if copy == Copy::Late && !shared.flights.is_under_way(item) {
+        shared.lane_items.taken(item, number, Instant::now());
+        if copy == ChunkCopy::Late && !shared.stragglers.is_in_flight(item) {
             // the other one has arrived meanwhile, and no receipt would be for this
-            shared.aboard.settled(item, Instant::now());
+            shared.lane_items.settled(item, Instant::now());
             continue;
         }
         match cargo {
             Cargo::Batch(frame) => sink.send(frame, &mut watch)?,
             Cargo::Chunk(ChunkCargo { file, span, identity, frame, tries, .. }) => {
                 let source = (file.id, Arc::clone(&file));
-                shared.flights.taken(item, number, source, span, Instant::now());
+                shared.stragglers.taken(item, number, source, span, Instant::now());
                 // a damaged declaration is why a chunk may have to come again
                 if declared.insert(file.id) || tries > 0 {
                     declare(&file, &identity, sink.as_mut(), &mut watch)?;
                 }
                 sink.send(frame, &mut watch)?;
-                shared.flights.sent(item, number);
+                shared.stragglers.sent(item, number);
             }
         }
         shared.note_handed_over(bytes, copy);
@@ -237,14 +237,14 @@ mod tests {
         let span = GroupSpan::of(file.entry.size, 0).unwrap();
         let (cargo_in, queue) = bounded(1);
         cargo_in
-            .send(Cargo::Chunk(ChunkCargo { file, span, identity, frame, tries: 0, copy: Copy::Late }))
+            .send(Cargo::Chunk(ChunkCargo { file, span, identity, frame, tries: 0, copy: ChunkCopy::Late }))
             .unwrap();
         drop(cargo_in);
         let (_hold, let_go) = bounded(0);
         let sink = Box::new(Unused { finished: Arc::default(), room: None });
         run_lane(&shared, (0, sink), &queue, &let_go).unwrap();
         let much_later = Instant::now() + std::time::Duration::from_secs(3600);
-        assert_eq!(shared.aboard.doubtful(much_later), None);
+        assert_eq!(shared.lane_items.doubtful(much_later), None);
     }
 
     #[test]

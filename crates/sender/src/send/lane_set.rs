@@ -12,7 +12,7 @@ use zmove_scan::Scan;
 use zmove_transport::{LaneBreaker, LaneError, LaneSink, PathProbe, TcpInfo};
 use zmove_types::StageTimes;
 
-use crate::control::replies::News;
+use crate::control::replies::Replies;
 use crate::error::SessionError;
 use crate::plan::planner::{Task, plan_all};
 use crate::read::reader::read_all;
@@ -21,7 +21,7 @@ use crate::shared::Shared;
 use crate::tune::path::{on_the_way, unacked};
 
 /// See the module.
-pub(crate) struct Crew {
+pub(crate) struct LaneSet {
     cargo_in: crossbeam_channel::Sender<Cargo>,
     cargo: crossbeam_channel::Receiver<Cargo>,
     threads: Vec<JoinHandle<()>>,
@@ -120,16 +120,16 @@ fn is_silent(info: &TcpInfo) -> bool {
 /// As long as control waits for its peer.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
-impl Crew {
+impl LaneSet {
     pub(crate) fn start(
         shared: &Arc<Shared>,
         scan: Scan,
-        news: News,
+        replies: Replies,
         task: Task,
     ) -> Result<Self, SessionError> {
         let (cargo_in, cargo) = crossbeam_channel::bounded(shared.config.readers);
         let (broken_in, broken) = mpsc::unbounded_channel();
-        let mut crew = Self {
+        let mut lane_set = Self {
             cargo_in,
             cargo,
             threads: Vec::new(),
@@ -141,10 +141,11 @@ impl Crew {
             last_error: None,
         };
         let planner = Arc::clone(shared);
-        let planning = crew.spawn("zmove-plan".into(), move || plan_all(&planner, &scan, &news, &task));
+        let planning =
+            lane_set.spawn("zmove-plan".into(), move || plan_all(&planner, &scan, &replies, &task));
         planning.map_err(SessionError::Thread)?;
-        crew.set_readers(shared, shared.config.readers)?;
-        Ok(crew)
+        lane_set.set_readers(shared, shared.config.readers)?;
+        Ok(lane_set)
     }
 
     /// Starts readers up to so many, or lets those beyond go after what they are doing. Those that cannot be started are done

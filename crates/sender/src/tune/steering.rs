@@ -13,7 +13,7 @@ use zmove_types::StageTimes;
 use crate::account::summary::Learnt;
 use crate::control::{LaneNumber, LaneSupply, LossAnswer};
 use crate::error::SessionError;
-use crate::send::lane_set::Crew;
+use crate::send::lane_set::LaneSet;
 use crate::shared::Shared;
 use crate::tune::path::unacked;
 use crate::tune::{Congestion, Knob, Limits, PathTick, Tick, Tuner, Wanted};
@@ -167,44 +167,44 @@ impl Steering {
     }
 
     /// Looks, decides, and does it.
-    pub(crate) fn step(&mut self, crew: &mut Crew, shared: &Arc<Shared>) -> Result<(), SessionError> {
-        shared.send_late_again(|lane| crew.is_stuck(lane));
-        if let Some(lane) = shared.aboard.doubtful(Instant::now()) {
-            crew.doubt_lane(lane);
+    pub(crate) fn step(&mut self, lane_set: &mut LaneSet, shared: &Arc<Shared>) -> Result<(), SessionError> {
+        shared.send_late_again(|lane| lane_set.is_stuck(lane));
+        if let Some(lane) = shared.lane_items.doubtful(Instant::now()) {
+            lane_set.doubt_lane(lane);
         }
-        crew.tidy();
-        let (now, tick) = self.look(crew, shared);
+        lane_set.tidy();
+        let (now, tick) = self.look(lane_set, shared);
         let first = self.before.at.is_none();
         self.before = now;
         let Some(tuner) = self.tuner.as_mut().filter(|_| !first) else { return Ok(()) };
         let wanted = tuner.tick(&tick);
-        self.apply(wanted, &tick, crew, shared)
+        self.apply(wanted, &tick, lane_set, shared)
     }
 
     fn apply(
         &mut self,
         wanted: Wanted,
         tick: &Tick,
-        crew: &mut Crew,
+        lane_set: &mut LaneSet,
         shared: &Arc<Shared>,
     ) -> Result<(), SessionError> {
-        crew.set_readers(shared, wanted.readers)?;
+        lane_set.set_readers(shared, wanted.readers)?;
         let Some(supply) = &self.supply else { return Ok(()) };
-        let missing = self.dials.missing(wanted.lanes, crew.lanes_up(), tick.elapsed);
+        let missing = self.dials.missing(wanted.lanes, lane_set.lanes_up(), tick.elapsed);
         if missing > 0 && !tick.ending {
             let more = u16::try_from(missing).unwrap_or(u16::MAX);
             // without a dialler there is what there is
             if supply.more.send(more).is_ok() {
                 self.dials.awaited += usize::from(more);
             }
-        } else if wanted.lanes < crew.lanes_up() {
-            crew.keep_lanes(wanted.lanes);
+        } else if wanted.lanes < lane_set.lanes_up() {
+            lane_set.keep_lanes(wanted.lanes);
         }
         if wanted.congestion != self.congestion {
             self.congestion = wanted.congestion;
             if let Some((usual, tolerant)) = self.replaceable() {
                 let loss_tolerant = wanted.congestion == Congestion::LossTolerant;
-                crew.set_congestion(if loss_tolerant { tolerant } else { usual });
+                lane_set.set_congestion(if loss_tolerant { tolerant } else { usual });
             }
         }
         Ok(())
@@ -220,8 +220,8 @@ impl Steering {
         }
     }
 
-    fn look(&self, crew: &Crew, shared: &Shared) -> (Mark, Tick) {
-        let infos: Vec<_> = crew.probes().filter_map(PathProbe::read).collect();
+    fn look(&self, lane_set: &LaneSet, shared: &Shared) -> (Mark, Tick) {
+        let infos: Vec<_> = lane_set.probes().filter_map(PathProbe::read).collect();
         let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let (settled, handed_over) =
             (count(&shared.counters.bytes_settled), count(&shared.counters.bytes_handed_over));
@@ -244,11 +244,11 @@ impl Steering {
             bytes_read: now.bytes_read.saturating_sub(before.bytes_read),
             read: now.read.since(&before.read),
             lane: now.lane.since(&before.lane),
-            lanes_up: crew.lanes_up(),
+            lanes_up: lane_set.lanes_up(),
             bytes_unstored: handed_over.saturating_sub(settled + infos.iter().map(unacked).sum::<u64>()),
-            ending: crew.frames_waiting() == 0 && shared.ledger().is_all_issued(),
+            ending: lane_set.frames_waiting() == 0 && shared.ledger().is_all_issued(),
             cores_idle: now.cores.idle_since(&before.cores),
-            path: (!infos.is_empty()).then(|| path_now(crew.probes_up(), path.since(&self.before.path))),
+            path: (!infos.is_empty()).then(|| path_now(lane_set.probes_up(), path.since(&self.before.path))),
         };
         (now, tick)
     }

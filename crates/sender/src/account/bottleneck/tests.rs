@@ -1,4 +1,4 @@
-//! The verdict over tables of synthetic runs: each has one limit, and the shares always add up.
+//! The bottleneck over tables of synthetic runs: each has one limit, and the shares always add up.
 
 use super::*;
 
@@ -53,11 +53,11 @@ const IDLE: Did = (0.1, 0.9, 0.0);
 
 #[track_caller]
 fn assert_limit(what: &str, times: &Times, limit: Limit, percent_min: u8) {
-    let verdict = times.verdict();
-    assert_eq!(verdict.limit, limit, "{what}: {verdict:?}");
-    assert!(verdict.percent >= percent_min, "{what}: {verdict:?}");
-    let sum: u32 = verdict.shares.iter().map(|share| u32::from(*share)).sum();
-    assert!((97..=103).contains(&sum), "{what}: {verdict:?}");
+    let bottleneck = times.bottleneck();
+    assert_eq!(bottleneck.limit, limit, "{what}: {bottleneck:?}");
+    assert!(bottleneck.percent >= percent_min, "{what}: {bottleneck:?}");
+    let sum: u32 = bottleneck.shares.iter().map(|share| u32::from(*share)).sum();
+    assert!((97..=103).contains(&sum), "{what}: {bottleneck:?}");
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn a_receiver_that_does_not_take_what_drains_is_not_the_path() {
 
 #[test]
 fn without_data_nothing_in_particular_is_the_limit() {
-    assert_eq!(Times::default().verdict(), Verdict::default());
+    assert_eq!(Times::default().bottleneck(), Bottleneck::default());
     let nothing = Times { wall: Duration::from_secs(1), ..Times::default() };
     assert_limit("nothing sent", &nothing, Limit::StartUp, 100);
     let short = moments(0.4, 0.3, 0.301, 0.301);

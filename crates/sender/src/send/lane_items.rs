@@ -8,20 +8,20 @@ use std::time::{Duration, Instant};
 
 use zmove_types::ItemId;
 
-/// See the module.
+/// The items of each lane.
 #[derive(Debug, Default)]
-pub(crate) struct Aboard(Mutex<State>);
+pub(crate) struct LaneItems(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
     /// The lanes that have taken each item without a receipt: one, or two where the first was slow.
     lanes: HashMap<ItemId, Vec<usize>>,
     lost: HashSet<ItemId>,
-    /// When something was last taken where nothing was aboard, settled, or doubted.
+    /// When something was last taken where no lane had any item, settled, or doubted.
     last: Option<Instant>,
 }
 
-impl Aboard {
+impl LaneItems {
     /// A lane has taken an item.
     pub(crate) fn taken(&self, item: ItemId, lane: usize, now: Instant) {
         let mut state = self.lock();
@@ -86,31 +86,33 @@ mod tests {
 
     #[test]
     fn a_lane_is_doubted_when_nothing_is_settled_for_long() {
-        let (aboard, start) = (Aboard::default(), Instant::now());
+        let items = LaneItems::default();
+        let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        assert_eq!(aboard.doubtful(at(99)), None, "nothing is aboard");
-        aboard.taken(ItemId(5), 1, at(100));
-        aboard.taken(ItemId(6), 2, at(110));
-        aboard.settled(ItemId(7), at(111));
-        assert_eq!(aboard.doubtful(at(140)), None);
-        assert_eq!(aboard.doubtful(at(141)), Some(1));
-        assert_eq!(aboard.doubtful(at(142)), None, "one after the other");
-        aboard.lose(1);
-        assert_eq!(aboard.doubtful(at(171)), Some(2));
+        assert_eq!(items.doubtful(at(99)), None, "no lane has anything");
+        items.taken(ItemId(5), 1, at(100));
+        items.taken(ItemId(6), 2, at(110));
+        items.settled(ItemId(7), at(111));
+        assert_eq!(items.doubtful(at(140)), None);
+        assert_eq!(items.doubtful(at(141)), Some(1));
+        assert_eq!(items.doubtful(at(142)), None, "one after the other");
+        items.lose(1);
+        assert_eq!(items.doubtful(at(171)), Some(2));
     }
 
     #[test]
     fn what_two_lanes_have_is_lost_with_the_second() {
-        let (aboard, now) = (Aboard::default(), Instant::now());
+        let items = LaneItems::default();
+        let now = Instant::now();
         for (item, lane) in [(1, 0), (2, 0), (2, 1), (3, 1), (4, 0)] {
-            aboard.taken(ItemId(item), lane, now);
+            items.taken(ItemId(item), lane, now);
         }
-        assert!(!aboard.settled(ItemId(4), now));
-        assert_eq!(aboard.lose(0), [ItemId(1)]);
-        let mut lost = aboard.lose(1);
+        assert!(!items.settled(ItemId(4), now));
+        assert_eq!(items.lose(0), [ItemId(1)]);
+        let mut lost = items.lose(1);
         lost.sort_unstable();
         assert_eq!(lost, [ItemId(2), ItemId(3)]);
-        assert_eq!(aboard.lose(1), []);
-        assert!(aboard.settled(ItemId(2), now) && !aboard.settled(ItemId(2), now));
+        assert_eq!(items.lose(1), []);
+        assert!(items.settled(ItemId(2), now) && !items.settled(ItemId(2), now));
     }
 }
