@@ -10,10 +10,9 @@ use zmove_scan::EntryBatch;
 use zmove_types::{FileId, GROUP_BYTES};
 
 use crate::plan::pack::{Pack, PackEntry, Packer};
-use crate::plan::planner::large_source;
+use crate::plan::queue::{ENTRIES_WAITING_MAX, FILES_WAITING_MAX};
 use crate::push::config::SenderConfig;
 use crate::read::source::{LargeSource, SourceDirectory};
-use crate::shared::{ENTRIES_WAITING_MAX, FILES_WAITING_MAX};
 
 /// What a reader has taken out of the plan.
 #[derive(Debug, Default)]
@@ -63,7 +62,7 @@ fn fill(plan: &Plan<Pack, Arc<LargeSource>>, batches: Vec<EntryBatch>) {
         for entry in batch.entries {
             if entry.size > GROUP_BYTES {
                 let (id, bytes) = (ids.next().expect("there are fewer files"), entry.size);
-                let source = Arc::new(large_source(id, &directory, entry));
+                let source = Arc::new(LargeSource::new(id, &directory, entry));
                 plan.push_file(source, bytes, Groups::From(0)).expect("the plan has not ended");
             } else if let Some(entry) = PackEntry::from_scan(entry) {
                 packer.add(&directory, entry).into_iter().for_each(push);

@@ -17,19 +17,19 @@ mod probe;
 mod push;
 mod read;
 mod send;
-mod shared;
 mod tune;
 
-pub use account::bottleneck::{Bottleneck, Limit};
+pub use account::bottleneck::Bottleneck;
+pub use account::limit::Limit;
 pub use account::manifest::Manifest;
 pub use account::summary::{Learnt, Preview, Summary};
-pub use control::{LaneNumber, LaneSupply, Link, LossAnswer};
+pub use control::link::{LaneNumber, LaneSupply, Link, LossAnswer};
 pub use error::SessionError;
 pub use mirror::{AfterErrors, Guard, Removals};
 pub use probe::{
     Carried, ProbeConfig, ProbeEvent, ProbeReport, RAMP_MIN, RAMP_ROUND_TRIPS, Round, RoundTrips, probe,
 };
-pub use push::config::{PushJob, SenderConfig};
+pub use push::config::SenderConfig;
+pub use push::job::{Need, Push, PushJob};
 pub use push::run::Run;
-pub use push::{Need, Push};
 pub use tune::path::{Finding, PathReport};

@@ -15,10 +15,10 @@ use zmove_wire::{
     ToReceiver, ToSender, Version, Waiting, WireError, decode_message, encode_message,
 };
 
-use crate::control::{INBOX_MESSAGES_MAX, Link, receive};
+use crate::control::link::Link;
+use crate::control::{GOODBYE_TIMEOUT, INBOX_MESSAGES_MAX, LEAVE_TIMEOUT, receive};
 use crate::error::SessionError;
 use crate::push::run::cpu_time;
-use crate::push::{GOODBYE_TIMEOUT, LEAVE_TIMEOUT};
 use crate::tune::path::PathReport;
 
 mod fillers;

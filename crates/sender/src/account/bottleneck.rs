@@ -4,12 +4,12 @@
 //! stage's waiting is booked on whom it waited for, its work on itself, and the time after the last data, when nothing is
 //! left for the sender to do, on the receiver. **Invariant:** every moment is booked once; the shares add up to the whole.
 
-use std::fmt;
 use std::time::Duration;
 
 use zmove_types::StageTimes;
 use zmove_wire::{Finished, StageReport};
 
+use crate::account::limit::{Limit, percent};
 use crate::tune::path::PathReport;
 
 /// What everything else waited for, and for how much of the time.
@@ -21,30 +21,6 @@ pub struct Bottleneck {
     pub percent: u8,
     /// The share of each, in percent, in the order of [`Limit::ALL`].
     pub shares: [u8; Limit::ALL.len()],
-}
-
-/// What can limit a push.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Limit {
-    /// Nothing in particular: dialling, and waiting for replies.
-    #[default]
-    StartUp,
-    /// Walking the source.
-    Scan,
-    /// Reading and hashing the source.
-    SourceReads,
-    /// Encrypting on the sender or sharing its cores.
-    SenderCpu,
-    /// The path, or the kernel's window on it.
-    Path,
-    /// The rate that the sender's user has set.
-    OwnRate,
-    /// The rate that the receiver allows the sender's key.
-    AllowedRate,
-    /// Decrypting and checking on the receiver.
-    ReceiverCpu,
-    /// Creating, writing and flushing at the target.
-    TargetWrites,
 }
 
 /// The times of all stages of one push, summed over their threads.
@@ -238,43 +214,6 @@ fn times(report: StageReport) -> StageTimes {
         starved: Duration::from_micros(report.starved_us),
         blocked: Duration::from_micros(report.blocked_us),
         paced: Duration::ZERO,
-    }
-}
-
-/// A share between 0 and 1 in percent.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and 100")]
-pub(crate) fn percent(share: f64) -> u8 {
-    (share * 100.0).round().clamp(0.0, 100.0) as u8
-}
-
-impl Limit {
-    /// Each of them, down the pipeline.
-    pub const ALL: [Self; 9] = [
-        Self::StartUp,
-        Self::Scan,
-        Self::SourceReads,
-        Self::SenderCpu,
-        Self::Path,
-        Self::OwnRate,
-        Self::AllowedRate,
-        Self::ReceiverCpu,
-        Self::TargetWrites,
-    ];
-}
-
-impl fmt::Display for Limit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::StartUp => "start-up and waiting for replies",
-            Self::Scan => "walking the source",
-            Self::SourceReads => "source reads",
-            Self::SenderCpu => "the sender's CPU",
-            Self::Path => "the network path",
-            Self::OwnRate => "the rate set by --limit",
-            Self::AllowedRate => "the rate that the receiver allows this key",
-            Self::ReceiverCpu => "the receiver's CPU",
-            Self::TargetWrites => "target writes",
-        })
     }
 }
 

@@ -7,8 +7,14 @@ use zmove_scan::{Entry, EntryKind, Found};
 use zmove_types::{GROUP_BYTES, Metadata, Name, RelPath, Root};
 use zmove_wire::limits::{BATCH_ENTRIES_MAX, BATCH_HEAD_BYTES_TARGET};
 
-use crate::read::read_ahead::{ReadPack, Unread};
 use crate::read::source::SourceDirectory;
+
+/// A file that could not be read, of which it is not known whether the target needs it.
+#[derive(Debug)]
+pub(crate) struct Unread {
+    pub(crate) directory: SourceDirectory,
+    pub(crate) entry: Entry,
+}
 
 /// Work on small entries for one reader.
 #[derive(Clone, Debug)]
@@ -19,14 +25,6 @@ pub(crate) struct Pack {
     pub(crate) basis: Basis,
     /// Takes what cannot be read before it is known to be needed; dropped once the pack has been read.
     pub(crate) unread: Option<Sender<Unread>>,
-}
-
-/// What a plan holds of a pack.
-#[derive(Debug)]
-pub(crate) enum Parcel {
-    Unread(Pack),
-    /// It was read ahead.
-    Read(Box<ReadPack>),
 }
 
 /// What was known of the target when a pack was planned.

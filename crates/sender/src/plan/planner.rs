@@ -8,21 +8,25 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, never, select};
+use crossbeam_channel::{Receiver, RecvTimeoutError, never, select};
 use zmove_scan::{Entry, EntryBatch, EntryKind, Scan, ScanItem};
-use zmove_types::{Cv, Event, FileId, GROUP_BYTES, GroupSpan, RelPath, Root};
-use zmove_wire::limits::{GUESSED_BYTES_MAX, GUESSED_ENTRIES_MAX, SYMLINK_BYTES_MAX};
+use zmove_types::{Cv, Event, GROUP_BYTES, GroupSpan, RelPath, Root};
+use zmove_wire::limits::SYMLINK_BYTES_MAX;
 use zmove_wire::{Compare, TargetState, ToReceiver};
 
+use crate::account::Account;
+use crate::account::failure::FileError;
+use crate::control::outgoing::Outgoing;
 use crate::control::replies::{QueuedReply, Replies, Reply};
-use crate::error::FileError;
-use crate::mirror::{self, Mirror};
+use crate::control::stop::Stop;
+use crate::mirror::{self, Mirror, MirrorContext};
+use crate::plan::guess::Guess;
 use crate::plan::offers::{Answered, Offering};
-use crate::plan::pack::{Basis, Pack, PackEntry, PackGroup, Packer, Parcel};
-use crate::push::run::Look;
-use crate::read::read_ahead::Unread;
-use crate::read::source::{LargeSource, SourceDirectory};
-use crate::shared::{Shared, When};
+use crate::plan::pack::{Pack, PackEntry, PackGroup, Packer, Unread};
+use crate::plan::queue::{Parcel, Queue, When};
+use crate::read::read_ahead::ReadAhead;
+use crate::read::source::{LargeSource, Look, SourceDirectory};
+use crate::send::in_flight::InFlight;
 
 /// What the planner is to do.
 #[derive(Debug)]
@@ -32,12 +36,28 @@ pub(crate) struct Task {
     pub(crate) mirror: Option<Mirror>,
 }
 
+/// The stages that the planner feeds, and those it asks and tells.
+pub(crate) struct PlannerContext {
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) read_ahead: Arc<ReadAhead>,
+    pub(crate) in_flight: Arc<InFlight>,
+    pub(crate) account: Arc<Account>,
+    pub(crate) outgoing: Outgoing,
+    pub(crate) stop: Stop,
+}
+
 /// Plans until the scan has ended and every offer is answered; then makes a mirror, if that is asked for.
-pub(crate) fn plan_all(shared: &Shared, scan: &Scan, replies: &Replies, task: &Task) {
+pub(crate) fn plan_all(
+    context: &PlannerContext,
+    batch_files_max: usize,
+    scan: &Scan,
+    replies: &Replies,
+    task: &Task,
+) {
     let (unread_in, unread) = crossbeam_channel::unbounded();
     let mut planner = Planner {
-        shared,
-        packer: Packer::new(shared.config.batch_files_max),
+        context,
+        packer: Packer::new(batch_files_max),
         guess: Some(Guess::new(task.compare, unread_in)),
         offering: None,
     };
@@ -47,12 +67,13 @@ pub(crate) fn plan_all(shared: &Shared, scan: &Scan, replies: &Replies, task: &T
     planner.flush_pack();
     // where nothing was there nothing is there alone
     let mirror = task.mirror.as_ref().filter(|_| planner.offering.is_some());
-    mirror.inspect(|_| shared.withhold_end());
-    shared.end_plan();
+    mirror.inspect(|_| context.in_flight.withhold_end());
+    context.queue.end();
     if let Some(mirror) = mirror {
-        shared.wait_until_settled();
-        mirror::run(shared, &replies.mirror, mirror);
-        shared.release_end();
+        context.in_flight.wait_until_settled();
+        let PlannerContext { account, outgoing, stop, .. } = context;
+        mirror::run(MirrorContext { account, outgoing, stop, answers: &replies.mirror }, mirror);
+        context.in_flight.release_end();
     }
 }
 
@@ -60,7 +81,7 @@ pub(crate) fn plan_all(shared: &Shared, scan: &Scan, replies: &Replies, task: &T
 const PACK_PATIENCE: Duration = Duration::from_millis(20);
 
 struct Planner<'a> {
-    shared: &'a Shared,
+    context: &'a PlannerContext,
     packer: Packer,
     /// Set while the target is not known.
     guess: Option<Guess>,
@@ -68,30 +89,11 @@ struct Planner<'a> {
     offering: Option<Offering>,
 }
 
-/// What is planned before the target is known, and what waits for that.
-struct Guess {
-    /// Of what is planned now.
-    basis: Basis,
-    /// What may still be sent.
-    sent: Allowance,
-    /// What may still be read.
-    read: Allowance,
-    held: Vec<(SourceDirectory, Entry)>,
-    /// Where readers put what they cannot read of what is planned now.
-    unread: Sender<Unread>,
-}
-
-#[derive(Clone, Copy, Default)]
-struct Allowance {
-    entries: usize,
-    bytes: u64,
-}
-
 impl Planner<'_> {
     fn take_scan(&mut self, scan: &Scan, replies: &Replies) {
         let (items, nothing, known) = (scan.receiver(), never(), never());
         let mut ended = false;
-        while !self.shared.is_stopping() && (!ended || self.guess.is_some()) {
+        while !self.context.stop.is_raised() && (!ended || self.guess.is_some()) {
             let items = if ended || self.is_full() { &nothing } else { items };
             let state = if self.guess.is_some() { &replies.state } else { &known };
             select! {
@@ -113,7 +115,7 @@ impl Planner<'_> {
                 }
             }
         }
-        self.shared.observer.on(&Event::ScanEnded);
+        self.context.account.observer.on(&Event::ScanEnded);
     }
 
     /// Whether the scan has to wait.
@@ -127,14 +129,14 @@ impl Planner<'_> {
         self.flush_pack();
         let held = self.guess.take().map(|guess| guess.held);
         self.offering = (state == TargetState::Populated).then(Offering::default);
-        for read in self.shared.read_ahead.close() {
+        for read in self.context.read_ahead.close() {
             match self.offering {
-                None => self.shared.plan_now(Parcel::Read(Box::new(read))),
+                None => self.context.queue.add_now(Parcel::Read(Box::new(read))),
                 Some(_) => self.plan_anew(read.pack),
             }
         }
         if self.offering.is_some() {
-            self.shared.take_back_read_ahead().into_iter().for_each(|pack| self.plan_anew(pack));
+            self.context.queue.take_back_read_ahead().into_iter().for_each(|pack| self.plan_anew(pack));
         }
         for (directory, entry) in held.unwrap_or_default() {
             self.take_entry(&directory, entry);
@@ -156,9 +158,9 @@ impl Planner<'_> {
     /// Files that could not be read before it was known whether they are needed: now they are asked about, or needed.
     fn take_unread(&mut self, unread: &Receiver<Unread>) {
         // the sending ends go with the last pack that was planned on a guess
-        while !self.shared.is_stopping() {
+        while !self.context.stop.is_raised() {
             match unread.recv_timeout(PACK_PATIENCE) {
-                Ok((directory, entry)) => self.take_entry(&directory, entry),
+                Ok(Unread { directory, entry }) => self.take_entry(&directory, entry),
                 Err(RecvTimeoutError::Timeout) => {
                     self.flush_pack();
                     self.flush_offers();
@@ -170,7 +172,7 @@ impl Planner<'_> {
 
     fn take_last_replies(&mut self, offers: &Receiver<QueuedReply>) {
         self.flush_offers();
-        while !self.shared.is_stopping() && self.offering.as_ref().is_some_and(|o| !o.is_done()) {
+        while !self.context.stop.is_raised() && self.offering.as_ref().is_some_and(|o| !o.is_done()) {
             match offers.recv_timeout(PACK_PATIENCE) {
                 Ok(reply) => {
                     self.take_reply(reply.take());
@@ -188,7 +190,7 @@ impl Planner<'_> {
                 self.pack(&SourceDirectory::held_open(&directory), PackEntry::Itself(metadata));
             }
             ScanItem::Batch(batch) => self.take_batch(batch),
-            ScanItem::Error(error) => self.shared.fail_scan(error),
+            ScanItem::Error(error) => self.context.account.fail_scan(error),
         }
     }
 
@@ -196,8 +198,8 @@ impl Planner<'_> {
         let directory = SourceDirectory::held_open(&batch.directory);
         let regular = batch.entries.iter().filter(|entry| matches!(entry.kind, EntryKind::File));
         let (files, bytes) = regular.fold((0, 0), |(files, bytes), entry| (files + 1, bytes + entry.size));
-        self.shared.counters.found.fetch_add(files, Ordering::Relaxed);
-        self.shared.observer.on(&Event::Found { files, bytes });
+        self.context.account.totals.found.fetch_add(files, Ordering::Relaxed);
+        self.context.account.observer.on(&Event::Found { files, bytes });
         for entry in batch.entries {
             self.take_entry(&directory, entry);
         }
@@ -206,13 +208,13 @@ impl Planner<'_> {
     fn take_entry(&mut self, directory: &SourceDirectory, entry: Entry) {
         match &entry.kind {
             EntryKind::Special => {
-                self.shared.counters.specials.fetch_add(1, Ordering::Relaxed);
+                self.context.account.totals.specials.fetch_add(1, Ordering::Relaxed);
             }
             EntryKind::Symlink(target) if target.is_empty() || target.len() > SYMLINK_BYTES_MAX => {
-                self.shared.fail(&FileError::LinkTarget { path: directory.display(&entry.name) });
+                self.context.account.fail(&FileError::LinkTarget { path: directory.display(&entry.name) });
             }
             EntryKind::File if GroupSpan::count(entry.size).is_none() => {
-                self.shared.fail(&FileError::TooLarge { path: directory.display(&entry.name) });
+                self.context.account.fail(&FileError::TooLarge { path: directory.display(&entry.name) });
             }
             EntryKind::File if self.offering.is_some() => self.offer(directory, entry),
             EntryKind::File => {
@@ -237,8 +239,8 @@ impl Planner<'_> {
     /// Puts an entry that must move into the plan.
     fn need(&mut self, directory: &SourceDirectory, entry: Entry) {
         if matches!(entry.kind, EntryKind::File) && entry.size > GROUP_BYTES {
-            let id = self.shared.fresh_file_id();
-            self.shared.plan_file(Arc::new(large_source(id, directory, entry)), When::Room);
+            let id = self.context.queue.fresh_file_id();
+            self.context.queue.add_file(Arc::new(LargeSource::new(id, directory, entry)), When::Room);
         } else if let Some(entry) = PackEntry::from_scan(entry) {
             self.pack(directory, entry);
         }
@@ -261,7 +263,7 @@ impl Planner<'_> {
             Some(guess) => Pack { basis: guess.basis, unread: Some(guess.unread.clone()), ..pack },
             None => pack,
         };
-        self.shared.plan_pack(pack);
+        self.context.queue.add_pack(pack);
     }
 
     fn offer(&mut self, directory: &SourceDirectory, entry: Entry) {
@@ -276,13 +278,13 @@ impl Planner<'_> {
     fn flush_offers(&mut self) {
         let Some(offering) = &mut self.offering else { return };
         while let Some(offer) = offering.next_offer() {
-            self.shared.send(ToReceiver::Offer(offer));
+            self.context.outgoing.send(ToReceiver::Offer(offer));
         }
     }
 
     fn skipped(&self, directory: &SourceDirectory, entry: &Entry) {
         let path = directory.target_path().join(&entry.name).unwrap_or_else(|_| RelPath::root());
-        self.shared.skipped(&path, Look::of(entry));
+        self.context.account.skipped(&path, Look::of(entry));
     }
 
     fn take_reply(&mut self, reply: Reply) {
@@ -310,70 +312,11 @@ impl Planner<'_> {
         held: Vec<Option<Cv>>,
         there: Vec<Option<Cv>>,
     ) {
-        let mut source = large_source(self.shared.fresh_file_id(), directory, entry);
+        let mut source = LargeSource::new(self.context.queue.fresh_file_id(), directory, entry);
         if !held.is_empty() {
-            self.shared.resumed(&held, source.entry.size);
+            self.context.account.resumed(&held, source.entry.size);
             source = source.resuming(held);
         }
-        self.shared.plan_file(Arc::new(source.comparing(there)), When::Room);
+        self.context.queue.add_file(Arc::new(source.comparing(there)), When::Room);
     }
-}
-
-impl Guess {
-    /// Contents would have to be read for a comparison by them, so nothing is guessed then.
-    fn new(compare: Compare, unread: Sender<Unread>) -> Self {
-        let (sent, read) = match compare {
-            Compare::Quick => (
-                Allowance { entries: GUESSED_ENTRIES_MAX, bytes: GUESSED_BYTES_MAX },
-                Allowance { entries: READ_AHEAD_ENTRIES_MAX, bytes: READ_AHEAD_BYTES_MAX },
-            ),
-            Compare::Checksum => Default::default(),
-        };
-        Self { basis: Basis::Guessed, sent, read, held: Vec::new(), unread }
-    }
-
-    /// What becomes of a file of this size; `None`: it is kept. What follows a kept one is kept as well.
-    fn basis_for(&self, bytes: u64) -> Option<Basis> {
-        if !self.held.is_empty() {
-            None
-        } else if self.basis == Basis::Guessed && self.sent.has_room(bytes) {
-            Some(Basis::Guessed)
-        } else {
-            (bytes <= GROUP_BYTES && self.read.has_room(bytes)).then_some(Basis::ReadAhead)
-        }
-    }
-
-    fn admit(&mut self, basis: Option<Basis>, directory: &SourceDirectory, entry: Entry) -> Option<Entry> {
-        let Some(basis) = basis else {
-            let mut directory = directory.clone();
-            directory.put_off();
-            self.held.push((directory, entry));
-            return None;
-        };
-        self.basis = basis;
-        let allowance = if basis == Basis::Guessed { &mut self.sent } else { &mut self.read };
-        allowance.entries -= 1;
-        allowance.bytes -= entry.size;
-        Some(entry)
-    }
-}
-
-impl Allowance {
-    fn has_room(&self, bytes: u64) -> bool {
-        self.entries > 0 && self.bytes >= bytes
-    }
-}
-
-/// What is read before the target is known: as much as a core reads in a long round trip. Memory at worst: these bytes
-/// and the entries' names.
-const READ_AHEAD_ENTRIES_MAX: usize = 24_576;
-/// See [`READ_AHEAD_ENTRIES_MAX`].
-const READ_AHEAD_BYTES_MAX: u64 = 32 << 20;
-
-/// A large file as the reader will want it.
-pub(crate) fn large_source(id: FileId, directory: &SourceDirectory, entry: Entry) -> LargeSource {
-    let target = directory.target_path().join(&entry.name).unwrap_or_else(|_| RelPath::root());
-    let mut directory = directory.clone();
-    directory.put_off();
-    LargeSource::new(id, directory, entry, target)
 }

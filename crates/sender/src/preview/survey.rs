@@ -17,16 +17,26 @@ use zmove_wire::{
     InquiredMetadata, Inquiry, ToReceiver,
 };
 
+use crate::account::Account;
+use crate::account::failure::FileError;
+use crate::control::outgoing::Outgoing;
 use crate::control::replies::Replies;
-use crate::error::FileError;
-use crate::mirror::{self, Mirror};
-use crate::push::run::Look;
-use crate::read::source::SourceDirectory;
-use crate::shared::Shared;
+use crate::control::stop::Stop;
+use crate::mirror::{self, Mirror, MirrorContext};
+use crate::plan::queue::Queue;
+use crate::read::source::{Look, SourceDirectory};
+
+/// Whom a survey asks and tells.
+pub(crate) struct SurveyContext {
+    pub(crate) account: Arc<Account>,
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) outgoing: Outgoing,
+    pub(crate) stop: Stop,
+}
 
 /// A preview of one push.
 pub(crate) struct Survey {
-    shared: Arc<Shared>,
+    context: SurveyContext,
     compare: Compare,
     single_name: Option<Name>,
     /// A file that cannot be opened would keep everything at the target, so each that would move is tried.
@@ -54,24 +64,25 @@ pub(crate) fn run(mut survey: Survey, scan: &Scan, replies: &Replies, mirror: Op
     survey.take_scan(scan, &replies.findings);
     survey.take_last(&replies.findings);
     if let Some(mirror) = mirror {
-        mirror::run(&survey.shared, &replies.mirror, mirror);
+        let SurveyContext { account, outgoing, stop, .. } = &survey.context;
+        mirror::run(MirrorContext { account, outgoing, stop, answers: &replies.mirror }, mirror);
     }
-    survey.shared.end_plan();
+    survey.context.queue.end();
 }
 
 /// How long an inquiry that is not full waits for more while the scan finds nothing.
 const PATIENCE: Duration = Duration::from_millis(20);
 
 impl Survey {
-    pub(crate) fn new(shared: Arc<Shared>, compare: Compare, single_name: Option<Name>) -> Self {
+    pub(crate) fn new(context: SurveyContext, compare: Compare, single_name: Option<Name>) -> Self {
         let (gathered, outstanding) = (Vec::new(), HashMap::new());
         let mirrored = false;
-        Self { shared, compare, single_name, mirrored, next: 0, gathered, name_bytes: 0, outstanding }
+        Self { context, compare, single_name, mirrored, next: 0, gathered, name_bytes: 0, outstanding }
     }
 
     fn take_scan(&mut self, scan: &Scan, findings: &Receiver<Findings>) {
         let nothing = never();
-        while !self.shared.is_stopping() {
+        while !self.context.stop.is_raised() {
             let items = if self.is_full() { &nothing } else { scan.receiver() };
             select! {
                 recv(items) -> item => match item {
@@ -85,12 +96,12 @@ impl Survey {
                 default(PATIENCE) => self.ask(),
             }
         }
-        self.shared.observer.on(&Event::ScanEnded);
+        self.context.account.observer.on(&Event::ScanEnded);
     }
 
     fn take_last(&mut self, findings: &Receiver<Findings>) {
         self.ask();
-        while !self.shared.is_stopping() && !self.is_done() {
+        while !self.context.stop.is_raised() && !self.is_done() {
             match findings.recv_timeout(PATIENCE) {
                 Ok(answer) => self.take_answer(answer),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -116,7 +127,7 @@ impl Survey {
                 self.gather(Inquired { directory, what: What::Itself(metadata) });
             }
             ScanItem::Batch(batch) => self.take_batch(batch),
-            ScanItem::Error(error) => self.shared.fail_scan(error),
+            ScanItem::Error(error) => self.context.account.fail_scan(error),
         }
     }
 
@@ -126,19 +137,21 @@ impl Survey {
         for entry in batch.entries {
             match &entry.kind {
                 EntryKind::Special => {
-                    self.shared.counters.specials.fetch_add(1, Ordering::Relaxed);
+                    self.context.account.totals.specials.fetch_add(1, Ordering::Relaxed);
                     continue;
                 }
                 EntryKind::Symlink(target) if target.is_empty() || target.len() > SYMLINK_BYTES_MAX => {
-                    self.shared.fail(&FileError::LinkTarget { path: directory.display(&entry.name) });
+                    self.context
+                        .account
+                        .fail(&FileError::LinkTarget { path: directory.display(&entry.name) });
                     continue;
                 }
                 EntryKind::File if GroupSpan::count(entry.size).is_none() => {
-                    self.shared.fail(&FileError::TooLarge { path: directory.display(&entry.name) });
+                    self.context.account.fail(&FileError::TooLarge { path: directory.display(&entry.name) });
                     continue;
                 }
                 EntryKind::File => {
-                    self.shared.observer.on(&Event::Found { files: 1, bytes: entry.size });
+                    self.context.account.observer.on(&Event::Found { files: 1, bytes: entry.size });
                 }
                 _ => {}
             }
@@ -170,7 +183,7 @@ impl Survey {
             self.next += 1;
             let groups = groups(&asked);
             self.outstanding.insert(inquiry, asked);
-            self.shared.send(ToReceiver::Inquire(Inquiry { inquiry, groups }));
+            self.context.outgoing.send(ToReceiver::Inquire(Inquiry { inquiry, groups }));
         }
     }
 
@@ -180,7 +193,7 @@ impl Survey {
         let findings = answer.findings.into_iter().chain(std::iter::repeat(Finding::New));
         let changes = asked.iter().zip(findings).filter_map(|(asked, finding)| self.judge(asked, finding));
         let changes: Vec<_> = changes.collect();
-        self.shared.observer.on(&Event::Listed { changes });
+        self.context.account.observer.on(&Event::Listed { changes });
     }
 
     /// Counts what would be done with one entry; the line that is to be told, if there is one.
@@ -189,7 +202,7 @@ impl Survey {
             Finding::Contents(differences, root) => self.compare_contents(asked, differences, root)?,
             finding => finding,
         };
-        let counters = &self.shared.counters;
+        let totals = &self.context.account.totals;
         let file = asked.file();
         let (kind, moves) = match finding {
             Finding::New => (Some(ChangeKind::Added), true),
@@ -199,7 +212,7 @@ impl Survey {
             }
             Finding::Fails(operation, code) => {
                 let path = final_path(self.single_name.as_ref(), &asked.target_path());
-                self.shared.fail(&FileError::Receiver(Fault { path, operation, code }));
+                self.context.account.fail(&FileError::Receiver(Fault { path, operation, code }));
                 return None;
             }
             Finding::Same | Finding::Stays | Finding::Contents(..) => (None, false),
@@ -207,17 +220,17 @@ impl Survey {
         if let Some(entry) = file {
             if moves && self.mirrored {
                 let opened = asked.directory.open_file(&entry.name);
-                opened.inspect_err(|error| self.shared.fail(error)).ok()?;
+                opened.inspect_err(|error| self.context.account.fail(error)).ok()?;
             }
             if moves {
-                counters.files.fetch_add(1, Ordering::Relaxed);
-                counters.bytes.fetch_add(entry.size, Ordering::Relaxed);
+                totals.files.fetch_add(1, Ordering::Relaxed);
+                totals.bytes.fetch_add(entry.size, Ordering::Relaxed);
             } else {
-                self.shared.skipped(&asked.target_path(), Look::of(entry));
+                self.context.account.skipped(&asked.target_path(), Look::of(entry));
             }
         }
         let kind = kind?;
-        let counter = if kind == ChangeKind::Added { &counters.added } else { &counters.changed };
+        let counter = if kind == ChangeKind::Added { &totals.added } else { &totals.changed };
         counter.fetch_add(1, Ordering::Relaxed);
         let path = final_path(self.single_name.as_ref(), &asked.target_path());
         Some(Change { kind, path, form: asked.form() })
@@ -233,7 +246,7 @@ impl Survey {
         let What::Entry(entry) = &asked.what else { return Some(Finding::Same) };
         let own = asked.directory.open_file(&entry.name).and_then(|(file, _)| {
             let path = || asked.directory.display(&entry.name);
-            read_root(&file, || self.shared.is_stopping())
+            read_root(&file, || self.context.stop.is_raised())
                 .map_err(|source| FileError::Read { path: path(), source })
         });
         match own {
@@ -242,7 +255,7 @@ impl Survey {
             Ok(Some(_)) => Some(Finding::Differs(differences.and(Differences::CONTENTS))),
             Ok(None) => None,
             Err(error) => {
-                self.shared.fail(&error);
+                self.context.account.fail(&error);
                 None
             }
         }

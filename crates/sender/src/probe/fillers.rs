@@ -12,7 +12,7 @@ use zmove_wire::limits::FILLER_BYTES_MAX;
 use zmove_wire::{FrameHeader, FrameKind};
 
 use crate::error::SessionError;
-use crate::read::reader::sealed;
+use crate::send::cargo::sealed;
 
 /// Lanes that are being filled. They are broken, and their threads ended, when this is dropped.
 pub(super) struct Fillers {

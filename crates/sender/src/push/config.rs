@@ -4,40 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use zmove_disk::{Direct, Disk, Threads};
-use zmove_scan::{PathList, ScanConfig, ScanRoot};
+use zmove_scan::ScanConfig;
 use zmove_types::{GROUP_BYTES, RateLimit};
-use zmove_wire::{Compare, Durability, Overwrite, Purpose, TargetShape};
-
-use crate::mirror::Removals;
-
-/// One push.
-#[derive(Debug)]
-pub struct PushJob {
-    /// What is sent, and where it goes below the target.
-    pub sources: Vec<ScanRoot>,
-    /// The target as the user wrote it.
-    pub target: Vec<u8>,
-    /// What the target will be.
-    pub shape: TargetShape,
-    /// How files that are there already are compared.
-    pub compare: Compare,
-    /// Whether of large files that have changed only the groups are sent that the target's version does not have.
-    pub delta: bool,
-    /// What must be flushed before the end.
-    pub durability: Durability,
-    /// What becomes of what is there under the same name.
-    pub overwrite: Overwrite,
-    /// Whether regular files that are there are changed in their place, and not replaced.
-    pub inplace: bool,
-    /// Whether files are to move, or only what would be done is to be told.
-    pub purpose: Purpose,
-    /// Whether what is at the target alone goes, and what of it.
-    pub mirror: Option<Removals>,
-    /// Sources that were not there; each counts as an error of the scan.
-    pub sources_missing: u64,
-    /// What alone is sent, in place of all of the sources.
-    pub list: Option<PathList>,
-}
 
 /// The settings of a sender.
 #[derive(Clone, Debug)]

@@ -5,14 +5,8 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use zmove_scan::Entry;
-
 use crate::plan::pack::Pack;
-use crate::read::reader::Filling;
-use crate::read::source::SourceDirectory;
-
-/// A file that could not be read, of which it is not known whether the target needs it.
-pub(crate) type Unread = (SourceDirectory, Entry);
+use crate::read::filling::Filling;
 
 /// A pack and what was read of it.
 #[derive(Debug)]

@@ -9,54 +9,65 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crossbeam_channel::Sender;
-use zmove_chunk::{GroupHasher, Work, file_root, read_root, seal};
-use zmove_disk::FileIdentity;
+use zmove_chunk::{GroupHasher, Work, file_root, read_root};
+use zmove_disk::{Direct, Disk, FileIdentity};
 use zmove_scan::Entry;
 use zmove_transport::Frame;
-use zmove_types::{Buffer, Doing, Escaped, Event, GROUP_BYTES, GroupSpan, ItemId, RelPath, Root, Stopwatch};
-use zmove_wire::{Batch, BatchEntry, DirectoryGroup, EntryFault, FileEntry, FrameHeader, FrameKind};
+use zmove_types::{Buffer, BufferPool, Doing, GROUP_BYTES, GroupSpan, ItemId, Root, Stopwatch};
+use zmove_wire::{Batch, BatchEntry, DirectoryGroup, FileEntry, FrameHeader, FrameKind};
 
-use crate::error::FileError;
-use crate::plan::pack::{Basis, Pack, PackEntry, PackGroup, Parcel};
-use crate::plan::planner::large_source;
+use crate::account::Account;
+use crate::account::failure::FileError;
+use crate::account::timeline::Timeline;
+use crate::control::stop::Stop;
+use crate::plan::pack::{Basis, Pack, PackEntry, PackGroup, Unread};
+use crate::plan::queue::{Parcel, Queue, When};
 use crate::push::config::BUFFER_BYTES;
-use crate::push::run::Look;
-use crate::read::read_ahead::{ReadPack, Unread};
-use crate::read::source::{LargeSource, Progress, SourceDirectory};
-use crate::send::lane::{Cargo, ChunkCargo, ChunkCopy};
-use crate::shared::{Sent, SentBatch, SentFile, Shared, Travels, When};
+use crate::read::filling::Filling;
+use crate::read::headcount::Headcount;
+use crate::read::read_ahead::{ReadAhead, ReadPack};
+use crate::read::source::{LargeSource, Look, Progress, SourceDirectory};
+use crate::send::cargo::{Cargo, ChunkCargo, ChunkCopy, sealed};
+use crate::send::in_flight::InFlight;
+use crate::send::sent::{Sent, SentBatch, SentFile, Travels};
+
+/// All that readers have in common.
+pub(crate) struct ReaderContext {
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) read_ahead: Arc<ReadAhead>,
+    pub(crate) in_flight: Arc<InFlight>,
+    pub(crate) account: Arc<Account>,
+    pub(crate) timeline: Arc<Timeline>,
+    pub(crate) stop: Stop,
+    pub(crate) pool: BufferPool,
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) direct: Direct,
+    pub(crate) headcount: Headcount,
+    /// The queue that all lanes share.
+    pub(crate) cargo: Sender<Cargo>,
+}
 
 /// One reader: runs until the push is being stopped, or there are to be fewer.
-pub(crate) fn read_all(shared: &Shared, cargo: &Sender<Cargo>, number: usize) {
-    let mut reader = Reader { shared, cargo, watch: shared.read_clock.start() };
-    while let Some(work) = shared.plan.take(|_| shared.is_stopping()) {
+pub(crate) fn read_all(context: &ReaderContext, number: usize) {
+    let mut reader = Reader { context, watch: context.timeline.read_clock.start() };
+    while let Some(work) = context.queue.take(|| context.stop.is_raised()) {
         reader.take(work);
         reader.watch.lap(Doing::Busy);
-        if shared.readers.may_go(number) {
+        if context.headcount.may_go(number) {
             return;
         }
     }
 }
 
 struct Reader<'a> {
-    shared: &'a Shared,
-    cargo: &'a Sender<Cargo>,
+    context: &'a ReaderContext,
     watch: Stopwatch<'a>,
-}
-
-/// A batch being filled from a pack.
-#[derive(Debug)]
-pub(crate) struct Filling {
-    batch: Batch,
-    buffer: Buffer,
-    filled: usize,
-    files: Vec<SentFile>,
 }
 
 impl Reader<'_> {
     fn take(&mut self, work: Work<Parcel, Arc<LargeSource>>) {
         if let Work::Group(file, span) = &work
-            && let Some(item) = self.shared.stragglers.item_again(file.id, *span)
+            && let Some(item) = self.context.in_flight.item_again(file.id, *span)
         {
             // no work had begun with it that could end, and nobody waited for it to be found
             self.watch.skip();
@@ -70,12 +81,12 @@ impl Reader<'_> {
             Work::Pack(Parcel::Read(read)) => self.send_batch(*read),
             Work::Group(file, span) => self.read_group(&file, span),
         }
-        self.shared.end_work();
+        self.context.in_flight.end_work();
     }
 
     /// The last packs go in pieces: a slow lane would still be sending a whole one when the others have nothing more to do.
     fn last_pieces(&self, pack: Pack) -> Vec<Pack> {
-        let last = self.shared.plan.is_nearly_done(LAST_PACKS);
+        let last = self.context.queue.is_nearly_done(LAST_PACKS);
         if last && pack.data_bytes() > 2 * LAST_PIECE_BYTES {
             pack.split(LAST_PIECE_BYTES)
         } else {
@@ -120,7 +131,7 @@ impl Reader<'_> {
                     (Some(unread), PackEntry::File(entry)) if !matches!(error, FileError::Changed { .. }) => {
                         put_back(unread, &group.directory, entry)
                     }
-                    _ => self.shared.fail(&error),
+                    _ => self.context.account.fail(&error),
                 }
                 false
             }
@@ -156,7 +167,7 @@ impl Reader<'_> {
     ) -> Result<Option<BatchEntry>, FileError> {
         let (file, before) = directory.open_file(&entry.name)?;
         let path = || directory.display(&entry.name);
-        let hashed = read_root(&file, || self.shared.is_stopping());
+        let hashed = read_root(&file, || self.context.stop.is_raised());
         let Some(root) = hashed.map_err(|source| FileError::Read { path: path(), source })? else {
             return Ok(None);
         };
@@ -207,19 +218,19 @@ impl Reader<'_> {
 
     fn need_after_all(&self, directory: &SourceDirectory, entry: &Entry) {
         if entry.size > GROUP_BYTES {
-            let id = self.shared.fresh_file_id();
-            self.shared.plan_file(Arc::new(large_source(id, directory, entry.clone())), When::Now);
+            let id = self.context.queue.fresh_file_id();
+            self.context.queue.add_file(Arc::new(LargeSource::new(id, directory, entry.clone())), When::Now);
             return;
         }
         let entries = vec![PackEntry::File(entry.clone())];
         let groups = vec![PackGroup { directory: directory.clone(), entries }];
-        self.shared.plan_now(Parcel::Unread(Pack::of(groups)));
+        self.context.queue.add_now(Parcel::Unread(Pack::of(groups)));
     }
 
     /// What was read ahead waits for what the target says; if that has come meanwhile, it is as good as a guess.
     fn send_or_keep(&mut self, read: ReadPack) {
         let read =
-            if read.pack.basis == Basis::ReadAhead { self.shared.read_ahead.keep(read) } else { Some(read) };
+            if read.pack.basis == Basis::ReadAhead { self.context.read_ahead.keep(read) } else { Some(read) };
         if let Some(read) = read {
             self.send_batch(read);
         }
@@ -254,14 +265,14 @@ impl Reader<'_> {
             return;
         }
         if let Err(error) = self.try_read_group(file, span, None) {
-            self.shared.fail_large(file.id, &error);
+            self.context.account.fail_large(&self.context.in_flight, file.id, &error);
         }
     }
 
     /// Reads a group that is late. What was read first is still on its way, so a file that cannot be read any more, or has
     /// changed since, does not fail by that.
     fn repeat_group(&mut self, file: &Arc<LargeSource>, span: GroupSpan, item: ItemId) {
-        if !file.is_dead() && self.shared.stragglers.is_in_flight(item) {
+        if !file.is_dead() && self.context.in_flight.has(item) {
             let _first_copy_counts = self.try_read_group(file, span, Some(item));
         }
     }
@@ -273,11 +284,11 @@ impl Reader<'_> {
         span: GroupSpan,
         again: Option<ItemId>,
     ) -> Result<(), FileError> {
-        let (opened, identity) = file.open(self.shared.config.direct)?;
+        let (opened, identity) = file.open(self.context.direct)?;
         let Some(buffer) = self.buffer() else { return Ok(()) };
         let mut hasher = GroupHasher::new(span.index);
         let wanted = span.len as usize;
-        let disk = &self.shared.config.disk;
+        let disk = &self.context.disk;
         let (outcome, buffer) =
             disk.read(&opened, span.offset(), wanted, buffer, &mut |slice| hasher.update(slice));
         outcome.map_err(|source| FileError::Read { path: file.display(), source })?;
@@ -316,14 +327,14 @@ impl Reader<'_> {
         let frame = Frame { header, head: Vec::new(), data };
         let copy = if again.is_some() { ChunkCopy::Late } else { ChunkCopy::First };
         let file = Arc::clone(file);
-        self.hand_on(Cargo::Chunk(ChunkCargo { file, span, identity, frame, tries, copy }));
+        self.hand_on(Cargo::Chunk(ChunkCargo { file, identity, frame, tries, copy }));
         Ok(())
     }
 
     /// A buffer, or `None` when the push is being stopped.
     fn buffer(&mut self) -> Option<Buffer> {
         self.watch.lap(Doing::Busy);
-        let buffer = self.shared.pool.take();
+        let buffer = self.context.pool.take();
         self.watch.lap(Doing::Blocked);
         buffer
     }
@@ -331,16 +342,16 @@ impl Reader<'_> {
     /// Books an item as on its way; waits while too much is. `None` when the push is being stopped.
     fn issue(&mut self, work: Sent, tries: u8) -> Option<ItemId> {
         self.watch.lap(Doing::Busy);
-        let item = self.shared.issue(work, tries);
+        let item = self.context.in_flight.issue(work, tries);
         self.watch.lap(Doing::Blocked);
         item
     }
 
     fn hand_on(&mut self, cargo: Cargo) {
-        self.shared.counters.bytes_read.fetch_add(u64::from(cargo.data_bytes()), Ordering::Relaxed);
+        self.context.account.totals.bytes_read.fetch_add(u64::from(cargo.data_bytes()), Ordering::Relaxed);
         self.watch.lap(Doing::Busy);
         // lanes are gone only when the push is being stopped
-        let _stopping = self.cargo.send(cargo);
+        let _stopping = self.context.cargo.send(cargo);
         self.watch.lap(Doing::Blocked);
     }
 }
@@ -350,23 +361,12 @@ const LAST_PACKS: usize = 16;
 /// What a lane of 10 Mbit/s carries in a fifth of a second.
 const LAST_PIECE_BYTES: u64 = 256 << 10;
 
-impl Filling {
-    fn add(&mut self, entry: BatchEntry) {
-        self.batch.groups.last_mut().expect("a group was begun").entries.push(entry);
-    }
-
-    /// Moves the data into memory of its own, so that the buffer can serve others.
-    pub(crate) fn let_go_of_pool(&mut self) {
-        self.buffer = Buffer::copied(&self.buffer.room()[..self.filled]);
-    }
-}
-
 /// Gives a file back to the planner, which asks whether it is needed.
 fn put_back(unread: &Sender<Unread>, directory: &SourceDirectory, entry: &Entry) {
     let mut directory = directory.clone();
     directory.put_off();
     // the planner has gone only when the push is being stopped
-    let _stopping = unread.send((directory, entry.clone()));
+    let _stopping = unread.send(Unread { directory, entry: entry.clone() });
 }
 
 /// How a file got to the target.
@@ -400,60 +400,6 @@ fn is_same(file: &File, before: &FileIdentity) -> bool {
     FileIdentity::of(file).is_ok_and(|now| now == *before)
 }
 
-/// A header with the seal over itself and its content.
-pub(crate) fn sealed(content: &[u8; 32], header: FrameHeader) -> FrameHeader {
-    FrameHeader { digest: seal(&header.prefix(), content), ..header }
-}
-
 fn length(bytes: usize) -> u32 {
     u32::try_from(bytes).expect("frames hold a few MiB")
-}
-
-/// Sends a damaged item again, or gives its files up.
-pub(crate) fn resend(shared: &Shared, work: Sent, tries: u8, faults: &[EntryFault]) {
-    shared.counters.resent.fetch_add(1, Ordering::Relaxed);
-    let what = match &work {
-        Sent::Batch(batch) => describe(batch, faults),
-        Sent::Group(file, span, _) => {
-            format!(
-                "bytes {} to {} of '{}'",
-                span.offset(),
-                span.offset() + u64::from(span.len),
-                Escaped::path(&file.display())
-            )
-        }
-    };
-    shared.observer.on(&Event::Resent { what });
-    plan_again(shared, work, tries);
-}
-
-/// Sends what was lost with its lane again.
-pub(crate) fn send_again(shared: &Shared, work: Sent, tries: u8) {
-    shared.counters.repeated.fetch_add(1, Ordering::Relaxed);
-    plan_again(shared, work, tries);
-}
-
-fn plan_again(shared: &Shared, work: Sent, tries: u8) {
-    match work {
-        Sent::Batch(batch) => {
-            shared.plan.push_again(Work::Pack(Parcel::Unread(Pack { tries, ..batch.pack })));
-        }
-        Sent::Group(file, span, _) => {
-            file.is_missing(span);
-            file.set_tries(span, tries);
-            shared.plan.push_again(Work::Group(file, span));
-        }
-    }
-}
-
-/// Names the damaged files where the receiver could tell them.
-fn describe(batch: &SentBatch, faults: &[EntryFault]) -> String {
-    let path = |fault: &EntryFault| batch.pack.target_path(fault.entry).unwrap_or_else(RelPath::root);
-    match (faults, batch.files.as_slice()) {
-        ([only], _) => format!("'{}'", path(only)),
-        ([first, rest @ ..], _) => format!("'{}' and {} more", path(first), rest.len()),
-        ([], []) => "a batch of directories and links".to_owned(),
-        ([], [only]) => format!("'{}'", only.path),
-        ([], [first, rest @ ..]) => format!("a batch of '{}' and {} more", first.path, rest.len()),
-    }
 }

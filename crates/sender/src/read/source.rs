@@ -13,9 +13,22 @@ use rustix::fs::{Mode, OFlags};
 use zmove_chunk::{Groups, merge_root};
 use zmove_disk::{DataFile, Direct, FileIdentity};
 use zmove_scan::{Directory, Entry, SourceRoot};
-use zmove_types::{Cv, FileId, GroupSpan, Name, RelPath, Root};
+use zmove_types::{Cv, FileId, GroupSpan, Name, RelPath, Root, Timestamp};
 
-use crate::error::FileError;
+use crate::account::failure::FileError;
+
+/// What the same file of the source looks like as long as nobody changes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Look {
+    pub(crate) bytes: u64,
+    pub(crate) mtime: Timestamp,
+}
+
+impl Look {
+    pub(crate) fn of(entry: &Entry) -> Self {
+        Self { bytes: entry.size, mtime: entry.metadata.mtime }
+    }
+}
 
 /// A source directory, open while it is hot.
 #[derive(Clone, Debug)]
@@ -134,7 +147,11 @@ pub(crate) enum Progress {
 }
 
 impl LargeSource {
-    pub(crate) fn new(id: FileId, directory: SourceDirectory, entry: Entry, target: RelPath) -> Self {
+    /// A large file of a directory, which it does not hold open.
+    pub(crate) fn new(id: FileId, directory: &SourceDirectory, entry: Entry) -> Self {
+        let target = directory.target_path().join(&entry.name).unwrap_or_else(|_| RelPath::root());
+        let mut directory = directory.clone();
+        directory.put_off();
         let groups = GroupSpan::count(entry.size).unwrap_or(u32::MAX);
         let groups_unread = AtomicU32::new(groups);
         Self {

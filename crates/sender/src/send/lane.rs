@@ -5,110 +5,74 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::Ordering;
 
 use crossbeam_channel::{Receiver, TryRecvError, select};
 use zmove_disk::FileIdentity;
 use zmove_transport::{Frame, LaneError, LaneSink};
-use zmove_types::{Buffer, Doing, FileId, GroupSpan, ItemId, Stopwatch};
+use zmove_types::{Buffer, Doing, Event, FileId, Stopwatch};
 use zmove_wire::{Extensions, FileHead, FrameHeader, FrameKind};
 
-use crate::read::reader::sealed;
+use crate::account::Account;
+use crate::account::timeline::Timeline;
 use crate::read::source::LargeSource;
-use crate::shared::Shared;
+use crate::send::cargo::{Cargo, ChunkCargo, ChunkCopy, sealed};
+use crate::send::in_flight::InFlight;
 
-/// What lanes carry.
-#[derive(Debug)]
-pub(crate) enum Cargo {
-    Batch(Frame),
-    Chunk(ChunkCargo),
-}
-
-/// A group of a large file.
-#[derive(Debug)]
-pub(crate) struct ChunkCargo {
-    pub(crate) file: Arc<LargeSource>,
-    pub(crate) span: GroupSpan,
-    pub(crate) identity: FileIdentity,
-    pub(crate) frame: Frame,
-    /// How often it came damaged.
-    pub(crate) tries: u8,
-    pub(crate) copy: ChunkCopy,
-}
-
-/// Whether a chunk is on its way already.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ChunkCopy {
-    /// It is not.
-    First,
-    /// It is, and late: what waited for this one waited for that.
-    Late,
-}
-
-impl Cargo {
-    fn item(&self) -> ItemId {
-        self.frame().header.item
-    }
-
-    /// How much payload it is.
-    pub(crate) fn data_bytes(&self) -> u32 {
-        self.frame().header.data_bytes
-    }
-
-    fn frame(&self) -> &Frame {
-        let (Self::Batch(frame) | Self::Chunk(ChunkCargo { frame, .. })) = self;
-        frame
-    }
-
-    fn copy(&self) -> ChunkCopy {
-        match self {
-            Self::Batch(_) => ChunkCopy::First,
-            Self::Chunk(chunk) => chunk.copy,
-        }
-    }
+/// All that lanes have in common.
+pub(crate) struct LaneContext {
+    pub(crate) in_flight: Arc<InFlight>,
+    pub(crate) account: Arc<Account>,
+    pub(crate) timeline: Arc<Timeline>,
+    /// The queue that all lanes share.
+    pub(crate) cargo: Receiver<Cargo>,
 }
 
 /// Runs one lane until the readers are gone, nobody holds it any more, or it breaks.
 pub(crate) fn run_lane(
-    shared: &Shared,
-    (number, mut sink): (usize, Box<dyn LaneSink>),
-    queue: &Receiver<Cargo>,
+    context: &LaneContext,
+    number: usize,
+    mut sink: Box<dyn LaneSink>,
     let_go: &Receiver<()>,
 ) -> Result<(), LaneError> {
-    let mut watch = shared.lane_clock.start();
+    let LaneContext { in_flight, account, timeline, cargo: queue } = context;
+    let mut watch = timeline.lane_clock.start();
     let mut declared = HashSet::new();
     loop {
         sink.await_room()?;
         // where nothing waits, nothing waited for the path
         watch.lap(if queue.is_empty() { Doing::Starved } else { Doing::Blocked });
-        let Some(cargo) = shared.stragglers.while_idle(|| next(queue, let_go)) else { break };
-        let (bytes, copy) = (cargo.data_bytes(), cargo.copy());
+        let Some(cargo) = in_flight.while_idle(|| next(queue, let_go)) else { break };
+        let bytes = u64::from(cargo.data_bytes());
+        let copy = cargo.copy();
         match copy {
             ChunkCopy::First => watch.lap(Doing::Starved),
             ChunkCopy::Late => watch.skip(),
         }
-        shared.note_first_byte();
+        if let Some(elapsed) = timeline.note_first_byte() {
+            account.observer.on(&Event::FirstByte(elapsed));
+        }
         let item = cargo.item();
-        shared.lane_items.taken(item, number, Instant::now());
-        if copy == ChunkCopy::Late && !shared.stragglers.is_in_flight(item) {
+        let is_in_flight = in_flight.taken(item, number, cargo.carries());
+        if copy == ChunkCopy::Late && !is_in_flight {
             // the other one has arrived meanwhile, and no receipt would be for this
-            shared.lane_items.settled(item, Instant::now());
             continue;
         }
         match cargo {
             Cargo::Batch(frame) => sink.send(frame, &mut watch)?,
-            Cargo::Chunk(ChunkCargo { file, span, identity, frame, tries, .. }) => {
-                let source = (file.id, Arc::clone(&file));
-                shared.stragglers.taken(item, number, source, span, Instant::now());
+            Cargo::Chunk(ChunkCargo { file, identity, frame, tries, .. }) => {
                 // a damaged declaration is why a chunk may have to come again
                 if declared.insert(file.id) || tries > 0 {
                     declare(&file, &identity, sink.as_mut(), &mut watch)?;
                 }
                 sink.send(frame, &mut watch)?;
-                shared.stragglers.sent(item, number);
+                in_flight.handed_on(item, number);
             }
         }
-        shared.note_handed_over(bytes, copy);
+        account.totals.bytes_handed_over.fetch_add(bytes, Ordering::Relaxed);
+        if copy == ChunkCopy::First {
+            timeline.note_handed_over();
+        }
         forget_some(&mut declared);
     }
     sink.finish()
@@ -130,8 +94,10 @@ fn declare(
     sink: &mut dyn LaneSink,
     watch: &mut Stopwatch<'_>,
 ) -> Result<(), LaneError> {
-    let (metadata, FileIdentity { bytes, ctime, inode, .. }) = (identity.metadata(), *identity);
-    let (path, extensions) = (file.target.clone(), Extensions::default());
+    let FileIdentity { bytes, ctime, inode, .. } = *identity;
+    let path = file.target.clone();
+    let metadata = identity.metadata();
+    let extensions = Extensions::default();
     let head = FileHead { path, metadata, bytes, ctime, inode, extensions }.encode();
     let content = *blake3::hash(&head).as_bytes();
     let header = sealed(
@@ -159,15 +125,14 @@ const DECLARED_MAX: usize = 1024;
 mod tests {
     use super::*;
 
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::AtomicBool;
+    use std::time::Instant;
 
     use crossbeam_channel::{Sender, bounded};
     use zmove_transport::LaneBreaker;
     use zmove_types::NoObserver;
-    use zmove_wire::Version;
 
-    use crate::push::config::SenderConfig;
-    use crate::shared::tests::vanished;
+    use crate::send::in_flight::tests::{nothing_in_flight, vanished};
 
     /// Tells whether it has ended in order; nothing is to be sent.
     struct Unused {
@@ -199,9 +164,13 @@ mod tests {
         }
     }
 
-    fn shared() -> Shared {
-        let (outgoing, _messages) = tokio::sync::mpsc::unbounded_channel();
-        Shared::new(SenderConfig::default(), Version::NEWEST, Arc::new(NoObserver), outgoing, Instant::now())
+    fn context(cargo: Receiver<Cargo>) -> LaneContext {
+        LaneContext {
+            in_flight: Arc::new(nothing_in_flight().0),
+            account: Arc::new(Account::new(Arc::new(NoObserver))),
+            timeline: Arc::new(Timeline::new(Instant::now())),
+            cargo,
+        }
     }
 
     fn cargo() -> Cargo {
@@ -214,7 +183,7 @@ mod tests {
         let finished = Arc::new(AtomicBool::new(false));
         let sink = Box::new(Unused { finished: Arc::clone(&finished), room: None });
         drop(hold);
-        run_lane(&shared(), (0, sink), queue, &let_go).unwrap();
+        run_lane(&context(queue.clone()), 0, sink, &let_go).unwrap();
         finished.load(Ordering::Relaxed)
     }
 
@@ -230,21 +199,20 @@ mod tests {
     /// There would be no receipt for it, and the lane would seem to be stuck.
     #[test]
     fn a_late_copy_of_what_has_arrived_is_not_sent() {
-        let shared = shared();
-        let file = vanished(&shared, 1).remove(0);
+        let file = vanished(1).remove(0);
         let identity = FileIdentity::of(tempfile::tempfile().unwrap()).unwrap();
         let frame = Frame { header: FrameHeader::default(), head: Vec::new(), data: Buffer::empty() };
-        let span = GroupSpan::of(file.entry.size, 0).unwrap();
         let (cargo_in, queue) = bounded(1);
         cargo_in
-            .send(Cargo::Chunk(ChunkCargo { file, span, identity, frame, tries: 0, copy: ChunkCopy::Late }))
+            .send(Cargo::Chunk(ChunkCargo { file, identity, frame, tries: 0, copy: ChunkCopy::Late }))
             .unwrap();
         drop(cargo_in);
         let (_hold, let_go) = bounded(0);
         let sink = Box::new(Unused { finished: Arc::default(), room: None });
-        run_lane(&shared, (0, sink), &queue, &let_go).unwrap();
+        let context = context(queue);
+        run_lane(&context, 0, sink, &let_go).unwrap();
         let much_later = Instant::now() + std::time::Duration::from_secs(3600);
-        assert_eq!(shared.lane_items.doubtful(much_later), None);
+        assert_eq!(context.in_flight.doubtful_lane(much_later), None);
     }
 
     #[test]
@@ -258,7 +226,7 @@ mod tests {
         let (_hold, let_go) = bounded(0);
         let lane = std::thread::spawn({
             let queue = queue.clone();
-            move || run_lane(&shared(), (0, sink), &queue, &let_go)
+            move || run_lane(&context(queue), 0, sink, &let_go)
         });
         asking.recv().unwrap();
         queue.try_recv().expect("others can take it");

@@ -1,45 +1,32 @@
-//! The threads of one push: started, added to and let go while it runs, joined at its end.
+//! The lanes of one push: added and let go while it runs, and watched for connections that are gone.
 
 use std::collections::HashSet;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tokio::sync::mpsc::{self, UnboundedReceiver};
-use zmove_scan::Scan;
+use tokio::sync::mpsc::UnboundedSender;
 use zmove_transport::{LaneBreaker, LaneError, LaneSink, PathProbe, TcpInfo};
-use zmove_types::StageTimes;
 
-use crate::control::replies::Replies;
-use crate::error::SessionError;
-use crate::plan::planner::{Task, plan_all};
-use crate::read::reader::read_all;
-use crate::send::lane::{self, Cargo};
-use crate::shared::Shared;
+use crate::control::stop::Stop;
+use crate::push::threads::{Broken, Threads};
+use crate::send::lane::{self, LaneContext};
 use crate::tune::path::{on_the_way, unacked};
 
-/// See the module.
+/// All lanes of one push, with those that have ended.
 pub(crate) struct LaneSet {
-    cargo_in: crossbeam_channel::Sender<Cargo>,
-    cargo: crossbeam_channel::Receiver<Cargo>,
-    threads: Vec<JoinHandle<()>>,
-    scan: Scan,
+    context: Arc<LaneContext>,
     lanes: Vec<Lane>,
     lanes_most: usize,
-    broken_in: mpsc::UnboundedSender<Broken>,
-    /// What broke.
-    pub(crate) broken: UnboundedReceiver<Broken>,
+    broken: UnboundedSender<Broken>,
+    stop: Stop,
     /// Why the last lane did not come up.
     pub(crate) last_error: Option<LaneError>,
 }
 
-/// A lane that broke, or any thread that panicked.
-#[derive(Debug)]
-pub(crate) struct Broken {
-    pub(crate) lane: Option<usize>,
-    pub(crate) error: LaneError,
+/// What is left of a lane set when nothing more can be queued for it.
+pub(crate) struct ClosedLanes {
+    _lanes: Vec<Lane>,
 }
 
 /// One lane, also after its end.
@@ -121,51 +108,14 @@ fn is_silent(info: &TcpInfo) -> bool {
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
 impl LaneSet {
-    pub(crate) fn start(
-        shared: &Arc<Shared>,
-        scan: Scan,
-        replies: Replies,
-        task: Task,
-    ) -> Result<Self, SessionError> {
-        let (cargo_in, cargo) = crossbeam_channel::bounded(shared.config.readers);
-        let (broken_in, broken) = mpsc::unbounded_channel();
-        let mut lane_set = Self {
-            cargo_in,
-            cargo,
-            threads: Vec::new(),
-            scan: scan.clone(),
-            lanes: Vec::new(),
-            lanes_most: 0,
-            broken_in,
-            broken,
-            last_error: None,
-        };
-        let planner = Arc::clone(shared);
-        let planning =
-            lane_set.spawn("zmove-plan".into(), move || plan_all(&planner, &scan, &replies, &task));
-        planning.map_err(SessionError::Thread)?;
-        lane_set.set_readers(shared, shared.config.readers)?;
-        Ok(lane_set)
-    }
-
-    /// Starts readers up to so many, or lets those beyond go after what they are doing. Those that cannot be started are done
-    /// without; that there are none at all is an error.
-    pub(crate) fn set_readers(&mut self, shared: &Arc<Shared>, wanted: usize) -> Result<(), SessionError> {
-        let running = shared.readers.want(wanted);
-        for number in running..wanted {
-            let (sharing, cargo) = (Arc::clone(shared), self.cargo_in.clone());
-            let started =
-                self.spawn(format!("zmove-read-{number}"), move || read_all(&sharing, &cargo, number));
-            if let Err(source) = started {
-                shared.readers.stop_before(number);
-                return if number == 0 { Err(SessionError::Thread(source)) } else { Ok(()) };
-            }
-        }
-        Ok(())
+    /// No lanes yet; `broken` is told of each that breaks unless `stop` is raised.
+    pub(crate) fn new(context: LaneContext, broken: UnboundedSender<Broken>, stop: Stop) -> Self {
+        let context = Arc::new(context);
+        Self { context, lanes: Vec::new(), lanes_most: 0, broken, stop, last_error: None }
     }
 
     /// Starts a lane. One that cannot be started ends in order, and is as one that did not come up.
-    pub(crate) fn add_lane(&mut self, shared: &Arc<Shared>, sink: Box<dyn LaneSink>) {
+    pub(crate) fn add(&mut self, sink: Box<dyn LaneSink>, threads: &mut Threads) {
         let (hold, let_go) = crossbeam_channel::bounded(0);
         let ended = Arc::new(AtomicBool::new(false));
         let lane = Lane {
@@ -178,13 +128,15 @@ impl LaneSet {
             cut: false,
             pace: Pace::default(),
         };
-        let (number, sharing, cargo) = (self.lanes.len(), Arc::clone(shared), self.cargo.clone());
-        let broken = self.broken_in.clone();
+        let number = self.lanes.len();
+        let context = Arc::clone(&self.context);
+        let broken = self.broken.clone();
+        let stop = self.stop.clone();
         let (sink_in, sinks) = crossbeam_channel::bounded(1);
-        let started = self.spawn(format!("zmove-lane-{number}"), move || {
+        let started = threads.spawn(format!("zmove-lane-{number}"), move || {
             let Ok(sink) = sinks.recv() else { return };
-            if let Err(error) = lane::run_lane(&sharing, (number, sink), &cargo, &let_go)
-                && !sharing.is_stopping()
+            if let Err(error) = lane::run_lane(&context, number, sink, &let_go)
+                && !stop.is_raised()
             {
                 let _session_over = broken.send(Broken { lane: Some(number), error });
             }
@@ -198,22 +150,16 @@ impl LaneSet {
         sink_in.send(sink).expect("the thread that has just been started takes it");
         self.lanes.push(lane);
         self.lanes_most = self.lanes_most.max(self.lanes_up());
-        if self.lanes_up() > usize::from(zmove_wire::limits::LANES_UNASKED_MAX) {
-            // each lane holds one while it sends
-            shared.pool.raise(self.lanes_up() + BUFFERS_BESIDE_LANES);
-        }
     }
 
-    /// Keeps no connection and no thread of what has ended: lanes and readers come and go as long as the push lasts. To be called
-    /// at even intervals, in which lanes are compared.
+    /// Keeps no connection of what has ended. To be called at even intervals, in which lanes are compared.
     pub(crate) fn tidy(&mut self) {
         for (number, lane) in self.lanes.iter_mut().enumerate() {
             if lane.tidy() {
                 // nobody hears it only when the session is over
-                let _over = self.broken_in.send(Broken { lane: Some(number), error: LaneError::Closed });
+                let _over = self.broken.send(Broken { lane: Some(number), error: LaneError::Closed });
             }
         }
-        self.threads.retain(|thread| !thread.is_finished());
     }
 
     /// Gives a lane up at the next look.
@@ -262,7 +208,7 @@ impl LaneSet {
 
     /// How many frames wait for a lane.
     pub(crate) fn frames_waiting(&self) -> usize {
-        self.cargo.len()
+        self.context.cargo.len()
     }
 
     pub(crate) fn breakers(&self) -> Vec<LaneBreaker> {
@@ -291,35 +237,9 @@ impl LaneSet {
         self.lanes.iter().filter(|lane| lane.hold.is_some()).map(|lane| &lane.probe)
     }
 
-    pub(crate) fn scan_times(&self) -> StageTimes {
-        self.scan.times()
-    }
-
-    /// How many entries of the sources are not wanted.
-    pub(crate) fn left_out(&self) -> u64 {
-        self.scan.left_out()
-    }
-
-    fn spawn(&mut self, name: String, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
-        let guard = PanicGuard(self.broken_in.clone());
-        let guarded = move || {
-            let _guard = guard;
-            work();
-        };
-        let thread = std::thread::Builder::new().name(name).spawn(guarded)?;
-        self.threads.push(thread);
-        Ok(())
-    }
-
-    /// Waits for all threads.
-    pub(crate) fn join(self) {
-        let Self { cargo_in, cargo, threads, scan, lanes: _holds, .. } = self;
-        drop((cargo_in, cargo, scan));
-        for thread in threads {
-            if let Err(panic) = thread.join() {
-                std::panic::resume_unwind(panic);
-            }
-        }
+    /// Takes nothing more; lanes end once what is queued has gone, and none is let go before.
+    pub(crate) fn close(self) -> ClosedLanes {
+        ClosedLanes { _lanes: self.lanes }
     }
 }
 
@@ -335,21 +255,6 @@ fn let_slowest_go(lanes: &mut [Lane], wanted: usize) {
 /// only dropped would look broken to the receiver.
 pub(crate) fn end_unused(mut sink: Box<dyn LaneSink>) {
     let _gone_already = sink.finish();
-}
-
-/// Buffers that readers fill while each lane holds one.
-const BUFFERS_BESIDE_LANES: usize = 8;
-
-/// Ends the push when one of its threads panics, rather than let it wait for ever.
-struct PanicGuard(mpsc::UnboundedSender<Broken>);
-
-impl Drop for PanicGuard {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            let source = io::Error::other("a thread of the sender panicked");
-            let _session_over = self.0.send(Broken { lane: None, error: LaneError::Io { source } });
-        }
-    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use zmove_transport::{PathProbe, TcpInfo, Transport};
 use zmove_types::ByteCount;
 
-use crate::account::bottleneck::{Limit, percent};
+use crate::account::limit::{Limit, percent};
 
 /// The connections of all lanes together. What an old kernel does not tell is zero.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

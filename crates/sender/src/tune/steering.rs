@@ -3,7 +3,6 @@
 //! The conversation calls it a few times a second; here is all that the pure [`tune`](crate::tune) must not touch: the
 //! kernel's account of the lanes, the host's idle time, the dialler.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -11,10 +10,11 @@ use zmove_transport::{LaneSink, PathProbe, TcpInfo};
 use zmove_types::StageTimes;
 
 use crate::account::summary::Learnt;
-use crate::control::{LaneNumber, LaneSupply, LossAnswer};
+use crate::control::link::{LaneNumber, LaneSupply, LossAnswer};
 use crate::error::SessionError;
-use crate::send::lane_set::LaneSet;
-use crate::shared::Shared;
+use crate::plan::resend;
+use crate::push::config::SenderConfig;
+use crate::push::pipeline::Pipeline;
 use crate::tune::path::unacked;
 use crate::tune::{Congestion, Knob, Limits, PathTick, Tick, Tuner, Wanted};
 
@@ -98,10 +98,9 @@ impl Steering {
     }
 
     /// The receiver takes at most `lanes_max` lanes.
-    pub(crate) fn begin(&mut self, shared: &Shared, lanes_max: u16) {
-        let readers = shared.config.readers;
-        let readers =
-            Knob { start: readers, least: readers.min(2), most: shared.config.readers_max.max(readers) };
+    pub(crate) fn begin(&mut self, config: &SenderConfig, lanes_max: u16) {
+        let readers = config.readers;
+        let readers = Knob { start: readers, least: readers.min(2), most: config.readers_max.max(readers) };
         let lanes = self.lanes_knob(usize::from(lanes_max).max(1));
         self.tuner = Some(Tuner::new(&Limits {
             lanes,
@@ -167,29 +166,25 @@ impl Steering {
     }
 
     /// Looks, decides, and does it.
-    pub(crate) fn step(&mut self, lane_set: &mut LaneSet, shared: &Arc<Shared>) -> Result<(), SessionError> {
-        shared.send_late_again(|lane| lane_set.is_stuck(lane));
-        if let Some(lane) = shared.lane_items.doubtful(Instant::now()) {
+    pub(crate) fn step(&mut self, pipeline: &mut Pipeline) -> Result<(), SessionError> {
+        let Pipeline { queue, account, in_flight, lane_set, .. } = pipeline;
+        resend::send_late(queue, account, in_flight, |lane| lane_set.is_stuck(lane));
+        if let Some(lane) = in_flight.doubtful_lane(Instant::now()) {
             lane_set.doubt_lane(lane);
         }
-        lane_set.tidy();
-        let (now, tick) = self.look(lane_set, shared);
+        pipeline.tidy();
+        let (now, tick) = self.look(pipeline);
         let first = self.before.at.is_none();
         self.before = now;
         let Some(tuner) = self.tuner.as_mut().filter(|_| !first) else { return Ok(()) };
         let wanted = tuner.tick(&tick);
-        self.apply(wanted, &tick, lane_set, shared)
+        self.apply(wanted, &tick, pipeline)
     }
 
-    fn apply(
-        &mut self,
-        wanted: Wanted,
-        tick: &Tick,
-        lane_set: &mut LaneSet,
-        shared: &Arc<Shared>,
-    ) -> Result<(), SessionError> {
-        lane_set.set_readers(shared, wanted.readers)?;
+    fn apply(&mut self, wanted: Wanted, tick: &Tick, pipeline: &mut Pipeline) -> Result<(), SessionError> {
+        pipeline.set_readers(wanted.readers)?;
         let Some(supply) = &self.supply else { return Ok(()) };
+        let lane_set = &mut pipeline.lane_set;
         let missing = self.dials.missing(wanted.lanes, lane_set.lanes_up(), tick.elapsed);
         if missing > 0 && !tick.ending {
             let more = u16::try_from(missing).unwrap_or(u16::MAX);
@@ -220,20 +215,21 @@ impl Steering {
         }
     }
 
-    fn look(&self, lane_set: &LaneSet, shared: &Shared) -> (Mark, Tick) {
+    fn look(&self, pipeline: &Pipeline) -> (Mark, Tick) {
+        let Pipeline { account, in_flight, timeline, lane_set, .. } = pipeline;
         let infos: Vec<_> = lane_set.probes().filter_map(PathProbe::read).collect();
         let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-        let (settled, handed_over) =
-            (count(&shared.counters.bytes_settled), count(&shared.counters.bytes_handed_over));
+        let settled = count(&account.totals.bytes_settled);
+        let handed_over = count(&account.totals.bytes_handed_over);
         let acked = infos.iter().filter_map(|info| info.bytes_acked).sum();
         let path = path_since_start(&infos, &self.before.path);
         let at = Instant::now();
         let now = Mark {
             at: Some(at),
             bytes_carried: if acked > 0 { acked } else { handed_over },
-            bytes_read: count(&shared.counters.bytes_read),
-            read: shared.read_clock.times(),
-            lane: shared.lane_clock.times(),
+            bytes_read: count(&account.totals.bytes_read),
+            read: timeline.read_clock.times(),
+            lane: timeline.lane_clock.times(),
             cores: Cores::read(),
             path,
         };
@@ -246,7 +242,7 @@ impl Steering {
             lane: now.lane.since(&before.lane),
             lanes_up: lane_set.lanes_up(),
             bytes_unstored: handed_over.saturating_sub(settled + infos.iter().map(unacked).sum::<u64>()),
-            ending: lane_set.frames_waiting() == 0 && shared.ledger().is_all_issued(),
+            ending: lane_set.frames_waiting() == 0 && in_flight.is_all_issued(),
             cores_idle: now.cores.idle_since(&before.cores),
             path: (!infos.is_empty()).then(|| path_now(lane_set.probes_up(), path.since(&self.before.path))),
         };
