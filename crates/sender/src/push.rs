@@ -238,7 +238,7 @@ impl Running {
     /// The receiver takes no lanes yet: what those had goes by others, which are dialled when the turn has come.
     fn stand_in_line(&mut self, waiting: &Waiting) {
         control::tell_waiting(&*self.pipeline.account.observer, waiting);
-        self.pipeline.lane_set.doubt_lanes();
+        self.pipeline.lane_set.give_up_lanes();
         self.pipeline.tidy();
     }
 

@@ -33,17 +33,43 @@ pub(crate) struct ClosedLanes {
 struct Lane {
     breaker: LaneBreaker,
     probe: PathProbe,
-    /// Lets the lane go when dropped; none where that has been done.
-    hold: Option<crossbeam_channel::Sender<()>>,
+    state: LaneState,
     /// Set when its thread has nothing more to do.
     ended: Arc<AtomicBool>,
-    /// What it has not delivered will not arrive.
-    lost: bool,
-    /// What it has delivered may not have arrived as a whole.
-    doubted: bool,
-    /// Its connection was broken while its thread was at work, which tells so.
-    cut: bool,
     pace: Pace,
+}
+
+/// How far a lane has come.
+///
+/// ```text
+///                 surplus               thread ended, all arrived
+///       Up ───────────────────► LetGo ────────────────────────────► Closed
+///       │ connection gone,       │ silent, or doubted                 ▲  ▲
+///       │ or doubted             ├── thread at work ──► Cut           │  │
+///       ├───────────────► Cut    └── thread ended ───► Lost           │  │
+///       │                  │ ── thread ended, all arrived ────────────┘  │
+///       │ its thread tells │ its thread tells                            │
+///       └────────► Lost ◄──┘                                             │
+///                   └─────────────────── thread ended ───────────────────┘
+/// ```
+enum LaneState {
+    /// It takes cargo until the sender in here is dropped.
+    Up(#[expect(dead_code, reason = "only its drop counts")] crossbeam_channel::Sender<()>),
+    /// It takes nothing more; what it has taken is still sent, or on the way.
+    LetGo,
+    /// Its connection was broken while its thread was at work, which tells so.
+    Cut,
+    /// What it has not delivered will not arrive.
+    Lost,
+    /// Of its connection only the account is left.
+    Closed,
+}
+
+/// Whether somebody has to be told that a lane is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Untold {
+    Loss,
+    Nothing,
 }
 
 /// What a lane has carried lately: each time that it is asked, what came before counts half.
@@ -61,36 +87,69 @@ impl Pace {
 }
 
 impl Lane {
-    /// Looks how the lane does. Closes the connection of one that has ended and of which everything has arrived, keeping what
-    /// it came to. Returns whether it is lost and nobody else will tell.
-    fn tidy(&mut self) -> bool {
+    fn is_up(&self) -> bool {
+        matches!(self.state, LaneState::Up(_))
+    }
+
+    /// Looks how the lane does: gives it up where its connection is gone, closes it where everything has arrived.
+    fn tidy(&mut self) -> Untold {
         let last = self.probe.read().unwrap_or_default();
         self.pace.note(last.bytes_acked.unwrap_or(0));
-        if self.hold.is_some() && (self.doubted || is_gone(&last)) {
-            // its thread may be waiting for work or for room, and would not see it
-            self.breaker.trip();
-            (self.hold, self.cut) = (None, true);
+        let gone = match self.state {
+            LaneState::Up(_) => is_gone(&last),
+            LaneState::LetGo => is_silent(&last),
+            LaneState::Cut | LaneState::Lost | LaneState::Closed => false,
+        };
+        if gone && self.give_up(&last) == Untold::Loss {
+            return Untold::Loss;
         }
+        self.close_if_arrived(last);
+        Untold::Nothing
+    }
+
+    /// Breaks the connection of a lane of which not everything has arrived.
+    fn give_up(&mut self, last: &TcpInfo) -> Untold {
         let ended = self.ended.load(Ordering::Acquire);
-        let arriving = unacked(&last) > 0 && !self.lost;
-        let going = self.hold.is_none() && !self.lost && !self.cut && (!ended || arriving);
-        if going && (self.doubted || is_silent(&last)) {
+        match self.state {
+            // its thread may be waiting for work or for room, and would not see it
+            LaneState::Up(_) => self.state = LaneState::Cut,
             // a thread that waits for room tells, one that has ended does not
+            LaneState::LetGo if !ended => self.state = LaneState::Cut,
+            LaneState::LetGo if unacked(last) > 0 => self.state = LaneState::Lost,
+            LaneState::LetGo | LaneState::Cut | LaneState::Lost | LaneState::Closed => {
+                return Untold::Nothing;
+            }
+        }
+        self.breaker.trip();
+        if matches!(self.state, LaneState::Lost) { Untold::Loss } else { Untold::Nothing }
+    }
+
+    /// Its thread has told that it is lost.
+    fn lose(&mut self) {
+        if !matches!(self.state, LaneState::Closed) {
+            self.state = LaneState::Lost;
             self.breaker.trip();
-            (self.lost, self.cut) = (ended, true);
-            return ended;
         }
-        if self.hold.is_some() || !ended || arriving {
-            return false;
+    }
+
+    /// Lets go of the connection of a lane that has ended and of which everything has arrived that will, keeping what it
+    /// came to.
+    fn close_if_arrived(&mut self, last: TcpInfo) {
+        let arrived = match self.state {
+            LaneState::Up(_) | LaneState::Closed => false,
+            LaneState::LetGo | LaneState::Cut => unacked(&last) == 0,
+            LaneState::Lost => true,
+        };
+        if !arrived || !self.ended.load(Ordering::Acquire) {
+            return;
         }
-        self.ended.store(false, Ordering::Relaxed);
+        self.state = LaneState::Closed;
         self.breaker = LaneBreaker::new(|| ());
         if self.probe.read().is_some() {
             // it grows with the time, which this does not
             let last = TcpInfo { since_data_sent: None, ..last };
             self.probe = PathProbe::telling(move || last);
         }
-        false
     }
 }
 
@@ -121,11 +180,8 @@ impl LaneSet {
         let lane = Lane {
             breaker: sink.breaker(),
             probe: sink.path(),
-            hold: Some(hold),
+            state: LaneState::Up(hold),
             ended: Arc::clone(&ended),
-            lost: false,
-            doubted: false,
-            cut: false,
             pace: Pace::default(),
         };
         let number = self.lanes.len();
@@ -154,32 +210,37 @@ impl LaneSet {
 
     /// Keeps no connection of what has ended. To be called at even intervals, in which lanes are compared.
     pub(crate) fn tidy(&mut self) {
-        for (number, lane) in self.lanes.iter_mut().enumerate() {
-            if lane.tidy() {
-                // nobody hears it only when the session is over
-                let _over = self.broken.send(Broken { lane: Some(number), error: LaneError::Closed });
-            }
+        for number in 0..self.lanes.len() {
+            let untold = self.lanes[number].tidy();
+            self.tell(number, untold);
         }
     }
 
-    /// Gives a lane up at the next look.
-    pub(crate) fn doubt_lane(&mut self, number: usize) {
+    /// Gives a lane up of which not everything has arrived.
+    pub(crate) fn give_up_lane(&mut self, number: usize) {
         if let Some(lane) = self.lanes.get_mut(number) {
-            lane.doubted = true;
+            let last = lane.probe.read().unwrap_or_default();
+            let untold = lane.give_up(&last);
+            self.tell(number, untold);
         }
     }
 
-    /// Gives all lanes up now.
-    pub(crate) fn doubt_lanes(&mut self) {
-        self.lanes.iter_mut().for_each(|lane| lane.doubted = true);
-        self.tidy();
+    /// Gives all lanes up.
+    pub(crate) fn give_up_lanes(&mut self) {
+        (0..self.lanes.len()).for_each(|number| self.give_up_lane(number));
+    }
+
+    fn tell(&self, number: usize, untold: Untold) {
+        if untold == Untold::Loss {
+            // nobody hears it only when the session is over
+            let _over = self.broken.send(Broken { lane: Some(number), error: LaneError::Closed });
+        }
     }
 
     /// Counts a lane no longer as up, whose thread has ended.
     pub(crate) fn lose_lane(&mut self, number: usize) {
         if let Some(lane) = self.lanes.get_mut(number) {
-            (lane.hold, lane.lost) = (None, true);
-            lane.breaker.trip();
+            lane.lose();
         }
     }
 
@@ -190,7 +251,7 @@ impl LaneSet {
 
     /// Gives all lanes that are up a congestion control; what the kernel refuses stays as it is.
     pub(crate) fn set_congestion(&self, name: &str) {
-        let up = self.lanes.iter().filter(|lane| lane.hold.is_some());
+        let up = self.lanes.iter().filter(|lane| lane.is_up());
         up.for_each(|lane| {
             let _refused = lane.probe.set_congestion(name);
         });
@@ -198,7 +259,7 @@ impl LaneSet {
 
     /// How many lanes take cargo.
     pub(crate) fn lanes_up(&self) -> usize {
-        self.lanes.iter().filter(|lane| lane.hold.is_some()).count()
+        self.lanes.iter().filter(|lane| lane.is_up()).count()
     }
 
     /// The most lanes that have been up at once.
@@ -234,7 +295,7 @@ impl LaneSet {
 
     /// The same of those that are up.
     pub(crate) fn probes_up(&self) -> impl Iterator<Item = &PathProbe> {
-        self.lanes.iter().filter(|lane| lane.hold.is_some()).map(|lane| &lane.probe)
+        self.lanes.iter().filter(|lane| lane.is_up()).map(|lane| &lane.probe)
     }
 
     /// Takes nothing more; lanes end once what is queued has gone, and none is let go before.
@@ -245,10 +306,10 @@ impl LaneSet {
 
 /// Of lanes that are equally fast the youngest go.
 fn let_slowest_go(lanes: &mut [Lane], wanted: usize) {
-    let mut up: Vec<_> = lanes.iter_mut().rev().filter(|lane| lane.hold.is_some()).collect();
+    let mut up: Vec<_> = lanes.iter_mut().rev().filter(|lane| lane.is_up()).collect();
     up.sort_by_key(|lane| lane.pace.lately);
     let surplus = up.len().saturating_sub(wanted);
-    up.into_iter().take(surplus).for_each(|lane| lane.hold = None);
+    up.into_iter().take(surplus).for_each(|lane| lane.state = LaneState::LetGo);
 }
 
 /// Says at once that nothing comes on a lane, for which there is room: nothing has gone out but its greeting. One that was
@@ -271,11 +332,8 @@ mod tests {
                 let _open = &tells;
                 TcpInfo { bytes_acked: Some(7), ..TcpInfo::default() }
             }),
-            hold: None,
+            state: LaneState::LetGo,
             ended: Arc::new(AtomicBool::new(false)),
-            lost: false,
-            doubted: false,
-            cut: false,
             pace: Pace::default(),
         };
         lane.tidy();
@@ -300,18 +358,16 @@ mod tests {
             let mut lane = Lane {
                 breaker: LaneBreaker::new(move || trips.store(true, Ordering::Relaxed)),
                 probe: PathProbe::telling(move || silent),
-                hold: None,
+                state: LaneState::LetGo,
                 ended: Arc::new(AtomicBool::new(ended)),
-                lost: false,
-                doubted: false,
-                cut: false,
                 pace: Pace::default(),
             };
             // a thread that is at work tells of it
-            assert_eq!((lane.tidy(), lane.lost), (ended, ended));
+            assert_eq!(lane.tidy() == Untold::Loss, ended);
+            assert_eq!(matches!(lane.state, LaneState::Lost), ended);
             assert!(tripped.swap(false, Ordering::Relaxed));
             lane.ended.store(true, Ordering::Relaxed);
-            assert!(!lane.tidy(), "it is told once");
+            assert_eq!(lane.tidy(), Untold::Nothing, "it is told once");
         }
     }
 
@@ -343,23 +399,18 @@ mod tests {
         let lane = |in_all: &[u64]| {
             let mut pace = Pace::default();
             in_all.iter().for_each(|bytes| pace.note(*bytes));
-            let (breaker, probe) = (LaneBreaker::new(|| ()), PathProbe::default());
-            let hold = Some(crossbeam_channel::bounded(0).0);
             Lane {
-                breaker,
-                probe,
-                hold,
+                breaker: LaneBreaker::new(|| ()),
+                probe: PathProbe::default(),
+                state: LaneState::Up(crossbeam_channel::bounded(0).0),
                 ended: Arc::default(),
-                lost: false,
-                doubted: false,
-                cut: false,
                 pace,
             }
         };
         let mut lanes = carried.map(lane);
         let mut left = |wanted| {
             let_slowest_go(&mut lanes, wanted);
-            (0..4).filter(|number| lanes[*number].hold.is_some()).collect::<Vec<usize>>()
+            (0..4).filter(|number| lanes[*number].is_up()).collect::<Vec<usize>>()
         };
         assert_eq!(
             (left(4), left(3), left(2), left(1)),

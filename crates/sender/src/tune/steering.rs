@@ -170,7 +170,7 @@ impl Steering {
         let Pipeline { queue, account, in_flight, lane_set, .. } = pipeline;
         resend::send_late(queue, account, in_flight, |lane| lane_set.is_stuck(lane));
         if let Some(lane) = in_flight.doubtful_lane(Instant::now()) {
-            lane_set.doubt_lane(lane);
+            lane_set.give_up_lane(lane);
         }
         pipeline.tidy();
         let (now, tick) = self.look(pipeline);
