@@ -112,8 +112,8 @@ impl Account {
         self.fail(&FileError::Scan(error));
     }
 
-    /// A large file failed on this side: nothing of it may appear at the target. A file that has come to its end stays as
-    /// it was told.
+    /// A large file failed on this side: nothing of it may appear at the target. A file that has come to its end
+    /// stays as it was told.
     pub(crate) fn fail_large(&self, in_flight: &InFlight, id: FileId, error: &FileError) {
         if in_flight.abandon_large(id) {
             self.fail(error);

@@ -61,7 +61,8 @@ fn fill(plan: &Plan<Pack, Arc<LargeSource>>, batches: Vec<EntryBatch>) {
         let directory = SourceDirectory::held_open(&batch.directory);
         for entry in batch.entries {
             if entry.size > GROUP_BYTES {
-                let (id, bytes) = (ids.next().expect("there are fewer files"), entry.size);
+                let id = ids.next().expect("there are fewer files");
+                let bytes = entry.size;
                 let source = Arc::new(LargeSource::new(id, &directory, entry));
                 plan.push_file(source, bytes, Groups::From(0)).expect("the plan has not ended");
             } else if let Some(entry) = PackEntry::from_scan(entry) {

@@ -30,8 +30,8 @@ pub(crate) async fn ask(
     Ok(writer.send(&opening).await?)
 }
 
-/// Waits until the receiver opens the transfer. `version` is what it speaks, or the newest that has no name of its own in TLS.
-/// Where the transfer has to stand in line, it waits for `patience` and tells `waits`.
+/// Waits until the receiver opens the transfer. `version` is what it speaks, or the newest that has no name of its
+/// own in TLS. Where the transfer has to stand in line, it waits for `patience` and tells `waits`.
 pub(crate) async fn leave(
     reader: ControlReader,
     version: Version,
@@ -84,8 +84,8 @@ pub(crate) async fn receive(inbox: &mut Inbox<ToSender>) -> Result<ToSender, Ses
     Ok(inbox.recv().await.ok_or(ControlError::Closed)??)
 }
 
-/// Writes messages until nobody can send any more, then ends the connection in an orderly way. Apart from the reading, so
-/// that two peers who both have much to say never wait for each other.
+/// Writes messages until nobody can send any more, then ends the connection in an orderly way. Apart from the
+/// reading, so that two peers who both have much to say never wait for each other.
 pub(crate) async fn write_all(mut writer: ControlWriter, mut outgoing: mpsc::UnboundedReceiver<ToReceiver>) {
     while let Some(message) = outgoing.recv().await {
         // a connection that is gone shows where messages are received

@@ -1,12 +1,12 @@
 //! `--delete`: when all has been sent and settled, the sources are walked again, names only, and what is at the target
 //! below them and not in them goes.
 //!
-//! **Invariant:** nothing is asked to be removed before all names of all sources have been read, and all files of them that
-//! were to be sent are at the target; and when any of it could not be read or stored, nothing at all, unless the user has
-//! said so. What could not be listed is left alone then too, and so is what rules leave out of the push. Nothing is
-//! removed either when a source is another directory than the one that was pushed, or something that was mounted in it
-//! is gone; nor from a directory whose source has changed since the push began, for what has another name there now has
-//! not been sent.
+//! **Invariant:** nothing is asked to be removed before all names of all sources have been read, and all files of
+//! them that were to be sent are at the target; and when any of it could not be read or stored, nothing at all,
+//! unless the user has said so. What could not be listed is left alone then too, and so is what rules leave out of
+//! the push. Nothing is removed either when a source is another directory than the one that was pushed, or something
+//! that was mounted in it is gone; nor from a directory whose source has changed since the push began, for what has
+//! another name there now has not been sent.
 
 mod doomed;
 
@@ -272,7 +272,8 @@ impl<'a> Round<'a> {
             self.ask();
             self.whereabouts = whereabouts;
         }
-        let (mut after, mut rest) = (None, names.into_iter().map(ListedName).peekable());
+        let mut after = None;
+        let mut rest = names.into_iter().map(ListedName).peekable();
         loop {
             let mut piece = Vec::new();
             let mut bytes = directory.as_bytes().len();
@@ -386,8 +387,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// What is doomed, as much of it as may still go in this run. It counts as gone from now on: should the connection be
-    /// lost nobody knows what has gone.
+    /// What is doomed, as much of it as may still go in this run. It counts as gone from now on: should the
+    /// connection be lost nobody knows what has gone.
     fn take_doomed(&mut self) -> Vec<Doomed> {
         let totals = &self.context.account.totals;
         let before = totals.doomed.load(Ordering::Relaxed);
@@ -404,7 +405,8 @@ impl<'a> Round<'a> {
         if self.mirror.purpose == Purpose::Preview {
             return self.list();
         }
-        let (mut groups, mut load) = (Vec::<RemoveGroup>::new(), MessageLoad::default());
+        let mut groups = Vec::<RemoveGroup>::new();
+        let mut load = MessageLoad::default();
         for Doomed { directory, names, .. } in self.take_doomed() {
             for (name, _) in names {
                 if load.names >= REMOVE_NAMES_MAX || load.name_bytes >= REMOVE_NAME_BYTES_MAX {

@@ -1,7 +1,7 @@
 //! A push that only tells what it would do: asks the receiver about everything that the scan finds.
 //!
-//! **Invariant:** no data leaves, and no message that would change anything at the target. A preview whose connections are lost
-//! ends: another session would tell all of it again.
+//! **Invariant:** no data leaves, and no message that would change anything at the target. A preview whose
+//! connections are lost ends: another session would tell all of it again.
 
 mod survey;
 
@@ -106,7 +106,7 @@ impl Conversation {
         self.receipts.account.totals.scan_errors.store(push.sources_missing, Ordering::Relaxed);
         let survey = Survey::new(context, push.open.compare, single_name);
         let thread = std::thread::Builder::new().name("zmove-plan".into());
-        let (scan, mirror) = (push.scan, push.mirror);
+        let Push { scan, mirror, .. } = push;
         let started = thread.spawn(move || survey::run(survey, &scan, &replies, mirror.as_ref()));
         self.surveyor = Some(started.map_err(SessionError::Thread)?);
         let mut lanes_open = true;

@@ -199,8 +199,8 @@ impl Running {
         })
     }
 
-    /// Waits for leave; meanwhile the first encrypted lanes carry what is guessed to be needed. A lane that breaks now says less than
-    /// the refusal that is about to come.
+    /// Waits for leave; meanwhile the first encrypted lanes carry what is guessed to be needed. A lane that breaks
+    /// now says less than the refusal that is about to come.
     async fn await_leave(
         &mut self,
         reader: ControlReader,
@@ -276,8 +276,8 @@ impl Running {
         Err(self.pipeline.lane_set.last_error.take().map_or(SessionError::NoLane, SessionError::Lane))
     }
 
-    /// Goes on without a lane whose connection is lost, while there are others: what it had goes by them. Returns why that
-    /// cannot be.
+    /// Goes on without a lane whose connection is lost, while there are others: what it had goes by them. Returns why
+    /// that cannot be.
     fn lose_lane(&mut self, Broken { lane, error }: Broken) -> Option<LaneError> {
         let Some(lane) = lane.filter(|_| error.is_lost()) else { return Some(error) };
         self.pipeline.lane_set.lose_lane(lane);
@@ -304,6 +304,22 @@ impl Running {
         tokio::time::timeout(EXPLANATION_TIMEOUT, said).await.unwrap_or(Err(lane_error.into()))
     }
 
+    /// Breaks the lanes after a bad end. After a good one they end by themselves, unless nobody reads them.
+    fn end_lanes(&self, ended: &Result<Finished, SessionError>) {
+        let Pipeline { lane_set, in_flight, .. } = &self.pipeline;
+        let breakers = lane_set.breakers();
+        if ended.is_err() {
+            return breakers.iter().for_each(LaneBreaker::trip);
+        }
+        // another lane has brought what these may still hold
+        lane_set.break_lanes(&in_flight.lanes_with_copies());
+        // a receiver that says all is done and yet does not read its lanes is not waited for
+        tokio::spawn(async move {
+            tokio::time::sleep(GOODBYE_TIMEOUT).await;
+            breakers.iter().for_each(LaneBreaker::trip);
+        });
+    }
+
     async fn close(
         self,
         ended: Result<Finished, SessionError>,
@@ -312,24 +328,15 @@ impl Running {
         let elapsed = run.started.elapsed();
         let judged = self.pipeline.timeline.started.elapsed();
         self.pipeline.stop();
-        let breakers = self.pipeline.lane_set.breakers();
         let lanes = self.pipeline.lane_set.lanes_most();
         let learnt = self.steering.learnt();
         run.note(self.heard);
         run.earlier.reached = self.sample();
+        self.end_lanes(&ended);
         if ended.is_err() {
-            breakers.iter().for_each(LaneBreaker::trip);
             self.writer.abort();
             // the peer sees the end of the connection now, and lets go of its lanes
             drop(self.inbox);
-        } else {
-            // another lane has brought what these may still hold
-            self.pipeline.lane_set.break_lanes(&self.pipeline.in_flight.lanes_with_copies());
-            // a receiver that says all is done and yet does not read its lanes is not waited for
-            tokio::spawn(async move {
-                tokio::time::sleep(GOODBYE_TIMEOUT).await;
-                breakers.iter().for_each(LaneBreaker::trip);
-            });
         }
         let Receipts { paced, times_beyond_range, .. } = self.receipts;
         // the planner waits for replies no more

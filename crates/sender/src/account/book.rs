@@ -15,7 +15,7 @@ pub(crate) struct Book {
     pub(crate) manifest: Option<Manifest>,
     /// Set when the target gave its only entry another name.
     pub(crate) single_name: Option<Name>,
-    /// Sent in an earlier session that has not heard what became of them.
+    /// Files that were sent in an earlier session, which has not heard what became of them.
     unconfirmed: HashMap<RelPath, Unconfirmed>,
     /// Failures that earlier sessions have told, and this one.
     told: HashSet<u64>,
@@ -88,7 +88,8 @@ impl Book {
         }
     }
 
-    /// The same of a large file; one that was not sent in full cannot be whole.
+    /// The session is over, and the receiver has not said that this large file is whole. A file that was not sent in
+    /// full cannot be.
     pub(crate) fn leave_large_open(&mut self, file: &LargeSource) {
         if let Some(root) = file.root().filter(|_| !file.is_dead()) {
             let sent = Unconfirmed { look: Look::of(&file.entry), root };
@@ -97,8 +98,8 @@ impl Book {
     }
 }
 
-/// What several sessions may leave open, each as much as may be on its way or without a name; the next session meets these files
-/// first, as a rule. One beyond that counts as skipped where it is found to be there, and not as moved.
+/// What several sessions may leave open, each as much as may be on its way or without a name; the next session meets
+/// these files first, as a rule. One beyond that counts as skipped where it is found to be there, and not as moved.
 const UNCONFIRMED_MAX: usize = 1 << 20;
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! What limited a push: the wall clock shared out over everything that can.
 //!
-//! A pure function of the stages' times on both sides and the moments that the sender knows. It walks down the pipeline: a
-//! stage's waiting is booked on whom it waited for, its work on itself, and the time after the last data, when nothing is
-//! left for the sender to do, on the receiver. **Invariant:** every moment is booked once; the shares add up to the whole.
+//! A pure function of the stages' times on both sides and the moments that the sender knows. It walks down the
+//! pipeline: a stage's waiting is booked on whom it waited for, its work on itself, and the time after the last data,
+//! when nothing is left for the sender to do, on the receiver. **Invariant:** every moment is booked once; the shares
+//! add up to the whole.
 
 use std::time::Duration;
 
@@ -122,8 +123,8 @@ impl Times {
         seconds
     }
 
-    /// From the first data to the last: what was the sender's own. Returns how long its upstream was the reason, and how
-    /// long what comes after it was.
+    /// From the first data to the last: what was the sender's own. Returns how long its upstream was the reason, and
+    /// how long what comes after it was.
     fn share_sending(&self, streaming: f64, seconds: &mut Seconds) -> (f64, f64) {
         let Stages { scan, read, lane, .. } = &self.stages;
         if lane.total().is_zero() {
@@ -145,8 +146,8 @@ impl Times {
         (starved - held_up, held_up + streaming * lane.share(lane.blocked))
     }
 
-    /// What was behind the lanes is shared out as the receiving lanes spent their time; `no_fault` is for how long there
-    /// was nothing for them that a faster path would have brought.
+    /// What was behind the lanes is shared out as the receiving lanes spent their time; `no_fault` is for how long
+    /// there was nothing for them that a faster path would have brought.
     fn share_downstream(&self, downstream: f64, no_fault: f64, seconds: &mut Seconds) {
         let Stages { receive, store, .. } = &self.stages;
         if store.share(store.busy) > SATURATED {
@@ -166,7 +167,8 @@ impl Times {
         seconds.add(path, downstream * starved / whole);
     }
 
-    /// After the last data was on the wire only the receiver works, but for the one round trip until its receipt is here.
+    /// After the last data was on the wire only the receiver works, but for the one round trip until its receipt is
+    /// here.
     fn share_rest(&self, rest: f64, seconds: &mut Seconds) {
         let flush = self.flush.as_secs_f64().min(rest);
         let reply = self.round_trip.as_secs_f64().min(rest - flush);

@@ -1,11 +1,12 @@
 //! The manifest: one line per file with its BLAKE3 root, as `b3sum --check` reads it in the target directory.
 //!
-//! A line is written when the receiver has confirmed the file, from the hash that was made while it was sent. Names that
-//! no `b3sum` reads in any form are left out and counted.
+//! A line is written when the receiver has confirmed the file, from the hash that was made while it was sent. Names
+//! that no `b3sum` reads in any form are left out and counted.
 //!
-//! **Invariant:** what has the manifest's name is replaced only by a whole manifest, and only if it is a regular file; and
-//! nothing else is opened but new files and streams. The hidden file that the lines are gathered in has a passing name, which the
-//! scan passes over where it lies in a source, and which goes with the next manifest there if this process is killed.
+//! **Invariant:** what has the manifest's name is replaced only by a whole manifest, and only if it is a regular
+//! file; and nothing else is opened but new files and streams. The hidden file that the lines are gathered in has a
+//! passing name, which the scan passes over where it lies in a source, and which goes with the next manifest there if
+//! this process is killed.
 
 use std::collections::HashMap;
 use std::fs::{File, FileType, OpenOptions};
@@ -46,9 +47,9 @@ enum Place {
 }
 
 impl Manifest {
-    /// Begins to write, to a hidden file beside `path`; the name itself is given at the good end of the push. A symbolic link is
-    /// followed: what it leads to is replaced, or made. Where there is a FIFO or a character device, or `path` is `-` or
-    /// a descriptor as `/dev/stdout` is, the lines go there, at the good end too.
+    /// Begins to write, to a hidden file beside `path`; the name itself is given at the good end of the push. A
+    /// symbolic link is followed: what it leads to is replaced, or made. Where there is a FIFO or a character device,
+    /// or `path` is `-` or a descriptor as `/dev/stdout` is, the lines go there, at the good end too.
     ///
     /// # Errors
     /// What the system says; also where there is something else, such as a directory or a disk.
@@ -165,8 +166,8 @@ fn is_stream(kind: FileType) -> bool {
     kind.is_fifo() || kind.is_char_device()
 }
 
-/// A descriptor of a process, as `/proc` has it. That of this process's own output is the very same one, so that it goes on
-/// where the manifest ends.
+/// A descriptor of a process, as `/proc` has it. That of this process's own output is the very same one, so that it
+/// goes on where the manifest ends.
 fn descriptor(path: &Path) -> io::Result<File> {
     let own = path.parent() == Some(&Path::new("/proc").join(std::process::id().to_string()).join("fd"));
     let held = match path.file_name().and_then(|name| name.to_str()).filter(|_| own) {
@@ -192,8 +193,8 @@ fn fresh_file(directory: &Path) -> io::Result<(PathBuf, File)> {
     Ok((directory.join(name.as_os_str()), file.into()))
 }
 
-/// b3sum refuses the replacement character, which it writes itself where bytes are not UTF-8. A carriage return at the end is
-/// cut off by some of its versions, and escaped it is refused by the others.
+/// b3sum refuses the replacement character, which it writes itself where bytes are not UTF-8. A carriage return at
+/// the end is cut off by some of its versions, and escaped it is refused by the others.
 fn is_readable(name: &str) -> bool {
     !name.contains('\u{fffd}') && !name.ends_with('\r')
 }

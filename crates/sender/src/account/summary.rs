@@ -24,7 +24,8 @@ pub struct Summary {
     pub failed: u64,
     /// Of these, how many vanished while the source was walked.
     pub vanished: u64,
-    /// Entries that were at the target alone and have been removed, or would be; of a tree that would be, only its top counts.
+    /// Entries that were at the target alone and have been removed, or would be; of a tree that would be, only its
+    /// top counts.
     pub removed: u64,
     /// Entries that are at the target alone and stay because as many have gone as may.
     pub spared: u64,

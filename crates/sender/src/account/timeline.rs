@@ -1,4 +1,5 @@
-//! Where the time of a push goes: the clocks of its stages on this side, and the moments of the first and the last data.
+//! Where the time of a push goes: the clocks of its stages on this side, and the moments of the first and the last
+//! data.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -15,7 +15,7 @@ pub(crate) struct Totals {
     pub(crate) whole_bytes: AtomicU64,
     pub(crate) bytes_read: AtomicU64,
     pub(crate) bytes_handed_over: AtomicU64,
-    /// Of these, what the receiver has settled, well or badly.
+    /// The part of `bytes_handed_over` that the receiver has settled, well or badly.
     pub(crate) bytes_settled: AtomicU64,
     pub(crate) skipped: AtomicU64,
     pub(crate) resumed: AtomicU64,

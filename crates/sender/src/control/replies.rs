@@ -1,7 +1,7 @@
 //! The receiver's replies, on their way from the control conversation to the thread that plans.
 //!
-//! **Invariant:** what waits here is bounded, whatever the receiver says: no more answers than questions may be open, and
-//! no more values of groups than any target has.
+//! **Invariant:** what waits here is bounded, whatever the receiver says: no more answers than questions may be open,
+//! and no more values of groups than any target has.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -74,8 +74,8 @@ impl Offering {
         self.outstanding.len() + self.awaited.len() < OFFERS_OUTSTANDING_MAX
     }
 
-    /// Takes what the target holds of a file; what is none of its groups is passed over. Returns the file if it was awaited
-    /// and this is all.
+    /// Takes what the target holds of a file; what is none of its groups is passed over. Returns the file if it was
+    /// awaited and this is all.
     pub(crate) fn take_held(&mut self, held: &Held) -> Option<(SourceDirectory, Entry, Answered)> {
         let key = (held.offer, held.file);
         if let Some(Awaited { there, .. }) = self.awaited.get_mut(&key) {
@@ -90,8 +90,8 @@ impl Offering {
         None
     }
 
-    /// Takes the answer to an offer: its files, each with what is to become of it. Of those that are missing more will be
-    /// [told](Self::take_held).
+    /// Takes the answer to an offer: its files, each with what is to become of it. Of those that are missing more
+    /// will be [told](Self::take_held).
     pub(crate) fn take_answer(&mut self, answer: Answer) -> Vec<(SourceDirectory, Entry, Answered)> {
         let Some(Outstanding { files, mut held }) = self.outstanding.remove(&answer.offer) else {
             return Vec::new();

@@ -63,7 +63,8 @@ pub(crate) enum PackEntry {
 impl PackEntry {
     /// The entry as the scan found it; `None` for what has no place in a pack.
     pub(crate) fn from_scan(entry: Entry) -> Option<Self> {
-        let (name, metadata) = (entry.name.clone(), entry.metadata);
+        let name = entry.name.clone();
+        let metadata = entry.metadata;
         match &entry.kind {
             EntryKind::Directory => Some(Self::Directory(name, metadata)),
             EntryKind::Symlink(target) => Some(Self::Symlink(name, metadata, target.clone())),
@@ -246,8 +247,8 @@ impl Pack {
         Self { groups, tries: 0, basis: Basis::Known, unread: None }
     }
 
-    /// The same entries, in their order, in packs with data of at most `bytes_max` or a single file; a directory that fits
-    /// one pack is not in two.
+    /// Shares the entries out, in their order, to packs with data of at most `bytes_max` or a single file; a
+    /// directory that fits one pack is not in two.
     pub(crate) fn split(self, bytes_max: u64) -> Vec<Self> {
         let (mut pieces, mut piece, mut bytes) = (Vec::new(), Vec::<PackGroup>::new(), 0);
         for group in self.groups {

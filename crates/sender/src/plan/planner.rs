@@ -1,4 +1,5 @@
-//! The planner: one thread that turns what the scan finds into work, asking the receiver first where files may be there.
+//! The planner: one thread that turns what the scan finds into work, asking the receiver first where files may be
+//! there.
 //!
 //! An empty target needs everything, so entries go straight to the plan. Otherwise regular files are offered by the
 //! thousand, many offers at once; directories and links are always sent, because placing one that is there is no work.
@@ -229,7 +230,8 @@ impl Planner<'_> {
     /// Gives a file back that is to be sent or read; while the target is not known, others are kept for later.
     fn admit(&mut self, directory: &SourceDirectory, entry: Entry) -> Option<Entry> {
         let Some(guess) = &self.guess else { return Some(entry) };
-        let (before, basis) = (guess.basis, guess.basis_for(entry.size));
+        let before = guess.basis;
+        let basis = guess.basis_for(entry.size);
         if basis.is_some_and(|basis| basis != before) {
             self.flush_pack();
         }

@@ -124,8 +124,8 @@ impl Queue {
     }
 }
 
-/// Small entries that wait to be read: so far the scan may run ahead, to bridge its pauses and to tell the user how much
-/// there is. Memory at worst: about 200 bytes and the name each.
+/// Small entries that wait to be read: so far the scan may run ahead, to bridge its pauses and to tell the user how
+/// much there is. Memory at worst: about 200 bytes and the name each.
 pub(crate) const ENTRIES_WAITING_MAX: usize = 262_144;
 /// Packs that wait with their directories open.
 const PACKS_OPEN_MAX: usize = 16;

@@ -31,8 +31,8 @@ pub(crate) fn send_lost(queue: &Queue, account: &Account, work: Sent, tries: u8)
     send_again(queue, work, tries);
 }
 
-/// When all work has been handed out: has chunks that are late read and sent again under their items, for lanes that are
-/// idle. `stuck` says of a lane whether something that it has sent has not arrived.
+/// When all work has been handed out: has chunks that are late read and sent again under their items, for lanes that
+/// are idle. `stuck` says of a lane whether something that it has sent has not arrived.
 pub(crate) fn send_late(
     queue: &Queue,
     account: &Account,

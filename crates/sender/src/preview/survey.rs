@@ -75,7 +75,8 @@ const PATIENCE: Duration = Duration::from_millis(20);
 
 impl Survey {
     pub(crate) fn new(context: SurveyContext, compare: Compare, single_name: Option<Name>) -> Self {
-        let (gathered, outstanding) = (Vec::new(), HashMap::new());
+        let gathered = Vec::new();
+        let outstanding = HashMap::new();
         let mirrored = false;
         Self { context, compare, single_name, mirrored, next: 0, gathered, name_bytes: 0, outstanding }
     }

@@ -49,7 +49,8 @@ impl Fillers {
             threads: Vec::with_capacity(lanes.len()),
         };
         for (number, lane) in lanes.into_iter().enumerate() {
-            let (shared, broken) = (Arc::clone(&fillers.shared), broken.clone());
+            let shared = Arc::clone(&fillers.shared);
+            let broken = broken.clone();
             let run = move || {
                 // what the breakers do to a thread that is not quite through is no news
                 if let Err(error) = shared.fill(lane)

@@ -14,16 +14,16 @@ pub struct SenderConfig {
     pub readers: usize,
     /// The most that there may be where storage needs depth. Default: 32. Each may hold a buffer.
     pub readers_max: usize,
-    /// Buffers of one group (4 MiB) between readers and lanes. Default: 24. Where there are more than 16 lanes, so many and
-    /// 8 more. Memory at worst: so many × 4 MiB.
+    /// Buffers of one group (4 MiB) between readers and lanes. Default: 24. Where there are more than 16 lanes, so
+    /// many and 8 more. Memory at worst: so many × 4 MiB.
     pub buffers_max: usize,
     /// The most small files in one batch. Default: 1024. Larger costs less per file, smaller spreads a small tree over
     /// more lanes and writers. At most 2048.
     pub batch_files_max: usize,
     /// How the sources are walked.
     pub scan: ScanConfig,
-    /// How often [`Event::Sampled`](zmove_types::Event::Sampled) is told. Default: never. Shorter shows more and costs a
-    /// system call for each lane each time. Not zero.
+    /// How often [`Event::Sampled`](zmove_types::Event::Sampled) is told. Default: never. Shorter shows more and
+    /// costs a system call for each lane each time. Not zero.
     pub sample_interval: Option<Duration>,
     /// The storage engine.
     pub disk: Arc<dyn Disk>,

@@ -124,7 +124,8 @@ impl Pipeline {
         }
     }
 
-    /// Keeps no connection and no thread of what has ended. To be called at even intervals, in which lanes are compared.
+    /// Keeps no connection and no thread of what has ended. To be called at even intervals, in which lanes are
+    /// compared.
     pub(crate) fn tidy(&mut self) {
         self.lane_set.tidy();
         self.threads.tidy();

@@ -79,8 +79,8 @@ impl Reading {
     }
 }
 
-/// Lanes that bring so much of the rate that they are held to are held up by that, and not by the path: they share it evenly,
-/// so that those whose work is done leave theirs.
+/// Lanes that bring so much of the rate that they are held to are held up by that, and not by the path: they share it
+/// evenly, so that those whose work is done leave theirs.
 const AT_RATE_SHARE: f64 = 0.8;
 /// How often the user is told what limits the rate.
 pub(super) const LIMIT_INTERVAL: Duration = Duration::from_secs(1);

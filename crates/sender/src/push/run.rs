@@ -1,8 +1,9 @@
 //! What the sessions of one run have in common.
 //!
-//! A session that loses its connections can be followed by another, which walks the sources again and is told by the receiver
-//! what is there. **Invariant:** a file that any session has moved counts as moved once, stands in the manifest once, and a
-//! failure is told once. What failed in the end is what failed in the last session, for it tried everything again.
+//! A session that loses its connections can be followed by another, which walks the sources again and is told by the
+//! receiver what is there. **Invariant:** a file that any session has moved counts as moved once, stands in the
+//! manifest once, and a failure is told once. What failed in the end is what failed in the last session, for it tried
+//! everything again.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -31,7 +32,7 @@ pub struct Run {
     pub(crate) book: Book,
     /// How long the next session waits for its turn at a busy receiver.
     pub(crate) patience: Duration,
-    /// That of what the first walk has found, where the target becomes a mirror of it.
+    /// The identity of what the first walk has found, where the target becomes a mirror of it.
     identity: Option<Arc<SourceIdentity>>,
 }
 
@@ -160,7 +161,7 @@ impl Earlier {
     }
 }
 
-/// That of the whole process so far.
+/// CPU time of the whole process so far.
 pub(crate) fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))

@@ -1,7 +1,7 @@
 //! Batches that are read while it is not yet known whether the target needs them.
 //!
-//! The round trip before the receiver gives leave would otherwise leave the readers idle. **Invariant:** what is kept here
-//! has not been issued, so throwing it away loses nothing but the reading.
+//! The round trip before the receiver gives leave would otherwise leave the readers idle. **Invariant:** what is kept
+//! here has not been issued, so throwing it away loses nothing but the reading.
 
 use std::sync::{Mutex, PoisonError};
 

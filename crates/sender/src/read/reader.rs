@@ -1,7 +1,7 @@
 //! The readers: threads that take work from the plan, read it, hash it in cache, and queue frames for the lanes.
 //!
-//! **Invariant:** a file's bytes leave here only with the hash of exactly these bytes, and only if the file was the same
-//! before and after they were read.
+//! **Invariant:** a file's bytes leave here only with the hash of exactly these bytes, and only if the file was the
+//! same before and after they were read.
 
 use std::fs::File;
 use std::io;
@@ -84,7 +84,8 @@ impl Reader<'_> {
         self.context.in_flight.end_work();
     }
 
-    /// The last packs go in pieces: a slow lane would still be sending a whole one when the others have nothing more to do.
+    /// The last packs go in pieces: a slow lane would still be sending a whole one when the others have nothing more
+    /// to do.
     fn last_pieces(&self, pack: Pack) -> Vec<Pack> {
         let last = self.context.queue.is_nearly_done(LAST_PACKS);
         if last && pack.data_bytes() > 2 * LAST_PIECE_BYTES {
@@ -109,8 +110,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads a group's entries; returns the group with those that travel, should they have to travel again. What cannot be
-    /// read has failed, unless it may not be needed and goes to `unread`.
+    /// Reads a group's entries; returns the group with those that travel, should they have to travel again. What
+    /// cannot be read has failed, unless it may not be needed and goes to `unread`.
     fn read_pack_group(
         &mut self,
         mut group: PackGroup,
@@ -182,8 +183,8 @@ impl Reader<'_> {
         Ok(None)
     }
 
-    /// Reads a small file to the end of what is filled. One that has outgrown its batch since the scan goes by itself, or to
-    /// `unread` if it may not be needed.
+    /// Reads a small file to the end of what is filled. One that has outgrown its batch since the scan goes by
+    /// itself, or to `unread` if it may not be needed.
     fn read_file(
         &self,
         directory: &SourceDirectory,
@@ -212,7 +213,8 @@ impl Reader<'_> {
         let root = file_root(room);
         filling.filled += wanted;
         filling.files.push(sent_file(directory, entry, root, &before, Carried::Contents));
-        let (name, metadata) = (entry.name.clone(), before.metadata());
+        let name = entry.name.clone();
+        let metadata = before.metadata();
         Ok(Some(BatchEntry::File(FileEntry { name, metadata, bytes: length(wanted), root })))
     }
 
@@ -269,8 +271,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads a group that is late. What was read first is still on its way, so a file that cannot be read any more, or has
-    /// changed since, does not fail by that.
+    /// Reads a group that is late. What was read first is still on its way, so a file that cannot be read any more,
+    /// or has changed since, does not fail by that.
     fn repeat_group(&mut self, file: &Arc<LargeSource>, span: GroupSpan, item: ItemId) {
         if !file.is_dead() && self.context.in_flight.has(item) {
             let _first_copy_counts = self.try_read_group(file, span, Some(item));

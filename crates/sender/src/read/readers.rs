@@ -14,8 +14,8 @@ impl Readers {
         Self(Arc::new(context))
     }
 
-    /// Starts readers up to so many, or lets those beyond go after what they are doing. Readers that cannot be started are
-    /// done without; that there are none at all is an error.
+    /// Starts readers up to so many, or lets those beyond go after what they are doing. Readers that cannot be
+    /// started are done without; that there are none at all is an error.
     pub(crate) fn set(&self, wanted: usize, threads: &mut Threads) -> Result<(), SessionError> {
         let running = self.0.headcount.want(wanted);
         for number in running..wanted {

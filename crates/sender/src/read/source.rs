@@ -62,7 +62,8 @@ impl SourceDirectory {
         self.open = None;
     }
 
-    /// The same directory, opened if it is not: for several files in a row. Where that fails, opening the files says why.
+    /// The same directory, opened if it is not: for several files in a row. Where that fails, opening the files says
+    /// why.
     pub(crate) fn opened(&self) -> Self {
         let again =
             || self.root.open_directory(&self.source_path).ok().map(|fd| OpenDirectory::Again(Arc::new(fd)));

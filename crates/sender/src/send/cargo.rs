@@ -24,17 +24,17 @@ pub(crate) struct ChunkCargo {
     pub(crate) file: Arc<LargeSource>,
     pub(crate) identity: FileIdentity,
     pub(crate) frame: Frame,
-    /// How often it came damaged.
+    /// How often the group came damaged.
     pub(crate) tries: u8,
     pub(crate) copy: ChunkCopy,
 }
 
-/// Whether a chunk is on its way already.
+/// Whether a chunk is in flight already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChunkCopy {
-    /// It is not.
+    /// No other copy is in flight.
     First,
-    /// It is, and late: what waited for this one waited for that.
+    /// Another copy is in flight, and late: what waited for this one waited for that.
     Late,
 }
 
@@ -43,7 +43,7 @@ impl Cargo {
         self.frame().header.item
     }
 
-    /// How much payload it is.
+    /// How much payload the frame has.
     pub(crate) fn data_bytes(&self) -> u32 {
         self.frame().header.data_bytes
     }

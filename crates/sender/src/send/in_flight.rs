@@ -120,8 +120,8 @@ impl InFlight {
         self.announce(&mut state);
     }
 
-    /// Books an item as in flight; waits while too many are, or too much has no name yet. A large file is not begun while
-    /// too many have no end. `None` when the push is being stopped.
+    /// Books an item as in flight; waits while too many are, or too much has no name yet. A large file is not begun
+    /// while too many have no end. `None` when the push is being stopped.
     pub(crate) fn issue(&self, work: Sent, tries: u8) -> Option<ItemId> {
         let large = work.large();
         let full = |state: &mut State| state.is_full(large.as_deref()) && !self.stop.is_raised();
@@ -206,7 +206,8 @@ impl InFlight {
         Some(ended)
     }
 
-    /// A large file ends badly on this side, and the receiver is told so. Returns whether it had not come to its end before.
+    /// A large file ends badly on this side, and the receiver is told so. Returns whether it had not come to its end
+    /// before.
     pub(crate) fn abandon_large(&self, id: FileId) -> bool {
         let Some(file) = self.end_large(id) else { return false };
         file.kill();
@@ -229,8 +230,8 @@ impl InFlight {
         self.lock().record.doubtful(now)
     }
 
-    /// When all work has been issued: chooses what idle lanes should send again, the latest first; `stuck` says of a lane
-    /// whether something that it has sent has not arrived.
+    /// When all work has been issued: chooses what idle lanes should send again, the latest first; `stuck` says of a
+    /// lane whether something that it has sent has not arrived.
     pub(crate) fn take_late(&self, stuck: impl Fn(usize) -> bool) -> Vec<LateGroup> {
         let idle = self.lanes_idle.load(Ordering::Relaxed);
         if idle == 0 {

@@ -132,8 +132,8 @@ impl Lane {
         }
     }
 
-    /// Lets go of the connection of a lane that has ended and of which everything has arrived that will, keeping what it
-    /// came to.
+    /// Lets go of the connection of a lane that has ended and of which everything has arrived that will, keeping what
+    /// it came to.
     fn close_if_arrived(&mut self, last: TcpInfo) {
         let arrived = match self.state {
             LaneState::Up(_) | LaneState::Closed => false,
@@ -153,8 +153,8 @@ impl Lane {
     }
 }
 
-/// Whether a connection has ended, or nothing of what was sent has been acknowledged for too long. A receiver that takes nothing
-/// more has acknowledged all that was sent.
+/// Whether a connection has ended, or nothing of what was sent has been acknowledged for too long. A receiver that
+/// takes nothing more has acknowledged all that was sent.
 fn is_gone(info: &TcpInfo) -> bool {
     info.established == Some(false) || is_silent(info)
 }
@@ -293,7 +293,7 @@ impl LaneSet {
         self.lanes.iter().map(|lane| &lane.probe)
     }
 
-    /// The same of those that are up.
+    /// What tells of the connection of each lane that is up.
     pub(crate) fn probes_up(&self) -> impl Iterator<Item = &PathProbe> {
         self.lanes.iter().filter(|lane| lane.is_up()).map(|lane| &lane.probe)
     }
@@ -312,8 +312,8 @@ fn let_slowest_go(lanes: &mut [Lane], wanted: usize) {
     up.into_iter().take(surplus).for_each(|lane| lane.state = LaneState::LetGo);
 }
 
-/// Says at once that nothing comes on a lane, for which there is room: nothing has gone out but its greeting. One that was
-/// only dropped would look broken to the receiver.
+/// Says at once that nothing comes on a lane, for which there is room: nothing has gone out but its greeting. One
+/// that was only dropped would look broken to the receiver.
 pub(crate) fn end_unused(mut sink: Box<dyn LaneSink>) {
     let _gone_already = sink.finish();
 }

@@ -10,7 +10,7 @@ use zmove_wire::{EntryFault, FrameKind, Version};
 use crate::plan::pack::Pack;
 use crate::read::source::{LargeSource, Look};
 
-/// Work on its way, well enough described to do it again.
+/// Work in flight, well enough described to do it again.
 #[derive(Debug)]
 pub(crate) enum Sent {
     Batch(SentBatch),
@@ -20,9 +20,9 @@ pub(crate) enum Sent {
 /// Whether the bytes of a group travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Travels {
-    /// They do.
+    /// The bytes travel.
     Whole,
-    /// The target has them, and is told so.
+    /// The target has the bytes, and is told so.
     ByName,
 }
 
@@ -32,27 +32,27 @@ impl Travels {
     }
 }
 
-/// A batch on its way.
+/// A batch in flight, or stored and without names.
 #[derive(Debug)]
 pub(crate) struct SentBatch {
     pub(crate) pack: Pack,
     pub(crate) files: Vec<SentFile>,
-    /// What could not be stored of it, where that is not its end.
+    /// Entries that could not be stored, where that is not the end of the batch.
     pub(crate) faults: Vec<EntryFault>,
 }
 
-/// A small file on its way.
+/// A small file of such a batch.
 #[derive(Debug)]
 pub(crate) struct SentFile {
     pub(crate) path: RelPath,
     pub(crate) root: Root,
     pub(crate) look: Look,
-    /// It was there already and only its metadata travels.
+    /// The file was there already and only its metadata travels.
     pub(crate) retouched: bool,
 }
 
 impl Sent {
-    /// How much payload it is.
+    /// How much payload the work is.
     pub(crate) fn data_bytes(&self) -> u64 {
         match self {
             Self::Batch(batch) => {
@@ -63,7 +63,7 @@ impl Sent {
         }
     }
 
-    /// The large file that it is of.
+    /// The large file that a group is of.
     pub(crate) fn large(&self) -> Option<Arc<LargeSource>> {
         match self {
             Self::Group(file, ..) => Some(Arc::clone(file)),
@@ -71,7 +71,7 @@ impl Sent {
         }
     }
 
-    /// With which word of a receiver that speaks `version` it is done.
+    /// With which word of a receiver that speaks `version` the work is done.
     pub(crate) fn last_word(&self, version: Version) -> LastWord {
         match self {
             Self::Batch(SentBatch { pack, .. }) if version >= Version::V4 => LastWord::Published(Load {
@@ -81,9 +81,7 @@ impl Sent {
             _ => LastWord::Stored,
         }
     }
-}
 
-impl Sent {
     /// Books what of a batch could not be stored; returns how many bytes of it are.
     pub(crate) fn store(&mut self, faults: &[EntryFault]) -> Option<u64> {
         let Self::Batch(batch) = self else { return None };

@@ -1,4 +1,5 @@
-//! What the kernel, or QUIC, says of the path: the connections of all lanes, summed; and what would help where the path is the limit.
+//! What the kernel, or QUIC, says of the path: the connections of all lanes, summed; and what would help where the
+//! path is the limit.
 
 use std::fmt;
 use std::time::Duration;
@@ -45,7 +46,7 @@ pub enum Finding {
     SendBuffer(u8),
     /// Data had to be sent again: its share of all that was sent.
     Loss(f64),
-    /// The same over QUIC, whose congestion control bears the loss of single packets.
+    /// Data had to be sent again over QUIC, whose congestion control bears the loss of single packets.
     DatagramLoss(f64),
 }
 
@@ -117,13 +118,14 @@ impl PathReport {
         1.0 - share(self.busy_longest, elapsed).min(1.0)
     }
 
-    /// What there is to say about the path when `limit` was the limit: where it is something else, full windows and waits
-    /// are only its echo.
+    /// What there is to say about the path when `limit` was the limit: where it is something else, full windows and
+    /// waits are only its echo.
     pub(crate) fn finding(&self, limit: Limit) -> Option<Finding> {
         if limit != Limit::Path {
             return None;
         }
-        let (window, buffer) = (self.receive_window_share(), self.send_buffer_share());
+        let window = self.receive_window_share();
+        let buffer = self.send_buffer_share();
         if window >= WORTH_SAYING && self.by_quic {
             // the receiver is slow to take what has arrived: there is nothing to set
             None

@@ -46,8 +46,8 @@ impl Dials {
         Self { awaited, wanted: awaited, rest: REDIAL_REST_MIN, next_rest: REDIAL_REST_MIN * 2, again: false }
     }
 
-    /// How many to ask for when so many are wanted and `up` are there. Those that failed are asked for again after a rest
-    /// that doubles each time.
+    /// How many to ask for when so many are wanted and `up` are there. Those that failed are asked for again after a
+    /// rest that doubles each time.
     fn missing(&mut self, wanted: usize, up: usize, elapsed: Duration) -> usize {
         let risen = wanted > self.wanted;
         self.wanted = wanted;

@@ -171,7 +171,8 @@ impl<W> SenderTransfer<W> {
     /// The receiver has given a batch its names, as far as they could be given; returns what it was.
     ///
     /// # Errors
-    /// [`WireError::OutOfOrder`] when no such item has been stored, or it has been published before, or nothing of it is.
+    /// [`WireError::OutOfOrder`] when no such item has been stored, or it has been published before, or nothing of it
+    /// is.
     pub fn published(&mut self, item: ItemId) -> Result<W, WireError> {
         let published = self.unpublished.remove(&item);
         let (work, load) = published.ok_or(WireError::OutOfOrder { what: "a name" })?;

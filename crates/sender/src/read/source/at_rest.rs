@@ -1,9 +1,10 @@
 //! The first look at a file that will be read, when nobody is writing to it.
 //!
-//! A second look after the read tells by the file's times what has changed since. These are stamped when a write begins, though,
-//! however long it takes, and on kernels before 6.13 and many file systems no finer than by the clock's tick. **Invariant:** when the first
-//! look has returned, writes that had begun before it have ended, where the file system lets us wait for them, and one that begins later
-//! gives the file another time, unless it is one that has been changed in each tick for [`PATIENCE`].
+//! A second look after the read tells by the file's times what has changed since. These are stamped when a write
+//! begins, though, however long it takes, and on kernels before 6.13 and many file systems no finer than by the
+//! clock's tick. **Invariant:** when the first look has returned, writes that had begun before it have ended, where
+//! the file system lets us wait for them, and one that begins later gives the file another time, unless it is one
+//! that has been changed in each tick for [`PATIENCE`].
 
 use std::fs::File;
 use std::io;
@@ -50,8 +51,8 @@ fn has_seconds_only(time: Timestamp) -> bool {
     time.nanos == 0
 }
 
-/// Waits until a write has ended that is under way: to look for data, which some byte is or is not, file systems take the lock that writes
-/// hold. Then the file is to be read from its start.
+/// Waits until a write has ended that is under way: to look for data, which some byte is or is not, file systems take
+/// the lock that writes hold. Then the file is to be read from its start.
 fn wait_for_write(file: &File, bytes: u64) -> io::Result<()> {
     let _no_data = rustix::fs::seek(file, SeekFrom::Data(bytes.saturating_sub(1)));
     rustix::fs::seek(file, SeekFrom::Start(0))?;

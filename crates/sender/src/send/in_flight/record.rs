@@ -1,9 +1,9 @@
 //! The record of each item in flight: its work, the lanes that have taken it, since when, and whether it goes twice.
 //!
-//! At the end of a push lanes run out of work while a slow one still has some. A chunk that takes much longer there than
-//! chunks usually do goes again, under the same item, on a lane that is idle; the receiver takes what comes first.
-//! **Invariant:** a chunk is sent again at most once for being late, and only while no other work waits. An item is lost when
-//! every lane that has had it is gone, and then once.
+//! At the end of a push lanes run out of work while a slow one still has some. A chunk that takes much longer there
+//! than chunks usually do goes again, under the same item, on a lane that is idle; the receiver takes what comes
+//! first. **Invariant:** a chunk is sent again at most once for being late, and only while no other work waits. An
+//! item is lost when every lane that has had it is gone, and then once.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -106,8 +106,8 @@ impl<W> Record<W> {
         self.transfer.issue(item, tries, last_word)
     }
 
-    /// A lane has taken an item; a chunk that is taken again stays with the first lane. Returns whether the item is in flight:
-    /// no receipt would come for a copy of one that has been settled.
+    /// A lane has taken an item; a chunk that is taken again stays with the first lane. Returns whether the item is
+    /// in flight: no receipt would come for a copy of one that has been settled.
     pub(super) fn taken(&mut self, item: ItemId, lane: usize, carries: Carries, now: Instant) -> bool {
         let Some(item) = self.transfer.outstanding_mut(item) else {
             self.last = Some(now);
@@ -165,9 +165,9 @@ impl<W> Record<W> {
         if item.lost { Lost::WithLane } else { Lost::No }
     }
 
-    /// The lane that has had its item longest, if nothing has been settled for so long that what it sent may not have come
-    /// as a whole: the receiver may wait for bytes of which nobody knows. Giving a lane up that is only slow costs a
-    /// connection.
+    /// The lane that has had its item longest, if nothing has been settled for so long that what it sent may not have
+    /// come as a whole: the receiver may wait for bytes of which nobody knows. Giving a lane up that is only slow
+    /// costs a connection.
     pub(super) fn doubtful(&mut self, now: Instant) -> Option<usize> {
         if now.saturating_duration_since(self.last?) < DOUBT_AFTER {
             return None;
@@ -208,8 +208,8 @@ impl<W> Record<W> {
         late.map(|(item, FirstCopy { lane, handed_on, .. })| LateChunk { item, lane, handed_on }).collect()
     }
 
-    /// Has a late chunk sent again when the group is next taken out of the plan; `group` tells which that is. `None` when it
-    /// is not in flight any more.
+    /// Has a late chunk sent again when the group is next taken out of the plan; `group` tells which that is. `None`
+    /// when it is not in flight any more.
     pub(super) fn repeat(&mut self, item: ItemId, group: impl Fn(&W) -> Option<GroupId>) -> Option<&W> {
         let record = self.transfer.outstanding_mut(item)?;
         let lane = record.first?.lane;
@@ -226,8 +226,8 @@ impl<W> Record<W> {
         Some(self.again.swap_remove(planned).item)
     }
 
-    /// Lanes that have had a chunk which another had as well. In the end what they still hold is not needed: it may be the
-    /// copy that did not come first, of which the receiver says nothing.
+    /// Lanes that have had a chunk which another had as well. In the end what they still hold is not needed: it may
+    /// be the copy that did not come first, of which the receiver says nothing.
     pub(super) fn lanes_with_copies(&self) -> HashSet<usize> {
         self.twice.clone()
     }
