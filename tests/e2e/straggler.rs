@@ -45,7 +45,7 @@ fn what_a_lane_that_stands_still_has_taken_goes_over_another() {
     });
     let summary = pushed.summary();
     assert_eq!((summary.files, summary.repeated, summary.resent), (1, 1, 0));
-    assert_ne!(summary.verdict.limit, Limit::Scan, "nobody waited for it: {:?}", summary.verdict);
+    assert_ne!(summary.bottleneck.limit, Limit::Scan, "nobody waited for it: {:?}", summary.bottleneck);
     assert_eq!((summary.bytes, bytes_stored(&pushed)), (GROUPS * GROUP_BYTES - 1, summary.bytes));
     assert_same(&site.source(), &site.target());
 }

@@ -56,9 +56,9 @@ impl Fault {
         let site = Site::local();
         File::create(site.source().join("large")).unwrap().set_len(GROUPS * GROUP_BYTES).unwrap();
         let pushed = (self.push)().push(&site.source(), &site.target());
-        let verdict = pushed.summary().verdict;
+        let bottleneck = pushed.summary().bottleneck;
         assert_same(&site.source(), &site.target());
-        (verdict.limit != self.limit).then(|| format!("{verdict:?}"))
+        (bottleneck.limit != self.limit).then(|| format!("{bottleneck:?}"))
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use serde_json::json;
-use zmove_sender::{Limit, PathReport, Preview, Summary, Verdict};
+use zmove_sender::{Bottleneck, Limit, PathReport, Preview, Summary};
 use zmove_transport::Transport;
 use zmove_types::{ByteCount, ByteRate};
 
@@ -91,7 +91,7 @@ fn as_text(summary: &Summary, args: &PushArgs, carriage: Option<Carriage>) -> St
         summary.lanes,
     );
     text.push_str(&extras(summary, args));
-    if summary.verdict.percent > 0 && summary.files > 0 {
+    if summary.bottleneck.percent > 0 && summary.files > 0 {
         text.push_str(&limit(summary));
     }
     text
@@ -99,7 +99,7 @@ fn as_text(summary: &Summary, args: &PushArgs, carriage: Option<Carriage>) -> St
 
 /// What the run waited for, and what would help, if that is known.
 fn limit(summary: &Summary) -> String {
-    let Verdict { limit, percent, .. } = summary.verdict;
+    let Bottleneck { limit, percent, .. } = summary.bottleneck;
     let idle = summary.path_idle().filter(|idle| limit != Limit::Path && *idle >= IDLE_WORTH_SAYING);
     let idle = idle.map_or(String::new(), |idle| format!("; the path was idle {:.0} %", idle * 100.0));
     let advice = summary.finding().map_or(String::new(), |finding| format!("{finding}\n"));
@@ -175,18 +175,18 @@ fn as_json(summary: &Summary, carriage: Option<Carriage>) -> serde_json::Value {
         "flush_seconds": summary.flush.as_secs_f64(),
         "sender_cpu_seconds": summary.sender_cpu.as_secs_f64(),
         "receiver_cpu_seconds": summary.receiver_cpu.as_secs_f64(),
-        "limited_by": limit_key(summary.verdict.limit),
-        "limited_percent": summary.verdict.percent,
-        "shares_percent": shares(&summary.verdict),
+        "limited_by": limit_key(summary.bottleneck.limit),
+        "limited_percent": summary.bottleneck.percent,
+        "shares_percent": shares(&summary.bottleneck),
         "path": summary.path.as_ref().map(|path| path_as_json(path, summary)),
         "advice": summary.finding().map(|finding| finding.to_string()),
     })
 }
 
 /// The wall clock by what it went to.
-fn shares(verdict: &Verdict) -> serde_json::Value {
+fn shares(bottleneck: &Bottleneck) -> serde_json::Value {
     let keys = Limit::ALL.into_iter().map(limit_key);
-    keys.map(str::to_owned).zip(verdict.shares.map(serde_json::Value::from)).collect()
+    keys.map(str::to_owned).zip(bottleneck.shares.map(serde_json::Value::from)).collect()
 }
 
 /// What the kernel tells of the lanes' connections; a share without a unit is of 1.

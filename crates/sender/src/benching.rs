@@ -9,11 +9,10 @@ use zmove_chunk::{Groups, Plan, Work};
 use zmove_scan::EntryBatch;
 use zmove_types::{FileId, GROUP_BYTES};
 
-use crate::config::SenderConfig;
-use crate::pack::{Pack, PackEntry, Packer};
-use crate::planner::large_source;
-use crate::shared::{ENTRIES_WAITING_MAX, FILES_WAITING_MAX};
-use crate::source::{LargeSource, SourceDirectory};
+use crate::plan::pack::{Pack, PackEntry, Packer};
+use crate::plan::queue::{ENTRIES_WAITING_MAX, FILES_WAITING_MAX};
+use crate::push::config::SenderConfig;
+use crate::read::source::{LargeSource, SourceDirectory};
 
 /// What a reader has taken out of the plan.
 #[derive(Debug, Default)]
@@ -62,8 +61,9 @@ fn fill(plan: &Plan<Pack, Arc<LargeSource>>, batches: Vec<EntryBatch>) {
         let directory = SourceDirectory::held_open(&batch.directory);
         for entry in batch.entries {
             if entry.size > GROUP_BYTES {
-                let (id, bytes) = (ids.next().expect("there are fewer files"), entry.size);
-                let source = Arc::new(large_source(id, &directory, entry));
+                let id = ids.next().expect("there are fewer files");
+                let bytes = entry.size;
+                let source = Arc::new(LargeSource::new(id, &directory, entry));
                 plan.push_file(source, bytes, Groups::From(0)).expect("the plan has not ended");
             } else if let Some(entry) = PackEntry::from_scan(entry) {
                 packer.add(&directory, entry).into_iter().for_each(push);

@@ -1,12 +1,12 @@
 //! `--delete`: when all has been sent and settled, the sources are walked again, names only, and what is at the target
 //! below them and not in them goes.
 //!
-//! **Invariant:** nothing is asked to be removed before all names of all sources have been read, and all files of them that
-//! were to be sent are at the target; and when any of it could not be read or stored, nothing at all, unless the user has
-//! said so. What could not be listed is left alone then too, and so is what rules leave out of the push. Nothing is
-//! removed either when a source is another directory than the one that was pushed, or something that was mounted in it
-//! is gone; nor from a directory whose source has changed since the push began, for what has another name there now has
-//! not been sent.
+//! **Invariant:** nothing is asked to be removed before all names of all sources have been read, and all files of
+//! them that were to be sent are at the target; and when any of it could not be read or stored, nothing at all,
+//! unless the user has said so. What could not be listed is left alone then too, and so is what rules leave out of
+//! the push. Nothing is removed either when a source is another directory than the one that was pushed, or something
+//! that was mounted in it is gone; nor from a directory whose source has changed since the push began, for what has
+//! another name there now has not been sent.
 
 mod doomed;
 
@@ -28,8 +28,10 @@ use zmove_wire::{
 };
 
 use self::doomed::{Doom, Doomed, Taken, Whereabouts};
-use crate::error::FileError;
-use crate::shared::Shared;
+use crate::account::Account;
+use crate::account::failure::FileError;
+use crate::control::outgoing::Outgoing;
+use crate::control::stop::Stop;
 
 /// What is mirrored.
 #[derive(Clone, Debug)]
@@ -74,64 +76,77 @@ pub enum AfterErrors {
     Remove,
 }
 
+/// The ways by which a mirror is made.
+#[derive(Clone, Copy)]
+pub(crate) struct MirrorContext<'a> {
+    pub(crate) account: &'a Account,
+    pub(crate) outgoing: &'a Outgoing,
+    pub(crate) stop: &'a Stop,
+    /// What the receiver says of names at the target.
+    pub(crate) answers: &'a Receiver<ToSender>,
+}
+
 /// Makes the target a mirror of the sources.
-pub(crate) fn run(shared: &Shared, answers: &Receiver<ToSender>, mirror: &Mirror) {
-    run_rounds(shared, answers, mirror);
-    let kept = shared.counters.kept_by_change.load(Ordering::Relaxed);
+pub(crate) fn run(context: MirrorContext<'_>, mirror: &Mirror) {
+    run_rounds(context, mirror);
+    let kept = context.account.totals.kept_by_change.load(Ordering::Relaxed);
     if kept > 0 {
         let (entries, them) = if kept == 1 { ("entry stays", "it") } else { ("entries stay", "them") };
         let message = format!(
             "{kept} {entries} at the target: the source changed while it was pushed; the same command removes {them}"
         );
-        shared.observer.on(&Event::Warned { message });
+        context.account.observer.on(&Event::Warned { message });
     }
 }
 
-fn run_rounds(shared: &Shared, answers: &Receiver<ToSender>, mirror: &Mirror) {
+fn run_rounds(context: MirrorContext<'_>, mirror: &Mirror) {
     loop {
-        if stays(shared, mirror) {
+        if stays(context.account, mirror) {
             return;
         }
-        let mut round = Round::new(shared, answers, mirror);
+        let mut round = Round::new(context, mirror);
         if round.walk() == Walked::Elsewhere {
             return;
         }
         // large files get their names after they are settled
-        round
-            .wait_until(|round| round.mirror.purpose == Purpose::Preview || shared.counters.are_files_told());
-        if shared.is_stopping() || stays(shared, mirror) {
+        round.wait_until(|round| {
+            round.mirror.purpose == Purpose::Preview || context.account.totals.are_files_told()
+        });
+        if context.stop.is_raised() || stays(context.account, mirror) {
             return;
         }
         if let Some(why) = mirror.removals.guard.as_ref().and_then(|guard| guard.objection()) {
-            return shared.fail(&FileError::Guarded { why });
+            return context.account.fail(&FileError::Guarded { why });
         }
-        let counts =
-            || [&shared.counters.failed, &shared.counters.removed].map(|count| count.load(Ordering::Relaxed));
+        let counts = || {
+            [&context.account.totals.failed, &context.account.totals.removed]
+                .map(|count| count.load(Ordering::Relaxed))
+        };
         let [failed, removed] = counts();
         let more = round.full;
         round.let_go();
         let [failed_since, removed_since] = counts();
-        let spared = shared.counters.spared.load(Ordering::Relaxed);
+        let spared = context.account.totals.spared.load(Ordering::Relaxed);
         if spared > 0 {
             let entries = if spared == 1 { "entry stays" } else { "entries stay" };
             let message = format!("--max-delete ended the removal at the target: {spared} more {entries}");
-            shared.observer.on(&Event::Warned { message });
+            context.account.observer.on(&Event::Warned { message });
         }
         if !more || spared > 0 || failed_since > failed || mirror.purpose == Purpose::Preview {
             return;
         }
         if removed_since == removed {
             let message = "not all could be removed: too many directories hold what is left out".to_owned();
-            shared.observer.on(&Event::Warned { message });
+            context.account.observer.on(&Event::Warned { message });
             return;
         }
     }
 }
 
 /// Whether nothing may be removed; says so then.
-fn stays(shared: &Shared, mirror: &Mirror) -> bool {
-    let unread = shared.counters.source_errors();
-    let errors = unread + shared.counters.unplaced.load(Ordering::Relaxed);
+fn stays(account: &Account, mirror: &Mirror) -> bool {
+    let unread = account.totals.source_errors();
+    let errors = unread + account.totals.unplaced.load(Ordering::Relaxed);
     if errors == 0 || mirror.removals.after_errors == AfterErrors::Remove {
         return false;
     }
@@ -140,8 +155,8 @@ fn stays(shared: &Shared, mirror: &Mirror) -> bool {
     let message = format!(
         "nothing was removed at the target: {why} ({errors} errors); --ignore-errors removes nevertheless"
     );
-    if shared.book().tell(&message) {
-        shared.observer.on(&Event::Warned { message });
+    if account.book().tell(&message) {
+        account.observer.on(&Event::Warned { message });
     }
     true
 }
@@ -156,14 +171,13 @@ enum Walked {
 
 /// One walk, and what it leads to.
 struct Round<'a> {
-    shared: &'a Shared,
-    answers: &'a Receiver<ToSender>,
+    context: MirrorContext<'a>,
     mirror: &'a Mirror,
     next: u64,
     gathered: Vec<KeptRange>,
     /// What they are about.
     whereabouts: Whereabouts,
-    load: Load,
+    load: MessageLoad,
     outstanding: HashMap<u64, Question>,
     removing: usize,
     doom: Doom,
@@ -178,7 +192,7 @@ struct Question {
 
 /// How much has been gathered for a message.
 #[derive(Clone, Copy, Default)]
-struct Load {
+struct MessageLoad {
     names: usize,
     name_bytes: usize,
 }
@@ -190,15 +204,14 @@ const GATHERED_RANGES_MAX: usize = 1024;
 const PATIENCE: Duration = Duration::from_millis(20);
 
 impl<'a> Round<'a> {
-    fn new(shared: &'a Shared, answers: &'a Receiver<ToSender>, mirror: &'a Mirror) -> Self {
+    fn new(context: MirrorContext<'a>, mirror: &'a Mirror) -> Self {
         Self {
-            shared,
-            answers,
+            context,
             mirror,
             next: 0,
             gathered: Vec::new(),
             whereabouts: Whereabouts::Source,
-            load: Load::default(),
+            load: MessageLoad::default(),
             outstanding: HashMap::new(),
             removing: 0,
             doom: Doom::new(mirror.selection.clone(), mirror.removals.entries_max.is_some()),
@@ -210,26 +223,26 @@ impl<'a> Round<'a> {
     fn walk(&mut self) -> Walked {
         let mut walked = Walked::Sources;
         // each round finds it anew
-        self.shared.counters.kept_by_change.store(0, Ordering::Relaxed);
+        self.context.account.totals.kept_by_change.store(0, Ordering::Relaxed);
         // what could not be read has been told by the first walk
-        let told = self.shared.counters.scan_errors.load(Ordering::Relaxed) > 0;
+        let told = self.context.account.totals.scan_errors.load(Ordering::Relaxed) > 0;
         let Mirror { roots, selection, file_systems, identity, .. } = self.mirror;
         let listings = Listings::of(roots, selection.clone(), *file_systems, Arc::clone(identity));
         for listing in listings {
-            if self.shared.is_stopping() {
+            if self.context.stop.is_raised() {
                 return walked;
             }
             match listing {
                 Ok(listing) => self.keep(listing),
                 Err(error @ (ScanError::Exchanged { .. } | ScanError::Unmounted { .. })) => {
-                    self.shared.fail(&FileError::OtherSource(error));
+                    self.context.account.fail(&FileError::OtherSource(error));
                     walked = Walked::Elsewhere;
                     break;
                 }
                 Err(_) if told => {}
-                Err(error) => self.shared.fail_scan(error),
+                Err(error) => self.context.account.fail_scan(error),
             }
-            while let Ok(answer) = self.answers.try_recv() {
+            while let Ok(answer) = self.context.answers.try_recv() {
                 self.take(answer);
             }
             if self.mirror.purpose == Purpose::Preview && self.doom.is_full() {
@@ -244,7 +257,7 @@ impl<'a> Round<'a> {
     /// Until all questions are answered, also those about doomed directories.
     fn settle(&mut self) {
         self.ask();
-        while !self.shared.is_stopping() && (self.doom.has_unseen() || !self.outstanding.is_empty()) {
+        while !self.context.stop.is_raised() && (self.doom.has_unseen() || !self.outstanding.is_empty()) {
             self.wait_until(|round| round.outstanding.len() < KEEPS_OUTSTANDING_MAX);
             match self.doom.look_inside() {
                 Some(ranges) => self.send(ranges, Whereabouts::Doomed),
@@ -259,7 +272,8 @@ impl<'a> Round<'a> {
             self.ask();
             self.whereabouts = whereabouts;
         }
-        let (mut after, mut rest) = (None, names.into_iter().map(ListedName).peekable());
+        let mut after = None;
+        let mut rest = names.into_iter().map(ListedName).peekable();
         loop {
             let mut piece = Vec::new();
             let mut bytes = directory.as_bytes().len();
@@ -302,7 +316,7 @@ impl<'a> Round<'a> {
         }
         self.wait_until(|round| round.outstanding.len() < KEEPS_OUTSTANDING_MAX);
         let ranges = std::mem::take(&mut self.gathered);
-        self.load = Load::default();
+        self.load = MessageLoad::default();
         self.send(ranges, self.whereabouts);
     }
 
@@ -310,12 +324,12 @@ impl<'a> Round<'a> {
         let keep = self.next;
         self.next += 1;
         self.outstanding.insert(keep, Question { ranges: ranges.clone(), whereabouts });
-        self.shared.send(ToReceiver::Keep(Keep { keep, ranges }));
+        self.context.outgoing.send(ToReceiver::Keep(Keep { keep, ranges }));
     }
 
     fn wait_until(&mut self, done: impl Fn(&Self) -> bool) {
-        while !done(self) && !self.shared.is_stopping() {
-            match self.answers.recv_timeout(PATIENCE) {
+        while !done(self) && !self.context.stop.is_raised() {
+            match self.context.answers.recv_timeout(PATIENCE) {
                 Ok(answer) => self.take(answer),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
@@ -328,7 +342,7 @@ impl<'a> Round<'a> {
             ToSender::Extra(extra) => self.take_extra(extra),
             ToSender::Removed { entries, .. } => {
                 self.removing = self.removing.saturating_sub(1);
-                self.shared.counters.removed.fetch_add(entries, Ordering::Relaxed);
+                self.context.account.totals.removed.fetch_add(entries, Ordering::Relaxed);
             }
             _ => {}
         }
@@ -342,7 +356,11 @@ impl<'a> Round<'a> {
                 if whereabouts == Whereabouts::Doomed {
                     self.doom.spare(&path);
                 }
-                self.shared.fail(&FileError::Receiver(Fault { path, operation: Operation::List, code }));
+                self.context.account.fail(&FileError::Receiver(Fault {
+                    path,
+                    operation: Operation::List,
+                    code,
+                }));
             }
         }
         for extra in names {
@@ -369,16 +387,16 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// What is doomed, as much of it as may still go in this run. It counts as gone from now on: should the connection be
-    /// lost nobody knows what has gone.
+    /// What is doomed, as much of it as may still go in this run. It counts as gone from now on: should the
+    /// connection be lost nobody knows what has gone.
     fn take_doomed(&mut self) -> Vec<Doomed> {
-        let counters = &self.shared.counters;
-        let before = counters.doomed.load(Ordering::Relaxed);
+        let totals = &self.context.account.totals;
+        let before = totals.doomed.load(Ordering::Relaxed);
         let room = self.mirror.removals.entries_max.map(|max| max.saturating_sub(before));
         let Taken { doomed, entries, spared, kept } = self.doom.take(room.unwrap_or(u64::MAX));
-        counters.doomed.fetch_add(entries, Ordering::Relaxed);
-        counters.spared.fetch_add(spared, Ordering::Relaxed);
-        counters.kept_by_change.fetch_add(kept, Ordering::Relaxed);
+        totals.doomed.fetch_add(entries, Ordering::Relaxed);
+        totals.spared.fetch_add(spared, Ordering::Relaxed);
+        totals.kept_by_change.fetch_add(kept, Ordering::Relaxed);
         doomed
     }
 
@@ -387,12 +405,13 @@ impl<'a> Round<'a> {
         if self.mirror.purpose == Purpose::Preview {
             return self.list();
         }
-        let (mut groups, mut load) = (Vec::<RemoveGroup>::new(), Load::default());
+        let mut groups = Vec::<RemoveGroup>::new();
+        let mut load = MessageLoad::default();
         for Doomed { directory, names, .. } in self.take_doomed() {
             for (name, _) in names {
                 if load.names >= REMOVE_NAMES_MAX || load.name_bytes >= REMOVE_NAME_BYTES_MAX {
                     self.remove(std::mem::take(&mut groups));
-                    load = Load::default();
+                    load = MessageLoad::default();
                 }
                 load.names += 1;
                 load.name_bytes += name.0.as_bytes().len();
@@ -417,18 +436,18 @@ impl<'a> Round<'a> {
         self.removing += 1;
         let remove = self.next;
         self.next += 1;
-        self.shared.send(ToReceiver::Remove(Remove { remove, groups }));
+        self.context.outgoing.send(ToReceiver::Remove(Remove { remove, groups }));
     }
 
     fn list(&mut self) {
         for Doomed { directory, names, .. } in self.take_doomed() {
-            self.shared.counters.removed.fetch_add(names.len() as u64, Ordering::Relaxed);
+            self.context.account.totals.removed.fetch_add(names.len() as u64, Ordering::Relaxed);
             let change = |(name, form): (ListedName, EntryForm)| {
                 let path = directory.join(&name.0).ok()?;
                 Some(Change { kind: ChangeKind::Removed, path, form })
             };
             let changes: Vec<_> = names.into_iter().filter_map(change).collect();
-            self.shared.observer.on(&Event::Listed { changes });
+            self.context.account.observer.on(&Event::Listed { changes });
         }
     }
 }

@@ -1,7 +1,9 @@
 //! A push that only tells what it would do: asks the receiver about everything that the scan finds.
 //!
-//! **Invariant:** no data leaves, and no message that would change anything at the target. A preview whose connections are lost
-//! ends: another session would tell all of it again.
+//! **Invariant:** no data leaves, and no message that would change anything at the target. A preview whose
+//! connections are lost ends: another session would tell all of it again.
+
+mod survey;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -11,17 +13,20 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use zmove_transport::{ControlReader, LaneError, LaneSink};
 use zmove_types::Observer;
-use zmove_wire::{Finished, Greeting, Open, Role};
+use zmove_wire::{Finished, Greeting, Open, Role, Version};
 
-use crate::control::{self, Account, Link};
-use crate::crew::end_unused;
+use self::survey::{Survey, SurveyContext};
+use crate::account::receipts::Receipts;
+use crate::account::summary::{Preview, Summary};
+use crate::account::totals::Totals;
+use crate::control::link::Link;
+use crate::control::outgoing::Outgoing;
+use crate::control::replies::{self, Replies};
+use crate::control::{self, GOODBYE_TIMEOUT};
 use crate::error::SessionError;
-use crate::news::{self, News};
-use crate::push::{GOODBYE_TIMEOUT, Push};
-use crate::run::Run;
-use crate::shared::Shared;
-use crate::summary::{Preview, Summary};
-use crate::survey::{self, Survey};
+use crate::push::job::Push;
+use crate::push::run::Run;
+use crate::send::lane_set::end_unused;
 
 type Lanes = mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>;
 
@@ -38,32 +43,42 @@ pub(crate) async fn run(
     let open = Open { run: run.id(transfer), ..push.open.clone() };
     control::ask(&mut writer, greeting, open, version).await?;
     let (outgoing_in, outgoing) = mpsc::unbounded_channel();
-    let shared = Arc::new(Shared::new(push.config.clone(), version, observer, outgoing_in, push.started));
-    let (teller, news) = news::news();
-    let account = Account::new(Arc::clone(&shared), teller);
+    let (reply_sender, replies) = replies::channel();
+    let receipts = Receipts::new(observer, version, Outgoing::new(outgoing_in), reply_sender);
+    let account = Arc::clone(&receipts.account);
+    let in_flight = Arc::clone(&receipts.in_flight);
+    let survey_context = SurveyContext {
+        account: Arc::clone(&account),
+        queue: Arc::clone(&receipts.queue),
+        outgoing: in_flight.outgoing.clone(),
+        stop: in_flight.stop.clone(),
+    };
+    let started = push.started;
     let writer = tokio::spawn(control::write_all(writer, outgoing));
     let scan = push.scan.clone();
-    let mut conversation = Conversation { lanes, account, patience: run.patience, surveyor: None };
+    let mut conversation = Conversation { lanes, receipts, version, patience: run.patience, surveyor: None };
     let ended = tokio::select! {
-        ended = conversation.hold(reader, push, news) => ended,
+        ended = conversation.hold(reader, push, survey_context, replies) => ended,
         () = stop => Err(SessionError::Interrupted),
     };
-    shared.stop();
+    in_flight.stop();
     if ended.is_err() {
         writer.abort();
     }
-    let elapsed = shared.started.elapsed();
+    let elapsed = started.elapsed();
     conversation.end().await;
     let finished = ended?;
-    let summary = Summary { left_out: scan.left_out(), ..summary(&shared, elapsed, &finished) };
-    drop(shared);
+    let summary = Summary { left_out: scan.left_out(), ..summary(&account.totals, elapsed, &finished) };
+    drop(in_flight);
     let _goodbye = tokio::time::timeout(GOODBYE_TIMEOUT, writer).await;
     Ok(summary)
 }
 
 struct Conversation {
     lanes: Lanes,
-    account: Account,
+    receipts: Receipts,
+    /// The version that the receiver speaks.
+    version: Version,
     patience: Duration,
     surveyor: Option<std::thread::JoinHandle<()>>,
 }
@@ -74,26 +89,25 @@ impl Conversation {
         &mut self,
         reader: ControlReader,
         push: Push,
-        news: News,
+        context: SurveyContext,
+        replies: Replies,
     ) -> Result<Finished, SessionError> {
         let (waits_in, mut waits) = mpsc::unbounded_channel();
-        let version = self.account.shared.version;
-        let leave = control::leave(reader, version, self.patience, waits_in);
+        let leave = control::leave(reader, self.version, self.patience, waits_in);
         let waiting = async {
             while let Some(waiting) = waits.recv().await {
-                control::tell_waiting(&*self.account.shared.observer, &waiting);
+                control::tell_waiting(&*self.receipts.account.observer, &waiting);
             }
         };
         // the waits end when leave has come, or will not
         let (left, ()) = tokio::join!(leave, waiting);
         let (mut inbox, opened) = left?;
         let single_name = opened.single_name.map(|name| name.0);
-        let shared = Arc::clone(&self.account.shared);
-        shared.counters.scan_errors.store(push.sources_missing, Ordering::Relaxed);
-        let survey = Survey::new(shared, push.open.compare, single_name);
+        self.receipts.account.totals.scan_errors.store(push.sources_missing, Ordering::Relaxed);
+        let survey = Survey::new(context, push.open.compare, single_name);
         let thread = std::thread::Builder::new().name("zmove-plan".into());
-        let (scan, mirror) = (push.scan, push.mirror);
-        let started = thread.spawn(move || survey::run(survey, &scan, &news, mirror.as_ref()));
+        let Push { scan, mirror, .. } = push;
+        let started = thread.spawn(move || survey::run(survey, &scan, &replies, mirror.as_ref()));
         self.surveyor = Some(started.map_err(SessionError::Thread)?);
         let mut lanes_open = true;
         loop {
@@ -105,7 +119,7 @@ impl Conversation {
                     None => lanes_open = false,
                 },
                 message = control::receive(&mut inbox) => {
-                    if let Some(finished) = self.account.take(message?)? {
+                    if let Some(finished) = self.receipts.take(message?)? {
                         return Ok(finished);
                     }
                 }
@@ -114,7 +128,8 @@ impl Conversation {
     }
 
     async fn end(self) {
-        drop((self.account, self.lanes));
+        drop(self.receipts);
+        drop(self.lanes);
         if let Some(surveyor) = self.surveyor {
             let joined = tokio::task::spawn_blocking(move || surveyor.join()).await;
             if let Ok(Err(panic)) = joined {
@@ -124,20 +139,19 @@ impl Conversation {
     }
 }
 
-fn summary(shared: &Shared, elapsed: Duration, finished: &Finished) -> Summary {
+fn summary(totals: &Totals, elapsed: Duration, finished: &Finished) -> Summary {
     let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-    let counters = &shared.counters;
-    let preview = Preview { added: count(&counters.added), changed: count(&counters.changed) };
+    let preview = Preview { added: count(&totals.added), changed: count(&totals.changed) };
     Summary {
-        files: count(&counters.files),
-        bytes: count(&counters.bytes),
-        skipped: count(&counters.skipped),
-        specials: count(&counters.specials),
-        failed: count(&counters.failed),
-        vanished: count(&counters.vanished),
-        removed: count(&counters.removed),
-        spared: count(&counters.spared),
-        kept_by_change: count(&counters.kept_by_change),
+        files: count(&totals.files),
+        bytes: count(&totals.bytes),
+        skipped: count(&totals.skipped),
+        specials: count(&totals.specials),
+        failed: count(&totals.failed),
+        vanished: count(&totals.vanished),
+        removed: count(&totals.removed),
+        spared: count(&totals.spared),
+        kept_by_change: count(&totals.kept_by_change),
         elapsed,
         receiver_cpu: Duration::from_micros(finished.cpu_us),
         preview: Some(preview),

@@ -1,7 +1,8 @@
-//! A measurement of the path: round by round some lanes carry bytes from memory, which the receiver counts and throws away.
+//! A measurement of the path: round by round some lanes carry bytes from memory, which the receiver counts and throws
+//! away.
 //!
-//! **Invariant:** nothing is said to a receiver whose version does not know probes but a greeting; and when [`probe`] returns
-//! its threads have ended.
+//! **Invariant:** nothing is said to a receiver whose version does not know probes but a greeting; and when [`probe`]
+//! returns its threads have ended.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -15,11 +16,11 @@ use zmove_wire::{
     ToReceiver, ToSender, Version, Waiting, WireError, decode_message, encode_message,
 };
 
-use crate::control::{INBOX_MESSAGES_MAX, Link, receive};
+use crate::control::link::Link;
+use crate::control::{GOODBYE_TIMEOUT, INBOX_MESSAGES_MAX, LEAVE_TIMEOUT, receive};
 use crate::error::SessionError;
-use crate::path::PathReport;
-use crate::push::{GOODBYE_TIMEOUT, LEAVE_TIMEOUT};
-use crate::run::cpu_time;
+use crate::push::run::cpu_time;
+use crate::tune::path::PathReport;
 
 mod fillers;
 mod report;
@@ -54,8 +55,8 @@ pub enum ProbeEvent {
     Sweeping,
 }
 
-/// Measures over `link`, whose supply gives, for each number that is asked of it, so many lanes of a set of their own; one lane
-/// is on its way already.
+/// Measures over `link`, whose supply gives, for each number that is asked of it, so many lanes of a set of their
+/// own; one lane is on its way already.
 ///
 /// # Errors
 /// [`SessionError`] when it did not come to its end, [`SessionError::Interrupted`] once `stop` resolves.
@@ -142,8 +143,8 @@ struct Probing {
 }
 
 impl Probing {
-    /// Sends the first byte at once, and then looks how long a round trip takes while nothing else is under way. Returns when the
-    /// receiver had that byte, after `started`.
+    /// Sends the first byte at once, and then looks how long a round trip takes while nothing else is under way.
+    /// Returns when the receiver had that byte, after `started`.
     async fn begin(&mut self, started: Instant) -> Result<(Duration, RoundTrips), SessionError> {
         let first = self.lanes(1).await?.swap_remove(0);
         tokio::task::spawn_blocking(move || send_one(first)).await.expect("it does not panic")?;
@@ -179,7 +180,8 @@ impl Probing {
         let fillers = Fillers::start(lanes, &self.asking.broken_in)?;
         let mut round = Round { lanes: count, ..Round::default() };
         self.asking.wait((self.round_trip * RAMP_ROUND_TRIPS).max(RAMP_MIN)).await?;
-        let (cpu, grown) = (cpu_time(), self.asking.sample(Moment::Now).await?);
+        let cpu = cpu_time();
+        let grown = self.asking.sample(Moment::Now).await?;
         let until = Instant::now() + time;
         let mut last = grown.sampled;
         while Instant::now() < until {

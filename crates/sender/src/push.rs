@@ -2,98 +2,48 @@
 //!
 //! **Invariant:** when [`Push::run`] returns, all its threads have ended, whichever way the push went.
 
+pub(crate) mod config;
+pub(crate) mod job;
+pub(crate) mod pipeline;
+mod reading;
+pub(crate) mod run;
+pub(crate) mod threads;
+
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
-use zmove_disk::is_passing;
-use zmove_scan::{Scan, Tally, scan, scan_list};
 use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink};
-use zmove_types::{ByteCount, Event, Observer, RateLimit, Sample};
+use zmove_types::{Event, Observer, Sample};
 use zmove_wire::limits::LANES_UNASKED_MAX;
 use zmove_wire::{
-    Cipher, Extraneous, Finished, Greeting, Open, Opened, Purpose, Role, ToReceiver, ToSender, Waiting,
+    Cipher, Finished, Greeting, Open, Opened, Purpose, Role, ToReceiver, ToSender, Version, Waiting,
 };
 
-use crate::config::{PushJob, SenderConfig};
-use crate::control::{self, Account, Link};
-use crate::crew::{Broken, Crew, end_unused};
+use self::job::Push;
+use self::pipeline::Pipeline;
+use self::reading::{LIMIT_INTERVAL, Reading};
+use self::run::{Earlier, Heard, Run};
+use self::threads::Broken;
+use crate::account::Account;
+use crate::account::manifest::Manifest;
+use crate::account::receipts::Receipts;
+use crate::account::summary::Summary;
+use crate::control::link::Link;
+use crate::control::outgoing::Outgoing;
+use crate::control::{self, GOODBYE_TIMEOUT, replies};
 use crate::error::SessionError;
-use crate::manifest::Manifest;
-use crate::mirror::Mirror;
-use crate::news;
-use crate::pack::packs_of;
-use crate::path::PathReport;
-use crate::planner::Task;
+use crate::plan::planner::Task;
 use crate::preview;
-use crate::run::{Earlier, Heard, Run};
-use crate::shared::Shared;
-use crate::steering::Steering;
-use crate::summary::Summary;
-use crate::verdict::{Stages, Times};
-
-/// How many lanes a push can use, as far as its scan has come.
-#[derive(Clone, Debug)]
-pub struct Need(Arc<Tally>);
-
-impl Need {
-    /// The most lanes that can have something to carry; none while the scan goes on.
-    #[must_use]
-    pub fn lanes(&self) -> Option<u16> {
-        self.0.whole().map(|found| u16::try_from(packs_of(found)).unwrap_or(u16::MAX))
-    }
-}
-
-/// A push whose scan is under way.
-#[derive(Debug)]
-pub struct Push {
-    pub(crate) scan: Scan,
-    pub(crate) open: Open,
-    pub(crate) mirror: Option<Mirror>,
-    pub(crate) sources_missing: u64,
-    pub(crate) config: SenderConfig,
-    pub(crate) started: Instant,
-}
+use crate::send::in_flight::{InFlight, Unsettled};
+use crate::send::lane_set::end_unused;
+use crate::tune::path::PathReport;
+use crate::tune::steering::Steering;
 
 impl Push {
-    /// Starts to walk the sources for a session of `run`; the receiver may be dialled meanwhile. `started` is when this
-    /// session began.
-    #[must_use]
-    pub fn start(job: PushJob, mut config: SenderConfig, run: &mut Run, started: Instant) -> Self {
-        let PushJob { sources, target, shape, compare, delta, durability, overwrite, purpose, .. } = job;
-        let inplace = job.inplace;
-        config.scan.apart = Some(is_passing);
-        let selection = config.scan.selection.clone();
-        let file_systems = config.scan.file_systems;
-        let mirror = job.mirror.map(|removals| Mirror {
-            roots: sources.clone(),
-            selection,
-            file_systems,
-            identity: run.identity(&removals.own_directories),
-            removals,
-            purpose,
-        });
-        config.scan.identity = mirror.as_ref().map(|mirror| Arc::clone(&mirror.identity));
-        let extraneous = if mirror.is_some() { Extraneous::Goes } else { Extraneous::Stays };
-        let scan = match job.list {
-            Some(list) => scan_list(list, &config.scan),
-            None => scan(sources, &config.scan),
-        };
-        let run = [0; 16];
-        let open =
-            Open { target, shape, compare, durability, delta, run, overwrite, purpose, extraneous, inplace };
-        Self { scan, open, mirror, sources_missing: job.sources_missing, config, started }
-    }
-
-    /// How many lanes it can use.
-    #[must_use]
-    pub fn need(&self) -> Need {
-        Need(self.scan.tally())
-    }
-
     /// Sends everything over `link`, as one session of `run`.
     ///
     /// # Errors
@@ -115,12 +65,13 @@ impl Push {
         let open = Open { run: run.id(transfer), ..self.open };
         control::ask(&mut writer, greeting, open, version).await?;
         let (outgoing_in, outgoing) = mpsc::unbounded_channel();
-        let shared = Arc::new(Shared::new(self.config, version, observer, outgoing_in, self.started));
-        shared.counters.scan_errors.store(self.sources_missing, Ordering::Relaxed);
-        shared.counters.doomed.store(run.earlier.doomed, Ordering::Relaxed);
-        let (teller, news) = news::news();
-        let crew = Crew::start(&shared, self.scan, news, task).inspect_err(|_no_thread| shared.stop())?;
-        *shared.book() = std::mem::take(&mut run.book);
+        let (reply_sender, replies) = replies::channel();
+        let receipts = Receipts::new(observer, version, Outgoing::new(outgoing_in), reply_sender);
+        let totals = &receipts.account.totals;
+        totals.scan_errors.store(self.sources_missing, Ordering::Relaxed);
+        totals.doomed.store(run.earlier.doomed, Ordering::Relaxed);
+        let pipeline = Pipeline::start(self.config, &receipts, self.scan, replies, task, self.started)?;
+        *receipts.account.book() = std::mem::take(&mut run.book);
         let mut running = Running {
             inbox: None,
             heard: Heard::Nothing,
@@ -133,8 +84,9 @@ impl Push {
             lanes_early: cipher == Cipher::Tls,
             lanes_max: LANES_UNASKED_MAX,
             patience: run.patience,
-            crew,
-            account: Account::new(shared, teller),
+            version,
+            pipeline,
+            receipts,
         };
         let ended = tokio::select! {
             ended = running.drive(reader) => ended,
@@ -160,8 +112,10 @@ struct Running {
     lanes_max: u16,
     /// How long to wait for the transfer's turn.
     patience: Duration,
-    crew: Crew,
-    account: Account,
+    /// The version that the receiver speaks.
+    version: Version,
+    pipeline: Pipeline,
+    receipts: Receipts,
 }
 
 impl Running {
@@ -172,31 +126,31 @@ impl Running {
         self.heard = Heard::Leave;
         self.need_lanes()?;
         self.lanes_max = opened.lanes_max;
-        self.account.shared.book().single_name = opened.single_name.map(|name| name.0);
+        self.pipeline.account.book().single_name = opened.single_name.map(|name| name.0);
         // the planner has gone only when the session is being stopped
-        let _stopping = self.account.teller.state.send(opened.state);
-        self.steering.begin(&self.account.shared, self.lanes_max);
+        let _stopping = self.receipts.reply_sender.state.send(opened.state);
+        self.steering.begin(&self.pipeline.config, self.lanes_max);
         let mut ticks = tokio::time::interval(LIMIT_INTERVAL);
         let mut steps = tokio::time::interval(STEERING_INTERVAL);
         // a rate over hardly any time is none
         steps.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut samples = self.account.shared.config.sample_interval.map(tokio::time::interval);
+        let mut samples = self.pipeline.config.sample_interval.map(tokio::time::interval);
         let mut before = Reading::default();
         loop {
             tokio::select! {
                 _ = ticks.tick() => {
-                    let now = Reading::take(&self.crew, &self.account.shared);
+                    let now = Reading::take(&self.pipeline);
                     let by = now.limit_since(&before);
-                    self.account.shared.observer.on(&Event::Limited { by });
+                    self.pipeline.account.observer.on(&Event::Limited { by });
                     before = now;
                 }
-                _ = steps.tick() => self.steering.step(&mut self.crew, &self.account.shared)?,
+                _ = steps.tick() => self.steering.step(&mut self.pipeline)?,
                 () = next(&mut samples) => self.tell_sample(),
                 lane = self.lanes.recv(), if self.lanes_open => {
                     self.take_lane(lane);
                     self.need_lanes()?;
                 }
-                Some(broken) = self.crew.broken.recv() => {
+                Some(broken) = self.pipeline.broken.recv() => {
                     if let Some(error) = self.lose_lane(broken) {
                         return self.explain(error).await;
                     }
@@ -204,7 +158,7 @@ impl Running {
                 message = hear(&mut self.inbox) => {
                     let message = message?;
                     self.note_answer(&message);
-                    if let Some(finished) = self.account.take(message)? {
+                    if let Some(finished) = self.receipts.take(message)? {
                         if samples.is_some() {
                             self.tell_sample();
                         }
@@ -219,45 +173,45 @@ impl Running {
     fn note_answer(&mut self, message: &ToSender) {
         if self.heard < Heard::Answer && !matches!(message, ToSender::Refused(_)) {
             self.heard = Heard::Answer;
-            self.account.shared.observer.on(&Event::Answered);
+            self.pipeline.account.observer.on(&Event::Answered);
         }
     }
 
     fn tell_sample(&self) {
-        self.account.shared.observer.on(&Event::Sampled(self.sample()));
+        self.pipeline.account.observer.on(&Event::Sampled(self.sample()));
     }
 
     /// How far each stage is, over all sessions.
     fn sample(&self) -> Sample {
-        let shared = &self.account.shared;
-        let path = PathReport::gather(self.crew.probes());
+        let Pipeline { account, in_flight, queue, lane_set, .. } = &self.pipeline;
+        let path = PathReport::gather(lane_set.probes());
         self.earlier.with(Sample {
             elapsed: self.run_started.elapsed(),
-            bytes_read: shared.counters.bytes_read.load(Ordering::Relaxed),
-            bytes_handed_over: shared.counters.bytes_handed_over.load(Ordering::Relaxed),
+            bytes_read: account.totals.bytes_read.load(Ordering::Relaxed),
+            bytes_handed_over: account.totals.bytes_handed_over.load(Ordering::Relaxed),
             bytes_acked: path.as_ref().map(|path| path.bytes_acked.iter().sum()),
-            bytes_stored: shared.counters.bytes_stored.load(Ordering::Relaxed),
-            packs_waiting: shared.plan.packs_waiting(),
-            frames_waiting: self.crew.frames_waiting(),
-            items_outstanding: shared.ledger().outstanding(),
-            lanes: self.crew.lanes_up(),
+            bytes_stored: account.totals.bytes_stored.load(Ordering::Relaxed),
+            packs_waiting: queue.packs_waiting(),
+            frames_waiting: lane_set.frames_waiting(),
+            items_outstanding: in_flight.item_count(),
+            lanes: lane_set.lanes_up(),
             segments_retransmitted: path.map(|path| path.segments_retransmitted),
         })
     }
 
-    /// Waits for leave; meanwhile the first encrypted lanes carry what is guessed to be needed. A lane that breaks now says less than
-    /// the refusal that is about to come.
+    /// Waits for leave; meanwhile the first encrypted lanes carry what is guessed to be needed. A lane that breaks
+    /// now says less than the refusal that is about to come.
     async fn await_leave(
         &mut self,
         reader: ControlReader,
     ) -> Result<(Inbox<ToSender>, Opened), SessionError> {
-        let version = self.account.shared.version;
+        let version = self.version;
         let (waits_in, mut waits) = mpsc::unbounded_channel();
         let leave = control::leave(reader, version, self.patience, waits_in);
         tokio::pin!(leave);
         let mut in_line = false;
         loop {
-            let room = self.lanes_early && self.crew.lanes_up() < usize::from(self.lanes_max);
+            let room = self.lanes_early && self.pipeline.lane_set.lanes_up() < usize::from(self.lanes_max);
             tokio::select! {
                 left = &mut leave => {
                     // a turn that came at once
@@ -283,8 +237,9 @@ impl Running {
 
     /// The receiver takes no lanes yet: what those had goes by others, which are dialled when the turn has come.
     fn stand_in_line(&mut self, waiting: &Waiting) {
-        control::tell_waiting(&*self.account.shared.observer, waiting);
-        self.crew.doubt_lanes();
+        control::tell_waiting(&*self.pipeline.account.observer, waiting);
+        self.pipeline.lane_set.give_up_lanes();
+        self.pipeline.tidy();
     }
 
     /// A lane that came up in vain: the receiver closes it, too.
@@ -292,7 +247,7 @@ impl Running {
         self.steering.lane_came();
         match lane {
             Some(Ok(surplus)) => end_unused(surplus),
-            Some(Err(error)) => self.crew.last_error = Some(error),
+            Some(Err(error)) => self.pipeline.lane_set.last_error = Some(error),
             None => self.lanes_open = false,
         }
     }
@@ -301,42 +256,39 @@ impl Running {
     fn take_lane(&mut self, lane: Option<Result<Box<dyn LaneSink>, LaneError>>) {
         self.steering.lane_came();
         match lane {
-            Some(Ok(sink)) if self.crew.lanes_up() < usize::from(self.lanes_max) => {
+            Some(Ok(sink)) if self.pipeline.lane_set.lanes_up() < usize::from(self.lanes_max) => {
                 self.steering.prepare(sink.as_ref());
-                self.crew.add_lane(&self.account.shared, sink);
-                let lanes = self.crew.lanes_up();
-                self.account.shared.observer.on(&Event::LaneUp { lanes });
+                self.pipeline.add_lane(sink);
+                let lanes = self.pipeline.lane_set.lanes_up();
+                self.pipeline.account.observer.on(&Event::LaneUp { lanes });
             }
             Some(Ok(surplus)) => end_unused(surplus),
-            Some(Err(error)) => self.crew.last_error = Some(error),
+            Some(Err(error)) => self.pipeline.lane_set.last_error = Some(error),
             None => self.lanes_open = false,
         }
     }
 
     /// Without lanes, and with none to come, nothing will move.
     fn need_lanes(&mut self) -> Result<(), SessionError> {
-        if self.steering.lanes_to_come(self.lanes_open) || self.crew.lanes_up() > 0 {
+        if self.steering.lanes_to_come(self.lanes_open) || self.pipeline.lane_set.lanes_up() > 0 {
             return Ok(());
         }
-        Err(self.crew.last_error.take().map_or(SessionError::NoLane, SessionError::Lane))
+        Err(self.pipeline.lane_set.last_error.take().map_or(SessionError::NoLane, SessionError::Lane))
     }
 
-    /// Goes on without a lane whose connection is lost, while there are others: what it had goes by them. Returns why that
-    /// cannot be.
+    /// Goes on without a lane whose connection is lost, while there are others: what it had goes by them. Returns why
+    /// that cannot be.
     fn lose_lane(&mut self, Broken { lane, error }: Broken) -> Option<LaneError> {
         let Some(lane) = lane.filter(|_| error.is_lost()) else { return Some(error) };
-        self.crew.lose_lane(lane);
-        let shared = &self.account.shared;
-        let lanes = self.crew.lanes_up();
+        self.pipeline.lane_set.lose_lane(lane);
+        let Pipeline { account, in_flight, .. } = &self.pipeline;
+        let lanes = self.pipeline.lane_set.lanes_up();
         if lanes == 0 && !self.steering.is_dialling_again() {
             return Some(error);
         }
-        let lost = shared.aboard.lose(lane).into_iter();
-        let ledger = shared.ledger();
-        let items = lost.filter(|item| ledger.is_outstanding(*item)).map(|item| item.0).collect();
-        drop(ledger);
-        shared.send(ToReceiver::LaneLost { items });
-        shared.observer.on(&Event::LaneUp { lanes });
+        let items = in_flight.lose_lane(lane).into_iter().map(|item| item.0).collect();
+        in_flight.outgoing.send(ToReceiver::LaneLost { items });
+        account.observer.on(&Event::LaneUp { lanes });
         None
     }
 
@@ -344,7 +296,7 @@ impl Running {
     async fn explain(&mut self, lane_error: LaneError) -> Result<Finished, SessionError> {
         let said = async {
             loop {
-                if let Some(finished) = self.account.take(hear(&mut self.inbox).await?)? {
+                if let Some(finished) = self.receipts.take(hear(&mut self.inbox).await?)? {
                     return Ok(finished);
                 }
             }
@@ -352,94 +304,109 @@ impl Running {
         tokio::time::timeout(EXPLANATION_TIMEOUT, said).await.unwrap_or(Err(lane_error.into()))
     }
 
+    /// Breaks the lanes after a bad end. After a good one they end by themselves, unless nobody reads them.
+    fn end_lanes(&self, ended: &Result<Finished, SessionError>) {
+        let Pipeline { lane_set, in_flight, .. } = &self.pipeline;
+        let breakers = lane_set.breakers();
+        if ended.is_err() {
+            return breakers.iter().for_each(LaneBreaker::trip);
+        }
+        // another lane has brought what these may still hold
+        lane_set.break_lanes(&in_flight.lanes_with_copies());
+        // a receiver that says all is done and yet does not read its lanes is not waited for
+        tokio::spawn(async move {
+            tokio::time::sleep(GOODBYE_TIMEOUT).await;
+            breakers.iter().for_each(LaneBreaker::trip);
+        });
+    }
+
     async fn close(
         self,
         ended: Result<Finished, SessionError>,
         run: &mut Run,
     ) -> Result<Summary, SessionError> {
-        let (elapsed, judged) = (run.started.elapsed(), self.account.shared.started.elapsed());
-        self.account.shared.stop();
-        let breakers = self.crew.breakers();
-        let lanes = self.crew.lanes_most();
+        let elapsed = run.started.elapsed();
+        let judged = self.pipeline.timeline.started.elapsed();
+        self.pipeline.stop();
+        let lanes = self.pipeline.lane_set.lanes_most();
         let learnt = self.steering.learnt();
         run.note(self.heard);
         run.earlier.reached = self.sample();
+        self.end_lanes(&ended);
         if ended.is_err() {
-            breakers.iter().for_each(LaneBreaker::trip);
             self.writer.abort();
             // the peer sees the end of the connection now, and lets go of its lanes
             drop(self.inbox);
-        } else {
-            // another lane has brought what these may still hold
-            self.crew.break_lanes(&self.account.shared.flights.lanes_with_copies());
-            // a receiver that says all is done and yet does not read its lanes is not waited for
-            tokio::spawn(async move {
-                tokio::time::sleep(GOODBYE_TIMEOUT).await;
-                breakers.iter().for_each(LaneBreaker::trip);
-            });
         }
-        let crew = self.crew;
-        drop(self.account.teller);
-        let (reading, paced) = (Reading::take(&crew, &self.account.shared), self.account.paced);
-        let times_beyond_range = self.account.times_beyond_range;
-        let left_out = crew.left_out();
-        tokio::task::spawn_blocking(move || crew.join()).await.expect("a push's threads do not panic");
-        let shared = self.account.shared;
-        let finished = ended.inspect_err(|_broken_off| leave(&shared, lanes, run))?;
-        let manifest = shared.book().manifest.take();
+        let Receipts { paced, times_beyond_range, .. } = self.receipts;
+        // the planner waits for replies no more
+        drop(self.receipts);
+        let pipeline = self.pipeline;
+        let reading = Reading::take(&pipeline);
+        let left_out = pipeline.left_out();
+        let account = Arc::clone(&pipeline.account);
+        let in_flight = Arc::clone(&pipeline.in_flight);
+        let timeline = Arc::clone(&pipeline.timeline);
+        let joined = tokio::task::spawn_blocking(move || pipeline.join()).await;
+        joined.expect("a push's threads do not panic");
+        let first_byte = timeline.first_byte();
+        let finished =
+            ended.inspect_err(|_broken_off| leave(&account, &in_flight, lanes, first_byte, run))?;
+        let manifest = account.book().manifest.take();
         let manifest_left_out = manifest.map_or(Ok(0), Manifest::finish).map_err(SessionError::Manifest)?;
         let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let Earlier { files, bytes, partial_bytes, removed, resent, repeated, .. } = run.earlier;
         // what this session has gone on with and another of this run has brought
-        let resumed = count(&shared.counters.resumed);
+        let resumed = count(&account.totals.resumed);
         let resumed_own = resumed.min(partial_bytes);
         let summary = Summary {
-            files: files + count(&shared.counters.files),
-            bytes: bytes + count(&shared.counters.bytes) + resumed_own,
+            files: files + count(&account.totals.files),
+            bytes: bytes + count(&account.totals.bytes) + resumed_own,
             // what this run has moved before was there for its last session
-            skipped: count(&shared.counters.skipped).saturating_sub(files),
+            skipped: count(&account.totals.skipped).saturating_sub(files),
             bytes_resumed: resumed - resumed_own,
-            bytes_matched: count(&shared.counters.matched),
-            specials: count(&shared.counters.specials),
-            failed: count(&shared.counters.failed),
-            vanished: count(&shared.counters.vanished),
-            resent: resent + count(&shared.counters.resent),
-            repeated: repeated + count(&shared.counters.repeated),
+            bytes_matched: count(&account.totals.matched),
+            specials: count(&account.totals.specials),
+            failed: count(&account.totals.failed),
+            vanished: count(&account.totals.vanished),
+            resent: resent + count(&account.totals.resent),
+            repeated: repeated + count(&account.totals.repeated),
             reconnects: run.reconnects(),
             lanes: lanes.max(run.earlier.lanes),
             elapsed,
             judged,
-            first_byte: run.earlier.first_byte.or(shared.first_byte()),
+            first_byte: run.earlier.first_byte.or(first_byte),
             flush: Duration::from_micros(finished.flush_us),
             sender_cpu: run.cpu(),
             receiver_cpu: Duration::from_micros(finished.cpu_us),
             manifest_left_out,
             times_beyond_range,
-            verdict: reading.times(judged, lanes, &finished, paced).verdict(),
+            bottleneck: reading.times(judged, lanes, &finished, paced).bottleneck(),
             path: reading.path,
-            removed: removed + count(&shared.counters.removed),
-            spared: count(&shared.counters.spared),
-            kept_by_change: count(&shared.counters.kept_by_change),
+            removed: removed + count(&account.totals.removed),
+            spared: count(&account.totals.spared),
+            kept_by_change: count(&account.totals.kept_by_change),
             preview: None,
             learnt,
             left_out,
         };
         // the last hold on the queue of messages: the writer says goodbye, which changes nothing if nobody hears it
-        drop(shared);
+        drop(in_flight);
         let _goodbye = tokio::time::timeout(GOODBYE_TIMEOUT, self.writer).await;
         Ok(summary)
     }
 }
 
 /// Leaves to `run` what the next session has to know of one that broke off.
-fn leave(shared: &Shared, lanes: usize, run: &mut Run) {
-    let mut book = std::mem::take(&mut *shared.book());
-    shared.ledger().unsettled().for_each(|work| book.leave_open(work));
-    let large = shared.large.lock().unwrap_or_else(PoisonError::into_inner);
-    large.values().for_each(|file| book.leave_large_open(file));
+fn leave(account: &Account, in_flight: &InFlight, lanes: usize, first_byte: Option<Duration>, run: &mut Run) {
+    let mut book = std::mem::take(&mut *account.book());
+    in_flight.for_each_unsettled(|unsettled| match unsettled {
+        Unsettled::Item(work) => book.leave_open(work),
+        Unsettled::Large(file) => book.leave_large_open(file),
+    });
     book.break_off();
     run.book = book;
-    run.earlier.add(&shared.counters, lanes, shared.first_byte());
+    run.earlier.add(&account.totals, lanes, first_byte);
 }
 
 /// The next moment to tell a sample, if samples were asked for.
@@ -455,95 +422,6 @@ async fn hear(inbox: &mut Option<Inbox<ToSender>>) -> Result<ToSender, SessionEr
     control::receive(inbox.as_mut().expect("leave comes with the inbox")).await
 }
 
-/// Lanes that bring so much of the rate that they are held to are held up by that, and not by the path: they share it evenly,
-/// so that those whose work is done leave theirs.
-const AT_RATE_SHARE: f64 = 0.8;
-/// How often the user is told what limits the rate.
-const LIMIT_INTERVAL: Duration = Duration::from_secs(1);
 /// How often it is decided what the push should have; see [`tune`](crate::tune).
 const STEERING_INTERVAL: Duration = Duration::from_millis(250);
-/// A receiver that looks at its target for longer will not come back to it.
-pub(crate) const LEAVE_TIMEOUT: Duration = Duration::from_secs(120);
-pub(crate) const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
 const EXPLANATION_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// What this side knows at one moment of where the time went.
-#[derive(Default)]
-struct Reading {
-    stages: Stages,
-    path: Option<PathReport>,
-    first_byte: Option<Duration>,
-    handed_over: Option<Duration>,
-    /// What the lanes have been given, in bytes.
-    bytes_handed_over: u64,
-    /// The rate that they are held to.
-    rate_max: Option<RateLimit>,
-}
-
-impl Reading {
-    /// How this side's stages have spent their time, and what the path did.
-    fn take(crew: &Crew, shared: &Shared) -> Self {
-        let (read, lane) = shared.stage_times();
-        Self {
-            stages: Stages { scan: crew.scan_times(), read, lane, ..Stages::default() },
-            path: PathReport::gather(crew.probes()),
-            first_byte: shared.first_byte(),
-            handed_over: shared.handed_over(),
-            bytes_handed_over: shared.counters.bytes_handed_over.load(Ordering::Relaxed),
-            rate_max: shared.config.rate_max,
-        }
-    }
-
-    /// All that is known at the end.
-    fn times(&self, wall: Duration, lanes: usize, finished: &Finished, paced: Duration) -> Times {
-        let path = self.path.as_ref();
-        let on_the_wire = path.and_then(|path| path.since_data_sent).map(|ago| wall.saturating_sub(ago));
-        let sent = on_the_wire.max(self.handed_over).unwrap_or(wall);
-        let sending = sent.saturating_sub(self.first_byte.unwrap_or_default());
-        let mut stages = self.stages.with_report(finished);
-        stages.receive.paced = paced;
-        Times {
-            wall,
-            first_byte: self.first_byte,
-            handed_over: self.handed_over,
-            on_the_wire,
-            round_trip: path.and_then(|path| path.round_trip_min).unwrap_or_default(),
-            flush: Duration::from_micros(finished.flush_us),
-            lanes,
-            stages,
-            at_own_rate: self.is_at_own_rate(self.bytes_handed_over, sending),
-        }
-    }
-
-    /// What limited the rate in the interval that began with `before`.
-    fn limit_since(&self, before: &Self) -> &'static str {
-        let stages = self.stages.since(&before.stages);
-        let first_byte = self.first_byte.map(|_| Duration::ZERO);
-        let path =
-            self.path.as_ref().map(|path| before.path.as_ref().map_or(path.clone(), |b| path.since(b)));
-        let at_own_rate =
-            self.is_at_own_rate(self.bytes_handed_over - before.bytes_handed_over, LIMIT_INTERVAL);
-        let times = Times { wall: LIMIT_INTERVAL, first_byte, stages, at_own_rate, ..Times::default() };
-        times.live_limit(path.as_ref())
-    }
-
-    /// Whether `bytes` in `time` come to the rate that the lanes are held to.
-    fn is_at_own_rate(&self, bytes: u64, time: Duration) -> bool {
-        let enough = |max: RateLimit| ByteCount(max.bytes_per_second()).as_f64() * AT_RATE_SHARE;
-        self.rate_max.is_some_and(|max| ByteCount(bytes).as_f64() >= enough(max) * time.as_secs_f64())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lanes_at_four_fifths_of_their_rate_are_held_up_by_it() {
-        let held = Reading { rate_max: Some("80MB".parse().unwrap()), ..Reading::default() };
-        let second = Duration::from_secs(1);
-        let at = |reading: &Reading, bytes| reading.is_at_own_rate(bytes, second);
-        assert_eq!([63_000_000, 64_000_000, 80_000_000].map(|bytes| at(&held, bytes)), [false, true, true]);
-        assert!(!at(&Reading::default(), u64::MAX));
-    }
-}

@@ -1,9 +1,9 @@
 //! How many lanes and readers a push should have: decided tick by tick from what its stages and the kernel tell.
 //!
-//! Called by the conversation, which applies what is wanted. Pure: no clock, no socket; every moment comes in with a [`Tick`].
-//! A change is an attempt with a measured baseline. It stays if the rate rises, or, for fewer lanes, if it does not fall; else
-//! it is taken back and the next one waits longer. **Invariant:** what was refused is not tried again before a rest that
-//! doubles with each refusal, so nothing swings.
+//! Called by the conversation, which applies what is wanted. Pure: no clock, no socket; every moment comes in with a
+//! [`Tick`]. A change is an attempt with a measured baseline. It stays if the rate rises, or, for fewer lanes, if it
+//! does not fall; else it is taken back and the next one waits longer. **Invariant:** what was refused is not tried
+//! again before a rest that doubles with each refusal, so nothing swings.
 
 use std::time::Duration;
 
@@ -12,7 +12,9 @@ use zmove_types::StageTimes;
 mod attempt;
 mod lanes;
 mod loss;
+pub(crate) mod path;
 mod readers;
+pub(crate) mod steering;
 
 use lanes::LaneTuner;
 use readers::ReaderTuner;

@@ -1,8 +1,8 @@
 //! What is to be removed, and what rules spare though it is at the target alone.
 //!
-//! **Invariant:** where there are rules, or all that goes is to be counted, a directory goes with all below it only if all
-//! below it has been listed and none of it is spared. What was found in a directory whose source has changed stays, with
-//! all below it.
+//! **Invariant:** where there are rules, or all that goes is to be counted, a directory goes with all below it only
+//! if all below it has been listed and none of it is spared. What was found in a directory whose source has changed
+//! stays, with all below it.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -68,7 +68,8 @@ const UNSEEN_ASKED_MAX: usize = 1024;
 impl Doom {
     pub(super) fn new(selection: Option<Arc<Selection>>, counted: bool) -> Self {
         let rules = selection.filter(|selection| selection.has_rules());
-        let (spared, kept) = (HashSet::new(), HashSet::new());
+        let spared = HashSet::new();
+        let kept = HashSet::new();
         Self { rules, counted, doomed: Vec::new(), names: 0, unseen: Vec::new(), spared, kept }
     }
 
@@ -139,7 +140,8 @@ impl Doom {
 
     /// Questions about doomed directories that have not been looked into; none: all have been.
     pub(super) fn look_inside(&mut self) -> Option<Vec<KeptRange>> {
-        let (mut ranges, mut bytes) = (Vec::new(), 0);
+        let mut ranges = Vec::new();
+        let mut bytes = 0;
         while ranges.len() < UNSEEN_ASKED_MAX && bytes < KEEP_NAME_BYTES_MAX / 4 {
             let Some(directory) = self.unseen.pop() else { break };
             bytes += directory.as_bytes().len();

@@ -12,17 +12,17 @@ use zmove_wire::limits::FILLER_BYTES_MAX;
 use zmove_wire::{FrameHeader, FrameKind};
 
 use crate::error::SessionError;
-use crate::reader::sealed;
+use crate::send::cargo::sealed;
 
 /// Lanes that are being filled. They are broken, and their threads ended, when this is dropped.
 pub(super) struct Fillers {
-    shared: Arc<Shared>,
+    shared: Arc<FillerState>,
     breakers: Vec<LaneBreaker>,
     probes: Vec<PathProbe>,
     threads: Vec<JoinHandle<()>>,
 }
 
-struct Shared {
+struct FillerState {
     pool: BufferPool,
     clock: StageClock,
     ending: AtomicBool,
@@ -36,7 +36,7 @@ impl Fillers {
         broken: &mpsc::UnboundedSender<LaneError>,
     ) -> Result<Self, SessionError> {
         let pool = BufferPool::new(FILLER_BYTES_MAX, BUFFERS_PER_LANE * lanes.len());
-        let shared = Shared {
+        let shared = FillerState {
             pool,
             clock: StageClock::default(),
             ending: AtomicBool::new(false),
@@ -49,7 +49,8 @@ impl Fillers {
             threads: Vec::with_capacity(lanes.len()),
         };
         for (number, lane) in lanes.into_iter().enumerate() {
-            let (shared, broken) = (Arc::clone(&fillers.shared), broken.clone());
+            let shared = Arc::clone(&fillers.shared);
+            let broken = broken.clone();
             let run = move || {
                 // what the breakers do to a thread that is not quite through is no news
                 if let Err(error) = shared.fill(lane)
@@ -91,7 +92,7 @@ impl Drop for Fillers {
     }
 }
 
-impl Shared {
+impl FillerState {
     fn fill(&self, mut lane: Box<dyn LaneSink>) -> Result<(), LaneError> {
         let mut watch = self.clock.start();
         let mut size = FrameSize::default();

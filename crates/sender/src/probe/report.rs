@@ -4,15 +4,16 @@ use std::time::Duration;
 
 use zmove_wire::{Sampled, Swept};
 
-use crate::path::PathReport;
+use crate::tune::path::PathReport;
 
 /// What a probe has found.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ProbeReport {
     /// Round trips of control messages while nothing else was under way.
     pub round_trips: RoundTrips,
-    /// From [`ProbeConfig::started`](crate::ProbeConfig::started) until the first frame of data was whole at the receiver, by
-    /// its clock; this side's tells when that was, but for half of what a round trip may differ in its two directions.
+    /// From [`ProbeConfig::started`](crate::ProbeConfig::started) until the first frame of data was whole at the
+    /// receiver, by its clock; this side's tells when that was, but for half of what a round trip may differ in its
+    /// two directions.
     pub first_byte: Duration,
     /// The most lanes that the receiver takes.
     pub lanes_max: u16,
@@ -41,7 +42,7 @@ pub struct Round {
     pub congestion: Option<String>,
     /// The CPU time of this process while [`steady`](Self::steady) was measured.
     pub sender_cpu: Duration,
-    /// That of the receiver's process.
+    /// CPU time of the receiver's process.
     pub receiver_cpu: Duration,
 }
 

@@ -7,10 +7,10 @@
 //!     └────── no gain: back ──────┘           └────── rate fell: back ────┘
 //! ```
 //!
-//! A reason to grow is a path that has room and lanes that do not get it: each is slowed by loss while the round trip shows
-//! no queue, or each has its window full, the peer's, the kernel's or that of congestion control: on a long path whose round
-//! trips are unsteady HyStart takes them for a queue and ends the slow start at a small part of what the path carries. A reason
-//! to shrink is a standing queue, or storage behind the lanes.
+//! A reason to grow is a path that has room and lanes that do not get it: each is slowed by loss while the round trip
+//! shows no queue, or each has its window full, the peer's, the kernel's or that of congestion control: on a long
+//! path whose round trips are unsteady HyStart takes them for a queue and ends the slow start at a small part of what
+//! the path carries. A reason to shrink is a standing queue, or storage behind the lanes.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use super::attempt::{Attempt, Outcome, Recent, Rest};
 use super::loss::LossWatch;
 use super::{Congestion, Knob, Limits, PathTick, Tick};
 
-/// See the module.
+/// The part of the controller that says how many lanes there should be.
 #[derive(Debug)]
 pub(super) struct LaneTuner {
     knob: Knob,
@@ -258,8 +258,9 @@ impl PathTick {
         !self.has_queue() && limited > self.busy.mul_f64(WINDOW_SHARE_MIN)
     }
 
-    /// Whether at this rate, in bytes per second, all that congestion control allows is on its way, and nothing but that is in
-    /// the way, through a path that has no queue and is so long that the windows take many seconds to grow.
+    /// Whether at this rate, in bytes per second, all that congestion control allows is on its way, and nothing but
+    /// that is in the way, through a path that has no queue and is so long that the windows take many seconds to
+    /// grow.
     fn has_full_congestion_windows(&self, rate: f64) -> bool {
         let allowed = ByteCount(self.congestion_window_bytes).as_f64();
         let on_its_way = rate * self.round_trip.as_secs_f64();
@@ -313,7 +314,8 @@ const SLOW_GROWTH_GAIN_MIN: f64 = 2.0;
 const IN_USE_MIN: f64 = 0.6;
 /// Of the time in which other windows were full.
 const OTHERS_SHARE_MAX: f64 = 0.1;
-/// Linux CUBIC that has lost nothing yet opens its window by a twentieth in each round trip: here 3 s and more to double it.
+/// Linux CUBIC that has lost nothing yet opens its window by a twentieth in each round trip: here 3 s and more to
+/// double it.
 const LONG_PATH: Duration = Duration::from_millis(200);
 /// A busy host is slow by itself.
 const CORES_IDLE_MIN: f64 = 0.15;

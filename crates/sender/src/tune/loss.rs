@@ -40,8 +40,8 @@ impl LossWatch {
         self.ticks >= TICKS_WATCHED_MIN && self.lossy_ticks() >= LOSSY_TICKS_MIN
     }
 
-    /// Whether so much was sent again, and so steadily, that it tells how much the path loses. A queue that overflows loses
-    /// much at once, and then nothing for a while.
+    /// Whether so much was sent again, and so steadily, that it tells how much the path loses. A queue that overflows
+    /// loses much at once, and then nothing for a while.
     pub(super) fn is_steady(&self) -> bool {
         self.retransmitted > FEW_LOSSES && self.lossy_ticks() * 2 >= self.ticks.max(STEADY_TICKS_MIN)
     }
@@ -60,15 +60,15 @@ impl LossWatch {
         self.ticks == TICKS && self.bursts == 0 && self.lossy_ticks() == 0
     }
 
-    /// Whether more of what is sent is lost than in an earlier watch. Loss that lanes suffer stays as it is when there are
-    /// more of them; loss that they cause does not.
+    /// Whether more of what is sent is lost than in an earlier watch. Loss that lanes suffer stays as it is when
+    /// there are more of them; loss that they cause does not.
     pub(super) fn has_risen_since(&self, before: &Self) -> bool {
         let expected = before.retransmitted.max(FEW_LOSSES) / before.segments.max(1.0) * self.segments;
         self.retransmitted > FEW_LOSSES && self.retransmitted > expected * RISEN_MIN
     }
 
-    /// What such loss leaves one lane in the long run, in bytes per second, by the larger of the response functions of cubic
-    /// and Reno (RFC 9438, §5.1 and §5.2).
+    /// What such loss leaves one lane in the long run, in bytes per second, by the larger of the response functions
+    /// of cubic and Reno (RFC 9438, §5.1 and §5.2).
     pub(super) fn lane_rate(&self, path: &PathTick) -> Option<f64> {
         let round_trip = path.round_trip_min.as_secs_f64();
         if path.segment_bytes == 0 || self.retransmitted <= 0.0 || round_trip <= 0.0 {

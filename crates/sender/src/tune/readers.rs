@@ -1,9 +1,10 @@
-//! How many readers: more while lanes starve and readers wait for storage that a second request in flight would not slow.
+//! How many readers: more while lanes starve and readers wait for storage that a second request in flight would not
+//! slow.
 
 use super::attempt::{Attempt, Outcome, Recent, Rest};
 use super::{Knob, Tick};
 
-/// See the module.
+/// The part of the controller that says how many readers there should be.
 #[derive(Debug)]
 pub(super) struct ReaderTuner {
     knob: Knob,

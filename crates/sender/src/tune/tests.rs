@@ -307,7 +307,8 @@ fn full_windows_are_answered_with_more_lanes() {
     assert!(run.changes(20, 60) <= 4, "{:?}", run.lanes());
 }
 
-/// A path so long whose slow starts end at a fiftieth of 1 Gbit/s, after which windows grow by a twentieth in a round trip.
+/// A path so long whose slow starts end at a fiftieth of 1 Gbit/s, after which windows grow by a twentieth in a round
+/// trip.
 fn early(round_trip_ms: u64) -> World {
     let growth = 1.05_f64.powf(TICK.as_secs_f64() * 1e3 / number(usize::try_from(round_trip_ms).unwrap()));
     World { slow_start_ends: GBIT / 50.0, growth, ..World::new(10.0 * GBIT, round_trip_ms) }

@@ -25,7 +25,8 @@ use crate::limits::{
 };
 use crate::message::ToReceiver;
 
-/// What is on its way to the receiver. `W` describes work well enough to do it again.
+/// What is on its way to the receiver. `W` describes work well enough to do it again, with whatever else is to be known
+/// of an item while it is on its way.
 #[derive(Debug)]
 pub struct SenderTransfer<W> {
     plan_ended: bool,
@@ -170,7 +171,8 @@ impl<W> SenderTransfer<W> {
     /// The receiver has given a batch its names, as far as they could be given; returns what it was.
     ///
     /// # Errors
-    /// [`WireError::OutOfOrder`] when no such item has been stored, or it has been published before, or nothing of it is.
+    /// [`WireError::OutOfOrder`] when no such item has been stored, or it has been published before, or nothing of it
+    /// is.
     pub fn published(&mut self, item: ItemId) -> Result<W, WireError> {
         let published = self.unpublished.remove(&item);
         let (work, load) = published.ok_or(WireError::OutOfOrder { what: "a name" })?;
@@ -236,6 +238,21 @@ impl<W> SenderTransfer<W> {
     #[must_use]
     pub fn is_outstanding(&self, item: ItemId) -> bool {
         self.outstanding.contains_key(&item)
+    }
+
+    /// The record of an item of which the receiver has said nothing yet.
+    pub fn outstanding_mut(&mut self, item: ItemId) -> Option<&mut W> {
+        self.outstanding.get_mut(&item).map(|outstanding| &mut outstanding.work)
+    }
+
+    /// The record of each item of which the receiver has said nothing yet.
+    pub fn outstanding_items(&self) -> impl Iterator<Item = (ItemId, &W)> {
+        self.outstanding.iter().map(|(item, outstanding)| (*item, &outstanding.work))
+    }
+
+    /// The record of each item of which the receiver has said nothing yet, to be changed.
+    pub fn outstanding_items_mut(&mut self) -> impl Iterator<Item = (ItemId, &mut W)> {
+        self.outstanding.iter_mut().map(|(item, outstanding)| (*item, &mut outstanding.work))
     }
 
     /// How many items are on their way.

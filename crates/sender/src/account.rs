@@ -1,0 +1,122 @@
+//! The account of a push: what was found, moved and refused, where its time went, and what is told of it at the end.
+
+pub(crate) mod book;
+pub(crate) mod bottleneck;
+pub(crate) mod failure;
+pub(crate) mod limit;
+pub(crate) mod manifest;
+pub(crate) mod receipts;
+pub(crate) mod summary;
+pub(crate) mod timeline;
+pub(crate) mod totals;
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use zmove_scan::ScanError;
+use zmove_types::{Cv, Event, FileId, GroupSpan, Observer, RelPath};
+
+use self::book::Book;
+use self::failure::FileError;
+use self::totals::Totals;
+use crate::read::source::Look;
+use crate::send::in_flight::InFlight;
+
+/// Counts what happens to files, and tells the user.
+pub(crate) struct Account {
+    pub(crate) totals: Totals,
+    pub(crate) observer: Arc<dyn Observer>,
+    book: Mutex<Book>,
+}
+
+/// What a receipt is for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Moved {
+    /// Files that have become whole.
+    pub(crate) files: u64,
+    /// All bytes of these files.
+    pub(crate) whole_bytes: u64,
+    /// Bytes of any file that were not counted before.
+    pub(crate) bytes: u64,
+    /// Those of `bytes` that were shown to the user before.
+    pub(crate) shown: u64,
+}
+
+impl Account {
+    pub(crate) fn new(observer: Arc<dyn Observer>) -> Self {
+        Self { totals: Totals::default(), observer, book: Mutex::default() }
+    }
+
+    /// What is known of files for longer than this session.
+    pub(crate) fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A file was at the target already; it counts as moved if an earlier session has brought it.
+    pub(crate) fn skipped(&self, path: &RelPath, look: Look) {
+        let bytes = look.bytes;
+        if self.book().confirm_earlier(path, look) {
+            return self.moved(&Moved { files: 1, whole_bytes: bytes, bytes, shown: 0 });
+        }
+        self.totals.skipped.fetch_add(1, Ordering::Relaxed);
+        self.observer.on(&Event::Skipped { files: 1, bytes });
+    }
+
+    /// Groups of a file of `bytes` came in an earlier transfer.
+    pub(crate) fn resumed(&self, held: &[Option<Cv>], bytes: u64) {
+        let there = (0..).zip(held).filter(|(_, cv)| cv.is_some());
+        let spans = there.filter_map(|(index, _)| GroupSpan::of(bytes, index));
+        let bytes = spans.map(|span| u64::from(span.len)).sum();
+        self.totals.resumed.fetch_add(bytes, Ordering::Relaxed);
+        self.observer.on(&Event::Skipped { files: 0, bytes });
+    }
+
+    /// The receiver has said that something is at the target.
+    pub(crate) fn moved(&self, moved: &Moved) {
+        let Moved { files, whole_bytes, bytes, shown } = *moved;
+        self.totals.files.fetch_add(files, Ordering::Relaxed);
+        self.totals.whole_bytes.fetch_add(whole_bytes, Ordering::Relaxed);
+        self.totals.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.show(files, bytes.saturating_sub(shown));
+    }
+
+    /// Tells the user what is at the target, whether it has its name or not.
+    pub(crate) fn show(&self, files: u64, bytes: u64) {
+        self.totals.bytes_stored.fetch_add(bytes, Ordering::Relaxed);
+        self.observer.on(&Event::Stored { files, bytes });
+    }
+
+    /// A group of another version at the target is the same.
+    pub(crate) fn matched(&self, bytes: u64) {
+        self.totals.matched.fetch_add(bytes, Ordering::Relaxed);
+        self.observer.on(&Event::Skipped { files: 0, bytes });
+    }
+
+    /// One file or directory failed; the rest goes on.
+    pub(crate) fn fail(&self, error: &FileError) {
+        self.totals.failed.fetch_add(1, Ordering::Relaxed);
+        self.totals.unread.fetch_add(u64::from(error.is_unread()), Ordering::Relaxed);
+        self.totals.unplaced.fetch_add(u64::from(error.is_unplaced()), Ordering::Relaxed);
+        let message = error.to_string();
+        if self.book().tell(&message) {
+            self.observer.on(&Event::Failed { message });
+        }
+    }
+
+    /// Something of the source could not be seen.
+    pub(crate) fn fail_scan(&self, error: ScanError) {
+        if matches!(error, ScanError::Vanished { .. }) {
+            self.totals.vanished.fetch_add(1, Ordering::Relaxed);
+        }
+        self.totals.scan_errors.fetch_add(1, Ordering::Relaxed);
+        self.fail(&FileError::Scan(error));
+    }
+
+    /// A large file failed on this side: nothing of it may appear at the target. A file that has come to its end
+    /// stays as it was told.
+    pub(crate) fn fail_large(&self, in_flight: &InFlight, id: FileId, error: &FileError) {
+        if in_flight.abandon_large(id) {
+            self.fail(error);
+        }
+    }
+}

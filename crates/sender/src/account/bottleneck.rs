@@ -1,0 +1,223 @@
+//! What limited a push: the wall clock shared out over everything that can.
+//!
+//! A pure function of the stages' times on both sides and the moments that the sender knows. It walks down the
+//! pipeline: a stage's waiting is booked on whom it waited for, its work on itself, and the time after the last data,
+//! when nothing is left for the sender to do, on the receiver. **Invariant:** every moment is booked once; the shares
+//! add up to the whole.
+
+use std::time::Duration;
+
+use zmove_types::StageTimes;
+use zmove_wire::{Finished, StageReport};
+
+use crate::account::limit::{Limit, percent};
+use crate::tune::path::PathReport;
+
+/// What everything else waited for, and for how much of the time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Bottleneck {
+    /// What it was for the longest.
+    pub limit: Limit,
+    /// Its share of the time, in percent.
+    pub percent: u8,
+    /// The share of each, in percent, in the order of [`Limit::ALL`].
+    pub shares: [u8; Limit::ALL.len()],
+}
+
+/// The times of all stages of one push, summed over their threads.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Stages {
+    pub(crate) scan: StageTimes,
+    pub(crate) read: StageTimes,
+    pub(crate) lane: StageTimes,
+    pub(crate) receive: StageTimes,
+    pub(crate) store: StageTimes,
+}
+
+/// All that is known of where a push's time went. Moments count from the start.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Times {
+    /// The end.
+    pub(crate) wall: Duration,
+    /// The first data was handed to a lane.
+    pub(crate) first_byte: Option<Duration>,
+    /// The last data was; none while there is more.
+    pub(crate) handed_over: Option<Duration>,
+    /// The last data was on the wire, where the kernel tells.
+    pub(crate) on_the_wire: Option<Duration>,
+    /// The path's round trip, where the kernel tells.
+    pub(crate) round_trip: Duration,
+    /// The receiver's last flush.
+    pub(crate) flush: Duration,
+    /// How many lanes there were.
+    pub(crate) lanes: usize,
+    /// What the stages' threads did.
+    pub(crate) stages: Stages,
+    /// What was sent came to the rate that lanes are held to on this side.
+    pub(crate) at_own_rate: bool,
+}
+
+impl Stages {
+    /// All stages, with the receiver's as it reported them.
+    pub(crate) fn with_report(self, finished: &Finished) -> Self {
+        Self { receive: times(finished.receive), store: times(finished.store), ..self }
+    }
+
+    /// What was booked after `before`.
+    pub(crate) fn since(&self, before: &Self) -> Self {
+        Self {
+            scan: self.scan.since(&before.scan),
+            read: self.read.since(&before.read),
+            lane: self.lane.since(&before.lane),
+            receive: self.receive.since(&before.receive),
+            store: self.store.since(&before.store),
+        }
+    }
+}
+
+impl Times {
+    /// Shares the wall clock out and names the largest share.
+    pub(crate) fn bottleneck(&self) -> Bottleneck {
+        let seconds = self.share_out();
+        let whole: f64 = seconds.0.iter().sum();
+        if whole <= 0.0 {
+            return Bottleneck::default();
+        }
+        let shares = seconds.0.map(|part| percent(part / whole));
+        let largest = Limit::ALL.into_iter().max_by(|a, b| seconds.of(*a).total_cmp(&seconds.of(*b)));
+        let limit = largest.unwrap_or_default();
+        Bottleneck { limit, percent: shares[limit as usize], shares }
+    }
+
+    /// What one interval of a running push tells, with `path` of that interval; the receiver has not reported yet.
+    pub(crate) fn live_limit(&self, path: Option<&PathReport>) -> &'static str {
+        if self.first_byte.is_none() {
+            return "waiting for replies";
+        }
+        match self.bottleneck().limit {
+            Limit::Scan => "source scan",
+            Limit::SourceReads => "source reads",
+            Limit::SenderCpu => "sender CPU",
+            Limit::StartUp if !self.stages.lane.total().is_zero() => "waiting for replies",
+            _ if self.at_own_rate => "rate limit",
+            _ => match path {
+                None => "path or target",
+                Some(path) if path.receive_window_limited * 2 >= path.busy => "target",
+                Some(_) => "path",
+            },
+        }
+    }
+
+    fn share_out(&self) -> Seconds {
+        let mut seconds = Seconds::default();
+        let first = self.first_byte.unwrap_or(self.wall).min(self.wall);
+        let handed_over = self.handed_over.unwrap_or(self.wall).clamp(first, self.wall);
+        let on_the_wire = self.on_the_wire.unwrap_or(handed_over).clamp(handed_over, self.wall);
+        seconds.add(Limit::StartUp, first.as_secs_f64());
+        let rest = (self.wall - on_the_wire).as_secs_f64();
+        let streaming = (handed_over - first).as_secs_f64();
+        let (upstream_idle, held_up) = self.share_sending(streaming, &mut seconds);
+        let downstream = held_up + (on_the_wire - handed_over).as_secs_f64();
+        self.share_downstream(downstream, upstream_idle + rest, &mut seconds);
+        self.share_rest(rest, &mut seconds);
+        seconds
+    }
+
+    /// From the first data to the last: what was the sender's own. Returns how long its upstream was the reason, and
+    /// how long what comes after it was.
+    fn share_sending(&self, streaming: f64, seconds: &mut Seconds) -> (f64, f64) {
+        let Stages { scan, read, lane, .. } = &self.stages;
+        if lane.total().is_zero() {
+            seconds.add(Limit::StartUp, streaming);
+            return (streaming, 0.0);
+        }
+        seconds.add(Limit::SenderCpu, streaming * lane.share(lane.busy));
+        let starved = streaming * lane.share(lane.starved);
+        if read.total().is_zero() {
+            seconds.add(Limit::StartUp, starved);
+            return (starved, streaming * lane.share(lane.blocked));
+        }
+        seconds.add(Limit::SourceReads, starved * read.share(read.busy));
+        // a scan that itself waits has found more than is asked for: then answers are what is missing
+        let unfed = if scan.share(scan.busy) > 0.5 { Limit::Scan } else { Limit::StartUp };
+        seconds.add(unfed, starved * read.share(read.starved));
+        // readers that may not go on before something is stored, or have no buffer, wait for what is behind the lanes
+        let held_up = starved * read.share(read.blocked);
+        (starved - held_up, held_up + streaming * lane.share(lane.blocked))
+    }
+
+    /// What was behind the lanes is shared out as the receiving lanes spent their time; `no_fault` is for how long
+    /// there was nothing for them that a faster path would have brought.
+    fn share_downstream(&self, downstream: f64, no_fault: f64, seconds: &mut Seconds) {
+        let Stages { receive, store, .. } = &self.stages;
+        if store.share(store.busy) > SATURATED {
+            return seconds.add(Limit::TargetWrites, downstream);
+        }
+        let each = |time| self.per_lane(time).as_secs_f64();
+        let (busy, blocked, paced) = (each(receive.busy), each(receive.blocked), each(receive.paced));
+        let starved = (each(receive.starved) - no_fault).max(0.0);
+        let path = if self.at_own_rate { Limit::OwnRate } else { Limit::Path };
+        let whole = busy + blocked + paced + starved;
+        if whole <= 0.0 {
+            return seconds.add(path, downstream);
+        }
+        seconds.add(Limit::ReceiverCpu, downstream * busy / whole);
+        seconds.add(Limit::TargetWrites, downstream * blocked / whole);
+        seconds.add(Limit::AllowedRate, downstream * paced / whole);
+        seconds.add(path, downstream * starved / whole);
+    }
+
+    /// After the last data was on the wire only the receiver works, but for the one round trip until its receipt is
+    /// here.
+    fn share_rest(&self, rest: f64, seconds: &mut Seconds) {
+        let flush = self.flush.as_secs_f64().min(rest);
+        let reply = self.round_trip.as_secs_f64().min(rest - flush);
+        let rest = rest - flush - reply;
+        seconds.add(Limit::TargetWrites, flush);
+        seconds.add(Limit::StartUp, reply);
+        let Stages { receive, store, .. } = &self.stages;
+        // all lanes wait for the rate at the same time
+        let paced = self.per_lane(receive.paced);
+        let whole = (store.busy + receive.busy + paced).as_secs_f64();
+        if whole <= 0.0 {
+            return seconds.add(Limit::TargetWrites, rest);
+        }
+        let mut add = |limit, time: Duration| seconds.add(limit, rest * time.as_secs_f64() / whole);
+        add(Limit::TargetWrites, store.busy);
+        add(Limit::ReceiverCpu, receive.busy);
+        add(Limit::AllowedRate, paced);
+    }
+
+    fn per_lane(&self, time: Duration) -> Duration {
+        time / u32::try_from(self.lanes.max(1)).unwrap_or(u32::MAX)
+    }
+}
+
+/// Writers that work for more than this share of their time are the limit, whatever the lanes before them do.
+const SATURATED: f64 = 0.8;
+
+/// Wall-clock time by what it went to.
+#[derive(Default)]
+struct Seconds([f64; Limit::ALL.len()]);
+
+impl Seconds {
+    fn add(&mut self, limit: Limit, seconds: f64) {
+        self.0[limit as usize] += seconds;
+    }
+
+    fn of(&self, limit: Limit) -> f64 {
+        self.0[limit as usize]
+    }
+}
+
+fn times(report: StageReport) -> StageTimes {
+    StageTimes {
+        busy: Duration::from_micros(report.busy_us),
+        starved: Duration::from_micros(report.starved_us),
+        blocked: Duration::from_micros(report.blocked_us),
+        paced: Duration::ZERO,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,91 @@
+//! What goes wrong with single files on the way; the push goes on.
+
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error;
+use zmove_scan::ScanError;
+use zmove_types::Escaped;
+use zmove_wire::{Fault, Operation};
+
+/// Why one file did not make it; the push goes on.
+#[derive(Debug, Error)]
+pub(crate) enum FileError {
+    /// The scan could not see it.
+    #[error("sender: {0}")]
+    Scan(ScanError),
+    /// It could not be opened.
+    #[error("sender: open '{}': {source}", Escaped::path(path))]
+    Open { path: PathBuf, source: io::Error },
+    /// It could not be read.
+    #[error("sender: read '{}': {source}", Escaped::path(path))]
+    Read { path: PathBuf, source: io::Error },
+    /// It was there at the scan and is no regular file now.
+    #[error("sender: open '{}': it is no longer a regular file", Escaped::path(path))]
+    Replaced { path: PathBuf },
+    /// It changed while it was read.
+    #[error(
+        "sender: read '{}': the file changed while it was being copied; run the command again",
+        Escaped::path(path)
+    )]
+    Changed { path: PathBuf },
+    /// Its groups cannot be numbered.
+    #[error("sender: read '{}': files beyond 16 PiB cannot be carried", Escaped::path(path))]
+    TooLarge { path: PathBuf },
+    /// A link's target cannot be carried.
+    #[error("sender: read link '{}': its target is empty or longer than 4096 bytes", Escaped::path(path))]
+    LinkTarget { path: PathBuf },
+    /// The receiver could not place it.
+    #[error("receiver: {0}")]
+    Receiver(Fault),
+    /// Removing could reach the source itself.
+    #[error("sender: nothing is removed at the target: {why}")]
+    Guarded { why: String },
+    /// What is walked now is not what was pushed.
+    #[error("sender: {0}; nothing is removed at the target")]
+    OtherSource(ScanError),
+    /// It arrived damaged every time.
+    #[error(
+        "receiver: verify '{}': it arrived damaged {times} times in a row; given up",
+        Escaped::path(path)
+    )]
+    Damaged { path: PathBuf, times: u8 },
+    /// The receiver never said what became of it.
+    #[error("receiver: '{}' was sent but never confirmed", Escaped::path(path))]
+    Unconfirmed { path: PathBuf },
+    /// Nothing else was told of them: a mistake of the program itself.
+    #[error(
+        "sender: {files} of the files that were found were neither moved nor skipped; this is a bug in zmove: run the \
+         command again, and please report it"
+    )]
+    Unaccounted { files: u64 },
+}
+
+impl FileError {
+    /// Whether the scan has found a file or link of which not all could be read.
+    pub(crate) fn is_unread(&self) -> bool {
+        match self {
+            Self::Open { .. }
+            | Self::Read { .. }
+            | Self::Replaced { .. }
+            | Self::Changed { .. }
+            | Self::TooLarge { .. }
+            | Self::LinkTarget { .. } => true,
+            Self::Scan(_)
+            | Self::Receiver(_)
+            | Self::Guarded { .. }
+            | Self::OtherSource(_)
+            | Self::Damaged { .. }
+            | Self::Unconfirmed { .. }
+            | Self::Unaccounted { .. } => false,
+        }
+    }
+    /// Whether something was to be at the target and is not, or not as it should be.
+    pub(crate) fn is_unplaced(&self) -> bool {
+        match self {
+            Self::Receiver(fault) => !matches!(fault.operation, Operation::List | Operation::Delete),
+            Self::Damaged { .. } => true,
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! The manifest: one line per file with its BLAKE3 root, as `b3sum --check` reads it in the target directory.
+//!
+//! A line is written when the receiver has confirmed the file, from the hash that was made while it was sent. Names
+//! that no `b3sum` reads in any form are left out and counted.
+//!
+//! **Invariant:** what has the manifest's name is replaced only by a whole manifest, and only if it is a regular
+//! file; and nothing else is opened but new files and streams. The hidden file that the lines are gathered in has a
+//! passing name, which the scan passes over where it lies in a source, and which goes with the next manifest there if
+//! this process is killed.
+
+use std::collections::HashMap;
+use std::fs::{File, FileType, OpenOptions};
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags, PROC_SUPER_MAGIC, statfs};
+use zmove_disk::{TempNames, Tree, sweep};
+use zmove_types::{Name, RelPath, Root};
+
+/// A manifest being written.
+#[derive(Debug)]
+pub struct Manifest {
+    goal: Goal,
+    out: BufWriter<File>,
+    error: Option<io::Error>,
+    unwritable_names: u64,
+    /// The same name may come again.
+    repeats: bool,
+}
+
+/// Where the lines go at the good end of the push.
+#[derive(Debug)]
+enum Goal {
+    /// The file in which they are gathered gets this name.
+    Name { path: PathBuf, part: PathBuf },
+    /// They are copied to a pipe, a terminal or what else takes bytes one after the other.
+    Stream(File),
+}
+
+/// What a path leads to.
+enum Place {
+    /// A regular file, or nothing yet.
+    Name(PathBuf),
+    Stream(File),
+}
+
+impl Manifest {
+    /// Begins to write, to a hidden file beside `path`; the name itself is given at the good end of the push. A
+    /// symbolic link is followed: what it leads to is replaced, or made. Where there is a FIFO or a character device,
+    /// or `path` is `-` or a descriptor as `/dev/stdout` is, the lines go there, at the good end too.
+    ///
+    /// # Errors
+    /// What the system says; also where there is something else, such as a directory or a disk.
+    pub fn create(path: &Path) -> io::Result<Self> {
+        let (goal, out) = match Place::of(path)? {
+            Place::Name(path) => {
+                let directory = directory_of(&path);
+                let tree = Tree::open(directory)?;
+                sweep(&tree, &RelPath::root(), tree.fd());
+                let (part, out) = fresh_file(directory)?;
+                if let Ok(there) = path.metadata() {
+                    out.set_permissions(there.permissions())?;
+                }
+                (Goal::Name { path, part }, out)
+            }
+            Place::Stream(stream) => {
+                let (part, out) = fresh_file(&std::env::temp_dir())?;
+                std::fs::remove_file(part)?;
+                (Goal::Stream(stream), out)
+            }
+        };
+        Ok(Self { goal, out: BufWriter::new(out), error: None, unwritable_names: 0, repeats: false })
+    }
+
+    /// Adds a file. The first error is kept for [`finish`](Self::finish).
+    pub(crate) fn add(&mut self, path: &RelPath, root: &Root) {
+        let Some(name) = std::str::from_utf8(path.as_bytes()).ok().filter(|name| is_readable(name)) else {
+            self.unwritable_names += 1;
+            return;
+        };
+        if self.error.is_none() {
+            self.error = write_line(&mut self.out, name, root).err();
+        }
+    }
+
+    /// What is there already may be moved again: the last line of each name counts.
+    pub(crate) fn may_repeat(&mut self) {
+        self.repeats = true;
+    }
+
+    /// Writes what is buffered; returns how many names could not be written.
+    pub(crate) fn finish(mut self) -> io::Result<u64> {
+        if let Some(error) = self.error.take() {
+            return Err(error);
+        }
+        self.out.flush()?;
+        let file = self.out.get_ref();
+        if self.repeats {
+            keep_last_lines(file)?;
+        }
+        match &mut self.goal {
+            Goal::Name { path, part } => {
+                file.sync_all()?;
+                if path.symlink_metadata().is_ok_and(|there| !there.is_file()) {
+                    return Err(io::Error::other(
+                        "something else than a regular file has come into its place",
+                    ));
+                }
+                std::fs::rename(part, &*path)?;
+                // a power cut would take the name away again
+                File::open(directory_of(path))?.sync_all()?;
+            }
+            Goal::Stream(stream) => {
+                io::copy(&mut At { file, offset: 0 }, stream)?;
+            }
+        }
+        Ok(self.unwritable_names)
+    }
+}
+
+impl Drop for Manifest {
+    fn drop(&mut self) {
+        if let Goal::Name { part, .. } = &self.goal {
+            // after a good end it has its name and is not there any more
+            let _renamed = std::fs::remove_file(part);
+        }
+    }
+}
+
+impl Place {
+    fn of(path: &Path) -> io::Result<Self> {
+        if path == Path::new("-") {
+            return Ok(Self::Stream(io::stdout().as_fd().try_clone_to_owned()?.into()));
+        }
+        let mut path = path.to_owned();
+        for _ in 0..LINKS_MAX {
+            let name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?.to_owned();
+            let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+            let parent = parent.unwrap_or(Path::new(".")).canonicalize()?;
+            path = parent.join(&name);
+            if statfs(&parent)?.f_type == PROC_SUPER_MAGIC {
+                return descriptor(&path).map(Self::Stream);
+            }
+            match path.symlink_metadata() {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::Name(path)),
+                Err(error) => return Err(error),
+                Ok(there) if there.is_symlink() => path = parent.join(path.read_link()?),
+                Ok(there) if there.is_file() => return Ok(Self::Name(path)),
+                Ok(there) if is_stream(there.file_type()) => {
+                    return Ok(Self::Stream(OpenOptions::new().write(true).open(path)?));
+                }
+                Ok(there) if there.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
+                Ok(_) => return Err(io::Error::other("neither a regular file nor a stream")),
+            }
+        }
+        Err(io::Error::from(rustix::io::Errno::LOOP))
+    }
+}
+
+/// As many as the kernel follows.
+const LINKS_MAX: usize = 40;
+
+fn is_stream(kind: FileType) -> bool {
+    kind.is_fifo() || kind.is_char_device()
+}
+
+/// A descriptor of a process, as `/proc` has it. That of this process's own output is the very same one, so that it
+/// goes on where the manifest ends.
+fn descriptor(path: &Path) -> io::Result<File> {
+    let own = path.parent() == Some(&Path::new("/proc").join(std::process::id().to_string()).join("fd"));
+    let held = match path.file_name().and_then(|name| name.to_str()).filter(|_| own) {
+        Some("1") => io::stdout().as_fd().try_clone_to_owned()?,
+        Some("2") => io::stderr().as_fd().try_clone_to_owned()?,
+        _ => return OpenOptions::new().append(true).open(path),
+    };
+    Ok(held.into())
+}
+
+/// The place of a file is resolved, so it has a directory.
+fn directory_of(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new("."))
+}
+
+/// A file of a name that nobody has.
+fn fresh_file(directory: &Path) -> io::Result<(PathBuf, File)> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let tree = Tree::open(directory)?;
+    let make =
+        |name: &Name| rustix::fs::openat(tree.fd(), name.as_os_str(), flags, Mode::from_raw_mode(0o666));
+    let (name, file) = TempNames::new("manifest").make(tree.fd(), make)?;
+    Ok((directory.join(name.as_os_str()), file.into()))
+}
+
+/// b3sum refuses the replacement character, which it writes itself where bytes are not UTF-8. A carriage return at
+/// the end is cut off by some of its versions, and escaped it is refused by the others.
+fn is_readable(name: &str) -> bool {
+    !name.contains('\u{fffd}') && !name.ends_with('\r')
+}
+
+/// b3sum marks a line whose name holds a backslash or newline with a leading backslash and escapes both.
+fn write_line(out: &mut impl Write, name: &str, root: &Root) -> io::Result<()> {
+    if name.contains(['\\', '\n']) {
+        let escaped = name.replace('\\', "\\\\").replace('\n', "\\n");
+        return writeln!(out, "\\{root}  {escaped}");
+    }
+    writeln!(out, "{root}  {name}")
+}
+
+/// Leaves the last line of each name in the file; a name is told from others by 128 bits of its hash.
+fn keep_last_lines(file: &File) -> io::Result<()> {
+    let lines = || BufReader::new(At { file, offset: 0 }).split(b'\n').enumerate();
+    let name = |line: &[u8]| {
+        let hash = blake3::hash(line.splitn(2, |byte| *byte == b' ').last().unwrap_or_default());
+        <[u8; 16]>::try_from(&hash.as_bytes()[..16]).expect("a hash has 32 bytes")
+    };
+    let mut last = HashMap::new();
+    for (number, line) in lines() {
+        last.insert(name(&line?), number);
+    }
+    // no more has been written at any time than has been read
+    let mut out = BufWriter::new(At { file, offset: 0 });
+    for (number, line) in lines() {
+        let line = line?;
+        if last[&name(&line)] == number {
+            out.write_all(&line)?;
+            out.write_all(b"\n")?;
+        }
+    }
+    let end = out.into_inner().map_err(io::IntoInnerError::into_error)?.offset;
+    file.set_len(end)
+}
+
+/// A place in a file from which it is read or written, whoever else has it open.
+#[derive(Debug)]
+struct At<'a> {
+    file: &'a File,
+    offset: u64,
+}
+
+impl Read for At<'_> {
+    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read_at(room, self.offset)?;
+        self.offset += read as u64;
+        Ok(read)
+    }
+}
+
+impl Write for At<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write_at(bytes, self.offset)?;
+        self.offset += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_moved_again_stands_there_once() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("m");
+        let mut manifest = Manifest::create(&path).unwrap();
+        manifest.may_repeat();
+        for (name, byte) in [("a b", 1), ("c", 2), ("a b", 3), ("b", 4), ("a\nb", 5)] {
+            manifest.add(&RelPath::from_bytes(name.as_bytes()).unwrap(), &Root([byte; 32]));
+        }
+        assert_eq!(manifest.finish().unwrap(), 0);
+        let line = |byte: u8, name: &str| format!("{}  {name}\n", format!("{byte:02x}").repeat(32));
+        let expected =
+            [line(2, "c"), line(3, "a b"), line(4, "b"), format!("\\{}", line(5, "a\\nb"))].concat();
+        assert_eq!(std::fs::read_to_string(path).unwrap(), expected);
+    }
+
+    /// A killed process leaves the name of a process that has ended; here it is one of another run of the system.
+    #[test]
+    fn what_a_killed_process_has_left_goes() {
+        let home = tempfile::tempdir().unwrap();
+        let manifest = Manifest::create(&home.path().join("m")).unwrap();
+        let name = std::fs::read_dir(home.path()).unwrap().next().unwrap().unwrap().file_name();
+        let mut parts: Vec<_> = name.to_str().unwrap().split('-').map(str::to_owned).collect();
+        assert!(zmove_disk::is_passing(Tree::open(home.path()).unwrap().fd(), name.as_encoded_bytes()));
+        let boot = u64::from_str_radix(&parts[3], 16).unwrap();
+        parts[3] = format!("{:x}", boot ^ 1);
+        std::fs::write(home.path().join(parts.join("-")), "left").unwrap();
+        manifest.finish().unwrap();
+        Manifest::create(&home.path().join("m")).unwrap().finish().unwrap();
+        let left: Vec<_> =
+            std::fs::read_dir(home.path()).unwrap().map(|at| at.unwrap().file_name()).collect();
+        assert_eq!(left, ["m"]);
+    }
+
+    #[test]
+    fn lines_are_as_b3sum_writes_them() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("m");
+        let mut manifest = Manifest::create(&path).unwrap();
+        let unreadable = [&b"caf\xe9"[..], "a\u{fffd}".as_bytes(), b"a\r", b"a\n\r"];
+        for name in [&b"a/b c"[..], b"back\\slash\nline", b"\r."].into_iter().chain(unreadable) {
+            manifest.add(&RelPath::from_bytes(name).unwrap(), &Root([0xAB; 32]));
+        }
+        assert_eq!(manifest.finish().unwrap(), 4);
+        let hex = "ab".repeat(32);
+        let expected = format!("{hex}  a/b c\n\\{hex}  back\\\\slash\\nline\n{hex}  \r.\n");
+        assert_eq!(std::fs::read_to_string(path).unwrap(), expected);
+    }
+}

@@ -1,0 +1,251 @@
+//! The receiver's receipts: taken from the control conversation, entered in the account.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use zmove_types::{FileId, ItemId, Observer};
+use zmove_wire::limits::{
+    EXTRA_NAMES_MAX, HELD_GROUPS_MAX, INQUIRED_ENTRIES_MAX, OFFER_FILES_MAX, STORED_ITEMS_MAX,
+};
+use zmove_wire::session::Resend;
+use zmove_wire::{
+    EntryFault, Fault, FaultCode, FileDone, Finished, PublishedItem, Stored, StoredItem, ToSender, Version,
+    WireError,
+};
+
+use crate::account::failure::FileError;
+use crate::account::{Account, Moved};
+use crate::control::outgoing::Outgoing;
+use crate::control::replies::{Reply, ReplySender};
+use crate::control::stop::Stop;
+use crate::error::SessionError;
+use crate::plan::queue::Queue;
+use crate::plan::resend;
+use crate::send::in_flight::{InFlight, Lost};
+use crate::send::sent::{Sent, SentBatch, Travels};
+
+/// What the receiver says about work in flight, and about what it was asked.
+pub(crate) struct Receipts {
+    pub(crate) account: Arc<Account>,
+    pub(crate) in_flight: Arc<InFlight>,
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) reply_sender: ReplySender,
+    /// How long the receiving lanes were held to a rate, summed over them.
+    pub(crate) paced: Duration,
+    /// How many files have another time at the target, since it cannot hold theirs.
+    pub(crate) times_beyond_range: u64,
+}
+
+impl Receipts {
+    /// The account of a session with a receiver that speaks `version`, of which nothing has happened.
+    pub(crate) fn new(
+        observer: Arc<dyn Observer>,
+        version: Version,
+        outgoing: Outgoing,
+        reply_sender: ReplySender,
+    ) -> Self {
+        let account = Arc::new(Account::new(Arc::clone(&observer)));
+        let in_flight = Arc::new(InFlight::new(version, observer, outgoing, Stop::default()));
+        let queue = Arc::new(Queue::new(Arc::clone(&in_flight)));
+        Self { account, in_flight, queue, reply_sender, paced: Duration::ZERO, times_beyond_range: 0 }
+    }
+
+    /// Takes a message; returns the receiver's last word when it is that.
+    pub(crate) fn take(&mut self, message: ToSender) -> Result<Option<Finished>, SessionError> {
+        match message {
+            ToSender::Answer(answer) => {
+                within("verdicts", answer.verdicts.len(), OFFER_FILES_MAX)?;
+                self.reply_sender.reply(Reply::Answer(answer))?;
+            }
+            ToSender::Held(held) => {
+                within("held groups", held.cvs.len(), HELD_GROUPS_MAX)?;
+                self.reply_sender.reply(Reply::Held(held))?;
+            }
+            ToSender::Findings(findings) => {
+                within("findings", findings.findings.len(), FINDINGS_MAX)?;
+                self.reply_sender.findings(findings)?;
+            }
+            ToSender::Extra(extra) => {
+                within("names at the target alone", extra.names.len(), EXTRA_NAMES_MAX)?;
+                self.reply_sender.mirror(ToSender::Extra(extra))?;
+            }
+            removed @ ToSender::Removed { .. } => self.reply_sender.mirror(removed)?,
+            ToSender::Stored(Stored { items, files }) => {
+                within("settled items", items.len().max(files.len()), STORED_ITEMS_MAX)?;
+                items.into_iter().try_for_each(|item| self.take_item(item))?;
+                files.into_iter().try_for_each(|file| self.take_file(file))?;
+            }
+            ToSender::Published { items } => {
+                within("published items", items.len(), STORED_ITEMS_MAX)?;
+                items.into_iter().try_for_each(|item| self.take_published(item))?;
+            }
+            ToSender::Fault(fault) => self.account.fail(&FileError::Receiver(fault)),
+            ToSender::Refused(refusal) => return Err(SessionError::Refused(refusal)),
+            ToSender::Opened(_) | ToSender::Waiting(_) => {
+                return Err(WireError::OutOfOrder { what: "a second answer" }.into());
+            }
+            ToSender::Sampled(_) | ToSender::Swept(_) => {
+                return Err(WireError::OutOfOrder { what: "an answer of a probe" }.into());
+            }
+            ToSender::Paced { receive_us } => self.paced = Duration::from_micros(receive_us),
+            ToSender::TimesBeyondRange { files } => self.times_beyond_range = files,
+            ToSender::Finished(finished) => return self.finish(finished).map(Some),
+        }
+        Ok(None)
+    }
+
+    fn take_item(&mut self, stored: StoredItem) -> Result<(), WireError> {
+        let item = ItemId(stored.item);
+        if stored.mismatch {
+            return self.take_mismatch(item, &stored.faults);
+        }
+        let settled = self.in_flight.stored(item, &stored.faults)?;
+        if let Some(bytes) = settled.unpublished_bytes {
+            self.account.show(0, bytes);
+        }
+        self.account.totals.bytes_settled.fetch_add(settled.data_bytes, Ordering::Relaxed);
+        match settled.work {
+            Some(Sent::Batch(batch)) => self.take_batch(&SentBatch { faults: stored.faults, ..batch }, 0),
+            Some(Sent::Group(file, span, travels)) => {
+                file.group_stored();
+                self.take_group(u64::from(span.len), travels);
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// What could not be stored of a batch and what could not get its name: an entry that is in both is told once.
+    fn take_published(&mut self, PublishedItem { item, faults }: PublishedItem) -> Result<(), WireError> {
+        let Sent::Batch(mut batch) = self.in_flight.published(ItemId(item))? else {
+            return Err(WireError::OutOfOrder { what: "a name of a group" });
+        };
+        let shown = batch.stored_bytes();
+        let known: HashSet<_> = batch.faults.iter().map(|fault| fault.entry).collect();
+        batch.faults.extend(faults.into_iter().filter(|fault| !known.contains(&fault.entry)));
+        self.take_batch(&batch, shown);
+        Ok(())
+    }
+
+    fn take_group(&self, bytes: u64, travels: Travels) {
+        match travels {
+            Travels::Whole => self.account.moved(&Moved { bytes, ..Moved::default() }),
+            Travels::ByName => self.account.matched(bytes),
+        }
+    }
+
+    fn take_mismatch(&mut self, item: ItemId, faults: &[EntryFault]) -> Result<(), WireError> {
+        let missed = self.in_flight.mismatch(item)?;
+        self.account.totals.bytes_settled.fetch_add(missed.data_bytes, Ordering::Relaxed);
+        match missed.resend {
+            Resend::Again { work, tries } if missed.lost == Lost::WithLane => {
+                resend::send_lost(&self.queue, &self.account, work, tries);
+            }
+            Resend::Again { work, tries } => {
+                resend::send_damaged(&self.queue, &self.account, work, tries, faults);
+            }
+            Resend::GiveUp(work) => {
+                self.give_up(work);
+                self.in_flight.announce_if_all();
+            }
+        }
+        Ok(())
+    }
+
+    fn give_up(&self, work: Sent) {
+        let times = zmove_wire::limits::RESENDS_MAX + 1;
+        match work {
+            Sent::Batch(SentBatch { pack, .. }) => {
+                for path in (0..).map_while(|entry| pack.target_path(entry)) {
+                    let path = if path.is_root() { Path::new(".") } else { path.as_path() }.to_owned();
+                    self.account.fail(&FileError::Damaged { path, times });
+                }
+            }
+            Sent::Group(file, ..) => {
+                let error = FileError::Damaged { path: file.display(), times };
+                self.account.fail_large(&self.in_flight, file.id, &error);
+            }
+        }
+    }
+
+    /// A batch is done; `shown` of its bytes the user has seen.
+    fn take_batch(&mut self, batch: &SentBatch, shown: u64) {
+        let account = &self.account;
+        let mut files = 0;
+        let mut bytes = 0;
+        let faults: Vec<_> = batch.faults.iter().map(|fault| located(batch, *fault)).collect();
+        let kept: HashMap<_, _> = faults.iter().map(|fault| (&fault.path, fault.code)).collect();
+        for file in &batch.files {
+            match kept.get(&file.path) {
+                Some(FaultCode::AlreadyThere) => account.skipped(&file.path, file.look),
+                Some(_) => {}
+                None if file.retouched => {
+                    account.skipped(&file.path, file.look);
+                    account.book().confirm(&file.path, Some(&file.root));
+                }
+                None => {
+                    account.book().confirm(&file.path, Some(&file.root));
+                    files += 1;
+                    bytes += file.look.bytes;
+                }
+            }
+        }
+        account.moved(&Moved { files, whole_bytes: bytes, bytes, shown });
+        let failed = faults.into_iter().filter(|fault| fault.code != FaultCode::AlreadyThere);
+        failed.for_each(|fault| account.fail(&FileError::Receiver(fault)));
+    }
+
+    fn take_file(&mut self, done: FileDone) -> Result<(), WireError> {
+        let Some(file) = self.in_flight.end_large(FileId(done.file)) else { return Ok(()) };
+        if done.fault.is_none() && file.root().is_none() {
+            return Err(WireError::OutOfOrder { what: "a whole file that has not been sent" });
+        }
+        file.close();
+        if let Some((operation, code)) = done.fault {
+            file.kill();
+            let fault = Fault { path: file.target.clone(), operation, code };
+            self.account.fail(&FileError::Receiver(fault));
+            return Ok(());
+        }
+        self.account.moved(&Moved { files: 1, whole_bytes: file.entry.size, ..Moved::default() });
+        self.account.book().confirm(&file.target, file.root().as_ref());
+        Ok(())
+    }
+
+    /// The end is good only if nothing is left open, and of each file that was found something was told.
+    fn finish(&mut self, finished: Finished) -> Result<Finished, SessionError> {
+        if !self.in_flight.is_settled() {
+            return Err(WireError::OutOfOrder { what: "the end before everything is settled" }.into());
+        }
+        let open = self.in_flight.take_large();
+        for file in open.into_values() {
+            file.kill();
+            self.account.fail(&FileError::Unconfirmed { path: file.display() });
+        }
+        let files = self.account.totals.unaccounted();
+        if files > 0 {
+            self.account.fail(&FileError::Unaccounted { files });
+        }
+        Ok(finished)
+    }
+}
+
+fn within(what: &'static str, value: usize, limit: usize) -> Result<(), WireError> {
+    if value <= limit {
+        return Ok(());
+    }
+    Err(WireError::OverLimit { what, value: value as u64, limit: limit as u64 })
+}
+
+/// A fault with the path of its entry.
+fn located(batch: &SentBatch, fault: EntryFault) -> Fault {
+    let EntryFault { entry, operation, code } = fault;
+    let path = batch.pack.target_path(entry).unwrap_or_else(zmove_types::RelPath::root);
+    Fault { path, operation, code }
+}
+
+/// Each entry of an inquiry may bring a directory of its own.
+const FINDINGS_MAX: usize = 2 * INQUIRED_ENTRIES_MAX;

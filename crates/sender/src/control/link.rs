@@ -1,0 +1,71 @@
+//! The connections that a session is given.
+
+use tokio::sync::mpsc;
+use zmove_transport::{ControlReader, ControlWriter, LaneError, LaneSink};
+use zmove_types::TransferId;
+use zmove_wire::{Cipher, Version};
+
+/// The ways to the receiver.
+#[derive(Debug)]
+pub struct Link {
+    /// The transfer's id, as the lanes have presented it.
+    pub transfer: TransferId,
+    /// How the lanes go on, as they have said.
+    pub cipher: Cipher,
+    /// The newest version that may be spoken, as TLS has agreed on control.
+    pub version: Version,
+    /// The control connection, on which nothing has been said.
+    pub control: (ControlReader, ControlWriter),
+    /// Lanes as they come up, on which the greeting has been sent; an error is why one did not.
+    pub lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
+    /// How there can be more of them; none where there cannot.
+    pub supply: Option<LaneSupply>,
+}
+
+/// Lanes on demand.
+#[derive(Debug)]
+pub struct LaneSupply {
+    /// Asks for so many more lanes: each comes up, or fails, as those before.
+    pub more: mpsc::UnboundedSender<u16>,
+    /// How many have been asked for already.
+    pub asked: u16,
+    /// Who says how many there shall be.
+    pub number: LaneNumber,
+    /// How they answer to loss.
+    pub congestion: LossAnswer,
+}
+
+/// How many lanes there shall be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LaneNumber {
+    /// As many as there were at first: more are dialled only in the place of those that are lost.
+    Fixed,
+    /// As many as help.
+    Tuned {
+        /// The fewest that suit the path.
+        least: u16,
+    },
+}
+
+/// What a lane's congestion control makes of loss.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LossAnswer {
+    /// It sends less, and nothing else is to be used.
+    Fixed,
+    /// It sends less; another that does not may be used instead where that gains.
+    Replaceable {
+        /// The one that is used, by its kernel name.
+        usual: String,
+        /// The other.
+        tolerant: String,
+    },
+    /// It takes no notice, as was right before on this path; the usual one may be put back where nothing is lost.
+    Replaced {
+        /// The one that would be used otherwise, by its kernel name.
+        usual: String,
+        /// The one that is used.
+        tolerant: String,
+    },
+    /// It takes no notice, and nothing else is to be used.
+    Tolerant,
+}

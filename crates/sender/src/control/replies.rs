@@ -1,0 +1,147 @@
+//! The receiver's replies, on their way from the control conversation to the thread that plans.
+//!
+//! **Invariant:** what waits here is bounded, whatever the receiver says: no more answers than questions may be open,
+//! and no more values of groups than any target has.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, unbounded};
+use zmove_wire::limits::{INQUIRIES_OUTSTANDING_MAX, KEEPS_OUTSTANDING_MAX, REMOVES_OUTSTANDING_MAX};
+use zmove_wire::{Answer, Findings, Held, TargetState, ToSender, WireError};
+
+/// The end at which replies are taken.
+#[derive(Debug)]
+pub(crate) struct Replies {
+    pub(crate) state: Receiver<TargetState>,
+    pub(crate) offers: Receiver<QueuedReply>,
+    pub(crate) findings: Receiver<Findings>,
+    pub(crate) mirror: Receiver<ToSender>,
+}
+
+/// A reply about offers; they come in the receiver's order.
+#[derive(Debug)]
+pub(crate) enum Reply {
+    /// What it holds of one file.
+    Held(Held),
+    /// What is to become of all files of an offer.
+    Answer(Answer),
+}
+
+/// A reply that nobody has taken yet.
+#[derive(Debug)]
+pub(crate) struct QueuedReply {
+    reply: Reply,
+    weight: usize,
+    all: Arc<AtomicUsize>,
+}
+
+/// The end at which replies are put in.
+#[derive(Debug)]
+pub(crate) struct ReplySender {
+    /// The state of the target: sent once, before any answer.
+    pub(crate) state: Sender<TargetState>,
+    offers: Sender<QueuedReply>,
+    /// How many values and verdicts wait.
+    waiting: Arc<AtomicUsize>,
+    findings: Sender<Findings>,
+    mirror: Sender<ToSender>,
+}
+
+/// The most values and verdicts that wait, half a gigabyte: values of the groups of 64 TiB.
+const WAITING_MAX: usize = 16 << 20;
+
+/// The two ends of the way from the conversation to the planner.
+pub(crate) fn channel() -> (ReplySender, Replies) {
+    let (state_in, state) = bounded(1);
+    let (offers_in, offers) = unbounded();
+    let (findings_in, findings) = bounded(INQUIRIES_OUTSTANDING_MAX);
+    let (mirror_in, mirror) = bounded(KEEPS_OUTSTANDING_MAX + REMOVES_OUTSTANDING_MAX);
+    let waiting = Arc::default();
+    (
+        ReplySender { state: state_in, offers: offers_in, waiting, findings: findings_in, mirror: mirror_in },
+        Replies { state, offers, findings, mirror },
+    )
+}
+
+impl ReplySender {
+    /// Passes on a reply about offers.
+    ///
+    /// # Errors
+    /// [`WireError::OutOfOrder`] when far more is said than there can be.
+    pub(crate) fn reply(&self, reply: Reply) -> Result<(), WireError> {
+        let weight = 1 + match &reply {
+            Reply::Held(held) => held.cvs.len(),
+            Reply::Answer(answer) => answer.verdicts.len(),
+        };
+        if self.waiting.fetch_add(weight, Ordering::Relaxed) + weight > WAITING_MAX {
+            return Err(WireError::OutOfOrder { what: "more answers than there are offers" });
+        }
+        // the planner has gone only when the session is being stopped
+        let _stopping = self.offers.send(QueuedReply { reply, weight, all: Arc::clone(&self.waiting) });
+        Ok(())
+    }
+
+    /// Passes on an answer to an inquiry.
+    ///
+    /// # Errors
+    /// [`WireError::OutOfOrder`] when there are more answers than inquiries may be open.
+    pub(crate) fn findings(&self, findings: Findings) -> Result<(), WireError> {
+        answer(&self.findings, findings, "findings that nobody asked for")
+    }
+
+    /// Passes on which names are at the target alone, or what has been removed.
+    ///
+    /// # Errors
+    /// [`WireError::OutOfOrder`] when there are more answers than questions may be open.
+    pub(crate) fn mirror(&self, message: ToSender) -> Result<(), WireError> {
+        answer(&self.mirror, message, "an answer about names that nobody asked for")
+    }
+}
+
+fn answer<T>(queue: &Sender<T>, answer: T, what: &'static str) -> Result<(), WireError> {
+    match queue.try_send(answer) {
+        Err(TrySendError::Full(_)) => Err(WireError::OutOfOrder { what }),
+        // who asks has gone only when the session is being stopped
+        Ok(()) | Err(TrySendError::Disconnected(_)) => Ok(()),
+    }
+}
+
+impl QueuedReply {
+    /// Takes the reply out of the queue.
+    pub(crate) fn take(self) -> Reply {
+        self.all.fetch_sub(self.weight, Ordering::Relaxed);
+        self.reply
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(count: usize) -> Reply {
+        Reply::Held(Held { offer: 0, file: 0, first: 0, cvs: vec![[0; 32]; count], end: false })
+    }
+
+    #[test]
+    fn replies_that_are_taken_make_room_for_others_and_too_many_are_an_error() {
+        let (sender, replies) = channel();
+        for _ in 0..2 * WAITING_MAX / 65_536 {
+            sender.reply(held(65_535)).unwrap();
+            drop(replies.offers.recv().unwrap().take());
+        }
+        let told = (0..).take_while(|_| sender.reply(held(0)).is_ok()).count();
+        assert_eq!(told, WAITING_MAX);
+    }
+
+    #[test]
+    fn answers_without_questions_are_an_error() {
+        let (sender, _replies) = channel();
+        let none = || Findings { inquiry: 0, findings: Vec::new() };
+        let told = (0..).take_while(|_| sender.findings(none()).is_ok()).count();
+        assert_eq!(told, INQUIRIES_OUTSTANDING_MAX);
+        let removed = || ToSender::Removed { remove: 0, entries: 0 };
+        let told = (0..).take_while(|_| sender.mirror(removed()).is_ok()).count();
+        assert_eq!(told, KEEPS_OUTSTANDING_MAX + REMOVES_OUTSTANDING_MAX);
+    }
+}

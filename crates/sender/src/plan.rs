@@ -1,0 +1,8 @@
+//! What is to be sent: the entries of the scan become packs and groups, as far as the target needs them.
+
+pub(crate) mod guess;
+pub(crate) mod offers;
+pub(crate) mod pack;
+pub(crate) mod planner;
+pub(crate) mod queue;
+pub(crate) mod resend;

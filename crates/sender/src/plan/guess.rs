@@ -1,0 +1,85 @@
+//! What is planned before the target is known, and what waits for that.
+
+use crossbeam_channel::Sender;
+use zmove_scan::Entry;
+use zmove_types::GROUP_BYTES;
+use zmove_wire::Compare;
+use zmove_wire::limits::{GUESSED_BYTES_MAX, GUESSED_ENTRIES_MAX};
+
+use crate::plan::pack::{Basis, Unread};
+use crate::read::source::SourceDirectory;
+
+/// What is planned before the target is known, and what waits for that.
+pub(super) struct Guess {
+    /// Of what is planned now.
+    pub(super) basis: Basis,
+    /// What may still be sent.
+    sent: Allowance,
+    /// What may still be read.
+    read: Allowance,
+    pub(super) held: Vec<(SourceDirectory, Entry)>,
+    /// Where readers put what they cannot read of what is planned now.
+    pub(super) unread: Sender<Unread>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Allowance {
+    entries: usize,
+    bytes: u64,
+}
+
+impl Guess {
+    /// Contents would have to be read for a comparison by them, so nothing is guessed then.
+    pub(super) fn new(compare: Compare, unread: Sender<Unread>) -> Self {
+        let (sent, read) = match compare {
+            Compare::Quick => (
+                Allowance { entries: GUESSED_ENTRIES_MAX, bytes: GUESSED_BYTES_MAX },
+                Allowance { entries: READ_AHEAD_ENTRIES_MAX, bytes: READ_AHEAD_BYTES_MAX },
+            ),
+            Compare::Checksum => Default::default(),
+        };
+        Self { basis: Basis::Guessed, sent, read, held: Vec::new(), unread }
+    }
+
+    /// What becomes of a file of this size; `None`: it is kept. What follows a kept one is kept as well.
+    pub(super) fn basis_for(&self, bytes: u64) -> Option<Basis> {
+        if !self.held.is_empty() {
+            None
+        } else if self.basis == Basis::Guessed && self.sent.has_room(bytes) {
+            Some(Basis::Guessed)
+        } else {
+            (bytes <= GROUP_BYTES && self.read.has_room(bytes)).then_some(Basis::ReadAhead)
+        }
+    }
+
+    pub(super) fn admit(
+        &mut self,
+        basis: Option<Basis>,
+        directory: &SourceDirectory,
+        entry: Entry,
+    ) -> Option<Entry> {
+        let Some(basis) = basis else {
+            let mut directory = directory.clone();
+            directory.put_off();
+            self.held.push((directory, entry));
+            return None;
+        };
+        self.basis = basis;
+        let allowance = if basis == Basis::Guessed { &mut self.sent } else { &mut self.read };
+        allowance.entries -= 1;
+        allowance.bytes -= entry.size;
+        Some(entry)
+    }
+}
+
+impl Allowance {
+    fn has_room(&self, bytes: u64) -> bool {
+        self.entries > 0 && self.bytes >= bytes
+    }
+}
+
+/// What is read before the target is known: as much as a core reads in a long round trip. Memory at worst: these bytes
+/// and the entries' names.
+const READ_AHEAD_ENTRIES_MAX: usize = 24_576;
+/// See [`READ_AHEAD_ENTRIES_MAX`].
+const READ_AHEAD_BYTES_MAX: u64 = 32 << 20;

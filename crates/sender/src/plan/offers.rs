@@ -1,0 +1,189 @@
+//! Offers: files that are being asked about, and what the target holds of them.
+
+use std::collections::HashMap;
+
+use zmove_scan::Entry;
+use zmove_types::{Cv, GROUP_BYTES, GroupSpan};
+use zmove_wire::limits::{OFFER_FILES_MAX, OFFER_NAME_BYTES_MAX, OFFERS_OUTSTANDING_MAX};
+use zmove_wire::{Answer, Held, Offer, OfferedFile, OfferedGroup, SourceMark, Verdict};
+
+use crate::read::source::SourceDirectory;
+
+/// Files that are being asked about.
+#[derive(Default)]
+pub(crate) struct Offering {
+    next: u64,
+    name_bytes: usize,
+    open: Vec<OfferedEntry>,
+    outstanding: HashMap<u64, Outstanding>,
+    /// Files of which the target is still looking at an old version, by offer and number.
+    awaited: HashMap<(u64, u32), Awaited>,
+}
+
+/// The values of a file's groups, as far as they are known.
+type GroupValues = Vec<Option<Cv>>;
+
+/// A file, and its directory, which is not held open.
+type OfferedEntry = (SourceDirectory, Entry);
+
+struct Awaited {
+    file: OfferedEntry,
+    /// What came in an earlier transfer.
+    held: GroupValues,
+    /// What the old version has, as far as it has been told.
+    there: GroupValues,
+}
+
+struct Outstanding {
+    files: Vec<OfferedEntry>,
+    /// By the number of the file, for each of its groups.
+    held: HashMap<u32, GroupValues>,
+}
+
+/// What is to become of a file.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Answered {
+    /// It is there.
+    Skip,
+    /// It is to be sent.
+    Need,
+    /// It may be there: this is the root of what is.
+    Compare([u8; 32]),
+    /// Groups of it are there, whose values these are.
+    Resume(GroupValues),
+    /// Another version is there, and perhaps groups of this one.
+    Delta { held: GroupValues, there: GroupValues },
+}
+
+impl Offering {
+    /// Adds a file.
+    pub(crate) fn add(&mut self, directory: &SourceDirectory, entry: Entry) {
+        let mut directory = directory.clone();
+        directory.put_off();
+        self.name_bytes += name_bytes_of(&directory, &entry);
+        self.open.push((directory, entry));
+    }
+
+    /// An offer of what has been gathered, if something has and another may be outstanding.
+    pub(crate) fn next_offer(&mut self) -> Option<Offer> {
+        (!self.open.is_empty() && self.may_offer()).then(|| self.close())
+    }
+
+    /// Whether another offer may be outstanding.
+    pub(crate) fn may_offer(&self) -> bool {
+        self.outstanding.len() + self.awaited.len() < OFFERS_OUTSTANDING_MAX
+    }
+
+    /// Takes what the target holds of a file; what is none of its groups is passed over. Returns the file if it was
+    /// awaited and this is all.
+    pub(crate) fn take_held(&mut self, held: &Held) -> Option<(SourceDirectory, Entry, Answered)> {
+        let key = (held.offer, held.file);
+        if let Some(Awaited { there, .. }) = self.awaited.get_mut(&key) {
+            fill(there, held);
+            let Awaited { file, held, there } = held.end.then(|| self.awaited.remove(&key)).flatten()?;
+            let (directory, entry) = file;
+            return Some((directory, entry, Answered::Delta { held, there }));
+        }
+        let Outstanding { files, held: by_file } = self.outstanding.get_mut(&held.offer)?;
+        let (_, entry) = files.get(held.file as usize)?;
+        fill(by_file.entry(held.file).or_insert_with(|| groups_of(entry)), held);
+        None
+    }
+
+    /// Takes the answer to an offer: its files, each with what is to become of it. Of those that are missing more
+    /// will be [told](Self::take_held).
+    pub(crate) fn take_answer(&mut self, answer: Answer) -> Vec<(SourceDirectory, Entry, Answered)> {
+        let Some(Outstanding { files, mut held }) = self.outstanding.remove(&answer.offer) else {
+            return Vec::new();
+        };
+        // a verdict that is missing must not lose a file
+        let verdicts = answer.verdicts.into_iter().chain(std::iter::repeat(Verdict::Need));
+        let mut answered = Vec::with_capacity(files.len());
+        for ((number, (directory, entry)), verdict) in (0..).zip(files).zip(verdicts) {
+            let known = match verdict {
+                // a file of one group goes whole
+                Verdict::Resume | Verdict::Delta if entry.size <= GROUP_BYTES => Answered::Need,
+                Verdict::Skip => Answered::Skip,
+                Verdict::Need => Answered::Need,
+                Verdict::Compare(root) => Answered::Compare(root),
+                Verdict::Resume => held.remove(&number).map_or(Answered::Need, Answered::Resume),
+                Verdict::Delta => {
+                    let there = groups_of(&entry);
+                    let held = held.remove(&number).unwrap_or_default();
+                    let awaited = Awaited { file: (directory, entry), held, there };
+                    self.awaited.insert((answer.offer, number), awaited);
+                    continue;
+                }
+            };
+            answered.push((directory, entry, known));
+        }
+        answered
+    }
+
+    /// Whether an offer's worth has been gathered.
+    pub(crate) fn is_full(&self) -> bool {
+        self.open.len() >= OFFER_FILES_MAX || self.name_bytes >= OFFER_NAME_BYTES_MAX
+    }
+
+    /// Whether everything has been offered and answered.
+    pub(crate) fn is_done(&self) -> bool {
+        self.open.is_empty() && self.outstanding.is_empty() && self.awaited.is_empty()
+    }
+
+    /// Makes the first of the gathered files an offer.
+    fn close(&mut self) -> Offer {
+        let mut name_bytes = 0;
+        let fits = self.open.iter().take(OFFER_FILES_MAX).take_while(|(directory, entry)| {
+            let before = name_bytes;
+            name_bytes += name_bytes_of(directory, entry);
+            before < OFFER_NAME_BYTES_MAX
+        });
+        let count = fits.count();
+        let files: Vec<_> = self.open.drain(..count).collect();
+        self.name_bytes = self.open.iter().map(|(directory, entry)| name_bytes_of(directory, entry)).sum();
+        let mut groups: Vec<OfferedGroup> = Vec::new();
+        let mut previous: Option<&SourceDirectory> = None;
+        for (directory, entry) in &files {
+            if !previous.is_some_and(|previous| previous.is(directory)) {
+                groups.push(OfferedGroup { directory: directory.target_path().clone(), files: Vec::new() });
+            }
+            previous = Some(directory);
+            groups.last_mut().expect("one was just pushed").files.push(offered(entry));
+        }
+        let offer = self.next;
+        self.next += 1;
+        self.outstanding.insert(offer, Outstanding { files, held: HashMap::new() });
+        Offer { offer, groups }
+    }
+}
+
+/// Room for the values of a large file's groups.
+fn groups_of(entry: &Entry) -> GroupValues {
+    let count = GroupSpan::count(entry.size).filter(|count| *count > 1);
+    vec![None; count.unwrap_or(0) as usize]
+}
+
+fn fill(groups: &mut GroupValues, held: &Held) {
+    for (slot, cv) in groups.iter_mut().skip(held.first as usize).zip(&held.cvs) {
+        *slot = Some(Cv(*cv));
+    }
+}
+
+fn name_bytes_of(directory: &SourceDirectory, entry: &Entry) -> usize {
+    directory.target_path().as_bytes().len() + entry.name.as_bytes().len()
+}
+
+fn offered(entry: &Entry) -> OfferedFile {
+    OfferedFile {
+        name: entry.name.clone(),
+        bytes: entry.size,
+        mode: entry.metadata.mode,
+        mtime_seconds: entry.metadata.mtime.seconds,
+        mtime_nanos: entry.metadata.mtime.nanos,
+        source: (entry.size > GROUP_BYTES).then_some(SourceMark {
+            inode: entry.inode,
+            ctime_seconds: entry.ctime.seconds,
+            ctime_nanos: entry.ctime.nanos,
+        }),
+    }
+}

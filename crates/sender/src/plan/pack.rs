@@ -1,0 +1,389 @@
+//! Packs: the small entries that will travel in one batch, gathered by directory.
+
+use std::ops::Add;
+
+use crossbeam_channel::Sender;
+use zmove_scan::{Entry, EntryKind, Found};
+use zmove_types::{GROUP_BYTES, Metadata, Name, RelPath, Root};
+use zmove_wire::limits::{BATCH_ENTRIES_MAX, BATCH_HEAD_BYTES_TARGET};
+
+use crate::read::source::SourceDirectory;
+
+/// A file that could not be read, of which it is not known whether the target needs it.
+#[derive(Debug)]
+pub(crate) struct Unread {
+    pub(crate) directory: SourceDirectory,
+    pub(crate) entry: Entry,
+}
+
+/// Work on small entries for one reader.
+#[derive(Clone, Debug)]
+pub(crate) struct Pack {
+    pub(crate) groups: Vec<PackGroup>,
+    /// How often it has been sent before.
+    pub(crate) tries: u8,
+    pub(crate) basis: Basis,
+    /// Takes what cannot be read before it is known to be needed; dropped once the pack has been read.
+    pub(crate) unread: Option<Sender<Unread>>,
+}
+
+/// What was known of the target when a pack was planned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Basis {
+    /// Enough: the entries are needed.
+    Known,
+    /// Nothing: the entries are sent as a guess.
+    Guessed,
+    /// Nothing: the entries are read, and sent when it is known that they are needed.
+    ReadAhead,
+}
+
+/// The entries of one directory.
+#[derive(Clone, Debug)]
+pub(crate) struct PackGroup {
+    pub(crate) directory: SourceDirectory,
+    pub(crate) entries: Vec<PackEntry>,
+}
+
+/// One small entry.
+#[derive(Clone, Debug)]
+pub(crate) enum PackEntry {
+    /// The directory itself.
+    Itself(Metadata),
+    /// A subdirectory.
+    Directory(Name, Metadata),
+    /// A link.
+    Symlink(Name, Metadata, Box<[u8]>),
+    /// A file of one group or less.
+    File(Entry),
+    /// A file of any size whose contents may be there already: the root of what is there.
+    Compare(Entry, Root),
+}
+
+impl PackEntry {
+    /// The entry as the scan found it; `None` for what has no place in a pack.
+    pub(crate) fn from_scan(entry: Entry) -> Option<Self> {
+        let name = entry.name.clone();
+        let metadata = entry.metadata;
+        match &entry.kind {
+            EntryKind::Directory => Some(Self::Directory(name, metadata)),
+            EntryKind::Symlink(target) => Some(Self::Symlink(name, metadata, target.clone())),
+            EntryKind::File if entry.size <= GROUP_BYTES => Some(Self::File(entry)),
+            _ => None,
+        }
+    }
+
+    fn name(&self) -> Option<&Name> {
+        match self {
+            Self::Itself(_) => None,
+            Self::Directory(name, _) | Self::Symlink(name, ..) => Some(name),
+            Self::File(entry) | Self::Compare(entry, _) => Some(&entry.name),
+        }
+    }
+
+    fn data_bytes(&self) -> u64 {
+        match self {
+            Self::File(entry) => entry.size,
+            _ => 0,
+        }
+    }
+
+    /// An upper bound of its bytes in a batch's head.
+    fn head_bytes(&self) -> usize {
+        match self {
+            Self::Symlink(name, _, target) => ENTRY_HEAD_BYTES + name.as_bytes().len() + target.len(),
+            Self::Directory(name, _) => ENTRY_HEAD_BYTES + name.as_bytes().len(),
+            Self::File(entry) | Self::Compare(entry, _) => ENTRY_HEAD_BYTES + entry.name.as_bytes().len(),
+            Self::Itself(_) => ENTRY_HEAD_BYTES,
+        }
+    }
+}
+
+/// An entry's fixed part in a batch's head, rounded up.
+const ENTRY_HEAD_BYTES: usize = 64;
+/// The first packs: about what ten segments of a large MTU hold (RFC 6928).
+const FIRST_DATA_BYTES: u64 = 64 << 10;
+const FIRST_ENTRIES: u64 = 64;
+
+/// How many of the first packs hold what was found; of what does not fit in packs it counts as much.
+pub(crate) fn packs_of(found: Found) -> u64 {
+    found.bytes.div_ceil(FIRST_DATA_BYTES).max(found.entries.div_ceil(FIRST_ENTRIES)).max(1)
+}
+
+/// About one pack for each lane that may begin before the receiver has given leave.
+const PACKS_PER_DOUBLING: u32 = 8;
+const RAMP_DOUBLINGS_MAX: u32 = 16;
+/// How many directories a pack holds open.
+const DIRECTORIES_OPEN_MAX: usize = 16;
+
+/// Gathers entries until they fill a batch.
+#[derive(Debug)]
+pub(crate) struct Packer {
+    groups: Vec<PackGroup>,
+    load: PackLoad,
+    entries_max: usize,
+    packs_made: u32,
+}
+
+/// How much of a batch entries take.
+#[derive(Clone, Copy, Debug, Default)]
+struct PackLoad {
+    entries: usize,
+    data_bytes: u64,
+    head_bytes: usize,
+}
+
+impl Packer {
+    /// A packer of at most `entries_max` entries a pack.
+    pub(crate) fn new(entries_max: usize) -> Self {
+        let entries_max = entries_max.clamp(1, BATCH_ENTRIES_MAX);
+        Self { groups: Vec::new(), load: PackLoad::default(), entries_max, packs_made: 0 }
+    }
+
+    /// Adds an entry; returns the pack that had no room for it.
+    pub(crate) fn add(&mut self, directory: &SourceDirectory, entry: PackEntry) -> Option<Pack> {
+        let more = PackLoad::of(directory, &entry);
+        let elsewhere = self.groups.last().is_some_and(|group| !group.directory.is(directory));
+        // the files of one directory are best placed by one hand
+        let nearly_full = elsewhere && self.load.entries >= self.most_entries() / 4 * 3;
+        let pack = if nearly_full || !self.fits(self.load + more) {
+            self.take_before(directory, more)
+        } else {
+            None
+        };
+        self.load = self.load + more;
+        match self.groups.last_mut() {
+            Some(group) if group.directory.is(directory) => group.entries.push(entry),
+            _ => self.begin_group(directory, entry),
+        }
+        pack
+    }
+
+    /// What has been gathered, but for a beginning of `directory` that fits into the next pack together with `more`: a
+    /// directory that comes in one piece is the least work for the target.
+    fn take_before(&mut self, directory: &SourceDirectory, more: PackLoad) -> Option<Pack> {
+        let begun = self.groups.pop_if(|group| group.directory.is(directory));
+        let load = begun.as_ref().map(PackGroup::load).unwrap_or_default();
+        if self.groups.is_empty() || !self.fits(load + more) {
+            self.groups.extend(begun);
+            return self.take();
+        }
+        let pack = self.take();
+        self.groups.extend(begun);
+        self.load = load;
+        pack
+    }
+
+    fn fits(&self, load: PackLoad) -> bool {
+        load.entries <= self.most_entries()
+            && load.data_bytes <= self.ramp(GROUP_BYTES, FIRST_DATA_BYTES)
+            && load.head_bytes <= BATCH_HEAD_BYTES_TARGET
+    }
+
+    fn most_entries(&self) -> usize {
+        self.ramp(self.entries_max, FIRST_ENTRIES)
+    }
+
+    /// The first packs are small, so that each crosses a connection that is still in slow start (RFC 5681) at once and
+    /// the target's work begins a few round trips sooner; every few packs the limit doubles.
+    fn ramp<N: Ord + Copy + TryFrom<u64>>(&self, most: N, first: u64) -> N {
+        let doublings = (self.packs_made / PACKS_PER_DOUBLING).min(RAMP_DOUBLINGS_MAX);
+        N::try_from(first << doublings).map_or(most, |limit| limit.min(most))
+    }
+
+    fn begin_group(&mut self, directory: &SourceDirectory, entry: PackEntry) {
+        let mut directory = directory.clone();
+        if self.groups.len() >= DIRECTORIES_OPEN_MAX {
+            directory.put_off();
+        }
+        self.groups.push(PackGroup { directory, entries: vec![entry] });
+    }
+
+    /// What has been gathered, if anything.
+    pub(crate) fn take(&mut self) -> Option<Pack> {
+        self.load = PackLoad::default();
+        if self.groups.is_empty() {
+            return None;
+        }
+        self.packs_made += 1;
+        Some(Pack::of(std::mem::take(&mut self.groups)))
+    }
+}
+
+impl PackLoad {
+    fn of(directory: &SourceDirectory, entry: &PackEntry) -> Self {
+        let head_bytes = entry.head_bytes() + directory.target_path().as_bytes().len() + ENTRY_HEAD_BYTES;
+        Self { entries: 1, data_bytes: entry.data_bytes(), head_bytes }
+    }
+}
+
+impl Add for PackLoad {
+    type Output = Self;
+    fn add(self, more: Self) -> Self {
+        Self {
+            entries: self.entries + more.entries,
+            data_bytes: self.data_bytes + more.data_bytes,
+            head_bytes: self.head_bytes + more.head_bytes,
+        }
+    }
+}
+
+impl PackGroup {
+    fn data_bytes(&self) -> u64 {
+        self.entries.iter().map(PackEntry::data_bytes).sum()
+    }
+
+    fn load(&self) -> PackLoad {
+        self.entries
+            .iter()
+            .map(|entry| PackLoad::of(&self.directory, entry))
+            .fold(PackLoad::default(), PackLoad::add)
+    }
+}
+
+impl Pack {
+    /// A pack of entries that are needed.
+    pub(crate) fn of(groups: Vec<PackGroup>) -> Self {
+        Self { groups, tries: 0, basis: Basis::Known, unread: None }
+    }
+
+    /// Shares the entries out, in their order, to packs with data of at most `bytes_max` or a single file; a
+    /// directory that fits one pack is not in two.
+    pub(crate) fn split(self, bytes_max: u64) -> Vec<Self> {
+        let (mut pieces, mut piece, mut bytes) = (Vec::new(), Vec::<PackGroup>::new(), 0);
+        for group in self.groups {
+            let whole = group.data_bytes();
+            let mut full = bytes + whole > bytes_max && whole <= bytes_max;
+            let PackGroup { directory, entries } = group;
+            for entry in entries {
+                let more = entry.data_bytes();
+                if bytes > 0 && (full || bytes + more > bytes_max) {
+                    pieces.push(std::mem::take(&mut piece));
+                    bytes = 0;
+                }
+                full = false;
+                bytes += more;
+                match piece.last_mut() {
+                    Some(group) if group.directory.is(&directory) => group.entries.push(entry),
+                    _ => piece.push(PackGroup { directory: directory.clone(), entries: vec![entry] }),
+                }
+            }
+        }
+        pieces.push(piece);
+        pieces.into_iter().map(|groups| Self { groups, unread: self.unread.clone(), ..self }).collect()
+    }
+
+    /// How many bytes its files have.
+    pub(crate) fn data_bytes(&self) -> u64 {
+        self.groups.iter().map(PackGroup::data_bytes).sum()
+    }
+
+    /// How many entries it has.
+    pub(crate) fn entry_count(&self) -> usize {
+        self.groups.iter().map(|group| group.entries.len()).sum()
+    }
+
+    /// About how many bytes it takes to remember its names.
+    pub(crate) fn name_bytes(&self) -> u64 {
+        self.groups.iter().map(|group| group.load().head_bytes as u64).sum()
+    }
+
+    /// Where an entry goes, by its number over all groups; `None` past the end.
+    pub(crate) fn target_path(&self, entry: u32) -> Option<RelPath> {
+        let mut left = usize::try_from(entry).ok()?;
+        for group in &self.groups {
+            if let Some(entry) = group.entries.get(left) {
+                let directory = group.directory.target_path();
+                return Some(entry.name().map_or_else(
+                    || directory.clone(),
+                    |name| directory.join(name).unwrap_or_else(|_| directory.clone()),
+                ));
+            }
+            left -= group.entries.len();
+        }
+        None
+    }
+
+    /// Lets go of open directories while the pack waits for its receipt.
+    pub(crate) fn put_off(&mut self) {
+        self.groups.iter_mut().for_each(|group| group.directory.put_off());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+    use zmove_scan::{ScanConfig, ScanItem, ScanRoot, scan};
+
+    /// The files of a tree, packed as a scan finds them.
+    fn packs(home: &std::path::Path, entries_max: usize) -> Vec<Pack> {
+        let root = ScanRoot { source: home.to_owned(), prefix: RelPath::root() };
+        let scan = scan(vec![root], &ScanConfig::default());
+        let mut packer =
+            Packer { packs_made: PACKS_PER_DOUBLING * RAMP_DOUBLINGS_MAX, ..Packer::new(entries_max) };
+        let mut packs = Vec::new();
+        for item in scan.receiver() {
+            let ScanItem::Batch(batch) = item else { continue };
+            let directory = SourceDirectory::held_open(&batch.directory);
+            let files = batch.entries.into_iter().filter(|entry| matches!(entry.kind, EntryKind::File));
+            packs.extend(files.filter_map(|file| packer.add(&directory, PackEntry::File(file))));
+        }
+        packs.extend(packer.take());
+        packs
+    }
+
+    /// How many packs the files of each directory are in.
+    fn pieces(home: &std::path::Path, entries_max: usize) -> HashMap<RelPath, usize> {
+        let mut pieces = HashMap::new();
+        for pack in packs(home, entries_max) {
+            assert!(pack.entry_count() <= entries_max);
+            for group in pack.groups {
+                *pieces.entry(group.directory.target_path().clone()).or_default() += 1;
+            }
+        }
+        pieces
+    }
+
+    #[test]
+    fn a_directory_that_fits_a_pack_is_in_one() {
+        let home = tempfile::tempdir().unwrap();
+        let files = [7, 90, 60, 100, 3, 99, 41, 77];
+        for (number, count) in files.into_iter().enumerate() {
+            let directory = home.path().join(number.to_string());
+            std::fs::create_dir(&directory).unwrap();
+            (0..count).for_each(|file| std::fs::write(directory.join(file.to_string()), "x").unwrap());
+        }
+        let pieces = pieces(home.path(), 100);
+        assert_eq!(pieces.len(), files.len());
+        assert!(pieces.values().all(|&count| count == 1), "{pieces:?}");
+    }
+
+    #[test]
+    fn a_pack_in_pieces_is_the_same_files_in_their_order() {
+        let home = tempfile::tempdir().unwrap();
+        for (directory, bytes) in [("a", 10), ("a", 20), ("a", 0), ("b", 70), ("b", 500), ("c", 30)] {
+            std::fs::create_dir_all(home.path().join(directory)).unwrap();
+            std::fs::write(home.path().join(directory).join(bytes.to_string()), vec![0; bytes]).unwrap();
+        }
+        let pack = packs(home.path(), 100).pop().unwrap();
+        let paths = |pack: &Pack| (0..).map_while(|entry| pack.target_path(entry)).collect::<Vec<_>>();
+        let whole = paths(&pack);
+        let pieces = pack.split(100);
+        assert_eq!(whole.len(), 6);
+        assert_eq!(pieces.iter().flat_map(paths).collect::<Vec<_>>(), whole);
+        for piece in &pieces {
+            let files = piece.groups.iter().flat_map(|group| &group.entries);
+            let with_data = files.filter(|file| file.data_bytes() > 0).count();
+            assert!(piece.data_bytes() <= 100 || with_data == 1, "{piece:?}");
+        }
+        assert!(pieces.len() >= 3, "{}", pieces.len());
+    }
+
+    #[test]
+    fn one_that_does_not_fit_is_in_as_few_as_can_be() {
+        let home = tempfile::tempdir().unwrap();
+        (0..250).for_each(|file| std::fs::write(home.path().join(file.to_string()), "x").unwrap());
+        assert_eq!(pieces(home.path(), 100).into_values().collect::<Vec<_>>(), [3]);
+    }
+}

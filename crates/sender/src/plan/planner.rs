@@ -1,0 +1,324 @@
+//! The planner: one thread that turns what the scan finds into work, asking the receiver first where files may be
+//! there.
+//!
+//! An empty target needs everything, so entries go straight to the plan. Otherwise regular files are offered by the
+//! thousand, many offers at once; directories and links are always sent, because placing one that is there is no work.
+//! Until the target is known a little is sent as a guess, which saves a round trip where it is right.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, never, select};
+use zmove_scan::{Entry, EntryBatch, EntryKind, Scan, ScanItem};
+use zmove_types::{Cv, Event, GROUP_BYTES, GroupSpan, RelPath, Root};
+use zmove_wire::limits::SYMLINK_BYTES_MAX;
+use zmove_wire::{Compare, TargetState, ToReceiver};
+
+use crate::account::Account;
+use crate::account::failure::FileError;
+use crate::control::outgoing::Outgoing;
+use crate::control::replies::{QueuedReply, Replies, Reply};
+use crate::control::stop::Stop;
+use crate::mirror::{self, Mirror, MirrorContext};
+use crate::plan::guess::Guess;
+use crate::plan::offers::{Answered, Offering};
+use crate::plan::pack::{Pack, PackEntry, PackGroup, Packer, Unread};
+use crate::plan::queue::{Parcel, Queue, When};
+use crate::read::read_ahead::ReadAhead;
+use crate::read::source::{LargeSource, Look, SourceDirectory};
+use crate::send::in_flight::InFlight;
+
+/// What the planner is to do.
+#[derive(Debug)]
+pub(crate) struct Task {
+    pub(crate) compare: Compare,
+    /// Set where the target becomes a mirror.
+    pub(crate) mirror: Option<Mirror>,
+}
+
+/// The stages that the planner feeds, and those it asks and tells.
+pub(crate) struct PlannerContext {
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) read_ahead: Arc<ReadAhead>,
+    pub(crate) in_flight: Arc<InFlight>,
+    pub(crate) account: Arc<Account>,
+    pub(crate) outgoing: Outgoing,
+    pub(crate) stop: Stop,
+}
+
+/// Plans until the scan has ended and every offer is answered; then makes a mirror, if that is asked for.
+pub(crate) fn plan_all(
+    context: &PlannerContext,
+    batch_files_max: usize,
+    scan: &Scan,
+    replies: &Replies,
+    task: &Task,
+) {
+    let (unread_in, unread) = crossbeam_channel::unbounded();
+    let mut planner = Planner {
+        context,
+        packer: Packer::new(batch_files_max),
+        guess: Some(Guess::new(task.compare, unread_in)),
+        offering: None,
+    };
+    planner.take_scan(scan, replies);
+    planner.take_unread(&unread);
+    planner.take_last_replies(&replies.offers);
+    planner.flush_pack();
+    // where nothing was there nothing is there alone
+    let mirror = task.mirror.as_ref().filter(|_| planner.offering.is_some());
+    mirror.inspect(|_| context.in_flight.withhold_end());
+    context.queue.end();
+    if let Some(mirror) = mirror {
+        context.in_flight.wait_until_settled();
+        let PlannerContext { account, outgoing, stop, .. } = context;
+        mirror::run(MirrorContext { account, outgoing, stop, answers: &replies.mirror }, mirror);
+        context.in_flight.release_end();
+    }
+}
+
+/// How long a pack that is not full waits for more while the scan finds nothing.
+const PACK_PATIENCE: Duration = Duration::from_millis(20);
+
+struct Planner<'a> {
+    context: &'a PlannerContext,
+    packer: Packer,
+    /// Set while the target is not known.
+    guess: Option<Guess>,
+    /// Set while files have to be offered.
+    offering: Option<Offering>,
+}
+
+impl Planner<'_> {
+    fn take_scan(&mut self, scan: &Scan, replies: &Replies) {
+        let (items, nothing, known) = (scan.receiver(), never(), never());
+        let mut ended = false;
+        while !self.context.stop.is_raised() && (!ended || self.guess.is_some()) {
+            let items = if ended || self.is_full() { &nothing } else { items };
+            let state = if self.guess.is_some() { &replies.state } else { &known };
+            select! {
+                recv(items) -> item => match item {
+                    Ok(item) => self.take_item(item),
+                    Err(_) => ended = true,
+                },
+                recv(state) -> state => match state {
+                    Ok(state) => self.learn(state),
+                    Err(_) => break,
+                },
+                recv(replies.offers) -> reply => match reply {
+                    Ok(reply) => self.take_reply(reply.take()),
+                    Err(_) => break,
+                },
+                default(PACK_PATIENCE) => {
+                    self.flush_pack();
+                    self.flush_offers();
+                }
+            }
+        }
+        self.context.account.observer.on(&Event::ScanEnded);
+    }
+
+    /// Whether the scan has to wait.
+    fn is_full(&self) -> bool {
+        self.offering.as_ref().is_some_and(|offering| !offering.may_offer())
+            || self.guess.as_ref().is_some_and(|guess| !guess.held.is_empty())
+    }
+
+    /// The target is known now: what was held goes its way.
+    fn learn(&mut self, state: TargetState) {
+        self.flush_pack();
+        let held = self.guess.take().map(|guess| guess.held);
+        self.offering = (state == TargetState::Populated).then(Offering::default);
+        for read in self.context.read_ahead.close() {
+            match self.offering {
+                None => self.context.queue.add_now(Parcel::Read(Box::new(read))),
+                Some(_) => self.plan_anew(read.pack),
+            }
+        }
+        if self.offering.is_some() {
+            self.context.queue.take_back_read_ahead().into_iter().for_each(|pack| self.plan_anew(pack));
+        }
+        for (directory, entry) in held.unwrap_or_default() {
+            self.take_entry(&directory, entry);
+        }
+    }
+
+    /// Takes the entries of a pack as if they came from the scan.
+    fn plan_anew(&mut self, pack: Pack) {
+        for PackGroup { directory, entries } in pack.groups {
+            for entry in entries {
+                match entry {
+                    PackEntry::File(entry) => self.take_entry(&directory, entry),
+                    entry => self.pack(&directory, entry),
+                }
+            }
+        }
+    }
+
+    /// Files that could not be read before it was known whether they are needed: now they are asked about, or needed.
+    fn take_unread(&mut self, unread: &Receiver<Unread>) {
+        // the sending ends go with the last pack that was planned on a guess
+        while !self.context.stop.is_raised() {
+            match unread.recv_timeout(PACK_PATIENCE) {
+                Ok(Unread { directory, entry }) => self.take_entry(&directory, entry),
+                Err(RecvTimeoutError::Timeout) => {
+                    self.flush_pack();
+                    self.flush_offers();
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    fn take_last_replies(&mut self, offers: &Receiver<QueuedReply>) {
+        self.flush_offers();
+        while !self.context.stop.is_raised() && self.offering.as_ref().is_some_and(|o| !o.is_done()) {
+            match offers.recv_timeout(PACK_PATIENCE) {
+                Ok(reply) => {
+                    self.take_reply(reply.take());
+                    self.flush_offers();
+                }
+                Err(RecvTimeoutError::Timeout) => self.flush_pack(),
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+    }
+
+    fn take_item(&mut self, item: ScanItem) {
+        match item {
+            ScanItem::Root { directory, metadata } => {
+                self.pack(&SourceDirectory::held_open(&directory), PackEntry::Itself(metadata));
+            }
+            ScanItem::Batch(batch) => self.take_batch(batch),
+            ScanItem::Error(error) => self.context.account.fail_scan(error),
+        }
+    }
+
+    fn take_batch(&mut self, batch: EntryBatch) {
+        let directory = SourceDirectory::held_open(&batch.directory);
+        let regular = batch.entries.iter().filter(|entry| matches!(entry.kind, EntryKind::File));
+        let (files, bytes) = regular.fold((0, 0), |(files, bytes), entry| (files + 1, bytes + entry.size));
+        self.context.account.totals.found.fetch_add(files, Ordering::Relaxed);
+        self.context.account.observer.on(&Event::Found { files, bytes });
+        for entry in batch.entries {
+            self.take_entry(&directory, entry);
+        }
+    }
+
+    fn take_entry(&mut self, directory: &SourceDirectory, entry: Entry) {
+        match &entry.kind {
+            EntryKind::Special => {
+                self.context.account.totals.specials.fetch_add(1, Ordering::Relaxed);
+            }
+            EntryKind::Symlink(target) if target.is_empty() || target.len() > SYMLINK_BYTES_MAX => {
+                self.context.account.fail(&FileError::LinkTarget { path: directory.display(&entry.name) });
+            }
+            EntryKind::File if GroupSpan::count(entry.size).is_none() => {
+                self.context.account.fail(&FileError::TooLarge { path: directory.display(&entry.name) });
+            }
+            EntryKind::File if self.offering.is_some() => self.offer(directory, entry),
+            EntryKind::File => {
+                if let Some(entry) = self.admit(directory, entry) {
+                    self.need(directory, entry);
+                }
+            }
+            _ => self.need(directory, entry),
+        }
+    }
+
+    /// Gives a file back that is to be sent or read; while the target is not known, others are kept for later.
+    fn admit(&mut self, directory: &SourceDirectory, entry: Entry) -> Option<Entry> {
+        let Some(guess) = &self.guess else { return Some(entry) };
+        let before = guess.basis;
+        let basis = guess.basis_for(entry.size);
+        if basis.is_some_and(|basis| basis != before) {
+            self.flush_pack();
+        }
+        self.guess.as_mut()?.admit(basis, directory, entry)
+    }
+
+    /// Puts an entry that must move into the plan.
+    fn need(&mut self, directory: &SourceDirectory, entry: Entry) {
+        if matches!(entry.kind, EntryKind::File) && entry.size > GROUP_BYTES {
+            let id = self.context.queue.fresh_file_id();
+            self.context.queue.add_file(Arc::new(LargeSource::new(id, directory, entry)), When::Room);
+        } else if let Some(entry) = PackEntry::from_scan(entry) {
+            self.pack(directory, entry);
+        }
+    }
+
+    fn pack(&mut self, directory: &SourceDirectory, entry: PackEntry) {
+        if let Some(pack) = self.packer.add(directory, entry) {
+            self.plan(pack);
+        }
+    }
+
+    fn flush_pack(&mut self) {
+        if let Some(pack) = self.packer.take() {
+            self.plan(pack);
+        }
+    }
+
+    fn plan(&self, pack: Pack) {
+        let pack = match &self.guess {
+            Some(guess) => Pack { basis: guess.basis, unread: Some(guess.unread.clone()), ..pack },
+            None => pack,
+        };
+        self.context.queue.add_pack(pack);
+    }
+
+    fn offer(&mut self, directory: &SourceDirectory, entry: Entry) {
+        let Some(offering) = &mut self.offering else { return };
+        offering.add(directory, entry);
+        if offering.is_full() {
+            self.flush_offers();
+        }
+    }
+
+    /// Offers what has been gathered, as far as offers may be outstanding.
+    fn flush_offers(&mut self) {
+        let Some(offering) = &mut self.offering else { return };
+        while let Some(offer) = offering.next_offer() {
+            self.context.outgoing.send(ToReceiver::Offer(offer));
+        }
+    }
+
+    fn skipped(&self, directory: &SourceDirectory, entry: &Entry) {
+        let path = directory.target_path().join(&entry.name).unwrap_or_else(|_| RelPath::root());
+        self.context.account.skipped(&path, Look::of(entry));
+    }
+
+    fn take_reply(&mut self, reply: Reply) {
+        let Some(offering) = &mut self.offering else { return };
+        let answered = match reply {
+            Reply::Held(held) => offering.take_held(&held).into_iter().collect(),
+            Reply::Answer(answer) => offering.take_answer(answer),
+        };
+        for (directory, entry, answered) in answered {
+            match answered {
+                Answered::Need => self.need(&directory, entry),
+                Answered::Compare(root) => self.pack(&directory, PackEntry::Compare(entry, Root(root))),
+                Answered::Resume(held) => self.go_on(&directory, entry, held, Vec::new()),
+                Answered::Delta { held, there } => self.go_on(&directory, entry, held, there),
+                Answered::Skip => self.skipped(&directory, &entry),
+            }
+        }
+    }
+
+    /// Plans the groups of a large file that have not come before; those that another version has `there` are named.
+    fn go_on(
+        &self,
+        directory: &SourceDirectory,
+        entry: Entry,
+        held: Vec<Option<Cv>>,
+        there: Vec<Option<Cv>>,
+    ) {
+        let mut source = LargeSource::new(self.context.queue.fresh_file_id(), directory, entry);
+        if !held.is_empty() {
+            self.context.account.resumed(&held, source.entry.size);
+            source = source.resuming(held);
+        }
+        self.context.queue.add_file(Arc::new(source.comparing(there)), When::Room);
+    }
+}

@@ -1,0 +1,133 @@
+//! The work that waits for readers: packs of small entries, groups of large files, and what goes again.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use zmove_chunk::{Plan, Work};
+use zmove_types::{FileId, GroupSpan};
+
+use crate::plan::pack::{Basis, Pack};
+use crate::read::read_ahead::ReadPack;
+use crate::read::source::LargeSource;
+use crate::send::in_flight::InFlight;
+
+/// The plan, with each piece of work booked as begun before anybody can take it.
+pub(crate) struct Queue {
+    plan: Plan<Parcel, Arc<LargeSource>>,
+    in_flight: Arc<InFlight>,
+    next_file: AtomicU64,
+}
+
+/// A pack that waits.
+#[derive(Debug)]
+pub(crate) enum Parcel {
+    Unread(Pack),
+    /// A pack that was read ahead.
+    Read(Box<ReadPack>),
+}
+
+/// Whether to wait for room in the plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum When {
+    /// Wait: the scan can pause.
+    Room,
+    /// Do not wait: a reader must never wait for readers.
+    Now,
+}
+
+impl Queue {
+    pub(crate) fn new(in_flight: Arc<InFlight>) -> Self {
+        let plan = Plan::new(ENTRIES_WAITING_MAX, FILES_WAITING_MAX);
+        Self { plan, in_flight, next_file: AtomicU64::new(0) }
+    }
+
+    /// An id for another large file.
+    pub(crate) fn fresh_file_id(&self) -> FileId {
+        FileId(self.next_file.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Adds a pack; waits while the plan is full.
+    pub(crate) fn add_pack(&self, mut pack: Pack) {
+        if self.plan.packs_waiting() > PACKS_OPEN_MAX {
+            pack.put_off();
+        }
+        self.in_flight.begin(1);
+        let entries = pack.entry_count();
+        if self.plan.push_pack(Parcel::Unread(pack), entries).is_err() {
+            self.in_flight.end_work();
+        }
+    }
+
+    /// Adds a large file.
+    pub(crate) fn add_file(&self, file: Arc<LargeSource>, when: When) {
+        let bytes = file.entry.size;
+        let groups = file.groups();
+        self.in_flight.begin_file(Arc::clone(&file), u64::from(groups.count(bytes)));
+        match when {
+            When::Room => drop(self.plan.push_file(file, bytes, groups)),
+            When::Now => self.plan.push_file_again(file, bytes),
+        }
+    }
+
+    /// Adds a pack without waiting: something turned out to be needed after all.
+    pub(crate) fn add_now(&self, parcel: Parcel) {
+        self.in_flight.begin(1);
+        self.plan.push_again(Work::Pack(parcel));
+    }
+
+    /// Adds a pack that goes again, and is booked as begun already.
+    pub(crate) fn repeat_pack(&self, pack: Pack) {
+        self.plan.push_again(Work::Pack(Parcel::Unread(pack)));
+    }
+
+    /// Adds a group that goes again, and is booked as begun already or needs no booking.
+    pub(crate) fn repeat_group(&self, file: Arc<LargeSource>, span: GroupSpan) {
+        self.plan.push_again(Work::Group(file, span));
+    }
+
+    /// Takes the packs back that were to be read ahead and have not been.
+    pub(crate) fn take_back_read_ahead(&self) -> Vec<Pack> {
+        let is_read_ahead =
+            |parcel: &Parcel| matches!(parcel, Parcel::Unread(pack) if pack.basis == Basis::ReadAhead);
+        let taken = self.plan.take_back(is_read_ahead);
+        taken.iter().for_each(|_parcel| self.in_flight.end_work());
+        let packs = taken.into_iter().filter_map(|parcel| match parcel {
+            Parcel::Unread(pack) => Some(pack),
+            Parcel::Read(_) => None,
+        });
+        packs.collect()
+    }
+
+    /// The next work; `None` at the end, and when `stop` says so.
+    pub(crate) fn take(&self, stop: impl Fn() -> bool) -> Option<Work<Parcel, Arc<LargeSource>>> {
+        self.plan.take(|_| stop())
+    }
+
+    /// The scan and the offers are through.
+    pub(crate) fn end(&self) {
+        self.plan.end();
+        self.in_flight.end_plan();
+    }
+
+    /// Forgets all work that waits.
+    pub(crate) fn abandon(&self) {
+        self.plan.abandon();
+    }
+
+    pub(crate) fn packs_waiting(&self) -> usize {
+        self.plan.packs_waiting()
+    }
+
+    /// Whether no more than so many packs are left, and no more will come.
+    pub(crate) fn is_nearly_done(&self, packs: usize) -> bool {
+        self.plan.is_nearly_done(packs)
+    }
+}
+
+/// Small entries that wait to be read: so far the scan may run ahead, to bridge its pauses and to tell the user how
+/// much there is. Memory at worst: about 200 bytes and the name each.
+pub(crate) const ENTRIES_WAITING_MAX: usize = 262_144;
+/// Packs that wait with their directories open.
+const PACKS_OPEN_MAX: usize = 16;
+/// Large files that wait: enough to find the largest early, few enough to be no burden.
+pub(crate) const FILES_WAITING_MAX: usize = 65_536;

@@ -1,0 +1,70 @@
+//! Sending again, for each reason that there is: an item was damaged, was lost with its lane, or is late.
+
+use std::sync::atomic::Ordering;
+
+use zmove_types::{Escaped, Event, RelPath};
+use zmove_wire::EntryFault;
+
+use crate::account::Account;
+use crate::plan::pack::Pack;
+use crate::plan::queue::Queue;
+use crate::send::in_flight::InFlight;
+use crate::send::sent::{Sent, SentBatch};
+
+/// Sends a damaged item again, and says so.
+pub(crate) fn send_damaged(queue: &Queue, account: &Account, work: Sent, tries: u8, faults: &[EntryFault]) {
+    account.totals.resent.fetch_add(1, Ordering::Relaxed);
+    let what = match &work {
+        Sent::Batch(batch) => describe(batch, faults),
+        Sent::Group(file, span, _) => {
+            let end = span.offset() + u64::from(span.len);
+            format!("bytes {} to {end} of '{}'", span.offset(), Escaped::path(&file.display()))
+        }
+    };
+    account.observer.on(&Event::Resent { what });
+    send_again(queue, work, tries);
+}
+
+/// Sends an item again that was lost with its lane.
+pub(crate) fn send_lost(queue: &Queue, account: &Account, work: Sent, tries: u8) {
+    account.totals.repeated.fetch_add(1, Ordering::Relaxed);
+    send_again(queue, work, tries);
+}
+
+/// When all work has been handed out: has chunks that are late read and sent again under their items, for lanes that
+/// are idle. `stuck` says of a lane whether something that it has sent has not arrived.
+pub(crate) fn send_late(
+    queue: &Queue,
+    account: &Account,
+    in_flight: &InFlight,
+    stuck: impl Fn(usize) -> bool,
+) {
+    for group in in_flight.take_late(stuck) {
+        // no piece of work begins by that: the push may end while the group is being read
+        account.totals.repeated.fetch_add(1, Ordering::Relaxed);
+        queue.repeat_group(group.file, group.span);
+    }
+}
+
+fn send_again(queue: &Queue, work: Sent, tries: u8) {
+    match work {
+        Sent::Batch(batch) => queue.repeat_pack(Pack { tries, ..batch.pack }),
+        Sent::Group(file, span, _) => {
+            file.is_missing(span);
+            file.set_tries(span, tries);
+            queue.repeat_group(file, span);
+        }
+    }
+}
+
+/// Names the damaged files where the receiver could tell them.
+fn describe(batch: &SentBatch, faults: &[EntryFault]) -> String {
+    let path = |fault: &EntryFault| batch.pack.target_path(fault.entry).unwrap_or_else(RelPath::root);
+    match (faults, batch.files.as_slice()) {
+        ([only], _) => format!("'{}'", path(only)),
+        ([first, rest @ ..], _) => format!("'{}' and {} more", path(first), rest.len()),
+        ([], []) => "a batch of directories and links".to_owned(),
+        ([], [only]) => format!("'{}'", only.path),
+        ([], [first, rest @ ..]) => format!("a batch of '{}' and {} more", first.path, rest.len()),
+    }
+}

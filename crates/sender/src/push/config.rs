@@ -1,0 +1,55 @@
+//! What a sender is told.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use zmove_disk::{Direct, Disk, Threads};
+use zmove_scan::ScanConfig;
+use zmove_types::{GROUP_BYTES, RateLimit};
+
+/// The settings of a sender.
+#[derive(Clone, Debug)]
+pub struct SenderConfig {
+    /// Threads that read and hash at the start. Default: the number of cores, 2 to 16.
+    pub readers: usize,
+    /// The most that there may be where storage needs depth. Default: 32. Each may hold a buffer.
+    pub readers_max: usize,
+    /// Buffers of one group (4 MiB) between readers and lanes. Default: 24. Where there are more than 16 lanes, so
+    /// many and 8 more. Memory at worst: so many × 4 MiB.
+    pub buffers_max: usize,
+    /// The most small files in one batch. Default: 1024. Larger costs less per file, smaller spreads a small tree over
+    /// more lanes and writers. At most 2048.
+    pub batch_files_max: usize,
+    /// How the sources are walked.
+    pub scan: ScanConfig,
+    /// How often [`Event::Sampled`](zmove_types::Event::Sampled) is told. Default: never. Shorter shows more and
+    /// costs a system call for each lane each time. Not zero.
+    pub sample_interval: Option<Duration>,
+    /// The storage engine.
+    pub disk: Arc<dyn Disk>,
+    /// Whether large files pass by the page cache. Default: where it pays.
+    pub direct: Direct,
+    /// The rate that the lanes it is given are held to, so that it is not taken for that of the path. Default: none.
+    pub rate_max: Option<RateLimit>,
+}
+
+impl Default for SenderConfig {
+    fn default() -> Self {
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        Self {
+            readers: cores.clamp(2, 16),
+            readers_max: 32,
+            buffers_max: 24,
+            batch_files_max: 1024,
+            scan: ScanConfig::default(),
+            sample_interval: None,
+            disk: Arc::new(Threads),
+            direct: Direct::default(),
+            rate_max: None,
+        }
+    }
+}
+
+/// The size of a payload buffer: one group.
+#[expect(clippy::cast_possible_truncation, reason = "4 MiB")]
+pub(crate) const BUFFER_BYTES: usize = GROUP_BYTES as usize;

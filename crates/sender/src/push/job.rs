@@ -1,0 +1,102 @@
+//! What is to be pushed, and the walk of it, which begins before anybody is dialled.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use zmove_disk::is_passing;
+use zmove_scan::{PathList, Scan, ScanRoot, Tally, scan, scan_list};
+use zmove_wire::{Compare, Durability, Extraneous, Open, Overwrite, Purpose, TargetShape};
+
+use crate::mirror::{Mirror, Removals};
+use crate::plan::pack::packs_of;
+use crate::push::config::SenderConfig;
+use crate::push::run::Run;
+
+/// One push.
+#[derive(Debug)]
+pub struct PushJob {
+    /// What is sent, and where it goes below the target.
+    pub sources: Vec<ScanRoot>,
+    /// The target as the user wrote it.
+    pub target: Vec<u8>,
+    /// What the target will be.
+    pub shape: TargetShape,
+    /// How files that are there already are compared.
+    pub compare: Compare,
+    /// Whether of large files that have changed only the groups are sent that the target's version does not have.
+    pub delta: bool,
+    /// What must be flushed before the end.
+    pub durability: Durability,
+    /// What becomes of what is there under the same name.
+    pub overwrite: Overwrite,
+    /// Whether regular files that are there are changed in their place, and not replaced.
+    pub inplace: bool,
+    /// Whether files are to move, or only what would be done is to be told.
+    pub purpose: Purpose,
+    /// Whether what is at the target alone goes, and what of it.
+    pub mirror: Option<Removals>,
+    /// Sources that were not there; each counts as an error of the scan.
+    pub sources_missing: u64,
+    /// What alone is sent, in place of all of the sources.
+    pub list: Option<PathList>,
+}
+
+/// A push whose scan is under way.
+#[derive(Debug)]
+pub struct Push {
+    pub(crate) scan: Scan,
+    pub(crate) open: Open,
+    pub(crate) mirror: Option<Mirror>,
+    pub(crate) sources_missing: u64,
+    pub(crate) config: SenderConfig,
+    pub(crate) started: Instant,
+}
+
+impl Push {
+    /// Starts to walk the sources for a session of `run`; the receiver may be dialled meanwhile. `started` is when this
+    /// session began.
+    #[must_use]
+    pub fn start(job: PushJob, mut config: SenderConfig, run: &mut Run, started: Instant) -> Self {
+        let PushJob { sources, target, shape, compare, delta, durability, overwrite, purpose, .. } = job;
+        let inplace = job.inplace;
+        config.scan.apart = Some(is_passing);
+        let selection = config.scan.selection.clone();
+        let file_systems = config.scan.file_systems;
+        let mirror = job.mirror.map(|removals| Mirror {
+            roots: sources.clone(),
+            selection,
+            file_systems,
+            identity: run.identity(&removals.own_directories),
+            removals,
+            purpose,
+        });
+        config.scan.identity = mirror.as_ref().map(|mirror| Arc::clone(&mirror.identity));
+        let extraneous = if mirror.is_some() { Extraneous::Goes } else { Extraneous::Stays };
+        let scan = match job.list {
+            Some(list) => scan_list(list, &config.scan),
+            None => scan(sources, &config.scan),
+        };
+        let run = [0; 16];
+        let open =
+            Open { target, shape, compare, durability, delta, run, overwrite, purpose, extraneous, inplace };
+        Self { scan, open, mirror, sources_missing: job.sources_missing, config, started }
+    }
+
+    /// How many lanes it can use.
+    #[must_use]
+    pub fn need(&self) -> Need {
+        Need(self.scan.tally())
+    }
+}
+
+/// How many lanes a push can use, as far as its scan has come.
+#[derive(Clone, Debug)]
+pub struct Need(Arc<Tally>);
+
+impl Need {
+    /// The most lanes that can have something to carry; none while the scan goes on.
+    #[must_use]
+    pub fn lanes(&self) -> Option<u16> {
+        self.0.whole().map(|found| u16::try_from(packs_of(found)).unwrap_or(u16::MAX))
+    }
+}

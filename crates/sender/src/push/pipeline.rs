@@ -1,0 +1,162 @@
+//! The stages of one push, from the scan to the lanes: started together, stopped together, joined at the end.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::mpsc::{self, UnboundedReceiver};
+use zmove_scan::Scan;
+use zmove_transport::LaneSink;
+use zmove_types::{BufferPool, StageTimes};
+
+use crate::account::Account;
+use crate::account::receipts::Receipts;
+use crate::account::timeline::Timeline;
+use crate::control::replies::Replies;
+use crate::error::SessionError;
+use crate::plan::planner::{PlannerContext, Task, plan_all};
+use crate::plan::queue::Queue;
+use crate::push::config::{BUFFER_BYTES, SenderConfig};
+use crate::push::threads::{Broken, Threads};
+use crate::read::headcount::Headcount;
+use crate::read::read_ahead::ReadAhead;
+use crate::read::reader::ReaderContext;
+use crate::read::readers::Readers;
+use crate::send::in_flight::InFlight;
+use crate::send::lane::LaneContext;
+use crate::send::lane_set::LaneSet;
+
+/// The stages of one push, and what they have in common.
+pub(crate) struct Pipeline {
+    pub(crate) config: SenderConfig,
+    pub(crate) account: Arc<Account>,
+    pub(crate) in_flight: Arc<InFlight>,
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) timeline: Arc<Timeline>,
+    pub(crate) lane_set: LaneSet,
+    /// Which lane broke, or that a thread panicked.
+    pub(crate) broken: UnboundedReceiver<Broken>,
+    readers: Readers,
+    threads: Threads,
+    scan: Scan,
+    pool: BufferPool,
+}
+
+impl Pipeline {
+    /// Starts the planner and the readers; lanes are added as they come up.
+    pub(crate) fn start(
+        config: SenderConfig,
+        receipts: &Receipts,
+        scan: Scan,
+        replies: Replies,
+        task: Task,
+        started: Instant,
+    ) -> Result<Self, SessionError> {
+        let account = Arc::clone(&receipts.account);
+        let in_flight = Arc::clone(&receipts.in_flight);
+        let queue = Arc::clone(&receipts.queue);
+        let stop = in_flight.stop.clone();
+        let (cargo_in, cargo) = crossbeam_channel::bounded(config.readers);
+        let (broken_in, broken) = mpsc::unbounded_channel();
+        let timeline = Arc::new(Timeline::new(started));
+        let read_ahead = Arc::new(ReadAhead::new());
+        let pool = BufferPool::new(BUFFER_BYTES, config.buffers_max);
+        let planner = PlannerContext {
+            queue: Arc::clone(&queue),
+            read_ahead: Arc::clone(&read_ahead),
+            in_flight: Arc::clone(&in_flight),
+            account: Arc::clone(&account),
+            outgoing: in_flight.outgoing.clone(),
+            stop: stop.clone(),
+        };
+        let readers = Readers::new(ReaderContext {
+            queue: Arc::clone(&queue),
+            read_ahead,
+            in_flight: Arc::clone(&in_flight),
+            account: Arc::clone(&account),
+            timeline: Arc::clone(&timeline),
+            stop: stop.clone(),
+            pool: pool.clone(),
+            disk: Arc::clone(&config.disk),
+            direct: config.direct,
+            headcount: Headcount::default(),
+            cargo: cargo_in,
+        });
+        let lane_context = LaneContext {
+            in_flight: Arc::clone(&in_flight),
+            account: Arc::clone(&account),
+            timeline: Arc::clone(&timeline),
+            cargo,
+        };
+        let mut pipeline = Self {
+            account,
+            in_flight,
+            queue,
+            timeline,
+            lane_set: LaneSet::new(lane_context, broken_in.clone(), stop),
+            broken,
+            readers,
+            threads: Threads::new(broken_in),
+            scan: scan.clone(),
+            pool,
+            config,
+        };
+        let batch_files_max = pipeline.config.batch_files_max;
+        let planning = move || plan_all(&planner, batch_files_max, &scan, &replies, &task);
+        let planning = pipeline.threads.spawn("zmove-plan".into(), planning);
+        let wanted = pipeline.config.readers;
+        let started = planning.map_err(SessionError::Thread).and_then(|()| pipeline.set_readers(wanted));
+        started.inspect_err(|_no_thread| pipeline.stop())?;
+        Ok(pipeline)
+    }
+
+    /// Has so many threads read.
+    pub(crate) fn set_readers(&mut self, wanted: usize) -> Result<(), SessionError> {
+        self.readers.set(wanted, &mut self.threads)
+    }
+
+    /// Starts a lane; see [`LaneSet::add`].
+    pub(crate) fn add_lane(&mut self, sink: Box<dyn LaneSink>) {
+        self.lane_set.add(sink, &mut self.threads);
+        let lanes = self.lane_set.lanes_up();
+        if lanes > usize::from(zmove_wire::limits::LANES_UNASKED_MAX) {
+            // each lane holds one while it sends
+            self.pool.raise(lanes + BUFFERS_BESIDE_LANES);
+        }
+    }
+
+    /// Keeps no connection and no thread of what has ended. To be called at even intervals, in which lanes are
+    /// compared.
+    pub(crate) fn tidy(&mut self) {
+        self.lane_set.tidy();
+        self.threads.tidy();
+    }
+
+    /// Makes all threads stop soon.
+    pub(crate) fn stop(&self) {
+        self.in_flight.stop();
+        self.queue.abandon();
+        self.pool.close();
+    }
+
+    pub(crate) fn scan_times(&self) -> StageTimes {
+        self.scan.times()
+    }
+
+    /// How many entries of the sources are not wanted.
+    pub(crate) fn left_out(&self) -> u64 {
+        self.scan.left_out()
+    }
+
+    /// Waits for all threads.
+    pub(crate) fn join(self) {
+        let Self { lane_set, readers, threads, scan, .. } = self;
+        // lanes end when no reader can bring them anything, readers when no lane takes anything; none is let go by this
+        let _lanes = lane_set.close();
+        drop(readers);
+        drop(scan);
+        threads.join();
+    }
+}
+
+/// Buffers that readers fill while each lane holds one.
+const BUFFERS_BESIDE_LANES: usize = 8;

@@ -1,0 +1,64 @@
+//! The threads of one push: started while it runs, joined at its end.
+
+use std::io;
+use std::thread::JoinHandle;
+
+use tokio::sync::mpsc::UnboundedSender;
+use zmove_transport::LaneError;
+
+/// All threads that have been started and may not have ended.
+pub(crate) struct Threads {
+    running: Vec<JoinHandle<()>>,
+    broken: UnboundedSender<Broken>,
+}
+
+/// A lane that broke, or any thread that panicked.
+#[derive(Debug)]
+pub(crate) struct Broken {
+    pub(crate) lane: Option<usize>,
+    pub(crate) error: LaneError,
+}
+
+impl Threads {
+    /// No threads yet; `broken` is told when one panics.
+    pub(crate) const fn new(broken: UnboundedSender<Broken>) -> Self {
+        Self { running: Vec::new(), broken }
+    }
+
+    pub(crate) fn spawn(&mut self, name: String, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        let guard = PanicGuard(self.broken.clone());
+        let guarded = move || {
+            let _guard = guard;
+            work();
+        };
+        let thread = std::thread::Builder::new().name(name).spawn(guarded)?;
+        self.running.push(thread);
+        Ok(())
+    }
+
+    /// Keeps no handle of a thread that has ended: lanes and readers come and go as long as the push lasts.
+    pub(crate) fn tidy(&mut self) {
+        self.running.retain(|thread| !thread.is_finished());
+    }
+
+    /// Waits for all threads.
+    pub(crate) fn join(self) {
+        for thread in self.running {
+            if let Err(panic) = thread.join() {
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+}
+
+/// Ends the push when one of its threads panics, rather than let it wait for ever.
+struct PanicGuard(UnboundedSender<Broken>);
+
+impl Drop for PanicGuard {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let source = io::Error::other("a thread of the sender panicked");
+            let _session_over = self.0.send(Broken { lane: None, error: LaneError::Io { source } });
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! Batches that are read while it is not yet known whether the target needs them.
+//!
+//! The round trip before the receiver gives leave would otherwise leave the readers idle. **Invariant:** what is kept
+//! here has not been issued, so throwing it away loses nothing but the reading.
+
+use std::sync::{Mutex, PoisonError};
+
+use crate::plan::pack::Pack;
+use crate::read::filling::Filling;
+
+/// A pack and what was read of it.
+#[derive(Debug)]
+pub(crate) struct ReadPack {
+    pub(crate) pack: Pack,
+    pub(crate) filling: Filling,
+}
+
+/// The batches; `None` once the target is known.
+#[derive(Debug)]
+pub(crate) struct ReadAhead(Mutex<Option<Vec<ReadPack>>>);
+
+impl ReadAhead {
+    pub(crate) fn new() -> Self {
+        Self(Mutex::new(Some(Vec::new())))
+    }
+
+    /// Keeps a batch; gives it back when the target is known.
+    pub(crate) fn keep(&self, mut batch: ReadPack) -> Option<ReadPack> {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(kept) = kept.as_mut() else { return Some(batch) };
+        batch.pack.put_off();
+        batch.filling.let_go_of_pool();
+        kept.push(batch);
+        None
+    }
+
+    /// What was kept: the target is known.
+    pub(crate) fn close(&self) -> Vec<ReadPack> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default()
+    }
+}

@@ -1,0 +1,407 @@
+//! The readers: threads that take work from the plan, read it, hash it in cache, and queue frames for the lanes.
+//!
+//! **Invariant:** a file's bytes leave here only with the hash of exactly these bytes, and only if the file was the
+//! same before and after they were read.
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crossbeam_channel::Sender;
+use zmove_chunk::{GroupHasher, Work, file_root, read_root};
+use zmove_disk::{Direct, Disk, FileIdentity};
+use zmove_scan::Entry;
+use zmove_transport::Frame;
+use zmove_types::{Buffer, BufferPool, Doing, GROUP_BYTES, GroupSpan, ItemId, Root, Stopwatch};
+use zmove_wire::{Batch, BatchEntry, DirectoryGroup, FileEntry, FrameHeader, FrameKind};
+
+use crate::account::Account;
+use crate::account::failure::FileError;
+use crate::account::timeline::Timeline;
+use crate::control::stop::Stop;
+use crate::plan::pack::{Basis, Pack, PackEntry, PackGroup, Unread};
+use crate::plan::queue::{Parcel, Queue, When};
+use crate::push::config::BUFFER_BYTES;
+use crate::read::filling::Filling;
+use crate::read::headcount::Headcount;
+use crate::read::read_ahead::{ReadAhead, ReadPack};
+use crate::read::source::{LargeSource, Look, Progress, SourceDirectory};
+use crate::send::cargo::{Cargo, ChunkCargo, ChunkCopy, sealed};
+use crate::send::in_flight::InFlight;
+use crate::send::sent::{Sent, SentBatch, SentFile, Travels};
+
+/// All that readers have in common.
+pub(crate) struct ReaderContext {
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) read_ahead: Arc<ReadAhead>,
+    pub(crate) in_flight: Arc<InFlight>,
+    pub(crate) account: Arc<Account>,
+    pub(crate) timeline: Arc<Timeline>,
+    pub(crate) stop: Stop,
+    pub(crate) pool: BufferPool,
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) direct: Direct,
+    pub(crate) headcount: Headcount,
+    /// The queue that all lanes share.
+    pub(crate) cargo: Sender<Cargo>,
+}
+
+/// One reader: runs until the push is being stopped, or there are to be fewer.
+pub(crate) fn read_all(context: &ReaderContext, number: usize) {
+    let mut reader = Reader { context, watch: context.timeline.read_clock.start() };
+    while let Some(work) = context.queue.take(|| context.stop.is_raised()) {
+        reader.take(work);
+        reader.watch.lap(Doing::Busy);
+        if context.headcount.may_go(number) {
+            return;
+        }
+    }
+}
+
+struct Reader<'a> {
+    context: &'a ReaderContext,
+    watch: Stopwatch<'a>,
+}
+
+impl Reader<'_> {
+    fn take(&mut self, work: Work<Parcel, Arc<LargeSource>>) {
+        if let Work::Group(file, span) = &work
+            && let Some(item) = self.context.in_flight.item_again(file.id, *span)
+        {
+            // no work had begun with it that could end, and nobody waited for it to be found
+            self.watch.skip();
+            return self.repeat_group(file, *span, item);
+        }
+        self.watch.lap(Doing::Starved);
+        match work {
+            Work::Pack(Parcel::Unread(pack)) => {
+                self.last_pieces(pack).into_iter().for_each(|piece| self.read_pack(piece))
+            }
+            Work::Pack(Parcel::Read(read)) => self.send_batch(*read),
+            Work::Group(file, span) => self.read_group(&file, span),
+        }
+        self.context.in_flight.end_work();
+    }
+
+    /// The last packs go in pieces: a slow lane would still be sending a whole one when the others have nothing more
+    /// to do.
+    fn last_pieces(&self, pack: Pack) -> Vec<Pack> {
+        let last = self.context.queue.is_nearly_done(LAST_PACKS);
+        if last && pack.data_bytes() > 2 * LAST_PIECE_BYTES {
+            pack.split(LAST_PIECE_BYTES)
+        } else {
+            vec![pack]
+        }
+    }
+
+    fn read_pack(&mut self, pack: Pack) {
+        let Some(buffer) = self.buffer() else { return };
+        let mut filling = Filling { batch: Batch::default(), buffer, filled: 0, files: Vec::new() };
+        let Pack { groups, unread, .. } = pack;
+        let mut sent = Pack { groups: Vec::with_capacity(groups.len()), unread: None, ..pack };
+        for group in groups {
+            let kept = self.read_pack_group(group, unread.as_ref(), &mut filling);
+            sent.groups.push(kept);
+        }
+        drop(unread);
+        if filling.batch.entry_count() > 0 {
+            self.send_or_keep(ReadPack { pack: sent, filling });
+        }
+    }
+
+    /// Reads a group's entries; returns the group with those that travel, should they have to travel again. What
+    /// cannot be read has failed, unless it may not be needed and goes to `unread`.
+    fn read_pack_group(
+        &mut self,
+        mut group: PackGroup,
+        unread: Option<&Sender<Unread>>,
+        filling: &mut Filling,
+    ) -> PackGroup {
+        let directory = group.directory.target_path().clone();
+        filling.batch.groups.push(DirectoryGroup { directory, entries: Vec::new() });
+        let opened = if group.entries.len() > 1 { group.directory.opened() } else { group.directory.clone() };
+        group.entries.retain(|entry| match self.read_entry(&opened, entry, unread, filling) {
+            Ok(Some(entry)) => {
+                filling.add(entry);
+                true
+            }
+            Ok(None) => false,
+            Err(error) => {
+                match (unread, entry) {
+                    (Some(unread), PackEntry::File(entry)) if !matches!(error, FileError::Changed { .. }) => {
+                        put_back(unread, &group.directory, entry)
+                    }
+                    _ => self.context.account.fail(&error),
+                }
+                false
+            }
+        });
+        group
+    }
+
+    fn read_entry(
+        &mut self,
+        directory: &SourceDirectory,
+        entry: &PackEntry,
+        unread: Option<&Sender<Unread>>,
+        filling: &mut Filling,
+    ) -> Result<Option<BatchEntry>, FileError> {
+        Ok(Some(match entry {
+            PackEntry::Itself(metadata) => BatchEntry::Itself(*metadata),
+            PackEntry::Directory(name, metadata) => BatchEntry::Directory(name.clone(), *metadata),
+            PackEntry::Symlink(name, metadata, target) => {
+                BatchEntry::Symlink(name.clone(), *metadata, target.clone())
+            }
+            PackEntry::File(entry) => return self.read_file(directory, entry, unread, filling),
+            PackEntry::Compare(entry, root) => return self.compare(directory, entry, *root, filling),
+        }))
+    }
+
+    /// Reads a file whose twin may be at the target: only its metadata travels if it is, all of it otherwise.
+    fn compare(
+        &mut self,
+        directory: &SourceDirectory,
+        entry: &Entry,
+        there: Root,
+        filling: &mut Filling,
+    ) -> Result<Option<BatchEntry>, FileError> {
+        let (file, before) = directory.open_file(&entry.name)?;
+        let path = || directory.display(&entry.name);
+        let hashed = read_root(&file, || self.context.stop.is_raised());
+        let Some(root) = hashed.map_err(|source| FileError::Read { path: path(), source })? else {
+            return Ok(None);
+        };
+        if !is_same(&file, &before) {
+            return Err(FileError::Changed { path: path() });
+        }
+        if root == there {
+            filling.files.push(sent_file(directory, entry, root, &before, Carried::Metadata));
+            return Ok(Some(BatchEntry::Retouch(entry.name.clone(), before.metadata())));
+        }
+        self.need_after_all(directory, entry);
+        Ok(None)
+    }
+
+    /// Reads a small file to the end of what is filled. One that has outgrown its batch since the scan goes by
+    /// itself, or to `unread` if it may not be needed.
+    fn read_file(
+        &self,
+        directory: &SourceDirectory,
+        entry: &Entry,
+        unread: Option<&Sender<Unread>>,
+        filling: &mut Filling,
+    ) -> Result<Option<BatchEntry>, FileError> {
+        let path = || directory.display(&entry.name);
+        let (file, before) = directory.open_file(&entry.name)?;
+        let wanted = usize::try_from(before.bytes).unwrap_or(usize::MAX);
+        if wanted > BUFFER_BYTES - filling.filled {
+            let FileIdentity { bytes: size, ctime, inode, .. } = before;
+            let grown = Entry { size, metadata: before.metadata(), ctime, inode, ..entry.clone() };
+            match unread {
+                Some(unread) => put_back(unread, directory, &grown),
+                None => self.need_after_all(directory, &grown),
+            }
+            return Ok(None);
+        }
+        let room = &mut filling.buffer.room()[filling.filled..filling.filled + wanted];
+        let complete =
+            read_exactly(&file, room).map_err(|source| FileError::Read { path: path(), source })?;
+        if !complete || !is_same(&file, &before) {
+            return Err(FileError::Changed { path: path() });
+        }
+        let root = file_root(room);
+        filling.filled += wanted;
+        filling.files.push(sent_file(directory, entry, root, &before, Carried::Contents));
+        let name = entry.name.clone();
+        let metadata = before.metadata();
+        Ok(Some(BatchEntry::File(FileEntry { name, metadata, bytes: length(wanted), root })))
+    }
+
+    fn need_after_all(&self, directory: &SourceDirectory, entry: &Entry) {
+        if entry.size > GROUP_BYTES {
+            let id = self.context.queue.fresh_file_id();
+            self.context.queue.add_file(Arc::new(LargeSource::new(id, directory, entry.clone())), When::Now);
+            return;
+        }
+        let entries = vec![PackEntry::File(entry.clone())];
+        let groups = vec![PackGroup { directory: directory.clone(), entries }];
+        self.context.queue.add_now(Parcel::Unread(Pack::of(groups)));
+    }
+
+    /// What was read ahead waits for what the target says; if that has come meanwhile, it is as good as a guess.
+    fn send_or_keep(&mut self, read: ReadPack) {
+        let read =
+            if read.pack.basis == Basis::ReadAhead { self.context.read_ahead.keep(read) } else { Some(read) };
+        if let Some(read) = read {
+            self.send_batch(read);
+        }
+    }
+
+    fn send_batch(&mut self, ReadPack { mut pack, filling }: ReadPack) {
+        let Filling { batch, mut buffer, filled, files } = filling;
+        buffer.set_len(filled);
+        let head = batch.encode();
+        let content = *blake3::hash(&head).as_bytes();
+        let tries = pack.tries;
+        let kind = if pack.basis == Basis::Known { FrameKind::Batch } else { FrameKind::Guess };
+        pack.put_off();
+        let Some(item) = self.issue(Sent::Batch(SentBatch { pack, files, faults: Vec::new() }), tries) else {
+            return;
+        };
+        let header = sealed(
+            &content,
+            FrameHeader {
+                kind,
+                head_bytes: length(head.len()),
+                data_bytes: length(filled),
+                item,
+                ..FrameHeader::default()
+            },
+        );
+        self.hand_on(Cargo::Batch(Frame { header, head, data: buffer }));
+    }
+
+    fn read_group(&mut self, file: &Arc<LargeSource>, span: GroupSpan) {
+        if file.is_dead() {
+            return;
+        }
+        if let Err(error) = self.try_read_group(file, span, None) {
+            self.context.account.fail_large(&self.context.in_flight, file.id, &error);
+        }
+    }
+
+    /// Reads a group that is late. What was read first is still on its way, so a file that cannot be read any more,
+    /// or has changed since, does not fail by that.
+    fn repeat_group(&mut self, file: &Arc<LargeSource>, span: GroupSpan, item: ItemId) {
+        if !file.is_dead() && self.context.in_flight.has(item) {
+            let _first_copy_counts = self.try_read_group(file, span, Some(item));
+        }
+    }
+
+    /// Reads a group and hands it on, as a new item or as one that is late.
+    fn try_read_group(
+        &mut self,
+        file: &Arc<LargeSource>,
+        span: GroupSpan,
+        again: Option<ItemId>,
+    ) -> Result<(), FileError> {
+        let (opened, identity) = file.open(self.context.direct)?;
+        let Some(buffer) = self.buffer() else { return Ok(()) };
+        let mut hasher = GroupHasher::new(span.index);
+        let wanted = span.len as usize;
+        let disk = &self.context.disk;
+        let (outcome, buffer) =
+            disk.read(&opened, span.offset(), wanted, buffer, &mut |slice| hasher.update(slice));
+        outcome.map_err(|source| FileError::Read { path: file.display(), source })?;
+        if buffer.len() < wanted {
+            return Err(FileError::Changed { path: file.display() });
+        }
+        let cv = hasher.finish();
+        let changed = match file.group_read(span, cv) {
+            Progress::Going => false,
+            Progress::AllRead => !file.is_unchanged(),
+            Progress::Differs => true,
+        };
+        if changed {
+            return Err(FileError::Changed { path: file.display() });
+        }
+        let tries = file.tries(span);
+        let (kind, data) = if file.is_there(span, cv) {
+            (FrameKind::Same, Buffer::empty())
+        } else {
+            (FrameKind::Chunk, buffer)
+        };
+        let work = Sent::Group(Arc::clone(file), span, Travels::of(kind));
+        let item = again.or_else(|| self.issue(work, tries));
+        let Some(item) = item else { return Ok(()) };
+        let header = sealed(
+            &cv.0,
+            FrameHeader {
+                kind,
+                data_bytes: length(data.len()),
+                group: span.index,
+                item,
+                file: file.id,
+                ..FrameHeader::default()
+            },
+        );
+        let frame = Frame { header, head: Vec::new(), data };
+        let copy = if again.is_some() { ChunkCopy::Late } else { ChunkCopy::First };
+        let file = Arc::clone(file);
+        self.hand_on(Cargo::Chunk(ChunkCargo { file, identity, frame, tries, copy }));
+        Ok(())
+    }
+
+    /// A buffer, or `None` when the push is being stopped.
+    fn buffer(&mut self) -> Option<Buffer> {
+        self.watch.lap(Doing::Busy);
+        let buffer = self.context.pool.take();
+        self.watch.lap(Doing::Blocked);
+        buffer
+    }
+
+    /// Books an item as on its way; waits while too much is. `None` when the push is being stopped.
+    fn issue(&mut self, work: Sent, tries: u8) -> Option<ItemId> {
+        self.watch.lap(Doing::Busy);
+        let item = self.context.in_flight.issue(work, tries);
+        self.watch.lap(Doing::Blocked);
+        item
+    }
+
+    fn hand_on(&mut self, cargo: Cargo) {
+        self.context.account.totals.bytes_read.fetch_add(u64::from(cargo.data_bytes()), Ordering::Relaxed);
+        self.watch.lap(Doing::Busy);
+        // lanes are gone only when the push is being stopped
+        let _stopping = self.context.cargo.send(cargo);
+        self.watch.lap(Doing::Blocked);
+    }
+}
+
+/// A pack and a third for each lane.
+const LAST_PACKS: usize = 16;
+/// What a lane of 10 Mbit/s carries in a fifth of a second.
+const LAST_PIECE_BYTES: u64 = 256 << 10;
+
+/// Gives a file back to the planner, which asks whether it is needed.
+fn put_back(unread: &Sender<Unread>, directory: &SourceDirectory, entry: &Entry) {
+    let mut directory = directory.clone();
+    directory.put_off();
+    // the planner has gone only when the push is being stopped
+    let _stopping = unread.send(Unread { directory, entry: entry.clone() });
+}
+
+/// How a file got to the target.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Carried {
+    Contents,
+    Metadata,
+}
+
+fn sent_file(
+    directory: &SourceDirectory,
+    entry: &Entry,
+    root: Root,
+    read: &FileIdentity,
+    copied: Carried,
+) -> SentFile {
+    let path = directory.target_path().join(&entry.name).expect("the scan emits only paths that fit");
+    let look = Look { bytes: read.bytes, mtime: read.mtime };
+    SentFile { path, root, look, retouched: copied == Carried::Metadata }
+}
+
+fn read_exactly(mut file: &File, room: &mut [u8]) -> io::Result<bool> {
+    match io::Read::read_exact(&mut file, room) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn is_same(file: &File, before: &FileIdentity) -> bool {
+    FileIdentity::of(file).is_ok_and(|now| now == *before)
+}
+
+fn length(bytes: usize) -> u32 {
+    u32::try_from(bytes).expect("frames hold a few MiB")
+}

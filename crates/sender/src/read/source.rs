@@ -1,0 +1,309 @@
+//! Source files: where they are, and the proof that they did not change while they were read.
+
+mod at_rest;
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::{Mode, OFlags};
+use zmove_chunk::{Groups, merge_root};
+use zmove_disk::{DataFile, Direct, FileIdentity};
+use zmove_scan::{Directory, Entry, SourceRoot};
+use zmove_types::{Cv, FileId, GroupSpan, Name, RelPath, Root, Timestamp};
+
+use crate::account::failure::FileError;
+
+/// What the same file of the source looks like as long as nobody changes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Look {
+    pub(crate) bytes: u64,
+    pub(crate) mtime: Timestamp,
+}
+
+impl Look {
+    pub(crate) fn of(entry: &Entry) -> Self {
+        Self { bytes: entry.size, mtime: entry.metadata.mtime }
+    }
+}
+
+/// A source directory, open while it is hot.
+#[derive(Clone, Debug)]
+pub(crate) struct SourceDirectory {
+    root: Arc<SourceRoot>,
+    source_path: RelPath,
+    target_path: RelPath,
+    open: Option<OpenDirectory>,
+}
+
+/// What keeps a directory open.
+#[derive(Clone, Debug)]
+enum OpenDirectory {
+    ByScan(Arc<Directory>),
+    Again(Arc<OwnedFd>),
+}
+
+impl SourceDirectory {
+    /// A directory that stays open with this value.
+    pub(crate) fn held_open(directory: &Arc<Directory>) -> Self {
+        Self {
+            root: Arc::clone(directory.root()),
+            source_path: directory.source_path().clone(),
+            target_path: directory.target_path().clone(),
+            open: Some(OpenDirectory::ByScan(Arc::clone(directory))),
+        }
+    }
+
+    /// Closes the directory; its files are opened from their root from now on.
+    pub(crate) fn put_off(&mut self) {
+        self.open = None;
+    }
+
+    /// The same directory, opened if it is not: for several files in a row. Where that fails, opening the files says
+    /// why.
+    pub(crate) fn opened(&self) -> Self {
+        let again =
+            || self.root.open_directory(&self.source_path).ok().map(|fd| OpenDirectory::Again(Arc::new(fd)));
+        Self { open: self.open.clone().or_else(again), ..self.clone() }
+    }
+
+    /// Where the directory goes below the target.
+    pub(crate) fn target_path(&self) -> &RelPath {
+        &self.target_path
+    }
+
+    /// Whether both name the same directory.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.root, &other.root) && self.source_path == other.source_path
+    }
+
+    /// The full path of an entry, for messages.
+    pub(crate) fn display(&self, name: &Name) -> PathBuf {
+        self.root.path().join(self.source_path.as_path()).join(name.as_os_str())
+    }
+
+    fn path_of(&self, name: &Name) -> RelPath {
+        self.source_path.join(name).expect("the scan emits only paths that fit")
+    }
+
+    /// Opens a regular file and looks at it, after what is being written to it.
+    pub(crate) fn open_file(&self, name: &Name) -> Result<(File, FileIdentity), FileError> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let beside = |fd: BorrowedFd<'_>| Ok(rustix::fs::openat(fd, name.as_os_str(), flags, Mode::empty())?);
+        let opened = match &self.open {
+            Some(OpenDirectory::ByScan(directory)) => beside(directory.fd()),
+            Some(OpenDirectory::Again(fd)) => beside(fd.as_fd()),
+            None => self.root.open_file(&self.path_of(name)),
+        };
+        let file = opened.map_err(|source| FileError::Open { path: self.display(name), source })?;
+        let file = File::from(file);
+        let identity =
+            at_rest::look(&file).map_err(|source| FileError::Read { path: self.display(name), source })?;
+        if !identity.regular {
+            return Err(FileError::Replaced { path: self.display(name) });
+        }
+        Ok((file, identity))
+    }
+}
+
+/// A file of more than one group while it is being sent.
+#[derive(Debug)]
+pub(crate) struct LargeSource {
+    pub(crate) id: FileId,
+    pub(crate) directory: SourceDirectory,
+    pub(crate) entry: Entry,
+    pub(crate) target: RelPath,
+    groups_unread: AtomicU32,
+    /// Of those that are to be sent, without what the receiver has stored.
+    groups_unstored: AtomicU32,
+    /// A group of it has been sent.
+    begun: AtomicBool,
+    /// Groups of this very file are at the target: it must still be what it was when that was asked.
+    resumed: bool,
+    dead: AtomicBool,
+    state: Mutex<LargeState>,
+}
+
+#[derive(Debug, Default)]
+struct LargeState {
+    opened: Option<(Arc<DataFile>, FileIdentity)>,
+    cvs: Vec<Option<Cv>>,
+    /// Groups of another version at the target, which need not be sent where they are the same.
+    there: Vec<Option<Cv>>,
+    tries: HashMap<u32, u8>,
+}
+
+/// What reading a group means for its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// More groups are to be read.
+    Going,
+    /// That was the last.
+    AllRead,
+    /// The same group hashed differently than before.
+    Differs,
+}
+
+impl LargeSource {
+    /// A large file of a directory, which it does not hold open.
+    pub(crate) fn new(id: FileId, directory: &SourceDirectory, entry: Entry) -> Self {
+        let target = directory.target_path().join(&entry.name).unwrap_or_else(|_| RelPath::root());
+        let mut directory = directory.clone();
+        directory.put_off();
+        let groups = GroupSpan::count(entry.size).unwrap_or(u32::MAX);
+        let groups_unread = AtomicU32::new(groups);
+        Self {
+            id,
+            directory,
+            entry,
+            target,
+            groups_unread,
+            groups_unstored: AtomicU32::new(groups),
+            begun: AtomicBool::new(false),
+            resumed: false,
+            dead: AtomicBool::new(false),
+            state: Mutex::default(),
+        }
+    }
+
+    /// The same file, of which the target holds the groups that have a value here.
+    pub(crate) fn resuming(self, held: Vec<Option<Cv>>) -> Self {
+        let unread = u32::try_from(held.iter().filter(|cv| cv.is_none()).count()).unwrap_or(u32::MAX);
+        let state = Mutex::new(LargeState { cvs: held, ..LargeState::default() });
+        let [groups_unread, groups_unstored] = [unread; 2].map(AtomicU32::new);
+        Self { groups_unread, groups_unstored, resumed: true, state, ..self }
+    }
+
+    /// The same file, of which another version with groups of these values is at the target.
+    pub(crate) fn comparing(self, there: Vec<Option<Cv>>) -> Self {
+        self.lock().there = there;
+        self
+    }
+
+    /// Whether the target has a group with this value where this one goes.
+    pub(crate) fn is_there(&self, span: GroupSpan, cv: Cv) -> bool {
+        self.lock().there.get(span.index as usize).copied().flatten() == Some(cv)
+    }
+
+    /// A group is not at the target after all, or not whole: it is sent from now on.
+    pub(crate) fn is_missing(&self, span: GroupSpan) {
+        if let Some(there) = self.lock().there.get_mut(span.index as usize) {
+            *there = None;
+        }
+    }
+
+    /// The groups that are to be read.
+    pub(crate) fn groups(&self) -> Groups {
+        if !self.resumed {
+            return Groups::From(0);
+        }
+        let state = self.lock();
+        Groups::Only((0..).zip(&state.cvs).filter_map(|(index, cv)| cv.is_none().then_some(index)).collect())
+    }
+
+    /// The open file; opened and held against what the scan saw at the first call.
+    pub(crate) fn open(&self, direct: Direct) -> Result<(Arc<DataFile>, FileIdentity), FileError> {
+        let mut state = self.lock();
+        if let Some((file, identity)) = &state.opened {
+            return Ok((Arc::clone(file), *identity));
+        }
+        let (file, identity) = self.directory.open_file(&self.entry.name)?;
+        if identity.bytes != self.entry.size || (self.resumed && !self.is_as_scanned(&identity)) {
+            return Err(FileError::Changed { path: self.display() });
+        }
+        let file = Arc::new(DataFile::for_reading(file, identity.bytes, direct));
+        state.opened = Some((Arc::clone(&file), identity));
+        // what has been hashed counts, also for a file that is opened again because a group was late
+        if state.cvs.is_empty() {
+            state.cvs = vec![None; GroupSpan::count(identity.bytes).unwrap_or(0) as usize];
+        }
+        Ok((file, identity))
+    }
+
+    fn is_as_scanned(&self, identity: &FileIdentity) -> bool {
+        let Entry { metadata, ctime, inode, .. } = &self.entry;
+        (identity.mtime, identity.ctime, identity.inode) == (metadata.mtime, *ctime, *inode)
+    }
+
+    /// Books a group's chaining value.
+    pub(crate) fn group_read(&self, span: GroupSpan, cv: Cv) -> Progress {
+        let mut state = self.lock();
+        let slot = &mut state.cvs[span.index as usize];
+        match slot {
+            Some(before) if *before == cv => Progress::Going,
+            Some(_) => Progress::Differs,
+            None => {
+                *slot = Some(cv);
+                if self.groups_unread.fetch_sub(1, Ordering::AcqRel) == 1 {
+                    Progress::AllRead
+                } else {
+                    Progress::Going
+                }
+            }
+        }
+    }
+
+    /// The receiver has stored a group. After the last the file need not stay open until it has its name.
+    pub(crate) fn group_stored(&self) {
+        if self.groups_unstored.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.close();
+        }
+    }
+
+    /// A group of it is being sent.
+    pub(crate) fn begin(&self) {
+        self.begun.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn has_begun(&self) -> bool {
+        self.begun.load(Ordering::Acquire)
+    }
+
+    /// Whether the file is still what it was when it was opened.
+    pub(crate) fn is_unchanged(&self) -> bool {
+        let opened = self.lock().opened.clone();
+        opened.is_some_and(|(file, before)| FileIdentity::of(file.file()).is_ok_and(|now| now == before))
+    }
+
+    /// The file's root, when all groups have been read.
+    pub(crate) fn root(&self) -> Option<Root> {
+        let cvs: Option<Vec<_>> = self.lock().cvs.iter().copied().collect();
+        cvs.filter(|cvs| !cvs.is_empty()).map(|cvs| merge_root(self.entry.size, &cvs))
+    }
+
+    /// Remembers how often a group has been sent.
+    pub(crate) fn set_tries(&self, span: GroupSpan, tries: u8) {
+        self.lock().tries.insert(span.index, tries);
+    }
+
+    /// How often a group has been sent before.
+    pub(crate) fn tries(&self, span: GroupSpan) -> u8 {
+        self.lock().tries.get(&span.index).copied().unwrap_or(0)
+    }
+
+    /// Stops the file: no group of it is read any more.
+    pub(crate) fn kill(&self) {
+        self.lock().opened = None;
+        self.dead.store(true, Ordering::Release);
+    }
+
+    /// Lets go of the file when everything has been confirmed.
+    pub(crate) fn close(&self) {
+        self.lock().opened = None;
+    }
+
+    pub(crate) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn display(&self) -> PathBuf {
+        self.directory.display(&self.entry.name)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, LargeState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

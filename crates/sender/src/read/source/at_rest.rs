@@ -1,0 +1,122 @@
+//! The first look at a file that will be read, when nobody is writing to it.
+//!
+//! A second look after the read tells by the file's times what has changed since. These are stamped when a write
+//! begins, though, however long it takes, and on kernels before 6.13 and many file systems no finer than by the
+//! clock's tick. **Invariant:** when the first look has returned, writes that had begun before it have ended, where
+//! the file system lets us wait for them, and one that begins later gives the file another time, unless it is one
+//! that has been changed in each tick for [`PATIENCE`].
+
+use std::fs::File;
+use std::io;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::SeekFrom;
+use rustix::time::{ClockId, clock_gettime};
+use zmove_disk::FileIdentity;
+use zmove_types::Timestamp;
+
+/// Looks at a file.
+pub(super) fn look(file: &File) -> io::Result<FileIdentity> {
+    let started = Instant::now();
+    loop {
+        let now = now();
+        let identity = FileIdentity::of(file)?;
+        if !identity.regular || is_distant(identity.ctime, now) {
+            return Ok(identity);
+        }
+        let patience = if has_seconds_only(identity.ctime) { PATIENCE_SECONDS } else { PATIENCE };
+        if tells_what_comes(identity.ctime, now) || started.elapsed() > patience {
+            wait_for_write(file, identity.bytes)?;
+            return Ok(identity);
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
+/// Whether no write that changed a file at that time can still be under way.
+fn is_distant(changed: Timestamp, now: Timestamp) -> bool {
+    changed.seconds < now.seconds - WRITE_SECONDS_MAX
+}
+
+/// Whether a change that comes after `now` gives a file another time than the one seen.
+fn tells_what_comes(seen: Timestamp, now: Timestamp) -> bool {
+    // the clock was ahead when the file was changed
+    let is_ahead = seen.seconds > now.seconds + 1;
+    is_ahead || if has_seconds_only(seen) { seen.seconds != now.seconds } else { seen < now }
+}
+
+/// As some file systems keep times.
+fn has_seconds_only(time: Timestamp) -> bool {
+    time.nanos == 0
+}
+
+/// Waits until a write has ended that is under way: to look for data, which some byte is or is not, file systems take
+/// the lock that writes hold. Then the file is to be read from its start.
+fn wait_for_write(file: &File, bytes: u64) -> io::Result<()> {
+    let _no_data = rustix::fs::seek(file, SeekFrom::Data(bytes.saturating_sub(1)));
+    rustix::fs::seek(file, SeekFrom::Start(0))?;
+    Ok(())
+}
+
+fn now() -> Timestamp {
+    let now = clock_gettime(ClockId::RealtimeCoarse);
+    Timestamp { seconds: now.tv_sec, nanos: u32::try_from(now.tv_nsec).unwrap_or(0) }
+}
+
+/// Longer than one write takes, of at most 2 GiB.
+const WRITE_SECONDS_MAX: i64 = 3600;
+/// Several ticks: so long it is waited for one in which a file is not changed,
+const PATIENCE: Duration = Duration::from_millis(60);
+/// and so long for such a second.
+const PATIENCE_SECONDS: Duration = Duration::from_millis(1100);
+const PAUSE: Duration = Duration::from_millis(1);
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+    use std::time::SystemTime;
+
+    use super::*;
+
+    fn at(seconds: i64, nanos: u32) -> Timestamp {
+        Timestamp { seconds, nanos }
+    }
+
+    #[test]
+    fn a_change_in_the_same_tick_is_not_seen() {
+        let tells = |seen| tells_what_comes(seen, at(7, 500));
+        let seen = [at(7, 499), at(7, 500), at(7, 600), at(9, 1), at(6, 0), at(7, 0), at(8, 0)];
+        assert_eq!(seen.map(tells), [true, false, false, true, true, false, true]);
+    }
+
+    #[test]
+    fn what_was_changed_long_ago_is_at_rest() {
+        let distant = |seconds| is_distant(at(seconds, 0), at(10_000, 0));
+        assert_eq!([6_399, 6_400, 10_000, 20_000].map(distant), [true, false, false, false]);
+    }
+
+    /// The last byte is the last to be written.
+    #[test]
+    fn a_write_that_is_under_way_is_waited_for() {
+        const BYTES: usize = 128 << 20;
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("f");
+        std::fs::write(&path, vec![b'A'; BYTES]).unwrap();
+        let (writing, reading) =
+            (File::options().write(true).open(&path).unwrap(), File::open(&path).unwrap());
+        writing.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        let new = vec![b'B'; BYTES];
+        thread::scope(|scope| {
+            scope.spawn(|| assert_eq!(writing.write_at(&new, 0).unwrap(), BYTES));
+            while FileIdentity::of(&reading).unwrap().mtime == at(0, 0) {
+                std::hint::spin_loop();
+            }
+            let seen = look(&reading).unwrap();
+            let mut last = [0];
+            reading.read_exact_at(&mut last, BYTES as u64 - 1).unwrap();
+            assert_eq!((last, seen.bytes), ([b'B'], BYTES as u64));
+            assert_eq!(FileIdentity::of(&reading).unwrap(), seen);
+        });
+    }
+}

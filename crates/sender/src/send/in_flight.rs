@@ -1,0 +1,466 @@
+//! What is in flight: issued by readers, taken by lanes, settled by receipts; all of it under one lock.
+//!
+//! **Invariant:** a receiver that settles nothing cannot make the record grow without end: [`InFlight::issue`] waits.
+
+mod record;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use zmove_types::{Event, FileId, GroupSpan, ItemId, Observer};
+use zmove_wire::limits::FILES_BEGUN_MAX;
+use zmove_wire::session::{Receipt, Resend};
+use zmove_wire::{EntryFault, ToReceiver, Version, WireError};
+
+pub(crate) use self::record::{Carries, Lost};
+use self::record::{GroupId, Mismatch, Record};
+use crate::control::outgoing::Outgoing;
+use crate::control::stop::Stop;
+use crate::read::source::LargeSource;
+use crate::send::sent::Sent;
+
+/// What is in flight in one session, and what large files have no end yet.
+pub(crate) struct InFlight {
+    version: Version,
+    observer: Arc<dyn Observer>,
+    pub(crate) outgoing: Outgoing,
+    pub(crate) stop: Stop,
+    state: Mutex<State>,
+    /// Told when an item is settled or a large file has come to its end.
+    settled: Condvar,
+    /// Told when nothing is in flight and nothing is planned.
+    all_settled: Condvar,
+    /// How many lanes have nothing to do.
+    lanes_idle: AtomicUsize,
+}
+
+#[derive(Default)]
+struct State {
+    record: Record<Sent>,
+    /// Large files that have not come to their end.
+    large: HashMap<FileId, Arc<LargeSource>>,
+    /// How many of them have begun to be sent.
+    large_begun: u64,
+}
+
+/// What a receipt has settled.
+#[derive(Debug)]
+pub(crate) struct Settled {
+    /// The work, if nothing more is to be said of it.
+    pub(crate) work: Option<Sent>,
+    /// How much payload the receipt is for.
+    pub(crate) data_bytes: u64,
+    /// How much of a batch is stored that has no names yet.
+    pub(crate) unpublished_bytes: Option<u64>,
+}
+
+/// An item that has not come to its place.
+#[derive(Debug)]
+pub(crate) struct Missed {
+    pub(crate) lost: Lost,
+    pub(crate) resend: Resend<Sent>,
+    pub(crate) data_bytes: u64,
+}
+
+/// A group of which another copy is to be read.
+#[derive(Debug)]
+pub(crate) struct LateGroup {
+    pub(crate) file: Arc<LargeSource>,
+    pub(crate) span: GroupSpan,
+}
+
+/// What the receiver has not told the end of.
+#[derive(Debug)]
+pub(crate) enum Unsettled<'a> {
+    Item(&'a Sent),
+    Large(&'a LargeSource),
+}
+
+impl InFlight {
+    /// Nothing in flight to a receiver that speaks `version`.
+    pub(crate) fn new(version: Version, observer: Arc<dyn Observer>, outgoing: Outgoing, stop: Stop) -> Self {
+        Self {
+            version,
+            observer,
+            outgoing,
+            stop,
+            state: Mutex::default(),
+            settled: Condvar::new(),
+            all_settled: Condvar::new(),
+            lanes_idle: AtomicUsize::new(0),
+        }
+    }
+
+    /// So many pieces of work enter the plan, before anybody can take them.
+    pub(crate) fn begin(&self, pieces: u64) {
+        self.lock().record.transfer.begin(pieces);
+    }
+
+    /// A large file enters the plan, in so many pieces of work.
+    pub(crate) fn begin_file(&self, file: Arc<LargeSource>, pieces: u64) {
+        let mut state = self.lock();
+        state.large.insert(file.id, file);
+        state.record.transfer.begin(pieces);
+    }
+
+    /// One piece of planned work has produced what it will; tells the receiver if that was all.
+    pub(crate) fn end_work(&self) {
+        let mut state = self.lock();
+        state.record.transfer.end();
+        self.note_settled(&state);
+        self.announce(&mut state);
+    }
+
+    /// No more work will come but what goes again.
+    pub(crate) fn end_plan(&self) {
+        let mut state = self.lock();
+        state.record.transfer.plan_ended();
+        self.announce(&mut state);
+    }
+
+    /// Books an item as in flight; waits while too many are, or too much has no name yet. A large file is not begun
+    /// while too many have no end. `None` when the push is being stopped.
+    pub(crate) fn issue(&self, work: Sent, tries: u8) -> Option<ItemId> {
+        let large = work.large();
+        let full = |state: &mut State| state.is_full(large.as_deref()) && !self.stop.is_raised();
+        let mut state = self.settled.wait_while(self.lock(), full).unwrap_or_else(PoisonError::into_inner);
+        if let Some(file) = large.filter(|file| !file.has_begun()) {
+            state.begin_large(&file);
+        }
+        let last_word = work.last_word(self.version);
+        (!self.stop.is_raised()).then(|| state.record.issue(work, tries, last_word))
+    }
+
+    /// A lane has taken an item; returns whether that is still in flight.
+    pub(crate) fn taken(&self, item: ItemId, lane: usize, carries: Carries) -> bool {
+        self.lock().record.taken(item, lane, carries, Instant::now())
+    }
+
+    /// The lane that took a chunk has nothing more to do with it, but perhaps its kernel has.
+    pub(crate) fn handed_on(&self, item: ItemId, lane: usize) {
+        self.lock().record.handed_on(item, lane);
+    }
+
+    /// Waits as an idle lane.
+    pub(crate) fn while_idle<T>(&self, wait: impl FnOnce() -> T) -> T {
+        self.lanes_idle.fetch_add(1, Ordering::Relaxed);
+        let waited = wait();
+        self.lanes_idle.fetch_sub(1, Ordering::Relaxed);
+        waited
+    }
+
+    /// The receiver has stored an item, but for `faults`.
+    pub(crate) fn stored(&self, item: ItemId, faults: &[EntryFault]) -> Result<Settled, WireError> {
+        let mut state = self.lock();
+        let settled = match state.record.stored(item, Instant::now())? {
+            Receipt::Settled(item) => {
+                let data_bytes = item.work.data_bytes();
+                Settled { work: Some(item.work), data_bytes, unpublished_bytes: None }
+            }
+            Receipt::Unpublished(item) => {
+                let unpublished_bytes = item.work.store(faults);
+                Settled { work: None, data_bytes: item.work.data_bytes(), unpublished_bytes }
+            }
+        };
+        self.note_settled(&state);
+        drop(state);
+        self.settled.notify_all();
+        Ok(settled)
+    }
+
+    /// The receiver has given a batch its names, as far as that could be; returns the work.
+    pub(crate) fn published(&self, item: ItemId) -> Result<Sent, WireError> {
+        let mut state = self.lock();
+        let item = state.record.transfer.published(item)?;
+        self.note_settled(&state);
+        drop(state);
+        self.settled.notify_all();
+        Ok(item.work)
+    }
+
+    /// The receiver found an item damaged, or says that it was lost with its lane.
+    pub(crate) fn mismatch(&self, item: ItemId) -> Result<Missed, WireError> {
+        let mut state = self.lock();
+        let Mismatch { lost, resend } = state.record.mismatch(item, Instant::now())?;
+        self.note_settled(&state);
+        drop(state);
+        self.settled.notify_all();
+        let resend = match resend {
+            Resend::Again { work: item, tries } => Resend::Again { work: item.work, tries },
+            Resend::GiveUp(item) => Resend::GiveUp(item.work),
+        };
+        let (Resend::Again { work, .. } | Resend::GiveUp(work)) = &resend;
+        let data_bytes = work.data_bytes();
+        Ok(Missed { lost, resend, data_bytes })
+    }
+
+    /// A large file has come to its end. It comes to one only: who is given the file tells what became of it.
+    pub(crate) fn end_large(&self, id: FileId) -> Option<Arc<LargeSource>> {
+        let mut state = self.lock();
+        let ended = state.large.remove(&id)?;
+        state.large_begun -= u64::from(ended.has_begun());
+        drop(state);
+        self.settled.notify_all();
+        Some(ended)
+    }
+
+    /// A large file ends badly on this side, and the receiver is told so. Returns whether it had not come to its end
+    /// before.
+    pub(crate) fn abandon_large(&self, id: FileId) -> bool {
+        let Some(file) = self.end_large(id) else { return false };
+        file.kill();
+        self.outgoing.send(ToReceiver::Abandon { file: id.0 });
+        true
+    }
+
+    /// Takes out all large files that have not come to their end.
+    pub(crate) fn take_large(&self) -> HashMap<FileId, Arc<LargeSource>> {
+        std::mem::take(&mut self.lock().large)
+    }
+
+    /// A lane is gone; returns the items that no other lane has.
+    pub(crate) fn lose_lane(&self, lane: usize) -> Vec<ItemId> {
+        self.lock().record.lose_lane(lane)
+    }
+
+    /// A lane of which what it has sent may not have come as a whole, since nothing has been settled for long.
+    pub(crate) fn doubtful_lane(&self, now: Instant) -> Option<usize> {
+        self.lock().record.doubtful(now)
+    }
+
+    /// When all work has been issued: chooses what idle lanes should send again, the latest first; `stuck` says of a
+    /// lane whether something that it has sent has not arrived.
+    pub(crate) fn take_late(&self, stuck: impl Fn(usize) -> bool) -> Vec<LateGroup> {
+        let idle = self.lanes_idle.load(Ordering::Relaxed);
+        if idle == 0 {
+            return Vec::new();
+        }
+        let state = self.lock();
+        if !state.record.transfer.is_all_issued() {
+            return Vec::new();
+        }
+        let late = state.record.late(Instant::now());
+        drop(state);
+        // the kernel is asked without the lock
+        let late = late.into_iter().filter(|chunk| !chunk.handed_on || stuck(chunk.lane)).take(idle);
+        late.filter_map(|chunk| self.repeat(chunk.item)).collect()
+    }
+
+    fn repeat(&self, item: ItemId) -> Option<LateGroup> {
+        let group = |work: &Sent| match work {
+            Sent::Group(file, span, _) => Some(GroupId { file: file.id, index: span.index }),
+            Sent::Batch(_) => None,
+        };
+        match self.lock().record.repeat(item, group)? {
+            Sent::Group(file, span, _) => Some(LateGroup { file: Arc::clone(file), span: *span }),
+            Sent::Batch(_) => None,
+        }
+    }
+
+    /// The item under which this group was to be read again, as often as that was planned.
+    pub(crate) fn item_again(&self, file: FileId, span: GroupSpan) -> Option<ItemId> {
+        self.lock().record.item_again(GroupId { file, index: span.index })
+    }
+
+    /// Whether an item has no receipt yet.
+    pub(crate) fn has(&self, item: ItemId) -> bool {
+        self.lock().record.transfer.is_outstanding(item)
+    }
+
+    /// Lanes that have had a chunk which another had as well.
+    pub(crate) fn lanes_with_copies(&self) -> HashSet<usize> {
+        self.lock().record.lanes_with_copies()
+    }
+
+    /// How many items are in flight.
+    pub(crate) fn item_count(&self) -> usize {
+        self.lock().record.transfer.outstanding()
+    }
+
+    /// Whether all work has become items, of which some may be in flight.
+    pub(crate) fn is_all_issued(&self) -> bool {
+        self.lock().record.transfer.is_all_issued()
+    }
+
+    /// Whether everything sent has been settled and nothing is planned.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.lock().record.transfer.is_settled()
+    }
+
+    /// Waits until all that was planned is settled, or the push is being stopped. For who withholds the end.
+    pub(crate) fn wait_until_settled(&self) {
+        let open = |state: &mut State| !state.record.transfer.is_settled() && !self.stop.is_raised();
+        drop(self.all_settled.wait_while(self.lock(), open).unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// There is something to do when all is settled, before the receiver may finish.
+    pub(crate) fn withhold_end(&self) {
+        self.lock().record.transfer.withhold();
+    }
+
+    /// What the end was withheld for has been done.
+    pub(crate) fn release_end(&self) {
+        let mut state = self.lock();
+        state.record.transfer.release();
+        self.announce(&mut state);
+    }
+
+    /// Tells the receiver, when all work has been issued, how much that was.
+    pub(crate) fn announce_if_all(&self) {
+        self.announce(&mut self.lock());
+    }
+
+    /// Shows what the receiver has not settled, and the large files that have not come to their end.
+    pub(crate) fn for_each_unsettled(&self, show: impl FnMut(Unsettled<'_>)) {
+        let state = self.lock();
+        let items = state.record.transfer.unsettled().map(|item| Unsettled::Item(&item.work));
+        let large = state.large.values().map(|file| Unsettled::Large(file));
+        items.chain(large).for_each(show);
+    }
+
+    /// Raises the flag to stop and wakes all who wait for a receipt.
+    pub(crate) fn stop(&self) {
+        let state = self.lock();
+        self.stop.raise();
+        drop(state);
+        self.settled.notify_all();
+        self.all_settled.notify_all();
+    }
+
+    fn announce(&self, state: &mut State) {
+        if let Some(message) = state.record.transfer.announcement() {
+            self.observer.on(&Event::Flushing);
+            self.outgoing.send(message);
+        }
+    }
+
+    fn note_settled(&self, state: &State) {
+        if state.record.transfer.is_settled() {
+            self.all_settled.notify_all();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Whether no item may be issued, or none of `large` because it would be one large file too many.
+    fn is_full(&self, large: Option<&LargeSource>) -> bool {
+        let begins = large.is_some_and(|file| !file.has_begun());
+        self.record.transfer.is_full() || begins && self.large_begun >= FILES_BEGUN_MAX
+    }
+
+    /// Counts a file as begun until it comes to its end, unless it has.
+    fn begin_large(&mut self, file: &LargeSource) {
+        if self.large.contains_key(&file.id) {
+            file.begin();
+            self.large_begun += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::thread;
+
+    use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+    use zmove_disk::Direct;
+    use zmove_scan::{ScanConfig, ScanItem, ScanRoot, scan};
+    use zmove_types::{GROUP_BYTES, NoObserver, RelPath};
+
+    use super::*;
+    use crate::account::Account;
+    use crate::read::source::SourceDirectory;
+    use crate::send::sent::Travels;
+
+    /// Nothing in flight, and the queue of what is said.
+    pub(crate) fn nothing_in_flight() -> (InFlight, UnboundedReceiver<ToReceiver>) {
+        let (outgoing, messages) = unbounded_channel();
+        let outgoing = Outgoing::new(outgoing);
+        (InFlight::new(Version::NEWEST, Arc::new(NoObserver), outgoing, Stop::default()), messages)
+    }
+
+    /// A large file of the scan that is not there any more, `count` times over.
+    pub(crate) fn vanished(count: usize) -> Vec<Arc<LargeSource>> {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::File::create(home.path().join("f")).unwrap().set_len(3 * GROUP_BYTES).unwrap();
+        let root = ScanRoot { source: home.path().to_owned(), prefix: RelPath::root() };
+        let items: Vec<_> = scan(vec![root], &ScanConfig::default()).receiver().iter().collect();
+        let batch = items.iter().find_map(|item| match item {
+            ScanItem::Batch(batch) => Some(batch),
+            _ => None,
+        });
+        let batch = batch.expect("there is a file");
+        let directory = SourceDirectory::held_open(&batch.directory);
+        let ids = (0..).map(FileId);
+        let fresh = |id| Arc::new(LargeSource::new(id, &directory, batch.entries[0].clone()));
+        ids.map(fresh).take(count).collect()
+    }
+
+    /// Two readers find out at once, each at its group, that the file has gone.
+    #[test]
+    fn a_large_file_that_fails_at_two_groups_at_once_is_told_once() {
+        let (in_flight, mut messages) = nothing_in_flight();
+        let account = Account::new(Arc::new(NoObserver));
+        let files = vanished(FILES);
+        files.iter().for_each(|file| in_flight.begin_file(Arc::clone(file), 3));
+        let arrived = AtomicUsize::new(0);
+        let fail_all = || {
+            for (round, file) in files.iter().enumerate() {
+                arrived.fetch_add(1, Ordering::SeqCst);
+                while arrived.load(Ordering::SeqCst) < 2 * (round + 1) {
+                    std::hint::spin_loop();
+                }
+                account.fail_large(&in_flight, file.id, &file.open(Direct::default()).unwrap_err());
+            }
+        };
+        thread::scope(|scope| [scope.spawn(fail_all), scope.spawn(fail_all)].map(drop));
+        assert_eq!(account.totals.failed.load(Ordering::Relaxed), FILES as u64);
+        assert!(files.iter().all(|file| file.is_dead()));
+        let abandoned = std::iter::from_fn(|| messages.try_recv().ok());
+        let abandoned: HashSet<_> = abandoned.map(|message| format!("{message:?}")).collect();
+        assert_eq!(abandoned.len(), FILES);
+    }
+
+    const FILES: usize = 2000;
+
+    /// They may wait for a flush at the target: each is remembered here and open there.
+    #[test]
+    fn no_large_file_is_begun_while_too_many_have_no_end() {
+        let (in_flight, _messages) = nothing_in_flight();
+        let count = usize::try_from(FILES_BEGUN_MAX).unwrap();
+        let files = vanished(count + 1);
+        files.iter().for_each(|file| in_flight.begin_file(Arc::clone(file), 3));
+        let (last, begun) = files.split_last().unwrap();
+        for file in begun {
+            assert!(!in_flight.lock().is_full(Some(file)));
+            let span = GroupSpan::of(file.entry.size, 0).unwrap();
+            let item = in_flight.issue(Sent::Group(Arc::clone(file), span, Travels::Whole), 0).unwrap();
+            assert!(in_flight.stored(item, &[]).unwrap().work.is_some());
+        }
+        let full = |file| in_flight.lock().is_full(file);
+        assert_eq!([Some(&**last), Some(&*begun[0]), None].map(full), [true, false, false]);
+        in_flight.end_large(begun[0].id).unwrap();
+        assert!(!full(Some(last)));
+        // one that has failed meanwhile takes no place
+        in_flight.end_large(last.id).unwrap();
+        let span = GroupSpan::of(last.entry.size, 0).unwrap();
+        in_flight.issue(Sent::Group(Arc::clone(last), span, Travels::Whole), 0).unwrap();
+        assert_eq!(in_flight.lock().large_begun, FILES_BEGUN_MAX - 1);
+    }
+
+    #[test]
+    fn nothing_goes_again_while_no_lane_is_idle_or_work_is_left() {
+        let (in_flight, _messages) = nothing_in_flight();
+        in_flight.begin(1);
+        assert!(in_flight.while_idle(|| in_flight.take_late(|_| true)).is_empty());
+        in_flight.end_work();
+        in_flight.end_plan();
+        assert!(in_flight.take_late(|_| true).is_empty(), "no lane is idle");
+    }
+}

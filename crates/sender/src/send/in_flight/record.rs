@@ -1,0 +1,397 @@
+//! The record of each item in flight: its work, the lanes that have taken it, since when, and whether it goes twice.
+//!
+//! At the end of a push lanes run out of work while a slow one still has some. A chunk that takes much longer there
+//! than chunks usually do goes again, under the same item, on a lane that is idle; the receiver takes what comes
+//! first. **Invariant:** a chunk is sent again at most once for being late, and only while no other work waits. An
+//! item is lost when every lane that has had it is gone, and then once.
+
+use std::collections::{HashSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use zmove_types::{FileId, ItemId};
+use zmove_wire::WireError;
+use zmove_wire::session::{LastWord, Receipt, Resend, SenderTransfer};
+
+/// All items in flight; `W` is work, well enough described to do it again.
+#[derive(Debug)]
+pub(super) struct Record<W> {
+    pub(super) transfer: SenderTransfer<Item<W>>,
+    /// How many items any lane has.
+    on_lanes: usize,
+    /// When an item was last taken where no lane had any, settled, or doubted.
+    last: Option<Instant>,
+    /// How long the last chunks took, to their receipt.
+    times: VecDeque<Duration>,
+    /// Groups that are to be read again, and under which item: one entry for each time that it was planned.
+    again: Vec<Again>,
+    /// Lanes that have had a chunk of which there are two copies.
+    twice: HashSet<usize>,
+}
+
+/// One item in flight.
+#[derive(Debug)]
+pub(super) struct Item<W> {
+    pub(super) work: W,
+    /// The lanes that have taken it without a receipt: one, or two where the first was slow.
+    lanes: Vec<usize>,
+    /// Set where it is a chunk that a lane has taken.
+    first: Option<FirstCopy>,
+    /// It has been sent again for being late, or will be.
+    repeated: bool,
+    /// All lanes that have had it are gone.
+    lost: bool,
+}
+
+/// The copy of a chunk that was not sent for being late.
+#[derive(Clone, Copy, Debug)]
+struct FirstCopy {
+    lane: usize,
+    taken: Instant,
+    /// The lane has handed it to what carries the lane.
+    handed_on: bool,
+}
+
+#[derive(Debug)]
+struct Again {
+    group: GroupId,
+    item: ItemId,
+}
+
+/// A group, by its file and its number there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct GroupId {
+    pub(super) file: FileId,
+    pub(super) index: u32,
+}
+
+/// What an item carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Carries {
+    Batch,
+    Chunk,
+}
+
+/// A chunk that takes long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LateChunk {
+    pub(super) item: ItemId,
+    pub(super) lane: usize,
+    /// The lane has handed it to what carries the lane.
+    pub(super) handed_on: bool,
+}
+
+/// Whether an item was lost with its lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lost {
+    WithLane,
+    No,
+}
+
+impl<W> Default for Record<W> {
+    fn default() -> Self {
+        Self {
+            transfer: SenderTransfer::default(),
+            on_lanes: 0,
+            last: None,
+            times: VecDeque::new(),
+            again: Vec::new(),
+            twice: HashSet::new(),
+        }
+    }
+}
+
+impl<W> Record<W> {
+    pub(super) fn issue(&mut self, work: W, tries: u8, last_word: LastWord) -> ItemId {
+        let item = Item { work, lanes: Vec::new(), first: None, repeated: false, lost: false };
+        self.transfer.issue(item, tries, last_word)
+    }
+
+    /// A lane has taken an item; a chunk that is taken again stays with the first lane. Returns whether the item is
+    /// in flight: no receipt would come for a copy of one that has been settled.
+    pub(super) fn taken(&mut self, item: ItemId, lane: usize, carries: Carries, now: Instant) -> bool {
+        let Some(item) = self.transfer.outstanding_mut(item) else {
+            self.last = Some(now);
+            return false;
+        };
+        if self.on_lanes == 0 {
+            self.last = Some(now);
+        }
+        self.on_lanes += usize::from(item.lanes.is_empty());
+        item.lanes.push(lane);
+        if item.repeated {
+            self.twice.insert(lane);
+        } else if carries == Carries::Chunk {
+            item.first = Some(FirstCopy { lane, taken: now, handed_on: false });
+        }
+        true
+    }
+
+    /// The lane that took a chunk has nothing more to do with it, but perhaps its kernel has.
+    pub(super) fn handed_on(&mut self, item: ItemId, lane: usize) {
+        let first = self.transfer.outstanding_mut(item).and_then(|item| item.first.as_mut());
+        if let Some(first) = first.filter(|first| first.lane == lane) {
+            first.handed_on = true;
+        }
+    }
+
+    /// The receiver has stored an item.
+    pub(super) fn stored(&mut self, item: ItemId, now: Instant) -> Result<Receipt<'_, Item<W>>, WireError> {
+        self.settle(item, now);
+        self.transfer.stored(item)
+    }
+
+    /// The receiver found an item damaged, or says that it was lost with its lane, as it has been told.
+    pub(super) fn mismatch(&mut self, item: ItemId, now: Instant) -> Result<Mismatch<W>, WireError> {
+        let lost = self.settle(item, now);
+        let resend = match lost {
+            Lost::WithLane => self.transfer.lost(item)?,
+            Lost::No => self.transfer.mismatch(item)?,
+        };
+        Ok(Mismatch { lost, resend })
+    }
+
+    /// Books what is known of an item of which the receiver has just told.
+    fn settle(&mut self, item: ItemId, now: Instant) -> Lost {
+        self.last = Some(now);
+        let Some(item) = self.transfer.outstanding_mut(item) else { return Lost::No };
+        self.on_lanes -= usize::from(!item.lanes.is_empty());
+        item.lanes.clear();
+        if let Some(first) = item.first.take() {
+            if self.times.len() == TIMES_MAX {
+                self.times.pop_front();
+            }
+            self.times.push_back(now - first.taken);
+        }
+        if item.lost { Lost::WithLane } else { Lost::No }
+    }
+
+    /// The lane that has had its item longest, if nothing has been settled for so long that what it sent may not have
+    /// come as a whole: the receiver may wait for bytes of which nobody knows. Giving a lane up that is only slow
+    /// costs a connection.
+    pub(super) fn doubtful(&mut self, now: Instant) -> Option<usize> {
+        if now.saturating_duration_since(self.last?) < DOUBT_AFTER {
+            return None;
+        }
+        let on_lanes = self.transfer.outstanding_items().filter(|(_, item)| !item.lanes.is_empty());
+        let (_, oldest) = on_lanes.min_by_key(|(number, _)| *number)?;
+        let lane = oldest.lanes.first().copied()?;
+        self.last = Some(now);
+        Some(lane)
+    }
+
+    /// A lane is gone; returns the items that no other lane has.
+    pub(super) fn lose_lane(&mut self, lane: usize) -> Vec<ItemId> {
+        let mut lost = Vec::new();
+        for (number, item) in self.transfer.outstanding_items_mut() {
+            if !item.lanes.contains(&lane) {
+                continue;
+            }
+            item.lanes.retain(|other| *other != lane);
+            if item.lanes.is_empty() {
+                item.lost = true;
+                lost.push(number);
+            }
+        }
+        self.on_lanes -= lost.len();
+        lost
+    }
+
+    /// The chunks that are late and have not been sent again for that, the latest first.
+    pub(super) fn late(&self, now: Instant) -> Vec<LateChunk> {
+        let Some(usual) = self.usual_time() else { return Vec::new() };
+        let is_late = |first: &FirstCopy| now - first.taken > usual.mul_f64(LATE_RATIO) + LATE_MIN;
+        let once = self.transfer.outstanding_items().filter(|(_, item)| !item.repeated);
+        let chunks = once.filter_map(|(number, item)| Some((number, item.first?)));
+        let mut late: Vec<_> = chunks.filter(|(_, first)| is_late(first)).collect();
+        late.sort_unstable_by_key(|(_, first)| first.taken);
+        let late = late.into_iter();
+        late.map(|(item, FirstCopy { lane, handed_on, .. })| LateChunk { item, lane, handed_on }).collect()
+    }
+
+    /// Has a late chunk sent again when the group is next taken out of the plan; `group` tells which that is. `None`
+    /// when it is not in flight any more.
+    pub(super) fn repeat(&mut self, item: ItemId, group: impl Fn(&W) -> Option<GroupId>) -> Option<&W> {
+        let record = self.transfer.outstanding_mut(item)?;
+        let lane = record.first?.lane;
+        let group = group(&record.work)?;
+        record.repeated = true;
+        self.twice.insert(lane);
+        self.again.push(Again { group, item });
+        Some(&record.work)
+    }
+
+    /// The item under which this group was to be read again, as often as that was planned.
+    pub(super) fn item_again(&mut self, group: GroupId) -> Option<ItemId> {
+        let planned = self.again.iter().position(|again| again.group == group)?;
+        Some(self.again.swap_remove(planned).item)
+    }
+
+    /// Lanes that have had a chunk which another had as well. In the end what they still hold is not needed: it may
+    /// be the copy that did not come first, of which the receiver says nothing.
+    pub(super) fn lanes_with_copies(&self) -> HashSet<usize> {
+        self.twice.clone()
+    }
+
+    /// The median of the last times; a slow lane's few do not change it.
+    fn usual_time(&self) -> Option<Duration> {
+        let mut times: Vec<_> = self.times.iter().copied().collect();
+        times.sort_unstable();
+        times.get(times.len() / 2).copied()
+    }
+}
+
+/// What becomes of an item that has not come to its place.
+#[derive(Debug)]
+pub(super) struct Mismatch<W> {
+    pub(super) lost: Lost,
+    pub(super) resend: Resend<Item<W>>,
+}
+
+const TIMES_MAX: usize = 32;
+/// A chunk is late when it takes so many times as long as usual,
+const LATE_RATIO: f64 = 1.5;
+/// and this much more.
+const LATE_MIN: Duration = Duration::from_millis(100);
+/// Storage that takes so long for anything is rare.
+const DOUBT_AFTER: Duration = Duration::from_secs(30);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A record of so many items, the work of each being its group.
+    fn issued(count: u32) -> Record<GroupId> {
+        let mut record = Record::default();
+        for index in 0..count {
+            assert_eq!(record.issue(group(index), 0, LastWord::Stored), ItemId(u64::from(index)));
+        }
+        record
+    }
+
+    fn group(index: u32) -> GroupId {
+        GroupId { file: FileId(1), index }
+    }
+
+    fn settle(record: &mut Record<GroupId>, item: u64, now: Instant) {
+        // one that has been settled has no second receipt
+        let _settled = record.stored(ItemId(item), now);
+    }
+
+    /// Two lanes; the first needs a second for a chunk. The other has taken chunk 9 when this begins.
+    fn stragglers(start: Instant) -> Record<GroupId> {
+        let mut record = issued(11);
+        for number in 0..9 {
+            let taken = start + Duration::from_secs(number);
+            record.taken(ItemId(number), 0, Carries::Chunk, taken);
+            settle(&mut record, number, taken + Duration::from_secs(1));
+        }
+        record.taken(ItemId(9), 1, Carries::Chunk, start);
+        record.handed_on(ItemId(9), 1);
+        record
+    }
+
+    /// Repeats what is late, as if so many lanes were idle and each of the others `stuck` or not.
+    fn late(record: &mut Record<GroupId>, now: Instant, stuck: bool) -> Vec<usize> {
+        let late = record.late(now).into_iter().filter(|chunk| !chunk.handed_on || stuck).take(1);
+        late.filter_map(|chunk| record.repeat(chunk.item, |group| Some(*group)).map(|_| chunk.lane)).collect()
+    }
+
+    #[test]
+    fn what_is_late_goes_again_once_and_under_its_item() {
+        let start = Instant::now();
+        let mut record = stragglers(start);
+        assert!(late(&mut record, start + Duration::from_millis(1500), true).is_empty(), "not late");
+        let now = start + Duration::from_secs(3);
+        assert!(late(&mut record, now, false).is_empty(), "it has arrived");
+        assert_eq!(late(&mut record, now, true), [1]);
+        assert!(late(&mut record, now, true).is_empty(), "once");
+        assert_eq!(record.item_again(group(9)), Some(ItemId(9)));
+        assert_eq!(record.item_again(group(9)), None);
+        assert_eq!(record.lanes_with_copies(), HashSet::from([1]));
+    }
+
+    #[test]
+    fn a_chunk_that_its_lane_is_still_sending_has_not_arrived() {
+        let start = Instant::now();
+        let mut record = stragglers(start);
+        record.taken(ItemId(10), 1, Carries::Chunk, start);
+        record.handed_on(ItemId(10), 0);
+        assert_eq!(late(&mut record, start + Duration::from_secs(3), false), [1]);
+    }
+
+    #[test]
+    fn a_chunk_taken_again_stays_late_until_it_is_settled() {
+        let start = Instant::now();
+        let mut record = stragglers(start);
+        let now = start + Duration::from_secs(3);
+        assert_eq!(late(&mut record, now, true), [1]);
+        assert!(record.taken(ItemId(9), 0, Carries::Chunk, now));
+        assert_eq!(record.lanes_with_copies(), HashSet::from([0, 1]), "either may be the slow one");
+        settle(&mut record, 9, start + Duration::from_secs(10));
+        settle(&mut record, 9, start + Duration::from_secs(11));
+        let again = record.taken(ItemId(9), 0, Carries::Chunk, now);
+        assert!(!again, "the copy that comes after the receipt is nobody's");
+    }
+
+    #[test]
+    fn a_group_that_is_planned_twice_is_read_again_twice() {
+        let start = Instant::now();
+        let mut record = issued(9);
+        for number in 0..9 {
+            let taken = start + Duration::from_secs(number);
+            record.taken(ItemId(number), 0, Carries::Chunk, taken);
+            settle(&mut record, number, taken + Duration::from_secs(1));
+        }
+        for item in [9, 10] {
+            assert_eq!(record.issue(group(9), 0, LastWord::Stored), ItemId(item));
+            record.taken(ItemId(item), 1, Carries::Chunk, start);
+        }
+        let now = start + Duration::from_secs(3);
+        let planned: Vec<_> = (0..2).flat_map(|_| late(&mut record, now, true)).collect();
+        assert_eq!(planned, [1, 1]);
+        let mut items: Vec<_> = (0..2).filter_map(|_| record.item_again(group(9))).collect();
+        items.sort_unstable();
+        assert_eq!((items, record.item_again(group(9))), (vec![ItemId(9), ItemId(10)], None));
+    }
+
+    #[test]
+    fn nothing_is_late_before_anything_has_been_settled() {
+        let start = Instant::now();
+        let mut record = issued(1);
+        record.taken(ItemId(0), 0, Carries::Chunk, start);
+        assert!(late(&mut record, start + Duration::from_secs(99), true).is_empty());
+    }
+
+    #[test]
+    fn a_lane_is_doubted_when_nothing_is_settled_for_long() {
+        let mut record = issued(8);
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert_eq!(record.doubtful(at(99)), None, "no lane has anything");
+        record.taken(ItemId(5), 1, Carries::Batch, at(100));
+        record.taken(ItemId(6), 2, Carries::Batch, at(110));
+        settle(&mut record, 7, at(111));
+        assert_eq!(record.doubtful(at(140)), None);
+        assert_eq!(record.doubtful(at(141)), Some(1));
+        assert_eq!(record.doubtful(at(142)), None, "one after the other");
+        record.lose_lane(1);
+        assert_eq!(record.doubtful(at(171)), Some(2));
+    }
+
+    #[test]
+    fn what_two_lanes_have_is_lost_with_the_second() {
+        let mut record = issued(5);
+        let now = Instant::now();
+        for (item, lane) in [(1, 0), (2, 0), (2, 1), (3, 1), (4, 0)] {
+            record.taken(ItemId(item), lane, Carries::Batch, now);
+        }
+        assert_eq!(record.mismatch(ItemId(4), now).unwrap().lost, Lost::No);
+        assert_eq!(record.lose_lane(0), [ItemId(1)]);
+        let mut lost = record.lose_lane(1);
+        lost.sort_unstable();
+        assert_eq!(lost, [ItemId(2), ItemId(3)]);
+        assert_eq!(record.lose_lane(1), []);
+        assert_eq!(record.mismatch(ItemId(2), now).unwrap().lost, Lost::WithLane);
+        assert!(record.mismatch(ItemId(2), now).is_err(), "it is told once");
+    }
+}

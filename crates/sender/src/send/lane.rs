@@ -1,0 +1,238 @@
+//! One thread per lane: takes frames from the queue that all lanes share and sends them.
+//!
+//! Nothing is dealt out in advance, so a slow lane simply takes less. A large file is declared on a lane before its
+//! first chunk there, so that no lane has to wait for another.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crossbeam_channel::{Receiver, TryRecvError, select};
+use zmove_disk::FileIdentity;
+use zmove_transport::{Frame, LaneError, LaneSink};
+use zmove_types::{Buffer, Doing, Event, FileId, Stopwatch};
+use zmove_wire::{Extensions, FileHead, FrameHeader, FrameKind};
+
+use crate::account::Account;
+use crate::account::timeline::Timeline;
+use crate::read::source::LargeSource;
+use crate::send::cargo::{Cargo, ChunkCargo, ChunkCopy, sealed};
+use crate::send::in_flight::InFlight;
+
+/// All that lanes have in common.
+pub(crate) struct LaneContext {
+    pub(crate) in_flight: Arc<InFlight>,
+    pub(crate) account: Arc<Account>,
+    pub(crate) timeline: Arc<Timeline>,
+    /// The queue that all lanes share.
+    pub(crate) cargo: Receiver<Cargo>,
+}
+
+/// Runs one lane until the readers are gone, nobody holds it any more, or it breaks.
+pub(crate) fn run_lane(
+    context: &LaneContext,
+    number: usize,
+    mut sink: Box<dyn LaneSink>,
+    let_go: &Receiver<()>,
+) -> Result<(), LaneError> {
+    let LaneContext { in_flight, account, timeline, cargo: queue } = context;
+    let mut watch = timeline.lane_clock.start();
+    let mut declared = HashSet::new();
+    loop {
+        sink.await_room()?;
+        // where nothing waits, nothing waited for the path
+        watch.lap(if queue.is_empty() { Doing::Starved } else { Doing::Blocked });
+        let Some(cargo) = in_flight.while_idle(|| next(queue, let_go)) else { break };
+        let bytes = u64::from(cargo.data_bytes());
+        let copy = cargo.copy();
+        match copy {
+            ChunkCopy::First => watch.lap(Doing::Starved),
+            ChunkCopy::Late => watch.skip(),
+        }
+        if let Some(elapsed) = timeline.note_first_byte() {
+            account.observer.on(&Event::FirstByte(elapsed));
+        }
+        let item = cargo.item();
+        let is_in_flight = in_flight.taken(item, number, cargo.carries());
+        if copy == ChunkCopy::Late && !is_in_flight {
+            // the other one has arrived meanwhile, and no receipt would be for this
+            continue;
+        }
+        match cargo {
+            Cargo::Batch(frame) => sink.send(frame, &mut watch)?,
+            Cargo::Chunk(ChunkCargo { file, identity, frame, tries, .. }) => {
+                // a damaged declaration is why a chunk may have to come again
+                if declared.insert(file.id) || tries > 0 {
+                    declare(&file, &identity, sink.as_mut(), &mut watch)?;
+                }
+                sink.send(frame, &mut watch)?;
+                in_flight.handed_on(item, number);
+            }
+        }
+        account.totals.bytes_handed_over.fetch_add(bytes, Ordering::Relaxed);
+        if copy == ChunkCopy::First {
+            timeline.note_handed_over();
+        }
+        forget_some(&mut declared);
+    }
+    sink.finish()
+}
+
+fn next(queue: &Receiver<Cargo>, let_go: &Receiver<()>) -> Option<Cargo> {
+    if matches!(let_go.try_recv(), Err(TryRecvError::Disconnected)) {
+        return None;
+    }
+    select! {
+        recv(queue) -> cargo => cargo.ok(),
+        recv(let_go) -> _ => None,
+    }
+}
+
+fn declare(
+    file: &LargeSource,
+    identity: &FileIdentity,
+    sink: &mut dyn LaneSink,
+    watch: &mut Stopwatch<'_>,
+) -> Result<(), LaneError> {
+    let FileIdentity { bytes, ctime, inode, .. } = *identity;
+    let path = file.target.clone();
+    let metadata = identity.metadata();
+    let extensions = Extensions::default();
+    let head = FileHead { path, metadata, bytes, ctime, inode, extensions }.encode();
+    let content = *blake3::hash(&head).as_bytes();
+    let header = sealed(
+        &content,
+        FrameHeader {
+            kind: FrameKind::Declare,
+            head_bytes: u32::try_from(head.len()).expect("a path and four numbers"),
+            file: file.id,
+            ..FrameHeader::default()
+        },
+    );
+    sink.send(Frame { header, head, data: Buffer::empty() }, watch)
+}
+
+/// Declaring a file again does no harm, remembering every file would.
+fn forget_some(declared: &mut HashSet<FileId>) {
+    if declared.len() > DECLARED_MAX {
+        declared.clear();
+    }
+}
+
+const DECLARED_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::sync::atomic::AtomicBool;
+    use std::time::Instant;
+
+    use crossbeam_channel::{Sender, bounded};
+    use zmove_transport::LaneBreaker;
+    use zmove_types::NoObserver;
+
+    use crate::send::in_flight::tests::{nothing_in_flight, vanished};
+
+    /// Tells whether it has ended in order; nothing is to be sent.
+    struct Unused {
+        finished: Arc<AtomicBool>,
+        /// Asked, and waited for, where there is no room.
+        room: Option<(Sender<()>, Receiver<()>)>,
+    }
+
+    impl LaneSink for Unused {
+        fn await_room(&mut self) -> Result<(), LaneError> {
+            if let Some((asked, room)) = &self.room {
+                asked.send(()).unwrap();
+                room.recv().map_err(|_| LaneError::Closed)?;
+            }
+            Ok(())
+        }
+
+        fn send(&mut self, frame: Frame, _watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
+            panic!("{:?} was sent", frame.header.item)
+        }
+
+        fn finish(&mut self) -> Result<(), LaneError> {
+            self.finished.store(true, Ordering::Relaxed);
+            Ok(())
+        }
+
+        fn breaker(&self) -> LaneBreaker {
+            LaneBreaker::new(|| ())
+        }
+    }
+
+    fn context(cargo: Receiver<Cargo>) -> LaneContext {
+        LaneContext {
+            in_flight: Arc::new(nothing_in_flight().0),
+            account: Arc::new(Account::new(Arc::new(NoObserver))),
+            timeline: Arc::new(Timeline::new(Instant::now())),
+            cargo,
+        }
+    }
+
+    fn cargo() -> Cargo {
+        Cargo::Batch(Frame { header: FrameHeader::default(), head: Vec::new(), data: Buffer::empty() })
+    }
+
+    /// Runs a lane that nobody holds, over what waits in `queue`; returns whether it ended in order.
+    fn run_let_go(queue: &Receiver<Cargo>) -> bool {
+        let (hold, let_go) = bounded(0);
+        let finished = Arc::new(AtomicBool::new(false));
+        let sink = Box::new(Unused { finished: Arc::clone(&finished), room: None });
+        drop(hold);
+        run_lane(&context(queue.clone()), 0, sink, &let_go).unwrap();
+        finished.load(Ordering::Relaxed)
+    }
+
+    #[test]
+    fn a_lane_that_is_let_go_ends_in_order_and_leaves_what_waits() {
+        let (cargo_in, cargo) = bounded(1);
+        assert!(run_let_go(&cargo));
+        cargo_in.send(self::cargo()).unwrap();
+        assert!(run_let_go(&cargo));
+        assert_eq!(cargo.len(), 1);
+    }
+
+    /// There would be no receipt for it, and the lane would seem to be stuck.
+    #[test]
+    fn a_late_copy_of_what_has_arrived_is_not_sent() {
+        let file = vanished(1).remove(0);
+        let identity = FileIdentity::of(tempfile::tempfile().unwrap()).unwrap();
+        let frame = Frame { header: FrameHeader::default(), head: Vec::new(), data: Buffer::empty() };
+        let (cargo_in, queue) = bounded(1);
+        cargo_in
+            .send(Cargo::Chunk(ChunkCargo { file, identity, frame, tries: 0, copy: ChunkCopy::Late }))
+            .unwrap();
+        drop(cargo_in);
+        let (_hold, let_go) = bounded(0);
+        let sink = Box::new(Unused { finished: Arc::default(), room: None });
+        let context = context(queue);
+        run_lane(&context, 0, sink, &let_go).unwrap();
+        let much_later = Instant::now() + std::time::Duration::from_secs(3600);
+        assert_eq!(context.in_flight.doubtful_lane(much_later), None);
+    }
+
+    #[test]
+    fn a_lane_that_has_no_room_takes_nothing() {
+        let (cargo_in, queue) = bounded(1);
+        cargo_in.send(cargo()).unwrap();
+        let (asked, asking) = bounded(1);
+        let (room, awaited) = bounded(1);
+        let finished = Arc::new(AtomicBool::new(false));
+        let sink = Box::new(Unused { finished: Arc::clone(&finished), room: Some((asked, awaited)) });
+        let (_hold, let_go) = bounded(0);
+        let lane = std::thread::spawn({
+            let queue = queue.clone();
+            move || run_lane(&context(queue), 0, sink, &let_go)
+        });
+        asking.recv().unwrap();
+        queue.try_recv().expect("others can take it");
+        drop(cargo_in);
+        room.send(()).unwrap();
+        lane.join().unwrap().unwrap();
+        assert!(finished.load(Ordering::Relaxed));
+    }
+}

@@ -1,0 +1,420 @@
+//! The lanes of one push: added and let go while it runs, and watched for connections that are gone.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::mpsc::UnboundedSender;
+use zmove_transport::{LaneBreaker, LaneError, LaneSink, PathProbe, TcpInfo};
+
+use crate::control::stop::Stop;
+use crate::push::threads::{Broken, Threads};
+use crate::send::lane::{self, LaneContext};
+use crate::tune::path::{on_the_way, unacked};
+
+/// All lanes of one push, with those that have ended.
+pub(crate) struct LaneSet {
+    context: Arc<LaneContext>,
+    lanes: Vec<Lane>,
+    lanes_most: usize,
+    broken: UnboundedSender<Broken>,
+    stop: Stop,
+    /// Why the last lane did not come up.
+    pub(crate) last_error: Option<LaneError>,
+}
+
+/// What is left of a lane set when nothing more can be queued for it.
+pub(crate) struct ClosedLanes {
+    _lanes: Vec<Lane>,
+}
+
+/// One lane, also after its end.
+struct Lane {
+    breaker: LaneBreaker,
+    probe: PathProbe,
+    state: LaneState,
+    /// Set when its thread has nothing more to do.
+    ended: Arc<AtomicBool>,
+    pace: Pace,
+}
+
+/// How far a lane has come.
+///
+/// ```text
+///                 surplus               thread ended, all arrived
+///       Up ───────────────────► LetGo ────────────────────────────► Closed
+///       │ connection gone,       │ silent, or doubted                 ▲  ▲
+///       │ or doubted             ├── thread at work ──► Cut           │  │
+///       ├───────────────► Cut    └── thread ended ───► Lost           │  │
+///       │                  │ ── thread ended, all arrived ────────────┘  │
+///       │ its thread tells │ its thread tells                            │
+///       └────────► Lost ◄──┘                                             │
+///                   └─────────────────── thread ended ───────────────────┘
+/// ```
+enum LaneState {
+    /// It takes cargo until the sender in here is dropped.
+    Up(#[expect(dead_code, reason = "only its drop counts")] crossbeam_channel::Sender<()>),
+    /// It takes nothing more; what it has taken is still sent, or on the way.
+    LetGo,
+    /// Its connection was broken while its thread was at work, which tells so.
+    Cut,
+    /// What it has not delivered will not arrive.
+    Lost,
+    /// Of its connection only the account is left.
+    Closed,
+}
+
+/// Whether somebody has to be told that a lane is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Untold {
+    Loss,
+    Nothing,
+}
+
+/// What a lane has carried lately: each time that it is asked, what came before counts half.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pace {
+    lately: u64,
+    in_all: u64,
+}
+
+impl Pace {
+    fn note(&mut self, in_all: u64) {
+        self.lately = self.lately / 2 + in_all.saturating_sub(self.in_all);
+        self.in_all = in_all;
+    }
+}
+
+impl Lane {
+    fn is_up(&self) -> bool {
+        matches!(self.state, LaneState::Up(_))
+    }
+
+    /// Looks how the lane does: gives it up where its connection is gone, closes it where everything has arrived.
+    fn tidy(&mut self) -> Untold {
+        let last = self.probe.read().unwrap_or_default();
+        self.pace.note(last.bytes_acked.unwrap_or(0));
+        let gone = match self.state {
+            LaneState::Up(_) => is_gone(&last),
+            LaneState::LetGo => is_silent(&last),
+            LaneState::Cut | LaneState::Lost | LaneState::Closed => false,
+        };
+        if gone && self.give_up(&last) == Untold::Loss {
+            return Untold::Loss;
+        }
+        self.close_if_arrived(last);
+        Untold::Nothing
+    }
+
+    /// Breaks the connection of a lane of which not everything has arrived.
+    fn give_up(&mut self, last: &TcpInfo) -> Untold {
+        let ended = self.ended.load(Ordering::Acquire);
+        match self.state {
+            // its thread may be waiting for work or for room, and would not see it
+            LaneState::Up(_) => self.state = LaneState::Cut,
+            // a thread that waits for room tells, one that has ended does not
+            LaneState::LetGo if !ended => self.state = LaneState::Cut,
+            LaneState::LetGo if unacked(last) > 0 => self.state = LaneState::Lost,
+            LaneState::LetGo | LaneState::Cut | LaneState::Lost | LaneState::Closed => {
+                return Untold::Nothing;
+            }
+        }
+        self.breaker.trip();
+        if matches!(self.state, LaneState::Lost) { Untold::Loss } else { Untold::Nothing }
+    }
+
+    /// Its thread has told that it is lost.
+    fn lose(&mut self) {
+        if !matches!(self.state, LaneState::Closed) {
+            self.state = LaneState::Lost;
+            self.breaker.trip();
+        }
+    }
+
+    /// Lets go of the connection of a lane that has ended and of which everything has arrived that will, keeping what
+    /// it came to.
+    fn close_if_arrived(&mut self, last: TcpInfo) {
+        let arrived = match self.state {
+            LaneState::Up(_) | LaneState::Closed => false,
+            LaneState::LetGo | LaneState::Cut => unacked(&last) == 0,
+            LaneState::Lost => true,
+        };
+        if !arrived || !self.ended.load(Ordering::Acquire) {
+            return;
+        }
+        self.state = LaneState::Closed;
+        self.breaker = LaneBreaker::new(|| ());
+        if self.probe.read().is_some() {
+            // it grows with the time, which this does not
+            let last = TcpInfo { since_data_sent: None, ..last };
+            self.probe = PathProbe::telling(move || last);
+        }
+    }
+}
+
+/// Whether a connection has ended, or nothing of what was sent has been acknowledged for too long. A receiver that
+/// takes nothing more has acknowledged all that was sent.
+fn is_gone(info: &TcpInfo) -> bool {
+    info.established == Some(false) || is_silent(info)
+}
+
+fn is_silent(info: &TcpInfo) -> bool {
+    info.since_ack_received.is_some_and(|time| time > SILENCE_MAX) && on_the_way(info) > 0
+}
+
+/// As long as control waits for its peer.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+
+impl LaneSet {
+    /// No lanes yet; `broken` is told of each that breaks unless `stop` is raised.
+    pub(crate) fn new(context: LaneContext, broken: UnboundedSender<Broken>, stop: Stop) -> Self {
+        let context = Arc::new(context);
+        Self { context, lanes: Vec::new(), lanes_most: 0, broken, stop, last_error: None }
+    }
+
+    /// Starts a lane. One that cannot be started ends in order, and is as one that did not come up.
+    pub(crate) fn add(&mut self, sink: Box<dyn LaneSink>, threads: &mut Threads) {
+        let (hold, let_go) = crossbeam_channel::bounded(0);
+        let ended = Arc::new(AtomicBool::new(false));
+        let lane = Lane {
+            breaker: sink.breaker(),
+            probe: sink.path(),
+            state: LaneState::Up(hold),
+            ended: Arc::clone(&ended),
+            pace: Pace::default(),
+        };
+        let number = self.lanes.len();
+        let context = Arc::clone(&self.context);
+        let broken = self.broken.clone();
+        let stop = self.stop.clone();
+        let (sink_in, sinks) = crossbeam_channel::bounded(1);
+        let started = threads.spawn(format!("zmove-lane-{number}"), move || {
+            let Ok(sink) = sinks.recv() else { return };
+            if let Err(error) = lane::run_lane(&context, number, sink, &let_go)
+                && !stop.is_raised()
+            {
+                let _session_over = broken.send(Broken { lane: Some(number), error });
+            }
+            ended.store(true, Ordering::Release);
+        });
+        if let Err(source) = started {
+            end_unused(sink);
+            self.last_error = Some(LaneError::Io { source });
+            return;
+        }
+        sink_in.send(sink).expect("the thread that has just been started takes it");
+        self.lanes.push(lane);
+        self.lanes_most = self.lanes_most.max(self.lanes_up());
+    }
+
+    /// Keeps no connection of what has ended. To be called at even intervals, in which lanes are compared.
+    pub(crate) fn tidy(&mut self) {
+        for number in 0..self.lanes.len() {
+            let untold = self.lanes[number].tidy();
+            self.tell(number, untold);
+        }
+    }
+
+    /// Gives a lane up of which not everything has arrived.
+    pub(crate) fn give_up_lane(&mut self, number: usize) {
+        if let Some(lane) = self.lanes.get_mut(number) {
+            let last = lane.probe.read().unwrap_or_default();
+            let untold = lane.give_up(&last);
+            self.tell(number, untold);
+        }
+    }
+
+    /// Gives all lanes up.
+    pub(crate) fn give_up_lanes(&mut self) {
+        (0..self.lanes.len()).for_each(|number| self.give_up_lane(number));
+    }
+
+    fn tell(&self, number: usize, untold: Untold) {
+        if untold == Untold::Loss {
+            // nobody hears it only when the session is over
+            let _over = self.broken.send(Broken { lane: Some(number), error: LaneError::Closed });
+        }
+    }
+
+    /// Counts a lane no longer as up, whose thread has ended.
+    pub(crate) fn lose_lane(&mut self, number: usize) {
+        if let Some(lane) = self.lanes.get_mut(number) {
+            lane.lose();
+        }
+    }
+
+    /// Lets the slowest lanes go until so many are left: each ends in order after the frame it is sending.
+    pub(crate) fn keep_lanes(&mut self, wanted: usize) {
+        let_slowest_go(&mut self.lanes, wanted);
+    }
+
+    /// Gives all lanes that are up a congestion control; what the kernel refuses stays as it is.
+    pub(crate) fn set_congestion(&self, name: &str) {
+        let up = self.lanes.iter().filter(|lane| lane.is_up());
+        up.for_each(|lane| {
+            let _refused = lane.probe.set_congestion(name);
+        });
+    }
+
+    /// How many lanes take cargo.
+    pub(crate) fn lanes_up(&self) -> usize {
+        self.lanes.iter().filter(|lane| lane.is_up()).count()
+    }
+
+    /// The most lanes that have been up at once.
+    pub(crate) fn lanes_most(&self) -> usize {
+        self.lanes_most
+    }
+
+    /// How many frames wait for a lane.
+    pub(crate) fn frames_waiting(&self) -> usize {
+        self.context.cargo.len()
+    }
+
+    pub(crate) fn breakers(&self) -> Vec<LaneBreaker> {
+        self.lanes.iter().map(|lane| lane.breaker.clone()).collect()
+    }
+
+    /// Breaks lanes, by their numbers.
+    pub(crate) fn break_lanes(&self, numbers: &HashSet<usize>) {
+        let chosen = self.lanes.iter().enumerate().filter(|(number, _)| numbers.contains(number));
+        chosen.for_each(|(_, lane)| lane.breaker.trip());
+    }
+
+    /// Whether something that a lane has sent has not arrived at the other end, as far as anybody tells.
+    pub(crate) fn is_stuck(&self, number: usize) -> bool {
+        let info = self.lanes.get(number).and_then(|lane| lane.probe.read());
+        info.is_some_and(|info| unacked(&info) > 0)
+    }
+
+    /// What tells of each lane's connection, with those that have been let go.
+    pub(crate) fn probes(&self) -> impl Iterator<Item = &PathProbe> {
+        self.lanes.iter().map(|lane| &lane.probe)
+    }
+
+    /// What tells of the connection of each lane that is up.
+    pub(crate) fn probes_up(&self) -> impl Iterator<Item = &PathProbe> {
+        self.lanes.iter().filter(|lane| lane.is_up()).map(|lane| &lane.probe)
+    }
+
+    /// Takes nothing more; lanes end once what is queued has gone, and none is let go before.
+    pub(crate) fn close(self) -> ClosedLanes {
+        ClosedLanes { _lanes: self.lanes }
+    }
+}
+
+/// Of lanes that are equally fast the youngest go.
+fn let_slowest_go(lanes: &mut [Lane], wanted: usize) {
+    let mut up: Vec<_> = lanes.iter_mut().rev().filter(|lane| lane.is_up()).collect();
+    up.sort_by_key(|lane| lane.pace.lately);
+    let surplus = up.len().saturating_sub(wanted);
+    up.into_iter().take(surplus).for_each(|lane| lane.state = LaneState::LetGo);
+}
+
+/// Says at once that nothing comes on a lane, for which there is room: nothing has gone out but its greeting. One
+/// that was only dropped would look broken to the receiver.
+pub(crate) fn end_unused(mut sink: Box<dyn LaneSink>) {
+    let _gone_already = sink.finish();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lane_that_has_ended_keeps_its_account_but_no_connection() {
+        let connection = Arc::new(());
+        let (breaks, tells) = (Arc::clone(&connection), Arc::clone(&connection));
+        let mut lane = Lane {
+            breaker: LaneBreaker::new(move || drop(Arc::clone(&breaks))),
+            probe: PathProbe::telling(move || {
+                let _open = &tells;
+                TcpInfo { bytes_acked: Some(7), ..TcpInfo::default() }
+            }),
+            state: LaneState::LetGo,
+            ended: Arc::new(AtomicBool::new(false)),
+            pace: Pace::default(),
+        };
+        lane.tidy();
+        assert_eq!(Arc::strong_count(&connection), 3, "it is still sending");
+        lane.ended.store(true, Ordering::Relaxed);
+        lane.tidy();
+        assert_eq!(Arc::strong_count(&connection), 1);
+        assert_eq!(lane.probe.read().and_then(|info| info.bytes_acked), Some(7));
+    }
+
+    #[test]
+    fn a_lane_that_was_let_go_and_falls_silent_is_lost() {
+        let silent = TcpInfo {
+            bytes_sent: Some(9),
+            bytes_acked: Some(1),
+            since_ack_received: Some(Duration::from_secs(61)),
+            ..TcpInfo::default()
+        };
+        let tripped = Arc::new(AtomicBool::new(false));
+        for ended in [false, true] {
+            let trips = Arc::clone(&tripped);
+            let mut lane = Lane {
+                breaker: LaneBreaker::new(move || trips.store(true, Ordering::Relaxed)),
+                probe: PathProbe::telling(move || silent),
+                state: LaneState::LetGo,
+                ended: Arc::new(AtomicBool::new(ended)),
+                pace: Pace::default(),
+            };
+            // a thread that is at work tells of it
+            assert_eq!(lane.tidy() == Untold::Loss, ended);
+            assert_eq!(matches!(lane.state, LaneState::Lost), ended);
+            assert!(tripped.swap(false, Ordering::Relaxed));
+            lane.ended.store(true, Ordering::Relaxed);
+            assert_eq!(lane.tidy(), Untold::Nothing, "it is told once");
+        }
+    }
+
+    #[test]
+    fn a_connection_is_gone_when_it_is_closed_or_silent() {
+        let (short, long) = (Some(Duration::from_secs(1)), Some(Duration::from_secs(61)));
+        let at_work = TcpInfo {
+            established: Some(true),
+            bytes_sent: Some(9),
+            bytes_acked: Some(1),
+            since_ack_received: short,
+            ..TcpInfo::default()
+        };
+        let silent = TcpInfo { since_ack_received: long, ..at_work };
+        let gone = [
+            at_work,
+            silent,
+            TcpInfo { bytes_acked: Some(9), bytes_unsent: Some(99), ..silent },
+            TcpInfo { established: Some(false), ..at_work },
+            TcpInfo::default(),
+        ];
+        assert_eq!(gone.map(|info| is_gone(&info)), [false, true, false, true, false]);
+    }
+
+    #[test]
+    fn the_slowest_lanes_go_first() {
+        // the first has carried most, long ago
+        let carried: [&[u64]; 4] = [&[900, 901, 902], &[0, 300, 600], &[0, 0, 250], &[0, 300, 600]];
+        let lane = |in_all: &[u64]| {
+            let mut pace = Pace::default();
+            in_all.iter().for_each(|bytes| pace.note(*bytes));
+            Lane {
+                breaker: LaneBreaker::new(|| ()),
+                probe: PathProbe::default(),
+                state: LaneState::Up(crossbeam_channel::bounded(0).0),
+                ended: Arc::default(),
+                pace,
+            }
+        };
+        let mut lanes = carried.map(lane);
+        let mut left = |wanted| {
+            let_slowest_go(&mut lanes, wanted);
+            (0..4).filter(|number| lanes[*number].is_up()).collect::<Vec<usize>>()
+        };
+        assert_eq!(
+            (left(4), left(3), left(2), left(1)),
+            (vec![0, 1, 2, 3], vec![1, 2, 3], vec![1, 3], vec![1])
+        );
+    }
+}

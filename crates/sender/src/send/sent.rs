@@ -1,0 +1,105 @@
+//! Work that has been sent, well enough described to do it again.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use zmove_types::{GroupSpan, RelPath, Root};
+use zmove_wire::session::{LastWord, Load};
+use zmove_wire::{EntryFault, FrameKind, Version};
+
+use crate::plan::pack::Pack;
+use crate::read::source::{LargeSource, Look};
+
+/// Work in flight, well enough described to do it again.
+#[derive(Debug)]
+pub(crate) enum Sent {
+    Batch(SentBatch),
+    Group(Arc<LargeSource>, GroupSpan, Travels),
+}
+
+/// Whether the bytes of a group travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Travels {
+    /// The bytes travel.
+    Whole,
+    /// The target has the bytes, and is told so.
+    ByName,
+}
+
+impl Travels {
+    pub(crate) fn of(kind: FrameKind) -> Self {
+        if kind == FrameKind::Same { Self::ByName } else { Self::Whole }
+    }
+}
+
+/// A batch in flight, or stored and without names.
+#[derive(Debug)]
+pub(crate) struct SentBatch {
+    pub(crate) pack: Pack,
+    pub(crate) files: Vec<SentFile>,
+    /// Entries that could not be stored, where that is not the end of the batch.
+    pub(crate) faults: Vec<EntryFault>,
+}
+
+/// A small file of such a batch.
+#[derive(Debug)]
+pub(crate) struct SentFile {
+    pub(crate) path: RelPath,
+    pub(crate) root: Root,
+    pub(crate) look: Look,
+    /// The file was there already and only its metadata travels.
+    pub(crate) retouched: bool,
+}
+
+impl Sent {
+    /// How much payload the work is.
+    pub(crate) fn data_bytes(&self) -> u64 {
+        match self {
+            Self::Batch(batch) => {
+                batch.files.iter().filter(|file| !file.retouched).map(|file| file.look.bytes).sum()
+            }
+            Self::Group(_, span, Travels::Whole) => u64::from(span.len),
+            Self::Group(_, _, Travels::ByName) => 0,
+        }
+    }
+
+    /// The large file that a group is of.
+    pub(crate) fn large(&self) -> Option<Arc<LargeSource>> {
+        match self {
+            Self::Group(file, ..) => Some(Arc::clone(file)),
+            Self::Batch(_) => None,
+        }
+    }
+
+    /// With which word of a receiver that speaks `version` the work is done.
+    pub(crate) fn last_word(&self, version: Version) -> LastWord {
+        match self {
+            Self::Batch(SentBatch { pack, .. }) if version >= Version::V4 => LastWord::Published(Load {
+                entries: pack.entry_count() as u64,
+                name_bytes: pack.name_bytes(),
+            }),
+            _ => LastWord::Stored,
+        }
+    }
+
+    /// Books what of a batch could not be stored; returns how many bytes of it are.
+    pub(crate) fn store(&mut self, faults: &[EntryFault]) -> Option<u64> {
+        let Self::Batch(batch) = self else { return None };
+        batch.faults = faults.to_vec();
+        Some(batch.stored_bytes())
+    }
+}
+
+impl SentBatch {
+    /// The bytes of the files that travelled, without those that have failed.
+    pub(crate) fn stored_bytes(&self) -> u64 {
+        let failed: HashSet<_> = self.failed().collect();
+        let files = self.files.iter().filter(|file| !file.retouched && !failed.contains(&file.path));
+        files.map(|file| file.look.bytes).sum()
+    }
+
+    /// The paths that could not be stored.
+    pub(crate) fn failed(&self) -> impl Iterator<Item = RelPath> {
+        self.faults.iter().filter_map(|fault| self.pack.target_path(fault.entry))
+    }
+}

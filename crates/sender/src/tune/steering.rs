@@ -1,0 +1,352 @@
+//! What the controller decides, done: lanes asked for and let go, readers started and stopped.
+//!
+//! The conversation calls it a few times a second; here is all that the pure [`tune`](crate::tune) must not touch: the
+//! kernel's account of the lanes, the host's idle time, the dialler.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use zmove_transport::{LaneSink, PathProbe, TcpInfo};
+use zmove_types::StageTimes;
+
+use crate::account::summary::Learnt;
+use crate::control::link::{LaneNumber, LaneSupply, LossAnswer};
+use crate::error::SessionError;
+use crate::plan::resend;
+use crate::push::config::SenderConfig;
+use crate::push::pipeline::Pipeline;
+use crate::tune::path::unacked;
+use crate::tune::{Congestion, Knob, Limits, PathTick, Tick, Tuner, Wanted};
+
+/// The hand on the knobs of one push.
+pub(crate) struct Steering {
+    supply: Option<LaneSupply>,
+    dials: Dials,
+    tuner: Option<Tuner>,
+    congestion: Congestion,
+    before: Mark,
+}
+
+/// Lanes that are to come up.
+#[derive(Debug)]
+struct Dials {
+    /// Those that have been asked for and have neither come up nor failed.
+    awaited: usize,
+    /// How many there should be in all when lanes were last asked for.
+    wanted: usize,
+    /// How long to do without those that have not come up, and how long the next time.
+    rest: Duration,
+    next_rest: Duration,
+    /// The first were in vain.
+    again: bool,
+}
+
+impl Dials {
+    fn new(awaited: usize) -> Self {
+        Self { awaited, wanted: awaited, rest: REDIAL_REST_MIN, next_rest: REDIAL_REST_MIN * 2, again: false }
+    }
+
+    /// How many to ask for when so many are wanted and `up` are there. Those that failed are asked for again after a
+    /// rest that doubles each time.
+    fn missing(&mut self, wanted: usize, up: usize, elapsed: Duration) -> usize {
+        let risen = wanted > self.wanted;
+        self.wanted = wanted;
+        let missing = wanted.saturating_sub(up + self.awaited);
+        self.rest = self.rest.saturating_sub(elapsed);
+        if missing == 0 || risen {
+            return missing;
+        }
+        if !self.rest.is_zero() {
+            return 0;
+        }
+        self.rest = self.next_rest;
+        self.next_rest = (self.next_rest * 2).min(REDIAL_REST_MAX);
+        missing
+    }
+}
+
+const REDIAL_REST_MIN: Duration = Duration::from_secs(2);
+const REDIAL_REST_MAX: Duration = Duration::from_secs(120);
+
+/// Totals at one moment.
+#[derive(Clone, Copy, Default)]
+struct Mark {
+    at: Option<Instant>,
+    bytes_carried: u64,
+    bytes_read: u64,
+    read: StageTimes,
+    lane: StageTimes,
+    cores: Cores,
+    path: PathTick,
+}
+
+/// The ticks of all cores of this host, idle ones and all.
+#[derive(Clone, Copy, Default)]
+struct Cores {
+    idle: u64,
+    all: u64,
+}
+
+impl Steering {
+    pub(crate) fn new(supply: Option<LaneSupply>) -> Self {
+        let awaited = supply.as_ref().map_or(0, |supply| usize::from(supply.asked));
+        let congestion = match supply.as_ref().map(|supply| &supply.congestion) {
+            Some(LossAnswer::Replaced { .. } | LossAnswer::Tolerant) => Congestion::LossTolerant,
+            Some(LossAnswer::Fixed | LossAnswer::Replaceable { .. }) | None => Congestion::AsSet,
+        };
+        Self { supply, dials: Dials::new(awaited), tuner: None, congestion, before: Mark::default() }
+    }
+
+    /// The receiver takes at most `lanes_max` lanes.
+    pub(crate) fn begin(&mut self, config: &SenderConfig, lanes_max: u16) {
+        let readers = config.readers;
+        let readers = Knob { start: readers, least: readers.min(2), most: config.readers_max.max(readers) };
+        let lanes = self.lanes_knob(usize::from(lanes_max).max(1));
+        self.tuner = Some(Tuner::new(&Limits {
+            lanes,
+            readers,
+            congestion: self.congestion,
+            congestion_replaceable: self.replaceable().is_some(),
+        }));
+    }
+
+    fn lanes_knob(&self, most: usize) -> Knob {
+        let Some(LaneSupply { asked, number, .. }) = self.supply else {
+            return Knob { start: most, least: most, most };
+        };
+        let start = usize::from(asked).clamp(1, most);
+        match number {
+            LaneNumber::Fixed => Knob { start, least: start, most: start },
+            LaneNumber::Tuned { least } => Knob { start, least: usize::from(least).clamp(1, start), most },
+        }
+    }
+
+    fn is_tuned(&self) -> bool {
+        matches!(self.supply, Some(LaneSupply { number: LaneNumber::Tuned { .. }, .. }))
+    }
+
+    /// What there is to say to the next push on this path.
+    pub(crate) fn learnt(&self) -> Option<Learnt> {
+        let wanted = self.tuner.as_ref().filter(|_| self.is_tuned())?.proven();
+        let lanes = u16::try_from(wanted.lanes).ok()?;
+        Some(Learnt { lanes, loss_tolerant: wanted.congestion == Congestion::LossTolerant })
+    }
+
+    /// A lane that was asked for has come up, or will not.
+    pub(crate) fn lane_came(&mut self) {
+        self.dials.awaited = self.dials.awaited.saturating_sub(1);
+    }
+
+    /// The lanes that were dialled at first are gone before they could be used: as many are asked for anew.
+    pub(crate) fn dial_again(&mut self) {
+        let Some(supply) = &self.supply else { return };
+        let missing = usize::from(supply.asked).saturating_sub(self.dials.awaited);
+        let more = u16::try_from(missing).unwrap_or(u16::MAX);
+        if more > 0 && supply.more.send(more).is_ok() {
+            self.dials.awaited += missing;
+        }
+        self.dials.again = true;
+    }
+
+    /// Whether lanes that were asked for anew are still to come, so that the loss of all others is no end.
+    pub(crate) fn is_dialling_again(&self) -> bool {
+        self.dials.again && self.dials.awaited > 0
+    }
+
+    /// Whether lanes may still come up; `open` says whether anybody can send one.
+    pub(crate) fn lanes_to_come(&self, open: bool) -> bool {
+        if self.supply.is_some() { open && self.dials.awaited > 0 } else { open }
+    }
+
+    /// Makes a fresh lane like the others.
+    pub(crate) fn prepare(&self, sink: &dyn LaneSink) {
+        if let (Congestion::LossTolerant, Some((_, tolerant))) = (self.congestion, self.replaceable()) {
+            let _refused = sink.path().set_congestion(tolerant);
+        }
+    }
+
+    /// Looks, decides, and does it.
+    pub(crate) fn step(&mut self, pipeline: &mut Pipeline) -> Result<(), SessionError> {
+        let Pipeline { queue, account, in_flight, lane_set, .. } = pipeline;
+        resend::send_late(queue, account, in_flight, |lane| lane_set.is_stuck(lane));
+        if let Some(lane) = in_flight.doubtful_lane(Instant::now()) {
+            lane_set.give_up_lane(lane);
+        }
+        pipeline.tidy();
+        let (now, tick) = self.look(pipeline);
+        let first = self.before.at.is_none();
+        self.before = now;
+        let Some(tuner) = self.tuner.as_mut().filter(|_| !first) else { return Ok(()) };
+        let wanted = tuner.tick(&tick);
+        self.apply(wanted, &tick, pipeline)
+    }
+
+    fn apply(&mut self, wanted: Wanted, tick: &Tick, pipeline: &mut Pipeline) -> Result<(), SessionError> {
+        pipeline.set_readers(wanted.readers)?;
+        let Some(supply) = &self.supply else { return Ok(()) };
+        let lane_set = &mut pipeline.lane_set;
+        let missing = self.dials.missing(wanted.lanes, lane_set.lanes_up(), tick.elapsed);
+        if missing > 0 && !tick.ending {
+            let more = u16::try_from(missing).unwrap_or(u16::MAX);
+            // without a dialler there is what there is
+            if supply.more.send(more).is_ok() {
+                self.dials.awaited += usize::from(more);
+            }
+        } else if wanted.lanes < lane_set.lanes_up() {
+            lane_set.keep_lanes(wanted.lanes);
+        }
+        if wanted.congestion != self.congestion {
+            self.congestion = wanted.congestion;
+            if let Some((usual, tolerant)) = self.replaceable() {
+                let loss_tolerant = wanted.congestion == Congestion::LossTolerant;
+                lane_set.set_congestion(if loss_tolerant { tolerant } else { usual });
+            }
+        }
+        Ok(())
+    }
+
+    /// The usual congestion control and the one that takes no notice of loss.
+    fn replaceable(&self) -> Option<(&str, &str)> {
+        match &self.supply.as_ref()?.congestion {
+            LossAnswer::Replaceable { usual, tolerant } | LossAnswer::Replaced { usual, tolerant } => {
+                Some((usual, tolerant))
+            }
+            LossAnswer::Fixed | LossAnswer::Tolerant => None,
+        }
+    }
+
+    fn look(&self, pipeline: &Pipeline) -> (Mark, Tick) {
+        let Pipeline { account, in_flight, timeline, lane_set, .. } = pipeline;
+        let infos: Vec<_> = lane_set.probes().filter_map(PathProbe::read).collect();
+        let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let settled = count(&account.totals.bytes_settled);
+        let handed_over = count(&account.totals.bytes_handed_over);
+        let acked = infos.iter().filter_map(|info| info.bytes_acked).sum();
+        let path = path_since_start(&infos, &self.before.path);
+        let at = Instant::now();
+        let now = Mark {
+            at: Some(at),
+            bytes_carried: if acked > 0 { acked } else { handed_over },
+            bytes_read: count(&account.totals.bytes_read),
+            read: timeline.read_clock.times(),
+            lane: timeline.lane_clock.times(),
+            cores: Cores::read(),
+            path,
+        };
+        let before = &self.before;
+        let tick = Tick {
+            elapsed: before.at.map_or(Duration::ZERO, |before| at - before),
+            bytes_carried: now.bytes_carried.saturating_sub(before.bytes_carried),
+            bytes_read: now.bytes_read.saturating_sub(before.bytes_read),
+            read: now.read.since(&before.read),
+            lane: now.lane.since(&before.lane),
+            lanes_up: lane_set.lanes_up(),
+            bytes_unstored: handed_over.saturating_sub(settled + infos.iter().map(unacked).sum::<u64>()),
+            ending: lane_set.frames_waiting() == 0 && in_flight.is_all_issued(),
+            cores_idle: now.cores.idle_since(&before.cores),
+            path: (!infos.is_empty()).then(|| path_now(lane_set.probes_up(), path.since(&self.before.path))),
+        };
+        (now, tick)
+    }
+}
+
+/// Adds what belongs to the moment: of the lanes that are up.
+fn path_now<'a>(up: impl Iterator<Item = &'a PathProbe>, path: PathTick) -> PathTick {
+    let infos: Vec<_> = up.filter_map(PathProbe::read).collect();
+    let trips: Vec<_> = infos.iter().filter_map(|info| info.round_trip).collect();
+    let count = u32::try_from(trips.len()).ok().filter(|count| *count > 0);
+    let window =
+        |info: &TcpInfo| Some(u64::from(info.congestion_window_segments?) * u64::from(info.segment_bytes?));
+    PathTick {
+        round_trip: count.map_or(path.round_trip_min, |count| trips.iter().sum::<Duration>() / count),
+        congestion_window_bytes: infos.iter().filter_map(window).sum(),
+        ..path
+    }
+}
+
+/// The totals of all lanes; the shortest round trip is that of any moment so far.
+fn path_since_start(infos: &[TcpInfo], before: &PathTick) -> PathTick {
+    let sum = |part: fn(&TcpInfo) -> Option<Duration>| infos.iter().filter_map(part).sum();
+    let shortest = infos.iter().filter_map(|info| info.round_trip_min.or(info.round_trip)).min();
+    let so_far = Some(before.round_trip_min).filter(|time| !time.is_zero());
+    PathTick {
+        busy: sum(|info| info.busy),
+        receive_window_limited: sum(|info| info.receive_window_limited),
+        send_buffer_limited: sum(|info| info.send_buffer_limited),
+        segments_retransmitted: infos
+            .iter()
+            .filter_map(|info| info.segments_retransmitted)
+            .map(u64::from)
+            .sum(),
+        segment_bytes: infos.iter().filter_map(|info| info.segment_bytes).max().unwrap_or(0),
+        round_trip: Duration::ZERO,
+        congestion_window_bytes: 0,
+        round_trip_min: shortest.into_iter().chain(so_far).min().unwrap_or_default(),
+    }
+}
+
+impl PathTick {
+    /// What was added after `before`.
+    fn since(&self, before: &Self) -> Self {
+        Self {
+            busy: self.busy.saturating_sub(before.busy),
+            receive_window_limited: self.receive_window_limited.saturating_sub(before.receive_window_limited),
+            send_buffer_limited: self.send_buffer_limited.saturating_sub(before.send_buffer_limited),
+            segments_retransmitted: self.segments_retransmitted.saturating_sub(before.segments_retransmitted),
+            ..*self
+        }
+    }
+}
+
+impl Cores {
+    /// What the kernel has counted since it started; see proc(5). Where it cannot be read, nothing.
+    fn read() -> Self {
+        Self::parse(&std::fs::read_to_string("/proc/stat").unwrap_or_default()).unwrap_or_default()
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let mut words = text.lines().next()?.strip_prefix("cpu ")?.split_ascii_whitespace();
+        let ticks: Option<Vec<u64>> = words.by_ref().take(8).map(|word| word.parse().ok()).collect();
+        let ticks = ticks?;
+        // user, nice, system, idle, waiting for storage, …
+        let idle = ticks.get(3)? + ticks.get(4)?;
+        Some(Self { idle, all: ticks.iter().sum() })
+    }
+
+    /// The share that was idle since `before`; all where nothing is known.
+    fn idle_since(self, before: &Self) -> f64 {
+        let all = self.all.saturating_sub(before.all);
+        if all == 0 {
+            return 1.0;
+        }
+        let as_f64 = |ticks| zmove_types::ByteCount(ticks).as_f64();
+        as_f64(self.idle.saturating_sub(before.idle)) / as_f64(all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_that_do_not_come_up_are_asked_for_ever_more_rarely() {
+        let tick = Duration::from_millis(250);
+        let mut dials = Dials::new(8);
+        assert_eq!(dials.missing(8, 0, tick), 0, "they are coming");
+        dials.awaited = 0;
+        // two have failed, and so do those that are asked for instead
+        let asked = (0..4 * 60).filter(|_| dials.missing(8, 6, tick) > 0).count();
+        assert!((2..8).contains(&asked), "{asked} times in a minute");
+        assert_eq!(dials.missing(16, 6, tick), 10, "another number is another matter");
+        assert_eq!(dials.missing(16, 6, tick), 0);
+    }
+
+    #[test]
+    fn idle_time_is_a_share_of_all_cores() {
+        let before = Cores::parse("cpu  10 0 10 70 10 0 0 0 0 0\ncpu0 1 1\n").unwrap();
+        let now = Cores::parse("cpu  40 0 30 110 20 0 0 0 5 5\n").unwrap();
+        assert!((now.idle_since(&before) - 0.5).abs() < 1e-9);
+        assert!((now.idle_since(&now) - 1.0).abs() < 1e-9);
+        assert!(Cores::parse("").is_none() && Cores::parse("cpu 1 2\n").is_none());
+    }
+}
