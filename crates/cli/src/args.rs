@@ -9,16 +9,16 @@ use serde::{Deserialize, Serialize};
 use zmove_transport::TransportChoice;
 use zmove_types::RateLimit;
 
-use crate::age::Age;
-use crate::config::MetricsListen;
 use crate::patience::Timeout;
-use crate::selection::SelectionArgs;
 use crate::ssh::PortRange;
+use crate::value::age::Age;
+use crate::value::metrics_listen::MetricsListen;
 
 mod allow;
 mod confine;
 mod doctor;
 mod probe;
+pub(crate) mod selection;
 mod sweep;
 mod trust;
 
@@ -26,6 +26,7 @@ pub(crate) use allow::{AllowArgs, AllowCommand, GrantArgs};
 pub(crate) use confine::ConfineArg;
 pub(crate) use doctor::DoctorArgs;
 pub(crate) use probe::ProbeArgs;
+pub(crate) use selection::SelectionArgs;
 pub(crate) use sweep::{ReferenceRate, SweepArgs};
 pub(crate) use trust::{TrustArgs, TrustCommand, TrustHostArgs, TrustListArgs};
 

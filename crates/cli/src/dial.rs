@@ -16,12 +16,12 @@ use zmove_types::{LaneId, RateLimit, TransferId};
 use zmove_wire::{Cipher, Greeting, Role};
 
 use crate::args::SshArgs;
+use crate::commands::trust::host_policy;
+use crate::display::terminal;
 use crate::location::{Login, Remote};
 use crate::paths::{Known, Paths};
 use crate::settings::{self, Controls, LANES_AT_ONCE, LOSS_TOLERANT, congestion_controls, lanes_for};
 use crate::ssh::{self, SshReceiver, SshSession};
-use crate::terminal;
-use crate::trust::host_policy;
 
 /// How long a connection may take to be ready.
 pub(crate) const DIAL_TIMEOUT: Duration = Duration::from_secs(30);

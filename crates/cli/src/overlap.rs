@@ -14,7 +14,7 @@ use zmove_disk::Mount;
 use zmove_scan::{FileSystems, ScanRoot};
 use zmove_sender::Guard;
 
-use crate::exit::usage_error;
+use crate::value::exit::usage_error;
 
 /// What a push is between.
 #[derive(Debug)]

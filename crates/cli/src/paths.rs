@@ -13,8 +13,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use zmove_types::Escaped;
 
+use crate::display::terminal;
 use crate::location::Remote;
-use crate::terminal;
 
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;

@@ -13,12 +13,12 @@ use zmove_sender::{Need, Push, PushJob, Run, SenderConfig, SessionError, Summary
 use zmove_transport::{ControlError, DialError, Transport};
 
 use crate::dial::{self, DialOptions};
-use crate::exit::{Exit, Failure};
+use crate::display::progress::Display;
+use crate::display::terminal;
 use crate::location::Remote;
 use crate::patience::{Next, Outage, Outages, Timeout};
-use crate::progress::Display;
 use crate::ssh::SshFailed;
-use crate::terminal;
+use crate::value::exit::{Exit, Failure};
 
 /// What each session of a run needs anew.
 pub(crate) struct Sessions<'a> {

@@ -16,8 +16,8 @@ use zmove_wire::Cipher;
 
 use crate::args::{ListenArg, SshArgs};
 use crate::dial::DialOptions;
-use crate::exit::{Exit, Failure, usage_error};
 use crate::location::{Login, Remote};
+use crate::value::exit::{Exit, Failure, usage_error};
 
 mod order;
 mod ports;

@@ -1,0 +1,57 @@
+//! `zmove journal`: what broken transfers have left at this receiver, and its removal, also by a daemon.
+
+mod clean;
+mod list;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::Result;
+
+use crate::args::{JournalArgs, JournalCommand};
+use crate::settings::{self, Role};
+use crate::value::age::Age;
+use crate::value::exit::Exit;
+
+pub(crate) use clean::expire;
+
+/// Runs `zmove journal`.
+pub(crate) fn run(args: &JournalArgs) -> Result<Exit> {
+    match &args.command {
+        JournalCommand::List(args) => list::run(args, &directories()?),
+        JournalCommand::Clean(args) => clean::run(args, &directories()?),
+    }
+}
+
+/// Where daemons and local pushes of this user keep their journals.
+fn directories() -> Result<Vec<PathBuf>> {
+    let mut directories = Vec::new();
+    for role in [Role::Daemon, Role::Client] {
+        let directory = settings::journals(&settings::home(role)?);
+        if !directories.contains(&directory) {
+            directories.push(directory);
+        }
+    }
+    let service = PathBuf::from(settings::SERVICE_JOURNALS);
+    let own = std::env::var_os("ZMOVE_HOME").is_none();
+    if own && rustix::process::geteuid().is_root() && service.is_dir() {
+        directories.push(service);
+    }
+    Ok(directories)
+}
+
+/// How a journal is called: by its transfer, with which its file's name begins.
+fn name(path: &Path) -> String {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    stem.split('-').next().unwrap_or_default().to_owned()
+}
+
+/// How long ago a moment was; none if it is still to come.
+fn age(moment: SystemTime) -> Age {
+    Age(SystemTime::now().duration_since(moment).unwrap_or_default())
+}
+
+/// How long ago a moment in seconds since 1970 was.
+fn age_of_seconds(seconds: u64) -> Age {
+    UNIX_EPOCH.checked_add(Duration::from_secs(seconds)).map_or(Age(Duration::ZERO), age)
+}

@@ -1,0 +1,8 @@
+//! What the user sees: lines on the terminal, the bar, the summary, the trace and the daemon's log.
+
+pub(crate) mod listing;
+pub(crate) mod log;
+pub(crate) mod progress;
+pub(crate) mod summary;
+pub(crate) mod terminal;
+pub(crate) mod trace;
