@@ -5,12 +5,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use serde::{Deserialize, Serialize};
+use zmove_engine::{PortRange, Timeout};
 use zmove_transport::TransportChoice;
 use zmove_types::RateLimit;
 
-use crate::patience::Timeout;
-use crate::ssh::PortRange;
 use crate::value::age::Age;
 use crate::value::metrics_listen::MetricsListen;
 
@@ -230,8 +228,7 @@ pub(crate) enum TransportArg {
     Quic,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ListenArg {
     /// TCP, and UDP for QUIC, at the same port
     #[default]

@@ -3,6 +3,7 @@
 pub(crate) mod listing;
 pub(crate) mod log;
 pub(crate) mod progress;
+pub(crate) mod prompt;
 pub(crate) mod summary;
 pub(crate) mod terminal;
 pub(crate) mod trace;

@@ -9,9 +9,6 @@ use crate::value::age::Age;
 pub use crate::args::selection::fuzzing::filters;
 pub use crate::commands::serve::config::fuzzing::config;
 pub use crate::display::trace::fuzzing::trace;
-pub use crate::location::fuzzing::location;
-pub use crate::paths::fuzzing::paths;
-pub use crate::ssh::order_fuzzing::ssh_words;
 
 /// Words of the command line: sizes, rates and spans of time.
 ///

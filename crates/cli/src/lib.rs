@@ -5,19 +5,12 @@
 mod args;
 mod ceiling;
 mod commands;
-mod dial;
 mod display;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-mod location;
-mod overlap;
-mod paths;
-mod patience;
-mod reconnect;
 mod settings;
 mod signals;
-mod ssh;
 mod value;
 
 use std::process::ExitCode;

@@ -14,11 +14,11 @@ mod tcp;
 mod windows;
 
 use anyhow::{Context, Result};
+use zmove_engine::{RATE_TARGET, Remote};
 use zmove_types::{ByteCount, ByteRate};
 
 use crate::args::DoctorArgs;
 use crate::display::terminal;
-use crate::location::Remote;
 use crate::settings;
 use crate::value::exit::Exit;
 
@@ -65,7 +65,7 @@ fn examine(root: &Root, args: &DoctorArgs, peer: Option<&Peer>) -> Report {
     let part = if peer.is_some() { Part::Sender } else { Part::Either };
     let link = Link::gather(root, peer.and_then(Peer::address));
     let asked = args.rate.map(|rate| ByteRate(ByteCount(rate.bytes_per_second()).as_f64()));
-    let rate = asked.or_else(|| link.rate()).unwrap_or(ByteRate(settings::RATE_TARGET));
+    let rate = asked.or_else(|| link.rate()).unwrap_or(ByteRate(RATE_TARGET));
     let paths = Paths {
         rate,
         round_trips: peer.and_then(Peer::round_trip).map_or(RoundTrips::Usual, RoundTrips::Measured),

@@ -10,32 +10,31 @@ mod prediction;
 mod storage;
 mod table;
 
-use std::ffi::OsStr;
 use std::io::IsTerminal;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use zmove_engine::{Connector, Remote};
 use zmove_scan::{ScanConfig, ScanRoot, Share, histogram, scan};
 use zmove_sender::{ProbeConfig, ProbeEvent, ProbeReport, SessionError, probe};
 use zmove_sweep::SweepConfig;
-use zmove_transport::{Transport, TransportChoice};
+use zmove_transport::Transport;
 use zmove_types::{ByteCount, Escaped, RelPath};
+use zmove_wire::SweepOrder;
 use zmove_wire::limits::SWEEP_BYTES_MAX;
-use zmove_wire::{Cipher, SweepOrder};
 
-use crate::args::{ProbeArgs, TransportArg};
+use crate::args::ProbeArgs;
 use crate::ceiling;
-use crate::commands::push::reach;
 use crate::commands::sweep;
-use crate::dial::{self, DialOptions, More};
+use crate::display::prompt::Prompt;
 use crate::display::terminal;
-use crate::location::{Location, Remote};
-use crate::settings;
+use crate::settings::{self, ProbeSettings, Role};
 use crate::signals::EndSignals;
-use crate::value::exit::{Exit, Failure, usage_error};
+use crate::value::exit::{Exit, Failure};
 
 use prediction::{Prediction, Way, predict};
 use storage::Storage;
@@ -55,14 +54,9 @@ struct Findings {
 
 /// Runs `zmove probe`.
 pub(crate) fn run(args: &ProbeArgs, started: Instant) -> Result<Exit> {
-    let remote = receiver(&args.host, args.ssh.ssh)?;
-    if args.streams.len() > ROUNDS_MAX {
-        return Err(usage_error(format!("--streams takes {ROUNDS_MAX} numbers at most")));
-    }
-    if let Some(tree) = args.tree.as_deref().filter(|tree| !tree.exists()) {
-        return Err(usage_error(format!("--for '{}': there is no such tree", Escaped::path(&tree))));
-    }
-    let (transport, report) = measure(args, &remote, started)?;
+    let settings = ProbeSettings::new(args, Arc::new(Prompt))?;
+    let remote = &settings.remote;
+    let (transport, report) = measure(args, &settings, started)?;
     let source = source(args)?;
     let target = report.swept.as_ref().map(|swept| {
         let about = format!("{}:{} (sweep by the receiver)", remote, String::from_utf8_lossy(&remote.path));
@@ -84,42 +78,14 @@ pub(crate) fn run(args: &ProbeArgs, started: Instant) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// A receiver as `push` reads it, and without a path.
-fn receiver(text: &OsStr, ssh: bool) -> Result<Remote> {
-    let located = |text: &OsStr| Location::parse(text, ssh).map_err(|error| usage_error(error.to_string()));
-    let remote = match located(text)? {
-        Location::Remote(remote) => remote,
-        Location::Local(text) if !text.as_bytes().contains(&b'/') => {
-            let mut whole = text.clone();
-            whole.push(":");
-            match located(&whole)? {
-                Location::Remote(remote) => remote,
-                Location::Local(_) => return Err(no_host(&text)),
-            }
-        }
-        Location::Local(text) => return Err(no_host(&text)),
-    };
-    if !remote.path.is_empty() && remote.path.iter().all(u8::is_ascii_digit) {
-        let (host, digits) = (&remote.host, String::from_utf8_lossy(&remote.path));
-        return Err(usage_error(format!(
-            "'{digits}' may be a port or a directory: write '{host}:{digits}:' or '{host}:./{digits}'"
-        )));
-    }
-    Ok(remote)
-}
-
-fn no_host(text: &OsStr) -> anyhow::Error {
-    usage_error(format!("'{}' is no receiver: a probe is of HOST or HOST:PATH", Escaped::path(text)))
-}
-
-fn measure(args: &ProbeArgs, remote: &Remote, started: Instant) -> Result<(Transport, ProbeReport)> {
+fn measure(args: &ProbeArgs, settings: &ProbeSettings, started: Instant) -> Result<(Transport, ProbeReport)> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .context("start the runtime")?;
     let progress = Progress::new();
-    let measured = runtime.block_on(converse(args, remote, started, &progress));
+    let measured = runtime.block_on(converse(args, settings, started, &progress));
     progress.0.finish_and_clear();
     runtime.shutdown_background();
     measured
@@ -127,14 +93,16 @@ fn measure(args: &ProbeArgs, remote: &Remote, started: Instant) -> Result<(Trans
 
 async fn converse(
     args: &ProbeArgs,
-    remote: &Remote,
+    settings: &ProbeSettings,
     started: Instant,
     progress: &Progress,
 ) -> Result<(Transport, ProbeReport)> {
     let mut signals = EndSignals::listen().context("listen for signals")?;
-    let options = options(args)?;
+    let ProbeSettings { remote, dial } = settings;
+    let home = settings::home(Role::Client)?;
+    let connector = Connector { home: &home, remote, settings: dial, listener: &terminal::Notices };
     let reached = tokio::select! {
-        reached = dial::connect(remote, &options, None) => reached?,
+        reached = connector.connect(None) => reached?,
         () = signals.next() => return Err(SessionError::Interrupted.into()),
     };
     let order = SweepOrder { bytes: SWEEP_BYTES_MAX, millis: millis(SWEEP_TIME) };
@@ -162,25 +130,6 @@ fn told(remote: &Remote, error: SessionError) -> anyhow::Error {
         }
         error => error.into(),
     }
-}
-
-fn options(args: &ProbeArgs) -> Result<DialOptions> {
-    let transport = match args.transport {
-        TransportArg::Auto => TransportChoice::Auto,
-        TransportArg::Tcp => TransportChoice::Tcp,
-        TransportArg::Quic => TransportChoice::Quic,
-    };
-    Ok(DialOptions {
-        accept_new: args.accept_new,
-        strict: args.strict,
-        // the one that brings the first byte; each round has lanes of its own
-        streams: Some(1),
-        reach: reach(transport, args.congestion.as_deref())?,
-        cipher: Cipher::Tls,
-        limit: None,
-        ssh: args.ssh.clone(),
-        more: More::Sets,
-    })
 }
 
 /// This side's storage: swept now, or as it was found earlier.
@@ -260,32 +209,5 @@ impl Progress {
     }
 }
 
-/// The receiver's patience is bounded.
-const ROUNDS_MAX: usize = 8;
 /// For each side's storage.
 const SWEEP_TIME: Duration = Duration::from_secs(5);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn receivers_are_written_as_for_a_push_and_need_no_path() {
-        let read = |text: &str| {
-            receiver(OsStr::new(text), false)
-                .map(|remote| (remote.to_string(), String::from_utf8(remote.path).unwrap()))
-                .map_err(|error| error.to_string())
-        };
-        let expect = |host: &str, path: &str| Ok((host.to_owned(), path.to_owned()));
-        assert_eq!(read("dtn"), expect("dtn:5870", ""));
-        assert_eq!(read("dtn:"), expect("dtn:5870", ""));
-        assert_eq!(read("dtn:/data"), expect("dtn:5870", "/data"));
-        assert_eq!(read("dtn:99:"), expect("dtn:99", ""));
-        assert_eq!(read("[::1]:99:in"), expect("[::1]:99", "in"));
-        assert_eq!(read("alice@dtn"), expect("alice@dtn", ""));
-        assert_eq!(read("zmove://dtn:7/d"), expect("dtn:7", "/d"));
-        assert_eq!(read("dtn:./99"), expect("dtn:5870", "./99"));
-        assert!(read("dtn:99").unwrap_err().contains("write 'dtn:99:' or 'dtn:./99'"));
-        assert!(read("/data").is_err() && read("./x").is_err());
-    }
-}

@@ -1,4 +1,4 @@
-//! `zmove receive`: the receiver of one push, started over ssh by [`crate::ssh`].
+//! `zmove receive`: the receiver of one push, started over ssh by `push` elsewhere.
 //!
 //! It reads its order from standard input, says on standard output where it listens, and lets one key in, which may do what
 //! this user may. **Invariant:** it ends when its transfer has, when standard input does, or when nobody comes.
@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tokio::sync::{Notify, oneshot};
+use zmove_engine::{ORDER_BYTES_MAX, Order, Ready};
 use zmove_receiver::{Daemon, DaemonEvent, EndingSessions, Guests, ReceiverConfig};
 use zmove_transport::{BindError, Fingerprint, Identity, Listener, SocketConfig};
 
 use crate::display::terminal;
 use crate::settings::{self, Role};
 use crate::signals::EndSignals;
-use crate::ssh::{ORDER_BYTES_MAX, Order, Ready};
 use crate::value::exit::Exit;
 
 /// Runs `zmove receive`.

@@ -3,19 +3,14 @@
 //! **Invariant:** a key is remembered only after its holder has signed a handshake with it, or before the connection that
 //! demands this signature.
 
-use std::io::{BufRead, IsTerminal, Write};
-use std::path::Path;
-
 use anyhow::{Context, Result};
 use serde_json::json;
-use zmove_transport::{
-    ChannelDialler, DialError, Fingerprint, FirstKey, HostAuthority, HostPolicy, Identity, KnownHosts, Reach,
-};
+use zmove_engine::{DIAL_TIMEOUT, Remote};
+use zmove_transport::{ChannelDialler, FirstKey, HostPolicy, Identity, KnownHosts, Reach};
 
 use crate::args::{TrustArgs, TrustCommand, TrustHostArgs, TrustListArgs};
-use crate::dial::{DIAL_TIMEOUT, DialOptions};
+use crate::display::prompt::ask;
 use crate::display::terminal;
-use crate::location::Remote;
 use crate::settings;
 use crate::value::exit::{Exit, Failure};
 
@@ -79,66 +74,12 @@ async fn learn(args: &TrustHostArgs, identity: &Identity, mut known_hosts: Known
     }
     if args.fingerprint.is_none() && !args.accept_new {
         let otherwise = "run again with --fingerprint and that line's key, or with --accept-new";
-        ask(host, key, otherwise).await?;
+        let host = host.clone();
+        // on a thread of its own, so that an interrupt is heard meanwhile
+        let asked = tokio::task::spawn_blocking(move || ask(&host, key, otherwise)).await;
+        asked.context("read the answer")??;
     }
     known_hosts.pin(&host.host, host.port, key)?;
     terminal::say(format_args!("pinned the key of {host}: {key}"));
     Ok(Exit::Done)
-}
-
-/// Which key a push takes from a host: the pinned one, that of a host for which the site's authority vouches, or else what
-/// the user says, as with ssh.
-pub(crate) async fn host_policy(
-    remote: &Remote,
-    identity: &Identity,
-    home: &Path,
-    options: &DialOptions,
-    first_key: &FirstKey,
-) -> Result<HostPolicy> {
-    let mut known_hosts = KnownHosts::open(home)?;
-    if let Some(key) = known_hosts.lookup(&remote.host, remote.port) {
-        return Ok(HostPolicy::Pinned(key));
-    }
-    let authority = HostAuthority::load(home, &remote.host)?;
-    let accept_new = || HostPolicy::AcceptNew(first_key.clone());
-    if options.accept_new && authority.is_none() {
-        return Ok(accept_new());
-    }
-    let policy = authority.map_or(HostPolicy::RefuseUnknown, HostPolicy::Vouched);
-    let reach = options.reach.clone();
-    let dialler = ChannelDialler::new(identity, &remote.host, remote.port, policy, reach).await?;
-    let fingerprint = match dialler.dial(DIAL_TIMEOUT).await {
-        Err(DialError::UnknownHost { .. }) if options.accept_new => return Ok(accept_new()),
-        Err(DialError::UnknownHost { fingerprint, .. }) if !options.strict => fingerprint,
-        Err(error) => return Err(error.into()),
-        Ok(vouched) => return Ok(HostPolicy::Pinned(vouched.peer())),
-    };
-    ask(remote, fingerprint, "run again with --accept-new").await?;
-    known_hosts.pin(&remote.host, remote.port, fingerprint)?;
-    Ok(HostPolicy::Pinned(fingerprint))
-}
-
-/// Returns when the user has said yes.
-async fn ask(remote: &Remote, fingerprint: Fingerprint, otherwise: &str) -> Result<()> {
-    if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
-        let text = format!(
-            "the key of {remote} is not known: {fingerprint}. If this is the line that 'zmove serve' prints there, \
-             {otherwise}"
-        );
-        return Err(Failure(Exit::Authentication, text).into());
-    }
-    eprint!(
-        "The receiver at {remote} is not known yet. Its key is\n  {fingerprint}\n\
-         which should be the line that 'zmove serve' prints there. Go on and remember it (yes/no)? "
-    );
-    std::io::stderr().flush()?;
-    // on a thread of its own, so that an interrupt is heard meanwhile
-    let read = tokio::task::spawn_blocking(|| {
-        let mut answer = String::new();
-        std::io::stdin().lock().read_line(&mut answer).map(|_| answer)
-    });
-    if read.await.context("read the answer")??.trim() != "yes" {
-        return Err(Failure(Exit::Authentication, "the host's key was not accepted".into()).into());
-    }
-    Ok(())
 }

@@ -12,16 +12,15 @@ use crate::ceiling::Moved;
 use crate::display::listing;
 use crate::display::terminal;
 use crate::display::trace::Trace;
-use crate::location::Remote;
-use crate::patience::Timeout;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
+use zmove_engine::{Listener, Notice};
 use zmove_types::{ByteCount, Change, Event, Observer};
 
 /// The display of one push.
 pub(crate) struct Display {
     watcher: Arc<Watcher>,
-    ticker: Option<JoinHandle<()>>,
+    ticker: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// Where events go.
@@ -98,12 +97,13 @@ impl Display {
             end: Condvar::new(),
             started: Instant::now(),
         });
-        Self { watcher, ticker: None }
+        Self { watcher, ticker: Mutex::new(None) }
     }
 
     /// Starts to show what the observer is told; again, it counts from the beginning.
-    pub(crate) fn start(&mut self) {
-        if self.ticker.is_some() {
+    pub(crate) fn start(&self) {
+        let mut ticker = self.ticker.lock().unwrap_or_else(PoisonError::into_inner);
+        if ticker.is_some() {
             return self.watcher.totals.reset();
         }
         if self.watcher.form == Form::Bar {
@@ -111,20 +111,8 @@ impl Display {
         }
         if self.watcher.form != Form::Failures {
             let watcher = Arc::clone(&self.watcher);
-            self.ticker = Some(std::thread::spawn(move || watcher.tick()));
+            *ticker = Some(std::thread::spawn(move || watcher.tick()));
         }
-    }
-
-    /// Says that the connection is gone and is being dialled again.
-    pub(crate) fn lost(&self, remote: &Remote, cause: &anyhow::Error, timeout: Timeout) {
-        let cause = terminal::Causes(cause);
-        let message = format!("connection to {remote} lost: {cause}; reconnecting for up to {timeout}");
-        self.watcher.lose(&message);
-    }
-
-    /// Says, once, that the receiver is busy and is waited for.
-    pub(crate) fn busy(&self, cause: &str) {
-        self.watcher.wait(cause);
     }
 
     /// What the push reports to.
@@ -138,14 +126,26 @@ impl Display {
     }
 
     /// Takes the bar away.
-    pub(crate) fn end(mut self) {
+    pub(crate) fn end(self) {
         *self.watcher.ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.watcher.end.notify_all();
-        if let Some(ticker) = self.ticker.take() {
+        let ticker = self.ticker.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if let Some(ticker) = ticker {
             // a display that failed is no failure of the transfer
             let _display_failed = ticker.join();
         }
         self.watcher.bar.finish_and_clear();
+    }
+}
+
+impl Listener for Display {
+    fn hear(&self, notice: &Notice<'_>) {
+        match notice {
+            Notice::SessionBegins => self.start(),
+            Notice::ConnectionLost { .. } => self.watcher.lose(&notice.to_string()),
+            Notice::ReceiverBusy { .. } => self.watcher.wait(&notice.to_string()),
+            notice => terminal::warn(notice),
+        }
     }
 }
 

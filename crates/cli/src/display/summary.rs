@@ -25,7 +25,8 @@ struct Carriage {
 pub(crate) fn print(
     summary: &Summary,
     args: &PushArgs,
-    (transport, shares): (Option<Transport>, &Shares),
+    transport: Option<Transport>,
+    shares: &Shares,
 ) -> Result<()> {
     let cipher = cipher_key(args.cipher);
     let carriage = transport.map(|transport| Carriage { cipher, transport });

@@ -5,6 +5,7 @@ use std::fmt::{self, Display, Write as _};
 use std::io::Write as _;
 use std::path::Path;
 
+use zmove_engine::{Listener, Notice};
 use zmove_types::is_unprintable;
 
 /// One line on standard error.
@@ -25,19 +26,24 @@ pub(crate) fn say(text: impl Display) {
     print(format_args!("{}\n", Printable(text)));
 }
 
-/// An error with its causes, each told once: some say their cause themselves.
+/// An error with its causes, each told once.
 pub(crate) struct Causes<'a>(pub(crate) &'a anyhow::Error);
 
 impl Display for Causes<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut told = String::new();
-        for cause in self.0.chain().map(ToString::to_string) {
-            if !told.ends_with(&cause) {
-                let separator = if told.is_empty() { "" } else { ": " };
-                told.extend([separator, &cause]);
-            }
+        zmove_engine::Causes(self.0.as_ref()).fmt(f)
+    }
+}
+
+/// All that the engine tells while there is no bar: lines on standard error.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Notices;
+
+impl Listener for Notices {
+    fn hear(&self, notice: &Notice<'_>) {
+        if !matches!(notice, Notice::SessionBegins) {
+            warn(notice);
         }
-        f.write_str(&told)
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::process::ExitCode;
 
+use zmove_engine::{
+    ConnectError, LocalError, LocationError, OverlapError, PushError, SourcesError, SshError,
+};
 use zmove_sender::SessionError;
 use zmove_transport::{ControlError, DialError, LaneError};
 use zmove_wire::RefusalCode;
-
-use crate::ssh::SshFailed;
 
 /// How a command went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,13 +44,60 @@ impl Exit {
         if let Some(exit) = error.downcast_ref::<Failure>() {
             return exit.0;
         }
-        if let Some(error) = error.downcast_ref::<DialError>() {
+        if error.is::<LocationError>() || error.is::<OverlapError>() {
+            return Self::Usage;
+        }
+        let known = [
+            error.downcast_ref().map(Self::of_sources),
+            error.downcast_ref().map(Self::of_dial),
+            error.downcast_ref().map(Self::of_session),
+            error.downcast_ref().map(Self::of_connect),
+            error.downcast_ref().map(Self::of_push),
+            error.downcast_ref().map(Self::of_local),
+        ];
+        known.into_iter().flatten().next().unwrap_or(Self::File)
+    }
+
+    fn of_sources(error: &SourcesError) -> Self {
+        match error {
+            SourcesError::Nothing => Self::Partial,
+            SourcesError::OnAnotherHost { .. } | SourcesError::SameName { .. } => Self::Usage,
+            _ => Self::File,
+        }
+    }
+
+    fn of_push(error: &PushError) -> Self {
+        match error {
+            PushError::Connect(error) => Self::of_connect(error),
+            PushError::Session(error) => Self::of_session(error),
+            PushError::GivenUp { .. } => Self::Broken,
+            PushError::StillBusy { .. } => Self::Connection,
+            _ => Self::File,
+        }
+    }
+
+    fn of_local(error: &LocalError) -> Self {
+        match error {
+            LocalError::Session(error) => Self::of_session(error),
+            _ => Self::File,
+        }
+    }
+
+    fn of_connect(error: &ConnectError) -> Self {
+        if let Some(error) = error.dial() {
             return Self::of_dial(error);
         }
-        if error.is::<SshFailed>() {
-            return Self::Connection;
+        match error {
+            ConnectError::Ssh(
+                SshError::Start { .. }
+                | SshError::NotReached { .. }
+                | SshError::NoProgram { .. }
+                | SshError::Early { .. }
+                | SshError::Nonsense { .. },
+            ) => Self::Connection,
+            ConnectError::Unconfirmed(_) => Self::Authentication,
+            _ => Self::File,
         }
-        error.downcast_ref::<SessionError>().map_or(Self::File, Self::of_session)
     }
 
     fn of_dial(error: &DialError) -> Self {

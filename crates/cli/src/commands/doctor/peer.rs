@@ -8,13 +8,13 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use zmove_engine::Remote;
 use zmove_transport::{
     Channel, ChannelDialler, DialError, Fingerprint, FirstKey, HostAuthority, HostPolicy, Identity,
     KnownHosts, PathProbe, Reach, TransportChoice,
 };
 
 use crate::commands::doctor::finding::Finding;
-use crate::location::Remote;
 
 mod admission;
 mod verdict;

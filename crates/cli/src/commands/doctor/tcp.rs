@@ -4,7 +4,7 @@
 
 use crate::commands::doctor::finding::{Finding, Level, Mend};
 use crate::commands::doctor::root::Root;
-use crate::settings::LOSS_TOLERANT;
+use zmove_engine::LOSS_TOLERANT;
 
 /// What is known of the kernel's TCP.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

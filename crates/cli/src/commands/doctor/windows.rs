@@ -11,7 +11,7 @@ use zmove_wire::limits::LANES_MAX;
 use crate::commands::doctor::Part;
 use crate::commands::doctor::finding::{Finding, Level, Mend};
 use crate::commands::doctor::root::Root;
-use crate::settings::{LANES_AT_ONCE, LOCAL_RTT, lanes_for_machine};
+use zmove_engine::{LANES_AT_ONCE, LOCAL_RTT, lanes_for_machine};
 
 /// What the kernel lets connections hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

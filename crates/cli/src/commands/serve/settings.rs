@@ -8,8 +8,8 @@ use zmove_transport::TransportChoice;
 
 use crate::args::{ConfineArg, LogFormat, ServeArgs, StorageArgs};
 use crate::commands::serve::config::Config;
-use crate::location::DEFAULT_PORT;
 use crate::value::age::Age;
+use zmove_engine::DEFAULT_PORT;
 
 /// The settings of one daemon.
 #[derive(Debug)]

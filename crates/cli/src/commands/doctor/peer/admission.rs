@@ -3,14 +3,13 @@
 use std::time::Duration;
 
 use anyhow::Context;
+use zmove_engine::fresh_transfer;
 use zmove_transport::{Channel, ControlError, ControlReader, ControlWriter, control_pair};
 use zmove_types::TransferId;
 use zmove_wire::{
     Greeting, Open, Overwrite, Purpose, Refusal, RefusalCode, Role, ToReceiver, ToSender, Version, Waiting,
     decode_message, encode_message,
 };
-
-use crate::dial::fresh_transfer;
 
 /// What a receiver has answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,7 +75,7 @@ async fn converse(
     mut writer: ControlWriter,
     version: Version,
 ) -> anyhow::Result<Admission> {
-    let transfer = fresh_transfer()?;
+    let transfer = fresh_transfer().context("draw a transfer id")?;
     let mut question = Greeting::new(Role::Control, transfer).encode().to_vec();
     question.extend(encode_message(&preview_of_nothing(transfer).into_message(version)));
     // a receiver that refuses need not have listened

@@ -1,6 +1,6 @@
-//! How long a push goes on without connections, and how it spends that time: pure, without a clock.
+//! Back-off: how long a push goes on without connections, and how it spends that time. Pure, without a clock.
 //!
-//! **Invariant:** no wait goes beyond the end of the patience, and there is an end unless something moves in between.
+//! **Invariant:** no wait goes beyond the end of the timeout, and there is an end unless something moves in between.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 
 /// How long a push goes on without connections; zero: not at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Timeout(pub(crate) Duration);
+pub struct Timeout(pub Duration);
 
 impl Timeout {
-    /// No patience at all.
-    pub(crate) const NONE: Self = Self(Duration::ZERO);
+    /// The push ends with its connections.
+    pub const NONE: Self = Self(Duration::ZERO);
 }
 
-/// What cannot be read as a time.
+/// A text that cannot be read as a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ParseTimeoutError(String);
+pub struct ParseTimeoutError(String);
 
 /// One outage after another, each from the loss of connections to the first sign that something moves again.
 #[derive(Debug)]
@@ -30,12 +30,12 @@ pub(crate) struct Outages {
 /// What to do about a loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// It has lasted too long.
+    /// The outage has lasted too long.
     GiveUp,
     /// Try again at this moment.
     Retry {
         at: Instant,
-        /// When the patience ends.
+        /// The end of the timeout.
         until: Instant,
         outage: Outage,
     },
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn no_patience_gives_up_at_once() {
+    fn no_timeout_gives_up_at_once() {
         assert_eq!(Outages::new(Timeout(Duration::ZERO)).lost(Instant::now(), 0), Next::GiveUp);
     }
 }

@@ -8,17 +8,16 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use zmove_disk::Mount;
 use zmove_scan::{FileSystems, ScanRoot};
 use zmove_sender::Guard;
 
-use crate::value::exit::usage_error;
+use crate::error::OverlapError;
 
 /// What a push is between.
 #[derive(Debug)]
-pub(crate) struct Overlap {
+pub struct Overlap {
     sources: Vec<ScanRoot>,
     target: PathBuf,
     file_systems: FileSystems,
@@ -44,12 +43,17 @@ struct Region {
 }
 
 impl Overlap {
-    pub(crate) const fn new(sources: Vec<ScanRoot>, target: PathBuf, file_systems: FileSystems) -> Self {
+    /// The sources of a push, its target, and the file systems that are walked.
+    #[must_use]
+    pub const fn new(sources: Vec<ScanRoot>, target: PathBuf, file_systems: FileSystems) -> Self {
         Self { sources, target, file_systems }
     }
 
     /// A tree copied into itself would never end.
-    pub(crate) fn refuse_target_inside(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// The target lies inside a source, or a part of a source is mounted inside the target.
+    pub fn refuse_target_inside(&self) -> Result<(), OverlapError> {
         let mounts = mounts();
         let Some(target) = existing_ancestor(&self.target).and_then(|path| Ground::of(&path, &mounts)) else {
             return Ok(());
@@ -59,15 +63,14 @@ impl Overlap {
             let inside = target.lies_in(&ground, self.file_systems)
                 || ground.regions.iter().any(|region| target.regions[0].position_in(region).is_some());
             if is_directory(source) && inside {
-                let text = format!("the target lies inside the source '{}'", source.source.display());
-                return Err(usage_error(text));
+                return Err(OverlapError::TargetInside { source_path: source.source.clone() });
             }
         }
         self.refuse_mounted_inside(&mounts)
     }
 
     /// What is mounted below the target may be part of a source that something else of it would be written into.
-    fn refuse_mounted_inside(&self, mounts: &[u8]) -> Result<()> {
+    fn refuse_mounted_inside(&self, mounts: &[u8]) -> Result<(), OverlapError> {
         let grounds = self.grounds(mounts);
         for (source, ground) in &grounds {
             let Some(place) = self.place_of(source, mounts) else { continue };
@@ -83,10 +86,7 @@ impl Overlap {
                 };
                 let reached = ground.path.join(&mounted.below).symlink_metadata().is_ok();
                 if let Some((own, _)) = grounds.iter().find(is_own).filter(|_| reached) {
-                    let (own, point) = (own.source.display(), point.display());
-                    return Err(usage_error(format!(
-                        "'{point}' is part of the source '{own}', mounted there"
-                    )));
+                    return Err(OverlapError::MountedInside { point, source_path: own.source.clone() });
                 }
             }
         }

@@ -8,24 +8,20 @@ use std::net::IpAddr;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
-use zmove_transport::{Fingerprint, Identity, TransportChoice};
+use zmove_transport::{Fingerprint, Identity};
 use zmove_wire::Cipher;
 
-use crate::args::{ListenArg, SshArgs};
-use crate::dial::DialOptions;
+use crate::error::SshError;
 use crate::location::{Login, Remote};
-use crate::value::exit::{Exit, Failure, usage_error};
+use crate::settings::{DialSettings, SshSettings};
 
 mod order;
-mod ports;
 
 #[cfg(feature = "fuzzing")]
 pub(crate) use order::fuzzing as order_fuzzing;
-pub(crate) use order::{ORDER_BYTES_MAX, Order, Ready};
-pub(crate) use ports::PortRange;
+pub use order::{Carriers, ORDER_BYTES_MAX, Order, Ready};
 
 /// A receiver that ssh has started; it ends with this.
 pub(crate) struct SshReceiver {
@@ -38,56 +34,53 @@ pub(crate) struct SshReceiver {
     pub(crate) session: SshSession,
 }
 
-/// A running ssh.
+/// A running ssh, with a receiver at its other end.
 #[derive(Debug)]
-pub(crate) struct SshSession {
+pub struct SshSession {
     child: Child,
     /// With it the receiver ends.
     input: ChildStdin,
 }
 
-/// ssh could not reach the host, or was not let in.
-#[derive(Debug, thiserror::Error)]
-#[error("ssh has not reached {host}: {status}")]
-pub(crate) struct SshFailed {
-    host: String,
-    status: ExitStatus,
-}
-
 /// Has ssh start a receiver. What ssh itself has to say or to ask goes to the terminal.
 ///
 /// # Errors
-/// ssh cannot be started or does not get there ([`SshFailed`]), or there is no such zmove.
-pub(crate) async fn start(remote: &Remote, login: &Login, options: &DialOptions) -> Result<SshReceiver> {
+/// ssh cannot be started or does not get there ([`SshError::NotReached`]), or there is no such zmove.
+pub(crate) async fn start(
+    remote: &Remote,
+    login: &Login,
+    settings: &DialSettings,
+) -> Result<SshReceiver, SshError> {
     let identity = Identity::for_once()?;
-    let words = words(&options.ssh)?;
-    let mut child = ssh(&words, remote, login)
-        .args(["-T", &remote_name(remote, login), &format!("{} receive", options.ssh.remote_zmove)])
+    let program = || settings.ssh.program.clone();
+    let mut child = ssh(&settings.ssh, remote, login)
+        .args(["-T", &remote_name(remote, login), &format!("{} receive", settings.ssh.remote_zmove)])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
-        .map_err(|error| Failure(Exit::Connection, format!("start '{}': {error}", words[0])))?;
+        .map_err(|source| SshError::Start { program: program(), source })?;
     let (Some(mut input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-        anyhow::bail!("start '{}': it has no pipes", words[0]);
+        return Err(SshError::NoPipes { program: program() });
     };
-    let order = order(&identity, options);
+    let order = order(&identity, settings);
     // one that ends before it has read that says why
     let _unheard = input.write_all(order.line()?.as_bytes()).await;
-    let (answer, name) = tokio::join!(answer(output), host_name(&words, remote, login));
+    let (answer, name) = tokio::join!(answer(output), host_name(&settings.ssh, remote, login));
     let Some(Ready { key, port, address, .. }) = answer? else {
         drop(input);
         // who goes on saying something else is not waited for
         let ended = tokio::time::timeout(END_TIMEOUT, child.wait()).await;
-        return Err(no_answer(remote, &options.ssh, ended.ok().transpose()?));
+        let ended = ended.ok().transpose().map_err(SshError::Wait)?;
+        return Err(no_answer(remote, &settings.ssh, ended));
     };
     let host = address_of(&name.unwrap_or_else(|| remote.host.clone()), address).await;
-    let key = key.parse().context("read the key of the receiver that ssh has started")?;
+    let key = key.parse().map_err(SshError::Key)?;
     Ok(SshReceiver { identity, key, host, port, session: SshSession { child, input } })
 }
 
 impl SshSession {
     /// Lets a receiver that has done its work, and ssh, come to their ends.
-    pub(crate) async fn end(self) {
+    pub async fn end(self) {
         let Self { mut child, input } = self;
         drop(input);
         // later it is killed
@@ -95,28 +88,16 @@ impl SshSession {
     }
 }
 
-fn order(identity: &Identity, options: &DialOptions) -> Order {
-    let carriers = match options.reach.transport {
-        TransportChoice::Auto => ListenArg::Both,
-        TransportChoice::Tcp => ListenArg::Tcp,
-        TransportChoice::Quic => ListenArg::Quic,
-    };
-    let (ports, allow_clear) = (options.ssh.ssh_ports, options.cipher == Cipher::None);
-    Order::new(identity.fingerprint(), carriers, ports, allow_clear)
-}
-
-fn words(args: &SshArgs) -> Result<Vec<String>> {
-    let words = shlex::split(&args.ssh_command).unwrap_or_default();
-    if words.is_empty() {
-        return Err(usage_error(format!("--ssh-command: '{}' is no command", args.ssh_command)));
-    }
-    Ok(words)
+fn order(identity: &Identity, settings: &DialSettings) -> Order {
+    let carriers = Carriers::of(settings.reach.transport);
+    let allow_clear = settings.cipher == Cipher::None;
+    Order::new(identity.fingerprint(), carriers, settings.ssh.ports, allow_clear)
 }
 
 /// The beginning of each command: ssh with the user's options and the port.
-fn ssh(words: &[String], remote: &Remote, login: &Login) -> Command {
-    let mut command = Command::new(&words[0]);
-    command.args(&words[1..]).kill_on_drop(true);
+fn ssh(settings: &SshSettings, remote: &Remote, login: &Login) -> Command {
+    let mut command = Command::new(&settings.program);
+    command.args(&settings.arguments).kill_on_drop(true);
     if let Some(port) = login.port {
         command.args(["-p", &port.to_string()]);
     }
@@ -129,9 +110,9 @@ fn remote_name(remote: &Remote, login: &Login) -> String {
 }
 
 /// The answer in what the remote shell says; `None` when it ends without one.
-async fn answer(output: ChildStdout) -> Result<Option<Ready>> {
+async fn answer(output: ChildStdout) -> Result<Option<Ready>, SshError> {
     let mut lines = BufReader::new(output).take(SHELL_BYTES_MAX).split(b'\n');
-    while let Some(line) = lines.next_segment().await.context("read what the receiver says over ssh")? {
+    while let Some(line) = lines.next_segment().await.map_err(SshError::Read)? {
         if let Some(ready) = Ready::read(&line)? {
             return Ok(Some(ready));
         }
@@ -139,25 +120,20 @@ async fn answer(output: ChildStdout) -> Result<Option<Ready>> {
     Ok(None)
 }
 
-fn no_answer(remote: &Remote, args: &SshArgs, ended: Option<ExitStatus>) -> anyhow::Error {
-    let zmove = &args.remote_zmove;
-    let Some(status) = ended else {
-        let text = format!("what {remote} says over ssh is not what '{zmove} receive' says");
-        return Failure(Exit::Connection, text).into();
-    };
-    let text = match status.code() {
-        Some(255) | None => return SshFailed { host: remote.to_string(), status }.into(),
-        Some(126 | 127) => format!(
-            "{remote} has no '{zmove}' that ssh could start: install it there, or say where it is with --remote-zmove"
-        ),
-        Some(_) => format!("'{zmove} receive' at {remote} ended before it was ready: {status}"),
-    };
-    Failure(Exit::Connection, text).into()
+fn no_answer(remote: &Remote, settings: &SshSettings, ended: Option<ExitStatus>) -> SshError {
+    let zmove = settings.remote_zmove.clone();
+    let remote = remote.to_string();
+    let Some(status) = ended else { return SshError::Nonsense { remote, zmove } };
+    match status.code() {
+        Some(255) | None => SshError::NotReached { remote, status },
+        Some(126 | 127) => SshError::NoProgram { remote, zmove },
+        Some(_) => SshError::Early { remote, zmove, status },
+    }
 }
 
 /// The name that ssh goes to, which its configuration may have changed.
-async fn host_name(words: &[String], remote: &Remote, login: &Login) -> Option<String> {
-    let mut asked = ssh(words, remote, login);
+async fn host_name(settings: &SshSettings, remote: &Remote, login: &Login) -> Option<String> {
+    let mut asked = ssh(settings, remote, login);
     asked.args(["-G", &remote_name(remote, login)]).stdin(Stdio::null()).stderr(Stdio::null());
     let told = tokio::time::timeout(NAME_TIMEOUT, asked.output()).await.ok()?.ok()?;
     let told = String::from_utf8(told.stdout).ok()?;

@@ -9,42 +9,55 @@ use std::fmt;
 use std::net::IpAddr;
 use std::os::unix::ffi::OsStrExt;
 
-use anyhow::{Result, bail};
 use zmove_types::Escaped;
+
+use crate::error::LocationError;
 
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 
 /// The port of a receiver that names none.
-pub(crate) const DEFAULT_PORT: u16 = 5870;
+pub const DEFAULT_PORT: u16 = 5870;
 
 /// A target.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Location {
-    /// On this host.
+pub enum Location {
+    /// A path on this host.
     Local(OsString),
-    /// At a receiver.
+    /// A path at a receiver.
     Remote(Remote),
 }
 
 /// A path at a receiver.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Remote {
-    pub(crate) host: String,
-    /// Of the daemon.
-    pub(crate) port: u16,
-    pub(crate) path: Vec<u8>,
-    /// How ssh logs in to start a receiver; without it a daemon is running.
-    pub(crate) login: Option<Login>,
+pub struct Remote {
+    /// The host's name or address.
+    pub host: String,
+    /// The port of the daemon.
+    pub port: u16,
+    /// The path there, as the user wrote it.
+    pub path: Vec<u8>,
+    /// The login by which ssh starts a receiver. None: a daemon is running.
+    pub login: Option<Login>,
 }
 
 /// What ssh has to know besides the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Login {
-    /// None: what ssh takes.
-    pub(crate) user: Option<String>,
-    /// None: what ssh takes.
-    pub(crate) port: Option<u16>,
+pub struct Login {
+    /// The user there. None: the one that ssh takes.
+    pub user: Option<String>,
+    /// The port of ssh there. None: the one that ssh takes.
+    pub port: Option<u16>,
+}
+
+/// What a receiver on another host is started by where no user is named.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Start {
+    /// A daemon that runs already.
+    #[default]
+    Daemon,
+    /// ssh, as where a user is named.
+    OverSsh,
 }
 
 impl fmt::Display for Remote {
@@ -63,31 +76,37 @@ impl fmt::Display for Remote {
 
 impl Remote {
     /// Reads a receiver without a path: `HOST`, `HOST:PORT`, `[IPv6]:PORT`, or an IPv6 address alone.
-    pub(crate) fn parse_endpoint(text: &str) -> Result<Self> {
+    ///
+    /// # Errors
+    /// The text is none of these.
+    pub fn parse_endpoint(text: &str) -> Result<Self, LocationError> {
         let (host, port) = match text.strip_prefix('[') {
             _ if text.parse::<IpAddr>().is_ok() => (text, ""),
             Some(bracketed) => match bracketed.split_once(']') {
                 Some(split) => split,
-                None => bail!("'{text}': the bracket of the IPv6 address is not closed"),
+                None => return Err(LocationError::BracketOpen(text.to_owned())),
             },
             None => text.split_at(text.find(':').unwrap_or(text.len())),
         };
         let port = match port.strip_prefix(':') {
             Some(digits) => parse_port(digits.as_bytes())?,
             None if port.is_empty() => DEFAULT_PORT,
-            None => bail!("'{text}' is no HOST:PORT"),
+            None => return Err(LocationError::NotHostPort(text.to_owned())),
         };
         Ok(Self { host: host_name(host.as_bytes())?, port, path: Vec::new(), login: None })
     }
 }
 
 impl Location {
-    /// Reads a target; `ssh` is to start the receiver on another host also where no user is named.
-    pub(crate) fn parse(text: &OsStr, ssh: bool) -> Result<Self> {
+    /// Reads a target.
+    ///
+    /// # Errors
+    /// The text makes no sense.
+    pub fn parse(text: &OsStr, start: Start) -> Result<Self, LocationError> {
         let bytes = text.as_bytes();
         if let Some(rest) = bytes.strip_prefix(b"zmove://") {
-            if ssh {
-                bail!("'zmove://…' is a daemon: for ssh write USER@HOST:PATH");
+            if start == Start::OverSsh {
+                return Err(LocationError::UrlOverSsh);
             }
             return parse_url(rest).map(Self::Remote);
         }
@@ -97,7 +116,7 @@ impl Location {
         let (user, host) = split_user(host)?;
         let host = host_name(host)?;
         let (port, path) = split_port(rest)?;
-        let login = (ssh || user.is_some()).then_some(Login { user, port });
+        let login = (start == Start::OverSsh || user.is_some()).then_some(Login { user, port });
         let port = port.filter(|_| login.is_none()).unwrap_or(DEFAULT_PORT);
         let path = if login.is_some() { from_home(path) } else { path };
         Ok(Self::Remote(Remote { host, port, path: path.to_vec(), login }))
@@ -117,14 +136,14 @@ fn is_word(text: &str) -> bool {
 }
 
 /// The host, perhaps with a user, before the first colon and what is behind it; `None` for a local path.
-fn split_host(bytes: &[u8]) -> Result<Option<(&[u8], &[u8])>> {
+fn split_host(bytes: &[u8]) -> Result<Option<(&[u8], &[u8])>, LocationError> {
     let slash = bytes.iter().position(|&byte| byte == b'/').unwrap_or(bytes.len());
     let colon = bytes[..slash].iter().position(|&byte| byte == b':');
     let bracket = bytes[..colon.unwrap_or(slash)].iter().position(|&byte| byte == b'[');
     let colon = match bracket.filter(|&at| at == 0 || bytes[at - 1] == b'@') {
         Some(start) => {
             let end = bytes[start..].windows(2).position(|pair| pair == b"]:");
-            let Some(end) = end else { bail!("'{}': write an IPv6 target as [ADDRESS]:PATH", show(bytes)) };
+            let Some(end) = end else { return Err(LocationError::BracketAlone(show(bytes))) };
             Some(start + end + 1)
         }
         None => colon,
@@ -133,18 +152,18 @@ fn split_host(bytes: &[u8]) -> Result<Option<(&[u8], &[u8])>> {
 }
 
 /// The user before the last `@`, as ssh reads it, and the host without brackets.
-fn split_user(bytes: &[u8]) -> Result<(Option<String>, &[u8])> {
+fn split_user(bytes: &[u8]) -> Result<(Option<String>, &[u8]), LocationError> {
     let bare =
         |host| <[u8]>::strip_prefix(host, b"[").and_then(|host| host.strip_suffix(b"]")).unwrap_or(host);
     let Some(at) = bytes.iter().rposition(|&byte| byte == b'@') else { return Ok((None, bare(bytes))) };
     match std::str::from_utf8(&bytes[..at]) {
         Ok(user) if is_word(user) => Ok((Some(user.to_owned()), bare(&bytes[at + 1..]))),
-        _ => bail!("'{}' is no user's name", show(&bytes[..at])),
+        _ => Err(LocationError::User(show(&bytes[..at]))),
     }
 }
 
 /// Digits before another colon are a port.
-fn split_port(rest: &[u8]) -> Result<(Option<u16>, &[u8])> {
+fn split_port(rest: &[u8]) -> Result<(Option<u16>, &[u8]), LocationError> {
     let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
     if digits == 0 || rest.get(digits) != Some(&b':') {
         return Ok((None, rest));
@@ -152,23 +171,23 @@ fn split_port(rest: &[u8]) -> Result<(Option<u16>, &[u8])> {
     Ok((Some(parse_port(&rest[..digits])?), &rest[digits + 1..]))
 }
 
-fn parse_port(digits: &[u8]) -> Result<u16> {
+fn parse_port(digits: &[u8]) -> Result<u16, LocationError> {
     match std::str::from_utf8(digits).ok().and_then(|text| text.parse().ok()) {
         Some(port) if port > 0 => Ok(port),
-        _ => bail!("'{}' is no port: it must be 1 to 65535", show(digits)),
+        _ => Err(LocationError::Port(show(digits))),
     }
 }
 
-fn parse_url(rest: &[u8]) -> Result<Remote> {
+fn parse_url(rest: &[u8]) -> Result<Remote, LocationError> {
     let slash = rest.iter().position(|&byte| byte == b'/');
     let Some(slash) = slash else {
-        bail!("'zmove://{}' has no path: write zmove://HOST:PORT/PATH", show(rest))
+        return Err(LocationError::UrlWithoutPath(show(rest)));
     };
     let (authority, path) = rest.split_at(slash);
     let (host, port) = match authority.strip_prefix(b"[") {
         Some(bracketed) => match bracketed.iter().position(|&byte| byte == b']') {
             Some(end) => (&bracketed[..end], &bracketed[end + 1..]),
-            None => bail!("'{}': the bracket of the IPv6 address is not closed", show(authority)),
+            None => return Err(LocationError::BracketOpen(show(authority))),
         },
         None => {
             let colon = authority.iter().position(|&byte| byte == b':').unwrap_or(authority.len());
@@ -178,19 +197,19 @@ fn parse_url(rest: &[u8]) -> Result<Remote> {
     let port = match port {
         b"" => DEFAULT_PORT,
         [b':', digits @ ..] => parse_port(digits)?,
-        _ => bail!("'{}' is no HOST:PORT", show(authority)),
+        _ => return Err(LocationError::NotHostPort(show(authority))),
     };
     Ok(Remote { host: host_name(host)?, port, path: path.to_vec(), login: None })
 }
 
-fn host_name(bytes: &[u8]) -> Result<String> {
+fn host_name(bytes: &[u8]) -> Result<String, LocationError> {
     if bytes.contains(&b'@') {
-        bail!("'{}': a daemon knows users by their keys; write the host without 'USER@'", show(bytes));
+        return Err(LocationError::UserAtDaemon(show(bytes)));
     }
     match std::str::from_utf8(bytes) {
         // with a bracket or a slash, what is shown of it would mean something else when typed
         Ok(name) if is_word(name) && !name.contains(['[', ']', '/']) => Ok(name.to_owned()),
-        _ => bail!("'{}' is no host name", show(bytes)),
+        _ => Err(LocationError::Host(show(bytes))),
     }
 }
 
@@ -203,7 +222,7 @@ mod tests {
     use super::*;
 
     fn remote(text: &str) -> (String, u16, String) {
-        match Location::parse(OsStr::new(text), false).unwrap() {
+        match Location::parse(OsStr::new(text), Start::Daemon).unwrap() {
             Location::Remote(Remote { host, port, path, login: None }) => {
                 (host, port, String::from_utf8(path).unwrap())
             }
@@ -211,8 +230,8 @@ mod tests {
         }
     }
 
-    fn login(text: &str, ssh: bool) -> (String, String, Option<u16>) {
-        match Location::parse(OsStr::new(text), ssh).unwrap() {
+    fn login(text: &str, start: Start) -> (String, String, Option<u16>) {
+        match Location::parse(OsStr::new(text), start).unwrap() {
             Location::Remote(remote) => {
                 let port = remote.login.as_ref().unwrap().port;
                 (remote.to_string(), String::from_utf8(remote.path).unwrap(), port)
@@ -243,16 +262,16 @@ mod tests {
     #[test]
     fn a_user_means_ssh() {
         let expect = |host: &str, path: &str, port| (host.to_owned(), path.to_owned(), port);
-        assert_eq!(login("alice@dtn:/d", false), expect("alice@dtn", "/d", None));
+        assert_eq!(login("alice@dtn:/d", Start::Daemon), expect("alice@dtn", "/d", None));
         assert_eq!(
-            login("alice@site.org@dtn:22022:d", false),
+            login("alice@site.org@dtn:22022:d", Start::Daemon),
             expect("alice@site.org@dtn", "d", Some(22022))
         );
-        assert_eq!(login("alice@[fd00::1]:/d", false), expect("alice@fd00::1", "/d", None));
-        assert_eq!(login("alice@dtn:~/d", false), expect("alice@dtn", "d", None));
-        assert_eq!(login("alice@dtn:~", false), expect("alice@dtn", "", None));
-        assert_eq!(login("dtn:/d", true), expect("dtn", "/d", None));
-        assert_eq!(login("dtn:5870:/d", true), expect("dtn", "/d", Some(5870)));
+        assert_eq!(login("alice@[fd00::1]:/d", Start::Daemon), expect("alice@fd00::1", "/d", None));
+        assert_eq!(login("alice@dtn:~/d", Start::Daemon), expect("alice@dtn", "d", None));
+        assert_eq!(login("alice@dtn:~", Start::Daemon), expect("alice@dtn", "", None));
+        assert_eq!(login("dtn:/d", Start::OverSsh), expect("dtn", "/d", None));
+        assert_eq!(login("dtn:5870:/d", Start::OverSsh), expect("dtn", "/d", Some(5870)));
     }
 
     #[test]
@@ -275,7 +294,7 @@ mod tests {
     #[test]
     fn local_forms() {
         for text in ["/a:b", "./a:b", "dir", "dir/", ":x"] {
-            let location = Location::parse(OsStr::new(text), false).unwrap();
+            let location = Location::parse(OsStr::new(text), Start::Daemon).unwrap();
             assert_eq!(location, Location::Local(text.into()), "{text}");
         }
     }
@@ -285,13 +304,13 @@ mod tests {
         let users =
             ["@dtn:/d", "-oProxyCommand=x@dtn:/d", "a b@dtn:/d", "-oProxyCommand=x:/d", "zmove://a@dtn/d"];
         for text in users {
-            assert!(Location::parse(OsStr::new(text), false).is_err(), "{text}");
+            assert!(Location::parse(OsStr::new(text), Start::Daemon).is_err(), "{text}");
         }
-        assert!(Location::parse(OsStr::new("zmove://dtn/d"), true).is_err());
+        assert!(Location::parse(OsStr::new("zmove://dtn/d"), Start::OverSsh).is_err());
         let hosts = ["[[fd00::1]:eth0]:/d", "[a/b]:/d", "zmove://a]:7/d"];
         let others = ["dtn:0:/d", "dtn:70000:/d", "[::1", "zmove://dtn", "zmove://dtn:x/d"];
         for text in hosts.into_iter().chain(others) {
-            assert!(Location::parse(OsStr::new(text), false).is_err(), "{text}");
+            assert!(Location::parse(OsStr::new(text), Start::Daemon).is_err(), "{text}");
         }
     }
 }

@@ -8,14 +8,15 @@ use serde::{Deserialize, Serialize};
 /// From one port to another, both included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "(u16, u16)", into = "(u16, u16)")]
-pub(crate) struct PortRange {
+pub struct PortRange {
     first: u16,
     last: u16,
 }
 
 impl PortRange {
     /// Its ports, one after the other.
-    pub(crate) fn ports(self) -> RangeInclusive<u16> {
+    #[must_use]
+    pub fn ports(self) -> RangeInclusive<u16> {
         self.first..=self.last
     }
 }

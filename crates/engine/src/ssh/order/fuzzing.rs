@@ -1,6 +1,7 @@
 //! What is said over ssh's pipes, for `crates/fuzz`.
 
-use super::{Order, PortRange, Ready};
+use super::{Order, Ready};
+use crate::settings::PortRange;
 
 /// A line to either side, and a range of ports: what is understood is said again in the same words.
 ///

@@ -11,70 +11,74 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use zmove_types::Escaped;
-
-use crate::display::terminal;
 use crate::location::Remote;
+use crate::notice::{Listener, Notice};
 
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 
 /// What is known of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Known {
-    /// How many lanes were right.
-    pub(crate) lanes: u16,
-    /// Whether a congestion control that takes no notice of loss was.
-    pub(crate) loss_tolerant: bool,
+pub struct Known {
+    /// The number of lanes that was right.
+    pub lanes: u16,
+    /// Whether a congestion control that takes no notice of loss was right.
+    pub loss_tolerant: bool,
     /// The round trip then; a very different one is another path.
-    pub(crate) round_trip: Duration,
-    /// The rate then, for people.
-    pub(crate) bytes_per_second: u64,
-    /// When, in days since 1970.
+    pub round_trip: Duration,
+    /// The rate of that push.
+    pub bytes_per_second: u64,
+    /// The day of that push, from 1970 on.
     day: u64,
 }
 
-/// The file.
-pub(crate) struct Paths {
+/// The file, and the path in it that is meant.
+#[derive(Debug)]
+pub struct PathMemory {
     file: PathBuf,
     endpoint: String,
 }
 
 impl Known {
-    pub(crate) fn new(lanes: u16, loss_tolerant: bool, round_trip: Duration, bytes_per_second: u64) -> Self {
+    /// Something that is known from today on.
+    #[must_use]
+    pub fn new(lanes: u16, loss_tolerant: bool, round_trip: Duration, bytes_per_second: u64) -> Self {
         Self { lanes, loss_tolerant, round_trip, bytes_per_second, day: today() }
     }
 
     /// Whether a path with this round trip can be the same one.
-    pub(crate) fn suits(&self, round_trip: Duration) -> bool {
+    #[must_use]
+    pub fn suits(&self, round_trip: Duration) -> bool {
         let near = |one: Duration, other: Duration| one <= other * 2 + ROUND_TRIP_NOISE;
         near(round_trip, self.round_trip) && near(self.round_trip, round_trip)
     }
 }
 
-impl Paths {
+impl PathMemory {
     /// What is known of the path to `remote`, in this home.
-    pub(crate) fn of(home: &Path, remote: &Remote) -> Self {
+    #[must_use]
+    pub fn of(home: &Path, remote: &Remote) -> Self {
         let host = remote.host.to_ascii_lowercase();
         Self { file: home.join(FILE), endpoint: format!("{host}:{}", remote.port) }
     }
 
     /// What the last push has learnt, unless that is long ago.
-    pub(crate) fn recall(&self) -> Option<Known> {
-        let lines = self.read().unwrap_or_else(|error| {
-            terminal::warn(format_args!("'{}' is not used: {error}", Escaped::path(&self.file)));
+    pub fn recall(&self, listener: &dyn Listener) -> Option<Known> {
+        let lines = self.read().unwrap_or_else(|source| {
+            listener.hear(&Notice::PathsUnread { file: &self.file, source });
             Vec::new()
         });
         self.find(&lines)
     }
 
     /// The rate that was last seen, if any was, without a word about a file that cannot be read.
-    pub(crate) fn last_rate(&self) -> Option<u64> {
+    #[must_use]
+    pub fn last_rate(&self) -> Option<u64> {
         Some(self.find(&self.read().ok()?)?.bytes_per_second)
     }
 
     /// Keeps what this push has learnt.
-    pub(crate) fn keep(&self, known: Known) {
+    pub fn keep(&self, known: Known, listener: &dyn Listener) {
         // what is of no use has been told when it was read first
         let lines = self.read().unwrap_or_default();
         let day = match self.find(&lines) {
@@ -83,8 +87,8 @@ impl Paths {
             _ => known.day,
         };
         let text = with(&lines, &self.endpoint, Known { day, ..known });
-        if let Err(error) = zmove_disk::replace_file(&self.file, &text) {
-            terminal::warn(format_args!("write '{}': {error}", Escaped::path(&self.file)));
+        if let Err(source) = zmove_disk::replace_file(&self.file, &text) {
+            listener.hear(&Notice::PathsUnwritten { file: &self.file, source });
         }
     }
 
@@ -178,7 +182,7 @@ const HEADER: &str = "# zmove paths 1";
 const TOLERANT: &str = "loss-tolerant";
 const USUAL: &str = "usual";
 const LANES_MAX: u16 = zmove_wire::limits::LANES_MAX;
-/// Paths that are kept; the file is then some 30 KiB.
+/// PathMemory that are kept; the file is then some 30 KiB.
 const PATHS_MAX: usize = 256;
 const BYTES_MAX: usize = 1 << 20;
 /// A path changes over the months.
@@ -191,24 +195,25 @@ const ROUND_TRIP_NOISE: Duration = Duration::from_millis(1);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::notice::NoListener;
 
     fn known(lanes: u16) -> Known {
         Known::new(lanes, lanes > 9, Duration::from_micros(90_123), 118_000_000)
     }
 
-    fn paths(home: &Path, host: &str) -> Paths {
-        Paths::of(home, &Remote { host: host.into(), port: 5870, path: Vec::new(), login: None })
+    fn paths(home: &Path, host: &str) -> PathMemory {
+        PathMemory::of(home, &Remote { host: host.into(), port: 5870, path: Vec::new(), login: None })
     }
 
     #[test]
     fn what_is_kept_is_recalled() {
         let home = tempfile::tempdir().unwrap();
         let (one, other) = (paths(home.path(), "One"), paths(home.path(), "fd99::2"));
-        assert_eq!(one.recall(), None);
-        one.keep(known(8));
-        other.keep(known(32));
-        one.keep(known(16));
-        assert_eq!((one.recall(), other.recall()), (Some(known(16)), Some(known(32))));
+        assert_eq!(one.recall(&NoListener), None);
+        one.keep(known(8), &NoListener);
+        other.keep(known(32), &NoListener);
+        one.keep(known(16), &NoListener);
+        assert_eq!((one.recall(&NoListener), other.recall(&NoListener)), (Some(known(16)), Some(known(32))));
         let text = fs::read_to_string(home.path().join("paths")).unwrap();
         assert!(
             text.starts_with("# zmove paths 1\nfd99::2:5870 lanes=32 congestion=loss-tolerant rtt_us=90123 "),
@@ -231,12 +236,12 @@ mod tests {
             format!("{HEADER}\n{}\n", line.replace("lanes=8", "lanes=65")),
         ] {
             fs::write(&file, &text).unwrap();
-            assert_eq!(paths(home.path(), "one").recall(), None, "{text}");
+            assert_eq!(paths(home.path(), "one").recall(&NoListener), None, "{text}");
         }
         fs::write(&file, [0xff, 0xfe]).unwrap();
-        assert_eq!(paths(home.path(), "one").recall(), None);
-        paths(home.path(), "one").keep(known(8));
-        assert_eq!(paths(home.path(), "one").recall(), Some(known(8)));
+        assert_eq!(paths(home.path(), "one").recall(&NoListener), None);
+        paths(home.path(), "one").keep(known(8), &NoListener);
+        assert_eq!(paths(home.path(), "one").recall(&NoListener), Some(known(8)));
     }
 
     #[test]
@@ -246,8 +251,8 @@ mod tests {
         assert_eq!(text.lines().count(), PATHS_MAX + 1);
         assert!(!text.contains("host0:1 ") && text.ends_with(&format!("new:1 {}\n", known(9))));
         let home = tempfile::tempdir().unwrap();
-        paths(home.path(), "old").keep(Known { day: today() - DAYS_MAX - 1, ..known(8) });
-        assert_eq!(paths(home.path(), "old").recall(), None);
+        paths(home.path(), "old").keep(Known { day: today() - DAYS_MAX - 1, ..known(8) }, &NoListener);
+        assert_eq!(paths(home.path(), "old").recall(&NoListener), None);
     }
 
     #[test]
@@ -255,15 +260,15 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let path = paths(home.path(), "one");
         let tolerant = |age| Known { day: today() - age, ..known(32) };
-        path.keep(tolerant(LOSS_TOLERANT_DAYS_MAX));
-        path.keep(tolerant(0));
-        assert_eq!(path.recall(), Some(tolerant(LOSS_TOLERANT_DAYS_MAX)), "it has only been used");
-        path.keep(Known { loss_tolerant: false, ..tolerant(0) });
-        path.keep(tolerant(LOSS_TOLERANT_DAYS_MAX + 1));
+        path.keep(tolerant(LOSS_TOLERANT_DAYS_MAX), &NoListener);
+        path.keep(tolerant(0), &NoListener);
+        assert_eq!(path.recall(&NoListener), Some(tolerant(LOSS_TOLERANT_DAYS_MAX)), "it has only been used");
+        path.keep(Known { loss_tolerant: false, ..tolerant(0) }, &NoListener);
+        path.keep(tolerant(LOSS_TOLERANT_DAYS_MAX + 1), &NoListener);
         let usual = Known { loss_tolerant: false, ..tolerant(LOSS_TOLERANT_DAYS_MAX + 1) };
-        assert_eq!(path.recall(), Some(usual));
-        path.keep(tolerant(0));
-        assert_eq!(path.recall(), Some(tolerant(0)));
+        assert_eq!(path.recall(&NoListener), Some(usual));
+        path.keep(tolerant(0), &NoListener);
+        assert_eq!(path.recall(&NoListener), Some(tolerant(0)));
     }
 
     #[test]
