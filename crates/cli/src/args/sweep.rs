@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use zmove_types::{ByteCount, RateLimit, parse_size};
 
-use super::StorageArgs;
+use super::storage::StorageArgs;
 use crate::value::age::Age;
 
 #[derive(Debug, clap::Args)]

@@ -5,12 +5,14 @@
 
 mod finding;
 mod link;
+mod part;
 mod peer;
 mod report;
 mod root;
 mod storage;
 mod system;
 mod tcp;
+mod verdict;
 mod windows;
 
 use anyhow::{Context, Result};
@@ -24,6 +26,7 @@ use crate::value::exit::Exit;
 
 use finding::{Finding, Level};
 use link::Link;
+use part::Part;
 use peer::Peer;
 use report::{Colour, Report};
 use root::Root;
@@ -31,15 +34,6 @@ use storage::Storage;
 use system::System;
 use tcp::Tcp;
 use windows::{Buffers, Paths, RoundTrips};
-
-/// Which part this host has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
-    /// It may send and receive.
-    Either,
-    /// It sends to the receiver that was named.
-    Sender,
-}
 
 /// Runs `zmove doctor`.
 pub(crate) fn run(args: &DoctorArgs) -> Result<Exit> {
@@ -81,7 +75,7 @@ fn examine(root: &Root, args: &DoctorArgs, peer: Option<&Peer>) -> Report {
     report.add("this host", host);
     report.add(format!("its network, for {rate}"), network);
     if let Some(peer) = peer {
-        report.add(format!("the receiver at {}", peer.endpoint), peer.judge(link.mtu));
+        report.add(format!("the receiver at {}", peer.endpoint), verdict::judge(peer, link.mtu));
     }
     report
 }

@@ -5,6 +5,7 @@
 
 mod advice;
 mod figures;
+mod findings;
 mod json;
 mod prediction;
 mod storage;
@@ -36,21 +37,9 @@ use crate::settings::{self, ProbeSettings, Role};
 use crate::signals::EndSignals;
 use crate::value::exit::{Exit, Failure};
 
+use findings::Findings;
 use prediction::{Prediction, Way, predict};
 use storage::Storage;
-
-/// All that was found.
-struct Findings {
-    host: String,
-    transport: Transport,
-    report: ProbeReport,
-    source: Option<Storage>,
-    target: Option<Storage>,
-    /// As it was typed.
-    tree: Option<String>,
-    prediction: Option<Prediction>,
-    advice: Vec<String>,
-}
 
 /// Runs `zmove probe`.
 pub(crate) fn run(args: &ProbeArgs, started: Instant) -> Result<Exit> {

@@ -14,10 +14,7 @@ use zmove_transport::{
     KnownHosts, PathProbe, Reach, TransportChoice,
 };
 
-use crate::commands::doctor::finding::Finding;
-
-mod admission;
-mod verdict;
+pub(super) mod admission;
 
 use admission::Admission;
 pub(crate) use admission::our_versions;
@@ -27,27 +24,27 @@ pub(crate) use admission::our_versions;
 pub(crate) struct Peer {
     /// As the user would write it.
     pub(crate) endpoint: String,
-    port: u16,
+    pub(super) port: u16,
     /// This side's key, for which a receiver has to make room.
-    key: Fingerprint,
-    name: Result<Name, String>,
+    pub(super) key: Fingerprint,
+    pub(super) name: Result<Name, String>,
     /// `None` without an address.
-    tcp: Option<Way>,
-    quic: Option<Way>,
+    pub(super) tcp: Option<Way>,
+    pub(super) quic: Option<Way>,
     /// `None` where no way leads there.
-    admission: Option<Admission>,
+    pub(super) admission: Option<Admission>,
 }
 
 /// A name that was looked up.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Name {
-    addresses: Vec<IpAddr>,
-    taken: Duration,
+pub(super) struct Name {
+    pub(super) addresses: Vec<IpAddr>,
+    pub(super) taken: Duration,
 }
 
 /// How one transport fared.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Way {
+pub(super) enum Way {
     Reached(Reached),
     /// Something answers with another key than the pinned one.
     OtherKey(String),
@@ -59,19 +56,19 @@ enum Way {
 
 /// A connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Reached {
-    address: SocketAddr,
-    round_trip: Duration,
+pub(super) struct Reached {
+    pub(super) address: SocketAddr,
+    pub(super) round_trip: Duration,
     /// Until both ends had proved their keys.
-    taken: Duration,
-    host_key: HostKey,
-    mtu: Option<u32>,
-    congestion: Option<String>,
+    pub(super) taken: Duration,
+    pub(super) host_key: HostKey,
+    pub(super) mtu: Option<u32>,
+    pub(super) congestion: Option<String>,
 }
 
 /// What is thought of the receiver's key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum HostKey {
+pub(super) enum HostKey {
     Pinned(Fingerprint),
     /// The site's authority has issued a certificate for it.
     Vouched(Fingerprint),
@@ -122,13 +119,8 @@ impl Peer {
         self.reached().map(|reached| reached.round_trip)
     }
 
-    /// `link_mtu` is that of the outgoing link.
-    pub(crate) fn judge(&self, link_mtu: Option<u32>) -> Vec<Finding> {
-        verdict::judge(self, link_mtu)
-    }
-
     /// The connection that a push would take.
-    fn reached(&self) -> Option<&Reached> {
+    pub(super) fn reached(&self) -> Option<&Reached> {
         [&self.tcp, &self.quic].into_iter().find_map(|way| match way {
             Some(Way::Reached(reached)) => Some(reached),
             _ => None,

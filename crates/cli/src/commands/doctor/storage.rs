@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use zmove_disk::Mount;
 use zmove_types::ByteCount;
 
-use crate::commands::doctor::Part;
 use crate::commands::doctor::finding::{Finding, Level, Mend};
+use crate::commands::doctor::part::Part;
 use crate::commands::doctor::root::Root;
 use crate::display::terminal::quoted;
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use zmove_receiver::journal::{Listed, Unfinished, UnfinishedFile, list};
 use zmove_types::ByteCount;
 
-use super::{age, age_of_seconds, name};
+use super::shown::{age, age_of_seconds, name};
 use crate::args::JournalListArgs;
 use crate::display::terminal;
 use crate::value::exit::Exit;

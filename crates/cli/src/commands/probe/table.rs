@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use zmove_sender::{ProbeReport, Round};
 use zmove_types::{ByteCount, ByteRate};
 
-use crate::commands::probe::Findings;
 use crate::commands::probe::figures::{best, cpu_per_gib, milliseconds, rate, seconds};
+use crate::commands::probe::findings::Findings;
 use crate::commands::probe::prediction::{ClassTime, Prediction};
 use crate::display::terminal::Printable;
 

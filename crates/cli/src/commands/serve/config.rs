@@ -100,7 +100,7 @@ impl Config {
     }
 
     fn parse(path: &Path, text: &str) -> Result<Self, Vec<ConfigFault>> {
-        toml::from_str(text).map_err(|first| fault::all(path, text, first))
+        toml::from_str(text).map_err(|first| fault::all::<Self>(path, text, first))
     }
 
     /// The limits, those that are not there by default.

@@ -18,10 +18,9 @@ use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
+use tokio::net::TcpListener;
 use zmove_receiver::{DaemonEvent, Meters};
 use zmove_types::StageTimes;
-
-pub(crate) use http::serve;
 
 /// One label.
 type Label = [(&'static str, &'static str); 1];
@@ -67,6 +66,11 @@ impl Counts {
     fn error(&self, kind: &'static str) {
         self.errors.get_or_create(&[("kind", kind)]).inc();
     }
+}
+
+/// Shows the page for ever.
+pub(crate) async fn serve(listener: TcpListener, page: Page) {
+    http::serve(listener, Arc::new(move || page.text())).await;
 }
 
 /// All that is shown.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use super::Config;
+use serde::de::DeserializeOwned;
 
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,15 +38,17 @@ impl ConfigFault {
     }
 }
 
-/// All faults of a file whose first is `error`: the line of each is put aside, and the rest is read again.
-pub(super) fn all(path: &Path, text: &str, error: toml::de::Error) -> Vec<ConfigFault> {
-    let mut faults = one_by_one(path, text, error);
+/// All faults of a file that is read as a `T`, whose first is `error`: the line of each is put aside, and the rest is read again.
+pub(super) fn all<T: DeserializeOwned>(path: &Path, text: &str, error: toml::de::Error) -> Vec<ConfigFault> {
+    let mut faults = one_by_one::<T>(path, text, error);
     faults.sort_by_key(|fault| fault.at.as_ref().map(|at| at.line));
     faults
 }
 
-fn one_by_one(path: &Path, text: &str, error: toml::de::Error) -> Vec<ConfigFault> {
-    let (mut rest, mut error, mut faults) = (text.to_owned(), error, Vec::new());
+fn one_by_one<T: DeserializeOwned>(path: &Path, text: &str, error: toml::de::Error) -> Vec<ConfigFault> {
+    let mut rest = text.to_owned();
+    let mut error = error;
+    let mut faults = Vec::new();
     loop {
         faults.push(ConfigFault::new(path, &rest, &error));
         let Some(span) = error.span().filter(|_| is_toml(&rest)) else { return faults };
@@ -56,7 +58,7 @@ fn one_by_one(path: &Path, text: &str, error: toml::de::Error) -> Vec<ConfigFaul
         }
         let blank = " ".repeat(line.len());
         rest.replace_range(line, &blank);
-        match toml::from_str::<Config>(&rest) {
+        match toml::from_str::<T>(&rest) {
             Ok(_) => return faults,
             Err(next) => error = next,
         }

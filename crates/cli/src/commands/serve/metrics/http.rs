@@ -1,6 +1,7 @@
 //! The page over plain HTTP, for the few programs of this host that ask.
 
 use std::convert::Infallible;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +15,8 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-use super::Page;
+/// What makes the text of the page.
+type Page = dyn Fn() -> Result<String, fmt::Error> + Send + Sync;
 
 /// Those that ask at once; more wait.
 const CONNECTIONS_MAX: usize = 8;
@@ -24,8 +26,8 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Answers for ever.
-pub(crate) async fn serve(listener: TcpListener, page: Page) {
-    let (page, room) = (Arc::new(page), Arc::new(Semaphore::new(CONNECTIONS_MAX)));
+pub(super) async fn serve(listener: TcpListener, page: Arc<Page>) {
+    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         let place = Arc::clone(&room).acquire_owned().await.expect("the semaphore is never closed");
         let Ok((socket, _)) = listener.accept().await else {
@@ -56,7 +58,7 @@ async fn answer(request: Request<Incoming>, page: Arc<Page>) -> Response<Full<By
     match (request.uri().path(), reading) {
         ("/healthz", true) => plain(StatusCode::OK, "text/plain; charset=utf-8", "ok\n".to_owned()),
         // it looks at every journal, which may be many, on storage that may be slow
-        ("/metrics", true) => match tokio::task::spawn_blocking(move || page.text()).await {
+        ("/metrics", true) => match tokio::task::spawn_blocking(move || page()).await {
             Ok(Ok(text)) => plain(StatusCode::OK, OPEN_METRICS, text),
             Ok(Err(_)) | Err(_) => plain(StatusCode::INTERNAL_SERVER_ERROR, "text/plain", String::new()),
         },

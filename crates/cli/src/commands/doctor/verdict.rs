@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use zmove_wire::{Refusal, RefusalCode};
 
-use super::admission::{Admission, Welcome};
-use super::{HostKey, Name, Peer, Reached, Way};
+use super::peer::admission::{Admission, Welcome};
+use super::peer::{HostKey, Name, Peer, Reached, Way};
 use crate::commands::doctor::finding::{Finding, Level, Mend};
 use crate::commands::doctor::windows::Millis;
 
