@@ -1,7 +1,7 @@
 //! Why something did not come about: one enum for each public operation.
 //!
-//! Messages are fragments for the user. **Invariant:** an error that holds others tells them by its chain of sources, but for
-//! [`PushError::GivenUp`] and [`PushError::StillBusy`], whose messages hold all of it.
+//! Messages are fragments for the user. **Invariant:** an error that holds others tells them by its chain of sources,
+//! but for [`PushError::GivenUp`] and [`PushError::StillBusy`], whose messages hold all of it.
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -230,13 +230,14 @@ pub enum ConnectError {
     Unconfirmed(BoxError),
     /// ssh has started a receiver, to which no connection came about.
     #[error(
-        "reach the receiver that ssh has started on {host} (a firewall may need a range of ports, which --ssh-ports names)"
+        "reach the receiver that ssh has started on {host} \
+         (a firewall may need a range of ports, which --ssh-ports names)"
     )]
     BehindSsh {
         /// Where the receiver listens.
         host: String,
         /// Why there is no connection.
-        source: Box<ConnectError>,
+        source: Box<Self>,
     },
     /// No number for the transfer could be drawn.
     #[error("draw a transfer id")]
@@ -270,7 +271,7 @@ pub enum PushError {
         /// How long it was waited for.
         timeout: Timeout,
         /// The last error.
-        cause: Box<PushError>,
+        cause: Box<Self>,
     },
     /// The receiver has had no room in time.
     #[error("{}; the receiver was busy for {timeout}", Causes(cause.as_ref()))]
@@ -278,7 +279,7 @@ pub enum PushError {
         /// How long it was waited for.
         timeout: Timeout,
         /// The last error.
-        cause: Box<PushError>,
+        cause: Box<Self>,
     },
 }
 

@@ -38,8 +38,8 @@
 //! ```
 //!
 //! A push to another host differs in its last step: [`RemotePush::push`] takes the [`Remote`] that [`Location::parse`]
-//! reads, and [`DialSettings`]. **Invariant:** no setting is taken from the environment, and no place of a key is guessed:
-//! whoever pushes says where its home is.
+//! reads, and [`DialSettings`]. **Invariant:** no setting is taken from the environment, and no place of a key is
+//! guessed: whoever pushes says where its home is.
 
 mod backoff;
 mod dial;

@@ -1,8 +1,8 @@
-//! Where a target is: `HOST:PATH`, `HOST:PORT:PATH`, `zmove://HOST:PORT/PATH`, or a path on this host. A user before the
-//! host (`USER@HOST:PATH`) means that ssh is to start a receiver there; a port is then that of ssh.
+//! Where a target is: `HOST:PATH`, `HOST:PORT:PATH`, `zmove://HOST:PORT/PATH`, or a path on this host. A user before
+//! the host (`USER@HOST:PATH`) means that ssh is to start a receiver there; a port is then that of ssh.
 //!
-//! As with rsync and scp, a colon before the first slash makes a host; `./a:b` is a local file. Digits between two colons
-//! are a port, so a relative path that begins with such digits is written `HOST:./2024:x`.
+//! As with rsync and scp, a colon before the first slash makes a host; `./a:b` is a local file. Digits between two
+//! colons are a port, so a relative path that begins with such digits is written `HOST:./2024:x`.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -110,7 +110,7 @@ impl Location {
             }
             return parse_url(rest).map(Self::Remote);
         }
-        let Some((host, rest)) = split_host(bytes)? else {
+        let Some(AtHost { host, rest }) = split_host(bytes)? else {
             return Ok(Self::Local(text.to_owned()));
         };
         let (user, host) = split_user(host)?;
@@ -135,8 +135,16 @@ fn is_word(text: &str) -> bool {
         && !text.contains(|c: char| c.is_whitespace() || c.is_control())
 }
 
+/// The two parts of a target on another host.
+struct AtHost<'a> {
+    /// The host, perhaps with a user.
+    host: &'a [u8],
+    /// All behind the colon.
+    rest: &'a [u8],
+}
+
 /// The host, perhaps with a user, before the first colon and what is behind it; `None` for a local path.
-fn split_host(bytes: &[u8]) -> Result<Option<(&[u8], &[u8])>, LocationError> {
+fn split_host(bytes: &[u8]) -> Result<Option<AtHost<'_>>, LocationError> {
     let slash = bytes.iter().position(|&byte| byte == b'/').unwrap_or(bytes.len());
     let colon = bytes[..slash].iter().position(|&byte| byte == b':');
     let bracket = bytes[..colon.unwrap_or(slash)].iter().position(|&byte| byte == b'[');
@@ -148,7 +156,8 @@ fn split_host(bytes: &[u8]) -> Result<Option<(&[u8], &[u8])>, LocationError> {
         }
         None => colon,
     };
-    Ok(colon.filter(|&colon| colon > 0).map(|colon| (&bytes[..colon], &bytes[colon + 1..])))
+    let split = |colon| AtHost { host: &bytes[..colon], rest: &bytes[colon + 1..] };
+    Ok(colon.filter(|&colon| colon > 0).map(split))
 }
 
 /// The user before the last `@`, as ssh reads it, and the host without brackets.

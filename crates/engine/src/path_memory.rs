@@ -1,8 +1,8 @@
 //! What earlier pushes have learnt of the paths from this host: the file `paths` beside the keys.
 //!
-//! One path in a line, `HOST:PORT lanes=32 congestion=usual rtt_us=90123 bytes_per_second=118000000 day=20778`, the one used
-//! last at the end; the first line names the version. **Invariant:** it is advice. A file that cannot be read or understood
-//! costs a warning and what it held, never the push.
+//! One path in a line, `HOST:PORT lanes=32 congestion=usual rtt_us=90123 bytes_per_second=118000000 day=20778`, the one
+//! used last at the end; the first line names the version. **Invariant:** it is advice. A file that cannot be read or
+//! understood costs a warning and what it held, never the push.
 
 use std::fmt;
 use std::fs;

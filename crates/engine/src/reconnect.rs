@@ -1,7 +1,8 @@
 //! A push to another host in as many sessions as it takes: what breaks off because connections are lost begins again.
 //!
-//! **Invariant:** only what has been up is dialled again, so a wrong name, key or target is told at once; and only a loss of
-//! connections is a reason to, so that no error is hidden by trying. A receiver that is busy is waited for from the first.
+//! **Invariant:** only what has been up is dialled again, so a wrong name, key or target is told at once; and only a
+//! loss of connections is a reason to, so that no error is hidden by trying. A receiver that is busy is waited for from
+//! the first.
 
 use std::fmt;
 use std::future::{Future, pending};
@@ -62,12 +63,12 @@ impl fmt::Debug for RemotePush<'_> {
 }
 
 impl RemotePush<'_> {
-    /// Pushes until all is done, `stop` resolves, or there has been no connection for too long. `first` walks the sources
-    /// already.
+    /// Pushes until all is done, `stop` resolves, or there has been no connection for too long. `first` walks the
+    /// sources already.
     ///
     /// # Errors
-    /// The receiver cannot be reached, refuses the push, or connections were lost for too long. Files that failed are no
-    /// such error: the summary counts them.
+    /// The receiver cannot be reached, refuses the push, or connections were lost for too long. Files that failed are
+    /// no such error: the summary counts them.
     pub async fn push(
         &self,
         first: Push,
@@ -172,8 +173,8 @@ impl RemotePush<'_> {
     }
 }
 
-/// How often a host is dialled again that closes connections before it has proved its key: it may do so with some of many that
-/// come at once.
+/// How often a host is dialled again that closes connections before it has proved its key: it may do so with some of
+/// many that come at once.
 const CLOSED_MAX: u32 = 6;
 
 async fn moment(at: Option<Instant>) {

@@ -19,8 +19,8 @@ pub use port_range::PortRange;
 pub struct DialSettings {
     /// The answer to a host whose key is not known. Default: it is refused.
     pub unknown_host: UnknownHost,
-    /// How many lanes, 1 to 64. Default: by round trip and cores, then as many as help. A number that is set is kept, and
-    /// neither what is remembered of the path nor its losses change it.
+    /// How many lanes, 1 to 64. Default: by round trip and cores, then as many as help. A number that is set is kept,
+    /// and neither what is remembered of the path nor its losses change it.
     pub streams: Option<u16>,
     /// Transport, socket options and congestion control. Default: TCP, and QUIC where TCP cannot be connected.
     pub reach: Reach,

@@ -1,8 +1,8 @@
 //! A receiver on a host without a daemon: ssh starts `zmove receive` there, as the user.
 //!
-//! What both need to find and to trust each other, an [`Order`] and the answer [`Ready`], goes over ssh's standard input and
-//! output; data takes connections of its own. **Invariant:** both keys are made for this one session and stay in the
-//! memory of their processes; what passes is fingerprints.
+//! What both need to find and to trust each other, an [`Order`] and the answer [`Ready`], goes over ssh's standard
+//! input and output; data takes connections of its own. **Invariant:** both keys are made for this one session and stay
+//! in the memory of their processes; what passes is fingerprints.
 
 use std::net::IpAddr;
 use std::process::{ExitStatus, Stdio};
@@ -140,8 +140,8 @@ async fn host_name(settings: &SshSettings, remote: &Remote, login: &Login) -> Op
     told.lines().find_map(|line| line.strip_prefix("hostname ")).map(str::to_owned)
 }
 
-/// Where data goes: of the addresses of the name the one that ssh has come to, for a name may have several hosts. An address
-/// that is none of them is only known behind a gateway, unless the name has none here.
+/// Where data goes: of the addresses of the name the one that ssh has come to, for a name may have several hosts. An
+/// address that is none of them is only known behind a gateway, unless the name has none here.
 async fn address_of(name: &str, reached: Option<IpAddr>) -> String {
     let Some(reached) = reached else { return name.to_owned() };
     let found = tokio::net::lookup_host((name, 0)).await;

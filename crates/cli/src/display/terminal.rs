@@ -1,5 +1,6 @@
 //! Lines for the user. A terminal or pipe that is gone is no reason to fail, and names from elsewhere never reach the
-//! terminal as commands to it: what [cannot be shown](is_unprintable) is escaped, also where a text holds a name that is not.
+//! terminal as commands to it: what [cannot be shown](is_unprintable) is escaped, also where a text holds a name that
+//! is not.
 
 use std::fmt::{self, Display, Write as _};
 use std::io::Write as _;

@@ -12,8 +12,8 @@ use crate::error::ConnectError;
 use crate::location::Remote;
 use crate::settings::{Confirm, DialSettings, UnknownHost};
 
-/// Which key a push takes from a host: the pinned one, that of a host for which the site's authority vouches, or else what
-/// the settings say, as with ssh.
+/// Which key a push takes from a host: the pinned one, that of a host for which the site's authority vouches, or else
+/// what the settings say, as with ssh.
 pub(super) async fn host_policy(
     remote: &Remote,
     identity: &Identity,

@@ -52,8 +52,8 @@ pub(super) struct Controls {
     pub(super) tolerant: bool,
 }
 
-/// The congestion controls of this host, if the kernel tells. What its administrator has not allowed to users is not used, also
-/// by root, and nothing is loaded.
+/// The congestion controls of this host, if the kernel tells. What its administrator has not allowed to users is not
+/// used, also by root, and nothing is loaded.
 pub(super) fn congestion_controls() -> Option<Controls> {
     let read = |name: &str| std::fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok();
     let usual = read("tcp_congestion_control")?.trim().to_owned();

@@ -28,8 +28,8 @@ impl LanePlan {
         Self { fixed: settings.streams, known, answer: loss_answer(settings), need }
     }
 
-    /// How many of the first lanes are dialled beside control, which is being dialled: as many as there are without waiting for a
-    /// round trip, but few where it shows at once that few are enough.
+    /// How many of the first lanes are dialled beside control, which is being dialled: as many as there are without
+    /// waiting for a round trip, but few where it shows at once that few are enough.
     pub(super) async fn early(&self, dialler: &ChannelDialler, transport: TransportChoice) -> u16 {
         let usual = self.at_once(transport);
         let until = tokio::time::Instant::now() + SHOWS_AT_ONCE;

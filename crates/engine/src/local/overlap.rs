@@ -1,7 +1,7 @@
 //! Whether a push on this host would write into its own sources, or remove them.
 //!
-//! Directories are compared by what they are and not by what they are called: by device and inode, and by their place in their
-//! file system, so that a bind mount of a source, of part of it, or of what it lies in is no other directory.
+//! Directories are compared by what they are and not by what they are called: by device and inode, and by their place
+//! in their file system, so that a bind mount of a source, of part of it, or of what it lies in is no other directory.
 //! **Invariant:** where the kernel does not tell what is mounted, paths without links are compared.
 
 use std::fs;
