@@ -146,7 +146,9 @@ fn with(lines: &[String], endpoint: &str, known: Known) -> String {
 impl fmt::Display for Known {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let congestion = if self.loss_tolerant { TOLERANT } else { USUAL };
-        let (lanes, rate, day) = (self.lanes, self.bytes_per_second, self.day);
+        let lanes = self.lanes;
+        let rate = self.bytes_per_second;
+        let day = self.day;
         let micros = self.round_trip.as_micros();
         write!(f, "lanes={lanes} congestion={congestion} rtt_us={micros} bytes_per_second={rate} day={day}")
     }
@@ -167,7 +169,8 @@ impl FromStr for Known {
             _ => return Err(()),
         };
         let round_trip = Duration::from_micros(number(field("rtt_us")?)?);
-        let (bytes_per_second, day) = (number(field("bytes_per_second")?)?, number(field("day")?)?);
+        let bytes_per_second = number(field("bytes_per_second")?)?;
+        let day = number(field("day")?)?;
         let lanes = u16::try_from(lanes).ok().filter(|lanes| (1..=LANES_MAX).contains(lanes)).ok_or(())?;
         Ok(Self { lanes, loss_tolerant, round_trip, bytes_per_second, day })
     }

@@ -152,7 +152,8 @@ fn predicted(
     source: Option<&Storage>,
     target: Option<&Storage>,
 ) -> Option<Prediction> {
-    let (reads, writes) = (source.and_then(Storage::reads), target.and_then(Storage::writes));
+    let reads = source.and_then(Storage::reads);
+    let writes = target.and_then(Storage::writes);
     // a push neither waits for the receiver's greeting nor for its leave before it sends
     let start = report.first_byte.saturating_sub(report.round_trips.min * 2);
     let way = Way {

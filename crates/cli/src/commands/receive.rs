@@ -35,7 +35,8 @@ pub(crate) fn run() -> Result<Exit> {
 }
 
 async fn receive(order: &Order, key: Fingerprint, input: BufReader<Stdin>) -> Result<()> {
-    let (identity, reached) = (Identity::for_once()?, reached());
+    let identity = Identity::for_once()?;
+    let reached = reached();
     let signals = EndSignals::listen().context("handle SIGTERM and SIGINT")?;
     let listener = bind(order, &identity, reached).await?;
     let port = listener.local_addr().context("read the listening address")?.port();
@@ -46,8 +47,10 @@ async fn receive(order: &Order, key: Fingerprint, input: BufReader<Stdin>) -> Re
         allow_clear: order.allow_clear,
         ..ReceiverConfig::default()
     };
-    let (begun, ended) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let (came, told) = (Arc::clone(&begun), Arc::clone(&ended));
+    let begun = Arc::new(Notify::new());
+    let ended = Arc::new(Notify::new());
+    let came = Arc::clone(&begun);
+    let told = Arc::clone(&ended);
     let daemon = Daemon::new(listener, Guests::Only(key), config, move |event| match event {
         DaemonEvent::Begun { .. } => came.notify_one(),
         DaemonEvent::Received { .. } | DaemonEvent::Probed { .. } | DaemonEvent::Broken { .. } => {

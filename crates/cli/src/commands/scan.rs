@@ -24,7 +24,8 @@ pub(crate) fn run(args: &ScanArgs) -> Result<Exit> {
         _ => RelPath::root(),
     };
     let root = ScanRoot { source: args.path.clone(), prefix };
-    let (selection, file_systems) = (args.selection.selection()?, args.selection.file_systems());
+    let selection = args.selection.selection()?;
+    let file_systems = args.selection.file_systems();
     let config = ScanConfig { selection, file_systems, ..ScanConfig::default() };
     let stream = match args.selection.list(|| root.clone())? {
         Some(list) => scan_list(list, &config),

@@ -60,7 +60,8 @@ fn as_text(summary: &Summary, args: &PushArgs, carriage: Option<Carriage>) -> St
         Transport::Quic => " over QUIC".to_owned(),
     });
     if let Some(Preview { added, changed }) = summary.preview {
-        let (files, bytes) = (summary.files, ByteCount(summary.bytes));
+        let files = summary.files;
+        let bytes = ByteCount(summary.bytes);
         let removed = if args.delete { format!(", {} to remove", summary.removed) } else { String::new() };
         let text = format!(
             "dry run: {added} to add, {changed} to change{removed}; {files} files with {bytes} to send, {} there already\n",

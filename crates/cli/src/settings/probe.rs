@@ -63,7 +63,8 @@ fn receiver(text: &OsStr, start: Start) -> Result<Remote> {
         Location::Local(text) => return Err(no_host(&text)),
     };
     if !remote.path.is_empty() && remote.path.iter().all(u8::is_ascii_digit) {
-        let (host, digits) = (&remote.host, String::from_utf8_lossy(&remote.path));
+        let host = &remote.host;
+        let digits = String::from_utf8_lossy(&remote.path);
         return Err(usage_error(format!(
             "'{digits}' may be a port or a directory: write '{host}:{digits}:' or '{host}:./{digits}'"
         )));

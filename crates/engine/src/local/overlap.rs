@@ -127,7 +127,8 @@ impl Guard for Overlap {
                 let pairs =
                     || whole.regions.iter().flat_map(|one| place.regions.iter().map(move |two| (one, two)));
                 if lies || pairs().any(|(one, two)| one.meets(two).is_some_and(meets)) {
-                    let (source, place) = (source.source.display(), place.path.display());
+                    let source = source.source.display();
+                    let place = place.path.display();
                     return Some(format!(
                         "the source '{source}' lies in '{place}', where --delete would remove it"
                     ));

@@ -102,7 +102,8 @@ fn route_v4(table: &str, peer: Ipv4Addr) -> Option<String> {
             return None;
         };
         let hex = |text| u32::from_str_radix(text, 16).ok();
-        let (destination, mask) = (u32::from_be(hex(destination)?), u32::from_be(hex(mask)?));
+        let destination = u32::from_be(hex(destination)?);
+        let mask = u32::from_be(hex(mask)?);
         let is_up = hex(flags)? & (ROUTE_UP | ROUTE_REJECT) == ROUTE_UP;
         let fit =
             Fit { prefix: mask.count_ones(), metric: std::cmp::Reverse(metric.parse().ok()?), interface };
@@ -119,7 +120,8 @@ fn route_v6(table: &str, peer: Ipv6Addr) -> Option<String> {
             return None;
         };
         let hex = |text| u32::from_str_radix(text, 16).ok();
-        let (destination, prefix) = (u128::from_str_radix(destination, 16).ok()?, hex(prefix)?);
+        let destination = u128::from_str_radix(destination, 16).ok()?;
+        let prefix = hex(prefix)?;
         let mask = u128::MAX.checked_shl(128 - prefix.min(128)).unwrap_or(0);
         let is_up = hex(flags)? & (ROUTE_UP | ROUTE_REJECT) == ROUTE_UP;
         let fit = Fit { prefix, metric: std::cmp::Reverse(hex(metric)?), interface };

@@ -90,7 +90,8 @@ impl Peer {
     pub(crate) async fn visit(host: &Remote, home: &Path) -> Result<Self> {
         let visit = Visit { host, home, identity: Identity::load_or_create(home)? };
         let key = visit.identity.fingerprint();
-        let (endpoint, port) = (host.to_string(), host.port);
+        let endpoint = host.to_string();
+        let port = host.port;
         let name = look_up(host).await;
         if name.is_err() {
             return Ok(Self { endpoint, port, key, name, tcp: None, quic: None, admission: None });
@@ -130,7 +131,7 @@ impl Peer {
 
 /// Asks over a connection of its own: the first may have waited longer for TCP than a receiver does for a greeting.
 async fn ask_over_quic(dialler: &ChannelDialler) -> Admission {
-    let admission = match dialler.dial(PATIENCE).await {
+    let admission = match dialler.dial(STEP_TIMEOUT).await {
         Ok(channel) => Admission::ask(channel).await,
         Err(error) => Admission::Broken(error.to_string()),
     };
@@ -141,7 +142,7 @@ async fn ask_over_quic(dialler: &ChannelDialler) -> Admission {
 async fn look_up(host: &Remote) -> Result<Name, String> {
     let begun = Instant::now();
     let found =
-        tokio::time::timeout(PATIENCE, tokio::net::lookup_host((host.host.as_str(), host.port))).await;
+        tokio::time::timeout(STEP_TIMEOUT, tokio::net::lookup_host((host.host.as_str(), host.port))).await;
     let found = found.map_err(|_| "no answer".to_owned())?.map_err(|error| error.to_string())?;
     let mut addresses = Vec::new();
     for address in found.map(|address| address.ip()) {
@@ -209,7 +210,7 @@ impl Visit<'_> {
         let Remote { host, port, .. } = self.host;
         let reach = Reach { transport, ..Reach::default() };
         let dialler = ChannelDialler::new(&self.identity, host, *port, policy, reach).await?;
-        let channel = dialler.dial(PATIENCE).await?;
+        let channel = dialler.dial(STEP_TIMEOUT).await?;
         Ok((channel, dialler))
     }
 }
@@ -237,4 +238,4 @@ impl Way {
 }
 
 /// How long each step may take: a lost packet is sent again after 1, 3 and 7 s.
-const PATIENCE: Duration = Duration::from_secs(8);
+const STEP_TIMEOUT: Duration = Duration::from_secs(8);

@@ -90,7 +90,9 @@ impl Report {
             findings.iter().try_for_each(|finding| write_finding(out, finding, colour))?;
         }
         self.write_kept(out)?;
-        let (bad, slow, notes) = (self.count(Level::Bad), self.count(Level::Slow), self.count(Level::Note));
+        let bad = self.count(Level::Bad);
+        let slow = self.count(Level::Slow);
+        let notes = self.count(Level::Note);
         writeln!(out, "{bad} bad, {slow} slow, {notes} {}", if notes == 1 { "note" } else { "notes" })
     }
 

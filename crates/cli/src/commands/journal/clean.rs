@@ -93,7 +93,8 @@ impl fmt::Display for Line<'_> {
             Ok(unfinished) => {
                 let target = String::from_utf8_lossy(&unfinished.begin.target);
                 let removed = cleaned.parts.iter().filter(|fate| matches!(fate, PartFate::Removed)).count();
-                let (all, written) = (cleaned.parts.len(), age(cleaned.modified));
+                let all = cleaned.parts.len();
+                let written = age(cleaned.modified);
                 write!(f, " into '{target}', last written {written} ago: {removed} of {all} part files")?;
             }
             Err(error) => write!(f, ", whose part files are not known: {error}")?,

@@ -31,7 +31,8 @@ pub(super) fn run(args: &JournalListArgs, directories: &[PathBuf]) -> Result<Exi
 }
 
 fn show(journal: &Listed) {
-    let (name, written) = (name(&journal.path), age(journal.modified));
+    let name = name(&journal.path);
+    let written = age(journal.modified);
     let in_use = if journal.in_use { ", in use" } else { "" };
     match &journal.contents {
         Ok(unfinished) => {
@@ -53,7 +54,8 @@ fn show(journal: &Listed) {
 
 fn show_files(files: &[UnfinishedFile]) {
     for file in files.iter().take(FILES_SHOWN_MAX) {
-        let (done, all) = (ByteCount(file.bytes_written()), ByteCount(file.part.source.bytes));
+        let done = ByteCount(file.bytes_written());
+        let all = ByteCount(file.part.source.bytes);
         terminal::say(format_args!("  {done:>10} of {all:>10}  {}", file.part.path));
     }
     let rest = files.len().saturating_sub(FILES_SHOWN_MAX);

@@ -33,7 +33,8 @@ fn few_lanes(report: &ProbeReport, best: &Round) -> Option<String> {
         return None;
     }
     let why = few.path.as_ref().map_or("", why);
-    let (few, many) = (lanes(few.lanes), lanes(best.lanes));
+    let few = lanes(few.lanes);
+    let many = lanes(best.lanes);
     Some(
         format!("{few} carry {:.0} % of what {many} do{why}", share * 100.0)
             .replace("1 lane carry", "1 lane carries"),
@@ -41,7 +42,8 @@ fn few_lanes(report: &ProbeReport, best: &Round) -> Option<String> {
 }
 
 fn why(path: &PathReport) -> &'static str {
-    let (window, buffer) = (path.receive_window_share(), path.send_buffer_share());
+    let window = path.receive_window_share();
+    let buffer = path.send_buffer_share();
     match path.by_quic {
         false if window >= WORTH_SAYING && window >= buffer => {
             ": the receiver's window is too small for the path: raise net.ipv4.tcp_rmem there"
@@ -82,9 +84,12 @@ fn more_lanes(report: &ProbeReport, best: &Round) -> Option<String> {
 }
 
 fn queues(report: &ProbeReport, best: &Round) -> Option<String> {
-    let (idle, loaded) = (report.round_trips.min, best.round_trips.mean());
+    let idle = report.round_trips.min;
+    let loaded = best.round_trips.mean();
     (loaded > idle * 2 + QUEUE_MIN).then(|| {
-        let (idle, loaded, rate) = (milliseconds(idle), milliseconds(loaded), rate(best));
+        let idle = milliseconds(idle);
+        let loaded = milliseconds(loaded);
+        let rate = rate(best);
         format!("a round trip takes {loaded} at {rate} and {idle} else: a queue on the path fills, or a host is late")
     })
 }

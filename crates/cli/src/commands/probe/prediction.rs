@@ -90,7 +90,8 @@ fn class_time(
         return None;
     }
     let storage = |ceiling: &Ceiling| own().map(|share| ceiling.seconds(share.files, share.bytes)).sum();
-    let (source, target) = (way.source.map(storage), way.target.map(storage));
+    let source = way.source.map(storage);
+    let target = way.target.map(storage);
     let path = ByteCount(bytes + files * ENTRY_BYTES).as_f64() / way.path.max(1.0);
     let stages: [(Limit, Option<f64>); 3] =
         [(Limit::Source, source), (Limit::Target, target), (Limit::Path, Some(path))];

@@ -47,7 +47,8 @@ fn path(found: &Findings) -> String {
     .expect("writing to a string");
     rounds.iter().for_each(|round| text += &line(round));
     if let Some(round) = rounds.first() {
-        let (steady, ramp) = (round.steady.time.as_secs_f64(), round.ramp.time.as_secs_f64());
+        let steady = round.steady.time.as_secs_f64();
+        let ramp = round.ramp.time.as_secs_f64();
         writeln!(
             text,
             "rate: what the receiver counted in {steady:.1} s, after {ramp:.1} s in which windows grew (at first); memory to memory\n\

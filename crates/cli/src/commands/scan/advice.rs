@@ -44,7 +44,8 @@ pub(super) fn text(histogram: &Histogram, expected: Option<&Expected>, name: &st
     if files.files == 0 {
         return String::new();
     }
-    let (count, size) = (share(losf.files, files.files), share(losf.bytes, files.bytes));
+    let count = share(losf.files, files.files);
+    let size = share(losf.bytes, files.bytes);
     let decides = match (expected.map(|expected| expected.losf_share), size) {
         (Some(time), _) if time >= 0.5 => "their number decides: files per second count, at both ends",
         (Some(_), _) => "the larger files decide: bytes per second count",

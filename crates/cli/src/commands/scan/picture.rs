@@ -65,7 +65,8 @@ fn panel(
     for (power, share) in buckets.iter().filter(|(_, share)| share.files > 0) {
         // what is there is seen, however little it is
         let height = rounded((HEIGHT * value(share) / unit.size / axis.most).max(BAR_MIN));
-        let (x, end) = (sizes.place(*power), sizes.place(power + 1.0));
+        let x = sizes.place(*power);
+        let end = sizes.place(power + 1.0);
         let bar = Rectangle::new().set("x", x).set("y", rounded(bottom - height)).set("height", height);
         bars = bars.add(bar.set("width", rounded((end - x - 1.0).max(1.0))));
     }

@@ -105,7 +105,8 @@ impl Config {
 
     /// The limits, those that are not there by default.
     pub(crate) fn limits(&self) -> Limits {
-        let (table, usual) = (&self.limits, Limits::default());
+        let table = &self.limits;
+        let usual = Limits::default();
         let lanes = table.lanes_per_transfer.map(|count| u16::try_from(count.0));
         Limits {
             unproven: table.unproven.map_or(usual.unproven, |count| count.0),

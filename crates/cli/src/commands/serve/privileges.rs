@@ -36,7 +36,8 @@ pub(super) fn known(name: &str) -> Result<User> {
 /// # Errors
 /// There is no such user, or this process may not become it.
 pub(super) fn to_become(name: &str) -> Result<Option<User>> {
-    let (user, own) = (known(name)?, Uid::effective());
+    let user = known(name)?;
+    let own = Uid::effective();
     if user.uid == own {
         return Ok(None);
     }
@@ -112,7 +113,8 @@ const READ: Access = Access::READ_OK.union(Access::EXEC_OK);
 pub(super) fn warn_of_closed_roots(user: &User, keys: &AuthorizedKeys) {
     for grant in keys.grants().iter().filter(|grant| grant.access == transport::Access::ReadWrite) {
         for root in grant.roots.iter().filter(|root| denied(root, READ | Access::WRITE_OK)) {
-            let (root, name) = (root.display(), &grant.name);
+            let root = root.display();
+            let name = &grant.name;
             log::warning(format_args!(
                 "the user '{}' cannot write to the root '{root}' of {name}",
                 user.name

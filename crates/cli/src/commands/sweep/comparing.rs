@@ -15,7 +15,8 @@ use zmove_drawing::scale::size_label;
 
 /// Prints the comparison of two files.
 pub(super) fn run((here, reference): (&Path, &Path), rates: &[ReferenceRate]) -> Result<Exit> {
-    let (here, reference) = (read(here)?, read(reference)?);
+    let here = read(here)?;
+    let reference = read(reference)?;
     let comparison = Comparison::new(&here, &reference).ok_or_else(|| {
         usage_error("the two sweeps have no file size in common, or do not say how fast a core is")
     })?;

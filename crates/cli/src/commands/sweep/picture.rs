@@ -87,7 +87,8 @@ fn panel(sweep: &Sweep, (title, value): (&str, Value), sizes: &SizeAxis, top: f6
 /// From the smallest size to the largest, with some air.
 fn axis(sweep: &Sweep) -> SizeAxis {
     let powers = || sweep.sizes.iter().map(|size| ByteCount(size.file_bytes).as_f64().log2());
-    let (first, last) = (powers().fold(f64::INFINITY, f64::min), powers().fold(0.0, f64::max));
+    let first = powers().fold(f64::INFINITY, f64::min);
+    let last = powers().fold(0.0, f64::max);
     SizeAxis { first: first.min(last) - 0.5, last: last + 1.0, lead: 0.5 }
 }
 

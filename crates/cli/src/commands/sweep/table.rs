@@ -34,7 +34,8 @@ pub(super) fn of(sweep: &Sweep) -> String {
             line(&mut text, &size_label(size.file_bytes), size.write.as_ref(), size.read.as_ref());
         }
         let together = |direction| together(sweep.of_class(class), direction);
-        let (write, read) = (together(Direction::Write), together(Direction::Read));
+        let write = together(Direction::Write);
+        let read = together(Direction::Read);
         if sweep.of_class(class).count() > 1 {
             line(&mut text, name, write.as_ref(), read.as_ref());
         }

@@ -64,7 +64,7 @@ impl Admission {
     pub(crate) async fn ask(channel: Channel) -> Self {
         let version = channel.version();
         let (reader, writer) = control_pair(channel);
-        let asked = tokio::time::timeout(PATIENCE, converse(reader, writer, version)).await;
+        let asked = tokio::time::timeout(ANSWER_TIMEOUT, converse(reader, writer, version)).await;
         let asked = asked.unwrap_or_else(|_| Err(anyhow::Error::msg("it does not answer")));
         asked.unwrap_or_else(|error| Self::Broken(format!("{error:#}")))
     }
@@ -112,4 +112,4 @@ fn preview_of_nothing(TransferId(run): TransferId) -> Open {
     Open { purpose: Purpose::Preview, overwrite: Overwrite::Nothing, ..Open::new(Vec::new(), run) }
 }
 
-const PATIENCE: Duration = Duration::from_secs(15);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
