@@ -46,7 +46,7 @@ struct Transfer {
 }
 
 /// A connection from which nobody reads.
-struct Deaf(#[expect(dead_code, reason = "held open")] ControlReader, ControlWriter);
+struct Deaf(ControlReader, ControlWriter);
 
 /// What a daemon may take for a hostile key beside what it takes anyway, in KiB: far below what each of these cases made it take.
 const GROWTH_KIB_MAX: u64 = 160 << 10;
@@ -356,12 +356,65 @@ fn answers_that_nobody_reads_are_bounded() {
     assert_well(&site, resting);
 }
 
+/// Answers of 4 MiB each: two are read, so that those behind them are about to be sent, and then no more.
+#[test]
+fn answers_of_which_only_the_first_are_read_stay_booked() {
+    let site = configured("memory_per_identity = \"64MiB\"");
+    let mut greedy = Greedy::new(&site);
+    for number in 0..17_000 {
+        std::fs::write(greedy.root().join(format!("{number:0250}")), "").unwrap();
+    }
+    let resting = site.the_daemon().memory_kib();
+    let keep = |keep| {
+        let range = KeptRange { directory: path(""), after: None, names: Vec::new(), open: true };
+        ToReceiver::Keep(Keep { keep, ranges: vec![range] })
+    };
+    let open = Open { extraneous: Extraneous::Goes, ..open() };
+    let mut deaf = Vec::new();
+    for _ in 0..9 {
+        let (Deaf(mut reader, writer), _) = greedy.ask_some_without_reading(&open, 8, keep);
+        wait_until_idle(&site);
+        greedy.runtime.block_on(async {
+            // one that there is no room for is broken off
+            if reader.greeting().await.is_ok() {
+                for _opened_and_two_answers in 0..3 {
+                    drop(reader.receive().await);
+                }
+            }
+        });
+        wait_until_idle(&site);
+        deaf.push(Deaf(reader, writer));
+    }
+    assert_well(&site, resting);
+}
+
+/// Waits until the daemon has nothing to do.
+#[track_caller]
+fn wait_until_idle(site: &Site) {
+    let (started, mut before) = (Instant::now(), Duration::MAX);
+    while before != site.the_daemon().cpu_time() {
+        assert!(started.elapsed() < PATIENCE, "it goes on");
+        before = site.the_daemon().cpu_time();
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
 /// Waits until what was asked for is being done.
 #[track_caller]
 fn wait_for_threads(site: &Site, wanted: usize) {
     let started = Instant::now();
     while site.the_daemon().threads().len() < wanted {
         assert!(started.elapsed() < PATIENCE, "{} threads", site.the_daemon().threads().len());
+        std::thread::yield_now();
+    }
+}
+
+/// What was asked for ends with who has asked for it.
+#[track_caller]
+fn wait_for_few_threads(site: &Site) {
+    let (started, threads) = (Instant::now(), || site.the_daemon().threads().len());
+    while threads() > 100 {
+        assert!(started.elapsed() < PATIENCE, "{} threads go on", threads());
         std::thread::yield_now();
     }
 }
@@ -407,18 +460,49 @@ fn files_that_take_hours_to_hash_are_in_nobody_elses_way() {
     assert_well(&site, resting);
     let threads = || site.the_daemon().threads().len();
     assert!(threads() < 600, "{} threads", threads());
-    // what was asked for ends with who has asked for it
     drop(transfers);
-    let started = Instant::now();
-    while threads() > 100 {
-        assert!(started.elapsed() < PATIENCE, "{} threads go on", threads());
-        std::thread::yield_now();
-    }
+    wait_for_few_threads(&site);
 }
 
-/// Large files of which a byte has come, each of which stays open.
+/// As many lists of directories as may be under way in as many transfers as a key may have: 150 bytes each, and 80,000
+/// entries to look at, of which none is told.
 #[test]
-fn large_files_that_are_begun_take_no_more_descriptors_than_their_key_may_have() {
+fn directories_that_take_long_to_list_are_in_nobody_elses_way() {
+    let site = site();
+    let mut greedy = Greedy::new(&site);
+    let ranges = (0..20).map(|number| {
+        let directory = greedy.root().join(format!("{number}"));
+        std::fs::create_dir(&directory).unwrap();
+        (0..4000).for_each(|file| drop(std::fs::File::create(directory.join(format!("{file}"))).unwrap()));
+        KeptRange { directory: path(&format!("{number}")), after: None, names: Vec::new(), open: false }
+    });
+    let ranges: Vec<_> = ranges.collect();
+    let resting = site.the_daemon().memory_kib();
+    let mut ask = |purpose| {
+        let open = Open { extraneous: Extraneous::Goes, purpose, ..open() };
+        let mut transfers: Vec<_> = (0..30).map(|_| greedy.open(&open)).collect();
+        for transfer in &mut transfers {
+            for keep in 0..8 {
+                greedy.say(transfer, &ToReceiver::Keep(Keep { keep, ranges: ranges.clone() }));
+            }
+        }
+        wait_for_threads(&site, 150);
+        transfers
+    };
+    for purpose in [Purpose::Move, Purpose::Preview] {
+        let transfers = ask(purpose);
+        let before = site.the_daemon().cpu_time();
+        drop(transfers);
+        wait_for_few_threads(&site);
+        let taken = site.the_daemon().cpu_time() - before;
+        assert!(taken < Duration::from_secs(3), "{taken:?} when nobody asks any more");
+    }
+    let _transfers = ask(Purpose::Move);
+    assert_well(&site, resting);
+}
+
+/// A site whose daemon may have 1,024 descriptors.
+fn of_few_descriptors() -> Site {
     let mut site = Site::local();
     let few = site.path("few");
     let script = format!("#!/bin/sh\nulimit -Sn 1024; ulimit -Hn 1024\nexec {ZMOVE} \"$@\"\n");
@@ -428,6 +512,34 @@ fn large_files_that_are_begun_take_no_more_descriptors_than_their_key_may_have()
     site.start_daemon();
     paint(site.source().join("f"), 100_000);
     paint(site.source().join("large"), 3 * GROUP_BYTES);
+    site
+}
+
+/// Transfers with 33 lanes each, as many as begin: over TCP each lane has a descriptor.
+#[test]
+fn lanes_take_no_more_descriptors_than_their_key_may_have() {
+    let site = of_few_descriptors();
+    site.the_daemon().wait_for_log("lanes_per_identity = 128");
+    let mut greedy = Greedy::new(&site);
+    let resting = site.the_daemon().memory_kib();
+    let (mut transfers, mut lanes) = (Vec::new(), Vec::new());
+    while let Ok(transfer) = greedy.try_open(&open()) {
+        transfers.push(transfer);
+        let id = TransferId([greedy.transfers; 16]);
+        for lane in 1..33 {
+            lanes.push(greedy.runtime.block_on(greedy.greet(id, Role::Lane(LaneId(lane)))));
+        }
+    }
+    assert!(transfers.len() > 4, "{} transfers", transfers.len());
+    let open = site.the_daemon().open_files();
+    assert!(open < 512, "{open} descriptors");
+    assert_well(&site, resting);
+}
+
+/// Large files of which a byte has come, each of which stays open.
+#[test]
+fn large_files_that_are_begun_take_no_more_descriptors_than_their_key_may_have() {
+    let site = of_few_descriptors();
     let mut greedy = Greedy::new(&site);
     let resting = site.the_daemon().memory_kib();
     let mut transfers = Vec::new();

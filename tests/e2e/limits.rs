@@ -113,6 +113,23 @@ fn two_thousand_connections_that_say_nothing() {
     drop(silent);
 }
 
+/// Words that are no TLS from everywhere: few lines, and the one of a push among them.
+#[test]
+fn strangers_do_not_fill_the_log() {
+    let site = site();
+    let knock = || {
+        let mut stream = TcpStream::connect(site.the_daemon().address).unwrap();
+        stream.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
+    };
+    (0..1000).for_each(|_| knock());
+    site.push_contents();
+    (0..1000).for_each(|_| knock());
+    site.the_daemon().wait_for_log("others of this kind in a second");
+    assert_eq!(site.the_daemon().count_logged("received from"), 1);
+    let told = site.the_daemon().count_logged("rejected");
+    assert!(told < 50, "{told} lines");
+}
+
 /// The head of a record, a byte at a time, over and over.
 #[test]
 fn clients_that_take_their_time() {

@@ -18,7 +18,7 @@ use crate::daemon::Daemon;
 use crate::dry_run::snapshot;
 use crate::harness::{PATIENCE, Site};
 use crate::proxy::Proxy;
-use crate::tree::{assert_same, names, painted};
+use crate::tree::{assert_same, names, paint, painted};
 
 const BYTES: u64 = 12 * GROUP_BYTES + 5;
 /// What may pass before the relay stalls.
@@ -178,6 +178,16 @@ fn a_single_file_keeps_its_other_name() {
     assert!(summary["bytes_resumed"].as_u64().unwrap() >= GROUP_BYTES, "{summary}");
     assert_eq!(names(&site.target()), ["renamed"]);
     assert_eq!(std::fs::read(site.target().join("renamed")).unwrap(), painted(BYTES, 0));
+}
+
+/// The part of the large one goes when the small one has its name, which comes at the end of the push.
+#[test]
+fn a_part_goes_when_its_file_has_become_a_small_one() {
+    let site = broken_off();
+    paint(site.source().join("large"), 1000);
+    site.push_contents();
+    assert_same(&site.source(), &site.target());
+    assert_eq!((hidden(&site), journals_of(&site)), (vec![], vec![]));
 }
 
 #[test]

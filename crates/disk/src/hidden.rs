@@ -26,7 +26,7 @@ use rustix::process::Pid;
 use zmove_types::{Name, RelPath};
 
 use crate::boot::boot_id;
-use crate::remove::{HIDDEN_PREFIX, remove_entries};
+use crate::remove::{HIDDEN_PREFIX, is_hidden, remove_entries};
 use crate::tree::Tree;
 
 /// Makes names that no other transfer makes.
@@ -142,13 +142,21 @@ impl Display for Parent {
     }
 }
 
-/// Whether `name` was given in this very directory to what is not finished, or was not when its process ended.
+/// Whether what has this name in `directory` is not finished, or was not when its process ended, and is no copy of such.
 #[must_use]
 pub fn is_passing(directory: BorrowedFd<'_>, name: &[u8]) -> bool {
-    let text = std::str::from_utf8(name).ok().and_then(|text| text.strip_prefix(HIDDEN_PREFIX));
-    text.and_then(|text| text.split_once('-')).is_some_and(|(parent, made)| {
-        Process::parse(made).is_some() && parent == Parent::of(directory).to_string()
-    })
+    // most names are others, and the directory need not be looked at for them
+    is_hidden(name) && maker_of(directory, &Parent::of(directory).to_string(), name).is_some()
+}
+
+/// The process that has made what has this name in `directory`, which names call `here`, unless that is a copy.
+fn maker_of(directory: BorrowedFd<'_>, here: &str, name: &[u8]) -> Option<(Name, Process)> {
+    let text = std::str::from_utf8(name).ok()?;
+    let (parent, made) = text.strip_prefix(HIDDEN_PREFIX)?.split_once('-')?;
+    let (maker, moment) = Process::parse(made)?;
+    let name = Name::from_bytes(name).ok()?;
+    let is_no_copy = parent == here || was_born_at(directory, &name, moment);
+    is_no_copy.then_some((name, maker))
 }
 
 /// Removes what processes that have ended have left in `directory`, which is `path` of `tree`. What cannot be listed or
@@ -157,12 +165,8 @@ pub fn sweep(tree: &Tree, path: &RelPath, directory: BorrowedFd<'_>) {
     let Ok(entries) = Dir::read_from(directory) else { return };
     let here = Parent::of(directory).to_string();
     let left = entries.flatten().filter_map(|entry| {
-        let text = entry.file_name().to_str().ok()?;
-        let (parent, made) = text.strip_prefix(HIDDEN_PREFIX)?.split_once('-')?;
-        let (maker, moment) = Process::parse(made)?;
-        let name = Name::from_bytes(text.as_bytes()).ok()?;
-        let is_no_copy = parent == here || was_born_at(directory, &name, moment);
-        (is_no_copy && maker.has_ended(|| age_of(directory, &name))).then_some(name)
+        let (name, maker) = maker_of(directory, &here, entry.file_name().to_bytes())?;
+        maker.has_ended(|| age_of(directory, &name)).then_some(name)
     });
     let left: Vec<_> = left.collect();
     if !left.is_empty() {
@@ -270,7 +274,6 @@ fn first_hex(text: Vec<u8>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::remove::is_hidden;
     use std::process::Command;
 
     const HOUR: Duration = Duration::from_secs(60 * 60);
@@ -336,7 +339,7 @@ mod tests {
     #[test]
     fn a_passing_name_is_known_in_its_directory_alone() {
         let ((_elsewhere, other), (_home, tree)) = (place(), place());
-        let name = passing(&Parent::of(tree.fd()));
+        let (name, ()) = TempNames::new("t").make(tree.fd(), |_name| Ok(())).unwrap();
         assert!(is_passing(tree.fd(), name.as_bytes()) && !is_passing(other.fd(), name.as_bytes()));
         let dead = of_a_dead_process(tree.fd(), HOUR);
         assert!(is_passing(tree.fd(), dead.as_bytes()));
@@ -344,6 +347,18 @@ mod tests {
         for name in [lasting.as_bytes(), b".zmove-", b".zmove-mine", b"f", b"\xff"] {
             assert!(!is_passing(tree.fd(), name));
         }
+    }
+
+    /// What the walk passes over is what a sweep may remove: overlayfs gives a directory of a lower layer other numbers
+    /// when something is made in it, after the name has been chosen.
+    #[test]
+    fn what_was_born_when_its_name_tells_is_passing_wherever_it_is() {
+        let ((_elsewhere, other), (home, tree)) = (place(), place());
+        let (fresh, old) = (passing(&Parent::of(other.fd())), of_a_dead_process(other.fd(), HOUR));
+        for name in [&fresh, &old] {
+            std::fs::write(home.path().join(name.as_os_str()), "x").unwrap();
+        }
+        assert!(is_passing(tree.fd(), fresh.as_bytes()) && !is_passing(tree.fd(), old.as_bytes()));
     }
 
     #[test]

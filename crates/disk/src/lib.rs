@@ -51,7 +51,7 @@ pub use hidden::{TempNames, is_passing, sweep};
 pub use kept_times::{KeptTimes, is_beyond_range, is_held_everywhere};
 pub use mounts::Mount;
 pub use own::open_own;
-pub use remove::{is_hidden, remove_entries};
+pub use remove::{is_hidden, remove_entries, remove_entries_until};
 pub use staged::{Replace, Staged, publish_file};
 pub use staging_directory::StagingDirectory;
 pub use threads::Threads;

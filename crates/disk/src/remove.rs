@@ -40,6 +40,17 @@ pub fn remove_entries<'n>(
     tree: &Tree,
     directory: &RelPath,
     names: impl Iterator<Item = &'n Name>,
+    failed: impl FnMut(RelPath, io::Error),
+) -> u64 {
+    remove_entries_until(|| false, tree, directory, names, failed)
+}
+
+/// The same until it is to stop, which is asked before each entry; then what is left stays.
+pub fn remove_entries_until<'n>(
+    stops: impl Fn() -> bool,
+    tree: &Tree,
+    directory: &RelPath,
+    names: impl Iterator<Item = &'n Name>,
     mut failed: impl FnMut(RelPath, io::Error),
 ) -> u64 {
     let opened = match tree.open_directory(directory) {
@@ -60,7 +71,7 @@ pub fn remove_entries<'n>(
             let path = path.fold(directory.clone(), |path, name| path.join(name).unwrap_or(path));
             failed(path, error);
         };
-        removed += Removal::new(opened.as_fd(), name, failed).run();
+        removed += Removal::new(opened.as_fd(), name, failed).run(&stops);
     }
     removed
 }
@@ -119,7 +130,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
         }
     }
 
-    fn run(mut self) -> u64 {
+    fn run(mut self, stops: &impl Fn() -> bool) -> u64 {
         match rustix::fs::unlinkat(self.top, self.name.as_os_str(), AtFlags::empty()) {
             Ok(()) => return 1,
             Err(Errno::NOENT) => return 0,
@@ -130,11 +141,13 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
             }
         }
         self.enter(self.name.clone());
-        while let Some(level) = self.levels.last_mut() {
+        while let Some(level) = self.levels.last_mut()
+            && !stops()
+        {
             match level.directories.pop() {
                 Some(name) => self.enter(name),
-                None if level.is_unread && self.staying.len() < STAYING_MAX => self.read(),
-                None => self.leave(),
+                None if level.is_unread && self.staying.len() < STAYING_MAX => self.read(stops),
+                None => self.leave(stops),
             }
         }
         self.removed
@@ -166,19 +179,19 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
     }
 
     /// Removes what is in the deepest directory, but for directories, of which it keeps the first names.
-    fn read(&mut self) {
+    fn read(&mut self, stops: &impl Fn() -> bool) {
         if let Some(level) = self.levels.last_mut() {
             (level.is_unread, level.has_shrunk) = (false, false);
         }
-        if let Err(error) = self.read_entries() {
+        if let Err(error) = self.read_entries(stops) {
             self.fail(None, error);
         }
     }
 
-    fn read_entries(&mut self) -> io::Result<()> {
+    fn read_entries(&mut self, stops: &impl Fn() -> bool) -> io::Result<()> {
         let Some(here) = &self.here else { return Ok(()) };
         for entry in Dir::read_from(here)? {
-            if matches!(self.meet(&entry?)?, Reading::IsEnough) {
+            if stops() || matches!(self.meet(&entry?)?, Reading::IsEnough) {
                 break;
             }
         }
@@ -224,7 +237,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
     }
 
     /// Removes the deepest directory, which should be empty now; one that is not is read again, unless that is known to be of no use.
-    fn leave(&mut self) {
+    fn leave(&mut self, stops: &impl Fn() -> bool) {
         let above = match self.above() {
             Ok(above) => above,
             Err(error) => {
@@ -238,7 +251,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
         let gone = rustix::fs::unlinkat(parent, level.name.as_os_str(), AtFlags::REMOVEDIR);
         let is_filled = matches!(gone, Err(Errno::NOTEMPTY | Errno::EXIST));
         if is_filled && level.has_shrunk && !level.stays && level.hidden.is_none() {
-            return self.read();
+            return self.read(stops);
         }
         if is_filled && !level.stays && level.hidden.is_some() {
             let hidden = level.hidden.clone();

@@ -3,6 +3,12 @@
 //! `docs/OPERATIONS.md` has the limits. Who would hold more fails by itself: nothing waits here, so that no key waits for
 //! another. **Invariant:** what is booked is what is kept, and is given back by dropping what stands for it ([`Held`]).
 
+pub(crate) mod cores;
+pub(crate) mod limits;
+pub(crate) mod messages;
+pub(crate) mod rate_limits;
+pub(crate) mod windows;
+
 use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,9 +19,9 @@ use zmove_disk::Disk;
 use zmove_transport::Fingerprint;
 use zmove_wire::WireError;
 
-use crate::hashing::{Places, Turn};
-use crate::journal::Room;
-use crate::limits::{Limits, files_of_process};
+use crate::account::cores::{Cores, Turn};
+use crate::account::limits::{Limits, files_of_process};
+use crate::resume::journal::Room;
 
 /// The accounts of all keys that have transfers under way.
 #[derive(Debug)]
@@ -36,7 +42,7 @@ struct Book {
     windows: Arc<Gauge>,
     files: Arc<Gauge>,
     threads: Arc<Gauge>,
-    hashing: Places,
+    cores: Cores,
     /// The storage engine of the key's transfers.
     disk: OnceLock<Arc<dyn Disk>>,
     transfers_max: AtomicUsize,
@@ -107,9 +113,14 @@ impl Account {
     /// # Errors
     /// There would be too much.
     pub(crate) fn hold_memory(&self, bytes: usize) -> Result<Held, WireError> {
-        let mut held = Held { gauge: Arc::clone(&self.0.memory), amount: 0 };
+        let mut held = self.nothing();
         held.grow(bytes)?;
         Ok(held)
+    }
+
+    /// No memory yet, for what will [grow](Held::grow).
+    pub(crate) fn nothing(&self) -> Held {
+        Held { gauge: Arc::clone(&self.0.memory), amount: 0 }
     }
 
     #[cfg(test)]
@@ -145,9 +156,9 @@ impl Account {
         Arc::clone(self.0.disk.get_or_init(|| usual.anew().unwrap_or_else(|| Arc::clone(usual))))
     }
 
-    /// For a thread that is going to hash something of a session that ends when `stopping` is set.
-    pub(crate) fn hashing<'a>(&'a self, stopping: &'a AtomicBool) -> Turn<'a> {
-        self.0.hashing.turn(stopping)
+    /// For a thread that is going to hash or list something for a session that ends when `stopping` is set.
+    pub(crate) fn turn<'a>(&'a self, stopping: &'a AtomicBool) -> Turn<'a> {
+        self.0.cores.turn(stopping)
     }
 
     /// What the key's journals may take.
@@ -170,7 +181,7 @@ impl Book {
             windows: Arc::default(),
             files: Arc::new(files),
             threads: Arc::default(),
-            hashing: Places::default(),
+            cores: Cores::default(),
             disk: OnceLock::new(),
             transfers_max: AtomicUsize::new(0),
             room: Mutex::new(Room::of(limits)),
@@ -264,6 +275,17 @@ impl Held {
     pub(crate) fn shrink(&mut self, less: usize) {
         self.amount -= less;
         self.gauge.release(less);
+    }
+
+    /// Has this stand for another of the same account too.
+    pub(crate) fn join(&mut self, mut other: Self) {
+        debug_assert!(Arc::ptr_eq(&self.gauge, &other.gauge), "it is of the same account");
+        self.amount += std::mem::take(&mut other.amount);
+    }
+
+    /// Gives back all that is booked.
+    pub(crate) fn clear(&mut self) {
+        self.shrink(self.amount);
     }
 
     /// How much is booked.

@@ -7,9 +7,9 @@ use zmove_disk::{Direct, Disk, Threads};
 use zmove_types::GROUP_BYTES;
 
 use crate::account::Account;
-use crate::ending::EndingSessions;
 use crate::meters::TransferMeter;
-use crate::set_ids::SetIds;
+use crate::session::ending::EndingSessions;
+use crate::store::set_ids::SetIds;
 
 /// The settings of one receiving session.
 #[derive(Clone, Debug)]

@@ -3,6 +3,15 @@
 //! **Invariant:** a peer whose key is not authorised gets no byte of its own parsed; connections that have not proved a
 //! key are few and short ([`Limits`]).
 
+pub(crate) mod admission;
+pub(crate) mod authorizer;
+pub(crate) mod authorizing;
+pub(crate) mod event;
+pub(crate) mod pending_handshakes;
+pub(crate) mod refusals;
+pub(crate) mod registry;
+pub(crate) mod waiting_line;
+
 use std::error::Error;
 use std::fmt;
 use std::future::Future;
@@ -24,19 +33,19 @@ use zmove_wire::{
 };
 
 use crate::account::Accounts;
-use crate::admission::{Admissions, InLine, Seat};
+use crate::account::limits::Limits;
+use crate::account::rate_limits::Rates;
 use crate::config::ReceiverConfig;
-use crate::event::{DaemonEvent, Moved, Rejection, Who};
-use crate::guests::{Guest, Guests};
-use crate::judging::Judges;
-use crate::limits::Limits;
+use crate::daemon::admission::{Admissions, InLine, Seat};
+use crate::daemon::authorizer::{Authorized, Authorizer};
+use crate::daemon::authorizing::AuthorizingThreads;
+use crate::daemon::event::{DaemonEvent, Moved, Rejection, Who};
+use crate::daemon::pending_handshakes::PendingHandshakes;
+use crate::daemon::refusals::{REFUSAL_TIMEOUT, refuse, refuse_peer, say_and_close};
+use crate::daemon::registry::{Found, Registered, Registry};
 use crate::meters::{Meters, TransferMeter};
-use crate::rates::Rates;
-use crate::refusals::{REFUSAL_TIMEOUT, Refusals, refuse};
-use crate::registry::{Found, Registered, Registry};
+use crate::session::turns::Runs;
 use crate::session::{Session, run_session};
-use crate::turns::Runs;
-use crate::unproven::Unproven;
 
 /// How long transfers that are cut off may take to clean up.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -55,14 +64,14 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A daemon that is listening.
 pub struct Daemon {
     shared: Arc<Shared>,
-    unproven: Unproven,
+    pending: PendingHandshakes,
 }
 
 struct Shared {
     /// Turns true when the daemon is to end; each transfer listens.
     stopping: watch::Sender<bool>,
     listener: Listener,
-    guests: Arc<Guests>,
+    authorizer: Arc<Authorizer>,
     config: ReceiverConfig,
     admissions: Admissions,
     meters: Arc<Meters>,
@@ -72,8 +81,7 @@ struct Shared {
     rates: Rates,
     accounts: Accounts,
     runs: Runs,
-    judges: Judges,
-    refusals: Refusals,
+    authorizing: AuthorizingThreads,
     log: Box<dyn Fn(&DaemonEvent) + Send + Sync>,
 }
 
@@ -90,13 +98,13 @@ impl Daemon {
     /// A daemon on a listening socket.
     pub fn new(
         listener: Listener,
-        guests: Guests,
+        authorizer: Authorizer,
         config: ReceiverConfig,
         log: impl Fn(&DaemonEvent) + Send + Sync + 'static,
     ) -> Self {
         let shared = Shared {
             listener,
-            guests: Arc::new(guests),
+            authorizer: Arc::new(authorizer),
             config,
             admissions: Admissions::new(Limits::default()),
             meters: Arc::default(),
@@ -105,12 +113,11 @@ impl Daemon {
             rates: Rates::default(),
             accounts: Accounts::default(),
             runs: Runs::default(),
-            judges: Judges::default(),
-            refusals: Refusals::default(),
+            authorizing: AuthorizingThreads::default(),
             log: Box::new(log),
             stopping: watch::Sender::new(false),
         };
-        Self { shared: Arc::new(shared), unproven: Unproven::default() }
+        Self { shared: Arc::new(shared), pending: PendingHandshakes::default() }
     }
 
     /// The limits that hold.
@@ -139,7 +146,7 @@ impl Daemon {
     /// Serves until `stop` resolves. Transfers that are running then are cut off, and given some time to clean up.
     pub async fn serve(&self, stop: impl Future<Output = ()>) {
         tokio::pin!(stop);
-        let moving = self.unproven.keep_moving();
+        let moving = self.pending.keep_moving();
         tokio::pin!(moving);
         loop {
             tokio::select! {
@@ -163,11 +170,11 @@ impl Daemon {
         };
         let max = self.limits().unproven;
         // while there are many, who comes by UDP has to show that it is where it says
-        let crowded = self.unproven.count() > max / 2;
+        let crowded = self.pending.count() > max / 2;
         let asked = if crowded { incoming.ask_back() } else { Some(incoming) };
         let Some(incoming) = asked else { return };
         let (address, shared) = (incoming.address(), Arc::clone(&self.shared));
-        let place = self.unproven.enter(address.ip(), max);
+        let place = self.pending.enter(address.ip(), max);
         tokio::spawn(async move {
             let Ok(mut place) = place.await else {
                 return shared.reject(Rejection::Crowded, address, crowded_out(max));
@@ -177,8 +184,8 @@ impl Daemon {
                 () = place.taken() => return shared.reject(Rejection::Crowded, address, crowded_out(max)),
             };
             drop(place);
-            if let Some((channel, guest)) = proven {
-                shared.admit(channel, guest).await;
+            if let Some((channel, authorized)) = proven {
+                shared.admit(channel, authorized).await;
             }
         });
     }
@@ -190,7 +197,7 @@ impl Shared {
     }
 
     /// Has the peer prove its key and looks it up.
-    async fn prove(&self, incoming: Incoming, spoken: impl FnOnce()) -> Option<(Channel, Guest)> {
+    async fn prove(&self, incoming: Incoming, spoken: impl FnOnce()) -> Option<(Channel, Authorized)> {
         let (address, patience) = (incoming.address(), self.admissions.limits().unproven_time);
         let channel = match self.listener.handshake_telling(incoming, patience, spoken).await {
             Ok(channel) => channel,
@@ -201,9 +208,9 @@ impl Shared {
             }
         };
         // files are looked at, and certificates checked, where no other connection waits for it
-        let (guests, claim) = (Arc::clone(&self.guests), channel.claim());
-        match self.judges.judge(move || guests.judge(&claim)).await {
-            Ok(Ok(guest)) => Some((channel, guest)),
+        let (authorizer, claim) = (Arc::clone(&self.authorizer), channel.claim());
+        match self.authorizing.run(move || authorizer.authorize(&claim)).await {
+            Ok(Ok(authorized)) => Some((channel, authorized)),
             Ok(Err(denial)) => {
                 self.reject(Rejection::UnknownKey, address, with_causes(&denial));
                 refuse(channel, |peer| not_admitted(peer, &denial)).await;
@@ -218,7 +225,7 @@ impl Shared {
     }
 
     /// Reads the greeting and does what it asks for.
-    async fn admit(self: Arc<Self>, channel: Channel, guest: Guest) {
+    async fn admit(self: Arc<Self>, channel: Channel, authorized: Authorized) {
         let (address, key) = (channel.address(), channel.peer());
         let waiting = match self.admissions.wait(key) {
             Ok(waiting) => waiting,
@@ -240,7 +247,7 @@ impl Shared {
                 self.reject(Rejection::Greeting, address, error);
                 // our own greeting tells the peer which versions we speak
                 let ours = Greeting::new(Role::Control, TransferId([0; 16]));
-                return self.refusals.say_and_close(stream, &ours.encode()).await;
+                return say_and_close(&self.admissions, stream, &ours.encode()).await;
             }
         };
         let allowed = greeting.cipher == Cipher::Tls || self.config.allow_clear;
@@ -251,7 +258,7 @@ impl Shared {
                     address,
                     "it asks for lanes in clear over QUIC, which has none",
                 );
-                self.refusals.refuse(stream, clear_quic).await;
+                refuse_peer(&self.admissions, stream, clear_quic).await;
             }
             _ if !allowed => {
                 self.reject(
@@ -259,21 +266,27 @@ impl Shared {
                     address,
                     "it asks for lanes in clear, which need 'zmove serve --allow-clear'",
                 );
-                self.refusals.refuse(stream, clear_lanes).await;
+                refuse_peer(&self.admissions, stream, clear_lanes).await;
             }
             Role::Control => {
                 drop(waiting);
-                self.run_control(stream, guest, greeting, version).await;
+                self.run_control(stream, authorized, greeting, version).await;
             }
-            Role::Lane(_) => self.hand_over_lane(stream, address, guest, greeting).await,
+            Role::Lane(_) => self.hand_over_lane(stream, address, authorized, greeting).await,
         }
     }
 
-    async fn run_control(&self, mut stream: Channel, guest: Guest, greeting: Greeting, version: Version) {
+    async fn run_control(
+        &self,
+        mut stream: Channel,
+        authorized: Authorized,
+        greeting: Greeting,
+        version: Version,
+    ) {
         let (address, key) = (stream.address(), stream.peer());
         if *self.draining.borrow() {
             self.reject(Rejection::Stopping, address, "this receiver is being stopped");
-            return self.refusals.refuse(stream, stopping).await;
+            return refuse_peer(&self.admissions, stream, stopping).await;
         }
         let mut place = match self.admissions.line_up(key) {
             Ok(place) => place,
@@ -284,7 +297,7 @@ impl Shared {
         }
         let (seat, told) = match place.at_once() {
             Some(seat) => (seat, None),
-            None => match self.wait_in_line(stream, place, &guest.name, (greeting, version)).await {
+            None => match self.wait_in_line(stream, place, &authorized.name, (greeting, version)).await {
                 Some((channel, seat, told)) => {
                     stream = channel;
                     (seat, told)
@@ -308,7 +321,7 @@ impl Shared {
         };
         let (reader, writer) = control_pair(stream);
         let control = (reader, if greeted { writer.greeted() } else { writer });
-        self.run_transfer(address, control, lanes, &seat, guest, (greeting, version)).await;
+        self.run_transfer(address, control, lanes, &seat, authorized, (greeting, version)).await;
     }
 
     /// Has a transfer wait for its turn, and tells its sender where that is understood; returns its seat, and its entry if the
@@ -350,9 +363,9 @@ impl Shared {
             Waited::TooLong => self.refuse_full(stream, reason).await,
             Waited::Stopping if told.is_some() => {
                 let refusal = ToSender::Refused(stopping(key));
-                self.refusals.say_and_close(stream, &encode_message(&refusal)).await;
+                say_and_close(&self.admissions, stream, &encode_message(&refusal)).await;
             }
-            Waited::Stopping => self.refusals.refuse(stream, stopping).await,
+            Waited::Stopping => refuse_peer(&self.admissions, stream, stopping).await,
         }
         None
     }
@@ -387,7 +400,7 @@ impl Shared {
         control: (ControlReader, ControlWriter),
         lanes: mpsc::Receiver<Box<dyn LaneSource>>,
         seat: &Seat,
-        Guest { name, access, set_ids, owner, .. }: Guest,
+        Authorized { name, access, set_ids, owner, .. }: Authorized,
         (Greeting { transfer, cipher, .. }, version): (Greeting, Version),
     ) {
         let who = Who { name, address, key: seat.key() };
@@ -424,18 +437,18 @@ impl Shared {
         let text = format!("{full}; try again later");
         self.reject(Rejection::Limit, stream.address(), &text);
         let code = if stream.version() >= Version::V4 { RefusalCode::Full } else { RefusalCode::Busy };
-        self.refusals.refuse(stream, |_| Refusal { code, text }).await;
+        refuse_peer(&self.admissions, stream, |_| Refusal { code, text }).await;
     }
 
     async fn hand_over_lane(
         &self,
         mut stream: Channel,
         address: SocketAddr,
-        guest: Guest,
+        authorized: Authorized,
         greeting: Greeting,
     ) {
         let key = stream.peer();
-        if let Some(limit) = guest.max_rate {
+        if let Some(limit) = authorized.max_rate {
             stream.set_receive_rate(self.rates.of(key, limit));
         }
         let lanes = match self.registry.find(key, greeting.transfer, EARLY_LANE_TIMEOUT).await {

@@ -3,6 +3,7 @@
 //! **Invariant:** nothing is removed that the sender has not named, nothing outside the target, and nothing through a link; nor
 //! what a name that stays leads to under another spelling.
 
+mod effort;
 mod spared;
 
 use std::collections::BinaryHeap;
@@ -13,7 +14,7 @@ use std::sync::atomic::Ordering;
 
 use rustix::fs::{AtFlags, Dir, FileType};
 use rustix::io::Errno;
-use zmove_disk::{Tree, is_hidden, remove_entries};
+use zmove_disk::{Tree, is_hidden, remove_entries_until};
 use zmove_types::Name;
 use zmove_wire::limits::{
     EXTRA_NAME_BYTES_MAX, EXTRA_NAMES_MAX, KEEPS_OUTSTANDING_MAX, REMOVES_OUTSTANDING_MAX,
@@ -23,13 +24,15 @@ use zmove_wire::{
     WireError,
 };
 
+use crate::account::messages::ALLOCATION_BYTES;
 use crate::account::{Account, Held};
-use crate::booked::ALLOCATION_BYTES;
 use crate::error::SessionError;
+pub(crate) use crate::mirror::effort::Effort;
 pub(crate) use crate::mirror::spared::Spared;
-use crate::publisher::publish_all;
-use crate::store::{Context, Outcome};
-use crate::tasks::Workers;
+use crate::session::threads::Workers;
+use crate::store::context::Context;
+use crate::store::outcome::Outcome;
+use crate::store::publishing::publish_all;
 
 /// The questions of one transfer that are being answered.
 #[derive(Debug)]
@@ -50,7 +53,7 @@ impl Mirror {
         &mut self,
         context: &Arc<Context>,
         allowed: Extraneous,
-        (keep, held): (Keep, Held),
+        (keep, question): (Keep, Held),
     ) -> Result<(), SessionError> {
         keep.check()?;
         self.keeps += 1;
@@ -58,13 +61,14 @@ impl Mirror {
             return Err(WireError::OutOfOrder { what: "a list of names that stay" }.into());
         }
         let spared = Arc::clone(&self.spared);
-        let mut room = context.account.hold_memory(0)?;
         self.workers.start_for(context, move |context| {
-            let _until_it_is_answered = held;
-            let answer = ToSender::Extra(extra(Some(&context.target.tree), &keep, &spared, &mut room));
-            // from here on it is booked with what is told
-            drop(room);
-            context.tell(Outcome::Mirror(answer));
+            let _until_it_is_answered = question;
+            let mut held = context.account.nothing();
+            let mut effort = Effort::new(context.account.turn(&context.stopping), &mut held);
+            let answer = ToSender::Extra(extra(Some(&context.target.tree), &keep, &spared, &mut effort));
+            // who tells may have to wait
+            drop(effort);
+            context.tell_booked(Outcome::Mirror(answer), held);
         })
     }
 
@@ -112,38 +116,40 @@ impl Mirror {
 
 fn remove_all(context: &Context, remove: &Remove, spared: &Spared) -> u64 {
     let mut removed = 0;
-    for group in &remove.groups {
+    let has_ended = || context.stopping.load(Ordering::Relaxed);
+    for group in remove.groups.iter().take_while(|_| !has_ended()) {
         let stays = spared.among(&context.target.tree, &group.directory);
-        let goes_on = |_: &&ListedName| !context.stopping.load(Ordering::Relaxed);
-        let names = group.names.iter().take_while(goes_on).map(|name| &name.0);
+        let names = group.names.iter().take_while(|_| !has_ended()).map(|name| &name.0);
         let names = names.filter(|name| !is_hidden(name.as_bytes()) && !stays(name));
-        removed += remove_entries(&context.target.tree, &group.directory, names, |path, error| {
-            let reserved = path.file_name().is_some_and(|name| is_hidden(name.as_bytes()));
-            let code = match error.kind() {
-                _ if reserved => FaultCode::Reserved,
-                io::ErrorKind::CrossesDevices => FaultCode::Mounted,
-                _ => FaultCode::os(&error),
-            };
-            context.tell(Outcome::Fault(Fault { path, operation: Operation::Delete, code }));
-        });
+        removed +=
+            remove_entries_until(has_ended, &context.target.tree, &group.directory, names, |path, error| {
+                let reserved = path.file_name().is_some_and(|name| is_hidden(name.as_bytes()));
+                let code = match error.kind() {
+                    _ if reserved => FaultCode::Reserved,
+                    io::ErrorKind::CrossesDevices => FaultCode::Mounted,
+                    _ => FaultCode::os(&error),
+                };
+                context.tell(Outcome::Fault(Fault { path, operation: Operation::Delete, code }));
+            });
     }
     removed
 }
 
-/// What else is in the directories where names stay; nothing where the target is not there. What that takes is booked on `held`;
-/// a directory for whose names there is no room cannot be listed.
-pub(crate) fn extra(tree: Option<&Tree>, keep: &Keep, spared: &Spared, held: &mut Held) -> Extra {
+/// What else is in the directories where names stay; nothing where the target is not there. What that takes is booked;
+/// a directory for whose names there is no room cannot be listed. When the session has ended the answer lacks what is
+/// behind.
+pub(crate) fn extra(tree: Option<&Tree>, keep: &Keep, spared: &Spared, effort: &mut Effort<'_>) -> Extra {
     let mut answer = Extra { keep: keep.keep, ..Extra::default() };
     let mut name_bytes = 0;
     for (number, range) in (0..).zip(&keep.ranges) {
-        let Some(tree) = tree else { break };
+        let Some(tree) = tree.filter(|_| !effort.is_over()) else { break };
         let names = EXTRA_NAMES_MAX.saturating_sub(answer.names.len());
         let room = Room { names, name_bytes: EXTRA_NAME_BYTES_MAX.saturating_sub(name_bytes) };
-        let booked = held.amount();
-        let Found { names, more, .. } = match first_extra(tree, range, room, spared, held) {
+        let booked = effort.booked();
+        let Found { names, more, .. } = match first_extra(tree, range, room, spared, effort) {
             Ok(found) => found,
             Err(error) => {
-                held.shrink(held.amount() - booked);
+                effort.shrink_to(booked);
                 answer.faults.push((number, FaultCode::os(&error)));
                 continue;
             }
@@ -184,13 +190,13 @@ struct Found {
 
 impl Found {
     /// Takes a name, and leaves out the last ones for which there is no room, though not the only one.
-    fn take(&mut self, name: Name, directory: bool, room: Room, held: &mut Held) -> Result<(), WireError> {
-        held.grow(name_takes(&name))?;
+    fn take(&mut self, name: Name, directory: bool, room: Room, effort: &mut Effort<'_>) -> io::Result<()> {
+        effort.grow(name_takes(&name))?;
         self.name_bytes += name.as_bytes().len();
         self.names.push((ListedName(name), directory));
         while self.names.len() > room.names.max(1) || self.has_bytes_over(room.name_bytes) {
             let Some((last, _)) = self.names.pop() else { break };
-            held.shrink(name_takes(&last.0));
+            effort.shrink(name_takes(&last.0));
             self.name_bytes -= last.0.as_bytes().len();
             self.more = true;
         }
@@ -214,7 +220,7 @@ fn first_extra(
     range: &KeptRange,
     room: Room,
     spared: &Spared,
-    held: &mut Held,
+    effort: &mut Effort<'_>,
 ) -> io::Result<Found> {
     let directory = match tree.open_directory(&range.directory) {
         Ok(directory) => directory,
@@ -224,25 +230,25 @@ fn first_extra(
             return if absent { Ok(Found::default()) } else { Err(error) };
         }
     };
-    let booked = held.amount();
-    let Listed { found, unlisted } = list(&directory, range, (room, held), |_| false)?;
+    let booked = effort.booked();
+    let Listed { found, unlisted } = list(&directory, range, room, effort, |_| false)?;
     let is_whole = range.after.is_none() && range.open;
     let looks = !is_whole || !found.names.is_empty();
     if looks {
         let names = range.names.iter().zip(&unlisted).filter(|(_, unlisted)| **unlisted);
-        spared.look_for(&directory, names.map(|(name, _)| &name.0), held)?;
+        spared.look_for(&directory, names.map(|(name, _)| &name.0), effort)?;
     }
     drop(unlisted);
-    held.shrink(range.names.len());
+    effort.shrink(range.names.len());
     if !looks || spared.is_empty() {
         return Ok(found);
     }
     drop(found);
-    held.shrink(held.amount() - booked);
+    effort.shrink_to(booked);
     let Listed { found, unlisted } =
-        list(&directory, range, (room, held), |name| spared.has(&directory, name))?;
+        list(&directory, range, room, effort, |name| spared.has(&directory, name))?;
     drop(unlisted);
-    held.shrink(range.names.len());
+    effort.shrink(range.names.len());
     Ok(found)
 }
 
@@ -256,13 +262,15 @@ struct Listed {
 fn list(
     directory: &OwnedFd,
     range: &KeptRange,
-    (room, held): (Room, &mut Held),
+    room: Room,
+    effort: &mut Effort<'_>,
     stays: impl Fn(&Name) -> bool,
 ) -> io::Result<Listed> {
     let mut found = Found::default();
-    held.grow(range.names.len()).map_err(|_no_room| Errno::NOMEM)?;
+    effort.grow(range.names.len())?;
     let mut unlisted = vec![true; range.names.len()];
     for entry in Dir::read_from(directory)? {
+        effort.go_on()?;
         let entry = entry?;
         let bytes = entry.file_name().to_bytes();
         // what has no name that can be told stays
@@ -280,8 +288,7 @@ fn list(
             }
             known => known,
         };
-        let taken = found.take(name, kind == FileType::Directory, room, held);
-        taken.map_err(|_no_room| Errno::NOMEM)?;
+        found.take(name, kind == FileType::Directory, room, effort)?;
     }
     Ok(Listed { found, unlisted })
 }
@@ -290,8 +297,10 @@ fn list(
 mod tests {
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt;
+    use std::sync::atomic::AtomicBool;
 
     use super::*;
+    use crate::account::cores::Cores;
     use zmove_disk::number_at;
     use zmove_types::{FileNumber, RelPath};
 
@@ -306,7 +315,17 @@ mod tests {
     }
 
     fn extra(tree: Option<&Tree>, keep: &Keep, spared: &Spared) -> Extra {
-        super::extra(tree, keep, spared, &mut Account::default().hold_memory(0).unwrap())
+        extra_on(&mut Account::default().nothing(), tree, keep, spared)
+    }
+
+    /// What is told by a session that has not ended.
+    fn extra_on(held: &mut Held, tree: Option<&Tree>, keep: &Keep, spared: &Spared) -> Extra {
+        with_effort(held, |effort| super::extra(tree, keep, spared, effort))
+    }
+
+    fn with_effort<T>(held: &mut Held, work: impl FnOnce(&mut Effort<'_>) -> T) -> T {
+        let (cores, stopping) = (Cores::default(), AtomicBool::new(false));
+        work(&mut Effort::new(cores.turn(&stopping), held))
     }
 
     /// Names that are as long as they may be: what is found takes no more than what is told.
@@ -319,8 +338,8 @@ mod tests {
         }
         let tree = Tree::open(home.path()).unwrap();
         let account = Account::default();
-        let mut held = account.hold_memory(0).unwrap();
-        let mut told = super::extra(Some(&tree), &keep(&[], None), &Spared::default(), &mut held);
+        let mut held = account.nothing();
+        let mut told = extra_on(&mut held, Some(&tree), &keep(&[], None), &Spared::default());
         let takes: usize = told.names.iter().map(|extra| name_takes(&extra.name.0)).sum();
         assert_eq!(held.amount(), takes);
         assert!(takes < 2 * EXTRA_NAME_BYTES_MAX);
@@ -331,6 +350,40 @@ mod tests {
         assert!(told.names.is_sorted_by(|one, next| one.name < next.name));
     }
 
+    /// What is behind the first few entries is not looked at any more.
+    #[test]
+    fn nothing_is_listed_for_a_session_that_has_ended() {
+        let home = tempfile::tempdir().unwrap();
+        for number in 0..1000 {
+            std::fs::File::create(home.path().join(format!("{number}"))).unwrap();
+        }
+        let tree = Tree::open(home.path()).unwrap();
+        let (cores, stopping) = (Cores::default(), AtomicBool::new(false));
+        let mut held = Account::default().nothing();
+        let mut effort = Effort::new(cores.turn(&stopping), &mut held);
+        let directory = tree.open_directory(&RelPath::root()).unwrap();
+        let mut look = || {
+            let KeptRange { names, .. } = &keep(&["a"], None).ranges[0];
+            let room = Room { names: 2000, name_bytes: 20_000 };
+            let looked = std::cell::Cell::new(0);
+            let listed = list(&directory, &keep(&[], None).ranges[0], room, &mut effort, |_| {
+                looked.set(looked.get() + 1);
+                false
+            });
+            let error = |error| Errno::from_io_error(&error);
+            let many: Vec<_> = std::iter::repeat_n(&names[0].0, 1000).collect();
+            let found = Spared::default().look_for(&directory, many.into_iter(), &mut effort);
+            (looked.get(), listed.map(drop).map_err(error), found.map_err(error))
+        };
+        assert_eq!(look(), (1000, Ok(()), Ok(())));
+        stopping.store(true, Ordering::Relaxed);
+        let (looked, listed, found) = look();
+        assert_eq!((listed, found), (Err(Some(Errno::CANCELED)), Err(Some(Errno::CANCELED))));
+        assert!(looked < 256, "{looked}");
+        let told = super::extra(Some(&tree), &keep(&[], None), &Spared::default(), &mut effort);
+        assert_eq!(told, Extra { keep: 7, ..Extra::default() });
+    }
+
     #[test]
     fn names_for_which_there_is_no_room_are_a_directory_that_cannot_be_listed() {
         let home = tempfile::tempdir().unwrap();
@@ -338,9 +391,9 @@ mod tests {
         let limits =
             crate::Limits { memory_per_identity: zmove_types::ByteCount(10), ..crate::Limits::default() };
         let account = crate::account::Accounts::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
-        let mut held = account.hold_memory(0).unwrap();
+        let mut held = account.nothing();
         let tree = Tree::open(home.path()).unwrap();
-        let told = super::extra(Some(&tree), &keep(&[], None), &Spared::default(), &mut held);
+        let told = extra_on(&mut held, Some(&tree), &keep(&[], None), &Spared::default());
         assert_eq!(told.faults, [(0, FaultCode::os(&Errno::NOMEM.into()))]);
         assert_eq!((told.names, held.amount(), account.memory_held()), (vec![], 0, 0));
     }
@@ -416,14 +469,14 @@ mod tests {
             let mut held = account.hold_memory(2).unwrap();
             let directory = tree.open_directory(&RelPath::root()).unwrap();
             let names = asked.ranges[0].names.iter().map(|name| &name.0);
-            let looked = spared.look_for(&directory, names, &mut held);
+            let looked = with_effort(&mut held, |effort| spared.look_for(&directory, names, effort));
             looked.map(|()| held.amount()).map_err(|error| Errno::from_io_error(&error))
         };
         assert_eq!((look(0), look(1)), (Err(Some(Errno::NOMEM)), Ok(2)));
         let account = account(1 << 20);
-        let mut held = account.hold_memory(0).unwrap();
+        let mut held = account.nothing();
         let spared = Spared::by(look_caseless, &Account::default());
-        let told = super::extra(Some(&tree), &asked, &spared, &mut held);
+        let told = extra_on(&mut held, Some(&tree), &asked, &spared);
         let takes: usize = told.names.iter().map(|extra| name_takes(&extra.name.0)).sum();
         assert_eq!((told.names.len(), held.amount()), (999, takes));
     }

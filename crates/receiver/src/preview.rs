@@ -4,6 +4,8 @@
 //! of times: on a file without a name, or, where there are none, a hidden one that is gone at once. When [`run`] returns, the
 //! tasks it started have ended.
 
+pub(crate) mod inquiry;
+
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,16 +21,16 @@ use zmove_wire::{
     encode_message,
 };
 
+use crate::account::messages::{Booked, Messages};
 use crate::account::{Account, Held};
-use crate::booked::{Booked, Messages};
 use crate::error::SessionError;
-use crate::inquire::Onlooker;
-use crate::mirror::{Spared, extra};
-use crate::seen::Seen;
-use crate::session::{CLOSE_TIMEOUT, SessionReport, refusal_of, refuse};
-use crate::set_ids::SetIds;
-use crate::target::Access;
-use crate::tasks::Workers;
+use crate::mirror::{Effort, Spared, extra};
+use crate::preview::inquiry::Previewer;
+use crate::session::close::{CLOSE_TIMEOUT, SessionReport, refusal_of, refuse};
+use crate::session::threads::Workers;
+use crate::store::read_only_target::Seen;
+use crate::store::set_ids::SetIds;
+use crate::store::target::Access;
 
 /// The ways of one conversation.
 pub(crate) struct Preview {
@@ -69,7 +71,7 @@ pub(crate) async fn run(
     let single_name = seen.rename.as_ref().map(|(_, to)| TopName(to.clone()));
     let opened = Opened { state, lanes_max: ways.lanes_max, single_name };
     ways.writer.send(&encode_message(&ToSender::Opened(opened))).await?;
-    let onlooker = Arc::new(Onlooker {
+    let previewer = Arc::new(Previewer {
         seen,
         compare,
         overwrite,
@@ -84,10 +86,10 @@ pub(crate) async fn run(
         answers: JoinSet::new(),
     };
     let ended = tokio::select! {
-        ended = ways.converse(&onlooker, &mut looking) => ended,
+        ended = ways.converse(&previewer, &mut looking) => ended,
         () = stop => Err(SessionError::Stopping),
     };
-    onlooker.stopping.store(true, Ordering::Relaxed);
+    previewer.stopping.store(true, Ordering::Relaxed);
     looking.workers.end().await;
     let said = async {
         if let Err(error) = &ended {
@@ -106,7 +108,7 @@ pub(crate) async fn run(
 impl Preview {
     async fn converse(
         &mut self,
-        onlooker: &Arc<Onlooker>,
+        previewer: &Arc<Previewer>,
         looking: &mut Looking,
     ) -> Result<(), SessionError> {
         let mut announced = false;
@@ -116,9 +118,9 @@ impl Preview {
                     let Booked { message, held } = message.ok_or(ControlError::Closed)??;
                     match message {
                         ToReceiver::Inquire(inquiry) if !announced => {
-                            looking.take(onlooker, inquiry, held)?;
+                            looking.take(previewer, inquiry, held)?;
                         }
-                        ToReceiver::Keep(keep) if !announced => looking.list(onlooker, keep, held)?,
+                        ToReceiver::Keep(keep) if !announced => looking.list(previewer, keep, held)?,
                         ToReceiver::Announce { items: 0, mismatches: 0 } => announced = true,
                         _ => return Err(WireError::OutOfOrder { what: "a message of a preview" }.into()),
                     }
@@ -138,18 +140,19 @@ impl Preview {
 }
 
 impl Looking {
-    fn list(&mut self, onlooker: &Arc<Onlooker>, keep: Keep, held: Held) -> Result<(), SessionError> {
+    fn list(&mut self, previewer: &Arc<Previewer>, keep: Keep, held: Held) -> Result<(), SessionError> {
         keep.check()?;
         if self.answers.len() >= KEEPS_OUTSTANDING_MAX {
             return Err(WireError::OutOfOrder { what: "a list of names that stay" }.into());
         }
-        let onlooker = Arc::clone(onlooker);
+        let previewer = Arc::clone(previewer);
         self.answer(held, move |room| {
-            Ok(ToSender::Extra(extra(onlooker.seen.tree.as_ref(), &keep, &Spared::default(), room)))
+            let mut effort = Effort::new(previewer.account.turn(&previewer.stopping), room);
+            Ok(ToSender::Extra(extra(previewer.seen.tree.as_ref(), &keep, &Spared::default(), &mut effort)))
         })
     }
 
-    fn take(&mut self, onlooker: &Arc<Onlooker>, inquiry: Inquiry, held: Held) -> Result<(), SessionError> {
+    fn take(&mut self, previewer: &Arc<Previewer>, inquiry: Inquiry, held: Held) -> Result<(), SessionError> {
         let entries: usize = inquiry.groups.iter().map(|group| group.entries.len()).sum();
         let value = entries.max(inquiry.groups.len());
         if value > INQUIRED_ENTRIES_MAX {
@@ -160,9 +163,9 @@ impl Looking {
             let what = "an inquiry before the earlier ones are answered";
             return Err(WireError::OutOfOrder { what }.into());
         }
-        let onlooker = Arc::clone(onlooker);
+        let previewer = Arc::clone(previewer);
         self.answer(held, move |room| {
-            let findings = onlooker.answer(&inquiry);
+            let findings = previewer.answer(&inquiry);
             room.grow(size_of_val(&findings.findings[..]))?;
             Ok(ToSender::Findings(findings))
         })
@@ -176,7 +179,7 @@ impl Looking {
     ) -> Result<(), SessionError> {
         let (told, answered) = oneshot::channel();
         self.answers.spawn(answered);
-        let mut held = self.account.hold_memory(0)?;
+        let mut held = self.account.nothing();
         self.workers.start(move || {
             let answer = answer(&mut held);
             drop(question);

@@ -22,15 +22,15 @@ use zmove_wire::{
 };
 
 use crate::account::Account;
-use crate::booked::Messages;
-use crate::check::is_filler;
+use crate::account::messages::Messages;
+use crate::account::windows::open_window;
 use crate::config::{BUFFER_BYTES, ReceiverConfig};
 use crate::error::SessionError;
 use crate::meters::TransferMeter;
-use crate::seen::Seen;
-use crate::session::{CLOSE_TIMEOUT, SessionReport, cpu_time, micros, refusal_of, refuse};
-use crate::target::Access;
-use crate::windows::open_window;
+use crate::session::close::{CLOSE_TIMEOUT, SessionReport, cpu_time, micros, refusal_of, refuse};
+use crate::session::verify::is_filler;
+use crate::store::read_only_target::Seen;
+use crate::store::target::Access;
 
 mod sweeping;
 
@@ -63,7 +63,7 @@ pub(crate) async fn run(
     ways.writer.send(&encode_message(&ToSender::Opened(opened))).await?;
     let (told, news) = mpsc::channel(usize::from(lanes_max));
     let tally = Tally::new(PROBE_BYTES_MAX, usize::from(lanes_max), Arc::clone(&config.meter));
-    let crew = Crew {
+    let lane_set = LaneSet {
         tally: Arc::new(tally),
         account: config.account.clone(),
         told,
@@ -75,7 +75,7 @@ pub(crate) async fn run(
     let place = seen.tree.map(|tree| Place { tree, shown: shown(&target), config: config.clone() });
     let mut probe = Probe {
         ways,
-        crew,
+        lane_set,
         news,
         lanes_max: usize::from(lanes_max),
         waiting: Vec::new(),
@@ -97,7 +97,7 @@ fn shown(target: &[u8]) -> PathBuf {
 /// A probe under way.
 struct Probe {
     ways: Ways,
-    crew: Crew,
+    lane_set: LaneSet,
     news: mpsc::Receiver<LaneEnded>,
     lanes_max: usize,
     /// Samples that wait for so many lanes to end.
@@ -109,11 +109,11 @@ impl Probe {
     async fn converse(&mut self) -> Result<(), SessionError> {
         loop {
             tokio::select! {
-                Some(lane) = self.ways.lanes.recv(), if self.crew.up.len() < self.lanes_max => {
-                    self.crew.add(lane)?;
+                Some(lane) = self.ways.lanes.recv(), if self.lane_set.up.len() < self.lanes_max => {
+                    self.lane_set.add(lane)?;
                 }
                 Some(LaneEnded { number, ended }) = self.news.recv() => {
-                    self.crew.ended(number);
+                    self.lane_set.ended(number);
                     ended?;
                     self.answer_those_that_waited().await?;
                 }
@@ -132,7 +132,7 @@ impl Probe {
                 },
             }
         }
-        let finished = Finished { cpu_us: self.crew.tally.cpu_us(), ..Finished::default() };
+        let finished = Finished { cpu_us: self.lane_set.tally.cpu_us(), ..Finished::default() };
         self.ways.writer.send(&encode_message(&ToSender::Finished(finished))).await?;
         Ok(self.ways.writer.finish().await?)
     }
@@ -146,7 +146,7 @@ impl Probe {
     }
 
     async fn answer_those_that_waited(&mut self) -> Result<(), ControlError> {
-        let ended = self.crew.ended;
+        let ended = self.lane_set.ended;
         let (due, left) = self.waiting.iter().partition(|(_, lanes)| *lanes <= ended);
         self.waiting = left;
         let due: Vec<(u64, u32)> = due;
@@ -157,7 +157,7 @@ impl Probe {
     }
 
     async fn answer(&mut self, sample: u64) -> Result<(), ControlError> {
-        let sampled = self.crew.tally.sample(sample);
+        let sampled = self.lane_set.tally.sample(sample);
         self.ways.writer.send(&encode_message(&ToSender::Sampled(sampled))).await
     }
 
@@ -175,8 +175,8 @@ impl Probe {
         let _in_time = tokio::time::timeout(CLOSE_TIMEOUT, said).await;
         drop((self.ways, self.news));
         self.sweeping.end().await;
-        let crew = self.crew;
-        tokio::task::spawn_blocking(move || crew.end()).await.expect("it does not panic");
+        let lane_set = self.lane_set;
+        tokio::task::spawn_blocking(move || lane_set.end()).await.expect("it does not panic");
     }
 }
 
@@ -188,7 +188,7 @@ struct LaneEnded {
 }
 
 /// The threads of one probe.
-struct Crew {
+struct LaneSet {
     tally: Arc<Tally>,
     account: Account,
     told: mpsc::Sender<LaneEnded>,
@@ -199,7 +199,7 @@ struct Crew {
     ended: u32,
 }
 
-impl Crew {
+impl LaneSet {
     fn add(&mut self, mut source: Box<dyn LaneSource>) -> Result<(), SessionError> {
         let window = open_window(source.as_mut(), self.up.len(), &self.account);
         let number = self.begun;

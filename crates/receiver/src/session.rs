@@ -3,6 +3,15 @@
 //! **Invariant:** when [`run_session`] returns, all its threads have ended, whichever way the transfer went, and nothing
 //! temporary is left but the parts of large files that a journal tells of.
 
+pub(crate) mod close;
+pub(crate) mod ending;
+pub(crate) mod finish;
+pub(crate) mod lanes;
+pub(crate) mod lost_lanes;
+pub(crate) mod threads;
+pub(crate) mod turns;
+pub(crate) mod verify;
+
 use std::collections::HashMap;
 use std::future::Future;
 use std::io;
@@ -19,33 +28,36 @@ use zmove_wire::limits::{ITEMS_OUTSTANDING_MAX, LANES_UNASKED_MAX, OFFER_FILES_M
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
     Answer, Durability, EntryFault, FaultCode, Finished, Greeting, Offer, Open, Opened, Purpose, Refusal,
-    RefusalCode, Role, StageReport, StoredItem, TargetShape, TargetState, ToReceiver, ToSender, TopName,
-    Version, WireError, encode_message,
+    Role, StageReport, StoredItem, TargetShape, TargetState, ToReceiver, ToSender, TopName, Version,
+    WireError, encode_message,
 };
 
 use crate::account::Held;
-use crate::booked::{Booked, Messages, messages};
-use crate::compare::{Judgement, judge_all};
+use crate::account::limits::BUFFERS_BESIDE_LANES;
+use crate::account::messages::{Booked, Messages, messages};
+use crate::account::windows::open_window;
 use crate::config::{BUFFER_BYTES, ReceiverConfig};
-use crate::delta::Bases;
-use crate::directories::Directories;
-use crate::ending::{Ending, EndingSessions};
 use crate::error::SessionError;
-use crate::file_systems::FileSystems;
-use crate::files::FileTable;
-use crate::limits::BUFFERS_BESIDE_LANES;
-use crate::lost::LostLanes;
 use crate::mirror::Mirror;
-use crate::parts::Parts;
 use crate::preview::{self, Preview};
 use crate::probe::{self, Ways};
-use crate::publisher::{self, Publisher, publish_all};
-use crate::store::{Context, Job, Outcome, Told, write_all};
-use crate::target::{Access, Target};
-use crate::tasks::{PanicGuard, Workers};
-use crate::turns::{Turn, Turns};
-use crate::windows::open_window;
-use crate::{finish, lanes};
+use crate::resume::parts::Parts;
+use crate::session::close::{CLOSE_TIMEOUT, SessionReport, cpu_time, micros, refusal_of, refuse};
+use crate::session::ending::{Ending, EndingSessions};
+use crate::session::lost_lanes::LostLanes;
+use crate::session::threads::{PanicGuard, Workers};
+use crate::session::turns::{Turn, Turns};
+use crate::store::compare::{Judgement, judge_all};
+use crate::store::context::Context;
+use crate::store::delta::Bases;
+use crate::store::directories::Directories;
+use crate::store::file_systems::FileSystems;
+use crate::store::large_files::FileTable;
+use crate::store::outcome::{Outcome, Told};
+use crate::store::publisher::Publisher;
+use crate::store::publishing::{self, publish_all};
+use crate::store::target::{Access, Target};
+use crate::store::writer::{Job, write_all};
 
 /// One transfer about to be received; its greeting has been read.
 #[derive(Debug)]
@@ -66,19 +78,6 @@ pub struct Session {
     pub turns: Turns,
     /// The settings.
     pub config: ReceiverConfig,
-}
-
-/// What a session did.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SessionReport {
-    /// The target as it was asked for.
-    pub target: Vec<u8>,
-    /// How many items were stored.
-    pub items: u64,
-    /// How many entries failed.
-    pub faults: u64,
-    /// Why no journal could be kept: had the transfer broken, its large files could not be gone on with.
-    pub journal_trouble: Option<String>,
 }
 
 /// Receives one transfer; cuts it off when `stop` resolves.
@@ -130,7 +129,7 @@ pub async fn run_session(
     writer.send(&encode_message(&ToSender::Opened(opened))).await?;
     let (outcomes_in, outcomes) = mpsc::channel(OUTCOMES_WAITING_MAX);
     let context = Arc::new(context(transfer, version, &open, (target, parts), &config, outcomes_in));
-    let crew = Crew::start(&context, &config)?;
+    let threads = SessionThreads::start(&context, &config)?;
     let started = cpu_time();
     let mut running = Running {
         version,
@@ -138,10 +137,11 @@ pub async fn run_session(
         inbox,
         lanes,
         outcomes,
-        crew,
+        threads,
         context,
         open: Arc::new(open),
         ledger: ReceiverTransfer::default(),
+        unsent: config.account.nothing(),
         report: SessionReport::default(),
         offers: 0,
         judging: Workers::new(&config.account),
@@ -207,19 +207,6 @@ async fn resolve(
     resolved.await.unwrap_or_else(|_panic| Err(refusal_of(&SessionError::Panicked)))
 }
 
-pub(crate) async fn refuse(
-    writer: &mut ControlWriter,
-    mut inbox: Messages,
-    refusal: Refusal,
-) -> Result<SessionReport, SessionError> {
-    writer.send(&encode_message(&ToSender::Refused(refusal.clone()))).await?;
-    writer.finish().await?;
-    // what the peer still says is read, so that the close does not destroy the refusal on its way
-    let drained = async { while inbox.recv().await.is_some() {} };
-    let _in_time = tokio::time::timeout(CLOSE_TIMEOUT, drained).await;
-    Err(SessionError::Refused(refusal))
-}
-
 pub(crate) fn context(
     transfer: TransferId,
     version: Version,
@@ -258,7 +245,6 @@ pub(crate) fn context(
     }
 }
 
-pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Outcomes taken in one turn, so that many receipts travel as one message.
 const OUTCOMES_PER_TURN: usize = 1024;
 /// Outcomes that wait for a control connection that does not take them; then the writers wait.
@@ -268,7 +254,7 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The threads of one transfer.
 #[derive(Debug)]
-struct Crew {
+struct SessionThreads {
     queue: crossbeam_channel::Sender<Job>,
     threads: Vec<JoinHandle<()>>,
     /// Of the lanes that are up, by number.
@@ -279,10 +265,10 @@ struct Crew {
     started: Instant,
 }
 
-impl Crew {
+impl SessionThreads {
     fn start(context: &Arc<Context>, config: &ReceiverConfig) -> Result<Self, SessionError> {
         let (queue, jobs) = crossbeam_channel::bounded(config.writers);
-        let mut crew = Self {
+        let mut threads = Self {
             queue,
             threads: Vec::new(),
             breakers: HashMap::new(),
@@ -292,18 +278,18 @@ impl Crew {
             started: Instant::now(),
         };
         let publishing = Arc::clone(context);
-        crew.spawn("zmove-publish".into(), move || {
+        threads.spawn("zmove-publish".into(), move || {
             let _guard = PanicGuard(&publishing);
-            publisher::run(&publishing);
+            publishing::run(&publishing);
         })?;
         for number in 0..config.writers {
             let (context, jobs) = (Arc::clone(context), jobs.clone());
-            crew.spawn(format!("zmove-write-{number}"), move || {
+            threads.spawn(format!("zmove-write-{number}"), move || {
                 let _guard = PanicGuard(&context);
                 write_all(&context, &jobs);
             })?;
         }
-        Ok(crew)
+        Ok(threads)
     }
 
     fn add_lane(
@@ -365,10 +351,12 @@ struct Running {
     inbox: Messages,
     lanes: mpsc::Receiver<Box<dyn LaneSource>>,
     outcomes: mpsc::Receiver<Told>,
-    crew: Crew,
+    threads: SessionThreads,
     context: Arc<Context>,
     open: Arc<Open>,
     ledger: ReceiverTransfer,
+    /// What there is in the ledger that is still to be sent.
+    unsent: Held,
     report: SessionReport,
     offers: usize,
     /// Who looks at what is offered.
@@ -390,8 +378,8 @@ impl Running {
         loop {
             tokio::select! {
                 // a sender that exchanges lanes dials the new one while the old one ends
-                Some(lane) = self.lanes.recv(), if self.crew.lanes_up() < self.lanes_max => {
-                    self.crew.add_lane(&self.context, lane)?;
+                Some(lane) = self.lanes.recv(), if self.threads.lanes_up() < self.lanes_max => {
+                    self.threads.add_lane(&self.context, lane)?;
                 }
                 Some(outcome) = self.outcomes.recv() => self.take_outcomes(outcome)?,
                 error = self.lost.overdue() => return Err(error.into()),
@@ -403,6 +391,7 @@ impl Running {
                     ReceiverAction::Finish => return self.finish(cpu_started).await,
                 }
             }
+            self.unsent.clear();
         }
     }
 
@@ -419,8 +408,8 @@ impl Running {
             ToReceiver::Inquire(_) => Err(WireError::OutOfOrder { what: "an inquiry" }.into()),
             ToReceiver::Abandon { file } => {
                 self.context.files.hear_of(FileId(file))?;
-                let Some(file) = self.context.files.bury(FileId(file)) else { return Ok(()) };
-                self.judging.start_for(&self.context, move |context| context.discard_buried(&file))
+                let Some(file) = self.context.files.retire(FileId(file)) else { return Ok(()) };
+                self.judging.start_for(&self.context, move |context| context.discard_retired(&file))
             }
             ToReceiver::LaneLost { items } => self.take_lost(items),
             ToReceiver::Announce { items, mismatches } => Ok(self.ledger.announced(items, mismatches)?),
@@ -474,15 +463,18 @@ impl Running {
         let mut next = Some(first);
         for _ in 0..OUTCOMES_PER_TURN {
             match next {
-                Some(told) => self.take_outcome(told.outcome)?,
+                Some(told) => self.take_told(told)?,
                 None => break,
             }
             next = self.outcomes.try_recv().ok();
         }
-        if let Some(told) = next {
-            self.take_outcome(told.outcome)?;
-        }
-        Ok(())
+        next.map_or(Ok(()), |told| self.take_told(told))
+    }
+
+    /// What it takes counts until all that is in the ledger has been sent: the peer may not read.
+    fn take_told(&mut self, Told { outcome, held }: Told) -> Result<(), SessionError> {
+        self.unsent.join(held);
+        self.take_outcome(outcome)
     }
 
     fn take_outcome(&mut self, outcome: Outcome) -> Result<(), SessionError> {
@@ -523,8 +515,8 @@ impl Running {
                 self.ledger.tell(answer);
             }
             Outcome::LaneEnded(number, ended) => {
-                self.crew.breakers.remove(&number);
-                self.context.meter.lanes_are(self.crew.lanes_up());
+                self.threads.breakers.remove(&number);
+                self.context.meter.lanes_are(self.threads.lanes_up());
                 match ended {
                     Err(error) if error.is_lost() => self.lost.note(error),
                     ended => ended?,
@@ -585,7 +577,7 @@ impl Running {
         let report = Finished {
             receive: stage_report(&self.context.meter.receive.times()),
             store: stage_report(
-                &self.crew.store_times(self.context.meter.store.times(), finishing.elapsed()),
+                &self.threads.store_times(self.context.meter.store.times(), finishing.elapsed()),
             ),
             flush_us: micros(flush),
             cpu_us: micros(cpu_time().saturating_sub(cpu_started)),
@@ -603,14 +595,15 @@ impl Running {
     }
 
     /// Everything has come: a lane that breaks now has done its work.
-    fn take_last(&mut self, Told { outcome, .. }: Told) -> Result<(), SessionError> {
-        if matches!(outcome, Outcome::LaneEnded(..)) { Ok(()) } else { self.take_outcome(outcome) }
+    fn take_last(&mut self, told: Told) -> Result<(), SessionError> {
+        if matches!(told.outcome, Outcome::LaneEnded(..)) { Ok(()) } else { self.take_told(told) }
     }
 
     async fn send_all(&mut self) -> Result<(), SessionError> {
         while let Some(ReceiverAction::Send(message)) = self.ledger.poll()? {
             self.writer.send(&encode_message(&message)).await?;
         }
+        self.unsent.clear();
         Ok(())
     }
 
@@ -636,12 +629,12 @@ impl Running {
         self.context.pool.close();
         self.lanes.close();
         self.outcomes.close();
-        self.crew.breakers.values().for_each(LaneBreaker::trip);
+        self.threads.breakers.values().for_each(LaneBreaker::trip);
         // the peer sees the end of the connection now, and lets go of its lanes
         drop((self.writer, self.inbox));
-        let (crew, context, broken) = (self.crew, Arc::clone(&self.context), ended.is_err());
+        let (threads, context, broken) = (self.threads, Arc::clone(&self.context), ended.is_err());
         let stopped = move || {
-            crew.join(&context);
+            threads.join(&context);
             if broken {
                 // what is whole and can be flushed is kept, before the next session begins
                 publish_all(&context);
@@ -675,36 +668,12 @@ fn failures_of(faults: &[EntryFault]) -> u64 {
     faults.iter().filter(|fault| fault.code != FaultCode::AlreadyThere).count() as u64
 }
 
-/// Why this side cannot go on, for the peer.
-pub(crate) fn refusal_of(error: &SessionError) -> Refusal {
-    let code = match error {
-        SessionError::Stopping | SessionError::Superseded => RefusalCode::Stopping,
-        SessionError::Lane(error) if error.is_lost() => RefusalCode::Broken,
-        SessionError::Control(error) if error.is_lost() => RefusalCode::Broken,
-        SessionError::Lane(_) | SessionError::Control(_) | SessionError::PeerMisbehaved(_) => {
-            RefusalCode::Protocol
-        }
-        SessionError::ProbeTooLong | SessionError::ProbeTooLarge => RefusalCode::Denied,
-        _ => RefusalCode::Failed,
-    };
-    Refusal { code, text: error.to_string() }
-}
-
 fn stage_report(times: &StageTimes) -> StageReport {
     StageReport {
         busy_us: micros(times.busy),
         starved_us: micros(times.starved),
         blocked_us: micros(times.blocked),
     }
-}
-
-pub(crate) fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
-}
-
-pub(crate) fn cpu_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 #[cfg(test)]

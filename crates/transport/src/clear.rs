@@ -8,8 +8,9 @@
 //! is an end only if the peer has authenticated it.
 
 use std::fmt;
-use std::io::{BufReader, Chain, Cursor, IoSlice, Read, Write};
+use std::io::{self, BufReader, Chain, Cursor, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
 
 use rustls::Side;
 use zmove_types::{BufferPool, Doing, Stopwatch};
@@ -23,13 +24,22 @@ use crate::tcp_tls::{Connection, Parts, Room};
 
 /// One end of a lane in clear; the dialler sends, the acceptor receives, or the other way round.
 pub struct ClearLane {
-    incoming: BufReader<Chain<Cursor<Vec<u8>>, TcpStream>>,
+    incoming: BufReader<Chain<Cursor<Vec<u8>>, Socket>>,
     room: Room,
     sealing: Row,
     checking: Row,
     ended: bool,
     /// Paid for what is received, where the peer is held to a rate.
     toll: Option<Toll>,
+}
+
+/// The lane's socket, shared with what breaks it and tells of its path: one descriptor for all of them.
+struct Socket(Arc<TcpStream>);
+
+impl Read for Socket {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        (&*self.0).read(out)
+    }
 }
 
 /// The frames of one direction: their key, and the number of the next.
@@ -57,7 +67,8 @@ impl ClearLane {
 
     /// Goes on after TLS: `arrived` came before what is in the socket; the rows are what this end seals and checks.
     fn over((socket, room): (TcpStream, Room), arrived: Vec<u8>, (sealing, checking): (Row, Row)) -> Self {
-        let incoming = BufReader::with_capacity(ARRIVED_BYTES_MAX, Cursor::new(arrived).chain(socket));
+        let incoming =
+            BufReader::with_capacity(ARRIVED_BYTES_MAX, Cursor::new(arrived).chain(Socket(Arc::new(socket))));
         Self { incoming, room, sealing, checking, ended: false, toll: None }
     }
 
@@ -68,7 +79,7 @@ impl ClearLane {
 
     /// One system call where the path takes all of it.
     fn write_all(&mut self, mut parts: &mut [IoSlice<'_>]) -> Result<(), LaneError> {
-        let mut socket = self.incoming.get_ref().get_ref().1;
+        let mut socket = &*self.incoming.get_ref().get_ref().1.0;
         // empty parts go, so that what is left is something to write
         IoSlice::advance_slices(&mut parts, 0);
         while !parts.is_empty() {
@@ -78,7 +89,7 @@ impl ClearLane {
                     self.room.given(socket, written);
                     IoSlice::advance_slices(&mut parts, written);
                 }
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error.into()),
             }
         }
@@ -117,8 +128,8 @@ impl ClearLane {
         if header == END { Ok(None) } else { Ok(Some(FrameHeader::decode(&header)?)) }
     }
 
-    fn socket(&self) -> &TcpStream {
-        self.incoming.get_ref().get_ref().1
+    fn socket(&self) -> &Arc<TcpStream> {
+        &self.incoming.get_ref().get_ref().1.0
     }
 }
 
@@ -175,7 +186,7 @@ impl LaneSink for ClearLane {
     }
 
     fn path(&self) -> PathProbe {
-        PathProbe::new(self.socket())
+        PathProbe::new(Arc::clone(self.socket()))
     }
 
     fn breaker(&self) -> LaneBreaker {

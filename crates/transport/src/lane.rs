@@ -7,6 +7,7 @@
 use std::fmt;
 use std::io::Write;
 use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
 
 use zmove_types::{BufferPool, Doing, Stopwatch};
 
@@ -18,7 +19,8 @@ use crate::tcp_tls::{Connection, Parts, Room};
 
 /// One end of a lane over TLS on TCP; the dialler sends, the acceptor receives, or the other way round.
 pub struct TlsLane {
-    socket: TcpStream,
+    /// Shared with what breaks the lane and tells of its path: one descriptor for all of them.
+    socket: Arc<TcpStream>,
     room: Room,
     sealer: Sealer,
     opener: Opener,
@@ -35,7 +37,7 @@ impl TlsLane {
         let Parts { socket, room, session, secrets, plaintext, records } = connection.into_parts()?;
         let (seal, open) = traffic_keys(session, &secrets)?;
         let (sealer, opener) = (Sealer::new(seal), Opener::new(open, plaintext, &records));
-        Ok(Self { socket, room, sealer, opener, toll: None })
+        Ok(Self { socket: Arc::new(socket), room, sealer, opener, toll: None })
     }
 
     /// The same lane, which receives no faster than `rate`.
@@ -63,7 +65,7 @@ impl TlsLane {
 
     fn send_waiting(&mut self) -> Result<(), LaneError> {
         let waiting = self.sealer.waiting();
-        self.socket.write_all(waiting)?;
+        (&*self.socket).write_all(waiting)?;
         self.room.given(&self.socket, waiting.len());
         self.sealer.clear();
         Ok(())
@@ -78,7 +80,7 @@ impl TlsLane {
                 return Ok(filled);
             }
             watch.lap(Doing::Busy);
-            let received = self.opener.receive(&mut self.socket)?;
+            let received = self.opener.receive(&mut &*self.socket)?;
             watch.lap(Doing::Starved);
             if let Some(toll) = &mut self.toll {
                 toll.pay(received, watch);
@@ -91,14 +93,10 @@ impl TlsLane {
 }
 
 /// What breaks a lane on this socket.
-pub(crate) fn tcp_breaker(socket: &TcpStream) -> LaneBreaker {
-    let socket = socket.try_clone();
-    LaneBreaker::new(move || {
-        // a socket that is already closed needs no breaking
-        if let Ok(socket) = &socket {
-            drop(socket.shutdown(Shutdown::Both));
-        }
-    })
+pub(crate) fn tcp_breaker(socket: &Arc<TcpStream>) -> LaneBreaker {
+    let socket = Arc::clone(socket);
+    // a connection that has ended already needs no breaking
+    LaneBreaker::new(move || drop(socket.shutdown(Shutdown::Both)))
 }
 
 /// What breaks a lane that may be held to a rate.
@@ -133,7 +131,7 @@ impl LaneSink for TlsLane {
     }
 
     fn path(&self) -> PathProbe {
-        PathProbe::new(&self.socket)
+        PathProbe::new(Arc::clone(&self.socket))
     }
 }
 

@@ -23,9 +23,9 @@ enum Source {
 }
 
 impl PathProbe {
-    /// A probe of a socket; one that cannot be duplicated tells nothing.
-    pub(crate) fn new(socket: &TcpStream) -> Self {
-        Self(socket.try_clone().ok().map(|socket| Source::Kernel(Arc::new(socket))))
+    /// A probe of a socket.
+    pub(crate) fn new(socket: Arc<TcpStream>) -> Self {
+        Self(Some(Source::Kernel(socket)))
     }
 
     /// A probe of a connection that is not the kernel's: `tell` says what is known of it, and must not block.
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn the_kernel_tells_of_its_connections_and_of_no_others() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let probe = PathProbe::new(&TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+        let probe = PathProbe::new(Arc::new(TcpStream::connect(listener.local_addr().unwrap()).unwrap()));
         assert!(probe.mtu().is_some_and(|mtu| mtu >= 1500));
         probe.set_congestion("reno").unwrap();
         assert_eq!(probe.congestion().as_deref(), Some("reno"));

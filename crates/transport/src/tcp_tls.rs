@@ -123,7 +123,7 @@ impl Connection {
     /// What asks about the connection while others use it.
     pub(crate) fn probe(&self) -> PathProbe {
         let socket = self.as_fd().try_clone_to_owned().map(std::net::TcpStream::from);
-        socket.map(|socket| PathProbe::new(&socket)).unwrap_or_default()
+        socket.map(|socket| PathProbe::new(Arc::new(socket))).unwrap_or_default()
     }
 
     /// Checks what the two sides have agreed on. `None`: the peer does not speak the protocol.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tokio::sync::{Notify, oneshot};
 use zmove_engine::{ORDER_BYTES_MAX, Order, Ready};
-use zmove_receiver::{Daemon, DaemonEvent, EndingSessions, Guests, ReceiverConfig};
+use zmove_receiver::{Authorizer, Daemon, DaemonEvent, EndingSessions, ReceiverConfig};
 use zmove_transport::{BindError, Fingerprint, Identity, Listener, SocketConfig};
 
 use crate::display::terminal;
@@ -51,7 +51,7 @@ async fn receive(order: &Order, key: Fingerprint, input: BufReader<Stdin>) -> Re
     let ended = Arc::new(Notify::new());
     let came = Arc::clone(&begun);
     let told = Arc::clone(&ended);
-    let daemon = Daemon::new(listener, Guests::Only(key), config, move |event| match event {
+    let daemon = Daemon::new(listener, Authorizer::Only(key), config, move |event| match event {
         DaemonEvent::Begun { .. } => came.notify_one(),
         DaemonEvent::Received { .. } | DaemonEvent::Probed { .. } | DaemonEvent::Broken { .. } => {
             told.notify_one()

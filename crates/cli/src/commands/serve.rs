@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tokio::signal::unix::{SignalKind, signal};
-use zmove_receiver::{Daemon, Guests, ReceiverConfig};
+use zmove_receiver::{Authorizer, Daemon, Limits, ReceiverConfig};
 use zmove_transport::{AuthorizedKeys, Identity, Inherited, KeyList, Listener, SocketConfig};
 use zmove_types::ByteCount;
 
@@ -98,13 +98,14 @@ async fn serve(
     warn_of_small_buffers(&listener);
     tokio::spawn(expire_journals(journals.clone(), settings.journal_age));
     let counts = Counts::default();
-    let counted = counts.clone();
+    let (counted, quiet) = (counts.clone(), log::Quiet::default());
     let config = receiver_config(&settings, &journals);
-    let daemon = Daemon::new(listener, Guests::Listed(KeyList::new(home.clone())), config, move |event| {
-        counted.count(event);
-        log::tell(event);
-    });
-    daemon.set_limits(settings.limits);
+    let daemon =
+        Daemon::new(listener, Authorizer::Listed(KeyList::new(home.clone())), config, move |event| {
+            counted.count(event);
+            quiet.tell(event);
+        });
+    set_limits(&daemon, settings.limits);
     if let Some(bound) = metrics {
         serve_metrics(bound, Page::new(&counts, daemon.meters(), journals));
     }
@@ -131,6 +132,20 @@ fn receiver_config(settings: &Settings, journals: &Path) -> ReceiverConfig {
         allow_clear: settings.allow_clear,
         journals: Some(journals.to_owned()),
         ..ReceiverConfig::default()
+    }
+}
+
+/// Limits that the process has no descriptors for are lowered.
+fn set_limits(daemon: &Daemon, limits: Limits) {
+    let (limits, lowered) = limits.within_process();
+    daemon.set_limits(limits);
+    if !lowered.is_empty() {
+        let lowered: Vec<_> = lowered.iter().map(|(name, value)| format!("{name} = {value}")).collect();
+        log::warning(format_args!(
+            "this process may open too few files for its limits, which are now: {}; raise LimitNOFILE= of the unit, or \
+             'ulimit -n'",
+            lowered.join(", ")
+        ));
     }
 }
 
@@ -194,9 +209,9 @@ fn reload(daemon: &Daemon, args: &ServeArgs, home: &Path) -> io::Result<impl Fut
             service::reloading();
             match Config::read(args.config.as_deref(), home) {
                 Ok(config) => {
-                    let (before, now) = (daemon.limits(), config.limits());
-                    daemon.set_limits(now);
-                    log::note(reloaded(&format!("{before:?}"), &format!("{now:?}")));
+                    let before = daemon.limits();
+                    set_limits(daemon, config.limits());
+                    log::note(reloaded(&format!("{before:?}"), &format!("{:?}", daemon.limits())));
                 }
                 Err(faults) => log::warning(format_args!("reload: kept as it was: {}", list(&faults))),
             }

@@ -2,6 +2,8 @@
 //!
 //! **Invariant:** control characters that a peer has said are escaped, and nothing secret is ever an event.
 
+mod quiet;
+
 use std::fmt::{self, Debug, Display};
 use std::os::linux::fs::MetadataExt as _;
 
@@ -18,6 +20,8 @@ use zmove_wire::Cipher;
 
 use crate::args::LogFormat;
 use crate::display::terminal::Printable;
+
+pub(crate) use quiet::Quiet;
 
 /// Has all events of this program go to standard error from now on.
 pub(crate) fn start(format: LogFormat) {
@@ -48,7 +52,7 @@ pub(crate) fn note(text: impl Display) {
 }
 
 /// What a daemon tells.
-pub(crate) fn tell(event: &DaemonEvent) {
+fn tell(event: &DaemonEvent) {
     match event {
         DaemonEvent::Rejected { kind, address, .. } => {
             warn!(event = "rejected", kind = kind.name(), from = %address, "{event}");

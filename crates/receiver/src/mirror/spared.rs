@@ -17,11 +17,11 @@ use zmove_disk::{Tree, number_at, number_of};
 use zmove_types::{FileNumber, Name, RelPath};
 
 use crate::account::{Account, Held};
+use crate::mirror::effort::Effort;
 
 /// See the module. A name that stays may be told in another message than the entry that it leads to.
 #[derive(Debug)]
 pub(crate) struct Spared {
-    account: Account,
     state: Mutex<State>,
     look: Look,
 }
@@ -29,10 +29,10 @@ pub(crate) struct Spared {
 /// How a name is looked up in a directory.
 pub(super) type Look = fn(&OwnedFd, &OsStr) -> Option<FileNumber>;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
     inodes: HashSet<FileNumber>,
-    held: Option<Held>,
+    held: Held,
     /// There are more than may be remembered.
     all: bool,
 }
@@ -57,7 +57,8 @@ impl Spared {
     }
 
     pub(super) fn by(look: Look, account: &Account) -> Self {
-        Self { account: account.clone(), state: Mutex::default(), look }
+        let state = State { inodes: HashSet::new(), held: account.nothing(), all: false };
+        Self { state: Mutex::new(state), look }
     }
 
     /// Whether nothing is spared.
@@ -67,25 +68,26 @@ impl Spared {
     }
 
     /// Looks up names that stay and were not come upon in a directory, and remembers what they lead to. What that takes is
-    /// booked on `held` meanwhile; it goes by the names, not by how large the directory is.
+    /// booked meanwhile; it goes by the names, not by how large the directory is.
     ///
     /// # Errors
-    /// `ENOTUNIQ` where that is none of the listed entries; `ENOMEM` where there is no room; what the system says.
+    /// `ENOTUNIQ` where that is none of the listed entries; `ENOMEM` where there is no room; `ECANCELED` when the
+    /// session has ended; what the system says.
     pub(super) fn look_for<'a>(
         &self,
         directory: &OwnedFd,
         unlisted: impl Iterator<Item = &'a Name>,
-        held: &mut Held,
+        effort: &mut Effort<'_>,
     ) -> io::Result<()> {
-        let booked = held.amount();
-        let found = self.find(directory, unlisted, held)?;
+        let booked = effort.booked();
+        let found = self.find(directory, unlisted, effort)?;
         found.names.values().for_each(|inode| self.remember(*inode));
         if found.names.values().any(|inode| found.elsewhere.contains(inode)) {
             number_of(directory).map(|inode| self.remember(inode))?;
             return Err(Errno::NOTUNIQ.into());
         }
         drop(found);
-        held.shrink(held.amount() - booked);
+        effort.shrink_to(booked);
         Ok(())
     }
 
@@ -94,12 +96,13 @@ impl Spared {
         &self,
         directory: &OwnedFd,
         unlisted: impl Iterator<Item = &'a Name>,
-        held: &mut Held,
+        effort: &mut Effort<'_>,
     ) -> io::Result<Found<'a>> {
         let mut found = Found::default();
         for name in unlisted {
+            effort.go_on()?;
             let Some(inode) = (self.look)(directory, name.as_os_str()) else { continue };
-            held.grow(FOUND_BYTES).map_err(|_no_room| Errno::NOMEM)?;
+            effort.grow(FOUND_BYTES)?;
             found.names.insert(name, inode);
             found.elsewhere.insert(inode);
         }
@@ -107,6 +110,7 @@ impl Spared {
             return Ok(found);
         }
         for entry in Dir::read_from(directory)? {
+            effort.go_on()?;
             let entry = entry?;
             let Ok(name) = Name::from_bytes(entry.file_name().to_bytes()) else { continue };
             if let Some(inode) = (self.look)(directory, name.as_os_str()) {
@@ -143,13 +147,9 @@ impl Spared {
 
     fn remember(&self, inode: FileNumber) {
         let mut state = self.lock();
-        let booked = match &mut state.held {
-            Some(held) => held.grow(INODE_BYTES),
-            none => self.account.hold_memory(INODE_BYTES).map(|held| *none = Some(held)),
-        };
-        state.all |= booked.is_err();
-        if booked.is_ok() {
-            state.inodes.insert(inode);
+        match state.held.grow(INODE_BYTES) {
+            Ok(()) => drop(state.inodes.insert(inode)),
+            Err(_no_room) => state.all = true,
         }
     }
 

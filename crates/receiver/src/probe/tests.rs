@@ -11,8 +11,8 @@ use zmove_wire::{
     decode_message,
 };
 
+use crate::session::turns::Turns;
 use crate::session::{Session, run_session};
-use crate::turns::Turns;
 
 /// A sender in the middle of a probe.
 struct Peer {

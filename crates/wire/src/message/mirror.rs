@@ -1,5 +1,7 @@
 //! How a target becomes a mirror: what is to be kept in a directory, what else is there, and what is to go.
 
+use std::collections::HashSet;
+
 use serde::{Deserialize, Serialize};
 use zmove_types::{Name, RelPath};
 
@@ -98,10 +100,15 @@ impl Keep {
     /// Holds it against its limits and its order.
     ///
     /// # Errors
-    /// [`WireError`] when there is too much of it, or names are not in order.
+    /// [`WireError`] when there is too much of it, a directory comes twice, for which it would be listed twice, or
+    /// names are not in order.
     pub fn check(&self) -> Result<(), WireError> {
         within("kept directories", self.ranges.len(), KEEP_RANGES_MAX)?;
         within("kept names", self.ranges.iter().map(|range| range.names.len()).sum(), KEEP_NAMES_MAX)?;
+        let mut directories = HashSet::new();
+        if !self.ranges.iter().all(|range| directories.insert(&range.directory)) {
+            return Err(WireError::OutOfOrder { what: "a kept directory that comes twice in a message" });
+        }
         let ordered = |range: &KeptRange| {
             let behind =
                 range.after.as_ref().zip(range.names.first()).is_none_or(|(after, first)| after < first);
@@ -166,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn names_out_of_order_are_refused() {
+    fn names_out_of_order_and_directories_that_come_twice_are_refused() {
         let check = |range| Keep { keep: 0, ranges: vec![range] }.check();
         assert_eq!(check(range(Some("a"), &["b", "c"], true)), Ok(()));
         for bad in
@@ -174,6 +181,9 @@ mod tests {
         {
             assert_eq!(check(bad), Err(WireError::OutOfOrder { what: "a kept name" }));
         }
+        let twice = Keep { keep: 0, ranges: vec![range(None, &["a"], false), range(Some("a"), &[], true)] };
+        let what = "a kept directory that comes twice in a message";
+        assert_eq!(twice.check(), Err(WireError::OutOfOrder { what }));
         let many = Keep { keep: 0, ranges: vec![range(None, &[], true); KEEP_RANGES_MAX + 1] };
         assert!(matches!(many.check(), Err(WireError::OverLimit { what: "kept directories", .. })));
     }

@@ -1,0 +1,157 @@
+//! How much of this host the senders of a daemon may take together, each, and with one transfer.
+//!
+//! `docs/OPERATIONS.md` has the table. What one message or frame may hold is not here but in `zmove_wire::limits`.
+
+use std::time::Duration;
+
+use zmove_types::{ByteCount, GROUP_BYTES};
+use zmove_wire::limits::{LANES_MAX, LANES_UNASKED_MAX};
+
+/// The limits of one daemon. What is beyond one waits in line, is refused, or is closed; the log says which limit it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections that have not proved a key. One more waits, or makes one of a network go that has more than its share.
+    /// Default: 256; each takes some 40 KiB, and of what has not been read up to 1 MiB of the kernel's.
+    pub unproven: usize,
+    /// How long a peer may take to prove its key, and again to greet. Default: 10 s.
+    pub unproven_time: Duration,
+    /// Connections of one key that belong to no transfer yet. Default: 512; each takes some 40 KiB.
+    pub waiting_per_identity: usize,
+    /// Transfers at once. Default: 64.
+    pub transfers: usize,
+    /// Transfers of one key at once. Default: 32.
+    pub transfers_per_identity: usize,
+    /// Transfers of one key that wait in line for their turn; the next is refused. Default: 256; each takes some 40 KiB.
+    pub queued_per_identity: usize,
+    /// Lanes of all transfers together; each is a thread and, over TCP, a descriptor. A transfer is promised an eighth
+    /// of what is left, 8 at least. Default: 4096.
+    pub lanes: usize,
+    /// The same over the transfers of one key. Default: 1088, with which as many of them as there may be get their share.
+    pub lanes_per_identity: usize,
+    /// Lanes of one transfer, 8 to 64. Default: 64.
+    pub lanes_per_transfer: u16,
+    /// Buffers of one transfer, 64 MiB at least; it gets no more lanes than have a buffer each, with 8 to spare. Default:
+    /// 288 MiB.
+    pub memory_per_transfer: ByteCount,
+    /// What the transfers of one key keep beside their buffers: messages and batches that are at work, and what is remembered of
+    /// directories and files to the end. Default: 1 GiB.
+    pub memory_per_identity: ByteCount,
+    /// Descriptors of the large files and directories that the transfers of one key have open. Default: a quarter of what the
+    /// process may have.
+    pub files_per_identity: usize,
+    /// Threads that look at what is there for the transfers of one key; each of them has one beside these. Default: 256.
+    pub threads_per_identity: usize,
+    /// Journals of one key, those of transfers that were broken off among them. Default: 256.
+    pub journals_per_identity: usize,
+    /// What they may have in all when another one begins, and a quarter of it each. Default: 256 MiB.
+    pub journal_bytes_per_identity: ByteCount,
+}
+
+/// What one transfer may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Portion {
+    pub(crate) lanes: u16,
+    pub(crate) buffers: usize,
+}
+
+/// Into how many what is left is divided, so that those who come late get something.
+const SHARES: usize = 8;
+/// Connections of one transfer that has as many lanes as there may be belong to none until they have greeted.
+const WAITING_MIN: usize = 64;
+/// Buffers that wait for writers while each lane holds one.
+pub(crate) const BUFFERS_BESIDE_LANES: usize = 8;
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            unproven: 256,
+            unproven_time: Duration::from_secs(10),
+            waiting_per_identity: 512,
+            transfers: 64,
+            transfers_per_identity: 32,
+            queued_per_identity: 256,
+            lanes: 4096,
+            lanes_per_identity: 1088,
+            lanes_per_transfer: LANES_MAX,
+            memory_per_transfer: ByteCount(288 << 20),
+            memory_per_identity: ByteCount(1 << 30),
+            files_per_identity: files_of_process() / FILE_SHARES,
+            threads_per_identity: 256,
+            journals_per_identity: 256,
+            journal_bytes_per_identity: ByteCount(256 << 20),
+        }
+    }
+}
+
+/// Into how many the descriptors of the process are divided, of which one key has one.
+const FILE_SHARES: usize = 4;
+
+/// How many descriptors this process may have: it has asked for all that it can get when it began.
+pub(crate) fn files_of_process() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
+}
+
+impl Limits {
+    /// As much of these as this process has descriptors for, and what has become less, with its name: half of the
+    /// descriptors are for connections, and of these one key may have half at most.
+    #[must_use]
+    pub fn within_process(self) -> (Self, Vec<(&'static str, usize)>) {
+        self.within(files_of_process())
+    }
+
+    fn within(mut self, files: usize) -> (Self, Vec<(&'static str, usize)>) {
+        let mut lowered = Vec::new();
+        let mut lower = |name, limit: &mut usize, share: usize, least: usize| {
+            let most = (files / share).max(least);
+            if *limit > most {
+                *limit = most;
+                lowered.push((name, most));
+            }
+        };
+        let lanes_min = usize::from(LANES_UNASKED_MAX);
+        lower("unproven", &mut self.unproven, 8, 1);
+        lower("waiting_per_identity", &mut self.waiting_per_identity, 16, WAITING_MIN);
+        lower("queued_per_identity", &mut self.queued_per_identity, 16, 1);
+        lower("lanes", &mut self.lanes, 4, lanes_min);
+        lower("lanes_per_identity", &mut self.lanes_per_identity, 8, lanes_min);
+        (self, lowered)
+    }
+
+    /// What a transfer gets while so many lanes are left.
+    pub(crate) fn portion(&self, lanes_left: usize) -> Portion {
+        let least = LANES_UNASKED_MAX;
+        let buffers = usize::try_from(self.memory_per_transfer.0 / GROUP_BYTES).unwrap_or(usize::MAX);
+        let buffers = buffers.max(usize::from(least) + BUFFERS_BESIDE_LANES);
+        let by_memory = buffers - BUFFERS_BESIDE_LANES;
+        let lanes = u16::try_from((lanes_left / SHARES).min(by_memory)).unwrap_or(u16::MAX);
+        Portion { lanes: lanes.min(self.lanes_per_transfer).max(least), buffers }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_are_no_more_than_there_are_descriptors_for() {
+        let usual = Limits::default();
+        assert_eq!(usual.within(65_536), (usual, vec![]));
+        let (few, lowered) = usual.within(1024);
+        let per_identity =
+            [("waiting_per_identity", 64), ("queued_per_identity", 64), ("lanes_per_identity", 128)];
+        assert!(per_identity.iter().all(|limit| lowered.contains(limit)), "{lowered:?}");
+        assert_eq!(lowered.len(), per_identity.len() + 2);
+        assert_eq!((few.waiting_per_identity, few.lanes, few.transfers), (64, 256, usual.transfers));
+    }
+
+    #[test]
+    fn a_transfer_gets_a_share_of_what_is_left_and_a_buffer_for_each_lane() {
+        let limits = Limits::default();
+        assert_eq!(limits.portion(2048), Portion { lanes: 64, buffers: 72 });
+        assert_eq!(limits.portion(160), Portion { lanes: 20, buffers: 72 });
+        assert_eq!(limits.portion(9), Portion { lanes: 8, buffers: 72 });
+        let small = Limits { memory_per_transfer: ByteCount(1), ..limits };
+        assert_eq!(small.portion(2048), Portion { lanes: 8, buffers: 16 });
+    }
+}

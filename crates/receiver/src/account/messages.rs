@@ -1,0 +1,142 @@
+//! Messages of a peer with what they take, from when they are decoded until they are answered.
+
+use std::cell::Cell;
+
+use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::task::block_in_place;
+use zmove_transport::{ControlReader, Inbox};
+use zmove_wire::{
+    BatchEntry, DirectoryGroup, InquiredEntry, InquiredGroup, KeptRange, OfferedFile, OfferedGroup,
+    RemoveGroup, ToReceiver, WireError, decode_message_within,
+};
+
+use crate::account::{Account, Held};
+
+/// A message, and what it takes.
+#[derive(Debug)]
+pub(crate) struct Booked {
+    pub(crate) message: ToReceiver,
+    pub(crate) held: Held,
+}
+
+/// The messages of one session as they arrive.
+pub(crate) type Messages = Inbox<Booked>;
+
+/// Reads the messages of a session; one that is beyond what its key may keep ends it, and so does a second opening: its names
+/// would wait, as many as there are messages in the queue, where the first one's are dropped once the target is open.
+pub(crate) fn messages(reader: ControlReader, account: Account) -> Messages {
+    let opened = Cell::new(false);
+    let decode = move |bytes: &[u8]| {
+        // nothing is decoded for which there is no room
+        let mut held = account.hold_memory(bytes.len())?;
+        let room = |strings| held.grow(ELEMENT_BYTES * strings);
+        let message = beside_the_runtime(bytes.len(), || decode_message_within(bytes, room))?;
+        if matches!(message, ToReceiver::Open(_) | ToReceiver::OpenWith(..)) && opened.replace(true) {
+            return Err(WireError::OutOfOrder { what: "a second opening" });
+        }
+        Ok::<_, WireError>(Booked { message, held })
+    };
+    reader.into_inbox(decode, MESSAGES_MAX)
+}
+
+/// Decodes something on this thread; while it does so with much, another one does what else the runtime has to. The operating
+/// system shares the processors among all who decode then, and those who wait for one of the threads for blocking work, which all
+/// keys share, do not wait for this.
+fn beside_the_runtime<T>(bytes: usize, decode: impl FnOnce() -> T) -> T {
+    let is_shared = || Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread;
+    if bytes > DECODED_AT_ONCE_BYTES_MAX && is_shared() { block_in_place(decode) } else { decode() }
+}
+
+/// Some 300 µs of work.
+const DECODED_AT_ONCE_BYTES_MAX: usize = 64 << 10;
+
+/// How many wait.
+const MESSAGES_MAX: usize = 16;
+
+/// What an element of a list, in a message or in a batch, takes beside the bytes of its name or path: its fields, and
+/// what the allocator adds for these bytes.
+pub(crate) const ELEMENT_BYTES: usize = 128;
+
+/// What the allocator adds to a string at most, or takes for the shortest.
+pub(crate) const ALLOCATION_BYTES: usize = 32;
+
+const _: () = {
+    let elements = [
+        size_of::<OfferedFile>(),
+        size_of::<OfferedGroup>(),
+        size_of::<InquiredGroup>(),
+        size_of::<InquiredEntry>(),
+        size_of::<KeptRange>(),
+        size_of::<RemoveGroup>(),
+        size_of::<DirectoryGroup>(),
+        size_of::<BatchEntry>(),
+    ];
+    let mut at = 0;
+    while at < elements.len() {
+        assert!(elements[at] + ALLOCATION_BYTES <= ELEMENT_BYTES);
+        at += 1;
+    }
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::AsyncWriteExt as _;
+    use zmove_types::{ByteCount, Name, RelPath};
+    use zmove_wire::{Extensions, Keep, ListedName, Open, TargetShape, TopName, encode_message};
+
+    fn open(names: usize) -> Open {
+        let name = |number| TopName(Name::from_bytes(format!("{number}").as_bytes()).unwrap());
+        Open {
+            shape: TargetShape::Directory { tops: (0..names).map(name).collect() },
+            ..Open::new(Vec::new(), [0; 16])
+        }
+    }
+
+    /// What a session makes of messages of which an account has room for so many bytes.
+    async fn read(said: &[ToReceiver], account: &Account) -> Vec<Result<Booked, String>> {
+        let (mut peer, own) = tokio::io::duplex(1 << 20);
+        let mut inbox = messages(zmove_transport::control_pair(own).0, account.clone());
+        for message in said {
+            peer.write_all(&encode_message(message)).await.unwrap();
+        }
+        peer.shutdown().await.unwrap();
+        let mut read = Vec::new();
+        while let Some(message) = inbox.recv().await {
+            read.push(message.map_err(|error| error.to_string()));
+        }
+        read
+    }
+
+    #[tokio::test]
+    async fn an_opening_is_booked_in_either_form_and_said_once() {
+        for opening in [ToReceiver::Open(open(1000)), ToReceiver::OpenWith(open(1000), Extensions::default())]
+        {
+            let account = Account::default();
+            let read = read(&[opening.clone(), opening], &account).await;
+            let [Ok(_), Err(error)] = &read[..] else { panic!("{read:?}") };
+            assert!(error.ends_with("a second opening is out of order"), "{error}");
+            let held = account.memory_held();
+            assert!((1000 * ELEMENT_BYTES..1100 * ELEMENT_BYTES).contains(&held), "{held}");
+            drop(read);
+            assert_eq!(account.memory_held(), 0);
+        }
+    }
+
+    /// What there is no room for is not even decoded: its raw bytes alone would fit.
+    #[tokio::test]
+    async fn nothing_is_decoded_for_which_there_is_no_room() {
+        let limits = crate::Limits { memory_per_identity: ByteCount(100_000), ..crate::Limits::default() };
+        let account = crate::account::Accounts::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
+        let keep = |names| {
+            let names = vec![ListedName(Name::from_bytes(b"a").unwrap()); names];
+            let range = KeptRange { directory: RelPath::root(), after: None, names, open: true };
+            ToReceiver::Keep(Keep { keep: 1, ranges: vec![range] })
+        };
+        let read = read(&[keep(600), keep(600)], &account).await;
+        let [Ok(_), Err(error)] = &read[..] else { panic!("{read:?}") };
+        assert!(error.contains("limits.memory_per_identity"), "{error}");
+        drop(read);
+        assert_eq!(account.memory_held(), 0);
+    }
+}

@@ -1,0 +1,90 @@
+//! What of a lane may wait in this process: booked on its key, and wide for the first lanes of a transfer only.
+//!
+//! Lanes over QUIC alone have such windows. **Invariant:** no more than [`WIDE_LANES`] of those that are up in a transfer are wide,
+//! by its own count, and a lane that waits for its transfer to take it has none.
+
+use zmove_transport::{LaneSource, LaneWindow};
+
+use crate::account::{Account, Held};
+
+/// Lanes whose window is the wide one: one who has more needs less of each.
+const WIDE_LANES: usize = 8;
+
+/// Opens the window of a lane that comes to so many others, as far as the key has room; what is returned is booked until it is
+/// dropped.
+pub(crate) fn open_window(source: &mut dyn LaneSource, others: usize, account: &Account) -> Option<Held> {
+    if !source.has_window() {
+        return None;
+    }
+    let wanted = if others < WIDE_LANES { LaneWindow::Wide } else { LaneWindow::Narrow };
+    let booked = [wanted, LaneWindow::Narrow].into_iter().find_map(|window| {
+        let held = account.hold_window(usize::try_from(window.bytes()).ok()?)?;
+        Some((window, held))
+    });
+    let (window, held) = match booked {
+        Some((window, held)) => (window, Some(held)),
+        None => (LaneWindow::Least, None),
+    };
+    source.open_window(window);
+    held
+}
+
+#[cfg(test)]
+mod tests {
+    use zmove_transport::{Fingerprint, Frame, LaneBreaker, LaneError};
+    use zmove_types::{BufferPool, ByteCount, Stopwatch};
+
+    use super::*;
+    use crate::account::Accounts;
+    use crate::account::limits::Limits;
+
+    #[derive(Debug)]
+    struct Lane(Option<LaneWindow>);
+
+    impl LaneSource for Lane {
+        fn has_window(&self) -> bool {
+            true
+        }
+
+        fn open_window(&mut self, window: LaneWindow) {
+            self.0 = Some(window);
+        }
+
+        fn receive(&mut self, _: &BufferPool, _: &mut Stopwatch<'_>) -> Result<Option<Frame>, LaneError> {
+            Ok(None)
+        }
+
+        fn breaker(&self) -> LaneBreaker {
+            LaneBreaker::new(|| ())
+        }
+    }
+
+    fn opened(others: usize, account: &Account) -> (LaneWindow, Option<Held>) {
+        let mut lane = Lane(None);
+        let held = open_window(&mut lane, others, account);
+        (lane.0.unwrap(), held)
+    }
+
+    #[test]
+    fn the_first_lanes_are_wide_and_all_are_booked_on_the_key() {
+        // 50 MiB of windows
+        let limits = Limits { memory_per_identity: ByteCount(100 << 20), ..Limits::default() };
+        let accounts = Accounts::default();
+        let account = accounts.of(Fingerprint([1; 32]), &limits);
+        let (window, eighth) = opened(7, &account);
+        assert_eq!(window, LaneWindow::Wide);
+        let (window, ninth) = opened(8, &account);
+        assert_eq!(window, LaneWindow::Narrow);
+        let second = accounts.of(Fingerprint([1; 32]), &limits);
+        let (window, wide) = opened(0, &second);
+        assert_eq!(window, LaneWindow::Wide);
+        let (window, narrow) = opened(0, &second);
+        assert_eq!(window, LaneWindow::Narrow, "there is no room for more");
+        let (window, none) = opened(0, &second);
+        assert!(window == LaneWindow::Least && none.is_none());
+        let (window, _held) = opened(0, &accounts.of(Fingerprint([2; 32]), &limits));
+        assert_eq!(window, LaneWindow::Wide, "another key has its own");
+        drop((eighth, ninth, wide, narrow));
+        assert_eq!(opened(0, &second).0, LaneWindow::Wide);
+    }
+}

@@ -1,0 +1,413 @@
+//! The account of what each key has under way, held against the limits before anything begins.
+//!
+//! **Invariant:** what was admitted is given back when its [`Seat`] or [`Held`] is dropped, and only then; and while
+//! anybody is [in line](InLine), nobody has a seat that the first in turn could have.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::{oneshot, watch};
+use zmove_transport::Fingerprint;
+use zmove_wire::limits::LANES_UNASKED_MAX;
+
+use crate::account::limits::{Limits, Portion};
+use crate::daemon::waiting_line::Line;
+
+/// The account of one daemon; clones share it.
+#[derive(Clone, Debug)]
+pub(crate) struct Admissions(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    book: Mutex<Book>,
+    transfers: watch::Sender<usize>,
+}
+
+#[derive(Debug)]
+struct Book {
+    limits: Limits,
+    all: Use,
+    each: HashMap<Fingerprint, Use>,
+    line: Line<oneshot::Sender<Seat>>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Use {
+    transfers: usize,
+    lanes: usize,
+    waiting: usize,
+    /// Connections that are being told why they are refused.
+    refusals: usize,
+}
+
+/// A transfer that was admitted.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    held: Held,
+    pub(crate) portion: Portion,
+}
+
+/// A place in the line for a [`Seat`]; given up when dropped.
+#[derive(Debug)]
+pub(crate) struct InLine {
+    admissions: Admissions,
+    key: Fingerprint,
+    number: u64,
+    seat: oneshot::Receiver<Seat>,
+    /// How many of the same key were before it.
+    pub(crate) ahead: usize,
+    /// The limit that it met; none where it is seated at once.
+    pub(crate) full: Option<Full>,
+}
+
+/// What was admitted, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Held {
+    admissions: Admissions,
+    key: Fingerprint,
+    what: Use,
+}
+
+/// How many refusals of one key are told at a time.
+const TOLD_PER_KEY_MAX: usize = 8;
+/// How many of all keys are.
+const TOLD_MAX: usize = 128;
+
+/// A limit that is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Full {
+    what: &'static str,
+    limit: &'static str,
+    value: usize,
+}
+
+impl Admissions {
+    pub(crate) fn new(limits: Limits) -> Self {
+        let (all, each, line) = (Use::default(), HashMap::new(), Line::default());
+        let book = Book { limits, all, each, line };
+        Self(Arc::new(Shared { book: Mutex::new(book), transfers: watch::Sender::new(0) }))
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        self.book().limits
+    }
+
+    /// From now on; what was admitted stays.
+    pub(crate) fn set_limits(&self, limits: Limits) {
+        self.book().limits = limits;
+        self.seat_those_in_line();
+    }
+
+    /// Waits until no transfer is running.
+    pub(crate) async fn idle(&self) {
+        let mut transfers = self.0.transfers.subscribe();
+        // the sending end is here
+        drop(transfers.wait_for(|transfers| *transfers == 0).await);
+    }
+
+    /// Admits a connection whose key is proved, which belongs to no transfer yet.
+    pub(crate) fn wait(&self, key: Fingerprint) -> Result<Held, Full> {
+        let mut book = self.book();
+        let (own, limits) = (book.of(key), book.limits);
+        let (limit, value) = ("waiting_per_identity", limits.waiting_per_identity);
+        check(own.waiting < value, Full { what: "connections without a transfer", limit, value })?;
+        Ok(self.hold(&mut book, key, Use { waiting: 1, ..Use::default() }))
+    }
+
+    /// Admits the telling of a refusal; without that the connection is to be closed.
+    pub(crate) fn tell(&self, key: Fingerprint) -> Option<Held> {
+        let mut book = self.book();
+        let few = book.all.refusals < TOLD_MAX && book.of(key).refusals < TOLD_PER_KEY_MAX;
+        few.then(|| self.hold(&mut book, key, Use { refusals: 1, ..Use::default() }))
+    }
+
+    /// Has a transfer line up for its share of lanes.
+    pub(crate) fn line_up(&self, key: Fingerprint) -> Result<InLine, Full> {
+        let mut book = self.book();
+        let (limit, value) = ("queued_per_identity", book.limits.queued_per_identity);
+        let (ahead, full) = (book.line.len_of(key), book.portion(key).err());
+        check(ahead < value, Full { what: "waiting transfers", limit, value })?;
+        let (seat_in, seat) = oneshot::channel();
+        let number = book.line.enter(key, seat_in);
+        drop(book);
+        self.seat_those_in_line();
+        Ok(InLine { admissions: self.clone(), key, number, seat, ahead, full })
+    }
+
+    /// Gives a seat to each in line who can have one, in turn.
+    fn seat_those_in_line(&self) {
+        let mut seated = Vec::new();
+        let mut book = self.book();
+        let mut line = std::mem::take(&mut book.line);
+        while let Some(next) = line.next(|key| self.sit(&mut book, key).ok()) {
+            seated.push(next);
+        }
+        book.line = line;
+        drop(book);
+        for (waiter, seat) in seated {
+            // the seat of one that has just gone is given back
+            drop(waiter.send(seat));
+        }
+    }
+
+    fn sit(&self, book: &mut Book, key: Fingerprint) -> Result<Seat, Full> {
+        let portion = book.portion(key)?;
+        let what = Use { transfers: 1, lanes: usize::from(portion.lanes), ..Use::default() };
+        Ok(Seat { held: self.hold(book, key, what), portion })
+    }
+
+    fn hold(&self, book: &mut Book, key: Fingerprint, what: Use) -> Held {
+        book.change(key, |held| held.add(what));
+        self.0.transfers.send_replace(book.all.transfers);
+        Held { admissions: self.clone(), key, what }
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.0.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Seat {
+    /// Whose it is.
+    pub(crate) fn key(&self) -> Fingerprint {
+        self.held.key
+    }
+}
+
+impl InLine {
+    /// The seat, if it is there already.
+    pub(crate) fn at_once(&mut self) -> Option<Seat> {
+        self.seat.try_recv().ok()
+    }
+
+    /// Waits for its turn.
+    pub(crate) async fn turn(&mut self) -> Option<Seat> {
+        (&mut self.seat).await.ok()
+    }
+}
+
+impl Drop for InLine {
+    fn drop(&mut self) {
+        self.admissions.book().line.leave(self.key, self.number);
+    }
+}
+
+impl Book {
+    /// What a transfer of this key would get now.
+    fn portion(&self, key: Fingerprint) -> Result<Portion, Full> {
+        let (own, all, limits) = (self.of(key), self.all, self.limits);
+        let full = |limit, value| Full { what: "transfers", limit, value };
+        check(all.transfers < limits.transfers, full("transfers", limits.transfers))?;
+        let value = limits.transfers_per_identity;
+        check(own.transfers < value, full("transfers_per_identity", value))?;
+        let left = |max: usize, used: usize, limit| {
+            let left = max.saturating_sub(used);
+            let full = Full { what: "data connections", limit, value: max };
+            check(left >= usize::from(LANES_UNASKED_MAX), full).map(|()| left)
+        };
+        let of_all = left(limits.lanes, all.lanes, "lanes")?;
+        let of_own = left(limits.lanes_per_identity, own.lanes, "lanes_per_identity")?;
+        Ok(limits.portion(of_all.min(of_own)))
+    }
+
+    fn of(&self, key: Fingerprint) -> Use {
+        self.each.get(&key).copied().unwrap_or_default()
+    }
+
+    fn change(&mut self, key: Fingerprint, change: impl Fn(&mut Use)) {
+        change(&mut self.all);
+        let own = self.each.entry(key).or_default();
+        change(own);
+        if *own == Use::default() {
+            self.each.remove(&key);
+        }
+    }
+}
+
+impl Use {
+    fn add(&mut self, other: Self) {
+        self.transfers += other.transfers;
+        self.lanes += other.lanes;
+        self.waiting += other.waiting;
+        self.refusals += other.refusals;
+    }
+
+    fn subtract(&mut self, other: Self) {
+        self.transfers -= other.transfers;
+        self.lanes -= other.lanes;
+        self.waiting -= other.waiting;
+        self.refusals -= other.refusals;
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut book = self.admissions.book();
+        book.change(self.key, |held| held.subtract(self.what));
+        self.admissions.0.transfers.send_replace(book.all.transfers);
+        drop(book);
+        if self.what.transfers > 0 {
+            self.admissions.seat_those_in_line();
+        }
+    }
+}
+
+fn check(fits: bool, full: Full) -> Result<(), Full> {
+    if fits { Ok(()) } else { Err(full) }
+}
+
+impl fmt::Display for Full {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { what, limit, value } = self;
+        write!(f, "as many {what} as there may be are under way (limits.{limit} = {value})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys() -> [Fingerprint; 2] {
+        [1, 2].map(|byte| Fingerprint([byte; 32]))
+    }
+
+    fn seat(admissions: &Admissions, key: Fingerprint) -> Seat {
+        admissions.line_up(key).unwrap().at_once().unwrap()
+    }
+
+    /// What one more of a key meets.
+    fn full(admissions: &Admissions, key: Fingerprint) -> Full {
+        let mut place = admissions.line_up(key).unwrap();
+        assert!(place.at_once().is_none());
+        place.full.unwrap()
+    }
+
+    #[test]
+    fn each_limit_is_held_and_what_is_dropped_makes_room() {
+        let [one, other] = keys();
+        let limits = Limits { transfers: 3, transfers_per_identity: 2, ..Limits::default() };
+        let admissions = Admissions::new(limits);
+        let seats = [seat(&admissions, one), seat(&admissions, one)];
+        assert_eq!(full(&admissions, one).limit, "transfers_per_identity");
+        let third = seat(&admissions, other);
+        assert_eq!(full(&admissions, other).limit, "transfers");
+        drop((seats, third));
+        assert_eq!(admissions.book().all, Use::default());
+        assert!(admissions.book().each.is_empty());
+        seat(&admissions, one);
+    }
+
+    #[test]
+    fn lanes_are_shared_out_and_eight_are_the_least() {
+        let [one, other] = keys();
+        let limits = Limits { lanes: 400, lanes_per_identity: 200, ..Limits::default() };
+        let admissions = Admissions::new(limits);
+        let seats = [25, 21, 19].map(|lanes| {
+            let seat = seat(&admissions, one);
+            assert_eq!(seat.portion.lanes, lanes);
+            seat
+        });
+        admissions.set_limits(Limits { lanes_per_identity: 70, ..limits });
+        let full = full(&admissions, one);
+        assert_eq!(
+            full.to_string(),
+            "as many data connections as there may be are under way (limits.lanes_per_identity = 70)"
+        );
+        assert_eq!(seat(&admissions, other).portion.lanes, 8);
+        drop(seats);
+    }
+
+    /// By default the limit that a key meets is that of its transfers.
+    #[test]
+    fn lanes_are_enough_for_as_many_transfers_as_a_key_may_have() {
+        let (admissions, [one, _]) = (Admissions::new(Limits::default()), keys());
+        let seats: Vec<_> =
+            (0..Limits::default().transfers_per_identity).map(|_| seat(&admissions, one)).collect();
+        assert_eq!(full(&admissions, one).limit, "transfers_per_identity");
+        drop(seats);
+    }
+
+    #[test]
+    fn keys_are_seated_in_turn_and_who_has_gone_is_passed() {
+        let [one, other] = keys();
+        let limits = Limits { transfers: 1, ..Limits::default() };
+        let admissions = Admissions::new(limits);
+        let held = seat(&admissions, one);
+        let mut first = admissions.line_up(one).unwrap();
+        let gone = admissions.line_up(one).unwrap();
+        let mut second = admissions.line_up(one).unwrap();
+        let mut late = admissions.line_up(other).unwrap();
+        assert_eq!([&first, &second, &late].map(|place| place.ahead), [0, 2, 0]);
+        drop((gone, held));
+        assert!(late.at_once().is_none() && second.at_once().is_none());
+        drop(first.at_once().unwrap());
+        assert!(second.at_once().is_none(), "the other key is first");
+        drop(late.at_once().unwrap());
+        drop(second.at_once().unwrap());
+        assert_eq!(admissions.book().all, Use::default());
+    }
+
+    #[test]
+    fn the_line_of_a_key_is_bounded_and_other_limits_move_it() {
+        let [one, other] = keys();
+        let limits = Limits { transfers: 1, queued_per_identity: 1, ..Limits::default() };
+        let admissions = Admissions::new(limits);
+        let _held = seat(&admissions, one);
+        let mut waiting = admissions.line_up(one).unwrap();
+        assert_eq!(admissions.line_up(one).unwrap_err().limit, "queued_per_identity");
+        let _other = admissions.line_up(other).unwrap();
+        admissions.set_limits(Limits { transfers: 2, ..limits });
+        assert!(waiting.at_once().is_some());
+    }
+
+    /// A seat that was given away and never taken is given back.
+    #[test]
+    fn who_goes_with_a_seat_makes_room() {
+        let [one, other] = keys();
+        let admissions = Admissions::new(Limits { transfers: 1, ..Limits::default() });
+        let held = seat(&admissions, one);
+        let (seated, mut next) = (admissions.line_up(one).unwrap(), admissions.line_up(other).unwrap());
+        drop(held);
+        drop(seated);
+        assert!(next.at_once().is_some());
+    }
+
+    #[test]
+    fn connections_without_a_transfer_are_few() {
+        let [one, other] = keys();
+        let admissions = Admissions::new(Limits { waiting_per_identity: 1, ..Limits::default() });
+        let waiting = admissions.wait(one).unwrap();
+        assert_eq!(admissions.wait(one).unwrap_err().limit, "waiting_per_identity");
+        admissions.wait(other).unwrap();
+        drop(waiting);
+        admissions.wait(one).unwrap();
+    }
+
+    #[test]
+    fn few_are_told_of_each_key_and_in_all() {
+        let admissions = Admissions::new(Limits::default());
+        let tell = |key| admissions.tell(Fingerprint([key; 32]));
+        let all: Vec<_> = (0..64).flat_map(|key| [(); 9].map(|()| key)).filter_map(tell).collect();
+        assert_eq!(all.len(), TOLD_MAX);
+        assert_eq!(admissions.book().each.len(), TOLD_MAX / TOLD_PER_KEY_MAX);
+        drop(all);
+        assert!(admissions.book().each.is_empty());
+        assert!(tell(1).is_some());
+    }
+
+    #[tokio::test]
+    async fn it_is_idle_when_the_last_transfer_has_ended() {
+        let admissions = Admissions::new(Limits::default());
+        let seat = seat(&admissions, keys()[0]);
+        assert_eq!(seat.key(), keys()[0]);
+        let idle = tokio::spawn({
+            let admissions = admissions.clone();
+            async move { admissions.idle().await }
+        });
+        tokio::task::yield_now().await;
+        assert!(!idle.is_finished());
+        drop(seat);
+        idle.await.unwrap();
+    }
+}

@@ -1,0 +1,55 @@
+//! Saying no: how it is said, and to how many at a time.
+//!
+//! Who is refused keeps a descriptor until it has taken the answer, and need not take it. **Invariant:** of those that
+//! have proved a key which is let in few are told at a time, of each key and in all ([`Admissions::tell`]); the others
+//! are closed without a word. Strangers are told while they still count as connections that have not proved one.
+
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use zmove_transport::{Channel, Fingerprint};
+use zmove_types::TransferId;
+use zmove_wire::{Greeting, Refusal, Role, ToSender, encode_message};
+
+use crate::daemon::admission::Admissions;
+
+/// How long a refused peer may take to take the refusal.
+pub(crate) const REFUSAL_TIMEOUT: Duration = Duration::from_secs(10);
+/// What a refused peer may still say before it is cut off.
+const DRAIN_BYTES_MAX: u64 = 64 << 10;
+
+/// Refuses a peer whose key is let in, whatever it has to say.
+pub(crate) async fn refuse_peer(
+    admissions: &Admissions,
+    channel: Channel,
+    refusal: impl FnOnce(Fingerprint) -> Refusal,
+) {
+    if let Some(_told) = admissions.tell(channel.peer()) {
+        refuse(channel, refusal).await;
+    }
+}
+
+/// Says one thing to a peer whose key is let in, without listening, and closes.
+pub(crate) async fn say_and_close(admissions: &Admissions, channel: Channel, answer: &[u8]) {
+    if let Some(_told) = admissions.tell(channel.peer()) {
+        write_and_close(channel, answer).await;
+    }
+}
+
+/// Refuses a peer that is counted elsewhere.
+pub(crate) async fn refuse(channel: Channel, refusal: impl FnOnce(Fingerprint) -> Refusal) {
+    let refusal = refusal(channel.peer());
+    let mut answer = Greeting::new(Role::Control, TransferId([0; 16])).encode().to_vec();
+    answer.extend(encode_message(&ToSender::Refused(refusal)));
+    write_and_close(channel, &answer).await;
+}
+
+/// What the peer has sent is thrown away, so that the close does not destroy the answer on its way.
+async fn write_and_close(mut stream: Channel, answer: &[u8]) {
+    let said = async {
+        stream.write_all(answer).await?;
+        stream.shutdown().await?;
+        tokio::io::copy(&mut stream.take(DRAIN_BYTES_MAX), &mut tokio::io::sink()).await
+    };
+    let _in_time = tokio::time::timeout(REFUSAL_TIMEOUT, said).await;
+}

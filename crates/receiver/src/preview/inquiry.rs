@@ -1,0 +1,193 @@
+//! What a transfer would do with the entries of an inquiry: looks, and changes nothing.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{AtFlags, FileType};
+use rustix::io::Errno;
+use zmove_disk::{FileIdentity, KeptTimes};
+use zmove_types::{Metadata, Name, RelPath, Timestamp};
+use zmove_wire::{
+    Compare, Differences, FaultCode, Finding, Findings, InquiredEntry, InquiredKind, InquiredMetadata,
+    Inquiry, Operation, Overwrite,
+};
+
+use crate::account::Account;
+use crate::store::compare::stays;
+use crate::store::existing::contents_root;
+use crate::store::read_only_target::Seen;
+use crate::store::set_ids::SetIds;
+
+/// What is held against an inquiry.
+#[derive(Debug)]
+pub(crate) struct Previewer {
+    pub(crate) seen: Seen,
+    pub(crate) compare: Compare,
+    pub(crate) overwrite: Overwrite,
+    pub(crate) set_ids: SetIds,
+    pub(crate) times: KeptTimes,
+    pub(crate) account: Account,
+    pub(crate) stopping: AtomicBool,
+}
+
+/// A directory of the target, as it is found.
+enum Place {
+    There(Arc<OwnedFd>),
+    /// It is not there, or something else is.
+    Missing,
+    Closed(FaultCode),
+}
+
+impl Previewer {
+    /// Answers one inquiry; what is not looked at when the session has ended counts as new.
+    pub(crate) fn answer(&self, inquiry: &Inquiry) -> Findings {
+        let mut findings = Vec::new();
+        for group in &inquiry.groups {
+            let place = self.place(&group.directory);
+            findings
+                .extend(group.itself.map(|wanted| self.look_at_itself(&group.directory, &place, &wanted)));
+            let found = group.entries.iter().map(|entry| match &place {
+                _ if self.stopping.load(Ordering::Relaxed) => Finding::New,
+                Place::There(directory) => self.look_at(directory, &group.directory, entry),
+                Place::Missing => Finding::New,
+                Place::Closed(code) => Finding::Fails(Operation::MakeDirectory, *code),
+            });
+            findings.extend(found);
+        }
+        Findings { inquiry: inquiry.inquiry, findings }
+    }
+
+    fn place(&self, path: &RelPath) -> Place {
+        let Some(tree) = &self.seen.tree else { return Place::Missing };
+        match tree.open_directory(path) {
+            Ok(directory) => Place::There(directory),
+            Err(error) => match Errno::from_io_error(&error) {
+                Some(Errno::NOENT) => Place::Missing,
+                Some(Errno::NOTDIR | Errno::LOOP) if self.overwrite != Overwrite::Nothing => Place::Missing,
+                _ => Place::Closed(FaultCode::os(&error)),
+            },
+        }
+    }
+
+    fn look_at_itself(&self, path: &RelPath, place: &Place, wanted: &InquiredMetadata) -> Finding {
+        match place {
+            Place::There(directory) => match FileIdentity::of(directory) {
+                Ok(there) => changed(self.metadata_differs(directory, &there, &metadata_of(wanted))),
+                Err(error) => Finding::Fails(Operation::Read, FaultCode::os(&error)),
+            },
+            Place::Missing => match (path.parent().map(|parent| self.place(&parent)), path.file_name()) {
+                (Some(Place::There(parent)), Some(name)) if FileIdentity::at(&parent, &name).is_ok() => {
+                    Finding::Differs(Differences::TYPE)
+                }
+                _ => Finding::New,
+            },
+            Place::Closed(code) => Finding::Fails(Operation::MakeDirectory, *code),
+        }
+    }
+
+    fn look_at(&self, directory: &OwnedFd, path: &RelPath, entry: &InquiredEntry) -> Finding {
+        let name = self.seen.name(path, &entry.name);
+        let stat = match rustix::fs::statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => stat,
+            Err(Errno::NOENT) => return Finding::New,
+            Err(errno) => return Finding::Fails(Operation::Read, FaultCode::os(&errno.into())),
+        };
+        let there = match FileIdentity::at(directory, name) {
+            Ok(there) => there,
+            Err(error) => return Finding::Fails(Operation::Read, FaultCode::os(&error)),
+        };
+        let wanted = metadata_of(&entry.metadata);
+        let in_the_way = |operation| Finding::Fails(operation, FaultCode::DirectoryInTheWay);
+        match (&entry.kind, FileType::from_raw_mode(stat.st_mode)) {
+            (InquiredKind::Directory, FileType::Directory) => {
+                changed(self.metadata_differs(directory, &there, &wanted))
+            }
+            (InquiredKind::Directory, _) if self.overwrite == Overwrite::Nothing => {
+                Finding::Fails(Operation::MakeDirectory, FaultCode::os(&Errno::NOTDIR.into()))
+            }
+            (InquiredKind::File { .. } | InquiredKind::Symlink { .. }, _)
+                if self.overwrite == Overwrite::Nothing =>
+            {
+                Finding::Stays
+            }
+            (InquiredKind::File { .. }, FileType::Directory) => in_the_way(Operation::Rename),
+            (InquiredKind::Symlink { .. }, FileType::Directory) => in_the_way(Operation::Symlink),
+            (InquiredKind::File { bytes }, FileType::RegularFile) => {
+                self.look_at_file(directory, name, &there, *bytes, &self.set_ids.of_file(wanted))
+            }
+            (InquiredKind::Symlink { target }, FileType::Symlink) => {
+                self.look_at_link(directory, name, &there, target, wanted.mtime)
+            }
+            _ => Finding::Differs(Differences::TYPE),
+        }
+    }
+
+    fn look_at_file(
+        &self,
+        directory: &OwnedFd,
+        name: &Name,
+        there: &FileIdentity,
+        bytes: u64,
+        wanted: &Metadata,
+    ) -> Finding {
+        if stays(self.overwrite, there, || self.times.kept(directory, wanted.mtime)) {
+            return Finding::Stays;
+        }
+        let differences = self.metadata_differs(directory, there, wanted);
+        if there.bytes != bytes {
+            return Finding::Differs(differences.and(Differences::SIZE));
+        }
+        match self.compare {
+            Compare::Quick => changed(differences),
+            Compare::Checksum => {
+                let turn = self.account.turn(&self.stopping);
+                contents_root(directory.as_fd(), name, || turn.is_over())
+                    .map_or(Finding::Differs(differences.and(Differences::CONTENTS)), |root| {
+                        Finding::Contents(differences, root)
+                    })
+            }
+        }
+    }
+
+    fn look_at_link(
+        &self,
+        directory: &OwnedFd,
+        name: &Name,
+        there: &FileIdentity,
+        target: &[u8],
+        mtime: Timestamp,
+    ) -> Finding {
+        let read: io::Result<_> =
+            rustix::fs::readlinkat(directory, name.as_os_str(), Vec::new()).map_err(io::Error::from);
+        match read {
+            Ok(found) => {
+                let differences = Differences::default()
+                    .and_if(Differences::TARGET, &found.as_bytes(), &target)
+                    .and_if(Differences::TIME, &self.times.is_kept(directory, there.mtime, mtime), &true);
+                changed(differences)
+            }
+            Err(error) => Finding::Fails(Operation::Read, FaultCode::os(&error)),
+        }
+    }
+
+    /// How an entry of a directory, or the directory itself, differs in mode and time.
+    fn metadata_differs(&self, directory: &OwnedFd, there: &FileIdentity, wanted: &Metadata) -> Differences {
+        let has_time = self.times.is_kept(directory, there.mtime, wanted.mtime);
+        Differences::default().and_if(Differences::TIME, &has_time, &true).and_if(
+            Differences::MODE,
+            &there.mode,
+            &wanted.mode,
+        )
+    }
+}
+
+fn changed(differences: Differences) -> Finding {
+    if differences.is_empty() { Finding::Same } else { Finding::Differs(differences) }
+}
+
+fn metadata_of(wanted: &InquiredMetadata) -> Metadata {
+    let mtime = Timestamp { seconds: wanted.mtime_seconds, nanos: wanted.mtime_nanos };
+    Metadata { mode: wanted.mode & 0o7777, mtime }
+}

@@ -1,0 +1,502 @@
+//! The parts of large files: files that are not whole yet, and what the journals tell of them.
+//!
+//! A large file is written under a hidden name that stays when the transfer breaks, and each of its groups is journalled
+//! when it has been written. A later transfer of the same owner to the same target, which offers the very same source
+//! file, goes on with the groups that are there.
+//!
+//! **Invariant:** a group that is told to a sender as held hashes to what is told of it: it was written and journalled, and
+//! either nothing has happened to it since (it was flushed, and the part is as its transfer has told to have left it), or it
+//! has been read back from the storage and hashed again.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::SystemTime;
+
+use rustix::io::Errno;
+use zmove_chunk::group_cv;
+use zmove_disk::{Direct, FileIdentity, Staged, TempNames, Tree};
+use zmove_types::{Cv, FileId, GroupSpan, Name, RelPath, TransferId};
+use zmove_wire::FileHead;
+
+use crate::account::{Account, Held};
+use crate::config::BUFFER_BYTES;
+use crate::resume::journal::{
+    Begin, Journal, JournalError, Mark, Orphan, Part, SourceIdentity, UnfinishedFile, birth_of, orphans_like,
+};
+use crate::store::file_systems::Flush;
+
+/// All parts of one transfer.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    /// Where journals are; none are kept without it.
+    journals: Option<PathBuf>,
+    begin: Begin,
+    /// Whether flushes tell nothing any more: a part is not flushed with the target directory, or a flush has failed.
+    unflushed: AtomicBool,
+    account: Account,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    journal: Option<Arc<Journal>>,
+    /// Why nothing more is journalled. What there is stays held, as its parts are.
+    trouble: Option<String>,
+    /// What earlier transfers have left, by the final path.
+    earlier: HashMap<RelPath, Earlier>,
+    /// Parts of files of which there are newer ones.
+    older: Vec<(RelPath, Earlier)>,
+    /// The journals that tell of it, held as long as this transfer lasts, or until they tell of nothing.
+    orphans: Vec<Option<Orphan>>,
+    /// What has been offered to the sender, until it declares the file.
+    prepared: HashMap<RelPath, Prepared>,
+    /// What all that takes.
+    held: Option<Held>,
+}
+
+#[derive(Debug)]
+struct Earlier {
+    /// The journal that tells of it.
+    orphan: usize,
+    file: UnfinishedFile,
+}
+
+#[derive(Debug)]
+struct Prepared {
+    earlier: Earlier,
+    staged: Staged,
+}
+
+/// A part that a file goes on with.
+#[derive(Debug)]
+pub(crate) struct Prior {
+    pub(crate) staged: Staged,
+    pub(crate) groups: Vec<u32>,
+}
+
+/// Threads that read back what is left of one file. No more of a key hash at a time than there are cores; the others wait for
+/// the storage.
+const READERS_MAX: usize = 4;
+
+/// Files of fewer bytes are sent again as a whole: for them the journal would cost more than it saves.
+pub(crate) const JOURNALLED_BYTES_MIN: u64 = 16 << 20;
+
+impl Parts {
+    /// The parts of a transfer, with what earlier ones of the same owner have left at the same target.
+    pub(crate) fn new(journals: Option<PathBuf>, transfer: TransferId, owner: String, target: &Tree) -> Self {
+        let begin = begin(transfer, owner, target);
+        let mut state = State::default();
+        if let Some(directory) = &journals {
+            let ours = |other: &Begin| {
+                // devices may be numbered anew when the system starts
+                let same_place = other.device == begin.device || other.target == begin.target;
+                same_place && (&other.owner, other.inode) == (&begin.owner, begin.inode)
+            };
+            match orphans_like(directory, &begin, ours) {
+                // one that cannot be read is left for `zmove journal`
+                Ok(orphans) => state.find_earlier(orphans.into_iter().filter_map(Result::ok)),
+                Err(error) => state.trouble = Some(error.to_string()),
+            }
+        }
+        let (unflushed, account) = (AtomicBool::new(false), Account::default());
+        Self { journals, begin, unflushed, account, state: Mutex::new(state) }
+    }
+
+    /// Has what is held booked there. Where there is no room for what earlier transfers have left, nothing is gone on with.
+    pub(crate) fn booked_on(mut self, account: &Account) -> Self {
+        self.account = account.clone();
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        match account.hold_memory(state.bytes()) {
+            Ok(held) => state.held = Some(held),
+            Err(error) => *state = State { trouble: Some(error.to_string()), ..State::default() },
+        }
+        self
+    }
+
+    /// Whether earlier transfers have left anything.
+    pub(crate) fn has_earlier(&self) -> bool {
+        !self.lock().earlier.is_empty()
+    }
+
+    /// Why no journal is kept although it should be.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        self.lock().trouble.clone()
+    }
+
+    /// What is held of a file that is offered: the values of groups that need not come again, by number. At least one group
+    /// of the file is left out, since the last that comes is what makes a file whole. Each thread that reads groups back begins
+    /// that with `hashing`, and ends it when what that returns says so.
+    pub(crate) fn claim<Stop: Fn() -> bool>(
+        &self,
+        path: &RelPath,
+        directory: &Arc<OwnedFd>,
+        source: &SourceIdentity,
+        direct: Direct,
+        hashing: impl Fn() -> Stop + Sync,
+    ) -> BTreeMap<u32, Cv> {
+        let Ok(descriptors) = self.account.hold_file() else { return BTreeMap::new() };
+        let Some(mut earlier) = self.take_earlier(path) else { return BTreeMap::new() };
+        // one that cannot be opened now is still told of, for another time
+        let Ok(reopened) = reopen(directory, &earlier.file.part, direct) else { return BTreeMap::new() };
+        let Some((mut staged, there)) = reopened else {
+            self.lock().forget(&earlier);
+            return BTreeMap::new();
+        };
+        let is_untouched = is_as_left(&earlier.file, &there);
+        staged.attach(descriptors);
+        let groups = &mut earlier.file.groups;
+        if there.bytes == source.bytes && earlier.file.part.source == *source {
+            // what was only written is lost also where a device has gone and come back
+            let is_trusted = |flushed: bool| is_untouched && flushed;
+            let doubtful = groups.iter().filter(|(_, (_, flushed))| !is_trusted(*flushed));
+            let doubtful: Vec<_> = doubtful.map(|(index, (cv, _))| (*index, *cv)).collect();
+            let Some(found) = self.find(&staged, source.bytes, &doubtful, &hashing) else {
+                return BTreeMap::new();
+            };
+            groups.retain(|index, (_, flushed)| is_trusted(*flushed) || found.contains(index));
+            if Some(groups.len()) == GroupSpan::count(source.bytes).map(|count| count as usize) {
+                groups.pop_last();
+            }
+        } else {
+            groups.clear();
+        }
+        let held: BTreeMap<_, _> = groups.iter().map(|(index, (cv, _))| (*index, *cv)).collect();
+        if !held.is_empty() {
+            self.lock().prepared.insert(path.clone(), Prepared { earlier, staged });
+        } else if !hashing()() {
+            staged.discard();
+            // first the part, then what tells of it
+            drop(staged);
+            self.lock().forget(&earlier);
+        }
+        held
+    }
+
+    /// Which of these groups are on the storage, read by several threads: what a killed process has left is as much as it had
+    /// written. `None` where that cannot be found out now.
+    fn find<Stop: Fn() -> bool>(
+        &self,
+        staged: &Staged,
+        bytes: u64,
+        groups: &[(u32, Cv)],
+        hashing: &(impl Fn() -> Stop + Sync),
+    ) -> Option<HashSet<u32>> {
+        if groups.is_empty() {
+            return Some(HashSet::new());
+        }
+        let _booked = self.account.hold_memory(BUFFER_BYTES).ok()?;
+        let next = AtomicUsize::new(0);
+        let look = || {
+            let (stop, mut buffer, mut found) = (hashing(), vec![0; BUFFER_BYTES], Vec::new());
+            while !stop()
+                && let Some((index, cv)) = groups.get(next.fetch_add(1, Ordering::Relaxed))
+            {
+                let span = GroupSpan::of(bytes, *index);
+                if span.is_some_and(|span| is_there(staged, span, *cv, &mut buffer)) {
+                    found.push(*index);
+                }
+            }
+            found
+        };
+        thread::scope(|scope| {
+            let look = &look;
+            let hold = || self.account.hold_thread().zip(self.account.hold_memory(BUFFER_BYTES).ok());
+            let helpers = (1..READERS_MAX.min(groups.len())).map_while(|_| hold());
+            let helpers: Vec<_> = helpers
+                .map_while(|held| {
+                    let look = move || {
+                        let _booked = held;
+                        look()
+                    };
+                    thread::Builder::new().name("zmove-resume".to_owned()).spawn_scoped(scope, look).ok()
+                })
+                .collect();
+            let mut found: HashSet<_> = look().into_iter().collect();
+            helpers
+                .into_iter()
+                .for_each(|helper| found.extend(helper.join().expect("reading does not panic")));
+            Some(found)
+        })
+    }
+
+    /// The part that a file which has just been declared goes on with.
+    pub(crate) fn take_up(&self, id: FileId, path: &RelPath, head: &FileHead) -> Option<Prior> {
+        let Prepared { earlier, staged } = self.lock().prepared.remove(path)?;
+        if earlier.file.part.source != source_of(head) {
+            return None;
+        }
+        self.look_where(&staged);
+        match self.journal().map(|journal| journal.adopt(id.0, &earlier.file)) {
+            Some(Ok(())) => self.lock().forget(&earlier),
+            Some(Err(error)) => self.note(&error),
+            None => {}
+        }
+        Some(Prior { staged, groups: earlier.file.groups.into_keys().collect() })
+    }
+
+    /// A part for a large file that begins; under a name that lasts if it is journalled.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn create(
+        &self,
+        id: FileId,
+        (path, head): (&RelPath, &FileHead),
+        directory: &Arc<OwnedFd>,
+        names: &TempNames,
+    ) -> io::Result<Staged> {
+        let descriptors = self.account.hold_file()?;
+        let journal = (head.bytes >= JOURNALLED_BYTES_MIN).then(|| self.journal()).flatten();
+        let mut staged = Staged::create(directory, 0o600, names)?;
+        staged.attach(descriptors);
+        let Some(journal) = journal else { return Ok(staged) };
+        let identity = FileIdentity::of(staged.file())?;
+        let is_free = |name: &Name| FileIdentity::at(directory, name).is_err();
+        let part = std::iter::repeat_with(|| names.lasting()).find(is_free).expect("there are others");
+        let (inode, born) = (identity.inode, birth_of(staged.file()));
+        let part = Part { path: path.clone(), part, source: source_of(head), inode, born };
+        self.look_where(&staged);
+        match journal.part(id.0, &part) {
+            // one that lasts and that no journal tells of would stay for ever
+            Ok(()) => staged.last_as(part.part)?,
+            Err(error) => self.note(&error),
+        }
+        Ok(staged)
+    }
+
+    /// A group has been written.
+    pub(crate) fn written(&self, id: FileId, group: u32, cv: Cv) {
+        self.record(|journal| journal.groups(id.0, group, &[cv]));
+    }
+
+    /// Nothing more is written to what has come of a file.
+    pub(crate) fn left(&self, id: FileId, there: &FileIdentity) {
+        self.record(|journal| journal.left(id.0, there.ctime));
+    }
+
+    /// A file has its name, or is given up for good.
+    pub(crate) fn ended(&self, id: FileId) {
+        self.record(|journal| journal.ended(id.0));
+    }
+
+    /// Where the journal is, before a flush.
+    pub(crate) fn mark(&self) -> Option<Mark> {
+        self.running().map(|journal| journal.mark())
+    }
+
+    /// All that was written to the target's own file system before `mark` has been flushed.
+    pub(crate) fn flushed(&self, mark: Mark) {
+        if !self.unflushed.load(Ordering::Relaxed) {
+            self.record(|journal| journal.flushed(mark));
+        }
+    }
+
+    /// A flush has failed. The kernel tells that once and may have thrown away what it could not write; the next flush,
+    /// which speaks of what was written before as well, may succeed.
+    pub(crate) fn flush_failed(&self) {
+        self.unflushed.store(true, Ordering::Relaxed);
+    }
+
+    /// The transfer has come to its end: journals that tell of nothing go.
+    pub(crate) fn finish(&self) {
+        let mut state = self.lock();
+        let is_empty = |orphan: &mut Orphan| orphan.unfinished().files.is_empty();
+        let emptied = state.orphans.iter_mut().filter_map(|orphan| orphan.take_if(is_empty));
+        // one that cannot be removed tells of nothing
+        emptied.for_each(|orphan| drop(orphan.remove()));
+        if let Some(journal) = state.journal.take_if(|journal| journal.is_idle()) {
+            let _of_nothing = journal.remove();
+        }
+    }
+
+    /// Before anything of a part is journalled: one on another file system is not flushed with the target, and one on a file
+    /// system that is flushed file by file only when it is whole.
+    fn look_where(&self, staged: &Staged) {
+        let is_with_target = rustix::fs::fstat(staged.file()).is_ok_and(|it| it.st_dev == self.begin.device);
+        if !is_with_target || Flush::of(staged.file()).ok() != Some(Flush::Whole) {
+            self.unflushed.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Removes parts that nobody goes on with: their file has been put there since, smaller or as part of a batch. To be called
+    /// before directories get their times.
+    pub(crate) fn drop_overtaken(&self, target: &Tree) {
+        let paths: Vec<_> = self.lock().earlier.keys().cloned().collect();
+        for path in paths {
+            let Some(earlier) = self.take_earlier(&path) else { continue };
+            if !self.drop_if_overtaken(target, &path, &earlier) {
+                self.lock().earlier.insert(path, earlier);
+            }
+        }
+        let older = std::mem::take(&mut self.lock().older);
+        for (path, earlier) in older {
+            // one that is not is told of by its journal, for another time
+            self.drop_if_overtaken(target, &path, &earlier);
+        }
+    }
+
+    fn drop_if_overtaken(&self, target: &Tree, path: &RelPath, earlier: &Earlier) -> bool {
+        let Some(part) = overtaken(target, path, &earlier.file.part) else { return false };
+        part.discard();
+        drop(part);
+        self.lock().forget(earlier);
+        true
+    }
+
+    fn take_earlier(&self, path: &RelPath) -> Option<Earlier> {
+        self.lock().earlier.remove(path)
+    }
+
+    /// The journal, begun if need be.
+    fn journal(&self) -> Option<Arc<Journal>> {
+        let directory = self.journals.as_ref()?;
+        let mut state = self.lock();
+        if state.journal.is_none() && state.trouble.is_none() {
+            match Journal::create_within(directory, &self.begin, self.account.room()) {
+                Ok(journal) => state.journal = Some(Arc::new(journal)),
+                Err(error) => state.trouble = Some(error.to_string()),
+            }
+        }
+        state.running()
+    }
+
+    fn running(&self) -> Option<Arc<Journal>> {
+        self.lock().running()
+    }
+
+    fn record(&self, write: impl FnOnce(&Journal) -> Result<(), JournalError>) {
+        if let Some(Err(error)) = self.running().map(|journal| write(&journal)) {
+            self.note(&error);
+        }
+    }
+
+    /// A journal that cannot be written any more is kept as it is: what it tells is true.
+    fn note(&self, error: &JournalError) {
+        self.lock().trouble = Some(error.to_string());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What is kept of a file of an earlier transfer beside its path and groups.
+const FILE_KEPT_BYTES: usize = 256;
+/// What is kept of one group of that, or of the old version of a file that has changed.
+pub(crate) const GROUP_KEPT_BYTES: usize = 64;
+
+impl State {
+    fn running(&self) -> Option<Arc<Journal>> {
+        self.journal.clone().filter(|_| self.trouble.is_none())
+    }
+
+    /// What the memory of earlier transfers takes.
+    fn bytes(&self) -> usize {
+        let older = self.older.iter().map(|(path, earlier)| (path, earlier));
+        let files = self.earlier.iter().chain(older);
+        // each is known here and by its journal
+        let each = files.map(|(path, earlier)| {
+            2 * (FILE_KEPT_BYTES + 2 * path.as_bytes().len() + GROUP_KEPT_BYTES * earlier.file.groups.len())
+        });
+        each.sum()
+    }
+
+    fn find_earlier(&mut self, orphans: impl Iterator<Item = Orphan>) {
+        let mut orphans: Vec<_> = orphans.collect();
+        // of two that have the same path, the one that was written last
+        orphans.sort_by_key(Orphan::modified);
+        for (number, orphan) in orphans.into_iter().enumerate() {
+            let files = orphan.unfinished().files.clone();
+            self.orphans.push(Some(orphan));
+            for file in files {
+                let (path, inode) = (file.part.path.clone(), file.part.inode);
+                match self.earlier.insert(path.clone(), Earlier { orphan: number, file }) {
+                    // who took a part over was killed before it could say so
+                    Some(before) if before.file.part.inode == inode => self.forget(&before),
+                    Some(before) => self.older.push((path, before)),
+                    None => {}
+                }
+            }
+        }
+    }
+
+    /// What an earlier transfer has left is taken over, or gone.
+    fn forget(&mut self, earlier: &Earlier) {
+        if let Some(orphan) = &mut self.orphans[earlier.orphan] {
+            // told again, it is looked at again, and found to be gone
+            let _told_again = orphan.ended(earlier.file.file);
+        }
+    }
+}
+
+/// What the journal of a transfer begins with. The target's path is for people, and for removing its parts later.
+fn begin(transfer: TransferId, owner: String, target: &Tree) -> Begin {
+    let path = std::fs::read_link(format!("/proc/self/fd/{}", target.fd().as_raw_fd())).unwrap_or_default();
+    // a directory that is open can be looked at
+    let (device, inode) = rustix::fs::fstat(target.fd()).map_or((0, 0), |stat| (stat.st_dev, stat.st_ino));
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let (owner, target) = (owner.into_bytes(), path.into_os_string().into_vec());
+    Begin { transfer, owner, target, device, inode, begun: now.as_secs() }
+}
+
+/// Opens a part again and tells what it is now; `None` where it is gone, or what is there is not the part that the journal
+/// tells of.
+fn reopen(
+    directory: &Arc<OwnedFd>,
+    part: &Part,
+    direct: Direct,
+) -> io::Result<Option<(Staged, FileIdentity)>> {
+    let is_it = |found: BorrowedFd<'_>| {
+        FileIdentity::of(found).is_ok_and(|there| there.regular && part.is_in(there.inode, birth_of(found)))
+    };
+    let staged = match Staged::reopen(directory, &part.part, direct, is_it) {
+        Ok(staged) => staged,
+        Err(error) => {
+            let gone =
+                matches!(Errno::from_io_error(&error), Some(Errno::NOENT | Errno::LOOP | Errno::ISDIR));
+            return if gone { Ok(None) } else { Err(error) };
+        }
+    };
+    let identity = FileIdentity::of(staged.file())?;
+    Ok(Some((staged, identity)))
+}
+
+/// The part, if it is overtaken.
+fn overtaken(target: &Tree, path: &RelPath, part: &Part) -> Option<Staged> {
+    let directory = target.open_directory(&path.parent()?).ok()?;
+    let (staged, identity) = reopen(&directory, part, Direct::Off).ok().flatten()?;
+    is_overtaken(&directory, &path.file_name()?, &identity).then_some(staged)
+}
+
+/// Whether a file stands where a part would go that was put there, or changed, after the part was written last.
+pub(crate) fn is_overtaken(directory: &OwnedFd, name: &Name, part: &FileIdentity) -> bool {
+    let moment = |identity: &FileIdentity| (identity.ctime.seconds, identity.ctime.nanos);
+    let there = FileIdentity::at(directory, name).ok().filter(|there| there.regular);
+    there.is_some_and(|there| moment(&there) > moment(part))
+}
+
+/// Whether nobody has touched a part since the transfer that wrote it said that it was done with it. A file system that keeps
+/// whole seconds cannot tell: somebody else may have written in the same second.
+fn is_as_left(file: &UnfinishedFile, there: &FileIdentity) -> bool {
+    file.left == Some(there.ctime) && there.ctime.nanos > 0
+}
+
+fn is_there(staged: &Staged, span: GroupSpan, cv: Cv, buffer: &mut [u8]) -> bool {
+    let bytes = &mut buffer[..span.len as usize];
+    staged.file().read_exact_at(bytes, span.offset()).is_ok() && group_cv(span.index, bytes) == cv
+}
+
+pub(crate) fn source_of(head: &FileHead) -> SourceIdentity {
+    let FileHead { metadata, bytes, ctime, inode, .. } = head;
+    SourceIdentity { bytes: *bytes, mtime: metadata.mtime, ctime: *ctime, inode: *inode }
+}

@@ -1,0 +1,364 @@
+//! Transfers that break off, and what the next one holds.
+
+use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
+
+use super::*;
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
+use zmove_types::{GROUP_BYTES, Metadata, Timestamp};
+
+use crate::resume::journal::pretend_reboot;
+
+const BYTES: u64 = 5 * GROUP_BYTES + 9;
+
+/// A target, a place for journals, and the file that is on its way.
+struct World {
+    home: tempfile::TempDir,
+    /// Where its directory is.
+    place: PathBuf,
+    tree: Tree,
+    head: FileHead,
+}
+
+impl World {
+    fn new() -> Self {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::create_dir(home.path().join("target")).unwrap();
+        let tree = Tree::open(&home.path().join("target")).unwrap();
+        let path = RelPath::from_bytes(b"large").unwrap();
+        let metadata = Metadata { mode: 0o600, mtime: Timestamp { seconds: 5, nanos: 6 } };
+        let ctime = Timestamp::default();
+        let head = FileHead {
+            path,
+            metadata,
+            bytes: BYTES,
+            ctime,
+            inode: 7,
+            extensions: zmove_wire::Extensions::default(),
+        };
+        let place = home.path().join("target");
+        Self { home, place, tree, head }
+    }
+
+    fn parts(&self, transfer: u8) -> Parts {
+        let journals = Some(self.home.path().join("journal"));
+        Parts::new(journals, TransferId([transfer; 16]), "owner".to_owned(), &self.tree)
+    }
+
+    fn journal_of(&self, transfer: u8) -> PathBuf {
+        let transfer = TransferId([transfer; 16]).to_string();
+        let mut journals = std::fs::read_dir(self.home.path().join("journal")).unwrap().map(Result::unwrap);
+        let found = journals.find(|journal| journal.file_name().to_string_lossy().starts_with(&transfer));
+        found.unwrap().path()
+    }
+
+    fn directory(&self) -> Arc<OwnedFd> {
+        Tree::open(&self.place).unwrap().open_directory(&RelPath::root()).unwrap()
+    }
+
+    /// A transfer that breaks after these groups, of which the first `flushed` were flushed.
+    fn break_off(&self, groups: &[u32], flushed: usize) {
+        self.break_off_as(1, groups, flushed);
+    }
+
+    fn break_off_as(&self, transfer: u8, groups: &[u32], flushed: usize) {
+        let parts = self.parts(transfer);
+        let path = &self.head.path;
+        let names = TempNames::new("t");
+        let mut part = parts.create(FileId(3), (path, &self.head), &self.directory(), &names).unwrap();
+        part.reserve(BYTES, Direct::Off).unwrap();
+        for (number, &index) in groups.iter().enumerate() {
+            if number == flushed {
+                parts.flushed(parts.mark().unwrap());
+            }
+            let (span, bytes) = group(index);
+            part.file().write_all_at(&bytes, span.offset()).unwrap();
+            parts.written(FileId(3), index, group_cv(index, &bytes));
+        }
+        if flushed >= groups.len() {
+            parts.flushed(parts.mark().unwrap());
+        }
+        parts.left(FileId(3), &FileIdentity::of(part.file()).unwrap());
+        assert_eq!(parts.trouble(), None);
+    }
+
+    fn damage(&self, index: u32) {
+        let entries = std::fs::read_dir(&self.place).unwrap();
+        for entry in entries.map(|entry| entry.unwrap().path()) {
+            let file = std::fs::File::options().write(true).open(entry).unwrap();
+            file.write_all_at(b"?", group(index).0.offset()).unwrap();
+        }
+    }
+
+    fn reboot(&self) {
+        let journals = std::fs::read_dir(self.home.path().join("journal")).unwrap();
+        journals.for_each(|journal| pretend_reboot(&journal.unwrap().path()));
+    }
+
+    /// Puts the file there another way, later than all parts were written by the clock of the file system.
+    fn overtake(&self) {
+        let changed = |path: PathBuf| {
+            let stat = path.metadata().unwrap();
+            (stat.ctime(), stat.ctime_nsec())
+        };
+        let entries = std::fs::read_dir(&self.place).unwrap().map(|entry| entry.unwrap().path());
+        let parts = entries.filter(|path| !path.ends_with("large")).map(changed).max();
+        loop {
+            std::fs::write(self.place.join("large"), "new").unwrap();
+            if Some(changed(self.place.join("large"))) > parts {
+                return;
+            }
+        }
+    }
+
+    /// What the next transfer holds of the file.
+    fn claim(&self, parts: &Parts, source: &SourceIdentity) -> Vec<u32> {
+        let path = &self.head.path;
+        let held = parts.claim(path, &self.directory(), source, Direct::Off, || || false);
+        held.iter().for_each(|(index, cv)| assert_eq!(*cv, group_cv(*index, &group(*index).1)));
+        held.into_keys().collect()
+    }
+
+    fn source(&self) -> SourceIdentity {
+        source_of(&self.head)
+    }
+}
+
+fn group(index: u32) -> (GroupSpan, Vec<u8>) {
+    let span = GroupSpan::of(BYTES, index).unwrap();
+    (span, vec![u8::try_from(index).unwrap() + 1; span.len as usize])
+}
+
+#[test]
+fn what_was_written_is_held_and_goes_on() {
+    let world = World::new();
+    world.break_off(&[4, 0, 5], 1);
+    let parts = world.parts(2);
+    assert!(parts.has_earlier());
+    assert_eq!(world.claim(&parts, &world.source()), [0, 4, 5]);
+    let prior = parts.take_up(FileId(8), &world.head.path, &world.head).unwrap();
+    assert_eq!(prior.groups, [0, 4, 5]);
+    drop((prior, parts));
+    let again = world.parts(3);
+    assert_eq!(world.claim(&again, &world.source()), [0, 4, 5], "the next one has taken it over");
+}
+
+impl World {
+    /// What counts without being read.
+    fn trusted(&self, parts: &Parts) -> Vec<u32> {
+        let path = &self.head.path;
+        let held = parts.claim(path, &self.directory(), &self.source(), Direct::Off, || || true);
+        held.into_keys().collect()
+    }
+}
+
+#[test]
+fn what_was_flushed_and_nobody_has_touched_since_is_not_read() {
+    let world = World::new();
+    world.break_off(&[0, 1, 2], 2);
+    assert_eq!(world.trusted(&world.parts(2)), [0, 1]);
+}
+
+/// At once, so that its time is hardly later than that of the journal.
+#[test]
+fn what_somebody_has_changed_is_read_again() {
+    let world = World::new();
+    world.break_off(&[0, 1, 2], 3);
+    world.damage(1);
+    assert_eq!(world.claim(&world.parts(2), &world.source()), [0, 2]);
+}
+
+#[test]
+fn what_a_killed_receiver_has_left_is_read_again() {
+    let world = World::new();
+    world.break_off(&[0, 1], 2);
+    let parts = world.parts(2);
+    assert_eq!(world.claim(&parts, &world.source()), [0, 1]);
+    drop(parts.take_up(FileId(8), &world.head.path, &world.head).unwrap());
+    // and says nothing of what it leaves
+    drop(parts);
+    assert_eq!(world.trusted(&world.parts(3)), [] as [u32; 0]);
+}
+
+#[test]
+fn at_least_one_group_comes_again() {
+    let world = World::new();
+    world.break_off(&[0, 1, 2, 3, 4, 5], 9);
+    assert_eq!(world.claim(&world.parts(2), &world.source()), [0, 1, 2, 3, 4]);
+}
+
+#[test]
+fn after_a_reboot_what_was_not_flushed_is_read_again() {
+    let world = World::new();
+    world.break_off(&[0, 1, 2, 3], 2);
+    world.damage(3);
+    world.reboot();
+    assert_eq!(world.claim(&world.parts(2), &world.source()), [0, 1, 2]);
+}
+
+#[test]
+fn what_lies_on_another_file_system_is_not_flushed_with_the_target() {
+    let Ok(place) = tempfile::tempdir_in("/dev/shm") else { return eprintln!("skipped: no /dev/shm") };
+    let world = World { place: place.path().to_owned(), ..World::new() };
+    let device = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_dev;
+    if device(&world.directory()) == device(&world.tree.open_directory(&RelPath::root()).unwrap()) {
+        return eprintln!("skipped: one file system");
+    }
+    world.break_off(&[0, 1], 9);
+    let parts = world.parts(2);
+    assert_eq!(world.claim(&parts, &world.source()), [0, 1]);
+    drop(parts.take_up(FileId(8), &world.head.path, &world.head).unwrap());
+    parts.flushed(parts.mark().unwrap());
+    drop(parts);
+    world.damage(1);
+    world.reboot();
+    assert_eq!(world.claim(&world.parts(3), &world.source()), [0]);
+}
+
+#[test]
+fn after_a_flush_that_failed_nothing_more_counts_as_flushed() {
+    let world = World::new();
+    world.break_off(&[0, 1], 1);
+    let parts = world.parts(2);
+    assert_eq!(world.claim(&parts, &world.source()), [0, 1]);
+    drop(parts.take_up(FileId(8), &world.head.path, &world.head).unwrap());
+    parts.flush_failed();
+    // the kernel tells the error once, and then flushes what is left
+    parts.mark().into_iter().for_each(|mark| parts.flushed(mark));
+    drop(parts);
+    world.damage(1);
+    world.reboot();
+    assert_eq!(world.claim(&world.parts(3), &world.source()), [0]);
+}
+
+#[test]
+fn what_was_not_flushed_is_read_again_even_without_a_reboot() {
+    let world = World::new();
+    world.break_off(&[0, 1, 2, 3], 2);
+    // as when the device has gone and come back
+    world.damage(3);
+    assert_eq!(world.claim(&world.parts(2), &world.source()), [0, 1, 2]);
+}
+
+#[test]
+fn a_part_that_was_never_given_its_size_goes() {
+    let world = World::new();
+    let parts = world.parts(1);
+    let names = TempNames::new("t");
+    drop(parts.create(FileId(3), (&world.head.path, &world.head), &world.directory(), &names).unwrap());
+    drop(parts);
+    assert_eq!(world.claim(&world.parts(2), &world.source()), [] as [u32; 0]);
+    assert_eq!(std::fs::read_dir(&world.place).unwrap().count(), 0);
+}
+
+#[test]
+fn of_two_journals_with_the_same_part_the_later_one_tells() {
+    let world = World::new();
+    world.break_off(&[0], 1);
+    let journal = world.journal_of(1);
+    // killed after it had taken the part over, and before it had said so to the journal that it had it from
+    let left = std::fs::read(&journal).unwrap();
+    let parts = world.parts(0);
+    assert_eq!(world.claim(&parts, &world.source()), [0]);
+    let prior = parts.take_up(FileId(8), &world.head.path, &world.head).unwrap();
+    let (span, bytes) = group(1);
+    prior.staged.file().write_all_at(&bytes, span.offset()).unwrap();
+    parts.written(FileId(8), 1, group_cv(1, &bytes));
+    let later = SystemTime::now() + Duration::from_millis(500);
+    drop((prior, parts));
+    std::fs::write(&journal, left).unwrap();
+    let newest = world.journal_of(0);
+    std::fs::File::options().write(true).open(newest).unwrap().set_modified(later).unwrap();
+    let parts = world.parts(3);
+    assert_eq!(world.claim(&parts, &world.source()), [0, 1]);
+    drop(parts.take_up(FileId(9), &world.head.path, &world.head).unwrap());
+    parts.ended(FileId(9));
+    parts.finish();
+    assert_eq!(std::fs::read_dir(world.home.path().join("journal")).unwrap().count(), 0);
+}
+
+#[test]
+fn another_source_is_not_held_and_its_part_goes() {
+    let world = World::new();
+    world.break_off(&[0, 1], 0);
+    let other = SourceIdentity { inode: 8, ..world.source() };
+    let parts = world.parts(2);
+    assert_eq!(world.claim(&parts, &other), [] as [u32; 0]);
+    assert_eq!(std::fs::read_dir(world.home.path().join("target")).unwrap().count(), 0);
+    parts.finish();
+    assert_eq!(std::fs::read_dir(world.home.path().join("journal")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_part_that_a_transfer_writes_is_no_other_s() {
+    let world = World::new();
+    world.break_off(&[0, 1], 0);
+    let first = world.parts(2);
+    assert_eq!(world.claim(&first, &world.source()), [0, 1]);
+    assert!(!world.parts(3).has_earlier());
+}
+
+#[test]
+fn a_part_whose_file_came_in_another_way_goes() {
+    let world = World::new();
+    let target = world.home.path().join("target");
+    std::fs::write(target.join("large"), "old").unwrap();
+    world.break_off(&[0, 1], 0);
+    let parts = world.parts(2);
+    parts.drop_overtaken(&world.tree);
+    assert!(parts.has_earlier(), "what stands there is older");
+    std::fs::remove_file(target.join("large")).unwrap();
+    parts.drop_overtaken(&world.tree);
+    assert!(parts.has_earlier(), "nothing stands there");
+    world.overtake();
+    parts.drop_overtaken(&world.tree);
+    assert!(!parts.has_earlier());
+    assert_eq!(std::fs::read_dir(target).unwrap().count(), 1);
+}
+
+#[test]
+fn of_two_parts_of_a_file_neither_stays() {
+    let world = World::new();
+    world.break_off_as(1, &[0, 1], 0);
+    world.break_off_as(2, &[0], 0);
+    let target = world.home.path().join("target");
+    assert_eq!(std::fs::read_dir(&target).unwrap().count(), 2);
+    world.overtake();
+    let parts = world.parts(3);
+    parts.drop_overtaken(&world.tree);
+    parts.finish();
+    assert_eq!(std::fs::read_dir(target).unwrap().count(), 1);
+    assert_eq!(std::fs::read_dir(world.home.path().join("journal")).unwrap().count(), 0);
+}
+
+#[test]
+fn small_ones_are_not_journalled() {
+    let world = World::new();
+    let head = FileHead { bytes: JOURNALLED_BYTES_MIN - 1, ..world.head.clone() };
+    let names = TempNames::new("t");
+    let parts = world.parts(1);
+    drop(parts.create(FileId(1), (&head.path, &head), &world.directory(), &names).unwrap());
+    assert_eq!(std::fs::read_dir(world.home.path()).unwrap().count(), 1, "only the target");
+}
+
+/// Or it would stay for ever after a kill in between: no journal would tell of it, and its name does not tell who made it.
+#[test]
+fn a_part_gets_the_name_that_lasts_after_its_journal_tells_of_it() {
+    let world = World::new();
+    let parts = world.parts(1);
+    assert!(parts.journal().is_some());
+    let watch = inotify::init(CreateFlags::NONBLOCK).unwrap();
+    let wanted = WatchFlags::CREATE | WatchFlags::MODIFY | WatchFlags::MOVED_TO;
+    let journals = inotify::add_watch(&watch, world.home.path().join("journal"), wanted).unwrap();
+    let target = inotify::add_watch(&watch, &world.place, wanted).unwrap();
+    let names = TempNames::new("t");
+    let _part = parts.create(FileId(3), (&world.head.path, &world.head), &world.directory(), &names).unwrap();
+    let mut room = [std::mem::MaybeUninit::uninit(); 4096];
+    let mut reader = inotify::Reader::new(&watch, &mut room);
+    let events: Vec<_> =
+        std::iter::from_fn(|| reader.next().ok().map(|event| (event.wd(), event.events()))).collect();
+    assert_eq!(
+        events,
+        [(target, ReadFlags::CREATE), (journals, ReadFlags::MODIFY), (target, ReadFlags::MOVED_TO)]
+    );
+}

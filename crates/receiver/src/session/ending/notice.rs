@@ -1,0 +1,77 @@
+//! Tells other processes of the same user that a session is ending: by a locked file in a directory that all of them know.
+//!
+//! **Invariant:** a notice is up while its process holds it, and no longer: what a dead process has left is taken down by whoever looks.
+
+use std::ffi::OsStr;
+use std::fs::DirEntry;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use crate::resume::journal::{Held, ensure_directory};
+
+/// Where notices are put up.
+#[derive(Debug)]
+pub(super) struct Board {
+    directory: PathBuf,
+}
+
+/// A notice that is up; taken down when dropped.
+#[derive(Debug)]
+pub(super) struct Notice(Option<Held>);
+
+impl Board {
+    pub(super) fn new(directory: PathBuf) -> Self {
+        Self { directory }
+    }
+
+    /// Puts a notice up; `None` where the directory cannot be written, and nobody is told.
+    pub(super) fn put_up(&self, target: &[u8]) -> Option<Notice> {
+        ensure_directory(&self.directory).ok()?;
+        // somebody may look at the moment at which it is made, and take it for one that was left behind
+        let held = (0..TRIES_MAX).find_map(|_| {
+            let mut random = [0; 8];
+            getrandom(&mut random[..], GetRandomFlags::empty()).ok()?;
+            let name = format!("{}{:016x}", prefix(target), u64::from_le_bytes(random));
+            Held::create(&self.directory.join(name)).ok()
+        });
+        held.map(|held| Notice(Some(held)))
+    }
+
+    /// Whether a session to this target is ending; not where the directory cannot be read.
+    pub(super) fn shows(&self, target: &[u8]) -> bool {
+        let Ok(entries) = std::fs::read_dir(&self.directory) else { return false };
+        let prefix = prefix(target);
+        let concerns = |name: &OsStr| name.as_bytes().starts_with(prefix.as_bytes());
+        entries.flatten().filter(|entry| concerns(&entry.file_name())).any(|entry| is_up(&entry))
+    }
+}
+
+/// Whether somebody holds it; else it goes.
+fn is_up(entry: &DirEntry) -> bool {
+    match Held::take(&entry.path()) {
+        Ok(Some(left_behind)) => left_behind.remove().is_err(),
+        // held, or taken down this moment, as the next look will show
+        Ok(None) => true,
+        Err(_) => false,
+    }
+}
+
+/// What the names of all notices about a target of this host begin with; several hosts may share a home.
+fn prefix(target: &[u8]) -> String {
+    let mut place = blake3::Hasher::new();
+    place.update(rustix::system::uname().nodename().to_bytes_with_nul()).update(target);
+    format!("{}-", place.finalize().to_hex())
+}
+
+const TRIES_MAX: usize = 4;
+
+impl Drop for Notice {
+    fn drop(&mut self) {
+        if let Some(held) = self.0.take() {
+            // what stays is not locked any more
+            let _removed = held.remove();
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! The threads of one session that look at its target, and what becomes of a session when one of them panics.
+//!
+//! They are the session's own: what it has them look at may be huge, or on storage that does not answer, and nobody else
+//! waits for that. **Invariant:** they end with the session, which waits for them, and no work is begun after it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+
+use crate::account::Account;
+use crate::error::SessionError;
+use crate::store::context::Context;
+use crate::store::outcome::Outcome;
+
+/// Tells the session when the thread that has it panics.
+pub(crate) struct PanicGuard<'a>(pub(crate) &'a Context);
+
+impl Drop for PanicGuard<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.tell(Outcome::Panicked);
+        }
+    }
+}
+
+/// Threads that are started as there is work for them.
+#[derive(Debug)]
+pub(crate) struct Workers {
+    account: Account,
+    /// What waits is bounded by what the peer may have asked for and not been answered.
+    queue: Sender<Work>,
+    waiting: Receiver<Work>,
+    /// Pieces of work that have not ended.
+    under_way: Arc<AtomicUsize>,
+    ended: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// One piece of work.
+struct Work(Box<dyn FnOnce() + Send>);
+
+/// As many as there may be offers under way: where storage answers late, they wait for it side by side.
+const THREADS_MAX: usize = 32;
+
+impl Workers {
+    pub(crate) fn new(account: &Account) -> Self {
+        let (queue, waiting) = unbounded();
+        let (under_way, ended, threads) = (Arc::default(), Arc::default(), Vec::new());
+        Self { account: account.clone(), queue, waiting, under_way, ended, threads }
+    }
+
+    /// Does something, sooner or later.
+    ///
+    /// # Errors
+    /// No thread can be started, and there is none.
+    pub(crate) fn start(&mut self, work: impl FnOnce() + Send + 'static) -> Result<(), SessionError> {
+        let under_way = self.under_way.fetch_add(1, Ordering::Relaxed) + 1;
+        if under_way > self.threads.len() && self.threads.len() < THREADS_MAX {
+            self.add_thread().inspect_err(|_error| {
+                self.under_way.fetch_sub(1, Ordering::Relaxed);
+            })?;
+        }
+        self.queue.send(Work(Box::new(work))).expect("this holds the other end too");
+        Ok(())
+    }
+
+    /// The same with what all threads of a transfer share.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub(crate) fn start_for(
+        &mut self,
+        context: &Arc<Context>,
+        work: impl FnOnce(&Context) + Send + 'static,
+    ) -> Result<(), SessionError> {
+        let context = Arc::clone(context);
+        self.start(move || {
+            let _guard = PanicGuard(&context);
+            work(&context);
+        })
+    }
+
+    /// Waits until nothing is at work any more; what has not begun is left undone.
+    pub(crate) async fn end(self) {
+        self.ended.store(true, Ordering::Relaxed);
+        self.complete().await;
+    }
+
+    /// Waits until all has been done.
+    pub(crate) async fn complete(self) {
+        let Self { queue, waiting, threads, .. } = self;
+        drop((queue, waiting));
+        if threads.is_empty() {
+            return;
+        }
+        // one that has panicked has told so
+        let join = move || threads.into_iter().for_each(|thread| drop(thread.join()));
+        tokio::task::spawn_blocking(join).await.expect("joining does not panic");
+    }
+
+    /// One is there in any case; more of them only as far as the key may have them.
+    fn add_thread(&mut self) -> Result<(), SessionError> {
+        let held = self.account.hold_thread();
+        if held.is_none() && !self.threads.is_empty() {
+            return Ok(());
+        }
+        let (waiting, under_way, ended) =
+            (self.waiting.clone(), Arc::clone(&self.under_way), Arc::clone(&self.ended));
+        let run = move || {
+            let _booked = held;
+            for Work(work) in &waiting {
+                if !ended.load(Ordering::Relaxed) {
+                    work();
+                }
+                under_way.fetch_sub(1, Ordering::Relaxed);
+            }
+        };
+        match std::thread::Builder::new().name(format!("zmove-look-{}", self.threads.len())).spawn(run) {
+            Ok(thread) => self.threads.push(thread),
+            Err(error) if self.threads.is_empty() => return Err(SessionError::Thread(error)),
+            Err(_others_do_it) => {}
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crossbeam_channel::bounded;
+
+    /// Work that says when it begins and waits until it may end.
+    fn wait_for(may_end: &Receiver<()>, begun: &Sender<()>) -> impl FnOnce() + Send + 'static {
+        let (may_end, begun) = (may_end.clone(), begun.clone());
+        move || {
+            begun.send(()).unwrap();
+            let _ended = may_end.recv();
+        }
+    }
+
+    #[tokio::test]
+    async fn work_waits_for_its_own_session_and_for_no_other() {
+        let (one, other) = (Account::default(), Account::default());
+        let (mut busy, mut free) = (Workers::new(&one), Workers::new(&other));
+        let ((end, may_end), (begun_in, begun)) = (bounded(0), unbounded());
+        for _ in 0..2 * THREADS_MAX {
+            busy.start(wait_for(&may_end, &begun_in)).unwrap();
+        }
+        for _ in 0..THREADS_MAX {
+            begun.recv().unwrap();
+        }
+        assert!(begun.is_empty(), "the others wait");
+        let (done_in, done) = bounded(1);
+        free.start(move || done_in.send(()).unwrap()).unwrap();
+        done.recv().unwrap();
+        drop(end);
+        busy.end().await;
+        free.end().await;
+    }
+
+    #[tokio::test]
+    async fn what_has_not_begun_when_the_session_ends_is_left_undone() {
+        let account = Account::default();
+        let mut workers = Workers::new(&account);
+        let ((end, may_end), (begun_in, begun)) = (bounded(0), unbounded());
+        for _ in 0..THREADS_MAX {
+            workers.start(wait_for(&may_end, &begun_in)).unwrap();
+            begun.recv().unwrap();
+        }
+        workers.start(|| panic!("the session has ended")).unwrap();
+        let ended = Arc::clone(&workers.ended);
+        let ending = tokio::spawn(workers.end());
+        while !ended.load(Ordering::Relaxed) {
+            tokio::task::yield_now().await;
+        }
+        drop(end);
+        ending.await.unwrap();
+    }
+}

@@ -1,0 +1,259 @@
+//! The proof that data arrived as it was sent.
+//!
+//! **Invariant:** a [`VerifiedBatch`] or [`VerifiedChunk`] is made here alone, after its bytes were hashed; the writers
+//! take nothing else.
+
+use zmove_chunk::{file_root, group_cv, seal};
+use zmove_transport::Frame;
+use zmove_types::{Buffer, Cv, FileId, GroupSpan, ItemId};
+use zmove_wire::{
+    Batch, BatchEntry, EntryFault, FaultCode, FileHead, FrameHeader, FrameKind, Operation, StoredItem,
+    WireError,
+};
+
+use crate::account::messages::ELEMENT_BYTES;
+use crate::account::{Account, Held};
+
+/// A batch whose head and files all hashed right.
+#[derive(Debug)]
+pub(crate) struct VerifiedBatch {
+    item: ItemId,
+    guessed: bool,
+    batch: Batch,
+    data: Buffer,
+    held: Held,
+}
+
+/// A group whose bytes hashed right at its place in its file.
+#[derive(Debug)]
+pub(crate) struct VerifiedChunk {
+    item: ItemId,
+    span: GroupSpan,
+    cv: Cv,
+    data: Buffer,
+}
+
+/// A group of which the sender has the same value as was told to it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NamedGroup {
+    pub(crate) item: ItemId,
+    pub(crate) span: GroupSpan,
+    pub(crate) cv: Cv,
+}
+
+/// What a frame turned out to be.
+#[derive(Debug)]
+pub(crate) enum Checked {
+    Batch(VerifiedBatch),
+    Damaged(StoredItem),
+}
+
+impl VerifiedBatch {
+    /// Checks the head, then every file.
+    ///
+    /// # Errors
+    /// [`WireError`] when the head is what the sender meant and yet no batch, or takes more memory than the key may have.
+    pub(crate) fn check(frame: Frame, account: &Account) -> Result<Checked, WireError> {
+        let Frame { header, head, data } = frame;
+        if !is_sealed(&header, blake3::hash(&head).as_bytes()) {
+            return Ok(Checked::Damaged(damaged(header.item, Vec::new())));
+        }
+        let mut held = account.hold_memory(head.len())?;
+        let batch = Batch::decode(&head, header.data_bytes)?;
+        held.grow(ELEMENT_BYTES * (batch.groups.len() + batch.entry_count()))?;
+        let faults = damaged_files(&batch, &data);
+        if faults.is_empty() {
+            let guessed = header.kind == FrameKind::Guess;
+            return Ok(Checked::Batch(Self { item: header.item, guessed, batch, data, held }));
+        }
+        Ok(Checked::Damaged(damaged(header.item, faults)))
+    }
+
+    /// Whether its files may be there already.
+    pub(crate) fn is_guessed(&self) -> bool {
+        self.guessed
+    }
+
+    /// What it is, and what it holds for as long as it is at work.
+    pub(crate) fn into_parts(self) -> (ItemId, Batch, Buffer, Held) {
+        (self.item, self.batch, self.data, self.held)
+    }
+}
+
+impl VerifiedChunk {
+    /// Checks one group of a file of `file_bytes`.
+    ///
+    /// # Errors
+    /// The report for the sender when the group does not exist or does not hash right.
+    pub(crate) fn check(frame: Frame, file_bytes: u64) -> Result<Self, StoredItem> {
+        let Frame { header, data, .. } = frame;
+        let span = GroupSpan::of(file_bytes, header.group).filter(|span| span.len as usize == data.len());
+        let hashed = span.map(|span| (span, group_cv(span.index, &data)));
+        match hashed {
+            Some((span, cv)) if is_sealed(&header, &cv.0) => Ok(Self { item: header.item, span, cv, data }),
+            _ => Err(damaged(header.item, Vec::new())),
+        }
+    }
+
+    pub(crate) fn into_parts(self) -> (ItemId, GroupSpan, Cv, Buffer) {
+        (self.item, self.span, self.cv, self.data)
+    }
+}
+
+impl NamedGroup {
+    /// Checks a frame that names one group of a file of `file_bytes`; `told` gives what the sender was told of it.
+    ///
+    /// # Errors
+    /// The report for the sender when it is not the group that was told.
+    pub(crate) fn check(
+        header: &FrameHeader,
+        file_bytes: u64,
+        told: impl FnOnce(u32) -> Option<Cv>,
+    ) -> Result<Self, StoredItem> {
+        let found = GroupSpan::of(file_bytes, header.group).zip(told(header.group));
+        match found {
+            Some((span, cv)) if is_sealed(header, &cv.0) => Ok(Self { item: header.item, span, cv }),
+            _ => Err(damaged(header.item, Vec::new())),
+        }
+    }
+}
+
+/// Checks and reads the declaration of a large file; `None` when it arrived damaged.
+///
+/// # Errors
+/// [`WireError`] when it is what the sender meant and yet no declaration.
+pub(crate) fn check_declaration(frame: &Frame) -> Result<Option<(FileId, FileHead)>, WireError> {
+    if !is_sealed(&frame.header, blake3::hash(&frame.head).as_bytes()) {
+        return Ok(None);
+    }
+    Ok(Some((frame.header.file, FileHead::decode(&frame.head)?)))
+}
+
+/// Whether a frame is filler as it was sent.
+pub(crate) fn is_filler(frame: &Frame) -> bool {
+    frame.header.kind == FrameKind::Filler && is_sealed(&frame.header, blake3::hash(&frame.data).as_bytes())
+}
+
+fn is_sealed(header: &FrameHeader, content: &[u8; 32]) -> bool {
+    seal(&header.prefix(), content) == header.digest
+}
+
+pub(crate) fn damaged(item: ItemId, faults: Vec<EntryFault>) -> StoredItem {
+    StoredItem { item: item.0, mismatch: true, faults }
+}
+
+fn damaged_files(batch: &Batch, data: &[u8]) -> Vec<EntryFault> {
+    let mut rest = data;
+    let mut faults = Vec::new();
+    for (entry, content) in (0..).zip(batch.groups.iter().flat_map(|group| &group.entries)) {
+        let BatchEntry::File(file) = content else { continue };
+        let (bytes, after) = rest.split_at(file.bytes as usize);
+        rest = after;
+        if file_root(bytes) != file.root {
+            faults.push(EntryFault { entry, operation: Operation::Verify, code: FaultCode::Damaged });
+        }
+    }
+    faults
+}
+
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zmove_types::{BufferPool, GROUP_BYTES, Metadata, Name, RelPath};
+    use zmove_wire::{DirectoryGroup, FileEntry, FrameHeader, FrameKind};
+
+    fn buffer(bytes: &[u8]) -> Buffer {
+        let mut buffer = BufferPool::new(bytes.len(), 1).take().unwrap();
+        buffer.room().copy_from_slice(bytes);
+        buffer.set_len(bytes.len());
+        buffer
+    }
+
+    fn sealed(header: FrameHeader, content: &[u8; 32]) -> FrameHeader {
+        FrameHeader { digest: seal(&header.prefix(), content), ..header }
+    }
+
+    fn batch_frame(flip: Option<usize>) -> Frame {
+        let contents = b"contents";
+        let name = Name::from_bytes(b"f").unwrap();
+        let (metadata, root) = (Metadata::default(), file_root(contents));
+        let file = FileEntry { name, metadata, bytes: 8, root };
+        let directory = RelPath::from_bytes(b"d").unwrap();
+        let batch = Batch {
+            groups: vec![DirectoryGroup { directory, entries: vec![BatchEntry::File(file)] }],
+            ..Batch::default()
+        };
+        let mut head = batch.encode();
+        let content = *blake3::hash(&head).as_bytes();
+        let mut data = contents.to_vec();
+        if let Some(bit) = flip {
+            let byte = bit / 8;
+            let target =
+                if byte < head.len() { &mut head[byte] } else { &mut data[byte - batch.encode().len()] };
+            *target ^= 1 << (bit % 8);
+        }
+        let header = FrameHeader {
+            kind: FrameKind::Batch,
+            head_bytes: u32::try_from(head.len()).unwrap(),
+            data_bytes: 8,
+            item: ItemId(3),
+            ..FrameHeader::default()
+        };
+        Frame { header: sealed(header, &content), head, data: buffer(&data) }
+    }
+
+    #[test]
+    fn every_flipped_bit_of_a_batch_is_found() {
+        assert!(matches!(
+            VerifiedBatch::check(batch_frame(None), &Account::default()),
+            Ok(Checked::Batch(_))
+        ));
+        let bits = 8 * (batch_frame(None).head.len() + 8);
+        for bit in 0..bits {
+            let checked = VerifiedBatch::check(batch_frame(Some(bit)), &Account::default());
+            assert!(matches!(checked, Ok(Checked::Damaged(item)) if item.item == 3), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_damaged_file_is_named() {
+        let data_bit = 8 * batch_frame(None).head.len();
+        let Ok(Checked::Damaged(item)) =
+            VerifiedBatch::check(batch_frame(Some(data_bit)), &Account::default())
+        else {
+            panic!("damage")
+        };
+        assert_eq!(item.faults[0].entry, 0);
+    }
+
+    #[test]
+    fn a_group_is_named_by_the_value_that_was_told() {
+        let header =
+            FrameHeader { kind: FrameKind::Same, group: 1, item: ItemId(4), ..FrameHeader::default() };
+        let header = sealed(header, &[7; 32]);
+        let check = |told: Option<Cv>| NamedGroup::check(&header, 2 * GROUP_BYTES, |_| told);
+        assert_eq!(check(Some(Cv([7; 32]))).unwrap().item, ItemId(4));
+        assert!(check(Some(Cv([8; 32]))).is_err() && check(None).is_err());
+        assert!(NamedGroup::check(&header, GROUP_BYTES, |_| Some(Cv([7; 32]))).is_err());
+    }
+
+    #[test]
+    fn a_chunk_in_the_wrong_place_is_found() {
+        let bytes = vec![7; 1000];
+        let frame = |group: u32| {
+            let header = FrameHeader { kind: FrameKind::Chunk, group, ..FrameHeader::default() };
+            Frame { header: sealed(header, &group_cv(1, &bytes).0), head: Vec::new(), data: buffer(&bytes) }
+        };
+        let file_bytes = GROUP_BYTES + 1000;
+        assert!(VerifiedChunk::check(frame(1), file_bytes).is_ok());
+        assert!(VerifiedChunk::check(frame(0), file_bytes).is_err());
+        assert!(VerifiedChunk::check(frame(9), file_bytes).is_err());
+        assert!(VerifiedChunk::check(frame(1), file_bytes + 1).is_err());
+        let mut astray = frame(1);
+        astray.header.file = FileId(9);
+        assert!(VerifiedChunk::check(astray, file_bytes).is_err());
+    }
+}

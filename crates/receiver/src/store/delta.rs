@@ -1,0 +1,238 @@
+//! Large files that have changed: what the version at the target has in common with the source's is not sent.
+//!
+//! The groups of the old version are hashed and told to the sender, which sends those that differ and names the others. A
+//! group that is named is read from the old version and hashed again before it counts, so what happens to that version
+//! meanwhile costs a group that is sent, never a wrong byte. Where an earlier transfer has left a part of the new file, only
+//! the groups that it does not have are looked for in the old version.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use zmove_chunk::GroupHasher;
+use zmove_disk::{DataFile, Direct, FileIdentity, Staged};
+use zmove_types::{Buffer, BufferPool, Cv, GROUP_BYTES, GroupSpan, Name, RelPath};
+use zmove_wire::limits::HELD_GROUPS_MAX;
+use zmove_wire::{FileHead, Held};
+
+use crate::account::Held as Booked;
+use crate::config::BUFFER_BYTES;
+use crate::resume::parts::GROUP_KEPT_BYTES;
+use crate::store::context::Context;
+use crate::store::existing::open_old;
+use crate::store::outcome::Outcome;
+
+/// Old versions that the sender has been told of, by the path of their file.
+#[derive(Debug)]
+pub(crate) struct Bases {
+    known: Mutex<HashMap<RelPath, Base>>,
+    /// For groups that are read from old versions, as many as there are writers.
+    buffers: BufferPool,
+}
+
+/// The old version of one large file.
+#[derive(Debug)]
+pub(crate) struct Base {
+    /// What its groups were told to be, by number.
+    cvs: BTreeMap<u32, Cv>,
+    _held: Option<Booked>,
+    sources: OnceLock<Sources>,
+}
+
+/// Where groups of the old version are found.
+#[derive(Debug)]
+struct Sources {
+    /// Whether the new file may have them: it began as a copy, an earlier transfer has written to it, or it is the old one,
+    /// changed in its place. No group is written over another's place.
+    in_place: bool,
+    old: Option<DataFile>,
+}
+
+/// A large file at the target that has changed at the source.
+#[derive(Debug)]
+pub(crate) struct Candidate {
+    pub(crate) offer: u64,
+    /// Its number in the offer.
+    pub(crate) file: u32,
+    pub(crate) path: RelPath,
+    pub(crate) bytes: u64,
+    /// The groups that an earlier transfer has left.
+    pub(crate) held: BTreeSet<u32>,
+}
+
+impl Bases {
+    pub(crate) fn new(writers: usize) -> Self {
+        Self { known: Mutex::default(), buffers: BufferPool::new(BUFFER_BYTES, writers) }
+    }
+
+    /// The old version of a file that has been declared.
+    pub(crate) fn take(&self, path: &RelPath) -> Option<Base> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).remove(path)
+    }
+
+    fn add(&self, path: RelPath, cvs: BTreeMap<u32, Cv>, held: Option<Booked>) {
+        let base = Base { cvs, _held: held, sources: OnceLock::new() };
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(path, base);
+    }
+}
+
+impl Candidate {
+    /// Whether a large file stands where one of so many bytes will go, and that is large too.
+    pub(crate) fn is_there(directory: &OwnedFd, name: &Name, bytes: u64) -> bool {
+        let large = |there: FileIdentity| there.regular && there.bytes > GROUP_BYTES;
+        bytes > GROUP_BYTES && FileIdentity::at(directory, name).is_ok_and(large)
+    }
+
+    /// Hashes the old version and tells the sender of it, piece by piece; the last piece ends the offer if this is the last
+    /// of its files.
+    pub(crate) fn tell(self, context: &Context, last: bool) {
+        // without room for what is found nothing is, and the file is sent whole
+        let mut held = context.account.hold_memory(self.path.as_bytes().len()).ok();
+        let old = held.as_mut().zip(open_at(context, &self.path).ok());
+        let cvs = old.map(|(held, old)| self.hash(context, old, held)).unwrap_or_default();
+        let mut pieces = runs(&cvs).peekable();
+        let Self { offer, file, path, .. } = self;
+        // the sender may declare the file as soon as it has been told all
+        context.bases.add(path, cvs, held);
+        loop {
+            let (first, cvs) = pieces.next().unwrap_or_default();
+            let end = pieces.peek().is_none();
+            context.tell(Outcome::Held(Held { offer, file, first, cvs, end }, last && end));
+            if end {
+                return;
+            }
+        }
+    }
+
+    fn hash(&self, context: &Context, old: File, held: &mut Booked) -> BTreeMap<u32, Cv> {
+        let old = DataFile::new(old);
+        let mut cvs = BTreeMap::new();
+        let groups =
+            (0..GroupSpan::count(self.bytes).unwrap_or(0)).filter(|index| !self.held.contains(index));
+        let turn = context.account.turn(&context.stopping);
+        for span in groups.map_while(|index| GroupSpan::of(self.bytes, index)) {
+            if turn.is_over() || held.grow(GROUP_KEPT_BYTES).is_err() {
+                break;
+            }
+            let Some(buffer) = context.bases.buffers.take() else { break };
+            // a shorter version has no more groups; one that cannot be read is none
+            let (Some(cv), _) = read_group(context, &old, span, buffer) else { break };
+            cvs.insert(span.index, cv);
+        }
+        cvs
+    }
+}
+
+impl Base {
+    /// What a group was told to be.
+    pub(crate) fn cv(&self, index: u32) -> Option<Cv> {
+        self.cvs.get(&index).copied()
+    }
+
+    /// Gives a new file its size; it becomes a copy of the old version where the file system can share its blocks.
+    pub(crate) fn begin(
+        &self,
+        directory: &OwnedFd,
+        name: &Name,
+        new: &mut Staged,
+        bytes: u64,
+        direct: Direct,
+    ) -> io::Result<()> {
+        let old = open_old(directory.as_fd(), name).ok();
+        let in_place = old.as_ref().map_or(Ok(false), |old| new.clone_contents(old, bytes, direct))?;
+        if !in_place {
+            new.reserve(bytes, direct)?;
+        }
+        // of a copy the new file itself is read: that is what will count
+        let old = old.filter(|_| !in_place).and_then(|old| for_reading(old, direct));
+        let _first = self.sources.set(Sources { in_place, old });
+        Ok(())
+    }
+
+    /// The new file is the old version, changed in its place.
+    pub(crate) fn is_the_file_itself(&self, file: &Staged) {
+        let _first = self.sources.set(Sources { in_place: is_read_from_storage(file), old: None });
+    }
+
+    /// Has a group of the old version in the new file, if it can be found and still has that value.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn keep(
+        &self,
+        context: &Context,
+        head: &FileHead,
+        new: &Staged,
+        (span, cv): (GroupSpan, Cv),
+    ) -> io::Result<bool> {
+        let Some(mut buffer) = context.bases.buffers.take() else { return Ok(false) };
+        let Sources { in_place, old } = self.sources.get_or_init(|| Sources::of_part(context, head, new));
+        let mut there = None;
+        if *in_place {
+            (there, buffer) = read_group(context, new.data(), span, buffer);
+        }
+        if there == Some(cv) {
+            return Ok(true);
+        }
+        let Some(old) = old else { return Ok(false) };
+        (there, buffer) = read_group(context, old, span, buffer);
+        if there != Some(cv) {
+            return Ok(false);
+        }
+        new.write(|| context.disk.write(new.data(), span.offset(), buffer)).0?;
+        Ok(true)
+    }
+}
+
+impl Sources {
+    /// For a file that goes on with a part: how that began is not known.
+    fn of_part(context: &Context, head: &FileHead, part: &Staged) -> Self {
+        let old = open_at(context, &context.final_path(head)).ok();
+        Self {
+            in_place: is_read_from_storage(part),
+            old: old.and_then(|old| for_reading(old, context.direct)),
+        }
+    }
+}
+
+/// What stays in a file without being written again counts as flushed, so it must not be what only the page cache holds. (A
+/// copy that shares its blocks has nothing there yet; what comes from another file is written.)
+fn is_read_from_storage(file: &Staged) -> bool {
+    file.data().drop_cached().is_ok()
+}
+
+/// Groups that follow each other, by their first, in as many pieces as messages take.
+pub(crate) fn runs(groups: &BTreeMap<u32, Cv>) -> impl Iterator<Item = (u32, Vec<[u8; 32]>)> + use<> {
+    let groups: Vec<_> = groups.iter().map(|(index, cv)| (*index, cv.0)).collect();
+    let runs = groups.chunk_by(|(one, _), (next, _)| one.checked_add(1) == Some(*next));
+    let pieces = runs.flat_map(|run| run.chunks(HELD_GROUPS_MAX));
+    let pieces: Vec<_> = pieces.map(|run| (run[0].0, run.iter().map(|(_, cv)| *cv).collect())).collect();
+    pieces.into_iter()
+}
+
+fn open_at(context: &Context, path: &RelPath) -> io::Result<File> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::ErrorKind::IsADirectory.into());
+    };
+    open_old(context.target.tree.open_directory(&parent)?.as_fd(), &name)
+}
+
+fn for_reading(old: File, direct: Direct) -> Option<DataFile> {
+    let bytes = old.metadata().ok()?.len();
+    Some(DataFile::for_reading(old, bytes, direct))
+}
+
+/// Reads and hashes a group; no value where there is less, or it cannot be read: then it is sent, as one that has changed.
+fn read_group(context: &Context, file: &DataFile, span: GroupSpan, buffer: Buffer) -> (Option<Cv>, Buffer) {
+    let mut hasher = GroupHasher::new(span.index);
+    let wanted = span.len as usize;
+    let seen = &mut |slice: &[u8]| hasher.update(slice);
+    let (outcome, buffer) = context.disk.read(file, span.offset(), wanted, buffer, seen);
+    let whole = outcome.is_ok() && buffer.len() == wanted;
+    (whole.then(|| hasher.finish()), buffer)
+}

@@ -1,0 +1,203 @@
+//! A part that an earlier transfer has left of a file that has changed, beside the old version of that.
+
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::*;
+use crate::resume::journal::SourceIdentity;
+use crate::store::compare::judge_all;
+use crate::store::large_files::LargeFile;
+use crate::store::placer::tests::{open_at, transfer_of};
+use zmove_chunk::group_cv;
+use zmove_types::{FileId, Metadata, Timestamp};
+use zmove_wire::{Offer, OfferedFile, OfferedGroup, Open, SourceMark, Verdict};
+
+const GROUPS: u32 = 4;
+const BYTES: u64 = GROUPS as u64 * GROUP_BYTES;
+
+/// A target that holds an old version of a file, and a place for journals.
+struct World {
+    home: tempfile::TempDir,
+    source: SourceIdentity,
+}
+
+impl World {
+    fn new() -> Self {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::create_dir(home.path().join("target")).unwrap();
+        let mtime = Timestamp { seconds: 5, nanos: 6 };
+        let source = SourceIdentity { bytes: BYTES, mtime, ctime: mtime, inode: 7 };
+        let world = Self { home, source };
+        world.write_old(&[1, 2, 3, 4]);
+        world
+    }
+
+    fn old(&self) -> PathBuf {
+        self.home.path().join("target/large")
+    }
+
+    /// The old version, of groups with these bytes.
+    fn write_old(&self, groups: &[u8]) {
+        let contents: Vec<_> = groups.iter().flat_map(|byte| block(*byte)).collect();
+        std::fs::write(self.old(), contents).unwrap();
+    }
+
+    fn transfer(&self, number: u8) -> Context {
+        transfer_of(number, &self.home.path().join("target"), Some(self.home.path().join("journal")))
+    }
+
+    fn open(&self) -> Open {
+        Open { delta: true, ..open_at(&self.home.path().join("target")) }
+    }
+
+    /// A transfer that breaks when these groups have come. What was written besides is not journalled.
+    fn break_off(&self, groups: &[(u32, u8)], besides: &[(u32, u8)]) {
+        let context = self.transfer(1);
+        let directory = context.target.tree.open_directory(&RelPath::root()).unwrap();
+        let (path, head) = (path(), self.head());
+        let part = context.parts.create(FileId(3), (&path, &head), &directory, &context.temp_names);
+        let mut part = part.unwrap();
+        part.reserve(BYTES, Direct::Off).unwrap();
+        for (index, byte) in groups.iter().chain(besides) {
+            part.file().write_all_at(&block(*byte), span(*index).offset()).unwrap();
+        }
+        for (index, byte) in groups {
+            context.parts.written(FileId(3), *index, cv(*index, *byte));
+        }
+    }
+
+    fn head(&self) -> FileHead {
+        let SourceIdentity { bytes, mtime, ctime, inode } = self.source;
+        let metadata = Metadata { mode: 0o600, mtime };
+        FileHead {
+            path: path(),
+            metadata,
+            bytes,
+            ctime,
+            inode,
+            extensions: zmove_wire::Extensions::default(),
+        }
+    }
+
+    fn offer(&self) -> Offer {
+        let SourceIdentity { bytes, mtime, ctime, inode } = self.source;
+        let file = OfferedFile {
+            name: path().file_name().unwrap(),
+            bytes,
+            mode: 0o600,
+            mtime_seconds: mtime.seconds,
+            mtime_nanos: mtime.nanos,
+            source: Some(SourceMark { inode, ctime_seconds: ctime.seconds, ctime_nanos: ctime.nanos }),
+        };
+        Offer { offer: 9, groups: vec![OfferedGroup { directory: RelPath::root(), files: vec![file] }] }
+    }
+
+    /// Offers the file and declares it; returns it with the groups that are held.
+    fn declare(&self, context: &Context) -> (Arc<LargeFile>, Vec<u32>) {
+        let judgement = judge_all(context, &self.open(), &self.offer());
+        assert_eq!(judgement.verdicts, [Verdict::Delta]);
+        let groups = judgement.held.iter().flat_map(|held| (held.first..).zip(&held.cvs));
+        let held = groups.map(|(index, _)| index).collect();
+        judgement.changed.into_iter().for_each(|candidate| candidate.tell(context, true));
+        let base = |_: &FileHead| context.bases.take(&path());
+        let prior = |head: &FileHead| context.parts.take_up(FileId(8), &path(), head);
+        context.files.declare(FileId(8), self.head(), base, prior).unwrap();
+        (context.files.find(FileId(8)).unwrap().unwrap(), held)
+    }
+}
+
+/// Has a group that was told put into the part; `None` where it was not told.
+fn keep(context: &Context, file: &LargeFile, index: u32) -> Option<bool> {
+    let base = file.base.as_ref().unwrap();
+    let cv = base.cv(index)?;
+    let part = file.staged(|| Err("begun anew")).unwrap();
+    Some(base.keep(context, &file.head, &part, (span(index), cv)).unwrap())
+}
+
+fn group_of_part(file: &LargeFile, index: u32) -> Vec<u8> {
+    let mut bytes = block(0);
+    let part = file.staged(|| Err("begun anew")).unwrap();
+    part.file().read_exact_at(&mut bytes, span(index).offset()).unwrap();
+    bytes
+}
+
+fn path() -> RelPath {
+    RelPath::from_bytes(b"large").unwrap()
+}
+
+fn span(index: u32) -> GroupSpan {
+    GroupSpan::of(BYTES, index).unwrap()
+}
+
+fn block(byte: u8) -> Vec<u8> {
+    vec![byte; BUFFER_BYTES]
+}
+
+fn cv(index: u32, byte: u8) -> Cv {
+    group_cv(index, &block(byte))
+}
+
+#[test]
+fn what_the_part_does_not_have_is_looked_for_in_the_old_version() {
+    let world = World::new();
+    world.break_off(&[(1, 12)], &[]);
+    let context = world.transfer(2);
+    let (file, held) = world.declare(&context);
+    assert_eq!(held, [1]);
+    let told = [0, 1, 2, 3].map(|index| file.base.as_ref().unwrap().cv(index));
+    assert_eq!(told, [Some(cv(0, 1)), None, Some(cv(2, 3)), Some(cv(3, 4))]);
+    assert_eq!(
+        [0, 1, 2, 3].map(|index| keep(&context, &file, index)),
+        [Some(true), None, Some(true), Some(true)]
+    );
+    assert_eq!([0, 1, 2, 3].map(|index| group_of_part(&file, index)), [1, 12, 3, 4].map(block));
+}
+
+#[test]
+fn of_an_old_version_that_is_replaced_or_gone_only_what_the_part_has_is_kept() {
+    for replace in [
+        |world: &World| world.write_old(&[5, 6, 7, 4]),
+        |world: &World| {
+            std::fs::remove_file(world.old()).unwrap();
+        },
+    ] {
+        let world = World::new();
+        // as where the part began as a copy, or was written to and not journalled
+        world.break_off(&[(1, 12)], &[(2, 3)]);
+        let context = world.transfer(2);
+        let (file, _) = world.declare(&context);
+        replace(&world);
+        let there = world.old().exists();
+        assert_eq!(
+            [0, 2, 3].map(|index| keep(&context, &file, index)),
+            [Some(false), Some(true), Some(there)]
+        );
+    }
+}
+
+#[test]
+fn one_group_comes_again_of_a_part_that_has_them_all() {
+    let world = World::new();
+    world.break_off(&[(0, 1), (1, 12), (2, 3), (3, 14)], &[]);
+    let context = world.transfer(2);
+    let (file, held) = world.declare(&context);
+    assert_eq!(held, [0, 1, 2]);
+    assert_eq!(
+        [0, 1, 2, 3].map(|index| file.base.as_ref().unwrap().cv(index)),
+        [None, None, None, Some(cv(3, 4))]
+    );
+}
+
+#[test]
+fn a_part_alone_goes_on_as_what_it_is() {
+    let world = World::new();
+    world.break_off(&[(1, 12)], &[]);
+    std::fs::remove_file(world.old()).unwrap();
+    let judgement = judge_all(&world.transfer(2), &world.open(), &world.offer());
+    assert_eq!((judgement.verdicts, judgement.changed.len()), (vec![Verdict::Resume], 0));
+    world.write_old(&[1, 2, 3, 4]);
+    let never = Open { delta: false, ..world.open() };
+    let judgement = judge_all(&world.transfer(3), &never, &world.offer());
+    assert_eq!((judgement.verdicts, judgement.changed.len()), (vec![Verdict::Resume], 0));
+}

@@ -1,0 +1,130 @@
+//! The directories of a transfer that get their mode and time at its end, when nothing is put into them any more.
+//!
+//! There may be millions, and a peer may name one path in thousands of entries: paths are shared, not copied, and what they take
+//! is booked.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use zmove_types::{Metadata, Name, RelPath};
+use zmove_wire::WireError;
+
+use crate::account::{Account, Held};
+
+/// The directories that are remembered, shared by all writers.
+#[derive(Debug)]
+pub(crate) struct Directories {
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    directories: Vec<Remembered>,
+    held: Held,
+}
+
+/// One directory and what it gets.
+#[derive(Debug)]
+pub(crate) struct Remembered {
+    /// The directory, or the one that it is in.
+    path: Arc<RelPath>,
+    name: Option<Name>,
+    pub(crate) metadata: Metadata,
+}
+
+/// What the allocator adds for a path or a name, and a list that grows for what it will hold.
+const OVERHEAD_BYTES: usize = 2 * size_of::<Remembered>();
+
+impl Directories {
+    pub(crate) fn new(account: &Account) -> Self {
+        Self { state: Mutex::new(State { directories: Vec::new(), held: account.nothing() }) }
+    }
+
+    /// Remembers a directory, or the one of that name in it.
+    ///
+    /// # Errors
+    /// There are so many that they would take more memory than the key may have.
+    pub(crate) fn remember(
+        &self,
+        path: &Arc<RelPath>,
+        name: Option<&Name>,
+        metadata: Metadata,
+    ) -> Result<(), WireError> {
+        // a path that only its batch has so far is kept from now on
+        let path_bytes = if Arc::strong_count(path) == 1 { path.as_bytes().len() } else { 0 };
+        let name_bytes = name.map_or(0, |name| name.as_bytes().len());
+        let bytes = OVERHEAD_BYTES + path_bytes + name_bytes;
+        self.book(bytes)?;
+        self.lock().directories.push(Remembered { path: Arc::clone(path), name: name.cloned(), metadata });
+        Ok(())
+    }
+
+    /// Books what else is kept of them.
+    ///
+    /// # Errors
+    /// As [`remember`](Self::remember).
+    pub(crate) fn book(&self, bytes: usize) -> Result<(), WireError> {
+        self.lock().held.grow(bytes)
+    }
+
+    /// All of them, those that are deepest first: each is then set before those that it is in.
+    pub(crate) fn take_bottom_up(&self) -> Vec<Remembered> {
+        let mut directories = std::mem::take(&mut self.lock().directories);
+        directories.sort_by_cached_key(|directory| std::cmp::Reverse(directory.depth()));
+        directories
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Remembered {
+    /// Where it is.
+    pub(crate) fn path(&self) -> RelPath {
+        let path = || self.path.join(self.name.as_ref()?).ok();
+        path().unwrap_or_else(|| RelPath::clone(&self.path))
+    }
+
+    /// How many directories it is in, itself one of them.
+    pub(crate) fn depth(&self) -> usize {
+        self.path.depth() + usize::from(self.name.is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_that_is_named_a_thousand_times_is_kept_once() {
+        let limits =
+            crate::Limits { memory_per_identity: zmove_types::ByteCount(1 << 20), ..Default::default() };
+        let accounts = crate::account::Accounts::default();
+        let account = accounts.of(zmove_transport::Fingerprint([1; 32]), &limits);
+        let directories = Directories::new(&account);
+        let path = Arc::new(RelPath::from_bytes(&["a"; 30_000].join("/").into_bytes()).unwrap());
+        for _ in 0..2048 {
+            directories.remember(&path, None, Metadata::default()).unwrap();
+        }
+        let mut more = 0;
+        while directories.remember(&Arc::new(RelPath::clone(&path)), None, Metadata::default()).is_ok() {
+            more += 1;
+        }
+        assert!((8..17).contains(&more), "{more} of their own");
+        drop(directories);
+        drop(account.hold_memory(1 << 20).unwrap());
+    }
+
+    #[test]
+    fn the_deepest_come_first() {
+        let directories = Directories::new(&Account::default());
+        let path = |text: &str| Arc::new(RelPath::from_bytes(text.as_bytes()).unwrap());
+        let name = Name::from_bytes(b"c").unwrap();
+        directories.remember(&path("a"), None, Metadata::default()).unwrap();
+        directories.remember(&path("a/b"), Some(&name), Metadata::default()).unwrap();
+        directories.remember(&path("a/b"), None, Metadata::default()).unwrap();
+        let paths: Vec<_> =
+            directories.take_bottom_up().iter().map(|directory| directory.path().to_string()).collect();
+        assert_eq!(paths, ["a/b/c", "a/b", "a"]);
+    }
+}

@@ -1,0 +1,465 @@
+//! The large files of one transfer while their groups come in, in any order, on any lane.
+//!
+//! ```text
+//!  declared ──first group──► open ──last group──► committing ──► gone
+//!      │                      │
+//!      └──── abandoned, failed, contradicted ──► dead (its groups are dropped)
+//! ```
+//!
+//! **Invariant:** a file is handed out as [`Complete`] once, when each of its groups has been written once.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use zmove_disk::{FileIdentity, Staged};
+use zmove_types::{FileId, GroupSpan, ItemId};
+use zmove_wire::limits::FILES_UNFINISHED_MAX;
+use zmove_wire::{Fault, FaultCode, FileHead, Operation, WireError};
+
+use crate::account::{Account, Held};
+use crate::resume::parts::Prior;
+use crate::store::delta::Base;
+
+/// All large files of a transfer.
+#[derive(Debug)]
+pub(crate) struct FileTable {
+    account: Account,
+    table: Mutex<Table>,
+}
+
+#[derive(Debug)]
+struct Table {
+    slots: HashMap<FileId, Slot>,
+    /// How many are alive.
+    living: usize,
+    /// How many were given up before they were declared.
+    unheard: usize,
+    /// What the slots take, all of which stay to the end.
+    held: Held,
+}
+
+#[derive(Debug)]
+enum Slot {
+    Live(Arc<LargeFile>),
+    /// Whole, and about to get its name: chunks that come again wait for that.
+    Closing(Arc<LargeFile>),
+    Dead,
+    /// Given up, while its declaration may still be on its way.
+    Unheard,
+}
+
+/// One large file.
+#[derive(Debug)]
+pub(crate) struct LargeFile {
+    pub(crate) id: FileId,
+    pub(crate) head: FileHead,
+    /// Another version of it that is at the target.
+    pub(crate) base: Option<Base>,
+    given_up: AtomicBool,
+    state: Mutex<State>,
+    _held: Held,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    staged: Option<Arc<Staged>>,
+    written: HashSet<u32>,
+    /// Groups that are being written, with the items of copies that came meanwhile.
+    writing: HashMap<u32, Vec<ItemId>>,
+}
+
+/// Which copy of its group a chunk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Copy {
+    /// To be written.
+    First,
+    /// Another is being written; it will be settled with that.
+    Waiting,
+    /// Another has been written.
+    Late,
+}
+
+/// The proof that every group of a file has been written.
+#[derive(Debug)]
+pub(crate) struct Complete(pub(crate) Staged);
+
+impl FileTable {
+    pub(crate) fn new(account: &Account) -> Self {
+        let table = Table { slots: HashMap::new(), living: 0, unheard: 0, held: account.nothing() };
+        Self { account: account.clone(), table: Mutex::new(table) }
+    }
+
+    /// A file is about to be given up, which may come before its declaration does.
+    ///
+    /// # Errors
+    /// More files than a sender may have under way were given up and never declared.
+    pub(crate) fn hear_of(&self, id: FileId) -> Result<(), WireError> {
+        let mut table = self.lock();
+        if table.slots.contains_key(&id) {
+            return Ok(());
+        }
+        if table.unheard >= FILES_UNFINISHED_MAX {
+            return Err(WireError::OutOfOrder { what: "the end of a file that was never begun" });
+        }
+        table.held.grow(SLOT_BYTES)?;
+        table.unheard += 1;
+        table.slots.insert(id, Slot::Unheard);
+        Ok(())
+    }
+
+    /// Takes a declaration; the same again is no news. `base` gives the old version of a new file, `prior` the part that it goes
+    /// on with: for that only this file waits.
+    ///
+    /// # Errors
+    /// It contradicts an earlier one, which kills the file, or too many files are alive.
+    pub(crate) fn declare(
+        &self,
+        id: FileId,
+        head: FileHead,
+        base: impl FnOnce(&FileHead) -> Option<Base>,
+        prior: impl FnOnce(&FileHead) -> Option<Prior>,
+    ) -> Result<(), Undeclarable> {
+        let mut table = self.lock();
+        match table.slots.get(&id) {
+            None if GroupSpan::count(head.bytes).is_some_and(|count| count > 1) => {
+                if table.living >= FILES_UNFINISHED_MAX {
+                    return Err(Undeclarable::TooMany);
+                }
+                table.held.grow(SLOT_BYTES).map_err(Undeclarable::Full)?;
+                let held = self.account.hold_memory(FILE_BYTES + 2 * head.path.as_bytes().len());
+                let held = held.map_err(Undeclarable::Full)?;
+                let (base, given_up) = (base(&head), AtomicBool::new(false));
+                let file = LargeFile { id, head, base, given_up, state: Mutex::default(), _held: held };
+                let file = Arc::new(file);
+                let mut state = file.lock();
+                table.slots.insert(id, Slot::Live(Arc::clone(&file)));
+                table.living += 1;
+                drop(table);
+                *state = State::going_on_with(prior(&file.head));
+                Ok(())
+            }
+            Some(Slot::Live(file)) if file.head == head => Ok(()),
+            Some(Slot::Dead | Slot::Closing(_)) => Ok(()),
+            Some(Slot::Unheard) => {
+                table.unheard -= 1;
+                table.slots.insert(id, Slot::Dead);
+                Ok(())
+            }
+            earlier => {
+                let (was_live, is_new) = (matches!(earlier, Some(Slot::Live(_))), earlier.is_none());
+                if is_new {
+                    table.held.grow(SLOT_BYTES).map_err(Undeclarable::Full)?;
+                }
+                table.living -= usize::from(was_live);
+                table.slots.insert(id, Slot::Dead);
+                let (operation, code) = (Operation::Verify, FaultCode::Contradiction);
+                Err(Undeclarable::Contradicted(Fault { path: head.path, operation, code }))
+            }
+        }
+    }
+
+    /// The file, if it is alive; `Err` when it was never declared.
+    pub(crate) fn find(&self, id: FileId) -> Result<Option<Arc<LargeFile>>, Undeclared> {
+        match self.lock().slots.get(&id) {
+            None => Err(Undeclared),
+            Some(Slot::Dead | Slot::Unheard) => Ok(None),
+            Some(Slot::Live(file) | Slot::Closing(file)) => Ok(Some(Arc::clone(file))),
+        }
+    }
+
+    /// All files that are alive.
+    pub(crate) fn living(&self) -> Vec<Arc<LargeFile>> {
+        let table = self.lock();
+        let living = table.slots.values().filter_map(|slot| match slot {
+            Slot::Live(file) => Some(Arc::clone(file)),
+            Slot::Closing(_) | Slot::Dead | Slot::Unheard => None,
+        });
+        living.collect()
+    }
+
+    /// Ends a file; returns it if it was alive, so that its end is told once.
+    pub(crate) fn retire(&self, id: FileId) -> Option<Arc<LargeFile>> {
+        self.end(id, |_| Slot::Dead)
+    }
+
+    /// A file is whole; returns whether it was alive. [`closed`](Self::closed) ends this.
+    pub(crate) fn close(&self, id: FileId) -> bool {
+        self.end(id, Slot::Closing).is_some()
+    }
+
+    /// A file that was closing has its name, or could not get it.
+    pub(crate) fn closed(&self, id: FileId) {
+        self.lock().slots.insert(id, Slot::Dead);
+    }
+
+    fn end(&self, id: FileId, into: impl FnOnce(Arc<LargeFile>) -> Slot) -> Option<Arc<LargeFile>> {
+        let mut table = self.lock();
+        match table.slots.entry(id) {
+            Entry::Vacant(place) => {
+                place.insert(Slot::Dead);
+                None
+            }
+            Entry::Occupied(mut slot) => match slot.get() {
+                Slot::Live(file) => {
+                    let file = Arc::clone(file);
+                    slot.insert(into(Arc::clone(&file)));
+                    table.living -= 1;
+                    Some(file)
+                }
+                Slot::Closing(_) | Slot::Dead | Slot::Unheard => None,
+            },
+        }
+    }
+
+    /// Ends all files that are still alive.
+    pub(crate) fn retire_all(&self) -> Vec<Arc<LargeFile>> {
+        let mut table = self.lock();
+        table.living = 0;
+        let live = table.slots.values_mut().filter_map(|slot| match std::mem::replace(slot, Slot::Dead) {
+            Slot::Live(file) => Some(file),
+            Slot::Closing(_) | Slot::Dead | Slot::Unheard => None,
+        });
+        live.collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a slot takes in a table that has just grown.
+const SLOT_BYTES: usize = 64;
+/// What a file takes while it is alive, beside its path and its groups.
+const FILE_BYTES: usize = 1024;
+
+/// Why a file is not taken.
+#[derive(Debug)]
+pub(crate) enum Undeclarable {
+    Contradicted(Fault),
+    /// See [`FILES_UNFINISHED_MAX`].
+    TooMany,
+    /// There is no room for it.
+    Full(WireError),
+}
+
+/// A file that no lane has declared.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Undeclared;
+
+impl State {
+    fn going_on_with(prior: Option<Prior>) -> Self {
+        let Some(Prior { staged, groups }) = prior else { return Self::default() };
+        Self {
+            staged: Some(Arc::new(staged)),
+            written: groups.into_iter().collect(),
+            writing: HashMap::new(),
+        }
+    }
+}
+
+impl LargeFile {
+    /// Nothing is to be left of the file, which has been retired.
+    pub(crate) fn discard(&self) {
+        // who is making it now holds the lock, who comes later sees this
+        self.given_up.store(true, Ordering::Relaxed);
+        self.lock().staged.iter().for_each(|staged| staged.discard());
+    }
+
+    /// Whether nothing is to be left of it.
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.given_up.load(Ordering::Relaxed)
+    }
+
+    /// Whether no group of it has been written.
+    pub(crate) fn is_blank(&self) -> bool {
+        self.lock().written.is_empty()
+    }
+
+    /// What it is now; none where nothing of it has come, or it cannot be looked at.
+    pub(crate) fn identity(&self) -> Option<FileIdentity> {
+        FileIdentity::of(self.lock().staged.as_ref()?.file()).ok()
+    }
+
+    /// The file being written, made by `create` at the first call.
+    pub(crate) fn staged<E>(&self, create: impl FnOnce() -> Result<Staged, E>) -> Result<Arc<Staged>, E> {
+        let mut state = self.lock();
+        if let Some(staged) = &state.staged {
+            return Ok(Arc::clone(staged));
+        }
+        let staged = Arc::new(create()?);
+        state.staged = Some(Arc::clone(&staged));
+        Ok(staged)
+    }
+
+    /// Books a group as written; gives up the writer's hold on the file. The last group makes it complete.
+    pub(crate) fn written(&self, span: GroupSpan, hold: Arc<Staged>) -> Option<Complete> {
+        let mut state = self.lock();
+        drop(hold);
+        state.written.insert(span.index);
+        let wanted = GroupSpan::count(self.head.bytes).expect("checked when declared") as usize;
+        if state.written.len() < wanted {
+            return None;
+        }
+        // Holds are dropped under this lock, each after its group was booked: the last group's is the last one.
+        let staged = Arc::try_unwrap(state.staged.take()?).ok()?;
+        Some(Complete(staged))
+    }
+
+    /// Whether a chunk is to be written: one that comes again is not, while or after the first copy is. Until that has
+    /// [ended](Self::end), with all that follows from it, the item waits.
+    pub(crate) fn begin(&self, span: GroupSpan, item: ItemId) -> Copy {
+        let mut state = self.lock();
+        // a group that is written may be the last, whose writer is giving the file its name
+        if let Some(waiting) = state.writing.get_mut(&span.index) {
+            waiting.push(item);
+            return Copy::Waiting;
+        }
+        if state.written.contains(&span.index) {
+            return Copy::Late;
+        }
+        state.writing.insert(span.index, Vec::new());
+        Copy::First
+    }
+
+    /// Ends what [`begin`](Self::begin) called the first copy; returns the items that have waited for it.
+    pub(crate) fn end(&self, span: GroupSpan) -> Vec<ItemId> {
+        self.lock().writing.remove(&span.index).unwrap_or_default()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zmove_disk::{TempNames, Tree};
+    use zmove_types::{GROUP_BYTES, Metadata, RelPath, Timestamp};
+
+    fn head(bytes: u64) -> FileHead {
+        let path = RelPath::from_bytes(b"f").unwrap();
+        let (metadata, ctime) = (Metadata::default(), Timestamp::default());
+        FileHead { path, metadata, bytes, ctime, inode: 0, extensions: zmove_wire::Extensions::default() }
+    }
+
+    fn no_base(_: &FileHead) -> Option<Base> {
+        None
+    }
+
+    fn no_prior(_: &FileHead) -> Option<Prior> {
+        None
+    }
+
+    #[test]
+    fn complete_once_after_every_group() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = Tree::open(home.path()).unwrap().open_directory(&RelPath::root()).unwrap();
+        let names = TempNames::new("t");
+        let table = FileTable::new(&Account::default());
+        table.declare(FileId(1), head(2 * GROUP_BYTES + 1), no_base, no_prior).unwrap();
+        let file = table.find(FileId(1)).unwrap().unwrap();
+        let mut complete = 0;
+        for index in [2, 0, 0, 1] {
+            let hold = file.staged(|| Staged::create(&directory, 0o600, &names)).unwrap();
+            let span = GroupSpan::of(file.head.bytes, index).unwrap();
+            complete += usize::from(file.written(span, hold).is_some());
+        }
+        assert_eq!(complete, 1);
+    }
+
+    #[test]
+    fn groups_that_are_there_count() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = Tree::open(home.path()).unwrap().open_directory(&RelPath::root()).unwrap();
+        let names = TempNames::new("t");
+        let table = FileTable::new(&Account::default());
+        let prior =
+            || Prior { staged: Staged::create(&directory, 0o600, &names).unwrap(), groups: vec![0, 2] };
+        table.declare(FileId(1), head(3 * GROUP_BYTES), no_base, |_| Some(prior())).unwrap();
+        table.declare(FileId(1), head(3 * GROUP_BYTES), no_base, |_| panic!("asked once")).unwrap();
+        let file = table.find(FileId(1)).unwrap().unwrap();
+        let span = |index| GroupSpan::of(file.head.bytes, index).unwrap();
+        assert_eq!(file.begin(span(2), ItemId(1)), Copy::Late);
+        let hold = file.staged(|| Err("made anew")).unwrap();
+        assert!(file.written(span(1), hold).is_some());
+    }
+
+    #[test]
+    fn of_two_copies_one_is_written() {
+        let table = FileTable::new(&Account::default());
+        table.declare(FileId(1), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
+        let file = table.find(FileId(1)).unwrap().unwrap();
+        let home = tempfile::tempdir().unwrap();
+        let directory = Tree::open(home.path()).unwrap().open_directory(&RelPath::root()).unwrap();
+        let names = TempNames::new("t");
+        let span = GroupSpan::of(file.head.bytes, 0).unwrap();
+        assert_eq!(file.begin(span, ItemId(1)), Copy::First);
+        assert_eq!(file.begin(span, ItemId(1)), Copy::Waiting);
+        assert_eq!(file.begin(span, ItemId(2)), Copy::Waiting);
+        let hold = file.staged(|| Staged::create(&directory, 0o600, &names)).unwrap();
+        assert!(file.written(span, hold).is_none());
+        assert_eq!(file.begin(span, ItemId(4)), Copy::Waiting);
+        assert_eq!(file.end(span), [ItemId(1), ItemId(2), ItemId(4)]);
+        assert_eq!(file.begin(span, ItemId(3)), Copy::Late);
+        assert_eq!(file.end(span), []);
+    }
+
+    #[test]
+    fn contradictions_kill_the_file() {
+        let table = FileTable::new(&Account::default());
+        assert!(table.declare(FileId(1), head(GROUP_BYTES), no_base, no_prior).is_err());
+        table.declare(FileId(2), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
+        table.declare(FileId(2), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
+        assert!(table.declare(FileId(2), head(3 * GROUP_BYTES), no_base, no_prior).is_err());
+        assert!(table.find(FileId(2)).unwrap().is_none());
+        assert!(table.find(FileId(3)).is_err());
+        assert!(table.retire(FileId(2)).is_none());
+    }
+
+    #[test]
+    fn a_file_that_is_closing_is_found_until_it_is_closed() {
+        let table = FileTable::new(&Account::default());
+        table.declare(FileId(1), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
+        assert!(table.close(FileId(1)));
+        assert!(table.retire(FileId(1)).is_none() && !table.close(FileId(1)));
+        table.declare(FileId(1), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
+        assert!(table.find(FileId(1)).unwrap().is_some());
+        table.closed(FileId(1));
+        assert!(table.find(FileId(1)).unwrap().is_none());
+    }
+
+    #[test]
+    fn files_that_are_given_up_and_never_declared_are_not_without_number() {
+        let table = FileTable::new(&Account::default());
+        for id in 0..FILES_UNFINISHED_MAX {
+            table.hear_of(FileId(id as u64)).unwrap();
+        }
+        let one_more = FileId(FILES_UNFINISHED_MAX as u64);
+        table.hear_of(FileId(0)).unwrap();
+        assert!(table.hear_of(one_more).is_err());
+        table.declare(FileId(0), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
+        assert!(table.find(FileId(0)).unwrap().is_none(), "its declaration came late");
+        table.hear_of(one_more).unwrap();
+    }
+
+    #[test]
+    fn files_that_are_under_way_are_not_without_number() {
+        let table = FileTable::new(&Account::default());
+        let declare = |id: usize| table.declare(FileId(id as u64), head(2 * GROUP_BYTES), no_base, no_prior);
+        for id in 0..FILES_UNFINISHED_MAX {
+            declare(id).unwrap();
+        }
+        let one_more = FILES_UNFINISHED_MAX;
+        assert!(matches!(declare(one_more), Err(Undeclarable::TooMany)));
+        declare(0).unwrap();
+        assert!(table.declare(FileId(1), head(3 * GROUP_BYTES), no_base, no_prior).is_err());
+        assert!(table.retire(FileId(2)).is_some() && table.retire(FileId(2)).is_none());
+        declare(one_more).unwrap();
+        declare(one_more + 1).unwrap();
+        assert!(matches!(declare(one_more + 2), Err(Undeclarable::TooMany)));
+        assert_eq!(table.retire_all().len(), FILES_UNFINISHED_MAX);
+    }
+}

@@ -1,0 +1,107 @@
+//! The directories of the target that one thread has open, wherever they are by now: under their names, or in a staging directory.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use zmove_disk::{Tree, is_same_file};
+use zmove_types::RelPath;
+
+use crate::store::context::Context;
+use crate::store::file_systems::Flush;
+use crate::store::publisher::covers;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct OpenDirectories<'a> {
+    context: &'a Context,
+    open: HashMap<RelPath, Opened>,
+}
+
+/// An open directory of the target.
+#[derive(Clone, Debug)]
+pub(crate) struct Opened {
+    pub(crate) directory: Arc<OwnedFd>,
+    pub(crate) flush: Flush,
+}
+
+/// Directories that one thread keeps open.
+const OPENED_MAX: usize = 64;
+
+impl<'a> OpenDirectories<'a> {
+    pub(crate) fn new(context: &'a Context) -> Self {
+        Self { context, open: HashMap::new() }
+    }
+
+    pub(crate) const fn context(&self) -> &'a Context {
+        self.context
+    }
+
+    /// A directory that is open here.
+    pub(crate) fn get(&self, path: &RelPath) -> Option<Opened> {
+        self.open.get(path).cloned()
+    }
+
+    /// A directory of the target that is there, perhaps in a staging directory.
+    pub(crate) fn as_it_is(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
+        if let Some(opened) = self.open.get(path) {
+            return Ok(Arc::clone(&opened.directory));
+        }
+        let directory = self.open(path)?;
+        Ok(self.remember(path, directory)?.directory)
+    }
+
+    /// What has been open here of a directory and below is not what stands there now.
+    pub(crate) fn let_go_below(&mut self, path: &RelPath) {
+        self.open.retain(|open, _| !covers(path, open));
+    }
+
+    /// The directory that stands under a name where a staging directory was to go.
+    pub(crate) fn under_its_name(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return self.as_it_is(path);
+        };
+        let parent = self.as_it_is(&parent)?;
+        let name = RelPath::root().join(&name).map_err(|_too_long| Errno::NAMETOOLONG)?;
+        Tree::at(parent).ensure_directory(&name)
+    }
+
+    /// Keeps a directory open.
+    pub(crate) fn remember(&mut self, path: &RelPath, directory: Arc<OwnedFd>) -> io::Result<Opened> {
+        let flush = self.context.file_systems.note(&directory)?;
+        if self.open.len() >= self.context.directories_each.clamp(1, OPENED_MAX) {
+            self.open.clear();
+        }
+        let opened = Opened { directory, flush };
+        self.open.insert(path.clone(), opened.clone());
+        Ok(opened)
+    }
+
+    /// Opens a directory anew.
+    pub(crate) fn open(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
+        match self.context.publisher.staged_above(path) {
+            Some((above, rest)) => Tree::at(above).open_directory(&rest),
+            None => self.context.target.tree.open_directory(path),
+        }
+    }
+
+    /// The same; one that is not there is made.
+    pub(crate) fn open_or_make(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
+        match self.context.publisher.staged_above(path) {
+            Some((above, rest)) => Tree::at(above).ensure_directory(&rest),
+            None => self.context.target.tree.ensure_directory(path),
+        }
+    }
+
+    /// Lets go of a directory if its path leads to another by now, or to none; returns whether it did.
+    pub(crate) fn let_go_if_replaced(&mut self, path: &RelPath) -> bool {
+        let Some(held) = self.open.get(path) else { return false };
+        let same = self.open(path).is_ok_and(|there| is_same_file(there, &held.directory));
+        if !same {
+            self.open.remove(path);
+        }
+        !same
+    }
+}

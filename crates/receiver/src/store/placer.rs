@@ -1,0 +1,435 @@
+//! Puts the entries of a verified batch into place, one at a time, each with a fault of its own if it fails.
+//!
+//! The files of a directory that this transfer has made, and into which nothing has been put yet, are created in a staging
+//! directory under their own names; all others under hidden names in the directory where they will stay. Both get their final
+//! names from the [publisher](crate::store::publisher).
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use zmove_disk::{
+    ContentsWriter, FileIdentity, Replace, Staged, StagingDirectory, Tree, place_symlink, sweep,
+};
+use zmove_types::{Metadata, Name, RelPath};
+use zmove_wire::{BatchEntry, DirectoryGroup, Durability, FileEntry, Operation, Overwrite};
+
+use crate::store::context::Context;
+use crate::store::failure::{ALREADY_THERE, Failure, again, failure, is_no_room};
+use crate::store::file_systems::Flush;
+use crate::store::open_directories::{OpenDirectories, Opened};
+use crate::store::publisher::{Filled, FillingGuard, HiddenFile, Known, PendingBatch};
+use crate::store::publishing::{make_room, publish_all};
+
+/// One thread's hands: the transfer and the directories it has open.
+#[derive(Debug)]
+pub(crate) struct Placer<'a> {
+    context: &'a Context,
+    directories: OpenDirectories<'a>,
+    contents: ContentsWriter,
+}
+
+/// An entry of a batch that is being placed.
+struct Entry<'d> {
+    /// Its number in the batch.
+    number: u32,
+    /// A file's contents.
+    bytes: &'d [u8],
+    entry: BatchEntry,
+}
+
+/// How often a staging directory is tried to be begun where there must be one.
+const STAGE_TRIES: usize = 3;
+
+impl<'a> Placer<'a> {
+    pub(crate) fn new(context: &'a Context) -> Self {
+        Self {
+            context,
+            directories: OpenDirectories::new(context),
+            contents: ContentsWriter::new(context.direct),
+        }
+    }
+
+    /// Places a group's entries, of which the first has number `first` in its batch and whose files' contents are at the
+    /// front of `data`. Its files get their names later.
+    pub(crate) fn place_group(
+        &mut self,
+        group: DirectoryGroup,
+        first: u32,
+        batch: &Arc<PendingBatch>,
+        data: &mut &[u8],
+    ) {
+        let path = Arc::new(group.directory);
+        let files = group.entries.iter().filter(|entry| matches!(entry, BatchEntry::File(_))).count();
+        let numbered = (first..).zip(group.entries);
+        let mut entries: Vec<_> =
+            numbered.map(|(number, entry)| Entry { number, bytes: take_data(&entry, data), entry }).collect();
+        if let Some(staging) = self.staging(&path, files) {
+            entries = self.fill(staging, batch, entries);
+        }
+        if entries.is_empty() {
+            return;
+        }
+        let mut opened = self.directory(&path);
+        for entry in entries {
+            if batch.known == Known::PerhapsThere
+                && let BatchEntry::File(file) = &entry.entry
+                && self.is_there(&opened, &path, file)
+            {
+                batch.fault(entry.number, ALREADY_THERE);
+                continue;
+            }
+            let placed =
+                self.put(&path, &mut opened, |placer, opened| placer.place(opened, &path, batch, &entry));
+            if let Err((operation, error)) = placed {
+                batch.fault(entry.number, failure(operation, &error));
+            }
+        }
+    }
+
+    /// Whether a file is at the target as it should be.
+    fn is_there(&self, opened: &io::Result<Opened>, path: &RelPath, file: &FileEntry) -> bool {
+        let Ok(Opened { directory, .. }) = opened else { return false };
+        let name = self.context.target.name(path, &file.name);
+        let metadata = self.context.set_ids.of_file(file.metadata);
+        self.context.is_kept(directory, name, u64::from(file.bytes), &metadata)
+    }
+
+    /// A directory of the target, made if need be.
+    pub(crate) fn directory(&mut self, path: &RelPath) -> io::Result<Opened> {
+        if let Some(opened) = self.directories.get(path) {
+            return Ok(opened);
+        }
+        self.context.publisher.is_used(path);
+        let directory = match self.directories.open_or_make(path) {
+            // what is in the way stays
+            Err(error) if is_in_the_way(&error) && self.context.overwrite == Overwrite::Nothing => {
+                return Err(Errno::NOTDIR.into());
+            }
+            Err(error) if is_in_the_way(&error) => {
+                self.stage_in_the_place_of_a_file(path)?;
+                self.directories.open_or_make(path)?
+            }
+            opened => opened?,
+        };
+        // it may have become a staging directory between the two: from here on it does not
+        self.context.publisher.is_used(path);
+        let directory = match self.context.publisher.staged_above(path) {
+            Some(_) => self.directories.open_or_make(path)?,
+            None => directory,
+        };
+        self.sweep(path, &directory);
+        self.directories.remember(path, directory)
+    }
+
+    /// As [`directory`](Self::directory), never one that has been replaced since it was opened here.
+    pub(crate) fn directory_now(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
+        self.directories.let_go_if_replaced(path);
+        Ok(self.directory(path)?.directory)
+    }
+
+    /// A file or link that stands where a directory will be stays until that is published: the directory begins as a staging
+    /// directory.
+    fn stage_in_the_place_of_a_file(&mut self, path: &RelPath) -> io::Result<()> {
+        let mut above = RelPath::root();
+        for name in path.components() {
+            let name = Name::from_bytes(name).expect("a part of a path");
+            let parent = above.clone();
+            above = above.join(&name).map_err(|_too_long| Errno::NAMETOOLONG)?;
+            if !self.directories.open(&above).is_err_and(|error| is_in_the_way(&error)) {
+                continue;
+            }
+            return self.stage_at(&parent, &above, &name);
+        }
+        Ok(())
+    }
+
+    fn stage_at(&mut self, parent: &RelPath, path: &RelPath, name: &Name) -> io::Result<()> {
+        let context = self.context;
+        for _ in 0..STAGE_TRIES {
+            let parent = self.directory(parent)?.directory;
+            let mut error = None;
+            let begun = context.publisher.begin(path, || {
+                let held = context.account.hold_staging().ok_or_else(|| Errno::MFILE.into());
+                let begun = held.and_then(|held| {
+                    Ok((StagingDirectory::begin(&parent, name, &context.temp_names)?, held))
+                });
+                begun.map_err(|why| error = Some(why)).ok()
+            });
+            if let Some(staging) = begun {
+                staging.leave_empty();
+                return Ok(());
+            }
+            if let Some(error) = error {
+                return Err(error);
+            }
+            // a generation is being closed or has no room for more; or somebody else has just begun it
+            publish_all(context);
+        }
+        Ok(())
+    }
+
+    /// Leave to fill the staging directory of a directory, where there is one or one can be begun for so many files.
+    fn staging(&mut self, path: &RelPath, files: usize) -> Option<FillingGuard<'a>> {
+        let publisher = &self.context.publisher;
+        if files > 0
+            && let Some(open) = publisher.join(path)
+        {
+            return Some(open);
+        }
+        let (Some(parent), Some(name), TOGETHER_FILES_MIN..) = (path.parent(), path.file_name(), files)
+        else {
+            return None;
+        };
+        let parent_directory = self.directory(&parent).ok()?.directory;
+        publisher.begin(path, || {
+            let held = self.context.account.hold_staging()?;
+            if !publisher.take_fresh(path) && !Tree::make_new(parent_directory.as_fd(), &name).ok()? {
+                return None;
+            }
+            let staging = StagingDirectory::begin(&parent_directory, &name, &self.context.temp_names).ok()?;
+            Some((staging, held))
+        })
+    }
+
+    /// Makes the files among these entries in a staging directory; returns the others, and the files that it does not take.
+    fn fill<'d>(
+        &self,
+        staging: FillingGuard<'_>,
+        batch: &Arc<PendingBatch>,
+        entries: Vec<Entry<'d>>,
+    ) -> Vec<Entry<'d>> {
+        let mut others = Vec::new();
+        let mut files = Vec::new();
+        let mut spoiled = Vec::new();
+        let flush = self.context.file_systems.note(staging.staging.directory()).unwrap_or(Flush::Each);
+        for Entry { number, bytes, entry } in entries {
+            let BatchEntry::File(file) = entry else {
+                others.push(Entry { number, bytes, entry });
+                continue;
+            };
+            match self.make_in((&staging.staging, flush), &file, bytes) {
+                Ok(()) => files.push((number, file)),
+                Err(Unmade::NotTaken) => others.push(Entry { number, bytes, entry: BatchEntry::File(file) }),
+                Err(Unmade::Failed((operation, error))) => batch.fault(number, failure(operation, &error)),
+                Err(Unmade::Left((operation, error))) => {
+                    batch.fault(number, failure(operation, &error));
+                    spoiled.push(file.name);
+                }
+            }
+        }
+        staging.leave(Filled { batch: Arc::clone(batch), files }, spoiled);
+        others
+    }
+
+    /// Makes a directory that is not there yet; `false` when it is, or something else.
+    fn make_new(&self, parent: &OwnedFd, path: &RelPath, name: &Name) -> io::Result<bool> {
+        let made = Tree::make_new(parent.as_fd(), name)?;
+        if made {
+            self.context.publisher.made(path);
+        }
+        Ok(made)
+    }
+
+    /// Removes what dead processes have left in a directory, when a transfer comes to it first.
+    fn sweep(&self, path: &RelPath, directory: &OwnedFd) {
+        if self.context.publisher.begin_sweep(path) {
+            sweep(&self.context.target.tree, path, directory.as_fd());
+        }
+    }
+
+    /// Puts something into a directory; once more where another transfer has made the directory anew since it was opened, and
+    /// where there is no room before what it replaces has gone.
+    fn put(
+        &mut self,
+        path: &RelPath,
+        opened: &mut io::Result<Opened>,
+        into: impl Fn(&mut Self, &Opened) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let put = |placer: &mut Self, opened: &io::Result<Opened>| match opened {
+            Ok(opened) => into(placer, opened),
+            Err(error) => Err((Operation::MakeDirectory, again(error))),
+        };
+        let mut done = put(self, opened);
+        if done.as_ref().is_err_and(is_no_room) {
+            make_room(self.context);
+            done = put(self, opened);
+        }
+        // a staging directory may have been merged since its path was looked up
+        let was_gone = opened.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+        if done.is_err() && (self.directories.let_go_if_replaced(path) || was_gone) {
+            *opened = self.directory(path);
+            return put(self, opened);
+        }
+        done
+    }
+
+    fn place(
+        &mut self,
+        opened: &Opened,
+        path: &Arc<RelPath>,
+        batch: &Arc<PendingBatch>,
+        Entry { number, bytes, entry }: &Entry<'_>,
+    ) -> Result<(), Failure> {
+        let context = self.context;
+        let directory = &opened.directory;
+        match entry {
+            BatchEntry::Itself(metadata) => context.remember_directory(path, None, *metadata),
+            BatchEntry::Directory(name, metadata) => {
+                self.place_directory(directory, path, name, *metadata)?
+            }
+            BatchEntry::Symlink(name, metadata, target) => {
+                let name = context.target.name(path, name);
+                let replace = match context.overwrite {
+                    Overwrite::Nothing => Replace::Nothing,
+                    Overwrite::Differing | Overwrite::Older => Replace::Existing,
+                };
+                place_symlink(
+                    directory.as_fd(),
+                    name,
+                    (target, metadata.mtime),
+                    &context.temp_names,
+                    replace,
+                )
+                .map_err(|error| (Operation::Symlink, error))?;
+                let flushed = context.flush_if_each(directory, |directory| Ok(rustix::fs::fsync(directory)?));
+                flushed.map_err(|error| (Operation::Flush, error))?;
+            }
+            BatchEntry::File(file) => {
+                let failed_flushes = context.publisher.failed_flushes();
+                let Some(hidden) = self.place_file(opened, path, file, bytes)? else { return Ok(()) };
+                let (directory, file, batch) = (Arc::clone(path), file.clone(), Arc::clone(batch));
+                let hidden = HiddenFile { directory, hidden, file, entry: *number, batch };
+                context.publisher.add_file(hidden, failed_flushes);
+            }
+            BatchEntry::Retouch(name, metadata) => {
+                let name = context.target.name(path, name);
+                let metadata = context.set_ids.of_file(*metadata);
+                context
+                    .retouch(directory, name, &metadata)
+                    .map_err(|error| (Operation::SetMetadata, error))?;
+                context.count_beyond_range(metadata.mtime, || FileIdentity::at(directory, name));
+            }
+        }
+        Ok(())
+    }
+
+    fn place_directory(
+        &mut self,
+        parent: &OwnedFd,
+        parent_path: &Arc<RelPath>,
+        name: &Name,
+        metadata: Metadata,
+    ) -> Result<(), Failure> {
+        let cannot = |error| (Operation::MakeDirectory, error);
+        let path = parent_path.join(name).map_err(|_| cannot(Errno::NAMETOOLONG.into()))?;
+        if !self.context.publisher.is_fresh(&path) && !self.make_new(parent, &path, name).map_err(cannot)? {
+            self.directory(&path).map_err(cannot)?;
+        }
+        self.context.remember_directory(parent_path, Some(name), metadata);
+        Ok(())
+    }
+
+    /// A whole file in a staging directory.
+    fn make_in(
+        &self,
+        (staging, flush): (&StagingDirectory, Flush),
+        file: &FileEntry,
+        bytes: &[u8],
+    ) -> Result<(), Unmade> {
+        let metadata = self.context.set_ids.of_file(file.metadata);
+        // somebody may have removed the directory, or the file system may take two names for one: by itself the file may succeed
+        let created = staging.create(&file.name, metadata.mode).map_err(|_error| Unmade::NotTaken)?;
+        let written = self.write_whole((staging, &metadata), &created, bytes);
+        let written = written.and_then(|()| flush_now(&created, self.flushes_each(flush)));
+        let Err(why) = written else { return Ok(()) };
+        if staging.discard(&file.name).is_err() {
+            return Err(Unmade::Left(why));
+        }
+        // there may be room when what is replaced has gone
+        Err(if is_no_room(&why) { Unmade::NotTaken } else { Unmade::Failed(why) })
+    }
+
+    fn write_whole(
+        &self,
+        (staging, metadata): (&StagingDirectory, &Metadata),
+        file: &File,
+        bytes: &[u8],
+    ) -> Result<(), Failure> {
+        self.contents.write(file, bytes).map_err(|error| (Operation::Write, error))?;
+        staging.set_metadata(file, metadata).map_err(|error| (Operation::SetMetadata, error))?;
+        self.context.count_beyond_range(metadata.mtime, || FileIdentity::of(file));
+        Ok(())
+    }
+
+    /// A whole file under a hidden name, which is returned; `None` where it was changed in its place.
+    fn place_file(
+        &self,
+        opened: &Opened,
+        path: &RelPath,
+        file: &FileEntry,
+        bytes: &[u8],
+    ) -> Result<Option<Name>, Failure> {
+        let context = self.context;
+        let name = context.target.name(path, &file.name);
+        let metadata = context.set_ids.of_file(file.metadata);
+        let directory = &opened.directory;
+        let existing = context.begin_in_place(directory, name, (bytes.len() as u64, &metadata))?;
+        if let Some(staged) = existing {
+            let written = staged.write(|| self.contents.write(staged.file(), bytes));
+            written.map_err(|error| (Operation::Write, error))?;
+            context.finish_in_place(staged, name, |staged| context.set_metadata(staged.file(), &metadata))?;
+            context.meter.stored(1);
+            return Ok(None);
+        }
+        let staged = Staged::create(directory, metadata.mode, &context.temp_names)
+            .map_err(|error| (Operation::Create, error))?;
+        self.contents.write(staged.file(), bytes).map_err(|error| (Operation::Write, error))?;
+        context.set_metadata(staged.file(), &metadata)?;
+        flush_now(staged.file(), self.flushes_each(opened.flush))?;
+        Ok(staged.into_hidden_name())
+    }
+
+    fn flushes_each(&self, flush: Flush) -> bool {
+        match self.context.durability {
+            Durability::None => false,
+            Durability::End => flush == Flush::Each,
+            Durability::File => true,
+        }
+    }
+}
+
+/// A file that did not become whole in its staging directory.
+enum Unmade {
+    /// It was not begun, or nothing is left of it: it may be made otherwise.
+    NotTaken,
+    Failed(Failure),
+    /// Something of it is still there.
+    Left(Failure),
+}
+
+/// A group with fewer files is not worth a directory of its own.
+const TOGETHER_FILES_MIN: usize = 8;
+
+fn flush_now(file: &File, now: bool) -> Result<(), Failure> {
+    if now {
+        file.sync_data().map_err(|error| (Operation::Flush, error))?;
+    }
+    Ok(())
+}
+
+fn is_in_the_way(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::NOTDIR | Errno::LOOP))
+}
+
+fn take_data<'d>(entry: &BatchEntry, data: &mut &'d [u8]) -> &'d [u8] {
+    let BatchEntry::File(file) = entry else { return &[] };
+    let (bytes, rest) = data.split_at(file.bytes as usize);
+    *data = rest;
+    bytes
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

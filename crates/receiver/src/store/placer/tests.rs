@@ -1,0 +1,527 @@
+//! Placing batches, and what publishing makes of them.
+
+use super::*;
+use std::path::{Path, PathBuf};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use zmove_chunk::file_root;
+use zmove_disk::set_new_file_metadata;
+use zmove_types::{ItemId, Timestamp};
+use zmove_wire::{EntryFault, FaultCode, Open};
+
+use crate::config::ReceiverConfig;
+use crate::session::context;
+use crate::store::file_systems::FileSystems;
+use crate::store::large_files::Complete;
+use crate::store::target::{Access, Target};
+use crate::store::writer::finish_file;
+
+pub(crate) fn transfer(home: &Path) -> Context {
+    transfer_with_journals(home, None)
+}
+
+pub(crate) fn transfer_with_journals(home: &Path, journals: Option<PathBuf>) -> Context {
+    transfer_of(7, home, journals)
+}
+
+/// How a directory is asked for.
+pub(crate) fn open_at(home: &Path) -> Open {
+    Open::new(home.as_os_str().as_encoded_bytes().to_vec(), [0; 16])
+}
+
+/// A transfer of that number.
+pub(crate) fn transfer_of(number: u8, home: &Path, journals: Option<PathBuf>) -> Context {
+    let open = open_at(home);
+    let target = Target::resolve(&open, &Access::Anywhere).unwrap();
+    let (outcomes, _nobody) = tokio::sync::mpsc::channel(1);
+    let transfer = zmove_types::TransferId([number; 16]);
+    let parts = crate::resume::parts::Parts::new(journals, transfer, String::new(), &target.tree);
+    context(transfer, zmove_wire::Version::V4, &open, (target, parts), &ReceiverConfig::default(), outcomes)
+}
+
+fn name(text: &str) -> Name {
+    Name::from_bytes(text.as_bytes()).unwrap()
+}
+
+fn path(text: &str) -> RelPath {
+    RelPath::from_bytes(text.as_bytes()).unwrap()
+}
+
+fn metadata(mode: u32) -> Metadata {
+    Metadata { mode, mtime: Timestamp { seconds: 9, nanos: 0 } }
+}
+
+/// Files of one byte each, with these names and numbers.
+fn files(directory: &str, prefix: &str, count: u32) -> DirectoryGroup {
+    let file = |number: u32| {
+        let name = name(&format!("{prefix}{number}"));
+        BatchEntry::File(FileEntry { name, metadata: metadata(0o644), bytes: 1, root: file_root(b"x") })
+    };
+    DirectoryGroup { directory: path(directory), entries: (0..count).map(file).collect() }
+}
+
+/// Places a group and publishes it.
+fn place(placer: &mut Placer<'_>, group: DirectoryGroup) -> Vec<EntryFault> {
+    let batch = begin(placer, group);
+    publish_all(placer.context);
+    batch.faults()
+}
+
+/// Places a group as far as that goes before anything is published.
+fn begin(placer: &mut Placer<'_>, group: DirectoryGroup) -> Arc<PendingBatch> {
+    let batch = PendingBatch::new(ItemId(1), Known::Needed, None);
+    placer.place_group(group, 0, &batch, &mut &[b'x'; 64][..]);
+    batch
+}
+
+/// What has a name that is not hidden.
+fn visible(directory: &Path) -> Vec<String> {
+    names(directory).into_iter().filter(|name| !name.starts_with(".zmove-")).collect()
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).unwrap();
+    let mut names =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect::<Vec<_>>();
+    names.sort();
+    names
+}
+
+fn directory_entry(directory: &str, text: &str) -> DirectoryGroup {
+    let entries = vec![BatchEntry::Directory(name(text), metadata(0o755))];
+    DirectoryGroup { directory: path(directory), entries }
+}
+
+#[test]
+fn two_transfers_that_fill_one_new_directory_both_succeed() {
+    let home = tempfile::tempdir().unwrap();
+    let (first, second) = (transfer(home.path()), transfer(home.path()));
+    let (mut maker, mut guest) = (Placer::new(&first), Placer::new(&second));
+    assert_eq!(place(&mut maker, directory_entry("", "d")), []);
+    // open at the one that has not made it, while the other may still replace it
+    assert_eq!(place(&mut guest, directory_entry("", "d")), []);
+    assert_eq!(place(&mut maker, files("d", "f", 8)), []);
+    assert_eq!(place(&mut guest, files("d", "g", 9)), []);
+    assert_eq!(std::fs::read_dir(home.path().join("d")).unwrap().count(), 17);
+}
+
+#[test]
+fn a_large_file_survives_that_its_directory_is_replaced() {
+    let home = tempfile::tempdir().unwrap();
+    let (first, second) = (transfer(home.path()), transfer(home.path()));
+    let (mut maker, mut guest) = (Placer::new(&first), Placer::new(&second));
+    assert_eq!(place(&mut maker, directory_entry("", "d")), []);
+    let id = zmove_types::FileId(1);
+    let bytes = 2 * zmove_types::GROUP_BYTES;
+    let head = zmove_wire::FileHead {
+        path: path("d/large"),
+        metadata: metadata(0o644),
+        bytes,
+        ctime: Timestamp::default(),
+        inode: 1,
+        extensions: zmove_wire::Extensions::default(),
+    };
+    second.files.declare(id, head, |_| None, |_| None).unwrap();
+    let file = second.files.find(id).unwrap().unwrap();
+    let opened = guest.directory(&path("d")).unwrap().directory;
+    let staged = Staged::create(&opened, 0o600, &second.temp_names).unwrap();
+    assert_eq!(place(&mut maker, files("d", "f", 8)), []);
+    finish_file(&second, &file, Complete(staged));
+    publish_all(&second);
+    assert!(home.path().join("d/large").exists());
+}
+
+#[test]
+fn a_directory_opened_while_it_is_made_is_not_replaced_under_the_hands_of_who_opened_it() {
+    let home = tempfile::tempdir().unwrap();
+    let context = transfer(home.path());
+    let start = Barrier::new(2);
+    for round in 0..200 {
+        let directory = format!("d{round}");
+        let mut other = Placer::new(&context);
+        std::thread::scope(|scope| {
+            let opener = scope.spawn(|| {
+                start.wait();
+                other.directory(&path(&directory)).unwrap();
+            });
+            start.wait();
+            assert_eq!(place(&mut Placer::new(&context), files(&directory, "f", 8)), []);
+            opener.join().unwrap();
+        });
+        assert_eq!(place(&mut other, files(&directory, "g", 1)), [], "round {round}");
+    }
+}
+
+#[test]
+fn batches_of_one_new_directory_get_their_names_together() {
+    let home = tempfile::tempdir().unwrap();
+    let context = transfer(home.path());
+    let (mut first, mut second) = (Placer::new(&context), Placer::new(&context));
+    let one = begin(&mut first, files("d", "f", 8));
+    let other = begin(&mut second, files("d", "g", 1));
+    assert_eq!(names(&home.path().join("d")), [""; 0], "nothing has its name");
+    assert_eq!((Arc::strong_count(&one), Arc::strong_count(&other)), (2, 2), "nothing is settled");
+    publish_all(&context);
+    assert_eq!(names(&home.path().join("d")).len(), 9);
+    assert_eq!((Arc::strong_count(&one), Arc::strong_count(&other)), (1, 1));
+    assert_eq!(names(home.path()), ["d"]);
+}
+
+#[test]
+fn files_in_a_directory_that_was_there_have_hidden_names_until_they_are_published() {
+    let home = tempfile::tempdir().unwrap();
+    std::fs::create_dir(home.path().join("d")).unwrap();
+    std::fs::write(home.path().join("d/f3"), "old").unwrap();
+    let context = transfer(home.path());
+    let batch = begin(&mut Placer::new(&context), files("d", "f", 8));
+    let directory = home.path().join("d");
+    assert_eq!((visible(&directory), names(&directory).len()), (vec!["f3".to_owned()], 9));
+    assert_eq!(std::fs::read(directory.join("f3")).unwrap(), b"old");
+    publish_all(&context);
+    assert_eq!((visible(&directory).len(), names(&directory).len()), (8, 8));
+    assert_eq!((std::fs::read(directory.join("f3")).unwrap(), batch.faults()), (b"x".to_vec(), vec![]));
+}
+
+#[test]
+fn what_a_dead_process_left_in_a_directory_that_is_there_goes() {
+    let home = tempfile::tempdir().unwrap();
+    let directory = home.path().join("d");
+    std::fs::create_dir(&directory).unwrap();
+    let opened = Arc::new(OwnedFd::from(File::open(&directory).unwrap()));
+    let context = transfer(home.path());
+    let own = Staged::create(&opened, 0o600, &context.temp_names).unwrap().into_hidden_name().unwrap();
+    let own = own.as_os_str().to_str().unwrap();
+    // as of the boot before
+    let mut parts: Vec<_> = own.split('-').collect();
+    parts[3] = "1";
+    std::fs::write(directory.join(parts.join("-")), "left").unwrap();
+    let mut placer = Placer::new(&context);
+    assert_eq!(place(&mut placer, directory_entry("", "d")), []);
+    assert_eq!(names(&directory), [own], "that of a live process stays");
+}
+
+/// Mixed trees: no flush is needed to go on below a directory that has no name yet.
+#[test]
+fn what_is_below_a_staging_directory_appears_with_it() {
+    let home = tempfile::tempdir().unwrap();
+    let context = transfer(home.path());
+    let (mut one, mut other) = (Placer::new(&context), Placer::new(&context));
+    let mut batches = vec![begin(&mut one, files("d", "f", 8))];
+    for (directory, count) in [("d/few", 2), ("d/many", 9), ("d/many/deep/est", 3)] {
+        batches.push(begin(&mut other, files(directory, "g", count)));
+    }
+    assert_eq!(names(&home.path().join("d")), [""; 0]);
+    publish_all(&context);
+    let count = |directory: &str| names(&home.path().join(directory)).len();
+    assert_eq!(["d", "d/few", "d/many", "d/many/deep/est"].map(count), [10, 2, 10, 3]);
+    assert!(batches.iter().all(|batch| batch.faults().is_empty()));
+    assert_eq!(place(&mut other, files("d/few", "h", 1)), [], "the same directory as before");
+    assert_eq!((count("d/few"), names(home.path())), (3, vec!["d".to_owned()]));
+}
+
+#[test]
+fn what_comes_while_a_directory_gets_its_name_is_published_later() {
+    let home = tempfile::tempdir().unwrap();
+    let context = transfer(home.path());
+    let mut placer = Placer::new(&context);
+    assert_eq!(place(&mut placer, files("d", "f", 8)), []);
+    let later = begin(&mut placer, files("d", "g", 8));
+    assert_eq!(visible(&home.path().join("d")).len(), 8);
+    publish_all(&context);
+    assert_eq!((visible(&home.path().join("d")).len(), later.faults()), (16, vec![]));
+}
+
+#[test]
+fn a_directory_takes_the_place_of_a_file_only_when_what_is_in_it_is_published() {
+    let home = tempfile::tempdir().unwrap();
+    std::fs::write(home.path().join("a"), "old").unwrap();
+    std::os::unix::fs::symlink("nowhere", home.path().join("b")).unwrap();
+    let context = transfer(home.path());
+    let mut placer = Placer::new(&context);
+    let batches = [
+        begin(&mut placer, files("a/x", "f", 2)),
+        begin(&mut placer, directory_entry("", "b")),
+        begin(&mut placer, files("b", "f", 9)),
+    ];
+    assert_eq!(std::fs::read(home.path().join("a")).unwrap(), b"old");
+    assert!(home.path().join("b").is_symlink());
+    publish_all(&context);
+    assert!(batches.iter().all(|batch| batch.faults().is_empty()));
+    assert_eq!(names(home.path()), ["a", "b"]);
+    assert_eq!((names(&home.path().join("a/x")).len(), names(&home.path().join("b")).len()), (2, 9));
+}
+
+#[test]
+fn files_whose_directory_was_filled_meanwhile_go_there_one_by_one() {
+    let home = tempfile::tempdir().unwrap();
+    let context = transfer(home.path());
+    let mut placer = Placer::new(&context);
+    let batches = [begin(&mut placer, files("d", "f", 8)), begin(&mut placer, files("d", "g", 2))];
+    let filled = home.path().join("d");
+    std::fs::write(filled.join("f3"), "of somebody else").unwrap();
+    std::fs::create_dir(filled.join("g1")).unwrap();
+    publish_all(&context);
+    assert_eq!(std::fs::read(filled.join("f3")).unwrap(), b"x", "replaced, as any file");
+    assert_eq!(names(&filled).len(), 10);
+    assert_eq!(names(home.path()), ["d"]);
+    let (operation, code) = (Operation::Rename, FaultCode::DirectoryInTheWay);
+    assert_eq!(batches[0].faults(), []);
+    assert_eq!(batches[1].faults(), [EntryFault { entry: 1, operation, code }]);
+}
+
+#[test]
+fn a_guessed_file_that_is_there_by_now_stays() {
+    let home = tempfile::tempdir().unwrap();
+    for new in [true, false] {
+        let directory = home.path().join("d");
+        if !new {
+            std::fs::remove_dir_all(&directory).unwrap();
+            std::fs::create_dir(&directory).unwrap();
+        }
+        let context = transfer(home.path());
+        let mut placer = Placer::new(&context);
+        let batch = PendingBatch::new(ItemId(1), Known::PerhapsThere, None);
+        placer.place_group(files("d", "f", 8), 0, &batch, &mut &[b'x'; 8][..]);
+        let there = directory.join("f3");
+        std::fs::write(&there, "y").unwrap();
+        set_new_file_metadata(File::open(&there).unwrap(), &metadata(0o644)).unwrap();
+        publish_all(&context);
+        assert_eq!(std::fs::read(&there).unwrap(), b"y");
+        let (operation, code) = ALREADY_THERE;
+        assert_eq!(batch.faults(), [EntryFault { entry: 3, operation, code }]);
+        assert_eq!(names(&directory).len(), 8);
+    }
+}
+
+#[test]
+fn what_appears_while_it_comes_stays_if_nothing_is_to_be_replaced() {
+    for overwrite in [Overwrite::Nothing, Overwrite::Older] {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::create_dir(home.path().join("d")).unwrap();
+        let context = Context { overwrite, ..transfer(home.path()) };
+        let batch = begin(&mut Placer::new(&context), files("d", "f", 2));
+        // newer than what comes
+        std::fs::write(home.path().join("d/f1"), "y").unwrap();
+        publish_all(&context);
+        assert_eq!(std::fs::read(home.path().join("d/f1")).unwrap(), b"y");
+        let (operation, code) = ALREADY_THERE;
+        assert_eq!(batch.faults(), [EntryFault { entry: 1, operation, code }]);
+        assert_eq!(names(&home.path().join("d")), ["f0", "f1"]);
+    }
+}
+
+/// What is below has its name there already, in the directory that does not get its own.
+#[test]
+fn what_is_below_a_directory_that_cannot_go_where_it_should_has_failed() {
+    let home = tempfile::tempdir().unwrap();
+    let context = transfer(home.path());
+    let mut placer = Placer::new(&context);
+    let batches = [
+        begin(&mut placer, files("d", "f", 8)),
+        begin(&mut placer, files("d/few", "g", 2)),
+        begin(&mut placer, files("d/many", "h", 9)),
+        begin(&mut placer, files("d/many/deep", "i", 1)),
+        begin(&mut placer, files("d/other", "j", 9)),
+    ];
+    for taken in ["few", "many"] {
+        std::fs::write(home.path().join("d").join(taken), "of somebody else").unwrap();
+    }
+    publish_all(&context);
+    let failed = batches.map(|batch| batch.faults().len());
+    assert_eq!(failed, [0, 2, 9, 1, 0]);
+    assert_eq!(names(&home.path().join("d")).len(), 8 + 3);
+    assert_eq!(names(&home.path().join("d/other")).len(), 9);
+}
+
+/// A writer has the staging directory open while that is taken apart.
+#[test]
+fn links_and_directories_that_come_while_a_directory_is_merged_arrive() {
+    let home = tempfile::tempdir().unwrap();
+    let context = transfer(home.path());
+    let mut placer = Placer::new(&context);
+    let first = begin(&mut placer, files("d", "f", 8));
+    std::fs::write(home.path().join("d/foreign"), "of somebody else").unwrap();
+    let (publishing, links) = (AtomicBool::new(true), AtomicU32::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut placer = Placer::new(&context);
+            while publishing.load(Ordering::Relaxed) {
+                let number = links.load(Ordering::Relaxed);
+                let link =
+                    BatchEntry::Symlink(name(&format!("l{number}")), metadata(0o777), Box::from(*b"x"));
+                let below = BatchEntry::Directory(name(&format!("e{number}")), metadata(0o755));
+                let group = DirectoryGroup { directory: path("d"), entries: vec![link, below] };
+                assert_eq!(begin(&mut placer, group).faults(), []);
+                links.store(number + 1, Ordering::Relaxed);
+            }
+        });
+        while links.load(Ordering::Relaxed) < 50 {
+            std::thread::yield_now();
+        }
+        publish_all(&context);
+        publishing.store(false, Ordering::Relaxed);
+    });
+    assert_eq!(first.faults(), []);
+    let there = names(&home.path().join("d"));
+    assert_eq!(there.len(), 8 + 1 + 2 * links.into_inner() as usize, "{there:?}");
+    assert_eq!(names(home.path()), ["d"]);
+}
+
+/// It is begun while the directory above it is being published, and that is merged.
+#[test]
+fn a_staging_directory_below_one_that_is_merged_gets_its_name_too() {
+    let home = tempfile::tempdir().unwrap();
+    let context = transfer(home.path());
+    let mut placer = Placer::new(&context);
+    let above = begin(&mut placer, files("d", "f", 8));
+    let first = context.publisher.take();
+    let batches = [begin(&mut placer, files("d/x", "g", 8)), begin(&mut placer, files("d/x/y", "h", 3))];
+    std::fs::write(home.path().join("d/foreign"), "of somebody else").unwrap();
+    first
+        .publish(&context, None)
+        .into_iter()
+        .filter_map(PendingBatch::release)
+        .for_each(|told| context.tell(told));
+    publish_all(&context);
+    assert_eq!(above.faults(), []);
+    assert!(batches.iter().all(|batch| batch.faults().is_empty()));
+    let there = |directory: &str| names(&home.path().join(directory)).len();
+    assert_eq!(["d", "d/x", "d/x/y"].map(there), [8 + 2, 8 + 1, 3]);
+}
+
+#[test]
+fn what_is_below_a_staging_directory_that_somebody_has_moved_has_failed() {
+    let home = tempfile::tempdir().unwrap();
+    let context = transfer(home.path());
+    let mut placer = Placer::new(&context);
+    let batches = [begin(&mut placer, files("d", "f", 8)), begin(&mut placer, files("d/x", "g", 2))];
+    let hidden = names(home.path()).into_iter().find(|name| name.starts_with(".zmove-")).unwrap();
+    std::fs::rename(home.path().join(hidden), home.path().join("elsewhere")).unwrap();
+    publish_all(&context);
+    assert_eq!(batches.map(|batch| batch.faults().len()), [8, 2]);
+}
+
+#[test]
+fn what_appears_below_a_new_directory_stays_if_nothing_is_to_be_replaced() {
+    for overwrite in [Overwrite::Nothing, Overwrite::Older] {
+        let home = tempfile::tempdir().unwrap();
+        let context = Context { overwrite, ..transfer(home.path()) };
+        let mut placer = Placer::new(&context);
+        let batches = [begin(&mut placer, files("d", "f", 8)), begin(&mut placer, files("d/few", "g", 2))];
+        std::fs::create_dir(home.path().join("d/few")).unwrap();
+        // newer than what comes
+        std::fs::write(home.path().join("d/few/g1"), "y").unwrap();
+        publish_all(&context);
+        assert_eq!(std::fs::read(home.path().join("d/few/g1")).unwrap(), b"y");
+        let (operation, code) = ALREADY_THERE;
+        assert_eq!(batches[0].faults(), []);
+        assert_eq!(batches[1].faults(), [EntryFault { entry: 1, operation, code }]);
+        assert_eq!(names(&home.path().join("d/few")), ["g0", "g1"]);
+    }
+}
+
+#[test]
+fn a_directory_takes_the_place_of_a_file_also_when_no_more_can_be_staged() {
+    let home = tempfile::tempdir().unwrap();
+    std::fs::write(home.path().join("a"), "old").unwrap();
+    let context = transfer(home.path());
+    let mut placer = Placer::new(&context);
+    let full = (0..).map(|number| begin(&mut placer, files(&format!("n{number}"), "f", 8)));
+    let mut batches: Vec<_> = full.take(200).collect();
+    batches.push(begin(&mut placer, files("a/x", "f", 2)));
+    publish_all(&context);
+    assert!(batches.iter().all(|batch| batch.faults().is_empty()));
+    assert_eq!(names(&home.path().join("a/x")), ["f0", "f1"]);
+}
+
+#[test]
+fn directories_beyond_those_that_are_remembered_are_swept_too() {
+    let home = tempfile::tempdir().unwrap();
+    let publisher = transfer(home.path()).publisher;
+    assert!((0..300_000).all(|number| publisher.begin_sweep(&path(&number.to_string()))));
+    assert!(!publisher.begin_sweep(&path("7")));
+}
+
+#[test]
+fn of_one_name_in_two_batches_the_last_stays() {
+    let home = tempfile::tempdir().unwrap();
+    let context = transfer(home.path());
+    let mut placer = Placer::new(&context);
+    let first = begin(&mut placer, files("d", "f", 8));
+    let second = PendingBatch::new(ItemId(2), Known::Needed, None);
+    placer.place_group(files("d", "f", 9), 0, &second, &mut &[b'y'; 9][..]);
+    publish_all(&context);
+    assert_eq!((first.faults(), second.faults()), (Vec::new(), Vec::new()));
+    let all = names(&home.path().join("d"));
+    assert_eq!(all.len(), 9);
+    assert!(all.iter().all(|name| std::fs::read(home.path().join("d").join(name)).unwrap() == b"y"));
+}
+
+#[test]
+fn files_are_placed_when_somebody_has_removed_their_staging_directory() {
+    let home = tempfile::tempdir().unwrap();
+    let context = transfer(home.path());
+    let mut placer = Placer::new(&context);
+    let lost = begin(&mut placer, files("d", "f", 8));
+    let hidden = names(home.path()).into_iter().find(|name| name != "d").unwrap();
+    std::fs::remove_dir_all(home.path().join(hidden)).unwrap();
+    publish_all(&context);
+    assert_eq!(lost.faults().len(), 8, "a fault for each that is gone");
+    assert_eq!(place(&mut placer, files("d", "g", 9)), []);
+    assert_eq!(names(&home.path().join("d")).len(), 9);
+}
+
+#[test]
+fn what_a_writer_that_panics_was_filling_gets_no_name() {
+    let home = tempfile::tempdir().unwrap();
+    let context = transfer(home.path());
+    let mut placer = Placer::new(&context);
+    let whole = begin(&mut placer, files("d", "f", 8));
+    // it goes without a word, as when its writer panics
+    drop(placer.staging(&path("d"), 1).unwrap());
+    publish_all(&context);
+    assert_eq!(names(&home.path().join("d")), [""; 0]);
+    assert_eq!(whole.faults().len(), 8);
+    assert_eq!(names(home.path()), ["d"]);
+}
+
+/// The kernel tells of a failed flush once, and then calls the pages clean.
+#[test]
+fn after_a_flush_that_failed_only_what_is_on_the_storage_gets_its_name() {
+    let home = tempfile::tempdir().unwrap();
+    std::fs::create_dir(home.path().join("there")).unwrap();
+    let context = transfer(home.path());
+    let mut placer = Placer::new(&context);
+    let batches = ["there", "new"].map(|directory| begin(&mut placer, files(directory, "f", 8)));
+    let hidden = |directory: &str| {
+        let directory = home.path().join(directory);
+        let name = names(&directory).into_iter().find(|name| name.starts_with(".zmove-")).unwrap();
+        directory.join(name)
+    };
+    // as if it had not come to the storage
+    std::fs::write(hidden("there"), "0").unwrap();
+    std::fs::write(hidden("").join("f5"), "0").unwrap();
+    context.publisher.suspect();
+    publish_all(&context);
+    for (batch, directory) in batches.iter().zip(["there", "new"]) {
+        let faults = batch.faults();
+        assert_eq!((faults.len(), faults[0].operation), (1, Operation::Flush), "{directory}");
+        assert_eq!(names(&home.path().join(directory)).len(), 7);
+    }
+}
+
+#[test]
+fn while_a_flush_is_late_files_are_flushed_one_by_one() {
+    let home = tempfile::tempdir().unwrap();
+    std::fs::create_dir(home.path().join("there")).unwrap();
+    let file_systems = FileSystems::that_are_late();
+    let context = Context { durability: Durability::End, file_systems, ..transfer(home.path()) };
+    let mut placer = Placer::new(&context);
+    let batches = ["there", "new"].map(|directory| begin(&mut placer, files(directory, "f", 8)));
+    let hidden = names(home.path()).into_iter().find(|name| name.starts_with(".zmove-")).unwrap();
+    // as if it had not come to the storage
+    std::fs::write(home.path().join(hidden).join("f5"), "0").unwrap();
+    publish_all(&context);
+    assert_eq!(batches.map(|batch| batch.faults().len()), [0, 1]);
+    assert_eq!(["there", "new"].map(|directory| names(&home.path().join(directory)).len()), [8, 7]);
+}

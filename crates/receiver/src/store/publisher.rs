@@ -1,0 +1,532 @@
+//! Final names: given when a flush that began after the last write has succeeded.
+//!
+//! ```text
+//!  written ──► unpublished ──flush──► named ──► the sender is told
+//!                  │         │ fails
+//!                  │         ▼
+//!                  │    read back past the page cache ──differs──► removed, and told as failed
+//!                  └──── what is left when the session breaks is flushed and named as well
+//! ```
+//!
+//! What has been written since the last flush is one *generation*: files under hidden names in directories that were there,
+//! staging directories that become new ones in one rename, and whole large files. The publisher takes the generation, flushes
+//! the file systems, and gives all of it its names.
+//!
+//! **Invariant:** in a directory that can be found, a file that has not been flushed has a hidden name (`--durability none`
+//! excepted). So a power cut or a failed flush costs names that were never given, never data that looks right.
+//!
+//! **Invariant:** an item is told as published when each of its files has its final name, and so have the directories above.
+//! A staging directory is never of a later generation than what is below it.
+//!
+//! No lock but `cycle` is held across a call to the storage.
+
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher, RandomState};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use zmove_disk::{Staged, StagingDirectory};
+use zmove_types::{FileId, ItemId, Metadata, Name, RelPath};
+use zmove_wire::limits::{UNPUBLISHED_ENTRIES_MAX, UNPUBLISHED_ITEMS_MAX};
+use zmove_wire::{EntryFault, FaultCode, FileEntry, Operation};
+
+use crate::account::Held;
+use crate::store::outcome::Outcome;
+
+/// What a transfer has written and not published yet; shared by the writers and the thread that publishes.
+#[derive(Debug, Default)]
+pub(crate) struct Publisher {
+    state: Mutex<State>,
+    /// Told of when there is something to do for the thread that publishes, and when it has done something.
+    changed: Condvar,
+    /// Held from the begin of a flush until all that it covers has its name.
+    cycle: Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    current: Generation,
+    /// Every staging directory that has not got its name, by its final path.
+    staged: HashMap<RelPath, Arc<StagingDirectory>>,
+    /// Paths of which a staging directory is being made: who needs one waits.
+    beginning: HashSet<RelPath>,
+    /// Directories that this transfer has made, and into which it has put nothing.
+    fresh: HashSet<RelPath>,
+    /// Directories in which nothing of dead processes is left, by the hashes of their paths: of two with the same hash one is
+    /// not swept, which the next transfer does.
+    swept: HashSet<u64>,
+    hasher: RandomState,
+    /// Staging directories take no more files: their generation is about to be flushed.
+    closing: bool,
+    /// Batches that writers are placing, which may have been told as stored already.
+    placing: usize,
+    requested: bool,
+    stopped: bool,
+    failed_flushes: u64,
+}
+
+/// What one flush covers.
+#[derive(Debug, Default)]
+pub(crate) struct Generation {
+    pub(crate) staging: HashMap<RelPath, Filling>,
+    pub(crate) files: Vec<HiddenFile>,
+    pub(crate) large: Vec<WholeFile>,
+    /// All batches placed in it, those without files too: their directories are perhaps below a staging directory.
+    pub(crate) batches: Vec<Arc<PendingBatch>>,
+    pub(crate) entries: usize,
+    pub(crate) began: Option<Instant>,
+    pub(crate) touched: Option<Instant>,
+    /// A flush has failed since some of it was written: each file has to be looked at.
+    pub(crate) suspect: bool,
+}
+
+/// A staging directory and what is in it.
+#[derive(Debug)]
+pub(crate) struct Filling {
+    pub(crate) staging: Arc<StagingDirectory>,
+    pub(crate) writers: usize,
+    pub(crate) filled: Vec<Filled>,
+    /// Files in it that are not whole and could not be removed.
+    pub(crate) spoiled: Vec<Name>,
+    /// A writer has panicked over it: nobody knows what is in it.
+    pub(crate) abandoned: bool,
+    pub(crate) _held: Held,
+}
+
+/// The files of one batch that are whole in a staging directory.
+#[derive(Debug)]
+pub(crate) struct Filled {
+    pub(crate) batch: Arc<PendingBatch>,
+    /// With their numbers in the batch.
+    pub(crate) files: Vec<(u32, FileEntry)>,
+}
+
+/// A small file that is whole under a hidden name.
+#[derive(Debug)]
+pub(crate) struct HiddenFile {
+    pub(crate) directory: Arc<RelPath>,
+    pub(crate) hidden: Name,
+    /// Its final name is in here.
+    pub(crate) file: FileEntry,
+    /// Its number in the batch.
+    pub(crate) entry: u32,
+    pub(crate) batch: Arc<PendingBatch>,
+}
+
+/// A large file that is whole and has been flushed by itself.
+#[derive(Debug)]
+pub(crate) struct WholeFile {
+    pub(crate) id: FileId,
+    pub(crate) staged: Staged,
+    pub(crate) path: RelPath,
+    pub(crate) metadata: Metadata,
+}
+
+/// What the sender knew of a batch's files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Known {
+    /// They are not there, or are to be replaced.
+    Needed,
+    /// It guessed: one that is there already stays.
+    PerhapsThere,
+}
+
+/// A batch whose entries are being placed and published. The sender is told when the last who holds it
+/// [lets go](PendingBatch::release).
+#[derive(Debug)]
+pub(crate) struct PendingBatch {
+    item: ItemId,
+    pub(crate) known: Known,
+    faults: Mutex<Vec<EntryFault>>,
+    /// What the names in it take, booked on the key's account.
+    _held: Option<Held>,
+}
+
+/// A writer's leave to fill a staging directory; one that is dropped by a panic spoils it.
+#[derive(Debug)]
+pub(crate) struct FillingGuard<'a> {
+    publisher: &'a Publisher,
+    path: RelPath,
+    pub(crate) staging: Arc<StagingDirectory>,
+    left: bool,
+}
+
+/// Why the thread that publishes wakes up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wake {
+    Time,
+    Requested,
+    Stopped,
+}
+
+/// How long files wait for their names while others keep coming. A process that is killed loses so much. Longer would publish
+/// no faster: what is not in a staging directory yet when that closes costs two directory operations in the place of one.
+const WAIT_MAX: Duration = Duration::from_secs(1);
+/// How long they wait when nothing else comes.
+const IDLE_MAX: Duration = Duration::from_millis(200);
+/// Staging directories of one generation, of which two may be under way.
+const STAGING_MAX: usize = 128;
+/// So many large files have their generation published before its time.
+const LARGE_MAX: usize = 64;
+/// How many paths of new directories are remembered. One beyond them is filled file by file.
+const PATHS_MAX: usize = 16_384;
+/// The longest path that is remembered. With the above: 8 MiB in all, whatever a sender names.
+const PATH_BYTES_MAX: usize = 512;
+/// How many directories are remembered as swept, in 16 bytes each. One beyond them is swept each time it is opened.
+const SWEPT_MAX: usize = 1 << 18;
+/// So much of one generation has it published before its time.
+const ENTRIES_EARLY: u64 = UNPUBLISHED_ENTRIES_MAX / 8;
+/// So much of one generation stops the writers until it has been taken. Two generations may be under way: together half of what
+/// a sender lets be unpublished.
+const ENTRIES_MAX: u64 = UNPUBLISHED_ENTRIES_MAX / 4;
+const ITEMS_EARLY: u64 = UNPUBLISHED_ITEMS_MAX / 8;
+const ITEMS_MAX: u64 = UNPUBLISHED_ITEMS_MAX / 4;
+
+impl Publisher {
+    /// The staging directory that covers `path`, and the rest of the path below it.
+    pub(crate) fn staged_above(&self, path: &RelPath) -> Option<(Arc<OwnedFd>, RelPath)> {
+        let mut state = self.lock();
+        while state.beginning.iter().any(|above| covers(above, path)) {
+            state = self.wait(state);
+        }
+        // there are few, and a path may have thousands of components
+        let covering = state.staged.iter().filter(|(above, _)| covers(above, path));
+        let (above, found) = covering.max_by_key(|(above, _)| above.as_bytes().len())?;
+        Some((Arc::clone(found.directory()), below(path, above)))
+    }
+
+    /// Leave to put files into the staging directory of `path`, if there is one that still takes any.
+    pub(crate) fn join(&self, path: &RelPath) -> Option<FillingGuard<'_>> {
+        let mut state = self.lock();
+        while state.beginning.contains(path) {
+            state = self.wait(state);
+        }
+        if state.closing {
+            return None;
+        }
+        let filling = state.current.staging.get_mut(path)?;
+        filling.writers += 1;
+        let staging = Arc::clone(&filling.staging);
+        drop(state);
+        Some(FillingGuard { publisher: self, path: path.clone(), staging, left: false })
+    }
+
+    /// Begins a staging directory for `path` with `begin`, which also gives what its descriptors are booked by; `None` where there
+    /// can be none now, or that makes none.
+    pub(crate) fn begin(
+        &self,
+        path: &RelPath,
+        begin: impl FnOnce() -> Option<(StagingDirectory, Held)>,
+    ) -> Option<FillingGuard<'_>> {
+        let mut state = self.lock();
+        if state.current.staging.len() >= STAGING_MAX {
+            state.requested = true;
+            self.changed.notify_all();
+            return None;
+        }
+        if state.closing || state.staged.contains_key(path) || !state.beginning.insert(path.clone()) {
+            return None;
+        }
+        drop(state);
+        let begun = Beginning { publisher: self, path };
+        let (staging, held) = begin()?;
+        let staging = Arc::new(staging);
+        let mut state = self.lock();
+        state.staged.insert(path.clone(), Arc::clone(&staging));
+        let filling = Filling {
+            staging: Arc::clone(&staging),
+            writers: 1,
+            filled: Vec::new(),
+            spoiled: Vec::new(),
+            abandoned: false,
+            _held: held,
+        };
+        state.current.staging.insert(path.clone(), filling);
+        state.current.touch();
+        drop(state);
+        drop(begun);
+        Some(FillingGuard { publisher: self, path: path.clone(), staging, left: false })
+    }
+
+    /// A directory has been made, and nothing is in it.
+    pub(crate) fn made(&self, path: &RelPath) {
+        let mut state = self.lock();
+        if path.as_bytes().len() <= PATH_BYTES_MAX && state.fresh.len() < PATHS_MAX {
+            state.fresh.insert(path.clone());
+        }
+        state.is_new_to_sweep(path);
+    }
+
+    /// Whether a directory has been made here and nothing has been put into it; from now on something will be.
+    pub(crate) fn take_fresh(&self, path: &RelPath) -> bool {
+        self.lock().fresh.remove(path)
+    }
+
+    /// Something is about to be put into a directory, and perhaps into the one above.
+    pub(crate) fn is_used(&self, path: &RelPath) {
+        let parent = path.parent();
+        let mut state = self.lock();
+        state.fresh.remove(path);
+        parent.map(|parent| state.fresh.remove(&parent));
+    }
+
+    pub(crate) fn is_fresh(&self, path: &RelPath) -> bool {
+        self.lock().fresh.contains(path)
+    }
+
+    /// Whether a directory is to be swept: once for each, or more often where there are very many.
+    pub(crate) fn begin_sweep(&self, path: &RelPath) -> bool {
+        self.lock().is_new_to_sweep(path)
+    }
+
+    /// How many flushes have failed, for a file that is about to be written.
+    pub(crate) fn failed_flushes(&self) -> u64 {
+        self.lock().failed_flushes
+    }
+
+    /// A small file waits for its name; so many flushes had failed before its first byte was written. One that has failed since
+    /// may have been for this file, whose generation it was not.
+    pub(crate) fn add_file(&self, file: HiddenFile, failed_flushes: u64) {
+        let mut state = self.lock();
+        state.current.suspect |= failed_flushes != state.failed_flushes;
+        state.current.files.push(file);
+        state.current.touch();
+    }
+
+    /// A large file waits for its name.
+    pub(crate) fn add_large(&self, file: WholeFile) {
+        let mut state = self.lock();
+        state.current.large.push(file);
+        state.current.entries += 1;
+        state.current.touch();
+        self.request_if_full(&mut state);
+    }
+
+    /// A writer begins to place a batch, and ends when it drops what is returned.
+    pub(crate) fn begin_batch(&self) -> Placing<'_> {
+        self.lock().placing += 1;
+        Placing(self)
+    }
+
+    /// Waits until all batches that have come are with the publisher.
+    pub(crate) fn wait_until_placed(&self) {
+        let mut state = self.lock();
+        while state.placing > 0 {
+            state = self.wait(state);
+        }
+    }
+
+    /// A batch of so many entries has been placed; it is told of with all that came before. Waits while much is unpublished.
+    pub(crate) fn batch_placed(&self, batch: Arc<PendingBatch>, entries: usize) {
+        let mut state = self.lock();
+        state.current.batches.push(batch);
+        state.current.entries += entries;
+        state.current.touch();
+        self.request_if_full(&mut state);
+        while state.current.is_over(ENTRIES_MAX, ITEMS_MAX) && !state.stopped {
+            state.requested = true;
+            self.changed.notify_all();
+            state = self.wait(state);
+        }
+    }
+
+    /// Nothing more is to be flushed or published by time.
+    pub(crate) fn stop(&self) {
+        self.lock().stopped = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits for the next thing that the thread which publishes has to do.
+    pub(crate) fn next(&self, pause: Duration) -> Wake {
+        let state = self.lock();
+        let idle = |state: &mut State| !state.stopped && !state.requested;
+        let waited = self.changed.wait_timeout_while(state, pause, idle);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        match (state.stopped, std::mem::take(&mut state.requested)) {
+            (true, _) => Wake::Stopped,
+            (false, true) => Wake::Requested,
+            (false, false) => Wake::Time,
+        }
+    }
+
+    /// Whether what is unpublished has waited for long enough.
+    pub(crate) fn is_due(&self, promptly: bool) -> bool {
+        let state = self.lock();
+        let longer = |since: Option<Instant>, time| since.is_some_and(|since| since.elapsed() >= time);
+        let current = &state.current;
+        current.began.is_some()
+            && (promptly || longer(current.began, WAIT_MAX) || longer(current.touched, IDLE_MAX))
+    }
+
+    fn request_if_full(&self, state: &mut State) {
+        let full =
+            state.current.is_over(ENTRIES_EARLY, ITEMS_EARLY) || state.current.large.len() >= LARGE_MAX;
+        if full && !state.requested {
+            state.requested = true;
+            self.changed.notify_all();
+        }
+    }
+
+    /// A flush has failed: what has been written is perhaps not on the storage, whatever the next flush says.
+    pub(crate) fn suspect(&self) {
+        let mut state = self.lock();
+        state.failed_flushes += 1;
+        state.current.suspect = true;
+    }
+
+    /// All that has been written until now. Writers that fill a staging directory end that first.
+    pub(crate) fn take(&self) -> Generation {
+        let mut state = self.lock();
+        state.closing = true;
+        while state.current.staging.values().any(|filling| filling.writers > 0) || !state.beginning.is_empty()
+        {
+            state = self.wait(state);
+        }
+        state.closing = false;
+        let taken = std::mem::take(&mut state.current);
+        self.changed.notify_all();
+        taken
+    }
+
+    /// Leave to publish; one thread has it at a time.
+    pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
+        self.cycle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn has_unpublished(&self) -> bool {
+        self.lock().current.began.is_some()
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.lock().stopped
+    }
+
+    /// A staging directory has its name, or is gone.
+    pub(crate) fn named(&self, path: &RelPath) {
+        self.lock().staged.remove(path);
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A batch that a writer is placing.
+#[derive(Debug)]
+pub(crate) struct Placing<'a>(&'a Publisher);
+
+impl Drop for Placing<'_> {
+    fn drop(&mut self) {
+        self.0.lock().placing -= 1;
+        self.0.changed.notify_all();
+    }
+}
+
+/// Takes a path out of those that are being begun, however that ends.
+struct Beginning<'a> {
+    publisher: &'a Publisher,
+    path: &'a RelPath,
+}
+
+impl Drop for Beginning<'_> {
+    fn drop(&mut self) {
+        self.publisher.lock().beginning.remove(self.path);
+        self.publisher.changed.notify_all();
+    }
+}
+
+impl FillingGuard<'_> {
+    /// The writer has put these files into it; `spoiled` are there and not whole.
+    pub(crate) fn leave(mut self, filled: Filled, spoiled: Vec<Name>) {
+        self.left = true;
+        self.end(|filling| {
+            filling.spoiled.extend(spoiled);
+            filling.filled.push(filled);
+        });
+    }
+
+    /// The writer has put no file into it.
+    pub(crate) fn leave_empty(mut self) {
+        self.left = true;
+        self.end(|_filling| {});
+    }
+
+    fn end(&self, book: impl FnOnce(&mut Filling)) {
+        let mut state = self.publisher.lock();
+        let current = &mut state.current;
+        if let Some(filling) = current.staging.get_mut(&self.path) {
+            book(filling);
+            filling.writers -= 1;
+        }
+        current.touch();
+        drop(state);
+        self.publisher.changed.notify_all();
+    }
+}
+
+impl Drop for FillingGuard<'_> {
+    fn drop(&mut self) {
+        if !self.left {
+            self.end(|filling| filling.abandoned = true);
+        }
+    }
+}
+
+impl State {
+    fn is_new_to_sweep(&mut self, path: &RelPath) -> bool {
+        let hash = self.hasher.hash_one(path.as_bytes());
+        if self.swept.len() < SWEPT_MAX { self.swept.insert(hash) } else { !self.swept.contains(&hash) }
+    }
+}
+
+impl Generation {
+    fn touch(&mut self) {
+        let now = Instant::now();
+        self.began.get_or_insert(now);
+        self.touched = Some(now);
+    }
+
+    fn is_over(&self, entries: u64, items: u64) -> bool {
+        self.entries as u64 >= entries || self.batches.len() as u64 >= items
+    }
+}
+
+impl PendingBatch {
+    pub(crate) fn new(item: ItemId, known: Known, held: Option<Held>) -> Arc<Self> {
+        Arc::new(Self { item, known, faults: Mutex::default(), _held: held })
+    }
+
+    /// One of its entries cannot be placed, or not be published.
+    pub(crate) fn fault(&self, entry: u32, (operation, code): (Operation, FaultCode)) {
+        let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        faults.push(EntryFault { entry, operation, code });
+    }
+
+    /// What the session is to be told of it, when nobody else holds it any more.
+    pub(crate) fn release(self: Arc<Self>) -> Option<Outcome> {
+        let Self { item, faults, .. } = Arc::into_inner(self)?;
+        Some(Outcome::Published(item, faults.into_inner().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    /// What is known of its faults until now.
+    pub(crate) fn faults(&self) -> Vec<EntryFault> {
+        self.faults.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Whether `path` is `above` or lies below it.
+pub(crate) fn covers(above: &RelPath, path: &RelPath) -> bool {
+    let rest = path.as_bytes().strip_prefix(above.as_bytes());
+    rest.is_some_and(|rest| above.is_root() || rest.is_empty() || rest.starts_with(b"/"))
+}
+
+/// What of a path is below one that it begins with.
+fn below(path: &RelPath, above: &RelPath) -> RelPath {
+    let rest = &path.as_bytes()[above.as_bytes().len()..];
+    RelPath::from_bytes(rest.strip_prefix(b"/").unwrap_or(rest)).expect("the end of a path is a path")
+}

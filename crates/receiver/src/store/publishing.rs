@@ -1,0 +1,542 @@
+//! One turn of publishing: flush, look at what the flush has failed for, give names, tell.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, MutexGuard};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Advice, AtFlags};
+use rustix::io::Errno;
+use zmove_chunk::file_root;
+use zmove_disk::{DataFile, Direct, FileIdentity, Replace, StagingDirectory, open_own, publish_file};
+use zmove_types::{BufferPool, FileId, Name, RelPath, Timestamp};
+use zmove_wire::{Durability, Fault, FaultCode, FileDone, FileEntry, Operation, Overwrite};
+
+use crate::config::BUFFER_BYTES;
+use crate::store::compare::stays;
+use crate::store::context::Context;
+use crate::store::failure::{ALREADY_THERE, Failure, failure};
+use crate::store::file_systems::{Flushing, Unflushed};
+use crate::store::open_directories::OpenDirectories;
+use crate::store::outcome::Outcome;
+use crate::store::publisher::{
+    Filled, Filling, Generation, HiddenFile, Known, PendingBatch, Wake, WholeFile,
+};
+
+/// The thread that publishes, until it is [stopped](crate::store::publisher::Publisher::stop). It also flushes while nothing is to be published, for four
+/// fifths of the time at most, so that little is left for the end.
+pub(crate) fn run(context: &Context) {
+    let mut pause = FLUSH_PAUSE;
+    let mut bytes_flushed = 0;
+    loop {
+        let publish = match context.publisher.next(pause) {
+            Wake::Stopped => return,
+            Wake::Requested => true,
+            Wake::Time => context.publisher.is_due(context.promptly),
+        };
+        let started = Instant::now();
+        let bytes = context.meter.bytes();
+        if publish {
+            publish_all(context);
+        } else if bytes > bytes_flushed {
+            flush_ahead(context);
+            bytes_flushed = bytes;
+        }
+        pause = (started.elapsed() / 4).max(FLUSH_PAUSE);
+    }
+}
+
+/// The shortest pause between two flushes.
+const FLUSH_PAUSE: Duration = Duration::from_millis(50);
+/// Threads that read back what a failed flush has left in doubt.
+const READERS: usize = 8;
+
+/// Flushes what has been written, and publishes it.
+pub(crate) fn publish_all(context: &Context) {
+    publish_in_turn(context, &context.publisher.turn());
+}
+
+/// What waits for its name may replace what takes the room. Another thread may be publishing just that.
+pub(crate) fn make_room(context: &Context) {
+    let turn = context.publisher.turn();
+    if context.publisher.has_unpublished() {
+        publish_in_turn(context, &turn);
+    }
+}
+
+fn publish_in_turn(context: &Context, _turn: &MutexGuard<'_, ()>) {
+    let mut generation = context.publisher.take();
+    let beside = match flush(context) {
+        Ok(()) => None,
+        Err(Unflushed::Failed) => {
+            // what came while the flush ran may be what it failed for
+            context.publisher.suspect();
+            generation.suspect = true;
+            None
+        }
+        Err(Unflushed::Late(beside)) => {
+            let only_late = !std::mem::replace(&mut generation.suspect, true);
+            beside.filter(|_| only_late)
+        }
+    };
+    // told before another turn can come: who publishes last may say after that that all is done
+    generation
+        .publish(context, beside.as_ref())
+        .into_iter()
+        .filter_map(PendingBatch::release)
+        .for_each(|told| context.tell(told));
+}
+
+fn flush_ahead(context: &Context) {
+    let _one_at_a_time = context.publisher.turn();
+    if !context.publisher.is_stopped()
+        && let Err(Unflushed::Failed) = flush(context)
+    {
+        context.publisher.suspect();
+    }
+}
+
+/// Flushes the file systems, unless the sender wants no flush.
+fn flush(context: &Context) -> Result<(), Unflushed> {
+    if context.durability == Durability::None {
+        return Ok(());
+    }
+    let mark = context.parts.mark();
+    let flushed = context.file_systems.flush();
+    match flushed {
+        Ok(()) => mark.into_iter().for_each(|mark| context.parts.flushed(mark)),
+        Err(Unflushed::Failed) => context.parts.flush_failed(),
+        Err(Unflushed::Late(_)) => {}
+    }
+    flushed
+}
+
+impl Generation {
+    /// Gives everything its name; returns the batches that have all of theirs now, as far as this generation goes. While it is
+    /// only in doubt because its flush is late, that goes on `beside`.
+    pub(crate) fn publish(mut self, context: &Context, beside: Option<&Flushing>) -> Vec<Arc<PendingBatch>> {
+        let mut directories = OpenDirectories::new(context);
+        if self.suspect {
+            self.drop_what_is_not_on_the_storage(&mut directories, beside);
+        }
+        let mut batches = self.batches;
+        let flushes_directories = context.durability == Durability::File || context.file_systems.any_each();
+        let mut changed = HashSet::new();
+        // sorted, so that each directory is opened once
+        self.files.sort_by(|one, other| one.directory.cmp(&other.directory));
+        let mut named = Named::default();
+        for file in self.files {
+            if flushes_directories {
+                changed.insert(file.directory.as_ref().clone());
+            }
+            match publish_hidden(context, &mut directories, &file) {
+                Naming::Named => named.files.push(file),
+                Naming::NotNamed => batches.push(file.batch),
+            }
+        }
+        for file in self.large {
+            changed.extend(file.path.parent());
+            named.large.push(publish_large(context, &mut directories, file));
+        }
+        // the deepest first: one that cannot become its directory takes along what is below it under final names
+        let mut staging: Vec<_> = self.staging.into_iter().collect();
+        staging.sort_by_key(|(path, _)| std::cmp::Reverse(path.depth()));
+        let mut lost = Lost::default();
+        for (path, filling) in staging {
+            changed.extend(path.parent());
+            changed.insert(path.clone());
+            let filled = publish_staging(context, &mut directories, &path, filling, &mut lost);
+            named.staged.push((path, filled));
+        }
+        batches.extend(named.told(context, lost));
+        if flushes_directories {
+            flush_directories(context, &mut directories, &changed);
+        }
+        batches
+    }
+
+    /// After a flush that failed: the kernel has told that once, and calls the pages clean that it could not write. What is not
+    /// on the storage as it should be is removed. The same where the flush is late, as long as that goes on.
+    fn drop_what_is_not_on_the_storage(
+        &mut self,
+        directories: &mut OpenDirectories<'_>,
+        beside: Option<&Flushing>,
+    ) {
+        let context = directories.context();
+        let mut suspects = Vec::new();
+        for file in self.files.drain(..) {
+            match directories.as_it_is(&file.directory) {
+                Ok(directory) => suspects.push((directory, file.hidden.clone(), Suspect::Hidden(file))),
+                Err(error) => file.batch.fault(file.entry, failure(Operation::Flush, &error)),
+            }
+        }
+        for (path, filling) in &mut self.staging {
+            for filled in &mut filling.filled {
+                for (entry, file) in filled.files.drain(..) {
+                    let (directory, name) = (Arc::clone(filling.staging.directory()), file.name.clone());
+                    let suspect = Suspect::Staged(path.clone(), Arc::clone(&filled.batch), entry, file);
+                    suspects.push((directory, name, suspect));
+                }
+            }
+        }
+        for (suspect, found) in look_at_all(context, suspects, beside) {
+            match (suspect, found) {
+                (Suspect::Hidden(file), Ok(())) => self.files.push(file),
+                (Suspect::Hidden(file), Err(error)) => {
+                    file.batch.fault(file.entry, failure(Operation::Flush, &error));
+                    remove_hidden(directories, &file);
+                }
+                (Suspect::Staged(path, batch, entry, file), found) => {
+                    let Some(filling) = self.staging.get_mut(&path) else { continue };
+                    if let Err(error) = found {
+                        batch.fault(entry, failure(Operation::Flush, &error));
+                        filling.spoiled.push(file.name);
+                        continue;
+                    }
+                    filling.filled.push(Filled { batch, files: vec![(entry, file)] });
+                }
+            }
+        }
+    }
+}
+
+/// A small file of which nobody knows whether it is on the storage.
+enum Suspect {
+    Hidden(HiddenFile),
+    /// In the staging directory of that path.
+    Staged(RelPath, Arc<PendingBatch>, u32, FileEntry),
+}
+
+impl Suspect {
+    const fn file(&self) -> &FileEntry {
+        match self {
+            Self::Hidden(HiddenFile { file, .. }) | Self::Staged(.., file) => file,
+        }
+    }
+}
+
+type Found = (Suspect, io::Result<()>);
+
+/// Flushes each file by itself and reads it back, many at a time.
+fn look_at_all(
+    context: &Context,
+    suspects: Vec<(Arc<OwnedFd>, Name, Suspect)>,
+    beside: Option<&Flushing>,
+) -> Vec<Found> {
+    let (give, take) = crossbeam_channel::unbounded();
+    suspects.into_iter().for_each(|suspect| give.send(suspect).expect("the other end is here"));
+    drop(give);
+    thread::scope(|scope| {
+        let look = || {
+            let buffers = BufferPool::new(BUFFER_BYTES, 1);
+            let look = |(directory, name, suspect): (Arc<OwnedFd>, Name, Suspect)| {
+                let flushed = beside.is_some_and(Flushing::is_done);
+                let look = || look_at(context, &buffers, (&directory, &name), suspect.file());
+                let found = if flushed { Ok(()) } else { look() };
+                (suspect, found)
+            };
+            take.iter().map(look).collect::<Vec<_>>()
+        };
+        let start = |_| thread::Builder::new().name("zmove-look".to_owned()).spawn_scoped(scope, look).ok();
+        // with those that can be had: this one looks too
+        let readers: Vec<_> = (1..READERS).map_while(start).collect();
+        let mut found = look();
+        readers.into_iter().for_each(|reader| found.extend(reader.join().expect("reading does not panic")));
+        found
+    })
+}
+
+/// Whether a file is on the storage as it should be, read past the page cache.
+fn look_at(
+    context: &Context,
+    buffers: &BufferPool,
+    (directory, name): (&OwnedFd, &Name),
+    wanted: &FileEntry,
+) -> io::Result<()> {
+    let opened = open_own(directory.as_fd(), name)?;
+    opened.sync_all()?;
+    // where the file system knows no direct reads, clean pages are at least let go of
+    rustix::fs::fadvise(&opened, 0, None, Advice::DontNeed)?;
+    let data = DataFile::for_reading(opened, u64::from(wanted.bytes), Direct::On);
+    let buffer = buffers.take().ok_or(Errno::NOBUFS)?;
+    let (outcome, buffer) = context.disk.read(&data, 0, wanted.bytes as usize, buffer, &mut |_slice| {});
+    outcome?;
+    let is_right = buffer.len() == wanted.bytes as usize && file_root(&buffer) == wanted.root;
+    if is_right { Ok(()) } else { Err(Errno::IO.into()) }
+}
+
+/// What has a final name, perhaps below a staging directory that has none yet.
+#[derive(Default)]
+struct Named {
+    files: Vec<HiddenFile>,
+    large: Vec<EndedFile>,
+    staged: Vec<(RelPath, Vec<Filled>)>,
+}
+
+/// A large file that has got its name, or why it has not.
+struct EndedFile {
+    id: FileId,
+    path: RelPath,
+    fault: Option<(Operation, FaultCode)>,
+}
+
+/// What has not come to its final place, with all below it, because a staging directory could not become its directory.
+#[derive(Debug, Default)]
+struct Lost(HashMap<RelPath, (Operation, FaultCode)>);
+
+impl Lost {
+    /// Why a file is not where it should be; one that is lost by itself is taken out.
+    fn take(&mut self, path: &RelPath) -> Option<(Operation, FaultCode)> {
+        let mut above = std::iter::successors(path.parent(), RelPath::parent);
+        self.0.remove(path).or_else(|| above.find_map(|above| self.0.get(&above).copied()))
+    }
+
+    fn take_file(
+        &mut self,
+        context: &Context,
+        directory: &RelPath,
+        name: &Name,
+    ) -> Option<(Operation, FaultCode)> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let path = directory.join(context.target.name(directory, name)).ok()?;
+        self.take(&path)
+    }
+
+    /// Of the directories, and of links.
+    fn tell_rest(self, context: &Context) {
+        for (path, (operation, code)) in self.0 {
+            if code != FaultCode::AlreadyThere {
+                context.tell(Outcome::Fault(Fault { path, operation, code }));
+            }
+        }
+    }
+}
+
+impl Named {
+    /// Tells of the large files, and faults the small ones that are lost; returns the batches.
+    fn told(self, context: &Context, mut lost: Lost) -> Vec<Arc<PendingBatch>> {
+        for EndedFile { id, path, fault } in self.large {
+            let fault = fault.or_else(|| lost.take(&path));
+            context.meter.stored(usize::from(fault.is_none()));
+            end_large(context, id, fault);
+        }
+        let mut settle = |directory: &RelPath, file: &FileEntry, batch: &PendingBatch, entry| match lost
+            .take_file(context, directory, &file.name)
+        {
+            Some(code) => batch.fault(entry, code),
+            None => context.meter.stored(1),
+        };
+        for HiddenFile { directory, file, batch, entry, .. } in &self.files {
+            settle(directory, file, batch, *entry);
+        }
+        for (directory, filled) in &self.staged {
+            for Filled { batch, files } in filled {
+                files.iter().for_each(|(entry, file)| settle(directory, file, batch, *entry));
+            }
+        }
+        lost.tell_rest(context);
+        let staged = self.staged.into_iter().flat_map(|(_, filled)| filled).map(|filled| filled.batch);
+        self.files.into_iter().map(|file| file.batch).chain(staged).collect()
+    }
+}
+
+/// Whether a file that was to get its name has got it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Naming {
+    Named,
+    NotNamed,
+}
+
+fn publish_hidden(context: &Context, directories: &mut OpenDirectories<'_>, file: &HiddenFile) -> Naming {
+    let directory = directories.as_it_is(&file.directory).map_err(|error| (Operation::Rename, error));
+    let fault = directory.and_then(|directory| {
+        let name = context.target.name(&file.directory, &file.file.name);
+        if stays_there(context, &directory, name, (file.batch.known, &file.file)) {
+            return Ok(Some(ALREADY_THERE));
+        }
+        or_already_there(publish_file(&directory, &file.hidden, name, replaces(context)))
+    });
+    let fault = fault.unwrap_or_else(|(operation, error)| Some(failure(operation, &error)));
+    let Some(fault) = fault else { return Naming::Named };
+    remove_hidden(directories, file);
+    file.batch.fault(file.entry, fault);
+    Naming::NotNamed
+}
+
+/// Whether what has a small file's name already stays.
+fn stays_there(
+    context: &Context,
+    directory: &OwnedFd,
+    name: &Name,
+    (known, file): (Known, &FileEntry),
+) -> bool {
+    let metadata = context.set_ids.of_file(file.metadata);
+    match known {
+        Known::PerhapsThere => context.is_kept(directory, name, u64::from(file.bytes), &metadata),
+        Known::Needed => may_not_be_replaced(context, directory, name, metadata.mtime),
+    }
+}
+
+/// Whether something stands there that `--update` or `--ignore-existing` keeps. It may have come since the sender was told.
+pub(crate) fn may_not_be_replaced(
+    context: &Context,
+    directory: &OwnedFd,
+    name: &Name,
+    mtime: Timestamp,
+) -> bool {
+    context.overwrite != Overwrite::Differing
+        && FileIdentity::at(directory, name)
+            .is_ok_and(|there| stays(context.overwrite, &there, || context.times.kept(directory, mtime)))
+}
+
+fn replaces(context: &Context) -> Replace {
+    match context.overwrite {
+        Overwrite::Differing | Overwrite::Older => Replace::Existing,
+        Overwrite::Nothing => Replace::Nothing,
+    }
+}
+
+/// Nothing, or that something is there which stays.
+fn or_already_there(published: io::Result<()>) -> Result<Option<(Operation, FaultCode)>, Failure> {
+    match published {
+        Ok(()) => Ok(None),
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::EXIST) => Ok(Some(ALREADY_THERE)),
+        Err(error) => Err((Operation::Rename, error)),
+    }
+}
+
+fn remove_hidden(directories: &mut OpenDirectories<'_>, file: &HiddenFile) {
+    if let Ok(directory) = directories.as_it_is(&file.directory) {
+        // the next transfer that comes here sweeps what stays
+        let _best_effort = rustix::fs::unlinkat(&directory, file.hidden.as_os_str(), AtFlags::empty());
+    }
+}
+
+fn publish_large(context: &Context, directories: &mut OpenDirectories<'_>, whole: WholeFile) -> EndedFile {
+    let WholeFile { id, mut staged, path, metadata } = whole;
+    let parent = path.parent().unwrap_or_else(RelPath::root);
+    let name = path.file_name().expect("a declared file has a name");
+    let directory = directories.as_it_is(&parent).map_err(|error| (Operation::Rename, error));
+    let fault = directory.and_then(|directory| {
+        if may_not_be_replaced(context, &directory, &name, metadata.mtime) {
+            return Ok(Some(ALREADY_THERE));
+        }
+        staged.move_to(directory);
+        or_already_there(staged.commit(&name, replaces(context)))
+    });
+    let fault = fault.unwrap_or_else(|(operation, error)| Some(failure(operation, &error)));
+    EndedFile { id, path, fault }
+}
+
+/// A large file has its name, or cannot get it.
+pub(crate) fn end_large(context: &Context, id: FileId, fault: Option<(Operation, FaultCode)>) {
+    context.parts.ended(id);
+    context.tell(Outcome::File(FileDone { file: id.0, fault }));
+    context.files.closed(id);
+}
+
+/// Returns what was in it.
+fn publish_staging(
+    context: &Context,
+    directories: &mut OpenDirectories<'_>,
+    path: &RelPath,
+    filling: Filling,
+    lost: &mut Lost,
+) -> Vec<Filled> {
+    let Filling { staging, filled, mut spoiled, abandoned, .. } = filling;
+    // the directory above may have been merged, and this one with it
+    if !staging.is_in_its_place()
+        && let Ok(parent) = directories.as_it_is(&path.parent().unwrap_or_else(RelPath::root))
+    {
+        staging.move_to(parent);
+    }
+    spoiled.retain(|name| staging.discard(name).is_err_and(|error| error.kind() != io::ErrorKind::NotFound));
+    let published = if abandoned || !spoiled.is_empty() {
+        Err(Errno::NOTEMPTY.into())
+    } else {
+        staging.publish(replaces(context))
+    };
+    // who opens the path from now on finds what stands there
+    context.publisher.named(path);
+    let merged = match published {
+        Ok(()) => Ok(()),
+        // what is in it goes with it
+        Err(error) if abandoned => Err(error),
+        Err(error) if !staging.is_in_its_place() => Err(error),
+        Err(_in_the_way) => directories.under_its_name(path).map(|target| {
+            // where it could not be exchanged back, it has its name already
+            if !staging.is(&target) {
+                merge(context, (path, &staging), &target, (&filled, &spoiled), lost);
+                directories.let_go_below(path);
+            }
+        }),
+    };
+    if let Err(error) = merged {
+        lost.0.insert(path.clone(), failure(Operation::Rename, &error));
+    }
+    filled
+}
+
+/// Somebody else has put something where the directory was to be: what is in it goes there entry by entry.
+fn merge(
+    context: &Context,
+    (path, staging): (&RelPath, &StagingDirectory),
+    target: &Arc<OwnedFd>,
+    (filled, spoiled): (&[Filled], &[Name]),
+    lost: &mut Lost,
+) {
+    let mut files: HashMap<&[u8], (Known, &FileEntry)> = HashMap::new();
+    for Filled { batch, files: some } in filled {
+        files.extend(some.iter().map(|(_, file)| (file.name.as_bytes(), (batch.known, file))));
+    }
+    // what is not come upon is gone, as when somebody has removed the staging directory
+    let mut gone: HashSet<&[u8]> = files.keys().copied().collect();
+    let mut stayed = Vec::new();
+    let mut failed = Vec::new();
+    let mut stays = |from: &OwnedFd, into: &OwnedFd, below: &RelPath| {
+        gone.remove(below.as_bytes());
+        let stays = if let Some((known, file)) = files.get(below.as_bytes()) {
+            stays_there(context, into, &file.name, (*known, file))
+        } else if spoiled.iter().any(|name| name.as_bytes() == below.as_bytes()) {
+            return true;
+        } else {
+            let name = below.file_name().expect("an entry has a name");
+            FileIdentity::at(from, &name)
+                .is_ok_and(|coming| may_not_be_replaced(context, into, &name, coming.mtime))
+        };
+        if stays {
+            stayed.push((below.clone(), ALREADY_THERE));
+        }
+        stays
+    };
+    staging.move_into(target, &mut stays, &mut |below, error| {
+        failed.push((below, failure(Operation::Rename, &error)));
+    });
+    let gone = gone.into_iter().map(|name| {
+        let below = RelPath::from_bytes(name).expect("a name is a path");
+        (below, failure(Operation::Rename, &Errno::NOENT.into()))
+    });
+    let all = stayed.into_iter().chain(failed).chain(gone);
+    lost.0.extend(all.map(|(below, code)| (beneath(path, &below), code)));
+}
+
+fn beneath(path: &RelPath, below: &RelPath) -> RelPath {
+    let whole = [path.as_bytes(), below.as_bytes()].join(&b'/');
+    // what has no path of its own is lost with all that is there
+    if below.is_root() { path.clone() } else { RelPath::from_bytes(&whole).unwrap_or_else(|_| path.clone()) }
+}
+
+/// `--durability file` promises each name before it is told, and some file systems flush nothing as a whole.
+fn flush_directories(context: &Context, directories: &mut OpenDirectories<'_>, changed: &HashSet<RelPath>) {
+    for path in changed {
+        let flushed = directories.as_it_is(path).and_then(|directory| Ok(rustix::fs::fsync(directory)?));
+        if let Err(error) = flushed {
+            let (operation, code) = failure(Operation::Flush, &error);
+            context.tell(Outcome::Fault(Fault { path: path.clone(), operation, code }));
+        }
+    }
+}

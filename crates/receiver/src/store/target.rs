@@ -1,0 +1,379 @@
+//! From the target a client asks for to the directory where its entries go.
+//!
+//! **Invariant:** for a client with roots, every directory made or opened here lies beneath one of them, reached from
+//! the root's descriptor without following links.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Access as AccessMode, AtFlags};
+use zmove_disk::Tree;
+use zmove_types::{Escaped, Name, RelPath};
+use zmove_wire::{Open, Refusal, RefusalCode, TargetShape, TargetState};
+
+/// Where a client may write.
+#[derive(Clone, Debug)]
+pub enum Access {
+    /// Anywhere this process may: the user's own target in the same process.
+    Anywhere,
+    /// Beneath these roots; a relative target is beneath the first.
+    Beneath(Vec<PathBuf>),
+    /// Nowhere: the key may only read.
+    ReadOnly,
+}
+
+/// Where entries go.
+#[derive(Debug)]
+pub(crate) struct Target {
+    /// The directory that paths are relative to.
+    pub(crate) tree: Tree,
+    /// For a single entry: its name at the source and the name it gets.
+    pub(crate) rename: Option<(Name, Name)>,
+    /// Whether anything of what will be written is there.
+    pub(crate) state: TargetState,
+    /// Whether the directory was made here for its owner only: its mode is to come.
+    pub(crate) is_closed: bool,
+}
+
+const TARGET_BYTES_MAX: usize = 4096;
+
+impl Target {
+    /// Opens the target, making directories that are missing.
+    pub(crate) fn resolve(open: &Open, access: &Access) -> Result<Self, Refusal> {
+        check_length(&open.target)?;
+        let (tree, path) = locate(&open.target, access)?;
+        let shown = Path::new(OsStr::from_bytes(&open.target));
+        match &open.shape {
+            TargetShape::Directory { tops } => {
+                let tops: Vec<_> = tops.iter().map(|top| &top.0).collect();
+                Self::directory(&tree, &path, shown, &tops)
+            }
+            TargetShape::Single { name } => Self::single(&tree, &path, shown, name),
+        }
+    }
+
+    fn directory(tree: &Tree, path: &RelPath, shown: &Path, tops: &[&Name]) -> Result<Self, Refusal> {
+        // where only what is in it is named it gets no mode: it is open at once, as it will be in the end
+        let closed = if tops.is_empty() { make_closed(tree, path) } else { Ok(false) };
+        let made = closed.and_then(|is_closed| Ok((is_closed, tree.create_directory(path)?)));
+        let (is_closed, fd) = made.map_err(|error| cannot("make directory", shown, &error))?;
+        let state = state_of(&fd, tops).map_err(|error| cannot("read directory", shown, &error))?;
+        Ok(Self { tree: Tree::at(fd), rename: None, state, is_closed })
+    }
+
+    fn single(tree: &Tree, path: &RelPath, shown: &Path, name: &Name) -> Result<Self, Refusal> {
+        let into_directory =
+            shown.as_os_str().as_bytes().ends_with(b"/") || tree.open_directory(path).is_ok();
+        let (Some(parent), Some(own_name)) = (path.parent(), path.file_name()) else {
+            return Self::directory(tree, path, shown, &[name]);
+        };
+        if into_directory {
+            return Self::directory(tree, path, shown, &[name]);
+        }
+        let target = Self::directory(tree, &parent, shown, &[&own_name])?;
+        Ok(Self { rename: Some((name.clone(), own_name)), ..target })
+    }
+
+    /// The name that an entry gets.
+    pub(crate) fn name<'a>(&'a self, directory: &RelPath, name: &'a Name) -> &'a Name {
+        renamed(self.rename.as_ref(), directory, name)
+    }
+}
+
+/// Makes a directory for its owner only (0700); `false` where there is one, or something else. Those above it get the
+/// usual permissions.
+fn make_closed(tree: &Tree, path: &RelPath) -> io::Result<bool> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(false) };
+    if tree.open_directory(path).is_ok() {
+        return Ok(false);
+    }
+    Tree::make_new(tree.create_directory(&parent)?.as_fd(), &name)
+}
+
+pub(crate) fn check_length(target: &[u8]) -> Result<(), Refusal> {
+    if target.len() > TARGET_BYTES_MAX || target.contains(&0) {
+        let text = "the target path is too long or holds a NUL byte";
+        return Err(refuse(RefusalCode::Protocol, text.into()));
+    }
+    Ok(())
+}
+
+/// The name that an entry gets where a single one may be renamed.
+pub(crate) fn renamed<'a>(rename: Option<&'a (Name, Name)>, directory: &RelPath, name: &'a Name) -> &'a Name {
+    match rename {
+        Some((from, to)) if directory.is_root() && name == from => to,
+        _ => name,
+    }
+}
+
+/// The tree that the target lies in, and where in it.
+fn locate(target: &[u8], access: &Access) -> Result<(Tree, RelPath), Refusal> {
+    let (root, rest) = match access {
+        Access::ReadOnly => return Err(refuse(RefusalCode::Denied, "this key may not write here".into())),
+        Access::Anywhere => return locate_own(target),
+        Access::Beneath(roots) => choose_root(target, roots)?,
+    };
+    Ok((open_root(root)?, clean(rest)?))
+}
+
+/// Opens the root, on whose way no link of other users is followed.
+pub(crate) fn open_root(root: &Path) -> Result<Tree, Refusal> {
+    Tree::open_guarded(root).map_err(|error| {
+        let mut refusal = cannot("open root", root, &error);
+        let denied = rustix::io::Errno::from_io_error(&error) == Some(rustix::io::Errno::ACCESS);
+        let by_mode = rustix::fs::access(root, AccessMode::READ_OK | AccessMode::EXEC_OK).is_err();
+        if denied && !by_mode {
+            refusal.text.push_str(CONFINED);
+        }
+        refusal
+    })
+}
+
+/// Its mode would allow it, so that it is a rule of the kernel's that does not.
+const CONFINED: &str = ". If the receiver is confined to the roots that it had at its start (zmove serve --confine), restart it \
+                        there to have another";
+
+/// A user's own target: links and `..` in it are the user's business, as for any command.
+fn locate_own(target: &[u8]) -> Result<(Tree, RelPath), Refusal> {
+    let path = Path::new(OsStr::from_bytes(if target.is_empty() { b"." } else { target }));
+    if let Ok(tree) = Tree::open(path) {
+        return Ok((tree, RelPath::root()));
+    }
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let name = path
+        .file_name()
+        .ok_or_else(|| refuse(RefusalCode::Target, format!("no such target: '{}'", Escaped::path(&path))))?;
+    std::fs::create_dir_all(parent).map_err(|error| cannot("make directory", parent, &error))?;
+    let tree = Tree::open(parent).map_err(|error| cannot("open directory", parent, &error))?;
+    Ok((tree, clean(name.as_bytes())?))
+}
+
+pub(crate) fn choose_root<'a>(
+    target: &'a [u8],
+    roots: &'a [PathBuf],
+) -> Result<(&'a Path, &'a [u8]), Refusal> {
+    if !target.starts_with(b"/") {
+        let first =
+            roots.first().ok_or_else(|| refuse(RefusalCode::Denied, "this key has no roots".into()))?;
+        return Ok((first, target));
+    }
+    let path = Path::new(OsStr::from_bytes(target));
+    let longest =
+        roots.iter().filter(|root| path.starts_with(root)).max_by_key(|root| root.as_os_str().len());
+    longest
+        .and_then(|root| Some((root.as_path(), path.strip_prefix(root).ok()?.as_os_str().as_bytes())))
+        .ok_or_else(|| {
+            let allowed: Vec<_> = roots.iter().map(|root| format!("'{}'", Escaped::path(&root))).collect();
+            let text = format!(
+                "'{}' lies in none of the roots of this key: {}",
+                Escaped::path(&path),
+                allowed.join(", ")
+            );
+            refuse(RefusalCode::Denied, text)
+        })
+}
+
+/// A path without doubled slashes and single dots; `..` is refused.
+pub(crate) fn clean(path: &[u8]) -> Result<RelPath, Refusal> {
+    let parts: Vec<_> =
+        path.split(|&byte| byte == b'/').filter(|part| !matches!(*part, b"" | b".")).collect();
+    RelPath::from_bytes(&parts.join(&b'/')).map_err(|error| {
+        let shown = Path::new(OsStr::from_bytes(path));
+        refuse(RefusalCode::Target, format!("target '{}': {error}", Escaped::path(&shown)))
+    })
+}
+
+/// Empty when none of `tops` is there; with no tops, when nothing at all is.
+fn state_of(directory: &impl AsFd, tops: &[&Name]) -> io::Result<TargetState> {
+    let found = if tops.is_empty() {
+        holds_anything(directory)?
+    } else {
+        tops.iter().any(|top| exists(directory, top))
+    };
+    Ok(if found { TargetState::Populated } else { TargetState::Empty })
+}
+
+fn exists(directory: &impl AsFd, name: &Name) -> bool {
+    rustix::fs::statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW).is_ok()
+}
+
+fn holds_anything(directory: &impl AsFd) -> io::Result<bool> {
+    for entry in rustix::fs::Dir::read_from(directory)? {
+        if !matches!(entry?.file_name().to_bytes(), b"." | b"..") {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+pub(crate) fn cannot(operation: &str, path: &Path, error: &io::Error) -> Refusal {
+    let text = match rustix::io::Errno::from_io_error(error) {
+        Some(rustix::io::Errno::NOTDIR) => {
+            format!("target '{}' is not a directory (symbolic links are not followed)", Escaped::path(&path))
+        }
+        Some(rustix::io::Errno::LOOP) => {
+            format!("target '{}' leads through a symbolic link, which is not followed", Escaped::path(&path))
+        }
+        _ => format!("{operation} '{}': {error}", Escaped::path(&path)),
+    };
+    refuse(RefusalCode::Target, text)
+}
+
+pub(crate) fn refuse(code: RefusalCode, text: String) -> Refusal {
+    Refusal { code, text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::session::finish::finish;
+    use crate::store::placer::tests::transfer;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::sync::Arc;
+    use zmove_types::Metadata;
+    use zmove_wire::TopName;
+
+    fn open(target: &str, shape: TargetShape) -> Open {
+        Open { shape, ..Open::new(target.as_bytes().to_vec(), [0; 16]) }
+    }
+
+    fn name(text: &str) -> Name {
+        Name::from_bytes(text.as_bytes()).unwrap()
+    }
+
+    fn directory() -> TargetShape {
+        TargetShape::Directory { tops: vec![] }
+    }
+
+    fn code(result: Result<Target, Refusal>) -> RefusalCode {
+        result.unwrap_err().code
+    }
+
+    #[test]
+    fn targets_stay_beneath_their_roots() {
+        let home = tempfile::tempdir().unwrap();
+        let root = home.path().join("root");
+        std::fs::create_dir(&root).unwrap();
+        std::os::unix::fs::symlink("/tmp", root.join("link")).unwrap();
+        let access = Access::Beneath(vec![root.clone()]);
+        let resolve = |target: &str| Target::resolve(&open(target, directory()), &access);
+        assert!(resolve("a/b").is_ok() && root.join("a/b").is_dir());
+        assert!(resolve(&format!("{}/c", root.display())).is_ok() && root.join("c").is_dir());
+        assert_eq!(code(resolve("/etc")), RefusalCode::Denied);
+        assert_eq!(code(resolve(&format!("{}x", root.display()))), RefusalCode::Denied);
+        assert_eq!(code(resolve("../x")), RefusalCode::Target);
+        assert_eq!(code(resolve(&format!("{}/../x", root.display()))), RefusalCode::Target);
+        assert_eq!(code(resolve("link/x")), RefusalCode::Target);
+        assert_eq!(code(Target::resolve(&open("a", directory()), &Access::ReadOnly)), RefusalCode::Denied);
+        assert_eq!(
+            code(Target::resolve(&open("a", directory()), &Access::Beneath(vec![]))),
+            RefusalCode::Denied
+        );
+    }
+
+    /// Who owns the directory above a root could make it a link to anywhere.
+    #[test]
+    fn a_root_that_another_user_has_made_a_link_is_refused() {
+        let home = tempfile::tempdir().unwrap();
+        let root = home.path().join("root");
+        std::fs::create_dir(home.path().join("precious")).unwrap();
+        std::os::unix::fs::symlink("precious", &root).unwrap();
+        if std::os::unix::fs::lchown(&root, Some(65_534), None).is_err() {
+            return eprintln!("skipped: only root can give a link away");
+        }
+        let access = Access::Beneath(vec![root]);
+        let open = open("x", directory());
+        let looked = crate::store::read_only_target::Seen::look(&open, &access).map(drop).unwrap_err();
+        let resolved = Target::resolve(&open, &access).unwrap_err();
+        assert!(resolved.text.contains("belongs to user 65534") && looked == resolved, "{}", resolved.text);
+        assert_eq!(std::fs::read_dir(home.path().join("precious")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_single_entry_takes_the_name_or_goes_into_the_directory() {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::create_dir(home.path().join("there")).unwrap();
+        let single = || TargetShape::Single { name: name("f") };
+        let resolve = |target: &str| {
+            let target = home.path().join(target).into_os_string().into_string().unwrap();
+            Target::resolve(&open(&target, single()), &Access::Anywhere).unwrap()
+        };
+        assert_eq!(resolve("new").rename, Some((name("f"), name("new"))));
+        assert_eq!(resolve("there").rename, None);
+        assert_eq!(resolve("made/").rename, None);
+        assert!(home.path().join("made").is_dir());
+    }
+
+    #[test]
+    fn only_what_will_be_written_counts_as_there() {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::write(home.path().join("other"), "x").unwrap();
+        let state = |tops: Vec<TopName>| {
+            let open = open(home.path().to_str().unwrap(), TargetShape::Directory { tops });
+            Target::resolve(&open, &Access::Anywhere).unwrap().state
+        };
+        assert_eq!(state(vec![TopName(name("mine"))]), TargetState::Empty);
+        assert_eq!(state(vec![TopName(name("other"))]), TargetState::Populated);
+        assert_eq!(state(vec![]), TargetState::Populated);
+    }
+
+    fn mode(path: &Path) -> u32 {
+        path.metadata().unwrap().mode() & 0o7777
+    }
+
+    #[test]
+    fn a_new_directory_is_closed_until_its_mode_comes() {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::create_dir(home.path().join("usual")).unwrap();
+        let usual = mode(&home.path().join("usual"));
+        assert_ne!(usual, 0o700, "with the umask of this process nothing can be told apart");
+        let resolve = |target: &str, shape| {
+            let target = home.path().join(target).into_os_string().into_string().unwrap();
+            Target::resolve(&open(&target, shape), &Access::Anywhere).unwrap().is_closed
+        };
+        assert!(resolve("above/new", directory()));
+        assert_eq!([mode(&home.path().join("above/new")), mode(&home.path().join("above"))], [0o700, usual]);
+        assert!(!resolve("above/new", directory()), "it is not of this transfer");
+        // no mode comes for these
+        assert!(!resolve("tops", TargetShape::Directory { tops: vec![TopName(name("a"))] }));
+        assert!(!resolve("single/", TargetShape::Single { name: name("f") }));
+        assert_eq!([mode(&home.path().join("tops")), mode(&home.path().join("single"))], [usual; 2]);
+    }
+
+    #[test]
+    fn a_closed_directory_for_which_no_mode_has_come_gets_the_usual_one() {
+        let home = tempfile::tempdir().unwrap();
+        let at = |name: &str| home.path().join(name);
+        for name in ["usual", "there"] {
+            std::fs::create_dir(at(name)).unwrap();
+        }
+        std::fs::set_permissions(at("there"), PermissionsExt::from_mode(0o700)).unwrap();
+        for name in ["new", "with mode", "there"] {
+            let context = transfer(&at(name));
+            if name == "with mode" {
+                let metadata = Metadata { mode: 0o710, ..Metadata::default() };
+                context.remember_directory(&Arc::new(RelPath::root()), None, metadata);
+            }
+            let (_, outcomes) = finish(&context).unwrap();
+            assert!(outcomes.is_empty(), "{outcomes:?}");
+            assert_eq!(std::fs::read_dir(at(name)).unwrap().count(), 0);
+        }
+        let modes = ["new", "with mode", "there"].map(|name| mode(&at(name)));
+        assert_eq!(modes, [mode(&at("usual")), 0o710, 0o700]);
+    }
+
+    #[test]
+    fn a_file_is_no_target_for_a_directory() {
+        let home = tempfile::tempdir().unwrap();
+        let file = home.path().join("f");
+        std::fs::write(&file, "keep").unwrap();
+        let refusal =
+            Target::resolve(&open(file.to_str().unwrap(), directory()), &Access::Anywhere).unwrap_err();
+        assert_eq!(refusal.code, RefusalCode::Target);
+        assert!(refusal.text.contains("is not a directory"), "{}", refusal.text);
+        assert_eq!(std::fs::read(&file).unwrap(), b"keep");
+    }
+}
