@@ -12,8 +12,12 @@ use std::path::{Path, PathBuf};
 const TOP_NAMES: [&str; 7] = ["Cargo.toml", "Cargo.lock", "crates", "benches", "tests", "docs", "README.md"];
 
 /// Which crate of the workspace may use which others.
-const ARROWS: [(&str, &[&str]); 15] = [
-    ("cli", &["disk", "drawing", "receiver", "scan", "sender", "sweep", "transport", "types", "wire"]),
+const ARROWS: [(&str, &[&str]); 16] = [
+    (
+        "cli",
+        &["disk", "drawing", "engine", "receiver", "scan", "sender", "sweep", "transport", "types", "wire"],
+    ),
+    ("engine", &["disk", "receiver", "scan", "sender", "transport", "types", "wire"]),
     ("sender", &["chunk", "disk", "scan", "transport", "types", "wire"]),
     ("receiver", &["chunk", "disk", "sweep", "transport", "types", "wire"]),
     ("transport", &["sockopt", "types", "wire"]),
@@ -27,12 +31,12 @@ const ARROWS: [(&str, &[&str]); 15] = [
     ("types", &[]),
     ("uring", &["types"]),
     ("lab", &["drawing", "types"]),
-    ("fuzz", &["cli", "receiver", "scan", "transport", "types", "wire"]),
+    ("fuzz", &["cli", "engine", "receiver", "scan", "transport", "types", "wire"]),
 ];
 
 /// Outside crates that only some may use.
 const RESERVED: [(&str, &[&str]); 26] = [
-    ("tokio", &["cli", "receiver", "sender", "transport"]),
+    ("tokio", &["cli", "engine", "receiver", "sender", "transport"]),
     ("rustls", &["cli", "transport"]),
     ("rustls-webpki", &["transport"]),
     ("quinn", &["transport"]),

@@ -4,14 +4,11 @@
 
 use zmove_types::{RateLimit, parse_size};
 
-use crate::age::Age;
+use crate::value::age::Age;
 
-pub use crate::config::fuzzing::config;
-pub use crate::location::fuzzing::location;
-pub use crate::paths::fuzzing::paths;
-pub use crate::selection::fuzzing::filters;
-pub use crate::ssh::order_fuzzing::ssh_words;
-pub use crate::trace::fuzzing::trace;
+pub use crate::args::selection::fuzzing::filters;
+pub use crate::commands::serve::config::fuzzing::config;
+pub use crate::display::trace::fuzzing::trace;
 
 /// Words of the command line: sizes, rates and spans of time.
 ///

@@ -1,44 +1,17 @@
-//! The command line of zmove: what was typed (`args`), what will run (`settings`), and what the user sees.
+//! The command line of zmove: what was typed (`args`), what will run (`settings`), and what the user sees (`display`).
 //!
 //! Only here are there exit codes, prompts and bars; the libraries report events and errors.
 
-mod age;
-mod allow;
 mod args;
 mod ceiling;
-mod config;
-mod dial;
-mod doctor;
-mod exit;
+mod commands;
+mod display;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-mod journal;
-mod key;
-mod listing;
-mod location;
-mod log;
-mod metrics;
-mod overlap;
-mod paths;
-mod patience;
-mod probe;
-mod progress;
-mod push;
-mod receive;
-mod reconnect;
-mod scan;
-mod selection;
-mod serve;
-mod service;
 mod settings;
 mod signals;
-mod ssh;
-mod summary;
-mod sweep;
-mod terminal;
-mod trace;
-mod trust;
+mod value;
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -46,7 +19,9 @@ use std::time::Instant;
 use clap::Parser;
 
 use args::{Args, Command};
-use exit::Exit;
+use commands::{allow, doctor, journal, key, probe, push, receive, scan, serve, sweep, trust};
+use display::{terminal, trace};
+use value::exit::{self, Exit};
 
 /// Runs the command line and says how it went.
 pub fn main() -> ExitCode {

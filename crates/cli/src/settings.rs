@@ -1,14 +1,20 @@
-//! What will run: where keys are, how many lanes, how storage is reached, and the process's own limits.
+//! What will run: where keys are, how storage and other hosts are reached, and the process's own limits.
+
+mod dial;
+mod probe;
+mod push;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use zmove_disk::{Direct, Disk, RingConfig, Threads, Unavailable, Uring};
 
 use crate::args::{DirectArg, EngineArg, StorageArgs};
+
+pub(crate) use probe::ProbeSettings;
+pub(crate) use push::{PushSettings, timeout};
 
 /// Whose keys are meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,68 +101,6 @@ fn storage_with(args: StorageArgs, start_uring: impl FnOnce() -> Result<Uring, U
     Storage { disk, direct, notice }
 }
 
-/// Lanes that are dialled before the round trip time is known.
-pub(crate) const LANES_AT_ONCE: u16 = 12;
-/// The rate that the lanes' windows together should be able to fill, in bytes per second: 10 Gbit/s.
-pub(crate) const RATE_TARGET: f64 = 1.25e9;
-/// Below this the path is local: windows are no matter, and each lane costs CPU.
-pub(crate) const LOCAL_RTT: Duration = Duration::from_millis(2);
-
-/// How many lanes suit a path: enough for the kernel's send windows to fill it, few where they are no limit.
-pub(crate) fn lanes_for(rtt: Duration) -> u16 {
-    let cores = std::thread::available_parallelism().map_or(2, usize::from);
-    lanes_for_machine(rtt, cores, send_window_max())
-}
-
-/// The same, where a connection may have so much in flight.
-pub(crate) fn lanes_for_machine(rtt: Duration, cores: usize, window_bytes: f64) -> u16 {
-    let by_cores = u16::try_from(cores.clamp(2, 16)).expect("clamped");
-    if rtt < LOCAL_RTT {
-        return by_cores;
-    }
-    let windows = (RATE_TARGET * rtt.as_secs_f64() / window_bytes).ceil().clamp(0.0, 32.0);
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 32")]
-    let by_window = windows as u16;
-    by_window.max(by_cores).max(LANES_AT_ONCE)
-}
-
-/// How many connections suit QUIC: each has a thread here, and no window of the kernel's bounds it.
-pub(crate) fn quic_lanes() -> u16 {
-    let cores = std::thread::available_parallelism().map_or(2, usize::from);
-    u16::try_from((2 * cores).clamp(4, 8)).expect("clamped")
-}
-
-/// What the kernel's autotuning lets one connection have in flight, in bytes.
-fn send_window_max() -> f64 {
-    let text = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_wmem").unwrap_or_default();
-    let bytes = text.split_whitespace().nth(2).and_then(|max| max.parse().ok());
-    bytes.unwrap_or(4_194_304.0)
-}
-
-/// The congestion control that takes loss for no sign of a full path.
-pub(crate) const LOSS_TOLERANT: &str = "bbr";
-
-/// What this host's kernel has for users to choose.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Controls {
-    /// The one that connections get.
-    pub(crate) usual: String,
-    /// Whether [`LOSS_TOLERANT`] is there and allowed.
-    pub(crate) tolerant: bool,
-}
-
-/// The congestion controls of this host, if the kernel tells. What its administrator has not allowed to users is not used, also
-/// by root, and nothing is loaded.
-pub(crate) fn congestion_controls() -> Option<Controls> {
-    let read = |name: &str| std::fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok();
-    let usual = read("tcp_congestion_control")?.trim().to_owned();
-    let lists = ["tcp_available_congestion_control", "tcp_allowed_congestion_control"].map(read);
-    let has = |list: &Option<String>| {
-        list.as_ref().is_some_and(|list| list.split_whitespace().any(|word| word == LOSS_TOLERANT))
-    };
-    Some(Controls { usual, tolerant: lists.iter().all(has) })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -175,18 +119,5 @@ mod tests {
         for engine in [EngineArg::Auto, EngineArg::Threads] {
             assert_eq!(storage_with(args(engine), refused).notice, None);
         }
-    }
-
-    #[test]
-    fn lanes_follow_the_path_and_the_window() {
-        let lanes = |ms, cores, mib: u32| {
-            lanes_for_machine(Duration::from_micros(ms), cores, f64::from(mib) * 1_048_576.0)
-        };
-        assert_eq!(lanes(200, 2, 4), 2);
-        assert_eq!(lanes(200, 64, 4), 16);
-        assert_eq!(lanes(10_000, 2, 4), 12);
-        assert_eq!(lanes(90_000, 2, 4), 27);
-        assert_eq!(lanes(90_000, 2, 128), 12);
-        assert_eq!(lanes(260_000, 2, 4), 32);
     }
 }

@@ -36,7 +36,7 @@ pub const TARGETS: &[Target] = &[
         seeds::sealed_frame,
     ),
     Target::new("records", 2 << 10, 4 << 20, zmove_transport::fuzzing::records, seeds::records),
-    Target::new("ssh_words", 1 << 10, 256 << 10, zmove_cli::fuzzing::ssh_words, seeds::ssh_words),
+    Target::new("ssh_words", 1 << 10, 256 << 10, zmove_engine::fuzzing::ssh_words, seeds::ssh_words),
     // what was written here, perhaps by another version, perhaps damaged
     Target::new("journal", 4 << 10, 2 << 20, zmove_receiver::fuzzing::journal, seeds::journal),
     Target::new(
@@ -53,7 +53,7 @@ pub const TARGETS: &[Target] = &[
         zmove_receiver::fuzzing::journal_files,
         seeds::journal_records,
     ),
-    Target::new("paths", 2 << 10, 256 << 10, zmove_cli::fuzzing::paths, seeds::paths),
+    Target::new("paths", 2 << 10, 256 << 10, zmove_engine::fuzzing::paths, seeds::paths),
     Target::new("trace", 4 << 10, 4 << 20, zmove_cli::fuzzing::trace, seeds::trace),
     // what people write
     Target::new("known_hosts", 1 << 10, 256 << 10, zmove_transport::fuzzing::known_hosts, seeds::known_hosts),
@@ -66,7 +66,7 @@ pub const TARGETS: &[Target] = &[
     ),
     Target::new("identity", 2 << 10, 256 << 10, zmove_transport::fuzzing::identity, seeds::identity),
     Target::new("config", 1 << 10, 1 << 20, zmove_cli::fuzzing::config, seeds::config),
-    Target::new("location", 256, 64 << 10, zmove_cli::fuzzing::location, seeds::location),
+    Target::new("location", 256, 64 << 10, zmove_engine::fuzzing::location, seeds::location),
     Target::new("quantities", 64, 64 << 10, zmove_cli::fuzzing::quantities, seeds::quantities),
     Target::new("filters", 256, 32 << 20, zmove_cli::fuzzing::filters, seeds::filters),
     Target::new("path_list", 1 << 10, 4 << 20, zmove_scan::fuzzing::path_list, seeds::path_list),

@@ -7,7 +7,7 @@ use clap::Subcommand;
 use zmove_transport::{Expiry, Fingerprint};
 use zmove_types::RateLimit;
 
-use crate::age::Age;
+use crate::value::age::Age;
 
 #[derive(Debug, clap::Args)]
 #[command(

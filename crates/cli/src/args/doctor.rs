@@ -2,9 +2,8 @@
 
 use std::path::PathBuf;
 
+use zmove_engine::Remote;
 use zmove_types::RateLimit;
-
-use crate::location::Remote;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = DOCTOR_HELP)]

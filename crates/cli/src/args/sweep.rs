@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use zmove_types::{ByteCount, RateLimit, parse_size};
 
-use super::StorageArgs;
-use crate::age::Age;
+use super::storage::StorageArgs;
+use crate::value::age::Age;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = SWEEP_HELP)]

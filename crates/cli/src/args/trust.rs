@@ -1,10 +1,9 @@
 //! What can be typed about the keys of hosts and of senders.
 
+use zmove_engine::Remote;
 use zmove_transport::Fingerprint;
 
 use clap::Subcommand;
-
-use crate::location::Remote;
 
 #[derive(Debug, clap::Args)]
 #[command(

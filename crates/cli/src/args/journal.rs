@@ -1,0 +1,44 @@
+//! What can be typed after `zmove journal`.
+
+use clap::Subcommand;
+
+use crate::value::age::Age;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct JournalArgs {
+    #[command(subcommand)]
+    pub(crate) command: JournalCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum JournalCommand {
+    /// Show the unfinished transfers: to where, by whom, since when, and how much of each large file is here
+    List(JournalListArgs),
+    /// Remove unfinished transfers that nobody has come back for, with their part files
+    Clean(JournalCleanArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct JournalListArgs {
+    /// Print each journal as a JSON object on a line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = JOURNAL_CLEAN_HELP)]
+pub(crate) struct JournalCleanArgs {
+    /// Those that were last written so long ago: 90s, 30min, 12h, 7d, 2w
+    #[arg(long, value_name = "AGE", default_value = "7d")]
+    pub(crate) older_than: Age,
+    /// All that are not in use, of any age, also those whose target cannot be reached now
+    #[arg(long, conflicts_with = "older_than")]
+    pub(crate) all: bool,
+    /// Only say what would be removed
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+const JOURNAL_CLEAN_HELP: &str = "\
+A part file is removed only if it is the one that the journal means: by name, inode and time of
+birth, in the target directory that it was made in. Anything else is named and left.";

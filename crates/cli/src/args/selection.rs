@@ -1,0 +1,278 @@
+//! Which files are meant: the options of `push` and `scan` that choose among what the sources hold.
+//!
+//! **Invariant:** rules keep the order of the command line, those of a file standing where its option stands.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use clap::{ArgMatches, Command, FromArgMatches};
+use zmove_scan::{Effect, FileSystems, PathList, PatternError, Rule, ScanRoot, Selection, Separator};
+use zmove_types::{ByteCount, Escaped, parse_size};
+
+use crate::value::exit::usage_error;
+
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
+
+/// What was typed.
+#[derive(Debug, clap::Args)]
+pub(crate) struct SelectionArgs {
+    #[command(flatten)]
+    rules: RuleArgs,
+    /// Only the paths in this file, one a line, relative to the one SRC; directories are made, not filled; '-' is stdin
+    #[arg(long, value_name = "FILE", help_heading = HEADING)]
+    pub(crate) files_from: Option<PathBuf>,
+    /// The paths of --files-from end in NUL bytes, as 'find -print0' writes them
+    #[arg(short = '0', long, requires = "files_from", help_heading = HEADING)]
+    from0: bool,
+    /// Stay in the file systems that the sources lie in: what is mounted below them is an empty directory
+    #[arg(short = 'x', long, help_heading = HEADING)]
+    one_file_system: bool,
+    /// No files larger than this, for example 100MiB or 2GB
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = HEADING)]
+    max_size: Option<ByteCount>,
+    /// No files smaller than this
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = HEADING)]
+    min_size: Option<ByteCount>,
+}
+
+const HEADING: &str = "Selection";
+
+/// The rules in the order in which they were typed.
+#[derive(Debug)]
+struct RuleArgs(Vec<RuleArg>);
+
+#[derive(Debug)]
+enum RuleArg {
+    Pattern(Effect, OsString),
+    File(PathBuf),
+}
+
+/// The same as clap knows them: by option.
+#[derive(Debug, clap::Args)]
+struct RulesByOption {
+    /// Leave out what matches this line of a .gitignore file; '/x' is x at the top of the target
+    #[arg(long, value_name = "PATTERN", help_heading = HEADING)]
+    exclude: Vec<OsString>,
+    /// Take in again what an --exclude before it leaves out: the last that matches decides
+    #[arg(long, value_name = "PATTERN", help_heading = HEADING)]
+    include: Vec<OsString>,
+    /// Rules in a file as .gitignore has them ('!' takes in again); '-' is stdin
+    #[arg(long, value_name = "FILE", help_heading = HEADING)]
+    filter_from: Vec<PathBuf>,
+}
+
+impl SelectionArgs {
+    /// What the rules and sizes select; none where they were not given.
+    pub(crate) fn selection(&self) -> Result<Option<Arc<Selection>>> {
+        let (min, max) =
+            (self.min_size.map_or(0, |size| size.0), self.max_size.map_or(u64::MAX, |size| size.0));
+        if min > max {
+            return Err(usage_error("--min-size is above --max-size: no file can be both"));
+        }
+        self.refuse_stdin_twice()?;
+        let mut rules = Vec::new();
+        for arg in &self.rules.0 {
+            match arg {
+                RuleArg::Pattern(effect, pattern) => rules.push(pattern_rule(*effect, pattern)?),
+                RuleArg::File(path) => rules.extend(file_rules(path)?),
+            }
+        }
+        if rules.is_empty() && self.min_size.is_none() && self.max_size.is_none() {
+            return Ok(None);
+        }
+        let selection = Selection::new(&rules, min..=max);
+        let selection =
+            selection.map_err(|error| usage_error(format!("the patterns of the selection: {error}")))?;
+        Ok(Some(Arc::new(selection)))
+    }
+
+    /// Which file systems are walked.
+    pub(crate) fn file_systems(&self) -> FileSystems {
+        if self.one_file_system { FileSystems::OfRoot } else { FileSystems::All }
+    }
+
+    /// The list of paths below `root`, if one was given.
+    pub(crate) fn list(&self, root: impl FnOnce() -> ScanRoot) -> Result<Option<PathList>> {
+        let Some(path) = &self.files_from else { return Ok(None) };
+        let separator = if self.from0 { Separator::Nul } else { Separator::Newline };
+        let reader = open(path).with_context(|| format!("open --files-from '{}'", Escaped::path(&path)))?;
+        Ok(Some(PathList::new(root(), reader, path.clone(), separator)))
+    }
+
+    /// Whether the same can be selected once more: what has come from a pipe is gone.
+    pub(crate) fn can_be_read_again(&self) -> bool {
+        self.files_from.as_deref().is_none_or(|path| !is_stdin(path) && path.is_file())
+    }
+
+    fn refuse_stdin_twice(&self) -> Result<()> {
+        let filters = self.rules.0.iter().filter(|arg| matches!(arg, RuleArg::File(path) if is_stdin(path)));
+        let list = self.files_from.iter().filter(|path| is_stdin(path));
+        if filters.count() + list.count() > 1 {
+            return Err(usage_error("stdin ('-') can be only one of --filter-from and --files-from"));
+        }
+        Ok(())
+    }
+}
+
+fn pattern_rule(effect: Effect, pattern: &OsStr) -> Result<Rule> {
+    let option = match effect {
+        Effect::Exclude => "--exclude",
+        Effect::Include => "--include",
+    };
+    let place = || option.to_owned();
+    Rule::new(effect, pattern.as_bytes()).map_err(|error| bad_pattern(place(), pattern, &error))
+}
+
+fn file_rules(path: &Path) -> Result<Vec<Rule>> {
+    let mut text = Vec::new();
+    open(path)
+        .and_then(|mut file| file.read_to_end(&mut text))
+        .with_context(|| format!("read --filter-from '{}'", Escaped::path(&path)))?;
+    rules_in(&text, path)
+}
+
+/// The rules in the contents of the file at `path`.
+fn rules_in(text: &[u8], path: &Path) -> Result<Vec<Rule>> {
+    let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text);
+    let mut rules = Vec::new();
+    for (index, line) in text.split(|&byte| byte == b'\n').enumerate() {
+        let place = || format!("--filter-from '{}' line {}", Escaped::path(&path), index + 1);
+        let rule = Rule::from_line(line);
+        rules.extend(rule.map_err(|error| bad_pattern(place(), OsStr::from_bytes(line), &error))?);
+    }
+    Ok(rules)
+}
+
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
+fn bad_pattern(place: impl fmt::Display, pattern: &OsStr, error: &PatternError) -> anyhow::Error {
+    usage_error(format!("{place}: pattern '{}': {error}", Escaped::path(&pattern)))
+}
+
+fn is_stdin(path: &Path) -> bool {
+    path.as_os_str() == "-"
+}
+
+fn open(path: &Path) -> std::io::Result<Box<dyn Read + Send>> {
+    Ok(if is_stdin(path) { Box::new(std::io::stdin()) } else { Box::new(File::open(path)?) })
+}
+
+impl clap::Args for RuleArgs {
+    fn augment_args(command: Command) -> Command {
+        RulesByOption::augment_args(command)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        RulesByOption::augment_args_for_update(command)
+    }
+}
+
+impl FromArgMatches for RuleArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let excludes =
+            placed(matches, "exclude", |text: &OsString| RuleArg::Pattern(Effect::Exclude, text.clone()));
+        let includes =
+            placed(matches, "include", |text: &OsString| RuleArg::Pattern(Effect::Include, text.clone()));
+        let files = placed(matches, "filter_from", |path: &PathBuf| RuleArg::File(path.clone()));
+        let mut rules: Vec<_> = excludes.into_iter().chain(includes).chain(files).collect();
+        rules.sort_by_key(|(place, _)| *place);
+        Ok(Self(rules.into_iter().map(|(_, rule)| rule).collect()))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// The values of an option with their places on the command line.
+fn placed<T: Clone + Send + Sync + 'static>(
+    matches: &ArgMatches,
+    option: &str,
+    rule: impl Fn(&T) -> RuleArg,
+) -> Vec<(usize, RuleArg)> {
+    let places = matches.indices_of(option).into_iter().flatten();
+    let values = matches.get_many::<T>(option).into_iter().flatten();
+    places.zip(values.map(rule)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use zmove_scan::PathKind;
+    use zmove_types::RelPath;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        selection: SelectionArgs,
+    }
+
+    fn selection(words: &[&str]) -> Result<Option<Arc<Selection>>> {
+        Line::try_parse_from([&["zmove"], words].concat()).unwrap().selection.selection()
+    }
+
+    fn takes(words: &[&str], path: &str) -> bool {
+        let path = RelPath::from_bytes(path.as_bytes()).unwrap();
+        selection(words).unwrap().unwrap().admits(&path, PathKind::Other)
+    }
+
+    fn refused(words: &[&str]) -> String {
+        selection(words).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn rules_keep_the_order_of_the_command_line() {
+        let home = tempfile::tempdir().unwrap();
+        let file = home.path().join("rules");
+        std::fs::write(&file, "\u{feff}*.c\n# a comment\n\n!b.*\n").unwrap();
+        let file = file.to_str().unwrap();
+        assert!(takes(&["--exclude", "*.c", "--include", "a.c"], "a.c"));
+        assert!(!takes(&["--include", "a.c", "--exclude", "*.c"], "a.c"));
+        assert!(!takes(&["--include=a.c", "--filter-from", file], "a.c"));
+        assert!(takes(&["--filter-from", file, "--include=a.c"], "a.c"));
+        assert!(takes(&["--exclude=b.c", "--filter-from", file], "b.c"));
+        assert!(!takes(&["--filter-from", file, "--exclude=b.c", "--include=x"], "b.c"));
+    }
+
+    #[test]
+    fn nothing_selected_is_no_selection() {
+        let home = tempfile::tempdir().unwrap();
+        let file = home.path().join("rules");
+        std::fs::write(&file, "# nothing\n").unwrap();
+        assert!(selection(&[]).unwrap().is_none());
+        assert!(selection(&["--filter-from", file.to_str().unwrap()]).unwrap().is_none());
+        assert!(selection(&["--min-size", "1"]).unwrap().is_some());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_place() {
+        let home = tempfile::tempdir().unwrap();
+        let file = home.path().join("rules");
+        std::fs::write(&file, "ok\nx[\n").unwrap();
+        let file = file.to_str().unwrap();
+        let unclosed = "a '[' is not closed: write '\\[' for the character";
+        assert_eq!(refused(&["--exclude", "a["]), format!("--exclude: pattern 'a[': {unclosed}"));
+        assert_eq!(refused(&["--include", "a["]), format!("--include: pattern 'a[': {unclosed}"));
+        assert_eq!(
+            refused(&["--filter-from", file]),
+            format!("--filter-from '{file}' line 2: pattern 'x[': {unclosed}")
+        );
+        assert_eq!(refused(&["--filter-from", "/none"]), "read --filter-from '/none'");
+        assert!(
+            refused(&["--filter-from", "-", "--files-from", "-"]).starts_with("stdin ('-') can be only one")
+        );
+        assert!(
+            refused(&["--min-size", "2K", "--max-size", "2KB"]).starts_with("--min-size is above --max-size")
+        );
+    }
+}

@@ -1,0 +1,67 @@
+//! What can be typed after `zmove serve`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+
+use super::confine::ConfineArg;
+use super::storage::{DirectArg, EngineArg};
+use super::transport::ListenArg;
+use crate::value::age::Age;
+use crate::value::metrics_listen::MetricsListen;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ServeArgs {
+    /// The address to listen on [default: [::]:5870]
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub(crate) listen: Option<SocketAddr>,
+    /// What to listen for there [default: both]
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub(crate) transport: Option<ListenArg>,
+    /// Let senders that ask for it ('push --cipher none') send names and contents in clear
+    #[arg(long)]
+    pub(crate) allow_clear: bool,
+    /// Remove what a broken transfer has left when nobody has come back for it in so long: 90s, 30min, 12h, 7d, 2w
+    /// [default: 7d]
+    #[arg(long, value_name = "AGE")]
+    pub(crate) journal_age: Option<Age>,
+    /// How large files are written on this host [default: auto]
+    #[arg(long, value_enum, value_name = "ENGINE")]
+    pub(crate) io_engine: Option<EngineArg>,
+    /// Whether large files are written past the page cache on this host (O_DIRECT) [default: auto]
+    #[arg(long, value_enum, value_name = "WHEN")]
+    pub(crate) direct: Option<DirectArg>,
+    /// On SIGTERM let transfers that run go on for so long: 30s, 5min [default: 0]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) drain: Option<Age>,
+    /// How the log on standard error looks [default: text]
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub(crate) log_format: Option<LogFormat>,
+    /// Where /metrics and /healthz are served, or 'off' [default: 127.0.0.1:5871]
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub(crate) metrics: Option<MetricsListen>,
+    /// The file with these settings and the limits [default: ZMOVE_HOME/zmove.toml, if it is there]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Once the ports are open, become this user, for good: files will be theirs (only root can)
+    #[arg(long, value_name = "NAME")]
+    pub(crate) user: Option<String>,
+    /// Have the kernel refuse this process all files but those below the roots that there are now, and its own (Landlock): a
+    /// root that is new takes a restart [default: off; --confine alone: on]
+    #[arg(long, value_enum, value_name = "WHEN", num_args = 0..=1, default_missing_value = "on")]
+    pub(crate) confine: Option<ConfineArg>,
+    /// Only read the configuration and the keys, and say what is wrong with them
+    #[arg(long)]
+    pub(crate) check: bool,
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// A sentence a line
+    #[default]
+    Text,
+    /// A JSON object a line
+    Json,
+}

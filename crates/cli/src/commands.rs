@@ -1,0 +1,13 @@
+//! The commands, one module each: from what was typed to an exit code.
+
+pub(crate) mod allow;
+pub(crate) mod doctor;
+pub(crate) mod journal;
+pub(crate) mod key;
+pub(crate) mod probe;
+pub(crate) mod push;
+pub(crate) mod receive;
+pub(crate) mod scan;
+pub(crate) mod serve;
+pub(crate) mod sweep;
+pub(crate) mod trust;

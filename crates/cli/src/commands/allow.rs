@@ -1,0 +1,98 @@
+//! `zmove allow`: whose keys are let in here, and what they may do.
+
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use zmove_transport::{Access, AuthorizedKeys, Grant};
+
+use crate::args::{AllowArgs, AllowCommand, GrantArgs};
+use crate::display::terminal;
+use crate::settings;
+use crate::value::exit::{Exit, Failure, usage_error};
+
+/// Runs `zmove allow`.
+pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
+    let home = settings::home(settings::Role::Daemon)?;
+    match (args.command, args.grant) {
+        (Some(AllowCommand::List(args)), _) => {
+            list(&AuthorizedKeys::load(&home)?, args.json);
+        }
+        (Some(AllowCommand::Remove(args)), _) => {
+            let gone = AuthorizedKeys::remove(&home, &args.key_or_name)?;
+            if gone.is_empty() {
+                return Err(Failure(Exit::File, format!("'{}' is not in the list", args.key_or_name)).into());
+            }
+            for grant in gone {
+                terminal::say(format_args!("{} ({}) is let in no more", grant.name, grant.holder));
+            }
+        }
+        (None, Some(args)) => {
+            let grant = AuthorizedKeys::allow(&home, grant(args)?)?;
+            terminal::say(sentence(&grant));
+        }
+        (None, None) => unreachable!("clap demands one of them"),
+    }
+    Ok(Exit::Done)
+}
+
+fn grant(args: GrantArgs) -> Result<Grant> {
+    let access = if args.write { Access::ReadWrite } else { Access::ReadOnly };
+    let roots = args.roots.into_iter().map(resolve).collect::<Result<_>>()?;
+    let set_ids = args.set_ids;
+    let max_rate = args.max_rate;
+    let expires = args.expires;
+    Ok(Grant { set_ids, max_rate, expires, ..Grant::new(args.fingerprint, &args.name, roots, access) })
+}
+
+/// A link is resolved now, by who allows it: what a root means must not change later.
+fn resolve(root: PathBuf) -> Result<PathBuf> {
+    let root = std::path::absolute(&root).with_context(|| format!("find '{}'", root.display()))?;
+    let root = root.canonicalize().with_context(|| format!("receiver: open root '{}'", root.display()))?;
+    if !root.is_dir() {
+        return Err(usage_error(format!("root '{}' is not a directory", root.display())));
+    }
+    Ok(root)
+}
+
+fn list(keys: &AuthorizedKeys, as_json: bool) {
+    for grant in keys.grants() {
+        if as_json { terminal::say(json_of(grant)) } else { terminal::say(sentence(grant)) }
+    }
+    if keys.grants().is_empty() && !as_json {
+        terminal::say("nobody is let in");
+    }
+}
+
+fn sentence(grant: &Grant) -> String {
+    let roots: Vec<_> = grant.roots.iter().map(|root| root.display().to_string()).collect();
+    let may = if grant.access == Access::ReadWrite { "write" } else { "read" };
+    let mut text = format!("{} ({}) may {may} below {}", grant.name, grant.holder, roots.join(", "));
+    if grant.set_ids {
+        text += ", and set setuid and setgid bits";
+    }
+    if let Some(rate) = grant.max_rate {
+        text += &format!(", at {rate}/s at most");
+    }
+    if let Some(expires) = grant.expires {
+        let has_come = expires.has_come(SystemTime::now());
+        text += &format!(", {} {expires}", if has_come { "expired at" } else { "until" });
+    }
+    text
+}
+
+fn json_of(grant: &Grant) -> Value {
+    let roots: Vec<_> = grant.roots.iter().map(|root| root.to_string_lossy()).collect();
+    json!({
+        "key": grant.key().map(|key| key.to_string()),
+        "holder": grant.holder.to_string(),
+        "name": grant.name,
+        "roots": roots,
+        "write": grant.access == Access::ReadWrite,
+        "set_ids": grant.set_ids,
+        "max_bytes_per_second": grant.max_rate.map(|rate| rate.bytes_per_second()),
+        "expires": grant.expires.map(|expires| expires.to_string()),
+        "expired": grant.expires.is_some_and(|expires| expires.has_come(SystemTime::now())),
+    })
+}

@@ -1,0 +1,86 @@
+//! `zmove doctor`: what would slow a transfer down or break it, on this host and on the path to a receiver.
+//!
+//! Each part gathers facts, and judges them by a function without I/O. **Invariant:** nothing is changed, on either host;
+//! what cannot be found out is told as unknown.
+
+mod finding;
+mod link;
+mod part;
+mod peer;
+mod report;
+mod root;
+mod storage;
+mod system;
+mod tcp;
+mod verdict;
+mod windows;
+
+use anyhow::{Context, Result};
+use zmove_engine::{RATE_TARGET, Remote};
+use zmove_types::{ByteCount, ByteRate};
+
+use crate::args::DoctorArgs;
+use crate::display::terminal;
+use crate::settings;
+use crate::value::exit::Exit;
+
+use finding::{Finding, Level};
+use link::Link;
+use part::Part;
+use peer::Peer;
+use report::{Colour, Report};
+use root::Root;
+use storage::Storage;
+use system::System;
+use tcp::Tcp;
+use windows::{Buffers, Paths, RoundTrips};
+
+/// Runs `zmove doctor`.
+pub(crate) fn run(args: &DoctorArgs) -> Result<Exit> {
+    let peer = args.host.as_ref().map(visit).transpose()?;
+    let report = examine(&Root::host(), args, peer.as_ref());
+    if args.json {
+        terminal::print(format_args!("{}\n", report.json()));
+    } else {
+        terminal::print(report.text(Colour::of_stdout()));
+    }
+    Ok(if report.count(Level::Bad) > 0 { Exit::Unwell } else { Exit::Done })
+}
+
+fn visit(host: &Remote) -> Result<Peer> {
+    let home = settings::home(settings::Role::Client)?;
+    let runtime = tokio::runtime::Runtime::new().context("start the runtime")?;
+    let peer = runtime.block_on(Peer::visit(host, &home));
+    runtime.shutdown_background();
+    peer
+}
+
+fn examine(root: &Root, args: &DoctorArgs, peer: Option<&Peer>) -> Report {
+    let part = if peer.is_some() { Part::Sender } else { Part::Either };
+    let link = Link::gather(root, peer.and_then(Peer::address));
+    let asked = args.rate.map(|rate| ByteRate(ByteCount(rate.bytes_per_second()).as_f64()));
+    let rate = asked.or_else(|| link.rate()).unwrap_or(ByteRate(RATE_TARGET));
+    let paths = Paths {
+        rate,
+        round_trips: peer.and_then(Peer::round_trip).map_or(RoundTrips::Usual, RoundTrips::Measured),
+        cores: std::thread::available_parallelism().map_or(2, usize::from),
+    };
+    let mut network = link.judge(rate);
+    network.extend(Buffers::gather(root).judge(&paths, part));
+    network.extend(Tcp::gather(root).judge(link.mtu));
+    let mut host = vec![Finding::ok("zmove", version())];
+    host.extend(System::gather(root).judge());
+    host.extend(Storage::gather(root, &args.path).judge(part));
+    let mut report = Report::default();
+    report.add("this host", host);
+    report.add(format!("its network, for {rate}"), network);
+    if let Some(peer) = peer {
+        report.add(format!("the receiver at {}", peer.endpoint), verdict::judge(peer, link.mtu));
+    }
+    report
+}
+
+fn version() -> String {
+    let ours = peer::our_versions();
+    format!("{}, protocol {ours}", env!("CARGO_PKG_VERSION"))
+}

@@ -1,0 +1,241 @@
+//! A receiver and the path to it, as a push would find them.
+//!
+//! It is dialled by both transports, and asked for a preview of nothing. **Invariant:** no key is pinned, and nothing at the
+//! receiver is changed.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use zmove_engine::Remote;
+use zmove_transport::{
+    Channel, ChannelDialler, DialError, Fingerprint, FirstKey, HostAuthority, HostPolicy, Identity,
+    KnownHosts, PathProbe, Reach, TransportChoice,
+};
+
+pub(super) mod admission;
+
+use admission::Admission;
+pub(crate) use admission::our_versions;
+
+/// What a visit has shown.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    /// As the user would write it.
+    pub(crate) endpoint: String,
+    pub(super) port: u16,
+    /// This side's key, for which a receiver has to make room.
+    pub(super) key: Fingerprint,
+    pub(super) name: Result<Name, String>,
+    /// `None` without an address.
+    pub(super) tcp: Option<Way>,
+    pub(super) quic: Option<Way>,
+    /// `None` where no way leads there.
+    pub(super) admission: Option<Admission>,
+}
+
+/// A name that was looked up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Name {
+    pub(super) addresses: Vec<IpAddr>,
+    pub(super) taken: Duration,
+}
+
+/// How one transport fared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    Reached(Reached),
+    /// Something answers with another key than the pinned one.
+    OtherKey(String),
+    /// Something answers, but it is not taken for the receiver for another reason.
+    Refused(String),
+    /// Nothing answers.
+    Unreached(String),
+}
+
+/// A connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Reached {
+    pub(super) address: SocketAddr,
+    pub(super) round_trip: Duration,
+    /// Until both ends had proved their keys.
+    pub(super) taken: Duration,
+    pub(super) host_key: HostKey,
+    pub(super) mtu: Option<u32>,
+    pub(super) congestion: Option<String>,
+}
+
+/// What is thought of the receiver's key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HostKey {
+    Pinned(Fingerprint),
+    /// The site's authority has issued a certificate for it.
+    Vouched(Fingerprint),
+    Unknown(Fingerprint),
+}
+
+/// Whom to dial, and as whom.
+struct Visit<'a> {
+    host: &'a Remote,
+    home: &'a Path,
+    identity: Identity,
+}
+
+impl Peer {
+    /// Visits a receiver with the keys in `home`.
+    ///
+    /// # Errors
+    /// This side's own keys or lists cannot be read.
+    pub(crate) async fn visit(host: &Remote, home: &Path) -> Result<Self> {
+        let visit = Visit { host, home, identity: Identity::load_or_create(home)? };
+        let key = visit.identity.fingerprint();
+        let endpoint = host.to_string();
+        let port = host.port;
+        let name = look_up(host).await;
+        if name.is_err() {
+            return Ok(Self { endpoint, port, key, name, tcp: None, quic: None, admission: None });
+        }
+        let (by_tcp, by_quic) = tokio::join!(visit.ask_over_tcp(), visit.reach(TransportChoice::Quic));
+        let ((tcp, by_tcp), (quic, by_quic)) = (by_tcp?, by_quic?);
+        let admission = match (by_tcp, by_quic) {
+            (Some(admission), quic) => {
+                drop(quic);
+                Some(admission)
+            }
+            (None, Some((_, dialler))) => Some(ask_over_quic(&dialler).await),
+            (None, None) => None,
+        };
+        Ok(Self { endpoint, port, key, name, tcp: Some(tcp), quic: Some(quic), admission })
+    }
+
+    /// Where packets to it go.
+    pub(crate) fn address(&self) -> Option<IpAddr> {
+        let reached = self.reached().map(|reached| reached.address.ip());
+        reached.or_else(|| self.name.as_ref().ok()?.addresses.first().copied())
+    }
+
+    /// The shortest round trip that was seen.
+    pub(crate) fn round_trip(&self) -> Option<Duration> {
+        self.reached().map(|reached| reached.round_trip)
+    }
+
+    /// The connection that a push would take.
+    pub(super) fn reached(&self) -> Option<&Reached> {
+        [&self.tcp, &self.quic].into_iter().find_map(|way| match way {
+            Some(Way::Reached(reached)) => Some(reached),
+            _ => None,
+        })
+    }
+}
+
+/// Asks over a connection of its own: the first may have waited longer for TCP than a receiver does for a greeting.
+async fn ask_over_quic(dialler: &ChannelDialler) -> Admission {
+    let admission = match dialler.dial(STEP_TIMEOUT).await {
+        Ok(channel) => Admission::ask(channel).await,
+        Err(error) => Admission::Broken(error.to_string()),
+    };
+    dialler.close().await;
+    admission
+}
+
+async fn look_up(host: &Remote) -> Result<Name, String> {
+    let begun = Instant::now();
+    let found =
+        tokio::time::timeout(STEP_TIMEOUT, tokio::net::lookup_host((host.host.as_str(), host.port))).await;
+    let found = found.map_err(|_| "no answer".to_owned())?.map_err(|error| error.to_string())?;
+    let mut addresses = Vec::new();
+    for address in found.map(|address| address.ip()) {
+        if !addresses.contains(&address) {
+            addresses.push(address);
+        }
+    }
+    if addresses.is_empty() {
+        Err("it has no address".into())
+    } else {
+        Ok(Name { addresses, taken: begun.elapsed() })
+    }
+}
+
+impl Visit<'_> {
+    /// Dials by TCP, and asks at once.
+    async fn ask_over_tcp(&self) -> Result<(Way, Option<Admission>)> {
+        let (mut way, connected) = self.reach(TransportChoice::Tcp).await?;
+        let Some((channel, _)) = connected else { return Ok((way, None)) };
+        let probe = channel.probe();
+        way.learn(&probe);
+        let admission = Admission::ask(channel).await;
+        way.learn(&probe);
+        Ok((way, Some(admission)))
+    }
+
+    /// Dials by one transport; the connection is for the caller to use.
+    async fn reach(&self, transport: TransportChoice) -> Result<(Way, Option<(Channel, ChannelDialler)>)> {
+        let begun = Instant::now();
+        let known = KnownHosts::open(self.home)?.lookup(&self.host.host, self.host.port);
+        let policy = match known {
+            Some(key) => HostPolicy::Pinned(key),
+            None => HostAuthority::load(self.home, &self.host.host)?
+                .map_or(HostPolicy::RefuseUnknown, HostPolicy::Vouched),
+        };
+        let (dialled, thought): (_, fn(_) -> _) = match self.dial(transport, policy).await {
+            Err(DialError::UnknownHost { .. }) => {
+                // it is not remembered, and what is asked tells nothing
+                let policy = HostPolicy::AcceptNew(FirstKey::default());
+                (self.dial(transport, policy).await, HostKey::Unknown)
+            }
+            dialled => (dialled, if known.is_some() { HostKey::Pinned } else { HostKey::Vouched }),
+        };
+        Ok(match dialled {
+            Ok((channel, dialler)) => {
+                let reached = Reached {
+                    address: channel.address(),
+                    round_trip: channel.round_trip(),
+                    taken: begun.elapsed(),
+                    host_key: thought(channel.peer()),
+                    mtu: None,
+                    congestion: None,
+                };
+                (Way::Reached(reached), Some((channel, dialler)))
+            }
+            Err(error) => (Way::failed(&error), None),
+        })
+    }
+
+    async fn dial(
+        &self,
+        transport: TransportChoice,
+        policy: HostPolicy,
+    ) -> Result<(Channel, ChannelDialler), DialError> {
+        let Remote { host, port, .. } = self.host;
+        let reach = Reach { transport, ..Reach::default() };
+        let dialler = ChannelDialler::new(&self.identity, host, *port, policy, reach).await?;
+        let channel = dialler.dial(STEP_TIMEOUT).await?;
+        Ok((channel, dialler))
+    }
+}
+
+impl Way {
+    fn failed(error: &DialError) -> Self {
+        let text = error.to_string();
+        match error {
+            DialError::HostKeyChanged { .. } => Self::OtherKey(text),
+            DialError::Resolve { .. } | DialError::Socket { .. } => Self::Unreached(text),
+            error if error.retryable() => Self::Unreached(text),
+            _ => Self::Refused(text),
+        }
+    }
+
+    /// Takes in what the kernel knows of the connection by now.
+    fn learn(&mut self, probe: &PathProbe) {
+        let Self::Reached(reached) = self else { return };
+        let shortest = probe.read().and_then(|info| info.round_trip_min);
+        reached.round_trip = shortest.map_or(reached.round_trip, |time| time.min(reached.round_trip));
+        // a connection that has ended has no path any more
+        reached.mtu = probe.mtu().or(reached.mtu);
+        reached.congestion = probe.congestion().or(reached.congestion.take());
+    }
+}
+
+/// How long each step may take: a lost packet is sent again after 1, 3 and 7 s.
+const STEP_TIMEOUT: Duration = Duration::from_secs(8);

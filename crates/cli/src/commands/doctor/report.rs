@@ -1,0 +1,201 @@
+//! Findings as lines for people, and as JSON.
+
+use std::fmt::{self, Write as _};
+use std::io::IsTerminal;
+
+use serde::Serialize;
+use serde_json::json;
+
+use crate::commands::doctor::finding::{Finding, Keep, Level, Place};
+use crate::display::terminal::Printable;
+
+/// All that was found.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    sections: Vec<Section>,
+}
+
+#[derive(Debug, Serialize)]
+struct Section {
+    about: String,
+    findings: Vec<Finding>,
+}
+
+/// Whether levels are coloured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Colour {
+    Plain,
+    Ansi,
+}
+
+impl Colour {
+    /// Colours for a terminal whose user has not forbidden them.
+    pub(crate) fn of_stdout() -> Self {
+        let forbidden = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        if std::io::stdout().is_terminal() && !forbidden { Self::Ansi } else { Self::Plain }
+    }
+
+    /// A level's name, as wide as the longest.
+    fn level(self, level: Level) -> String {
+        let code = match level {
+            Level::Ok => 32,
+            Level::Note => 36,
+            Level::Slow => 33,
+            Level::Bad => 31,
+        };
+        let name = level.name();
+        match self {
+            Self::Plain => format!("{name:<4}"),
+            Self::Ansi => format!("\x1b[{code}m{name:<4}\x1b[0m"),
+        }
+    }
+}
+
+impl Report {
+    pub(crate) fn add(&mut self, about: impl Into<String>, findings: Vec<Finding>) {
+        self.sections.push(Section { about: about.into(), findings });
+    }
+
+    fn findings(&self) -> impl Iterator<Item = &Finding> {
+        self.sections.iter().flat_map(|section| &section.findings)
+    }
+
+    /// How many findings are of a level.
+    pub(crate) fn count(&self, level: Level) -> usize {
+        self.findings().filter(|finding| finding.level == level).count()
+    }
+
+    /// As one line of JSON.
+    pub(crate) fn json(&self) -> String {
+        let worst = self.findings().map(|finding| finding.level).max().unwrap_or(Level::Ok);
+        let count = |level| self.count(level);
+        let counts = json!({
+            "ok": count(Level::Ok), "note": count(Level::Note), "slow": count(Level::Slow), "bad": count(Level::Bad),
+        });
+        let version = env!("CARGO_PKG_VERSION");
+        json!({ "zmove": version, "worst": worst, "counts": counts, "sections": self.sections }).to_string()
+    }
+
+    /// As lines.
+    pub(crate) fn text(&self, colour: Colour) -> String {
+        let mut text = String::new();
+        // a string takes whatever is written
+        let _always_written = self.write(&mut text, colour);
+        text
+    }
+
+    fn write(&self, out: &mut String, colour: Colour) -> fmt::Result {
+        for Section { about, findings } in &self.sections {
+            writeln!(out, "{}", Printable(about))?;
+            findings.iter().try_for_each(|finding| write_finding(out, finding, colour))?;
+        }
+        self.write_kept(out)?;
+        let bad = self.count(Level::Bad);
+        let slow = self.count(Level::Slow);
+        let notes = self.count(Level::Note);
+        writeln!(out, "{bad} bad, {slow} slow, {notes} {}", if notes == 1 { "note" } else { "notes" })
+    }
+
+    /// The lines that make what was said last, by file.
+    fn write_kept(&self, out: &mut String) -> fmt::Result {
+        let mends = self.findings().flat_map(|finding| &finding.mend);
+        // those without a command stand where they belong
+        let kept: Vec<&Keep> =
+            mends.filter(|mend| mend.run.is_some()).filter_map(|mend| mend.keep.as_ref()).collect();
+        let mut files: Vec<_> = kept.iter().map(|keep| keep.file).collect();
+        files.sort_unstable();
+        files.dedup();
+        for file in files {
+            writeln!(out, "to keep it after a restart, in {file}:")?;
+            for keep in kept.iter().filter(|keep| keep.file == file) {
+                writeln!(out, "  {}", keep.line)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn write_finding(out: &mut String, finding: &Finding, colour: Colour) -> fmt::Result {
+    let Finding { check, level, text, details, mend } = finding;
+    writeln!(out, "  {} {check:<CHECK_COLUMNS$} {}", colour.level(*level), Printable(text))?;
+    for detail in details {
+        writeln!(out, "{:INDENT$}{}", "", Printable(detail))?;
+    }
+    for mend in mend {
+        let there = if mend.at == Place::There { "there: " } else { "" };
+        match (&mend.run, &mend.keep) {
+            (Some(run), _) => writeln!(out, "{:INDENT$}{there}{}", "", Printable(run))?,
+            (None, Some(Keep { file, line })) => writeln!(out, "{:INDENT$}in {file}: {line}", "")?,
+            (None, None) => {}
+        }
+    }
+    Ok(())
+}
+
+const CHECK_COLUMNS: usize = 14;
+/// Where what belongs to a finding begins.
+const INDENT: usize = 2 + 4 + 1 + CHECK_COLUMNS + 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::doctor::finding::Mend;
+
+    fn report() -> Report {
+        let mut report = Report::default();
+        let slow = Finding::new(Level::Slow, "tcp_wmem", "too small")
+            .with_details(vec!["at 90 ms".into()])
+            .mended_by(Mend::sysctl("net.ipv4.tcp_wmem", "1 2 3"));
+        let limit = Finding::note("files", "few").mended_by(Mend::line("/etc/x", "y"));
+        report.add("this host", vec![Finding::ok("kernel", "6.18"), slow, limit]);
+        let refused =
+            Finding::new(Level::Bad, "key", "refused\x1b[2J").mended_by(Mend::there("zmove allow K"));
+        report.add("far:5870", vec![refused]);
+        report
+    }
+
+    #[test]
+    fn lines_are_aligned_and_what_mends_them_stands_below() {
+        let expected = "\
+this host
+  ok   kernel         6.18
+  slow tcp_wmem       too small
+                      at 90 ms
+                      sysctl -w net.ipv4.tcp_wmem=\"1 2 3\"
+  note files          few
+                      in /etc/x: y
+far:5870
+  bad  key            refused\\u{1b}[2J
+                      there: zmove allow K
+to keep it after a restart, in /etc/sysctl.d/90-zmove.conf:
+  net.ipv4.tcp_wmem = 1 2 3
+1 bad, 1 slow, 1 note
+";
+        assert_eq!(report().text(Colour::Plain), expected);
+    }
+
+    #[test]
+    fn colours_change_nothing_else() {
+        let mut coloured = report().text(Colour::Ansi);
+        for code in ["\x1b[32m", "\x1b[36m", "\x1b[33m", "\x1b[31m", "\x1b[0m"] {
+            assert!(coloured.contains(code), "{code:?}");
+            coloured = coloured.replace(code, "");
+        }
+        assert_eq!(coloured, report().text(Colour::Plain));
+    }
+
+    #[test]
+    fn json_has_it_all() {
+        let json: serde_json::Value = serde_json::from_str(&report().json()).unwrap();
+        assert_eq!(json["worst"], "bad");
+        assert_eq!(json["counts"], json!({ "ok": 1, "note": 1, "slow": 1, "bad": 1 }));
+        let wmem = &json["sections"][0]["findings"][1];
+        assert_eq!((&wmem["check"], &wmem["level"]), (&json!("tcp_wmem"), &json!("slow")));
+        let mend = json!({
+            "at": "here", "run": "sysctl -w net.ipv4.tcp_wmem=\"1 2 3\"",
+            "keep": { "file": "/etc/sysctl.d/90-zmove.conf", "line": "net.ipv4.tcp_wmem = 1 2 3" },
+        });
+        assert_eq!(wmem["mend"], json!([mend]));
+        assert_eq!(json["sections"][1]["findings"][0]["mend"][0]["at"], "there");
+    }
+}

@@ -1,0 +1,367 @@
+//! The kernel's buffers against what a path holds: its rate times its round trip.
+//!
+//! A lane can have no more under way than its send buffer, and no more than half of its receive buffer, in each round
+//! trip; zmove takes more lanes where that is too little, up to 64.
+
+use std::time::Duration;
+
+use zmove_types::{ByteCount, ByteRate};
+use zmove_wire::limits::LANES_MAX;
+
+use crate::commands::doctor::finding::{Finding, Level, Mend};
+use crate::commands::doctor::part::Part;
+use crate::commands::doctor::root::Root;
+use zmove_engine::{LANES_AT_ONCE, LOCAL_RTT, lanes_for_machine};
+
+/// What the kernel lets connections hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Buffers {
+    pub(crate) send: Option<Autotuned>,
+    pub(crate) receive: Option<Autotuned>,
+    /// `net.core.wmem_max`, in bytes.
+    pub(crate) fixed_send: Option<u64>,
+    /// `net.core.rmem_max`, in bytes.
+    pub(crate) fixed_receive: Option<u64>,
+}
+
+/// The three figures of `tcp_rmem` or `tcp_wmem`, in bytes: least, first, most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Autotuned(pub(crate) [u64; 3]);
+
+/// The paths that buffers are held against.
+#[derive(Clone, Debug)]
+pub(crate) struct Paths {
+    pub(crate) rate: ByteRate,
+    pub(crate) round_trips: RoundTrips,
+    pub(crate) cores: usize,
+}
+
+/// What is known of round trips.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RoundTrips {
+    /// Nothing: [`USUAL`] ones stand for them.
+    Usual,
+    Measured(Duration),
+}
+
+/// Whether buffers of a size fill a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Fill {
+    /// With the lanes that there are anyway.
+    Easily,
+    /// With so many lanes.
+    Lanes(u64),
+    /// Not with as many as there may be.
+    Never,
+}
+
+/// A metropolis, a continent, half the world.
+const USUAL: [Duration; 3] =
+    [Duration::from_millis(10), Duration::from_millis(90), Duration::from_millis(260)];
+
+impl Buffers {
+    pub(crate) fn gather(root: &Root) -> Self {
+        let autotuned = |name| {
+            let words = root.sysctl_words(name)?;
+            let figures: Vec<_> = words.iter().filter_map(|word| word.parse().ok()).collect();
+            figures.try_into().ok().map(Autotuned)
+        };
+        Self {
+            send: autotuned(SEND),
+            receive: autotuned(RECEIVE),
+            fixed_send: root.sysctl(FIXED_SEND),
+            fixed_receive: root.sysctl(FIXED_RECEIVE),
+        }
+    }
+
+    pub(crate) fn judge(&self, paths: &Paths, part: Part) -> Vec<Finding> {
+        let mut findings = Vec::from_iter(self.send.map(|send| paths.lanes(send)));
+        findings.push(paths.judge("tcp_wmem", SEND, self.send.map(|send| (send, send.0[2]))));
+        // half of it is for what is under way, the rest for what the kernel needs to keep it
+        let mut receive =
+            paths.judge("tcp_rmem", RECEIVE, self.receive.map(|receive| (receive, receive.0[2] / 2)));
+        if part == Part::Sender {
+            receive.level = receive.level.min(Level::Note);
+            receive.text.push_str("; counts where this host receives");
+        }
+        findings.push(receive);
+        findings.push(judge_fixed("rmem_max", FIXED_RECEIVE, self.fixed_receive));
+        findings.push(judge_fixed("wmem_max", FIXED_SEND, self.fixed_send));
+        findings
+    }
+}
+
+impl Paths {
+    fn round_trips(&self) -> Vec<Duration> {
+        match self.round_trips {
+            RoundTrips::Usual => USUAL.into(),
+            RoundTrips::Measured(round_trip) => vec![round_trip],
+        }
+    }
+
+    /// How many bytes are under way on a full path.
+    fn product(&self, round_trip: Duration) -> f64 {
+        self.rate.0 * round_trip.as_secs_f64()
+    }
+
+    fn fill(&self, round_trip: Duration, window: u64) -> Fill {
+        let lanes = (self.product(round_trip) / ByteCount(window.max(1)).as_f64()).ceil();
+        if round_trip < LOCAL_RTT || lanes <= f64::from(LANES_AT_ONCE) {
+            return Fill::Easily;
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "it is small and positive"
+        )]
+        if lanes <= f64::from(LANES_MAX) { Fill::Lanes(lanes as u64) } else { Fill::Never }
+    }
+
+    /// How many lanes a push begins with, and what the send buffer leaves each.
+    fn lanes(&self, send: Autotuned) -> Finding {
+        let line = |round_trip: Duration| {
+            let window = ByteCount(send.0[2]).as_f64();
+            let count = lanes_for_machine(round_trip, self.cores, window);
+            let one = ByteRate(window / round_trip.as_secs_f64().max(1e-6));
+            let all = ByteRate(one.0 * f64::from(count));
+            format!(
+                "at {} {count} begin, and send buffers let {one} through each, {all} through all",
+                Millis(round_trip)
+            )
+        };
+        let mut lines: Vec<_> = self.round_trips().into_iter().map(line).collect();
+        let first = lines.remove(0);
+        Finding::ok("lanes", first).with_details(lines)
+    }
+
+    /// Holds the largest window that a buffer allows against the paths.
+    fn judge(&self, check: &'static str, name: &str, buffer: Option<(Autotuned, u64)>) -> Finding {
+        let Some((figures, window)) = buffer else {
+            return Finding::unknown(check, &format!("/proc/sys/{}", name.replace('.', "/")));
+        };
+        let fills =
+            self.round_trips().into_iter().map(|round_trip| (self.fill(round_trip, window), round_trip));
+        let fills: Vec<_> = fills.collect();
+        let worst = fills.iter().copied().max().filter(|(fill, _)| *fill > Fill::Easily);
+        let largest = ByteCount(figures.0[2]);
+        let Some((fill, round_trip)) = worst else {
+            return Finding::ok(
+                check,
+                format!("up to {largest}: a few lanes fill {} at {}", self.rate, self.span()),
+            );
+        };
+        // of paths that nobody has measured only the shortest is sure to be there
+        let sure = fills[0].0 == Fill::Never;
+        let level = if sure { Level::Slow } else { Level::Note };
+        let needed = Bytes(self.product(round_trip));
+        let path = format!("{} at {}", self.rate, Millis(round_trip));
+        let enough = match fill {
+            Fill::Lanes(lanes) => format!("takes {lanes} lanes"),
+            Fill::Easily | Fill::Never => {
+                let most = ByteCount(window).as_f64() * f64::from(LANES_MAX) / round_trip.as_secs_f64();
+                format!("{LANES_MAX} lanes reach {} of it", ByteRate(most))
+            }
+        };
+        let text = format!("up to {largest}: {path} needs {needed} under way, and {enough}");
+        let [least, first, _] = figures.0;
+        let value = format!("{least} {first} {}", self.wanted(round_trip, figures));
+        Finding::new(level, check, text).mended_by(Mend::sysctl(name, &value))
+    }
+
+    fn span(&self) -> String {
+        let last = self.round_trips().into_iter().max().unwrap_or_default();
+        match self.round_trips {
+            RoundTrips::Usual => format!("up to {}", Millis(last)),
+            RoundTrips::Measured(_) => Millis(last).to_string(),
+        }
+    }
+
+    /// With buffers of this size a third of the lanes that are dialled at once fill the path.
+    fn wanted(&self, round_trip: Duration, figures: Autotuned) -> u64 {
+        let share = self.product(round_trip) * 3.0 / f64::from(LANES_AT_ONCE);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
+        let share = share as u64;
+        share.min(WANTED_MAX).next_power_of_two().max(WANTED_MIN).max(figures.0[2])
+    }
+}
+
+/// QUIC's sockets ask for buffers of a size; the kernel gives what it allows.
+fn judge_fixed(check: &'static str, name: &str, bytes: Option<u64>) -> Finding {
+    match bytes {
+        None => Finding::unknown(check, &format!("/proc/sys/{}", name.replace('.', "/"))),
+        Some(bytes) if bytes < QUIC_BYTES => {
+            let text = format!(
+                "{}: QUIC asks for {}, which without this only root gets",
+                ByteCount(bytes),
+                ByteCount(QUIC_BYTES)
+            );
+            Finding::note(check, text).mended_by(Mend::sysctl(name, &QUIC_BYTES.to_string()))
+        }
+        Some(bytes) => Finding::ok(check, ByteCount(bytes).to_string()),
+    }
+}
+
+/// A round trip as people say it.
+pub(crate) struct Millis(pub(crate) Duration);
+
+impl std::fmt::Display for Millis {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let millis = self.0.as_secs_f64() * 1e3;
+        let digits = if millis < 1.0 { 3 } else { usize::from(millis < 10.0 && millis.fract() > 0.0) };
+        write!(f, "{millis:.digits$} ms")
+    }
+}
+
+/// A computed number of bytes.
+struct Bytes(f64);
+
+impl std::fmt::Display for Bytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
+        ByteCount(self.0 as u64).fmt(f)
+    }
+}
+
+const SEND: &str = "net.ipv4.tcp_wmem";
+const RECEIVE: &str = "net.ipv4.tcp_rmem";
+const FIXED_SEND: &str = "net.core.wmem_max";
+const FIXED_RECEIVE: &str = "net.core.rmem_max";
+/// What a UDP socket of QUIC asks for.
+const QUIC_BYTES: u64 = 8 << 20;
+const WANTED_MIN: u64 = 16 << 20;
+const WANTED_MAX: u64 = 1 << 30;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::doctor::root::fake::Fake;
+
+    const MIB: u64 = 1 << 20;
+
+    fn paths(gbit: f64, round_trips: RoundTrips) -> Paths {
+        Paths { rate: ByteRate(gbit * 1.25e8), round_trips, cores: 2 }
+    }
+
+    fn measured(millis: u64) -> RoundTrips {
+        RoundTrips::Measured(Duration::from_millis(millis))
+    }
+
+    fn buffers(send: u64, receive: u64) -> Buffers {
+        Buffers {
+            send: Some(Autotuned([4096, 16_384, send])),
+            receive: Some(Autotuned([4096, 131_072, receive])),
+            fixed_send: Some(QUIC_BYTES),
+            fixed_receive: Some(QUIC_BYTES),
+        }
+    }
+
+    fn level_and_run(finding: &Finding) -> (Level, Option<&str>) {
+        (finding.level, finding.mend.first().and_then(|mend| mend.run.as_deref()))
+    }
+
+    /// What is said of the send buffer.
+    fn send(send: u64, paths: &Paths) -> Finding {
+        let findings = buffers(send, 1 << 30).judge(paths, Part::Either);
+        findings.into_iter().find(|finding| finding.check == "tcp_wmem").unwrap()
+    }
+
+    #[test]
+    fn a_send_buffer_is_held_against_the_measured_path() {
+        let run = |value: u64| format!("sysctl -w net.ipv4.tcp_wmem=\"4096 16384 {value}\"");
+        let cases = [
+            (4 * MIB, 10.0, 1, Level::Ok, None),
+            (4 * MIB, 10.0, 10, Level::Ok, None),
+            (4 * MIB, 10.0, 90, Level::Note, Some(32 * MIB)),
+            (4 * MIB, 10.0, 260, Level::Slow, Some(128 * MIB)),
+            (64 * MIB, 10.0, 260, Level::Ok, None),
+            (4 * MIB, 1.0, 90, Level::Ok, None),
+            (64 * MIB, 100.0, 260, Level::Note, Some(1024 * MIB)),
+        ];
+        for (bytes, gbit, millis, level, value) in cases {
+            let finding = send(bytes, &paths(gbit, measured(millis)));
+            let run = value.map(run);
+            assert_eq!(level_and_run(&finding), (level, run.as_deref()), "{bytes} {gbit} {millis}");
+        }
+    }
+
+    #[test]
+    fn what_mends_it_does() {
+        for gbit in [1.0, 10.0, 100.0] {
+            for millis in [5, 20, 90, 260] {
+                let paths = paths(gbit, measured(millis));
+                let round_trip = Duration::from_millis(millis);
+                let wanted = paths.wanted(round_trip, Autotuned([1, 1, 1]));
+                assert_eq!(paths.fill(round_trip, wanted / 2), Fill::Easily, "{gbit} {millis}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_text_has_the_figures() {
+        let text = send(4 * MIB, &paths(10.0, measured(90))).text;
+        assert_eq!(text, "up to 4.00 MiB: 10.0 Gbit/s at 90 ms needs 107 MiB under way, and takes 27 lanes");
+        let text = send(4 * MIB, &paths(10.0, measured(260))).text;
+        assert!(text.ends_with("310 MiB under way, and 64 lanes reach 8.26 Gbit/s of it"), "{text}");
+    }
+
+    #[test]
+    fn paths_that_nobody_has_measured_are_slow_only_if_the_shortest_is() {
+        let usual = |bytes| level_and_run(&send(bytes, &paths(10.0, RoundTrips::Usual))).0;
+        assert_eq!(usual(64 * MIB), Level::Ok);
+        assert_eq!(usual(4 * MIB), Level::Note);
+        assert_eq!(usual(MIB / 8), Level::Slow);
+    }
+
+    #[test]
+    fn lanes_are_told_for_each_round_trip() {
+        let findings = buffers(4 * MIB, MIB).judge(&paths(10.0, RoundTrips::Usual), Part::Either);
+        let Finding { check, text, details, .. } = &findings[0];
+        let first =
+            "at 10 ms 12 begin, and send buffers let 3.36 Gbit/s through each, 40.3 Gbit/s through all";
+        assert_eq!((*check, text.as_str(), details.len()), ("lanes", first, 2));
+        assert!(details[0].starts_with("at 90 ms 27 begin") && details[1].starts_with("at 260 ms 32 begin"));
+    }
+
+    #[test]
+    fn half_of_a_receive_buffer_counts_and_less_to_who_sends() {
+        let receive = |bytes, part| {
+            let findings = buffers(1 << 30, bytes).judge(&paths(10.0, measured(260)), part);
+            findings.into_iter().find(|finding| finding.check == "tcp_rmem").unwrap()
+        };
+        let run = "sysctl -w net.ipv4.tcp_rmem=\"4096 131072 134217728\"";
+        assert_eq!(level_and_run(&receive(6 * MIB, Part::Either)), (Level::Slow, Some(run)));
+        assert_eq!(level_and_run(&receive(6 * MIB, Part::Sender)), (Level::Note, Some(run)));
+        assert_eq!(level_and_run(&receive(48 * MIB, Part::Either)), (Level::Note, Some(run)));
+        assert_eq!(level_and_run(&receive(128 * MIB, Part::Either)), (Level::Ok, None));
+    }
+
+    #[test]
+    fn quic_needs_buffers_of_its_own() {
+        let small = Buffers { fixed_receive: Some(212_992), fixed_send: None, ..buffers(1 << 30, 1 << 30) };
+        let findings = small.judge(&paths(10.0, measured(90)), Part::Either);
+        let fixed = findings.iter().filter(|finding| finding.level != Level::Ok).map(level_and_run);
+        let run = Some("sysctl -w net.core.rmem_max=8388608");
+        assert_eq!(fixed.collect::<Vec<_>>(), [(Level::Note, run), (Level::Note, None)]);
+    }
+
+    #[test]
+    fn facts_are_read_from_the_tree() {
+        let fake = Fake::of_sysctls(&[
+            (SEND, "4096\t16384\t4194304"),
+            (RECEIVE, "4096 131072"),
+            (FIXED_RECEIVE, "212992"),
+        ]);
+        let expected = Buffers {
+            send: Some(Autotuned([4096, 16_384, 4_194_304])),
+            fixed_receive: Some(212_992),
+            ..Buffers::default()
+        };
+        assert_eq!(Buffers::gather(&fake.root()), expected);
+        let findings = Buffers::default().judge(&paths(10.0, measured(90)), Part::Either);
+        assert!(
+            findings
+                .iter()
+                .all(|finding| finding.level == Level::Note && finding.text.starts_with("unknown"))
+        );
+    }
+}

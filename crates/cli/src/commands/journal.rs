@@ -1,0 +1,40 @@
+//! `zmove journal`: what broken transfers have left at this receiver, and its removal, also by a daemon.
+
+mod clean;
+mod list;
+mod shown;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use crate::args::{JournalArgs, JournalCommand};
+use crate::settings::{self, Role};
+use crate::value::exit::Exit;
+
+pub(crate) use clean::expire;
+
+/// Runs `zmove journal`.
+pub(crate) fn run(args: &JournalArgs) -> Result<Exit> {
+    match &args.command {
+        JournalCommand::List(args) => list::run(args, &directories()?),
+        JournalCommand::Clean(args) => clean::run(args, &directories()?),
+    }
+}
+
+/// Where daemons and local pushes of this user keep their journals.
+fn directories() -> Result<Vec<PathBuf>> {
+    let mut directories = Vec::new();
+    for role in [Role::Daemon, Role::Client] {
+        let directory = settings::journals(&settings::home(role)?);
+        if !directories.contains(&directory) {
+            directories.push(directory);
+        }
+    }
+    let service = PathBuf::from(settings::SERVICE_JOURNALS);
+    let own = std::env::var_os("ZMOVE_HOME").is_none();
+    if own && rustix::process::geteuid().is_root() && service.is_dir() {
+        directories.push(service);
+    }
+    Ok(directories)
+}

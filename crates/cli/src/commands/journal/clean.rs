@@ -1,0 +1,108 @@
+//! `zmove journal clean`, and the same in a daemon.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Result;
+use zmove_receiver::journal::{
+    CleanMode, CleanRule, Cleaned, PartFate, Unfinished, UnfinishedFile, Unreachable, clean,
+};
+use zmove_types::Escaped;
+
+use super::shown::{age, name};
+use crate::args::JournalCleanArgs;
+use crate::display::terminal;
+use crate::value::age::Age;
+use crate::value::exit::Exit;
+
+/// Cleans all journals in `directories`.
+pub(super) fn run(args: &JournalCleanArgs, directories: &[PathBuf]) -> Result<Exit> {
+    let rule = CleanRule {
+        older_than: if args.all { Duration::ZERO } else { args.older_than.0 },
+        unreachable: if args.all { Unreachable::Remove } else { Unreachable::Keep },
+        mode: if args.dry_run { CleanMode::DryRun } else { CleanMode::Remove },
+    };
+    let mut exit = Exit::Done;
+    for directory in directories {
+        for cleaned in clean(directory, &rule)? {
+            tell(&cleaned, rule.mode);
+            let whole = matches!(cleaned.removed, Ok(true));
+            if !whole || cleaned.parts.iter().any(|fate| matches!(fate, PartFate::Failed(_))) {
+                exit = Exit::Partial;
+            }
+        }
+    }
+    Ok(exit)
+}
+
+/// Removes what nobody has come back for in `age`, and says so in one line for each journal.
+pub(crate) fn expire(directory: &Path, age: Age, tell: impl Fn(&dyn fmt::Display)) {
+    let unreachable = Unreachable::Remove;
+    let rule = CleanRule { older_than: age.0, unreachable, mode: CleanMode::Remove };
+    match clean(directory, &rule) {
+        Ok(cleaned) => cleaned.iter().for_each(|cleaned| tell(&Line(cleaned, rule.mode))),
+        Err(error) => tell(&format_args!("clean journals: {error}")),
+    }
+}
+
+/// What is done on standard output, what could not be done on standard error.
+fn tell(cleaned: &Cleaned, mode: CleanMode) {
+    let line = Line(cleaned, mode);
+    if matches!(cleaned.removed, Ok(true)) {
+        terminal::say(line)
+    } else {
+        terminal::warn(line)
+    }
+    let Ok(unfinished) = &cleaned.contents else { return };
+    for (file, fate) in unfinished.files.iter().zip(&cleaned.parts) {
+        let path = part_path(unfinished, file);
+        match fate {
+            PartFate::Removed | PartFate::Gone => {}
+            PartFate::InUse => left(&path, "a transfer that runs has taken it over"),
+            PartFate::Replaced => left(&path, "it is not the file that the journal means"),
+            PartFate::Elsewhere => left(&path, "its target is not the directory that the journal means"),
+            PartFate::Failed(error) => left(&path, error),
+        }
+    }
+}
+
+fn left(path: &Path, why: impl fmt::Display) {
+    terminal::warn(format_args!("left '{}': {why}", Escaped::path(&path)));
+}
+
+fn part_path(unfinished: &Unfinished, file: &UnfinishedFile) -> PathBuf {
+    use std::os::unix::ffi::OsStrExt;
+    let target = Path::new(std::ffi::OsStr::from_bytes(&unfinished.begin.target));
+    target.join(file.part.path.as_path()).with_file_name(file.part.part.as_os_str())
+}
+
+/// What has become of one journal, in one line.
+struct Line<'a>(&'a Cleaned, CleanMode);
+
+impl fmt::Display for Line<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(cleaned, mode) = self;
+        let fate = match (&cleaned.removed, mode) {
+            (Ok(true), CleanMode::Remove) => "removed",
+            (Ok(true), CleanMode::DryRun) => "would remove",
+            _ => "kept",
+        };
+        write!(f, "{fate} journal {}", name(&cleaned.path))?;
+        match &cleaned.contents {
+            Ok(unfinished) => {
+                let target = String::from_utf8_lossy(&unfinished.begin.target);
+                let removed = cleaned.parts.iter().filter(|fate| matches!(fate, PartFate::Removed)).count();
+                let all = cleaned.parts.len();
+                let written = age(cleaned.modified);
+                write!(f, " into '{target}', last written {written} ago: {removed} of {all} part files")?;
+            }
+            Err(error) => write!(f, ", whose part files are not known: {error}")?,
+        }
+        match &cleaned.removed {
+            Ok(true) => Ok(()),
+            Ok(false) => write!(f, "; 'clean --all' removes it"),
+            Err(error) => write!(f, "; {error}"),
+        }
+    }
+}

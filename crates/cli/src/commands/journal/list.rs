@@ -1,0 +1,104 @@
+//! `zmove journal list`.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+use zmove_receiver::journal::{Listed, Unfinished, UnfinishedFile, list};
+use zmove_types::ByteCount;
+
+use super::shown::{age, age_of_seconds, name};
+use crate::args::JournalListArgs;
+use crate::display::terminal;
+use crate::value::exit::Exit;
+
+/// Of more files only their number is shown, but in JSON.
+const FILES_SHOWN_MAX: usize = 20;
+
+/// Shows all journals in `directories`.
+pub(super) fn run(args: &JournalListArgs, directories: &[PathBuf]) -> Result<Exit> {
+    let mut listed = Vec::new();
+    for directory in directories {
+        listed.extend(list(directory)?);
+    }
+    for journal in &listed {
+        if args.json { terminal::say(as_json(journal)) } else { show(journal) }
+    }
+    if listed.is_empty() && !args.json {
+        terminal::say("nothing is unfinished");
+    }
+    Ok(Exit::Done)
+}
+
+fn show(journal: &Listed) {
+    let name = name(&journal.path);
+    let written = age(journal.modified);
+    let in_use = if journal.in_use { ", in use" } else { "" };
+    match &journal.contents {
+        Ok(unfinished) => {
+            let begin = &unfinished.begin;
+            terminal::say(format_args!("{name} into '{}'", String::from_utf8_lossy(&begin.target)));
+            terminal::say(format_args!(
+                "  by {}, begun {} ago, last written {written} ago{in_use}",
+                owner(unfinished),
+                age_of_seconds(begin.begun)
+            ));
+            show_files(&unfinished.files);
+        }
+        Err(error) => {
+            terminal::say(format_args!("{name} cannot be read: {error}"));
+            terminal::say(format_args!("  last written {written} ago{in_use}"));
+        }
+    }
+}
+
+fn show_files(files: &[UnfinishedFile]) {
+    for file in files.iter().take(FILES_SHOWN_MAX) {
+        let done = ByteCount(file.bytes_written());
+        let all = ByteCount(file.part.source.bytes);
+        terminal::say(format_args!("  {done:>10} of {all:>10}  {}", file.part.path));
+    }
+    let rest = files.len().saturating_sub(FILES_SHOWN_MAX);
+    if rest > 0 {
+        terminal::say(format_args!("  and {rest} more files"));
+    }
+}
+
+fn owner(unfinished: &Unfinished) -> String {
+    match &unfinished.begin.owner[..] {
+        b"" => "a local push".to_owned(),
+        owner => format!("key {}", String::from_utf8_lossy(owner)),
+    }
+}
+
+fn as_json(journal: &Listed) -> Value {
+    let mut value = json!({
+        "journal": journal.path.to_string_lossy(),
+        "in_use": journal.in_use,
+        "bytes": journal.bytes,
+        "last_written_seconds_ago": age(journal.modified).0.as_secs(),
+    });
+    match &journal.contents {
+        Ok(unfinished) => {
+            let begin = &unfinished.begin;
+            value["transfer"] = json!(begin.transfer.to_string());
+            value["owner"] = json!(String::from_utf8_lossy(&begin.owner));
+            value["target"] = json!(String::from_utf8_lossy(&begin.target));
+            value["begun"] = json!(begin.begun);
+            value["same_boot"] = json!(unfinished.same_boot);
+            value["files"] = unfinished.files.iter().map(file_as_json).collect();
+        }
+        Err(error) => value["error"] = json!(error.to_string()),
+    }
+    value
+}
+
+fn file_as_json(file: &UnfinishedFile) -> Value {
+    json!({
+        "path": String::from_utf8_lossy(file.part.path.as_bytes()),
+        "part": file.part.part.to_string(),
+        "bytes": file.part.source.bytes,
+        "bytes_written": file.bytes_written(),
+        "bytes_flushed": file.bytes_flushed(),
+    })
+}

@@ -1,0 +1,203 @@
+//! `zmove probe`: what the path to a receiver carries, what both storages give, and how long a push would take.
+//!
+//! **Invariant:** nothing stays at the receiver, and on this side only a key that was pinned; each figure comes from
+//! what it is about, and what was not measured is told as unknown.
+
+mod advice;
+mod figures;
+mod findings;
+mod json;
+mod prediction;
+mod storage;
+mod table;
+
+use std::io::IsTerminal;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use zmove_engine::{Connector, Remote};
+use zmove_scan::{ScanConfig, ScanRoot, Share, histogram, scan};
+use zmove_sender::{ProbeConfig, ProbeEvent, ProbeReport, SessionError, probe};
+use zmove_sweep::SweepConfig;
+use zmove_transport::Transport;
+use zmove_types::{ByteCount, Escaped, RelPath};
+use zmove_wire::SweepOrder;
+use zmove_wire::limits::SWEEP_BYTES_MAX;
+
+use crate::args::ProbeArgs;
+use crate::ceiling;
+use crate::commands::sweep;
+use crate::display::prompt::Prompt;
+use crate::display::terminal;
+use crate::settings::{self, ProbeSettings, Role};
+use crate::signals::EndSignals;
+use crate::value::exit::{Exit, Failure};
+
+use findings::Findings;
+use prediction::{Prediction, Way, predict};
+use storage::Storage;
+
+/// Runs `zmove probe`.
+pub(crate) fn run(args: &ProbeArgs, started: Instant) -> Result<Exit> {
+    let settings = ProbeSettings::new(args, Arc::new(Prompt))?;
+    let remote = &settings.remote;
+    let (transport, report) = measure(args, &settings, started)?;
+    let source = source(args)?;
+    let target = report.swept.as_ref().map(|swept| {
+        let about = format!("{}:{} (sweep by the receiver)", remote, String::from_utf8_lossy(&remote.path));
+        Storage::there(about, swept)
+    });
+    let sizes = args.tree.as_deref().map(sizes_of);
+    let prediction = sizes.and_then(|sizes| predicted(&sizes, &report, source.as_ref(), target.as_ref()));
+    let asked = args.streams.iter().copied().max().unwrap_or(0);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let advice = advice::of(&report, asked, cores);
+    let tree = args.tree.as_ref().map(|tree| Escaped::path(&tree).to_string());
+    let host = remote.to_string();
+    let found = Findings { host, transport, report, source, target, tree, prediction, advice };
+    if args.json {
+        terminal::print(format_args!("{}\n", json::of(&found)));
+    } else {
+        terminal::print(table::of(&found));
+    }
+    Ok(Exit::Done)
+}
+
+fn measure(args: &ProbeArgs, settings: &ProbeSettings, started: Instant) -> Result<(Transport, ProbeReport)> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("start the runtime")?;
+    let progress = Progress::new();
+    let measured = runtime.block_on(converse(args, settings, started, &progress));
+    progress.0.finish_and_clear();
+    runtime.shutdown_background();
+    measured
+}
+
+async fn converse(
+    args: &ProbeArgs,
+    settings: &ProbeSettings,
+    started: Instant,
+    progress: &Progress,
+) -> Result<(Transport, ProbeReport)> {
+    let mut signals = EndSignals::listen().context("listen for signals")?;
+    let ProbeSettings { remote, dial } = settings;
+    let home = settings::home(Role::Client)?;
+    let connector = Connector { home: &home, remote, settings: dial, listener: &terminal::Notices };
+    let reached = tokio::select! {
+        reached = connector.connect(None) => reached?,
+        () = signals.next() => return Err(SessionError::Interrupted.into()),
+    };
+    let order = SweepOrder { bytes: SWEEP_BYTES_MAX, millis: millis(SWEEP_TIME) };
+    let config = ProbeConfig {
+        target: remote.path.clone(),
+        lanes: args.streams.clone(),
+        time: args.time,
+        sweep: (!remote.path.is_empty() && !args.no_sweep).then_some(order),
+        started,
+    };
+    let mut tell = |event| progress.show(&event);
+    let probed = probe(&config, reached.link, &mut tell, signals.next()).await;
+    reached.dialler.close().await;
+    let report = probed.map_err(|error| told(remote, error))?;
+    if let Some(ssh) = reached.ssh {
+        ssh.end().await;
+    }
+    Ok((reached.transport, report))
+}
+
+fn told(remote: &Remote, error: SessionError) -> anyhow::Error {
+    match error {
+        SessionError::PeerIncompatible(error) => {
+            Failure(Exit::Incompatible, format!("{remote} cannot be probed: {error}")).into()
+        }
+        error => error.into(),
+    }
+}
+
+/// This side's storage: swept now, or as it was found earlier.
+fn source(args: &ProbeArgs) -> Result<Option<Storage>> {
+    let Some(directory) = &args.source else {
+        let kept = args.tree.as_deref().and_then(|tree| ceiling::known([tree]));
+        return Ok(kept.as_ref().map(Storage::here));
+    };
+    let storage = settings::storage(args.storage, |notice| terminal::warn(notice));
+    let config = SweepConfig {
+        budget: ByteCount(SWEEP_BYTES_MAX),
+        time: SWEEP_TIME,
+        disk: storage.disk,
+        direct: storage.direct,
+        ..SweepConfig::at(directory)
+    };
+    Ok(Some(Storage::here(&sweep::measure(config)?)))
+}
+
+fn sizes_of(tree: &Path) -> Vec<(u64, Share)> {
+    let prefix = tree.file_name().filter(|_| !tree.is_dir());
+    let prefix = prefix.and_then(|name| RelPath::from_bytes(name.as_bytes()).ok());
+    let root = ScanRoot { source: tree.to_owned(), prefix: prefix.unwrap_or_else(RelPath::root) };
+    let walked = histogram(scan(vec![root], &ScanConfig::default()), terminal::warn);
+    walked.buckets().collect()
+}
+
+fn predicted(
+    sizes: &[(u64, Share)],
+    report: &ProbeReport,
+    source: Option<&Storage>,
+    target: Option<&Storage>,
+) -> Option<Prediction> {
+    let reads = source.and_then(Storage::reads);
+    let writes = target.and_then(Storage::writes);
+    // a push neither waits for the receiver's greeting nor for its leave before it sends
+    let start = report.first_byte.saturating_sub(report.round_trips.min * 2);
+    let way = Way {
+        source: reads.as_ref(),
+        path: figures::best(report)?.steady.bytes_per_second(),
+        target: writes.as_ref(),
+        start: start.as_secs_f64(),
+    };
+    predict(sizes, &way)
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A line where there is a terminal.
+struct Progress(ProgressBar);
+
+impl Progress {
+    fn new() -> Self {
+        let bar = ProgressBar::hidden();
+        if std::io::stderr().is_terminal() {
+            let style = ProgressStyle::with_template("{spinner} {msg}, {elapsed}");
+            bar.set_style(style.expect("a constant template"));
+            bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));
+            bar.enable_steady_tick(Duration::from_millis(200));
+            bar.set_message("connecting");
+        }
+        Self(bar)
+    }
+
+    fn show(&self, event: &ProbeEvent) {
+        match event {
+            ProbeEvent::Lanes(1) => self.0.set_message("measuring 1 lane"),
+            ProbeEvent::Lanes(lanes) => self.0.set_message(format!("measuring {lanes} lanes")),
+            ProbeEvent::Measured(round) => {
+                let rate = figures::rate(round);
+                self.0.set_message(format!("{} lanes: {rate}", round.lanes));
+            }
+            ProbeEvent::Sweeping => self.0.set_message("sweeping the receiver's storage"),
+            _ => {}
+        }
+    }
+}
+
+/// For each side's storage.
+const SWEEP_TIME: Duration = Duration::from_secs(5);

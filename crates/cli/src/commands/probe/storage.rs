@@ -1,0 +1,113 @@
+//! What a storage gives, from a sweep of either side.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+use zmove_sweep::{Ceiling, Direction, Sweep};
+use zmove_types::ByteCount;
+use zmove_wire::Swept;
+
+use crate::ceiling::date;
+use crate::display::terminal::Printable;
+use zmove_drawing::scale::size_label;
+
+/// One side's storage.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Storage {
+    /// What was swept, as it is shown.
+    pub(super) about: String,
+    pub(super) complete: bool,
+    /// Why there are no sizes.
+    pub(super) fault: Option<String>,
+    pub(super) sizes: Vec<Size>,
+}
+
+/// Files of one size.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(super) struct Size {
+    pub(super) file_bytes: u64,
+    pub(super) write_bytes_per_second: Option<f64>,
+    pub(super) read_bytes_per_second: Option<f64>,
+}
+
+impl Storage {
+    /// This side's, as measured now or kept from earlier.
+    pub(super) fn here(sweep: &Sweep) -> Self {
+        let size = |size: &zmove_sweep::Measured| {
+            let rate = |direction| size.moved(direction).map(|moved| moved.bytes_per_second);
+            Size {
+                file_bytes: size.file_bytes,
+                write_bytes_per_second: rate(Direction::Write),
+                read_bytes_per_second: rate(Direction::Read),
+            }
+        };
+        Self {
+            about: format!("{} (sweep of {})", sweep.storage.path, date(sweep)),
+            complete: sweep.complete,
+            fault: None,
+            sizes: sweep.sizes.iter().map(size).collect(),
+        }
+    }
+
+    /// The receiver's.
+    pub(super) fn there(about: String, swept: &Swept) -> Self {
+        let rate = |rate: Option<u64>| rate.map(|rate| ByteCount(rate).as_f64());
+        let size = |size: &zmove_wire::SweptSize| Size {
+            file_bytes: size.file_bytes,
+            write_bytes_per_second: rate(size.write),
+            read_bytes_per_second: rate(size.read),
+        };
+        Self {
+            about,
+            complete: swept.complete,
+            fault: swept.fault.map(|(operation, code)| format!("{operation}: {code}")),
+            sizes: swept.sizes.iter().map(size).collect(),
+        }
+    }
+
+    pub(super) fn reads(&self) -> Option<Ceiling> {
+        let rate = |size: &Size| Some((size.file_bytes, size.read_bytes_per_second?));
+        Ceiling::of_rates(self.sizes.iter().filter_map(rate))
+    }
+
+    pub(super) fn writes(&self) -> Option<Ceiling> {
+        let rate = |size: &Size| Some((size.file_bytes, size.write_bytes_per_second?));
+        Ceiling::of_rates(self.sizes.iter().filter_map(rate))
+    }
+
+    /// A table.
+    pub(super) fn text(&self, name: &str) -> String {
+        let mut text = format!("{name}: {}\n", Printable(&self.about));
+        if let Some(fault) = &self.fault {
+            writeln!(text, "  it was not swept: {}", Printable(fault)).expect("writing to a string");
+            return text;
+        }
+        if self.sizes.is_empty() {
+            return text + "  the time was too short to measure anything\n";
+        }
+        writeln!(text, "{:>9} {:>14} {:>10} {:>14} {:>10}", "size", "written", "files/s", "read", "files/s")
+            .expect("writing to a string");
+        for size in &self.sizes {
+            let shown = |rate: Option<f64>| match rate {
+                Some(rate) => {
+                    let files = rate / ByteCount(size.file_bytes).as_f64();
+                    let bytes = format!("{}/s", rounded(rate));
+                    format!("{bytes:>14} {files:>10.*}", usize::from(files < 10.0) * 2)
+                }
+                None => format!("{:>14} {:>10}", "-", "-"),
+            };
+            let (label, write, read) = (
+                size_label(size.file_bytes),
+                shown(size.write_bytes_per_second),
+                shown(size.read_bytes_per_second),
+            );
+            writeln!(text, "{label:>9} {write} {read}").expect("writing to a string");
+        }
+        text
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate above zero")]
+fn rounded(bytes_per_second: f64) -> ByteCount {
+    ByteCount(bytes_per_second.round() as u64)
+}

@@ -1,0 +1,120 @@
+//! `zmove receive`: the receiver of one push, started over ssh by `push` elsewhere.
+//!
+//! It reads its order from standard input, says on standard output where it listens, and lets one key in, which may do what
+//! this user may. **Invariant:** it ends when its transfer has, when standard input does, or when nobody comes.
+
+use std::io::{BufRead, BufReader, Read, Stdin};
+use std::mem::ManuallyDrop;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tokio::sync::{Notify, oneshot};
+use zmove_engine::{ORDER_BYTES_MAX, Order, Ready};
+use zmove_receiver::{Authorizer, Daemon, DaemonEvent, EndingSessions, ReceiverConfig};
+use zmove_transport::{BindError, Fingerprint, Identity, Listener, SocketConfig};
+
+use crate::display::terminal;
+use crate::settings::{self, Role};
+use crate::signals::EndSignals;
+use crate::value::exit::Exit;
+
+/// Runs `zmove receive`.
+pub(crate) fn run() -> Result<Exit> {
+    let mut input = BufReader::new(std::io::stdin());
+    let mut line = String::new();
+    input.by_ref().take(ORDER_BYTES_MAX).read_line(&mut line).context("read standard input")?;
+    let order = Order::read(&line)?;
+    let key = order.key.parse().context("read the sender's key")?;
+    let runtime = tokio::runtime::Runtime::new().context("start the runtime")?;
+    // never shut down: what still stores then, after a while without an answer, keeps later pushes waiting until the process is gone
+    let runtime = ManuallyDrop::new(runtime);
+    runtime.block_on(receive(&order, key, input))?;
+    Ok(Exit::Done)
+}
+
+async fn receive(order: &Order, key: Fingerprint, input: BufReader<Stdin>) -> Result<()> {
+    let identity = Identity::for_once()?;
+    let reached = reached();
+    let signals = EndSignals::listen().context("handle SIGTERM and SIGINT")?;
+    let listener = bind(order, &identity, reached).await?;
+    let port = listener.local_addr().context("read the listening address")?.port();
+    let home = settings::home(Role::Client).ok();
+    let config = ReceiverConfig {
+        journals: home.as_deref().map(settings::journals),
+        ending: home.map(|home| EndingSessions::shared_in(settings::ending(&home))).unwrap_or_default(),
+        allow_clear: order.allow_clear,
+        ..ReceiverConfig::default()
+    };
+    let begun = Arc::new(Notify::new());
+    let ended = Arc::new(Notify::new());
+    let came = Arc::clone(&begun);
+    let told = Arc::clone(&ended);
+    let daemon = Daemon::new(listener, Authorizer::Only(key), config, move |event| match event {
+        DaemonEvent::Begun { .. } => came.notify_one(),
+        DaemonEvent::Received { .. } | DaemonEvent::Probed { .. } | DaemonEvent::Broken { .. } => {
+            told.notify_one()
+        }
+        // the sender tells what concerns it, and others are none of its user's business
+        _ => {}
+    });
+    let closed = closed(input);
+    terminal::print(Ready::new(identity.fingerprint(), port, reached).line()?);
+    let stop = async {
+        tokio::select! {
+            true = nobody_comes(&begun) => {}
+            () = ended.notified() => {}
+            _ = closed => {}
+            () = signals.first() => {}
+        }
+    };
+    daemon.serve(stop).await;
+    Ok(())
+}
+
+/// Listens at a port of the range on all addresses, of the family that ssh has come by.
+async fn bind(order: &Order, identity: &Identity, reached: Option<IpAddr>) -> Result<Listener> {
+    let choice = order.carriers.choice();
+    let any = match reached {
+        Some(IpAddr::V4(_)) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
+        Some(IpAddr::V6(_)) | None => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let bind = async |port| {
+        Listener::bind(SocketAddr::new(any, port), identity, choice, &SocketConfig::default()).await
+    };
+    let Some(range) = order.ports else { return Ok(bind(0).await?) };
+    let mut refused: Option<BindError> = None;
+    for port in range.ports() {
+        match bind(port).await {
+            Ok(listener) => return Ok(listener),
+            Err(error) => refused = Some(error),
+        }
+    }
+    Err(refused.context("--ssh-ports is empty")?).context("no port of --ssh-ports is free")
+}
+
+/// The address of this host that ssh has come to.
+fn reached() -> Option<IpAddr> {
+    let connection = std::env::var("SSH_CONNECTION").ok()?;
+    connection.split(' ').nth(2)?.parse().ok()
+}
+
+/// Resolves when there is no more input: whoever has started this is gone.
+fn closed(mut input: BufReader<Stdin>) -> oneshot::Receiver<()> {
+    let (end, ended) = oneshot::channel();
+    std::thread::spawn(move || {
+        // an error is an end as well
+        let _over = std::io::copy(&mut input, &mut std::io::sink());
+        let _nobody_waits = end.send(());
+    });
+    ended
+}
+
+/// Whether there is still no transfer after a while.
+async fn nobody_comes(begun: &Notify) -> bool {
+    tokio::time::timeout(COME_TIMEOUT, begun.notified()).await.is_err()
+}
+
+/// How long to wait for the transfer.
+const COME_TIMEOUT: Duration = Duration::from_secs(120);

@@ -1,0 +1,67 @@
+//! `zmove scan`: the histogram of a tree, and what follows from it.
+
+mod advice;
+mod picture;
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use zmove_scan::{Histogram, ScanConfig, ScanRoot, histogram, scan, scan_list};
+use zmove_types::{Escaped, RelPath};
+
+use self::advice::Expected;
+use crate::args::ScanArgs;
+use crate::ceiling;
+use crate::display::terminal;
+use crate::value::exit::Exit;
+
+/// Runs `zmove scan`.
+pub(crate) fn run(args: &ScanArgs) -> Result<Exit> {
+    let prefix = match args.path.file_name() {
+        Some(name) if !args.path.is_dir() => RelPath::from_bytes(name.as_bytes())?,
+        _ => RelPath::root(),
+    };
+    let root = ScanRoot { source: args.path.clone(), prefix };
+    let selection = args.selection.selection()?;
+    let file_systems = args.selection.file_systems();
+    let config = ScanConfig { selection, file_systems, ..ScanConfig::default() };
+    let stream = match args.selection.list(|| root.clone())? {
+        Some(list) => scan_list(list, &config),
+        None => scan(vec![root], &config),
+    };
+    let walked = histogram(stream, terminal::warn);
+    let sweep = ceiling::known([args.path.as_path()]);
+    let expected = sweep.and_then(|sweep| Expected::of(&walked, &sweep));
+    let name = Escaped::path(&args.path).to_string();
+    let directory = if args.path.is_dir() { Some(args.path.as_path()) } else { args.path.parent() };
+    let directory = directory.filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let advice = advice::text(&walked, expected.as_ref(), &Escaped::path(&directory).to_string());
+    if args.json {
+        let said = Said { histogram: &walked, expected: expected.as_ref() };
+        terminal::print(format_args!("{}\n", serde_json::to_string(&said)?));
+    } else {
+        terminal::print(walked.table(terminal_columns()));
+        advice.lines().for_each(terminal::say);
+    }
+    if let Some(file) = &args.svg {
+        let drawn = picture::draw(&walked, &terminal::Printable(&name).to_string());
+        std::fs::write(file, drawn).with_context(|| format!("write '{}'", Escaped::path(&file)))?;
+    }
+    Ok(if walked.errors > 0 { Exit::Partial } else { Exit::Done })
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Said<'a> {
+    #[serde(flatten)]
+    histogram: &'a Histogram,
+    /// What reading it takes at least, where a sweep of its storage is kept.
+    expected: Option<&'a Expected>,
+}
+
+fn terminal_columns() -> usize {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout());
+    size.map_or(100, |size| usize::from(size.ws_col)).clamp(60, 160)
+}

@@ -1,0 +1,98 @@
+//! What follows from a histogram: which class decides, and what the storage would need for it at best.
+
+use serde::Serialize;
+use zmove_scan::{Histogram, Share};
+use zmove_sweep::{Ceiling, Direction, Sweep};
+use zmove_types::{ByteCount, SizeClass};
+
+use crate::ceiling::date;
+
+/// What reading a tree takes at least.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Expected {
+    pub(super) seconds: f64,
+    pub(super) files_per_second: f64,
+    pub(super) bytes_per_second: f64,
+    /// Of the time, what small files take.
+    pub(super) losf_share: f64,
+    /// The day of the sweep that says so.
+    pub(super) sweep: String,
+}
+
+impl Expected {
+    /// By what the storage gave; `None` where nothing is to be read.
+    pub(super) fn of(histogram: &Histogram, sweep: &Sweep) -> Option<Self> {
+        let ceiling = Ceiling::of(sweep, Direction::Read)?;
+        let time =
+            |(start, share): (u64, Share)| (SizeClass::of(start), ceiling.seconds(share.files, share.bytes));
+        let times: Vec<_> = histogram.buckets().map(time).collect();
+        let seconds: f64 = times.iter().map(|(_, seconds)| seconds).sum();
+        let losf = times.iter().filter(|(class, _)| *class == SizeClass::Losf).map(|(_, seconds)| seconds);
+        (seconds > 0.0).then(|| Self {
+            seconds,
+            files_per_second: ByteCount(histogram.files.files).as_f64() / seconds,
+            bytes_per_second: ByteCount(histogram.files.bytes).as_f64() / seconds,
+            losf_share: losf.sum::<f64>() / seconds,
+            sweep: date(sweep),
+        })
+    }
+}
+
+/// The lines below the table; `name` is the tree as it was typed.
+pub(super) fn text(histogram: &Histogram, expected: Option<&Expected>, name: &str) -> String {
+    let Histogram { files, losf, large, .. } = histogram;
+    if files.files == 0 {
+        return String::new();
+    }
+    let count = share(losf.files, files.files);
+    let size = share(losf.bytes, files.bytes);
+    let decides = match (expected.map(|expected| expected.losf_share), size) {
+        (Some(time), _) if time >= 0.5 => "their number decides: files per second count, at both ends",
+        (Some(_), _) => "the larger files decide: bytes per second count",
+        (None, size) if size >= 0.5 => "their number decides: files per second count, at both ends",
+        (None, _) if count >= 0.9 => "they are few bytes, but may take most of the time",
+        (None, _) if share(large.bytes, files.bytes) >= 0.5 => "large files decide: bytes per second count",
+        (None, _) => "the larger files decide: bytes per second count",
+    };
+    let mut text =
+        format!("LOSF is {} of the files and {} of the bytes: {decides}\n", shown(count), shown(size));
+    text.push_str(&match expected {
+        Some(at) => format!(
+            "reading it takes {} at least, at {:.0} files/s and {}/s, LOSF {} of it (sweep of {})\n",
+            duration(at.seconds),
+            at.files_per_second,
+            rounded(at.bytes_per_second),
+            shown(at.losf_share),
+            at.sweep,
+        ),
+        None => format!("'zmove sweep {name}' measures what this storage gives for it\n"),
+    });
+    text
+}
+
+fn share(part: u64, of: u64) -> f64 {
+    if of == 0 { 0.0 } else { ByteCount(part).as_f64() / ByteCount(of).as_f64() }
+}
+
+/// A part of a whole.
+pub(super) fn percent(part: u64, of: u64) -> String {
+    shown(share(part, of))
+}
+
+fn shown(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+fn duration(seconds: f64) -> String {
+    match seconds {
+        _ if seconds < 10.0 => format!("{seconds:.2} s"),
+        _ if seconds < 120.0 => format!("{seconds:.0} s"),
+        _ if seconds < 7_200.0 => format!("{:.0} min", seconds / 60.0),
+        _ => format!("{:.1} h", seconds / 3_600.0),
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate above zero")]
+fn rounded(bytes_per_second: f64) -> ByteCount {
+    ByteCount(bytes_per_second.round() as u64)
+}

@@ -1,0 +1,243 @@
+//! `zmove serve`: the receiver in the foreground, by hand or as a service.
+
+mod check;
+pub(crate) mod config;
+mod confinement;
+mod metrics;
+mod privileges;
+mod service;
+mod settings;
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tokio::signal::unix::{SignalKind, signal};
+use zmove_receiver::{Authorizer, Daemon, Limits, ReceiverConfig};
+use zmove_transport::{AuthorizedKeys, Identity, Inherited, KeyList, Listener, SocketConfig};
+use zmove_types::ByteCount;
+
+use self::config::{Config, ConfigFault};
+use self::metrics::{Counts, Page};
+use self::privileges::Belongings;
+use self::settings::Settings;
+use crate::args::ServeArgs;
+use crate::commands::journal;
+use crate::display::{log, terminal};
+use crate::signals::EndSignals;
+use crate::value::age::Age;
+use crate::value::exit::{Exit, usage_error};
+
+/// With less, a receiver that has to wait for a core loses packets.
+const UDP_BUFFER_BYTES_WANTED: usize = 4 << 20;
+
+/// How often it is looked for journals that nobody has come back for.
+const JOURNALS_EVERY: Duration = Duration::from_secs(60 * 60);
+
+/// Runs `zmove serve` until it is told to stop.
+pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
+    let home = crate::settings::home(crate::settings::Role::Daemon)?;
+    if args.check {
+        return Ok(check::run(args, &home));
+    }
+    let config = Config::read(args.config.as_deref(), &home).map_err(|faults| usage_error(list(&faults)))?;
+    let settings = Settings::new(args, &config);
+    log::start(settings.log_format);
+    let user = settings.user.as_deref().map_or(Ok(None), privileges::to_become)?;
+    let sockets = bind(&settings)?;
+    let metrics = settings.metrics.map(bind_metrics);
+    let own = belongings(args, home);
+    if let Some(user) = &user {
+        privileges::become_user(user)?;
+        own.check(user)?;
+    }
+    let reader = rustix::process::geteuid().as_raw();
+    let identity = Identity::load_or_create_guarded(&own.home, reader)?;
+    let keys = AuthorizedKeys::load_guarded(&own.home, reader)?;
+    if keys.grants().is_empty() {
+        log::warning(
+            "no sender may write here yet; run: zmove allow FINGERPRINT --name NAME --root DIR --write",
+        );
+    }
+    if settings.allow_clear {
+        log::warning("senders may send names and contents in clear (--allow-clear)");
+    }
+    if let Some(user) = &user {
+        privileges::warn_of_closed_roots(user, &keys);
+    }
+    confinement::confine(settings.confine, &own, &keys)?;
+    let runtime = tokio::runtime::Runtime::new().context("start the runtime")?;
+    runtime.block_on(serve(args, settings, &identity, sockets, metrics, own))?;
+    runtime.shutdown_background();
+    Ok(Exit::Done)
+}
+
+fn list(faults: &[ConfigFault]) -> String {
+    let faults: Vec<_> = faults.iter().map(ToString::to_string).collect();
+    faults.join("; ")
+}
+
+fn belongings(args: &ServeArgs, home: PathBuf) -> Belongings {
+    let config = args.config.clone().unwrap_or_else(|| Config::usual(&home));
+    Belongings { config, journals: crate::settings::daemon_journals(&home), home }
+}
+
+async fn serve(
+    args: &ServeArgs,
+    settings: Settings,
+    identity: &Identity,
+    sockets: Inherited,
+    metrics: Option<io::Result<TcpListener>>,
+    Belongings { home, journals, .. }: Belongings,
+) -> Result<()> {
+    let listener = Listener::on(sockets, identity, &SocketConfig::default())?;
+    let address = listener.local_addr().context("read the listening address")?;
+    warn_of_small_buffers(&listener);
+    tokio::spawn(expire_journals(journals.clone(), settings.journal_age));
+    let counts = Counts::default();
+    let (counted, quiet) = (counts.clone(), log::Quiet::default());
+    let config = receiver_config(&settings, &journals);
+    let daemon =
+        Daemon::new(listener, Authorizer::Listed(KeyList::new(home.clone())), config, move |event| {
+            counted.count(event);
+            quiet.tell(event);
+        });
+    set_limits(&daemon, settings.limits);
+    if let Some(bound) = metrics {
+        serve_metrics(bound, Page::new(&counts, daemon.meters(), journals));
+    }
+    let signals = EndSignals::listen().context("handle SIGTERM and SIGINT")?;
+    let reloaded = reload(&daemon, args, &home).context("handle SIGHUP")?;
+    terminal::print(format_args!("zmove serve: listening on {address}, key {}\n", identity.fingerprint()));
+    service::ready();
+    service::watch();
+    let stop = async {
+        tokio::select! {
+            () = end(&daemon, signals, settings.drain) => {}
+            () = reloaded => {}
+        }
+    };
+    daemon.serve(stop).await;
+    Ok(())
+}
+
+fn receiver_config(settings: &Settings, journals: &Path) -> ReceiverConfig {
+    let storage = crate::settings::storage(settings.storage, |notice| log::warning(notice));
+    ReceiverConfig {
+        disk: storage.disk,
+        direct: storage.direct,
+        allow_clear: settings.allow_clear,
+        journals: Some(journals.to_owned()),
+        ..ReceiverConfig::default()
+    }
+}
+
+/// Limits that the process has no descriptors for are lowered.
+fn set_limits(daemon: &Daemon, limits: Limits) {
+    let (limits, lowered) = limits.within_process();
+    daemon.set_limits(limits);
+    if !lowered.is_empty() {
+        let lowered: Vec<_> = lowered.iter().map(|(name, value)| format!("{name} = {value}")).collect();
+        log::warning(format_args!(
+            "this process may open too few files for its limits, which are now: {}; raise LimitNOFILE= of the unit, or \
+             'ulimit -n'",
+            lowered.join(", ")
+        ));
+    }
+}
+
+/// The sockets that the service manager has, else those that the settings say.
+fn bind(settings: &Settings) -> Result<Inherited> {
+    match service::sockets().context("take the sockets of the service manager")? {
+        Some(sockets) => Ok(sockets),
+        None => Ok(Inherited::bind(settings.listen, settings.choice, &SocketConfig::default())?),
+    }
+}
+
+fn warn_of_small_buffers(listener: &Listener) {
+    if let Some(held) = listener.udp_buffer_bytes().filter(|held| *held < UDP_BUFFER_BYTES_WANTED) {
+        log::warning(format_args!(
+            "QUIC has {} of buffer here and will be slow: raise net.core.rmem_max to 8 MiB",
+            ByteCount(held as u64)
+        ));
+    }
+}
+
+fn bind_metrics(listen: SocketAddr) -> io::Result<TcpListener> {
+    let told = |error| io::Error::other(format!("{listen}: {error}"));
+    let listener = TcpListener::bind(listen).map_err(told)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// A port that is taken is no reason not to receive.
+fn serve_metrics(bound: io::Result<TcpListener>, page: Page) {
+    match bound.and_then(tokio::net::TcpListener::from_std) {
+        Ok(listener) => {
+            if let Ok(address) = listener.local_addr() {
+                log::note(format_args!("metrics at http://{address}/metrics"));
+            }
+            tokio::spawn(metrics::serve(listener, page));
+        }
+        Err(error) => log::warning(format_args!("no metrics at {error}")),
+    }
+}
+
+/// Resolves when transfers are to be cut off: after a first signal they have `drain` to end by themselves.
+async fn end(daemon: &Daemon, mut signals: EndSignals, drain: Duration) {
+    signals.next().await;
+    service::stopping();
+    if drain.is_zero() {
+        return;
+    }
+    log::note(format_args!("stopping: transfers that run have {} s", drain.as_secs()));
+    tokio::select! {
+        () = daemon.drain() => {}
+        () = tokio::time::sleep(drain) => {}
+        () = signals.next() => {}
+    }
+}
+
+/// Reads the limits again on each SIGHUP, for ever. Keys are read for each connection anyway.
+fn reload(daemon: &Daemon, args: &ServeArgs, home: &Path) -> io::Result<impl Future<Output = ()>> {
+    let mut hangups = signal(SignalKind::hangup())?;
+    Ok(async move {
+        while hangups.recv().await.is_some() {
+            service::reloading();
+            match Config::read(args.config.as_deref(), home) {
+                Ok(config) => {
+                    let before = daemon.limits();
+                    set_limits(daemon, config.limits());
+                    log::note(reloaded(&format!("{before:?}"), &format!("{:?}", daemon.limits())));
+                }
+                Err(faults) => log::warning(format_args!("reload: kept as it was: {}", list(&faults))),
+            }
+            service::ready();
+        }
+    })
+}
+
+fn reloaded(before: &str, now: &str) -> String {
+    if before == now {
+        return "reloaded: the limits are the same".to_owned();
+    }
+    let fields = |text: &str| text.split(", ").map(str::to_owned).collect::<Vec<_>>();
+    let changed = fields(now).into_iter().zip(fields(before)).filter(|(now, before)| now != before);
+    let changed: Vec<_> = changed.map(|(now, before)| format!("{now} (was {before})")).collect();
+    format!("reloaded: {}", changed.join(", "))
+}
+
+/// Removes journals that are too old, now and every hour.
+async fn expire_journals(directory: PathBuf, age: Age) {
+    let directory: Arc<Path> = directory.into();
+    loop {
+        let directory = Arc::clone(&directory);
+        let expire = move || journal::expire(&directory, age, |line| log::note(line));
+        // a panic has been told, and the next hour may have more luck
+        let _told = tokio::task::spawn_blocking(expire).await;
+        tokio::time::sleep(JOURNALS_EVERY).await;
+    }
+}

@@ -1,0 +1,69 @@
+//! `zmove serve --check`: reads what a daemon would read, changes nothing, and says all that is wrong.
+
+use std::path::Path;
+
+use zmove_transport::{AuthorizedKeys, Identity};
+
+use super::settings::Settings;
+use super::{confinement, privileges};
+use crate::args::{ConfineArg, ServeArgs};
+use crate::commands::serve::config::Config;
+use crate::display::terminal;
+use crate::value::exit::Exit;
+
+/// Runs it.
+pub(super) fn run(args: &ServeArgs, home: &Path) -> Exit {
+    let mut faults = Vec::new();
+    let config = Config::read(args.config.as_deref(), home).unwrap_or_else(|wrong| {
+        faults.extend(wrong.iter().map(ToString::to_string));
+        Config::default()
+    });
+    let user = args.user.as_ref().or(config.user.as_ref()).map(|name| privileges::known(name));
+    // who may own what is read cannot be told without the user that reads it
+    let reader = match user {
+        None => Some(rustix::process::geteuid().as_raw()),
+        Some(Ok(user)) => Some(user.uid.as_raw()),
+        Some(Err(error)) => {
+            faults.push(whole(error));
+            None
+        }
+    };
+    if Settings::new(args, &config).confine == ConfineArg::On
+        && let Err(error) = confinement::possible()
+    {
+        faults.push(whole(error));
+    }
+    // a key that is not there yet is made by the daemon
+    if let Some(reader) = reader
+        && home.join("key.pem").exists()
+        && let Err(error) = Identity::load_or_create_guarded(home, reader)
+    {
+        faults.push(whole(error.into()));
+    }
+    if let Some(reader) = reader {
+        match AuthorizedKeys::load_guarded(home, reader) {
+            Ok(keys) => faults.extend(missing_roots(&keys)),
+            Err(error) => faults.push(whole(error.into())),
+        }
+    }
+    // a directory on the way is on the way to several files
+    faults.dedup();
+    for fault in &faults {
+        terminal::warn(fault);
+    }
+    if faults.is_empty() {
+        terminal::say("ok");
+        return Exit::Done;
+    }
+    Exit::Usage
+}
+
+fn missing_roots(keys: &AuthorizedKeys) -> Vec<String> {
+    let roots = keys.grants().iter().flat_map(|grant| grant.roots.iter().map(|root| (&grant.name, root)));
+    let missing = roots.filter(|(_, root)| !root.is_dir());
+    missing.map(|(name, root)| format!("the root '{}' of {name} is no directory", root.display())).collect()
+}
+
+fn whole(error: anyhow::Error) -> String {
+    terminal::Causes(&error).to_string()
+}

@@ -1,0 +1,100 @@
+//! What is wrong with a configuration file, where.
+
+use std::fmt;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ConfigFault {
+    path: PathBuf,
+    at: Option<At>,
+    text: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct At {
+    line: usize,
+    /// With its table.
+    key: String,
+}
+
+impl ConfigFault {
+    pub(super) fn unread(path: &Path, error: &std::io::Error) -> Self {
+        Self { path: path.to_owned(), at: None, text: error.to_string() }
+    }
+
+    /// Counted from 1; none where the file could not be read.
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn line(&self) -> Option<usize> {
+        self.at.as_ref().map(|at| at.line)
+    }
+
+    fn new(path: &Path, text: &str, error: &toml::de::Error) -> Self {
+        let at = error.span().map(|span| locate(text, span.start));
+        Self { path: path.to_owned(), at, text: error.message().replace('\n', ", ") }
+    }
+}
+
+/// All faults of a file that is read as a `T`, whose first is `error`: the line of each is put aside, and the rest is read again.
+pub(super) fn all<T: DeserializeOwned>(path: &Path, text: &str, error: toml::de::Error) -> Vec<ConfigFault> {
+    let mut faults = one_by_one::<T>(path, text, error);
+    faults.sort_by_key(|fault| fault.at.as_ref().map(|at| at.line));
+    faults
+}
+
+fn one_by_one<T: DeserializeOwned>(path: &Path, text: &str, error: toml::de::Error) -> Vec<ConfigFault> {
+    let mut rest = text.to_owned();
+    let mut error = error;
+    let mut faults = Vec::new();
+    loop {
+        faults.push(ConfigFault::new(path, &rest, &error));
+        let Some(span) = error.span().filter(|_| is_toml(&rest)) else { return faults };
+        let line = line_around(&rest, span.start);
+        if rest[line.clone()].trim().is_empty() {
+            return faults;
+        }
+        let blank = " ".repeat(line.len());
+        rest.replace_range(line, &blank);
+        match toml::from_str::<T>(&rest) {
+            Ok(_) => return faults,
+            Err(next) => error = next,
+        }
+    }
+}
+
+fn is_toml(text: &str) -> bool {
+    text.parse::<toml::Table>().is_ok()
+}
+
+fn line_around(text: &str, position: usize) -> Range<usize> {
+    let position = position.min(text.len());
+    let start = text[..position].rfind('\n').map_or(0, |newline| newline + 1);
+    let end = text[position..].find('\n').map_or(text.len(), |length| position + length);
+    start..end
+}
+
+/// The line, from 1, and the key that stands in it.
+fn locate(text: &str, position: usize) -> At {
+    let around = line_around(text, position);
+    let line = text[..around.start].matches('\n').count() + 1;
+    let key = text[around.clone()].split('=').next().unwrap_or_default().trim();
+    let header = |line: &str| Some(line.trim().strip_prefix('[')?.split(']').next()?.to_owned());
+    let key = match text[..around.start].lines().rev().find_map(header) {
+        Some(table) if !key.starts_with('[') => format!("{table}.{key}"),
+        _ => key.to_owned(),
+    };
+    At { line, key }
+}
+
+impl fmt::Display for ConfigFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.path.display())?;
+        if let Some(At { line, key }) = &self.at {
+            write!(f, "line {line}: {key}: ")?;
+        }
+        f.write_str(&self.text)
+    }
+}

@@ -1,0 +1,119 @@
+//! Landlock: the kernel refuses this process what is not its business, whatever becomes of its code (`--confine`).
+//!
+//! **Invariant:** it holds for all threads, because it begins before any is started; nothing takes it back, so that what
+//! becomes a root later takes a restart.
+
+use std::fs::DirBuilder;
+use std::os::fd::AsFd;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use landlock::{
+    ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible as _, PathBeneath, PathFd,
+    Ruleset, RulesetAttr as _, RulesetCreated, RulesetCreatedAttr as _, RulesetError, Scope, make_bitflags,
+};
+use zmove_disk::Tree;
+use zmove_transport::{AuthorizedKeys, Holder};
+
+use super::privileges::Belongings;
+use crate::args::ConfineArg;
+use crate::display::log;
+
+const NEEDED: &str = "confine this process, which takes Landlock, in Linux 6.2 or later (--confine)";
+/// The first that rules over truncation, in Linux 6.2.
+const LEAST: ABI = ABI::V3;
+/// What a receiver does: it makes no devices, sockets or FIFOs, and runs nothing.
+const WRITE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
+    ReadFile | ReadDir | WriteFile | Truncate | RemoveFile | RemoveDir | MakeDir | MakeReg | MakeSym | Refer
+});
+const READ: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | ReadDir});
+/// This process's own descriptors and the boot's id; how many cores there are.
+const SYSTEM: [&str; 3] = ["/proc", "/sys/fs/cgroup", "/sys/devices/system/cpu"];
+
+/// Confines this process, and all threads that it starts, to what belongs to it and to the roots of `keys`.
+///
+/// # Errors
+/// The kernel cannot, and the user insists.
+pub(super) fn confine(when: ConfineArg, own: &Belongings, keys: &AuthorizedKeys) -> Result<()> {
+    if when == ConfineArg::Off {
+        return Ok(());
+    }
+    match enforce(own, keys) {
+        Ok(()) => log::note("confined to its roots by Landlock: a root that is new takes a restart"),
+        Err(error) if when == ConfineArg::Auto => {
+            log::note(format_args!("not confined to its roots: {error}"))
+        }
+        Err(error) => return Err(error).context(NEEDED),
+    }
+    Ok(())
+}
+
+/// Whether the kernel can.
+///
+/// # Errors
+/// It cannot.
+pub(super) fn possible() -> Result<()> {
+    rules().map(drop).context(NEEDED)
+}
+
+fn rules() -> Result<RulesetCreated, RulesetError> {
+    Ruleset::default()
+        .set_compatibility(CompatLevel::HardRequirement)
+        .handle_access(AccessFs::from_all(LEAST))?
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::IoctlDev)?
+        // its sockets are bound, it connects to nobody, and signals nobody; the service manager listens at a file
+        .handle_access(AccessNet::from_all(ABI::V4))?
+        .scope(Scope::from_all(ABI::V6))?
+        .create()
+}
+
+fn enforce(own: &Belongings, keys: &AuthorizedKeys) -> Result<(), RulesetError> {
+    let mut rules = rules()?;
+    // what is not there cannot be allowed; an error shows when it is opened
+    let _shown = DirBuilder::new().recursive(true).mode(0o700).create(&own.journals);
+    rules = allow(rules, &own.journals, PathFd::new(&own.journals), WRITE)?;
+    for directory in read(own, keys) {
+        rules = allow(rules, &directory, PathFd::new(&directory), READ)?;
+    }
+    for root in keys.grants().iter().flat_map(|grant| &grant.roots) {
+        // as a push opens it
+        let opened = Tree::open_guarded(root);
+        rules = allow(rules, root, opened.as_ref().map(Tree::fd), WRITE)?;
+    }
+    rules.restrict_self().map(drop)
+}
+
+/// Allows what there is; of what there is not the operator is told.
+fn allow<E: std::error::Error>(
+    rules: RulesetCreated,
+    path: &Path,
+    opened: Result<impl AsFd, E>,
+    access: BitFlags<AccessFs>,
+) -> Result<RulesetCreated, RulesetError> {
+    match opened {
+        Ok(opened) => rules.add_rule(PathBeneath::new(opened, access)),
+        Err(error) => {
+            let path = path.display();
+            log::warning(format_args!("'{path}' stays out of reach until a restart (--confine): {error}"));
+            Ok(rules)
+        }
+    }
+}
+
+/// System places, the home, and the directories of other files that are read again: a file that is replaced is another one.
+fn read(own: &Belongings, keys: &AuthorizedKeys) -> Vec<PathBuf> {
+    let mut files = vec![own.config.clone()];
+    for grant in keys.grants() {
+        if let Holder::Certified { authority, revoked, .. } = &grant.holder {
+            files.extend(
+                [Some(authority), revoked.as_ref()].into_iter().flatten().map(|path| own.home.join(path)),
+            );
+        }
+    }
+    let system = SYSTEM.iter().map(PathBuf::from).filter(|path| path.exists());
+    let real = files.iter().filter_map(|file| file.canonicalize().ok());
+    let around = real.filter_map(|file| file.parent().map(Path::to_owned));
+    system.chain(around).chain([own.home.clone()]).collect()
+}

@@ -1,0 +1,208 @@
+//! What the daemon counts, as Prometheus reads it, and whether it is well: `/metrics` and `/healthz`.
+//!
+//! **Invariant:** nothing that moves data waits for who reads: the meters are read when they are asked for.
+
+mod http;
+mod journals;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeLabelSet, EncodeMetric as _, text::encode,
+};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+use tokio::net::TcpListener;
+use zmove_receiver::{DaemonEvent, Meters};
+use zmove_types::StageTimes;
+
+/// One label.
+type Label = [(&'static str, &'static str); 1];
+
+/// What is counted event by event.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Counts {
+    transfers: Family<Label, Counter>,
+    probes: Family<Label, Counter>,
+    errors: Family<Label, Counter>,
+}
+
+impl Counts {
+    /// Counts what a daemon tells.
+    pub(crate) fn count(&self, event: &DaemonEvent) {
+        match event {
+            DaemonEvent::Rejected { kind, .. } => self.error(kind.name()),
+            DaemonEvent::Received { report, .. } => {
+                self.transfer(if report.faults == 0 { "complete" } else { "partial" });
+            }
+            DaemonEvent::Probed { .. } => self.probe("complete"),
+            DaemonEvent::Broken { moved, error, .. } => {
+                if moved.probed.is_some() {
+                    self.probe("broken")
+                } else {
+                    self.transfer("broken")
+                }
+                self.error(error.kind());
+            }
+            DaemonEvent::Accept { .. } => self.error("accept"),
+            _ => {}
+        }
+    }
+
+    fn transfer(&self, result: &'static str) {
+        self.transfers.get_or_create(&[("result", result)]).inc();
+    }
+
+    fn probe(&self, result: &'static str) {
+        self.probes.get_or_create(&[("result", result)]).inc();
+    }
+
+    fn error(&self, kind: &'static str) {
+        self.errors.get_or_create(&[("kind", kind)]).inc();
+    }
+}
+
+/// Shows the page for ever.
+pub(crate) async fn serve(listener: TcpListener, page: Page) {
+    http::serve(listener, Arc::new(move || page.text())).await;
+}
+
+/// All that is shown.
+pub(crate) struct Page(Registry);
+
+impl Page {
+    /// Of what is counted, what the meters say, and what lies in the directory of journals.
+    pub(crate) fn new(counts: &Counts, meters: Arc<Meters>, journals: PathBuf) -> Self {
+        for result in ["complete", "partial", "broken"] {
+            // a counter is there from the start, so that its rate is known when it first counts
+            drop(counts.transfers.get_or_create(&[("result", result)]));
+        }
+        for result in ["complete", "broken"] {
+            drop(counts.probes.get_or_create(&[("result", result)]));
+        }
+        let mut registry = Registry::with_prefix("zmove");
+        registry.register("transfers", "Transfers that have ended, by result", counts.transfers.clone());
+        registry.register("probes", "Probes of the path that have ended, by result", counts.probes.clone());
+        registry.register(
+            "errors",
+            "Connections rejected and transfers broken off, by kind",
+            counts.errors.clone(),
+        );
+        registry.register_collector(Box::new(Metered { meters, journals }));
+        Self(registry)
+    }
+
+    fn text(&self) -> Result<String, fmt::Error> {
+        let mut text = String::new();
+        encode(&mut text, &self.0)?;
+        Ok(text)
+    }
+}
+
+/// What is looked at when it is asked for.
+#[derive(Debug)]
+struct Metered {
+    meters: Arc<Meters>,
+    journals: PathBuf,
+}
+
+impl Collector for Metered {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let now = self.meters.read();
+        let to = &mut encoder;
+        counter(to, "bytes_received", "Bytes of file contents that have come over lanes", now.bytes)?;
+        counter(to, "probe_bytes_received", "Bytes of filler that probes have brought", now.probed)?;
+        counter(to, "files_received", "Regular files that were given their names", now.files)?;
+        gauge(to, "transfers_running", "Transfers that run", now.transfers as u64)?;
+        gauge(to, "lanes", "Lanes of the transfers that run", now.lanes as u64)?;
+        gauge(to, "write_queue_items", "Batches and groups that wait for a writer", now.queued as u64)?;
+        stages(to, &[("receive", now.receive), ("store", now.store)])?;
+        let journals = journals::look(&self.journals);
+        gauge(to, "journals", "Journals of transfers that are not complete", journals.count)?;
+        gauge(to, "journal_bytes", "Bytes of these journals", journals.bytes)
+    }
+}
+
+fn counter(
+    to: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    value: impl EncodeCounterValue,
+) -> fmt::Result {
+    let counter = ConstCounter::new(value);
+    counter.encode(to.encode_descriptor(name, help, None, MetricType::Counter)?)
+}
+
+fn gauge(
+    to: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    value: impl EncodeGaugeValue,
+) -> fmt::Result {
+    let gauge = ConstGauge::new(value);
+    gauge.encode(to.encode_descriptor(name, help, None, MetricType::Gauge)?)
+}
+
+/// The seconds of all threads of each stage, by what they did.
+fn stages(to: &mut DescriptorEncoder<'_>, stages: &[(&'static str, StageTimes)]) -> fmt::Result {
+    let help = "Seconds of the threads of a stage, by what they did";
+    let mut family = to.encode_descriptor("stage_seconds", help, None, MetricType::Counter)?;
+    for (stage, times) in stages {
+        let states = [
+            ("busy", times.busy),
+            ("starved", times.starved),
+            ("blocked", times.blocked),
+            ("paced", times.paced),
+        ];
+        for (state, time) in states {
+            let labels = [("stage", *stage), ("state", state)];
+            encode_one(&ConstCounter::new(time.as_secs_f64()), &mut family, &labels)?;
+        }
+    }
+    Ok(())
+}
+
+fn encode_one(
+    counter: &ConstCounter<f64>,
+    family: &mut prometheus_client::encoding::MetricEncoder<'_>,
+    labels: &impl EncodeLabelSet,
+) -> fmt::Result {
+    counter.encode(family.encode_family(labels)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_names_what_is_counted() {
+        let counts = Counts::default();
+        counts.error("unknown_key");
+        let page = Page::new(&counts, Arc::default(), PathBuf::from("/nonexistent"));
+        let text = page.text().unwrap();
+        for line in [
+            "# TYPE zmove_bytes_received counter",
+            "zmove_bytes_received_total 0",
+            "zmove_files_received_total 0",
+            "zmove_transfers_total{result=\"complete\"} 0",
+            "zmove_probes_total{result=\"complete\"} 0",
+            "zmove_probe_bytes_received_total 0",
+            "zmove_transfers_running 0",
+            "zmove_errors_total{kind=\"unknown_key\"} 1",
+            "zmove_lanes 0",
+            "zmove_write_queue_items 0",
+            "zmove_stage_seconds_total{stage=\"receive\",state=\"busy\"} 0.0",
+            "zmove_journals 0",
+            "zmove_journal_bytes 0",
+            "# EOF",
+        ] {
+            assert!(text.lines().any(|found| found == line), "no {line:?} in:\n{text}");
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! `zmove sweep`: measures a storage, shows what it gives, and keeps that for later.
+
+mod comparing;
+mod picture;
+mod table;
+
+use std::fs;
+use std::io::IsTerminal;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use zmove_sweep::{Direction, Sweep, SweepConfig, SweepError, SweepEvent, sweep};
+use zmove_types::Escaped;
+
+use crate::args::SweepArgs;
+use crate::ceiling;
+use crate::display::terminal;
+use crate::settings;
+use crate::signals::EndSignals;
+use crate::value::exit::{Exit, Failure, usage_error};
+use zmove_drawing::scale::size_label;
+
+/// Runs `zmove sweep`.
+pub(crate) fn run(args: &SweepArgs) -> Result<Exit> {
+    if let Some([here, reference]) = args.compare.as_deref() {
+        return comparing::run((here, reference), &args.e1);
+    }
+    let path = args.path.as_deref().expect("clap demands it");
+    let storage = settings::storage(args.storage, |notice| terminal::warn(notice));
+    let usual = SweepConfig::at(path);
+    let config = SweepConfig {
+        budget: args.budget,
+        time: args.time,
+        threads: args.threads.map_or(usual.threads, usize::from),
+        disk: storage.disk,
+        direct: storage.direct,
+        ..usual
+    };
+    let measured = measure(config)?;
+    terminal::print(table::of(&measured));
+    keep(&measured);
+    let write = |file: &Path, text: String| {
+        fs::write(file, text).with_context(|| format!("write '{}'", Escaped::path(&file)))
+    };
+    args.json.as_deref().map_or(Ok(()), |file| write(file, measured.to_json()))?;
+    args.svg.as_deref().map_or(Ok(()), |file| write(file, picture::draw(&measured)))?;
+    Ok(Exit::Done)
+}
+
+/// Sweeps on a thread, which is told to stop when a signal asks for the end: it then removes what it has written.
+pub(crate) fn measure(config: SweepConfig) -> Result<Sweep> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .context("start the runtime")?;
+    runtime.block_on(async {
+        let signals = EndSignals::listen().context("listen for signals")?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let sweeping = tokio::task::spawn_blocking({
+            let stop = Arc::clone(&stop);
+            move || {
+                let progress = Progress::new();
+                let outcome = sweep(&config, &stop, &mut |event| progress.show(&event));
+                progress.0.finish_and_clear();
+                outcome
+            }
+        });
+        tokio::pin!(sweeping);
+        let outcome = tokio::select! {
+            outcome = &mut sweeping => outcome,
+            () = signals.first() => {
+                stop.store(true, Ordering::Relaxed);
+                sweeping.await
+            }
+        };
+        outcome.context("the sweep")?.map_err(told)
+    })
+}
+
+/// With its exit code.
+fn told(error: SweepError) -> anyhow::Error {
+    match error {
+        SweepError::Interrupted => Failure(Exit::Interrupted, error.to_string()).into(),
+        SweepError::NothingFits { .. } => usage_error(error.to_string()),
+        error => error.into(),
+    }
+}
+
+/// Keeps it for later pushes. Where that cannot be, nothing else is lost.
+fn keep(measured: &Sweep) {
+    let kept = ceiling::kept().map(|kept| kept.keep(measured));
+    if let Some(Err(error)) = kept {
+        terminal::warn(format_args!("the sweep is not kept: {error}"));
+    }
+}
+
+/// A bar where there is a terminal.
+struct Progress(ProgressBar);
+
+impl Progress {
+    fn new() -> Self {
+        let bar = ProgressBar::hidden();
+        if std::io::stderr().is_terminal() {
+            let style = ProgressStyle::with_template("{bar:24} {msg}, {elapsed}");
+            bar.set_style(style.expect("a constant template"));
+            bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));
+            bar.enable_steady_tick(std::time::Duration::from_millis(200));
+        }
+        Self(bar)
+    }
+
+    fn show(&self, event: &SweepEvent) {
+        match event {
+            SweepEvent::Removed(path) => {
+                self.say(&format!("what an earlier sweep had left is removed: '{}'", Escaped::path(&path)))
+            }
+            SweepEvent::Stays(path) => {
+                let path = Escaped::path(&path);
+                self.say(&format!("'{path}' may be left of a sweep, but is not known to be this user's on this host: it stays"));
+            }
+            SweepEvent::Measuring { number, of, file_bytes, direction } => {
+                let doing = if *direction == Direction::Write { "writing" } else { "reading" };
+                self.0.set_length(2 * *of as u64);
+                self.0.set_position(2 * *number as u64 + u64::from(*direction == Direction::Read));
+                self.0.set_message(format!("{doing} files of {}", size_label(*file_bytes)));
+            }
+            SweepEvent::Removing => self.0.set_message("removing what was written"),
+            _ => {}
+        }
+    }
+
+    fn say(&self, text: &str) {
+        self.0.suspend(|| terminal::warn(text));
+    }
+}

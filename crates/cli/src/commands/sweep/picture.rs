@@ -1,0 +1,103 @@
+//! A sweep as an SVG: bytes and files per second over file sizes, both ways.
+
+use svg::node::element::{Circle, Group, Polyline};
+use zmove_sweep::{Direction, Moved, Sweep};
+use zmove_types::ByteCount;
+
+use crate::ceiling::date;
+use zmove_drawing::classes::{NAMES, SizeAxis};
+use zmove_drawing::scale::LogAxis;
+use zmove_drawing::{
+    GAP, GRID, Heading, LEFT, PLOT_WIDTH, Pen, TITLE_LETTERS, TOP, bold, document, drawn, fitted, legend,
+    rounded, stroke, words,
+};
+
+/// Draws it.
+pub(super) fn draw(sweep: &Sweep) -> String {
+    let title = format!("What {} gives", fitted(&sweep.storage.path, TITLE_LETTERS - 11));
+    let below = format!(
+        "{} on {}, {} threads, {}",
+        sweep.storage.kind,
+        fitted(&sweep.storage.source, SOURCE_LETTERS),
+        sweep.threads,
+        date(sweep)
+    );
+    let sizes = axis(sweep);
+    let mut body = Group::new();
+    let mut top = TOP;
+    for (title, value) in PANELS {
+        body = body.add(panel(sweep, (title, value), &sizes, top));
+        top += HEAD + HEIGHT + BELOW + GAP;
+    }
+    let bottom = top - GAP + 12.0;
+    body = body.add(words("size of each file", LEFT + PLOT_WIDTH / 2.0, bottom).set("text-anchor", "middle"));
+    document(&Heading { title, below }, "bytes and files per second by file size", bottom + 12.0, body)
+}
+
+/// What a panel shows of a direction.
+type Value = fn(&Moved) -> f64;
+
+const PANELS: [(&str, Value); 2] = [
+    ("MiB per second", |moved| moved.bytes_per_second / MIB),
+    ("Files per second", |moved| moved.files_per_second),
+];
+
+fn panel(sweep: &Sweep, (title, value): (&str, Value), sizes: &SizeAxis, top: f64) -> Group {
+    let plot_top = top + HEAD;
+    let bottom = plot_top + HEIGHT;
+    let points = |direction| -> Vec<(f64, f64)> {
+        let point = |size: &zmove_sweep::Measured| {
+            Some((ByteCount(size.file_bytes).as_f64().log2(), value(size.moved(direction)?)))
+        };
+        sweep.sizes.iter().filter_map(point).collect()
+    };
+    let curves =
+        [("written and flushed", WRITE, points(Direction::Write)), ("read", READ, points(Direction::Read))];
+    let axis = LogAxis::around(curves.iter().flat_map(|(_, _, points)| points).map(|(_, value)| *value));
+    let height_of = |value: f64| rounded(bottom - HEIGHT * axis.place(value));
+    let mut grid = Group::new().set("stroke", GRID).set("stroke-width", 1);
+    let mut labels = Group::new().set("text-anchor", "end");
+    for tick in axis.ticks() {
+        let y = height_of(tick);
+        grid = grid.add(stroke((LEFT, y), (LEFT + PLOT_WIDTH, y)));
+        labels = labels.add(words(&LogAxis::label(tick), LEFT - 7.0, y + 4.5));
+    }
+    let mut group = Group::new()
+        .add(bold(title, LEFT, top + 14.0))
+        .add(legend(curves.iter().map(|(name, pen, _)| (*name, *pen)), top + 34.0))
+        .add(sizes.bands(plot_top, HEIGHT))
+        .add(grid)
+        .add(labels)
+        .add(sizes.labels(bottom));
+    for (_, pen, points) in &curves {
+        let places: Vec<_> =
+            points.iter().map(|(power, value)| (sizes.place(*power), height_of(*value))).collect();
+        let text: Vec<_> = places.iter().map(|(x, y)| format!("{x},{y}")).collect();
+        group = group.add(drawn(*pen).add(Polyline::new().set("points", text.join(" "))));
+        for (x, y) in places {
+            let mark = Circle::new().set("cx", x).set("cy", y).set("r", 3.2).set("stroke", pen.colour);
+            // a full mark for what was written, a hollow one for what was read
+            let fill = if pen.dashes.is_none() { pen.colour } else { "#ffffff" };
+            group = group.add(mark.set("stroke-width", 1.6).set("fill", fill));
+        }
+    }
+    group
+}
+
+/// From the smallest size to the largest, with some air.
+fn axis(sweep: &Sweep) -> SizeAxis {
+    let powers = || sweep.sizes.iter().map(|size| ByteCount(size.file_bytes).as_f64().log2());
+    let first = powers().fold(f64::INFINITY, f64::min);
+    let last = powers().fold(0.0, f64::max);
+    SizeAxis { first: first.min(last) - 0.5, last: last + 1.0, lead: 0.5 }
+}
+
+const WRITE: Pen = Pen { colour: "#007a5a", dashes: None, width: 2.4 };
+const READ: Pen = Pen { colour: "#d55e00", dashes: Some("7 3"), width: 1.8 };
+/// Of the file system's source.
+const SOURCE_LETTERS: usize = 24;
+const MIB: f64 = 1_048_576.0;
+const HEAD: f64 = 44.0 + NAMES;
+const HEIGHT: f64 = 170.0;
+/// For the sizes.
+const BELOW: f64 = 24.0;

@@ -1,0 +1,118 @@
+//! A sweep as text: a line for each size and each class, and which way the bytes went.
+
+use std::fmt::Write as _;
+
+use zmove_sweep::{Direction, Measured, Moved, Sweep, Way};
+use zmove_types::{ByteCount, SizeClass};
+
+use crate::ceiling::date;
+use crate::display::terminal::Printable;
+use zmove_drawing::scale::size_label;
+
+/// The whole table.
+pub(super) fn of(sweep: &Sweep) -> String {
+    let mut text = format!(
+        "{}: {}, {} threads, {}, {:.0} s\n{:>9} {:>24} {:>26}\n{:>9} {:>8} {:>13} {:>10} {:>8} {:>13} {:>10}\n",
+        Printable(&sweep.storage.path),
+        Printable(format!("{} on {}", sweep.storage.kind, sweep.storage.source)),
+        sweep.threads,
+        date(sweep),
+        sweep.seconds,
+        "",
+        "written and flushed",
+        "read",
+        "size",
+        "files",
+        "bytes/s",
+        "files/s",
+        "files",
+        "bytes/s",
+        "files/s",
+    );
+    for (name, class) in CLASSES {
+        for size in sweep.of_class(class) {
+            line(&mut text, &size_label(size.file_bytes), size.write.as_ref(), size.read.as_ref());
+        }
+        let together = |direction| together(sweep.of_class(class), direction);
+        let write = together(Direction::Write);
+        let read = together(Direction::Read);
+        if sweep.of_class(class).count() > 1 {
+            line(&mut text, name, write.as_ref(), read.as_ref());
+        }
+    }
+    text + &ways(sweep)
+}
+
+const CLASSES: [(&str, SizeClass); 3] =
+    [("all LOSF", SizeClass::Losf), ("medium", SizeClass::Medium), ("large", SizeClass::Large)];
+
+fn line(text: &mut String, name: &str, write: Option<&Moved>, read: Option<&Moved>) {
+    let shown = |moved: Option<&Moved>| match moved {
+        Some(moved) => {
+            let rate = format!("{}/s", rounded(moved.bytes_per_second));
+            format!("{:>8} {rate:>13} {:>10}", moved.files, number(moved.files_per_second))
+        }
+        None => format!("{:>8} {:>13} {:>10}", "-", "-", "-"),
+    };
+    writeln!(text, "{name:>9} {} {}", shown(write), shown(read)).expect("writing to a string");
+}
+
+/// A class as if its sizes had been one run.
+fn together<'a>(sizes: impl Iterator<Item = &'a Measured>, direction: Direction) -> Option<Moved> {
+    let all = sizes.filter_map(|size| size.moved(direction).map(|moved| (size.file_bytes, moved)));
+    let mut sum: Option<Moved> = None;
+    let mut files = 0.0;
+    for (file_bytes, moved) in all {
+        files += ByteCount(moved.bytes).as_f64() / ByteCount(file_bytes).as_f64();
+        let sum = sum.get_or_insert(Moved { files: 0, bytes: 0, seconds: 0.0, ..*moved });
+        sum.files += moved.files;
+        sum.bytes += moved.bytes;
+        sum.seconds += moved.seconds;
+    }
+    sum.map(|sum| Moved {
+        bytes_per_second: ByteCount(sum.bytes).as_f64() / sum.seconds,
+        files_per_second: files / sum.seconds,
+        ..sum
+    })
+}
+
+/// Which way the bytes went, and what that means.
+fn ways(sweep: &Sweep) -> String {
+    let from = |direction| {
+        let direct = |size: &&Measured| size.moved(direction).is_some_and(|moved| moved.way == Way::Direct);
+        let size = sweep.sizes.iter().find(direct)?;
+        Some(format!("past the page cache (O_DIRECT) from {} on", size_label(size.file_bytes)))
+    };
+    let writes = from(Direction::Write).unwrap_or_else(|| "through the page cache".to_owned());
+    let reads = match from(Direction::Read) {
+        Some(direct) => format!("{direct}; of smaller files it had let go before"),
+        None => "through the page cache, which had let go of the files".to_owned(),
+    };
+    let mut text = format!(
+        "writes: with the flush (syncfs; fdatasync for each file above 4 MiB), {writes}\n\
+         reads: {reads} (posix_fadvise); names and inodes stay cached\n",
+    );
+    let cached =
+        sweep.sizes.iter().filter_map(|size| size.read.as_ref()).filter(|read| read.way == Way::Cached);
+    let cached = cached.count();
+    if cached > 0 {
+        writeln!(
+            text,
+            "{cached} sizes were read from the page cache, which would not let go: that is memory"
+        )
+        .expect("writing to a string");
+    }
+    if !sweep.complete {
+        text.push_str("not all that was planned has been measured in the time; --time gives it more\n");
+    }
+    text
+}
+
+fn number(value: f64) -> String {
+    format!("{value:.*}", usize::from(value < 10.0) * 2)
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate above zero")]
+fn rounded(bytes_per_second: f64) -> ByteCount {
+    ByteCount(bytes_per_second.round() as u64)
+}

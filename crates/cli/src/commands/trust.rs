@@ -1,0 +1,85 @@
+//! `zmove trust`: the keys of receivers, and how a push comes to trust one.
+//!
+//! **Invariant:** a key is remembered only after its holder has signed a handshake with it, or before the connection that
+//! demands this signature.
+
+use anyhow::{Context, Result};
+use serde_json::json;
+use zmove_engine::{DIAL_TIMEOUT, Remote};
+use zmove_transport::{ChannelDialler, FirstKey, HostPolicy, Identity, KnownHosts, Reach};
+
+use crate::args::{TrustArgs, TrustCommand, TrustHostArgs, TrustListArgs};
+use crate::display::prompt::ask;
+use crate::display::terminal;
+use crate::settings;
+use crate::value::exit::{Exit, Failure};
+
+/// Runs `zmove trust`.
+pub(crate) fn run(args: &TrustArgs) -> Result<Exit> {
+    let home = settings::home(settings::Role::Client)?;
+    let known_hosts = KnownHosts::open(&home)?;
+    match (&args.command, &args.host) {
+        (Some(TrustCommand::List(args)), _) => Ok(list(args, &known_hosts)),
+        (Some(TrustCommand::Remove(args)), _) => remove(&args.host, known_hosts),
+        (None, Some(args)) => {
+            let identity = Identity::load_or_create(&home)?;
+            let runtime = tokio::runtime::Runtime::new().context("start the runtime")?;
+            let done = runtime.block_on(learn(args, &identity, known_hosts));
+            runtime.shutdown_background();
+            done
+        }
+        (None, None) => unreachable!("clap demands one of them"),
+    }
+}
+
+fn list(args: &TrustListArgs, known_hosts: &KnownHosts) -> Exit {
+    let pins = known_hosts.pins();
+    for (host, key) in &pins {
+        if args.json {
+            terminal::say(json!({ "host": host, "key": key.to_string() }));
+        } else {
+            terminal::say(format_args!("{host} {key}"));
+        }
+    }
+    if pins.is_empty() && !args.json {
+        terminal::say("no host is known");
+    }
+    Exit::Done
+}
+
+fn remove(host: &Remote, mut known_hosts: KnownHosts) -> Result<Exit> {
+    let Some(key) = known_hosts.remove(&host.host, host.port)? else {
+        return Err(Failure(Exit::File, format!("{host} is not known")).into());
+    };
+    terminal::say(format_args!("{host} is not known any more; its key was {key}"));
+    Ok(Exit::Done)
+}
+
+/// Fetches a host's key, which the host proves by its signature, and remembers it if it is the right one.
+async fn learn(args: &TrustHostArgs, identity: &Identity, mut known_hosts: KnownHosts) -> Result<Exit> {
+    let host = &args.host;
+    let known = known_hosts.lookup(&host.host, host.port);
+    let first = FirstKey::default();
+    let policy = known.map_or_else(|| HostPolicy::AcceptNew(first), HostPolicy::Pinned);
+    let dialler = ChannelDialler::new(identity, &host.host, host.port, policy, Reach::default()).await?;
+    let key = dialler.dial(DIAL_TIMEOUT).await?.peer();
+    dialler.close().await;
+    if let Some(right) = args.fingerprint.filter(|right| *right != key) {
+        let text = format!("trust {host}: its key is {key}, not {right}");
+        return Err(Failure(Exit::Authentication, text).into());
+    }
+    if known.is_some() {
+        terminal::say(format_args!("{host} is known, and has the key that it had: {key}"));
+        return Ok(Exit::Done);
+    }
+    if args.fingerprint.is_none() && !args.accept_new {
+        let otherwise = "run again with --fingerprint and that line's key, or with --accept-new";
+        let host = host.clone();
+        // on a thread of its own, so that an interrupt is heard meanwhile
+        let asked = tokio::task::spawn_blocking(move || ask(&host, key, otherwise)).await;
+        asked.context("read the answer")??;
+    }
+    known_hosts.pin(&host.host, host.port, key)?;
+    terminal::say(format_args!("pinned the key of {host}: {key}"));
+    Ok(Exit::Done)
+}

@@ -1,0 +1,9 @@
+//! What the user sees: lines on the terminal, the bar, the summary, the trace and the daemon's log.
+
+pub(crate) mod listing;
+pub(crate) mod log;
+pub(crate) mod progress;
+pub(crate) mod prompt;
+pub(crate) mod summary;
+pub(crate) mod terminal;
+pub(crate) mod trace;

@@ -1,0 +1,156 @@
+//! The daemon's log: a line for each event on standard error, as text or as JSON.
+//!
+//! **Invariant:** control characters that a peer has said are escaped, and nothing secret is ever an event.
+
+mod quiet;
+
+use std::fmt::{self, Debug, Display};
+use std::os::linux::fs::MetadataExt as _;
+
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Subscriber, error, info, warn};
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
+use tracing_subscriber::registry::{LookupSpan, Registry};
+use zmove_receiver::{DaemonEvent, Moved, Who};
+use zmove_wire::Cipher;
+
+use crate::args::LogFormat;
+use crate::display::terminal::Printable;
+
+pub(crate) use quiet::Quiet;
+
+/// Has all events of this program go to standard error from now on.
+pub(crate) fn start(format: LogFormat) {
+    let own = Targets::new().with_target("zmove_cli", LevelFilter::INFO);
+    let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let begun = match format {
+        LogFormat::Text => {
+            let sentences = layer.with_ansi(false).event_format(Sentences { journal: is_journal() });
+            tracing::subscriber::set_global_default(Registry::default().with(sentences.with_filter(own)))
+        }
+        LogFormat::Json => {
+            let json = layer.json().flatten_event(true).with_target(false).with_current_span(false);
+            let json = json.with_span_list(false);
+            tracing::subscriber::set_global_default(Registry::default().with(json.with_filter(own)))
+        }
+    };
+    begun.expect("the log is started once");
+}
+
+/// Something that an operator should look at.
+pub(crate) fn warning(text: impl Display) {
+    warn!(event = "warning", "{text}");
+}
+
+/// Something that an operator may want to know.
+pub(crate) fn note(text: impl Display) {
+    info!(event = "note", "{text}");
+}
+
+/// What a daemon tells.
+fn tell(event: &DaemonEvent) {
+    match event {
+        DaemonEvent::Rejected { kind, address, .. } => {
+            warn!(event = "rejected", kind = kind.name(), from = %address, "{event}");
+        }
+        DaemonEvent::Waits { who: Who { name, address, key }, .. } => {
+            info!(event = "in_line", name, %key, from = %address, "{event}");
+        }
+        DaemonEvent::Begun { who: Who { name, address, key } } => {
+            info!(event = "begun", name, %key, from = %address, "{event}");
+        }
+        DaemonEvent::Received { who, cipher, moved, report } => {
+            let cipher = if *cipher == Cipher::None { "none" } else { "tls" };
+            let result = if report.faults == 0 { "complete" } else { "partial" };
+            let (Who { name, address, key }, Moved { bytes, files, .. }) = (who, moved);
+            let (target, seconds, faults) = (target(moved), seconds(moved), report.faults);
+            info!(
+                event = "received", audit = true, result, name, %key, from = %address, target, bytes, files,
+                seconds, faults, cipher, "{event}"
+            );
+        }
+        DaemonEvent::Probed { who: Who { name, address, key }, moved } => {
+            let (target, seconds, bytes) = (target(moved), seconds(moved), moved.probed);
+            info!(
+                event = "probed", audit = true, result = "complete", name, %key, from = %address, target,
+                probe_bytes = bytes, seconds, "{event}"
+            );
+        }
+        DaemonEvent::Broken { who, moved, error } => {
+            let (Who { name, address, key }, Moved { bytes, files, .. }) = (who, moved);
+            let (target, seconds) = (target(moved), seconds(moved));
+            warn!(
+                event = "broken", audit = true, result = error.kind(), name, %key, from = %address, target, bytes,
+                files, probe_bytes = moved.probed, seconds, "{event}"
+            );
+        }
+        event => error!(event = "accept", "{event}"),
+    }
+}
+
+fn target(moved: &Moved) -> String {
+    String::from_utf8_lossy(&moved.target).into_owned()
+}
+
+fn seconds(moved: &Moved) -> f64 {
+    (moved.elapsed.as_secs_f64() * 1e3).round() / 1e3
+}
+
+/// Whether standard error is the journal's: systemd says which socket that is.
+fn is_journal() -> bool {
+    let Some(said) = std::env::var("JOURNAL_STREAM").ok() else { return false };
+    let Ok(own) = std::fs::metadata("/proc/self/fd/2") else { return false };
+    said == format!("{}:{}", own.st_dev(), own.st_ino())
+}
+
+/// One sentence a line. The journal has time and name of its own and gets the priority instead.
+struct Sentences {
+    journal: bool,
+}
+
+impl<S, N> FormatEvent<S, N> for Sentences
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        _: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        if self.journal {
+            write!(writer, "<{}>", priority(*event.metadata().level()))?;
+        } else {
+            SystemTime.format_time(&mut writer)?;
+            write!(writer, " zmove: ")?;
+        }
+        let mut message = Message(String::new());
+        event.record(&mut message);
+        writeln!(writer, "{}", Printable(message.0))
+    }
+}
+
+/// As syslog numbers them.
+fn priority(level: Level) -> u8 {
+    match level {
+        Level::ERROR => 3,
+        Level::WARN => 4,
+        _ => 6,
+    }
+}
+
+/// The sentence among the fields.
+struct Message(String);
+
+impl Visit for Message {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        if field.name() == "message" {
+            self.0 = format!("{value:?}");
+        }
+    }
+}

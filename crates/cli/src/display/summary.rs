@@ -1,0 +1,237 @@
+//! The last word of a push: what was moved, how fast, and what limited it.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use serde_json::json;
+use zmove_sender::{Bottleneck, Limit, PathReport, Preview, Summary};
+use zmove_transport::Transport;
+use zmove_types::{ByteCount, ByteRate};
+
+use crate::args::{CipherArg, DurabilityArg, PushArgs};
+use crate::ceiling::Shares;
+use crate::display::progress::print_json;
+use crate::display::terminal;
+
+/// How the lanes went between two hosts.
+#[derive(Clone, Copy)]
+struct Carriage {
+    cipher: &'static str,
+    transport: Transport,
+}
+
+/// Prints the summary in the form that was asked for; within one process nothing has carried the lanes, and there was
+/// nothing to encrypt.
+pub(crate) fn print(
+    summary: &Summary,
+    args: &PushArgs,
+    transport: Option<Transport>,
+    shares: &Shares,
+) -> Result<()> {
+    let cipher = cipher_key(args.cipher);
+    let carriage = transport.map(|transport| Carriage { cipher, transport });
+    if summary.manifest_left_out > 0 {
+        terminal::warn(format_args!(
+            "{} names are not UTF-8, hold U+FFFD or end in CR, and are left out of the manifest: b3sum cannot read them",
+            summary.manifest_left_out
+        ));
+    }
+    if args.manifest.is_some() && summary.skipped > 0 && !args.checksum {
+        terminal::warn(format_args!(
+            "{} files were there already and are left out of the manifest: they were not read (-c reads them)",
+            summary.skipped
+        ));
+    }
+    if args.json {
+        let mut said = as_json(summary, carriage);
+        said["storage"] = shares.as_json();
+        print_json(&said);
+    } else if !args.quiet {
+        terminal::print(as_text(summary, args, carriage) + &shares.line());
+    }
+    Ok(())
+}
+
+fn as_text(summary: &Summary, args: &PushArgs, carriage: Option<Carriage>) -> String {
+    let seconds = summary.elapsed.as_secs_f64();
+    let cipher = carriage.map_or_else(String::new, |Carriage { cipher, .. }| format!(", cipher: {cipher}"));
+    let over = carriage.map_or_else(String::new, |Carriage { transport, .. }| match transport {
+        Transport::Tcp => " over TCP".to_owned(),
+        Transport::Quic => " over QUIC".to_owned(),
+    });
+    if let Some(Preview { added, changed }) = summary.preview {
+        let files = summary.files;
+        let bytes = ByteCount(summary.bytes);
+        let removed = if args.delete { format!(", {} to remove", summary.removed) } else { String::new() };
+        let text = format!(
+            "dry run: {added} to add, {changed} to change{removed}; {files} files with {bytes} to send, {} there already\n",
+            summary.skipped
+        );
+        return text + &extras(summary, args);
+    }
+    if summary.files == 0 && summary.failed == 0 {
+        let compared = summary.skipped;
+        let found = if args.update || args.ignore_existing { "stay" } else { "compared equal" };
+        let text = format!("no files to move: {compared} {found} in {seconds:.2} s{cipher}\n");
+        return text + &extras(summary, args);
+    }
+    let files_per_second = ByteCount(summary.files).as_f64() / seconds.max(1e-9);
+    let flushed = match args.durability {
+        DurabilityArg::None => "not flushed".to_owned(),
+        _ => format!("flushed in {:.2} s", summary.flush.as_secs_f64()),
+    };
+    let first_byte = match summary.first_byte {
+        Some(time) => format!("first byte after {:.0} ms", time.as_secs_f64() * 1e3),
+        None => "nothing had to be sent".to_owned(),
+    };
+    let mut text = format!(
+        "{} files, {} in {seconds:.2} s: {}, {files_per_second:.0} files/s\n\
+         verified (wire), {flushed}; {} lanes{over}{cipher}, {first_byte}\n",
+        summary.files,
+        ByteCount(summary.bytes),
+        ByteRate::new(summary.bytes, summary.elapsed),
+        summary.lanes,
+    );
+    text.push_str(&extras(summary, args));
+    if summary.bottleneck.percent > 0 && summary.files > 0 {
+        text.push_str(&limit(summary));
+    }
+    text
+}
+
+/// What the run waited for, and what would help, if that is known.
+fn limit(summary: &Summary) -> String {
+    let Bottleneck { limit, percent, .. } = summary.bottleneck;
+    let idle = summary.path_idle().filter(|idle| limit != Limit::Path && *idle >= IDLE_WORTH_SAYING);
+    let idle = idle.map_or(String::new(), |idle| format!("; the path was idle {:.0} %", idle * 100.0));
+    let advice = summary.finding().map_or(String::new(), |finding| format!("{finding}\n"));
+    format!("limited by: {limit}, {percent} % of the time{idle}\n{advice}")
+}
+
+/// A path that is idle for less is nearly used up.
+const IDLE_WORTH_SAYING: f64 = 0.1;
+
+/// What else there is to say, if anything: counts on one line, times that could not be kept on another.
+fn extras(summary: &Summary, args: &PushArgs) -> String {
+    let there = if args.update || args.ignore_existing {
+        "stay at the target"
+    } else {
+        "equal at the target already"
+    };
+    let counts = [
+        (if summary.files > 0 && summary.preview.is_none() { summary.skipped } else { 0 }, there),
+        (if summary.preview.is_none() { summary.removed } else { 0 }, "removed"),
+        (summary.spared, "not removed (--max-delete)"),
+        (summary.kept_by_change, "not removed (the source changed)"),
+        (summary.specials, "special files not copied"),
+        (summary.left_out, "left out by the selection"),
+        (summary.resent, "resent after damage"),
+        (summary.reconnects, "× reconnected"),
+        (summary.failed, "FAILED"),
+    ];
+    let told = counts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}"));
+    let spared = [
+        (summary.bytes_resumed, "of large files had come before"),
+        (summary.bytes_matched, "of large files were the same at the target"),
+    ];
+    let spared = spared.into_iter().filter(|(bytes, _)| *bytes > 0);
+    let told: Vec<_> =
+        told.chain(spared.map(|(bytes, what)| format!("{} {what}", ByteCount(bytes)))).collect();
+    let told = if told.is_empty() { String::new() } else { format!("{}\n", told.join(", ")) };
+    match summary.times_beyond_range {
+        0 => told,
+        files => format!(
+            "{told}{files} files keep another time than the source's: the target's file system cannot hold theirs\n"
+        ),
+    }
+}
+
+fn as_json(summary: &Summary, carriage: Option<Carriage>) -> serde_json::Value {
+    json!({
+        "event": "summary",
+        "dry_run": summary.preview.is_some(),
+        "added": summary.preview.map(|preview| preview.added),
+        "changed": summary.preview.map(|preview| preview.changed),
+        "files": summary.files,
+        "bytes": summary.bytes,
+        "skipped": summary.skipped,
+        "bytes_resumed": summary.bytes_resumed,
+        "bytes_matched": summary.bytes_matched,
+        "specials": summary.specials,
+        "left_out": summary.left_out,
+        "removed": summary.removed,
+        "max_delete_kept": summary.spared,
+        "source_changed_kept": summary.kept_by_change,
+        "failed": summary.failed,
+        "vanished": summary.vanished,
+        "times_beyond_range": summary.times_beyond_range,
+        "resent": summary.resent,
+        "repeated": summary.repeated,
+        "reconnects": summary.reconnects,
+        "lanes": summary.lanes,
+        "cipher": carriage.map(|carriage| carriage.cipher),
+        "transport": carriage.map(|carriage| carriage.transport.to_string()),
+        "seconds": summary.elapsed.as_secs_f64(),
+        "bytes_per_second": ByteRate::new(summary.bytes, summary.elapsed).0,
+        "first_byte_seconds": summary.first_byte.map(|time| time.as_secs_f64()),
+        "flush_seconds": summary.flush.as_secs_f64(),
+        "sender_cpu_seconds": summary.sender_cpu.as_secs_f64(),
+        "receiver_cpu_seconds": summary.receiver_cpu.as_secs_f64(),
+        "limited_by": limit_key(summary.bottleneck.limit),
+        "limited_percent": summary.bottleneck.percent,
+        "shares_percent": shares(&summary.bottleneck),
+        "path": summary.path.as_ref().map(|path| path_as_json(path, summary)),
+        "advice": summary.finding().map(|finding| finding.to_string()),
+    })
+}
+
+/// The wall clock by what it went to.
+fn shares(bottleneck: &Bottleneck) -> serde_json::Value {
+    let keys = Limit::ALL.into_iter().map(limit_key);
+    keys.map(str::to_owned).zip(bottleneck.shares.map(serde_json::Value::from)).collect()
+}
+
+/// What the kernel tells of the lanes' connections; a share without a unit is of 1.
+fn path_as_json(path: &PathReport, summary: &Summary) -> serde_json::Value {
+    let started =
+        if summary.reconnects > 0 { Duration::ZERO } else { summary.first_byte.unwrap_or_default() };
+    let sending = summary.judged.saturating_sub(started);
+    let goodput = |bytes: Option<&u64>| bytes.map(|bytes| ByteRate::new(*bytes, sending).0);
+    let lanes = &path.bytes_acked;
+    json!({
+        "round_trip_min_seconds": path.round_trip_min.map(|time| time.as_secs_f64()),
+        "bytes_sent": path.bytes_sent,
+        "bytes_retransmitted": path.bytes_retransmitted,
+        "segments_retransmitted": path.segments_retransmitted,
+        "retransmitted_share": path.retransmitted_share(),
+        "busy_lane_seconds": path.busy.as_secs_f64(),
+        "idle_share": path.idle_share(summary.judged),
+        "receive_window_limited_share": path.receive_window_share(),
+        "send_buffer_limited_share": path.send_buffer_share(),
+        "congestion_limited_share": path.congestion_share(),
+        "lane_bytes_per_second_min": goodput(lanes.first()),
+        "lane_bytes_per_second_median": goodput(lanes.get(lanes.len() / 2)),
+        "lane_bytes_per_second_max": goodput(lanes.last()),
+    })
+}
+
+fn cipher_key(cipher: CipherArg) -> &'static str {
+    match cipher {
+        CipherArg::Tls => "tls",
+        CipherArg::None => "none",
+    }
+}
+
+fn limit_key(limit: Limit) -> &'static str {
+    match limit {
+        Limit::StartUp => "start_up",
+        Limit::Scan => "scan",
+        Limit::SourceReads => "source_reads",
+        Limit::SenderCpu => "sender_cpu",
+        Limit::Path => "path",
+        Limit::OwnRate => "own_rate",
+        Limit::AllowedRate => "allowed_rate",
+        Limit::ReceiverCpu => "receiver_cpu",
+        Limit::TargetWrites => "target_writes",
+    }
+}

@@ -1,0 +1,83 @@
+//! Lines for the user. A terminal or pipe that is gone is no reason to fail, and names from elsewhere never reach the
+//! terminal as commands to it: what [cannot be shown](is_unprintable) is escaped, also where a text holds a name that
+//! is not.
+
+use std::fmt::{self, Display, Write as _};
+use std::io::Write as _;
+use std::path::Path;
+
+use zmove_engine::{Listener, Notice};
+use zmove_types::is_unprintable;
+
+/// One line on standard error.
+pub(crate) fn warn(text: impl Display) {
+    // standard error is not buffered, and a line is one write
+    let line = format!("zmove: {}\n", Printable(text));
+    let _nobody_reads = std::io::stderr().write_all(line.as_bytes());
+}
+
+/// Text on standard output, as it is.
+pub(crate) fn print(text: impl Display) {
+    let mut stdout = std::io::stdout();
+    let _nobody_reads = write!(stdout, "{text}").and_then(|()| stdout.flush());
+}
+
+/// One line on standard output.
+pub(crate) fn say(text: impl Display) {
+    print(format_args!("{}\n", Printable(text)));
+}
+
+/// An error with its causes, each told once.
+pub(crate) struct Causes<'a>(pub(crate) &'a anyhow::Error);
+
+impl Display for Causes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        zmove_engine::Causes(self.0.as_ref()).fmt(f)
+    }
+}
+
+/// All that the engine tells while there is no bar: lines on standard error.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Notices;
+
+impl Listener for Notices {
+    fn hear(&self, notice: &Notice<'_>) {
+        if !matches!(notice, Notice::SessionBegins) {
+            warn(notice);
+        }
+    }
+}
+
+/// A path as one word of a line that a shell takes.
+pub(crate) fn quoted(path: &Path) -> String {
+    let path = path.to_string_lossy();
+    shlex::try_quote(&path).map_or_else(|_| path.to_string(), Into::into)
+}
+
+/// Text in which what would command the terminal is escaped.
+pub(crate) struct Printable<T>(pub(crate) T);
+
+impl<T: Display> Display for Printable<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.to_string().chars().try_for_each(|c| {
+            if is_unprintable(c) { write!(f, "{}", c.escape_default()) } else { f.write_char(c) }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_that_was_told_is_not_told_again() {
+        let error = anyhow::Error::msg("refused").context("dial: refused").context("push");
+        assert_eq!(Causes(&error).to_string(), "push: dial: refused");
+    }
+
+    #[test]
+    fn a_name_cannot_command_the_terminal() {
+        let text = "a\x1b[2Jb\nc\u{e9}\u{202e}";
+        assert_eq!(Printable(text).to_string(), "a\\u{1b}[2Jb\\nc\u{e9}\\u{202e}");
+    }
+}

@@ -1,0 +1,105 @@
+//! What a probe will do.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+use anyhow::Result;
+use zmove_engine::{Confirm, DialSettings, Location, MoreLanes, Remote, Start};
+use zmove_types::Escaped;
+use zmove_wire::Cipher;
+
+use super::dial::{reach, ssh, transport, unknown_host};
+use crate::args::ProbeArgs;
+use crate::value::exit::usage_error;
+
+/// What a probe will do.
+#[derive(Debug)]
+pub(crate) struct ProbeSettings {
+    pub(crate) remote: Remote,
+    pub(crate) dial: DialSettings,
+}
+
+impl ProbeSettings {
+    /// The settings that follow from what was typed; `ask` is asked about a host that is not known.
+    ///
+    /// # Errors
+    /// An option makes no sense.
+    pub(crate) fn new(args: &ProbeArgs, ask: Arc<dyn Confirm>) -> Result<Self> {
+        let start = if args.ssh.ssh { Start::OverSsh } else { Start::Daemon };
+        let remote = receiver(&args.host, start)?;
+        if args.streams.len() > ROUNDS_MAX {
+            return Err(usage_error(format!("--streams takes {ROUNDS_MAX} numbers at most")));
+        }
+        if let Some(tree) = args.tree.as_deref().filter(|tree| !tree.exists()) {
+            return Err(usage_error(format!("--for '{}': there is no such tree", Escaped::path(&tree))));
+        }
+        let dial = DialSettings {
+            unknown_host: unknown_host(args.accept_new, args.strict, ask),
+            // the one that brings the first byte; each round has lanes of its own
+            streams: Some(1),
+            reach: reach(transport(args.transport), args.congestion.as_deref())?,
+            cipher: Cipher::Tls,
+            limit: None,
+            ssh: ssh(&args.ssh, &remote)?,
+            more: MoreLanes::Sets,
+        };
+        Ok(Self { remote, dial })
+    }
+}
+
+/// A receiver as `push` reads it, and without a path.
+fn receiver(text: &OsStr, start: Start) -> Result<Remote> {
+    let remote = match Location::parse(text, start)? {
+        Location::Remote(remote) => remote,
+        Location::Local(text) if !text.as_bytes().contains(&b'/') => {
+            let mut whole = text.clone();
+            whole.push(":");
+            match Location::parse(&whole, start)? {
+                Location::Remote(remote) => remote,
+                Location::Local(_) => return Err(no_host(&text)),
+            }
+        }
+        Location::Local(text) => return Err(no_host(&text)),
+    };
+    if !remote.path.is_empty() && remote.path.iter().all(u8::is_ascii_digit) {
+        let host = &remote.host;
+        let digits = String::from_utf8_lossy(&remote.path);
+        return Err(usage_error(format!(
+            "'{digits}' may be a port or a directory: write '{host}:{digits}:' or '{host}:./{digits}'"
+        )));
+    }
+    Ok(remote)
+}
+
+fn no_host(text: &OsStr) -> anyhow::Error {
+    usage_error(format!("'{}' is no receiver: a probe is of HOST or HOST:PATH", Escaped::path(text)))
+}
+
+/// The receiver waits for so many rounds and no more.
+const ROUNDS_MAX: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn receivers_are_written_as_for_a_push_and_need_no_path() {
+        let read = |text: &str| {
+            receiver(OsStr::new(text), Start::Daemon)
+                .map(|remote| (remote.to_string(), String::from_utf8(remote.path).unwrap()))
+                .map_err(|error| error.to_string())
+        };
+        let expect = |host: &str, path: &str| Ok((host.to_owned(), path.to_owned()));
+        assert_eq!(read("dtn"), expect("dtn:5870", ""));
+        assert_eq!(read("dtn:"), expect("dtn:5870", ""));
+        assert_eq!(read("dtn:/data"), expect("dtn:5870", "/data"));
+        assert_eq!(read("dtn:99:"), expect("dtn:99", ""));
+        assert_eq!(read("[::1]:99:in"), expect("[::1]:99", "in"));
+        assert_eq!(read("alice@dtn"), expect("alice@dtn", ""));
+        assert_eq!(read("zmove://dtn:7/d"), expect("dtn:7", "/d"));
+        assert_eq!(read("dtn:./99"), expect("dtn:5870", "./99"));
+        assert!(read("dtn:99").unwrap_err().contains("write 'dtn:99:' or 'dtn:./99'"));
+        assert!(read("/data").is_err() && read("./x").is_err());
+    }
+}

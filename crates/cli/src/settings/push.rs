@@ -1,0 +1,260 @@
+//! What a push will do: the one conversion of its options, and the one place where it is told which of them contradict
+//! each other, but for those pairs that clap refuses by itself.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::Metadata;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+
+use anyhow::Result;
+use zmove_engine::{
+    Confirm, DialSettings, Listener, Location, MoreLanes, Overlap, PathMemory, PushJob, Remote, Sources,
+    Start, Timeout,
+};
+use zmove_scan::{ScanConfig, Selection};
+use zmove_sender::{AfterErrors, Guard, Removals};
+use zmove_transport::TransportChoice;
+use zmove_types::FileNumber;
+use zmove_wire::{Cipher, Compare, Durability, Overwrite, Purpose};
+
+use super::dial::{reach, ssh, transport, unknown_host};
+use super::{Role, home, journals};
+use crate::args::{CipherArg, DeltaArg, DurabilityArg, PushArgs};
+use crate::value::exit::usage_error;
+
+/// What a push will do.
+#[derive(Debug)]
+pub(crate) struct PushSettings {
+    pub(crate) location: Location,
+    /// How the receiver is reached. None: the target is on this host.
+    pub(crate) dial: Option<DialSettings>,
+    /// Which entries of the sources are meant; none: all of them.
+    pub(crate) selection: Option<Arc<Selection>>,
+    /// The sources as they were typed.
+    sources: Vec<OsString>,
+}
+
+impl PushSettings {
+    /// The settings that follow from what was typed; `ask` is asked about a host that is not known.
+    ///
+    /// # Errors
+    /// Options contradict each other, or one makes no sense.
+    pub(crate) fn new(args: &PushArgs, ask: Arc<dyn Confirm>) -> Result<Self> {
+        let (target, sources) = args.paths.split_last().expect("clap demands two");
+        let start = if args.ssh.ssh { Start::OverSsh } else { Start::Daemon };
+        let location = Location::parse(target, start)?;
+        refuse_contradictions(args, &location, sources)?;
+        let selection = args.selection.selection()?;
+        let dial = match &location {
+            Location::Local(_) => None,
+            Location::Remote(remote) => Some(dial(args, remote, ask)?),
+        };
+        Ok(Self { location, dial, selection, sources: sources.to_vec() })
+    }
+
+    /// Looks at the sources, and holds them against the target where that is on this host.
+    ///
+    /// # Errors
+    /// No source is there, or the push would write into its own sources or remove them.
+    pub(crate) fn look_at_sources(&self, args: &PushArgs, listener: &dyn Listener) -> Result<Sources> {
+        let sources = if args.selection.files_from.is_some() {
+            Sources::look_at_contents(&self.sources[0], listener)?
+        } else {
+            Sources::look_at(&self.sources, self.selection.as_deref(), listener)?
+        };
+        if let Location::Local(target) = &self.location {
+            let overlap = overlap(args, &sources, target);
+            overlap.refuse_target_inside()?;
+            if let Some(why) = args.delete.then(|| overlap.objection()).flatten() {
+                return Err(usage_error(why));
+            }
+        }
+        Ok(sources)
+    }
+
+    /// How the sources are walked.
+    pub(crate) fn scan(&self, args: &PushArgs) -> ScanConfig {
+        let file_systems = args.selection.file_systems();
+        ScanConfig { selection: self.selection.clone(), file_systems, ..ScanConfig::default() }
+    }
+
+    /// The job of one session. A list of paths is opened anew.
+    ///
+    /// # Errors
+    /// The list cannot be opened.
+    pub(crate) fn job(&self, args: &PushArgs, sources: &Sources) -> Result<PushJob> {
+        let target = match &self.location {
+            Location::Local(path) => path.as_bytes().to_vec(),
+            Location::Remote(remote) => remote.path.clone(),
+        };
+        let list = args.selection.list(|| sources.roots().swap_remove(0))?;
+        Ok(PushJob {
+            compare: if args.checksum { Compare::Checksum } else { Compare::Quick },
+            delta: pays_delta(args, &self.location),
+            durability: durability(args.durability),
+            overwrite: overwrite(args),
+            inplace: args.inplace,
+            purpose: if args.dry_run { Purpose::Preview } else { Purpose::Move },
+            list,
+            mirror: args.delete.then(|| removals(args, sources, &self.location)),
+            ..sources.job(target)
+        })
+    }
+}
+
+/// Refuses what cannot be meant together.
+fn refuse_contradictions(args: &PushArgs, location: &Location, sources: &[OsString]) -> Result<()> {
+    let is_local = matches!(location, Location::Local(_));
+    let has_list = args.selection.files_from.is_some();
+    let wants_quic_in_clear =
+        transport(args.transport) == TransportChoice::Quic && args.cipher == CipherArg::None;
+    let rules = [
+        (
+            args.delete && has_list,
+            "--delete cannot be used with --files-from: a list does not say what else may go",
+        ),
+        (
+            has_list && sources.len() != 1,
+            "--files-from takes one SRC, the directory that its paths are relative to",
+        ),
+        (args.limit.is_some() && is_local, "--limit paces connections: it needs a target on another host"),
+        (wants_quic_in_clear && !is_local, "--cipher none needs TCP: QUIC is always encrypted"),
+    ];
+    match rules.into_iter().find(|(broken, _)| *broken) {
+        Some((_, text)) => Err(usage_error(text)),
+        None => Ok(()),
+    }
+}
+
+/// How long a push goes on by itself when its connections are lost.
+pub(crate) fn timeout(args: &PushArgs) -> Timeout {
+    // what a killed receiver has changed in part is newer than the source: it would stay, and all would seem well
+    let would_keep_broken = args.inplace && args.update;
+    let can_begin_again = args.selection.can_be_read_again() && !would_keep_broken;
+    if can_begin_again { args.timeout } else { Timeout::NONE }
+}
+
+fn dial(args: &PushArgs, remote: &Remote, ask: Arc<dyn Confirm>) -> Result<DialSettings> {
+    let cipher = match args.cipher {
+        CipherArg::Tls => Cipher::Tls,
+        CipherArg::None => Cipher::None,
+    };
+    let transport = match (transport(args.transport), cipher) {
+        (TransportChoice::Auto, Cipher::None) => TransportChoice::Tcp,
+        (transport, _) => transport,
+    };
+    Ok(DialSettings {
+        unknown_host: unknown_host(args.accept_new, args.strict, ask),
+        streams: args.streams,
+        reach: reach(transport, args.congestion.as_deref())?,
+        cipher,
+        limit: args.limit,
+        ssh: ssh(&args.ssh, remote)?,
+        more: MoreLanes::Others,
+    })
+}
+
+fn overlap(args: &PushArgs, sources: &Sources, target: &OsStr) -> Overlap {
+    Overlap::new(sources.roots(), target.into(), args.selection.file_systems())
+}
+
+fn removals(args: &PushArgs, sources: &Sources, location: &Location) -> Removals {
+    let guard = match location {
+        Location::Local(path) => Some(Arc::new(overlap(args, sources, path)) as Arc<dyn Guard>),
+        Location::Remote(_) => None,
+    };
+    Removals {
+        after_errors: if args.ignore_errors { AfterErrors::Remove } else { AfterErrors::Keep },
+        entries_max: args.max_delete,
+        guard,
+        own_directories: own_directories(location),
+    }
+}
+
+/// Where this process keeps journals while it is the receiver too: they may lie in a source.
+fn own_directories(location: &Location) -> Vec<FileNumber> {
+    let journals = match location {
+        Location::Local(_) => home(Role::Client).ok().map(|home| journals(&home)),
+        Location::Remote(_) => None,
+    };
+    let number = |stat: Metadata| FileNumber { device: stat.dev(), inode: stat.ino() };
+    journals.and_then(|path| path.metadata().ok()).map(number).into_iter().collect()
+}
+
+/// Whether the target is to look at its old versions of large files, which costs it a read of each.
+fn pays_delta(args: &PushArgs, location: &Location) -> bool {
+    match (args.delta, location) {
+        (DeltaArg::Always, _) => true,
+        // there what is the same is to be left as it is
+        (DeltaArg::Auto, _) if args.inplace => true,
+        (DeltaArg::Never, _) | (DeltaArg::Auto, Location::Local(_)) => false,
+        (DeltaArg::Auto, Location::Remote(remote)) => {
+            let home = home(Role::Client).ok();
+            let rate = home.and_then(|home| PathMemory::of(&home, remote).last_rate());
+            rate.is_none_or(|rate| rate < DELTA_RATE_MAX)
+        }
+    }
+}
+
+/// In bytes per second: about what one thread reads and hashes of storage in use.
+const DELTA_RATE_MAX: u64 = 600_000_000;
+
+fn durability(arg: DurabilityArg) -> Durability {
+    match arg {
+        DurabilityArg::None => Durability::None,
+        DurabilityArg::End => Durability::End,
+        DurabilityArg::File => Durability::File,
+    }
+}
+
+fn overwrite(args: &PushArgs) -> Overwrite {
+    match (args.ignore_existing, args.update) {
+        (true, _) => Overwrite::Nothing,
+        (false, true) => Overwrite::Older,
+        (false, false) => Overwrite::Differing,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Args, Command};
+    use crate::display::prompt::Prompt;
+    use crate::value::exit::Exit;
+
+    fn settings(words: &str) -> Result<PushSettings> {
+        let typed = ["zmove", "push"].into_iter().chain(words.split(' '));
+        let Command::Push(args) = Args::try_parse_from(typed).unwrap().command else {
+            panic!("no push: {words}");
+        };
+        PushSettings::new(&args, Arc::new(Prompt))
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_refused() {
+        for (words, text) in [
+            ("--delete --files-from f a h:b", "--delete cannot be used with --files-from"),
+            ("--files-from f a b h:c", "--files-from takes one SRC"),
+            ("--limit 1Gbit a /b", "--limit paces connections"),
+            ("--cipher none --transport quic a h:b", "--cipher none needs TCP"),
+            ("--transport quic --congestion none-such a h:b", "--congestion none-such: "),
+            ("--ssh --ssh-command= a h:b", "--ssh-command: '' is no command"),
+            ("a h:0:b", "'0' is no port"),
+        ] {
+            let error = settings(words).unwrap_err();
+            assert!(error.to_string().starts_with(text), "{words}: {error}");
+            assert_eq!(Exit::of(&error), Exit::Usage, "{words}");
+        }
+    }
+
+    #[test]
+    fn a_local_push_dials_nobody() {
+        assert!(settings("--cipher none --transport quic a /b").unwrap().dial.is_none());
+        assert!(
+            settings("--cipher none a h:b").unwrap().dial.unwrap().reach.transport == TransportChoice::Tcp
+        );
+    }
+}

@@ -1,0 +1,5 @@
+//! Leaf types of the command line: what is read from a word and shown as one, and how a command ends.
+
+pub(crate) mod age;
+pub(crate) mod exit;
+pub(crate) mod metrics_listen;

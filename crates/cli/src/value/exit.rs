@@ -1,0 +1,164 @@
+//! Exit codes, as users of rsync know them.
+
+use std::process::ExitCode;
+
+use zmove_engine::{
+    ConnectError, LocalError, LocationError, OverlapError, PushError, SourcesError, SshError,
+};
+use zmove_sender::SessionError;
+use zmove_transport::{ControlError, DialError, LaneError};
+use zmove_wire::RefusalCode;
+
+/// How a command went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// All done; for a push: verified, named and flushed.
+    Done = 0,
+    /// The command line makes no sense.
+    Usage = 1,
+    /// The peer speaks no version that we speak.
+    Incompatible = 2,
+    /// The receiver will not take this target.
+    Target = 3,
+    /// The doctor found what breaks a transfer.
+    Unwell = 4,
+    /// One side does not know the other's key.
+    Authentication = 5,
+    /// No connection came about.
+    Connection = 10,
+    /// Something on this host could not be read or written.
+    File = 11,
+    /// The connection was lost, or the peer broke the protocol.
+    Broken = 12,
+    /// The user stopped it.
+    Interrupted = 20,
+    /// Some files failed; the others are done.
+    Partial = 23,
+    /// More would have been removed than may be; all else is done.
+    MaxDelete = 25,
+}
+
+impl Exit {
+    /// The code for an error that ended a command.
+    pub(crate) fn of(error: &anyhow::Error) -> Self {
+        if let Some(exit) = error.downcast_ref::<Failure>() {
+            return exit.0;
+        }
+        if error.is::<LocationError>() || error.is::<OverlapError>() {
+            return Self::Usage;
+        }
+        let known = [
+            error.downcast_ref().map(Self::of_sources),
+            error.downcast_ref().map(Self::of_dial),
+            error.downcast_ref().map(Self::of_session),
+            error.downcast_ref().map(Self::of_connect),
+            error.downcast_ref().map(Self::of_push),
+            error.downcast_ref().map(Self::of_local),
+        ];
+        known.into_iter().flatten().next().unwrap_or(Self::File)
+    }
+
+    fn of_sources(error: &SourcesError) -> Self {
+        match error {
+            SourcesError::Nothing => Self::Partial,
+            SourcesError::OnAnotherHost { .. } | SourcesError::SameName { .. } => Self::Usage,
+            _ => Self::File,
+        }
+    }
+
+    fn of_push(error: &PushError) -> Self {
+        match error {
+            PushError::Connect(error) => Self::of_connect(error),
+            PushError::Session(error) => Self::of_session(error),
+            PushError::GivenUp { .. } => Self::Broken,
+            PushError::StillBusy { .. } => Self::Connection,
+            _ => Self::File,
+        }
+    }
+
+    fn of_local(error: &LocalError) -> Self {
+        match error {
+            LocalError::Session(error) => Self::of_session(error),
+            _ => Self::File,
+        }
+    }
+
+    fn of_connect(error: &ConnectError) -> Self {
+        if let Some(error) = error.dial() {
+            return Self::of_dial(error);
+        }
+        match error {
+            ConnectError::Ssh(
+                SshError::Start { .. }
+                | SshError::NotReached { .. }
+                | SshError::NoProgram { .. }
+                | SshError::Early { .. }
+                | SshError::Nonsense { .. },
+            ) => Self::Connection,
+            ConnectError::Unconfirmed(_) => Self::Authentication,
+            _ => Self::File,
+        }
+    }
+
+    fn of_dial(error: &DialError) -> Self {
+        match error {
+            DialError::UnknownHost { .. }
+            | DialError::HostKeyChanged { .. }
+            | DialError::HostKeyUnproven { .. }
+            | DialError::HostCertificate { .. } => Self::Authentication,
+            _ => Self::Connection,
+        }
+    }
+
+    fn of_session(error: &SessionError) -> Self {
+        match error {
+            SessionError::Refused(refusal) => match refusal.code {
+                RefusalCode::UnknownKey => Self::Authentication,
+                RefusalCode::Denied | RefusalCode::Target => Self::Target,
+                RefusalCode::Busy | RefusalCode::Full => Self::Connection,
+                RefusalCode::Protocol | RefusalCode::Stopping | RefusalCode::Broken => Self::Broken,
+                RefusalCode::Failed => Self::File,
+            },
+            SessionError::PeerIncompatible(_) | SessionError::Control(ControlError::Greeting(_)) => {
+                Self::Incompatible
+            }
+            SessionError::NoLane
+            | SessionError::Lane(LaneError::Io { .. })
+            | SessionError::StillInLine { .. } => Self::Connection,
+            SessionError::Interrupted => Self::Interrupted,
+            SessionError::Manifest(_) | SessionError::Thread(_) => Self::File,
+            _ => Self::Broken,
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the codes are small")]
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as i32 as u8)
+    }
+}
+
+/// An error that knows its exit code.
+#[derive(Debug)]
+pub(crate) struct Failure(pub(crate) Exit, pub(crate) String);
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.1)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// A usage error as an error value.
+pub(crate) fn usage_error(text: impl Into<String>) -> anyhow::Error {
+    Failure(Exit::Usage, text.into()).into()
+}
+
+/// Prints what clap has to say: help is no error, the rest is a usage error.
+pub(crate) fn usage(error: &clap::Error) -> ExitCode {
+    // nothing can be done about a terminal that is gone
+    let _terminal_gone = error.print();
+    if error.use_stderr() { Exit::Usage.into() } else { Exit::Done.into() }
+}

@@ -1,0 +1,183 @@
+//! Back-off: how long a push goes on without connections, and how it spends that time. Pure, without a clock.
+//!
+//! **Invariant:** no wait goes beyond the end of the timeout, and there is an end unless something moves in between.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+/// How long a push goes on without connections; zero: not at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timeout(pub Duration);
+
+impl Timeout {
+    /// The push ends with its connections.
+    pub const NONE: Self = Self(Duration::ZERO);
+}
+
+/// A text that cannot be read as a time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParseTimeoutError(String);
+
+/// One outage after another, each from the loss of connections to the first sign that something moves again.
+#[derive(Debug)]
+pub(crate) struct Outages {
+    timeout: Timeout,
+    backoff: Backoff,
+    since: Option<Instant>,
+}
+
+/// What to do about a loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// The outage has lasted too long.
+    GiveUp,
+    /// Try again at this moment.
+    Retry {
+        at: Instant,
+        /// The end of the timeout.
+        until: Instant,
+        outage: Outage,
+    },
+}
+
+/// Whether an outage is news.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outage {
+    Begins,
+    GoesOn,
+}
+
+impl Outages {
+    pub(crate) fn new(timeout: Timeout) -> Self {
+        Self { timeout, backoff: Backoff::default(), since: None }
+    }
+
+    /// Something moves again.
+    pub(crate) fn end(&mut self) {
+        self.since = None;
+        self.backoff = Backoff::default();
+    }
+
+    /// Connections were lost, or did not come about; `chance` is any number, another one each time.
+    pub(crate) fn lost(&mut self, now: Instant, chance: u32) -> Next {
+        let outage = if self.since.is_none() { Outage::Begins } else { Outage::GoesOn };
+        let until = *self.since.get_or_insert(now) + self.timeout.0;
+        if now >= until {
+            return Next::GiveUp;
+        }
+        Next::Retry { at: (now + self.backoff.wait(chance)).min(until), until, outage }
+    }
+}
+
+/// Waits that double, each of them shortened by chance, so that many who lost the same host do not come back at once.
+#[derive(Debug)]
+struct Backoff(Duration);
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self(WAIT_MIN)
+    }
+}
+
+impl Backoff {
+    /// The next wait: between half of it and all of it.
+    fn wait(&mut self, chance: u32) -> Duration {
+        let longest = self.0;
+        self.0 = (longest * 2).min(WAIT_MAX);
+        longest.mul_f64(0.5 + 0.5 * f64::from(chance) / f64::from(u32::MAX))
+    }
+}
+
+const WAIT_MIN: Duration = Duration::from_millis(100);
+const WAIT_MAX: Duration = Duration::from_secs(10);
+
+impl FromStr for Timeout {
+    type Err = ParseTimeoutError;
+
+    /// Reads `500ms`, `90s`, `5min`, `1.5h`, and a bare number as seconds.
+    fn from_str(text: &str) -> Result<Self, ParseTimeoutError> {
+        read(text).map(Self).ok_or_else(|| ParseTimeoutError(text.to_owned()))
+    }
+}
+
+fn read(text: &str) -> Option<Duration> {
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let seconds = match text[end..].trim_start() {
+        "" | "s" => 1.0,
+        "ms" => 1e-3,
+        "min" | "m" => 60.0,
+        "h" => 3600.0,
+        _ => return None,
+    } * text[..end].parse::<f64>().ok()?;
+    (seconds <= SECONDS_MAX).then(|| Duration::from_secs_f64(seconds))
+}
+
+/// A month: more is a mistake.
+const SECONDS_MAX: f64 = 31.0 * 86_400.0;
+
+impl fmt::Display for Timeout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let millis = self.0.as_millis();
+        match millis {
+            0..1000 => write!(f, "{millis} ms"),
+            _ if millis.is_multiple_of(3_600_000) => write!(f, "{} h", millis / 3_600_000),
+            _ if millis.is_multiple_of(60_000) => write!(f, "{} min", millis / 60_000),
+            _ => write!(f, "{} s", self.0.as_secs_f64()),
+        }
+    }
+}
+
+impl fmt::Display for ParseTimeoutError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "'{}' is no time: write for example 90s, 5min or 1h, or 0", self.0)
+    }
+}
+
+impl std::error::Error for ParseTimeoutError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_and_shown() {
+        let shown = ["0", "1s", "90", "5min", "1.5h", "250ms", "2 h"];
+        let shown = shown.map(|text| text.parse::<Timeout>().unwrap().to_string());
+        assert_eq!(shown, ["0 ms", "1 s", "90 s", "5 min", "90 min", "250 ms", "2 h"]);
+        for text in ["", "5 days", "-1s", "s", "1.2.3s", "1e9s", "99999h"] {
+            assert_eq!(text.parse::<Timeout>(), Err(ParseTimeoutError(text.into())), "{text}");
+        }
+    }
+
+    #[test]
+    fn waits_double_up_to_a_bound_and_begin_anew() {
+        let mut backoff = Backoff::default();
+        let waits: Vec<_> = (0..9).map(|_| backoff.wait(u32::MAX).as_millis()).collect();
+        assert_eq!(waits, [100, 200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]);
+        assert_eq!(Backoff::default().wait(0).as_millis(), 50);
+    }
+
+    #[test]
+    fn an_outage_begins_once_and_is_waited_for_as_long_as_was_said() {
+        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        let mut outages = Outages::new(Timeout(second));
+        let retry = |outages: &mut Outages, after| outages.lost(start + after, u32::MAX);
+        let until = start + second;
+        let at = start + Duration::from_millis(100);
+        assert_eq!(retry(&mut outages, Duration::ZERO), Next::Retry { at, until, outage: Outage::Begins });
+        let late = Duration::from_millis(900);
+        let at = start + Duration::from_millis(1000);
+        assert_eq!(retry(&mut outages, late), Next::Retry { at, until, outage: Outage::GoesOn });
+        assert_eq!(retry(&mut outages, second), Next::GiveUp);
+        outages.end();
+        let at = start + second + Duration::from_millis(100);
+        let until = until + second;
+        assert_eq!(retry(&mut outages, second), Next::Retry { at, until, outage: Outage::Begins });
+    }
+
+    #[test]
+    fn no_timeout_gives_up_at_once() {
+        assert_eq!(Outages::new(Timeout(Duration::ZERO)).lost(Instant::now(), 0), Next::GiveUp);
+    }
+}

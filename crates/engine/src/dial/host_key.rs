@@ -1,0 +1,56 @@
+//! Which key is taken from a host.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use zmove_transport::{
+    ChannelDialler, DialError, Fingerprint, FirstKey, HostAuthority, HostPolicy, Identity, KnownHosts,
+};
+
+use super::timeout::DIAL_TIMEOUT;
+use crate::error::ConnectError;
+use crate::location::Remote;
+use crate::settings::{Confirm, DialSettings, UnknownHost};
+
+/// Which key a push takes from a host: the pinned one, that of a host for which the site's authority vouches, or else
+/// what the settings say, as with ssh.
+pub(super) async fn host_policy(
+    remote: &Remote,
+    identity: &Identity,
+    home: &Path,
+    settings: &DialSettings,
+    first_key: &FirstKey,
+) -> Result<HostPolicy, ConnectError> {
+    let mut known_hosts = KnownHosts::open(home)?;
+    if let Some(key) = known_hosts.lookup(&remote.host, remote.port) {
+        return Ok(HostPolicy::Pinned(key));
+    }
+    let authority = HostAuthority::load(home, &remote.host)?;
+    let accept_new = || HostPolicy::AcceptNew(first_key.clone());
+    if matches!(settings.unknown_host, UnknownHost::Pin) && authority.is_none() {
+        return Ok(accept_new());
+    }
+    let policy = authority.map_or(HostPolicy::RefuseUnknown, HostPolicy::Vouched);
+    let reach = settings.reach.clone();
+    let dialler = ChannelDialler::new(identity, &remote.host, remote.port, policy, reach).await?;
+    let fingerprint = match dialler.dial(DIAL_TIMEOUT).await {
+        Ok(vouched) => return Ok(HostPolicy::Pinned(vouched.peer())),
+        Err(error) => match (&error, &settings.unknown_host) {
+            (DialError::UnknownHost { .. }, UnknownHost::Pin) => return Ok(accept_new()),
+            (DialError::UnknownHost { fingerprint, .. }, UnknownHost::Ask(confirm)) => {
+                ask(Arc::clone(confirm), remote, *fingerprint).await?;
+                *fingerprint
+            }
+            _ => return Err(error.into()),
+        },
+    };
+    known_hosts.pin(&remote.host, remote.port, fingerprint)?;
+    Ok(HostPolicy::Pinned(fingerprint))
+}
+
+/// Asks on a thread of its own, so that an interrupt is heard meanwhile.
+async fn ask(confirm: Arc<dyn Confirm>, remote: &Remote, key: Fingerprint) -> Result<(), ConnectError> {
+    let remote = remote.clone();
+    let asked = tokio::task::spawn_blocking(move || confirm.confirm(&remote, key)).await;
+    asked.unwrap_or_else(|panicked| Err(panicked.into())).map_err(ConnectError::Unconfirmed)
+}

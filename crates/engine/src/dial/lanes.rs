@@ -1,0 +1,183 @@
+//! Control and lanes, dialled at the same time, so that no round trip is waited for twice.
+
+use std::io::ErrorKind;
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt;
+use tokio::sync::{mpsc, watch};
+use zmove_sender::{LaneNumber, LaneSupply, Link, LossAnswer};
+use zmove_transport::{Channel, ChannelDialler, DialError, LaneError, LaneSink, Transport, control_pair};
+use zmove_types::{LaneId, RateLimit};
+use zmove_wire::{Greeting, Role};
+
+use super::machine::{lanes_for, quic_lanes};
+use super::plan::LanePlan;
+use super::timeout::DIAL_TIMEOUT;
+use crate::error::ConnectError;
+use crate::settings::{DialSettings, MoreLanes};
+use crate::transfer_id::fresh_transfer;
+
+/// A receiver that has been dialled.
+pub(super) struct Dialled {
+    pub(super) link: Link,
+    pub(super) transport: Transport,
+    pub(super) round_trip: Duration,
+}
+
+/// Dials control and the first lanes at the same time.
+pub(super) async fn dial_all(
+    dialler: ChannelDialler,
+    settings: &DialSettings,
+    plan: LanePlan,
+) -> Result<Dialled, ConnectError> {
+    let transfer = fresh_transfer().map_err(ConnectError::TransferId)?;
+    let cipher = settings.cipher;
+    let lane = |number| {
+        let greeting = Greeting { cipher, ..Greeting::new(Role::Lane(LaneId(number)), transfer) };
+        Lane { number, greeting, limit: settings.limit, one_of: None }
+    };
+    let (lanes_in, lanes) = mpsc::channel(usize::from(zmove_wire::limits::LANES_MAX));
+    let (wanted_in, wanted) = watch::channel(None);
+    let spawn = |numbers: std::ops::Range<u16>| {
+        numbers.for_each(|number| spawn_lane(&dialler, lane(number), &lanes_in, wanted.clone()));
+    };
+    spawn(0..1);
+    let early = async {
+        let early = plan.early(&dialler, settings.reach.transport).await;
+        spawn(1..early);
+        early
+    };
+    let (early, channel) = tokio::join!(early, dialler.dial(DIAL_TIMEOUT));
+    let channel = channel?;
+    let transport = channel.transport();
+    let round_trip = channel.round_trip();
+    let least = lanes_for(round_trip);
+    let usual = match transport {
+        Transport::Tcp => plan.count(round_trip, least),
+        Transport::Quic => plan.fixed.unwrap_or_else(quic_lanes),
+    };
+    let few = plan.few(usual);
+    let count = few.unwrap_or(usual);
+    wanted_in.send_replace(Some(count));
+    spawn(early..count);
+    channel.set_unacknowledged_max(CONTROL_SILENCE_MAX).map_err(ConnectError::Control)?;
+    // QUIC's congestion control bears loss, and its windows are shared out over the lanes that there are
+    let tuned =
+        plan.fixed.is_none() && few.is_none() && settings.limit.is_none() && transport == Transport::Tcp;
+    let (number, congestion) = if tuned {
+        (LaneNumber::Tuned { least }, plan.answer(round_trip))
+    } else {
+        (LaneNumber::Fixed, LossAnswer::Fixed)
+    };
+    let (more, wanted) = mpsc::unbounded_channel();
+    match settings.more {
+        MoreLanes::Others => {
+            let next = Lane { one_of: Some(count), ..lane(count) };
+            tokio::spawn(dial_more(dialler, next, lanes_in, wanted));
+        }
+        MoreLanes::Sets => drop(tokio::spawn(dial_sets(dialler, lane(0), lanes_in, wanted))),
+    }
+    let supply = Some(LaneSupply { more, asked: count, number, congestion });
+    let version = channel.version();
+    let link = Link { transfer, cipher, version, control: control_pair(channel), lanes, supply };
+    Ok(Dialled { link, transport, round_trip })
+}
+
+/// Dials lanes for as long as somebody may want more; `next` is the first of them.
+async fn dial_more(
+    dialler: ChannelDialler,
+    mut next: Lane,
+    lanes: LanesIn,
+    mut wanted: mpsc::UnboundedReceiver<u16>,
+) {
+    let (_all_of_them, count) = watch::channel(Some(u16::MAX));
+    while let Some(more) = wanted.recv().await {
+        for _ in 0..more {
+            spawn_lane(&dialler, next, &lanes, count.clone());
+            next = next.following();
+        }
+    }
+}
+
+/// Dials sets of lanes for as long as somebody may want one; `first` is the first of each.
+async fn dial_sets(
+    dialler: ChannelDialler,
+    first: Lane,
+    lanes: LanesIn,
+    mut wanted: mpsc::UnboundedReceiver<u16>,
+) {
+    while let Some(count) = wanted.recv().await {
+        let (_known_at_once, number) = watch::channel(Some(count));
+        let all = std::iter::successors(Some(first), |lane| Some(lane.following()));
+        all.take(usize::from(count)).for_each(|lane| spawn_lane(&dialler, lane, &lanes, number.clone()));
+    }
+}
+
+type LanesIn = mpsc::Sender<Result<Box<dyn LaneSink>, LaneError>>;
+
+/// A lane to be dialled.
+#[derive(Clone, Copy)]
+struct Lane {
+    number: u16,
+    greeting: Greeting,
+    /// That of all lanes together.
+    limit: Option<RateLimit>,
+    /// Of how many, where it is dialled later than they.
+    one_of: Option<u16>,
+}
+
+impl Lane {
+    /// The lane after this one.
+    fn following(self) -> Self {
+        let number = self.number.wrapping_add(1);
+        Self { number, greeting: Greeting { role: Role::Lane(LaneId(number)), ..self.greeting }, ..self }
+    }
+}
+
+/// Dials one lane; it is dropped again if the path turns out to need fewer.
+fn spawn_lane(
+    dialler: &ChannelDialler,
+    lane: Lane,
+    lanes: &LanesIn,
+    mut wanted: watch::Receiver<Option<u16>>,
+) {
+    let dialler = dialler.clone();
+    let lanes = lanes.clone();
+    tokio::spawn(async move {
+        let dialled = dialler.dial(DIAL_TIMEOUT).await;
+        let count = wanted.wait_for(Option::is_some).await.map(|count| *count);
+        // the control connection did not come up: its error says why
+        let Ok(Some(count)) = count else { return };
+        if lane.number >= count {
+            return;
+        }
+        let made = match dialled {
+            Ok(channel) => make_lane(channel, lane, count).await,
+            Err(error) => Err(lane_error(error)),
+        };
+        let _push_over = lanes.send(made).await;
+    });
+}
+
+fn lane_error(error: DialError) -> LaneError {
+    let kind = if error.retryable() { ErrorKind::NotConnected } else { ErrorKind::Other };
+    LaneError::Io { source: std::io::Error::new(kind, error) }
+}
+
+/// Greets on a lane, one of `count`.
+async fn make_lane(
+    mut channel: Channel,
+    Lane { greeting, limit, one_of, .. }: Lane,
+    count: u16,
+) -> Result<Box<dyn LaneSink>, LaneError> {
+    let count = one_of.unwrap_or(count);
+    if let Some(limit) = limit {
+        channel.set_rate_max(limit.share(count))?;
+    }
+    channel.write_all(&greeting.encode()).await?;
+    channel.flush().await?;
+    channel.into_sink(greeting.cipher, count)
+}
+
+/// A control connection whose peer acknowledges nothing for so long is lost.
+const CONTROL_SILENCE_MAX: Duration = Duration::from_secs(60);

@@ -1,0 +1,119 @@
+//! The plan of lanes: how many are dialled when, and how they answer to loss, from what is known of the path so far.
+
+use std::time::Duration;
+
+use zmove_sender::{LossAnswer, Need};
+use zmove_transport::{ChannelDialler, TransportChoice};
+
+use super::machine::{Controls, LANES_AT_ONCE, LOSS_TOLERANT, congestion_controls, lanes_for, quic_lanes};
+use crate::path_memory::Known;
+use crate::settings::DialSettings;
+
+/// What lanes are dialled with, before anything is known of the path but what was remembered.
+pub(super) struct LanePlan {
+    /// The number that was asked for. None: the number is for the controller.
+    pub(super) fixed: Option<u16>,
+    known: Option<Known>,
+    /// Without what is known.
+    answer: LossAnswer,
+    /// What the push can use, where it may be less than the path could.
+    need: Option<Need>,
+}
+
+impl LanePlan {
+    pub(super) fn new(settings: &DialSettings, known: Option<Known>, need: Option<Need>) -> Self {
+        // a pace is shared out over the lanes that there are, and a number that was asked for is kept
+        let known = known.filter(|_| settings.streams.is_none() && settings.limit.is_none());
+        let need = need.filter(|_| settings.streams.is_none());
+        Self { fixed: settings.streams, known, answer: loss_answer(settings), need }
+    }
+
+    /// How many of the first lanes are dialled beside control, which is being dialled: as many as there are without
+    /// waiting for a round trip, but few where it shows at once that few are enough.
+    pub(super) async fn early(&self, dialler: &ChannelDialler, transport: TransportChoice) -> u16 {
+        let usual = self.at_once(transport);
+        let until = tokio::time::Instant::now() + SHOWS_AT_ONCE;
+        while self.fixed.is_none() && tokio::time::Instant::now() < until {
+            if let Some(lanes) = self.few(usual) {
+                return lanes;
+            }
+            if let Some(round_trip) = dialler.round_trip() {
+                return self.count(round_trip, lanes_for(round_trip)).min(usual);
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        usual
+    }
+
+    /// What the push can use, if that is known to be less than `usual`.
+    pub(super) fn few(&self, usual: u16) -> Option<u16> {
+        self.need.as_ref().and_then(Need::lanes).filter(|lanes| *lanes < usual)
+    }
+
+    /// How many are dialled before it is known what carries them and how long a round trip takes.
+    fn at_once(&self, transport: TransportChoice) -> u16 {
+        let known = match transport {
+            TransportChoice::Quic => Some(quic_lanes()),
+            TransportChoice::Auto | TransportChoice::Tcp => self.known.map(|known| known.lanes),
+        };
+        self.fixed.or(known).unwrap_or(LANES_AT_ONCE)
+    }
+
+    /// How many there shall be at first, where `least` suit the round trip.
+    pub(super) fn count(&self, round_trip: Duration, least: u16) -> u16 {
+        let known = self.known_of(round_trip).map_or(least, |known| known.lanes);
+        self.fixed.unwrap_or(known.max(least))
+    }
+
+    /// How lanes answer to loss at first.
+    pub(super) fn answer(self, round_trip: Duration) -> LossAnswer {
+        let tolerant = self.known_of(round_trip).is_some_and(|known| known.loss_tolerant);
+        match self.answer {
+            LossAnswer::Replaceable { usual, tolerant: other } if tolerant => {
+                LossAnswer::Replaced { usual, tolerant: other }
+            }
+            answer => answer,
+        }
+    }
+
+    /// What is known, if it is of a path with this round trip.
+    fn known_of(&self, round_trip: Duration) -> Option<Known> {
+        self.known.filter(|known| known.suits(round_trip))
+    }
+}
+
+fn loss_answer(settings: &DialSettings) -> LossAnswer {
+    match (&settings.reach.socket.congestion, congestion_controls()) {
+        (Some(name), _) if name == LOSS_TOLERANT => LossAnswer::Tolerant,
+        (None, Some(Controls { usual, .. })) if usual == LOSS_TOLERANT => LossAnswer::Tolerant,
+        (None, Some(Controls { usual, tolerant: true })) => {
+            LossAnswer::Replaceable { usual, tolerant: LOSS_TOLERANT.to_owned() }
+        }
+        _ => LossAnswer::Fixed,
+    }
+}
+
+/// How long most lanes are held back for what shows at once: that the scan has ended, or a short path.
+const SHOWS_AT_ONCE: Duration = Duration::from_millis(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_known_of_another_path_is_not_used() {
+        let round_trip = Duration::from_millis(90);
+        let plan = || LanePlan {
+            fixed: None,
+            known: Some(Known::new(32, true, round_trip, 1_000_000)),
+            answer: LossAnswer::Replaceable { usual: "cubic".into(), tolerant: "bbr".into() },
+            need: None,
+        };
+        let replaced = LossAnswer::Replaced { usual: "cubic".into(), tolerant: "bbr".into() };
+        assert_eq!((plan().count(round_trip, 8), plan().answer(round_trip)), (32, replaced));
+        let near = Duration::from_millis(1);
+        assert_eq!((plan().count(near, 8), plan().answer(near)), (8, plan().answer));
+        let pinned = LanePlan { answer: LossAnswer::Fixed, ..plan() };
+        assert_eq!(pinned.answer(round_trip), LossAnswer::Fixed);
+    }
+}

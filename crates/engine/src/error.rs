@@ -1,0 +1,371 @@
+//! Why something did not come about: one enum for each public operation.
+//!
+//! Messages are fragments for the user. **Invariant:** an error that holds others tells them by its chain of sources,
+//! but for [`PushError::GivenUp`] and [`PushError::StillBusy`], whose messages hold all of it.
+
+use std::error::Error;
+use std::ffi::OsString;
+use std::fmt::{self, Display};
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+
+use tokio::task::JoinError;
+use zmove_receiver::SessionError as ReceiverError;
+use zmove_sender::SessionError;
+use zmove_transport::{
+    AuthorityError, ControlError, DialError, IdentityError, KnownHostsError, ParseFingerprintError,
+};
+use zmove_types::Escaped;
+
+use crate::backoff::Timeout;
+
+/// Any error of the program that uses this library.
+pub type BoxError = Box<dyn Error + Send + Sync>;
+
+/// Why a text is no place of a tree. Each variant holds the part of the text that it is about, as it can be shown.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LocationError {
+    /// A bracket opens and does not close.
+    #[error("'{0}': the bracket of the IPv6 address is not closed")]
+    BracketOpen(String),
+    /// Something else than a port stands behind the host.
+    #[error("'{0}' is no HOST:PORT")]
+    NotHostPort(String),
+    /// A URL names a daemon, and ssh was asked for.
+    #[error("'zmove://…' is a daemon: for ssh write USER@HOST:PATH")]
+    UrlOverSsh,
+    /// An address in brackets has no colon behind it.
+    #[error("'{0}': write an IPv6 target as [ADDRESS]:PATH")]
+    BracketAlone(String),
+    /// The part before the `@` is no user.
+    #[error("'{0}' is no user's name")]
+    User(String),
+    /// The digits are no port.
+    #[error("'{0}' is no port: it must be 1 to 65535")]
+    Port(String),
+    /// A URL ends with its host.
+    #[error("'zmove://{0}' has no path: write zmove://HOST:PORT/PATH")]
+    UrlWithoutPath(String),
+    /// A user is named where a daemon is meant.
+    #[error("'{0}': a daemon knows users by their keys; write the host without 'USER@'")]
+    UserAtDaemon(String),
+    /// The host has no name, or one that nothing is called.
+    #[error("'{0}' is no host name")]
+    Host(String),
+}
+
+/// Why the sources cannot be pushed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SourcesError {
+    /// A source is written as a path on another host.
+    #[error(
+        "'{}' is on another host: run zmove push there (a local name with a colon is written './NAME')",
+        Escaped::path(path)
+    )]
+    OnAnotherHost {
+        /// The source.
+        path: OsString,
+    },
+    /// None of the sources is there.
+    #[error("nothing to send: no source is there")]
+    Nothing,
+    /// Two sources would get one name at the target.
+    #[error(
+        "'{}' and '{}' would both become '{}' at the target: push them one after the other",
+        Escaped::path(first),
+        Escaped::path(second),
+        Escaped::path(name)
+    )]
+    SameName {
+        /// The source that was named first.
+        first: PathBuf,
+        /// The source that was named later.
+        second: PathBuf,
+        /// The name.
+        name: OsString,
+    },
+    /// A directory could not be listed to its end.
+    #[error(transparent)]
+    List(#[from] io::Error),
+}
+
+/// Why a push within this host would write into its own sources.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OverlapError {
+    /// A tree copied into itself would never end.
+    #[error("the target lies inside the source '{}'", source_path.display())]
+    TargetInside {
+        /// The source.
+        source_path: PathBuf,
+    },
+    /// A part of a source is mounted where another part of it would be written.
+    #[error("'{}' is part of the source '{}', mounted there", point.display(), source_path.display())]
+    MountedInside {
+        /// The place below the target.
+        point: PathBuf,
+        /// The source.
+        source_path: PathBuf,
+    },
+}
+
+/// Why what is said over ssh's pipes is not understood.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WordsError {
+    /// An order makes no sense.
+    #[error("read what is to be done from standard input")]
+    Order(#[source] serde_json::Error),
+    /// An answer makes no sense.
+    #[error("read what the receiver says over ssh")]
+    Answer(#[source] serde_json::Error),
+    /// The other side is of another time.
+    #[error("the other side speaks version {theirs} over ssh, this one {ours}")]
+    Version {
+        /// The version of the other side.
+        theirs: u32,
+        /// The version of this side.
+        ours: u32,
+    },
+    /// The words cannot be written.
+    #[error(transparent)]
+    Write(serde_json::Error),
+}
+
+/// Why ssh has started no receiver.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SshError {
+    /// No key could be made for the session.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// The program is not there, or cannot be run.
+    #[error("start '{program}': {source}")]
+    Start {
+        /// The program.
+        program: String,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The program was started without pipes.
+    #[error("start '{program}': it has no pipes")]
+    NoPipes {
+        /// The program.
+        program: String,
+    },
+    /// The words make no sense.
+    #[error(transparent)]
+    Words(#[from] WordsError),
+    /// The pipe broke.
+    #[error("read what the receiver says over ssh")]
+    Read(#[source] io::Error),
+    /// The end of the program could not be waited for.
+    #[error(transparent)]
+    Wait(io::Error),
+    /// The receiver's key is none.
+    #[error("read the key of the receiver that ssh has started")]
+    Key(#[source] ParseFingerprintError),
+    /// ssh could not reach the host, or was not let in.
+    #[error("ssh has not reached {remote}: {status}")]
+    NotReached {
+        /// The host.
+        remote: String,
+        /// How ssh ended.
+        status: ExitStatus,
+    },
+    /// The host has no such program.
+    #[error(
+        "{remote} has no '{zmove}' that ssh could start: install it there, or say where it is with --remote-zmove"
+    )]
+    NoProgram {
+        /// The host.
+        remote: String,
+        /// The program that was to be started there.
+        zmove: String,
+    },
+    /// The program ended before it was ready.
+    #[error("'{zmove} receive' at {remote} ended before it was ready: {status}")]
+    Early {
+        /// The host.
+        remote: String,
+        /// The program that was started there.
+        zmove: String,
+        /// How it ended.
+        status: ExitStatus,
+    },
+    /// Something else than a receiver answers.
+    #[error("what {remote} says over ssh is not what '{zmove} receive' says")]
+    Nonsense {
+        /// The host.
+        remote: String,
+        /// The program that was to be started there.
+        zmove: String,
+    },
+}
+
+/// Why a receiver was not reached.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// This side's key cannot be used.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// The pinned keys cannot be used.
+    #[error(transparent)]
+    KnownHosts(#[from] KnownHostsError),
+    /// The site's authority cannot be used.
+    #[error(transparent)]
+    Authority(#[from] AuthorityError),
+    /// The connection did not come about.
+    #[error(transparent)]
+    Dial(#[from] DialError),
+    /// ssh has started no receiver.
+    #[error(transparent)]
+    Ssh(#[from] SshError),
+    /// Whoever was asked about the host's key has not said yes.
+    #[error(transparent)]
+    Unconfirmed(BoxError),
+    /// ssh has started a receiver, to which no connection came about.
+    #[error(
+        "reach the receiver that ssh has started on {host} \
+         (a firewall may need a range of ports, which --ssh-ports names)"
+    )]
+    BehindSsh {
+        /// Where the receiver listens.
+        host: String,
+        /// Why there is no connection.
+        source: Box<Self>,
+    },
+    /// No number for the transfer could be drawn.
+    #[error("draw a transfer id")]
+    TransferId(#[source] io::Error),
+    /// The system refuses an option of the control connection.
+    #[error("set up the control connection")]
+    Control(#[source] io::Error),
+}
+
+/// Why a push to another host ended early.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PushError {
+    /// The receiver was not reached.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The session broke off.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    /// There is no job for another session.
+    #[error(transparent)]
+    Job(BoxError),
+    /// No number for the back-off could be drawn.
+    #[error("draw a number")]
+    Chance(#[source] io::Error),
+    /// Connections were lost and have not come back in time.
+    #[error("the connection to {remote} was lost and has not come back for {timeout}: {}", Causes(cause.as_ref()))]
+    GivenUp {
+        /// The receiver.
+        remote: String,
+        /// How long it was waited for.
+        timeout: Timeout,
+        /// The last error.
+        cause: Box<Self>,
+    },
+    /// The receiver has had no room in time.
+    #[error("{}; the receiver was busy for {timeout}", Causes(cause.as_ref()))]
+    StillBusy {
+        /// How long it was waited for.
+        timeout: Timeout,
+        /// The last error.
+        cause: Box<Self>,
+    },
+}
+
+/// Why a push within this process ended early.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LocalError {
+    /// No number for the transfer could be drawn.
+    #[error("draw a transfer id")]
+    TransferId(#[source] io::Error),
+    /// The sending role ended.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    /// The receiving role ended.
+    #[error("receiver: {0}")]
+    Receiver(#[source] ReceiverError),
+    /// The receiving role has panicked.
+    #[error("the receiving role")]
+    Role(#[source] JoinError),
+}
+
+impl ConnectError {
+    /// The error of the connection itself, if that is what is wrong.
+    #[must_use]
+    pub fn dial(&self) -> Option<&DialError> {
+        match self {
+            Self::Dial(error) => Some(error),
+            Self::BehindSsh { source, .. } => source.dial(),
+            _ => None,
+        }
+    }
+
+    /// Whether dialling again may help, where that has helped before.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        if let Some(error) = self.dial() {
+            // a network that is gone takes its name server along
+            return error.retryable() || matches!(error, DialError::Resolve { .. });
+        }
+        matches!(self, Self::Ssh(SshError::NotReached { .. }))
+    }
+}
+
+impl PushError {
+    /// Whether the receiver has had no room for the transfer, and may have some later.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        matches!(self, Self::Session(error) if error.is_busy())
+    }
+
+    /// Whether connections were lost, so that dialling again may help.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        match self {
+            Self::Session(error) => error.is_lost(),
+            Self::Connect(error) => error.is_lost(),
+            _ => false,
+        }
+    }
+
+    /// Whether the host has closed the connection before it had proved its key.
+    #[must_use]
+    pub fn is_closed_early(&self) -> bool {
+        match self {
+            // this side may think that the handshake is over when the other one does not
+            Self::Session(error) => matches!(error, SessionError::Control(ControlError::Closed)),
+            Self::Connect(error) => matches!(error.dial(), Some(DialError::Closed { .. })),
+            _ => false,
+        }
+    }
+}
+
+/// An error with its causes in one line, each told once: some tell their cause themselves.
+#[derive(Debug)]
+pub struct Causes<'a>(pub &'a (dyn Error + 'static));
+
+impl Display for Causes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut told = String::new();
+        let chain = std::iter::successors(Some(self.0), |error| (*error).source());
+        for cause in chain.map(ToString::to_string) {
+            if !told.ends_with(&cause) {
+                let separator = if told.is_empty() { "" } else { ": " };
+                told.extend([separator, &cause]);
+            }
+        }
+        f.write_str(&told)
+    }
+}

@@ -1,0 +1,78 @@
+//! Pushes within this host and to others: whatever stands between what a program wants moved and the two roles that
+//! move it. It dials, plans lanes, comes back after connections are lost, remembers paths, and has ssh start receivers.
+//!
+//! It prints nothing and reads no command line: what happens in a session is told to an
+//! [`Observer`](zmove_types::Observer), what happens around it to a [`Listener`], and errors are enums.
+//!
+//! A directory is pushed to another one of this host:
+//!
+//! ```
+//! use std::sync::Arc;
+//! use std::time::Instant;
+//!
+//! use zmove_engine::{LocalReceiver, NoListener, Push, Run, SenderConfig, Sources, push_locally};
+//! use zmove_types::NoObserver;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let home = tempfile::tempdir()?;
+//! let source = home.path().join("source");
+//! let target = home.path().join("target");
+//! std::fs::create_dir(&source)?;
+//! std::fs::write(source.join("file"), "contents")?;
+//!
+//! // with a slash behind it, what is in the directory is meant, and not the directory
+//! let sources = Sources::look_at(&[source.join("").into()], None, &NoListener)?;
+//! let job = sources.job(target.as_os_str().as_encoded_bytes());
+//! let now = Instant::now();
+//! let mut run = Run::begin(None, now);
+//! let push = Push::start(job, SenderConfig::default(), &mut run, now);
+//! let runtime = tokio::runtime::Runtime::new()?;
+//! let never = std::future::pending();
+//! let pushing = push_locally(push, &mut run, LocalReceiver::default(), Arc::new(NoObserver), never);
+//! let summary = runtime.block_on(pushing)?;
+//!
+//! assert_eq!((summary.files, summary.failed), (1, 0));
+//! assert_eq!(std::fs::read_to_string(target.join("file"))?, "contents");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A push to another host differs in its last step: [`RemotePush::push`] takes the [`Remote`] that [`Location::parse`]
+//! reads, and [`DialSettings`]. **Invariant:** no setting is taken from the environment, and no place of a key is
+//! guessed: whoever pushes says where its home is.
+
+mod backoff;
+mod dial;
+mod error;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
+mod local;
+mod location;
+mod notice;
+mod path_memory;
+mod reconnect;
+mod settings;
+mod sources;
+mod ssh;
+mod transfer_id;
+
+pub use backoff::{ParseTimeoutError, Timeout};
+pub use dial::{
+    Connector, DIAL_TIMEOUT, LANES_AT_ONCE, LOCAL_RTT, LOSS_TOLERANT, RATE_TARGET, Reached, Route,
+    lanes_for_machine,
+};
+pub use error::{
+    BoxError, Causes, ConnectError, LocalError, LocationError, OverlapError, PushError, SourcesError,
+    SshError, WordsError,
+};
+pub use local::{LocalReceiver, Overlap, push_locally};
+pub use location::{DEFAULT_PORT, Location, Login, Remote, Start};
+pub use notice::{Listener, NoListener, Notice};
+pub use path_memory::{Known, PathMemory};
+pub use reconnect::{Pushed, RemotePush};
+pub use settings::{Confirm, DialSettings, MoreLanes, PortRange, SshSettings, UnknownHost};
+pub use sources::Sources;
+pub use ssh::{Carriers, ORDER_BYTES_MAX, Order, Ready, SshSession};
+pub use transfer_id::fresh_transfer;
+pub use zmove_sender::{Push, PushJob, Run, SenderConfig, Summary};

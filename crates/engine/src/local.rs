@@ -1,0 +1,99 @@
+//! Both roles in this process: the whole pipeline over the memory transport, without a network.
+
+mod overlap;
+
+use std::future::{Future, pending};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use zmove_disk::{Direct, Disk, Threads};
+use zmove_receiver::{Access, ReceiverConfig, Session, Turns, run_session};
+use zmove_sender::{Link, Push, Run, SessionError, Summary};
+use zmove_transport::{memory_control, memory_lane};
+use zmove_types::Observer;
+use zmove_wire::{Cipher, Version};
+
+use crate::error::LocalError;
+use crate::transfer_id::fresh_transfer;
+
+pub use overlap::Overlap;
+
+/// The receiving half of a push within this process.
+#[derive(Clone, Debug)]
+pub struct LocalReceiver {
+    /// The storage engine of the target. Default: plain system calls.
+    pub disk: Arc<dyn Disk>,
+    /// Whether large files are written past the page cache. Default: where it pays.
+    pub direct: Direct,
+    /// The directory for the journals of what is unfinished. Default: none, and a push that broke off begins anew.
+    pub journals: Option<PathBuf>,
+}
+
+impl Default for LocalReceiver {
+    fn default() -> Self {
+        Self { disk: Arc::new(Threads), direct: Direct::default(), journals: None }
+    }
+}
+
+/// Pushes to a target on this host, until all is done or `stop` resolves. It must be called within a runtime.
+///
+/// # Errors
+/// One of the roles broke off. Files that failed are no such error: the summary counts them.
+///
+/// # Panics
+/// There is no runtime of tokio around it.
+pub async fn push_locally(
+    push: Push,
+    run: &mut Run,
+    receiver: LocalReceiver,
+    observer: Arc<dyn Observer>,
+    stop: impl Future<Output = ()>,
+) -> Result<Summary, LocalError> {
+    let transfer = fresh_transfer().map_err(LocalError::TransferId)?;
+    let (near, (mut far_reader, far_writer)) = memory_control();
+    let (sinks_in, sinks) = mpsc::channel(usize::from(LANES));
+    let (sources_in, sources) = mpsc::channel(usize::from(LANES));
+    for _ in 0..LANES {
+        let (sink, source) = memory_lane();
+        let room = "the queues hold all lanes";
+        sinks_in.try_send(Ok(sink)).expect(room);
+        sources_in.try_send(source).expect(room);
+    }
+    drop((sinks_in, sources_in));
+    let receiving = tokio::spawn(async move {
+        let version = far_reader.greeting().await?.agree()?;
+        let LocalReceiver { disk, direct, journals } = receiver;
+        let session = Session {
+            transfer,
+            version,
+            control: (far_reader, far_writer),
+            lanes: sources,
+            owner: String::new(),
+            access: Access::Anywhere,
+            turns: Turns::default(),
+            config: ReceiverConfig { disk, direct, journals, ..ReceiverConfig::default() },
+        };
+        run_session(session, pending()).await
+    });
+    let link = Link {
+        transfer,
+        cipher: Cipher::default(),
+        version: Version::NEWEST,
+        control: near,
+        lanes: sinks,
+        supply: None,
+    };
+    let pushed = push.run(run, link, observer, stop).await;
+    let received = receiving.await.map_err(LocalError::Role)?;
+    match (pushed, received) {
+        // a lost connection within one process is only the echo of what the other role says
+        (Err(SessionError::Control(_) | SessionError::Lane(_)), Err(error)) => {
+            Err(LocalError::Receiver(error))
+        }
+        (pushed, _) => Ok(pushed?),
+    }
+}
+
+/// Lanes within one process: one for each core that can fill it.
+const LANES: u16 = 2;

@@ -1,0 +1,207 @@
+//! Whether a push on this host would write into its own sources, or remove them.
+//!
+//! Directories are compared by what they are and not by what they are called: by device and inode, and by their place
+//! in their file system, so that a bind mount of a source, of part of it, or of what it lies in is no other directory.
+//! **Invariant:** where the kernel does not tell what is mounted, paths without links are compared.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use zmove_disk::Mount;
+use zmove_scan::{FileSystems, ScanRoot};
+use zmove_sender::Guard;
+
+use crate::error::OverlapError;
+
+/// What a push is between.
+#[derive(Debug)]
+pub struct Overlap {
+    sources: Vec<ScanRoot>,
+    target: PathBuf,
+    file_systems: FileSystems,
+}
+
+/// A directory or file, and what is mounted below it.
+#[derive(Debug)]
+struct Ground {
+    path: PathBuf,
+    /// Device and inode, from the thing itself up to the root directory.
+    ancestors: Vec<(u64, u64)>,
+    /// Its own place in a file system comes first.
+    regions: Vec<Region>,
+}
+
+/// All of a file system that lies at and below a path in it.
+#[derive(Debug, PartialEq, Eq)]
+struct Region {
+    device: String,
+    root: PathBuf,
+    /// Where that is, from the ground's top.
+    below: PathBuf,
+}
+
+impl Overlap {
+    /// The sources of a push, its target, and the file systems that are walked.
+    #[must_use]
+    pub const fn new(sources: Vec<ScanRoot>, target: PathBuf, file_systems: FileSystems) -> Self {
+        Self { sources, target, file_systems }
+    }
+
+    /// A tree copied into itself would never end.
+    ///
+    /// # Errors
+    /// The target lies inside a source, or a part of a source is mounted inside the target.
+    pub fn refuse_target_inside(&self) -> Result<(), OverlapError> {
+        let mounts = mounts();
+        let Some(target) = existing_ancestor(&self.target).and_then(|path| Ground::of(&path, &mounts)) else {
+            return Ok(());
+        };
+        for (source, ground) in self.grounds(&mounts) {
+            // a tree may go beside itself, into the directory that holds it
+            let inside = target.lies_in(&ground, self.file_systems)
+                || ground.regions.iter().any(|region| target.regions[0].position_in(region).is_some());
+            if is_directory(source) && inside {
+                return Err(OverlapError::TargetInside { source_path: source.source.clone() });
+            }
+        }
+        self.refuse_mounted_inside(&mounts)
+    }
+
+    /// What is mounted below the target may be part of a source that something else of it would be written into.
+    fn refuse_mounted_inside(&self, mounts: &[u8]) -> Result<(), OverlapError> {
+        let grounds = self.grounds(mounts);
+        for (source, ground) in &grounds {
+            let Some(place) = self.place_of(source, mounts) else { continue };
+            for mounted in &place.regions[1..] {
+                let point = place.path.join(&mounted.below);
+                let is_own = |(_, other): &&(&ScanRoot, Ground)| {
+                    other.regions.iter().any(|region| {
+                        let position =
+                            mounted.position_in(region).map(|position| region.below.join(position));
+                        position
+                            .is_some_and(|position| !std::ptr::eq(ground, other) || position != mounted.below)
+                    })
+                };
+                let reached = ground.path.join(&mounted.below).symlink_metadata().is_ok();
+                if let Some((own, _)) = grounds.iter().find(is_own).filter(|_| reached) {
+                    return Err(OverlapError::MountedInside { point, source_path: own.source.clone() });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Where a source goes, if that is there.
+    fn place_of(&self, source: &ScanRoot, mounts: &[u8]) -> Option<Ground> {
+        Ground::of(&self.target.join(source.prefix.as_path()).canonicalize().ok()?, mounts)
+    }
+
+    /// The sources that are there.
+    fn grounds(&self, mounts: &[u8]) -> Vec<(&ScanRoot, Ground)> {
+        let ground = |source: &ScanRoot| {
+            let mut ground = Ground::of(&source.source.canonicalize().ok()?, mounts)?;
+            if self.file_systems == FileSystems::OfRoot {
+                let device = ground.regions[0].device.clone();
+                ground.regions.retain(|region| region.device == device);
+            }
+            Some(ground)
+        };
+        self.sources.iter().filter_map(|source| Some((source, ground(source)?))).collect()
+    }
+}
+
+impl Guard for Overlap {
+    /// A source that lies in what becomes a mirror of another place would be removed.
+    fn objection(&self) -> Option<String> {
+        let mounts = mounts();
+        let grounds = self.grounds(&mounts);
+        for (mirrored, ground) in grounds.iter().filter(|(source, _)| is_directory(source)) {
+            let Some(place) = self.place_of(mirrored, &mounts) else { continue };
+            for (source, whole) in &grounds {
+                let itself = std::ptr::eq(ground, whole);
+                let same_inode = itself && whole.ancestors.first() == place.ancestors.first();
+                let lies = whole.lies_in(&place, FileSystems::All) && !same_inode;
+                let meets = |(ours, theirs): (PathBuf, PathBuf)| !itself || ours != theirs;
+                let pairs =
+                    || whole.regions.iter().flat_map(|one| place.regions.iter().map(move |two| (one, two)));
+                if lies || pairs().any(|(one, two)| one.meets(two).is_some_and(meets)) {
+                    let source = source.source.display();
+                    let place = place.path.display();
+                    return Some(format!(
+                        "the source '{source}' lies in '{place}', where --delete would remove it"
+                    ));
+                }
+            }
+        }
+        None
+    }
+}
+
+impl Ground {
+    /// Of a path without links.
+    fn of(path: &Path, mounts: &[u8]) -> Option<Self> {
+        let identity = |path: &Path| fs::symlink_metadata(path).map(|there| (there.dev(), there.ino())).ok();
+        let ancestors: Vec<_> = path.ancestors().map_while(identity).collect();
+        let within = mount_of(path, mounts).and_then(|mount| {
+            let root = mount.root.join(path.strip_prefix(&mount.point).ok()?);
+            Some(Region { device: mount.device, root, below: PathBuf::new() })
+        });
+        let unknown = || Region { device: String::new(), root: path.to_owned(), below: PathBuf::new() };
+        let mut regions = vec![within.unwrap_or_else(unknown)];
+        regions.extend(Mount::all(mounts).filter(|mount| mount.point != path).filter_map(|mount| {
+            let below = mount.point.strip_prefix(path).ok()?.to_owned();
+            Some(Region { device: mount.device, root: mount.root, below })
+        }));
+        (!ancestors.is_empty()).then(|| Self { path: path.to_owned(), ancestors, regions })
+    }
+
+    /// Whether one of the directories above it, or itself, is the other's top.
+    fn lies_in(&self, other: &Self, file_systems: FileSystems) -> bool {
+        let near = |(device, _): &&(u64, u64)| {
+            file_systems == FileSystems::All || Some(*device) == self.ancestors.first().map(|own| own.0)
+        };
+        let top = other.ancestors.first();
+        self.ancestors.iter().take_while(near).any(|above| Some(above) == top)
+    }
+}
+
+impl Region {
+    /// Where it is in another that holds it.
+    fn position_in(&self, other: &Self) -> Option<&Path> {
+        let same = self.device == other.device;
+        self.root.strip_prefix(&other.root).ok().filter(|_| same)
+    }
+
+    /// Where the smaller of two that overlap is, from the top of this one's ground, and from that of the other's.
+    fn meets(&self, other: &Self) -> Option<(PathBuf, PathBuf)> {
+        if let Some(position) = self.position_in(other) {
+            return Some((self.below.clone(), other.below.join(position)));
+        }
+        let position = other.position_in(self)?;
+        Some((self.below.join(position), other.below.clone()))
+    }
+}
+
+/// The mount that a path lies in.
+fn mount_of(path: &Path, mounts: &[u8]) -> Option<Mount> {
+    let asked = statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::MNT_ID).ok();
+    let told = asked.filter(|stat| stat.stx_mask & StatxFlags::MNT_ID.bits() != 0);
+    let numbered = told.and_then(|stat| Mount::all(mounts).find(|mount| mount.id == stat.stx_mnt_id));
+    numbered.or_else(|| Mount::around(mounts, path))
+}
+
+/// A link is none, unless there is a slash behind it.
+fn is_directory(source: &ScanRoot) -> bool {
+    source.source.symlink_metadata().is_ok_and(|there| there.is_dir())
+}
+
+fn mounts() -> Vec<u8> {
+    fs::read("/proc/self/mountinfo").unwrap_or_default()
+}
+
+fn existing_ancestor(path: &Path) -> Option<PathBuf> {
+    let absolute = std::path::absolute(path).ok()?;
+    absolute.ancestors().find_map(|ancestor| ancestor.canonicalize().ok())
+}

@@ -1,0 +1,325 @@
+//! Where a target is: `HOST:PATH`, `HOST:PORT:PATH`, `zmove://HOST:PORT/PATH`, or a path on this host. A user before
+//! the host (`USER@HOST:PATH`) means that ssh is to start a receiver there; a port is then that of ssh.
+//!
+//! As with rsync and scp, a colon before the first slash makes a host; `./a:b` is a local file. Digits between two
+//! colons are a port, so a relative path that begins with such digits is written `HOST:./2024:x`.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::net::IpAddr;
+use std::os::unix::ffi::OsStrExt;
+
+use zmove_types::Escaped;
+
+use crate::error::LocationError;
+
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
+
+/// The port of a receiver that names none.
+pub const DEFAULT_PORT: u16 = 5870;
+
+/// A target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Location {
+    /// A path on this host.
+    Local(OsString),
+    /// A path at a receiver.
+    Remote(Remote),
+}
+
+/// A path at a receiver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remote {
+    /// The host's name or address.
+    pub host: String,
+    /// The port of the daemon.
+    pub port: u16,
+    /// The path there, as the user wrote it.
+    pub path: Vec<u8>,
+    /// The login by which ssh starts a receiver. None: a daemon is running.
+    pub login: Option<Login>,
+}
+
+/// What ssh has to know besides the host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Login {
+    /// The user there. None: the one that ssh takes.
+    pub user: Option<String>,
+    /// The port of ssh there. None: the one that ssh takes.
+    pub port: Option<u16>,
+}
+
+/// What a receiver on another host is started by where no user is named.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Start {
+    /// A daemon that runs already.
+    #[default]
+    Daemon,
+    /// ssh, as where a user is named.
+    OverSsh,
+}
+
+impl fmt::Display for Remote {
+    /// The host and port, as they are shown to the user.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, port, login, .. } = self;
+        if let Some(login) = login {
+            return match &login.user {
+                Some(user) => write!(f, "{user}@{host}"),
+                None => write!(f, "{host}"),
+            };
+        }
+        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+    }
+}
+
+impl Remote {
+    /// Reads a receiver without a path: `HOST`, `HOST:PORT`, `[IPv6]:PORT`, or an IPv6 address alone.
+    ///
+    /// # Errors
+    /// The text is none of these.
+    pub fn parse_endpoint(text: &str) -> Result<Self, LocationError> {
+        let (host, port) = match text.strip_prefix('[') {
+            _ if text.parse::<IpAddr>().is_ok() => (text, ""),
+            Some(bracketed) => match bracketed.split_once(']') {
+                Some(split) => split,
+                None => return Err(LocationError::BracketOpen(text.to_owned())),
+            },
+            None => text.split_at(text.find(':').unwrap_or(text.len())),
+        };
+        let port = match port.strip_prefix(':') {
+            Some(digits) => parse_port(digits.as_bytes())?,
+            None if port.is_empty() => DEFAULT_PORT,
+            None => return Err(LocationError::NotHostPort(text.to_owned())),
+        };
+        Ok(Self { host: host_name(host.as_bytes())?, port, path: Vec::new(), login: None })
+    }
+}
+
+impl Location {
+    /// Reads a target.
+    ///
+    /// # Errors
+    /// The text makes no sense.
+    pub fn parse(text: &OsStr, start: Start) -> Result<Self, LocationError> {
+        let bytes = text.as_bytes();
+        if let Some(rest) = bytes.strip_prefix(b"zmove://") {
+            if start == Start::OverSsh {
+                return Err(LocationError::UrlOverSsh);
+            }
+            return parse_url(rest).map(Self::Remote);
+        }
+        let Some(AtHost { host, rest }) = split_host(bytes)? else {
+            return Ok(Self::Local(text.to_owned()));
+        };
+        let (user, host) = split_user(host)?;
+        let host = host_name(host)?;
+        let (port, path) = split_port(rest)?;
+        let login = (start == Start::OverSsh || user.is_some()).then_some(Login { user, port });
+        let port = port.filter(|_| login.is_none()).unwrap_or(DEFAULT_PORT);
+        let path = if login.is_some() { from_home(path) } else { path };
+        Ok(Self::Remote(Remote { host, port, path: path.to_vec(), login }))
+    }
+}
+
+/// A path as a shell would understand it where a login begins: in the user's home.
+fn from_home(path: &[u8]) -> &[u8] {
+    if path == b"~" { b"" } else { path.strip_prefix(b"~/").unwrap_or(path) }
+}
+
+/// Whether a program takes this for one word that is no option.
+fn is_word(text: &str) -> bool {
+    !text.is_empty()
+        && !text.starts_with('-')
+        && !text.contains(|c: char| c.is_whitespace() || c.is_control())
+}
+
+/// The two parts of a target on another host.
+struct AtHost<'a> {
+    /// The host, perhaps with a user.
+    host: &'a [u8],
+    /// All behind the colon.
+    rest: &'a [u8],
+}
+
+/// The host, perhaps with a user, before the first colon and what is behind it; `None` for a local path.
+fn split_host(bytes: &[u8]) -> Result<Option<AtHost<'_>>, LocationError> {
+    let slash = bytes.iter().position(|&byte| byte == b'/').unwrap_or(bytes.len());
+    let colon = bytes[..slash].iter().position(|&byte| byte == b':');
+    let bracket = bytes[..colon.unwrap_or(slash)].iter().position(|&byte| byte == b'[');
+    let colon = match bracket.filter(|&at| at == 0 || bytes[at - 1] == b'@') {
+        Some(start) => {
+            let end = bytes[start..].windows(2).position(|pair| pair == b"]:");
+            let Some(end) = end else { return Err(LocationError::BracketAlone(show(bytes))) };
+            Some(start + end + 1)
+        }
+        None => colon,
+    };
+    let split = |colon| AtHost { host: &bytes[..colon], rest: &bytes[colon + 1..] };
+    Ok(colon.filter(|&colon| colon > 0).map(split))
+}
+
+/// The user before the last `@`, as ssh reads it, and the host without brackets.
+fn split_user(bytes: &[u8]) -> Result<(Option<String>, &[u8]), LocationError> {
+    let bare =
+        |host| <[u8]>::strip_prefix(host, b"[").and_then(|host| host.strip_suffix(b"]")).unwrap_or(host);
+    let Some(at) = bytes.iter().rposition(|&byte| byte == b'@') else { return Ok((None, bare(bytes))) };
+    match std::str::from_utf8(&bytes[..at]) {
+        Ok(user) if is_word(user) => Ok((Some(user.to_owned()), bare(&bytes[at + 1..]))),
+        _ => Err(LocationError::User(show(&bytes[..at]))),
+    }
+}
+
+/// Digits before another colon are a port.
+fn split_port(rest: &[u8]) -> Result<(Option<u16>, &[u8]), LocationError> {
+    let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    if digits == 0 || rest.get(digits) != Some(&b':') {
+        return Ok((None, rest));
+    }
+    Ok((Some(parse_port(&rest[..digits])?), &rest[digits + 1..]))
+}
+
+fn parse_port(digits: &[u8]) -> Result<u16, LocationError> {
+    match std::str::from_utf8(digits).ok().and_then(|text| text.parse().ok()) {
+        Some(port) if port > 0 => Ok(port),
+        _ => Err(LocationError::Port(show(digits))),
+    }
+}
+
+fn parse_url(rest: &[u8]) -> Result<Remote, LocationError> {
+    let slash = rest.iter().position(|&byte| byte == b'/');
+    let Some(slash) = slash else {
+        return Err(LocationError::UrlWithoutPath(show(rest)));
+    };
+    let (authority, path) = rest.split_at(slash);
+    let (host, port) = match authority.strip_prefix(b"[") {
+        Some(bracketed) => match bracketed.iter().position(|&byte| byte == b']') {
+            Some(end) => (&bracketed[..end], &bracketed[end + 1..]),
+            None => return Err(LocationError::BracketOpen(show(authority))),
+        },
+        None => {
+            let colon = authority.iter().position(|&byte| byte == b':').unwrap_or(authority.len());
+            authority.split_at(colon)
+        }
+    };
+    let port = match port {
+        b"" => DEFAULT_PORT,
+        [b':', digits @ ..] => parse_port(digits)?,
+        _ => return Err(LocationError::NotHostPort(show(authority))),
+    };
+    Ok(Remote { host: host_name(host)?, port, path: path.to_vec(), login: None })
+}
+
+fn host_name(bytes: &[u8]) -> Result<String, LocationError> {
+    if bytes.contains(&b'@') {
+        return Err(LocationError::UserAtDaemon(show(bytes)));
+    }
+    match std::str::from_utf8(bytes) {
+        // with a bracket or a slash, what is shown of it would mean something else when typed
+        Ok(name) if is_word(name) && !name.contains(['[', ']', '/']) => Ok(name.to_owned()),
+        _ => Err(LocationError::Host(show(bytes))),
+    }
+}
+
+fn show(bytes: &[u8]) -> String {
+    Escaped(bytes).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn remote(text: &str) -> (String, u16, String) {
+        match Location::parse(OsStr::new(text), Start::Daemon).unwrap() {
+            Location::Remote(Remote { host, port, path, login: None }) => {
+                (host, port, String::from_utf8(path).unwrap())
+            }
+            location => panic!("{location:?}"),
+        }
+    }
+
+    fn login(text: &str, start: Start) -> (String, String, Option<u16>) {
+        match Location::parse(OsStr::new(text), start).unwrap() {
+            Location::Remote(remote) => {
+                let port = remote.login.as_ref().unwrap().port;
+                (remote.to_string(), String::from_utf8(remote.path).unwrap(), port)
+            }
+            location @ Location::Local(_) => panic!("{location:?}"),
+        }
+    }
+
+    fn expect(host: &str, port: u16, path: &str) -> (String, u16, String) {
+        (host.to_owned(), port, path.to_owned())
+    }
+
+    #[test]
+    fn remote_forms() {
+        assert_eq!(remote("dtn:/data"), expect("dtn", DEFAULT_PORT, "/data"));
+        assert_eq!(remote("dtn:"), expect("dtn", DEFAULT_PORT, ""));
+        assert_eq!(remote("dtn:99:/data"), expect("dtn", 99, "/data"));
+        assert_eq!(remote("dtn:a@[b]:c"), expect("dtn", DEFAULT_PORT, "a@[b]:c"));
+        assert_eq!(remote("dtn:2024"), expect("dtn", DEFAULT_PORT, "2024"));
+        assert_eq!(remote("dtn:./2024:x"), expect("dtn", DEFAULT_PORT, "./2024:x"));
+        assert_eq!(remote("[fd00::1]:/d"), expect("fd00::1", DEFAULT_PORT, "/d"));
+        assert_eq!(remote("[fd00::1]:7:d:e"), expect("fd00::1", 7, "d:e"));
+        assert_eq!(remote("zmove://dtn:7/d/e"), expect("dtn", 7, "/d/e"));
+        assert_eq!(remote("zmove://dtn/d"), expect("dtn", DEFAULT_PORT, "/d"));
+        assert_eq!(remote("zmove://[::1]:7/d"), expect("::1", 7, "/d"));
+    }
+
+    #[test]
+    fn a_user_means_ssh() {
+        let expect = |host: &str, path: &str, port| (host.to_owned(), path.to_owned(), port);
+        assert_eq!(login("alice@dtn:/d", Start::Daemon), expect("alice@dtn", "/d", None));
+        assert_eq!(
+            login("alice@site.org@dtn:22022:d", Start::Daemon),
+            expect("alice@site.org@dtn", "d", Some(22022))
+        );
+        assert_eq!(login("alice@[fd00::1]:/d", Start::Daemon), expect("alice@fd00::1", "/d", None));
+        assert_eq!(login("alice@dtn:~/d", Start::Daemon), expect("alice@dtn", "d", None));
+        assert_eq!(login("alice@dtn:~", Start::Daemon), expect("alice@dtn", "", None));
+        assert_eq!(login("dtn:/d", Start::OverSsh), expect("dtn", "/d", None));
+        assert_eq!(login("dtn:5870:/d", Start::OverSsh), expect("dtn", "/d", Some(5870)));
+    }
+
+    #[test]
+    fn endpoints() {
+        let parse = |text| Remote::parse_endpoint(text).map(|remote| (remote.host, remote.port)).ok();
+        let expect = |host: &str, port| Some((host.to_owned(), port));
+        assert_eq!(parse("dtn"), expect("dtn", DEFAULT_PORT));
+        assert_eq!(parse("dtn:7"), expect("dtn", 7));
+        assert_eq!(parse("192.0.2.7:7"), expect("192.0.2.7", 7));
+        assert_eq!(parse("fd00::1"), expect("fd00::1", DEFAULT_PORT));
+        assert_eq!(parse("[fd00::1]"), expect("fd00::1", DEFAULT_PORT));
+        assert_eq!(parse("[fd00::1]:7"), expect("fd00::1", 7));
+        for text in
+            ["", ":7", "dtn:", "dtn:x", "dtn:0", "dtn:7:x", "[fd00::1", "[fd00::1]7", "alice@dtn", "a b"]
+        {
+            assert_eq!(parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn local_forms() {
+        for text in ["/a:b", "./a:b", "dir", "dir/", ":x"] {
+            let location = Location::parse(OsStr::new(text), Start::Daemon).unwrap();
+            assert_eq!(location, Location::Local(text.into()), "{text}");
+        }
+    }
+
+    #[test]
+    fn nonsense_is_explained() {
+        let users =
+            ["@dtn:/d", "-oProxyCommand=x@dtn:/d", "a b@dtn:/d", "-oProxyCommand=x:/d", "zmove://a@dtn/d"];
+        for text in users {
+            assert!(Location::parse(OsStr::new(text), Start::Daemon).is_err(), "{text}");
+        }
+        assert!(Location::parse(OsStr::new("zmove://dtn/d"), Start::OverSsh).is_err());
+        let hosts = ["[[fd00::1]:eth0]:/d", "[a/b]:/d", "zmove://a]:7/d"];
+        let others = ["dtn:0:/d", "dtn:70000:/d", "[::1", "zmove://dtn", "zmove://dtn:x/d"];
+        for text in hosts.into_iter().chain(others) {
+            assert!(Location::parse(OsStr::new(text), Start::Daemon).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! Targets for `crates/fuzz`.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+use super::{Location, Start};
+
+/// A target: what is shown of a daemon's, with its path, means the same, and ssh gets no word that is an option.
+///
+/// # Panics
+/// When that is not so.
+pub fn location(bytes: &[u8]) {
+    [Start::Daemon, Start::OverSsh].into_iter().for_each(|start| check(OsStr::from_bytes(bytes), start));
+}
+
+fn check(text: &OsStr, start: Start) {
+    let remote = match Location::parse(text, start) {
+        Ok(Location::Local(path)) => return assert_eq!(path, text),
+        Ok(Location::Remote(remote)) => remote,
+        Err(error) => return drop(error.to_string()),
+    };
+    if let Some(login) = &remote.login {
+        let words = login.user.iter().chain([&remote.host]);
+        words.for_each(|word| assert!(!word.is_empty() && !word.starts_with('-'), "{word:?}"));
+        return;
+    }
+    let shown = [remote.to_string().as_bytes(), b":", &remote.path].concat();
+    let again =
+        Location::parse(OsStr::from_bytes(&shown), Start::Daemon).expect("what is shown can be typed");
+    assert_eq!(again, Location::Remote(remote));
+}

@@ -1,0 +1,192 @@
+//! A push to another host in as many sessions as it takes: what breaks off because connections are lost begins again.
+//!
+//! **Invariant:** only what has been up is dialled again, so a wrong name, key or target is told at once; and only a
+//! loss of connections is a reason to, so that no error is hidden by trying. A receiver that is busy is waited for from
+//! the first.
+
+use std::fmt;
+use std::future::{Future, pending};
+use std::path::Path;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::time::sleep_until;
+use zmove_sender::{Need, Push, PushJob, Run, SenderConfig, SessionError, Summary};
+use zmove_transport::Transport;
+use zmove_types::Observer;
+
+use crate::backoff::{Next, Outage, Outages, Timeout};
+use crate::dial::Connector;
+use crate::error::{BoxError, PushError};
+use crate::location::Remote;
+use crate::notice::{Listener, Notice};
+use crate::settings::DialSettings;
+
+/// All that each session of a push to another host needs.
+pub struct RemotePush<'a> {
+    /// The directory with this side's key, the pinned keys, and the memory of paths.
+    pub home: &'a Path,
+    /// The receiver.
+    pub remote: &'a Remote,
+    /// How it is to be reached.
+    pub settings: DialSettings,
+    /// The job of a session that follows another; it is the one of the first.
+    pub job: &'a (dyn Fn() -> Result<PushJob, BoxError> + Sync),
+    /// The settings of the sender.
+    pub config: SenderConfig,
+    /// How long it is dialled again once connections are lost; zero: not at all.
+    pub timeout: Timeout,
+    /// How long a busy receiver is waited for where that needs no other session.
+    pub busy_timeout: Timeout,
+    /// Whoever wants to know what happens in a session.
+    pub observer: Arc<dyn Observer>,
+    /// Whoever wants to know what happens between sessions.
+    pub listener: &'a dyn Listener,
+}
+
+/// A push that has come to its end.
+#[derive(Clone, Debug)]
+pub struct Pushed {
+    /// What it has moved.
+    pub summary: Summary,
+    /// The transport of the last session.
+    pub transport: Transport,
+}
+
+impl fmt::Debug for RemotePush<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("RemotePush");
+        shown.field("remote", self.remote).field("settings", &self.settings);
+        shown.field("timeout", &self.timeout).finish_non_exhaustive()
+    }
+}
+
+impl RemotePush<'_> {
+    /// Pushes until all is done, `stop` resolves, or there has been no connection for too long. `first` walks the
+    /// sources already.
+    ///
+    /// # Errors
+    /// The receiver cannot be reached, refuses the push, or connections were lost for too long. Files that failed are
+    /// no such error: the summary counts them.
+    pub async fn push(
+        &self,
+        first: Push,
+        run: &mut Run,
+        stop: impl Future<Output = ()>,
+    ) -> Result<Pushed, PushError> {
+        let mut stop = pin!(stop);
+        let mut outages = Outages::new(self.timeout);
+        let need = first.need();
+        let mut push = Some(first);
+        let mut until = None;
+        let mut closed = 0;
+        loop {
+            let answered = run.answered();
+            let now = Instant::now();
+            run.wait_for(
+                until.map_or(self.busy_timeout.0, |until: Instant| until.saturating_duration_since(now)),
+            );
+            let error = match self.session(push.take(), &need, run, until, stop.as_mut()).await {
+                Ok(pushed) => return Ok(pushed),
+                Err(error) if closed < CLOSED_MAX && error.is_closed_early() && !self.is_settled(run) => {
+                    closed += 1;
+                    error
+                }
+                Err(error) if self.is_final(&error, run) => return Err(error),
+                Err(error) => error,
+            };
+            if run.answered() > answered {
+                outages.end();
+            }
+            let Next::Retry { at, until: end, outage } =
+                outages.lost(Instant::now(), chance().map_err(PushError::Chance)?)
+            else {
+                return Err(self.given_up(error, run));
+            };
+            if error.is_busy() && !run.was_up() {
+                self.listener.hear(&Notice::ReceiverBusy { cause: &error });
+            } else if outage == Outage::Begins && run.was_up() {
+                let Self { remote, timeout, .. } = *self;
+                self.listener.hear(&Notice::ConnectionLost { remote, cause: &error, timeout });
+            }
+            tokio::select! {
+                () = sleep_until(at.into()) => {}
+                () = &mut stop => return Err(SessionError::Interrupted.into()),
+            }
+            if at == end {
+                return Err(self.given_up(error, run));
+            }
+            until = Some(end);
+        }
+    }
+
+    /// One session; without a `push` the sources are walked from when the receiver has been reached.
+    async fn session(
+        &self,
+        push: Option<Push>,
+        need: &Need,
+        run: &mut Run,
+        until: Option<Instant>,
+        mut stop: Pin<&mut impl Future<Output = ()>>,
+    ) -> Result<Pushed, PushError> {
+        let Self { home, remote, settings, listener, .. } = self;
+        let connector = Connector { home, remote, settings, listener: *listener };
+        let reached = tokio::select! {
+            reached = connector.connect(Some(need)) => reached?,
+            () = moment(until) => return Err(SessionError::Silent.into()),
+            () = &mut stop => return Err(SessionError::Interrupted.into()),
+        };
+        listener.hear(&Notice::SessionBegins);
+        let push = push.map_or_else(|| self.start_again(run), Ok)?;
+        let pushed = push.run(run, reached.link, Arc::clone(&self.observer), stop).await;
+        reached.dialler.close().await;
+        let summary = pushed?;
+        if let Some(ssh) = reached.ssh {
+            ssh.end().await;
+        }
+        reached.route.learn(&summary, *listener);
+        Ok(Pushed { summary, transport: reached.transport })
+    }
+
+    fn start_again(&self, run: &mut Run) -> Result<Push, PushError> {
+        let job = (self.job)().map_err(PushError::Job)?;
+        Ok(Push::start(job, self.config.clone(), run, Instant::now()))
+    }
+
+    /// Whether it is known that the host is what it was taken for, or nothing is to be tried again.
+    fn is_settled(&self, run: &Run) -> bool {
+        self.timeout.0.is_zero() || run.was_up()
+    }
+
+    fn is_final(&self, error: &PushError, run: &Run) -> bool {
+        self.timeout.0.is_zero() || !(error.is_busy() || run.was_up() && error.is_lost())
+    }
+
+    fn given_up(&self, cause: PushError, run: &Run) -> PushError {
+        let timeout = self.timeout;
+        if run.was_up() {
+            let remote = self.remote.to_string();
+            return PushError::GivenUp { remote, timeout, cause: Box::new(cause) };
+        }
+        if cause.is_busy() { PushError::StillBusy { timeout, cause: Box::new(cause) } } else { cause }
+    }
+}
+
+/// How often a host is dialled again that closes connections before it has proved its key: it may do so with some of
+/// many that come at once.
+const CLOSED_MAX: u32 = 6;
+
+async fn moment(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at.into()).await,
+        None => pending().await,
+    }
+}
+
+/// Any number.
+fn chance() -> std::io::Result<u32> {
+    let mut bytes = [0; 4];
+    rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())?;
+    Ok(u32::from_le_bytes(bytes))
+}

@@ -1,0 +1,85 @@
+//! How a receiver is to be reached.
+
+mod port_range;
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use zmove_transport::{Fingerprint, Reach};
+use zmove_types::RateLimit;
+use zmove_wire::Cipher;
+
+use crate::error::BoxError;
+use crate::location::Remote;
+
+pub use port_range::PortRange;
+
+/// How a receiver is to be reached.
+#[derive(Clone, Debug, Default)]
+pub struct DialSettings {
+    /// The answer to a host whose key is not known. Default: it is refused.
+    pub unknown_host: UnknownHost,
+    /// How many lanes, 1 to 64. Default: by round trip and cores, then as many as help. A number that is set is kept,
+    /// and neither what is remembered of the path nor its losses change it.
+    pub streams: Option<u16>,
+    /// Transport, socket options and congestion control. Default: TCP, and QUIC where TCP cannot be connected.
+    pub reach: Reach,
+    /// Encryption of the lanes. Default: TLS. Without it names and contents go in clear, still authenticated.
+    pub cipher: Cipher,
+    /// The rate of all lanes together. Default: none. The number of lanes then stays as it was at first.
+    pub limit: Option<RateLimit>,
+    /// How ssh starts a receiver, where the location has a login.
+    pub ssh: SshSettings,
+    /// The kind of lanes that are dialled later. Default: more of the same.
+    pub more: MoreLanes,
+}
+
+/// How ssh starts a receiver.
+#[derive(Clone, Debug)]
+pub struct SshSettings {
+    /// The program, never empty. Default: `ssh`, found by `PATH`.
+    pub program: String,
+    /// The words before those that name the host. Default: none.
+    pub arguments: Vec<String>,
+    /// The zmove to start on that host, as its shell understands it. Default: `zmove`.
+    pub remote_zmove: String,
+    /// Where that receiver may listen, for firewalls. Default: any free port.
+    pub ports: Option<PortRange>,
+}
+
+impl Default for SshSettings {
+    fn default() -> Self {
+        Self { program: "ssh".into(), arguments: Vec::new(), remote_zmove: "zmove".into(), ports: None }
+    }
+}
+
+/// The kind of lanes that are asked for later.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MoreLanes {
+    /// More of the same, as a push wants them.
+    #[default]
+    Others,
+    /// Each time a set of its own, as if they were the first: the rounds of a probe.
+    Sets,
+}
+
+/// What becomes of a host whose key is not known, and for which no authority vouches.
+#[derive(Clone, Debug, Default)]
+pub enum UnknownHost {
+    /// It is an error.
+    #[default]
+    Refuse,
+    /// Its key is remembered once the host has proved it.
+    Pin,
+    /// Somebody is asked, and the key is remembered if that is the answer.
+    Ask(Arc<dyn Confirm>),
+}
+
+/// Somebody who can say whether a key is that of a host.
+pub trait Confirm: Debug + Send + Sync {
+    /// Waits for the answer, on a thread that may block.
+    ///
+    /// # Errors
+    /// The answer is no, or there is nobody to give one.
+    fn confirm(&self, remote: &Remote, key: Fingerprint) -> Result<(), BoxError>;
+}

@@ -1,0 +1,180 @@
+//! The sources of a push: what is there of what was named, and what it becomes at the target.
+
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use zmove_scan::{PathKind, ScanRoot, Selection};
+use zmove_sender::PushJob;
+use zmove_types::{Name, RelPath};
+use zmove_wire::{Compare, Durability, Overwrite, Purpose, TargetShape, TopName};
+
+use crate::error::SourcesError;
+use crate::location::{Location, Start};
+use crate::notice::{Listener, Notice};
+
+/// The sources, looked at once.
+#[derive(Debug)]
+pub struct Sources {
+    present: Vec<Source>,
+    /// How many are not there.
+    pub missing: u64,
+}
+
+/// One source and the name it gets at the target; without a name its contents are meant.
+#[derive(Debug)]
+struct Source {
+    path: PathBuf,
+    top: Option<Name>,
+    directory: bool,
+}
+
+impl Sources {
+    /// Finds what is there; each missing source is named, and only when none is there that is the end.
+    ///
+    /// # Errors
+    /// None is there, one is on another host, or two would get one name at the target.
+    pub fn look_at(
+        paths: &[OsString],
+        selection: Option<&Selection>,
+        listener: &dyn Listener,
+    ) -> Result<Self, SourcesError> {
+        let mut sources = Self { present: Vec::new(), missing: 0 };
+        for path in paths {
+            if matches!(Location::parse(path, Start::Daemon), Ok(Location::Remote(_)))
+                && !Path::new(path).exists()
+            {
+                return Err(SourcesError::OnAnotherHost { path: path.clone() });
+            }
+            match Source::look_at(Path::new(path)) {
+                Ok(source) => sources.present.push(source),
+                Err(source) => {
+                    listener.hear(&Notice::SourceMissing { path: Path::new(path), source });
+                    sources.missing += 1;
+                }
+            }
+        }
+        if sources.present.is_empty() {
+            return Err(SourcesError::Nothing);
+        }
+        sources.refuse_same_names(selection)?;
+        Ok(sources)
+    }
+
+    /// The one directory that a list of paths is about; its contents are meant, with a trailing slash and without.
+    ///
+    /// # Errors
+    /// It is not there, or on another host.
+    pub fn look_at_contents(path: &OsStr, listener: &dyn Listener) -> Result<Self, SourcesError> {
+        Self::look_at(&[Path::new(path).join("").into()], None, listener)
+    }
+
+    /// The sources that are there.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.present.iter().map(|source| source.path.as_path())
+    }
+
+    /// The job that pushes these sources to `target` as `zmove push` does without options.
+    #[must_use]
+    pub fn job(&self, target: impl Into<Vec<u8>>) -> PushJob {
+        PushJob {
+            sources: self.roots(),
+            target: target.into(),
+            shape: self.shape(),
+            compare: Compare::Quick,
+            delta: false,
+            durability: Durability::End,
+            overwrite: Overwrite::Differing,
+            inplace: false,
+            purpose: Purpose::Move,
+            mirror: None,
+            sources_missing: self.missing,
+            list: None,
+        }
+    }
+
+    /// What two sources bring under one name would be a matter of luck at the target.
+    fn refuse_same_names(&self, selection: Option<&Selection>) -> Result<(), SourcesError> {
+        if self.present.len() < 2 {
+            return Ok(());
+        }
+        let mut owners = HashMap::new();
+        for source in &self.present {
+            for name in source.tops(selection)? {
+                if let Some(other) = owners.insert(name.clone(), &source.path) {
+                    return Err(SourcesError::SameName {
+                        first: other.clone(),
+                        second: source.path.clone(),
+                        name,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The sources as a scan takes them.
+    #[must_use]
+    pub fn roots(&self) -> Vec<ScanRoot> {
+        let root = |source: &Source| ScanRoot { source: source.path.clone(), prefix: source.prefix() };
+        self.present.iter().map(root).collect()
+    }
+
+    /// The target that they make.
+    fn shape(&self) -> TargetShape {
+        if let [Source { top: Some(name), directory: false, .. }] = self.present.as_slice() {
+            return TargetShape::Single { name: name.clone() };
+        }
+        let tops: Option<Vec<_>> =
+            self.present.iter().map(|source| source.top.clone().map(TopName)).collect();
+        let few = |tops: &Vec<_>| tops.len() <= zmove_wire::limits::TOPS_MAX;
+        TargetShape::Directory { tops: tops.filter(few).unwrap_or_default() }
+    }
+}
+
+impl Source {
+    fn look_at(path: &Path) -> io::Result<Self> {
+        let bytes = path.as_os_str().as_bytes();
+        let contents = bytes.ends_with(b"/")
+            || bytes.ends_with(b"/.")
+            || matches!(bytes, b"." | b"..")
+            || bytes.ends_with(b"/..");
+        let directory = if contents { path.metadata() } else { path.symlink_metadata() }?.is_dir();
+        if contents && !directory {
+            return Err(io::Error::other("not a directory"));
+        }
+        let name = path.file_name().filter(|_| !contents).map(|name| Name::from_bytes(name.as_bytes()));
+        Ok(Self { path: path.to_owned(), top: name.transpose().map_err(io::Error::other)?, directory })
+    }
+
+    /// The names that it will have at the top of the target.
+    fn tops(&self, selection: Option<&Selection>) -> io::Result<Vec<OsString>> {
+        let wanted = |name: &OsStr, kind| {
+            let path = RelPath::from_bytes(name.as_bytes());
+            selection.is_none_or(|selection| path.is_ok_and(|path| selection.admits(&path, kind)))
+        };
+        let kind_of = |directory| if directory { PathKind::Directory } else { PathKind::Other };
+        if let Some(top) = &self.top {
+            let top = top.as_os_str();
+            let tops = wanted(top, kind_of(self.directory)).then(|| top.to_owned());
+            return Ok(tops.into_iter().collect());
+        }
+        // a directory that cannot be listed brings nothing, and the scan says so
+        let Ok(listed) = std::fs::read_dir(&self.path) else { return Ok(Vec::new()) };
+        let mut tops = Vec::new();
+        for entry in listed {
+            let entry = entry?;
+            if wanted(&entry.file_name(), kind_of(entry.file_type().is_ok_and(|kind| kind.is_dir()))) {
+                tops.push(entry.file_name());
+            }
+        }
+        Ok(tops)
+    }
+
+    fn prefix(&self) -> RelPath {
+        let prefix = self.top.as_ref().map(|name| RelPath::root().join(name));
+        prefix.and_then(Result::ok).unwrap_or_else(RelPath::root)
+    }
+}

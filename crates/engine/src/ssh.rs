@@ -1,0 +1,157 @@
+//! A receiver on a host without a daemon: ssh starts `zmove receive` there, as the user.
+//!
+//! What both need to find and to trust each other, an [`Order`] and the answer [`Ready`], goes over ssh's standard
+//! input and output; data takes connections of its own. **Invariant:** both keys are made for this one session and stay
+//! in the memory of their processes; what passes is fingerprints.
+
+use std::net::IpAddr;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use zmove_transport::{Fingerprint, Identity};
+use zmove_wire::Cipher;
+
+use crate::error::SshError;
+use crate::location::{Login, Remote};
+use crate::settings::{DialSettings, SshSettings};
+
+mod order;
+
+#[cfg(feature = "fuzzing")]
+pub(crate) use order::fuzzing as order_fuzzing;
+pub use order::{Carriers, ORDER_BYTES_MAX, Order, Ready};
+
+/// A receiver that ssh has started; it ends with this.
+pub(crate) struct SshReceiver {
+    /// This side's key.
+    pub(crate) identity: Identity,
+    /// The receiver's.
+    pub(crate) key: Fingerprint,
+    pub(crate) host: String,
+    pub(crate) port: u16,
+    pub(crate) session: SshSession,
+}
+
+/// A running ssh, with a receiver at its other end.
+#[derive(Debug)]
+pub struct SshSession {
+    child: Child,
+    /// With it the receiver ends.
+    input: ChildStdin,
+}
+
+/// Has ssh start a receiver. What ssh itself has to say or to ask goes to the terminal.
+///
+/// # Errors
+/// ssh cannot be started or does not get there ([`SshError::NotReached`]), or there is no such zmove.
+pub(crate) async fn start(
+    remote: &Remote,
+    login: &Login,
+    settings: &DialSettings,
+) -> Result<SshReceiver, SshError> {
+    let identity = Identity::for_once()?;
+    let program = || settings.ssh.program.clone();
+    let mut child = ssh(&settings.ssh, remote, login)
+        .args(["-T", &remote_name(remote, login), &format!("{} receive", settings.ssh.remote_zmove)])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|source| SshError::Start { program: program(), source })?;
+    let (Some(mut input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+        return Err(SshError::NoPipes { program: program() });
+    };
+    let order = order(&identity, settings);
+    // one that ends before it has read that says why
+    let _unheard = input.write_all(order.line()?.as_bytes()).await;
+    let (answer, name) = tokio::join!(answer(output), host_name(&settings.ssh, remote, login));
+    let Some(Ready { key, port, address, .. }) = answer? else {
+        drop(input);
+        // who goes on saying something else is not waited for
+        let ended = tokio::time::timeout(END_TIMEOUT, child.wait()).await;
+        let ended = ended.ok().transpose().map_err(SshError::Wait)?;
+        return Err(no_answer(remote, &settings.ssh, ended));
+    };
+    let host = address_of(&name.unwrap_or_else(|| remote.host.clone()), address).await;
+    let key = key.parse().map_err(SshError::Key)?;
+    Ok(SshReceiver { identity, key, host, port, session: SshSession { child, input } })
+}
+
+impl SshSession {
+    /// Lets a receiver that has done its work, and ssh, come to their ends.
+    pub async fn end(self) {
+        let Self { mut child, input } = self;
+        drop(input);
+        // later it is killed
+        let _in_time = tokio::time::timeout(END_TIMEOUT, child.wait()).await;
+    }
+}
+
+fn order(identity: &Identity, settings: &DialSettings) -> Order {
+    let carriers = Carriers::of(settings.reach.transport);
+    let allow_clear = settings.cipher == Cipher::None;
+    Order::new(identity.fingerprint(), carriers, settings.ssh.ports, allow_clear)
+}
+
+/// The beginning of each command: ssh with the user's options and the port.
+fn ssh(settings: &SshSettings, remote: &Remote, login: &Login) -> Command {
+    let mut command = Command::new(&settings.program);
+    command.args(&settings.arguments).kill_on_drop(true);
+    if let Some(port) = login.port {
+        command.args(["-p", &port.to_string()]);
+    }
+    debug_assert!(!remote.host.starts_with('-'), "it would be an option");
+    command
+}
+
+fn remote_name(remote: &Remote, login: &Login) -> String {
+    login.user.as_ref().map_or_else(|| remote.host.clone(), |user| format!("{user}@{}", remote.host))
+}
+
+/// The answer in what the remote shell says; `None` when it ends without one.
+async fn answer(output: ChildStdout) -> Result<Option<Ready>, SshError> {
+    let mut lines = BufReader::new(output).take(SHELL_BYTES_MAX).split(b'\n');
+    while let Some(line) = lines.next_segment().await.map_err(SshError::Read)? {
+        if let Some(ready) = Ready::read(&line)? {
+            return Ok(Some(ready));
+        }
+    }
+    Ok(None)
+}
+
+fn no_answer(remote: &Remote, settings: &SshSettings, ended: Option<ExitStatus>) -> SshError {
+    let zmove = settings.remote_zmove.clone();
+    let remote = remote.to_string();
+    let Some(status) = ended else { return SshError::Nonsense { remote, zmove } };
+    match status.code() {
+        Some(255) | None => SshError::NotReached { remote, status },
+        Some(126 | 127) => SshError::NoProgram { remote, zmove },
+        Some(_) => SshError::Early { remote, zmove, status },
+    }
+}
+
+/// The name that ssh goes to, which its configuration may have changed.
+async fn host_name(settings: &SshSettings, remote: &Remote, login: &Login) -> Option<String> {
+    let mut asked = ssh(settings, remote, login);
+    asked.args(["-G", &remote_name(remote, login)]).stdin(Stdio::null()).stderr(Stdio::null());
+    let told = tokio::time::timeout(NAME_TIMEOUT, asked.output()).await.ok()?.ok()?;
+    let told = String::from_utf8(told.stdout).ok()?;
+    told.lines().find_map(|line| line.strip_prefix("hostname ")).map(str::to_owned)
+}
+
+/// Where data goes: of the addresses of the name the one that ssh has come to, for a name may have several hosts. An
+/// address that is none of them is only known behind a gateway, unless the name has none here.
+async fn address_of(name: &str, reached: Option<IpAddr>) -> String {
+    let Some(reached) = reached else { return name.to_owned() };
+    let found = tokio::net::lookup_host((name, 0)).await;
+    let known = found.map_or(true, |mut found| found.any(|address| address.ip() == reached));
+    if known { reached.to_string() } else { name.to_owned() }
+}
+
+/// How long ssh may take to end when all is done.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long ssh may take to read its configuration.
+const NAME_TIMEOUT: Duration = Duration::from_secs(5);
+/// What a remote shell may say before the receiver does.
+const SHELL_BYTES_MAX: u64 = 64 << 10;

@@ -1,0 +1,161 @@
+//! What is said over ssh's pipes: one line of JSON each way.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+use zmove_transport::{Fingerprint, TransportChoice};
+
+use crate::error::WordsError;
+use crate::settings::PortRange;
+
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
+
+/// The transports that a receiver listens for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Carriers {
+    /// TCP, and UDP for QUIC, at the same port.
+    Both,
+    /// TCP alone.
+    Tcp,
+    /// UDP alone.
+    Quic,
+}
+
+impl Carriers {
+    /// The transports that a sender needs who makes this choice.
+    #[must_use]
+    pub const fn of(choice: TransportChoice) -> Self {
+        match choice {
+            TransportChoice::Auto => Self::Both,
+            TransportChoice::Tcp => Self::Tcp,
+            TransportChoice::Quic => Self::Quic,
+        }
+    }
+
+    /// The choice of a listener.
+    #[must_use]
+    pub const fn choice(self) -> TransportChoice {
+        match self {
+            Self::Both => TransportChoice::Auto,
+            Self::Tcp => TransportChoice::Tcp,
+            Self::Quic => TransportChoice::Quic,
+        }
+    }
+}
+
+/// What the receiver is to do.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Order {
+    version: u32,
+    /// The only key that it lets in.
+    pub key: String,
+    /// What it listens for.
+    pub carriers: Carriers,
+    /// Where it may listen.
+    pub ports: Option<PortRange>,
+    /// Whether lanes in clear are taken.
+    pub allow_clear: bool,
+}
+
+/// That the receiver listens.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ready {
+    version: u32,
+    /// The receiver's key.
+    pub key: String,
+    /// The port at which it listens.
+    pub port: u16,
+    /// The address at which ssh has come to that host.
+    pub address: Option<IpAddr>,
+}
+
+impl Order {
+    /// An order in this version's words.
+    #[must_use]
+    pub fn new(key: Fingerprint, carriers: Carriers, ports: Option<PortRange>, allow_clear: bool) -> Self {
+        Self { version: VERSION, key: key.to_string(), carriers, ports, allow_clear }
+    }
+
+    /// As it is said.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub fn line(&self) -> Result<String, WordsError> {
+        Ok(serde_json::to_string(self).map_err(WordsError::Write)? + "\n")
+    }
+
+    /// Reads one.
+    ///
+    /// # Errors
+    /// It makes no sense, or is of another version.
+    pub fn read(line: &str) -> Result<Self, WordsError> {
+        let order: Self = serde_json::from_str(line).map_err(WordsError::Order)?;
+        check(order.version)?;
+        Ok(order)
+    }
+}
+
+impl Ready {
+    /// An answer in this version's words.
+    #[must_use]
+    pub fn new(key: Fingerprint, port: u16, address: Option<IpAddr>) -> Self {
+        Self { version: VERSION, key: key.to_string(), port, address }
+    }
+
+    /// As it is said.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub fn line(&self) -> Result<String, WordsError> {
+        // a shell may have said something without ending its line
+        Ok(format!("\n{MARK}{}\n", serde_json::to_string(self).map_err(WordsError::Write)?))
+    }
+
+    /// Reads a line; `None` is something else that the remote shell has to say.
+    ///
+    /// # Errors
+    /// It makes no sense, or is of another version.
+    pub fn read(line: &[u8]) -> Result<Option<Self>, WordsError> {
+        let Some(json) = line.strip_prefix(MARK.as_bytes()) else { return Ok(None) };
+        let ready: Self = serde_json::from_slice(json).map_err(WordsError::Answer)?;
+        check(ready.version)?;
+        Ok(Some(ready))
+    }
+}
+
+fn check(version: u32) -> Result<(), WordsError> {
+    if version == VERSION { Ok(()) } else { Err(WordsError::Version { theirs: version, ours: VERSION }) }
+}
+
+const VERSION: u32 = 1;
+/// Before the answer, which a shell's own words do not begin with.
+const MARK: &str = "zmove-receive ";
+/// The length that no order reaches, in bytes.
+pub const ORDER_BYTES_MAX: u64 = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_is_understood() {
+        let ports = Some("50000-50100".parse().unwrap());
+        let order = Order::new(Fingerprint([7; 32]), Carriers::Quic, ports, true);
+        let line = order.line().unwrap();
+        assert!(line.len() < 4096 && line.ends_with('\n'));
+        assert_eq!(Order::read(&line).unwrap(), order);
+        let ready = Ready::new(Fingerprint([8; 32]), 50_001, Some("192.0.2.7".parse().unwrap()));
+        let line = ready.line().unwrap();
+        assert_eq!(Ready::read(line.trim().as_bytes()).unwrap(), Some(ready));
+    }
+
+    #[test]
+    fn what_a_shell_says_is_passed_over_and_nonsense_is_not() {
+        assert_eq!(Ready::read(b"Welcome to dtn07").unwrap(), None);
+        assert!(Ready::read(b"zmove-receive {}").is_err());
+        let later = Order { version: 2, ..Order::new(Fingerprint([7; 32]), Carriers::Both, None, false) };
+        assert!(Order::read(&later.line().unwrap()).unwrap_err().to_string().contains("version 2"));
+    }
+}
