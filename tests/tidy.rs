@@ -69,6 +69,9 @@ const UNSAFE_CRATES: [&str; 3] = ["lab", "sockopt", "uring"];
 
 const LINES_MAX: usize = 800;
 
+/// Crates that still have files which import each other in a circle.
+const WITH_CIRCLES: [&str; 5] = ["disk", "lab", "scan", "sweep", "transport"];
+
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
@@ -211,6 +214,99 @@ fn files_say_what_they_are() {
     let violations: Vec<_> =
         all_rust_files().iter().filter(|path| silent(path)).map(|path| shown(path)).collect();
     assert_none(&violations);
+}
+
+/// A file and its own parts are one; two files that stand beside each other are not, wherever they lie.
+#[test]
+fn files_import_in_one_direction() {
+    let in_circles: Vec<_> =
+        crates().into_iter().map(|path| (path.clone(), circle_in(&path.join("src")))).collect();
+    let violations: Vec<_> = in_circles
+        .iter()
+        .filter(|(path, circle)| circle.is_empty() == WITH_CIRCLES.contains(&name(path)))
+        .map(|(path, circle)| format!("crate {}, files in a circle: {circle:?}", name(path)))
+        .collect();
+    assert_none(&violations);
+}
+
+/// The files that import each other in a circle, as paths of modules.
+fn circle_in(source: &Path) -> Vec<String> {
+    let files = rust_files(source).into_iter().filter(|file| !["lib.rs", "main.rs"].contains(&name(file)));
+    let modules: BTreeMap<String, PathBuf> = files
+        .map(|file| {
+            (file.strip_prefix(source).unwrap().with_extension("").to_str().unwrap().replace('/', "::"), file)
+        })
+        .collect();
+    let mut imports: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for (module, file) in &modules {
+        let shipped = shipped_text(file);
+        let parent = module.rsplit_once("::").map_or("", |(parent, _)| parent);
+        let mut paths = Vec::new();
+        for (word, above) in [("crate::", ""), ("super::", parent)] {
+            for (at, _) in shipped.match_indices(word) {
+                add_paths(&shipped[at + word.len()..], above, &mut paths);
+            }
+        }
+        let is_apart = |other: &&str| !is_part_of(other, module) && !is_part_of(module, other);
+        let imported = paths.iter().filter_map(|path| module_of(path, &modules)).filter(is_apart);
+        imports.insert(module, imported.collect());
+    }
+    // whoever imports nobody who is left, or is imported by nobody who is left, is in no circle
+    loop {
+        let before = imports.len();
+        let imported: BTreeSet<_> = imports.values().flatten().copied().collect();
+        let left: BTreeSet<_> = imports.keys().copied().collect();
+        imports.retain(|module, others| imported.contains(module) && !others.is_disjoint(&left));
+        if imports.len() == before {
+            return imports.into_keys().map(str::to_owned).collect();
+        }
+    }
+}
+
+/// Without comments, and without what is behind the tests' attribute.
+fn shipped_text(file: &Path) -> String {
+    let text = read_to_string(file).unwrap();
+    let shipped = text.split("#[cfg(test)]\nmod tests").next().unwrap();
+    let shipped = shipped.split("#[cfg(test)]\npub(crate) mod tests").next().unwrap();
+    let code = |line: &str| line.split("//").next().unwrap().to_owned() + "\n";
+    if name(file) == "tests.rs" { String::new() } else { shipped.lines().map(code).collect() }
+}
+
+/// Adds each path of a `use` tree that begins here; returns how long it is.
+fn add_paths(text: &str, above: &str, paths: &mut Vec<String>) -> usize {
+    if let Some(list) = text.strip_prefix('{') {
+        let mut at = 0;
+        while !list[at..].starts_with('}') && at < list.len() {
+            at +=
+                add_paths(&list[at..], above, paths).max(list[at..].chars().next().map_or(1, char::len_utf8));
+        }
+        return at + 2;
+    }
+    let word = text.find(|letter: char| !letter.is_alphanumeric() && letter != '_').unwrap_or(text.len());
+    if word == 0 {
+        return 0;
+    }
+    let path = if above.is_empty() { text[..word].to_owned() } else { format!("{above}::{}", &text[..word]) };
+    if let Some(rest) = text[word..].strip_prefix("::") {
+        return word + 2 + add_paths(rest, &path, paths);
+    }
+    paths.push(path);
+    word
+}
+
+/// The file in which the item of a path stands.
+fn module_of<'m>(path: &str, modules: &'m BTreeMap<String, PathBuf>) -> Option<&'m str> {
+    let mut path = path;
+    loop {
+        if let Some((module, _)) = modules.get_key_value(path) {
+            return Some(module);
+        }
+        path = path.rsplit_once("::")?.0;
+    }
+}
+
+fn is_part_of(part: &str, whole: &str) -> bool {
+    part.strip_prefix(whole).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
 }
 
 #[test]
