@@ -110,18 +110,21 @@ impl Lane {
     /// Breaks the connection of a lane of which not everything has arrived.
     fn give_up(&mut self, last: &TcpInfo) -> Untold {
         let ended = self.ended.load(Ordering::Acquire);
-        match self.state {
+        let (state, untold) = match self.state {
             // its thread may be waiting for work or for room, and would not see it
-            LaneState::Up(_) => self.state = LaneState::Cut,
+            LaneState::Up(_) => (LaneState::Cut, Untold::Nothing),
             // a thread that waits for room tells, one that has ended does not
-            LaneState::LetGo if !ended => self.state = LaneState::Cut,
-            LaneState::LetGo if unacked(last) > 0 => self.state = LaneState::Lost,
+            LaneState::LetGo if !ended => (LaneState::Cut, Untold::Nothing),
+            LaneState::LetGo if unacked(last) > 0 => (LaneState::Lost, Untold::Loss),
             LaneState::LetGo | LaneState::Cut | LaneState::Lost | LaneState::Closed => {
                 return Untold::Nothing;
             }
-        }
+        };
+        // Trip before the hold in `Up` is dropped: a thread that is let go of ends in order as long as its connection
+        // works, and then tells nobody that what it has sent is lost.
         self.breaker.trip();
-        if matches!(self.state, LaneState::Lost) { Untold::Loss } else { Untold::Nothing }
+        self.state = state;
+        untold
     }
 
     /// Its thread has told that it is lost.
@@ -369,6 +372,25 @@ mod tests {
             lane.ended.store(true, Ordering::Relaxed);
             assert_eq!(lane.tidy(), Untold::Nothing, "it is told once");
         }
+    }
+
+    /// Else its thread could end in order in between, and nobody would tell that what it has sent is lost.
+    #[test]
+    fn a_lane_is_broken_before_it_is_let_go() {
+        let (hold, let_go) = crossbeam_channel::bounded(0);
+        let broken_first = Arc::new(AtomicBool::new(false));
+        let (seen, told) = (Arc::clone(&broken_first), let_go.clone());
+        let is_held = move || told.try_recv() == Err(crossbeam_channel::TryRecvError::Empty);
+        let mut lane = Lane {
+            breaker: LaneBreaker::new(move || seen.store(is_held(), Ordering::Relaxed)),
+            probe: PathProbe::telling(TcpInfo::default),
+            state: LaneState::Up(hold),
+            ended: Arc::new(AtomicBool::new(false)),
+            pace: Pace::default(),
+        };
+        assert_eq!(lane.give_up(&TcpInfo::default()), Untold::Nothing);
+        assert!(broken_first.load(Ordering::Relaxed));
+        assert_eq!(let_go.try_recv(), Err(crossbeam_channel::TryRecvError::Disconnected));
     }
 
     #[test]
