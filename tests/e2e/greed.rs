@@ -254,6 +254,19 @@ fn open() -> Open {
     Open::new(Vec::new(), [0; 16])
 }
 
+/// Makes so many empty files, with names of 250 bytes.
+fn fill(directory: &Path, files: usize) {
+    for number in 0..files {
+        std::fs::write(directory.join(format!("{number:0250}")), "").unwrap();
+    }
+}
+
+/// Asks for the names of a directory that the sender has none of.
+fn keep_nothing(directory: &str, keep: u64) -> ToReceiver {
+    let range = KeptRange { directory: path(directory), after: None, names: Vec::new(), open: true };
+    ToReceiver::Keep(Keep { keep, ranges: vec![range] })
+}
+
 fn site() -> Site {
     configured("")
 }
@@ -338,14 +351,9 @@ fn answers_that_nobody_reads_are_bounded() {
     let site = site();
     let mut greedy = Greedy::new(&site);
     std::fs::create_dir(greedy.root().join("many")).unwrap();
-    for number in 0..4096 {
-        std::fs::write(greedy.root().join(format!("many/{number:0250}")), "").unwrap();
-    }
+    fill(&greedy.root().join("many"), 4096);
     let resting = site.the_daemon().memory_kib();
-    let keep = |keep| {
-        let range = KeptRange { directory: path("many"), after: None, names: Vec::new(), open: true };
-        ToReceiver::Keep(Keep { keep, ranges: vec![range] })
-    };
+    let keep = |number| keep_nothing("many", number);
     let open = Open { extraneous: Extraneous::Goes, ..open() };
     let mut deaf = Vec::new();
     for _ in 0..4 {
@@ -361,14 +369,9 @@ fn answers_that_nobody_reads_are_bounded() {
 fn answers_of_which_only_the_first_are_read_stay_booked() {
     let site = configured("memory_per_identity = \"64MiB\"");
     let mut greedy = Greedy::new(&site);
-    for number in 0..17_000 {
-        std::fs::write(greedy.root().join(format!("{number:0250}")), "").unwrap();
-    }
+    fill(&greedy.root(), 17_000);
     let resting = site.the_daemon().memory_kib();
-    let keep = |keep| {
-        let range = KeptRange { directory: path(""), after: None, names: Vec::new(), open: true };
-        ToReceiver::Keep(Keep { keep, ranges: vec![range] })
-    };
+    let keep = |number| keep_nothing("", number);
     let open = Open { extraneous: Extraneous::Goes, ..open() };
     let mut deaf = Vec::new();
     for _ in 0..9 {
@@ -657,14 +660,9 @@ fn messages_that_wait_are_bounded_by_what_they_take() {
 fn openings_are_booked_and_said_once() {
     let site = site();
     let mut greedy = Greedy::new(&site);
-    for number in 0..17_000 {
-        std::fs::write(greedy.root().join(format!("{number:0250}")), "").unwrap();
-    }
+    fill(&greedy.root(), 17_000);
     let resting = site.the_daemon().memory_kib();
-    let keep = |keep| {
-        let range = KeptRange { directory: path(""), after: None, names: Vec::new(), open: true };
-        ToReceiver::Keep(Keep { keep, ranges: vec![range] })
-    };
+    let keep = |number| keep_nothing("", number);
     let goes = Open { extraneous: Extraneous::Goes, ..open() };
     let mut deaf: Vec<_> = (0..2).map(|_| greedy.ask_some_without_reading(&goes, 4, keep).0).collect();
     // who asks last is answered when the others would be
@@ -704,14 +702,9 @@ fn lists_in_lists_are_not_decoded_beyond_what_a_message_may_hold() {
 fn answers_of_previews_that_nobody_reads_are_booked() {
     let site = configured("memory_per_identity = \"64MiB\"");
     let mut greedy = Greedy::new(&site);
-    for number in 0..17_000 {
-        std::fs::write(greedy.root().join(format!("{number:0250}")), "").unwrap();
-    }
+    fill(&greedy.root(), 17_000);
     let resting = site.the_daemon().memory_kib();
-    let keep = |keep| {
-        let range = KeptRange { directory: path(""), after: None, names: Vec::new(), open: true };
-        ToReceiver::Keep(Keep { keep, ranges: vec![range] })
-    };
+    let keep = |number| keep_nothing("", number);
     let open = Open { purpose: Purpose::Preview, ..open() };
     let _deaf: Vec<_> = (0..8).map(|_| greedy.ask_some_without_reading(&open, 8, keep)).collect();
     // who asks last is answered when the others have been, but for what is in their way
@@ -733,9 +726,7 @@ fn directories_are_not_kept_in_memory_to_be_removed() {
     let site = site();
     let mut greedy = Greedy::new(&site);
     std::fs::create_dir(greedy.root().join("many")).unwrap();
-    for number in 0..40_000 {
-        std::fs::File::create(greedy.root().join(format!("many/{number:0250}"))).unwrap();
-    }
+    fill(&greedy.root().join("many"), 40_000);
     let resting = site.the_daemon().memory_kib();
     let open = Open { extraneous: Extraneous::Goes, ..open() };
     let mut transfers: Vec<_> = (0..8).map(|_| greedy.open(&open)).collect();

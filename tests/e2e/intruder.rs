@@ -9,8 +9,8 @@ use zmove_receiver::{Access, ReceiverConfig, Session, SessionReport, Turns, run_
 use zmove_transport::{Frame, memory_control, memory_lane};
 use zmove_types::{Buffer, BufferPool, ItemId, Metadata, Name, RelPath, StageClock, Timestamp, TransferId};
 use zmove_wire::{
-    Batch, BatchEntry, Compare, DirectoryGroup, Durability, Extraneous, FileEntry, FrameHeader, FrameKind,
-    Open, Overwrite, Purpose, TargetShape, ToReceiver, ToSender, Version, decode_message, encode_message,
+    Batch, BatchEntry, DirectoryGroup, Extraneous, FileEntry, FrameHeader, FrameKind, Open, ToReceiver,
+    ToSender, Version, decode_message, encode_message,
 };
 
 /// Some file systems take long for very deep trees.
@@ -41,18 +41,7 @@ pub(crate) struct Intruded {
 
 impl Intruder {
     pub(crate) fn new(root: &Path) -> Self {
-        let open = Open {
-            target: Vec::new(),
-            shape: TargetShape::Directory { tops: Vec::new() },
-            compare: Compare::Quick,
-            durability: Durability::None,
-            delta: false,
-            run: [1; 16],
-            overwrite: Overwrite::Differing,
-            purpose: Purpose::Move,
-            extraneous: Extraneous::Goes,
-            inplace: false,
-        };
+        let open = Open { extraneous: Extraneous::Goes, ..Open::new(Vec::new(), [1; 16]) };
         Self { roots: vec![root.to_owned()], open }
     }
 

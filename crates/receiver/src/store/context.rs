@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::fs::{Mode, OFlags};
 use tokio::sync::mpsc::Sender;
 use zmove_disk::{
-    Direct, Disk, FileIdentity, KeptTimes, TempNames, retouch, set_directory_metadata, set_new_file_metadata,
+    Direct, Disk, FileIdentity, KeptTimes, Replace, TempNames, retouch, set_directory_metadata,
+    set_new_file_metadata,
 };
 use zmove_types::{BufferPool, FileId, ItemId, Metadata, Name, RelPath};
 use zmove_wire::{
@@ -72,6 +73,14 @@ impl Context {
     pub(crate) fn remember_directory(&self, path: &Arc<RelPath>, name: Option<&Name>, metadata: Metadata) {
         if let Err(error) = self.directories.remember(path, name, metadata) {
             self.tell(Outcome::OverLimit(error));
+        }
+    }
+
+    /// Whether a new name takes the place of what has it already.
+    pub(crate) const fn replaces(&self) -> Replace {
+        match self.overwrite {
+            Overwrite::Differing | Overwrite::Older => Replace::Existing,
+            Overwrite::Nothing => Replace::Nothing,
         }
     }
 

@@ -10,9 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use zmove_disk::{
-    ContentsWriter, FileIdentity, Replace, Staged, StagingDirectory, Tree, place_symlink, sweep,
-};
+use zmove_disk::{ContentsWriter, FileIdentity, Staged, StagingDirectory, Tree, place_symlink, sweep};
 use zmove_types::{Metadata, Name, RelPath};
 use zmove_wire::{BatchEntry, DirectoryGroup, Durability, FileEntry, Operation, Overwrite};
 
@@ -278,16 +276,12 @@ impl<'a> Placer<'a> {
             }
             BatchEntry::Symlink(name, metadata, target) => {
                 let name = context.target.name(path, name);
-                let replace = match context.overwrite {
-                    Overwrite::Nothing => Replace::Nothing,
-                    Overwrite::Differing | Overwrite::Older => Replace::Existing,
-                };
                 place_symlink(
                     directory.as_fd(),
                     name,
                     (target, metadata.mtime),
                     &context.temp_names,
-                    replace,
+                    context.replaces(),
                 )
                 .map_err(|error| (Operation::Symlink, error))?;
                 let flushed = context.flush_if_each(directory, |directory| Ok(rustix::fs::fsync(directory)?));

@@ -7,10 +7,10 @@ use std::sync::{Arc, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Advice, AtFlags};
+use rustix::fs::AtFlags;
 use rustix::io::Errno;
 use zmove_chunk::file_root;
-use zmove_disk::{DataFile, Direct, FileIdentity, Replace, StagingDirectory, open_own, publish_file};
+use zmove_disk::{DataFile, Direct, FileIdentity, StagingDirectory, open_own, publish_file};
 use zmove_types::{BufferPool, FileId, Name, RelPath, Timestamp};
 use zmove_wire::{Durability, Fault, FaultCode, FileDone, FileEntry, Operation, Overwrite};
 
@@ -257,9 +257,9 @@ fn look_at(
 ) -> io::Result<()> {
     let opened = open_own(directory.as_fd(), name)?;
     opened.sync_all()?;
-    // where the file system knows no direct reads, clean pages are at least let go of
-    rustix::fs::fadvise(&opened, 0, None, Advice::DontNeed)?;
     let data = DataFile::for_reading(opened, u64::from(wanted.bytes), Direct::On);
+    // where the file system knows no direct reads, clean pages are at least let go of
+    data.drop_cached()?;
     let buffer = buffers.take().ok_or(Errno::NOBUFS)?;
     let (outcome, buffer) = context.disk.read(&data, 0, wanted.bytes as usize, buffer, &mut |_slice| {});
     outcome?;
@@ -358,7 +358,7 @@ fn publish_hidden(context: &Context, directories: &mut OpenDirectories<'_>, file
         if stays_there(context, &directory, name, (file.batch.known, &file.file)) {
             return Ok(Some(ALREADY_THERE));
         }
-        or_already_there(publish_file(&directory, &file.hidden, name, replaces(context)))
+        or_already_there(publish_file(&directory, &file.hidden, name, context.replaces()))
     });
     let fault = fault.unwrap_or_else(|(operation, error)| Some(failure(operation, &error)));
     let Some(fault) = fault else { return Naming::Named };
@@ -393,13 +393,6 @@ pub(crate) fn may_not_be_replaced(
             .is_ok_and(|there| stays(context.overwrite, &there, || context.times.kept(directory, mtime)))
 }
 
-fn replaces(context: &Context) -> Replace {
-    match context.overwrite {
-        Overwrite::Differing | Overwrite::Older => Replace::Existing,
-        Overwrite::Nothing => Replace::Nothing,
-    }
-}
-
 /// Nothing, or that something is there which stays.
 fn or_already_there(published: io::Result<()>) -> Result<Option<(Operation, FaultCode)>, Failure> {
     match published {
@@ -426,7 +419,7 @@ fn publish_large(context: &Context, directories: &mut OpenDirectories<'_>, whole
             return Ok(Some(ALREADY_THERE));
         }
         staged.move_to(directory);
-        or_already_there(staged.commit(&name, replaces(context)))
+        or_already_there(staged.commit(&name, context.replaces()))
     });
     let fault = fault.unwrap_or_else(|(operation, error)| Some(failure(operation, &error)));
     EndedFile { id, path, fault }
@@ -458,7 +451,7 @@ fn publish_staging(
     let published = if abandoned || !spoiled.is_empty() {
         Err(Errno::NOTEMPTY.into())
     } else {
-        staging.publish(replaces(context))
+        staging.publish(context.replaces())
     };
     // who opens the path from now on finds what stands there
     context.publisher.named(path);
