@@ -12,7 +12,7 @@ pub struct Timestamp {
 }
 
 /// Mode and modification time of one entry.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Metadata {
     /// Permission bits with setuid, setgid and sticky (`& 0o7777`).
     pub mode: u32,

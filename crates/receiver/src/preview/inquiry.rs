@@ -115,7 +115,7 @@ impl Previewer {
             (InquiredKind::File { .. }, FileType::Directory) => in_the_way(Operation::Rename),
             (InquiredKind::Symlink { .. }, FileType::Directory) => in_the_way(Operation::Symlink),
             (InquiredKind::File { bytes }, FileType::RegularFile) => {
-                self.look_at_file(directory, name, &there, *bytes, &self.set_ids.of_file(wanted))
+                self.look_at_file(directory, name, &there, *bytes, &self.set_ids.of_file(&wanted))
             }
             (InquiredKind::Symlink { target }, FileType::Symlink) => {
                 self.look_at_link(directory, name, &there, target, wanted.mtime)

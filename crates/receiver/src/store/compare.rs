@@ -126,8 +126,8 @@ fn judge(
             contents_root(opened.as_fd(), name, || turn.is_over()).map_or(Verdict::Need, Verdict::Compare)
         }
         Compare::Quick => {
-            let metadata =
-                context.set_ids.of_file(Metadata { mode: file.mode & 0o7777, mtime: mtime_of(file) });
+            let metadata = Metadata { mode: file.mode & 0o7777, mtime: mtime_of(file) };
+            let metadata = context.set_ids.of_file(&metadata);
             if context.keep(opened, name, &there, &metadata) { Verdict::Skip } else { Verdict::Need }
         }
     }

@@ -91,7 +91,7 @@ impl<'a> Placer<'a> {
     fn is_there(&self, opened: &io::Result<Opened>, path: &RelPath, file: &FileEntry) -> bool {
         let Ok(Opened { directory, .. }) = opened else { return false };
         let name = self.context.target.name(path, &file.name);
-        let metadata = self.context.set_ids.of_file(file.metadata);
+        let metadata = self.context.set_ids.of_file(&file.metadata);
         self.context.is_kept(directory, name, u64::from(file.bytes), &metadata)
     }
 
@@ -270,9 +270,9 @@ impl<'a> Placer<'a> {
         let context = self.context;
         let directory = &opened.directory;
         match entry {
-            BatchEntry::Itself(metadata) => context.remember_directory(path, None, *metadata),
+            BatchEntry::Itself(metadata) => context.remember_directory(path, None, metadata.clone()),
             BatchEntry::Directory(name, metadata) => {
-                self.place_directory(directory, path, name, *metadata)?
+                self.place_directory(directory, path, name, metadata.clone())?
             }
             BatchEntry::Symlink(name, metadata, target) => {
                 let name = context.target.name(path, name);
@@ -296,7 +296,7 @@ impl<'a> Placer<'a> {
             }
             BatchEntry::Retouch(name, metadata) => {
                 let name = context.target.name(path, name);
-                let metadata = context.set_ids.of_file(*metadata);
+                let metadata = context.set_ids.of_file(metadata);
                 context
                     .retouch(directory, name, &metadata)
                     .map_err(|error| (Operation::SetMetadata, error))?;
@@ -329,7 +329,7 @@ impl<'a> Placer<'a> {
         file: &FileEntry,
         bytes: &[u8],
     ) -> Result<(), Unmade> {
-        let metadata = self.context.set_ids.of_file(file.metadata);
+        let metadata = self.context.set_ids.of_file(&file.metadata);
         // somebody may have removed the directory, or the file system may take two names for one: by itself the file may succeed
         let created = staging.create(&file.name, metadata.mode).map_err(|_error| Unmade::NotTaken)?;
         let written = self.write_whole((staging, &metadata), &created, bytes);
@@ -364,7 +364,7 @@ impl<'a> Placer<'a> {
     ) -> Result<Option<Name>, Failure> {
         let context = self.context;
         let name = context.target.name(path, &file.name);
-        let metadata = context.set_ids.of_file(file.metadata);
+        let metadata = context.set_ids.of_file(&file.metadata);
         let directory = &opened.directory;
         let existing = context.begin_in_place(directory, name, (bytes.len() as u64, &metadata))?;
         if let Some(staged) = existing {

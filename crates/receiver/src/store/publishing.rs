@@ -374,7 +374,7 @@ fn stays_there(
     name: &Name,
     (known, file): (Known, &FileEntry),
 ) -> bool {
-    let metadata = context.set_ids.of_file(file.metadata);
+    let metadata = context.set_ids.of_file(&file.metadata);
     match known {
         Known::PerhapsThere => context.is_kept(directory, name, u64::from(file.bytes), &metadata),
         Known::Needed => may_not_be_replaced(context, directory, name, metadata.mtime),

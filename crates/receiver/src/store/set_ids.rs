@@ -1,5 +1,7 @@
 //! What becomes of the setuid and setgid bits of files.
 
+use std::borrow::Cow;
+
 use zmove_types::Metadata;
 
 /// Whether files may have them. Those of directories, and the sticky bit, lend no rights and are always carried.
@@ -16,10 +18,10 @@ const BITS: u32 = 0o6000;
 
 impl SetIds {
     /// A regular file's metadata as they are to be here.
-    pub(crate) fn of_file(self, metadata: Metadata) -> Metadata {
-        match self {
-            Self::Dropped => Metadata { mode: metadata.mode & !BITS, ..metadata },
-            Self::Carried => metadata,
+    pub(crate) fn of_file(self, metadata: &Metadata) -> Cow<'_, Metadata> {
+        if self == Self::Carried || metadata.mode & BITS == 0 {
+            return Cow::Borrowed(metadata);
         }
+        Cow::Owned(Metadata { mode: metadata.mode & !BITS, ..metadata.clone() })
     }
 }

@@ -205,7 +205,7 @@ pub(crate) fn finish_file(context: &Context, file: &LargeFile, Complete(staged):
         return;
     }
     let path = context.final_path(&file.head);
-    let metadata = context.set_ids.of_file(file.head.metadata);
+    let metadata = context.set_ids.of_file(&file.head.metadata);
     if staged.is_in_place() {
         let finished = finish_large_in_place(context, staged, (&path, &metadata));
         context.meter.stored(usize::from(finished.is_ok()));
@@ -217,7 +217,7 @@ pub(crate) fn finish_file(context: &Context, file: &LargeFile, Complete(staged):
     if let Err((operation, error)) = seal(context, &staged, &metadata) {
         return end_large(context, file.id, Some(failure(operation, &error)));
     }
-    context.publisher.add_large(WholeFile { id: file.id, staged, path, metadata });
+    context.publisher.add_large(WholeFile { id: file.id, staged, path, metadata: metadata.into_owned() });
 }
 
 /// What a large file gets before its final name.

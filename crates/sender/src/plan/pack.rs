@@ -63,11 +63,9 @@ pub(crate) enum PackEntry {
 impl PackEntry {
     /// The entry as the scan found it; `None` for what has no place in a pack.
     pub(crate) fn from_scan(entry: Entry) -> Option<Self> {
-        let name = entry.name.clone();
-        let metadata = entry.metadata;
-        match &entry.kind {
-            EntryKind::Directory => Some(Self::Directory(name, metadata)),
-            EntryKind::Symlink(target) => Some(Self::Symlink(name, metadata, target.clone())),
+        match entry.kind {
+            EntryKind::Directory => Some(Self::Directory(entry.name, entry.metadata)),
+            EntryKind::Symlink(target) => Some(Self::Symlink(entry.name, entry.metadata, target)),
             EntryKind::File if entry.size <= GROUP_BYTES => Some(Self::File(entry)),
             _ => None,
         }

@@ -320,7 +320,7 @@ fn groups(asked: &[Inquired]) -> Vec<InquiredGroup> {
         previous = Some(directory);
         let group = groups.last_mut().expect("one was just pushed");
         match what {
-            What::Itself(metadata) => group.itself = Some(inquired(*metadata)),
+            What::Itself(metadata) => group.itself = Some(inquired(metadata)),
             What::Entry(entry) => group.entries.push(inquired_entry(entry)),
         }
     }
@@ -339,9 +339,9 @@ fn inquired_entry(entry: &Entry) -> InquiredEntry {
         EntryKind::Symlink(target) => InquiredKind::Symlink { target: target.to_vec() },
         EntryKind::File | EntryKind::Special => InquiredKind::File { bytes: entry.size },
     };
-    InquiredEntry { name: entry.name.clone(), kind, metadata: inquired(entry.metadata) }
+    InquiredEntry { name: entry.name.clone(), kind, metadata: inquired(&entry.metadata) }
 }
 
-fn inquired(Metadata { mode, mtime }: Metadata) -> InquiredMetadata {
-    InquiredMetadata { mode, mtime_seconds: mtime.seconds, mtime_nanos: mtime.nanos }
+fn inquired(Metadata { mode, mtime }: &Metadata) -> InquiredMetadata {
+    InquiredMetadata { mode: *mode, mtime_seconds: mtime.seconds, mtime_nanos: mtime.nanos }
 }

@@ -148,10 +148,10 @@ impl Reader<'_> {
         filling: &mut Filling,
     ) -> Result<Option<BatchEntry>, FileError> {
         Ok(Some(match entry {
-            PackEntry::Itself(metadata) => BatchEntry::Itself(*metadata),
-            PackEntry::Directory(name, metadata) => BatchEntry::Directory(name.clone(), *metadata),
+            PackEntry::Itself(metadata) => BatchEntry::Itself(metadata.clone()),
+            PackEntry::Directory(name, metadata) => BatchEntry::Directory(name.clone(), metadata.clone()),
             PackEntry::Symlink(name, metadata, target) => {
-                BatchEntry::Symlink(name.clone(), *metadata, target.clone())
+                BatchEntry::Symlink(name.clone(), metadata.clone(), target.clone())
             }
             PackEntry::File(entry) => return self.read_file(directory, entry, unread, filling),
             PackEntry::Compare(entry, root) => return self.compare(directory, entry, *root, filling),
