@@ -13,6 +13,7 @@ mod groups;
 mod hosts;
 mod inside;
 mod kills;
+mod late;
 mod matrix;
 mod network;
 mod paper;
@@ -48,6 +49,7 @@ use crate::groups::Group;
 use crate::hosts::{Hosts, LinkArgs};
 use crate::inside::InsideArgs;
 use crate::kills::{HalfArgs, KillsArgs};
+use crate::late::LateArgs;
 use crate::matrix::MatrixArgs;
 use crate::paper::{FiguresArgs, PaperArgs};
 use crate::powercut::PowercutArgs;
@@ -84,6 +86,8 @@ enum Task {
     Matrix(MatrixArgs),
     /// Slows the path down and asks whether zmove says so.
     Verdicts(VerdictsArgs),
+    /// Mounts a directory on storage that answers late, for a command to copy from or to.
+    Late(LateArgs),
     /// Kills, cuts and confuses transfers at random, and asks whether the same command finishes them.
     Torture(TortureArgs),
     /// Cuts the power of a disk under transfers, and asks whether the same command finishes them after the reboot.
@@ -151,6 +155,7 @@ fn main() -> ExitCode {
         Task::Figures(arguments) => paper::figures(&arguments),
         Task::Matrix(arguments) => matrix::matrix(&arguments),
         Task::Verdicts(arguments) => verdicts::verdicts(&arguments),
+        Task::Late(arguments) => late::late(&arguments),
         Task::Torture(arguments) => torture::torture(&arguments),
         Task::Powercut(arguments) => powercut::powercut(&arguments),
         Task::Kills(arguments) => kills::kills(&arguments),

@@ -1,0 +1,139 @@
+//! `zmove-lab late`: a directory on storage that answers late, as Lustre, GPFS and NFS do, for a command to copy from or to.
+//!
+//! The mount is a FUSE file system over a directory of this machine. Each metadata operation and each flush sleeps before
+//! it is done; many may be under way at once. Beside the delays the kernel's own rules hold: it takes creates, renames and
+//! removals in one directory one after the other.
+
+mod nodes;
+mod operations;
+mod passthrough;
+
+use std::ffi::OsString;
+use std::io::Read;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use fuser::{BackgroundSession, Config, MountOption};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use self::operations::Operations;
+use self::passthrough::Passthrough;
+use crate::session::Session;
+use crate::units::{ByteCount, RoundTrip};
+use crate::volume::Volume;
+
+/// What answers how late.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct Delays {
+    /// How long each metadata operation and each flush takes, in milliseconds.
+    #[arg(long, default_value = "1")]
+    delay: RoundTrip,
+    /// How long each read and each write takes beside that, in milliseconds; they are of 1 MiB at most.
+    #[arg(long, default_value = "0")]
+    data_delay: RoundTrip,
+    /// How many operations may be under way at once.
+    #[arg(long, default_value_t = 300)]
+    depth: u16,
+}
+
+/// A mount, and what to do with it.
+#[derive(Args, Debug)]
+pub(crate) struct LateArgs {
+    #[command(flatten)]
+    delays: Delays,
+    /// Directory that is served. Default: an empty one, on a file system in memory.
+    #[arg(long)]
+    over: Option<PathBuf>,
+    /// Size of that file system.
+    #[arg(long, default_value = "2GiB")]
+    image: ByteCount,
+    /// Command to run with ZMOVE_LAB_LATE set to the mount and ZMOVE_LAB_OVER to what is below it, without delays. Default: wait for the
+    /// end of standard input.
+    #[arg(last = true)]
+    command: Vec<OsString>,
+}
+
+/// A directory that answers late; unmounted when dropped.
+#[derive(Debug)]
+pub(crate) struct Late {
+    root: PathBuf,
+    operations: Arc<Operations>,
+    session: Option<BackgroundSession>,
+}
+
+impl Late {
+    /// Mounts `over` anew below the session's directory.
+    pub(crate) fn mount(session: &Session, over: &std::path::Path, delays: Delays) -> Result<Self> {
+        // each file that the kernel knows holds a descriptor here
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        let limit = Rlimit { current: maximum, maximum };
+        setrlimit(Resource::Nofile, limit).context("failed to raise the limit of descriptors")?;
+        let root = session.subdirectory("late")?;
+        let operations = Arc::new(Operations::default());
+        let served = Passthrough::new(over, delays, Arc::clone(&operations))
+            .with_context(|| format!("failed to open {}", over.display()))?;
+        let mut config = Config::default();
+        config.mount_options =
+            vec![MountOption::FSName("zmove-lab".into()), MountOption::Subtype("late".into())];
+        config.n_threads = Some(usize::from(delays.depth));
+        let session = fuser::Session::new(served, &root, &config)
+            .and_then(fuser::Session::spawn)
+            .context("failed to mount by /dev/fuse")?;
+        Ok(Self { root, operations, session: Some(session) })
+    }
+}
+
+impl Drop for Late {
+    fn drop(&mut self) {
+        if let Some(Err(error)) = self.session.take().map(BackgroundSession::umount_and_join) {
+            eprintln!("zmove-lab: failed to unmount {}: {error}", self.root.display());
+        }
+    }
+}
+
+/// Mounts, runs the command, and prints how many operations of each kind came.
+pub(crate) fn late(arguments: &LateArgs) -> Result<ExitCode> {
+    let session = Session::open()?;
+    let volume = match arguments.over {
+        Some(_) => None,
+        None => Some(Volume::create(&session, arguments.image)?),
+    };
+    let over = match (&arguments.over, &volume) {
+        (Some(over), _) => over.clone(),
+        (None, Some(volume)) => volume.fresh_directory()?,
+        (None, None) => bail!("there is nothing to serve"),
+    };
+    let late = Late::mount(&session, &over, arguments.delays)?;
+    let code = match arguments.command.split_first() {
+        Some((program, rest)) => {
+            let mut command = Command::new(program);
+            command.args(rest).env("ZMOVE_LAB_LATE", &late.root).env("ZMOVE_LAB_OVER", &over);
+            let status = command.status();
+            let status = status.with_context(|| format!("failed to run {}", program.display()))?;
+            status
+                .code()
+                .map_or(ExitCode::FAILURE, |code| ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)))
+        }
+        None => {
+            eprintln!("zmove-lab: {} answers late; the end of standard input ends it", late.root.display());
+            std::io::stdin().read_to_end(&mut Vec::new()).context("failed to wait")?;
+            ExitCode::SUCCESS
+        }
+    };
+    eprintln!("{}", late.operations);
+    Ok(code)
+}
+
+impl Delays {
+    fn metadata(self) -> Duration {
+        self.delay.0
+    }
+
+    fn data(self) -> Duration {
+        self.data_delay.0
+    }
+}

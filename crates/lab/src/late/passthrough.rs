@@ -1,0 +1,548 @@
+//! The file system: each request sleeps, is counted, and is then done on the directory that is served.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use fuser::{
+    Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, KernelConfig,
+    LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty,
+    ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, TimeOrNow, WriteFlags,
+};
+use rustix::fs::{
+    AtFlags, CWD, Dir, Gid, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid, chmodat, chownat,
+    fstatvfs, fsync, ftruncate, linkat, mkdirat, mknodat, open, openat, readlinkat, renameat_with, symlinkat,
+    unlinkat, utimensat,
+};
+
+use super::Delays;
+use super::nodes::{Nodes, file_type};
+use super::operations::Operations;
+
+/// A directory served late.
+#[derive(Debug)]
+pub(super) struct Passthrough {
+    nodes: Nodes,
+    delays: Delays,
+    operations: Arc<Operations>,
+    files: Handles<File>,
+    listings: Handles<Vec<Listed>>,
+}
+
+/// One name of a directory that is open.
+#[derive(Debug)]
+struct Listed {
+    inode: INodeNo,
+    kind: FileType,
+    name: Box<OsStr>,
+}
+
+/// What is open, by the number that the kernel gives back.
+#[derive(Debug)]
+struct Handles<T> {
+    next: AtomicU64,
+    open: Mutex<HashMap<u64, Arc<T>>>,
+}
+
+impl<T> Handles<T> {
+    fn new() -> Self {
+        Self { next: AtomicU64::new(1), open: Mutex::new(HashMap::new()) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<T>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, opened: T) -> FileHandle {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        self.lock().insert(number, Arc::new(opened));
+        FileHandle(number)
+    }
+
+    fn get(&self, handle: FileHandle) -> io::Result<Arc<T>> {
+        self.lock().get(&handle.0).cloned().ok_or_else(|| io::Error::from_raw_os_error(BAD_DESCRIPTOR))
+    }
+
+    fn remove(&self, handle: FileHandle) {
+        let _closed_outside_of_the_lock = self.lock().remove(&handle.0);
+    }
+}
+
+impl Passthrough {
+    pub(super) fn new(over: &Path, delays: Delays, operations: Arc<Operations>) -> io::Result<Self> {
+        let nodes = Nodes::new(over)?;
+        Ok(Self { nodes, delays, operations, files: Handles::new(), listings: Handles::new() })
+    }
+
+    /// Books a metadata operation and lets the time pass that it takes.
+    fn metadata(&self, name: &'static str) {
+        self.operations.count(name);
+        sleep(self.delays.metadata());
+    }
+
+    fn data(&self, name: &'static str) {
+        self.operations.count(name);
+        sleep(self.delays.data());
+    }
+
+    fn look_up(&self, parent: INodeNo, name: &OsStr) -> io::Result<FileAttr> {
+        self.nodes.look_up(self.nodes.descriptor(parent)?.as_fd(), name)
+    }
+
+    /// Makes something in a directory and tells of it.
+    fn make(
+        &self,
+        parent: INodeNo,
+        name: &OsStr,
+        make: impl FnOnce(&OwnedFd) -> rustix::io::Result<()>,
+        reply: ReplyEntry,
+    ) {
+        let made = self.nodes.descriptor(parent).and_then(|directory| Ok(make(&directory)?));
+        entry(made.and_then(|()| self.look_up(parent, name)), reply);
+    }
+
+    fn create_file(
+        &self,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        flags: i32,
+    ) -> io::Result<(FileAttr, File)> {
+        let directory = self.nodes.descriptor(parent)?;
+        let flags = kept_flags(flags) | OFlags::CREATE;
+        let file = openat(&directory, name, flags, Mode::from_raw_mode(mode))?;
+        Ok((self.nodes.look_up(directory.as_fd(), name)?, File::from(file)))
+    }
+
+    fn open_file(&self, inode: INodeNo, flags: OpenFlags) -> io::Result<File> {
+        let (_held, path) = self.nodes.path(inode)?;
+        Ok(File::from(open(path, kept_flags(flags.0), Mode::empty())?))
+    }
+
+    fn list(&self, inode: INodeNo) -> io::Result<Vec<Listed>> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = openat(self.nodes.descriptor(inode)?, ".", flags, Mode::empty())?;
+        let entries = Dir::read_from(directory)?.map(|entry| {
+            let entry = entry?;
+            Ok(Listed {
+                inode: INodeNo(entry.ino()),
+                kind: file_type(entry.file_type().as_raw_mode()),
+                name: OsStr::from_bytes(entry.file_name().to_bytes()).into(),
+            })
+        });
+        entries.collect()
+    }
+
+    fn set(&self, inode: INodeNo, change: &Change) -> io::Result<FileAttr> {
+        let (_held, path) = self.nodes.path(inode)?;
+        if let Some(mode) = change.mode {
+            chmodat(CWD, &path, Mode::from_raw_mode(mode), AtFlags::empty())?;
+        }
+        if change.owner.is_some() || change.group.is_some() {
+            let descriptor = self.nodes.descriptor(inode)?;
+            let owner = change.owner.map(Uid::from_raw);
+            chownat(descriptor, "", owner, change.group.map(Gid::from_raw), AtFlags::EMPTY_PATH)?;
+        }
+        if let Some(size) = change.size {
+            ftruncate(open(&path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?, size)?;
+        }
+        if change.accessed.is_some() || change.modified.is_some() {
+            let times = Timestamps {
+                last_access: timespec(change.accessed),
+                last_modification: timespec(change.modified),
+            };
+            utimensat(self.nodes.descriptor(inode)?, "", &times, AtFlags::EMPTY_PATH)?;
+        }
+        self.nodes.attributes(inode)
+    }
+}
+
+/// What is to be set of a file.
+struct Change {
+    mode: Option<u32>,
+    owner: Option<u32>,
+    group: Option<u32>,
+    size: Option<u64>,
+    accessed: Option<TimeOrNow>,
+    modified: Option<TimeOrNow>,
+}
+
+impl Filesystem for Passthrough {
+    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        let _a_smaller_one_serves_too = config.set_max_background(self.delays.depth);
+        Ok(())
+    }
+
+    fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        self.metadata("lookup");
+        entry(self.look_up(parent, name), reply);
+    }
+
+    fn forget(&self, _request: &Request, inode: INodeNo, lookups: u64) {
+        self.nodes.forget(inode, lookups);
+    }
+
+    fn getattr(&self, _request: &Request, inode: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
+        self.metadata("getattr");
+        attributes(self.nodes.attributes(inode), reply);
+    }
+
+    fn setattr(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        mode: Option<u32>,
+        owner: Option<u32>,
+        group: Option<u32>,
+        size: Option<u64>,
+        accessed: Option<TimeOrNow>,
+        modified: Option<TimeOrNow>,
+        _changed: Option<SystemTime>,
+        _handle: Option<FileHandle>,
+        _created: Option<SystemTime>,
+        _attributes_changed: Option<SystemTime>,
+        _backed_up: Option<SystemTime>,
+        _flags: Option<fuser::BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        self.metadata("setattr");
+        attributes(self.set(inode, &Change { mode, owner, group, size, accessed, modified }), reply);
+    }
+
+    fn readlink(&self, _request: &Request, inode: INodeNo, reply: ReplyData) {
+        self.metadata("readlink");
+        let target = self.nodes.descriptor(inode).and_then(|node| Ok(readlinkat(node, "", Vec::new())?));
+        match target {
+            Ok(target) => reply.data(target.as_bytes()),
+            Err(error) => reply.error(Errno::from(error)),
+        }
+    }
+
+    fn mknod(
+        &self,
+        _request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        device: u32,
+        reply: ReplyEntry,
+    ) {
+        self.metadata("mknod");
+        let kind = rustix::fs::FileType::from_raw_mode(mode);
+        let mode = Mode::from_raw_mode(mode & 0o7777);
+        self.make(parent, name, |directory| mknodat(directory, name, kind, mode, u64::from(device)), reply);
+    }
+
+    fn mkdir(
+        &self,
+        _request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        reply: ReplyEntry,
+    ) {
+        self.metadata("mkdir");
+        self.make(parent, name, |directory| mkdirat(directory, name, Mode::from_raw_mode(mode)), reply);
+    }
+
+    fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.metadata("unlink");
+        let removed = self.nodes.descriptor(parent);
+        done(removed.and_then(|parent| Ok(unlinkat(parent, name, AtFlags::empty())?)), reply);
+    }
+
+    fn rmdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.metadata("rmdir");
+        let removed = self.nodes.descriptor(parent);
+        done(removed.and_then(|parent| Ok(unlinkat(parent, name, AtFlags::REMOVEDIR)?)), reply);
+    }
+
+    fn symlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        self.metadata("symlink");
+        self.make(parent, name, |directory| symlinkat(target, directory, name), reply);
+    }
+
+    fn rename(
+        &self,
+        _request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        new_parent: INodeNo,
+        new_name: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        self.metadata("rename");
+        let flags = rustix::fs::RenameFlags::from_bits_retain(flags.bits());
+        let renamed = || {
+            let (from, to) = (self.nodes.descriptor(parent)?, self.nodes.descriptor(new_parent)?);
+            Ok(renameat_with(from, name, to, new_name, flags)?)
+        };
+        done(renamed(), reply);
+    }
+
+    fn link(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        new_parent: INodeNo,
+        new_name: &OsStr,
+        reply: ReplyEntry,
+    ) {
+        self.metadata("link");
+        match self.nodes.path(inode) {
+            Ok((_held, path)) => self.make(
+                new_parent,
+                new_name,
+                |directory| linkat(CWD, &path, directory, new_name, AtFlags::SYMLINK_FOLLOW),
+                reply,
+            ),
+            Err(error) => reply.error(Errno::from(error)),
+        }
+    }
+
+    fn open(&self, _request: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        self.metadata("open");
+        match self.open_file(inode, flags) {
+            Ok(file) => reply.opened(self.files.add(file), FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES),
+            Err(error) => reply.error(Errno::from(error)),
+        }
+    }
+
+    fn read(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        self.data("read");
+        let mut room = vec![0; size as usize];
+        match self.files.get(handle).and_then(|file| file.read_at(&mut room, offset)) {
+            Ok(bytes) => reply.data(&room[..bytes]),
+            Err(error) => reply.error(Errno::from(error)),
+        }
+    }
+
+    fn write(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _write_flags: WriteFlags,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        self.data("write");
+        match self.files.get(handle).and_then(|file| file.write_at(data, offset)) {
+            Ok(bytes) => reply.written(u32::try_from(bytes).unwrap_or(u32::MAX)),
+            Err(error) => reply.error(Errno::from(error)),
+        }
+    }
+
+    fn release(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        handle: FileHandle,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.files.remove(handle);
+        reply.ok();
+    }
+
+    fn fsync(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        handle: FileHandle,
+        data_only: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.metadata("fsync");
+        let flush = |file: &File| if data_only { file.sync_data() } else { file.sync_all() };
+        done(self.files.get(handle).and_then(|file| flush(&file)), reply);
+    }
+
+    fn opendir(&self, _request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        self.metadata("opendir");
+        match self.list(inode) {
+            Ok(listing) => reply.opened(self.listings.add(listing), FopenFlags::empty()),
+            Err(error) => reply.error(Errno::from(error)),
+        }
+    }
+
+    fn readdir(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        self.metadata("readdir");
+        let listing = match self.listings.get(handle) {
+            Ok(listing) => listing,
+            Err(error) => return reply.error(Errno::from(error)),
+        };
+        let first = usize::try_from(offset).unwrap_or(usize::MAX);
+        for (at, listed) in (offset + 1..).zip(listing.iter().skip(first)) {
+            if reply.add(listed.inode, at, listed.kind, &listed.name) {
+                break;
+            }
+        }
+        reply.ok();
+    }
+
+    fn releasedir(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        handle: FileHandle,
+        _flags: OpenFlags,
+        reply: ReplyEmpty,
+    ) {
+        self.listings.remove(handle);
+        reply.ok();
+    }
+
+    fn fsyncdir(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        _handle: FileHandle,
+        _data_only: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.metadata("fsyncdir");
+        let flushed = || {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let directory = openat(self.nodes.descriptor(inode)?, ".", flags, Mode::empty())?;
+            Ok(fsync(directory)?)
+        };
+        done(flushed(), reply);
+    }
+
+    fn statfs(&self, _request: &Request, inode: INodeNo, reply: ReplyStatfs) {
+        self.metadata("statfs");
+        match self.nodes.descriptor(inode).and_then(|node| Ok(fstatvfs(node)?)) {
+            Ok(of) => {
+                let block = u32::try_from(of.f_bsize).unwrap_or(u32::MAX);
+                let fragment = u32::try_from(of.f_frsize).unwrap_or(u32::MAX);
+                let name = u32::try_from(of.f_namemax).unwrap_or(u32::MAX);
+                reply.statfs(
+                    of.f_blocks,
+                    of.f_bfree,
+                    of.f_bavail,
+                    of.f_files,
+                    of.f_ffree,
+                    block,
+                    name,
+                    fragment,
+                );
+            }
+            Err(error) => reply.error(Errno::from(error)),
+        }
+    }
+
+    fn create(
+        &self,
+        _request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        self.metadata("create");
+        match self.create_file(parent, name, mode, flags) {
+            Ok((attributes, file)) => {
+                let handle = self.files.add(file);
+                let flags = FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
+                reply.created(&CACHED, &attributes, Generation(0), handle, flags);
+            }
+            Err(error) => reply.error(Errno::from(error)),
+        }
+    }
+}
+
+fn sleep(time: Duration) {
+    if !time.is_zero() {
+        std::thread::sleep(time);
+    }
+}
+
+fn entry(looked_up: io::Result<FileAttr>, reply: ReplyEntry) {
+    match looked_up {
+        Ok(attributes) => reply.entry(&CACHED, &attributes, Generation(0)),
+        Err(error) => reply.error(Errno::from(error)),
+    }
+}
+
+fn attributes(got: io::Result<FileAttr>, reply: ReplyAttr) {
+    match got {
+        Ok(attributes) => reply.attr(&CACHED, &attributes),
+        Err(error) => reply.error(Errno::from(error)),
+    }
+}
+
+fn done(result: io::Result<()>, reply: ReplyEmpty) {
+    match result {
+        Ok(()) => reply.ok(),
+        Err(error) => reply.error(Errno::from(error)),
+    }
+}
+
+/// The flags that count below the mount. Direct I/O ends in the kernel above it; appending is by offset.
+fn kept_flags(flags: i32) -> OFlags {
+    let dropped = OFlags::DIRECT | OFlags::APPEND | OFlags::NOFOLLOW;
+    (OFlags::from_bits_retain(flags.cast_unsigned()) - dropped) | OFlags::CLOEXEC
+}
+
+fn timespec(time: Option<TimeOrNow>) -> Timespec {
+    match time {
+        None => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+        Some(TimeOrNow::Now) => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
+        Some(TimeOrNow::SpecificTime(time)) => match time.duration_since(UNIX_EPOCH) {
+            Ok(since) => {
+                Timespec { tv_sec: since.as_secs().cast_signed(), tv_nsec: since.subsec_nanos().into() }
+            }
+            Err(before) => {
+                let before = before.duration();
+                let nanos = i64::from(before.subsec_nanos());
+                let borrowed = i64::from(nanos > 0);
+                Timespec {
+                    tv_sec: -before.as_secs().cast_signed() - borrowed,
+                    tv_nsec: borrowed * NANOS_IN_A_SECOND - nanos,
+                }
+            }
+        },
+    }
+}
+
+/// How long the kernel may answer by itself what it was told: libfuse's default.
+const CACHED: Duration = Duration::from_secs(1);
+const NANOS_IN_A_SECOND: i64 = 1_000_000_000;
+/// `EBADF`.
+const BAD_DESCRIPTOR: i32 = 9;
