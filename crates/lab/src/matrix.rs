@@ -1,7 +1,11 @@
 //! Four sites, each copying to each: a table of rates, from columns to rows, for every tool.
 //!
-//! After the table that DiRAC publishes of rsync between Durham, Edinburgh, Cambridge and RAL. All four hosts stand at once,
-//! each two of them joined by a path of its own; the copies take turns.
+//! After the table that DiRAC publishes of rsync between Durham, Edinburgh, Cambridge and RAL. All four hosts
+//! stand at once, each two of them joined by a path of its own; the copies take turns.
+//!
+//! Each path has a device, addresses, a round trip and a bottleneck of its own, and each host the name of its
+//! site, so that zmove does not take what it remembers of one path for another's. The copies take turns
+//! because all hosts share the cores of one machine.
 
 mod sites;
 mod table;

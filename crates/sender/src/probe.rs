@@ -1,8 +1,15 @@
-//! A measurement of the path: round by round some lanes carry bytes from memory, which the receiver counts and throws
-//! away.
+//! A measurement of the path: round by round some lanes carry bytes from memory, which the receiver counts
+//! and throws away. `zmove probe` runs it.
 //!
-//! **Invariant:** nothing is said to a receiver whose version does not know probes but a greeting; and when [`probe`]
-//! returns its threads have ended.
+//! All rates are differences of two samples on the receiver's clock, so neither socket buffers nor the wait
+//! for an answer count as carried. The beginning of a round, in which windows grow, is told apart. Each round
+//! has lanes of its own, dialled anew as a push would have them: the counters of their connections
+//! (`TCP_INFO`) are those of the round, and no lane begins with a window that another has grown. A frame of
+//! filler is hashed at both ends and sealed like a chunk, so it costs the CPU time that a push without
+//! storage costs.
+//!
+//! **Invariant:** nothing is said to a receiver whose version does not know probes but a greeting; and when
+//! [`probe`] returns its threads have ended.
 
 use std::future::Future;
 use std::time::{Duration, Instant};

@@ -1,8 +1,12 @@
-//! What a storage gives: files of one size after the other, written and read as a transfer would, within a budget of
-//! bytes and time.
+//! What a storage gives: files of one size after the other, written and read as a transfer would, within a
+//! budget of bytes and time.
 //!
-//! The sizes are those of elbencho's storage sweep, in the classes of "When to use rsync" (Fang, Cottrell, Kissel): LOSF
-//! from 1 KiB, medium from 1 MiB, large from 1 GiB.
+//! The sizes are those of elbencho's storage sweep, in the classes of "When to use rsync" (Fang, Cottrell,
+//! Kissel): LOSF from 1 KiB, medium from 1 MiB, large from 1 GiB.
+//!
+//! A sweep does what a transfer does, with the same storage engine (`zmove-disk`): small files are made in
+//! staging directories, large ones under hidden names, reserved and written group by group, and both are
+//! flushed over and over and at the end. It keeps to its time on slow storage too (`pace.rs`).
 //!
 //! ```no_run
 //! use std::sync::atomic::AtomicBool;

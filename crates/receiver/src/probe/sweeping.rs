@@ -1,7 +1,10 @@
 //! The short sweep of the target's storage that a probe may ask for, once.
 //!
-//! **Invariant:** it works in a hidden directory of its own below the target, which was opened beneath the key's root, and
-//! that directory goes however the probe ends.
+//! **Invariant:** it works in a hidden directory of its own below the target, which was opened beneath the
+//! key's root, and that directory goes however the probe ends.
+//!
+//! The receiver runs the sweep itself, since it must be done by the side that has opened the directory
+//! beneath the key's root.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,9 +1,16 @@
 //! Large files that have changed: what the version at the target has in common with the source's is not sent.
 //!
-//! The groups of the old version are hashed and told to the sender, which sends those that differ and names the others. A
-//! group that is named is read from the old version and hashed again before it counts, so what happens to that version
-//! meanwhile costs a group that is sent, never a wrong byte. Where an earlier transfer has left a part of the new file, only
-//! the groups that it does not have are looked for in the old version.
+//! The receiver hashes the groups of the old version and tells the sender the values. The sender reads its
+//! own file, sends the groups that differ and names the others. A named group is read from the old version
+//! and hashed again before it counts, so a change to that version meanwhile costs a group that is sent, never
+//! a wrong byte.
+//!
+//! The new file is made beside the old one. It begins as a clone where the file system has reflinks (XFS,
+//! Btrfs); elsewhere the named groups are copied. Where an earlier transfer has left a part of the new file,
+//! only the groups that the part does not have are looked for in the old version.
+//!
+//! The sender asks for all this (`--delta auto`) unless the target is local, or the path was faster last time
+//! than one thread reads and hashes: then a file is sent sooner than it is compared.
 
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,13 @@
-//! What is planned before the target is known, and what waits for that.
+//! What is planned before the target is known, and what waits for that. The planner asks it for each file
+//! until the receiver has said what is at the target.
+//!
+//! The first files leave as a guess. Readers go on with the next small ones, but these are not sent
+//! ([`ReadAhead`](crate::read::read_ahead::ReadAhead)); every file after those waits here, and the scan with
+//! it. An empty target needs all of them: what was read leaves at once. In a populated target the guessed
+//! files that are there stay, what was only read is thrown away, and its files are offered like all others.
+//!
+//! A file that cannot be read in this time has not failed yet. When the target is known it is offered or read
+//! again, and the user is told of it only if the target needs it.
 
 use crossbeam_channel::Sender;
 use zmove_scan::Entry;

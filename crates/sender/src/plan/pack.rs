@@ -1,4 +1,12 @@
-//! Packs: the small entries that will travel in one batch, gathered by directory.
+//! Packs: the small entries that will travel in one batch, gathered by directory. The planner fills them,
+//! readers turn them into batch frames.
+//!
+//! The first packs are small, and their limit doubles after every few packs: a small pack crosses a
+//! connection that is still in slow start at once, and the target's work begins some round trips sooner.
+//!
+//! A directory that fits into one pack is not split over two, because the receiver then makes all its files
+//! in one staging directory. So a pack that is nearly full closes where another directory begins, and the
+//! part of a directory that stands at the end of a full pack moves on into the next.
 
 use std::ops::Add;
 

@@ -1,7 +1,11 @@
-//! The readers: threads that take work from the plan, read it, hash it in cache, and queue frames for the lanes.
+//! The readers: threads that take work from the plan, read it, hash it in cache, and queue frames for the
+//! lanes.
 //!
-//! **Invariant:** a file's bytes leave here only with the hash of exactly these bytes, and only if the file was the
-//! same before and after they were read.
+//! **Invariant:** a file's bytes leave here only with the hash of exactly these bytes, and only if the file
+//! was the same before and after they were read.
+//!
+//! When all is planned and few packs wait, large packs are read in small pieces, also those of large
+//! directories. At the end no slow lane then holds a whole pack.
 
 use std::fs::File;
 use std::io;

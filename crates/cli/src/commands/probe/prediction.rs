@@ -1,4 +1,14 @@
 //! How long a push of a tree would take, from what was measured: arithmetic alone.
+//!
+//! In each class of sizes the slowest of source reads, path and target writes counts, because these overlap.
+//! The classes overlap only in part, so their times are added, and the start is added to them. Storage times
+//! come from the sweeps by file size ([`Ceiling`]). The path's time comes from its best round, for the files'
+//! bytes and some more for each file. The start is the time until the first byte less the two round trips
+//! that a push does not wait for.
+//!
+//! A value that was not measured counts as no limit, and the user is told so. The prediction knows nothing of
+//! what is at the target already, of the CPU that reading and storing take beside the path, or of other
+//! transfers.
 
 use serde::Serialize;
 use zmove_scan::Share;
