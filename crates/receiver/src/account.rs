@@ -1,7 +1,16 @@
-//! What the transfers of one key hold together beside their buffers, held against the key's limits.
+//! What the transfers of one key hold together beside their buffers and lanes, held against the key's limits
+//! (`docs/OPERATIONS.md` has them).
 //!
-//! `docs/OPERATIONS.md` has the limits. Who would hold more fails by itself: nothing waits here, so that no key waits for
-//! another. **Invariant:** what is booked is what is kept, and is given back by dropping what stands for it ([`Held`]).
+//! Booked are messages, from when they are decoded until they are answered (`messages`); heads of batches,
+//! until their entries are placed; directories and files that are remembered; answers to a peer that does not
+//! read; descriptors of large files; and threads that look at the target. A task that would hold more fails
+//! by itself: nothing waits here, so no key waits for another.
+//!
+//! With io_uring each key has a ring of its own, since storage that does not answer keeps the slots of the
+//! ring.
+//!
+//! **Invariant:** what is booked is what is kept, and is given back by dropping what stands for it
+//! ([`Held`]), so that no way out of a task forgets it.
 
 pub(crate) mod cores;
 pub(crate) mod limits;

@@ -1,7 +1,16 @@
-//! The listening receiver: accept, prove, admit, and hand on to a session or to the session a lane belongs to.
+//! The listening receiver: it accepts connections, has each prove its key, admits it, and hands it on to a
+//! session or to the session that a lane belongs to. `zmove serve` and `zmove receive` run it.
 //!
-//! **Invariant:** a peer whose key is not authorised gets no byte of its own parsed; connections that have not proved a
-//! key are few and short ([`Limits`]).
+//! Every connection is accepted at once, so none waits in the kernel's queue, where nobody sees where it is
+//! from. Until it has proved a key it is one of a bounded crowd (`pending_handshakes`). With its key it is
+//! booked on that key (`admission`) until it has greeted and, if it is a lane, found its transfer.
+//!
+//! A transfer is admitted with a share of lanes and buffers, which `Opened` tells the sender and the session
+//! keeps to. A transfer for which there is no room waits in line (`waiting_line`) with one connection, before
+//! any thread is started. Its sender is told, and lets go of the lanes that it had dialled beside control.
+//!
+//! **Invariant:** a peer whose key is not authorised gets no byte of its own parsed; connections that have
+//! not proved a key are few and short ([`Limits`]).
 
 pub(crate) mod admission;
 pub(crate) mod authorizer;

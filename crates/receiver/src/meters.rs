@@ -1,6 +1,11 @@
 //! What the transfers of a daemon have moved and what they are doing, counted as they go.
 //!
-//! **Invariant:** a thread that moves data takes no lock to count; only the begin and end of a transfer, and who reads, do.
+//! **Invariant:** a thread that moves data takes no lock to count; only the begin and end of a transfer, and
+//! who reads, do.
+//!
+//! Each transfer counts into a meter of its own, by relaxed atomics beside the data. The daemon's meters are
+//! those of the transfers that run and the sum of those that have ended; they are added up when somebody
+//! reads `/metrics`.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};

@@ -1,8 +1,10 @@
 //! A rate that the receiving lanes of one key keep together.
 //!
-//! A lane pays for what it has taken from its socket before it takes more; the windows then make the sender wait.
-//! **Invariant:** whatever the number of lanes, what they take stays below rate × time, but for a share and a read of each and
-//! a moment's burst.
+//! A lane books what a read has brought, a bounded piece at a time, and waits until that is paid for before
+//! it reads on; the windows then make the sender wait. Lanes of keys without a rate have no account.
+//!
+//! **Invariant:** whatever the number of lanes, what they take stays below rate × time, but for a share and a
+//! read of each and a moment's burst.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

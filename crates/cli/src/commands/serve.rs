@@ -1,4 +1,11 @@
-//! `zmove serve`: the receiver in the foreground, by hand or as a service.
+//! `zmove serve`: the receiver in the foreground, by hand or as a service. It joins settings, sockets,
+//! signals and the service manager with the [`Daemon`].
+//!
+//! All that the process may do is settled before it starts a second thread. First its sockets are bound, with
+//! the rights of the user who started it; then it becomes `--user`; only then keys are read; and last
+//! `--confine` closes the rest, from which nothing is exempt.
+//!
+//! SIGTERM first closes the door for new transfers, and ends the others when they are through or out of time.
 
 mod check;
 pub(crate) mod config;

@@ -1,4 +1,8 @@
 //! Control and lanes, dialled at the same time, so that no round trip is waited for twice.
+//!
+//! With `--limit` each lane is paced at its share, over TCP by the kernel (`SO_MAX_PACING_RATE`). The share
+//! is set once the number of lanes is known, which then stays. Fewer lanes than were planned stay below the
+//! limit. Control is not paced.
 
 use std::io::ErrorKind;
 use std::time::Duration;

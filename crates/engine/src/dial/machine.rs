@@ -1,4 +1,9 @@
 //! What this host's kernel and cores mean for lanes: how many suit a path, and how they may answer to loss.
+//!
+//! On a short path windows do not matter and each lane costs CPU, so there are as many lanes as cores, within
+//! bounds. On a longer one there are as many as make the kernel's largest send windows fill the target rate
+//! ([`RATE_TARGET`]), also within bounds. Over QUIC no window of the kernel's bounds a lane, but each has a
+//! thread: twice the cores, within bounds.
 
 use std::time::Duration;
 

@@ -1,4 +1,10 @@
-//! The plan of lanes: how many are dialled when, and how they answer to loss, from what is known of the path so far.
+//! The plan of lanes: how many are dialled when, and how they answer to loss, from what is known of the path
+//! so far.
+//!
+//! `--streams` decides; else the number remembered of the path, if that is more than its round trip asks for;
+//! else the round trip (`machine`). Most lanes are dialled beside control, before the round trip is known, so
+//! that nobody waits a round trip for them. But no more are dialled than the first packs can use, where the
+//! end of the scan or a short path shows that within a few milliseconds.
 
 use std::time::Duration;
 

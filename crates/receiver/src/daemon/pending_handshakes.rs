@@ -1,9 +1,15 @@
-//! The connections that have not proved a key: few are at it at once, more wait for their turn, and so that somebody who says
-//! nothing keeps nobody waiting, others go for them.
+//! The connections that have not proved a key: few are at it at once, and more wait for their turn. A
+//! connection that says nothing keeps nobody waiting, because it goes for another one.
 //!
-//! **Invariant:** a network that has more than its [fair share](Connections::fair_share) closes its own: one of them goes at once for
-//! one of another network. Where no network has, nobody goes who is not later than a client that means it; those that have said
-//! nothing go first. Of those that wait one of the network that has fewest is next, however many of others wait before it.
+//! A network is an IPv4 address or an IPv6 /48; within a /48 the hosts (/64) are treated as networks are.
+//! Waiting is done here and not in the kernel's queue, where nobody sees where a connection is from. A flood
+//! from one network closes and delays its own connections, and costs others a round trip at worst: while
+//! there are many, a client that comes by UDP has to show that it is where it says.
+//!
+//! **Invariant:** a network that has more than its [fair share](Connections::fair_share) closes its own: one
+//! of them goes at once for one of another network. Where no network has, nobody goes who is not later than a
+//! client that means it; those that have said nothing go first. Of those that wait one of the network that
+//! has fewest is next, however many of others wait before it.
 
 use std::cmp::Reverse;
 use std::collections::hash_map::Entry;
