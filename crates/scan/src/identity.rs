@@ -1,8 +1,24 @@
-//! By what a later walk of the same roots is known to find what the first one found: the roots themselves, what is
-//! mounted below them, and the moment the first walk began.
+//! By what a later walk of the same roots is known to find what the first one found: the roots themselves,
+//! what is mounted below them, and the moment the first walk began. The walks of a mirror share one, over all
+//! sessions of a run, since each opens the sources by their paths and may come to something else.
 //!
-//! **Invariant:** a root that is known stays open as long as this lives, so that no other directory gets its number; and
-//! what is known of it is never replaced.
+//! Known are the roots, and device and inode of each directory that is the root of a mount
+//! (`STATX_ATTR_MOUNT_ROOT`; before Linux 5.8 of each whose device is not the root's). That costs a `statx`
+//! for each directory.
+//!
+//! Names are not kept. A rename gives both directories a new ctime, so a directory has lost or got names
+//! where its ctime is later than the beginning. A ctime that is later with an mtime that is not comes from a
+//! rename of the directory itself, from a new mode, or from a program that sets times back. All below such a
+//! directory counts as changed too, since a directory that takes the place of another brings directories that
+//! are as old as ever.
+//!
+//! The beginning is read from the clock, and the walk begins in the clock's next tick: file systems stamp no
+//! finer than by ticks, and so a change just before the beginning is told from one just after it. Journals
+//! that a push within one host writes into a source do not count as changes. Neither does a manifest, which
+//! is made before the beginning and gets its name after the end.
+//!
+//! **Invariant:** a root that is known stays open as long as this lives, so that no other directory gets its
+//! number; and what is known of it is never replaced.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

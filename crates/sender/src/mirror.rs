@@ -1,12 +1,29 @@
-//! `--delete`: when all has been sent and settled, the sources are walked again, names only, and what is at the target
-//! below them and not in them goes.
+//! `--delete`: when all has been sent and settled, the sources are walked again, names only, and what is at
+//! the target below them and not in them goes. The planner calls it at its end, which is not announced until
+//! this is done.
 //!
-//! **Invariant:** nothing is asked to be removed before all names of all sources have been read, and all files of
-//! them that were to be sent are at the target; and when any of it could not be read or stored, nothing at all,
-//! unless the user has said so. What could not be listed is left alone then too, and so is what rules leave out of
-//! the push. Nothing is removed either when a source is another directory than the one that was pushed, or something
-//! that was mounted in it is gone; nor from a directory whose source has changed since the push began, for what has
-//! another name there now has not been sent.
+//! One thread walks the sources ([`Listings`]), so that no names need be kept from the first walk, and the
+//! receiver holds the names against its directories. The names that are to go ([`Doom`]) are held until the
+//! walk has ended well. There are so many at most; if there are more, another round follows.
+//!
+//! Only directories that the push owns are mirrored: those below a source that is a directory, and the target
+//! itself where a source's contents go into it. Where nothing of the sources was at the target there is
+//! nothing to compare. Something that the push itself has made, and that the source has lost since, goes with
+//! the next run.
+//!
+//! What has another name at this walk than at the first has not been sent, and its copy under the old name
+//! may be the only one. So what is at the target alone stays, for this run, where the source's directory has
+//! changed since the beginning ([`SourceIdentity`] tells).
+//!
+//! What the sender has asked for counts as gone, also for the next session when the connection is lost before
+//! the answer.
+//!
+//! **Invariant:** nothing is asked to be removed before all names of all sources have been read, and all
+//! files of them that were to be sent are at the target; and when any of it could not be read or stored,
+//! nothing at all, unless the user has said so. What could not be listed is left alone then too, and so is
+//! what rules leave out of the push. Nothing is removed either when a source is another directory than the
+//! one that was pushed, or something that was mounted in it is gone; nor from a directory whose source has
+//! changed since the push began.
 
 mod doomed;
 

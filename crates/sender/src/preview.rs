@@ -1,4 +1,9 @@
-//! A push that only tells what it would do: asks the receiver about everything that the scan finds.
+//! A push that only tells what it would do: asks the receiver about everything that the scan finds. It has a
+//! path of its own on both sides, from the first message on, none of which can write; so nothing has to be
+//! left out anywhere else.
+//!
+//! The scan runs as always. Its entries are asked about many at a time, with several inquiries under way
+//! (`survey`), and lines are told as the answers come.
 //!
 //! **Invariant:** no data leaves, and no message that would change anything at the target. A preview whose
 //! connections are lost ends: another session would tell all of it again.

@@ -1,7 +1,10 @@
-//! Whether a push on this host would write into its own sources, or remove them.
+//! Whether a push on this host would write into its own sources, or remove them. It is asked before the push
+//! begins, and again when all is sent and nothing has been removed yet.
 //!
-//! Directories are compared by what they are and not by what they are called: by device and inode, and by their place
-//! in their file system, so that a bind mount of a source, of part of it, or of what it lies in is no other directory.
+//! Directories are compared by what they are and not by what they are called: by device and inode of each and
+//! of all above it, and by their place in their file system (`/proc/self/mountinfo`), so that a bind mount of
+//! a source, of part of it, or of what it lies in is no other directory.
+//!
 //! **Invariant:** where the kernel does not tell what is mounted, paths without links are compared.
 
 use std::fs;

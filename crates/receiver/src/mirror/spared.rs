@@ -1,9 +1,13 @@
-//! What a name that stays leads to under another spelling: on file systems that know no letter case, or for which two ways to write
-//! a letter are one, what was just sent is there under the name that an older file had.
+//! What a name that stays leads to under another spelling: on file systems that know no letter case, or for
+//! which two ways to write a letter are one, what was just sent is there under the name that an older file
+//! had.
 //!
-//! Such a name is not come upon when the directory is listed, and yet there is something when it is looked up. What that is
-//! is told by device and inode, so that no table of letters is needed. **Invariant:** once it has been found it is not removed
-//! in this session, nor is what is below it; a directory in which it cannot be found counts as one that cannot be listed.
+//! Such a name is not in the listing of the directory, and yet a look-up finds something. What it finds is
+//! told by device and inode, so that no table of letters is needed. Another message may have named it as
+//! extra already.
+//!
+//! **Invariant:** once it has been found it is not removed in this session, nor is what is below it; a
+//! directory in which it cannot be found counts as one that cannot be listed.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;

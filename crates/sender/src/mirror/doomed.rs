@@ -1,8 +1,17 @@
 //! What is to be removed, and what rules spare though it is at the target alone.
 //!
-//! **Invariant:** where there are rules, or all that goes is to be counted, a directory goes with all below it only
-//! if all below it has been listed and none of it is spared. What was found in a directory whose source has changed
-//! stays, with all below it.
+//! The selection is asked about each name before it is doomed. Where there are rules, doomed directories are
+//! looked into as others are, by a `Keep` without names, and a directory in which something is spared loses
+//! only the rest. Directories that rules leave out of the push are not listed on the second walk either: all
+//! below them is spared.
+//!
+//! With `--max-delete` doomed directories are looked into as well, so that what is in them counts. Each
+//! directory stands in the list before what is in it, and the end of the list goes first; so what goes with a
+//! directory has been counted.
+//!
+//! **Invariant:** where there are rules, or all that goes is to be counted, a directory goes with all below
+//! it only if all below it has been listed and none of it is spared. What was found in a directory whose
+//! source has changed stays, with all below it.
 
 use std::collections::HashSet;
 use std::sync::Arc;
