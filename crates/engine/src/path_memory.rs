@@ -1,8 +1,15 @@
 //! What earlier pushes have learnt of the paths from this host: the file `paths` beside the keys.
 //!
-//! One path in a line, `HOST:PORT lanes=32 congestion=usual rtt_us=90123 bytes_per_second=118000000 day=20778`, the one
-//! used last at the end; the first line names the version. **Invariant:** it is advice. A file that cannot be read or
-//! understood costs a warning and what it held, never the push.
+//! The next push to the same host and port dials so many lanes at once, and gives lanes that congestion
+//! control before their first data, if the round trip is of the same size. A congestion control that takes no
+//! notice of loss is remembered for a shorter time, since it looks for the rate by losing.
+//!
+//! One path in a line, `HOST:PORT lanes=32 congestion=usual rtt_us=90123 bytes_per_second=118000000
+//! day=20778`, the one used last at the end; the first line names the version. The file is replaced in one
+//! step.
+//!
+//! **Invariant:** it is advice. A file that cannot be read or understood costs a warning and what it held,
+//! never the push.
 
 use std::fmt;
 use std::fs;

@@ -1,9 +1,21 @@
-//! How many lanes and readers a push should have: decided tick by tick from what its stages and the kernel tell.
+//! How many lanes and readers a push should have, and how lanes answer to loss: decided tick by tick from
+//! what its stages and the kernel tell.
 //!
-//! Called by the conversation, which applies what is wanted. Pure: no clock, no socket; every moment comes in with a
-//! [`Tick`]. A change is an attempt with a measured baseline. It stays if the rate rises, or, for fewer lanes, if it
-//! does not fall; else it is taken back and the next one waits longer. **Invariant:** what was refused is not tried
-//! again before a rest that doubles with each refusal, so nothing swings.
+//! The conversation looks a few times a second, calls this controller, and applies what is wanted
+//! ([`steering`](crate::tune::steering)). The controller is pure: no clock, no socket; every moment comes in
+//! with a [`Tick`], so that tests run it on simulated paths.
+//!
+//! A change is an attempt with a measured baseline ([`attempt`]). It stays if the rate rises, or, for fewer
+//! lanes, if it does not fall; else it is taken back and the next one waits longer. One knob moves at a time,
+//! so that a gain has one cause. Once all work is with lanes nothing is tried any more, since rates tell
+//! nothing then. [`lanes`] and [`readers`] say what each tries and when.
+//!
+//! The number of lanes is not tuned with `--streams`, with `--limit`, over QUIC, within one process, where
+//! the push can use no more lanes than it has, or over lanes whose connection tells nothing. `--congestion`
+//! is kept.
+//!
+//! **Invariant:** what was refused is not tried again before a rest that doubles with each refusal, so
+//! nothing swings.
 
 use std::time::Duration;
 

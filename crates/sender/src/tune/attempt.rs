@@ -1,4 +1,8 @@
 //! One change that is being tried, and how long to wait before the next.
+//!
+//! The rate of the last ticks is the baseline, but not while it rises by itself. The change gets some round
+//! trips to show and some to be measured. A change that was refused makes the next one wait, longer each time
+//! up to a bound.
 
 use std::time::Duration;
 

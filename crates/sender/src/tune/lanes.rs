@@ -7,10 +7,36 @@
 //!     └────── no gain: back ──────┘           └────── rate fell: back ────┘
 //! ```
 //!
-//! A reason to grow is a path that has room and lanes that do not get it: each is slowed by loss while the round trip
-//! shows no queue, or each has its window full, the peer's, the kernel's or that of congestion control: on a long
-//! path whose round trips are unsteady HyStart takes them for a queue and ends the slow start at a small part of what
-//! the path carries. A reason to shrink is a standing queue, or storage behind the lanes.
+//! A path that has room, and lanes that do not get it, are a reason to grow. Lanes then wait for the path,
+//! and its round trip shows no queue. There are three such reasons:
+//!
+//! - Something is sent again in tick after tick ([`loss`](super::loss)). Then loss, and not a full path, sets
+//!   the pace. The tuner tries a congestion control that takes no notice of loss (`bbr`), where the kernel
+//!   has it and its administrator allows it. Elsewhere it tries twice the lanes, or as many as would make up
+//!   the best rate so far at what this loss leaves one lane. `bbr` begins by sending too much and is
+//!   therefore measured for longer; once refused it is not tried again. When nothing has been lost for some
+//!   seconds the usual control is tried, and kept if it is not slower.
+//! - The lanes' windows are full, the peer's or the kernel's, and cores are idle. The tuner tries twice the
+//!   lanes.
+//! - On a long path all that congestion control allows is in use, nothing was ever sent again, no other
+//!   window is full, and cores are idle: a slow start has ended too early. The tuner tries four times the
+//!   lanes.
+//!
+//! A queue that stands for some seconds is a reason to shrink; so is storage behind the lanes, which shows by
+//! what is at the receiver and not stored, beyond the halves of groups that lanes hold. The tuner tries a
+//! quarter fewer lanes, down to the number for this round trip.
+//!
+//! More lanes stay if they gain, and not much more is lost than before. But lanes that still live on what
+//! their slow start has given them leave nothing to gain. Where steady loss will leave much less than the
+//! rate now (RFC 9438, §5), a change is made at once, and stays if it holds most of that rate. A queue that
+//! overflows now and then is not taken for such loss.
+//!
+//! **Slow starts that end too early.** HyStart in Linux's CUBIC (`tcp_cubic.c`; RFC 9406 has its successor)
+//! takes round trips that are an eighth longer, or 16 ms where that is less, for a queue, and ends the slow
+//! start; so it does on a host or a path that is unsteady. CUBIC that has lost nothing yet then opens its
+//! window by a twentieth in a round trip, which at 260 ms takes ten seconds and more for what the slow start
+//! would have done in one. Until more lanes are measured, that growth alone is a gain of 1.7 to 1.9; so these
+//! lanes stay only if the rate has doubled.
 
 use std::time::Duration;
 

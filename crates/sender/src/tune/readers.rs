@@ -1,5 +1,6 @@
-//! How many readers: more while lanes starve and readers wait for storage that a second request in flight would not
-//! slow.
+//! How many readers: half as many again while lanes starve, readers work all the time and cores are idle, for
+//! storage that a second request in flight would not slow; a quarter fewer where they hardly work. More
+//! readers stay if a little more is read.
 
 use super::attempt::{Attempt, Outcome, Recent, Rest};
 use super::{Knob, Tick};

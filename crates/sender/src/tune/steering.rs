@@ -1,7 +1,12 @@
 //! What the controller decides, done: lanes asked for and let go, readers started and stopped.
 //!
-//! The conversation calls it a few times a second; here is all that the pure [`tune`](crate::tune) must not touch: the
-//! kernel's account of the lanes, the host's idle time, the dialler.
+//! The conversation calls it a few times a second; here is all that the pure [`tune`](crate::tune) must not
+//! touch: the kernel's account of the lanes (`TCP_INFO`), the host's idle cores, the dialler.
+//!
+//! A new lane is dialled beside the running ones. A lane that does not come up, or for which there is no
+//! thread, is done without, and asked for again after rests that double. When there are to be fewer, the
+//! lanes go that have carried least lately; a lane ends between two frames, and a lane beyond what the
+//! receiver takes ends at once. Writers at the receiver have no knob.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};

@@ -1,8 +1,12 @@
 //! What may wait unsent in a lane's socket.
 //!
-//! The kernel alone makes room for two windows, as large as they ever were, so that a lane which has become slow would hold several chunks that
-//! others could take. **Invariant:** at most [`UNSENT_BYTES_MAX`] wait there beyond what the path has been given, and a lane that waits for
-//! room has taken nothing that it could not send.
+//! The kernel alone makes room for two windows, as large as they ever were, so that a lane which has become
+//! slow would hold several chunks that others could take. For the same reason a lane takes no frame before
+//! its socket has room. In the beginning the bound is lower: what may be sent before the receiver has given
+//! leave is little, and a lane that gets none of it begins its slow start a round trip after the others.
+//!
+//! **Invariant:** at most [`UNSENT_BYTES_MAX`] wait there beyond what the path has been given, and a lane
+//! that waits for room has taken nothing that it could not send.
 
 use std::io;
 use std::net::TcpStream;

@@ -1,8 +1,14 @@
-//! The record of each item in flight: its work, the lanes that have taken it, since when, and whether it goes twice.
+//! The record of each item in flight: its work, the lanes that have taken it, since when, and whether it goes
+//! twice.
 //!
-//! At the end of a push lanes run out of work while a slow one still has some. A chunk that takes much longer there
-//! than chunks usually do goes again, under the same item, on a lane that is idle; the receiver takes what comes
-//! first. **Invariant:** a chunk is sent again at most once for being late, and only while no other work waits. An
+//! At the end of a push lanes run out of work while a slow one still has some. A chunk is late there when it
+//! has been under way for half as long again as chunks usually take, and a little more; usual is the median
+//! of the last ones. If its lane is still sending it, or that lane's kernel still holds something, the chunk
+//! is read and sent again, under the same item, on a lane that is idle. The receiver counts an item once,
+//! whichever copy comes first. At the very end the lanes that have had either copy are cut, since one of them
+//! may still hold the copy that came second.
+//!
+//! **Invariant:** a chunk is sent again at most once for being late, and only while no other work waits. An
 //! item is lost when every lane that has had it is gone, and then once.
 
 use std::collections::{HashSet, VecDeque};
