@@ -1,7 +1,16 @@
-//! The visit of listed paths: one job reads the list, others look up what lies in one directory.
+//! The visit of listed paths (`--files-from`), in the place of a walk: one job reads the list, others look up
+//! what lies in one directory.
 //!
-//! **Invariant:** a directory is emitted once, and before anything in it; any other path is emitted once, however often it
-//! is listed. What is kept for that is a fingerprint of 16 bytes for each path: with the table and its growth, at most 60.
+//! The job that reads takes as much at a time as one read brings, and groups its paths by directory. Each
+//! other job opens a directory once for its group and looks the names up. The first job to reach a directory
+//! emits it and those above it, under a lock that it holds until they are in the queue; so a directory still
+//! comes before anything in it.
+//!
+//! A path that is listed twice is sent once. For that the scan keeps a fingerprint of each path and each
+//! directory, with keys drawn at its start; with the table and its growth at most 60 bytes apiece.
+//!
+//! **Invariant:** a directory is emitted once, and before anything in it; any other path is emitted once,
+//! however often it is listed.
 
 use std::collections::HashSet;
 use std::ffi::CString;

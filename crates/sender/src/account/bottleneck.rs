@@ -1,9 +1,35 @@
 //! What limited a push: the wall clock shared out over everything that can.
 //!
-//! A pure function of the stages' times on both sides and the moments that the sender knows. It walks down the
-//! pipeline: a stage's waiting is booked on whom it waited for, its work on itself, and the time after the last data,
-//! when nothing is left for the sender to do, on the receiver. **Invariant:** every moment is booked once; the shares
-//! add up to the whole.
+//! Each thread of a stage books its time as busy, starved, blocked or paced ([`StageTimes`]), and the
+//! receiver sends its totals at the end. But a thread books nothing while it waits for something that never
+//! comes, and queues hide a slow stage for as long as they fill: of 50,000 files of 1 KiB everything is in
+//! buffers within a second, in which the lanes have only waited for the readers, and then the target creates
+//! for many more. So this pure function shares out the wall clock and not the threads' time. It walks down
+//! the pipeline by the moments that the sender knows:
+//!
+//! - From the start to the first data on a lane: start-up.
+//! - To the last data handed to a lane. Lanes busy: the sender's CPU. Lanes blocked: downstream. Lanes
+//!   starved: as the readers spent their time. Readers busy: source reads. Readers starved: the scan if it
+//!   was busy, else replies. Readers blocked, without a buffer or with too much that has no receipt:
+//!   downstream.
+//! - To the last data on the wire (`TCP_INFO`): downstream.
+//! - To the receiver's last word. Its flush: target writes. One round trip: replies. The rest, as its lanes
+//!   and writers were busy or paced: the receiver's CPU, target writes, or the allowed rate.
+//!
+//! *Downstream* is target writes where all writers are busy for most of the time. Else it is shared out as
+//! the receiving lanes spent theirs: blocked is target writes, busy the receiver's CPU, paced the rate that
+//! the receiver allows the key, and starved the path, as far as there was something to wait for. The path's
+//! share is that of `--limit` where the lanes have brought most of that rate, since the kernel, which paces
+//! lanes over TCP, does not book such waits.
+//!
+//! The writers' account goes to the end of the transfer: time that none of them has booked by then was
+//! waiting, and while directories get their metadata and storage is flushed the stage counts as busy.
+//!
+//! A stage that waits as much as it works gets half of the time, although a faster one might gain nothing:
+//! the totals do not tell two halves of a run from a mixture. A scan that is slow to find its first file
+//! counts as start-up.
+//!
+//! **Invariant:** every moment is booked once; the shares add up to the whole.
 
 use std::time::Duration;
 

@@ -1,6 +1,19 @@
 //! The lines of a trace: what a push writes, `zmove trace` reads again.
 //!
-//! **Invariant:** what [`read`] returns has at least one line, and neither time nor any stage's bytes go back in it.
+//! - `seconds`: since the command started.
+//! - `bytes_read`, `bytes_handed_over`, `bytes_stored`: payload from the start that was read and hashed;
+//!   given to lanes; stored and verified, as far as receipts are here.
+//! - `bytes_acked`, `segments_retransmitted`: what the kernel tells of all lanes, with TLS and heads; null
+//!   within one process.
+//! - `packs_waiting`, `frames_waiting`, `items_outstanding`: batches before the readers, frames before the
+//!   lanes, batches and groups without a receipt.
+//! - `lanes`: lanes that are up.
+//!
+//! A key that is not known is passed over. A file in which a line is none, or time or a stage's bytes go
+//! back, is refused with the line's number.
+//!
+//! **Invariant:** what [`read`] returns has at least one line, and neither time nor any stage's bytes go back
+//! in it.
 
 use std::io::{BufRead, Read};
 
@@ -8,7 +21,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use zmove_types::Sample;
 
-/// How far each stage is at one moment. The keys are described in docs/ARCHITECTURE.md, §5.
+/// How far each stage is at one moment; see the module for the keys.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Line {
     pub(super) seconds: f64,

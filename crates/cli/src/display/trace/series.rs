@@ -1,4 +1,5 @@
-//! A trace as curves: thinned to what an eye can tell apart, counters turned into rates.
+//! A trace as curves: thinned to what an eye can tell apart, so that a long push makes no larger picture, and
+//! counters turned into rates. A rate is one over a part of the whole push, since receipts come many at once.
 
 use super::line::Line;
 
