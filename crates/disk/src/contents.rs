@@ -1,7 +1,8 @@
 //! The contents of a small file, written in one piece.
 //!
-//! Past the page cache that takes a page-aligned copy where the data does not begin at a page, and is still less work for
-//! all but the smallest files: no pages are allocated, filled and written back.
+//! Past the page cache that takes a page-aligned copy where the data does not begin at a page. A copy in
+//! cache costs less, for all but the smallest files, than the pages of the page cache that would be
+//! allocated, filled and written back.
 
 use std::fs::File;
 use std::io::{self, Write};

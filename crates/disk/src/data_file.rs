@@ -1,7 +1,20 @@
 //! An open file whose contents move, and whether they may pass by the page cache.
 //!
-//! For that a file has a second descriptor (`O_DIRECT`), on which the kernel takes only what is aligned in the file and
-//! in memory. **Invariant:** a page is written through one of the two descriptors, never through both; where a file
+//! A buffer begins at a page and groups are whole multiples of one, so a large file can be read and written
+//! by `O_DIRECT` without a copy. Whether it is, is a property of the file, and the same for both engines.
+//! Such a file has a second descriptor of the same inode, where the file system says what that needs
+//! (`statx`; an older kernel does not say, and a page is tried), and none in memory or on a network file
+//! system.
+//!
+//! By default large files are read so, and files of some size are written so: smaller ones on ext4 and XFS,
+//! which write in place, than elsewhere. A range that is mostly in the page cache (`cachestat`), or of which
+//! the kernel does not tell, is read from there. A last piece that is no page, a refusal at the first
+//! request, an error: all of it goes on through the page cache, which tells the errors that are real.
+//!
+//! Before it is written so, a file on ext4 and XFS gets its blocks, so that its groups need not take turns to
+//! allocate them, unless it would take more than half of what is free.
+//!
+//! **Invariant:** a page is written through one of the two descriptors, never through both; where a file
 //! system will not, everything goes through the first, and nobody is told.
 
 use std::fs::File;

@@ -1,5 +1,8 @@
-//! The storage engine of io_uring: the parts of a group are in flight together, and the first are hashed while the
-//! last are still being read.
+//! The storage engine of io_uring: the parts of a group are in flight together, and the first are hashed, in
+//! order, while the last are still being read.
+//!
+//! io_uring is tried when it is asked for, from the setup to a first read. Where that fails the program takes
+//! [`Threads`](crate::Threads), and one line says why.
 
 use std::io;
 use std::sync::Arc;
