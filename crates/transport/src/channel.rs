@@ -1,7 +1,10 @@
 //! A connection by whichever transport reaches the other host, and the two ways to come by one.
 //!
-//! What is said over it, who may say it and how lanes are made of it do not depend on the transport. **Invariant:** all
-//! connections of one [`ChannelDialler`] use one transport, for that is what the user is told.
+//! A channel has one peer, one key and one stream of bytes. The greeting, the messages and the frames on it,
+//! who may say what, and how lanes are made of it do not depend on the transport.
+//!
+//! **Invariant:** all connections of one [`ChannelDialler`] use one transport, for that is what the user is
+//! told.
 
 use std::fmt;
 use std::io;

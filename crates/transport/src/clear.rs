@@ -1,11 +1,16 @@
-//! A lane in clear: frames as they are, each header under a keyed hash.
+//! A lane in clear: frames as they are, each header under a keyed hash. Only `push --cipher none` to a daemon
+//! with `--allow-clear` has such lanes, over TCP alone; control stays in TLS.
 //!
-//! The connection begins in TLS, which proves both ends, carries the greeting and gives each direction of this one lane
-//! its key; after that both ends leave TLS's records behind. A header holds the digest that seals its frame's head and
-//! data, and whoever receives a frame holds them against it before anything is stored, as on any lane. So the hash covers
-//! the header alone, and contents are hashed no second time.
-//! **Invariant:** nothing of a header is believed before it has been authenticated, in its place in the row; and the end
-//! is an end only if the peer has authenticated it.
+//! The connection begins in TLS, which proves both ends, carries the greeting and, by its exporter, gives
+//! each direction of this one lane its key; after that both ends leave TLS's records behind. A frame goes out
+//! by one `writev`, and its data comes in by reads straight into its buffer.
+//!
+//! A frame is authenticated by a keyed BLAKE3 of its number and its header. The header holds the digest that
+//! seals the frame's head and data, and the receiver holds them against it before anything is stored, as on
+//! any lane. So the hash covers the header alone, and contents are hashed no second time.
+//!
+//! **Invariant:** nothing of a header is believed, no length and no kind, before it has been authenticated,
+//! in its place in the row; and the end is an end only if the peer has authenticated it.
 
 use std::fmt;
 use std::io::{self, BufReader, Chain, Cursor, IoSlice, Read, Write};

@@ -1,9 +1,18 @@
-//! QUIC: one connection with one stream in the place of each TCP connection, under the same keys and the same checks.
+//! QUIC: one connection with one stream in the place of each TCP connection, under the same keys and the same
+//! checks. It is for sites where only UDP gets through, and for paths that lose packets.
 //!
-//! The client gives each connection a UDP socket and a thread of its own ([`QuicDialler`]); the daemon has one socket at
-//! the port of its TCP listener ([`QuicAcceptor`]). Both end in a [`QuicConnection`], an async stream for control that a
-//! [`QuicLane`] can take over. **Invariant:** a [`QuicConnection`] has proven the key of its `peer` and has agreed on the
-//! protocol; it is closed only when all it was given has been acknowledged, or when nobody wants that any more.
+//! quinn carries it, with the same rustls, the same provider and the same verifiers as TCP has. The client
+//! gives each connection a UDP socket and a thread with a runtime of its own ([`QuicDialler`]), so that
+//! several keep several cores busy; the daemon has one socket at the port of its TCP listener
+//! ([`QuicAcceptor`]), and its runtime spreads the connections over its threads. Both end in a
+//! [`QuicConnection`], an async stream for control that a [`QuicLane`] can take over.
+//!
+//! No kernel says goodbye for a process that is killed, as it does over TCP: the peer notices when it has
+//! heard nothing for a while after the last keep-alive. A shorter while would also end pushes whose path is
+//! gone for some seconds and comes back.
+//!
+//! **Invariant:** a [`QuicConnection`] has proven the key of its `peer` and has agreed on the protocol; it is
+//! closed only when all it was given has been acknowledged, or when nobody wants that any more.
 
 use std::{
     fmt, io,

@@ -1,7 +1,11 @@
 //! Sessions that are ending: one to the same target that comes meanwhile waits for them.
 //!
-//! What a broken session has taken and verified it still stores, and a session that is over gives directories their times. **Invariant:** none of
-//! that happens once a session to the same target has begun after this side has noticed the break, so that the older one never has the last word.
+//! What a broken session has taken and verified it still stores, and a session that is over gives directories
+//! their times. The wait holds among the sessions of one process, and among all receivers that ssh starts for
+//! one user on one host (`notice`).
+//!
+//! **Invariant:** none of that happens once a session to the same target has begun after this side has
+//! noticed the break, so that the older one never has the last word.
 
 mod notice;
 

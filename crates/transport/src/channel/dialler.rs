@@ -1,7 +1,9 @@
 //! The client side: TCP, QUIC, or QUIC where TCP does not get through.
 //!
-//! In the manner of "happy eyeballs" (RFC 8305): TCP gets a head start, long enough for one lost packet, because it costs
-//! less CPU; QUIC begins when that is over, or when TCP has failed. What is connected first is taken for the whole run.
+//! `--transport auto` works in the manner of "happy eyeballs" (RFC 8305). TCP gets a head start, long enough
+//! for one lost packet and a long round trip, because it costs less CPU; QUIC begins when that is over, or
+//! when TCP has been refused. What is connected first is taken for the whole run. After a refusal QUIC has
+//! little time, by how long the refusal took.
 
 use std::future::Future;
 use std::time::Duration;

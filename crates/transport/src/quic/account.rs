@@ -1,8 +1,12 @@
-//! What a lane has given to its connection and the peer has not acknowledged: the bound on it, and the clock of it.
+//! What a lane has given to its connection and the peer has not acknowledged: the bound on it, and the clock
+//! of it.
 //!
-//! A lane's thread adds before it writes; QUIC lets go of bytes when they are acknowledged, on whatever thread. So one wait
-//! stands for a frame and not for each acknowledgement. **Invariant:** every byte that was added is settled once, whether
-//! it arrives or the connection is lost.
+//! A lane's thread adds before it writes; QUIC lets go of bytes when they are acknowledged, on whatever
+//! thread. The lane counts by frames and sleeps until there is room for a whole one; waking it for every
+//! acknowledgement would cost more than the copy. The account is also what `TCP_INFO` is to TCP: bytes
+//! acknowledged, time with data under way, and time for which the receiver did not read.
+//!
+//! **Invariant:** every byte that was added is settled once, whether it arrives or the connection is lost.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

@@ -1,9 +1,13 @@
-//! A lane over QUIC: its thread gives frames to the connection and takes what has arrived, without a queue in between.
+//! A lane over QUIC: its thread gives frames to the connection and takes what has arrived, without a queue in
+//! between.
 //!
-//! The connection's work (packets, encryption, acknowledgements) is done by its endpoint's thread. A large frame's buffer
-//! goes to QUIC as it is and comes back when it has been acknowledged; a small one is copied, so that the few buffers do not
-//! all wait for acknowledgements. Frames are read in order: a frame's place in its stream is known only when those before it
-//! are, and a lost packet costs the others of the window nothing but their place in memory.
+//! The connection's work (packets, encryption, acknowledgements) is done by its endpoint's thread. A large
+//! frame's buffer goes to quinn as it is and comes back when it has been acknowledged; a small frame is
+//! copied, so that the few buffers do not all wait for acknowledgements. What has arrived is copied once,
+//! into the buffer of its frame.
+//!
+//! Frames are read in order. A frame's place in the stream is known only when those before it have come, and
+//! reading out of order would save no time, only the memory of what waits behind a lost packet.
 
 use std::collections::VecDeque;
 use std::fmt;

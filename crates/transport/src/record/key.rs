@@ -1,9 +1,12 @@
-//! The keys of a connection: what rustls has negotiated, and what follows from it (RFC 8446 §5.3, §7.1 to §7.3).
+//! The keys of a connection: what rustls has negotiated, and what follows from it (RFC 8446 §5.3, §7.1 to
+//! §7.3).
 //!
-//! rustls hands out the keys in use but not the secrets behind them, without which no next key can be made. These come
-//! by its key log, one for each connection, kept in memory as rustls itself keeps them, and wiped when dropped.
-//! **Invariant:** no key seals two records under one nonce: a sequence number goes on where rustls stopped, and starts
-//! anew only with a new key.
+//! A key that has sealed enough gives way to the next by TLS's own `KeyUpdate`. rustls hands out the keys in
+//! use but not the secrets behind them, without which no next key can be made. These come by its key log, one
+//! for each connection, kept in memory as rustls itself keeps them, and wiped when dropped.
+//!
+//! **Invariant:** no key seals two records under one nonce: a sequence number goes on where rustls stopped,
+//! and starts anew only with a new key. A connection whose keys have changed since the handshake is refused.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
