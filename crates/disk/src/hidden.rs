@@ -1,17 +1,22 @@
 //! The names of what has no final name yet, and the removal of those that a process which died has left.
 //!
-//! A passing name, `.zmove-PARENT-MACHINE-BOOT-PID-START-MOMENT-NUMBER`, tells the directory that it was made in, the
-//! process that made it, and when. **Invariant:** [`sweep`] removes what has such a name only when its process has
-//! ended, and only where it is what was made under that name: a copy of it is data like any other.
+//! A passing name, `.zmove-PARENT-MACHINE-BOOT-PID-START-MOMENT-NUMBER`, tells the directory that it was made
+//! in, the process that made it, and when. The next transfer that comes to the directory removes those of
+//! processes that have ended, and those of other machines, of which nobody here can know, after some days.
+//! Manifests are gathered under such names too. A scan for a push passes over them in the directory that they
+//! were made in. In a directory that only takes new names (`chattr +a`) nothing can be placed.
 //!
-//! What is in the very directory that its name tells was made there. What was born at the moment that its name tells is
-//! no copy either, since that would be younger. Either is enough, for neither can always be known. A directory is
-//! another one by its numbers when overlayfs has copied it from a lower layer, and what was made in a staging directory
-//! may end up in the one that stood in its way. Some file systems keep no time of birth, and servers have clocks of
-//! their own.
+//! **Invariant:** [`sweep`] removes what has such a name only when its process has ended, and only where it
+//! is what was made under that name: a copy of it is data like any other.
 //!
-//! No lock tells whether the maker lives, since a lock would cost a descriptor for each name, and there are hundreds of
-//! thousands.
+//! What is in the very directory that its name tells was made there. What was born at the moment that its
+//! name tells is no copy either, since that would be younger. Either is enough, for neither can always be
+//! known. A directory is another one by its numbers when overlayfs has copied it from a lower layer, and what
+//! was made in a staging directory may end up in the one that stood in its way. Some file systems keep no
+//! time of birth, and servers have clocks of their own.
+//!
+//! No lock tells whether the maker lives, since a lock would cost a descriptor for each name, and there are
+//! hundreds of thousands.
 
 use std::fmt::{self, Display, Formatter};
 use std::os::fd::BorrowedFd;

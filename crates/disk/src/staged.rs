@@ -1,11 +1,14 @@
 //! A file that has no final name yet, or one that is there and is [changed in its place](Existing).
 //!
-//! **Invariant:** until [`commit`](Staged::commit) the file has a hidden name in the directory where it will stay, and an
-//! abandoned one leaves nothing behind: it is removed on drop, or by [`sweep`](crate::sweep) when the process has died. Only one
-//! that is meant to [last](Staged::last_as) stays under its hidden name, for a later transfer to go on with.
+//! The hidden name is in the directory where the file will stay, because a rename from one directory to
+//! another takes a lock of the whole file system. A file without any name (`O_TMPFILE`) would leave nothing
+//! behind either, but costs a descriptor for as long as it waits for its flush, is refused by network file
+//! systems, and needs three more operations where it replaces another.
 //!
-//! A file without any name (`O_TMPFILE`) would leave nothing either, but costs a descriptor for as long as it waits for its
-//! flush, is refused by network file systems, and needs three more operations where it replaces another.
+//! **Invariant:** until [`commit`](Staged::commit) the file has a hidden name in the directory where it will
+//! stay, and an abandoned one leaves nothing behind: it is removed on drop, or by [`sweep`](crate::sweep)
+//! when the process has died. Only one that is meant to [last](Staged::last_as) stays under its hidden name,
+//! for a later transfer to go on with.
 //!
 //! [Existing]: crate::Existing
 

@@ -1,7 +1,13 @@
-//! The directories of a transfer that get their mode and time at its end, when nothing is put into them any more.
+//! The directories of a transfer that get their mode and time at its end, deepest first, when nothing is put
+//! into them any more.
 //!
-//! There may be millions, and a peer may name one path in thousands of entries: paths are shared, not copied, and what they take
-//! is booked.
+//! Directories, a new target too, are made with 0700. So nobody else looks into one that the source keeps
+//! closed, a read-only one can be filled, and each has the source's time in the end. A new target for which
+//! no mode has come by then gets that of any new directory. Directories above the target, and one for which
+//! no mode can come, have the usual mode from the start.
+//!
+//! There may be millions, and a peer may name one path in thousands of entries: paths are shared, not copied,
+//! and what they take is booked.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -1,7 +1,19 @@
 //! The file systems that a transfer writes to: what is below one target may be several.
 //!
-//! **Invariant:** of each, a descriptor is open from before the first write to it: the kernel tells a descriptor only of
-//! errors that came after it was opened.
+//! | `--durability` | small file | large file | before names are given | at the end |
+//! |---|---|---|---|---|
+//! | `none` | – | – | – | – |
+//! | `end` (default) | – | `fdatasync` | `syncfs` of each file system | `syncfs`, for the names |
+//! | `file` | `fdatasync` | `fdatasync` | the same, then `fsync` of each directory | the same |
+//!
+//! A large file is flushed by itself as soon as it is whole, since its descriptor hears of every error since
+//! it was opened.
+//!
+//! Some file systems say yes to `syncfs` without flushing, or whatever the one below them says: there each
+//! file and each directory is flushed by itself ([`Flush::Each`]), and no group of a part counts as flushed.
+//!
+//! **Invariant:** of each, a descriptor is open from before the first write to it: the kernel tells a
+//! descriptor only of errors that came after it was opened.
 
 use std::collections::HashMap;
 use std::io;

@@ -1,4 +1,5 @@
-//! Final names: given when a flush that began after the last write has succeeded.
+//! Final names: given when a flush that began after the last write has succeeded. Writers hand their files in
+//! here, and the thread `zmove-publish` takes them ([`publishing`](crate::store::publishing)).
 //!
 //! ```text
 //!  written ──► unpublished ──flush──► named ──► the sender is told
@@ -8,15 +9,28 @@
 //!                  └──── what is left when the session breaks is flushed and named as well
 //! ```
 //!
-//! What has been written since the last flush is one *generation*: files under hidden names in directories that were there,
-//! staging directories that become new ones in one rename, and whole large files. The publisher takes the generation, flushes
-//! the file systems, and gives all of it its names.
+//! What has been written since the last publishing is one *generation*: files under hidden names in
+//! directories that were there, staging directories that become new ones in one rename, and whole large
+//! files. The publisher takes the generation, flushes the file systems, and gives all of it its names. It
+//! does so after a time, sooner when nothing more comes, when much waits, where there is no room (what is
+//! replaced then goes, and the write is tried once more), when the sender asks for removals, and at the end,
+//! also of a session that broke.
 //!
-//! **Invariant:** in a directory that can be found, a file that has not been flushed has a hidden name (`--durability none`
-//! excepted). So a power cut or a failed flush costs names that were never given, never data that looks right.
+//! Two reasons are behind the order. ext4 with its defaults journals a file's size when write-back is
+//! submitted and not when the data is on the disk, so a power cut would leave the right name, size and time
+//! over zeros. And the kernel tells of a write-back that failed only once, and calls the pages clean: such a
+//! file is then found right, also by its contents, until it has to be read from the disk.
 //!
-//! **Invariant:** an item is told as published when each of its files has its final name, and so have the directories above.
-//! A staging directory is never of a later generation than what is below it.
+//! A batch is told twice: as *stored*, which makes room for the next one, and as *published*, which alone
+//! counts. A sender before protocol version 4 knows the first word only and is told when all is published;
+//! for it nothing waits.
+//!
+//! **Invariant:** in a directory that can be found, a file that has not been flushed has a hidden name
+//! (`--durability none` excepted). So a power cut or a failed flush costs names that were never given, never
+//! data that looks right.
+//!
+//! **Invariant:** an item is told as published when each of its files has its final name, and so have the
+//! directories above. A staging directory is never of a later generation than what is below it.
 //!
 //! No lock but `cycle` is held across a call to the storage.
 

@@ -1,4 +1,16 @@
-//! One turn of publishing: flush, look at what the flush has failed for, give names, tell.
+//! One turn of publishing: flush, look at what the flush has failed for, give names, tell. The thread
+//! `zmove-publish` also flushes between turns, for a part of the time, so that little is left for the end.
+//!
+//! When a flush fails, each file of the generation, and of the next, which was being written meanwhile, is
+//! flushed by itself and read back past the page cache. What is not there is removed and told as failed; the
+//! others get their names. So a neighbour's bad block costs nobody else a push.
+//!
+//! The same is done while a flush takes long, as long as it takes: `syncfs` also writes what all others have
+//! written to the file system. It is not done sooner, because where the storage itself takes seconds for a
+//! flush, one flush for all is quicker than one for each file.
+//!
+//! `--update` and `--ignore-existing` are asked once more when a name is given (`RENAME_NOREPLACE` for the
+//! latter).
 
 use std::collections::{HashMap, HashSet};
 use std::io;
