@@ -1,12 +1,21 @@
 //! A file that is there, about to be changed in its place.
 //!
-//! **Invariant:** while it is changed, and when the change has broken off, it does not look as it should in the end: it is a
-//! byte longer. One whose change was given up also has the oldest time that the file system knows, so that it is newer
-//! than nothing. It gets its final length only if nobody else was [noticed](Undisturbed) to have changed it.
+//! The first thing that is done to it is to make it a byte longer than it will be; the last but one is to cut
+//! that off, and then come mode and time. The time alone would not tell that it is unfinished: the kernel
+//! sets it from a clock that ticks every few milliseconds, on some file systems every second, and the source
+//! may have been written in the same tick.
 //!
-//! **Invariant:** from before its first byte is changed until it gets its mode at the end it is neither setuid nor setgid:
-//! whoever ran it meanwhile would run what a client has sent with the rights of the file's owner. Nor may anybody but its owner do
-//! more with it than with what it is to become.
+//! One session at a time changes a file: it holds a lock (`flock`), and a second one is told that the file is
+//! locked. To wait would be to let writers wait for each other.
+//!
+//! **Invariant:** while it is changed, and when the change has broken off, it does not look as it should in
+//! the end: it is a byte longer. One whose change was given up also has the oldest time that the file system
+//! knows, so that it is newer than nothing. It gets its final length only if nobody else was
+//! [noticed](Undisturbed) to have changed it.
+//!
+//! **Invariant:** from before its first byte is changed until it gets its mode at the end it is neither
+//! setuid nor setgid: whoever ran it meanwhile would run what a client has sent with the rights of the file's
+//! owner. Nor may anybody but its owner do more with it than with what it is to become.
 
 use std::fs::File;
 use std::io;

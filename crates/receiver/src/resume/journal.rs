@@ -1,12 +1,24 @@
-//! The journal: what a receiver has of the large files that are not whole yet, so that another run can go on from there.
+//! The journal: what a receiver has of the large files that are not whole yet, so that another run can go on
+//! from there.
 //!
-//! There is one append-only file for each unfinished transfer, in a directory that the caller names. A session writes it
-//! ([`Journal`]); a later one finds what a dead one has left ([`orphans`]), takes over what it needs
-//! ([`Journal::adopt`]) and removes the rest. `docs/PROTOCOL.md` has the bytes.
+//! There is one append-only file for each unfinished transfer, in a directory that the caller names. A
+//! session writes it ([`Journal`]); a later one finds what a dead one has left ([`orphans`]), takes over what
+//! it needs ([`Journal::adopt`]) and removes the rest. `docs/PROTOCOL.md` has the bytes.
 //!
-//! **Invariant:** what is read back is a beginning of what was written, or an error. A group is told as flushed only if
-//! [`Journal::flushed`] was called with a mark that was taken after the group had been journalled.
-//! **Invariant:** a journal is held by `flock` for as long as its writer lives, and nobody else changes or removes it.
+//! **Invariant:** what is read back is a beginning of what was written, or an error. A group is told as
+//! flushed only if [`Journal::flushed`] was called with a mark that was taken after the group had been
+//! journalled. **Invariant:** a journal is held by `flock` for as long as its writer lives, and nobody else
+//! changes or removes it.
+//!
+//! Each event is a record with its own CRC32C, and each record is one write at a known place. A record that
+//! could not be written whole is cut off again, and where that fails too nothing follows it. A mark from
+//! before the journal was written anew is worth nothing.
+//!
+//! A journal lies with the receiver's keys and not in the target: a target may be read by others, and a
+//! hidden file there would be copied, compared and deleted by other tools.
+//!
+//! Whoever only looks at a journal takes a shared lock for a moment, and takers wait for that. Transfers take
+//! only journals that begin as they want, so that they do not hide each other's.
 //!
 //! ```
 //! use zmove_receiver::journal::{Begin, Journal, orphans};

@@ -1,12 +1,20 @@
 //! The parts of large files: files that are not whole yet, and what the journals tell of them.
 //!
-//! A large file is written under a hidden name that stays when the transfer breaks, and each of its groups is journalled
-//! when it has been written. A later transfer of the same owner to the same target, which offers the very same source
-//! file, goes on with the groups that are there.
+//! A large file is written under a hidden name that stays when the transfer breaks, and each of its groups is
+//! journalled when it has been written. A later transfer of the same owner to the same target, which offers
+//! the very same source file (size, both times, inode), goes on with the groups that are there.
 //!
-//! **Invariant:** a group that is told to a sender as held hashes to what is told of it: it was written and journalled, and
-//! either nothing has happened to it since (it was flushed, and the part is as its transfer has told to have left it), or it
-//! has been read back from the storage and hashed again.
+//! Groups that had been flushed are there. The others, few where flushes are rolling and all after
+//! `--durability none`, are read back and compared: a reboot is not the only way to lose them, a device that
+//! comes off does as well. So are all groups of a part whose change time is not the one with which its
+//! transfer has told to have left it: somebody else wrote to it, or the receiver was killed and could not
+//! say.
+//!
+//! Where a journal cannot be written the transfer goes on without, and the daemon's log says so.
+//!
+//! **Invariant:** a group that is told to a sender as held hashes to what is told of it: it was written and
+//! journalled, and either nothing has happened to it since (it was flushed, and the part is as its transfer
+//! has told to have left it), or it has been read back from the storage and hashed again.
 
 #[cfg(test)]
 mod tests;

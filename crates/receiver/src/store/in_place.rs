@@ -1,7 +1,28 @@
 //! `--inplace`: files that are there are changed in their place, and keep their inode.
 //!
-//! **Invariant:** a file with several names is not changed. Its other names would look finished as soon as it does, and at the
-//! source they may be other files: whoever looks at them next, perhaps after a break, would take them for right.
+//! To the rest of the receiver such a file is a `Staged` file like any other, whose commit only looks whether
+//! the name still leads to it, and which has no part and no journal: what is on the disk tells where a next
+//! run has to go on. Group `i` is only ever compared with, and written at, its own place, so groups may come
+//! in any order. Groups that the sender names as the same are read back from the file and hashed, and left
+//! alone. `--delta auto` always compares here, also for a local target, since what is the same is to stay as
+//! it is on the storage below.
+//!
+//! Data is flushed before the file gets its length and time, also of small files: blocks that are written
+//! over are not ordered before the inode, as new ones are. A file that has the right length and time at the
+//! start, and yet is to be changed (`--checksum`), is flushed when it has been made longer.
+//!
+//! Staging directories are for new directories and are not affected: a file that somebody else puts into such
+//! a directory before it has its name is replaced by a rename. A part that an earlier transfer has left of a
+//! file that is there is not gone on with, since it would take the file's place; it goes when the file has
+//! been changed.
+//!
+//! With `--update` a push in place is not begun again by itself when its connections are lost, for it could
+//! end well with a file that is not finished: a change that is given up gets the oldest time, but a kill
+//! leaves no time for that.
+//!
+//! **Invariant:** a file with several names is not changed. Its other names would look finished as soon as it
+//! does, and at the source they may be other files: the next session, perhaps after a break, would take them
+//! for right.
 //!
 //! Where this says that a file is to be made anew, it is staged and gets its name at the end as always.
 

@@ -1,7 +1,11 @@
 //! Removes journals that nobody comes back for, and what they speak of.
 //!
-//! **Invariant:** nothing is removed but a part file that its journal tells by directory, name, inode and time of birth,
-//! reached beneath the target directory that it tells, while no running transfer has it.
+//! The target directory is known by device and inode; after a reboot, when devices may be numbered anew, by
+//! its inode and the part's time of birth.
+//!
+//! **Invariant:** nothing is removed but a part file that its journal tells by directory, name, inode and
+//! time of birth, reached without following a link beneath the target directory that it tells, while no
+//! running transfer has it.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
