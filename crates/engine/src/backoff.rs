@@ -1,6 +1,11 @@
 //! Back-off: how long a push goes on without connections, and how it spends that time. Pure, without a clock.
 //!
-//! **Invariant:** no wait goes beyond the end of the timeout, and there is an end unless something moves in between.
+//! A wait is short at first and doubles each time up to a bound; chance takes off up to half of it. An outage
+//! lasts from the loss to the first thing that the receiver says about what it was given: a daemon that lets
+//! one in and fails at once does not end it.
+//!
+//! **Invariant:** no wait goes beyond the end of the timeout, and there is an end unless something moves in
+//! between.
 
 use std::fmt;
 use std::str::FromStr;

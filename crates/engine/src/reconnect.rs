@@ -1,8 +1,10 @@
-//! A push to another host in as many sessions as it takes: what breaks off because connections are lost begins again.
+//! A push to another host in as many sessions as it takes: what breaks off because connections are lost
+//! begins again. The loop dials, walks the sources again, and the receiver's answers say what is there.
 //!
-//! **Invariant:** only what has been up is dialled again, so a wrong name, key or target is told at once; and only a
-//! loss of connections is a reason to, so that no error is hidden by trying. A receiver that is busy is waited for from
-//! the first.
+//! **Invariant:** only what has been up is dialled again, so a wrong name, key or target is told at once; and
+//! only a loss of connections is a reason to, so that no error is hidden by trying. There are two exceptions:
+//! a receiver that is busy is waited for from the first, and a host that closes connections before it has
+//! proved its key is dialled again a few times, since it may do so with some of many that come at once.
 
 use std::fmt;
 use std::future::{Future, pending};

@@ -7,8 +7,10 @@
 //!
 //! **Invariant:** what is read back is a beginning of what was written, or an error. A group is told as
 //! flushed only if [`Journal::flushed`] was called with a mark that was taken after the group had been
-//! journalled. **Invariant:** a journal is held by `flock` for as long as its writer lives, and nobody else
-//! changes or removes it.
+//! journalled.
+//!
+//! **Invariant:** a journal is held by `flock` for as long as its writer lives, and nobody else changes or
+//! removes it.
 //!
 //! Each event is a record with its own CRC32C, and each record is one write at a known place. A record that
 //! could not be written whole is cut off again, and where that fails too nothing follows it. A mark from

@@ -1,6 +1,7 @@
 //! Lanes whose connections are lost while control lives: the sender says what they had, which goes by others.
 //!
-//! **Invariant:** a lane of which the sender says nothing ends the transfer in the end, so nobody waits for what it held.
+//! **Invariant:** a lane of which the sender says nothing ends the transfer in the end, so nobody waits for
+//! what it held.
 
 use std::future::pending;
 use std::time::Duration;

@@ -1,4 +1,9 @@
 //! What is known of single files for longer than a session: see [`Run`](crate::Run).
+//!
+//! Files that a session has sent without a confirmation, or that were stored and not published, are kept by
+//! path, with their hash, a bounded number of them; a file that the next session finds equal then counts as
+//! moved. The manifest gets a line when a file is confirmed, by whichever session; at its end the last line
+//! of each name is kept. A failure is told once by its text.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};

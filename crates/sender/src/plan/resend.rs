@@ -1,4 +1,9 @@
 //! Sending again, for each reason that there is: an item was damaged, was lost with its lane, or is late.
+//!
+//! Damaged data goes again a few times, and the user is told each time. Behind TLS and TCP it means memory or
+//! a program gone wrong, and not the network; on a lane in clear it may also mean somebody on the path. A
+//! lost item goes again under a new number. A late one goes again under its own (see
+//! [`record`](crate::send::in_flight)).
 
 use std::sync::atomic::Ordering;
 

@@ -1,9 +1,18 @@
 //! What the sessions of one run have in common.
 //!
-//! A session that loses its connections can be followed by another, which walks the sources again and is told by the
-//! receiver what is there. **Invariant:** a file that any session has moved counts as moved once, stands in the
-//! manifest once, and a failure is told once. What failed in the end is what failed in the last session, for it tried
-//! everything again.
+//! A session that loses its connections can be followed by another, which walks the sources again and is told
+//! by the receiver what is there.
+//!
+//! - Files and bytes moved: those of earlier sessions are added. Taken off is what the last session found
+//!   equal, since it was there because of them. [`Book`] keeps what is known of single files.
+//! - Entries removed: those of earlier sessions are added. The walk for names begins again, and nothing of a
+//!   session is being removed when the next begins.
+//! - Failures are counted by the last session, which has tried all of it again.
+//! - The bottleneck and the path are those of the last session; the summary's time is that of the whole run.
+//!
+//! **Invariant:** a file that any session has moved counts as moved once, stands in the manifest once, and a
+//! failure is told once. What failed in the end is what failed in the last session, for it tried everything
+//! again.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,14 @@
 //! The lanes of one push: added and let go while it runs, and watched for connections that are gone.
+//!
+//! A lane that is lost alone ends nothing; with the last lane the session is lost. The lane's thread hears of
+//! it when it sends. A lane may also have nothing to send, while what it sent last has not arrived, so the
+//! conversation looks several times a second at what the kernel (`TCP_INFO`) or QUIC says of each connection.
+//! A lane is gone too when its peer has acknowledged nothing for long of what was sent.
+//!
+//! The sender then knows which items no other lane has (`in_flight/record.rs`) and tells the receiver, which
+//! reports what has not come; from there on it is as with damaged data, under new item numbers. Each item is
+//! let in once (`wire/session/arrivals.rs`), so nothing is ever stored twice, whatever the old connection
+//! still brings. The controller dials another lane, since it wants as many as before.
 
 use std::collections::HashSet;
 use std::sync::Arc;
