@@ -1,7 +1,10 @@
 //! From the target a client asks for to the directory where its entries go.
 //!
-//! **Invariant:** for a client with roots, every directory made or opened here lies beneath one of them, reached from
-//! the root's descriptor without following links.
+//! **Invariant:** for a client with roots, every directory made or opened here lies beneath one of them,
+//! reached from the root's descriptor without following links.
+//!
+//! A root that its mode would open, and that is refused nevertheless, was not there when the daemon was
+//! confined: the client is told that it takes a restart.
 
 use std::ffi::OsStr;
 use std::io;
