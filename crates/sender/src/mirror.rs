@@ -3,8 +3,10 @@
 //! this is done.
 //!
 //! One thread walks the sources ([`Listings`]), so that no names need be kept from the first walk, and the
-//! receiver holds the names against its directories. The names that are to go ([`Doom`]) are held until the
-//! walk has ended well. There are so many at most; if there are more, another round follows.
+//! receiver holds the names against its directories. Of these the sender has one directory's at a time; the
+//! receiver has those of the messages that are under way and of as many answers. The names that are to go
+//! ([`Doom`]) are held until the walk has ended well. They are bounded; if there are more, another round
+//! follows.
 //!
 //! Only directories that the push owns are mirrored: those below a source that is a directory, and the target
 //! itself where a source's contents go into it. Where nothing of the sources was at the target there is

@@ -1,9 +1,12 @@
 //! Which of the offered files are needed.
 //!
-//! Equal means: a regular file of the same size and, by default, the time that the target's file system makes of the
-//! source's modification time; with `--checksum` the same BLAKE3, which the sender decides after it has been told ours. An
-//! equal file whose mode differs gets the right one here. With `--update` and `--ignore-existing` a file may stay whatever it
-//! holds.
+//! Equal means: a regular file of the same size and, by default, the time that the target's file system makes
+//! of the source's modification time; with `--checksum` the same BLAKE3, which the sender decides after it
+//! has been told ours. An equal file whose mode differs gets the right one here.
+//!
+//! With `--update` and `--ignore-existing` a file may stay whatever it holds. Both are the receiver's to
+//! obey: here, where guessed files come, where links and directories are placed, and once more when a name is
+//! given.
 
 use std::collections::BTreeMap;
 use std::io;

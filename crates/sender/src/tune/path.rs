@@ -1,5 +1,8 @@
-//! What the kernel, or QUIC, says of the path: the connections of all lanes, summed; and what would help where the
-//! path is the limit.
+//! What the kernel, or QUIC, says of the path: the connections of all lanes, summed; and what would help
+//! where the path is the limit.
+//!
+//! Each lane over TCP is asked once a second for the progress line, and at the end for the summary. Advice is
+//! given only where the path is the limit, since a slow target fills windows too.
 
 use std::fmt;
 use std::time::Duration;
