@@ -9,11 +9,11 @@
 //! **Invariant:** [`sweep`] removes what has such a name only when its process has ended, and only where it
 //! is what was made under that name: a copy of it is data like any other.
 //!
-//! What is in the very directory that its name tells was made there. What was born at the moment that its
-//! name tells is no copy either, since that would be younger. Either is enough, for neither can always be
-//! known. A directory is another one by its numbers when overlayfs has copied it from a lower layer, and what
-//! was made in a staging directory may end up in the one that stood in its way. Some file systems keep no
-//! time of birth, and servers have clocks of their own.
+//! An entry in the very directory that its name tells was made there. An entry that was born at the moment
+//! that its name tells is no copy either, since a copy would be younger. Either is enough, for neither can
+//! always be known. A directory is another one by its numbers when overlayfs has copied it from a lower
+//! layer, and entries of a staging directory may end up in the directory that stood in its way. Some file
+//! systems keep no time of birth, and servers have clocks of their own.
 //!
 //! No lock tells whether the maker lives, since a lock would cost a descriptor for each name, and there are
 //! hundreds of thousands.

@@ -1,14 +1,14 @@
 //! A new directory that is filled before it can be seen under its name.
 //!
 //! Files are created in it under their own names, one directory operation each instead of the two of a file
-//! that is [staged](crate::Staged), and all get their final names in one rename. What comes below it
-//! meanwhile, directories too, is made in it, so nothing waits for a flush. Until then the directory has a
+//! that is [staged](crate::Staged), and all get their final names in one rename. Everything that comes below
+//! it meanwhile, directories too, is made in it, so nothing waits for a flush. Until then the directory has a
 //! hidden name in the parent.
 //!
-//! If something has come into its way, its entries go there one by one, and it goes when it is empty. Whoever
-//! still has it open and puts something into it finds that moved too, or is told that the directory is no
-//! longer there. Entries that cannot be moved have failed, with all below them, also where that had its name
-//! already.
+//! If something has come into its way, its entries go there one by one, and it goes when it is empty. A
+//! process that still has it open and puts something into it finds that moved too, or is told that the
+//! directory is no longer there. Entries that cannot be moved have failed, with all below them, also where
+//! that had its name already.
 //!
 //! **Invariant:** one that is dropped without being published is removed with all that is in it; one that is
 //! left by a process that died is removed by [`sweep`](crate::sweep).

@@ -1,5 +1,6 @@
-//! A push to another host in as many sessions as it takes: what breaks off because connections are lost
-//! begins again. The loop dials, walks the sources again, and the receiver's answers say what is there.
+//! A push to another host in as many sessions as it takes: a session that breaks off because connections are
+//! lost is followed by another. The loop dials, walks the sources again, and the receiver's answers say what
+//! is there.
 //!
 //! **Invariant:** only what has been up is dialled again, so a wrong name, key or target is told at once; and
 //! only a loss of connections is a reason to, so that no error is hidden by trying. There are two exceptions:

@@ -1,12 +1,12 @@
 //! A receiver on a host without a daemon: ssh starts `zmove receive` there, as the user. That is the daemon's
 //! own code with one key to let in and the rights of its user.
 //!
-//! What both need to find and to trust each other, an [`Order`] and the answer [`Ready`], goes over ssh's
-//! standard input and output: fingerprints and a port, nothing secret, and nothing in an argument. Data takes
-//! lanes of its own beside ssh, which would carry it on one TCP connection with a window of 2 MiB.
+//! An [`Order`] and the answer [`Ready`], with which both find and trust each other, go over ssh's standard
+//! input and output: fingerprints and a port, nothing secret, and nothing in an argument. Data takes lanes of
+//! its own beside ssh, which would carry it on one TCP connection with a window of 2 MiB.
 //!
-//! Each session of a push that reconnects has an ssh of its own. What an earlier one left unfinished is found
-//! again, because such a receiver and local pushes have the same owner in the journals, the user.
+//! Each session of a push that reconnects has an ssh of its own. It finds what an earlier one left
+//! unfinished, because such a receiver and local pushes have the same owner in the journals, the user.
 //!
 //! **Invariant:** both keys are made for this one session and stay in the memory of their processes.
 

@@ -9,8 +9,8 @@
 //! With io_uring each key has a ring of its own, since storage that does not answer keeps the slots of the
 //! ring.
 //!
-//! **Invariant:** what is booked is what is kept, and is given back by dropping what stands for it
-//! ([`Held`]), so that no way out of a task forgets it.
+//! **Invariant:** everything that is kept is booked, and is given back by dropping the [`Held`] that stands
+//! for it, so that no way out of a task forgets it.
 
 pub(crate) mod cores;
 pub(crate) mod limits;

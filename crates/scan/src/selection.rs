@@ -3,8 +3,8 @@
 //! The walk asks it for each name before it looks the name up, so that what is left out costs no system call,
 //! and a directory that is left out is not opened. Only where the answer depends on the kind (a rule that
 //! ends in `/`) or on the size does it come after the look. All rules are compiled into one set, which
-//! `globset` matches at once; the last rule that matches decides. Without rules nothing is asked. What is
-//! left out is counted, a directory once.
+//! `globset` matches at once; the last rule that matches decides. Without rules nothing is asked. Entries
+//! that are left out are counted, a directory once.
 //!
 //! A mirror asks too, about names that are only at the target. Sizes are another question: a file that is
 //! left out for its size is at the source all the same.

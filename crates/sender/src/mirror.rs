@@ -10,22 +10,22 @@
 //!
 //! Only directories that the push owns are mirrored: those below a source that is a directory, and the target
 //! itself where a source's contents go into it. Where nothing of the sources was at the target there is
-//! nothing to compare. Something that the push itself has made, and that the source has lost since, goes with
-//! the next run.
+//! nothing to compare. An entry that the push itself has made, and the source has lost since, goes with the
+//! next run.
 //!
-//! What has another name at this walk than at the first has not been sent, and its copy under the old name
-//! may be the only one. So what is at the target alone stays, for this run, where the source's directory has
-//! changed since the beginning ([`SourceIdentity`] tells).
+//! An entry that has another name at this walk than at the first has not been sent, and its copy under the
+//! old name may be the only one. So entries at the target alone stay, for this run, where the source's
+//! directory has changed since the beginning ([`SourceIdentity`] tells).
 //!
-//! What the sender has asked for counts as gone, also for the next session when the connection is lost before
-//! the answer.
+//! A removal that the sender has asked for counts as done, also for the next session when the connection is
+//! lost before the answer.
 //!
 //! **Invariant:** nothing is asked to be removed before all names of all sources have been read, and all
 //! files of them that were to be sent are at the target; and when any of it could not be read or stored,
-//! nothing at all, unless the user has said so. What could not be listed is left alone then too, and so is
-//! what rules leave out of the push. Nothing is removed either when a source is another directory than the
-//! one that was pushed, or something that was mounted in it is gone; nor from a directory whose source has
-//! changed since the push began.
+//! nothing at all, unless the user has said so. Directories that could not be listed are left alone then too,
+//! and so are entries that rules leave out of the push. Nothing is removed either when a source is another
+//! directory than the one that was pushed, or something that was mounted in it is gone; nor from a directory
+//! whose source has changed since the push began.
 
 mod doomed;
 

@@ -14,8 +14,8 @@
 //! the push can use no more lanes than it has, or over lanes whose connection tells nothing. `--congestion`
 //! is kept.
 //!
-//! **Invariant:** what was refused is not tried again before a rest that doubles with each refusal, so
-//! nothing swings.
+//! **Invariant:** a change that was refused is not tried again before a rest that doubles with each refusal,
+//! so nothing swings.
 
 use std::time::Duration;
 

@@ -2,8 +2,8 @@
 //! which two ways to write a letter are one, what was just sent is there under the name that an older file
 //! had.
 //!
-//! Such a name is not in the listing of the directory, and yet a look-up finds something. What it finds is
-//! told by device and inode, so that no table of letters is needed. Another message may have named it as
+//! Such a name is not in the listing of the directory, and yet a look-up finds something. Device and inode
+//! tell which entry that is, so that no table of letters is needed. Another message may have named it as
 //! extra already.
 //!
 //! **Invariant:** once it has been found it is not removed in this session, nor is what is below it; a

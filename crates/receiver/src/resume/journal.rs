@@ -5,9 +5,9 @@
 //! session writes it ([`Journal`]); a later one finds what a dead one has left ([`orphans`]), takes over what
 //! it needs ([`Journal::adopt`]) and removes the rest. `docs/PROTOCOL.md` has the bytes.
 //!
-//! **Invariant:** what is read back is a beginning of what was written, or an error. A group is told as
-//! flushed only if [`Journal::flushed`] was called with a mark that was taken after the group had been
-//! journalled.
+//! **Invariant:** a journal that is read back is a beginning of the one that was written, or an error. A
+//! group is told as flushed only if [`Journal::flushed`] was called with a mark that was taken after the
+//! group had been journalled.
 //!
 //! **Invariant:** a journal is held by `flock` for as long as its writer lives, and nobody else changes or
 //! removes it.

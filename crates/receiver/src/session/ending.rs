@@ -1,6 +1,6 @@
 //! Sessions that are ending: one to the same target that comes meanwhile waits for them.
 //!
-//! What a broken session has taken and verified it still stores, and a session that is over gives directories
+//! A broken session still stores what it has taken and verified, and a session that is over gives directories
 //! their times. The wait holds among the sessions of one process, and among all receivers that ssh starts for
 //! one user on one host (`notice`).
 //!

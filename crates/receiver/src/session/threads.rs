@@ -1,8 +1,7 @@
 //! The threads of one session that look at its target, and what becomes of a session when one of them panics.
 //!
-//! They are the session's own and not the runtime's: what they look at may be huge, or on storage that does
-//! not answer, and nobody else waits for that. They hash and list by turns
-//! ([`cores`](crate::account::cores)).
+//! They are the session's own and not the runtime's: a target may be huge, or on storage that does not
+//! answer, and nobody else waits for that. They hash and list by turns ([`cores`](crate::account::cores)).
 //!
 //! **Invariant:** they end with the session, which waits for them, and no work is begun after it.
 

@@ -1,4 +1,5 @@
-//! Large files that have changed: what the version at the target has in common with the source's is not sent.
+//! Large files that have changed: nothing is sent that the version at the target has in common with the
+//! source's.
 //!
 //! The receiver hashes the groups of the old version and tells the sender the values. The sender reads its
 //! own file, sends the groups that differ and names the others. A named group is read from the old version

@@ -1,4 +1,4 @@
-//! The file systems that a transfer writes to: what is below one target may be several.
+//! The file systems that a transfer writes to: there may be several below one target.
 //!
 //! | `--durability` | small file | large file | before names are given | at the end |
 //! |---|---|---|---|---|

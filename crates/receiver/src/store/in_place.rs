@@ -1,9 +1,9 @@
 //! `--inplace`: files that are there are changed in their place, and keep their inode.
 //!
 //! To the rest of the receiver such a file is a `Staged` file like any other, whose commit only looks whether
-//! the name still leads to it, and which has no part and no journal: what is on the disk tells where a next
-//! run has to go on. Group `i` is only ever compared with, and written at, its own place, so groups may come
-//! in any order. Groups that the sender names as the same are read back from the file and hashed, and left
+//! the name still leads to it, and which has no part and no journal: the file itself tells where a next run
+//! has to go on. Group `i` is only ever compared with, and written at, its own place, so groups may come in
+//! any order. Groups that the sender names as the same are read back from the file and hashed, and left
 //! alone. `--delta auto` always compares here, also for a local target, since what is the same is to stay as
 //! it is on the storage below.
 //!

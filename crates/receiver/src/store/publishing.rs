@@ -2,8 +2,8 @@
 //! `zmove-publish` also flushes between turns, for a part of the time, so that little is left for the end.
 //!
 //! When a flush fails, each file of the generation, and of the next, which was being written meanwhile, is
-//! flushed by itself and read back past the page cache. What is not there is removed and told as failed; the
-//! others get their names. So a neighbour's bad block costs nobody else a push.
+//! flushed by itself and read back past the page cache. Files that are not there are removed and told as
+//! failed; the others get their names. So a neighbour's bad block costs nobody else a push.
 //!
 //! The same is done while a flush takes long, as long as it takes: `syncfs` also writes what all others have
 //! written to the file system. It is not done sooner, because where the storage itself takes seconds for a

@@ -10,8 +10,8 @@
 //! directory has been counted.
 //!
 //! **Invariant:** where there are rules, or all that goes is to be counted, a directory goes with all below
-//! it only if all below it has been listed and none of it is spared. What was found in a directory whose
-//! source has changed stays, with all below it.
+//! it only if all below it has been listed and none of it is spared. Entries of a directory whose source has
+//! changed stay, with all below them.
 
 use std::collections::HashSet;
 use std::sync::Arc;

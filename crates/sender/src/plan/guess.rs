@@ -3,8 +3,9 @@
 //!
 //! The first files leave as a guess. Readers go on with the next small ones, but these are not sent
 //! ([`ReadAhead`](crate::read::read_ahead::ReadAhead)); every file after those waits here, and the scan with
-//! it. An empty target needs all of them: what was read leaves at once. In a populated target the guessed
-//! files that are there stay, what was only read is thrown away, and its files are offered like all others.
+//! it. An empty target needs all of them: everything that was read leaves at once. In a populated target the
+//! guessed files that are there stay, batches that were only read are thrown away, and their files are
+//! offered like all others.
 //!
 //! A file that cannot be read in this time has not failed yet. When the target is known it is offered or read
 //! again, and the user is told of it only if the target needs it.

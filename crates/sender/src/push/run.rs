@@ -11,8 +11,7 @@
 //! - The bottleneck and the path are those of the last session; the summary's time is that of the whole run.
 //!
 //! **Invariant:** a file that any session has moved counts as moved once, stands in the manifest once, and a
-//! failure is told once. What failed in the end is what failed in the last session, for it tried everything
-//! again.
+//! failure is told once. Only failures of the last session stand at the end, for it tried everything again.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

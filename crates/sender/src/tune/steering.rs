@@ -1,4 +1,4 @@
-//! What the controller decides, done: lanes asked for and let go, readers started and stopped.
+//! The decisions of the controller, carried out: lanes asked for and let go, readers started and stopped.
 //!
 //! The conversation calls it a few times a second; here is all that the pure [`tune`](crate::tune) must not
 //! touch: the kernel's account of the lanes (`TCP_INFO`), the host's idle cores, the dialler.

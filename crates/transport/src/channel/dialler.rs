@@ -2,7 +2,7 @@
 //!
 //! `--transport auto` works in the manner of "happy eyeballs" (RFC 8305). TCP gets a head start, long enough
 //! for one lost packet and a long round trip, because it costs less CPU; QUIC begins when that is over, or
-//! when TCP has been refused. What is connected first is taken for the whole run. After a refusal QUIC has
+//! when TCP has been refused. The first to be connected is taken for the whole run. After a refusal QUIC has
 //! little time, by how long the refusal took.
 
 use std::future::Future;

@@ -3,8 +3,8 @@
 //!
 //! The connection's work (packets, encryption, acknowledgements) is done by its endpoint's thread. A large
 //! frame's buffer goes to quinn as it is and comes back when it has been acknowledged; a small frame is
-//! copied, so that the few buffers do not all wait for acknowledgements. What has arrived is copied once,
-//! into the buffer of its frame.
+//! copied, so that the few buffers do not all wait for acknowledgements. Data that has arrived is copied
+//! once, into the buffer of its frame.
 //!
 //! Frames are read in order. A frame's place in the stream is known only when those before it have come, and
 //! reading out of order would save no time, only the memory of what waits behind a lost packet.

@@ -1,7 +1,7 @@
 //! How QUIC is set up, the same on both sides but for who dials.
 //!
-//! **Invariant:** what a peer can make this side hold is bounded: by [`UNADMITTED_WINDOW_BYTES`] before it is
-//! let in, for control by [`CONTROL_WINDOW_BYTES`], and on a lane by its [`LaneWindow`].
+//! **Invariant:** the data that a peer can make this side hold is bounded: by [`UNADMITTED_WINDOW_BYTES`]
+//! before it is let in, for control by [`CONTROL_WINDOW_BYTES`], and on a lane by its [`LaneWindow`].
 //!
 //! The largest datagram is found by MTU discovery, from QUIC's least up to what the first link carries. CUBIC
 //! that bears single losses ([`tolerant`](super::tolerant)) is the usual congestion control; quinn's BBR is

@@ -2,8 +2,8 @@
 //!
 //! The kernel alone makes room for two windows, as large as they ever were, so that a lane which has become
 //! slow would hold several chunks that others could take. For the same reason a lane takes no frame before
-//! its socket has room. In the beginning the bound is lower: what may be sent before the receiver has given
-//! leave is little, and a lane that gets none of it begins its slow start a round trip after the others.
+//! its socket has room. In the beginning the bound is lower: little may be sent before the receiver has given
+//! leave, and a lane that gets none of it begins its slow start a round trip after the others.
 //!
 //! **Invariant:** at most [`UNSENT_BYTES_MAX`] wait there beyond what the path has been given, and a lane
 //! that waits for room has taken nothing that it could not send.

@@ -1,4 +1,4 @@
-//! The lines of a trace: what a push writes, `zmove trace` reads again.
+//! The lines of a trace: a push writes them and `zmove trace` reads them again.
 //!
 //! - `seconds`: since the command started.
 //! - `bytes_read`, `bytes_handed_over`, `bytes_stored`: payload from the start that was read and hashed;
@@ -12,8 +12,8 @@
 //! A key that is not known is passed over. A file in which a line is none, or time or a stage's bytes go
 //! back, is refused with the line's number.
 //!
-//! **Invariant:** what [`read`] returns has at least one line, and neither time nor any stage's bytes go back
-//! in it.
+//! **Invariant:** a trace that [`read`] returns has at least one line, and neither time nor any stage's bytes
+//! go back in it.
 
 use std::io::{BufRead, Read};
 
