@@ -1,4 +1,4 @@
-//! A file that has no final name yet, or one that is there and is [changed in its place](Existing).
+//! A file that has no final name yet, or one that is there and is [changed in its place][Existing].
 //!
 //! The hidden name is in the directory where the file will stay, because a rename from one directory to
 //! another takes a lock of the whole file system. A file without any name (`O_TMPFILE`) would leave nothing

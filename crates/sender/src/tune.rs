@@ -2,8 +2,8 @@
 //! what its stages and the kernel tell.
 //!
 //! The conversation looks a few times a second, calls this controller, and applies what is wanted
-//! ([`steering`](crate::tune::steering)). The controller is pure: no clock, no socket; every moment comes in
-//! with a [`Tick`], so that tests run it on simulated paths.
+//! ([`steering`]). The controller is pure: no clock, no socket; every moment comes in with a [`Tick`], so
+//! that tests run it on simulated paths.
 //!
 //! A change is an attempt with a measured baseline ([`attempt`]). It stays if the rate rises, or, for fewer
 //! lanes, if it does not fall; else it is taken back and the next one waits longer. One knob moves at a time,

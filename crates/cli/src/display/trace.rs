@@ -1,5 +1,5 @@
-//! `push --trace FILE` writes one JSON object a line ([`line`]), ten times a second from the receiver's leave
-//! on, and one at the end. `zmove trace FILE` sums that up or draws it.
+//! `push --trace FILE` writes one JSON object a line (`line.rs`), ten times a second from the receiver's
+//! leave on, and one at the end. `zmove trace FILE` sums that up or draws it.
 //!
 //! **Invariant:** a trace that cannot be written never fails a push.
 

@@ -2,8 +2,8 @@
 //! from there.
 //!
 //! There is one append-only file for each unfinished transfer, in a directory that the caller names. A
-//! session writes it ([`Journal`]); a later one finds what a dead one has left ([`orphans`]), takes over what
-//! it needs ([`Journal::adopt`]) and removes the rest. `docs/PROTOCOL.md` has the bytes.
+//! session writes it ([`Journal`]); a later one finds what a dead one has left ([`orphans()`]), takes over
+//! what it needs ([`Journal::adopt`]) and removes the rest. `docs/PROTOCOL.md` has the bytes.
 //!
 //! **Invariant:** a journal that is read back is a beginning of the one that was written, or an error. A
 //! group is told as flushed only if [`Journal::flushed`] was called with a mark that was taken after the
