@@ -1,6 +1,12 @@
 //! One size: written, dropped from the page cache, read. Its files stay until the end: where many were just removed, file
 //! systems are slower to make new ones.
 
+mod groups;
+mod large;
+mod noise;
+mod pace;
+mod small;
+
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -9,16 +15,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{Mode, OFlags};
 use zmove_disk::{Direct, Disk};
 use zmove_types::{GROUP_BYTES, Name, RelPath, Timestamp};
 
 use crate::error::SweepError;
-use crate::large::LargeFiles;
-use crate::pace::Pace;
 use crate::place::Place;
 use crate::plan::Cell;
 use crate::result::{Direction, Measured, Moved};
-use crate::small::SmallFiles;
+use large::LargeFiles;
+use pace::Pace;
+use small::SmallFiles;
 
 /// What is needed to measure a cell.
 pub(crate) struct Bench<'a> {
@@ -160,6 +167,19 @@ impl Bench<'_> {
     }
 }
 
+/// The name of a file, or of a directory of small ones.
+pub(crate) fn name_of(number: u64) -> Name {
+    Name::from_bytes(number.to_string().as_bytes()).expect("digits")
+}
+
+/// Opens a file for reading.
+pub(crate) fn open(directory: impl AsFd, number: u64) -> rustix::io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(directory, name_of(number).as_os_str(), flags, Mode::empty())?.into())
+}
+
+/// Of every file.
+pub(crate) const MODE: u32 = 0o600;
 /// Of a slice; the last flush and reading have the rest.
 const WRITE_SHARE: f64 = 0.5;
 /// Of what is left then; dropping the page cache has the rest.

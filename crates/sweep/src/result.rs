@@ -5,7 +5,6 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use zmove_types::{ByteCount, SizeClass};
 
-use crate::error::ReadError;
 use crate::plan::Cell;
 
 /// The version of what is written.
@@ -115,6 +114,24 @@ pub enum Direction {
     Read,
     /// To storage.
     Write,
+}
+
+/// Why a file holds no sweep.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReadError {
+    /// It is of another version.
+    #[error("its format is {found}, and this zmove reads {known}", known = FORMAT)]
+    Format {
+        /// What it says.
+        found: u64,
+    },
+    /// It is something else.
+    #[error("it is no sweep: {0}")]
+    Json(#[from] serde_json::Error),
+    /// A figure in it cannot be.
+    #[error("it says what cannot be: {0}")]
+    Impossible(&'static str),
 }
 
 impl Sweep {

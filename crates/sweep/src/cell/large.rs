@@ -9,12 +9,11 @@ use rustix::fs::Advice;
 use zmove_disk::{DataFile, Direct, Replace, Staged, TempNames, set_new_file_metadata};
 use zmove_types::Metadata;
 
-use crate::cell::{Bench, Counted};
+use crate::cell::groups::Groups;
+use crate::cell::noise::{Noise, group_buffer};
+use crate::cell::pace::Pace;
+use crate::cell::{Bench, Counted, MODE, name_of, open};
 use crate::error::SweepError;
-use crate::groups::Groups;
-use crate::noise::{Noise, group_buffer};
-use crate::numbered::{MODE, name_of, open};
-use crate::pace::Pace;
 use crate::result::Way;
 
 /// The large files of a cell, as far as they have been written.

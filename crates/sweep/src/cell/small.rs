@@ -10,11 +10,10 @@ use rustix::fs::Advice;
 use zmove_disk::{ContentsWriter, DataFile, Replace, StagingDirectory, TempNames, Tree};
 use zmove_types::{Metadata, Name};
 
-use crate::cell::{Bench, Counted};
+use crate::cell::noise::{Noise, group_buffer};
+use crate::cell::pace::Pace;
+use crate::cell::{Bench, Counted, MODE, name_of, open};
 use crate::error::SweepError;
-use crate::noise::{Noise, group_buffer};
-use crate::numbered::{MODE, name_of, open};
-use crate::pace::Pace;
 use crate::result::Way;
 
 /// The small files of a cell, as far as they have been written.
