@@ -6,8 +6,7 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::PathBuf;
 
-use crate::result::Host;
-use crate::result::{Storage, Sweep};
+use crate::result::{Host, Storage, Sweep};
 use crate::storage::plain_name;
 
 /// The directory of kept sweeps.

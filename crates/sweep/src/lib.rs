@@ -27,9 +27,8 @@ mod run;
 mod storage;
 
 pub use ceiling::Ceiling;
-pub use compare::{Compared, Comparison, upper_bound};
+pub use compare::{Compared, Comparison};
 pub use error::SweepError;
 pub use kept::Kept;
-pub use plan::{Cell, Limits, Plan};
 pub use result::{Direction, Host, Measured, Moved, ReadError, Storage, Sweep, Way};
 pub use run::{SweepConfig, SweepEvent, sweep};

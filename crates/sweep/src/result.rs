@@ -95,6 +95,13 @@ pub struct Moved {
     pub way: Way,
 }
 
+/// How much was moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Counted {
+    pub(crate) files: u64,
+    pub(crate) bytes: u64,
+}
+
 /// The way of bytes between memory and storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -176,16 +183,17 @@ impl Sweep {
         if self.sizes.iter().any(|size| size.file_bytes == 0) {
             return Err(ReadError::Impossible("a size of 0"));
         }
-        let ordered = self.sizes.windows(2).all(|pair| pair[0].file_bytes < pair[1].file_bytes);
-        let in_order = Err(ReadError::Impossible("sizes that do not grow"));
-        if ordered { Ok(()) } else { in_order }
+        if self.sizes.windows(2).any(|pair| pair[0].file_bytes >= pair[1].file_bytes) {
+            return Err(ReadError::Impossible("sizes that do not grow"));
+        }
+        Ok(())
     }
 }
 
 impl Measured {
     /// A size of which nothing has been measured yet.
     pub(crate) fn nothing(cell: &Cell) -> Self {
-        let class = class_key(cell.class()).to_owned();
+        let class = class_key(SizeClass::of(cell.file_bytes)).to_owned();
         Self { file_bytes: cell.file_bytes, class, files_planned: cell.files, write: None, read: None }
     }
 
@@ -201,7 +209,12 @@ impl Measured {
 
 impl Moved {
     /// What so many files of a size came to; `None` if nothing was moved.
-    pub(crate) fn new(file_bytes: u64, (files, bytes): (u64, u64), time: Duration, way: Way) -> Option<Self> {
+    pub(crate) fn new(
+        file_bytes: u64,
+        Counted { files, bytes }: Counted,
+        time: Duration,
+        way: Way,
+    ) -> Option<Self> {
         let seconds = time.as_secs_f64();
         if bytes == 0 || seconds <= 0.0 {
             return None;

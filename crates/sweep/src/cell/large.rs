@@ -5,16 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use rustix::fs::Advice;
 use zmove_disk::{DataFile, Direct, Replace, Staged, TempNames, set_new_file_metadata};
 use zmove_types::Metadata;
 
 use crate::cell::groups::Groups;
 use crate::cell::noise::{Noise, group_buffer};
 use crate::cell::pace::Pace;
-use crate::cell::{Bench, Counted, MODE, name_of, open};
+use crate::cell::{Bench, MODE, is_cached, name_of};
 use crate::error::SweepError;
-use crate::result::Way;
+use crate::result::{Counted, Way};
 
 /// The large files of a cell, as far as they have been written.
 pub(crate) struct LargeFiles {
@@ -94,10 +93,9 @@ impl LargeFiles {
     pub(crate) fn drop_cached(&self, bench: &Bench<'_>) -> Result<Way, SweepError> {
         let mut way = Way::Direct;
         for (number, bytes) in &self.files {
-            let file = open(&self.directory, *number).map_err(bench.cannot("open a file in"))?;
-            rustix::fs::fadvise(&file, 0, None, Advice::DontNeed)
-                .map_err(bench.cannot("drop the cache of"))?;
-            let cached = bench.is_cached(&file, *bytes);
+            let file = bench.open(&self.directory, *number)?;
+            bench.drop_cached(&file)?;
+            let cached = is_cached(&file, *bytes);
             if !DataFile::for_reading(file, *bytes, read_direct(bench)).is_direct() {
                 way = if cached { Way::Cached } else { Way::Buffered };
             }
@@ -111,7 +109,7 @@ impl LargeFiles {
         let open = |number: u64| {
             let there = usize::try_from(number).ok().and_then(|number| self.files.get(number));
             let Some((number, bytes)) = there.filter(|_| pace.goes_on()) else { return Ok(None) };
-            let file = open(&self.directory, *number).map_err(bench.cannot("open a file in"))?;
+            let file = bench.open(&self.directory, *number)?;
             let file = DataFile::for_reading(file, *bytes, read_direct(bench));
             Ok(Some((Reading { file, bytes: *bytes, read: AtomicU64::new(0) }, *bytes)))
         };
@@ -120,11 +118,7 @@ impl LargeFiles {
             let mut buffer = group_buffer();
             while let Some((file, span)) = groups.next(|_| pace.goes_on())? {
                 let len = span.len as usize;
-                let (outcome, back) = bench.disk.read(&file.file, span.offset(), len, buffer, &mut |_| {});
-                buffer = back;
-                outcome
-                    .and_then(|()| bench.whole(buffer.len(), len))
-                    .map_err(bench.cannot("read a file in"))?;
+                buffer = bench.read_whole(&file.file, span.offset(), len, buffer)?;
                 bytes.fetch_add(len as u64, Ordering::Relaxed);
                 let read = file.read.fetch_add(len as u64, Ordering::Relaxed) + len as u64;
                 let whole = read == file.bytes && read == bench.cell.file_bytes;

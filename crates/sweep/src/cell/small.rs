@@ -1,20 +1,18 @@
 //! Files of one group at most: created as a receiver creates them, a directory's together, and read whole, as a sender
 //! reads them.
 
-use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::fs::Advice;
 use zmove_disk::{ContentsWriter, DataFile, Replace, StagingDirectory, TempNames, Tree};
 use zmove_types::{Metadata, Name};
 
 use crate::cell::noise::{Noise, group_buffer};
 use crate::cell::pace::Pace;
-use crate::cell::{Bench, Counted, MODE, name_of, open};
+use crate::cell::{Bench, MODE, is_cached, name_of};
 use crate::error::SweepError;
-use crate::result::Way;
+use crate::result::{Counted, Way};
 
 /// The small files of a cell, as far as they have been written.
 pub(crate) struct SmallFiles {
@@ -35,7 +33,7 @@ impl SmallFiles {
     /// Writes files as long as there is time.
     pub(crate) fn write(bench: &Bench<'_>, parent: Arc<OwnedFd>, pace: &Pace<'_>) -> Self {
         let each = files_each(bench.cell.files, bench.threads);
-        let (next, made, direct) = (AtomicU64::new(0), Mutex::new(Vec::new()), AtomicUsize::new(0));
+        let (next, made, direct) = (AtomicU64::new(0), Mutex::new(Vec::new()), AtomicBool::new(false));
         let writers = Writers { bench, parent, pace, names: TempNames::new("sweep") };
         bench.on_threads(pace, |thread| {
             let (mut noise, contents) = (Noise::new(bench.seed(thread)), ContentsWriter::new(bench.direct));
@@ -47,14 +45,14 @@ impl SmallFiles {
                 }
                 let directory = writers.fill(number, files, &mut noise, &contents)?;
                 if let Some((fd, _)) = &directory {
-                    let past =
-                        first_file(fd).is_ok_and(|file| contents.is_direct(&file, bench.cell.file_bytes));
-                    direct.store(usize::from(past), Ordering::Relaxed);
+                    let first = bench.open(fd, 0);
+                    let past = first.is_ok_and(|file| contents.is_direct(&file, bench.cell.file_bytes));
+                    direct.store(past, Ordering::Relaxed);
                 }
                 made.lock().unwrap_or_else(PoisonError::into_inner).extend(directory);
             }
         });
-        let way = if direct.into_inner() > 0 { Way::Direct } else { Way::Buffered };
+        let way = if direct.into_inner() { Way::Direct } else { Way::Buffered };
         Self { directories: made.into_inner().unwrap_or_else(PoisonError::into_inner), way }
     }
 
@@ -74,10 +72,9 @@ impl SmallFiles {
                 }
                 next.fetch_add(1, Ordering::Relaxed);
                 for number in 0..*files {
-                    let file = open(directory, number).map_err(bench.cannot("open a file in"))?;
-                    let dropped = rustix::fs::fadvise(&file, 0, None, Advice::DontNeed);
-                    dropped.map_err(bench.cannot("drop the cache of"))?;
-                    if number == 0 && bench.is_cached(&file, bench.cell.file_bytes) {
+                    let file = bench.open(directory, number)?;
+                    bench.drop_cached(&file)?;
+                    if number == 0 && is_cached(&file, bench.cell.file_bytes) {
                         kept.fetch_add(1, Ordering::Relaxed);
                     }
                 }
@@ -100,13 +97,9 @@ impl SmallFiles {
                     if !pace.goes_on() {
                         return Ok(());
                     }
-                    let file = open(directory, number).map_err(bench.cannot("open a file in"))?;
+                    let file = bench.open(directory, number)?;
                     let len = usize::try_from(file_bytes).unwrap_or(usize::MAX).min(buffer.capacity());
-                    let (outcome, back) = bench.disk.read(&DataFile::new(file), 0, len, buffer, &mut |_| {});
-                    buffer = back;
-                    outcome
-                        .and_then(|()| bench.whole(buffer.len(), len))
-                        .map_err(bench.cannot("read a file in"))?;
+                    buffer = bench.read_whole(&DataFile::new(file), 0, len, buffer)?;
                     read.fetch_add(1, Ordering::Relaxed);
                 }
             }
@@ -130,12 +123,16 @@ impl Writers<'_> {
         let name = name_of(number);
         Tree::make_new(self.parent.as_fd(), &name).map_err(cannot())?;
         let staging = StagingDirectory::begin(&self.parent, &name, &self.names).map_err(cannot())?;
-        let metadata = Metadata { mode: MODE, mtime: self.bench.mtime };
-        let made = self.admitted(files, noise, |file_name, data| {
-            let file = staging.create(file_name, MODE)?;
-            contents.write(&file, data)?;
-            staging.set_metadata(&file, &metadata)
-        })?;
+        let bytes = self.bench.cell.file_bytes;
+        let mut made = 0;
+        while made < files && self.pace.admit(bytes) {
+            let data = noise.take(usize::try_from(bytes).unwrap_or(usize::MAX));
+            let outcome = self.make(&staging, &name_of(made), &data, contents);
+            noise.give_back(data);
+            self.pace.complete(bytes);
+            outcome.map_err(self.bench.cannot("write a file in"))?;
+            made += 1;
+        }
         if made == 0 {
             return Ok(None);
         }
@@ -143,35 +140,22 @@ impl Writers<'_> {
         Ok(Some((Arc::clone(staging.directory()), made)))
     }
 
-    /// Makes files with `make` while there is time; returns how many.
-    fn admitted(
+    fn make(
         &self,
-        files: u64,
-        noise: &mut Noise,
-        make: impl Fn(&Name, &[u8]) -> std::io::Result<()>,
-    ) -> Result<u64, SweepError> {
-        let bytes = self.bench.cell.file_bytes;
-        for number in 0..files {
-            if !self.pace.admit(bytes) {
-                return Ok(number);
-            }
-            let data = noise.take(usize::try_from(bytes).unwrap_or(usize::MAX));
-            let outcome = make(&name_of(number), &data);
-            noise.give_back(data);
-            self.pace.complete(bytes);
-            outcome.map_err(self.bench.cannot("write a file in"))?;
-        }
-        Ok(files)
+        staging: &StagingDirectory,
+        name: &Name,
+        data: &[u8],
+        contents: &ContentsWriter,
+    ) -> std::io::Result<()> {
+        let file = staging.create(name, MODE)?;
+        contents.write(&file, data)?;
+        staging.set_metadata(&file, &Metadata { mode: MODE, mtime: self.bench.mtime })
     }
 }
 
 /// How many files one directory gets: each thread has several to fill.
 fn files_each(files: u64, threads: usize) -> u64 {
     (files / (threads as u64 * 4)).clamp(8, DIRECTORY_FILES_MAX)
-}
-
-fn first_file(directory: &OwnedFd) -> rustix::io::Result<File> {
-    open(directory, 0)
 }
 
 const DIRECTORY_FILES_MAX: u64 = 512;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use zmove_sweep::{Compared, Comparison, Sweep, upper_bound};
+use zmove_sweep::{Compared, Comparison, Sweep};
 use zmove_types::{ByteCount, ByteRate, Escaped};
 
 use crate::args::ReferenceRate;
@@ -70,12 +70,13 @@ F_s is the lesser of writing and reading: a transfer does both. By the postulati
 fn bound(size: &Compared, cpu: f64, rates: &[ReferenceRate]) -> String {
     let of_this_size = rates.iter().find(|rate| rate.file_bytes == Some(size.file_bytes));
     let known = of_this_size.or_else(|| rates.iter().find(|rate| rate.file_bytes.is_none()));
+    let share = size.storage() * cpu;
     match known {
         Some(known) => {
             let rate = ByteCount(known.rate.bytes_per_second()).as_f64();
-            ByteRate(upper_bound(size.storage(), cpu, rate)).to_string()
+            ByteRate(share * rate).to_string()
         }
-        None => format!("{:.2} x E_1", upper_bound(size.storage(), cpu, 1.0)),
+        None => format!("{share:.2} x E_1"),
     }
 }
 
