@@ -7,8 +7,10 @@ mod shown;
 use std::path::PathBuf;
 
 use anyhow::Result;
+use zmove_receiver::journal;
 
 use crate::args::{JournalArgs, JournalCommand};
+use crate::display::terminal;
 use crate::settings::{self, Role};
 use crate::value::exit::Exit;
 
@@ -17,7 +19,18 @@ pub(crate) use clean::expire;
 /// Runs `zmove journal`.
 pub(crate) fn run(args: &JournalArgs) -> Result<Exit> {
     match &args.command {
-        JournalCommand::List(args) => list::run(args, &directories()?),
+        JournalCommand::List { json } => {
+            let mut journals = Vec::new();
+            for directory in directories()? {
+                journals.extend(journal::list(&directory)?);
+            }
+            let show = if *json { list::show_as_json } else { list::show };
+            journals.iter().for_each(show);
+            if journals.is_empty() && !json {
+                terminal::say("nothing is unfinished");
+            }
+            Ok(Exit::Done)
+        }
         JournalCommand::Clean(args) => clean::run(args, &directories()?),
     }
 }

@@ -8,7 +8,7 @@ use serde_json::json;
 use zmove_engine::{DIAL_TIMEOUT, Remote};
 use zmove_transport::{ChannelDialler, FirstKey, HostPolicy, Identity, KnownHosts, Reach};
 
-use crate::args::{TrustArgs, TrustCommand, TrustHostArgs, TrustListArgs};
+use crate::args::{TrustArgs, TrustCommand, TrustHostArgs};
 use crate::display::prompt::ask;
 use crate::display::terminal;
 use crate::settings;
@@ -19,8 +19,18 @@ pub(crate) fn run(args: &TrustArgs) -> Result<Exit> {
     let home = settings::home(settings::Role::Client)?;
     let known_hosts = KnownHosts::open(&home)?;
     match (&args.command, &args.host) {
-        (Some(TrustCommand::List(args)), _) => Ok(list(args, &known_hosts)),
-        (Some(TrustCommand::Remove(args)), _) => remove(&args.host, known_hosts),
+        (Some(TrustCommand::List { json }), _) => {
+            let pins = known_hosts.pins();
+            for (host, key) in &pins {
+                let line = json!({ "host": host, "key": key.to_string() });
+                terminal::say(if *json { line.to_string() } else { format!("{host} {key}") });
+            }
+            if pins.is_empty() && !json {
+                terminal::say("no host is known");
+            }
+            Ok(Exit::Done)
+        }
+        (Some(TrustCommand::Remove { host }), _) => remove(host, known_hosts),
         (None, Some(args)) => {
             let identity = Identity::load_or_create(&home)?;
             let runtime = tokio::runtime::Runtime::new().context("start the runtime")?;
@@ -30,21 +40,6 @@ pub(crate) fn run(args: &TrustArgs) -> Result<Exit> {
         }
         (None, None) => unreachable!("clap demands one of them"),
     }
-}
-
-fn list(args: &TrustListArgs, known_hosts: &KnownHosts) -> Exit {
-    let pins = known_hosts.pins();
-    for (host, key) in &pins {
-        if args.json {
-            terminal::say(json!({ "host": host, "key": key.to_string() }));
-        } else {
-            terminal::say(format_args!("{host} {key}"));
-        }
-    }
-    if pins.is_empty() && !args.json {
-        terminal::say("no host is known");
-    }
-    Exit::Done
 }
 
 fn remove(host: &Remote, mut known_hosts: KnownHosts) -> Result<Exit> {

@@ -15,9 +15,8 @@ use serde::Deserialize;
 use zmove_receiver::Limits;
 use zmove_types::ByteCount;
 
-use crate::args::{ConfineArg, DirectArg, EngineArg, ListenArg, LogFormat};
+use crate::args::{ConfineArg, DirectArg, EngineArg, ListenArg, LogFormat, MetricsListen};
 use crate::value::age::Age;
-use crate::value::metrics_listen::MetricsListen;
 
 pub(crate) use fault::ConfigFault;
 use value::{Count, Memory, Seconds, Text, Word};

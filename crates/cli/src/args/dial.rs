@@ -1,6 +1,18 @@
-//! What can be typed about ssh.
+//! What can be typed about the way to another host.
 
+use clap::ValueEnum;
 use zmove_engine::PortRange;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TransportArg {
+    /// TCP, and QUIC where TCP cannot be connected
+    #[default]
+    Auto,
+    /// TCP alone
+    Tcp,
+    /// QUIC alone, over UDP at the same port
+    Quic,
+}
 
 /// How ssh starts a receiver on a host that runs no daemon.
 #[derive(Clone, Debug, clap::Args)]
