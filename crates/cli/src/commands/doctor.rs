@@ -1,11 +1,10 @@
 //! `zmove doctor`: what would slow a transfer down or break it, on this host and on the path to a receiver.
 //!
-//! Each part gathers facts, and judges them by a function without I/O. **Invariant:** nothing is changed, on either host;
-//! what cannot be found out is told as unknown.
+//! Facts of the kernel come from [`Root`], for which a test has a tree of its own. **Invariant:** nothing is changed, on either
+//! host; what cannot be found out is told as unknown.
 
 mod finding;
 mod link;
-mod part;
 mod peer;
 mod report;
 mod root;
@@ -26,14 +25,21 @@ use crate::value::exit::Exit;
 
 use finding::{Finding, Level};
 use link::Link;
-use part::Part;
 use peer::Peer;
 use report::{Colour, Report};
 use root::Root;
 use storage::Storage;
 use system::System;
-use tcp::Tcp;
 use windows::{Buffers, Paths, RoundTrips};
+
+/// Which part this host has in a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// It may send and receive.
+    Either,
+    /// It sends to the receiver that was named.
+    Sender,
+}
 
 /// Runs `zmove doctor`.
 pub(crate) fn run(args: &DoctorArgs) -> Result<Exit> {
@@ -67,7 +73,7 @@ fn examine(root: &Root, args: &DoctorArgs, peer: Option<&Peer>) -> Report {
     };
     let mut network = link.judge(rate);
     network.extend(Buffers::gather(root).judge(&paths, part));
-    network.extend(Tcp::gather(root).judge(link.mtu));
+    network.extend(tcp::judge(root, link.mtu));
     let mut host = vec![Finding::ok("zmove", version())];
     host.extend(System::gather(root).judge());
     host.extend(Storage::gather(root, &args.path).judge(part));

@@ -37,13 +37,12 @@ impl Colour {
 
     /// A level's name, as wide as the longest.
     fn level(self, level: Level) -> String {
-        let code = match level {
-            Level::Ok => 32,
-            Level::Note => 36,
-            Level::Slow => 33,
-            Level::Bad => 31,
+        let (name, code) = match level {
+            Level::Ok => ("ok", 32),
+            Level::Note => ("note", 36),
+            Level::Slow => ("slow", 33),
+            Level::Bad => ("bad", 31),
         };
-        let name = level.name();
         match self {
             Self::Plain => format!("{name:<4}"),
             Self::Ansi => format!("\x1b[{code}m{name:<4}\x1b[0m"),

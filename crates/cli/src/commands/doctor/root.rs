@@ -15,12 +15,6 @@ impl Root {
         Self("/".into())
     }
 
-    /// Those below another directory.
-    #[cfg(test)]
-    pub(crate) fn at(directory: &std::path::Path) -> Self {
-        Self(directory.into())
-    }
-
     pub(crate) fn path(&self, path: &str) -> PathBuf {
         self.0.join(path)
     }
@@ -56,13 +50,13 @@ fn sysctl_path(name: &str) -> String {
     format!("proc/sys/{}", name.replace('.', "/"))
 }
 
-/// A tree for tests.
 #[cfg(test)]
-pub(crate) mod fake {
+pub(crate) mod tests {
     use std::path::Path;
 
-    use super::{Root, sysctl_path};
+    use super::*;
 
+    /// A tree for tests.
     pub(crate) struct Fake(tempfile::TempDir);
 
     impl Fake {
@@ -87,18 +81,13 @@ pub(crate) mod fake {
         }
 
         pub(crate) fn root(&self) -> Root {
-            Root::at(self.path())
+            Root(self.path().into())
         }
 
         pub(crate) fn path(&self) -> &Path {
             self.0.path()
         }
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::fake::Fake;
 
     #[test]
     fn what_is_missing_or_odd_is_unknown() {

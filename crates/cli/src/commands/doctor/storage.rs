@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use zmove_disk::Mount;
 use zmove_types::ByteCount;
 
+use crate::commands::doctor::Part;
 use crate::commands::doctor::finding::{Finding, Level, Mend};
-use crate::commands::doctor::part::Part;
 use crate::commands::doctor::root::Root;
 use crate::display::terminal::quoted;
 
@@ -110,7 +110,7 @@ const LOCAL_KINDS: [&str; 5] = ["ext4", "ext3", "xfs", "btrfs", "f2fs"];
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::doctor::root::fake::Fake;
+    use crate::commands::doctor::root::tests::Fake;
 
     fn storage(kind: &str, options: &[&str]) -> Storage {
         let options = options.iter().map(|&option| option.to_owned()).collect();

@@ -221,7 +221,7 @@ const CLOCK_SIGNS: [(&str, Clock); 5] = [
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::doctor::root::fake::Fake;
+    use crate::commands::doctor::root::tests::Fake;
 
     fn healthy() -> System {
         System {

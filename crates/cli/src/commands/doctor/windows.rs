@@ -8,8 +8,8 @@ use std::time::Duration;
 use zmove_types::{ByteCount, ByteRate};
 use zmove_wire::limits::LANES_MAX;
 
+use crate::commands::doctor::Part;
 use crate::commands::doctor::finding::{Finding, Level, Mend};
-use crate::commands::doctor::part::Part;
 use crate::commands::doctor::root::Root;
 use zmove_engine::{LANES_AT_ONCE, LOCAL_RTT, lanes_for_machine};
 
@@ -234,7 +234,7 @@ const WANTED_MAX: u64 = 1 << 30;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::doctor::root::fake::Fake;
+    use crate::commands::doctor::root::tests::Fake;
 
     const MIB: u64 = 1 << 20;
 
