@@ -30,7 +30,7 @@ use report::{Colour, Report};
 use root::Root;
 use storage::Storage;
 use system::System;
-use windows::{Buffers, Paths, RoundTrips};
+use windows::Paths;
 
 /// Which part this host has in a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,11 +68,11 @@ fn examine(root: &Root, args: &DoctorArgs, peer: Option<&Peer>) -> Report {
     let rate = asked.or_else(|| link.rate()).unwrap_or(ByteRate(RATE_TARGET));
     let paths = Paths {
         rate,
-        round_trips: peer.and_then(Peer::round_trip).map_or(RoundTrips::Usual, RoundTrips::Measured),
+        round_trip: peer.and_then(Peer::round_trip),
         cores: std::thread::available_parallelism().map_or(2, usize::from),
     };
     let mut network = link.judge(rate);
-    network.extend(Buffers::gather(root).judge(&paths, part));
+    network.extend(windows::judge(root, &paths, part));
     network.extend(tcp::judge(root, link.mtu));
     let mut host = vec![Finding::ok("zmove", version())];
     host.extend(System::gather(root).judge());
