@@ -1,6 +1,6 @@
 //! A trace as curves: thinned to what an eye can tell apart, counters turned into rates.
 
-use super::line::Line;
+use crate::display::trace::Line;
 
 /// Points of time and value.
 pub(super) type Points = Vec<(f64, f64)>;
@@ -109,7 +109,7 @@ pub(super) mod tests {
     use super::*;
 
     /// A trace that stores `bytes` in each tenth of a second.
-    pub(in crate::display::trace) fn steady(tenths: u32, bytes: u64) -> Vec<Line> {
+    pub(in crate::commands::trace) fn steady(tenths: u32, bytes: u64) -> Vec<Line> {
         let at = |tenth: u32| {
             let stored = bytes * u64::from(tenth);
             Line {

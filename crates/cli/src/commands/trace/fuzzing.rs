@@ -1,8 +1,9 @@
 //! Traces for `crates/fuzz`.
 
-use super::line::{Line, read};
 use super::picture;
+use super::read::read;
 use super::{panels, table};
+use crate::display::trace::Line;
 use zmove_drawing::Heading;
 
 /// A whole trace: it is read, summed up and drawn, and its lines mean the same when they are written again.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use zmove_types::{ByteCount, ByteRate};
 
-use super::line::Line;
+use crate::display::trace::Line;
 
 /// What was moved, how fast, over how many lanes: two lines.
 pub(super) fn heading(lines: &[Line]) -> (String, String) {

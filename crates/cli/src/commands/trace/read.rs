@@ -1,44 +1,12 @@
-//! The lines of a trace: what a push writes, `zmove trace` reads again.
+//! Reads the lines of a trace again.
 //!
 //! **Invariant:** what [`read`] returns has at least one line, and neither time nor any stage's bytes go back in it.
 
 use std::io::{BufRead, Read};
 
 use anyhow::{Context, Result, bail, ensure};
-use serde::{Deserialize, Serialize};
-use zmove_types::Sample;
 
-/// How far each stage is at one moment. The keys are described in docs/ARCHITECTURE.md, §5.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Line {
-    pub(super) seconds: f64,
-    pub(super) bytes_read: u64,
-    pub(super) bytes_handed_over: u64,
-    pub(super) bytes_acked: Option<u64>,
-    pub(super) bytes_stored: u64,
-    pub(super) packs_waiting: usize,
-    pub(super) frames_waiting: usize,
-    pub(super) items_outstanding: usize,
-    pub(super) lanes: usize,
-    pub(super) segments_retransmitted: Option<u64>,
-}
-
-impl From<&Sample> for Line {
-    fn from(sample: &Sample) -> Self {
-        Self {
-            seconds: sample.elapsed.as_secs_f64(),
-            bytes_read: sample.bytes_read,
-            bytes_handed_over: sample.bytes_handed_over,
-            bytes_acked: sample.bytes_acked,
-            bytes_stored: sample.bytes_stored,
-            packs_waiting: sample.packs_waiting,
-            frames_waiting: sample.frames_waiting,
-            items_outstanding: sample.items_outstanding,
-            lanes: sample.lanes,
-            segments_retransmitted: sample.segments_retransmitted,
-        }
-    }
-}
+use crate::display::trace::Line;
 
 impl Line {
     fn parse(text: &[u8]) -> Result<Self> {

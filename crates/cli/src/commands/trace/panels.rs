@@ -5,8 +5,8 @@
 
 use zmove_types::ByteCount;
 
-use super::line::Line;
 use super::series::{Pieces, Points, count};
+use crate::display::trace::Line;
 use zmove_drawing::Pen;
 use zmove_drawing::scale::{self, Axis, Unit};
 
