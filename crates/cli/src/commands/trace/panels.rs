@@ -5,7 +5,7 @@
 
 use zmove_types::ByteCount;
 
-use super::series::{Pieces, Points, count};
+use super::series::{ACKED, Counter, HANDED_OVER, Pieces, Points, STAGES, count};
 use crate::display::trace::Line;
 use zmove_drawing::Pen;
 use zmove_drawing::scale::{self, Axis, Unit};
@@ -40,29 +40,25 @@ pub(super) fn panels(lines: &[Line]) -> Vec<Panel> {
 }
 
 fn progress(pieces: &Pieces<'_>, kernel_tells: bool) -> Panel {
-    let mut curves = vec![
-        Curve { name: "read", pen: READ, points: pieces.totals(read) },
-        Curve { name: "given to lanes", pen: LANES, points: pieces.totals(handed_over) },
-        Curve { name: "stored", pen: STORED, points: pieces.totals(stored) },
-    ];
-    if kernel_tells {
-        curves.insert(2, Curve { name: "acknowledged", pen: ACKED, points: pieces.totals(acked) });
-    }
-    scaled("How far each stage is", &scale::BYTES, curves)
+    let left_out = if kernel_tells { None } else { Some(ACKED) };
+    scaled("How far each stage is", &scale::BYTES, stages(left_out, |bytes| pieces.totals(bytes)))
 }
 
 fn rates(pieces: &Pieces<'_>, kernel_tells: bool) -> Panel {
-    let mut curves = vec![
-        Curve { name: "read", pen: READ, points: pieces.rates(read) },
-        Curve { name: "given to lanes", pen: LANES, points: pieces.rates(handed_over) },
-        Curve { name: "stored", pen: STORED, points: pieces.rates(stored) },
-    ];
-    if kernel_tells {
-        curves[1] = Curve { name: "acknowledged", pen: ACKED, points: pieces.rates(acked) };
-    }
-    let mut panel = scaled("How fast", &scale::RATES, curves);
+    let left_out = if kernel_tells { HANDED_OVER } else { ACKED };
+    let mut panel = scaled("How fast", &scale::RATES, stages(Some(left_out), |bytes| pieces.rates(bytes)));
     panel.title.push_str(&format!(", over {:.1} s each", pieces.window()));
     panel
+}
+
+/// A curve for each stage but one.
+fn stages(left_out: Option<&str>, points: impl Fn(&dyn Fn(&Line) -> f64) -> Points) -> Vec<Curve> {
+    let stages = STAGES.into_iter().zip(PENS).filter(|((name, _), _)| Some(*name) != left_out);
+    let curve = |((name, counter), pen): ((_, Counter), _)| {
+        let points = points(&|line| bytes(counter(line).unwrap_or(0)));
+        Curve { name, pen, points }
+    };
+    stages.map(curve).collect()
 }
 
 fn queues(pieces: &Pieces<'_>) -> Panel {
@@ -109,31 +105,16 @@ fn most(curves: &[Curve]) -> f64 {
     curves.iter().flat_map(|curve| &curve.points).map(|(_, value)| *value).fold(0.0, f64::max)
 }
 
-fn read(line: &Line) -> f64 {
-    bytes(line.bytes_read)
-}
-
-fn handed_over(line: &Line) -> f64 {
-    bytes(line.bytes_handed_over)
-}
-
-fn acked(line: &Line) -> f64 {
-    bytes(line.bytes_acked.unwrap_or(0))
-}
-
-fn stored(line: &Line) -> f64 {
-    bytes(line.bytes_stored)
-}
-
 fn bytes(number: u64) -> f64 {
     ByteCount(number).as_f64()
 }
 
 const READ: Pen = Pen { colour: "#d55e00", dashes: Some("7 3"), width: 1.8 };
 const LANES: Pen = Pen { colour: "#0072b2", dashes: None, width: 1.6 };
-const ACKED: Pen = Pen { colour: "#a6508a", dashes: Some("2 2"), width: 1.8 };
 const STORED: Pen = Pen { colour: "#007a5a", dashes: None, width: 2.6 };
 const RESENT: Pen = Pen { colour: "#000000", dashes: None, width: 1.4 };
+/// Those of [`STAGES`].
+const PENS: [Pen; 4] = [READ, LANES, Pen { colour: "#a6508a", dashes: Some("2 2"), width: 1.8 }, STORED];
 /// About one for every two units of the picture's width.
 const PIECES_MAX: usize = 200;
 /// Steps of a tall panel's axis.

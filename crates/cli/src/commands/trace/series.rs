@@ -2,6 +2,20 @@
 
 use crate::display::trace::Line;
 
+/// How many bytes a stage has moved; `None` where nobody counts them.
+pub(super) type Counter = fn(&Line) -> Option<u64>;
+
+/// The stages in the order in which bytes pass them.
+pub(super) const STAGES: [(&str, Counter); 4] = [
+    ("read", |line| Some(line.bytes_read)),
+    (HANDED_OVER, |line| Some(line.bytes_handed_over)),
+    (ACKED, |line| line.bytes_acked),
+    ("stored", |line| Some(line.bytes_stored)),
+];
+pub(super) const HANDED_OVER: &str = "given to lanes";
+/// Which only the kernel can tell.
+pub(super) const ACKED: &str = "acknowledged";
+
 /// Points of time and value.
 pub(super) type Points = Vec<(f64, f64)>;
 
@@ -17,7 +31,7 @@ impl<'a> Pieces<'a> {
     /// At most `pieces_max` pieces of nearly the same number of lines.
     pub(super) fn of(lines: &'a [Line], pieces_max: usize) -> Self {
         let each = lines.len().div_ceil(pieces_max).max(1);
-        Self { start: start(lines), pieces: lines.chunks(each).collect() }
+        Self { start: Line::default(), pieces: lines.chunks(each).collect() }
     }
 
     /// A counter at the end of each piece.
@@ -81,23 +95,6 @@ const WINDOWS_MAX: f64 = 40.0;
 /// What the lines of a trace are apart.
 const SAMPLE_SECONDS: f64 = 0.1;
 
-/// The moment when the command started.
-fn start(lines: &[Line]) -> Line {
-    let first = lines.first();
-    Line {
-        seconds: 0.0,
-        bytes_read: 0,
-        bytes_handed_over: 0,
-        bytes_acked: first.and_then(|line| line.bytes_acked).map(|_| 0),
-        bytes_stored: 0,
-        packs_waiting: 0,
-        frames_waiting: 0,
-        items_outstanding: 0,
-        lanes: 0,
-        segments_retransmitted: first.and_then(|line| line.segments_retransmitted).map(|_| 0),
-    }
-}
-
 /// A count as a value that can be drawn.
 #[expect(clippy::cast_precision_loss, reason = "a picture has no more digits")]
 pub(super) fn count(number: usize) -> f64 {
@@ -121,7 +118,7 @@ pub(super) mod tests {
                 frames_waiting: tenth as usize % 2,
                 lanes: 8,
                 segments_retransmitted: Some(0),
-                ..start(&[])
+                ..Line::default()
             }
         };
         (1..=tenths).map(at).collect()

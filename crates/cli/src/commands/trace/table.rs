@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use zmove_types::{ByteCount, ByteRate};
 
+use super::series::{Counter, STAGES};
 use crate::display::trace::Line;
 
 /// What was moved, how fast, over how many lanes: two lines.
@@ -28,9 +29,7 @@ pub(super) fn summary(lines: &[Line]) -> String {
     let mut text =
         format!("{title}; {below}\n\n{:<16}{:>12}{:>12}{:>14}\n", "stage", "begins", "ends", "fastest");
     for (name, bytes) in STAGES {
-        if let Some(row) = stage(name, lines, bytes) {
-            text.push_str(&row);
-        }
+        text += &stage(name, lines, bytes).unwrap_or_default();
     }
     text.push_str(&format!("\n{:<16}{:>12}{:>12}\n", "waiting", "mean", "most"));
     text.push_str(&queue("batches to read", lines, |line| line.packs_waiting));
@@ -38,16 +37,6 @@ pub(super) fn summary(lines: &[Line]) -> String {
     text.push_str(&queue("without receipt", lines, |line| line.items_outstanding));
     text
 }
-
-/// A stage's counter, where it is known.
-type Counter = fn(&Line) -> Option<u64>;
-
-const STAGES: [(&str, Counter); 4] = [
-    ("read", |line| Some(line.bytes_read)),
-    ("given to lanes", |line| Some(line.bytes_handed_over)),
-    ("acknowledged", |line| line.bytes_acked),
-    ("stored", |line| Some(line.bytes_stored)),
-];
 
 /// When a stage's bytes began to move and had moved, and the most that it moved in a second or, of a shorter push, in
 /// all. None if nobody counted them.
