@@ -4,7 +4,6 @@
 //! what it is about, and what was not measured is told as unknown.
 
 mod advice;
-mod figures;
 mod findings;
 mod json;
 mod prediction;
@@ -158,7 +157,7 @@ fn predicted(
     let start = report.first_byte.saturating_sub(report.round_trips.min * 2);
     let way = Way {
         source: reads.as_ref(),
-        path: figures::best(report)?.steady.bytes_per_second(),
+        path: findings::best(report)?.steady.bytes_per_second(),
         target: writes.as_ref(),
         start: start.as_secs_f64(),
     };
@@ -190,7 +189,7 @@ impl Progress {
             ProbeEvent::Lanes(1) => self.0.set_message("measuring 1 lane"),
             ProbeEvent::Lanes(lanes) => self.0.set_message(format!("measuring {lanes} lanes")),
             ProbeEvent::Measured(round) => {
-                let rate = figures::rate(round);
+                let rate = findings::rate(round);
                 self.0.set_message(format!("{} lanes: {rate}", round.lanes));
             }
             ProbeEvent::Sweeping => self.0.set_message("sweeping the receiver's storage"),

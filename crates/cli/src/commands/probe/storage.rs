@@ -8,6 +8,7 @@ use zmove_types::ByteCount;
 use zmove_wire::Swept;
 
 use crate::ceiling::date;
+use crate::display::figures::{bytes_per_second, files_per_second};
 use crate::display::terminal::Printable;
 use zmove_drawing::scale::size_label;
 
@@ -90,9 +91,8 @@ impl Storage {
         for size in &self.sizes {
             let shown = |rate: Option<f64>| match rate {
                 Some(rate) => {
-                    let files = rate / ByteCount(size.file_bytes).as_f64();
-                    let bytes = format!("{}/s", rounded(rate));
-                    format!("{bytes:>14} {files:>10.*}", usize::from(files < 10.0) * 2)
+                    let files = files_per_second(rate / ByteCount(size.file_bytes).as_f64());
+                    format!("{:>14} {files:>10}", bytes_per_second(rate))
                 }
                 None => format!("{:>14} {:>10}", "-", "-"),
             };
@@ -105,9 +105,4 @@ impl Storage {
         }
         text
     }
-}
-
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate above zero")]
-fn rounded(bytes_per_second: f64) -> ByteCount {
-    ByteCount(bytes_per_second.round() as u64)
 }

@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 use zmove_sender::{ProbeReport, Round};
 use zmove_types::{ByteCount, ByteRate};
 
-use crate::commands::probe::figures::{best, cpu_per_gib, milliseconds, rate, seconds};
-use crate::commands::probe::findings::Findings;
+use crate::commands::probe::findings::{Findings, best, cpu_per_gib, milliseconds, rate};
 use crate::commands::probe::prediction::{ClassTime, Prediction};
+use crate::display::figures::duration;
 use crate::display::terminal::Printable;
 
 /// The whole text.
@@ -96,7 +96,7 @@ fn prediction(found: &Findings, tree: &str) -> String {
     let mut text = format!(
         "{tree}: a push of it takes about {}, at {} and {files_per_second:.0} files/s; limited by {}\n\
          {:>9} {:>10} {:>12} {:>10} {:>10} {:>10}\n",
-        seconds(*all),
+        duration(*all),
         ByteRate(*bytes_per_second),
         limited_by.name(),
         "class",
@@ -107,7 +107,7 @@ fn prediction(found: &Findings, tree: &str) -> String {
         "target",
     );
     for ClassTime { class, files, bytes, source_seconds, path_seconds, target_seconds, .. } in classes {
-        let shown = |time: Option<f64>| time.map_or_else(|| "?".to_owned(), seconds);
+        let shown = |time: Option<f64>| time.map_or_else(|| "?".to_owned(), duration);
         writeln!(
             text,
             "{class:>9} {files:>10} {:>12} {:>10} {:>10} {:>10}",
@@ -119,7 +119,7 @@ fn prediction(found: &Findings, tree: &str) -> String {
         .expect("writing to a string");
     }
     let lanes = best(&found.report).map_or(0, |round| round.lanes);
-    writeln!(text, "with {lanes} lanes, and {} to start", seconds(*start_seconds))
+    writeln!(text, "with {lanes} lanes, and {} to start", duration(*start_seconds))
         .expect("writing to a string");
     if found.source.is_none() {
         text.push_str("source storage is not known: 'zmove sweep DIR' there, or --source DIR, measures it\n");

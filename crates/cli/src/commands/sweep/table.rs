@@ -6,6 +6,7 @@ use zmove_sweep::{Direction, Measured, Moved, Sweep, Way};
 use zmove_types::{ByteCount, SizeClass};
 
 use crate::ceiling::date;
+use crate::display::figures::{bytes_per_second, files_per_second};
 use crate::display::terminal::Printable;
 use zmove_drawing::scale::size_label;
 
@@ -49,8 +50,8 @@ const CLASSES: [(&str, SizeClass); 3] =
 fn line(text: &mut String, name: &str, write: Option<&Moved>, read: Option<&Moved>) {
     let shown = |moved: Option<&Moved>| match moved {
         Some(moved) => {
-            let rate = format!("{}/s", rounded(moved.bytes_per_second));
-            format!("{:>8} {rate:>13} {:>10}", moved.files, number(moved.files_per_second))
+            let bytes = bytes_per_second(moved.bytes_per_second);
+            format!("{:>8} {bytes:>13} {:>10}", moved.files, files_per_second(moved.files_per_second))
         }
         None => format!("{:>8} {:>13} {:>10}", "-", "-", "-"),
     };
@@ -106,13 +107,4 @@ fn ways(sweep: &Sweep) -> String {
         text.push_str("not all that was planned has been measured in the time; --time gives it more\n");
     }
     text
-}
-
-fn number(value: f64) -> String {
-    format!("{value:.*}", usize::from(value < 10.0) * 2)
-}
-
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate above zero")]
-fn rounded(bytes_per_second: f64) -> ByteCount {
-    ByteCount(bytes_per_second.round() as u64)
 }
