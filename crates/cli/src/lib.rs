@@ -48,7 +48,7 @@ pub fn main() -> ExitCode {
     match done {
         Ok(exit) => exit.into(),
         Err(error) => {
-            terminal::warn(terminal::Causes(&error));
+            terminal::warn(terminal::causes(&error));
             Exit::of(&error).into()
         }
     }

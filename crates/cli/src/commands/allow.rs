@@ -10,7 +10,7 @@ use zmove_transport::{Access, AuthorizedKeys, Grant};
 use crate::args::{AllowArgs, AllowCommand, GrantArgs};
 use crate::display::terminal;
 use crate::settings;
-use crate::value::exit::{Exit, Failure, usage_error};
+use crate::value::exit::{Exit, failure, usage_error};
 
 /// Runs `zmove allow`.
 pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
@@ -27,7 +27,7 @@ pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
         (Some(AllowCommand::Remove { key_or_name }), _) => {
             let gone = AuthorizedKeys::remove(&home, &key_or_name)?;
             if gone.is_empty() {
-                return Err(Failure(Exit::File, format!("'{key_or_name}' is not in the list")).into());
+                return Err(failure(Exit::File, format!("'{key_or_name}' is not in the list")));
             }
             for grant in gone {
                 terminal::say(format_args!("{} ({}) is let in no more", grant.name, grant.holder));

@@ -8,7 +8,7 @@ use zmove_transport::Identity;
 use crate::args::{KeyArgs, KeyCommand};
 use crate::display::terminal;
 use crate::settings;
-use crate::value::exit::{Exit, Failure};
+use crate::value::exit::{Exit, failure};
 
 /// Runs `zmove key`.
 pub(crate) fn run(args: &KeyArgs) -> Result<Exit> {
@@ -35,5 +35,5 @@ fn kept(home: &Path) -> anyhow::Error {
          --force replaces it",
         home.display()
     );
-    Failure(Exit::File, text).into()
+    failure(Exit::File, text)
 }

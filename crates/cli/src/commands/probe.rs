@@ -10,14 +10,13 @@ mod prediction;
 mod storage;
 mod table;
 
-use std::io::IsTerminal;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 use zmove_engine::{Connector, Remote};
 use zmove_scan::{ScanConfig, ScanRoot, Share, histogram, scan};
 use zmove_sender::{ProbeConfig, ProbeEvent, ProbeReport, SessionError, probe};
@@ -34,7 +33,7 @@ use crate::display::prompt::Prompt;
 use crate::display::terminal;
 use crate::settings::{self, ProbeSettings, Role};
 use crate::signals::EndSignals;
-use crate::value::exit::{Exit, Failure};
+use crate::value::exit::{Exit, failure};
 
 use findings::Findings;
 use prediction::{Prediction, Way, predict};
@@ -67,12 +66,8 @@ pub(crate) fn run(args: &ProbeArgs, started: Instant) -> Result<Exit> {
 }
 
 fn measure(args: &ProbeArgs, settings: &ProbeSettings, started: Instant) -> Result<(Transport, ProbeReport)> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .context("start the runtime")?;
-    let progress = Progress::new();
+    let runtime = settings::runtime(2)?;
+    let progress = Progress(terminal::running("{spinner} {msg}, {elapsed}").with_message("connecting"));
     let measured = runtime.block_on(converse(args, settings, started, &progress));
     progress.0.finish_and_clear();
     runtime.shutdown_background();
@@ -114,7 +109,7 @@ async fn converse(
 fn told(remote: &Remote, error: SessionError) -> anyhow::Error {
     match error {
         SessionError::PeerIncompatible(error) => {
-            Failure(Exit::Incompatible, format!("{remote} cannot be probed: {error}")).into()
+            failure(Exit::Incompatible, format!("{remote} cannot be probed: {error}"))
         }
         error => error.into(),
     }
@@ -172,18 +167,6 @@ fn millis(time: Duration) -> u64 {
 struct Progress(ProgressBar);
 
 impl Progress {
-    fn new() -> Self {
-        let bar = ProgressBar::hidden();
-        if std::io::stderr().is_terminal() {
-            let style = ProgressStyle::with_template("{spinner} {msg}, {elapsed}");
-            bar.set_style(style.expect("a constant template"));
-            bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));
-            bar.enable_steady_tick(Duration::from_millis(200));
-            bar.set_message("connecting");
-        }
-        Self(bar)
-    }
-
     fn show(&self, event: &ProbeEvent) {
         match event {
             ProbeEvent::Lanes(1) => self.0.set_message("measuring 1 lane"),

@@ -6,7 +6,7 @@ mod picture;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::Serialize;
 use zmove_scan::{Histogram, ScanConfig, ScanRoot, histogram, scan, scan_list};
 use zmove_types::{Escaped, RelPath};
@@ -46,8 +46,7 @@ pub(crate) fn run(args: &ScanArgs) -> Result<Exit> {
         advice.lines().for_each(terminal::say);
     }
     if let Some(file) = &args.svg {
-        let drawn = picture::draw(&walked, &terminal::Printable(&name).to_string());
-        std::fs::write(file, drawn).with_context(|| format!("write '{}'", Escaped::path(&file)))?;
+        terminal::save(file, &picture::draw(&walked, &terminal::Printable(&name).to_string()))?;
     }
     Ok(if walked.errors > 0 { Exit::Partial } else { Exit::Done })
 }

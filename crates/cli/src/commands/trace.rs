@@ -8,7 +8,7 @@ mod read;
 mod series;
 mod table;
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &TraceArgs) -> Result<Exit> {
     let (title, below) = table::heading(&lines);
     let seconds = lines.last().map_or(0.0, |line| line.seconds);
     let svg = picture::draw(&Heading { title, below }, &panels::panels(&lines), seconds);
-    fs::write(picture, svg).with_context(|| format!("write '{}'", Escaped::path(&picture)))?;
+    terminal::save(picture, &svg)?;
     Ok(Exit::Done)
 }
 

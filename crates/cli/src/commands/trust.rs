@@ -12,7 +12,7 @@ use crate::args::{TrustArgs, TrustCommand, TrustHostArgs};
 use crate::display::prompt::ask;
 use crate::display::terminal;
 use crate::settings;
-use crate::value::exit::{Exit, Failure};
+use crate::value::exit::{Exit, failure};
 
 /// Runs `zmove trust`.
 pub(crate) fn run(args: &TrustArgs) -> Result<Exit> {
@@ -44,7 +44,7 @@ pub(crate) fn run(args: &TrustArgs) -> Result<Exit> {
 
 fn remove(host: &Remote, mut known_hosts: KnownHosts) -> Result<Exit> {
     let Some(key) = known_hosts.remove(&host.host, host.port)? else {
-        return Err(Failure(Exit::File, format!("{host} is not known")).into());
+        return Err(failure(Exit::File, format!("{host} is not known")));
     };
     terminal::say(format_args!("{host} is not known any more; its key was {key}"));
     Ok(Exit::Done)
@@ -61,7 +61,7 @@ async fn learn(args: &TrustHostArgs, identity: &Identity, mut known_hosts: Known
     dialler.close().await;
     if let Some(right) = args.fingerprint.filter(|right| *right != key) {
         let text = format!("trust {host}: its key is {key}, not {right}");
-        return Err(Failure(Exit::Authentication, text).into());
+        return Err(failure(Exit::Authentication, text));
     }
     if known.is_some() {
         terminal::say(format_args!("{host} is known, and has the key that it had: {key}"));

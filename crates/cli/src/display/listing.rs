@@ -2,8 +2,6 @@
 //!
 //! **Invariant:** a line is one line, whatever a name holds: names are [`Escaped`].
 
-use std::fmt::Write as _;
-
 use serde_json::{Value, json};
 use zmove_types::{Change, ChangeKind, EntryForm, Escaped};
 
@@ -20,7 +18,7 @@ pub(crate) fn lines(changes: &[Change]) -> String {
             ChangeKind::Added => ('+', String::new()),
             ChangeKind::Changed(why) => ('~', format!(" ({why})")),
         };
-        writeln!(text, "{sign} {path}{link}{why}").expect("writing to a string");
+        text += &format!("{sign} {path}{link}{why}\n");
         text
     })
 }

@@ -1,7 +1,5 @@
 //! What a storage gives, from a sweep of either side.
 
-use std::fmt::Write as _;
-
 use serde::Serialize;
 use zmove_sweep::{Ceiling, Direction, Sweep};
 use zmove_types::ByteCount;
@@ -80,14 +78,14 @@ impl Storage {
     pub(super) fn text(&self, name: &str) -> String {
         let mut text = format!("{name}: {}\n", Printable(&self.about));
         if let Some(fault) = &self.fault {
-            writeln!(text, "  it was not swept: {}", Printable(fault)).expect("writing to a string");
+            text += &format!("  it was not swept: {}\n", Printable(fault));
             return text;
         }
         if self.sizes.is_empty() {
             return text + "  the time was too short to measure anything\n";
         }
-        writeln!(text, "{:>9} {:>14} {:>10} {:>14} {:>10}", "size", "written", "files/s", "read", "files/s")
-            .expect("writing to a string");
+        text +=
+            &format!("{:>9} {:>14} {:>10} {:>14} {:>10}\n", "size", "written", "files/s", "read", "files/s");
         for size in &self.sizes {
             let shown = |rate: Option<f64>| match rate {
                 Some(rate) => {
@@ -101,7 +99,7 @@ impl Storage {
                 shown(size.write_bytes_per_second),
                 shown(size.read_bytes_per_second),
             );
-            writeln!(text, "{label:>9} {write} {read}").expect("writing to a string");
+            text += &format!("{label:>9} {write} {read}\n");
         }
         text
     }

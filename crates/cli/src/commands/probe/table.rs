@@ -1,7 +1,5 @@
 //! A probe as text.
 
-use std::fmt::Write as _;
-
 use zmove_sender::{ProbeReport, Round};
 use zmove_types::{ByteCount, ByteRate};
 
@@ -23,7 +21,7 @@ pub(super) fn of(found: &Findings) -> String {
         text += &prediction(found, tree);
     }
     for line in &found.advice {
-        writeln!(text, "{}", Printable(line)).expect("writing to a string");
+        text += &format!("{}\n", Printable(line));
     }
     text
 }
@@ -39,23 +37,19 @@ fn path(found: &Findings) -> String {
         round_trips.count,
         milliseconds(*first_byte),
     );
-    writeln!(
-        text,
-        "{:>5} {:>12} {:>12} {:>10} {:>7} {:>7} {:>11} {:>9} {:>9}",
+    text += &format!(
+        "{:>5} {:>12} {:>12} {:>10} {:>7} {:>7} {:>11} {:>9} {:>9}\n",
         "lanes", "rate", "at first", "sent again", "window", "buffer", "round trip", "CPU here", "CPU there"
-    )
-    .expect("writing to a string");
+    );
     rounds.iter().for_each(|round| text += &line(round));
     if let Some(round) = rounds.first() {
         let steady = round.steady.time.as_secs_f64();
         let ramp = round.ramp.time.as_secs_f64();
-        writeln!(
-            text,
+        text += &format!(
             "rate: what the receiver counted in {steady:.1} s, after {ramp:.1} s in which windows grew (at first); memory to memory\n\
              window, buffer: for how much of the time the receiver's window and the send buffer here kept data back\n\
-             round trip: of control beside the data; CPU: seconds of each process per GiB"
-        )
-        .expect("writing to a string");
+             round trip: of control beside the data; CPU: seconds of each process per GiB\n"
+        );
     }
     text
 }
@@ -108,19 +102,16 @@ fn prediction(found: &Findings, tree: &str) -> String {
     );
     for ClassTime { class, files, bytes, source_seconds, path_seconds, target_seconds, .. } in classes {
         let shown = |time: Option<f64>| time.map_or_else(|| "?".to_owned(), duration);
-        writeln!(
-            text,
-            "{class:>9} {files:>10} {:>12} {:>10} {:>10} {:>10}",
+        text += &format!(
+            "{class:>9} {files:>10} {:>12} {:>10} {:>10} {:>10}\n",
             ByteCount(*bytes),
             shown(*source_seconds),
             shown(Some(*path_seconds)),
             shown(*target_seconds),
-        )
-        .expect("writing to a string");
+        );
     }
     let lanes = best(&found.report).map_or(0, |round| round.lanes);
-    writeln!(text, "with {lanes} lanes, and {} to start", duration(*start_seconds))
-        .expect("writing to a string");
+    text += &format!("with {lanes} lanes, and {} to start\n", duration(*start_seconds));
     if found.source.is_none() {
         text.push_str("source storage is not known: 'zmove sweep DIR' there, or --source DIR, measures it\n");
     }

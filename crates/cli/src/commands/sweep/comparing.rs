@@ -1,6 +1,5 @@
 //! `zmove sweep --compare`: this storage beside a reference, and what that lets one expect of a transfer.
 
-use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
@@ -47,16 +46,14 @@ fn text(here: &Sweep, reference: &Sweep, comparison: &Comparison, rates: &[Refer
     );
     for size in &comparison.sizes {
         let shown = |ratio: Option<f64>| ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
-        writeln!(
-            text,
-            "{:>9} {:>10} {:>10} {:>8.2}   {}",
+        text += &format!(
+            "{:>9} {:>10} {:>10} {:>8.2}   {}\n",
             size_label(size.file_bytes),
             shown(size.write),
             shown(size.read),
             size.storage(),
             bound(size, comparison.cpu, rates),
-        )
-        .expect("writing to a string");
+        );
     }
     text + SOURCE
 }

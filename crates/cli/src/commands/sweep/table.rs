@@ -1,7 +1,5 @@
 //! A sweep as text: a line for each size and each class, and which way the bytes went.
 
-use std::fmt::Write as _;
-
 use zmove_sweep::{Direction, Measured, Moved, Sweep, Way};
 use zmove_types::{ByteCount, SizeClass};
 
@@ -32,13 +30,11 @@ pub(super) fn of(sweep: &Sweep) -> String {
     );
     for (name, class) in CLASSES {
         for size in sweep.of_class(class) {
-            line(&mut text, &size_label(size.file_bytes), size.write.as_ref(), size.read.as_ref());
+            text += &line(&size_label(size.file_bytes), size.write.as_ref(), size.read.as_ref());
         }
-        let together = |direction| together(sweep.of_class(class), direction);
-        let write = together(Direction::Write);
-        let read = together(Direction::Read);
         if sweep.of_class(class).count() > 1 {
-            line(&mut text, name, write.as_ref(), read.as_ref());
+            let together = |direction| together(sweep.of_class(class), direction);
+            text += &line(name, together(Direction::Write).as_ref(), together(Direction::Read).as_ref());
         }
     }
     text + &ways(sweep)
@@ -47,7 +43,7 @@ pub(super) fn of(sweep: &Sweep) -> String {
 const CLASSES: [(&str, SizeClass); 3] =
     [("all LOSF", SizeClass::Losf), ("medium", SizeClass::Medium), ("large", SizeClass::Large)];
 
-fn line(text: &mut String, name: &str, write: Option<&Moved>, read: Option<&Moved>) {
+fn line(name: &str, write: Option<&Moved>, read: Option<&Moved>) -> String {
     let shown = |moved: Option<&Moved>| match moved {
         Some(moved) => {
             let bytes = bytes_per_second(moved.bytes_per_second);
@@ -55,7 +51,7 @@ fn line(text: &mut String, name: &str, write: Option<&Moved>, read: Option<&Move
         }
         None => format!("{:>8} {:>13} {:>10}", "-", "-", "-"),
     };
-    writeln!(text, "{name:>9} {} {}", shown(write), shown(read)).expect("writing to a string");
+    format!("{name:>9} {} {}\n", shown(write), shown(read))
 }
 
 /// A class as if its sizes had been one run.
@@ -97,11 +93,9 @@ fn ways(sweep: &Sweep) -> String {
         sweep.sizes.iter().filter_map(|size| size.read.as_ref()).filter(|read| read.way == Way::Cached);
     let cached = cached.count();
     if cached > 0 {
-        writeln!(
-            text,
-            "{cached} sizes were read from the page cache, which would not let go: that is memory"
-        )
-        .expect("writing to a string");
+        text += &format!(
+            "{cached} sizes were read from the page cache, which would not let go: that is memory\n"
+        );
     }
     if !sweep.complete {
         text.push_str("not all that was planned has been measured in the time; --time gives it more\n");
