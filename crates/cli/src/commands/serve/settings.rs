@@ -47,7 +47,7 @@ impl Settings {
             drain: drain.map_or(Duration::ZERO, |drain| drain.0),
             log_format: args.log_format.or(config.log.format.map(|word| word.0)).unwrap_or_default(),
             metrics: metrics.unwrap_or_default().0,
-            limits: config.limits(),
+            limits: config.limits,
             user: args.user.clone().or_else(|| config.user.clone()),
             confine: args.confine.or(config.confine.map(|word| word.0)).unwrap_or_default(),
         }
