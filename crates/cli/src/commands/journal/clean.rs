@@ -10,7 +10,7 @@ use zmove_receiver::journal::{
 };
 use zmove_types::Escaped;
 
-use super::shown::{age, name};
+use super::{age, name};
 use crate::args::JournalCleanArgs;
 use crate::display::terminal;
 use crate::value::age::Age;

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use zmove_receiver::journal::{Listed, Unfinished, UnfinishedFile};
 use zmove_types::ByteCount;
 
-use super::shown::{age, age_of_seconds, name};
+use super::{age, age_of_seconds, name};
 use crate::display::terminal;
 
 /// Of more files only their number is shown, but in JSON.

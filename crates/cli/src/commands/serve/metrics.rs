@@ -3,10 +3,9 @@
 //! **Invariant:** nothing that moves data waits for who reads: the meters are read when they are asked for.
 
 mod http;
-mod journals;
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use prometheus_client::collector::Collector;
@@ -123,7 +122,7 @@ impl Collector for Metered {
         gauge(to, "lanes", "Lanes of the transfers that run", now.lanes as u64)?;
         gauge(to, "write_queue_items", "Batches and groups that wait for a writer", now.queued as u64)?;
         stages(to, &[("receive", now.receive), ("store", now.store)])?;
-        let journals = journals::look(&self.journals);
+        let journals = journals_in(&self.journals);
         gauge(to, "journals", "Journals of transfers that are not complete", journals.count)?;
         gauge(to, "journal_bytes", "Bytes of these journals", journals.bytes)
     }
@@ -176,6 +175,26 @@ fn encode_one(
     counter.encode(family.encode_family(labels)?)
 }
 
+/// What lies in a directory of journals.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Journals {
+    count: u64,
+    bytes: u64,
+}
+
+/// Looks into a directory of journals; one that is not there has none.
+fn journals_in(directory: &Path) -> Journals {
+    let mut journals = Journals::default();
+    let Ok(entries) = std::fs::read_dir(directory) else { return journals };
+    for metadata in entries.flatten().filter_map(|entry| entry.metadata().ok()) {
+        if metadata.is_file() {
+            journals.count += 1;
+            journals.bytes += metadata.len();
+        }
+    }
+    journals
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -204,5 +223,15 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "no {line:?} in:\n{text}");
         }
+    }
+
+    #[test]
+    fn files_are_counted_with_their_bytes() {
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(journals_in(&directory.path().join("none")), Journals::default());
+        std::fs::write(directory.path().join("a.journal"), [0; 7]).unwrap();
+        std::fs::write(directory.path().join("b.journal"), [0; 5]).unwrap();
+        std::fs::create_dir(directory.path().join("c")).unwrap();
+        assert_eq!(journals_in(directory.path()), Journals { count: 2, bytes: 12 });
     }
 }
