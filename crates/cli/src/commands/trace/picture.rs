@@ -1,11 +1,12 @@
 //! Panels as an SVG: one above the other over the same time, narrow enough for a phone, and dark enough for print.
 
-use svg::node::element::{Group, Polyline};
+use svg::node::element::Group;
 
-use super::panels::{Curve, Panel};
+use super::panels::Panel;
 use zmove_drawing::scale::{self, Axis, Unit};
 use zmove_drawing::{
-    GAP, GRID, Heading, LEFT, PLOT_WIDTH, TOP, bold, document, drawn, legend, rounded, stroke, words,
+    GAP, Heading, LEFT, PLOT_WIDTH, TOP, bold, document, drawn, grid, grid_with_labels, legend, polyline,
+    rounded, stroke, words,
 };
 
 /// Draws the panels over `seconds`.
@@ -54,32 +55,19 @@ fn panel_at(panel: &Panel, top: f64, time: &Time) -> Group {
     let plot_top = top + head(panel);
     let bottom = plot_top + panel.height;
     let height_of = |value: f64| rounded(bottom - panel.height * value / panel.axis.most);
-    let mut grid = Group::new().set("stroke", GRID).set("stroke-width", 1);
-    let mut labels = Group::new().set("text-anchor", "end");
-    for x in time.ticks().map(|tick| time.place(tick)) {
-        grid = grid.add(stroke((x, plot_top), (x, bottom)));
-    }
-    for tick in &panel.axis.ticks {
-        let y = height_of(*tick);
-        grid = grid.add(stroke((LEFT, y), (LEFT + PLOT_WIDTH, y)));
-        labels = labels.add(words(&panel.axis.label(*tick), LEFT - 7.0, y + 4.5));
-    }
+    let upright = time.ticks().map(|tick| time.place(tick)).map(|x| stroke((x, plot_top), (x, bottom)));
+    let ticks = panel.axis.ticks.iter().map(|tick| (height_of(*tick), panel.axis.label(*tick)));
+    let [grid, labels] = grid_with_labels(upright.fold(grid(), Group::add), ticks);
     let mut group = Group::new().add(bold(&panel.title, LEFT, top + 14.0)).add(grid).add(labels);
     if panel.curves.len() > 1 {
         group = group.add(legend(panel.curves.iter().map(|curve| (curve.name, curve.pen)), top + 34.0));
     }
     for curve in &panel.curves {
-        group = group.add(drawn(curve.pen).add(polyline(curve, time, &height_of)));
+        let points = curve.points.iter();
+        let places = points.map(|(seconds, value)| (time.place(seconds / time.unit.size), height_of(*value)));
+        group = group.add(drawn(curve.pen).add(polyline(places)));
     }
     group
-}
-
-fn polyline(curve: &Curve, time: &Time, height_of: &dyn Fn(f64) -> f64) -> Polyline {
-    let places = curve
-        .points
-        .iter()
-        .map(|(seconds, value)| format!("{},{}", time.place(seconds / time.unit.size), height_of(*value)));
-    Polyline::new().set("points", places.collect::<Vec<_>>().join(" "))
 }
 
 fn time_labels(time: &Time, bottom: f64) -> Group {
