@@ -84,8 +84,7 @@ impl Storage {
         if self.sizes.is_empty() {
             return text + "  the time was too short to measure anything\n";
         }
-        text +=
-            &format!("{:>9} {:>14} {:>10} {:>14} {:>10}\n", "size", "written", "files/s", "read", "files/s");
+        text += "     size        written    files/s           read    files/s\n";
         for size in &self.sizes {
             let shown = |rate: Option<f64>| match rate {
                 Some(rate) => {
@@ -94,11 +93,9 @@ impl Storage {
                 }
                 None => format!("{:>14} {:>10}", "-", "-"),
             };
-            let (label, write, read) = (
-                size_label(size.file_bytes),
-                shown(size.write_bytes_per_second),
-                shown(size.read_bytes_per_second),
-            );
+            let label = size_label(size.file_bytes);
+            let write = shown(size.write_bytes_per_second);
+            let read = shown(size.read_bytes_per_second);
             text += &format!("{label:>9} {write} {read}\n");
         }
         text

@@ -34,16 +34,12 @@ fn text(here: &Sweep, reference: &Sweep, comparison: &Comparison, rates: &[Refer
         Printable(format!("{} on {} ({})", sweep.storage.path, sweep.host.name, sweep.host.cpu))
     };
     let mut text = format!(
-        "here:      {}\nreference: {}\nF_c = {:.2} (how fast one core is, here over there)\n\n\
-         {:>9} {:>10} {:>10} {:>8}   U_b = F_s x F_c x E_1\n",
+        "here:      {}\nreference: {}\nF_c = {:.2} (how fast one core is, here over there)\n\n",
         named(here),
         named(reference),
         comparison.cpu,
-        "size",
-        "F_s write",
-        "F_s read",
-        "F_s",
     );
+    text += "     size  F_s write   F_s read      F_s   U_b = F_s x F_c x E_1\n";
     for size in &comparison.sizes {
         let shown = |ratio: Option<f64>| ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
         text += &format!(

@@ -11,23 +11,15 @@ use zmove_drawing::scale::size_label;
 /// The whole table.
 pub(super) fn of(sweep: &Sweep) -> String {
     let mut text = format!(
-        "{}: {}, {} threads, {}, {:.0} s\n{:>9} {:>24} {:>26}\n{:>9} {:>8} {:>13} {:>10} {:>8} {:>13} {:>10}\n",
+        "{}: {}, {} threads, {}, {:.0} s\n",
         Printable(&sweep.storage.path),
         Printable(format!("{} on {}", sweep.storage.kind, sweep.storage.source)),
         sweep.threads,
         date(sweep),
         sweep.seconds,
-        "",
-        "written and flushed",
-        "read",
-        "size",
-        "files",
-        "bytes/s",
-        "files/s",
-        "files",
-        "bytes/s",
-        "files/s",
     );
+    text += "               written and flushed                       read\n";
+    text += "     size    files       bytes/s    files/s    files       bytes/s    files/s\n";
     for (name, class) in CLASSES {
         for size in sweep.of_class(class) {
             text += &line(&size_label(size.file_bytes), size.write.as_ref(), size.read.as_ref());

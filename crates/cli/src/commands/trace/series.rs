@@ -102,7 +102,7 @@ pub(super) fn count(number: usize) -> f64 {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// A trace that stores `bytes` in each tenth of a second.
