@@ -10,10 +10,10 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::figures;
-use crate::groups::Group;
-use crate::hosts::Hosts;
-use crate::inside;
-use crate::server;
+use crate::network::hosts::Hosts;
+use crate::processes::groups::Group;
+use crate::processes::inside;
+use crate::processes::server;
 use crate::session::Session;
 use crate::units::RoundTrip;
 

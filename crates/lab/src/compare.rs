@@ -7,16 +7,16 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 
-use crate::again::{Again, Task};
 use crate::calibrate::{self, Calibration, Effort};
-use crate::datasets;
-use crate::hosts::{Hosts, LinkArgs};
+use crate::data::again::{Again, Task};
+use crate::data::datasets;
+use crate::data::volume::Volume;
+use crate::network::hosts::{Hosts, LinkArgs};
 use crate::peers::{Homes, Tool, ZmoveProgram};
 use crate::race::{self, Run, Track, Verdict};
 use crate::report::{self, Entry, Header, Report};
 use crate::session::Session;
 use crate::units::{ByteCount, RoundTrip};
-use crate::volume::Volume;
 
 /// What to compare over which paths.
 #[derive(Args, Debug)]

@@ -3,36 +3,25 @@
 //! Runs as root on Linux, but for `figures`, `torture`, `kills`, `half`, `soak` and `siege`, which need no hosts.
 //! Everything it makes (namespaces, mounts, processes) carries its process number and ends with it.
 
-mod again;
 mod calibrate;
 mod compare;
-mod datasets;
+mod data;
 mod figures;
-mod first_byte;
-mod groups;
-mod hosts;
-mod inside;
 mod kills;
 mod matrix;
 mod network;
 mod paper;
-mod path;
 mod peers;
 mod powercut;
+mod processes;
 mod race;
 mod report;
-mod run;
-mod schedule;
-mod server;
 mod session;
 mod siege;
 mod soak;
 mod torture;
-mod trees;
-mod tun;
 mod units;
 mod verdicts;
-mod volume;
 
 use std::ffi::OsString;
 use std::io::Read;
@@ -44,13 +33,15 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::calibrate::Effort;
 use crate::compare::CompareArgs;
-use crate::groups::Group;
-use crate::hosts::{Hosts, LinkArgs};
-use crate::inside::InsideArgs;
+use crate::data::datasets;
 use crate::kills::{HalfArgs, KillsArgs};
 use crate::matrix::MatrixArgs;
+use crate::network::hosts::{Hosts, LinkArgs};
 use crate::paper::{FiguresArgs, PaperArgs};
 use crate::powercut::PowercutArgs;
+use crate::processes::groups::Group;
+use crate::processes::inside;
+use crate::processes::inside::InsideArgs;
 use crate::session::Session;
 use crate::siege::SiegeArgs;
 use crate::soak::SoakArgs;

@@ -22,16 +22,16 @@ use anyhow::Result;
 use clap::Args;
 
 use crate::calibrate::{self, Effort};
-use crate::datasets;
-use crate::groups::Group;
-use crate::hosts::{Hosts, LinkArgs};
+use crate::data::datasets;
+use crate::data::trees;
+use crate::data::volume::Volume;
+use crate::network::hosts::{Hosts, LinkArgs};
 use crate::peers::{Homes, Stage, ZmoveProgram, typed};
+use crate::processes::groups::Group;
 use crate::race::{self, Run, Track, Verdict};
 use crate::report::Header;
 use crate::session::Session;
-use crate::trees;
 use crate::units::{ByteCount, RoundTrip};
-use crate::volume::Volume;
 
 use self::contender::Contender;
 use self::plan::{Block, Design};

@@ -29,7 +29,7 @@ use self::filesystem::FileSystem;
 use self::stand::Stand;
 use self::tally::Tally;
 use crate::peers::zmove_binary;
-use crate::run;
+use crate::processes::run;
 use crate::session::{self, Session};
 use crate::torture::draw_seed;
 

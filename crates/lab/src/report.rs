@@ -8,9 +8,9 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::calibrate::{self, Calibration};
-use crate::datasets::DataSet;
+use crate::data::datasets::DataSet;
 use crate::figures::{self, median, shown, spread};
-use crate::hosts::LinkArgs;
+use crate::network::hosts::LinkArgs;
 use crate::peers::{Kind, Tool};
 use crate::race::{Run, Verdict};
 use crate::units::RoundTrip;

@@ -13,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, Result};
 use rustix::fs::{FlockOperation, flock};
 
-use crate::{groups, run};
+use crate::processes::{groups, run};
 
 /// A running lab.
 #[derive(Debug)]

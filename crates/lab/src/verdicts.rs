@@ -11,13 +11,13 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use serde_json::Value;
 
-use crate::datasets;
-use crate::hosts::{Emulator, Hosts, LinkArgs};
+use crate::data::datasets;
+use crate::data::volume::Volume;
+use crate::network::hosts::{Emulator, Hosts, LinkArgs};
 use crate::peers::{Homes, Tool, ZmoveProgram};
 use crate::race::{self, Track, Verdict};
 use crate::session::Session;
 use crate::units::{ByteCount, LossShare, Rate, RoundTrip};
-use crate::volume::Volume;
 
 /// Which faults, how often.
 #[derive(Args, Debug)]

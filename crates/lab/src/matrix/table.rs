@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use super::sites::{Assumptions, Site, Stretch};
-use crate::datasets::DataSet;
+use crate::data::datasets::DataSet;
 use crate::figures::{self, median, shown};
 use crate::race::{Run, Verdict};
 use crate::report::Header;

@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use super::{Kind, Tool, programs};
-use crate::run;
+use crate::processes::run;
 use crate::session::Session;
 
 /// What the tools need.

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use super::device::Device;
 use super::filesystem::{FileSystem, Mounted};
 use super::image::{BLOCK_BYTES, Image};
-use crate::groups::Group;
+use crate::processes::groups::Group;
 use crate::session::Session;
 use crate::torture::programs::{Place, RECEIVER_HOME, Running, SENDER_HOME};
 

@@ -15,7 +15,7 @@ use clap::Args;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use crate::groups::Group;
+use crate::processes::groups::Group;
 
 /// Where to start which program.
 #[derive(Args, Debug)]

@@ -1,6 +1,6 @@
 //! Two hosts, `source` and `target`: network namespaces joined by an emulated path (`network.rs`).
 //!
-//! Where the kernel has netem, a veth pair with netem carries the packets; elsewhere `path.rs` does in user space.
+//! Where the kernel has netem, a veth pair with netem carries the packets; elsewhere `network/path.rs` does in user space.
 //! Both namespaces get the same large TCP windows, one congestion control, and no memory of earlier connections.
 
 use std::fs;
@@ -8,9 +8,9 @@ use std::fs;
 use anyhow::{Context, Result};
 use clap::Args;
 
-use crate::inside;
+use crate::network::schedule::LinkShape;
 use crate::network::{Network, Pair, Way};
-use crate::schedule::LinkShape;
+use crate::processes::inside;
 use crate::session::Session;
 use crate::units::{ByteCount, LossShare, Rate, RoundTrip};
 

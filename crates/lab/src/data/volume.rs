@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use rustix::fs::syncfs;
 
 use crate::peers::RUN_DIRECTORY;
-use crate::run;
+use crate::processes::run;
 use crate::session::Session;
 use crate::units::ByteCount;
 

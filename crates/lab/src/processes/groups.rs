@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use crate::run;
+use crate::processes::run;
 
 /// One group, removed with everything in it when dropped.
 #[derive(Debug)]

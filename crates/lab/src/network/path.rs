@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use crate::schedule::{Fate, LinkShape, Schedule};
+use crate::network::schedule::{Fate, LinkShape, Schedule};
 
 /// A running path. Its threads end when the devices are removed; [`Path::join`] waits for that.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::inside;
+use crate::processes::inside;
 
 /// Starts a server and returns once it listens on `port` of the namespace; its output goes to `log`.
 pub(crate) fn start(mut command: Command, namespace: &str, port: u16, log: &Path) -> Result<Child> {

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::ValueEnum;
 
-use crate::datasets::{self, DataSet};
-use crate::volume::Volume;
+use crate::data::datasets::{self, DataSet};
+use crate::data::volume::Volume;
 
 /// What has happened to the source since the target was filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

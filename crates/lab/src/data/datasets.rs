@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use crate::run;
+use crate::processes::run;
 
 /// Where data sets are kept unless told otherwise.
 pub(crate) const DEFAULT_DIRECTORY: &str = "/var/tmp/zmove-lab";
