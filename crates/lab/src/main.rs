@@ -3,25 +3,19 @@
 //! Runs as root on Linux, but for `figures`, `torture`, `kills`, `half`, `soak` and `siege`, which need no hosts.
 //! Everything it makes (namespaces, mounts, processes) carries its process number and ends with it.
 
-mod calibrate;
 mod compare;
 mod data;
-mod figures;
 mod kills;
 mod matrix;
+mod measure;
 mod network;
 mod paper;
 mod peers;
 mod powercut;
 mod processes;
-mod race;
-mod report;
-mod session;
-mod siege;
 mod soak;
 mod torture;
 mod units;
-mod verdicts;
 
 use std::ffi::OsString;
 use std::io::Read;
@@ -31,23 +25,23 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
 
-use crate::calibrate::Effort;
 use crate::compare::CompareArgs;
+use crate::compare::verdicts::{self, VerdictsArgs};
 use crate::data::datasets;
 use crate::kills::{HalfArgs, KillsArgs};
 use crate::matrix::MatrixArgs;
+use crate::measure::calibrate::{self, Effort};
 use crate::network::hosts::{Hosts, LinkArgs};
 use crate::paper::{FiguresArgs, PaperArgs};
 use crate::powercut::PowercutArgs;
 use crate::processes::groups::Group;
 use crate::processes::inside;
 use crate::processes::inside::InsideArgs;
-use crate::session::Session;
-use crate::siege::SiegeArgs;
+use crate::processes::session::{self, Session};
 use crate::soak::SoakArgs;
+use crate::soak::siege::{self, SiegeArgs};
 use crate::torture::TortureArgs;
 use crate::units::RoundTrip;
-use crate::verdicts::VerdictsArgs;
 
 /// Measures zmove and its peers between two emulated hosts.
 #[derive(Debug, Parser)]

@@ -13,9 +13,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 
-use crate::processes::inside;
-use crate::processes::run;
-use crate::session::Session;
+use crate::processes::session::Session;
+use crate::processes::{inside, run};
 use crate::units::RoundTrip;
 use hosts::{Emulator, LinkArgs};
 use path::Path;

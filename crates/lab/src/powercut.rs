@@ -30,7 +30,7 @@ use self::stand::Stand;
 use self::tally::Tally;
 use crate::peers::zmove_binary;
 use crate::processes::run;
-use crate::session::{self, Session};
+use crate::processes::session::{self, Session};
 use crate::torture::draw_seed;
 
 /// How often, and on what.

@@ -4,3 +4,4 @@ pub(crate) mod groups;
 pub(crate) mod inside;
 pub(crate) mod run;
 pub(crate) mod server;
+pub(crate) mod session;

@@ -12,7 +12,7 @@ use rustix::fs::syncfs;
 
 use crate::peers::RUN_DIRECTORY;
 use crate::processes::run;
-use crate::session::Session;
+use crate::processes::session::Session;
 use crate::units::ByteCount;
 
 /// A mounted image.

@@ -13,7 +13,7 @@ use super::one::mebibytes;
 use super::yard::{Done, Yard};
 use crate::data::datasets;
 use crate::data::trees::{self, Modes};
-use crate::figures;
+use crate::measure::figures;
 use crate::peers::zmove_binary;
 use crate::torture::dice::Dice;
 use crate::units::ByteCount;

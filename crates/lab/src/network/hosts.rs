@@ -11,7 +11,7 @@ use clap::Args;
 use crate::network::schedule::LinkShape;
 use crate::network::{Network, Pair, Way};
 use crate::processes::inside;
-use crate::session::Session;
+use crate::processes::session::Session;
 use crate::units::{ByteCount, LossShare, Rate, RoundTrip};
 
 /// The path between the hosts, apart from its round trip.

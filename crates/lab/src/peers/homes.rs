@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 
 use super::{Kind, Tool, programs};
 use crate::processes::run;
-use crate::session::Session;
+use crate::processes::session::Session;
 
 /// What the tools need.
 #[derive(Debug)]

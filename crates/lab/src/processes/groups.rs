@@ -1,6 +1,6 @@
 //! Control groups (version 2), one per side: they count the CPU time of every process, dead or alive, and end them all.
 //!
-//! `race.rs` makes a pair per run; `session.rs` clears what a dead lab left. Only the statistics that need no
+//! `measure/race.rs` makes a pair per run; `session.rs` clears what a dead lab left. Only the statistics that need no
 //! controller are used, so the groups work beside a version 1 hierarchy as well.
 
 use std::fs;

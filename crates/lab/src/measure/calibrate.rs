@@ -9,12 +9,11 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::figures;
+use crate::measure::figures;
 use crate::network::hosts::Hosts;
 use crate::processes::groups::Group;
-use crate::processes::inside;
-use crate::processes::server;
-use crate::session::Session;
+use crate::processes::session::Session;
+use crate::processes::{inside, server};
 use crate::units::RoundTrip;
 
 /// The figures of one path.

@@ -13,10 +13,10 @@ use serde_json::Value;
 
 use crate::data::datasets;
 use crate::data::volume::Volume;
+use crate::measure::race::{self, Track, Verdict};
 use crate::network::hosts::{Emulator, Hosts, LinkArgs};
 use crate::peers::{Homes, Tool, ZmoveProgram};
-use crate::race::{self, Track, Verdict};
-use crate::session::Session;
+use crate::processes::session::Session;
 use crate::units::{ByteCount, LossShare, Rate, RoundTrip};
 
 /// Which faults, how often.

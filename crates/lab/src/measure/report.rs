@@ -7,12 +7,12 @@ use std::fs;
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use crate::calibrate::{self, Calibration};
 use crate::data::datasets::DataSet;
-use crate::figures::{self, median, shown, spread};
+use crate::measure::calibrate::{self, Calibration};
+use crate::measure::figures::{self, median, shown, spread};
+use crate::measure::race::{Run, Verdict};
 use crate::network::hosts::LinkArgs;
 use crate::peers::{Kind, Tool};
-use crate::race::{Run, Verdict};
 use crate::units::RoundTrip;
 
 /// A whole comparison.
@@ -354,7 +354,7 @@ const MEBIBYTE: f64 = 1_048_576.0;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::race::Usage;
+    use crate::measure::race::Usage;
 
     fn report(payload_bits_per_second: Option<f64>, runs: Vec<(&str, Run)>) -> Report {
         let header = Header { payload_bits_per_second, ..Header::without_machine() };

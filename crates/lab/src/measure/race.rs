@@ -16,14 +16,14 @@ use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
-use crate::data::first_byte::FirstByte;
 use crate::data::trees;
 use crate::data::volume::Volume;
+use crate::measure::first_byte::FirstByte;
 use crate::network::hosts::Hosts;
 use crate::peers::{Homes, Stage, Tool};
 use crate::processes::groups::Group;
 use crate::processes::server;
-use crate::session::Session;
+use crate::processes::session::Session;
 
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
