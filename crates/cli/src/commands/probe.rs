@@ -10,7 +10,6 @@ mod prediction;
 mod storage;
 mod table;
 
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,11 +17,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 use zmove_engine::{Connector, Remote};
-use zmove_scan::{ScanConfig, ScanRoot, Share, histogram, scan};
+use zmove_scan::{ScanConfig, Share, histogram, scan};
 use zmove_sender::{ProbeConfig, ProbeEvent, ProbeReport, SessionError, probe};
 use zmove_sweep::SweepConfig;
 use zmove_transport::Transport;
-use zmove_types::{ByteCount, Escaped, RelPath};
+use zmove_types::{ByteCount, Escaped};
 use zmove_wire::SweepOrder;
 use zmove_wire::limits::SWEEP_BYTES_MAX;
 
@@ -49,7 +48,7 @@ pub(crate) fn run(args: &ProbeArgs, started: Instant) -> Result<Exit> {
         let about = format!("{}:{} (sweep by the receiver)", remote, String::from_utf8_lossy(&remote.path));
         Storage::there(about, swept)
     });
-    let sizes = args.tree.as_deref().map(sizes_of);
+    let sizes = args.tree.as_deref().map(sizes_of).transpose()?;
     let prediction = sizes.and_then(|sizes| predicted(&sizes, &report, source.as_ref(), target.as_ref()));
     let asked = args.streams.iter().copied().max().unwrap_or(0);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -132,12 +131,10 @@ fn source(args: &ProbeArgs) -> Result<Option<Storage>> {
     Ok(Some(Storage::here(&sweep::measure(config)?)))
 }
 
-fn sizes_of(tree: &Path) -> Vec<(u64, Share)> {
-    let prefix = tree.file_name().filter(|_| !tree.is_dir());
-    let prefix = prefix.and_then(|name| RelPath::from_bytes(name.as_bytes()).ok());
-    let root = ScanRoot { source: tree.to_owned(), prefix: prefix.unwrap_or_else(RelPath::root) };
+fn sizes_of(tree: &Path) -> Result<Vec<(u64, Share)>> {
+    let root = super::scan::root(tree)?;
     let walked = histogram(scan(vec![root], &ScanConfig::default()), terminal::warn);
-    walked.buckets().collect()
+    Ok(walked.buckets().collect())
 }
 
 fn predicted(

@@ -19,11 +19,7 @@ use crate::value::exit::Exit;
 
 /// Runs `zmove scan`.
 pub(crate) fn run(args: &ScanArgs) -> Result<Exit> {
-    let prefix = match args.path.file_name() {
-        Some(name) if !args.path.is_dir() => RelPath::from_bytes(name.as_bytes())?,
-        _ => RelPath::root(),
-    };
-    let root = ScanRoot { source: args.path.clone(), prefix };
+    let root = root(&args.path)?;
     let selection = args.selection.selection()?;
     let file_systems = args.selection.file_systems();
     let config = ScanConfig { selection, file_systems, ..ScanConfig::default() };
@@ -49,6 +45,15 @@ pub(crate) fn run(args: &ScanArgs) -> Result<Exit> {
         terminal::save(file, &picture::draw(&walked, &terminal::Printable(&name).to_string()))?;
     }
     Ok(if walked.errors > 0 { Exit::Partial } else { Exit::Done })
+}
+
+/// A tree as it is walked: a file alone under its name, of a directory what is in it.
+pub(crate) fn root(path: &Path) -> Result<ScanRoot> {
+    let prefix = match path.file_name() {
+        Some(name) if !path.is_dir() => RelPath::from_bytes(name.as_bytes())?,
+        _ => RelPath::root(),
+    };
+    Ok(ScanRoot { source: path.to_owned(), prefix })
 }
 
 /// What `--json` prints.
