@@ -7,7 +7,7 @@ use zmove_types::{Change, ChangeKind, EntryForm, Escaped};
 
 /// The lines for some entries.
 pub(crate) fn lines(changes: &[Change]) -> String {
-    changes.iter().fold(String::new(), |mut text, change| {
+    let line = |change: &Change| {
         let path = path(change);
         let link = match &change.form {
             EntryForm::Symlink(target) => format!(" -> {}", Escaped(target)),
@@ -18,9 +18,9 @@ pub(crate) fn lines(changes: &[Change]) -> String {
             ChangeKind::Added => ('+', String::new()),
             ChangeKind::Changed(why) => ('~', format!(" ({why})")),
         };
-        text += &format!("{sign} {path}{link}{why}\n");
-        text
-    })
+        format!("{sign} {path}{link}{why}\n")
+    };
+    changes.iter().map(line).collect()
 }
 
 /// The same for a program.

@@ -57,14 +57,10 @@ impl Storage {
         let files = files_free.map_or(String::new(), |files| format!(", room for {files} files"));
         let text = format!("{free} of {whole} free below '{directory}'{files}");
         let full = free.0 == 0 || files_free == Some(0);
-        let level = if part == Part::Sender {
-            Level::Ok
-        } else if full {
-            Level::Bad
-        } else if free.0 < whole.0 / 20 {
-            Level::Note
-        } else {
-            Level::Ok
+        let level = match part {
+            Part::Either if full => Level::Bad,
+            Part::Either if free.0 < whole.0 / 20 => Level::Note,
+            Part::Either | Part::Sender => Level::Ok,
         };
         Finding::new(level, "disk", text)
     }
