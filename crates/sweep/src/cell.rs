@@ -77,7 +77,8 @@ impl Bench<'_> {
             let root = self.place.tree.fd();
             let pace = &pace;
             scope.spawn(move || pace.flush_over_and_over(root, |error| self.cannot("flush")(error)));
-            let written = if self.is_small() {
+            // a push has files of one group in batches, and larger ones by groups
+            let written = if self.cell.file_bytes <= GROUP_BYTES {
                 Files::Small(SmallFiles::write(self, directory, pace))
             } else {
                 Files::Large(LargeFiles::write(self, directory, pace))
@@ -111,11 +112,6 @@ impl Bench<'_> {
         let took = started.elapsed();
         pace.failure()?;
         Ok(Moved::new(self.cell.file_bytes, counted, took, way))
-    }
-
-    /// Files that a push has in batches, and not by groups.
-    fn is_small(&self) -> bool {
-        self.cell.file_bytes <= GROUP_BYTES
     }
 
     /// Runs `work` on every thread; what one of them cannot do ends all.

@@ -6,17 +6,6 @@ use std::time::Duration;
 
 use zmove_types::{ByteCount, PAGE_BYTES};
 
-/// What a plan must keep to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Limits {
-    /// The most bytes that are written in all, and that are there at once.
-    pub(crate) budget: ByteCount,
-    /// The time for everything.
-    pub(crate) time: Duration,
-    /// The most files of one size.
-    pub(crate) files_max: u64,
-}
-
 /// Files of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cell {
@@ -27,28 +16,27 @@ pub(crate) struct Cell {
 }
 
 /// The cells of a sweep, from the smallest files to the largest: sizes in powers of two where bytes and time are enough
-/// for all of them, in powers of four otherwise.
-pub(crate) fn cells_within(limits: &Limits) -> Vec<Cell> {
-    let fine = in_steps_of(2, limits);
+/// for all of them, in powers of four otherwise. No size has more than `files_max` files.
+pub(crate) fn cells_within(budget: ByteCount, time: Duration, files_max: u64) -> Vec<Cell> {
+    let fine = in_steps_of(2, budget, files_max);
     let has_large = fine.last().is_some_and(|cell| cell.file_bytes >= LARGE);
     let below_large = fine.iter().filter(|cell| cell.file_bytes < LARGE).count();
     let has_all_below_large = below_large == sizes(SMALLEST..=LARGE - 1, 2).count();
     let count = u32::try_from(fine.len().max(1)).unwrap_or(u32::MAX);
-    if has_large && has_all_below_large && limits.time / count >= FINE_CELL_TIME {
+    if has_large && has_all_below_large && time / count >= FINE_CELL_TIME {
         return fine;
     }
-    in_steps_of(4, limits)
+    in_steps_of(4, budget, files_max)
 }
 
 /// Large files get two fifths, medium ones two thirds of what is left then, and small ones the rest; what the larger
 /// cannot use is the smaller's.
-fn in_steps_of(step: u64, limits: &Limits) -> Vec<Cell> {
-    let budget = limits.budget.0;
-    let large = class_cells(budget / 5 * 2, sizes(LARGE..=LARGEST, 4), limits.files_max);
+fn in_steps_of(step: u64, ByteCount(budget): ByteCount, files_max: u64) -> Vec<Cell> {
+    let large = class_cells(budget / 5 * 2, sizes(LARGE..=LARGEST, 4), files_max);
     let left = budget - written(&large);
-    let medium = class_cells(left / 3 * 2, sizes(MEDIUM..=LARGE - 1, step), limits.files_max);
+    let medium = class_cells(left / 3 * 2, sizes(MEDIUM..=LARGE - 1, step), files_max);
     let left = left - written(&medium);
-    let small = class_cells(left, sizes(SMALLEST..=MEDIUM - 1, step), limits.files_max);
+    let small = class_cells(left, sizes(SMALLEST..=MEDIUM - 1, step), files_max);
     [small, medium, large].concat()
 }
 
@@ -92,7 +80,7 @@ mod tests {
 
     fn plan(budget: u64, seconds: u64) -> Vec<Cell> {
         let time = Duration::from_secs(seconds);
-        cells_within(&Limits { budget: ByteCount(budget), time, files_max: 1 << 18 })
+        cells_within(ByteCount(budget), time, 1 << 18)
     }
 
     fn sizes_of(plan: &[Cell]) -> Vec<u64> {
@@ -125,12 +113,12 @@ mod tests {
     proptest! {
         #[test]
         fn no_budget_is_passed(budget in any::<u64>(), shift in 0_u32..64, files_max in 0_u64..1 << 20, seconds in 0_u64..10_000) {
-            let limits = Limits { budget: ByteCount(budget >> shift), time: Duration::from_secs(seconds), files_max };
-            let plan = cells_within(&limits);
-            prop_assert!(written(&plan) <= limits.budget.0, "{plan:?}");
+            let budget = ByteCount(budget >> shift);
+            let plan = cells_within(budget, Duration::from_secs(seconds), files_max);
+            prop_assert!(written(&plan) <= budget.0, "{plan:?}");
             prop_assert!(plan.iter().all(|cell| (1..=files_max).contains(&cell.files)), "{plan:?}");
             prop_assert!(plan.windows(2).all(|pair| pair[0].file_bytes < pair[1].file_bytes), "{plan:?}");
-            prop_assert_eq!(plan.is_empty(), limits.budget.0 < 4096 || files_max == 0);
+            prop_assert_eq!(plan.is_empty(), budget.0 < 4096 || files_max == 0);
         }
     }
 }

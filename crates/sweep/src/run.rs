@@ -12,7 +12,7 @@ use zmove_types::{ByteCount, Timestamp};
 use crate::cell::Bench;
 use crate::error::SweepError;
 use crate::place::{Found, Place};
-use crate::plan::{Cell, Limits, cells_within};
+use crate::plan::{Cell, cells_within};
 use crate::result::{Direction, FORMAT, Host, Measured, Storage, Sweep};
 
 /// What a sweep is told.
@@ -89,8 +89,7 @@ pub fn sweep(
     let directory = open().map_err(SweepError::io("open the directory", &config.path))?;
     let storage = Storage::of(directory.fd(), &config.path).map_err(SweepError::io("open", &config.path))?;
     let files_max = room(directory.fd(), config)?;
-    let limits = Limits { budget: config.budget, time: config.time, files_max };
-    let plan = cells_within(&limits);
+    let plan = cells_within(config.budget, config.time, files_max);
     if plan.is_empty() {
         return Err(SweepError::NothingFits { budget: config.budget });
     }

@@ -74,7 +74,8 @@ fn examine(root: &Root, args: &DoctorArgs, peer: Option<&Peer>) -> Report {
     let mut network = link.judge(rate);
     network.extend(windows::judge(root, &paths, part));
     network.extend(tcp::judge(root, link.mtu));
-    let mut host = vec![Finding::ok("zmove", version())];
+    let versions = format!("{}, protocol {}", env!("CARGO_PKG_VERSION"), peer::our_versions());
+    let mut host = vec![Finding::ok("zmove", versions)];
     host.extend(System::gather(root).judge());
     host.extend(Storage::gather(root, &args.path).judge(part));
     let mut report = Report::default();
@@ -84,9 +85,4 @@ fn examine(root: &Root, args: &DoctorArgs, peer: Option<&Peer>) -> Report {
         report.add(format!("the receiver at {}", peer.endpoint), verdict::judge(peer, link.mtu));
     }
     report
-}
-
-fn version() -> String {
-    let ours = peer::our_versions();
-    format!("{}, protocol {ours}", env!("CARGO_PKG_VERSION"))
 }

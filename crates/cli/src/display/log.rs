@@ -68,8 +68,8 @@ fn tell(event: &DaemonEvent) {
             let result = if report.faults == 0 { "complete" } else { "partial" };
             info!(
                 event = "received", audit = true, result, name, %key, from = %address, target = target(moved),
-                bytes = moved.bytes, files = moved.files, seconds = seconds(moved), faults = report.faults, cipher,
-                "{event}"
+                bytes = moved.bytes, files = moved.files, seconds = seconds(moved), faults = report.faults,
+                cipher, "{event}"
             );
         }
         DaemonEvent::Probed { who: Who { name, address, key }, moved } => {

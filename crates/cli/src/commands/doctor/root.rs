@@ -25,11 +25,6 @@ impl Root {
         Some(String::from_utf8_lossy(&bytes).trim().to_owned())
     }
 
-    /// A file's words.
-    pub(crate) fn words(&self, path: &str) -> Option<Vec<String>> {
-        Some(self.text(path)?.split_whitespace().map(str::to_owned).collect())
-    }
-
     /// A file that is one number.
     pub(crate) fn number<T: FromStr>(&self, path: &str) -> Option<T> {
         self.text(path)?.parse().ok()
@@ -42,7 +37,7 @@ impl Root {
 
     /// A sysctl's words.
     pub(crate) fn sysctl_words(&self, name: &str) -> Option<Vec<String>> {
-        self.words(&sysctl_path(name))
+        Some(self.text(&sysctl_path(name))?.split_whitespace().map(str::to_owned).collect())
     }
 }
 

@@ -20,21 +20,28 @@ use crate::args::{ConfineArg, DirectArg, EngineArg, ListenArg, LogFormat, Metric
 use crate::value::age::Age;
 
 pub(crate) use fault::ConfigFault;
-use value::{Text, Word, count, memory, seconds};
+use value::{count, memory, seconds, text, word};
 
 /// What the file says.
 #[derive(Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Config {
-    pub(crate) listen: Option<Text<SocketAddr>>,
-    pub(crate) transport: Option<Word<ListenArg>>,
+    #[serde(deserialize_with = "text")]
+    pub(crate) listen: Option<SocketAddr>,
+    #[serde(deserialize_with = "word")]
+    pub(crate) transport: Option<ListenArg>,
     pub(crate) allow_clear: Option<bool>,
-    pub(crate) journal_age: Option<Text<Age>>,
-    pub(crate) io_engine: Option<Word<EngineArg>>,
-    pub(crate) direct: Option<Word<DirectArg>>,
-    pub(crate) drain: Option<Text<Age>>,
+    #[serde(deserialize_with = "text")]
+    pub(crate) journal_age: Option<Age>,
+    #[serde(deserialize_with = "word")]
+    pub(crate) io_engine: Option<EngineArg>,
+    #[serde(deserialize_with = "word")]
+    pub(crate) direct: Option<DirectArg>,
+    #[serde(deserialize_with = "text")]
+    pub(crate) drain: Option<Age>,
     pub(crate) user: Option<String>,
-    pub(crate) confine: Option<Word<ConfineArg>>,
+    #[serde(deserialize_with = "word")]
+    pub(crate) confine: Option<ConfineArg>,
     #[serde(with = "LimitsTable")]
     pub(crate) limits: Limits,
     pub(crate) log: LogTable,
@@ -81,14 +88,16 @@ struct LimitsTable {
 #[derive(Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct LogTable {
-    pub(crate) format: Option<Word<LogFormat>>,
+    #[serde(deserialize_with = "word")]
+    pub(crate) format: Option<LogFormat>,
 }
 
 /// `[metrics]`.
 #[derive(Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct MetricsTable {
-    pub(crate) listen: Option<Text<MetricsListen>>,
+    #[serde(deserialize_with = "text")]
+    pub(crate) listen: Option<MetricsListen>,
 }
 
 impl Config {
@@ -170,11 +179,11 @@ mod tests {
             listen = "off"
         "#;
         let config = Config::parse(Path::new("x"), text).unwrap();
-        assert_eq!(config.listen.as_ref().unwrap().0, "[::]:5870".parse().unwrap());
-        assert_eq!(config.transport.unwrap().0, ListenArg::Tcp);
-        assert_eq!(config.drain.as_ref().unwrap().0.0, Duration::from_secs(30));
-        assert_eq!((config.user.as_deref(), config.confine.unwrap().0), (Some("zmove"), ConfineArg::Auto));
-        assert_eq!(config.metrics.listen.as_ref().unwrap().0, MetricsListen(None));
+        assert_eq!(config.listen.unwrap(), "[::]:5870".parse().unwrap());
+        assert_eq!(config.transport.unwrap(), ListenArg::Tcp);
+        assert_eq!(config.drain.unwrap().0, Duration::from_secs(30));
+        assert_eq!((config.user.as_deref(), config.confine.unwrap()), (Some("zmove"), ConfineArg::Auto));
+        assert_eq!(config.metrics.listen.unwrap(), MetricsListen(None));
         let limits = Limits {
             unproven: 10,
             unproven_time: Duration::from_secs(3),

@@ -12,36 +12,21 @@ use zmove_types::ByteCount;
 use crate::value::age::Age;
 
 /// What is read from a string as the command line reads it.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
-#[serde(try_from = "String", bound(deserialize = "T: FromStr, T::Err: Display"))]
-pub(crate) struct Text<T>(pub(crate) T);
-
-/// One of the words that the command line takes.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(try_from = "String", bound(deserialize = "T: ValueEnum"))]
-pub(crate) struct Word<T>(pub(crate) T);
-
-impl<T: FromStr> TryFrom<String> for Text<T>
-where
-    T::Err: Display,
-{
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse().map(Self).map_err(|error| format!("'{text}': {error}"))
-    }
+pub(super) fn text<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<T>, D::Error> {
+    let text = String::deserialize(from)?;
+    text.parse().map(Some).map_err(|error| D::Error::custom(format_args!("'{text}': {error}")))
 }
 
-impl<T: ValueEnum> TryFrom<String> for Word<T> {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        T::from_str(&text, false).map(Self).map_err(|_| {
-            let words = T::value_variants().iter().filter_map(ValueEnum::to_possible_value);
-            let words: Vec<_> = words.map(|word| word.get_name().to_owned()).collect();
-            format!("'{text}' is none of {}", words.join(", "))
-        })
-    }
+/// One of the words that the command line takes.
+pub(super) fn word<'de, T: ValueEnum, D: Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
+    let text = String::deserialize(from)?;
+    T::from_str(&text, false).map(Some).map_err(|_| {
+        let words = T::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+        let words: Vec<_> = words.map(|word| word.get_name().to_owned()).collect();
+        D::Error::custom(format_args!("'{text}' is none of {}", words.join(", ")))
+    })
 }
 
 /// A number from `MIN` to `MAX`.

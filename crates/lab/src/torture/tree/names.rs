@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
-use super::dice::Dice;
+use crate::torture::dice::Dice;
 
 /// A name that no other number gets.
 pub(crate) fn draw(dice: &mut Dice, number: usize) -> OsString {
