@@ -5,33 +5,29 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 mod allow;
-mod confine;
+mod dial;
 mod doctor;
 mod journal;
 mod probe;
 mod push;
 pub(crate) mod selection;
 mod serve;
-mod ssh;
 mod storage;
 mod sweep;
-mod transport;
 mod trust;
 
 use selection::SelectionArgs;
 
 pub(crate) use allow::{AllowArgs, AllowCommand, GrantArgs};
-pub(crate) use confine::ConfineArg;
+pub(crate) use dial::{SshArgs, TransportArg};
 pub(crate) use doctor::DoctorArgs;
-pub(crate) use journal::{JournalArgs, JournalCleanArgs, JournalCommand, JournalListArgs};
+pub(crate) use journal::{JournalArgs, JournalCleanArgs, JournalCommand};
 pub(crate) use probe::ProbeArgs;
 pub(crate) use push::{CipherArg, DeltaArg, DurabilityArg, PushArgs};
-pub(crate) use serve::{LogFormat, ServeArgs};
-pub(crate) use ssh::SshArgs;
+pub(crate) use serve::{ConfineArg, ListenArg, LogFormat, MetricsListen, ServeArgs};
 pub(crate) use storage::{DirectArg, EngineArg, StorageArgs};
 pub(crate) use sweep::{ReferenceRate, SweepArgs};
-pub(crate) use transport::{ListenArg, TransportArg};
-pub(crate) use trust::{TrustArgs, TrustCommand, TrustHostArgs, TrustListArgs};
+pub(crate) use trust::{TrustArgs, TrustCommand, TrustHostArgs};
 
 /// Moves trees of any shape between data transfer nodes: encrypted, verified, at the speed of the path.
 #[derive(Debug, Parser)]
@@ -108,15 +104,12 @@ pub(crate) enum KeyCommand {
     /// Print the fingerprint; the key is made at first use
     Show,
     /// Make a new key and print its fingerprint
-    New(KeyNewArgs),
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct KeyNewArgs {
-    /// Replace the key that is there, which is kept in key.pem.old; whoever has allowed or pinned it does not know the
-    /// new one
-    #[arg(long)]
-    pub(crate) force: bool,
+    New {
+        /// Replace the key that is there, which is kept in key.pem.old; whoever has allowed or pinned it does not know the
+        /// new one
+        #[arg(long)]
+        force: bool,
+    },
 }
 
 #[derive(Debug, clap::Args)]

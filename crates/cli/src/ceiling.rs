@@ -14,7 +14,7 @@ use crate::settings::{self, Role};
 
 /// The sweeps in the home of whoever runs this.
 pub(crate) fn kept() -> Option<Kept> {
-    settings::home(Role::Client).ok().map(|home| Kept::in_directory(home.join("sweeps")))
+    settings::home(Role::Client).ok().map(|home| Kept { directory: home.join("sweeps") })
 }
 
 /// What the storage of these paths gives, if they are all on one that has been swept. What is not there yet is looked for in

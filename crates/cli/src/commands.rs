@@ -10,4 +10,5 @@ pub(crate) mod receive;
 pub(crate) mod scan;
 pub(crate) mod serve;
 pub(crate) mod sweep;
+pub(crate) mod trace;
 pub(crate) mod trust;

@@ -1,5 +1,6 @@
 //! What the user sees: lines on the terminal, the bar, the summary, the trace and the daemon's log.
 
+pub(crate) mod figures;
 pub(crate) mod listing;
 pub(crate) mod log;
 pub(crate) mod progress;

@@ -8,7 +8,7 @@ use crate::value::age::Age;
 
 pub use crate::args::selection::fuzzing::filters;
 pub use crate::commands::serve::config::fuzzing::config;
-pub use crate::display::trace::fuzzing::trace;
+pub use crate::commands::trace::fuzzing::trace;
 
 /// Words of the command line: sizes, rates and spans of time.
 ///

@@ -19,8 +19,8 @@ use std::time::Instant;
 use clap::Parser;
 
 use args::{Args, Command};
-use commands::{allow, doctor, journal, key, probe, push, receive, scan, serve, sweep, trust};
-use display::{terminal, trace};
+use commands::{allow, doctor, journal, key, probe, push, receive, scan, serve, sweep, trace, trust};
+use display::terminal;
 use value::exit::{self, Exit};
 
 /// Runs the command line and says how it went.
@@ -48,7 +48,7 @@ pub fn main() -> ExitCode {
     match done {
         Ok(exit) => exit.into(),
         Err(error) => {
-            terminal::warn(terminal::Causes(&error));
+            terminal::warn(terminal::causes(&error));
             Exit::of(&error).into()
         }
     }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::runtime::{Builder, Runtime};
 use zmove_disk::{Direct, Disk, RingConfig, Threads, Unavailable, Uring};
 
 use crate::args::{DirectArg, EngineArg, StorageArgs};
@@ -61,6 +62,11 @@ pub(crate) fn prepare_process() {
     let limit = getrlimit(Resource::Nofile);
     // a refusal leaves the limit as it was, which is handled where descriptors run out
     let _refused = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+}
+
+/// What a command runs on that waits for few connections.
+pub(crate) fn runtime(threads: usize) -> Result<Runtime> {
+    Builder::new_multi_thread().worker_threads(threads).enable_all().build().context("start the runtime")
 }
 
 /// How storage is reached.

@@ -2,4 +2,3 @@
 
 pub(crate) mod age;
 pub(crate) mod exit;
-pub(crate) mod metrics_listen;

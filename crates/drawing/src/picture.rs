@@ -1,7 +1,7 @@
 //! The paper, its heading, lines and words.
 
 use svg::Document;
-use svg::node::element::{Description, Group, Line as Stroke, Rectangle, Text, Title};
+use svg::node::element::{Description, Group, Line as Stroke, Polyline, Rectangle, Text, Title};
 
 /// What stands above the diagrams.
 #[derive(Debug)]
@@ -71,6 +71,25 @@ pub fn stroke(from: (f64, f64), to: (f64, f64)) -> Stroke {
     Stroke::new().set("x1", from.0).set("y1", from.1).set("x2", to.0).set("y2", to.1)
 }
 
+/// A line through all points.
+pub fn polyline(points: impl Iterator<Item = (f64, f64)>) -> Polyline {
+    let points: Vec<_> = points.map(|(x, y)| format!("{x},{y}")).collect();
+    Polyline::new().set("points", points.join(" "))
+}
+
+/// The lines of a grid.
+pub fn grid() -> Group {
+    Group::new().set("stroke", GRID).set("stroke-width", 1)
+}
+
+/// Adds a line across the plot to a grid for each height, and beside the grid the label of each.
+pub fn grid_with_labels(grid: Group, ticks: impl Iterator<Item = (f64, String)>) -> [Group; 2] {
+    ticks.fold([grid, Group::new().set("text-anchor", "end")], |[grid, labels], (y, label)| {
+        let line = stroke((LEFT, y), (LEFT + PLOT_WIDTH, y));
+        [grid.add(line), labels.add(words(&label, LEFT - 7.0, y + 4.5))]
+    })
+}
+
 /// Text that begins, or is anchored, at a place.
 pub fn words(content: &str, x: f64, y: f64) -> Text {
     Text::new(content).set("x", rounded(x)).set("y", rounded(y))
@@ -112,7 +131,7 @@ const SAMPLE_WIDTH: f64 = 20.0;
 /// Of a wide font's letters at the size of the text.
 pub const LETTER_WIDTH: f64 = 7.6;
 /// Of lines behind the curves.
-pub const GRID: &str = "#d9d9d9";
+const GRID: &str = "#d9d9d9";
 const INK: &str = "#222222";
 const PAPER: &str = "#ffffff";
 

@@ -1,5 +1,7 @@
 //! Tools side by side: every tool in turn, run after run, over each round trip and data set.
 
+pub(crate) mod verdicts;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -7,16 +9,16 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 
-use crate::again::{Again, Task};
-use crate::calibrate::{self, Calibration, Effort};
-use crate::datasets;
-use crate::hosts::{Hosts, LinkArgs};
+use crate::data::datasets;
+use crate::data::volume::Volume;
+use crate::measure::again::{Again, Task};
+use crate::measure::calibrate::{self, Calibration, Effort};
+use crate::measure::race::{self, Run, Track, Verdict};
+use crate::measure::report::{self, Entry, Header, Report};
+use crate::network::hosts::{Hosts, LinkArgs};
 use crate::peers::{Homes, Tool, ZmoveProgram};
-use crate::race::{self, Run, Track, Verdict};
-use crate::report::{self, Entry, Header, Report};
-use crate::session::Session;
+use crate::processes::session::Session;
 use crate::units::{ByteCount, RoundTrip};
-use crate::volume::Volume;
 
 /// What to compare over which paths.
 #[derive(Args, Debug)]

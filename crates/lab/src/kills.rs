@@ -17,7 +17,7 @@ use clap::Args;
 
 use self::one::Bench;
 use self::tally::Tally;
-use crate::datasets;
+use crate::data::datasets;
 use crate::peers::zmove_binary;
 use crate::torture::dice::Dice;
 

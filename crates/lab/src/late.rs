@@ -22,9 +22,9 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use self::operations::Operations;
 use self::passthrough::Passthrough;
+use crate::data::volume::Volume;
 use crate::session::Session;
 use crate::units::{ByteCount, RoundTrip};
-use crate::volume::Volume;
 
 /// What answers how late.
 #[derive(Args, Clone, Copy, Debug)]

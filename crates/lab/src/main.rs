@@ -3,37 +3,20 @@
 //! Runs as root on Linux, but for `figures`, `torture`, `kills`, `half`, `soak` and `siege`, which need no hosts.
 //! Everything it makes (namespaces, mounts, processes) carries its process number and ends with it.
 
-mod again;
-mod calibrate;
 mod compare;
-mod datasets;
-mod figures;
-mod first_byte;
-mod groups;
-mod hosts;
-mod inside;
+mod data;
 mod kills;
 mod late;
 mod matrix;
+mod measure;
 mod network;
 mod paper;
-mod path;
 mod peers;
 mod powercut;
-mod race;
-mod report;
-mod run;
-mod schedule;
-mod server;
-mod session;
-mod siege;
+mod processes;
 mod soak;
 mod torture;
-mod trees;
-mod tun;
 mod units;
-mod verdicts;
-mod volume;
 
 use std::ffi::OsString;
 use std::io::Read;
@@ -43,22 +26,24 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
 
-use crate::calibrate::Effort;
 use crate::compare::CompareArgs;
-use crate::groups::Group;
-use crate::hosts::{Hosts, LinkArgs};
-use crate::inside::InsideArgs;
+use crate::compare::verdicts::{self, VerdictsArgs};
+use crate::data::datasets;
 use crate::kills::{HalfArgs, KillsArgs};
 use crate::late::LateArgs;
 use crate::matrix::MatrixArgs;
+use crate::measure::calibrate::{self, Effort};
+use crate::network::hosts::{Hosts, LinkArgs};
 use crate::paper::{FiguresArgs, PaperArgs};
 use crate::powercut::PowercutArgs;
-use crate::session::Session;
-use crate::siege::SiegeArgs;
+use crate::processes::groups::Group;
+use crate::processes::inside;
+use crate::processes::inside::InsideArgs;
+use crate::processes::session::{self, Session};
 use crate::soak::SoakArgs;
+use crate::soak::siege::{self, SiegeArgs};
 use crate::torture::TortureArgs;
 use crate::units::RoundTrip;
-use crate::verdicts::VerdictsArgs;
 
 /// Measures zmove and its peers between two emulated hosts.
 #[derive(Debug, Parser)]

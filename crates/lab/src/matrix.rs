@@ -19,15 +19,15 @@ use clap::{Args, ValueEnum};
 
 use self::sites::{Assumptions, Site, Stretch};
 use self::table::{Class, Entry, Matrix};
-use crate::datasets;
-use crate::hosts::{Hosts, LinkArgs};
+use crate::data::datasets;
+use crate::data::volume::Volume;
+use crate::measure::race::{self, Run, Track};
+use crate::measure::report::Header;
+use crate::network::hosts::{Hosts, LinkArgs};
 use crate::network::{Network, Pair};
 use crate::peers::{Homes, Tool, ZmoveProgram};
-use crate::race::{self, Run, Track};
-use crate::report::Header;
-use crate::session::Session;
+use crate::processes::session::Session;
 use crate::units::ByteCount;
-use crate::volume::Volume;
 
 /// What to copy between which sites, and what the paths are taken to be.
 #[derive(Args, Debug)]

@@ -1,20 +1,24 @@
 //! Several hosts and the paths between them: each host a network namespace, each path emulated on its own, with addresses
 //! of its own at both of its ends.
 //!
-//! `hosts.rs` makes two of them and one path. **Invariant:** a path goes before the namespaces that it joins.
+//! `network/hosts.rs` makes two of them and one path. **Invariant:** a path goes before the namespaces that it joins.
+
+pub(crate) mod hosts;
+mod path;
+mod schedule;
+mod tun;
 
 use std::fs;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
 
-use crate::hosts::{Emulator, LinkArgs};
-use crate::inside;
-use crate::path::Path;
-use crate::run;
-use crate::session::Session;
-use crate::tun::{self, Segments};
+use crate::processes::session::Session;
+use crate::processes::{inside, run};
 use crate::units::RoundTrip;
+use hosts::{Emulator, LinkArgs};
+use path::Path;
+use tun::Segments;
 
 /// Hosts that stand, and the paths that have been made between them.
 #[derive(Debug)]

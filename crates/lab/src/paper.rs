@@ -21,17 +21,16 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use clap::Args;
 
-use crate::calibrate::{self, Effort};
-use crate::datasets;
-use crate::groups::Group;
-use crate::hosts::{Hosts, LinkArgs};
+use crate::data::volume::Volume;
+use crate::data::{datasets, trees};
+use crate::measure::calibrate::{self, Effort};
+use crate::measure::race::{self, Run, Track, Verdict};
+use crate::measure::report::Header;
+use crate::network::hosts::{Hosts, LinkArgs};
 use crate::peers::{Homes, Stage, ZmoveProgram, typed};
-use crate::race::{self, Run, Track, Verdict};
-use crate::report::Header;
-use crate::session::Session;
-use crate::trees;
+use crate::processes::groups::Group;
+use crate::processes::session::Session;
 use crate::units::{ByteCount, RoundTrip};
-use crate::volume::Volume;
 
 use self::contender::Contender;
 use self::plan::{Block, Design};

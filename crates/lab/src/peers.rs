@@ -15,10 +15,10 @@ use std::str::FromStr;
 
 use anyhow::{Result, bail};
 
-use crate::groups::Group;
-use crate::hosts::Hosts;
-use crate::inside;
-use crate::trees::Modes;
+use crate::data::trees::Modes;
+use crate::network::hosts::Hosts;
+use crate::processes::groups::Group;
+use crate::processes::inside;
 
 use self::client::Client;
 use self::homes::SSH_PORT;

@@ -29,8 +29,8 @@ use self::filesystem::FileSystem;
 use self::stand::Stand;
 use self::tally::Tally;
 use crate::peers::zmove_binary;
-use crate::run;
-use crate::session::{self, Session};
+use crate::processes::run;
+use crate::processes::session::{self, Session};
 use crate::torture::draw_seed;
 
 /// How often, and on what.

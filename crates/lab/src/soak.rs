@@ -2,6 +2,7 @@
 //! the daemon then holds of memory and descriptors.
 
 pub(crate) mod level;
+pub(crate) mod siege;
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener};

@@ -7,7 +7,6 @@
 mod attempt;
 pub(crate) mod dice;
 mod events;
-mod names;
 pub(crate) mod old;
 mod options;
 mod plant;

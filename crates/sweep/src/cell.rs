@@ -1,24 +1,30 @@
 //! One size: written, dropped from the page cache, read. Its files stay until the end: where many were just removed, file
 //! systems are slower to make new ones.
 
+mod groups;
+mod large;
+mod noise;
+mod pace;
+mod small;
+
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use zmove_disk::{Direct, Disk};
-use zmove_types::{GROUP_BYTES, Name, RelPath, Timestamp};
+use rustix::fs::{Advice, Mode, OFlags};
+use zmove_disk::{DataFile, Direct, Disk};
+use zmove_types::{Buffer, GROUP_BYTES, Name, RelPath, Timestamp};
 
 use crate::error::SweepError;
-use crate::large::LargeFiles;
-use crate::pace::Pace;
 use crate::place::Place;
 use crate::plan::Cell;
 use crate::result::{Direction, Measured, Moved};
-use crate::small::SmallFiles;
+use large::LargeFiles;
+use pace::Pace;
+use small::SmallFiles;
 
 /// What is needed to measure a cell.
 pub(crate) struct Bench<'a> {
@@ -31,13 +37,6 @@ pub(crate) struct Bench<'a> {
     pub(crate) threads: usize,
     pub(crate) mtime: Timestamp,
     pub(crate) stop: &'a AtomicBool,
-}
-
-/// What was moved.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counted {
-    pub(crate) files: u64,
-    pub(crate) bytes: u64,
 }
 
 enum Files {
@@ -55,10 +54,10 @@ impl Bench<'_> {
         let started = Instant::now();
         let name = Name::from_bytes(format!("c{}", self.number).as_bytes()).expect("a letter and digits");
         let directory = RelPath::root().join(&name).expect("one name is no long path");
-        let made = self.place.tree().ensure_directory(&directory);
+        let made = self.place.tree.ensure_directory(&directory);
         let directory = made.map_err(self.cannot("make a directory in"))?;
         // what others have written is not to be flushed in this one's time
-        rustix::fs::syncfs(self.place.tree().fd()).map_err(self.cannot("flush"))?;
+        rustix::fs::syncfs(self.place.tree.fd()).map_err(self.cannot("flush"))?;
         let mut measured = Measured::nothing(&self.cell);
         begin(Direction::Write);
         let (mut files, written) = self.write(directory, started + slice.mul_f64(WRITE_SHARE))?;
@@ -75,10 +74,11 @@ impl Bench<'_> {
         let pace = Pace::new(until, self.stop, self.threads);
         let started = Instant::now();
         let files = std::thread::scope(|scope| {
-            let root = self.place.tree().fd();
+            let root = self.place.tree.fd();
             let pace = &pace;
             scope.spawn(move || pace.flush_over_and_over(root, |error| self.cannot("flush")(error)));
-            let written = if self.is_small() {
+            // a push has files of one group in batches, and larger ones by groups
+            let written = if self.cell.file_bytes <= GROUP_BYTES {
                 Files::Small(SmallFiles::write(self, directory, pace))
             } else {
                 Files::Large(LargeFiles::write(self, directory, pace))
@@ -92,7 +92,7 @@ impl Bench<'_> {
             Files::Small(files) => (files.count(self.cell.file_bytes), files.way),
             Files::Large(files) => (files.count(self.cell.file_bytes), files.way),
         };
-        let moved = Moved::new(self.cell.file_bytes, (counted.files, counted.bytes), time, way);
+        let moved = Moved::new(self.cell.file_bytes, counted, time, way);
         Ok((files, moved))
     }
 
@@ -111,16 +111,11 @@ impl Bench<'_> {
         };
         let took = started.elapsed();
         pace.failure()?;
-        Ok(Moved::new(self.cell.file_bytes, (counted.files, counted.bytes), took, way))
-    }
-
-    /// Files that a push has in batches, and not by groups.
-    fn is_small(&self) -> bool {
-        self.cell.file_bytes <= GROUP_BYTES
+        Ok(Moved::new(self.cell.file_bytes, counted, took, way))
     }
 
     /// Runs `work` on every thread; what one of them cannot do ends all.
-    pub(crate) fn on_threads(&self, pace: &Pace<'_>, work: impl Fn(usize) -> Result<(), SweepError> + Sync) {
+    fn on_threads(&self, pace: &Pace<'_>, work: impl Fn(usize) -> Result<(), SweepError> + Sync) {
         std::thread::scope(|scope| {
             for thread in 0..self.threads {
                 let work = &work;
@@ -134,32 +129,54 @@ impl Bench<'_> {
     }
 
     /// Another for each thread of each cell.
-    pub(crate) fn seed(&self, thread: usize) -> u64 {
+    fn seed(&self, thread: usize) -> u64 {
         (self.number as u64) << 32 | thread as u64
     }
 
-    /// Whether the page cache holds most of a file; where the kernel does not tell, it has let go of it.
-    pub(crate) fn is_cached(&self, file: &File, bytes: u64) -> bool {
-        zmove_disk::cached_bytes(file.as_fd(), 0..bytes).is_ok_and(|cached| cached > bytes / 2)
+    /// Has the page cache let go of a file.
+    fn drop_cached(&self, file: &File) -> Result<(), SweepError> {
+        rustix::fs::fadvise(file, 0, None, Advice::DontNeed).map_err(self.cannot("drop the cache of"))
     }
 
-    /// A file that is shorter than it was written.
-    pub(crate) fn whole(&self, read: usize, wanted: usize) -> io::Result<()> {
-        if read == wanted { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    /// Opens a file for reading.
+    fn open(&self, directory: &OwnedFd, number: u64) -> Result<File, SweepError> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let opened = rustix::fs::openat(directory, name_of(number).as_os_str(), flags, Mode::empty());
+        opened.map(File::from).map_err(self.cannot("open a file in"))
+    }
+
+    /// Reads so many bytes of a file, which is not to be shorter than it was written; gives the buffer back.
+    fn read_whole(
+        &self,
+        file: &DataFile,
+        offset: u64,
+        len: usize,
+        buffer: Buffer,
+    ) -> Result<Buffer, SweepError> {
+        let (outcome, buffer) = self.disk.read(file, offset, len, buffer, &mut |_| {});
+        let whole = if buffer.len() == len { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
+        outcome.and(whole).map_err(self.cannot("read a file in"))?;
+        Ok(buffer)
     }
 
     /// For `map_err`.
-    pub(crate) fn cannot<E: Into<io::Error>>(&self, operation: &'static str) -> impl FnOnce(E) -> SweepError {
-        let path: &Path = self.place.path();
-        SweepError::io(operation, path)
-    }
-
-    /// Whether it is to stop.
-    pub(crate) fn is_stopped(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
+    fn cannot<E: Into<io::Error>>(&self, operation: &'static str) -> impl FnOnce(E) -> SweepError {
+        SweepError::io(operation, &self.place.path)
     }
 }
 
+/// Whether the page cache holds most of a file; where the kernel does not tell, it has let go of it.
+fn is_cached(file: &File, bytes: u64) -> bool {
+    zmove_disk::cached_bytes(file.as_fd(), 0..bytes).is_ok_and(|cached| cached > bytes / 2)
+}
+
+/// The name of a file, or of a directory of small ones.
+fn name_of(number: u64) -> Name {
+    Name::from_bytes(number.to_string().as_bytes()).expect("digits")
+}
+
+/// Of every file.
+const MODE: u32 = 0o600;
 /// Of a slice; the last flush and reading have the rest.
 const WRITE_SHARE: f64 = 0.5;
 /// Of what is left then; dropping the page cache has the rest.

@@ -48,12 +48,6 @@ impl Compared {
     }
 }
 
-/// `U_b`, in the unit of `rate` (`E_1`).
-#[must_use]
-pub fn upper_bound(storage: f64, cpu: f64, rate: f64) -> f64 {
-    storage * cpu * rate
-}
-
 fn compared(here: &Measured, there: &Measured) -> Option<Compared> {
     let ratio = |direction| {
         let (here, there) = (here.moved(direction)?, there.moved(direction)?);
@@ -78,7 +72,7 @@ mod tests {
         let compared = Comparison::new(&here, &there).unwrap();
         assert!((1.0 / compared.cpu - 1.23).abs() < 0.001, "the reference's clock is 23 % higher");
         assert!((compared.sizes[0].storage() - 0.65).abs() < 1e-9, "{compared:?}");
-        let bound = upper_bound(compared.sizes[0].storage(), compared.cpu, 40e9);
+        let bound = compared.sizes[0].storage() * compared.cpu * 40e9;
         assert!((bound - 0.65 * 2.6 / 3.2 * 40e9).abs() < 1.0, "{bound}");
     }
 

@@ -1,4 +1,4 @@
-//! Why a sweep did not come to its end, or its result cannot be read.
+//! Why a sweep did not come to its end.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -54,24 +54,6 @@ pub enum SweepError {
         /// Why.
         source: io::Error,
     },
-}
-
-/// Why a file holds no sweep.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ReadError {
-    /// It is of another version.
-    #[error("its format is {found}, and this zmove reads {known}", known = crate::result::FORMAT)]
-    Format {
-        /// What it says.
-        found: u64,
-    },
-    /// It is something else.
-    #[error("it is no sweep: {0}")]
-    Json(#[from] serde_json::Error),
-    /// A figure in it cannot be.
-    #[error("it says what cannot be: {0}")]
-    Impossible(&'static str),
 }
 
 impl SweepError {

@@ -6,23 +6,17 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::PathBuf;
 
-use crate::result::Host;
-use crate::result::{Storage, Sweep};
+use crate::result::{Host, Storage, Sweep};
 use crate::storage::plain_name;
 
 /// The directory of kept sweeps.
 #[derive(Clone, Debug)]
 pub struct Kept {
-    directory: PathBuf,
+    /// Where they lie; it need not be there.
+    pub directory: PathBuf,
 }
 
 impl Kept {
-    /// The sweeps in that directory, which need not be there.
-    #[must_use]
-    pub fn in_directory(directory: PathBuf) -> Self {
-        Self { directory }
-    }
-
     /// Keeps a sweep in the place of an earlier one of the same storage, and no more than a few of others.
     ///
     /// # Errors
@@ -95,7 +89,7 @@ mod tests {
     #[test]
     fn what_is_kept_is_found_from_any_directory_of_the_storage() {
         let home = tempfile::tempdir().unwrap();
-        let kept = Kept::in_directory(home.path().join("sweeps"));
+        let kept = Kept { directory: home.path().join("sweeps") };
         let (one, other) = (sweep("/dev/one"), sweep("host:/two"));
         assert_eq!(kept.find(&one.storage), None);
         kept.keep(&one).unwrap();
@@ -111,7 +105,7 @@ mod tests {
     #[test]
     fn what_another_host_has_measured_or_is_damaged_is_not_found() {
         let home = tempfile::tempdir().unwrap();
-        let kept = Kept::in_directory(home.path().to_owned());
+        let kept = Kept { directory: home.path().to_owned() };
         let mut foreign = sweep("/dev/one");
         foreign.host.name.push('x');
         kept.keep(&foreign).unwrap();
@@ -125,7 +119,7 @@ mod tests {
     #[test]
     fn only_so_many_are_kept() {
         let home = tempfile::tempdir().unwrap();
-        let kept = Kept::in_directory(home.path().to_owned());
+        let kept = Kept { directory: home.path().to_owned() };
         for number in 0..KEPT_MAX + 3 {
             kept.keep(&sweep(&format!("/dev/{number}"))).unwrap();
         }

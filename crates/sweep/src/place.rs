@@ -24,8 +24,10 @@ pub(crate) struct Place {
     /// Where it lies.
     parent: Tree,
     name: Name,
-    path: PathBuf,
-    tree: Tree,
+    /// Where it is, for messages.
+    pub(crate) path: PathBuf,
+    /// Its contents.
+    pub(crate) tree: Tree,
     removed: bool,
 }
 
@@ -78,16 +80,6 @@ impl Place {
         let file = rustix::fs::openat(place.tree.fd(), MARK, flags, Mode::RUSR | Mode::WUSR)?;
         File::from(file).write_all(mark(place.tree.fd())?.as_bytes())?;
         Ok(place)
-    }
-
-    /// Its contents.
-    pub(crate) fn tree(&self) -> &Tree {
-        &self.tree
-    }
-
-    /// Where it is, for messages.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
     }
 
     /// Removes a directory in it, by several threads: how long that takes counts in the time of a sweep.
@@ -235,9 +227,9 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         std::fs::write(home.path().join("precious"), "x").unwrap();
         let place = make(&home).0.unwrap();
-        std::fs::create_dir_all(place.path().join("a/b")).unwrap();
+        std::fs::create_dir_all(place.path.join("a/b")).unwrap();
         for number in 0..10 {
-            std::fs::write(place.path().join(format!("a/{number}")), "x").unwrap();
+            std::fs::write(place.path.join(format!("a/{number}")), "x").unwrap();
         }
         assert_eq!(listed(&home).iter().filter(|name| name.starts_with(".zmove-sweep-")).count(), 1);
         place.remove(3).unwrap();
@@ -250,7 +242,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let place = make(&home).0.unwrap();
         assert!(matches!(make(&home).0, Err(SweepError::Running { .. })));
-        assert!(place.path().exists());
+        assert!(place.path.exists());
     }
 
     #[test]
@@ -258,7 +250,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let mut killed = make(&home).0.unwrap();
         killed.removed = true;
-        let left = killed.path().to_owned();
+        let left = killed.path.clone();
         std::fs::write(left.join("f"), "x").unwrap();
         drop(killed);
         let name = left.file_name().unwrap().to_str().unwrap();

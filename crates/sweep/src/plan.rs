@@ -4,78 +4,40 @@
 
 use std::time::Duration;
 
-use zmove_types::{ByteCount, PAGE_BYTES, SizeClass};
-
-/// What a plan must keep to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// The most bytes that are written in all, and that are there at once.
-    pub budget: ByteCount,
-    /// The time for everything.
-    pub time: Duration,
-    /// The most files of one size.
-    pub files_max: u64,
-}
-
-/// The cells of a sweep, in their order.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
-    /// From the smallest files to the largest.
-    pub cells: Vec<Cell>,
-}
+use zmove_types::{ByteCount, PAGE_BYTES};
 
 /// Files of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cell {
+pub(crate) struct Cell {
     /// The size of each.
-    pub file_bytes: u64,
+    pub(crate) file_bytes: u64,
     /// How many there are to be, if the time is enough.
-    pub files: u64,
+    pub(crate) files: u64,
 }
 
-impl Plan {
-    /// The sizes in powers of two where bytes and time are enough for all of them, in powers of four otherwise.
-    #[must_use]
-    pub fn within(limits: &Limits) -> Self {
-        let fine = Self::in_steps_of(2, limits);
-        let whole = fine.cells.last().is_some_and(|cell| cell.file_bytes >= LARGE);
-        let sizes = u32::try_from(fine.cells.len().max(1)).unwrap_or(u32::MAX);
-        if whole && fine.has_all_below_large() && limits.time / sizes >= FINE_CELL_TIME {
-            return fine;
-        }
-        Self::in_steps_of(4, limits)
+/// The cells of a sweep, from the smallest files to the largest: sizes in powers of two where bytes and time are enough
+/// for all of them, in powers of four otherwise. No size has more than `files_max` files.
+pub(crate) fn cells_within(budget: ByteCount, time: Duration, files_max: u64) -> Vec<Cell> {
+    let fine = in_steps_of(2, budget, files_max);
+    let has_large = fine.last().is_some_and(|cell| cell.file_bytes >= LARGE);
+    let below_large = fine.iter().filter(|cell| cell.file_bytes < LARGE).count();
+    let has_all_below_large = below_large == sizes(SMALLEST..=LARGE - 1, 2).count();
+    let count = u32::try_from(fine.len().max(1)).unwrap_or(u32::MAX);
+    if has_large && has_all_below_large && time / count >= FINE_CELL_TIME {
+        return fine;
     }
-
-    /// What is written in all, in whole pages.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.cells.iter().map(|cell| cell.files * on_disk(cell.file_bytes)).sum()
-    }
-
-    /// Large files get two fifths, medium ones two thirds of what is left then, and small ones the rest; what the larger
-    /// cannot use is the smaller's.
-    fn in_steps_of(step: u64, limits: &Limits) -> Self {
-        let budget = limits.budget.0;
-        let large = class_cells(budget / 5 * 2, sizes(LARGE..=LARGEST, 4), limits.files_max);
-        let left = budget - written(&large);
-        let medium = class_cells(left / 3 * 2, sizes(MEDIUM..=LARGE - 1, step), limits.files_max);
-        let left = left - written(&medium);
-        let small = class_cells(left, sizes(SMALLEST..=MEDIUM - 1, step), limits.files_max);
-        Self { cells: [small, medium, large].concat() }
-    }
-
-    fn has_all_below_large(&self) -> bool {
-        let all = sizes(SMALLEST..=LARGE - 1, 2).count();
-        self.cells.iter().filter(|cell| cell.file_bytes < LARGE).count() == all
-    }
+    in_steps_of(4, budget, files_max)
 }
 
-impl Cell {
-    /// The class of its files.
-    #[must_use]
-    pub fn class(&self) -> SizeClass {
-        SizeClass::of(self.file_bytes)
-    }
+/// Large files get two fifths, medium ones two thirds of what is left then, and small ones the rest; what the larger
+/// cannot use is the smaller's.
+fn in_steps_of(step: u64, ByteCount(budget): ByteCount, files_max: u64) -> Vec<Cell> {
+    let large = class_cells(budget / 5 * 2, sizes(LARGE..=LARGEST, 4), files_max);
+    let left = budget - written(&large);
+    let medium = class_cells(left / 3 * 2, sizes(MEDIUM..=LARGE - 1, step), files_max);
+    let left = left - written(&medium);
+    let small = class_cells(left, sizes(SMALLEST..=MEDIUM - 1, step), files_max);
+    [small, medium, large].concat()
 }
 
 fn sizes(range: std::ops::RangeInclusive<u64>, step: u64) -> impl Iterator<Item = u64> {
@@ -93,6 +55,7 @@ fn class_cells(share: u64, sizes: impl Iterator<Item = u64>, files_max: u64) -> 
     sizes[..count].iter().map(cell).collect()
 }
 
+/// What cells write in all, in whole pages.
 fn written(cells: &[Cell]) -> u64 {
     cells.iter().map(|cell| cell.files * on_disk(cell.file_bytes)).sum()
 }
@@ -115,13 +78,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn plan(budget: u64, seconds: u64) -> Plan {
+    fn plan(budget: u64, seconds: u64) -> Vec<Cell> {
         let time = Duration::from_secs(seconds);
-        Plan::within(&Limits { budget: ByteCount(budget), time, files_max: 1 << 18 })
+        cells_within(ByteCount(budget), time, 1 << 18)
     }
 
-    fn sizes_of(plan: &Plan) -> Vec<u64> {
-        plan.cells.iter().map(|cell| cell.file_bytes).collect()
+    fn sizes_of(plan: &[Cell]) -> Vec<u64> {
+        plan.iter().map(|cell| cell.file_bytes).collect()
     }
 
     #[test]
@@ -130,8 +93,8 @@ mod tests {
         let (k, m) = (1 << 10, 1 << 20);
         let expected = [k, 4 * k, 16 * k, 64 * k, 256 * k, m, 4 * m, 16 * m, 64 * m, 256 * m, 1 << 30];
         assert_eq!(sizes_of(&plan), expected);
-        assert_eq!(plan.cells[10].files, 4);
-        assert!(plan.cells[0].files > 50_000, "{plan:?}");
+        assert_eq!(plan[10].files, 4);
+        assert!(plan[0].files > 50_000, "{plan:?}");
     }
 
     #[test]
@@ -142,20 +105,20 @@ mod tests {
 
     #[test]
     fn little_has_the_smaller_files_alone() {
-        assert_eq!(plan(4096, 120).cells, [Cell { file_bytes: 1024, files: 1 }]);
-        assert_eq!(plan(4095, 120).cells, []);
+        assert_eq!(plan(4096, 120), [Cell { file_bytes: 1024, files: 1 }]);
+        assert_eq!(plan(4095, 120), []);
         assert_eq!(sizes_of(&plan(8 << 20, 120)).last(), Some(&(1 << 20)));
     }
 
     proptest! {
         #[test]
         fn no_budget_is_passed(budget in any::<u64>(), shift in 0_u32..64, files_max in 0_u64..1 << 20, seconds in 0_u64..10_000) {
-            let limits = Limits { budget: ByteCount(budget >> shift), time: Duration::from_secs(seconds), files_max };
-            let plan = Plan::within(&limits);
-            prop_assert!(plan.bytes() <= limits.budget.0, "{plan:?}");
-            prop_assert!(plan.cells.iter().all(|cell| (1..=files_max).contains(&cell.files)), "{plan:?}");
-            prop_assert!(plan.cells.windows(2).all(|pair| pair[0].file_bytes < pair[1].file_bytes), "{plan:?}");
-            prop_assert_eq!(plan.cells.is_empty(), limits.budget.0 < 4096 || files_max == 0);
+            let budget = ByteCount(budget >> shift);
+            let plan = cells_within(budget, Duration::from_secs(seconds), files_max);
+            prop_assert!(written(&plan) <= budget.0, "{plan:?}");
+            prop_assert!(plan.iter().all(|cell| (1..=files_max).contains(&cell.files)), "{plan:?}");
+            prop_assert!(plan.windows(2).all(|pair| pair[0].file_bytes < pair[1].file_bytes), "{plan:?}");
+            prop_assert_eq!(plan.is_empty(), budget.0 < 4096 || files_max == 0);
         }
     }
 }

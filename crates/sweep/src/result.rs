@@ -5,7 +5,6 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use zmove_types::{ByteCount, SizeClass};
 
-use crate::error::ReadError;
 use crate::plan::Cell;
 
 /// The version of what is written.
@@ -96,6 +95,13 @@ pub struct Moved {
     pub way: Way,
 }
 
+/// How much was moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Counted {
+    pub(crate) files: u64,
+    pub(crate) bytes: u64,
+}
+
 /// The way of bytes between memory and storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -115,6 +121,24 @@ pub enum Direction {
     Read,
     /// To storage.
     Write,
+}
+
+/// Why a file holds no sweep.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReadError {
+    /// It is of another version.
+    #[error("its format is {found}, and this zmove reads {known}", known = FORMAT)]
+    Format {
+        /// What it says.
+        found: u64,
+    },
+    /// It is something else.
+    #[error("it is no sweep: {0}")]
+    Json(#[from] serde_json::Error),
+    /// A figure in it cannot be.
+    #[error("it says what cannot be: {0}")]
+    Impossible(&'static str),
 }
 
 impl Sweep {
@@ -159,16 +183,17 @@ impl Sweep {
         if self.sizes.iter().any(|size| size.file_bytes == 0) {
             return Err(ReadError::Impossible("a size of 0"));
         }
-        let ordered = self.sizes.windows(2).all(|pair| pair[0].file_bytes < pair[1].file_bytes);
-        let in_order = Err(ReadError::Impossible("sizes that do not grow"));
-        if ordered { Ok(()) } else { in_order }
+        if self.sizes.windows(2).any(|pair| pair[0].file_bytes >= pair[1].file_bytes) {
+            return Err(ReadError::Impossible("sizes that do not grow"));
+        }
+        Ok(())
     }
 }
 
 impl Measured {
     /// A size of which nothing has been measured yet.
     pub(crate) fn nothing(cell: &Cell) -> Self {
-        let class = class_key(cell.class()).to_owned();
+        let class = class_key(SizeClass::of(cell.file_bytes)).to_owned();
         Self { file_bytes: cell.file_bytes, class, files_planned: cell.files, write: None, read: None }
     }
 
@@ -184,7 +209,12 @@ impl Measured {
 
 impl Moved {
     /// What so many files of a size came to; `None` if nothing was moved.
-    pub(crate) fn new(file_bytes: u64, (files, bytes): (u64, u64), time: Duration, way: Way) -> Option<Self> {
+    pub(crate) fn new(
+        file_bytes: u64,
+        Counted { files, bytes }: Counted,
+        time: Duration,
+        way: Way,
+    ) -> Option<Self> {
         let seconds = time.as_secs_f64();
         if bytes == 0 || seconds <= 0.0 {
             return None;

@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use zmove_disk::{Direct, Disk, Threads, Tree};
@@ -12,7 +12,7 @@ use zmove_types::{ByteCount, Timestamp};
 use crate::cell::Bench;
 use crate::error::SweepError;
 use crate::place::{Found, Place};
-use crate::plan::{Limits, Plan};
+use crate::plan::{Cell, cells_within};
 use crate::result::{Direction, FORMAT, Host, Measured, Storage, Sweep};
 
 /// What a sweep is told.
@@ -89,9 +89,8 @@ pub fn sweep(
     let directory = open().map_err(SweepError::io("open the directory", &config.path))?;
     let storage = Storage::of(directory.fd(), &config.path).map_err(SweepError::io("open", &config.path))?;
     let files_max = room(directory.fd(), config)?;
-    let limits = Limits { budget: config.budget, time: config.time, files_max };
-    let plan = Plan::within(&limits);
-    if plan.cells.is_empty() {
+    let plan = cells_within(config.budget, config.time, files_max);
+    if plan.is_empty() {
         return Err(SweepError::NothingFits { budget: config.budget });
     }
     let place = Place::make_in(directory, &config.path, |path, found| {
@@ -100,11 +99,12 @@ pub fn sweep(
             Found::InUse | Found::NotOurs => SweepEvent::Stays(path.to_owned()),
         });
     })?;
-    let measured = measure(config, &plan, (&place, started), stop, tell);
+    let end = started + config.time.mul_f64(MEASURE_SHARE);
+    let measured = measure(config, &plan, &place, end, stop, tell);
     tell(SweepEvent::Removing);
     place.remove(config.threads.max(1))?;
     let sizes = measured?;
-    let complete = sizes.len() == plan.cells.len() && sizes.iter().all(|size| size.read.is_some());
+    let complete = sizes.len() == plan.len() && sizes.iter().all(|size| size.read.is_some());
     Ok(Sweep {
         format: FORMAT,
         zmove: env!("CARGO_PKG_VERSION").to_owned(),
@@ -120,31 +120,39 @@ pub fn sweep(
     })
 }
 
-/// All cells, each in an equal share of the time that is left for them.
+/// Measures all cells until `end`, each in an equal share of the time that is left for them.
 fn measure(
     config: &SweepConfig,
-    plan: &Plan,
-    (place, started): (&Place, Instant),
+    plan: &[Cell],
+    place: &Place,
+    end: Instant,
     stop: &AtomicBool,
     tell: &mut dyn FnMut(SweepEvent),
 ) -> Result<Vec<Measured>, SweepError> {
-    let end = started + config.time.mul_f64(MEASURE_SHARE);
-    let of = plan.cells.len();
+    let of = plan.len();
     let seconds = i64::try_from(now().as_secs()).unwrap_or(i64::MAX);
     let mtime = Timestamp { seconds, nanos: 0 };
     let mut sizes = Vec::with_capacity(of);
-    for (number, cell) in plan.cells.iter().enumerate() {
+    for (number, cell) in plan.iter().enumerate() {
         let left = u32::try_from(of - number).unwrap_or(u32::MAX);
         let slice = end.saturating_duration_since(Instant::now()) / left;
         if slice < SLICE_MIN {
             break;
         }
-        let (threads, direct) = (config.threads.max(1), config.direct);
-        let bench = Bench { cell: *cell, number, place, disk: &config.disk, direct, threads, mtime, stop };
+        let bench = Bench {
+            cell: *cell,
+            number,
+            place,
+            disk: &config.disk,
+            direct: config.direct,
+            threads: config.threads.max(1),
+            mtime,
+            stop,
+        };
         let file_bytes = cell.file_bytes;
         let begin = |direction| tell(SweepEvent::Measuring { number, of, file_bytes, direction });
         sizes.push(bench.measure(slice, begin)?);
-        if bench.is_stopped() {
+        if stop.load(Ordering::Relaxed) {
             return Err(SweepError::Interrupted);
         }
     }

@@ -50,23 +50,17 @@ pub(crate) struct GrantArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum AllowCommand {
     /// Show the senders that are let in, and what they may do
-    List(AllowListArgs),
+    List {
+        /// Print each sender as a JSON object on a line
+        #[arg(long)]
+        json: bool,
+    },
     /// Let a key, or all keys of a name, in no more; what is running goes on to its end
-    Remove(AllowRemoveArgs),
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct AllowListArgs {
-    /// Print each sender as a JSON object on a line
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct AllowRemoveArgs {
-    /// A fingerprint, or a name
-    #[arg(value_name = "KEY|NAME")]
-    pub(crate) key_or_name: String,
+    Remove {
+        /// A fingerprint, or a name
+        #[arg(value_name = "KEY|NAME")]
+        key_or_name: String,
+    },
 }
 
 fn parse_expiry(text: &str) -> Result<Expiry, String> {

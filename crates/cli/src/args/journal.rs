@@ -13,16 +13,13 @@ pub(crate) struct JournalArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum JournalCommand {
     /// Show the unfinished transfers: to where, by whom, since when, and how much of each large file is here
-    List(JournalListArgs),
+    List {
+        /// Print each journal as a JSON object on a line
+        #[arg(long)]
+        json: bool,
+    },
     /// Remove unfinished transfers that nobody has come back for, with their part files
     Clean(JournalCleanArgs),
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct JournalListArgs {
-    /// Print each journal as a JSON object on a line
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 #[derive(Debug, clap::Args)]

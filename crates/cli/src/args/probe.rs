@@ -4,10 +4,9 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::ssh::SshArgs;
+use super::dial::{SshArgs, TransportArg};
 use super::storage::StorageArgs;
 use super::sweep::parse_time;
-use super::transport::TransportArg;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = PROBE_HELP)]

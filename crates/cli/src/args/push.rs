@@ -7,10 +7,9 @@ use clap::ValueEnum;
 use zmove_engine::Timeout;
 use zmove_types::RateLimit;
 
+use super::dial::{SshArgs, TransportArg};
 use super::selection::SelectionArgs;
-use super::ssh::SshArgs;
 use super::storage::StorageArgs;
-use super::transport::TransportArg;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = PUSH_HELP, override_usage = "zmove push [OPTIONS] <SRC>... <DST>")]

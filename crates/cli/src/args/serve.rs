@@ -1,15 +1,14 @@
 //! What can be typed after `zmove serve`.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::ValueEnum;
+use zmove_transport::TransportChoice;
 
-use super::confine::ConfineArg;
 use super::storage::{DirectArg, EngineArg};
-use super::transport::ListenArg;
 use crate::value::age::Age;
-use crate::value::metrics_listen::MetricsListen;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServeArgs {
@@ -64,4 +63,60 @@ pub(crate) enum LogFormat {
     Text,
     /// A JSON object a line
     Json,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ListenArg {
+    /// TCP, and UDP for QUIC, at the same port
+    #[default]
+    Both,
+    /// TCP alone
+    Tcp,
+    /// UDP alone
+    Quic,
+}
+
+impl ListenArg {
+    /// As a listener takes it.
+    pub(crate) fn choice(self) -> TransportChoice {
+        match self {
+            Self::Both => TransportChoice::Auto,
+            Self::Tcp => TransportChoice::Tcp,
+            Self::Quic => TransportChoice::Quic,
+        }
+    }
+}
+
+/// Whether the kernel is to keep a daemon to its roots.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ConfineArg {
+    /// Where the kernel can (Landlock, in Linux 6.2 or later)
+    Auto,
+    /// Or do not start
+    On,
+    /// Never
+    #[default]
+    Off,
+}
+
+/// Where `/metrics` is served, if it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MetricsListen(pub(crate) Option<SocketAddr>);
+
+impl FromStr for MetricsListen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "off" {
+            return Ok(Self(None));
+        }
+        let address = text.parse();
+        address.map(|address| Self(Some(address))).map_err(|_| "neither ADDRESS:PORT nor off".to_owned())
+    }
+}
+
+impl Default for MetricsListen {
+    fn default() -> Self {
+        Self(Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 5871))))
+    }
 }

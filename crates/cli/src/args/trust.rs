@@ -1,4 +1,4 @@
-//! What can be typed about the keys of hosts and of senders.
+//! What can be typed about the keys of hosts.
 
 use zmove_engine::Remote;
 use zmove_transport::Fingerprint;
@@ -34,21 +34,15 @@ pub(crate) struct TrustHostArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum TrustCommand {
     /// Show the hosts that are known, with their keys
-    List(TrustListArgs),
+    List {
+        /// Print each host as a JSON object on a line
+        #[arg(long)]
+        json: bool,
+    },
     /// Forget the key of a host
-    Remove(TrustRemoveArgs),
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct TrustListArgs {
-    /// Print each host as a JSON object on a line
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct TrustRemoveArgs {
-    /// The host
-    #[arg(value_name = "HOST[:PORT]", value_parser = Remote::parse_endpoint)]
-    pub(crate) host: Remote,
+    Remove {
+        /// The host
+        #[arg(value_name = "HOST[:PORT]", value_parser = Remote::parse_endpoint)]
+        host: Remote,
+    },
 }

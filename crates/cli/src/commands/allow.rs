@@ -10,19 +10,24 @@ use zmove_transport::{Access, AuthorizedKeys, Grant};
 use crate::args::{AllowArgs, AllowCommand, GrantArgs};
 use crate::display::terminal;
 use crate::settings;
-use crate::value::exit::{Exit, Failure, usage_error};
+use crate::value::exit::{Exit, failure, usage_error};
 
 /// Runs `zmove allow`.
 pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
     let home = settings::home(settings::Role::Daemon)?;
     match (args.command, args.grant) {
-        (Some(AllowCommand::List(args)), _) => {
-            list(&AuthorizedKeys::load(&home)?, args.json);
+        (Some(AllowCommand::List { json }), _) => {
+            let keys = AuthorizedKeys::load(&home)?;
+            let line = |grant| if json { json_of(grant).to_string() } else { sentence(grant) };
+            keys.grants().iter().map(line).for_each(terminal::say);
+            if keys.grants().is_empty() && !json {
+                terminal::say("nobody is let in");
+            }
         }
-        (Some(AllowCommand::Remove(args)), _) => {
-            let gone = AuthorizedKeys::remove(&home, &args.key_or_name)?;
+        (Some(AllowCommand::Remove { key_or_name }), _) => {
+            let gone = AuthorizedKeys::remove(&home, &key_or_name)?;
             if gone.is_empty() {
-                return Err(Failure(Exit::File, format!("'{}' is not in the list", args.key_or_name)).into());
+                return Err(failure(Exit::File, format!("'{key_or_name}' is not in the list")));
             }
             for grant in gone {
                 terminal::say(format_args!("{} ({}) is let in no more", grant.name, grant.holder));
@@ -54,15 +59,6 @@ fn resolve(root: PathBuf) -> Result<PathBuf> {
         return Err(usage_error(format!("root '{}' is not a directory", root.display())));
     }
     Ok(root)
-}
-
-fn list(keys: &AuthorizedKeys, as_json: bool) {
-    for grant in keys.grants() {
-        if as_json { terminal::say(json_of(grant)) } else { terminal::say(sentence(grant)) }
-    }
-    if keys.grants().is_empty() && !as_json {
-        terminal::say("nobody is let in");
-    }
 }
 
 fn sentence(grant: &Grant) -> String {

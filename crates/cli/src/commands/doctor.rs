@@ -1,11 +1,10 @@
 //! `zmove doctor`: what would slow a transfer down or break it, on this host and on the path to a receiver.
 //!
-//! Each part gathers facts, and judges them by a function without I/O. **Invariant:** nothing is changed, on either host;
-//! what cannot be found out is told as unknown.
+//! Facts of the kernel come from [`Root`], for which a test has a tree of its own. **Invariant:** nothing is changed, on either
+//! host; what cannot be found out is told as unknown.
 
 mod finding;
 mod link;
-mod part;
 mod peer;
 mod report;
 mod root;
@@ -26,14 +25,21 @@ use crate::value::exit::Exit;
 
 use finding::{Finding, Level};
 use link::Link;
-use part::Part;
 use peer::Peer;
 use report::{Colour, Report};
 use root::Root;
 use storage::Storage;
 use system::System;
-use tcp::Tcp;
-use windows::{Buffers, Paths, RoundTrips};
+use windows::Paths;
+
+/// Which part this host has in a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// It may send and receive.
+    Either,
+    /// It sends to the receiver that was named.
+    Sender,
+}
 
 /// Runs `zmove doctor`.
 pub(crate) fn run(args: &DoctorArgs) -> Result<Exit> {
@@ -62,13 +68,14 @@ fn examine(root: &Root, args: &DoctorArgs, peer: Option<&Peer>) -> Report {
     let rate = asked.or_else(|| link.rate()).unwrap_or(ByteRate(RATE_TARGET));
     let paths = Paths {
         rate,
-        round_trips: peer.and_then(Peer::round_trip).map_or(RoundTrips::Usual, RoundTrips::Measured),
+        round_trip: peer.and_then(Peer::round_trip),
         cores: std::thread::available_parallelism().map_or(2, usize::from),
     };
     let mut network = link.judge(rate);
-    network.extend(Buffers::gather(root).judge(&paths, part));
-    network.extend(Tcp::gather(root).judge(link.mtu));
-    let mut host = vec![Finding::ok("zmove", version())];
+    network.extend(windows::judge(root, &paths, part));
+    network.extend(tcp::judge(root, link.mtu));
+    let versions = format!("{}, protocol {}", env!("CARGO_PKG_VERSION"), peer::our_versions());
+    let mut host = vec![Finding::ok("zmove", versions)];
     host.extend(System::gather(root).judge());
     host.extend(Storage::gather(root, &args.path).judge(part));
     let mut report = Report::default();
@@ -78,9 +85,4 @@ fn examine(root: &Root, args: &DoctorArgs, peer: Option<&Peer>) -> Report {
         report.add(format!("the receiver at {}", peer.endpoint), verdict::judge(peer, link.mtu));
     }
     report
-}
-
-fn version() -> String {
-    let ours = peer::our_versions();
-    format!("{}, protocol {ours}", env!("CARGO_PKG_VERSION"))
 }

@@ -2,14 +2,17 @@
 
 mod clean;
 mod list;
-mod shown;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
+use zmove_receiver::journal;
 
 use crate::args::{JournalArgs, JournalCommand};
+use crate::display::terminal;
 use crate::settings::{self, Role};
+use crate::value::age::Age;
 use crate::value::exit::Exit;
 
 pub(crate) use clean::expire;
@@ -17,7 +20,18 @@ pub(crate) use clean::expire;
 /// Runs `zmove journal`.
 pub(crate) fn run(args: &JournalArgs) -> Result<Exit> {
     match &args.command {
-        JournalCommand::List(args) => list::run(args, &directories()?),
+        JournalCommand::List { json } => {
+            let mut journals = Vec::new();
+            for directory in directories()? {
+                journals.extend(journal::list(&directory)?);
+            }
+            let show = if *json { list::show_as_json } else { list::show };
+            journals.iter().for_each(show);
+            if journals.is_empty() && !json {
+                terminal::say("nothing is unfinished");
+            }
+            Ok(Exit::Done)
+        }
         JournalCommand::Clean(args) => clean::run(args, &directories()?),
     }
 }
@@ -37,4 +51,20 @@ fn directories() -> Result<Vec<PathBuf>> {
         directories.push(service);
     }
     Ok(directories)
+}
+
+/// How a journal is called: by its transfer, with which its file's name begins.
+fn name(path: &Path) -> String {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    stem.split('-').next().unwrap_or_default().to_owned()
+}
+
+/// How long ago a moment was; none if it is still to come.
+fn age(moment: SystemTime) -> Age {
+    Age(SystemTime::now().duration_since(moment).unwrap_or_default())
+}
+
+/// How long ago a moment in seconds since 1970 was.
+fn age_of_seconds(seconds: u64) -> Age {
+    UNIX_EPOCH.checked_add(Duration::from_secs(seconds)).map_or(Age(Duration::ZERO), age)
 }

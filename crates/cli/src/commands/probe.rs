@@ -4,27 +4,24 @@
 //! what it is about, and what was not measured is told as unknown.
 
 mod advice;
-mod figures;
 mod findings;
 mod json;
 mod prediction;
 mod storage;
 mod table;
 
-use std::io::IsTerminal;
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 use zmove_engine::{Connector, Remote};
-use zmove_scan::{ScanConfig, ScanRoot, Share, histogram, scan};
+use zmove_scan::{ScanConfig, Share, histogram, scan};
 use zmove_sender::{ProbeConfig, ProbeEvent, ProbeReport, SessionError, probe};
 use zmove_sweep::SweepConfig;
 use zmove_transport::Transport;
-use zmove_types::{ByteCount, Escaped, RelPath};
+use zmove_types::{ByteCount, Escaped};
 use zmove_wire::SweepOrder;
 use zmove_wire::limits::SWEEP_BYTES_MAX;
 
@@ -35,7 +32,7 @@ use crate::display::prompt::Prompt;
 use crate::display::terminal;
 use crate::settings::{self, ProbeSettings, Role};
 use crate::signals::EndSignals;
-use crate::value::exit::{Exit, Failure};
+use crate::value::exit::{Exit, failure};
 
 use findings::Findings;
 use prediction::{Prediction, Way, predict};
@@ -51,7 +48,7 @@ pub(crate) fn run(args: &ProbeArgs, started: Instant) -> Result<Exit> {
         let about = format!("{}:{} (sweep by the receiver)", remote, String::from_utf8_lossy(&remote.path));
         Storage::there(about, swept)
     });
-    let sizes = args.tree.as_deref().map(sizes_of);
+    let sizes = args.tree.as_deref().map(sizes_of).transpose()?;
     let prediction = sizes.and_then(|sizes| predicted(&sizes, &report, source.as_ref(), target.as_ref()));
     let asked = args.streams.iter().copied().max().unwrap_or(0);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -68,12 +65,8 @@ pub(crate) fn run(args: &ProbeArgs, started: Instant) -> Result<Exit> {
 }
 
 fn measure(args: &ProbeArgs, settings: &ProbeSettings, started: Instant) -> Result<(Transport, ProbeReport)> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .context("start the runtime")?;
-    let progress = Progress::new();
+    let runtime = settings::runtime(2)?;
+    let progress = Progress(terminal::running("{spinner} {msg}, {elapsed}").with_message("connecting"));
     let measured = runtime.block_on(converse(args, settings, started, &progress));
     progress.0.finish_and_clear();
     runtime.shutdown_background();
@@ -115,7 +108,7 @@ async fn converse(
 fn told(remote: &Remote, error: SessionError) -> anyhow::Error {
     match error {
         SessionError::PeerIncompatible(error) => {
-            Failure(Exit::Incompatible, format!("{remote} cannot be probed: {error}")).into()
+            failure(Exit::Incompatible, format!("{remote} cannot be probed: {error}"))
         }
         error => error.into(),
     }
@@ -138,12 +131,10 @@ fn source(args: &ProbeArgs) -> Result<Option<Storage>> {
     Ok(Some(Storage::here(&sweep::measure(config)?)))
 }
 
-fn sizes_of(tree: &Path) -> Vec<(u64, Share)> {
-    let prefix = tree.file_name().filter(|_| !tree.is_dir());
-    let prefix = prefix.and_then(|name| RelPath::from_bytes(name.as_bytes()).ok());
-    let root = ScanRoot { source: tree.to_owned(), prefix: prefix.unwrap_or_else(RelPath::root) };
+fn sizes_of(tree: &Path) -> Result<Vec<(u64, Share)>> {
+    let root = super::scan::root(tree)?;
     let walked = histogram(scan(vec![root], &ScanConfig::default()), terminal::warn);
-    walked.buckets().collect()
+    Ok(walked.buckets().collect())
 }
 
 fn predicted(
@@ -158,7 +149,7 @@ fn predicted(
     let start = report.first_byte.saturating_sub(report.round_trips.min * 2);
     let way = Way {
         source: reads.as_ref(),
-        path: figures::best(report)?.steady.bytes_per_second(),
+        path: findings::best(report)?.steady.bytes_per_second(),
         target: writes.as_ref(),
         start: start.as_secs_f64(),
     };
@@ -173,24 +164,12 @@ fn millis(time: Duration) -> u64 {
 struct Progress(ProgressBar);
 
 impl Progress {
-    fn new() -> Self {
-        let bar = ProgressBar::hidden();
-        if std::io::stderr().is_terminal() {
-            let style = ProgressStyle::with_template("{spinner} {msg}, {elapsed}");
-            bar.set_style(style.expect("a constant template"));
-            bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));
-            bar.enable_steady_tick(Duration::from_millis(200));
-            bar.set_message("connecting");
-        }
-        Self(bar)
-    }
-
     fn show(&self, event: &ProbeEvent) {
         match event {
             ProbeEvent::Lanes(1) => self.0.set_message("measuring 1 lane"),
             ProbeEvent::Lanes(lanes) => self.0.set_message(format!("measuring {lanes} lanes")),
             ProbeEvent::Measured(round) => {
-                let rate = figures::rate(round);
+                let rate = findings::rate(round);
                 self.0.set_message(format!("{} lanes: {rate}", round.lanes));
             }
             ProbeEvent::Sweeping => self.0.set_message("sweeping the receiver's storage"),

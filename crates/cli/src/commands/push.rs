@@ -41,11 +41,7 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
         ..SenderConfig::default()
     };
     let push = Push::start(settings.job(&args, &sources)?, config.clone(), &mut run, started);
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .context("start the runtime")?;
+    let runtime = settings::runtime(2)?;
     let pushed: Result<_> = runtime.block_on(async {
         match &settings.location {
             Location::Local(_) => Ok((push_here(push, &mut run, &display, storage).await?, None)),

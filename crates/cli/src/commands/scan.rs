@@ -6,7 +6,7 @@ mod picture;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::Serialize;
 use zmove_scan::{Histogram, ScanConfig, ScanRoot, histogram, scan, scan_list};
 use zmove_types::{Escaped, RelPath};
@@ -19,11 +19,7 @@ use crate::value::exit::Exit;
 
 /// Runs `zmove scan`.
 pub(crate) fn run(args: &ScanArgs) -> Result<Exit> {
-    let prefix = match args.path.file_name() {
-        Some(name) if !args.path.is_dir() => RelPath::from_bytes(name.as_bytes())?,
-        _ => RelPath::root(),
-    };
-    let root = ScanRoot { source: args.path.clone(), prefix };
+    let root = root(&args.path)?;
     let selection = args.selection.selection()?;
     let file_systems = args.selection.file_systems();
     let config = ScanConfig { selection, file_systems, ..ScanConfig::default() };
@@ -46,10 +42,18 @@ pub(crate) fn run(args: &ScanArgs) -> Result<Exit> {
         advice.lines().for_each(terminal::say);
     }
     if let Some(file) = &args.svg {
-        let drawn = picture::draw(&walked, &terminal::Printable(&name).to_string());
-        std::fs::write(file, drawn).with_context(|| format!("write '{}'", Escaped::path(&file)))?;
+        terminal::save(file, &picture::draw(&walked, &terminal::Printable(&name).to_string()))?;
     }
     Ok(if walked.errors > 0 { Exit::Partial } else { Exit::Done })
+}
+
+/// A tree as it is walked: a file alone under its name, of a directory what is in it.
+pub(crate) fn root(path: &Path) -> Result<ScanRoot> {
+    let prefix = match path.file_name() {
+        Some(name) if !path.is_dir() => RelPath::from_bytes(name.as_bytes())?,
+        _ => RelPath::root(),
+    };
+    Ok(ScanRoot { source: path.to_owned(), prefix })
 }
 
 /// What `--json` prints.

@@ -217,7 +217,7 @@ fn reload(daemon: &Daemon, args: &ServeArgs, home: &Path) -> io::Result<impl Fut
             match Config::read(args.config.as_deref(), home) {
                 Ok(config) => {
                     let before = daemon.limits();
-                    set_limits(daemon, config.limits());
+                    set_limits(daemon, config.limits);
                     log::note(reloaded(&format!("{before:?}"), &format!("{:?}", daemon.limits())));
                 }
                 Err(faults) => log::warning(format_args!("reload: kept as it was: {}", list(&faults))),

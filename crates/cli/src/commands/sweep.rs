@@ -4,14 +4,11 @@ mod comparing;
 mod picture;
 mod table;
 
-use std::fs;
-use std::io::IsTerminal;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 use zmove_sweep::{Direction, Sweep, SweepConfig, SweepError, SweepEvent, sweep};
 use zmove_types::Escaped;
 
@@ -20,7 +17,7 @@ use crate::ceiling;
 use crate::display::terminal;
 use crate::settings;
 use crate::signals::EndSignals;
-use crate::value::exit::{Exit, Failure, usage_error};
+use crate::value::exit::{Exit, failure, usage_error};
 use zmove_drawing::scale::size_label;
 
 /// Runs `zmove sweep`.
@@ -42,28 +39,21 @@ pub(crate) fn run(args: &SweepArgs) -> Result<Exit> {
     let measured = measure(config)?;
     terminal::print(table::of(&measured));
     keep(&measured);
-    let write = |file: &Path, text: String| {
-        fs::write(file, text).with_context(|| format!("write '{}'", Escaped::path(&file)))
-    };
-    args.json.as_deref().map_or(Ok(()), |file| write(file, measured.to_json()))?;
-    args.svg.as_deref().map_or(Ok(()), |file| write(file, picture::draw(&measured)))?;
+    args.json.as_deref().map_or(Ok(()), |file| terminal::save(file, &measured.to_json()))?;
+    args.svg.as_deref().map_or(Ok(()), |file| terminal::save(file, &picture::draw(&measured)))?;
     Ok(Exit::Done)
 }
 
 /// Sweeps on a thread, which is told to stop when a signal asks for the end: it then removes what it has written.
 pub(crate) fn measure(config: SweepConfig) -> Result<Sweep> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .context("start the runtime")?;
+    let runtime = settings::runtime(1)?;
     runtime.block_on(async {
         let signals = EndSignals::listen().context("listen for signals")?;
         let stop = Arc::new(AtomicBool::new(false));
         let sweeping = tokio::task::spawn_blocking({
             let stop = Arc::clone(&stop);
             move || {
-                let progress = Progress::new();
+                let progress = Progress(terminal::running("{bar:24} {msg}, {elapsed}"));
                 let outcome = sweep(&config, &stop, &mut |event| progress.show(&event));
                 progress.0.finish_and_clear();
                 outcome
@@ -84,7 +74,7 @@ pub(crate) fn measure(config: SweepConfig) -> Result<Sweep> {
 /// With its exit code.
 fn told(error: SweepError) -> anyhow::Error {
     match error {
-        SweepError::Interrupted => Failure(Exit::Interrupted, error.to_string()).into(),
+        SweepError::Interrupted => failure(Exit::Interrupted, error.to_string()),
         SweepError::NothingFits { .. } => usage_error(error.to_string()),
         error => error.into(),
     }
@@ -102,17 +92,6 @@ fn keep(measured: &Sweep) {
 struct Progress(ProgressBar);
 
 impl Progress {
-    fn new() -> Self {
-        let bar = ProgressBar::hidden();
-        if std::io::stderr().is_terminal() {
-            let style = ProgressStyle::with_template("{bar:24} {msg}, {elapsed}");
-            bar.set_style(style.expect("a constant template"));
-            bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));
-            bar.enable_steady_tick(std::time::Duration::from_millis(200));
-        }
-        Self(bar)
-    }
-
     fn show(&self, event: &SweepEvent) {
         match event {
             SweepEvent::Removed(path) => {

@@ -8,19 +8,29 @@ use serde_json::json;
 use zmove_engine::{DIAL_TIMEOUT, Remote};
 use zmove_transport::{ChannelDialler, FirstKey, HostPolicy, Identity, KnownHosts, Reach};
 
-use crate::args::{TrustArgs, TrustCommand, TrustHostArgs, TrustListArgs};
+use crate::args::{TrustArgs, TrustCommand, TrustHostArgs};
 use crate::display::prompt::ask;
 use crate::display::terminal;
 use crate::settings;
-use crate::value::exit::{Exit, Failure};
+use crate::value::exit::{Exit, failure};
 
 /// Runs `zmove trust`.
 pub(crate) fn run(args: &TrustArgs) -> Result<Exit> {
     let home = settings::home(settings::Role::Client)?;
     let known_hosts = KnownHosts::open(&home)?;
     match (&args.command, &args.host) {
-        (Some(TrustCommand::List(args)), _) => Ok(list(args, &known_hosts)),
-        (Some(TrustCommand::Remove(args)), _) => remove(&args.host, known_hosts),
+        (Some(TrustCommand::List { json }), _) => {
+            let pins = known_hosts.pins();
+            for (host, key) in &pins {
+                let line = json!({ "host": host, "key": key.to_string() });
+                terminal::say(if *json { line.to_string() } else { format!("{host} {key}") });
+            }
+            if pins.is_empty() && !json {
+                terminal::say("no host is known");
+            }
+            Ok(Exit::Done)
+        }
+        (Some(TrustCommand::Remove { host }), _) => remove(host, known_hosts),
         (None, Some(args)) => {
             let identity = Identity::load_or_create(&home)?;
             let runtime = tokio::runtime::Runtime::new().context("start the runtime")?;
@@ -32,24 +42,9 @@ pub(crate) fn run(args: &TrustArgs) -> Result<Exit> {
     }
 }
 
-fn list(args: &TrustListArgs, known_hosts: &KnownHosts) -> Exit {
-    let pins = known_hosts.pins();
-    for (host, key) in &pins {
-        if args.json {
-            terminal::say(json!({ "host": host, "key": key.to_string() }));
-        } else {
-            terminal::say(format_args!("{host} {key}"));
-        }
-    }
-    if pins.is_empty() && !args.json {
-        terminal::say("no host is known");
-    }
-    Exit::Done
-}
-
 fn remove(host: &Remote, mut known_hosts: KnownHosts) -> Result<Exit> {
     let Some(key) = known_hosts.remove(&host.host, host.port)? else {
-        return Err(Failure(Exit::File, format!("{host} is not known")).into());
+        return Err(failure(Exit::File, format!("{host} is not known")));
     };
     terminal::say(format_args!("{host} is not known any more; its key was {key}"));
     Ok(Exit::Done)
@@ -66,7 +61,7 @@ async fn learn(args: &TrustHostArgs, identity: &Identity, mut known_hosts: Known
     dialler.close().await;
     if let Some(right) = args.fingerprint.filter(|right| *right != key) {
         let text = format!("trust {host}: its key is {key}, not {right}");
-        return Err(Failure(Exit::Authentication, text).into());
+        return Err(failure(Exit::Authentication, text));
     }
     if known.is_some() {
         terminal::say(format_args!("{host} is known, and has the key that it had: {key}"));

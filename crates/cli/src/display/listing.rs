@@ -2,14 +2,12 @@
 //!
 //! **Invariant:** a line is one line, whatever a name holds: names are [`Escaped`].
 
-use std::fmt::Write as _;
-
 use serde_json::{Value, json};
 use zmove_types::{Change, ChangeKind, EntryForm, Escaped};
 
 /// The lines for some entries.
 pub(crate) fn lines(changes: &[Change]) -> String {
-    changes.iter().fold(String::new(), |mut text, change| {
+    let line = |change: &Change| {
         let path = path(change);
         let link = match &change.form {
             EntryForm::Symlink(target) => format!(" -> {}", Escaped(target)),
@@ -20,9 +18,9 @@ pub(crate) fn lines(changes: &[Change]) -> String {
             ChangeKind::Added => ('+', String::new()),
             ChangeKind::Changed(why) => ('~', format!(" ({why})")),
         };
-        writeln!(text, "{sign} {path}{link}{why}").expect("writing to a string");
-        text
-    })
+        format!("{sign} {path}{link}{why}\n")
+    };
+    changes.iter().map(line).collect()
 }
 
 /// The same for a program.

@@ -63,29 +63,26 @@ fn tell(event: &DaemonEvent) {
         DaemonEvent::Begun { who: Who { name, address, key } } => {
             info!(event = "begun", name, %key, from = %address, "{event}");
         }
-        DaemonEvent::Received { who, cipher, moved, report } => {
+        DaemonEvent::Received { who: Who { name, address, key }, cipher, moved, report } => {
             let cipher = if *cipher == Cipher::None { "none" } else { "tls" };
             let result = if report.faults == 0 { "complete" } else { "partial" };
-            let (Who { name, address, key }, Moved { bytes, files, .. }) = (who, moved);
-            let (target, seconds, faults) = (target(moved), seconds(moved), report.faults);
             info!(
-                event = "received", audit = true, result, name, %key, from = %address, target, bytes, files,
-                seconds, faults, cipher, "{event}"
+                event = "received", audit = true, result, name, %key, from = %address, target = target(moved),
+                bytes = moved.bytes, files = moved.files, seconds = seconds(moved), faults = report.faults,
+                cipher, "{event}"
             );
         }
         DaemonEvent::Probed { who: Who { name, address, key }, moved } => {
-            let (target, seconds, bytes) = (target(moved), seconds(moved), moved.probed);
             info!(
-                event = "probed", audit = true, result = "complete", name, %key, from = %address, target,
-                probe_bytes = bytes, seconds, "{event}"
+                event = "probed", audit = true, result = "complete", name, %key, from = %address,
+                target = target(moved), probe_bytes = moved.probed, seconds = seconds(moved), "{event}"
             );
         }
-        DaemonEvent::Broken { who, moved, error } => {
-            let (Who { name, address, key }, Moved { bytes, files, .. }) = (who, moved);
-            let (target, seconds) = (target(moved), seconds(moved));
+        DaemonEvent::Broken { who: Who { name, address, key }, moved, error } => {
             warn!(
-                event = "broken", audit = true, result = error.kind(), name, %key, from = %address, target, bytes,
-                files, probe_bytes = moved.probed, seconds, "{event}"
+                event = "broken", audit = true, result = error.kind(), name, %key, from = %address,
+                target = target(moved), bytes = moved.bytes, files = moved.files, probe_bytes = moved.probed,
+                seconds = seconds(moved), "{event}"
             );
         }
         event => error!(event = "accept", "{event}"),

@@ -42,16 +42,6 @@ struct Watcher {
     started: Instant,
 }
 
-impl Totals {
-    fn reset(&self) {
-        let Self { found_files, found_bytes, done_files, done_bytes, scan_ended, .. } = self;
-        for counter in [found_files, found_bytes, done_files, done_bytes] {
-            counter.store(0, Ordering::Relaxed);
-        }
-        scan_ended.store(false, Ordering::Relaxed);
-    }
-}
-
 /// How events are shown.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
@@ -69,6 +59,16 @@ struct Totals {
     lanes: AtomicU64,
     scan_ended: AtomicBool,
     flushing: AtomicBool,
+}
+
+impl Totals {
+    fn reset(&self) {
+        let Self { found_files, found_bytes, done_files, done_bytes, scan_ended, .. } = self;
+        for counter in [found_files, found_bytes, done_files, done_bytes] {
+            counter.store(0, Ordering::Relaxed);
+        }
+        scan_ended.store(false, Ordering::Relaxed);
+    }
 }
 
 const DRAW_INTERVAL: Duration = Duration::from_millis(200);
@@ -212,15 +212,6 @@ impl Watcher {
         }));
     }
 
-    fn fail(&self, message: &str) {
-        match self.form {
-            Form::Json => print_json(&json!({ "event": "failed", "message": message })),
-            Form::Failures => {}
-            Form::Bar => return self.bar.suspend(|| terminal::warn(message)),
-        }
-        terminal::warn(message);
-    }
-
     fn lose(&self, message: &str) {
         *self.lost.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         *self.limit.lock().unwrap_or_else(PoisonError::into_inner) = "reconnecting";
@@ -252,7 +243,7 @@ impl Watcher {
         if self.form == Form::Json {
             print_json(event);
         }
-        self.bar.suspend(|| terminal::warn(message));
+        self.warn(message);
     }
 
     fn list(&self, changes: &[Change]) {
@@ -263,15 +254,16 @@ impl Watcher {
         }
     }
 
-    fn note(&self, message: &str) {
+    fn tell_resent(&self, what: &str) {
         match self.form {
-            Form::Json => print_json(&json!({ "event": "resent", "what": message })),
-            Form::Failures => terminal::warn(format_args!("arrived damaged and is sent again: {message}")),
-            Form::Bar => {
-                self.bar
-                    .suspend(|| terminal::warn(format_args!("arrived damaged and is sent again: {message}")));
-            }
+            Form::Json => print_json(&json!({ "event": "resent", "what": what })),
+            Form::Failures | Form::Bar => self.warn(&format!("arrived damaged and is sent again: {what}")),
         }
+    }
+
+    /// A line on standard error, above the bar.
+    fn warn(&self, text: &str) {
+        self.bar.suspend(|| terminal::warn(text));
     }
 }
 
@@ -297,13 +289,13 @@ impl Observer for Watcher {
             Event::LaneUp { lanes } => totals.lanes.store(*lanes as u64, Ordering::Relaxed),
             Event::Flushing => totals.flushing.store(true, Ordering::Relaxed),
             Event::Limited { by } => *self.limit.lock().unwrap_or_else(PoisonError::into_inner) = by,
-            Event::Failed { message } => self.fail(message),
+            Event::Failed { message } => self.say(message, &json!({ "event": "failed", "message": message })),
             Event::Listed { changes } => self.list(changes),
             Event::Warned { message } => {
                 self.say(message, &json!({ "event": "warning", "message": message }));
             }
             Event::Waiting { message } => self.wait(message),
-            Event::Resent { what } => self.note(what),
+            Event::Resent { what } => self.tell_resent(what),
             Event::Answered => self.come_back(),
             Event::Sampled(sample) => {
                 if let Some(trace) = &self.trace {

@@ -6,7 +6,7 @@ use anyhow::Result;
 use zmove_engine::{BoxError, Confirm, Remote};
 use zmove_transport::Fingerprint;
 
-use crate::value::exit::{Exit, Failure};
+use crate::value::exit::{Exit, failure};
 
 /// Whoever sits at the terminal, asked before a push or a probe.
 #[derive(Clone, Copy, Debug)]
@@ -25,7 +25,7 @@ pub(crate) fn ask(remote: &Remote, fingerprint: Fingerprint, otherwise: &str) ->
             "the key of {remote} is not known: {fingerprint}. If this is the line that 'zmove serve' prints there, \
              {otherwise}"
         );
-        return Err(Failure(Exit::Authentication, text).into());
+        return Err(failure(Exit::Authentication, text));
     }
     eprint!(
         "The receiver at {remote} is not known yet. Its key is\n  {fingerprint}\n\
@@ -35,7 +35,7 @@ pub(crate) fn ask(remote: &Remote, fingerprint: Fingerprint, otherwise: &str) ->
     let mut answer = String::new();
     std::io::stdin().lock().read_line(&mut answer)?;
     if answer.trim() != "yes" {
-        return Err(Failure(Exit::Authentication, "the host's key was not accepted".into()).into());
+        return Err(failure(Exit::Authentication, "the host's key was not accepted"));
     }
     Ok(())
 }

@@ -13,13 +13,6 @@ use crate::ceiling::Shares;
 use crate::display::progress::print_json;
 use crate::display::terminal;
 
-/// How the lanes went between two hosts.
-#[derive(Clone, Copy)]
-struct Carriage {
-    cipher: &'static str,
-    transport: Transport,
-}
-
 /// Prints the summary in the form that was asked for; within one process nothing has carried the lanes, and there was
 /// nothing to encrypt.
 pub(crate) fn print(
@@ -28,8 +21,6 @@ pub(crate) fn print(
     transport: Option<Transport>,
     shares: &Shares,
 ) -> Result<()> {
-    let cipher = cipher_key(args.cipher);
-    let carriage = transport.map(|transport| Carriage { cipher, transport });
     if summary.manifest_left_out > 0 {
         terminal::warn(format_args!(
             "{} names are not UTF-8, hold U+FFFD or end in CR, and are left out of the manifest: b3sum cannot read them",
@@ -43,22 +34,23 @@ pub(crate) fn print(
         ));
     }
     if args.json {
-        let mut said = as_json(summary, carriage);
+        let mut said = as_json(summary, args, transport);
         said["storage"] = shares.as_json();
         print_json(&said);
     } else if !args.quiet {
-        terminal::print(as_text(summary, args, carriage) + &shares.line());
+        terminal::print(as_text(summary, args, transport) + &shares.line());
     }
     Ok(())
 }
 
-fn as_text(summary: &Summary, args: &PushArgs, carriage: Option<Carriage>) -> String {
+fn as_text(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> String {
     let seconds = summary.elapsed.as_secs_f64();
-    let cipher = carriage.map_or_else(String::new, |Carriage { cipher, .. }| format!(", cipher: {cipher}"));
-    let over = carriage.map_or_else(String::new, |Carriage { transport, .. }| match transport {
-        Transport::Tcp => " over TCP".to_owned(),
-        Transport::Quic => " over QUIC".to_owned(),
-    });
+    let cipher = transport.map_or_else(String::new, |_| format!(", cipher: {}", cipher_key(args.cipher)));
+    let over = match transport {
+        None => "",
+        Some(Transport::Tcp) => " over TCP",
+        Some(Transport::Quic) => " over QUIC",
+    };
     if let Some(Preview { added, changed }) = summary.preview {
         let files = summary.files;
         let bytes = ByteCount(summary.bytes);
@@ -146,7 +138,7 @@ fn extras(summary: &Summary, args: &PushArgs) -> String {
     }
 }
 
-fn as_json(summary: &Summary, carriage: Option<Carriage>) -> serde_json::Value {
+fn as_json(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> serde_json::Value {
     json!({
         "event": "summary",
         "dry_run": summary.preview.is_some(),
@@ -169,8 +161,8 @@ fn as_json(summary: &Summary, carriage: Option<Carriage>) -> serde_json::Value {
         "repeated": summary.repeated,
         "reconnects": summary.reconnects,
         "lanes": summary.lanes,
-        "cipher": carriage.map(|carriage| carriage.cipher),
-        "transport": carriage.map(|carriage| carriage.transport.to_string()),
+        "cipher": transport.map(|_| cipher_key(args.cipher)),
+        "transport": transport.map(|transport| transport.to_string()),
         "seconds": summary.elapsed.as_secs_f64(),
         "bytes_per_second": ByteRate::new(summary.bytes, summary.elapsed).0,
         "first_byte_seconds": summary.first_byte.map(|time| time.as_secs_f64()),

@@ -3,11 +3,14 @@
 //! is not.
 
 use std::fmt::{self, Display, Write as _};
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::path::Path;
+use std::time::Duration;
 
-use zmove_engine::{Listener, Notice};
-use zmove_types::is_unprintable;
+use anyhow::Context as _;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use zmove_engine::{Causes, Listener, Notice};
+use zmove_types::{Escaped, is_unprintable};
 
 /// One line on standard error.
 pub(crate) fn warn(text: impl Display) {
@@ -28,12 +31,24 @@ pub(crate) fn say(text: impl Display) {
 }
 
 /// An error with its causes, each told once.
-pub(crate) struct Causes<'a>(pub(crate) &'a anyhow::Error);
+pub(crate) fn causes(error: &anyhow::Error) -> impl Display {
+    Causes(error.as_ref())
+}
 
-impl Display for Causes<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        zmove_engine::Causes(self.0.as_ref()).fmt(f)
+/// A spinner or bar on standard error while something runs, where that is a terminal.
+pub(crate) fn running(template: &str) -> ProgressBar {
+    let bar = ProgressBar::hidden();
+    if std::io::stderr().is_terminal() {
+        bar.set_style(ProgressStyle::with_template(template).expect("a constant template"));
+        bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));
+        bar.enable_steady_tick(Duration::from_millis(200));
     }
+    bar
+}
+
+/// Writes a file that the user has asked for.
+pub(crate) fn save(file: &Path, text: &str) -> anyhow::Result<()> {
+    std::fs::write(file, text).with_context(|| format!("write '{}'", Escaped::path(&file)))
 }
 
 /// All that the engine tells while there is no bar: lines on standard error.
@@ -72,7 +87,7 @@ mod tests {
     #[test]
     fn a_cause_that_was_told_is_not_told_again() {
         let error = anyhow::Error::msg("refused").context("dial: refused").context("push");
-        assert_eq!(Causes(&error).to_string(), "push: dial: refused");
+        assert_eq!(causes(&error).to_string(), "push: dial: refused");
     }
 
     #[test]

@@ -1,30 +1,28 @@
-//! `push --trace FILE` writes one JSON object a line (`line.rs`), ten times a second from the receiver's
-//! leave on, and one at the end. `zmove trace FILE` sums that up or draws it.
+//! What `push --trace FILE` writes: one JSON object a line, ten times a second from the receiver's leave on,
+//! and one at the end. `zmove trace` reads it again.
+//!
+//! - `seconds`: since the command started.
+//! - `bytes_read`, `bytes_handed_over`, `bytes_stored`: payload from the start that was read and hashed;
+//!   given to lanes; stored and verified, as far as receipts are here.
+//! - `bytes_acked`, `segments_retransmitted`: what the kernel tells of all lanes, with TLS and heads; null
+//!   within one process.
+//! - `packs_waiting`, `frames_waiting`, `items_outstanding`: batches before the readers, frames before the
+//!   lanes, batches and groups without a receipt.
+//! - `lanes`: lanes that are up.
 //!
 //! **Invariant:** a trace that cannot be written never fails a push.
 
-#[cfg(feature = "fuzzing")]
-pub(crate) mod fuzzing;
-mod line;
-mod panels;
-mod picture;
-mod series;
-mod table;
-
-use std::fs::{self, File};
-use std::io::{self, BufReader, Write};
+use std::fs::File;
+use std::io::{self, Write};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
 use zmove_types::{Escaped, Sample};
 
-use self::line::Line;
-use crate::args::TraceArgs;
 use crate::display::terminal;
-use crate::value::exit::{Exit, usage_error};
-use zmove_drawing::Heading;
 
 /// How often a line is written.
 pub(crate) const INTERVAL: Duration = Duration::from_millis(100);
@@ -59,25 +57,34 @@ fn write_line(file: &mut File, sample: &Sample) -> io::Result<()> {
     file.write_all(&text)
 }
 
-/// Runs `zmove trace`.
-pub(crate) fn run(args: &TraceArgs) -> Result<Exit> {
-    let shown = Escaped::path(&args.file);
-    let file = File::open(&args.file).with_context(|| format!("open the trace '{shown}'"))?;
-    let lines = line::read(BufReader::new(file)).with_context(|| format!("read the trace '{shown}'"))?;
-    let Some(picture) = &args.svg else {
-        terminal::print(table::summary(&lines));
-        return Ok(Exit::Done);
-    };
-    if is_same(&args.file, picture) {
-        return Err(usage_error("the picture would replace the trace"));
-    }
-    let (title, below) = table::heading(&lines);
-    let seconds = lines.last().map_or(0.0, |line| line.seconds);
-    let svg = picture::draw(&Heading { title, below }, &panels::panels(&lines), seconds);
-    fs::write(picture, svg).with_context(|| format!("write '{}'", Escaped::path(&picture)))?;
-    Ok(Exit::Done)
+/// How far each stage is at one moment. The keys are described in docs/ARCHITECTURE.md, §5.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Line {
+    pub(crate) seconds: f64,
+    pub(crate) bytes_read: u64,
+    pub(crate) bytes_handed_over: u64,
+    pub(crate) bytes_acked: Option<u64>,
+    pub(crate) bytes_stored: u64,
+    pub(crate) packs_waiting: usize,
+    pub(crate) frames_waiting: usize,
+    pub(crate) items_outstanding: usize,
+    pub(crate) lanes: usize,
+    pub(crate) segments_retransmitted: Option<u64>,
 }
 
-fn is_same(trace: &Path, picture: &Path) -> bool {
-    trace.canonicalize().ok() == picture.canonicalize().ok() && picture.exists()
+impl From<&Sample> for Line {
+    fn from(sample: &Sample) -> Self {
+        Self {
+            seconds: sample.elapsed.as_secs_f64(),
+            bytes_read: sample.bytes_read,
+            bytes_handed_over: sample.bytes_handed_over,
+            bytes_acked: sample.bytes_acked,
+            bytes_stored: sample.bytes_stored,
+            packs_waiting: sample.packs_waiting,
+            frames_waiting: sample.frames_waiting,
+            items_outstanding: sample.items_outstanding,
+            lanes: sample.lanes,
+            segments_retransmitted: sample.segments_retransmitted,
+        }
+    }
 }

@@ -141,7 +141,7 @@ impl From<Exit> for ExitCode {
 
 /// An error that knows its exit code.
 #[derive(Debug)]
-pub(crate) struct Failure(pub(crate) Exit, pub(crate) String);
+struct Failure(Exit, String);
 
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -151,9 +151,14 @@ impl std::fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// A usage error as an error value.
+/// An error with its exit code.
+pub(crate) fn failure(exit: Exit, text: impl Into<String>) -> anyhow::Error {
+    Failure(exit, text.into()).into()
+}
+
+/// An error of what was typed.
 pub(crate) fn usage_error(text: impl Into<String>) -> anyhow::Error {
-    Failure(Exit::Usage, text.into()).into()
+    failure(Exit::Usage, text)
 }
 
 /// Prints what clap has to say: help is no error, the rest is a usage error.

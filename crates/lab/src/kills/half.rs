@@ -11,11 +11,11 @@ use super::counted::Counted;
 use super::new_place;
 use super::one::mebibytes;
 use super::yard::{Done, Yard};
-use crate::datasets;
-use crate::figures;
+use crate::data::datasets;
+use crate::data::trees::{self, Modes};
+use crate::measure::figures;
 use crate::peers::zmove_binary;
 use crate::torture::dice::Dice;
-use crate::trees::{self, Modes};
 use crate::units::ByteCount;
 
 /// How large, and where.

@@ -7,9 +7,9 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 
 use super::yard::Yard;
-use crate::datasets::{self, DataSet};
+use crate::data::datasets::{self, DataSet};
+use crate::data::trees::{self, Modes};
 use crate::torture::dice::Dice;
-use crate::trees::{self, Modes};
 
 /// Where transfers are killed.
 #[derive(Debug)]

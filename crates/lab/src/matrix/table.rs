@@ -5,10 +5,10 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use super::sites::{Assumptions, Site, Stretch};
-use crate::datasets::DataSet;
-use crate::figures::{self, median, shown};
-use crate::race::{Run, Verdict};
-use crate::report::Header;
+use crate::data::datasets::DataSet;
+use crate::measure::figures::{self, median, shown};
+use crate::measure::race::{Run, Verdict};
+use crate::measure::report::Header;
 
 /// A whole matrix.
 #[derive(Debug, Serialize)]
@@ -242,7 +242,7 @@ fn ratio(value: Option<f64>, reference: Option<f64>) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::race::Usage;
+    use crate::measure::race::Usage;
 
     const ASSUMPTIONS: Assumptions = Assumptions { detour: 2.0, scale: 0.2 };
 

@@ -4,7 +4,7 @@ use zmove_types::SizeClass;
 
 use super::plan::Part;
 use super::study::{Record, Study};
-use crate::figures::{median, spread};
+use crate::measure::figures::{median, spread};
 
 /// One tool over one data set and round trip.
 #[derive(Clone, Debug)]
@@ -106,7 +106,7 @@ pub(crate) mod tests {
     use super::super::plan::tests::design;
     use super::super::study::tests::run;
     use super::*;
-    use crate::race::Verdict;
+    use crate::measure::race::Verdict;
 
     /// A study in which every tool needs so many seconds at 0.2 ms, and `far` times as many at 90 ms.
     pub(crate) fn study(directory: &std::path::Path, tools: &[(&str, f64)], far: f64) -> Study {

@@ -4,8 +4,8 @@ use svg::node::element::{Group, Path, Polyline};
 use zmove_drawing::classes::{NAMES, SizeAxis};
 use zmove_drawing::scale::{Axis, LogAxis};
 use zmove_drawing::{
-    GAP, GRID, Heading, LEFT, LETTER_WIDTH, PLOT_WIDTH, Pen, TOP, bold, document, drawn, rounded, stroke,
-    words,
+    GAP, Heading, LEFT, LETTER_WIDTH, PLOT_WIDTH, Pen, TOP, bold, document, drawn, grid, grid_with_labels,
+    rounded, stroke, words,
 };
 
 /// A whole picture.
@@ -120,13 +120,8 @@ impl Panel {
         let scale =
             Scale::of(self.upwards, self.curves.iter().flat_map(|curve| &curve.points).map(|point| point.y));
         let height_of = |value: f64| rounded(bottom - HEIGHT * scale.place(value).clamp(0.0, 1.0));
-        let mut grid = Group::new().set("stroke", GRID).set("stroke-width", 1);
-        let mut labels = Group::new().set("text-anchor", "end");
-        for (tick, label) in scale.ticks() {
-            let y = height_of(tick);
-            grid = grid.add(stroke((LEFT, y), (LEFT + PLOT_WIDTH, y)));
-            labels = labels.add(words(&label, LEFT - 7.0, y + 4.5));
-        }
+        let ticks = scale.ticks().into_iter().map(|(tick, label)| (height_of(tick), label));
+        let [grid, labels] = grid_with_labels(grid(), ticks);
         let mut group = Group::new()
             .add(bold(&self.title, LEFT, top + 14.0))
             .add(across.behind(plot_top))

@@ -13,9 +13,9 @@ use serde_json::Value;
 
 use super::contender::Contender;
 use super::plan::{Block, Design, Part};
-use crate::calibrate::Calibration;
-use crate::race::{Run, Verdict};
-use crate::report::Header;
+use crate::measure::calibrate::Calibration;
+use crate::measure::race::{Run, Verdict};
+use crate::measure::report::Header;
 
 /// A study as far as it has got.
 #[derive(Debug, Serialize, Deserialize)]
@@ -279,7 +279,7 @@ const VERSION: u32 = 1;
 pub(crate) mod tests {
     use super::super::plan::tests::design;
     use super::*;
-    use crate::race::Usage;
+    use crate::measure::race::Usage;
 
     pub(crate) fn run(verdict: Verdict, seconds: f64) -> Run {
         let usage = Usage { cpu_seconds: 0.5, peak_bytes: 0 };

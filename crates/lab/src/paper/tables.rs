@@ -8,7 +8,7 @@ use super::cells::{self, Cell, distinct, find, tools};
 use super::looks;
 use super::plan::{Part, SWEPT_RTT_MS};
 use super::study::{Record, Study};
-use crate::figures;
+use crate::measure::figures;
 
 /// One run in a line.
 pub(crate) fn line(record: &Record) -> String {

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 
 use super::homes::Homes;
 use super::{Kind, MBUFFER_FLAGS, RUN_DIRECTORY, Stage, Tool, gridftp, programs, shell, xrootd};
-use crate::inside;
+use crate::processes::inside;
 
 /// What all of them are made of.
 pub(super) struct Client<'a> {

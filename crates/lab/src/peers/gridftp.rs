@@ -9,8 +9,8 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use super::{Stage, programs};
-use crate::groups::Group;
-use crate::inside;
+use crate::processes::groups::Group;
+use crate::processes::inside;
 
 /// The server of the target.
 pub(super) fn on_target(stage: &Stage<'_>) -> Result<Command> {

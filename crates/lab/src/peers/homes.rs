@@ -9,8 +9,8 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use super::{Kind, Tool, programs};
-use crate::run;
-use crate::session::Session;
+use crate::processes::run;
+use crate::processes::session::Session;
 
 /// What the tools need.
 #[derive(Debug)]

@@ -9,8 +9,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use super::{Stage, programs};
-use crate::inside;
-use crate::run;
+use crate::processes::{inside, run};
 
 /// The server of the target, which speaks both protocols.
 pub(super) fn server(stage: &Stage<'_>) -> Result<Command> {

@@ -20,9 +20,9 @@ use fuser::{
 };
 
 use super::disk::{Disk, FlushStart, Loss, WriteId, WriteKind};
-use super::faults::{Faults, Moment};
+use super::faults::{Counts, Faults, Moment};
 use super::image::Image;
-use crate::run;
+use crate::processes::run;
 use crate::torture::dice::Dice;
 
 /// A block device, gone when dropped. What is mounted from it must be unmounted before.
@@ -63,17 +63,6 @@ pub(crate) struct Script {
     pub(crate) kill: Option<Moment>,
     pub(crate) loss: Loss,
     pub(crate) dice: Dice,
-}
-
-/// What a device has seen since [`Device::begin`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counts {
-    pub(crate) writes: u64,
-    pub(crate) data_writes: u64,
-    pub(crate) flushes: u64,
-    pub(crate) failed: u64,
-    /// Writes that could be lost at the cut.
-    pub(crate) pending: u64,
 }
 
 #[derive(Debug)]

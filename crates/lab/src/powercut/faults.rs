@@ -1,9 +1,8 @@
-//! What a device does to the requests of a round.
+//! What a device does to the requests of a round, and what it has seen of them.
 
 use std::ops::Range;
 use std::time::Duration;
 
-use super::device::Counts;
 use crate::torture::dice::Dice;
 
 /// When something happens, counted from the beginning of a push.
@@ -18,7 +17,18 @@ pub(crate) enum Moment {
     Data { writes: u64, flushes: u64 },
 }
 
-/// All of them, mostly none.
+/// What a device has seen since a push began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) writes: u64,
+    pub(crate) data_writes: u64,
+    pub(crate) flushes: u64,
+    pub(crate) failed: u64,
+    /// Writes that could be lost at the cut.
+    pub(crate) pending: u64,
+}
+
+/// All faults of a round, mostly none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Faults {
     /// Data is acknowledged late, as by a disk that puts other writes first.

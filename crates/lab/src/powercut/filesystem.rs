@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::ValueEnum;
 
-use crate::run;
+use crate::processes::run;
 
 /// A file system with the options it is mounted with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

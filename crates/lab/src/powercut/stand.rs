@@ -8,8 +8,8 @@ use anyhow::{Context, Result};
 use super::device::Device;
 use super::filesystem::{FileSystem, Mounted};
 use super::image::{BLOCK_BYTES, Image};
-use crate::groups::Group;
-use crate::session::Session;
+use crate::processes::groups::Group;
+use crate::processes::session::Session;
 use crate::torture::programs::{Place, RECEIVER_HOME, Running, SENDER_HOME};
 
 /// A worker's share of the lab.

@@ -13,7 +13,7 @@ use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::dice::Dice;
-use crate::race;
+use crate::measure::race;
 
 /// Where a round's programs have their keys and their logs.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use super::versions::Version;
 use super::watch::is_hidden;
-use crate::trees::{metadata, names};
+use crate::data::trees::{metadata, names};
 
 /// All differences, in words. `extra` may stand in the target and not in the source.
 pub(crate) fn differences(source: &Path, target: &Path, extra: &[PathBuf]) -> Result<Vec<String>> {

@@ -1,5 +1,7 @@
 //! The source: a random tree of everything that zmove carries, and the changes it goes through between two tries.
 
+mod names;
+
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +9,6 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::dice::Dice;
-use super::names;
 use super::plant::{self, Contents, Moment};
 use super::versions::{Version, Versions};
 

@@ -55,17 +55,6 @@ pub(crate) struct Keep {
     pub(crate) line: String,
 }
 
-impl Level {
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Note => "note",
-            Self::Slow => "slow",
-            Self::Bad => "bad",
-        }
-    }
-}
-
 impl Finding {
     pub(crate) fn new(level: Level, check: &'static str, text: impl Into<String>) -> Self {
         Self { check, level, text: text.into(), details: Vec::new(), mend: Vec::new() }
@@ -82,6 +71,11 @@ impl Finding {
     /// What could not be found out, and where it would stand.
     pub(crate) fn unknown(check: &'static str, place: &str) -> Self {
         Self::note(check, format!("unknown: '{place}' cannot be read here"))
+    }
+
+    /// A sysctl that cannot be read.
+    pub(crate) fn unknown_sysctl(check: &'static str, name: &str) -> Self {
+        Self::unknown(check, &format!("/proc/sys/{}", name.replace('.', "/")))
     }
 
     pub(crate) fn mended_by(mut self, mend: Mend) -> Self {

@@ -141,7 +141,7 @@ const JUMBO_RATE: f64 = 1.25e9;
 mod tests {
     use super::*;
     use crate::commands::doctor::finding::Level;
-    use crate::commands::doctor::root::fake::Fake;
+    use crate::commands::doctor::root::tests::Fake;
 
     const V4: &str = "\
 Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT

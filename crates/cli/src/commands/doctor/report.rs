@@ -1,6 +1,6 @@
 //! Findings as lines for people, and as JSON.
 
-use std::fmt::{self, Write as _};
+use std::collections::BTreeMap;
 use std::io::IsTerminal;
 
 use serde::Serialize;
@@ -37,13 +37,12 @@ impl Colour {
 
     /// A level's name, as wide as the longest.
     fn level(self, level: Level) -> String {
-        let code = match level {
-            Level::Ok => 32,
-            Level::Note => 36,
-            Level::Slow => 33,
-            Level::Bad => 31,
+        let (name, code) = match level {
+            Level::Ok => ("ok", 32),
+            Level::Note => ("note", 36),
+            Level::Slow => ("slow", 33),
+            Level::Bad => ("bad", 31),
         };
-        let name = level.name();
         match self {
             Self::Plain => format!("{name:<4}"),
             Self::Ansi => format!("\x1b[{code}m{name:<4}\x1b[0m"),
@@ -79,57 +78,46 @@ impl Report {
     /// As lines.
     pub(crate) fn text(&self, colour: Colour) -> String {
         let mut text = String::new();
-        // a string takes whatever is written
-        let _always_written = self.write(&mut text, colour);
-        text
-    }
-
-    fn write(&self, out: &mut String, colour: Colour) -> fmt::Result {
         for Section { about, findings } in &self.sections {
-            writeln!(out, "{}", Printable(about))?;
-            findings.iter().try_for_each(|finding| write_finding(out, finding, colour))?;
+            text += &format!("{}\n", Printable(about));
+            text.extend(findings.iter().map(|finding| finding_text(finding, colour)));
         }
-        self.write_kept(out)?;
+        text += &self.kept_text();
         let bad = self.count(Level::Bad);
         let slow = self.count(Level::Slow);
         let notes = self.count(Level::Note);
-        writeln!(out, "{bad} bad, {slow} slow, {notes} {}", if notes == 1 { "note" } else { "notes" })
+        text + &format!("{bad} bad, {slow} slow, {notes} {}\n", if notes == 1 { "note" } else { "notes" })
     }
 
     /// The lines that make what was said last, by file.
-    fn write_kept(&self, out: &mut String) -> fmt::Result {
+    fn kept_text(&self) -> String {
         let mends = self.findings().flat_map(|finding| &finding.mend);
         // those without a command stand where they belong
-        let kept: Vec<&Keep> =
-            mends.filter(|mend| mend.run.is_some()).filter_map(|mend| mend.keep.as_ref()).collect();
-        let mut files: Vec<_> = kept.iter().map(|keep| keep.file).collect();
-        files.sort_unstable();
-        files.dedup();
-        for file in files {
-            writeln!(out, "to keep it after a restart, in {file}:")?;
-            for keep in kept.iter().filter(|keep| keep.file == file) {
-                writeln!(out, "  {}", keep.line)?;
-            }
+        let kept = mends.filter(|mend| mend.run.is_some()).filter_map(|mend| mend.keep.as_ref());
+        let mut files: BTreeMap<&str, String> = BTreeMap::new();
+        for Keep { file, line } in kept {
+            *files.entry(file).or_default() += &format!("  {line}\n");
         }
-        Ok(())
+        let told =
+            files.iter().map(|(file, lines)| format!("to keep it after a restart, in {file}:\n{lines}"));
+        told.collect()
     }
 }
 
-fn write_finding(out: &mut String, finding: &Finding, colour: Colour) -> fmt::Result {
-    let Finding { check, level, text, details, mend } = finding;
-    writeln!(out, "  {} {check:<CHECK_COLUMNS$} {}", colour.level(*level), Printable(text))?;
+fn finding_text(Finding { check, level, text, details, mend }: &Finding, colour: Colour) -> String {
+    let mut lines = format!("  {} {check:<CHECK_COLUMNS$} {}\n", colour.level(*level), Printable(text));
     for detail in details {
-        writeln!(out, "{:INDENT$}{}", "", Printable(detail))?;
+        lines += &format!("{:INDENT$}{}\n", "", Printable(detail));
     }
     for mend in mend {
         let there = if mend.at == Place::There { "there: " } else { "" };
         match (&mend.run, &mend.keep) {
-            (Some(run), _) => writeln!(out, "{:INDENT$}{there}{}", "", Printable(run))?,
-            (None, Some(Keep { file, line })) => writeln!(out, "{:INDENT$}in {file}: {line}", "")?,
+            (Some(run), _) => lines += &format!("{:INDENT$}{there}{}\n", "", Printable(run)),
+            (None, Some(Keep { file, line })) => lines += &format!("{:INDENT$}in {file}: {line}\n", ""),
             (None, None) => {}
         }
     }
-    Ok(())
+    lines
 }
 
 const CHECK_COLUMNS: usize = 14;

@@ -15,12 +15,6 @@ impl Root {
         Self("/".into())
     }
 
-    /// Those below another directory.
-    #[cfg(test)]
-    pub(crate) fn at(directory: &std::path::Path) -> Self {
-        Self(directory.into())
-    }
-
     pub(crate) fn path(&self, path: &str) -> PathBuf {
         self.0.join(path)
     }
@@ -29,11 +23,6 @@ impl Root {
     pub(crate) fn text(&self, path: &str) -> Option<String> {
         let bytes = std::fs::read(self.path(path)).ok()?;
         Some(String::from_utf8_lossy(&bytes).trim().to_owned())
-    }
-
-    /// A file's words.
-    pub(crate) fn words(&self, path: &str) -> Option<Vec<String>> {
-        Some(self.text(path)?.split_whitespace().map(str::to_owned).collect())
     }
 
     /// A file that is one number.
@@ -48,7 +37,7 @@ impl Root {
 
     /// A sysctl's words.
     pub(crate) fn sysctl_words(&self, name: &str) -> Option<Vec<String>> {
-        self.words(&sysctl_path(name))
+        Some(self.text(&sysctl_path(name))?.split_whitespace().map(str::to_owned).collect())
     }
 }
 
@@ -56,13 +45,13 @@ fn sysctl_path(name: &str) -> String {
     format!("proc/sys/{}", name.replace('.', "/"))
 }
 
-/// A tree for tests.
 #[cfg(test)]
-pub(crate) mod fake {
+pub(crate) mod tests {
     use std::path::Path;
 
-    use super::{Root, sysctl_path};
+    use super::*;
 
+    /// A tree for tests.
     pub(crate) struct Fake(tempfile::TempDir);
 
     impl Fake {
@@ -87,18 +76,13 @@ pub(crate) mod fake {
         }
 
         pub(crate) fn root(&self) -> Root {
-            Root::at(self.path())
+            Root(self.path().into())
         }
 
         pub(crate) fn path(&self) -> &Path {
             self.0.path()
         }
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::fake::Fake;
 
     #[test]
     fn what_is_missing_or_odd_is_unknown() {

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use zmove_disk::Mount;
 use zmove_types::ByteCount;
 
+use crate::commands::doctor::Part;
 use crate::commands::doctor::finding::{Finding, Level, Mend};
-use crate::commands::doctor::part::Part;
 use crate::commands::doctor::root::Root;
 use crate::display::terminal::quoted;
 
@@ -57,14 +57,10 @@ impl Storage {
         let files = files_free.map_or(String::new(), |files| format!(", room for {files} files"));
         let text = format!("{free} of {whole} free below '{directory}'{files}");
         let full = free.0 == 0 || files_free == Some(0);
-        let level = if part == Part::Sender {
-            Level::Ok
-        } else if full {
-            Level::Bad
-        } else if free.0 < whole.0 / 20 {
-            Level::Note
-        } else {
-            Level::Ok
+        let level = match part {
+            Part::Either if full => Level::Bad,
+            Part::Either if free.0 < whole.0 / 20 => Level::Note,
+            Part::Either | Part::Sender => Level::Ok,
         };
         Finding::new(level, "disk", text)
     }
@@ -110,7 +106,7 @@ const LOCAL_KINDS: [&str; 5] = ["ext4", "ext3", "xfs", "btrfs", "f2fs"];
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::doctor::root::fake::Fake;
+    use crate::commands::doctor::root::tests::Fake;
 
     fn storage(kind: &str, options: &[&str]) -> Storage {
         let options = options.iter().map(|&option| option.to_owned()).collect();

@@ -18,35 +18,15 @@ pub(crate) struct System {
     pub(crate) io_uring: Result<(), String>,
     /// `kernel.io_uring_disabled`.
     pub(crate) io_uring_disabled: Option<u64>,
-    /// In bytes.
-    pub(crate) memlock: HardLimit,
-    pub(crate) open_files: HardLimit,
-    pub(crate) cpu: Cpu,
-    pub(crate) clock: Clock,
-}
-
-/// What a process cannot raise any more by itself; zmove raises its limits so far. `None`: there is no limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct HardLimit(pub(crate) Option<u64>);
-
-/// What is known of the processors.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Cpu {
-    /// Whether it has instructions for AES.
+    /// Limits that a process cannot raise by itself; zmove raises its own so far. `None`: there is no limit. In bytes.
+    pub(crate) memlock: Option<u64>,
+    pub(crate) open_files: Option<u64>,
+    /// Whether the CPU has instructions for AES.
     pub(crate) aes: Option<bool>,
     /// Those of all cores, each once.
     pub(crate) governors: BTreeSet<String>,
-}
-
-/// What is known of the clock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Clock {
-    /// It has been set by other clocks, says the program of this name.
-    Synchronized(&'static str),
-    /// A program that does that is running.
-    Kept(&'static str),
-    /// Nothing tells.
-    Unknown,
+    /// What tells that the clock is set by others.
+    pub(crate) clock: Option<&'static str>,
 }
 
 impl System {
@@ -56,10 +36,11 @@ impl System {
             kernel: root.text("proc/sys/kernel/osrelease"),
             io_uring: io_uring.map(drop).map_err(|error| format!("{:#}", anyhow::Error::new(error))),
             io_uring_disabled: root.sysctl("kernel.io_uring_disabled"),
-            memlock: HardLimit(getrlimit(Resource::Memlock).maximum),
-            open_files: HardLimit(getrlimit(Resource::Nofile).maximum),
-            cpu: Cpu::gather(root),
-            clock: Clock::gather(root),
+            memlock: getrlimit(Resource::Memlock).maximum,
+            open_files: getrlimit(Resource::Nofile).maximum,
+            aes: root.text("proc/cpuinfo").and_then(|text| has_aes(&text)),
+            governors: governors(root),
+            clock: CLOCK_SIGNS.iter().find(|(path, _)| root.path(path).exists()).map(|(_, sign)| *sign),
         }
     }
 
@@ -67,8 +48,10 @@ impl System {
         let mut findings = vec![self.judge_kernel(), self.judge_io_uring()];
         findings.extend(self.judge_memlock());
         findings.push(self.judge_open_files());
-        findings.extend(self.cpu.judge());
-        findings.push(self.clock.judge());
+        findings.push(self.judge_aes());
+        // virtual machines have none
+        findings.extend((!self.governors.is_empty()).then(|| self.judge_governors()));
+        findings.push(self.judge_clock());
         findings
     }
 
@@ -100,7 +83,7 @@ impl System {
     /// Only where io_uring could run.
     fn judge_memlock(&self) -> Option<Finding> {
         self.io_uring.as_ref().ok()?;
-        Some(match self.memlock.0 {
+        Some(match self.memlock {
             Some(bytes) if bytes < PINNED_BYTES => {
                 let text = format!(
                     "{}, where '--io-engine uring' would pin {} of buffers and does without",
@@ -117,7 +100,7 @@ impl System {
     }
 
     fn judge_open_files(&self) -> Finding {
-        let Some(files) = self.open_files.0 else { return Finding::ok("open files", "no limit") };
+        let Some(files) = self.open_files else { return Finding::ok("open files", "no limit") };
         let level = match files {
             0..FILES_MIN => Level::Slow,
             FILES_MIN..FILES_AMPLE => Level::Note,
@@ -128,6 +111,35 @@ impl System {
         );
         Finding::new(level, "open files", text)
             .mended_by(Mend::line(LIMITS_FILE, format!("* hard nofile {FILES_WANTED}")))
+    }
+
+    fn judge_aes(&self) -> Finding {
+        match self.aes {
+            Some(true) => Finding::ok("AES", "by instructions of the CPU"),
+            Some(false) => Finding::new(
+                Level::Slow,
+                "AES",
+                "the CPU has no instructions for it: encryption costs several times as much CPU",
+            ),
+            None => Finding::unknown("AES", "/proc/cpuinfo"),
+        }
+    }
+
+    fn judge_governors(&self) -> Finding {
+        let names = Vec::from_iter(self.governors.iter().map(String::as_str)).join(", ");
+        if !self.governors.contains("powersave") {
+            return Finding::ok("CPU governor", names);
+        }
+        Finding::note("CPU governor", format!("{names}: clocks rise late or not at all"))
+            .mended_by(Mend::command("cpupower frequency-set -g performance"))
+    }
+
+    fn judge_clock(&self) -> Finding {
+        if let Some(sign) = self.clock {
+            return Finding::ok("clock", sign);
+        }
+        let text = "nothing is known to set it; 'push --update', expiry dates and certificates go by it";
+        Finding::note("clock", text).mended_by(Mend::command("timedatectl set-ntp true"))
     }
 }
 
@@ -146,40 +158,13 @@ const FILES_AMPLE: u64 = 4096;
 const FILES_WANTED: u64 = 65_536;
 const LIMITS_FILE: &str = "/etc/security/limits.d/90-zmove.conf";
 
-impl Cpu {
-    fn gather(root: &Root) -> Self {
-        let aes = root.text("proc/cpuinfo").and_then(|text| has_aes(&text));
-        let cores = std::fs::read_dir(root.path("sys/devices/system/cpu")).ok().into_iter().flatten();
-        let names = cores.filter_map(|core| core.ok()?.file_name().into_string().ok());
-        let numbered =
-            names.filter(|name| name.strip_prefix("cpu").is_some_and(|rest| rest.parse::<u32>().is_ok()));
-        let governor = |core| root.text(&format!("sys/devices/system/cpu/{core}/cpufreq/scaling_governor"));
-        Self { aes, governors: numbered.filter_map(governor).collect() }
-    }
-
-    fn judge(&self) -> Vec<Finding> {
-        let aes = match self.aes {
-            Some(true) => Finding::ok("AES", "by instructions of the CPU"),
-            Some(false) => Finding::new(
-                Level::Slow,
-                "AES",
-                "the CPU has no instructions for it: encryption costs several times as much CPU",
-            ),
-            None => Finding::unknown("AES", "/proc/cpuinfo"),
-        };
-        // virtual machines have none
-        let governor = (!self.governors.is_empty()).then(|| self.judge_governors());
-        [aes].into_iter().chain(governor).collect()
-    }
-
-    fn judge_governors(&self) -> Finding {
-        let names = Vec::from_iter(self.governors.iter().map(String::as_str)).join(", ");
-        if !self.governors.contains("powersave") {
-            return Finding::ok("CPU governor", names);
-        }
-        Finding::note("CPU governor", format!("{names}: clocks rise late or not at all"))
-            .mended_by(Mend::command("cpupower frequency-set -g performance"))
-    }
+fn governors(root: &Root) -> BTreeSet<String> {
+    let cores = std::fs::read_dir(root.path("sys/devices/system/cpu")).ok().into_iter().flatten();
+    let names = cores.filter_map(|core| core.ok()?.file_name().into_string().ok());
+    let numbered =
+        names.filter(|name| name.strip_prefix("cpu").is_some_and(|rest| rest.parse::<u32>().is_ok()));
+    let governor = |core| root.text(&format!("sys/devices/system/cpu/{core}/cpufreq/scaling_governor"));
+    numbered.filter_map(governor).collect()
 }
 
 /// Whether the flags of `/proc/cpuinfo`, by whichever name, have AES.
@@ -190,48 +175,30 @@ fn has_aes(cpuinfo: &str) -> Option<bool> {
     Some(words.split_whitespace().any(|word| word == "aes"))
 }
 
-impl Clock {
-    fn gather(root: &Root) -> Self {
-        let is_there = |path: &&(&str, Self)| root.path(path.0).exists();
-        CLOCK_SIGNS.iter().find(is_there).map_or(Self::Unknown, |(_, clock)| *clock)
-    }
-
-    fn judge(self) -> Finding {
-        match self {
-            Self::Synchronized(by) => Finding::ok("clock", format!("synchronized, says {by}")),
-            Self::Kept(by) => Finding::ok("clock", format!("{by} is running")),
-            Self::Unknown => Finding::note(
-                "clock",
-                "nothing is known to set it; 'push --update', expiry dates and certificates go by it",
-            )
-            .mended_by(Mend::command("timedatectl set-ntp true")),
-        }
-    }
-}
-
 /// What tells of the clock, the most telling first.
-const CLOCK_SIGNS: [(&str, Clock); 5] = [
-    ("run/systemd/timesync/synchronized", Clock::Synchronized("systemd-timesyncd")),
-    ("run/chrony/chronyd.pid", Clock::Kept("chronyd")),
-    ("run/chronyd.pid", Clock::Kept("chronyd")),
-    ("run/ntpd.pid", Clock::Kept("ntpd")),
-    ("run/ntpsec/ntpd.pid", Clock::Kept("ntpd")),
+const CLOCK_SIGNS: [(&str, &str); 5] = [
+    ("run/systemd/timesync/synchronized", "synchronized, says systemd-timesyncd"),
+    ("run/chrony/chronyd.pid", "chronyd is running"),
+    ("run/chronyd.pid", "chronyd is running"),
+    ("run/ntpd.pid", "ntpd is running"),
+    ("run/ntpsec/ntpd.pid", "ntpd is running"),
 ];
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::doctor::root::fake::Fake;
+    use crate::commands::doctor::root::tests::Fake;
 
     fn healthy() -> System {
         System {
             kernel: Some("6.18.44-fc".into()),
             io_uring: Ok(()),
             io_uring_disabled: Some(0),
-            memlock: HardLimit(None),
-            open_files: HardLimit(Some(1 << 20)),
-            cpu: Cpu { aes: Some(true), governors: ["performance".to_owned()].into() },
-            clock: Clock::Synchronized("systemd-timesyncd"),
+            memlock: None,
+            open_files: Some(1 << 20),
+            aes: Some(true),
+            governors: ["performance".to_owned()].into(),
+            clock: Some("synchronized, says systemd-timesyncd"),
         }
     }
 
@@ -262,38 +229,33 @@ mod tests {
                 Some(Mend::sysctl("kernel.io_uring_disabled", "0")),
             ),
             (
-                System { memlock: HardLimit(Some(8 << 20)), ..healthy() },
+                System { memlock: Some(8 << 20), ..healthy() },
                 Level::Note,
                 "memlock",
                 limits("* hard memlock 131072"),
             ),
             (
-                System { open_files: HardLimit(Some(1024)), ..healthy() },
+                System { open_files: Some(1024), ..healthy() },
                 Level::Note,
                 "open files",
                 limits("* hard nofile 65536"),
             ),
             (
-                System { open_files: HardLimit(Some(256)), ..healthy() },
+                System { open_files: Some(256), ..healthy() },
                 Level::Slow,
                 "open files",
                 limits("* hard nofile 65536"),
             ),
+            (System { aes: Some(false), ..healthy() }, Level::Slow, "AES", None),
+            (System { aes: None, ..healthy() }, Level::Note, "AES", None),
             (
-                System { cpu: Cpu { aes: Some(false), ..healthy().cpu }, ..healthy() },
-                Level::Slow,
-                "AES",
-                None,
-            ),
-            (System { cpu: Cpu { aes: None, ..healthy().cpu }, ..healthy() }, Level::Note, "AES", None),
-            (
-                System { cpu: Cpu { governors, ..healthy().cpu }, ..healthy() },
+                System { governors, ..healthy() },
                 Level::Note,
                 "CPU governor",
                 Some(Mend::command("cpupower frequency-set -g performance")),
             ),
             (
-                System { clock: Clock::Unknown, ..healthy() },
+                System { clock: None, ..healthy() },
                 Level::Note,
                 "clock",
                 Some(Mend::command("timedatectl set-ntp true")),
@@ -306,7 +268,7 @@ mod tests {
 
     #[test]
     fn limits_of_io_uring_are_no_matter_without_it() {
-        let memlock = HardLimit(Some(1));
+        let memlock = Some(1);
         let system = System { io_uring: Err(String::new()), memlock, ..healthy() };
         assert!(troubles(&system).iter().all(|(_, check, _)| *check == "io_uring"));
     }
@@ -321,17 +283,17 @@ mod tests {
             ("sys/devices/system/cpu/cpufreq/scaling_governor", "no core"),
             ("run/chrony/chronyd.pid", "7"),
         ]);
-        let System { kernel, io_uring_disabled, cpu, clock, .. } = System::gather(&fake.root());
+        let System { kernel, io_uring_disabled, aes, governors, clock, .. } = System::gather(&fake.root());
         assert_eq!((kernel.as_deref(), io_uring_disabled), (Some("6.1.0"), None));
-        let governors = ["performance".to_owned(), "powersave".to_owned()].into();
-        assert_eq!((cpu, clock), (Cpu { aes: Some(true), governors }, Clock::Kept("chronyd")));
+        assert_eq!(governors, ["performance".to_owned(), "powersave".to_owned()].into());
+        assert_eq!((aes, clock), (Some(true), Some("chronyd is running")));
     }
 
     #[test]
     fn an_empty_tree_is_unknown() {
         let fake = Fake::of(&[]);
-        let System { kernel, cpu, clock, .. } = System::gather(&fake.root());
-        assert_eq!((kernel, cpu, clock), (None, Cpu::default(), Clock::Unknown));
+        let System { kernel, aes, governors, clock, .. } = System::gather(&fake.root());
+        assert_eq!((kernel, aes, governors, clock), (None, None, BTreeSet::new(), None));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use zmove_wire::{Refusal, RefusalCode};
 
-use super::peer::admission::{Admission, Welcome};
+use super::peer::admission::Admission;
 use super::peer::{HostKey, Name, Peer, Reached, Way};
 use crate::commands::doctor::finding::{Finding, Level, Mend};
 use crate::commands::doctor::windows::Millis;
@@ -115,7 +115,7 @@ fn judge_host_key(peer: &Peer, key: HostKey) -> Finding {
 fn judge_admission(peer: &Peer, admission: &Admission) -> Finding {
     let key = peer.key;
     match admission {
-        Admission::Taken(Welcome { versions, lanes_max }) => Finding::ok(
+        Admission::Taken { versions, lanes_max } => Finding::ok(
             "our key",
             format!("{key}, let in, for up to {lanes_max} lanes; it speaks protocol {versions}"),
         ),
@@ -175,7 +175,7 @@ mod tests {
     fn healthy() -> Peer {
         let host_key = HostKey::Pinned(key('B'));
         let name = Name { addresses: vec![[192, 0, 2, 7].into()], taken: Duration::from_millis(3) };
-        let welcome = Welcome { versions: our_versions(), lanes_max: 64 };
+        let welcome = Admission::Taken { versions: our_versions(), lanes_max: 64 };
         Peer {
             endpoint: "dtn".into(),
             port: 5870,
@@ -183,7 +183,7 @@ mod tests {
             name: Ok(name),
             tcp: Some(way(host_key)),
             quic: Some(way(host_key)),
-            admission: Some(Admission::Taken(welcome)),
+            admission: Some(welcome),
         }
     }
 

@@ -8,40 +8,22 @@ use std::time::Duration;
 use zmove_types::{ByteCount, ByteRate};
 use zmove_wire::limits::LANES_MAX;
 
+use crate::commands::doctor::Part;
 use crate::commands::doctor::finding::{Finding, Level, Mend};
-use crate::commands::doctor::part::Part;
 use crate::commands::doctor::root::Root;
 use zmove_engine::{LANES_AT_ONCE, LOCAL_RTT, lanes_for_machine};
 
-/// What the kernel lets connections hold.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Buffers {
-    pub(crate) send: Option<Autotuned>,
-    pub(crate) receive: Option<Autotuned>,
-    /// `net.core.wmem_max`, in bytes.
-    pub(crate) fixed_send: Option<u64>,
-    /// `net.core.rmem_max`, in bytes.
-    pub(crate) fixed_receive: Option<u64>,
-}
-
 /// The three figures of `tcp_rmem` or `tcp_wmem`, in bytes: least, first, most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Autotuned(pub(crate) [u64; 3]);
+struct Autotuned([u64; 3]);
 
 /// The paths that buffers are held against.
 #[derive(Clone, Debug)]
 pub(crate) struct Paths {
     pub(crate) rate: ByteRate,
-    pub(crate) round_trips: RoundTrips,
+    /// `None` where nobody has measured it: [`USUAL`] ones stand for it.
+    pub(crate) round_trip: Option<Duration>,
     pub(crate) cores: usize,
-}
-
-/// What is known of round trips.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RoundTrips {
-    /// Nothing: [`USUAL`] ones stand for them.
-    Usual,
-    Measured(Duration),
 }
 
 /// Whether buffers of a size fill a path.
@@ -59,44 +41,33 @@ enum Fill {
 const USUAL: [Duration; 3] =
     [Duration::from_millis(10), Duration::from_millis(90), Duration::from_millis(260)];
 
-impl Buffers {
-    pub(crate) fn gather(root: &Root) -> Self {
-        let autotuned = |name| {
-            let words = root.sysctl_words(name)?;
-            let figures: Vec<_> = words.iter().filter_map(|word| word.parse().ok()).collect();
-            figures.try_into().ok().map(Autotuned)
-        };
-        Self {
-            send: autotuned(SEND),
-            receive: autotuned(RECEIVE),
-            fixed_send: root.sysctl(FIXED_SEND),
-            fixed_receive: root.sysctl(FIXED_RECEIVE),
-        }
+impl Autotuned {
+    fn read(root: &Root, name: &str) -> Option<Self> {
+        let words = root.sysctl_words(name)?;
+        let figures: Vec<_> = words.iter().filter_map(|word| word.parse().ok()).collect();
+        figures.try_into().ok().map(Self)
     }
+}
 
-    pub(crate) fn judge(&self, paths: &Paths, part: Part) -> Vec<Finding> {
-        let mut findings = Vec::from_iter(self.send.map(|send| paths.lanes(send)));
-        findings.push(paths.judge("tcp_wmem", SEND, self.send.map(|send| (send, send.0[2]))));
-        // half of it is for what is under way, the rest for what the kernel needs to keep it
-        let mut receive =
-            paths.judge("tcp_rmem", RECEIVE, self.receive.map(|receive| (receive, receive.0[2] / 2)));
-        if part == Part::Sender {
-            receive.level = receive.level.min(Level::Note);
-            receive.text.push_str("; counts where this host receives");
-        }
-        findings.push(receive);
-        findings.push(judge_fixed("rmem_max", FIXED_RECEIVE, self.fixed_receive));
-        findings.push(judge_fixed("wmem_max", FIXED_SEND, self.fixed_send));
-        findings
+/// Judges what the kernel lets connections hold.
+pub(crate) fn judge(root: &Root, paths: &Paths, part: Part) -> Vec<Finding> {
+    let send = Autotuned::read(root, SEND);
+    let receive = Autotuned::read(root, RECEIVE);
+    let mut findings = Vec::from_iter(send.map(|send| paths.lanes(send)));
+    findings.push(paths.judge("tcp_wmem", SEND, send.map(|send| (send, send.0[2]))));
+    // half of it is for what is under way, the rest for what the kernel needs to keep it
+    let mut receive = paths.judge("tcp_rmem", RECEIVE, receive.map(|receive| (receive, receive.0[2] / 2)));
+    if part == Part::Sender {
+        receive.level = receive.level.min(Level::Note);
+        receive.text.push_str("; counts where this host receives");
     }
+    findings.extend([receive, judge_fixed(root, "rmem_max"), judge_fixed(root, "wmem_max")]);
+    findings
 }
 
 impl Paths {
     fn round_trips(&self) -> Vec<Duration> {
-        match self.round_trips {
-            RoundTrips::Usual => USUAL.into(),
-            RoundTrips::Measured(round_trip) => vec![round_trip],
-        }
+        self.round_trip.map_or_else(|| USUAL.into(), |round_trip| vec![round_trip])
     }
 
     /// How many bytes are under way on a full path.
@@ -109,12 +80,7 @@ impl Paths {
         if round_trip < LOCAL_RTT || lanes <= f64::from(LANES_AT_ONCE) {
             return Fill::Easily;
         }
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "it is small and positive"
-        )]
-        if lanes <= f64::from(LANES_MAX) { Fill::Lanes(lanes as u64) } else { Fill::Never }
+        if lanes <= f64::from(LANES_MAX) { Fill::Lanes(whole(lanes)) } else { Fill::Never }
     }
 
     /// How many lanes a push begins with, and what the send buffer leaves each.
@@ -137,7 +103,7 @@ impl Paths {
     /// Holds the largest window that a buffer allows against the paths.
     fn judge(&self, check: &'static str, name: &str, buffer: Option<(Autotuned, u64)>) -> Finding {
         let Some((figures, window)) = buffer else {
-            return Finding::unknown(check, &format!("/proc/sys/{}", name.replace('.', "/")));
+            return Finding::unknown_sysctl(check, name);
         };
         let fills =
             self.round_trips().into_iter().map(|round_trip| (self.fill(round_trip, window), round_trip));
@@ -153,7 +119,7 @@ impl Paths {
         // of paths that nobody has measured only the shortest is sure to be there
         let sure = fills[0].0 == Fill::Never;
         let level = if sure { Level::Slow } else { Level::Note };
-        let needed = Bytes(self.product(round_trip));
+        let needed = ByteCount(whole(self.product(round_trip)));
         let path = format!("{} at {}", self.rate, Millis(round_trip));
         let enough = match fill {
             Fill::Lanes(lanes) => format!("takes {lanes} lanes"),
@@ -169,35 +135,30 @@ impl Paths {
     }
 
     fn span(&self) -> String {
-        let last = self.round_trips().into_iter().max().unwrap_or_default();
-        match self.round_trips {
-            RoundTrips::Usual => format!("up to {}", Millis(last)),
-            RoundTrips::Measured(_) => Millis(last).to_string(),
+        match self.round_trip {
+            None => format!("up to {}", Millis(USUAL[USUAL.len() - 1])),
+            Some(round_trip) => Millis(round_trip).to_string(),
         }
     }
 
     /// With buffers of this size a third of the lanes that are dialled at once fill the path.
     fn wanted(&self, round_trip: Duration, figures: Autotuned) -> u64 {
-        let share = self.product(round_trip) * 3.0 / f64::from(LANES_AT_ONCE);
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
-        let share = share as u64;
+        let share = whole(self.product(round_trip) * 3.0 / f64::from(LANES_AT_ONCE));
         share.min(WANTED_MAX).next_power_of_two().max(WANTED_MIN).max(figures.0[2])
     }
 }
 
 /// QUIC's sockets ask for buffers of a size; the kernel gives what it allows.
-fn judge_fixed(check: &'static str, name: &str, bytes: Option<u64>) -> Finding {
-    match bytes {
-        None => Finding::unknown(check, &format!("/proc/sys/{}", name.replace('.', "/"))),
-        Some(bytes) if bytes < QUIC_BYTES => {
-            let text = format!(
-                "{}: QUIC asks for {}, which without this only root gets",
-                ByteCount(bytes),
-                ByteCount(QUIC_BYTES)
-            );
-            Finding::note(check, text).mended_by(Mend::sysctl(name, &QUIC_BYTES.to_string()))
+fn judge_fixed(root: &Root, check: &'static str) -> Finding {
+    let name = format!("net.core.{check}");
+    match root.sysctl::<u64>(&name).map(ByteCount) {
+        None => Finding::unknown_sysctl(check, &name),
+        Some(allowed) if allowed.0 < QUIC_BYTES => {
+            let asked = ByteCount(QUIC_BYTES);
+            let text = format!("{allowed}: QUIC asks for {asked}, which without this only root gets");
+            Finding::note(check, text).mended_by(Mend::sysctl(&name, &QUIC_BYTES.to_string()))
         }
-        Some(bytes) => Finding::ok(check, ByteCount(bytes).to_string()),
+        Some(allowed) => Finding::ok(check, allowed.to_string()),
     }
 }
 
@@ -213,19 +174,13 @@ impl std::fmt::Display for Millis {
 }
 
 /// A computed number of bytes.
-struct Bytes(f64);
-
-impl std::fmt::Display for Bytes {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
-        ByteCount(self.0 as u64).fmt(f)
-    }
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
+fn whole(bytes: f64) -> u64 {
+    bytes as u64
 }
 
 const SEND: &str = "net.ipv4.tcp_wmem";
 const RECEIVE: &str = "net.ipv4.tcp_rmem";
-const FIXED_SEND: &str = "net.core.wmem_max";
-const FIXED_RECEIVE: &str = "net.core.rmem_max";
 /// What a UDP socket of QUIC asks for.
 const QUIC_BYTES: u64 = 8 << 20;
 const WANTED_MIN: u64 = 16 << 20;
@@ -234,25 +189,28 @@ const WANTED_MAX: u64 = 1 << 30;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::doctor::root::fake::Fake;
+    use crate::commands::doctor::root::tests::Fake;
 
     const MIB: u64 = 1 << 20;
 
-    fn paths(gbit: f64, round_trips: RoundTrips) -> Paths {
-        Paths { rate: ByteRate(gbit * 1.25e8), round_trips, cores: 2 }
+    fn paths(gbit: f64, round_trip: Option<Duration>) -> Paths {
+        Paths { rate: ByteRate(gbit * 1.25e8), round_trip, cores: 2 }
     }
 
-    fn measured(millis: u64) -> RoundTrips {
-        RoundTrips::Measured(Duration::from_millis(millis))
+    fn measured(millis: u64) -> Option<Duration> {
+        Some(Duration::from_millis(millis))
     }
 
-    fn buffers(send: u64, receive: u64) -> Buffers {
-        Buffers {
-            send: Some(Autotuned([4096, 16_384, send])),
-            receive: Some(Autotuned([4096, 131_072, receive])),
-            fixed_send: Some(QUIC_BYTES),
-            fixed_receive: Some(QUIC_BYTES),
-        }
+    /// A host with these largest buffers of TCP, and such of UDP as QUIC wants.
+    fn buffers(send: u64, receive: u64) -> Fake {
+        let (send, receive) = (format!("4096 16384 {send}"), format!("4096 131072 {receive}"));
+        let fixed = QUIC_BYTES.to_string();
+        Fake::of_sysctls(&[
+            (SEND, &send),
+            (RECEIVE, &receive),
+            ("net.core.rmem_max", &fixed),
+            ("net.core.wmem_max", &fixed),
+        ])
     }
 
     fn level_and_run(finding: &Finding) -> (Level, Option<&str>) {
@@ -261,7 +219,7 @@ mod tests {
 
     /// What is said of the send buffer.
     fn send(send: u64, paths: &Paths) -> Finding {
-        let findings = buffers(send, 1 << 30).judge(paths, Part::Either);
+        let findings = judge(&buffers(send, 1 << 30).root(), paths, Part::Either);
         findings.into_iter().find(|finding| finding.check == "tcp_wmem").unwrap()
     }
 
@@ -306,7 +264,7 @@ mod tests {
 
     #[test]
     fn paths_that_nobody_has_measured_are_slow_only_if_the_shortest_is() {
-        let usual = |bytes| level_and_run(&send(bytes, &paths(10.0, RoundTrips::Usual))).0;
+        let usual = |bytes| level_and_run(&send(bytes, &paths(10.0, None))).0;
         assert_eq!(usual(64 * MIB), Level::Ok);
         assert_eq!(usual(4 * MIB), Level::Note);
         assert_eq!(usual(MIB / 8), Level::Slow);
@@ -314,7 +272,7 @@ mod tests {
 
     #[test]
     fn lanes_are_told_for_each_round_trip() {
-        let findings = buffers(4 * MIB, MIB).judge(&paths(10.0, RoundTrips::Usual), Part::Either);
+        let findings = judge(&buffers(4 * MIB, MIB).root(), &paths(10.0, None), Part::Either);
         let Finding { check, text, details, .. } = &findings[0];
         let first =
             "at 10 ms 12 begin, and send buffers let 3.36 Gbit/s through each, 40.3 Gbit/s through all";
@@ -325,7 +283,7 @@ mod tests {
     #[test]
     fn half_of_a_receive_buffer_counts_and_less_to_who_sends() {
         let receive = |bytes, part| {
-            let findings = buffers(1 << 30, bytes).judge(&paths(10.0, measured(260)), part);
+            let findings = judge(&buffers(1 << 30, bytes).root(), &paths(10.0, measured(260)), part);
             findings.into_iter().find(|finding| finding.check == "tcp_rmem").unwrap()
         };
         let run = "sysctl -w net.ipv4.tcp_rmem=\"4096 131072 134217728\"";
@@ -337,8 +295,12 @@ mod tests {
 
     #[test]
     fn quic_needs_buffers_of_its_own() {
-        let small = Buffers { fixed_receive: Some(212_992), fixed_send: None, ..buffers(1 << 30, 1 << 30) };
-        let findings = small.judge(&paths(10.0, measured(90)), Part::Either);
+        let small = Fake::of_sysctls(&[
+            (SEND, "4096 16384 1073741824"),
+            (RECEIVE, "4096 131072 1073741824"),
+            ("net.core.rmem_max", "212992"),
+        ]);
+        let findings = judge(&small.root(), &paths(10.0, measured(90)), Part::Either);
         let fixed = findings.iter().filter(|finding| finding.level != Level::Ok).map(level_and_run);
         let run = Some("sysctl -w net.core.rmem_max=8388608");
         assert_eq!(fixed.collect::<Vec<_>>(), [(Level::Note, run), (Level::Note, None)]);
@@ -346,18 +308,10 @@ mod tests {
 
     #[test]
     fn facts_are_read_from_the_tree() {
-        let fake = Fake::of_sysctls(&[
-            (SEND, "4096\t16384\t4194304"),
-            (RECEIVE, "4096 131072"),
-            (FIXED_RECEIVE, "212992"),
-        ]);
-        let expected = Buffers {
-            send: Some(Autotuned([4096, 16_384, 4_194_304])),
-            fixed_receive: Some(212_992),
-            ..Buffers::default()
-        };
-        assert_eq!(Buffers::gather(&fake.root()), expected);
-        let findings = Buffers::default().judge(&paths(10.0, measured(90)), Part::Either);
+        let fake = Fake::of_sysctls(&[(SEND, "4096\t16384\t4194304"), (RECEIVE, "4096 131072")]);
+        assert_eq!(Autotuned::read(&fake.root(), SEND), Some(Autotuned([4096, 16_384, 4_194_304])));
+        assert_eq!(Autotuned::read(&fake.root(), RECEIVE), None);
+        let findings = judge(&Fake::of(&[]).root(), &paths(10.0, measured(90)), Part::Either);
         assert!(
             findings
                 .iter()

@@ -10,7 +10,7 @@ use zmove_receiver::journal::{
 };
 use zmove_types::Escaped;
 
-use super::shown::{age, name};
+use super::{age, name};
 use crate::args::JournalCleanArgs;
 use crate::display::terminal;
 use crate::value::age::Age;
@@ -41,14 +41,14 @@ pub(crate) fn expire(directory: &Path, age: Age, tell: impl Fn(&dyn fmt::Display
     let unreachable = Unreachable::Remove;
     let rule = CleanRule { older_than: age.0, unreachable, mode: CleanMode::Remove };
     match clean(directory, &rule) {
-        Ok(cleaned) => cleaned.iter().for_each(|cleaned| tell(&Line(cleaned, rule.mode))),
+        Ok(cleaned) => cleaned.iter().for_each(|cleaned| tell(&line(cleaned, rule.mode))),
         Err(error) => tell(&format_args!("clean journals: {error}")),
     }
 }
 
 /// What is done on standard output, what could not be done on standard error.
 fn tell(cleaned: &Cleaned, mode: CleanMode) {
-    let line = Line(cleaned, mode);
+    let line = line(cleaned, mode);
     if matches!(cleaned.removed, Ok(true)) {
         terminal::say(line)
     } else {
@@ -78,31 +78,26 @@ fn part_path(unfinished: &Unfinished, file: &UnfinishedFile) -> PathBuf {
 }
 
 /// What has become of one journal, in one line.
-struct Line<'a>(&'a Cleaned, CleanMode);
-
-impl fmt::Display for Line<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(cleaned, mode) = self;
-        let fate = match (&cleaned.removed, mode) {
-            (Ok(true), CleanMode::Remove) => "removed",
-            (Ok(true), CleanMode::DryRun) => "would remove",
-            _ => "kept",
-        };
-        write!(f, "{fate} journal {}", name(&cleaned.path))?;
-        match &cleaned.contents {
-            Ok(unfinished) => {
-                let target = String::from_utf8_lossy(&unfinished.begin.target);
-                let removed = cleaned.parts.iter().filter(|fate| matches!(fate, PartFate::Removed)).count();
-                let all = cleaned.parts.len();
-                let written = age(cleaned.modified);
-                write!(f, " into '{target}', last written {written} ago: {removed} of {all} part files")?;
-            }
-            Err(error) => write!(f, ", whose part files are not known: {error}")?,
+fn line(cleaned: &Cleaned, mode: CleanMode) -> String {
+    let fate = match (&cleaned.removed, mode) {
+        (Ok(true), CleanMode::Remove) => "removed",
+        (Ok(true), CleanMode::DryRun) => "would remove",
+        _ => "kept",
+    };
+    let about = match &cleaned.contents {
+        Ok(unfinished) => {
+            let target = String::from_utf8_lossy(&unfinished.begin.target);
+            let removed = cleaned.parts.iter().filter(|fate| matches!(fate, PartFate::Removed)).count();
+            let all = cleaned.parts.len();
+            let written = age(cleaned.modified);
+            format!(" into '{target}', last written {written} ago: {removed} of {all} part files")
         }
-        match &cleaned.removed {
-            Ok(true) => Ok(()),
-            Ok(false) => write!(f, "; 'clean --all' removes it"),
-            Err(error) => write!(f, "; {error}"),
-        }
-    }
+        Err(error) => format!(", whose part files are not known: {error}"),
+    };
+    let why = match &cleaned.removed {
+        Ok(true) => String::new(),
+        Ok(false) => "; 'clean --all' removes it".to_owned(),
+        Err(error) => format!("; {error}"),
+    };
+    format!("{fate} journal {}{about}{why}", name(&cleaned.path))
 }

@@ -1,36 +1,17 @@
-//! `zmove journal list`.
+//! One journal of `zmove journal list`.
 
-use std::path::PathBuf;
-
-use anyhow::Result;
 use serde_json::{Value, json};
-use zmove_receiver::journal::{Listed, Unfinished, UnfinishedFile, list};
+use zmove_receiver::journal::{Listed, Unfinished, UnfinishedFile};
 use zmove_types::ByteCount;
 
-use super::shown::{age, age_of_seconds, name};
-use crate::args::JournalListArgs;
+use super::{age, age_of_seconds, name};
 use crate::display::terminal;
-use crate::value::exit::Exit;
 
 /// Of more files only their number is shown, but in JSON.
 const FILES_SHOWN_MAX: usize = 20;
 
-/// Shows all journals in `directories`.
-pub(super) fn run(args: &JournalListArgs, directories: &[PathBuf]) -> Result<Exit> {
-    let mut listed = Vec::new();
-    for directory in directories {
-        listed.extend(list(directory)?);
-    }
-    for journal in &listed {
-        if args.json { terminal::say(as_json(journal)) } else { show(journal) }
-    }
-    if listed.is_empty() && !args.json {
-        terminal::say("nothing is unfinished");
-    }
-    Ok(Exit::Done)
-}
-
-fn show(journal: &Listed) {
+/// Shows a journal to people.
+pub(super) fn show(journal: &Listed) {
     let name = name(&journal.path);
     let written = age(journal.modified);
     let in_use = if journal.in_use { ", in use" } else { "" };
@@ -71,7 +52,8 @@ fn owner(unfinished: &Unfinished) -> String {
     }
 }
 
-fn as_json(journal: &Listed) -> Value {
+/// Shows a journal to programs.
+pub(super) fn show_as_json(journal: &Listed) {
     let mut value = json!({
         "journal": journal.path.to_string_lossy(),
         "in_use": journal.in_use,
@@ -86,14 +68,14 @@ fn as_json(journal: &Listed) -> Value {
             value["target"] = json!(String::from_utf8_lossy(&begin.target));
             value["begun"] = json!(begin.begun);
             value["same_boot"] = json!(unfinished.same_boot);
-            value["files"] = unfinished.files.iter().map(file_as_json).collect();
+            value["files"] = unfinished.files.iter().map(json_of_file).collect();
         }
         Err(error) => value["error"] = json!(error.to_string()),
     }
-    value
+    terminal::say(value);
 }
 
-fn file_as_json(file: &UnfinishedFile) -> Value {
+fn json_of_file(file: &UnfinishedFile) -> Value {
     json!({
         "path": String::from_utf8_lossy(file.part.path.as_bytes()),
         "part": file.part.part.to_string(),

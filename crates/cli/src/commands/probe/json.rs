@@ -3,8 +3,7 @@
 use serde_json::{Value, json};
 use zmove_sender::{PathReport, ProbeReport, Round};
 
-use crate::commands::probe::figures::{best, cpu_per_gib};
-use crate::commands::probe::findings::Findings;
+use crate::commands::probe::findings::{Findings, best, cpu_per_gib};
 
 /// All of it.
 pub(super) fn of(found: &Findings) -> Value {

@@ -1,13 +1,12 @@
 //! What a storage gives, from a sweep of either side.
 
-use std::fmt::Write as _;
-
 use serde::Serialize;
 use zmove_sweep::{Ceiling, Direction, Sweep};
 use zmove_types::ByteCount;
 use zmove_wire::Swept;
 
 use crate::ceiling::date;
+use crate::display::figures::{bytes_per_second, files_per_second};
 use crate::display::terminal::Printable;
 use zmove_drawing::scale::size_label;
 
@@ -79,35 +78,26 @@ impl Storage {
     pub(super) fn text(&self, name: &str) -> String {
         let mut text = format!("{name}: {}\n", Printable(&self.about));
         if let Some(fault) = &self.fault {
-            writeln!(text, "  it was not swept: {}", Printable(fault)).expect("writing to a string");
+            text += &format!("  it was not swept: {}\n", Printable(fault));
             return text;
         }
         if self.sizes.is_empty() {
             return text + "  the time was too short to measure anything\n";
         }
-        writeln!(text, "{:>9} {:>14} {:>10} {:>14} {:>10}", "size", "written", "files/s", "read", "files/s")
-            .expect("writing to a string");
+        text += "     size        written    files/s           read    files/s\n";
         for size in &self.sizes {
             let shown = |rate: Option<f64>| match rate {
                 Some(rate) => {
-                    let files = rate / ByteCount(size.file_bytes).as_f64();
-                    let bytes = format!("{}/s", rounded(rate));
-                    format!("{bytes:>14} {files:>10.*}", usize::from(files < 10.0) * 2)
+                    let files = files_per_second(rate / ByteCount(size.file_bytes).as_f64());
+                    format!("{:>14} {files:>10}", bytes_per_second(rate))
                 }
                 None => format!("{:>14} {:>10}", "-", "-"),
             };
-            let (label, write, read) = (
-                size_label(size.file_bytes),
-                shown(size.write_bytes_per_second),
-                shown(size.read_bytes_per_second),
-            );
-            writeln!(text, "{label:>9} {write} {read}").expect("writing to a string");
+            let label = size_label(size.file_bytes);
+            let write = shown(size.write_bytes_per_second);
+            let read = shown(size.read_bytes_per_second);
+            text += &format!("{label:>9} {write} {read}\n");
         }
         text
     }
-}
-
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate above zero")]
-fn rounded(bytes_per_second: f64) -> ByteCount {
-    ByteCount(bytes_per_second.round() as u64)
 }

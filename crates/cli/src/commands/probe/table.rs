@@ -1,13 +1,11 @@
 //! A probe as text.
 
-use std::fmt::Write as _;
-
-use zmove_sender::{ProbeReport, Round};
+use zmove_sender::{PathReport, ProbeReport, Round};
 use zmove_types::{ByteCount, ByteRate};
 
-use crate::commands::probe::figures::{best, cpu_per_gib, milliseconds, rate, seconds};
-use crate::commands::probe::findings::Findings;
-use crate::commands::probe::prediction::{ClassTime, Prediction};
+use crate::commands::probe::findings::{Findings, best, cpu_per_gib, milliseconds, rate};
+use crate::commands::probe::prediction::ClassTime;
+use crate::display::figures::duration;
 use crate::display::terminal::Printable;
 
 /// The whole text.
@@ -23,7 +21,7 @@ pub(super) fn of(found: &Findings) -> String {
         text += &prediction(found, tree);
     }
     for line in &found.advice {
-        writeln!(text, "{}", Printable(line)).expect("writing to a string");
+        text += &format!("{}\n", Printable(line));
     }
     text
 }
@@ -39,23 +37,16 @@ fn path(found: &Findings) -> String {
         round_trips.count,
         milliseconds(*first_byte),
     );
-    writeln!(
-        text,
-        "{:>5} {:>12} {:>12} {:>10} {:>7} {:>7} {:>11} {:>9} {:>9}",
-        "lanes", "rate", "at first", "sent again", "window", "buffer", "round trip", "CPU here", "CPU there"
-    )
-    .expect("writing to a string");
+    text += "lanes         rate     at first sent again  window  buffer  round trip  CPU here CPU there\n";
     rounds.iter().for_each(|round| text += &line(round));
     if let Some(round) = rounds.first() {
         let steady = round.steady.time.as_secs_f64();
         let ramp = round.ramp.time.as_secs_f64();
-        writeln!(
-            text,
+        text += &format!(
             "rate: what the receiver counted in {steady:.1} s, after {ramp:.1} s in which windows grew (at first); memory to memory\n\
              window, buffer: for how much of the time the receiver's window and the send buffer here kept data back\n\
-             round trip: of control beside the data; CPU: seconds of each process per GiB"
-        )
-        .expect("writing to a string");
+             round trip: of control beside the data; CPU: seconds of each process per GiB\n"
+        );
     }
     text
 }
@@ -71,9 +62,9 @@ fn line(round: &Round) -> String {
         round.lanes,
         rate(round),
         ByteRate(round.ramp.bytes_per_second()),
-        share(path.map(zmove_sender::PathReport::retransmitted_share), 2),
-        share(path.map(zmove_sender::PathReport::receive_window_share), 0),
-        share(path.map(zmove_sender::PathReport::send_buffer_share), 0),
+        share(path.map(PathReport::retransmitted_share), 2),
+        share(path.map(PathReport::receive_window_share), 0),
+        share(path.map(PathReport::send_buffer_share), 0),
         milliseconds(round.round_trips.mean()),
         cpu(round.sender_cpu),
         cpu(round.receiver_cpu),
@@ -82,52 +73,34 @@ fn line(round: &Round) -> String {
 
 fn prediction(found: &Findings, tree: &str) -> String {
     let tree = Printable(tree);
-    let Some(Prediction {
-        classes,
-        seconds: all,
-        bytes_per_second,
-        files_per_second,
-        start_seconds,
-        limited_by,
-    }) = &found.prediction
-    else {
-        return format!("{tree} has no files\n");
-    };
+    let Some(predicted) = &found.prediction else { return format!("{tree} has no files\n") };
     let mut text = format!(
-        "{tree}: a push of it takes about {}, at {} and {files_per_second:.0} files/s; limited by {}\n\
-         {:>9} {:>10} {:>12} {:>10} {:>10} {:>10}\n",
-        seconds(*all),
-        ByteRate(*bytes_per_second),
-        limited_by.name(),
-        "class",
-        "files",
-        "bytes",
-        "source",
-        "path",
-        "target",
+        "{tree}: a push of it takes about {}, at {} and {:.0} files/s; limited by {}\n",
+        duration(predicted.seconds),
+        ByteRate(predicted.bytes_per_second),
+        predicted.files_per_second,
+        predicted.limited_by.name(),
     );
-    for ClassTime { class, files, bytes, source_seconds, path_seconds, target_seconds, .. } in classes {
-        let shown = |time: Option<f64>| time.map_or_else(|| "?".to_owned(), seconds);
-        writeln!(
-            text,
-            "{class:>9} {files:>10} {:>12} {:>10} {:>10} {:>10}",
+    text += "    class      files        bytes     source       path     target\n";
+    for ClassTime { class, files, bytes, source_seconds, path_seconds, target_seconds, .. } in
+        &predicted.classes
+    {
+        let shown = |time: Option<f64>| time.map_or_else(|| "?".to_owned(), duration);
+        text += &format!(
+            "{class:>9} {files:>10} {:>12} {:>10} {:>10} {:>10}\n",
             ByteCount(*bytes),
             shown(*source_seconds),
             shown(Some(*path_seconds)),
             shown(*target_seconds),
-        )
-        .expect("writing to a string");
+        );
     }
     let lanes = best(&found.report).map_or(0, |round| round.lanes);
-    writeln!(text, "with {lanes} lanes, and {} to start", seconds(*start_seconds))
-        .expect("writing to a string");
+    text += &format!("with {lanes} lanes, and {} to start\n", duration(predicted.start_seconds));
     if found.source.is_none() {
-        text.push_str("source storage is not known: 'zmove sweep DIR' there, or --source DIR, measures it\n");
+        text += "source storage is not known: 'zmove sweep DIR' there, or --source DIR, measures it\n";
     }
     if found.target.as_ref().is_none_or(|storage| storage.writes().is_none()) {
-        text.push_str(
-            "target storage is not known: it is swept where HOST:PATH names a directory that is there\n",
-        );
+        text += "target storage is not known: it is swept where HOST:PATH names a directory that is there\n";
     }
     text
 }

@@ -6,6 +6,7 @@ use zmove_sweep::{Ceiling, Direction, Sweep};
 use zmove_types::{ByteCount, SizeClass};
 
 use crate::ceiling::date;
+use crate::display::figures::{bytes_per_second, duration};
 
 /// What reading a tree takes at least.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -58,10 +59,10 @@ pub(super) fn text(histogram: &Histogram, expected: Option<&Expected>, name: &st
         format!("LOSF is {} of the files and {} of the bytes: {decides}\n", shown(count), shown(size));
     text.push_str(&match expected {
         Some(at) => format!(
-            "reading it takes {} at least, at {:.0} files/s and {}/s, LOSF {} of it (sweep of {})\n",
+            "reading it takes {} at least, at {:.0} files/s and {}, LOSF {} of it (sweep of {})\n",
             duration(at.seconds),
             at.files_per_second,
-            rounded(at.bytes_per_second),
+            bytes_per_second(at.bytes_per_second),
             shown(at.losf_share),
             at.sweep,
         ),
@@ -81,18 +82,4 @@ pub(super) fn percent(part: u64, of: u64) -> String {
 
 fn shown(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
-}
-
-fn duration(seconds: f64) -> String {
-    match seconds {
-        _ if seconds < 10.0 => format!("{seconds:.2} s"),
-        _ if seconds < 120.0 => format!("{seconds:.0} s"),
-        _ if seconds < 7_200.0 => format!("{:.0} min", seconds / 60.0),
-        _ => format!("{:.1} h", seconds / 3_600.0),
-    }
-}
-
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate above zero")]
-fn rounded(bytes_per_second: f64) -> ByteCount {
-    ByteCount(bytes_per_second.round() as u64)
 }

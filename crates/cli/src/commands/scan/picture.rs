@@ -8,7 +8,8 @@ use super::advice::percent;
 use zmove_drawing::classes::{NAMES, SizeAxis};
 use zmove_drawing::scale::{Axis, BYTES, Unit, unit};
 use zmove_drawing::{
-    GAP, GRID, Heading, LEFT, PLOT_WIDTH, TITLE_LETTERS, TOP, bold, document, fitted, rounded, stroke, words,
+    GAP, Heading, LEFT, PLOT_WIDTH, TITLE_LETTERS, TOP, bold, document, fitted, grid, grid_with_labels,
+    rounded, words,
 };
 
 /// Draws both.
@@ -54,13 +55,9 @@ fn panel(
     let most = buckets.iter().map(|(_, share)| value(share)).fold(0.0, f64::max);
     let unit = unit(units, most);
     let axis = Axis::to_tick(most / unit.size, STEPS_MAX);
-    let mut grid = Group::new().set("stroke", GRID).set("stroke-width", 1);
-    let mut labels = Group::new().set("text-anchor", "end");
-    for tick in &axis.ticks {
-        let y = rounded(bottom - HEIGHT * tick / axis.most);
-        grid = grid.add(stroke((LEFT, y), (LEFT + PLOT_WIDTH, y)));
-        labels = labels.add(words(&axis.label(*tick), LEFT - 7.0, y + 4.5));
-    }
+    let ticks =
+        axis.ticks.iter().map(|tick| (rounded(bottom - HEIGHT * tick / axis.most), axis.label(*tick)));
+    let [grid, labels] = grid_with_labels(grid(), ticks);
     let mut bars = Group::new().set("fill", colour);
     for (power, share) in buckets.iter().filter(|(_, share)| share.files > 0) {
         // what is there is seen, however little it is

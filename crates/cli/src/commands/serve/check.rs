@@ -24,26 +24,26 @@ pub(super) fn run(args: &ServeArgs, home: &Path) -> Exit {
         None => Some(rustix::process::geteuid().as_raw()),
         Some(Ok(user)) => Some(user.uid.as_raw()),
         Some(Err(error)) => {
-            faults.push(whole(error));
+            faults.push(terminal::causes(&error).to_string());
             None
         }
     };
     if Settings::new(args, &config).confine == ConfineArg::On
         && let Err(error) = confinement::possible()
     {
-        faults.push(whole(error));
+        faults.push(terminal::causes(&error).to_string());
     }
     // a key that is not there yet is made by the daemon
     if let Some(reader) = reader
         && home.join("key.pem").exists()
         && let Err(error) = Identity::load_or_create_guarded(home, reader)
     {
-        faults.push(whole(error.into()));
+        faults.push(terminal::causes(&error.into()).to_string());
     }
     if let Some(reader) = reader {
         match AuthorizedKeys::load_guarded(home, reader) {
             Ok(keys) => faults.extend(missing_roots(&keys)),
-            Err(error) => faults.push(whole(error.into())),
+            Err(error) => faults.push(terminal::causes(&error.into()).to_string()),
         }
     }
     // a directory on the way is on the way to several files
@@ -62,8 +62,4 @@ fn missing_roots(keys: &AuthorizedKeys) -> Vec<String> {
     let roots = keys.grants().iter().flat_map(|grant| grant.roots.iter().map(|root| (&grant.name, root)));
     let missing = roots.filter(|(_, root)| !root.is_dir());
     missing.map(|(name, root)| format!("the root '{}' of {name} is no directory", root.display())).collect()
-}
-
-fn whole(error: anyhow::Error) -> String {
-    terminal::Causes(&error).to_string()
 }

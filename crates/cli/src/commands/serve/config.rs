@@ -10,69 +10,94 @@ mod value;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::Deserialize;
 use zmove_receiver::Limits;
 use zmove_types::ByteCount;
 
-use crate::args::{ConfineArg, DirectArg, EngineArg, ListenArg, LogFormat};
+use crate::args::{ConfineArg, DirectArg, EngineArg, ListenArg, LogFormat, MetricsListen};
 use crate::value::age::Age;
-use crate::value::metrics_listen::MetricsListen;
 
 pub(crate) use fault::ConfigFault;
-use value::{Count, Memory, Seconds, Text, Word};
+use value::{count, memory, seconds, text, word};
 
 /// What the file says.
 #[derive(Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Config {
-    pub(crate) listen: Option<Text<SocketAddr>>,
-    pub(crate) transport: Option<Word<ListenArg>>,
+    #[serde(deserialize_with = "text")]
+    pub(crate) listen: Option<SocketAddr>,
+    #[serde(deserialize_with = "word")]
+    pub(crate) transport: Option<ListenArg>,
     pub(crate) allow_clear: Option<bool>,
-    pub(crate) journal_age: Option<Text<Age>>,
-    pub(crate) io_engine: Option<Word<EngineArg>>,
-    pub(crate) direct: Option<Word<DirectArg>>,
-    pub(crate) drain: Option<Text<Age>>,
+    #[serde(deserialize_with = "text")]
+    pub(crate) journal_age: Option<Age>,
+    #[serde(deserialize_with = "word")]
+    pub(crate) io_engine: Option<EngineArg>,
+    #[serde(deserialize_with = "word")]
+    pub(crate) direct: Option<DirectArg>,
+    #[serde(deserialize_with = "text")]
+    pub(crate) drain: Option<Age>,
     pub(crate) user: Option<String>,
-    pub(crate) confine: Option<Word<ConfineArg>>,
-    limits: LimitsTable,
+    #[serde(deserialize_with = "word")]
+    pub(crate) confine: Option<ConfineArg>,
+    #[serde(with = "LimitsTable")]
+    pub(crate) limits: Limits,
     pub(crate) log: LogTable,
     pub(crate) metrics: MetricsTable,
 }
 
-/// `[limits]`; the defaults are those of [`Limits`].
-#[derive(Debug, Default, Deserialize, PartialEq, Eq)]
-#[serde(default, deny_unknown_fields)]
+/// `[limits]`: [`Limits`], whose defaults hold for keys that are not there.
+#[derive(Deserialize)]
+#[serde(remote = "Limits", default = "Limits::default", deny_unknown_fields)]
 struct LimitsTable {
-    unproven: Option<Count<1, 65_536>>,
-    unproven_time: Option<Seconds<1, 600>>,
-    waiting_per_identity: Option<Count<64, 1_000_000>>,
-    transfers: Option<Count<1, 1_000_000>>,
-    transfers_per_identity: Option<Count<1, 1_000_000>>,
-    queued_per_identity: Option<Count<1, 1_000_000>>,
-    lanes: Option<Count<8, 1_000_000>>,
-    lanes_per_identity: Option<Count<8, 1_000_000>>,
-    lanes_per_transfer: Option<Count<8, 64>>,
-    memory_per_transfer: Option<Memory<64>>,
-    memory_per_identity: Option<Memory<64>>,
-    files_per_identity: Option<Count<64, 1_000_000_000>>,
-    threads_per_identity: Option<Count<1, 1_000_000>>,
-    journals_per_identity: Option<Count<1, 1_000_000>>,
-    journal_bytes_per_identity: Option<Memory<1>>,
+    #[serde(deserialize_with = "count::<_, _, 1, 65_536>")]
+    unproven: usize,
+    #[serde(deserialize_with = "seconds::<_, 1, 600>")]
+    unproven_time: Duration,
+    #[serde(deserialize_with = "count::<_, _, 64, 1_000_000>")]
+    waiting_per_identity: usize,
+    #[serde(deserialize_with = "count::<_, _, 1, 1_000_000>")]
+    transfers: usize,
+    #[serde(deserialize_with = "count::<_, _, 1, 1_000_000>")]
+    transfers_per_identity: usize,
+    #[serde(deserialize_with = "count::<_, _, 1, 1_000_000>")]
+    queued_per_identity: usize,
+    #[serde(deserialize_with = "count::<_, _, 8, 1_000_000>")]
+    lanes: usize,
+    #[serde(deserialize_with = "count::<_, _, 8, 1_000_000>")]
+    lanes_per_identity: usize,
+    #[serde(deserialize_with = "count::<_, _, 8, 64>")]
+    lanes_per_transfer: u16,
+    #[serde(deserialize_with = "memory::<_, 64>")]
+    memory_per_transfer: ByteCount,
+    #[serde(deserialize_with = "memory::<_, 64>")]
+    memory_per_identity: ByteCount,
+    #[serde(deserialize_with = "count::<_, _, 64, 1_000_000_000>")]
+    files_per_identity: usize,
+    #[serde(deserialize_with = "count::<_, _, 1, 1_000_000>")]
+    threads_per_identity: usize,
+    #[serde(deserialize_with = "count::<_, _, 1, 1_000_000>")]
+    journals_per_identity: usize,
+    #[serde(deserialize_with = "memory::<_, 1>")]
+    journal_bytes_per_identity: ByteCount,
 }
 
 /// `[log]`.
 #[derive(Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct LogTable {
-    pub(crate) format: Option<Word<LogFormat>>,
+    #[serde(deserialize_with = "word")]
+    pub(crate) format: Option<LogFormat>,
 }
 
 /// `[metrics]`.
 #[derive(Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct MetricsTable {
-    pub(crate) listen: Option<Text<MetricsListen>>,
+    #[serde(deserialize_with = "text")]
+    pub(crate) listen: Option<MetricsListen>,
 }
 
 impl Config {
@@ -102,50 +127,11 @@ impl Config {
     fn parse(path: &Path, text: &str) -> Result<Self, Vec<ConfigFault>> {
         toml::from_str(text).map_err(|first| fault::all::<Self>(path, text, first))
     }
-
-    /// The limits, those that are not there by default.
-    pub(crate) fn limits(&self) -> Limits {
-        let table = &self.limits;
-        let usual = Limits::default();
-        let lanes = table.lanes_per_transfer.map(|count| u16::try_from(count.0));
-        Limits {
-            unproven: table.unproven.map_or(usual.unproven, |count| count.0),
-            unproven_time: table.unproven_time.map_or(usual.unproven_time, |time| time.0),
-            waiting_per_identity: table
-                .waiting_per_identity
-                .map_or(usual.waiting_per_identity, |count| count.0),
-            transfers: table.transfers.map_or(usual.transfers, |count| count.0),
-            transfers_per_identity: table
-                .transfers_per_identity
-                .map_or(usual.transfers_per_identity, |count| count.0),
-            queued_per_identity: table.queued_per_identity.map_or(usual.queued_per_identity, |count| count.0),
-            lanes: table.lanes.map_or(usual.lanes, |count| count.0),
-            lanes_per_identity: table.lanes_per_identity.map_or(usual.lanes_per_identity, |count| count.0),
-            lanes_per_transfer: lanes.and_then(Result::ok).unwrap_or(usual.lanes_per_transfer),
-            memory_per_transfer: table
-                .memory_per_transfer
-                .map_or(usual.memory_per_transfer, |memory| ByteCount(memory.0)),
-            memory_per_identity: table
-                .memory_per_identity
-                .map_or(usual.memory_per_identity, |memory| ByteCount(memory.0)),
-            files_per_identity: table.files_per_identity.map_or(usual.files_per_identity, |count| count.0),
-            threads_per_identity: table
-                .threads_per_identity
-                .map_or(usual.threads_per_identity, |count| count.0),
-            journals_per_identity: table
-                .journals_per_identity
-                .map_or(usual.journals_per_identity, |count| count.0),
-            journal_bytes_per_identity: table
-                .journal_bytes_per_identity
-                .map_or(usual.journal_bytes_per_identity, |memory| ByteCount(memory.0)),
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     fn faults(text: &str) -> Vec<String> {
         let faults = Config::parse(Path::new("/etc/zmove/zmove.toml"), text).unwrap_err();
@@ -156,7 +142,7 @@ mod tests {
     fn an_empty_file_changes_nothing() {
         let config = Config::parse(Path::new("x"), "").unwrap();
         assert_eq!(config, Config::default());
-        assert_eq!(config.limits(), Limits::default());
+        assert_eq!(config.limits, Limits::default());
     }
 
     #[test]
@@ -193,11 +179,11 @@ mod tests {
             listen = "off"
         "#;
         let config = Config::parse(Path::new("x"), text).unwrap();
-        assert_eq!(config.listen.as_ref().unwrap().0, "[::]:5870".parse().unwrap());
-        assert_eq!(config.transport.unwrap().0, ListenArg::Tcp);
-        assert_eq!(config.drain.as_ref().unwrap().0.0, Duration::from_secs(30));
-        assert_eq!((config.user.as_deref(), config.confine.unwrap().0), (Some("zmove"), ConfineArg::Auto));
-        assert_eq!(config.metrics.listen.as_ref().unwrap().0, MetricsListen(None));
+        assert_eq!(config.listen.unwrap(), "[::]:5870".parse().unwrap());
+        assert_eq!(config.transport.unwrap(), ListenArg::Tcp);
+        assert_eq!(config.drain.unwrap().0, Duration::from_secs(30));
+        assert_eq!((config.user.as_deref(), config.confine.unwrap()), (Some("zmove"), ConfineArg::Auto));
+        assert_eq!(config.metrics.listen.unwrap(), MetricsListen(None));
         let limits = Limits {
             unproven: 10,
             unproven_time: Duration::from_secs(3),
@@ -215,7 +201,7 @@ mod tests {
             journals_per_identity: 5,
             journal_bytes_per_identity: ByteCount(4 << 20),
         };
-        assert_eq!(config.limits(), limits);
+        assert_eq!(config.limits, limits);
     }
 
     #[test]

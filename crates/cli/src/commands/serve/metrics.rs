@@ -3,16 +3,13 @@
 //! **Invariant:** nothing that moves data waits for who reads: the meters are read when they are asked for.
 
 mod http;
-mod journals;
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{
-    DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeLabelSet, EncodeMetric as _, text::encode,
-};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, text::encode};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
@@ -37,35 +34,24 @@ impl Counts {
     /// Counts what a daemon tells.
     pub(crate) fn count(&self, event: &DaemonEvent) {
         match event {
-            DaemonEvent::Rejected { kind, .. } => self.error(kind.name()),
+            DaemonEvent::Rejected { kind, .. } => add(&self.errors, "kind", kind.name()),
             DaemonEvent::Received { report, .. } => {
-                self.transfer(if report.faults == 0 { "complete" } else { "partial" });
+                add(&self.transfers, "result", if report.faults == 0 { "complete" } else { "partial" });
             }
-            DaemonEvent::Probed { .. } => self.probe("complete"),
+            DaemonEvent::Probed { .. } => add(&self.probes, "result", "complete"),
             DaemonEvent::Broken { moved, error, .. } => {
-                if moved.probed.is_some() {
-                    self.probe("broken")
-                } else {
-                    self.transfer("broken")
-                }
-                self.error(error.kind());
+                let broken = if moved.probed.is_some() { &self.probes } else { &self.transfers };
+                add(broken, "result", "broken");
+                add(&self.errors, "kind", error.kind());
             }
-            DaemonEvent::Accept { .. } => self.error("accept"),
+            DaemonEvent::Accept { .. } => add(&self.errors, "kind", "accept"),
             _ => {}
         }
     }
+}
 
-    fn transfer(&self, result: &'static str) {
-        self.transfers.get_or_create(&[("result", result)]).inc();
-    }
-
-    fn probe(&self, result: &'static str) {
-        self.probes.get_or_create(&[("result", result)]).inc();
-    }
-
-    fn error(&self, kind: &'static str) {
-        self.errors.get_or_create(&[("kind", kind)]).inc();
-    }
+fn add(family: &Family<Label, Counter>, label: &'static str, value: &'static str) {
+    family.get_or_create(&[(label, value)]).inc();
 }
 
 /// Shows the page for ever.
@@ -123,30 +109,18 @@ impl Collector for Metered {
         gauge(to, "lanes", "Lanes of the transfers that run", now.lanes as u64)?;
         gauge(to, "write_queue_items", "Batches and groups that wait for a writer", now.queued as u64)?;
         stages(to, &[("receive", now.receive), ("store", now.store)])?;
-        let journals = journals::look(&self.journals);
+        let journals = journals_in(&self.journals);
         gauge(to, "journals", "Journals of transfers that are not complete", journals.count)?;
         gauge(to, "journal_bytes", "Bytes of these journals", journals.bytes)
     }
 }
 
-fn counter(
-    to: &mut DescriptorEncoder<'_>,
-    name: &str,
-    help: &str,
-    value: impl EncodeCounterValue,
-) -> fmt::Result {
-    let counter = ConstCounter::new(value);
-    counter.encode(to.encode_descriptor(name, help, None, MetricType::Counter)?)
+fn counter(to: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> fmt::Result {
+    ConstCounter::new(value).encode(to.encode_descriptor(name, help, None, MetricType::Counter)?)
 }
 
-fn gauge(
-    to: &mut DescriptorEncoder<'_>,
-    name: &str,
-    help: &str,
-    value: impl EncodeGaugeValue,
-) -> fmt::Result {
-    let gauge = ConstGauge::new(value);
-    gauge.encode(to.encode_descriptor(name, help, None, MetricType::Gauge)?)
+fn gauge(to: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> fmt::Result {
+    ConstGauge::new(value).encode(to.encode_descriptor(name, help, None, MetricType::Gauge)?)
 }
 
 /// The seconds of all threads of each stage, by what they did.
@@ -162,18 +136,30 @@ fn stages(to: &mut DescriptorEncoder<'_>, stages: &[(&'static str, StageTimes)])
         ];
         for (state, time) in states {
             let labels = [("stage", *stage), ("state", state)];
-            encode_one(&ConstCounter::new(time.as_secs_f64()), &mut family, &labels)?;
+            ConstCounter::new(time.as_secs_f64()).encode(family.encode_family(&labels)?)?;
         }
     }
     Ok(())
 }
 
-fn encode_one(
-    counter: &ConstCounter<f64>,
-    family: &mut prometheus_client::encoding::MetricEncoder<'_>,
-    labels: &impl EncodeLabelSet,
-) -> fmt::Result {
-    counter.encode(family.encode_family(labels)?)
+/// What lies in a directory of journals.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Journals {
+    count: u64,
+    bytes: u64,
+}
+
+/// Looks into a directory of journals; one that is not there has none.
+fn journals_in(directory: &Path) -> Journals {
+    let mut journals = Journals::default();
+    let Ok(entries) = std::fs::read_dir(directory) else { return journals };
+    for metadata in entries.flatten().filter_map(|entry| entry.metadata().ok()) {
+        if metadata.is_file() {
+            journals.count += 1;
+            journals.bytes += metadata.len();
+        }
+    }
+    journals
 }
 
 #[cfg(test)]
@@ -183,7 +169,7 @@ mod tests {
     #[test]
     fn the_page_names_what_is_counted() {
         let counts = Counts::default();
-        counts.error("unknown_key");
+        add(&counts.errors, "kind", "unknown_key");
         let page = Page::new(&counts, Arc::default(), PathBuf::from("/nonexistent"));
         let text = page.text().unwrap();
         for line in [
@@ -204,5 +190,15 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "no {line:?} in:\n{text}");
         }
+    }
+
+    #[test]
+    fn files_are_counted_with_their_bytes() {
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(journals_in(&directory.path().join("none")), Journals::default());
+        std::fs::write(directory.path().join("a.journal"), [0; 7]).unwrap();
+        std::fs::write(directory.path().join("b.journal"), [0; 5]).unwrap();
+        std::fs::create_dir(directory.path().join("c")).unwrap();
+        assert_eq!(journals_in(directory.path()), Journals { count: 2, bytes: 12 });
     }
 }

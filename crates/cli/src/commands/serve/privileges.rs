@@ -14,7 +14,7 @@ use zmove_transport::{self as transport, AuthorizedKeys};
 
 use crate::display::log;
 use crate::display::terminal::quoted;
-use crate::value::exit::{Exit, Failure, usage_error};
+use crate::value::exit::{Exit, failure, usage_error};
 
 /// The user of that name.
 ///
@@ -145,5 +145,5 @@ fn denied(path: &Path, access: Access) -> bool {
 
 fn refused(user: &User, path: &Path, mend: &str) -> Result<()> {
     let text = format!("the user '{}' cannot use '{}'; run: {mend}", user.name, path.display());
-    Err(Failure(Exit::File, text).into())
+    Err(failure(Exit::File, text))
 }

@@ -1,11 +1,10 @@
 //! `zmove sweep --compare`: this storage beside a reference, and what that lets one expect of a transfer.
 
-use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use zmove_sweep::{Compared, Comparison, Sweep, upper_bound};
+use zmove_sweep::{Compared, Comparison, Sweep};
 use zmove_types::{ByteCount, ByteRate, Escaped};
 
 use crate::args::ReferenceRate;
@@ -35,28 +34,22 @@ fn text(here: &Sweep, reference: &Sweep, comparison: &Comparison, rates: &[Refer
         Printable(format!("{} on {} ({})", sweep.storage.path, sweep.host.name, sweep.host.cpu))
     };
     let mut text = format!(
-        "here:      {}\nreference: {}\nF_c = {:.2} (how fast one core is, here over there)\n\n\
-         {:>9} {:>10} {:>10} {:>8}   U_b = F_s x F_c x E_1\n",
+        "here:      {}\nreference: {}\nF_c = {:.2} (how fast one core is, here over there)\n\n",
         named(here),
         named(reference),
         comparison.cpu,
-        "size",
-        "F_s write",
-        "F_s read",
-        "F_s",
     );
+    text += "     size  F_s write   F_s read      F_s   U_b = F_s x F_c x E_1\n";
     for size in &comparison.sizes {
         let shown = |ratio: Option<f64>| ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
-        writeln!(
-            text,
-            "{:>9} {:>10} {:>10} {:>8.2}   {}",
+        text += &format!(
+            "{:>9} {:>10} {:>10} {:>8.2}   {}\n",
             size_label(size.file_bytes),
             shown(size.write),
             shown(size.read),
             size.storage(),
             bound(size, comparison.cpu, rates),
-        )
-        .expect("writing to a string");
+        );
     }
     text + SOURCE
 }
@@ -70,12 +63,13 @@ F_s is the lesser of writing and reading: a transfer does both. By the postulati
 fn bound(size: &Compared, cpu: f64, rates: &[ReferenceRate]) -> String {
     let of_this_size = rates.iter().find(|rate| rate.file_bytes == Some(size.file_bytes));
     let known = of_this_size.or_else(|| rates.iter().find(|rate| rate.file_bytes.is_none()));
+    let share = size.storage() * cpu;
     match known {
         Some(known) => {
             let rate = ByteCount(known.rate.bytes_per_second()).as_f64();
-            ByteRate(upper_bound(size.storage(), cpu, rate)).to_string()
+            ByteRate(share * rate).to_string()
         }
-        None => format!("{:.2} x E_1", upper_bound(size.storage(), cpu, 1.0)),
+        None => format!("{share:.2} x E_1"),
     }
 }
 

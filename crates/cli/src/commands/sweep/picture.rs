@@ -1,6 +1,6 @@
 //! A sweep as an SVG: bytes and files per second over file sizes, both ways.
 
-use svg::node::element::{Circle, Group, Polyline};
+use svg::node::element::{Circle, Group};
 use zmove_sweep::{Direction, Moved, Sweep};
 use zmove_types::ByteCount;
 
@@ -8,8 +8,8 @@ use crate::ceiling::date;
 use zmove_drawing::classes::{NAMES, SizeAxis};
 use zmove_drawing::scale::LogAxis;
 use zmove_drawing::{
-    GAP, GRID, Heading, LEFT, PLOT_WIDTH, Pen, TITLE_LETTERS, TOP, bold, document, drawn, fitted, legend,
-    rounded, stroke, words,
+    GAP, Heading, LEFT, PLOT_WIDTH, Pen, TITLE_LETTERS, TOP, bold, document, drawn, fitted, grid,
+    grid_with_labels, legend, polyline, rounded, words,
 };
 
 /// Draws it.
@@ -55,13 +55,8 @@ fn panel(sweep: &Sweep, (title, value): (&str, Value), sizes: &SizeAxis, top: f6
         [("written and flushed", WRITE, points(Direction::Write)), ("read", READ, points(Direction::Read))];
     let axis = LogAxis::around(curves.iter().flat_map(|(_, _, points)| points).map(|(_, value)| *value));
     let height_of = |value: f64| rounded(bottom - HEIGHT * axis.place(value));
-    let mut grid = Group::new().set("stroke", GRID).set("stroke-width", 1);
-    let mut labels = Group::new().set("text-anchor", "end");
-    for tick in axis.ticks() {
-        let y = height_of(tick);
-        grid = grid.add(stroke((LEFT, y), (LEFT + PLOT_WIDTH, y)));
-        labels = labels.add(words(&LogAxis::label(tick), LEFT - 7.0, y + 4.5));
-    }
+    let ticks = axis.ticks().map(|tick| (height_of(tick), LogAxis::label(tick)));
+    let [grid, labels] = grid_with_labels(grid(), ticks);
     let mut group = Group::new()
         .add(bold(title, LEFT, top + 14.0))
         .add(legend(curves.iter().map(|(name, pen, _)| (*name, *pen)), top + 34.0))
@@ -72,8 +67,7 @@ fn panel(sweep: &Sweep, (title, value): (&str, Value), sizes: &SizeAxis, top: f6
     for (_, pen, points) in &curves {
         let places: Vec<_> =
             points.iter().map(|(power, value)| (sizes.place(*power), height_of(*value))).collect();
-        let text: Vec<_> = places.iter().map(|(x, y)| format!("{x},{y}")).collect();
-        group = group.add(drawn(*pen).add(Polyline::new().set("points", text.join(" "))));
+        group = group.add(drawn(*pen).add(polyline(places.iter().copied())));
         for (x, y) in places {
             let mark = Circle::new().set("cx", x).set("cy", y).set("r", 3.2).set("stroke", pen.colour);
             // a full mark for what was written, a hollow one for what was read

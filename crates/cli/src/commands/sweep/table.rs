@@ -1,43 +1,32 @@
 //! A sweep as text: a line for each size and each class, and which way the bytes went.
 
-use std::fmt::Write as _;
-
 use zmove_sweep::{Direction, Measured, Moved, Sweep, Way};
 use zmove_types::{ByteCount, SizeClass};
 
 use crate::ceiling::date;
+use crate::display::figures::{bytes_per_second, files_per_second};
 use crate::display::terminal::Printable;
 use zmove_drawing::scale::size_label;
 
 /// The whole table.
 pub(super) fn of(sweep: &Sweep) -> String {
     let mut text = format!(
-        "{}: {}, {} threads, {}, {:.0} s\n{:>9} {:>24} {:>26}\n{:>9} {:>8} {:>13} {:>10} {:>8} {:>13} {:>10}\n",
+        "{}: {}, {} threads, {}, {:.0} s\n",
         Printable(&sweep.storage.path),
         Printable(format!("{} on {}", sweep.storage.kind, sweep.storage.source)),
         sweep.threads,
         date(sweep),
         sweep.seconds,
-        "",
-        "written and flushed",
-        "read",
-        "size",
-        "files",
-        "bytes/s",
-        "files/s",
-        "files",
-        "bytes/s",
-        "files/s",
     );
+    text += "               written and flushed                       read\n";
+    text += "     size    files       bytes/s    files/s    files       bytes/s    files/s\n";
     for (name, class) in CLASSES {
         for size in sweep.of_class(class) {
-            line(&mut text, &size_label(size.file_bytes), size.write.as_ref(), size.read.as_ref());
+            text += &line(&size_label(size.file_bytes), size.write.as_ref(), size.read.as_ref());
         }
-        let together = |direction| together(sweep.of_class(class), direction);
-        let write = together(Direction::Write);
-        let read = together(Direction::Read);
         if sweep.of_class(class).count() > 1 {
-            line(&mut text, name, write.as_ref(), read.as_ref());
+            let together = |direction| together(sweep.of_class(class), direction);
+            text += &line(name, together(Direction::Write).as_ref(), together(Direction::Read).as_ref());
         }
     }
     text + &ways(sweep)
@@ -46,15 +35,15 @@ pub(super) fn of(sweep: &Sweep) -> String {
 const CLASSES: [(&str, SizeClass); 3] =
     [("all LOSF", SizeClass::Losf), ("medium", SizeClass::Medium), ("large", SizeClass::Large)];
 
-fn line(text: &mut String, name: &str, write: Option<&Moved>, read: Option<&Moved>) {
+fn line(name: &str, write: Option<&Moved>, read: Option<&Moved>) -> String {
     let shown = |moved: Option<&Moved>| match moved {
         Some(moved) => {
-            let rate = format!("{}/s", rounded(moved.bytes_per_second));
-            format!("{:>8} {rate:>13} {:>10}", moved.files, number(moved.files_per_second))
+            let bytes = bytes_per_second(moved.bytes_per_second);
+            format!("{:>8} {bytes:>13} {:>10}", moved.files, files_per_second(moved.files_per_second))
         }
         None => format!("{:>8} {:>13} {:>10}", "-", "-", "-"),
     };
-    writeln!(text, "{name:>9} {} {}", shown(write), shown(read)).expect("writing to a string");
+    format!("{name:>9} {} {}\n", shown(write), shown(read))
 }
 
 /// A class as if its sizes had been one run.
@@ -96,23 +85,12 @@ fn ways(sweep: &Sweep) -> String {
         sweep.sizes.iter().filter_map(|size| size.read.as_ref()).filter(|read| read.way == Way::Cached);
     let cached = cached.count();
     if cached > 0 {
-        writeln!(
-            text,
-            "{cached} sizes were read from the page cache, which would not let go: that is memory"
-        )
-        .expect("writing to a string");
+        text += &format!(
+            "{cached} sizes were read from the page cache, which would not let go: that is memory\n"
+        );
     }
     if !sweep.complete {
         text.push_str("not all that was planned has been measured in the time; --time gives it more\n");
     }
     text
-}
-
-fn number(value: f64) -> String {
-    format!("{value:.*}", usize::from(value < 10.0) * 2)
-}
-
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate above zero")]
-fn rounded(bytes_per_second: f64) -> ByteCount {
-    ByteCount(bytes_per_second.round() as u64)
 }

@@ -15,7 +15,11 @@ use zmove_wire::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
     /// A push may come.
-    Taken(Welcome),
+    Taken {
+        /// Those of the protocol that it speaks.
+        versions: String,
+        lanes_max: u16,
+    },
     /// It speaks no version that this side speaks, as the greetings say.
     Incompatible(String),
     /// It says why not.
@@ -24,38 +28,16 @@ pub(crate) enum Admission {
     Broken(String),
 }
 
-/// What a receiver says of itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Welcome {
-    pub(crate) versions: Versions,
-    pub(crate) lanes_max: u16,
+/// The versions that this side speaks.
+pub(crate) fn our_versions() -> String {
+    versions(&Greeting::new(Role::Control, TransferId([0; 16])))
 }
 
-/// Versions of the protocol, both ends included.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Versions {
-    oldest: u16,
-    newest: u16,
-}
-
-/// Those that this side speaks.
-pub(crate) fn our_versions() -> Versions {
-    Versions::of(&Greeting::new(Role::Control, TransferId([0; 16])))
-}
-
-impl Versions {
-    const fn of(greeting: &Greeting) -> Self {
-        Self { oldest: greeting.version_min, newest: greeting.version_max }
-    }
-}
-
-impl std::fmt::Display for Versions {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.oldest == self.newest {
-            write!(f, "version {}", self.newest)
-        } else {
-            write!(f, "versions {} to {}", self.oldest, self.newest)
-        }
+fn versions(greeting: &Greeting) -> String {
+    if greeting.version_min == greeting.version_max {
+        format!("version {}", greeting.version_max)
+    } else {
+        format!("versions {} to {}", greeting.version_min, greeting.version_max)
     }
 }
 
@@ -92,7 +74,6 @@ async fn converse(
         }
         _ => anyhow::bail!("its first answer makes no sense"),
     };
-    let welcome = Welcome { versions: Versions::of(&greeting), lanes_max: opened.lanes_max };
     writer.send(&encode_message(&ToReceiver::Announce { items: 0, mismatches: 0 })).await?;
     match next(&mut reader).await? {
         ToSender::Finished(_) => {}
@@ -100,7 +81,7 @@ async fn converse(
         _ => anyhow::bail!("its last answer makes no sense"),
     }
     writer.finish().await?;
-    Ok(Admission::Taken(welcome))
+    Ok(Admission::Taken { versions: versions(&greeting), lanes_max: opened.lanes_max })
 }
 
 async fn next(reader: &mut ControlReader) -> anyhow::Result<ToSender> {

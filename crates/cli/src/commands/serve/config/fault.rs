@@ -40,29 +40,22 @@ impl ConfigFault {
 
 /// All faults of a file that is read as a `T`, whose first is `error`: the line of each is put aside, and the rest is read again.
 pub(super) fn all<T: DeserializeOwned>(path: &Path, text: &str, error: toml::de::Error) -> Vec<ConfigFault> {
-    let mut faults = one_by_one::<T>(path, text, error);
-    faults.sort_by_key(|fault| fault.at.as_ref().map(|at| at.line));
-    faults
-}
-
-fn one_by_one<T: DeserializeOwned>(path: &Path, text: &str, error: toml::de::Error) -> Vec<ConfigFault> {
     let mut rest = text.to_owned();
-    let mut error = error;
+    let mut next = Some(error);
     let mut faults = Vec::new();
-    loop {
+    while let Some(error) = next {
         faults.push(ConfigFault::new(path, &rest, &error));
-        let Some(span) = error.span().filter(|_| is_toml(&rest)) else { return faults };
+        let Some(span) = error.span().filter(|_| is_toml(&rest)) else { break };
         let line = line_around(&rest, span.start);
         if rest[line.clone()].trim().is_empty() {
-            return faults;
+            break;
         }
         let blank = " ".repeat(line.len());
         rest.replace_range(line, &blank);
-        match toml::from_str::<T>(&rest) {
-            Ok(_) => return faults,
-            Err(next) => error = next,
-        }
+        next = toml::from_str::<T>(&rest).err();
     }
+    faults.sort_by_key(|fault| fault.at.as_ref().map(|at| at.line));
+    faults
 }
 
 fn is_toml(text: &str) -> bool {

@@ -11,7 +11,7 @@ use super::Config;
 pub fn config(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     match Config::parse(Path::new("zmove.toml"), text) {
-        Ok(config) => assert!((8..=64).contains(&config.limits().lanes_per_transfer)),
+        Ok(config) => assert!((8..=64).contains(&config.limits.lanes_per_transfer)),
         Err(faults) => {
             let lines = text.matches('\n').count() + 1;
             assert!(!faults.is_empty(), "neither read nor refused");

@@ -5,88 +5,60 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use serde::Deserialize;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+use zmove_types::ByteCount;
 
 use crate::value::age::Age;
 
 /// What is read from a string as the command line reads it.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
-#[serde(try_from = "String", bound(deserialize = "T: FromStr, T::Err: Display"))]
-pub(crate) struct Text<T>(pub(crate) T);
+pub(super) fn text<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<T>, D::Error> {
+    let text = String::deserialize(from)?;
+    text.parse().map(Some).map_err(|error| D::Error::custom(format_args!("'{text}': {error}")))
+}
 
 /// One of the words that the command line takes.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(try_from = "String", bound(deserialize = "T: ValueEnum"))]
-pub(crate) struct Word<T>(pub(crate) T);
+pub(super) fn word<'de, T: ValueEnum, D: Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
+    let text = String::deserialize(from)?;
+    T::from_str(&text, false).map(Some).map_err(|_| {
+        let words = T::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+        let words: Vec<_> = words.map(|word| word.get_name().to_owned()).collect();
+        D::Error::custom(format_args!("'{text}' is none of {}", words.join(", ")))
+    })
+}
 
 /// A number from `MIN` to `MAX`.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(try_from = "i64")]
-pub(super) struct Count<const MIN: usize, const MAX: usize>(pub(super) usize);
+pub(super) fn count<'de, T: TryFrom<i64>, D: Deserializer<'de>, const MIN: i64, const MAX: i64>(
+    from: D,
+) -> Result<T, D::Error> {
+    let number = i64::deserialize(from)?;
+    let fits = T::try_from(number).ok().filter(|_| (MIN..=MAX).contains(&number));
+    fits.ok_or_else(|| D::Error::custom(format_args!("{number} is not {MIN} to {MAX}")))
+}
 
 /// A span of time of `MIN` to `MAX` seconds.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(try_from = "String")]
-pub(super) struct Seconds<const MIN: u64, const MAX: u64>(pub(super) Duration);
-
-/// A size in memory, in bytes, of at least `MIN_MIB`.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(try_from = "String")]
-pub(super) struct Memory<const MIN_MIB: u64>(pub(super) u64);
-
-impl<T: FromStr> TryFrom<String> for Text<T>
-where
-    T::Err: Display,
-{
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse().map(Self).map_err(|error| format!("'{text}': {error}"))
-    }
+pub(super) fn seconds<'de, D: Deserializer<'de>, const MIN: u64, const MAX: u64>(
+    from: D,
+) -> Result<Duration, D::Error> {
+    let text = String::deserialize(from)?;
+    let Age(time) = text.parse().map_err(D::Error::custom)?;
+    let fits = (MIN..=MAX).contains(&time.as_secs());
+    fits.then_some(time).ok_or_else(|| D::Error::custom(format_args!("'{text}' is not {MIN} s to {MAX} s")))
 }
 
-impl<T: ValueEnum> TryFrom<String> for Word<T> {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        T::from_str(&text, false).map(Self).map_err(|_| {
-            let words = T::value_variants().iter().filter_map(ValueEnum::to_possible_value);
-            let words: Vec<_> = words.map(|word| word.get_name().to_owned()).collect();
-            format!("'{text}' is none of {}", words.join(", "))
-        })
-    }
-}
-
-impl<const MIN: usize, const MAX: usize> TryFrom<i64> for Count<MIN, MAX> {
-    type Error = String;
-
-    fn try_from(number: i64) -> Result<Self, String> {
-        let fits = usize::try_from(number).ok().filter(|number| (MIN..=MAX).contains(number));
-        fits.map(Self).ok_or_else(|| format!("{number} is not {MIN} to {MAX}"))
-    }
-}
-
-impl<const MIN: u64, const MAX: u64> TryFrom<String> for Seconds<MIN, MAX> {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        let Age(time) = text.parse()?;
-        let fits = (MIN..=MAX).contains(&time.as_secs());
-        fits.then_some(Self(time)).ok_or_else(|| format!("'{text}' is not {MIN} s to {MAX} s"))
-    }
-}
-
-impl<const MIN_MIB: u64> TryFrom<String> for Memory<MIN_MIB> {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        let units = [("MiB", 20), ("GiB", 30)];
-        let bytes = units.iter().find_map(|(unit, shift)| {
-            let number: u64 = text.strip_suffix(unit)?.trim_end().parse().ok()?;
-            number.checked_mul(1 << shift)
-        });
-        let bytes = bytes.ok_or_else(|| format!("'{text}' is not a number with MiB or GiB"))?;
-        let fits = bytes >= MIN_MIB << 20;
-        fits.then_some(Self(bytes)).ok_or_else(|| format!("'{text}' is less than {MIN_MIB}MiB"))
-    }
+/// A size in memory, of at least `MIN_MIB`.
+pub(super) fn memory<'de, D: Deserializer<'de>, const MIN_MIB: u64>(from: D) -> Result<ByteCount, D::Error> {
+    let text = String::deserialize(from)?;
+    let units = [("MiB", 20), ("GiB", 30)];
+    let bytes = units.iter().find_map(|(unit, shift)| {
+        let number: u64 = text.strip_suffix(unit)?.trim_end().parse().ok()?;
+        number.checked_mul(1 << shift)
+    });
+    let wrong = || D::Error::custom(format_args!("'{text}' is not a number with MiB or GiB"));
+    let bytes = bytes.ok_or_else(wrong)?;
+    let fits = bytes >= MIN_MIB << 20;
+    fits.then_some(ByteCount(bytes))
+        .ok_or_else(|| D::Error::custom(format_args!("'{text}' is less than {MIN_MIB}MiB")))
 }

@@ -1,0 +1,158 @@
+//! Which curves a trace is drawn as.
+//!
+//! A stage has the same colour and line in every panel. The colours are those of Okabe and Ito, which people who do not
+//! see all colours tell apart; the dashes tell them apart in print without any.
+
+use zmove_types::ByteCount;
+
+use super::series::{ACKED, Counter, HANDED_OVER, Pieces, Points, STAGES, count};
+use crate::display::trace::Line;
+use zmove_drawing::Pen;
+use zmove_drawing::scale::{self, Axis, Unit};
+
+/// A diagram over time.
+#[derive(Debug)]
+pub(super) struct Panel {
+    pub(super) title: String,
+    pub(super) axis: Axis,
+    pub(super) height: f64,
+    pub(super) curves: Vec<Curve>,
+}
+
+/// One line of a diagram, in its units.
+#[derive(Debug)]
+pub(super) struct Curve {
+    pub(super) name: &'static str,
+    pub(super) pen: Pen,
+    pub(super) points: Points,
+}
+
+/// All diagrams of a trace, from the top.
+pub(super) fn panels(lines: &[Line]) -> Vec<Panel> {
+    let pieces = Pieces::of(lines, PIECES_MAX);
+    let kernel_tells = lines.iter().any(|line| line.bytes_acked.is_some());
+    let mut panels =
+        vec![progress(&pieces, kernel_tells), rates(&pieces, kernel_tells), queues(&pieces), lanes(&pieces)];
+    if kernel_tells {
+        panels.push(resent(&pieces));
+    }
+    panels
+}
+
+fn progress(pieces: &Pieces<'_>, kernel_tells: bool) -> Panel {
+    let left_out = if kernel_tells { None } else { Some(ACKED) };
+    scaled("How far each stage is", &scale::BYTES, stages(left_out, |bytes| pieces.totals(bytes)))
+}
+
+fn rates(pieces: &Pieces<'_>, kernel_tells: bool) -> Panel {
+    let left_out = if kernel_tells { HANDED_OVER } else { ACKED };
+    let mut panel = scaled("How fast", &scale::RATES, stages(Some(left_out), |bytes| pieces.rates(bytes)));
+    panel.title.push_str(&format!(", over {:.1} s each", pieces.window()));
+    panel
+}
+
+/// A curve for each stage but one.
+fn stages(left_out: Option<&str>, points: impl Fn(&dyn Fn(&Line) -> f64) -> Points) -> Vec<Curve> {
+    let stages = STAGES.into_iter().zip(PENS).filter(|((name, _), _)| Some(*name) != left_out);
+    let curve = |((name, counter), pen): ((_, Counter), _)| {
+        let points = points(&|line| bytes(counter(line).unwrap_or(0)));
+        Curve { name, pen, points }
+    };
+    stages.map(curve).collect()
+}
+
+fn queues(pieces: &Pieces<'_>) -> Panel {
+    let curves = vec![
+        Curve { name: "for readers", pen: READ, points: pieces.means(|line| count(line.packs_waiting)) },
+        Curve { name: "for lanes", pen: LANES, points: pieces.means(|line| count(line.frames_waiting)) },
+        Curve {
+            name: "for receipts",
+            pen: STORED,
+            points: pieces.means(|line| count(line.items_outstanding)),
+        },
+    ];
+    counted("What waits, pieces", (4.0, 4), TALL, curves)
+}
+
+fn lanes(pieces: &Pieces<'_>) -> Panel {
+    let curves = vec![Curve { name: "lanes", pen: LANES, points: pieces.means(|line| count(line.lanes)) }];
+    counted("Lanes that are up", (2.0, 2), LOW, curves)
+}
+
+fn resent(pieces: &Pieces<'_>) -> Panel {
+    let points = pieces.rates(|line| bytes(line.segments_retransmitted.unwrap_or(0)));
+    let curves = vec![Curve { name: "segments", pen: RESENT, points }];
+    counted("Sent again, segments per second", (4.0, 2), LOW, curves)
+}
+
+/// A panel of plain numbers, whose axis goes at least to `least` and has about `steps`.
+fn counted(title: &str, (least, steps): (f64, u32), height: f64, curves: Vec<Curve>) -> Panel {
+    let axis = Axis::to_tick(most(&curves).max(least), steps);
+    Panel { title: title.to_owned(), axis, height, curves }
+}
+
+/// A panel whose values are brought to the unit that fits the largest.
+fn scaled(title: &str, units: &[Unit], mut curves: Vec<Curve>) -> Panel {
+    let unit = scale::unit(units, most(&curves));
+    for (_, value) in curves.iter_mut().flat_map(|curve| &mut curve.points) {
+        *value /= unit.size;
+    }
+    let axis = Axis::to_tick(most(&curves), STEPS_MAX);
+    Panel { title: format!("{title}, {}", unit.name), axis, height: TALL, curves }
+}
+
+fn most(curves: &[Curve]) -> f64 {
+    curves.iter().flat_map(|curve| &curve.points).map(|(_, value)| *value).fold(0.0, f64::max)
+}
+
+fn bytes(number: u64) -> f64 {
+    ByteCount(number).as_f64()
+}
+
+const READ: Pen = Pen { colour: "#d55e00", dashes: Some("7 3"), width: 1.8 };
+const LANES: Pen = Pen { colour: "#0072b2", dashes: None, width: 1.6 };
+const STORED: Pen = Pen { colour: "#007a5a", dashes: None, width: 2.6 };
+const RESENT: Pen = Pen { colour: "#000000", dashes: None, width: 1.4 };
+/// Those of [`STAGES`].
+const PENS: [Pen; 4] = [READ, LANES, Pen { colour: "#a6508a", dashes: Some("2 2"), width: 1.8 }, STORED];
+/// About one for every two units of the picture's width.
+const PIECES_MAX: usize = 200;
+/// Steps of a tall panel's axis.
+const STEPS_MAX: u32 = 6;
+const TALL: f64 = 150.0;
+const LOW: f64 = 60.0;
+
+#[cfg(test)]
+mod tests {
+    use super::super::series::tests::steady;
+    use super::*;
+
+    fn titles(panels: &[Panel]) -> Vec<&str> {
+        panels.iter().map(|panel| panel.title.as_str()).collect()
+    }
+
+    #[test]
+    fn units_follow_what_was_moved() {
+        let panels = panels(&steady(40, 12_500_000));
+        let expected = [
+            "How far each stage is, MiB",
+            "How fast, Gbit/s, over 0.1 s each",
+            "What waits, pieces",
+            "Lanes that are up",
+            "Sent again, segments per second",
+        ];
+        assert_eq!(titles(&panels), expected);
+        let stored = panels[1].curves.last().unwrap();
+        assert!(stored.points.iter().all(|(_, rate)| (rate - 1.0).abs() < 1e-6), "{stored:?}");
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_tell_is_not_drawn() {
+        let untold = |line: Line| Line { bytes_acked: None, segments_retransmitted: None, ..line };
+        let lines: Vec<Line> = steady(3, 1).into_iter().map(untold).collect();
+        let panels = panels(&lines);
+        assert_eq!(panels.len(), 4);
+        let names: Vec<_> = panels[0].curves.iter().map(|curve| curve.name).collect();
+        assert_eq!(names, ["read", "given to lanes", "stored"]);
+    }
+}

@@ -1,0 +1,139 @@
+//! Panels as an SVG: one above the other over the same time, narrow enough for a phone, and dark enough for print.
+
+use svg::node::element::Group;
+
+use super::panels::Panel;
+use zmove_drawing::scale::{self, Axis, Unit};
+use zmove_drawing::{
+    GAP, Heading, LEFT, PLOT_WIDTH, TOP, bold, document, drawn, grid, grid_with_labels, legend, polyline,
+    rounded, stroke, words,
+};
+
+/// Draws the panels over `seconds`.
+pub(super) fn draw(heading: &Heading, panels: &[Panel], seconds: f64) -> String {
+    let time = Time::up_to(seconds);
+    let mut body = Group::new();
+    let mut top = TOP;
+    for panel in panels {
+        body = body.add(panel_at(panel, top, &time));
+        top += head(panel) + panel.height + GAP;
+    }
+    let bottom = top - GAP;
+    let height = bottom + 44.0;
+    let described: Vec<&str> = panels.iter().map(|panel| panel.title.as_str()).collect();
+    document(heading, &described.join("; "), height, body.add(time_labels(&time, bottom)))
+}
+
+/// The axis that all panels share.
+struct Time {
+    axis: Axis,
+    unit: Unit,
+}
+
+impl Time {
+    fn up_to(seconds: f64) -> Self {
+        let unit = scale::unit(&scale::TIMES, seconds / TIME_UNITS_MIN);
+        Self { axis: Axis::to_value(seconds / unit.size, 8), unit }
+    }
+
+    /// Where a value of the axis lies.
+    fn place(&self, value: f64) -> f64 {
+        rounded(LEFT + PLOT_WIDTH * value / self.axis.most)
+    }
+
+    fn ticks(&self) -> impl Iterator<Item = f64> {
+        self.axis.ticks.iter().copied().filter(|tick| *tick <= self.axis.most)
+    }
+}
+
+/// The height of what stands above a panel's plot.
+fn head(panel: &Panel) -> f64 {
+    if panel.curves.len() > 1 { 44.0 } else { 24.0 }
+}
+
+fn panel_at(panel: &Panel, top: f64, time: &Time) -> Group {
+    let plot_top = top + head(panel);
+    let bottom = plot_top + panel.height;
+    let height_of = |value: f64| rounded(bottom - panel.height * value / panel.axis.most);
+    let upright = time.ticks().map(|tick| time.place(tick)).map(|x| stroke((x, plot_top), (x, bottom)));
+    let ticks = panel.axis.ticks.iter().map(|tick| (height_of(*tick), panel.axis.label(*tick)));
+    let [grid, labels] = grid_with_labels(upright.fold(grid(), Group::add), ticks);
+    let mut group = Group::new().add(bold(&panel.title, LEFT, top + 14.0)).add(grid).add(labels);
+    if panel.curves.len() > 1 {
+        group = group.add(legend(panel.curves.iter().map(|curve| (curve.name, curve.pen)), top + 34.0));
+    }
+    for curve in &panel.curves {
+        let points = curve.points.iter();
+        let places = points.map(|(seconds, value)| (time.place(seconds / time.unit.size), height_of(*value)));
+        group = group.add(drawn(curve.pen).add(polyline(places)));
+    }
+    group
+}
+
+fn time_labels(time: &Time, bottom: f64) -> Group {
+    let mut group = Group::new().set("text-anchor", "middle");
+    for tick in time.ticks() {
+        group = group.add(words(&time.axis.label(tick), time.place(tick), bottom + 17.0));
+    }
+    let title = format!("time since the command started, {}", time.unit.name);
+    group.add(words(&title, LEFT + PLOT_WIDTH / 2.0, bottom + 35.0))
+}
+
+/// Time is told in the largest unit of which it has so many.
+const TIME_UNITS_MIN: f64 = 5.0;
+
+#[cfg(test)]
+mod tests {
+    use super::super::panels::panels;
+    use super::super::series::tests::steady;
+    use super::*;
+
+    fn drawing(tenths: u32) -> String {
+        let heading = Heading { title: "a < b & c".to_owned(), below: "below".to_owned() };
+        draw(&heading, &panels(&steady(tenths, 12_500_000)), f64::from(tenths) / 10.0)
+    }
+
+    /// Places of all points of all curves.
+    fn places(drawing: &str) -> Vec<(f64, f64)> {
+        let lists = drawing.split("points=\"").skip(1).filter_map(|rest| rest.split('"').next());
+        let pairs = lists.flat_map(|list| list.split(' ')).map(|pair| pair.split_once(',').unwrap());
+        pairs.map(|(x, y)| (x.parse().unwrap(), y.parse().unwrap())).collect()
+    }
+
+    #[test]
+    fn all_curves_lie_on_the_paper() {
+        for tenths in [1, 40, 100_000] {
+            let drawing = drawing(tenths);
+            let height: f64 =
+                drawing.split("height=\"").nth(1).unwrap().split('"').next().unwrap().parse().unwrap();
+            let places = places(&drawing);
+            assert!(places.len() > 10 && places.len() < 3_000, "{}", places.len());
+            let on_paper =
+                |(x, y): &(f64, f64)| (LEFT..=LEFT + PLOT_WIDTH).contains(x) && (60.0..height).contains(y);
+            assert!(places.iter().all(on_paper), "{places:?}");
+        }
+    }
+
+    #[test]
+    fn titles_axes_and_units_are_there() {
+        let drawing = drawing(40);
+        for part in [
+            "How fast, Gbit/s",
+            "How far each stage is, MiB",
+            "time since the command started, s",
+            "acknowledged",
+        ] {
+            assert!(drawing.contains(part), "{part}");
+        }
+    }
+
+    #[test]
+    fn text_cannot_become_markup() {
+        assert!(drawing(1).contains("a &lt; b &amp; c"));
+    }
+
+    #[test]
+    fn a_long_push_is_told_in_minutes() {
+        assert!(drawing(36_000).contains("started, min"));
+    }
+}

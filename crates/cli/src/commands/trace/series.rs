@@ -1,0 +1,166 @@
+//! A trace as curves: thinned to what an eye can tell apart, so that a long push makes no larger picture, and
+//! counters turned into rates. A rate is one over a part of the whole push, since receipts come many at once.
+
+use crate::display::trace::Line;
+
+/// How many bytes a stage has moved; `None` where nobody counts them.
+pub(super) type Counter = fn(&Line) -> Option<u64>;
+
+/// The stages in the order in which bytes pass them.
+pub(super) const STAGES: [(&str, Counter); 4] = [
+    ("read", |line| Some(line.bytes_read)),
+    (HANDED_OVER, |line| Some(line.bytes_handed_over)),
+    (ACKED, |line| line.bytes_acked),
+    ("stored", |line| Some(line.bytes_stored)),
+];
+pub(super) const HANDED_OVER: &str = "given to lanes";
+/// Which only the kernel can tell.
+pub(super) const ACKED: &str = "acknowledged";
+
+/// Points of time and value.
+pub(super) type Points = Vec<(f64, f64)>;
+
+/// The lines of a trace in as many pieces as are drawn, each with what is before it.
+#[derive(Debug)]
+pub(super) struct Pieces<'a> {
+    /// Before the first line: nothing had moved when the command started.
+    start: Line,
+    pieces: Vec<&'a [Line]>,
+}
+
+impl<'a> Pieces<'a> {
+    /// At most `pieces_max` pieces of nearly the same number of lines.
+    pub(super) fn of(lines: &'a [Line], pieces_max: usize) -> Self {
+        let each = lines.len().div_ceil(pieces_max).max(1);
+        Self { start: Line::default(), pieces: lines.chunks(each).collect() }
+    }
+
+    /// A counter at the end of each piece.
+    pub(super) fn totals(&self, counter: impl Fn(&Line) -> f64) -> Points {
+        self.ends().map(|line| (line.seconds, counter(line))).collect()
+    }
+
+    /// What a counter grew by per second, over windows of nearly the same time.
+    pub(super) fn rates(&self, counter: impl Fn(&Line) -> f64) -> Points {
+        let ends = self.windows();
+        let pairs = ends.iter().zip(ends.iter().skip(1));
+        pairs
+            .map(|(before, now)| {
+                let rate = (counter(now) - counter(before)) / (now.seconds - before.seconds);
+                (f64::midpoint(before.seconds, now.seconds), rate.max(0.0))
+            })
+            .collect()
+    }
+
+    /// Seconds of a rate's window. Receipts come many at once: over a tenth of a second a rate would be all peaks.
+    pub(super) fn window(&self) -> f64 {
+        let seconds = self.ends().last().map_or(0.0, |line| line.seconds);
+        (seconds / WINDOWS_MAX / SAMPLE_SECONDS).ceil().max(1.0) * SAMPLE_SECONDS
+    }
+
+    /// The lines at which windows begin and end; what is left at the end belongs to the last.
+    fn windows(&self) -> Vec<&Line> {
+        let shortest = self.window() * 0.99;
+        let mut ends: Vec<&Line> = Vec::new();
+        for line in self.lines() {
+            if ends.last().is_none_or(|end| line.seconds - end.seconds >= shortest) {
+                ends.push(line);
+            }
+        }
+        if let (Some(end), Some(last)) =
+            (ends.last_mut().filter(|end| end.seconds > 0.0), self.lines().last())
+        {
+            *end = last;
+        }
+        ends
+    }
+
+    fn lines(&self) -> impl Iterator<Item = &Line> {
+        std::iter::once(&self.start).chain(self.pieces.iter().copied().flatten())
+    }
+
+    /// The mean of what goes up and down, over each piece.
+    #[expect(clippy::cast_precision_loss, reason = "a piece has few lines")]
+    pub(super) fn means(&self, gauge: impl Fn(&Line) -> f64) -> Points {
+        let mean = |piece: &&[Line]| piece.iter().map(&gauge).sum::<f64>() / piece.len() as f64;
+        let last = |piece: &&[Line]| piece.last().map_or(0.0, |line| line.seconds);
+        self.pieces.iter().map(|piece| (last(piece), mean(piece))).collect()
+    }
+
+    fn ends(&self) -> impl Iterator<Item = &Line> {
+        std::iter::once(&self.start).chain(self.pieces.iter().filter_map(|piece| piece.last()))
+    }
+}
+
+const WINDOWS_MAX: f64 = 40.0;
+/// What the lines of a trace are apart.
+const SAMPLE_SECONDS: f64 = 0.1;
+
+/// A count as a value that can be drawn.
+#[expect(clippy::cast_precision_loss, reason = "a picture has no more digits")]
+pub(super) fn count(number: usize) -> f64 {
+    number as f64
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A trace that stores `bytes` in each tenth of a second.
+    pub(in crate::commands::trace) fn steady(tenths: u32, bytes: u64) -> Vec<Line> {
+        let at = |tenth: u32| {
+            let stored = bytes * u64::from(tenth);
+            Line {
+                seconds: f64::from(tenth) / 10.0,
+                bytes_read: stored + 3 * bytes,
+                bytes_handed_over: stored + 2 * bytes,
+                bytes_acked: Some(stored + bytes),
+                bytes_stored: stored,
+                frames_waiting: tenth as usize % 2,
+                lanes: 8,
+                segments_retransmitted: Some(0),
+                ..Line::default()
+            }
+        };
+        (1..=tenths).map(at).collect()
+    }
+
+    #[test]
+    fn a_rate_is_what_came_in_its_window() {
+        let lines = steady(4, 1_000);
+        let pieces = Pieces::of(&lines, 100);
+        let rates = pieces.rates(|line| zmove_types::ByteCount(line.bytes_stored).as_f64());
+        assert_eq!(rates.len(), 4);
+        assert!(rates.iter().all(|(_, rate)| (rate - 10_000.0).abs() < 1e-6), "{rates:?}");
+        assert!((rates[0].0 - 0.05).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_long_trace_is_thinned_and_keeps_its_end() {
+        let lines = steady(1_001, 1);
+        let pieces = Pieces::of(&lines, 100);
+        let totals = pieces.totals(|line| count(line.lanes));
+        assert!((50..=101).contains(&totals.len()), "{}", totals.len());
+        assert_eq!(totals.last(), Some(&(100.1, 8.0)));
+        let means = pieces.means(|line| count(line.frames_waiting));
+        assert!(means[..means.len() - 1].iter().all(|(_, mean)| (0.4..=0.6).contains(mean)), "{means:?}");
+    }
+
+    #[test]
+    fn what_is_left_at_the_end_makes_no_peak() {
+        let mut lines = steady(40, 10);
+        lines.push(Line { seconds: 4.001, bytes_stored: 440, ..lines[39] });
+        let pieces = Pieces::of(&lines, 100);
+        let rates = pieces.rates(|line| zmove_types::ByteCount(line.bytes_stored).as_f64());
+        assert_eq!(rates.len(), 20);
+        assert!(rates.iter().all(|(_, rate)| *rate < 500.0), "{rates:?}");
+    }
+
+    #[test]
+    fn a_longer_push_has_longer_windows() {
+        let lines = steady(400, 10);
+        let pieces = Pieces::of(&lines, 100);
+        assert!((pieces.window() - 1.0).abs() < 1e-9);
+        assert_eq!(pieces.rates(|line| count(line.lanes)).len(), 40);
+    }
+}

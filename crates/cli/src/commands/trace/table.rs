@@ -1,0 +1,118 @@
+//! A trace in a few lines of text.
+
+use std::time::Duration;
+
+use zmove_types::{ByteCount, ByteRate};
+
+use super::series::{Counter, STAGES};
+use crate::display::trace::Line;
+
+/// What was moved, how fast, over how many lanes: two lines.
+pub(super) fn heading(lines: &[Line]) -> (String, String) {
+    let Some(last) = lines.last() else { return (String::new(), String::new()) };
+    let rate = ByteRate::new(last.bytes_stored, Duration::from_secs_f64(last.seconds));
+    let title = format!("{} in {:.2} s: {rate}", ByteCount(last.bytes_stored), last.seconds);
+    let lanes = lines.iter().map(|line| line.lanes).max().unwrap_or(0);
+    let resent = last.segments_retransmitted;
+    let resent =
+        resent.map_or(String::new(), |number| format!(", {} sent again", counted(number, "segment")));
+    (title, format!("{}{resent}", counted(lanes as u64, "lane")))
+}
+
+fn counted(number: u64, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
+/// The whole summary.
+pub(super) fn summary(lines: &[Line]) -> String {
+    let (title, below) = heading(lines);
+    let mut text =
+        format!("{title}; {below}\n\n{:<16}{:>12}{:>12}{:>14}\n", "stage", "begins", "ends", "fastest");
+    for (name, bytes) in STAGES {
+        text += &stage(name, lines, bytes).unwrap_or_default();
+    }
+    text.push_str(&format!("\n{:<16}{:>12}{:>12}\n", "waiting", "mean", "most"));
+    text.push_str(&queue("batches to read", lines, |line| line.packs_waiting));
+    text.push_str(&queue("frames for lanes", lines, |line| line.frames_waiting));
+    text.push_str(&queue("without receipt", lines, |line| line.items_outstanding));
+    text
+}
+
+/// When a stage's bytes began to move and had moved, and the most that it moved in a second or, of a shorter push, in
+/// all. None if nobody counted them.
+fn stage(name: &str, lines: &[Line], bytes: Counter) -> Option<String> {
+    let last = bytes(lines.last()?)?;
+    let at = |reached: &dyn Fn(u64) -> bool| {
+        let line = lines.iter().find(|line| bytes(line).is_some_and(reached));
+        line.map_or("-".to_owned(), |line| format!("{:.2} s", line.seconds))
+    };
+    let (begins, ends) = (at(&|bytes| bytes > 0), at(&|bytes| bytes > 0 && bytes >= last));
+    Some(format!("{name:<16}{begins:>12}{ends:>12}{:>14}\n", fastest(lines, bytes).to_string()))
+}
+
+fn queue(name: &str, lines: &[Line], pieces: impl Fn(&Line) -> usize) -> String {
+    let most = lines.iter().map(&pieces).max().unwrap_or(0);
+    // a damaged trace may say more than can be added up
+    let sum: u128 = lines.iter().map(|line| pieces(line) as u128).sum();
+    let mean = sum / lines.len().max(1) as u128;
+    format!("{name:<16} {mean:>11} {most:>11}\n")
+}
+
+fn fastest(lines: &[Line], bytes: Counter) -> ByteRate {
+    let mut most = 0.0f64;
+    let mut first = 0;
+    for line in lines {
+        while lines[first].seconds + SECOND < line.seconds - 1e-6 {
+            first += 1;
+        }
+        let before = &lines[first];
+        let (from, seconds) = match line.seconds - before.seconds {
+            // nothing had moved when the command started
+            time if time < SECOND / 2.0 => (0, line.seconds),
+            time => (bytes(before).unwrap_or(0), time),
+        };
+        let moved = bytes(line).unwrap_or(0).saturating_sub(from);
+        if seconds > 0.0 {
+            most = most.max(ByteCount(moved).as_f64() / seconds);
+        }
+    }
+    ByteRate(most)
+}
+
+const SECOND: f64 = 1.0;
+
+#[cfg(test)]
+mod tests {
+    use super::super::series::tests::steady;
+    use super::*;
+
+    #[test]
+    fn a_steady_push_is_as_fast_as_its_fastest_second() {
+        let text = summary(&steady(40, 12_500_000));
+        let expected = "477 MiB in 4.00 s: 1.00 Gbit/s; 8 lanes, 0 segments sent again\n";
+        assert!(text.starts_with(expected), "{text}");
+        let row = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
+        assert_eq!(
+            row("stored").split_whitespace().collect::<Vec<_>>()[1..],
+            ["0.10", "s", "4.00", "s", "1.00", "Gbit/s"]
+        );
+        assert_eq!(row("frames for").split_whitespace().collect::<Vec<_>>()[3..], ["0", "1"]);
+    }
+
+    #[test]
+    fn what_cannot_be_added_up_is_summed_up_nevertheless() {
+        let lines: Vec<Line> =
+            steady(3, 1).into_iter().map(|line| Line { packs_waiting: usize::MAX, ..line }).collect();
+        assert!(summary(&lines).contains(&format!("{0} {0}\n", usize::MAX)));
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_tell_has_no_row() {
+        let lines: Vec<Line> = steady(3, 1)
+            .into_iter()
+            .map(|line| Line { bytes_acked: None, segments_retransmitted: None, ..line })
+            .collect();
+        let text = summary(&lines);
+        assert!(!text.contains("acknowledged") && !text.contains("sent again"), "{text}");
+    }
+}

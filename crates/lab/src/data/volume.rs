@@ -1,0 +1,106 @@
+//! The target's file system: an XFS (or ext4) image on a tmpfs, written once before anything is timed.
+//!
+//! A disk with discard makes creates erratic, and memory is slow when first touched; this is steady. The mounts lie below
+//! the session's directory, so the session removes them.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use rustix::fs::syncfs;
+
+use crate::peers::RUN_DIRECTORY;
+use crate::processes::run;
+use crate::processes::session::Session;
+use crate::units::ByteCount;
+
+/// A mounted image.
+#[derive(Debug)]
+pub(crate) struct Volume {
+    root: PathBuf,
+    kind: &'static str,
+}
+
+impl Volume {
+    /// Makes and mounts an image of `size`.
+    pub(crate) fn create(session: &Session, size: ByteCount) -> Result<Self> {
+        let memory = session.subdirectory("memory")?;
+        let root = session.subdirectory("target")?;
+        let limit = size.0 + SPARE_BYTES;
+        run::line(&format!("mount -t tmpfs -o size={limit} zmove-lab {}", memory.display()))?;
+        let image = memory.join("image");
+        write_zeros(&image, size.0).context("failed to write the target image")?;
+        let kind = make_file_system(&image)?;
+        run::line(&format!("mount -o loop {} {}", image.display(), root.display()))?;
+        Ok(Self { root, kind })
+    }
+
+    pub(crate) fn kind(&self) -> &'static str {
+        self.kind
+    }
+
+    /// The mounted root.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The directory that a run copies into.
+    pub(crate) fn run_directory(&self) -> PathBuf {
+        self.root.join(RUN_DIRECTORY)
+    }
+
+    /// An empty directory for one run; what an earlier run left is removed and synced.
+    pub(crate) fn fresh_directory(&self) -> Result<PathBuf> {
+        let path = self.run_directory();
+        if path.exists() {
+            fs::remove_dir_all(&path).with_context(|| format!("failed to remove {}", path.display()))?;
+        }
+        fs::create_dir(&path).with_context(|| format!("failed to create {}", path.display()))?;
+        self.sync()?;
+        Ok(path)
+    }
+
+    /// Copies `source` here and removes it again, so that the first tool does not pay for memory that the kernel has never
+    /// touched.
+    pub(crate) fn warm(&self, source: &Path) -> Result<()> {
+        self.filled_directory(source)?;
+        self.fresh_directory().map(drop)
+    }
+
+    /// A directory for one run that holds a copy of what is in `source`.
+    pub(crate) fn filled_directory(&self, source: &Path) -> Result<PathBuf> {
+        let path = self.fresh_directory()?;
+        run::line(&format!("cp -a {}/. {}", source.display(), path.display()))?;
+        self.sync()?;
+        Ok(path)
+    }
+
+    /// Waits until everything written is on the image.
+    pub(crate) fn sync(&self) -> Result<()> {
+        let root = File::open(&self.root).context("failed to open the target's root")?;
+        syncfs(&root).context("failed to sync the target")
+    }
+}
+
+fn write_zeros(path: &Path, bytes: u64) -> Result<()> {
+    let mut file = File::create(path)?;
+    let block = vec![0; BLOCK_BYTES];
+    for _ in 0..bytes.div_ceil(BLOCK_BYTES as u64) {
+        file.write_all(&block)?;
+    }
+    Ok(())
+}
+
+/// Neither program may discard, which would give the memory back.
+fn make_file_system(image: &Path) -> Result<&'static str> {
+    let image = image.display();
+    if run::line(&format!("mkfs.xfs -q -K -f {image}")).is_ok() {
+        return Ok("xfs");
+    }
+    run::line(&format!("mkfs.ext4 -q -F -E nodiscard,lazy_itable_init=0,lazy_journal_init=0 {image}"))?;
+    Ok("ext4")
+}
+
+const BLOCK_BYTES: usize = 1 << 20;
+const SPARE_BYTES: u64 = 64 << 20;

@@ -1,0 +1,8 @@
+//! One measurement: the bare path, a run of one tool, and its figures.
+
+pub(crate) mod again;
+pub(crate) mod calibrate;
+pub(crate) mod figures;
+mod first_byte;
+pub(crate) mod race;
+pub(crate) mod report;

@@ -1,0 +1,153 @@
+//! Files of several groups: written as a receiver stores them, read as a sender reads them.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use zmove_disk::{DataFile, Direct, Replace, Staged, TempNames, set_new_file_metadata};
+use zmove_types::Metadata;
+
+use crate::cell::groups::Groups;
+use crate::cell::noise::{Noise, group_buffer};
+use crate::cell::pace::Pace;
+use crate::cell::{Bench, MODE, is_cached, name_of};
+use crate::error::SweepError;
+use crate::result::{Counted, Way};
+
+/// The large files of a cell, as far as they have been written.
+pub(crate) struct LargeFiles {
+    directory: Arc<OwnedFd>,
+    /// Number and length.
+    files: Vec<(u64, u64)>,
+    pub(crate) way: Way,
+}
+
+struct Writing {
+    number: u64,
+    staged: Staged,
+    bytes: AtomicU64,
+}
+
+struct Reading {
+    file: DataFile,
+    bytes: u64,
+    read: AtomicU64,
+}
+
+impl LargeFiles {
+    /// Writes files as long as there is time; the last one may be cut short.
+    pub(crate) fn write(bench: &Bench<'_>, directory: Arc<OwnedFd>, pace: &Pace<'_>) -> Self {
+        let (names, files, direct) = (TempNames::new("sweep"), Mutex::new(Vec::new()), AtomicBool::new(true));
+        let file_bytes = bench.cell.file_bytes;
+        let open = |number: u64| {
+            if number >= bench.cell.files || !pace.goes_on() {
+                return Ok(None);
+            }
+            let staged = Staged::create(&directory, MODE, &names).and_then(|mut staged| {
+                staged.reserve(file_bytes, bench.direct)?;
+                Ok(staged)
+            });
+            let staged = staged.map_err(bench.cannot("create a file in"))?;
+            direct.fetch_and(staged.data().is_direct(), Ordering::Relaxed);
+            Ok(Some((Writing { number, staged, bytes: AtomicU64::new(0) }, file_bytes)))
+        };
+        let end = |writing: Arc<Writing>| match Arc::into_inner(writing) {
+            Some(whole) => finish(bench, whole).map(|file| {
+                files.lock().unwrap_or_else(PoisonError::into_inner).extend(file);
+            }),
+            None => Ok(()),
+        };
+        let groups = Groups::new(open);
+        bench.on_threads(pace, |thread| {
+            let mut noise = Noise::new(bench.seed(thread));
+            while let Some((file, span)) = groups.next(|bytes| pace.admit(bytes))? {
+                let buffer = noise.take(span.len as usize);
+                let (outcome, buffer) = bench.disk.write(file.staged.data(), span.offset(), buffer);
+                noise.give_back(buffer);
+                outcome.map_err(bench.cannot("write a file in"))?;
+                file.bytes.fetch_add(u64::from(span.len), Ordering::Relaxed);
+                if file.staged.data().is_direct() {
+                    pace.complete_flushed(u64::from(span.len));
+                } else {
+                    pace.complete(u64::from(span.len));
+                }
+                end(file)?;
+            }
+            Ok(())
+        });
+        if let Err(error) = groups.into_open().map_or(Ok(()), end) {
+            pace.fail(error);
+        }
+        let way = if direct.into_inner() { Way::Direct } else { Way::Buffered };
+        Self { directory, files: files.into_inner().unwrap_or_else(PoisonError::into_inner), way }
+    }
+
+    /// What was written.
+    pub(crate) fn count(&self, file_bytes: u64) -> Counted {
+        let whole = self.files.iter().filter(|(_, bytes)| *bytes == file_bytes).count();
+        Counted { files: whole as u64, bytes: self.files.iter().map(|(_, bytes)| bytes).sum() }
+    }
+
+    /// Has the page cache let go of them; says which way they will be read.
+    pub(crate) fn drop_cached(&self, bench: &Bench<'_>) -> Result<Way, SweepError> {
+        let mut way = Way::Direct;
+        for (number, bytes) in &self.files {
+            let file = bench.open(&self.directory, *number)?;
+            bench.drop_cached(&file)?;
+            let cached = is_cached(&file, *bytes);
+            if !DataFile::for_reading(file, *bytes, read_direct(bench)).is_direct() {
+                way = if cached { Way::Cached } else { Way::Buffered };
+            }
+        }
+        Ok(way)
+    }
+
+    /// Reads them as long as there is time.
+    pub(crate) fn read(&self, bench: &Bench<'_>, pace: &Pace<'_>) -> Counted {
+        let (files, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
+        let open = |number: u64| {
+            let there = usize::try_from(number).ok().and_then(|number| self.files.get(number));
+            let Some((number, bytes)) = there.filter(|_| pace.goes_on()) else { return Ok(None) };
+            let file = bench.open(&self.directory, *number)?;
+            let file = DataFile::for_reading(file, *bytes, read_direct(bench));
+            Ok(Some((Reading { file, bytes: *bytes, read: AtomicU64::new(0) }, *bytes)))
+        };
+        let groups = Groups::new(open);
+        bench.on_threads(pace, |_thread| {
+            let mut buffer = group_buffer();
+            while let Some((file, span)) = groups.next(|_| pace.goes_on())? {
+                let len = span.len as usize;
+                buffer = bench.read_whole(&file.file, span.offset(), len, buffer)?;
+                bytes.fetch_add(len as u64, Ordering::Relaxed);
+                let read = file.read.fetch_add(len as u64, Ordering::Relaxed) + len as u64;
+                let whole = read == file.bytes && read == bench.cell.file_bytes;
+                files.fetch_add(u64::from(whole), Ordering::Relaxed);
+            }
+            Ok(())
+        });
+        Counted { files: files.into_inner(), bytes: bytes.into_inner() }
+    }
+}
+
+/// What a large file gets at its end: flushed, with its time and its name. One that was cut short has the length that
+/// was written, and one of which nothing was goes.
+fn finish(bench: &Bench<'_>, writing: Writing) -> Result<Option<(u64, u64)>, SweepError> {
+    let Writing { number, staged, bytes } = writing;
+    let bytes = bytes.into_inner();
+    if bytes == 0 {
+        return Ok(None);
+    }
+    let finished = staged.file().set_len(bytes).and_then(|()| {
+        set_new_file_metadata(staged.file(), &Metadata { mode: MODE, mtime: bench.mtime })?;
+        staged.file().sync_data()?;
+        staged.commit(&name_of(number), Replace::Existing)
+    });
+    finished.map_err(bench.cannot("finish a file in"))?;
+    Ok(Some((number, bytes)))
+}
+
+/// Never from the page cache, unless nothing else was asked for.
+fn read_direct(bench: &Bench<'_>) -> Direct {
+    if bench.direct == Direct::Off { Direct::Off } else { Direct::On }
+}

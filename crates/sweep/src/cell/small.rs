@@ -1,0 +1,161 @@
+//! Files of one group at most: created as a receiver creates them, a directory's together, and read whole, as a sender
+//! reads them.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use zmove_disk::{ContentsWriter, DataFile, Replace, StagingDirectory, TempNames, Tree};
+use zmove_types::{Metadata, Name};
+
+use crate::cell::noise::{Noise, group_buffer};
+use crate::cell::pace::Pace;
+use crate::cell::{Bench, MODE, is_cached, name_of};
+use crate::error::SweepError;
+use crate::result::{Counted, Way};
+
+/// The small files of a cell, as far as they have been written.
+pub(crate) struct SmallFiles {
+    /// Each with how many files it holds, named by their numbers.
+    directories: Vec<(Arc<OwnedFd>, u64)>,
+    pub(crate) way: Way,
+}
+
+/// What all threads of a cell share.
+struct Writers<'a> {
+    bench: &'a Bench<'a>,
+    parent: Arc<OwnedFd>,
+    pace: &'a Pace<'a>,
+    names: TempNames,
+}
+
+impl SmallFiles {
+    /// Writes files as long as there is time.
+    pub(crate) fn write(bench: &Bench<'_>, parent: Arc<OwnedFd>, pace: &Pace<'_>) -> Self {
+        let each = files_each(bench.cell.files, bench.threads);
+        let (next, made, direct) = (AtomicU64::new(0), Mutex::new(Vec::new()), AtomicBool::new(false));
+        let writers = Writers { bench, parent, pace, names: TempNames::new("sweep") };
+        bench.on_threads(pace, |thread| {
+            let (mut noise, contents) = (Noise::new(bench.seed(thread)), ContentsWriter::new(bench.direct));
+            loop {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                let files = bench.cell.files.saturating_sub(number.saturating_mul(each)).min(each);
+                if files == 0 || !pace.goes_on() {
+                    return Ok(());
+                }
+                let directory = writers.fill(number, files, &mut noise, &contents)?;
+                if let Some((fd, _)) = &directory {
+                    let first = bench.open(fd, 0);
+                    let past = first.is_ok_and(|file| contents.is_direct(&file, bench.cell.file_bytes));
+                    direct.store(past, Ordering::Relaxed);
+                }
+                made.lock().unwrap_or_else(PoisonError::into_inner).extend(directory);
+            }
+        });
+        let way = if direct.into_inner() { Way::Direct } else { Way::Buffered };
+        Self { directories: made.into_inner().unwrap_or_else(PoisonError::into_inner), way }
+    }
+
+    /// What was written.
+    pub(crate) fn count(&self, file_bytes: u64) -> Counted {
+        let files = self.directories.iter().map(|(_, files)| files).sum();
+        Counted { files, bytes: files * file_bytes }
+    }
+
+    /// Has the page cache let go of them as long as `goes_on`; what it still holds after that is not read.
+    pub(crate) fn drop_cached(&mut self, bench: &Bench<'_>, pace: &Pace<'_>) -> Way {
+        let (next, kept) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        bench.on_threads(pace, |_thread| {
+            while let Some((directory, files)) = self.directories.get(next.load(Ordering::Relaxed)) {
+                if !pace.goes_on() {
+                    return Ok(());
+                }
+                next.fetch_add(1, Ordering::Relaxed);
+                for number in 0..*files {
+                    let file = bench.open(directory, number)?;
+                    bench.drop_cached(&file)?;
+                    if number == 0 && is_cached(&file, bench.cell.file_bytes) {
+                        kept.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            }
+            Ok(())
+        });
+        let seen = next.into_inner().min(self.directories.len());
+        self.directories.truncate(seen);
+        if kept.into_inner() * 2 > seen { Way::Cached } else { Way::Buffered }
+    }
+
+    /// Reads them as long as there is time.
+    pub(crate) fn read(&self, bench: &Bench<'_>, pace: &Pace<'_>) -> Counted {
+        let (next, read) = (AtomicUsize::new(0), AtomicU64::new(0));
+        let file_bytes = bench.cell.file_bytes;
+        bench.on_threads(pace, |_thread| {
+            let mut buffer = group_buffer();
+            while let Some((directory, files)) = self.directories.get(next.fetch_add(1, Ordering::Relaxed)) {
+                for number in 0..*files {
+                    if !pace.goes_on() {
+                        return Ok(());
+                    }
+                    let file = bench.open(directory, number)?;
+                    let len = usize::try_from(file_bytes).unwrap_or(usize::MAX).min(buffer.capacity());
+                    buffer = bench.read_whole(&DataFile::new(file), 0, len, buffer)?;
+                    read.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            Ok(())
+        });
+        let files = read.into_inner();
+        Counted { files, bytes: files * file_bytes }
+    }
+}
+
+impl Writers<'_> {
+    /// Makes a directory with so many files, fewer when the time is over; `None` if that was before the first.
+    fn fill(
+        &self,
+        number: u64,
+        files: u64,
+        noise: &mut Noise,
+        contents: &ContentsWriter,
+    ) -> Result<Option<(Arc<OwnedFd>, u64)>, SweepError> {
+        let cannot = || self.bench.cannot("make a directory in");
+        let name = name_of(number);
+        Tree::make_new(self.parent.as_fd(), &name).map_err(cannot())?;
+        let staging = StagingDirectory::begin(&self.parent, &name, &self.names).map_err(cannot())?;
+        let bytes = self.bench.cell.file_bytes;
+        let mut made = 0;
+        while made < files && self.pace.admit(bytes) {
+            let data = noise.take(usize::try_from(bytes).unwrap_or(usize::MAX));
+            let outcome = self.make(&staging, &name_of(made), &data, contents);
+            noise.give_back(data);
+            self.pace.complete(bytes);
+            outcome.map_err(self.bench.cannot("write a file in"))?;
+            made += 1;
+        }
+        if made == 0 {
+            return Ok(None);
+        }
+        staging.publish(Replace::Existing).map_err(cannot())?;
+        Ok(Some((Arc::clone(staging.directory()), made)))
+    }
+
+    fn make(
+        &self,
+        staging: &StagingDirectory,
+        name: &Name,
+        data: &[u8],
+        contents: &ContentsWriter,
+    ) -> std::io::Result<()> {
+        let file = staging.create(name, MODE)?;
+        contents.write(&file, data)?;
+        staging.set_metadata(&file, &Metadata { mode: MODE, mtime: self.bench.mtime })
+    }
+}
+
+/// How many files one directory gets: each thread has several to fill.
+fn files_each(files: u64, threads: usize) -> u64 {
+    (files / (threads as u64 * 4)).clamp(8, DIRECTORY_FILES_MAX)
+}
+
+const DIRECTORY_FILES_MAX: u64 = 512;
