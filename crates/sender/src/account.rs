@@ -13,13 +13,14 @@ pub(crate) mod totals;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use zmove_scan::ScanError;
+use zmove_scan::{Entry, EntryKind, ScanError};
 use zmove_types::{Cv, Event, FileId, GroupSpan, Observer, RelPath};
+use zmove_wire::limits::SYMLINK_BYTES_MAX;
 
 use self::book::Book;
 use self::failure::FileError;
 use self::totals::Totals;
-use crate::read::source::Look;
+use crate::read::source::{Look, SourceDirectory};
 use crate::send::in_flight::InFlight;
 
 /// Counts what happens to files, and tells the user.
@@ -90,6 +91,22 @@ impl Account {
     pub(crate) fn matched(&self, bytes: u64) {
         self.totals.matched.fetch_add(bytes, Ordering::Relaxed);
         self.observer.on(&Event::Skipped { files: 0, bytes });
+    }
+
+    /// Whether an entry can be at the target; what cannot is counted, or has failed.
+    pub(crate) fn can_carry(&self, directory: &SourceDirectory, entry: &Entry) -> bool {
+        let path = || directory.display(&entry.name);
+        match &entry.kind {
+            EntryKind::Special => drop(self.totals.specials.fetch_add(1, Ordering::Relaxed)),
+            EntryKind::Symlink(target) if target.is_empty() || target.len() > SYMLINK_BYTES_MAX => {
+                self.fail(&FileError::LinkTarget { path: path() });
+            }
+            EntryKind::File if GroupSpan::count(entry.size).is_none() => {
+                self.fail(&FileError::TooLarge { path: path() });
+            }
+            EntryKind::Directory | EntryKind::Symlink(_) | EntryKind::File => return true,
+        }
+        false
     }
 
     /// One file or directory failed; the rest goes on.

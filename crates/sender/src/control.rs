@@ -12,23 +12,11 @@ use tokio::time::{timeout, timeout_at};
 use zmove_transport::{ControlError, ControlReader, ControlWriter, Inbox};
 use zmove_types::{Event, Observer};
 use zmove_wire::{
-    Greeting, Open, Opened, Refusal, RefusalCode, ToReceiver, ToSender, Version, Waiting, WireError,
-    decode_message, encode_message,
+    Opened, Refusal, RefusalCode, ToReceiver, ToSender, Version, Waiting, WireError, decode_message,
+    encode_message,
 };
 
 use crate::error::SessionError;
-
-/// Greets and asks for leave, in the words of `version`.
-pub(crate) async fn ask(
-    writer: &mut ControlWriter,
-    greeting: Greeting,
-    open: Open,
-    version: Version,
-) -> Result<(), SessionError> {
-    let mut opening = greeting.encode().to_vec();
-    opening.extend(encode_message(&open.into_message(version)));
-    Ok(writer.send(&opening).await?)
-}
 
 /// Waits until the receiver opens the transfer. `version` is what it speaks, or the newest that has no name of its
 /// own in TLS. Where the transfer has to stand in line, it waits for `patience` and tells `waits`.

@@ -30,8 +30,8 @@ use zmove_wire::{
 use self::doomed::{Doom, Doomed, Taken, Whereabouts};
 use crate::account::Account;
 use crate::account::failure::FileError;
-use crate::control::outgoing::Outgoing;
-use crate::control::stop::Stop;
+use crate::plan::gathered::MessageLoad;
+use crate::send::in_flight::InFlight;
 
 /// What is mirrored.
 #[derive(Clone, Debug)]
@@ -80,8 +80,7 @@ pub enum AfterErrors {
 #[derive(Clone, Copy)]
 pub(crate) struct MirrorContext<'a> {
     pub(crate) account: &'a Account,
-    pub(crate) outgoing: &'a Outgoing,
-    pub(crate) stop: &'a Stop,
+    pub(crate) in_flight: &'a InFlight,
     /// What the receiver says of names at the target.
     pub(crate) answers: &'a Receiver<ToSender>,
 }
@@ -112,7 +111,7 @@ fn run_rounds(context: MirrorContext<'_>, mirror: &Mirror) {
         round.wait_until(|round| {
             round.mirror.purpose == Purpose::Preview || context.account.totals.are_files_told()
         });
-        if context.stop.is_raised() || stays(context.account, mirror) {
+        if context.in_flight.stop.is_raised() || stays(context.account, mirror) {
             return;
         }
         if let Some(why) = mirror.removals.guard.as_ref().and_then(|guard| guard.objection()) {
@@ -190,13 +189,6 @@ struct Question {
     whereabouts: Whereabouts,
 }
 
-/// How much has been gathered for a message.
-#[derive(Clone, Copy, Default)]
-struct MessageLoad {
-    names: usize,
-    name_bytes: usize,
-}
-
 /// Small messages keep both sides busy; only a large directory fills one to its limit.
 const GATHERED_NAMES_MAX: usize = 4096;
 /// See [`GATHERED_NAMES_MAX`].
@@ -229,7 +221,7 @@ impl<'a> Round<'a> {
         let Mirror { roots, selection, file_systems, identity, .. } = self.mirror;
         let listings = Listings::of(roots, selection.clone(), *file_systems, Arc::clone(identity));
         for listing in listings {
-            if self.context.stop.is_raised() {
+            if self.context.in_flight.stop.is_raised() {
                 return walked;
             }
             match listing {
@@ -257,7 +249,9 @@ impl<'a> Round<'a> {
     /// Until all questions are answered, also those about doomed directories.
     fn settle(&mut self) {
         self.ask();
-        while !self.context.stop.is_raised() && (self.doom.has_unseen() || !self.outstanding.is_empty()) {
+        while !self.context.in_flight.stop.is_raised()
+            && (self.doom.has_unseen() || !self.outstanding.is_empty())
+        {
             self.wait_until(|round| round.outstanding.len() < KEEPS_OUTSTANDING_MAX);
             match self.doom.look_inside() {
                 Some(ranges) => self.send(ranges, Whereabouts::Doomed),
@@ -324,11 +318,11 @@ impl<'a> Round<'a> {
         let keep = self.next;
         self.next += 1;
         self.outstanding.insert(keep, Question { ranges: ranges.clone(), whereabouts });
-        self.context.outgoing.send(ToReceiver::Keep(Keep { keep, ranges }));
+        self.context.in_flight.outgoing.send(ToReceiver::Keep(Keep { keep, ranges }));
     }
 
     fn wait_until(&mut self, done: impl Fn(&Self) -> bool) {
-        while !done(self) && !self.context.stop.is_raised() {
+        while !done(self) && !self.context.in_flight.stop.is_raised() {
             match self.context.answers.recv_timeout(PATIENCE) {
                 Ok(answer) => self.take(answer),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -436,7 +430,7 @@ impl<'a> Round<'a> {
         self.removing += 1;
         let remove = self.next;
         self.next += 1;
-        self.context.outgoing.send(ToReceiver::Remove(Remove { remove, groups }));
+        self.context.in_flight.outgoing.send(ToReceiver::Remove(Remove { remove, groups }));
     }
 
     fn list(&mut self) {

@@ -12,8 +12,8 @@ use tokio::time::{sleep_until, timeout};
 use zmove_transport::{ControlError, ControlWriter, Inbox, LaneError, LaneSink};
 use zmove_wire::limits::SWEEP_MILLIS_MAX;
 use zmove_wire::{
-    Greeting, Moment, Open, Overwrite, Purpose, Refusal, RefusalCode, Role, Sampled, SweepOrder, Swept,
-    ToReceiver, ToSender, Version, Waiting, WireError, decode_message, encode_message,
+    Moment, Open, Overwrite, Purpose, Refusal, RefusalCode, Sampled, SweepOrder, Swept, ToReceiver, ToSender,
+    Version, Waiting, WireError, decode_message, encode_message,
 };
 
 use crate::control::link::Link;
@@ -77,10 +77,10 @@ async fn run(
     link: Link,
     tell: &mut (dyn FnMut(ProbeEvent) + Send),
 ) -> Result<ProbeReport, SessionError> {
+    let greeting = link.greeting().encode();
     let more = link.supply.map(|supply| supply.more);
     let (reader, mut writer) = link.control;
-    let greeting = Greeting { cipher: link.cipher, ..Greeting::new(Role::Control, link.transfer) };
-    writer.send(&greeting.encode()).await?;
+    writer.send(&greeting).await?;
     let leave = async {
         let mut reader = reader;
         // a receiver that knows no probes is not asked for one

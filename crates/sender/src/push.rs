@@ -19,9 +19,7 @@ use tokio::time::MissedTickBehavior;
 use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink};
 use zmove_types::{Event, Observer, Sample};
 use zmove_wire::limits::LANES_UNASKED_MAX;
-use zmove_wire::{
-    Cipher, Finished, Greeting, Open, Opened, Purpose, Role, ToReceiver, ToSender, Version, Waiting,
-};
+use zmove_wire::{Cipher, Finished, Open, Opened, Purpose, ToReceiver, ToSender, Version, Waiting};
 
 use self::job::Push;
 use self::pipeline::Pipeline;
@@ -33,8 +31,7 @@ use crate::account::manifest::Manifest;
 use crate::account::receipts::Receipts;
 use crate::account::summary::Summary;
 use crate::control::link::Link;
-use crate::control::outgoing::Outgoing;
-use crate::control::{self, GOODBYE_TIMEOUT, replies};
+use crate::control::{self, GOODBYE_TIMEOUT};
 use crate::error::SessionError;
 use crate::plan::planner::Task;
 use crate::preview;
@@ -52,21 +49,17 @@ impl Push {
     pub async fn run(
         self,
         run: &mut Run,
-        link: Link,
+        mut link: Link,
         observer: Arc<dyn Observer>,
         stop: impl Future<Output = ()>,
     ) -> Result<Summary, SessionError> {
         if self.open.purpose == Purpose::Preview {
             return preview::run(self, run, link, observer, stop).await;
         }
-        let Link { transfer, cipher, version, control: (reader, mut writer), lanes, supply } = link;
         let task = Task { compare: self.open.compare, mirror: self.mirror };
-        let greeting = Greeting { cipher, ..Greeting::new(Role::Control, transfer) };
-        let open = Open { run: run.id(transfer), ..self.open };
-        control::ask(&mut writer, greeting, open, version).await?;
-        let (outgoing_in, outgoing) = mpsc::unbounded_channel();
-        let (reply_sender, replies) = replies::channel();
-        let receipts = Receipts::new(observer, version, Outgoing::new(outgoing_in), reply_sender);
+        link.ask(Open { run: run.id(link.transfer), ..self.open }).await?;
+        let Link { cipher, version, control: (reader, writer), lanes, supply, .. } = link;
+        let (receipts, replies, outgoing) = Receipts::begin(observer, version);
         let totals = &receipts.account.totals;
         totals.scan_errors.store(self.sources_missing, Ordering::Relaxed);
         totals.doomed.store(run.earlier.doomed, Ordering::Relaxed);

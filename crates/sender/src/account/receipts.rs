@@ -6,21 +6,21 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use tokio::sync::mpsc::{self, UnboundedReceiver};
 use zmove_types::{FileId, ItemId, Observer};
 use zmove_wire::limits::{
     EXTRA_NAMES_MAX, HELD_GROUPS_MAX, INQUIRED_ENTRIES_MAX, OFFER_FILES_MAX, STORED_ITEMS_MAX,
 };
 use zmove_wire::session::Resend;
 use zmove_wire::{
-    EntryFault, Fault, FaultCode, FileDone, Finished, PublishedItem, Stored, StoredItem, ToSender, Version,
-    WireError,
+    EntryFault, Fault, FaultCode, FileDone, Finished, PublishedItem, Stored, StoredItem, ToReceiver,
+    ToSender, Version, WireError,
 };
 
 use crate::account::failure::FileError;
 use crate::account::{Account, Moved};
 use crate::control::outgoing::Outgoing;
-use crate::control::replies::{Reply, ReplySender};
-use crate::control::stop::Stop;
+use crate::control::replies::{self, Replies, Reply, ReplySender};
 use crate::error::SessionError;
 use crate::plan::queue::Queue;
 use crate::plan::resend;
@@ -40,17 +40,20 @@ pub(crate) struct Receipts {
 }
 
 impl Receipts {
-    /// The account of a session with a receiver that speaks `version`, of which nothing has happened.
-    pub(crate) fn new(
+    /// The account of a session with a receiver that speaks `version`, of which nothing has happened; where replies
+    /// are taken, and the messages on their way out.
+    pub(crate) fn begin(
         observer: Arc<dyn Observer>,
         version: Version,
-        outgoing: Outgoing,
-        reply_sender: ReplySender,
-    ) -> Self {
+    ) -> (Self, Replies, UnboundedReceiver<ToReceiver>) {
+        let (outgoing_in, outgoing) = mpsc::unbounded_channel();
+        let (reply_sender, replies) = replies::channel();
         let account = Arc::new(Account::new(Arc::clone(&observer)));
-        let in_flight = Arc::new(InFlight::new(version, observer, outgoing, Stop::default()));
+        let in_flight = Arc::new(InFlight::new(version, observer, Outgoing::new(outgoing_in)));
         let queue = Arc::new(Queue::new(Arc::clone(&in_flight)));
-        Self { account, in_flight, queue, reply_sender, paced: Duration::ZERO, times_beyond_range: 0 }
+        let paced = Duration::ZERO;
+        let receipts = Self { account, in_flight, queue, reply_sender, paced, times_beyond_range: 0 };
+        (receipts, replies, outgoing)
     }
 
     /// Takes a message; returns the receiver's last word when it is that.

@@ -3,7 +3,9 @@
 use tokio::sync::mpsc;
 use zmove_transport::{ControlReader, ControlWriter, LaneError, LaneSink};
 use zmove_types::TransferId;
-use zmove_wire::{Cipher, Version};
+use zmove_wire::{Cipher, Greeting, Open, Role, Version, encode_message};
+
+use crate::error::SessionError;
 
 /// The ways to the receiver.
 #[derive(Debug)]
@@ -20,6 +22,19 @@ pub struct Link {
     pub lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
     /// How there can be more of them; none where there cannot.
     pub supply: Option<LaneSupply>,
+}
+
+impl Link {
+    /// Greets and asks for leave, in the words of the version.
+    pub(crate) async fn ask(&mut self, open: Open) -> Result<(), SessionError> {
+        let mut opening = self.greeting().encode().to_vec();
+        opening.extend(encode_message(&open.into_message(self.version)));
+        Ok(self.control.1.send(&opening).await?)
+    }
+
+    pub(crate) fn greeting(&self) -> Greeting {
+        Greeting { cipher: self.cipher, ..Greeting::new(Role::Control, self.transfer) }
+    }
 }
 
 /// Lanes on demand.

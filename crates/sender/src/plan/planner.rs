@@ -11,15 +11,11 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, never, select};
 use zmove_scan::{Entry, EntryBatch, EntryKind, Scan, ScanItem};
-use zmove_types::{Cv, Event, GROUP_BYTES, GroupSpan, RelPath, Root};
-use zmove_wire::limits::SYMLINK_BYTES_MAX;
+use zmove_types::{Cv, Event, GROUP_BYTES, RelPath, Root};
 use zmove_wire::{Compare, TargetState, ToReceiver};
 
 use crate::account::Account;
-use crate::account::failure::FileError;
-use crate::control::outgoing::Outgoing;
 use crate::control::replies::{QueuedReply, Replies, Reply};
-use crate::control::stop::Stop;
 use crate::mirror::{self, Mirror, MirrorContext};
 use crate::plan::guess::Guess;
 use crate::plan::offers::{Answered, Offering};
@@ -43,8 +39,6 @@ pub(crate) struct PlannerContext {
     pub(crate) read_ahead: Arc<ReadAhead>,
     pub(crate) in_flight: Arc<InFlight>,
     pub(crate) account: Arc<Account>,
-    pub(crate) outgoing: Outgoing,
-    pub(crate) stop: Stop,
 }
 
 /// Plans until the scan has ended and every offer is answered; then makes a mirror, if that is asked for.
@@ -72,8 +66,8 @@ pub(crate) fn plan_all(
     context.queue.end();
     if let Some(mirror) = mirror {
         context.in_flight.wait_until_settled();
-        let PlannerContext { account, outgoing, stop, .. } = context;
-        mirror::run(MirrorContext { account, outgoing, stop, answers: &replies.mirror }, mirror);
+        let PlannerContext { account, in_flight, .. } = context;
+        mirror::run(MirrorContext { account, in_flight, answers: &replies.mirror }, mirror);
         context.in_flight.release_end();
     }
 }
@@ -94,7 +88,7 @@ impl Planner<'_> {
     fn take_scan(&mut self, scan: &Scan, replies: &Replies) {
         let (items, nothing, known) = (scan.receiver(), never(), never());
         let mut ended = false;
-        while !self.context.stop.is_raised() && (!ended || self.guess.is_some()) {
+        while !self.context.in_flight.stop.is_raised() && (!ended || self.guess.is_some()) {
             let items = if ended || self.is_full() { &nothing } else { items };
             let state = if self.guess.is_some() { &replies.state } else { &known };
             select! {
@@ -159,7 +153,7 @@ impl Planner<'_> {
     /// Files that could not be read before it was known whether they are needed: now they are asked about, or needed.
     fn take_unread(&mut self, unread: &Receiver<Unread>) {
         // the sending ends go with the last pack that was planned on a guess
-        while !self.context.stop.is_raised() {
+        while !self.context.in_flight.stop.is_raised() {
             match unread.recv_timeout(PACK_PATIENCE) {
                 Ok(Unread { directory, entry }) => self.take_entry(&directory, entry),
                 Err(RecvTimeoutError::Timeout) => {
@@ -173,7 +167,8 @@ impl Planner<'_> {
 
     fn take_last_replies(&mut self, offers: &Receiver<QueuedReply>) {
         self.flush_offers();
-        while !self.context.stop.is_raised() && self.offering.as_ref().is_some_and(|o| !o.is_done()) {
+        while !self.context.in_flight.stop.is_raised() && self.offering.as_ref().is_some_and(|o| !o.is_done())
+        {
             match offers.recv_timeout(PACK_PATIENCE) {
                 Ok(reply) => {
                     self.take_reply(reply.take());
@@ -207,23 +202,15 @@ impl Planner<'_> {
     }
 
     fn take_entry(&mut self, directory: &SourceDirectory, entry: Entry) {
-        match &entry.kind {
-            EntryKind::Special => {
-                self.context.account.totals.specials.fetch_add(1, Ordering::Relaxed);
-            }
-            EntryKind::Symlink(target) if target.is_empty() || target.len() > SYMLINK_BYTES_MAX => {
-                self.context.account.fail(&FileError::LinkTarget { path: directory.display(&entry.name) });
-            }
-            EntryKind::File if GroupSpan::count(entry.size).is_none() => {
-                self.context.account.fail(&FileError::TooLarge { path: directory.display(&entry.name) });
-            }
-            EntryKind::File if self.offering.is_some() => self.offer(directory, entry),
-            EntryKind::File => {
-                if let Some(entry) = self.admit(directory, entry) {
-                    self.need(directory, entry);
-                }
-            }
-            _ => self.need(directory, entry),
+        if !self.context.account.can_carry(directory, &entry) {
+            return;
+        }
+        if entry.kind != EntryKind::File {
+            self.need(directory, entry);
+        } else if self.offering.is_some() {
+            self.offer(directory, entry);
+        } else if let Some(entry) = self.admit(directory, entry) {
+            self.need(directory, entry);
         }
     }
 
@@ -280,7 +267,7 @@ impl Planner<'_> {
     fn flush_offers(&mut self) {
         let Some(offering) = &mut self.offering else { return };
         while let Some(offer) = offering.next_offer() {
-            self.context.outgoing.send(ToReceiver::Offer(offer));
+            self.context.in_flight.outgoing.send(ToReceiver::Offer(offer));
         }
     }
 

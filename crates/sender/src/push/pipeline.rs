@@ -54,7 +54,6 @@ impl Pipeline {
         let account = Arc::clone(&receipts.account);
         let in_flight = Arc::clone(&receipts.in_flight);
         let queue = Arc::clone(&receipts.queue);
-        let stop = in_flight.stop.clone();
         let (cargo_in, cargo) = crossbeam_channel::bounded(config.readers);
         let (broken_in, broken) = mpsc::unbounded_channel();
         let timeline = Arc::new(Timeline::new(started));
@@ -65,8 +64,6 @@ impl Pipeline {
             read_ahead: Arc::clone(&read_ahead),
             in_flight: Arc::clone(&in_flight),
             account: Arc::clone(&account),
-            outgoing: in_flight.outgoing.clone(),
-            stop: stop.clone(),
         };
         let readers = Readers::new(ReaderContext {
             queue: Arc::clone(&queue),
@@ -74,7 +71,6 @@ impl Pipeline {
             in_flight: Arc::clone(&in_flight),
             account: Arc::clone(&account),
             timeline: Arc::clone(&timeline),
-            stop: stop.clone(),
             pool: pool.clone(),
             disk: Arc::clone(&config.disk),
             direct: config.direct,
@@ -92,7 +88,7 @@ impl Pipeline {
             in_flight,
             queue,
             timeline,
-            lane_set: LaneSet::new(lane_context, broken_in.clone(), stop),
+            lane_set: LaneSet::new(lane_context, broken_in.clone()),
             broken,
             readers,
             threads: Threads::new(broken_in),

@@ -19,7 +19,6 @@ use zmove_wire::{Batch, BatchEntry, DirectoryGroup, FileEntry, FrameHeader, Fram
 use crate::account::Account;
 use crate::account::failure::FileError;
 use crate::account::timeline::Timeline;
-use crate::control::stop::Stop;
 use crate::plan::pack::{Basis, Pack, PackEntry, PackGroup, Unread};
 use crate::plan::queue::{Parcel, Queue, When};
 use crate::push::config::BUFFER_BYTES;
@@ -38,7 +37,6 @@ pub(crate) struct ReaderContext {
     pub(crate) in_flight: Arc<InFlight>,
     pub(crate) account: Arc<Account>,
     pub(crate) timeline: Arc<Timeline>,
-    pub(crate) stop: Stop,
     pub(crate) pool: BufferPool,
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) direct: Direct,
@@ -50,7 +48,7 @@ pub(crate) struct ReaderContext {
 /// One reader: runs until the push is being stopped, or there are to be fewer.
 pub(crate) fn read_all(context: &ReaderContext, number: usize) {
     let mut reader = Reader { context, watch: context.timeline.read_clock.start() };
-    while let Some(work) = context.queue.take(|| context.stop.is_raised()) {
+    while let Some(work) = context.queue.take(|| context.in_flight.stop.is_raised()) {
         reader.take(work);
         reader.watch.lap(Doing::Busy);
         if context.headcount.may_go(number) {
@@ -168,7 +166,7 @@ impl Reader<'_> {
     ) -> Result<Option<BatchEntry>, FileError> {
         let (file, before) = directory.open_file(&entry.name)?;
         let path = || directory.display(&entry.name);
-        let hashed = read_root(&file, || self.context.stop.is_raised());
+        let hashed = read_root(&file, || self.context.in_flight.stop.is_raised());
         let Some(root) = hashed.map_err(|source| FileError::Read { path: path(), source })? else {
             return Ok(None);
         };
@@ -365,10 +363,8 @@ const LAST_PIECE_BYTES: u64 = 256 << 10;
 
 /// Gives a file back to the planner, which asks whether it is needed.
 fn put_back(unread: &Sender<Unread>, directory: &SourceDirectory, entry: &Entry) {
-    let mut directory = directory.clone();
-    directory.put_off();
     // the planner has gone only when the push is being stopped
-    let _stopping = unread.send(Unread { directory, entry: entry.clone() });
+    let _stopping = unread.send(Unread { directory: directory.closed(), entry: entry.clone() });
 }
 
 /// How a file got to the target.

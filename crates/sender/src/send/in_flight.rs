@@ -80,12 +80,12 @@ pub(crate) enum Unsettled<'a> {
 
 impl InFlight {
     /// Nothing in flight to a receiver that speaks `version`.
-    pub(crate) fn new(version: Version, observer: Arc<dyn Observer>, outgoing: Outgoing, stop: Stop) -> Self {
+    pub(crate) fn new(version: Version, observer: Arc<dyn Observer>, outgoing: Outgoing) -> Self {
         Self {
             version,
             observer,
             outgoing,
-            stop,
+            stop: Stop::default(),
             state: Mutex::default(),
             settled: Condvar::new(),
             all_settled: Condvar::new(),
@@ -382,7 +382,7 @@ pub(crate) mod tests {
     pub(crate) fn nothing_in_flight() -> (InFlight, UnboundedReceiver<ToReceiver>) {
         let (outgoing, messages) = unbounded_channel();
         let outgoing = Outgoing::new(outgoing);
-        (InFlight::new(Version::NEWEST, Arc::new(NoObserver), outgoing, Stop::default()), messages)
+        (InFlight::new(Version::NEWEST, Arc::new(NoObserver), outgoing), messages)
     }
 
     /// A large file of the scan that is not there any more, `count` times over.

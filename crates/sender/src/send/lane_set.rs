@@ -8,7 +8,6 @@ use std::time::Duration;
 use tokio::sync::mpsc::UnboundedSender;
 use zmove_transport::{LaneBreaker, LaneError, LaneSink, PathProbe, TcpInfo};
 
-use crate::control::stop::Stop;
 use crate::push::threads::{Broken, Threads};
 use crate::send::lane::{self, LaneContext};
 use crate::tune::path::{on_the_way, unacked};
@@ -19,7 +18,6 @@ pub(crate) struct LaneSet {
     lanes: Vec<Lane>,
     lanes_most: usize,
     broken: UnboundedSender<Broken>,
-    stop: Stop,
     /// Why the last lane did not come up.
     pub(crate) last_error: Option<LaneError>,
 }
@@ -170,10 +168,10 @@ fn is_silent(info: &TcpInfo) -> bool {
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
 impl LaneSet {
-    /// No lanes yet; `broken` is told of each that breaks unless `stop` is raised.
-    pub(crate) fn new(context: LaneContext, broken: UnboundedSender<Broken>, stop: Stop) -> Self {
+    /// No lanes yet; `broken` is told of each that breaks unless the push is being stopped.
+    pub(crate) fn new(context: LaneContext, broken: UnboundedSender<Broken>) -> Self {
         let context = Arc::new(context);
-        Self { context, lanes: Vec::new(), lanes_most: 0, broken, stop, last_error: None }
+        Self { context, lanes: Vec::new(), lanes_most: 0, broken, last_error: None }
     }
 
     /// Starts a lane. One that cannot be started ends in order, and is as one that did not come up.
@@ -190,12 +188,11 @@ impl LaneSet {
         let number = self.lanes.len();
         let context = Arc::clone(&self.context);
         let broken = self.broken.clone();
-        let stop = self.stop.clone();
         let (sink_in, sinks) = crossbeam_channel::bounded(1);
         let started = threads.spawn(format!("zmove-lane-{number}"), move || {
             let Ok(sink) = sinks.recv() else { return };
             if let Err(error) = lane::run_lane(&context, number, sink, &let_go)
-                && !stop.is_raised()
+                && !context.in_flight.stop.is_raised()
             {
                 let _session_over = broken.send(Broken { lane: Some(number), error });
             }
