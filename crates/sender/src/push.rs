@@ -321,7 +321,7 @@ impl Running {
         let elapsed = run.started.elapsed();
         let judged = self.pipeline.timeline.started.elapsed();
         self.pipeline.stop();
-        let lanes = self.pipeline.lane_set.lanes_most();
+        let lanes = self.pipeline.lane_set.lanes_most;
         let learnt = self.steering.learnt();
         run.note(self.heard);
         run.earlier.reached = self.sample();
@@ -336,7 +336,7 @@ impl Running {
         drop(self.receipts);
         let pipeline = self.pipeline;
         let reading = Reading::take(&pipeline);
-        let left_out = pipeline.left_out();
+        let left_out = pipeline.scan.left_out();
         let account = Arc::clone(&pipeline.account);
         let in_flight = Arc::clone(&pipeline.in_flight);
         let timeline = Arc::clone(&pipeline.timeline);

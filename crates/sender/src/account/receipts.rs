@@ -13,8 +13,8 @@ use zmove_wire::limits::{
 };
 use zmove_wire::session::Resend;
 use zmove_wire::{
-    EntryFault, Fault, FaultCode, FileDone, Finished, PublishedItem, Stored, StoredItem, ToReceiver,
-    ToSender, Version, WireError,
+    EntryFault, Fault, FaultCode, FileDone, Finished, FrameKind, PublishedItem, Stored, StoredItem,
+    ToReceiver, ToSender, Version, WireError,
 };
 
 use crate::account::failure::FileError;
@@ -24,8 +24,8 @@ use crate::control::replies::{self, Replies, Reply, ReplySender};
 use crate::error::SessionError;
 use crate::plan::queue::Queue;
 use crate::plan::resend;
-use crate::send::in_flight::{InFlight, Lost};
-use crate::send::sent::{Sent, SentBatch, Travels};
+use crate::send::in_flight::InFlight;
+use crate::send::sent::{Sent, SentBatch};
 
 /// What the receiver says about work in flight, and about what it was asked.
 pub(crate) struct Receipts {
@@ -112,9 +112,13 @@ impl Receipts {
         self.account.totals.bytes_settled.fetch_add(settled.data_bytes, Ordering::Relaxed);
         match settled.work {
             Some(Sent::Batch(batch)) => self.take_batch(&SentBatch { faults: stored.faults, ..batch }, 0),
-            Some(Sent::Group(file, span, travels)) => {
+            Some(Sent::Group(file, span, kind)) => {
                 file.group_stored();
-                self.take_group(u64::from(span.len), travels);
+                let bytes = u64::from(span.len);
+                match kind {
+                    FrameKind::Same => self.account.matched(bytes),
+                    _ => self.account.moved(&Moved { bytes, ..Moved::default() }),
+                }
             }
             None => {}
         }
@@ -133,18 +137,12 @@ impl Receipts {
         Ok(())
     }
 
-    fn take_group(&self, bytes: u64, travels: Travels) {
-        match travels {
-            Travels::Whole => self.account.moved(&Moved { bytes, ..Moved::default() }),
-            Travels::ByName => self.account.matched(bytes),
-        }
-    }
-
     fn take_mismatch(&mut self, item: ItemId, faults: &[EntryFault]) -> Result<(), WireError> {
         let missed = self.in_flight.mismatch(item)?;
-        self.account.totals.bytes_settled.fetch_add(missed.data_bytes, Ordering::Relaxed);
+        let (Resend::Again { work, .. } | Resend::GiveUp(work)) = &missed.resend;
+        self.account.totals.bytes_settled.fetch_add(work.data_bytes(), Ordering::Relaxed);
         match missed.resend {
-            Resend::Again { work, tries } if missed.lost == Lost::WithLane => {
+            Resend::Again { work, tries } if missed.lost => {
                 resend::send_lost(&self.queue, &self.account, work, tries);
             }
             Resend::Again { work, tries } => {

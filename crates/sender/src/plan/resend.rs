@@ -39,10 +39,10 @@ pub(crate) fn send_late(
     in_flight: &InFlight,
     stuck: impl Fn(usize) -> bool,
 ) {
-    for group in in_flight.take_late(stuck) {
+    for (file, span) in in_flight.take_late(stuck) {
         // no piece of work begins by that: the push may end while the group is being read
         account.totals.repeated.fetch_add(1, Ordering::Relaxed);
-        queue.repeat_group(group.file, group.span);
+        queue.repeat_group(file, span);
     }
 }
 

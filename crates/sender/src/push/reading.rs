@@ -30,7 +30,7 @@ impl Reading {
         let Pipeline { config, account, timeline, lane_set, .. } = pipeline;
         let Spent { read, lane } = timeline.spent();
         Self {
-            stages: Stages { scan: pipeline.scan_times(), read, lane, ..Stages::default() },
+            stages: Stages { scan: pipeline.scan.times(), read, lane, ..Stages::default() },
             path: PathReport::gather(lane_set.probes()),
             first_byte: timeline.first_byte(),
             handed_over: timeline.handed_over(),

@@ -22,13 +22,12 @@ use crate::account::timeline::Timeline;
 use crate::plan::pack::{Basis, Pack, PackEntry, PackGroup, Unread};
 use crate::plan::queue::{Parcel, Queue, When};
 use crate::push::config::BUFFER_BYTES;
-use crate::read::filling::Filling;
 use crate::read::headcount::Headcount;
-use crate::read::read_ahead::{ReadAhead, ReadPack};
+use crate::read::read_ahead::{Filling, ReadAhead, ReadPack};
 use crate::read::source::{LargeSource, Look, Progress, SourceDirectory};
-use crate::send::cargo::{Cargo, ChunkCargo, ChunkCopy, sealed};
+use crate::send::cargo::{Cargo, Chunk, sealed};
 use crate::send::in_flight::InFlight;
-use crate::send::sent::{Sent, SentBatch, SentFile, Travels};
+use crate::send::sent::{Sent, SentBatch, SentFile};
 
 /// All that readers have in common.
 pub(crate) struct ReaderContext {
@@ -257,7 +256,7 @@ impl Reader<'_> {
                 ..FrameHeader::default()
             },
         );
-        self.hand_on(Cargo::Batch(Frame { header, head, data: buffer }));
+        self.hand_on(Cargo { frame: Frame { header, head, data: buffer }, chunk: None });
     }
 
     fn read_group(&mut self, file: &Arc<LargeSource>, span: GroupSpan) {
@@ -310,8 +309,7 @@ impl Reader<'_> {
         } else {
             (FrameKind::Chunk, buffer)
         };
-        let work = Sent::Group(Arc::clone(file), span, Travels::of(kind));
-        let item = again.or_else(|| self.issue(work, tries));
+        let item = again.or_else(|| self.issue(Sent::Group(Arc::clone(file), span, kind), tries));
         let Some(item) = item else { return Ok(()) };
         let header = sealed(
             &cv.0,
@@ -325,9 +323,8 @@ impl Reader<'_> {
             },
         );
         let frame = Frame { header, head: Vec::new(), data };
-        let copy = if again.is_some() { ChunkCopy::Late } else { ChunkCopy::First };
-        let file = Arc::clone(file);
-        self.hand_on(Cargo::Chunk(ChunkCargo { file, identity, frame, tries, copy }));
+        let chunk = Chunk { file: Arc::clone(file), identity, tries, late: again.is_some() };
+        self.hand_on(Cargo { frame, chunk: Some(chunk) });
         Ok(())
     }
 
@@ -348,7 +345,11 @@ impl Reader<'_> {
     }
 
     fn hand_on(&mut self, cargo: Cargo) {
-        self.context.account.totals.bytes_read.fetch_add(u64::from(cargo.data_bytes()), Ordering::Relaxed);
+        self.context
+            .account
+            .totals
+            .bytes_read
+            .fetch_add(u64::from(cargo.frame.header.data_bytes), Ordering::Relaxed);
         self.watch.lap(Doing::Busy);
         // lanes are gone only when the push is being stopped
         let _stopping = self.context.cargo.send(cargo);

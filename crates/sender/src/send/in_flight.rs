@@ -11,10 +11,9 @@ use std::time::Instant;
 
 use zmove_types::{Event, FileId, GroupSpan, ItemId, Observer};
 use zmove_wire::limits::FILES_BEGUN_MAX;
-use zmove_wire::session::{Receipt, Resend};
+use zmove_wire::session::Receipt;
 use zmove_wire::{EntryFault, ToReceiver, Version, WireError};
 
-pub(crate) use self::record::{Carries, Lost};
 use self::record::{GroupId, Mismatch, Record};
 use crate::control::outgoing::Outgoing;
 use crate::control::stop::Stop;
@@ -54,21 +53,6 @@ pub(crate) struct Settled {
     pub(crate) data_bytes: u64,
     /// How much of a batch is stored that has no names yet.
     pub(crate) unpublished_bytes: Option<u64>,
-}
-
-/// An item that has not come to its place.
-#[derive(Debug)]
-pub(crate) struct Missed {
-    pub(crate) lost: Lost,
-    pub(crate) resend: Resend<Sent>,
-    pub(crate) data_bytes: u64,
-}
-
-/// A group of which another copy is to be read.
-#[derive(Debug)]
-pub(crate) struct LateGroup {
-    pub(crate) file: Arc<LargeSource>,
-    pub(crate) span: GroupSpan,
 }
 
 /// What the receiver has not told the end of.
@@ -130,12 +114,16 @@ impl InFlight {
             state.begin_large(&file);
         }
         let last_word = work.last_word(self.version);
-        (!self.stop.is_raised()).then(|| state.record.issue(work, tries, last_word))
+        let group = match &work {
+            Sent::Group(file, span, _) => Some(GroupId { file: file.id, index: span.index }),
+            Sent::Batch(_) => None,
+        };
+        (!self.stop.is_raised()).then(|| state.record.issue(work, group, tries, last_word))
     }
 
     /// A lane has taken an item; returns whether that is still in flight.
-    pub(crate) fn taken(&self, item: ItemId, lane: usize, carries: Carries) -> bool {
-        self.lock().record.taken(item, lane, carries, Instant::now())
+    pub(crate) fn taken(&self, item: ItemId, lane: usize) -> bool {
+        self.lock().record.taken(item, lane, Instant::now())
     }
 
     /// The lane that took a chunk has nothing more to do with it, but perhaps its kernel has.
@@ -181,19 +169,13 @@ impl InFlight {
     }
 
     /// The receiver found an item damaged, or says that it was lost with its lane.
-    pub(crate) fn mismatch(&self, item: ItemId) -> Result<Missed, WireError> {
+    pub(crate) fn mismatch(&self, item: ItemId) -> Result<Mismatch<Sent>, WireError> {
         let mut state = self.lock();
-        let Mismatch { lost, resend } = state.record.mismatch(item, Instant::now())?;
+        let missed = state.record.mismatch(item, Instant::now())?;
         self.note_settled(&state);
         drop(state);
         self.settled.notify_all();
-        let resend = match resend {
-            Resend::Again { work: item, tries } => Resend::Again { work: item.work, tries },
-            Resend::GiveUp(item) => Resend::GiveUp(item.work),
-        };
-        let (Resend::Again { work, .. } | Resend::GiveUp(work)) = &resend;
-        let data_bytes = work.data_bytes();
-        Ok(Missed { lost, resend, data_bytes })
+        Ok(missed)
     }
 
     /// A large file has come to its end. It comes to one only: who is given the file tells what became of it.
@@ -232,7 +214,7 @@ impl InFlight {
 
     /// When all work has been issued: chooses what idle lanes should send again, the latest first; `stuck` says of a
     /// lane whether something that it has sent has not arrived.
-    pub(crate) fn take_late(&self, stuck: impl Fn(usize) -> bool) -> Vec<LateGroup> {
+    pub(crate) fn take_late(&self, stuck: impl Fn(usize) -> bool) -> Vec<(Arc<LargeSource>, GroupSpan)> {
         let idle = self.lanes_idle.load(Ordering::Relaxed);
         if idle == 0 {
             return Vec::new();
@@ -245,18 +227,11 @@ impl InFlight {
         drop(state);
         // the kernel is asked without the lock
         let late = late.into_iter().filter(|chunk| !chunk.handed_on || stuck(chunk.lane)).take(idle);
-        late.filter_map(|chunk| self.repeat(chunk.item)).collect()
-    }
-
-    fn repeat(&self, item: ItemId) -> Option<LateGroup> {
-        let group = |work: &Sent| match work {
-            Sent::Group(file, span, _) => Some(GroupId { file: file.id, index: span.index }),
+        let repeat = |item| match self.lock().record.repeat(item)? {
+            Sent::Group(file, span, _) => Some((Arc::clone(file), *span)),
             Sent::Batch(_) => None,
         };
-        match self.lock().record.repeat(item, group)? {
-            Sent::Group(file, span, _) => Some(LateGroup { file: Arc::clone(file), span: *span }),
-            Sent::Batch(_) => None,
-        }
+        late.filter_map(|chunk| repeat(chunk.item)).collect()
     }
 
     /// The item under which this group was to be read again, as often as that was planned.
@@ -372,11 +347,11 @@ pub(crate) mod tests {
     use zmove_disk::Direct;
     use zmove_scan::{ScanConfig, ScanItem, ScanRoot, scan};
     use zmove_types::{GROUP_BYTES, NoObserver, RelPath};
+    use zmove_wire::FrameKind;
 
     use super::*;
     use crate::account::Account;
     use crate::read::source::SourceDirectory;
-    use crate::send::sent::Travels;
 
     /// Nothing in flight, and the queue of what is said.
     pub(crate) fn nothing_in_flight() -> (InFlight, UnboundedReceiver<ToReceiver>) {
@@ -440,7 +415,7 @@ pub(crate) mod tests {
         for file in begun {
             assert!(!in_flight.lock().is_full(Some(file)));
             let span = GroupSpan::of(file.entry.size, 0).unwrap();
-            let item = in_flight.issue(Sent::Group(Arc::clone(file), span, Travels::Whole), 0).unwrap();
+            let item = in_flight.issue(Sent::Group(Arc::clone(file), span, FrameKind::Chunk), 0).unwrap();
             assert!(in_flight.stored(item, &[]).unwrap().work.is_some());
         }
         let full = |file| in_flight.lock().is_full(file);
@@ -450,7 +425,7 @@ pub(crate) mod tests {
         // one that has failed meanwhile takes no place
         in_flight.end_large(last.id).unwrap();
         let span = GroupSpan::of(last.entry.size, 0).unwrap();
-        in_flight.issue(Sent::Group(Arc::clone(last), span, Travels::Whole), 0).unwrap();
+        in_flight.issue(Sent::Group(Arc::clone(last), span, FrameKind::Chunk), 0).unwrap();
         assert_eq!(in_flight.lock().large_begun, FILES_BEGUN_MAX - 1);
     }
 

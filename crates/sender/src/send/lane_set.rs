@@ -16,15 +16,11 @@ use crate::tune::path::{on_the_way, unacked};
 pub(crate) struct LaneSet {
     context: Arc<LaneContext>,
     lanes: Vec<Lane>,
-    lanes_most: usize,
+    /// The most lanes that have been up at once.
+    pub(crate) lanes_most: usize,
     broken: UnboundedSender<Broken>,
     /// Why the last lane did not come up.
     pub(crate) last_error: Option<LaneError>,
-}
-
-/// What is left of a lane set when nothing more can be queued for it.
-pub(crate) struct ClosedLanes {
-    _lanes: Vec<Lane>,
 }
 
 /// One lane, also after its end.
@@ -262,11 +258,6 @@ impl LaneSet {
         self.lanes.iter().filter(|lane| lane.is_up()).count()
     }
 
-    /// The most lanes that have been up at once.
-    pub(crate) fn lanes_most(&self) -> usize {
-        self.lanes_most
-    }
-
     /// How many frames wait for a lane.
     pub(crate) fn frames_waiting(&self) -> usize {
         self.context.cargo.len()
@@ -298,9 +289,10 @@ impl LaneSet {
         self.lanes.iter().filter(|lane| lane.is_up()).map(|lane| &lane.probe)
     }
 
-    /// Takes nothing more; lanes end once what is queued has gone, and none is let go before.
-    pub(crate) fn close(self) -> ClosedLanes {
-        ClosedLanes { _lanes: self.lanes }
+    /// Takes nothing more: lanes end once what is queued has gone, and none is let go before what is returned is
+    /// dropped.
+    pub(crate) fn close(self) -> impl Sized {
+        self.lanes
     }
 }
 
