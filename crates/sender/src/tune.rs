@@ -139,11 +139,8 @@ impl Tuner {
     }
 
     pub(crate) fn wanted(&self) -> Wanted {
-        Wanted {
-            lanes: self.lanes.wanted(),
-            readers: self.readers.wanted(),
-            congestion: self.lanes.congestion(),
-        }
+        let LaneTuner { wanted: lanes, congestion, .. } = self.lanes;
+        Wanted { lanes, readers: self.readers.wanted, congestion }
     }
 }
 

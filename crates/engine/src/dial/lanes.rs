@@ -67,7 +67,7 @@ pub(super) async fn dial_all(
     let (number, congestion) = if tuned {
         (LaneNumber::Tuned { least }, plan.answer(round_trip))
     } else {
-        (LaneNumber::Fixed, LossAnswer::Fixed)
+        (LaneNumber::Fixed, LossAnswer::default())
     };
     let (more, wanted) = mpsc::unbounded_channel();
     match settings.more {

@@ -143,7 +143,9 @@ impl Planner<'_> {
         for PackGroup { directory, entries } in pack.groups {
             for entry in entries {
                 match entry {
-                    PackEntry::File(entry) => self.take_entry(&directory, entry),
+                    PackEntry::Within(entry) if entry.kind == EntryKind::File => {
+                        self.take_entry(&directory, entry);
+                    }
                     entry => self.pack(&directory, entry),
                 }
             }
@@ -230,8 +232,8 @@ impl Planner<'_> {
         if matches!(entry.kind, EntryKind::File) && entry.size > GROUP_BYTES {
             let id = self.context.queue.fresh_file_id();
             self.context.queue.add_file(Arc::new(LargeSource::new(id, directory, entry)), When::Room);
-        } else if let Some(entry) = PackEntry::from_scan(entry) {
-            self.pack(directory, entry);
+        } else {
+            self.pack(directory, PackEntry::Within(entry));
         }
     }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use crossbeam_channel::Sender;
 use zmove_chunk::{GroupHasher, Work, file_root, read_root};
 use zmove_disk::{Direct, Disk, FileIdentity};
-use zmove_scan::Entry;
+use zmove_scan::{Entry, EntryKind};
 use zmove_transport::Frame;
 use zmove_types::{Buffer, BufferPool, Doing, GROUP_BYTES, GroupSpan, ItemId, Root, Stopwatch};
 use zmove_wire::{Batch, BatchEntry, DirectoryGroup, FileEntry, FrameHeader, FrameKind};
@@ -126,7 +126,9 @@ impl Reader<'_> {
             Ok(None) => false,
             Err(error) => {
                 match (unread, entry) {
-                    (Some(unread), PackEntry::File(entry)) if !matches!(error, FileError::Changed { .. }) => {
+                    (Some(unread), PackEntry::Within(entry))
+                        if !matches!(error, FileError::Changed { .. }) =>
+                    {
                         put_back(unread, &group.directory, entry)
                     }
                     _ => self.context.account.fail(&error),
@@ -146,12 +148,15 @@ impl Reader<'_> {
     ) -> Result<Option<BatchEntry>, FileError> {
         Ok(Some(match entry {
             PackEntry::Itself(metadata) => BatchEntry::Itself(*metadata),
-            PackEntry::Directory(name, metadata) => BatchEntry::Directory(name.clone(), *metadata),
-            PackEntry::Symlink(name, metadata, target) => {
-                BatchEntry::Symlink(name.clone(), *metadata, target.clone())
-            }
-            PackEntry::File(entry) => return self.read_file(directory, entry, unread, filling),
             PackEntry::Compare(entry, root) => return self.compare(directory, entry, *root, filling),
+            PackEntry::Within(entry) => match &entry.kind {
+                EntryKind::Directory => BatchEntry::Directory(entry.name.clone(), entry.metadata),
+                EntryKind::Symlink(target) => {
+                    BatchEntry::Symlink(entry.name.clone(), entry.metadata, target.clone())
+                }
+                EntryKind::File => return self.read_file(directory, entry, unread, filling),
+                EntryKind::Special => return Ok(None),
+            },
         }))
     }
 
@@ -221,7 +226,7 @@ impl Reader<'_> {
             self.context.queue.add_file(Arc::new(LargeSource::new(id, directory, entry.clone())), When::Now);
             return;
         }
-        let entries = vec![PackEntry::File(entry.clone())];
+        let entries = vec![PackEntry::Within(entry.clone())];
         let groups = vec![PackGroup { directory: directory.clone(), entries }];
         self.context.queue.add_now(Parcel::Unread(Pack::of(groups)));
     }

@@ -28,8 +28,8 @@ pub(super) struct LaneTuner {
     loss_tolerant_allowed: bool,
     /// May be put back.
     usual_allowed: bool,
-    wanted: usize,
-    congestion: Congestion,
+    pub(super) wanted: usize,
+    pub(super) congestion: Congestion,
     trial: Option<Trial>,
     rest: Rest,
     recent: Recent,
@@ -81,14 +81,6 @@ impl LaneTuner {
             has_lost: false,
             crowded: Duration::ZERO,
         }
-    }
-
-    pub(super) fn wanted(&self) -> usize {
-        self.wanted
-    }
-
-    pub(super) fn congestion(&self) -> Congestion {
-        self.congestion
     }
 
     /// Lanes and congestion control without what is only being tried.

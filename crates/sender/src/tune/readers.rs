@@ -8,7 +8,7 @@ use super::{Knob, Tick};
 #[derive(Debug)]
 pub(super) struct ReaderTuner {
     knob: Knob,
-    wanted: usize,
+    pub(super) wanted: usize,
     trial: Option<(usize, Attempt)>,
     rest: Rest,
     recent: Recent,
@@ -27,10 +27,6 @@ impl ReaderTuner {
             hungry_ticks: 0,
             idle_ticks: 0,
         }
-    }
-
-    pub(super) fn wanted(&self) -> usize {
-        self.wanted
     }
 
     pub(super) fn tick(&mut self, tick: &Tick) {
