@@ -111,7 +111,7 @@ fn run_rounds(context: MirrorContext<'_>, mirror: &Mirror) {
         round.wait_until(|round| {
             round.mirror.purpose == Purpose::Preview || context.account.totals.are_files_told()
         });
-        if context.in_flight.stop.is_raised() || stays(context.account, mirror) {
+        if context.in_flight.is_stopping() || stays(context.account, mirror) {
             return;
         }
         if let Some(why) = mirror.removals.guard.as_ref().and_then(|guard| guard.objection()) {
@@ -221,7 +221,7 @@ impl<'a> Round<'a> {
         let Mirror { roots, selection, file_systems, identity, .. } = self.mirror;
         let listings = Listings::of(roots, selection.clone(), *file_systems, Arc::clone(identity));
         for listing in listings {
-            if self.context.in_flight.stop.is_raised() {
+            if self.context.in_flight.is_stopping() {
                 return walked;
             }
             match listing {
@@ -249,7 +249,7 @@ impl<'a> Round<'a> {
     /// Until all questions are answered, also those about doomed directories.
     fn settle(&mut self) {
         self.ask();
-        while !self.context.in_flight.stop.is_raised()
+        while !self.context.in_flight.is_stopping()
             && (self.doom.has_unseen() || !self.outstanding.is_empty())
         {
             self.wait_until(|round| round.outstanding.len() < KEEPS_OUTSTANDING_MAX);
@@ -318,11 +318,11 @@ impl<'a> Round<'a> {
         let keep = self.next;
         self.next += 1;
         self.outstanding.insert(keep, Question { ranges: ranges.clone(), whereabouts });
-        self.context.in_flight.outgoing.send(ToReceiver::Keep(Keep { keep, ranges }));
+        self.context.in_flight.tell(ToReceiver::Keep(Keep { keep, ranges }));
     }
 
     fn wait_until(&mut self, done: impl Fn(&Self) -> bool) {
-        while !done(self) && !self.context.in_flight.stop.is_raised() {
+        while !done(self) && !self.context.in_flight.is_stopping() {
             match self.context.answers.recv_timeout(PATIENCE) {
                 Ok(answer) => self.take(answer),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -430,7 +430,7 @@ impl<'a> Round<'a> {
         self.removing += 1;
         let remove = self.next;
         self.next += 1;
-        self.context.in_flight.outgoing.send(ToReceiver::Remove(Remove { remove, groups }));
+        self.context.in_flight.tell(ToReceiver::Remove(Remove { remove, groups }));
     }
 
     fn list(&mut self) {

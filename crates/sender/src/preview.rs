@@ -84,7 +84,7 @@ impl Conversation {
         replies: Replies,
     ) -> Result<Finished, SessionError> {
         let (waits_in, mut waits) = mpsc::unbounded_channel();
-        let leave = control::leave(reader, self.version, self.patience, waits_in);
+        let leave = control::leave(control::greeted(reader, self.version), self.patience, waits_in);
         let waiting = async {
             while let Some(waiting) = waits.recv().await {
                 control::tell_waiting(&*self.receipts.account.observer, &waiting);

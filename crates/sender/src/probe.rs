@@ -12,12 +12,12 @@ use tokio::time::{sleep_until, timeout};
 use zmove_transport::{ControlError, ControlWriter, Inbox, LaneError, LaneSink};
 use zmove_wire::limits::SWEEP_MILLIS_MAX;
 use zmove_wire::{
-    Moment, Open, Overwrite, Purpose, Refusal, RefusalCode, Sampled, SweepOrder, Swept, ToReceiver, ToSender,
-    Version, Waiting, WireError, decode_message, encode_message,
+    Moment, Open, Overwrite, Purpose, Sampled, SweepOrder, Swept, ToReceiver, ToSender, Version, WireError,
+    encode_message,
 };
 
 use crate::control::link::Link;
-use crate::control::{GOODBYE_TIMEOUT, INBOX_MESSAGES_MAX, LEAVE_TIMEOUT, receive};
+use crate::control::{GOODBYE_TIMEOUT, inbox, leave, receive};
 use crate::error::SessionError;
 use crate::push::run::cpu_time;
 use crate::tune::path::PathReport;
@@ -81,27 +81,23 @@ async fn run(
     let more = link.supply.map(|supply| supply.more);
     let (reader, mut writer) = link.control;
     writer.send(&greeting).await?;
-    let leave = async {
+    let greeted = async {
         let mut reader = reader;
         // a receiver that knows no probes is not asked for one
         let greeting = reader.greeting().await?;
         greeting.agree_on(Version::V2)?;
         let version = greeting.agree_within(link.version)?;
-        let open = open(config.target.clone(), link.transfer.0);
+        let open = Open {
+            purpose: Purpose::Probe,
+            overwrite: Overwrite::Nothing,
+            ..Open::new(config.target.clone(), link.transfer.0)
+        };
         // a receiver that refuses need not have listened: its answer says why
         let _refused_early = writer.send(&encode_message(&open.into_message(version))).await;
-        let mut inbox = reader.into_inbox(decode_message, INBOX_MESSAGES_MAX);
-        match receive(&mut inbox).await? {
-            ToSender::Opened(opened) => Ok((inbox, opened)),
-            ToSender::Refused(refusal) => Err(SessionError::Refused(refusal)),
-            // what it would measure then is not what there is now
-            ToSender::Waiting(Waiting { text, .. }) => {
-                Err(SessionError::Refused(Refusal { code: RefusalCode::Full, text }))
-            }
-            _ => Err(WireError::OutOfOrder { what: "the first answer" }.into()),
-        }
+        Ok(inbox(reader))
     };
-    let (inbox, opened) = timeout(LEAVE_TIMEOUT, leave).await.unwrap_or(Err(SessionError::Silent))?;
+    // a later turn is not waited for: what would be measured then is not what there is now
+    let (inbox, opened) = leave(greeted, Duration::ZERO, mpsc::unbounded_channel().0).await?;
     let (broken_in, broken) = mpsc::unbounded_channel();
     let mut probing = Probing {
         writer,
@@ -133,10 +129,6 @@ async fn run(
     }
     probing.end().await?;
     Ok(report)
-}
-
-fn open(target: Vec<u8>, run: [u8; 16]) -> Open {
-    Open { purpose: Purpose::Probe, overwrite: Overwrite::Nothing, ..Open::new(target, run) }
 }
 
 /// A probe under way.

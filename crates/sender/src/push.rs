@@ -12,7 +12,7 @@ pub(crate) mod threads;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
@@ -66,17 +66,15 @@ impl Push {
         let pipeline = Pipeline::start(self.config, &receipts, self.scan, replies, task, self.started)?;
         *receipts.account.book() = std::mem::take(&mut run.book);
         let mut running = Running {
+            run,
             inbox: None,
             heard: Heard::Nothing,
-            run_started: run.started,
-            earlier: run.earlier.clone(),
             writer: tokio::spawn(control::write_all(writer, outgoing)),
             lanes,
             lanes_open: true,
             steering: Steering::new(supply),
             lanes_early: cipher == Cipher::Tls,
             lanes_max: LANES_UNASKED_MAX,
-            patience: run.patience,
             version,
             pipeline,
             receipts,
@@ -85,17 +83,16 @@ impl Push {
             ended = running.drive(reader) => ended,
             () = stop => Err(SessionError::Interrupted),
         };
-        running.close(ended, run).await
+        running.close(ended).await
     }
 }
 
 /// A push under way.
-struct Running {
+struct Running<'a> {
+    run: &'a mut Run,
     /// None until the receiver has given leave.
     inbox: Option<Inbox<ToSender>>,
     heard: Heard,
-    run_started: Instant,
-    earlier: Earlier,
     writer: tokio::task::JoinHandle<()>,
     lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
     lanes_open: bool,
@@ -103,15 +100,13 @@ struct Running {
     /// Nothing goes out in clear before the receiver has agreed to that.
     lanes_early: bool,
     lanes_max: u16,
-    /// How long to wait for the transfer's turn.
-    patience: Duration,
     /// The version that the receiver speaks.
     version: Version,
     pipeline: Pipeline,
     receipts: Receipts,
 }
 
-impl Running {
+impl Running<'_> {
     /// Runs until the receiver has said its last word.
     async fn drive(&mut self, reader: ControlReader) -> Result<Finished, SessionError> {
         let (inbox, opened) = self.await_leave(reader).await?;
@@ -140,7 +135,7 @@ impl Running {
                 _ = steps.tick() => self.steering.step(&mut self.pipeline)?,
                 () = next(&mut samples) => self.tell_sample(),
                 lane = self.lanes.recv(), if self.lanes_open => {
-                    self.take_lane(lane);
+                    self.take_lane(lane, self.lanes_max);
                     self.need_lanes()?;
                 }
                 Some(broken) = self.pipeline.broken.recv() => {
@@ -178,8 +173,8 @@ impl Running {
     fn sample(&self) -> Sample {
         let Pipeline { account, in_flight, queue, lane_set, .. } = &self.pipeline;
         let path = PathReport::gather(lane_set.probes());
-        self.earlier.with(Sample {
-            elapsed: self.run_started.elapsed(),
+        self.run.earlier.with(Sample {
+            elapsed: self.run.started.elapsed(),
             bytes_read: account.totals.bytes_read.load(Ordering::Relaxed),
             bytes_handed_over: account.totals.bytes_handed_over.load(Ordering::Relaxed),
             bytes_acked: path.as_ref().map(|path| path.bytes_acked.iter().sum()),
@@ -198,9 +193,8 @@ impl Running {
         &mut self,
         reader: ControlReader,
     ) -> Result<(Inbox<ToSender>, Opened), SessionError> {
-        let version = self.version;
         let (waits_in, mut waits) = mpsc::unbounded_channel();
-        let leave = control::leave(reader, version, self.patience, waits_in);
+        let leave = control::leave(control::greeted(reader, self.version), self.run.patience, waits_in);
         tokio::pin!(leave);
         let mut in_line = false;
         loop {
@@ -222,7 +216,8 @@ impl Running {
                     in_line = true;
                 }
                 lane = self.lanes.recv(), if self.lanes_open && (room || in_line) => {
-                    if in_line { self.let_lane_go(lane) } else { self.take_lane(lane) }
+                    // one that came up in vain is closed by the receiver, too
+                    self.take_lane(lane, if in_line { 0 } else { self.lanes_max });
                 }
             }
         }
@@ -235,21 +230,11 @@ impl Running {
         self.pipeline.tidy();
     }
 
-    /// A lane that came up in vain: the receiver closes it, too.
-    fn let_lane_go(&mut self, lane: Option<Result<Box<dyn LaneSink>, LaneError>>) {
+    /// Starts a lane, unless `most` are up. One that does not come up is no loss while others do.
+    fn take_lane(&mut self, lane: Option<Result<Box<dyn LaneSink>, LaneError>>, most: u16) {
         self.steering.lane_came();
         match lane {
-            Some(Ok(surplus)) => end_unused(surplus),
-            Some(Err(error)) => self.pipeline.lane_set.last_error = Some(error),
-            None => self.lanes_open = false,
-        }
-    }
-
-    /// One lane that does not come up is no loss while others do.
-    fn take_lane(&mut self, lane: Option<Result<Box<dyn LaneSink>, LaneError>>) {
-        self.steering.lane_came();
-        match lane {
-            Some(Ok(sink)) if self.pipeline.lane_set.lanes_up() < usize::from(self.lanes_max) => {
+            Some(Ok(sink)) if self.pipeline.lane_set.lanes_up() < usize::from(most) => {
                 self.steering.prepare(sink.as_ref());
                 self.pipeline.add_lane(sink);
                 let lanes = self.pipeline.lane_set.lanes_up();
@@ -280,7 +265,7 @@ impl Running {
             return Some(error);
         }
         let items = in_flight.lose_lane(lane).into_iter().map(|item| item.0).collect();
-        in_flight.outgoing.send(ToReceiver::LaneLost { items });
+        in_flight.tell(ToReceiver::LaneLost { items });
         account.observer.on(&Event::LaneUp { lanes });
         None
     }
@@ -313,19 +298,17 @@ impl Running {
         });
     }
 
-    async fn close(
-        self,
-        ended: Result<Finished, SessionError>,
-        run: &mut Run,
-    ) -> Result<Summary, SessionError> {
-        let elapsed = run.started.elapsed();
+    async fn close(self, ended: Result<Finished, SessionError>) -> Result<Summary, SessionError> {
+        let elapsed = self.run.started.elapsed();
         let judged = self.pipeline.timeline.started.elapsed();
         self.pipeline.stop();
         let lanes = self.pipeline.lane_set.lanes_most;
         let learnt = self.steering.learnt();
-        run.note(self.heard);
-        run.earlier.reached = self.sample();
+        let reached = self.sample();
         self.end_lanes(&ended);
+        let run = self.run;
+        run.note(self.heard);
+        run.earlier.reached = reached;
         if ended.is_err() {
             self.writer.abort();
             // the peer sees the end of the connection now, and lets go of its lanes

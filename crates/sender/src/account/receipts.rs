@@ -19,7 +19,6 @@ use zmove_wire::{
 
 use crate::account::failure::FileError;
 use crate::account::{Account, Moved};
-use crate::control::outgoing::Outgoing;
 use crate::control::replies::{self, Replies, Reply, ReplySender};
 use crate::error::SessionError;
 use crate::plan::queue::Queue;
@@ -49,7 +48,7 @@ impl Receipts {
         let (outgoing_in, outgoing) = mpsc::unbounded_channel();
         let (reply_sender, replies) = replies::channel();
         let account = Arc::new(Account::new(Arc::clone(&observer)));
-        let in_flight = Arc::new(InFlight::new(version, observer, Outgoing::new(outgoing_in)));
+        let in_flight = Arc::new(InFlight::new(version, observer, outgoing_in));
         let queue = Arc::new(Queue::new(Arc::clone(&in_flight)));
         let paced = Duration::ZERO;
         let receipts = Self { account, in_flight, queue, reply_sender, paced, times_beyond_range: 0 };

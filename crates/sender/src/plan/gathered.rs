@@ -42,7 +42,8 @@ impl<T> Gathered<T> {
 
     /// The number of the next message, and the entries that it is about: those that have waited longest.
     pub(crate) fn take(&mut self) -> (u64, Vec<T>) {
-        let (mut entries, mut bytes) = (Vec::new(), 0);
+        let mut entries = Vec::new();
+        let mut bytes = 0;
         while entries.len() < self.most.names && bytes < self.most.name_bytes {
             let Some((entry, name_bytes)) = self.waiting.pop_front() else { break };
             bytes += name_bytes;

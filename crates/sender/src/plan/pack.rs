@@ -57,7 +57,8 @@ pub(crate) enum PackEntry {
 }
 
 impl PackEntry {
-    fn entry(&self) -> Option<&Entry> {
+    /// The entry, unless it is the directory itself.
+    pub(crate) fn entry(&self) -> Option<&Entry> {
         match self {
             Self::Itself(_) => None,
             Self::Within(entry) | Self::Compare(entry, _) => Some(entry),
@@ -71,13 +72,19 @@ impl PackEntry {
         }
     }
 
-    /// An upper bound of its bytes in a batch's head.
-    fn head_bytes(&self) -> usize {
-        let texts = self.entry().map_or(0, |entry| match &entry.kind {
+    /// How many bytes its name has, and what it points to.
+    pub(crate) fn text_bytes(&self) -> usize {
+        self.entry().map_or(0, |entry| match &entry.kind {
             EntryKind::Symlink(target) => entry.name.as_bytes().len() + target.len(),
             _ => entry.name.as_bytes().len(),
-        });
-        ENTRY_HEAD_BYTES + texts
+        })
+    }
+
+    /// Where it goes below the target, as one of this `directory`.
+    pub(crate) fn target_path(&self, directory: &SourceDirectory) -> RelPath {
+        let directory = directory.target_path();
+        let within = self.entry().and_then(|entry| directory.join(&entry.name).ok());
+        within.unwrap_or_else(|| directory.clone())
     }
 }
 
@@ -194,7 +201,8 @@ impl Packer {
 
 impl PackLoad {
     fn of(directory: &SourceDirectory, entry: &PackEntry) -> Self {
-        let head_bytes = entry.head_bytes() + directory.target_path().as_bytes().len() + ENTRY_HEAD_BYTES;
+        // an upper bound of what it takes in a batch's head, should it be the first of its directory
+        let head_bytes = 2 * ENTRY_HEAD_BYTES + entry.text_bytes() + directory.target_path().as_bytes().len();
         Self { entries: 1, data_bytes: entry.data_bytes(), head_bytes }
     }
 }
@@ -275,9 +283,7 @@ impl Pack {
         let mut left = usize::try_from(entry).ok()?;
         for group in &self.groups {
             if let Some(entry) = group.entries.get(left) {
-                let directory = group.directory.target_path();
-                let within = entry.entry().and_then(|entry| directory.join(&entry.name).ok());
-                return Some(within.unwrap_or_else(|| directory.clone()));
+                return Some(entry.target_path(&group.directory));
             }
             left -= group.entries.len();
         }

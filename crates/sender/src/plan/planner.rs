@@ -88,7 +88,7 @@ impl Planner<'_> {
     fn take_scan(&mut self, scan: &Scan, replies: &Replies) {
         let (items, nothing, known) = (scan.receiver(), never(), never());
         let mut ended = false;
-        while !self.context.in_flight.stop.is_raised() && (!ended || self.guess.is_some()) {
+        while !self.context.in_flight.is_stopping() && (!ended || self.guess.is_some()) {
             let items = if ended || self.is_full() { &nothing } else { items };
             let state = if self.guess.is_some() { &replies.state } else { &known };
             select! {
@@ -155,7 +155,7 @@ impl Planner<'_> {
     /// Files that could not be read before it was known whether they are needed: now they are asked about, or needed.
     fn take_unread(&mut self, unread: &Receiver<Unread>) {
         // the sending ends go with the last pack that was planned on a guess
-        while !self.context.in_flight.stop.is_raised() {
+        while !self.context.in_flight.is_stopping() {
             match unread.recv_timeout(PACK_PATIENCE) {
                 Ok(Unread { directory, entry }) => self.take_entry(&directory, entry),
                 Err(RecvTimeoutError::Timeout) => {
@@ -169,8 +169,7 @@ impl Planner<'_> {
 
     fn take_last_replies(&mut self, offers: &Receiver<QueuedReply>) {
         self.flush_offers();
-        while !self.context.in_flight.stop.is_raised() && self.offering.as_ref().is_some_and(|o| !o.is_done())
-        {
+        while !self.context.in_flight.is_stopping() && self.offering.as_ref().is_some_and(|o| !o.is_done()) {
             match offers.recv_timeout(PACK_PATIENCE) {
                 Ok(reply) => {
                     self.take_reply(reply.take());
@@ -209,8 +208,11 @@ impl Planner<'_> {
         }
         if entry.kind != EntryKind::File {
             self.need(directory, entry);
-        } else if self.offering.is_some() {
-            self.offer(directory, entry);
+        } else if let Some(offering) = &mut self.offering {
+            offering.add(directory, entry);
+            if offering.is_full() {
+                self.flush_offers();
+            }
         } else if let Some(entry) = self.admit(directory, entry) {
             self.need(directory, entry);
         }
@@ -257,25 +259,12 @@ impl Planner<'_> {
         self.context.queue.add_pack(pack);
     }
 
-    fn offer(&mut self, directory: &SourceDirectory, entry: Entry) {
-        let Some(offering) = &mut self.offering else { return };
-        offering.add(directory, entry);
-        if offering.is_full() {
-            self.flush_offers();
-        }
-    }
-
     /// Offers what has been gathered, as far as offers may be outstanding.
     fn flush_offers(&mut self) {
         let Some(offering) = &mut self.offering else { return };
         while let Some(offer) = offering.next_offer() {
-            self.context.in_flight.outgoing.send(ToReceiver::Offer(offer));
+            self.context.in_flight.tell(ToReceiver::Offer(offer));
         }
-    }
-
-    fn skipped(&self, directory: &SourceDirectory, entry: &Entry) {
-        let path = directory.target_path().join(&entry.name).unwrap_or_else(|_| RelPath::root());
-        self.context.account.skipped(&path, Look::of(entry));
     }
 
     fn take_reply(&mut self, reply: Reply) {
@@ -290,7 +279,10 @@ impl Planner<'_> {
                 Answered::Compare(root) => self.pack(&directory, PackEntry::Compare(entry, Root(root))),
                 Answered::Resume(held) => self.go_on(&directory, entry, held, Vec::new()),
                 Answered::Delta { held, there } => self.go_on(&directory, entry, held, there),
-                Answered::Skip => self.skipped(&directory, &entry),
+                Answered::Skip => {
+                    let path = directory.target_path().join(&entry.name).unwrap_or_else(|_| RelPath::root());
+                    self.context.account.skipped(&path, Look::of(&entry));
+                }
             }
         }
     }

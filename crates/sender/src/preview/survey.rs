@@ -19,6 +19,7 @@ use crate::account::failure::FileError;
 use crate::control::replies::Replies;
 use crate::mirror::{self, MirrorContext};
 use crate::plan::gathered::{Gathered, MessageLoad};
+use crate::plan::pack::PackEntry;
 use crate::plan::planner::Task;
 use crate::read::source::{Look, SourceDirectory};
 use crate::send::in_flight::InFlight;
@@ -35,12 +36,7 @@ struct Survey<'a> {
 /// What is asked about.
 struct Inquired {
     directory: SourceDirectory,
-    what: What,
-}
-
-enum What {
-    Itself(Metadata),
-    Entry(Entry),
+    what: PackEntry,
 }
 
 /// Asks and lists until the scan has ended and every inquiry is answered.
@@ -62,7 +58,7 @@ const PATIENCE: Duration = Duration::from_millis(20);
 impl Survey<'_> {
     fn take_scan(&mut self, scan: &Scan, findings: &Receiver<Findings>) {
         let nothing = never();
-        while !self.in_flight.stop.is_raised() {
+        while !self.in_flight.is_stopping() {
             let items = if self.may_ask() { scan.receiver() } else { &nothing };
             select! {
                 recv(items) -> item => match item {
@@ -82,7 +78,7 @@ impl Survey<'_> {
     fn take_last(&mut self, findings: &Receiver<Findings>) {
         self.ask();
         let is_done = |survey: &Self| survey.gathered.is_empty() && survey.outstanding.is_empty();
-        while !self.in_flight.stop.is_raised() && !is_done(self) {
+        while !self.in_flight.is_stopping() && !is_done(self) {
             match findings.recv_timeout(PATIENCE) {
                 Ok(answer) => self.take_answer(answer),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -101,7 +97,7 @@ impl Survey<'_> {
         match item {
             ScanItem::Root { directory, metadata } => {
                 let directory = SourceDirectory::held_open(&directory).closed();
-                self.gather(Inquired { directory, what: What::Itself(metadata) });
+                self.gather(Inquired { directory, what: PackEntry::Itself(metadata) });
             }
             ScanItem::Batch(batch) => self.take_batch(batch),
             ScanItem::Error(error) => self.account.fail_scan(error),
@@ -117,12 +113,12 @@ impl Survey<'_> {
             if entry.kind == EntryKind::File {
                 self.account.observer.on(&Event::Found { files: 1, bytes: entry.size });
             }
-            self.gather(Inquired { directory: directory.clone(), what: What::Entry(entry) });
+            self.gather(Inquired { directory: directory.clone(), what: PackEntry::Within(entry) });
         }
     }
 
     fn gather(&mut self, asked: Inquired) {
-        let name_bytes = asked.name_bytes();
+        let name_bytes = asked.directory.target_path().as_bytes().len() + asked.what.text_bytes();
         self.gathered.add(asked, name_bytes);
         if self.gathered.is_full() {
             self.ask();
@@ -135,7 +131,7 @@ impl Survey<'_> {
             let (inquiry, asked) = self.gathered.take();
             let groups = groups(&asked);
             self.outstanding.insert(inquiry, asked);
-            self.in_flight.outgoing.send(ToReceiver::Inquire(Inquiry { inquiry, groups }));
+            self.in_flight.tell(ToReceiver::Inquire(Inquiry { inquiry, groups }));
         }
     }
 
@@ -168,7 +164,7 @@ impl Survey<'_> {
             }
             Finding::Same | Finding::Stays | Finding::Contents(..) => (None, false),
         };
-        if let Some(entry) = asked.file() {
+        if let Some(entry) = asked.what.entry().filter(|entry| entry.kind == EntryKind::File) {
             // one that cannot be opened would keep everything at the target
             if moves && self.task.mirror.is_some() {
                 let opened = asked.directory.open_file(&entry.name);
@@ -199,10 +195,10 @@ impl Survey<'_> {
         differences: Differences,
         root: [u8; 32],
     ) -> Option<Finding> {
-        let What::Entry(entry) = &asked.what else { return Some(Finding::Same) };
+        let Some(entry) = asked.what.entry() else { return Some(Finding::Same) };
         let own = asked.directory.open_file(&entry.name).and_then(|(file, _)| {
             let path = || asked.directory.display(&entry.name);
-            read_root(&file, || self.in_flight.stop.is_raised())
+            read_root(&file, || self.in_flight.is_stopping())
                 .map_err(|source| FileError::Read { path: path(), source })
         });
         let own = own.inspect_err(|error| self.account.fail(error)).ok().flatten()?;
@@ -221,53 +217,33 @@ fn moving(compare: Compare) -> Differences {
 }
 
 impl Inquired {
-    fn name_bytes(&self) -> usize {
-        let own = match &self.what {
-            What::Itself(_) => 0,
-            What::Entry(Entry { name, kind: EntryKind::Symlink(target), .. }) => {
-                name.as_bytes().len() + target.len()
-            }
-            What::Entry(entry) => entry.name.as_bytes().len(),
-        };
-        self.directory.target_path().as_bytes().len() + own
-    }
-
-    fn file(&self) -> Option<&Entry> {
-        match &self.what {
-            What::Entry(entry) if entry.kind == EntryKind::File => Some(entry),
-            _ => None,
-        }
-    }
-
     fn form(&self) -> EntryForm {
-        match &self.what {
-            What::Entry(Entry { kind: EntryKind::Symlink(target), .. }) => EntryForm::Symlink(target.clone()),
-            What::Entry(Entry { kind: EntryKind::File, .. }) => EntryForm::File,
-            What::Entry(_) | What::Itself(_) => EntryForm::Directory,
+        match self.what.entry().map(|entry| &entry.kind) {
+            Some(EntryKind::Symlink(target)) => EntryForm::Symlink(target.clone()),
+            Some(EntryKind::File) => EntryForm::File,
+            _ => EntryForm::Directory,
         }
     }
 
     fn target_path(&self) -> RelPath {
-        let directory = self.directory.target_path();
-        match &self.what {
-            What::Itself(_) => directory.clone(),
-            What::Entry(entry) => directory.join(&entry.name).unwrap_or_else(|_| directory.clone()),
-        }
+        self.what.target_path(&self.directory)
     }
 }
 
 /// A group for each directory; one that is asked about itself begins it.
 fn groups(asked: &[Inquired]) -> Vec<InquiredGroup> {
     let one = |before: &Inquired, asked: &Inquired| {
-        before.directory.is(&asked.directory) && matches!(asked.what, What::Entry(_))
+        before.directory.is(&asked.directory) && asked.what.entry().is_some()
     };
     let group = |asked: &[Inquired]| {
         let directory = asked[0].directory.target_path().clone();
         let mut group = InquiredGroup { directory, itself: None, entries: Vec::new() };
         for Inquired { what, .. } in asked {
             match what {
-                What::Itself(metadata) => group.itself = Some(inquired(*metadata)),
-                What::Entry(entry) => group.entries.push(inquired_entry(entry)),
+                PackEntry::Itself(metadata) => group.itself = Some(inquired(*metadata)),
+                PackEntry::Within(entry) | PackEntry::Compare(entry, _) => {
+                    group.entries.push(inquired_entry(entry))
+                }
             }
         }
         group

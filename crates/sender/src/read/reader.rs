@@ -47,7 +47,7 @@ pub(crate) struct ReaderContext {
 /// One reader: runs until the push is being stopped, or there are to be fewer.
 pub(crate) fn read_all(context: &ReaderContext, number: usize) {
     let mut reader = Reader { context, watch: context.timeline.read_clock.start() };
-    while let Some(work) = context.queue.take(|| context.in_flight.stop.is_raised()) {
+    while let Some(work) = context.queue.take(|| context.in_flight.is_stopping()) {
         reader.take(work);
         reader.watch.lap(Doing::Busy);
         if context.headcount.may_go(number) {
@@ -170,7 +170,7 @@ impl Reader<'_> {
     ) -> Result<Option<BatchEntry>, FileError> {
         let (file, before) = directory.open_file(&entry.name)?;
         let path = || directory.display(&entry.name);
-        let hashed = read_root(&file, || self.context.in_flight.stop.is_raised());
+        let hashed = read_root(&file, || self.context.in_flight.is_stopping());
         let Some(root) = hashed.map_err(|source| FileError::Read { path: path(), source })? else {
             return Ok(None);
         };

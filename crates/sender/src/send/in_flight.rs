@@ -5,18 +5,17 @@
 mod record;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use tokio::sync::mpsc::UnboundedSender;
 use zmove_types::{Event, FileId, GroupSpan, ItemId, Observer};
 use zmove_wire::limits::FILES_BEGUN_MAX;
 use zmove_wire::session::Receipt;
 use zmove_wire::{EntryFault, ToReceiver, Version, WireError};
 
 use self::record::{GroupId, Mismatch, Record};
-use crate::control::outgoing::Outgoing;
-use crate::control::stop::Stop;
 use crate::read::source::LargeSource;
 use crate::send::sent::Sent;
 
@@ -24,8 +23,9 @@ use crate::send::sent::Sent;
 pub(crate) struct InFlight {
     version: Version,
     observer: Arc<dyn Observer>,
-    pub(crate) outgoing: Outgoing,
-    pub(crate) stop: Stop,
+    /// Control messages on their way out; the writer says goodbye when this is dropped.
+    outgoing: UnboundedSender<ToReceiver>,
+    stopping: AtomicBool,
     state: Mutex<State>,
     /// Told when an item is settled or a large file has come to its end.
     settled: Condvar,
@@ -64,12 +64,16 @@ pub(crate) enum Unsettled<'a> {
 
 impl InFlight {
     /// Nothing in flight to a receiver that speaks `version`.
-    pub(crate) fn new(version: Version, observer: Arc<dyn Observer>, outgoing: Outgoing) -> Self {
+    pub(crate) fn new(
+        version: Version,
+        observer: Arc<dyn Observer>,
+        outgoing: UnboundedSender<ToReceiver>,
+    ) -> Self {
         Self {
             version,
             observer,
             outgoing,
-            stop: Stop::default(),
+            stopping: AtomicBool::new(false),
             state: Mutex::default(),
             settled: Condvar::new(),
             all_settled: Condvar::new(),
@@ -108,7 +112,7 @@ impl InFlight {
     /// while too many have no end. `None` when the push is being stopped.
     pub(crate) fn issue(&self, work: Sent, tries: u8) -> Option<ItemId> {
         let large = work.large();
-        let full = |state: &mut State| state.is_full(large.as_deref()) && !self.stop.is_raised();
+        let full = |state: &mut State| state.is_full(large.as_deref()) && !self.is_stopping();
         let mut state = self.settled.wait_while(self.lock(), full).unwrap_or_else(PoisonError::into_inner);
         if let Some(file) = large.filter(|file| !file.has_begun()) {
             state.begin_large(&file);
@@ -118,7 +122,7 @@ impl InFlight {
             Sent::Group(file, span, _) => Some(GroupId { file: file.id, index: span.index }),
             Sent::Batch(_) => None,
         };
-        (!self.stop.is_raised()).then(|| state.record.issue(work, group, tries, last_word))
+        (!self.is_stopping()).then(|| state.record.issue(work, group, tries, last_word))
     }
 
     /// A lane has taken an item; returns whether that is still in flight.
@@ -193,7 +197,7 @@ impl InFlight {
     pub(crate) fn abandon_large(&self, id: FileId) -> bool {
         let Some(file) = self.end_large(id) else { return false };
         file.kill();
-        self.outgoing.send(ToReceiver::Abandon { file: id.0 });
+        self.tell(ToReceiver::Abandon { file: id.0 });
         true
     }
 
@@ -266,7 +270,7 @@ impl InFlight {
 
     /// Waits until all that was planned is settled, or the push is being stopped. For who withholds the end.
     pub(crate) fn wait_until_settled(&self) {
-        let open = |state: &mut State| !state.record.transfer.is_settled() && !self.stop.is_raised();
+        let open = |state: &mut State| !state.record.transfer.is_settled() && !self.is_stopping();
         drop(self.all_settled.wait_while(self.lock(), open).unwrap_or_else(PoisonError::into_inner));
     }
 
@@ -295,10 +299,21 @@ impl InFlight {
         items.chain(large).for_each(show);
     }
 
-    /// Raises the flag to stop and wakes all who wait for a receipt.
+    /// Puts a control message on its way.
+    pub(crate) fn tell(&self, message: ToReceiver) {
+        // the queue is closed only when the session is over
+        let _session_over = self.outgoing.send(message);
+    }
+
+    /// Whether the push is being stopped: all its threads are to end.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    /// Makes all threads stop soon, and wakes those that wait for a receipt.
     pub(crate) fn stop(&self) {
         let state = self.lock();
-        self.stop.raise();
+        self.stopping.store(true, Ordering::Release);
         drop(state);
         self.settled.notify_all();
         self.all_settled.notify_all();
@@ -307,7 +322,7 @@ impl InFlight {
     fn announce(&self, state: &mut State) {
         if let Some(message) = state.record.transfer.announcement() {
             self.observer.on(&Event::Flushing);
-            self.outgoing.send(message);
+            self.tell(message);
         }
     }
 
@@ -356,7 +371,6 @@ pub(crate) mod tests {
     /// Nothing in flight, and the queue of what is said.
     pub(crate) fn nothing_in_flight() -> (InFlight, UnboundedReceiver<ToReceiver>) {
         let (outgoing, messages) = unbounded_channel();
-        let outgoing = Outgoing::new(outgoing);
         (InFlight::new(Version::NEWEST, Arc::new(NoObserver), outgoing), messages)
     }
 
