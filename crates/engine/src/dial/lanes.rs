@@ -12,10 +12,9 @@ use zmove_wire::{Greeting, Role};
 
 use super::machine::{lanes_for, quic_lanes};
 use super::plan::LanePlan;
-use super::timeout::DIAL_TIMEOUT;
 use crate::error::ConnectError;
-use crate::settings::{DialSettings, MoreLanes};
-use crate::transfer_id::fresh_transfer;
+use crate::random::fresh_transfer;
+use crate::settings::{DIAL_TIMEOUT, DialSettings, MoreLanes};
 
 /// A receiver that has been dialled.
 pub(super) struct Dialled {
