@@ -198,14 +198,14 @@ impl Probing {
         round.receiver_cpu = Duration::from_micros(last.cpu_us.saturating_sub(grown.sampled.cpu_us));
         round.ramp = Carried::between(&before, &grown.sampled);
         round.steady = Carried::between(&grown.sampled, &last);
-        let smoothed: Vec<_> = fillers.probes().iter().filter_map(|probe| probe.read()?.round_trip).collect();
+        let smoothed: Vec<_> = fillers.probes.iter().filter_map(|probe| probe.read()?.round_trip).collect();
         let count = u32::try_from(smoothed.len()).expect("few lanes");
         round.smoothed = (count > 0).then(|| smoothed.iter().sum::<Duration>() / count);
-        round.congestion = fillers.probes().iter().find_map(|probe| probe.congestion());
+        round.congestion = fillers.probes.iter().find_map(|probe| probe.congestion());
         fillers.end();
         self.lanes_ended += u32::from(round.lanes);
         self.sample(Moment::Ended(self.lanes_ended)).await?;
-        round.path = PathReport::gather(fillers.probes().iter());
+        round.path = PathReport::gather(fillers.probes.iter());
         // all that was sent has arrived: the threads have nothing left to wait for
         drop(fillers);
         Ok(round)

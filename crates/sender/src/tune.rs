@@ -134,8 +134,7 @@ impl Tuner {
 
     /// What has proved right so far: without what is only being tried.
     pub(crate) fn proven(&self) -> Wanted {
-        let (lanes, congestion) = self.lanes.proven();
-        Wanted { lanes, congestion, ..self.wanted() }
+        self.lanes.proven(self.wanted())
     }
 
     pub(crate) fn wanted(&self) -> Wanted {

@@ -178,7 +178,8 @@ impl Reader<'_> {
             return Err(FileError::Changed { path: path() });
         }
         if root == there {
-            filling.files.push(sent_file(directory, entry, root, &before, Carried::Metadata));
+            let sent = sent_file(directory, entry, root, &before);
+            filling.files.push(SentFile { retouched: true, ..sent });
             return Ok(Some(BatchEntry::Retouch(entry.name.clone(), before.metadata())));
         }
         self.need_after_all(directory, entry);
@@ -214,7 +215,7 @@ impl Reader<'_> {
         }
         let root = file_root(room);
         filling.filled += wanted;
-        filling.files.push(sent_file(directory, entry, root, &before, Carried::Contents));
+        filling.files.push(sent_file(directory, entry, root, &before));
         let name = entry.name.clone();
         let metadata = before.metadata();
         Ok(Some(BatchEntry::File(FileEntry { name, metadata, bytes: length(wanted), root })))
@@ -373,23 +374,10 @@ fn put_back(unread: &Sender<Unread>, directory: &SourceDirectory, entry: &Entry)
     let _stopping = unread.send(Unread { directory: directory.closed(), entry: entry.clone() });
 }
 
-/// How a file got to the target.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Carried {
-    Contents,
-    Metadata,
-}
-
-fn sent_file(
-    directory: &SourceDirectory,
-    entry: &Entry,
-    root: Root,
-    read: &FileIdentity,
-    copied: Carried,
-) -> SentFile {
+fn sent_file(directory: &SourceDirectory, entry: &Entry, root: Root, read: &FileIdentity) -> SentFile {
     let path = directory.target_path().join(&entry.name).expect("the scan emits only paths that fit");
     let look = Look { bytes: read.bytes, mtime: read.mtime };
-    SentFile { path, root, look, retouched: copied == Carried::Metadata }
+    SentFile { path, root, look, retouched: false }
 }
 
 fn read_exactly(mut file: &File, room: &mut [u8]) -> io::Result<bool> {

@@ -1,7 +1,7 @@
 //! How many readers: more while lanes starve and readers wait for storage that a second request in flight would not
 //! slow.
 
-use super::attempt::{Attempt, Outcome, Recent, Rest};
+use super::attempt::{Attempt, Recent, Rest};
 use super::{Knob, Tick};
 
 /// The part of the controller that says how many readers there should be.
@@ -36,12 +36,12 @@ impl ReaderTuner {
         self.observe(tick);
         if let Some((before, mut attempt)) = self.trial.take() {
             match attempt.tick(tick.elapsed, rate) {
-                Outcome::Open => self.trial = Some((before, attempt)),
-                Outcome::Ratio(ratio) if ratio < GAIN_MIN => {
+                None => self.trial = Some((before, attempt)),
+                Some(ratio) if ratio < GAIN_MIN => {
                     self.wanted = before;
                     self.rest.refused();
                 }
-                Outcome::Ratio(_) => {}
+                Some(_) => {}
             }
         } else if self.rest.is_over() && self.recent.is_baseline() {
             self.decide();
