@@ -13,7 +13,6 @@ mod doomed;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
@@ -88,7 +87,7 @@ pub(crate) struct MirrorContext<'a> {
 /// Makes the target a mirror of the sources.
 pub(crate) fn run(context: MirrorContext<'_>, mirror: &Mirror) {
     run_rounds(context, mirror);
-    let kept = context.account.totals.kept_by_change.load(Ordering::Relaxed);
+    let kept = context.account.totals.kept_by_change.get();
     if kept > 0 {
         let (entries, them) = if kept == 1 { ("entry stays", "it") } else { ("entries stay", "them") };
         let message = format!(
@@ -117,15 +116,13 @@ fn run_rounds(context: MirrorContext<'_>, mirror: &Mirror) {
         if let Some(why) = mirror.removals.guard.as_ref().and_then(|guard| guard.objection()) {
             return context.account.fail(&FileError::Guarded { why });
         }
-        let counts = || {
-            [&context.account.totals.failed, &context.account.totals.removed]
-                .map(|count| count.load(Ordering::Relaxed))
-        };
+        let counts =
+            || [&context.account.totals.failed, &context.account.totals.removed].map(|count| count.get());
         let [failed, removed] = counts();
         let more = round.full;
         round.let_go();
         let [failed_since, removed_since] = counts();
-        let spared = context.account.totals.spared.load(Ordering::Relaxed);
+        let spared = context.account.totals.spared.get();
         if spared > 0 {
             let entries = if spared == 1 { "entry stays" } else { "entries stay" };
             let message = format!("--max-delete ended the removal at the target: {spared} more {entries}");
@@ -145,7 +142,7 @@ fn run_rounds(context: MirrorContext<'_>, mirror: &Mirror) {
 /// Whether nothing may be removed; says so then.
 fn stays(account: &Account, mirror: &Mirror) -> bool {
     let unread = account.totals.source_errors();
-    let errors = unread + account.totals.unplaced.load(Ordering::Relaxed);
+    let errors = unread + account.totals.unplaced.get();
     if errors == 0 || mirror.removals.after_errors == AfterErrors::Remove {
         return false;
     }
@@ -215,9 +212,9 @@ impl<'a> Round<'a> {
     fn walk(&mut self) -> Walked {
         let mut walked = Walked::Sources;
         // each round finds it anew
-        self.context.account.totals.kept_by_change.store(0, Ordering::Relaxed);
+        self.context.account.totals.kept_by_change.set(0);
         // what could not be read has been told by the first walk
-        let told = self.context.account.totals.scan_errors.load(Ordering::Relaxed) > 0;
+        let told = self.context.account.totals.scan_errors.get() > 0;
         let Mirror { roots, selection, file_systems, identity, .. } = self.mirror;
         let listings = Listings::of(roots, selection.clone(), *file_systems, Arc::clone(identity));
         for listing in listings {
@@ -336,7 +333,7 @@ impl<'a> Round<'a> {
             ToSender::Extra(extra) => self.take_extra(extra),
             ToSender::Removed { entries, .. } => {
                 self.removing = self.removing.saturating_sub(1);
-                self.context.account.totals.removed.fetch_add(entries, Ordering::Relaxed);
+                self.context.account.totals.removed.add(entries);
             }
             _ => {}
         }
@@ -385,12 +382,12 @@ impl<'a> Round<'a> {
     /// connection be lost nobody knows what has gone.
     fn take_doomed(&mut self) -> Vec<Doomed> {
         let totals = &self.context.account.totals;
-        let before = totals.doomed.load(Ordering::Relaxed);
+        let before = totals.doomed.get();
         let room = self.mirror.removals.entries_max.map(|max| max.saturating_sub(before));
         let Taken { doomed, entries, spared, kept } = self.doom.take(room.unwrap_or(u64::MAX));
-        totals.doomed.fetch_add(entries, Ordering::Relaxed);
-        totals.spared.fetch_add(spared, Ordering::Relaxed);
-        totals.kept_by_change.fetch_add(kept, Ordering::Relaxed);
+        totals.doomed.add(entries);
+        totals.spared.add(spared);
+        totals.kept_by_change.add(kept);
         doomed
     }
 
@@ -435,7 +432,7 @@ impl<'a> Round<'a> {
 
     fn list(&mut self) {
         for Doomed { directory, names, .. } in self.take_doomed() {
-            self.context.account.totals.removed.fetch_add(names.len() as u64, Ordering::Relaxed);
+            self.context.account.totals.removed.add(names.len() as u64);
             let change = |(name, form): (ListedName, EntryForm)| {
                 let path = directory.join(&name.0).ok()?;
                 Some(Change { kind: ChangeKind::Removed, path, form })

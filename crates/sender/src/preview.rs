@@ -7,7 +7,6 @@ mod survey;
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::mpsc::{self, UnboundedReceiver};
@@ -96,7 +95,7 @@ impl Conversation {
         let account = Arc::clone(&self.receipts.account);
         let in_flight = Arc::clone(&self.receipts.in_flight);
         account.book().single_name = opened.single_name.map(|name| name.0);
-        account.totals.scan_errors.store(push.sources_missing, Ordering::Relaxed);
+        account.totals.scan_errors.set(push.sources_missing);
         let task = Task { compare: push.open.compare, mirror: push.mirror };
         let scan = push.scan;
         let survey = move || survey::run(&account, &in_flight, &scan, &replies, &task);
@@ -123,18 +122,17 @@ impl Conversation {
 }
 
 fn summary(totals: &Totals, elapsed: Duration, finished: &Finished) -> Summary {
-    let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-    let preview = Preview { added: count(&totals.added), changed: count(&totals.changed) };
+    let preview = Preview { added: totals.added.get(), changed: totals.changed.get() };
     Summary {
-        files: count(&totals.files),
-        bytes: count(&totals.bytes),
-        skipped: count(&totals.skipped),
-        specials: count(&totals.specials),
-        failed: count(&totals.failed),
-        vanished: count(&totals.vanished),
-        removed: count(&totals.removed),
-        spared: count(&totals.spared),
-        kept_by_change: count(&totals.kept_by_change),
+        files: totals.files.get(),
+        bytes: totals.bytes.get(),
+        skipped: totals.skipped.get(),
+        specials: totals.specials.get(),
+        failed: totals.failed.get(),
+        vanished: totals.vanished.get(),
+        removed: totals.removed.get(),
+        spared: totals.spared.get(),
+        kept_by_change: totals.kept_by_change.get(),
         elapsed,
         receiver_cpu: Duration::from_micros(finished.cpu_us),
         preview: Some(preview),

@@ -11,7 +11,6 @@ pub(crate) mod threads;
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -61,8 +60,8 @@ impl Push {
         let Link { cipher, version, control: (reader, writer), lanes, supply, .. } = link;
         let (receipts, replies, outgoing) = Receipts::begin(observer, version);
         let totals = &receipts.account.totals;
-        totals.scan_errors.store(self.sources_missing, Ordering::Relaxed);
-        totals.doomed.store(run.earlier.doomed, Ordering::Relaxed);
+        totals.scan_errors.set(self.sources_missing);
+        totals.doomed.set(run.earlier.doomed);
         let pipeline = Pipeline::start(self.config, &receipts, self.scan, replies, task, self.started)?;
         *receipts.account.book() = std::mem::take(&mut run.book);
         let mut running = Running {
@@ -175,10 +174,10 @@ impl Running<'_> {
         let path = PathReport::gather(lane_set.probes());
         self.run.earlier.with(Sample {
             elapsed: self.run.started.elapsed(),
-            bytes_read: account.totals.bytes_read.load(Ordering::Relaxed),
-            bytes_handed_over: account.totals.bytes_handed_over.load(Ordering::Relaxed),
+            bytes_read: account.totals.bytes_read.get(),
+            bytes_handed_over: account.totals.bytes_handed_over.get(),
             bytes_acked: path.as_ref().map(|path| path.bytes_acked.iter().sum()),
-            bytes_stored: account.totals.bytes_stored.load(Ordering::Relaxed),
+            bytes_stored: account.totals.bytes_stored.get(),
             packs_waiting: queue.packs_waiting(),
             frames_waiting: lane_set.frames_waiting(),
             items_outstanding: in_flight.item_count(),
@@ -330,23 +329,22 @@ impl Running<'_> {
             ended.inspect_err(|_broken_off| leave(&account, &in_flight, lanes, first_byte, run))?;
         let manifest = account.book().manifest.take();
         let manifest_left_out = manifest.map_or(Ok(0), Manifest::finish).map_err(SessionError::Manifest)?;
-        let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let Earlier { files, bytes, partial_bytes, removed, resent, repeated, .. } = run.earlier;
         // what this session has gone on with and another of this run has brought
-        let resumed = count(&account.totals.resumed);
+        let resumed = account.totals.resumed.get();
         let resumed_own = resumed.min(partial_bytes);
         let summary = Summary {
-            files: files + count(&account.totals.files),
-            bytes: bytes + count(&account.totals.bytes) + resumed_own,
+            files: files + account.totals.files.get(),
+            bytes: bytes + account.totals.bytes.get() + resumed_own,
             // what this run has moved before was there for its last session
-            skipped: count(&account.totals.skipped).saturating_sub(files),
+            skipped: account.totals.skipped.get().saturating_sub(files),
             bytes_resumed: resumed - resumed_own,
-            bytes_matched: count(&account.totals.matched),
-            specials: count(&account.totals.specials),
-            failed: count(&account.totals.failed),
-            vanished: count(&account.totals.vanished),
-            resent: resent + count(&account.totals.resent),
-            repeated: repeated + count(&account.totals.repeated),
+            bytes_matched: account.totals.matched.get(),
+            specials: account.totals.specials.get(),
+            failed: account.totals.failed.get(),
+            vanished: account.totals.vanished.get(),
+            resent: resent + account.totals.resent.get(),
+            repeated: repeated + account.totals.repeated.get(),
             reconnects: run.reconnects(),
             lanes: lanes.max(run.earlier.lanes),
             elapsed,
@@ -359,9 +357,9 @@ impl Running<'_> {
             times_beyond_range,
             bottleneck: reading.times(judged, lanes, &finished, paced).bottleneck(),
             path: reading.path,
-            removed: removed + count(&account.totals.removed),
-            spared: count(&account.totals.spared),
-            kept_by_change: count(&account.totals.kept_by_change),
+            removed: removed + account.totals.removed.get(),
+            spared: account.totals.spared.get(),
+            kept_by_change: account.totals.kept_by_change.get(),
             preview: None,
             learnt,
             left_out,

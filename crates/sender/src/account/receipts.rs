@@ -3,7 +3,6 @@
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::mpsc::{self, UnboundedReceiver};
@@ -108,7 +107,7 @@ impl Receipts {
         if let Some(bytes) = settled.unpublished_bytes {
             self.account.show(0, bytes);
         }
-        self.account.totals.bytes_settled.fetch_add(settled.data_bytes, Ordering::Relaxed);
+        self.account.totals.bytes_settled.add(settled.data_bytes);
         match settled.work {
             Some(Sent::Batch(batch)) => self.take_batch(&SentBatch { faults: stored.faults, ..batch }, 0),
             Some(Sent::Group(file, span, kind)) => {
@@ -139,7 +138,7 @@ impl Receipts {
     fn take_mismatch(&mut self, item: ItemId, faults: &[EntryFault]) -> Result<(), WireError> {
         let missed = self.in_flight.mismatch(item)?;
         let (Resend::Again { work, .. } | Resend::GiveUp(work)) = &missed.resend;
-        self.account.totals.bytes_settled.fetch_add(work.data_bytes(), Ordering::Relaxed);
+        self.account.totals.bytes_settled.add(work.data_bytes());
         match missed.resend {
             Resend::Again { work, tries } if missed.lost => {
                 resend::send_lost(&self.queue, &self.account, work, tries);

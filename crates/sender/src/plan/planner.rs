@@ -6,7 +6,6 @@
 //! Until the target is known a little is sent as a guess, which saves a round trip where it is right.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, never, select};
@@ -195,7 +194,7 @@ impl Planner<'_> {
         let directory = SourceDirectory::held_open(&batch.directory);
         let regular = batch.entries.iter().filter(|entry| matches!(entry.kind, EntryKind::File));
         let (files, bytes) = regular.fold((0, 0), |(files, bytes), entry| (files + 1, bytes + entry.size));
-        self.context.account.totals.found.fetch_add(files, Ordering::Relaxed);
+        self.context.account.totals.found.add(files);
         self.context.account.observer.on(&Event::Found { files, bytes });
         for entry in batch.entries {
             self.take_entry(&directory, entry);

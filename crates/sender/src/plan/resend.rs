@@ -1,7 +1,5 @@
 //! Sending again, for each reason that there is: an item was damaged, was lost with its lane, or is late.
 
-use std::sync::atomic::Ordering;
-
 use zmove_types::{Escaped, Event, RelPath};
 use zmove_wire::EntryFault;
 
@@ -13,7 +11,7 @@ use crate::send::sent::{Sent, SentBatch};
 
 /// Sends a damaged item again, and says so.
 pub(crate) fn send_damaged(queue: &Queue, account: &Account, work: Sent, tries: u8, faults: &[EntryFault]) {
-    account.totals.resent.fetch_add(1, Ordering::Relaxed);
+    account.totals.resent.add(1);
     let what = match &work {
         Sent::Batch(batch) => describe(batch, faults),
         Sent::Group(file, span, _) => {
@@ -27,7 +25,7 @@ pub(crate) fn send_damaged(queue: &Queue, account: &Account, work: Sent, tries: 
 
 /// Sends an item again that was lost with its lane.
 pub(crate) fn send_lost(queue: &Queue, account: &Account, work: Sent, tries: u8) {
-    account.totals.repeated.fetch_add(1, Ordering::Relaxed);
+    account.totals.repeated.add(1);
     send_again(queue, work, tries);
 }
 
@@ -41,7 +39,7 @@ pub(crate) fn send_late(
 ) {
     for (file, span) in in_flight.take_late(stuck) {
         // no piece of work begins by that: the push may end while the group is being read
-        account.totals.repeated.fetch_add(1, Ordering::Relaxed);
+        account.totals.repeated.add(1);
         queue.repeat_group(file, span);
     }
 }

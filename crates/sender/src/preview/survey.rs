@@ -1,7 +1,6 @@
 //! The thread of a preview: turns what the scan finds into inquiries, many at once, and the answers into a list.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, never, select};
@@ -171,15 +170,15 @@ impl Survey<'_> {
                 opened.inspect_err(|error| self.account.fail(error)).ok()?;
             }
             if moves {
-                totals.files.fetch_add(1, Ordering::Relaxed);
-                totals.bytes.fetch_add(entry.size, Ordering::Relaxed);
+                totals.files.add(1);
+                totals.bytes.add(entry.size);
             } else {
                 self.account.skipped(&asked.target_path(), Look::of(entry));
             }
         }
         let kind = kind?;
         let counter = if kind == ChangeKind::Added { &totals.added } else { &totals.changed };
-        counter.fetch_add(1, Ordering::Relaxed);
+        counter.add(1);
         Some(Change { kind, path: self.final_path(asked), form: asked.form() })
     }
 

@@ -6,7 +6,6 @@
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crossbeam_channel::Sender;
 use zmove_chunk::{GroupHasher, Work, file_root, read_root};
@@ -351,11 +350,7 @@ impl Reader<'_> {
     }
 
     fn hand_on(&mut self, cargo: Cargo) {
-        self.context
-            .account
-            .totals
-            .bytes_read
-            .fetch_add(u64::from(cargo.frame.header.data_bytes), Ordering::Relaxed);
+        self.context.account.totals.bytes_read.add(u64::from(cargo.frame.header.data_bytes));
         self.watch.lap(Doing::Busy);
         // lanes are gone only when the push is being stopped
         let _stopping = self.context.cargo.send(cargo);

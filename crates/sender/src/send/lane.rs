@@ -5,7 +5,6 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crossbeam_channel::{Receiver, TryRecvError, select};
 use zmove_disk::FileIdentity;
@@ -70,7 +69,7 @@ pub(crate) fn run_lane(
         if chunk.is_some() {
             in_flight.handed_on(item, number);
         }
-        account.totals.bytes_handed_over.fetch_add(bytes, Ordering::Relaxed);
+        account.totals.bytes_handed_over.add(bytes);
         if !late {
             timeline.note_handed_over();
         }
@@ -122,7 +121,7 @@ const DECLARED_MAX: usize = 1024;
 mod tests {
     use super::*;
 
-    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Instant;
 
     use crossbeam_channel::{Sender, bounded};

@@ -3,7 +3,6 @@
 //! The conversation calls it a few times a second; here is all that the pure [`tune`](crate::tune) must not touch: the
 //! kernel's account of the lanes, the host's idle time, the dialler.
 
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use zmove_transport::{LaneSink, PathProbe, TcpInfo};
@@ -210,9 +209,8 @@ impl Steering {
     fn look(&self, pipeline: &Pipeline) -> (Mark, Tick) {
         let Pipeline { account, in_flight, timeline, lane_set, .. } = pipeline;
         let infos: Vec<_> = lane_set.probes().filter_map(PathProbe::read).collect();
-        let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-        let settled = count(&account.totals.bytes_settled);
-        let handed_over = count(&account.totals.bytes_handed_over);
+        let settled = account.totals.bytes_settled.get();
+        let handed_over = account.totals.bytes_handed_over.get();
         let path = PathReport::sum(&infos);
         // the kernel forgets the shortest of long ago
         let shortest = path.round_trip_min.into_iter().chain(self.before.path.round_trip_min).min();
@@ -223,7 +221,7 @@ impl Steering {
             bytes_carried: Some(path.bytes_acked.iter().sum())
                 .filter(|acked| *acked > 0)
                 .unwrap_or(handed_over),
-            bytes_read: count(&account.totals.bytes_read),
+            bytes_read: account.totals.bytes_read.get(),
             read: timeline.read_clock.times(),
             lane: timeline.lane_clock.times(),
             cores: Cores::read(),
