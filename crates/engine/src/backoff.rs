@@ -21,7 +21,8 @@ impl Timeout {
 }
 
 /// A text that cannot be read as a time.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("'{0}' is no time: write for example 90s, 5min or 1h, or 0")]
 pub struct ParseTimeoutError(String);
 
 /// One outage after another, each from the loss of connections to the first sign that something moves again.
@@ -132,14 +133,6 @@ impl fmt::Display for Timeout {
         }
     }
 }
-
-impl fmt::Display for ParseTimeoutError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "'{}' is no time: write for example 90s, 5min or 1h, or 0", self.0)
-    }
-}
-
-impl std::error::Error for ParseTimeoutError {}
 
 #[cfg(test)]
 mod tests {

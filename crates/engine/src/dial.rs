@@ -4,7 +4,6 @@ mod host_key;
 mod lanes;
 mod machine;
 mod plan;
-mod timeout;
 
 use std::fmt;
 use std::path::Path;
@@ -24,7 +23,6 @@ use crate::settings::DialSettings;
 use crate::ssh::{self, SshReceiver, SshSession};
 
 pub use machine::{LANES_AT_ONCE, LOCAL_RTT, LOSS_TOLERANT, RATE_TARGET, lanes_for_machine};
-pub use timeout::DIAL_TIMEOUT;
 
 /// A receiver to be reached.
 pub struct Connector<'a> {
@@ -39,6 +37,7 @@ pub struct Connector<'a> {
 }
 
 /// A receiver that has been reached.
+#[derive(Debug)]
 pub struct Reached {
     /// Control and lanes; lanes go on coming up.
     pub link: Link,
@@ -113,12 +112,6 @@ impl fmt::Debug for Connector<'_> {
         let Self { home, remote, settings, .. } = self;
         let mut shown = f.debug_struct("Connector");
         shown.field("home", home).field("remote", remote).field("settings", settings).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Reached {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reached").field("transport", &self.transport).finish_non_exhaustive()
     }
 }
 

@@ -130,9 +130,6 @@ pub enum WordsError {
         /// The version of this side.
         ours: u32,
     },
-    /// The words cannot be written.
-    #[error(transparent)]
-    Write(serde_json::Error),
 }
 
 /// Why ssh has started no receiver.
@@ -149,12 +146,6 @@ pub enum SshError {
         program: String,
         /// What the system says.
         source: io::Error,
-    },
-    /// The program was started without pipes.
-    #[error("start '{program}': it has no pipes")]
-    NoPipes {
-        /// The program.
-        program: String,
     },
     /// The words make no sense.
     #[error(transparent)]

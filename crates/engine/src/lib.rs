@@ -51,16 +51,15 @@ mod local;
 mod location;
 mod notice;
 mod path_memory;
+mod random;
 mod reconnect;
 mod settings;
 mod sources;
 mod ssh;
-mod transfer_id;
 
 pub use backoff::{ParseTimeoutError, Timeout};
 pub use dial::{
-    Connector, DIAL_TIMEOUT, LANES_AT_ONCE, LOCAL_RTT, LOSS_TOLERANT, RATE_TARGET, Reached, Route,
-    lanes_for_machine,
+    Connector, LANES_AT_ONCE, LOCAL_RTT, LOSS_TOLERANT, RATE_TARGET, Reached, Route, lanes_for_machine,
 };
 pub use error::{
     BoxError, Causes, ConnectError, LocalError, LocationError, OverlapError, PushError, SourcesError,
@@ -70,9 +69,9 @@ pub use local::{LocalReceiver, Overlap, push_locally};
 pub use location::{DEFAULT_PORT, Location, Login, Remote, Start};
 pub use notice::{Listener, NoListener, Notice};
 pub use path_memory::{Known, PathMemory};
+pub use random::fresh_transfer;
 pub use reconnect::{Pushed, RemotePush};
-pub use settings::{Confirm, DialSettings, MoreLanes, PortRange, SshSettings, UnknownHost};
+pub use settings::{Confirm, DIAL_TIMEOUT, DialSettings, MoreLanes, PortRange, SshSettings, UnknownHost};
 pub use sources::Sources;
-pub use ssh::{Carriers, ORDER_BYTES_MAX, Order, Ready, SshSession};
-pub use transfer_id::fresh_transfer;
+pub use ssh::{ORDER_BYTES_MAX, Order, Ready, SshSession};
 pub use zmove_sender::{Push, PushJob, Run, SenderConfig, Summary};

@@ -15,7 +15,7 @@ use zmove_types::Observer;
 use zmove_wire::{Cipher, Version};
 
 use crate::error::LocalError;
-use crate::transfer_id::fresh_transfer;
+use crate::random::fresh_transfer;
 
 pub use overlap::Overlap;
 

@@ -80,20 +80,28 @@ impl Remote {
     /// # Errors
     /// The text is none of these.
     pub fn parse_endpoint(text: &str) -> Result<Self, LocationError> {
-        let (host, port) = match text.strip_prefix('[') {
-            _ if text.parse::<IpAddr>().is_ok() => (text, ""),
-            Some(bracketed) => match bracketed.split_once(']') {
-                Some(split) => split,
-                None => return Err(LocationError::BracketOpen(text.to_owned())),
+        if text.parse::<IpAddr>().is_ok() {
+            return Ok(Self { host: text.to_owned(), port: DEFAULT_PORT, path: Vec::new(), login: None });
+        }
+        Self::at_daemon(text.as_bytes(), b"")
+    }
+
+    /// A path at `HOST`, `HOST:PORT`, `[IPv6]` or `[IPv6]:PORT`.
+    fn at_daemon(endpoint: &[u8], path: &[u8]) -> Result<Self, LocationError> {
+        let position = |bytes: &[u8], sought| bytes.iter().position(|&byte| byte == sought);
+        let (host, port) = match endpoint.strip_prefix(b"[") {
+            Some(bracketed) => match position(bracketed, b']') {
+                Some(end) => (&bracketed[..end], &bracketed[end + 1..]),
+                None => return Err(LocationError::BracketOpen(show(endpoint))),
             },
-            None => text.split_at(text.find(':').unwrap_or(text.len())),
+            None => endpoint.split_at(position(endpoint, b':').unwrap_or(endpoint.len())),
         };
-        let port = match port.strip_prefix(':') {
-            Some(digits) => parse_port(digits.as_bytes())?,
-            None if port.is_empty() => DEFAULT_PORT,
-            None => return Err(LocationError::NotHostPort(text.to_owned())),
+        let port = match port {
+            b"" => DEFAULT_PORT,
+            [b':', digits @ ..] => parse_port(digits)?,
+            _ => return Err(LocationError::NotHostPort(show(endpoint))),
         };
-        Ok(Self { host: host_name(host.as_bytes())?, port, path: Vec::new(), login: None })
+        Ok(Self { host: host_name(host)?, port, path: path.to_vec(), login: None })
     }
 }
 
@@ -192,23 +200,7 @@ fn parse_url(rest: &[u8]) -> Result<Remote, LocationError> {
     let Some(slash) = slash else {
         return Err(LocationError::UrlWithoutPath(show(rest)));
     };
-    let (authority, path) = rest.split_at(slash);
-    let (host, port) = match authority.strip_prefix(b"[") {
-        Some(bracketed) => match bracketed.iter().position(|&byte| byte == b']') {
-            Some(end) => (&bracketed[..end], &bracketed[end + 1..]),
-            None => return Err(LocationError::BracketOpen(show(authority))),
-        },
-        None => {
-            let colon = authority.iter().position(|&byte| byte == b':').unwrap_or(authority.len());
-            authority.split_at(colon)
-        }
-    };
-    let port = match port {
-        b"" => DEFAULT_PORT,
-        [b':', digits @ ..] => parse_port(digits)?,
-        _ => return Err(LocationError::NotHostPort(show(authority))),
-    };
-    Ok(Remote { host: host_name(host)?, port, path: path.to_vec(), login: None })
+    Remote::at_daemon(&rest[..slash], &rest[slash..])
 }
 
 fn host_name(bytes: &[u8]) -> Result<String, LocationError> {

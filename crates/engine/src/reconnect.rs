@@ -24,6 +24,7 @@ use crate::dial::Connector;
 use crate::error::{BoxError, PushError};
 use crate::location::Remote;
 use crate::notice::{Listener, Notice};
+use crate::random::random;
 use crate::settings::DialSettings;
 
 /// All that each session of a push to another host needs.
@@ -102,9 +103,8 @@ impl RemotePush<'_> {
             if run.answered() > answered {
                 outages.end();
             }
-            let Next::Retry { at, until: end, outage } =
-                outages.lost(Instant::now(), chance().map_err(PushError::Chance)?)
-            else {
+            let chance = random().map(u32::from_le_bytes).map_err(PushError::Chance)?;
+            let Next::Retry { at, until: end, outage } = outages.lost(Instant::now(), chance) else {
                 return Err(self.given_up(error, run));
             };
             if error.is_busy() && !run.was_up() {
@@ -185,11 +185,4 @@ async fn moment(at: Option<Instant>) {
         Some(at) => sleep_until(at.into()).await,
         None => pending().await,
     }
-}
-
-/// Any number.
-fn chance() -> std::io::Result<u32> {
-    let mut bytes = [0; 4];
-    rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())?;
-    Ok(u32::from_le_bytes(bytes))
 }

@@ -27,7 +27,7 @@ mod order;
 
 #[cfg(feature = "fuzzing")]
 pub(crate) use order::fuzzing as order_fuzzing;
-pub use order::{Carriers, ORDER_BYTES_MAX, Order, Ready};
+pub use order::{ORDER_BYTES_MAX, Order, Ready};
 
 /// A receiver that ssh has started; it ends with this.
 pub(crate) struct SshReceiver {
@@ -58,19 +58,18 @@ pub(crate) async fn start(
     settings: &DialSettings,
 ) -> Result<SshReceiver, SshError> {
     let identity = Identity::for_once()?;
-    let program = || settings.ssh.program.clone();
     let mut child = ssh(&settings.ssh, remote, login)
         .args(["-T", &remote_name(remote, login), &format!("{} receive", settings.ssh.remote_zmove)])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
-        .map_err(|source| SshError::Start { program: program(), source })?;
-    let (Some(mut input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-        return Err(SshError::NoPipes { program: program() });
-    };
-    let order = order(&identity, settings);
+        .map_err(|source| SshError::Start { program: settings.ssh.program.clone(), source })?;
+    let mut input = child.stdin.take().expect("a pipe was asked for");
+    let output = child.stdout.take().expect("a pipe was asked for");
+    let allow_clear = settings.cipher == Cipher::None;
+    let order = Order::new(identity.fingerprint(), settings.reach.transport, settings.ssh.ports, allow_clear);
     // one that ends before it has read that says why
-    let _unheard = input.write_all(order.line()?.as_bytes()).await;
+    let _unheard = input.write_all(order.line().as_bytes()).await;
     let (answer, name) = tokio::join!(answer(output), host_name(&settings.ssh, remote, login));
     let Some(Ready { key, port, address, .. }) = answer? else {
         drop(input);
@@ -92,12 +91,6 @@ impl SshSession {
         // later it is killed
         let _in_time = tokio::time::timeout(END_TIMEOUT, child.wait()).await;
     }
-}
-
-fn order(identity: &Identity, settings: &DialSettings) -> Order {
-    let carriers = Carriers::of(settings.reach.transport);
-    let allow_clear = settings.cipher == Cipher::None;
-    Order::new(identity.fingerprint(), carriers, settings.ssh.ports, allow_clear)
 }
 
 /// The beginning of each command: ssh with the user's options and the port.

@@ -10,16 +10,16 @@ pub(crate) mod summary;
 pub(crate) mod timeline;
 pub(crate) mod totals;
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use zmove_scan::ScanError;
+use zmove_scan::{Entry, EntryKind, ScanError};
 use zmove_types::{Cv, Event, FileId, GroupSpan, Observer, RelPath};
+use zmove_wire::limits::SYMLINK_BYTES_MAX;
 
 use self::book::Book;
 use self::failure::FileError;
 use self::totals::Totals;
-use crate::read::source::Look;
+use crate::read::source::{Look, SourceDirectory};
 use crate::send::in_flight::InFlight;
 
 /// Counts what happens to files, and tells the user.
@@ -58,7 +58,7 @@ impl Account {
         if self.book().confirm_earlier(path, look) {
             return self.moved(&Moved { files: 1, whole_bytes: bytes, bytes, shown: 0 });
         }
-        self.totals.skipped.fetch_add(1, Ordering::Relaxed);
+        self.totals.skipped.add(1);
         self.observer.on(&Event::Skipped { files: 1, bytes });
     }
 
@@ -67,36 +67,52 @@ impl Account {
         let there = (0..).zip(held).filter(|(_, cv)| cv.is_some());
         let spans = there.filter_map(|(index, _)| GroupSpan::of(bytes, index));
         let bytes = spans.map(|span| u64::from(span.len)).sum();
-        self.totals.resumed.fetch_add(bytes, Ordering::Relaxed);
+        self.totals.resumed.add(bytes);
         self.observer.on(&Event::Skipped { files: 0, bytes });
     }
 
     /// The receiver has said that something is at the target.
     pub(crate) fn moved(&self, moved: &Moved) {
         let Moved { files, whole_bytes, bytes, shown } = *moved;
-        self.totals.files.fetch_add(files, Ordering::Relaxed);
-        self.totals.whole_bytes.fetch_add(whole_bytes, Ordering::Relaxed);
-        self.totals.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.totals.files.add(files);
+        self.totals.whole_bytes.add(whole_bytes);
+        self.totals.bytes.add(bytes);
         self.show(files, bytes.saturating_sub(shown));
     }
 
     /// Tells the user what is at the target, whether it has its name or not.
     pub(crate) fn show(&self, files: u64, bytes: u64) {
-        self.totals.bytes_stored.fetch_add(bytes, Ordering::Relaxed);
+        self.totals.bytes_stored.add(bytes);
         self.observer.on(&Event::Stored { files, bytes });
     }
 
     /// A group of another version at the target is the same.
     pub(crate) fn matched(&self, bytes: u64) {
-        self.totals.matched.fetch_add(bytes, Ordering::Relaxed);
+        self.totals.matched.add(bytes);
         self.observer.on(&Event::Skipped { files: 0, bytes });
+    }
+
+    /// Whether an entry can be at the target; what cannot is counted, or has failed.
+    pub(crate) fn can_carry(&self, directory: &SourceDirectory, entry: &Entry) -> bool {
+        let path = || directory.display(&entry.name);
+        match &entry.kind {
+            EntryKind::Special => self.totals.specials.add(1),
+            EntryKind::Symlink(target) if target.is_empty() || target.len() > SYMLINK_BYTES_MAX => {
+                self.fail(&FileError::LinkTarget { path: path() });
+            }
+            EntryKind::File if GroupSpan::count(entry.size).is_none() => {
+                self.fail(&FileError::TooLarge { path: path() });
+            }
+            EntryKind::Directory | EntryKind::Symlink(_) | EntryKind::File => return true,
+        }
+        false
     }
 
     /// One file or directory failed; the rest goes on.
     pub(crate) fn fail(&self, error: &FileError) {
-        self.totals.failed.fetch_add(1, Ordering::Relaxed);
-        self.totals.unread.fetch_add(u64::from(error.is_unread()), Ordering::Relaxed);
-        self.totals.unplaced.fetch_add(u64::from(error.is_unplaced()), Ordering::Relaxed);
+        self.totals.failed.add(1);
+        self.totals.unread.add(u64::from(error.is_unread()));
+        self.totals.unplaced.add(u64::from(error.is_unplaced()));
         let message = error.to_string();
         if self.book().tell(&message) {
             self.observer.on(&Event::Failed { message });
@@ -106,9 +122,9 @@ impl Account {
     /// Something of the source could not be seen.
     pub(crate) fn fail_scan(&self, error: ScanError) {
         if matches!(error, ScanError::Vanished { .. }) {
-            self.totals.vanished.fetch_add(1, Ordering::Relaxed);
+            self.totals.vanished.add(1);
         }
-        self.totals.scan_errors.fetch_add(1, Ordering::Relaxed);
+        self.totals.scan_errors.add(1);
         self.fail(&FileError::Scan(error));
     }
 

@@ -65,8 +65,8 @@ fn fill(plan: &Plan<Pack, Arc<LargeSource>>, batches: Vec<EntryBatch>) {
                 let bytes = entry.size;
                 let source = Arc::new(LargeSource::new(id, &directory, entry));
                 plan.push_file(source, bytes, Groups::From(0)).expect("the plan has not ended");
-            } else if let Some(entry) = PackEntry::from_scan(entry) {
-                packer.add(&directory, entry).into_iter().for_each(push);
+            } else {
+                packer.add(&directory, PackEntry::Within(entry)).into_iter().for_each(push);
             }
         }
     }

@@ -1,10 +1,9 @@
 //! The sender's half of the control conversation: from the greeting to the receiver's last word.
 
 pub(crate) mod link;
-pub(crate) mod outgoing;
 pub(crate) mod replies;
-pub(crate) mod stop;
 
+use std::future::Future;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
@@ -12,33 +11,39 @@ use tokio::time::{timeout, timeout_at};
 use zmove_transport::{ControlError, ControlReader, ControlWriter, Inbox};
 use zmove_types::{Event, Observer};
 use zmove_wire::{
-    Greeting, Open, Opened, Refusal, RefusalCode, ToReceiver, ToSender, Version, Waiting, WireError,
-    decode_message, encode_message,
+    Opened, Refusal, RefusalCode, ToReceiver, ToSender, Version, Waiting, WireError, decode_message,
+    encode_message,
 };
 
 use crate::error::SessionError;
 
-/// Greets and asks for leave, in the words of `version`.
-pub(crate) async fn ask(
-    writer: &mut ControlWriter,
-    greeting: Greeting,
-    open: Open,
+/// Hears the receiver's greeting. `version` is what it speaks, or the newest that has no name of its own in TLS.
+pub(crate) async fn greeted(
+    mut reader: ControlReader,
     version: Version,
-) -> Result<(), SessionError> {
-    let mut opening = greeting.encode().to_vec();
-    opening.extend(encode_message(&open.into_message(version)));
-    Ok(writer.send(&opening).await?)
+) -> Result<Inbox<ToSender>, SessionError> {
+    reader.greeting().await?.agree_within(version)?;
+    Ok(inbox(reader))
 }
 
-/// Waits until the receiver opens the transfer. `version` is what it speaks, or the newest that has no name of its
-/// own in TLS. Where the transfer has to stand in line, it waits for `patience` and tells `waits`.
+/// The messages that come after the greeting.
+pub(crate) fn inbox(reader: ControlReader) -> Inbox<ToSender> {
+    reader.into_inbox(decode_message, INBOX_MESSAGES_MAX)
+}
+
+/// Waits until the receiver, once it has `greeted`, opens the transfer. Where the transfer has to stand in line, it
+/// waits for `patience` and tells `waits`.
 pub(crate) async fn leave(
-    reader: ControlReader,
-    version: Version,
+    greeted: impl Future<Output = Result<Inbox<ToSender>, SessionError>>,
     patience: Duration,
     waits: mpsc::UnboundedSender<Waiting>,
 ) -> Result<(Inbox<ToSender>, Opened), SessionError> {
-    let answered = timeout(LEAVE_TIMEOUT, first_answer(reader, version)).await;
+    let first = async {
+        let mut inbox = greeted.await?;
+        let answer = receive(&mut inbox).await?;
+        Ok((inbox, answer))
+    };
+    let answered = timeout(LEAVE_TIMEOUT, first).await;
     let (mut inbox, mut answer) = answered.unwrap_or(Err(SessionError::Silent))?;
     let due = Instant::now() + patience;
     loop {
@@ -58,16 +63,6 @@ pub(crate) async fn leave(
             _ => return Err(WireError::OutOfOrder { what: "the first answer" }.into()),
         }
     }
-}
-
-async fn first_answer(
-    mut reader: ControlReader,
-    version: Version,
-) -> Result<(Inbox<ToSender>, ToSender), SessionError> {
-    reader.greeting().await?.agree_within(version)?;
-    let mut inbox = reader.into_inbox(decode_message, INBOX_MESSAGES_MAX);
-    let answer = receive(&mut inbox).await?;
-    Ok((inbox, answer))
 }
 
 /// What the user is told of a wait.
@@ -96,7 +91,7 @@ pub(crate) async fn write_all(mut writer: ControlWriter, mut outgoing: mpsc::Unb
     let _goodbye = writer.finish().await;
 }
 
-pub(crate) const INBOX_MESSAGES_MAX: usize = 8;
+const INBOX_MESSAGES_MAX: usize = 8;
 /// A receiver that looks at its target for longer will not come back to it.
-pub(crate) const LEAVE_TIMEOUT: Duration = Duration::from_secs(120);
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(120);
 pub(crate) const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);

@@ -23,7 +23,7 @@ pub use account::bottleneck::Bottleneck;
 pub use account::limit::Limit;
 pub use account::manifest::Manifest;
 pub use account::summary::{Learnt, Preview, Summary};
-pub use control::link::{LaneNumber, LaneSupply, Link, LossAnswer};
+pub use control::link::{CongestionChoice, LaneNumber, LaneSupply, Link, LossAnswer};
 pub use error::SessionError;
 pub use mirror::{AfterErrors, Guard, Removals};
 pub use probe::{

@@ -32,7 +32,6 @@ mod doomed;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
@@ -49,8 +48,8 @@ use zmove_wire::{
 use self::doomed::{Doom, Doomed, Taken, Whereabouts};
 use crate::account::Account;
 use crate::account::failure::FileError;
-use crate::control::outgoing::Outgoing;
-use crate::control::stop::Stop;
+use crate::plan::gathered::MessageLoad;
+use crate::send::in_flight::InFlight;
 
 /// What is mirrored.
 #[derive(Clone, Debug)]
@@ -99,8 +98,7 @@ pub enum AfterErrors {
 #[derive(Clone, Copy)]
 pub(crate) struct MirrorContext<'a> {
     pub(crate) account: &'a Account,
-    pub(crate) outgoing: &'a Outgoing,
-    pub(crate) stop: &'a Stop,
+    pub(crate) in_flight: &'a InFlight,
     /// What the receiver says of names at the target.
     pub(crate) answers: &'a Receiver<ToSender>,
 }
@@ -108,7 +106,7 @@ pub(crate) struct MirrorContext<'a> {
 /// Makes the target a mirror of the sources.
 pub(crate) fn run(context: MirrorContext<'_>, mirror: &Mirror) {
     run_rounds(context, mirror);
-    let kept = context.account.totals.kept_by_change.load(Ordering::Relaxed);
+    let kept = context.account.totals.kept_by_change.get();
     if kept > 0 {
         let (entries, them) = if kept == 1 { ("entry stays", "it") } else { ("entries stay", "them") };
         let message = format!(
@@ -131,21 +129,19 @@ fn run_rounds(context: MirrorContext<'_>, mirror: &Mirror) {
         round.wait_until(|round| {
             round.mirror.purpose == Purpose::Preview || context.account.totals.are_files_told()
         });
-        if context.stop.is_raised() || stays(context.account, mirror) {
+        if context.in_flight.is_stopping() || stays(context.account, mirror) {
             return;
         }
         if let Some(why) = mirror.removals.guard.as_ref().and_then(|guard| guard.objection()) {
             return context.account.fail(&FileError::Guarded { why });
         }
-        let counts = || {
-            [&context.account.totals.failed, &context.account.totals.removed]
-                .map(|count| count.load(Ordering::Relaxed))
-        };
+        let counts =
+            || [&context.account.totals.failed, &context.account.totals.removed].map(|count| count.get());
         let [failed, removed] = counts();
         let more = round.full;
         round.let_go();
         let [failed_since, removed_since] = counts();
-        let spared = context.account.totals.spared.load(Ordering::Relaxed);
+        let spared = context.account.totals.spared.get();
         if spared > 0 {
             let entries = if spared == 1 { "entry stays" } else { "entries stay" };
             let message = format!("--max-delete ended the removal at the target: {spared} more {entries}");
@@ -165,7 +161,7 @@ fn run_rounds(context: MirrorContext<'_>, mirror: &Mirror) {
 /// Whether nothing may be removed; says so then.
 fn stays(account: &Account, mirror: &Mirror) -> bool {
     let unread = account.totals.source_errors();
-    let errors = unread + account.totals.unplaced.load(Ordering::Relaxed);
+    let errors = unread + account.totals.unplaced.get();
     if errors == 0 || mirror.removals.after_errors == AfterErrors::Remove {
         return false;
     }
@@ -209,13 +205,6 @@ struct Question {
     whereabouts: Whereabouts,
 }
 
-/// How much has been gathered for a message.
-#[derive(Clone, Copy, Default)]
-struct MessageLoad {
-    names: usize,
-    name_bytes: usize,
-}
-
 /// Small messages keep both sides busy; only a large directory fills one to its limit.
 const GATHERED_NAMES_MAX: usize = 4096;
 /// See [`GATHERED_NAMES_MAX`].
@@ -242,13 +231,13 @@ impl<'a> Round<'a> {
     fn walk(&mut self) -> Walked {
         let mut walked = Walked::Sources;
         // each round finds it anew
-        self.context.account.totals.kept_by_change.store(0, Ordering::Relaxed);
+        self.context.account.totals.kept_by_change.set(0);
         // what could not be read has been told by the first walk
-        let told = self.context.account.totals.scan_errors.load(Ordering::Relaxed) > 0;
+        let told = self.context.account.totals.scan_errors.get() > 0;
         let Mirror { roots, selection, file_systems, identity, .. } = self.mirror;
         let listings = Listings::of(roots, selection.clone(), *file_systems, Arc::clone(identity));
         for listing in listings {
-            if self.context.stop.is_raised() {
+            if self.context.in_flight.is_stopping() {
                 return walked;
             }
             match listing {
@@ -276,7 +265,9 @@ impl<'a> Round<'a> {
     /// Until all questions are answered, also those about doomed directories.
     fn settle(&mut self) {
         self.ask();
-        while !self.context.stop.is_raised() && (self.doom.has_unseen() || !self.outstanding.is_empty()) {
+        while !self.context.in_flight.is_stopping()
+            && (self.doom.has_unseen() || !self.outstanding.is_empty())
+        {
             self.wait_until(|round| round.outstanding.len() < KEEPS_OUTSTANDING_MAX);
             match self.doom.look_inside() {
                 Some(ranges) => self.send(ranges, Whereabouts::Doomed),
@@ -343,11 +334,11 @@ impl<'a> Round<'a> {
         let keep = self.next;
         self.next += 1;
         self.outstanding.insert(keep, Question { ranges: ranges.clone(), whereabouts });
-        self.context.outgoing.send(ToReceiver::Keep(Keep { keep, ranges }));
+        self.context.in_flight.tell(ToReceiver::Keep(Keep { keep, ranges }));
     }
 
     fn wait_until(&mut self, done: impl Fn(&Self) -> bool) {
-        while !done(self) && !self.context.stop.is_raised() {
+        while !done(self) && !self.context.in_flight.is_stopping() {
             match self.context.answers.recv_timeout(PATIENCE) {
                 Ok(answer) => self.take(answer),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -361,7 +352,7 @@ impl<'a> Round<'a> {
             ToSender::Extra(extra) => self.take_extra(extra),
             ToSender::Removed { entries, .. } => {
                 self.removing = self.removing.saturating_sub(1);
-                self.context.account.totals.removed.fetch_add(entries, Ordering::Relaxed);
+                self.context.account.totals.removed.add(entries);
             }
             _ => {}
         }
@@ -410,12 +401,12 @@ impl<'a> Round<'a> {
     /// connection be lost nobody knows what has gone.
     fn take_doomed(&mut self) -> Vec<Doomed> {
         let totals = &self.context.account.totals;
-        let before = totals.doomed.load(Ordering::Relaxed);
+        let before = totals.doomed.get();
         let room = self.mirror.removals.entries_max.map(|max| max.saturating_sub(before));
         let Taken { doomed, entries, spared, kept } = self.doom.take(room.unwrap_or(u64::MAX));
-        totals.doomed.fetch_add(entries, Ordering::Relaxed);
-        totals.spared.fetch_add(spared, Ordering::Relaxed);
-        totals.kept_by_change.fetch_add(kept, Ordering::Relaxed);
+        totals.doomed.add(entries);
+        totals.spared.add(spared);
+        totals.kept_by_change.add(kept);
         doomed
     }
 
@@ -455,12 +446,12 @@ impl<'a> Round<'a> {
         self.removing += 1;
         let remove = self.next;
         self.next += 1;
-        self.context.outgoing.send(ToReceiver::Remove(Remove { remove, groups }));
+        self.context.in_flight.tell(ToReceiver::Remove(Remove { remove, groups }));
     }
 
     fn list(&mut self) {
         for Doomed { directory, names, .. } in self.take_doomed() {
-            self.context.account.totals.removed.fetch_add(names.len() as u64, Ordering::Relaxed);
+            self.context.account.totals.removed.add(names.len() as u64);
             let change = |(name, form): (ListedName, EntryForm)| {
                 let path = directory.join(&name.0).ok()?;
                 Some(Change { kind: ChangeKind::Removed, path, form })

@@ -1,5 +1,6 @@
 //! What is to be sent: the entries of the scan become packs and groups, as far as the target needs them.
 
+pub(crate) mod gathered;
 pub(crate) mod guess;
 pub(crate) mod offers;
 pub(crate) mod pack;

@@ -12,58 +12,47 @@ mod survey;
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::mpsc::{self, UnboundedReceiver};
 use zmove_transport::{ControlReader, LaneError, LaneSink};
 use zmove_types::Observer;
-use zmove_wire::{Finished, Greeting, Open, Role, Version};
+use zmove_wire::{Finished, Open, Version};
 
-use self::survey::{Survey, SurveyContext};
 use crate::account::receipts::Receipts;
 use crate::account::summary::{Preview, Summary};
 use crate::account::totals::Totals;
 use crate::control::link::Link;
-use crate::control::outgoing::Outgoing;
-use crate::control::replies::{self, Replies};
+use crate::control::replies::Replies;
 use crate::control::{self, GOODBYE_TIMEOUT};
 use crate::error::SessionError;
+use crate::plan::planner::Task;
 use crate::push::job::Push;
 use crate::push::run::Run;
+use crate::push::threads::{Broken, Threads};
 use crate::send::lane_set::end_unused;
-
-type Lanes = mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>;
 
 /// Asks about everything over `link`, and tells `observer` what would be done.
 pub(crate) async fn run(
     push: Push,
     run: &mut Run,
-    link: Link,
+    mut link: Link,
     observer: Arc<dyn Observer>,
     stop: impl Future<Output = ()>,
 ) -> Result<Summary, SessionError> {
-    let Link { transfer, cipher, version, control: (reader, mut writer), lanes, supply: _none_needed } = link;
-    let greeting = Greeting { cipher, ..Greeting::new(Role::Control, transfer) };
-    let open = Open { run: run.id(transfer), ..push.open.clone() };
-    control::ask(&mut writer, greeting, open, version).await?;
-    let (outgoing_in, outgoing) = mpsc::unbounded_channel();
-    let (reply_sender, replies) = replies::channel();
-    let receipts = Receipts::new(observer, version, Outgoing::new(outgoing_in), reply_sender);
+    link.ask(Open { run: run.id(link.transfer), ..push.open.clone() }).await?;
+    let Link { version, control: (reader, writer), lanes, supply: _none_needed, .. } = link;
+    let (receipts, replies, outgoing) = Receipts::begin(observer, version);
     let account = Arc::clone(&receipts.account);
     let in_flight = Arc::clone(&receipts.in_flight);
-    let survey_context = SurveyContext {
-        account: Arc::clone(&account),
-        queue: Arc::clone(&receipts.queue),
-        outgoing: in_flight.outgoing.clone(),
-        stop: in_flight.stop.clone(),
-    };
     let started = push.started;
     let writer = tokio::spawn(control::write_all(writer, outgoing));
     let scan = push.scan.clone();
-    let mut conversation = Conversation { lanes, receipts, version, patience: run.patience, surveyor: None };
+    let (broken_in, broken) = mpsc::unbounded_channel();
+    let threads = Threads::new(broken_in);
+    let mut conversation = Conversation { lanes, receipts, version, patience: run.patience, threads, broken };
     let ended = tokio::select! {
-        ended = conversation.hold(reader, push, survey_context, replies) => ended,
+        ended = conversation.hold(reader, push, replies) => ended,
         () = stop => Err(SessionError::Interrupted),
     };
     in_flight.stop();
@@ -80,12 +69,14 @@ pub(crate) async fn run(
 }
 
 struct Conversation {
-    lanes: Lanes,
+    lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
     receipts: Receipts,
     /// The version that the receiver speaks.
     version: Version,
     patience: Duration,
-    surveyor: Option<std::thread::JoinHandle<()>>,
+    threads: Threads,
+    /// Told when the thread panics.
+    broken: UnboundedReceiver<Broken>,
 }
 
 impl Conversation {
@@ -94,11 +85,10 @@ impl Conversation {
         &mut self,
         reader: ControlReader,
         push: Push,
-        context: SurveyContext,
         replies: Replies,
     ) -> Result<Finished, SessionError> {
         let (waits_in, mut waits) = mpsc::unbounded_channel();
-        let leave = control::leave(reader, self.version, self.patience, waits_in);
+        let leave = control::leave(control::greeted(reader, self.version), self.patience, waits_in);
         let waiting = async {
             while let Some(waiting) = waits.recv().await {
                 control::tell_waiting(&*self.receipts.account.observer, &waiting);
@@ -107,22 +97,19 @@ impl Conversation {
         // the waits end when leave has come, or will not
         let (left, ()) = tokio::join!(leave, waiting);
         let (mut inbox, opened) = left?;
-        let single_name = opened.single_name.map(|name| name.0);
-        self.receipts.account.totals.scan_errors.store(push.sources_missing, Ordering::Relaxed);
-        let survey = Survey::new(context, push.open.compare, single_name);
-        let thread = std::thread::Builder::new().name("zmove-plan".into());
-        let Push { scan, mirror, .. } = push;
-        let started = thread.spawn(move || survey::run(survey, &scan, &replies, mirror.as_ref()));
-        self.surveyor = Some(started.map_err(SessionError::Thread)?);
-        let mut lanes_open = true;
+        let account = Arc::clone(&self.receipts.account);
+        let in_flight = Arc::clone(&self.receipts.in_flight);
+        account.book().single_name = opened.single_name.map(|name| name.0);
+        account.totals.scan_errors.set(push.sources_missing);
+        let task = Task { compare: push.open.compare, mirror: push.mirror };
+        let scan = push.scan;
+        let survey = move || survey::run(&account, &in_flight, &scan, &replies, &task);
+        self.threads.spawn("zmove-plan".into(), survey).map_err(SessionError::Thread)?;
         loop {
             tokio::select! {
-                lane = self.lanes.recv(), if lanes_open => match lane {
-                    Some(Ok(sink)) => end_unused(sink),
-                    // nothing was to go over it
-                    Some(Err(_)) => {}
-                    None => lanes_open = false,
-                },
+                // nothing was to go over one that did not come up
+                Some(lane) = self.lanes.recv() => lane.into_iter().for_each(end_unused),
+                Some(broken) = self.broken.recv() => return Err(broken.error.into()),
                 message = control::receive(&mut inbox) => {
                     if let Some(finished) = self.receipts.take(message?)? {
                         return Ok(finished);
@@ -133,30 +120,24 @@ impl Conversation {
     }
 
     async fn end(self) {
-        drop(self.receipts);
-        drop(self.lanes);
-        if let Some(surveyor) = self.surveyor {
-            let joined = tokio::task::spawn_blocking(move || surveyor.join()).await;
-            if let Ok(Err(panic)) = joined {
-                std::panic::resume_unwind(panic);
-            }
-        }
+        let Self { threads, .. } = self;
+        let joined = tokio::task::spawn_blocking(move || threads.join()).await;
+        joined.expect("a preview's thread does not panic");
     }
 }
 
 fn summary(totals: &Totals, elapsed: Duration, finished: &Finished) -> Summary {
-    let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-    let preview = Preview { added: count(&totals.added), changed: count(&totals.changed) };
+    let preview = Preview { added: totals.added.get(), changed: totals.changed.get() };
     Summary {
-        files: count(&totals.files),
-        bytes: count(&totals.bytes),
-        skipped: count(&totals.skipped),
-        specials: count(&totals.specials),
-        failed: count(&totals.failed),
-        vanished: count(&totals.vanished),
-        removed: count(&totals.removed),
-        spared: count(&totals.spared),
-        kept_by_change: count(&totals.kept_by_change),
+        files: totals.files.get(),
+        bytes: totals.bytes.get(),
+        skipped: totals.skipped.get(),
+        specials: totals.specials.get(),
+        failed: totals.failed.get(),
+        vanished: totals.vanished.get(),
+        removed: totals.removed.get(),
+        spared: totals.spared.get(),
+        kept_by_change: totals.kept_by_change.get(),
         elapsed,
         receiver_cpu: Duration::from_micros(finished.cpu_us),
         preview: Some(preview),

@@ -19,12 +19,12 @@ use tokio::time::{sleep_until, timeout};
 use zmove_transport::{ControlError, ControlWriter, Inbox, LaneError, LaneSink};
 use zmove_wire::limits::SWEEP_MILLIS_MAX;
 use zmove_wire::{
-    Greeting, Moment, Open, Overwrite, Purpose, Refusal, RefusalCode, Role, Sampled, SweepOrder, Swept,
-    ToReceiver, ToSender, Version, Waiting, WireError, decode_message, encode_message,
+    Moment, Open, Overwrite, Purpose, Sampled, SweepOrder, Swept, ToReceiver, ToSender, Version, WireError,
+    encode_message,
 };
 
 use crate::control::link::Link;
-use crate::control::{GOODBYE_TIMEOUT, INBOX_MESSAGES_MAX, LEAVE_TIMEOUT, receive};
+use crate::control::{GOODBYE_TIMEOUT, inbox, leave, receive};
 use crate::error::SessionError;
 use crate::push::run::cpu_time;
 use crate::tune::path::PathReport;
@@ -84,35 +84,39 @@ async fn run(
     link: Link,
     tell: &mut (dyn FnMut(ProbeEvent) + Send),
 ) -> Result<ProbeReport, SessionError> {
+    let greeting = link.greeting().encode();
     let more = link.supply.map(|supply| supply.more);
     let (reader, mut writer) = link.control;
-    let greeting = Greeting { cipher: link.cipher, ..Greeting::new(Role::Control, link.transfer) };
-    writer.send(&greeting.encode()).await?;
-    let leave = async {
+    writer.send(&greeting).await?;
+    let greeted = async {
         let mut reader = reader;
         // a receiver that knows no probes is not asked for one
         let greeting = reader.greeting().await?;
         greeting.agree_on(Version::V2)?;
         let version = greeting.agree_within(link.version)?;
-        let open = open(config.target.clone(), link.transfer.0);
+        let open = Open {
+            purpose: Purpose::Probe,
+            overwrite: Overwrite::Nothing,
+            ..Open::new(config.target.clone(), link.transfer.0)
+        };
         // a receiver that refuses need not have listened: its answer says why
         let _refused_early = writer.send(&encode_message(&open.into_message(version))).await;
-        let mut inbox = reader.into_inbox(decode_message, INBOX_MESSAGES_MAX);
-        match receive(&mut inbox).await? {
-            ToSender::Opened(opened) => Ok((inbox, opened)),
-            ToSender::Refused(refusal) => Err(SessionError::Refused(refusal)),
-            // what it would measure then is not what there is now
-            ToSender::Waiting(Waiting { text, .. }) => {
-                Err(SessionError::Refused(Refusal { code: RefusalCode::Full, text }))
-            }
-            _ => Err(WireError::OutOfOrder { what: "the first answer" }.into()),
-        }
+        Ok(inbox(reader))
     };
-    let (inbox, opened) = timeout(LEAVE_TIMEOUT, leave).await.unwrap_or(Err(SessionError::Silent))?;
+    // a later turn is not waited for: what would be measured then is not what there is now
+    let (inbox, opened) = leave(greeted, Duration::ZERO, mpsc::unbounded_channel().0).await?;
     let (broken_in, broken) = mpsc::unbounded_channel();
-    let asked = Asking { writer, inbox, samples: 0, broken, broken_in };
-    let mut probing =
-        Probing { asking: asked, lanes: link.lanes, more, lanes_ended: 0, round_trip: Duration::ZERO };
+    let mut probing = Probing {
+        writer,
+        inbox,
+        samples: 0,
+        broken,
+        broken_in,
+        lanes: link.lanes,
+        more,
+        lanes_ended: 0,
+        round_trip: Duration::ZERO,
+    };
     let mut report = ProbeReport { lanes_max: opened.lanes_max, ..ProbeReport::default() };
     (report.first_byte, report.round_trips) = probing.begin(config.started).await?;
     let mut last = 0;
@@ -128,19 +132,19 @@ async fn run(
     }
     if let Some(order) = config.sweep {
         tell(ProbeEvent::Sweeping);
-        report.swept = Some(probing.asking.sweep(order).await?);
+        report.swept = Some(probing.sweep(order).await?);
     }
-    probing.asking.end().await?;
+    probing.end().await?;
     Ok(report)
-}
-
-fn open(target: Vec<u8>, run: [u8; 16]) -> Open {
-    Open { purpose: Purpose::Probe, overwrite: Overwrite::Nothing, ..Open::new(target, run) }
 }
 
 /// A probe under way.
 struct Probing {
-    asking: Asking,
+    writer: ControlWriter,
+    inbox: Inbox<ToSender>,
+    samples: u64,
+    broken: mpsc::UnboundedReceiver<LaneError>,
+    broken_in: mpsc::UnboundedSender<LaneError>,
     lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
     more: Option<mpsc::UnboundedSender<u16>>,
     /// Of all rounds.
@@ -156,10 +160,10 @@ impl Probing {
         let first = self.lanes(1).await?.swap_remove(0);
         tokio::task::spawn_blocking(move || send_one(first)).await.expect("it does not panic")?;
         self.lanes_ended += 1;
-        self.asking.sample(Moment::Ended(self.lanes_ended)).await?;
+        self.sample(Moment::Ended(self.lanes_ended)).await?;
         let (begun, mut seen, mut best) = (Instant::now(), RoundTrips::default(), None);
         while seen.count < PINGS_MIN || (seen.count < PINGS_MAX && begun.elapsed() < PINGS_TIME) {
-            let ping = self.asking.sample(Moment::Now).await?;
+            let ping = self.sample(Moment::Now).await?;
             seen.add(ping.round_trip);
             if best.as_ref().is_none_or(|best: &Ping| ping.round_trip < best.round_trip) {
                 best = Some(ping);
@@ -183,17 +187,17 @@ impl Probing {
         let asked = self.more.as_ref().map(|more| more.send(count));
         asked.and_then(Result::ok).ok_or(SessionError::NoLane)?;
         let lanes = self.lanes(count).await?;
-        let before = self.asking.sample(Moment::Now).await?.sampled;
-        let fillers = Fillers::start(lanes, &self.asking.broken_in)?;
+        let before = self.sample(Moment::Now).await?.sampled;
+        let fillers = Fillers::start(lanes, &self.broken_in)?;
         let mut round = Round { lanes: count, ..Round::default() };
-        self.asking.wait((self.round_trip * RAMP_ROUND_TRIPS).max(RAMP_MIN)).await?;
+        self.wait((self.round_trip * RAMP_ROUND_TRIPS).max(RAMP_MIN)).await?;
         let cpu = cpu_time();
-        let grown = self.asking.sample(Moment::Now).await?;
+        let grown = self.sample(Moment::Now).await?;
         let until = Instant::now() + time;
         let mut last = grown.sampled;
         while Instant::now() < until {
-            self.asking.wait(PING_EVERY.min(until.saturating_duration_since(Instant::now()))).await?;
-            let ping = self.asking.sample(Moment::Now).await?;
+            self.wait(PING_EVERY.min(until.saturating_duration_since(Instant::now()))).await?;
+            let ping = self.sample(Moment::Now).await?;
             round.round_trips.add(ping.round_trip);
             last = ping.sampled;
         }
@@ -201,46 +205,19 @@ impl Probing {
         round.receiver_cpu = Duration::from_micros(last.cpu_us.saturating_sub(grown.sampled.cpu_us));
         round.ramp = Carried::between(&before, &grown.sampled);
         round.steady = Carried::between(&grown.sampled, &last);
-        let smoothed: Vec<_> = fillers.probes().iter().filter_map(|probe| probe.read()?.round_trip).collect();
+        let smoothed: Vec<_> = fillers.probes.iter().filter_map(|probe| probe.read()?.round_trip).collect();
         let count = u32::try_from(smoothed.len()).expect("few lanes");
         round.smoothed = (count > 0).then(|| smoothed.iter().sum::<Duration>() / count);
-        round.congestion = fillers.probes().iter().find_map(|probe| probe.congestion());
+        round.congestion = fillers.probes.iter().find_map(|probe| probe.congestion());
         fillers.end();
         self.lanes_ended += u32::from(round.lanes);
-        self.asking.sample(Moment::Ended(self.lanes_ended)).await?;
-        round.path = PathReport::gather(fillers.probes().iter());
+        self.sample(Moment::Ended(self.lanes_ended)).await?;
+        round.path = PathReport::gather(fillers.probes.iter());
         // all that was sent has arrived: the threads have nothing left to wait for
         drop(fillers);
         Ok(round)
     }
-}
 
-/// One question and its answer.
-struct Ping {
-    asked: Instant,
-    round_trip: Duration,
-    sampled: Sampled,
-}
-
-impl Ping {
-    /// How long after `started` the receiver had the first frame: it has answered half a round trip after it was asked.
-    fn first_byte(&self, started: Instant) -> Duration {
-        let Sampled { clock_us, first_us, .. } = self.sampled;
-        let ago = Duration::from_micros(clock_us.saturating_sub(first_us.unwrap_or(clock_us)));
-        (self.asked + self.round_trip / 2).saturating_duration_since(started).saturating_sub(ago)
-    }
-}
-
-/// The conversation.
-struct Asking {
-    writer: ControlWriter,
-    inbox: Inbox<ToSender>,
-    samples: u64,
-    broken: mpsc::UnboundedReceiver<LaneError>,
-    broken_in: mpsc::UnboundedSender<LaneError>,
-}
-
-impl Asking {
     async fn sample(&mut self, when: Moment) -> Result<Ping, SessionError> {
         self.samples += 1;
         let sample = self.samples;
@@ -306,6 +283,22 @@ impl Asking {
         }
         let closed: Result<(), ControlError> = self.writer.finish().await;
         Ok(closed?)
+    }
+}
+
+/// One question and its answer.
+struct Ping {
+    asked: Instant,
+    round_trip: Duration,
+    sampled: Sampled,
+}
+
+impl Ping {
+    /// How long after `started` the receiver had the first frame: it has answered half a round trip after it was asked.
+    fn first_byte(&self, started: Instant) -> Duration {
+        let Sampled { clock_us, first_us, .. } = self.sampled;
+        let ago = Duration::from_micros(clock_us.saturating_sub(first_us.unwrap_or(clock_us)));
+        (self.asked + self.round_trip / 2).saturating_duration_since(started).saturating_sub(ago)
     }
 }
 

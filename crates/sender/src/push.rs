@@ -11,17 +11,14 @@ pub(crate) mod threads;
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink};
 use zmove_types::{Event, Observer, Sample};
 use zmove_wire::limits::LANES_UNASKED_MAX;
-use zmove_wire::{
-    Cipher, Finished, Greeting, Open, Opened, Purpose, Role, ToReceiver, ToSender, Version, Waiting,
-};
+use zmove_wire::{Cipher, Finished, Open, Opened, Purpose, ToReceiver, ToSender, Version, Waiting};
 
 use self::job::Push;
 use self::pipeline::Pipeline;
@@ -33,8 +30,7 @@ use crate::account::manifest::Manifest;
 use crate::account::receipts::Receipts;
 use crate::account::summary::Summary;
 use crate::control::link::Link;
-use crate::control::outgoing::Outgoing;
-use crate::control::{self, GOODBYE_TIMEOUT, replies};
+use crate::control::{self, GOODBYE_TIMEOUT};
 use crate::error::SessionError;
 use crate::plan::planner::Task;
 use crate::preview;
@@ -52,38 +48,32 @@ impl Push {
     pub async fn run(
         self,
         run: &mut Run,
-        link: Link,
+        mut link: Link,
         observer: Arc<dyn Observer>,
         stop: impl Future<Output = ()>,
     ) -> Result<Summary, SessionError> {
         if self.open.purpose == Purpose::Preview {
             return preview::run(self, run, link, observer, stop).await;
         }
-        let Link { transfer, cipher, version, control: (reader, mut writer), lanes, supply } = link;
         let task = Task { compare: self.open.compare, mirror: self.mirror };
-        let greeting = Greeting { cipher, ..Greeting::new(Role::Control, transfer) };
-        let open = Open { run: run.id(transfer), ..self.open };
-        control::ask(&mut writer, greeting, open, version).await?;
-        let (outgoing_in, outgoing) = mpsc::unbounded_channel();
-        let (reply_sender, replies) = replies::channel();
-        let receipts = Receipts::new(observer, version, Outgoing::new(outgoing_in), reply_sender);
+        link.ask(Open { run: run.id(link.transfer), ..self.open }).await?;
+        let Link { cipher, version, control: (reader, writer), lanes, supply, .. } = link;
+        let (receipts, replies, outgoing) = Receipts::begin(observer, version);
         let totals = &receipts.account.totals;
-        totals.scan_errors.store(self.sources_missing, Ordering::Relaxed);
-        totals.doomed.store(run.earlier.doomed, Ordering::Relaxed);
+        totals.scan_errors.set(self.sources_missing);
+        totals.doomed.set(run.earlier.doomed);
         let pipeline = Pipeline::start(self.config, &receipts, self.scan, replies, task, self.started)?;
         *receipts.account.book() = std::mem::take(&mut run.book);
         let mut running = Running {
+            run,
             inbox: None,
             heard: Heard::Nothing,
-            run_started: run.started,
-            earlier: run.earlier.clone(),
             writer: tokio::spawn(control::write_all(writer, outgoing)),
             lanes,
             lanes_open: true,
             steering: Steering::new(supply),
             lanes_early: cipher == Cipher::Tls,
             lanes_max: LANES_UNASKED_MAX,
-            patience: run.patience,
             version,
             pipeline,
             receipts,
@@ -92,17 +82,16 @@ impl Push {
             ended = running.drive(reader) => ended,
             () = stop => Err(SessionError::Interrupted),
         };
-        running.close(ended, run).await
+        running.close(ended).await
     }
 }
 
 /// A push under way.
-struct Running {
+struct Running<'a> {
+    run: &'a mut Run,
     /// None until the receiver has given leave.
     inbox: Option<Inbox<ToSender>>,
     heard: Heard,
-    run_started: Instant,
-    earlier: Earlier,
     writer: tokio::task::JoinHandle<()>,
     lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
     lanes_open: bool,
@@ -110,15 +99,13 @@ struct Running {
     /// Nothing goes out in clear before the receiver has agreed to that.
     lanes_early: bool,
     lanes_max: u16,
-    /// How long to wait for the transfer's turn.
-    patience: Duration,
     /// The version that the receiver speaks.
     version: Version,
     pipeline: Pipeline,
     receipts: Receipts,
 }
 
-impl Running {
+impl Running<'_> {
     /// Runs until the receiver has said its last word.
     async fn drive(&mut self, reader: ControlReader) -> Result<Finished, SessionError> {
         let (inbox, opened) = self.await_leave(reader).await?;
@@ -147,7 +134,7 @@ impl Running {
                 _ = steps.tick() => self.steering.step(&mut self.pipeline)?,
                 () = next(&mut samples) => self.tell_sample(),
                 lane = self.lanes.recv(), if self.lanes_open => {
-                    self.take_lane(lane);
+                    self.take_lane(lane, self.lanes_max);
                     self.need_lanes()?;
                 }
                 Some(broken) = self.pipeline.broken.recv() => {
@@ -185,12 +172,12 @@ impl Running {
     fn sample(&self) -> Sample {
         let Pipeline { account, in_flight, queue, lane_set, .. } = &self.pipeline;
         let path = PathReport::gather(lane_set.probes());
-        self.earlier.with(Sample {
-            elapsed: self.run_started.elapsed(),
-            bytes_read: account.totals.bytes_read.load(Ordering::Relaxed),
-            bytes_handed_over: account.totals.bytes_handed_over.load(Ordering::Relaxed),
+        self.run.earlier.with(Sample {
+            elapsed: self.run.started.elapsed(),
+            bytes_read: account.totals.bytes_read.get(),
+            bytes_handed_over: account.totals.bytes_handed_over.get(),
             bytes_acked: path.as_ref().map(|path| path.bytes_acked.iter().sum()),
-            bytes_stored: account.totals.bytes_stored.load(Ordering::Relaxed),
+            bytes_stored: account.totals.bytes_stored.get(),
             packs_waiting: queue.packs_waiting(),
             frames_waiting: lane_set.frames_waiting(),
             items_outstanding: in_flight.item_count(),
@@ -205,9 +192,8 @@ impl Running {
         &mut self,
         reader: ControlReader,
     ) -> Result<(Inbox<ToSender>, Opened), SessionError> {
-        let version = self.version;
         let (waits_in, mut waits) = mpsc::unbounded_channel();
-        let leave = control::leave(reader, version, self.patience, waits_in);
+        let leave = control::leave(control::greeted(reader, self.version), self.run.patience, waits_in);
         tokio::pin!(leave);
         let mut in_line = false;
         loop {
@@ -229,7 +215,8 @@ impl Running {
                     in_line = true;
                 }
                 lane = self.lanes.recv(), if self.lanes_open && (room || in_line) => {
-                    if in_line { self.let_lane_go(lane) } else { self.take_lane(lane) }
+                    // one that came up in vain is closed by the receiver, too
+                    self.take_lane(lane, if in_line { 0 } else { self.lanes_max });
                 }
             }
         }
@@ -242,21 +229,11 @@ impl Running {
         self.pipeline.tidy();
     }
 
-    /// A lane that came up in vain: the receiver closes it, too.
-    fn let_lane_go(&mut self, lane: Option<Result<Box<dyn LaneSink>, LaneError>>) {
+    /// Starts a lane, unless `most` are up. One that does not come up is no loss while others do.
+    fn take_lane(&mut self, lane: Option<Result<Box<dyn LaneSink>, LaneError>>, most: u16) {
         self.steering.lane_came();
         match lane {
-            Some(Ok(surplus)) => end_unused(surplus),
-            Some(Err(error)) => self.pipeline.lane_set.last_error = Some(error),
-            None => self.lanes_open = false,
-        }
-    }
-
-    /// One lane that does not come up is no loss while others do.
-    fn take_lane(&mut self, lane: Option<Result<Box<dyn LaneSink>, LaneError>>) {
-        self.steering.lane_came();
-        match lane {
-            Some(Ok(sink)) if self.pipeline.lane_set.lanes_up() < usize::from(self.lanes_max) => {
+            Some(Ok(sink)) if self.pipeline.lane_set.lanes_up() < usize::from(most) => {
                 self.steering.prepare(sink.as_ref());
                 self.pipeline.add_lane(sink);
                 let lanes = self.pipeline.lane_set.lanes_up();
@@ -287,7 +264,7 @@ impl Running {
             return Some(error);
         }
         let items = in_flight.lose_lane(lane).into_iter().map(|item| item.0).collect();
-        in_flight.outgoing.send(ToReceiver::LaneLost { items });
+        in_flight.tell(ToReceiver::LaneLost { items });
         account.observer.on(&Event::LaneUp { lanes });
         None
     }
@@ -320,19 +297,17 @@ impl Running {
         });
     }
 
-    async fn close(
-        self,
-        ended: Result<Finished, SessionError>,
-        run: &mut Run,
-    ) -> Result<Summary, SessionError> {
-        let elapsed = run.started.elapsed();
+    async fn close(self, ended: Result<Finished, SessionError>) -> Result<Summary, SessionError> {
+        let elapsed = self.run.started.elapsed();
         let judged = self.pipeline.timeline.started.elapsed();
         self.pipeline.stop();
-        let lanes = self.pipeline.lane_set.lanes_most();
+        let lanes = self.pipeline.lane_set.lanes_most;
         let learnt = self.steering.learnt();
-        run.note(self.heard);
-        run.earlier.reached = self.sample();
+        let reached = self.sample();
         self.end_lanes(&ended);
+        let run = self.run;
+        run.note(self.heard);
+        run.earlier.reached = reached;
         if ended.is_err() {
             self.writer.abort();
             // the peer sees the end of the connection now, and lets go of its lanes
@@ -343,7 +318,7 @@ impl Running {
         drop(self.receipts);
         let pipeline = self.pipeline;
         let reading = Reading::take(&pipeline);
-        let left_out = pipeline.left_out();
+        let left_out = pipeline.scan.left_out();
         let account = Arc::clone(&pipeline.account);
         let in_flight = Arc::clone(&pipeline.in_flight);
         let timeline = Arc::clone(&pipeline.timeline);
@@ -354,23 +329,22 @@ impl Running {
             ended.inspect_err(|_broken_off| leave(&account, &in_flight, lanes, first_byte, run))?;
         let manifest = account.book().manifest.take();
         let manifest_left_out = manifest.map_or(Ok(0), Manifest::finish).map_err(SessionError::Manifest)?;
-        let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let Earlier { files, bytes, partial_bytes, removed, resent, repeated, .. } = run.earlier;
         // what this session has gone on with and another of this run has brought
-        let resumed = count(&account.totals.resumed);
+        let resumed = account.totals.resumed.get();
         let resumed_own = resumed.min(partial_bytes);
         let summary = Summary {
-            files: files + count(&account.totals.files),
-            bytes: bytes + count(&account.totals.bytes) + resumed_own,
+            files: files + account.totals.files.get(),
+            bytes: bytes + account.totals.bytes.get() + resumed_own,
             // what this run has moved before was there for its last session
-            skipped: count(&account.totals.skipped).saturating_sub(files),
+            skipped: account.totals.skipped.get().saturating_sub(files),
             bytes_resumed: resumed - resumed_own,
-            bytes_matched: count(&account.totals.matched),
-            specials: count(&account.totals.specials),
-            failed: count(&account.totals.failed),
-            vanished: count(&account.totals.vanished),
-            resent: resent + count(&account.totals.resent),
-            repeated: repeated + count(&account.totals.repeated),
+            bytes_matched: account.totals.matched.get(),
+            specials: account.totals.specials.get(),
+            failed: account.totals.failed.get(),
+            vanished: account.totals.vanished.get(),
+            resent: resent + account.totals.resent.get(),
+            repeated: repeated + account.totals.repeated.get(),
             reconnects: run.reconnects(),
             lanes: lanes.max(run.earlier.lanes),
             elapsed,
@@ -383,9 +357,9 @@ impl Running {
             times_beyond_range,
             bottleneck: reading.times(judged, lanes, &finished, paced).bottleneck(),
             path: reading.path,
-            removed: removed + count(&account.totals.removed),
-            spared: count(&account.totals.spared),
-            kept_by_change: count(&account.totals.kept_by_change),
+            removed: removed + account.totals.removed.get(),
+            spared: account.totals.spared.get(),
+            kept_by_change: account.totals.kept_by_change.get(),
             preview: None,
             learnt,
             left_out,

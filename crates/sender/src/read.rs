@@ -1,8 +1,6 @@
 //! Reading: threads that take work from the plan, read it, hash it, and hand frames to the lanes.
 
-pub(crate) mod filling;
 pub(crate) mod headcount;
 pub(crate) mod read_ahead;
 pub(crate) mod reader;
-pub(crate) mod readers;
 pub(crate) mod source;

@@ -146,16 +146,12 @@ impl Tuner {
 
     /// What has proved right so far: without what is only being tried.
     pub(crate) fn proven(&self) -> Wanted {
-        let (lanes, congestion) = self.lanes.proven();
-        Wanted { lanes, congestion, ..self.wanted() }
+        self.lanes.proven(self.wanted())
     }
 
     pub(crate) fn wanted(&self) -> Wanted {
-        Wanted {
-            lanes: self.lanes.wanted(),
-            readers: self.readers.wanted(),
-            congestion: self.lanes.congestion(),
-        }
+        let LaneTuner { wanted: lanes, congestion, .. } = self.lanes;
+        Wanted { lanes, readers: self.readers.wanted, congestion }
     }
 }
 

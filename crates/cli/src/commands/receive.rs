@@ -60,7 +60,7 @@ async fn receive(order: &Order, key: Fingerprint, input: BufReader<Stdin>) -> Re
         _ => {}
     });
     let closed = closed(input);
-    terminal::print(Ready::new(identity.fingerprint(), port, reached).line()?);
+    terminal::print(Ready::new(identity.fingerprint(), port, reached).line());
     let stop = async {
         tokio::select! {
             true = nobody_comes(&begun) => {}
@@ -75,7 +75,7 @@ async fn receive(order: &Order, key: Fingerprint, input: BufReader<Stdin>) -> Re
 
 /// Listens at a port of the range on all addresses, of the family that ssh has come by.
 async fn bind(order: &Order, identity: &Identity, reached: Option<IpAddr>) -> Result<Listener> {
-    let choice = order.carriers.choice();
+    let choice = order.carriers;
     let any = match reached {
         Some(IpAddr::V4(_)) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
         Some(IpAddr::V6(_)) | None => Ipv6Addr::UNSPECIFIED.into(),

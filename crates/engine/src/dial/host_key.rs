@@ -7,10 +7,9 @@ use zmove_transport::{
     ChannelDialler, DialError, Fingerprint, FirstKey, HostAuthority, HostPolicy, Identity, KnownHosts,
 };
 
-use super::timeout::DIAL_TIMEOUT;
 use crate::error::ConnectError;
 use crate::location::Remote;
-use crate::settings::{Confirm, DialSettings, UnknownHost};
+use crate::settings::{Confirm, DIAL_TIMEOUT, DialSettings, UnknownHost};
 
 /// Which key a push takes from a host: the pinned one, that of a host for which the site's authority vouches, or else
 /// what the settings say, as with ssh.

@@ -16,10 +16,9 @@ use zmove_wire::{Greeting, Role};
 
 use super::machine::{lanes_for, quic_lanes};
 use super::plan::LanePlan;
-use super::timeout::DIAL_TIMEOUT;
 use crate::error::ConnectError;
-use crate::settings::{DialSettings, MoreLanes};
-use crate::transfer_id::fresh_transfer;
+use crate::random::fresh_transfer;
+use crate::settings::{DIAL_TIMEOUT, DialSettings, MoreLanes};
 
 /// A receiver that has been dialled.
 pub(super) struct Dialled {
@@ -71,7 +70,7 @@ pub(super) async fn dial_all(
     let (number, congestion) = if tuned {
         (LaneNumber::Tuned { least }, plan.answer(round_trip))
     } else {
-        (LaneNumber::Fixed, LossAnswer::Fixed)
+        (LaneNumber::Fixed, LossAnswer::default())
     };
     let (more, wanted) = mpsc::unbounded_channel();
     match settings.more {

@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use zmove_sender::{LossAnswer, Need};
+use zmove_sender::{CongestionChoice, LossAnswer, Need};
 use zmove_transport::{ChannelDialler, TransportChoice};
 
 use super::machine::{Controls, LANES_AT_ONCE, LOSS_TOLERANT, congestion_controls, lanes_for, quic_lanes};
@@ -73,13 +73,9 @@ impl LanePlan {
 
     /// How lanes answer to loss at first.
     pub(super) fn answer(self, round_trip: Duration) -> LossAnswer {
-        let tolerant = self.known_of(round_trip).is_some_and(|known| known.loss_tolerant);
-        match self.answer {
-            LossAnswer::Replaceable { usual, tolerant: other } if tolerant => {
-                LossAnswer::Replaced { usual, tolerant: other }
-            }
-            answer => answer,
-        }
+        let was_right = self.known_of(round_trip).is_some_and(|known| known.loss_tolerant);
+        let LossAnswer { tolerant, choice } = self.answer;
+        LossAnswer { tolerant: tolerant || was_right && choice.is_some(), choice }
     }
 
     /// What is known, if it is of a path with this round trip.
@@ -89,14 +85,14 @@ impl LanePlan {
 }
 
 fn loss_answer(settings: &DialSettings) -> LossAnswer {
-    match (&settings.reach.socket.congestion, congestion_controls()) {
-        (Some(name), _) if name == LOSS_TOLERANT => LossAnswer::Tolerant,
-        (None, Some(Controls { usual, .. })) if usual == LOSS_TOLERANT => LossAnswer::Tolerant,
-        (None, Some(Controls { usual, tolerant: true })) => {
-            LossAnswer::Replaceable { usual, tolerant: LOSS_TOLERANT.to_owned() }
-        }
-        _ => LossAnswer::Fixed,
-    }
+    let controls = congestion_controls();
+    let chosen = settings.reach.socket.congestion.as_ref();
+    let used = chosen.or(controls.as_ref().map(|controls| &controls.usual));
+    let tolerant = used.is_some_and(|name| name == LOSS_TOLERANT);
+    let free = controls.filter(|controls| controls.tolerant && chosen.is_none() && !tolerant);
+    let choice =
+        free.map(|Controls { usual, .. }| CongestionChoice { usual, tolerant: LOSS_TOLERANT.to_owned() });
+    LossAnswer { tolerant, choice }
 }
 
 /// How long most lanes are held back for what shows at once: that the scan has ended, or a short path.
@@ -109,17 +105,18 @@ mod tests {
     #[test]
     fn what_is_known_of_another_path_is_not_used() {
         let round_trip = Duration::from_millis(90);
+        let choice = || Some(CongestionChoice { usual: "cubic".into(), tolerant: "bbr".into() });
         let plan = || LanePlan {
             fixed: None,
             known: Some(Known::new(32, true, round_trip, 1_000_000)),
-            answer: LossAnswer::Replaceable { usual: "cubic".into(), tolerant: "bbr".into() },
+            answer: LossAnswer { tolerant: false, choice: choice() },
             need: None,
         };
-        let replaced = LossAnswer::Replaced { usual: "cubic".into(), tolerant: "bbr".into() };
+        let replaced = LossAnswer { tolerant: true, choice: choice() };
         assert_eq!((plan().count(round_trip, 8), plan().answer(round_trip)), (32, replaced));
         let near = Duration::from_millis(1);
         assert_eq!((plan().count(near, 8), plan().answer(near)), (8, plan().answer));
-        let pinned = LanePlan { answer: LossAnswer::Fixed, ..plan() };
-        assert_eq!(pinned.answer(round_trip), LossAnswer::Fixed);
+        let pinned = LanePlan { answer: LossAnswer::default(), ..plan() };
+        assert_eq!(pinned.answer(round_trip), LossAnswer::default());
     }
 }

@@ -11,38 +11,15 @@ use crate::settings::PortRange;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 
-/// The transports that a receiver listens for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Carriers {
-    /// TCP, and UDP for QUIC, at the same port.
-    Both,
-    /// TCP alone.
+/// The transports that a receiver listens for, in the words of an order: a sender that may take either of them needs both,
+/// at the same port.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "TransportChoice", rename_all = "lowercase")]
+enum Carriers {
+    #[serde(rename = "both")]
+    Auto,
     Tcp,
-    /// UDP alone.
     Quic,
-}
-
-impl Carriers {
-    /// The transports that a sender needs who makes this choice.
-    #[must_use]
-    pub const fn of(choice: TransportChoice) -> Self {
-        match choice {
-            TransportChoice::Auto => Self::Both,
-            TransportChoice::Tcp => Self::Tcp,
-            TransportChoice::Quic => Self::Quic,
-        }
-    }
-
-    /// The choice of a listener.
-    #[must_use]
-    pub const fn choice(self) -> TransportChoice {
-        match self {
-            Self::Both => TransportChoice::Auto,
-            Self::Tcp => TransportChoice::Tcp,
-            Self::Quic => TransportChoice::Quic,
-        }
-    }
 }
 
 /// What the receiver is to do.
@@ -52,7 +29,8 @@ pub struct Order {
     /// The only key that it lets in.
     pub key: String,
     /// What it listens for.
-    pub carriers: Carriers,
+    #[serde(with = "Carriers")]
+    pub carriers: TransportChoice,
     /// Where it may listen.
     pub ports: Option<PortRange>,
     /// Whether lanes in clear are taken.
@@ -74,16 +52,19 @@ pub struct Ready {
 impl Order {
     /// An order in this version's words.
     #[must_use]
-    pub fn new(key: Fingerprint, carriers: Carriers, ports: Option<PortRange>, allow_clear: bool) -> Self {
+    pub fn new(
+        key: Fingerprint,
+        carriers: TransportChoice,
+        ports: Option<PortRange>,
+        allow_clear: bool,
+    ) -> Self {
         Self { version: VERSION, key: key.to_string(), carriers, ports, allow_clear }
     }
 
     /// As it is said.
-    ///
-    /// # Errors
-    /// None that is known.
-    pub fn line(&self) -> Result<String, WordsError> {
-        Ok(serde_json::to_string(self).map_err(WordsError::Write)? + "\n")
+    #[must_use]
+    pub fn line(&self) -> String {
+        in_words(self) + "\n"
     }
 
     /// Reads one.
@@ -105,12 +86,10 @@ impl Ready {
     }
 
     /// As it is said.
-    ///
-    /// # Errors
-    /// None that is known.
-    pub fn line(&self) -> Result<String, WordsError> {
+    #[must_use]
+    pub fn line(&self) -> String {
         // a shell may have said something without ending its line
-        Ok(format!("\n{MARK}{}\n", serde_json::to_string(self).map_err(WordsError::Write)?))
+        format!("\n{MARK}{}\n", in_words(self))
     }
 
     /// Reads a line; `None` is something else that the remote shell has to say.
@@ -123,6 +102,10 @@ impl Ready {
         check(ready.version)?;
         Ok(Some(ready))
     }
+}
+
+fn in_words(said: &impl Serialize) -> String {
+    serde_json::to_string(said).expect("numbers and texts can be written")
 }
 
 fn check(version: u32) -> Result<(), WordsError> {
@@ -142,12 +125,12 @@ mod tests {
     #[test]
     fn what_is_said_is_understood() {
         let ports = Some("50000-50100".parse().unwrap());
-        let order = Order::new(Fingerprint([7; 32]), Carriers::Quic, ports, true);
-        let line = order.line().unwrap();
+        let order = Order::new(Fingerprint([7; 32]), TransportChoice::Quic, ports, true);
+        let line = order.line();
         assert!(line.len() < 4096 && line.ends_with('\n'));
         assert_eq!(Order::read(&line).unwrap(), order);
         let ready = Ready::new(Fingerprint([8; 32]), 50_001, Some("192.0.2.7".parse().unwrap()));
-        let line = ready.line().unwrap();
+        let line = ready.line();
         assert_eq!(Ready::read(line.trim().as_bytes()).unwrap(), Some(ready));
     }
 
@@ -155,7 +138,8 @@ mod tests {
     fn what_a_shell_says_is_passed_over_and_nonsense_is_not() {
         assert_eq!(Ready::read(b"Welcome to dtn07").unwrap(), None);
         assert!(Ready::read(b"zmove-receive {}").is_err());
-        let later = Order { version: 2, ..Order::new(Fingerprint([7; 32]), Carriers::Both, None, false) };
-        assert!(Order::read(&later.line().unwrap()).unwrap_err().to_string().contains("version 2"));
+        let later =
+            Order { version: 2, ..Order::new(Fingerprint([7; 32]), TransportChoice::Auto, None, false) };
+        assert!(Order::read(&later.line()).unwrap_err().to_string().contains("version 2"));
     }
 }

@@ -45,10 +45,15 @@ impl Book {
         if !self.unconfirmed.is_empty() {
             self.unconfirmed.remove(path);
         }
-        let renamed = self.single_name.as_ref().and_then(|name| RelPath::root().join(name).ok());
+        let renamed = self.renamed();
         if let (Some(manifest), Some(root)) = (&mut self.manifest, root) {
             manifest.add(renamed.as_ref().unwrap_or(path), root);
         }
+    }
+
+    /// The path of the only entry, where the target has given it another name.
+    pub(crate) fn renamed(&self) -> Option<RelPath> {
+        self.single_name.as_ref().and_then(|name| RelPath::root().join(name).ok())
     }
 
     /// A file that looks so is at the target already; whether an earlier session has brought it without hearing so.

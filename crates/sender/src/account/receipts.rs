@@ -3,29 +3,27 @@
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use tokio::sync::mpsc::{self, UnboundedReceiver};
 use zmove_types::{FileId, ItemId, Observer};
 use zmove_wire::limits::{
     EXTRA_NAMES_MAX, HELD_GROUPS_MAX, INQUIRED_ENTRIES_MAX, OFFER_FILES_MAX, STORED_ITEMS_MAX,
 };
 use zmove_wire::session::Resend;
 use zmove_wire::{
-    EntryFault, Fault, FaultCode, FileDone, Finished, PublishedItem, Stored, StoredItem, ToSender, Version,
-    WireError,
+    EntryFault, Fault, FaultCode, FileDone, Finished, FrameKind, PublishedItem, Stored, StoredItem,
+    ToReceiver, ToSender, Version, WireError,
 };
 
 use crate::account::failure::FileError;
 use crate::account::{Account, Moved};
-use crate::control::outgoing::Outgoing;
-use crate::control::replies::{Reply, ReplySender};
-use crate::control::stop::Stop;
+use crate::control::replies::{self, Replies, Reply, ReplySender};
 use crate::error::SessionError;
 use crate::plan::queue::Queue;
 use crate::plan::resend;
-use crate::send::in_flight::{InFlight, Lost};
-use crate::send::sent::{Sent, SentBatch, Travels};
+use crate::send::in_flight::InFlight;
+use crate::send::sent::{Sent, SentBatch};
 
 /// What the receiver says about work in flight, and about what it was asked.
 pub(crate) struct Receipts {
@@ -40,17 +38,20 @@ pub(crate) struct Receipts {
 }
 
 impl Receipts {
-    /// The account of a session with a receiver that speaks `version`, of which nothing has happened.
-    pub(crate) fn new(
+    /// The account of a session with a receiver that speaks `version`, of which nothing has happened; where replies
+    /// are taken, and the messages on their way out.
+    pub(crate) fn begin(
         observer: Arc<dyn Observer>,
         version: Version,
-        outgoing: Outgoing,
-        reply_sender: ReplySender,
-    ) -> Self {
+    ) -> (Self, Replies, UnboundedReceiver<ToReceiver>) {
+        let (outgoing_in, outgoing) = mpsc::unbounded_channel();
+        let (reply_sender, replies) = replies::channel();
         let account = Arc::new(Account::new(Arc::clone(&observer)));
-        let in_flight = Arc::new(InFlight::new(version, observer, outgoing, Stop::default()));
+        let in_flight = Arc::new(InFlight::new(version, observer, outgoing_in));
         let queue = Arc::new(Queue::new(Arc::clone(&in_flight)));
-        Self { account, in_flight, queue, reply_sender, paced: Duration::ZERO, times_beyond_range: 0 }
+        let paced = Duration::ZERO;
+        let receipts = Self { account, in_flight, queue, reply_sender, paced, times_beyond_range: 0 };
+        (receipts, replies, outgoing)
     }
 
     /// Takes a message; returns the receiver's last word when it is that.
@@ -106,12 +107,16 @@ impl Receipts {
         if let Some(bytes) = settled.unpublished_bytes {
             self.account.show(0, bytes);
         }
-        self.account.totals.bytes_settled.fetch_add(settled.data_bytes, Ordering::Relaxed);
+        self.account.totals.bytes_settled.add(settled.data_bytes);
         match settled.work {
             Some(Sent::Batch(batch)) => self.take_batch(&SentBatch { faults: stored.faults, ..batch }, 0),
-            Some(Sent::Group(file, span, travels)) => {
+            Some(Sent::Group(file, span, kind)) => {
                 file.group_stored();
-                self.take_group(u64::from(span.len), travels);
+                let bytes = u64::from(span.len);
+                match kind {
+                    FrameKind::Same => self.account.matched(bytes),
+                    _ => self.account.moved(&Moved { bytes, ..Moved::default() }),
+                }
             }
             None => {}
         }
@@ -130,18 +135,12 @@ impl Receipts {
         Ok(())
     }
 
-    fn take_group(&self, bytes: u64, travels: Travels) {
-        match travels {
-            Travels::Whole => self.account.moved(&Moved { bytes, ..Moved::default() }),
-            Travels::ByName => self.account.matched(bytes),
-        }
-    }
-
     fn take_mismatch(&mut self, item: ItemId, faults: &[EntryFault]) -> Result<(), WireError> {
         let missed = self.in_flight.mismatch(item)?;
-        self.account.totals.bytes_settled.fetch_add(missed.data_bytes, Ordering::Relaxed);
+        let (Resend::Again { work, .. } | Resend::GiveUp(work)) = &missed.resend;
+        self.account.totals.bytes_settled.add(work.data_bytes());
         match missed.resend {
-            Resend::Again { work, tries } if missed.lost == Lost::WithLane => {
+            Resend::Again { work, tries } if missed.lost => {
                 resend::send_lost(&self.queue, &self.account, work, tries);
             }
             Resend::Again { work, tries } => {

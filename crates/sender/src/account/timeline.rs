@@ -13,9 +13,8 @@ pub(crate) struct Timeline {
     pub(crate) started: Instant,
     pub(crate) read_clock: StageClock,
     pub(crate) lane_clock: StageClock,
-    first_byte_us: AtomicU64,
     handed_over_us: AtomicU64,
-    before_first_byte: OnceLock<Spent>,
+    first_byte: OnceLock<FirstByte>,
 }
 
 /// What the threads of both stages have booked.
@@ -25,49 +24,56 @@ pub(crate) struct Spent {
     pub(crate) lane: StageTimes,
 }
 
+/// The moment of the first data.
+#[derive(Clone, Copy, Debug)]
+struct FirstByte {
+    /// After the start.
+    after: Duration,
+    /// What had been booked until then.
+    spent: Spent,
+}
+
 impl Timeline {
     pub(crate) fn new(started: Instant) -> Self {
         Self {
             started,
             read_clock: StageClock::default(),
             lane_clock: StageClock::default(),
-            first_byte_us: AtomicU64::new(0),
             handed_over_us: AtomicU64::new(0),
-            before_first_byte: OnceLock::new(),
+            first_byte: OnceLock::new(),
         }
     }
 
     /// Books the moment of the first data byte; returns it to the one who was first.
     pub(crate) fn note_first_byte(&self) -> Option<Duration> {
-        if self.first_byte_us.load(Ordering::Relaxed) > 0 {
+        if self.first_byte.get().is_some() {
             return None;
         }
-        let elapsed = self.started.elapsed();
-        let first = micros(elapsed).max(1);
-        self.first_byte_us.compare_exchange(0, first, Ordering::Relaxed, Ordering::Relaxed).ok()?;
-        // set once, by the one who was first
-        let _set = self.before_first_byte.set(self.spent_in_all());
-        Some(elapsed)
+        let after = self.started.elapsed();
+        self.first_byte.set(FirstByte { after, spent: self.spent_in_all() }).ok()?;
+        Some(after)
     }
 
     /// Books the moment at which a lane had taken all of a frame that was not in flight already.
     pub(crate) fn note_handed_over(&self) {
-        self.handed_over_us.fetch_max(micros(self.started.elapsed()), Ordering::Relaxed);
+        let micros = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.handed_over_us.fetch_max(micros, Ordering::Relaxed);
     }
 
     /// When a lane last took data that was not in flight already, after the start.
     pub(crate) fn handed_over(&self) -> Option<Duration> {
-        moment(&self.handed_over_us)
+        let micros = self.handed_over_us.load(Ordering::Relaxed);
+        (micros > 0).then(|| Duration::from_micros(micros))
     }
 
     /// When the first data byte was handed to a lane, after the start.
     pub(crate) fn first_byte(&self) -> Option<Duration> {
-        moment(&self.first_byte_us)
+        self.first_byte.get().map(|first| first.after)
     }
 
     /// What readers and lanes have booked since the first data byte: before, they waited for the dial.
     pub(crate) fn spent(&self) -> Spent {
-        let before = self.before_first_byte.get().copied().unwrap_or_default();
+        let before = self.first_byte.get().map(|first| first.spent).unwrap_or_default();
         let now = self.spent_in_all();
         Spent { read: now.read.since(&before.read), lane: now.lane.since(&before.lane) }
     }
@@ -75,13 +81,4 @@ impl Timeline {
     fn spent_in_all(&self) -> Spent {
         Spent { read: self.read_clock.times(), lane: self.lane_clock.times() }
     }
-}
-
-fn moment(micros: &AtomicU64) -> Option<Duration> {
-    let micros = micros.load(Ordering::Relaxed);
-    (micros > 0).then(|| Duration::from_micros(micros))
-}
-
-fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }

@@ -6,60 +6,76 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug, Default)]
 pub(crate) struct Totals {
     /// Regular files that the scan has found; each ends as moved, skipped or failed.
-    pub(crate) found: AtomicU64,
-    pub(crate) files: AtomicU64,
-    pub(crate) bytes: AtomicU64,
+    pub(crate) found: Count,
+    pub(crate) files: Count,
+    pub(crate) bytes: Count,
     /// With the bytes of files that are stored and have no names yet.
-    pub(crate) bytes_stored: AtomicU64,
+    pub(crate) bytes_stored: Count,
     /// The bytes of the files that are whole.
-    pub(crate) whole_bytes: AtomicU64,
-    pub(crate) bytes_read: AtomicU64,
-    pub(crate) bytes_handed_over: AtomicU64,
+    pub(crate) whole_bytes: Count,
+    pub(crate) bytes_read: Count,
+    pub(crate) bytes_handed_over: Count,
     /// The part of `bytes_handed_over` that the receiver has settled, well or badly.
-    pub(crate) bytes_settled: AtomicU64,
-    pub(crate) skipped: AtomicU64,
-    pub(crate) resumed: AtomicU64,
-    pub(crate) matched: AtomicU64,
-    pub(crate) specials: AtomicU64,
-    pub(crate) failed: AtomicU64,
-    pub(crate) vanished: AtomicU64,
-    pub(crate) resent: AtomicU64,
-    pub(crate) repeated: AtomicU64,
-    pub(crate) added: AtomicU64,
-    pub(crate) changed: AtomicU64,
-    pub(crate) removed: AtomicU64,
+    pub(crate) bytes_settled: Count,
+    pub(crate) skipped: Count,
+    pub(crate) resumed: Count,
+    pub(crate) matched: Count,
+    pub(crate) specials: Count,
+    pub(crate) failed: Count,
+    pub(crate) vanished: Count,
+    pub(crate) resent: Count,
+    pub(crate) repeated: Count,
+    pub(crate) added: Count,
+    pub(crate) changed: Count,
+    pub(crate) removed: Count,
     /// What was asked to be removed in this run, with all below it where that counts.
-    pub(crate) doomed: AtomicU64,
+    pub(crate) doomed: Count,
     /// What is at the target alone and stays because enough has gone.
-    pub(crate) spared: AtomicU64,
+    pub(crate) spared: Count,
     /// What is at the target alone and stays because the source has changed since the first walk began.
-    pub(crate) kept_by_change: AtomicU64,
+    pub(crate) kept_by_change: Count,
     /// Parts of the source that could not be seen.
-    pub(crate) scan_errors: AtomicU64,
+    pub(crate) scan_errors: Count,
     /// Files and links that the scan has found and that could not be read.
-    pub(crate) unread: AtomicU64,
+    pub(crate) unread: Count,
     /// What was to be at the target, and of which not all is.
-    pub(crate) unplaced: AtomicU64,
+    pub(crate) unplaced: Count,
+}
+
+/// A number that any thread adds to.
+#[derive(Debug, Default)]
+pub(crate) struct Count(AtomicU64);
+
+impl Count {
+    pub(crate) fn add(&self, more: u64) {
+        self.0.fetch_add(more, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set(&self, number: u64) {
+        self.0.store(number, Ordering::Relaxed);
+    }
 }
 
 impl Totals {
     /// How much of the source is not known.
     pub(crate) fn source_errors(&self) -> u64 {
-        self.scan_errors.load(Ordering::Relaxed) + self.unread.load(Ordering::Relaxed)
+        self.scan_errors.get() + self.unread.get()
     }
 
     /// Whether it is known of each file that it is at the target, or that one is not.
     pub(crate) fn are_files_told(&self) -> bool {
-        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let lost = self.source_errors() + count(&self.unplaced);
-        lost > 0 || count(&self.found) <= count(&self.files) + count(&self.skipped)
+        let lost = self.source_errors() + self.unplaced.get();
+        lost > 0 || self.found.get() <= self.files.get() + self.skipped.get()
     }
 
     /// At the good end of a session: files that nothing was told of. Where something has failed these may be it.
     pub(crate) fn unaccounted(&self) -> u64 {
-        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        match count(&self.failed) {
-            0 => count(&self.found).saturating_sub(count(&self.files) + count(&self.skipped)),
+        match self.failed.get() {
+            0 => self.found.get().saturating_sub(self.files.get() + self.skipped.get()),
             _ => 0,
         }
     }
@@ -69,11 +85,17 @@ impl Totals {
 mod tests {
     use super::*;
 
+    impl From<u64> for Count {
+        fn from(number: u64) -> Self {
+            Self(number.into())
+        }
+    }
+
     #[test]
     fn a_file_that_nothing_was_told_of_is_missed() {
         let totals = Totals { found: 7.into(), files: 4.into(), skipped: 2.into(), ..Totals::default() };
         assert_eq!(totals.unaccounted(), 1);
-        totals.files.fetch_add(1, Ordering::Relaxed);
+        totals.files.add(1);
         assert_eq!(totals.unaccounted(), 0);
         let failed = Totals { found: 1.into(), failed: 1.into(), ..Totals::default() };
         assert_eq!(failed.unaccounted(), 0, "the exit code tells already");

@@ -3,7 +3,9 @@
 use tokio::sync::mpsc;
 use zmove_transport::{ControlReader, ControlWriter, LaneError, LaneSink};
 use zmove_types::TransferId;
-use zmove_wire::{Cipher, Version};
+use zmove_wire::{Cipher, Greeting, Open, Role, Version, encode_message};
+
+use crate::error::SessionError;
 
 /// The ways to the receiver.
 #[derive(Debug)]
@@ -20,6 +22,19 @@ pub struct Link {
     pub lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
     /// How there can be more of them; none where there cannot.
     pub supply: Option<LaneSupply>,
+}
+
+impl Link {
+    /// Greets and asks for leave, in the words of the version.
+    pub(crate) async fn ask(&mut self, open: Open) -> Result<(), SessionError> {
+        let mut opening = self.greeting().encode().to_vec();
+        opening.extend(encode_message(&open.into_message(self.version)));
+        Ok(self.control.1.send(&opening).await?)
+    }
+
+    pub(crate) fn greeting(&self) -> Greeting {
+        Greeting { cipher: self.cipher, ..Greeting::new(Role::Control, self.transfer) }
+    }
 }
 
 /// Lanes on demand.
@@ -47,25 +62,20 @@ pub enum LaneNumber {
     },
 }
 
-/// What a lane's congestion control makes of loss.
+/// What the lanes' congestion control makes of loss at first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LossAnswer {
+    /// Whether it takes no notice of loss, and does not send less.
+    pub tolerant: bool,
+    /// Between which two there is a choice; none where nothing else is to be used.
+    pub choice: Option<CongestionChoice>,
+}
+
+/// Two congestion controls, by their kernel names: either may be used in the place of the other where that gains.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LossAnswer {
-    /// It sends less, and nothing else is to be used.
-    Fixed,
-    /// It sends less; another that does not may be used instead where that gains.
-    Replaceable {
-        /// The one that is used, by its kernel name.
-        usual: String,
-        /// The other.
-        tolerant: String,
-    },
-    /// It takes no notice, as was right before on this path; the usual one may be put back where nothing is lost.
-    Replaced {
-        /// The one that would be used otherwise, by its kernel name.
-        usual: String,
-        /// The one that is used.
-        tolerant: String,
-    },
-    /// It takes no notice, and nothing else is to be used.
-    Tolerant,
+pub struct CongestionChoice {
+    /// The one that is used otherwise.
+    pub usual: String,
+    /// The one that takes no notice of loss.
+    pub tolerant: String,
 }

@@ -69,9 +69,7 @@ impl Guess {
         entry: Entry,
     ) -> Option<Entry> {
         let Some(basis) = basis else {
-            let mut directory = directory.clone();
-            directory.put_off();
-            self.held.push((directory, entry));
+            self.held.push((directory.closed(), entry));
             return None;
         };
         self.basis = basis;

@@ -7,14 +7,12 @@ use zmove_types::{Cv, GROUP_BYTES, GroupSpan};
 use zmove_wire::limits::{OFFER_FILES_MAX, OFFER_NAME_BYTES_MAX, OFFERS_OUTSTANDING_MAX};
 use zmove_wire::{Answer, Held, Offer, OfferedFile, OfferedGroup, SourceMark, Verdict};
 
+use crate::plan::gathered::{Gathered, MessageLoad};
 use crate::read::source::SourceDirectory;
 
 /// Files that are being asked about.
-#[derive(Default)]
 pub(crate) struct Offering {
-    next: u64,
-    name_bytes: usize,
-    open: Vec<OfferedEntry>,
+    open: Gathered<OfferedEntry>,
     outstanding: HashMap<u64, Outstanding>,
     /// Files of which the target is still looking at an old version, by offer and number.
     awaited: HashMap<(u64, u32), Awaited>,
@@ -55,18 +53,33 @@ pub(crate) enum Answered {
     Delta { held: GroupValues, there: GroupValues },
 }
 
+impl Default for Offering {
+    fn default() -> Self {
+        let most = MessageLoad { names: OFFER_FILES_MAX, name_bytes: OFFER_NAME_BYTES_MAX };
+        Self { open: Gathered::new(most), outstanding: HashMap::new(), awaited: HashMap::new() }
+    }
+}
+
 impl Offering {
     /// Adds a file.
     pub(crate) fn add(&mut self, directory: &SourceDirectory, entry: Entry) {
-        let mut directory = directory.clone();
-        directory.put_off();
-        self.name_bytes += name_bytes_of(&directory, &entry);
-        self.open.push((directory, entry));
+        let name_bytes = directory.target_path().as_bytes().len() + entry.name.as_bytes().len();
+        self.open.add((directory.closed(), entry), name_bytes);
     }
 
     /// An offer of what has been gathered, if something has and another may be outstanding.
     pub(crate) fn next_offer(&mut self) -> Option<Offer> {
-        (!self.open.is_empty() && self.may_offer()).then(|| self.close())
+        if self.open.is_empty() || !self.may_offer() {
+            return None;
+        }
+        let (offer, files) = self.open.take();
+        let groups = files.chunk_by(|(before, _), (directory, _)| before.is(directory)).map(|files| {
+            let directory = files[0].0.target_path().clone();
+            OfferedGroup { directory, files: files.iter().map(|(_, entry)| offered(entry)).collect() }
+        });
+        let groups = groups.collect();
+        self.outstanding.insert(offer, Outstanding { files, held: HashMap::new() });
+        Some(Offer { offer, groups })
     }
 
     /// Whether another offer may be outstanding.
@@ -122,38 +135,12 @@ impl Offering {
 
     /// Whether an offer's worth has been gathered.
     pub(crate) fn is_full(&self) -> bool {
-        self.open.len() >= OFFER_FILES_MAX || self.name_bytes >= OFFER_NAME_BYTES_MAX
+        self.open.is_full()
     }
 
     /// Whether everything has been offered and answered.
     pub(crate) fn is_done(&self) -> bool {
         self.open.is_empty() && self.outstanding.is_empty() && self.awaited.is_empty()
-    }
-
-    /// Makes the first of the gathered files an offer.
-    fn close(&mut self) -> Offer {
-        let mut name_bytes = 0;
-        let fits = self.open.iter().take(OFFER_FILES_MAX).take_while(|(directory, entry)| {
-            let before = name_bytes;
-            name_bytes += name_bytes_of(directory, entry);
-            before < OFFER_NAME_BYTES_MAX
-        });
-        let count = fits.count();
-        let files: Vec<_> = self.open.drain(..count).collect();
-        self.name_bytes = self.open.iter().map(|(directory, entry)| name_bytes_of(directory, entry)).sum();
-        let mut groups: Vec<OfferedGroup> = Vec::new();
-        let mut previous: Option<&SourceDirectory> = None;
-        for (directory, entry) in &files {
-            if !previous.is_some_and(|previous| previous.is(directory)) {
-                groups.push(OfferedGroup { directory: directory.target_path().clone(), files: Vec::new() });
-            }
-            previous = Some(directory);
-            groups.last_mut().expect("one was just pushed").files.push(offered(entry));
-        }
-        let offer = self.next;
-        self.next += 1;
-        self.outstanding.insert(offer, Outstanding { files, held: HashMap::new() });
-        Offer { offer, groups }
     }
 }
 
@@ -167,10 +154,6 @@ fn fill(groups: &mut GroupValues, held: &Held) {
     for (slot, cv) in groups.iter_mut().skip(held.first as usize).zip(&held.cvs) {
         *slot = Some(Cv(*cv));
     }
-}
-
-fn name_bytes_of(directory: &SourceDirectory, entry: &Entry) -> usize {
-    directory.target_path().as_bytes().len() + entry.name.as_bytes().len()
 }
 
 fn offered(entry: &Entry) -> OfferedFile {

@@ -12,7 +12,7 @@ use std::ops::Add;
 
 use crossbeam_channel::Sender;
 use zmove_scan::{Entry, EntryKind, Found};
-use zmove_types::{GROUP_BYTES, Metadata, Name, RelPath, Root};
+use zmove_types::{GROUP_BYTES, Metadata, RelPath, Root};
 use zmove_wire::limits::{BATCH_ENTRIES_MAX, BATCH_HEAD_BYTES_TARGET};
 
 use crate::read::source::SourceDirectory;
@@ -58,50 +58,41 @@ pub(crate) struct PackGroup {
 pub(crate) enum PackEntry {
     /// The directory itself.
     Itself(Metadata),
-    /// A subdirectory.
-    Directory(Name, Metadata),
-    /// A link.
-    Symlink(Name, Metadata, Box<[u8]>),
-    /// A file of one group or less.
-    File(Entry),
+    /// What is in it: a subdirectory, a link, or a file of one group or less.
+    Within(Entry),
     /// A file of any size whose contents may be there already: the root of what is there.
     Compare(Entry, Root),
 }
 
 impl PackEntry {
-    /// The entry as the scan found it; `None` for what has no place in a pack.
-    pub(crate) fn from_scan(entry: Entry) -> Option<Self> {
-        match entry.kind {
-            EntryKind::Directory => Some(Self::Directory(entry.name, entry.metadata)),
-            EntryKind::Symlink(target) => Some(Self::Symlink(entry.name, entry.metadata, target)),
-            EntryKind::File if entry.size <= GROUP_BYTES => Some(Self::File(entry)),
-            _ => None,
-        }
-    }
-
-    fn name(&self) -> Option<&Name> {
+    /// The entry, unless it is the directory itself.
+    pub(crate) fn entry(&self) -> Option<&Entry> {
         match self {
             Self::Itself(_) => None,
-            Self::Directory(name, _) | Self::Symlink(name, ..) => Some(name),
-            Self::File(entry) | Self::Compare(entry, _) => Some(&entry.name),
+            Self::Within(entry) | Self::Compare(entry, _) => Some(entry),
         }
     }
 
     fn data_bytes(&self) -> u64 {
         match self {
-            Self::File(entry) => entry.size,
+            Self::Within(entry) if entry.kind == EntryKind::File => entry.size,
             _ => 0,
         }
     }
 
-    /// An upper bound of its bytes in a batch's head.
-    fn head_bytes(&self) -> usize {
-        match self {
-            Self::Symlink(name, _, target) => ENTRY_HEAD_BYTES + name.as_bytes().len() + target.len(),
-            Self::Directory(name, _) => ENTRY_HEAD_BYTES + name.as_bytes().len(),
-            Self::File(entry) | Self::Compare(entry, _) => ENTRY_HEAD_BYTES + entry.name.as_bytes().len(),
-            Self::Itself(_) => ENTRY_HEAD_BYTES,
-        }
+    /// How many bytes its name has, and what it points to.
+    pub(crate) fn text_bytes(&self) -> usize {
+        self.entry().map_or(0, |entry| match &entry.kind {
+            EntryKind::Symlink(target) => entry.name.as_bytes().len() + target.len(),
+            _ => entry.name.as_bytes().len(),
+        })
+    }
+
+    /// Where it goes below the target, as one of this `directory`.
+    pub(crate) fn target_path(&self, directory: &SourceDirectory) -> RelPath {
+        let directory = directory.target_path();
+        let within = self.entry().and_then(|entry| directory.join(&entry.name).ok());
+        within.unwrap_or_else(|| directory.clone())
     }
 }
 
@@ -218,7 +209,8 @@ impl Packer {
 
 impl PackLoad {
     fn of(directory: &SourceDirectory, entry: &PackEntry) -> Self {
-        let head_bytes = entry.head_bytes() + directory.target_path().as_bytes().len() + ENTRY_HEAD_BYTES;
+        // an upper bound of what it takes in a batch's head, should it be the first of its directory
+        let head_bytes = 2 * ENTRY_HEAD_BYTES + entry.text_bytes() + directory.target_path().as_bytes().len();
         Self { entries: 1, data_bytes: entry.data_bytes(), head_bytes }
     }
 }
@@ -299,11 +291,7 @@ impl Pack {
         let mut left = usize::try_from(entry).ok()?;
         for group in &self.groups {
             if let Some(entry) = group.entries.get(left) {
-                let directory = group.directory.target_path();
-                return Some(entry.name().map_or_else(
-                    || directory.clone(),
-                    |name| directory.join(name).unwrap_or_else(|_| directory.clone()),
-                ));
+                return Some(entry.target_path(&group.directory));
             }
             left -= group.entries.len();
         }
@@ -333,7 +321,7 @@ mod tests {
             let ScanItem::Batch(batch) = item else { continue };
             let directory = SourceDirectory::held_open(&batch.directory);
             let files = batch.entries.into_iter().filter(|entry| matches!(entry.kind, EntryKind::File));
-            packs.extend(files.filter_map(|file| packer.add(&directory, PackEntry::File(file))));
+            packs.extend(files.filter_map(|file| packer.add(&directory, PackEntry::Within(file))));
         }
         packs.extend(packer.take());
         packs

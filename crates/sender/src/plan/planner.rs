@@ -6,20 +6,15 @@
 //! Until the target is known a little is sent as a guess, which saves a round trip where it is right.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, never, select};
 use zmove_scan::{Entry, EntryBatch, EntryKind, Scan, ScanItem};
-use zmove_types::{Cv, Event, GROUP_BYTES, GroupSpan, RelPath, Root};
-use zmove_wire::limits::SYMLINK_BYTES_MAX;
+use zmove_types::{Cv, Event, GROUP_BYTES, RelPath, Root};
 use zmove_wire::{Compare, TargetState, ToReceiver};
 
 use crate::account::Account;
-use crate::account::failure::FileError;
-use crate::control::outgoing::Outgoing;
 use crate::control::replies::{QueuedReply, Replies, Reply};
-use crate::control::stop::Stop;
 use crate::mirror::{self, Mirror, MirrorContext};
 use crate::plan::guess::Guess;
 use crate::plan::offers::{Answered, Offering};
@@ -43,8 +38,6 @@ pub(crate) struct PlannerContext {
     pub(crate) read_ahead: Arc<ReadAhead>,
     pub(crate) in_flight: Arc<InFlight>,
     pub(crate) account: Arc<Account>,
-    pub(crate) outgoing: Outgoing,
-    pub(crate) stop: Stop,
 }
 
 /// Plans until the scan has ended and every offer is answered; then makes a mirror, if that is asked for.
@@ -72,8 +65,8 @@ pub(crate) fn plan_all(
     context.queue.end();
     if let Some(mirror) = mirror {
         context.in_flight.wait_until_settled();
-        let PlannerContext { account, outgoing, stop, .. } = context;
-        mirror::run(MirrorContext { account, outgoing, stop, answers: &replies.mirror }, mirror);
+        let PlannerContext { account, in_flight, .. } = context;
+        mirror::run(MirrorContext { account, in_flight, answers: &replies.mirror }, mirror);
         context.in_flight.release_end();
     }
 }
@@ -94,7 +87,7 @@ impl Planner<'_> {
     fn take_scan(&mut self, scan: &Scan, replies: &Replies) {
         let (items, nothing, known) = (scan.receiver(), never(), never());
         let mut ended = false;
-        while !self.context.stop.is_raised() && (!ended || self.guess.is_some()) {
+        while !self.context.in_flight.is_stopping() && (!ended || self.guess.is_some()) {
             let items = if ended || self.is_full() { &nothing } else { items };
             let state = if self.guess.is_some() { &replies.state } else { &known };
             select! {
@@ -149,7 +142,9 @@ impl Planner<'_> {
         for PackGroup { directory, entries } in pack.groups {
             for entry in entries {
                 match entry {
-                    PackEntry::File(entry) => self.take_entry(&directory, entry),
+                    PackEntry::Within(entry) if entry.kind == EntryKind::File => {
+                        self.take_entry(&directory, entry);
+                    }
                     entry => self.pack(&directory, entry),
                 }
             }
@@ -159,7 +154,7 @@ impl Planner<'_> {
     /// Files that could not be read before it was known whether they are needed: now they are asked about, or needed.
     fn take_unread(&mut self, unread: &Receiver<Unread>) {
         // the sending ends go with the last pack that was planned on a guess
-        while !self.context.stop.is_raised() {
+        while !self.context.in_flight.is_stopping() {
             match unread.recv_timeout(PACK_PATIENCE) {
                 Ok(Unread { directory, entry }) => self.take_entry(&directory, entry),
                 Err(RecvTimeoutError::Timeout) => {
@@ -173,7 +168,7 @@ impl Planner<'_> {
 
     fn take_last_replies(&mut self, offers: &Receiver<QueuedReply>) {
         self.flush_offers();
-        while !self.context.stop.is_raised() && self.offering.as_ref().is_some_and(|o| !o.is_done()) {
+        while !self.context.in_flight.is_stopping() && self.offering.as_ref().is_some_and(|o| !o.is_done()) {
             match offers.recv_timeout(PACK_PATIENCE) {
                 Ok(reply) => {
                     self.take_reply(reply.take());
@@ -199,7 +194,7 @@ impl Planner<'_> {
         let directory = SourceDirectory::held_open(&batch.directory);
         let regular = batch.entries.iter().filter(|entry| matches!(entry.kind, EntryKind::File));
         let (files, bytes) = regular.fold((0, 0), |(files, bytes), entry| (files + 1, bytes + entry.size));
-        self.context.account.totals.found.fetch_add(files, Ordering::Relaxed);
+        self.context.account.totals.found.add(files);
         self.context.account.observer.on(&Event::Found { files, bytes });
         for entry in batch.entries {
             self.take_entry(&directory, entry);
@@ -207,23 +202,18 @@ impl Planner<'_> {
     }
 
     fn take_entry(&mut self, directory: &SourceDirectory, entry: Entry) {
-        match &entry.kind {
-            EntryKind::Special => {
-                self.context.account.totals.specials.fetch_add(1, Ordering::Relaxed);
+        if !self.context.account.can_carry(directory, &entry) {
+            return;
+        }
+        if entry.kind != EntryKind::File {
+            self.need(directory, entry);
+        } else if let Some(offering) = &mut self.offering {
+            offering.add(directory, entry);
+            if offering.is_full() {
+                self.flush_offers();
             }
-            EntryKind::Symlink(target) if target.is_empty() || target.len() > SYMLINK_BYTES_MAX => {
-                self.context.account.fail(&FileError::LinkTarget { path: directory.display(&entry.name) });
-            }
-            EntryKind::File if GroupSpan::count(entry.size).is_none() => {
-                self.context.account.fail(&FileError::TooLarge { path: directory.display(&entry.name) });
-            }
-            EntryKind::File if self.offering.is_some() => self.offer(directory, entry),
-            EntryKind::File => {
-                if let Some(entry) = self.admit(directory, entry) {
-                    self.need(directory, entry);
-                }
-            }
-            _ => self.need(directory, entry),
+        } else if let Some(entry) = self.admit(directory, entry) {
+            self.need(directory, entry);
         }
     }
 
@@ -243,8 +233,8 @@ impl Planner<'_> {
         if matches!(entry.kind, EntryKind::File) && entry.size > GROUP_BYTES {
             let id = self.context.queue.fresh_file_id();
             self.context.queue.add_file(Arc::new(LargeSource::new(id, directory, entry)), When::Room);
-        } else if let Some(entry) = PackEntry::from_scan(entry) {
-            self.pack(directory, entry);
+        } else {
+            self.pack(directory, PackEntry::Within(entry));
         }
     }
 
@@ -268,25 +258,12 @@ impl Planner<'_> {
         self.context.queue.add_pack(pack);
     }
 
-    fn offer(&mut self, directory: &SourceDirectory, entry: Entry) {
-        let Some(offering) = &mut self.offering else { return };
-        offering.add(directory, entry);
-        if offering.is_full() {
-            self.flush_offers();
-        }
-    }
-
     /// Offers what has been gathered, as far as offers may be outstanding.
     fn flush_offers(&mut self) {
         let Some(offering) = &mut self.offering else { return };
         while let Some(offer) = offering.next_offer() {
-            self.context.outgoing.send(ToReceiver::Offer(offer));
+            self.context.in_flight.tell(ToReceiver::Offer(offer));
         }
-    }
-
-    fn skipped(&self, directory: &SourceDirectory, entry: &Entry) {
-        let path = directory.target_path().join(&entry.name).unwrap_or_else(|_| RelPath::root());
-        self.context.account.skipped(&path, Look::of(entry));
     }
 
     fn take_reply(&mut self, reply: Reply) {
@@ -301,7 +278,10 @@ impl Planner<'_> {
                 Answered::Compare(root) => self.pack(&directory, PackEntry::Compare(entry, Root(root))),
                 Answered::Resume(held) => self.go_on(&directory, entry, held, Vec::new()),
                 Answered::Delta { held, there } => self.go_on(&directory, entry, held, there),
-                Answered::Skip => self.skipped(&directory, &entry),
+                Answered::Skip => {
+                    let path = directory.target_path().join(&entry.name).unwrap_or_else(|_| RelPath::root());
+                    self.context.account.skipped(&path, Look::of(&entry));
+                }
             }
         }
     }

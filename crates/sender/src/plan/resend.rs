@@ -5,8 +5,6 @@
 //! lost item goes again under a new number. A late one goes again under its own (see
 //! [`record`](crate::send::in_flight)).
 
-use std::sync::atomic::Ordering;
-
 use zmove_types::{Escaped, Event, RelPath};
 use zmove_wire::EntryFault;
 
@@ -18,7 +16,7 @@ use crate::send::sent::{Sent, SentBatch};
 
 /// Sends a damaged item again, and says so.
 pub(crate) fn send_damaged(queue: &Queue, account: &Account, work: Sent, tries: u8, faults: &[EntryFault]) {
-    account.totals.resent.fetch_add(1, Ordering::Relaxed);
+    account.totals.resent.add(1);
     let what = match &work {
         Sent::Batch(batch) => describe(batch, faults),
         Sent::Group(file, span, _) => {
@@ -32,7 +30,7 @@ pub(crate) fn send_damaged(queue: &Queue, account: &Account, work: Sent, tries: 
 
 /// Sends an item again that was lost with its lane.
 pub(crate) fn send_lost(queue: &Queue, account: &Account, work: Sent, tries: u8) {
-    account.totals.repeated.fetch_add(1, Ordering::Relaxed);
+    account.totals.repeated.add(1);
     send_again(queue, work, tries);
 }
 
@@ -44,10 +42,10 @@ pub(crate) fn send_late(
     in_flight: &InFlight,
     stuck: impl Fn(usize) -> bool,
 ) {
-    for group in in_flight.take_late(stuck) {
+    for (file, span) in in_flight.take_late(stuck) {
         // no piece of work begins by that: the push may end while the group is being read
-        account.totals.repeated.fetch_add(1, Ordering::Relaxed);
-        queue.repeat_group(group.file, group.span);
+        account.totals.repeated.add(1);
+        queue.repeat_group(file, span);
     }
 }
 

@@ -1,17 +1,13 @@
 //! The thread of a preview: turns what the scan finds into inquiries, many at once, and the answers into a list.
 
 use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, never, select};
 use zmove_chunk::read_root;
 use zmove_scan::{Entry, EntryBatch, EntryKind, Scan, ScanItem};
-use zmove_types::{Change, ChangeKind, EntryForm, Event, GroupSpan, Metadata, Name, RelPath};
-use zmove_wire::limits::{
-    INQUIRED_ENTRIES_MAX, INQUIRED_NAME_BYTES_MAX, INQUIRIES_OUTSTANDING_MAX, SYMLINK_BYTES_MAX,
-};
+use zmove_types::{Change, ChangeKind, EntryForm, Event, Metadata, RelPath};
+use zmove_wire::limits::{INQUIRED_ENTRIES_MAX, INQUIRED_NAME_BYTES_MAX, INQUIRIES_OUTSTANDING_MAX};
 use zmove_wire::{
     Compare, Differences, Fault, Finding, Findings, InquiredEntry, InquiredGroup, InquiredKind,
     InquiredMetadata, Inquiry, ToReceiver,
@@ -19,72 +15,50 @@ use zmove_wire::{
 
 use crate::account::Account;
 use crate::account::failure::FileError;
-use crate::control::outgoing::Outgoing;
 use crate::control::replies::Replies;
-use crate::control::stop::Stop;
-use crate::mirror::{self, Mirror, MirrorContext};
-use crate::plan::queue::Queue;
+use crate::mirror::{self, MirrorContext};
+use crate::plan::gathered::{Gathered, MessageLoad};
+use crate::plan::pack::PackEntry;
+use crate::plan::planner::Task;
 use crate::read::source::{Look, SourceDirectory};
-
-/// Whom a survey asks and tells.
-pub(crate) struct SurveyContext {
-    pub(crate) account: Arc<Account>,
-    pub(crate) queue: Arc<Queue>,
-    pub(crate) outgoing: Outgoing,
-    pub(crate) stop: Stop,
-}
+use crate::send::in_flight::InFlight;
 
 /// A preview of one push.
-pub(crate) struct Survey {
-    context: SurveyContext,
-    compare: Compare,
-    single_name: Option<Name>,
-    /// A file that cannot be opened would keep everything at the target, so each that would move is tried.
-    mirrored: bool,
-    next: u64,
-    gathered: Vec<Inquired>,
-    name_bytes: usize,
+struct Survey<'a> {
+    account: &'a Account,
+    in_flight: &'a InFlight,
+    task: &'a Task,
+    gathered: Gathered<Inquired>,
     outstanding: HashMap<u64, Vec<Inquired>>,
 }
 
 /// What is asked about.
 struct Inquired {
     directory: SourceDirectory,
-    what: What,
-}
-
-enum What {
-    Itself(Metadata),
-    Entry(Entry),
+    what: PackEntry,
 }
 
 /// Asks and lists until the scan has ended and every inquiry is answered.
-pub(crate) fn run(mut survey: Survey, scan: &Scan, replies: &Replies, mirror: Option<&Mirror>) {
-    survey.mirrored = mirror.is_some();
+pub(super) fn run(account: &Account, in_flight: &InFlight, scan: &Scan, replies: &Replies, task: &Task) {
+    let most = MessageLoad { names: INQUIRED_ENTRIES_MAX, name_bytes: INQUIRED_NAME_BYTES_MAX };
+    let gathered = Gathered::new(most);
+    let mut survey = Survey { account, in_flight, task, gathered, outstanding: HashMap::new() };
     survey.take_scan(scan, &replies.findings);
     survey.take_last(&replies.findings);
-    if let Some(mirror) = mirror {
-        let SurveyContext { account, outgoing, stop, .. } = &survey.context;
-        mirror::run(MirrorContext { account, outgoing, stop, answers: &replies.mirror }, mirror);
+    if let Some(mirror) = &task.mirror {
+        mirror::run(MirrorContext { account, in_flight, answers: &replies.mirror }, mirror);
     }
-    survey.context.queue.end();
+    in_flight.end_plan();
 }
 
 /// How long an inquiry that is not full waits for more while the scan finds nothing.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-impl Survey {
-    pub(crate) fn new(context: SurveyContext, compare: Compare, single_name: Option<Name>) -> Self {
-        let gathered = Vec::new();
-        let outstanding = HashMap::new();
-        let mirrored = false;
-        Self { context, compare, single_name, mirrored, next: 0, gathered, name_bytes: 0, outstanding }
-    }
-
+impl Survey<'_> {
     fn take_scan(&mut self, scan: &Scan, findings: &Receiver<Findings>) {
         let nothing = never();
-        while !self.context.stop.is_raised() {
-            let items = if self.is_full() { &nothing } else { scan.receiver() };
+        while !self.in_flight.is_stopping() {
+            let items = if self.may_ask() { scan.receiver() } else { &nothing };
             select! {
                 recv(items) -> item => match item {
                     Ok(item) => self.take_item(item),
@@ -97,12 +71,13 @@ impl Survey {
                 default(PATIENCE) => self.ask(),
             }
         }
-        self.context.account.observer.on(&Event::ScanEnded);
+        self.account.observer.on(&Event::ScanEnded);
     }
 
     fn take_last(&mut self, findings: &Receiver<Findings>) {
         self.ask();
-        while !self.context.stop.is_raised() && !self.is_done() {
+        let is_done = |survey: &Self| survey.gathered.is_empty() && survey.outstanding.is_empty();
+        while !self.in_flight.is_stopping() && !is_done(self) {
             match findings.recv_timeout(PATIENCE) {
                 Ok(answer) => self.take_answer(answer),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -112,79 +87,50 @@ impl Survey {
         }
     }
 
-    fn is_done(&self) -> bool {
-        self.gathered.is_empty() && self.outstanding.is_empty()
-    }
-
-    fn is_full(&self) -> bool {
-        self.outstanding.len() >= INQUIRIES_OUTSTANDING_MAX
+    /// Whether another inquiry may be outstanding.
+    fn may_ask(&self) -> bool {
+        self.outstanding.len() < INQUIRIES_OUTSTANDING_MAX
     }
 
     fn take_item(&mut self, item: ScanItem) {
         match item {
             ScanItem::Root { directory, metadata } => {
-                let mut directory = SourceDirectory::held_open(&directory);
-                directory.put_off();
-                self.gather(Inquired { directory, what: What::Itself(metadata) });
+                let directory = SourceDirectory::held_open(&directory).closed();
+                self.gather(Inquired { directory, what: PackEntry::Itself(metadata) });
             }
             ScanItem::Batch(batch) => self.take_batch(batch),
-            ScanItem::Error(error) => self.context.account.fail_scan(error),
+            ScanItem::Error(error) => self.account.fail_scan(error),
         }
     }
 
     fn take_batch(&mut self, batch: EntryBatch) {
-        let mut directory = SourceDirectory::held_open(&batch.directory);
-        directory.put_off();
+        let directory = SourceDirectory::held_open(&batch.directory).closed();
         for entry in batch.entries {
-            match &entry.kind {
-                EntryKind::Special => {
-                    self.context.account.totals.specials.fetch_add(1, Ordering::Relaxed);
-                    continue;
-                }
-                EntryKind::Symlink(target) if target.is_empty() || target.len() > SYMLINK_BYTES_MAX => {
-                    self.context
-                        .account
-                        .fail(&FileError::LinkTarget { path: directory.display(&entry.name) });
-                    continue;
-                }
-                EntryKind::File if GroupSpan::count(entry.size).is_none() => {
-                    self.context.account.fail(&FileError::TooLarge { path: directory.display(&entry.name) });
-                    continue;
-                }
-                EntryKind::File => {
-                    self.context.account.observer.on(&Event::Found { files: 1, bytes: entry.size });
-                }
-                _ => {}
+            if !self.account.can_carry(&directory, &entry) {
+                continue;
             }
-            self.gather(Inquired { directory: directory.clone(), what: What::Entry(entry) });
+            if entry.kind == EntryKind::File {
+                self.account.observer.on(&Event::Found { files: 1, bytes: entry.size });
+            }
+            self.gather(Inquired { directory: directory.clone(), what: PackEntry::Within(entry) });
         }
     }
 
     fn gather(&mut self, asked: Inquired) {
-        self.name_bytes += asked.name_bytes();
-        self.gathered.push(asked);
-        if self.gathered.len() >= INQUIRED_ENTRIES_MAX || self.name_bytes >= INQUIRED_NAME_BYTES_MAX {
+        let name_bytes = asked.directory.target_path().as_bytes().len() + asked.what.text_bytes();
+        self.gathered.add(asked, name_bytes);
+        if self.gathered.is_full() {
             self.ask();
         }
     }
 
     /// Asks about what has been gathered, as far as inquiries may be outstanding.
     fn ask(&mut self) {
-        while !self.gathered.is_empty() && !self.is_full() {
-            let mut name_bytes = 0;
-            let fits = self.gathered.iter().take(INQUIRED_ENTRIES_MAX).take_while(|asked| {
-                let before = name_bytes;
-                name_bytes += asked.name_bytes();
-                before < INQUIRED_NAME_BYTES_MAX
-            });
-            let count = fits.count();
-            let asked: Vec<_> = self.gathered.drain(..count).collect();
-            self.name_bytes = self.gathered.iter().map(Inquired::name_bytes).sum();
-            let inquiry = self.next;
-            self.next += 1;
+        while !self.gathered.is_empty() && self.may_ask() {
+            let (inquiry, asked) = self.gathered.take();
             let groups = groups(&asked);
             self.outstanding.insert(inquiry, asked);
-            self.context.outgoing.send(ToReceiver::Inquire(Inquiry { inquiry, groups }));
+            self.in_flight.tell(ToReceiver::Inquire(Inquiry { inquiry, groups }));
         }
     }
 
@@ -194,7 +140,7 @@ impl Survey {
         let findings = answer.findings.into_iter().chain(std::iter::repeat(Finding::New));
         let changes = asked.iter().zip(findings).filter_map(|(asked, finding)| self.judge(asked, finding));
         let changes: Vec<_> = changes.collect();
-        self.context.account.observer.on(&Event::Listed { changes });
+        self.account.observer.on(&Event::Listed { changes });
     }
 
     /// Counts what would be done with one entry; the line that is to be told, if there is one.
@@ -203,38 +149,42 @@ impl Survey {
             Finding::Contents(differences, root) => self.compare_contents(asked, differences, root)?,
             finding => finding,
         };
-        let totals = &self.context.account.totals;
-        let file = asked.file();
+        let totals = &self.account.totals;
         let (kind, moves) = match finding {
             Finding::New => (Some(ChangeKind::Added), true),
             Finding::Differs(differences) => {
                 let kind = ChangeKind::Changed(differences.to_string());
-                (Some(kind), differences.has_any(moving(self.compare)))
+                (Some(kind), differences.has_any(moving(self.task.compare)))
             }
             Finding::Fails(operation, code) => {
-                let path = final_path(self.single_name.as_ref(), &asked.target_path());
-                self.context.account.fail(&FileError::Receiver(Fault { path, operation, code }));
+                let path = self.final_path(asked);
+                self.account.fail(&FileError::Receiver(Fault { path, operation, code }));
                 return None;
             }
             Finding::Same | Finding::Stays | Finding::Contents(..) => (None, false),
         };
-        if let Some(entry) = file {
-            if moves && self.mirrored {
+        if let Some(entry) = asked.what.entry().filter(|entry| entry.kind == EntryKind::File) {
+            // one that cannot be opened would keep everything at the target
+            if moves && self.task.mirror.is_some() {
                 let opened = asked.directory.open_file(&entry.name);
-                opened.inspect_err(|error| self.context.account.fail(error)).ok()?;
+                opened.inspect_err(|error| self.account.fail(error)).ok()?;
             }
             if moves {
-                totals.files.fetch_add(1, Ordering::Relaxed);
-                totals.bytes.fetch_add(entry.size, Ordering::Relaxed);
+                totals.files.add(1);
+                totals.bytes.add(entry.size);
             } else {
-                self.context.account.skipped(&asked.target_path(), Look::of(entry));
+                self.account.skipped(&asked.target_path(), Look::of(entry));
             }
         }
         let kind = kind?;
         let counter = if kind == ChangeKind::Added { &totals.added } else { &totals.changed };
-        counter.fetch_add(1, Ordering::Relaxed);
-        let path = final_path(self.single_name.as_ref(), &asked.target_path());
-        Some(Change { kind, path, form: asked.form() })
+        counter.add(1);
+        Some(Change { kind, path: self.final_path(asked), form: asked.form() })
+    }
+
+    /// The path that an entry has at the target.
+    fn final_path(&self, asked: &Inquired) -> RelPath {
+        self.account.book().renamed().unwrap_or_else(|| asked.target_path())
     }
 
     /// Reads our own file; `None` when it cannot be read, which has been told then.
@@ -244,22 +194,15 @@ impl Survey {
         differences: Differences,
         root: [u8; 32],
     ) -> Option<Finding> {
-        let What::Entry(entry) = &asked.what else { return Some(Finding::Same) };
+        let Some(entry) = asked.what.entry() else { return Some(Finding::Same) };
         let own = asked.directory.open_file(&entry.name).and_then(|(file, _)| {
             let path = || asked.directory.display(&entry.name);
-            read_root(&file, || self.context.stop.is_raised())
+            read_root(&file, || self.in_flight.is_stopping())
                 .map_err(|source| FileError::Read { path: path(), source })
         });
-        match own {
-            Ok(Some(own)) if own.0 == root && differences.is_empty() => Some(Finding::Same),
-            Ok(Some(own)) if own.0 == root => Some(Finding::Differs(differences)),
-            Ok(Some(_)) => Some(Finding::Differs(differences.and(Differences::CONTENTS))),
-            Ok(None) => None,
-            Err(error) => {
-                self.context.account.fail(&error);
-                None
-            }
-        }
+        let own = own.inspect_err(|error| self.account.fail(error)).ok().flatten()?;
+        let differences = if own.0 == root { differences } else { differences.and(Differences::CONTENTS) };
+        Some(if differences.is_empty() { Finding::Same } else { Finding::Differs(differences) })
     }
 }
 
@@ -273,64 +216,38 @@ fn moving(compare: Compare) -> Differences {
 }
 
 impl Inquired {
-    fn name_bytes(&self) -> usize {
-        let own = match &self.what {
-            What::Itself(_) => 0,
-            What::Entry(Entry { name, kind: EntryKind::Symlink(target), .. }) => {
-                name.as_bytes().len() + target.len()
-            }
-            What::Entry(entry) => entry.name.as_bytes().len(),
-        };
-        self.directory.target_path().as_bytes().len() + own
-    }
-
-    fn file(&self) -> Option<&Entry> {
-        match &self.what {
-            What::Entry(entry) if entry.kind == EntryKind::File => Some(entry),
-            _ => None,
-        }
-    }
-
     fn form(&self) -> EntryForm {
-        match &self.what {
-            What::Entry(Entry { kind: EntryKind::Symlink(target), .. }) => EntryForm::Symlink(target.clone()),
-            What::Entry(Entry { kind: EntryKind::File, .. }) => EntryForm::File,
-            What::Entry(_) | What::Itself(_) => EntryForm::Directory,
+        match self.what.entry().map(|entry| &entry.kind) {
+            Some(EntryKind::Symlink(target)) => EntryForm::Symlink(target.clone()),
+            Some(EntryKind::File) => EntryForm::File,
+            _ => EntryForm::Directory,
         }
     }
 
     fn target_path(&self) -> RelPath {
-        let directory = self.directory.target_path();
-        match &self.what {
-            What::Itself(_) => directory.clone(),
-            What::Entry(entry) => directory.join(&entry.name).unwrap_or_else(|_| directory.clone()),
-        }
+        self.what.target_path(&self.directory)
     }
 }
 
+/// A group for each directory; one that is asked about itself begins it.
 fn groups(asked: &[Inquired]) -> Vec<InquiredGroup> {
-    let mut groups: Vec<InquiredGroup> = Vec::new();
-    let mut previous: Option<&SourceDirectory> = None;
-    for Inquired { directory, what } in asked {
-        let same = previous.is_some_and(|previous| previous.is(directory));
-        if !same || matches!(what, What::Itself(_)) {
-            let directory = directory.target_path().clone();
-            groups.push(InquiredGroup { directory, itself: None, entries: Vec::new() });
+    let one = |before: &Inquired, asked: &Inquired| {
+        before.directory.is(&asked.directory) && asked.what.entry().is_some()
+    };
+    let group = |asked: &[Inquired]| {
+        let directory = asked[0].directory.target_path().clone();
+        let mut group = InquiredGroup { directory, itself: None, entries: Vec::new() };
+        for Inquired { what, .. } in asked {
+            match what {
+                PackEntry::Itself(metadata) => group.itself = Some(inquired(metadata)),
+                PackEntry::Within(entry) | PackEntry::Compare(entry, _) => {
+                    group.entries.push(inquired_entry(entry))
+                }
+            }
         }
-        previous = Some(directory);
-        let group = groups.last_mut().expect("one was just pushed");
-        match what {
-            What::Itself(metadata) => group.itself = Some(inquired(metadata)),
-            What::Entry(entry) => group.entries.push(inquired_entry(entry)),
-        }
-    }
-    groups
-}
-
-/// The path that an entry has at the target: a single entry may have been given the target's own name.
-fn final_path(single_name: Option<&Name>, path: &RelPath) -> RelPath {
-    let renamed = single_name.and_then(|name| RelPath::root().join(name).ok());
-    renamed.unwrap_or_else(|| path.clone())
+        group
+    };
+    asked.chunk_by(one).map(group).collect()
 }
 
 fn inquired_entry(entry: &Entry) -> InquiredEntry {

@@ -18,7 +18,8 @@ use crate::send::cargo::sealed;
 pub(super) struct Fillers {
     shared: Arc<FillerState>,
     breakers: Vec<LaneBreaker>,
-    probes: Vec<PathProbe>,
+    /// What tells of each lane's connection.
+    pub(super) probes: Vec<PathProbe>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -68,11 +69,6 @@ impl Fillers {
     /// Has each lane end in order after the frame it is sending.
     pub(super) fn end(&self) {
         self.shared.ending.store(true, Ordering::Relaxed);
-    }
-
-    /// What tells of each lane's connection.
-    pub(super) fn probes(&self) -> &[PathProbe] {
-        &self.probes
     }
 }
 

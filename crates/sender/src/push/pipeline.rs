@@ -6,7 +6,7 @@ use std::time::Instant;
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use zmove_scan::Scan;
 use zmove_transport::LaneSink;
-use zmove_types::{BufferPool, StageTimes};
+use zmove_types::BufferPool;
 
 use crate::account::Account;
 use crate::account::receipts::Receipts;
@@ -19,8 +19,7 @@ use crate::push::config::{BUFFER_BYTES, SenderConfig};
 use crate::push::threads::{Broken, Threads};
 use crate::read::headcount::Headcount;
 use crate::read::read_ahead::ReadAhead;
-use crate::read::reader::ReaderContext;
-use crate::read::readers::Readers;
+use crate::read::reader::{ReaderContext, read_all};
 use crate::send::in_flight::InFlight;
 use crate::send::lane::LaneContext;
 use crate::send::lane_set::LaneSet;
@@ -35,9 +34,9 @@ pub(crate) struct Pipeline {
     pub(crate) lane_set: LaneSet,
     /// Which lane broke, or that a thread panicked.
     pub(crate) broken: UnboundedReceiver<Broken>,
-    readers: Readers,
+    readers: Arc<ReaderContext>,
     threads: Threads,
-    scan: Scan,
+    pub(crate) scan: Scan,
     pool: BufferPool,
 }
 
@@ -54,7 +53,6 @@ impl Pipeline {
         let account = Arc::clone(&receipts.account);
         let in_flight = Arc::clone(&receipts.in_flight);
         let queue = Arc::clone(&receipts.queue);
-        let stop = in_flight.stop.clone();
         let (cargo_in, cargo) = crossbeam_channel::bounded(config.readers);
         let (broken_in, broken) = mpsc::unbounded_channel();
         let timeline = Arc::new(Timeline::new(started));
@@ -65,16 +63,13 @@ impl Pipeline {
             read_ahead: Arc::clone(&read_ahead),
             in_flight: Arc::clone(&in_flight),
             account: Arc::clone(&account),
-            outgoing: in_flight.outgoing.clone(),
-            stop: stop.clone(),
         };
-        let readers = Readers::new(ReaderContext {
+        let readers = Arc::new(ReaderContext {
             queue: Arc::clone(&queue),
             read_ahead,
             in_flight: Arc::clone(&in_flight),
             account: Arc::clone(&account),
             timeline: Arc::clone(&timeline),
-            stop: stop.clone(),
             pool: pool.clone(),
             disk: Arc::clone(&config.disk),
             direct: config.direct,
@@ -92,7 +87,7 @@ impl Pipeline {
             in_flight,
             queue,
             timeline,
-            lane_set: LaneSet::new(lane_context, broken_in.clone(), stop),
+            lane_set: LaneSet::new(lane_context, broken_in.clone()),
             broken,
             readers,
             threads: Threads::new(broken_in),
@@ -109,9 +104,20 @@ impl Pipeline {
         Ok(pipeline)
     }
 
-    /// Has so many threads read.
+    /// Starts readers up to so many, or lets those beyond go after what they are doing. Readers that cannot be
+    /// started are done without; that there are none at all is an error.
     pub(crate) fn set_readers(&mut self, wanted: usize) -> Result<(), SessionError> {
-        self.readers.set(wanted, &mut self.threads)
+        let running = self.readers.headcount.want(wanted);
+        for number in running..wanted {
+            let context = Arc::clone(&self.readers);
+            let started =
+                self.threads.spawn(format!("zmove-read-{number}"), move || read_all(&context, number));
+            if let Err(source) = started {
+                self.readers.headcount.stop_before(number);
+                return if number == 0 { Err(SessionError::Thread(source)) } else { Ok(()) };
+            }
+        }
+        Ok(())
     }
 
     /// Starts a lane; see [`LaneSet::add`].
@@ -136,15 +142,6 @@ impl Pipeline {
         self.in_flight.stop();
         self.queue.abandon();
         self.pool.close();
-    }
-
-    pub(crate) fn scan_times(&self) -> StageTimes {
-        self.scan.times()
-    }
-
-    /// How many entries of the sources are not wanted.
-    pub(crate) fn left_out(&self) -> u64 {
-        self.scan.left_out()
     }
 
     /// Waits for all threads.

@@ -1,6 +1,5 @@
 //! What this side knows, at one moment, of where the time of a push went.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use zmove_types::{ByteCount, RateLimit};
@@ -30,11 +29,11 @@ impl Reading {
         let Pipeline { config, account, timeline, lane_set, .. } = pipeline;
         let Spent { read, lane } = timeline.spent();
         Self {
-            stages: Stages { scan: pipeline.scan_times(), read, lane, ..Stages::default() },
+            stages: Stages { scan: pipeline.scan.times(), read, lane, ..Stages::default() },
             path: PathReport::gather(lane_set.probes()),
             first_byte: timeline.first_byte(),
             handed_over: timeline.handed_over(),
-            bytes_handed_over: account.totals.bytes_handed_over.load(Ordering::Relaxed),
+            bytes_handed_over: account.totals.bytes_handed_over.get(),
             rate_max: config.rate_max,
         }
     }

@@ -14,7 +14,6 @@
 //! failure is told once. Only failures of the last session stand at the end, for it tried everything again.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use zmove_scan::SourceIdentity;
@@ -143,14 +142,13 @@ impl Run {
 impl Earlier {
     /// Adds a session that broke off.
     pub(crate) fn add(&mut self, totals: &Totals, lanes: usize, first_byte: Option<Duration>) {
-        let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-        self.files += count(&totals.files);
-        self.bytes += count(&totals.whole_bytes);
-        self.partial_bytes += count(&totals.bytes).saturating_sub(count(&totals.whole_bytes));
-        self.removed += count(&totals.removed);
-        self.doomed = count(&totals.doomed);
-        self.resent += count(&totals.resent);
-        self.repeated += count(&totals.repeated);
+        self.files += totals.files.get();
+        self.bytes += totals.whole_bytes.get();
+        self.partial_bytes += totals.bytes.get().saturating_sub(totals.whole_bytes.get());
+        self.removed += totals.removed.get();
+        self.doomed = totals.doomed.get();
+        self.resent += totals.resent.get();
+        self.repeated += totals.repeated.get();
         self.lanes = self.lanes.max(lanes);
         self.first_byte = self.first_byte.or(first_byte);
     }

@@ -5,8 +5,26 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use zmove_types::Buffer;
+use zmove_wire::{Batch, BatchEntry};
+
 use crate::plan::pack::Pack;
-use crate::read::filling::Filling;
+use crate::send::sent::SentFile;
+
+/// A batch that is being filled from a pack.
+#[derive(Debug)]
+pub(crate) struct Filling {
+    pub(super) batch: Batch,
+    pub(super) buffer: Buffer,
+    pub(super) filled: usize,
+    pub(super) files: Vec<SentFile>,
+}
+
+impl Filling {
+    pub(super) fn add(&mut self, entry: BatchEntry) {
+        self.batch.groups.last_mut().expect("a group was begun").entries.push(entry);
+    }
+}
 
 /// A pack and what was read of it.
 #[derive(Debug)]
@@ -29,7 +47,9 @@ impl ReadAhead {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(kept) = kept.as_mut() else { return Some(batch) };
         batch.pack.put_off();
-        batch.filling.let_go_of_pool();
+        // memory of its own, so that the buffer can serve others
+        let Filling { buffer, filled, .. } = &mut batch.filling;
+        *buffer = Buffer::copied(&buffer.room()[..*filled]);
         kept.push(batch);
         None
     }

@@ -10,12 +10,11 @@
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crossbeam_channel::Sender;
 use zmove_chunk::{GroupHasher, Work, file_root, read_root};
 use zmove_disk::{Direct, Disk, FileIdentity};
-use zmove_scan::Entry;
+use zmove_scan::{Entry, EntryKind};
 use zmove_transport::Frame;
 use zmove_types::{Buffer, BufferPool, Doing, GROUP_BYTES, GroupSpan, ItemId, Root, Stopwatch};
 use zmove_wire::{Batch, BatchEntry, DirectoryGroup, FileEntry, FrameHeader, FrameKind};
@@ -23,17 +22,15 @@ use zmove_wire::{Batch, BatchEntry, DirectoryGroup, FileEntry, FrameHeader, Fram
 use crate::account::Account;
 use crate::account::failure::FileError;
 use crate::account::timeline::Timeline;
-use crate::control::stop::Stop;
 use crate::plan::pack::{Basis, Pack, PackEntry, PackGroup, Unread};
 use crate::plan::queue::{Parcel, Queue, When};
 use crate::push::config::BUFFER_BYTES;
-use crate::read::filling::Filling;
 use crate::read::headcount::Headcount;
-use crate::read::read_ahead::{ReadAhead, ReadPack};
+use crate::read::read_ahead::{Filling, ReadAhead, ReadPack};
 use crate::read::source::{LargeSource, Look, Progress, SourceDirectory};
-use crate::send::cargo::{Cargo, ChunkCargo, ChunkCopy, sealed};
+use crate::send::cargo::{Cargo, Chunk, sealed};
 use crate::send::in_flight::InFlight;
-use crate::send::sent::{Sent, SentBatch, SentFile, Travels};
+use crate::send::sent::{Sent, SentBatch, SentFile};
 
 /// All that readers have in common.
 pub(crate) struct ReaderContext {
@@ -42,7 +39,6 @@ pub(crate) struct ReaderContext {
     pub(crate) in_flight: Arc<InFlight>,
     pub(crate) account: Arc<Account>,
     pub(crate) timeline: Arc<Timeline>,
-    pub(crate) stop: Stop,
     pub(crate) pool: BufferPool,
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) direct: Direct,
@@ -54,7 +50,7 @@ pub(crate) struct ReaderContext {
 /// One reader: runs until the push is being stopped, or there are to be fewer.
 pub(crate) fn read_all(context: &ReaderContext, number: usize) {
     let mut reader = Reader { context, watch: context.timeline.read_clock.start() };
-    while let Some(work) = context.queue.take(|| context.stop.is_raised()) {
+    while let Some(work) = context.queue.take(|| context.in_flight.is_stopping()) {
         reader.take(work);
         reader.watch.lap(Doing::Busy);
         if context.headcount.may_go(number) {
@@ -133,7 +129,9 @@ impl Reader<'_> {
             Ok(None) => false,
             Err(error) => {
                 match (unread, entry) {
-                    (Some(unread), PackEntry::File(entry)) if !matches!(error, FileError::Changed { .. }) => {
+                    (Some(unread), PackEntry::Within(entry))
+                        if !matches!(error, FileError::Changed { .. }) =>
+                    {
                         put_back(unread, &group.directory, entry)
                     }
                     _ => self.context.account.fail(&error),
@@ -153,12 +151,15 @@ impl Reader<'_> {
     ) -> Result<Option<BatchEntry>, FileError> {
         Ok(Some(match entry {
             PackEntry::Itself(metadata) => BatchEntry::Itself(metadata.clone()),
-            PackEntry::Directory(name, metadata) => BatchEntry::Directory(name.clone(), metadata.clone()),
-            PackEntry::Symlink(name, metadata, target) => {
-                BatchEntry::Symlink(name.clone(), metadata.clone(), target.clone())
-            }
-            PackEntry::File(entry) => return self.read_file(directory, entry, unread, filling),
             PackEntry::Compare(entry, root) => return self.compare(directory, entry, *root, filling),
+            PackEntry::Within(entry) => match &entry.kind {
+                EntryKind::Directory => BatchEntry::Directory(entry.name.clone(), entry.metadata.clone()),
+                EntryKind::Symlink(target) => {
+                    BatchEntry::Symlink(entry.name.clone(), entry.metadata.clone(), target.clone())
+                }
+                EntryKind::File => return self.read_file(directory, entry, unread, filling),
+                EntryKind::Special => return Ok(None),
+            },
         }))
     }
 
@@ -172,7 +173,7 @@ impl Reader<'_> {
     ) -> Result<Option<BatchEntry>, FileError> {
         let (file, before) = directory.open_file(&entry.name)?;
         let path = || directory.display(&entry.name);
-        let hashed = read_root(&file, || self.context.stop.is_raised());
+        let hashed = read_root(&file, || self.context.in_flight.is_stopping());
         let Some(root) = hashed.map_err(|source| FileError::Read { path: path(), source })? else {
             return Ok(None);
         };
@@ -180,7 +181,8 @@ impl Reader<'_> {
             return Err(FileError::Changed { path: path() });
         }
         if root == there {
-            filling.files.push(sent_file(directory, entry, root, &before, Carried::Metadata));
+            let sent = sent_file(directory, entry, root, &before);
+            filling.files.push(SentFile { retouched: true, ..sent });
             return Ok(Some(BatchEntry::Retouch(entry.name.clone(), before.metadata())));
         }
         self.need_after_all(directory, entry);
@@ -216,7 +218,7 @@ impl Reader<'_> {
         }
         let root = file_root(room);
         filling.filled += wanted;
-        filling.files.push(sent_file(directory, entry, root, &before, Carried::Contents));
+        filling.files.push(sent_file(directory, entry, root, &before));
         let name = entry.name.clone();
         let metadata = before.metadata();
         Ok(Some(BatchEntry::File(FileEntry { name, metadata, bytes: length(wanted), root })))
@@ -228,7 +230,7 @@ impl Reader<'_> {
             self.context.queue.add_file(Arc::new(LargeSource::new(id, directory, entry.clone())), When::Now);
             return;
         }
-        let entries = vec![PackEntry::File(entry.clone())];
+        let entries = vec![PackEntry::Within(entry.clone())];
         let groups = vec![PackGroup { directory: directory.clone(), entries }];
         self.context.queue.add_now(Parcel::Unread(Pack::of(groups)));
     }
@@ -263,7 +265,7 @@ impl Reader<'_> {
                 ..FrameHeader::default()
             },
         );
-        self.hand_on(Cargo::Batch(Frame { header, head, data: buffer }));
+        self.hand_on(Cargo { frame: Frame { header, head, data: buffer }, chunk: None });
     }
 
     fn read_group(&mut self, file: &Arc<LargeSource>, span: GroupSpan) {
@@ -316,8 +318,7 @@ impl Reader<'_> {
         } else {
             (FrameKind::Chunk, buffer)
         };
-        let work = Sent::Group(Arc::clone(file), span, Travels::of(kind));
-        let item = again.or_else(|| self.issue(work, tries));
+        let item = again.or_else(|| self.issue(Sent::Group(Arc::clone(file), span, kind), tries));
         let Some(item) = item else { return Ok(()) };
         let header = sealed(
             &cv.0,
@@ -331,9 +332,8 @@ impl Reader<'_> {
             },
         );
         let frame = Frame { header, head: Vec::new(), data };
-        let copy = if again.is_some() { ChunkCopy::Late } else { ChunkCopy::First };
-        let file = Arc::clone(file);
-        self.hand_on(Cargo::Chunk(ChunkCargo { file, identity, frame, tries, copy }));
+        let chunk = Chunk { file: Arc::clone(file), identity, tries, late: again.is_some() };
+        self.hand_on(Cargo { frame, chunk: Some(chunk) });
         Ok(())
     }
 
@@ -354,7 +354,7 @@ impl Reader<'_> {
     }
 
     fn hand_on(&mut self, cargo: Cargo) {
-        self.context.account.totals.bytes_read.fetch_add(u64::from(cargo.data_bytes()), Ordering::Relaxed);
+        self.context.account.totals.bytes_read.add(u64::from(cargo.frame.header.data_bytes));
         self.watch.lap(Doing::Busy);
         // lanes are gone only when the push is being stopped
         let _stopping = self.context.cargo.send(cargo);
@@ -369,29 +369,14 @@ const LAST_PIECE_BYTES: u64 = 256 << 10;
 
 /// Gives a file back to the planner, which asks whether it is needed.
 fn put_back(unread: &Sender<Unread>, directory: &SourceDirectory, entry: &Entry) {
-    let mut directory = directory.clone();
-    directory.put_off();
     // the planner has gone only when the push is being stopped
-    let _stopping = unread.send(Unread { directory, entry: entry.clone() });
+    let _stopping = unread.send(Unread { directory: directory.closed(), entry: entry.clone() });
 }
 
-/// How a file got to the target.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Carried {
-    Contents,
-    Metadata,
-}
-
-fn sent_file(
-    directory: &SourceDirectory,
-    entry: &Entry,
-    root: Root,
-    read: &FileIdentity,
-    copied: Carried,
-) -> SentFile {
+fn sent_file(directory: &SourceDirectory, entry: &Entry, root: Root, read: &FileIdentity) -> SentFile {
     let path = directory.target_path().join(&entry.name).expect("the scan emits only paths that fit");
     let look = Look { bytes: read.bytes, mtime: read.mtime };
-    SentFile { path, root, look, retouched: copied == Carried::Metadata }
+    SentFile { path, root, look, retouched: false }
 }
 
 fn read_exactly(mut file: &File, room: &mut [u8]) -> io::Result<bool> {

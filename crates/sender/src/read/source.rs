@@ -62,6 +62,11 @@ impl SourceDirectory {
         self.open = None;
     }
 
+    /// The same directory, which is not held open by this value.
+    pub(crate) fn closed(&self) -> Self {
+        Self { open: None, ..self.clone() }
+    }
+
     /// The same directory, opened if it is not: for several files in a row. Where that fails, opening the files says
     /// why.
     pub(crate) fn opened(&self) -> Self {
@@ -151,8 +156,7 @@ impl LargeSource {
     /// A large file of a directory, which it does not hold open.
     pub(crate) fn new(id: FileId, directory: &SourceDirectory, entry: Entry) -> Self {
         let target = directory.target_path().join(&entry.name).unwrap_or_else(|_| RelPath::root());
-        let mut directory = directory.clone();
-        directory.put_off();
+        let directory = directory.closed();
         let groups = GroupSpan::count(entry.size).unwrap_or(u32::MAX);
         let groups_unread = AtomicU32::new(groups);
         Self {

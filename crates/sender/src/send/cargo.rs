@@ -5,67 +5,27 @@ use std::sync::Arc;
 use zmove_chunk::seal;
 use zmove_disk::FileIdentity;
 use zmove_transport::Frame;
-use zmove_types::ItemId;
 use zmove_wire::FrameHeader;
 
 use crate::read::source::LargeSource;
-use crate::send::in_flight::Carries;
 
 /// What lanes carry.
 #[derive(Debug)]
-pub(crate) enum Cargo {
-    Batch(Frame),
-    Chunk(ChunkCargo),
+pub(crate) struct Cargo {
+    pub(crate) frame: Frame,
+    /// The file that the frame is a group of; none for a batch.
+    pub(crate) chunk: Option<Chunk>,
 }
 
-/// A group of a large file.
+/// What a lane has to know of a group's file.
 #[derive(Debug)]
-pub(crate) struct ChunkCargo {
+pub(crate) struct Chunk {
     pub(crate) file: Arc<LargeSource>,
     pub(crate) identity: FileIdentity,
-    pub(crate) frame: Frame,
     /// How often the group came damaged.
     pub(crate) tries: u8,
-    pub(crate) copy: ChunkCopy,
-}
-
-/// Whether a chunk is in flight already.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ChunkCopy {
-    /// No other copy is in flight.
-    First,
     /// Another copy is in flight, and late: what waited for this one waited for that.
-    Late,
-}
-
-impl Cargo {
-    pub(crate) fn item(&self) -> ItemId {
-        self.frame().header.item
-    }
-
-    /// How much payload the frame has.
-    pub(crate) fn data_bytes(&self) -> u32 {
-        self.frame().header.data_bytes
-    }
-
-    pub(crate) fn carries(&self) -> Carries {
-        match self {
-            Self::Batch(_) => Carries::Batch,
-            Self::Chunk(_) => Carries::Chunk,
-        }
-    }
-
-    fn frame(&self) -> &Frame {
-        let (Self::Batch(frame) | Self::Chunk(ChunkCargo { frame, .. })) = self;
-        frame
-    }
-
-    pub(crate) fn copy(&self) -> ChunkCopy {
-        match self {
-            Self::Batch(_) => ChunkCopy::First,
-            Self::Chunk(chunk) => chunk.copy,
-        }
-    }
+    pub(crate) late: bool,
 }
 
 /// A header with the seal over itself and its content.

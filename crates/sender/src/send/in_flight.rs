@@ -5,19 +5,17 @@
 mod record;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use tokio::sync::mpsc::UnboundedSender;
 use zmove_types::{Event, FileId, GroupSpan, ItemId, Observer};
 use zmove_wire::limits::FILES_BEGUN_MAX;
-use zmove_wire::session::{Receipt, Resend};
+use zmove_wire::session::Receipt;
 use zmove_wire::{EntryFault, ToReceiver, Version, WireError};
 
-pub(crate) use self::record::{Carries, Lost};
 use self::record::{GroupId, Mismatch, Record};
-use crate::control::outgoing::Outgoing;
-use crate::control::stop::Stop;
 use crate::read::source::LargeSource;
 use crate::send::sent::Sent;
 
@@ -25,8 +23,9 @@ use crate::send::sent::Sent;
 pub(crate) struct InFlight {
     version: Version,
     observer: Arc<dyn Observer>,
-    pub(crate) outgoing: Outgoing,
-    pub(crate) stop: Stop,
+    /// Control messages on their way out; the writer says goodbye when this is dropped.
+    outgoing: UnboundedSender<ToReceiver>,
+    stopping: AtomicBool,
     state: Mutex<State>,
     /// Told when an item is settled or a large file has come to its end.
     settled: Condvar,
@@ -56,21 +55,6 @@ pub(crate) struct Settled {
     pub(crate) unpublished_bytes: Option<u64>,
 }
 
-/// An item that has not come to its place.
-#[derive(Debug)]
-pub(crate) struct Missed {
-    pub(crate) lost: Lost,
-    pub(crate) resend: Resend<Sent>,
-    pub(crate) data_bytes: u64,
-}
-
-/// A group of which another copy is to be read.
-#[derive(Debug)]
-pub(crate) struct LateGroup {
-    pub(crate) file: Arc<LargeSource>,
-    pub(crate) span: GroupSpan,
-}
-
 /// What the receiver has not told the end of.
 #[derive(Debug)]
 pub(crate) enum Unsettled<'a> {
@@ -80,12 +64,16 @@ pub(crate) enum Unsettled<'a> {
 
 impl InFlight {
     /// Nothing in flight to a receiver that speaks `version`.
-    pub(crate) fn new(version: Version, observer: Arc<dyn Observer>, outgoing: Outgoing, stop: Stop) -> Self {
+    pub(crate) fn new(
+        version: Version,
+        observer: Arc<dyn Observer>,
+        outgoing: UnboundedSender<ToReceiver>,
+    ) -> Self {
         Self {
             version,
             observer,
             outgoing,
-            stop,
+            stopping: AtomicBool::new(false),
             state: Mutex::default(),
             settled: Condvar::new(),
             all_settled: Condvar::new(),
@@ -124,18 +112,22 @@ impl InFlight {
     /// while too many have no end. `None` when the push is being stopped.
     pub(crate) fn issue(&self, work: Sent, tries: u8) -> Option<ItemId> {
         let large = work.large();
-        let full = |state: &mut State| state.is_full(large.as_deref()) && !self.stop.is_raised();
+        let full = |state: &mut State| state.is_full(large.as_deref()) && !self.is_stopping();
         let mut state = self.settled.wait_while(self.lock(), full).unwrap_or_else(PoisonError::into_inner);
         if let Some(file) = large.filter(|file| !file.has_begun()) {
             state.begin_large(&file);
         }
         let last_word = work.last_word(self.version);
-        (!self.stop.is_raised()).then(|| state.record.issue(work, tries, last_word))
+        let group = match &work {
+            Sent::Group(file, span, _) => Some(GroupId { file: file.id, index: span.index }),
+            Sent::Batch(_) => None,
+        };
+        (!self.is_stopping()).then(|| state.record.issue(work, group, tries, last_word))
     }
 
     /// A lane has taken an item; returns whether that is still in flight.
-    pub(crate) fn taken(&self, item: ItemId, lane: usize, carries: Carries) -> bool {
-        self.lock().record.taken(item, lane, carries, Instant::now())
+    pub(crate) fn taken(&self, item: ItemId, lane: usize) -> bool {
+        self.lock().record.taken(item, lane, Instant::now())
     }
 
     /// The lane that took a chunk has nothing more to do with it, but perhaps its kernel has.
@@ -181,19 +173,13 @@ impl InFlight {
     }
 
     /// The receiver found an item damaged, or says that it was lost with its lane.
-    pub(crate) fn mismatch(&self, item: ItemId) -> Result<Missed, WireError> {
+    pub(crate) fn mismatch(&self, item: ItemId) -> Result<Mismatch<Sent>, WireError> {
         let mut state = self.lock();
-        let Mismatch { lost, resend } = state.record.mismatch(item, Instant::now())?;
+        let missed = state.record.mismatch(item, Instant::now())?;
         self.note_settled(&state);
         drop(state);
         self.settled.notify_all();
-        let resend = match resend {
-            Resend::Again { work: item, tries } => Resend::Again { work: item.work, tries },
-            Resend::GiveUp(item) => Resend::GiveUp(item.work),
-        };
-        let (Resend::Again { work, .. } | Resend::GiveUp(work)) = &resend;
-        let data_bytes = work.data_bytes();
-        Ok(Missed { lost, resend, data_bytes })
+        Ok(missed)
     }
 
     /// A large file has come to its end. It comes to one only: who is given the file tells what became of it.
@@ -211,7 +197,7 @@ impl InFlight {
     pub(crate) fn abandon_large(&self, id: FileId) -> bool {
         let Some(file) = self.end_large(id) else { return false };
         file.kill();
-        self.outgoing.send(ToReceiver::Abandon { file: id.0 });
+        self.tell(ToReceiver::Abandon { file: id.0 });
         true
     }
 
@@ -232,7 +218,7 @@ impl InFlight {
 
     /// When all work has been issued: chooses what idle lanes should send again, the latest first; `stuck` says of a
     /// lane whether something that it has sent has not arrived.
-    pub(crate) fn take_late(&self, stuck: impl Fn(usize) -> bool) -> Vec<LateGroup> {
+    pub(crate) fn take_late(&self, stuck: impl Fn(usize) -> bool) -> Vec<(Arc<LargeSource>, GroupSpan)> {
         let idle = self.lanes_idle.load(Ordering::Relaxed);
         if idle == 0 {
             return Vec::new();
@@ -245,18 +231,11 @@ impl InFlight {
         drop(state);
         // the kernel is asked without the lock
         let late = late.into_iter().filter(|chunk| !chunk.handed_on || stuck(chunk.lane)).take(idle);
-        late.filter_map(|chunk| self.repeat(chunk.item)).collect()
-    }
-
-    fn repeat(&self, item: ItemId) -> Option<LateGroup> {
-        let group = |work: &Sent| match work {
-            Sent::Group(file, span, _) => Some(GroupId { file: file.id, index: span.index }),
+        let repeat = |item| match self.lock().record.repeat(item)? {
+            Sent::Group(file, span, _) => Some((Arc::clone(file), *span)),
             Sent::Batch(_) => None,
         };
-        match self.lock().record.repeat(item, group)? {
-            Sent::Group(file, span, _) => Some(LateGroup { file: Arc::clone(file), span: *span }),
-            Sent::Batch(_) => None,
-        }
+        late.filter_map(|chunk| repeat(chunk.item)).collect()
     }
 
     /// The item under which this group was to be read again, as often as that was planned.
@@ -291,7 +270,7 @@ impl InFlight {
 
     /// Waits until all that was planned is settled, or the push is being stopped. For who withholds the end.
     pub(crate) fn wait_until_settled(&self) {
-        let open = |state: &mut State| !state.record.transfer.is_settled() && !self.stop.is_raised();
+        let open = |state: &mut State| !state.record.transfer.is_settled() && !self.is_stopping();
         drop(self.all_settled.wait_while(self.lock(), open).unwrap_or_else(PoisonError::into_inner));
     }
 
@@ -320,10 +299,21 @@ impl InFlight {
         items.chain(large).for_each(show);
     }
 
-    /// Raises the flag to stop and wakes all who wait for a receipt.
+    /// Puts a control message on its way.
+    pub(crate) fn tell(&self, message: ToReceiver) {
+        // the queue is closed only when the session is over
+        let _session_over = self.outgoing.send(message);
+    }
+
+    /// Whether the push is being stopped: all its threads are to end.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    /// Makes all threads stop soon, and wakes those that wait for a receipt.
     pub(crate) fn stop(&self) {
         let state = self.lock();
-        self.stop.raise();
+        self.stopping.store(true, Ordering::Release);
         drop(state);
         self.settled.notify_all();
         self.all_settled.notify_all();
@@ -332,7 +322,7 @@ impl InFlight {
     fn announce(&self, state: &mut State) {
         if let Some(message) = state.record.transfer.announcement() {
             self.observer.on(&Event::Flushing);
-            self.outgoing.send(message);
+            self.tell(message);
         }
     }
 
@@ -372,17 +362,16 @@ pub(crate) mod tests {
     use zmove_disk::Direct;
     use zmove_scan::{ScanConfig, ScanItem, ScanRoot, scan};
     use zmove_types::{GROUP_BYTES, NoObserver, RelPath};
+    use zmove_wire::FrameKind;
 
     use super::*;
     use crate::account::Account;
     use crate::read::source::SourceDirectory;
-    use crate::send::sent::Travels;
 
     /// Nothing in flight, and the queue of what is said.
     pub(crate) fn nothing_in_flight() -> (InFlight, UnboundedReceiver<ToReceiver>) {
         let (outgoing, messages) = unbounded_channel();
-        let outgoing = Outgoing::new(outgoing);
-        (InFlight::new(Version::NEWEST, Arc::new(NoObserver), outgoing, Stop::default()), messages)
+        (InFlight::new(Version::NEWEST, Arc::new(NoObserver), outgoing), messages)
     }
 
     /// A large file of the scan that is not there any more, `count` times over.
@@ -420,7 +409,7 @@ pub(crate) mod tests {
             }
         };
         thread::scope(|scope| [scope.spawn(fail_all), scope.spawn(fail_all)].map(drop));
-        assert_eq!(account.totals.failed.load(Ordering::Relaxed), FILES as u64);
+        assert_eq!(account.totals.failed.get(), FILES as u64);
         assert!(files.iter().all(|file| file.is_dead()));
         let abandoned = std::iter::from_fn(|| messages.try_recv().ok());
         let abandoned: HashSet<_> = abandoned.map(|message| format!("{message:?}")).collect();
@@ -440,7 +429,7 @@ pub(crate) mod tests {
         for file in begun {
             assert!(!in_flight.lock().is_full(Some(file)));
             let span = GroupSpan::of(file.entry.size, 0).unwrap();
-            let item = in_flight.issue(Sent::Group(Arc::clone(file), span, Travels::Whole), 0).unwrap();
+            let item = in_flight.issue(Sent::Group(Arc::clone(file), span, FrameKind::Chunk), 0).unwrap();
             assert!(in_flight.stored(item, &[]).unwrap().work.is_some());
         }
         let full = |file| in_flight.lock().is_full(file);
@@ -450,7 +439,7 @@ pub(crate) mod tests {
         // one that has failed meanwhile takes no place
         in_flight.end_large(last.id).unwrap();
         let span = GroupSpan::of(last.entry.size, 0).unwrap();
-        in_flight.issue(Sent::Group(Arc::clone(last), span, Travels::Whole), 0).unwrap();
+        in_flight.issue(Sent::Group(Arc::clone(last), span, FrameKind::Chunk), 0).unwrap();
         assert_eq!(in_flight.lock().large_begun, FILES_BEGUN_MAX - 1);
     }
 

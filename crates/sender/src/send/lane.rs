@@ -5,18 +5,17 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crossbeam_channel::{Receiver, TryRecvError, select};
 use zmove_disk::FileIdentity;
 use zmove_transport::{Frame, LaneError, LaneSink};
-use zmove_types::{Buffer, Doing, Event, FileId, Stopwatch};
+use zmove_types::{Buffer, Doing, Event, Stopwatch};
 use zmove_wire::{Extensions, FileHead, FrameHeader, FrameKind};
 
 use crate::account::Account;
 use crate::account::timeline::Timeline;
 use crate::read::source::LargeSource;
-use crate::send::cargo::{Cargo, ChunkCargo, ChunkCopy, sealed};
+use crate::send::cargo::{Cargo, Chunk, sealed};
 use crate::send::in_flight::InFlight;
 
 /// All that lanes have in common.
@@ -43,37 +42,41 @@ pub(crate) fn run_lane(
         // where nothing waits, nothing waited for the path
         watch.lap(if queue.is_empty() { Doing::Starved } else { Doing::Blocked });
         let Some(cargo) = in_flight.while_idle(|| next(queue, let_go)) else { break };
-        let bytes = u64::from(cargo.data_bytes());
-        let copy = cargo.copy();
-        match copy {
-            ChunkCopy::First => watch.lap(Doing::Starved),
-            ChunkCopy::Late => watch.skip(),
+        let Cargo { frame, chunk } = cargo;
+        let bytes = u64::from(frame.header.data_bytes);
+        let late = chunk.as_ref().is_some_and(|chunk| chunk.late);
+        if late {
+            watch.skip()
+        } else {
+            watch.lap(Doing::Starved)
         }
         if let Some(elapsed) = timeline.note_first_byte() {
             account.observer.on(&Event::FirstByte(elapsed));
         }
-        let item = cargo.item();
-        let is_in_flight = in_flight.taken(item, number, cargo.carries());
-        if copy == ChunkCopy::Late && !is_in_flight {
+        let item = frame.header.item;
+        let is_in_flight = in_flight.taken(item, number);
+        if late && !is_in_flight {
             // the other one has arrived meanwhile, and no receipt would be for this
             continue;
         }
-        match cargo {
-            Cargo::Batch(frame) => sink.send(frame, &mut watch)?,
-            Cargo::Chunk(ChunkCargo { file, identity, frame, tries, .. }) => {
-                // a damaged declaration is why a chunk may have to come again
-                if declared.insert(file.id) || tries > 0 {
-                    declare(&file, &identity, sink.as_mut(), &mut watch)?;
-                }
-                sink.send(frame, &mut watch)?;
-                in_flight.handed_on(item, number);
-            }
+        // a damaged declaration is why a chunk may have to come again
+        if let Some(Chunk { file, identity, tries, .. }) = &chunk
+            && (declared.insert(file.id) || *tries > 0)
+        {
+            declare(file, identity, sink.as_mut(), &mut watch)?;
         }
-        account.totals.bytes_handed_over.fetch_add(bytes, Ordering::Relaxed);
-        if copy == ChunkCopy::First {
+        sink.send(frame, &mut watch)?;
+        if chunk.is_some() {
+            in_flight.handed_on(item, number);
+        }
+        account.totals.bytes_handed_over.add(bytes);
+        if !late {
             timeline.note_handed_over();
         }
-        forget_some(&mut declared);
+        // to declare a file again does no harm, to remember every file would
+        if declared.len() > DECLARED_MAX {
+            declared.clear();
+        }
     }
     sink.finish()
 }
@@ -112,20 +115,13 @@ fn declare(
     sink.send(Frame { header, head, data: Buffer::empty() }, watch)
 }
 
-/// Declaring a file again does no harm, remembering every file would.
-fn forget_some(declared: &mut HashSet<FileId>) {
-    if declared.len() > DECLARED_MAX {
-        declared.clear();
-    }
-}
-
 const DECLARED_MAX: usize = 1024;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Instant;
 
     use crossbeam_channel::{Sender, bounded};
@@ -173,8 +169,12 @@ mod tests {
         }
     }
 
+    fn frame() -> Frame {
+        Frame { header: FrameHeader::default(), head: Vec::new(), data: Buffer::empty() }
+    }
+
     fn cargo() -> Cargo {
-        Cargo::Batch(Frame { header: FrameHeader::default(), head: Vec::new(), data: Buffer::empty() })
+        Cargo { frame: frame(), chunk: None }
     }
 
     /// Runs a lane that nobody holds, over what waits in `queue`; returns whether it ended in order.
@@ -201,11 +201,9 @@ mod tests {
     fn a_late_copy_of_what_has_arrived_is_not_sent() {
         let file = vanished(1).remove(0);
         let identity = FileIdentity::of(tempfile::tempfile().unwrap()).unwrap();
-        let frame = Frame { header: FrameHeader::default(), head: Vec::new(), data: Buffer::empty() };
         let (cargo_in, queue) = bounded(1);
-        cargo_in
-            .send(Cargo::Chunk(ChunkCargo { file, identity, frame, tries: 0, copy: ChunkCopy::Late }))
-            .unwrap();
+        let chunk = Some(Chunk { file, identity, tries: 0, late: true });
+        cargo_in.send(Cargo { frame: frame(), chunk }).unwrap();
         drop(cargo_in);
         let (_hold, let_go) = bounded(0);
         let sink = Box::new(Unused { finished: Arc::default(), room: None });

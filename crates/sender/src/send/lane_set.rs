@@ -18,7 +18,6 @@ use std::time::Duration;
 use tokio::sync::mpsc::UnboundedSender;
 use zmove_transport::{LaneBreaker, LaneError, LaneSink, PathProbe, TcpInfo};
 
-use crate::control::stop::Stop;
 use crate::push::threads::{Broken, Threads};
 use crate::send::lane::{self, LaneContext};
 use crate::tune::path::{on_the_way, unacked};
@@ -27,16 +26,11 @@ use crate::tune::path::{on_the_way, unacked};
 pub(crate) struct LaneSet {
     context: Arc<LaneContext>,
     lanes: Vec<Lane>,
-    lanes_most: usize,
+    /// The most lanes that have been up at once.
+    pub(crate) lanes_most: usize,
     broken: UnboundedSender<Broken>,
-    stop: Stop,
     /// Why the last lane did not come up.
     pub(crate) last_error: Option<LaneError>,
-}
-
-/// What is left of a lane set when nothing more can be queued for it.
-pub(crate) struct ClosedLanes {
-    _lanes: Vec<Lane>,
 }
 
 /// One lane, also after its end.
@@ -180,10 +174,10 @@ fn is_silent(info: &TcpInfo) -> bool {
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
 impl LaneSet {
-    /// No lanes yet; `broken` is told of each that breaks unless `stop` is raised.
-    pub(crate) fn new(context: LaneContext, broken: UnboundedSender<Broken>, stop: Stop) -> Self {
+    /// No lanes yet; `broken` is told of each that breaks unless the push is being stopped.
+    pub(crate) fn new(context: LaneContext, broken: UnboundedSender<Broken>) -> Self {
         let context = Arc::new(context);
-        Self { context, lanes: Vec::new(), lanes_most: 0, broken, stop, last_error: None }
+        Self { context, lanes: Vec::new(), lanes_most: 0, broken, last_error: None }
     }
 
     /// Starts a lane. One that cannot be started ends in order, and is as one that did not come up.
@@ -200,12 +194,11 @@ impl LaneSet {
         let number = self.lanes.len();
         let context = Arc::clone(&self.context);
         let broken = self.broken.clone();
-        let stop = self.stop.clone();
         let (sink_in, sinks) = crossbeam_channel::bounded(1);
         let started = threads.spawn(format!("zmove-lane-{number}"), move || {
             let Ok(sink) = sinks.recv() else { return };
             if let Err(error) = lane::run_lane(&context, number, sink, &let_go)
-                && !stop.is_raised()
+                && !context.in_flight.is_stopping()
             {
                 let _session_over = broken.send(Broken { lane: Some(number), error });
             }
@@ -275,11 +268,6 @@ impl LaneSet {
         self.lanes.iter().filter(|lane| lane.is_up()).count()
     }
 
-    /// The most lanes that have been up at once.
-    pub(crate) fn lanes_most(&self) -> usize {
-        self.lanes_most
-    }
-
     /// How many frames wait for a lane.
     pub(crate) fn frames_waiting(&self) -> usize {
         self.context.cargo.len()
@@ -311,9 +299,10 @@ impl LaneSet {
         self.lanes.iter().filter(|lane| lane.is_up()).map(|lane| &lane.probe)
     }
 
-    /// Takes nothing more; lanes end once what is queued has gone, and none is let go before.
-    pub(crate) fn close(self) -> ClosedLanes {
-        ClosedLanes { _lanes: self.lanes }
+    /// Takes nothing more: lanes end once what is queued has gone, and none is let go before what is returned is
+    /// dropped.
+    pub(crate) fn close(self) -> impl Sized {
+        self.lanes
     }
 }
 

@@ -14,22 +14,8 @@ use crate::read::source::{LargeSource, Look};
 #[derive(Debug)]
 pub(crate) enum Sent {
     Batch(SentBatch),
-    Group(Arc<LargeSource>, GroupSpan, Travels),
-}
-
-/// Whether the bytes of a group travel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Travels {
-    /// The bytes travel.
-    Whole,
-    /// The target has the bytes, and is told so.
-    ByName,
-}
-
-impl Travels {
-    pub(crate) fn of(kind: FrameKind) -> Self {
-        if kind == FrameKind::Same { Self::ByName } else { Self::Whole }
-    }
+    /// A group, and the kind of frame that stands for it: [`FrameKind::Same`] where the target has the bytes.
+    Group(Arc<LargeSource>, GroupSpan, FrameKind),
 }
 
 /// A batch in flight, or stored and without names.
@@ -58,8 +44,8 @@ impl Sent {
             Self::Batch(batch) => {
                 batch.files.iter().filter(|file| !file.retouched).map(|file| file.look.bytes).sum()
             }
-            Self::Group(_, span, Travels::Whole) => u64::from(span.len),
-            Self::Group(_, _, Travels::ByName) => 0,
+            Self::Group(_, _, FrameKind::Same) => 0,
+            Self::Group(_, span, _) => u64::from(span.len),
         }
     }
 

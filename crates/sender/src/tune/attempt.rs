@@ -19,15 +19,6 @@ pub(super) struct Attempt {
     measured: Duration,
 }
 
-/// What is known of an attempt.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Outcome {
-    /// Nothing yet.
-    Open,
-    /// The rate after over the rate before.
-    Ratio(f64),
-}
-
 impl Attempt {
     /// An attempt on a path with this round trip, at this rate in bytes per second.
     pub(super) fn new(baseline: f64, round_trip: Duration) -> Self {
@@ -50,18 +41,18 @@ impl Attempt {
         self.baseline = self.baseline.min(rate);
     }
 
-    /// Takes one tick in which the rate was `rate`.
-    pub(super) fn tick(&mut self, elapsed: Duration, rate: f64) -> Outcome {
+    /// Takes one tick in which the rate was `rate`. Returns the rate after over the rate before, once that is known.
+    pub(super) fn tick(&mut self, elapsed: Duration, rate: f64) -> Option<f64> {
         if !self.settling.is_zero() {
             self.settling = self.settling.saturating_sub(elapsed);
-            return Outcome::Open;
+            return None;
         }
         self.bytes += rate * elapsed.as_secs_f64();
         self.measured += elapsed;
         if self.measured < self.measuring {
-            return Outcome::Open;
+            return None;
         }
-        Outcome::Ratio(self.bytes / self.measured.as_secs_f64() / self.baseline.max(1.0))
+        Some(self.bytes / self.measured.as_secs_f64() / self.baseline.max(1.0))
     }
 }
 

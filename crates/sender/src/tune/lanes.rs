@@ -42,9 +42,9 @@ use std::time::Duration;
 
 use zmove_types::{ByteCount, GROUP_BYTES};
 
-use super::attempt::{Attempt, Outcome, Recent, Rest};
+use super::attempt::{Attempt, Recent, Rest};
 use super::loss::LossWatch;
-use super::{Congestion, Knob, Limits, PathTick, Tick};
+use super::{Congestion, Knob, Limits, PathTick, Tick, Wanted};
 
 /// The part of the controller that says how many lanes there should be.
 #[derive(Debug)]
@@ -54,8 +54,8 @@ pub(super) struct LaneTuner {
     loss_tolerant_allowed: bool,
     /// May be put back.
     usual_allowed: bool,
-    wanted: usize,
-    congestion: Congestion,
+    pub(super) wanted: usize,
+    pub(super) congestion: Congestion,
     trial: Option<Trial>,
     rest: Rest,
     recent: Recent,
@@ -109,21 +109,15 @@ impl LaneTuner {
         }
     }
 
-    pub(super) fn wanted(&self) -> usize {
-        self.wanted
-    }
-
-    pub(super) fn congestion(&self) -> Congestion {
-        self.congestion
-    }
-
-    /// Lanes and congestion control without what is only being tried.
-    pub(super) fn proven(&self) -> (usize, Congestion) {
+    /// What is wanted, without what is only being tried.
+    pub(super) fn proven(&self, wanted: Wanted) -> Wanted {
         match self.trial.as_ref().map(|trial| trial.change) {
-            Some(Change::More { before, .. } | Change::Fewer { before }) => (before, self.congestion),
-            Some(Change::LossTolerant { .. }) => (self.wanted, Congestion::AsSet),
-            Some(Change::Usual) => (self.wanted, Congestion::LossTolerant),
-            None => (self.wanted, self.congestion),
+            Some(Change::More { before, .. } | Change::Fewer { before }) => {
+                Wanted { lanes: before, ..wanted }
+            }
+            Some(Change::LossTolerant { .. }) => Wanted { congestion: Congestion::AsSet, ..wanted },
+            Some(Change::Usual) => Wanted { congestion: Congestion::LossTolerant, ..wanted },
+            None => wanted,
         }
     }
 
@@ -238,7 +232,7 @@ impl LaneTuner {
             trial.attempt.lower_baseline(rate);
             trial.dialling = tick.lanes_up < self.wanted;
         }
-        let Outcome::Ratio(ratio) = trial.attempt.tick(tick.elapsed, rate) else {
+        let Some(ratio) = trial.attempt.tick(tick.elapsed, rate) else {
             self.trial = Some(trial);
             return;
         };

@@ -62,7 +62,7 @@ impl PathReport {
         (!infos.is_empty()).then(|| Self { by_quic, ..Self::sum(&infos) })
     }
 
-    fn sum(infos: &[TcpInfo]) -> Self {
+    pub(super) fn sum(infos: &[TcpInfo]) -> Self {
         let mut report = Self::default();
         for info in infos {
             let busy = info.busy.unwrap_or_default();
@@ -86,6 +86,8 @@ impl PathReport {
         Self {
             busy: self.busy.saturating_sub(before.busy),
             receive_window_limited: self.receive_window_limited.saturating_sub(before.receive_window_limited),
+            send_buffer_limited: self.send_buffer_limited.saturating_sub(before.send_buffer_limited),
+            segments_retransmitted: self.segments_retransmitted.saturating_sub(before.segments_retransmitted),
             ..self.clone()
         }
     }

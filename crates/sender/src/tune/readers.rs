@@ -2,14 +2,14 @@
 //! storage that a second request in flight would not slow; a quarter fewer where they hardly work. More
 //! readers stay if a little more is read.
 
-use super::attempt::{Attempt, Outcome, Recent, Rest};
+use super::attempt::{Attempt, Recent, Rest};
 use super::{Knob, Tick};
 
 /// The part of the controller that says how many readers there should be.
 #[derive(Debug)]
 pub(super) struct ReaderTuner {
     knob: Knob,
-    wanted: usize,
+    pub(super) wanted: usize,
     trial: Option<(usize, Attempt)>,
     rest: Rest,
     recent: Recent,
@@ -30,10 +30,6 @@ impl ReaderTuner {
         }
     }
 
-    pub(super) fn wanted(&self) -> usize {
-        self.wanted
-    }
-
     pub(super) fn tick(&mut self, tick: &Tick) {
         let rate = tick.read_per_second();
         self.recent.tick(rate);
@@ -41,12 +37,12 @@ impl ReaderTuner {
         self.observe(tick);
         if let Some((before, mut attempt)) = self.trial.take() {
             match attempt.tick(tick.elapsed, rate) {
-                Outcome::Open => self.trial = Some((before, attempt)),
-                Outcome::Ratio(ratio) if ratio < GAIN_MIN => {
+                None => self.trial = Some((before, attempt)),
+                Some(ratio) if ratio < GAIN_MIN => {
                     self.wanted = before;
                     self.rest.refused();
                 }
-                Outcome::Ratio(_) => {}
+                Some(_) => {}
             }
         } else if self.rest.is_over() && self.recent.is_baseline() {
             self.decide();

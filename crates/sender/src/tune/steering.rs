@@ -8,19 +8,18 @@
 //! lanes go that have carried least lately; a lane ends between two frames, and a lane beyond what the
 //! receiver takes ends at once. Writers at the receiver have no knob.
 
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use zmove_transport::{LaneSink, PathProbe, TcpInfo};
 use zmove_types::StageTimes;
 
 use crate::account::summary::Learnt;
-use crate::control::link::{LaneNumber, LaneSupply, LossAnswer};
+use crate::control::link::{CongestionChoice, LaneNumber, LaneSupply};
 use crate::error::SessionError;
 use crate::plan::resend;
 use crate::push::config::SenderConfig;
 use crate::push::pipeline::Pipeline;
-use crate::tune::path::unacked;
+use crate::tune::path::{PathReport, unacked};
 use crate::tune::{Congestion, Knob, Limits, PathTick, Tick, Tuner, Wanted};
 
 /// The hand on the knobs of one push.
@@ -74,7 +73,7 @@ const REDIAL_REST_MIN: Duration = Duration::from_secs(2);
 const REDIAL_REST_MAX: Duration = Duration::from_secs(120);
 
 /// Totals at one moment.
-#[derive(Clone, Copy, Default)]
+#[derive(Default)]
 struct Mark {
     at: Option<Instant>,
     bytes_carried: u64,
@@ -82,7 +81,7 @@ struct Mark {
     read: StageTimes,
     lane: StageTimes,
     cores: Cores,
-    path: PathTick,
+    path: PathReport,
 }
 
 /// The ticks of all cores of this host, idle ones and all.
@@ -95,10 +94,8 @@ struct Cores {
 impl Steering {
     pub(crate) fn new(supply: Option<LaneSupply>) -> Self {
         let awaited = supply.as_ref().map_or(0, |supply| usize::from(supply.asked));
-        let congestion = match supply.as_ref().map(|supply| &supply.congestion) {
-            Some(LossAnswer::Replaced { .. } | LossAnswer::Tolerant) => Congestion::LossTolerant,
-            Some(LossAnswer::Fixed | LossAnswer::Replaceable { .. }) | None => Congestion::AsSet,
-        };
+        let tolerant = supply.as_ref().is_some_and(|supply| supply.congestion.tolerant);
+        let congestion = if tolerant { Congestion::LossTolerant } else { Congestion::AsSet };
         Self { supply, dials: Dials::new(awaited), tuner: None, congestion, before: Mark::default() }
     }
 
@@ -111,7 +108,7 @@ impl Steering {
             lanes,
             readers,
             congestion: self.congestion,
-            congestion_replaceable: self.replaceable().is_some(),
+            congestion_replaceable: self.choice().is_some(),
         }));
     }
 
@@ -165,8 +162,8 @@ impl Steering {
 
     /// Makes a fresh lane like the others.
     pub(crate) fn prepare(&self, sink: &dyn LaneSink) {
-        if let (Congestion::LossTolerant, Some((_, tolerant))) = (self.congestion, self.replaceable()) {
-            let _refused = sink.path().set_congestion(tolerant);
+        if let (Congestion::LossTolerant, Some(choice)) = (self.congestion, self.choice()) {
+            let _refused = sink.path().set_congestion(&choice.tolerant);
         }
     }
 
@@ -202,7 +199,7 @@ impl Steering {
         }
         if wanted.congestion != self.congestion {
             self.congestion = wanted.congestion;
-            if let Some((usual, tolerant)) = self.replaceable() {
+            if let Some(CongestionChoice { usual, tolerant }) = self.choice() {
                 let loss_tolerant = wanted.congestion == Congestion::LossTolerant;
                 lane_set.set_congestion(if loss_tolerant { tolerant } else { usual });
             }
@@ -210,29 +207,26 @@ impl Steering {
         Ok(())
     }
 
-    /// The usual congestion control and the one that takes no notice of loss.
-    fn replaceable(&self) -> Option<(&str, &str)> {
-        match &self.supply.as_ref()?.congestion {
-            LossAnswer::Replaceable { usual, tolerant } | LossAnswer::Replaced { usual, tolerant } => {
-                Some((usual, tolerant))
-            }
-            LossAnswer::Fixed | LossAnswer::Tolerant => None,
-        }
+    fn choice(&self) -> Option<&CongestionChoice> {
+        self.supply.as_ref()?.congestion.choice.as_ref()
     }
 
     fn look(&self, pipeline: &Pipeline) -> (Mark, Tick) {
         let Pipeline { account, in_flight, timeline, lane_set, .. } = pipeline;
         let infos: Vec<_> = lane_set.probes().filter_map(PathProbe::read).collect();
-        let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-        let settled = count(&account.totals.bytes_settled);
-        let handed_over = count(&account.totals.bytes_handed_over);
-        let acked = infos.iter().filter_map(|info| info.bytes_acked).sum();
-        let path = path_since_start(&infos, &self.before.path);
+        let settled = account.totals.bytes_settled.get();
+        let handed_over = account.totals.bytes_handed_over.get();
+        let path = PathReport::sum(&infos);
+        // the kernel forgets the shortest of long ago
+        let shortest = path.round_trip_min.into_iter().chain(self.before.path.round_trip_min).min();
+        let path = PathReport { round_trip_min: shortest, ..path };
         let at = Instant::now();
         let now = Mark {
             at: Some(at),
-            bytes_carried: if acked > 0 { acked } else { handed_over },
-            bytes_read: count(&account.totals.bytes_read),
+            bytes_carried: Some(path.bytes_acked.iter().sum())
+                .filter(|acked| *acked > 0)
+                .unwrap_or(handed_over),
+            bytes_read: account.totals.bytes_read.get(),
             read: timeline.read_clock.times(),
             lane: timeline.lane_clock.times(),
             cores: Cores::read(),
@@ -249,57 +243,29 @@ impl Steering {
             bytes_unstored: handed_over.saturating_sub(settled + infos.iter().map(unacked).sum::<u64>()),
             ending: lane_set.frames_waiting() == 0 && in_flight.is_all_issued(),
             cores_idle: now.cores.idle_since(&before.cores),
-            path: (!infos.is_empty()).then(|| path_now(lane_set.probes_up(), path.since(&self.before.path))),
+            path: (!infos.is_empty()).then(|| path_tick(&now.path.since(&before.path), lane_set.probes_up())),
         };
         (now, tick)
     }
 }
 
-/// Adds what belongs to the moment: of the lanes that are up.
-fn path_now<'a>(up: impl Iterator<Item = &'a PathProbe>, path: PathTick) -> PathTick {
+/// What the lanes' connections did in a tick that has added `path`, and how those that are `up` are now.
+fn path_tick<'a>(path: &PathReport, up: impl Iterator<Item = &'a PathProbe>) -> PathTick {
     let infos: Vec<_> = up.filter_map(PathProbe::read).collect();
     let trips: Vec<_> = infos.iter().filter_map(|info| info.round_trip).collect();
     let count = u32::try_from(trips.len()).ok().filter(|count| *count > 0);
     let window =
         |info: &TcpInfo| Some(u64::from(info.congestion_window_segments?) * u64::from(info.segment_bytes?));
+    let round_trip_min = path.round_trip_min.unwrap_or_default();
     PathTick {
-        round_trip: count.map_or(path.round_trip_min, |count| trips.iter().sum::<Duration>() / count),
-        congestion_window_bytes: infos.iter().filter_map(window).sum(),
-        ..path
-    }
-}
-
-/// The totals of all lanes; the shortest round trip is that of any moment so far.
-fn path_since_start(infos: &[TcpInfo], before: &PathTick) -> PathTick {
-    let sum = |part: fn(&TcpInfo) -> Option<Duration>| infos.iter().filter_map(part).sum();
-    let shortest = infos.iter().filter_map(|info| info.round_trip_min.or(info.round_trip)).min();
-    let so_far = Some(before.round_trip_min).filter(|time| !time.is_zero());
-    PathTick {
-        busy: sum(|info| info.busy),
-        receive_window_limited: sum(|info| info.receive_window_limited),
-        send_buffer_limited: sum(|info| info.send_buffer_limited),
-        segments_retransmitted: infos
-            .iter()
-            .filter_map(|info| info.segments_retransmitted)
-            .map(u64::from)
-            .sum(),
+        busy: path.busy,
+        receive_window_limited: path.receive_window_limited,
+        send_buffer_limited: path.send_buffer_limited,
+        segments_retransmitted: path.segments_retransmitted,
         segment_bytes: infos.iter().filter_map(|info| info.segment_bytes).max().unwrap_or(0),
-        round_trip: Duration::ZERO,
-        congestion_window_bytes: 0,
-        round_trip_min: shortest.into_iter().chain(so_far).min().unwrap_or_default(),
-    }
-}
-
-impl PathTick {
-    /// What was added after `before`.
-    fn since(&self, before: &Self) -> Self {
-        Self {
-            busy: self.busy.saturating_sub(before.busy),
-            receive_window_limited: self.receive_window_limited.saturating_sub(before.receive_window_limited),
-            send_buffer_limited: self.send_buffer_limited.saturating_sub(before.send_buffer_limited),
-            segments_retransmitted: self.segments_retransmitted.saturating_sub(before.segments_retransmitted),
-            ..*self
-        }
+        round_trip: count.map_or(round_trip_min, |count| trips.iter().sum::<Duration>() / count),
+        round_trip_min,
+        congestion_window_bytes: infos.iter().filter_map(window).sum(),
     }
 }
 

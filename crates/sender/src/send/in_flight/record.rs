@@ -38,6 +38,8 @@ pub(super) struct Record<W> {
 #[derive(Debug)]
 pub(super) struct Item<W> {
     pub(super) work: W,
+    /// Set where it is a chunk.
+    group: Option<GroupId>,
     /// The lanes that have taken it without a receipt: one, or two where the first was slow.
     lanes: Vec<usize>,
     /// Set where it is a chunk that a lane has taken.
@@ -70,13 +72,6 @@ pub(super) struct GroupId {
     pub(super) index: u32,
 }
 
-/// What an item carries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Carries {
-    Batch,
-    Chunk,
-}
-
 /// A chunk that takes long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LateChunk {
@@ -84,13 +79,6 @@ pub(super) struct LateChunk {
     pub(super) lane: usize,
     /// The lane has handed it to what carries the lane.
     pub(super) handed_on: bool,
-}
-
-/// Whether an item was lost with its lane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lost {
-    WithLane,
-    No,
 }
 
 impl<W> Default for Record<W> {
@@ -107,14 +95,21 @@ impl<W> Default for Record<W> {
 }
 
 impl<W> Record<W> {
-    pub(super) fn issue(&mut self, work: W, tries: u8, last_word: LastWord) -> ItemId {
-        let item = Item { work, lanes: Vec::new(), first: None, repeated: false, lost: false };
+    /// Books work as in flight; a chunk is one of a `group`.
+    pub(super) fn issue(
+        &mut self,
+        work: W,
+        group: Option<GroupId>,
+        tries: u8,
+        last_word: LastWord,
+    ) -> ItemId {
+        let item = Item { work, group, lanes: Vec::new(), first: None, repeated: false, lost: false };
         self.transfer.issue(item, tries, last_word)
     }
 
     /// A lane has taken an item; a chunk that is taken again stays with the first lane. Returns whether the item is
     /// in flight: no receipt would come for a copy of one that has been settled.
-    pub(super) fn taken(&mut self, item: ItemId, lane: usize, carries: Carries, now: Instant) -> bool {
+    pub(super) fn taken(&mut self, item: ItemId, lane: usize, now: Instant) -> bool {
         let Some(item) = self.transfer.outstanding_mut(item) else {
             self.last = Some(now);
             return false;
@@ -126,7 +121,7 @@ impl<W> Record<W> {
         item.lanes.push(lane);
         if item.repeated {
             self.twice.insert(lane);
-        } else if carries == Carries::Chunk {
+        } else if item.group.is_some() {
             item.first = Some(FirstCopy { lane, taken: now, handed_on: false });
         }
         true
@@ -149,17 +144,18 @@ impl<W> Record<W> {
     /// The receiver found an item damaged, or says that it was lost with its lane, as it has been told.
     pub(super) fn mismatch(&mut self, item: ItemId, now: Instant) -> Result<Mismatch<W>, WireError> {
         let lost = self.settle(item, now);
-        let resend = match lost {
-            Lost::WithLane => self.transfer.lost(item)?,
-            Lost::No => self.transfer.mismatch(item)?,
+        let resend = if lost { self.transfer.lost(item)? } else { self.transfer.mismatch(item)? };
+        let resend = match resend {
+            Resend::Again { work: item, tries } => Resend::Again { work: item.work, tries },
+            Resend::GiveUp(item) => Resend::GiveUp(item.work),
         };
         Ok(Mismatch { lost, resend })
     }
 
-    /// Books what is known of an item of which the receiver has just told.
-    fn settle(&mut self, item: ItemId, now: Instant) -> Lost {
+    /// Books what is known of an item of which the receiver has just told; returns whether it was lost with its lane.
+    fn settle(&mut self, item: ItemId, now: Instant) -> bool {
         self.last = Some(now);
-        let Some(item) = self.transfer.outstanding_mut(item) else { return Lost::No };
+        let Some(item) = self.transfer.outstanding_mut(item) else { return false };
         self.on_lanes -= usize::from(!item.lanes.is_empty());
         item.lanes.clear();
         if let Some(first) = item.first.take() {
@@ -168,7 +164,7 @@ impl<W> Record<W> {
             }
             self.times.push_back(now - first.taken);
         }
-        if item.lost { Lost::WithLane } else { Lost::No }
+        item.lost
     }
 
     /// The lane that has had its item longest, if nothing has been settled for so long that what it sent may not have
@@ -214,12 +210,12 @@ impl<W> Record<W> {
         late.map(|(item, FirstCopy { lane, handed_on, .. })| LateChunk { item, lane, handed_on }).collect()
     }
 
-    /// Has a late chunk sent again when the group is next taken out of the plan; `group` tells which that is. `None`
-    /// when it is not in flight any more.
-    pub(super) fn repeat(&mut self, item: ItemId, group: impl Fn(&W) -> Option<GroupId>) -> Option<&W> {
+    /// Has a late chunk sent again when its group is next taken out of the plan. `None` when it is not in flight any
+    /// more.
+    pub(super) fn repeat(&mut self, item: ItemId) -> Option<&W> {
         let record = self.transfer.outstanding_mut(item)?;
         let lane = record.first?.lane;
-        let group = group(&record.work)?;
+        let group = record.group?;
         record.repeated = true;
         self.twice.insert(lane);
         self.again.push(Again { group, item });
@@ -248,9 +244,10 @@ impl<W> Record<W> {
 
 /// What becomes of an item that has not come to its place.
 #[derive(Debug)]
-pub(super) struct Mismatch<W> {
-    pub(super) lost: Lost,
-    pub(super) resend: Resend<Item<W>>,
+pub(crate) struct Mismatch<W> {
+    /// It was lost with its lane.
+    pub(crate) lost: bool,
+    pub(crate) resend: Resend<W>,
 }
 
 const TIMES_MAX: usize = 32;
@@ -269,7 +266,8 @@ mod tests {
     fn issued(count: u32) -> Record<GroupId> {
         let mut record = Record::default();
         for index in 0..count {
-            assert_eq!(record.issue(group(index), 0, LastWord::Stored), ItemId(u64::from(index)));
+            let chunk = Some(group(index));
+            assert_eq!(record.issue(group(index), chunk, 0, LastWord::Stored), ItemId(u64::from(index)));
         }
         record
     }
@@ -288,10 +286,10 @@ mod tests {
         let mut record = issued(11);
         for number in 0..9 {
             let taken = start + Duration::from_secs(number);
-            record.taken(ItemId(number), 0, Carries::Chunk, taken);
+            record.taken(ItemId(number), 0, taken);
             settle(&mut record, number, taken + Duration::from_secs(1));
         }
-        record.taken(ItemId(9), 1, Carries::Chunk, start);
+        record.taken(ItemId(9), 1, start);
         record.handed_on(ItemId(9), 1);
         record
     }
@@ -299,7 +297,7 @@ mod tests {
     /// Repeats what is late, as if so many lanes were idle and each of the others `stuck` or not.
     fn late(record: &mut Record<GroupId>, now: Instant, stuck: bool) -> Vec<usize> {
         let late = record.late(now).into_iter().filter(|chunk| !chunk.handed_on || stuck).take(1);
-        late.filter_map(|chunk| record.repeat(chunk.item, |group| Some(*group)).map(|_| chunk.lane)).collect()
+        late.filter_map(|chunk| record.repeat(chunk.item).map(|_| chunk.lane)).collect()
     }
 
     #[test]
@@ -320,7 +318,7 @@ mod tests {
     fn a_chunk_that_its_lane_is_still_sending_has_not_arrived() {
         let start = Instant::now();
         let mut record = stragglers(start);
-        record.taken(ItemId(10), 1, Carries::Chunk, start);
+        record.taken(ItemId(10), 1, start);
         record.handed_on(ItemId(10), 0);
         assert_eq!(late(&mut record, start + Duration::from_secs(3), false), [1]);
     }
@@ -331,11 +329,11 @@ mod tests {
         let mut record = stragglers(start);
         let now = start + Duration::from_secs(3);
         assert_eq!(late(&mut record, now, true), [1]);
-        assert!(record.taken(ItemId(9), 0, Carries::Chunk, now));
+        assert!(record.taken(ItemId(9), 0, now));
         assert_eq!(record.lanes_with_copies(), HashSet::from([0, 1]), "either may be the slow one");
         settle(&mut record, 9, start + Duration::from_secs(10));
         settle(&mut record, 9, start + Duration::from_secs(11));
-        let again = record.taken(ItemId(9), 0, Carries::Chunk, now);
+        let again = record.taken(ItemId(9), 0, now);
         assert!(!again, "the copy that comes after the receipt is nobody's");
     }
 
@@ -345,12 +343,12 @@ mod tests {
         let mut record = issued(9);
         for number in 0..9 {
             let taken = start + Duration::from_secs(number);
-            record.taken(ItemId(number), 0, Carries::Chunk, taken);
+            record.taken(ItemId(number), 0, taken);
             settle(&mut record, number, taken + Duration::from_secs(1));
         }
         for item in [9, 10] {
-            assert_eq!(record.issue(group(9), 0, LastWord::Stored), ItemId(item));
-            record.taken(ItemId(item), 1, Carries::Chunk, start);
+            assert_eq!(record.issue(group(9), Some(group(9)), 0, LastWord::Stored), ItemId(item));
+            record.taken(ItemId(item), 1, start);
         }
         let now = start + Duration::from_secs(3);
         let planned: Vec<_> = (0..2).flat_map(|_| late(&mut record, now, true)).collect();
@@ -364,7 +362,7 @@ mod tests {
     fn nothing_is_late_before_anything_has_been_settled() {
         let start = Instant::now();
         let mut record = issued(1);
-        record.taken(ItemId(0), 0, Carries::Chunk, start);
+        record.taken(ItemId(0), 0, start);
         assert!(late(&mut record, start + Duration::from_secs(99), true).is_empty());
     }
 
@@ -374,8 +372,8 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         assert_eq!(record.doubtful(at(99)), None, "no lane has anything");
-        record.taken(ItemId(5), 1, Carries::Batch, at(100));
-        record.taken(ItemId(6), 2, Carries::Batch, at(110));
+        record.taken(ItemId(5), 1, at(100));
+        record.taken(ItemId(6), 2, at(110));
         settle(&mut record, 7, at(111));
         assert_eq!(record.doubtful(at(140)), None);
         assert_eq!(record.doubtful(at(141)), Some(1));
@@ -389,15 +387,15 @@ mod tests {
         let mut record = issued(5);
         let now = Instant::now();
         for (item, lane) in [(1, 0), (2, 0), (2, 1), (3, 1), (4, 0)] {
-            record.taken(ItemId(item), lane, Carries::Batch, now);
+            record.taken(ItemId(item), lane, now);
         }
-        assert_eq!(record.mismatch(ItemId(4), now).unwrap().lost, Lost::No);
+        assert!(!record.mismatch(ItemId(4), now).unwrap().lost);
         assert_eq!(record.lose_lane(0), [ItemId(1)]);
         let mut lost = record.lose_lane(1);
         lost.sort_unstable();
         assert_eq!(lost, [ItemId(2), ItemId(3)]);
         assert_eq!(record.lose_lane(1), []);
-        assert_eq!(record.mismatch(ItemId(2), now).unwrap().lost, Lost::WithLane);
+        assert!(record.mismatch(ItemId(2), now).unwrap().lost);
         assert!(record.mismatch(ItemId(2), now).is_err(), "it is told once");
     }
 }

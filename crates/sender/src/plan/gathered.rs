@@ -1,0 +1,56 @@
+//! Entries that wait to be asked about: gathered in their order, and given out by the message.
+
+use std::collections::VecDeque;
+
+/// What one message may hold, or holds already.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct MessageLoad {
+    pub(crate) names: usize,
+    pub(crate) name_bytes: usize,
+}
+
+/// Entries that wait to be asked about.
+#[derive(Debug)]
+pub(crate) struct Gathered<T> {
+    /// What one message may hold.
+    most: MessageLoad,
+    /// The entries, each with the bytes of its name.
+    waiting: VecDeque<(T, usize)>,
+    name_bytes: usize,
+    /// The number of the next message.
+    next: u64,
+}
+
+impl<T> Gathered<T> {
+    pub(crate) const fn new(most: MessageLoad) -> Self {
+        Self { most, waiting: VecDeque::new(), name_bytes: 0, next: 0 }
+    }
+
+    pub(crate) fn add(&mut self, entry: T, name_bytes: usize) {
+        self.name_bytes += name_bytes;
+        self.waiting.push_back((entry, name_bytes));
+    }
+
+    /// Whether there is enough for a message.
+    pub(crate) fn is_full(&self) -> bool {
+        self.waiting.len() >= self.most.names || self.name_bytes >= self.most.name_bytes
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// The number of the next message, and the entries that it is about: those that have waited longest.
+    pub(crate) fn take(&mut self) -> (u64, Vec<T>) {
+        let mut entries = Vec::new();
+        let mut bytes = 0;
+        while entries.len() < self.most.names && bytes < self.most.name_bytes {
+            let Some((entry, name_bytes)) = self.waiting.pop_front() else { break };
+            bytes += name_bytes;
+            entries.push(entry);
+        }
+        self.name_bytes -= bytes;
+        self.next += 1;
+        (self.next - 1, entries)
+    }
+}
