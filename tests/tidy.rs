@@ -24,7 +24,7 @@ const ARROWS: [(&str, &[&str]); 16] = [
     ("sweep", &["disk", "types"]),
     ("wire", &["types"]),
     ("disk", &["types", "uring"]),
-    ("scan", &["types"]),
+    ("scan", &["disk", "types"]),
     ("chunk", &["types"]),
     ("sockopt", &[]),
     ("drawing", &["types"]),

@@ -28,7 +28,6 @@ mod kept_times;
 mod mounts;
 mod own;
 mod remove;
-mod root;
 mod staged;
 mod staging_directory;
 mod threads;

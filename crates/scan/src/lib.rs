@@ -23,7 +23,6 @@
 //! }
 //! ```
 
-mod beneath;
 mod config;
 mod directory;
 mod entry;
