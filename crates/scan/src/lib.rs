@@ -33,13 +33,10 @@ pub mod fuzzing;
 mod histogram;
 mod identity;
 mod list;
-mod listed;
 mod listings;
-mod names;
-mod patience;
 mod scan;
 mod selection;
-mod worker;
+mod walk;
 
 pub use config::{FileSystems, ScanConfig, ScanRoot};
 pub use directory::{Directory, SourceRoot};

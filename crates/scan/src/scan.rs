@@ -15,7 +15,7 @@ use crate::config::{ScanConfig, ScanRoot};
 use crate::entry::{Entry, EntryKind, ScanItem};
 use crate::error::ScanError;
 use crate::list::PathList;
-use crate::worker::{Walk, Worker};
+use crate::walk::{Walk, Worker};
 
 /// The stream of what a walk finds. Clones share one stream, each item going to one of them; the walk stops when
 /// the last of them and of their receivers is dropped.

@@ -18,10 +18,15 @@ use crate::config::{ScanConfig, ScanRoot};
 use crate::directory::{Directory, Extent, SourceRoot};
 use crate::entry::{Entry, EntryBatch, EntryKind, ScanItem, WANTED, metadata_of};
 use crate::error::{Operation, ScanError};
-use crate::names::NameList;
-use crate::patience::Patience;
 use crate::scan::Tally;
 use crate::selection::{Gate, PathKind};
+
+mod listed;
+mod names;
+mod patience;
+
+use names::NameList;
+use patience::Patience;
 
 /// What all jobs of one walk share. The stream ends when the last job lets go of it.
 #[derive(Debug)]

@@ -17,9 +17,10 @@ use crate::directory::{Directory, Extent, SourceRoot};
 use crate::entry::{Entry, EntryKind};
 use crate::error::{ListFault, Operation, ScanError};
 use crate::list::PathList;
-use crate::names::NameList;
 use crate::selection::PathKind;
-use crate::worker::Worker;
+
+use super::Worker;
+use super::names::NameList;
 
 /// What all jobs of one list share.
 #[derive(Debug)]
