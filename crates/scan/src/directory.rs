@@ -13,15 +13,15 @@ use rustix::io::Result;
 use zmove_disk::open_beneath;
 use zmove_types::{FileNumber, Name, PathError, RelPath, Timestamp};
 
-use crate::config::FileSystems;
-
 /// The opened top of what one [`ScanRoot`](crate::ScanRoot) named.
 #[derive(Debug)]
 pub struct SourceRoot {
     path: PathBuf,
     prefix: RelPath,
-    extent: Extent,
-    number: FileNumber,
+    /// How much of it was asked for.
+    pub(crate) extent: Extent,
+    /// Which directory it is.
+    pub(crate) number: FileNumber,
     fd: OwnedFd,
 }
 
@@ -32,6 +32,16 @@ pub(crate) enum Extent {
     Tree,
     /// One entry of the directory; the prefix is the entry's target path.
     SingleEntry,
+}
+
+/// Which file systems below a root are walked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FileSystems {
+    /// All that are mounted there.
+    #[default]
+    All,
+    /// That of the root: a directory with another device number is found, and not looked into.
+    OfRoot,
 }
 
 /// A directory that stays open as long as any batch of its entries lives.
@@ -87,16 +97,6 @@ impl SourceRoot {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
-    }
-
-    /// How much of it was asked for.
-    pub(crate) fn extent(&self) -> Extent {
-        self.extent
-    }
-
-    /// Which directory it is.
-    pub(crate) fn number(&self) -> FileNumber {
-        self.number
     }
 
     /// The directory, opened with `O_PATH`.

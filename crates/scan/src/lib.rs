@@ -38,13 +38,14 @@ mod scan;
 mod selection;
 mod walk;
 
-pub use config::{FileSystems, ScanConfig, ScanRoot};
-pub use directory::{Directory, SourceRoot};
+pub use config::{ScanConfig, ScanRoot};
+pub use directory::{Directory, FileSystems, SourceRoot};
 pub use entry::{Entry, EntryBatch, EntryKind, ScanItem};
 pub use error::{ListFault, Operation, ScanError};
 pub use histogram::{Extreme, Histogram, Share, Table, histogram};
 pub use identity::SourceIdentity;
 pub use list::{PathList, Separator};
 pub use listings::{Listing, Listings};
-pub use scan::{Found, Scan, Tally, scan, scan_list};
+pub use scan::{Scan, scan, scan_list};
 pub use selection::{Effect, PathKind, PatternError, Rule, Selection};
+pub use walk::{Found, Tally};
