@@ -8,8 +8,11 @@ use rustix::io::Errno;
 use zmove_types::{Metadata, Name, Timestamp};
 
 use crate::hidden::TempNames;
-use crate::own::open_own;
 use crate::staged::Replace;
+
+pub(crate) mod own;
+
+use own::open_own;
 
 /// What must not differ between the first look at a source file and the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

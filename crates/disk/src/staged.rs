@@ -19,11 +19,15 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use zmove_types::Name;
 
-use crate::data_file::{DataFile, Direct};
+use crate::engine::data_file::{DataFile, Direct};
 use crate::entry::FileIdentity;
-use crate::existing::{InPlace, give_up};
+use crate::entry::own::Held;
 use crate::hidden::TempNames;
-use crate::own::Held;
+
+pub(crate) mod existing;
+mod in_place;
+
+use existing::{InPlace, give_up};
 
 /// A file being written, in the directory where it will stay.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use zmove_types::Buffer;
 use zmove_uring::Span;
 
-use crate::backend::{Engine, Slices, Way};
+use crate::engine::{Engine, Slices, Way};
 
 /// Blocking positional I/O.
 #[derive(Clone, Copy, Debug, Default)]

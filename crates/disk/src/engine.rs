@@ -13,7 +13,13 @@ use rustix::io::Errno;
 use zmove_types::Buffer;
 use zmove_uring::Span;
 
-use crate::data_file::DataFile;
+pub(crate) mod contents;
+pub(crate) mod data_file;
+pub(crate) mod fault;
+pub(crate) mod threads;
+pub(crate) mod uring;
+
+use data_file::DataFile;
 
 /// Reads and writes at positions.
 pub trait Disk: Send + Sync + fmt::Debug {

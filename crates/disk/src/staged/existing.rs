@@ -17,11 +17,12 @@ use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_types::{Name, Timestamp};
 
-use crate::data_file::{DataFile, Direct};
+use crate::engine::data_file::{DataFile, Direct};
 use crate::entry::{FileIdentity, set_file_mtime};
 use crate::kept_times::may_be_kept;
-use crate::staged::Staged;
-use crate::undisturbed::Undisturbed;
+
+use super::Staged;
+use super::in_place::Undisturbed;
 
 /// A regular file that is there, open to be changed; nothing has happened to it yet.
 #[derive(Debug)]

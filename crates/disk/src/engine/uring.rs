@@ -7,7 +7,7 @@ use std::sync::Arc;
 use zmove_types::Buffer;
 use zmove_uring::{Ring, RingConfig, Span, Unavailable};
 
-use crate::backend::{Disk, Engine, Slices, Way};
+use crate::engine::{Disk, Engine, Slices, Way};
 
 /// Positional I/O by a ring's thread.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use zmove_types::Timestamp;
 
-use crate::data_file::is_remote;
+use crate::engine::data_file::is_remote;
 use crate::entry::FileIdentity;
 
 /// Watches one file from the first change of ours to the last.

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use zmove_types::Buffer;
 use zmove_uring::Span;
 
-use crate::backend::{Engine, Slices, Way};
+use crate::engine::{Engine, Slices, Way};
 
 /// An engine that fails by a script.
 ///
@@ -141,9 +141,9 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     use super::*;
-    use crate::backend::Disk;
-    use crate::data_file::DataFile;
-    use crate::threads::Threads;
+    use crate::engine::Disk;
+    use crate::engine::data_file::DataFile;
+    use crate::engine::threads::Threads;
 
     const CONTENTS: &[u8] = b"0123456789";
 
