@@ -28,22 +28,18 @@ pub trait Disk: Send + Sync + fmt::Debug {
     ///
     /// # Panics
     /// When `len` is more than the buffer's capacity.
-    fn read(
-        &self,
-        file: &DataFile,
-        offset: u64,
-        len: usize,
-        buffer: Buffer,
-        seen: Slices<'_>,
-    ) -> (io::Result<()>, Buffer);
+    fn read(&self, file: &DataFile, offset: u64, len: usize, buffer: Buffer, seen: Slices<'_>) -> Moved<()>;
 
     /// Writes the whole buffer at `offset`.
-    fn write(&self, file: &DataFile, offset: u64, buffer: Buffer) -> (io::Result<()>, Buffer);
+    fn write(&self, file: &DataFile, offset: u64, buffer: Buffer) -> Moved<()>;
 
     /// The same engine with all that it needs of its own, so that storage that does not answer holds up who asked it and nobody
     /// else. `None` where callers share nothing that could run out, or there is no room for another.
     fn anew(&self) -> Option<Arc<dyn Disk>>;
 }
+
+/// How a request ended, and its buffer.
+pub type Moved<T> = (io::Result<T>, Buffer);
 
 /// Takes the slices of a read as they come.
 pub type Slices<'a> = &'a mut dyn FnMut(&[u8]);
@@ -61,41 +57,14 @@ pub(crate) enum Way<'a> {
 pub(crate) trait Engine {
     /// Reads from the span's beginning on and shows each slice once. Returns how much it showed: less than the span at
     /// the end of the file, or where it cannot go on. The buffer's length is as it was.
-    fn read_some(
-        &self,
-        way: Way<'_>,
-        span: Span,
-        buffer: Buffer,
-        seen: Slices<'_>,
-    ) -> (io::Result<usize>, Buffer);
+    fn read_some(&self, way: Way<'_>, span: Span, buffer: Buffer, seen: Slices<'_>) -> Moved<usize>;
 
     /// Writes from the span's beginning on; returns how much: less than the span where it cannot go on.
-    fn write_some(&self, way: Way<'_>, span: Span, buffer: Buffer) -> (io::Result<usize>, Buffer);
+    fn write_some(&self, way: Way<'_>, span: Span, buffer: Buffer) -> Moved<usize>;
 
     /// See [`Disk::anew`].
     fn anew(&self) -> Option<Arc<dyn Disk>> {
         None
-    }
-}
-
-impl<E: Engine + Send + Sync + fmt::Debug> Disk for E {
-    fn read(
-        &self,
-        file: &DataFile,
-        offset: u64,
-        len: usize,
-        buffer: Buffer,
-        seen: Slices<'_>,
-    ) -> (io::Result<()>, Buffer) {
-        read(self, file, offset, len, buffer, seen)
-    }
-
-    fn write(&self, file: &DataFile, offset: u64, buffer: Buffer) -> (io::Result<()>, Buffer) {
-        write(self, file, offset, buffer)
-    }
-
-    fn anew(&self) -> Option<Arc<dyn Disk>> {
-        Engine::anew(self)
     }
 }
 
@@ -106,75 +75,79 @@ impl<'a> Way<'a> {
     }
 }
 
-/// [`Disk::read`] for any engine.
-fn read(
-    engine: &impl Engine,
-    file: &DataFile,
-    offset: u64,
-    len: usize,
-    mut buffer: Buffer,
-    seen: Slices<'_>,
-) -> (io::Result<()>, Buffer) {
-    assert!(len <= buffer.capacity(), "{len} bytes into a buffer of {}", buffer.capacity());
-    let mut filled = 0;
-    if let Some((direct, padded)) = file.direct_read(offset, len, &mut buffer) {
-        // beyond `len` lies what a growing file holds by now: not asked for, not shown
-        let mut shown = 0;
-        let show = &mut |slice: &[u8]| {
-            let wanted = slice.len().min(len - shown);
-            if wanted > 0 {
-                seen(&slice[..wanted]);
+impl<E: Engine + Send + Sync + fmt::Debug> Disk for E {
+    fn read(
+        &self,
+        file: &DataFile,
+        offset: u64,
+        len: usize,
+        mut buffer: Buffer,
+        seen: Slices<'_>,
+    ) -> Moved<()> {
+        assert!(len <= buffer.capacity(), "{len} bytes into a buffer of {}", buffer.capacity());
+        let mut filled = 0;
+        if let Some((direct, padded)) = file.direct_read(offset, len, &mut buffer) {
+            // beyond `len` lies what a growing file holds by now: not asked for, not shown
+            let mut shown = 0;
+            let show = &mut |slice: &[u8]| {
+                let wanted = slice.len().min(len - shown);
+                if wanted > 0 {
+                    seen(&slice[..wanted]);
+                }
+                shown += wanted;
+            };
+            let (outcome, back) =
+                self.read_some(Way::Direct(direct), Span::new(offset, 0..padded), buffer, show);
+            buffer = back;
+            match outcome {
+                Ok(_) => filled = shown,
+                Err(error) => file.note_refusal(&error),
             }
-            shown += wanted;
+        }
+        let outcome = loop {
+            let span = Span::new(offset + filled as u64, filled..len);
+            if span.is_empty() {
+                break Ok(());
+            }
+            let (outcome, back) = self.read_some(Way::Cached(file.cached()), span, buffer, seen);
+            buffer = back;
+            match outcome {
+                Ok(0) => break Ok(()),
+                Ok(bytes) => filled += bytes,
+                Err(error) => break Err(error),
+            }
         };
-        let (outcome, back) =
-            engine.read_some(Way::Direct(direct), Span::new(offset, 0..padded), buffer, show);
-        buffer = back;
-        match outcome {
-            Ok(_) => filled = shown,
-            Err(error) => file.note_refusal(&error),
+        if outcome.is_ok() {
+            buffer.set_len(filled);
         }
+        (outcome, buffer)
     }
-    let outcome = loop {
-        let span = Span::new(offset + filled as u64, filled..len);
-        if span.is_empty() {
-            break Ok(());
-        }
-        let (outcome, back) = engine.read_some(Way::Cached(file.cached()), span, buffer, seen);
-        buffer = back;
-        match outcome {
-            Ok(0) => break Ok(()),
-            Ok(bytes) => filled += bytes,
-            Err(error) => break Err(error),
-        }
-    };
-    if outcome.is_ok() {
-        buffer.set_len(filled);
-    }
-    (outcome, buffer)
-}
 
-/// [`Disk::write`] for any engine.
-fn write(engine: &impl Engine, file: &DataFile, offset: u64, mut buffer: Buffer) -> (io::Result<()>, Buffer) {
-    let len = buffer.len();
-    let mut written = 0;
-    if let Some((direct, body)) = file.direct_write(offset, &mut buffer) {
-        let (outcome, back) = engine.write_some(Way::Direct(direct), Span::new(offset, 0..body), buffer);
-        buffer = back;
-        match outcome {
-            Ok(bytes) => written = bytes,
-            Err(error) => file.note_refusal(&error),
+    fn write(&self, file: &DataFile, offset: u64, mut buffer: Buffer) -> Moved<()> {
+        let len = buffer.len();
+        let mut written = 0;
+        if let Some((direct, body)) = file.direct_write(offset, &mut buffer) {
+            let (outcome, back) = self.write_some(Way::Direct(direct), Span::new(offset, 0..body), buffer);
+            buffer = back;
+            match outcome {
+                Ok(bytes) => written = bytes,
+                Err(error) => file.note_refusal(&error),
+            }
         }
-    }
-    while written < len {
-        let span = Span::new(offset + written as u64, written..len);
-        let (outcome, back) = engine.write_some(Way::Cached(file.cached()), span, buffer);
-        buffer = back;
-        match outcome {
-            Ok(0) => return (Err(Errno::IO.into()), buffer),
-            Ok(bytes) => written += bytes,
-            Err(error) => return (Err(error), buffer),
+        while written < len {
+            let span = Span::new(offset + written as u64, written..len);
+            let (outcome, back) = self.write_some(Way::Cached(file.cached()), span, buffer);
+            buffer = back;
+            match outcome {
+                Ok(0) => return (Err(Errno::IO.into()), buffer),
+                Ok(bytes) => written += bytes,
+                Err(error) => return (Err(error), buffer),
+            }
         }
+        (Ok(()), buffer)
     }
-    (Ok(()), buffer)
+
+    fn anew(&self) -> Option<Arc<dyn Disk>> {
+        Engine::anew(self)
+    }
 }

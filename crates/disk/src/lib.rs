@@ -34,7 +34,7 @@ pub use engine::data_file::{DataFile, Direct};
 pub use engine::fault::{Fault, FaultAt, Faulty, Request};
 pub use engine::threads::Threads;
 pub use engine::uring::Uring;
-pub use engine::{Disk, Slices};
+pub use engine::{Disk, Moved, Slices};
 pub use entry::own::open_own;
 pub use entry::{
     FileIdentity, place_symlink, retouch, set_directory_metadata, set_new_file_metadata, set_usual_mode,
