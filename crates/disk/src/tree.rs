@@ -86,7 +86,9 @@ impl Tree {
                 }
                 Ok(directory)
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => self.make_directory(path),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.make_missing(path, Mode::RWXU, make_writable)
+            }
             Err(error) => Err(error),
         }
     }
@@ -101,22 +103,7 @@ impl Tree {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             outcome => return outcome,
         }
-        let mut directory = Arc::clone(&self.root);
-        for name in path.components().map(OsStr::from_bytes) {
-            let open = || rustix::fs::openat(&directory, name, DIRECTORY, Mode::empty());
-            let opened = match open() {
-                Err(Errno::NOENT) => {
-                    match rustix::fs::mkdirat(&directory, name, Mode::from_raw_mode(0o777)) {
-                        Ok(()) | Err(Errno::EXIST) => {}
-                        Err(error) => return Err(error.into()),
-                    }
-                    open()?
-                }
-                opened => opened?,
-            };
-            directory = Arc::new(opened);
-        }
-        Ok(directory)
+        self.make_missing(path, Mode::from_raw_mode(0o777), |_parent| ())
     }
 
     /// Makes a directory in an open one, for the owner only (0700); `false` when the name is taken.
@@ -131,31 +118,42 @@ impl Tree {
         }
     }
 
-    /// Walks down, one component after the other: a path may have thousands of them, too many for recursion.
-    fn make_directory(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
+    /// Walks down, one component after the other: a path may have thousands of them, too many for recursion. A directory in
+    /// which another is to be made is `prepared` for that, but not the root itself, which is the user's.
+    fn make_missing(
+        &self,
+        path: &RelPath,
+        mode: Mode,
+        prepare: impl Fn(&OwnedFd),
+    ) -> io::Result<Arc<OwnedFd>> {
         let mut directory = Arc::clone(&self.root);
         for (depth, name) in path.components().map(OsStr::from_bytes).enumerate() {
-            // the root itself is the user's
-            directory = Arc::new(enter_or_make(&directory, name, depth > 0)?);
+            let make = || {
+                if depth > 0 {
+                    prepare(&directory);
+                }
+                rustix::fs::mkdirat(&directory, name, mode)
+            };
+            directory = Arc::new(enter_or_make(&directory, name, make)?);
         }
         Ok(directory)
     }
 }
 
 /// Opens a directory in another, and makes it if it is not there.
-fn enter_or_make(parent: &OwnedFd, name: &OsStr, may_change_parent: bool) -> io::Result<OwnedFd> {
+fn enter_or_make(
+    parent: &OwnedFd,
+    name: &OsStr,
+    make: impl Fn() -> rustix::io::Result<()>,
+) -> io::Result<OwnedFd> {
     for _ in 0..RACES_MAX {
         match rustix::fs::openat(parent, name, DIRECTORY, Mode::empty()) {
-            Ok(directory) => return Ok(directory),
             Err(Errno::NOENT) => {}
-            Err(error) => return Err(error.into()),
+            opened => return Ok(opened?),
         }
-        if may_change_parent {
-            make_writable(parent);
-        }
-        match rustix::fs::mkdirat(parent, name, Mode::RWXU) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(error) => return Err(error.into()),
+        match make() {
+            Err(Errno::EXIST) => {}
+            made => made?,
         }
     }
     Err(Errno::BUSY.into())
