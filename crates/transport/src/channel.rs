@@ -15,12 +15,12 @@ use rustls_pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use zmove_wire::{Cipher, Version};
 
-use crate::clear::ClearLane;
-use crate::frame::{LaneError, LaneSink, LaneSource};
-use crate::lane::TlsLane;
+use crate::lane::clear::ClearLane;
+use crate::lane::rate::SharedRate;
+use crate::lane::tls::TlsLane;
+use crate::lane::{LaneError, LaneSink, LaneSource};
 use crate::path::PathProbe;
 use crate::quic::{QuicConnection, QuicLane, Sending};
-use crate::rate::SharedRate;
 use crate::tcp_tls::Connection;
 use crate::trust::Fingerprint;
 

@@ -19,10 +19,10 @@ use zmove_sockopt::TcpInfo;
 use zmove_types::{BufferPool, Doing, Stopwatch};
 use zmove_wire::FrameHeader;
 
-use crate::frame::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource, LaneWindow};
-use crate::lane::held_breaker;
+use crate::lane::rate::{SharedRate, Toll};
+use crate::lane::tls::held_breaker;
+use crate::lane::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource, LaneWindow};
 use crate::path::PathProbe;
-use crate::rate::{SharedRate, Toll};
 
 use super::account::Balance;
 use super::{DROPPED, QuicConnection, lost};

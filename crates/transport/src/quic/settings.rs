@@ -17,7 +17,7 @@ use quinn::{
 };
 
 use super::tolerant::TolerantConfig;
-use crate::frame::LaneWindow;
+use crate::lane::LaneWindow;
 use crate::trust::Identity;
 
 /// What the receiver holds of control that is not read.

@@ -15,7 +15,7 @@ use aws_lc_rs::{
 use rustls::{ClientConfig, Connection, ConnectionTrafficSecrets, KeyLog, ServerConfig};
 
 use super::{HEADER_BYTES, RecordError, TAG_BYTES};
-use crate::frame::LaneError;
+use crate::lane::LaneError;
 
 const NONCE_BYTES: usize = aead::NONCE_LEN;
 

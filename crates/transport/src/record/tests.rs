@@ -14,7 +14,7 @@ use rustls::{AlertDescription, ClientConnection, Connection, ServerConnection, S
 use rustls_pki_types::ServerName;
 
 use super::*;
-use crate::frame::LaneError;
+use crate::lane::LaneError;
 use crate::trust::{FirstKey, HostPolicy, Identity, SERVER_NAME, client_config_with, server_config};
 
 const SUITES: [SupportedCipherSuite; 3] =
