@@ -3,7 +3,6 @@
 //! What is said over it, who may say it and how lanes are made of it do not depend on the transport. **Invariant:** all
 //! connections of one [`ChannelDialler`] use one transport, for that is what the user is told.
 
-use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -19,7 +18,7 @@ use crate::lane::clear::ClearLane;
 use crate::lane::rate::SharedRate;
 use crate::lane::tls::TlsLane;
 use crate::lane::{LaneError, LaneSink, LaneSource};
-use crate::path::PathProbe;
+use crate::path::{PathProbe, Transport};
 use crate::quic::{QuicConnection, QuicLane, Sending};
 use crate::tcp_tls::Connection;
 use crate::trust::Fingerprint;
@@ -31,15 +30,6 @@ mod sockets;
 pub use dialler::{ChannelDialler, Reach, TransportChoice};
 pub use listener::{Incoming, Listener};
 pub use sockets::Inherited;
-
-/// What carries connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transport {
-    /// TLS 1.3 on TCP.
-    Tcp,
-    /// QUIC, which is TLS 1.3 on UDP.
-    Quic,
-}
 
 /// Who a peer is: the key that it has proved to hold, and what else says who holds it.
 #[derive(Clone, Debug)]
@@ -280,14 +270,5 @@ impl AsyncWrite for Channel {
             Carrier::Tcp(connection) => Pin::new(connection).poll_shutdown(context),
             Carrier::Quic(connection) => Pin::new(connection).poll_shutdown(context),
         }
-    }
-}
-
-impl fmt::Display for Transport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Tcp => "tcp",
-            Self::Quic => "quic",
-        })
     }
 }

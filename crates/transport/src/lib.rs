@@ -17,9 +17,7 @@ mod record;
 mod tcp_tls;
 mod trust;
 
-pub use channel::{
-    Channel, ChannelDialler, Claim, Incoming, Inherited, Listener, Reach, Transport, TransportChoice,
-};
+pub use channel::{Channel, ChannelDialler, Claim, Incoming, Inherited, Listener, Reach, TransportChoice};
 pub use control::{ControlError, ControlReader, ControlWriter, Inbox, control_pair};
 pub use error::{
     AcceptError, AuthorityError, AuthorizedKeysError, BindError, DialError, DialStage, IdentityError,
@@ -30,7 +28,7 @@ pub use lane::memory::{memory_control, memory_lane};
 pub use lane::rate::SharedRate;
 pub use lane::tls::TlsLane;
 pub use lane::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource, LaneWindow};
-pub use path::PathProbe;
+pub use path::{PathProbe, Transport};
 pub use quic::{QuicCongestion, UnknownCongestion};
 pub use record::RecordError;
 pub use tcp_tls::{Acceptor, Connection, Dialler, SocketConfig};

@@ -10,7 +10,14 @@ use std::sync::Arc;
 use socket2::SockRef;
 use zmove_sockopt::{TcpInfo, tcp_info};
 
-use crate::channel::Transport;
+/// What carries connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// TLS 1.3 on TCP.
+    Tcp,
+    /// QUIC, which is TLS 1.3 on UDP.
+    Quic,
+}
 
 /// Asks about one lane's connection, and sets what may change while it runs; keeps the socket, but not the connection, open.
 #[derive(Clone, Default)]
@@ -94,6 +101,15 @@ impl PathProbe {
 impl fmt::Debug for PathProbe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("PathProbe")
+    }
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "tcp",
+            Self::Quic => "quic",
+        })
     }
 }
 

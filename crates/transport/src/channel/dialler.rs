@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::{Channel, Settled, Transport};
+use super::{Channel, Settled};
 use crate::error::DialError;
+use crate::path::Transport;
 use crate::quic::{QuicCongestion, QuicConnection, QuicDialler};
 use crate::tcp_tls::{Connected, Dialler, Host, SocketConfig};
 use crate::trust::{HostPolicy, Identity};

@@ -19,7 +19,7 @@ use super::settings::{self, QuicCongestion};
 use super::{DONE, QuicConnection, keeper, socket};
 use crate::error::{DialError, DialStage, SocketError};
 use crate::tcp_tls::{Host, first_of, tls_fault};
-use crate::trust::{HostPolicy, Identity, SERVER_NAME, client_config_watched};
+use crate::trust::{HandshakeFault, HostPolicy, Identity, SERVER_NAME, client_config, provider};
 
 /// Makes connections to one host. Cheap to clone; clones go to the same address.
 #[derive(Clone, Debug)]
@@ -183,7 +183,8 @@ impl QuicDialler {
         address: SocketAddr,
         due: Instant,
     ) -> Result<(Endpoint, quinn::Connection), Attempt> {
-        let (tls, fault) = client_config_watched(&self.identity, self.policy.clone());
+        let fault = HandshakeFault::default();
+        let tls = client_config(provider(), &self.identity, self.policy.clone(), fault.clone());
         let crypto =
             QuicClientConfig::try_from(tls).map_err(|error| Attempt::Local(io::Error::other(error)))?;
         let mut config = quinn::ClientConfig::new(Arc::new(crypto));

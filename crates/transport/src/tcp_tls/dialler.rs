@@ -19,7 +19,7 @@ use super::{Connection, SocketConfig, WholeRecords, tls_error};
 use crate::{
     error::{DialError, DialStage},
     record::TrafficSecrets,
-    trust::{HostKeyFault, HostPolicy, Identity, SERVER_NAME, client_config},
+    trust::{HandshakeFault, HostKeyFault, HostPolicy, Identity, SERVER_NAME, client_config, provider},
 };
 
 pub(crate) mod race;
@@ -89,7 +89,7 @@ impl Dialler {
         // A setting that the kernel refuses shows here and not at the first connection.
         let trial = socket.open(addresses[0]);
         trial.map_err(|source| DialError::Socket { host: host.clone(), port, source })?;
-        let tls = Arc::new(client_config(identity, policy));
+        let tls = Arc::new(client_config(provider(), identity, policy, HandshakeFault::default()));
         Ok(Self { host, port, addresses, chosen: Arc::default(), round_trip: Arc::default(), tls, socket })
     }
 

@@ -20,7 +20,7 @@ use rustls_pki_types::{
 };
 
 use super::expiry::Expiry;
-use super::{file, verify::provider};
+use super::{file, provider};
 use crate::error::AuthorityError;
 
 mod subject;

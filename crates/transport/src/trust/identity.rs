@@ -9,12 +9,7 @@ use rcgen::{Certificate, CertificateParams, DnType, KeyPair, PKCS_ECDSA_P256_SHA
 use rustls::sign::CertifiedKey;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 
-use super::{
-    file,
-    fingerprint::Fingerprint,
-    guard,
-    verify::{SERVER_NAME, provider},
-};
+use super::{SERVER_NAME, file, fingerprint::Fingerprint, guard, provider};
 use crate::error::IdentityError;
 
 #[cfg(feature = "fuzzing")]
