@@ -21,7 +21,7 @@ pub use channel::{Channel, ChannelDialler, Claim, Incoming, Inherited, Listener,
 pub use control::{ControlError, ControlReader, ControlWriter, Inbox, control_pair};
 pub use error::{
     AcceptError, AuthorityError, AuthorizedKeysError, BindError, DialError, DialStage, IdentityError,
-    KnownHostsError, SocketError,
+    KeyFileError, KnownHostsError, SocketError,
 };
 pub use lane::clear::ClearLane;
 pub use lane::memory::{memory_control, memory_lane};
@@ -35,6 +35,6 @@ pub use tcp_tls::{Acceptor, Connection, Dialler, SocketConfig};
 pub use trust::{
     Access, AuthorizedKeys, CertificateFault, Denial, Expiry, Fingerprint, FirstKey, Grant, GrantFault,
     Holder, HostAuthority, HostLineFault, HostPolicy, Identity, KeyList, KnownHosts, ParseExpiryError,
-    ParseFingerprintError, Subject, Unguarded,
+    ParseFingerprintError, Subject,
 };
 pub use zmove_sockopt::TcpInfo;

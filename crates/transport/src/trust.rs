@@ -23,7 +23,6 @@ pub(crate) use authorized_keys::fuzzing as authorized_keys_fuzzing;
 pub use authorized_keys::{Access, AuthorizedKeys, Denial, Grant, GrantFault, Holder, KeyList, Subject};
 pub use expiry::{Expiry, ParseExpiryError};
 pub use fingerprint::{Fingerprint, ParseFingerprintError};
-pub use guard::Unguarded;
 pub use identity::Identity;
 #[cfg(feature = "fuzzing")]
 pub(crate) use identity::fuzzing as identity_fuzzing;
