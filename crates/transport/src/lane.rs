@@ -11,7 +11,7 @@ use thiserror::Error;
 use zmove_types::{Buffer, BufferPool, Doing, Stopwatch};
 use zmove_wire::{FrameHeader, WireError};
 
-use crate::control::is_loss;
+use crate::control::{is_close, is_loss};
 use crate::path::PathProbe;
 use crate::record::RecordError;
 
@@ -193,6 +193,7 @@ pub enum LaneError {
     #[error("data lane: {source}")]
     Tls {
         /// Why.
+        #[from]
         source: rustls::Error,
     },
     /// What came is no record of the peer's.
@@ -230,17 +231,6 @@ impl LaneError {
 
 impl From<io::Error> for LaneError {
     fn from(source: io::Error) -> Self {
-        match source.kind() {
-            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
-                Self::Closed
-            }
-            _ => Self::Io { source },
-        }
-    }
-}
-
-impl From<rustls::Error> for LaneError {
-    fn from(source: rustls::Error) -> Self {
-        Self::Tls { source }
+        if is_close(&source) { Self::Closed } else { Self::Io { source } }
     }
 }

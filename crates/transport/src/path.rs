@@ -91,10 +91,8 @@ impl PathProbe {
     /// # Errors
     /// The kernel does not have it, or does not let this user choose it.
     pub fn set_congestion(&self, algorithm: &str) -> io::Result<()> {
-        match &self.0 {
-            Some(Source::Kernel(socket)) => SockRef::from(&**socket).set_tcp_congestion(algorithm.as_bytes()),
-            Some(Source::Told(..)) | None => Ok(()),
-        }
+        let set = |socket| SockRef::from(socket).set_tcp_congestion(algorithm.as_bytes());
+        self.kernel().map_or(Ok(()), set)
     }
 }
 

@@ -29,7 +29,7 @@ mod socket;
 mod whole;
 
 pub use acceptor::Acceptor;
-pub(crate) use acceptor::listen;
+pub(crate) use acceptor::{canonical, listen};
 pub use dialler::Dialler;
 pub(crate) use dialler::{Connected, Host, race::first as first_of, tls_fault};
 pub(crate) use room::Room;
