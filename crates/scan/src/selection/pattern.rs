@@ -2,6 +2,10 @@
 //!
 //! What `globset` reads otherwise than git is rewritten: braces stand for themselves, classes never match a `/`, and
 //! `**` is special between slashes only. Both match bytes, so that names need not be UTF-8.
+//!
+//! The crate `ignore` reads such lines too, and would be less code. But it gives them to `globset` nearly as they are, so that
+//! braces are alternatives, takes what can match nothing without a word, and answers for one kind at a time: here a name that
+//! no kind would be wanted of is not even looked up.
 
 mod class;
 

@@ -1,7 +1,8 @@
 //! The keys of a connection: what rustls has negotiated, and what follows from it (RFC 8446 §5.3, §7.1 to §7.3).
 //!
-//! rustls hands out the keys in use but not the secrets behind them, without which no next key can be made. These come
-//! by its key log, one for each connection, kept in memory as rustls itself keeps them, and wiped when dropped.
+//! rustls hands out the keys in use but not the secrets behind them, without which no next key can be made; what would make
+//! it (`KernelConnection`) comes of unbuffered connections only, which tokio-rustls has none of. So the secrets come by its
+//! key log, one for each connection, kept in memory as rustls itself keeps them, and wiped when dropped.
 //! **Invariant:** no key seals two records under one nonce: a sequence number goes on where rustls stopped, and starts
 //! anew only with a new key.
 
