@@ -4,8 +4,8 @@
 //! `**` is special between slashes only. Both match bytes, so that names need not be UTF-8.
 //!
 //! The crate `ignore` reads such lines too, and would be less code. But it gives them to `globset` nearly as they are, so that
-//! braces are alternatives, takes what can match nothing without a word, and answers for one kind at a time: here a name that
-//! no kind would be wanted of is not even looked up.
+//! braces are alternatives; it takes what can match nothing without a word; and it answers for one kind at a time. Here one
+//! question tells whether a name is wanted as anything, and a name that is not is never looked up.
 
 mod class;
 
