@@ -1,15 +1,16 @@
-//! Entries other than data: links, metadata, and what tells that a source file changed.
+//! Entries as they are: which is which, what tells that one has changed, and its mode and times.
 
+use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::fs::{AtFlags, FileType, Mode, Stat, Timespec, Timestamps, UTIME_OMIT};
 use rustix::io::Errno;
-use zmove_types::{Metadata, Name, Timestamp};
+use zmove_types::{FileNumber, Metadata, Name, Timestamp};
 
-use crate::hidden::TempNames;
-use crate::own::open_own;
-use crate::staged::Replace;
+pub(crate) mod own;
+
+use own::open_own;
 
 /// What must not differ between the first look at a source file and the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,45 +68,30 @@ fn timestamp(seconds: i64, nanos: u64) -> Timestamp {
     Timestamp { seconds, nanos: u32::try_from(nanos).unwrap_or(0) }
 }
 
-/// Makes a symbolic link, or leaves the one that is there when it points to the same; sets its time. What has the name stays
-/// as it is where nothing is to be replaced.
+/// Which file an open one is.
 ///
 /// # Errors
-/// What the system says; `EISDIR` when a directory has that name.
-pub fn place_symlink(
-    directory: BorrowedFd<'_>,
-    name: &Name,
-    (target, mtime): (&[u8], Timestamp),
-    names: &TempNames,
-    replace: Replace,
-) -> io::Result<()> {
-    match rustix::fs::symlinkat(target, directory, name.as_os_str()) {
-        Ok(()) => {}
-        Err(Errno::EXIST) if replace == Replace::Nothing => return Ok(()),
-        Err(Errno::EXIST) => replace_with_symlink(directory, name, target, names)?,
-        Err(error) => return Err(error.into()),
-    }
-    let times = Timestamps { last_access: OMIT, last_modification: timespec(mtime) };
-    Ok(rustix::fs::utimensat(directory, name.as_os_str(), &times, AtFlags::SYMLINK_NOFOLLOW)?)
+/// What the system says.
+pub fn number_of(file: impl AsFd) -> io::Result<FileNumber> {
+    Ok(of_stat(&rustix::fs::fstat(file)?))
 }
 
-fn replace_with_symlink(
-    directory: BorrowedFd<'_>,
-    name: &Name,
-    target: &[u8],
-    names: &TempNames,
-) -> rustix::io::Result<()> {
-    let there = rustix::fs::readlinkat(directory, name.as_os_str(), Vec::new());
-    if there.is_ok_and(|there| there.as_bytes() == target) {
-        return Ok(());
-    }
-    let make = |name: &Name| rustix::fs::symlinkat(target, directory, name.as_os_str());
-    let (temporary, ()) = names.make(directory, make)?;
-    let renamed = rustix::fs::renameat(directory, temporary.as_os_str(), directory, name.as_os_str());
-    if renamed.is_err() {
-        let _best_effort = rustix::fs::unlinkat(directory, temporary.as_os_str(), AtFlags::empty());
-    }
-    renamed
+/// Which file a name in a directory leads to; a symbolic link is one by itself.
+///
+/// # Errors
+/// What the system says.
+pub fn number_at(directory: impl AsFd, name: &OsStr) -> io::Result<FileNumber> {
+    Ok(of_stat(&rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?))
+}
+
+/// Whether two open files are one; not where the system does not tell.
+#[must_use]
+pub fn is_same_file(one: impl AsFd, other: impl AsFd) -> bool {
+    matches!((number_of(one), number_of(other)), (Ok(one), Ok(other)) if one == other)
+}
+
+const fn of_stat(stat: &Stat) -> FileNumber {
+    FileNumber { device: stat.st_dev, inode: stat.st_ino }
 }
 
 /// Sets mode and time of a regular file that stays as it is. Anything else is not even opened: a device may do something
@@ -118,28 +104,16 @@ pub fn retouch(directory: BorrowedFd<'_>, name: &Name, metadata: &Metadata) -> i
     regular(FileIdentity::at(directory, name)?)?;
     let file = open_own(directory, name)?;
     regular(FileIdentity::of(&file)?)?;
-    set_file_metadata(file.as_fd(), metadata)
+    set_metadata(file.as_fd(), metadata)
 }
 
-/// Sets mode and time of an open directory.
+/// Sets mode and time of an open file or directory.
 ///
 /// # Errors
 /// What the system says.
-pub fn set_directory_metadata(directory: BorrowedFd<'_>, metadata: &Metadata) -> io::Result<()> {
-    set_file_metadata(directory, metadata)
-}
-
-/// Gives a directory the mode that one gets which is made in it, by the umask or by what access control lists pass on.
-///
-/// # Errors
-/// What the system says.
-pub fn set_usual_mode(directory: BorrowedFd<'_>, names: &TempNames) -> io::Result<()> {
-    let all = Mode::from_raw_mode(0o777);
-    let make = |name: &Name| rustix::fs::mkdirat(directory, name.as_os_str(), all);
-    let (made, ()) = names.make(directory, make)?;
-    let stat = rustix::fs::statat(directory, made.as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
-    rustix::fs::unlinkat(directory, made.as_os_str(), AtFlags::REMOVEDIR)?;
-    Ok(rustix::fs::fchmod(directory, Mode::from_raw_mode(stat?.st_mode))?)
+pub fn set_metadata(file: BorrowedFd<'_>, metadata: &Metadata) -> io::Result<()> {
+    rustix::fs::fchmod(file, Mode::from_raw_mode(metadata.mode))?;
+    set_file_mtime(file, metadata.mtime)
 }
 
 /// Sets mode and time of a file just made; tells whether it had the mode already, as is often so.
@@ -152,52 +126,31 @@ pub fn set_new_file_metadata(file: impl AsFd, metadata: &Metadata) -> io::Result
     if has_mode {
         set_file_mtime(file, metadata.mtime)?;
     } else {
-        set_file_metadata(file, metadata)?;
+        set_metadata(file, metadata)?;
     }
     Ok(has_mode)
 }
 
-fn set_file_metadata(file: BorrowedFd<'_>, metadata: &Metadata) -> io::Result<()> {
-    rustix::fs::fchmod(file, Mode::from_raw_mode(metadata.mode))?;
-    set_file_mtime(file, metadata.mtime)
-}
-
 pub(crate) fn set_file_mtime(file: BorrowedFd<'_>, mtime: Timestamp) -> io::Result<()> {
-    let times = Timestamps { last_access: OMIT, last_modification: timespec(mtime) };
-    Ok(rustix::fs::futimens(file, &times)?)
+    Ok(rustix::fs::futimens(file, &only_mtime(mtime))?)
 }
 
-const OMIT: Timespec = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
-
-fn timespec(time: Timestamp) -> Timespec {
-    Timespec { tv_sec: time.seconds, tv_nsec: i64::from(time.nanos) }
+/// What sets the time of modification alone.
+pub(crate) fn only_mtime(mtime: Timestamp) -> Timestamps {
+    let last_modification = Timespec { tv_sec: mtime.seconds, tv_nsec: i64::from(mtime.nanos) };
+    Timestamps { last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT }, last_modification }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::File;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
-
-    #[test]
-    fn links_are_made_kept_and_replaced() {
-        let home = tempfile::tempdir().unwrap();
-        let fd = std::fs::File::open(home.path()).unwrap();
-        let (name, names) = (Name::from_bytes(b"l").unwrap(), TempNames::new("t"));
-        let mtime = Timestamp { seconds: 10, nanos: 20 };
-        for target in ["one", "one", "two\u{ff}"] {
-            place_symlink(fd.as_fd(), &name, (target.as_bytes(), mtime), &names, Replace::Existing).unwrap();
-            let link = home.path().join("l");
-            assert_eq!(std::fs::read_link(&link).unwrap().to_str(), Some(target));
-            let stat = link.symlink_metadata().unwrap();
-            assert_eq!((stat.mtime(), stat.mtime_nsec()), (10, 20));
-        }
-        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
-    }
 
     #[test]
     fn nothing_but_a_regular_file_is_retouched() {
         let home = tempfile::tempdir().unwrap();
-        let fd = std::fs::File::open(home.path()).unwrap();
+        let fd = File::open(home.path()).unwrap();
         std::fs::write(home.path().join("precious"), "x").unwrap();
         std::fs::create_dir(home.path().join("directory")).unwrap();
         std::os::unix::fs::symlink("precious", home.path().join("link")).unwrap();
@@ -224,11 +177,26 @@ mod tests {
         let path = home.path().join("x");
         std::fs::write(&path, "data").unwrap();
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o000)).unwrap();
-        let fd = std::fs::File::open(home.path()).unwrap();
+        let fd = File::open(home.path()).unwrap();
         let name = Name::from_bytes(b"x").unwrap();
         let metadata = Metadata { mode: 0o440, mtime: Timestamp { seconds: 3, nanos: 4 } };
         retouch(fd.as_fd(), &name, &metadata).unwrap();
         let identity = FileIdentity::at(&fd, &name).unwrap();
         assert_eq!(identity.metadata(), metadata);
+    }
+
+    #[test]
+    fn a_file_is_the_same_under_all_its_names_and_a_link_is_not() {
+        let home = tempfile::tempdir().unwrap();
+        let at = |name: &str| home.path().join(name);
+        let (file, other) = (File::create(at("file")).unwrap(), File::create(at("other")).unwrap());
+        std::fs::hard_link(at("file"), at("name")).unwrap();
+        std::os::unix::fs::symlink("file", at("link")).unwrap();
+        assert!(is_same_file(&file, File::open(at("name")).unwrap()) && !is_same_file(&file, &other));
+        let directory = File::open(home.path()).unwrap();
+        let number = |name: &str| number_at(&directory, name.as_ref()).unwrap();
+        assert_eq!(number("name"), number_of(&file).unwrap());
+        assert!(![number("file"), number("other")].contains(&number("link")));
+        assert!(number_at(&directory, "nothing".as_ref()).is_err());
     }
 }

@@ -30,7 +30,7 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 use zmove_types::{Name, RelPath};
 
-use crate::boot::boot_id;
+use crate::proc::boot_id;
 use crate::remove::{HIDDEN_PREFIX, is_hidden, remove_entries};
 use crate::tree::Tree;
 

@@ -96,7 +96,7 @@ impl Keeping {
         let probe = Probe::make(directory, names)?;
         let usual = probe.keeps(USUAL)?;
         // times that are not cut off but changed in another way count as equal only if they are the same
-        let unit_ns = UNITS_NS.into_iter().find(|unit| cut(USUAL, *unit) == usual).unwrap_or(1);
+        let unit_ns = units_ns().find(|unit| cut(USUAL, *unit) == usual).unwrap_or(1);
         let limit = |far: Timestamp| {
             let between = far.min(USUAL)..=far.max(USUAL);
             let kept = probe.keeps(far).ok()?;
@@ -173,20 +173,12 @@ const LATEST_EVERYWHERE: i64 = 2_147_483_647 - 2 * 86_400;
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
 /// FAT keeps every other second.
 const UNIT_SECONDS_MAX: u64 = 2;
-/// The units that file systems have; the first that explains an answer counts.
-const UNITS_NS: [u64; 11] = [
-    1,
-    10,
-    100,
-    1_000,
-    10_000,
-    100_000,
-    1_000_000,
-    10_000_000,
-    100_000_000,
-    NANOS_PER_SECOND,
-    UNIT_SECONDS_MAX * NANOS_PER_SECOND,
-];
+
+/// The units that file systems have, in nanoseconds: a power of ten up to a second, or two seconds. The first that explains an
+/// answer counts.
+fn units_ns() -> impl Iterator<Item = u64> {
+    (0..=9).map(|zeros| 10_u64.pow(zeros)).chain([UNIT_SECONDS_MAX * NANOS_PER_SECOND])
+}
 
 #[cfg(test)]
 mod tests {
@@ -199,8 +191,8 @@ mod tests {
 
     #[test]
     fn each_unit_is_told_from_the_others() {
-        for (number, unit) in UNITS_NS.into_iter().enumerate() {
-            let found = UNITS_NS.into_iter().position(|other| cut(USUAL, other) == cut(USUAL, unit));
+        for (number, unit) in units_ns().enumerate() {
+            let found = units_ns().position(|other| cut(USUAL, other) == cut(USUAL, unit));
             assert_eq!(found, Some(number));
         }
     }

@@ -15,46 +15,35 @@
 //! ```
 
 mod advice;
-mod backend;
-mod boot;
-mod contents;
-mod data_file;
+mod engine;
 mod entry;
-mod existing;
-mod fault;
-mod file_number;
 mod hidden;
 mod kept_times;
-mod mounts;
-mod own;
+mod proc;
+mod publish;
 mod remove;
-mod root;
 mod staged;
 mod staging_directory;
-mod threads;
 mod tree;
-mod undisturbed;
-mod uring;
 
 pub use advice::replace_file;
-pub use backend::{Disk, Slices};
-pub use boot::boot_id;
-pub use contents::ContentsWriter;
-pub use data_file::{DataFile, Direct};
+pub use engine::contents::ContentsWriter;
+pub use engine::data_file::{DataFile, Direct};
+pub use engine::fault::{Fault, FaultAt, Faulty, Request};
+pub use engine::threads::Threads;
+pub use engine::uring::Uring;
+pub use engine::{Disk, Moved, Slices};
+pub use entry::own::open_own;
 pub use entry::{
-    FileIdentity, place_symlink, retouch, set_directory_metadata, set_new_file_metadata, set_usual_mode,
+    FileIdentity, is_same_file, number_at, number_of, retouch, set_metadata, set_new_file_metadata,
 };
-pub use existing::{Change, Existing};
-pub use fault::{Fault, FaultAt, Faulty, Request};
-pub use file_number::{is_same_file, number_at, number_of};
 pub use hidden::{TempNames, is_passing, sweep};
 pub use kept_times::{KeptTimes, is_beyond_range, is_held_everywhere};
-pub use mounts::Mount;
-pub use own::open_own;
+pub use proc::{Mount, boot_id};
+pub use publish::{Replace, place_symlink, publish_file};
 pub use remove::{is_hidden, remove_entries, remove_entries_until};
-pub use staged::{Replace, Staged, publish_file};
-pub use staging_directory::StagingDirectory;
-pub use threads::Threads;
+pub use staged::Staged;
+pub use staged::existing::{Change, Existing};
+pub use staging_directory::{StagingDirectory, set_usual_mode};
 pub use tree::{Tree, open_beneath};
-pub use uring::Uring;
 pub use zmove_uring::{RingConfig, Unavailable, cached_bytes};

@@ -15,8 +15,8 @@ use rustix::fs::{AtFlags, Dir, DirEntry, FileType, Mode, OFlags, StatxAttributes
 use rustix::io::Errno;
 use zmove_types::{FileNumber, Name, RelPath};
 
-use crate::file_number::number_of;
-use crate::own::Held;
+use crate::entry::number_of;
+use crate::entry::own::Held;
 use crate::tree::{DIRECTORY, Tree, make_writable};
 
 /// Names of running transfers begin so, and stay.

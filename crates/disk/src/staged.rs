@@ -12,21 +12,27 @@
 //!
 //! [Existing]: crate::Existing
 
+use std::any::Any;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_types::Name;
 
-use crate::data_file::{DataFile, Direct};
+use crate::engine::data_file::{DataFile, Direct};
 use crate::entry::FileIdentity;
-use crate::existing::{InPlace, give_up};
+use crate::entry::own::Held;
 use crate::hidden::TempNames;
-use crate::own::Held;
+use crate::publish::{Replace, publish_file};
+
+pub(crate) mod existing;
+mod in_place;
+
+use in_place::{InPlace, give_up};
 
 /// A file being written, in the directory where it will stay.
 #[derive(Debug)]
@@ -38,21 +44,8 @@ pub struct Staged {
     lasting: AtomicBool,
     /// Where it is a file that was there before and is changed in its place.
     in_place: Option<InPlace>,
-    _attached: Option<Box<dyn Attached>>,
-}
-
-/// What a staged file takes with it when it goes.
-trait Attached: std::fmt::Debug + Send + Sync {}
-
-impl<T: std::fmt::Debug + Send + Sync> Attached for T {}
-
-/// What becomes of a file that has the final name already.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Replace {
-    /// It is replaced, in one step.
-    Existing,
-    /// It stays, and the new one gets no name: `EEXIST`.
-    Nothing,
+    /// What goes with it.
+    _attached: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl Staged {
@@ -104,7 +97,7 @@ impl Staged {
     }
 
     /// A file that is there.
-    pub(crate) fn in_place(data: DataFile, directory: Arc<OwnedFd>, in_place: InPlace) -> Self {
+    fn in_place(data: DataFile, directory: Arc<OwnedFd>, in_place: InPlace) -> Self {
         let mut staged = Self::new(data, directory, None);
         staged.in_place = Some(in_place);
         staged
@@ -115,7 +108,7 @@ impl Staged {
     }
 
     /// Keeps something for as long as the file is open, such as what its descriptors are booked by.
-    pub fn attach(&mut self, what: impl std::fmt::Debug + Send + Sync + 'static) {
+    pub fn attach(&mut self, what: impl Any + Send + Sync) {
         self._attached = Some(Box::new(what));
     }
 
@@ -207,7 +200,7 @@ impl Staged {
     }
 
     /// The file has the length with which it will be written.
-    pub(crate) fn take_length(&mut self, direct: Direct) -> io::Result<()> {
+    fn take_length(&mut self, direct: Direct) -> io::Result<()> {
         self.data = DataFile::for_writing(self.file().try_clone()?, direct)?;
         Ok(())
     }
@@ -248,30 +241,6 @@ impl Staged {
     }
 }
 
-/// Gives a file that has a hidden name its final one, in the same directory: across two the kernel renames one at a time on
-/// the whole file system.
-///
-/// # Errors
-/// What the system says; `EISDIR` when a directory has that name, `EEXIST` when something has it that is not to be replaced.
-pub fn publish_file(directory: &OwnedFd, hidden: &Name, name: &Name, replace: Replace) -> io::Result<()> {
-    let (from, to) = (hidden.as_os_str(), name.as_os_str());
-    if replace == Replace::Existing {
-        return Ok(rustix::fs::renameat(directory, from, directory, to)?);
-    }
-    match rustix::fs::renameat_with(directory, from, directory, to, RenameFlags::NOREPLACE) {
-        // file systems that do not know the flag refuse to link over a name as well
-        Err(Errno::INVAL | Errno::NOSYS) => Ok(publish_by_link(directory, hidden, name)?),
-        renamed => Ok(renamed?),
-    }
-}
-
-fn publish_by_link(directory: &OwnedFd, hidden: &Name, name: &Name) -> rustix::io::Result<()> {
-    rustix::fs::linkat(directory, hidden.as_os_str(), directory, name.as_os_str(), AtFlags::empty())?;
-    // the file has its name; a hidden name that stays is swept
-    let _swept_later = rustix::fs::unlinkat(directory, hidden.as_os_str(), AtFlags::empty());
-    Ok(())
-}
-
 impl Drop for Staged {
     fn drop(&mut self) {
         if self.in_place.is_some() {
@@ -300,6 +269,7 @@ fn open_finished(found: OwnedFd) -> rustix::io::Result<OwnedFd> {
 mod tests {
     use super::*;
     use crate::entry::set_new_file_metadata;
+    use crate::publish::publish_by_link;
     use rustix::fs::IFlags;
     use std::io::Write;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};

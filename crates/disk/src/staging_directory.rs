@@ -16,7 +16,7 @@
 use std::collections::HashSet;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -24,11 +24,10 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use zmove_types::{Metadata, Name, RelPath};
 
-use crate::entry::{set_file_mtime, set_new_file_metadata};
-use crate::file_number::{is_same_file, number_at, number_of};
+use crate::entry::{is_same_file, number_at, number_of, set_file_mtime, set_new_file_metadata};
 use crate::hidden::TempNames;
+use crate::publish::Replace;
 use crate::remove::remove_entries;
-use crate::staged::Replace;
 use crate::tree::{DIRECTORY, Tree};
 
 /// The hidden directory and where it will go.
@@ -215,6 +214,19 @@ impl StagingDirectory {
             }
         }
     }
+}
+
+/// Gives a directory the mode that one gets which is made in it, by the umask or by what access control lists pass on.
+///
+/// # Errors
+/// What the system says.
+pub fn set_usual_mode(directory: BorrowedFd<'_>, names: &TempNames) -> io::Result<()> {
+    let all = Mode::from_raw_mode(0o777);
+    let make = |name: &Name| rustix::fs::mkdirat(directory, name.as_os_str(), all);
+    let (made, ()) = names.make(directory, make)?;
+    let stat = rustix::fs::statat(directory, made.as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
+    rustix::fs::unlinkat(directory, made.as_os_str(), AtFlags::REMOVEDIR)?;
+    Ok(rustix::fs::fchmod(directory, Mode::from_raw_mode(stat?.st_mode))?)
 }
 
 /// A directory that becomes one with another.

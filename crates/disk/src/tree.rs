@@ -1,7 +1,7 @@
 //! Directories beneath a root, opened so that no symbolic link and no `..` can lead out.
 //!
-//! **Invariant:** every descriptor this hands out was reached from the root's descriptor without following a link
-//! (`openat2` with `RESOLVE_BENEATH`, or component by component with `O_NOFOLLOW` where the kernel refuses that call).
+//! **Invariant:** every descriptor this hands out was reached from the root's descriptor without following a link: by
+//! [`open_beneath`], or component by component with `O_NOFOLLOW` where directories are made on the way.
 
 use std::ffi::OsStr;
 use std::io;
@@ -10,9 +10,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use zmove_types::{Name, RelPath};
+
+mod beneath;
+mod guarded;
+
+pub use beneath::open_beneath;
 
 /// The root of a tree.
 #[derive(Clone, Debug)]
@@ -20,8 +25,6 @@ pub struct Tree {
     root: Arc<OwnedFd>,
 }
 
-/// Longer paths are opened in pieces: the kernel takes 4096 bytes at once.
-const PIECE_BYTES_MAX: usize = 4000;
 /// How often to try again when somebody else changes what is in the way.
 const RACES_MAX: usize = 16;
 
@@ -44,7 +47,7 @@ impl Tree {
     /// # Errors
     /// What the system says, and an error with a text for such a link.
     pub fn open_guarded(path: &Path) -> io::Result<Self> {
-        Ok(Self { root: Arc::new(crate::root::open_directory(path)?) })
+        Ok(Self { root: Arc::new(guarded::open_directory(path)?) })
     }
 
     /// The tree at an open directory.
@@ -83,7 +86,9 @@ impl Tree {
                 }
                 Ok(directory)
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => self.make_directory(path),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.make_missing(path, Mode::RWXU, make_writable)
+            }
             Err(error) => Err(error),
         }
     }
@@ -98,22 +103,7 @@ impl Tree {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             outcome => return outcome,
         }
-        let mut directory = Arc::clone(&self.root);
-        for name in path.components().map(OsStr::from_bytes) {
-            let open = || rustix::fs::openat(&directory, name, DIRECTORY, Mode::empty());
-            let opened = match open() {
-                Err(Errno::NOENT) => {
-                    match rustix::fs::mkdirat(&directory, name, Mode::from_raw_mode(0o777)) {
-                        Ok(()) | Err(Errno::EXIST) => {}
-                        Err(error) => return Err(error.into()),
-                    }
-                    open()?
-                }
-                opened => opened?,
-            };
-            directory = Arc::new(opened);
-        }
-        Ok(directory)
+        self.make_missing(path, Mode::from_raw_mode(0o777), |_parent| ())
     }
 
     /// Makes a directory in an open one, for the owner only (0700); `false` when the name is taken.
@@ -128,73 +118,45 @@ impl Tree {
         }
     }
 
-    /// Walks down, one component after the other: a path may have thousands of them, too many for recursion.
-    fn make_directory(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
+    /// Walks down, one component after the other: a path may have thousands of them, too many for recursion. A directory in
+    /// which another is to be made is `prepared` for that, but not the root itself, which is the user's.
+    fn make_missing(
+        &self,
+        path: &RelPath,
+        mode: Mode,
+        prepare: impl Fn(&OwnedFd),
+    ) -> io::Result<Arc<OwnedFd>> {
         let mut directory = Arc::clone(&self.root);
         for (depth, name) in path.components().map(OsStr::from_bytes).enumerate() {
-            // the root itself is the user's
-            directory = Arc::new(enter_or_make(&directory, name, depth > 0)?);
+            let make = || {
+                if depth > 0 {
+                    prepare(&directory);
+                }
+                rustix::fs::mkdirat(&directory, name, mode)
+            };
+            directory = Arc::new(enter_or_make(&directory, name, make)?);
         }
         Ok(directory)
     }
 }
 
 /// Opens a directory in another, and makes it if it is not there.
-fn enter_or_make(parent: &OwnedFd, name: &OsStr, may_change_parent: bool) -> io::Result<OwnedFd> {
+fn enter_or_make(
+    parent: &OwnedFd,
+    name: &OsStr,
+    make: impl Fn() -> rustix::io::Result<()>,
+) -> io::Result<OwnedFd> {
     for _ in 0..RACES_MAX {
         match rustix::fs::openat(parent, name, DIRECTORY, Mode::empty()) {
-            Ok(directory) => return Ok(directory),
             Err(Errno::NOENT) => {}
-            Err(error) => return Err(error.into()),
+            opened => return Ok(opened?),
         }
-        if may_change_parent {
-            make_writable(parent);
-        }
-        match rustix::fs::mkdirat(parent, name, Mode::RWXU) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(error) => return Err(error.into()),
+        match make() {
+            Err(Errno::EXIST) => {}
+            made => made?,
         }
     }
     Err(Errno::BUSY.into())
-}
-
-/// Opens `path` beneath `root` without following any link.
-///
-/// # Errors
-/// What the system says; `ELOOP` or `ENOTDIR` when a link is in the path.
-pub fn open_beneath(root: BorrowedFd<'_>, path: &RelPath, flags: OFlags) -> io::Result<OwnedFd> {
-    let bytes = path.as_bytes();
-    if bytes.len() > PIECE_BYTES_MAX {
-        let cut = bytes[..PIECE_BYTES_MAX].iter().rposition(|&byte| byte == b'/');
-        let cut = cut.expect("names are at most 255 bytes, so 4000 hold a separator");
-        let (head, tail) = (RelPath::from_bytes(&bytes[..cut]), RelPath::from_bytes(&bytes[cut + 1..]));
-        let (head, tail) = (head.expect("a prefix of a path"), tail.expect("a suffix of a path"));
-        let middle = open_beneath(root, &head, DIRECTORY)?;
-        return open_beneath(middle.as_fd(), &tail, flags);
-    }
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    for _ in 0..RACES_MAX {
-        match rustix::fs::openat2(root, path.as_path(), flags | OFlags::CLOEXEC, Mode::empty(), resolve) {
-            Ok(fd) => return Ok(fd),
-            Err(Errno::NOSYS | Errno::PERM) => return open_by_component(root, path, flags),
-            Err(Errno::INTR | Errno::AGAIN) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    // for a file opened without waiting: its owner holds a lease on it, and may for long
-    Err(Errno::AGAIN.into())
-}
-
-fn open_by_component(root: BorrowedFd<'_>, path: &RelPath, flags: OFlags) -> io::Result<OwnedFd> {
-    let mut directory = root.try_clone_to_owned()?;
-    let mut components = path.components().peekable();
-    while let Some(component) = components.next() {
-        let last = components.peek().is_none();
-        let wanted = if last { flags | OFlags::NOFOLLOW | OFlags::CLOEXEC } else { DIRECTORY };
-        let name = OsStr::from_bytes(component);
-        directory = rustix::fs::openat(&directory, name, wanted, Mode::empty())?;
-    }
-    Ok(directory)
 }
 
 /// A directory that came read-only must take its files again; its mode is set anew at the end. Where this is not
@@ -285,16 +247,6 @@ mod tests {
         assert!(tree.open_directory(&path("a")).is_err());
         assert!(tree.ensure_directory(&path("a/b")).is_err());
         assert!(!home.path().join("a").is_dir());
-    }
-
-    #[test]
-    fn component_wise_opening_refuses_links_too() {
-        let (home, tree) = tree();
-        std::fs::create_dir_all(home.path().join("real/sub")).unwrap();
-        symlink("real", home.path().join("link")).unwrap();
-        assert!(open_by_component(tree.fd(), &path("real/sub"), DIRECTORY).is_ok());
-        assert!(open_by_component(tree.fd(), &path("link/sub"), DIRECTORY).is_err());
-        assert!(open_by_component(tree.fd(), &path("link"), DIRECTORY).is_err());
     }
 
     #[test]

@@ -9,8 +9,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::available_parallelism;
 
+use rustix::fs::{AtFlags, CWD, FileType, OFlags, StatxFlags, statx};
+use rustix::io::Errno;
 use zmove_types::RelPath;
 
+use crate::directory::FileSystems;
 use crate::identity::SourceIdentity;
 use crate::selection::Selection;
 
@@ -49,16 +52,6 @@ pub struct ScanConfig {
     pub identity: Option<Arc<SourceIdentity>>,
 }
 
-/// Which file systems below a root are walked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum FileSystems {
-    /// All that are mounted there.
-    #[default]
-    All,
-    /// That of the root: a directory with another device number is found, and not looked into.
-    OfRoot,
-}
-
 impl ScanConfig {
     /// The buffer that one thread lists directories into.
     pub const LIST_BUFFER_BYTES: usize = 128 * 1024;
@@ -80,8 +73,18 @@ impl Default for ScanConfig {
 }
 
 impl ScanRoot {
+    /// How it is opened if it is a directory; `None` for anything else.
+    pub(crate) fn directory_flags(&self) -> Result<Option<OFlags>, Errno> {
+        if self.names_directory() {
+            return Ok(Some(OFlags::empty()));
+        }
+        let stat = statx(CWD, &self.source, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE)?;
+        let is_directory = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Directory;
+        Ok(is_directory.then_some(OFlags::NOFOLLOW))
+    }
+
     /// Whether the path names the directory behind it: by its form (`a/`, `a/.`, `..`) or by its prefix.
-    pub(crate) fn names_directory(&self) -> bool {
+    fn names_directory(&self) -> bool {
         let bytes = self.source.as_os_str().as_bytes();
         let last = bytes.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
         self.prefix.is_root() || matches!(last, b"" | b"." | b"..")

@@ -10,19 +10,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{AtFlags, Mode, OFlags, StatxAttributes, StatxFlags, fstat, makedev, open, statx};
 use rustix::io::Result;
+use zmove_disk::open_beneath;
 use zmove_types::{FileNumber, Name, PathError, RelPath, Timestamp};
-
-use crate::beneath::Beneath;
-use crate::config::FileSystems;
 
 /// The opened top of what one [`ScanRoot`](crate::ScanRoot) named.
 #[derive(Debug)]
 pub struct SourceRoot {
     path: PathBuf,
     prefix: RelPath,
-    extent: Extent,
-    number: FileNumber,
-    beneath: Beneath,
+    /// How much of it was asked for.
+    pub(crate) extent: Extent,
+    /// Which directory it is.
+    pub(crate) number: FileNumber,
+    fd: OwnedFd,
 }
 
 /// How much below a root was asked for.
@@ -32,6 +32,16 @@ pub(crate) enum Extent {
     Tree,
     /// One entry of the directory; the prefix is the entry's target path.
     SingleEntry,
+}
+
+/// Which file systems below a root are walked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FileSystems {
+    /// All that are mounted there.
+    #[default]
+    All,
+    /// That of the root: a directory with another device number is found, and not looked into.
+    OfRoot,
 }
 
 /// A directory that stays open as long as any batch of its entries lives.
@@ -79,7 +89,7 @@ impl SourceRoot {
             prefix: prefix.clone(),
             extent,
             number: FileNumber { device: stat.st_dev, inode: stat.st_ino },
-            beneath: Beneath::new(opened),
+            fd: opened,
         })
     }
 
@@ -89,20 +99,10 @@ impl SourceRoot {
         &self.path
     }
 
-    /// How much of it was asked for.
-    pub(crate) fn extent(&self) -> Extent {
-        self.extent
-    }
-
-    /// Which directory it is.
-    pub(crate) fn number(&self) -> FileNumber {
-        self.number
-    }
-
     /// The directory, opened with `O_PATH`.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.beneath.root()
+        self.fd.as_fd()
     }
 
     /// Opens the regular file at `path` below this root for reading, through no symbolic link. For callers
@@ -113,7 +113,7 @@ impl SourceRoot {
     /// What the kernel says; `ELOOP` or `ENOTDIR` where a link lies on the way.
     pub fn open_file(&self, path: &RelPath) -> std::io::Result<OwnedFd> {
         // Non-blocking, lest a FIFO that took the file's place hold the caller up; no effect on regular files.
-        Ok(self.beneath.open(path, OFlags::RDONLY | OFlags::NONBLOCK)?)
+        Ok(open_beneath(self.fd(), path, OFlags::RDONLY | OFlags::NONBLOCK)?)
     }
 
     /// Opens the directory at `path` below this root again, to open files in it.
@@ -121,7 +121,7 @@ impl SourceRoot {
     /// # Errors
     /// What the kernel says, as for [`open_file`](Self::open_file).
     pub fn open_directory(&self, path: &RelPath) -> std::io::Result<OwnedFd> {
-        Ok(self.beneath.open(path, OFlags::PATH | OFlags::DIRECTORY)?)
+        Ok(open_beneath(self.fd(), path, OFlags::PATH | OFlags::DIRECTORY)?)
     }
 
     /// The target path of what lies at `path` below this root.
@@ -145,7 +145,7 @@ impl Directory {
             Extent::Tree => OFlags::RDONLY,
             Extent::SingleEntry => OFlags::PATH,
         };
-        let fd = root.beneath.open(source_path, OFlags::DIRECTORY | access)?;
+        let fd = open_beneath(root.fd(), source_path, OFlags::DIRECTORY | access)?;
         let target_path = root.target_of(source_path).expect("the scan descends only into paths that fit");
         let (root, source_path) = (Arc::clone(root), source_path.clone());
         Ok(Self { root, source_path, target_path, fd, entries_found: AtomicU64::new(0) })

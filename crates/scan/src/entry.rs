@@ -87,20 +87,16 @@ impl Entry {
         let stat = statx(directory.fd(), raw_name, AtFlags::SYMLINK_NOFOLLOW, WANTED)
             .map_err(failed(Operation::Stat))?;
         let kind = EntryKind::of(directory, raw_name, &stat).map_err(failed(Operation::ReadLink))?;
-        Ok(Self::new(name, kind, &stat))
-    }
-
-    fn new(name: Name, kind: EntryKind, stat: &Statx) -> Self {
-        Self {
+        Ok(Self {
             name,
             kind,
             size: stat.stx_size,
-            metadata: metadata_of(stat),
+            metadata: metadata_of(&stat),
             inode: stat.stx_ino,
             device: makedev(stat.stx_dev_major, stat.stx_dev_minor),
             ctime: Timestamp { seconds: stat.stx_ctime.tv_sec, nanos: stat.stx_ctime.tv_nsec },
             links: stat.stx_nlink,
-        }
+        })
     }
 }
 

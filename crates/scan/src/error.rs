@@ -5,6 +5,7 @@
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::io::Errno;
 use thiserror::Error;
@@ -75,7 +76,7 @@ pub enum ScanError {
 }
 
 /// What is wrong with one path of a list.
-#[derive(Debug, Error)]
+#[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum ListFault {
     /// It begins with a `/`.
@@ -99,7 +100,7 @@ pub enum ListFault {
         /// The directory.
         path: PathBuf,
         /// Why not.
-        source: io::Error,
+        source: Arc<io::Error>,
     },
 }
 

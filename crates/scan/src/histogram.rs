@@ -16,7 +16,7 @@ use crate::scan::Scan;
 pub use table::Table;
 
 /// Counts over a tree, by powers of two and by size class. Hard links count once per name.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Histogram {
     /// All regular files.
     pub files: Share,
@@ -42,9 +42,9 @@ pub struct Histogram {
     pub deepest_path: Option<Extreme>,
     /// The directory with the most entries.
     pub largest_directory: Option<Extreme>,
-    /// Bucket 0 holds the empty files, bucket n + 1 those from 2ⁿ to below 2ⁿ⁺¹ bytes.
+    /// Bucket 0 holds the empty files, bucket n + 1 those from 2ⁿ to below 2ⁿ⁺¹ bytes; the last one is occupied.
     #[serde(serialize_with = "serialize_occupied")]
-    buckets: [Share; BUCKETS],
+    buckets: Vec<Share>,
 }
 
 /// A part of the files.
@@ -90,6 +90,7 @@ impl Histogram {
 
     /// Adds the counts of another part of the same tree, or of another tree.
     pub fn merge(&mut self, other: Self) {
+        self.buckets.resize(self.buckets.len().max(other.buckets.len()), Share::default());
         for (mine, theirs) in self.shares().into_iter().zip(other.clone().shares()) {
             mine.files += theirs.files;
             mine.bytes += theirs.bytes;
@@ -113,10 +114,8 @@ impl Histogram {
     /// The occupied range of buckets: the least size in each, and what it holds. Bucket `0` is the empty files,
     /// bucket `n` those from `n` to below `2 × n` bytes.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, Share)> {
-        let occupied = |bucket: &Share| bucket.files > 0;
-        let first = self.buckets.iter().position(occupied).unwrap_or(0);
-        let end = self.buckets.iter().rposition(occupied).map_or(0, |last| last + 1);
-        (first..end).map(|index| (bucket_start(index), self.buckets[index]))
+        let shares = self.buckets.iter().enumerate().skip_while(|(_, share)| share.files == 0);
+        shares.map(|(index, share)| (bucket_start(index), *share))
     }
 
     /// The histogram as text of at most `columns` columns, but at least 66; paths are not cut.
@@ -158,7 +157,9 @@ impl Histogram {
             SizeClass::Medium => &mut self.medium,
             SizeClass::Large => &mut self.large,
         };
-        for share in [class, &mut self.files, &mut self.buckets[bucket_of(bytes)]] {
+        let bucket = bucket_of(bytes);
+        self.buckets.resize(self.buckets.len().max(bucket + 1), Share::default());
+        for share in [class, &mut self.files, &mut self.buckets[bucket]] {
             share.files += 1;
             share.bytes += bytes;
         }
@@ -167,27 +168,6 @@ impl Histogram {
     fn shares(&mut self) -> Vec<&mut Share> {
         let named = [&mut self.files, &mut self.losf, &mut self.medium, &mut self.large];
         named.into_iter().chain(&mut self.buckets).collect()
-    }
-}
-
-impl Default for Histogram {
-    fn default() -> Self {
-        let none = Share::default();
-        Self {
-            files: none,
-            losf: none,
-            medium: none,
-            large: none,
-            directories: 0,
-            symlinks: 0,
-            specials: 0,
-            errors: 0,
-            vanished: 0,
-            largest_file: None,
-            deepest_path: None,
-            largest_directory: None,
-            buckets: [none; BUCKETS],
-        }
     }
 }
 
@@ -218,13 +198,10 @@ struct Bucket {
     share: Share,
 }
 
-fn serialize_occupied<S: Serializer>(buckets: &[Share; BUCKETS], serializer: S) -> Result<S::Ok, S::Error> {
+fn serialize_occupied<S: Serializer>(buckets: &[Share], serializer: S) -> Result<S::Ok, S::Error> {
     let occupied = buckets.iter().enumerate().filter(|(_, share)| share.files > 0);
     serializer.collect_seq(occupied.map(|(index, &share)| Bucket { from_bytes: bucket_start(index), share }))
 }
-
-/// One for the empty files and one for each power of two.
-const BUCKETS: usize = 1 + u64::BITS as usize;
 
 #[cfg(test)]
 mod tests {

@@ -83,7 +83,7 @@ impl SourceIdentity {
     /// Whether an earlier walk has opened another directory at this path; `None` stands for what is no directory.
     pub(crate) fn is_other(&self, path: &Path, root: Option<&SourceRoot>) -> bool {
         let roots = lock(&self.roots);
-        roots.get(path).is_some_and(|known| Some(known.number()) != root.map(SourceRoot::number))
+        roots.get(path).is_some_and(|known| Some(known.number) != root.map(|root| root.number))
     }
 
     /// What has been met that is mounted below the roots.

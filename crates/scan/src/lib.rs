@@ -23,7 +23,6 @@
 //! }
 //! ```
 
-mod beneath;
 mod config;
 mod directory;
 mod entry;
@@ -34,21 +33,19 @@ pub mod fuzzing;
 mod histogram;
 mod identity;
 mod list;
-mod listed;
 mod listings;
-mod names;
-mod patience;
 mod scan;
 mod selection;
-mod worker;
+mod walk;
 
-pub use config::{FileSystems, ScanConfig, ScanRoot};
-pub use directory::{Directory, SourceRoot};
+pub use config::{ScanConfig, ScanRoot};
+pub use directory::{Directory, FileSystems, SourceRoot};
 pub use entry::{Entry, EntryBatch, EntryKind, ScanItem};
 pub use error::{ListFault, Operation, ScanError};
 pub use histogram::{Extreme, Histogram, Share, Table, histogram};
 pub use identity::SourceIdentity;
 pub use list::{PathList, Separator};
 pub use listings::{Listing, Listings};
-pub use scan::{Found, Scan, Tally, scan, scan_list};
+pub use scan::{Scan, scan, scan_list};
 pub use selection::{Effect, PathKind, PatternError, Rule, Selection};
+pub use walk::{Found, Tally};

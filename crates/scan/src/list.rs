@@ -18,7 +18,8 @@ pub(crate) mod fuzzing;
 
 /// Paths relative to one directory, one after the other from a reader.
 pub struct PathList {
-    root: ScanRoot,
+    /// The directory that they are relative to.
+    pub(crate) root: ScanRoot,
     name: PathBuf,
     separator: Separator,
     reader: BufReader<Box<dyn Read + Send>>,
@@ -47,10 +48,6 @@ impl PathList {
     ) -> Self {
         let reader: Box<dyn Read + Send> = Box::new(reader);
         Self { root, name, separator, reader: BufReader::with_capacity(BUFFER_BYTES, reader) }
-    }
-
-    pub(crate) fn root(&self) -> &ScanRoot {
-        &self.root
     }
 
     /// The next paths: as many as have been read at once, lest paths wait for others that come late. None at the end.
@@ -146,12 +143,7 @@ fn parse(text: &[u8]) -> Result<RelPath, ListFault> {
 
 impl fmt::Debug for PathList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { root, name, separator, reader: _ } = self;
-        f.debug_struct("PathList")
-            .field("root", root)
-            .field("name", name)
-            .field("separator", separator)
-            .finish_non_exhaustive()
+        f.debug_struct("PathList").field("name", &self.name).finish_non_exhaustive()
     }
 }
 

@@ -9,11 +9,11 @@ use std::ffi::CStr;
 use std::io;
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, CWD, FileType, OFlags, RawDir, StatxFlags, statx};
+use rustix::fs::{AtFlags, FileType, RawDir, StatxFlags, statx};
 use zmove_types::{Name, RelPath};
 
-use crate::config::{FileSystems, ScanConfig, ScanRoot};
-use crate::directory::{Directory, Extent, SourceRoot};
+use crate::config::{ScanConfig, ScanRoot};
+use crate::directory::{Directory, Extent, FileSystems, SourceRoot};
 use crate::error::{Operation, ScanError};
 use crate::identity::{Change, Mounts, SourceIdentity};
 use crate::selection::{PathKind, Selection};
@@ -237,15 +237,7 @@ fn admits(selection: Option<&Selection>, directory: &RelPath) -> bool {
 
 /// `None` for what is no directory.
 fn open_root(root: &ScanRoot) -> io::Result<Option<SourceRoot>> {
-    let flags = if root.names_directory() {
-        OFlags::empty()
-    } else {
-        let stat = statx(CWD, &root.source, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE)?;
-        if FileType::from_raw_mode(stat.stx_mode.into()) != FileType::Directory {
-            return Ok(None);
-        }
-        OFlags::NOFOLLOW
-    };
+    let Some(flags) = root.directory_flags()? else { return Ok(None) };
     Ok(Some(SourceRoot::open(&root.source, &root.prefix, Extent::Tree, flags)?))
 }
 

@@ -5,64 +5,23 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crossbeam_channel::{Receiver, bounded};
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use zmove_types::{StageClock, StageTimes};
+use zmove_types::StageTimes;
 
 use crate::config::{ScanConfig, ScanRoot};
-use crate::entry::{Entry, EntryKind, ScanItem};
+use crate::entry::ScanItem;
 use crate::error::ScanError;
 use crate::list::PathList;
-use crate::worker::{Walk, Worker};
+use crate::walk::{Tally, Walk, Worker};
 
 /// The stream of what a walk finds. Clones share one stream, each item going to one of them; the walk stops when
 /// the last of them and of their receivers is dropped.
 #[derive(Clone, Debug)]
 pub struct Scan {
     receiver: Receiver<ScanItem>,
-    clock: Arc<StageClock>,
-    left_out: Arc<AtomicU64>,
     tally: Arc<Tally>,
-}
-
-/// What a walk has found so far.
-#[derive(Debug, Default)]
-pub struct Tally {
-    entries: AtomicU64,
-    bytes: AtomicU64,
-    ended: AtomicBool,
-}
-
-/// All that a walk has found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
-    /// How many entries.
-    pub entries: u64,
-    /// The sizes of all files together.
-    pub bytes: u64,
-}
-
-impl Tally {
-    /// All that there is, once the walk has ended.
-    #[must_use]
-    pub fn whole(&self) -> Option<Found> {
-        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let ended = self.ended.load(Ordering::Acquire);
-        ended.then(|| Found { entries: count(&self.entries), bytes: count(&self.bytes) })
-    }
-
-    pub(crate) fn add(&self, entries: &[Entry]) {
-        let bytes =
-            entries.iter().filter(|entry| entry.kind == EntryKind::File).map(|entry| entry.size).sum();
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.entries.fetch_add(entries.len() as u64, Ordering::Relaxed);
-    }
-
-    pub(crate) fn end(&self) {
-        self.ended.store(true, Ordering::Release);
-    }
 }
 
 /// Starts to walk `roots` and returns at once.
@@ -88,14 +47,10 @@ pub fn scan_list(list: PathList, config: &ScanConfig) -> Scan {
 
 fn start(config: &ScanConfig, work: impl FnOnce(ThreadPool, Arc<Walk>)) -> Scan {
     let (output, receiver) = bounded(config.queue_batches_max.max(1));
-    let scan = Scan { receiver, clock: Arc::default(), left_out: Arc::default(), tally: Arc::default() };
+    let scan = Scan { receiver, tally: Arc::default() };
     match start_threads(config) {
         // The pool's threads end when its handle is dropped and the jobs spawned on it are done.
-        Ok(pool) => {
-            let (clock, left_out) = (Arc::clone(&scan.clock), Arc::clone(&scan.left_out));
-            let counts = (left_out, Arc::clone(&scan.tally));
-            work(pool, Arc::new(Walk::new(output, config, clock, counts)));
-        }
+        Ok(pool) => work(pool, Arc::new(Walk::new(output, config, scan.tally()))),
         Err(source) => {
             let item = ScanItem::Error(ScanError::Threads { source });
             output.try_send(item).expect("the queue is new and has room for one");
@@ -128,14 +83,14 @@ impl Scan {
     /// How many entries the selection has left out so far. A directory counts once, whatever is in it.
     #[must_use]
     pub fn left_out(&self) -> u64 {
-        self.left_out.load(Ordering::Relaxed)
+        self.tally.left_out()
     }
 
     /// How the walk's threads have spent their time so far: busy with the file system or blocked by the
     /// consumer. A walk has no upstream, so none of it is starved.
     #[must_use]
     pub fn times(&self) -> StageTimes {
-        self.clock.times()
+        self.tally.clock.times()
     }
 }
 

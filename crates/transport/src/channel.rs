@@ -6,7 +6,6 @@
 //! **Invariant:** all connections of one [`ChannelDialler`] use one transport, for that is what the user is
 //! told.
 
-use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -18,12 +17,12 @@ use rustls_pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use zmove_wire::{Cipher, Version};
 
-use crate::clear::ClearLane;
-use crate::frame::{LaneError, LaneSink, LaneSource};
-use crate::lane::TlsLane;
-use crate::path::PathProbe;
+use crate::lane::clear::ClearLane;
+use crate::lane::rate::SharedRate;
+use crate::lane::tls::TlsLane;
+use crate::lane::{LaneError, LaneSink, LaneSource};
+use crate::path::{PathProbe, Transport};
 use crate::quic::{QuicConnection, QuicLane, Sending};
-use crate::rate::SharedRate;
 use crate::tcp_tls::Connection;
 use crate::trust::Fingerprint;
 
@@ -34,15 +33,6 @@ mod sockets;
 pub use dialler::{ChannelDialler, Reach, TransportChoice};
 pub use listener::{Incoming, Listener};
 pub use sockets::Inherited;
-
-/// What carries connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transport {
-    /// TLS 1.3 on TCP.
-    Tcp,
-    /// QUIC, which is TLS 1.3 on UDP.
-    Quic,
-}
 
 /// Who a peer is: the key that it has proved to hold, and what else says who holds it.
 #[derive(Clone, Debug)]
@@ -283,14 +273,5 @@ impl AsyncWrite for Channel {
             Carrier::Tcp(connection) => Pin::new(connection).poll_shutdown(context),
             Carrier::Quic(connection) => Pin::new(connection).poll_shutdown(context),
         }
-    }
-}
-
-impl fmt::Display for Transport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Tcp => "tcp",
-            Self::Quic => "quic",
-        })
     }
 }

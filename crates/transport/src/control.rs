@@ -58,6 +58,14 @@ pub(crate) fn is_loss(error: &io::Error) -> bool {
     !matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::Unsupported | io::ErrorKind::Other)
 }
 
+/// Whether this says no more than that the other end is gone.
+pub(crate) fn is_close(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe
+    )
+}
+
 /// Splits a stream into the two directions of a control connection.
 pub fn control_pair(stream: impl AsyncRead + AsyncWrite + Send + 'static) -> (ControlReader, ControlWriter) {
     let (reader, writer) = tokio::io::split(stream);
@@ -168,12 +176,7 @@ impl ControlWriter {
 
 impl From<io::Error> for ControlError {
     fn from(source: io::Error) -> Self {
-        match source.kind() {
-            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
-                Self::Closed
-            }
-            _ => Self::Io { source },
-        }
+        if is_close(&source) { Self::Closed } else { Self::Io { source } }
     }
 }
 

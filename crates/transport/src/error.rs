@@ -10,7 +10,7 @@ use crate::trust::{CertificateFault, Fingerprint, endpoint};
 
 mod trust;
 
-pub use trust::{AuthorityError, AuthorizedKeysError, IdentityError, KnownHostsError};
+pub use trust::{AuthorityError, AuthorizedKeysError, IdentityError, KeyFileError, KnownHostsError};
 
 /// Why a socket cannot be set up as configured. Always local.
 #[derive(Debug, thiserror::Error)]

@@ -12,7 +12,7 @@ use zmove_wire::limits::{FRAME_DATA_BYTES_MAX, MESSAGE_BYTES_MAX};
 use zmove_wire::{Greeting, ToReceiver, decode_message};
 
 use crate::control::{ControlError, control_pair};
-use crate::frame::{Frame, LaneError};
+use crate::lane::{Frame, LaneError};
 
 pub use crate::record::fuzzing::records;
 pub use crate::trust::authorized_keys_fuzzing::authorized_keys;

@@ -1,152 +1,236 @@
-//! A lane over TLS on TCP, in blocking calls: one thread each, the kernel's full window, no reply awaited.
+//! Frames and the two ends of a lane, whatever carries it.
 //!
-//! rustls makes the connection, and its records are sealed and opened here, many for one system call; see
-//! [`record`](crate::record). The receiving end never writes and the server sends no session tickets, so nothing is ever
-//! left unread to reset the connection.
+//! A [`LaneSink`] and a [`LaneSource`] are blocking and each belongs to one thread. **Invariant:** a frame's data moves
+//! as an owned [`Buffer`]; no end keeps a part of it after the call.
 
 use std::fmt;
-use std::io::Write;
-use std::net::{Shutdown, TcpStream};
+use std::io;
 use std::sync::Arc;
 
-use zmove_types::{BufferPool, Doing, Stopwatch};
+use thiserror::Error;
+use zmove_types::{Buffer, BufferPool, Doing, Stopwatch};
+use zmove_wire::{FrameHeader, WireError};
 
-use crate::frame::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
+use crate::control::{is_close, is_loss};
 use crate::path::PathProbe;
-use crate::rate::{SharedRate, Toll};
-use crate::record::{Opener, Sealer, traffic_keys};
-use crate::tcp_tls::{Connection, Parts, Room};
+use crate::record::RecordError;
 
-/// One end of a lane over TLS on TCP; the dialler sends, the acceptor receives, or the other way round.
-pub struct TlsLane {
-    /// Shared with what breaks the lane and tells of its path: one descriptor for all of them.
-    socket: Arc<TcpStream>,
-    room: Room,
-    sealer: Sealer,
-    opener: Opener,
-    /// Paid for what is received, where the peer is held to a rate.
-    toll: Option<Toll>,
+pub(crate) mod clear;
+pub(crate) mod memory;
+pub(crate) mod rate;
+pub(crate) mod tls;
+
+/// One frame: header, head, data.
+#[derive(Debug)]
+pub struct Frame {
+    /// What it is; its lengths are those of the fields below.
+    pub header: FrameHeader,
+    /// The description of what the data is.
+    pub head: Vec<u8>,
+    /// The data.
+    pub data: Buffer,
 }
 
-impl TlsLane {
-    /// A lane on a connection whose greeting has passed and been flushed.
+impl Frame {
+    /// Receives the next frame, or `None` at the peer's orderly end: `fill` fills what it is given with the lane's next
+    /// bytes and returns how much of it there was before that end.
+    pub(crate) fn receive_next(
+        pool: &BufferPool,
+        watch: &mut Stopwatch<'_>,
+        mut fill: impl FnMut(&mut [u8], &mut Stopwatch<'_>) -> Result<usize, LaneError>,
+    ) -> Result<Option<Self>, LaneError> {
+        let mut header = [0; FrameHeader::BYTES];
+        match fill(&mut header, watch)? {
+            0 => return Ok(None),
+            FrameHeader::BYTES => {}
+            _ => return Err(LaneError::Closed),
+        }
+        let header = FrameHeader::decode(&header)?;
+        let fill_all = |out: &mut [u8], watch: &mut Stopwatch<'_>| {
+            if fill(out, watch)? == out.len() { Ok(()) } else { Err(LaneError::Closed) }
+        };
+        Self::receive(header, pool, watch, fill_all).map(Some)
+    }
+
+    /// Receives what follows `header`: `fill` fills all of what it is given with the lane's next bytes.
+    pub(crate) fn receive(
+        header: FrameHeader,
+        pool: &BufferPool,
+        watch: &mut Stopwatch<'_>,
+        mut fill: impl FnMut(&mut [u8], &mut Stopwatch<'_>) -> Result<(), LaneError>,
+    ) -> Result<Self, LaneError> {
+        let mut head = vec![0; header.head_bytes as usize];
+        fill(&mut head, watch)?;
+        watch.lap(Doing::Busy);
+        let data_bytes = header.data_bytes as usize;
+        if data_bytes == 0 {
+            return Ok(Self { header, head, data: Buffer::empty() });
+        }
+        let mut data = pool.take().ok_or(LaneError::Stopped)?;
+        watch.lap(Doing::Blocked);
+        fill(&mut data.room()[..data_bytes], watch)?;
+        data.set_len(data_bytes);
+        watch.lap(Doing::Busy);
+        Ok(Self { header, head, data })
+    }
+}
+
+/// The sending end of a lane.
+pub trait LaneSink: Send {
+    /// Waits until the lane can send more, so that what it would take meanwhile stays for others. By default a lane always can.
     ///
     /// # Errors
-    /// [`LaneError`] when the connection has ended already, or is not between two records.
-    pub fn new(connection: Connection) -> Result<Self, LaneError> {
-        let Parts { socket, room, session, secrets, plaintext, records } = connection.into_parts()?;
-        let (seal, open) = traffic_keys(session, &secrets)?;
-        let (sealer, opener) = (Sealer::new(seal), Opener::new(open, plaintext, &records));
-        Ok(Self { socket: Arc::new(socket), room, sealer, opener, toll: None })
-    }
-
-    /// The same lane, which receives no faster than `rate`.
-    pub(crate) fn held_to(self, rate: Option<SharedRate>) -> Self {
-        Self { toll: rate.map(Toll::new), ..self }
-    }
-
-    /// Seals all of `bytes`; what has room waits to leave with what follows.
-    fn seal(&mut self, mut bytes: &[u8], watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
-        loop {
-            bytes = &bytes[self.sealer.seal(bytes)..];
-            if bytes.is_empty() {
-                return Ok(());
-            }
-            self.flush(watch)?;
-        }
-    }
-
-    fn flush(&mut self, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
-        watch.lap(Doing::Busy);
-        self.send_waiting()?;
-        watch.lap(Doing::Blocked);
-        Ok(())
-    }
-
-    fn send_waiting(&mut self) -> Result<(), LaneError> {
-        let waiting = self.sealer.waiting();
-        (&*self.socket).write_all(waiting)?;
-        self.room.given(&self.socket, waiting.len());
-        self.sealer.clear();
-        Ok(())
-    }
-
-    /// Fills `out`; returns how much of it was filled before the peer's orderly end.
-    fn fill(&mut self, out: &mut [u8], watch: &mut Stopwatch<'_>) -> Result<usize, LaneError> {
-        let mut filled = 0;
-        loop {
-            filled += self.opener.read(&mut out[filled..])?;
-            if filled == out.len() || self.opener.has_ended() {
-                return Ok(filled);
-            }
-            watch.lap(Doing::Busy);
-            let received = self.opener.receive(&mut &*self.socket)?;
-            watch.lap(Doing::Starved);
-            if let Some(toll) = &mut self.toll {
-                toll.pay(received, watch);
-            }
-            if received == 0 {
-                return Err(LaneError::Closed);
-            }
-        }
-    }
-}
-
-/// What breaks a lane on this socket.
-pub(crate) fn tcp_breaker(socket: &Arc<TcpStream>) -> LaneBreaker {
-    let socket = Arc::clone(socket);
-    // a connection that has ended already needs no breaking
-    LaneBreaker::new(move || drop(socket.shutdown(Shutdown::Both)))
-}
-
-/// What breaks a lane that may be held to a rate.
-pub(crate) fn held_breaker(toll: Option<&Toll>, breaker: LaneBreaker) -> LaneBreaker {
-    match toll {
-        Some(toll) => toll.breaker(breaker),
-        None => breaker,
-    }
-}
-
-impl LaneSink for TlsLane {
+    /// [`LaneError`] when the lane is gone.
     fn await_room(&mut self) -> Result<(), LaneError> {
-        Ok(self.room.wait(&self.socket)?)
+        Ok(())
     }
 
-    fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
-        // each in records of its own, so that the receiver can open the data's straight into its buffer
-        self.seal(&frame.header.encode(), watch)?;
-        self.seal(&frame.head, watch)?;
-        self.seal(&frame.data, watch)?;
-        self.flush(watch)
-    }
+    /// Sends one frame; books encryption, if there is any, as busy and the wait for the path as blocked.
+    ///
+    /// # Errors
+    /// [`LaneError`] when the lane is gone; the frame may or may not have arrived.
+    fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError>;
 
-    fn finish(&mut self) -> Result<(), LaneError> {
-        self.sealer.close();
-        self.send_waiting()?;
-        Ok(self.socket.shutdown(Shutdown::Write)?)
-    }
+    /// Says that no frame follows.
+    ///
+    /// # Errors
+    /// [`LaneError`] when the lane is gone.
+    fn finish(&mut self) -> Result<(), LaneError>;
 
-    fn breaker(&self) -> LaneBreaker {
-        tcp_breaker(&self.socket)
-    }
+    /// What breaks the lane from another thread.
+    fn breaker(&self) -> LaneBreaker;
 
+    /// What tells, on any thread, how the lane's connection does; by default nothing does.
     fn path(&self) -> PathProbe {
-        PathProbe::new(Arc::clone(&self.socket))
+        PathProbe::default()
     }
 }
 
-impl LaneSource for TlsLane {
-    fn receive(&mut self, pool: &BufferPool, watch: &mut Stopwatch<'_>) -> Result<Option<Frame>, LaneError> {
-        Frame::receive_next(pool, watch, |out, watch| self.fill(out, watch))
-    }
+/// How much of a lane may wait in this process until it is received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LaneWindow {
+    /// What keeps a long path busy with one lane.
+    Wide,
+    /// What does with many.
+    Narrow,
+    /// What a lane needs to get on.
+    Least,
+}
 
-    fn breaker(&self) -> LaneBreaker {
-        held_breaker(self.toll.as_ref(), tcp_breaker(&self.socket))
+impl LaneWindow {
+    /// The most that waits.
+    #[must_use]
+    pub const fn bytes(self) -> u32 {
+        match self {
+            Self::Wide => 20 << 20,
+            Self::Narrow => 4 << 20,
+            Self::Least => 1 << 20,
+        }
     }
 }
 
-impl fmt::Debug for TlsLane {
+/// The receiving end of a lane.
+pub trait LaneSource: Send {
+    /// Whether what has arrived waits in this process, by a [window](LaneWindow) that is to be opened; by default it waits in
+    /// the kernel.
+    fn has_window(&self) -> bool {
+        false
+    }
+
+    /// Has the peer send so much before it is received.
+    fn open_window(&mut self, _window: LaneWindow) {}
+
+    /// Waits for a frame, its data in a buffer of `pool`; `None` after the peer's last. Books the wait for the path as
+    /// starved, that for a buffer as blocked, that for the rate which it is held to as paced, and decryption as busy.
+    ///
+    /// # Errors
+    /// [`LaneError`] when the lane is gone, the pool is closed or the bytes are no frame.
+    fn receive(&mut self, pool: &BufferPool, watch: &mut Stopwatch<'_>) -> Result<Option<Frame>, LaneError>;
+
+    /// What breaks the lane from another thread.
+    fn breaker(&self) -> LaneBreaker;
+}
+
+/// Breaks a lane: whoever waits on it gets an error.
+#[derive(Clone)]
+pub struct LaneBreaker(Arc<dyn Fn() + Send + Sync>);
+
+impl LaneBreaker {
+    /// A breaker that runs `action`, which must not block.
+    pub fn new(action: impl Fn() + Send + Sync + 'static) -> Self {
+        Self(Arc::new(action))
+    }
+
+    /// Breaks the lane; again is no harm.
+    pub fn trip(&self) {
+        (self.0)();
+    }
+}
+
+impl fmt::Debug for LaneBreaker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TlsLane").field("socket", &self.socket).finish_non_exhaustive()
+        f.write_str("LaneBreaker")
+    }
+}
+
+/// Why a lane ended early.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum LaneError {
+    /// The other end is gone without saying so.
+    #[error("data lane: the peer closed the connection in mid-transfer")]
+    Closed,
+    /// The transfer is being stopped on this side.
+    #[error("data lane: stopped")]
+    Stopped,
+    /// The operating system reported it.
+    #[error("data lane: {source}")]
+    Io {
+        /// What it said.
+        source: io::Error,
+    },
+    /// TLS could not hand the connection over.
+    #[error("data lane: {source}")]
+    Tls {
+        /// Why.
+        #[from]
+        source: rustls::Error,
+    },
+    /// What came is no record of the peer's.
+    #[error("data lane: {source}")]
+    Record {
+        /// Why.
+        #[from]
+        source: RecordError,
+    },
+    /// What came on a lane in clear is not the peer's next frame: changed, repeated, out of its place, or of another lane.
+    #[error("data lane: a frame does not authenticate")]
+    Forged,
+    /// The bytes are no frame.
+    #[error("data lane: {source}")]
+    Wire {
+        /// Why.
+        #[from]
+        source: WireError,
+    },
+}
+
+impl LaneError {
+    /// Whether the connection was lost, rather than that something came on it that cannot be right.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        match self {
+            Self::Closed => true,
+            Self::Io { source } => is_loss(source),
+            Self::Stopped | Self::Tls { .. } | Self::Record { .. } | Self::Forged | Self::Wire { .. } => {
+                false
+            }
+        }
+    }
+}
+
+impl From<io::Error> for LaneError {
+    fn from(source: io::Error) -> Self {
+        if is_close(&source) { Self::Closed } else { Self::Io { source } }
     }
 }

@@ -5,42 +5,36 @@
 //! **Invariant:** no connection is handed out before both ends have proved their keys.
 
 mod channel;
-mod clear;
 mod control;
 mod error;
-mod frame;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod lane;
-mod memory;
 mod path;
 mod quic;
-mod rate;
 mod record;
 mod tcp_tls;
 mod trust;
 
-pub use channel::{
-    Channel, ChannelDialler, Claim, Incoming, Inherited, Listener, Reach, Transport, TransportChoice,
-};
-pub use clear::ClearLane;
+pub use channel::{Channel, ChannelDialler, Claim, Incoming, Inherited, Listener, Reach, TransportChoice};
 pub use control::{ControlError, ControlReader, ControlWriter, Inbox, control_pair};
 pub use error::{
     AcceptError, AuthorityError, AuthorizedKeysError, BindError, DialError, DialStage, IdentityError,
-    KnownHostsError, SocketError,
+    KeyFileError, KnownHostsError, SocketError,
 };
-pub use frame::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource, LaneWindow};
-pub use lane::TlsLane;
-pub use memory::{memory_control, memory_lane};
-pub use path::PathProbe;
+pub use lane::clear::ClearLane;
+pub use lane::memory::{memory_control, memory_lane};
+pub use lane::rate::SharedRate;
+pub use lane::tls::TlsLane;
+pub use lane::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource, LaneWindow};
+pub use path::{PathProbe, Transport};
 pub use quic::{QuicCongestion, UnknownCongestion};
-pub use rate::SharedRate;
 pub use record::RecordError;
 pub use tcp_tls::{Acceptor, Connection, Dialler, SocketConfig};
 pub use trust::{
     Access, AuthorizedKeys, CertificateFault, Denial, Expiry, Fingerprint, FirstKey, Grant, GrantFault,
     Holder, HostAuthority, HostLineFault, HostPolicy, Identity, KeyList, KnownHosts, ParseExpiryError,
-    ParseFingerprintError, Subject, Unguarded,
+    ParseFingerprintError, Subject,
 };
 pub use zmove_sockopt::TcpInfo;

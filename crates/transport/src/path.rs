@@ -10,7 +10,14 @@ use std::sync::Arc;
 use socket2::SockRef;
 use zmove_sockopt::{TcpInfo, tcp_info};
 
-use crate::channel::Transport;
+/// What carries connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// TLS 1.3 on TCP.
+    Tcp,
+    /// QUIC, which is TLS 1.3 on UDP.
+    Quic,
+}
 
 /// Asks about one lane's connection, and sets what may change while it runs; keeps the socket, but not the connection, open.
 #[derive(Clone, Default)]
@@ -84,16 +91,23 @@ impl PathProbe {
     /// # Errors
     /// The kernel does not have it, or does not let this user choose it.
     pub fn set_congestion(&self, algorithm: &str) -> io::Result<()> {
-        match &self.0 {
-            Some(Source::Kernel(socket)) => SockRef::from(&**socket).set_tcp_congestion(algorithm.as_bytes()),
-            Some(Source::Told(..)) | None => Ok(()),
-        }
+        let set = |socket| SockRef::from(socket).set_tcp_congestion(algorithm.as_bytes());
+        self.kernel().map_or(Ok(()), set)
     }
 }
 
 impl fmt::Debug for PathProbe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("PathProbe")
+    }
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "tcp",
+            Self::Quic => "quic",
+        })
     }
 }
 

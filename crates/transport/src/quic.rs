@@ -15,7 +15,7 @@
 //! closed only when all it was given has been acknowledged, or when nobody wants that any more.
 
 use std::{
-    fmt, io,
+    io,
     net::SocketAddr,
     pin::Pin,
     sync::Arc,
@@ -29,10 +29,11 @@ use quinn::{
 use rustls_pki_types::CertificateDer;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    sync::mpsc::UnboundedSender,
+    sync::mpsc::{UnboundedSender, unbounded_channel},
 };
 use zmove_wire::Version;
 
+use crate::tcp_tls::canonical;
 use crate::trust::Fingerprint;
 
 mod acceptor;
@@ -50,8 +51,10 @@ pub(crate) use lane::{QuicLane, Sending};
 pub use settings::{QuicCongestion, UnknownCongestion};
 
 use account::Account;
+use keeper::Keeper;
 
 /// An established connection to a peer whose key is known.
+#[derive(Debug)]
 pub(crate) struct QuicConnection {
     pub(crate) peer: Fingerprint,
     pub(crate) address: SocketAddr,
@@ -70,27 +73,24 @@ pub(crate) struct QuicConnection {
 }
 
 impl QuicConnection {
-    fn new(
-        connection: quinn::Connection,
-        (sending, receiving): (SendStream, RecvStream),
-        account: Arc<Account>,
-        keeper: UnboundedSender<SendStream>,
-    ) -> Option<Self> {
-        let (peer, version) = peer_of(&connection)?;
-        let address = canonical(connection.remote_address());
-        let (sending, silent, finished) = (Some(sending), true, false);
-        Some(Self {
+    /// A connection with its one stream, and what keeps it until that is over; `None` where the peer does not speak the
+    /// protocol.
+    fn new(connection: quinn::Connection, stream: (SendStream, RecvStream)) -> (Option<Self>, Keeper) {
+        let account = Arc::<Account>::default();
+        let (keeper, left) = unbounded_channel();
+        let whole = peer_of(&connection).map(|(peer, version)| Self {
             peer,
-            address,
+            address: canonical(connection.remote_address()),
             version,
-            connection,
-            receiving,
-            sending,
-            silent,
-            finished,
-            account,
+            connection: connection.clone(),
+            receiving: stream.1,
+            sending: Some(stream.0),
+            silent: true,
+            finished: false,
+            account: Arc::clone(&account),
             keeper,
-        })
+        });
+        (whole, Keeper { connection, account, left })
     }
 
     pub(crate) fn round_trip(&self) -> Duration {
@@ -133,10 +133,6 @@ fn peer_of(connection: &quinn::Connection) -> Option<(Fingerprint, Version)> {
 
 fn chain_of(connection: &quinn::Connection) -> Option<Vec<CertificateDer<'static>>> {
     connection.peer_identity()?.downcast().ok().map(|chain| *chain)
-}
-
-pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
-    SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
 /// A connection that is gone, as TCP would say it.
@@ -211,14 +207,5 @@ impl AsyncWrite for QuicConnection {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(self.finish())
-    }
-}
-
-impl fmt::Debug for QuicConnection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("QuicConnection")
-            .field("peer", &self.peer)
-            .field("address", &self.address)
-            .finish_non_exhaustive()
     }
 }

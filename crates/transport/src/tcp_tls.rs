@@ -29,9 +29,9 @@ mod socket;
 mod whole;
 
 pub use acceptor::Acceptor;
-pub(crate) use acceptor::listen;
+pub(crate) use acceptor::{canonical, listen};
 pub use dialler::Dialler;
-pub(crate) use dialler::{Connected, Host, race::first as first_of, tls_fault};
+pub(crate) use dialler::{Connected, Deadline, Host, race::first as first_of, tls_fault};
 pub(crate) use room::Room;
 pub use socket::SocketConfig;
 use whole::WholeRecords;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use zmove_disk::{set_directory_metadata, set_usual_mode};
+use zmove_disk::{set_metadata, set_usual_mode};
 use zmove_types::{Metadata, RelPath};
 use zmove_wire::{Durability, Extraneous, Fault, FaultCode, FileDone, Operation};
 
@@ -116,6 +116,6 @@ fn finish_part(context: &Context, part: &[Remembered]) -> io::Result<Vec<Fault>>
 
 fn finish_directory(context: &Context, path: &RelPath, metadata: &Metadata) -> io::Result<Arc<OwnedFd>> {
     let directory = context.target.tree.open_directory(path)?;
-    set_directory_metadata(directory.as_fd(), metadata)?;
+    set_metadata(directory.as_fd(), metadata)?;
     Ok(directory)
 }

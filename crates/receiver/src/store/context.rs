@@ -9,8 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::fs::{Mode, OFlags};
 use tokio::sync::mpsc::Sender;
 use zmove_disk::{
-    Direct, Disk, FileIdentity, KeptTimes, Replace, TempNames, retouch, set_directory_metadata,
-    set_new_file_metadata,
+    Direct, Disk, FileIdentity, KeptTimes, Replace, TempNames, retouch, set_metadata, set_new_file_metadata,
 };
 use zmove_types::{BufferPool, FileId, ItemId, Metadata, Name, RelPath};
 use zmove_wire::{
@@ -168,7 +167,7 @@ impl Context {
             // the last who holds it: now it goes
             drop(file);
             if let Ok(before) = before {
-                let _best_effort = set_directory_metadata(directory.as_fd(), &before.metadata());
+                let _best_effort = set_metadata(directory.as_fd(), &before.metadata());
             }
         }
         self.parts.finish();

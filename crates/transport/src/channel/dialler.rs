@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::{Channel, Settled, Transport};
+use super::{Channel, Settled};
 use crate::error::DialError;
+use crate::path::Transport;
 use crate::quic::{QuicCongestion, QuicConnection, QuicDialler};
-use crate::tcp_tls::{Connected, Dialler, Host, SocketConfig};
+use crate::tcp_tls::{Connected, Deadline, Dialler, Host, SocketConfig};
 use crate::trust::{HostPolicy, Identity};
 
 /// Which transports may be used.
@@ -110,32 +111,32 @@ impl ChannelDialler {
         deadline: Duration,
     ) -> Result<Channel, DialError> {
         let begun = Instant::now();
-        let due = begun + deadline;
-        let reaching = tcp.reach(due, deadline);
+        let deadline = Deadline::after(deadline);
+        let reaching = tcp.reach(deadline);
         tokio::pin!(reaching);
         tokio::select! {
             reached = &mut reaching => return match reached {
-                Ok(connected) => self.go_on_by_tcp(connected, (tcp, quic), due, deadline).await,
+                Ok(connected) => self.go_on_by_tcp(connected, (tcp, quic), deadline).await,
                 Err(error) => self.only_quic(quic, error, begun.elapsed()).await,
             },
             () = sleep(HEAD_START) => {}
         }
         if self.settled.get() == Some(Transport::Tcp) {
             let connected = reaching.await?;
-            return Ok(Channel::tcp(tcp.secure(connected, due, deadline).await?));
+            return Ok(Channel::tcp(tcp.secure(connected, deadline).await?));
         }
         let dialling = quic.dial(QUIC_PATIENCE);
         tokio::pin!(dialling);
         tokio::select! {
             reached = &mut reaching => match reached {
-                Ok(connected) => self.go_on_by_tcp(connected, (tcp, quic), due, deadline).await,
+                Ok(connected) => self.go_on_by_tcp(connected, (tcp, quic), deadline).await,
                 Err(error) => self.take_quic(dialling.await, error),
             },
             dialled = &mut dialling => match dialled {
                 Ok(connection) if self.settled.settle(Transport::Quic) => Ok(Channel::quic(connection)),
                 Err(error) if !error.retryable() => Err(error),
-                Ok(_) => self.reached(tcp, reaching, None, due, deadline).await,
-                Err(error) => self.reached(tcp, reaching, Some(error), due, deadline).await,
+                Ok(_) => self.reached(tcp, reaching, None, deadline).await,
+                Err(error) => self.reached(tcp, reaching, Some(error), deadline).await,
             },
         }
     }
@@ -146,13 +147,12 @@ impl ChannelDialler {
         tcp: &Dialler,
         reaching: impl Future<Output = Result<Connected, DialError>>,
         quic: Option<DialError>,
-        due: Instant,
-        deadline: Duration,
+        deadline: Deadline,
     ) -> Result<Channel, DialError> {
         match (reaching.await, quic) {
             (Ok(connected), _) => {
                 self.settled.settle(Transport::Tcp);
-                Ok(Channel::tcp(tcp.secure(connected, due, deadline).await?))
+                Ok(Channel::tcp(tcp.secure(connected, deadline).await?))
             }
             (Err(tcp), Some(quic)) => Err(self.neither(tcp, quic)),
             (Err(tcp), None) => Err(tcp),
@@ -163,13 +163,12 @@ impl ChannelDialler {
         &self,
         connected: Connected,
         (tcp, quic): (&Dialler, &QuicDialler),
-        due: Instant,
-        deadline: Duration,
+        deadline: Deadline,
     ) -> Result<Channel, DialError> {
         if self.settled.settle(Transport::Tcp) {
-            return Ok(Channel::tcp(tcp.secure(connected, due, deadline).await?));
+            return Ok(Channel::tcp(tcp.secure(connected, deadline).await?));
         }
-        Ok(Channel::quic(quic.dial(deadline).await?))
+        Ok(Channel::quic(quic.dial(deadline.waited).await?))
     }
 
     /// After TCP has failed, in this time.

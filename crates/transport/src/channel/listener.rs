@@ -2,7 +2,6 @@
 //!
 //! **Invariant:** a connection comes out only when its peer has proved a key, whichever way it came in.
 
-use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,7 +11,7 @@ use tokio::net::TcpStream;
 use super::{Channel, Inherited, TransportChoice};
 use crate::error::{AcceptError, BindError};
 use crate::quic::{self, QuicAcceptor};
-use crate::tcp_tls::{Acceptor, SocketConfig};
+use crate::tcp_tls::{self, Acceptor, SocketConfig};
 use crate::trust::Identity;
 
 /// Listens for clients.
@@ -23,11 +22,13 @@ pub struct Listener {
 }
 
 /// A client that wants a connection and has proved nothing.
+#[derive(Debug)]
 pub struct Incoming {
     address: SocketAddr,
     way: Way,
 }
 
+#[derive(Debug)]
 enum Way {
     Tcp(TcpStream),
     Quic(Box<quinn::Incoming>),
@@ -102,7 +103,7 @@ impl Listener {
             accepted = by_tcp => accepted.map(|(socket, address)| Incoming { address, way: Way::Tcp(socket) }),
             accepted = by_quic => match accepted {
                 Some(incoming) => {
-                    let address = quic::canonical(incoming.remote_address());
+                    let address = tcp_tls::canonical(incoming.remote_address());
                     Ok(Incoming { address, way: Way::Quic(Box::new(incoming)) })
                 }
                 None => Err(io::Error::other("the UDP socket is gone")),
@@ -167,11 +168,5 @@ impl Incoming {
                 Some(Self { address, way: Way::Quic(Box::new(incoming)) })
             }
         }
-    }
-}
-
-impl fmt::Debug for Incoming {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Incoming").field("address", &self.address).finish_non_exhaustive()
     }
 }

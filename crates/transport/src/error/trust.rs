@@ -2,17 +2,70 @@
 //!
 //! **Invariant:** every message names the file, and where there is one the line; none shows a private key.
 
-use std::{io, path::PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
-use crate::trust::{Fingerprint, GrantFault, HostLineFault, Unguarded, endpoint};
+use crate::trust::{Fingerprint, GrantFault, HostLineFault, endpoint};
+
+/// Why a file of keys, grants or authorities cannot be relied on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeyFileError {
+    /// The file, or a directory on the way to it, belongs to somebody else.
+    #[error(
+        "trust {}: it belongs to user {owner}, who is neither root nor the user that reads it; run: chown {user} {}",
+        path.display(), path.display()
+    )]
+    Owner {
+        /// The file or directory.
+        path: PathBuf,
+        /// Whose it is.
+        owner: u32,
+        /// The user that reads it.
+        user: u32,
+    },
+    /// Others may write the file, or change what a directory on the way to it holds.
+    #[error("trust {}: its mode {mode:04o} lets others write to it; run: chmod go-w {}", path.display(), path.display())]
+    Writable {
+        /// The file or directory.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// A directory on the way cannot be looked at.
+    #[error("look at {}", path.display())]
+    Look {
+        /// The file or directory.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The file cannot be read.
+    #[error("read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+impl KeyFileError {
+    /// A file that is needed is not there.
+    pub(crate) fn missing(path: &Path) -> Self {
+        Self::Read { path: path.into(), source: io::ErrorKind::NotFound.into() }
+    }
+}
 
 /// Why this side's own key cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IdentityError {
-    /// Others could change the file, or put another in its place.
+    /// A file cannot be relied on, or not read.
     #[error(transparent)]
-    Unguarded(#[from] Unguarded),
+    File(#[from] KeyFileError),
     /// Others can read the private key.
     #[error("use the key {}: its mode {mode:04o} is too open, others must not read it; run `chmod 600` on it", path.display())]
     Exposed {
@@ -43,14 +96,6 @@ pub enum IdentityError {
         /// The certificate's file.
         path: PathBuf,
     },
-    /// The file cannot be read.
-    #[error("read the key {}", path.display())]
-    Read {
-        /// The key file.
-        path: PathBuf,
-        /// What the system says.
-        source: io::Error,
-    },
     /// A new key cannot be stored.
     #[error("store a new key in {}", path.display())]
     Write {
@@ -77,30 +122,14 @@ pub enum IdentityError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AuthorityError {
-    /// Others could change the file, or put another in its place.
+    /// A file cannot be relied on, or not read.
     #[error(transparent)]
-    Unguarded(#[from] Unguarded),
-    /// Others than the owner could write another authority into it.
-    #[error("trust {}: its mode {mode:04o} lets others write to it; run `chmod go-w` on it", path.display())]
-    Exposed {
-        /// The file.
-        path: PathBuf,
-        /// Its permission bits.
-        mode: u32,
-    },
+    File(#[from] KeyFileError),
     /// The file holds nothing of its kind in PEM form, or something that cannot be read.
     #[error("read {}: it holds no certificates or revocation lists in PEM, or damaged ones", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
-    },
-    /// The file cannot be read.
-    #[error("read {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system says.
-        source: io::Error,
     },
 }
 
@@ -108,6 +137,9 @@ pub enum AuthorityError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KnownHostsError {
+    /// The list cannot be read.
+    #[error(transparent)]
+    File(#[from] KeyFileError),
     /// A line is not of the form `HOST:PORT SHA256:…`.
     #[error("read {}, line {line}: {fault}", path.display())]
     Damaged {
@@ -138,14 +170,6 @@ pub enum KnownHostsError {
         /// The name as given.
         host: String,
     },
-    /// The list cannot be read.
-    #[error("read {}", path.display())]
-    Read {
-        /// The list.
-        path: PathBuf,
-        /// What the system says.
-        source: io::Error,
-    },
     /// The list cannot be extended.
     #[error("add a host to {}", path.display())]
     Write {
@@ -160,17 +184,9 @@ pub enum KnownHostsError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AuthorizedKeysError {
-    /// Others could change the file, or put another in its place.
+    /// A file cannot be relied on, or not read.
     #[error(transparent)]
-    Unguarded(#[from] Unguarded),
-    /// Others than the owner could add keys.
-    #[error("trust {}: its mode {mode:04o} lets others write to it; run `chmod 600` on it", path.display())]
-    Exposed {
-        /// The list.
-        path: PathBuf,
-        /// Its permission bits.
-        mode: u32,
-    },
+    File(#[from] KeyFileError),
     /// A line does not say what a key may do.
     #[error("read {}, line {line}: {fault}", path.display())]
     Damaged {
@@ -188,14 +204,6 @@ pub enum AuthorizedKeysError {
         holder: String,
         /// What is wrong with the grant.
         fault: GrantFault,
-    },
-    /// The list cannot be read.
-    #[error("read {}", path.display())]
-    Read {
-        /// The list.
-        path: PathBuf,
-        /// What the system says.
-        source: io::Error,
     },
     /// The list cannot be rewritten.
     #[error("write {}", path.display())]

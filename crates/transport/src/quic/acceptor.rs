@@ -10,14 +10,13 @@ use std::time::Duration;
 
 use quinn::crypto::rustls::QuicServerConfig;
 use quinn::{ConnectionError, Endpoint, Incoming, TokioRuntime};
-use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::account::Account;
 use super::dialler::{NO_APPLICATION_PROTOCOL, alert};
 use super::settings::{self, QuicCongestion};
-use super::{QuicConnection, canonical, keeper, socket};
+use super::{QuicConnection, socket};
 use crate::error::{AcceptError, BindError};
+use crate::tcp_tls::canonical;
 use crate::trust::{Identity, server_config};
 
 /// Listens for clients over UDP.
@@ -101,10 +100,8 @@ async fn secure(incoming: Incoming, address: SocketAddr) -> Result<QuicConnectio
         Err(ConnectionError::ApplicationClosed(_)) => return Err(AcceptError::Unused { address }),
         Err(error) => return Err(failed(error)),
     };
-    let account = Arc::<Account>::default();
-    let (keep_in, left) = mpsc::unbounded_channel();
-    let whole = QuicConnection::new(connection.clone(), stream, Arc::clone(&account), keep_in);
-    keeper::spawn(connection, account, left);
+    let (whole, mut keeper) = QuicConnection::new(connection, stream);
+    tokio::spawn(async move { keeper.keep().await });
     whole.ok_or(AcceptError::NotZmove { address })
 }
 

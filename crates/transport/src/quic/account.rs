@@ -8,11 +8,11 @@
 //!
 //! **Invariant:** every byte that was added is settled once, whether it arrives or the connection is lost.
 
+use std::ops::Deref;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use zmove_types::Buffer;
 
 /// The account of one lane.
 #[derive(Debug, Default)]
@@ -58,9 +58,9 @@ impl Account {
     }
 
     /// Bytes that stay with this account until they are settled.
-    pub(super) fn add(self: &Arc<Self>, bytes: impl Into<Payload>) -> Bytes {
-        let held = Held { payload: bytes.into(), account: Arc::clone(self) };
-        let len = held.as_ref().len() as u64;
+    pub(super) fn add(self: &Arc<Self>, payload: impl Deref<Target = [u8]> + Send + 'static) -> Bytes {
+        let len = payload.len() as u64;
+        let held = Held { payload, account: Arc::clone(self) };
         let mut state = self.lock();
         state.outstanding += len;
         state.busy_since.get_or_insert_with(Instant::now);
@@ -112,40 +112,20 @@ impl Account {
 }
 
 /// What QUIC holds on to.
-pub(super) enum Payload {
-    Buffer(Buffer),
-    Copy(Vec<u8>),
-}
-
-struct Held {
-    payload: Payload,
+struct Held<T: Deref<Target = [u8]>> {
+    payload: T,
     account: Arc<Account>,
 }
 
-impl AsRef<[u8]> for Held {
+impl<T: Deref<Target = [u8]>> AsRef<[u8]> for Held<T> {
     fn as_ref(&self) -> &[u8] {
-        match &self.payload {
-            Payload::Buffer(buffer) => buffer,
-            Payload::Copy(bytes) => bytes,
-        }
+        &self.payload
     }
 }
 
-impl Drop for Held {
+impl<T: Deref<Target = [u8]>> Drop for Held<T> {
     fn drop(&mut self) {
-        self.account.settle(self.as_ref().len() as u64);
-    }
-}
-
-impl From<Buffer> for Payload {
-    fn from(buffer: Buffer) -> Self {
-        Self::Buffer(buffer)
-    }
-}
-
-impl From<Vec<u8>> for Payload {
-    fn from(bytes: Vec<u8>) -> Self {
-        Self::Copy(bytes)
+        self.account.settle(self.payload.len() as u64);
     }
 }
 

@@ -11,15 +11,14 @@ use std::time::Duration;
 
 use quinn::crypto::rustls::QuicClientConfig;
 use quinn::{ConnectionError, Endpoint, TokioRuntime};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
-use super::account::Account;
 use super::settings::{self, QuicCongestion};
-use super::{DONE, QuicConnection, keeper, socket};
+use super::{DONE, QuicConnection, socket};
 use crate::error::{DialError, DialStage, SocketError};
 use crate::tcp_tls::{Host, first_of, tls_fault};
-use crate::trust::{HostPolicy, Identity, SERVER_NAME, client_config_watched};
+use crate::trust::{HandshakeFault, HostPolicy, Identity, SERVER_NAME, client_config, provider};
 
 /// Makes connections to one host. Cheap to clone; clones go to the same address.
 #[derive(Clone, Debug)]
@@ -155,23 +154,21 @@ impl QuicDialler {
             () = made.closed() => return,
             _ = leave.wait_for(|leave| *leave) => return,
         };
-        let account = Arc::<Account>::default();
-        let (keep_in, left) = mpsc::unbounded_channel();
         let stream = match connection.open_bi().await {
             Ok(stream) => stream,
             Err(error) => return drop(made.send(Err(Attempt::Lost(error, None)))),
         };
-        let whole = QuicConnection::new(connection.clone(), stream, Arc::clone(&account), keep_in);
+        let (whole, mut keeper) = QuicConnection::new(connection, stream);
         if made.send(whole.ok_or(Attempt::NotZmove)).is_err() {
             return;
         }
         tokio::select! {
-            () = keeper::keep(&connection, &account, left) => {}
+            () = keeper.keep() => {}
             _ = leave.wait_for(|leave| *leave) => {
                 // what has been finished goes out before the close
                 let_others_run().await;
-                connection.close(DONE, b"");
-                account.lose();
+                keeper.connection.close(DONE, b"");
+                keeper.account.lose();
             }
         }
         let_others_run().await;
@@ -183,7 +180,8 @@ impl QuicDialler {
         address: SocketAddr,
         due: Instant,
     ) -> Result<(Endpoint, quinn::Connection), Attempt> {
-        let (tls, fault) = client_config_watched(&self.identity, self.policy.clone());
+        let fault = HandshakeFault::default();
+        let tls = client_config(provider(), &self.identity, self.policy.clone(), fault.clone());
         let crypto =
             QuicClientConfig::try_from(tls).map_err(|error| Attempt::Local(io::Error::other(error)))?;
         let mut config = quinn::ClientConfig::new(Arc::new(crypto));

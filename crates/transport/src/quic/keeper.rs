@@ -13,29 +13,25 @@ use super::{DONE, DROPPED};
 /// How long a peer may take to acknowledge the last bytes.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// Keeps a connection until whoever holds it has finished or dropped it, or it is lost; `left` is its stream then.
-pub(super) async fn keep(
-    connection: &quinn::Connection,
-    account: &Account,
-    mut left: UnboundedReceiver<SendStream>,
-) {
-    let parting = async {
-        let Some(stream) = left.recv().await else { return DROPPED };
-        let _in_time = timeout(LINGER, stream.stopped()).await;
-        DONE
-    };
-    tokio::select! {
-        code = parting => connection.close(code, b""),
-        _lost = connection.closed() => {}
-    }
-    account.lose();
+/// Keeps a connection until whoever holds it has finished or dropped it, or it is lost.
+pub(super) struct Keeper {
+    pub(super) connection: quinn::Connection,
+    pub(super) account: Arc<Account>,
+    /// Gives the stream when that has been finished.
+    pub(super) left: UnboundedReceiver<SendStream>,
 }
 
-/// The keeper of a connection that lives on the runtime of its endpoint.
-pub(super) fn spawn(
-    connection: quinn::Connection,
-    account: Arc<Account>,
-    left: UnboundedReceiver<SendStream>,
-) {
-    tokio::spawn(async move { keep(&connection, &account, left).await });
+impl Keeper {
+    pub(super) async fn keep(&mut self) {
+        let parting = async {
+            let Some(stream) = self.left.recv().await else { return DROPPED };
+            let _in_time = timeout(LINGER, stream.stopped()).await;
+            DONE
+        };
+        tokio::select! {
+            code = parting => self.connection.close(code, b""),
+            _lost = self.connection.closed() => {}
+        }
+        self.account.lose();
+    }
 }

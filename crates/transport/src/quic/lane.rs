@@ -10,7 +10,6 @@
 //! reading out of order would save no time, only the memory of what waits behind a lost packet.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
@@ -18,18 +17,17 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes};
-use quinn::{ReadError, WriteError};
 use zmove_sockopt::TcpInfo;
 use zmove_types::{BufferPool, Doing, Stopwatch};
 use zmove_wire::FrameHeader;
 
-use crate::frame::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource, LaneWindow};
-use crate::lane::held_breaker;
+use crate::lane::rate::{SharedRate, Toll};
+use crate::lane::tls::held_breaker;
+use crate::lane::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource, LaneWindow};
 use crate::path::PathProbe;
-use crate::rate::{SharedRate, Toll};
 
 use super::account::Balance;
-use super::{DROPPED, QuicConnection, lost};
+use super::{DROPPED, QuicConnection, lost, lost_if};
 
 /// One end of a lane over QUIC; the dialler sends, the acceptor receives, or the other way round.
 pub(crate) struct QuicLane {
@@ -99,7 +97,7 @@ impl QuicLane {
         if waits > 0 && self.outstanding_max == LANE_OUTSTANDING_BYTES_MAX {
             self.connection.account.note_window_limited(started.elapsed());
         }
-        Ok(written?)
+        Ok(written.map_err(|error| lost_if(error.into()))?)
     }
 
     fn write_at_pace(&mut self, mut bytes: Bytes) -> Result<(), LaneError> {
@@ -133,7 +131,8 @@ impl QuicLane {
     }
 
     fn await_chunks(&mut self, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
-        let came = block_on(self.connection.receiving.read_chunks(&mut self.room)).0?;
+        let came = block_on(self.connection.receiving.read_chunks(&mut self.room)).0;
+        let came = came.map_err(|error| lost_if(error.into()))?;
         watch.lap(Doing::Starved);
         match came {
             Some(chunks) => {
@@ -259,30 +258,6 @@ impl LaneSource for QuicLane {
 
     fn breaker(&self) -> LaneBreaker {
         held_breaker(self.toll.as_ref(), self.make_breaker())
-    }
-}
-
-impl fmt::Debug for QuicLane {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("QuicLane").field("connection", &self.connection).finish_non_exhaustive()
-    }
-}
-
-impl From<ReadError> for LaneError {
-    fn from(error: ReadError) -> Self {
-        match error {
-            ReadError::ConnectionLost(error) => lost(error).into(),
-            error => std::io::Error::from(error).into(),
-        }
-    }
-}
-
-impl From<WriteError> for LaneError {
-    fn from(error: WriteError) -> Self {
-        match error {
-            WriteError::ConnectionLost(error) => lost(error).into(),
-            error => std::io::Error::from(error).into(),
-        }
     }
 }
 

@@ -16,12 +16,12 @@ use std::time::Duration;
 
 use quinn::congestion::{BbrConfig, ControllerFactory, CubicConfig, NewRenoConfig};
 use quinn::{
-    AckFrequencyConfig, ConnectionId, ConnectionIdGenerator, EndpointConfig, IdleTimeout, MtuDiscoveryConfig,
-    TransportConfig, VarIntBoundsExceeded,
+    AckFrequencyConfig, ConnectionId, ConnectionIdGenerator, EndpointConfig, MtuDiscoveryConfig,
+    TransportConfig,
 };
 
 use super::tolerant::TolerantConfig;
-use crate::frame::LaneWindow;
+use crate::lane::LaneWindow;
 use crate::trust::Identity;
 
 /// What the receiver holds of control that is not read.
@@ -133,15 +133,11 @@ pub(super) fn transport(congestion: QuicCongestion, datagram_bytes_max: u16) -> 
         .send_window(4 * u64::from(LaneWindow::Wide.bytes()))
         .send_fairness(false)
         .keep_alive_interval(Some(KEEP_ALIVE))
-        .max_idle_timeout(idle_max().ok())
+        .max_idle_timeout(IDLE_MAX.try_into().ok())
         .mtu_discovery_config(Some(mtu))
         .ack_frequency_config(Some(acks))
         .congestion_controller_factory(congestion.factory());
     config
-}
-
-fn idle_max() -> Result<IdleTimeout, VarIntBoundsExceeded> {
-    IDLE_MAX.try_into()
 }
 
 /// An endpoint's settings. Its resets come of the key: a daemon that has been started again can tell clients that their
@@ -205,7 +201,7 @@ pub(super) fn enlarge_buffers(socket: &UdpSocket) -> io::Result<usize> {
 pub(super) fn datagram_bytes_max(address: SocketAddr) -> u16 {
     let headers = if address.is_ipv6() { HEADER_BYTES_V6 } else { HEADER_BYTES_V4 };
     let carried = link_mtu(address).unwrap_or(ETHERNET_MTU).saturating_sub(headers);
-    u16::try_from(carried).unwrap_or(u16::MAX).clamp(quic_minimum(), DATAGRAM_BYTES_MAX)
+    u16::try_from(carried).unwrap_or(u16::MAX).clamp(QUIC_MINIMUM, DATAGRAM_BYTES_MAX)
 }
 
 fn link_mtu(address: SocketAddr) -> io::Result<u32> {
@@ -219,6 +215,4 @@ fn link_mtu(address: SocketAddr) -> io::Result<u32> {
 const ETHERNET_MTU: u32 = 1500;
 
 /// What every path of QUIC must carry.
-const fn quic_minimum() -> u16 {
-    1200
-}
+const QUIC_MINIMUM: u16 = 1200;

@@ -2,8 +2,10 @@
 //! §7.3).
 //!
 //! A key that has sealed enough gives way to the next by TLS's own `KeyUpdate`. rustls hands out the keys in
-//! use but not the secrets behind them, without which no next key can be made. These come by its key log, one
-//! for each connection, kept in memory as rustls itself keeps them, and wiped when dropped.
+//! use but not the secrets behind them, without which no next key can be made; what would make it
+//! (`KernelConnection`) comes of unbuffered connections only, which tokio-rustls has none of. So the secrets
+//! come by its key log, one for each connection, kept in memory as rustls itself keeps them, and wiped when
+//! dropped.
 //!
 //! **Invariant:** no key seals two records under one nonce: a sequence number goes on where rustls stopped,
 //! and starts anew only with a new key. A connection whose keys have changed since the handshake is refused.
@@ -18,7 +20,7 @@ use aws_lc_rs::{
 use rustls::{ClientConfig, Connection, ConnectionTrafficSecrets, KeyLog, ServerConfig};
 
 use super::{HEADER_BYTES, RecordError, TAG_BYTES};
-use crate::frame::LaneError;
+use crate::lane::LaneError;
 
 const NONCE_BYTES: usize = aead::NONCE_LEN;
 

@@ -14,8 +14,10 @@ use rustls::{AlertDescription, ClientConnection, Connection, ServerConnection, S
 use rustls_pki_types::ServerName;
 
 use super::*;
-use crate::frame::LaneError;
-use crate::trust::{FirstKey, HostPolicy, Identity, SERVER_NAME, client_config_with, server_config};
+use crate::lane::LaneError;
+use crate::trust::{
+    FirstKey, HandshakeFault, HostPolicy, Identity, SERVER_NAME, client_config, server_config,
+};
 
 const SUITES: [SupportedCipherSuite; 3] =
     [TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256];
@@ -74,7 +76,7 @@ fn connected(suite: SupportedCipherSuite) -> [End; 2] {
     let provider = CryptoProvider { cipher_suites: vec![suite], ..default_provider() };
     let policy = HostPolicy::AcceptNew(FirstKey::default());
     let secrets: [Arc<TrafficSecrets>; 2] = [Arc::default(), Arc::default()];
-    let client = secrets[0].of_client(&client_config_with(provider, &identity, policy));
+    let client = secrets[0].of_client(&client_config(provider, &identity, policy, HandshakeFault::default()));
     let server = secrets[1].of_server(&server_config(&identity));
     let name = ServerName::try_from(SERVER_NAME).unwrap();
     let sessions: [Connection; 2] =

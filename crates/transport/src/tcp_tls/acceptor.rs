@@ -149,7 +149,7 @@ pub(crate) fn listen(address: SocketAddr, config: &SocketConfig) -> Result<std::
     Ok(socket.into())
 }
 
-fn canonical(address: SocketAddr) -> SocketAddr {
+pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 

@@ -19,7 +19,7 @@ use super::{Connection, SocketConfig, WholeRecords, tls_error};
 use crate::{
     error::{DialError, DialStage},
     record::TrafficSecrets,
-    trust::{HostKeyFault, HostPolicy, Identity, SERVER_NAME, client_config},
+    trust::{HandshakeFault, HostKeyFault, HostPolicy, Identity, SERVER_NAME, client_config, provider},
 };
 
 pub(crate) mod race;
@@ -49,12 +49,23 @@ impl Host {
     }
 }
 
+/// When a connection must have come up, and how long that was to take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadline {
+    pub(crate) due: Instant,
+    pub(crate) waited: Duration,
+}
+
+impl Deadline {
+    pub(crate) fn after(waited: Duration) -> Self {
+        Self { due: Instant::now() + waited, waited }
+    }
+}
+
 /// Makes connections to one host. Cheap to clone; clones go to the same address.
 #[derive(Clone, Debug)]
 pub struct Dialler {
-    host: String,
-    port: u16,
-    addresses: Arc<[SocketAddr]>,
+    host: Host,
     /// The address that answered first.
     chosen: Arc<OnceLock<SocketAddr>>,
     /// What the first connection took to come up, before anything was said on it.
@@ -82,15 +93,15 @@ impl Dialler {
     /// The same to a host that has been looked up.
     pub(crate) fn to(
         identity: &Identity,
-        Host { name: host, port, addresses }: Host,
+        host: Host,
         policy: HostPolicy,
         socket: SocketConfig,
     ) -> Result<Self, DialError> {
         // A setting that the kernel refuses shows here and not at the first connection.
-        let trial = socket.open(addresses[0]);
-        trial.map_err(|source| DialError::Socket { host: host.clone(), port, source })?;
-        let tls = Arc::new(client_config(identity, policy));
-        Ok(Self { host, port, addresses, chosen: Arc::default(), round_trip: Arc::default(), tls, socket })
+        let trial = socket.open(host.addresses[0]);
+        trial.map_err(|source| DialError::Socket { host: host.name.clone(), port: host.port, source })?;
+        let tls = Arc::new(client_config(provider(), identity, policy, HandshakeFault::default()));
+        Ok(Self { host, chosen: Arc::default(), round_trip: Arc::default(), tls, socket })
     }
 
     /// Makes one connection within `deadline`. That the host takes this side's key shows only in what it sends next.
@@ -99,9 +110,9 @@ impl Dialler {
     ///
     /// No address answers, what answers is not zmove, or the host's key is not taken; see [`DialError`].
     pub async fn dial(&self, deadline: Duration) -> Result<Connection, DialError> {
-        let due = Instant::now() + deadline;
-        let connected = self.reach(due, deadline).await?;
-        self.secure(connected, due, deadline).await
+        let deadline = Deadline::after(deadline);
+        let connected = self.reach(deadline).await?;
+        self.secure(connected, deadline).await
     }
 
     /// A round trip, as the first connection that came up has shown it.
@@ -110,30 +121,30 @@ impl Dialler {
     }
 
     /// The first half of a dial: a TCP connection.
-    pub(crate) async fn reach(&self, due: Instant, waited: Duration) -> Result<Connected, DialError> {
-        timeout_at(due, self.connect()).await.map_err(|_| self.timed_out(DialStage::Connecting, waited))?
+    pub(crate) async fn reach(&self, deadline: Deadline) -> Result<Connected, DialError> {
+        let connected = timeout_at(deadline.due, self.connect()).await;
+        connected.map_err(|_| self.timed_out(DialStage::Connecting, deadline.waited))?
     }
 
     /// The second half: the handshake.
     pub(crate) async fn secure(
         &self,
         connected: Connected,
-        due: Instant,
-        waited: Duration,
+        deadline: Deadline,
     ) -> Result<Connection, DialError> {
-        let handshake = timeout_at(due, self.handshake(connected)).await;
-        handshake.map_err(|_| self.timed_out(DialStage::Handshaking, waited))?
+        let handshake = timeout_at(deadline.due, self.handshake(connected)).await;
+        handshake.map_err(|_| self.timed_out(DialStage::Handshaking, deadline.waited))?
     }
 
     fn timed_out(&self, stage: DialStage, waited: Duration) -> DialError {
-        DialError::TimedOut { host: self.host.clone(), port: self.port, stage, waited }
+        DialError::TimedOut { host: self.host.name.clone(), port: self.host.port, stage, waited }
     }
 
     /// A TCP connection to the chosen address, or, while there is none, to the one that answers first.
     async fn connect(&self) -> Result<Connected, DialError> {
         let first = match self.chosen.get() {
             Some(chosen) => return self.connect_to(*chosen).await,
-            None => race::connect(&self.addresses, &self.socket).await,
+            None => race::connect(&self.host.addresses, &self.socket).await,
         };
         let first = first.map_err(|attempt| self.connect_error(attempt))?;
         self.round_trip.get_or_init(|| first.rtt);
@@ -153,12 +164,12 @@ impl Dialler {
         let tls = TlsConnector::from(secrets.of_client(&self.tls));
         let stream = tls.connect(name, WholeRecords::new(socket)).await;
         let stream: TlsStream<WholeRecords> = stream.map_err(|error| self.handshake_error(error))?.into();
-        let not_zmove = || DialError::NotZmove { host: self.host.clone(), port: self.port };
+        let not_zmove = || DialError::NotZmove { host: self.host.name.clone(), port: self.host.port };
         Connection::new(stream, secrets, address, rtt).ok_or_else(not_zmove)
     }
 
     fn connect_error(&self, attempt: Attempt) -> DialError {
-        let (host, port) = (self.host.clone(), self.port);
+        let (host, port) = (self.host.name.clone(), self.host.port);
         match attempt {
             Attempt::Socket(source) => DialError::Socket { host, port, source },
             Attempt::Connect(address, source) if source.kind() == io::ErrorKind::ConnectionRefused => {
@@ -169,7 +180,7 @@ impl Dialler {
     }
 
     fn handshake_error(&self, error: io::Error) -> DialError {
-        let (host, port) = (self.host.clone(), self.port);
+        let (host, port) = (self.host.name.clone(), self.host.port);
         let Some(source) = tls_error(&error).cloned() else {
             return DialError::Closed { host, port, source: error };
         };
@@ -231,7 +242,7 @@ mod tests {
         let first = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let other = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addresses = [&first, &other].map(|listener| listener.local_addr().unwrap());
-        dialler.addresses = addresses.into();
+        dialler.host.addresses = addresses.into();
         let clone = dialler.clone();
         assert_eq!(dialler.connect().await.unwrap().address, addresses[0]);
         drop(first);

@@ -20,8 +20,8 @@ use rustls_pki_types::{
 };
 
 use super::expiry::Expiry;
-use super::{file, verify::provider};
-use crate::error::AuthorityError;
+use super::{file::read_trusted, provider};
+use crate::error::{AuthorityError, KeyFileError};
 
 mod subject;
 
@@ -97,9 +97,9 @@ pub enum CertificateFault {
 impl ClientAuthority {
     /// Reads certificates and revocation lists, each file with one or more of them in PEM.
     pub(super) fn load(certificates: &Path, revoked: Option<&Path>) -> Result<Self, AuthorityError> {
-        let bytes = read(certificates)?.ok_or_else(|| missing(certificates))?;
+        let bytes = read_trusted(certificates)?.ok_or_else(|| KeyFileError::missing(certificates))?;
         let revoked = match revoked {
-            Some(path) => lists(path, &read(path)?.ok_or_else(|| missing(path))?)?,
+            Some(path) => lists(path, &read_trusted(path)?.ok_or_else(|| KeyFileError::missing(path))?)?,
             None => Vec::new(),
         };
         let roots = Arc::new(roots(certificates, &bytes)?);
@@ -159,8 +159,8 @@ impl HostAuthority {
     /// A file cannot be read, others can write to it, or it is damaged; see [`AuthorityError`].
     pub fn load(home: &Path, host: &str) -> Result<Option<Self>, AuthorityError> {
         let (certificates, revoked) = (home.join(KNOWN_CAS_FILE), home.join(KNOWN_CAS_CRL));
-        let Some(bytes) = read(&certificates)? else { return Ok(None) };
-        let revoked = read(&revoked)?.map(|bytes| lists(&revoked, &bytes)).transpose()?;
+        let Some(bytes) = read_trusted(&certificates)? else { return Ok(None) };
+        let revoked = read_trusted(&revoked)?.map(|bytes| lists(&revoked, &bytes)).transpose()?;
         let roots = Arc::new(roots(&certificates, &bytes)?);
         let authority = Authority { roots, revoked: revoked.unwrap_or_default() };
         let name = ServerName::try_from(host.to_owned()).ok();
@@ -182,20 +182,6 @@ fn check_size(own: &CertificateDer<'_>, issuers: &[CertificateDer<'_>]) -> Resul
     let fits = |certificate: &CertificateDer<'_>| certificate.len() <= CERTIFICATE_BYTES_MAX;
     let few = issuers.len() <= ISSUERS_MAX;
     if few && fits(own) && issuers.iter().all(fits) { Ok(()) } else { Err(CertificateFault::TooMuch) }
-}
-
-fn read(path: &Path) -> Result<Option<Vec<u8>>, AuthorityError> {
-    let read = file::read(path).map_err(|source| AuthorityError::Read { path: path.into(), source })?;
-    match read {
-        Some(contents) if contents.mode & 0o022 != 0 => {
-            Err(AuthorityError::Exposed { path: path.into(), mode: contents.mode })
-        }
-        contents => Ok(contents.map(|contents| contents.bytes)),
-    }
-}
-
-fn missing(path: &Path) -> AuthorityError {
-    AuthorityError::Read { path: path.into(), source: std::io::ErrorKind::NotFound.into() }
 }
 
 fn roots(path: &Path, bytes: &[u8]) -> Result<RootCertStore, AuthorityError> {

@@ -31,7 +31,7 @@ use std::time::SystemTime;
 use zmove_types::RateLimit;
 
 use super::authority::CertificateFault;
-use super::watched::{Lasting, Watched};
+use super::watched::Watched;
 use super::{expiry::Expiry, file, fingerprint::Fingerprint, guard};
 use crate::channel::Claim;
 use crate::error::{AuthorityError, AuthorizedKeysError};
@@ -211,7 +211,7 @@ impl AuthorizedKeys {
     ///
     /// # Errors
     ///
-    /// As [`load`](Self::load), and [`AuthorizedKeysError::Unguarded`].
+    /// As [`load`](Self::load), and [`KeyFileError`](crate::KeyFileError).
     pub fn load_guarded(home: &Path, user: u32) -> Result<Self, AuthorizedKeysError> {
         guard::check_for(&home.join(AUTHORIZED_KEYS_FILE), user)?;
         Self::load(home)
@@ -290,13 +290,8 @@ impl KeyList {
     /// As [`AuthorizedKeys::load_guarded`].
     pub fn current(&self) -> Result<Arc<AuthorizedKeys>, Arc<AuthorizedKeysError>> {
         let path = self.home.join(AUTHORIZED_KEYS_FILE);
-        // the directories on the way change without the list
-        guard::check(&path).map_err(AuthorizedKeysError::from)?;
-        let in_the_file = |error: &AuthorizedKeysError| match error {
-            AuthorizedKeysError::Damaged { .. } => Lasting::Yes,
-            _ => Lasting::No,
-        };
-        self.list.get(&[&path], || AuthorizedKeys::load(&self.home), in_the_file)
+        let in_the_file = |error: &_| matches!(error, AuthorizedKeysError::Damaged { .. });
+        self.list.get_guarded(&[&path], || AuthorizedKeys::load(&self.home), in_the_file)
     }
 }
 
@@ -321,13 +316,7 @@ fn rewrite<T>(home: &Path, change: impl FnOnce(&mut Vec<Line>) -> T) -> Result<T
 }
 
 fn read_lines(path: &Path) -> Result<Vec<Line>, AuthorizedKeysError> {
-    let contents =
-        file::read(path).map_err(|source| AuthorizedKeysError::Read { path: path.into(), source })?;
-    let Some(contents) = contents else { return Ok(Vec::new()) };
-    if contents.mode & 0o022 != 0 {
-        return Err(AuthorizedKeysError::Exposed { path: path.into(), mode: contents.mode });
-    }
-    parse_lines(path, &contents.bytes)
+    parse_lines(path, &file::read_trusted(path)?.unwrap_or_default())
 }
 
 fn parse_lines(path: &Path, bytes: &[u8]) -> Result<Vec<Line>, AuthorizedKeysError> {
@@ -512,7 +501,10 @@ mod tests {
         fs::write(&path, "").unwrap();
         fs::set_permissions(&path, Permissions::from_mode(0o664)).unwrap();
         let error = AuthorizedKeys::load(home.path()).unwrap_err();
-        assert!(matches!(error, AuthorizedKeysError::Exposed { mode: 0o664, .. }), "{error:?}");
+        assert!(
+            matches!(error, AuthorizedKeysError::File(crate::KeyFileError::Writable { mode: 0o664, .. })),
+            "{error:?}"
+        );
     }
 
     #[test]

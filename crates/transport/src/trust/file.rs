@@ -13,6 +13,8 @@ use std::{
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 use rustix::io::Errno;
 
+use crate::error::KeyFileError;
+
 /// The most that is read of any of these files.
 pub(super) const FILE_BYTES_MAX: u64 = 16 * 1024 * 1024;
 
@@ -27,11 +29,21 @@ pub(super) struct Contents {
 }
 
 /// Reads a file, or gives `None` where there is none.
-pub(super) fn read(path: &Path) -> io::Result<Option<Contents>> {
-    match File::open(path) {
-        Ok(file) => read_open(&file).map(Some),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
+pub(super) fn read(path: &Path) -> Result<Option<Contents>, KeyFileError> {
+    let read = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened.and_then(|file| read_open(&file)),
+    };
+    read.map(Some).map_err(|source| KeyFileError::Read { path: path.into(), source })
+}
+
+/// Reads a file, if it is there, that says who is trusted: nobody but its owner may be able to write to it.
+pub(super) fn read_trusted(path: &Path) -> Result<Option<Vec<u8>>, KeyFileError> {
+    match read(path)? {
+        Some(Contents { mode, .. }) if mode & 0o022 != 0 => {
+            Err(KeyFileError::Writable { path: path.into(), mode })
+        }
+        contents => Ok(contents.map(|contents| contents.bytes)),
     }
 }
 

@@ -5,49 +5,16 @@
 use std::fs::{self, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-/// Why others could change what is read from a path.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum Unguarded {
-    /// The file, or a directory on the way to it, belongs to somebody else.
-    #[error(
-        "trust {}: it belongs to user {owner}, who is neither root nor the user that reads it; run: chown {user} {}",
-        path.display(), path.display()
-    )]
-    Owner {
-        /// The file or directory.
-        path: PathBuf,
-        /// Whose it is.
-        owner: u32,
-        /// The user that reads it.
-        user: u32,
-    },
-    /// Others may write the file, or change what a directory on the way to it holds.
-    #[error("trust {}: its mode {mode:04o} lets others write to it; run: chmod go-w {}", path.display(), path.display())]
-    Writable {
-        /// The file or directory.
-        path: PathBuf,
-        /// Its permission bits.
-        mode: u32,
-    },
-    /// A directory on the way cannot be looked at.
-    #[error("look at {}", path.display())]
-    Look {
-        /// The file or directory.
-        path: PathBuf,
-        /// What the system says.
-        source: io::Error,
-    },
-}
+use crate::error::KeyFileError;
 
 /// Checks a file and every directory on the way to it; one that is not there passes.
 ///
 /// # Errors
 ///
 /// The first thing on the way that others can change.
-pub(super) fn check(path: &Path) -> Result<(), Unguarded> {
+pub(super) fn check(path: &Path) -> Result<(), KeyFileError> {
     check_for(path, rustix::process::geteuid().as_raw())
 }
 
@@ -56,8 +23,8 @@ pub(super) fn check(path: &Path) -> Result<(), Unguarded> {
 /// # Errors
 ///
 /// The first thing on the way that others can change.
-pub(super) fn check_for(path: &Path, user: u32) -> Result<(), Unguarded> {
-    let look = |source| Unguarded::Look { path: path.into(), source };
+pub(super) fn check_for(path: &Path, user: u32) -> Result<(), KeyFileError> {
+    let look = |source| KeyFileError::Look { path: path.into(), source };
     let absolute = std::path::absolute(path).map_err(look)?;
     let real = match fs::canonicalize(&absolute) {
         Ok(real) => real,
@@ -69,15 +36,15 @@ pub(super) fn check_for(path: &Path, user: u32) -> Result<(), Unguarded> {
     if absolute == real { Ok(()) } else { check_way(&absolute, user) }
 }
 
-fn check_way(path: &Path, user: u32) -> Result<(), Unguarded> {
+fn check_way(path: &Path, user: u32) -> Result<(), KeyFileError> {
     path.ancestors().try_for_each(|path| {
         let found =
-            fs::symlink_metadata(path).map_err(|source| Unguarded::Look { path: path.into(), source })?;
+            fs::symlink_metadata(path).map_err(|source| KeyFileError::Look { path: path.into(), source })?;
         if ![0, user].contains(&found.uid()) {
-            return Err(Unguarded::Owner { path: path.into(), owner: found.uid(), user });
+            return Err(KeyFileError::Owner { path: path.into(), owner: found.uid(), user });
         }
         if others_may_write(&found) {
-            return Err(Unguarded::Writable { path: path.into(), mode: found.mode() & 0o7777 });
+            return Err(KeyFileError::Writable { path: path.into(), mode: found.mode() & 0o7777 });
         }
         Ok(())
     })
@@ -111,7 +78,7 @@ mod tests {
                 mode(path, wrong);
                 let error = check(&file).unwrap_err();
                 assert!(
-                    matches!(&error, Unguarded::Writable { path: at, mode } if at == path && *mode == wrong),
+                    matches!(&error, KeyFileError::Writable { path: at, mode } if at == path && *mode == wrong),
                     "{error}"
                 );
                 assert!(
@@ -141,7 +108,7 @@ mod tests {
             std::os::unix::fs::lchown(path, Some(65_534), None).unwrap();
             let error = check(read).unwrap_err();
             assert!(
-                matches!(&error, Unguarded::Owner { path: at, owner: 65_534, user: 0 } if at == path),
+                matches!(&error, KeyFileError::Owner { path: at, owner: 65_534, user: 0 } if at == path),
                 "{error}"
             );
             std::os::unix::fs::lchown(path, Some(0), None).unwrap();

@@ -9,13 +9,8 @@ use rcgen::{Certificate, CertificateParams, DnType, KeyPair, PKCS_ECDSA_P256_SHA
 use rustls::sign::CertifiedKey;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 
-use super::{
-    file,
-    fingerprint::Fingerprint,
-    guard,
-    verify::{SERVER_NAME, provider},
-};
-use crate::error::IdentityError;
+use super::{SERVER_NAME, file, fingerprint::Fingerprint, guard, provider};
+use crate::error::{IdentityError, KeyFileError};
 
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
@@ -47,7 +42,7 @@ impl Identity {
     pub fn load_or_create(home: &Path) -> Result<Self, IdentityError> {
         let identity = Self::own(home)?;
         let path = home.join(CERTIFICATE_FILE);
-        match read(&path)? {
+        match file::read(&path)? {
             Some(contents) => {
                 identity.certified_by(&contents.bytes).ok_or(IdentityError::Certificate { path })
             }
@@ -59,7 +54,7 @@ impl Identity {
     ///
     /// # Errors
     ///
-    /// As [`load_or_create`](Self::load_or_create), and [`IdentityError::Unguarded`].
+    /// As [`load_or_create`](Self::load_or_create), and [`KeyFileError`](crate::KeyFileError).
     pub fn load_or_create_guarded(home: &Path, user: u32) -> Result<Self, IdentityError> {
         for file in [KEY_FILE, CERTIFICATE_FILE] {
             guard::check_for(&home.join(file), user)?;
@@ -72,15 +67,12 @@ impl Identity {
 
     fn own(home: &Path) -> Result<Self, IdentityError> {
         let path = home.join(KEY_FILE);
-        if let Some(contents) = read(&path)? {
+        if let Some(contents) = file::read(&path)? {
             return Self::parse(&path, &contents);
         }
         store_new_key(home, &path)?;
         // Another process may have been first: what counts is what the file holds now.
-        let contents = read(&path)?.ok_or_else(|| IdentityError::Read {
-            path: path.clone(),
-            source: std::io::ErrorKind::NotFound.into(),
-        })?;
+        let contents = file::read(&path)?.ok_or_else(|| KeyFileError::missing(&path))?;
         Self::parse(&path, &contents)
     }
 
@@ -102,7 +94,7 @@ impl Identity {
     /// The file is there and cannot be looked at.
     pub fn exists(home: &Path) -> Result<bool, IdentityError> {
         let path = home.join(KEY_FILE);
-        path.try_exists().map_err(|source| IdentityError::Read { path, source })
+        Ok(path.try_exists().map_err(|source| KeyFileError::Read { path, source })?)
     }
 
     /// Makes a new key in the place of the one in `home`, which is left in `key.pem.old`, and its `cert.pem`, if there is one,
@@ -113,7 +105,7 @@ impl Identity {
     /// The old key cannot be read, or the new one cannot be made or stored; see [`IdentityError`].
     pub fn replace(home: &Path) -> Result<Self, IdentityError> {
         let path = home.join(KEY_FILE);
-        let Some(old) = read(&path)? else { return Self::load_or_create(home) };
+        let Some(old) = file::read(&path)? else { return Self::load_or_create(home) };
         let pem = new_pem()?;
         file::replace(&home.join(KEY_OLD), &old.bytes)
             .and_then(|()| put_aside(&home.join(CERTIFICATE_FILE), &home.join(CERTIFICATE_OLD)))
@@ -168,10 +160,6 @@ impl fmt::Debug for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Identity").field("fingerprint", &self.fingerprint).finish_non_exhaustive()
     }
-}
-
-fn read(path: &Path) -> Result<Option<file::Contents>, IdentityError> {
-    file::read(path).map_err(|source| IdentityError::Read { path: path.into(), source })
 }
 
 /// Gives a file another name, if it is there.

@@ -41,9 +41,8 @@ impl KnownHosts {
     /// The file cannot be read, or has a line that is not understood; see [`KnownHostsError`].
     pub fn open(home: &Path) -> Result<Self, KnownHostsError> {
         let path = home.join(KNOWN_HOSTS_FILE);
-        let contents =
-            file::read(&path).map_err(|source| KnownHostsError::Read { path: path.clone(), source })?;
-        let pins = parse(&path, &contents.map(|contents| contents.bytes).unwrap_or_default())?;
+        let bytes = file::read(&path)?.map(|contents| contents.bytes);
+        let pins = parse(&path, &bytes.unwrap_or_default())?;
         Ok(Self { home: home.into(), pins })
     }
 

@@ -14,7 +14,7 @@ use rustls::{
         Resumption,
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     },
-    crypto::{CryptoProvider, WebPkiSupportedAlgorithms, aws_lc_rs, verify_tls13_signature},
+    crypto::{CryptoProvider, WebPkiSupportedAlgorithms, verify_tls13_signature},
     server::{
         NoServerSessionStorage,
         danger::{ClientCertVerified, ClientCertVerifier},
@@ -26,16 +26,13 @@ use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use zmove_wire::Version;
 
 use super::authority::{CertificateFault, HostAuthority};
-use super::{fingerprint::Fingerprint, identity::Identity};
+use super::{fingerprint::Fingerprint, identity::Identity, provider};
 
 /// What both sides name as the protocol inside TLS, the newest first: the server takes the first that the client names too, so
 /// the version is agreed on before anything is said.
 fn protocols() -> Vec<Vec<u8>> {
     Version::PROTOCOLS.map(|(name, _)| name.to_vec()).into()
 }
-
-/// The name in every certificate and every hello, the same for all: hosts are told apart by key.
-pub(crate) const SERVER_NAME: &str = "zmove";
 
 /// Which keys a client takes from a host.
 #[derive(Clone, Debug)]
@@ -79,31 +76,7 @@ pub(crate) fn peer_fingerprint(session: &CommonState) -> Result<Fingerprint, Err
     Fingerprint::of_certificate(certificate.ok_or(Error::NoCertificatesPresented)?)
 }
 
-/// What a client speaks: no resumption, which would pass by the check of the key, and no early data.
-pub(crate) fn client_config(identity: &Identity, policy: HostPolicy) -> ClientConfig {
-    config_of(provider(), identity, policy, HandshakeFault::default())
-}
-
-/// The same with another choice of suites.
-#[cfg(test)]
-pub(crate) fn client_config_with(
-    provider: CryptoProvider,
-    identity: &Identity,
-    policy: HostPolicy,
-) -> ClientConfig {
-    config_of(provider, identity, policy, HandshakeFault::default())
-}
-
-/// The same for one connection, and what tells why the host was not taken where who makes the connection forgets it.
-pub(crate) fn client_config_watched(
-    identity: &Identity,
-    policy: HostPolicy,
-) -> (ClientConfig, HandshakeFault) {
-    let fault = HandshakeFault::default();
-    (config_of(provider(), identity, policy, fault.clone()), fault)
-}
-
-/// Why a host was not taken.
+/// Why a host was not taken, for where who makes the connection forgets it. Clones share one value.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HandshakeFault(Arc<OnceLock<Error>>);
 
@@ -117,7 +90,8 @@ impl HandshakeFault {
     }
 }
 
-fn config_of(
+/// What a client speaks: no resumption, which would pass by the check of the key, and no early data.
+pub(crate) fn client_config(
     provider: CryptoProvider,
     identity: &Identity,
     policy: HostPolicy,
@@ -151,15 +125,8 @@ pub(crate) fn server_config(identity: &Identity) -> ServerConfig {
     config
 }
 
-/// AWS-LC with the suites of TLS 1.3, the fastest first on machines with AES instructions.
-pub(super) fn provider() -> CryptoProvider {
-    let cipher_suites = vec![
-        aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256,
-        aws_lc_rs::cipher_suite::TLS13_AES_256_GCM_SHA384,
-        aws_lc_rs::cipher_suite::TLS13_CHACHA20_POLY1305_SHA256,
-    ];
-    CryptoProvider { cipher_suites, ..aws_lc_rs::default_provider() }
-}
+/// Whether a peer has signed with the key that it shows.
+type Proof = Result<HandshakeSignatureValid, Error>;
 
 /// The client's check of a host.
 #[derive(Debug)]
@@ -236,12 +203,7 @@ impl ServerCertVerifier for HostVerifier {
         self.fault.note(self.check(end_entity, intermediates, now))
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _message: &[u8],
-        _cert: &CertificateDer<'_>,
-        _dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
+    fn verify_tls12_signature(&self, _: &[u8], _: &CertificateDer<'_>, _: &DigitallySignedStruct) -> Proof {
         Err(PeerIncompatible::Tls12NotOffered.into())
     }
 
@@ -251,7 +213,7 @@ impl ServerCertVerifier for HostVerifier {
         message: &[u8],
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
+    ) -> Proof {
         let proven = || {
             let valid = verify_tls13_signature(message, cert, dss, &self.algorithms)?;
             self.settle(Fingerprint::of_certificate(cert)?).map_err(refused)?;
@@ -294,12 +256,7 @@ impl ClientCertVerifier for AnyClientVerifier {
         Ok(ClientCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _message: &[u8],
-        _cert: &CertificateDer<'_>,
-        _dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
+    fn verify_tls12_signature(&self, _: &[u8], _: &CertificateDer<'_>, _: &DigitallySignedStruct) -> Proof {
         Err(PeerIncompatible::Tls12NotOffered.into())
     }
 
@@ -308,7 +265,7 @@ impl ClientCertVerifier for AnyClientVerifier {
         message: &[u8],
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
+    ) -> Proof {
         verify_tls13_signature(message, cert, dss, &self.algorithms)
     }
 

@@ -9,6 +9,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use super::guard;
+use crate::error::KeyFileError;
+
 /// What some files say, as they were when they were last looked at.
 #[derive(Debug)]
 pub(super) struct Watched<T, E>(Mutex<Option<Seen<T, E>>>);
@@ -29,13 +32,6 @@ struct Stamp {
     ctime: (i64, i64),
 }
 
-/// Whether another try could end otherwise although the files are the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lasting {
-    Yes,
-    No,
-}
-
 /// A file may change once more without another time: for as long as the kernel's clock for times stands still.
 const TICK: Duration = Duration::from_millis(50);
 /// The same where a file system keeps whole seconds, as two of them do.
@@ -49,12 +45,13 @@ impl<T, E> Default for Watched<T, E> {
 
 impl<T, E> Watched<T, E> {
     /// What `files` say: what `parse` made of them when they were in this state. An error counts as said by the files if it is
-    /// `lasting`.
-    pub(super) fn get(
+    /// `lasting`:
+    /// another try could not end otherwise.
+    fn get(
         &self,
         files: &[&Path],
         parse: impl FnOnce() -> Result<T, E>,
-        lasting: impl FnOnce(&E) -> Lasting,
+        lasting: impl FnOnce(&E) -> bool,
     ) -> Result<Arc<T>, Arc<E>> {
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // before they are read: what is read is then never older
@@ -65,10 +62,24 @@ impl<T, E> Watched<T, E> {
             return seen.outcome.clone();
         }
         let outcome = parse().map(Arc::new).map_err(Arc::new);
-        let lasts = outcome.as_ref().err().is_none_or(|error| lasting(error) == Lasting::Yes);
+        let lasts = outcome.as_ref().err().is_none_or(|error| lasting(error));
         let settled = stamps.filter(|stamps| lasts && stamps.iter().all(Stamp::is_settled));
         *seen = settled.map(|stamps| Seen { stamps, outcome: outcome.clone() });
         outcome
+    }
+}
+
+impl<T, E: From<KeyFileError>> Watched<T, E> {
+    /// The same of files that root and this user alone can change.
+    pub(super) fn get_guarded(
+        &self,
+        files: &[&Path],
+        parse: impl FnOnce() -> Result<T, E>,
+        lasting: impl FnOnce(&E) -> bool,
+    ) -> Result<Arc<T>, Arc<E>> {
+        // the directories on the way change without the files
+        files.iter().try_for_each(|file| guard::check(file)).map_err(E::from)?;
+        self.get(files, parse, lasting)
     }
 }
 
@@ -102,7 +113,7 @@ mod tests {
                 parsed = true;
                 fs::read_to_string(path)
             };
-            let said = watched.get(&[path], parse, |_| Lasting::No).unwrap();
+            let said = watched.get(&[path], parse, |_| false).unwrap();
             if !parsed {
                 return (*said).clone();
             }
@@ -118,14 +129,14 @@ mod tests {
         for text in ["one", "two", "six"] {
             // of the same length, in the same inode, within the same tick
             fs::write(&path, text).unwrap();
-            let said = watched.get(&[&path], || fs::read_to_string(&path), |_| Lasting::No).unwrap();
+            let said = watched.get(&[&path], || fs::read_to_string(&path), |_| false).unwrap();
             assert_eq!(*said, text);
         }
         assert_eq!(settle(&watched, &path), "six");
         fs::write(&path, "ten").unwrap();
         assert_eq!(settle(&watched, &path), "ten");
         fs::remove_file(&path).unwrap();
-        assert!(watched.get(&[&path], || fs::read_to_string(&path), |_| Lasting::No).is_err());
+        assert!(watched.get(&[&path], || fs::read_to_string(&path), |_| false).is_err());
     }
 
     #[test]
@@ -135,10 +146,9 @@ mod tests {
         fs::write(&path, "wrong").unwrap();
         settle(&Watched::default(), &path);
         let watched = Watched::<(), u32>::default();
-        for (lasting, expected) in [(Lasting::No, 1), (Lasting::No, 2), (Lasting::Yes, 3), (Lasting::Yes, 3)]
-        {
+        for (lasting, expected) in [(false, 1), (false, 2), (true, 3), (true, 3)] {
             assert_eq!(*watched.get(&[&path], || Err(expected), |_| lasting).unwrap_err(), expected);
         }
-        assert_eq!(*watched.get(&[&path], || Err(4), |_| Lasting::Yes).unwrap_err(), 3);
+        assert_eq!(*watched.get(&[&path], || Err(4), |_| true).unwrap_err(), 3);
     }
 }

@@ -71,7 +71,8 @@ async fn serve(config: rustls::ServerConfig, transport: TransportChoice) -> u16 
         let port = endpoint.local_addr().unwrap().port();
         tokio::spawn(async move {
             while let Some(incoming) = endpoint.accept().await {
-                drop(incoming.await);
+                // who hangs up at once may do so before the client has its stream
+                tokio::spawn(async { Some(incoming.await.ok()?.closed().await) });
             }
         });
         return port;

@@ -4,7 +4,7 @@
 //! **Invariant:** `parse(render(grant)) == grant` for every grant that passes `check`.
 
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     fmt::Write as _,
     os::unix::ffi::{OsStrExt as _, OsStringExt as _},
     path::{Component, Path, PathBuf},
@@ -15,17 +15,6 @@ use zmove_types::RateLimit;
 use super::{Access, Grant, Holder, Subject};
 use crate::trust::expiry::Expiry;
 use crate::trust::fingerprint::{Fingerprint, ParseFingerprintError};
-
-const AUTHORITY: &str = "ca=";
-const REVOKED: &str = "crl=";
-const COMMON_NAME: &str = "cn=";
-const HOST: &str = "san=";
-const NAME: &str = "name=";
-const ROOT: &str = "root=";
-const WRITE: &str = "write";
-const SET_IDS: &str = "set-ids";
-const MAX_RATE: &str = "max-rate=";
-const EXPIRES: &str = "expires=";
 
 /// What is wrong with a grant, or with the line that should hold one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -98,51 +87,35 @@ pub enum GrantFault {
 /// Reads a line that is neither empty nor a comment.
 pub(super) fn parse(text: &str) -> Result<Grant, GrantFault> {
     let mut fields = text.split_ascii_whitespace();
-    let mut draft = Draft::new(fields.next().unwrap_or_default())?;
+    let first = First::read(fields.next().unwrap_or_default())?;
+    let mut draft = Draft::default();
     for field in fields {
-        draft.add(field)?;
+        draft.add(field, &first)?;
     }
-    draft.finish()
+    draft.finish(first)
 }
 
 /// Writes a grant as a line without its end.
 pub(super) fn render(grant: &Grant) -> String {
-    let mut line = render_holder(&grant.holder);
-    line.push_str(&format!(" {NAME}{}", encode(grant.name.as_bytes())));
-    for root in &grant.roots {
-        line.push(' ');
-        line.push_str(ROOT);
-        line.push_str(&encode(root.as_os_str().as_bytes()));
-    }
-    if grant.access == Access::ReadWrite {
-        line.push(' ');
-        line.push_str(WRITE);
-    }
-    if grant.set_ids {
-        line.push(' ');
-        line.push_str(SET_IDS);
-    }
-    if let Some(rate) = grant.max_rate {
-        line.push_str(&format!(" {MAX_RATE}{rate}"));
-    }
-    if let Some(expires) = grant.expires {
-        line.push_str(&format!(" {EXPIRES}{expires}"));
-    }
-    line
+    let mut fields = render_holder(&grant.holder);
+    fields.push(encoded("name", &grant.name));
+    fields.extend(grant.roots.iter().map(|root| encoded("root", root)));
+    fields.extend((grant.access == Access::ReadWrite).then(|| "write".to_owned()));
+    fields.extend(grant.set_ids.then(|| "set-ids".to_owned()));
+    fields.extend(grant.max_rate.map(|rate| format!("max-rate={rate}")));
+    fields.extend(grant.expires.map(|expires| format!("expires={expires}")));
+    fields.join(" ")
 }
 
-fn render_holder(holder: &Holder) -> String {
-    let Holder::Certified { authority, revoked, subject } = holder else { return holder.to_string() };
-    let mut text = format!("{AUTHORITY}{}", encode(authority.as_os_str().as_bytes()));
-    if let Some(revoked) = revoked {
-        text.push_str(&format!(" {REVOKED}{}", encode(revoked.as_os_str().as_bytes())));
-    }
-    let (field, name) = match subject {
-        Subject::CommonName(name) => (COMMON_NAME, name),
-        Subject::Host(name) => (HOST, name),
-    };
-    text.push_str(&format!(" {field}{}", encode(name.as_bytes())));
-    text
+fn render_holder(holder: &Holder) -> Vec<String> {
+    let Holder::Certified { authority, revoked, subject } = holder else { return vec![holder.to_string()] };
+    let mut fields = vec![encoded("ca", authority)];
+    fields.extend(revoked.as_ref().map(|revoked| encoded("crl", revoked)));
+    fields.push(match subject {
+        Subject::CommonName(name) => encoded("cn", name),
+        Subject::Host(name) => encoded("san", name),
+    });
+    fields
 }
 
 /// What every grant must satisfy, whether read or made.
@@ -164,128 +137,113 @@ fn is_safe_root(root: &Path) -> bool {
     root.is_absolute() && !climbs && !root.as_os_str().as_bytes().contains(&0)
 }
 
-/// A grant of which some fields have been read.
+/// What a line begins with.
+enum First {
+    Key(Fingerprint),
+    Authority(PathBuf),
+}
+
+impl First {
+    fn read(field: &str) -> Result<Self, GrantFault> {
+        if let Some(value) = field.strip_prefix("ca=") {
+            return Ok(Self::Authority(path(field, value)?));
+        }
+        field.parse().map(Self::Key).map_err(|fault| GrantFault::Fingerprint { field: field.into(), fault })
+    }
+}
+
+/// The other fields of a line, as far as they have been read.
+#[derive(Default)]
 struct Draft {
-    holder: DraftHolder,
+    revoked: Option<PathBuf>,
+    subject: Option<Subject>,
     name: Option<String>,
     roots: Vec<PathBuf>,
-    access: Access,
-    set_ids: bool,
+    writes: Option<()>,
+    sets_ids: Option<()>,
     max_rate: Option<RateLimit>,
     expires: Option<Expiry>,
 }
 
-/// Whom the line is about, as far as that has been read.
-enum DraftHolder {
-    Key(Fingerprint),
-    Certified { authority: PathBuf, revoked: Option<PathBuf>, subject: Option<Subject> },
-}
-
-impl DraftHolder {
-    fn new(field: &str) -> Result<Self, GrantFault> {
-        if let Some(value) = field.strip_prefix(AUTHORITY) {
-            return Ok(Self::Certified { authority: path(field, value)?, revoked: None, subject: None });
-        }
-        field.parse().map(Self::Key).map_err(|fault| GrantFault::Fingerprint { field: field.into(), fault })
-    }
-
-    /// Takes a field that only a line with an authority has.
-    fn add(&mut self, field: &str) -> Result<(), GrantFault> {
-        let unknown = GrantFault::UnknownField { field: field.into() };
-        let Self::Certified { revoked, subject, .. } = self else { return Err(unknown) };
-        let named = if let Some(value) = field.strip_prefix(REVOKED) {
-            let again = revoked.replace(path(field, value)?).is_some();
-            return if again { Err(GrantFault::RepeatedField { field: field.into() }) } else { Ok(()) };
-        } else if let Some(value) = field.strip_prefix(COMMON_NAME) {
-            Subject::CommonName(text(field, value)?)
-        } else if let Some(value) = field.strip_prefix(HOST) {
-            Subject::Host(text(field, value)?)
-        } else {
-            return Err(unknown);
-        };
-        if subject.replace(named).is_some() { Err(GrantFault::Subject) } else { Ok(()) }
-    }
-
-    fn finish(self) -> Result<Holder, GrantFault> {
-        Ok(match self {
-            Self::Key(key) => Holder::Key(key),
-            Self::Certified { authority, revoked, subject } => {
-                Holder::Certified { authority, revoked, subject: subject.ok_or(GrantFault::Subject)? }
-            }
-        })
-    }
-}
-
-/// A value that is a path; one that is relative is looked for beside the list.
-fn path(field: &str, value: &str) -> Result<PathBuf, GrantFault> {
-    let bytes = decode(value).ok_or_else(|| GrantFault::Escape { field: field.into() })?;
-    Ok(OsString::from_vec(bytes).into())
-}
-
-/// A value that is printable text, and not empty.
-fn text(field: &str, value: &str) -> Result<String, GrantFault> {
-    let bytes = decode(value).ok_or_else(|| GrantFault::Escape { field: field.into() })?;
-    let text = String::from_utf8(bytes).map_err(|_| GrantFault::Subject)?;
-    let printable = !text.is_empty() && !text.chars().any(char::is_control);
-    if printable { Ok(text) } else { Err(GrantFault::Subject) }
-}
-
 impl Draft {
-    fn new(field: &str) -> Result<Self, GrantFault> {
-        let holder = DraftHolder::new(field)?;
-        let (name, roots, access) = (None, Vec::new(), Access::ReadOnly);
-        Ok(Self { holder, name, roots, access, set_ids: false, max_rate: None, expires: None })
-    }
-
-    fn add(&mut self, field: &str) -> Result<(), GrantFault> {
-        let escape = || GrantFault::Escape { field: field.into() };
-        let repeated = || Err(GrantFault::RepeatedField { field: field.into() });
-        if let Some(value) = field.strip_prefix(ROOT) {
-            let root = decode(value).ok_or_else(escape)?;
-            self.roots.push(OsString::from_vec(root).into());
-        } else if let Some(value) = field.strip_prefix(NAME) {
-            let name = String::from_utf8(decode(value).ok_or_else(escape)?).map_err(|_| GrantFault::Name)?;
-            if self.name.replace(name).is_some() {
-                return repeated();
+    fn add(&mut self, field: &str, first: &First) -> Result<(), GrantFault> {
+        let is_certified = matches!(first, First::Authority(_));
+        match field.split_once('=').map_or((field, None), |(name, value)| (name, Some(value))) {
+            ("root", Some(value)) => self.roots.push(path(field, value)?),
+            ("name", Some(value)) => {
+                let name = String::from_utf8(decode(field, value)?).map_err(|_| GrantFault::Name)?;
+                once(&mut self.name, name, field)?;
             }
-        } else if field == WRITE {
-            if self.access == Access::ReadWrite {
-                return repeated();
+            ("write", None) => once(&mut self.writes, (), field)?,
+            ("set-ids", None) => once(&mut self.sets_ids, (), field)?,
+            ("max-rate", Some(value)) => {
+                let rate = value.parse().map_err(|_| GrantFault::Rate { field: field.into() })?;
+                once(&mut self.max_rate, rate, field)?;
             }
-            self.access = Access::ReadWrite;
-        } else if field == SET_IDS {
-            if std::mem::replace(&mut self.set_ids, true) {
-                return repeated();
+            ("expires", Some(value)) => {
+                let expires = value.parse().map_err(|_| GrantFault::Expiry { field: field.into() })?;
+                once(&mut self.expires, expires, field)?;
             }
-        } else if let Some(value) = field.strip_prefix(MAX_RATE) {
-            let rate = value.parse().map_err(|_| GrantFault::Rate { field: field.into() })?;
-            if self.max_rate.replace(rate).is_some() {
-                return repeated();
+            ("crl", Some(value)) if is_certified => once(&mut self.revoked, path(field, value)?, field)?,
+            ("cn", Some(value)) if is_certified => {
+                self.set_subject(Subject::CommonName(text(field, value)?))?;
             }
-        } else if let Some(value) = field.strip_prefix(EXPIRES) {
-            let expires = value.parse().map_err(|_| GrantFault::Expiry { field: field.into() })?;
-            if self.expires.replace(expires).is_some() {
-                return repeated();
-            }
-        } else {
-            self.holder.add(field)?;
+            ("san", Some(value)) if is_certified => self.set_subject(Subject::Host(text(field, value)?))?,
+            _ => return Err(GrantFault::UnknownField { field: field.into() }),
         }
         Ok(())
     }
 
-    fn finish(self) -> Result<Grant, GrantFault> {
-        let Self { holder, name, roots, access, set_ids, max_rate, expires } = self;
-        let (holder, name) = (holder.finish()?, name.ok_or(GrantFault::Name)?);
-        let grant = Grant { holder, name, roots, access, set_ids, max_rate, expires };
+    fn set_subject(&mut self, subject: Subject) -> Result<(), GrantFault> {
+        if self.subject.replace(subject).is_some() { Err(GrantFault::Subject) } else { Ok(()) }
+    }
+
+    fn finish(self, first: First) -> Result<Grant, GrantFault> {
+        let holder = match first {
+            First::Key(key) => Holder::Key(key),
+            First::Authority(authority) => {
+                let subject = self.subject.ok_or(GrantFault::Subject)?;
+                Holder::Certified { authority, revoked: self.revoked, subject }
+            }
+        };
+        let grant = Grant {
+            holder,
+            name: self.name.ok_or(GrantFault::Name)?,
+            roots: self.roots,
+            access: if self.writes.is_some() { Access::ReadWrite } else { Access::ReadOnly },
+            set_ids: self.sets_ids.is_some(),
+            max_rate: self.max_rate,
+            expires: self.expires,
+        };
         check(&grant)?;
         Ok(grant)
     }
 }
 
-/// Text as it is, all else as `%` and two hex digits.
-fn encode(value: &[u8]) -> String {
-    let mut encoded = String::with_capacity(value.len());
-    for chunk in value.utf8_chunks() {
+/// Takes the value of a field that may stand only once.
+fn once<T>(place: &mut Option<T>, value: T, field: &str) -> Result<(), GrantFault> {
+    match place.replace(value) {
+        Some(_) => Err(GrantFault::RepeatedField { field: field.into() }),
+        None => Ok(()),
+    }
+}
+
+/// A value that is a path; one that is relative is looked for beside the list.
+fn path(field: &str, value: &str) -> Result<PathBuf, GrantFault> {
+    Ok(OsString::from_vec(decode(field, value)?).into())
+}
+
+/// A value that is printable text, and not empty.
+fn text(field: &str, value: &str) -> Result<String, GrantFault> {
+    let text = String::from_utf8(decode(field, value)?).map_err(|_| GrantFault::Subject)?;
+    let printable = !text.is_empty() && !text.chars().any(char::is_control);
+    if printable { Ok(text) } else { Err(GrantFault::Subject) }
+}
+
+/// A field with a value: text as it is, all else as `%` and two hex digits.
+fn encoded(field: &str, value: impl AsRef<OsStr>) -> String {
+    let mut encoded = format!("{field}=");
+    for chunk in value.as_ref().as_bytes().utf8_chunks() {
         for c in chunk.valid().chars() {
             match c.is_whitespace() || c.is_control() || c == '%' {
                 true => encode_bytes(&mut encoded, c.encode_utf8(&mut [0; 4]).as_bytes()),
@@ -303,7 +261,11 @@ fn encode_bytes(encoded: &mut String, bytes: &[u8]) {
     }
 }
 
-fn decode(value: &str) -> Option<Vec<u8>> {
+fn decode(field: &str, value: &str) -> Result<Vec<u8>, GrantFault> {
+    decode_value(value).ok_or_else(|| GrantFault::Escape { field: field.into() })
+}
+
+fn decode_value(value: &str) -> Option<Vec<u8>> {
     let mut decoded = Vec::with_capacity(value.len());
     let mut rest = value.as_bytes();
     while let Some((byte, after)) = rest.split_first() {
@@ -377,9 +339,9 @@ mod tests {
 
     #[test]
     fn readable_text_stays_readable() {
-        assert_eq!(encode("/données/#1=x".as_bytes()), "/données/#1=x");
-        assert_eq!(encode(b"/a b\n%\xff\x7f\xc3"), "/a%20b%0A%25%FF%7F%C3");
-        assert_eq!(encode("\u{a0}\u{2028}".as_bytes()), "%C2%A0%E2%80%A8");
+        assert_eq!(encoded("root", "/données/#1=x"), "root=/données/#1=x");
+        assert_eq!(encoded("root", OsStr::from_bytes(b"/a b\n%\xff\x7f\xc3")), "root=/a%20b%0A%25%FF%7F%C3");
+        assert_eq!(encoded("root", "\u{a0}\u{2028}"), "root=%C2%A0%E2%80%A8");
     }
 
     #[test]

@@ -13,8 +13,7 @@ use super::{Denial, Grant, Holder, Subject};
 use crate::channel::Claim;
 use crate::error::AuthorityError;
 use crate::trust::authority::{CertificateFault, ClientAuthority, Named};
-use crate::trust::guard;
-use crate::trust::watched::{Lasting, Watched};
+use crate::trust::watched::Watched;
 
 /// The lines with authorities, by the names that they are for.
 #[derive(Debug, Default)]
@@ -136,12 +135,7 @@ impl Voucher {
         let Self { certificates, revoked, read } = self;
         let files: Vec<_> =
             [Some(certificates), revoked.as_ref()].into_iter().flatten().map(PathBuf::as_path).collect();
-        // the directories on the way change without the files
-        files.iter().try_for_each(|file| guard::check(file)).map_err(AuthorityError::from)?;
-        let in_the_file = |error: &AuthorityError| match error {
-            AuthorityError::Damaged { .. } => Lasting::Yes,
-            _ => Lasting::No,
-        };
-        read.get(&files, || ClientAuthority::load(certificates, revoked.as_deref()), in_the_file)
+        let in_the_file = |error: &_| matches!(error, AuthorityError::Damaged { .. });
+        read.get_guarded(&files, || ClientAuthority::load(certificates, revoked.as_deref()), in_the_file)
     }
 }

@@ -26,9 +26,10 @@ use crate::directory::{Directory, Extent, SourceRoot};
 use crate::entry::{Entry, EntryKind};
 use crate::error::{ListFault, Operation, ScanError};
 use crate::list::PathList;
-use crate::names::NameList;
 use crate::selection::PathKind;
-use crate::worker::Worker;
+
+use super::Worker;
+use super::names::NameList;
 
 /// What all jobs of one list share.
 #[derive(Debug)]
@@ -61,14 +62,14 @@ enum Closed {
 impl Worker<'_> {
     /// Emits what a list names.
     pub(crate) fn visit_list(&mut self, mut list: PathList) {
-        let top = match self.open_root(list.root(), Extent::Tree, OFlags::empty()) {
+        let top = match self.open_root(&list.root, Extent::Tree, OFlags::empty()) {
             Ok(top) => top,
-            Err((operation, errno)) => return self.report_root(list.root(), operation, errno),
+            Err((operation, errno)) => return self.report_root(&list.root, operation, errno),
         };
         let ground = Arc::new(Ground { root: Arc::clone(top.root()), emitted: Mutex::default() });
         let mut listed = Fingerprints::default();
         while let Some(stretch) = list.next_stretch() {
-            if self.walk().is_stopped() {
+            if self.walk.is_stopped() {
                 return;
             }
             let mut paths = Vec::with_capacity(stretch.len());
@@ -80,7 +81,7 @@ impl Worker<'_> {
                     Err(error) => self.report(error),
                 }
             }
-            for group in groups(paths, self.walk().config().batch_entries_max.max(1)) {
+            for group in groups(paths, self.walk.config.batch_entries_max.max(1)) {
                 let ground = Arc::clone(&ground);
                 self.share(move |worker| worker.visit_group(&ground, &group));
             }
@@ -101,7 +102,7 @@ impl Worker<'_> {
             Err(Closed::LeftOut) => self.leave_out(group.names.len() as u64),
             Err(Closed::Fault(fault)) => {
                 for name in &group.names {
-                    self.report(ScanError::Listed { path: group.path_of(name), fault: fault.again() });
+                    self.report(ScanError::Listed { path: group.path_of(name), fault: fault.clone() });
                 }
             }
         }
@@ -142,7 +143,7 @@ impl Worker<'_> {
             }
         }
         drop(emitted);
-        self.walk().open(&ground.root, path).map_err(|errno| closed(ground, path, errno))
+        self.walk.open(&ground.root, path).map_err(|errno| closed(ground, path, errno))
     }
 
     /// Emits the directory `name` in `parent`.
@@ -154,7 +155,7 @@ impl Worker<'_> {
         name: &Name,
     ) -> Result<(), Closed> {
         let directory =
-            self.walk().open(&ground.root, parent).map_err(|errno| closed(ground, parent, errno))?;
+            self.walk.open(&ground.root, parent).map_err(|errno| closed(ground, parent, errno))?;
         let raw = CString::new(name.as_bytes()).expect("a name holds no NUL");
         let path = directory.display_path(name);
         let entry =
@@ -195,25 +196,6 @@ impl Group {
     }
 }
 
-impl ListFault {
-    /// The same for another path.
-    fn again(&self) -> Self {
-        match self {
-            Self::Absolute => Self::Absolute,
-            Self::DotDot => Self::DotDot,
-            Self::Path(error) => Self::Path(*error),
-            Self::Missing => Self::Missing,
-            Self::NotDirectory(path) => Self::NotDirectory(path.clone()),
-            Self::Directory { path, source } => {
-                let source = source
-                    .raw_os_error()
-                    .map_or_else(|| source.kind().into(), std::io::Error::from_raw_os_error);
-                Self::Directory { path: path.clone(), source }
-            }
-        }
-    }
-}
-
 /// The paths by directory, each group with at most `names_max` names.
 fn groups(mut paths: Vec<RelPath>, names_max: usize) -> Vec<Group> {
     paths.sort_unstable_by(|one, other| split(one).cmp(&split(other)));
@@ -244,7 +226,7 @@ fn closed(ground: &Ground, path: &RelPath, errno: Errno) -> Closed {
     Closed::Fault(match errno {
         Errno::NOENT => ListFault::Missing,
         Errno::NOTDIR | Errno::LOOP => ListFault::NotDirectory(full),
-        _ => ListFault::Directory { path: full, source: errno.into() },
+        _ => ListFault::Directory { path: full, source: Arc::new(errno.into()) },
     })
 }
 
@@ -252,7 +234,7 @@ fn closed(ground: &Ground, path: &RelPath, errno: Errno) -> Closed {
 fn fault_of(error: ScanError, path: PathBuf) -> ListFault {
     match error {
         ScanError::Path { source, .. } => ListFault::Path(source),
-        ScanError::Io { source, .. } => ListFault::Directory { path, source },
+        ScanError::Io { source, .. } => ListFault::Directory { path, source: Arc::new(source) },
         _ => ListFault::Missing,
     }
 }

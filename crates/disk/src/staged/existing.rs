@@ -11,7 +11,7 @@
 //! **Invariant:** while it is changed, and when the change has broken off, it does not look as it should in
 //! the end: it is a byte longer. One whose change was given up also has the oldest time that the file system
 //! knows, so that it is newer than nothing. It gets its final length only if nobody else was
-//! [noticed](Undisturbed) to have changed it.
+//! [noticed](InPlace) to have changed it.
 //!
 //! **Invariant:** from before its first byte is changed until it gets its mode at the end it is neither
 //! setuid nor setgid: whoever ran it meanwhile would run what a client has sent with the rights of the file's
@@ -26,11 +26,12 @@ use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_types::{Name, Timestamp};
 
-use crate::data_file::{DataFile, Direct};
-use crate::entry::{FileIdentity, set_file_mtime};
+use crate::engine::data_file::{DataFile, Direct};
+use crate::entry::FileIdentity;
 use crate::kept_times::may_be_kept;
-use crate::staged::Staged;
-use crate::undisturbed::Undisturbed;
+
+use super::Staged;
+use super::in_place::InPlace;
 
 /// A regular file that is there, open to be changed; nothing has happened to it yet.
 #[derive(Debug)]
@@ -107,7 +108,7 @@ impl Existing {
         // cached: what is written to those comes to the disk, and is read as zeros once the file system is mounted again.
         data.drop_cached()?;
         data.file().set_len(unfinished(change.bytes))?;
-        let in_place = InPlace { bytes: change.bytes, undisturbed: Undisturbed::watch(data.file()) };
+        let in_place = InPlace::watch(data.file(), change.bytes);
         let mut staged = Staged::in_place(data, self.directory, in_place);
         // what is written may be on the disk before the new length and mode are
         let looks_final = there.bytes == change.bytes && may_be_kept(there.mtime, change.mtime);
@@ -116,38 +117,6 @@ impl Existing {
         }
         staged.take_length(direct)?;
         Ok(staged)
-    }
-}
-
-/// What is known of a file that is being changed.
-#[derive(Debug)]
-pub(crate) struct InPlace {
-    bytes: u64,
-    undisturbed: Undisturbed,
-}
-
-impl InPlace {
-    /// Writes to it.
-    pub(crate) fn change<R>(&self, file: &File, write: impl FnOnce() -> R) -> R {
-        self.undisturbed.change(file, write)
-    }
-
-    /// Gives it the length that it will have; before that it has another.
-    ///
-    /// # Errors
-    /// What the system says; `EBUSY` when somebody else has changed the file meanwhile, `ESTALE` when it has no name any more.
-    pub(crate) fn set_final_length(&self, file: &File) -> io::Result<()> {
-        if !self.undisturbed.is_so(file) {
-            // to lose a name is a change too
-            let is_nameless = rustix::fs::fstat(file)?.st_nlink == 0;
-            return Err(if is_nameless { Errno::STALE } else { Errno::BUSY }.into());
-        }
-        self.undisturbed.change(file, || file.set_len(self.bytes))
-    }
-
-    /// Whether it still has the length that it has got.
-    pub(crate) fn has_final_length(&self, there: &FileIdentity) -> bool {
-        there.bytes == self.bytes
     }
 }
 
@@ -162,13 +131,6 @@ fn unfinished(bytes: u64) -> u64 {
     bytes.saturating_add(1)
 }
 
-/// The change of a file was given up: whoever looks at times takes it for older than any other.
-pub(crate) fn give_up(file: &File) {
-    let oldest = Timestamp { seconds: i64::from(i32::MIN), nanos: 0 };
-    // who may write a file need not own it
-    let _best_effort = set_file_mtime(file.as_fd(), oldest);
-}
-
 fn lock(file: &File) -> io::Result<()> {
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
         // some network file systems have no locks
@@ -181,7 +143,7 @@ fn lock(file: &File) -> io::Result<()> {
 mod tests {
     use super::*;
     use crate::Replace;
-    use crate::entry::set_new_file_metadata;
+    use crate::entry::{set_file_mtime, set_new_file_metadata};
     use crate::tree::DIRECTORY;
     use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
     use zmove_types::Metadata;

@@ -6,30 +6,34 @@
 
 use std::ffi::{CStr, CString};
 use std::os::unix::ffi::OsStrExt;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_channel::{Sender, TrySendError};
-use rustix::fs::{AtFlags, CWD, FileType, OFlags, RawDir, StatxFlags, statx};
+use rustix::fs::{AtFlags, OFlags, RawDir, statx};
 use rustix::io::Errno;
-use zmove_types::{Doing, RelPath, StageClock, Stopwatch};
+use zmove_types::{Doing, RelPath, Stopwatch};
 
 use crate::config::{ScanConfig, ScanRoot};
 use crate::directory::{Directory, Extent, SourceRoot};
 use crate::entry::{Entry, EntryBatch, EntryKind, ScanItem, WANTED, metadata_of};
 use crate::error::{Operation, ScanError};
-use crate::names::NameList;
-use crate::patience::Patience;
-use crate::scan::Tally;
 use crate::selection::{Gate, PathKind};
+
+mod listed;
+mod names;
+mod patience;
+mod tally;
+
+use names::NameList;
+use patience::Patience;
+pub use tally::{Found, Tally};
 
 /// What all jobs of one walk share. The stream ends when the last job lets go of it.
 #[derive(Debug)]
 pub(crate) struct Walk {
     output: Sender<ScanItem>,
     config: ScanConfig,
-    clock: Arc<StageClock>,
-    left_out: Arc<AtomicU64>,
     tally: Arc<Tally>,
     stopped: AtomicBool,
     patience: Patience,
@@ -52,17 +56,10 @@ struct Scratch {
 }
 
 impl Walk {
-    pub(crate) fn new(
-        output: Sender<ScanItem>,
-        config: &ScanConfig,
-        clock: Arc<StageClock>,
-        (left_out, tally): (Arc<AtomicU64>, Arc<Tally>),
-    ) -> Self {
+    pub(crate) fn new(output: Sender<ScanItem>, config: &ScanConfig, tally: Arc<Tally>) -> Self {
         Self {
             output,
             config: config.clone(),
-            clock,
-            left_out,
             tally,
             stopped: AtomicBool::new(false),
             patience: Patience::new(),
@@ -71,7 +68,7 @@ impl Walk {
         }
     }
 
-    pub(crate) fn is_stopped(&self) -> bool {
+    fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Relaxed)
     }
 
@@ -84,18 +81,14 @@ impl Walk {
         self.scratch.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
     }
 
-    pub(crate) fn config(&self) -> &ScanConfig {
-        &self.config
-    }
-
     fn is_apart(&self, directory: &Directory, name: &CStr) -> bool {
         // what a root names is wanted
-        let below = directory.root().extent() == Extent::Tree;
+        let below = directory.root().extent == Extent::Tree;
         below && self.config.apart.is_some_and(|is_apart| is_apart(directory.fd(), name.to_bytes()))
     }
 
     /// Opens a directory below a root, waiting while descriptors are short.
-    pub(crate) fn open(&self, root: &Arc<SourceRoot>, path: &RelPath) -> Result<Arc<Directory>, Errno> {
+    fn open(&self, root: &Arc<SourceRoot>, path: &RelPath) -> Result<Arc<Directory>, Errno> {
         self.patience.open(|| Directory::open(root, path)).map(Arc::new)
     }
 
@@ -118,7 +111,7 @@ impl<'walk> Worker<'walk> {
     /// Does one job, unless the walk has been stopped.
     pub(crate) fn run(walk: &'walk Arc<Walk>, job: impl FnOnce(&mut Self)) {
         if !walk.is_stopped() {
-            let mut worker = Self { walk, stopwatch: walk.clock.start() };
+            let mut worker = Self { walk, stopwatch: walk.tally.clock.start() };
             job(&mut worker);
             worker.stopwatch.lap(Doing::Busy);
         }
@@ -126,14 +119,10 @@ impl<'walk> Worker<'walk> {
 
     /// Emits what a root names: a directory and all below it, or one entry.
     pub(crate) fn visit_root(&mut self, root: &ScanRoot) {
-        let visited = if root.names_directory() {
-            self.visit_tree(root, OFlags::empty())
-        } else {
-            match file_type(root) {
-                Ok(FileType::Directory) => self.visit_tree(root, OFlags::NOFOLLOW),
-                Ok(_) => self.visit_single(root),
-                Err(errno) => Err((Operation::Stat, errno)),
-            }
+        let visited = match root.directory_flags() {
+            Ok(Some(flags)) => self.visit_tree(root, flags),
+            Ok(None) => self.visit_single(root),
+            Err(errno) => Err((Operation::Stat, errno)),
         };
         if let Err((operation, errno)) = visited {
             self.report_root(root, operation, errno);
@@ -141,7 +130,7 @@ impl<'walk> Worker<'walk> {
     }
 
     /// Tells that a root cannot be visited at all.
-    pub(crate) fn report_root(&mut self, root: &ScanRoot, operation: Operation, errno: Errno) {
+    fn report_root(&mut self, root: &ScanRoot, operation: Operation, errno: Errno) {
         let (path, source) = (root.source.clone(), errno.into());
         self.report(ScanError::Io { path, operation, source });
     }
@@ -161,7 +150,7 @@ impl<'walk> Worker<'walk> {
     }
 
     /// Emits a root itself.
-    pub(crate) fn send_root(&mut self, directory: &Arc<Directory>) -> Result<(), Errno> {
+    fn send_root(&mut self, directory: &Arc<Directory>) -> Result<(), Errno> {
         let stat = statx(directory.fd(), c"", AtFlags::EMPTY_PATH, WANTED)?;
         self.send(ScanItem::Root { directory: Arc::clone(directory), metadata: metadata_of(&stat) });
         Ok(())
@@ -177,7 +166,7 @@ impl<'walk> Worker<'walk> {
         Ok(())
     }
 
-    pub(crate) fn open_root(
+    fn open_root(
         &self,
         root: &ScanRoot,
         extent: Extent,
@@ -224,7 +213,9 @@ impl<'walk> Worker<'walk> {
                 }
             }
             if scratch.names.len() >= self.walk.config.batch_entries_max.max(1) {
-                self.hand_over(directory, &mut scratch.names);
+                let directory = Arc::clone(directory);
+                let names = std::mem::take(&mut scratch.names);
+                self.share(move |worker| worker.look_up(&directory, &names));
                 if self.walk.is_stopped() {
                     break;
                 }
@@ -234,22 +225,8 @@ impl<'walk> Worker<'walk> {
         self.walk.put_back(scratch);
     }
 
-    /// Lets another thread look up a stretch of a large directory; does it itself when enough are waiting.
-    fn hand_over(&mut self, directory: &Arc<Directory>, names: &mut NameList) {
-        if self.walk.stretches_waiting.fetch_add(1, Ordering::Relaxed) >= self.walk.config.threads {
-            self.walk.stretches_waiting.fetch_sub(1, Ordering::Relaxed);
-            self.look_up(directory, names);
-            return names.clear();
-        }
-        let (directory, names) = (Arc::clone(directory), std::mem::take(names));
-        self.walk.spawn(move |worker| {
-            worker.walk.stretches_waiting.fetch_sub(1, Ordering::Relaxed);
-            worker.look_up(&directory, &names);
-        });
-    }
-
     /// Gives a job to another thread; does it itself when enough are waiting.
-    pub(crate) fn share(&mut self, job: impl FnOnce(&mut Worker<'_>) + Send + 'static) {
+    fn share(&mut self, job: impl FnOnce(&mut Worker<'_>) + Send + 'static) {
         if self.walk.stretches_waiting.fetch_add(1, Ordering::Relaxed) >= self.walk.config.threads {
             self.walk.stretches_waiting.fetch_sub(1, Ordering::Relaxed);
             return job(self);
@@ -272,7 +249,7 @@ impl<'walk> Worker<'walk> {
     }
 
     /// The wanted entries of these names; what fails is told by `report`. None when the walk is stopped.
-    pub(crate) fn gather(
+    fn gather(
         &mut self,
         directory: &Directory,
         names: &NameList,
@@ -298,7 +275,7 @@ impl<'walk> Worker<'walk> {
     }
 
     /// Emits entries, if there are any.
-    pub(crate) fn send_entries(&mut self, directory: &Arc<Directory>, entries: Vec<Entry>) {
+    fn send_entries(&mut self, directory: &Arc<Directory>, entries: Vec<Entry>) {
         if !entries.is_empty() {
             directory.count_found(entries.len());
             self.walk.tally.add(&entries);
@@ -307,23 +284,18 @@ impl<'walk> Worker<'walk> {
     }
 
     /// Whether the selection wants this path below the target.
-    pub(crate) fn admits(&self, path: &RelPath, kind: PathKind) -> bool {
+    fn admits(&self, path: &RelPath, kind: PathKind) -> bool {
         self.walk.config.selection.as_ref().is_none_or(|selection| selection.admits(path, kind))
     }
 
     /// Counts entries that are not wanted.
-    pub(crate) fn leave_out(&self, entries: u64) {
+    fn leave_out(&self, entries: u64) {
         if entries > 0 {
-            self.walk.left_out.fetch_add(entries, Ordering::Relaxed);
+            self.walk.tally.leave_out(entries);
         }
     }
 
-    /// The walk that it works for.
-    pub(crate) fn walk(&self) -> &'walk Arc<Walk> {
-        self.walk
-    }
-
-    pub(crate) fn report(&mut self, error: ScanError) {
+    fn report(&mut self, error: ScanError) {
         self.send(ScanItem::Error(error));
     }
 
@@ -348,11 +320,6 @@ impl Default for Scratch {
     fn default() -> Self {
         Self { listing: Vec::with_capacity(ScanConfig::LIST_BUFFER_BYTES), names: NameList::default() }
     }
-}
-
-fn file_type(root: &ScanRoot) -> Result<FileType, Errno> {
-    let stat = statx(CWD, &root.source, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE)?;
-    Ok(FileType::from_raw_mode(stat.stx_mode.into()))
 }
 
 fn children(directory: &Directory, entries: &[Entry]) -> Vec<RelPath> {

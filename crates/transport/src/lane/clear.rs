@@ -21,10 +21,10 @@ use rustls::Side;
 use zmove_types::{BufferPool, Doing, Stopwatch};
 use zmove_wire::FrameHeader;
 
-use crate::frame::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
-use crate::lane::{held_breaker, tcp_breaker};
+use crate::lane::rate::{SharedRate, Toll};
+use crate::lane::tls::{held_breaker, tcp_breaker};
+use crate::lane::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
 use crate::path::PathProbe;
-use crate::rate::{SharedRate, Toll};
 use crate::tcp_tls::{Connection, Parts, Room};
 
 /// One end of a lane in clear; the dialler sends, the acceptor receives, or the other way round.

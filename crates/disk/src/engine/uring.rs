@@ -4,13 +4,12 @@
 //! io_uring is tried when it is asked for, from the setup to a first read. Where that fails the program takes
 //! [`Threads`](crate::Threads), and one line says why.
 
-use std::io;
 use std::sync::Arc;
 
 use zmove_types::Buffer;
 use zmove_uring::{Ring, RingConfig, Span, Unavailable};
 
-use crate::backend::{Disk, Engine, Slices, Way};
+use crate::engine::{Disk, Engine, Moved, Slices, Way};
 
 /// Positional I/O by a ring's thread.
 #[derive(Debug)]
@@ -30,17 +29,11 @@ impl Uring {
 }
 
 impl Engine for Uring {
-    fn read_some(
-        &self,
-        way: Way<'_>,
-        span: Span,
-        buffer: Buffer,
-        seen: Slices<'_>,
-    ) -> (io::Result<usize>, Buffer) {
+    fn read_some(&self, way: Way<'_>, span: Span, buffer: Buffer, seen: Slices<'_>) -> Moved<usize> {
         self.ring.read(way.file(), span, buffer, seen)
     }
 
-    fn write_some(&self, way: Way<'_>, span: Span, buffer: Buffer) -> (io::Result<usize>, Buffer) {
+    fn write_some(&self, way: Way<'_>, span: Span, buffer: Buffer) -> Moved<usize> {
         self.ring.write(way.file(), span, buffer)
     }
 
@@ -53,7 +46,7 @@ impl Engine for Uring {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
-    use std::io::Write;
+    use std::io::{self, Write};
     use std::os::fd::OwnedFd;
     use std::time::Duration;
 

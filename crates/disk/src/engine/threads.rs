@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use zmove_types::Buffer;
 use zmove_uring::Span;
 
-use crate::backend::{Engine, Slices, Way};
+use crate::engine::{Engine, Moved, Slices, Way};
 
 /// Blocking positional I/O.
 #[derive(Clone, Copy, Debug, Default)]
@@ -16,13 +16,7 @@ pub struct Threads;
 const SLICE_BYTES: usize = 256 << 10;
 
 impl Engine for Threads {
-    fn read_some(
-        &self,
-        way: Way<'_>,
-        span: Span,
-        mut buffer: Buffer,
-        seen: Slices<'_>,
-    ) -> (io::Result<usize>, Buffer) {
+    fn read_some(&self, way: Way<'_>, span: Span, mut buffer: Buffer, seen: Slices<'_>) -> Moved<usize> {
         let slice_bytes = match way {
             Way::Cached(_) => SLICE_BYTES,
             // the device waits for each request: one for everything
@@ -46,7 +40,7 @@ impl Engine for Threads {
         (Ok(moved), buffer)
     }
 
-    fn write_some(&self, way: Way<'_>, span: Span, buffer: Buffer) -> (io::Result<usize>, Buffer) {
+    fn write_some(&self, way: Way<'_>, span: Span, buffer: Buffer) -> Moved<usize> {
         loop {
             match way.file().write_at(&buffer[span.room()], span.offset()) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

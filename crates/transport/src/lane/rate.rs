@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use zmove_types::{Doing, RateLimit, Stopwatch};
 
-use crate::frame::LaneBreaker;
+use crate::lane::LaneBreaker;
 
 /// A rate that several lanes keep together. Clones are the same.
 #[derive(Clone, Debug)]

@@ -7,7 +7,7 @@ use tokio::io::DuplexStream;
 use zmove_types::{BufferPool, Doing, Stopwatch};
 
 use crate::control::{ControlReader, ControlWriter, control_pair};
-use crate::frame::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
+use crate::lane::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
 
 /// Both ends of one lane.
 #[must_use]

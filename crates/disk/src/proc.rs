@@ -1,8 +1,21 @@
-//! What is mounted where, as `/proc/self/mountinfo` has it (proc(5)).
+//! What the kernel tells of this host in `/proc` (proc(5)): which run of the system it is, and what is mounted where.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
+
+/// The number that the kernel gives each run of the system; `None` where it is not to be read, as in a service that sees of
+/// `/proc` only processes.
+#[must_use]
+pub fn boot_id() -> Option<u128> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    parse_boot_id(text.trim_end())
+}
+
+/// Reads 32 hexadecimal digits with dashes among them.
+fn parse_boot_id(text: &str) -> Option<u128> {
+    u128::from_str_radix(&text.replace('-', ""), 16).ok()
+}
 
 /// A line of `mountinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,5 +118,14 @@ mod tests {
     #[test]
     fn every_line_that_makes_sense_is_a_mount() {
         assert_eq!(Mount::all(MOUNTS).map(|mount| mount.id).collect::<Vec<_>>(), [22, 40, 41, 42]);
+    }
+
+    #[test]
+    fn digits_are_read_over_their_dashes() {
+        let number = 0x0123_4567_89ab_cdef_0123_4567_89ab_cdef;
+        assert_eq!(parse_boot_id("01234567-89ab-cdef-0123-456789abcdef"), Some(number));
+        for other in ["", "-", "x", "101234567-89ab-cdef-0123-456789abcdef"] {
+            assert_eq!(parse_boot_id(other), None, "{other}");
+        }
     }
 }

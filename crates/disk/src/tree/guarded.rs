@@ -3,7 +3,6 @@
 //! **Invariant:** a link on the way is followed only if it belongs to root or to the user of this process: whoever owns a
 //! directory on the way can put a link there, and would say with it where this process writes.
 
-use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -26,7 +25,7 @@ pub(crate) fn open_directory(path: &Path) -> io::Result<OwnedFd> {
     let mut here = start(path)?;
     let mut rest = parts(path);
     let mut links = 0;
-    while let Some(name) = rest.pop_front() {
+    while let Some(name) = rest.pop() {
         let next = rustix::fs::openat(&here, &name, WAYPOINT, Mode::empty())?;
         let stat = rustix::fs::fstat(&next)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
@@ -41,9 +40,7 @@ pub(crate) fn open_directory(path: &Path) -> io::Result<OwnedFd> {
         if target.is_absolute() {
             here = start(&target)?;
         }
-        for part in parts(&target).into_iter().rev() {
-            rest.push_front(part);
-        }
+        rest.extend(parts(&target));
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(&here, c".", flags, Mode::empty())?)
@@ -65,9 +62,10 @@ fn follow(link: &OwnedFd, name: &OsString, stat: &Stat, own: u32) -> io::Result<
     Ok(OsString::from_vec(target.into_bytes()).into())
 }
 
-fn parts(path: &Path) -> VecDeque<OsString> {
+/// The parts of a path, the last one first.
+fn parts(path: &Path) -> Vec<OsString> {
     let named = path.components().filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir));
-    named.map(|part| part.as_os_str().to_owned()).collect()
+    named.rev().map(|part| part.as_os_str().to_owned()).collect()
 }
 
 #[cfg(test)]

@@ -1,20 +1,25 @@
-//! Whether anybody else changes a file while it is changed in its place.
+//! A file while it is changed in its place, and whether anybody else changes it then.
 //!
 //! Between writes of ours a file must stay as the last of them has left it: its length, and the times that the kernel sets at
 //! each change. What another program writes in the very moment in which we write as well cannot be told from that, nor what
 //! it writes through a memory mapping after the page was written for the first time.
 
 use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use rustix::io::Errno;
 use zmove_types::Timestamp;
 
-use crate::data_file::is_remote;
-use crate::entry::FileIdentity;
+use crate::engine::data_file::is_remote;
+use crate::entry::{FileIdentity, set_file_mtime};
 
-/// Watches one file from the first change of ours to the last.
+/// A file that is being changed, watched from the first change of ours to the last.
 #[derive(Debug)]
-pub(crate) struct Undisturbed {
+pub(super) struct InPlace {
+    /// How long it will be.
+    bytes: u64,
     /// None where times are a server's, which may set them later.
     state: Option<Mutex<State>>,
 }
@@ -24,27 +29,19 @@ struct State {
     /// How many writes of ours are under way.
     writing: usize,
     /// What the last of them has left.
-    left: Option<Look>,
+    left: Option<FileIdentity>,
     disturbed: bool,
 }
 
-/// What changes with a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Look {
-    bytes: u64,
-    mtime: Timestamp,
-    ctime: Timestamp,
-}
-
-impl Undisturbed {
-    /// Watches from now on.
-    pub(crate) fn watch(file: &File) -> Self {
-        let state = State { writing: 0, left: Look::at(file), disturbed: false };
-        Self { state: (!is_remote(file)).then(|| Mutex::new(state)) }
+impl InPlace {
+    /// Watches a file from now on that will be so long.
+    pub(super) fn watch(file: &File, bytes: u64) -> Self {
+        let state = State { writing: 0, left: FileIdentity::of(file).ok(), disturbed: false };
+        Self { bytes, state: (!is_remote(file)).then(|| Mutex::new(state)) }
     }
 
     /// Does something of ours to the file.
-    pub(crate) fn change<R>(&self, file: &File, change: impl FnOnce() -> R) -> R {
+    pub(super) fn change<R>(&self, file: &File, change: impl FnOnce() -> R) -> R {
         if let Some(mut state) = self.lock() {
             state.look(file);
             state.writing += 1;
@@ -52,13 +49,31 @@ impl Undisturbed {
         let changed = change();
         if let Some(mut state) = self.lock() {
             state.writing -= 1;
-            state.left = Look::at(file);
+            state.left = FileIdentity::of(file).ok();
         }
         changed
     }
 
+    /// Gives it the length that it will have; before that it has another.
+    ///
+    /// # Errors
+    /// What the system says; `EBUSY` when somebody else has changed the file meanwhile, `ESTALE` when it has no name any more.
+    pub(super) fn set_final_length(&self, file: &File) -> io::Result<()> {
+        if !self.is_undisturbed(file) {
+            // to lose a name is a change too
+            let is_nameless = rustix::fs::fstat(file)?.st_nlink == 0;
+            return Err(if is_nameless { Errno::STALE } else { Errno::BUSY }.into());
+        }
+        self.change(file, || file.set_len(self.bytes))
+    }
+
+    /// Whether it still has the length that it has got.
+    pub(super) fn has_final_length(&self, there: &FileIdentity) -> bool {
+        there.bytes == self.bytes
+    }
+
     /// Whether it is as our last change has left it, and was at each time before.
-    pub(crate) fn is_so(&self, file: &File) -> bool {
+    fn is_undisturbed(&self, file: &File) -> bool {
         self.lock().is_none_or(|mut state| {
             state.look(file);
             !state.disturbed
@@ -72,15 +87,15 @@ impl Undisturbed {
 
 impl State {
     fn look(&mut self, file: &File) {
-        self.disturbed |= self.writing == 0 && Look::at(file) != self.left;
+        self.disturbed |= self.writing == 0 && FileIdentity::of(file).ok() != self.left;
     }
 }
 
-impl Look {
-    fn at(file: &File) -> Option<Self> {
-        let FileIdentity { bytes, mtime, ctime, .. } = FileIdentity::of(file).ok()?;
-        Some(Self { bytes, mtime, ctime })
-    }
+/// The change of a file was given up: whoever looks at times takes it for older than any other.
+pub(super) fn give_up(file: &File) {
+    let oldest = Timestamp { seconds: i64::from(i32::MIN), nanos: 0 };
+    // who may write a file need not own it
+    let _best_effort = set_file_mtime(file.as_fd(), oldest);
 }
 
 #[cfg(test)]
@@ -88,9 +103,9 @@ mod tests {
     use super::*;
     use std::os::unix::fs::FileExt;
 
-    fn file() -> (tempfile::NamedTempFile, Undisturbed) {
+    fn file() -> (tempfile::NamedTempFile, InPlace) {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let watch = Undisturbed::watch(file.as_file());
+        let watch = InPlace::watch(file.as_file(), 0);
         watch.change(file.as_file(), || file.as_file().write_all_at(b"ours", 0).unwrap());
         (file, watch)
     }
@@ -112,7 +127,7 @@ mod tests {
             watch.change(file.as_file(), || file.as_file().write_all_at(b"other", 4).unwrap());
             file.as_file().write_all_at(b"two", 0).unwrap();
         });
-        assert!(watch.is_so(file.as_file()));
+        assert!(watch.is_undisturbed(file.as_file()));
     }
 
     #[test]
@@ -121,14 +136,14 @@ mod tests {
         wait_for_a_tick(file.as_file());
         file.reopen().unwrap().write_all_at(b"xxxx", 0).unwrap();
         watch.change(file.as_file(), || file.as_file().write_all_at(b"ours", 0).unwrap());
-        assert!(!watch.is_so(file.as_file()));
+        assert!(!watch.is_undisturbed(file.as_file()));
     }
 
     #[test]
     fn what_another_cuts_off_is_noticed() {
         let (file, watch) = file();
-        assert!(watch.is_so(file.as_file()));
+        assert!(watch.is_undisturbed(file.as_file()));
         file.reopen().unwrap().set_len(3).unwrap();
-        assert!(!watch.is_so(file.as_file()));
+        assert!(!watch.is_undisturbed(file.as_file()));
     }
 }

@@ -4,15 +4,13 @@
 //! **Invariant:** requests are counted in the order in which they arrive, reads and writes each from 0, so that a script
 //! with one thread a side strikes the same request every time.
 
-use std::fmt;
-use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::Errno;
 use zmove_types::Buffer;
 use zmove_uring::Span;
 
-use crate::backend::{Engine, Slices, Way};
+use crate::engine::{Engine, Moved, Slices, Way};
 
 /// An engine that fails by a script.
 ///
@@ -22,6 +20,7 @@ use crate::backend::{Engine, Slices, Way};
 /// let disk = Faulty::new(Threads, [no_space]);
 /// assert_eq!(disk.requests(Request::Write), 0);
 /// ```
+#[derive(Debug)]
 pub struct Faulty<E> {
     inner: E,
     script: Vec<FaultAt>,
@@ -85,53 +84,38 @@ impl<E> Faulty<E> {
         let at = self.script.iter().find(|at| at.request == kind && at.number == number);
         at.map(|at| at.fault)
     }
+
+    /// Has `inner` do what is asked, or what the script makes of that.
+    fn serve(
+        &self,
+        kind: Request,
+        span: Span,
+        buffer: Buffer,
+        inner: impl FnOnce(Span, Buffer) -> Moved<usize>,
+    ) -> Moved<usize> {
+        match self.next(kind) {
+            None => inner(span, buffer),
+            Some(Fault::Fails(errno)) => (Err(Errno::from_raw_os_error(errno).into()), buffer),
+            Some(fault) => {
+                let half = inner(span.part(0, (span.len() / 2).max(1)), buffer);
+                if fault == Fault::StopsTheProcess {
+                    std::process::abort();
+                }
+                half
+            }
+        }
+    }
 }
 
 impl<E: Engine> Engine for Faulty<E> {
-    fn read_some(
-        &self,
-        way: Way<'_>,
-        span: Span,
-        buffer: Buffer,
-        seen: Slices<'_>,
-    ) -> (io::Result<usize>, Buffer) {
-        match self.next(Request::Read) {
-            None => self.inner.read_some(way, span, buffer, seen),
-            Some(Fault::Fails(errno)) => (Err(Errno::from_raw_os_error(errno).into()), buffer),
-            Some(fault) => {
-                let half = self.inner.read_some(way, half(span), buffer, seen);
-                stop_if(fault);
-                half
-            }
-        }
+    fn read_some(&self, way: Way<'_>, span: Span, buffer: Buffer, seen: Slices<'_>) -> Moved<usize> {
+        let read = |span, buffer| self.inner.read_some(way, span, buffer, seen);
+        self.serve(Request::Read, span, buffer, read)
     }
 
-    fn write_some(&self, way: Way<'_>, span: Span, buffer: Buffer) -> (io::Result<usize>, Buffer) {
-        match self.next(Request::Write) {
-            None => self.inner.write_some(way, span, buffer),
-            Some(Fault::Fails(errno)) => (Err(Errno::from_raw_os_error(errno).into()), buffer),
-            Some(fault) => {
-                let half = self.inner.write_some(way, half(span), buffer);
-                stop_if(fault);
-                half
-            }
-        }
-    }
-}
-
-impl<E: fmt::Debug> fmt::Debug for Faulty<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Faulty").field("inner", &self.inner).field("script", &self.script).finish()
-    }
-}
-
-fn half(span: Span) -> Span {
-    span.part(0, (span.len() / 2).max(1))
-}
-
-fn stop_if(fault: Fault) {
-    if fault == Fault::StopsTheProcess {
-        std::process::abort();
+    fn write_some(&self, way: Way<'_>, span: Span, buffer: Buffer) -> Moved<usize> {
+        let write = |span, buffer| self.inner.write_some(way, span, buffer);
+        self.serve(Request::Write, span, buffer, write)
     }
 }
 
@@ -141,9 +125,9 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     use super::*;
-    use crate::backend::Disk;
-    use crate::data_file::DataFile;
-    use crate::threads::Threads;
+    use crate::engine::Disk;
+    use crate::engine::data_file::DataFile;
+    use crate::engine::threads::Threads;
 
     const CONTENTS: &[u8] = b"0123456789";
 

@@ -1,0 +1,153 @@
+//! The storage engine's one shape: owned buffers in, owned buffers out.
+//!
+//! **Invariant:** the buffer comes back on every path, success or not; a read shows each slice once, in order; engines
+//! differ in speed alone. What they share is here: the part of a move that can pass by the page cache does, the rest
+//! (tails, refusals, files that are cached) goes through it.
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use zmove_types::Buffer;
+use zmove_uring::Span;
+
+pub(crate) mod contents;
+pub(crate) mod data_file;
+pub(crate) mod fault;
+pub(crate) mod threads;
+pub(crate) mod uring;
+
+use data_file::DataFile;
+
+/// Reads and writes at positions.
+pub trait Disk: Send + Sync + fmt::Debug {
+    /// Reads up to `len` bytes from `offset`, fewer only at the end of the file, and shows each slice to `seen` while it
+    /// is in cache. The buffer's length is set to what was read.
+    ///
+    /// # Panics
+    /// When `len` is more than the buffer's capacity.
+    fn read(&self, file: &DataFile, offset: u64, len: usize, buffer: Buffer, seen: Slices<'_>) -> Moved<()>;
+
+    /// Writes the whole buffer at `offset`.
+    fn write(&self, file: &DataFile, offset: u64, buffer: Buffer) -> Moved<()>;
+
+    /// The same engine with all that it needs of its own, so that storage that does not answer holds up who asked it and nobody
+    /// else. `None` where callers share nothing that could run out, or there is no room for another.
+    fn anew(&self) -> Option<Arc<dyn Disk>>;
+}
+
+/// How a request ended, and its buffer.
+pub type Moved<T> = (io::Result<T>, Buffer);
+
+/// Takes the slices of a read as they come.
+pub type Slices<'a> = &'a mut dyn FnMut(&[u8]);
+
+/// A descriptor of a file, by the way its bytes take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Way<'a> {
+    /// Through the page cache.
+    Cached(&'a Arc<File>),
+    /// Past it: what moves is aligned.
+    Direct(&'a Arc<File>),
+}
+
+/// What an engine is: bytes moved between a span of a buffer and a file, one way.
+pub(crate) trait Engine {
+    /// Reads from the span's beginning on and shows each slice once. Returns how much it showed: less than the span at
+    /// the end of the file, or where it cannot go on. The buffer's length is as it was.
+    fn read_some(&self, way: Way<'_>, span: Span, buffer: Buffer, seen: Slices<'_>) -> Moved<usize>;
+
+    /// Writes from the span's beginning on; returns how much: less than the span where it cannot go on.
+    fn write_some(&self, way: Way<'_>, span: Span, buffer: Buffer) -> Moved<usize>;
+
+    /// See [`Disk::anew`].
+    fn anew(&self) -> Option<Arc<dyn Disk>> {
+        None
+    }
+}
+
+impl<'a> Way<'a> {
+    pub(crate) fn file(self) -> &'a Arc<File> {
+        let (Self::Cached(file) | Self::Direct(file)) = self;
+        file
+    }
+}
+
+impl<E: Engine + Send + Sync + fmt::Debug> Disk for E {
+    fn read(
+        &self,
+        file: &DataFile,
+        offset: u64,
+        len: usize,
+        mut buffer: Buffer,
+        seen: Slices<'_>,
+    ) -> Moved<()> {
+        assert!(len <= buffer.capacity(), "{len} bytes into a buffer of {}", buffer.capacity());
+        let mut filled = 0;
+        if let Some((direct, padded)) = file.direct_read(offset, len, &mut buffer) {
+            // beyond `len` lies what a growing file holds by now: not asked for, not shown
+            let mut shown = 0;
+            let show = &mut |slice: &[u8]| {
+                let wanted = slice.len().min(len - shown);
+                if wanted > 0 {
+                    seen(&slice[..wanted]);
+                }
+                shown += wanted;
+            };
+            let (outcome, back) =
+                self.read_some(Way::Direct(direct), Span::new(offset, 0..padded), buffer, show);
+            buffer = back;
+            match outcome {
+                Ok(_) => filled = shown,
+                Err(error) => file.note_refusal(&error),
+            }
+        }
+        let outcome = loop {
+            let span = Span::new(offset + filled as u64, filled..len);
+            if span.is_empty() {
+                break Ok(());
+            }
+            let (outcome, back) = self.read_some(Way::Cached(file.cached()), span, buffer, seen);
+            buffer = back;
+            match outcome {
+                Ok(0) => break Ok(()),
+                Ok(bytes) => filled += bytes,
+                Err(error) => break Err(error),
+            }
+        };
+        if outcome.is_ok() {
+            buffer.set_len(filled);
+        }
+        (outcome, buffer)
+    }
+
+    fn write(&self, file: &DataFile, offset: u64, mut buffer: Buffer) -> Moved<()> {
+        let len = buffer.len();
+        let mut written = 0;
+        if let Some((direct, body)) = file.direct_write(offset, &mut buffer) {
+            let (outcome, back) = self.write_some(Way::Direct(direct), Span::new(offset, 0..body), buffer);
+            buffer = back;
+            match outcome {
+                Ok(bytes) => written = bytes,
+                Err(error) => file.note_refusal(&error),
+            }
+        }
+        while written < len {
+            let span = Span::new(offset + written as u64, written..len);
+            let (outcome, back) = self.write_some(Way::Cached(file.cached()), span, buffer);
+            buffer = back;
+            match outcome {
+                Ok(0) => return (Err(Errno::IO.into()), buffer),
+                Ok(bytes) => written += bytes,
+                Err(error) => return (Err(error), buffer),
+            }
+        }
+        (Ok(()), buffer)
+    }
+
+    fn anew(&self) -> Option<Arc<dyn Disk>> {
+        Engine::anew(self)
+    }
+}

@@ -1,0 +1,108 @@
+//! Final names: what gets one replaces what has it in one step, or leaves it as it is.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use rustix::fs::{AtFlags, RenameFlags};
+use rustix::io::Errno;
+use zmove_types::{Name, Timestamp};
+
+use crate::entry::only_mtime;
+use crate::hidden::TempNames;
+
+/// What becomes of a file that has the final name already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Replace {
+    /// It is replaced, in one step.
+    Existing,
+    /// It stays, and the new one gets no name: `EEXIST`.
+    Nothing,
+}
+
+/// Gives a file that has a hidden name its final one, in the same directory: across two the kernel renames one at a time on
+/// the whole file system.
+///
+/// # Errors
+/// What the system says; `EISDIR` when a directory has that name, `EEXIST` when something has it that is not to be replaced.
+pub fn publish_file(directory: &OwnedFd, hidden: &Name, name: &Name, replace: Replace) -> io::Result<()> {
+    let (from, to) = (hidden.as_os_str(), name.as_os_str());
+    if replace == Replace::Existing {
+        return Ok(rustix::fs::renameat(directory, from, directory, to)?);
+    }
+    match rustix::fs::renameat_with(directory, from, directory, to, RenameFlags::NOREPLACE) {
+        // file systems that do not know the flag refuse to link over a name as well
+        Err(Errno::INVAL | Errno::NOSYS) => Ok(publish_by_link(directory, hidden, name)?),
+        renamed => Ok(renamed?),
+    }
+}
+
+pub(crate) fn publish_by_link(directory: &OwnedFd, hidden: &Name, name: &Name) -> rustix::io::Result<()> {
+    rustix::fs::linkat(directory, hidden.as_os_str(), directory, name.as_os_str(), AtFlags::empty())?;
+    // the file has its name; a hidden name that stays is swept
+    let _swept_later = rustix::fs::unlinkat(directory, hidden.as_os_str(), AtFlags::empty());
+    Ok(())
+}
+
+/// Makes a symbolic link, or leaves the one that is there when it points to the same; sets its time. What has the name stays
+/// as it is where nothing is to be replaced.
+///
+/// # Errors
+/// What the system says; `EISDIR` when a directory has that name.
+pub fn place_symlink(
+    directory: BorrowedFd<'_>,
+    name: &Name,
+    (target, mtime): (&[u8], Timestamp),
+    names: &TempNames,
+    replace: Replace,
+) -> io::Result<()> {
+    match rustix::fs::symlinkat(target, directory, name.as_os_str()) {
+        Ok(()) => {}
+        Err(Errno::EXIST) if replace == Replace::Nothing => return Ok(()),
+        Err(Errno::EXIST) => replace_with_symlink(directory, name, target, names)?,
+        Err(error) => return Err(error.into()),
+    }
+    let times = only_mtime(mtime);
+    Ok(rustix::fs::utimensat(directory, name.as_os_str(), &times, AtFlags::SYMLINK_NOFOLLOW)?)
+}
+
+fn replace_with_symlink(
+    directory: BorrowedFd<'_>,
+    name: &Name,
+    target: &[u8],
+    names: &TempNames,
+) -> rustix::io::Result<()> {
+    let there = rustix::fs::readlinkat(directory, name.as_os_str(), Vec::new());
+    if there.is_ok_and(|there| there.as_bytes() == target) {
+        return Ok(());
+    }
+    let make = |name: &Name| rustix::fs::symlinkat(target, directory, name.as_os_str());
+    let (temporary, ()) = names.make(directory, make)?;
+    let renamed = rustix::fs::renameat(directory, temporary.as_os_str(), directory, name.as_os_str());
+    if renamed.is_err() {
+        let _best_effort = rustix::fs::unlinkat(directory, temporary.as_os_str(), AtFlags::empty());
+    }
+    renamed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn links_are_made_kept_and_replaced() {
+        let home = tempfile::tempdir().unwrap();
+        let fd = std::fs::File::open(home.path()).unwrap();
+        let (name, names) = (Name::from_bytes(b"l").unwrap(), TempNames::new("t"));
+        let mtime = Timestamp { seconds: 10, nanos: 20 };
+        for target in ["one", "one", "two\u{ff}"] {
+            place_symlink(fd.as_fd(), &name, (target.as_bytes(), mtime), &names, Replace::Existing).unwrap();
+            let link = home.path().join("l");
+            assert_eq!(std::fs::read_link(&link).unwrap().to_str(), Some(target));
+            let stat = link.symlink_metadata().unwrap();
+            assert_eq!((stat.mtime(), stat.mtime_nsec()), (10, 20));
+        }
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
+    }
+}

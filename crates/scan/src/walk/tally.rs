@@ -1,0 +1,56 @@
+//! What a walk counts while it goes on, for whoever looks on.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use zmove_types::StageClock;
+
+use crate::entry::{Entry, EntryKind};
+
+/// What a walk has found so far.
+#[derive(Debug, Default)]
+pub struct Tally {
+    pub(crate) clock: StageClock,
+    left_out: AtomicU64,
+    entries: AtomicU64,
+    bytes: AtomicU64,
+    ended: AtomicBool,
+}
+
+/// All that a walk has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// How many entries.
+    pub entries: u64,
+    /// The sizes of all files together.
+    pub bytes: u64,
+}
+
+impl Tally {
+    /// All that there is, once the walk has ended.
+    #[must_use]
+    pub fn whole(&self) -> Option<Found> {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let ended = self.ended.load(Ordering::Acquire);
+        ended.then(|| Found { entries: count(&self.entries), bytes: count(&self.bytes) })
+    }
+
+    pub(crate) fn add(&self, entries: &[Entry]) {
+        let bytes =
+            entries.iter().filter(|entry| entry.kind == EntryKind::File).map(|entry| entry.size).sum();
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.entries.fetch_add(entries.len() as u64, Ordering::Relaxed);
+    }
+
+    /// How many entries the selection has left out.
+    pub(crate) fn left_out(&self) -> u64 {
+        self.left_out.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn leave_out(&self, entries: u64) {
+        self.left_out.fetch_add(entries, Ordering::Relaxed);
+    }
+
+    pub(crate) fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+    }
+}

@@ -1,0 +1,152 @@
+//! A lane over TLS on TCP, in blocking calls: one thread each, the kernel's full window, no reply awaited.
+//!
+//! rustls makes the connection, and its records are sealed and opened here, many for one system call; see
+//! [`record`](crate::record). The receiving end never writes and the server sends no session tickets, so nothing is ever
+//! left unread to reset the connection.
+
+use std::fmt;
+use std::io::Write;
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+
+use zmove_types::{BufferPool, Doing, Stopwatch};
+
+use crate::lane::rate::{SharedRate, Toll};
+use crate::lane::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
+use crate::path::PathProbe;
+use crate::record::{Opener, Sealer, traffic_keys};
+use crate::tcp_tls::{Connection, Parts, Room};
+
+/// One end of a lane over TLS on TCP; the dialler sends, the acceptor receives, or the other way round.
+pub struct TlsLane {
+    /// Shared with what breaks the lane and tells of its path: one descriptor for all of them.
+    socket: Arc<TcpStream>,
+    room: Room,
+    sealer: Sealer,
+    opener: Opener,
+    /// Paid for what is received, where the peer is held to a rate.
+    toll: Option<Toll>,
+}
+
+impl TlsLane {
+    /// A lane on a connection whose greeting has passed and been flushed.
+    ///
+    /// # Errors
+    /// [`LaneError`] when the connection has ended already, or is not between two records.
+    pub fn new(connection: Connection) -> Result<Self, LaneError> {
+        let Parts { socket, room, session, secrets, plaintext, records } = connection.into_parts()?;
+        let (seal, open) = traffic_keys(session, &secrets)?;
+        let (sealer, opener) = (Sealer::new(seal), Opener::new(open, plaintext, &records));
+        Ok(Self { socket: Arc::new(socket), room, sealer, opener, toll: None })
+    }
+
+    /// The same lane, which receives no faster than `rate`.
+    pub(crate) fn held_to(self, rate: Option<SharedRate>) -> Self {
+        Self { toll: rate.map(Toll::new), ..self }
+    }
+
+    /// Seals all of `bytes`; what has room waits to leave with what follows.
+    fn seal(&mut self, mut bytes: &[u8], watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
+        loop {
+            bytes = &bytes[self.sealer.seal(bytes)..];
+            if bytes.is_empty() {
+                return Ok(());
+            }
+            self.flush(watch)?;
+        }
+    }
+
+    fn flush(&mut self, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
+        watch.lap(Doing::Busy);
+        self.send_waiting()?;
+        watch.lap(Doing::Blocked);
+        Ok(())
+    }
+
+    fn send_waiting(&mut self) -> Result<(), LaneError> {
+        let waiting = self.sealer.waiting();
+        (&*self.socket).write_all(waiting)?;
+        self.room.given(&self.socket, waiting.len());
+        self.sealer.clear();
+        Ok(())
+    }
+
+    /// Fills `out`; returns how much of it was filled before the peer's orderly end.
+    fn fill(&mut self, out: &mut [u8], watch: &mut Stopwatch<'_>) -> Result<usize, LaneError> {
+        let mut filled = 0;
+        loop {
+            filled += self.opener.read(&mut out[filled..])?;
+            if filled == out.len() || self.opener.has_ended() {
+                return Ok(filled);
+            }
+            watch.lap(Doing::Busy);
+            let received = self.opener.receive(&mut &*self.socket)?;
+            watch.lap(Doing::Starved);
+            if let Some(toll) = &mut self.toll {
+                toll.pay(received, watch);
+            }
+            if received == 0 {
+                return Err(LaneError::Closed);
+            }
+        }
+    }
+}
+
+/// What breaks a lane on this socket.
+pub(crate) fn tcp_breaker(socket: &Arc<TcpStream>) -> LaneBreaker {
+    let socket = Arc::clone(socket);
+    // a connection that has ended already needs no breaking
+    LaneBreaker::new(move || drop(socket.shutdown(Shutdown::Both)))
+}
+
+/// What breaks a lane that may be held to a rate.
+pub(crate) fn held_breaker(toll: Option<&Toll>, breaker: LaneBreaker) -> LaneBreaker {
+    match toll {
+        Some(toll) => toll.breaker(breaker),
+        None => breaker,
+    }
+}
+
+impl LaneSink for TlsLane {
+    fn await_room(&mut self) -> Result<(), LaneError> {
+        Ok(self.room.wait(&self.socket)?)
+    }
+
+    fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
+        // each in records of its own, so that the receiver can open the data's straight into its buffer
+        self.seal(&frame.header.encode(), watch)?;
+        self.seal(&frame.head, watch)?;
+        self.seal(&frame.data, watch)?;
+        self.flush(watch)
+    }
+
+    fn finish(&mut self) -> Result<(), LaneError> {
+        self.sealer.close();
+        self.send_waiting()?;
+        Ok(self.socket.shutdown(Shutdown::Write)?)
+    }
+
+    fn breaker(&self) -> LaneBreaker {
+        tcp_breaker(&self.socket)
+    }
+
+    fn path(&self) -> PathProbe {
+        PathProbe::new(Arc::clone(&self.socket))
+    }
+}
+
+impl LaneSource for TlsLane {
+    fn receive(&mut self, pool: &BufferPool, watch: &mut Stopwatch<'_>) -> Result<Option<Frame>, LaneError> {
+        Frame::receive_next(pool, watch, |out, watch| self.fill(out, watch))
+    }
+
+    fn breaker(&self) -> LaneBreaker {
+        held_breaker(self.toll.as_ref(), tcp_breaker(&self.socket))
+    }
+}
+
+impl fmt::Debug for TlsLane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsLane").field("socket", &self.socket).finish_non_exhaustive()
+    }
+}
