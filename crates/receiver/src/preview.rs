@@ -28,9 +28,9 @@ use crate::mirror::{Effort, Spared, extra};
 use crate::preview::inquiry::Previewer;
 use crate::session::close::{CLOSE_TIMEOUT, SessionReport, refusal_of, refuse};
 use crate::session::threads::Workers;
-use crate::store::read_only_target::Seen;
 use crate::store::set_ids::SetIds;
 use crate::store::target::Access;
+use crate::store::target::read_only::Seen;
 
 /// The ways of one conversation.
 pub(crate) struct Preview {

@@ -49,13 +49,13 @@ use crate::session::threads::{PanicGuard, Workers};
 use crate::session::turns::{Turn, Turns};
 use crate::store::compare::{Judgement, judge_all};
 use crate::store::context::Context;
-use crate::store::delta::Bases;
-use crate::store::directories::Directories;
-use crate::store::file_systems::FileSystems;
 use crate::store::large_files::FileTable;
+use crate::store::large_files::delta::Bases;
 use crate::store::outcome::{Outcome, Told};
-use crate::store::publisher::Publisher;
+use crate::store::publishing::publisher::Publisher;
 use crate::store::publishing::{self, publish_all};
+use crate::store::target::directories::Directories;
+use crate::store::target::file_systems::FileSystems;
 use crate::store::target::{Access, Target};
 use crate::store::writer::{Job, write_all};
 

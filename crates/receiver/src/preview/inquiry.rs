@@ -16,9 +16,9 @@ use zmove_wire::{
 
 use crate::account::Account;
 use crate::store::compare::stays;
-use crate::store::existing::contents_root;
-use crate::store::read_only_target::Seen;
 use crate::store::set_ids::SetIds;
+use crate::store::target::existing::contents_root;
+use crate::store::target::read_only::Seen;
 
 /// What is held against an inquiry.
 #[derive(Debug)]

@@ -12,11 +12,11 @@ use zmove_types::{Metadata, RelPath};
 use zmove_wire::{Durability, Extraneous, Fault, FaultCode, FileDone, Operation};
 
 use crate::store::context::Context;
-use crate::store::directories::Remembered;
 use crate::store::failure::failure;
 use crate::store::large_files::LargeFile;
 use crate::store::outcome::Outcome;
 use crate::store::publishing::publish_all;
+use crate::store::target::directories::Remembered;
 
 /// Finishes; returns how long the flush took, and what is to be told before the end.
 ///

@@ -17,8 +17,8 @@ use zmove_wire::{Compare, Held, Offer, OfferedFile, Open, Overwrite, Verdict};
 
 use crate::resume::journal::SourceIdentity;
 use crate::store::context::Context;
-use crate::store::delta::{Candidate, runs};
-use crate::store::existing::contents_root;
+use crate::store::large_files::delta::{Candidate, runs};
+use crate::store::target::existing::contents_root;
 
 /// What is said of one offer.
 #[derive(Debug, Default)]

@@ -21,15 +21,15 @@ use zmove_wire::{
 use crate::account::{Account, Held as Booked};
 use crate::meters::TransferMeter;
 use crate::resume::parts::{Parts, is_overtaken};
-use crate::store::delta::Bases;
-use crate::store::directories::Directories;
 use crate::store::failure::Failure;
-use crate::store::file_systems::{FileSystems, Flush};
+use crate::store::large_files::delta::Bases;
 use crate::store::large_files::{FileTable, LargeFile};
 use crate::store::outcome::{Outcome, Told};
-use crate::store::publisher::Publisher;
+use crate::store::publishing::publisher::Publisher;
 use crate::store::set_ids::SetIds;
 use crate::store::target::Target;
+use crate::store::target::directories::Directories;
+use crate::store::target::file_systems::{FileSystems, Flush};
 
 /// See the module.
 #[derive(Debug)]

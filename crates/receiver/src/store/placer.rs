@@ -2,7 +2,7 @@
 //!
 //! The files of a directory that this transfer has made, and into which nothing has been put yet, are created in a staging
 //! directory under their own names; all others under hidden names in the directory where they will stay. Both get their final
-//! names from the [publisher](crate::store::publisher).
+//! names from the [publisher](crate::store::publishing::publisher).
 
 use std::fs::File;
 use std::io;
@@ -16,10 +16,10 @@ use zmove_wire::{BatchEntry, DirectoryGroup, Durability, FileEntry, Operation, O
 
 use crate::store::context::Context;
 use crate::store::failure::{ALREADY_THERE, Failure, again, failure, is_no_room};
-use crate::store::file_systems::Flush;
-use crate::store::open_directories::{OpenDirectories, Opened};
-use crate::store::publisher::{Filled, FillingGuard, HiddenFile, Known, PendingBatch};
+use crate::store::publishing::publisher::{Filled, FillingGuard, HiddenFile, Known, PendingBatch};
 use crate::store::publishing::{make_room, publish_all};
+use crate::store::target::file_systems::Flush;
+use crate::store::target::open_directories::{OpenDirectories, Opened};
 
 /// One thread's hands: the transfer and the directories it has open.
 #[derive(Debug)]

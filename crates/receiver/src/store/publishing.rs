@@ -1,5 +1,7 @@
 //! One turn of publishing: flush, look at what the flush has failed for, give names, tell.
 
+pub(crate) mod publisher;
+
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,14 +20,14 @@ use crate::config::BUFFER_BYTES;
 use crate::store::compare::stays;
 use crate::store::context::Context;
 use crate::store::failure::{ALREADY_THERE, Failure, failure};
-use crate::store::file_systems::{Flushing, Unflushed};
-use crate::store::open_directories::OpenDirectories;
 use crate::store::outcome::Outcome;
-use crate::store::publisher::{
+use crate::store::publishing::publisher::{
     Filled, Filling, Generation, HiddenFile, Known, PendingBatch, Wake, WholeFile,
 };
+use crate::store::target::file_systems::{Flushing, Unflushed};
+use crate::store::target::open_directories::OpenDirectories;
 
-/// The thread that publishes, until it is [stopped](crate::store::publisher::Publisher::stop). It also flushes while nothing is to be published, for four
+/// The thread that publishes, until it is [stopped](crate::store::publishing::publisher::Publisher::stop). It also flushes while nothing is to be published, for four
 /// fifths of the time at most, so that little is left for the end.
 pub(crate) fn run(context: &Context) {
     let mut pause = FLUSH_PAUSE;

@@ -3,6 +3,12 @@
 //! **Invariant:** for a client with roots, every directory made or opened here lies beneath one of them, reached from
 //! the root's descriptor without following links.
 
+pub(crate) mod directories;
+pub(crate) mod existing;
+pub(crate) mod file_systems;
+pub(crate) mod open_directories;
+pub(crate) mod read_only;
+
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::AsFd;
@@ -286,7 +292,7 @@ mod tests {
         }
         let access = Access::Beneath(vec![root]);
         let open = open("x", directory());
-        let looked = crate::store::read_only_target::Seen::look(&open, &access).map(drop).unwrap_err();
+        let looked = read_only::Seen::look(&open, &access).map(drop).unwrap_err();
         let resolved = Target::resolve(&open, &access).unwrap_err();
         assert!(resolved.text.contains("belongs to user 65534") && looked == resolved, "{}", resolved.text);
         assert_eq!(std::fs::read_dir(home.path().join("precious")).unwrap().count(), 0);

@@ -16,7 +16,7 @@ use crate::store::failure::{failure, is_no_room};
 use crate::store::large_files::{Complete, Copy, LargeFile};
 use crate::store::outcome::Outcome;
 use crate::store::placer::Placer;
-use crate::store::publisher::{Known, PendingBatch, WholeFile};
+use crate::store::publishing::publisher::{Known, PendingBatch, WholeFile};
 use crate::store::publishing::{end_large, make_room};
 
 /// Work for a writer.

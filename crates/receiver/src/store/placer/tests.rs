@@ -11,8 +11,8 @@ use zmove_wire::{EntryFault, FaultCode, Open};
 
 use crate::config::ReceiverConfig;
 use crate::session::context;
-use crate::store::file_systems::FileSystems;
 use crate::store::large_files::Complete;
+use crate::store::target::file_systems::FileSystems;
 use crate::store::target::{Access, Target};
 use crate::store::writer::finish_file;
 

@@ -24,8 +24,8 @@ use crate::account::Held as Booked;
 use crate::config::BUFFER_BYTES;
 use crate::resume::parts::GROUP_KEPT_BYTES;
 use crate::store::context::Context;
-use crate::store::existing::open_old;
 use crate::store::outcome::Outcome;
+use crate::store::target::existing::open_old;
 
 /// Old versions that the sender has been told of, by the path of their file.
 #[derive(Debug)]

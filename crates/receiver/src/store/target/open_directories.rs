@@ -10,8 +10,8 @@ use zmove_disk::{Tree, is_same_file};
 use zmove_types::RelPath;
 
 use crate::store::context::Context;
-use crate::store::file_systems::Flush;
-use crate::store::publisher::covers;
+use crate::store::publishing::publisher::covers;
+use crate::store::target::file_systems::Flush;
 
 /// See the module.
 #[derive(Debug)]
