@@ -8,6 +8,7 @@ pub(crate) mod existing;
 pub(crate) mod file_systems;
 pub(crate) mod open_directories;
 pub(crate) mod read_only;
+pub(crate) mod tree;
 
 use std::ffi::OsStr;
 use std::io;
@@ -81,11 +82,6 @@ impl Target {
         }
         let target = Self::directory(tree, &parent, shown, &[&own_name])?;
         Ok(Self { rename: Some((name.clone(), own_name)), ..target })
-    }
-
-    /// The name that an entry gets.
-    pub(crate) fn name<'a>(&'a self, directory: &RelPath, name: &'a Name) -> &'a Name {
-        renamed(self.rename.as_ref(), directory, name)
     }
 }
 
@@ -358,12 +354,12 @@ mod tests {
         }
         std::fs::set_permissions(at("there"), PermissionsExt::from_mode(0o700)).unwrap();
         for name in ["new", "with mode", "there"] {
-            let context = transfer(&at(name));
+            let transfer = transfer(&at(name));
             if name == "with mode" {
                 let metadata = Metadata { mode: 0o710, ..Metadata::default() };
-                context.remember_directory(&Arc::new(RelPath::root()), None, metadata);
+                transfer.remember_directory(&Arc::new(RelPath::root()), None, metadata);
             }
-            let (_, outcomes) = finish(&context).unwrap();
+            let (_, outcomes) = finish(&transfer).unwrap();
             assert!(outcomes.is_empty(), "{outcomes:?}");
             assert_eq!(std::fs::read_dir(at(name)).unwrap().count(), 0);
         }
