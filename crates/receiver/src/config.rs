@@ -9,7 +9,7 @@ use zmove_types::GROUP_BYTES;
 use crate::account::Account;
 use crate::meters::TransferMeter;
 use crate::session::ending::EndingSessions;
-use crate::store::set_ids::SetIds;
+use crate::store::rules::SetIds;
 
 /// The settings of one receiving session.
 #[derive(Clone, Debug)]

@@ -32,5 +32,5 @@ pub use session::close::SessionReport;
 pub use session::ending::EndingSessions;
 pub use session::turns::Turns;
 pub use session::{Session, run_session};
-pub use store::set_ids::SetIds;
+pub use store::rules::SetIds;
 pub use store::target::Access;

@@ -30,9 +30,9 @@ use crate::error::SessionError;
 pub(crate) use crate::mirror::effort::Effort;
 pub(crate) use crate::mirror::spared::Spared;
 use crate::session::threads::Workers;
-use crate::store::context::Context;
-use crate::store::outcome::Outcome;
 use crate::store::publishing::publish_all;
+use crate::store::reports::Outcome;
+use crate::store::transfer::Transfer;
 
 /// The questions of one transfer that are being answered.
 #[derive(Debug)]
@@ -51,47 +51,45 @@ impl Mirror {
     /// Takes the names that stay; the answer comes as an outcome.
     pub(crate) fn keep(
         &mut self,
-        context: &Arc<Context>,
-        allowed: Extraneous,
+        transfer: &Arc<Transfer>,
         (keep, question): (Keep, Held),
     ) -> Result<(), SessionError> {
         keep.check()?;
         self.keeps += 1;
-        if allowed == Extraneous::Stays || self.keeps > KEEPS_OUTSTANDING_MAX {
+        if transfer.target.rules.extraneous == Extraneous::Stays || self.keeps > KEEPS_OUTSTANDING_MAX {
             return Err(WireError::OutOfOrder { what: "a list of names that stay" }.into());
         }
         let spared = Arc::clone(&self.spared);
-        self.workers.start_for(context, move |context| {
+        self.workers.start_for(transfer, move |transfer| {
             let _until_it_is_answered = question;
-            let mut held = context.account.nothing();
-            let mut effort = Effort::new(context.account.turn(&context.stopping), &mut held);
-            let answer = ToSender::Extra(extra(Some(&context.target.tree), &keep, &spared, &mut effort));
+            let mut held = transfer.account.nothing();
+            let mut effort = Effort::new(transfer.turn(), &mut held);
+            let answer = ToSender::Extra(extra(Some(&transfer.target.tree), &keep, &spared, &mut effort));
             // who tells may have to wait
             drop(effort);
-            context.tell_booked(Outcome::Mirror(answer), held);
+            transfer.reports.tell_booked(Outcome::Mirror(answer), held);
         })
     }
 
     /// Takes the names that go; the answer comes as an outcome.
     pub(crate) fn remove(
         &mut self,
-        context: &Arc<Context>,
-        allowed: Extraneous,
+        transfer: &Arc<Transfer>,
         (remove, held): (Remove, Held),
     ) -> Result<(), SessionError> {
         remove.check()?;
         self.removes += 1;
-        if allowed == Extraneous::Stays || self.removes > REMOVES_OUTSTANDING_MAX {
+        if transfer.target.rules.extraneous == Extraneous::Stays || self.removes > REMOVES_OUTSTANDING_MAX {
             return Err(WireError::OutOfOrder { what: "a list of names that go" }.into());
         }
         let spared = Arc::clone(&self.spared);
-        self.workers.start_for(context, move |context| {
+        self.workers.start_for(transfer, move |transfer| {
             let _until_it_is_answered = held;
             // what goes may be all that is left of what is about to come under another name
-            publish_all(context);
-            let entries = remove_all(context, &remove, &spared);
+            publish_all(transfer);
+            let entries = remove_all(transfer, &remove, &spared);
             let answer = ToSender::Removed { remove: remove.remove, entries };
-            context.tell(Outcome::Mirror(answer));
+            transfer.reports.tell(Outcome::Mirror(answer));
         })
     }
 
@@ -114,22 +112,22 @@ impl Mirror {
     }
 }
 
-fn remove_all(context: &Context, remove: &Remove, spared: &Spared) -> u64 {
+fn remove_all(transfer: &Transfer, remove: &Remove, spared: &Spared) -> u64 {
     let mut removed = 0;
-    let has_ended = || context.stopping.load(Ordering::Relaxed);
+    let has_ended = || transfer.stopping.load(Ordering::Relaxed);
     for group in remove.groups.iter().take_while(|_| !has_ended()) {
-        let stays = spared.among(&context.target.tree, &group.directory);
+        let stays = spared.among(&transfer.target.tree, &group.directory);
         let names = group.names.iter().take_while(|_| !has_ended()).map(|name| &name.0);
         let names = names.filter(|name| !is_hidden(name.as_bytes()) && !stays(name));
         removed +=
-            remove_entries_until(has_ended, &context.target.tree, &group.directory, names, |path, error| {
+            remove_entries_until(has_ended, &transfer.target.tree, &group.directory, names, |path, error| {
                 let reserved = path.file_name().is_some_and(|name| is_hidden(name.as_bytes()));
                 let code = match error.kind() {
                     _ if reserved => FaultCode::Reserved,
                     io::ErrorKind::CrossesDevices => FaultCode::Mounted,
                     _ => FaultCode::os(&error),
                 };
-                context.tell(Outcome::Fault(Fault { path, operation: Operation::Delete, code }));
+                transfer.reports.tell(Outcome::Fault(Fault { path, operation: Operation::Delete, code }));
             });
     }
     removed

@@ -28,9 +28,9 @@ use crate::mirror::{Effort, Spared, extra};
 use crate::preview::inquiry::Previewer;
 use crate::session::close::{CLOSE_TIMEOUT, SessionReport, refusal_of, refuse};
 use crate::session::threads::Workers;
-use crate::store::read_only_target::Seen;
-use crate::store::set_ids::SetIds;
+use crate::store::rules::{Rules, SetIds};
 use crate::store::target::Access;
+use crate::store::target::read_only::Seen;
 
 /// The ways of one conversation.
 pub(crate) struct Preview {
@@ -60,7 +60,7 @@ pub(crate) async fn run(
     (access, set_ids): (Access, SetIds),
     stop: impl Future<Output = ()>,
 ) -> Result<SessionReport, SessionError> {
-    let (target, compare, overwrite) = (open.target.clone(), open.compare, open.overwrite);
+    let (target, rules) = (open.target.clone(), Rules::of(&open, set_ids));
     let tag = format!("times-{}", &TransferId(open.run).to_string()[..12]);
     let seen = tokio::task::spawn_blocking(move || Seen::look(&open, &access)).await;
     let seen = match seen.unwrap_or_else(|_panic| Err(refusal_of(&SessionError::Panicked))) {
@@ -73,9 +73,7 @@ pub(crate) async fn run(
     ways.writer.send(&encode_message(&ToSender::Opened(opened))).await?;
     let previewer = Arc::new(Previewer {
         seen,
-        compare,
-        overwrite,
-        set_ids,
+        rules,
         times: KeptTimes::new(&tag),
         account: ways.account.clone(),
         stopping: AtomicBool::new(false),

@@ -29,8 +29,8 @@ use crate::error::SessionError;
 use crate::meters::TransferMeter;
 use crate::session::close::{CLOSE_TIMEOUT, SessionReport, cpu_time, micros, refusal_of, refuse};
 use crate::session::verify::is_filler;
-use crate::store::read_only_target::Seen;
 use crate::store::target::Access;
+use crate::store::target::read_only::Seen;
 
 mod sweeping;
 

@@ -15,28 +15,27 @@ pub(crate) mod verify;
 use std::collections::HashMap;
 use std::future::Future;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
-use zmove_disk::{KeptTimes, TempNames};
 use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneBreaker, LaneSource};
-use zmove_types::{BufferPool, FileId, StageTimes, TransferId};
+use zmove_types::{FileId, StageTimes, TransferId};
 use zmove_wire::limits::{ITEMS_OUTSTANDING_MAX, LANES_UNASKED_MAX, OFFER_FILES_MAX, OFFERS_OUTSTANDING_MAX};
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
-    Answer, Durability, EntryFault, FaultCode, Finished, Greeting, Offer, Open, Opened, Purpose, Refusal,
-    Role, StageReport, StoredItem, TargetShape, TargetState, ToReceiver, ToSender, TopName, Version,
-    WireError, encode_message,
+    Answer, EntryFault, FaultCode, Finished, Greeting, Offer, Open, Opened, Purpose, Refusal, Role,
+    StageReport, StoredItem, TargetShape, TargetState, ToReceiver, ToSender, TopName, Version, WireError,
+    encode_message,
 };
 
 use crate::account::Held;
 use crate::account::limits::BUFFERS_BESIDE_LANES;
 use crate::account::messages::{Booked, Messages, messages};
 use crate::account::windows::open_window;
-use crate::config::{BUFFER_BYTES, ReceiverConfig};
+use crate::config::ReceiverConfig;
 use crate::error::SessionError;
 use crate::mirror::Mirror;
 use crate::preview::{self, Preview};
@@ -48,15 +47,10 @@ use crate::session::lost_lanes::LostLanes;
 use crate::session::threads::{PanicGuard, Workers};
 use crate::session::turns::{Turn, Turns};
 use crate::store::compare::{Judgement, judge_all};
-use crate::store::context::Context;
-use crate::store::delta::Bases;
-use crate::store::directories::Directories;
-use crate::store::file_systems::FileSystems;
-use crate::store::large_files::FileTable;
-use crate::store::outcome::{Outcome, Told};
-use crate::store::publisher::Publisher;
 use crate::store::publishing::{self, publish_all};
+use crate::store::reports::{Outcome, Told};
 use crate::store::target::{Access, Target};
+use crate::store::transfer::Transfer;
 use crate::store::writer::{Job, write_all};
 
 /// One transfer about to be received; its greeting has been read.
@@ -128,8 +122,8 @@ pub async fn run_session(
     let opened = Opened { state, lanes_max: config.lanes_max, single_name };
     writer.send(&encode_message(&ToSender::Opened(opened))).await?;
     let (outcomes_in, outcomes) = mpsc::channel(OUTCOMES_WAITING_MAX);
-    let context = Arc::new(context(transfer, version, &open, (target, parts), &config, outcomes_in));
-    let threads = SessionThreads::start(&context, &config)?;
+    let transfer = Arc::new(Transfer::new((transfer, version), &open, (target, parts), &config, outcomes_in));
+    let threads = SessionThreads::start(&transfer, &config)?;
     let started = cpu_time();
     let mut running = Running {
         version,
@@ -138,7 +132,7 @@ pub async fn run_session(
         lanes,
         outcomes,
         threads,
-        context,
+        transfer,
         open: Arc::new(open),
         ledger: ReceiverTransfer::default(),
         unsent: config.account.nothing(),
@@ -207,44 +201,6 @@ async fn resolve(
     resolved.await.unwrap_or_else(|_panic| Err(refusal_of(&SessionError::Panicked)))
 }
 
-pub(crate) fn context(
-    transfer: TransferId,
-    version: Version,
-    open: &Open,
-    (target, parts): (Target, Parts),
-    config: &ReceiverConfig,
-    outcomes: mpsc::Sender<Told>,
-) -> Context {
-    let account = config.account.clone();
-    Context {
-        target,
-        durability: open.durability,
-        overwrite: open.overwrite,
-        extraneous: open.extraneous,
-        in_place: open.inplace,
-        set_ids: config.set_ids,
-        disk: Arc::clone(&config.disk),
-        direct: config.direct,
-        pool: BufferPool::new(BUFFER_BYTES, config.buffers_max),
-        files: FileTable::new(&account),
-        parts,
-        bases: Bases::new(config.writers),
-        arrivals: Mutex::default(),
-        temp_names: TempNames::new(&transfer.to_string()[..12]),
-        times: KeptTimes::new(&format!("times-{}", &transfer.to_string()[..12])),
-        times_beyond_range: AtomicU64::new(0),
-        file_systems: FileSystems::default(),
-        publisher: Publisher::default(),
-        promptly: version < Version::V4 || open.durability == Durability::File,
-        directories: Directories::new(&account),
-        directories_each: account.directories_each(config.writers),
-        outcomes,
-        account,
-        meter: Arc::clone(&config.meter),
-        stopping: AtomicBool::new(false),
-    }
-}
-
 /// Outcomes taken in one turn, so that many receipts travel as one message.
 const OUTCOMES_PER_TURN: usize = 1024;
 /// Outcomes that wait for a control connection that does not take them; then the writers wait.
@@ -266,7 +222,7 @@ struct SessionThreads {
 }
 
 impl SessionThreads {
-    fn start(context: &Arc<Context>, config: &ReceiverConfig) -> Result<Self, SessionError> {
+    fn start(transfer: &Arc<Transfer>, config: &ReceiverConfig) -> Result<Self, SessionError> {
         let (queue, jobs) = crossbeam_channel::bounded(config.writers);
         let mut threads = Self {
             queue,
@@ -277,16 +233,16 @@ impl SessionThreads {
             writers: u32::try_from(config.writers).unwrap_or(u32::MAX),
             started: Instant::now(),
         };
-        let publishing = Arc::clone(context);
+        let publishing = Arc::clone(transfer);
         threads.spawn("zmove-publish".into(), move || {
             let _guard = PanicGuard(&publishing);
             publishing::run(&publishing);
         })?;
         for number in 0..config.writers {
-            let (context, jobs) = (Arc::clone(context), jobs.clone());
+            let (transfer, jobs) = (Arc::clone(transfer), jobs.clone());
             threads.spawn(format!("zmove-write-{number}"), move || {
-                let _guard = PanicGuard(&context);
-                write_all(&context, &jobs);
+                let _guard = PanicGuard(&transfer);
+                write_all(&transfer, &jobs);
             })?;
         }
         Ok(threads)
@@ -294,25 +250,25 @@ impl SessionThreads {
 
     fn add_lane(
         &mut self,
-        context: &Arc<Context>,
+        transfer: &Arc<Transfer>,
         mut source: Box<dyn LaneSource>,
     ) -> Result<(), SessionError> {
-        let window = open_window(source.as_mut(), self.lanes_up(), &context.account);
+        let window = open_window(source.as_mut(), self.lanes_up(), &transfer.account);
         let number = self.lanes_begun;
         self.lanes_begun = number.wrapping_add(1);
         self.breakers.insert(number, source.breaker());
-        context.meter.lanes_are(self.lanes_up());
+        transfer.meter.lanes_are(self.lanes_up());
         if self.lanes_up() > usize::from(LANES_UNASKED_MAX) {
             // each lane holds one while it receives
-            context.pool.raise((self.lanes_up() + BUFFERS_BESIDE_LANES).min(self.memory_max));
+            transfer.pool.raise((self.lanes_up() + BUFFERS_BESIDE_LANES).min(self.memory_max));
         }
-        let (context, queue) = (Arc::clone(context), self.queue.clone());
+        let (transfer, queue) = (Arc::clone(transfer), self.queue.clone());
         // lanes come and go as long as the transfer lasts
         self.threads.retain(|thread| !thread.is_finished());
         self.spawn(format!("zmove-lane-{number}"), move || {
-            let _guard = PanicGuard(&context);
+            let _guard = PanicGuard(&transfer);
             let _until_it_ends = window;
-            lanes::run_lane(&context, number, source, &queue);
+            lanes::run_lane(&transfer, number, source, &queue);
         })
     }
 
@@ -334,8 +290,8 @@ impl SessionThreads {
         StageTimes { busy, starved: booked.starved.max(waited), ..booked }
     }
 
-    fn join(self, context: &Context) {
-        context.publisher.stop();
+    fn join(self, transfer: &Transfer) {
+        transfer.publisher.stop();
         drop(self.queue);
         for thread in self.threads {
             // one that has panicked has told so
@@ -352,7 +308,7 @@ struct Running {
     lanes: mpsc::Receiver<Box<dyn LaneSource>>,
     outcomes: mpsc::Receiver<Told>,
     threads: SessionThreads,
-    context: Arc<Context>,
+    transfer: Arc<Transfer>,
     open: Arc<Open>,
     ledger: ReceiverTransfer,
     /// What there is in the ledger that is still to be sent.
@@ -379,7 +335,7 @@ impl Running {
             tokio::select! {
                 // a sender that exchanges lanes dials the new one while the old one ends
                 Some(lane) = self.lanes.recv(), if self.threads.lanes_up() < self.lanes_max => {
-                    self.threads.add_lane(&self.context, lane)?;
+                    self.threads.add_lane(&self.transfer, lane)?;
                 }
                 Some(outcome) = self.outcomes.recv() => self.take_outcomes(outcome)?,
                 error = self.lost.overdue() => return Err(error.into()),
@@ -401,15 +357,13 @@ impl Running {
                 Err(WireError::OutOfOrder { what: "a second opening" }.into())
             }
             ToReceiver::Offer(offer) => self.take_offer(offer, held),
-            ToReceiver::Keep(keep) => self.mirror.keep(&self.context, self.open.extraneous, (keep, held)),
-            ToReceiver::Remove(remove) => {
-                self.mirror.remove(&self.context, self.open.extraneous, (remove, held))
-            }
+            ToReceiver::Keep(keep) => self.mirror.keep(&self.transfer, (keep, held)),
+            ToReceiver::Remove(remove) => self.mirror.remove(&self.transfer, (remove, held)),
             ToReceiver::Inquire(_) => Err(WireError::OutOfOrder { what: "an inquiry" }.into()),
             ToReceiver::Abandon { file } => {
-                self.context.files.hear_of(FileId(file))?;
-                let Some(file) = self.context.files.retire(FileId(file)) else { return Ok(()) };
-                self.judging.start_for(&self.context, move |context| context.discard_retired(&file))
+                self.transfer.files.hear_of(FileId(file))?;
+                let Some(file) = self.transfer.files.retire(FileId(file)) else { return Ok(()) };
+                self.judging.start_for(&self.transfer, move |transfer| transfer.discard_retired(&file))
             }
             ToReceiver::LaneLost { items } => self.take_lost(items),
             ToReceiver::Announce { items, mismatches } => Ok(self.ledger.announced(items, mismatches)?),
@@ -427,7 +381,7 @@ impl Running {
         }
         self.lost.explained();
         for item in items {
-            if self.context.let_in(item)? {
+            if self.transfer.let_in(item)? {
                 self.ledger.settled(StoredItem { item, mismatch: true, faults: Vec::new() })?;
             }
         }
@@ -446,15 +400,14 @@ impl Running {
                 WireError::OutOfOrder { what: "an offer before the earlier ones are answered" }.into()
             );
         }
-        let open = Arc::clone(&self.open);
-        self.judging.start_for(&self.context, move |context| {
+        self.judging.start_for(&self.transfer, move |transfer| {
             let _until_it_is_answered = held;
-            let Judgement { verdicts, held, changed } = judge_all(context, &open, &offer);
+            let Judgement { verdicts, held, changed } = judge_all(transfer, &offer);
             let answer = Answer { offer: offer.offer, verdicts };
-            context.tell(Outcome::Answer(held, answer, changed.is_empty()));
+            transfer.reports.tell(Outcome::Answer(held, answer, changed.is_empty()));
             let mut changed = changed.into_iter().peekable();
             while let Some(candidate) = changed.next() {
-                candidate.tell(context, changed.peek().is_none());
+                candidate.tell(transfer, changed.peek().is_none());
             }
         })
     }
@@ -516,7 +469,7 @@ impl Running {
             }
             Outcome::LaneEnded(number, ended) => {
                 self.threads.breakers.remove(&number);
-                self.context.meter.lanes_are(self.threads.lanes_up());
+                self.transfer.meter.lanes_are(self.threads.lanes_up());
                 match ended {
                     Err(error) if error.is_lost() => self.lost.note(error),
                     ended => ended?,
@@ -546,7 +499,7 @@ impl Running {
         }
         self.ending = Some(self.sessions.begin(&self.owner, &self.open.target).await);
         // what was given up goes before the end
-        let judging = std::mem::replace(&mut self.judging, Workers::new(&self.context.account));
+        let judging = std::mem::replace(&mut self.judging, Workers::new(&self.transfer.account));
         let mut judged = std::pin::pin!(judging.complete());
         loop {
             tokio::select! {
@@ -555,9 +508,9 @@ impl Running {
             }
             self.send_all().await?;
         }
-        let context = Arc::clone(&self.context);
+        let transfer = Arc::clone(&self.transfer);
         let finishing = Instant::now();
-        self.finishing = Some(tokio::task::spawn_blocking(move || finish::finish(&context)));
+        self.finishing = Some(tokio::task::spawn_blocking(move || finish::finish(&transfer)));
         let finished = loop {
             tokio::select! {
                 finished = self.finishing.as_mut().expect("set just above") => break finished,
@@ -575,18 +528,18 @@ impl Running {
         last.into_iter().try_for_each(|outcome| self.take_outcome(outcome))?;
         self.send_all().await?;
         let report = Finished {
-            receive: stage_report(&self.context.meter.receive.times()),
+            receive: stage_report(&self.transfer.meter.receive.times()),
             store: stage_report(
-                &self.threads.store_times(self.context.meter.store.times(), finishing.elapsed()),
+                &self.threads.store_times(self.transfer.meter.store.times(), finishing.elapsed()),
             ),
             flush_us: micros(flush),
             cpu_us: micros(cpu_time().saturating_sub(cpu_started)),
         };
-        let receive_us = micros(self.context.meter.receive.times().paced);
+        let receive_us = micros(self.transfer.meter.receive.times().paced);
         if receive_us > 0 && self.version >= Version::V3 {
             self.writer.send(&encode_message(&ToSender::Paced { receive_us })).await?;
         }
-        let files = self.context.times_beyond_range.load(Ordering::Relaxed);
+        let files = self.transfer.target.times_beyond_range.load(Ordering::Relaxed);
         if files > 0 && self.version >= Version::V4 {
             self.writer.send(&encode_message(&ToSender::TimesBeyondRange { files })).await?;
         }
@@ -625,20 +578,20 @@ impl Running {
             let closed = async { while let Some(Ok(_)) = self.inbox.recv().await {} };
             let _in_time = tokio::time::timeout(CLOSE_TIMEOUT, closed).await;
         }
-        self.context.stopping.store(true, Ordering::Relaxed);
-        self.context.pool.close();
+        self.transfer.stopping.store(true, Ordering::Relaxed);
+        self.transfer.pool.close();
         self.lanes.close();
         self.outcomes.close();
         self.threads.breakers.values().for_each(LaneBreaker::trip);
         // the peer sees the end of the connection now, and lets go of its lanes
         drop((self.writer, self.inbox));
-        let (threads, context, broken) = (self.threads, Arc::clone(&self.context), ended.is_err());
+        let (threads, transfer, broken) = (self.threads, Arc::clone(&self.transfer), ended.is_err());
         let stopped = move || {
-            threads.join(&context);
+            threads.join(&transfer);
             if broken {
                 // what is whole and can be flushed is kept, before the next session begins
-                publish_all(&context);
-                context.drop_overtaken();
+                publish_all(&transfer);
+                transfer.drop_overtaken();
             }
         };
         tokio::task::spawn_blocking(stopped).await.expect("neither panics");
@@ -648,10 +601,10 @@ impl Running {
         }
         self.mirror.end().await;
         self.judging.end().await;
-        let (target, journal_trouble) = (self.open.target.clone(), self.context.parts.trouble());
+        let (target, journal_trouble) = (self.open.target.clone(), self.transfer.parts.trouble());
         // the next session finds its parts and journals free
-        let context = self.context;
-        tokio::task::spawn_blocking(move || drop(context)).await.expect("nothing that is let go of panics");
+        let transfer = self.transfer;
+        tokio::task::spawn_blocking(move || drop(transfer)).await.expect("nothing that is let go of panics");
         drop(self.ending);
         ended.map(|()| SessionReport { target, journal_trouble, ..self.report })
     }

@@ -1,20 +1,13 @@
 //! What comes is written, flushed, and given its name.
 
 pub(crate) mod compare;
-pub(crate) mod context;
-pub(crate) mod delta;
-pub(crate) mod directories;
-pub(crate) mod existing;
 pub(crate) mod failure;
-pub(crate) mod file_systems;
 pub(crate) mod in_place;
 pub(crate) mod large_files;
-pub(crate) mod open_directories;
-pub(crate) mod outcome;
 pub(crate) mod placer;
-pub(crate) mod publisher;
 pub(crate) mod publishing;
-pub(crate) mod read_only_target;
-pub(crate) mod set_ids;
+pub(crate) mod reports;
+pub(crate) mod rules;
 pub(crate) mod target;
+pub(crate) mod transfer;
 pub(crate) mod writer;

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use zmove_transport::{AuthorizedKeysError, Claim, Denial, Fingerprint, Grant, KeyList};
 use zmove_types::RateLimit;
 
-use crate::store::set_ids::SetIds;
+use crate::store::rules::SetIds;
 use crate::store::target::Access;
 
 /// The keys that a daemon lets in.

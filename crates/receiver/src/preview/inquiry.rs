@@ -15,18 +15,15 @@ use zmove_wire::{
 };
 
 use crate::account::Account;
-use crate::store::compare::stays;
-use crate::store::existing::contents_root;
-use crate::store::read_only_target::Seen;
-use crate::store::set_ids::SetIds;
+use crate::store::rules::Rules;
+use crate::store::target::existing::contents_root;
+use crate::store::target::read_only::Seen;
 
 /// What is held against an inquiry.
 #[derive(Debug)]
 pub(crate) struct Previewer {
     pub(crate) seen: Seen,
-    pub(crate) compare: Compare,
-    pub(crate) overwrite: Overwrite,
-    pub(crate) set_ids: SetIds,
+    pub(crate) rules: Rules,
     pub(crate) times: KeptTimes,
     pub(crate) account: Account,
     pub(crate) stopping: AtomicBool,
@@ -65,7 +62,9 @@ impl Previewer {
             Ok(directory) => Place::There(directory),
             Err(error) => match Errno::from_io_error(&error) {
                 Some(Errno::NOENT) => Place::Missing,
-                Some(Errno::NOTDIR | Errno::LOOP) if self.overwrite != Overwrite::Nothing => Place::Missing,
+                Some(Errno::NOTDIR | Errno::LOOP) if self.rules.overwrite != Overwrite::Nothing => {
+                    Place::Missing
+                }
                 _ => Place::Closed(FaultCode::os(&error)),
             },
         }
@@ -104,18 +103,18 @@ impl Previewer {
             (InquiredKind::Directory, FileType::Directory) => {
                 changed(self.metadata_differs(directory, &there, &wanted))
             }
-            (InquiredKind::Directory, _) if self.overwrite == Overwrite::Nothing => {
+            (InquiredKind::Directory, _) if self.rules.overwrite == Overwrite::Nothing => {
                 Finding::Fails(Operation::MakeDirectory, FaultCode::os(&Errno::NOTDIR.into()))
             }
             (InquiredKind::File { .. } | InquiredKind::Symlink { .. }, _)
-                if self.overwrite == Overwrite::Nothing =>
+                if self.rules.overwrite == Overwrite::Nothing =>
             {
                 Finding::Stays
             }
             (InquiredKind::File { .. }, FileType::Directory) => in_the_way(Operation::Rename),
             (InquiredKind::Symlink { .. }, FileType::Directory) => in_the_way(Operation::Symlink),
             (InquiredKind::File { bytes }, FileType::RegularFile) => {
-                self.look_at_file(directory, name, &there, *bytes, &self.set_ids.of_file(&wanted))
+                self.look_at_file(directory, name, &there, *bytes, &self.rules.set_ids.of_file(&wanted))
             }
             (InquiredKind::Symlink { target }, FileType::Symlink) => {
                 self.look_at_link(directory, name, &there, target, wanted.mtime)
@@ -132,14 +131,14 @@ impl Previewer {
         bytes: u64,
         wanted: &Metadata,
     ) -> Finding {
-        if stays(self.overwrite, there, || self.times.kept(directory, wanted.mtime)) {
+        if self.rules.spare(there, || self.times.kept(directory, wanted.mtime)) {
             return Finding::Stays;
         }
         let differences = self.metadata_differs(directory, there, wanted);
         if there.bytes != bytes {
             return Finding::Differs(differences.and(Differences::SIZE));
         }
-        match self.compare {
+        match self.rules.compare {
             Compare::Quick => changed(differences),
             Compare::Checksum => {
                 let turn = self.account.turn(&self.stopping);

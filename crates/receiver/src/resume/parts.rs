@@ -41,7 +41,7 @@ use crate::config::BUFFER_BYTES;
 use crate::resume::journal::{
     Begin, Journal, JournalError, Mark, Orphan, Part, SourceIdentity, UnfinishedFile, birth_of, orphans_like,
 };
-use crate::store::file_systems::Flush;
+use crate::store::target::file_systems::Flush;
 
 /// All parts of one transfer.
 #[derive(Debug)]

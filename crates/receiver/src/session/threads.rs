@@ -13,16 +13,16 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use crate::account::Account;
 use crate::error::SessionError;
-use crate::store::context::Context;
-use crate::store::outcome::Outcome;
+use crate::store::reports::Outcome;
+use crate::store::transfer::Transfer;
 
 /// Tells the session when the thread that has it panics.
-pub(crate) struct PanicGuard<'a>(pub(crate) &'a Context);
+pub(crate) struct PanicGuard<'a>(pub(crate) &'a Transfer);
 
 impl Drop for PanicGuard<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.tell(Outcome::Panicked);
+            self.0.reports.tell(Outcome::Panicked);
         }
     }
 }
@@ -74,13 +74,13 @@ impl Workers {
     /// As [`start`](Self::start).
     pub(crate) fn start_for(
         &mut self,
-        context: &Arc<Context>,
-        work: impl FnOnce(&Context) + Send + 'static,
+        transfer: &Arc<Transfer>,
+        work: impl FnOnce(&Transfer) + Send + 'static,
     ) -> Result<(), SessionError> {
-        let context = Arc::clone(context);
+        let transfer = Arc::clone(transfer);
         self.start(move || {
-            let _guard = PanicGuard(&context);
-            work(&context);
+            let _guard = PanicGuard(&transfer);
+            work(&transfer);
         })
     }
 

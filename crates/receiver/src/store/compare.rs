@@ -9,19 +9,18 @@
 //! given.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use zmove_disk::{FileIdentity, is_beyond_range, is_held_everywhere};
-use zmove_types::{Cv, Metadata, Name, RelPath, Timestamp};
-use zmove_wire::{Compare, Held, Offer, OfferedFile, Open, Overwrite, Verdict};
+use zmove_disk::FileIdentity;
+use zmove_types::{Cv, Metadata, RelPath, Timestamp};
+use zmove_wire::{Compare, Held, Offer, OfferedFile, Verdict};
 
 use crate::resume::journal::SourceIdentity;
-use crate::store::context::Context;
-use crate::store::delta::{Candidate, runs};
-use crate::store::existing::contents_root;
+use crate::store::large_files::delta::{Candidate, runs};
+use crate::store::target::existing::contents_root;
+use crate::store::transfer::Transfer;
 
 /// What is said of one offer.
 #[derive(Debug, Default)]
@@ -34,23 +33,18 @@ pub(crate) struct Judgement {
 }
 
 /// Judges one offer; what is not looked at when the session has ended counts as needed.
-pub(crate) fn judge_all(context: &Context, open: &Open, offer: &Offer) -> Judgement {
+pub(crate) fn judge_all(transfer: &Transfer, offer: &Offer) -> Judgement {
     let mut judgement = Judgement::default();
     for group in &offer.groups {
-        let directory = context.target.tree.open_directory(&group.directory).ok();
+        let directory = transfer.target.tree.open_directory(&group.directory).ok();
         for file in &group.files {
-            let looked_in = directory.as_ref().filter(|_| !context.stopping.load(Ordering::Relaxed));
+            let looked_in = directory.as_ref().filter(|_| !transfer.stopping.load(Ordering::Relaxed));
             let verdict = looked_in.map_or(Verdict::Need, |opened| {
-                match judge(context, open.compare, opened, &group.directory, file) {
-                    judged @ (Verdict::Need | Verdict::Compare(_)) if file.source.is_some() => judgement
-                        .look_for_more(
-                            context,
-                            (open.delta, offer.offer),
-                            opened,
-                            &group.directory,
-                            file,
-                            judged,
-                        ),
+                let place = (opened, &group.directory);
+                match judge(transfer, place, file) {
+                    judged @ (Verdict::Need | Verdict::Compare(_)) if file.source.is_some() => {
+                        judgement.look_for_more(transfer, offer.offer, place, file, judged)
+                    }
                     verdict => verdict,
                 }
             });
@@ -64,26 +58,25 @@ impl Judgement {
     /// A large file is needed, or perhaps: but perhaps not all of it.
     fn look_for_more(
         &mut self,
-        context: &Context,
-        (delta, offer): (bool, u64),
-        directory: &Arc<OwnedFd>,
-        path: &RelPath,
+        transfer: &Transfer,
+        offer: u64,
+        (directory, path): (&Arc<OwnedFd>, &RelPath),
         file: &OfferedFile,
         judged: Verdict,
     ) -> Verdict {
-        let name = context.target.name(path, &file.name);
+        let name = transfer.target.name(path, &file.name);
         let number = u32::try_from(self.verdicts.len()).expect("offers are bounded");
         let Ok(final_path) = path.join(name) else { return judged };
-        let held = if context.is_for_change_in_place(directory, name) {
+        let held = if transfer.target.is_for_change_in_place(directory, name) {
             // a part would take its place
             BTreeMap::new()
         } else {
-            claim(context, directory, &final_path, file)
+            claim(transfer, directory, &final_path, file)
         };
         let left = runs(&held).map(|(first, cvs)| Held { offer, file: number, first, cvs, end: false });
         self.held.extend(left);
         let needed = judged == Verdict::Need || !held.is_empty();
-        if delta && needed && Candidate::is_there(directory, name, file.bytes) {
+        if transfer.target.rules.delta && needed && Candidate::is_there(directory, name, file.bytes) {
             let (path, held) = (final_path, held.into_keys().collect());
             self.changed.push(Candidate { offer, file: number, path, bytes: file.bytes, held });
             return Verdict::Delta;
@@ -94,7 +87,7 @@ impl Judgement {
 
 /// What an earlier transfer has left of a large file.
 fn claim(
-    context: &Context,
+    transfer: &Transfer,
     directory: &Arc<OwnedFd>,
     path: &RelPath,
     file: &OfferedFile,
@@ -102,77 +95,32 @@ fn claim(
     let Some(mark) = file.source else { return BTreeMap::new() };
     let ctime = Timestamp { seconds: mark.ctime_seconds, nanos: mark.ctime_nanos };
     let source = SourceIdentity { bytes: file.bytes, mtime: mtime_of(file), ctime, inode: mark.inode };
-    context.parts.claim(path, directory, &source, context.direct, || {
-        let turn = context.account.turn(&context.stopping);
+    transfer.parts.claim(path, directory, &source, transfer.direct, || {
+        let turn = transfer.turn();
         move || turn.is_over()
     })
 }
 
-fn judge(
-    context: &Context,
-    compare: Compare,
-    opened: &Arc<OwnedFd>,
-    path: &RelPath,
-    file: &OfferedFile,
-) -> Verdict {
-    let name = context.target.name(path, &file.name);
+fn judge(transfer: &Transfer, (opened, path): (&Arc<OwnedFd>, &RelPath), file: &OfferedFile) -> Verdict {
+    let target = &transfer.target;
+    let name = target.name(path, &file.name);
     let Ok(there) = FileIdentity::at(opened, name) else { return Verdict::Need };
-    if stays(context.overwrite, &there, || context.times.kept(opened, mtime_of(file))) {
+    if target.spares(opened, &there, mtime_of(file)) {
         return Verdict::Skip;
     }
     if !there.regular || there.bytes != file.bytes {
         return Verdict::Need;
     }
-    match compare {
+    match target.rules.compare {
         Compare::Checksum => {
-            let turn = context.account.turn(&context.stopping);
+            let turn = transfer.turn();
             contents_root(opened.as_fd(), name, || turn.is_over()).map_or(Verdict::Need, Verdict::Compare)
         }
         Compare::Quick => {
             let metadata = Metadata { mode: file.mode & 0o7777, mtime: mtime_of(file) };
-            let metadata = context.set_ids.of_file(&metadata);
-            if context.keep(opened, name, &there, &metadata) { Verdict::Skip } else { Verdict::Need }
+            let metadata = target.rules.set_ids.of_file(&metadata);
+            if target.keep(opened, name, &there, &metadata) { Verdict::Skip } else { Verdict::Need }
         }
-    }
-}
-
-impl Context {
-    /// Whether what is there stays, because it may not be replaced or is a file of that size and time.
-    pub(crate) fn is_kept(&self, directory: &OwnedFd, name: &Name, bytes: u64, metadata: &Metadata) -> bool {
-        FileIdentity::at(directory, name).is_ok_and(|there| {
-            stays(self.overwrite, &there, || self.times.kept(directory, metadata.mtime))
-                || there.regular && there.bytes == bytes && self.keep(directory, name, &there, metadata)
-        })
-    }
-
-    /// Contents of that time stay; the mode is put right. Where that fails, sending the file again will say why.
-    fn keep(&self, directory: &OwnedFd, name: &Name, there: &FileIdentity, metadata: &Metadata) -> bool {
-        let kept = self.times.is_kept(directory, there.mtime, metadata.mtime)
-            && (there.mode == metadata.mode || self.retouch(directory, name, metadata).is_ok());
-        if kept {
-            self.count_beyond_range(metadata.mtime, || Ok(*there));
-        }
-        kept
-    }
-
-    /// Counts a file whose time the file system does not have. To be called when the file has got its time.
-    pub(crate) fn count_beyond_range(
-        &self,
-        wanted: Timestamp,
-        there: impl FnOnce() -> io::Result<FileIdentity>,
-    ) {
-        if !is_held_everywhere(wanted) && there().is_ok_and(|there| is_beyond_range(there.mtime, wanted)) {
-            self.times_beyond_range.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-}
-
-/// Whether what is there may not be replaced by a file that will have the time `kept`, whatever it holds.
-pub(crate) fn stays(overwrite: Overwrite, there: &FileIdentity, kept: impl FnOnce() -> Timestamp) -> bool {
-    match overwrite {
-        Overwrite::Differing => false,
-        Overwrite::Older => there.regular && there.mtime > kept(),
-        Overwrite::Nothing => true,
     }
 }
 

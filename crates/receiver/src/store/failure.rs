@@ -8,6 +8,11 @@ use zmove_wire::{FaultCode, Operation};
 /// What failed, before it is known as what.
 pub(crate) type Failure = (Operation, io::Error);
 
+/// Names the operation of an error.
+pub(crate) fn failed_to(operation: Operation) -> impl Fn(io::Error) -> Failure + Copy {
+    move |error| (operation, error)
+}
+
 /// A file that need not have been sent.
 pub(crate) const ALREADY_THERE: (Operation, FaultCode) = (Operation::Create, FaultCode::AlreadyThere);
 

@@ -26,47 +26,47 @@
 //!
 //! Where this says that a file is to be made anew, it is staged and gets its name at the end as always.
 
-use std::fs::File;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use zmove_disk::{Change, Existing, Replace, Staged};
+use zmove_disk::{Change, Direct, Existing, Replace, Staged};
 use zmove_types::{Metadata, Name};
-use zmove_wire::{Durability, Operation};
+use zmove_wire::Operation;
 
-use crate::store::context::Context;
-use crate::store::failure::Failure;
-use crate::store::publishing::may_not_be_replaced;
+use crate::account::Account;
+use crate::store::failure::{Failure, failed_to};
+use crate::store::target::tree::{TargetTree, flush_now};
 
-impl Context {
+impl TargetTree {
     /// Opens the file of that name to be changed in its place; `None` when it is to be made anew.
     pub(crate) fn begin_in_place(
         &self,
         directory: &Arc<OwnedFd>,
         name: &Name,
-        (bytes, metadata): (u64, &Metadata),
+        bytes: u64,
+        metadata: &Metadata,
+        (account, direct): (&Account, Direct),
     ) -> Result<Option<Staged>, Failure> {
         // what must stay may have come since the sender was told; a file that is made anew is asked about when it gets its name
-        if !self.in_place || may_not_be_replaced(self, directory, name, metadata.mtime) {
+        if !self.rules.in_place || self.may_not_be_replaced(directory, name, metadata.mtime) {
             return Ok(None);
         }
-        let cannot = |error| (Operation::OpenInPlace, error);
+        let cannot = failed_to(Operation::OpenInPlace);
         let Some(existing) = Existing::open(directory, name).map_err(cannot)? else { return Ok(None) };
         if existing.has_other_names().map_err(cannot)? {
             return Ok(None);
         }
-        let survives_power_cut = self.durability != Durability::None;
-        let descriptors = self.account.hold_file().map_err(cannot)?;
+        let survives_power_cut = self.rules.flushes();
+        let descriptors = account.hold_file().map_err(cannot)?;
         let change = Change { bytes, mode: metadata.mode, mtime: metadata.mtime, survives_power_cut };
-        let mut staged = existing.begin(change, self.direct).map_err(cannot)?;
+        let mut staged = existing.begin(change, direct).map_err(cannot)?;
         staged.attach(descriptors);
         Ok(Some(staged))
     }
 
     /// Whether the file of that name will be changed in its place.
     pub(crate) fn is_for_change_in_place(&self, directory: &OwnedFd, name: &Name) -> bool {
-        self.in_place && Existing::is_alone(directory, name)
+        self.rules.in_place && Existing::is_alone(directory, name)
     }
 
     /// The end of a file that was changed in its place, and which nobody else was noticed to have changed. Its data is flushed
@@ -75,17 +75,15 @@ impl Context {
         &self,
         staged: Staged,
         name: &Name,
-        finish: impl FnOnce(&Staged) -> Result<(), Failure>,
+        metadata: &Metadata,
     ) -> Result<(), Failure> {
         // it may be on a file system of its own, mounted in the place of a file
-        self.file_systems.note(staged.file()).map_err(|error| (Operation::Flush, error))?;
-        if self.durability != Durability::None {
-            staged.file().sync_data().map_err(|error| (Operation::Flush, error))?;
-        }
-        let verify = |error: io::Error| (Operation::Verify, error);
+        self.file_systems.note(staged.file()).map_err(failed_to(Operation::Flush))?;
+        flush_now(staged.file(), self.rules.flushes())?;
+        let verify = failed_to(Operation::Verify);
         staged.set_final_length().map_err(verify)?;
-        finish(&staged)?;
-        self.flush_if_each(staged.file(), File::sync_all).map_err(|error| (Operation::Flush, error))?;
+        self.set_metadata(staged.file(), metadata)?;
+        self.flush_if_each(staged.file()).map_err(failed_to(Operation::Flush))?;
         staged.commit(name, Replace::Existing).map_err(verify)
     }
 }

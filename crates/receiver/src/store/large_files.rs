@@ -8,6 +8,8 @@
 //!
 //! **Invariant:** a file is handed out as [`Complete`] once, when each of its groups has been written once.
 
+pub(crate) mod delta;
+
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +22,7 @@ use zmove_wire::{Fault, FaultCode, FileHead, Operation, WireError};
 
 use crate::account::{Account, Held};
 use crate::resume::parts::Prior;
-use crate::store::delta::Base;
+use crate::store::large_files::delta::Base;
 
 /// All large files of a transfer.
 #[derive(Debug)]

@@ -19,17 +19,18 @@ use zmove_disk::{ContentsWriter, FileIdentity, Staged, StagingDirectory, Tree, p
 use zmove_types::{Metadata, Name, RelPath};
 use zmove_wire::{BatchEntry, DirectoryGroup, Durability, FileEntry, Operation, Overwrite};
 
-use crate::store::context::Context;
-use crate::store::failure::{ALREADY_THERE, Failure, again, failure, is_no_room};
-use crate::store::file_systems::Flush;
-use crate::store::open_directories::{OpenDirectories, Opened};
-use crate::store::publisher::{Filled, FillingGuard, HiddenFile, Known, PendingBatch};
+use crate::store::failure::{ALREADY_THERE, Failure, again, failed_to, failure, is_no_room};
+use crate::store::publishing::publisher::{Filled, FillingGuard, HiddenFile, Known, PendingBatch};
 use crate::store::publishing::{make_room, publish_all};
+use crate::store::target::file_systems::Flush;
+use crate::store::target::open_directories::{OpenDirectories, Opened};
+use crate::store::target::tree::flush_now;
+use crate::store::transfer::Transfer;
 
 /// One thread's hands: the transfer and the directories it has open.
 #[derive(Debug)]
 pub(crate) struct Placer<'a> {
-    context: &'a Context,
+    transfer: &'a Transfer,
     directories: OpenDirectories<'a>,
     contents: ContentsWriter,
 }
@@ -47,11 +48,11 @@ struct Entry<'d> {
 const STAGE_TRIES: usize = 3;
 
 impl<'a> Placer<'a> {
-    pub(crate) fn new(context: &'a Context) -> Self {
+    pub(crate) fn new(transfer: &'a Transfer) -> Self {
         Self {
-            context,
-            directories: OpenDirectories::new(context),
-            contents: ContentsWriter::new(context.direct),
+            transfer,
+            directories: OpenDirectories::new(&transfer.target, &transfer.publisher),
+            contents: ContentsWriter::new(transfer.direct),
         }
     }
 
@@ -95,9 +96,9 @@ impl<'a> Placer<'a> {
     /// Whether a file is at the target as it should be.
     fn is_there(&self, opened: &io::Result<Opened>, path: &RelPath, file: &FileEntry) -> bool {
         let Ok(Opened { directory, .. }) = opened else { return false };
-        let name = self.context.target.name(path, &file.name);
-        let metadata = self.context.set_ids.of_file(&file.metadata);
-        self.context.is_kept(directory, name, u64::from(file.bytes), &metadata)
+        let name = self.transfer.target.name(path, &file.name);
+        let metadata = self.transfer.target.rules.set_ids.of_file(&file.metadata);
+        self.transfer.target.is_kept(directory, name, u64::from(file.bytes), &metadata)
     }
 
     /// A directory of the target, made if need be.
@@ -105,10 +106,12 @@ impl<'a> Placer<'a> {
         if let Some(opened) = self.directories.get(path) {
             return Ok(opened);
         }
-        self.context.publisher.is_used(path);
+        self.transfer.publisher.is_used(path);
         let directory = match self.directories.open_or_make(path) {
             // what is in the way stays
-            Err(error) if is_in_the_way(&error) && self.context.overwrite == Overwrite::Nothing => {
+            Err(error)
+                if is_in_the_way(&error) && self.transfer.target.rules.overwrite == Overwrite::Nothing =>
+            {
                 return Err(Errno::NOTDIR.into());
             }
             Err(error) if is_in_the_way(&error) => {
@@ -118,8 +121,8 @@ impl<'a> Placer<'a> {
             opened => opened?,
         };
         // it may have become a staging directory between the two: from here on it does not
-        self.context.publisher.is_used(path);
-        let directory = match self.context.publisher.staged_above(path) {
+        self.transfer.publisher.is_used(path);
+        let directory = match self.transfer.publisher.staged_above(path) {
             Some(_) => self.directories.open_or_make(path)?,
             None => directory,
         };
@@ -150,14 +153,14 @@ impl<'a> Placer<'a> {
     }
 
     fn stage_at(&mut self, parent: &RelPath, path: &RelPath, name: &Name) -> io::Result<()> {
-        let context = self.context;
+        let transfer = self.transfer;
         for _ in 0..STAGE_TRIES {
             let parent = self.directory(parent)?.directory;
             let mut error = None;
-            let begun = context.publisher.begin(path, || {
-                let held = context.account.hold_staging().ok_or_else(|| Errno::MFILE.into());
+            let begun = transfer.publisher.begin(path, || {
+                let held = transfer.account.hold_staging().ok_or_else(|| Errno::MFILE.into());
                 let begun = held.and_then(|held| {
-                    Ok((StagingDirectory::begin(&parent, name, &context.temp_names)?, held))
+                    Ok((StagingDirectory::begin(&parent, name, &transfer.target.temp_names)?, held))
                 });
                 begun.map_err(|why| error = Some(why)).ok()
             });
@@ -169,14 +172,14 @@ impl<'a> Placer<'a> {
                 return Err(error);
             }
             // a generation is being closed or has no room for more; or somebody else has just begun it
-            publish_all(context);
+            publish_all(transfer);
         }
         Ok(())
     }
 
     /// Leave to fill the staging directory of a directory, where there is one or one can be begun for so many files.
     fn staging(&mut self, path: &RelPath, files: usize) -> Option<FillingGuard<'a>> {
-        let publisher = &self.context.publisher;
+        let publisher = &self.transfer.publisher;
         if files > 0
             && let Some(open) = publisher.join(path)
         {
@@ -188,11 +191,12 @@ impl<'a> Placer<'a> {
         };
         let parent_directory = self.directory(&parent).ok()?.directory;
         publisher.begin(path, || {
-            let held = self.context.account.hold_staging()?;
+            let held = self.transfer.account.hold_staging()?;
             if !publisher.take_fresh(path) && !Tree::make_new(parent_directory.as_fd(), &name).ok()? {
                 return None;
             }
-            let staging = StagingDirectory::begin(&parent_directory, &name, &self.context.temp_names).ok()?;
+            let staging =
+                StagingDirectory::begin(&parent_directory, &name, &self.transfer.target.temp_names).ok()?;
             Some((staging, held))
         })
     }
@@ -207,7 +211,8 @@ impl<'a> Placer<'a> {
         let mut others = Vec::new();
         let mut files = Vec::new();
         let mut spoiled = Vec::new();
-        let flush = self.context.file_systems.note(staging.staging.directory()).unwrap_or(Flush::Each);
+        let flush =
+            self.transfer.target.file_systems.note(staging.staging.directory()).unwrap_or(Flush::Each);
         for Entry { number, bytes, entry } in entries {
             let BatchEntry::File(file) = entry else {
                 others.push(Entry { number, bytes, entry });
@@ -229,13 +234,13 @@ impl<'a> Placer<'a> {
 
     /// Makes a directory that is not there yet; `false` when it is, or something else.
     fn make_new(&self, parent: &OwnedFd, path: &RelPath, name: &Name) -> io::Result<bool> {
-        self.context.publisher.make(path, || Tree::make_new(parent.as_fd(), name))
+        self.transfer.publisher.make(path, || Tree::make_new(parent.as_fd(), name))
     }
 
     /// Removes what dead processes have left in a directory, when a transfer comes to it first.
     fn sweep(&self, path: &RelPath, directory: &OwnedFd) {
-        if self.context.publisher.begin_sweep(path) {
-            sweep(&self.context.target.tree, path, directory.as_fd());
+        if self.transfer.publisher.begin_sweep(path) {
+            sweep(&self.transfer.target.tree, path, directory.as_fd());
         }
     }
 
@@ -253,7 +258,7 @@ impl<'a> Placer<'a> {
         };
         let mut done = put(self, opened);
         if done.as_ref().is_err_and(is_no_room) {
-            make_room(self.context);
+            make_room(self.transfer);
             done = put(self, opened);
         }
         // a staging directory may have been merged since its path was looked up
@@ -272,40 +277,41 @@ impl<'a> Placer<'a> {
         batch: &Arc<PendingBatch>,
         Entry { number, bytes, entry }: &Entry<'_>,
     ) -> Result<(), Failure> {
-        let context = self.context;
+        let transfer = self.transfer;
         let directory = &opened.directory;
         match entry {
-            BatchEntry::Itself(metadata) => context.remember_directory(path, None, metadata.clone()),
+            BatchEntry::Itself(metadata) => transfer.remember_directory(path, None, metadata.clone()),
             BatchEntry::Directory(name, metadata) => {
                 self.place_directory(directory, path, name, metadata.clone())?
             }
             BatchEntry::Symlink(name, metadata, target) => {
-                let name = context.target.name(path, name);
+                let name = transfer.target.name(path, name);
                 place_symlink(
                     directory.as_fd(),
                     name,
                     (target, metadata.mtime),
-                    &context.temp_names,
-                    context.replaces(),
+                    &transfer.target.temp_names,
+                    transfer.target.rules.replaces(),
                 )
-                .map_err(|error| (Operation::Symlink, error))?;
-                let flushed = context.flush_if_each(directory, |directory| Ok(rustix::fs::fsync(directory)?));
-                flushed.map_err(|error| (Operation::Flush, error))?;
+                .map_err(failed_to(Operation::Symlink))?;
+                let flushed = transfer.target.flush_if_each(directory);
+                flushed.map_err(failed_to(Operation::Flush))?;
             }
             BatchEntry::File(file) => {
-                let failed_flushes = context.publisher.failed_flushes();
+                let failed_flushes = transfer.publisher.failed_flushes();
                 let Some(hidden) = self.place_file(opened, path, file, bytes)? else { return Ok(()) };
                 let (directory, file, batch) = (Arc::clone(path), file.clone(), Arc::clone(batch));
                 let hidden = HiddenFile { directory, hidden, file, entry: *number, batch };
-                context.publisher.add_file(hidden, failed_flushes);
+                transfer.publisher.add_file(hidden, failed_flushes);
             }
             BatchEntry::Retouch(name, metadata) => {
-                let name = context.target.name(path, name);
-                let metadata = context.set_ids.of_file(metadata);
-                context
+                let name = transfer.target.name(path, name);
+                let metadata = transfer.target.rules.set_ids.of_file(metadata);
+                transfer
+                    .target
                     .retouch(directory, name, &metadata)
-                    .map_err(|error| (Operation::SetMetadata, error))?;
-                context.count_beyond_range(metadata.mtime, || FileIdentity::at(directory, name));
+                    .map_err(failed_to(Operation::SetMetadata))?;
+                transfer.target.count_beyond_range(metadata.mtime, || FileIdentity::at(directory, name));
             }
         }
         Ok(())
@@ -318,12 +324,12 @@ impl<'a> Placer<'a> {
         name: &Name,
         metadata: Metadata,
     ) -> Result<(), Failure> {
-        let cannot = |error| (Operation::MakeDirectory, error);
+        let cannot = failed_to(Operation::MakeDirectory);
         let path = parent_path.join(name).map_err(|_| cannot(Errno::NAMETOOLONG.into()))?;
-        if !self.context.publisher.is_fresh(&path) && !self.make_new(parent, &path, name).map_err(cannot)? {
+        if !self.transfer.publisher.is_fresh(&path) && !self.make_new(parent, &path, name).map_err(cannot)? {
             self.directory(&path).map_err(cannot)?;
         }
-        self.context.remember_directory(parent_path, Some(name), metadata);
+        self.transfer.remember_directory(parent_path, Some(name), metadata);
         Ok(())
     }
 
@@ -334,7 +340,7 @@ impl<'a> Placer<'a> {
         file: &FileEntry,
         bytes: &[u8],
     ) -> Result<(), Unmade> {
-        let metadata = self.context.set_ids.of_file(&file.metadata);
+        let metadata = self.transfer.target.rules.set_ids.of_file(&file.metadata);
         // somebody may have removed the directory, or the file system may take two names for one: by itself the file may succeed
         let created = staging.create(&file.name, metadata.mode).map_err(|_error| Unmade::NotTaken)?;
         let written = self.write_whole((staging, &metadata), &created, bytes);
@@ -353,9 +359,9 @@ impl<'a> Placer<'a> {
         file: &File,
         bytes: &[u8],
     ) -> Result<(), Failure> {
-        self.contents.write(file, bytes).map_err(|error| (Operation::Write, error))?;
-        staging.set_metadata(file, metadata).map_err(|error| (Operation::SetMetadata, error))?;
-        self.context.count_beyond_range(metadata.mtime, || FileIdentity::of(file));
+        self.contents.write(file, bytes).map_err(failed_to(Operation::Write))?;
+        staging.set_metadata(file, metadata).map_err(failed_to(Operation::SetMetadata))?;
+        self.transfer.target.count_beyond_range(metadata.mtime, || FileIdentity::of(file));
         Ok(())
     }
 
@@ -367,28 +373,30 @@ impl<'a> Placer<'a> {
         file: &FileEntry,
         bytes: &[u8],
     ) -> Result<Option<Name>, Failure> {
-        let context = self.context;
-        let name = context.target.name(path, &file.name);
-        let metadata = context.set_ids.of_file(&file.metadata);
+        let transfer = self.transfer;
+        let name = transfer.target.name(path, &file.name);
+        let metadata = transfer.target.rules.set_ids.of_file(&file.metadata);
         let directory = &opened.directory;
-        let existing = context.begin_in_place(directory, name, (bytes.len() as u64, &metadata))?;
+        let booked = (&transfer.account, transfer.direct);
+        let existing =
+            transfer.target.begin_in_place(directory, name, bytes.len() as u64, &metadata, booked)?;
         if let Some(staged) = existing {
             let written = staged.write(|| self.contents.write(staged.file(), bytes));
-            written.map_err(|error| (Operation::Write, error))?;
-            context.finish_in_place(staged, name, |staged| context.set_metadata(staged.file(), &metadata))?;
-            context.meter.stored(1);
+            written.map_err(failed_to(Operation::Write))?;
+            transfer.target.finish_in_place(staged, name, &metadata)?;
+            transfer.meter.stored(1);
             return Ok(None);
         }
-        let staged = Staged::create(directory, metadata.mode, &context.temp_names)
-            .map_err(|error| (Operation::Create, error))?;
-        self.contents.write(staged.file(), bytes).map_err(|error| (Operation::Write, error))?;
-        context.set_metadata(staged.file(), &metadata)?;
+        let staged = Staged::create(directory, metadata.mode, &transfer.target.temp_names)
+            .map_err(failed_to(Operation::Create))?;
+        self.contents.write(staged.file(), bytes).map_err(failed_to(Operation::Write))?;
+        transfer.target.set_metadata(staged.file(), &metadata)?;
         flush_now(staged.file(), self.flushes_each(opened.flush))?;
         Ok(staged.into_hidden_name())
     }
 
     fn flushes_each(&self, flush: Flush) -> bool {
-        match self.context.durability {
+        match self.transfer.target.rules.durability {
             Durability::None => false,
             Durability::End => flush == Flush::Each,
             Durability::File => true,
@@ -407,13 +415,6 @@ enum Unmade {
 
 /// A group with fewer files is not worth a directory of its own.
 const TOGETHER_FILES_MIN: usize = 8;
-
-fn flush_now(file: &File, now: bool) -> Result<(), Failure> {
-    if now {
-        file.sync_data().map_err(|error| (Operation::Flush, error))?;
-    }
-    Ok(())
-}
 
 fn is_in_the_way(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::NOTDIR | Errno::LOOP))

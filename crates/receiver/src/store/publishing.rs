@@ -12,6 +12,8 @@
 //! `--update` and `--ignore-existing` are asked once more when a name is given (`RENAME_NOREPLACE` for the
 //! latter).
 
+pub(crate) mod publisher;
+
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,38 +24,38 @@ use std::time::{Duration, Instant};
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
 use zmove_chunk::file_root;
-use zmove_disk::{DataFile, Direct, FileIdentity, StagingDirectory, open_own, publish_file};
-use zmove_types::{BufferPool, FileId, Name, RelPath, Timestamp};
-use zmove_wire::{Durability, Fault, FaultCode, FileDone, FileEntry, Operation, Overwrite};
+use zmove_disk::{DataFile, Direct, Disk, FileIdentity, StagingDirectory, open_own, publish_file};
+use zmove_types::{BufferPool, FileId, Name, RelPath};
+use zmove_wire::{Durability, Fault, FaultCode, FileDone, FileEntry, Operation};
 
 use crate::config::BUFFER_BYTES;
-use crate::store::compare::stays;
-use crate::store::context::Context;
-use crate::store::failure::{ALREADY_THERE, Failure, failure};
-use crate::store::file_systems::{Flushing, Unflushed};
-use crate::store::open_directories::OpenDirectories;
-use crate::store::outcome::Outcome;
-use crate::store::publisher::{
+use crate::store::failure::{ALREADY_THERE, Failure, failed_to, failure};
+use crate::store::publishing::publisher::{
     Filled, Filling, Generation, HiddenFile, Known, PendingBatch, Wake, WholeFile,
 };
+use crate::store::reports::{Outcome, Reports};
+use crate::store::target::file_systems::{Flushing, Unflushed};
+use crate::store::target::open_directories::OpenDirectories;
+use crate::store::target::tree::TargetTree;
+use crate::store::transfer::Transfer;
 
-/// The thread that publishes, until it is [stopped](crate::store::publisher::Publisher::stop). It also flushes while nothing is to be published, for four
+/// The thread that publishes, until it is [stopped](crate::store::publishing::publisher::Publisher::stop). It also flushes while nothing is to be published, for four
 /// fifths of the time at most, so that little is left for the end.
-pub(crate) fn run(context: &Context) {
+pub(crate) fn run(transfer: &Transfer) {
     let mut pause = FLUSH_PAUSE;
     let mut bytes_flushed = 0;
     loop {
-        let publish = match context.publisher.next(pause) {
+        let publish = match transfer.publisher.next(pause) {
             Wake::Stopped => return,
             Wake::Requested => true,
-            Wake::Time => context.publisher.is_due(context.promptly),
+            Wake::Time => transfer.publisher.is_due(),
         };
         let started = Instant::now();
-        let bytes = context.meter.bytes();
+        let bytes = transfer.meter.bytes();
         if publish {
-            publish_all(context);
+            publish_all(transfer);
         } else if bytes > bytes_flushed {
-            flush_ahead(context);
+            flush_ahead(transfer);
             bytes_flushed = bytes;
         }
         pause = (started.elapsed() / 4).max(FLUSH_PAUSE);
@@ -66,25 +68,25 @@ const FLUSH_PAUSE: Duration = Duration::from_millis(50);
 const READERS: usize = 8;
 
 /// Flushes what has been written, and publishes it.
-pub(crate) fn publish_all(context: &Context) {
-    publish_in_turn(context, &context.publisher.turn());
+pub(crate) fn publish_all(transfer: &Transfer) {
+    publish_in_turn(transfer, &transfer.publisher.turn());
 }
 
 /// What waits for its name may replace what takes the room. Another thread may be publishing just that.
-pub(crate) fn make_room(context: &Context) {
-    let turn = context.publisher.turn();
-    if context.publisher.has_unpublished() {
-        publish_in_turn(context, &turn);
+pub(crate) fn make_room(transfer: &Transfer) {
+    let turn = transfer.publisher.turn();
+    if transfer.publisher.has_unpublished() {
+        publish_in_turn(transfer, &turn);
     }
 }
 
-fn publish_in_turn(context: &Context, _turn: &MutexGuard<'_, ()>) {
-    let mut generation = context.publisher.take();
-    let beside = match flush(context) {
+fn publish_in_turn(transfer: &Transfer, _turn: &MutexGuard<'_, ()>) {
+    let mut generation = transfer.publisher.take();
+    let beside = match flush(transfer) {
         Ok(()) => None,
         Err(Unflushed::Failed) => {
             // what came while the flush ran may be what it failed for
-            context.publisher.suspect();
+            transfer.publisher.suspect();
             generation.suspect = true;
             None
         }
@@ -95,31 +97,31 @@ fn publish_in_turn(context: &Context, _turn: &MutexGuard<'_, ()>) {
     };
     // told before another turn can come: who publishes last may say after that that all is done
     generation
-        .publish(context, beside.as_ref())
+        .publish(transfer, beside.as_ref())
         .into_iter()
         .filter_map(PendingBatch::release)
-        .for_each(|told| context.tell(told));
+        .for_each(|told| transfer.reports.tell(told));
 }
 
-fn flush_ahead(context: &Context) {
-    let _one_at_a_time = context.publisher.turn();
-    if !context.publisher.is_stopped()
-        && let Err(Unflushed::Failed) = flush(context)
+fn flush_ahead(transfer: &Transfer) {
+    let _one_at_a_time = transfer.publisher.turn();
+    if !transfer.publisher.is_stopped()
+        && let Err(Unflushed::Failed) = flush(transfer)
     {
-        context.publisher.suspect();
+        transfer.publisher.suspect();
     }
 }
 
 /// Flushes the file systems, unless the sender wants no flush.
-fn flush(context: &Context) -> Result<(), Unflushed> {
-    if context.durability == Durability::None {
+fn flush(transfer: &Transfer) -> Result<(), Unflushed> {
+    if !transfer.target.rules.flushes() {
         return Ok(());
     }
-    let mark = context.parts.mark();
-    let flushed = context.file_systems.flush();
+    let mark = transfer.parts.mark();
+    let flushed = transfer.target.file_systems.flush();
     match flushed {
-        Ok(()) => mark.into_iter().for_each(|mark| context.parts.flushed(mark)),
-        Err(Unflushed::Failed) => context.parts.flush_failed(),
+        Ok(()) => mark.into_iter().for_each(|mark| transfer.parts.flushed(mark)),
+        Err(Unflushed::Failed) => transfer.parts.flush_failed(),
         Err(Unflushed::Late(_)) => {}
     }
     flushed
@@ -128,13 +130,18 @@ fn flush(context: &Context) -> Result<(), Unflushed> {
 impl Generation {
     /// Gives everything its name; returns the batches that have all of theirs now, as far as this generation goes. While it is
     /// only in doubt because its flush is late, that goes on `beside`.
-    pub(crate) fn publish(mut self, context: &Context, beside: Option<&Flushing>) -> Vec<Arc<PendingBatch>> {
-        let mut directories = OpenDirectories::new(context);
+    pub(crate) fn publish(
+        mut self,
+        transfer: &Transfer,
+        beside: Option<&Flushing>,
+    ) -> Vec<Arc<PendingBatch>> {
+        let mut directories = OpenDirectories::new(&transfer.target, &transfer.publisher);
         if self.suspect {
-            self.drop_what_is_not_on_the_storage(&mut directories, beside);
+            self.drop_what_is_not_on_the_storage(transfer, &mut directories, beside);
         }
         let mut batches = self.batches;
-        let flushes_directories = context.durability == Durability::File || context.file_systems.any_each();
+        let flushes_directories =
+            transfer.target.rules.durability == Durability::File || transfer.target.file_systems.any_each();
         let mut changed = HashSet::new();
         // sorted, so that each directory is opened once
         self.files.sort_by(|one, other| one.directory.cmp(&other.directory));
@@ -143,14 +150,14 @@ impl Generation {
             if flushes_directories {
                 changed.insert(file.directory.as_ref().clone());
             }
-            match publish_hidden(context, &mut directories, &file) {
+            match publish_hidden(&transfer.target, &mut directories, &file) {
                 Naming::Named => named.files.push(file),
                 Naming::NotNamed => batches.push(file.batch),
             }
         }
         for file in self.large {
             changed.extend(file.path.parent());
-            named.large.push(publish_large(context, &mut directories, file));
+            named.large.push(publish_large(&transfer.target, &mut directories, file));
         }
         // the deepest first: one that cannot become its directory takes along what is below it under final names
         let mut staging: Vec<_> = self.staging.into_iter().collect();
@@ -159,12 +166,12 @@ impl Generation {
         for (path, filling) in staging {
             changed.extend(path.parent());
             changed.insert(path.clone());
-            let filled = publish_staging(context, &mut directories, &path, filling, &mut lost);
+            let filled = publish_staging(transfer, &mut directories, &path, filling, &mut lost);
             named.staged.push((path, filled));
         }
-        batches.extend(named.told(context, lost));
+        batches.extend(named.told(transfer, lost));
         if flushes_directories {
-            flush_directories(context, &mut directories, &changed);
+            flush_directories(&transfer.reports, &mut directories, &changed);
         }
         batches
     }
@@ -173,10 +180,10 @@ impl Generation {
     /// on the storage as it should be is removed. The same where the flush is late, as long as that goes on.
     fn drop_what_is_not_on_the_storage(
         &mut self,
+        transfer: &Transfer,
         directories: &mut OpenDirectories<'_>,
         beside: Option<&Flushing>,
     ) {
-        let context = directories.context();
         let mut suspects = Vec::new();
         for file in self.files.drain(..) {
             match directories.as_it_is(&file.directory) {
@@ -193,7 +200,7 @@ impl Generation {
                 }
             }
         }
-        for (suspect, found) in look_at_all(context, suspects, beside) {
+        for (suspect, found) in look_at_all(transfer, suspects, beside) {
             match (suspect, found) {
                 (Suspect::Hidden(file), Ok(())) => self.files.push(file),
                 (Suspect::Hidden(file), Err(error)) => {
@@ -233,7 +240,7 @@ type Found = (Suspect, io::Result<()>);
 
 /// Flushes each file by itself and reads it back, many at a time.
 fn look_at_all(
-    context: &Context,
+    transfer: &Transfer,
     suspects: Vec<(Arc<OwnedFd>, Name, Suspect)>,
     beside: Option<&Flushing>,
 ) -> Vec<Found> {
@@ -245,7 +252,7 @@ fn look_at_all(
             let buffers = BufferPool::new(BUFFER_BYTES, 1);
             let look = |(directory, name, suspect): (Arc<OwnedFd>, Name, Suspect)| {
                 let flushed = beside.is_some_and(Flushing::is_done);
-                let look = || look_at(context, &buffers, (&directory, &name), suspect.file());
+                let look = || look_at(transfer.disk.as_ref(), &buffers, (&directory, &name), suspect.file());
                 let found = if flushed { Ok(()) } else { look() };
                 (suspect, found)
             };
@@ -262,7 +269,7 @@ fn look_at_all(
 
 /// Whether a file is on the storage as it should be, read past the page cache.
 fn look_at(
-    context: &Context,
+    disk: &dyn Disk,
     buffers: &BufferPool,
     (directory, name): (&OwnedFd, &Name),
     wanted: &FileEntry,
@@ -273,7 +280,7 @@ fn look_at(
     // where the file system knows no direct reads, clean pages are at least let go of
     data.drop_cached()?;
     let buffer = buffers.take().ok_or(Errno::NOBUFS)?;
-    let (outcome, buffer) = context.disk.read(&data, 0, wanted.bytes as usize, buffer, &mut |_slice| {});
+    let (outcome, buffer) = disk.read(&data, 0, wanted.bytes as usize, buffer, &mut |_slice| {});
     outcome?;
     let is_right = buffer.len() == wanted.bytes as usize && file_root(&buffer) == wanted.root;
     if is_right { Ok(()) } else { Err(Errno::IO.into()) }
@@ -307,22 +314,22 @@ impl Lost {
 
     fn take_file(
         &mut self,
-        context: &Context,
+        target: &TargetTree,
         directory: &RelPath,
         name: &Name,
     ) -> Option<(Operation, FaultCode)> {
         if self.0.is_empty() {
             return None;
         }
-        let path = directory.join(context.target.name(directory, name)).ok()?;
+        let path = directory.join(target.name(directory, name)).ok()?;
         self.take(&path)
     }
 
     /// Of the directories, and of links.
-    fn tell_rest(self, context: &Context) {
+    fn tell_rest(self, reports: &Reports) {
         for (path, (operation, code)) in self.0 {
             if code != FaultCode::AlreadyThere {
-                context.tell(Outcome::Fault(Fault { path, operation, code }));
+                reports.tell(Outcome::Fault(Fault { path, operation, code }));
             }
         }
     }
@@ -330,17 +337,17 @@ impl Lost {
 
 impl Named {
     /// Tells of the large files, and faults the small ones that are lost; returns the batches.
-    fn told(self, context: &Context, mut lost: Lost) -> Vec<Arc<PendingBatch>> {
+    fn told(self, transfer: &Transfer, mut lost: Lost) -> Vec<Arc<PendingBatch>> {
         for EndedFile { id, path, fault } in self.large {
             let fault = fault.or_else(|| lost.take(&path));
-            context.meter.stored(usize::from(fault.is_none()));
-            end_large(context, id, fault);
+            transfer.meter.stored(usize::from(fault.is_none()));
+            end_large(transfer, id, fault);
         }
         let mut settle = |directory: &RelPath, file: &FileEntry, batch: &PendingBatch, entry| match lost
-            .take_file(context, directory, &file.name)
+            .take_file(&transfer.target, directory, &file.name)
         {
             Some(code) => batch.fault(entry, code),
-            None => context.meter.stored(1),
+            None => transfer.meter.stored(1),
         };
         for HiddenFile { directory, file, batch, entry, .. } in &self.files {
             settle(directory, file, batch, *entry);
@@ -350,7 +357,7 @@ impl Named {
                 files.iter().for_each(|(entry, file)| settle(directory, file, batch, *entry));
             }
         }
-        lost.tell_rest(context);
+        lost.tell_rest(&transfer.reports);
         let staged = self.staged.into_iter().flat_map(|(_, filled)| filled).map(|filled| filled.batch);
         self.files.into_iter().map(|file| file.batch).chain(staged).collect()
     }
@@ -363,14 +370,14 @@ enum Naming {
     NotNamed,
 }
 
-fn publish_hidden(context: &Context, directories: &mut OpenDirectories<'_>, file: &HiddenFile) -> Naming {
-    let directory = directories.as_it_is(&file.directory).map_err(|error| (Operation::Rename, error));
+fn publish_hidden(target: &TargetTree, directories: &mut OpenDirectories<'_>, file: &HiddenFile) -> Naming {
+    let directory = directories.as_it_is(&file.directory).map_err(failed_to(Operation::Rename));
     let fault = directory.and_then(|directory| {
-        let name = context.target.name(&file.directory, &file.file.name);
-        if stays_there(context, &directory, name, (file.batch.known, &file.file)) {
+        let name = target.name(&file.directory, &file.file.name);
+        if stays_there(target, &directory, name, (file.batch.known, &file.file)) {
             return Ok(Some(ALREADY_THERE));
         }
-        or_already_there(publish_file(&directory, &file.hidden, name, context.replaces()))
+        or_already_there(publish_file(&directory, &file.hidden, name, target.rules.replaces()))
     });
     let fault = fault.unwrap_or_else(|(operation, error)| Some(failure(operation, &error)));
     let Some(fault) = fault else { return Naming::Named };
@@ -381,28 +388,16 @@ fn publish_hidden(context: &Context, directories: &mut OpenDirectories<'_>, file
 
 /// Whether what has a small file's name already stays.
 fn stays_there(
-    context: &Context,
+    target: &TargetTree,
     directory: &OwnedFd,
     name: &Name,
     (known, file): (Known, &FileEntry),
 ) -> bool {
-    let metadata = context.set_ids.of_file(&file.metadata);
+    let metadata = target.rules.set_ids.of_file(&file.metadata);
     match known {
-        Known::PerhapsThere => context.is_kept(directory, name, u64::from(file.bytes), &metadata),
-        Known::Needed => may_not_be_replaced(context, directory, name, metadata.mtime),
+        Known::PerhapsThere => target.is_kept(directory, name, u64::from(file.bytes), &metadata),
+        Known::Needed => target.may_not_be_replaced(directory, name, metadata.mtime),
     }
-}
-
-/// Whether something stands there that `--update` or `--ignore-existing` keeps. It may have come since the sender was told.
-pub(crate) fn may_not_be_replaced(
-    context: &Context,
-    directory: &OwnedFd,
-    name: &Name,
-    mtime: Timestamp,
-) -> bool {
-    context.overwrite != Overwrite::Differing
-        && FileIdentity::at(directory, name)
-            .is_ok_and(|there| stays(context.overwrite, &there, || context.times.kept(directory, mtime)))
 }
 
 /// Nothing, or that something is there which stays.
@@ -421,32 +416,32 @@ fn remove_hidden(directories: &mut OpenDirectories<'_>, file: &HiddenFile) {
     }
 }
 
-fn publish_large(context: &Context, directories: &mut OpenDirectories<'_>, whole: WholeFile) -> EndedFile {
+fn publish_large(target: &TargetTree, directories: &mut OpenDirectories<'_>, whole: WholeFile) -> EndedFile {
     let WholeFile { id, mut staged, path, metadata } = whole;
     let parent = path.parent().unwrap_or_else(RelPath::root);
     let name = path.file_name().expect("a declared file has a name");
-    let directory = directories.as_it_is(&parent).map_err(|error| (Operation::Rename, error));
+    let directory = directories.as_it_is(&parent).map_err(failed_to(Operation::Rename));
     let fault = directory.and_then(|directory| {
-        if may_not_be_replaced(context, &directory, &name, metadata.mtime) {
+        if target.may_not_be_replaced(&directory, &name, metadata.mtime) {
             return Ok(Some(ALREADY_THERE));
         }
         staged.move_to(directory);
-        or_already_there(staged.commit(&name, context.replaces()))
+        or_already_there(staged.commit(&name, target.rules.replaces()))
     });
     let fault = fault.unwrap_or_else(|(operation, error)| Some(failure(operation, &error)));
     EndedFile { id, path, fault }
 }
 
 /// A large file has its name, or cannot get it.
-pub(crate) fn end_large(context: &Context, id: FileId, fault: Option<(Operation, FaultCode)>) {
-    context.parts.ended(id);
-    context.tell(Outcome::File(FileDone { file: id.0, fault }));
-    context.files.closed(id);
+pub(crate) fn end_large(transfer: &Transfer, id: FileId, fault: Option<(Operation, FaultCode)>) {
+    transfer.parts.ended(id);
+    transfer.reports.tell(Outcome::File(FileDone { file: id.0, fault }));
+    transfer.files.closed(id);
 }
 
 /// Returns what was in it.
 fn publish_staging(
-    context: &Context,
+    transfer: &Transfer,
     directories: &mut OpenDirectories<'_>,
     path: &RelPath,
     filling: Filling,
@@ -463,19 +458,19 @@ fn publish_staging(
     let published = if abandoned || !spoiled.is_empty() {
         Err(Errno::NOTEMPTY.into())
     } else {
-        staging.publish(context.replaces())
+        staging.publish(transfer.target.rules.replaces())
     };
     // who opens the path from now on finds what stands there
-    context.publisher.named(path);
+    transfer.publisher.named(path);
     let merged = match published {
         Ok(()) => Ok(()),
         // what is in it goes with it
         Err(error) if abandoned => Err(error),
         Err(error) if !staging.is_in_its_place() => Err(error),
-        Err(_in_the_way) => directories.under_its_name(path).map(|target| {
+        Err(_in_the_way) => directories.under_its_name(path).map(|standing| {
             // where it could not be exchanged back, it has its name already
-            if !staging.is(&target) {
-                merge(context, (path, &staging), &target, (&filled, &spoiled), lost);
+            if !staging.is(&standing) {
+                merge(&transfer.target, (path, &staging), &standing, (&filled, &spoiled), lost);
                 directories.let_go_below(path);
             }
         }),
@@ -488,9 +483,9 @@ fn publish_staging(
 
 /// Somebody else has put something where the directory was to be: what is in it goes there entry by entry.
 fn merge(
-    context: &Context,
+    target: &TargetTree,
     (path, staging): (&RelPath, &StagingDirectory),
-    target: &Arc<OwnedFd>,
+    standing: &Arc<OwnedFd>,
     (filled, spoiled): (&[Filled], &[Name]),
     lost: &mut Lost,
 ) {
@@ -505,20 +500,20 @@ fn merge(
     let mut stays = |from: &OwnedFd, into: &OwnedFd, below: &RelPath| {
         gone.remove(below.as_bytes());
         let stays = if let Some((known, file)) = files.get(below.as_bytes()) {
-            stays_there(context, into, &file.name, (*known, file))
+            stays_there(target, into, &file.name, (*known, file))
         } else if spoiled.iter().any(|name| name.as_bytes() == below.as_bytes()) {
             return true;
         } else {
             let name = below.file_name().expect("an entry has a name");
             FileIdentity::at(from, &name)
-                .is_ok_and(|coming| may_not_be_replaced(context, into, &name, coming.mtime))
+                .is_ok_and(|coming| target.may_not_be_replaced(into, &name, coming.mtime))
         };
         if stays {
             stayed.push((below.clone(), ALREADY_THERE));
         }
         stays
     };
-    staging.move_into(target, &mut stays, &mut |below, error| {
+    staging.move_into(standing, &mut stays, &mut |below, error| {
         failed.push((below, failure(Operation::Rename, &error)));
     });
     let gone = gone.into_iter().map(|name| {
@@ -536,12 +531,12 @@ fn beneath(path: &RelPath, below: &RelPath) -> RelPath {
 }
 
 /// `--durability file` promises each name before it is told, and some file systems flush nothing as a whole.
-fn flush_directories(context: &Context, directories: &mut OpenDirectories<'_>, changed: &HashSet<RelPath>) {
+fn flush_directories(reports: &Reports, directories: &mut OpenDirectories<'_>, changed: &HashSet<RelPath>) {
     for path in changed {
         let flushed = directories.as_it_is(path).and_then(|directory| Ok(rustix::fs::fsync(directory)?));
         if let Err(error) = flushed {
             let (operation, code) = failure(Operation::Flush, &error);
-            context.tell(Outcome::Fault(Fault { path: path.clone(), operation, code }));
+            reports.tell(Outcome::Fault(Fault { path: path.clone(), operation, code }));
         }
     }
 }

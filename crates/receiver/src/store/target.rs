@@ -6,6 +6,13 @@
 //! A root that its mode would open, and that is refused nevertheless, was not there when the daemon was
 //! confined: the client is told that it takes a restart.
 
+pub(crate) mod directories;
+pub(crate) mod existing;
+pub(crate) mod file_systems;
+pub(crate) mod open_directories;
+pub(crate) mod read_only;
+pub(crate) mod tree;
+
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::AsFd;
@@ -78,11 +85,6 @@ impl Target {
         }
         let target = Self::directory(tree, &parent, shown, &[&own_name])?;
         Ok(Self { rename: Some((name.clone(), own_name)), ..target })
-    }
-
-    /// The name that an entry gets.
-    pub(crate) fn name<'a>(&'a self, directory: &RelPath, name: &'a Name) -> &'a Name {
-        renamed(self.rename.as_ref(), directory, name)
     }
 }
 
@@ -289,7 +291,7 @@ mod tests {
         }
         let access = Access::Beneath(vec![root]);
         let open = open("x", directory());
-        let looked = crate::store::read_only_target::Seen::look(&open, &access).map(drop).unwrap_err();
+        let looked = read_only::Seen::look(&open, &access).map(drop).unwrap_err();
         let resolved = Target::resolve(&open, &access).unwrap_err();
         assert!(resolved.text.contains("belongs to user 65534") && looked == resolved, "{}", resolved.text);
         assert_eq!(std::fs::read_dir(home.path().join("precious")).unwrap().count(), 0);
@@ -355,12 +357,12 @@ mod tests {
         }
         std::fs::set_permissions(at("there"), PermissionsExt::from_mode(0o700)).unwrap();
         for name in ["new", "with mode", "there"] {
-            let context = transfer(&at(name));
+            let transfer = transfer(&at(name));
             if name == "with mode" {
                 let metadata = Metadata { mode: 0o710, ..Metadata::default() };
-                context.remember_directory(&Arc::new(RelPath::root()), None, metadata);
+                transfer.remember_directory(&Arc::new(RelPath::root()), None, metadata);
             }
-            let (_, outcomes) = finish(&context).unwrap();
+            let (_, outcomes) = finish(&transfer).unwrap();
             assert!(outcomes.is_empty(), "{outcomes:?}");
             assert_eq!(std::fs::read_dir(at(name)).unwrap().count(), 0);
         }

@@ -10,17 +10,16 @@ use zmove_types::{ItemId, Timestamp};
 use zmove_wire::{EntryFault, FaultCode, Open};
 
 use crate::config::ReceiverConfig;
-use crate::session::context;
-use crate::store::file_systems::FileSystems;
 use crate::store::large_files::Complete;
+use crate::store::target::file_systems::FileSystems;
 use crate::store::target::{Access, Target};
 use crate::store::writer::finish_file;
 
-pub(crate) fn transfer(home: &Path) -> Context {
+pub(crate) fn transfer(home: &Path) -> Transfer {
     transfer_with_journals(home, None)
 }
 
-pub(crate) fn transfer_with_journals(home: &Path, journals: Option<PathBuf>) -> Context {
+pub(crate) fn transfer_with_journals(home: &Path, journals: Option<PathBuf>) -> Transfer {
     transfer_of(7, home, journals)
 }
 
@@ -30,13 +29,13 @@ pub(crate) fn open_at(home: &Path) -> Open {
 }
 
 /// A transfer of that number.
-pub(crate) fn transfer_of(number: u8, home: &Path, journals: Option<PathBuf>) -> Context {
+pub(crate) fn transfer_of(number: u8, home: &Path, journals: Option<PathBuf>) -> Transfer {
     let open = open_at(home);
     let target = Target::resolve(&open, &Access::Anywhere).unwrap();
     let (outcomes, _nobody) = tokio::sync::mpsc::channel(1);
-    let transfer = zmove_types::TransferId([number; 16]);
-    let parts = crate::resume::parts::Parts::new(journals, transfer, String::new(), &target.tree);
-    context(transfer, zmove_wire::Version::V4, &open, (target, parts), &ReceiverConfig::default(), outcomes)
+    let id = zmove_types::TransferId([number; 16]);
+    let parts = crate::resume::parts::Parts::new(journals, id, String::new(), &target.tree);
+    Transfer::new((id, zmove_wire::Version::V4), &open, (target, parts), &ReceiverConfig::default(), outcomes)
 }
 
 fn name(text: &str) -> Name {
@@ -63,7 +62,7 @@ fn files(directory: &str, prefix: &str, count: u32) -> DirectoryGroup {
 /// Places a group and publishes it.
 fn place(placer: &mut Placer<'_>, group: DirectoryGroup) -> Vec<EntryFault> {
     let batch = begin(placer, group);
-    publish_all(placer.context);
+    publish_all(placer.transfer);
     batch.faults()
 }
 
@@ -124,7 +123,7 @@ fn a_large_file_survives_that_its_directory_is_replaced() {
     second.files.declare(id, head, |_| None, |_| None).unwrap();
     let file = second.files.find(id).unwrap().unwrap();
     let opened = guest.directory(&path("d")).unwrap().directory;
-    let staged = Staged::create(&opened, 0o600, &second.temp_names).unwrap();
+    let staged = Staged::create(&opened, 0o600, &second.target.temp_names).unwrap();
     assert_eq!(place(&mut maker, files("d", "f", 8)), []);
     finish_file(&second, &file, Complete(staged));
     publish_all(&second);
@@ -134,18 +133,18 @@ fn a_large_file_survives_that_its_directory_is_replaced() {
 #[test]
 fn a_directory_opened_while_it_is_made_is_not_replaced_under_the_hands_of_who_opened_it() {
     let home = tempfile::tempdir().unwrap();
-    let context = transfer(home.path());
+    let transfer = transfer(home.path());
     let start = Barrier::new(2);
     for round in 0..200 {
         let directory = format!("d{round}");
-        let mut other = Placer::new(&context);
+        let mut other = Placer::new(&transfer);
         std::thread::scope(|scope| {
             let opener = scope.spawn(|| {
                 start.wait();
                 other.directory(&path(&directory)).unwrap();
             });
             start.wait();
-            assert_eq!(place(&mut Placer::new(&context), files(&directory, "f", 8)), []);
+            assert_eq!(place(&mut Placer::new(&transfer), files(&directory, "f", 8)), []);
             opener.join().unwrap();
         });
         assert_eq!(place(&mut other, files(&directory, "g", 1)), [], "round {round}");
@@ -155,13 +154,13 @@ fn a_directory_opened_while_it_is_made_is_not_replaced_under_the_hands_of_who_op
 #[test]
 fn batches_of_one_new_directory_get_their_names_together() {
     let home = tempfile::tempdir().unwrap();
-    let context = transfer(home.path());
-    let (mut first, mut second) = (Placer::new(&context), Placer::new(&context));
+    let transfer = transfer(home.path());
+    let (mut first, mut second) = (Placer::new(&transfer), Placer::new(&transfer));
     let one = begin(&mut first, files("d", "f", 8));
     let other = begin(&mut second, files("d", "g", 1));
     assert_eq!(names(&home.path().join("d")), [""; 0], "nothing has its name");
     assert_eq!((Arc::strong_count(&one), Arc::strong_count(&other)), (2, 2), "nothing is settled");
-    publish_all(&context);
+    publish_all(&transfer);
     assert_eq!(names(&home.path().join("d")).len(), 9);
     assert_eq!((Arc::strong_count(&one), Arc::strong_count(&other)), (1, 1));
     assert_eq!(names(home.path()), ["d"]);
@@ -172,12 +171,12 @@ fn files_in_a_directory_that_was_there_have_hidden_names_until_they_are_publishe
     let home = tempfile::tempdir().unwrap();
     std::fs::create_dir(home.path().join("d")).unwrap();
     std::fs::write(home.path().join("d/f3"), "old").unwrap();
-    let context = transfer(home.path());
-    let batch = begin(&mut Placer::new(&context), files("d", "f", 8));
+    let transfer = transfer(home.path());
+    let batch = begin(&mut Placer::new(&transfer), files("d", "f", 8));
     let directory = home.path().join("d");
     assert_eq!((visible(&directory), names(&directory).len()), (vec!["f3".to_owned()], 9));
     assert_eq!(std::fs::read(directory.join("f3")).unwrap(), b"old");
-    publish_all(&context);
+    publish_all(&transfer);
     assert_eq!((visible(&directory).len(), names(&directory).len()), (8, 8));
     assert_eq!((std::fs::read(directory.join("f3")).unwrap(), batch.faults()), (b"x".to_vec(), vec![]));
 }
@@ -188,14 +187,15 @@ fn what_a_dead_process_left_in_a_directory_that_is_there_goes() {
     let directory = home.path().join("d");
     std::fs::create_dir(&directory).unwrap();
     let opened = Arc::new(OwnedFd::from(File::open(&directory).unwrap()));
-    let context = transfer(home.path());
-    let own = Staged::create(&opened, 0o600, &context.temp_names).unwrap().into_hidden_name().unwrap();
+    let transfer = transfer(home.path());
+    let own =
+        Staged::create(&opened, 0o600, &transfer.target.temp_names).unwrap().into_hidden_name().unwrap();
     let own = own.as_os_str().to_str().unwrap();
     // as of the boot before
     let mut parts: Vec<_> = own.split('-').collect();
     parts[3] = "1";
     std::fs::write(directory.join(parts.join("-")), "left").unwrap();
-    let mut placer = Placer::new(&context);
+    let mut placer = Placer::new(&transfer);
     assert_eq!(place(&mut placer, directory_entry("", "d")), []);
     assert_eq!(names(&directory), [own], "that of a live process stays");
 }
@@ -204,14 +204,14 @@ fn what_a_dead_process_left_in_a_directory_that_is_there_goes() {
 #[test]
 fn what_is_below_a_staging_directory_appears_with_it() {
     let home = tempfile::tempdir().unwrap();
-    let context = transfer(home.path());
-    let (mut one, mut other) = (Placer::new(&context), Placer::new(&context));
+    let transfer = transfer(home.path());
+    let (mut one, mut other) = (Placer::new(&transfer), Placer::new(&transfer));
     let mut batches = vec![begin(&mut one, files("d", "f", 8))];
     for (directory, count) in [("d/few", 2), ("d/many", 9), ("d/many/deep/est", 3)] {
         batches.push(begin(&mut other, files(directory, "g", count)));
     }
     assert_eq!(names(&home.path().join("d")), [""; 0]);
-    publish_all(&context);
+    publish_all(&transfer);
     let count = |directory: &str| names(&home.path().join(directory)).len();
     assert_eq!(["d", "d/few", "d/many", "d/many/deep/est"].map(count), [10, 2, 10, 3]);
     assert!(batches.iter().all(|batch| batch.faults().is_empty()));
@@ -222,12 +222,12 @@ fn what_is_below_a_staging_directory_appears_with_it() {
 #[test]
 fn what_comes_while_a_directory_gets_its_name_is_published_later() {
     let home = tempfile::tempdir().unwrap();
-    let context = transfer(home.path());
-    let mut placer = Placer::new(&context);
+    let transfer = transfer(home.path());
+    let mut placer = Placer::new(&transfer);
     assert_eq!(place(&mut placer, files("d", "f", 8)), []);
     let later = begin(&mut placer, files("d", "g", 8));
     assert_eq!(visible(&home.path().join("d")).len(), 8);
-    publish_all(&context);
+    publish_all(&transfer);
     assert_eq!((visible(&home.path().join("d")).len(), later.faults()), (16, vec![]));
 }
 
@@ -236,8 +236,8 @@ fn a_directory_takes_the_place_of_a_file_only_when_what_is_in_it_is_published() 
     let home = tempfile::tempdir().unwrap();
     std::fs::write(home.path().join("a"), "old").unwrap();
     std::os::unix::fs::symlink("nowhere", home.path().join("b")).unwrap();
-    let context = transfer(home.path());
-    let mut placer = Placer::new(&context);
+    let transfer = transfer(home.path());
+    let mut placer = Placer::new(&transfer);
     let batches = [
         begin(&mut placer, files("a/x", "f", 2)),
         begin(&mut placer, directory_entry("", "b")),
@@ -245,7 +245,7 @@ fn a_directory_takes_the_place_of_a_file_only_when_what_is_in_it_is_published() 
     ];
     assert_eq!(std::fs::read(home.path().join("a")).unwrap(), b"old");
     assert!(home.path().join("b").is_symlink());
-    publish_all(&context);
+    publish_all(&transfer);
     assert!(batches.iter().all(|batch| batch.faults().is_empty()));
     assert_eq!(names(home.path()), ["a", "b"]);
     assert_eq!((names(&home.path().join("a/x")).len(), names(&home.path().join("b")).len()), (2, 9));
@@ -256,19 +256,19 @@ fn a_directory_takes_the_place_of_a_file_only_when_what_is_in_it_is_published() 
 fn a_directory_that_is_used_is_not_fresh() {
     for below in ["d", "d/x/y/z"] {
         let home = tempfile::tempdir().unwrap();
-        let context = transfer(home.path());
-        let (mut placer, mut other) = (Placer::new(&context), Placer::new(&context));
+        let transfer = transfer(home.path());
+        let (mut placer, mut other) = (Placer::new(&transfer), Placer::new(&transfer));
         let mut few = None;
         let make = || {
             std::fs::create_dir(home.path().join("d"))?;
             few = Some(begin(&mut other, files(below, "f", 1)));
             Ok(true)
         };
-        assert!(context.publisher.make(&path("d"), make).unwrap());
+        assert!(transfer.publisher.make(&path("d"), make).unwrap());
         let made = begin(&mut placer, directory_entry("", "e"));
         let later = begin(&mut other, files(&below.replace('d', "e"), "f", 1));
         let many = ["d", "e"].map(|directory| begin(&mut placer, files(directory, "g", 9)));
-        publish_all(&context);
+        publish_all(&transfer);
         let all = [few.unwrap(), made, later].into_iter().chain(many);
         assert!(all.into_iter().all(|batch| batch.faults().is_empty()), "{below}");
     }
@@ -277,13 +277,13 @@ fn a_directory_that_is_used_is_not_fresh() {
 #[test]
 fn files_whose_directory_was_filled_meanwhile_go_there_one_by_one() {
     let home = tempfile::tempdir().unwrap();
-    let context = transfer(home.path());
-    let mut placer = Placer::new(&context);
+    let transfer = transfer(home.path());
+    let mut placer = Placer::new(&transfer);
     let batches = [begin(&mut placer, files("d", "f", 8)), begin(&mut placer, files("d", "g", 2))];
     let filled = home.path().join("d");
     std::fs::write(filled.join("f3"), "of somebody else").unwrap();
     std::fs::create_dir(filled.join("g1")).unwrap();
-    publish_all(&context);
+    publish_all(&transfer);
     assert_eq!(std::fs::read(filled.join("f3")).unwrap(), b"x", "replaced, as any file");
     assert_eq!(names(&filled).len(), 10);
     assert_eq!(names(home.path()), ["d"]);
@@ -301,14 +301,14 @@ fn a_guessed_file_that_is_there_by_now_stays() {
             std::fs::remove_dir_all(&directory).unwrap();
             std::fs::create_dir(&directory).unwrap();
         }
-        let context = transfer(home.path());
-        let mut placer = Placer::new(&context);
+        let transfer = transfer(home.path());
+        let mut placer = Placer::new(&transfer);
         let batch = PendingBatch::new(ItemId(1), Known::PerhapsThere, None);
         placer.place_group(files("d", "f", 8), 0, &batch, &mut &[b'x'; 8][..]);
         let there = directory.join("f3");
         std::fs::write(&there, "y").unwrap();
         set_new_file_metadata(File::open(&there).unwrap(), &metadata(0o644)).unwrap();
-        publish_all(&context);
+        publish_all(&transfer);
         assert_eq!(std::fs::read(&there).unwrap(), b"y");
         let (operation, code) = ALREADY_THERE;
         assert_eq!(batch.faults(), [EntryFault { entry: 3, operation, code }]);
@@ -321,11 +321,12 @@ fn what_appears_while_it_comes_stays_if_nothing_is_to_be_replaced() {
     for overwrite in [Overwrite::Nothing, Overwrite::Older] {
         let home = tempfile::tempdir().unwrap();
         std::fs::create_dir(home.path().join("d")).unwrap();
-        let context = Context { overwrite, ..transfer(home.path()) };
-        let batch = begin(&mut Placer::new(&context), files("d", "f", 2));
+        let mut transfer = transfer(home.path());
+        transfer.target.rules.overwrite = overwrite;
+        let batch = begin(&mut Placer::new(&transfer), files("d", "f", 2));
         // newer than what comes
         std::fs::write(home.path().join("d/f1"), "y").unwrap();
-        publish_all(&context);
+        publish_all(&transfer);
         assert_eq!(std::fs::read(home.path().join("d/f1")).unwrap(), b"y");
         let (operation, code) = ALREADY_THERE;
         assert_eq!(batch.faults(), [EntryFault { entry: 1, operation, code }]);
@@ -337,8 +338,8 @@ fn what_appears_while_it_comes_stays_if_nothing_is_to_be_replaced() {
 #[test]
 fn what_is_below_a_directory_that_cannot_go_where_it_should_has_failed() {
     let home = tempfile::tempdir().unwrap();
-    let context = transfer(home.path());
-    let mut placer = Placer::new(&context);
+    let transfer = transfer(home.path());
+    let mut placer = Placer::new(&transfer);
     let batches = [
         begin(&mut placer, files("d", "f", 8)),
         begin(&mut placer, files("d/few", "g", 2)),
@@ -349,7 +350,7 @@ fn what_is_below_a_directory_that_cannot_go_where_it_should_has_failed() {
     for taken in ["few", "many"] {
         std::fs::write(home.path().join("d").join(taken), "of somebody else").unwrap();
     }
-    publish_all(&context);
+    publish_all(&transfer);
     let failed = batches.map(|batch| batch.faults().len());
     assert_eq!(failed, [0, 2, 9, 1, 0]);
     assert_eq!(names(&home.path().join("d")).len(), 8 + 3);
@@ -360,14 +361,14 @@ fn what_is_below_a_directory_that_cannot_go_where_it_should_has_failed() {
 #[test]
 fn links_and_directories_that_come_while_a_directory_is_merged_arrive() {
     let home = tempfile::tempdir().unwrap();
-    let context = transfer(home.path());
-    let mut placer = Placer::new(&context);
+    let transfer = transfer(home.path());
+    let mut placer = Placer::new(&transfer);
     let first = begin(&mut placer, files("d", "f", 8));
     std::fs::write(home.path().join("d/foreign"), "of somebody else").unwrap();
     let (publishing, links) = (AtomicBool::new(true), AtomicU32::new(0));
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let mut placer = Placer::new(&context);
+            let mut placer = Placer::new(&transfer);
             while publishing.load(Ordering::Relaxed) {
                 let number = links.load(Ordering::Relaxed);
                 let link =
@@ -381,7 +382,7 @@ fn links_and_directories_that_come_while_a_directory_is_merged_arrive() {
         while links.load(Ordering::Relaxed) < 50 {
             std::thread::yield_now();
         }
-        publish_all(&context);
+        publish_all(&transfer);
         publishing.store(false, Ordering::Relaxed);
     });
     assert_eq!(first.faults(), []);
@@ -394,18 +395,18 @@ fn links_and_directories_that_come_while_a_directory_is_merged_arrive() {
 #[test]
 fn a_staging_directory_below_one_that_is_merged_gets_its_name_too() {
     let home = tempfile::tempdir().unwrap();
-    let context = transfer(home.path());
-    let mut placer = Placer::new(&context);
+    let transfer = transfer(home.path());
+    let mut placer = Placer::new(&transfer);
     let above = begin(&mut placer, files("d", "f", 8));
-    let first = context.publisher.take();
+    let first = transfer.publisher.take();
     let batches = [begin(&mut placer, files("d/x", "g", 8)), begin(&mut placer, files("d/x/y", "h", 3))];
     std::fs::write(home.path().join("d/foreign"), "of somebody else").unwrap();
     first
-        .publish(&context, None)
+        .publish(&transfer, None)
         .into_iter()
         .filter_map(PendingBatch::release)
-        .for_each(|told| context.tell(told));
-    publish_all(&context);
+        .for_each(|told| transfer.reports.tell(told));
+    publish_all(&transfer);
     assert_eq!(above.faults(), []);
     assert!(batches.iter().all(|batch| batch.faults().is_empty()));
     let there = |directory: &str| names(&home.path().join(directory)).len();
@@ -415,12 +416,12 @@ fn a_staging_directory_below_one_that_is_merged_gets_its_name_too() {
 #[test]
 fn what_is_below_a_staging_directory_that_somebody_has_moved_has_failed() {
     let home = tempfile::tempdir().unwrap();
-    let context = transfer(home.path());
-    let mut placer = Placer::new(&context);
+    let transfer = transfer(home.path());
+    let mut placer = Placer::new(&transfer);
     let batches = [begin(&mut placer, files("d", "f", 8)), begin(&mut placer, files("d/x", "g", 2))];
     let hidden = names(home.path()).into_iter().find(|name| name.starts_with(".zmove-")).unwrap();
     std::fs::rename(home.path().join(hidden), home.path().join("elsewhere")).unwrap();
-    publish_all(&context);
+    publish_all(&transfer);
     assert_eq!(batches.map(|batch| batch.faults().len()), [8, 2]);
 }
 
@@ -428,13 +429,14 @@ fn what_is_below_a_staging_directory_that_somebody_has_moved_has_failed() {
 fn what_appears_below_a_new_directory_stays_if_nothing_is_to_be_replaced() {
     for overwrite in [Overwrite::Nothing, Overwrite::Older] {
         let home = tempfile::tempdir().unwrap();
-        let context = Context { overwrite, ..transfer(home.path()) };
-        let mut placer = Placer::new(&context);
+        let mut transfer = transfer(home.path());
+        transfer.target.rules.overwrite = overwrite;
+        let mut placer = Placer::new(&transfer);
         let batches = [begin(&mut placer, files("d", "f", 8)), begin(&mut placer, files("d/few", "g", 2))];
         std::fs::create_dir(home.path().join("d/few")).unwrap();
         // newer than what comes
         std::fs::write(home.path().join("d/few/g1"), "y").unwrap();
-        publish_all(&context);
+        publish_all(&transfer);
         assert_eq!(std::fs::read(home.path().join("d/few/g1")).unwrap(), b"y");
         let (operation, code) = ALREADY_THERE;
         assert_eq!(batches[0].faults(), []);
@@ -447,12 +449,12 @@ fn what_appears_below_a_new_directory_stays_if_nothing_is_to_be_replaced() {
 fn a_directory_takes_the_place_of_a_file_also_when_no_more_can_be_staged() {
     let home = tempfile::tempdir().unwrap();
     std::fs::write(home.path().join("a"), "old").unwrap();
-    let context = transfer(home.path());
-    let mut placer = Placer::new(&context);
+    let transfer = transfer(home.path());
+    let mut placer = Placer::new(&transfer);
     let full = (0..).map(|number| begin(&mut placer, files(&format!("n{number}"), "f", 8)));
     let mut batches: Vec<_> = full.take(200).collect();
     batches.push(begin(&mut placer, files("a/x", "f", 2)));
-    publish_all(&context);
+    publish_all(&transfer);
     assert!(batches.iter().all(|batch| batch.faults().is_empty()));
     assert_eq!(names(&home.path().join("a/x")), ["f0", "f1"]);
 }
@@ -468,12 +470,12 @@ fn directories_beyond_those_that_are_remembered_are_swept_too() {
 #[test]
 fn of_one_name_in_two_batches_the_last_stays() {
     let home = tempfile::tempdir().unwrap();
-    let context = transfer(home.path());
-    let mut placer = Placer::new(&context);
+    let transfer = transfer(home.path());
+    let mut placer = Placer::new(&transfer);
     let first = begin(&mut placer, files("d", "f", 8));
     let second = PendingBatch::new(ItemId(2), Known::Needed, None);
     placer.place_group(files("d", "f", 9), 0, &second, &mut &[b'y'; 9][..]);
-    publish_all(&context);
+    publish_all(&transfer);
     assert_eq!((first.faults(), second.faults()), (Vec::new(), Vec::new()));
     let all = names(&home.path().join("d"));
     assert_eq!(all.len(), 9);
@@ -483,12 +485,12 @@ fn of_one_name_in_two_batches_the_last_stays() {
 #[test]
 fn files_are_placed_when_somebody_has_removed_their_staging_directory() {
     let home = tempfile::tempdir().unwrap();
-    let context = transfer(home.path());
-    let mut placer = Placer::new(&context);
+    let transfer = transfer(home.path());
+    let mut placer = Placer::new(&transfer);
     let lost = begin(&mut placer, files("d", "f", 8));
     let hidden = names(home.path()).into_iter().find(|name| name != "d").unwrap();
     std::fs::remove_dir_all(home.path().join(hidden)).unwrap();
-    publish_all(&context);
+    publish_all(&transfer);
     assert_eq!(lost.faults().len(), 8, "a fault for each that is gone");
     assert_eq!(place(&mut placer, files("d", "g", 9)), []);
     assert_eq!(names(&home.path().join("d")).len(), 9);
@@ -497,12 +499,12 @@ fn files_are_placed_when_somebody_has_removed_their_staging_directory() {
 #[test]
 fn what_a_writer_that_panics_was_filling_gets_no_name() {
     let home = tempfile::tempdir().unwrap();
-    let context = transfer(home.path());
-    let mut placer = Placer::new(&context);
+    let transfer = transfer(home.path());
+    let mut placer = Placer::new(&transfer);
     let whole = begin(&mut placer, files("d", "f", 8));
     // it goes without a word, as when its writer panics
     drop(placer.staging(&path("d"), 1).unwrap());
-    publish_all(&context);
+    publish_all(&transfer);
     assert_eq!(names(&home.path().join("d")), [""; 0]);
     assert_eq!(whole.faults().len(), 8);
     assert_eq!(names(home.path()), ["d"]);
@@ -513,8 +515,8 @@ fn what_a_writer_that_panics_was_filling_gets_no_name() {
 fn after_a_flush_that_failed_only_what_is_on_the_storage_gets_its_name() {
     let home = tempfile::tempdir().unwrap();
     std::fs::create_dir(home.path().join("there")).unwrap();
-    let context = transfer(home.path());
-    let mut placer = Placer::new(&context);
+    let transfer = transfer(home.path());
+    let mut placer = Placer::new(&transfer);
     let batches = ["there", "new"].map(|directory| begin(&mut placer, files(directory, "f", 8)));
     let hidden = |directory: &str| {
         let directory = home.path().join(directory);
@@ -524,8 +526,8 @@ fn after_a_flush_that_failed_only_what_is_on_the_storage_gets_its_name() {
     // as if it had not come to the storage
     std::fs::write(hidden("there"), "0").unwrap();
     std::fs::write(hidden("").join("f5"), "0").unwrap();
-    context.publisher.suspect();
-    publish_all(&context);
+    transfer.publisher.suspect();
+    publish_all(&transfer);
     for (batch, directory) in batches.iter().zip(["there", "new"]) {
         let faults = batch.faults();
         assert_eq!((faults.len(), faults[0].operation), (1, Operation::Flush), "{directory}");
@@ -538,13 +540,15 @@ fn while_a_flush_is_late_files_are_flushed_one_by_one() {
     let home = tempfile::tempdir().unwrap();
     std::fs::create_dir(home.path().join("there")).unwrap();
     let file_systems = FileSystems::that_are_late();
-    let context = Context { durability: Durability::End, file_systems, ..transfer(home.path()) };
-    let mut placer = Placer::new(&context);
+    let mut transfer = transfer(home.path());
+    transfer.target.rules.durability = Durability::End;
+    transfer.target.file_systems = file_systems;
+    let mut placer = Placer::new(&transfer);
     let batches = ["there", "new"].map(|directory| begin(&mut placer, files(directory, "f", 8)));
     let hidden = names(home.path()).into_iter().find(|name| name.starts_with(".zmove-")).unwrap();
     // as if it had not come to the storage
     std::fs::write(home.path().join(hidden).join("f5"), "0").unwrap();
-    publish_all(&context);
+    publish_all(&transfer);
     assert_eq!(batches.map(|batch| batch.faults().len()), [0, 1]);
     assert_eq!(["there", "new"].map(|directory| names(&home.path().join(directory)).len()), [8, 7]);
 }

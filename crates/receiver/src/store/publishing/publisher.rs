@@ -47,7 +47,7 @@ use zmove_wire::limits::{UNPUBLISHED_ENTRIES_MAX, UNPUBLISHED_ITEMS_MAX};
 use zmove_wire::{EntryFault, FaultCode, FileEntry, Operation};
 
 use crate::account::Held;
-use crate::store::outcome::Outcome;
+use crate::store::reports::Outcome;
 
 /// What a transfer has written and not published yet; shared by the writers and the thread that publishes.
 #[derive(Debug, Default)]
@@ -57,6 +57,9 @@ pub(crate) struct Publisher {
     changed: Condvar,
     /// Held from the begin of a flush until all that it covers has its name.
     cycle: Mutex<()>,
+    /// Whether what is written is to be published without waiting for more: the sender goes on only then, or wants each file
+    /// durable by itself.
+    promptly: bool,
 }
 
 #[derive(Debug, Default)]
@@ -203,6 +206,10 @@ const ITEMS_EARLY: u64 = UNPUBLISHED_ITEMS_MAX / 8;
 const ITEMS_MAX: u64 = UNPUBLISHED_ITEMS_MAX / 4;
 
 impl Publisher {
+    pub(crate) fn new(promptly: bool) -> Self {
+        Self { promptly, ..Self::default() }
+    }
+
     /// The staging directory that covers `path`, and the rest of the path below it.
     pub(crate) fn staged_above(&self, path: &RelPath) -> Option<(Arc<OwnedFd>, RelPath)> {
         let mut state = self.lock();
@@ -391,12 +398,12 @@ impl Publisher {
     }
 
     /// Whether what is unpublished has waited for long enough.
-    pub(crate) fn is_due(&self, promptly: bool) -> bool {
+    pub(crate) fn is_due(&self) -> bool {
         let state = self.lock();
         let longer = |since: Option<Instant>, time| since.is_some_and(|since| since.elapsed() >= time);
         let current = &state.current;
         current.began.is_some()
-            && (promptly || longer(current.began, WAIT_MAX) || longer(current.touched, IDLE_MAX))
+            && (self.promptly || longer(current.began, WAIT_MAX) || longer(current.touched, IDLE_MAX))
     }
 
     fn request_if_full(&self, state: &mut State) {

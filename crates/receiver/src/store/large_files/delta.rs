@@ -23,7 +23,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use zmove_chunk::GroupHasher;
-use zmove_disk::{DataFile, Direct, FileIdentity, Staged};
+use zmove_disk::{DataFile, Direct, Disk, FileIdentity, Staged, Tree};
 use zmove_types::{Buffer, BufferPool, Cv, GROUP_BYTES, GroupSpan, Name, RelPath};
 use zmove_wire::limits::HELD_GROUPS_MAX;
 use zmove_wire::{FileHead, Held};
@@ -31,9 +31,9 @@ use zmove_wire::{FileHead, Held};
 use crate::account::Held as Booked;
 use crate::config::BUFFER_BYTES;
 use crate::resume::parts::GROUP_KEPT_BYTES;
-use crate::store::context::Context;
-use crate::store::existing::open_old;
-use crate::store::outcome::Outcome;
+use crate::store::reports::Outcome;
+use crate::store::target::existing::open_old;
+use crate::store::transfer::Transfer;
 
 /// Old versions that the sender has been told of, by the path of their file.
 #[derive(Debug)]
@@ -98,38 +98,38 @@ impl Candidate {
 
     /// Hashes the old version and tells the sender of it, piece by piece; the last piece ends the offer if this is the last
     /// of its files.
-    pub(crate) fn tell(self, context: &Context, last: bool) {
+    pub(crate) fn tell(self, transfer: &Transfer, last: bool) {
         // without room for what is found nothing is, and the file is sent whole
-        let mut held = context.account.hold_memory(self.path.as_bytes().len()).ok();
-        let old = held.as_mut().zip(open_at(context, &self.path).ok());
-        let cvs = old.map(|(held, old)| self.hash(context, old, held)).unwrap_or_default();
+        let mut held = transfer.account.hold_memory(self.path.as_bytes().len()).ok();
+        let old = held.as_mut().zip(open_at(&transfer.target.tree, &self.path).ok());
+        let cvs = old.map(|(held, old)| self.hash(transfer, old, held)).unwrap_or_default();
         let mut pieces = runs(&cvs).peekable();
         let Self { offer, file, path, .. } = self;
         // the sender may declare the file as soon as it has been told all
-        context.bases.add(path, cvs, held);
+        transfer.bases.add(path, cvs, held);
         loop {
             let (first, cvs) = pieces.next().unwrap_or_default();
             let end = pieces.peek().is_none();
-            context.tell(Outcome::Held(Held { offer, file, first, cvs, end }, last && end));
+            transfer.reports.tell(Outcome::Held(Held { offer, file, first, cvs, end }, last && end));
             if end {
                 return;
             }
         }
     }
 
-    fn hash(&self, context: &Context, old: File, held: &mut Booked) -> BTreeMap<u32, Cv> {
+    fn hash(&self, transfer: &Transfer, old: File, held: &mut Booked) -> BTreeMap<u32, Cv> {
         let old = DataFile::new(old);
         let mut cvs = BTreeMap::new();
         let groups =
             (0..GroupSpan::count(self.bytes).unwrap_or(0)).filter(|index| !self.held.contains(index));
-        let turn = context.account.turn(&context.stopping);
+        let turn = transfer.turn();
         for span in groups.map_while(|index| GroupSpan::of(self.bytes, index)) {
             if turn.is_over() || held.grow(GROUP_KEPT_BYTES).is_err() {
                 break;
             }
-            let Some(buffer) = context.bases.buffers.take() else { break };
+            let Some(buffer) = transfer.bases.buffers.take() else { break };
             // a shorter version has no more groups; one that cannot be read is none
-            let (Some(cv), _) = read_group(context, &old, span, buffer) else { break };
+            let (Some(cv), _) = read_group(transfer.disk.as_ref(), &old, span, buffer) else { break };
             cvs.insert(span.index, cv);
         }
         cvs
@@ -173,37 +173,37 @@ impl Base {
     /// What the system says.
     pub(crate) fn keep(
         &self,
-        context: &Context,
+        transfer: &Transfer,
         head: &FileHead,
         new: &Staged,
         (span, cv): (GroupSpan, Cv),
     ) -> io::Result<bool> {
-        let Some(mut buffer) = context.bases.buffers.take() else { return Ok(false) };
-        let Sources { in_place, old } = self.sources.get_or_init(|| Sources::of_part(context, head, new));
+        let Some(mut buffer) = transfer.bases.buffers.take() else { return Ok(false) };
+        let Sources { in_place, old } = self.sources.get_or_init(|| Sources::of_part(transfer, head, new));
         let mut there = None;
         if *in_place {
-            (there, buffer) = read_group(context, new.data(), span, buffer);
+            (there, buffer) = read_group(transfer.disk.as_ref(), new.data(), span, buffer);
         }
         if there == Some(cv) {
             return Ok(true);
         }
         let Some(old) = old else { return Ok(false) };
-        (there, buffer) = read_group(context, old, span, buffer);
+        (there, buffer) = read_group(transfer.disk.as_ref(), old, span, buffer);
         if there != Some(cv) {
             return Ok(false);
         }
-        new.write(|| context.disk.write(new.data(), span.offset(), buffer)).0?;
+        new.write(|| transfer.disk.write(new.data(), span.offset(), buffer)).0?;
         Ok(true)
     }
 }
 
 impl Sources {
     /// For a file that goes on with a part: how that began is not known.
-    fn of_part(context: &Context, head: &FileHead, part: &Staged) -> Self {
-        let old = open_at(context, &context.final_path(head)).ok();
+    fn of_part(transfer: &Transfer, head: &FileHead, part: &Staged) -> Self {
+        let old = open_at(&transfer.target.tree, &transfer.target.final_path(head)).ok();
         Self {
             in_place: is_read_from_storage(part),
-            old: old.and_then(|old| for_reading(old, context.direct)),
+            old: old.and_then(|old| for_reading(old, transfer.direct)),
         }
     }
 }
@@ -223,11 +223,11 @@ pub(crate) fn runs(groups: &BTreeMap<u32, Cv>) -> impl Iterator<Item = (u32, Vec
     pieces.into_iter()
 }
 
-fn open_at(context: &Context, path: &RelPath) -> io::Result<File> {
+fn open_at(tree: &Tree, path: &RelPath) -> io::Result<File> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::ErrorKind::IsADirectory.into());
     };
-    open_old(context.target.tree.open_directory(&parent)?.as_fd(), &name)
+    open_old(tree.open_directory(&parent)?.as_fd(), &name)
 }
 
 fn for_reading(old: File, direct: Direct) -> Option<DataFile> {
@@ -236,11 +236,11 @@ fn for_reading(old: File, direct: Direct) -> Option<DataFile> {
 }
 
 /// Reads and hashes a group; no value where there is less, or it cannot be read: then it is sent, as one that has changed.
-fn read_group(context: &Context, file: &DataFile, span: GroupSpan, buffer: Buffer) -> (Option<Cv>, Buffer) {
+fn read_group(disk: &dyn Disk, file: &DataFile, span: GroupSpan, buffer: Buffer) -> (Option<Cv>, Buffer) {
     let mut hasher = GroupHasher::new(span.index);
     let wanted = span.len as usize;
     let seen = &mut |slice: &[u8]| hasher.update(slice);
-    let (outcome, buffer) = context.disk.read(file, span.offset(), wanted, buffer, seen);
+    let (outcome, buffer) = disk.read(file, span.offset(), wanted, buffer, seen);
     let whole = outcome.is_ok() && buffer.len() == wanted;
     (whole.then(|| hasher.finish()), buffer)
 }

@@ -9,14 +9,15 @@ use rustix::io::Errno;
 use zmove_disk::{Tree, is_same_file};
 use zmove_types::RelPath;
 
-use crate::store::context::Context;
-use crate::store::file_systems::Flush;
-use crate::store::publisher::covers;
+use crate::store::publishing::publisher::{Publisher, covers};
+use crate::store::target::file_systems::Flush;
+use crate::store::target::tree::TargetTree;
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct OpenDirectories<'a> {
-    context: &'a Context,
+    target: &'a TargetTree,
+    publisher: &'a Publisher,
     open: HashMap<RelPath, Opened>,
 }
 
@@ -31,12 +32,8 @@ pub(crate) struct Opened {
 const OPENED_MAX: usize = 64;
 
 impl<'a> OpenDirectories<'a> {
-    pub(crate) fn new(context: &'a Context) -> Self {
-        Self { context, open: HashMap::new() }
-    }
-
-    pub(crate) const fn context(&self) -> &'a Context {
-        self.context
+    pub(crate) fn new(target: &'a TargetTree, publisher: &'a Publisher) -> Self {
+        Self { target, publisher, open: HashMap::new() }
     }
 
     /// A directory that is open here.
@@ -70,8 +67,8 @@ impl<'a> OpenDirectories<'a> {
 
     /// Keeps a directory open.
     pub(crate) fn remember(&mut self, path: &RelPath, directory: Arc<OwnedFd>) -> io::Result<Opened> {
-        let flush = self.context.file_systems.note(&directory)?;
-        if self.open.len() >= self.context.directories_each.clamp(1, OPENED_MAX) {
+        let flush = self.target.file_systems.note(&directory)?;
+        if self.open.len() >= self.target.directories_each.clamp(1, OPENED_MAX) {
             self.open.clear();
         }
         let opened = Opened { directory, flush };
@@ -81,17 +78,17 @@ impl<'a> OpenDirectories<'a> {
 
     /// Opens a directory anew.
     pub(crate) fn open(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
-        match self.context.publisher.staged_above(path) {
+        match self.publisher.staged_above(path) {
             Some((above, rest)) => Tree::at(above).open_directory(&rest),
-            None => self.context.target.tree.open_directory(path),
+            None => self.target.tree.open_directory(path),
         }
     }
 
     /// The same; one that is not there is made.
     pub(crate) fn open_or_make(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
-        match self.context.publisher.staged_above(path) {
+        match self.publisher.staged_above(path) {
             Some((above, rest)) => Tree::at(above).ensure_directory(&rest),
-            None => self.context.target.tree.ensure_directory(path),
+            None => self.target.tree.ensure_directory(path),
         }
     }
 

@@ -1,10 +1,19 @@
 //! What threads tell the session, and what that takes until the peer has been told.
 
+use tokio::sync::mpsc::Sender;
 use zmove_transport::LaneError;
 use zmove_types::ItemId;
 use zmove_wire::{Answer, EntryFault, Fault, FileDone, Held, StoredItem, ToSender, WireError};
 
 use crate::account::{Account, Held as Booked};
+
+/// The way by which the threads of a transfer tell its session.
+#[derive(Debug)]
+pub(crate) struct Reports {
+    pub(crate) outcomes: Sender<Told>,
+    /// Where what is told is booked.
+    pub(crate) account: Account,
+}
 
 /// What threads tell the session.
 #[derive(Debug)]
@@ -37,12 +46,24 @@ pub(crate) struct Told {
     pub(crate) held: Booked,
 }
 
-impl Told {
-    pub(crate) fn new(outcome: Outcome, account: &Account) -> Self {
-        match account.hold_memory(outcome.bytes()) {
-            Ok(held) => Self { outcome, held },
-            Err(error) => Self { outcome: Outcome::OverLimit(error), held: account.nothing() },
+impl Reports {
+    /// Tells the session; waits while it has much to tell the peer. For threads only.
+    pub(crate) fn tell(&self, outcome: Outcome) {
+        match self.account.hold_memory(outcome.bytes()) {
+            Ok(held) => self.tell_booked(outcome, held),
+            Err(error) => self.tell_booked(Outcome::OverLimit(error), self.account.nothing()),
         }
+    }
+
+    /// Tells the session something that is booked already.
+    pub(crate) fn tell_booked(&self, outcome: Outcome, held: Booked) {
+        // nobody listens any more only when the session is over
+        let _session_over = self.outcomes.blocking_send(Told { outcome, held });
+    }
+
+    /// Nothing more is to be done about an item.
+    pub(crate) fn settle(&self, item: ItemId) {
+        self.tell(Outcome::Item(StoredItem { item: item.0, mismatch: false, faults: Vec::new() }));
     }
 }
 

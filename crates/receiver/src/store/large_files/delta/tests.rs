@@ -8,10 +8,10 @@ use super::*;
 use crate::resume::journal::SourceIdentity;
 use crate::store::compare::judge_all;
 use crate::store::large_files::LargeFile;
-use crate::store::placer::tests::{open_at, transfer_of};
+use crate::store::placer::tests::transfer_of;
 use zmove_chunk::group_cv;
 use zmove_types::{FileId, Metadata, Timestamp};
-use zmove_wire::{Offer, OfferedFile, OfferedGroup, Open, SourceMark, Verdict};
+use zmove_wire::{Offer, OfferedFile, OfferedGroup, SourceMark, Verdict};
 
 const GROUPS: u32 = 4;
 const BYTES: u64 = GROUPS as u64 * GROUP_BYTES;
@@ -43,27 +43,26 @@ impl World {
         std::fs::write(self.old(), contents).unwrap();
     }
 
-    fn transfer(&self, number: u8) -> Context {
-        transfer_of(number, &self.home.path().join("target"), Some(self.home.path().join("journal")))
-    }
-
-    fn open(&self) -> Open {
-        Open { delta: true, ..open_at(&self.home.path().join("target")) }
+    fn transfer(&self, number: u8) -> Transfer {
+        let journals = Some(self.home.path().join("journal"));
+        let mut transfer = transfer_of(number, &self.home.path().join("target"), journals);
+        transfer.target.rules.delta = true;
+        transfer
     }
 
     /// A transfer that breaks when these groups have come. What was written besides is not journalled.
     fn break_off(&self, groups: &[(u32, u8)], besides: &[(u32, u8)]) {
-        let context = self.transfer(1);
-        let directory = context.target.tree.open_directory(&RelPath::root()).unwrap();
+        let transfer = self.transfer(1);
+        let directory = transfer.target.tree.open_directory(&RelPath::root()).unwrap();
         let (path, head) = (path(), self.head());
-        let part = context.parts.create(FileId(3), (&path, &head), &directory, &context.temp_names);
+        let part = transfer.parts.create(FileId(3), (&path, &head), &directory, &transfer.target.temp_names);
         let mut part = part.unwrap();
         part.reserve(BYTES, Direct::Off).unwrap();
         for (index, byte) in groups.iter().chain(besides) {
             part.file().write_all_at(&block(*byte), span(*index).offset()).unwrap();
         }
         for (index, byte) in groups {
-            context.parts.written(FileId(3), *index, cv(*index, *byte));
+            transfer.parts.written(FileId(3), *index, cv(*index, *byte));
         }
     }
 
@@ -94,25 +93,25 @@ impl World {
     }
 
     /// Offers the file and declares it; returns it with the groups that are held.
-    fn declare(&self, context: &Context) -> (Arc<LargeFile>, Vec<u32>) {
-        let judgement = judge_all(context, &self.open(), &self.offer());
+    fn declare(&self, transfer: &Transfer) -> (Arc<LargeFile>, Vec<u32>) {
+        let judgement = judge_all(transfer, &self.offer());
         assert_eq!(judgement.verdicts, [Verdict::Delta]);
         let groups = judgement.held.iter().flat_map(|held| (held.first..).zip(&held.cvs));
         let held = groups.map(|(index, _)| index).collect();
-        judgement.changed.into_iter().for_each(|candidate| candidate.tell(context, true));
-        let base = |_: &FileHead| context.bases.take(&path());
-        let prior = |head: &FileHead| context.parts.take_up(FileId(8), &path(), head);
-        context.files.declare(FileId(8), self.head(), base, prior).unwrap();
-        (context.files.find(FileId(8)).unwrap().unwrap(), held)
+        judgement.changed.into_iter().for_each(|candidate| candidate.tell(transfer, true));
+        let base = |_: &FileHead| transfer.bases.take(&path());
+        let prior = |head: &FileHead| transfer.parts.take_up(FileId(8), &path(), head);
+        transfer.files.declare(FileId(8), self.head(), base, prior).unwrap();
+        (transfer.files.find(FileId(8)).unwrap().unwrap(), held)
     }
 }
 
 /// Has a group that was told put into the part; `None` where it was not told.
-fn keep(context: &Context, file: &LargeFile, index: u32) -> Option<bool> {
+fn keep(transfer: &Transfer, file: &LargeFile, index: u32) -> Option<bool> {
     let base = file.base.as_ref().unwrap();
     let cv = base.cv(index)?;
     let part = file.staged(|| Err("begun anew")).unwrap();
-    Some(base.keep(context, &file.head, &part, (span(index), cv)).unwrap())
+    Some(base.keep(transfer, &file.head, &part, (span(index), cv)).unwrap())
 }
 
 fn group_of_part(file: &LargeFile, index: u32) -> Vec<u8> {
@@ -142,13 +141,13 @@ fn cv(index: u32, byte: u8) -> Cv {
 fn what_the_part_does_not_have_is_looked_for_in_the_old_version() {
     let world = World::new();
     world.break_off(&[(1, 12)], &[]);
-    let context = world.transfer(2);
-    let (file, held) = world.declare(&context);
+    let transfer = world.transfer(2);
+    let (file, held) = world.declare(&transfer);
     assert_eq!(held, [1]);
     let told = [0, 1, 2, 3].map(|index| file.base.as_ref().unwrap().cv(index));
     assert_eq!(told, [Some(cv(0, 1)), None, Some(cv(2, 3)), Some(cv(3, 4))]);
     assert_eq!(
-        [0, 1, 2, 3].map(|index| keep(&context, &file, index)),
+        [0, 1, 2, 3].map(|index| keep(&transfer, &file, index)),
         [Some(true), None, Some(true), Some(true)]
     );
     assert_eq!([0, 1, 2, 3].map(|index| group_of_part(&file, index)), [1, 12, 3, 4].map(block));
@@ -165,12 +164,12 @@ fn of_an_old_version_that_is_replaced_or_gone_only_what_the_part_has_is_kept() {
         let world = World::new();
         // as where the part began as a copy, or was written to and not journalled
         world.break_off(&[(1, 12)], &[(2, 3)]);
-        let context = world.transfer(2);
-        let (file, _) = world.declare(&context);
+        let transfer = world.transfer(2);
+        let (file, _) = world.declare(&transfer);
         replace(&world);
         let there = world.old().exists();
         assert_eq!(
-            [0, 2, 3].map(|index| keep(&context, &file, index)),
+            [0, 2, 3].map(|index| keep(&transfer, &file, index)),
             [Some(false), Some(true), Some(there)]
         );
     }
@@ -180,8 +179,8 @@ fn of_an_old_version_that_is_replaced_or_gone_only_what_the_part_has_is_kept() {
 fn one_group_comes_again_of_a_part_that_has_them_all() {
     let world = World::new();
     world.break_off(&[(0, 1), (1, 12), (2, 3), (3, 14)], &[]);
-    let context = world.transfer(2);
-    let (file, held) = world.declare(&context);
+    let transfer = world.transfer(2);
+    let (file, held) = world.declare(&transfer);
     assert_eq!(held, [0, 1, 2]);
     assert_eq!(
         [0, 1, 2, 3].map(|index| file.base.as_ref().unwrap().cv(index)),
@@ -194,10 +193,11 @@ fn a_part_alone_goes_on_as_what_it_is() {
     let world = World::new();
     world.break_off(&[(1, 12)], &[]);
     std::fs::remove_file(world.old()).unwrap();
-    let judgement = judge_all(&world.transfer(2), &world.open(), &world.offer());
+    let judgement = judge_all(&world.transfer(2), &world.offer());
     assert_eq!((judgement.verdicts, judgement.changed.len()), (vec![Verdict::Resume], 0));
     world.write_old(&[1, 2, 3, 4]);
-    let never = Open { delta: false, ..world.open() };
-    let judgement = judge_all(&world.transfer(3), &never, &world.offer());
+    let mut never = world.transfer(3);
+    never.target.rules.delta = false;
+    let judgement = judge_all(&never, &world.offer());
     assert_eq!((judgement.verdicts, judgement.changed.len()), (vec![Verdict::Resume], 0));
 }

@@ -1,0 +1,138 @@
+//! What all threads of one transfer share.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::mpsc::Sender;
+use zmove_disk::{Direct, Disk, FileIdentity, set_metadata};
+use zmove_types::{BufferPool, FileId, Metadata, Name, RelPath, TransferId};
+use zmove_wire::{Durability, FaultCode, FileDone, Open, Operation, Version, WireError, session::Arrivals};
+
+use crate::account::Account;
+use crate::account::cores::Turn;
+use crate::config::{BUFFER_BYTES, ReceiverConfig};
+use crate::meters::TransferMeter;
+use crate::resume::parts::{Parts, is_overtaken};
+use crate::store::large_files::delta::Bases;
+use crate::store::large_files::{FileTable, LargeFile};
+use crate::store::publishing::publisher::Publisher;
+use crate::store::reports::{Outcome, Reports, Told};
+use crate::store::rules::Rules;
+use crate::store::target::Target;
+use crate::store::target::tree::TargetTree;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Transfer {
+    pub(crate) target: TargetTree,
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) direct: Direct,
+    pub(crate) pool: BufferPool,
+    pub(crate) arrivals: Mutex<Arrivals>,
+    pub(crate) files: FileTable,
+    pub(crate) parts: Parts,
+    pub(crate) bases: Bases,
+    pub(crate) publisher: Publisher,
+    pub(crate) reports: Reports,
+    /// What the transfer holds is booked there.
+    pub(crate) account: Account,
+    pub(crate) meter: Arc<TransferMeter>,
+    pub(crate) stopping: AtomicBool,
+}
+
+impl Transfer {
+    pub(crate) fn new(
+        (id, version): (TransferId, Version),
+        open: &Open,
+        (target, parts): (Target, Parts),
+        config: &ReceiverConfig,
+        outcomes: Sender<Told>,
+    ) -> Self {
+        let account = config.account.clone();
+        let rules = Rules::of(open, config.set_ids);
+        Self {
+            target: TargetTree::new(target, rules, id, &account, config.writers),
+            disk: Arc::clone(&config.disk),
+            direct: config.direct,
+            pool: BufferPool::new(BUFFER_BYTES, config.buffers_max),
+            arrivals: Mutex::default(),
+            files: FileTable::new(&account),
+            parts,
+            bases: Bases::new(config.writers),
+            publisher: Publisher::new(version < Version::V4 || open.durability == Durability::File),
+            reports: Reports { outcomes, account: account.clone() },
+            account,
+            meter: Arc::clone(&config.meter),
+            stopping: AtomicBool::new(false),
+        }
+    }
+
+    /// A turn at the cores, for a thread that is going to hash or list something.
+    pub(crate) fn turn(&self) -> Turn<'_> {
+        self.account.turn(&self.stopping)
+    }
+
+    /// Directories get their mode and time at the end, when nothing is put into them any more: this one, or that of the name
+    /// in it.
+    pub(crate) fn remember_directory(&self, path: &Arc<RelPath>, name: Option<&Name>, metadata: Metadata) {
+        if let Err(error) = self.target.directories.remember(path, name, metadata) {
+            self.reports.tell(Outcome::OverLimit(error));
+        }
+    }
+
+    /// Whether an item has come for the first time; it is dropped otherwise.
+    pub(crate) fn let_in(&self, item: u64) -> Result<bool, WireError> {
+        self.arrivals.lock().unwrap_or_else(PoisonError::into_inner).insert(item)
+    }
+
+    /// The sender has given a large file up: nothing is left of it.
+    pub(crate) fn abandon_file(&self, id: FileId) {
+        if let Some(file) = self.files.retire(id) {
+            self.discard_retired(&file);
+        }
+    }
+
+    /// Nothing is left of a file that has been retired.
+    pub(crate) fn discard_retired(&self, file: &LargeFile) {
+        file.discard();
+        self.parts.ended(file.id);
+    }
+
+    /// Drops what has come of files that somebody else has put there since, whose directory keeps its times; of the others it
+    /// tells how they are left. To be called when nothing is written any more.
+    pub(crate) fn drop_overtaken(&self) {
+        for file in self.files.living() {
+            let Some(directory) = self.where_overtaken(&file) else {
+                if let Some(there) = file.identity() {
+                    self.parts.left(file.id, &there);
+                }
+                continue;
+            };
+            let before = FileIdentity::of(&directory);
+            self.abandon_file(file.id);
+            // the last who holds it: now it goes
+            drop(file);
+            if let Ok(before) = before {
+                let _best_effort = set_metadata(directory.as_fd(), &before.metadata());
+            }
+        }
+        self.parts.finish();
+    }
+
+    fn where_overtaken(&self, file: &LargeFile) -> Option<Arc<OwnedFd>> {
+        let path = self.target.final_path(&file.head);
+        let directory = self.target.tree.open_directory(&path.parent()?).ok()?;
+        is_overtaken(&directory, &path.file_name()?, &file.identity()?).then_some(directory)
+    }
+
+    /// Ends a large file badly, unless it has ended before. What has come of it stays for another transfer, if anything has.
+    pub(crate) fn fail_file(&self, id: FileId, fault: (Operation, FaultCode)) {
+        if let Some(file) = self.files.retire(id) {
+            if file.is_blank() {
+                self.discard_retired(&file);
+            }
+            self.reports.tell(Outcome::File(FileDone { file: id.0, fault: Some(fault) }));
+        }
+    }
+}
