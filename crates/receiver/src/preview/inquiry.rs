@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use rustix::fs::{AtFlags, FileType};
 use rustix::io::Errno;
@@ -15,6 +15,7 @@ use zmove_wire::{
 };
 
 use crate::account::Account;
+use crate::account::cores::Turn;
 use crate::store::rules::Rules;
 use crate::store::target::existing::contents_root;
 use crate::store::target::read_only::Seen;
@@ -41,13 +42,14 @@ impl Previewer {
     /// Answers one inquiry; what is not looked at when the session has ended counts as new.
     pub(crate) fn answer(&self, inquiry: &Inquiry) -> Findings {
         let mut findings = Vec::new();
+        let turn = self.account.turn(&self.stopping);
         for group in &inquiry.groups {
-            let place = self.place(&group.directory);
+            let place = if turn.is_over() { Place::Missing } else { self.place(&group.directory) };
             findings
                 .extend(group.itself.map(|wanted| self.look_at_itself(&group.directory, &place, &wanted)));
             let found = group.entries.iter().map(|entry| match &place {
-                _ if self.stopping.load(Ordering::Relaxed) => Finding::New,
-                Place::There(directory) => self.look_at(directory, &group.directory, entry),
+                _ if turn.is_over() => Finding::New,
+                Place::There(directory) => self.look_at(&turn, directory, &group.directory, entry),
                 Place::Missing => Finding::New,
                 Place::Closed(code) => Finding::Fails(Operation::MakeDirectory, *code),
             });
@@ -86,7 +88,13 @@ impl Previewer {
         }
     }
 
-    fn look_at(&self, directory: &OwnedFd, path: &RelPath, entry: &InquiredEntry) -> Finding {
+    fn look_at(
+        &self,
+        turn: &Turn<'_>,
+        directory: &OwnedFd,
+        path: &RelPath,
+        entry: &InquiredEntry,
+    ) -> Finding {
         let name = self.seen.name(path, &entry.name);
         let stat = match rustix::fs::statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => stat,
@@ -114,7 +122,7 @@ impl Previewer {
             (InquiredKind::File { .. }, FileType::Directory) => in_the_way(Operation::Rename),
             (InquiredKind::Symlink { .. }, FileType::Directory) => in_the_way(Operation::Symlink),
             (InquiredKind::File { bytes }, FileType::RegularFile) => {
-                self.look_at_file(directory, name, &there, *bytes, &self.rules.set_ids.of_file(&wanted))
+                self.look_at_file(turn, directory, name, &there, *bytes, &self.rules.set_ids.of_file(&wanted))
             }
             (InquiredKind::Symlink { target }, FileType::Symlink) => {
                 self.look_at_link(directory, name, &there, target, wanted.mtime)
@@ -125,6 +133,7 @@ impl Previewer {
 
     fn look_at_file(
         &self,
+        turn: &Turn<'_>,
         directory: &OwnedFd,
         name: &Name,
         there: &FileIdentity,
@@ -140,13 +149,10 @@ impl Previewer {
         }
         match self.rules.compare {
             Compare::Quick => changed(differences),
-            Compare::Checksum => {
-                let turn = self.account.turn(&self.stopping);
-                contents_root(directory.as_fd(), name, || turn.is_over())
-                    .map_or(Finding::Differs(differences.and(Differences::CONTENTS)), |root| {
-                        Finding::Contents(differences, root)
-                    })
-            }
+            Compare::Checksum => contents_root(directory.as_fd(), name, || turn.is_over())
+                .map_or(Finding::Differs(differences.and(Differences::CONTENTS)), |root| {
+                    Finding::Contents(differences, root)
+                }),
         }
     }
 

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use zmove_disk::{set_metadata, set_usual_mode};
-use zmove_types::{Metadata, RelPath};
+use rustix::io::Errno;
+use zmove_disk::{Tree, set_metadata, set_usual_mode};
+use zmove_types::RelPath;
 use zmove_wire::{Extraneous, Fault, FaultCode, FileDone, Operation};
 
 use crate::store::failure::failure;
@@ -36,10 +37,10 @@ pub(crate) fn finish(transfer: &Transfer) -> io::Result<(Duration, Vec<Outcome>)
     // a small file overtakes the part of a large one when it has its name
     transfer.parts.drop_overtaken(&transfer.target.tree);
     let directories = transfer.target.directories.take_bottom_up();
-    for level in directories.chunk_by(|one, next| one.depth() == next.depth()) {
+    for level in directories.chunk_by(|one, next| one.depth == next.depth) {
         outcomes.extend(finish_level(transfer, level)?.into_iter().map(Outcome::Fault));
     }
-    if transfer.target.is_closed && directories.last().is_none_or(|last| last.depth() > 0) {
+    if transfer.target.is_closed && directories.last().is_none_or(|last| last.depth > 0) {
         outcomes.extend(open_target(transfer)?.map(Outcome::Fault));
     }
     let started = Instant::now();
@@ -95,9 +96,14 @@ const PART_DIRECTORIES_MIN: usize = 256;
 fn finish_part(transfer: &Transfer, part: &[Remembered]) -> io::Result<Vec<Fault>> {
     let mut faults = Vec::new();
     let mirrors = transfer.target.rules.extraneous == Extraneous::Goes;
+    let turn = transfer.turn();
+    let mut opener = Opener { tree: &transfer.target.tree, last: None };
     for remembered in part {
-        let path = remembered.path();
-        match finish_directory(transfer, &path, &remembered.metadata) {
+        if turn.is_over() {
+            return Err(Errno::CANCELED.into());
+        }
+        let opened = opener.open(remembered);
+        match opened.and_then(|opened| set_metadata(opened.as_fd(), &remembered.metadata).map(|()| opened)) {
             // it may be all that was put into its file system, and the only one to tell of its links and directories
             Ok(directory) => {
                 transfer.target.flush_if_each(&directory)?;
@@ -106,6 +112,7 @@ fn finish_part(transfer: &Transfer, part: &[Remembered]) -> io::Result<Vec<Fault
             Err(error) if mirrors && error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
                 let (operation, code) = failure(Operation::SetMetadata, &error);
+                let path = remembered.path();
                 transfer.target.directories.book(path.as_bytes().len()).map_err(io::Error::other)?;
                 faults.push(Fault { path, operation, code });
             }
@@ -114,8 +121,26 @@ fn finish_part(transfer: &Transfer, part: &[Remembered]) -> io::Result<Vec<Fault
     Ok(faults)
 }
 
-fn finish_directory(transfer: &Transfer, path: &RelPath, metadata: &Metadata) -> io::Result<Arc<OwnedFd>> {
-    let directory = transfer.target.tree.open_directory(path)?;
-    set_metadata(directory.as_fd(), metadata)?;
-    Ok(directory)
+/// Opens directories that are remembered one after the other. Of several in one directory only the first goes the whole way: a path
+/// of thousands of components may be that of thousands of directories.
+struct Opener<'a> {
+    tree: &'a Tree,
+    /// The path of the one before, and that directory once it has been opened.
+    last: Option<(&'a Arc<RelPath>, Option<Tree>)>,
+}
+
+impl<'a> Opener<'a> {
+    fn open(&mut self, remembered: &'a Remembered) -> io::Result<Arc<OwnedFd>> {
+        let Remembered { path, name, .. } = remembered;
+        let Some((_, above)) = self.last.as_mut().filter(|(last, _)| Arc::ptr_eq(last, path)) else {
+            self.last = Some((path, None));
+            return self.tree.open_directory(&remembered.path());
+        };
+        let above = match above {
+            Some(above) => above,
+            None => above.insert(Tree::at(self.tree.open_directory(path)?)),
+        };
+        let Some(name) = name else { return above.open_directory(&RelPath::root()) };
+        above.open_directory(&RelPath::root().join(name).map_err(|_too_long| Errno::NAMETOOLONG)?)
+    }
 }

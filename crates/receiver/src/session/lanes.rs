@@ -32,6 +32,10 @@ fn receive_all(
 ) -> Result<(), LaneError> {
     let mut watch = transfer.meter.receive.start();
     while let Some(frame) = source.receive(&transfer.pool, &mut watch)? {
+        // a socket that is shut down still hands out what has arrived
+        if transfer.stopping.load(Ordering::Relaxed) {
+            return Err(LaneError::Stopped);
+        }
         // it may come again, or come when it has been given up
         let has_item = !matches!(frame.header.kind, FrameKind::Declare | FrameKind::Filler);
         if has_item && !transfer.let_in(frame.header.item.0)? {

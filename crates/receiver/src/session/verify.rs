@@ -13,6 +13,7 @@ use zmove_wire::{
 
 use crate::account::messages::ELEMENT_BYTES;
 use crate::account::{Account, Held};
+use crate::store::publishing::publisher::UNPUBLISHED_BYTES;
 
 /// A batch whose head and files all hashed right.
 #[derive(Debug)]
@@ -60,7 +61,7 @@ impl VerifiedBatch {
         }
         let mut held = account.hold_memory(head.len())?;
         let batch = Batch::decode(&head, header.data_bytes)?;
-        held.grow(ELEMENT_BYTES * (batch.groups.len() + batch.entry_count()))?;
+        held.grow(ELEMENT_BYTES * batch.groups.len() + UNPUBLISHED_BYTES * batch.entry_count())?;
         let faults = damaged_files(&batch, &data);
         if faults.is_empty() {
             let guessed = header.kind == FrameKind::Guess;

@@ -11,12 +11,12 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use zmove_disk::FileIdentity;
 use zmove_types::{Cv, Metadata, RelPath, Timestamp};
 use zmove_wire::{Compare, Held, Offer, OfferedFile, Verdict};
 
+use crate::account::cores::Turn;
 use crate::resume::journal::SourceIdentity;
 use crate::store::large_files::delta::{Candidate, runs};
 use crate::store::target::existing::contents_root;
@@ -35,14 +35,18 @@ pub(crate) struct Judgement {
 /// Judges one offer; what is not looked at when the session has ended counts as needed.
 pub(crate) fn judge_all(transfer: &Transfer, offer: &Offer) -> Judgement {
     let mut judgement = Judgement::default();
+    let turn = transfer.turn();
     for group in &offer.groups {
-        let directory = transfer.target.tree.open_directory(&group.directory).ok();
+        let open = || transfer.target.tree.open_directory(&group.directory).ok();
+        let directory = if turn.is_over() { None } else { open() };
         for file in &group.files {
-            let looked_in = directory.as_ref().filter(|_| !transfer.stopping.load(Ordering::Relaxed));
+            let looked_in = directory.as_ref().filter(|_| !turn.is_over());
             let verdict = looked_in.map_or(Verdict::Need, |opened| {
                 let place = (opened, &group.directory);
-                match judge(transfer, place, file) {
+                match judge(transfer, &turn, place, file) {
                     judged @ (Verdict::Need | Verdict::Compare(_)) if file.source.is_some() => {
+                        // threads with turns of their own may be waited for
+                        turn.pause();
                         judgement.look_for_more(transfer, offer.offer, place, file, judged)
                     }
                     verdict => verdict,
@@ -101,7 +105,12 @@ fn claim(
     })
 }
 
-fn judge(transfer: &Transfer, (opened, path): (&Arc<OwnedFd>, &RelPath), file: &OfferedFile) -> Verdict {
+fn judge(
+    transfer: &Transfer,
+    turn: &Turn<'_>,
+    (opened, path): (&Arc<OwnedFd>, &RelPath),
+    file: &OfferedFile,
+) -> Verdict {
     let target = &transfer.target;
     let name = target.name(path, &file.name);
     let Ok(there) = FileIdentity::at(opened, name) else { return Verdict::Need };
@@ -113,7 +122,6 @@ fn judge(transfer: &Transfer, (opened, path): (&Arc<OwnedFd>, &RelPath), file: &
     }
     match target.rules.compare {
         Compare::Checksum => {
-            let turn = transfer.turn();
             contents_root(opened.as_fd(), name, || turn.is_over()).map_or(Verdict::Need, Verdict::Compare)
         }
         Compare::Quick => {

@@ -19,6 +19,7 @@ use zmove_disk::{ContentsWriter, FileIdentity, Staged, StagingDirectory, Tree, p
 use zmove_types::{Metadata, Name, RelPath};
 use zmove_wire::{BatchEntry, DirectoryGroup, Durability, FileEntry, Operation, Overwrite};
 
+use crate::account::cores::Turn;
 use crate::store::failure::{ALREADY_THERE, Failure, again, failed_to, failure, is_no_room};
 use crate::store::publishing::publisher::{Filled, FillingGuard, HiddenFile, Known, PendingBatch};
 use crate::store::publishing::{make_room, publish_all};
@@ -33,6 +34,7 @@ pub(crate) struct Placer<'a> {
     transfer: &'a Transfer,
     directories: OpenDirectories<'a>,
     contents: ContentsWriter,
+    pub(crate) turn: Turn<'a>,
 }
 
 /// An entry of a batch that is being placed.
@@ -44,6 +46,8 @@ struct Entry<'d> {
     entry: BatchEntry,
 }
 
+/// Some milliseconds of work.
+const ENTRIES_PER_TURN: usize = 64;
 /// How often a staging directory is tried to be begun where there must be one.
 const STAGE_TRIES: usize = 3;
 
@@ -53,6 +57,7 @@ impl<'a> Placer<'a> {
             transfer,
             directories: OpenDirectories::new(&transfer.target, &transfer.publisher),
             contents: ContentsWriter::new(transfer.direct),
+            turn: transfer.turn(),
         }
     }
 
@@ -77,7 +82,10 @@ impl<'a> Placer<'a> {
             return;
         }
         let mut opened = self.directory(&path);
-        for entry in entries {
+        for (placed_here, entry) in entries.into_iter().enumerate() {
+            if placed_here.is_multiple_of(ENTRIES_PER_TURN) && self.turn.is_over() {
+                return;
+            }
             if batch.known == Known::PerhapsThere
                 && let BatchEntry::File(file) = &entry.entry
                 && self.is_there(&opened, &path, file)

@@ -26,18 +26,22 @@ pub(crate) enum Job {
     Named(Arc<LargeFile>, NamedGroup),
 }
 
-/// One writer: runs until all lanes have let go of the queue.
+/// One writer: runs until all lanes have let go of the queue. What it takes from there when the session has ended is dropped.
 pub(crate) fn write_all(transfer: &Transfer, queue: &Receiver<Job>) {
     let mut placer = Placer::new(transfer);
     let mut watch = transfer.meter.store.start();
     while let Ok(job) = queue.recv() {
         transfer.meter.take();
         watch.lap(Doing::Starved);
+        if placer.turn.is_over() {
+            continue;
+        }
         match job {
             Job::Batch(batch) => store_batch(transfer, &mut placer, batch),
             Job::Chunk(file, chunk) => store_chunk(transfer, &mut placer, &file, chunk),
             Job::Named(file, named) => keep_group(transfer, &mut placer, &file, named),
         }
+        placer.turn.pause();
         watch.lap(Doing::Busy);
     }
 }
@@ -58,8 +62,9 @@ fn store_batch(transfer: &Transfer, placer: &mut Placer<'_>, batch: VerifiedBatc
         placer.place_group(group, first, &pending, &mut rest);
         first += count;
     }
-    // the buffer goes back before this may wait
+    // the buffer and the place at the cores go back before this may wait
     drop(data);
+    placer.turn.pause();
     transfer.reports.tell(Outcome::Stored(item, pending.faults()));
     transfer.publisher.batch_placed(pending, first as usize);
 }

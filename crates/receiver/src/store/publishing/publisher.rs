@@ -47,6 +47,7 @@ use zmove_wire::limits::{UNPUBLISHED_ENTRIES_MAX, UNPUBLISHED_ITEMS_MAX};
 use zmove_wire::{EntryFault, FaultCode, FileEntry, Operation};
 
 use crate::account::Held;
+use crate::account::messages::{ALLOCATION_BYTES, ELEMENT_BYTES};
 use crate::store::reports::Outcome;
 
 /// What a transfer has written and not published yet; shared by the writers and the thread that publishes.
@@ -185,6 +186,12 @@ pub(crate) enum Wake {
 /// How long files wait for their names while others keep coming. A process that is killed loses so much. Longer would publish
 /// no faster: what is not in a staging directory yet when that closes costs two directory operations in the place of one.
 const WAIT_MAX: Duration = Duration::from_secs(1);
+/// What an entry of a batch takes from when it is decoded until it has its name, beside the bytes of its name and path: at most twice
+/// what stands for it in a list that grows, its two names, and what the allocator adds to these.
+pub(crate) const UNPUBLISHED_BYTES: usize = 3 * ELEMENT_BYTES;
+const HIDDEN_NAME_BYTES: usize = 80;
+const _: () =
+    assert!(2 * size_of::<HiddenFile>() + HIDDEN_NAME_BYTES + 2 * ALLOCATION_BYTES <= UNPUBLISHED_BYTES);
 /// How long they wait when nothing else comes.
 const IDLE_MAX: Duration = Duration::from_millis(200);
 /// Staging directories of one generation, of which two may be under way.

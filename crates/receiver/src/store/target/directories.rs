@@ -32,8 +32,10 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct Remembered {
     /// The directory, or the one that it is in.
-    path: Arc<RelPath>,
-    name: Option<Name>,
+    pub(crate) path: Arc<RelPath>,
+    pub(crate) name: Option<Name>,
+    /// How many directories it is in, itself one of them.
+    pub(crate) depth: usize,
     pub(crate) metadata: Metadata,
 }
 
@@ -60,7 +62,12 @@ impl Directories {
         let name_bytes = name.map_or(0, |name| name.as_bytes().len());
         let bytes = OVERHEAD_BYTES + path_bytes + name_bytes;
         self.book(bytes)?;
-        self.lock().directories.push(Remembered { path: Arc::clone(path), name: name.cloned(), metadata });
+        let directories = &mut self.lock().directories;
+        // a path of thousands of components may be named thousands of times
+        let same = directories.last().filter(|last| Arc::ptr_eq(&last.path, path));
+        let above = same.map_or_else(|| path.depth(), |last| last.depth - usize::from(last.name.is_some()));
+        let depth = above + usize::from(name.is_some());
+        directories.push(Remembered { path: Arc::clone(path), name: name.cloned(), depth, metadata });
         Ok(())
     }
 
@@ -75,7 +82,7 @@ impl Directories {
     /// All of them, those that are deepest first: each is then set before those that it is in.
     pub(crate) fn take_bottom_up(&self) -> Vec<Remembered> {
         let mut directories = std::mem::take(&mut self.lock().directories);
-        directories.sort_by_cached_key(|directory| std::cmp::Reverse(directory.depth()));
+        directories.sort_by_key(|directory| std::cmp::Reverse(directory.depth));
         directories
     }
 
@@ -89,11 +96,6 @@ impl Remembered {
     pub(crate) fn path(&self) -> RelPath {
         let path = || self.path.join(self.name.as_ref()?).ok();
         path().unwrap_or_else(|| RelPath::clone(&self.path))
-    }
-
-    /// How many directories it is in, itself one of them.
-    pub(crate) fn depth(&self) -> usize {
-        self.path.depth() + usize::from(self.name.is_some())
     }
 }
 
