@@ -73,46 +73,39 @@ pub(super) async fn dial_all(
         (LaneNumber::Fixed, LossAnswer::default())
     };
     let (more, wanted) = mpsc::unbounded_channel();
-    match settings.more {
-        MoreLanes::Others => {
-            let next = Lane { one_of: Some(count), ..lane(count) };
-            tokio::spawn(dial_more(dialler, next, lanes_in, wanted));
-        }
-        MoreLanes::Sets => drop(tokio::spawn(dial_sets(dialler, lane(0), lanes_in, wanted))),
-    }
+    let first = match settings.more {
+        MoreLanes::Others => Lane { one_of: Some(count), ..lane(count) },
+        MoreLanes::Sets => lane(0),
+    };
+    tokio::spawn(dial_more(dialler, settings.more, first, lanes_in, wanted));
     let supply = Some(LaneSupply { more, asked: count, number, congestion });
     let version = channel.version();
     let link = Link { transfer, cipher, version, control: control_pair(channel), lanes, supply };
     Ok(Dialled { link, transport, round_trip })
 }
 
-/// Dials lanes for as long as somebody may want more; `next` is the first of them.
+/// Dials lanes for as long as somebody may want more; `first` is the first of them, or of each set.
 async fn dial_more(
     dialler: ChannelDialler,
-    mut next: Lane,
-    lanes: LanesIn,
-    mut wanted: mpsc::UnboundedReceiver<u16>,
-) {
-    let (_all_of_them, count) = watch::channel(Some(u16::MAX));
-    while let Some(more) = wanted.recv().await {
-        for _ in 0..more {
-            spawn_lane(&dialler, next, &lanes, count.clone());
-            next = next.following();
-        }
-    }
-}
-
-/// Dials sets of lanes for as long as somebody may want one; `first` is the first of each.
-async fn dial_sets(
-    dialler: ChannelDialler,
+    kind: MoreLanes,
     first: Lane,
     lanes: LanesIn,
     mut wanted: mpsc::UnboundedReceiver<u16>,
 ) {
-    while let Some(count) = wanted.recv().await {
-        let (_known_at_once, number) = watch::channel(Some(count));
-        let all = std::iter::successors(Some(first), |lane| Some(lane.following()));
-        all.take(usize::from(count)).for_each(|lane| spawn_lane(&dialler, lane, &lanes, number.clone()));
+    let mut next = first;
+    while let Some(more) = wanted.recv().await {
+        let needed = match kind {
+            MoreLanes::Others => u16::MAX,
+            MoreLanes::Sets => {
+                next = first;
+                more
+            }
+        };
+        let (_known_at_once, count) = watch::channel(Some(needed));
+        for _ in 0..more {
+            spawn_lane(&dialler, next, &lanes, count.clone());
+            next = next.following();
+        }
     }
 }
 

@@ -42,7 +42,7 @@ impl<T> Gathered<T> {
 
     /// The number of the next message, and the entries that it is about: those that have waited longest.
     pub(crate) fn take(&mut self) -> (u64, Vec<T>) {
-        let mut entries = Vec::new();
+        let mut entries = Vec::with_capacity(self.waiting.len().min(self.most.names));
         let mut bytes = 0;
         while entries.len() < self.most.names && bytes < self.most.name_bytes {
             let Some((entry, name_bytes)) = self.waiting.pop_front() else { break };
@@ -52,5 +52,24 @@ impl<T> Gathered<T> {
         self.name_bytes -= bytes;
         self.next += 1;
         (self.next - 1, entries)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The last name may go beyond the bytes: the limit of a message leaves room for one.
+    #[test]
+    fn a_message_holds_what_has_waited_longest_within_both_limits() {
+        let mut gathered = Gathered::new(MessageLoad { names: 3, name_bytes: 10 });
+        (0..3).for_each(|entry| gathered.add(entry, 1));
+        assert!(gathered.is_full(), "by its names");
+        (3..7).for_each(|entry| gathered.add(entry, 8));
+        assert_eq!(gathered.take(), (0, vec![0, 1, 2]));
+        assert!(gathered.is_full(), "by its bytes");
+        assert_eq!(gathered.take(), (1, vec![3, 4]));
+        assert_eq!(gathered.take(), (2, vec![5, 6]));
+        assert!(gathered.is_empty() && !gathered.is_full());
     }
 }
