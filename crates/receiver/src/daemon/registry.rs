@@ -16,19 +16,13 @@ pub(crate) struct Registry(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    transfers: Mutex<HashMap<Key, State>>,
+    /// The ways to their lanes; none while a transfer waits for its turn, and its sender knows that.
+    transfers: Mutex<HashMap<Key, Option<LanesIn>>>,
     changed: Notify,
 }
 
 type Key = (Fingerprint, TransferId);
 pub(crate) type LanesIn = mpsc::Sender<Box<dyn LaneSource>>;
-
-#[derive(Clone, Debug)]
-enum State {
-    /// It waits for its turn, and its sender knows that.
-    InLine,
-    Running(LanesIn),
-}
 
 /// What there is for a lane.
 #[derive(Debug)]
@@ -47,27 +41,19 @@ pub(crate) struct Registered {
 }
 
 impl Registry {
-    /// Enters a transfer that waits for its turn; `None` when its owner has one of that id already.
-    pub(crate) fn line_up(&self, owner: Fingerprint, transfer: TransferId) -> Option<Registered> {
-        self.enter((owner, transfer), State::InLine)
-    }
-
-    /// Enters a transfer; `None` when its owner runs one of that id already.
-    pub(crate) fn register(
+    /// Enters a transfer, with the way to its lanes unless it waits for its turn; `None` when its owner has one of that id already.
+    pub(crate) fn enter(
         &self,
         owner: Fingerprint,
         transfer: TransferId,
-        lanes: LanesIn,
+        lanes: Option<LanesIn>,
     ) -> Option<Registered> {
-        self.enter((owner, transfer), State::Running(lanes))
-    }
-
-    fn enter(&self, key: Key, state: State) -> Option<Registered> {
+        let key = (owner, transfer);
         let mut transfers = self.0.lock();
         if transfers.contains_key(&key) {
             return None;
         }
-        transfers.insert(key, state);
+        transfers.insert(key, lanes);
         drop(transfers);
         self.0.changed.notify_waiters();
         Some(Registered { registry: self.clone(), key })
@@ -81,8 +67,8 @@ impl Registry {
                 tokio::pin!(changed);
                 changed.as_mut().enable();
                 match self.0.lock().get(&(owner, transfer)) {
-                    Some(State::Running(lanes)) => return Found::Lanes(lanes.clone()),
-                    Some(State::InLine) => return Found::InLine,
+                    Some(Some(lanes)) => return Found::Lanes(lanes.clone()),
+                    Some(None) => return Found::InLine,
                     None => {}
                 }
                 changed.await;
@@ -95,13 +81,13 @@ impl Registry {
 impl Registered {
     /// Its turn has come.
     pub(crate) fn begin(&self, lanes: LanesIn) {
-        self.registry.0.lock().insert(self.key, State::Running(lanes));
+        self.registry.0.lock().insert(self.key, Some(lanes));
         self.registry.0.changed.notify_waiters();
     }
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, State>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Option<LanesIn>>> {
         self.transfers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -128,11 +114,11 @@ mod tests {
         });
         tokio::task::yield_now().await;
         let (lanes, _kept) = mpsc::channel(1);
-        let registered = registry.register(owner, TRANSFER, lanes.clone()).unwrap();
+        let registered = registry.enter(owner, TRANSFER, Some(lanes.clone())).unwrap();
         assert!(matches!(early.await.unwrap(), Found::Lanes(_)));
         let found = registry.find(stranger, TRANSFER, Duration::from_secs(1)).await;
         assert!(matches!(found, Found::Nothing));
-        assert!(registry.register(owner, TRANSFER, lanes).is_none());
+        assert!(registry.enter(owner, TRANSFER, Some(lanes)).is_none());
         drop(registered);
         let found = registry.find(owner, TRANSFER, Duration::from_secs(1)).await;
         assert!(matches!(found, Found::Nothing));
@@ -141,11 +127,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn lanes_of_a_transfer_in_line_are_sent_away_until_it_begins() {
         let (registry, owner) = (Registry::default(), Fingerprint([1; 32]));
-        let registered = registry.line_up(owner, TRANSFER).unwrap();
+        let registered = registry.enter(owner, TRANSFER, None).unwrap();
         let find = || registry.find(owner, TRANSFER, Duration::from_secs(1));
         assert!(matches!(find().await, Found::InLine));
         let (lanes, _kept) = mpsc::channel(1);
-        assert!(registry.register(owner, TRANSFER, lanes.clone()).is_none());
+        assert!(registry.enter(owner, TRANSFER, Some(lanes.clone())).is_none());
         registered.begin(lanes);
         assert!(matches!(find().await, Found::Lanes(_)));
         drop(registered);

@@ -1,0 +1,170 @@
+//! The directory that a transfer writes to, and the rules by which it does: what stands there, and what is done to it at once.
+//!
+//! Equal means: a regular file of the same size and, by default, the time that the target's file system makes of the source's
+//! modification time. With `--update` and `--ignore-existing` a file may stay whatever it holds.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{Mode, OFlags};
+use zmove_disk::{
+    FileIdentity, KeptTimes, TempNames, Tree, is_beyond_range, is_held_everywhere, retouch,
+    set_new_file_metadata,
+};
+use zmove_types::{Metadata, Name, RelPath, Timestamp, TransferId};
+use zmove_wire::{FileHead, Operation, Overwrite, TargetState};
+
+use crate::account::Account;
+use crate::store::failure::{Failure, failed_to};
+use crate::store::rules::Rules;
+use crate::store::target::directories::Directories;
+use crate::store::target::file_systems::{FileSystems, Flush};
+use crate::store::target::{Target, renamed};
+
+/// The opened target of one transfer, shared by its threads.
+#[derive(Debug)]
+pub(crate) struct TargetTree {
+    pub(crate) rules: Rules,
+    /// The directory that paths are relative to.
+    pub(crate) tree: Tree,
+    /// For a single entry: its name at the source and the name it gets.
+    rename: Option<(Name, Name)>,
+    /// Whether anything of what will be written was there.
+    pub(crate) state: TargetState,
+    /// Whether the directory was made here for its owner only: its mode is to come.
+    pub(crate) is_closed: bool,
+    pub(crate) temp_names: TempNames,
+    pub(crate) times: KeptTimes,
+    /// How many files have another time than the source's, since their file system does not have that.
+    pub(crate) times_beyond_range: AtomicU64,
+    pub(crate) file_systems: FileSystems,
+    /// Those that get their mode and time at the end.
+    pub(crate) directories: Directories,
+    /// How many directories each writer may keep open.
+    pub(crate) directories_each: usize,
+}
+
+impl TargetTree {
+    pub(crate) fn new(
+        target: Target,
+        rules: Rules,
+        transfer: TransferId,
+        account: &Account,
+        writers: usize,
+    ) -> Self {
+        let Target { tree, rename, state, is_closed } = target;
+        let tag = &transfer.to_string()[..12];
+        Self {
+            rules,
+            tree,
+            rename,
+            state,
+            is_closed,
+            temp_names: TempNames::new(tag),
+            times: KeptTimes::new(&format!("times-{tag}")),
+            times_beyond_range: AtomicU64::new(0),
+            file_systems: FileSystems::default(),
+            directories: Directories::new(account),
+            directories_each: account.directories_each(writers),
+        }
+    }
+
+    /// The name that an entry gets.
+    pub(crate) fn name<'a>(&'a self, directory: &RelPath, name: &'a Name) -> &'a Name {
+        renamed(self.rename.as_ref(), directory, name)
+    }
+
+    /// Where a large file goes in the end.
+    pub(crate) fn final_path(&self, head: &FileHead) -> RelPath {
+        let parent = head.path.parent().unwrap_or_else(RelPath::root);
+        let Some(name) = head.path.file_name() else { return head.path.clone() };
+        parent.join(self.name(&parent, &name)).unwrap_or_else(|_| head.path.clone())
+    }
+
+    /// What a new file gets before its name.
+    pub(crate) fn set_metadata(&self, file: &File, metadata: &Metadata) -> Result<(), Failure> {
+        set_new_file_metadata(file, metadata).map_err(failed_to(Operation::SetMetadata))?;
+        self.count_beyond_range(metadata.mtime, || FileIdentity::of(file));
+        Ok(())
+    }
+
+    /// Sets mode and time of a file that is there.
+    pub(crate) fn retouch(&self, directory: &OwnedFd, name: &Name, metadata: &Metadata) -> io::Result<()> {
+        self.file_systems.note(directory)?;
+        retouch(directory.as_fd(), name, metadata)?;
+        if self.flushes_each(directory)? {
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            flush(rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty())?)?;
+        }
+        Ok(())
+    }
+
+    /// Flushes a file or directory that has been changed at once, where the end of the transfer flushes nothing as a whole.
+    pub(crate) fn flush_if_each(&self, changed: impl AsFd) -> io::Result<()> {
+        if self.flushes_each(&changed)? { flush(changed) } else { Ok(()) }
+    }
+
+    fn flushes_each(&self, changed: impl AsFd) -> io::Result<bool> {
+        Ok(self.rules.flushes() && self.file_systems.note(changed)? == Flush::Each)
+    }
+
+    /// Whether what is there stays, because it may not be replaced or is a file of that size and time.
+    pub(crate) fn is_kept(&self, directory: &OwnedFd, name: &Name, bytes: u64, metadata: &Metadata) -> bool {
+        FileIdentity::at(directory, name).is_ok_and(|there| {
+            self.spares(directory, &there, metadata.mtime)
+                || there.regular && there.bytes == bytes && self.keep(directory, name, &there, metadata)
+        })
+    }
+
+    /// Contents of that time stay; the mode is put right. Where that fails, sending the file again will say why.
+    pub(crate) fn keep(
+        &self,
+        directory: &OwnedFd,
+        name: &Name,
+        there: &FileIdentity,
+        metadata: &Metadata,
+    ) -> bool {
+        let kept = self.times.is_kept(directory, there.mtime, metadata.mtime)
+            && (there.mode == metadata.mode || self.retouch(directory, name, metadata).is_ok());
+        if kept {
+            self.count_beyond_range(metadata.mtime, || Ok(*there));
+        }
+        kept
+    }
+
+    /// Whether what is there may not be replaced by a file of that time at the source.
+    pub(crate) fn spares(&self, directory: &OwnedFd, there: &FileIdentity, mtime: Timestamp) -> bool {
+        self.rules.spare(there, || self.times.kept(directory, mtime))
+    }
+
+    /// Whether something stands there that `--update` or `--ignore-existing` keeps. It may have come since the sender was told.
+    pub(crate) fn may_not_be_replaced(&self, directory: &OwnedFd, name: &Name, mtime: Timestamp) -> bool {
+        self.rules.overwrite != Overwrite::Differing
+            && FileIdentity::at(directory, name).is_ok_and(|there| self.spares(directory, &there, mtime))
+    }
+
+    /// Counts a file whose time the file system does not have. To be called when the file has got its time.
+    pub(crate) fn count_beyond_range(
+        &self,
+        wanted: Timestamp,
+        there: impl FnOnce() -> io::Result<FileIdentity>,
+    ) {
+        if !is_held_everywhere(wanted) && there().is_ok_and(|there| is_beyond_range(there.mtime, wanted)) {
+            self.times_beyond_range.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn flush(changed: impl AsFd) -> io::Result<()> {
+    Ok(rustix::io::retry_on_intr(|| rustix::fs::fsync(&changed))?)
+}
+
+/// Flushes a file's data, if that is to be done now.
+pub(crate) fn flush_now(file: &File, now: bool) -> Result<(), Failure> {
+    if now {
+        file.sync_data().map_err(failed_to(Operation::Flush))?;
+    }
+    Ok(())
+}
