@@ -11,6 +11,7 @@ mod error;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
+mod lock;
 mod meters;
 mod mirror;
 mod preview;

@@ -5,13 +5,15 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, PoisonError};
 use std::time::Duration;
+
+use crate::lock::Lock;
 
 /// The cores that one key may keep busy.
 #[derive(Debug)]
 pub(crate) struct Cores {
-    state: Mutex<State>,
+    state: Lock<State>,
     /// Notified when a place is given to one of those that wait.
     moved: Condvar,
 }
@@ -38,7 +40,7 @@ const STOPPED_AFTER: Duration = Duration::from_millis(100);
 impl Default for Cores {
     fn default() -> Self {
         let free = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { state: Mutex::new(State { free, waiting: VecDeque::new(), next: 0 }), moved: Condvar::new() }
+        Self { state: Lock::new(State { free, waiting: VecDeque::new(), next: 0 }), moved: Condvar::new() }
     }
 }
 
@@ -50,7 +52,7 @@ impl Cores {
 
     /// Waits for a place behind all that wait; `false` when the session has ended.
     fn enter(&self, stopping: &AtomicBool) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let number = state.next;
         state.next += 1;
         state.waiting.push_back(number);
@@ -72,12 +74,8 @@ impl Cores {
     }
 
     fn leave(&self) {
-        self.lock().free += 1;
+        self.state.lock().free += 1;
         self.moved.notify_all();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -89,7 +87,7 @@ impl Turn<'_> {
             return true;
         }
         if self.has_place.load(Ordering::Relaxed) {
-            if self.cores.lock().waiting.is_empty() {
+            if self.cores.state.lock().waiting.is_empty() {
                 return false;
             }
             self.has_place.store(false, Ordering::Relaxed);
@@ -117,7 +115,7 @@ mod tests {
     #[test]
     fn no_more_work_at_a_time_than_there_are_cores_and_each_gets_on() {
         let (cores, stopping) = (Cores::default(), AtomicBool::new(false));
-        let most = cores.lock().free;
+        let most = cores.state.lock().free;
         let (at_work, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
         std::thread::scope(|scope| {
             for _ in 0..4 * most {
@@ -134,24 +132,24 @@ mod tests {
                 });
             }
         });
-        assert_eq!((done.into_inner(), cores.lock().free), (4 * most, most));
+        assert_eq!((done.into_inner(), cores.state.lock().free), (4 * most, most));
     }
 
     #[test]
     fn who_waits_leaves_when_its_session_ends() {
         let cores = Cores::default();
         let (running, ending) = (AtomicBool::new(false), AtomicBool::new(false));
-        let all: Vec<_> = (0..cores.lock().free).map(|_| cores.turn(&running)).collect();
+        let all: Vec<_> = (0..cores.state.lock().free).map(|_| cores.turn(&running)).collect();
         assert!(all.iter().all(|turn| !turn.is_over()));
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| cores.turn(&ending).is_over());
-            while cores.lock().waiting.is_empty() {
+            while cores.state.lock().waiting.is_empty() {
                 std::thread::yield_now();
             }
             ending.store(true, Ordering::Relaxed);
             assert!(waiting.join().unwrap());
         });
         drop(all);
-        assert!(cores.lock().waiting.is_empty());
+        assert!(cores.state.lock().waiting.is_empty());
     }
 }

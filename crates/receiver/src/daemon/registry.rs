@@ -3,12 +3,14 @@
 //! **Invariant:** a lane is handed only to a transfer that was opened by the same key.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc};
 use zmove_transport::{Fingerprint, LaneSource};
 use zmove_types::TransferId;
+
+use crate::lock::Lock;
 
 /// The running transfers of one daemon.
 #[derive(Clone, Debug, Default)]
@@ -17,7 +19,7 @@ pub(crate) struct Registry(Arc<Shared>);
 #[derive(Debug, Default)]
 struct Shared {
     /// The ways to their lanes; none while a transfer waits for its turn, and its sender knows that.
-    transfers: Mutex<HashMap<Key, Option<LanesIn>>>,
+    transfers: Lock<HashMap<Key, Option<LanesIn>>>,
     changed: Notify,
 }
 
@@ -49,7 +51,7 @@ impl Registry {
         lanes: Option<LanesIn>,
     ) -> Option<Registered> {
         let key = (owner, transfer);
-        let mut transfers = self.0.lock();
+        let mut transfers = self.0.transfers.lock();
         if transfers.contains_key(&key) {
             return None;
         }
@@ -66,7 +68,7 @@ impl Registry {
                 let changed = self.0.changed.notified();
                 tokio::pin!(changed);
                 changed.as_mut().enable();
-                match self.0.lock().get(&(owner, transfer)) {
+                match self.0.transfers.lock().get(&(owner, transfer)) {
                     Some(Some(lanes)) => return Found::Lanes(lanes.clone()),
                     Some(None) => return Found::InLine,
                     None => {}
@@ -81,20 +83,14 @@ impl Registry {
 impl Registered {
     /// Its turn has come.
     pub(crate) fn begin(&self, lanes: LanesIn) {
-        self.registry.0.lock().insert(self.key, Some(lanes));
+        self.registry.0.transfers.lock().insert(self.key, Some(lanes));
         self.registry.0.changed.notify_waiters();
-    }
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Option<LanesIn>>> {
-        self.transfers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        self.registry.0.lock().remove(&self.key);
+        self.registry.0.transfers.lock().remove(&self.key);
     }
 }
 
