@@ -30,7 +30,7 @@ use crate::session::threads::Workers;
 use crate::session::ways::{SessionReport, Ways, look};
 use crate::store::rules::Rules;
 use crate::store::target::Access;
-use crate::store::target::read_only::Seen;
+use crate::store::target::Seen;
 
 /// A preview under way.
 struct Preview {

@@ -24,7 +24,7 @@ use crate::session::threads::LaneThreads;
 use crate::session::verify::is_filler;
 use crate::session::ways::{SessionReport, Ways, cpu_time, look, micros};
 use crate::store::target::Access;
-use crate::store::target::read_only::Seen;
+use crate::store::target::Seen;
 
 mod sweeping;
 

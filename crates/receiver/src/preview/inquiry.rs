@@ -17,7 +17,7 @@ use zmove_wire::{
 use crate::account::Account;
 use crate::store::rules::Rules;
 use crate::store::target::existing::contents_root;
-use crate::store::target::read_only::Seen;
+use crate::store::target::{Seen, renamed};
 
 /// What is held against an inquiry.
 #[derive(Debug)]
@@ -87,7 +87,7 @@ impl Previewer {
     }
 
     fn look_at(&self, directory: &OwnedFd, path: &RelPath, entry: &InquiredEntry) -> Finding {
-        let name = self.seen.name(path, &entry.name);
+        let name = renamed(self.seen.rename.as_ref(), path, &entry.name);
         let stat = match rustix::fs::statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => stat,
             Err(Errno::NOENT) => return Finding::New,
