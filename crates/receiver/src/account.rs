@@ -21,8 +21,8 @@ use zmove_wire::WireError;
 
 use crate::account::cores::{Cores, Turn};
 use crate::account::limits::{Limits, files_of_process};
-use crate::lock::Lock;
 use crate::resume::journal::Room;
+use crate::sharing::Lock;
 
 /// The accounts of all keys that have transfers under way.
 #[derive(Debug)]

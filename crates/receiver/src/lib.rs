@@ -11,13 +11,13 @@ mod error;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-mod lock;
 mod meters;
 mod mirror;
 mod preview;
 mod probe;
 mod resume;
 mod session;
+mod sharing;
 mod store;
 
 pub use account::Account;

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use zmove_types::{StageClock, StageTimes};
 
-use crate::lock::Lock;
+use crate::sharing::Lock;
 
 /// What one transfer counts.
 #[derive(Debug, Default)]

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, PoisonError};
 use std::time::Duration;
 
-use crate::lock::Lock;
+use crate::sharing::Lock;
 
 /// The cores that one key may keep busy.
 #[derive(Debug)]

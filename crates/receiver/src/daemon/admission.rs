@@ -13,7 +13,7 @@ use zmove_wire::limits::LANES_UNASKED_MAX;
 
 use crate::account::limits::{Limits, Portion};
 use crate::daemon::waiting_line::Line;
-use crate::lock::Lock;
+use crate::sharing::Lock;
 
 /// The account of one daemon; clones share it.
 #[derive(Clone, Debug)]

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, oneshot};
 
 use crate::account::limits::files_of_process;
-use crate::lock::Lock;
+use crate::sharing::Lock;
 
 /// The connections of one daemon that have not proved a key; clones share them.
 #[derive(Clone, Debug, Default)]

@@ -10,7 +10,7 @@ use tokio::sync::{Notify, mpsc};
 use zmove_transport::{Fingerprint, LaneSource};
 use zmove_types::TransferId;
 
-use crate::lock::Lock;
+use crate::sharing::Lock;
 
 /// The running transfers of one daemon.
 #[derive(Clone, Debug, Default)]

@@ -16,8 +16,8 @@ use zmove_disk::{Tree, number_at, number_of};
 use zmove_types::{FileNumber, Name, RelPath};
 
 use crate::account::{Account, Held};
-use crate::lock::Lock;
 use crate::mirror::effort::Effort;
+use crate::sharing::Lock;
 
 /// See the module. A name that stays may be told in another message than the entry that it leads to.
 #[derive(Debug)]

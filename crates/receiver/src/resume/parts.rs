@@ -19,7 +19,6 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread;
 use std::time::SystemTime;
 
 use rustix::io::Errno;
@@ -30,10 +29,10 @@ use zmove_wire::FileHead;
 
 use crate::account::{Account, Held};
 use crate::config::BUFFER_BYTES;
-use crate::lock::Lock;
 use crate::resume::journal::{
     Begin, Journal, JournalError, Mark, Orphan, Part, SourceIdentity, UnfinishedFile, birth_of, orphans_like,
 };
+use crate::sharing::{Lock, by_several};
 use crate::store::target::file_systems::Flush;
 
 /// All parts of one transfer.
@@ -209,25 +208,9 @@ impl Parts {
             }
             found
         };
-        thread::scope(|scope| {
-            let look = &look;
-            let hold = || self.account.hold_thread().zip(self.account.hold_memory(BUFFER_BYTES).ok());
-            let helpers = (1..READERS_MAX.min(groups.len())).map_while(|_| hold());
-            let helpers: Vec<_> = helpers
-                .map_while(|held| {
-                    let look = move || {
-                        let _booked = held;
-                        look()
-                    };
-                    thread::Builder::new().name("zmove-resume".to_owned()).spawn_scoped(scope, look).ok()
-                })
-                .collect();
-            let mut found: HashSet<_> = look().into_iter().collect();
-            helpers
-                .into_iter()
-                .for_each(|helper| found.extend(helper.join().expect("reading does not panic")));
-            Some(found)
-        })
+        let hold = |_| self.account.hold_thread().zip(self.account.hold_memory(BUFFER_BYTES).ok());
+        let helpers = (1..READERS_MAX.min(groups.len())).map_while(hold);
+        Some(by_several("zmove-resume", helpers, look).into_iter().collect())
     }
 
     /// The part that a file which has just been declared goes on with.

@@ -15,7 +15,7 @@ use zmove_wire::{Refusal, RefusalCode};
 
 use notice::{Board, Notice};
 
-use crate::lock::Lock;
+use crate::sharing::Lock;
 
 /// The sessions of one daemon that are ending, by target, or those of several receivers of one user; clones share them.
 #[derive(Clone, Debug, Default)]

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use zmove_transport::Fingerprint;
 
-use crate::lock::Lock;
+use crate::sharing::Lock;
 
 /// The runs that one key has under way.
 #[derive(Clone, Debug, Default)]

@@ -21,8 +21,8 @@ use zmove_wire::limits::FILES_UNFINISHED_MAX;
 use zmove_wire::{Fault, FaultCode, FileHead, Operation, WireError};
 
 use crate::account::{Account, Held};
-use crate::lock::Lock;
 use crate::resume::parts::Prior;
+use crate::sharing::Lock;
 use crate::store::large_files::delta::Base;
 
 /// All large files of a transfer.

@@ -12,9 +12,9 @@ use zmove_wire::{Durability, FaultCode, FileDone, Open, Operation, Version, Wire
 use crate::account::Account;
 use crate::account::cores::Turn;
 use crate::config::{BUFFER_BYTES, ReceiverConfig};
-use crate::lock::Lock;
 use crate::meters::TransferMeter;
 use crate::resume::parts::{Parts, is_overtaken};
+use crate::sharing::Lock;
 use crate::store::large_files::delta::Bases;
 use crate::store::large_files::{FileTable, LargeFile};
 use crate::store::publishing::publisher::Publisher;

@@ -22,8 +22,8 @@ use zmove_wire::{FileHead, Held};
 
 use crate::account::Held as Booked;
 use crate::config::BUFFER_BYTES;
-use crate::lock::Lock;
 use crate::resume::parts::GROUP_KEPT_BYTES;
+use crate::sharing::Lock;
 use crate::store::reports::Outcome;
 use crate::store::target::existing::open_old;
 use crate::store::transfer::Transfer;

@@ -33,7 +33,7 @@ use zmove_wire::limits::{UNPUBLISHED_ENTRIES_MAX, UNPUBLISHED_ITEMS_MAX};
 use zmove_wire::{EntryFault, FaultCode, FileEntry, Operation};
 
 use crate::account::Held;
-use crate::lock::Lock;
+use crate::sharing::Lock;
 use crate::store::reports::Outcome;
 
 /// What a transfer has written and not published yet; shared by the writers and the thread that publishes.

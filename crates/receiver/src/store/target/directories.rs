@@ -9,7 +9,7 @@ use zmove_types::{Metadata, Name, RelPath};
 use zmove_wire::WireError;
 
 use crate::account::{Account, Held};
-use crate::lock::Lock;
+use crate::sharing::Lock;
 
 /// The directories that are remembered, shared by all writers.
 #[derive(Debug)]

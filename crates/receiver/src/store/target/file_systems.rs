@@ -14,7 +14,7 @@ use crossbeam_channel::{Sender, unbounded};
 use rustix::fs::{Dev, Mode, OFlags, StatVfsMountFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
-use crate::lock::Lock;
+use crate::sharing::Lock;
 
 /// One open directory of each file system.
 #[derive(Debug)]
