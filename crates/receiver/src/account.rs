@@ -21,7 +21,7 @@ pub(crate) mod windows;
 use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use rustix::io::Errno;
 use zmove_disk::Disk;
@@ -31,11 +31,12 @@ use zmove_wire::WireError;
 use crate::account::cores::{Cores, Turn};
 use crate::account::limits::{Limits, files_of_process};
 use crate::resume::journal::Room;
+use crate::sharing::Lock;
 
 /// The accounts of all keys that have transfers under way.
 #[derive(Debug)]
 pub(crate) struct Accounts {
-    books: Mutex<HashMap<Fingerprint, Weak<Book>>>,
+    books: Lock<HashMap<Fingerprint, Weak<Book>>>,
     /// The descriptors of all of them.
     files: Arc<Gauge>,
 }
@@ -56,7 +57,7 @@ struct Book {
     disk: OnceLock<Arc<dyn Disk>>,
     transfers_max: AtomicUsize,
     /// What its journals may take, which are counted where they lie.
-    room: Mutex<Room>,
+    room: Lock<Room>,
 }
 
 /// How much there is of one thing, and how much there may be.
@@ -92,7 +93,7 @@ const DESCRIPTORS_PER_STAGING: usize = 2;
 impl Accounts {
     /// The account of a key, by the limits that hold now.
     pub(crate) fn of(&self, key: Fingerprint, limits: &Limits) -> Account {
-        let mut accounts = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut accounts = self.books.lock();
         accounts.retain(|_, account| account.strong_count() > 0);
         let known = accounts.get(&key).and_then(Weak::upgrade);
         let book = known.unwrap_or_else(|| Arc::new(Book::new(limits, Gauge::part_of(&self.files))));
@@ -106,7 +107,7 @@ impl Default for Accounts {
     fn default() -> Self {
         let files =
             Gauge { max: AtomicUsize::new(files_of_process() / SHARES_OF_PROCESS), ..Gauge::default() };
-        Self { books: Mutex::default(), files: Arc::new(files) }
+        Self { books: Lock::default(), files: Arc::new(files) }
     }
 }
 
@@ -172,7 +173,7 @@ impl Account {
 
     /// What the key's journals may take.
     pub(crate) fn room(&self) -> Room {
-        *self.0.room.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.0.room.lock()
     }
 
     /// How many directories each of so many writers of a transfer may keep open, so that those of all transfers that the key may
@@ -193,7 +194,7 @@ impl Book {
             cores: Cores::default(),
             disk: OnceLock::new(),
             transfers_max: AtomicUsize::new(0),
-            room: Mutex::new(Room::of(limits)),
+            room: Lock::new(Room::of(limits)),
         };
         book.set_limits(limits);
         book
@@ -206,7 +207,7 @@ impl Book {
         self.files.max.store(limits.files_per_identity, Ordering::Relaxed);
         self.threads.max.store(limits.threads_per_identity, Ordering::Relaxed);
         self.transfers_max.store(limits.transfers_per_identity, Ordering::Relaxed);
-        *self.room.lock().unwrap_or_else(PoisonError::into_inner) = Room::of(limits);
+        *self.room.lock() = Room::of(limits);
     }
 }
 

@@ -222,12 +222,13 @@ impl Shared {
             Ok(Ok(authorized)) => Some((channel, authorized)),
             Ok(Err(denial)) => {
                 self.reject(Rejection::UnknownKey, address, with_causes(&denial));
-                refuse(channel, |peer| not_admitted(peer, &denial)).await;
+                let refusal = not_admitted(channel.peer(), &denial);
+                refuse(channel, refusal).await;
                 None
             }
             Err(error) => {
                 self.reject(Rejection::KeyList, address, with_causes(&error));
-                refuse(channel, |_| busy("the receiver cannot read its authorized_keys; see its log")).await;
+                refuse(channel, busy("the receiver cannot read its authorized_keys; see its log")).await;
                 None
             }
         }
@@ -259,23 +260,14 @@ impl Shared {
                 return say_and_close(&self.admissions, stream, &ours.encode()).await;
             }
         };
-        let allowed = greeting.cipher == Cipher::Tls || self.config.allow_clear;
         match greeting.role {
             _ if greeting.cipher == Cipher::None && stream.transport() == Transport::Quic => {
-                self.reject(
-                    Rejection::Clear,
-                    address,
-                    "it asks for lanes in clear over QUIC, which has none",
-                );
-                refuse_peer(&self.admissions, stream, clear_quic).await;
+                let reason = "it asks for lanes in clear over QUIC, which has none";
+                self.turn_away(Rejection::Clear, stream, reason, denied(CLEAR_QUIC)).await;
             }
-            _ if !allowed => {
-                self.reject(
-                    Rejection::Clear,
-                    address,
-                    "it asks for lanes in clear, which need 'zmove serve --allow-clear'",
-                );
-                refuse_peer(&self.admissions, stream, clear_lanes).await;
+            _ if greeting.cipher == Cipher::None && !self.config.allow_clear => {
+                let reason = "it asks for lanes in clear, which need 'zmove serve --allow-clear'";
+                self.turn_away(Rejection::Clear, stream, reason, denied(CLEAR_LANES)).await;
             }
             Role::Control => {
                 drop(waiting);
@@ -294,8 +286,8 @@ impl Shared {
     ) {
         let (address, key) = (stream.address(), stream.peer());
         if *self.draining.borrow() {
-            self.reject(Rejection::Stopping, address, "this receiver is being stopped");
-            return refuse_peer(&self.admissions, stream, stopping).await;
+            let reason = "this receiver is being stopped";
+            return self.turn_away(Rejection::Stopping, stream, reason, stopping()).await;
         }
         let mut place = match self.admissions.line_up(key) {
             Ok(place) => place,
@@ -323,7 +315,7 @@ impl Shared {
                 registered.begin(lanes_in);
                 Some(registered)
             }
-            None => self.registry.register(key, greeting.transfer, lanes_in),
+            None => self.registry.enter(key, greeting.transfer, Some(lanes_in)),
         };
         let Some(_registered) = registered else {
             return self.reject(Rejection::Transfer, address, RUNNING_ALREADY);
@@ -348,7 +340,7 @@ impl Shared {
         (self.log)(&DaemonEvent::Waits { who, reason: reason.clone() });
         let mut told = None;
         if version >= Version::V4 {
-            let Some(registered) = self.registry.line_up(key, greeting.transfer) else {
+            let Some(registered) = self.registry.enter(key, greeting.transfer, None) else {
                 self.reject(Rejection::Transfer, address, RUNNING_ALREADY);
                 return None;
             };
@@ -371,10 +363,10 @@ impl Shared {
             Waited::Gone => {}
             Waited::TooLong => self.refuse_full(stream, reason).await,
             Waited::Stopping if told.is_some() => {
-                let refusal = ToSender::Refused(stopping(key));
+                let refusal = ToSender::Refused(stopping());
                 say_and_close(&self.admissions, stream, &encode_message(&refusal)).await;
             }
-            Waited::Stopping => refuse_peer(&self.admissions, stream, stopping).await,
+            Waited::Stopping => refuse_peer(&self.admissions, stream, stopping()).await,
         }
         None
     }
@@ -444,9 +436,15 @@ impl Shared {
 
     async fn refuse_full(&self, stream: Channel, full: impl fmt::Display) {
         let text = format!("{full}; try again later");
-        self.reject(Rejection::Limit, stream.address(), &text);
         let code = if stream.version() >= Version::V4 { RefusalCode::Full } else { RefusalCode::Busy };
-        refuse_peer(&self.admissions, stream, |_| Refusal { code, text }).await;
+        let refusal = Refusal { code, text: text.clone() };
+        self.turn_away(Rejection::Limit, stream, text, refusal).await;
+    }
+
+    /// Refuses a peer whose key is let in, and logs why.
+    async fn turn_away(&self, kind: Rejection, peer: Channel, reason: impl fmt::Display, refusal: Refusal) {
+        self.reject(kind, peer.address(), reason);
+        refuse_peer(&self.admissions, peer, refusal).await;
     }
 
     async fn hand_over_lane(
@@ -517,20 +515,17 @@ fn with_causes(error: &dyn Error) -> String {
     )
 }
 
-fn clear_lanes(_: Fingerprint) -> Refusal {
-    let text = "this receiver takes nothing in clear: leave out '--cipher none', or have it run with \
-                'zmove serve --allow-clear'";
+const CLEAR_LANES: &str = "this receiver takes nothing in clear: leave out '--cipher none', or have it run with \
+                           'zmove serve --allow-clear'";
+const CLEAR_QUIC: &str = "QUIC is always encrypted: leave out '--cipher none', or use '--transport tcp'";
+
+fn denied(text: &str) -> Refusal {
     Refusal { code: RefusalCode::Denied, text: text.to_owned() }
 }
 
-fn clear_quic(_: Fingerprint) -> Refusal {
-    let text = "QUIC is always encrypted: leave out '--cipher none', or use '--transport tcp'";
-    Refusal { code: RefusalCode::Denied, text: text.to_owned() }
-}
-
-fn stopping(_: Fingerprint) -> Refusal {
-    let text = "the receiver is being stopped, and takes no new transfers";
-    Refusal { code: RefusalCode::Stopping, text: text.to_owned() }
+fn stopping() -> Refusal {
+    let text = "the receiver is being stopped, and takes no new transfers".to_owned();
+    Refusal { code: RefusalCode::Stopping, text }
 }
 
 fn crowded_out(max: usize) -> String {

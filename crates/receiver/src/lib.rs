@@ -17,6 +17,7 @@ mod preview;
 mod probe;
 mod resume;
 mod session;
+mod sharing;
 mod store;
 
 pub use account::Account;
@@ -28,9 +29,9 @@ pub use daemon::event::{DaemonEvent, Moved, Rejection, Who};
 pub use error::SessionError;
 pub use meters::{Meters, Reading, TransferMeter};
 pub use resume::journal;
-pub use session::close::SessionReport;
 pub use session::ending::EndingSessions;
 pub use session::turns::Turns;
+pub use session::ways::SessionReport;
 pub use session::{Session, run_session};
 pub use store::rules::SetIds;
 pub use store::target::Access;

@@ -8,9 +8,11 @@
 //! reads `/metrics`.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use zmove_types::{StageClock, StageTimes};
+
+use crate::sharing::Lock;
 
 /// What one transfer counts.
 #[derive(Debug, Default)]
@@ -28,7 +30,7 @@ pub struct TransferMeter {
 
 /// The meters of one daemon.
 #[derive(Debug, Default)]
-pub struct Meters(Mutex<Book>);
+pub struct Meters(Lock<Book>);
 
 #[derive(Debug, Default)]
 struct Book {
@@ -141,18 +143,14 @@ impl Meters {
     /// All at this moment; what is a total never falls.
     #[must_use]
     pub fn read(&self) -> Reading {
-        let book = self.book();
+        let book = self.0.lock();
         book.running.iter().fold(book.ended, |sum, meter| sum.and(&meter.reading()))
     }
 
     pub(crate) fn begin(self: &Arc<Self>) -> Metered {
         let meter = Arc::<TransferMeter>::default();
-        self.book().running.push(Arc::clone(&meter));
+        self.0.lock().running.push(Arc::clone(&meter));
         Metered { meters: Arc::clone(self), meter }
-    }
-
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -182,7 +180,7 @@ fn both(one: StageTimes, other: StageTimes) -> StageTimes {
 
 impl Drop for Metered {
     fn drop(&mut self) {
-        let mut book = self.meters.book();
+        let mut book = self.meters.0.lock();
         book.running.retain(|meter| !Arc::ptr_eq(meter, &self.meter));
         let last = Reading { transfers: 0, lanes: 0, queued: 0, ..self.meter.reading() };
         book.ended = book.ended.and(&last);

@@ -3,45 +3,32 @@
 //! **Invariant:** nothing that comes is stored, and what a sweep writes is removed; time and bytes are bounded; and when [`run`]
 //! returns, the threads and tasks it started have ended.
 
-use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::future::Future;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
-use zmove_transport::{ControlError, ControlWriter, LaneBreaker, LaneError, LaneSource};
+use zmove_transport::{ControlError, LaneError, LaneSource};
 use zmove_types::{BufferPool, Doing};
 use zmove_wire::limits::{LANES_UNASKED_MAX, PROBE_BYTES_MAX, PROBE_SECONDS_MAX, SAMPLES_OUTSTANDING_MAX};
-use zmove_wire::{
-    Finished, Moment, Open, Opened, Sampled, TargetState, ToReceiver, ToSender, WireError, encode_message,
-};
+use zmove_wire::{Finished, Moment, Open, Opened, Sampled, TargetState, ToReceiver, ToSender, WireError};
 
-use crate::account::Account;
-use crate::account::messages::Messages;
-use crate::account::windows::open_window;
 use crate::config::{BUFFER_BYTES, ReceiverConfig};
 use crate::error::SessionError;
 use crate::meters::TransferMeter;
-use crate::session::close::{CLOSE_TIMEOUT, SessionReport, cpu_time, micros, refusal_of, refuse};
+use crate::session::threads::LaneThreads;
 use crate::session::verify::is_filler;
+use crate::session::ways::{SessionReport, Ways, cpu_time, look, micros};
 use crate::store::target::Access;
-use crate::store::target::read_only::Seen;
+use crate::store::target::Seen;
 
 mod sweeping;
 
 use sweeping::{Place, Sweeping};
-
-/// The ways of one conversation.
-pub(crate) struct Ways {
-    pub(crate) writer: ControlWriter,
-    pub(crate) inbox: Messages,
-    pub(crate) lanes: mpsc::Receiver<Box<dyn LaneSource>>,
-}
 
 /// Counts until the sender has seen enough. Only who may write to the target is let in.
 pub(crate) async fn run(
@@ -53,29 +40,22 @@ pub(crate) async fn run(
 ) -> Result<SessionReport, SessionError> {
     config.meter.probes();
     let target = open.target.clone();
-    let seen = tokio::task::spawn_blocking(move || Seen::look(&open, &access)).await;
-    let seen = match seen.unwrap_or_else(|_panic| Err(refusal_of(&SessionError::Panicked))) {
+    let seen = match look(move || Seen::look(&open, &access)).await {
         Ok(seen) => seen,
-        Err(refusal) => return refuse(&mut ways.writer, ways.inbox, refusal).await,
+        Err(refusal) => return ways.refuse(refusal).await,
     };
     let lanes_max = config.lanes_max.max(LANES_UNASKED_MAX);
     let opened = Opened { state: TargetState::Empty, lanes_max, single_name: None };
-    ways.writer.send(&encode_message(&ToSender::Opened(opened))).await?;
+    ways.send(&ToSender::Opened(opened)).await?;
     let (told, news) = mpsc::channel(usize::from(lanes_max));
     let tally = Tally::new(PROBE_BYTES_MAX, usize::from(lanes_max), Arc::clone(&config.meter));
-    let lane_set = LaneSet {
-        tally: Arc::new(tally),
-        account: config.account.clone(),
-        told,
-        threads: Vec::new(),
-        up: HashMap::new(),
-        begun: 0,
-        ended: 0,
-    };
     let place = seen.tree.map(|tree| Place { tree, shown: shown(&target), config: config.clone() });
     let mut probe = Probe {
         ways,
-        lane_set,
+        lanes: LaneThreads::new(config),
+        lanes_ended: 0,
+        tally: Arc::new(tally),
+        told,
         news,
         lanes_max: usize::from(lanes_max),
         waiting: Vec::new(),
@@ -97,7 +77,10 @@ fn shown(target: &[u8]) -> PathBuf {
 /// A probe under way.
 struct Probe {
     ways: Ways,
-    lane_set: LaneSet,
+    lanes: LaneThreads,
+    lanes_ended: u32,
+    tally: Arc<Tally>,
+    told: mpsc::Sender<LaneEnded>,
     news: mpsc::Receiver<LaneEnded>,
     lanes_max: usize,
     /// Samples that wait for so many lanes to end.
@@ -109,16 +92,17 @@ impl Probe {
     async fn converse(&mut self) -> Result<(), SessionError> {
         loop {
             tokio::select! {
-                Some(lane) = self.ways.lanes.recv(), if self.lane_set.up.len() < self.lanes_max => {
-                    self.lane_set.add(lane)?;
+                Some(lane) = self.ways.lanes.recv(), if self.lanes.count() < self.lanes_max => {
+                    self.add_lane(lane)?;
                 }
                 Some(LaneEnded { number, ended }) = self.news.recv() => {
-                    self.lane_set.ended(number);
+                    self.lanes.ended(number);
+                    self.lanes_ended += 1;
                     ended?;
                     self.answer_those_that_waited().await?;
                 }
                 swept = self.sweeping.done() => {
-                    self.ways.writer.send(&encode_message(&ToSender::Swept(swept?))).await?;
+                    self.ways.send(&ToSender::Swept(swept?)).await?;
                 }
                 message = self.ways.inbox.recv() => match message.ok_or(ControlError::Closed)??.message {
                     ToReceiver::Sample { sample, when: Moment::Now } => self.answer(sample).await?,
@@ -132,9 +116,16 @@ impl Probe {
                 },
             }
         }
-        let finished = Finished { cpu_us: self.lane_set.tally.cpu_us(), ..Finished::default() };
-        self.ways.writer.send(&encode_message(&ToSender::Finished(finished))).await?;
-        Ok(self.ways.writer.finish().await?)
+        let finished = Finished { cpu_us: self.tally.cpu_us(), ..Finished::default() };
+        Ok(self.ways.send_last(&ToSender::Finished(finished)).await?)
+    }
+
+    fn add_lane(&mut self, lane: Box<dyn LaneSource>) -> Result<(), SessionError> {
+        let (tally, told) = (Arc::clone(&self.tally), self.told.clone());
+        self.lanes.add(lane, move |number, source| {
+            let mut guard = EndGuard { number, told, ended: Some(Err(SessionError::Panicked)) };
+            guard.ended = Some(tally.count_all(source));
+        })
     }
 
     fn wait(&mut self, sample: u64, lanes: u32) -> Result<(), WireError> {
@@ -146,7 +137,7 @@ impl Probe {
     }
 
     async fn answer_those_that_waited(&mut self) -> Result<(), ControlError> {
-        let ended = self.lane_set.ended;
+        let ended = self.lanes_ended;
         let (due, left) = self.waiting.iter().partition(|(_, lanes)| *lanes <= ended);
         self.waiting = left;
         let due: Vec<(u64, u32)> = due;
@@ -157,26 +148,21 @@ impl Probe {
     }
 
     async fn answer(&mut self, sample: u64) -> Result<(), ControlError> {
-        let sampled = self.lane_set.tally.sample(sample);
-        self.ways.writer.send(&encode_message(&ToSender::Sampled(sampled))).await
+        let sampled = self.tally.sample(sample);
+        self.ways.send(&ToSender::Sampled(sampled)).await
     }
 
-    /// Stops everything: after a good end the peer closes first, so that nothing it said is left unread.
+    /// Stops everything.
     async fn close(mut self, ended: &Result<(), SessionError>) {
         self.sweeping.stop();
-        let said = async {
-            if let Err(error) = ended {
-                self.ways.writer.send(&encode_message(&ToSender::Refused(refusal_of(error)))).await?;
-                return self.ways.writer.finish().await;
-            }
-            while let Some(Ok(_)) = self.ways.inbox.recv().await {}
-            Ok(())
-        };
-        let _in_time = tokio::time::timeout(CLOSE_TIMEOUT, said).await;
+        self.ways.part(ended).await;
         drop((self.ways, self.news));
         self.sweeping.end().await;
-        let lane_set = self.lane_set;
-        tokio::task::spawn_blocking(move || lane_set.end()).await.expect("it does not panic");
+        self.tally.stopping.store(true, Ordering::Relaxed);
+        self.tally.pool.close();
+        self.lanes.trip();
+        let lanes = self.lanes;
+        tokio::task::spawn_blocking(move || lanes.join()).await.expect("it does not panic");
     }
 }
 
@@ -185,55 +171,6 @@ impl Probe {
 struct LaneEnded {
     number: u32,
     ended: Result<(), SessionError>,
-}
-
-/// The threads of one probe.
-struct LaneSet {
-    tally: Arc<Tally>,
-    account: Account,
-    told: mpsc::Sender<LaneEnded>,
-    threads: Vec<JoinHandle<()>>,
-    /// Of the lanes that are up, by number.
-    up: HashMap<u32, LaneBreaker>,
-    begun: u32,
-    ended: u32,
-}
-
-impl LaneSet {
-    fn add(&mut self, mut source: Box<dyn LaneSource>) -> Result<(), SessionError> {
-        let window = open_window(source.as_mut(), self.up.len(), &self.account);
-        let number = self.begun;
-        self.begun = number.wrapping_add(1);
-        self.up.insert(number, source.breaker());
-        self.tally.meter.lanes_are(self.up.len());
-        let (tally, told) = (Arc::clone(&self.tally), self.told.clone());
-        self.threads.retain(|thread| !thread.is_finished());
-        let run = move || {
-            let _until_it_ends = window;
-            let mut guard = EndGuard { number, told, ended: Some(Err(SessionError::Panicked)) };
-            guard.ended = Some(tally.count_all(source));
-        };
-        let thread = std::thread::Builder::new().name(format!("zmove-lane-{number}")).spawn(run);
-        self.threads.push(thread.map_err(SessionError::Thread)?);
-        Ok(())
-    }
-
-    fn ended(&mut self, number: u32) {
-        self.up.remove(&number);
-        self.ended += 1;
-        self.tally.meter.lanes_are(self.up.len());
-    }
-
-    /// Breaks what is still up.
-    fn end(self) {
-        self.tally.stopping.store(true, Ordering::Relaxed);
-        self.tally.pool.close();
-        self.up.values().for_each(LaneBreaker::trip);
-        for thread in self.threads {
-            // one that has panicked has told so
-            let _by_its_guard = thread.join();
-        }
-    }
 }
 
 /// Tells how a lane went, also when its thread panics.

@@ -3,7 +3,6 @@
 //! **Invariant:** when [`run_session`] returns, all its threads have ended, whichever way the transfer went, and nothing
 //! temporary is left but the parts of large files that a journal tells of.
 
-pub(crate) mod close;
 pub(crate) mod ending;
 pub(crate) mod finish;
 pub(crate) mod lanes;
@@ -11,8 +10,8 @@ pub(crate) mod lost_lanes;
 pub(crate) mod threads;
 pub(crate) mod turns;
 pub(crate) mod verify;
+pub(crate) mod ways;
 
-use std::collections::HashMap;
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
@@ -21,31 +20,30 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
-use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneBreaker, LaneSource};
+use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneSource};
 use zmove_types::{FileId, StageTimes, TransferId};
 use zmove_wire::limits::{ITEMS_OUTSTANDING_MAX, LANES_UNASKED_MAX, OFFER_FILES_MAX, OFFERS_OUTSTANDING_MAX};
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
     Answer, EntryFault, FaultCode, Finished, Greeting, Offer, Open, Opened, Purpose, Refusal, Role,
     StageReport, StoredItem, TargetShape, TargetState, ToReceiver, ToSender, TopName, Version, WireError,
-    encode_message,
 };
 
 use crate::account::Held;
 use crate::account::limits::BUFFERS_BESIDE_LANES;
 use crate::account::messages::{Booked, Messages, messages};
-use crate::account::windows::open_window;
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
 use crate::mirror::Mirror;
-use crate::preview::{self, Preview};
-use crate::probe::{self, Ways};
+use crate::preview;
+use crate::probe;
 use crate::resume::parts::Parts;
-use crate::session::close::{CLOSE_TIMEOUT, SessionReport, cpu_time, micros, refusal_of, refuse};
 use crate::session::ending::{Ending, EndingSessions};
+use crate::session::lanes::run_lane;
 use crate::session::lost_lanes::LostLanes;
-use crate::session::threads::{PanicGuard, Workers};
+use crate::session::threads::{LaneThreads, PanicGuard, Workers, guarded, join, spawn};
 use crate::session::turns::{Turn, Turns};
+use crate::session::ways::{SessionReport, Ways, cpu_time, look, micros, refusal_of};
 use crate::store::compare::{Judgement, judge_all};
 use crate::store::publishing::{self, publish_all};
 use crate::store::reports::{Outcome, Told};
@@ -85,13 +83,13 @@ pub async fn run_session(
     let Session { transfer, version, control: (reader, mut writer), lanes, owner, access, turns, config } =
         session;
     writer.greet(&Greeting::new(Role::Control, transfer)).await?;
-    let mut inbox = messages(reader, config.account.clone());
+    let mut ways = Ways { writer, inbox: messages(reader, config.account.clone()), lanes };
     // what the opening takes counts until it is done with
-    let (open, held) = match opening(&mut inbox).await {
+    let (open, held) = match opening(&mut ways.inbox).await {
         Ok(open) => open,
         // a newer sender may ask for what this receiver does not know
         Err(error @ SessionError::PeerMisbehaved(_)) => {
-            let _peer_gone = refuse(&mut writer, inbox, refusal_of(&error)).await;
+            let _peer_gone = ways.refuse(refusal_of(&error)).await;
             return Err(error);
         }
         Err(error) => return Err(error),
@@ -100,36 +98,32 @@ pub async fn run_session(
     let turn = turns.take(open.run).await;
     if open.purpose == Purpose::Probe {
         let stop = first_of(stop, &turn);
-        return probe::run(Ways { writer, inbox, lanes }, open, access, &config, stop).await;
+        return probe::run(ways, open, access, &config, stop).await;
     }
     if let Err(refusal) = config.ending.wait_for(&owner, &open.target).await {
-        return refuse(&mut writer, inbox, refusal).await;
+        return ways.refuse(refusal).await;
     }
     if open.purpose == Purpose::Preview {
-        let ways =
-            Preview { writer, inbox, lanes, lanes_max: config.lanes_max, account: config.account.clone() };
         let stop = first_of(stop, &turn);
-        return preview::run(ways, open, (access, config.set_ids), stop).await;
+        return preview::run(ways, open, access, &config, stop).await;
     }
     let (open, target, parts) = match resolve(open, access, (transfer, owner.clone()), &config).await {
         Ok(resolved) => resolved,
-        Err(refusal) => return refuse(&mut writer, inbox, refusal).await,
+        Err(refusal) => return ways.refuse(refusal).await,
     };
     drop(held);
     let single_name = target.rename.as_ref().map(|(_, to)| TopName(to.clone()));
     // files of which something is held are only found if they are offered
     let state = if parts.has_earlier() { TargetState::Populated } else { target.state };
     let opened = Opened { state, lanes_max: config.lanes_max, single_name };
-    writer.send(&encode_message(&ToSender::Opened(opened))).await?;
+    ways.send(&ToSender::Opened(opened)).await?;
     let (outcomes_in, outcomes) = mpsc::channel(OUTCOMES_WAITING_MAX);
     let transfer = Arc::new(Transfer::new((transfer, version), &open, (target, parts), &config, outcomes_in));
     let threads = SessionThreads::start(&transfer, &config)?;
     let started = cpu_time();
     let mut running = Running {
         version,
-        writer,
-        inbox,
-        lanes,
+        ways,
         outcomes,
         threads,
         transfer,
@@ -190,15 +184,15 @@ async fn resolve(
     config: &ReceiverConfig,
 ) -> Result<(Open, Target, Parts), Refusal> {
     let (journals, account) = (config.journals.clone(), config.account.clone());
-    let resolved = tokio::task::spawn_blocking(move || {
+    look(move || {
         let target = Target::resolve(&open, &access)?;
         let parts = Parts::new(journals, transfer, owner, &target.tree).booked_on(&account);
         if let TargetShape::Directory { tops } = &mut open.shape {
             *tops = Vec::new();
         }
         Ok((open, target, parts))
-    });
-    resolved.await.unwrap_or_else(|_panic| Err(refusal_of(&SessionError::Panicked)))
+    })
+    .await
 }
 
 /// Outcomes taken in one turn, so that many receipts travel as one message.
@@ -213,9 +207,7 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 struct SessionThreads {
     queue: crossbeam_channel::Sender<Job>,
     threads: Vec<JoinHandle<()>>,
-    /// Of the lanes that are up, by number.
-    breakers: HashMap<u32, LaneBreaker>,
-    lanes_begun: u32,
+    lanes: LaneThreads,
     memory_max: usize,
     writers: u32,
     started: Instant,
@@ -227,59 +219,46 @@ impl SessionThreads {
         let mut threads = Self {
             queue,
             threads: Vec::new(),
-            breakers: HashMap::new(),
-            lanes_begun: 0,
+            lanes: LaneThreads::new(config),
             memory_max: config.memory_max,
             writers: u32::try_from(config.writers).unwrap_or(u32::MAX),
             started: Instant::now(),
         };
-        let publishing = Arc::clone(transfer);
-        threads.spawn("zmove-publish".into(), move || {
-            let _guard = PanicGuard(&publishing);
-            publishing::run(&publishing);
-        })?;
+        threads.spawn("zmove-publish".into(), transfer, publishing::run)?;
         for number in 0..config.writers {
-            let (transfer, jobs) = (Arc::clone(transfer), jobs.clone());
-            threads.spawn(format!("zmove-write-{number}"), move || {
-                let _guard = PanicGuard(&transfer);
-                write_all(&transfer, &jobs);
+            let jobs = jobs.clone();
+            threads.spawn(format!("zmove-write-{number}"), transfer, move |transfer| {
+                write_all(transfer, &jobs);
             })?;
         }
         Ok(threads)
     }
 
+    fn spawn(
+        &mut self,
+        name: String,
+        transfer: &Arc<Transfer>,
+        work: impl FnOnce(&Transfer) + Send + 'static,
+    ) -> Result<(), SessionError> {
+        self.threads.push(spawn(name, guarded(transfer, work))?);
+        Ok(())
+    }
+
     fn add_lane(
         &mut self,
         transfer: &Arc<Transfer>,
-        mut source: Box<dyn LaneSource>,
+        source: Box<dyn LaneSource>,
     ) -> Result<(), SessionError> {
-        let window = open_window(source.as_mut(), self.lanes_up(), &transfer.account);
-        let number = self.lanes_begun;
-        self.lanes_begun = number.wrapping_add(1);
-        self.breakers.insert(number, source.breaker());
-        transfer.meter.lanes_are(self.lanes_up());
-        if self.lanes_up() > usize::from(LANES_UNASKED_MAX) {
+        let lanes = self.lanes.count() + 1;
+        if lanes > usize::from(LANES_UNASKED_MAX) {
             // each lane holds one while it receives
-            transfer.pool.raise((self.lanes_up() + BUFFERS_BESIDE_LANES).min(self.memory_max));
+            transfer.pool.raise((lanes + BUFFERS_BESIDE_LANES).min(self.memory_max));
         }
         let (transfer, queue) = (Arc::clone(transfer), self.queue.clone());
-        // lanes come and go as long as the transfer lasts
-        self.threads.retain(|thread| !thread.is_finished());
-        self.spawn(format!("zmove-lane-{number}"), move || {
+        self.lanes.add(source, move |number, source| {
             let _guard = PanicGuard(&transfer);
-            let _until_it_ends = window;
-            lanes::run_lane(&transfer, number, source, &queue);
+            run_lane(&transfer, number, source, &queue);
         })
-    }
-
-    fn lanes_up(&self) -> usize {
-        self.breakers.len()
-    }
-
-    fn spawn(&mut self, name: String, work: impl FnOnce() + Send + 'static) -> Result<(), SessionError> {
-        let thread = std::thread::Builder::new().name(name).spawn(work).map_err(SessionError::Thread)?;
-        self.threads.push(thread);
-        Ok(())
     }
 
     /// The account of the writers once all work is settled, `finishing` after that. A writer books a wait when it ends, so
@@ -293,19 +272,15 @@ impl SessionThreads {
     fn join(self, transfer: &Transfer) {
         transfer.publisher.stop();
         drop(self.queue);
-        for thread in self.threads {
-            // one that has panicked has told so
-            let _by_its_guard = thread.join();
-        }
+        self.lanes.join();
+        join(self.threads);
     }
 }
 
 /// A session whose transfer is under way.
 struct Running {
     version: Version,
-    writer: ControlWriter,
-    inbox: Messages,
-    lanes: mpsc::Receiver<Box<dyn LaneSource>>,
+    ways: Ways,
     outcomes: mpsc::Receiver<Told>,
     threads: SessionThreads,
     transfer: Arc<Transfer>,
@@ -334,16 +309,16 @@ impl Running {
         loop {
             tokio::select! {
                 // a sender that exchanges lanes dials the new one while the old one ends
-                Some(lane) = self.lanes.recv(), if self.threads.lanes_up() < self.lanes_max => {
+                Some(lane) = self.ways.lanes.recv(), if self.threads.lanes.count() < self.lanes_max => {
                     self.threads.add_lane(&self.transfer, lane)?;
                 }
                 Some(outcome) = self.outcomes.recv() => self.take_outcomes(outcome)?,
                 error = self.lost.overdue() => return Err(error.into()),
-                message = self.inbox.recv() => self.take_message(message.ok_or(ControlError::Closed)??)?,
+                message = self.ways.inbox.recv() => self.take_message(message.ok_or(ControlError::Closed)??)?,
             }
             while let Some(action) = self.ledger.poll()? {
                 match action {
-                    ReceiverAction::Send(message) => self.writer.send(&encode_message(&message)).await?,
+                    ReceiverAction::Send(message) => self.ways.send(&message).await?,
                     ReceiverAction::Finish => return self.finish(cpu_started).await,
                 }
             }
@@ -468,8 +443,7 @@ impl Running {
                 self.ledger.tell(answer);
             }
             Outcome::LaneEnded(number, ended) => {
-                self.threads.breakers.remove(&number);
-                self.transfer.meter.lanes_are(self.threads.lanes_up());
+                self.threads.lanes.ended(number);
                 match ended {
                     Err(error) if error.is_lost() => self.lost.note(error),
                     ended => ended?,
@@ -537,14 +511,13 @@ impl Running {
         };
         let receive_us = micros(self.transfer.meter.receive.times().paced);
         if receive_us > 0 && self.version >= Version::V3 {
-            self.writer.send(&encode_message(&ToSender::Paced { receive_us })).await?;
+            self.ways.send(&ToSender::Paced { receive_us }).await?;
         }
         let files = self.transfer.target.times_beyond_range.load(Ordering::Relaxed);
         if files > 0 && self.version >= Version::V4 {
-            self.writer.send(&encode_message(&ToSender::TimesBeyondRange { files })).await?;
+            self.ways.send(&ToSender::TimesBeyondRange { files }).await?;
         }
-        self.writer.send(&encode_message(&ToSender::Finished(report))).await?;
-        Ok(self.writer.finish().await?)
+        Ok(self.ways.send_last(&ToSender::Finished(report)).await?)
     }
 
     /// Everything has come: a lane that breaks now has done its work.
@@ -554,37 +527,25 @@ impl Running {
 
     async fn send_all(&mut self) -> Result<(), SessionError> {
         while let Some(ReceiverAction::Send(message)) = self.ledger.poll()? {
-            self.writer.send(&encode_message(&message)).await?;
+            self.ways.send(&message).await?;
         }
         self.unsent.clear();
         Ok(())
     }
 
-    /// Tells the peer why this side cannot go on, if it is still there.
-    async fn say_why(&mut self, error: &SessionError) -> Result<(), ControlError> {
-        self.writer.send(&encode_message(&ToSender::Refused(refusal_of(error)))).await?;
-        self.writer.finish().await
-    }
-
-    /// Stops everything: after a good end the peer closes first, so that nothing it said is left unread.
+    /// Stops everything.
     async fn close(mut self, ended: Result<(), SessionError>) -> Result<SessionReport, SessionError> {
-        if let Err(error) = &ended {
-            if self.ending.is_none() {
-                self.ending = Some(self.sessions.begin(&self.owner, &self.open.target).await);
-            }
-            let said = self.say_why(error);
-            let _in_time = tokio::time::timeout(CLOSE_TIMEOUT, said).await;
-        } else {
-            let closed = async { while let Some(Ok(_)) = self.inbox.recv().await {} };
-            let _in_time = tokio::time::timeout(CLOSE_TIMEOUT, closed).await;
+        if ended.is_err() && self.ending.is_none() {
+            self.ending = Some(self.sessions.begin(&self.owner, &self.open.target).await);
         }
+        self.ways.part(&ended).await;
         self.transfer.stopping.store(true, Ordering::Relaxed);
         self.transfer.pool.close();
-        self.lanes.close();
+        self.ways.lanes.close();
         self.outcomes.close();
-        self.threads.breakers.values().for_each(LaneBreaker::trip);
+        self.threads.lanes.trip();
         // the peer sees the end of the connection now, and lets go of its lanes
-        drop((self.writer, self.inbox));
+        drop(self.ways);
         let (threads, transfer, broken) = (self.threads, Arc::clone(&self.transfer), ended.is_err());
         let stopped = move || {
             threads.join(&transfer);

@@ -3,19 +3,20 @@
 //! **Invariant:** as long as a lane of a key is held to a rate, every other lane of that key shares it.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 
 use zmove_transport::{Fingerprint, SharedRate};
 use zmove_types::RateLimit;
 
+use crate::sharing::Lock;
+
 /// The rates in use at one daemon.
 #[derive(Debug, Default)]
-pub(crate) struct Rates(Mutex<HashMap<Fingerprint, SharedRate>>);
+pub(crate) struct Rates(Lock<HashMap<Fingerprint, SharedRate>>);
 
 impl Rates {
     /// The rate of a key, which is `limit` from now on.
     pub(crate) fn of(&self, key: Fingerprint, limit: RateLimit) -> SharedRate {
-        let mut rates = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rates = self.0.lock();
         rates.retain(|_, rate| rate.in_use());
         let rate = rates.entry(key).or_insert_with(|| SharedRate::new(limit));
         rate.set(limit);
@@ -32,7 +33,7 @@ mod tests {
         let (rates, limit) = (Rates::default(), "1Gbit".parse().unwrap());
         let one = rates.of(Fingerprint([1; 32]), limit);
         let other = rates.of(Fingerprint([2; 32]), limit);
-        let held = || rates.0.lock().unwrap().len();
+        let held = || rates.0.lock().len();
         assert_eq!(held(), 2);
         drop(other);
         drop(rates.of(Fingerprint([1; 32]), limit));

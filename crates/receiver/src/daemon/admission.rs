@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use tokio::sync::{oneshot, watch};
 use zmove_transport::Fingerprint;
@@ -13,6 +13,7 @@ use zmove_wire::limits::LANES_UNASKED_MAX;
 
 use crate::account::limits::{Limits, Portion};
 use crate::daemon::waiting_line::Line;
+use crate::sharing::Lock;
 
 /// The account of one daemon; clones share it.
 #[derive(Clone, Debug)]
@@ -20,7 +21,7 @@ pub(crate) struct Admissions(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    book: Mutex<Book>,
+    book: Lock<Book>,
     transfers: watch::Sender<usize>,
 }
 
@@ -86,16 +87,16 @@ impl Admissions {
     pub(crate) fn new(limits: Limits) -> Self {
         let (all, each, line) = (Use::default(), HashMap::new(), Line::default());
         let book = Book { limits, all, each, line };
-        Self(Arc::new(Shared { book: Mutex::new(book), transfers: watch::Sender::new(0) }))
+        Self(Arc::new(Shared { book: Lock::new(book), transfers: watch::Sender::new(0) }))
     }
 
     pub(crate) fn limits(&self) -> Limits {
-        self.book().limits
+        self.0.book.lock().limits
     }
 
     /// From now on; what was admitted stays.
     pub(crate) fn set_limits(&self, limits: Limits) {
-        self.book().limits = limits;
+        self.0.book.lock().limits = limits;
         self.seat_those_in_line();
     }
 
@@ -108,7 +109,7 @@ impl Admissions {
 
     /// Admits a connection whose key is proved, which belongs to no transfer yet.
     pub(crate) fn wait(&self, key: Fingerprint) -> Result<Held, Full> {
-        let mut book = self.book();
+        let mut book = self.0.book.lock();
         let (own, limits) = (book.of(key), book.limits);
         let (limit, value) = ("waiting_per_identity", limits.waiting_per_identity);
         check(own.waiting < value, Full { what: "connections without a transfer", limit, value })?;
@@ -117,14 +118,14 @@ impl Admissions {
 
     /// Admits the telling of a refusal; without that the connection is to be closed.
     pub(crate) fn tell(&self, key: Fingerprint) -> Option<Held> {
-        let mut book = self.book();
+        let mut book = self.0.book.lock();
         let few = book.all.refusals < TOLD_MAX && book.of(key).refusals < TOLD_PER_KEY_MAX;
         few.then(|| self.hold(&mut book, key, Use { refusals: 1, ..Use::default() }))
     }
 
     /// Has a transfer line up for its share of lanes.
     pub(crate) fn line_up(&self, key: Fingerprint) -> Result<InLine, Full> {
-        let mut book = self.book();
+        let mut book = self.0.book.lock();
         let (limit, value) = ("queued_per_identity", book.limits.queued_per_identity);
         let (ahead, full) = (book.line.len_of(key), book.portion(key).err());
         check(ahead < value, Full { what: "waiting transfers", limit, value })?;
@@ -138,7 +139,7 @@ impl Admissions {
     /// Gives a seat to each in line who can have one, in turn.
     fn seat_those_in_line(&self) {
         let mut seated = Vec::new();
-        let mut book = self.book();
+        let mut book = self.0.book.lock();
         let mut line = std::mem::take(&mut book.line);
         while let Some(next) = line.next(|key| self.sit(&mut book, key).ok()) {
             seated.push(next);
@@ -161,10 +162,6 @@ impl Admissions {
         book.change(key, |held| held.add(what));
         self.0.transfers.send_replace(book.all.transfers);
         Held { admissions: self.clone(), key, what }
-    }
-
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.0.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -189,7 +186,7 @@ impl InLine {
 
 impl Drop for InLine {
     fn drop(&mut self) {
-        self.admissions.book().line.leave(self.key, self.number);
+        self.admissions.0.book.lock().line.leave(self.key, self.number);
     }
 }
 
@@ -243,7 +240,7 @@ impl Use {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        let mut book = self.admissions.book();
+        let mut book = self.admissions.0.book.lock();
         book.change(self.key, |held| held.subtract(self.what));
         self.admissions.0.transfers.send_replace(book.all.transfers);
         drop(book);
@@ -293,8 +290,8 @@ mod tests {
         let third = seat(&admissions, other);
         assert_eq!(full(&admissions, other).limit, "transfers");
         drop((seats, third));
-        assert_eq!(admissions.book().all, Use::default());
-        assert!(admissions.book().each.is_empty());
+        assert_eq!(admissions.0.book.lock().all, Use::default());
+        assert!(admissions.0.book.lock().each.is_empty());
         seat(&admissions, one);
     }
 
@@ -345,7 +342,7 @@ mod tests {
         assert!(second.at_once().is_none(), "the other key is first");
         drop(late.at_once().unwrap());
         drop(second.at_once().unwrap());
-        assert_eq!(admissions.book().all, Use::default());
+        assert_eq!(admissions.0.book.lock().all, Use::default());
     }
 
     #[test]
@@ -390,9 +387,9 @@ mod tests {
         let tell = |key| admissions.tell(Fingerprint([key; 32]));
         let all: Vec<_> = (0..64).flat_map(|key| [(); 9].map(|()| key)).filter_map(tell).collect();
         assert_eq!(all.len(), TOLD_MAX);
-        assert_eq!(admissions.book().each.len(), TOLD_MAX / TOLD_PER_KEY_MAX);
+        assert_eq!(admissions.0.book.lock().each.len(), TOLD_MAX / TOLD_PER_KEY_MAX);
         drop(all);
-        assert!(admissions.book().each.is_empty());
+        assert!(admissions.0.book.lock().each.is_empty());
         assert!(tell(1).is_some());
     }
 

@@ -56,8 +56,8 @@ mod tests {
                 begun.send(()).unwrap();
                 assert!(ended.recv().is_err(), "nothing is ever sent");
             }));
-            poll_fn(|transfer| {
-                assert!(done.as_mut().poll(transfer).is_pending());
+            poll_fn(|context| {
+                assert!(done.as_mut().poll(context).is_pending());
                 Poll::Ready(())
             })
             .await;

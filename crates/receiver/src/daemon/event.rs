@@ -9,7 +9,7 @@ use zmove_types::Escaped;
 use zmove_wire::Cipher;
 
 use crate::error::SessionError;
-use crate::session::close::SessionReport;
+use crate::session::ways::SessionReport;
 
 /// Who is at the other end.
 #[derive(Clone, Debug, PartialEq, Eq)]

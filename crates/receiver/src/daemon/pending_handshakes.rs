@@ -15,12 +15,13 @@ use std::cmp::Reverse;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, oneshot};
 
 use crate::account::limits::files_of_process;
+use crate::sharing::Lock;
 
 /// The connections of one daemon that have not proved a key; clones share them.
 #[derive(Clone, Debug, Default)]
@@ -28,7 +29,7 @@ pub(crate) struct PendingHandshakes(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    connections: Mutex<Connections>,
+    connections: Lock<Connections>,
     /// Somebody has begun to wait.
     waits: Notify,
 }
@@ -112,7 +113,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 impl PendingHandshakes {
     /// How many there are, with those that wait.
     pub(crate) fn count(&self) -> usize {
-        let connections = self.lock();
+        let connections = self.0.connections.lock();
         connections.members.len() + connections.queue.len
     }
 
@@ -120,12 +121,12 @@ impl PendingHandshakes {
     pub(crate) fn enter(&self, address: IpAddr, max: usize) -> oneshot::Receiver<Place> {
         let (begins, place) = oneshot::channel();
         let source = Source::of(address);
-        let mut connections = self.lock();
+        let mut connections = self.0.connections.lock();
         connections.max = max.max(1);
         connections.queue.push(source, begins);
         drop(connections);
         self.begin_those_that_can();
-        let mut connections = self.lock();
+        let mut connections = self.0.connections.lock();
         if connections.queue.len > QUEUED_MAX.min(files_of_process() / QUEUED_SHARE) {
             connections.queue.send_away();
         }
@@ -140,7 +141,7 @@ impl PendingHandshakes {
     pub(crate) async fn keep_moving(&self) {
         loop {
             self.0.waits.notified().await;
-            while self.lock().queue.len > 0 {
+            while self.0.connections.lock().queue.len > 0 {
                 tokio::time::sleep(LOOK_INTERVAL).await;
                 self.begin_those_that_can();
             }
@@ -149,7 +150,7 @@ impl PendingHandshakes {
 
     fn begin_those_that_can(&self) {
         loop {
-            let mut connections = self.lock();
+            let mut connections = self.0.connections.lock();
             // few at a time: its time runs for who has been let in
             let next = std::iter::from_fn(|| {
                 let queued = connections.next(Instant::now())?;
@@ -165,10 +166,6 @@ impl PendingHandshakes {
                 drop(begins.send(place));
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Connections> {
-        self.0.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -322,7 +319,7 @@ impl Place {
     pub(crate) fn has_spoken(&self) -> impl FnOnce() + Send + 'static {
         let (pending, number) = (self.pending.clone(), self.number);
         move || {
-            let mut connections = pending.lock();
+            let mut connections = pending.0.connections.lock();
             connections.members.iter_mut().filter(|member| member.number == number).for_each(|member| {
                 member.spoken = true;
             });
@@ -338,7 +335,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut connections = self.pending.lock();
+        let mut connections = self.pending.0.connections.lock();
         if let Some(place) = connections.members.iter().position(|member| member.number == self.number) {
             connections.remove(place);
         }
@@ -378,7 +375,7 @@ mod tests {
 
     /// Has all members begin so long ago.
     fn grow_older(pending: &PendingHandshakes, by: Duration) {
-        pending.lock().members.iter_mut().for_each(|member| member.since -= by);
+        pending.0.connections.lock().members.iter_mut().for_each(|member| member.since -= by);
         pending.begin_those_that_can();
     }
 

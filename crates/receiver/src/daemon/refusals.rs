@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use zmove_transport::{Channel, Fingerprint};
+use zmove_transport::Channel;
 use zmove_types::TransferId;
 use zmove_wire::{Greeting, Refusal, Role, ToSender, encode_message};
 
@@ -19,11 +19,7 @@ pub(crate) const REFUSAL_TIMEOUT: Duration = Duration::from_secs(10);
 const DRAIN_BYTES_MAX: u64 = 64 << 10;
 
 /// Refuses a peer whose key is let in, whatever it has to say.
-pub(crate) async fn refuse_peer(
-    admissions: &Admissions,
-    channel: Channel,
-    refusal: impl FnOnce(Fingerprint) -> Refusal,
-) {
+pub(crate) async fn refuse_peer(admissions: &Admissions, channel: Channel, refusal: Refusal) {
     if let Some(_told) = admissions.tell(channel.peer()) {
         refuse(channel, refusal).await;
     }
@@ -37,8 +33,7 @@ pub(crate) async fn say_and_close(admissions: &Admissions, channel: Channel, ans
 }
 
 /// Refuses a peer that is counted elsewhere.
-pub(crate) async fn refuse(channel: Channel, refusal: impl FnOnce(Fingerprint) -> Refusal) {
-    let refusal = refusal(channel.peer());
+pub(crate) async fn refuse(channel: Channel, refusal: Refusal) {
     let mut answer = Greeting::new(Role::Control, TransferId([0; 16])).encode().to_vec();
     answer.extend(encode_message(&ToSender::Refused(refusal)));
     write_and_close(channel, &answer).await;

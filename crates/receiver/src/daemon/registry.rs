@@ -3,12 +3,14 @@
 //! **Invariant:** a lane is handed only to a transfer that was opened by the same key.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc};
 use zmove_transport::{Fingerprint, LaneSource};
 use zmove_types::TransferId;
+
+use crate::sharing::Lock;
 
 /// The running transfers of one daemon.
 #[derive(Clone, Debug, Default)]
@@ -16,19 +18,13 @@ pub(crate) struct Registry(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    transfers: Mutex<HashMap<Key, State>>,
+    /// The ways to their lanes; none while a transfer waits for its turn, and its sender knows that.
+    transfers: Lock<HashMap<Key, Option<LanesIn>>>,
     changed: Notify,
 }
 
 type Key = (Fingerprint, TransferId);
 pub(crate) type LanesIn = mpsc::Sender<Box<dyn LaneSource>>;
-
-#[derive(Clone, Debug)]
-enum State {
-    /// It waits for its turn, and its sender knows that.
-    InLine,
-    Running(LanesIn),
-}
 
 /// What there is for a lane.
 #[derive(Debug)]
@@ -47,27 +43,19 @@ pub(crate) struct Registered {
 }
 
 impl Registry {
-    /// Enters a transfer that waits for its turn; `None` when its owner has one of that id already.
-    pub(crate) fn line_up(&self, owner: Fingerprint, transfer: TransferId) -> Option<Registered> {
-        self.enter((owner, transfer), State::InLine)
-    }
-
-    /// Enters a transfer; `None` when its owner runs one of that id already.
-    pub(crate) fn register(
+    /// Enters a transfer, with the way to its lanes unless it waits for its turn; `None` when its owner has one of that id already.
+    pub(crate) fn enter(
         &self,
         owner: Fingerprint,
         transfer: TransferId,
-        lanes: LanesIn,
+        lanes: Option<LanesIn>,
     ) -> Option<Registered> {
-        self.enter((owner, transfer), State::Running(lanes))
-    }
-
-    fn enter(&self, key: Key, state: State) -> Option<Registered> {
-        let mut transfers = self.0.lock();
+        let key = (owner, transfer);
+        let mut transfers = self.0.transfers.lock();
         if transfers.contains_key(&key) {
             return None;
         }
-        transfers.insert(key, state);
+        transfers.insert(key, lanes);
         drop(transfers);
         self.0.changed.notify_waiters();
         Some(Registered { registry: self.clone(), key })
@@ -80,9 +68,9 @@ impl Registry {
                 let changed = self.0.changed.notified();
                 tokio::pin!(changed);
                 changed.as_mut().enable();
-                match self.0.lock().get(&(owner, transfer)) {
-                    Some(State::Running(lanes)) => return Found::Lanes(lanes.clone()),
-                    Some(State::InLine) => return Found::InLine,
+                match self.0.transfers.lock().get(&(owner, transfer)) {
+                    Some(Some(lanes)) => return Found::Lanes(lanes.clone()),
+                    Some(None) => return Found::InLine,
                     None => {}
                 }
                 changed.await;
@@ -95,20 +83,14 @@ impl Registry {
 impl Registered {
     /// Its turn has come.
     pub(crate) fn begin(&self, lanes: LanesIn) {
-        self.registry.0.lock().insert(self.key, State::Running(lanes));
+        self.registry.0.transfers.lock().insert(self.key, Some(lanes));
         self.registry.0.changed.notify_waiters();
-    }
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, State>> {
-        self.transfers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        self.registry.0.lock().remove(&self.key);
+        self.registry.0.transfers.lock().remove(&self.key);
     }
 }
 
@@ -128,11 +110,11 @@ mod tests {
         });
         tokio::task::yield_now().await;
         let (lanes, _kept) = mpsc::channel(1);
-        let registered = registry.register(owner, TRANSFER, lanes.clone()).unwrap();
+        let registered = registry.enter(owner, TRANSFER, Some(lanes.clone())).unwrap();
         assert!(matches!(early.await.unwrap(), Found::Lanes(_)));
         let found = registry.find(stranger, TRANSFER, Duration::from_secs(1)).await;
         assert!(matches!(found, Found::Nothing));
-        assert!(registry.register(owner, TRANSFER, lanes).is_none());
+        assert!(registry.enter(owner, TRANSFER, Some(lanes)).is_none());
         drop(registered);
         let found = registry.find(owner, TRANSFER, Duration::from_secs(1)).await;
         assert!(matches!(found, Found::Nothing));
@@ -141,11 +123,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn lanes_of_a_transfer_in_line_are_sent_away_until_it_begins() {
         let (registry, owner) = (Registry::default(), Fingerprint([1; 32]));
-        let registered = registry.line_up(owner, TRANSFER).unwrap();
+        let registered = registry.enter(owner, TRANSFER, None).unwrap();
         let find = || registry.find(owner, TRANSFER, Duration::from_secs(1));
         assert!(matches!(find().await, Found::InLine));
         let (lanes, _kept) = mpsc::channel(1);
-        assert!(registry.register(owner, TRANSFER, lanes.clone()).is_none());
+        assert!(registry.enter(owner, TRANSFER, Some(lanes.clone())).is_none());
         registered.begin(lanes);
         assert!(matches!(find().await, Found::Lanes(_)));
         drop(registered);

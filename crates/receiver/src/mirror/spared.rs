@@ -13,7 +13,6 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::Dir;
 use rustix::io::Errno;
@@ -22,11 +21,12 @@ use zmove_types::{FileNumber, Name, RelPath};
 
 use crate::account::{Account, Held};
 use crate::mirror::effort::Effort;
+use crate::sharing::Lock;
 
 /// See the module. A name that stays may be told in another message than the entry that it leads to.
 #[derive(Debug)]
 pub(crate) struct Spared {
-    state: Mutex<State>,
+    state: Lock<State>,
     look: Look,
 }
 
@@ -62,12 +62,12 @@ impl Spared {
 
     pub(super) fn by(look: Look, account: &Account) -> Self {
         let state = State { inodes: HashSet::new(), held: account.nothing(), all: false };
-        Self { state: Mutex::new(state), look }
+        Self { state: Lock::new(state), look }
     }
 
     /// Whether nothing is spared.
     pub(crate) fn is_empty(&self) -> bool {
-        let state = self.lock();
+        let state = self.state.lock();
         state.inodes.is_empty() && !state.all
     }
 
@@ -145,20 +145,16 @@ impl Spared {
     }
 
     fn has_inode(&self, inode: FileNumber) -> bool {
-        let state = self.lock();
+        let state = self.state.lock();
         state.all || state.inodes.contains(&inode)
     }
 
     fn remember(&self, inode: FileNumber) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         match state.held.grow(INODE_BYTES) {
             Ok(()) => drop(state.inodes.insert(inode)),
             Err(_no_room) => state.all = true,
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

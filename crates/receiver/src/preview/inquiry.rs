@@ -18,7 +18,7 @@ use crate::account::Account;
 use crate::account::cores::Turn;
 use crate::store::rules::Rules;
 use crate::store::target::existing::contents_root;
-use crate::store::target::read_only::Seen;
+use crate::store::target::{Seen, renamed};
 
 /// What is held against an inquiry.
 #[derive(Debug)]
@@ -95,7 +95,7 @@ impl Previewer {
         path: &RelPath,
         entry: &InquiredEntry,
     ) -> Finding {
-        let name = self.seen.name(path, &entry.name);
+        let name = renamed(self.seen.rename.as_ref(), path, &entry.name);
         let stat = match rustix::fs::statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => stat,
             Err(Errno::NOENT) => return Finding::New,

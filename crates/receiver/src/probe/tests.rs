@@ -4,11 +4,11 @@ use super::*;
 
 use tokio::task::JoinHandle;
 use zmove_chunk::seal;
-use zmove_transport::{ControlReader, Frame, LaneSink, memory_control, memory_lane};
+use zmove_transport::{ControlReader, ControlWriter, Frame, LaneSink, memory_control, memory_lane};
 use zmove_types::{Buffer, StageClock, TransferId};
 use zmove_wire::{
     FrameHeader, FrameKind, Greeting, Purpose, Refusal, RefusalCode, Role, SweepOrder, Version,
-    decode_message,
+    decode_message, encode_message,
 };
 
 use crate::session::turns::Turns;

@@ -25,9 +25,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::SystemTime;
 
 use rustix::io::Errno;
@@ -41,6 +40,7 @@ use crate::config::BUFFER_BYTES;
 use crate::resume::journal::{
     Begin, Journal, JournalError, Mark, Orphan, Part, SourceIdentity, UnfinishedFile, birth_of, orphans_like,
 };
+use crate::sharing::{Lock, by_several};
 use crate::store::target::file_systems::Flush;
 
 /// All parts of one transfer.
@@ -52,7 +52,7 @@ pub(crate) struct Parts {
     /// Whether flushes tell nothing any more: a part is not flushed with the target directory, or a flush has failed.
     unflushed: AtomicBool,
     account: Account,
-    state: Mutex<State>,
+    state: Lock<State>,
 }
 
 #[derive(Debug, Default)]
@@ -117,13 +117,13 @@ impl Parts {
             }
         }
         let (unflushed, account) = (AtomicBool::new(false), Account::default());
-        Self { journals, begin, unflushed, account, state: Mutex::new(state) }
+        Self { journals, begin, unflushed, account, state: Lock::new(state) }
     }
 
     /// Has what is held booked there. Where there is no room for what earlier transfers have left, nothing is gone on with.
     pub(crate) fn booked_on(mut self, account: &Account) -> Self {
         self.account = account.clone();
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.get_mut();
         match account.hold_memory(state.bytes()) {
             Ok(held) => state.held = Some(held),
             Err(error) => *state = State { trouble: Some(error.to_string()), ..State::default() },
@@ -133,12 +133,12 @@ impl Parts {
 
     /// Whether earlier transfers have left anything.
     pub(crate) fn has_earlier(&self) -> bool {
-        !self.lock().earlier.is_empty()
+        !self.state.lock().earlier.is_empty()
     }
 
     /// Why no journal is kept although it should be.
     pub(crate) fn trouble(&self) -> Option<String> {
-        self.lock().trouble.clone()
+        self.state.lock().trouble.clone()
     }
 
     /// What is held of a file that is offered: the values of groups that need not come again, by number. At least one group
@@ -157,7 +157,7 @@ impl Parts {
         // one that cannot be opened now is still told of, for another time
         let Ok(reopened) = reopen(directory, &earlier.file.part, direct) else { return BTreeMap::new() };
         let Some((mut staged, there)) = reopened else {
-            self.lock().forget(&earlier);
+            self.state.lock().forget(&earlier);
             return BTreeMap::new();
         };
         let is_untouched = is_as_left(&earlier.file, &there);
@@ -180,12 +180,12 @@ impl Parts {
         }
         let held: BTreeMap<_, _> = groups.iter().map(|(index, (cv, _))| (*index, *cv)).collect();
         if !held.is_empty() {
-            self.lock().prepared.insert(path.clone(), Prepared { earlier, staged });
+            self.state.lock().prepared.insert(path.clone(), Prepared { earlier, staged });
         } else if !hashing()() {
             staged.discard();
             // first the part, then what tells of it
             drop(staged);
-            self.lock().forget(&earlier);
+            self.state.lock().forget(&earlier);
         }
         held
     }
@@ -216,36 +216,20 @@ impl Parts {
             }
             found
         };
-        thread::scope(|scope| {
-            let look = &look;
-            let hold = || self.account.hold_thread().zip(self.account.hold_memory(BUFFER_BYTES).ok());
-            let helpers = (1..READERS_MAX.min(groups.len())).map_while(|_| hold());
-            let helpers: Vec<_> = helpers
-                .map_while(|held| {
-                    let look = move || {
-                        let _booked = held;
-                        look()
-                    };
-                    thread::Builder::new().name("zmove-resume".to_owned()).spawn_scoped(scope, look).ok()
-                })
-                .collect();
-            let mut found: HashSet<_> = look().into_iter().collect();
-            helpers
-                .into_iter()
-                .for_each(|helper| found.extend(helper.join().expect("reading does not panic")));
-            Some(found)
-        })
+        let hold = |_| self.account.hold_thread().zip(self.account.hold_memory(BUFFER_BYTES).ok());
+        let helpers = (1..READERS_MAX.min(groups.len())).map_while(hold);
+        Some(by_several("zmove-resume", helpers, look).into_iter().collect())
     }
 
     /// The part that a file which has just been declared goes on with.
     pub(crate) fn take_up(&self, id: FileId, path: &RelPath, head: &FileHead) -> Option<Prior> {
-        let Prepared { earlier, staged } = self.lock().prepared.remove(path)?;
+        let Prepared { earlier, staged } = self.state.lock().prepared.remove(path)?;
         if earlier.file.part.source != source_of(head) {
             return None;
         }
         self.look_where(&staged);
         match self.journal().map(|journal| journal.adopt(id.0, &earlier.file)) {
-            Some(Ok(())) => self.lock().forget(&earlier),
+            Some(Ok(())) => self.state.lock().forget(&earlier),
             Some(Err(error)) => self.note(&error),
             None => {}
         }
@@ -317,7 +301,7 @@ impl Parts {
 
     /// The transfer has come to its end: journals that tell of nothing go.
     pub(crate) fn finish(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let is_empty = |orphan: &mut Orphan| orphan.unfinished().files.is_empty();
         let emptied = state.orphans.iter_mut().filter_map(|orphan| orphan.take_if(is_empty));
         // one that cannot be removed tells of nothing
@@ -339,14 +323,14 @@ impl Parts {
     /// Removes parts that nobody goes on with: their file has been put there since, smaller or as part of a batch. To be called
     /// before directories get their times.
     pub(crate) fn drop_overtaken(&self, target: &Tree) {
-        let paths: Vec<_> = self.lock().earlier.keys().cloned().collect();
+        let paths: Vec<_> = self.state.lock().earlier.keys().cloned().collect();
         for path in paths {
             let Some(earlier) = self.take_earlier(&path) else { continue };
             if !self.drop_if_overtaken(target, &path, &earlier) {
-                self.lock().earlier.insert(path, earlier);
+                self.state.lock().earlier.insert(path, earlier);
             }
         }
-        let older = std::mem::take(&mut self.lock().older);
+        let older = std::mem::take(&mut self.state.lock().older);
         for (path, earlier) in older {
             // one that is not is told of by its journal, for another time
             self.drop_if_overtaken(target, &path, &earlier);
@@ -357,18 +341,18 @@ impl Parts {
         let Some(part) = overtaken(target, path, &earlier.file.part) else { return false };
         part.discard();
         drop(part);
-        self.lock().forget(earlier);
+        self.state.lock().forget(earlier);
         true
     }
 
     fn take_earlier(&self, path: &RelPath) -> Option<Earlier> {
-        self.lock().earlier.remove(path)
+        self.state.lock().earlier.remove(path)
     }
 
     /// The journal, begun if need be.
     fn journal(&self) -> Option<Arc<Journal>> {
         let directory = self.journals.as_ref()?;
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.journal.is_none() && state.trouble.is_none() {
             match Journal::create_within(directory, &self.begin, self.account.room()) {
                 Ok(journal) => state.journal = Some(Arc::new(journal)),
@@ -379,7 +363,7 @@ impl Parts {
     }
 
     fn running(&self) -> Option<Arc<Journal>> {
-        self.lock().running()
+        self.state.lock().running()
     }
 
     fn record(&self, write: impl FnOnce(&Journal) -> Result<(), JournalError>) {
@@ -390,11 +374,7 @@ impl Parts {
 
     /// A journal that cannot be written any more is kept as it is: what it tells is true.
     fn note(&self, error: &JournalError) {
-        self.lock().trouble = Some(error.to_string());
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().trouble = Some(error.to_string());
     }
 }
 

@@ -11,13 +11,15 @@ mod notice;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use zmove_wire::{Refusal, RefusalCode};
 
 use notice::{Board, Notice};
+
+use crate::sharing::Lock;
 
 /// The sessions of one daemon that are ending, by target, or those of several receivers of one user; clones share them.
 #[derive(Clone, Debug, Default)]
@@ -26,7 +28,7 @@ pub struct EndingSessions(Arc<Shared>);
 #[derive(Debug, Default)]
 struct Shared {
     /// How many, by whose they are and the target as it was asked for.
-    targets: Mutex<HashMap<Place, usize>>,
+    targets: Lock<HashMap<Place, usize>>,
     changed: Notify,
     /// Where other processes are told, and tell.
     board: Option<Arc<Board>>,
@@ -62,7 +64,7 @@ impl EndingSessions {
 
     pub(crate) async fn begin(&self, owner: &str, target: &[u8]) -> Ending {
         let place = (owner.to_owned(), target.to_vec());
-        *self.0.lock().entry(place.clone()).or_default() += 1;
+        *self.0.targets.lock().entry(place.clone()).or_default() += 1;
         let mut ending = Ending { sessions: self.clone(), place, notice: None };
         if let Some(board) = &self.0.board {
             let (board, target) = (Arc::clone(board), target.to_vec());
@@ -84,7 +86,7 @@ impl EndingSessions {
                 let changed = self.0.changed.notified();
                 tokio::pin!(changed);
                 changed.as_mut().enable();
-                if !self.0.lock().contains_key(&place) {
+                if !self.0.targets.lock().contains_key(&place) {
                     break;
                 }
                 changed.await;
@@ -106,16 +108,10 @@ impl EndingSessions {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Place, usize>> {
-        self.targets.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Drop for Ending {
     fn drop(&mut self) {
         drop(self.notice.take());
-        let mut targets = self.sessions.0.lock();
+        let mut targets = self.sessions.0.targets.lock();
         if let Some(count) = targets.get_mut(&self.place) {
             *count -= 1;
             if *count == 0 {

@@ -4,7 +4,7 @@ use zmove_transport::{Frame, memory_control, memory_lane};
 use zmove_types::{Buffer, Doing, ItemId, Metadata, Name, RelPath, StageClock};
 use zmove_wire::{
     Batch, BatchEntry, DirectoryGroup, Extension, Extensions, FrameHeader, FrameKind, PublishedItem,
-    decode_message,
+    decode_message, encode_message,
 };
 
 use super::*;

@@ -1,18 +1,23 @@
-//! The threads of one session that look at its target, and what becomes of a session when one of them panics.
+//! The threads of one session, for its lanes and for looking at its target, and what becomes of it when one of them panics.
 //!
 //! They are the session's own and not the runtime's: a target may be huge, or on storage that does not
 //! answer, and nobody else waits for that. They hash and list by turns ([`cores`](crate::account::cores)).
 //!
 //! **Invariant:** they end with the session, which waits for them, and no work is begun after it.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
+use zmove_transport::{LaneBreaker, LaneSource};
 
 use crate::account::Account;
+use crate::account::windows::open_window;
+use crate::config::ReceiverConfig;
 use crate::error::SessionError;
+use crate::meters::TransferMeter;
 use crate::store::reports::Outcome;
 use crate::store::transfer::Transfer;
 
@@ -21,9 +26,21 @@ pub(crate) struct PanicGuard<'a>(pub(crate) &'a Transfer);
 
 impl Drop for PanicGuard<'_> {
     fn drop(&mut self) {
-        if std::thread::panicking() {
+        if thread::panicking() {
             self.0.reports.tell(Outcome::Panicked);
         }
+    }
+}
+
+/// Work with what all threads of a transfer share.
+pub(crate) fn guarded(
+    transfer: &Arc<Transfer>,
+    work: impl FnOnce(&Transfer) + Send + 'static,
+) -> impl FnOnce() + Send + 'static {
+    let transfer = Arc::clone(transfer);
+    move || {
+        let _guard = PanicGuard(&transfer);
+        work(&transfer);
     }
 }
 
@@ -77,11 +94,7 @@ impl Workers {
         transfer: &Arc<Transfer>,
         work: impl FnOnce(&Transfer) + Send + 'static,
     ) -> Result<(), SessionError> {
-        let transfer = Arc::clone(transfer);
-        self.start(move || {
-            let _guard = PanicGuard(&transfer);
-            work(&transfer);
-        })
+        self.start(guarded(transfer, work))
     }
 
     /// Waits until nothing is at work any more; what has not begun is left undone.
@@ -97,9 +110,7 @@ impl Workers {
         if threads.is_empty() {
             return;
         }
-        // one that has panicked has told so
-        let join = move || threads.into_iter().for_each(|thread| drop(thread.join()));
-        tokio::task::spawn_blocking(join).await.expect("joining does not panic");
+        tokio::task::spawn_blocking(|| join(threads)).await.expect("joining does not panic");
     }
 
     /// One is there in any case; more of them only as far as the key may have them.
@@ -119,9 +130,9 @@ impl Workers {
                 under_way.fetch_sub(1, Ordering::Relaxed);
             }
         };
-        match std::thread::Builder::new().name(format!("zmove-look-{}", self.threads.len())).spawn(run) {
+        match spawn(format!("zmove-look-{}", self.threads.len()), run) {
             Ok(thread) => self.threads.push(thread),
-            Err(error) if self.threads.is_empty() => return Err(SessionError::Thread(error)),
+            Err(error) if self.threads.is_empty() => return Err(error),
             Err(_others_do_it) => {}
         }
         Ok(())
@@ -180,4 +191,74 @@ mod tests {
         drop(end);
         ending.await.unwrap();
     }
+}
+
+/// The threads of a session's lanes, one each.
+#[derive(Debug)]
+pub(crate) struct LaneThreads {
+    account: Account,
+    meter: Arc<TransferMeter>,
+    threads: Vec<JoinHandle<()>>,
+    /// Of the lanes that are up, by number.
+    up: HashMap<u32, LaneBreaker>,
+    begun: u32,
+}
+
+impl LaneThreads {
+    pub(crate) fn new(config: &ReceiverConfig) -> Self {
+        let (account, meter) = (config.account.clone(), Arc::clone(&config.meter));
+        Self { account, meter, threads: Vec::new(), up: HashMap::new(), begun: 0 }
+    }
+
+    /// How many lanes are up.
+    pub(crate) fn count(&self) -> usize {
+        self.up.len()
+    }
+
+    /// Has a thread `run` a lane, with its number, which is to tell when that has [ended](Self::ended).
+    pub(crate) fn add(
+        &mut self,
+        mut source: Box<dyn LaneSource>,
+        run: impl FnOnce(u32, Box<dyn LaneSource>) + Send + 'static,
+    ) -> Result<(), SessionError> {
+        let window = open_window(source.as_mut(), self.count(), &self.account);
+        let number = self.begun;
+        self.begun = number.wrapping_add(1);
+        self.up.insert(number, source.breaker());
+        self.meter.lanes_are(self.count());
+        // lanes come and go as long as the session lasts
+        self.threads.retain(|thread| !thread.is_finished());
+        self.threads.push(spawn(format!("zmove-lane-{number}"), move || {
+            let _until_it_ends = window;
+            run(number, source);
+        })?);
+        Ok(())
+    }
+
+    pub(crate) fn ended(&mut self, number: u32) {
+        self.up.remove(&number);
+        self.meter.lanes_are(self.count());
+    }
+
+    /// Breaks those that are up.
+    pub(crate) fn trip(&self) {
+        self.up.values().for_each(LaneBreaker::trip);
+    }
+
+    pub(crate) fn join(self) {
+        join(self.threads);
+    }
+}
+
+/// Starts a thread that a session waits for.
+pub(crate) fn spawn(
+    name: String,
+    work: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>, SessionError> {
+    thread::Builder::new().name(name).spawn(work).map_err(SessionError::Thread)
+}
+
+pub(crate) fn join(threads: Vec<JoinHandle<()>>) {
+    // one that has panicked has told so
+    threads.into_iter().for_each(|thread| drop(thread.join()));
 }

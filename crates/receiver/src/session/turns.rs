@@ -4,10 +4,12 @@
 //! others have ended.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use tokio::sync::watch;
 use zmove_transport::Fingerprint;
+
+use crate::sharing::Lock;
 
 /// The runs that one key has under way.
 #[derive(Clone, Debug, Default)]
@@ -18,7 +20,7 @@ pub struct Turns {
 
 /// The runs of all keys.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Runs(Arc<Mutex<Latest>>);
+pub(crate) struct Runs(Arc<Lock<Latest>>);
 
 /// What ends the latest transfer of each run; nobody listens any more when it has ended.
 type Latest = HashMap<Key, Arc<watch::Sender<bool>>>;
@@ -37,10 +39,6 @@ impl Runs {
     pub(crate) fn of(&self, owner: Fingerprint) -> Turns {
         Turns { runs: self.clone(), owner: Some(owner) }
     }
-
-    fn lock(&self) -> MutexGuard<'_, Latest> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Turns {
@@ -50,7 +48,7 @@ impl Turns {
         let (own, over) = watch::channel(false);
         let own = Arc::new(own);
         let turn = Turn { runs: self.runs.clone(), key, own: Arc::clone(&own), over };
-        let before = self.runs.lock().insert(key, own);
+        let before = self.runs.0.lock().insert(key, own);
         if let Some(before) = before {
             before.send_replace(true);
             before.closed().await;
@@ -70,7 +68,7 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let mut runs = self.runs.lock();
+        let mut runs = self.runs.0.lock();
         if runs.get(&self.key).is_some_and(|latest| Arc::ptr_eq(latest, &self.own)) {
             runs.remove(&self.key);
         }
@@ -104,9 +102,9 @@ mod tests {
         assert!(!third.is_finished());
         drop(second);
         let third = third.await.unwrap();
-        assert_eq!(turns.runs.lock().len(), 1);
+        assert_eq!(turns.runs.0.lock().len(), 1);
         drop(third);
-        assert!(turns.runs.lock().is_empty());
+        assert!(turns.runs.0.lock().is_empty());
     }
 
     #[tokio::test]
@@ -114,6 +112,6 @@ mod tests {
         let runs = Runs::default();
         let [one, other] = [1, 2].map(|byte| runs.of(Fingerprint([byte; 32])));
         let _held = (one.take(RUN).await, one.take([2; 16]).await, other.take(RUN).await);
-        assert_eq!(runs.lock().len(), 3);
+        assert_eq!(runs.0.lock().len(), 3);
     }
 }

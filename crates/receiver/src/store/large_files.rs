@@ -12,8 +12,8 @@ pub(crate) mod delta;
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use zmove_disk::{FileIdentity, Staged};
 use zmove_types::{FileId, GroupSpan, ItemId};
@@ -22,13 +22,14 @@ use zmove_wire::{Fault, FaultCode, FileHead, Operation, WireError};
 
 use crate::account::{Account, Held};
 use crate::resume::parts::Prior;
+use crate::sharing::Lock;
 use crate::store::large_files::delta::Base;
 
 /// All large files of a transfer.
 #[derive(Debug)]
 pub(crate) struct FileTable {
     account: Account,
-    table: Mutex<Table>,
+    table: Lock<Table>,
 }
 
 #[derive(Debug)]
@@ -60,7 +61,7 @@ pub(crate) struct LargeFile {
     /// Another version of it that is at the target.
     pub(crate) base: Option<Base>,
     given_up: AtomicBool,
-    state: Mutex<State>,
+    state: Lock<State>,
     _held: Held,
 }
 
@@ -90,7 +91,7 @@ pub(crate) struct Complete(pub(crate) Staged);
 impl FileTable {
     pub(crate) fn new(account: &Account) -> Self {
         let table = Table { slots: HashMap::new(), living: 0, unheard: 0, held: account.nothing() };
-        Self { account: account.clone(), table: Mutex::new(table) }
+        Self { account: account.clone(), table: Lock::new(table) }
     }
 
     /// A file is about to be given up, which may come before its declaration does.
@@ -98,7 +99,7 @@ impl FileTable {
     /// # Errors
     /// More files than a sender may have under way were given up and never declared.
     pub(crate) fn hear_of(&self, id: FileId) -> Result<(), WireError> {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         if table.slots.contains_key(&id) {
             return Ok(());
         }
@@ -123,7 +124,7 @@ impl FileTable {
         base: impl FnOnce(&FileHead) -> Option<Base>,
         prior: impl FnOnce(&FileHead) -> Option<Prior>,
     ) -> Result<(), Undeclarable> {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         match table.slots.get(&id) {
             None if GroupSpan::count(head.bytes).is_some_and(|count| count > 1) => {
                 if table.living >= FILES_UNFINISHED_MAX {
@@ -133,9 +134,9 @@ impl FileTable {
                 let held = self.account.hold_memory(FILE_BYTES + 2 * head.path.as_bytes().len());
                 let held = held.map_err(Undeclarable::Full)?;
                 let (base, given_up) = (base(&head), AtomicBool::new(false));
-                let file = LargeFile { id, head, base, given_up, state: Mutex::default(), _held: held };
+                let file = LargeFile { id, head, base, given_up, state: Lock::default(), _held: held };
                 let file = Arc::new(file);
-                let mut state = file.lock();
+                let mut state = file.state.lock();
                 table.slots.insert(id, Slot::Live(Arc::clone(&file)));
                 table.living += 1;
                 drop(table);
@@ -164,7 +165,7 @@ impl FileTable {
 
     /// The file, if it is alive; `Err` when it was never declared.
     pub(crate) fn find(&self, id: FileId) -> Result<Option<Arc<LargeFile>>, Undeclared> {
-        match self.lock().slots.get(&id) {
+        match self.table.lock().slots.get(&id) {
             None => Err(Undeclared),
             Some(Slot::Dead | Slot::Unheard) => Ok(None),
             Some(Slot::Live(file) | Slot::Closing(file)) => Ok(Some(Arc::clone(file))),
@@ -173,7 +174,7 @@ impl FileTable {
 
     /// All files that are alive.
     pub(crate) fn living(&self) -> Vec<Arc<LargeFile>> {
-        let table = self.lock();
+        let table = self.table.lock();
         let living = table.slots.values().filter_map(|slot| match slot {
             Slot::Live(file) => Some(Arc::clone(file)),
             Slot::Closing(_) | Slot::Dead | Slot::Unheard => None,
@@ -193,11 +194,11 @@ impl FileTable {
 
     /// A file that was closing has its name, or could not get it.
     pub(crate) fn closed(&self, id: FileId) {
-        self.lock().slots.insert(id, Slot::Dead);
+        self.table.lock().slots.insert(id, Slot::Dead);
     }
 
     fn end(&self, id: FileId, into: impl FnOnce(Arc<LargeFile>) -> Slot) -> Option<Arc<LargeFile>> {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         match table.slots.entry(id) {
             Entry::Vacant(place) => {
                 place.insert(Slot::Dead);
@@ -217,17 +218,13 @@ impl FileTable {
 
     /// Ends all files that are still alive.
     pub(crate) fn retire_all(&self) -> Vec<Arc<LargeFile>> {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         table.living = 0;
         let live = table.slots.values_mut().filter_map(|slot| match std::mem::replace(slot, Slot::Dead) {
             Slot::Live(file) => Some(file),
             Slot::Closing(_) | Slot::Dead | Slot::Unheard => None,
         });
         live.collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -266,7 +263,7 @@ impl LargeFile {
     pub(crate) fn discard(&self) {
         // who is making it now holds the lock, who comes later sees this
         self.given_up.store(true, Ordering::Relaxed);
-        self.lock().staged.iter().for_each(|staged| staged.discard());
+        self.state.lock().staged.iter().for_each(|staged| staged.discard());
     }
 
     /// Whether nothing is to be left of it.
@@ -276,17 +273,17 @@ impl LargeFile {
 
     /// Whether no group of it has been written.
     pub(crate) fn is_blank(&self) -> bool {
-        self.lock().written.is_empty()
+        self.state.lock().written.is_empty()
     }
 
     /// What it is now; none where nothing of it has come, or it cannot be looked at.
     pub(crate) fn identity(&self) -> Option<FileIdentity> {
-        FileIdentity::of(self.lock().staged.as_ref()?.file()).ok()
+        FileIdentity::of(self.state.lock().staged.as_ref()?.file()).ok()
     }
 
     /// The file being written, made by `create` at the first call.
     pub(crate) fn staged<E>(&self, create: impl FnOnce() -> Result<Staged, E>) -> Result<Arc<Staged>, E> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let Some(staged) = &state.staged {
             return Ok(Arc::clone(staged));
         }
@@ -297,7 +294,7 @@ impl LargeFile {
 
     /// Books a group as written; gives up the writer's hold on the file. The last group makes it complete.
     pub(crate) fn written(&self, span: GroupSpan, hold: Arc<Staged>) -> Option<Complete> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         drop(hold);
         state.written.insert(span.index);
         let wanted = GroupSpan::count(self.head.bytes).expect("checked when declared") as usize;
@@ -312,7 +309,7 @@ impl LargeFile {
     /// Whether a chunk is to be written: one that comes again is not, while or after the first copy is. Until that has
     /// [ended](Self::end), with all that follows from it, the item waits.
     pub(crate) fn begin(&self, span: GroupSpan, item: ItemId) -> Copy {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         // a group that is written may be the last, whose writer is giving the file its name
         if let Some(waiting) = state.writing.get_mut(&span.index) {
             waiting.push(item);
@@ -327,11 +324,7 @@ impl LargeFile {
 
     /// Ends what [`begin`](Self::begin) called the first copy; returns the items that have waited for it.
     pub(crate) fn end(&self, span: GroupSpan) -> Vec<ItemId> {
-        self.lock().writing.remove(&span.index).unwrap_or_default()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().writing.remove(&span.index).unwrap_or_default()
     }
 }
 

@@ -18,7 +18,6 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, MutexGuard};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::AtFlags;
@@ -29,6 +28,7 @@ use zmove_types::{BufferPool, FileId, Name, RelPath};
 use zmove_wire::{Durability, Fault, FaultCode, FileDone, FileEntry, Operation};
 
 use crate::config::BUFFER_BYTES;
+use crate::sharing::by_several;
 use crate::store::failure::{ALREADY_THERE, Failure, failed_to, failure};
 use crate::store::publishing::publisher::{
     Filled, Filling, Generation, HiddenFile, Known, PendingBatch, Wake, WholeFile,
@@ -200,7 +200,7 @@ impl Generation {
                 }
             }
         }
-        for (suspect, found) in look_at_all(transfer, suspects, beside) {
+        for (suspect, found) in look_at_all(transfer.disk.as_ref(), suspects, beside) {
             match (suspect, found) {
                 (Suspect::Hidden(file), Ok(())) => self.files.push(file),
                 (Suspect::Hidden(file), Err(error)) => {
@@ -240,31 +240,24 @@ type Found = (Suspect, io::Result<()>);
 
 /// Flushes each file by itself and reads it back, many at a time.
 fn look_at_all(
-    transfer: &Transfer,
+    disk: &dyn Disk,
     suspects: Vec<(Arc<OwnedFd>, Name, Suspect)>,
     beside: Option<&Flushing>,
 ) -> Vec<Found> {
     let (give, take) = crossbeam_channel::unbounded();
     suspects.into_iter().for_each(|suspect| give.send(suspect).expect("the other end is here"));
     drop(give);
-    thread::scope(|scope| {
-        let look = || {
-            let buffers = BufferPool::new(BUFFER_BYTES, 1);
-            let look = |(directory, name, suspect): (Arc<OwnedFd>, Name, Suspect)| {
-                let flushed = beside.is_some_and(Flushing::is_done);
-                let look = || look_at(transfer.disk.as_ref(), &buffers, (&directory, &name), suspect.file());
-                let found = if flushed { Ok(()) } else { look() };
-                (suspect, found)
-            };
-            take.iter().map(look).collect::<Vec<_>>()
+    let look = || {
+        let buffers = BufferPool::new(BUFFER_BYTES, 1);
+        let look = |(directory, name, suspect): (Arc<OwnedFd>, Name, Suspect)| {
+            let flushed = beside.is_some_and(Flushing::is_done);
+            let look = || look_at(disk, &buffers, (&directory, &name), suspect.file());
+            let found = if flushed { Ok(()) } else { look() };
+            (suspect, found)
         };
-        let start = |_| thread::Builder::new().name("zmove-look".to_owned()).spawn_scoped(scope, look).ok();
-        // with those that can be had: this one looks too
-        let readers: Vec<_> = (1..READERS).map_while(start).collect();
-        let mut found = look();
-        readers.into_iter().for_each(|reader| found.extend(reader.join().expect("reading does not panic")));
-        found
-    })
+        take.iter().map(look).collect()
+    };
+    by_several("zmove-look", 1..READERS, look)
 }
 
 /// Whether a file is on the storage as it should be, read past the page cache.

@@ -10,7 +10,6 @@ pub(crate) mod directories;
 pub(crate) mod existing;
 pub(crate) mod file_systems;
 pub(crate) mod open_directories;
-pub(crate) mod read_only;
 pub(crate) mod tree;
 
 use std::ffi::OsStr;
@@ -48,43 +47,86 @@ pub(crate) struct Target {
     pub(crate) is_closed: bool,
 }
 
+/// Where a target is, whose directory need not be there.
+struct Place<'a> {
+    /// The tree that it lies in; none where only that of a user of this process could be, and is not there.
+    tree: Option<Tree>,
+    /// The directory for entries in that.
+    path: RelPath,
+    /// For a single entry: its name at the source and the name it gets, unless it goes into a directory.
+    rename: Option<(Name, Name)>,
+    /// The target as it was asked for.
+    shown: &'a Path,
+}
+
+/// What becomes of directories that are not there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Missing {
+    Made,
+    Left,
+}
+
 const TARGET_BYTES_MAX: usize = 4096;
+
+impl<'a> Place<'a> {
+    fn of(open: &'a Open, access: &Access, missing: Missing) -> Result<Self, Refusal> {
+        if open.target.len() > TARGET_BYTES_MAX || open.target.contains(&0) {
+            let text = "the target path is too long or holds a NUL byte";
+            return Err(refuse(RefusalCode::Protocol, text.into()));
+        }
+        let (tree, path) = locate(&open.target, access, missing)?;
+        let shown = Path::new(OsStr::from_bytes(&open.target));
+        if let TargetShape::Single { name } = &open.shape
+            && let (Some(parent), Some(own_name)) = (path.parent(), path.file_name())
+        {
+            let is_directory = |tree: &Tree| tree.open_directory(&path).is_ok();
+            if !open.target.ends_with(b"/") && !tree.as_ref().is_some_and(is_directory) {
+                return Ok(Self { tree, path: parent, rename: Some((name.clone(), own_name)), shown });
+            }
+        }
+        Ok(Self { tree, path, rename: None, shown })
+    }
+}
 
 impl Target {
     /// Opens the target, making directories that are missing.
     pub(crate) fn resolve(open: &Open, access: &Access) -> Result<Self, Refusal> {
-        check_length(&open.target)?;
-        let (tree, path) = locate(&open.target, access)?;
-        let shown = Path::new(OsStr::from_bytes(&open.target));
-        match &open.shape {
-            TargetShape::Directory { tops } => {
-                let tops: Vec<_> = tops.iter().map(|top| &top.0).collect();
-                Self::directory(&tree, &path, shown, &tops)
-            }
-            TargetShape::Single { name } => Self::single(&tree, &path, shown, name),
-        }
-    }
-
-    fn directory(tree: &Tree, path: &RelPath, shown: &Path, tops: &[&Name]) -> Result<Self, Refusal> {
-        // where only what is in it is named it gets no mode: it is open at once, as it will be in the end
-        let closed = if tops.is_empty() { make_closed(tree, path) } else { Ok(false) };
-        let made = closed.and_then(|is_closed| Ok((is_closed, tree.create_directory(path)?)));
-        let (is_closed, fd) = made.map_err(|error| cannot("make directory", shown, &error))?;
-        let state = state_of(&fd, tops).map_err(|error| cannot("read directory", shown, &error))?;
-        Ok(Self { tree: Tree::at(fd), rename: None, state, is_closed })
-    }
-
-    fn single(tree: &Tree, path: &RelPath, shown: &Path, name: &Name) -> Result<Self, Refusal> {
-        let into_directory =
-            shown.as_os_str().as_bytes().ends_with(b"/") || tree.open_directory(path).is_ok();
-        let (Some(parent), Some(own_name)) = (path.parent(), path.file_name()) else {
-            return Self::directory(tree, path, shown, &[name]);
+        let Place { tree, path, rename, shown } = Place::of(open, access, Missing::Made)?;
+        let tree = tree.expect("it was made");
+        let tops: Vec<_> = match (&open.shape, &rename) {
+            (TargetShape::Directory { tops }, _) => tops.iter().map(|top| &top.0).collect(),
+            (TargetShape::Single { .. }, Some((_, own_name))) => vec![own_name],
+            (TargetShape::Single { name }, None) => vec![name],
         };
-        if into_directory {
-            return Self::directory(tree, path, shown, &[name]);
-        }
-        let target = Self::directory(tree, &parent, shown, &[&own_name])?;
-        Ok(Self { rename: Some((name.clone(), own_name)), ..target })
+        // where only what is in it is named it gets no mode: it is open at once, as it will be in the end
+        let closed = if tops.is_empty() { make_closed(&tree, &path) } else { Ok(false) };
+        let made = closed.and_then(|is_closed| Ok((is_closed, tree.create_directory(&path)?)));
+        let (is_closed, fd) = made.map_err(|error| cannot("make directory", shown, &error))?;
+        let state = state_of(&fd, &tops).map_err(|error| cannot("read directory", shown, &error))?;
+        Ok(Self { tree: Tree::at(fd), rename, state, is_closed })
+    }
+}
+
+/// A target that is only looked at: what is missing stays missing.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    /// The directory that paths are relative to, if it is there.
+    pub(crate) tree: Option<Tree>,
+    /// For a single entry: its name at the source and the name it would get.
+    pub(crate) rename: Option<(Name, Name)>,
+}
+
+impl Seen {
+    /// Finds the target, as [`Target::resolve`] would, and makes nothing.
+    pub(crate) fn look(open: &Open, access: &Access) -> Result<Self, Refusal> {
+        let Place { tree, path, rename, shown } = Place::of(open, access, Missing::Left)?;
+        let tree = match tree.map(|tree| tree.open_directory(&path)) {
+            Some(Err(error)) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(cannot("open directory", shown, &error));
+            }
+            directory => directory.and_then(Result::ok).map(Tree::at),
+        };
+        Ok(Self { tree, rename })
     }
 }
 
@@ -98,14 +140,6 @@ fn make_closed(tree: &Tree, path: &RelPath) -> io::Result<bool> {
     Tree::make_new(tree.create_directory(&parent)?.as_fd(), &name)
 }
 
-pub(crate) fn check_length(target: &[u8]) -> Result<(), Refusal> {
-    if target.len() > TARGET_BYTES_MAX || target.contains(&0) {
-        let text = "the target path is too long or holds a NUL byte";
-        return Err(refuse(RefusalCode::Protocol, text.into()));
-    }
-    Ok(())
-}
-
 /// The name that an entry gets where a single one may be renamed.
 pub(crate) fn renamed<'a>(rename: Option<&'a (Name, Name)>, directory: &RelPath, name: &'a Name) -> &'a Name {
     match rename {
@@ -115,17 +149,17 @@ pub(crate) fn renamed<'a>(rename: Option<&'a (Name, Name)>, directory: &RelPath,
 }
 
 /// The tree that the target lies in, and where in it.
-fn locate(target: &[u8], access: &Access) -> Result<(Tree, RelPath), Refusal> {
+fn locate(target: &[u8], access: &Access, missing: Missing) -> Result<(Option<Tree>, RelPath), Refusal> {
     let (root, rest) = match access {
         Access::ReadOnly => return Err(refuse(RefusalCode::Denied, "this key may not write here".into())),
-        Access::Anywhere => return locate_own(target),
+        Access::Anywhere => return locate_own(target, missing),
         Access::Beneath(roots) => choose_root(target, roots)?,
     };
-    Ok((open_root(root)?, clean(rest)?))
+    Ok((Some(open_root(root)?), clean(rest)?))
 }
 
 /// Opens the root, on whose way no link of other users is followed.
-pub(crate) fn open_root(root: &Path) -> Result<Tree, Refusal> {
+fn open_root(root: &Path) -> Result<Tree, Refusal> {
     Tree::open_guarded(root).map_err(|error| {
         let mut refusal = cannot("open root", root, &error);
         let denied = rustix::io::Errno::from_io_error(&error) == Some(rustix::io::Errno::ACCESS);
@@ -142,24 +176,26 @@ const CONFINED: &str = ". If the receiver is confined to the roots that it had a
                         there to have another";
 
 /// A user's own target: links and `..` in it are the user's business, as for any command.
-fn locate_own(target: &[u8]) -> Result<(Tree, RelPath), Refusal> {
+fn locate_own(target: &[u8], missing: Missing) -> Result<(Option<Tree>, RelPath), Refusal> {
     let path = Path::new(OsStr::from_bytes(if target.is_empty() { b"." } else { target }));
     if let Ok(tree) = Tree::open(path) {
-        return Ok((tree, RelPath::root()));
+        return Ok((Some(tree), RelPath::root()));
     }
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path
         .file_name()
         .ok_or_else(|| refuse(RefusalCode::Target, format!("no such target: '{}'", Escaped::path(&path))))?;
-    std::fs::create_dir_all(parent).map_err(|error| cannot("make directory", parent, &error))?;
-    let tree = Tree::open(parent).map_err(|error| cannot("open directory", parent, &error))?;
+    if missing == Missing::Made {
+        std::fs::create_dir_all(parent).map_err(|error| cannot("make directory", parent, &error))?;
+    }
+    let tree = match Tree::open(parent) {
+        Err(error) if missing == Missing::Left && error.kind() == io::ErrorKind::NotFound => None,
+        opened => Some(opened.map_err(|error| cannot("open directory", parent, &error))?),
+    };
     Ok((tree, clean(name.as_bytes())?))
 }
 
-pub(crate) fn choose_root<'a>(
-    target: &'a [u8],
-    roots: &'a [PathBuf],
-) -> Result<(&'a Path, &'a [u8]), Refusal> {
+fn choose_root<'a>(target: &'a [u8], roots: &'a [PathBuf]) -> Result<(&'a Path, &'a [u8]), Refusal> {
     if !target.starts_with(b"/") {
         let first =
             roots.first().ok_or_else(|| refuse(RefusalCode::Denied, "this key has no roots".into()))?;
@@ -182,7 +218,7 @@ pub(crate) fn choose_root<'a>(
 }
 
 /// A path without doubled slashes and single dots; `..` is refused.
-pub(crate) fn clean(path: &[u8]) -> Result<RelPath, Refusal> {
+fn clean(path: &[u8]) -> Result<RelPath, Refusal> {
     let parts: Vec<_> =
         path.split(|&byte| byte == b'/').filter(|part| !matches!(*part, b"" | b".")).collect();
     RelPath::from_bytes(&parts.join(&b'/')).map_err(|error| {
@@ -214,7 +250,7 @@ fn holds_anything(directory: &impl AsFd) -> io::Result<bool> {
     Ok(false)
 }
 
-pub(crate) fn cannot(operation: &str, path: &Path, error: &io::Error) -> Refusal {
+fn cannot(operation: &str, path: &Path, error: &io::Error) -> Refusal {
     let text = match rustix::io::Errno::from_io_error(error) {
         Some(rustix::io::Errno::NOTDIR) => {
             format!("target '{}' is not a directory (symbolic links are not followed)", Escaped::path(&path))
@@ -227,7 +263,7 @@ pub(crate) fn cannot(operation: &str, path: &Path, error: &io::Error) -> Refusal
     refuse(RefusalCode::Target, text)
 }
 
-pub(crate) fn refuse(code: RefusalCode, text: String) -> Refusal {
+fn refuse(code: RefusalCode, text: String) -> Refusal {
     Refusal { code, text }
 }
 
@@ -291,7 +327,7 @@ mod tests {
         }
         let access = Access::Beneath(vec![root]);
         let open = open("x", directory());
-        let looked = read_only::Seen::look(&open, &access).map(drop).unwrap_err();
+        let looked = Seen::look(&open, &access).map(drop).unwrap_err();
         let resolved = Target::resolve(&open, &access).unwrap_err();
         assert!(resolved.text.contains("belongs to user 65534") && looked == resolved, "{}", resolved.text);
         assert_eq!(std::fs::read_dir(home.path().join("precious")).unwrap().count(), 0);

@@ -1,8 +1,8 @@
 //! What all threads of one transfer share.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::mpsc::Sender;
 use zmove_disk::{Direct, Disk, FileIdentity, set_metadata};
@@ -14,6 +14,7 @@ use crate::account::cores::Turn;
 use crate::config::{BUFFER_BYTES, ReceiverConfig};
 use crate::meters::TransferMeter;
 use crate::resume::parts::{Parts, is_overtaken};
+use crate::sharing::Lock;
 use crate::store::large_files::delta::Bases;
 use crate::store::large_files::{FileTable, LargeFile};
 use crate::store::publishing::publisher::Publisher;
@@ -29,7 +30,7 @@ pub(crate) struct Transfer {
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) direct: Direct,
     pub(crate) pool: BufferPool,
-    pub(crate) arrivals: Mutex<Arrivals>,
+    pub(crate) arrivals: Lock<Arrivals>,
     pub(crate) files: FileTable,
     pub(crate) parts: Parts,
     pub(crate) bases: Bases,
@@ -56,7 +57,7 @@ impl Transfer {
             disk: Arc::clone(&config.disk),
             direct: config.direct,
             pool: BufferPool::new(BUFFER_BYTES, config.buffers_max),
-            arrivals: Mutex::default(),
+            arrivals: Lock::default(),
             files: FileTable::new(&account),
             parts,
             bases: Bases::new(config.writers),
@@ -83,7 +84,7 @@ impl Transfer {
 
     /// Whether an item has come for the first time; it is dropped otherwise.
     pub(crate) fn let_in(&self, item: u64) -> Result<bool, WireError> {
-        self.arrivals.lock().unwrap_or_else(PoisonError::into_inner).insert(item)
+        self.arrivals.lock().insert(item)
     }
 
     /// The sender has given a large file up: nothing is left of it.

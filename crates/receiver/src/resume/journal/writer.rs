@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::{self, Seek};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use zmove_types::{Cv, Timestamp};
 
@@ -15,12 +15,14 @@ use super::reader::replay;
 use super::record::{BootId, GROUPS_MAX, Record};
 use super::{Begin, FILES_MAX, JournalError, Part, UnfinishedFile};
 
+use crate::sharing::Lock;
+
 /// The journal of a running transfer. Dropped, it stays for another run; see [`remove`](Self::remove).
 #[derive(Debug)]
 pub struct Journal {
     directory: PathBuf,
     path: PathBuf,
-    state: Mutex<State>,
+    state: Lock<State>,
     /// How long it may become.
     bytes_max: u64,
 }
@@ -96,7 +98,7 @@ impl Journal {
         let removed = fs::remove_file(&new).map_err(JournalError::io("remove", &new));
         begun.and(removed)?;
         let bytes_max = room.bytes / SHARES;
-        Ok(Self { directory: directory.to_owned(), path, state: Mutex::new(state), bytes_max })
+        Ok(Self { directory: directory.to_owned(), path, state: Lock::new(state), bytes_max })
     }
 
     /// A large file begins, or begins anew.
@@ -104,7 +106,7 @@ impl Journal {
     /// # Errors
     /// [`JournalError::TooManyFiles`] when [`FILES_MAX`] others have not ended; what the system says.
     pub fn part(&self, file: u64, part: &Part) -> Result<(), JournalError> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.files.len() >= FILES_MAX && !state.files.contains_key(&file) {
             return Err(JournalError::TooManyFiles { limit: FILES_MAX });
         }
@@ -120,7 +122,7 @@ impl Journal {
     /// # Errors
     /// What the system says; the groups may then be missing.
     pub fn groups(&self, file: u64, first: u32, cvs: &[Cv]) -> Result<(), JournalError> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if !state.files.contains_key(&file) {
             return Ok(());
         }
@@ -137,7 +139,7 @@ impl Journal {
     /// speaks of it.
     #[must_use]
     pub fn mark(&self) -> Mark {
-        let state = self.state();
+        let state = self.state.lock();
         Mark { generation: state.generation, position: state.told }
     }
 
@@ -146,7 +148,7 @@ impl Journal {
     /// # Errors
     /// What the system says.
     pub fn flushed(&self, upto: Mark) -> Result<(), JournalError> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         // a journal that was written anew meanwhile waits for the next flush
         if upto.generation != state.generation || upto.position <= state.flushed {
             return Ok(());
@@ -161,7 +163,7 @@ impl Journal {
     /// # Errors
     /// What the system says.
     pub fn ended(&self, file: u64) -> Result<(), JournalError> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.files.remove(&file).is_none() {
             return Ok(());
         }
@@ -178,7 +180,7 @@ impl Journal {
     /// # Errors
     /// What the system says.
     pub fn left(&self, file: u64, ctime: Timestamp) -> Result<(), JournalError> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if !state.files.contains_key(&file) {
             return Ok(());
         }
@@ -193,7 +195,7 @@ impl Journal {
     /// As [`part`](Self::part).
     pub fn adopt(&self, file: u64, unfinished: &UnfinishedFile) -> Result<(), JournalError> {
         self.part(file, &unfinished.part)?;
-        let mut state = self.state();
+        let mut state = self.state.lock();
         for run in runs(file, unfinished) {
             state.tell(file, &run.encode()?, &self.path)?;
         }
@@ -203,7 +205,7 @@ impl Journal {
     /// Whether it tells of no file that has not ended.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.state().files.is_empty()
+        self.state.lock().files.is_empty()
     }
 
     /// Removes the journal, since nothing is unfinished. What is still told to it is lost with it.
@@ -214,10 +216,6 @@ impl Journal {
         fs::remove_file(&self.path).map_err(JournalError::io("remove", &self.path))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Flushes the journal, and its name if that is new, while others go on writing.
     fn sync(&self, state: MutexGuard<'_, State>) -> Result<(), JournalError> {
         let (file, generation, named) = (Arc::clone(&state.file), state.generation, state.named);
@@ -225,7 +223,7 @@ impl Journal {
         file.sync_data().map_err(JournalError::io("flush", &self.path))?;
         if !named {
             holding::sync_directory(&self.directory)?;
-            let mut state = self.state();
+            let mut state = self.state.lock();
             state.named |= state.generation == generation;
         }
         Ok(())
@@ -367,12 +365,12 @@ fn run_of(
 impl Journal {
     /// Writes the journal anew now.
     pub(super) fn write_anew(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         *state = self.anew(&state).unwrap().unwrap();
     }
 
     /// As if the file system had gone read-only.
     pub(super) fn make_read_only(&self) {
-        self.state().file = Arc::new(File::open(&self.path).unwrap());
+        self.state.lock().file = Arc::new(File::open(&self.path).unwrap());
     }
 }

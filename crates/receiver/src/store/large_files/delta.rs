@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 use zmove_chunk::GroupHasher;
 use zmove_disk::{DataFile, Direct, Disk, FileIdentity, Staged, Tree};
@@ -31,6 +31,7 @@ use zmove_wire::{FileHead, Held};
 use crate::account::Held as Booked;
 use crate::config::BUFFER_BYTES;
 use crate::resume::parts::GROUP_KEPT_BYTES;
+use crate::sharing::Lock;
 use crate::store::reports::Outcome;
 use crate::store::target::existing::open_old;
 use crate::store::transfer::Transfer;
@@ -38,7 +39,7 @@ use crate::store::transfer::Transfer;
 /// Old versions that the sender has been told of, by the path of their file.
 #[derive(Debug)]
 pub(crate) struct Bases {
-    known: Mutex<HashMap<RelPath, Base>>,
+    known: Lock<HashMap<RelPath, Base>>,
     /// For groups that are read from old versions, as many as there are writers.
     buffers: BufferPool,
 }
@@ -75,17 +76,17 @@ pub(crate) struct Candidate {
 
 impl Bases {
     pub(crate) fn new(writers: usize) -> Self {
-        Self { known: Mutex::default(), buffers: BufferPool::new(BUFFER_BYTES, writers) }
+        Self { known: Lock::default(), buffers: BufferPool::new(BUFFER_BYTES, writers) }
     }
 
     /// The old version of a file that has been declared.
     pub(crate) fn take(&self, path: &RelPath) -> Option<Base> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner).remove(path)
+        self.known.lock().remove(path)
     }
 
     fn add(&self, path: RelPath, cvs: BTreeMap<u32, Cv>, held: Option<Booked>) {
         let base = Base { cvs, _held: held, sources: OnceLock::new() };
-        self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(path, base);
+        self.known.lock().insert(path, base);
     }
 }
 

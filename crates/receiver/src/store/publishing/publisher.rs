@@ -38,7 +38,7 @@ use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use zmove_disk::{Staged, StagingDirectory};
@@ -48,16 +48,17 @@ use zmove_wire::{EntryFault, FaultCode, FileEntry, Operation};
 
 use crate::account::Held;
 use crate::account::messages::{ALLOCATION_BYTES, ELEMENT_BYTES};
+use crate::sharing::Lock;
 use crate::store::reports::Outcome;
 
 /// What a transfer has written and not published yet; shared by the writers and the thread that publishes.
 #[derive(Debug, Default)]
 pub(crate) struct Publisher {
-    state: Mutex<State>,
+    state: Lock<State>,
     /// Told of when there is something to do for the thread that publishes, and when it has done something.
     changed: Condvar,
     /// Held from the begin of a flush until all that it covers has its name.
-    cycle: Mutex<()>,
+    cycle: Lock<()>,
     /// Whether what is written is to be published without waiting for more: the sender goes on only then, or wants each file
     /// durable by itself.
     promptly: bool,
@@ -161,7 +162,7 @@ pub(crate) enum Known {
 pub(crate) struct PendingBatch {
     item: ItemId,
     pub(crate) known: Known,
-    faults: Mutex<Vec<EntryFault>>,
+    faults: Lock<Vec<EntryFault>>,
     /// What the names in it take, booked on the key's account.
     _held: Option<Held>,
 }
@@ -219,7 +220,7 @@ impl Publisher {
 
     /// The staging directory that covers `path`, and the rest of the path below it.
     pub(crate) fn staged_above(&self, path: &RelPath) -> Option<(Arc<OwnedFd>, RelPath)> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         while state.beginning.iter().any(|above| covers(above, path)) {
             state = self.wait(state);
         }
@@ -231,7 +232,7 @@ impl Publisher {
 
     /// Leave to put files into the staging directory of `path`, if there is one that still takes any.
     pub(crate) fn join(&self, path: &RelPath) -> Option<FillingGuard<'_>> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         while state.beginning.contains(path) {
             state = self.wait(state);
         }
@@ -252,7 +253,7 @@ impl Publisher {
         path: &RelPath,
         begin: impl FnOnce() -> Option<(StagingDirectory, Held)>,
     ) -> Option<FillingGuard<'_>> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.current.staging.len() >= STAGING_MAX {
             state.requested = true;
             self.changed.notify_all();
@@ -265,7 +266,7 @@ impl Publisher {
         let begun = Beginning { publisher: self, path };
         let (staging, held) = begin()?;
         let staging = Arc::new(staging);
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.staged.insert(path.clone(), Arc::clone(&staging));
         let filling = Filling {
             staging: Arc::clone(&staging),
@@ -288,13 +289,13 @@ impl Publisher {
         if path.as_bytes().len() > PATH_BYTES_MAX {
             return make();
         }
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.makings += 1;
         let number = state.makings;
         state.making.insert(path.clone(), number);
         drop(state);
         let made = make();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let is_unused = state.making.get(path) == Some(&number);
         if is_unused {
             state.making.remove(path);
@@ -310,12 +311,12 @@ impl Publisher {
 
     /// Whether a directory has been made here and nothing has been put into it; from now on something will be.
     pub(crate) fn take_fresh(&self, path: &RelPath) -> bool {
-        self.lock().fresh.remove(path)
+        self.state.lock().fresh.remove(path)
     }
 
     /// Something is about to be put into a directory, and perhaps into each one above: those that are not there will be made.
     pub(crate) fn is_used(&self, path: &RelPath) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.fresh.is_empty() && state.making.is_empty() {
             return;
         }
@@ -326,23 +327,23 @@ impl Publisher {
     }
 
     pub(crate) fn is_fresh(&self, path: &RelPath) -> bool {
-        self.lock().fresh.contains(path)
+        self.state.lock().fresh.contains(path)
     }
 
     /// Whether a directory is to be swept: once for each, or more often where there are very many.
     pub(crate) fn begin_sweep(&self, path: &RelPath) -> bool {
-        self.lock().is_new_to_sweep(path)
+        self.state.lock().is_new_to_sweep(path)
     }
 
     /// How many flushes have failed, for a file that is about to be written.
     pub(crate) fn failed_flushes(&self) -> u64 {
-        self.lock().failed_flushes
+        self.state.lock().failed_flushes
     }
 
     /// A small file waits for its name; so many flushes had failed before its first byte was written. One that has failed since
     /// may have been for this file, whose generation it was not.
     pub(crate) fn add_file(&self, file: HiddenFile, failed_flushes: u64) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.current.suspect |= failed_flushes != state.failed_flushes;
         state.current.files.push(file);
         state.current.touch();
@@ -350,7 +351,7 @@ impl Publisher {
 
     /// A large file waits for its name.
     pub(crate) fn add_large(&self, file: WholeFile) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.current.large.push(file);
         state.current.entries += 1;
         state.current.touch();
@@ -359,13 +360,13 @@ impl Publisher {
 
     /// A writer begins to place a batch, and ends when it drops what is returned.
     pub(crate) fn begin_batch(&self) -> Placing<'_> {
-        self.lock().placing += 1;
+        self.state.lock().placing += 1;
         Placing(self)
     }
 
     /// Waits until all batches that have come are with the publisher.
     pub(crate) fn wait_until_placed(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         while state.placing > 0 {
             state = self.wait(state);
         }
@@ -373,7 +374,7 @@ impl Publisher {
 
     /// A batch of so many entries has been placed; it is told of with all that came before. Waits while much is unpublished.
     pub(crate) fn batch_placed(&self, batch: Arc<PendingBatch>, entries: usize) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.current.batches.push(batch);
         state.current.entries += entries;
         state.current.touch();
@@ -387,13 +388,13 @@ impl Publisher {
 
     /// Nothing more is to be flushed or published by time.
     pub(crate) fn stop(&self) {
-        self.lock().stopped = true;
+        self.state.lock().stopped = true;
         self.changed.notify_all();
     }
 
     /// Waits for the next thing that the thread which publishes has to do.
     pub(crate) fn next(&self, pause: Duration) -> Wake {
-        let state = self.lock();
+        let state = self.state.lock();
         let idle = |state: &mut State| !state.stopped && !state.requested;
         let waited = self.changed.wait_timeout_while(state, pause, idle);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -406,7 +407,7 @@ impl Publisher {
 
     /// Whether what is unpublished has waited for long enough.
     pub(crate) fn is_due(&self) -> bool {
-        let state = self.lock();
+        let state = self.state.lock();
         let longer = |since: Option<Instant>, time| since.is_some_and(|since| since.elapsed() >= time);
         let current = &state.current;
         current.began.is_some()
@@ -424,14 +425,14 @@ impl Publisher {
 
     /// A flush has failed: what has been written is perhaps not on the storage, whatever the next flush says.
     pub(crate) fn suspect(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.failed_flushes += 1;
         state.current.suspect = true;
     }
 
     /// All that has been written until now. Writers that fill a staging directory end that first.
     pub(crate) fn take(&self) -> Generation {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.closing = true;
         while state.current.staging.values().any(|filling| filling.writers > 0) || !state.beginning.is_empty()
         {
@@ -445,28 +446,24 @@ impl Publisher {
 
     /// Leave to publish; one thread has it at a time.
     pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
-        self.cycle.lock().unwrap_or_else(PoisonError::into_inner)
+        self.cycle.lock()
     }
 
     pub(crate) fn has_unpublished(&self) -> bool {
-        self.lock().current.began.is_some()
+        self.state.lock().current.began.is_some()
     }
 
     pub(crate) fn is_stopped(&self) -> bool {
-        self.lock().stopped
+        self.state.lock().stopped
     }
 
     /// A staging directory has its name, or is gone.
     pub(crate) fn named(&self, path: &RelPath) {
-        self.lock().staged.remove(path);
+        self.state.lock().staged.remove(path);
     }
 
     fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -476,7 +473,7 @@ pub(crate) struct Placing<'a>(&'a Publisher);
 
 impl Drop for Placing<'_> {
     fn drop(&mut self) {
-        self.0.lock().placing -= 1;
+        self.0.state.lock().placing -= 1;
         self.0.changed.notify_all();
     }
 }
@@ -489,7 +486,7 @@ struct Beginning<'a> {
 
 impl Drop for Beginning<'_> {
     fn drop(&mut self) {
-        self.publisher.lock().beginning.remove(self.path);
+        self.publisher.state.lock().beginning.remove(self.path);
         self.publisher.changed.notify_all();
     }
 }
@@ -511,7 +508,7 @@ impl FillingGuard<'_> {
     }
 
     fn end(&self, book: impl FnOnce(&mut Filling)) {
-        let mut state = self.publisher.lock();
+        let mut state = self.publisher.state.lock();
         let current = &mut state.current;
         if let Some(filling) = current.staging.get_mut(&self.path) {
             book(filling);
@@ -552,24 +549,24 @@ impl Generation {
 
 impl PendingBatch {
     pub(crate) fn new(item: ItemId, known: Known, held: Option<Held>) -> Arc<Self> {
-        Arc::new(Self { item, known, faults: Mutex::default(), _held: held })
+        Arc::new(Self { item, known, faults: Lock::default(), _held: held })
     }
 
     /// One of its entries cannot be placed, or not be published.
     pub(crate) fn fault(&self, entry: u32, (operation, code): (Operation, FaultCode)) {
-        let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut faults = self.faults.lock();
         faults.push(EntryFault { entry, operation, code });
     }
 
     /// What the session is to be told of it, when nobody else holds it any more.
     pub(crate) fn release(self: Arc<Self>) -> Option<Outcome> {
         let Self { item, faults, .. } = Arc::into_inner(self)?;
-        Some(Outcome::Published(item, faults.into_inner().unwrap_or_else(PoisonError::into_inner)))
+        Some(Outcome::Published(item, faults.into_inner()))
     }
 
     /// What is known of its faults until now.
     pub(crate) fn faults(&self) -> Vec<EntryFault> {
-        self.faults.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.faults.lock().clone()
     }
 }
 

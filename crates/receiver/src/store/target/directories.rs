@@ -9,17 +9,18 @@
 //! There may be millions, and a peer may name one path in thousands of entries: paths are shared, not copied,
 //! and what they take is booked.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use zmove_types::{Metadata, Name, RelPath};
 use zmove_wire::WireError;
 
 use crate::account::{Account, Held};
+use crate::sharing::Lock;
 
 /// The directories that are remembered, shared by all writers.
 #[derive(Debug)]
 pub(crate) struct Directories {
-    state: Mutex<State>,
+    state: Lock<State>,
 }
 
 #[derive(Debug)]
@@ -44,7 +45,7 @@ const OVERHEAD_BYTES: usize = 2 * size_of::<Remembered>();
 
 impl Directories {
     pub(crate) fn new(account: &Account) -> Self {
-        Self { state: Mutex::new(State { directories: Vec::new(), held: account.nothing() }) }
+        Self { state: Lock::new(State { directories: Vec::new(), held: account.nothing() }) }
     }
 
     /// Remembers a directory, or the one of that name in it.
@@ -62,7 +63,7 @@ impl Directories {
         let name_bytes = name.map_or(0, |name| name.as_bytes().len());
         let bytes = OVERHEAD_BYTES + path_bytes + name_bytes;
         self.book(bytes)?;
-        let directories = &mut self.lock().directories;
+        let directories = &mut self.state.lock().directories;
         // a path of thousands of components may be named thousands of times
         let same = directories.last().filter(|last| Arc::ptr_eq(&last.path, path));
         let above = same.map_or_else(|| path.depth(), |last| last.depth - usize::from(last.name.is_some()));
@@ -76,18 +77,14 @@ impl Directories {
     /// # Errors
     /// As [`remember`](Self::remember).
     pub(crate) fn book(&self, bytes: usize) -> Result<(), WireError> {
-        self.lock().held.grow(bytes)
+        self.state.lock().held.grow(bytes)
     }
 
     /// All of them, those that are deepest first: each is then set before those that it is in.
     pub(crate) fn take_bottom_up(&self) -> Vec<Remembered> {
-        let mut directories = std::mem::take(&mut self.lock().directories);
+        let mut directories = std::mem::take(&mut self.state.lock().directories);
         directories.sort_by_key(|directory| std::cmp::Reverse(directory.depth));
         directories
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -18,7 +18,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -26,14 +26,16 @@ use crossbeam_channel::{Sender, unbounded};
 use rustix::fs::{Dev, Mode, OFlags, StatVfsMountFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
+use crate::sharing::Lock;
+
 /// One open directory of each file system.
 #[derive(Debug)]
 pub(crate) struct FileSystems {
-    known: Mutex<HashMap<Dev, FileSystem>>,
+    known: Lock<HashMap<Dev, FileSystem>>,
     /// How long a flush may take before it is late.
     patience: Duration,
     /// The flush that was late and may still be under way.
-    late: Mutex<Option<Flushing>>,
+    late: Lock<Option<Flushing>>,
     /// The thread that flushes, begun with the first flush; none where there can be no more threads.
     flusher: OnceLock<Option<Sender<Work>>>,
 }
@@ -93,7 +95,7 @@ pub(crate) struct Flushing(Arc<Progress>);
 
 #[derive(Debug, Default)]
 struct Progress {
-    ended: Mutex<Option<Result<(), Errno>>>,
+    ended: Lock<Option<Result<(), Errno>>>,
     changed: Condvar,
 }
 
@@ -111,7 +113,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 impl Default for FileSystems {
     fn default() -> Self {
-        Self { known: Mutex::default(), patience: PATIENCE, late: Mutex::default(), flusher: OnceLock::new() }
+        Self { known: Lock::default(), patience: PATIENCE, late: Lock::default(), flusher: OnceLock::new() }
     }
 }
 
@@ -167,7 +169,7 @@ impl Flushing {
     /// How it has ended, as soon as it has; nothing if that takes longer.
     fn wait(&self, patience: Duration) -> Option<Result<(), Errno>> {
         let Progress { ended, changed } = &*self.0;
-        let ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = ended.lock();
         let waited = changed.wait_timeout_while(ended, patience, |ended| ended.is_none());
         *waited.unwrap_or_else(PoisonError::into_inner).0
     }
@@ -179,7 +181,7 @@ impl Flushing {
 
     fn end(&self, result: Result<(), Errno>) {
         let Progress { ended, changed } = &*self.0;
-        *ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+        *ended.lock() = Some(result);
         changed.notify_all();
     }
 }
@@ -192,7 +194,7 @@ impl FileSystems {
     pub(crate) fn note(&self, directory: impl AsFd) -> io::Result<Flush> {
         let directory = directory.as_fd();
         let device = rustix::fs::fstat(directory)?.st_dev;
-        if let Some(known) = self.lock().get(&device) {
+        if let Some(known) = self.known.lock().get(&device) {
             return Ok(known.flush);
         }
         let flush = Flush::of(directory)?;
@@ -202,7 +204,7 @@ impl FileSystems {
             first_seen: Writable::now(directory)?,
         };
         // who was first has the descriptor that knows more
-        Ok(self.lock().entry(device).or_insert(file_system).flush)
+        Ok(self.known.lock().entry(device).or_insert(file_system).flush)
     }
 
     /// Flushes those that can be as a whole, or begins to.
@@ -210,7 +212,7 @@ impl FileSystems {
     /// # Errors
     /// What the system says of this flush or of a late one before, or that it is late.
     pub(crate) fn flush(&self) -> Result<(), Unflushed> {
-        let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut late = self.late.lock();
         if let Some(before) = late.take() {
             match before.wait(self.patience) {
                 None => {
@@ -235,7 +237,7 @@ impl FileSystems {
     /// # Errors
     /// What the system says.
     pub(crate) fn flush_to_the_end(&self) -> Result<(), Errno> {
-        let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut late = self.late.lock();
         for flushing in late.take().into_iter().chain(std::iter::once_with(|| self.begin_flush())) {
             while flushing.wait(self.patience).map_or(Ok(true), |ended| ended.map(|()| false))? {}
         }
@@ -254,16 +256,12 @@ impl FileSystems {
 
     /// Those that are flushed in this way.
     fn known(&self, flush: Flush) -> Vec<FileSystem> {
-        self.lock().values().filter(|known| known.flush == flush).cloned().collect()
+        self.known.lock().values().filter(|known| known.flush == flush).cloned().collect()
     }
 
     /// Whether some are flushed file by file.
     pub(crate) fn any_each(&self) -> bool {
-        self.lock().values().any(|known| known.flush == Flush::Each)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<Dev, FileSystem>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().values().any(|known| known.flush == Flush::Each)
     }
 }
 
@@ -271,7 +269,7 @@ impl FileSystems {
 impl FileSystems {
     /// With a flush that never ends, and no patience.
     pub(crate) fn that_are_late() -> Self {
-        Self { patience: Duration::ZERO, late: Mutex::new(Some(Flushing::default())), ..Self::default() }
+        Self { patience: Duration::ZERO, late: Lock::new(Some(Flushing::default())), ..Self::default() }
     }
 }
 
@@ -319,7 +317,7 @@ mod tests {
     fn what_a_late_flush_has_failed_for_is_told_by_the_next() {
         let file_systems = FileSystems::that_are_late();
         assert!(matches!(file_systems.flush(), Err(Unflushed::Late(None))));
-        let late = file_systems.late.lock().unwrap().clone().unwrap();
+        let late = file_systems.late.lock().clone().unwrap();
         late.end(Err(Errno::IO));
         assert!(!late.is_done());
         assert!(matches!(file_systems.flush(), Err(Unflushed::Failed)));
