@@ -2,6 +2,8 @@
 //!
 //! Each case speaks the protocol by hand as a key of its own, to a daemon in a process of its own, whose memory is then looked at.
 
+mod turns;
+
 use std::io::Write as _;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -16,7 +18,7 @@ use zmove_transport::{
 };
 use zmove_types::{FileId, GROUP_BYTES, ItemId, LaneId, StageClock, Timestamp, TransferId};
 use zmove_wire::{
-    Batch, BatchEntry, Cipher, Compare, DirectoryGroup, Durability, Extraneous, FileHead, FrameHeader,
+    Batch, BatchEntry, Cipher, Compare, DirectoryGroup, Durability, Extraneous, FileEntry, FileHead, FrameHeader,
     FrameKind, Greeting, Keep, KeptRange, ListedName, Offer, OfferedFile, OfferedGroup, Open, Purpose,
     Remove, RemoveGroup, Role, TargetShape, ToReceiver, ToSender, TopName, decode_message, encode_message,
 };
