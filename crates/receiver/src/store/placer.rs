@@ -15,7 +15,7 @@ use zmove_types::{Metadata, Name, RelPath};
 use zmove_wire::{BatchEntry, DirectoryGroup, Durability, FileEntry, Operation, Overwrite};
 
 use crate::store::failure::{ALREADY_THERE, Failure, again, failed_to, failure, is_no_room};
-use crate::store::publishing::publisher::{Filled, FillingGuard, HiddenFile, Known, PendingBatch};
+use crate::store::publishing::publisher::{FillingGuard, HiddenFile, Known, PendingBatch, SmallFile};
 use crate::store::publishing::{make_room, publish_all};
 use crate::store::target::file_systems::Flush;
 use crate::store::target::open_directories::{OpenDirectories, Opened};
@@ -160,7 +160,7 @@ impl<'a> Placer<'a> {
                 begun.map_err(|why| error = Some(why)).ok()
             });
             if let Some(staging) = begun {
-                staging.leave_empty();
+                staging.leave(Vec::new(), Vec::new());
                 return Ok(());
             }
             if let Some(error) = error {
@@ -214,7 +214,7 @@ impl<'a> Placer<'a> {
                 continue;
             };
             match self.make_in((&staging.staging, flush), &file, bytes) {
-                Ok(()) => files.push((number, file)),
+                Ok(()) => files.push(SmallFile { batch: Arc::clone(batch), entry: number, file }),
                 Err(Unmade::NotTaken) => others.push(Entry { number, bytes, entry: BatchEntry::File(file) }),
                 Err(Unmade::Failed((operation, error))) => batch.fault(number, failure(operation, &error)),
                 Err(Unmade::Left((operation, error))) => {
@@ -223,7 +223,7 @@ impl<'a> Placer<'a> {
                 }
             }
         }
-        staging.leave(Filled { batch: Arc::clone(batch), files }, spoiled);
+        staging.leave(files, spoiled);
         others
     }
 
@@ -295,8 +295,8 @@ impl<'a> Placer<'a> {
             BatchEntry::File(file) => {
                 let failed_flushes = transfer.publisher.failed_flushes();
                 let Some(hidden) = self.place_file(opened, path, file, bytes)? else { return Ok(()) };
-                let (directory, file, batch) = (Arc::clone(path), file.clone(), Arc::clone(batch));
-                let hidden = HiddenFile { directory, hidden, file, entry: *number, batch };
+                let small = SmallFile { batch: Arc::clone(batch), entry: *number, file: file.clone() };
+                let hidden = HiddenFile { directory: Arc::clone(path), hidden, small };
                 transfer.publisher.add_file(hidden, failed_flushes);
             }
             BatchEntry::Retouch(name, metadata) => {
