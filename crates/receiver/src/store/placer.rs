@@ -121,7 +121,9 @@ impl<'a> Placer<'a> {
             Some(_) => self.directories.open_or_make(path)?,
             None => directory,
         };
-        self.sweep(path, &directory);
+        if self.transfer.publisher.begin_sweep(path) {
+            sweep(&self.transfer.target.tree, path, directory.as_fd());
+        }
         self.directories.remember(path, directory)
     }
 
@@ -227,18 +229,6 @@ impl<'a> Placer<'a> {
         others
     }
 
-    /// Makes a directory that is not there yet; `false` when it is, or something else.
-    fn make_new(&self, parent: &OwnedFd, path: &RelPath, name: &Name) -> io::Result<bool> {
-        self.transfer.publisher.make(path, || Tree::make_new(parent.as_fd(), name))
-    }
-
-    /// Removes what dead processes have left in a directory, when a transfer comes to it first.
-    fn sweep(&self, path: &RelPath, directory: &OwnedFd) {
-        if self.transfer.publisher.begin_sweep(path) {
-            sweep(&self.transfer.target.tree, path, directory.as_fd());
-        }
-    }
-
     /// Puts something into a directory; once more where another transfer has made the directory anew since it was opened, and
     /// where there is no room before what it replaces has gone.
     fn put(
@@ -321,7 +311,10 @@ impl<'a> Placer<'a> {
     ) -> Result<(), Failure> {
         let cannot = failed_to(Operation::MakeDirectory);
         let path = parent_path.join(name).map_err(|_| cannot(Errno::NAMETOOLONG.into()))?;
-        if !self.transfer.publisher.is_fresh(&path) && !self.make_new(parent, &path, name).map_err(cannot)? {
+        let publisher = &self.transfer.publisher;
+        if !publisher.is_fresh(&path)
+            && !publisher.make(&path, || Tree::make_new(parent.as_fd(), name)).map_err(cannot)?
+        {
             self.directory(&path).map_err(cannot)?;
         }
         self.transfer.remember_directory(parent_path, Some(name), metadata);
