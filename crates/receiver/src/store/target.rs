@@ -4,7 +4,6 @@
 //! the root's descriptor without following links.
 
 pub(crate) mod directories;
-pub(crate) mod existing;
 pub(crate) mod file_systems;
 pub(crate) mod open_directories;
 pub(crate) mod tree;
