@@ -18,9 +18,10 @@ use zmove_transport::{
 };
 use zmove_types::{FileId, GROUP_BYTES, ItemId, LaneId, StageClock, Timestamp, TransferId};
 use zmove_wire::{
-    Batch, BatchEntry, Cipher, Compare, DirectoryGroup, Durability, Extraneous, FileEntry, FileHead, FrameHeader,
-    FrameKind, Greeting, Keep, KeptRange, ListedName, Offer, OfferedFile, OfferedGroup, Open, Purpose,
-    Remove, RemoveGroup, Role, TargetShape, ToReceiver, ToSender, TopName, decode_message, encode_message,
+    Batch, BatchEntry, Cipher, Compare, DirectoryGroup, Durability, Extraneous, FileEntry, FileHead,
+    FrameHeader, FrameKind, Greeting, Keep, KeptRange, ListedName, Offer, OfferedFile, OfferedGroup, Open,
+    Purpose, Remove, RemoveGroup, Role, TargetShape, ToReceiver, ToSender, TopName, decode_message,
+    encode_message,
 };
 
 use crate::command::ZMOVE;

@@ -23,7 +23,7 @@ use zmove_wire::{
 use crate::account::Held;
 use crate::account::messages::Booked;
 use crate::config::ReceiverConfig;
-use crate::error::SessionError;
+use crate::error::{SessionError, within};
 use crate::mirror::{Effort, Spared, extra};
 use crate::preview::inquiry::Previewer;
 use crate::session::threads::Workers;
@@ -120,11 +120,7 @@ impl Preview {
 
     fn take(&mut self, inquiry: Inquiry, held: Held) -> Result<(), SessionError> {
         let entries: usize = inquiry.groups.iter().map(|group| group.entries.len()).sum();
-        let value = entries.max(inquiry.groups.len());
-        if value > INQUIRED_ENTRIES_MAX {
-            let (value, limit) = (value as u64, INQUIRED_ENTRIES_MAX as u64);
-            return Err(WireError::OverLimit { what: "entries inquired about", value, limit }.into());
-        }
+        within("entries inquired about", entries.max(inquiry.groups.len()), INQUIRED_ENTRIES_MAX)?;
         if self.answers.len() >= INQUIRIES_OUTSTANDING_MAX {
             let what = "an inquiry before the earlier ones are answered";
             return Err(WireError::OutOfOrder { what }.into());

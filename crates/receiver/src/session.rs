@@ -33,7 +33,7 @@ use crate::account::Held;
 use crate::account::limits::BUFFERS_BESIDE_LANES;
 use crate::account::messages::{Booked, Messages, messages};
 use crate::config::ReceiverConfig;
-use crate::error::SessionError;
+use crate::error::{SessionError, within};
 use crate::mirror::Mirror;
 use crate::preview;
 use crate::probe;
@@ -350,10 +350,7 @@ impl Running {
 
     /// What has not come of a lane that is gone is reported; what has come is on its way to its place, or is there.
     fn take_lost(&mut self, items: Vec<u64>) -> Result<(), SessionError> {
-        if items.len() > ITEMS_OUTSTANDING_MAX {
-            let (value, limit) = (items.len() as u64, ITEMS_OUTSTANDING_MAX as u64);
-            return Err(WireError::OverLimit { what: "lost items", value, limit }.into());
-        }
+        within("lost items", items.len(), ITEMS_OUTSTANDING_MAX)?;
         self.lost.explained();
         for item in items {
             if self.transfer.let_in(item)? {
@@ -365,10 +362,7 @@ impl Running {
 
     fn take_offer(&mut self, offer: Offer, held: Held) -> Result<(), SessionError> {
         let files: usize = offer.groups.iter().map(|group| group.files.len()).sum();
-        if files.max(offer.groups.len()) > OFFER_FILES_MAX {
-            let (value, limit) = (files as u64, OFFER_FILES_MAX as u64);
-            return Err(WireError::OverLimit { what: "offered files", value, limit }.into());
-        }
+        within("offered files", files.max(offer.groups.len()), OFFER_FILES_MAX)?;
         self.offers += 1;
         if self.offers > OFFERS_OUTSTANDING_MAX {
             return Err(

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::ops::{AddAssign, SubAssign};
 use std::sync::Arc;
 
 use tokio::sync::{oneshot, watch};
@@ -159,7 +160,7 @@ impl Admissions {
     }
 
     fn hold(&self, book: &mut Book, key: Fingerprint, what: Use) -> Held {
-        book.change(key, |held| held.add(what));
+        book.change(key, |held| held.change(what, usize::add_assign));
         self.0.transfers.send_replace(book.all.transfers);
         Held { admissions: self.clone(), key, what }
     }
@@ -223,25 +224,18 @@ impl Book {
 }
 
 impl Use {
-    fn add(&mut self, other: Self) {
-        self.transfers += other.transfers;
-        self.lanes += other.lanes;
-        self.waiting += other.waiting;
-        self.refusals += other.refusals;
-    }
-
-    fn subtract(&mut self, other: Self) {
-        self.transfers -= other.transfers;
-        self.lanes -= other.lanes;
-        self.waiting -= other.waiting;
-        self.refusals -= other.refusals;
+    fn change(&mut self, by: Self, change: impl Fn(&mut usize, usize)) {
+        change(&mut self.transfers, by.transfers);
+        change(&mut self.lanes, by.lanes);
+        change(&mut self.waiting, by.waiting);
+        change(&mut self.refusals, by.refusals);
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
         let mut book = self.admissions.0.book.lock();
-        book.change(self.key, |held| held.subtract(self.what));
+        book.change(self.key, |held| held.change(self.what, usize::sub_assign));
         self.admissions.0.transfers.send_replace(book.all.transfers);
         drop(book);
         if self.what.transfers > 0 {

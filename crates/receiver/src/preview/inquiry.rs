@@ -17,7 +17,7 @@ use zmove_wire::{
 use crate::account::Account;
 use crate::account::cores::Turn;
 use crate::store::rules::Rules;
-use crate::store::target::existing::contents_root;
+use crate::store::target::tree::contents_root;
 use crate::store::target::{Seen, renamed};
 
 /// What is held against an inquiry.

@@ -19,7 +19,7 @@ use zmove_wire::limits::{SWEEP_BYTES_MAX, SWEEP_MILLIS_MAX, SWEEP_SIZES_MAX};
 use zmove_wire::{FaultCode, Operation, SweepOrder, Swept, SweptSize, WireError};
 
 use crate::config::ReceiverConfig;
-use crate::error::SessionError;
+use crate::error::{SessionError, within};
 
 /// Where to sweep, and how storage is reached.
 #[derive(Debug)]
@@ -81,10 +81,6 @@ impl Sweeping {
     pub(super) async fn end(mut self) {
         while self.task.join_next().await.is_some() {}
     }
-}
-
-fn within(what: &'static str, value: u64, limit: u64) -> Result<(), WireError> {
-    if value <= limit { Ok(()) } else { Err(WireError::OverLimit { what, value, limit }) }
 }
 
 fn measure(place: Place, order: SweepOrder, stop: &AtomicBool) -> Swept {

@@ -42,22 +42,15 @@ pub(crate) struct NamedGroup {
     pub(crate) cv: Cv,
 }
 
-/// What a frame turned out to be.
-#[derive(Debug)]
-pub(crate) enum Checked {
-    Batch(VerifiedBatch),
-    Damaged(StoredItem),
-}
-
 impl VerifiedBatch {
-    /// Checks the head, then every file.
+    /// Checks the head, then every file; returns the report for the sender when one of them is damaged.
     ///
     /// # Errors
     /// [`WireError`] when the head is what the sender meant and yet no batch, or takes more memory than the key may have.
-    pub(crate) fn check(frame: Frame, account: &Account) -> Result<Checked, WireError> {
+    pub(crate) fn check(frame: Frame, account: &Account) -> Result<Result<Self, StoredItem>, WireError> {
         let Frame { header, head, data } = frame;
         if !is_sealed(&header, blake3::hash(&head).as_bytes()) {
-            return Ok(Checked::Damaged(damaged(header.item, Vec::new())));
+            return Ok(Err(damaged(header.item, Vec::new())));
         }
         let mut held = account.hold_memory(head.len())?;
         let batch = Batch::decode(&head, header.data_bytes)?;
@@ -65,9 +58,9 @@ impl VerifiedBatch {
         let faults = damaged_files(&batch, &data);
         if faults.is_empty() {
             let guessed = header.kind == FrameKind::Guess;
-            return Ok(Checked::Batch(Self { item: header.item, guessed, batch, data, held }));
+            return Ok(Ok(Self { item: header.item, guessed, batch, data, held }));
         }
-        Ok(Checked::Damaged(damaged(header.item, faults)))
+        Ok(Err(damaged(header.item, faults)))
     }
 
     /// Whether its files may be there already.
@@ -208,23 +201,18 @@ mod tests {
 
     #[test]
     fn every_flipped_bit_of_a_batch_is_found() {
-        assert!(matches!(
-            VerifiedBatch::check(batch_frame(None), &Account::default()),
-            Ok(Checked::Batch(_))
-        ));
+        assert!(matches!(VerifiedBatch::check(batch_frame(None), &Account::default()), Ok(Ok(_))));
         let bits = 8 * (batch_frame(None).head.len() + 8);
         for bit in 0..bits {
             let checked = VerifiedBatch::check(batch_frame(Some(bit)), &Account::default());
-            assert!(matches!(checked, Ok(Checked::Damaged(item)) if item.item == 3), "bit {bit}");
+            assert!(matches!(checked, Ok(Err(item)) if item.item == 3), "bit {bit}");
         }
     }
 
     #[test]
     fn a_damaged_file_is_named() {
         let data_bit = 8 * batch_frame(None).head.len();
-        let Ok(Checked::Damaged(item)) =
-            VerifiedBatch::check(batch_frame(Some(data_bit)), &Account::default())
-        else {
+        let Ok(Err(item)) = VerifiedBatch::check(batch_frame(Some(data_bit)), &Account::default()) else {
             panic!("damage")
         };
         assert_eq!(item.faults[0].entry, 0);

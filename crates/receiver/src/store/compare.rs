@@ -19,7 +19,7 @@ use zmove_wire::{Compare, Held, Offer, OfferedFile, Verdict};
 use crate::account::cores::Turn;
 use crate::resume::journal::SourceIdentity;
 use crate::store::large_files::delta::{Candidate, runs};
-use crate::store::target::existing::contents_root;
+use crate::store::target::tree::contents_root;
 use crate::store::transfer::Transfer;
 
 /// What is said of one offer.

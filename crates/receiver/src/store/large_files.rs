@@ -128,11 +128,16 @@ impl FileTable {
         match table.slots.get(&id) {
             None if GroupSpan::count(head.bytes).is_some_and(|count| count > 1) => {
                 if table.living >= FILES_UNFINISHED_MAX {
-                    return Err(Undeclarable::TooMany);
+                    let limit = FILES_UNFINISHED_MAX as u64;
+                    return Err(WireError::OverLimit {
+                        what: "large files under way",
+                        value: limit + 1,
+                        limit,
+                    }
+                    .into());
                 }
-                table.held.grow(SLOT_BYTES).map_err(Undeclarable::Full)?;
-                let held = self.account.hold_memory(FILE_BYTES + 2 * head.path.as_bytes().len());
-                let held = held.map_err(Undeclarable::Full)?;
+                table.held.grow(SLOT_BYTES)?;
+                let held = self.account.hold_memory(FILE_BYTES + 2 * head.path.as_bytes().len())?;
                 let (base, given_up) = (base(&head), AtomicBool::new(false));
                 let file = LargeFile { id, head, base, given_up, state: Lock::default(), _held: held };
                 let file = Arc::new(file);
@@ -153,7 +158,7 @@ impl FileTable {
             earlier => {
                 let (was_live, is_new) = (matches!(earlier, Some(Slot::Live(_))), earlier.is_none());
                 if is_new {
-                    table.held.grow(SLOT_BYTES).map_err(Undeclarable::Full)?;
+                    table.held.grow(SLOT_BYTES)?;
                 }
                 table.living -= usize::from(was_live);
                 table.slots.insert(id, Slot::Dead);
@@ -237,10 +242,14 @@ const FILE_BYTES: usize = 1024;
 #[derive(Debug)]
 pub(crate) enum Undeclarable {
     Contradicted(Fault),
-    /// See [`FILES_UNFINISHED_MAX`].
-    TooMany,
-    /// There is no room for it.
-    Full(WireError),
+    /// There is no room for it, or more are under way than [`FILES_UNFINISHED_MAX`].
+    OverLimit(WireError),
+}
+
+impl From<WireError> for Undeclarable {
+    fn from(error: WireError) -> Self {
+        Self::OverLimit(error)
+    }
 }
 
 /// A file that no lane has declared.
@@ -448,13 +457,21 @@ mod tests {
             declare(id).unwrap();
         }
         let one_more = FILES_UNFINISHED_MAX;
-        assert!(matches!(declare(one_more), Err(Undeclarable::TooMany)));
+        let is_one_too_many = |declared| {
+            let limit = WireError::OverLimit {
+                what: "large files under way",
+                value: FILES_UNFINISHED_MAX as u64 + 1,
+                limit: FILES_UNFINISHED_MAX as u64,
+            };
+            matches!(declared, Err(Undeclarable::OverLimit(error)) if error == limit)
+        };
+        assert!(is_one_too_many(declare(one_more)));
         declare(0).unwrap();
         assert!(table.declare(FileId(1), head(3 * GROUP_BYTES), no_base, no_prior).is_err());
         assert!(table.retire(FileId(2)).is_some() && table.retire(FileId(2)).is_none());
         declare(one_more).unwrap();
         declare(one_more + 1).unwrap();
-        assert!(matches!(declare(one_more + 2), Err(Undeclarable::TooMany)));
+        assert!(is_one_too_many(declare(one_more + 2)));
         assert_eq!(table.retire_all().len(), FILES_UNFINISHED_MAX);
     }
 }

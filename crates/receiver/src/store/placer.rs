@@ -21,7 +21,7 @@ use zmove_wire::{BatchEntry, DirectoryGroup, Durability, FileEntry, Operation, O
 
 use crate::account::cores::Turn;
 use crate::store::failure::{ALREADY_THERE, Failure, again, failed_to, failure, is_no_room};
-use crate::store::publishing::publisher::{Filled, FillingGuard, HiddenFile, Known, PendingBatch};
+use crate::store::publishing::publisher::{FillingGuard, HiddenFile, Known, PendingBatch, SmallFile};
 use crate::store::publishing::{make_room, publish_all};
 use crate::store::target::file_systems::Flush;
 use crate::store::target::open_directories::{OpenDirectories, Opened};
@@ -134,7 +134,9 @@ impl<'a> Placer<'a> {
             Some(_) => self.directories.open_or_make(path)?,
             None => directory,
         };
-        self.sweep(path, &directory);
+        if self.transfer.publisher.begin_sweep(path) {
+            sweep(&self.transfer.target.tree, path, directory.as_fd());
+        }
         self.directories.remember(path, directory)
     }
 
@@ -173,7 +175,7 @@ impl<'a> Placer<'a> {
                 begun.map_err(|why| error = Some(why)).ok()
             });
             if let Some(staging) = begun {
-                staging.leave_empty();
+                staging.leave(Vec::new(), Vec::new());
                 return Ok(());
             }
             if let Some(error) = error {
@@ -227,7 +229,7 @@ impl<'a> Placer<'a> {
                 continue;
             };
             match self.make_in((&staging.staging, flush), &file, bytes) {
-                Ok(()) => files.push((number, file)),
+                Ok(()) => files.push(SmallFile { batch: Arc::clone(batch), entry: number, file }),
                 Err(Unmade::NotTaken) => others.push(Entry { number, bytes, entry: BatchEntry::File(file) }),
                 Err(Unmade::Failed((operation, error))) => batch.fault(number, failure(operation, &error)),
                 Err(Unmade::Left((operation, error))) => {
@@ -236,20 +238,8 @@ impl<'a> Placer<'a> {
                 }
             }
         }
-        staging.leave(Filled { batch: Arc::clone(batch), files }, spoiled);
+        staging.leave(files, spoiled);
         others
-    }
-
-    /// Makes a directory that is not there yet; `false` when it is, or something else.
-    fn make_new(&self, parent: &OwnedFd, path: &RelPath, name: &Name) -> io::Result<bool> {
-        self.transfer.publisher.make(path, || Tree::make_new(parent.as_fd(), name))
-    }
-
-    /// Removes what dead processes have left in a directory, when a transfer comes to it first.
-    fn sweep(&self, path: &RelPath, directory: &OwnedFd) {
-        if self.transfer.publisher.begin_sweep(path) {
-            sweep(&self.transfer.target.tree, path, directory.as_fd());
-        }
     }
 
     /// Puts something into a directory; once more where another transfer has made the directory anew since it was opened, and
@@ -308,8 +298,8 @@ impl<'a> Placer<'a> {
             BatchEntry::File(file) => {
                 let failed_flushes = transfer.publisher.failed_flushes();
                 let Some(hidden) = self.place_file(opened, path, file, bytes)? else { return Ok(()) };
-                let (directory, file, batch) = (Arc::clone(path), file.clone(), Arc::clone(batch));
-                let hidden = HiddenFile { directory, hidden, file, entry: *number, batch };
+                let small = SmallFile { batch: Arc::clone(batch), entry: *number, file: file.clone() };
+                let hidden = HiddenFile { directory: Arc::clone(path), hidden, small };
                 transfer.publisher.add_file(hidden, failed_flushes);
             }
             BatchEntry::Retouch(name, metadata) => {
@@ -334,7 +324,10 @@ impl<'a> Placer<'a> {
     ) -> Result<(), Failure> {
         let cannot = failed_to(Operation::MakeDirectory);
         let path = parent_path.join(name).map_err(|_| cannot(Errno::NAMETOOLONG.into()))?;
-        if !self.transfer.publisher.is_fresh(&path) && !self.make_new(parent, &path, name).map_err(cannot)? {
+        let publisher = &self.transfer.publisher;
+        if !publisher.is_fresh(&path)
+            && !publisher.make(&path, || Tree::make_new(parent.as_fd(), name)).map_err(cannot)?
+        {
             self.directory(&path).map_err(cannot)?;
         }
         self.transfer.remember_directory(parent_path, Some(name), metadata);

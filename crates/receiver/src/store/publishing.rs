@@ -29,9 +29,9 @@ use zmove_wire::{Durability, Fault, FaultCode, FileDone, FileEntry, Operation};
 
 use crate::config::BUFFER_BYTES;
 use crate::sharing::by_several;
-use crate::store::failure::{ALREADY_THERE, Failure, failed_to, failure};
+use crate::store::failure::{ALREADY_THERE, failure};
 use crate::store::publishing::publisher::{
-    Filled, Filling, Generation, HiddenFile, Known, PendingBatch, Wake, WholeFile,
+    Filling, Generation, HiddenFile, Known, PendingBatch, SmallFile, Wake, WholeFile,
 };
 use crate::store::reports::{Outcome, Reports};
 use crate::store::target::file_systems::{Flushing, Unflushed};
@@ -151,13 +151,19 @@ impl Generation {
                 changed.insert(file.directory.as_ref().clone());
             }
             match publish_hidden(&transfer.target, &mut directories, &file) {
-                Naming::Named => named.files.push(file),
-                Naming::NotNamed => batches.push(file.batch),
+                Ok(()) => named.files.push(file),
+                Err(fault) => {
+                    remove_hidden(&mut directories, &file);
+                    file.small.fail(fault);
+                    batches.push(file.small.batch);
+                }
             }
         }
         for file in self.large {
             changed.extend(file.path.parent());
-            named.large.push(publish_large(&transfer.target, &mut directories, file));
+            let (id, path) = (file.id, file.path.clone());
+            let fault = publish_large(&transfer.target, &mut directories, file).err();
+            named.large.push(EndedFile { id, path, fault });
         }
         // the deepest first: one that cannot become its directory takes along what is below it under final names
         let mut staging: Vec<_> = self.staging.into_iter().collect();
@@ -187,34 +193,31 @@ impl Generation {
         let mut suspects = Vec::new();
         for file in self.files.drain(..) {
             match directories.as_it_is(&file.directory) {
-                Ok(directory) => suspects.push((directory, file.hidden.clone(), Suspect::Hidden(file))),
-                Err(error) => file.batch.fault(file.entry, failure(Operation::Flush, &error)),
+                Ok(directory) => suspects.push((directory, Suspect::Hidden(file))),
+                Err(error) => file.small.fail(failure(Operation::Flush, &error)),
             }
         }
         for (path, filling) in &mut self.staging {
-            for filled in &mut filling.filled {
-                for (entry, file) in filled.files.drain(..) {
-                    let (directory, name) = (Arc::clone(filling.staging.directory()), file.name.clone());
-                    let suspect = Suspect::Staged(path.clone(), Arc::clone(&filled.batch), entry, file);
-                    suspects.push((directory, name, suspect));
-                }
-            }
+            let directory = filling.staging.directory();
+            let staged = filling.filled.drain(..).map(|file| Suspect::Staged(path.clone(), file));
+            suspects.extend(staged.map(|suspect| (Arc::clone(directory), suspect)));
         }
         for (suspect, found) in look_at_all(transfer.disk.as_ref(), suspects, beside) {
-            match (suspect, found) {
-                (Suspect::Hidden(file), Ok(())) => self.files.push(file),
-                (Suspect::Hidden(file), Err(error)) => {
-                    file.batch.fault(file.entry, failure(Operation::Flush, &error));
+            let fault = found.err().map(|error| failure(Operation::Flush, &error));
+            match (suspect, fault) {
+                (Suspect::Hidden(file), None) => self.files.push(file),
+                (Suspect::Hidden(file), Some(fault)) => {
+                    file.small.fail(fault);
                     remove_hidden(directories, &file);
                 }
-                (Suspect::Staged(path, batch, entry, file), found) => {
+                (Suspect::Staged(path, file), fault) => {
                     let Some(filling) = self.staging.get_mut(&path) else { continue };
-                    if let Err(error) = found {
-                        batch.fault(entry, failure(Operation::Flush, &error));
-                        filling.spoiled.push(file.name);
+                    let Some(fault) = fault else {
+                        filling.filled.push(file);
                         continue;
-                    }
-                    filling.filled.push(Filled { batch, files: vec![(entry, file)] });
+                    };
+                    file.fail(fault);
+                    filling.spoiled.push(file.file.name);
                 }
             }
         }
@@ -225,13 +228,15 @@ impl Generation {
 enum Suspect {
     Hidden(HiddenFile),
     /// In the staging directory of that path.
-    Staged(RelPath, Arc<PendingBatch>, u32, FileEntry),
+    Staged(RelPath, SmallFile),
 }
 
 impl Suspect {
-    const fn file(&self) -> &FileEntry {
+    /// Its name for now, and what it should be.
+    const fn file(&self) -> (&Name, &FileEntry) {
         match self {
-            Self::Hidden(HiddenFile { file, .. }) | Self::Staged(.., file) => file,
+            Self::Hidden(HiddenFile { hidden, small, .. }) => (hidden, &small.file),
+            Self::Staged(_, small) => (&small.file.name, &small.file),
         }
     }
 }
@@ -241,7 +246,7 @@ type Found = (Suspect, io::Result<()>);
 /// Flushes each file by itself and reads it back, many at a time.
 fn look_at_all(
     disk: &dyn Disk,
-    suspects: Vec<(Arc<OwnedFd>, Name, Suspect)>,
+    suspects: Vec<(Arc<OwnedFd>, Suspect)>,
     beside: Option<&Flushing>,
 ) -> Vec<Found> {
     let (give, take) = crossbeam_channel::unbounded();
@@ -249,9 +254,9 @@ fn look_at_all(
     drop(give);
     let look = || {
         let buffers = BufferPool::new(BUFFER_BYTES, 1);
-        let look = |(directory, name, suspect): (Arc<OwnedFd>, Name, Suspect)| {
+        let look = |(directory, suspect): (Arc<OwnedFd>, Suspect)| {
             let flushed = beside.is_some_and(Flushing::is_done);
-            let look = || look_at(disk, &buffers, (&directory, &name), suspect.file());
+            let look = || look_at(disk, &buffers, &directory, suspect.file());
             let found = if flushed { Ok(()) } else { look() };
             (suspect, found)
         };
@@ -264,8 +269,8 @@ fn look_at_all(
 fn look_at(
     disk: &dyn Disk,
     buffers: &BufferPool,
-    (directory, name): (&OwnedFd, &Name),
-    wanted: &FileEntry,
+    directory: &OwnedFd,
+    (name, wanted): (&Name, &FileEntry),
 ) -> io::Result<()> {
     let opened = open_own(directory.as_fd(), name)?;
     opened.sync_all()?;
@@ -284,7 +289,7 @@ fn look_at(
 struct Named {
     files: Vec<HiddenFile>,
     large: Vec<EndedFile>,
-    staged: Vec<(RelPath, Vec<Filled>)>,
+    staged: Vec<(RelPath, Vec<SmallFile>)>,
 }
 
 /// A large file that has got its name, or why it has not.
@@ -336,70 +341,52 @@ impl Named {
             transfer.meter.stored(usize::from(fault.is_none()));
             end_large(transfer, id, fault);
         }
-        let mut settle = |directory: &RelPath, file: &FileEntry, batch: &PendingBatch, entry| match lost
-            .take_file(&transfer.target, directory, &file.name)
-        {
-            Some(code) => batch.fault(entry, code),
+        let mut settle = |directory: &RelPath, small: &SmallFile| match lost.take_file(
+            &transfer.target,
+            directory,
+            &small.file.name,
+        ) {
+            Some(fault) => small.fail(fault),
             None => transfer.meter.stored(1),
         };
-        for HiddenFile { directory, file, batch, entry, .. } in &self.files {
-            settle(directory, file, batch, *entry);
-        }
+        self.files.iter().for_each(|file| settle(&file.directory, &file.small));
         for (directory, filled) in &self.staged {
-            for Filled { batch, files } in filled {
-                files.iter().for_each(|(entry, file)| settle(directory, file, batch, *entry));
-            }
+            filled.iter().for_each(|small| settle(directory, small));
         }
         lost.tell_rest(&transfer.reports);
-        let staged = self.staged.into_iter().flat_map(|(_, filled)| filled).map(|filled| filled.batch);
-        self.files.into_iter().map(|file| file.batch).chain(staged).collect()
+        let staged = self.staged.into_iter().flat_map(|(_, filled)| filled);
+        self.files.into_iter().map(|file| file.small).chain(staged).map(|small| small.batch).collect()
     }
 }
 
-/// Whether a file that was to get its name has got it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Naming {
-    Named,
-    NotNamed,
-}
-
-fn publish_hidden(target: &TargetTree, directories: &mut OpenDirectories<'_>, file: &HiddenFile) -> Naming {
-    let directory = directories.as_it_is(&file.directory).map_err(failed_to(Operation::Rename));
-    let fault = directory.and_then(|directory| {
-        let name = target.name(&file.directory, &file.file.name);
-        if stays_there(target, &directory, name, (file.batch.known, &file.file)) {
-            return Ok(Some(ALREADY_THERE));
-        }
-        or_already_there(publish_file(&directory, &file.hidden, name, target.rules.replaces()))
-    });
-    let fault = fault.unwrap_or_else(|(operation, error)| Some(failure(operation, &error)));
-    let Some(fault) = fault else { return Naming::Named };
-    remove_hidden(directories, file);
-    file.batch.fault(file.entry, fault);
-    Naming::NotNamed
+fn publish_hidden(
+    target: &TargetTree,
+    directories: &mut OpenDirectories<'_>,
+    HiddenFile { directory: path, hidden, small }: &HiddenFile,
+) -> Result<(), (Operation, FaultCode)> {
+    let directory = naming(directories.as_it_is(path))?;
+    let name = target.name(path, &small.file.name);
+    if stays_there(target, &directory, name, small) {
+        return Err(ALREADY_THERE);
+    }
+    naming(publish_file(&directory, hidden, name, target.rules.replaces()))
 }
 
 /// Whether what has a small file's name already stays.
-fn stays_there(
-    target: &TargetTree,
-    directory: &OwnedFd,
-    name: &Name,
-    (known, file): (Known, &FileEntry),
-) -> bool {
-    let metadata = target.rules.set_ids.of_file(&file.metadata);
-    match known {
-        Known::PerhapsThere => target.is_kept(directory, name, u64::from(file.bytes), &metadata),
+fn stays_there(target: &TargetTree, directory: &OwnedFd, name: &Name, small: &SmallFile) -> bool {
+    let metadata = target.rules.set_ids.of_file(&small.file.metadata);
+    match small.batch.known {
+        Known::PerhapsThere => target.is_kept(directory, name, u64::from(small.file.bytes), &metadata),
         Known::Needed => target.may_not_be_replaced(directory, name, metadata.mtime),
     }
 }
 
-/// Nothing, or that something is there which stays.
-fn or_already_there(published: io::Result<()>) -> Result<Option<(Operation, FaultCode)>, Failure> {
-    match published {
-        Ok(()) => Ok(None),
-        Err(error) if Errno::from_io_error(&error) == Some(Errno::EXIST) => Ok(Some(ALREADY_THERE)),
-        Err(error) => Err((Operation::Rename, error)),
-    }
+/// How the sender is told that a name could not be given.
+fn naming<T>(done: io::Result<T>) -> Result<T, (Operation, FaultCode)> {
+    done.map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::EXIST) => ALREADY_THERE,
+        _ => failure(Operation::Rename, &error),
+    })
 }
 
 fn remove_hidden(directories: &mut OpenDirectories<'_>, file: &HiddenFile) {
@@ -409,20 +396,18 @@ fn remove_hidden(directories: &mut OpenDirectories<'_>, file: &HiddenFile) {
     }
 }
 
-fn publish_large(target: &TargetTree, directories: &mut OpenDirectories<'_>, whole: WholeFile) -> EndedFile {
-    let WholeFile { id, mut staged, path, metadata } = whole;
-    let parent = path.parent().unwrap_or_else(RelPath::root);
+fn publish_large(
+    target: &TargetTree,
+    directories: &mut OpenDirectories<'_>,
+    WholeFile { mut staged, path, metadata, .. }: WholeFile,
+) -> Result<(), (Operation, FaultCode)> {
     let name = path.file_name().expect("a declared file has a name");
-    let directory = directories.as_it_is(&parent).map_err(failed_to(Operation::Rename));
-    let fault = directory.and_then(|directory| {
-        if target.may_not_be_replaced(&directory, &name, metadata.mtime) {
-            return Ok(Some(ALREADY_THERE));
-        }
-        staged.move_to(directory);
-        or_already_there(staged.commit(&name, target.rules.replaces()))
-    });
-    let fault = fault.unwrap_or_else(|(operation, error)| Some(failure(operation, &error)));
-    EndedFile { id, path, fault }
+    let directory = naming(directories.as_it_is(&path.parent().unwrap_or_else(RelPath::root)))?;
+    if target.may_not_be_replaced(&directory, &name, metadata.mtime) {
+        return Err(ALREADY_THERE);
+    }
+    staged.move_to(directory);
+    naming(staged.commit(&name, target.rules.replaces()))
 }
 
 /// A large file has its name, or cannot get it.
@@ -439,7 +424,7 @@ fn publish_staging(
     path: &RelPath,
     filling: Filling,
     lost: &mut Lost,
-) -> Vec<Filled> {
+) -> Vec<SmallFile> {
     let Filling { staging, filled, mut spoiled, abandoned, .. } = filling;
     // the directory above may have been merged, and this one with it
     if !staging.is_in_its_place()
@@ -479,21 +464,18 @@ fn merge(
     target: &TargetTree,
     (path, staging): (&RelPath, &StagingDirectory),
     standing: &Arc<OwnedFd>,
-    (filled, spoiled): (&[Filled], &[Name]),
+    (filled, spoiled): (&[SmallFile], &[Name]),
     lost: &mut Lost,
 ) {
-    let mut files: HashMap<&[u8], (Known, &FileEntry)> = HashMap::new();
-    for Filled { batch, files: some } in filled {
-        files.extend(some.iter().map(|(_, file)| (file.name.as_bytes(), (batch.known, file))));
-    }
+    let files: HashMap<_, _> = filled.iter().map(|small| (small.file.name.as_bytes(), small)).collect();
     // what is not come upon is gone, as when somebody has removed the staging directory
     let mut gone: HashSet<&[u8]> = files.keys().copied().collect();
     let mut stayed = Vec::new();
     let mut failed = Vec::new();
     let mut stays = |from: &OwnedFd, into: &OwnedFd, below: &RelPath| {
         gone.remove(below.as_bytes());
-        let stays = if let Some((known, file)) = files.get(below.as_bytes()) {
-            stays_there(target, into, &file.name, (*known, file))
+        let stays = if let Some(small) = files.get(below.as_bytes()) {
+            stays_there(target, into, &small.file.name, small)
         } else if spoiled.iter().any(|name| name.as_bytes() == below.as_bytes()) {
             return true;
         } else {

@@ -7,7 +7,6 @@
 //! confined: the client is told that it takes a restart.
 
 pub(crate) mod directories;
-pub(crate) mod existing;
 pub(crate) mod file_systems;
 pub(crate) mod open_directories;
 pub(crate) mod tree;

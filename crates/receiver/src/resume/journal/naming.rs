@@ -3,7 +3,6 @@
 //! `TRANSFER-OWNER-PLACE.journal`: the transfer's id and two hashes, in hexadecimal digits. Journals of earlier releases are called
 //! `TRANSFER.journal`; they get their name from here when somebody looks for journals ([`rename_old`]).
 
-use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,61 +25,52 @@ pub fn path_of(directory: &Path, begin: &Begin) -> PathBuf {
 }
 
 pub(super) fn path_with(directory: &Path, begin: &Begin, suffix: &str) -> PathBuf {
-    let (owner, place) = (owner_tag(&begin.owner), place_tag(begin));
+    let Tags { owner, place } = Tags::of(begin);
     directory.join(format!("{}-{owner}-{place}{suffix}", begin.transfer))
 }
 
-/// Whose journals have it in their names.
-pub(super) fn owner_tag(owner: &[u8]) -> String {
-    digits(blake3::hash(owner))
+/// What the name of a journal tells of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Tags {
+    /// Whose it is.
+    pub(super) owner: String,
+    /// Whose it is and to which target directory; devices may be numbered anew when the system starts.
+    place: String,
 }
 
-/// The journals of that owner and that target directory have it; devices may be numbered anew when the system starts.
-fn place_tag(begin: &Begin) -> String {
-    digits(blake3::Hasher::new().update(&begin.inode.to_le_bytes()).update(&begin.owner).finalize())
+impl Tags {
+    pub(super) fn of(begin: &Begin) -> Self {
+        let place = blake3::Hasher::new().update(&begin.inode.to_le_bytes()).update(&begin.owner).finalize();
+        let [owner, place] =
+            [blake3::hash(&begin.owner), place].map(|hash| hash.to_hex()[..TAG_DIGITS].to_owned());
+        Self { owner, place }
+    }
 }
 
-fn digits(hash: blake3::Hash) -> String {
-    hash.to_hex()[..TAG_DIGITS].to_owned()
-}
-
-/// Which journals are meant.
-#[derive(Clone, Debug)]
-pub(super) enum Named {
-    /// All.
-    Any,
-    /// Those with names of earlier releases.
-    Old,
-    /// Those of an owner.
-    Of(String),
-    /// Those of an owner and a target directory.
-    At(String, String),
+/// A journal in its directory.
+#[derive(Debug)]
+pub(super) struct Named {
+    pub(super) path: PathBuf,
+    /// None in the names of earlier releases.
+    pub(super) tags: Option<Tags>,
+    /// Whether it is being written anew.
+    pub(super) is_new: bool,
 }
 
 impl Named {
-    pub(super) fn of(owner: &[u8]) -> Self {
-        Self::Of(owner_tag(owner))
-    }
-
-    pub(super) fn at(begin: &Begin) -> Self {
-        Self::At(owner_tag(&begin.owner), place_tag(begin))
-    }
-
-    fn holds(&self, name: &OsStr, suffix: &str) -> bool {
-        let Some(stem) = name.to_str().and_then(|name| name.strip_suffix(suffix)) else { return false };
-        let mut fields = stem.split('-');
-        let (transfer, owner, place) = (fields.next().unwrap_or_default(), fields.next(), fields.next());
-        let named = is_hex(transfer, TRANSFER_DIGITS)
-            && [owner, place].into_iter().flatten().all(|tag| is_hex(tag, TAG_DIGITS))
-            && owner.is_some() == place.is_some()
-            && fields.next().is_none();
-        named
-            && match self {
-                Self::Any => true,
-                Self::Old => owner.is_none(),
-                Self::Of(whose) => owner == Some(whose),
-                Self::At(whose, where_to) => (owner, place) == (Some(whose), Some(where_to)),
+    fn parse(path: PathBuf) -> Option<Self> {
+        let name = path.file_name()?.to_str()?;
+        let is_new = name.ends_with(SUFFIX_NEW);
+        let stem = name.strip_suffix(if is_new { SUFFIX_NEW } else { SUFFIX })?;
+        let is_tag = |tag| is_hex(tag, TAG_DIGITS);
+        let (transfer, tags) = match stem.split('-').collect::<Vec<_>>()[..] {
+            [transfer] => (transfer, None),
+            [transfer, owner, place] if is_tag(owner) && is_tag(place) => {
+                (transfer, Some(Tags { owner: owner.to_owned(), place: place.to_owned() }))
             }
+            _ => return None,
+        };
+        is_hex(transfer, TRANSFER_DIGITS).then_some(Self { path, tags, is_new })
     }
 }
 
@@ -88,32 +78,32 @@ fn is_hex(text: &str, digits: usize) -> bool {
     text.len() == digits && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// The paths of the journals in `directory` that are meant, in order.
-pub(super) fn journals(directory: &Path, named: &Named, suffix: &str) -> Result<Vec<PathBuf>, JournalError> {
+/// All journals in `directory`, in the order of their paths, and those that are being written anew.
+pub(super) fn entries(directory: &Path) -> Result<Vec<Named>, JournalError> {
+    let cannot = |error| JournalError::io("read directory", directory)(error);
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(JournalError::io("read directory", directory)(error)),
+        Err(error) => return Err(cannot(error)),
     };
-    let mut paths = Vec::new();
-    for entry in entries {
-        let entry = entry.map_err(JournalError::io("read directory", directory))?;
-        if named.holds(&entry.file_name(), suffix) {
-            paths.push(entry.path());
-        }
-    }
-    paths.sort();
-    Ok(paths)
+    let paths = entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>();
+    let mut named: Vec<_> = paths.map_err(cannot)?.into_iter().filter_map(Named::parse).collect();
+    named.sort_by(|one, other| one.path.cmp(&other.path));
+    Ok(named)
 }
 
-/// Gives journals of earlier releases that nobody holds the name by which they are found now. One that cannot be read keeps its
-/// own, by which `zmove journal` finds it.
-pub(super) fn rename_old(directory: &Path) -> Result<(), JournalError> {
-    for path in journals(directory, &Named::Old, SUFFIX)? {
-        let Some(held) = Held::take(&path)? else { continue };
-        if let Ok(begin) = reader::begin(&held.file).map_err(JournalError::io("read", &path))? {
-            fs::rename(&path, path_of(directory, &begin)).map_err(JournalError::io("rename", &path))?;
-        }
-    }
-    Ok(())
+/// The journals in `directory`.
+pub(super) fn journals(directory: &Path) -> Result<impl Iterator<Item = Named>, JournalError> {
+    Ok(entries(directory)?.into_iter().filter(|named| !named.is_new))
+}
+
+/// Gives a journal of an earlier release that nobody holds the name by which it is found now. One that cannot be read keeps its own,
+/// by which `zmove journal` finds it.
+pub(super) fn rename_old(path: &Path) -> Result<Option<(PathBuf, Tags)>, JournalError> {
+    let Some(held) = Held::take(path)? else { return Ok(None) };
+    let begin = reader::begin(&held.file).map_err(JournalError::io("read", path))?;
+    let Ok(begin) = begin else { return Ok(None) };
+    let renamed = path_of(path.parent().unwrap_or(path), &begin);
+    fs::rename(path, &renamed).map_err(JournalError::io("rename", path))?;
+    Ok(Some((renamed, Tags::of(&begin))))
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::holding::{self, Held};
-use super::naming::{Named, SUFFIX, SUFFIX_NEW, journals, rename_old};
+use super::naming::{Named, Tags, entries, journals, rename_old};
 use super::reader::{self, replay};
 use super::record::{BootId, Record};
 use super::{Begin, JournalError, Unfinished};
@@ -102,7 +102,8 @@ impl Orphan {
 /// # Errors
 /// [`JournalError`] when the directory cannot be read; one that is not there holds none.
 pub fn orphans(directory: &Path) -> Result<Vec<Taken>, JournalError> {
-    take_all(directory, &Named::Any, |_| true)
+    let paths = sweep(directory)?.into_iter().map(|named| named.path);
+    Ok(take_all(paths, |_| true))
 }
 
 /// As [`orphans`], but only those of the same owner and target directory as `begin` whose beginning is `wanted`. Others are not
@@ -115,22 +116,23 @@ pub fn orphans_like(
     begin: &Begin,
     wanted: impl Fn(&Begin) -> bool,
 ) -> Result<Vec<Taken>, JournalError> {
-    rename_old(directory)?;
-    take_all(directory, &Named::at(begin), wanted)
+    let (tags, mut paths) = (Tags::of(begin), Vec::new());
+    for named in sweep(directory)? {
+        let found = match named.tags {
+            Some(tags) => Some((named.path, tags)),
+            None => rename_old(&named.path)?,
+        };
+        paths.extend(found.filter(|(_, its)| *its == tags).map(|(path, _)| path));
+    }
+    Ok(take_all(paths.into_iter(), wanted))
 }
 
-fn take_all(
-    directory: &Path,
-    named: &Named,
-    wanted: impl Fn(&Begin) -> bool,
-) -> Result<Vec<Taken>, JournalError> {
-    sweep(directory)?;
-    let paths = journals(directory, named, SUFFIX)?.into_iter();
+fn take_all(paths: impl Iterator<Item = PathBuf>, wanted: impl Fn(&Begin) -> bool) -> Vec<Taken> {
     let taken = paths.filter_map(|path| match take_if(&path, &wanted) {
         Ok(orphan) => orphan.map(Ok),
         Err(error) => Some(Err((path, error))),
     });
-    Ok(taken.collect())
+    taken.collect()
 }
 
 /// All journals in `directory`, without taking any.
@@ -138,8 +140,7 @@ fn take_all(
 /// # Errors
 /// [`JournalError`] when the directory cannot be read; one that is not there holds none.
 pub fn list(directory: &Path) -> Result<Vec<Listed>, JournalError> {
-    let paths = journals(directory, &Named::Any, SUFFIX)?.into_iter();
-    paths.filter_map(|path| look_at(path).transpose()).collect()
+    journals(directory)?.filter_map(|named| look_at(named.path).transpose()).collect()
 }
 
 /// Removes a journal without reading it; `false` when somebody holds it, or it has gone.
@@ -153,7 +154,7 @@ pub fn discard(path: &Path) -> Result<bool, JournalError> {
 /// The paths of all journals in `directory`, each with when it was last written.
 pub(super) fn aged(directory: &Path) -> Result<Vec<(PathBuf, SystemTime)>, JournalError> {
     let mut aged = Vec::new();
-    for path in journals(directory, &Named::Any, SUFFIX)? {
+    for Named { path, .. } in journals(directory)? {
         if let Some(metadata) = metadata(&path)? {
             let modified = metadata.modified().map_err(JournalError::io("look at", &path))?;
             aged.push((path, modified));
@@ -171,12 +172,13 @@ fn take_if(path: &Path, wanted: &impl Fn(&Begin) -> bool) -> Result<Option<Orpha
     }
 }
 
-/// Removes what a writer that died before it had written anything left behind.
-fn sweep(directory: &Path) -> Result<(), JournalError> {
-    for path in journals(directory, &Named::Any, SUFFIX_NEW)? {
-        discard(&path)?;
+/// The journals, without what a writer that died before it had written anything left behind, which is removed.
+fn sweep(directory: &Path) -> Result<Vec<Named>, JournalError> {
+    let mut journals = entries(directory)?;
+    for left in journals.extract_if(.., |named| named.is_new) {
+        discard(&left.path)?;
     }
-    Ok(())
+    Ok(journals)
 }
 
 fn look_at(path: PathBuf) -> Result<Option<Listed>, JournalError> {

@@ -10,7 +10,7 @@ use std::sync::{Arc, MutexGuard};
 use zmove_types::{Cv, Timestamp};
 
 use super::holding::{self, Held};
-use super::naming::{Named, SUFFIX, SUFFIX_NEW, journals, path_with};
+use super::naming::{Named, SUFFIX, SUFFIX_NEW, Tags, journals, path_with};
 use super::reader::replay;
 use super::record::{BootId, GROUPS_MAX, Record};
 use super::{Begin, FILES_MAX, JournalError, Part, UnfinishedFile};
@@ -306,14 +306,16 @@ fn check_room(directory: &Path, begin: &Begin, room: Room) -> Result<(), Journal
     if room.journals == usize::MAX {
         return Ok(());
     }
-    let own = journals(directory, &Named::of(&begin.owner), SUFFIX)?;
+    let owner = Tags::of(begin).owner;
+    let is_own = |named: &Named| named.tags.as_ref().is_some_and(|tags| tags.owner == owner);
+    let own: Vec<_> = journals(directory)?.filter(is_own).collect();
     let (count, most) = (own.len() as u64, room.journals as u64);
     if count >= most {
         return Err(JournalError::NoRoom { what: "journals", limit: most });
     }
     // one that has gone meanwhile has no length
     let bytes: u64 =
-        own.iter().filter_map(|path| fs::symlink_metadata(path).ok()).map(|found| found.len()).sum();
+        own.iter().filter_map(|named| fs::symlink_metadata(&named.path).ok()).map(|found| found.len()).sum();
     if bytes >= room.bytes {
         return Err(JournalError::NoRoom { what: "bytes of journals", limit: room.bytes });
     }

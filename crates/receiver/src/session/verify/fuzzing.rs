@@ -5,7 +5,7 @@ use zmove_transport::Frame;
 use zmove_types::{Buffer, Cv, GroupSpan};
 use zmove_wire::{FrameHeader, FrameKind};
 
-use super::{Checked, NamedGroup, VerifiedBatch, VerifiedChunk, check_declaration, is_filler};
+use super::{NamedGroup, VerifiedBatch, VerifiedChunk, check_declaration, is_filler};
 use crate::account::Account;
 
 /// A frame that is sealed as its kind asks for: its header (digest and lengths are set right), 8 bytes for the size of its
@@ -35,8 +35,8 @@ fn check(frame: Frame, file_bytes: u64) {
     let header = frame.header;
     match header.kind {
         FrameKind::Batch | FrameKind::Guess => match VerifiedBatch::check(frame, &Account::default()) {
-            Ok(Checked::Batch(batch)) => assert_eq!(batch.into_parts().0, header.item),
-            Ok(Checked::Damaged(item)) => assert!(item.mismatch && !item.faults.is_empty()),
+            Ok(Ok(batch)) => assert_eq!(batch.into_parts().0, header.item),
+            Ok(Err(item)) => assert!(item.mismatch && !item.faults.is_empty()),
             Err(error) => drop(error.to_string()),
         },
         FrameKind::Declare => {

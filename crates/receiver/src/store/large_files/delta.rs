@@ -33,7 +33,7 @@ use crate::config::BUFFER_BYTES;
 use crate::resume::parts::GROUP_KEPT_BYTES;
 use crate::sharing::Lock;
 use crate::store::reports::Outcome;
-use crate::store::target::existing::open_old;
+use crate::store::target::tree::open_old;
 use crate::store::transfer::Transfer;
 
 /// Old versions that the sender has been told of, by the path of their file.

@@ -110,7 +110,7 @@ pub(crate) struct Generation {
 pub(crate) struct Filling {
     pub(crate) staging: Arc<StagingDirectory>,
     pub(crate) writers: usize,
-    pub(crate) filled: Vec<Filled>,
+    pub(crate) filled: Vec<SmallFile>,
     /// Files in it that are not whole and could not be removed.
     pub(crate) spoiled: Vec<Name>,
     /// A writer has panicked over it: nobody knows what is in it.
@@ -118,24 +118,22 @@ pub(crate) struct Filling {
     pub(crate) _held: Held,
 }
 
-/// The files of one batch that are whole in a staging directory.
+/// A small file that is whole and waits for its final name.
 #[derive(Debug)]
-pub(crate) struct Filled {
+pub(crate) struct SmallFile {
     pub(crate) batch: Arc<PendingBatch>,
-    /// With their numbers in the batch.
-    pub(crate) files: Vec<(u32, FileEntry)>,
+    /// Its number in the batch.
+    pub(crate) entry: u32,
+    /// Its final name is in here.
+    pub(crate) file: FileEntry,
 }
 
-/// A small file that is whole under a hidden name.
+/// One that is not in a staging directory but under a hidden name.
 #[derive(Debug)]
 pub(crate) struct HiddenFile {
     pub(crate) directory: Arc<RelPath>,
     pub(crate) hidden: Name,
-    /// Its final name is in here.
-    pub(crate) file: FileEntry,
-    /// Its number in the batch.
-    pub(crate) entry: u32,
-    pub(crate) batch: Arc<PendingBatch>,
+    pub(crate) small: SmallFile,
 }
 
 /// A large file that is whole and has been flushed by itself.
@@ -493,18 +491,12 @@ impl Drop for Beginning<'_> {
 
 impl FillingGuard<'_> {
     /// The writer has put these files into it; `spoiled` are there and not whole.
-    pub(crate) fn leave(mut self, filled: Filled, spoiled: Vec<Name>) {
+    pub(crate) fn leave(mut self, filled: Vec<SmallFile>, spoiled: Vec<Name>) {
         self.left = true;
         self.end(|filling| {
             filling.spoiled.extend(spoiled);
-            filling.filled.push(filled);
+            filling.filled.extend(filled);
         });
-    }
-
-    /// The writer has put no file into it.
-    pub(crate) fn leave_empty(mut self) {
-        self.left = true;
-        self.end(|_filling| {});
     }
 
     fn end(&self, book: impl FnOnce(&mut Filling)) {
@@ -544,6 +536,13 @@ impl Generation {
 
     fn is_over(&self, entries: u64, items: u64) -> bool {
         self.entries as u64 >= entries || self.batches.len() as u64 >= items
+    }
+}
+
+impl SmallFile {
+    /// It could not be published.
+    pub(crate) fn fail(&self, fault: (Operation, FaultCode)) {
+        self.batch.fault(self.entry, fault);
     }
 }
 

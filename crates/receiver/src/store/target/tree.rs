@@ -5,12 +5,13 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{Mode, OFlags};
+use zmove_chunk::read_root;
 use zmove_disk::{
-    FileIdentity, KeptTimes, TempNames, Tree, is_beyond_range, is_held_everywhere, retouch,
+    FileIdentity, KeptTimes, TempNames, Tree, is_beyond_range, is_held_everywhere, open_beneath, retouch,
     set_new_file_metadata,
 };
 use zmove_types::{Metadata, Name, RelPath, Timestamp, TransferId};
@@ -167,4 +168,24 @@ pub(crate) fn flush_now(file: &File, now: bool) -> Result<(), Failure> {
         file.sync_data().map_err(failed_to(Operation::Flush))?;
     }
     Ok(())
+}
+
+/// Opens what stands under the name of a file that is coming, which need not be a regular file: it is never followed or waited for.
+///
+/// # Errors
+/// What the system says, `ELOOP` for a symbolic link.
+pub(crate) fn open_old(directory: BorrowedFd<'_>, name: &Name) -> io::Result<File> {
+    let path = RelPath::root().join(name).map_err(|error| io::Error::other(error.to_string()))?;
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    Ok(open_beneath(directory, &path, flags)?.into())
+}
+
+/// The root of a file that is there; `None` when it cannot be read, or reading it was stopped.
+pub(crate) fn contents_root(
+    directory: BorrowedFd<'_>,
+    name: &Name,
+    stop: impl Fn() -> bool,
+) -> Option<[u8; 32]> {
+    let root = read_root(&open_old(directory, name).ok()?, stop).ok()??;
+    Some(root.0)
 }
