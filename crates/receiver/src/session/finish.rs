@@ -115,7 +115,8 @@ fn finish_part(transfer: &Transfer, part: &[Remembered]) -> io::Result<Vec<Fault
 }
 
 fn finish_directory(transfer: &Transfer, path: &RelPath, metadata: &Metadata) -> io::Result<Arc<OwnedFd>> {
-    let directory = transfer.target.tree.open_directory(path)?;
+    // two sources may have given it a mode, the first of which has closed it
+    let directory = transfer.target.tree.open_own_directory(path)?;
     set_metadata(directory.as_fd(), metadata)?;
     Ok(directory)
 }

@@ -36,7 +36,7 @@ pub(crate) struct Judgement {
 pub(crate) fn judge_all(transfer: &Transfer, offer: &Offer) -> Judgement {
     let mut judgement = Judgement::default();
     for group in &offer.groups {
-        let directory = transfer.target.tree.open_directory(&group.directory).ok();
+        let directory = transfer.target.tree.open_own_directory(&group.directory).ok();
         for file in &group.files {
             let looked_in = directory.as_ref().filter(|_| !transfer.stopping.load(Ordering::Relaxed));
             let verdict = looked_in.map_or(Verdict::Need, |opened| {
