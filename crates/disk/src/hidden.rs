@@ -164,6 +164,12 @@ fn maker_of(directory: BorrowedFd<'_>, here: &str, name: &[u8]) -> Option<(Name,
     is_no_copy.then_some((name, maker))
 }
 
+/// Whether what has this name in `directory` was left there by a process that has ended.
+pub(crate) fn is_left_over(directory: BorrowedFd<'_>, name: &[u8]) -> bool {
+    let maker = maker_of(directory, &Parent::of(directory).to_string(), name);
+    maker.is_some_and(|(name, maker)| maker.has_ended(|| age_of(directory, &name)))
+}
+
 /// Removes what processes that have ended have left in `directory`, which is `path` of `tree`. What cannot be listed or
 /// removed stays for another time.
 pub fn sweep(tree: &Tree, path: &RelPath, directory: BorrowedFd<'_>) {
@@ -277,7 +283,7 @@ fn first_hex(text: Vec<u8>) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use std::process::Command;
 
@@ -290,7 +296,7 @@ mod tests {
     }
 
     /// A name that a process has made which is no more, so long ago.
-    fn of_a_dead_process(directory: BorrowedFd<'_>, age: Duration) -> Name {
+    pub(crate) fn of_a_dead_process(directory: BorrowedFd<'_>, age: Duration) -> Name {
         let mut child = Command::new("true").spawn().unwrap();
         let (pid, start) = (u64::from(child.id()), start_of(u64::from(child.id())).unwrap());
         child.wait().unwrap();
