@@ -3,13 +3,14 @@
 
 use std::path::Path;
 
+use zmove_sender::PushJob;
 use zmove_transport::Frame;
 use zmove_types::{GROUP_BYTES, RelPath};
 use zmove_wire::limits::{EXTRA_NAMES_MAX, OFFER_FILES_MAX, STORED_ITEMS_MAX};
 use zmove_wire::{
     Answer, Batch, BatchEntry, EntryFault, Extra, ExtraName, Fault, FaultCode, FileDone, Findings, Finished,
-    FrameKind, Held, ListedName, Operation, PublishedItem, Stored, StoredItem, TargetState, ToReceiver,
-    ToSender, TopName, Verdict, Version, encode_message,
+    FrameKind, Held, ListedName, Operation, PublishedItem, Purpose, Stored, StoredItem, TargetState,
+    ToReceiver, ToSender, TopName, Verdict, Version, encode_message,
 };
 
 use crate::deceiver::{Deceived, Deceiver, Heard, opened, published, stored};
@@ -171,6 +172,18 @@ fn a_daemon_that_publishes_what_it_has_not_stored_is_broken_off() {
         _ => None,
     };
     Deceiver::new(TargetState::Empty, said).deceive(&site.source()).is_broken_off("a name");
+}
+
+/// Nothing more comes from a receiver that is not asked: the session ends as one that has lost its connection.
+#[test]
+fn a_push_that_can_say_no_more_ends() {
+    let jobs: [fn(PushJob) -> PushJob; 2] = [|job| job, |job| PushJob { purpose: Purpose::Preview, ..job }];
+    for job in jobs {
+        let honest = Deceiver::new(TargetState::Populated, |_heard: &Heard| None);
+        let deceived = Deceiver { writes_max: 1, job, ..honest }.deceive(&site().source());
+        let error = deceived.ended.unwrap_err();
+        assert!(error.is_lost(), "{error}");
+    }
 }
 
 /// Says `receipts` of each batch, and that all is finished when as many have come as were announced.
