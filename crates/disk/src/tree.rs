@@ -316,7 +316,7 @@ mod tests {
     #[test]
     fn nobody_waits_for_a_fifo_in_the_way_of_a_directory() {
         let (home, tree) = tree();
-        rustix::fs::mknodat(tree.fd(), "a", rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
+        rustix::fs::mknodat(tree.fd(), "a", FileType::Fifo, Mode::RWXU, 0).unwrap();
         assert!(tree.open_directory(&path("a")).is_err());
         assert!(tree.ensure_directory(&path("a/b")).is_err());
         assert!(!home.path().join("a").is_dir());

@@ -112,6 +112,8 @@ fn judge(transfer: &Transfer, (opened, path): (&Arc<OwnedFd>, &RelPath), file: &
         return Verdict::Need;
     }
     match target.rules.compare {
+        // what is not remembered could get the source's time with what somebody else has written since
+        Compare::Checksum if !target.judged.remember(opened, name, &there) => Verdict::Need,
         Compare::Checksum => {
             let turn = transfer.turn();
             contents_root(opened.as_fd(), name, || turn.is_over()).map_or(Verdict::Need, Verdict::Compare)

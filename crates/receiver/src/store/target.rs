@@ -9,6 +9,7 @@
 pub(crate) mod directories;
 pub(crate) mod existing;
 pub(crate) mod file_systems;
+pub(crate) mod judged;
 pub(crate) mod open_directories;
 pub(crate) mod read_only;
 pub(crate) mod tree;
