@@ -297,6 +297,50 @@ fn a_daemon_that_answers_without_end_what_nobody_asked_fills_no_memory() {
     }
 }
 
+/// Nor the user's terminal, whatever is told of what was never sent.
+#[test]
+fn a_daemon_that_tells_without_end_what_nobody_sent_is_broken_off() {
+    let path = RelPath::from_bytes("long/".repeat(600).trim_end_matches('/').as_bytes()).unwrap();
+    let fault = Fault { path, operation: Operation::SetMetadata, code: FaultCode::Os(1) };
+    let held = |end| ToSender::Held(Held { offer: 0, file: 0, first: 0, cvs: Vec::new(), end });
+    let files = vec![FileDone { file: 7, fault: None }];
+    for message in [
+        ToSender::Fault(fault),
+        ToSender::Stored(Stored { items: Vec::new(), files: Vec::new() }),
+        ToSender::Stored(Stored { items: Vec::new(), files }),
+        ToSender::Published { items: Vec::new() },
+        held(false),
+        held(true),
+    ] {
+        let shown = format!("{message:?}");
+        let said = move |heard: &Heard| match heard {
+            Heard::Message(ToReceiver::OpenWith(..)) => {
+                let flood = std::iter::repeat_n(encode_message(&message), 20_000);
+                Some(std::iter::once(encode_message(&opened(TargetState::Populated))).chain(flood).collect())
+            }
+            // it does not come to an end before
+            _ => Some(Vec::new()),
+        };
+        let deceived = Deceiver::new(TargetState::Populated, said).deceive(&site().source());
+        let told: usize = deceived.failed.iter().map(String::len).sum();
+        assert!(told < 4 << 20, "{told} bytes for {shown:.60}");
+        deceived.is_broken_off("the receiver broke the protocol");
+    }
+}
+
+/// A batch has no more faults than entries, or two of each.
+#[test]
+fn a_daemon_that_tells_a_fault_of_a_batch_without_end_is_broken_off() {
+    let receipts = |frame: &Frame| {
+        let item = frame.header.item.0;
+        let fault = EntryFault { entry: 0, operation: Operation::Flush, code: FaultCode::Os(5) };
+        let items = vec![PublishedItem { item, faults: vec![fault; 500] }];
+        vec![stored(item), ToSender::Published { items }]
+    };
+    let deceived = Deceiver::new(TargetState::Empty, settling(receipts)).deceive(&site().source());
+    deceived.is_broken_off("faults of a batch");
+}
+
 /// The bytes of a right message with another name in it.
 #[test]
 fn a_daemon_that_names_another_path_is_broken_off() {
