@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 
 use crate::command::NOBODY;
-use crate::harness::{Site, both_ways, is_root, skip};
+use crate::harness::{Site, both_ways, has_program, is_root, skip};
 use crate::namespace::Namespace;
 use crate::tree::{assert_part_of, assert_same, names, paint, painted, picture, set_mode};
 
@@ -200,4 +200,25 @@ fn a_manifest_that_cannot_be_made() {
     let outcome = site.push(&options, OsStr::new("source"), "x").expect(11);
     outcome.says(&["zmove: sender: create 'nowhere/manifest'", "No such file or directory"]).lines(1);
     assert!(names(&site.target()).is_empty());
+}
+
+/// The kernel ends a process that writes beyond the limit, unless that minds the signal.
+#[test]
+fn a_file_beyond_the_limit_for_files_fails_alone() {
+    if !has_program("prlimit") {
+        return skip("prlimit is missing");
+    }
+    let site = Site::local();
+    paint(site.source().join("small"), 10);
+    paint(site.source().join("beyond"), 300_000);
+    paint(site.source().join("large"), 2 * zmove_types::GROUP_BYTES);
+    let push = site.push_command(&[], &[&site.contents()], "");
+    let mut limited = std::process::Command::new("prlimit");
+    limited.arg("--fsize=200000").arg(push.0.get_program()).args(push.0.get_args());
+    limited.env("ZMOVE_HOME", site.path("client"));
+    let outcome = crate::command::Zmove(limited).outcome().expect(23);
+    for name in ["beyond", "large"] {
+        assert!(outcome.stderr.contains(&format!("{name}': File too large")), "{}", outcome.stderr);
+    }
+    assert_eq!(names(&site.target()), ["small"]);
 }

@@ -1,12 +1,16 @@
 //! A receiver that says what a test wants it to, to an honest sender in this process.
 
+use std::io;
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
 use std::time::Instant;
 
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::sync::mpsc;
 use zmove_sender::{Link, Push, PushJob, Run, SenderConfig, SessionError, Summary};
-use zmove_transport::{Frame, LaneSource, memory_control, memory_lane};
+use zmove_transport::{Frame, LaneSource, control_pair, memory_lane};
 use zmove_types::{BufferPool, Event, GROUP_BYTES, Observer, StageClock, TransferId};
 use zmove_wire::{
     Batch, BatchEntry, Cipher, FileHead, Finished, FrameKind, Greeting, Opened, PublishedItem, Role, Stored,
@@ -33,6 +37,8 @@ pub(crate) struct Deceiver {
     /// What it speaks.
     pub(crate) version: Version,
     pub(crate) answers: Answer,
+    /// How often the sender can write to control before that fails.
+    pub(crate) writes_max: usize,
 }
 
 /// What came of it.
@@ -62,7 +68,13 @@ impl Deceiver {
         state: TargetState,
         answers: impl FnMut(&Heard) -> Option<Vec<Vec<u8>>> + Send + 'static,
     ) -> Self {
-        Self { state, job: |job| job, version: Version::NEWEST, answers: Box::new(answers) }
+        Self {
+            state,
+            job: |job| job,
+            version: Version::NEWEST,
+            answers: Box::new(answers),
+            writes_max: usize::MAX,
+        }
     }
 
     /// Has the contents of `source` pushed to it. A sender that does not end by itself is stopped, and has failed the test.
@@ -87,7 +99,9 @@ impl Deceiver {
         let job = (self.job)(PushJob { delta: true, ..job(source, "x") });
         let mut run = Run::begin(None, started);
         let push = Push::start(job, SenderConfig::default(), &mut run, started);
-        let (near, far) = memory_control();
+        let (near, far) = tokio::io::duplex(CONTROL_BYTES_MAX);
+        let near = control_pair(Failing { stream: near, writes_left: self.writes_max });
+        let far = control_pair(far);
         let (sinks_in, sinks) = mpsc::channel(1);
         let (sink, lane) = memory_lane();
         sinks_in.try_send(Ok(sink)).unwrap();
@@ -101,6 +115,47 @@ impl Deceiver {
         let ended = push.run(&mut run, link, observer, tokio::time::sleep(PATIENCE)).await;
         speaking.abort();
         (ended, hearing.join().unwrap())
+    }
+}
+
+const CONTROL_BYTES_MAX: usize = 1 << 20;
+
+/// A connection of which one direction fails alone.
+struct Failing {
+    stream: DuplexStream,
+    writes_left: usize,
+}
+
+impl AsyncRead for Failing {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, bytes)
+    }
+}
+
+impl AsyncWrite for Failing {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if self.writes_left == 0 {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.writes_left -= usize::from(written.is_ready());
+        written
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
 

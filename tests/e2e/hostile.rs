@@ -3,13 +3,14 @@
 
 use std::path::Path;
 
+use zmove_sender::PushJob;
 use zmove_transport::Frame;
 use zmove_types::{GROUP_BYTES, RelPath};
 use zmove_wire::limits::{EXTRA_NAMES_MAX, OFFER_FILES_MAX, STORED_ITEMS_MAX};
 use zmove_wire::{
     Answer, Batch, BatchEntry, EntryFault, Extra, ExtraName, Fault, FaultCode, FileDone, Findings, Finished,
-    FrameKind, Held, ListedName, Operation, PublishedItem, Stored, StoredItem, TargetState, ToReceiver,
-    ToSender, TopName, Verdict, Version, encode_message,
+    FrameKind, Held, ListedName, Operation, PublishedItem, Purpose, Stored, StoredItem, TargetState,
+    ToReceiver, ToSender, TopName, Verdict, Version, encode_message,
 };
 
 use crate::deceiver::{Deceived, Deceiver, Heard, opened, published, stored};
@@ -173,6 +174,18 @@ fn a_daemon_that_publishes_what_it_has_not_stored_is_broken_off() {
     Deceiver::new(TargetState::Empty, said).deceive(&site.source()).is_broken_off("a name");
 }
 
+/// Nothing more comes from a receiver that is not asked: the session ends as one that has lost its connection.
+#[test]
+fn a_push_that_can_say_no_more_ends() {
+    let jobs: [fn(PushJob) -> PushJob; 2] = [|job| job, |job| PushJob { purpose: Purpose::Preview, ..job }];
+    for job in jobs {
+        let honest = Deceiver::new(TargetState::Populated, |_heard: &Heard| None);
+        let deceived = Deceiver { writes_max: 1, job, ..honest }.deceive(&site().source());
+        let error = deceived.ended.unwrap_err();
+        assert!(error.is_lost(), "{error}");
+    }
+}
+
 /// Says `receipts` of each batch, and that all is finished when as many have come as were announced.
 fn settling(
     receipts: impl Fn(&Frame) -> Vec<ToSender> + Send + 'static,
@@ -282,6 +295,50 @@ fn a_daemon_that_answers_without_end_what_nobody_asked_fills_no_memory() {
             deceived.is_broken_off("nobody asked for");
         }
     }
+}
+
+/// Nor the user's terminal, whatever is told of what was never sent.
+#[test]
+fn a_daemon_that_tells_without_end_what_nobody_sent_is_broken_off() {
+    let path = RelPath::from_bytes("long/".repeat(600).trim_end_matches('/').as_bytes()).unwrap();
+    let fault = Fault { path, operation: Operation::SetMetadata, code: FaultCode::Os(1) };
+    let held = |end| ToSender::Held(Held { offer: 0, file: 0, first: 0, cvs: Vec::new(), end });
+    let files = vec![FileDone { file: 7, fault: None }];
+    for message in [
+        ToSender::Fault(fault),
+        ToSender::Stored(Stored { items: Vec::new(), files: Vec::new() }),
+        ToSender::Stored(Stored { items: Vec::new(), files }),
+        ToSender::Published { items: Vec::new() },
+        held(false),
+        held(true),
+    ] {
+        let shown = format!("{message:?}");
+        let said = move |heard: &Heard| match heard {
+            Heard::Message(ToReceiver::OpenWith(..)) => {
+                let flood = std::iter::repeat_n(encode_message(&message), 20_000);
+                Some(std::iter::once(encode_message(&opened(TargetState::Populated))).chain(flood).collect())
+            }
+            // it does not come to an end before
+            _ => Some(Vec::new()),
+        };
+        let deceived = Deceiver::new(TargetState::Populated, said).deceive(&site().source());
+        let told: usize = deceived.failed.iter().map(String::len).sum();
+        assert!(told < 4 << 20, "{told} bytes for {shown:.60}");
+        deceived.is_broken_off("the receiver broke the protocol");
+    }
+}
+
+/// A batch has no more faults than entries, or two of each.
+#[test]
+fn a_daemon_that_tells_a_fault_of_a_batch_without_end_is_broken_off() {
+    let receipts = |frame: &Frame| {
+        let item = frame.header.item.0;
+        let fault = EntryFault { entry: 0, operation: Operation::Flush, code: FaultCode::Os(5) };
+        let items = vec![PublishedItem { item, faults: vec![fault; 500] }];
+        vec![stored(item), ToSender::Published { items }]
+    };
+    let deceived = Deceiver::new(TargetState::Empty, settling(receipts)).deceive(&site().source());
+    deceived.is_broken_off("faults of a batch");
 }
 
 /// The bytes of a right message with another name in it.

@@ -307,3 +307,66 @@ fn confined_and_another_user_at_once() {
     assert_same(&site.source(), &site.target());
     assert_eq!(names(&state), ["journal"]);
 }
+
+/// What root may read has any mode at its source; where it goes, its owner may not even list it.
+#[test]
+fn directories_that_their_owner_may_not_enter_are_repeated_changed_and_emptied() {
+    let Some(site) = given_away() else { return };
+    let daemon = start(&site, &["--user", "nobody"]);
+    let closed = [0o000, 0o100, 0o200, 0o300, 0o400, 0o500];
+    let name = |mode: &u32| format!("outer{mode:o}/closed{mode:o}");
+    for mode in &closed {
+        (0..12).for_each(|number| paint(site.source().join(name(mode)).join(number.to_string()), number));
+        paint(site.source().join(name(mode)).join("below/f"), 10);
+    }
+    let close = || {
+        for mode in &closed {
+            let path = site.source().join(name(mode));
+            for path in [path.as_path(), path.parent().unwrap()] {
+                std::fs::set_permissions(path, PermissionsExt::from_mode(*mode)).unwrap();
+            }
+        }
+    };
+    close();
+    let pushed = |options: &[&str]| {
+        push(&site, &daemon, options, "").done();
+        assert_same(&site.source(), &site.target());
+    };
+    pushed(&[]);
+    pushed(&[]);
+    for mode in &closed {
+        paint(site.source().join(name(mode)).join("3"), 77);
+        paint(site.source().join(name(mode)).join("below/new/f"), 7);
+        std::fs::remove_file(site.source().join(name(mode)).join("5")).unwrap();
+    }
+    close();
+    pushed(&["--delete"]);
+    // what is as it was is not sent again
+    let mut zmove = site.zmove(&["push", "--json"]);
+    zmove.0.arg(site.contents()).arg(format!("{}:", daemon.address));
+    let again = zmove.outcome().done().summary();
+    assert_eq!(again["files"], 0, "{again}");
+}
+
+/// Another user's directory is not ours to open, and a link is not followed to one that is.
+#[test]
+fn closed_directories_of_others_and_behind_links_stay_closed() {
+    let Some(site) = given_away() else { return };
+    let daemon = start(&site, &["--user", "nobody"]);
+    std::fs::create_dir(site.path("elsewhere")).unwrap();
+    std::fs::create_dir(site.target().join("others")).unwrap();
+    std::os::unix::fs::symlink(site.path("elsewhere"), site.target().join("link")).unwrap();
+    lchown(site.path("elsewhere"), Some(NOBODY), Some(NOBODY)).unwrap();
+    for path in [site.path("elsewhere"), site.target().join("others")] {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(0)).unwrap();
+    }
+    paint(site.source().join("others/f"), 10);
+    push(&site, &daemon, &[], "").expect(23).says(&["others/f", "Permission denied"]);
+    let options = ["--ignore-existing"];
+    paint(site.source().join("link/f"), 10);
+    push(&site, &daemon, &options, "").expect(23);
+    for path in [site.path("elsewhere"), site.target().join("others")] {
+        assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0, "{}", path.display());
+        assert!(names(&path).is_empty());
+    }
+}

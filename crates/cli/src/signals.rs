@@ -1,4 +1,4 @@
-//! The signals that ask a program to end.
+//! The signals that ask a program to end, and one that must not.
 
 use std::io;
 
@@ -17,6 +17,8 @@ impl EndSignals {
     /// # Errors
     /// What the system says.
     pub(crate) fn listen() -> io::Result<Self> {
+        // a file beyond the limit for files (setrlimit) fails by itself; who listens once is never ended by it again
+        drop(signal(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw()))?);
         Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
     }
 

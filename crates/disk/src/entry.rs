@@ -94,17 +94,39 @@ const fn of_stat(stat: &Stat) -> FileNumber {
     FileNumber { device: stat.st_dev, inode: stat.st_ino }
 }
 
-/// Sets mode and time of a regular file that stays as it is. Anything else is not even opened: a device may do something
-/// then, and nobody but its owner says who may use it.
+/// Sets the mode of a regular file, and its time where one is given, if it still is what it was `judged` to be. Anything
+/// else is not even opened: a device may do something then, and nobody but its owner says who may use it. A change of the
+/// same length between the last look and the time cannot be noticed.
 ///
 /// # Errors
-/// What the system says, `EINVAL` for what is no regular file.
-pub fn retouch(directory: BorrowedFd<'_>, name: &Name, metadata: &Metadata) -> io::Result<()> {
-    let regular = |there: FileIdentity| if there.regular { Ok(()) } else { Err(Errno::INVAL) };
-    regular(FileIdentity::at(directory, name)?)?;
+/// What the system says, `EINVAL` for what is no regular file, `EBUSY` for one that has changed.
+pub fn retouch(
+    directory: BorrowedFd<'_>,
+    name: &Name,
+    judged: &FileIdentity,
+    (mode, mtime): (u32, Option<Timestamp>),
+) -> io::Result<()> {
+    let there = FileIdentity::at(directory, name)?;
+    if !there.regular {
+        return Err(Errno::INVAL.into());
+    }
     let file = open_own(directory, name)?;
-    regular(FileIdentity::of(&file)?)?;
-    set_metadata(file.as_fd(), metadata)
+    let opened = FileIdentity::of(&file)?;
+    // where it took another mode to open it, its last change is that
+    let is_it = FileIdentity { ctime: there.ctime, ..opened } == there;
+    if there != *judged || !is_it {
+        return Err(Errno::BUSY.into());
+    }
+    if mode != judged.mode {
+        rustix::fs::fchmod(&file, Mode::from_raw_mode(mode))?;
+    }
+    if let Some(mtime) = mtime {
+        set_file_mtime(file.as_fd(), mtime)?;
+        if FileIdentity::of(&file)?.bytes != judged.bytes {
+            return Err(Errno::BUSY.into());
+        }
+    }
+    Ok(())
 }
 
 /// Sets mode and time of an open file or directory.
@@ -165,10 +187,40 @@ mod tests {
         for name in names.into_iter().filter(|name| device || *name != "device") {
             let before = mode(name);
             let there = Name::from_bytes(name.as_bytes()).unwrap();
-            assert!(retouch(fd.as_fd(), &there, &metadata).is_err(), "{name}");
+            let judged = FileIdentity::at(&fd, &there).unwrap();
+            let wanted = (metadata.mode, Some(metadata.mtime));
+            assert!(retouch(fd.as_fd(), &there, &judged, wanted).is_err(), "{name}");
             assert_eq!(mode(name), before, "{name}");
         }
         assert_ne!(home.path().join("precious").metadata().unwrap().mtime(), 3);
+    }
+
+    /// What another program writes must not look as old as what was compared.
+    #[test]
+    fn a_file_that_has_changed_since_it_was_judged_keeps_its_time() {
+        let home = tempfile::tempdir().unwrap();
+        let fd = File::open(home.path()).unwrap();
+        let name = Name::from_bytes(b"x").unwrap();
+        let path = home.path().join("x");
+        let of_second = |seconds| Timestamp { seconds, nanos: 0 };
+        std::fs::write(&path, "judged").unwrap();
+        set_file_mtime(File::open(&path).unwrap().as_fd(), of_second(3)).unwrap();
+        let judged = FileIdentity::at(&fd, &name).unwrap();
+        retouch(fd.as_fd(), &name, &judged, (0o604, None)).unwrap();
+        let judged = FileIdentity::at(&fd, &name).unwrap();
+        assert_eq!(judged.metadata(), Metadata { mode: 0o604, mtime: of_second(3) });
+        let write = |text: &str| std::fs::write(&path, text).unwrap();
+        let replace = || {
+            std::fs::write(home.path().join("y"), "judged").unwrap();
+            std::fs::rename(home.path().join("y"), &path).unwrap();
+        };
+        let changes: [&dyn Fn(); 3] = [&|| write("twice!"), &|| write("longer than that"), &replace];
+        for change in changes {
+            change();
+            let changed = retouch(fd.as_fd(), &name, &judged, (0o640, Some(of_second(7)))).unwrap_err();
+            assert_eq!(Errno::from_io_error(&changed), Some(Errno::BUSY));
+            assert_ne!(path.metadata().unwrap().mtime(), 7);
+        }
     }
 
     #[test]
@@ -180,7 +232,8 @@ mod tests {
         let fd = File::open(home.path()).unwrap();
         let name = Name::from_bytes(b"x").unwrap();
         let metadata = Metadata { mode: 0o440, mtime: Timestamp { seconds: 3, nanos: 4 } };
-        retouch(fd.as_fd(), &name, &metadata).unwrap();
+        let judged = FileIdentity::at(&fd, &name).unwrap();
+        retouch(fd.as_fd(), &name, &judged, (metadata.mode, Some(metadata.mtime))).unwrap();
         let identity = FileIdentity::at(&fd, &name).unwrap();
         assert_eq!(identity.metadata(), metadata);
     }

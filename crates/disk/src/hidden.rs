@@ -70,6 +70,8 @@ struct Process {
 const BIRTH_MS_MAX: u64 = 1_000;
 /// After so long the processes of other machines, and of those that are not known, count as dead: nobody here can ask for them.
 const FOREIGN_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+/// No process begins so late.
+const NEVER: u64 = u64::MAX;
 /// The number of the namespace that every process is in unless it is in a container (`PROC_PID_INIT_INO` of the kernel).
 const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
@@ -164,6 +166,12 @@ fn maker_of(directory: BorrowedFd<'_>, here: &str, name: &[u8]) -> Option<(Name,
     is_no_copy.then_some((name, maker))
 }
 
+/// Whether what has this name in `directory` was left there by a process that has ended.
+pub(crate) fn is_left_over(directory: BorrowedFd<'_>, name: &[u8]) -> bool {
+    let maker = maker_of(directory, &Parent::of(directory).to_string(), name);
+    maker.is_some_and(|(name, maker)| maker.has_ended(|| age_of(directory, &name)))
+}
+
 /// Removes what processes that have ended have left in `directory`, which is `path` of `tree`. What cannot be listed or
 /// removed stays for another time.
 pub fn sweep(tree: &Tree, path: &RelPath, directory: BorrowedFd<'_>) {
@@ -248,14 +256,22 @@ fn exists(pid: u64) -> bool {
     pid.is_some_and(|pid| rustix::process::test_kill_process(pid) != Err(Errno::SRCH))
 }
 
-/// When a process of this host began; `None` when there is none of that number, or none that can be seen.
+/// When a process of this host began; `None` when there is none of that number, or none that can be seen. One that has
+/// ended, and that its parent has not asked after, began never.
 fn start_of(pid: u64) -> Option<u64> {
-    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    started(&std::fs::read(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// The same, of a text like that of proc_pid_stat(5).
+fn started(stat: &[u8]) -> Option<u64> {
     // the name of the program stands in brackets and may hold anything
     let after_name = stat.iter().rposition(|&byte| byte == b')')? + 1;
-    let fields = std::str::from_utf8(&stat[after_name..]).ok()?;
-    // the 22nd field of proc_pid_stat(5), of which the first two are cut off
-    fields.split_ascii_whitespace().nth(19)?.parse().ok()
+    let fields: Vec<_> = std::str::from_utf8(&stat[after_name..]).ok()?.split_ascii_whitespace().collect();
+    // the 3rd, 20th and 22nd field, of which the first two are cut off
+    let (state, threads, start) = (fields.first()?, fields.get(17)?, fields.get(19)?);
+    // while a thread is left, it may be in the middle of a request to storage
+    let has_ended = matches!(*state, "Z" | "X") && matches!(*threads, "0" | "1");
+    if has_ended { Some(NEVER) } else { start.parse().ok() }
 }
 
 fn machine() -> u64 {
@@ -277,7 +293,7 @@ fn first_hex(text: Vec<u8>) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use std::process::Command;
 
@@ -290,7 +306,7 @@ mod tests {
     }
 
     /// A name that a process has made which is no more, so long ago.
-    fn of_a_dead_process(directory: BorrowedFd<'_>, age: Duration) -> Name {
+    pub(crate) fn of_a_dead_process(directory: BorrowedFd<'_>, age: Duration) -> Name {
         let mut child = Command::new("true").spawn().unwrap();
         let (pid, start) = (u64::from(child.id()), start_of(u64::from(child.id())).unwrap());
         child.wait().unwrap();
@@ -399,6 +415,28 @@ mod tests {
         assert!(!process.runs(None));
         let nobodys = Process { pid: u64::MAX, ..process };
         assert!(!nobodys.runs(None));
+    }
+
+    /// As under a parent that never asks after its children, such as the first process of many containers.
+    #[test]
+    fn a_process_that_has_ended_and_was_not_asked_after_does_not_run() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = u64::from(child.id());
+        let process = Process { pid, start: start_of(pid).unwrap(), ..Process::own().clone() };
+        assert!(!process.has_ended(|| None));
+        child.kill().unwrap();
+        while start_of(pid) != Some(NEVER) {
+            std::thread::yield_now();
+        }
+        assert!(process.has_ended(|| None));
+        child.wait().unwrap();
+        let stat = |state: &str, threads: u8| {
+            started(format!("7 (a) b) {state} {}{threads} 0 88 0", "0 ".repeat(16)).as_bytes())
+        };
+        assert_eq!(
+            [stat("S", 1), stat("Z", 2), stat("Z", 1), stat("X", 0)],
+            [88, 88, NEVER, NEVER].map(Some)
+        );
     }
 
     #[test]

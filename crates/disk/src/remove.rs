@@ -17,6 +17,7 @@ use zmove_types::{FileNumber, Name, RelPath};
 
 use crate::entry::number_of;
 use crate::entry::own::Held;
+use crate::hidden::is_left_over;
 use crate::tree::{DIRECTORY, Tree, make_writable};
 
 /// Names of running transfers begin so, and stay.
@@ -199,19 +200,23 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
     }
 
     fn meet(&mut self, entry: &DirEntry) -> io::Result<Reading> {
-        let (Some(level), Some(here)) = (self.levels.last_mut(), &self.here) else {
-            return Ok(Reading::IsEnough);
-        };
+        let Some(here) = &self.here else { return Ok(Reading::IsEnough) };
         let bytes = entry.file_name().to_bytes();
         if matches!(bytes, b"." | b"..") {
             return Ok(Reading::GoesOn);
         }
         let name = Name::from_bytes(bytes).map_err(|_| Errno::NAMETOOLONG)?;
         // what is hidden in a hidden directory belongs to the transfer that made that
-        if is_hidden(bytes) && !is_hidden(self.name.as_bytes()) {
+        let mut above = self.levels.iter().map(|level| &level.name);
+        if is_hidden(bytes)
+            && !above.any(|name| is_hidden(name.as_bytes()))
+            && !is_left_over(here.as_fd(), bytes)
+        {
+            let Some(level) = self.levels.last_mut() else { return Ok(Reading::IsEnough) };
             level.hidden = Some(name);
             return Ok(Reading::GoesOn);
         }
+        let Some(level) = self.levels.last_mut() else { return Ok(Reading::IsEnough) };
         if !self.staying.is_empty() && self.staying.contains(&self.hashes.hash_one((level.number, &name))) {
             return Ok(Reading::GoesOn);
         }
@@ -333,6 +338,7 @@ fn refuse_mount(parent: BorrowedFd<'_>, directory: BorrowedFd<'_>) -> io::Result
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hidden::tests::of_a_dead_process;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     fn name(text: &str) -> Name {
@@ -363,6 +369,33 @@ mod tests {
         assert_eq!(remove(home.path(), &["tree", "file", "link", "not there"]), (7, vec![]));
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
         assert!(outside.path().join("precious").exists());
+    }
+
+    /// A receiver that was killed leaves files and staging directories, and nobody comes to their directory again.
+    #[test]
+    fn what_a_dead_process_has_left_goes_with_its_directory_and_what_a_live_one_has_does_not() {
+        let home = tempfile::tempdir().unwrap();
+        let dead_in = |directory: &std::path::Path, age: u64| {
+            std::fs::create_dir_all(directory).unwrap();
+            let opened = std::fs::File::open(directory).unwrap();
+            directory.join(of_a_dead_process(opened.as_fd(), std::time::Duration::from_secs(age)).as_os_str())
+        };
+        std::fs::write(dead_in(&home.path().join("gone/a"), 0), "x").unwrap();
+        let staging = dead_in(&home.path().join("gone/b"), 0);
+        std::fs::create_dir(&staging).unwrap();
+        std::fs::write(staging.join("file"), "x").unwrap();
+        std::fs::write(staging.join(".zmove-of-its-maker"), "x").unwrap();
+        assert_eq!(remove(home.path(), &["gone"]), (7, vec![]));
+        // a copy, which is data, and what is to outlive its maker
+        let copied = dead_in(&home.path().join("elsewhere"), 3600);
+        std::fs::create_dir(home.path().join("stays")).unwrap();
+        for name in [copied.file_name().unwrap(), ".zmove-part-7".as_ref()] {
+            let path = home.path().join("stays").join(name);
+            std::fs::write(&path, "x").unwrap();
+            let (removed, faults) = remove(home.path(), &["stays"]);
+            assert_eq!((removed, faults.len(), path.exists()), (0, 1, true), "{name:?}");
+            std::fs::remove_file(&path).unwrap();
+        }
     }
 
     #[test]

@@ -10,9 +10,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_types::{Name, RelPath};
+
+use crate::entry::own::Held;
 
 mod beneath;
 mod guarded;
@@ -30,6 +32,8 @@ const RACES_MAX: usize = 16;
 
 pub(crate) const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+const HELD: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 impl Tree {
     /// The tree at `path`, which may itself be reached through links.
@@ -73,12 +77,41 @@ impl Tree {
         Ok(Arc::new(open_beneath(self.fd(), path, DIRECTORY)?))
     }
 
+    /// Opens a directory that exists, also where its mode, or that of one on the way, closes it to its owner, who is the
+    /// user of this process: such directories get u+rwx first. To be called only where their mode is set at the end.
+    ///
+    /// # Errors
+    /// As [`open_directory`](Self::open_directory).
+    pub fn open_own_directory(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
+        match self.open_directory(path) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => self.open_closed(path),
+            outcome => outcome,
+        }
+    }
+
+    fn open_closed(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
+        let mut directory = Arc::clone(&self.root);
+        let mut names = path.components().map(OsStr::from_bytes).peekable();
+        while let Some(name) = names.next() {
+            let entered = match enter_own(directory.as_fd(), name) {
+                // of another user, who lets us through
+                Err(Errno::ACCESS) if names.peek().is_some() => {
+                    rustix::fs::openat(&directory, name, HELD, Mode::empty())?
+                }
+                entered => entered?,
+            };
+            make_writable(&entered);
+            directory = Arc::new(entered);
+        }
+        Ok(directory)
+    }
+
     /// Opens a directory and makes what is missing of it, for the owner only (0700): the final mode is set at the end.
     ///
     /// # Errors
     /// What the system says, `ENOTDIR` or `ELOOP` when a file or link is in the way.
     pub fn ensure_directory(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
-        match self.open_directory(path) {
+        match self.open_own_directory(path) {
             Ok(directory) => {
                 // the root itself is the user's: nobody would set its mode back
                 if !path.is_root() {
@@ -87,7 +120,7 @@ impl Tree {
                 Ok(directory)
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                self.make_missing(path, Mode::RWXU, make_writable)
+                self.make_missing(path, Makes::ForItsOwner)
             }
             Err(error) => Err(error),
         }
@@ -103,7 +136,7 @@ impl Tree {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             outcome => return outcome,
         }
-        self.make_missing(path, Mode::from_raw_mode(0o777), |_parent| ())
+        self.make_missing(path, Makes::AsUsual)
     }
 
     /// Makes a directory in an open one, for the owner only (0700); `false` when the name is taken.
@@ -120,34 +153,74 @@ impl Tree {
 
     /// Walks down, one component after the other: a path may have thousands of them, too many for recursion. A directory in
     /// which another is to be made is `prepared` for that, but not the root itself, which is the user's.
-    fn make_missing(
-        &self,
-        path: &RelPath,
-        mode: Mode,
-        prepare: impl Fn(&OwnedFd),
-    ) -> io::Result<Arc<OwnedFd>> {
+    fn make_missing(&self, path: &RelPath, makes: Makes) -> io::Result<Arc<OwnedFd>> {
         let mut directory = Arc::clone(&self.root);
         for (depth, name) in path.components().map(OsStr::from_bytes).enumerate() {
             let make = || {
                 if depth > 0 {
-                    prepare(&directory);
+                    makes.prepare(&directory);
                 }
-                rustix::fs::mkdirat(&directory, name, mode)
+                rustix::fs::mkdirat(&directory, name, makes.mode())
             };
-            directory = Arc::new(enter_or_make(&directory, name, make)?);
+            let entered = enter_or_make(|| makes.enter(&directory, name), make)?;
+            directory = Arc::new(entered);
         }
         Ok(directory)
     }
 }
 
-/// Opens a directory in another, and makes it if it is not there.
+/// For whom directories are made.
+#[derive(Clone, Copy)]
+enum Makes {
+    /// Below the target, closed to all others until the end; those on the way are opened to their owner.
+    ForItsOwner,
+    /// Above the target: those on the way stay as they are.
+    AsUsual,
+}
+
+impl Makes {
+    fn mode(self) -> Mode {
+        match self {
+            Self::ForItsOwner => Mode::RWXU,
+            Self::AsUsual => Mode::from_raw_mode(0o777),
+        }
+    }
+
+    fn prepare(self, parent: &OwnedFd) {
+        match self {
+            Self::ForItsOwner => make_writable(parent),
+            Self::AsUsual => {}
+        }
+    }
+
+    fn enter(self, parent: &OwnedFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
+        match self {
+            Self::ForItsOwner => enter_own(parent.as_fd(), name),
+            Self::AsUsual => rustix::fs::openat(parent, name, DIRECTORY, Mode::empty()),
+        }
+    }
+}
+
+/// Opens a directory in another; one of this user that is closed to its owner gets a mode that lets it be opened.
+fn enter_own(parent: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<OwnedFd> {
+    match rustix::fs::openat(parent, name, DIRECTORY, Mode::empty()) {
+        Err(Errno::ACCESS) => {
+            let held = rustix::fs::openat(parent, name, HELD, Mode::empty())?;
+            let held = Held::of(held, FileType::Directory)?;
+            // what cannot be opened up is as closed as it was
+            held.open_up(OFlags::RDONLY | OFlags::DIRECTORY).map_err(|_error| Errno::ACCESS)
+        }
+        opened => opened,
+    }
+}
+
+/// Enters a directory, and makes it if it is not there.
 fn enter_or_make(
-    parent: &OwnedFd,
-    name: &OsStr,
+    enter: impl Fn() -> rustix::io::Result<OwnedFd>,
     make: impl Fn() -> rustix::io::Result<()>,
 ) -> io::Result<OwnedFd> {
     for _ in 0..RACES_MAX {
-        match rustix::fs::openat(parent, name, DIRECTORY, Mode::empty()) {
+        match enter() {
             Err(Errno::NOENT) => {}
             opened => return Ok(opened?),
         }
@@ -243,7 +316,7 @@ mod tests {
     #[test]
     fn nobody_waits_for_a_fifo_in_the_way_of_a_directory() {
         let (home, tree) = tree();
-        rustix::fs::mknodat(tree.fd(), "a", rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
+        rustix::fs::mknodat(tree.fd(), "a", FileType::Fifo, Mode::RWXU, 0).unwrap();
         assert!(tree.open_directory(&path("a")).is_err());
         assert!(tree.ensure_directory(&path("a/b")).is_err());
         assert!(!home.path().join("a").is_dir());

@@ -3,6 +3,7 @@
 pub(crate) mod book;
 pub(crate) mod bottleneck;
 pub(crate) mod failure;
+pub(crate) mod heard;
 pub(crate) mod limit;
 pub(crate) mod manifest;
 pub(crate) mod receipts;

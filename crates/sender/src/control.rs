@@ -7,6 +7,7 @@ use std::future::Future;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio::time::{timeout, timeout_at};
 use zmove_transport::{ControlError, ControlReader, ControlWriter, Inbox};
 use zmove_types::{Event, Observer};
@@ -79,19 +80,47 @@ pub(crate) async fn receive(inbox: &mut Inbox<ToSender>) -> Result<ToSender, Ses
     Ok(inbox.recv().await.ok_or(ControlError::Closed)??)
 }
 
+/// Where it is told that no more can be said to the receiver.
+pub(crate) type Unsayable = mpsc::Receiver<ControlError>;
+
 /// Writes messages until nobody can send any more, then ends the connection in an orderly way. Apart from the
 /// reading, so that two peers who both have much to say never wait for each other.
-pub(crate) async fn write_all(mut writer: ControlWriter, mut outgoing: mpsc::UnboundedReceiver<ToReceiver>) {
-    while let Some(message) = outgoing.recv().await {
-        // a connection that is gone shows where messages are received
-        if writer.send(&encode_message(&message)).await.is_err() {
-            return;
+pub(crate) fn write_all(
+    writer: ControlWriter,
+    outgoing: mpsc::UnboundedReceiver<ToReceiver>,
+) -> (JoinHandle<()>, Unsayable) {
+    let (failed, unsayable) = mpsc::channel(1);
+    let writing = tokio::spawn(async move {
+        if let Err(error) = write(writer, outgoing).await {
+            // nobody listens only when the session is over
+            let _over = failed.try_send(error);
         }
+    });
+    (writing, unsayable)
+}
+
+async fn write(
+    mut writer: ControlWriter,
+    mut outgoing: mpsc::UnboundedReceiver<ToReceiver>,
+) -> Result<(), ControlError> {
+    while let Some(message) = outgoing.recv().await {
+        writer.send(&encode_message(&message)).await?;
     }
     let _goodbye = writer.finish().await;
+    Ok(())
+}
+
+/// A connection that is lost is often only the first sign of what the receiver has just said: waits a little for its last
+/// word before it is the `error` that ends the session.
+pub(crate) async fn explained<T>(
+    said: impl Future<Output = Result<T, SessionError>>,
+    error: SessionError,
+) -> Result<T, SessionError> {
+    timeout(EXPLANATION_TIMEOUT, said).await.unwrap_or(Err(error))
 }
 
 const INBOX_MESSAGES_MAX: usize = 8;
 /// A receiver that looks at its target for longer will not come back to it.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(120);
+const EXPLANATION_TIMEOUT: Duration = Duration::from_secs(2);
 pub(crate) const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);

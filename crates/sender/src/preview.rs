@@ -24,7 +24,7 @@ use crate::account::summary::{Preview, Summary};
 use crate::account::totals::Totals;
 use crate::control::link::Link;
 use crate::control::replies::Replies;
-use crate::control::{self, GOODBYE_TIMEOUT};
+use crate::control::{self, GOODBYE_TIMEOUT, Unsayable};
 use crate::error::SessionError;
 use crate::plan::planner::Task;
 use crate::push::job::Push;
@@ -46,11 +46,12 @@ pub(crate) async fn run(
     let account = Arc::clone(&receipts.account);
     let in_flight = Arc::clone(&receipts.in_flight);
     let started = push.started;
-    let writer = tokio::spawn(control::write_all(writer, outgoing));
+    let (writer, unsayable) = control::write_all(writer, outgoing);
     let scan = push.scan.clone();
     let (broken_in, broken) = mpsc::unbounded_channel();
     let threads = Threads::new(broken_in);
-    let mut conversation = Conversation { lanes, receipts, version, patience: run.patience, threads, broken };
+    let patience = run.patience;
+    let mut conversation = Conversation { lanes, receipts, version, patience, threads, broken, unsayable };
     let ended = tokio::select! {
         ended = conversation.hold(reader, push, replies) => ended,
         () = stop => Err(SessionError::Interrupted),
@@ -77,6 +78,7 @@ struct Conversation {
     threads: Threads,
     /// Told when the thread panics.
     broken: UnboundedReceiver<Broken>,
+    unsayable: Unsayable,
 }
 
 impl Conversation {
@@ -110,6 +112,17 @@ impl Conversation {
                 // nothing was to go over one that did not come up
                 Some(lane) = self.lanes.recv() => lane.into_iter().for_each(end_unused),
                 Some(broken) = self.broken.recv() => return Err(broken.error.into()),
+                Some(error) = self.unsayable.recv() => {
+                    let said = async {
+                        loop {
+                            let message = control::receive(&mut inbox).await?;
+                            if let Some(finished) = self.receipts.take(message)? {
+                                return Ok(finished);
+                            }
+                        }
+                    };
+                    return control::explained(said, error.into()).await;
+                }
                 message = control::receive(&mut inbox) => {
                     if let Some(finished) = self.receipts.take(message?)? {
                         return Ok(finished);

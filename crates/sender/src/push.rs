@@ -30,7 +30,7 @@ use crate::account::manifest::Manifest;
 use crate::account::receipts::Receipts;
 use crate::account::summary::Summary;
 use crate::control::link::Link;
-use crate::control::{self, GOODBYE_TIMEOUT};
+use crate::control::{self, GOODBYE_TIMEOUT, Unsayable};
 use crate::error::SessionError;
 use crate::plan::planner::Task;
 use crate::preview;
@@ -64,11 +64,13 @@ impl Push {
         totals.doomed.set(run.earlier.doomed);
         let pipeline = Pipeline::start(self.config, &receipts, self.scan, replies, task, self.started)?;
         *receipts.account.book() = std::mem::take(&mut run.book);
+        let (writer, unsayable) = control::write_all(writer, outgoing);
         let mut running = Running {
             run,
             inbox: None,
             heard: Heard::Nothing,
-            writer: tokio::spawn(control::write_all(writer, outgoing)),
+            writer,
+            unsayable,
             lanes,
             lanes_open: true,
             steering: Steering::new(supply),
@@ -93,6 +95,7 @@ struct Running<'a> {
     inbox: Option<Inbox<ToSender>>,
     heard: Heard,
     writer: tokio::task::JoinHandle<()>,
+    unsayable: Unsayable,
     lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
     lanes_open: bool,
     steering: Steering,
@@ -139,9 +142,10 @@ impl Running<'_> {
                 }
                 Some(broken) = self.pipeline.broken.recv() => {
                     if let Some(error) = self.lose_lane(broken) {
-                        return self.explain(error).await;
+                        return self.explain(error.into()).await;
                     }
                 }
+                Some(error) = self.unsayable.recv() => return self.explain(error.into()).await,
                 message = hear(&mut self.inbox) => {
                     let message = message?;
                     self.note_answer(&message);
@@ -269,8 +273,8 @@ impl Running<'_> {
         None
     }
 
-    /// A broken lane is often only the first sign of what the control connection can tell better.
-    async fn explain(&mut self, lane_error: LaneError) -> Result<Finished, SessionError> {
+    /// Hears what the receiver still says after a connection was lost.
+    async fn explain(&mut self, error: SessionError) -> Result<Finished, SessionError> {
         let said = async {
             loop {
                 if let Some(finished) = self.receipts.take(hear(&mut self.inbox).await?)? {
@@ -278,7 +282,7 @@ impl Running<'_> {
                 }
             }
         };
-        tokio::time::timeout(EXPLANATION_TIMEOUT, said).await.unwrap_or(Err(lane_error.into()))
+        control::explained(said, error).await
     }
 
     /// Breaks the lanes after a bad end. After a good one they end by themselves, unless nobody reads them.
@@ -398,4 +402,3 @@ async fn hear(inbox: &mut Option<Inbox<ToSender>>) -> Result<ToSender, SessionEr
 
 /// How often it is decided what the push should have; see [`tune`](crate::tune).
 const STEERING_INTERVAL: Duration = Duration::from_millis(250);
-const EXPLANATION_TIMEOUT: Duration = Duration::from_secs(2);

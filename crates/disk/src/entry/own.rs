@@ -16,6 +16,7 @@ use zmove_types::Name;
 pub(crate) struct Held {
     fd: OwnedFd,
     mode: Mode,
+    owner: u32,
 }
 
 /// Opens a file of our own to be read, also one that its owner may not read. What the mode allows to open need not be a
@@ -51,9 +52,16 @@ impl Held {
 
     /// What a descriptor holds already; see [`hold`](Self::hold).
     pub(crate) fn of(fd: OwnedFd, kind: FileType) -> rustix::io::Result<Self> {
-        let mode = rustix::fs::fstat(&fd)?.st_mode;
-        let is_kind = FileType::from_raw_mode(mode) == kind;
-        if is_kind { Ok(Self { fd, mode: Mode::from_raw_mode(mode) }) } else { Err(Errno::ACCESS) }
+        let stat = rustix::fs::fstat(&fd)?;
+        let is_kind = FileType::from_raw_mode(stat.st_mode) == kind;
+        let mode = Mode::from_raw_mode(stat.st_mode);
+        if is_kind { Ok(Self { fd, mode, owner: stat.st_uid }) } else { Err(Errno::ACCESS) }
+    }
+
+    /// Opens it with all rights of its owner, who must be the user of this process, added to its mode.
+    pub(crate) fn open_up(&self, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        let is_own = rustix::process::geteuid().as_raw() == self.owner;
+        if is_own { self.open(self.mode | Mode::RWXU, flags) } else { Err(Errno::ACCESS) }
     }
 
     /// Opens it when it has got a mode that allows that.

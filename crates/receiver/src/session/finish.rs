@@ -125,13 +125,14 @@ impl<'a> Opener<'a> {
         let Remembered { path, name, .. } = remembered;
         let Some((_, above)) = self.last.as_mut().filter(|(last, _)| Arc::ptr_eq(last, path)) else {
             self.last = Some((path, None));
-            return self.tree.open_directory(&remembered.path());
+            // two sources may have given it a mode, the first of which has closed it
+            return self.tree.open_own_directory(&remembered.path());
         };
         let above = match above {
             Some(above) => above,
-            None => above.insert(Tree::at(self.tree.open_directory(path)?)),
+            None => above.insert(Tree::at(self.tree.open_own_directory(path)?)),
         };
         let Some(name) = name else { return above.open_directory(&RelPath::root()) };
-        above.open_directory(&RelPath::root().join(name).map_err(|_too_long| Errno::NAMETOOLONG)?)
+        above.open_own_directory(&RelPath::root().join(name).map_err(|_too_long| Errno::NAMETOOLONG)?)
     }
 }

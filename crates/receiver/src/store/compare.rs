@@ -37,7 +37,7 @@ pub(crate) fn judge_all(transfer: &Transfer, offer: &Offer) -> Judgement {
     let mut judgement = Judgement::default();
     let turn = transfer.turn();
     for group in &offer.groups {
-        let open = || transfer.target.tree.open_directory(&group.directory).ok();
+        let open = || transfer.target.tree.open_own_directory(&group.directory).ok();
         let directory = if turn.is_over() { None } else { open() };
         for file in &group.files {
             let looked_in = directory.as_ref().filter(|_| !turn.is_over());
@@ -121,6 +121,8 @@ fn judge(
         return Verdict::Need;
     }
     match target.rules.compare {
+        // what is not remembered could get the source's time with what somebody else has written since
+        Compare::Checksum if !target.judged.remember(opened, name, &there) => Verdict::Need,
         Compare::Checksum => {
             contents_root(opened.as_fd(), name, || turn.is_over()).map_or(Verdict::Need, Verdict::Compare)
         }

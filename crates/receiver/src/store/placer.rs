@@ -305,10 +305,7 @@ impl<'a> Placer<'a> {
             BatchEntry::Retouch(name, metadata) => {
                 let name = transfer.target.name(path, name);
                 let metadata = transfer.target.rules.set_ids.of_file(metadata);
-                transfer
-                    .target
-                    .retouch(directory, name, &metadata)
-                    .map_err(failed_to(Operation::SetMetadata))?;
+                transfer.target.retouch(directory, name, &metadata)?;
                 transfer.target.count_beyond_range(metadata.mtime, || FileIdentity::at(directory, name));
             }
         }

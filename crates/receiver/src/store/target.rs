@@ -8,6 +8,7 @@
 
 pub(crate) mod directories;
 pub(crate) mod file_systems;
+pub(crate) mod judged;
 pub(crate) mod open_directories;
 pub(crate) mod tree;
 

@@ -17,6 +17,7 @@ use zmove_wire::{
 };
 
 use crate::account::failure::FileError;
+use crate::account::heard::{Heard, Removes, not_empty};
 use crate::account::{Account, Moved};
 use crate::control::replies::{self, Replies, Reply, ReplySender};
 use crate::error::SessionError;
@@ -35,6 +36,7 @@ pub(crate) struct Receipts {
     pub(crate) paced: Duration,
     /// How many files have another time at the target, since it cannot hold theirs.
     pub(crate) times_beyond_range: u64,
+    heard: Heard,
 }
 
 impl Receipts {
@@ -50,7 +52,8 @@ impl Receipts {
         let in_flight = Arc::new(InFlight::new(version, observer, outgoing_in));
         let queue = Arc::new(Queue::new(Arc::clone(&in_flight)));
         let paced = Duration::ZERO;
-        let receipts = Self { account, in_flight, queue, reply_sender, paced, times_beyond_range: 0 };
+        let heard = Heard::default();
+        let receipts = Self { account, in_flight, queue, reply_sender, paced, times_beyond_range: 0, heard };
         (receipts, replies, outgoing)
     }
 
@@ -63,6 +66,7 @@ impl Receipts {
             }
             ToSender::Held(held) => {
                 within("held groups", held.cvs.len(), HELD_GROUPS_MAX)?;
+                self.heard.held(&self.in_flight.given, &held)?;
                 self.reply_sender.reply(Reply::Held(held))?;
             }
             ToSender::Findings(findings) => {
@@ -76,14 +80,21 @@ impl Receipts {
             removed @ ToSender::Removed { .. } => self.reply_sender.mirror(removed)?,
             ToSender::Stored(Stored { items, files }) => {
                 within("settled items", items.len().max(files.len()), STORED_ITEMS_MAX)?;
+                not_empty(!items.is_empty() || !files.is_empty())?;
                 items.into_iter().try_for_each(|item| self.take_item(item))?;
                 files.into_iter().try_for_each(|file| self.take_file(file))?;
             }
             ToSender::Published { items } => {
                 within("published items", items.len(), STORED_ITEMS_MAX)?;
+                not_empty(!items.is_empty())?;
                 items.into_iter().try_for_each(|item| self.take_published(item))?;
             }
-            ToSender::Fault(fault) => self.account.fail(&FileError::Receiver(fault)),
+            ToSender::Fault(fault) => {
+                let asked = self.account.totals.doomed.get() > 0;
+                let removes = if asked { Removes::Something } else { Removes::Nothing };
+                self.heard.fault(&self.in_flight.given, &fault, removes)?;
+                self.account.fail(&FileError::Receiver(fault));
+            }
             ToSender::Refused(refusal) => return Err(SessionError::Refused(refusal)),
             ToSender::Opened(_) | ToSender::Waiting(_) => {
                 return Err(WireError::OutOfOrder { what: "a second answer" }.into());
@@ -109,7 +120,7 @@ impl Receipts {
         }
         self.account.totals.bytes_settled.add(settled.data_bytes);
         match settled.work {
-            Some(Sent::Batch(batch)) => self.take_batch(&SentBatch { faults: stored.faults, ..batch }, 0),
+            Some(Sent::Batch(batch)) => self.take_batch(&SentBatch { faults: stored.faults, ..batch }, 0)?,
             Some(Sent::Group(file, span, kind)) => {
                 file.group_stored();
                 let bytes = u64::from(span.len);
@@ -131,8 +142,7 @@ impl Receipts {
         let shown = batch.stored_bytes();
         let known: HashSet<_> = batch.faults.iter().map(|fault| fault.entry).collect();
         batch.faults.extend(faults.into_iter().filter(|fault| !known.contains(&fault.entry)));
-        self.take_batch(&batch, shown);
-        Ok(())
+        self.take_batch(&batch, shown)
     }
 
     fn take_mismatch(&mut self, item: ItemId, faults: &[EntryFault]) -> Result<(), WireError> {
@@ -171,7 +181,8 @@ impl Receipts {
     }
 
     /// A batch is done; `shown` of its bytes the user has seen.
-    fn take_batch(&mut self, batch: &SentBatch, shown: u64) {
+    fn take_batch(&mut self, batch: &SentBatch, shown: u64) -> Result<(), WireError> {
+        Heard::entry_faults(batch.faults.len(), batch.pack.entry_count())?;
         let account = &self.account;
         let mut files = 0;
         let mut bytes = 0;
@@ -195,9 +206,11 @@ impl Receipts {
         account.moved(&Moved { files, whole_bytes: bytes, bytes, shown });
         let failed = faults.into_iter().filter(|fault| fault.code != FaultCode::AlreadyThere);
         failed.for_each(|fault| account.fail(&FileError::Receiver(fault)));
+        Ok(())
     }
 
     fn take_file(&mut self, done: FileDone) -> Result<(), WireError> {
+        self.heard.file(&self.in_flight.given)?;
         let Some(file) = self.in_flight.end_large(FileId(done.file)) else { return Ok(()) };
         if done.fault.is_none() && file.root().is_none() {
             return Err(WireError::OutOfOrder { what: "a whole file that has not been sent" });

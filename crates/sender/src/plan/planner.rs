@@ -262,6 +262,7 @@ impl Planner<'_> {
     fn flush_offers(&mut self) {
         let Some(offering) = &mut self.offering else { return };
         while let Some(offer) = offering.next_offer() {
+            self.context.in_flight.given.offer(&offer);
             self.context.in_flight.tell(ToReceiver::Offer(offer));
         }
     }

@@ -16,6 +16,7 @@ use zmove_wire::session::Receipt;
 use zmove_wire::{EntryFault, ToReceiver, Version, WireError};
 
 use self::record::{GroupId, Mismatch, Record};
+use crate::account::heard::Given;
 use crate::read::source::LargeSource;
 use crate::send::sent::Sent;
 
@@ -33,6 +34,8 @@ pub(crate) struct InFlight {
     all_settled: Condvar,
     /// How many lanes have nothing to do.
     lanes_idle: AtomicUsize,
+    /// What the receiver may speak of.
+    pub(crate) given: Given,
 }
 
 #[derive(Default)]
@@ -78,6 +81,7 @@ impl InFlight {
             settled: Condvar::new(),
             all_settled: Condvar::new(),
             lanes_idle: AtomicUsize::new(0),
+            given: Given::default(),
         }
     }
 
@@ -88,6 +92,8 @@ impl InFlight {
 
     /// A large file enters the plan, in so many pieces of work.
     pub(crate) fn begin_file(&self, file: Arc<LargeSource>, pieces: u64) {
+        self.given.files.add(1);
+        self.given.entries.add(1);
         let mut state = self.lock();
         state.large.insert(file.id, file);
         state.record.transfer.begin(pieces);
@@ -120,7 +126,10 @@ impl InFlight {
         let last_word = work.last_word(self.version);
         let group = match &work {
             Sent::Group(file, span, _) => Some(GroupId { file: file.id, index: span.index }),
-            Sent::Batch(_) => None,
+            Sent::Batch(batch) => {
+                self.given.entries.add(batch.pack.entry_count() as u64);
+                None
+            }
         };
         (!self.is_stopping()).then(|| state.record.issue(work, group, tries, last_word))
     }

@@ -553,3 +553,31 @@ fn while_a_flush_is_late_files_are_flushed_one_by_one() {
     assert_eq!(batches.map(|batch| batch.faults().len()), [0, 1]);
     assert_eq!(["there", "new"].map(|directory| names(&home.path().join(directory)).len()), [8, 7]);
 }
+
+/// What `--checksum` has hashed may be another file by the time that the sender says that it is the same.
+#[test]
+fn what_has_changed_since_it_was_judged_does_not_get_the_sources_time() {
+    let home = tempfile::tempdir().unwrap();
+    let transfer = transfer(home.path());
+    let at = |name: &str| home.path().join(name);
+    for name in ["same", "changed"] {
+        std::fs::write(at(name), "judged").unwrap();
+        // long ago, so that a change is not of the same tick of the clock
+        set_new_file_metadata(File::open(at(name)).unwrap(), &metadata(0o644)).unwrap();
+    }
+    std::fs::hard_link(at("same"), at("linked")).unwrap();
+    let directory = transfer.target.tree.open_directory(&RelPath::root()).unwrap();
+    for text in ["same", "changed", "linked"] {
+        let there = FileIdentity::at(&directory, &name(text)).unwrap();
+        assert!(transfer.target.judged.remember(&directory, &name(text), &there));
+    }
+    std::fs::write(at("changed"), "other!").unwrap();
+    let entries = ["same", "changed", "linked"].map(|text| BatchEntry::Retouch(name(text), metadata(0o604)));
+    let group = DirectoryGroup { directory: RelPath::root(), entries: entries.into() };
+    let faults = place(&mut Placer::new(&transfer), group);
+    let changed = EntryFault { entry: 1, operation: Operation::Verify, code: FaultCode::Changed };
+    assert_eq!(faults, [changed]);
+    let is_set =
+        |name: &str| FileIdentity::of(File::open(at(name)).unwrap()).unwrap().metadata() == metadata(0o604);
+    assert_eq!(["same", "changed", "linked"].map(is_set), [true, false, true]);
+}

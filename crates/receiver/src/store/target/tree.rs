@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use zmove_chunk::read_root;
 use zmove_disk::{
     FileIdentity, KeptTimes, TempNames, Tree, is_beyond_range, is_held_everywhere, open_beneath, retouch,
@@ -22,6 +23,7 @@ use crate::store::failure::{Failure, failed_to};
 use crate::store::rules::Rules;
 use crate::store::target::directories::Directories;
 use crate::store::target::file_systems::{FileSystems, Flush};
+use crate::store::target::judged::Judged;
 use crate::store::target::{Target, renamed};
 
 /// The opened target of one transfer, shared by its threads.
@@ -38,6 +40,8 @@ pub(crate) struct TargetTree {
     pub(crate) is_closed: bool,
     pub(crate) temp_names: TempNames,
     pub(crate) times: KeptTimes,
+    /// What was judged by its contents.
+    pub(crate) judged: Judged,
     /// How many files have another time than the source's, since their file system does not have that.
     pub(crate) times_beyond_range: AtomicU64,
     pub(crate) file_systems: FileSystems,
@@ -65,6 +69,7 @@ impl TargetTree {
             is_closed,
             temp_names: TempNames::new(tag),
             times: KeptTimes::new(&format!("times-{tag}")),
+            judged: Judged::new(account),
             times_beyond_range: AtomicU64::new(0),
             file_systems: FileSystems::default(),
             directories: Directories::new(account),
@@ -91,10 +96,38 @@ impl TargetTree {
         Ok(())
     }
 
-    /// Sets mode and time of a file that is there.
-    pub(crate) fn retouch(&self, directory: &OwnedFd, name: &Name, metadata: &Metadata) -> io::Result<()> {
+    /// Sets mode and time of a file whose contents were judged to be right.
+    pub(crate) fn retouch(
+        &self,
+        directory: &OwnedFd,
+        name: &Name,
+        metadata: &Metadata,
+    ) -> Result<(), Failure> {
+        let cannot = failed_to(Operation::SetMetadata);
+        let there = FileIdentity::at(directory, name).map_err(cannot)?;
+        let is_as_judged = self.judged.is_as_judged(directory, name, &there);
+        let set = if is_as_judged {
+            self.touch(directory, name, &there, (metadata.mode, Some(metadata.mtime)))
+        } else {
+            Err(Errno::BUSY.into())
+        };
+        set.map_err(|error| match Errno::from_io_error(&error) {
+            Some(Errno::BUSY) => (Operation::Verify, error),
+            _ => (Operation::SetMetadata, error),
+        })?;
+        self.judged.is_done(directory, name).map_err(cannot)
+    }
+
+    /// Sets the mode of a file that is there, and its time where one is given.
+    fn touch(
+        &self,
+        directory: &OwnedFd,
+        name: &Name,
+        judged: &FileIdentity,
+        wanted: (u32, Option<Timestamp>),
+    ) -> io::Result<()> {
         self.file_systems.note(directory)?;
-        retouch(directory.as_fd(), name, metadata)?;
+        retouch(directory.as_fd(), name, judged, wanted)?;
         if self.flushes_each(directory)? {
             let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
             flush(rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty())?)?;
@@ -128,7 +161,8 @@ impl TargetTree {
         metadata: &Metadata,
     ) -> bool {
         let kept = self.times.is_kept(directory, there.mtime, metadata.mtime)
-            && (there.mode == metadata.mode || self.retouch(directory, name, metadata).is_ok());
+            && (there.mode == metadata.mode
+                || self.touch(directory, name, there, (metadata.mode, None)).is_ok());
         if kept {
             self.count_beyond_range(metadata.mtime, || Ok(*there));
         }

@@ -1,0 +1,79 @@
+//! Which files were judged by their contents, and as what: the sender may say later that they need nothing but a mode and
+//! a time, and somebody else may have written into them by then.
+//!
+//! A file is known by its number, since a name of it may lead to another file by then, and another name to the same.
+//! Each takes a few bytes, which are booked, until the end of the transfer.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use zmove_disk::{FileIdentity, number_at};
+use zmove_types::{FileNumber, Name};
+
+use crate::account::{Account, Held};
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Judged {
+    state: Mutex<State>,
+    hashes: RandomState,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Hashes of what they looked like.
+    looks: HashMap<FileNumber, u64>,
+    held: Held,
+}
+
+/// What the map takes for a file, with the room that it has left.
+const FILE_BYTES: usize = 2 * size_of::<(FileNumber, u64)>();
+
+impl Judged {
+    pub(crate) fn new(account: &Account) -> Self {
+        let state = State { looks: HashMap::new(), held: account.nothing() };
+        Self { state: Mutex::new(state), hashes: RandomState::new() }
+    }
+
+    /// Remembers what a file is judged as; `false` where that cannot be, and it must not be judged equal.
+    pub(crate) fn remember(&self, directory: &OwnedFd, name: &Name, look: &FileIdentity) -> bool {
+        let Ok(number) = number_at(directory, name.as_os_str()) else { return false };
+        let hash = self.hash(look);
+        let mut state = self.lock();
+        if !state.looks.contains_key(&number) && state.held.grow(FILE_BYTES).is_err() {
+            return false;
+        }
+        state.looks.insert(number, hash);
+        true
+    }
+
+    /// Whether a file looks as it was judged; one that was not judged is what the sender says.
+    pub(crate) fn is_as_judged(&self, directory: &OwnedFd, name: &Name, look: &FileIdentity) -> bool {
+        let number = number_at(directory, name.as_os_str());
+        let hash = self.hash(look);
+        number.is_ok_and(|number| self.lock().looks.get(&number).is_none_or(|judged| *judged == hash))
+    }
+
+    /// A file has got its mode and time.
+    pub(crate) fn is_done(&self, directory: &OwnedFd, name: &Name) -> io::Result<()> {
+        let number = number_at(directory, name.as_os_str())?;
+        let look = FileIdentity::at(directory, name)?;
+        let hash = self.hash(&look);
+        if let Some(judged) = self.lock().looks.get_mut(&number) {
+            *judged = hash;
+        }
+        Ok(())
+    }
+
+    fn hash(&self, look: &FileIdentity) -> u64 {
+        let FileIdentity { bytes, mtime, ctime, inode, mode, .. } = *look;
+        self.hashes.hash_one((bytes, (mtime.seconds, mtime.nanos), (ctime.seconds, ctime.nanos), inode, mode))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

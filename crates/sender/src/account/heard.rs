@@ -1,0 +1,98 @@
+//! How much a receiver may say: an honest one answers to what it was sent, and what one says without end would fill the
+//! user's terminal.
+//!
+//! **Invariant:** what is told of a session to the user is bounded by what was sent in it, and [`FAULTS_BESIDE_MAX`] or,
+//! where it removes, [`FAULTS_OF_REMOVAL_MAX`] faults beside that.
+
+use zmove_types::GroupSpan;
+use zmove_wire::{Fault, Held, Offer, WireError};
+
+use crate::account::totals::Count;
+
+/// What the receiver was given to speak of.
+#[derive(Debug, Default)]
+pub(crate) struct Given {
+    /// Entries of batches, as often as they were sent, and large files.
+    pub(crate) entries: Count,
+    /// Large files.
+    pub(crate) files: Count,
+    /// Messages about what it holds of offered files.
+    held: Count,
+}
+
+/// What it has said.
+#[derive(Debug, Default)]
+pub(crate) struct Heard {
+    faults: u64,
+    faults_beside: u64,
+    files: u64,
+    held: u64,
+}
+
+/// A directory may fail when its files get their names, and once more when it gets its mode.
+const FAULTS_PER_ENTRY: u64 = 2;
+/// Faults of what was not sent under that name, such as directories on the way.
+const FAULTS_BESIDE_MAX: u64 = 4096;
+/// The same where what is at the target alone goes: anything below a directory may fail to.
+const FAULTS_OF_REMOVAL_MAX: u64 = 1 << 20;
+/// A long path counts as several faults.
+const PATH_BYTES_PER_FAULT: u64 = 256;
+
+impl Given {
+    /// Files are offered, of each group of which something may be held.
+    pub(crate) fn offer(&self, offer: &Offer) {
+        let files = offer.groups.iter().flat_map(|group| &group.files);
+        // once by an earlier transfer and once in another version, and then the end
+        files.for_each(|file| self.held.add(2 * u64::from(GroupSpan::count(file.bytes).unwrap_or(0)) + 2));
+    }
+}
+
+impl Heard {
+    /// A fault that belongs to no item; `removes` is whether anything was to be removed.
+    pub(crate) fn fault(&mut self, given: &Given, fault: &Fault, removes: Removes) -> Result<(), WireError> {
+        self.faults += 1;
+        if self.faults <= FAULTS_PER_ENTRY * given.entries.get() {
+            return Ok(());
+        }
+        self.faults_beside += 1 + fault.path.as_bytes().len() as u64 / PATH_BYTES_PER_FAULT;
+        let limit = match removes {
+            Removes::Nothing => FAULTS_BESIDE_MAX,
+            Removes::Something => FAULTS_OF_REMOVAL_MAX,
+        };
+        within("faults", self.faults_beside, limit)
+    }
+
+    /// Faults of a batch.
+    pub(crate) fn entry_faults(faults: usize, entries: usize) -> Result<(), WireError> {
+        within("faults of a batch", faults as u64, FAULTS_PER_ENTRY * entries as u64)
+    }
+
+    /// The end of a large file.
+    pub(crate) fn file(&mut self, given: &Given) -> Result<(), WireError> {
+        self.files += 1;
+        within("ends of files", self.files, given.files.get())
+    }
+
+    /// What it holds of a file that was offered.
+    pub(crate) fn held(&mut self, given: &Given, held: &Held) -> Result<(), WireError> {
+        not_empty(!held.cvs.is_empty() || held.end)?;
+        self.held += 1;
+        within("words about what is held", self.held, given.held.get())
+    }
+}
+
+/// Whether a session removes what is at the target alone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Removes {
+    Nothing,
+    Something,
+}
+
+/// A receiver says nothing where there is nothing to say.
+pub(crate) fn not_empty(says: bool) -> Result<(), WireError> {
+    if says { Ok(()) } else { Err(WireError::OutOfOrder { what: "a message that says nothing" }) }
+}
+
+fn within(what: &'static str, value: u64, limit: u64) -> Result<(), WireError> {
+    if value <= limit { Ok(()) } else { Err(WireError::OverLimit { what, value, limit }) }
+}
