@@ -1,5 +1,6 @@
-//! How small files get their names, by one thread: in a staging directory that is renamed; under hidden names, then renamed one
-//! by one; and, as zmove does not, without a name, then linked. Each with mode and time set.
+//! How small files get their names, by one thread: in a staging directory that is renamed; under hidden
+//! names, then renamed one by one; and, as zmove does not, without a name, then linked. Each with mode and
+//! time set.
 //!
 //! In `ZMOVE_BENCH_DIR`, else the directory for temporary files.
 

@@ -1,6 +1,6 @@
-//! Whole copies by real processes on one machine: `zmove push` and `rsync -a`, each to a local directory and to a
-//! daemon of its own on loopback, for each class of sizes: lots of small files (LOSF) of 1 and of 64 KiB, medium ones of
-//! 4 MiB, and a large one.
+//! Whole copies by real processes on one machine: `zmove push` and `rsync -a`, each to a local directory and
+//! to a daemon of its own on loopback, for each class of sizes: lots of small files (LOSF) of 1 and of 64
+//! KiB, medium ones of 4 MiB, and a large one.
 //!
 //! The sources are incompressible and warm, every copy goes into a new directory, and the clock stops when the target
 //! is flushed: zmove does that itself, after rsync its file system is synced. Before it is timed, each way copies once

@@ -1,8 +1,8 @@
 //! The plan without storage and network: entries as a scan finds them are packed or cut into groups by one thread, and
 //! taken by another.
 //!
-//! Elements are files where they are small, groups of 4 MiB where they are large. `ZMOVE_BENCH_FILES` sets the number of small
-//! files (default 1,000,000); there is a large file for each hundred of them.
+//! Elements are files where they are small, groups of 4 MiB where they are large. `ZMOVE_BENCH_FILES` sets
+//! the number of small files (default 1,000,000); there is a large file for each hundred of them.
 
 use std::fs::{create_dir, write};
 use std::sync::Arc;

@@ -1,12 +1,13 @@
 //! QUIC as zmove uses it beside bare quinn: the same bytes between the same two ends, by real processes.
 //!
 //! Bare quinn sends bytes from memory over as many connections as zmove has lanes, with cipher, windows and
-//! acknowledgements set as zmove sets them, and the other end throws them away. Its datagrams are as large as suits it:
-//! of larger ones, as zmove has them, the ten that it gives the kernel at once would not fit into one UDP send. zmove
-//! reads a warm file, hashes it at both ends, writes it and flushes it. The two take turns; the table has all runs.
-//! `ZMOVE_BENCH_MIB` sets the size (default 1024), `ZMOVE_BENCH_RUNS` the runs (default 5), `ZMOVE_BENCH_DIR` where the
-//! data lies, `ZMOVE_BENCH_LANES` how many connections both use; with `-- --test` it is one turn. Inside `zmove-lab hosts` the
-//! ends are its two hosts, otherwise both are on loopback.
+//! acknowledgements set as zmove sets them, and the other end throws them away. Its datagrams are as large as
+//! suits it: of larger ones, as zmove has them, the ten that it gives the kernel at once would not fit into
+//! one UDP send. zmove reads a warm file, hashes it at both ends, writes it and flushes it. The two take
+//! turns; the table has all runs. `ZMOVE_BENCH_MIB` sets the size (default 1024), `ZMOVE_BENCH_RUNS` the runs
+//! (default 5), `ZMOVE_BENCH_DIR` where the data lies, `ZMOVE_BENCH_LANES` how many connections both use;
+//! with `-- --test` it is one turn. Inside `zmove-lab hosts` the ends are its two hosts, otherwise both are
+//! on loopback.
 
 use std::env;
 use std::fs::{self, File};

@@ -1,9 +1,9 @@
 //! The storage engines alone: one large file is read and hashed, or written and flushed, by two threads in groups of
 //! 4 MiB, through the page cache and past it; and so many small files made, of several sizes.
 //!
-//! `ZMOVE_BENCH_DIR` is where the files lie (else `TMPDIR`), `ZMOVE_BENCH_MIB` how much it is (else 512). A cold read drops the
-//! file from the page cache before the clock starts. Beside the rates stands what this process used of the CPU; what the
-//! kernel's own threads do for it (write-back, a loop device) is not in it.
+//! `ZMOVE_BENCH_DIR` is where the files lie (else `TMPDIR`), `ZMOVE_BENCH_MIB` how much it is (else 512). A
+//! cold read drops the file from the page cache before the clock starts. Beside the rates stands what this
+//! process used of the CPU; what the kernel's own threads do for it (write-back, a loop device) is not in it.
 
 use std::fs::File;
 use std::io::Write;

@@ -68,6 +68,7 @@ const RESERVED: [(&str, &[&str]); 26] = [
 const UNSAFE_CRATES: [&str; 3] = ["lab", "sockopt", "uring"];
 
 const LINES_MAX: usize = 800;
+const COLUMNS_MAX: usize = 120;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -201,6 +202,31 @@ fn files_are_short() {
         if lines > LINES_MAX {
             violations.push(format!("{} has {lines} lines without its tests", shown(&path)));
         }
+    }
+    assert_none(&violations);
+}
+
+/// Tables and what stands in fences of documents may be wider, and strings of the code.
+#[test]
+fn lines_fit_into_a_window() {
+    let mut violations = Vec::new();
+    let mut documents = entries(&root().join("docs"));
+    documents.push(root().join("README.md"));
+    for path in documents.into_iter().filter(|path| path.extension().is_some_and(|end| end == "md")) {
+        let text = read_to_string(&path).unwrap();
+        let mut fenced = false;
+        for (number, line) in text.lines().enumerate() {
+            fenced ^= line.trim_start().starts_with("```");
+            if !fenced && !line.starts_with('|') && line.chars().count() > COLUMNS_MAX {
+                violations.push(format!("{}:{}", shown(&path), number + 1));
+            }
+        }
+    }
+    for path in all_rust_files() {
+        let text = read_to_string(&path).unwrap();
+        let comments = text.lines().enumerate().filter(|(_, line)| line.trim_start().starts_with("//"));
+        let wide = comments.filter(|(_, line)| line.chars().count() > COLUMNS_MAX);
+        violations.extend(wide.map(|(number, _)| format!("{}:{}", shown(&path), number + 1)));
     }
     assert_none(&violations);
 }

@@ -25,7 +25,8 @@ fn documented(mark: &str) -> String {
     block.split_once("```").unwrap().0.to_owned()
 }
 
-/// A site with an authority that has issued certificates for its client, who is alice, and its host, which is localhost.
+/// A site with an authority that has issued certificates for its client, who is alice, and its host, which is
+/// localhost.
 struct Issued {
     site: Site,
 }
@@ -274,8 +275,8 @@ fn an_authority_that_others_can_write_is_not_asked() {
     assert!(names(&issued.site.target()).is_empty());
 }
 
-/// A certificate with forty names that the list has lines for, none of them the authority's, and a long list of what is revoked: it
-/// was read for each of them.
+/// A certificate with forty names that the list has lines for, none of them the authority's, and a long list
+/// of what is revoked: it was read for each of them.
 #[test]
 fn a_stranger_with_many_names_costs_no_more_than_any() {
     let Some(issued) = Issued::new() else { return };
@@ -307,8 +308,8 @@ fn a_stranger_with_many_names_costs_no_more_than_any() {
     daemon.wait_for_log("someone (SHA256:");
 }
 
-/// Ten authorities of one name, made by the stranger, any of which may have signed any: webpki tried two hundred thousand paths,
-/// and went on when the stranger had left.
+/// Ten authorities of one name, made by the stranger, any of which may have signed any: webpki tried two
+/// hundred thousand paths, and went on when the stranger had left.
 #[test]
 fn a_stranger_with_many_issuers_costs_no_more_than_any() {
     let Some(issued) = Issued::new() else { return };

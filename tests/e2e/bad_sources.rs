@@ -68,7 +68,8 @@ fn unreadable(site: &Site) {
     assert!(!site.target().join("secret").exists() && !site.target().join("big").exists());
 }
 
-/// Files that may not be read are asked about like others, also those that would be sent or read before anybody answers.
+/// Files that may not be read are asked about like others, also those that would be sent or read before
+/// anybody answers.
 fn unreadable_and_there(site: &Site) {
     let count = zmove_wire::limits::GUESSED_ENTRIES_MAX + 76;
     let names: Vec<_> = (0..count).map(|number| format!("f{number}")).collect();

@@ -220,8 +220,8 @@ impl Drop for SetOnDrop<'_> {
     }
 }
 
-/// A writer that truncates and fills a small file without a pause: each push finds a whole prefix of it, or says that it
-/// changed; sooner or later it says so.
+/// A writer that truncates and fills a small file without a pause: each push finds a whole prefix of it, or
+/// says that it changed; sooner or later it says so.
 #[test]
 fn a_small_file_that_is_rewritten_all_the_time() {
     let site = Site::local();

@@ -1,5 +1,5 @@
-//! `--delete` while the source changes: what has gone there since the push began, or has another name, may have its only
-//! copy at the target.
+//! `--delete` while the source changes: what has gone there since the push began, or has another name, may
+//! have its only copy at the target.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::symlink;

@@ -1,8 +1,8 @@
-//! A hostile client, and a hostile local user on the receiver's host: nothing is read, written, changed or removed outside
-//! the roots, and nothing hangs.
+//! A hostile client, and a hostile local user on the receiver's host: nothing is read, written, changed or
+//! removed outside the roots, and nothing hangs.
 //!
-//! What happens in this process happens again with `openat2` refused, as some containers do: paths are then opened component by
-//! component.
+//! What happens in this process happens again with `openat2` refused, as some containers do: paths are then
+//! opened component by component.
 
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
@@ -194,7 +194,8 @@ fn a_directory_that_becomes_a_link_between_two_batches_leads_nowhere() {
     yard.assert_outside_is_as_it_was();
 }
 
-/// A local user exchanges a directory and a link as fast as can be, under a transfer that makes, replaces and removes there.
+/// A local user exchanges a directory and a link as fast as can be, under a transfer that makes, replaces and
+/// removes there.
 #[test]
 fn a_link_that_is_swapped_in_while_a_transfer_runs_leads_nowhere() {
     let yard = Yard::new();

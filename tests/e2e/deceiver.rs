@@ -29,8 +29,8 @@ pub(crate) enum Heard {
 /// What to say to it; bytes, since not all of it is a message.
 pub(crate) type Answer = Box<dyn FnMut(&Heard) -> Option<Vec<Vec<u8>>> + Send>;
 
-/// A receiver that says `state` of its target and then what `answers` says, or what an honest one would to what that leaves
-/// to it.
+/// A receiver that says `state` of its target and then what `answers` says, or what an honest one would to
+/// what that leaves to it.
 pub(crate) struct Deceiver {
     pub(crate) state: TargetState,
     pub(crate) job: fn(PushJob) -> PushJob,
@@ -77,7 +77,8 @@ impl Deceiver {
         }
     }
 
-    /// Has the contents of `source` pushed to it. A sender that does not end by itself is stopped, and has failed the test.
+    /// Has the contents of `source` pushed to it. A sender that does not end by itself is stopped, and has
+    /// failed the test.
     pub(crate) fn deceive(self, source: &Path) -> Deceived {
         let failures = Arc::new(Failures::default());
         let observer = Arc::clone(&failures) as Arc<dyn Observer>;

@@ -1,4 +1,5 @@
-//! Large files that have changed: only what the target's version does not have is sent, and what comes out is the source.
+//! Large files that have changed: only what the target's version does not have is sent, and what comes out is
+//! the source.
 
 use std::time::{Duration, UNIX_EPOCH};
 

@@ -1,8 +1,8 @@
-//! Each request to storage in turn fails, is short, or is the last one of its process: the push completes or says why not,
-//! nothing partial has a final name, and the same push without faults completes.
+//! Each request to storage in turn fails, is short, or is the last one of its process: the push completes or
+//! says why not, nothing partial has a final name, and the same push without faults completes.
 //!
-//! Reads and writes of large files fail in a layer around the engine; all else fails, or kills, in the system call itself,
-//! under `strace`, in the program as it is.
+//! Reads and writes of large files fail in a layer around the engine; all else fails, or kills, in the system
+//! call itself, under `strace`, in the program as it is.
 
 use std::fs::File;
 use std::io::{ErrorKind, Write};
@@ -236,7 +236,8 @@ fn every_call_that_is_the_last() {
     }
 }
 
-/// A local push in which a call is tampered with where it is about one of the paths, if there are any; and whether it was.
+/// A local push in which a call is tampered with where it is about one of the paths, if there are any; and
+/// whether it was.
 fn push_under(site: &Site, call: &str, inject: &str, paths: &[&str]) -> (Outcome, bool) {
     let log = site.path("strace.log");
     let mut command = Command::new("strace");
@@ -257,8 +258,8 @@ fn can_inject() -> bool {
     has_program("strace") && Zmove(command).outcome().code == Some(0)
 }
 
-/// Perhaps it was somebody else's data on the same file system that could not be written: what is there when it is read back
-/// past the page cache gets its name.
+/// Perhaps it was somebody else's data on the same file system that could not be written: what is there when
+/// it is read back past the page cache gets its name.
 #[test]
 fn a_flush_that_fails_for_others_costs_nothing() {
     if !can_inject() {
@@ -317,7 +318,8 @@ fn each_change_is_flushed_where_nothing_is_flushed_as_a_whole() {
     }
 }
 
-/// Names that have been given may be what somebody else's flush has failed for: the journal is gone, and `syncfs` says yes.
+/// Names that have been given may be what somebody else's flush has failed for: the journal is gone, and
+/// `syncfs` says yes.
 #[test]
 fn names_that_were_lost_with_a_journal_are_told() {
     let room = tempfile::tempdir().unwrap();

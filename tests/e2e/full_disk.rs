@@ -1,5 +1,5 @@
-//! Targets that cannot take it all: a disk that fills up, one that is read-only, a quota. What is whole stays, what failed
-//! is named, and once there is room the same command completes.
+//! Targets that cannot take it all: a disk that fills up, one that is read-only, a quota. What is whole
+//! stays, what failed is named, and once there is room the same command completes.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;

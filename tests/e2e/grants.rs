@@ -66,7 +66,8 @@ fn grants_are_listed_and_removed() {
     assert_eq!(allow(&site, &["list"]).done().stdout, "nobody is let in\n");
 }
 
-/// Small files, in a directory that is there and one that is not, and a large one; to a second push all is as it should be.
+/// Small files, in a directory that is there and one that is not, and a large one; to a second push all is as
+/// it should be.
 #[test]
 fn setuid_and_setgid_are_set_only_where_the_grant_says_so() {
     for carried in [false, true] {

@@ -1,6 +1,8 @@
-//! A key that takes all it can get of a daemon: it harms its own transfers, and a push of another key beside it ends well.
+//! A key that takes all it can get of a daemon: it harms its own transfers, and a push of another key beside
+//! it ends well.
 //!
-//! Each case speaks the protocol by hand as a key of its own, to a daemon in a process of its own, whose memory is then looked at.
+//! Each case speaks the protocol by hand as a key of its own, to a daemon in a process of its own, whose
+//! memory is then looked at.
 
 mod turns;
 
@@ -51,7 +53,8 @@ struct Transfer {
 /// A connection from which nobody reads.
 struct Deaf(ControlReader, ControlWriter);
 
-/// What a daemon may take for a hostile key beside what it takes anyway, in KiB: far below what each of these cases made it take.
+/// What a daemon may take for a hostile key beside what it takes anyway, in KiB: far below what each of these
+/// cases made it take.
 const GROWTH_KIB_MAX: u64 = 160 << 10;
 
 impl<'a> Greedy<'a> {
@@ -447,7 +450,8 @@ fn offer_of(file: &str, offer: u64) -> ToReceiver {
     ToReceiver::Offer(Offer { offer, groups })
 }
 
-/// As many offers as may be under way in as many transfers as a key may have, more than the daemon has threads for others' work.
+/// As many offers as may be under way in as many transfers as a key may have, more than the daemon has
+/// threads for others' work.
 #[test]
 fn files_that_take_hours_to_hash_are_in_nobody_elses_way() {
     let site = site();
@@ -657,8 +661,8 @@ fn messages_that_wait_are_bounded_by_what_they_take() {
     assert_well(&site, resting);
 }
 
-/// Openings of protocol 4 with as many names as there may be, 12 MB each in memory, which wait for sessions that cannot say what
-/// they have to.
+/// Openings of protocol 4 with as many names as there may be, 12 MB each in memory, which wait for sessions
+/// that cannot say what they have to.
 #[test]
 fn openings_are_booked_and_said_once() {
     let site = site();

@@ -1,5 +1,5 @@
-//! `--inplace`: files that are there keep inode and hard links, whatever becomes of their size; what breaks off does not look
-//! finished, and the same command finishes it.
+//! `--inplace`: files that are there keep inode and hard links, whatever becomes of their size; what breaks
+//! off does not look finished, and the same command finishes it.
 
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::Path;

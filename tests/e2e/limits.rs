@@ -57,8 +57,8 @@ async fn dial(daemon: &Daemon, identity: &Identity) -> Connection {
     dialler.await.unwrap().dial(Duration::from_secs(10)).await.unwrap()
 }
 
-/// What processor's time a daemon takes for so many connections of a stranger, all of which it refuses. It has seen the stranger
-/// before.
+/// What processor's time a daemon takes for so many connections of a stranger, all of which it refuses. It
+/// has seen the stranger before.
 pub(crate) fn time_for_strangers(daemon: &Daemon, stranger: &Identity, count: u32) -> Duration {
     let knock = || {
         runtime().block_on(async {

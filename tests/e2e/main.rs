@@ -1,7 +1,8 @@
 //! zmove as its users run it: whole programs and whole pipelines, one file per theme.
 //!
-//! Every case that can runs twice, against a daemon over TCP and TLS and against a local directory through the memory
-//! transport. What a machine cannot show is skipped with its reason on stderr, unless `ZMOVE_REQUIRE_LAB=1` forbids that.
+//! Every case that can runs twice, against a daemon over TCP and TLS and against a local directory through
+//! the memory transport. What a machine cannot show is skipped with its reason on stderr, unless
+//! `ZMOVE_REQUIRE_LAB=1` forbids that.
 
 #![expect(clippy::unwrap_used, reason = "in a test, helpers included, a panic is the report")]
 

@@ -34,7 +34,8 @@ impl Namespace {
         Self::start(script, &[bytes.to_string().as_ref(), directory.as_os_str()], None)
     }
 
-    /// A namespace in which each directory of a pair is seen at the other's place too; `None` where that is not possible.
+    /// A namespace in which each directory of a pair is seen at the other's place too; `None` where that is
+    /// not possible.
     pub(crate) fn with_binds(pairs: &[(&Path, &Path)]) -> Option<Self> {
         if !is_root() || !has_program("unshare") || !has_program("nsenter") {
             skip("a bind mount needs root, unshare and nsenter");
@@ -76,7 +77,8 @@ impl Namespace {
         Self::start(script, &[&words[..], &[directory.as_os_str()]].concat(), Some(place))
     }
 
-    /// A namespace in which `directory` is an overlay of directories in memory at `room`, the lowest of which begins as a copy of it.
+    /// A namespace in which `directory` is an overlay of directories in memory at `room`, the lowest of which
+    /// begins as a copy of it.
     pub(crate) fn with_overlay(directory: &Path, room: &Path) -> Option<Self> {
         if !is_root() || !has_program("unshare") || !has_program("nsenter") {
             skip("an overlay needs root, unshare and nsenter");
@@ -87,8 +89,8 @@ impl Namespace {
         Self::start(script, &[room.as_os_str(), directory.as_os_str()], None)
     }
 
-    /// A namespace in which `directory` is ext4 on a disk that takes its room from the memory at `room` when something is first
-    /// written to a place: when all of that is taken, writes of its journal fail.
+    /// A namespace in which `directory` is ext4 on a disk that takes its room from the memory at `room` when
+    /// something is first written to a place: when all of that is taken, writes of its journal fail.
     pub(crate) fn with_thin_disk(directory: &Path, room: &Path) -> Option<Self> {
         if !is_root() || !has_program("unshare") || !has_program("nsenter") {
             skip("a disk that fails needs root, unshare and nsenter");

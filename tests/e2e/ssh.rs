@@ -223,7 +223,8 @@ fn a_push_that_is_killed_goes_on() {
     assert_same(&site.source(), &site.target());
 }
 
-/// The receiver of a push that is gone still stores what it has taken, here three seconds late; the next push has a receiver of its own.
+/// The receiver of a push that is gone still stores what it has taken, here three seconds late; the next push
+/// has a receiver of its own.
 #[test]
 fn a_broken_push_never_has_the_last_word() {
     let site = Site::local();

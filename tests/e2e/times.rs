@@ -1,5 +1,5 @@
-//! Modification times: a file counts as equal only if it has the time that the target's file system makes of the source's, and
-//! what that cannot hold is told and moves nothing again.
+//! Modification times: a file counts as equal only if it has the time that the target's file system makes of
+//! the source's, and what that cannot hold is told and moves nothing again.
 
 use serde_json::Value;
 

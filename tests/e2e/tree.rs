@@ -1,7 +1,7 @@
 //! Trees: painted files, and a picture of everything that a copy must keep.
 //!
-//! Data is `i % 251`, so that swapped or shifted blocks show; pictures are taken through descriptors, so that no path is
-//! too long for them.
+//! Data is `i % 251`, so that swapped or shifted blocks show; pictures are taken through descriptors, so that
+//! no path is too long for them.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;

@@ -1,7 +1,7 @@
 //! Each stage is slowed in turn, and the summary names it.
 //!
-//! A slow stage sleeps in a wrapper around the real one, or in a system call; everything else is as it always is, and much
-//! faster.
+//! A slow stage sleeps in a wrapper around the real one, or in a system call; everything else is as it always
+//! is, and much faster.
 
 use std::fs::File;
 use std::process::Command;
@@ -69,8 +69,8 @@ fn each_slow_stage_is_named() {
     }
 }
 
-/// `ZMOVE_VERDICT_RUNS=10 cargo test --release --test e2e -- --ignored --nocapture each_slow_stage_is_named_every_time`;
-/// what only a path can do is `zmove-lab verdicts`.
+/// `ZMOVE_VERDICT_RUNS=10 cargo test --release --test e2e -- --ignored --nocapture
+/// each_slow_stage_is_named_every_time`; what only a path can do is `zmove-lab verdicts`.
 #[test]
 #[ignore = "a measurement: takes a minute"]
 fn each_slow_stage_is_named_every_time() {
@@ -96,7 +96,8 @@ fn slow_source() -> InProcess {
     push
 }
 
-/// All of it is in the receiver's buffers long before it is written: the sender sees no queue, only the wait at the end.
+/// All of it is in the receiver's buffers long before it is written: the sender sees no queue, only the wait
+/// at the end.
 fn slow_target() -> InProcess {
     let mut push = quick();
     push.receiver.disk = HookedDisk::before_write(|| sleep(SLOW));

@@ -1,4 +1,5 @@
-//! The release before protocol 4 at one end and this one at the other: TLS agrees on what both speak, and all goes on as it did.
+//! The release before protocol 4 at one end and this one at the other: TLS agrees on what both speak, and all
+//! goes on as it did.
 //!
 //! `ZMOVE_OLD_BINARY` says where that release is; `.ci/old` builds it from the history.
 

@@ -105,8 +105,8 @@ pub(crate) enum KeyCommand {
     Show,
     /// Make a new key and print its fingerprint
     New {
-        /// Replace the key that is there, which is kept in key.pem.old; whoever has allowed or pinned it does not know the
-        /// new one
+        /// Replace the key that is there, which is kept in key.pem.old; whoever has allowed or pinned it does
+        /// not know the new one
         #[arg(long)]
         force: bool,
     },

@@ -17,8 +17,8 @@ pub(crate) fn kept() -> Option<Kept> {
     settings::home(Role::Client).ok().map(|home| Kept { directory: home.join("sweeps") })
 }
 
-/// What the storage of these paths gives, if they are all on one that has been swept. What is not there yet is looked for in
-/// the directory above.
+/// What the storage of these paths gives, if they are all on one that has been swept. What is not there yet
+/// is looked for in the directory above.
 pub(crate) fn known<'p>(paths: impl IntoIterator<Item = &'p Path>) -> Option<Sweep> {
     // most have never swept anything: then their storage is not looked at either
     let kept = kept().filter(|kept| !kept.is_empty())?;

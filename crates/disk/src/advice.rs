@@ -4,8 +4,8 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-/// Puts `text` in the place of `file` by way of a temporary name beside it, so that a reader sees the old text or the new,
-/// whoever else does so, on this host or another. Nothing is flushed.
+/// Puts `text` in the place of `file` by way of a temporary name beside it, so that a reader sees the old
+/// text or the new, whoever else does so, on this host or another. Nothing is flushed.
 ///
 /// # Errors
 /// What the system says; the old file stands then.

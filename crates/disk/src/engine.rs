@@ -23,8 +23,8 @@ use data_file::DataFile;
 
 /// Reads and writes at positions.
 pub trait Disk: Send + Sync + fmt::Debug {
-    /// Reads up to `len` bytes from `offset`, fewer only at the end of the file, and shows each slice to `seen` while it
-    /// is in cache. The buffer's length is set to what was read.
+    /// Reads up to `len` bytes from `offset`, fewer only at the end of the file, and shows each slice to
+    /// `seen` while it is in cache. The buffer's length is set to what was read.
     ///
     /// # Panics
     /// When `len` is more than the buffer's capacity.
@@ -33,8 +33,9 @@ pub trait Disk: Send + Sync + fmt::Debug {
     /// Writes the whole buffer at `offset`.
     fn write(&self, file: &DataFile, offset: u64, buffer: Buffer) -> Moved<()>;
 
-    /// The same engine with all that it needs of its own, so that storage that does not answer holds up who asked it and nobody
-    /// else. `None` where callers share nothing that could run out, or there is no room for another.
+    /// The same engine with all that it needs of its own, so that storage that does not answer holds up who
+    /// asked it and nobody else. `None` where callers share nothing that could run out, or there is no room
+    /// for another.
     fn anew(&self) -> Option<Arc<dyn Disk>>;
 }
 

@@ -94,9 +94,9 @@ const fn of_stat(stat: &Stat) -> FileNumber {
     FileNumber { device: stat.st_dev, inode: stat.st_ino }
 }
 
-/// Sets the mode of a regular file, and its time where one is given, if it still is what it was `judged` to be. Anything
-/// else is not even opened: a device may do something then, and nobody but its owner says who may use it. A change of the
-/// same length between the last look and the time cannot be noticed.
+/// Sets the mode of a regular file, and its time where one is given, if it still is what it was `judged` to
+/// be. Anything else is not even opened: a device may do something then, and nobody but its owner says who
+/// may use it. A change of the same length between the last look and the time cannot be noticed.
 ///
 /// # Errors
 /// What the system says, `EINVAL` for what is no regular file, `EBUSY` for one that has changed.

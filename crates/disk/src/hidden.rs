@@ -55,8 +55,8 @@ struct Parent {
 /// A process, told apart from all others that have been.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Process {
-    /// The machine, with the namespace of process numbers where that is a container's; one that has no name is another after
-    /// each boot. 0 where it is not known.
+    /// The machine, with the namespace of process numbers where that is a container's; one that has no name
+    /// is another after each boot. 0 where it is not known.
     machine: u64,
     /// The run of the system. 0 where it is not known.
     boot: u64,
@@ -68,11 +68,13 @@ struct Process {
 /// A birth further from the moment that a name tells is that of a copy. The kernel's clock for files is a tick behind,
 /// and the storage may be slow to make something.
 const BIRTH_MS_MAX: u64 = 1_000;
-/// After so long the processes of other machines, and of those that are not known, count as dead: nobody here can ask for them.
+/// After so long the processes of other machines, and of those that are not known, count as dead: nobody here
+/// can ask for them.
 const FOREIGN_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// No process begins so late.
 const NEVER: u64 = u64::MAX;
-/// The number of the namespace that every process is in unless it is in a container (`PROC_PID_INIT_INO` of the kernel).
+/// The number of the namespace that every process is in unless it is in a container (`PROC_PID_INIT_INO` of
+/// the kernel).
 const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
 impl TempNames {
@@ -149,7 +151,8 @@ impl Display for Parent {
     }
 }
 
-/// Whether what has this name in `directory` is not finished, or was not when its process ended, and is no copy of such.
+/// Whether what has this name in `directory` is not finished, or was not when its process ended, and is no
+/// copy of such.
 #[must_use]
 pub fn is_passing(directory: BorrowedFd<'_>, name: &[u8]) -> bool {
     // most names are others, and the directory need not be looked at for them
@@ -238,7 +241,8 @@ impl Process {
         self.boot != own.boot || !self.runs(start_of(self.pid))
     }
 
-    /// Whether it runs, by what is seen of the process of its number. Processes of other users may be invisible (`hidepid`).
+    /// Whether it runs, by what is seen of the process of its number. Processes of other users may be
+    /// invisible (`hidepid`).
     fn runs(&self, start: Option<u64>) -> bool {
         start.map_or_else(|| exists(self.pid), |start| start == self.start)
     }

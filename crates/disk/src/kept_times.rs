@@ -1,7 +1,8 @@
 //! What file systems keep of times, found by asking them: a time is set on a file and read back.
 //!
-//! File systems differ in the smallest difference that they keep (a nanosecond, a microsecond, a second, two seconds) and
-//! in the earliest and the latest time. Beyond those the kernel takes the nearest time that they have, without a word.
+//! File systems differ in the smallest difference that they keep (a nanosecond, a microsecond, a second, two
+//! seconds) and in the earliest and the latest time. Beyond those the kernel takes the nearest time that they
+//! have, without a word.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -41,8 +42,9 @@ impl KeptTimes {
         Self { names: TempNames::new(tag), asked: Mutex::default() }
     }
 
-    /// Whether the time `there`, of an entry of `directory`, is what its file system makes of `source`. A file system that
-    /// cannot be asked, since nothing can be created in the directory, is taken for one that keeps every time.
+    /// Whether the time `there`, of an entry of `directory`, is what its file system makes of `source`. A
+    /// file system that cannot be asked, since nothing can be created in the directory, is taken for one that
+    /// keeps every time.
     #[must_use]
     pub fn is_kept(&self, directory: impl AsFd, there: Timestamp, source: Timestamp) -> bool {
         there == source || may_be_kept(there, source) && self.kept(directory, source) == there
@@ -174,8 +176,8 @@ const NANOS_PER_SECOND: u64 = 1_000_000_000;
 /// FAT keeps every other second.
 const UNIT_SECONDS_MAX: u64 = 2;
 
-/// The units that file systems have, in nanoseconds: a power of ten up to a second, or two seconds. The first that explains an
-/// answer counts.
+/// The units that file systems have, in nanoseconds: a power of ten up to a second, or two seconds. The first
+/// that explains an answer counts.
 fn units_ns() -> impl Iterator<Item = u64> {
     (0..=9).map(|zeros| 10_u64.pow(zeros)).chain([UNIT_SECONDS_MAX * NANOS_PER_SECOND])
 }

@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-/// The number that the kernel gives each run of the system; `None` where it is not to be read, as in a service that sees of
-/// `/proc` only processes.
+/// The number that the kernel gives each run of the system; `None` where it is not to be read, as in a
+/// service that sees of `/proc` only processes.
 #[must_use]
 pub fn boot_id() -> Option<u128> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;

@@ -19,11 +19,12 @@ pub enum Replace {
     Nothing,
 }
 
-/// Gives a file that has a hidden name its final one, in the same directory: across two the kernel renames one at a time on
-/// the whole file system.
+/// Gives a file that has a hidden name its final one, in the same directory: across two the kernel renames
+/// one at a time on the whole file system.
 ///
 /// # Errors
-/// What the system says; `EISDIR` when a directory has that name, `EEXIST` when something has it that is not to be replaced.
+/// What the system says; `EISDIR` when a directory has that name, `EEXIST` when something has it that is not
+/// to be replaced.
 pub fn publish_file(directory: &OwnedFd, hidden: &Name, name: &Name, replace: Replace) -> io::Result<()> {
     let (from, to) = (hidden.as_os_str(), name.as_os_str());
     if replace == Replace::Existing {
@@ -43,8 +44,8 @@ pub(crate) fn publish_by_link(directory: &OwnedFd, hidden: &Name, name: &Name) -
     Ok(())
 }
 
-/// Makes a symbolic link, or leaves the one that is there when it points to the same; sets its time. What has the name stays
-/// as it is where nothing is to be replaced.
+/// Makes a symbolic link, or leaves the one that is there when it points to the same; sets its time. What has
+/// the name stays as it is where nothing is to be replaced.
 ///
 /// # Errors
 /// What the system says; `EISDIR` when a directory has that name.

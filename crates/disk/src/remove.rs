@@ -1,10 +1,10 @@
 //! Removing entries with all below them.
 //!
-//! **Invariant:** no link is followed: each directory is opened by its name in the one above it, on the way back up it is the one
-//! that was left on the way down, and a link goes as a link. However deep a tree is, no more than three of its descriptors are
-//! open at once, and however wide, names are kept of the deepest directories only and a few of each: what is no directory goes
-//! while it is read, and a directory of which not all is known is read again. What is mounted below stays, with the directories
-//! that it is in.
+//! **Invariant:** no link is followed: each directory is opened by its name in the one above it, on the way
+//! back up it is the one that was left on the way down, and a link goes as a link. However deep a tree is, no
+//! more than three of its descriptors are open at once, and however wide, names are kept of the deepest
+//! directories only and a few of each: what is no directory goes while it is read, and a directory of which
+//! not all is known is read again. What is mounted below stays, with the directories that it is in.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
@@ -35,8 +35,8 @@ pub fn is_hidden(name: &[u8]) -> bool {
     name.starts_with(HIDDEN_PREFIX.as_bytes())
 }
 
-/// Removes entries of a directory of `tree`; returns how many there were, with those below them. What could not be removed
-/// is told with its path in `tree`.
+/// Removes entries of a directory of `tree`; returns how many there were, with those below them. What could
+/// not be removed is told with its path in `tree`.
 pub fn remove_entries<'n>(
     tree: &Tree,
     directory: &RelPath,
@@ -241,7 +241,8 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
         Ok(Reading::GoesOn)
     }
 
-    /// Removes the deepest directory, which should be empty now; one that is not is read again, unless that is known to be of no use.
+    /// Removes the deepest directory, which should be empty now; one that is not is read again, unless that
+    /// is known to be of no use.
     fn leave(&mut self, stops: &impl Fn() -> bool) {
         let above = match self.above() {
             Ok(above) => above,
@@ -275,7 +276,8 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
         }
     }
 
-    /// The directory above the deepest one; none where that is the top. One that has been moved does not lead anywhere else.
+    /// The directory above the deepest one; none where that is the top. One that has been moved does not lead
+    /// anywhere else.
     fn above(&self) -> io::Result<Option<OwnedFd>> {
         let (Some(here), [.., above, _]) = (&self.here, &self.levels[..]) else { return Ok(None) };
         let opened = rustix::fs::openat(here, "..", DIRECTORY, Mode::empty())?;

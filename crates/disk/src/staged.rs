@@ -61,8 +61,8 @@ impl Staged {
         Ok(Self::new(DataFile::new(file.into()), Arc::clone(directory), Some(name)))
     }
 
-    /// Opens such a file again, to go on with it as it is, if `is_it` finds that it is the one: nothing is done to another
-    /// that has its name by now.
+    /// Opens such a file again, to go on with it as it is, if `is_it` finds that it is the one: nothing is
+    /// done to another that has its name by now.
     ///
     /// # Errors
     /// What the system says, `ELOOP` for a symbolic link, `ENOENT` for another file.
@@ -118,8 +118,8 @@ impl Staged {
         self.in_place.is_some()
     }
 
-    /// Writes to the file. What is written to one that is changed in its place goes through this: what others write to it
-    /// is told apart by that.
+    /// Writes to the file. What is written to one that is changed in its place goes through this: what others
+    /// write to it is told apart by that.
     pub fn write<R>(&self, write: impl FnOnce() -> R) -> R {
         match &self.in_place {
             Some(in_place) => in_place.change(self.file(), write),
@@ -146,8 +146,8 @@ impl Staged {
         self.lasting.store(false, Ordering::Relaxed);
     }
 
-    /// Gives the file another hidden name, which it keeps until it is committed or discarded, also when this process dies: somebody must
-    /// know of it by then.
+    /// Gives the file another hidden name, which it keeps until it is committed or discarded, also when this
+    /// process dies: somebody must know of it by then.
     ///
     /// # Errors
     /// What the system says, `EEXIST` when something has that name; the file stays as it was.
@@ -185,8 +185,8 @@ impl Staged {
         self.data.reserve(bytes, direct)
     }
 
-    /// Makes the empty file a copy of another that shares its blocks, and gives it its final size; `false` where the file
-    /// system cannot: it is empty then.
+    /// Makes the empty file a copy of another that shares its blocks, and gives it its final size; `false`
+    /// where the file system cannot: it is empty then.
     ///
     /// # Errors
     /// What the system says when the size cannot be set.
@@ -205,13 +205,14 @@ impl Staged {
         Ok(())
     }
 
-    /// The directory where the file is to get its name, if what it was made in is another by now: the hidden name has moved there.
+    /// The directory where the file is to get its name, if what it was made in is another by now: the hidden
+    /// name has moved there.
     pub fn move_to(&mut self, directory: Arc<OwnedFd>) {
         self.directory = directory;
     }
 
-    /// Lets go of the descriptor: the file stays under its hidden name, which is returned. `None` for one that is changed in
-    /// its place.
+    /// Lets go of the descriptor: the file stays under its hidden name, which is returned. `None` for one
+    /// that is changed in its place.
     #[must_use]
     pub fn into_hidden_name(mut self) -> Option<Name> {
         self.temporary.take()
@@ -220,9 +221,9 @@ impl Staged {
     /// Gives the file its name. One that is changed in its place has it.
     ///
     /// # Errors
-    /// What the system says; `EISDIR` when a directory has that name, `EEXIST` when something has it that is not to be replaced.
-    /// Of a file that was changed in its place `ESTALE` when it has lost its name, `EBUSY` when somebody else has given it another
-    /// length.
+    /// What the system says; `EISDIR` when a directory has that name, `EEXIST` when something has it that is
+    /// not to be replaced. Of a file that was changed in its place `ESTALE` when it has lost its name,
+    /// `EBUSY` when somebody else has given it another length.
     pub fn commit(mut self, name: &Name, replace: Replace) -> io::Result<()> {
         if let Some(in_place) = &self.in_place {
             let there = FileIdentity::of(self.file())?;

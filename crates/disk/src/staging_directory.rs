@@ -130,11 +130,13 @@ impl StagingDirectory {
         Ok(rustix::fs::unlinkat(&self.directory, name.as_os_str(), AtFlags::empty())?)
     }
 
-    /// Gives the directory its name, which none or an empty directory may have, or, where that may be replaced, a file or link.
+    /// Gives the directory its name, which none or an empty directory may have, or, where that may be
+    /// replaced, a file or link.
     ///
     /// # Errors
-    /// What the system says, `EEXIST` or `ENOTEMPTY` when something is in the way, `EISDIR` when that has taken the place of a
-    /// file just now; it is as it was then. Where it cannot be put back, it stays under the hidden name.
+    /// What the system says, `EEXIST` or `ENOTEMPTY` when something is in the way, `EISDIR` when that has
+    /// taken the place of a file just now; it is as it was then. Where it cannot be put back, it stays under
+    /// the hidden name.
     pub fn publish(&self, replace: Replace) -> io::Result<()> {
         let (parent, hidden, name) = (self.parent(), self.hidden.as_os_str(), self.name.as_os_str());
         match rustix::fs::renameat(&parent, hidden, &parent, name) {
@@ -145,8 +147,8 @@ impl StagingDirectory {
         Ok(())
     }
 
-    /// In one step, so that there is something whole under the name at each moment. What cannot be removed, since a directory
-    /// has come to be there meanwhile, gets its name back.
+    /// In one step, so that there is something whole under the name at each moment. What cannot be removed,
+    /// since a directory has come to be there meanwhile, gets its name back.
     fn publish_over_a_file(&self) -> io::Result<()> {
         let (parent, hidden, name) = (&self.parent(), self.hidden.as_os_str(), self.name.as_os_str());
         match rustix::fs::renameat_with(parent, hidden, parent, name, RenameFlags::EXCHANGE) {
@@ -170,12 +172,12 @@ impl StagingDirectory {
         self.let_go.store(exchanged.is_err(), Ordering::Relaxed);
     }
 
-    /// Moves what is in it into another directory, where files replace files and links, and directories become one with
-    /// those of their name. `stays` is asked, with where it is and where it goes, for each entry that is no directory; what
-    /// cannot be moved is told. Both go.
+    /// Moves what is in it into another directory, where files replace files and links, and directories
+    /// become one with those of their name. `stays` is asked, with where it is and where it goes, for each
+    /// entry that is no directory; what cannot be moved is told. Both go.
     ///
-    /// Others may still put something into a directory that they have open. **Invariant:** none goes as long as anything is in
-    /// it, and in one that has gone the kernel lets nobody make anything.
+    /// Others may still put something into a directory that they have open. **Invariant:** none goes as long
+    /// as anything is in it, and in one that has gone the kernel lets nobody make anything.
     pub fn move_into(
         &self,
         target: &Arc<OwnedFd>,

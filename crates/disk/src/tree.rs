@@ -77,8 +77,9 @@ impl Tree {
         Ok(Arc::new(open_beneath(self.fd(), path, DIRECTORY)?))
     }
 
-    /// Opens a directory that exists, also where its mode, or that of one on the way, closes it to its owner, who is the
-    /// user of this process: such directories get u+rwx first. To be called only where their mode is set at the end.
+    /// Opens a directory that exists, also where its mode, or that of one on the way, closes it to its owner,
+    /// who is the user of this process: such directories get u+rwx first. To be called only where their mode
+    /// is set at the end.
     ///
     /// # Errors
     /// As [`open_directory`](Self::open_directory).
@@ -151,8 +152,9 @@ impl Tree {
         }
     }
 
-    /// Walks down, one component after the other: a path may have thousands of them, too many for recursion. A directory in
-    /// which another is to be made is `prepared` for that, but not the root itself, which is the user's.
+    /// Walks down, one component after the other: a path may have thousands of them, too many for recursion.
+    /// A directory in which another is to be made is `prepared` for that, but not the root itself, which is
+    /// the user's.
     fn make_missing(&self, path: &RelPath, makes: Makes) -> io::Result<Arc<OwnedFd>> {
         let mut directory = Arc::clone(&self.root);
         for (depth, name) in path.components().map(OsStr::from_bytes).enumerate() {

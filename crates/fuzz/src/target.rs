@@ -1,6 +1,7 @@
 //! The targets by name, each with what it may take.
 //!
-//! A new decoder gets a row here, a function beside it that decodes, encodes and decodes again, and seeds in `seeds.rs`.
+//! A new decoder gets a row here, a function beside it that decodes, encodes and decodes again, and seeds in
+//! `seeds.rs`.
 
 use crate::{memory, seeds, wire};
 

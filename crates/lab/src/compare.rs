@@ -34,8 +34,9 @@ pub(crate) struct CompareArgs {
     /// Directory of the data sets.
     #[arg(long, default_value = datasets::DEFAULT_DIRECTORY)]
     dir: PathBuf,
-    /// Tools: zmove, zmovessh (over ssh), rsync, rsyncd, fpsync, scp, rclone, tarssh, tarnc, tarmbuffer, syq, gridftp, gridftp-direct, xrdcp,
-    /// davix, rcp, qcp; with arguments for the client as in `zmove:--streams 4` or `zmove:--cipher none`. One that is not installed gets a row that says so.
+    /// Tools: zmove, zmovessh (over ssh), rsync, rsyncd, fpsync, scp, rclone, tarssh, tarnc, tarmbuffer, syq,
+    /// gridftp, gridftp-direct, xrdcp, davix, rcp, qcp; with arguments for the client as in `zmove:--streams
+    /// 4` or `zmove:--cipher none`. One that is not installed gets a row that says so.
     #[arg(long, value_delimiter = ',', default_value = "zmove,rsync,rsyncd,tarssh,tarnc")]
     tools: Vec<Tool>,
     /// Time the same command again, the target being filled already.

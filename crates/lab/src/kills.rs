@@ -1,6 +1,7 @@
 //! `kills` and `half`: what the same command moves, and how long it takes, after a side was killed.
 //!
-//! All of it on loopback, with a daemon of its own. `torture` asks whether what comes out is right; this asks for the price.
+//! All of it on loopback, with a daemon of its own. `torture` asks whether what comes out is right; this asks
+//! for the price.
 
 mod counted;
 mod half;

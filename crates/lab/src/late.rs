@@ -1,8 +1,9 @@
-//! `zmove-lab late`: a directory on storage that answers late, as Lustre, GPFS and NFS do, for a command to copy from or to.
+//! `zmove-lab late`: a directory on storage that answers late, as Lustre, GPFS and NFS do, for a command to
+//! copy from or to.
 //!
-//! The mount is a FUSE file system over a directory of this machine. Each metadata operation and each flush sleeps before
-//! it is done; many may be under way at once. Beside the delays the kernel's own rules hold: it takes creates, renames and
-//! removals in one directory one after the other.
+//! The mount is a FUSE file system over a directory of this machine. Each metadata operation and each flush
+//! sleeps before it is done; many may be under way at once. Beside the delays the kernel's own rules hold: it
+//! takes creates, renames and removals in one directory one after the other.
 
 mod nodes;
 mod operations;
@@ -51,8 +52,8 @@ pub(crate) struct LateArgs {
     /// Size of that file system.
     #[arg(long, default_value = "2GiB")]
     image: ByteCount,
-    /// Command to run with ZMOVE_LAB_LATE set to the mount and ZMOVE_LAB_OVER to what is below it, without delays. Default: wait for the
-    /// end of standard input.
+    /// Command to run with ZMOVE_LAB_LATE set to the mount and ZMOVE_LAB_OVER to what is below it, without
+    /// delays. Default: wait for the end of standard input.
     #[arg(last = true)]
     command: Vec<OsString>,
 }

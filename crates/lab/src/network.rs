@@ -1,5 +1,5 @@
-//! Several hosts and the paths between them: each host a network namespace, each path emulated on its own, with addresses
-//! of its own at both of its ends.
+//! Several hosts and the paths between them: each host a network namespace, each path emulated on its own,
+//! with addresses of its own at both of its ends.
 //!
 //! `network/hosts.rs` makes two of them and one path. **Invariant:** a path goes before the namespaces that it joins.
 

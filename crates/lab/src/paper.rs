@@ -1,8 +1,8 @@
-//! The study of "When to use rsync" (Fang, Cottrell, Kissel) between the two hosts: every tool over file sizes and round
-//! trips, and the number of processes of a wrapper.
+//! The study of "When to use rsync" (Fang, Cottrell, Kissel) between the two hosts: every tool over file
+//! sizes and round trips, and the number of processes of a wrapper.
 //!
-//! What is measured is kept after each run, so that the same command goes on where it was ended. The first run of all cells
-//! comes before the second of any: a study that is cut short is complete, with fewer runs.
+//! What is measured is kept after each run, so that the same command goes on where it was ended. The first
+//! run of all cells comes before the second of any: a study that is cut short is complete, with fewer runs.
 
 mod cells;
 mod charts;
@@ -47,8 +47,8 @@ pub(crate) struct PaperArgs {
     /// Round trips in milliseconds.
     #[arg(long, value_delimiter = ',', default_value = "0.2,10,90,260")]
     rtt: Vec<RoundTrip>,
-    /// Tools: zmove, zmove-quic, rsync, rsyncd, fpsync, scp, tarmbuffer, rclone, gridftp, syq, xrdcp, davix, rcp, qcp. One that is not
-    /// installed gets rows that say so.
+    /// Tools: zmove, zmove-quic, rsync, rsyncd, fpsync, scp, tarmbuffer, rclone, gridftp, syq, xrdcp, davix,
+    /// rcp, qcp. One that is not installed gets rows that say so.
     #[arg(long, value_delimiter = ',', default_value = contender::ALL)]
     tools: Vec<Contender>,
     /// Bytes of each data set, all files of one size; the largest size is a file of its own.

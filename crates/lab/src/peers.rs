@@ -289,8 +289,8 @@ fn shell(mut command: Command, line: &str) -> Command {
     command
 }
 
-/// What a command of [`inside::command`] becomes, as it could be typed: the program by its name, and `$LAB` for the session's
-/// directory.
+/// What a command of [`inside::command`] becomes, as it could be typed: the program by its name, and `$LAB`
+/// for the session's directory.
 pub(crate) fn typed(command: &Command, session: &Path) -> String {
     let words = command.get_args().map(|word| word.to_string_lossy());
     let mut words = words.skip_while(|word| word != "--").skip(1);

@@ -1,9 +1,9 @@
 //! `powercut`: pushes to a disk that loses power, or whose requests fail, until the same command has finished them.
 //!
-//! The disk is a block device of the lab's own, which knows what a file system may rely on and keeps no more than that.
-//! A round is decided by its seed, but the programs' threads and the kernel's are not the seed's: a failure may need a few
-//! runs to come again.
-//! **Invariant:** all that is mounted, attached or started ends with the session.
+//! The disk is a block device of the lab's own, which knows what a file system may rely on and keeps no more
+//! than that. A round is decided by its seed, but the programs' threads and the kernel's are not the seed's:
+//! a failure may need a few runs to come again. **Invariant:** all that is mounted, attached or started ends
+//! with the session.
 
 mod check;
 mod device;

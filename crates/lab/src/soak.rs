@@ -1,5 +1,5 @@
-//! `soak`: hundreds of transfers by several identities through one daemon that is told to reload again and again, and what
-//! the daemon then holds of memory and descriptors.
+//! `soak`: hundreds of transfers by several identities through one daemon that is told to reload again and
+//! again, and what the daemon then holds of memory and descriptors.
 
 pub(crate) mod level;
 pub(crate) mod siege;

@@ -1,4 +1,5 @@
-//! The four sites, in small: one direction and a data set of some kilobytes, by the zmove that lies beside the lab's program.
+//! The four sites, in small: one direction and a data set of some kilobytes, by the zmove that lies beside
+//! the lab's program.
 
 use std::path::Path;
 use std::process::{Command, Output};

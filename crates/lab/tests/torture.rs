@@ -1,4 +1,5 @@
-//! The torture of the lab, in small: a few rounds with fixed seeds, against the zmove that lies beside the lab's program.
+//! The torture of the lab, in small: a few rounds with fixed seeds, against the zmove that lies beside the
+//! lab's program.
 
 use std::path::Path;
 use std::process::Command;

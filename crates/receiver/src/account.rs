@@ -76,15 +76,16 @@ pub(crate) struct Held {
     amount: usize,
 }
 
-/// The descriptors of one large file that is being written: its own, one past the page cache, its directory's, and two of the
-/// version that it replaces.
+/// The descriptors of one large file that is being written: its own, one past the page cache, its
+/// directory's, and two of the version that it replaces.
 const DESCRIPTORS_PER_FILE: usize = 5;
 
 /// Of the descriptors that the process may have those of all keys together are one part in so many: the others are for
 /// connections, lanes and what is open for a moment.
 const SHARES_OF_PROCESS: usize = 2;
 
-/// Windows may be so much of what else is kept. They are not of it, since who has many lanes would have nothing left for messages.
+/// Windows may be so much of what else is kept. They are not of it, since who has many lanes would have
+/// nothing left for messages.
 const WINDOW_SHARE: usize = 2;
 
 /// A staging directory and its parent.
@@ -176,8 +177,8 @@ impl Account {
         *self.0.room.lock()
     }
 
-    /// How many directories each of so many writers of a transfer may keep open, so that those of all transfers that the key may
-    /// have keep half of its descriptors.
+    /// How many directories each of so many writers of a transfer may keep open, so that those of all
+    /// transfers that the key may have keep half of its descriptors.
     pub(crate) fn directories_each(&self, writers: usize) -> usize {
         let writers = self.0.transfers_max.load(Ordering::Relaxed).saturating_mul(writers);
         self.0.files.max.load(Ordering::Relaxed) / 2 / writers.max(1)
@@ -245,8 +246,8 @@ impl Gauge {
         fits
     }
 
-    /// Takes more for a part that has so much with it, unless that were more than half of what the other parts leave: so each
-    /// further one finds something.
+    /// Takes more for a part that has so much with it, unless that were more than half of what the other
+    /// parts leave: so each further one finds something.
     fn fits(&self, amount: usize, part: usize) -> bool {
         let max = self.max.load(Ordering::Relaxed);
         let more = |used: usize| {

@@ -325,8 +325,8 @@ impl Shared {
         self.run_transfer(address, control, lanes, &seat, authorized, (greeting, version)).await;
     }
 
-    /// Has a transfer wait for its turn, and tells its sender where that is understood; returns its seat, and its entry if the
-    /// sender has been told, and with that greeted.
+    /// Has a transfer wait for its turn, and tells its sender where that is understood; returns its seat, and
+    /// its entry if the sender has been told, and with that greeted.
     async fn wait_in_line(
         &self,
         mut stream: Channel,

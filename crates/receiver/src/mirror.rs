@@ -1,7 +1,7 @@
 //! What is at the target alone: told when the sender says what stays, and removed when it says what goes.
 //!
-//! **Invariant:** nothing is removed that the sender has not named, nothing outside the target, and nothing through a link; nor
-//! what a name that stays leads to under another spelling.
+//! **Invariant:** nothing is removed that the sender has not named, nothing outside the target, and nothing
+//! through a link; nor what a name that stays leads to under another spelling.
 
 mod effort;
 mod spared;

@@ -1,8 +1,8 @@
 //! A conversation about what a transfer would do.
 //!
-//! **Invariant:** nothing here, nor in what it calls, writes to the target, but for asking its file system what it keeps
-//! of times: on a file without a name, or, where there are none, a hidden one that is gone at once. When [`run`] returns, the
-//! tasks it started have ended.
+//! **Invariant:** nothing here, nor in what it calls, writes to the target, but for asking its file system
+//! what it keeps of times: on a file without a name, or, where there are none, a hidden one that is gone at
+//! once. When [`run`] returns, the tasks it started have ended.
 
 pub(crate) mod inquiry;
 

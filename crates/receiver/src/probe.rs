@@ -1,7 +1,7 @@
 //! A conversation that measures the path: what comes over lanes is checked, counted and thrown away.
 //!
-//! **Invariant:** nothing that comes is stored, and what a sweep writes is removed; time and bytes are bounded; and when [`run`]
-//! returns, the threads and tasks it started have ended.
+//! **Invariant:** nothing that comes is stored, and what a sweep writes is removed; time and bytes are
+//! bounded; and when [`run`] returns, the threads and tasks it started have ended.
 
 use std::ffi::OsStr;
 use std::future::Future;

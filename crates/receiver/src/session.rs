@@ -1,7 +1,7 @@
 //! One transfer at the receiver: the control connection, and the threads that it starts and stops.
 //!
-//! **Invariant:** when [`run_session`] returns, all its threads have ended, whichever way the transfer went, and nothing
-//! temporary is left but the parts of large files that a journal tells of.
+//! **Invariant:** when [`run_session`] returns, all its threads have ended, whichever way the transfer went,
+//! and nothing temporary is left but the parts of large files that a journal tells of.
 
 pub(crate) mod ending;
 pub(crate) mod finish;
@@ -261,8 +261,9 @@ impl SessionThreads {
         })
     }
 
-    /// The account of the writers once all work is settled, `finishing` after that. A writer books a wait when it ends, so
-    /// what none has booked was waiting. While directories and storage are finished, the stage works as a whole.
+    /// The account of the writers once all work is settled, `finishing` after that. A writer books a wait
+    /// when it ends, so what none has booked was waiting. While directories and storage are finished, the
+    /// stage works as a whole.
     fn store_times(&self, booked: StageTimes, finishing: Duration) -> StageTimes {
         let busy = booked.busy + finishing * self.writers;
         let waited = (self.started.elapsed() * self.writers).saturating_sub(busy + booked.blocked);

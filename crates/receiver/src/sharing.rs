@@ -3,8 +3,8 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-/// A mutex whose lock is had also when somebody has panicked over it. A panic ends its session, and nothing here is changed in steps
-/// between which a thread could panic and leave what another would misread.
+/// A mutex whose lock is had also when somebody has panicked over it. A panic ends its session, and nothing
+/// here is changed in steps between which a thread could panic and leave what another would misread.
 #[derive(Debug, Default)]
 pub(crate) struct Lock<T>(Mutex<T>);
 
@@ -26,8 +26,8 @@ impl<T> Lock<T> {
     }
 }
 
-/// Has several threads do the same work until none is left, and returns what each has done: this thread, and one more for each of
-/// `helpers` as long as there can be more. A helper is kept until its thread ends.
+/// Has several threads do the same work until none is left, and returns what each has done: this thread, and
+/// one more for each of `helpers` as long as there can be more. A helper is kept until its thread ends.
 pub(crate) fn by_several<T: Send, Helper: Send>(
     name: &str,
     helpers: impl Iterator<Item = Helper>,

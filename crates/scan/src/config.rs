@@ -45,7 +45,8 @@ pub struct ScanConfig {
     pub selection: Option<Arc<Selection>>,
     /// Where the walk goes. Default: everywhere. To stay costs a system call for each directory.
     pub file_systems: FileSystems,
-    /// Which names of a directory are passed over in trees and lists. Default: none. For those of what the program itself has not finished.
+    /// Which names of a directory are passed over in trees and lists. Default: none. For those of what the
+    /// program itself has not finished.
     pub apart: Option<fn(BorrowedFd<'_>, &[u8]) -> bool>,
     /// Where is noted by what a later walk of the same roots knows that they are the same. Default: nowhere. To note it
     /// costs a system call for each directory, and an open descriptor for each root.

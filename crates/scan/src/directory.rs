@@ -67,8 +67,8 @@ pub(crate) struct Status {
 }
 
 impl Status {
-    /// What is mounted on a directory below `root`, if so; from an old kernel only the file system that it is in, if that
-    /// is not the root's.
+    /// What is mounted on a directory below `root`, if so; from an old kernel only the file system that it is
+    /// in, if that is not the root's.
     pub(crate) fn mount(&self, root: &SourceRoot) -> Option<FileNumber> {
         match self.is_mount {
             Some(is_mount) => is_mount.then_some(self.number),

@@ -55,9 +55,9 @@ pub(crate) enum Change {
 }
 
 impl SourceIdentity {
-    /// The identity of what a walk is about to find. Returns in the next tick of the clock, when every change that comes
-    /// gives a directory of this host a later time than each change before. What changes in the directories `own` does
-    /// not count.
+    /// The identity of what a walk is about to find. Returns in the next tick of the clock, when every change
+    /// that comes gives a directory of this host a later time than each change before. What changes in the
+    /// directories `own` does not count.
     #[must_use]
     pub fn begin(own: Vec<FileNumber>) -> Self {
         let began = now(ClockId::Realtime);
@@ -91,8 +91,8 @@ impl SourceIdentity {
         lock(&self.mounts).clone()
     }
 
-    /// Goes by the time of the last change, which nobody can set. Where that of the names is no later, the directory has
-    /// been renamed, or its mode has changed, or somebody has set that time back.
+    /// Goes by the time of the last change, which nobody can set. Where that of the names is no later, the
+    /// directory has been renamed, or its mode has changed, or somebody has set that time back.
     pub(crate) fn change(&self, status: &Status) -> Change {
         if !self.is_later(status.ctime) || self.own.contains(&status.number) {
             Change::Nothing

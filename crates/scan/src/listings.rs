@@ -1,9 +1,10 @@
 //! The names of source trees, directory by directory and whole: what a mirror keeps.
 //!
-//! **Invariant:** a [`Listing`] has every name of its directory, also those that a selection leaves out, or there is none: one
-//! that was not read to its end is an error. A root that is another directory than at the first walk is an error, and so
-//! is the end of the listings where something mounted was not met again. As in the walk, nothing below a root is opened
-//! through a symbolic link, and no directory that the selection leaves out.
+//! **Invariant:** a [`Listing`] has every name of its directory, also those that a selection leaves out, or
+//! there is none: one that was not read to its end is an error. A root that is another directory than at the
+//! first walk is an error, and so is the end of the listings where something mounted was not met again. As in
+//! the walk, nothing below a root is opened through a symbolic link, and no directory that the selection
+//! leaves out.
 
 use std::ffi::CStr;
 use std::io;
@@ -29,8 +30,8 @@ pub struct Listing {
     pub changed: bool,
 }
 
-/// The listings of all directories that some roots name, each after the one above it. Only the names of one directory and the
-/// paths of those that wait are held.
+/// The listings of all directories that some roots name, each after the one above it. Only the names of one
+/// directory and the paths of those that wait are held.
 #[derive(Debug)]
 pub struct Listings {
     waiting: Vec<Waiting>,
@@ -65,8 +66,9 @@ struct Found {
 }
 
 impl Listings {
-    /// Of what these roots name, but for directories that the selection leaves out or that lie in other file systems. A root
-    /// that is no directory has none of its own. `identity` is that of the first walk, which has ended.
+    /// Of what these roots name, but for directories that the selection leaves out or that lie in other file
+    /// systems. A root that is no directory has none of its own. `identity` is that of the first walk, which
+    /// has ended.
     #[must_use]
     pub fn of(
         roots: &[ScanRoot],

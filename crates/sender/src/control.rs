@@ -110,8 +110,8 @@ async fn write(
     Ok(())
 }
 
-/// A connection that is lost is often only the first sign of what the receiver has just said: waits a little for its last
-/// word before it is the `error` that ends the session.
+/// A connection that is lost is often only the first sign of what the receiver has just said: waits a little
+/// for its last word before it is the `error` that ends the session.
 pub(crate) async fn explained<T>(
     said: impl Future<Output = Result<T, SessionError>>,
     error: SessionError,

@@ -1,7 +1,7 @@
 //! What the kernel tells of a connection: `TCP_INFO`, see tcp(7) and `struct tcp_info` in `linux/tcp.h`.
 //!
-//! Read field by field from the bytes that the kernel filled, since the structure has grown with it. **Invariant:** a field
-//! that an older kernel did not fill is `None`, never a zero that means nothing.
+//! Read field by field from the bytes that the kernel filled, since the structure has grown with it.
+//! **Invariant:** a field that an older kernel did not fill is `None`, never a zero that means nothing.
 
 use std::io;
 use std::os::fd::AsFd;

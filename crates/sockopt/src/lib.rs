@@ -1,7 +1,7 @@
 //! Socket options that have no safe wrapper elsewhere, set and read.
 //!
-//! Called by `transport` alone. The options are Linux's; see tcp(7) and socket(7). **Invariant:** all unsafe code of this
-//! crate is in `sys`, functions that move plain integers and bytes.
+//! Called by `transport` alone. The options are Linux's; see tcp(7) and socket(7). **Invariant:** all unsafe
+//! code of this crate is in `sys`, functions that move plain integers and bytes.
 //!
 //! ```
 //! let listener = std::net::TcpListener::bind("127.0.0.1:0")?;

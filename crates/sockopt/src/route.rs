@@ -6,8 +6,8 @@ use std::os::fd::AsFd;
 
 use crate::sys;
 
-/// The largest IP packet that the way of a socket carries, as far as the kernel knows: that of its first link, or what it
-/// has learnt since. The socket must be connected to `peer`.
+/// The largest IP packet that the way of a socket carries, as far as the kernel knows: that of its first
+/// link, or what it has learnt since. The socket must be connected to `peer`.
 ///
 /// # Errors
 /// The socket is not connected.

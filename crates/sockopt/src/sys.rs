@@ -31,8 +31,8 @@ pub(crate) fn set_long(socket: BorrowedFd<'_>, level: i32, option: i32, value: u
 /// An option whose value is a structure; returns how much of `room` the kernel filled.
 pub(crate) fn bytes(socket: BorrowedFd<'_>, level: i32, option: i32, room: &mut [u8]) -> io::Result<usize> {
     let mut length = libc::socklen_t::try_from(room.len()).unwrap_or(libc::socklen_t::MAX);
-    // SAFETY: as above; the kernel writes at most `length` bytes to `room`, which is no shorter and outlives the call, and
-    // any bytes are valid there.
+    // SAFETY: as above; the kernel writes at most `length` bytes to `room`, which is no shorter and outlives
+    // the call, and any bytes are valid there.
     let outcome = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),

@@ -9,9 +9,10 @@ use crate::sys;
 /// (`net.ipv4.tcp_rmem`, second figure, mostly 128 KiB), and leaves autotuning on: the buffer still grows past `bytes`.
 /// It is bounded by half of the third figure of `tcp_rmem`. No memory is taken until data arrives.
 ///
-/// Autotuning alone opens the window only when more than the initial window was read within one round trip. With jumbo
-/// frames it may never be: of a window of 61,440 bytes a sender with segments of 8,948 bytes uses six, 53,688 bytes, and
-/// the connection stays at that, at 90 ms some 5 Mbit/s. `SO_RCVBUF` would turn autotuning off for good.
+/// Autotuning alone opens the window only when more than the initial window was read within one round trip.
+/// With jumbo frames it may never be: of a window of 61,440 bytes a sender with segments of 8,948 bytes uses
+/// six, 53,688 bytes, and the connection stays at that, at 90 ms some 5 Mbit/s. `SO_RCVBUF` would turn
+/// autotuning off for good.
 ///
 /// The kernel makes room for what `SO_RCVLOWAT` asks for; the mark itself goes back to one byte at once.
 ///

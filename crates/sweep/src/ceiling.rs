@@ -1,5 +1,5 @@
-//! How long files would take at least, by what a sweep has found: between two sizes the time for a file goes from one to
-//! the other in equal proportions.
+//! How long files would take at least, by what a sweep has found: between two sizes the time for a file goes
+//! from one to the other in equal proportions.
 //!
 //! **Invariant:** the sizes are in order and every time is above zero.
 
@@ -23,8 +23,8 @@ impl Ceiling {
         Self::of_rates(sweep.sizes.iter().filter_map(rate))
     }
 
-    /// The ceiling of sizes in ascending order with what they have shown, in bytes per second; sizes and rates that cannot be
-    /// are passed over. `None` without any.
+    /// The ceiling of sizes in ascending order with what they have shown, in bytes per second; sizes and
+    /// rates that cannot be are passed over. `None` without any.
     #[must_use]
     pub fn of_rates(rates: impl IntoIterator<Item = (u64, f64)>) -> Option<Self> {
         let mut times: Vec<(f64, f64)> = Vec::new();

@@ -1,5 +1,5 @@
-//! One size: written, dropped from the page cache, read. Its files stay until the end: where many were just removed, file
-//! systems are slower to make new ones.
+//! One size: written, dropped from the page cache, read. Its files stay until the end: where many were just
+//! removed, file systems are slower to make new ones.
 
 mod groups;
 mod large;

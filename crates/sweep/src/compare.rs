@@ -1,9 +1,10 @@
 //! The postulation of "When to use rsync" (Chin Fang, R. "Les" A. Cottrell, Ezra Kissel), section "A precaution and a
 //! postulation": what another site's transfer rate lets one expect here at best, `U_b = F_s × F_c × E_1`.
 //!
-//! There `F_s` is the attainable storage throughput here over that of the reference, `F_c` the same for the computational
-//! power of the processor, whose clock the paper's appendix compares, and `E_1` the transfer rate that the reference has
-//! reached. A transfer reads and writes, so the lesser of both ratios is the `F_s` of a size.
+//! There `F_s` is the attainable storage throughput here over that of the reference, `F_c` the same for the
+//! computational power of the processor, whose clock the paper's appendix compares, and `E_1` the transfer
+//! rate that the reference has reached. A transfer reads and writes, so the lesser of both ratios is the
+//! `F_s` of a size.
 
 use crate::result::{Direction, Measured, Sweep};
 
@@ -28,7 +29,8 @@ pub struct Compared {
 }
 
 impl Comparison {
-    /// Compares what was measured `here` with a reference; `None` where they share no size, or a core's speed is not known.
+    /// Compares what was measured `here` with a reference; `None` where they share no size, or a core's speed
+    /// is not known.
     #[must_use]
     pub fn new(here: &Sweep, reference: &Sweep) -> Option<Self> {
         let speed = |sweep: &Sweep| sweep.host.core_operations_per_second;

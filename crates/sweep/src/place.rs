@@ -1,8 +1,9 @@
 //! The one directory in which a sweep works.
 //!
-//! It is hidden, named `.zmove-sweep-HOST-NUMBER`, open to its owner alone, and locked while the sweep lives. **Invariant:**
-//! nothing outside it is changed but what a sweep of this user on this host has left: a directory of such a name that
-//! nobody holds the lock of and whose mark names this very directory, not one that a copy of it was made from.
+//! It is hidden, named `.zmove-sweep-HOST-NUMBER`, open to its owner alone, and locked while the sweep lives.
+//! **Invariant:** nothing outside it is changed but what a sweep of this user on this host has left: a
+//! directory of such a name that nobody holds the lock of and whose mark names this very directory, not one
+//! that a copy of it was made from.
 
 use std::fs::File;
 use std::io::{self, Read, Write};

@@ -20,12 +20,13 @@ use crate::result::{Direction, FORMAT, Host, Measured, Storage, Sweep};
 pub struct SweepConfig {
     /// The directory below which it works, in one of its own.
     pub path: PathBuf,
-    /// That directory, where it has been opened already: the path is then for messages alone. Default: it is opened by its path.
+    /// That directory, where it has been opened already: the path is then for messages alone. Default: it is
+    /// opened by its path.
     pub opened: Option<Tree>,
     /// The most that is written in all, in bytes. Default: 10 GiB. More has larger files and steadier figures.
     pub budget: ByteCount,
-    /// How long it may take. Default: two minutes. Longer has steadier figures and, from some three minutes on, sizes in
-    /// powers of two.
+    /// How long it may take. Default: two minutes. Longer has steadier figures and, from some three minutes
+    /// on, sizes in powers of two.
     pub time: Duration,
     /// Threads that write or read. Default: the number of cores, 2 to 16. Each has a buffer of 4 MiB.
     pub threads: usize,

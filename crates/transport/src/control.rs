@@ -108,8 +108,8 @@ impl ControlReader {
 pub type Inbox<M> = mpsc::Receiver<Result<M, ControlError>>;
 
 impl ControlReader {
-    /// Reads messages in a task of its own, since a read must not be cancelled half-way; at most `waiting_max` wait. The
-    /// task ends, and lets go of the connection, when the inbox is dropped.
+    /// Reads messages in a task of its own, since a read must not be cancelled half-way; at most
+    /// `waiting_max` wait. The task ends, and lets go of the connection, when the inbox is dropped.
     pub fn into_inbox<M: Send + 'static>(
         mut self,
         decode: impl Fn(&[u8]) -> Result<M, WireError> + Send + 'static,

@@ -77,7 +77,8 @@ impl Frame {
 
 /// The sending end of a lane.
 pub trait LaneSink: Send {
-    /// Waits until the lane can send more, so that what it would take meanwhile stays for others. By default a lane always can.
+    /// Waits until the lane can send more, so that what it would take meanwhile stays for others. By default
+    /// a lane always can.
     ///
     /// # Errors
     /// [`LaneError`] when the lane is gone.
@@ -131,8 +132,8 @@ impl LaneWindow {
 
 /// The receiving end of a lane.
 pub trait LaneSource: Send {
-    /// Whether what has arrived waits in this process, by a [window](LaneWindow) that is to be opened; by default it waits in
-    /// the kernel.
+    /// Whether what has arrived waits in this process, by a [window](LaneWindow) that is to be opened; by
+    /// default it waits in the kernel.
     fn has_window(&self) -> bool {
         false
     }
@@ -203,7 +204,8 @@ pub enum LaneError {
         #[from]
         source: RecordError,
     },
-    /// What came on a lane in clear is not the peer's next frame: changed, repeated, out of its place, or of another lane.
+    /// What came on a lane in clear is not the peer's next frame: changed, repeated, out of its place, or of
+    /// another lane.
     #[error("data lane: a frame does not authenticate")]
     Forged,
     /// The bytes are no frame.

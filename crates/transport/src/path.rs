@@ -19,7 +19,8 @@ pub enum Transport {
     Quic,
 }
 
-/// Asks about one lane's connection, and sets what may change while it runs; keeps the socket, but not the connection, open.
+/// Asks about one lane's connection, and sets what may change while it runs; keeps the socket, but not the
+/// connection, open.
 #[derive(Clone, Default)]
 pub struct PathProbe(Option<Source>);
 
@@ -63,7 +64,8 @@ impl PathProbe {
         }
     }
 
-    /// The largest IP packet that its path carries, as far as the kernel knows; `None` where no kernel's TCP carries the lane.
+    /// The largest IP packet that its path carries, as far as the kernel knows; `None` where no kernel's TCP
+    /// carries the lane.
     #[must_use]
     pub fn mtu(&self) -> Option<u32> {
         let socket = self.kernel()?;
@@ -85,8 +87,8 @@ impl PathProbe {
         }
     }
 
-    /// Gives the connection another congestion control, by its kernel name. Nothing happens where no kernel's TCP carries
-    /// the lane.
+    /// Gives the connection another congestion control, by its kernel name. Nothing happens where no kernel's
+    /// TCP carries the lane.
     ///
     /// # Errors
     /// The kernel does not have it, or does not let this user choose it.

@@ -1,8 +1,9 @@
 //! Connections: TCP with mutually authenticated TLS 1.3 on top.
 //!
-//! The client side is [`Dialler`], the server side [`Acceptor`]; both end in a [`Connection`], an async stream for control
-//! that a [`TlsLane`](crate::TlsLane) can take over. Whether the peer may do anything is the caller's decision.
-//! **Invariant:** a [`Connection`] has proven the key of its `peer`, speaks TLS 1.3, and has agreed on the protocol.
+//! The client side is [`Dialler`], the server side [`Acceptor`]; both end in a [`Connection`], an async
+//! stream for control that a [`TlsLane`](crate::TlsLane) can take over. Whether the peer may do anything is
+//! the caller's decision. **Invariant:** a [`Connection`] has proven the key of its `peer`, speaks TLS 1.3,
+//! and has agreed on the protocol.
 
 use std::{
     io::{self, Read as _},
@@ -36,12 +37,13 @@ pub(crate) use room::Room;
 pub use socket::SocketConfig;
 use whole::WholeRecords;
 
-/// What a lane may receive at once before autotuning has seen how fast it is; see [`zmove_sockopt::open_receive_window`].
+/// What a lane may receive at once before autotuning has seen how fast it is; see
+/// [`zmove_sockopt::open_receive_window`].
 const LANE_WINDOW_BYTES: u32 = 8 << 20;
 
-/// The same before the peer has proven a key. A lane's first data comes with its first word, which must not find the window of
-/// 64 KiB that a connection begins with: what the kernel acknowledges meanwhile opens the window, and what it says later is not
-/// heard until more has come.
+/// The same before the peer has proven a key. A lane's first data comes with its first word, which must not
+/// find the window of 64 KiB that a connection begins with: what the kernel acknowledges meanwhile opens the
+/// window, and what it says later is not heard until more has come.
 const EARLY_WINDOW_BYTES: u32 = 1 << 20;
 
 /// An established connection to a peer whose key is known.

@@ -1,8 +1,8 @@
 //! Owned payload buffers and the bounded pool they come from.
 //!
 //! A buffer moves disk → queue → lane and returns to its pool when dropped, so the pool's size is the bound
-//! on payload memory. **Invariant:** a pool never hands out more than its `buffers_max` at once, which only grows when that is asked for, and each begins at a
-//! page, as reads and writes past the page cache demand.
+//! on payload memory. **Invariant:** a pool never hands out more than its `buffers_max` at once, which only
+//! grows when that is asked for, and each begins at a page, as reads and writes past the page cache demand.
 
 use std::fmt;
 use std::ops::Deref;

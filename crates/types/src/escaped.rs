@@ -4,9 +4,9 @@ use std::ffi::OsStr;
 use std::fmt::{self, Write as _};
 use std::os::unix::ffi::OsStrExt;
 
-/// Bytes of a name or path as one line of text that stands for exactly these bytes and commands no terminal: bytes that are
-/// no UTF-8 are shown as `\xe9`, a backslash as `\\`, and characters that [cannot be shown](is_unprintable) as `\n` or
-/// `\u{202e}`.
+/// Bytes of a name or path as one line of text that stands for exactly these bytes and commands no terminal:
+/// bytes that are no UTF-8 are shown as `\xe9`, a backslash as `\\`, and characters that [cannot be
+/// shown](is_unprintable) as `\n` or `\u{202e}`.
 #[derive(Clone, Copy, Debug)]
 pub struct Escaped<'a>(pub &'a [u8]);
 
@@ -18,8 +18,8 @@ impl<'a> Escaped<'a> {
     }
 }
 
-/// Whether a character would do something else than stand in its line: a control character, one that ends a line, or one
-/// that turns the direction in which others are shown.
+/// Whether a character would do something else than stand in its line: a control character, one that ends a
+/// line, or one that turns the direction in which others are shown.
 #[must_use]
 pub fn is_unprintable(c: char) -> bool {
     let turns =

@@ -1,7 +1,8 @@
 //! A rate that a push must not pass, as it is typed.
 //!
 //! Bits and bytes are a factor of eight apart and both are usual, so the unit must say which is meant.
-//! **Invariant:** a limit is no lower than [`RateLimit::BYTES_MIN`] per second, which keeps every share of it above zero.
+//! **Invariant:** a limit is no lower than [`RateLimit::BYTES_MIN`] per second, which keeps every share of it
+//! above zero.
 
 use std::fmt;
 use std::str::FromStr;

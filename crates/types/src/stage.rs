@@ -1,8 +1,8 @@
 //! How the stages of the pipeline account for their time.
 //!
-//! A thread of a stage is *busy* (working), *starved* (waiting for its upstream), *blocked* (waiting for its downstream) or
-//! *paced* (waiting so as not to pass a rate). Each thread adds to its stage's totals; nobody reads a clock more than
-//! twice per chunk, but for lanes that are held to a rate.
+//! A thread of a stage is *busy* (working), *starved* (waiting for its upstream), *blocked* (waiting for its
+//! downstream) or *paced* (waiting so as not to pass a rate). Each thread adds to its stage's totals; nobody
+//! reads a clock more than twice per chunk, but for lanes that are held to a rate.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -82,7 +82,8 @@ pub(crate) struct Op {
     file: Arc<File>,
     span: Span,
     part_bytes: usize,
-    /// The first byte of the buffer's room. From [`Op::new`] to [`Op::into_buffer`] the room is reached only through it.
+    /// The first byte of the buffer's room. From [`Op::new`] to [`Op::into_buffer`] the room is reached only
+    /// through it.
     base: *mut u8,
     room_bytes: usize,
     buffer: Buffer,

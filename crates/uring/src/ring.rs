@@ -1,7 +1,7 @@
 //! A thread with a ring: takes operations from a bounded queue, keeps their parts in flight, sends them back.
 //!
-//! **Invariant:** the thread ends only when nothing is in flight. Who drops a [`Ring`] waits for that; what callers left
-//! behind is cancelled, which means: the kernel is asked to, and its completion is waited for.
+//! **Invariant:** the thread ends only when nothing is in flight. Who drops a [`Ring`] waits for that; what
+//! callers left behind is cancelled, which means: the kernel is asked to, and its completion is waited for.
 #![expect(unsafe_code, reason = "requests hold addresses")]
 
 use std::fs::File;
@@ -79,9 +79,9 @@ impl Ring {
         Ok(Self { requests: Some(requests_in), wake, thread: Some(thread), part_bytes: config.part_bytes })
     }
 
-    /// Reads up to the span's length, several parts at once, and shows each slice to `seen` in order, once. The count is
-    /// what was shown: less than asked for at the end of the file, or where a later part failed. The buffer's length is
-    /// as it was.
+    /// Reads up to the span's length, several parts at once, and shows each slice to `seen` in order, once.
+    /// The count is what was shown: less than asked for at the end of the file, or where a later part failed.
+    /// The buffer's length is as it was.
     ///
     /// # Panics
     /// When the span is outside the buffer's room.
@@ -202,7 +202,8 @@ impl Driver {
     fn next_part(&mut self) -> Option<Part> {
         loop {
             let part = self.backlog.as_mut().and_then(Request::part);
-            // given out: the request must not hold its operation any longer than its parts do, also while no slot is free
+            // given out: the request must not hold its operation any longer than its parts do, also while no
+            // slot is free
             self.backlog.take_if(|request| request.is_spent());
             if part.is_some() {
                 return part;
@@ -236,8 +237,9 @@ impl Driver {
     }
 
     fn push(&mut self, entry: &squeue::Entry) {
-        // SAFETY: descriptor and memory of a part are held by its slot until its completion is reaped, and the thread
-        // does not end before; the requests that wake and cancel point to no memory, and the driver holds the descriptor.
+        // SAFETY: descriptor and memory of a part are held by its slot until its completion is reaped, and
+        // the thread does not end before; the requests that wake and cancel point to no memory, and the
+        // driver holds the descriptor.
         let pushed = unsafe { self.ring.submission().push(entry) };
         pushed.expect("the queue has room for all slots and two more");
     }

@@ -1,7 +1,8 @@
 //! The head of a batch frame (many small entries, grouped by directory) and of a declare frame (one large file).
 //!
-//! Behind either may stand [`Extensions`], in a form that versions before them refuse. **Invariant:** a decoded [`Batch`] is
-//! consistent: its files' lengths add up to the frame's data, every path is a [`RelPath`], and counts are within the limits.
+//! Behind either may stand [`Extensions`], in a form that versions before them refuse. **Invariant:** a
+//! decoded [`Batch`] is consistent: its files' lengths add up to the frame's data, every path is a
+//! [`RelPath`], and counts are within the limits.
 
 use std::collections::BTreeMap;
 
@@ -17,8 +18,8 @@ use crate::limits::{BATCH_ENTRIES_MAX, FRAME_DATA_BYTES_MAX, SYMLINK_BYTES_MAX};
 pub struct Batch {
     /// The entries by directory; the same directory may come again.
     pub groups: Vec<DirectoryGroup>,
-    /// What is said of an entry beside its form, by the entry's number, counted over all groups from 0. For a peer that speaks
-    /// [`Version::V4`](crate::Version) alone.
+    /// What is said of an entry beside its form, by the entry's number, counted over all groups from 0. For a
+    /// peer that speaks [`Version::V4`](crate::Version) alone.
     pub extensions: BTreeMap<u32, Extensions>,
 }
 
@@ -100,8 +101,8 @@ impl Batch {
     /// Reads a head whose frame carries `data_bytes` of data.
     ///
     /// # Errors
-    /// [`WireError`] when it is malformed, over a limit, has a critical extension that is not known, or its lengths do not add
-    /// up to `data_bytes`.
+    /// [`WireError`] when it is malformed, over a limit, has a critical extension that is not known, or its
+    /// lengths do not add up to `data_bytes`.
     pub fn decode(bytes: &[u8], data_bytes: u32) -> Result<Self, WireError> {
         Self::decode_knowing(bytes, data_bytes, Self::ENTRY_EXTENSIONS)
     }

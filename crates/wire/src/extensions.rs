@@ -1,8 +1,9 @@
 //! Numbered extensions: what a later release says of an opening, a large file or an entry, without another form of it.
 //!
-//! A block of them travels behind its own length, and only to a peer that speaks [`Version::V4`](crate::Version) or later. Who
-//! does not know a number passes it over, unless its sender has marked it as critical. **Invariant:** the numbers of a block
-//! ascend, so each is there once and a block has one form.
+//! A block of them travels behind its own length, and only to a peer that speaks
+//! [`Version::V4`](crate::Version) or later. Who does not know a number passes it over, unless its sender has
+//! marked it as critical. **Invariant:** the numbers of a block ascend, so each is there once and a block has
+//! one form.
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};

@@ -4,8 +4,9 @@ use zmove_types::GROUP_BYTES;
 
 /// The longest control message, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
-/// The most strings in one control message, over all its lists: with two for each range what a [`Keep`](crate::Keep) may have,
-/// which has most. A receiver may need some 128 bytes for each beside its own: 33 MiB for a message.
+/// The most strings in one control message, over all its lists: with two for each range what a
+/// [`Keep`](crate::Keep) may have, which has most. A receiver may need some 128 bytes for each beside its
+/// own: 33 MiB for a message.
 pub const MESSAGE_STRINGS_MAX: usize = KEEP_NAMES_MAX + 2 * KEEP_RANGES_MAX;
 /// The most entries in one batch frame.
 pub const BATCH_ENTRIES_MAX: usize = 2048;
@@ -26,8 +27,9 @@ pub const OFFER_NAME_BYTES_MAX: usize = 4 << 20;
 pub const STORED_ITEMS_MAX: usize = 128;
 /// The most items on their way that the receiver has not settled; a sender reads no further.
 pub const ITEMS_OUTSTANDING_MAX: usize = 256;
-/// The most items that a sender has on their way or stored without a name, where [`Published`](crate::ToSender::Published) is
-/// told; it reads no further. A receiver publishes before it holds half of that, and, after a while, whatever it holds.
+/// The most items that a sender has on their way or stored without a name, where
+/// [`Published`](crate::ToSender::Published) is told; it reads no further. A receiver publishes before it
+/// holds half of that, and, after a while, whatever it holds.
 pub const UNPUBLISHED_ITEMS_MAX: u64 = 65_536;
 /// The most entries of these items; of this too a receiver holds no more than half.
 pub const UNPUBLISHED_ENTRIES_MAX: u64 = 262_144;
@@ -35,7 +37,8 @@ pub const UNPUBLISHED_ENTRIES_MAX: u64 = 262_144;
 pub const UNPUBLISHED_NAME_BYTES_MAX: u64 = 128 << 20;
 /// The most extensions of one opening, head or entry.
 pub const EXTENSIONS_MAX: usize = 32;
-/// The most bytes of all of them, as they travel: a batch that closes at [`BATCH_HEAD_BYTES_TARGET`] still has room for one entry's.
+/// The most bytes of all of them, as they travel: a batch that closes at [`BATCH_HEAD_BYTES_TARGET`] still
+/// has room for one entry's.
 pub const EXTENSIONS_BYTES_MAX: usize = 256 << 10;
 /// The most large files that are declared and neither whole nor given up; each may keep a file open.
 pub const FILES_UNFINISHED_MAX: usize = 4096;

@@ -81,7 +81,8 @@ pub enum ToSender {
     Refused(Refusal),
     /// Which of the offered files are needed.
     Answer(Answer),
-    /// Data that is verified and given to the kernel, or not. Before [`Version::V4`](crate::Version): that has its place, too.
+    /// Data that is verified and given to the kernel, or not. Before [`Version::V4`](crate::Version): that
+    /// has its place, too.
     Stored(Stored),
     /// Something failed that belongs to no item (a directory's metadata, a commit).
     Fault(Fault),
@@ -104,24 +105,25 @@ pub enum ToSender {
     Sampled(Sampled),
     /// What the storage at the target gives.
     Swept(Swept),
-    /// The receiving lanes were held to a rate, and waited for it: for how long, in microseconds over all lanes. Told before
-    /// the end. From [`Version::V3`](crate::Version) on.
+    /// The receiving lanes were held to a rate, and waited for it: for how long, in microseconds over all
+    /// lanes. Told before the end. From [`Version::V3`](crate::Version) on.
     Paced {
         /// How long.
         receive_us: u64,
     },
-    /// The files of these batches have their final names, but for those in `faults`, and what was asked for is flushed. From
-    /// [`Version::V4`](crate::Version) on, once for each batch that was stored.
+    /// The files of these batches have their final names, but for those in `faults`, and what was asked for
+    /// is flushed. From [`Version::V4`](crate::Version) on, once for each batch that was stored.
     Published {
         /// The batches.
         #[serde(deserialize_with = "list::at_most::<{ crate::limits::STORED_ITEMS_MAX }, _, _>")]
         items: Vec<PublishedItem>,
     },
-    /// The transfer is in line, and begins when its turn comes; lanes are to be dialled after [`Opened`](Self::Opened), and those
-    /// that have come are closed. From [`Version::V4`](crate::Version) on.
+    /// The transfer is in line, and begins when its turn comes; lanes are to be dialled after
+    /// [`Opened`](Self::Opened), and those that have come are closed. From [`Version::V4`](crate::Version)
+    /// on.
     Waiting(Waiting),
-    /// Files have another time than the source's, since the target's file system does not have theirs. Told before the end.
-    /// From [`Version::V4`](crate::Version) on.
+    /// Files have another time than the source's, since the target's file system does not have theirs. Told
+    /// before the end. From [`Version::V4`](crate::Version) on.
     TimesBeyondRange {
         /// How many, moved or not.
         files: u64,
@@ -151,7 +153,8 @@ pub struct Open {
     pub durability: Durability,
     /// Whether large files that have changed are sent group by group against what is there ([`Verdict::Delta`]).
     pub delta: bool,
-    /// Which run it belongs to: the id of the run's first transfer. An earlier transfer of the same run and key ends first.
+    /// Which run it belongs to: the id of the run's first transfer. An earlier transfer of the same run and
+    /// key ends first.
     pub run: [u8; 16],
     /// What becomes of what is there under the same name.
     pub overwrite: Overwrite,
@@ -200,7 +203,8 @@ impl Open {
 pub enum TargetShape {
     /// A directory that receives entries.
     Directory {
-        /// The names at its top that will be written, at most [`TOPS_MAX`](crate::limits::TOPS_MAX); none when anything may be.
+        /// The names at its top that will be written, at most [`TOPS_MAX`](crate::limits::TOPS_MAX); none
+        /// when anything may be.
         #[serde(deserialize_with = "list::at_most::<{ crate::limits::TOPS_MAX }, _, _>")]
         tops: Vec<TopName>,
     },
@@ -234,7 +238,8 @@ pub enum Purpose {
     Move,
     /// To find out what that would do; nothing at the target is changed.
     Preview,
-    /// To measure the path, and perhaps the storage; nothing stays at the target. From [`Version::V2`](crate::Version) on.
+    /// To measure the path, and perhaps the storage; nothing stays at the target. From
+    /// [`Version::V2`](crate::Version) on.
     Probe,
 }
 
@@ -353,13 +358,13 @@ pub enum Verdict {
     Compare([u8; 32]),
     /// Groups of this very file came in an earlier transfer, as [`Held`] has told before: send the others.
     Resume,
-    /// Another version is there: [`Held`] will tell of its groups, and those that are the same need not come. Nor need those
-    /// that [`Held`] has told of before, as with [`Verdict::Resume`].
+    /// Another version is there: [`Held`] will tell of its groups, and those that are the same need not come.
+    /// Nor need those that [`Held`] has told of before, as with [`Verdict::Resume`].
     Delta,
 }
 
-/// Chaining values of consecutive groups of one offered file: of what came in an earlier transfer before the answer to its
-/// offer, of another version after it, for [`Verdict::Delta`].
+/// Chaining values of consecutive groups of one offered file: of what came in an earlier transfer before the
+/// answer to its offer, of another version after it, for [`Verdict::Delta`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
     /// Which offer.
@@ -433,7 +438,8 @@ pub struct FileDone {
 pub struct Finished {
     /// Receiving lanes: waiting for the path is starved, waiting for the writers is blocked.
     pub receive: StageReport,
-    /// Writers: waiting for lanes is starved, to the end. What finishes the target, the last flush included, is busy for all.
+    /// Writers: waiting for lanes is starved, to the end. What finishes the target, the last flush included,
+    /// is busy for all.
     pub store: StageReport,
     /// How long the last flush took, in microseconds.
     pub flush_us: u64,
@@ -472,8 +478,8 @@ pub fn decode_message<M: DeserializeOwned>(bytes: &[u8]) -> Result<M, WireError>
     decode_message_within(bytes, |_strings| Ok(()))
 }
 
-/// The same for one that is decoded only as far as `room` has room for so many more names and paths of it. Beside these and its
-/// bytes it takes no memory that grows with it.
+/// The same for one that is decoded only as far as `room` has room for so many more names and paths of it.
+/// Beside these and its bytes it takes no memory that grows with it.
 ///
 /// # Errors
 /// As [`decode_message`], and what `room` says.

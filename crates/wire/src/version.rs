@@ -17,9 +17,10 @@ pub enum Version {
     V2 = 2,
     /// [`ToSender::Paced`](crate::ToSender): how long a receiver's rate limit held a transfer up.
     V3 = 3,
-    /// [`Extensions`](crate::Extensions) of openings, heads and entries; [`ToSender::Published`](crate::ToSender), so that
-    /// `Stored` no longer means that files have their names; [`ToSender::Waiting`](crate::ToSender);
-    /// [`ToSender::TimesBeyondRange`](crate::ToSender). The first that TLS agrees on by a name of its own.
+    /// [`Extensions`](crate::Extensions) of openings, heads and entries;
+    /// [`ToSender::Published`](crate::ToSender), so that `Stored` no longer means that files have their
+    /// names; [`ToSender::Waiting`](crate::ToSender); [`ToSender::TimesBeyondRange`](crate::ToSender). The
+    /// first that TLS agrees on by a name of its own.
     V4 = 4,
 }
 
@@ -86,8 +87,8 @@ impl Version {
     /// The newest that this program speaks.
     pub const NEWEST: Self = Self::V4;
 
-    /// The names by which TLS agrees on a version (ALPN), the most wanted first. The last is that of all versions before they
-    /// had names of their own: which of them is spoken, only the greetings say.
+    /// The names by which TLS agrees on a version (ALPN), the most wanted first. The last is that of all
+    /// versions before they had names of their own: which of them is spoken, only the greetings say.
     pub const PROTOCOLS: [(&'static [u8], Self); 2] = [(b"zmove/4", Self::V4), (b"zmove", Self::UNNAMED)];
     const UNNAMED: Self = Self::V3;
 

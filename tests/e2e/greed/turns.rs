@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// So many threads of the daemon are on a core, or could be, that store or look at the target: the middle of many looks.
+/// So many threads of the daemon are on a core, or could be, that store or look at the target: the middle of
+/// many looks.
 fn awake(site: &Site) -> usize {
     let is_at_work = |status: &String| {
         let of_key = status.starts_with("Name:\tzmove-look") || status.starts_with("Name:\tzmove-write");

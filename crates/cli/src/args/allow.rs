@@ -36,13 +36,15 @@ pub(crate) struct GrantArgs {
     /// The sender may write there
     #[arg(long)]
     pub(crate) write: bool,
-    /// Files that the sender writes keep their setuid and setgid bits: whoever runs them here has the rights of the daemon's user
+    /// Files that the sender writes keep their setuid and setgid bits: whoever runs them here has the rights
+    /// of the daemon's user
     #[arg(long, requires = "write")]
     pub(crate) set_ids: bool,
     /// What all transfers of the sender together may take per second, for example 10Gbit or 500MB [default: no limit]
     #[arg(long, value_name = "RATE")]
     pub(crate) max_rate: Option<RateLimit>,
-    /// When the sender is not let in any more, in UTC or from now: 2027-01-31, 2027-01-31T18:00:00Z, 90d [default: never]
+    /// When the sender is not let in any more, in UTC or from now: 2027-01-31, 2027-01-31T18:00:00Z, 90d
+    /// [default: never]
     #[arg(long, value_name = "WHEN", value_parser = parse_expiry)]
     pub(crate) expires: Option<Expiry>,
 }

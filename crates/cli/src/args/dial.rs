@@ -17,8 +17,8 @@ pub(crate) enum TransportArg {
 /// How ssh starts a receiver on a host that runs no daemon.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct SshArgs {
-    /// Start the receiver over ssh, as the user there; USER@HOST:PATH means this too, and HOST:PORT:PATH then the port of
-    /// ssh. Data takes connections of its own
+    /// Start the receiver over ssh, as the user there; USER@HOST:PATH means this too, and HOST:PORT:PATH then
+    /// the port of ssh. Data takes connections of its own
     #[arg(long)]
     pub(crate) ssh: bool,
     /// The ssh to start, with its options, for example 'ssh -i KEY -J GATE'

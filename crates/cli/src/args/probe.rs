@@ -12,8 +12,8 @@ use super::sweep::parse_time;
 #[command(after_help = PROBE_HELP)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 pub(crate) struct ProbeArgs {
-    /// The receiver as 'push' takes it, with or without a path: HOST, HOST:PATH, HOST:PORT:PATH, USER@HOST:PATH (over ssh).
-    /// With a path its storage there is swept too
+    /// The receiver as 'push' takes it, with or without a path: HOST, HOST:PATH, HOST:PORT:PATH,
+    /// USER@HOST:PATH (over ssh). With a path its storage there is swept too
     #[arg(value_name = "HOST[:PATH]")]
     pub(crate) host: OsString,
     /// Data connections, one round for each number
@@ -26,8 +26,8 @@ pub(crate) struct ProbeArgs {
     /// Predict how long a push of this tree takes
     #[arg(long = "for", value_name = "TREE")]
     pub(crate) tree: Option<PathBuf>,
-    /// A directory on this side's storage, which is swept for some seconds [default: what an earlier 'zmove sweep' has found
-    /// for TREE]
+    /// A directory on this side's storage, which is swept for some seconds [default: what an earlier 'zmove
+    /// sweep' has found for TREE]
     #[arg(long, value_name = "DIR")]
     pub(crate) source: Option<PathBuf>,
     /// Do not sweep the receiver's storage
@@ -36,7 +36,8 @@ pub(crate) struct ProbeArgs {
     /// What carries the connections
     #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
     pub(crate) transport: TransportArg,
-    /// Congestion control of the data connections, for example bbr or cubic [default: the system's; over QUIC 'tolerant']
+    /// Congestion control of the data connections, for example bbr or cubic [default: the system's; over QUIC
+    /// 'tolerant']
     #[arg(long, value_name = "NAME")]
     pub(crate) congestion: Option<String>,
     /// Pin the key of a host that is not known yet, without asking

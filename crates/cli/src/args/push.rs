@@ -31,8 +31,8 @@ pub(crate) struct PushArgs {
     /// Compare files that are there already by contents, not by size and time
     #[arg(short, long)]
     pub(crate) checksum: bool,
-    /// Send of large files that have changed only what the target's version does not have [auto: unless the path is known
-    /// to be faster than reading that]
+    /// Send of large files that have changed only what the target's version does not have [auto: unless the
+    /// path is known to be faster than reading that]
     #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
     pub(crate) delta: DeltaArg,
     /// Leave files that are newer at the target than here
@@ -76,8 +76,8 @@ pub(crate) struct PushArgs {
     /// Send no faster than this per second over all data connections, for example 5Gbit, 500Mbit, 100MB or 100MiB
     #[arg(long, value_name = "RATE")]
     pub(crate) limit: Option<RateLimit>,
-    /// How long to go on without a connection once it is lost, and to wait for a receiver that is busy, for example 90s, 5min
-    /// or 1h; 0: not at all
+    /// How long to go on without a connection once it is lost, and to wait for a receiver that is busy, for
+    /// example 90s, 5min or 1h; 0: not at all
     #[arg(long, value_name = "TIME", default_value = "5min")]
     pub(crate) timeout: Timeout,
     /// Encryption of the data connections; with 'none' whoever is on the path can read what is sent

@@ -46,8 +46,8 @@ pub(crate) struct ServeArgs {
     /// Once the ports are open, become this user, for good: files will be theirs (only root can)
     #[arg(long, value_name = "NAME")]
     pub(crate) user: Option<String>,
-    /// Have the kernel refuse this process all files but those below the roots that there are now, and its own (Landlock): a
-    /// root that is new takes a restart [default: off; --confine alone: on]
+    /// Have the kernel refuse this process all files but those below the roots that there are now, and its
+    /// own (Landlock): a root that is new takes a restart [default: off; --confine alone: on]
     #[arg(long, value_enum, value_name = "WHEN", num_args = 0..=1, default_missing_value = "on")]
     pub(crate) confine: Option<ConfineArg>,
     /// Only read the configuration and the keys, and say what is wrong with them

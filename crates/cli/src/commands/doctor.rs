@@ -1,7 +1,7 @@
 //! `zmove doctor`: what would slow a transfer down or break it, on this host and on the path to a receiver.
 //!
-//! Facts of the kernel come from [`Root`], for which a test has a tree of its own. **Invariant:** nothing is changed, on either
-//! host; what cannot be found out is told as unknown.
+//! Facts of the kernel come from [`Root`], for which a test has a tree of its own. **Invariant:** nothing is
+//! changed, on either host; what cannot be found out is told as unknown.
 
 mod finding;
 mod link;

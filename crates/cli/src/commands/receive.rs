@@ -1,7 +1,8 @@
 //! `zmove receive`: the receiver of one push, started over ssh by `push` elsewhere.
 //!
-//! It reads its order from standard input, says on standard output where it listens, and lets one key in, which may do what
-//! this user may. **Invariant:** it ends when its transfer has, when standard input does, or when nobody comes.
+//! It reads its order from standard input, says on standard output where it listens, and lets one key in,
+//! which may do what this user may. **Invariant:** it ends when its transfer has, when standard input does,
+//! or when nobody comes.
 
 use std::io::{BufRead, BufReader, Read, Stdin};
 use std::mem::ManuallyDrop;
@@ -28,7 +29,8 @@ pub(crate) fn run() -> Result<Exit> {
     let order = Order::read(&line)?;
     let key = order.key.parse().context("read the sender's key")?;
     let runtime = tokio::runtime::Runtime::new().context("start the runtime")?;
-    // never shut down: what still stores then, after a while without an answer, keeps later pushes waiting until the process is gone
+    // never shut down: what still stores then, after a while without an answer, keeps later pushes waiting
+    // until the process is gone
     let runtime = ManuallyDrop::new(runtime);
     runtime.block_on(receive(&order, key, input))?;
     Ok(Exit::Done)

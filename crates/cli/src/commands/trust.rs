@@ -1,7 +1,7 @@
 //! `zmove trust`: the keys of receivers, and how a push comes to trust one.
 //!
-//! **Invariant:** a key is remembered only after its holder has signed a handshake with it, or before the connection that
-//! demands this signature.
+//! **Invariant:** a key is remembered only after its holder has signed a handshake with it, or before the
+//! connection that demands this signature.
 
 use anyhow::{Context, Result};
 use serde_json::json;

@@ -44,8 +44,8 @@ impl ContentsWriter {
         bytes >= PAGE_BYTES as u64 && takes_direct_writes(file, bytes, self.direct)
     }
 
-    /// Writes whole pages past the page cache; returns how many bytes. What is left has to go through it: the end of the
-    /// file, and whatever met an error, so that it is told there.
+    /// Writes whole pages past the page cache; returns how many bytes. What is left has to go through it: the
+    /// end of the file, and whatever met an error, so that it is told there.
     fn write_direct(&self, file: &File, contents: &[u8]) -> io::Result<usize> {
         let body = &contents[..contents.len() - contents.len() % PAGE_BYTES];
         if body.is_empty() || !takes_direct_writes(file, contents.len() as u64, self.direct) {

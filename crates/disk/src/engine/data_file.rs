@@ -158,9 +158,9 @@ impl DataFile {
         (body > 0 && direct.takes(offset, buffer)).then_some((&direct.file, body))
     }
 
-    /// Has what was on the storage when the file was opened read from there: after a write-back that failed the page cache
-    /// holds, and calls clean, what the storage does not. Pages that are still to be written stay; should that fail, the
-    /// next flush of this file says so. So do pages that somebody has mapped.
+    /// Has what was on the storage when the file was opened read from there: after a write-back that failed
+    /// the page cache holds, and calls clean, what the storage does not. Pages that are still to be written
+    /// stay; should that fail, the next flush of this file says so. So do pages that somebody has mapped.
     ///
     /// # Errors
     /// What the system says.
@@ -231,8 +231,8 @@ fn alignment(file: &File) -> Option<usize> {
     (possible && align <= PAGE_BYTES).then_some(PAGE_BYTES)
 }
 
-/// Whether blocks for the whole file should be reserved: on file systems that then need no lock for each write, and only
-/// while others are left as much room.
+/// Whether blocks for the whole file should be reserved: on file systems that then need no lock for each
+/// write, and only while others are left as much room.
 fn allocation_pays(file: &File, bytes: u64) -> io::Result<bool> {
     let stat = rustix::fs::fstatvfs(file)?;
     let free = stat.f_bavail.saturating_mul(stat.f_frsize);

@@ -1,8 +1,8 @@
 //! Storage that fails where a script says so: for tests, which hand it to a role in the place of the engine it wraps.
 //!
-//! Nothing in the program makes one, no option and no environment variable; whoever does not ask for it pays nothing.
-//! **Invariant:** requests are counted in the order in which they arrive, reads and writes each from 0, so that a script
-//! with one thread a side strikes the same request every time.
+//! Nothing in the program makes one, no option and no environment variable; whoever does not ask for it pays
+//! nothing. **Invariant:** requests are counted in the order in which they arrive, reads and writes each from
+//! 0, so that a script with one thread a side strikes the same request every time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -12,7 +12,8 @@ use crate::engine::{Engine, Moved, Slices, Way};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Threads;
 
-/// One read from the page cache: large enough that the call costs nothing, small enough to be hashed out of the second-level cache.
+/// One read from the page cache: large enough that the call costs nothing, small enough to be hashed out of
+/// the second-level cache.
 const SLICE_BYTES: usize = 256 << 10;
 
 impl Engine for Threads {

@@ -90,8 +90,8 @@ impl Existing {
         })
     }
 
-    /// Locks the file against others who would change it in its place, and gives it a length that it will not have in the
-    /// end.
+    /// Locks the file against others who would change it in its place, and gives it a length that it will not
+    /// have in the end.
     ///
     /// # Errors
     /// What the system says; `EWOULDBLOCK` when somebody has locked it.
@@ -104,8 +104,9 @@ impl Existing {
             rustix::fs::fchmod(&self.file, Mode::from_raw_mode(meanwhile))?;
         }
         let data = DataFile::new(self.file);
-        // After a write-back that failed ext4 takes blocks for written that it has only allocated, as long as their pages are
-        // cached: what is written to those comes to the disk, and is read as zeros once the file system is mounted again.
+        // After a write-back that failed ext4 takes blocks for written that it has only allocated, as long as
+        // their pages are cached: what is written to those comes to the disk, and is read as zeros once the
+        // file system is mounted again.
         data.drop_cached()?;
         data.file().set_len(unfinished(change.bytes))?;
         let in_place = InPlace::watch(data.file(), change.bytes);

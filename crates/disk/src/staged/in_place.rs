@@ -1,8 +1,9 @@
 //! A file while it is changed in its place, and whether anybody else changes it then.
 //!
-//! Between writes of ours a file must stay as the last of them has left it: its length, and the times that the kernel sets at
-//! each change. What another program writes in the very moment in which we write as well cannot be told from that, nor what
-//! it writes through a memory mapping after the page was written for the first time.
+//! Between writes of ours a file must stay as the last of them has left it: its length, and the times that
+//! the kernel sets at each change. What another program writes in the very moment in which we write as well
+//! cannot be told from that, nor what it writes through a memory mapping after the page was written for the
+//! first time.
 
 use std::fs::File;
 use std::io;
@@ -57,7 +58,8 @@ impl InPlace {
     /// Gives it the length that it will have; before that it has another.
     ///
     /// # Errors
-    /// What the system says; `EBUSY` when somebody else has changed the file meanwhile, `ESTALE` when it has no name any more.
+    /// What the system says; `EBUSY` when somebody else has changed the file meanwhile, `ESTALE` when it has
+    /// no name any more.
     pub(super) fn set_final_length(&self, file: &File) -> io::Result<()> {
         if !self.is_undisturbed(file) {
             // to lose a name is a change too

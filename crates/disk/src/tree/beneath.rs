@@ -1,4 +1,5 @@
-//! Opens paths below one directory and never anywhere else: what the scan reads at the source, and what is at the target.
+//! Opens paths below one directory and never anywhere else: what the scan reads at the source, and what is at
+//! the target.
 //!
 //! **Invariant:** no symbolic link, magic link or `..` is followed below the root. `openat2` has the kernel
 //! check the whole path; where it is missing or refused (old kernels, containers) the path is opened one

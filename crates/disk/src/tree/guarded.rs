@@ -1,7 +1,7 @@
 //! Opens a directory that is named by a path which other users may have a hand in.
 //!
-//! **Invariant:** a link on the way is followed only if it belongs to root or to the user of this process: whoever owns a
-//! directory on the way can put a link there, and would say with it where this process writes.
+//! **Invariant:** a link on the way is followed only if it belongs to root or to the user of this process:
+//! whoever owns a directory on the way can put a link there, and would say with it where this process writes.
 
 use std::ffi::OsString;
 use std::io;

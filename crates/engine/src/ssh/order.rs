@@ -11,8 +11,8 @@ use crate::settings::PortRange;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 
-/// The transports that a receiver listens for, in the words of an order: a sender that may take either of them needs both,
-/// at the same port.
+/// The transports that a receiver listens for, in the words of an order: a sender that may take either of
+/// them needs both, at the same port.
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "TransportChoice", rename_all = "lowercase")]
 enum Carriers {

@@ -58,8 +58,8 @@ fn ensure_made(name: &str, directory: &Path, make: impl FnOnce(&Path) -> Result<
     Ok(set)
 }
 
-/// A copy of `set`, named `g2.changed` beside `g2`, in which bytes of one in a hundred groups of the large files differ, and the
-/// files' times; made if it is not there.
+/// A copy of `set`, named `g2.changed` beside `g2`, in which bytes of one in a hundred groups of the large
+/// files differ, and the files' times; made if it is not there.
 pub(crate) fn ensure_changed(set: &DataSet) -> Result<DataSet> {
     let name = format!("{}.changed", set.name);
     let directory = set.root.parent().context("a data set has a parent directory")?;

@@ -22,8 +22,8 @@ pub(crate) fn difference(source: &Path, target: &Path, modes: Modes) -> Result<O
     Comparison { modes, blocks }.directories(source, target)
 }
 
-/// Bytes of all files below `root` that are stored, whatever their names: not more than their lengths, nor than the room
-/// they take.
+/// Bytes of all files below `root` that are stored, whatever their names: not more than their lengths, nor
+/// than the room they take.
 pub(crate) fn stored_bytes(root: &Path) -> Result<u64> {
     let mut bytes = 0;
     for name in names(root)? {

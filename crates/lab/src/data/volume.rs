@@ -1,7 +1,7 @@
 //! The target's file system: an XFS (or ext4) image on a tmpfs, written once before anything is timed.
 //!
-//! A disk with discard makes creates erratic, and memory is slow when first touched; this is steady. The mounts lie below
-//! the session's directory, so the session removes them.
+//! A disk with discard makes creates erratic, and memory is slow when first touched; this is steady. The
+//! mounts lie below the session's directory, so the session removes them.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -61,8 +61,8 @@ impl Volume {
         Ok(path)
     }
 
-    /// Copies `source` here and removes it again, so that the first tool does not pay for memory that the kernel has never
-    /// touched.
+    /// Copies `source` here and removes it again, so that the first tool does not pay for memory that the
+    /// kernel has never touched.
     pub(crate) fn warm(&self, source: &Path) -> Result<()> {
         self.filled_directory(source)?;
         self.fresh_directory().map(drop)

@@ -1,4 +1,5 @@
-//! `half`: a large file that is half done is finished in the time of the other half, and nothing of the first is read again.
+//! `half`: a large file that is half done is finished in the time of the other half, and nothing of the first
+//! is read again.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

@@ -99,7 +99,8 @@ impl Yard {
         Counted::of(self.daemon.running().id())
     }
 
-    /// Kills the daemon, tells what it had done, and waits for the end of the push; one that goes on without is ended too.
+    /// Kills the daemon, tells what it had done, and waits for the end of the push; one that goes on without
+    /// is ended too.
     pub(crate) fn kill_receiver(&mut self, push: &mut Push) -> Result<Counted> {
         self.daemon.running().signal(Signal::KILL);
         if !self.daemon.running().ends(PATIENCE)? {

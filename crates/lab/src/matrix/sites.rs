@@ -1,7 +1,7 @@
 //! The four sites, and what the paths between them are taken to be.
 //!
-//! Where a site lies and what was observed between two of them is known; round trips and most access links are not, and are
-//! derived here. Pure arithmetic.
+//! Where a site lies and what was observed between two of them is known; round trips and most access links
+//! are not, and are derived here. Pure arithmetic.
 
 use std::fmt;
 use std::str::FromStr;
@@ -56,9 +56,9 @@ impl Site {
         Place { north, east }
     }
 
-    /// Bits per second of the site's link to the others. Durham's is told: four bonded links of 10 Gbit/s. The others are
-    /// taken from the fastest that was seen: 9.2 Gbit/s from and to Edinburgh by either tool, 8 to 16 between Cambridge and
-    /// Durham by Globus, up to 6.4 from and to RAL by Globus.
+    /// Bits per second of the site's link to the others. Durham's is told: four bonded links of 10 Gbit/s.
+    /// The others are taken from the fastest that was seen: 9.2 Gbit/s from and to Edinburgh by either tool,
+    /// 8 to 16 between Cambridge and Durham by Globus, up to 6.4 from and to RAL by Globus.
     pub(crate) fn link(self) -> Rate {
         let gigabits = match self {
             Self::Durham => 40,

@@ -115,8 +115,8 @@ pub(crate) struct Track<'a> {
     pub(crate) timeout: Duration,
 }
 
-/// Waits until the machine is idle: write-back of the run before, and on a virtual machine the return of its free memory to
-/// the host, would take time from whoever comes next.
+/// Waits until the machine is idle: write-back of the run before, and on a virtual machine the return of its
+/// free memory to the host, would take time from whoever comes next.
 fn settle() -> Result<()> {
     let due = Instant::now() + SETTLE_MAX;
     let mut before = processor_ticks()?;
@@ -150,8 +150,8 @@ fn processor_ticks() -> Result<(u64, u64)> {
     Ok((all - waiting, all))
 }
 
-/// Runs every tool in turn, time after time, and tells of each run with its number. One that is not installed has one run that
-/// says so.
+/// Runs every tool in turn, time after time, and tells of each run with its number. One that is not installed
+/// has one run that says so.
 pub(crate) fn in_turn(
     tools: &[Tool],
     runs: u32,

@@ -1,7 +1,8 @@
 //! Two hosts, `source` and `target`: network namespaces joined by an emulated path (`network.rs`).
 //!
-//! Where the kernel has netem, a veth pair with netem carries the packets; elsewhere `network/path.rs` does in user space.
-//! Both namespaces get the same large TCP windows, one congestion control, and no memory of earlier connections.
+//! Where the kernel has netem, a veth pair with netem carries the packets; elsewhere `network/path.rs` does
+//! in user space. Both namespaces get the same large TCP windows, one congestion control, and no memory of
+//! earlier connections.
 
 use std::fs;
 
@@ -17,7 +18,8 @@ use crate::units::{ByteCount, LossShare, Rate, RoundTrip};
 /// The path between the hosts, apart from its round trip.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct LinkArgs {
-    /// Bottleneck rate of each direction, as 1Gbit; counts IP bytes. Default: none; for `matrix`, what the sites' links give.
+    /// Bottleneck rate of each direction, as 1Gbit; counts IP bytes. Default: none; for `matrix`, what the
+    /// sites' links give.
     #[arg(long)]
     pub(crate) rate: Option<Rate>,
     /// Packets lost, in per cent; turns segment offload off.
@@ -105,8 +107,8 @@ impl Hosts {
         self.way.round_trip()
     }
 
-    /// What both hosts have sent to each other so far, by the account of the source's device. The headers of a segment that
-    /// is cut into packets behind it count once.
+    /// What both hosts have sent to each other so far, by the account of the source's device. The headers of
+    /// a segment that is cut into packets behind it count once.
     pub(crate) fn carried_bytes(&self) -> Result<u64> {
         let list = "/proc/thread-self/net/dev";
         let text = inside::on_host(&self.source, || {

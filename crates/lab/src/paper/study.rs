@@ -1,6 +1,7 @@
 //! The file that a study is kept in, `study.json`, and the same as `study.csv`.
 //!
-//! **Invariant:** what has been measured is on disk before the next run begins; the file is replaced, never written over.
+//! **Invariant:** what has been measured is on disk before the next run begins; the file is replaced, never
+//! written over.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -202,8 +203,8 @@ impl Study {
         self.replace(TABLE, &self.csv())
     }
 
-    /// Whether the tool has yet to run for that time in the block. One that was cut, failed, is not there or took more than
-    /// `repeat_below` seconds the first time is not run again.
+    /// Whether the tool has yet to run for that time in the block. One that was cut, failed, is not there or
+    /// took more than `repeat_below` seconds the first time is not run again.
     pub(crate) fn is_missing(&self, block: &Block, tool: &str, number: u32, repeat_below: f64) -> bool {
         let mut before = self.runs.iter().filter(|record| record.is_in(block, tool));
         before.all(|record| {

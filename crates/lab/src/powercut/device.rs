@@ -1,8 +1,9 @@
 //! The disk of [`super::disk`] as a block device: a loop device over a file that a FUSE session of this process serves.
 //!
-//! The loop driver with direct I/O passes each write on as it comes and asks for `fsync` where the block layer flushes; it
-//! knows no FUA, so the block layer flushes there as well. Writes are answered late, or not well, by [`Faults`].
-//! **Invariant:** a cut is one moment between two requests; nothing after it reaches its image.
+//! The loop driver with direct I/O passes each write on as it comes and asks for `fsync` where the block
+//! layer flushes; it knows no FUA, so the block layer flushes there as well. Writes are answered late, or not
+//! well, by [`Faults`]. **Invariant:** a cut is one moment between two requests; nothing after it reaches its
+//! image.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -148,8 +149,8 @@ impl Device {
         image
     }
 
-    /// Puts another image in, under a fresh loop device: one that somebody else had open for a moment while it was unmounted
-    /// would keep pages of the image before. Nothing may be mounted.
+    /// Puts another image in, under a fresh loop device: one that somebody else had open for a moment while
+    /// it was unmounted would keep pages of the image before. Nothing may be mounted.
     pub(crate) fn insert(&self, image: Image) -> Result<()> {
         self.detach()?;
         let mut state = self.shared.lock();
@@ -160,7 +161,8 @@ impl Device {
         self.attach()
     }
 
-    /// From now on writes may be lost, and what the script says happens. Returns what carries a byte for each piece of news.
+    /// From now on writes may be lost, and what the script says happens. Returns what carries a byte for each
+    /// piece of news.
     pub(crate) fn begin(&self, script: Script) -> Result<PipeReader> {
         let (news, telling) = pipe().context("failed to make a pipe")?;
         let mut state = self.shared.lock();
@@ -293,8 +295,8 @@ impl State {
         }
     }
 
-    /// The answer leaves before the disk takes note of it, and both under the lock: so no flush can come between that was
-    /// sent after the completion and is taken for an earlier one.
+    /// The answer leaves before the disk takes note of it, and both under the lock: so no flush can come
+    /// between that was sent after the completion and is taken for an earlier one.
     fn answer(&mut self, answer: Answer) {
         match answer {
             Answer::Write { write, bytes, reply } => {

@@ -12,8 +12,8 @@ pub(crate) enum Moment {
     Write(u64),
     /// When so many flushes have come.
     Flush(u64),
-    /// So many flushes after so many writes of data have come: what has committed meanwhile may speak of data that has not
-    /// reached the medium.
+    /// So many flushes after so many writes of data have come: what has committed meanwhile may speak of data
+    /// that has not reached the medium.
     Data { writes: u64, flushes: u64 },
 }
 

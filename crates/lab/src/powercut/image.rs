@@ -1,4 +1,5 @@
-//! The contents of a device, block by block. Copies share their blocks, so that a copy of a formatted device costs no data.
+//! The contents of a device, block by block. Copies share their blocks, so that a copy of a formatted device
+//! costs no data.
 
 use std::sync::Arc;
 

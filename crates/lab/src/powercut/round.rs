@@ -241,8 +241,8 @@ impl<'a> Round<'a> {
         Ok((ending, push.daemon))
     }
 
-    /// If a push on a failing disk has ended with 0, all must be on that disk: looked at after another mount, in every second
-    /// round, so that in the others the same command meets what the page cache holds.
+    /// If a push on a failing disk has ended with 0, all must be on that disk: looked at after another mount,
+    /// in every second round, so that in the others the same command meets what the page cache holds.
     fn look_at_mended_disk(
         &mut self,
         mounted: Mounted,

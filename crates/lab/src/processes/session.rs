@@ -71,9 +71,9 @@ impl Drop for Session {
     }
 }
 
-/// Begins this program again in a mount namespace of its own, unless it is in one. A namespace that any other program makes is
-/// a copy of all that is mounted then: a file system of the lab that is unmounted would stay mounted there, and go on writing to
-/// a device that has been given other contents.
+/// Begins this program again in a mount namespace of its own, unless it is in one. A namespace that any other
+/// program makes is a copy of all that is mounted then: a file system of the lab that is unmounted would stay
+/// mounted there, and go on writing to a device that has been given other contents.
 pub(crate) fn own_mounts() -> Result<()> {
     if std::env::var_os(OWN_MOUNTS).is_some() {
         return Ok(());

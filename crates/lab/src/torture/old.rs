@@ -1,5 +1,5 @@
-//! A target that is older than the source: some of it equal, some of it another version, some of it another kind of thing,
-//! and some that the source does not have.
+//! A target that is older than the source: some of it equal, some of it another version, some of it another
+//! kind of thing, and some that the source does not have.
 
 use std::fs;
 use std::path::{Path, PathBuf};

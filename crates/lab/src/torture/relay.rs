@@ -1,7 +1,7 @@
 //! A TCP relay between sender and daemon that can stop at a byte and do things to the connections.
 //!
-//! **Invariant:** when the gate is told to be reached, exactly so many bytes have gone to the receiver in this try, and no
-//! more go there until it is opened.
+//! **Invariant:** when the gate is told to be reached, exactly so many bytes have gone to the receiver in
+//! this try, and no more go there until it is opened.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};

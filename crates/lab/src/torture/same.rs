@@ -1,5 +1,5 @@
-//! Whether the target is the source, to the last byte and every field: type, size, contents, mode, time to the nanosecond,
-//! where links lead. And whether anything of zmove's own is left.
+//! Whether the target is the source, to the last byte and every field: type, size, contents, mode, time to
+//! the nanosecond, where links lead. And whether anything of zmove's own is left.
 
 use std::fs::{self, File, Metadata};
 use std::os::unix::fs::MetadataExt;

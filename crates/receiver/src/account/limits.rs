@@ -7,11 +7,13 @@ use std::time::Duration;
 use zmove_types::{ByteCount, GROUP_BYTES};
 use zmove_wire::limits::{LANES_MAX, LANES_UNASKED_MAX};
 
-/// The limits of one daemon. What is beyond one waits in line, is refused, or is closed; the log says which limit it was.
+/// The limits of one daemon. What is beyond one waits in line, is refused, or is closed; the log says which
+/// limit it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections that have not proved a key. One more waits, or makes one of a network go that has more than its share.
-    /// Default: 256; each takes some 40 KiB, and of what has not been read up to 1 MiB of the kernel's.
+    /// Connections that have not proved a key. One more waits, or makes one of a network go that has more
+    /// than its share. Default: 256; each takes some 40 KiB, and of what has not been read up to 1 MiB of the
+    /// kernel's.
     pub unproven: usize,
     /// How long a peer may take to prove its key, and again to greet. Default: 10 s.
     pub unproven_time: Duration,
@@ -21,25 +23,28 @@ pub struct Limits {
     pub transfers: usize,
     /// Transfers of one key at once. Default: 32.
     pub transfers_per_identity: usize,
-    /// Transfers of one key that wait in line for their turn; the next is refused. Default: 256; each takes some 40 KiB.
+    /// Transfers of one key that wait in line for their turn; the next is refused. Default: 256; each takes
+    /// some 40 KiB.
     pub queued_per_identity: usize,
     /// Lanes of all transfers together; each is a thread and, over TCP, a descriptor. A transfer is promised an eighth
     /// of what is left, 8 at least. Default: 4096.
     pub lanes: usize,
-    /// The same over the transfers of one key. Default: 1088, with which as many of them as there may be get their share.
+    /// The same over the transfers of one key. Default: 1088, with which as many of them as there may be get
+    /// their share.
     pub lanes_per_identity: usize,
     /// Lanes of one transfer, 8 to 64. Default: 64.
     pub lanes_per_transfer: u16,
-    /// Buffers of one transfer, 64 MiB at least; it gets no more lanes than have a buffer each, with 8 to spare. Default:
-    /// 288 MiB.
+    /// Buffers of one transfer, 64 MiB at least; it gets no more lanes than have a buffer each, with 8 to
+    /// spare. Default: 288 MiB.
     pub memory_per_transfer: ByteCount,
-    /// What the transfers of one key keep beside their buffers: messages and batches that are at work, and what is remembered of
-    /// directories and files to the end. Default: 1 GiB.
+    /// What the transfers of one key keep beside their buffers: messages and batches that are at work, and
+    /// what is remembered of directories and files to the end. Default: 1 GiB.
     pub memory_per_identity: ByteCount,
-    /// Descriptors of the large files and directories that the transfers of one key have open. Default: a quarter of what the
-    /// process may have.
+    /// Descriptors of the large files and directories that the transfers of one key have open. Default: a
+    /// quarter of what the process may have.
     pub files_per_identity: usize,
-    /// Threads that look at what is there for the transfers of one key; each of them has one beside these. Default: 256.
+    /// Threads that look at what is there for the transfers of one key; each of them has one beside these.
+    /// Default: 256.
     pub threads_per_identity: usize,
     /// Journals of one key, those of transfers that were broken off among them. Default: 256.
     pub journals_per_identity: usize,

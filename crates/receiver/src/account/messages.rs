@@ -22,8 +22,9 @@ pub(crate) struct Booked {
 /// The messages of one session as they arrive.
 pub(crate) type Messages = Inbox<Booked>;
 
-/// Reads the messages of a session; one that is beyond what its key may keep ends it, and so does a second opening: its names
-/// would wait, as many as there are messages in the queue, where the first one's are dropped once the target is open.
+/// Reads the messages of a session; one that is beyond what its key may keep ends it, and so does a second
+/// opening: its names would wait, as many as there are messages in the queue, where the first one's are
+/// dropped once the target is open.
 pub(crate) fn messages(reader: ControlReader, account: Account) -> Messages {
     let opened = Cell::new(false);
     let decode = move |bytes: &[u8]| {
@@ -39,9 +40,9 @@ pub(crate) fn messages(reader: ControlReader, account: Account) -> Messages {
     reader.into_inbox(decode, MESSAGES_MAX)
 }
 
-/// Decodes something on this thread; while it does so with much, another one does what else the runtime has to. The operating
-/// system shares the processors among all who decode then, and those who wait for one of the threads for blocking work, which all
-/// keys share, do not wait for this.
+/// Decodes something on this thread; while it does so with much, another one does what else the runtime has
+/// to. The operating system shares the processors among all who decode then, and those who wait for one of
+/// the threads for blocking work, which all keys share, do not wait for this.
 fn beside_the_runtime<T>(bytes: usize, decode: impl FnOnce() -> T) -> T {
     let is_shared = || Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread;
     if bytes > DECODED_AT_ONCE_BYTES_MAX && is_shared() { block_in_place(decode) } else { decode() }

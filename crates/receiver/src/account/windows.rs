@@ -1,7 +1,7 @@
 //! What of a lane may wait in this process: booked on its key, and wide for the first lanes of a transfer only.
 //!
-//! Lanes over QUIC alone have such windows. **Invariant:** no more than [`WIDE_LANES`] of those that are up in a transfer are wide,
-//! by its own count, and a lane that waits for its transfer to take it has none.
+//! Lanes over QUIC alone have such windows. **Invariant:** no more than [`WIDE_LANES`] of those that are up
+//! in a transfer are wide, by its own count, and a lane that waits for its transfer to take it has none.
 
 use zmove_transport::{LaneSource, LaneWindow};
 
@@ -10,8 +10,8 @@ use crate::account::{Account, Held};
 /// Lanes whose window is the wide one: one who has more needs less of each.
 const WIDE_LANES: usize = 8;
 
-/// Opens the window of a lane that comes to so many others, as far as the key has room; what is returned is booked until it is
-/// dropped.
+/// Opens the window of a lane that comes to so many others, as far as the key has room; what is returned is
+/// booked until it is dropped.
 pub(crate) fn open_window(source: &mut dyn LaneSource, others: usize, account: &Account) -> Option<Held> {
     if !source.has_window() {
         return None;

@@ -1,7 +1,7 @@
 //! The threads that authorize: they may wait for files, so there are few of them at a time.
 //!
-//! tokio's threads for what waits are also those of transfers. **Invariant:** what has begun counts until it has ended, whether
-//! or not somebody still waits for it: a peer that leaves takes no other's place.
+//! tokio's threads for what waits are also those of transfers. **Invariant:** what has begun counts until it
+//! has ended, whether or not somebody still waits for it: a peer that leaves takes no other's place.
 
 use std::num::NonZero;
 use std::sync::Arc;

@@ -71,7 +71,8 @@ struct Queued {
     begins: oneshot::Sender<Place>,
 }
 
-/// Where somebody comes from: of IPv6 the /48, which a site has, and the /64, which a host has; of IPv4 the address for both.
+/// Where somebody comes from: of IPv6 the /48, which a site has, and the /64, which a host has; of IPv4 the
+/// address for both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Source {
     site: IpAddr,
@@ -170,8 +171,8 @@ impl PendingHandshakes {
 }
 
 impl Connections {
-    /// The next to begin, for whom there is room now: of the site that has the fewest members, then of the host, the oldest.
-    /// Where nobody goes for that one, nobody goes for another.
+    /// The next to begin, for whom there is room now: of the site that has the fewest members, then of the
+    /// host, the oldest. Where nobody goes for that one, nobody goes for another.
     fn next(&mut self, now: Instant) -> Option<Queued> {
         let (source, place) = self.queue.first(&self.counts)?;
         while self.members.len() >= self.max {
@@ -198,8 +199,8 @@ impl Connections {
         }
     }
 
-    /// Who makes room for one from there, if anybody does now: of those that have more than their share, else of all; the hosts
-    /// with too many first, then those that have said nothing, then the oldest.
+    /// Who makes room for one from there, if anybody does now: of those that have more than their share, else
+    /// of all; the hosts with too many first, then those that have said nothing, then the oldest.
     fn victim(&self, newcomer: Source, now: Instant) -> Option<usize> {
         let share = self.fair_share(newcomer);
         let most = self.counts.sites.values().max().copied()?;

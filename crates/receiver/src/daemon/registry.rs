@@ -43,7 +43,8 @@ pub(crate) struct Registered {
 }
 
 impl Registry {
-    /// Enters a transfer, with the way to its lanes unless it waits for its turn; `None` when its owner has one of that id already.
+    /// Enters a transfer, with the way to its lanes unless it waits for its turn; `None` when its owner has
+    /// one of that id already.
     pub(crate) fn enter(
         &self,
         owner: Fingerprint,

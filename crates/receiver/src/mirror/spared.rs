@@ -71,8 +71,8 @@ impl Spared {
         state.inodes.is_empty() && !state.all
     }
 
-    /// Looks up names that stay and were not come upon in a directory, and remembers what they lead to. What that takes is
-    /// booked meanwhile; it goes by the names, not by how large the directory is.
+    /// Looks up names that stay and were not come upon in a directory, and remembers what they lead to. What
+    /// that takes is booked meanwhile; it goes by the names, not by how large the directory is.
     ///
     /// # Errors
     /// `ENOTUNIQ` where that is none of the listed entries; `ENOMEM` where there is no room; `ECANCELED` when the

@@ -115,7 +115,8 @@ pub struct Part {
 }
 
 impl Part {
-    /// Whether a file of this inode, made at that time, is the part file. A file system that keeps no time of birth says 0.
+    /// Whether a file of this inode, made at that time, is the part file. A file system that keeps no time of
+    /// birth says 0.
     pub(crate) fn is_in(&self, inode: u64, born: Timestamp) -> bool {
         self.inode == inode && (self.born == Timestamp::default() || self.born == born)
     }
@@ -141,8 +142,8 @@ pub struct UnfinishedFile {
     pub part: Part,
     /// The groups that have been written, each with whether it was flushed.
     pub groups: BTreeMap<u32, (Cv, bool)>,
-    /// Which change time the part had when the transfer had ended its work on it; none where it was killed before it could
-    /// say so.
+    /// Which change time the part had when the transfer had ended its work on it; none where it was killed
+    /// before it could say so.
     pub left: Option<Timestamp>,
 }
 

@@ -92,8 +92,8 @@ pub(crate) struct Prior {
     pub(crate) groups: Vec<u32>,
 }
 
-/// Threads that read back what is left of one file. No more of a key hash at a time than there are cores; the others wait for
-/// the storage.
+/// Threads that read back what is left of one file. No more of a key hash at a time than there are cores; the
+/// others wait for the storage.
 const READERS_MAX: usize = 4;
 
 /// Files of fewer bytes are sent again as a whole: for them the journal would cost more than it saves.
@@ -120,7 +120,8 @@ impl Parts {
         Self { journals, begin, unflushed, account, state: Lock::new(state) }
     }
 
-    /// Has what is held booked there. Where there is no room for what earlier transfers have left, nothing is gone on with.
+    /// Has what is held booked there. Where there is no room for what earlier transfers have left, nothing is
+    /// gone on with.
     pub(crate) fn booked_on(mut self, account: &Account) -> Self {
         self.account = account.clone();
         let state = self.state.get_mut();
@@ -141,9 +142,9 @@ impl Parts {
         self.state.lock().trouble.clone()
     }
 
-    /// What is held of a file that is offered: the values of groups that need not come again, by number. At least one group
-    /// of the file is left out, since the last that comes is what makes a file whole. Each thread that reads groups back begins
-    /// that with `hashing`, and ends it when what that returns says so.
+    /// What is held of a file that is offered: the values of groups that need not come again, by number. At
+    /// least one group of the file is left out, since the last that comes is what makes a file whole. Each
+    /// thread that reads groups back begins that with `hashing`, and ends it when what that returns says so.
     pub(crate) fn claim<Stop: Fn() -> bool>(
         &self,
         path: &RelPath,
@@ -190,8 +191,8 @@ impl Parts {
         held
     }
 
-    /// Which of these groups are on the storage, read by several threads: what a killed process has left is as much as it had
-    /// written. `None` where that cannot be found out now.
+    /// Which of these groups are on the storage, read by several threads: what a killed process has left is
+    /// as much as it had written. `None` where that cannot be found out now.
     fn find<Stop: Fn() -> bool>(
         &self,
         staged: &Staged,
@@ -311,8 +312,8 @@ impl Parts {
         }
     }
 
-    /// Before anything of a part is journalled: one on another file system is not flushed with the target, and one on a file
-    /// system that is flushed file by file only when it is whole.
+    /// Before anything of a part is journalled: one on another file system is not flushed with the target,
+    /// and one on a file system that is flushed file by file only when it is whole.
     fn look_where(&self, staged: &Staged) {
         let is_with_target = rustix::fs::fstat(staged.file()).is_ok_and(|it| it.st_dev == self.begin.device);
         if !is_with_target || Flush::of(staged.file()).ok() != Some(Flush::Whole) {
@@ -320,8 +321,8 @@ impl Parts {
         }
     }
 
-    /// Removes parts that nobody goes on with: their file has been put there since, smaller or as part of a batch. To be called
-    /// before directories get their times.
+    /// Removes parts that nobody goes on with: their file has been put there since, smaller or as part of a
+    /// batch. To be called before directories get their times.
     pub(crate) fn drop_overtaken(&self, target: &Tree) {
         let paths: Vec<_> = self.state.lock().earlier.keys().cloned().collect();
         for path in paths {
@@ -437,8 +438,8 @@ fn begin(transfer: TransferId, owner: String, target: &Tree) -> Begin {
     Begin { transfer, owner, target, device, inode, begun: now.as_secs() }
 }
 
-/// Opens a part again and tells what it is now; `None` where it is gone, or what is there is not the part that the journal
-/// tells of.
+/// Opens a part again and tells what it is now; `None` where it is gone, or what is there is not the part
+/// that the journal tells of.
 fn reopen(
     directory: &Arc<OwnedFd>,
     part: &Part,
@@ -473,8 +474,8 @@ pub(crate) fn is_overtaken(directory: &OwnedFd, name: &Name, part: &FileIdentity
     there.is_some_and(|there| moment(&there) > moment(part))
 }
 
-/// Whether nobody has touched a part since the transfer that wrote it said that it was done with it. A file system that keeps
-/// whole seconds cannot tell: somebody else may have written in the same second.
+/// Whether nobody has touched a part since the transfer that wrote it said that it was done with it. A file
+/// system that keeps whole seconds cannot tell: somebody else may have written in the same second.
 fn is_as_left(file: &UnfinishedFile, there: &FileIdentity) -> bool {
     file.left == Some(there.ctime) && there.ctime.nanos > 0
 }

@@ -45,18 +45,19 @@ pub(crate) struct Ending {
     notice: Option<Notice>,
 }
 
-/// How long a session waits for another: that one's threads wait for storage alone, perhaps for a long flush. Less than a sender waits
-/// for leave, so that it hears why there is none.
+/// How long a session waits for another: that one's threads wait for storage alone, perhaps for a long flush.
+/// Less than a sender waits for leave, so that it hears why there is none.
 const PATIENCE: Duration = Duration::from_secs(100);
 
 /// How often to look whether sessions of other processes have ended.
 const GLANCE: Duration = Duration::from_millis(20);
-/// How long the directory for other processes may take, which may be on storage that does not answer: the peer waits meanwhile.
+/// How long the directory for other processes may take, which may be on storage that does not answer: the
+/// peer waits meanwhile.
 const BOARD_PATIENCE: Duration = Duration::from_secs(2);
 
 impl EndingSessions {
-    /// Those of all processes of this host that name this directory, whose sessions are all one owner's. It is made when it is needed; where
-    /// it cannot be written, they are this process's alone.
+    /// Those of all processes of this host that name this directory, whose sessions are all one owner's. It
+    /// is made when it is needed; where it cannot be written, they are this process's alone.
     #[must_use]
     pub fn shared_in(directory: PathBuf) -> Self {
         Self(Arc::new(Shared { board: Some(Arc::new(Board::new(directory))), ..Shared::default() }))

@@ -1,5 +1,5 @@
-//! The end of a transfer: what is incomplete is said, the rest is published, directories get their metadata, and the names are
-//! flushed.
+//! The end of a transfer: what is incomplete is said, the rest is published, directories get their metadata,
+//! and the names are flushed.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -112,8 +112,8 @@ fn finish_part(transfer: &Transfer, part: &[Remembered]) -> io::Result<Vec<Fault
     Ok(faults)
 }
 
-/// Opens directories that are remembered one after the other. Of several in one directory only the first goes the whole way: a path
-/// of thousands of components may be that of thousands of directories.
+/// Opens directories that are remembered one after the other. Of several in one directory only the first goes
+/// the whole way: a path of thousands of components may be that of thousands of directories.
 struct Opener<'a> {
     tree: &'a Tree,
     /// The path of the one before, and that directory once it has been opened.

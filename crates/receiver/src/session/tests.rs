@@ -29,7 +29,8 @@ fn batch() -> Frame {
     Frame { header: FrameHeader { digest, ..header }, head, data: Buffer::empty() }
 }
 
-/// What a session says to a sender that opens it so, sends these frames and announces them; its lanes were held to a rate.
+/// What a session says to a sender that opens it so, sends these frames and announces them; its lanes were
+/// held to a rate.
 async fn said(version: Version, opening: ToReceiver, frames: Vec<Frame>) -> Vec<ToSender> {
     let home = tempfile::tempdir().unwrap();
     let ((mut reader, mut writer), control) = memory_control();

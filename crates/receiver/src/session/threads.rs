@@ -1,4 +1,5 @@
-//! The threads of one session, for its lanes and for looking at its target, and what becomes of it when one of them panics.
+//! The threads of one session, for its lanes and for looking at its target, and what becomes of it when one
+//! of them panics.
 //!
 //! They are the session's own and not the runtime's: a target may be huge, or on storage that does not
 //! answer, and nobody else waits for that. They hash and list by turns ([`cores`](crate::account::cores)).

@@ -1,7 +1,8 @@
-//! The transfers of one run take turns: a sender that lost its connections begins anew, perhaps before this side has noticed.
+//! The transfers of one run take turns: a sender that lost its connections begins anew, perhaps before this
+//! side has noticed.
 //!
-//! **Invariant:** of the transfers that one key has begun for one run, only the last works, and it begins when the threads of all
-//! others have ended.
+//! **Invariant:** of the transfers that one key has begun for one run, only the last works, and it begins
+//! when the threads of all others have ended.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -46,7 +46,8 @@ impl VerifiedBatch {
     /// Checks the head, then every file; returns the report for the sender when one of them is damaged.
     ///
     /// # Errors
-    /// [`WireError`] when the head is what the sender meant and yet no batch, or takes more memory than the key may have.
+    /// [`WireError`] when the head is what the sender meant and yet no batch, or takes more memory than the
+    /// key may have.
     pub(crate) fn check(frame: Frame, account: &Account) -> Result<Result<Self, StoredItem>, WireError> {
         let Frame { header, head, data } = frame;
         if !is_sealed(&header, blake3::hash(&head).as_bytes()) {

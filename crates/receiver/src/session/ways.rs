@@ -52,8 +52,8 @@ impl Ways {
         Err(SessionError::Refused(refusal))
     }
 
-    /// Tells the peer why this side cannot go on, if it is still there; after a good end the peer closes first, so that nothing
-    /// it said is left unread.
+    /// Tells the peer why this side cannot go on, if it is still there; after a good end the peer closes
+    /// first, so that nothing it said is left unread.
     pub(crate) async fn part(&mut self, ended: &Result<(), SessionError>) {
         let said = async {
             if let Err(error) = ended {

@@ -47,7 +47,8 @@ impl TargetTree {
         metadata: &Metadata,
         (account, direct): (&Account, Direct),
     ) -> Result<Option<Staged>, Failure> {
-        // what must stay may have come since the sender was told; a file that is made anew is asked about when it gets its name
+        // what must stay may have come since the sender was told; a file that is made anew is asked about
+        // when it gets its name
         if !self.rules.in_place || self.may_not_be_replaced(directory, name, metadata.mtime) {
             return Ok(None);
         }
@@ -69,8 +70,9 @@ impl TargetTree {
         self.rules.in_place && Existing::is_alone(directory, name)
     }
 
-    /// The end of a file that was changed in its place, and which nobody else was noticed to have changed. Its data is flushed
-    /// before it looks finished: what was written over other data may come to the disk later than length and time do.
+    /// The end of a file that was changed in its place, and which nobody else was noticed to have changed.
+    /// Its data is flushed before it looks finished: what was written over other data may come to the disk
+    /// later than length and time do.
     pub(crate) fn finish_in_place(
         &self,
         staged: Staged,

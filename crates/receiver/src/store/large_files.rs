@@ -112,8 +112,8 @@ impl FileTable {
         Ok(())
     }
 
-    /// Takes a declaration; the same again is no news. `base` gives the old version of a new file, `prior` the part that it goes
-    /// on with: for that only this file waits.
+    /// Takes a declaration; the same again is no news. `base` gives the old version of a new file, `prior`
+    /// the part that it goes on with: for that only this file waits.
     ///
     /// # Errors
     /// It contradicts an earlier one, which kills the file, or too many files are alive.

@@ -61,8 +61,8 @@ impl<'a> Placer<'a> {
         }
     }
 
-    /// Places a group's entries, of which the first has number `first` in its batch and whose files' contents are at the
-    /// front of `data`. Its files get their names later.
+    /// Places a group's entries, of which the first has number `first` in its batch and whose files' contents
+    /// are at the front of `data`. Its files get their names later.
     pub(crate) fn place_group(
         &mut self,
         group: DirectoryGroup,
@@ -146,8 +146,8 @@ impl<'a> Placer<'a> {
         Ok(self.directory(path)?.directory)
     }
 
-    /// A file or link that stands where a directory will be stays until that is published: the directory begins as a staging
-    /// directory.
+    /// A file or link that stands where a directory will be stays until that is published: the directory
+    /// begins as a staging directory.
     fn stage_in_the_place_of_a_file(&mut self, path: &RelPath) -> io::Result<()> {
         let mut above = RelPath::root();
         for name in path.components() {
@@ -211,7 +211,8 @@ impl<'a> Placer<'a> {
         })
     }
 
-    /// Makes the files among these entries in a staging directory; returns the others, and the files that it does not take.
+    /// Makes the files among these entries in a staging directory; returns the others, and the files that it
+    /// does not take.
     fn fill<'d>(
         &self,
         staging: FillingGuard<'_>,
@@ -242,8 +243,8 @@ impl<'a> Placer<'a> {
         others
     }
 
-    /// Puts something into a directory; once more where another transfer has made the directory anew since it was opened, and
-    /// where there is no room before what it replaces has gone.
+    /// Puts something into a directory; once more where another transfer has made the directory anew since it
+    /// was opened, and where there is no room before what it replaces has gone.
     fn put(
         &mut self,
         path: &RelPath,
@@ -339,7 +340,8 @@ impl<'a> Placer<'a> {
         bytes: &[u8],
     ) -> Result<(), Unmade> {
         let metadata = self.transfer.target.rules.set_ids.of_file(&file.metadata);
-        // somebody may have removed the directory, or the file system may take two names for one: by itself the file may succeed
+        // somebody may have removed the directory, or the file system may take two names for one: by itself
+        // the file may succeed
         let created = staging.create(&file.name, metadata.mode).map_err(|_error| Unmade::NotTaken)?;
         let written = self.write_whole((staging, &metadata), &created, bytes);
         let written = written.and_then(|()| flush_now(&created, self.flushes_each(flush)));

@@ -39,8 +39,9 @@ use crate::store::target::open_directories::OpenDirectories;
 use crate::store::target::tree::TargetTree;
 use crate::store::transfer::Transfer;
 
-/// The thread that publishes, until it is [stopped](crate::store::publishing::publisher::Publisher::stop). It also flushes while nothing is to be published, for four
-/// fifths of the time at most, so that little is left for the end.
+/// The thread that publishes, until it is [stopped](crate::store::publishing::publisher::Publisher::stop). It
+/// also flushes while nothing is to be published, for four fifths of the time at most, so that little is left
+/// for the end.
 pub(crate) fn run(transfer: &Transfer) {
     let mut pause = FLUSH_PAUSE;
     let mut bytes_flushed = 0;
@@ -128,8 +129,8 @@ fn flush(transfer: &Transfer) -> Result<(), Unflushed> {
 }
 
 impl Generation {
-    /// Gives everything its name; returns the batches that have all of theirs now, as far as this generation goes. While it is
-    /// only in doubt because its flush is late, that goes on `beside`.
+    /// Gives everything its name; returns the batches that have all of theirs now, as far as this generation
+    /// goes. While it is only in doubt because its flush is late, that goes on `beside`.
     pub(crate) fn publish(
         mut self,
         transfer: &Transfer,
@@ -182,8 +183,9 @@ impl Generation {
         batches
     }
 
-    /// After a flush that failed: the kernel has told that once, and calls the pages clean that it could not write. What is not
-    /// on the storage as it should be is removed. The same where the flush is late, as long as that goes on.
+    /// After a flush that failed: the kernel has told that once, and calls the pages clean that it could not
+    /// write. What is not on the storage as it should be is removed. The same where the flush is late, as
+    /// long as that goes on.
     fn drop_what_is_not_on_the_storage(
         &mut self,
         transfer: &Transfer,

@@ -56,7 +56,8 @@ impl Rules {
     }
 }
 
-/// Whether files may have setuid and setgid bits. Those of directories, and the sticky bit, lend no rights and are always carried.
+/// Whether files may have setuid and setgid bits. Those of directories, and the sticky bit, lend no rights
+/// and are always carried.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SetIds {
     /// They are dropped: ownership is not carried over, so these bits would lend the rights of the receiver's user.

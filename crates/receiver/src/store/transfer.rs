@@ -74,8 +74,8 @@ impl Transfer {
         self.account.turn(&self.stopping)
     }
 
-    /// Directories get their mode and time at the end, when nothing is put into them any more: this one, or that of the name
-    /// in it.
+    /// Directories get their mode and time at the end, when nothing is put into them any more: this one, or
+    /// that of the name in it.
     pub(crate) fn remember_directory(&self, path: &Arc<RelPath>, name: Option<&Name>, metadata: Metadata) {
         if let Err(error) = self.target.directories.remember(path, name, metadata) {
             self.reports.tell(Outcome::OverLimit(error));
@@ -100,8 +100,8 @@ impl Transfer {
         self.parts.ended(file.id);
     }
 
-    /// Drops what has come of files that somebody else has put there since, whose directory keeps its times; of the others it
-    /// tells how they are left. To be called when nothing is written any more.
+    /// Drops what has come of files that somebody else has put there since, whose directory keeps its times;
+    /// of the others it tells how they are left. To be called when nothing is written any more.
     pub(crate) fn drop_overtaken(&self) {
         for file in self.files.living() {
             let Some(directory) = self.where_overtaken(&file) else {
@@ -127,7 +127,8 @@ impl Transfer {
         is_overtaken(&directory, &path.file_name()?, &file.identity()?).then_some(directory)
     }
 
-    /// Ends a large file badly, unless it has ended before. What has come of it stays for another transfer, if anything has.
+    /// Ends a large file badly, unless it has ended before. What has come of it stays for another transfer,
+    /// if anything has.
     pub(crate) fn fail_file(&self, id: FileId, fault: (Operation, FaultCode)) {
         if let Some(file) = self.files.retire(id) {
             if file.is_blank() {

@@ -26,7 +26,8 @@ pub(crate) enum Job {
     Named(Arc<LargeFile>, NamedGroup),
 }
 
-/// One writer: runs until all lanes have let go of the queue. What it takes from there when the session has ended is dropped.
+/// One writer: runs until all lanes have let go of the queue. What it takes from there when the session has
+/// ended is dropped.
 pub(crate) fn write_all(transfer: &Transfer, queue: &Receiver<Job>) {
     let mut placer = Placer::new(transfer);
     let mut watch = transfer.meter.store.start();
@@ -188,8 +189,9 @@ fn name_of(path: &RelPath) -> Name {
     path.file_name().expect("a declared file has a name")
 }
 
-/// A large file is flushed by itself as soon as it is whole, unless nothing is to be flushed: its descriptor hears of every
-/// error since it was opened, and most of it has passed by the page cache. It gets its name from the publisher.
+/// A large file is flushed by itself as soon as it is whole, unless nothing is to be flushed: its descriptor
+/// hears of every error since it was opened, and most of it has passed by the page cache. It gets its name
+/// from the publisher.
 pub(crate) fn finish_file(transfer: &Transfer, file: &LargeFile, Complete(staged): Complete) {
     if !transfer.files.close(file.id) {
         return;

@@ -7,9 +7,10 @@
 //! matches across slashes against its own manual, and zmove does not. Both match bytes, so that names need
 //! not be UTF-8.
 //!
-//! The crate `ignore` reads such lines too, and would be less code. But it gives them to `globset` nearly as they are, so that
-//! braces are alternatives; it takes what can match nothing without a word; and it answers for one kind at a time. Here one
-//! question tells whether a name is wanted as anything, and a name that is not is never looked up.
+//! The crate `ignore` reads such lines too, and would be less code. But it gives them to `globset` nearly as
+//! they are, so that braces are alternatives; it takes what can match nothing without a word; and it answers
+//! for one kind at a time. Here one question tells whether a name is wanted as anything, and a name that is
+//! not is never looked up.
 
 mod class;
 

@@ -1,8 +1,8 @@
 //! How much a receiver may say: an honest one answers to what it was sent, and what one says without end would fill the
 //! user's terminal.
 //!
-//! **Invariant:** what is told of a session to the user is bounded by what was sent in it, and [`FAULTS_BESIDE_MAX`] or,
-//! where it removes, [`FAULTS_OF_REMOVAL_MAX`] faults beside that.
+//! **Invariant:** what is told of a session to the user is bounded by what was sent in it, and
+//! [`FAULTS_BESIDE_MAX`] or, where it removes, [`FAULTS_OF_REMOVAL_MAX`] faults beside that.
 
 use zmove_types::GroupSpan;
 use zmove_wire::{Fault, Held, Offer, WireError};

@@ -1,4 +1,5 @@
-//! Hands the groups of large files to threads, one file after the other, as a push does: any thread takes the next group.
+//! Hands the groups of large files to threads, one file after the other, as a push does: any thread takes the
+//! next group.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -27,8 +28,8 @@ impl<T, F: Fn(u64) -> Result<Option<(T, u64)>, SweepError>> Groups<T, F> {
         Self { open, cursor: Mutex::new(Cursor { file: 0, index: 0, opened: None }) }
     }
 
-    /// The next group if it is admitted by its length. What is not handed out any more is held nowhere, but for the file
-    /// that is open.
+    /// The next group if it is admitted by its length. What is not handed out any more is held nowhere, but
+    /// for the file that is open.
     pub(crate) fn next(&self, admit: impl Fn(u64) -> bool) -> Result<Option<Piece<T>>, SweepError> {
         let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
         if cursor.opened.is_none() {

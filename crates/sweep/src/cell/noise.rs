@@ -1,5 +1,5 @@
-//! What is written: bytes that neither compress nor are the same twice, so that storage that compresses or shares blocks
-//! has to store them.
+//! What is written: bytes that neither compress nor are the same twice, so that storage that compresses or
+//! shares blocks has to store them.
 
 use zmove_types::{Buffer, BufferPool, GROUP_BYTES, PAGE_BYTES};
 

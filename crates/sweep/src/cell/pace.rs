@@ -1,8 +1,8 @@
 //! Keeps writers to their slice of time: what they have written and nobody has flushed is never more than storage can
 //! take in what is left of it.
 //!
-//! A thread flushes over and over, as at the receiver of a push. **Invariant:** a writer that was admitted tells that it is
-//! done, also when it failed.
+//! A thread flushes over and over, as at the receiver of a push. **Invariant:** a writer that was admitted
+//! tells that it is done, also when it failed.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -118,8 +118,9 @@ impl<'a> Pace<'a> {
         if state.ended { state } else { self.wait(state, FLUSH_PAUSE) }
     }
 
-    /// Everything that was completed `before` is flushed now, which took so long. What comes next may be twice as much as
-    /// before, as long as that takes less than half of the time that is left, and no more than fits into it otherwise.
+    /// Everything that was completed `before` is flushed now, which took so long. What comes next may be
+    /// twice as much as before, as long as that takes less than half of the time that is left, and no more
+    /// than fits into it otherwise.
     fn flushed(&self, before: u64, took: Duration) {
         let mut state = self.lock();
         let bytes = before.saturating_sub(state.flushed);

@@ -208,16 +208,16 @@ impl ChannelDialler {
 const HEAD_START: Duration = Duration::from_millis(1_500);
 /// How long QUIC may take where TCP is silent.
 const QUIC_PATIENCE: Duration = Duration::from_secs(10);
-/// The same where TCP is refused, which took a round trip or more: there is a host, and most likely nobody listens there. A
-/// handshake takes two round trips.
+/// The same where TCP is refused, which took a round trip or more: there is a host, and most likely nobody
+/// listens there. A handshake takes two round trips.
 fn patience_after_refusal(taken: Duration) -> Duration {
     // the user may read it
     let whole = Duration::from_millis(u64::try_from(taken.as_millis()).unwrap_or(u64::MAX));
     (REFUSED_PATIENCE_MIN + whole * HANDSHAKES_ROUND_TRIPS).min(REFUSED_PATIENCE_MAX)
 }
 
-/// A second until a lost packet is sent again, and what a busy host needs for the keys. A firewall at hand that refuses for a
-/// host far away says nothing of the path to it.
+/// A second until a lost packet is sent again, and what a busy host needs for the keys. A firewall at hand
+/// that refuses for a host far away says nothing of the path to it.
 const REFUSED_PATIENCE_MIN: Duration = Duration::from_millis(1_500);
 const HANDSHAKES_ROUND_TRIPS: u32 = 6;
 const REFUSED_PATIENCE_MAX: Duration = Duration::from_secs(3);

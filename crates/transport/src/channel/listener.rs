@@ -35,8 +35,8 @@ enum Way {
 }
 
 impl Listener {
-    /// Listens on `address` by what `choice` says, both at the same port; port 0 stands for any free one. Runs on the tokio
-    /// runtime that calls.
+    /// Listens on `address` by what `choice` says, both at the same port; port 0 stands for any free one.
+    /// Runs on the tokio runtime that calls.
     ///
     /// # Errors
     /// The address cannot be used, or the socket cannot be set up as configured.
@@ -49,8 +49,8 @@ impl Listener {
         Self::on(Inherited::bind(address, choice, socket)?, identity, socket)
     }
 
-    /// Listens on sockets that somebody else has bound, one or both, each where it is bound. Runs on the tokio runtime that
-    /// calls.
+    /// Listens on sockets that somebody else has bound, one or both, each where it is bound. Runs on the
+    /// tokio runtime that calls.
     ///
     /// # Errors
     /// There is none, or one is no listening socket, or cannot be set up as configured.
@@ -156,8 +156,8 @@ impl Incoming {
         self.address
     }
 
-    /// Has a client that may not be where it says show that it is, and come again; `None` when it has been asked. For when
-    /// there are many.
+    /// Has a client that may not be where it says show that it is, and come again; `None` when it has been
+    /// asked. For when there are many.
     #[must_use]
     pub fn ask_back(self) -> Option<Self> {
         let Self { address, way } = self;

@@ -1,5 +1,5 @@
-//! The sockets of a listener, apart from whose key it has: they may be bound by another process, or with more rights than
-//! what is done with them later.
+//! The sockets of a listener, apart from whose key it has: they may be bound by another process, or with more
+//! rights than what is done with them later.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
@@ -19,8 +19,8 @@ pub struct Inherited {
 }
 
 impl Inherited {
-    /// Binds what `choice` says to `address`, both at the same port; port 0 stands for any free one. With the rights of root
-    /// the buffers of UDP are large.
+    /// Binds what `choice` says to `address`, both at the same port; port 0 stands for any free one. With the
+    /// rights of root the buffers of UDP are large.
     ///
     /// # Errors
     /// The address cannot be used, or the socket cannot be set up as configured.

@@ -76,8 +76,9 @@ impl Toll {
         Self { rate, open: 0, broken: Arc::default() }
     }
 
-    /// Waits until what was taken, and what others took before, is paid for, or the lane is broken. Small amounts are left to be
-    /// paid with what follows, so that lanes whose reads bring less do not come by a smaller share.
+    /// Waits until what was taken, and what others took before, is paid for, or the lane is broken. Small
+    /// amounts are left to be paid with what follows, so that lanes whose reads bring less do not come by a
+    /// smaller share.
     pub(crate) fn pay(&mut self, bytes: usize, watch: &mut Stopwatch<'_>) {
         self.open += bytes;
         if self.open < SHARE_BYTES {

@@ -1,8 +1,8 @@
 //! A lane over TLS on TCP, in blocking calls: one thread each, the kernel's full window, no reply awaited.
 //!
 //! rustls makes the connection, and its records are sealed and opened here, many for one system call; see
-//! [`record`](crate::record). The receiving end never writes and the server sends no session tickets, so nothing is ever
-//! left unread to reset the connection.
+//! [`record`](crate::record). The receiving end never writes and the server sends no session tickets, so
+//! nothing is ever left unread to reset the connection.
 
 use std::fmt;
 use std::io::Write;

@@ -1,4 +1,5 @@
-//! The client side: a connection each with a UDP socket and a thread of its own, so that several keep several cores busy.
+//! The client side: a connection each with a UDP socket and a thread of its own, so that several keep several
+//! cores busy.
 //!
 //! **Invariant:** no thread outlives [`QuicDialler::close`] by more than it takes to say goodbye.
 

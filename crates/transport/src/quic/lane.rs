@@ -152,8 +152,8 @@ impl QuicLane {
     }
 }
 
-/// What one lane may have outstanding: with one more frame, no more than the receiver's window for it. So a wait for that
-/// window means that the receiver does not read, and nothing else.
+/// What one lane may have outstanding: with one more frame, no more than the receiver's window for it. So a
+/// wait for that window means that the receiver does not read, and nothing else.
 const LANE_OUTSTANDING_BYTES_MAX: u64 = 16 << 20;
 /// What all lanes of a sender together may have outstanding: most of the buffers that its readers fill.
 const OUTSTANDING_BYTES_MAX: u64 = 64 << 20;

@@ -37,8 +37,8 @@ const HEADER_BYTES_V6: u32 = 48;
 const SOCKET_BUFFER_BYTES: usize = 8 << 20;
 /// The first flight of a connection. Paced; what TCP sends at first with jumbo frames.
 const FIRST_FLIGHT_BYTES: u64 = 128 << 10;
-/// Whoever waits for an answer learns so soon, by a reset, that the daemon is another one. NATs, which may forget a UDP flow
-/// after half a minute, ask for less.
+/// Whoever waits for an answer learns so soon, by a reset, that the daemon is another one. NATs, which may
+/// forget a UDP flow after half a minute, ask for less.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
 /// A peer that says nothing for so long is gone.
 const IDLE_MAX: Duration = Duration::from_secs(30);
@@ -115,7 +115,8 @@ fn cubic() -> CubicConfig {
     config
 }
 
-/// A connection's settings, as of who dials; `datagram_bytes_max` is what this side looks for when it discovers the path's MTU.
+/// A connection's settings, as of who dials; `datagram_bytes_max` is what this side looks for when it
+/// discovers the path's MTU.
 pub(super) fn transport(congestion: QuicCongestion, datagram_bytes_max: u16) -> TransportConfig {
     let mut acks = AckFrequencyConfig::default();
     acks.ack_eliciting_threshold(ACK_PACKETS.into()).max_ack_delay(Some(ACK_DELAY));
@@ -148,7 +149,8 @@ pub(super) fn endpoint(identity: &Identity) -> EndpointConfig {
     let mut config = EndpointConfig::new(Arc::new(reset));
     // those of quinn carry a check by a key of this process, for want of which the next one would give no reset
     config.cid_generator(|| Box::new(RandomIds));
-    // a daemon that has been started again is asked by all connections at once, and a reset is shorter than what it answers
+    // a daemon that has been started again is asked by all connections at once, and a reset is shorter than
+    // what it answers
     config.min_reset_interval(Duration::ZERO);
     // above QUIC's minimum, so it is not refused
     let _taken = config.max_udp_payload_size(DATAGRAM_BYTES_MAX);
@@ -180,7 +182,8 @@ impl ConnectionIdGenerator for RandomIds {
 
 const CONNECTION_ID_BYTES: usize = 8;
 
-/// Asks for larger buffers than the kernel gives by itself, and than the socket has; returns how much may wait to be received.
+/// Asks for larger buffers than the kernel gives by itself, and than the socket has; returns how much may
+/// wait to be received.
 pub(super) fn enlarge_buffers(socket: &UdpSocket) -> io::Result<usize> {
     let options = socket2::SockRef::from(socket);
     // who may pass by the limits does

@@ -1,7 +1,8 @@
 //! The UDP socket below an endpoint: quinn's own, with calls to the kernel as large as suits UDP and the cache.
 //!
-//! quinn gives the kernel up to ten datagrams at once, which with jumbo frames are more than one UDP send carries, and takes
-//! up to 32 batches of 64 KiB at once, which is more than the cache nearest to a core holds.
+//! quinn gives the kernel up to ten datagrams at once, which with jumbo frames are more than one UDP send
+//! carries, and takes up to 32 batches of 64 KiB at once, which is more than the cache nearest to a core
+//! holds.
 
 use std::io::{self, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};

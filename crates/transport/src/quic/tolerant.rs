@@ -1,13 +1,15 @@
 //! The congestion control of QUIC lanes by default: CUBIC that does not take single lost packets for congestion.
 //!
-//! On a long path CUBIC needs thousands of packets in a row to arrive for its window to fill it; one lost in ten thousand
-//! keeps it at a few per cent. A queue shows in the round trip, and noise does not (as TCP Veno judges it), so a loss counts
-//! where packets have queued, where more than a few per cent are lost (the bound of BBR's later versions), where the network
-//! marks packets, and where all of a time were lost. **Invariant:** what counts goes to CUBIC unchanged, so that a path
-//! with a queue of a usual size is shared as CUBIC shares it.
+//! On a long path CUBIC needs thousands of packets in a row to arrive for its window to fill it; one lost in
+//! ten thousand keeps it at a few per cent. A queue shows in the round trip, and noise does not (as TCP Veno
+//! judges it), so a loss counts where packets have queued, where more than a few per cent are lost (the bound
+//! of BBR's later versions), where the network marks packets, and where all of a time were lost.
+//! **Invariant:** what counts goes to CUBIC unchanged, so that a path with a queue of a usual size is shared
+//! as CUBIC shares it.
 //!
-//! On a short path without a rate limit nothing is ever lost but where a host is late, so CUBIC would fill the receiver's
-//! buffer until that runs over, with memory that is in no cache any more. So the window also has a bound by the round trip.
+//! On a short path without a rate limit nothing is ever lost but where a host is late, so CUBIC would fill
+//! the receiver's buffer until that runs over, with memory that is in no cache any more. So the window also
+//! has a bound by the round trip.
 
 use std::any::Any;
 use std::sync::Arc;

@@ -12,9 +12,9 @@ use super::{
 
 /// A peer that has the keys and seals whatever it likes, and one that has none and sends any bytes.
 ///
-/// The first two bytes say in which pieces records come and how much is read at once. Then come steps of a kind, a length
-/// and so many bytes: application data, padded application data, the next key, the end, any other inner type, or bytes as
-/// they are.
+/// The first two bytes say in which pieces records come and how much is read at once. Then come steps of a
+/// kind, a length and so many bytes: application data, padded application data, the next key, the end, any
+/// other inner type, or bytes as they are.
 ///
 /// # Panics
 /// When what is read is not what was sealed, in order and up to the first thing that is out of place.

@@ -48,7 +48,8 @@ impl Acceptor {
         Self::on(listen(address, &socket)?, identity, &socket)
     }
 
-    /// Listens on a socket that somebody else has bound, who has let it listen too. Runs on the tokio runtime that calls.
+    /// Listens on a socket that somebody else has bound, who has let it listen too. Runs on the tokio runtime
+    /// that calls.
     ///
     /// # Errors
     ///

@@ -17,8 +17,9 @@ use rustix::io::Errno;
 /// What may wait (`TCP_NOTSENT_LOWAT`, tcp(7)); the kernel lets a lane go on at half of it.
 const UNSENT_BYTES_MAX: u32 = 1 << 20;
 
-/// The same while a lane has hardly begun. The first files are few, and its first flight is what TCP allows without a word from the
-/// peer (RFC 6928): lanes that had them all in their sockets would leave others with nothing to begin their slow start with.
+/// The same while a lane has hardly begun. The first files are few, and its first flight is what TCP allows
+/// without a word from the peer (RFC 6928): lanes that had them all in their sockets would leave others with
+/// nothing to begin their slow start with.
 const FIRST_UNSENT_BYTES_MAX: u32 = 64 << 10;
 
 /// How much a lane has sent when it has begun: two first flights of a large MTU, or more of a small one.

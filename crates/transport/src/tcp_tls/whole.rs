@@ -4,8 +4,9 @@
 //! With this in between it never has any: what has arrived beyond the record that it was given stays here.
 //! **Invariant:** no part of a record is given before all of it is there, or the socket has ended.
 //!
-//! The length of a record is authenticated only with its end. A bit that flips in it can make it longer than what comes, and
-//! then nobody says anything any more: so a record that stays unfinished is a lost connection.
+//! The length of a record is authenticated only with its end. A bit that flips in it can make it longer than
+//! what comes, and then nobody says anything any more: so a record that stays unfinished is a lost
+//! connection.
 
 use std::{
     future::Future as _,
@@ -87,7 +88,8 @@ impl WholeRecords {
 /// For how long nothing more of a record may come: as long as a path may be gone before control is given up.
 const UNFINISHED_MAX: Duration = Duration::from_secs(60);
 
-/// The length of the first record if all of it is there. What cannot be one is given as it is: rustls knows what to say.
+/// The length of the first record if all of it is there. What cannot be one is given as it is: rustls knows
+/// what to say.
 #[expect(clippy::big_endian_bytes, reason = "TLS is big-endian")]
 fn whole_bytes(arrived: &[u8]) -> usize {
     let Some(&[content_type, major, _, high, low]) = arrived.first_chunk::<HEADER_BYTES>() else { return 0 };

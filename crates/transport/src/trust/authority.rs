@@ -1,10 +1,10 @@
 //! A site's certificate authority: whom it vouches for, checked by the clock and against its revocation lists.
 //!
-//! The daemon asks it about clients whose key has no line of its own ([`ClientAuthority::check`]), the client about hosts
-//! that are not pinned ([`HostAuthority`]). Certificates say who holds a key; that the peer holds it, the handshake has shown.
-//! **Invariant:** where a revocation list is configured, a certificate passes only if a list of its issuer that is in time
-//! does not have it; a list that cannot be read lets nobody pass. Of what a peer shows only so much is looked at as takes
-//! next to no time.
+//! The daemon asks it about clients whose key has no line of its own ([`ClientAuthority::check`]), the client
+//! about hosts that are not pinned ([`HostAuthority`]). Certificates say who holds a key; that the peer holds
+//! it, the handshake has shown. **Invariant:** where a revocation list is configured, a certificate passes
+//! only if a list of its issuer that is in time does not have it; a list that cannot be read lets nobody
+//! pass. Of what a peer shows only so much is looked at as takes next to no time.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -29,14 +29,14 @@ pub(super) use subject::Named;
 
 const KNOWN_CAS_FILE: &str = "known_cas.pem";
 const KNOWN_CAS_CRL: &str = "known_cas.crl";
-/// Certificates between a peer's own and its authority. Their order is the peer's, and so are their names: webpki tries each as
-/// the issuer of each other, which for ten of one name takes it seconds.
+/// Certificates between a peer's own and its authority. Their order is the peer's, and so are their names:
+/// webpki tries each as the issuer of each other, which for ten of one name takes it seconds.
 const ISSUERS_MAX: usize = 4;
 /// One of an RSA key of 4096 bits with a few names is half as long.
 const CERTIFICATE_BYTES_MAX: usize = 4 << 10;
 
-/// An authority that vouches for clients: its certificates and its revocation lists, if it has any, ready to be held against
-/// any number of certificates.
+/// An authority that vouches for clients: its certificates and its revocation lists, if it has any, ready to
+/// be held against any number of certificates.
 #[derive(Debug)]
 pub(super) struct ClientAuthority(Result<Arc<dyn ClientCertVerifier>, CertificateFault>);
 

@@ -6,9 +6,10 @@
 //! SHA256:AAEC… name=alice root=/data/alice root=/scratch write max-rate=10Gbit expires=2027-01-31
 //! ```
 //!
-//! `name=` once, `root=` once or more (absolute, without `..`), `write` where the key may also write, `set-ids` where
-//! files keep their setuid and setgid bits, `max-rate=` and `expires=` (see [`Expiry`]) where there is a limit. In a value a
-//! space, a `%`, a control character or a byte that is not UTF-8 is written as `%` and two hex digits (`%20`).
+//! `name=` once, `root=` once or more (absolute, without `..`), `write` where the key may also write,
+//! `set-ids` where files keep their setuid and setgid bits, `max-rate=` and `expires=` (see [`Expiry`]) where
+//! there is a limit. In a value a space, a `%`, a control character or a byte that is not UTF-8 is written as
+//! `%` and two hex digits (`%20`).
 //!
 //! In the place of a key a line may name a certificate authority, and whom of those that it vouches for it is about:
 //!
@@ -16,11 +17,11 @@
 //! ca=/etc/zmove/site-ca.pem crl=/etc/zmove/site-ca.crl cn=alice name=alice root=/data/alice write
 //! ```
 //!
-//! `ca=` and `crl=` are files in PEM, looked for beside this one if they are relative; without `crl=` nothing is revoked. `cn=` is
-//! the common name in the certificate's subject, and its only one; or `san=` one of its alternative names of hosts.
-//! A key that has a line of its own is judged by that alone.
-//! Empty lines and lines that begin with `#` are kept and skipped.
-//! **Invariant:** a list with a line that is not understood grants nothing to anybody.
+//! `ca=` and `crl=` are files in PEM, looked for beside this one if they are relative; without `crl=` nothing
+//! is revoked. `cn=` is the common name in the certificate's subject, and its only one; or `san=` one of its
+//! alternative names of hosts. A key that has a line of its own is judged by that alone. Empty lines and
+//! lines that begin with `#` are kept and skipped. **Invariant:** a list with a line that is not understood
+//! grants nothing to anybody.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -100,8 +101,8 @@ pub struct Grant {
     pub roots: Vec<PathBuf>,
     /// Whether it may write there.
     pub access: Access,
-    /// Whether files that it sends keep their setuid and setgid bits, with which whoever runs them has the rights of the
-    /// receiver's user. Default: no.
+    /// Whether files that it sends keep their setuid and setgid bits, with which whoever runs them has the
+    /// rights of the receiver's user. Default: no.
     pub set_ids: bool,
     /// What all its connections together may send. Default: as much as they can.
     pub max_rate: Option<RateLimit>,
@@ -207,7 +208,8 @@ impl AuthorizedKeys {
         Ok(Self { grants, keys, vouchers })
     }
 
-    /// The same for a daemon that runs as `user` and decides by it: nobody but root and that user may be able to change it.
+    /// The same for a daemon that runs as `user` and decides by it: nobody but root and that user may be able
+    /// to change it.
     ///
     /// # Errors
     ///
@@ -217,8 +219,9 @@ impl AuthorizedKeys {
         Self::load(home)
     }
 
-    /// Adds a key to the list in `home`, on disk at once, and returns what it may do now. A key that is there already gets
-    /// the new name, the roots of both, the wider access of both, and the new limits, where there are new ones.
+    /// Adds a key to the list in `home`, on disk at once, and returns what it may do now. A key that is there
+    /// already gets the new name, the roots of both, the wider access of both, and the new limits, where
+    /// there are new ones.
     ///
     /// # Errors
     ///

@@ -79,8 +79,8 @@ pub(super) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     sync_parent(path)
 }
 
-/// Opens a file to append to, with the lock of [`lock`] held on it. One that has been replaced meanwhile is left for the
-/// one that has its name now.
+/// Opens a file to append to, with the lock of [`lock`] held on it. One that has been replaced meanwhile is
+/// left for the one that has its name now.
 pub(super) fn open_locked(path: &Path) -> io::Result<File> {
     loop {
         let owner = Owner::of(path);
@@ -155,8 +155,8 @@ impl Drop for Temporary {
     }
 }
 
-/// Whose a file is, or is to be: that of the directory where there is none yet. What root writes for a daemon that is another
-/// user stays that user's.
+/// Whose a file is, or is to be: that of the directory where there is none yet. What root writes for a daemon
+/// that is another user stays that user's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Owner(Option<(u32, u32)>);
 

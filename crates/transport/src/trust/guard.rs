@@ -1,6 +1,7 @@
 //! Who could change what a daemon reads: the check that sshd calls `StrictModes`.
 //!
-//! **Invariant:** a path passes only if root and this process's user alone can change the file, or put another in its place.
+//! **Invariant:** a path passes only if root and this process's user alone can change the file, or put
+//! another in its place.
 
 use std::fs::{self, Metadata};
 use std::io;

@@ -33,8 +33,8 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Reads `key.pem` in `home`; makes both, for this user alone, where they do not exist. Where there is a `cert.pem` beside
-    /// it, peers are shown that instead of the certificate that the key has signed itself.
+    /// Reads `key.pem` in `home`; makes both, for this user alone, where they do not exist. Where there is a
+    /// `cert.pem` beside it, peers are shown that instead of the certificate that the key has signed itself.
     ///
     /// # Errors
     ///
@@ -97,8 +97,8 @@ impl Identity {
         Ok(path.try_exists().map_err(|source| KeyFileError::Read { path, source })?)
     }
 
-    /// Makes a new key in the place of the one in `home`, which is left in `key.pem.old`, and its `cert.pem`, if there is one,
-    /// in `cert.pem.old`. There is a whole key under the name at any moment.
+    /// Makes a new key in the place of the one in `home`, which is left in `key.pem.old`, and its `cert.pem`,
+    /// if there is one, in `cert.pem.old`. There is a whole key under the name at any moment.
     ///
     /// # Errors
     ///

@@ -1,9 +1,9 @@
 //! The hosts a client knows, and the key of each: the file `known_hosts`.
 //!
-//! One host in a line, `HOST:PORT SHA256:…`, an IPv6 address in brackets; empty lines and lines that begin with `#`
-//! are kept and skipped. Called by a client before it dials, and after it accepted a new host.
-//! **Invariant:** a pin is never replaced: it goes only when the user takes it out, and a list with a damaged line is not
-//! used at all.
+//! One host in a line, `HOST:PORT SHA256:…`, an IPv6 address in brackets; empty lines and lines that begin
+//! with `#` are kept and skipped. Called by a client before it dials, and after it accepted a new host.
+//! **Invariant:** a pin is never replaced: it goes only when the user takes it out, and a list with a damaged
+//! line is not used at all.
 
 use std::{
     collections::HashMap,
@@ -69,8 +69,8 @@ impl KnownHosts {
         }
     }
 
-    /// Takes a host out of the list, on disk at once, and leaves the list as it was in `known_hosts.old`. Returns the key
-    /// that it had, or `None` where it was not in the list.
+    /// Takes a host out of the list, on disk at once, and leaves the list as it was in `known_hosts.old`.
+    /// Returns the key that it had, or `None` where it was not in the list.
     ///
     /// # Errors
     ///

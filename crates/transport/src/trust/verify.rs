@@ -28,8 +28,8 @@ use zmove_wire::Version;
 use super::authority::{CertificateFault, HostAuthority};
 use super::{fingerprint::Fingerprint, identity::Identity, provider};
 
-/// What both sides name as the protocol inside TLS, the newest first: the server takes the first that the client names too, so
-/// the version is agreed on before anything is said.
+/// What both sides name as the protocol inside TLS, the newest first: the server takes the first that the
+/// client names too, so the version is agreed on before anything is said.
 fn protocols() -> Vec<Vec<u8>> {
     Version::PROTOCOLS.map(|(name, _)| name.to_vec()).into()
 }

@@ -44,9 +44,8 @@ impl<T, E> Default for Watched<T, E> {
 }
 
 impl<T, E> Watched<T, E> {
-    /// What `files` say: what `parse` made of them when they were in this state. An error counts as said by the files if it is
-    /// `lasting`:
-    /// another try could not end otherwise.
+    /// What `files` say: what `parse` made of them when they were in this state. An error counts as said by
+    /// the files if it is `lasting`: another try could not end otherwise.
     fn get(
         &self,
         files: &[&Path],

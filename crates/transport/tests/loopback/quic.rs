@@ -317,8 +317,8 @@ async fn a_silent_port_is_given_up_in_time() {
     dialler.close().await;
 }
 
-/// A port behind which one host begins its answer to the first datagram and is gone, and another stands from then on: as if it
-/// had been killed and started again.
+/// A port behind which one host begins its answer to the first datagram and is gone, and another stands from
+/// then on: as if it had been killed and started again.
 struct Succession {
     near: net::UdpSocket,
     first: SocketAddr,

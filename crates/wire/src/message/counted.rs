@@ -1,7 +1,8 @@
 //! The bytes of a message, of which the names and paths are counted while they are decoded.
 //!
-//! Each element of a list that may be long begins with a name or a path, and every string of a message passes here: who counts
-//! them bounds what all lists of a message take together, however they are nested, before there is memory for the next one.
+//! Each element of a list that may be long begins with a name or a path, and every string of a message passes
+//! here: who counts them bounds what all lists of a message take together, however they are nested, before
+//! there is memory for the next one.
 
 use postcard::de_flavors::{Flavor, Slice};
 use postcard::{Error, Result};

@@ -107,8 +107,8 @@ pub enum RefusalCode {
     Stopping,
     /// A connection of a running transfer was lost; the same may go well if it is tried again.
     Broken,
-    /// The receiver has no room, not even in line: the same is to be tried again. From [`Version::V4`](crate::Version) on; before,
-    /// `Busy`.
+    /// The receiver has no room, not even in line: the same is to be tried again. From
+    /// [`Version::V4`](crate::Version) on; before, `Busy`.
     Full,
 }
 

@@ -1,7 +1,7 @@
 //! Which items have come, or will not come any more.
 //!
-//! **Invariant:** an item is let in once. One that its sender has given up is either let in before, and its receipt is on the
-//! way, or never: it can be sent again under another number without being stored twice.
+//! **Invariant:** an item is let in once. One that its sender has given up is either let in before, and its
+//! receipt is on the way, or never: it can be sent again under another number without being stored twice.
 
 use std::collections::BTreeMap;
 

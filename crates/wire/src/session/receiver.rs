@@ -36,8 +36,8 @@ pub enum ReceiverAction {
 }
 
 impl ReceiverTransfer {
-    /// A writer is done with an item; returns whether that is news. An item that comes again on another lane counts as it did
-    /// the first time.
+    /// A writer is done with an item; returns whether that is news. An item that comes again on another lane
+    /// counts as it did the first time.
     ///
     /// # Errors
     /// [`WireError::OverLimit`] when the items that came leave more gaps than a sender may have items on their way.
@@ -50,9 +50,10 @@ impl ReceiverTransfer {
         Ok(true)
     }
 
-    /// The files of a batch have their names, but for those in `faults`, and are flushed as asked. To be called once for each
-    /// batch that was [`settled`](Self::settled) without a mismatch, after that, and only where the sender speaks
-    /// [`Version::V4`](crate::Version); also without an announcement, since a sender may wait for it.
+    /// The files of a batch have their names, but for those in `faults`, and are flushed as asked. To be
+    /// called once for each batch that was [`settled`](Self::settled) without a mismatch, after that, and
+    /// only where the sender speaks [`Version::V4`](crate::Version); also without an announcement, since a
+    /// sender may wait for it.
     pub fn published(&mut self, item: u64, faults: Vec<EntryFault>) {
         self.published.push_back(PublishedItem { item, faults });
     }

@@ -94,7 +94,8 @@ struct Fit<'a> {
     interface: &'a str,
 }
 
-/// The table of `/proc/net/route`: addresses are hexadecimal, in the byte order of the network as this host reads a number.
+/// The table of `/proc/net/route`: addresses are hexadecimal, in the byte order of the network as this host
+/// reads a number.
 fn route_v4(table: &str, peer: Ipv4Addr) -> Option<String> {
     let fits = table.lines().skip(1).filter_map(|line| {
         let fields: Vec<_> = line.split_whitespace().collect();

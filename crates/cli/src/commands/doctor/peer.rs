@@ -1,7 +1,7 @@
 //! A receiver and the path to it, as a push would find them.
 //!
-//! It is dialled by both transports, and asked for a preview of nothing. **Invariant:** no key is pinned, and nothing at the
-//! receiver is changed.
+//! It is dialled by both transports, and asked for a preview of nothing. **Invariant:** no key is pinned, and
+//! nothing at the receiver is changed.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;

@@ -76,8 +76,8 @@ impl Switch {
     }
 }
 
-/// What the kernel keeps of a connection for later ones to the same host. Most of it helps; the threshold of slow start, which
-/// loss has set, is what a later connection then stops at.
+/// What the kernel keeps of a connection for later ones to the same host. Most of it helps; the threshold of
+/// slow start, which loss has set, is what a later connection then stops at.
 fn judge_memory(root: &Root) -> Finding {
     let held_back = |name| {
         Finding::note(
@@ -188,8 +188,8 @@ mod tests {
 
     type Trouble = (Level, &'static str, Vec<String>);
 
-    /// The findings that are not ok, as level, check and commands, of a healthy kernel but for these settings; those without a
-    /// value are not there.
+    /// The findings that are not ok, as level, check and commands, of a healthy kernel but for these
+    /// settings; those without a value are not there.
     fn troubles(settings: &[(&str, Option<&str>)], mtu: u32) -> Vec<Trouble> {
         let set = |name: &str| settings.iter().any(|(other, _)| *other == name);
         let mut sysctls: Vec<_> = HEALTHY.into_iter().filter(|(name, _)| !set(name)).collect();

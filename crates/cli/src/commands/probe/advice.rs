@@ -6,7 +6,8 @@ use zmove_sender::{PathReport, ProbeReport, Round};
 
 use crate::commands::probe::findings::{best, milliseconds, rate};
 
-/// The lines that follow from a probe by a host with so many cores; `asked` is the largest number of lanes that was asked for.
+/// The lines that follow from a probe by a host with so many cores; `asked` is the largest number of lanes
+/// that was asked for.
 pub(super) fn of(report: &ProbeReport, asked: u16, cores: usize) -> Vec<String> {
     let Some(best) = best(report) else { return Vec::new() };
     let lines = [

@@ -64,9 +64,9 @@ pub(super) struct Prediction {
     pub(super) classes: Vec<ClassTime>,
 }
 
-/// What a push takes of files that are given as (least size, how many of how many bytes): for each class of sizes as long as the
-/// slowest of source, path and target, which overlap; the classes, which do so only in part, one after the other. `None`
-/// without files.
+/// What a push takes of files that are given as (least size, how many of how many bytes): for each class of
+/// sizes as long as the slowest of source, path and target, which overlap; the classes, which do so only in
+/// part, one after the other. `None` without files.
 pub(super) fn predict(sizes: &[(u64, Share)], way: &Way<'_>) -> Option<Prediction> {
     let classes = [("losf", SizeClass::Losf), ("medium", SizeClass::Medium), ("large", SizeClass::Large)];
     let classes: Vec<_> = classes.into_iter().filter_map(|class| class_time(class, sizes, way)).collect();

@@ -1,7 +1,7 @@
 //! The daemon's file, `zmove.toml`: every key may be left out, and what is typed on the command line wins.
 //!
-//! **Invariant:** a key that is not known, or has a value that cannot be, is an error that names file, line and key; all of
-//! them are told at once.
+//! **Invariant:** a key that is not known, or has a value that cannot be, is an error that names file, line
+//! and key; all of them are told at once.
 
 mod fault;
 #[cfg(feature = "fuzzing")]

@@ -1,7 +1,7 @@
 //! Landlock: the kernel refuses this process what is not its business, whatever becomes of its code (`--confine`).
 //!
-//! **Invariant:** it holds for all threads, because it begins before any is started; nothing takes it back, so that what
-//! becomes a root later takes a restart.
+//! **Invariant:** it holds for all threads, because it begins before any is started; nothing takes it back,
+//! so that what becomes a root later takes a restart.
 
 use std::fs::DirBuilder;
 use std::os::fd::AsFd;
@@ -102,7 +102,8 @@ fn allow<E: std::error::Error>(
     }
 }
 
-/// System places, the home, and the directories of other files that are read again: a file that is replaced is another one.
+/// System places, the home, and the directories of other files that are read again: a file that is replaced
+/// is another one.
 fn read(own: &Belongings, keys: &AuthorizedKeys) -> Vec<PathBuf> {
     let mut files = vec![own.config.clone()];
     for grant in keys.grants() {

@@ -1,7 +1,8 @@
-//! The user that a daemon becomes once its sockets are open (`--user`), and whether that user can read what it lives by.
+//! The user that a daemon becomes once its sockets are open (`--user`), and whether that user can read what
+//! it lives by.
 //!
-//! **Invariant:** a daemon that has become somebody else has nothing left of root, in none of its threads: it becomes so
-//! before it starts any, and before a byte of a client is read.
+//! **Invariant:** a daemon that has become somebody else has nothing left of root, in none of its threads: it
+//! becomes so before it starts any, and before a byte of a client is read.
 
 use std::ffi::CString;
 use std::path::{Path, PathBuf};

@@ -150,8 +150,8 @@ fn clean_parts(
     files.collect()
 }
 
-/// The target directory, if its path still leads to the one that was meant. Devices may be numbered anew at each boot; then
-/// only a part whose birth is known is certain.
+/// The target directory, if its path still leads to the one that was meant. Devices may be numbered anew at
+/// each boot; then only a part whose birth is known is certain.
 fn open_target(unfinished: &Unfinished) -> io::Result<Option<Tree>> {
     let begin = &unfinished.begin;
     let tree = Tree::open(Path::new(OsStr::from_bytes(&begin.target)))?;

@@ -34,8 +34,8 @@ pub fn journal(bytes: &[u8]) {
     assert_eq!(anew.unfinished(BOOT), Unfinished { same_boot: true, ..unfinished });
 }
 
-/// A journal of any records, each given by its type, the length of its body (u16) and its body: frames and checksums are
-/// made to fit, so that all that is said comes to be believed.
+/// A journal of any records, each given by its type, the length of its body (u16) and its body: frames and
+/// checksums are made to fit, so that all that is said comes to be believed.
 ///
 /// # Panics
 /// As [`journal`].

@@ -1,7 +1,8 @@
 //! Opens and locks the files of a directory of journals.
 //!
-//! **Invariant:** a [`Held`] is the file that its path leads to, and nobody else holds it: whoever comes to a lock looks
-//! afterwards whether the file still has a name, since the one who held it before may have removed it.
+//! **Invariant:** a [`Held`] is the file that its path leads to, and nobody else holds it: whoever comes to a
+//! lock looks afterwards whether the file still has a name, since the one who held it before may have removed
+//! it.
 
 use std::fs::File;
 use std::io;

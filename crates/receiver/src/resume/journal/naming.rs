@@ -1,7 +1,9 @@
-//! What journals are called: by transfer, owner and target directory, so that who looks for those of one owner opens no others.
+//! What journals are called: by transfer, owner and target directory, so that who looks for those of one
+//! owner opens no others.
 //!
-//! `TRANSFER-OWNER-PLACE.journal`: the transfer's id and two hashes, in hexadecimal digits. Journals of earlier releases are called
-//! `TRANSFER.journal`; they get their name from here when somebody looks for journals ([`rename_old`]).
+//! `TRANSFER-OWNER-PLACE.journal`: the transfer's id and two hashes, in hexadecimal digits. Journals of
+//! earlier releases are called `TRANSFER.journal`; they get their name from here when somebody looks for
+//! journals ([`rename_old`]).
 
 use std::fs;
 use std::io;
@@ -97,8 +99,8 @@ pub(super) fn journals(directory: &Path) -> Result<impl Iterator<Item = Named>, 
     Ok(entries(directory)?.into_iter().filter(|named| !named.is_new))
 }
 
-/// Gives a journal of an earlier release that nobody holds the name by which it is found now. One that cannot be read keeps its own,
-/// by which `zmove journal` finds it.
+/// Gives a journal of an earlier release that nobody holds the name by which it is found now. One that cannot
+/// be read keeps its own, by which `zmove journal` finds it.
 pub(super) fn rename_old(path: &Path) -> Result<Option<(PathBuf, Tags)>, JournalError> {
     let Some(held) = Held::take(path)? else { return Ok(None) };
     let begin = reader::begin(&held.file).map_err(JournalError::io("read", path))?;

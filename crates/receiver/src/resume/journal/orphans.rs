@@ -106,8 +106,9 @@ pub fn orphans(directory: &Path) -> Result<Vec<Taken>, JournalError> {
     Ok(take_all(paths, |_| true))
 }
 
-/// As [`orphans`], but only those of the same owner and target directory as `begin` whose beginning is `wanted`. Others are not
-/// touched, so that whom they concern finds them free, nor opened: there may be very many.
+/// As [`orphans`], but only those of the same owner and target directory as `begin` whose beginning is
+/// `wanted`. Others are not touched, so that whom they concern finds them free, nor opened: there may be very
+/// many.
 ///
 /// # Errors
 /// As [`orphans`].

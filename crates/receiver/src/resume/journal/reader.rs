@@ -29,7 +29,8 @@ struct ReplayedFile {
     left: Option<Timestamp>,
 }
 
-/// Reads a journal from its beginning to its end or to the first record that is not whole; nothing after that is believed.
+/// Reads a journal from its beginning to its end or to the first record that is not whole; nothing after that
+/// is believed.
 ///
 /// # Errors
 /// What the system says, by the outer result; by the inner one why the journal is of no use.

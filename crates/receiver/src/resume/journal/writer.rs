@@ -116,8 +116,8 @@ impl Journal {
         state.tell(file, &Record::Part(file, part.clone()).encode()?, &self.path)
     }
 
-    /// The groups of `file` from `first` on have been written, to the kernel. What is told of a file that has not begun,
-    /// or has ended, is not kept.
+    /// The groups of `file` from `first` on have been written, to the kernel. What is told of a file that has
+    /// not begun, or has ended, is not kept.
     ///
     /// # Errors
     /// What the system says; the groups may then be missing.

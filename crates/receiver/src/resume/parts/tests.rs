@@ -341,7 +341,8 @@ fn small_ones_are_not_journalled() {
     assert_eq!(std::fs::read_dir(world.home.path()).unwrap().count(), 1, "only the target");
 }
 
-/// Or it would stay for ever after a kill in between: no journal would tell of it, and its name does not tell who made it.
+/// Or it would stay for ever after a kill in between: no journal would tell of it, and its name does not tell
+/// who made it.
 #[test]
 fn a_part_gets_the_name_that_lasts_after_its_journal_tells_of_it() {
     let world = World::new();

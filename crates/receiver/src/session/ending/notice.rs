@@ -1,6 +1,8 @@
-//! Tells other processes of the same user that a session is ending: by a locked file in a directory that all of them know.
+//! Tells other processes of the same user that a session is ending: by a locked file in a directory that all
+//! of them know.
 //!
-//! **Invariant:** a notice is up while its process holds it, and no longer: what a dead process has left is taken down by whoever looks.
+//! **Invariant:** a notice is up while its process holds it, and no longer: what a dead process has left is
+//! taken down by whoever looks.
 
 use std::ffi::OsStr;
 use std::fs::DirEntry;

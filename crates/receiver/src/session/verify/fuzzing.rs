@@ -8,8 +8,8 @@ use zmove_wire::{FrameHeader, FrameKind};
 use super::{NamedGroup, VerifiedBatch, VerifiedChunk, check_declaration, is_filler};
 use crate::account::Account;
 
-/// A frame that is sealed as its kind asks for: its header (digest and lengths are set right), 8 bytes for the size of its
-/// file, 2 for the length of its head, then head and data.
+/// A frame that is sealed as its kind asks for: its header (digest and lengths are set right), 8 bytes for
+/// the size of its file, 2 for the length of its head, then head and data.
 ///
 /// # Panics
 /// When something is said to have been verified that was not sent.

@@ -56,8 +56,8 @@ pub(crate) struct Base {
 /// Where groups of the old version are found.
 #[derive(Debug)]
 struct Sources {
-    /// Whether the new file may have them: it began as a copy, an earlier transfer has written to it, or it is the old one,
-    /// changed in its place. No group is written over another's place.
+    /// Whether the new file may have them: it began as a copy, an earlier transfer has written to it, or it
+    /// is the old one, changed in its place. No group is written over another's place.
     in_place: bool,
     old: Option<DataFile>,
 }
@@ -97,8 +97,8 @@ impl Candidate {
         bytes > GROUP_BYTES && FileIdentity::at(directory, name).is_ok_and(large)
     }
 
-    /// Hashes the old version and tells the sender of it, piece by piece; the last piece ends the offer if this is the last
-    /// of its files.
+    /// Hashes the old version and tells the sender of it, piece by piece; the last piece ends the offer if
+    /// this is the last of its files.
     pub(crate) fn tell(self, transfer: &Transfer, last: bool) {
         // without room for what is found nothing is, and the file is sent whole
         let mut held = transfer.account.hold_memory(self.path.as_bytes().len()).ok();
@@ -209,8 +209,9 @@ impl Sources {
     }
 }
 
-/// What stays in a file without being written again counts as flushed, so it must not be what only the page cache holds. (A
-/// copy that shares its blocks has nothing there yet; what comes from another file is written.)
+/// What stays in a file without being written again counts as flushed, so it must not be what only the page
+/// cache holds. (A copy that shares its blocks has nothing there yet; what comes from another file is
+/// written.)
 fn is_read_from_storage(file: &Staged) -> bool {
     file.data().drop_cached().is_ok()
 }
@@ -236,7 +237,8 @@ fn for_reading(old: File, direct: Direct) -> Option<DataFile> {
     Some(DataFile::for_reading(old, bytes, direct))
 }
 
-/// Reads and hashes a group; no value where there is less, or it cannot be read: then it is sent, as one that has changed.
+/// Reads and hashes a group; no value where there is less, or it cannot be read: then it is sent, as one that
+/// has changed.
 fn read_group(disk: &dyn Disk, file: &DataFile, span: GroupSpan, buffer: Buffer) -> (Option<Cv>, Buffer) {
     let mut hasher = GroupHasher::new(span.index);
     let wanted = span.len as usize;

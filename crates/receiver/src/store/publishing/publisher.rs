@@ -59,8 +59,8 @@ pub(crate) struct Publisher {
     changed: Condvar,
     /// Held from the begin of a flush until all that it covers has its name.
     cycle: Lock<()>,
-    /// Whether what is written is to be published without waiting for more: the sender goes on only then, or wants each file
-    /// durable by itself.
+    /// Whether what is written is to be published without waiting for more: the sender goes on only then, or
+    /// wants each file durable by itself.
     promptly: bool,
 }
 
@@ -73,12 +73,12 @@ struct State {
     beginning: HashSet<RelPath>,
     /// Directories that this transfer has made, and into which it has put nothing.
     fresh: HashSet<RelPath>,
-    /// Directories that are being made, with a number for each time: into one that has gone from here meanwhile, somebody has
-    /// put something as soon as it was there.
+    /// Directories that are being made, with a number for each time: into one that has gone from here
+    /// meanwhile, somebody has put something as soon as it was there.
     making: HashMap<RelPath, u64>,
     makings: u64,
-    /// Directories in which nothing of dead processes is left, by the hashes of their paths: of two with the same hash one is
-    /// not swept, which the next transfer does.
+    /// Directories in which nothing of dead processes is left, by the hashes of their paths: of two with the
+    /// same hash one is not swept, which the next transfer does.
     swept: HashSet<u64>,
     hasher: RandomState,
     /// Staging directories take no more files: their generation is about to be flushed.
@@ -182,11 +182,13 @@ pub(crate) enum Wake {
     Stopped,
 }
 
-/// How long files wait for their names while others keep coming. A process that is killed loses so much. Longer would publish
-/// no faster: what is not in a staging directory yet when that closes costs two directory operations in the place of one.
+/// How long files wait for their names while others keep coming. A process that is killed loses so much.
+/// Longer would publish no faster: what is not in a staging directory yet when that closes costs two
+/// directory operations in the place of one.
 const WAIT_MAX: Duration = Duration::from_secs(1);
-/// What an entry of a batch takes from when it is decoded until it has its name, beside the bytes of its name and path: at most twice
-/// what stands for it in a list that grows, its two names, and what the allocator adds to these.
+/// What an entry of a batch takes from when it is decoded until it has its name, beside the bytes of its name
+/// and path: at most twice what stands for it in a list that grows, its two names, and what the allocator
+/// adds to these.
 pub(crate) const UNPUBLISHED_BYTES: usize = 3 * ELEMENT_BYTES;
 const HIDDEN_NAME_BYTES: usize = 80;
 const _: () =
@@ -205,8 +207,8 @@ const PATH_BYTES_MAX: usize = 512;
 const SWEPT_MAX: usize = 1 << 18;
 /// So much of one generation has it published before its time.
 const ENTRIES_EARLY: u64 = UNPUBLISHED_ENTRIES_MAX / 8;
-/// So much of one generation stops the writers until it has been taken. Two generations may be under way: together half of what
-/// a sender lets be unpublished.
+/// So much of one generation stops the writers until it has been taken. Two generations may be under way:
+/// together half of what a sender lets be unpublished.
 const ENTRIES_MAX: u64 = UNPUBLISHED_ENTRIES_MAX / 4;
 const ITEMS_EARLY: u64 = UNPUBLISHED_ITEMS_MAX / 8;
 const ITEMS_MAX: u64 = UNPUBLISHED_ITEMS_MAX / 4;
@@ -244,8 +246,8 @@ impl Publisher {
         Some(FillingGuard { publisher: self, path: path.clone(), staging, left: false })
     }
 
-    /// Begins a staging directory for `path` with `begin`, which also gives what its descriptors are booked by; `None` where there
-    /// can be none now, or that makes none.
+    /// Begins a staging directory for `path` with `begin`, which also gives what its descriptors are booked
+    /// by; `None` where there can be none now, or that makes none.
     pub(crate) fn begin(
         &self,
         path: &RelPath,
@@ -281,8 +283,8 @@ impl Publisher {
         Some(FillingGuard { publisher: self, path: path.clone(), staging, left: false })
     }
 
-    /// Has `make` make a directory; `false` when it is there already. It counts as fresh unless somebody has [used](Self::is_used)
-    /// it before this returns.
+    /// Has `make` make a directory; `false` when it is there already. It counts as fresh unless somebody has
+    /// [used](Self::is_used) it before this returns.
     pub(crate) fn make(&self, path: &RelPath, make: impl FnOnce() -> io::Result<bool>) -> io::Result<bool> {
         if path.as_bytes().len() > PATH_BYTES_MAX {
             return make();
@@ -312,7 +314,8 @@ impl Publisher {
         self.state.lock().fresh.remove(path)
     }
 
-    /// Something is about to be put into a directory, and perhaps into each one above: those that are not there will be made.
+    /// Something is about to be put into a directory, and perhaps into each one above: those that are not
+    /// there will be made.
     pub(crate) fn is_used(&self, path: &RelPath) {
         let mut state = self.state.lock();
         if state.fresh.is_empty() && state.making.is_empty() {
@@ -338,8 +341,8 @@ impl Publisher {
         self.state.lock().failed_flushes
     }
 
-    /// A small file waits for its name; so many flushes had failed before its first byte was written. One that has failed since
-    /// may have been for this file, whose generation it was not.
+    /// A small file waits for its name; so many flushes had failed before its first byte was written. One
+    /// that has failed since may have been for this file, whose generation it was not.
     pub(crate) fn add_file(&self, file: HiddenFile, failed_flushes: u64) {
         let mut state = self.state.lock();
         state.current.suspect |= failed_flushes != state.failed_flushes;
@@ -370,7 +373,8 @@ impl Publisher {
         }
     }
 
-    /// A batch of so many entries has been placed; it is told of with all that came before. Waits while much is unpublished.
+    /// A batch of so many entries has been placed; it is told of with all that came before. Waits while much
+    /// is unpublished.
     pub(crate) fn batch_placed(&self, batch: Arc<PendingBatch>, entries: usize) {
         let mut state = self.state.lock();
         state.current.batches.push(batch);

@@ -83,9 +83,10 @@ impl Flush {
     }
 }
 
-/// `f_type` of FUSE, which says yes to `syncfs` without asking its server; of those above another file system, overlayfs and
-/// eCryptfs: `syncfs` flushes what is below, and an error of that is told to `fsync` of the file alone; and of those whose `syncfs`
-/// does not ask the disk or the server to empty its cache: FAT, exFAT, SMB (1 and 2), 9p.
+/// `f_type` of FUSE, which says yes to `syncfs` without asking its server; of those above another file
+/// system, overlayfs and eCryptfs: `syncfs` flushes what is below, and an error of that is told to `fsync` of
+/// the file alone; and of those whose `syncfs` does not ask the disk or the server to empty its cache: FAT,
+/// exFAT, SMB (1 and 2), 9p.
 const EACH: [i64; 8] =
     [0x6573_5546, 0x794c_7630, 0xf15f, 0x4d44, 0x2011_bab0, 0xff53_4d42, 0xfe53_4d42, 0x0102_1997];
 
@@ -103,12 +104,13 @@ struct Progress {
 #[derive(Debug)]
 pub(crate) enum Unflushed {
     Failed,
-    /// It takes long, as where somebody else has written much to the same file system. The flush that will cover all that was
-    /// written until now, if one has begun.
+    /// It takes long, as where somebody else has written much to the same file system. The flush that will
+    /// cover all that was written until now, if one has begun.
     Late(Option<Flushing>),
 }
 
-/// Longer than storage takes to write what one transfer has in the page cache, and shorter than it may take for all others.
+/// Longer than storage takes to write what one transfer has in the page cache, and shorter than it may take
+/// for all others.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 impl Default for FileSystems {
@@ -138,9 +140,9 @@ fn flush_one(file_system: &FileSystem) -> Result<(), Errno> {
     if stayed_read_only { Ok(()) } else { take_change(directory) }
 }
 
-/// Makes a change, to learn whether the file system still takes any. One that has given up its journal says yes to `syncfs` and
-/// to `fsync` of what has not changed since; of the names that are lost with the journal it tells nobody, or only the program
-/// that happened to flush when that failed.
+/// Makes a change, to learn whether the file system still takes any. One that has given up its journal says
+/// yes to `syncfs` and to `fsync` of what has not changed since; of the names that are lost with the journal
+/// it tells nobody, or only the program that happened to flush when that failed.
 fn take_change(directory: &OwnedFd) -> Result<(), Errno> {
     let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
     let made = rustix::fs::openat(directory, ".", flags, Mode::RUSR | Mode::WUSR).map(drop);

@@ -1,5 +1,5 @@
-//! Which files were judged by their contents, and as what: the sender may say later that they need nothing but a mode and
-//! a time, and somebody else may have written into them by then.
+//! Which files were judged by their contents, and as what: the sender may say later that they need nothing
+//! but a mode and a time, and somebody else may have written into them by then.
 //!
 //! A file is known by its number, since a name of it may lead to another file by then, and another name to the same.
 //! Each takes a few bytes, which are booked, until the end of the transfer.

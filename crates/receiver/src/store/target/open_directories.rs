@@ -1,4 +1,5 @@
-//! The directories of the target that one thread has open, wherever they are by now: under their names, or in a staging directory.
+//! The directories of the target that one thread has open, wherever they are by now: under their names, or in
+//! a staging directory.
 
 use std::collections::HashMap;
 use std::io;

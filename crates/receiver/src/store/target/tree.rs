@@ -1,7 +1,9 @@
-//! The directory that a transfer writes to, and the rules by which it does: what stands there, and what is done to it at once.
+//! The directory that a transfer writes to, and the rules by which it does: what stands there, and what is
+//! done to it at once.
 //!
-//! Equal means: a regular file of the same size and, by default, the time that the target's file system makes of the source's
-//! modification time. With `--update` and `--ignore-existing` a file may stay whatever it holds.
+//! Equal means: a regular file of the same size and, by default, the time that the target's file system makes
+//! of the source's modification time. With `--update` and `--ignore-existing` a file may stay whatever it
+//! holds.
 
 use std::fs::File;
 use std::io;
@@ -135,7 +137,8 @@ impl TargetTree {
         Ok(())
     }
 
-    /// Flushes a file or directory that has been changed at once, where the end of the transfer flushes nothing as a whole.
+    /// Flushes a file or directory that has been changed at once, where the end of the transfer flushes
+    /// nothing as a whole.
     pub(crate) fn flush_if_each(&self, changed: impl AsFd) -> io::Result<()> {
         if self.flushes_each(&changed)? { flush(changed) } else { Ok(()) }
     }
@@ -174,7 +177,8 @@ impl TargetTree {
         self.rules.spare(there, || self.times.kept(directory, mtime))
     }
 
-    /// Whether something stands there that `--update` or `--ignore-existing` keeps. It may have come since the sender was told.
+    /// Whether something stands there that `--update` or `--ignore-existing` keeps. It may have come since
+    /// the sender was told.
     pub(crate) fn may_not_be_replaced(&self, directory: &OwnedFd, name: &Name, mtime: Timestamp) -> bool {
         self.rules.overwrite != Overwrite::Differing
             && FileIdentity::at(directory, name).is_ok_and(|there| self.spares(directory, &there, mtime))
@@ -204,7 +208,8 @@ pub(crate) fn flush_now(file: &File, now: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Opens what stands under the name of a file that is coming, which need not be a regular file: it is never followed or waited for.
+/// Opens what stands under the name of a file that is coming, which need not be a regular file: it is never
+/// followed or waited for.
 ///
 /// # Errors
 /// What the system says, `ELOOP` for a symbolic link.

@@ -1,6 +1,7 @@
 //! Who a certificate is for.
 //!
-//! **Invariant:** a certificate has at most one common name here; of two, it would depend on the reader which one counts.
+//! **Invariant:** a certificate has at most one common name here; of two, it would depend on the reader which
+//! one counts.
 
 use rustls_pki_types::{CertificateDer, ServerName};
 use webpki::EndEntityCert;

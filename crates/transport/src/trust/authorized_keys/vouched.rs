@@ -1,7 +1,8 @@
 //! Whom the authorities of the list vouch for.
 //!
-//! Asked about every stranger, so what is done for one is bounded: the lines for the names in a certificate are looked up, not
-//! gone through, and each authority that they name checks the certificate once, by lists that were parsed before.
+//! Asked about every stranger, so what is done for one is bounded: the lines for the names in a certificate
+//! are looked up, not gone through, and each authority that they name checks the certificate once, by lists
+//! that were parsed before.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

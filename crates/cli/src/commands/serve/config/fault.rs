@@ -38,7 +38,8 @@ impl ConfigFault {
     }
 }
 
-/// All faults of a file that is read as a `T`, whose first is `error`: the line of each is put aside, and the rest is read again.
+/// All faults of a file that is read as a `T`, whose first is `error`: the line of each is put aside, and the
+/// rest is read again.
 pub(super) fn all<T: DeserializeOwned>(path: &Path, text: &str, error: toml::de::Error) -> Vec<ConfigFault> {
     let mut rest = text.to_owned();
     let mut next = Some(error);
