@@ -358,7 +358,7 @@ fn closed_directories_of_others_and_behind_links_stay_closed() {
     std::os::unix::fs::symlink(site.path("elsewhere"), site.target().join("link")).unwrap();
     lchown(site.path("elsewhere"), Some(NOBODY), Some(NOBODY)).unwrap();
     for path in [site.path("elsewhere"), site.target().join("others")] {
-        std::fs::set_permissions(path, PermissionsExt::from_mode(0)).unwrap();
+        std::fs::set_permissions(path, PermissionsExt::from_mode(0o000)).unwrap();
     }
     paint(site.source().join("others/f"), 10);
     push(&site, &daemon, &[], "").expect(23).says(&["others/f", "Permission denied"]);

@@ -6,8 +6,8 @@
 //! Manifests are gathered under such names too. A scan for a push passes over them in the directory that they
 //! were made in. In a directory that only takes new names (`chattr +a`) nothing can be placed.
 //!
-//! **Invariant:** [`sweep`] removes what has such a name only when its process has ended, and only where it
-//! is what was made under that name: a copy of it is data like any other.
+//! **Invariant:** [`sweep`](crate::sweep()) removes what has such a name only when its process has ended, and
+//! only where it is what was made under that name: a copy of it is data like any other.
 //!
 //! An entry in the very directory that its name tells was made there. An entry that was born at the moment
 //! that its name tells is no copy either, since a copy would be younger. Either is enough, for neither can
@@ -28,11 +28,18 @@ use std::time::{Duration, SystemTime};
 use rustix::fs::{AtFlags, Dir, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 use rustix::process::Pid;
-use zmove_types::{Name, RelPath};
+use zmove_types::Name;
 
 use crate::proc::boot_id;
-use crate::remove::{HIDDEN_PREFIX, is_hidden, remove_entries};
-use crate::tree::Tree;
+
+/// Names of running transfers begin so, and stay.
+const HIDDEN_PREFIX: &str = ".zmove-";
+
+/// Whether a name may belong to a transfer that is running.
+#[must_use]
+pub fn is_hidden(name: &[u8]) -> bool {
+    name.starts_with(HIDDEN_PREFIX.as_bytes())
+}
 
 /// Makes names that no other transfer makes.
 #[derive(Debug)]
@@ -94,7 +101,8 @@ impl TempNames {
         Name::from_bytes(text.as_bytes()).expect("a short tag without a slash")
     }
 
-    /// Has `make` make something in `directory`, under a name that [`sweep`] removes there when this process has died.
+    /// Has `make` make something in `directory`, under a name that [`sweep`](crate::sweep()) removes there
+    /// when this process has died.
     ///
     /// # Errors
     /// What `make` says. `EPERM` for a directory that only takes new names, as the system would say later: what is made
@@ -175,19 +183,15 @@ pub(crate) fn is_left_over(directory: BorrowedFd<'_>, name: &[u8]) -> bool {
     maker.is_some_and(|(name, maker)| maker.has_ended(|| age_of(directory, &name)))
 }
 
-/// Removes what processes that have ended have left in `directory`, which is `path` of `tree`. What cannot be listed or
-/// removed stays for another time.
-pub fn sweep(tree: &Tree, path: &RelPath, directory: BorrowedFd<'_>) {
-    let Ok(entries) = Dir::read_from(directory) else { return };
+/// What processes that have ended have left in `directory`, as far as that can be listed.
+pub(crate) fn left_in(directory: BorrowedFd<'_>) -> Vec<Name> {
+    let Ok(entries) = Dir::read_from(directory) else { return Vec::new() };
     let here = Parent::of(directory).to_string();
     let left = entries.flatten().filter_map(|entry| {
         let (name, maker) = maker_of(directory, &here, entry.file_name().to_bytes())?;
         maker.has_ended(|| age_of(directory, &name)).then_some(name)
     });
-    let left: Vec<_> = left.collect();
-    if !left.is_empty() {
-        let _counted = remove_entries(tree, path, left.iter(), |_path, _stays_for_another_time| {});
-    }
+    left.collect()
 }
 
 fn was_born_at(directory: BorrowedFd<'_>, name: &Name, moment_ms: u64) -> bool {
@@ -299,7 +303,10 @@ fn first_hex(text: Vec<u8>) -> u64 {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::sweep::sweep;
+    use crate::tree::Tree;
     use std::process::Command;
+    use zmove_types::RelPath;
 
     const HOUR: Duration = Duration::from_secs(60 * 60);
 

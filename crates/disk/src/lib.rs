@@ -24,6 +24,7 @@ mod publish;
 mod remove;
 mod staged;
 mod staging_directory;
+mod sweep;
 mod tree;
 
 pub use advice::replace_file;
@@ -37,13 +38,14 @@ pub use entry::own::open_own;
 pub use entry::{
     FileIdentity, is_same_file, number_at, number_of, retouch, set_metadata, set_new_file_metadata,
 };
-pub use hidden::{TempNames, is_passing, sweep};
+pub use hidden::{TempNames, is_hidden, is_passing};
 pub use kept_times::{KeptTimes, is_beyond_range, is_held_everywhere};
 pub use proc::{Mount, boot_id};
 pub use publish::{Replace, place_symlink, publish_file};
-pub use remove::{is_hidden, remove_entries, remove_entries_until};
+pub use remove::{remove_entries, remove_entries_until};
 pub use staged::Staged;
 pub use staged::existing::{Change, Existing};
 pub use staging_directory::{StagingDirectory, set_usual_mode};
+pub use sweep::sweep;
 pub use tree::{Tree, open_beneath};
 pub use zmove_uring::{RingConfig, Unavailable, cached_bytes};

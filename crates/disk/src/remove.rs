@@ -17,23 +17,15 @@ use zmove_types::{FileNumber, Name, RelPath};
 
 use crate::entry::number_of;
 use crate::entry::own::Held;
-use crate::hidden::is_left_over;
+use crate::hidden::{is_hidden, is_left_over};
 use crate::tree::{DIRECTORY, Tree, make_writable};
 
-/// Names of running transfers begin so, and stay.
-pub(crate) const HIDDEN_PREFIX: &str = ".zmove-";
 /// Of how many directories, the deepest ones, names are kept.
 const LISTED_MAX: usize = 8;
 /// How many names are kept of each: 64 KiB if they are as long as names may be.
 const NAMES_MAX: usize = 256;
 /// How many entries that stay are known again when their directory is read again; after so many none is.
 const STAYING_MAX: usize = 65_536;
-
-/// Whether a name may belong to a transfer that is running.
-#[must_use]
-pub fn is_hidden(name: &[u8]) -> bool {
-    name.starts_with(HIDDEN_PREFIX.as_bytes())
-}
 
 /// Removes entries of a directory of `tree`; returns how many there were, with those below them. What could
 /// not be removed is told with its path in `tree`.

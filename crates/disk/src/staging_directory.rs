@@ -341,8 +341,8 @@ impl Drop for StagingDirectory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hidden::sweep;
     use crate::staged::Staged;
+    use crate::sweep::sweep;
     use std::io::Write;
     use std::os::unix::fs::MetadataExt;
     use zmove_types::Timestamp;
