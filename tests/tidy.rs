@@ -231,6 +231,39 @@ fn lines_fit_into_a_window() {
     assert_none(&violations);
 }
 
+/// A test that a document names by its module, as `module::name`, is in a file or folder of that module.
+#[test]
+fn tests_that_documents_name_exist() {
+    let mut functions: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for path in all_rust_files() {
+        for line in read_to_string(&path).unwrap().lines() {
+            let Some((_, rest)) = line.split_once("fn ") else { continue };
+            let name = rest.split(|letter: char| !letter.is_alphanumeric() && letter != '_').next().unwrap();
+            functions.entry(name.to_owned()).or_default().push(shown(&path));
+        }
+    }
+    let mut violations = Vec::new();
+    for document in ["docs/THREAT_MODEL.md", "docs/RELIABILITY.md"] {
+        let text = read_to_string(root().join(document)).unwrap();
+        for code in text.split('`').skip(1).step_by(2) {
+            let named = code.rsplit(": ").next().unwrap();
+            let Some((modules, name)) = named.rsplit_once("::") else { continue };
+            // a sentence in words, as no item of the code has for its name
+            if name.matches('_').count() < 3 {
+                continue;
+            }
+            let is_there = |file: &String| {
+                let mut modules = modules.split("::").filter(|module| !["tests", "…"].contains(module));
+                modules.all(|module| file.split(['/', '.']).any(|part| part == module))
+            };
+            if !functions.get(name).is_some_and(|files| files.iter().any(is_there)) {
+                violations.push(format!("{document}: {named}"));
+            }
+        }
+    }
+    assert_none(&violations);
+}
+
 #[test]
 fn files_say_what_they_are() {
     let silent = |path: &PathBuf| !read_to_string(path).unwrap().starts_with("//!");

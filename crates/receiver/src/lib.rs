@@ -1,8 +1,9 @@
 //! The receiving role: admit, check what arrives, store it, commit it, say so.
 //!
-//! [`run_session`] receives one transfer over any control connection and lanes; [`Daemon`] listens, admits by key and
-//! runs sessions. **Invariant:** only bytes that hashed to what the sender said are stored ([`check`](self) makes the
-//! proof, the writers demand it), and only a file with all its groups gets its name.
+//! [`run_session`] receives one transfer over any control connection and lanes; [`Daemon`] listens, admits by
+//! key and runs sessions. **Invariant:** only bytes that hashed to what the sender said are stored
+//! (`session/verify.rs` makes the proof, the writers demand it), and only a file with all its groups gets its
+//! name.
 
 mod account;
 mod config;

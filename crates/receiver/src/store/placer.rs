@@ -3,7 +3,7 @@
 //!
 //! The files of a directory that this transfer has made, and into which nothing has been put yet, are created
 //! in a staging directory under their own names; all others under hidden names in the directory where they
-//! will stay. Both get their final names from the [publisher](crate::store::publisher).
+//! will stay. Both get their final names from the [publisher](crate::store::publishing::publisher).
 //!
 //! A file that would replace a directory is refused. A directory that replaces a file or a link takes its
 //! place when it is published, as with rsync; with `--ignore-existing` it does not, and what should go below
