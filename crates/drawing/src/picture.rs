@@ -3,12 +3,12 @@
 use svg::Document;
 use svg::node::element::{Description, Group, Line as Stroke, Polyline, Rectangle, Text, Title};
 
-/// What stands above the diagrams.
+/// The heading above the diagrams.
 #[derive(Debug)]
 pub struct Heading {
-    /// In bold.
+    /// The first line, in bold.
     pub title: String,
-    /// A line below it.
+    /// The line below the title.
     pub below: String,
 }
 

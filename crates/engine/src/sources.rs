@@ -15,11 +15,11 @@ use crate::error::SourcesError;
 use crate::location::{Location, Start};
 use crate::notice::{Listener, Notice};
 
-/// The sources, looked at once.
+/// The sources of a push, each examined once.
 #[derive(Debug)]
 pub struct Sources {
     present: Vec<Source>,
-    /// How many are not there.
+    /// How many of the sources do not exist.
     pub missing: u64,
 }
 

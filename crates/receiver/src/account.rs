@@ -246,8 +246,8 @@ impl Gauge {
         fits
     }
 
-    /// Takes more for a part that has so much with it, unless that were more than half of what the other
-    /// parts leave: so each further one finds something.
+    /// Adds `amount` for a part, which then has `part` in all, unless that is more than half of what the
+    /// other parts leave free. So every further part finds some room.
     fn fits(&self, amount: usize, part: usize) -> bool {
         let max = self.max.load(Ordering::Relaxed);
         let more = |used: usize| {

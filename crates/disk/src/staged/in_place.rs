@@ -35,13 +35,13 @@ struct State {
 }
 
 impl InPlace {
-    /// Watches a file from now on that will be so long.
+    /// Watches a file, whose final length is `bytes`, from now on.
     pub(super) fn watch(file: &File, bytes: u64) -> Self {
         let state = State { writing: 0, left: FileIdentity::of(file).ok(), disturbed: false };
         Self { bytes, state: (!is_remote(file)).then(|| Mutex::new(state)) }
     }
 
-    /// Does something of ours to the file.
+    /// Runs a change that zmove makes to the file, so that the change does not count as somebody else's.
     pub(super) fn change<R>(&self, file: &File, change: impl FnOnce() -> R) -> R {
         if let Some(mut state) = self.lock() {
             state.look(file);

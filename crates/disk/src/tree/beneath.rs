@@ -1,9 +1,9 @@
-//! Opens paths below one directory and never anywhere else: what the scan reads at the source, and what is at
-//! the target.
+//! Opens paths below one directory and never outside it, for the scan at the source and for all access to the
+//! target.
 //!
 //! **Invariant:** no symbolic link, magic link or `..` is followed below the root. `openat2` has the kernel
 //! check the whole path; where it is missing or refused (old kernels, containers) the path is opened one
-//! component at a time, each with `O_NOFOLLOW`, which holds the same.
+//! component at a time, each with `O_NOFOLLOW`, which gives the same guarantee.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};

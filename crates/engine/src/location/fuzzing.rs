@@ -1,4 +1,4 @@
-//! Targets for `crates/fuzz`.
+//! Fuzz targets for the parsing of locations, run by `crates/fuzz`.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

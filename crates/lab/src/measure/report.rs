@@ -62,7 +62,7 @@ impl Header {
         })
     }
 
-    /// Of nothing in particular.
+    /// An instance with empty fields, for tests.
     #[cfg(test)]
     pub(crate) fn without_machine() -> Self {
         Self {
@@ -78,12 +78,12 @@ impl Header {
         }
     }
 
-    /// The same over other paths than one link's.
+    /// This instance with another description of the path, for a path of more than one link.
     pub(crate) fn over(self, path: String) -> Self {
         Self { path, payload_bits_per_second: None, ..self }
     }
 
-    /// A line for each.
+    /// The facts of the measurement as text, one topic in each line.
     pub(crate) fn text(&self) -> String {
         let mut text = format!(
             "kernel {}, {} × {}, load before {}\n",

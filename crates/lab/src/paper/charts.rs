@@ -177,7 +177,7 @@ fn legend(panels: &[Panel], top: f64) -> (Group, f64) {
     (group, y + LEGEND_ROW)
 }
 
-/// Where values lie in a diagram, from 0 to 1.
+/// A scale, which maps values to positions in a diagram from 0 to 1.
 enum Scale {
     Linear(Axis),
     Logarithmic(LogAxis),

@@ -154,7 +154,7 @@ impl Study {
         Ok(study)
     }
 
-    /// The study in that directory.
+    /// Reads the study that is stored in `directory`.
     pub(crate) fn read(directory: &Path) -> Result<Self> {
         let file = directory.join(FILE);
         let text = fs::read_to_string(&file).with_context(|| format!("failed to read {}", file.display()))?;

@@ -95,7 +95,7 @@ impl Homes {
         self.ssh.join("bin")
     }
 
-    /// What ssh is told, with its fastest cipher.
+    /// The command-line arguments of ssh, with its fastest cipher.
     pub(super) fn ssh_arguments(&self) -> String {
         format!("-p {SSH_PORT} {} {FASTEST_CIPHER}", self.ssh_options())
     }

@@ -60,7 +60,7 @@ pub(crate) struct Script {
     pub(crate) faults: Faults,
     /// When the device cuts the power by itself.
     pub(crate) cut: Option<Moment>,
-    /// When it asks for a kill.
+    /// When the device asks for a kill.
     pub(crate) kill: Option<Moment>,
     pub(crate) loss: Loss,
     pub(crate) dice: Dice,
@@ -229,7 +229,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers what is held when it is due, until the device ends.
+    /// Answers each held request when it is due, until the device ends.
     fn answer_what_is_due(&self) {
         let mut state = self.lock();
         while !state.ending {

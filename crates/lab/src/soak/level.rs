@@ -1,11 +1,11 @@
-//! What a process holds, and how that goes over time.
+//! The memory, descriptors and threads of a process, and their trend over time.
 
 use std::fmt;
 use std::fs;
 
 use anyhow::{Context, Result};
 
-/// What a process holds at one moment, or on average.
+/// The memory, descriptors and threads of a process, at one moment or on average.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Level {
     memory_mib: f64,
@@ -13,7 +13,7 @@ pub(crate) struct Level {
     threads: f64,
 }
 
-/// Levels one after the other.
+/// Levels in order of time.
 #[derive(Debug, Default)]
 pub(crate) struct Levels(Vec<Level>);
 

@@ -41,12 +41,12 @@ pub(crate) enum Ending {
     Failed,
 }
 
-/// What the main thread waits for.
+/// An event for which the main thread waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum News {
     /// The sender has ended.
     Ended,
-    /// So much has passed the relay.
+    /// The awaited number of bytes has passed the relay.
     Reached,
 }
 

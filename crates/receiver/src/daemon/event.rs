@@ -90,7 +90,7 @@ pub enum DaemonEvent {
     Received {
         /// Who sent it.
         who: Who,
-        /// How its lanes went.
+        /// The cipher of the transfer's lanes.
         cipher: Cipher,
         /// What came.
         moved: Moved,

@@ -112,11 +112,11 @@ fn finish_part(transfer: &Transfer, part: &[Remembered]) -> io::Result<Vec<Fault
     Ok(faults)
 }
 
-/// Opens directories that are remembered one after the other. Of several in one directory only the first goes
-/// the whole way: a path of thousands of components may be that of thousands of directories.
+/// Opens remembered directories one after the other. Of several in one parent only the first is opened from
+/// the root, since a path of thousands of components may be the parent of thousands of directories.
 struct Opener<'a> {
     tree: &'a Tree,
-    /// The path of the one before, and that directory once it has been opened.
+    /// The parent path of the directory opened last, and that parent itself once it has been opened.
     last: Option<(&'a Arc<RelPath>, Option<Tree>)>,
 }
 

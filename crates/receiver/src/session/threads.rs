@@ -216,7 +216,8 @@ impl LaneThreads {
         self.up.len()
     }
 
-    /// Has a thread `run` a lane, with its number, which is to tell when that has [ended](Self::ended).
+    /// Starts a thread that calls `run` with a lane and its number; `run` is to report when the lane has
+    /// [ended](Self::ended).
     pub(crate) fn add(
         &mut self,
         mut source: Box<dyn LaneSource>,

@@ -100,7 +100,7 @@ impl Paths {
         Finding::ok("lanes", first).with_details(lines)
     }
 
-    /// Holds the largest window that a buffer allows against the paths.
+    /// Compares the largest window that a buffer allows with what the paths need.
     fn judge(&self, check: &'static str, name: &str, buffer: Option<(Autotuned, u64)>) -> Finding {
         let Some((figures, window)) = buffer else {
             return Finding::unknown_sysctl(check, name);

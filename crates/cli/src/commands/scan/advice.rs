@@ -1,4 +1,5 @@
-//! What follows from a histogram: which class decides, and what the storage would need for it at best.
+//! Advice drawn from a histogram: which size class takes the most time, and the least time that the storage
+//! would need for that class.
 
 use serde::Serialize;
 use zmove_scan::{Histogram, Share};

@@ -36,16 +36,16 @@ pub struct CleanRule {
 /// What happens to the journal of a target that cannot be reached, say because it is not mounted now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unreachable {
-    /// It stays for another time.
+    /// The journal is kept for a later run.
     Keep,
-    /// It goes, and the part files stay for ever.
+    /// The journal is removed, and the part files stay for ever.
     Remove,
 }
 
 /// Whether anything is really removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CleanMode {
-    /// Everything that is told as removed is.
+    /// Everything that is reported as removed is really removed.
     Remove,
     /// Nothing is; what is told would be.
     DryRun,

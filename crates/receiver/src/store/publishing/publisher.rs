@@ -73,8 +73,8 @@ struct State {
     beginning: HashSet<RelPath>,
     /// Directories that this transfer has made, and into which it has put nothing.
     fresh: HashSet<RelPath>,
-    /// Directories that are being made, with a number for each time: into one that has gone from here
-    /// meanwhile, somebody has put something as soon as it was there.
+    /// Directories that are being made, each with the number of this making. If the entry has gone when the
+    /// directory is made, another thread has put something into the directory already.
     making: HashMap<RelPath, u64>,
     makings: u64,
     /// Directories in which nothing of dead processes is left, by the hashes of their paths: of two with the
