@@ -85,16 +85,16 @@ pub enum ListFault {
     /// It has a `..`.
     #[error("it has a '..'")]
     DotDot,
-    /// It cannot be carried.
+    /// The path cannot be sent.
     #[error("{0}")]
     Path(PathError),
-    /// Nothing is there.
+    /// Nothing exists at the path.
     #[error("there is no such file or directory")]
     Missing,
-    /// Something above it is a file or a link.
+    /// An entry above the path is a file or a link.
     #[error("'{}' is not a directory", Escaped::path(.0))]
     NotDirectory(PathBuf),
-    /// A directory above it cannot be looked into.
+    /// A directory above the path cannot be opened.
     #[error("open directory '{}': {source}", Escaped::path(path))]
     Directory {
         /// The directory.

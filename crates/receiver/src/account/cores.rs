@@ -64,7 +64,7 @@ struct AwakeClock {
 
 /// The longest time until a waiting thread notices that its session has ended.
 const STOPPED_AFTER: Duration = Duration::from_millis(100);
-/// A thread with a place counts as asleep once it has not asked for this long.
+/// A thread with a place no longer counts as at work once it has not asked for this long.
 const LEASE: Duration = Duration::from_secs(1);
 /// Most threads of one key at work, for each core.
 const PLACES_PER_CORE_MAX: usize = 64;

@@ -57,7 +57,7 @@ pub(crate) struct InLine {
     key: Fingerprint,
     number: u64,
     seat: oneshot::Receiver<Seat>,
-    /// How many places in the line the same key had before this one.
+    /// How many transfers of the same key were waiting before this one.
     pub(crate) ahead: usize,
     /// The limit that keeps the place waiting; `None` if it got its seat at once.
     pub(crate) full: Option<Full>,

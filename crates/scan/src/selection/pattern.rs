@@ -22,9 +22,9 @@ use class::Class;
 /// Whether a rule leaves out or takes in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// What matches is left out.
+    /// Matching entries are left out.
     Exclude,
-    /// What matches is taken in again.
+    /// Matching entries are taken in again.
     Include,
 }
 

@@ -34,16 +34,16 @@ struct Awaited {
 
 struct Outstanding {
     files: Vec<OfferedEntry>,
-    /// By the number of the file, for each of its groups.
+    /// The group values that the target holds, by the file's number in the offer.
     held: HashMap<u32, GroupValues>,
 }
 
 /// What is to become of a file.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Answered {
-    /// It is there.
+    /// The file is at the target already.
     Skip,
-    /// It is to be sent.
+    /// The file is to be sent.
     Need,
     /// It may be there: this is the root of what is.
     Compare([u8; 32]),
@@ -87,8 +87,8 @@ impl Offering {
         self.outstanding.len() + self.awaited.len() < OFFERS_OUTSTANDING_MAX
     }
 
-    /// Takes what the target holds of a file; what is none of its groups is passed over. Returns the file if it was
-    /// awaited and this is all.
+    /// Takes the values of groups that the target holds of a file; those beyond the file's end are ignored.
+    /// Returns the file if it was awaited and this was the last message about it.
     pub(crate) fn take_held(&mut self, held: &Held) -> Option<(SourceDirectory, Entry, Answered)> {
         let key = (held.offer, held.file);
         if let Some(Awaited { there, .. }) = self.awaited.get_mut(&key) {

@@ -58,9 +58,10 @@ pub(crate) struct PackGroup {
 pub(crate) enum PackEntry {
     /// The directory itself.
     Itself(Metadata),
-    /// What is in it: a subdirectory, a link, or a file of one group or less.
+    /// An entry in the directory: a subdirectory, a link, or a file of one group or less.
     Within(Entry),
-    /// A file of any size whose contents may be there already: the root of what is there.
+    /// A file of any size whose contents may be at the target already, with the root hash of the target's
+    /// file.
     Compare(Entry, Root),
 }
 
@@ -102,7 +103,8 @@ const ENTRY_HEAD_BYTES: usize = 64;
 const FIRST_DATA_BYTES: u64 = 64 << 10;
 const FIRST_ENTRIES: u64 = 64;
 
-/// How many of the first packs hold what was found; of what does not fit in packs it counts as much.
+/// How many of the first packs hold what was found; anything that does not fit in packs is counted in the
+/// same way.
 pub(crate) fn packs_of(found: Found) -> u64 {
     found.bytes.div_ceil(FIRST_DATA_BYTES).max(found.entries.div_ceil(FIRST_ENTRIES)).max(1)
 }

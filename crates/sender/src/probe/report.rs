@@ -34,7 +34,7 @@ pub struct Round {
     pub steady: Carried,
     /// Round trips of control messages meanwhile: beyond those without data, the time spent in queues.
     pub round_trips: RoundTrips,
-    /// What the kernel, or QUIC, takes for the round trip of the lanes at the end, on the mean.
+    /// The mean of the lanes' round trips at the end, as the kernel or QUIC estimates them.
     pub smoothed: Option<Duration>,
     /// The connections of the lanes, from their first byte to their last.
     pub path: Option<PathReport>,
@@ -66,7 +66,7 @@ pub struct RoundTrips {
 }
 
 impl Carried {
-    /// Between two samples.
+    /// The bytes and the time between two samples.
     pub(crate) fn between(before: &Sampled, after: &Sampled) -> Self {
         Self {
             bytes: after.bytes.saturating_sub(before.bytes),

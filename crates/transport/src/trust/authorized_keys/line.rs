@@ -31,8 +31,8 @@ pub enum GrantFault {
         /// Why not.
         fault: ParseFingerprintError,
     },
-    /// A line that begins with an authority, and does not say whom of those that it vouches for it is about,
-    /// or says it twice.
+    /// A line that begins with an authority and names none of the holders that the authority vouches for, or
+    /// more than one.
     #[error("`ca=` needs one `cn=` or `san=`")]
     Subject,
     /// A field that this version does not know.
