@@ -22,7 +22,7 @@ use crate::tree::{DIRECTORY, Tree, make_writable};
 
 /// Of how many directories, the deepest ones, names are kept.
 const LISTED_MAX: usize = 8;
-/// How many names are kept of each: 64 KiB if they are as long as names may be.
+/// How many names are kept of each directory: 64 KiB if they are as long as names may be.
 const NAMES_MAX: usize = 256;
 /// How many entries that stay are known again when their directory is read again; after so many none is.
 const STAYING_MAX: usize = 65_536;

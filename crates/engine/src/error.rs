@@ -184,7 +184,7 @@ pub enum SshError {
         remote: String,
         /// The program that was started there.
         zmove: String,
-        /// How it ended.
+        /// How the program ended.
         status: ExitStatus,
     },
     /// Something else than a receiver answers.

@@ -52,7 +52,7 @@ pub struct RemotePush<'a> {
 /// A push that has come to its end.
 #[derive(Clone, Debug)]
 pub struct Pushed {
-    /// What it has moved.
+    /// What the push has moved.
     pub summary: Summary,
     /// The transport of the last session.
     pub transport: Transport,

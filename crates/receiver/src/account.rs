@@ -69,7 +69,7 @@ struct Gauge {
     whole: Option<Arc<Self>>,
 }
 
-/// What is booked; dropped, it is given back.
+/// An amount that is booked, and given back when dropped.
 #[derive(Debug)]
 pub(crate) struct Held {
     gauge: Arc<Gauge>,
@@ -147,7 +147,7 @@ impl Account {
     /// Books what a large file keeps open.
     ///
     /// # Errors
-    /// As if no descriptors were left.
+    /// The same error as when no descriptors are left.
     pub(crate) fn hold_file(&self) -> io::Result<Held> {
         self.0.files.hold(DESCRIPTORS_PER_FILE).ok_or_else(|| Errno::MFILE.into())
     }

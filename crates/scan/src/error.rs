@@ -79,10 +79,10 @@ pub enum ScanError {
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum ListFault {
-    /// It begins with a `/`.
+    /// The path begins with a `/`.
     #[error("it is absolute, and paths are relative to the source")]
     Absolute,
-    /// It has a `..`.
+    /// The path has a `..` component.
     #[error("it has a '..'")]
     DotDot,
     /// The path cannot be sent.

@@ -178,5 +178,5 @@ impl Progress {
     }
 }
 
-/// For each side's storage.
+/// How long each side's storage is swept.
 const SWEEP_TIME: Duration = Duration::from_secs(5);

@@ -62,7 +62,7 @@ pub(crate) fn root(path: &Path) -> Result<ScanRoot> {
 struct Said<'a> {
     #[serde(flatten)]
     histogram: &'a Histogram,
-    /// What reading it takes at least, where a sweep of its storage is kept.
+    /// The least time that reading the tree takes, where a sweep of its storage is kept.
     expected: Option<&'a Expected>,
 }
 

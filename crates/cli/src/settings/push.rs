@@ -197,7 +197,7 @@ fn pays_delta(args: &PushArgs, location: &Location) -> bool {
     }
 }
 
-/// In bytes per second: about what one thread reads and hashes of storage in use.
+/// About the rate at which one thread reads and hashes from storage in use, in bytes per second.
 const DELTA_RATE_MAX: u64 = 600_000_000;
 
 fn durability(arg: DurabilityArg) -> Durability {

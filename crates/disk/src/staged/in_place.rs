@@ -19,7 +19,7 @@ use crate::entry::{FileIdentity, set_file_mtime};
 /// A file that is being changed, watched from the first change of ours to the last.
 #[derive(Debug)]
 pub(super) struct InPlace {
-    /// How long it will be.
+    /// The final length of the file, in bytes.
     bytes: u64,
     /// None where times are a server's, which may set them later.
     state: Option<Mutex<State>>,
@@ -27,9 +27,9 @@ pub(super) struct InPlace {
 
 #[derive(Debug)]
 struct State {
-    /// How many writes of ours are under way.
+    /// How many of zmove's own writes are under way.
     writing: usize,
-    /// What the last of them has left.
+    /// The state in which zmove's last write has left the file.
     left: Option<FileIdentity>,
     disturbed: bool,
 }

@@ -28,7 +28,7 @@ pub struct Order {
     version: u32,
     /// The only key that it lets in.
     pub key: String,
-    /// What it listens for.
+    /// The transports on which the receiver listens.
     #[serde(with = "Carriers")]
     pub carriers: TransportChoice,
     /// Where it may listen.

@@ -165,7 +165,7 @@ impl Passthrough {
     }
 }
 
-/// What is to be set of a file.
+/// The attributes to be set of a file.
 struct Change {
     mode: Option<u32>,
     owner: Option<u32>,

@@ -129,7 +129,7 @@ impl Entry {
         }
     }
 
-    /// The same as the run of this number, counted from 1.
+    /// This run with its number, counted from 1.
     pub(crate) fn numbered(self, number: u32) -> Self {
         Self { number, ..self }
     }
@@ -149,7 +149,7 @@ struct Cell {
     seconds_min: Option<f64>,
     seconds_max: Option<f64>,
     gigabits_per_second: Option<f64>,
-    /// Of the path's payload rate, where it has one.
+    /// The share of the path's payload rate, where the path has one.
     path_share: Option<f64>,
     files_per_second: Option<f64>,
     first_byte_seconds: Option<f64>,

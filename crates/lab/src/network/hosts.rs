@@ -102,7 +102,7 @@ impl Hosts {
         Ok(Self { source, target, source_address, target_address, way })
     }
 
-    /// What the path was asked for.
+    /// The round trip that the path was set to.
     pub(crate) fn round_trip(&self) -> RoundTrip {
         self.way.round_trip()
     }

@@ -21,7 +21,7 @@ pub(crate) struct Cell {
     pub(crate) runs: usize,
     /// Whether the rate is that of what had arrived when time was up.
     pub(crate) is_cut: bool,
-    /// Of both sides.
+    /// The CPU time of both sides for each GiB.
     pub(crate) cpu_seconds_per_gibibyte: Option<f64>,
     /// What went wrong, if the cell has no rate.
     pub(crate) trouble: Option<String>,

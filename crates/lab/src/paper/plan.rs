@@ -20,9 +20,9 @@ pub(crate) struct Design {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Part {
-    /// How fast by file size.
+    /// The rate by file size.
     Sizes,
-    /// How fast by the number of processes of a wrapper.
+    /// The rate by a wrapper's number of processes.
     Processes,
 }
 

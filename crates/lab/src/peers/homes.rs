@@ -105,7 +105,7 @@ impl Homes {
         format!("ssh {}", self.ssh_arguments())
     }
 
-    /// The same with the cipher that ssh chooses.
+    /// The ssh client as one line, with the cipher that ssh chooses.
     pub(super) fn ssh_line_of_choice(&self) -> String {
         format!("ssh -p {SSH_PORT} {}", self.ssh_options())
     }

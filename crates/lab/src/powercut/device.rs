@@ -142,7 +142,7 @@ impl Device {
         self.node.borrow().clone().context("the device is not attached")
     }
 
-    /// What it holds now.
+    /// The contents that the device holds now.
     pub(crate) fn image(&self) -> Image {
         let mut image = self.shared.lock().disk.seen().clone();
         image.trim();

@@ -17,11 +17,11 @@ pub(crate) struct Level {
 #[derive(Debug, Default)]
 pub(crate) struct Levels(Vec<Level>);
 
-/// How much more the last may be than the first.
+/// The largest ratio of the last level to the first.
 const GROWTH_MAX: f64 = 1.1;
 
 impl Level {
-    /// Of a process that runs.
+    /// The level of a running process.
     pub(crate) fn of(id: u32) -> Result<Self> {
         let status = fs::read_to_string(format!("/proc/{id}/status")).context("failed to read /proc")?;
         let number = |name: &str| -> Result<f64> {

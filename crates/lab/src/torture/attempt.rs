@@ -35,9 +35,9 @@ pub(crate) struct Stage<'a> {
 /// How an attempt ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// With exit code 0.
+    /// The push ended with exit code 0.
     Done,
-    /// With another that says what happened, or killed.
+    /// The push ended with another exit code that says what happened, or was killed.
     Failed,
 }
 

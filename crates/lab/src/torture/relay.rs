@@ -77,7 +77,7 @@ struct Gate {
 struct Connection {
     sender: Arc<TcpStream>,
     receiver: Arc<TcpStream>,
-    /// What goes this way is swallowed.
+    /// The direction in which bytes are discarded.
     deaf: Option<Way>,
 }
 

@@ -34,7 +34,7 @@ struct State {
     /// The threads that wait, in order.
     waiting: VecDeque<u64>,
     next: u64,
-    /// Of late: how long pieces took, and how long their threads were awake.
+    /// How long recent pieces of work took, and how long their threads were awake.
     elapsed: Duration,
     awake: Duration,
 }
@@ -89,7 +89,7 @@ impl Default for Cores {
 }
 
 impl Cores {
-    /// For a thread of a session that ends when `stopping` is set.
+    /// A turn for a thread of a session that ends when `stopping` is set.
     pub(crate) fn turn<'a>(&'a self, stopping: &'a AtomicBool) -> Turn<'a> {
         Turn { cores: self, stopping, place: Mutex::new(None) }
     }

@@ -267,7 +267,7 @@ mod tests {
         admissions.line_up(key).unwrap().at_once().unwrap()
     }
 
-    /// What one more of a key meets.
+    /// The limit that one more transfer of a key meets.
     fn full(admissions: &Admissions, key: Fingerprint) -> Full {
         let mut place = admissions.line_up(key).unwrap();
         assert!(place.at_once().is_none());

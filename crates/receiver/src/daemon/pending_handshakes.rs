@@ -96,7 +96,7 @@ pub(crate) struct Place {
 
 /// How many connections may wait to begin; each costs what it would in the kernel's queue, and a task.
 const QUEUED_MAX: usize = 1024;
-/// They have one part in so many of the descriptors of the process.
+/// Waiting connections may use one part in this many of the process's descriptors.
 const QUEUED_SHARE: usize = 8;
 /// How many begin before they are told.
 const BEGIN_AT_ONCE: usize = 16;

@@ -78,9 +78,9 @@ fn finish_level(transfer: &Transfer, level: &[Remembered]) -> io::Result<Vec<Fau
     Ok(done.into_iter().collect::<io::Result<Vec<_>>>()?.concat())
 }
 
-/// As many threads as there are writers at most.
+/// The most threads: as many as there are writers at most.
 const THREADS_MAX: usize = 8;
-/// What is done sooner than a thread is started.
+/// The fewest directories that are worth a thread: fewer are done sooner than it is started.
 const PART_DIRECTORIES_MIN: usize = 256;
 
 fn finish_part(transfer: &Transfer, part: &[Remembered]) -> io::Result<Vec<Fault>> {

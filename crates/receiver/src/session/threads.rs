@@ -200,7 +200,7 @@ pub(crate) struct LaneThreads {
     account: Account,
     meter: Arc<TransferMeter>,
     threads: Vec<JoinHandle<()>>,
-    /// Of the lanes that are up, by number.
+    /// The breakers of the lanes that are up, by number.
     up: HashMap<u32, LaneBreaker>,
     begun: u32,
 }

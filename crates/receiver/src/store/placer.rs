@@ -406,7 +406,7 @@ impl<'a> Placer<'a> {
 
 /// A file that did not become whole in its staging directory.
 enum Unmade {
-    /// It was not begun, or nothing is left of it: it may be made otherwise.
+    /// The directory was not begun, or nothing is left of it: it may be made in another way.
     NotTaken,
     Failed(Failure),
     /// Something of it is still there.

@@ -23,7 +23,7 @@ pub(crate) enum FileError {
     /// The file was there at the scan and is no regular file now.
     #[error("sender: open '{}': it is no longer a regular file", Escaped::path(path))]
     Replaced { path: PathBuf },
-    /// It changed while it was read.
+    /// The file changed while it was read.
     #[error(
         "sender: read '{}': the file changed while it was being copied; run the command again",
         Escaped::path(path)
@@ -44,7 +44,7 @@ pub(crate) enum FileError {
     /// What is walked now is not what was pushed.
     #[error("sender: {0}; nothing is removed at the target")]
     OtherSource(ScanError),
-    /// It arrived damaged every time.
+    /// The file arrived damaged every time.
     #[error(
         "receiver: verify '{}': it arrived damaged {times} times in a row; given up",
         Escaped::path(path)

@@ -20,7 +20,7 @@ pub(crate) struct Given {
     held: Count,
 }
 
-/// What it has said.
+/// Counts of what the receiver has said.
 #[derive(Debug, Default)]
 pub(crate) struct Heard {
     faults: u64,

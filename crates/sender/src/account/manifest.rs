@@ -159,7 +159,7 @@ impl Place {
     }
 }
 
-/// As many as the kernel follows.
+/// The most links that are followed: as many as the kernel follows.
 const LINKS_MAX: usize = 40;
 
 fn is_stream(kind: FileType) -> bool {

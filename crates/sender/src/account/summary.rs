@@ -80,7 +80,7 @@ pub struct Preview {
 /// What a push has found out for the next one on the same path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Learnt {
-    /// How many lanes were right.
+    /// The number of lanes that suited the path.
     pub lanes: u16,
     /// Whether a congestion control that takes no notice of loss was.
     pub loss_tolerant: bool,

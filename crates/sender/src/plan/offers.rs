@@ -26,9 +26,9 @@ type OfferedEntry = (SourceDirectory, Entry);
 
 struct Awaited {
     file: OfferedEntry,
-    /// What came in an earlier transfer.
+    /// The values of the groups that came in an earlier transfer.
     held: GroupValues,
-    /// What the old version has, as far as it has been told.
+    /// The values of the old version's groups, as far as the receiver has told them.
     there: GroupValues,
 }
 
@@ -45,7 +45,7 @@ pub(crate) enum Answered {
     Skip,
     /// The file is to be sent.
     Need,
-    /// It may be there: this is the root of what is.
+    /// The file may be there already: this is the root hash of the file at the target.
     Compare([u8; 32]),
     /// Groups of it are there, whose values these are.
     Resume(GroupValues),

@@ -28,7 +28,7 @@ pub(crate) struct Unread {
 #[derive(Clone, Debug)]
 pub(crate) struct Pack {
     pub(crate) groups: Vec<PackGroup>,
-    /// How often it has been sent before.
+    /// How often the pack has been sent before.
     pub(crate) tries: u8,
     pub(crate) basis: Basis,
     /// Takes what cannot be read before it is known to be needed; dropped once the pack has been read.
@@ -81,7 +81,7 @@ impl PackEntry {
         }
     }
 
-    /// How many bytes its name has, and what it points to.
+    /// How many bytes the entry's name and link target have.
     pub(crate) fn text_bytes(&self) -> usize {
         self.entry().map_or(0, |entry| match &entry.kind {
             EntryKind::Symlink(target) => entry.name.as_bytes().len() + target.len(),
@@ -273,12 +273,12 @@ impl Pack {
         pieces.into_iter().map(|groups| Self { groups, unread: self.unread.clone(), ..self }).collect()
     }
 
-    /// How many bytes its files have.
+    /// How many bytes the pack's files have.
     pub(crate) fn data_bytes(&self) -> u64 {
         self.groups.iter().map(PackGroup::data_bytes).sum()
     }
 
-    /// How many entries it has.
+    /// How many entries the pack has.
     pub(crate) fn entry_count(&self) -> usize {
         self.groups.iter().map(|group| group.entries.len()).sum()
     }

@@ -23,10 +23,10 @@ pub struct ProbeReport {
     pub swept: Option<Swept>,
 }
 
-/// What so many lanes have carried.
+/// One round of a probe: what a number of lanes has carried.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Round {
-    /// How many.
+    /// The number of lanes.
     pub lanes: u16,
     /// What came at first, while the windows grew.
     pub ramp: Carried,
@@ -58,7 +58,7 @@ pub struct Carried {
 /// Round trips that were seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RoundTrips {
-    /// How many.
+    /// The number of lanes.
     pub count: u32,
     /// The shortest; zero without any.
     pub min: Duration,

@@ -10,7 +10,7 @@ use std::str::FromStr;
 pub(crate) struct Root(PathBuf);
 
 impl Root {
-    /// Those of this host.
+    /// The root directory of this host.
     pub(crate) fn host() -> Self {
         Self("/".into())
     }
