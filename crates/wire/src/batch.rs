@@ -50,7 +50,7 @@ pub enum BatchEntry {
 /// A small file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileEntry {
-    /// Its name in the group's directory.
+    /// The file's name in the group's directory.
     pub name: Name,
     /// Mode and time.
     pub metadata: Metadata,
@@ -67,7 +67,7 @@ pub struct FileHead {
     pub path: RelPath,
     /// Mode and time.
     pub metadata: Metadata,
-    /// Its size in bytes; more than one group.
+    /// The file's size in bytes; more than one group.
     pub bytes: u64,
     /// The change time of the source file.
     pub ctime: Timestamp,

@@ -272,7 +272,7 @@ pub enum Durability {
 pub struct Opened {
     /// Whether anything is there.
     pub state: TargetState,
-    /// The most lanes it will take.
+    /// The most lanes that the receiver will take.
     pub lanes_max: u16,
     /// The name that a single entry gets, when it is not its own.
     pub single_name: Option<TopName>,

@@ -32,7 +32,7 @@ pub(crate) struct Device {
     shared: Arc<Shared>,
     session: Option<BackgroundSession>,
     clock: Option<JoinHandle<()>>,
-    /// What the loop device is over.
+    /// The file under the loop device.
     file: PathBuf,
     /// None while the file is changed.
     node: RefCell<Option<PathBuf>>,

@@ -28,7 +28,7 @@ pub enum GrantFault {
     Fingerprint {
         /// The field.
         field: String,
-        /// Why not.
+        /// Why the field is no fingerprint.
         fault: ParseFingerprintError,
     },
     /// A line that begins with an authority and names none of the holders that the authority vouches for, or
