@@ -157,7 +157,7 @@ pub(crate) fn set_file_mtime(file: BorrowedFd<'_>, mtime: Timestamp) -> io::Resu
     Ok(rustix::fs::futimens(file, &only_mtime(mtime))?)
 }
 
-/// What sets the time of modification alone.
+/// Timestamps that set the modification time and leave the access time alone.
 pub(crate) fn only_mtime(mtime: Timestamp) -> Timestamps {
     let last_modification = Timespec { tv_sec: mtime.seconds, tv_nsec: i64::from(mtime.nanos) };
     Timestamps { last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT }, last_modification }
@@ -179,7 +179,7 @@ mod tests {
         let node = |name, kind| rustix::fs::mknodat(&fd, name, kind, Mode::RUSR, 0);
         node("fifo", FileType::Fifo).unwrap();
         node("socket", FileType::Socket).unwrap();
-        // only root can make one
+        // only root can make a device node
         let device = node("device", FileType::CharacterDevice).is_ok();
         let mode = |name: &str| home.path().join(name).symlink_metadata().unwrap().mode();
         let names = ["directory", "link", "fifo", "socket", "device"];

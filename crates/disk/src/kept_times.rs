@@ -24,7 +24,7 @@ pub struct KeptTimes {
     asked: Mutex<HashMap<u64, Arc<Mutex<Option<Keeping>>>>>,
 }
 
-/// What one file system keeps of times.
+/// The resolution and range of the times that one file system stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Keeping {
     /// The smallest difference of two times, in nanoseconds.
@@ -93,7 +93,7 @@ pub fn is_beyond_range(got: Timestamp, wanted: Timestamp) -> bool {
 }
 
 impl Keeping {
-    /// Sets times on a file that is made for this, and reads them back.
+    /// Finds out the resolution and range: sets times on a temporary probe file and reads them back.
     fn ask(directory: BorrowedFd<'_>, names: &TempNames) -> io::Result<Self> {
         let probe = Probe::make(directory, names)?;
         let usual = probe.keeps(USUAL)?;

@@ -22,7 +22,7 @@ use crate::tree::{DIRECTORY, Tree, make_writable};
 
 /// Of how many directories, the deepest ones, names are kept.
 const LISTED_MAX: usize = 8;
-/// How many names are kept of each: 64 KiB if they are as long as names may be.
+/// How many names are kept of each directory: 64 KiB if they are as long as names may be.
 const NAMES_MAX: usize = 256;
 /// How many entries that stay are known again when their directory is read again; after so many none is.
 const STAYING_MAX: usize = 65_536;
@@ -53,7 +53,7 @@ pub fn remove_entries_until<'n>(
             return 0;
         }
     };
-    // the root itself is the user's
+    // the target root belongs to the user, so its mode is not changed
     if !directory.is_root() {
         make_writable(&opened);
     }
@@ -171,7 +171,8 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
         });
     }
 
-    /// Removes what is in the deepest directory, but for directories, of which it keeps the first names.
+    /// Removes the entries of the deepest directory except subdirectories, and remembers the first names of
+    /// those.
     fn read(&mut self, stops: &impl Fn() -> bool) {
         if let Some(level) = self.levels.last_mut() {
             (level.is_unread, level.has_shrunk) = (false, false);
@@ -323,7 +324,7 @@ fn open_to_empty(parent: BorrowedFd<'_>, name: &Name) -> io::Result<OwnedFd> {
 /// `EXDEV` where something is mounted on a directory, or where it is in another file system than the one above it.
 fn refuse_mount(parent: BorrowedFd<'_>, directory: BorrowedFd<'_>) -> io::Result<()> {
     let is_apart = rustix::fs::fstat(parent)?.st_dev != rustix::fs::fstat(directory)?.st_dev;
-    // a bind mount may be of the same file system; kernels before 5.8 cannot tell
+    // a bind mount may have its parent's device number; kernels before 5.8 do not report mount roots
     let known = rustix::fs::statx(directory, "", AtFlags::EMPTY_PATH, StatxFlags::empty());
     let is_mounted = known.is_ok_and(|known| known.stx_attributes.contains(StatxAttributes::MOUNT_ROOT));
     if is_apart || is_mounted { Err(Errno::XDEV.into()) } else { Ok(()) }

@@ -75,19 +75,20 @@ impl StagingDirectory {
         &self.directory
     }
 
-    /// The directory that it is in has been merged with another, perhaps: from now on it is in this one.
+    /// Records that the staging directory is in `parent` from now on, for example after its parent was merged
+    /// with another directory.
     pub fn move_to(&self, parent: Arc<OwnedFd>) {
         *self.parent.lock().unwrap_or_else(PoisonError::into_inner) = parent;
     }
 
-    /// Whether nobody has moved or removed it.
+    /// Whether the staging directory is still under its name, neither moved nor removed.
     #[must_use]
     pub fn is_in_its_place(&self) -> bool {
         let there = number_at(self.parent(), self.hidden.as_os_str());
         matches!((there, number_of(&self.directory)), (Ok(there), Ok(here)) if there == here)
     }
 
-    /// Whether an open directory is this one.
+    /// Whether an open directory is this staging directory.
     #[must_use]
     pub fn is(&self, directory: &OwnedFd) -> bool {
         is_same_file(directory, &self.directory)
@@ -446,7 +447,7 @@ mod tests {
         let (home, fd) = place();
         let staging = begin(&fd, "d");
         let hidden = home.path().join(staging.hidden.as_os_str());
-        // after an exchange, and when somebody has removed the name since
+        // the state after an exchange, when somebody has replaced the hidden directory since
         std::fs::remove_dir(&hidden).unwrap();
         std::fs::create_dir(&hidden).unwrap();
         std::fs::write(hidden.join("theirs"), "x").unwrap();

@@ -27,7 +27,7 @@ pub struct Tree {
     root: Arc<OwnedFd>,
 }
 
-/// How often to try again when somebody else changes what is in the way.
+/// How often an operation is tried again when another process changes the entry concerned meanwhile.
 const RACES_MAX: usize = 16;
 
 pub(crate) const DIRECTORY: OFlags =

@@ -3,19 +3,19 @@
 use svg::Document;
 use svg::node::element::{Description, Group, Line as Stroke, Polyline, Rectangle, Text, Title};
 
-/// What stands above the diagrams.
+/// The heading above the diagrams.
 #[derive(Debug)]
 pub struct Heading {
-    /// In bold.
+    /// The first line, in bold.
     pub title: String,
-    /// A line below it.
+    /// The line below the title.
     pub below: String,
 }
 
 /// How a line looks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pen {
-    /// As `#rrggbb`.
+    /// The colour, as `#rrggbb`.
     pub colour: &'static str,
     /// Lengths of dashes and gaps; none for a whole line.
     pub dashes: Option<&'static str>,
@@ -95,7 +95,7 @@ pub fn words(content: &str, x: f64, y: f64) -> Text {
     Text::new(content).set("x", rounded(x)).set("y", rounded(y))
 }
 
-/// The same, as a title.
+/// A title: text in bold.
 pub fn bold(content: &str, x: f64, y: f64) -> Text {
     words(content, x, y).set("font-weight", "bold")
 }
@@ -115,9 +115,9 @@ pub fn rounded(place: f64) -> f64 {
     (place * 10.0).round() / 10.0
 }
 
-/// What a title holds in a wide font.
+/// How many letters a title holds in a wide font.
 pub const TITLE_LETTERS: usize = 36;
-/// Of every picture, in its own units.
+/// The width of every picture, in its own units.
 pub const WIDTH: f64 = 480.0;
 /// Where plots begin,
 pub const LEFT: f64 = 48.0;
@@ -128,9 +128,9 @@ pub const TOP: f64 = 66.0;
 /// Between two diagrams.
 pub const GAP: f64 = 24.0;
 const SAMPLE_WIDTH: f64 = 20.0;
-/// Of a wide font's letters at the size of the text.
+/// The width of a letter of a wide font, at the size of the text.
 pub const LETTER_WIDTH: f64 = 7.6;
-/// Of lines behind the curves.
+/// The colour of the grid lines behind the curves.
 const GRID: &str = "#d9d9d9";
 const INK: &str = "#222222";
 const PAPER: &str = "#ffffff";

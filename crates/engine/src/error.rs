@@ -69,7 +69,7 @@ pub enum SourcesError {
         /// The source.
         path: OsString,
     },
-    /// None of the sources is there.
+    /// None of the sources exists.
     #[error("nothing to send: no source is there")]
     Nothing,
     /// Two sources would get one name at the target.
@@ -139,7 +139,7 @@ pub enum SshError {
     /// No key could be made for the session.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// The program is not there, or cannot be run.
+    /// The program does not exist, or cannot be run.
     #[error("start '{program}': {source}")]
     Start {
         /// The program.
@@ -184,7 +184,7 @@ pub enum SshError {
         remote: String,
         /// The program that was started there.
         zmove: String,
-        /// How it ended.
+        /// How the program ended.
         status: ExitStatus,
     },
     /// Something else than a receiver answers.

@@ -1,15 +1,17 @@
-//! What earlier pushes have learnt of the paths from this host: the file `paths` beside the keys.
+//! Remembers what earlier pushes learnt of the network paths from this host, in the file `paths` beside the
+//! keys.
 //!
-//! The next push to the same host and port dials so many lanes at once, and gives lanes that congestion
-//! control before their first data, if the round trip is of the same size. A congestion control that takes no
-//! notice of loss is remembered for a shorter time, since it looks for the rate by losing.
+//! The next push to the same host and port dials the remembered number of lanes at once, and sets the
+//! remembered congestion control before a lane's first data, if the round trip is of similar size. A
+//! loss-tolerant congestion control is remembered for a shorter time, since it finds its rate by causing
+//! loss.
 //!
-//! One path in a line, `HOST:PORT lanes=32 congestion=usual rtt_us=90123 bytes_per_second=118000000
-//! day=20778`, the one used last at the end; the first line names the version. The file is replaced in one
-//! step.
+//! Each line holds one path, `HOST:PORT lanes=32 congestion=usual rtt_us=90123 bytes_per_second=118000000
+//! day=20778`, and the path used last is at the end; the first line names the format version. The file is
+//! replaced atomically.
 //!
-//! **Invariant:** it is advice. A file that cannot be read or understood costs a warning and what it held,
-//! never the push.
+//! **Invariant:** the memory is advice only. If the file cannot be read or parsed, a warning is given and its
+//! contents are ignored; the push never fails for it.
 
 use std::fmt;
 use std::fs;
@@ -47,7 +49,7 @@ pub struct PathMemory {
 }
 
 impl Known {
-    /// Something that is known from today on.
+    /// What a push has learnt of a path today.
     #[must_use]
     pub fn new(lanes: u16, loss_tolerant: bool, round_trip: Duration, bytes_per_second: u64) -> Self {
         Self { lanes, loss_tolerant, round_trip, bytes_per_second, day: today() }
@@ -192,12 +194,13 @@ const HEADER: &str = "# zmove paths 1";
 const TOLERANT: &str = "loss-tolerant";
 const USUAL: &str = "usual";
 const LANES_MAX: u16 = zmove_wire::limits::LANES_MAX;
-/// PathMemory that are kept; the file is then some 30 KiB.
+/// The most paths that are kept; the file then has some 30 KiB.
 const PATHS_MAX: usize = 256;
 const BYTES_MAX: usize = 1 << 20;
-/// A path changes over the months.
+/// How many days a path is remembered: paths change over the months.
 const DAYS_MAX: u64 = 30;
-/// A congestion control is chosen anew from time to time: a full path hides from it that it has ceased to be lossy.
+/// How many days a loss-tolerant congestion control is remembered: on a full path it cannot be seen that the
+/// path is no longer lossy, so the control is chosen anew from time to time.
 const LOSS_TOLERANT_DAYS_MAX: u64 = 7;
 /// What a busy host adds to a round trip.
 const ROUND_TRIP_NOISE: Duration = Duration::from_millis(1);

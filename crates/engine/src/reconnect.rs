@@ -33,13 +33,13 @@ pub struct RemotePush<'a> {
     pub home: &'a Path,
     /// The receiver.
     pub remote: &'a Remote,
-    /// How it is to be reached.
+    /// How the receiver is to be reached.
     pub settings: DialSettings,
-    /// The job of a session that follows another; it is the one of the first.
+    /// Makes the job of each later session; it is the same as the first session's.
     pub job: &'a (dyn Fn() -> Result<PushJob, BoxError> + Sync),
     /// The settings of the sender.
     pub config: SenderConfig,
-    /// How long it is dialled again once connections are lost; zero: not at all.
+    /// How long the receiver is dialled again once connections are lost; zero: not at all.
     pub timeout: Timeout,
     /// How long a busy receiver is waited for where that needs no other session.
     pub busy_timeout: Timeout,
@@ -52,7 +52,7 @@ pub struct RemotePush<'a> {
 /// A push that has come to its end.
 #[derive(Clone, Debug)]
 pub struct Pushed {
-    /// What it has moved.
+    /// What the push has moved.
     pub summary: Summary,
     /// The transport of the last session.
     pub transport: Transport,

@@ -15,11 +15,11 @@ use crate::error::SourcesError;
 use crate::location::{Location, Start};
 use crate::notice::{Listener, Notice};
 
-/// The sources, looked at once.
+/// The sources of a push, each examined once.
 #[derive(Debug)]
 pub struct Sources {
     present: Vec<Source>,
-    /// How many are not there.
+    /// How many of the sources do not exist.
     pub missing: u64,
 }
 
@@ -66,7 +66,7 @@ impl Sources {
     /// The one directory that a list of paths is about; its contents are meant, with a trailing slash and without.
     ///
     /// # Errors
-    /// It is not there, or on another host.
+    /// The source does not exist, or is on another host.
     pub fn look_at_contents(path: &OsStr, listener: &dyn Listener) -> Result<Self, SourcesError> {
         Self::look_at(&[Path::new(path).join("").into()], None, listener)
     }

@@ -24,7 +24,7 @@ use crate::torture::dice::Dice;
 
 pub(crate) use self::half::{HalfArgs, half};
 
-/// How often, of what, and where.
+/// The settings of the kill test: how many transfers of which data are killed, and where.
 #[derive(Args, Debug)]
 pub(crate) struct KillsArgs {
     /// Transfers to kill; every second one at the receiver.

@@ -33,7 +33,7 @@ use crate::processes::run;
 use crate::processes::session::{self, Session};
 use crate::torture::draw_seed;
 
-/// How often, and on what.
+/// The settings of the power-cut test: how many rounds, and on which file systems.
 #[derive(Args, Debug)]
 pub(crate) struct PowercutArgs {
     /// Rounds to run on each file system.

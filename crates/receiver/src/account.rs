@@ -69,7 +69,7 @@ struct Gauge {
     whole: Option<Arc<Self>>,
 }
 
-/// What is booked; dropped, it is given back.
+/// An amount that is booked, and given back when dropped.
 #[derive(Debug)]
 pub(crate) struct Held {
     gauge: Arc<Gauge>,
@@ -147,7 +147,7 @@ impl Account {
     /// Books what a large file keeps open.
     ///
     /// # Errors
-    /// As if no descriptors were left.
+    /// The same error as when no descriptors are left.
     pub(crate) fn hold_file(&self) -> io::Result<Held> {
         self.0.files.hold(DESCRIPTORS_PER_FILE).ok_or_else(|| Errno::MFILE.into())
     }
@@ -246,8 +246,8 @@ impl Gauge {
         fits
     }
 
-    /// Takes more for a part that has so much with it, unless that were more than half of what the other
-    /// parts leave: so each further one finds something.
+    /// Adds `amount` for a part, which then has `part` in all, unless that is more than half of what the
+    /// other parts leave free. So every further part finds some room.
     fn fits(&self, amount: usize, part: usize) -> bool {
         let max = self.max.load(Ordering::Relaxed);
         let more = |used: usize| {

@@ -504,7 +504,7 @@ fn not_admitted(peer: Fingerprint, denial: &Denial) -> Refusal {
     Refusal { code: RefusalCode::UnknownKey, text }
 }
 
-/// An error with its causes, but for those that it tells itself.
+/// The text of an error followed by its causes, without a cause with which the text so far already ends.
 fn with_causes(error: &dyn Error) -> String {
     let causes = std::iter::successors(error.source(), |&cause| cause.source()).map(ToString::to_string);
     causes.fold(

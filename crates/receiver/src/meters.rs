@@ -49,13 +49,13 @@ pub struct Reading {
     pub files: u64,
     /// Transfers that run.
     pub transfers: usize,
-    /// Their lanes.
+    /// Lanes of the running transfers.
     pub lanes: usize,
-    /// What has come over their lanes and waits for a writer, in batches and groups.
+    /// Batches and groups that have come over the lanes and wait for a writer.
     pub queued: usize,
-    /// What the threads of the lanes did with their time.
+    /// How the lanes' threads spent their time.
     pub receive: StageTimes,
-    /// What the writers did with theirs.
+    /// How the writers spent their time.
     pub store: StageTimes,
 }
 

@@ -201,7 +201,7 @@ impl Found {
         Ok(())
     }
 
-    /// Whether there is no room for the last name, even if it may be the one that goes beyond.
+    /// Whether the names before the last one fill `room` already, though the last one itself may exceed it.
     fn has_bytes_over(&self, room: usize) -> bool {
         let last = self.names.peek().map_or(0, |(last, _)| last.0.as_bytes().len());
         self.names.len() > 1 && self.name_bytes - last >= room
@@ -348,7 +348,7 @@ mod tests {
         assert!(told.names.is_sorted_by(|one, next| one.name < next.name));
     }
 
-    /// What is behind the first few entries is not looked at any more.
+    /// The session has ended, so only the first few entries are read and the rest are not listed.
     #[test]
     fn nothing_is_listed_for_a_session_that_has_ended() {
         let home = tempfile::tempdir().unwrap();

@@ -83,7 +83,7 @@ struct Probe {
     told: mpsc::Sender<LaneEnded>,
     news: mpsc::Receiver<LaneEnded>,
     lanes_max: usize,
-    /// Samples that wait for so many lanes to end.
+    /// Samples that wait for lanes to end, each with the number of ended lanes that it waits for.
     waiting: Vec<(u64, u32)>,
     sweeping: Sweeping,
 }

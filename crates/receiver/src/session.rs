@@ -515,7 +515,7 @@ impl Running {
         Ok(self.ways.send_last(&ToSender::Finished(report)).await?)
     }
 
-    /// Everything has come: a lane that breaks now has done its work.
+    /// Handles a report that comes after all data has arrived: a lane that breaks now is no error.
     fn take_last(&mut self, told: Told) -> Result<(), SessionError> {
         if matches!(told.outcome, Outcome::LaneEnded(..)) { Ok(()) } else { self.take_told(told) }
     }

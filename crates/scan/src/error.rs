@@ -79,22 +79,22 @@ pub enum ScanError {
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum ListFault {
-    /// It begins with a `/`.
+    /// The path begins with a `/`.
     #[error("it is absolute, and paths are relative to the source")]
     Absolute,
-    /// It has a `..`.
+    /// The path has a `..` component.
     #[error("it has a '..'")]
     DotDot,
-    /// It cannot be carried.
+    /// The path cannot be sent.
     #[error("{0}")]
     Path(PathError),
-    /// Nothing is there.
+    /// Nothing exists at the path.
     #[error("there is no such file or directory")]
     Missing,
-    /// Something above it is a file or a link.
+    /// An entry above the path is a file or a link.
     #[error("'{}' is not a directory", Escaped::path(.0))]
     NotDirectory(PathBuf),
-    /// A directory above it cannot be looked into.
+    /// A directory above the path cannot be opened.
     #[error("open directory '{}': {source}", Escaped::path(path))]
     Directory {
         /// The directory.

@@ -141,9 +141,9 @@ mod tests {
         assert_eq!([at(7, 5), at(6, 9)].map(|time| change(time, time)), [Change::Nothing; 2]);
         assert_eq!([at(7, 6), at(9, 1)].map(|time| change(time, time)), [Change::Names; 2]);
         assert_eq!([at(7, 5), at(3, 0)].map(|names| change(at(7, 6), names)), [Change::Place; 2]);
-        // the names' time can be set to any
+        // the modification time can be set to any value
         assert_eq!(change(at(7, 5), at(99, 9)), Change::Nothing);
-        // a file system that keeps every second second
+        // a file system that stores times in steps of two seconds
         assert_eq!(
             [5, 6, 7].map(|seconds| change(at(seconds, 0), at(1, 1))),
             [Change::Nothing, Change::Place, Change::Place]

@@ -22,7 +22,7 @@ use crate::selection::{PathKind, Selection};
 /// All names of one directory of the target that sources bring.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listing {
-    /// The directory, below the target.
+    /// The directory's path below the target.
     pub directory: RelPath,
     /// The names, in the order of their bytes.
     pub names: Vec<Name>,
@@ -61,14 +61,14 @@ struct Found {
     names: Vec<Name>,
     directories: Vec<RelPath>,
     changed: bool,
-    /// It may have come here since the first walk, with all that is below it.
+    /// Whether the directory may have been moved here since the first walk, with all that is below it.
     moved: bool,
 }
 
 impl Listings {
-    /// Of what these roots name, but for directories that the selection leaves out or that lie in other file
-    /// systems. A root that is no directory has none of its own. `identity` is that of the first walk, which
-    /// has ended.
+    /// The listings of what these roots name, except for directories that the selection leaves out or that
+    /// lie in other file systems. A root that is no directory has no listing of its own. `identity` is that
+    /// of the first walk, which has ended.
     #[must_use]
     pub fn of(
         roots: &[ScanRoot],

@@ -38,7 +38,7 @@ impl Planned {
 /// Plans entries that are all needed, while one reader takes what is planned.
 ///
 /// # Panics
-/// When the reader does.
+/// When the reader panics.
 #[must_use]
 pub fn plan(batches: Vec<EntryBatch>) -> Planned {
     let plan = Plan::new(ENTRIES_WAITING_MAX, FILES_WAITING_MAX);

@@ -56,7 +56,7 @@ pub(crate) async fn leave(
             }
             ToSender::Waiting(waiting) => {
                 let reason = waiting.text.clone();
-                // nobody listens only when the session is over
+                // sending fails only when the session is over
                 let _over = waits.send(waiting);
                 let next = timeout_at(due.into(), receive(&mut inbox)).await;
                 next.unwrap_or(Err(SessionError::StillInLine { reason, waited: patience }))?
@@ -92,7 +92,7 @@ pub(crate) fn write_all(
     let (failed, unsayable) = mpsc::channel(1);
     let writing = tokio::spawn(async move {
         if let Err(error) = write(writer, outgoing).await {
-            // nobody listens only when the session is over
+            // sending fails only when the session is over
             let _over = failed.try_send(error);
         }
     });

@@ -84,13 +84,13 @@ pub trait Guard: fmt::Debug + Send + Sync {
     fn objection(&self) -> Option<String>;
 }
 
-/// What a part of the source that could not be read, or not be stored at the target, means for what would be removed.
+/// Whether entries are removed when a part of the source could not be read, or not be stored at the target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AfterErrors {
     /// Nothing is removed.
     #[default]
     Keep,
-    /// It is removed, but where names could not be read.
+    /// Entries are removed, except where names could not be read.
     Remove,
 }
 

@@ -387,7 +387,7 @@ fn leave(account: &Account, in_flight: &InFlight, lanes: usize, first_byte: Opti
     run.earlier.add(&account.totals, lanes, first_byte);
 }
 
-/// The next moment to tell a sample, if samples were asked for.
+/// Waits until the next sample is to be reported; without end if no samples were asked for.
 async fn next(samples: &mut Option<tokio::time::Interval>) {
     match samples {
         Some(samples) => drop(samples.tick().await),

@@ -66,10 +66,10 @@ pub(crate) struct Wanted {
 /// How lanes answer to loss.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Congestion {
-    /// As the system or the user has set it.
+    /// By the congestion control that the system or the user has set.
     #[default]
     AsSet,
-    /// By one that takes loss for no sign of a full path.
+    /// By a congestion control that does not take loss for a sign of a full path.
     LossTolerant,
 }
 

@@ -40,11 +40,11 @@ pub struct TcpInfo {
     pub delivery_rate: Option<u64>,
     /// Whether that rate was low because the program wrote too little.
     pub delivery_rate_app_limited: Option<bool>,
-    /// How long there was data to send or to be acknowledged; what follows is part of it.
+    /// How long there was data to send or to be acknowledged; the two limited times are part of it.
     pub busy: Option<Duration>,
-    /// How long the peer's window was what kept data back.
+    /// How long the peer's window kept data back.
     pub receive_window_limited: Option<Duration>,
-    /// How long this side's send buffer was.
+    /// How long this side's send buffer was too small and kept data back.
     pub send_buffer_limited: Option<Duration>,
 }
 

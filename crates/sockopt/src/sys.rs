@@ -1,4 +1,4 @@
-//! The system calls.
+//! The system calls that get and set socket options.
 #![expect(unsafe_code, reason = "these options have no safe wrapper")]
 
 use std::io;

@@ -145,7 +145,7 @@ impl Bench<'_> {
         opened.map(File::from).map_err(self.cannot("open a file in"))
     }
 
-    /// Reads so many bytes of a file, which is not to be shorter than it was written; gives the buffer back.
+    /// Reads `len` bytes of a file, and fails if the file has become shorter; gives the buffer back.
     fn read_whole(
         &self,
         file: &DataFile,

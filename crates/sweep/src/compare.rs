@@ -13,18 +13,18 @@ use crate::result::{Direction, Measured, Sweep};
 pub struct Comparison {
     /// The sizes that both have measured.
     pub sizes: Vec<Compared>,
-    /// `F_c`: how fast a core is here over there.
+    /// `F_c`: the speed of a core here divided by that of the reference's.
     pub cpu: f64,
 }
 
-/// One size, here over there.
+/// The results for one file size, those from here divided by those of the reference.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Compared {
     /// The size.
     pub file_bytes: u64,
-    /// For writing, if both have measured that.
+    /// The ratio for writing, if both sweeps have measured that.
     pub write: Option<f64>,
-    /// For reading, if both have measured that.
+    /// The ratio for reading, if both sweeps have measured that.
     pub read: Option<f64>,
 }
 

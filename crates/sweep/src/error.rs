@@ -14,21 +14,21 @@ pub enum SweepError {
     Io {
         /// What was tried.
         operation: &'static str,
-        /// With what.
+        /// The file or directory concerned.
         path: PathBuf,
         /// What the system says.
         source: io::Error,
     },
-    /// Less is free than the sweep may write and others need.
+    /// Less space is free than the sweep may write and others need.
     #[error("'{}' has {free} free, and {budget} are to be written with {reserve} left for others: take a smaller --budget", path.display())]
     NoRoom {
-        /// Where.
+        /// The directory of the sweep.
         path: PathBuf,
-        /// What is free there.
+        /// The space that is free there.
         free: ByteCount,
         /// What the sweep may write.
         budget: ByteCount,
-        /// What it leaves.
+        /// The space that the sweep leaves for others.
         reserve: ByteCount,
     },
     /// Not one file fits into the budget.

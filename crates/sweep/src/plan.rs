@@ -9,9 +9,9 @@ use zmove_types::{ByteCount, PAGE_BYTES};
 /// Files of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cell {
-    /// The size of each.
+    /// The size of each file.
     pub(crate) file_bytes: u64,
-    /// How many there are to be, if the time is enough.
+    /// How many files are to be written, if there is time enough.
     pub(crate) files: u64,
 }
 

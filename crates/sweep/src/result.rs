@@ -15,13 +15,13 @@ pub(crate) const FORMAT: u64 = 1;
 pub struct Sweep {
     /// The version of this format.
     pub format: u64,
-    /// Which zmove has measured.
+    /// The version of the zmove that has measured.
     pub zmove: String,
-    /// When it began, since 1970.
+    /// When the sweep began, in seconds since 1970.
     pub unix_seconds: u64,
     /// What was measured.
     pub storage: Storage,
-    /// From where.
+    /// The host that has measured.
     pub host: Host,
     /// Threads that wrote and read.
     pub threads: usize,
@@ -72,9 +72,9 @@ pub struct Measured {
     pub class: String,
     /// How many files there would have been with time enough.
     pub files_planned: u64,
-    /// Writing them, with the flush.
+    /// The result of writing the files, with the flush.
     pub write: Option<Moved>,
-    /// Reading them, not from the page cache unless [`Moved::way`] says so.
+    /// The result of reading the files, not from the page cache unless [`Moved::way`] says so.
     pub read: Option<Moved>,
 }
 

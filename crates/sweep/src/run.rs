@@ -15,18 +15,19 @@ use crate::place::{Found, Place};
 use crate::plan::{Cell, cells_within};
 use crate::result::{Direction, FORMAT, Host, Measured, Storage, Sweep};
 
-/// What a sweep is told.
+/// The settings of a sweep.
 #[derive(Clone, Debug)]
 pub struct SweepConfig {
-    /// The directory below which it works, in one of its own.
+    /// The directory below which the sweep works, in a directory of its own.
     pub path: PathBuf,
-    /// That directory, where it has been opened already: the path is then for messages alone. Default: it is
-    /// opened by its path.
+    /// The directory at `path`, if it has been opened already: `path` is then used for messages alone.
+    /// Default: the directory is opened by `path`.
     pub opened: Option<Tree>,
-    /// The most that is written in all, in bytes. Default: 10 GiB. More has larger files and steadier figures.
+    /// The most that is written in all, in bytes. Default: 10 GiB. More gives larger files and steadier
+    /// figures.
     pub budget: ByteCount,
-    /// How long it may take. Default: two minutes. Longer has steadier figures and, from some three minutes
-    /// on, sizes in powers of two.
+    /// How long the sweep may take. Default: two minutes. More time gives steadier figures and, from some
+    /// three minutes on, sizes in powers of two.
     pub time: Duration,
     /// Threads that write or read. Default: the number of cores, 2 to 16. Each has a buffer of 4 MiB.
     pub threads: usize,

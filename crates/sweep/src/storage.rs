@@ -1,4 +1,4 @@
-//! Which file system a path lies on, so that a sweep is found again.
+//! Identifies the file system that a path lies on, so that an earlier sweep of it is found again.
 
 use std::io;
 use std::os::fd::BorrowedFd;

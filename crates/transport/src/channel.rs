@@ -98,7 +98,7 @@ impl Channel {
         }
     }
 
-    /// What the peer has proved and shown.
+    /// The key that the peer has proved, and the certificates that it has shown.
     #[must_use]
     pub fn claim(&self) -> Claim {
         Claim { key: self.peer(), chain: self.certificates() }
@@ -130,7 +130,8 @@ impl Channel {
         }
     }
 
-    /// What asks about the connection while others use it; over QUIC it tells nothing before there is a lane.
+    /// A probe of the connection, usable while other threads use the connection; over QUIC it reports nothing
+    /// before there is a lane.
     #[must_use]
     pub fn probe(&self) -> PathProbe {
         match &self.carrier {

@@ -86,7 +86,7 @@ pub enum DialError {
     HostKeyChanged {
         /// The host that was dialled.
         host: String,
-        /// Its port.
+        /// The host's port.
         port: u16,
         /// The pinned key.
         expected: Fingerprint,
@@ -98,7 +98,7 @@ pub enum DialError {
     HostKeyUnproven {
         /// The host that was dialled.
         host: String,
-        /// Its port.
+        /// The host's port.
         port: u16,
     },
     /// The site's authority does not vouch for the host's certificate, which should be one of its own.
@@ -106,7 +106,7 @@ pub enum DialError {
     HostCertificate {
         /// The host that was dialled.
         host: String,
-        /// Its port.
+        /// The host's port.
         port: u16,
         /// What is wrong with the certificate.
         fault: CertificateFault,
@@ -116,7 +116,7 @@ pub enum DialError {
     Handshake {
         /// The host that was dialled.
         host: String,
-        /// Its port.
+        /// The host's port.
         port: u16,
         /// What the TLS library says.
         source: rustls::Error,
@@ -128,7 +128,7 @@ pub enum DialError {
     NotTls {
         /// The host that was dialled.
         host: String,
-        /// Its port.
+        /// The host's port.
         port: u16,
         /// What the TLS library could not read.
         source: rustls::Error,
@@ -138,7 +138,7 @@ pub enum DialError {
     NotZmove {
         /// The host that was dialled.
         host: String,
-        /// Its port.
+        /// The host's port.
         port: u16,
     },
 
@@ -148,7 +148,7 @@ pub enum DialError {
     UnknownHost {
         /// The host that was dialled.
         host: String,
-        /// Its port.
+        /// The host's port.
         port: u16,
         /// The key it shows; not yet proven to be its own.
         fingerprint: Fingerprint,
@@ -158,7 +158,7 @@ pub enum DialError {
     Socket {
         /// The host that was dialled.
         host: String,
-        /// Its port.
+        /// The host's port.
         port: u16,
         /// What could not be set.
         source: SocketError,
@@ -178,17 +178,17 @@ pub enum DialError {
     Refused {
         /// The host that was dialled.
         host: String,
-        /// Its port.
+        /// The host's port.
         port: u16,
         /// The address that refused.
         address: SocketAddr,
     },
-    /// No TCP connection.
+    /// No TCP connection could be made.
     #[error("connect to {}; is the host up, and does a firewall let this port through?", tried(host, *port, address))]
     Connect {
         /// The host that was dialled.
         host: String,
-        /// Its port.
+        /// The host's port.
         port: u16,
         /// The address that was tried.
         address: SocketAddr,
@@ -200,17 +200,17 @@ pub enum DialError {
     Closed {
         /// The host that was dialled.
         host: String,
-        /// Its port.
+        /// The host's port.
         port: u16,
         /// What the system says.
         source: io::Error,
     },
-    /// Neither by TCP nor by QUIC.
+    /// No connection could be made, neither by TCP nor by QUIC.
     #[error("connect to {}: by TCP it failed to {}; by QUIC it failed to {}", endpoint(host, *port), whole(tcp), whole(quic))]
     Neither {
         /// The host that was dialled.
         host: String,
-        /// Its port.
+        /// The host's port.
         port: u16,
         /// How TCP failed.
         tcp: Box<Self>,
@@ -222,7 +222,7 @@ pub enum DialError {
     TimedOut {
         /// The host that was dialled.
         host: String,
-        /// Its port.
+        /// The host's port.
         port: u16,
         /// How far the connection had come.
         stage: DialStage,

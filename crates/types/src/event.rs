@@ -103,11 +103,11 @@ pub struct Change {
 /// What becomes of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChangeKind {
-    /// It is made.
+    /// The entry is made.
     Added,
-    /// It is changed or replaced, because of this.
+    /// The entry is changed or replaced, for the reason given here.
     Changed(String),
-    /// It is removed, with all below it.
+    /// The entry is removed, with all below it.
     Removed,
 }
 

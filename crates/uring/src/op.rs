@@ -55,7 +55,7 @@ impl Span {
         self.room.clone()
     }
 
-    /// How many bytes.
+    /// The number of bytes to move.
     #[must_use]
     pub fn len(&self) -> usize {
         self.room.len()

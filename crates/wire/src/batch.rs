@@ -50,30 +50,30 @@ pub enum BatchEntry {
 /// A small file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileEntry {
-    /// Its name in the group's directory.
+    /// The file's name in the group's directory.
     pub name: Name,
     /// Mode and time.
     pub metadata: Metadata,
     /// How many bytes of the frame's data are its contents.
     pub bytes: u32,
-    /// What they hash to.
+    /// The root hash of the contents.
     pub root: Root,
 }
 
 /// A large file, as declared on each lane before its first chunk there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileHead {
-    /// Where it goes, from the target root.
+    /// The file's path below the target root.
     pub path: RelPath,
     /// Mode and time.
     pub metadata: Metadata,
-    /// Its size in bytes; more than one group.
+    /// The file's size in bytes; more than one group.
     pub bytes: u64,
-    /// When anything of the source last changed.
+    /// The change time of the source file.
     pub ctime: Timestamp,
     /// The source's inode.
     pub inode: u64,
-    /// What is said of it besides. For a peer that speaks [`Version::V4`](crate::Version) alone.
+    /// Further properties of the file, for a peer that speaks [`Version::V4`](crate::Version) alone.
     pub extensions: Extensions,
 }
 

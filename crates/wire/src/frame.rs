@@ -30,7 +30,8 @@ pub enum FrameKind {
     Chunk,
     /// A batch from before the sender knew the target: files that are there already are left as they are.
     Guess,
-    /// One group of a large file that is what the receiver has told of the file's old version: no head, no data.
+    /// One group of a large file that equals the one the receiver has reported of the file's old version: no
+    /// head, no data.
     Same,
     /// Bytes of a probe, to be counted and thrown away: no head, [`FILLER_BYTES_MAX`] of data at most.
     Filler,

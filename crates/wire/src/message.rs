@@ -145,7 +145,7 @@ pub struct Open {
     /// The target as the user wrote it: absolute, or relative to the identity's first root. At most 4096 bytes.
     #[serde(with = "bytes")]
     pub target: Vec<u8>,
-    /// What is going to be put there.
+    /// The shape of what is going to be put at the target.
     pub shape: TargetShape,
     /// How existing files are compared.
     pub compare: Compare,
@@ -243,15 +243,15 @@ pub enum Purpose {
     Probe,
 }
 
-/// Whether what is there under the same name is replaced where it differs.
+/// Whether an existing entry of the same name is replaced where it differs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Overwrite {
-    /// It is.
+    /// Every existing entry that differs is replaced.
     #[default]
     Differing,
-    /// Files are, unless the one that is there has the later modification time.
+    /// Files are replaced unless the existing file has the later modification time.
     Older,
-    /// Nothing is but directories, which get mode and time.
+    /// Nothing is replaced; only directories get mode and time.
     Nothing,
 }
 
@@ -272,7 +272,7 @@ pub enum Durability {
 pub struct Opened {
     /// Whether anything is there.
     pub state: TargetState,
-    /// The most lanes it will take.
+    /// The most lanes that the receiver will take.
     pub lanes_max: u16,
     /// The name that a single entry gets, when it is not its own.
     pub single_name: Option<TopName>,
@@ -478,11 +478,11 @@ pub fn decode_message<M: DeserializeOwned>(bytes: &[u8]) -> Result<M, WireError>
     decode_message_within(bytes, |_strings| Ok(()))
 }
 
-/// The same for one that is decoded only as far as `room` has room for so many more names and paths of it.
-/// Beside these and its bytes it takes no memory that grows with it.
+/// Decodes one message, but only as far as `room` has room for the number of further names and paths that it
+/// is asked for. Besides these and the message's bytes, decoding takes no memory that grows with the message.
 ///
 /// # Errors
-/// As [`decode_message`], and what `room` says.
+/// As for [`decode_message`], and any error of `room`.
 pub fn decode_message_within<M: DeserializeOwned>(
     bytes: &[u8],
     room: impl FnMut(usize) -> Result<(), WireError>,

@@ -20,7 +20,7 @@ pub enum Version {
     /// [`Extensions`](crate::Extensions) of openings, heads and entries;
     /// [`ToSender::Published`](crate::ToSender), so that `Stored` no longer means that files have their
     /// names; [`ToSender::Waiting`](crate::ToSender); [`ToSender::TimesBeyondRange`](crate::ToSender). The
-    /// first that TLS agrees on by a name of its own.
+    /// first version with a TLS protocol name (ALPN) of its own.
     V4 = 4,
 }
 

@@ -192,7 +192,7 @@ impl FromArgMatches for RuleArgs {
     }
 }
 
-/// The values of an option with their places on the command line.
+/// The values of an option, each with its position on the command line.
 fn placed<T: Clone + Send + Sync + 'static>(
     matches: &ArgMatches,
     option: &str,

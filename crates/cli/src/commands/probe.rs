@@ -1,7 +1,7 @@
 //! `zmove probe`: what the path to a receiver carries, what both storages give, and how long a push would take.
 //!
-//! **Invariant:** nothing stays at the receiver, and on this side only a key that was pinned; each figure comes from
-//! what it is about, and what was not measured is told as unknown.
+//! **Invariant:** a probe leaves nothing at the receiver, and on this side only a newly pinned key. Every
+//! figure is measured on the thing that it describes; anything not measured is reported as unknown.
 
 mod advice;
 mod findings;
@@ -178,5 +178,5 @@ impl Progress {
     }
 }
 
-/// For each side's storage.
+/// How long each side's storage is swept.
 const SWEEP_TIME: Duration = Duration::from_secs(5);

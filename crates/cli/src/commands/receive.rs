@@ -29,8 +29,8 @@ pub(crate) fn run() -> Result<Exit> {
     let order = Order::read(&line)?;
     let key = order.key.parse().context("read the sender's key")?;
     let runtime = tokio::runtime::Runtime::new().context("start the runtime")?;
-    // never shut down: what still stores then, after a while without an answer, keeps later pushes waiting
-    // until the process is gone
+    // the runtime is never shut down: a store that is stuck then keeps later pushes waiting until the process
+    // ends
     let runtime = ManuallyDrop::new(runtime);
     runtime.block_on(receive(&order, key, input))?;
     Ok(Exit::Done)

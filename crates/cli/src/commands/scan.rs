@@ -47,7 +47,8 @@ pub(crate) fn run(args: &ScanArgs) -> Result<Exit> {
     Ok(if walked.errors > 0 { Exit::Partial } else { Exit::Done })
 }
 
-/// A tree as it is walked: a file alone under its name, of a directory what is in it.
+/// The root at which a scan of `path` starts: a single file is listed under its own name, a directory by its
+/// contents.
 pub(crate) fn root(path: &Path) -> Result<ScanRoot> {
     let prefix = match path.file_name() {
         Some(name) if !path.is_dir() => RelPath::from_bytes(name.as_bytes())?,
@@ -61,7 +62,7 @@ pub(crate) fn root(path: &Path) -> Result<ScanRoot> {
 struct Said<'a> {
     #[serde(flatten)]
     histogram: &'a Histogram,
-    /// What reading it takes at least, where a sweep of its storage is kept.
+    /// The least time that reading the tree takes, where a sweep of its storage is kept.
     expected: Option<&'a Expected>,
 }
 

@@ -132,7 +132,7 @@ where
     }
 }
 
-/// As syslog numbers them.
+/// The syslog priority of a log level.
 fn priority(level: Level) -> u8 {
     match level {
         Level::ERROR => 3,
@@ -141,7 +141,7 @@ fn priority(level: Level) -> u8 {
     }
 }
 
-/// The sentence among the fields.
+/// The message text among an event's fields.
 struct Message(String);
 
 impl Visit for Message {

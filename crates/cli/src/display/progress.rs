@@ -125,7 +125,7 @@ impl Display {
         Arc::clone(&self.watcher.moved)
     }
 
-    /// Takes the bar away.
+    /// Removes the progress bar from the terminal.
     pub(crate) fn end(self) {
         *self.watcher.ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.watcher.end.notify_all();

@@ -182,11 +182,11 @@ fn own_directories(location: &Location) -> Vec<FileNumber> {
     journals.and_then(|path| path.metadata().ok()).map(number).into_iter().collect()
 }
 
-/// Whether the target is to look at its old versions of large files, which costs it a read of each.
+/// Whether the target compares large files with its old versions, at the cost of reading each of those.
 fn pays_delta(args: &PushArgs, location: &Location) -> bool {
     match (args.delta, location) {
         (DeltaArg::Always, _) => true,
-        // there what is the same is to be left as it is
+        // in-place writing leaves unchanged groups untouched
         (DeltaArg::Auto, _) if args.inplace => true,
         (DeltaArg::Never, _) | (DeltaArg::Auto, Location::Local(_)) => false,
         (DeltaArg::Auto, Location::Remote(remote)) => {
@@ -197,7 +197,7 @@ fn pays_delta(args: &PushArgs, location: &Location) -> bool {
     }
 }
 
-/// In bytes per second: about what one thread reads and hashes of storage in use.
+/// About the rate at which one thread reads and hashes from storage in use, in bytes per second.
 const DELTA_RATE_MAX: u64 = 600_000_000;
 
 fn durability(arg: DurabilityArg) -> Durability {

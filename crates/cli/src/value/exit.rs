@@ -9,18 +9,18 @@ use zmove_sender::SessionError;
 use zmove_transport::{ControlError, DialError, LaneError};
 use zmove_wire::RefusalCode;
 
-/// How a command went.
+/// How a command ended, as its exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
     /// All done; for a push: verified, named and flushed.
     Done = 0,
     /// The command line makes no sense.
     Usage = 1,
-    /// The peer speaks no version that we speak.
+    /// The two sides have no protocol version in common.
     Incompatible = 2,
-    /// The receiver will not take this target.
+    /// The receiver refuses this target.
     Target = 3,
-    /// The doctor found what breaks a transfer.
+    /// `zmove doctor` found a problem that breaks transfers.
     Unwell = 4,
     /// One side does not know the other's key.
     Authentication = 5,

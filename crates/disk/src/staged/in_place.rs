@@ -19,7 +19,7 @@ use crate::entry::{FileIdentity, set_file_mtime};
 /// A file that is being changed, watched from the first change of ours to the last.
 #[derive(Debug)]
 pub(super) struct InPlace {
-    /// How long it will be.
+    /// The final length of the file, in bytes.
     bytes: u64,
     /// None where times are a server's, which may set them later.
     state: Option<Mutex<State>>,
@@ -27,21 +27,21 @@ pub(super) struct InPlace {
 
 #[derive(Debug)]
 struct State {
-    /// How many writes of ours are under way.
+    /// How many of zmove's own writes are under way.
     writing: usize,
-    /// What the last of them has left.
+    /// The state in which zmove's last write has left the file.
     left: Option<FileIdentity>,
     disturbed: bool,
 }
 
 impl InPlace {
-    /// Watches a file from now on that will be so long.
+    /// Watches a file, whose final length is `bytes`, from now on.
     pub(super) fn watch(file: &File, bytes: u64) -> Self {
         let state = State { writing: 0, left: FileIdentity::of(file).ok(), disturbed: false };
         Self { bytes, state: (!is_remote(file)).then(|| Mutex::new(state)) }
     }
 
-    /// Does something of ours to the file.
+    /// Runs a change that zmove makes to the file, so that the change does not count as somebody else's.
     pub(super) fn change<R>(&self, file: &File, change: impl FnOnce() -> R) -> R {
         if let Some(mut state) = self.lock() {
             state.look(file);

@@ -1,9 +1,9 @@
-//! Opens paths below one directory and never anywhere else: what the scan reads at the source, and what is at
-//! the target.
+//! Opens paths below one directory and never outside it, for the scan at the source and for all access to the
+//! target.
 //!
 //! **Invariant:** no symbolic link, magic link or `..` is followed below the root. `openat2` has the kernel
 //! check the whole path; where it is missing or refused (old kernels, containers) the path is opened one
-//! component at a time, each with `O_NOFOLLOW`, which holds the same.
+//! component at a time, each with `O_NOFOLLOW`, which gives the same guarantee.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,7 +35,7 @@ pub fn open_beneath(root: BorrowedFd<'_>, path: &RelPath, flags: OFlags) -> Resu
 /// How much of a path one system call opens.
 #[derive(Clone, Copy)]
 enum Step {
-    /// As much as the kernel takes at once, checked by `openat2`.
+    /// As many components as the kernel takes at once, checked by `openat2`.
     Whole,
     /// One component.
     Component,
@@ -82,7 +82,7 @@ impl Step {
     }
 }
 
-/// How often to try again when somebody else changes what is in the way.
+/// How often an operation is tried again when another process changes an entry of the path meanwhile.
 const RACES_MAX: usize = 16;
 /// Below `PATH_MAX` (4096 with the final NUL) with room to spare, above the longest component.
 const STEP_BYTES_MAX: usize = 4000;

@@ -48,17 +48,17 @@ fn send_window_max() -> f64 {
 /// The congestion control that takes loss for no sign of a full path.
 pub const LOSS_TOLERANT: &str = "bbr";
 
-/// What this host's kernel has for users to choose.
+/// The TCP congestion controls that this host's kernel lets users choose.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Controls {
-    /// The one that connections get.
+    /// The congestion control that connections get by default.
     pub(super) usual: String,
-    /// Whether [`LOSS_TOLERANT`] is there and allowed.
+    /// Whether the congestion control [`LOSS_TOLERANT`] is available and allowed to users.
     pub(super) tolerant: bool,
 }
 
-/// The congestion controls of this host, if the kernel tells. What its administrator has not allowed to users is not
-/// used, also by root, and nothing is loaded.
+/// The congestion controls of this host, if the kernel tells. A control that the administrator has not
+/// allowed to users is not used, not even by root, and no kernel module is loaded.
 pub(super) fn congestion_controls() -> Option<Controls> {
     let read = |name: &str| std::fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok();
     let usual = read("tcp_congestion_control")?.trim().to_owned();

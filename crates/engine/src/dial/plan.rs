@@ -28,7 +28,8 @@ pub(super) struct LanePlan {
 
 impl LanePlan {
     pub(super) fn new(settings: &DialSettings, known: Option<Known>, need: Option<Need>) -> Self {
-        // a pace is shared out over the lanes that there are, and a number that was asked for is kept
+        // with a rate limit or a fixed number of lanes, what is known of the path does not change their
+        // number
         let known = known.filter(|_| settings.streams.is_none() && settings.limit.is_none());
         let need = need.filter(|_| settings.streams.is_none());
         Self { fixed: settings.streams, known, answer: loss_answer(settings), need }

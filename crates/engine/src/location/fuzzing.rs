@@ -1,11 +1,12 @@
-//! Targets for `crates/fuzz`.
+//! Fuzz targets for the parsing of locations, run by `crates/fuzz`.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
 use super::{Location, Start};
 
-/// A target: what is shown of a daemon's, with its path, means the same, and ssh gets no word that is an option.
+/// Parses a target. The text shown for a daemon's target, with its path, must mean the same target, and ssh
+/// must get no argument that is an option.
 ///
 /// # Panics
 /// When that is not so.

@@ -28,7 +28,7 @@ pub struct Order {
     version: u32,
     /// The only key that it lets in.
     pub key: String,
-    /// What it listens for.
+    /// The transports on which the receiver listens.
     #[serde(with = "Carriers")]
     pub carriers: TransportChoice,
     /// Where it may listen.
@@ -113,9 +113,9 @@ fn check(version: u32) -> Result<(), WordsError> {
 }
 
 const VERSION: u32 = 1;
-/// Before the answer, which a shell's own words do not begin with.
+/// The prefix of the receiver's answer, with which no output of a login shell begins.
 const MARK: &str = "zmove-receive ";
-/// The length that no order reaches, in bytes.
+/// The upper bound of an order's length, in bytes; every order is shorter.
 pub const ORDER_BYTES_MAX: u64 = 4096;
 
 #[cfg(test)]

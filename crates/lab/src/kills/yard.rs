@@ -148,13 +148,13 @@ impl Push {
         self.running.kill().map(drop)
     }
 
-    /// What the receiver has said is stored, by the last whole line of the trace.
+    /// The bytes that the receiver has reported as stored, by the last complete line of the trace.
     pub(crate) fn bytes_stored(&self) -> Result<u64> {
         let text = fs::read_to_string(&self.trace).context("failed to read the trace")?;
         Ok(stored_by_trace(&text))
     }
 
-    /// Waits until so much is stored; an error if the push ends before.
+    /// Waits until the receiver has stored `bytes`; fails if the push ends before that.
     pub(crate) fn wait_until_stored(&self, bytes: u64) -> Result<()> {
         while self.bytes_stored()? < bytes {
             if !self.runs_for(STEP)? {

@@ -27,7 +27,7 @@ use super::Delays;
 use super::nodes::{Nodes, file_type};
 use super::operations::Operations;
 
-/// A directory served late.
+/// A FUSE file system that passes a directory through and delays its operations.
 #[derive(Debug)]
 pub(super) struct Passthrough {
     nodes: Nodes,
@@ -165,7 +165,7 @@ impl Passthrough {
     }
 }
 
-/// What is to be set of a file.
+/// The attributes to be set of a file.
 struct Change {
     mode: Option<u32>,
     owner: Option<u32>,

@@ -32,14 +32,14 @@ pub(crate) struct Throughput {
     pub(crate) retransmits: u64,
 }
 
-/// What iperf3 runs.
+/// The runs of iperf3: their numbers of flows and their length.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Effort {
     /// Number of flows of each run.
     pub(crate) flow_counts: &'static [u32],
-    /// Seconds that count.
+    /// Measured seconds of each run.
     pub(crate) seconds: u32,
-    /// Seconds before that, for slow start.
+    /// Seconds before the measured ones, left out because of slow start.
     pub(crate) omitted_seconds: u32,
 }
 

@@ -42,7 +42,7 @@ pub(crate) enum Verdict {
 }
 
 impl Verdict {
-    /// In one word.
+    /// The verdict in one word.
     pub(crate) fn word(&self) -> &'static str {
         match self {
             Self::Right => "right",
@@ -131,12 +131,12 @@ fn settle() -> Result<()> {
     Ok(())
 }
 
-/// The longest wait; what still runs then is not ours.
+/// The longest wait for idle processors; work that still runs then was not started here.
 const SETTLE_MAX: Duration = Duration::from_secs(20);
 const SAMPLE: Duration = Duration::from_millis(250);
-/// So many samples in a row must be idle.
+/// How many samples in a row must be idle.
 const IDLE_SAMPLES: u32 = 6;
-/// Idle means busy for at most one in so many ticks.
+/// Processors count as idle when they work in at most one of this many ticks.
 const IDLE_SHARE: u64 = 20;
 
 /// Ticks in which processors worked, and all ticks (proc(5), `/proc/stat`).

@@ -62,7 +62,7 @@ impl Header {
         })
     }
 
-    /// Of nothing in particular.
+    /// An instance with empty fields, for tests.
     #[cfg(test)]
     pub(crate) fn without_machine() -> Self {
         Self {
@@ -78,12 +78,12 @@ impl Header {
         }
     }
 
-    /// The same over other paths than one link's.
+    /// This instance with another description of the path, for a path of more than one link.
     pub(crate) fn over(self, path: String) -> Self {
         Self { path, payload_bits_per_second: None, ..self }
     }
 
-    /// A line for each.
+    /// The facts of the measurement as text, one topic in each line.
     pub(crate) fn text(&self) -> String {
         let mut text = format!(
             "kernel {}, {} × {}, load before {}\n",
@@ -129,7 +129,7 @@ impl Entry {
         }
     }
 
-    /// The same as the run of this number, counted from 1.
+    /// This run with its number, counted from 1.
     pub(crate) fn numbered(self, number: u32) -> Self {
         Self { number, ..self }
     }
@@ -149,7 +149,7 @@ struct Cell {
     seconds_min: Option<f64>,
     seconds_max: Option<f64>,
     gigabits_per_second: Option<f64>,
-    /// Of the path's payload rate, where it has one.
+    /// The share of the path's payload rate, where the path has one.
     path_share: Option<f64>,
     files_per_second: Option<f64>,
     first_byte_seconds: Option<f64>,

@@ -102,7 +102,7 @@ impl Hosts {
         Ok(Self { source, target, source_address, target_address, way })
     }
 
-    /// What the path was asked for.
+    /// The round trip that the path was set to.
     pub(crate) fn round_trip(&self) -> RoundTrip {
         self.way.round_trip()
     }
@@ -120,14 +120,15 @@ impl Hosts {
     }
 }
 
-/// Bytes received and sent, of the line about the device that leads to the other host.
+/// The sum of bytes received and sent, from a line of `/proc/net/dev`; `None` if the line is not about
+/// `device`.
 fn device_bytes(line: &str, device: &str) -> Option<u64> {
     let counts = line.trim_start().strip_prefix(device)?.strip_prefix(':')?;
     let counts: Vec<u64> = counts.split_whitespace().map_while(|count| count.parse().ok()).collect();
     Some(counts.first()? + counts.get(SENT_BYTES_COLUMN)?)
 }
 
-/// In `/proc/net/dev`, behind eight columns about what has been received.
+/// The column of sent bytes in `/proc/net/dev`, which follows eight columns about received data.
 const SENT_BYTES_COLUMN: usize = 8;
 /// IPv4, TCP and its timestamps.
 const TCP_HEADERS_BYTES: u32 = 20 + 20 + 12;

@@ -21,7 +21,7 @@ pub(crate) struct Cell {
     pub(crate) runs: usize,
     /// Whether the rate is that of what had arrived when time was up.
     pub(crate) is_cut: bool,
-    /// Of both sides.
+    /// The CPU time of both sides for each GiB.
     pub(crate) cpu_seconds_per_gibibyte: Option<f64>,
     /// What went wrong, if the cell has no rate.
     pub(crate) trouble: Option<String>,
@@ -108,7 +108,8 @@ pub(crate) mod tests {
     use super::*;
     use crate::measure::race::Verdict;
 
-    /// A study in which every tool needs so many seconds at 0.2 ms, and `far` times as many at 90 ms.
+    /// A study in which each tool takes the seconds given in `tools` at 0.2 ms, and `far` times as many at 90
+    /// ms.
     pub(crate) fn study(directory: &std::path::Path, tools: &[(&str, f64)], far: f64) -> Study {
         let mut study = Study::open(directory, &design()).unwrap();
         for (rtt_ms, times) in [(0.2, 1.0), (90.0, far)] {

@@ -13,7 +13,7 @@ use zmove_drawing::{
 pub(crate) struct Chart {
     pub(crate) heading: Heading,
     pub(crate) across: Across,
-    /// What lies across.
+    /// The title of the horizontal axis.
     pub(crate) title_across: &'static str,
     pub(crate) panels: Vec<Panel>,
     /// A line below everything.
@@ -177,7 +177,7 @@ fn legend(panels: &[Panel], top: f64) -> (Group, f64) {
     (group, y + LEGEND_ROW)
 }
 
-/// Where values lie in a diagram, from 0 to 1.
+/// A scale, which maps values to positions in a diagram from 0 to 1.
 enum Scale {
     Linear(Axis),
     Logarithmic(LogAxis),
@@ -213,7 +213,7 @@ pub(super) fn as_f64(count: usize) -> f64 {
 
 const HEAD: f64 = 22.0 + NAMES;
 const HEIGHT: f64 = 210.0;
-/// For the labels of what lies across.
+/// The space below a chart for the labels of the horizontal axis.
 const BELOW: f64 = 24.0;
 const LEGEND_ROW: f64 = 19.0;
 const SAMPLE_WIDTH: f64 = 24.0;

@@ -59,7 +59,8 @@ impl Pictures {
         Self { cells: cells::cells(study), foot, below: "emulated path, two hosts on one machine".to_owned() }
     }
 
-    /// Every picture with the name of its file, those of the paper by their numbers there.
+    /// Every picture with its file name; a picture that repeats a figure of the paper is named by that
+    /// figure's number.
     fn all(&self) -> Vec<(String, Chart)> {
         let mut all = Vec::new();
         let [near, far] = SWEPT_RTT_MS;

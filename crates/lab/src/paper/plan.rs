@@ -20,9 +20,9 @@ pub(crate) struct Design {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Part {
-    /// How fast by file size.
+    /// The rate by file size.
     Sizes,
-    /// How fast by the number of processes of a wrapper.
+    /// The rate by a wrapper's number of processes.
     Processes,
 }
 
@@ -60,7 +60,8 @@ impl Design {
         sizes.take_while(|size| *size <= self.size_max_bytes).collect()
     }
 
-    /// One size of each class: the largest but one of the small and the medium ones, and the first of the large ones.
+    /// One size of each class: the second largest small size, the third largest medium size, and the smallest
+    /// large size.
     fn swept_sizes(&self) -> Vec<u64> {
         let of = |class| self.sizes().into_iter().filter(move |size| SizeClass::of(*size) == class);
         let small = [of(SizeClass::Losf).nth_back(1), of(SizeClass::Medium).nth_back(2)];

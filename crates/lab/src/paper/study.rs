@@ -102,7 +102,7 @@ impl Record {
         Some(bytes as f64 / self.run.seconds)
     }
 
-    /// Of both sides, for each GiB that arrived.
+    /// The CPU seconds of both sides for each GiB that arrived.
     #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
     pub(crate) fn cpu_seconds_per_gibibyte(&self) -> Option<f64> {
         let bytes = if self.is_cut() { self.arrived_bytes? } else { self.bytes() };
@@ -154,7 +154,7 @@ impl Study {
         Ok(study)
     }
 
-    /// The study in that directory.
+    /// Reads the study that is stored in `directory`.
     pub(crate) fn read(directory: &Path) -> Result<Self> {
         let file = directory.join(FILE);
         let text = fs::read_to_string(&file).with_context(|| format!("failed to read {}", file.display()))?;

@@ -95,7 +95,7 @@ impl Homes {
         self.ssh.join("bin")
     }
 
-    /// What ssh is told, with its fastest cipher.
+    /// The command-line arguments of ssh, with its fastest cipher.
     pub(super) fn ssh_arguments(&self) -> String {
         format!("-p {SSH_PORT} {} {FASTEST_CIPHER}", self.ssh_options())
     }
@@ -105,7 +105,7 @@ impl Homes {
         format!("ssh {}", self.ssh_arguments())
     }
 
-    /// The same with the cipher that ssh chooses.
+    /// The ssh client as one line, with the cipher that ssh chooses.
     pub(super) fn ssh_line_of_choice(&self) -> String {
         format!("ssh -p {SSH_PORT} {}", self.ssh_options())
     }

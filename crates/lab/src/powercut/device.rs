@@ -32,7 +32,7 @@ pub(crate) struct Device {
     shared: Arc<Shared>,
     session: Option<BackgroundSession>,
     clock: Option<JoinHandle<()>>,
-    /// What the loop device is over.
+    /// The file under the loop device.
     file: PathBuf,
     /// None while the file is changed.
     node: RefCell<Option<PathBuf>>,
@@ -60,7 +60,7 @@ pub(crate) struct Script {
     pub(crate) faults: Faults,
     /// When the device cuts the power by itself.
     pub(crate) cut: Option<Moment>,
-    /// When it asks for a kill.
+    /// When the device asks for a kill.
     pub(crate) kill: Option<Moment>,
     pub(crate) loss: Loss,
     pub(crate) dice: Dice,
@@ -142,7 +142,7 @@ impl Device {
         self.node.borrow().clone().context("the device is not attached")
     }
 
-    /// What it holds now.
+    /// The contents that the device holds now.
     pub(crate) fn image(&self) -> Image {
         let mut image = self.shared.lock().disk.seen().clone();
         image.trim();
@@ -229,7 +229,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers what is held when it is due, until the device ends.
+    /// Answers each held request when it is due, until the device ends.
     fn answer_what_is_due(&self) {
         let mut state = self.lock();
         while !state.ending {

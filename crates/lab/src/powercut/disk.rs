@@ -11,11 +11,11 @@ use crate::torture::dice::Dice;
 /// A disk and its cache.
 #[derive(Debug)]
 pub(crate) struct Disk {
-    /// What is read: all writes in the order in which they came.
+    /// The contents as they are read: all writes, applied in order of arrival.
     seen: Image,
-    /// What is on the medium for certain.
+    /// The contents that are on the medium for certain.
     durable: Image,
-    /// The other writes, in the order in which they came.
+    /// Writes that may not have reached the medium, in order of arrival.
     pending: Vec<Pending>,
     /// Counts writes, completions and flushes.
     clock: u64,

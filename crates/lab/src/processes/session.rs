@@ -151,7 +151,7 @@ fn clear(id: &str) {
     }
 }
 
-/// Mounts below a directory, the last one first: where, and of which type.
+/// Mounts below a directory, the last one first, each with its mount point and its file system's type.
 fn mounts_below(directory: &Path) -> Vec<(PathBuf, String)> {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let mount = |line: &str| {

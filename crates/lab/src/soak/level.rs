@@ -1,11 +1,11 @@
-//! What a process holds, and how that goes over time.
+//! The memory, descriptors and threads of a process, and their trend over time.
 
 use std::fmt;
 use std::fs;
 
 use anyhow::{Context, Result};
 
-/// What a process holds at one moment, or on average.
+/// The memory, descriptors and threads of a process, at one moment or on average.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Level {
     memory_mib: f64,
@@ -13,15 +13,15 @@ pub(crate) struct Level {
     threads: f64,
 }
 
-/// Levels one after the other.
+/// Levels in order of time.
 #[derive(Debug, Default)]
 pub(crate) struct Levels(Vec<Level>);
 
-/// How much more the last may be than the first.
+/// The largest ratio of the last level to the first.
 const GROWTH_MAX: f64 = 1.1;
 
 impl Level {
-    /// Of a process that runs.
+    /// The level of a running process.
     pub(crate) fn of(id: u32) -> Result<Self> {
         let status = fs::read_to_string(format!("/proc/{id}/status")).context("failed to read /proc")?;
         let number = |name: &str| -> Result<f64> {

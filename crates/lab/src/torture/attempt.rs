@@ -35,18 +35,18 @@ pub(crate) struct Stage<'a> {
 /// How an attempt ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// With exit code 0.
+    /// The push ended with exit code 0.
     Done,
-    /// With another that says what happened, or killed.
+    /// The push ended with another exit code that says what happened, or was killed.
     Failed,
 }
 
-/// What the main thread waits for.
+/// An event for which the main thread waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum News {
     /// The sender has ended.
     Ended,
-    /// So much has passed the relay.
+    /// The awaited number of bytes has passed the relay.
     Reached,
 }
 

@@ -40,7 +40,7 @@ pub(crate) fn plant(
     Ok(extra)
 }
 
-/// A directory; rarely something that has to give way to one.
+/// Makes a directory, or rarely another entry, which the push has to replace by a directory.
 fn directory(path: &Path, to: &Path, dice: &mut Dice, versions: &mut Versions) -> Result<()> {
     if dice.one_in(20) {
         return other(path, to, dice, versions);

@@ -72,8 +72,8 @@ impl Moment {
         Self { seconds, nanos }
     }
 
-    /// Another, where it may be taken for that one: contents of the same length and time are the same by
-    /// definition, also where a file system has cut the time.
+    /// A time that cannot be taken for `other`: one second later if both lie in the same second. Files of the
+    /// same length and time count as equal, also where a file system has cut the time to whole seconds.
     pub(crate) fn unlike(self, other: Self) -> Self {
         if self.seconds == other.seconds { Self { seconds: self.seconds + 1, ..self } } else { self }
     }

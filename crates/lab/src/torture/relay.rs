@@ -25,22 +25,22 @@ pub(crate) enum Way {
 /// How connections end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
-    /// As a program that is done closes them.
+    /// They are closed in order, as by a program that has finished.
     Closed,
-    /// As a host that knows nothing of them answers.
+    /// They are reset, as by a host that does not know them.
     Reset,
 }
 
 /// What happens to bytes on their way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Harm {
-    /// A bit of them is another.
+    /// One bit is flipped.
     Flip,
-    /// Some of them come twice.
+    /// Some bytes arrive twice.
     Double,
 }
 
-/// What is called when the gate is reached.
+/// The function that is called when the gate is reached.
 pub(crate) type Tell = Box<dyn Fn() + Send>;
 
 /// The relay; its connections end with it.
@@ -77,7 +77,7 @@ struct Gate {
 struct Connection {
     sender: Arc<TcpStream>,
     receiver: Arc<TcpStream>,
-    /// What goes this way is swallowed.
+    /// The direction in which bytes are discarded.
     deaf: Option<Way>,
 }
 
@@ -151,7 +151,8 @@ impl Relay {
         }
     }
 
-    /// Ends one connection one way, and swallows what is said on it that way from now on.
+    /// Closes one connection in the direction `way`, and discards all that is sent in that direction from
+    /// then on.
     pub(crate) fn half_close(&self, dice: &mut Dice, way: Way) {
         let mut state = self.shared.state();
         if let Some(id) = state.draw(dice)

@@ -34,7 +34,7 @@ struct State {
     /// The threads that wait, in order.
     waiting: VecDeque<u64>,
     next: u64,
-    /// Of late: how long pieces took, and how long their threads were awake.
+    /// How long recent pieces of work took, and how long their threads were awake.
     elapsed: Duration,
     awake: Duration,
 }
@@ -62,15 +62,15 @@ struct AwakeClock {
     last: Duration,
 }
 
-/// How long a thread that waits does not notice that its session has ended.
+/// The longest time until a waiting thread notices that its session has ended.
 const STOPPED_AFTER: Duration = Duration::from_millis(100);
-/// A thread that has a place and has not asked for so long sleeps.
+/// A thread with a place no longer counts as at work once it has not asked for this long.
 const LEASE: Duration = Duration::from_secs(1);
 /// Most threads of one key at work, for each core.
 const PLACES_PER_CORE_MAX: usize = 64;
-/// Pieces are measured together until they have taken so long.
+/// Pieces of work are measured together until they have taken this long.
 const MEASURED_MIN: Duration = Duration::from_millis(2);
-/// Times count for as long: half of them are forgotten when there are so many.
+/// The span of remembered times: half of them are forgotten when their sum reaches it.
 const REMEMBERED: Duration = Duration::from_millis(200);
 
 impl Default for Cores {
@@ -89,7 +89,7 @@ impl Default for Cores {
 }
 
 impl Cores {
-    /// For a thread of a session that ends when `stopping` is set.
+    /// A turn for a thread of a session that ends when `stopping` is set.
     pub(crate) fn turn<'a>(&'a self, stopping: &'a AtomicBool) -> Turn<'a> {
         Turn { cores: self, stopping, place: Mutex::new(None) }
     }
@@ -228,12 +228,12 @@ impl AwakeClock {
         Some(self)
     }
 
-    /// How long it was since the last time.
+    /// How long the thread has been awake since the last call.
     fn lap(&mut self) -> Option<Duration> {
         let now = self.read()?;
         let awake = now.checked_sub(self.last)?;
         self.last = now;
-        // a kernel that does not count says nothing but zero
+        // a kernel that does not count these times reports only zeros
         (!awake.is_zero()).then_some(awake)
     }
 

@@ -57,9 +57,9 @@ pub(crate) struct InLine {
     key: Fingerprint,
     number: u64,
     seat: oneshot::Receiver<Seat>,
-    /// How many of the same key were before it.
+    /// How many transfers of the same key were waiting before this one.
     pub(crate) ahead: usize,
-    /// The limit that it met; none where it is seated at once.
+    /// The limit that keeps the place waiting; `None` if it got its seat at once.
     pub(crate) full: Option<Full>,
 }
 
@@ -73,7 +73,7 @@ pub(crate) struct Held {
 
 /// How many refusals of one key are told at a time.
 const TOLD_PER_KEY_MAX: usize = 8;
-/// How many of all keys are.
+/// How many refusals of all keys together are told at a time.
 const TOLD_MAX: usize = 128;
 
 /// A limit that is reached.
@@ -267,7 +267,7 @@ mod tests {
         admissions.line_up(key).unwrap().at_once().unwrap()
     }
 
-    /// What one more of a key meets.
+    /// The limit that one more transfer of a key meets.
     fn full(admissions: &Admissions, key: Fingerprint) -> Full {
         let mut place = admissions.line_up(key).unwrap();
         assert!(place.at_once().is_none());

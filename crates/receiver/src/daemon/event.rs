@@ -41,23 +41,23 @@ pub struct Moved {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Rejection {
-    /// It did not prove a key.
+    /// The client did not prove a key.
     Handshake,
-    /// It made room for others that had not proved a key.
+    /// The connection made room for others that had not proved a key.
     Crowded,
-    /// Its key is not in the list.
+    /// The client's key is not in the list.
     UnknownKey,
     /// The list of keys cannot be read.
     KeyList,
-    /// It did not greet, or not as zmove does.
+    /// The client sent no greeting, or not that of zmove.
     Greeting,
-    /// It asked for lanes in clear.
+    /// The client asked for lanes in clear.
     Clear,
-    /// It would be beyond a limit.
+    /// The connection would be beyond a limit.
     Limit,
     /// This daemon is being stopped.
     Stopping,
-    /// It belongs to no transfer, or is one too many.
+    /// The lane belongs to no transfer, or is one too many.
     Transfer,
 }
 
@@ -90,7 +90,7 @@ pub enum DaemonEvent {
     Received {
         /// Who sent it.
         who: Who,
-        /// How its lanes went.
+        /// The cipher of the transfer's lanes.
         cipher: Cipher,
         /// What came.
         moved: Moved,

@@ -30,7 +30,7 @@ pub(crate) struct PendingHandshakes(Arc<Shared>);
 #[derive(Debug, Default)]
 struct Shared {
     connections: Lock<Connections>,
-    /// Somebody has begun to wait.
+    /// Notified when a connection has begun to wait.
     waits: Notify,
 }
 
@@ -38,7 +38,7 @@ struct Shared {
 struct Connections {
     entered: u64,
     max: usize,
-    /// Those that prove, the oldest first.
+    /// Connections whose handshake is under way, the oldest first.
     members: VecDeque<Member>,
     counts: Counts,
     queue: Queue,
@@ -49,13 +49,13 @@ struct Member {
     number: u64,
     source: Source,
     since: Instant,
-    /// It has said what a client says first.
+    /// Whether the client has sent its first message.
     spoken: bool,
-    /// Tells by being dropped.
+    /// A sender whose drop tells the handshake that it has lost its place.
     _stays: oneshot::Sender<()>,
 }
 
-/// Those that wait to begin, by site, the oldest first.
+/// Connections whose handshake waits to begin, by site, the oldest first.
 #[derive(Debug, Default)]
 struct Queue {
     sites: HashMap<IpAddr, VecDeque<Queued>>,
@@ -96,7 +96,7 @@ pub(crate) struct Place {
 
 /// How many connections may wait to begin; each costs what it would in the kernel's queue, and a task.
 const QUEUED_MAX: usize = 1024;
-/// They have one part in so many of the descriptors of the process.
+/// Waiting connections may use one part in this many of the process's descriptors.
 const QUEUED_SHARE: usize = 8;
 /// How many begin before they are told.
 const BEGIN_AT_ONCE: usize = 16;
@@ -104,15 +104,16 @@ const BEGIN_AT_ONCE: usize = 16;
 const SILENCE_MAX: Duration = Duration::from_millis(100);
 /// The rest of a handshake takes a round trip and some CPU time on both sides, of which there may be little.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
-/// The same where somebody waits whose network has fewer, so that a few that stall do not keep others waiting.
+/// The longest handshake while a connection waits whose network has fewer, so that a few that stall do not
+/// keep others waiting.
 const HANDSHAKE_ASKED_MAX: Duration = Duration::from_secs(1);
-/// What a network may have in any case: several pushes at once dial so many lanes.
+/// The connections that a network may have in any case: as many lanes as several pushes dial at once.
 const FAIR_SHARE_MIN: usize = 32;
-/// How often it is seen who has taken too long.
+/// How often overdue handshakes are looked for.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 impl PendingHandshakes {
-    /// How many there are, with those that wait.
+    /// How many connections there are, with those that wait.
     pub(crate) fn count(&self) -> usize {
         let connections = self.0.connections.lock();
         connections.members.len() + connections.queue.len
@@ -316,7 +317,7 @@ impl Member {
 }
 
 impl Place {
-    /// It has said what a client says first.
+    /// Whether the client has sent its first message.
     pub(crate) fn has_spoken(&self) -> impl FnOnce() + Send + 'static {
         let (pending, number) = (self.pending.clone(), self.number);
         move || {

@@ -15,7 +15,7 @@ use crate::daemon::admission::Admissions;
 
 /// How long a refused peer may take to take the refusal.
 pub(crate) const REFUSAL_TIMEOUT: Duration = Duration::from_secs(10);
-/// What a refused peer may still say before it is cut off.
+/// The most bytes that a refused peer may still send before it is cut off.
 const DRAIN_BYTES_MAX: u64 = 64 << 10;
 
 /// Refuses a peer whose key is let in, whatever it has to say.

@@ -14,12 +14,12 @@ use crate::account::cores::Turn;
 #[derive(Debug)]
 pub(crate) struct Effort<'a> {
     turn: Turn<'a>,
-    /// Where what is found is booked.
+    /// The memory booked for what has been found.
     held: &'a mut Held,
     entries: usize,
 }
 
-/// Some 100 µs of work where each is looked up.
+/// Entries in one turn: some 100 µs of work where each is looked up.
 const ENTRIES_PER_TURN: usize = 256;
 
 impl<'a> Effort<'a> {
@@ -55,12 +55,12 @@ impl<'a> Effort<'a> {
         self.held.shrink(bytes);
     }
 
-    /// How much is booked.
+    /// How many bytes are booked.
     pub(super) fn booked(&self) -> usize {
         self.held.amount()
     }
 
-    /// Gives back what was booked since so much was.
+    /// Gives back all that is booked beyond `booked` bytes.
     pub(super) fn shrink_to(&mut self, booked: usize) {
         self.held.shrink(self.held.amount() - booked);
     }

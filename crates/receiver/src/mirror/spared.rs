@@ -37,22 +37,22 @@ pub(super) type Look = fn(&OwnedFd, &OsStr) -> Option<FileNumber>;
 struct State {
     inodes: HashSet<FileNumber>,
     held: Held,
-    /// There are more than may be remembered.
+    /// Whether everything is spared, since there are more inodes than may be remembered.
     all: bool,
 }
 
-/// What one takes in a table that grows for what it will hold.
+/// The memory of one inode in a hash table, with the table's spare room.
 const INODE_BYTES: usize = 4 * size_of::<FileNumber>();
 
-/// What names lead to that a directory does not list.
+/// The files to which names lead that are missing from a directory's listing.
 #[derive(Debug, Default)]
 struct Found<'a> {
     names: HashMap<&'a Name, FileNumber>,
-    /// Those of them that no entry of the directory has.
+    /// The files among these to which no listed entry of the directory leads.
     elsewhere: HashSet<FileNumber>,
 }
 
-/// The same for one of those.
+/// The memory of one found name in its hash tables, with their spare room.
 pub(super) const FOUND_BYTES: usize = 4 * size_of::<(&Name, FileNumber)>() + INODE_BYTES;
 
 impl Spared {
@@ -95,7 +95,8 @@ impl Spared {
         Ok(())
     }
 
-    /// What names lead to that are not come upon in a directory.
+    /// Looks up the names in `unlisted`, which a directory's listing does not contain, and returns their
+    /// files.
     fn find<'a>(
         &self,
         directory: &OwnedFd,

@@ -46,10 +46,11 @@ use crate::store::target::file_systems::Flush;
 /// All parts of one transfer.
 #[derive(Debug)]
 pub(crate) struct Parts {
-    /// Where journals are; none are kept without it.
+    /// The directory of the journals; without one, no journal is kept.
     journals: Option<PathBuf>,
     begin: Begin,
-    /// Whether flushes tell nothing any more: a part is not flushed with the target directory, or a flush has failed.
+    /// Whether a flush proves nothing any more, because a part is not flushed with the target directory or a
+    /// flush has failed.
     unflushed: AtomicBool,
     account: Account,
     state: Lock<State>,
@@ -68,13 +69,13 @@ struct State {
     orphans: Vec<Option<Orphan>>,
     /// What has been offered to the sender, until it declares the file.
     prepared: HashMap<RelPath, Prepared>,
-    /// What all that takes.
+    /// The memory booked for this state.
     held: Option<Held>,
 }
 
 #[derive(Debug)]
 struct Earlier {
-    /// The journal that tells of it.
+    /// The index of the journal that lists the file.
     orphan: usize,
     file: UnfinishedFile,
 }
@@ -393,7 +394,7 @@ impl State {
     fn bytes(&self) -> usize {
         let older = self.older.iter().map(|(path, earlier)| (path, earlier));
         let files = self.earlier.iter().chain(older);
-        // each is known here and by its journal
+        // each file is remembered twice: in this state and by its journal
         let each = files.map(|(path, earlier)| {
             2 * (FILE_KEPT_BYTES + 2 * path.as_bytes().len() + GROUP_KEPT_BYTES * earlier.file.groups.len())
         });
@@ -467,7 +468,8 @@ fn overtaken(target: &Tree, path: &RelPath, part: &Part) -> Option<Staged> {
     is_overtaken(&directory, &path.file_name()?, &identity).then_some(staged)
 }
 
-/// Whether a file stands where a part would go that was put there, or changed, after the part was written last.
+/// Whether the part's final path holds a file that was put there, or changed, after the part was last
+/// written.
 pub(crate) fn is_overtaken(directory: &OwnedFd, name: &Name, part: &FileIdentity) -> bool {
     let moment = |identity: &FileIdentity| (identity.ctime.seconds, identity.ctime.nanos);
     let there = FileIdentity::at(directory, name).ok().filter(|there| there.regular);

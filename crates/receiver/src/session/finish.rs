@@ -78,9 +78,9 @@ fn finish_level(transfer: &Transfer, level: &[Remembered]) -> io::Result<Vec<Fau
     Ok(done.into_iter().collect::<io::Result<Vec<_>>>()?.concat())
 }
 
-/// As many threads as there are writers at most.
+/// The most threads: as many as there are writers at most.
 const THREADS_MAX: usize = 8;
-/// What is done sooner than a thread is started.
+/// The fewest directories that are worth a thread: fewer are done sooner than it is started.
 const PART_DIRECTORIES_MIN: usize = 256;
 
 fn finish_part(transfer: &Transfer, part: &[Remembered]) -> io::Result<Vec<Fault>> {
@@ -112,11 +112,11 @@ fn finish_part(transfer: &Transfer, part: &[Remembered]) -> io::Result<Vec<Fault
     Ok(faults)
 }
 
-/// Opens directories that are remembered one after the other. Of several in one directory only the first goes
-/// the whole way: a path of thousands of components may be that of thousands of directories.
+/// Opens remembered directories one after the other. Of several in one parent only the first is opened from
+/// the root, since a path of thousands of components may be the parent of thousands of directories.
 struct Opener<'a> {
     tree: &'a Tree,
-    /// The path of the one before, and that directory once it has been opened.
+    /// The parent path of the directory opened last, and that parent itself once it has been opened.
     last: Option<(&'a Arc<RelPath>, Option<Tree>)>,
 }
 

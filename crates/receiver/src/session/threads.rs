@@ -200,7 +200,7 @@ pub(crate) struct LaneThreads {
     account: Account,
     meter: Arc<TransferMeter>,
     threads: Vec<JoinHandle<()>>,
-    /// Of the lanes that are up, by number.
+    /// The breakers of the lanes that are up, by number.
     up: HashMap<u32, LaneBreaker>,
     begun: u32,
 }
@@ -216,7 +216,8 @@ impl LaneThreads {
         self.up.len()
     }
 
-    /// Has a thread `run` a lane, with its number, which is to tell when that has [ended](Self::ended).
+    /// Starts a thread that calls `run` with a lane and its number; `run` is to report when the lane has
+    /// [ended](Self::ended).
     pub(crate) fn add(
         &mut self,
         mut source: Box<dyn LaneSource>,

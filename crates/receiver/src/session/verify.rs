@@ -116,7 +116,7 @@ impl NamedGroup {
 /// Checks and reads the declaration of a large file; `None` when it arrived damaged.
 ///
 /// # Errors
-/// [`WireError`] when it is what the sender meant and yet no declaration.
+/// [`WireError`] when the frame arrived undamaged and is no valid declaration.
 pub(crate) fn check_declaration(frame: &Frame) -> Result<Option<(FileId, FileHead)>, WireError> {
     if !is_sealed(&frame.header, blake3::hash(&frame.head).as_bytes()) {
         return Ok(None);

@@ -32,7 +32,7 @@ pub(crate) struct Judgement {
     pub(crate) changed: Vec<Candidate>,
 }
 
-/// Judges one offer; what is not looked at when the session has ended counts as needed.
+/// Judges all files of one offer; those not yet examined when the session ends count as needed.
 pub(crate) fn judge_all(transfer: &Transfer, offer: &Offer) -> Judgement {
     let mut judgement = Judgement::default();
     let turn = transfer.turn();

@@ -39,14 +39,14 @@ pub(crate) struct Placer<'a> {
 
 /// An entry of a batch that is being placed.
 struct Entry<'d> {
-    /// Its number in the batch.
+    /// The entry's number in the batch.
     number: u32,
-    /// A file's contents.
+    /// The contents, where the entry is a file.
     bytes: &'d [u8],
     entry: BatchEntry,
 }
 
-/// Some milliseconds of work.
+/// Entries in one turn: some milliseconds of work.
 const ENTRIES_PER_TURN: usize = 64;
 /// How often a staging directory is tried to be begun where there must be one.
 const STAGE_TRIES: usize = 3;
@@ -406,7 +406,7 @@ impl<'a> Placer<'a> {
 
 /// A file that did not become whole in its staging directory.
 enum Unmade {
-    /// It was not begun, or nothing is left of it: it may be made otherwise.
+    /// The directory was not begun, or nothing is left of it: it may be made in another way.
     NotTaken,
     Failed(Failure),
     /// Something of it is still there.

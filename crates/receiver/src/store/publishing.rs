@@ -129,8 +129,9 @@ fn flush(transfer: &Transfer) -> Result<(), Unflushed> {
 }
 
 impl Generation {
-    /// Gives everything its name; returns the batches that have all of theirs now, as far as this generation
-    /// goes. While it is only in doubt because its flush is late, that goes on `beside`.
+    /// Gives all entries of this generation their final names; returns the batches that now have all their
+    /// names, as far as this generation goes. While the generation is in doubt only because its flush is
+    /// late, the flush goes on `beside`.
     pub(crate) fn publish(
         mut self,
         transfer: &Transfer,

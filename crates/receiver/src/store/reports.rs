@@ -11,7 +11,7 @@ use crate::account::{Account, Held as Booked};
 #[derive(Debug)]
 pub(crate) struct Reports {
     pub(crate) outcomes: Sender<Told>,
-    /// Where what is told is booked.
+    /// The account in which reports are booked.
     pub(crate) account: Account,
 }
 

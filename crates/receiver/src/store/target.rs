@@ -59,7 +59,7 @@ struct Place<'a> {
     shown: &'a Path,
 }
 
-/// What becomes of directories that are not there.
+/// Whether missing directories are made or left missing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Missing {
     Made,

@@ -87,14 +87,14 @@ impl Transfer {
         self.arrivals.lock().insert(item)
     }
 
-    /// The sender has given a large file up: nothing is left of it.
+    /// Discards a large file that the sender has given up.
     pub(crate) fn abandon_file(&self, id: FileId) {
         if let Some(file) = self.files.retire(id) {
             self.discard_retired(&file);
         }
     }
 
-    /// Nothing is left of a file that has been retired.
+    /// Discards all that has come of a retired file.
     pub(crate) fn discard_retired(&self, file: &LargeFile) {
         file.discard();
         self.parts.ended(file.id);

@@ -22,9 +22,9 @@ use class::Class;
 /// Whether a rule leaves out or takes in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// What matches is left out.
+    /// Matching entries are left out.
     Exclude,
-    /// What matches is taken in again.
+    /// Matching entries are taken in again.
     Include,
 }
 
@@ -46,7 +46,7 @@ pub(super) enum AppliesTo {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PatternError {
-    /// It is empty or can match no name.
+    /// The pattern is empty or can match no name.
     #[error("it matches nothing")]
     Nothing,
     /// On the command line a comment is certainly a mistake.
@@ -55,7 +55,7 @@ pub enum PatternError {
     /// An include that says `!` would be an exclude.
     #[error("a '!' at its start turns it around: use an exclude, or write '\\!'")]
     TurnedAround,
-    /// It ends in a backslash.
+    /// The pattern ends in a backslash.
     #[error("nothing follows the last '\\'")]
     Dangling,
     /// A `[` without its `]`.
@@ -70,7 +70,7 @@ pub enum PatternError {
     /// Matching goes by bytes, and a character in a class is one.
     #[error("'{0}' cannot stand in '[]', which is for single bytes")]
     NotAscii(char),
-    /// It is not text.
+    /// The pattern is not text.
     #[error("it is not UTF-8: write '?' for each other byte")]
     NotUtf8,
     /// All patterns together, or this one, are too much.

@@ -11,19 +11,19 @@ use zmove_wire::{Fault, Operation};
 /// Why one file did not make it; the push goes on.
 #[derive(Debug, Error)]
 pub(crate) enum FileError {
-    /// The scan could not see it.
+    /// The scan could not examine the file.
     #[error("sender: {0}")]
     Scan(ScanError),
-    /// It could not be opened.
+    /// The file could not be opened.
     #[error("sender: open '{}': {source}", Escaped::path(path))]
     Open { path: PathBuf, source: io::Error },
-    /// It could not be read.
+    /// The file could not be read.
     #[error("sender: read '{}': {source}", Escaped::path(path))]
     Read { path: PathBuf, source: io::Error },
-    /// It was there at the scan and is no regular file now.
+    /// The file was there at the scan and is no regular file now.
     #[error("sender: open '{}': it is no longer a regular file", Escaped::path(path))]
     Replaced { path: PathBuf },
-    /// It changed while it was read.
+    /// The file changed while it was read.
     #[error(
         "sender: read '{}': the file changed while it was being copied; run the command again",
         Escaped::path(path)
@@ -44,7 +44,7 @@ pub(crate) enum FileError {
     /// What is walked now is not what was pushed.
     #[error("sender: {0}; nothing is removed at the target")]
     OtherSource(ScanError),
-    /// It arrived damaged every time.
+    /// The file arrived damaged every time.
     #[error(
         "receiver: verify '{}': it arrived damaged {times} times in a row; given up",
         Escaped::path(path)

@@ -20,7 +20,7 @@ pub(crate) struct Given {
     held: Count,
 }
 
-/// What it has said.
+/// Counts of what the receiver has said.
 #[derive(Debug, Default)]
 pub(crate) struct Heard {
     faults: u64,
@@ -33,13 +33,13 @@ pub(crate) struct Heard {
 const FAULTS_PER_ENTRY: u64 = 2;
 /// Faults of what was not sent under that name, such as directories on the way.
 const FAULTS_BESIDE_MAX: u64 = 4096;
-/// The same where what is at the target alone goes: anything below a directory may fail to.
+/// Faults of removing what only the target has: anything below a directory may fail to be removed.
 const FAULTS_OF_REMOVAL_MAX: u64 = 1 << 20;
 /// A long path counts as several faults.
 const PATH_BYTES_PER_FAULT: u64 = 256;
 
 impl Given {
-    /// Files are offered, of each group of which something may be held.
+    /// Notes an offer: the receiver may hold a value for each group of its files.
     pub(crate) fn offer(&self, offer: &Offer) {
         let files = offer.groups.iter().flat_map(|group| &group.files);
         // once by an earlier transfer and once in another version, and then the end
@@ -62,18 +62,18 @@ impl Heard {
         within("faults", self.faults_beside, limit)
     }
 
-    /// Faults of a batch.
+    /// Checks the number of faults of a batch.
     pub(crate) fn entry_faults(faults: usize, entries: usize) -> Result<(), WireError> {
         within("faults of a batch", faults as u64, FAULTS_PER_ENTRY * entries as u64)
     }
 
-    /// The end of a large file.
+    /// Counts and checks the end of a large file.
     pub(crate) fn file(&mut self, given: &Given) -> Result<(), WireError> {
         self.files += 1;
         within("ends of files", self.files, given.files.get())
     }
 
-    /// What it holds of a file that was offered.
+    /// Counts and checks a message about the groups that the receiver holds of an offered file.
     pub(crate) fn held(&mut self, given: &Given, held: &Held) -> Result<(), WireError> {
         not_empty(!held.cvs.is_empty() || held.end)?;
         self.held += 1;

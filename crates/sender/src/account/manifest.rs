@@ -26,16 +26,16 @@ pub struct Manifest {
     out: BufWriter<File>,
     error: Option<io::Error>,
     unwritable_names: u64,
-    /// The same name may come again.
+    /// Whether the same name may come again.
     repeats: bool,
 }
 
-/// Where the lines go at the good end of the push.
+/// Where the manifest's lines go when the push ends well.
 #[derive(Debug)]
 enum Goal {
-    /// The file in which they are gathered gets this name.
+    /// The file in which the lines are gathered, `part`, is renamed to `path`.
     Name { path: PathBuf, part: PathBuf },
-    /// They are copied to a pipe, a terminal or what else takes bytes one after the other.
+    /// The lines are copied to a pipe, a terminal or another byte stream.
     Stream(File),
 }
 
@@ -159,7 +159,7 @@ impl Place {
     }
 }
 
-/// As many as the kernel follows.
+/// The most links that are followed: as many as the kernel follows.
 const LINKS_MAX: usize = 40;
 
 fn is_stream(kind: FileType) -> bool {

@@ -34,7 +34,7 @@ pub(crate) struct Receipts {
     pub(crate) reply_sender: ReplySender,
     /// How long the receiving lanes were held to a rate, summed over them.
     pub(crate) paced: Duration,
-    /// How many files have another time at the target, since it cannot hold theirs.
+    /// How many files have a different time at the target, whose file system cannot store theirs.
     pub(crate) times_beyond_range: u64,
     heard: Heard,
 }

@@ -10,7 +10,7 @@ use crate::tune::path::{Finding, PathReport};
 pub struct Summary {
     /// Regular files that are whole and verified at the target because of this push.
     pub files: u64,
-    /// Their bytes.
+    /// Bytes of the files counted in `files`.
     pub bytes: u64,
     /// Files that were equal at the target already.
     pub skipped: u64,
@@ -53,13 +53,14 @@ pub struct Summary {
     pub receiver_cpu: Duration,
     /// Names that the manifest cannot hold.
     pub manifest_left_out: u64,
-    /// Files that have another time at the target than at the source, since its file system cannot hold theirs.
+    /// Files whose time differs at the target, because the target's file system cannot store the source's
+    /// time.
     pub times_beyond_range: u64,
     /// What limited the rate.
     pub bottleneck: Bottleneck,
     /// What the kernel tells of the path, where its TCP carries the lanes.
     pub path: Option<PathReport>,
-    /// What would be done, where that was the question.
+    /// What the push would do, if only a preview was asked for.
     pub preview: Option<Preview>,
     /// What suits the path, where the number of lanes was not fixed.
     pub learnt: Option<Learnt>,
@@ -79,7 +80,7 @@ pub struct Preview {
 /// What a push has found out for the next one on the same path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Learnt {
-    /// How many lanes were right.
+    /// The number of lanes that suited the path.
     pub lanes: u16,
     /// Whether a congestion control that takes no notice of loss was.
     pub loss_tolerant: bool,

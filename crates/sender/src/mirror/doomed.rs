@@ -41,18 +41,19 @@ pub(super) struct Doomed {
     kept: bool,
 }
 
-/// What goes.
+/// The entries to be removed.
 pub(super) struct Taken {
     pub(super) doomed: Vec<Doomed>,
-    /// With what goes with its directory, as far as that has been looked into.
+    /// How many entries are to be removed, with those below a removed directory, as far as it has been
+    /// examined.
     pub(super) entries: u64,
-    /// For which there was no room.
+    /// How many entries stay because they go beyond the number that may be removed.
     pub(super) spared: u64,
     /// Entries that stay because the source has changed, without those that would go with their directory.
     pub(super) kept: u64,
 }
 
-/// Gathers it.
+/// Gathers the entries to be removed.
 pub(super) struct Doom {
     /// None without rules: nothing is spared by its name then.
     rules: Option<Arc<Selection>>,

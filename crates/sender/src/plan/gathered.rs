@@ -12,7 +12,7 @@ pub(crate) struct MessageLoad {
 /// Entries that wait to be asked about.
 #[derive(Debug)]
 pub(crate) struct Gathered<T> {
-    /// What one message may hold.
+    /// The most that one message may hold.
     most: MessageLoad,
     /// The entries, each with the bytes of its name.
     waiting: VecDeque<(T, usize)>,

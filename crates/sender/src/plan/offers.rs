@@ -26,26 +26,26 @@ type OfferedEntry = (SourceDirectory, Entry);
 
 struct Awaited {
     file: OfferedEntry,
-    /// What came in an earlier transfer.
+    /// The values of the groups that came in an earlier transfer.
     held: GroupValues,
-    /// What the old version has, as far as it has been told.
+    /// The values of the old version's groups, as far as the receiver has told them.
     there: GroupValues,
 }
 
 struct Outstanding {
     files: Vec<OfferedEntry>,
-    /// By the number of the file, for each of its groups.
+    /// The group values that the target holds, by the file's number in the offer.
     held: HashMap<u32, GroupValues>,
 }
 
 /// What is to become of a file.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Answered {
-    /// It is there.
+    /// The file is at the target already.
     Skip,
-    /// It is to be sent.
+    /// The file is to be sent.
     Need,
-    /// It may be there: this is the root of what is.
+    /// The file may be there already: this is the root hash of the file at the target.
     Compare([u8; 32]),
     /// Groups of it are there, whose values these are.
     Resume(GroupValues),
@@ -87,8 +87,8 @@ impl Offering {
         self.outstanding.len() + self.awaited.len() < OFFERS_OUTSTANDING_MAX
     }
 
-    /// Takes what the target holds of a file; what is none of its groups is passed over. Returns the file if it was
-    /// awaited and this is all.
+    /// Takes the values of groups that the target holds of a file; those beyond the file's end are ignored.
+    /// Returns the file if it was awaited and this was the last message about it.
     pub(crate) fn take_held(&mut self, held: &Held) -> Option<(SourceDirectory, Entry, Answered)> {
         let key = (held.offer, held.file);
         if let Some(Awaited { there, .. }) = self.awaited.get_mut(&key) {

@@ -28,7 +28,7 @@ pub(crate) struct Unread {
 #[derive(Clone, Debug)]
 pub(crate) struct Pack {
     pub(crate) groups: Vec<PackGroup>,
-    /// How often it has been sent before.
+    /// How often the pack has been sent before.
     pub(crate) tries: u8,
     pub(crate) basis: Basis,
     /// Takes what cannot be read before it is known to be needed; dropped once the pack has been read.
@@ -58,9 +58,10 @@ pub(crate) struct PackGroup {
 pub(crate) enum PackEntry {
     /// The directory itself.
     Itself(Metadata),
-    /// What is in it: a subdirectory, a link, or a file of one group or less.
+    /// An entry in the directory: a subdirectory, a link, or a file of one group or less.
     Within(Entry),
-    /// A file of any size whose contents may be there already: the root of what is there.
+    /// A file of any size whose contents may be at the target already, with the root hash of the target's
+    /// file.
     Compare(Entry, Root),
 }
 
@@ -80,7 +81,7 @@ impl PackEntry {
         }
     }
 
-    /// How many bytes its name has, and what it points to.
+    /// How many bytes the entry's name and link target have.
     pub(crate) fn text_bytes(&self) -> usize {
         self.entry().map_or(0, |entry| match &entry.kind {
             EntryKind::Symlink(target) => entry.name.as_bytes().len() + target.len(),
@@ -102,7 +103,8 @@ const ENTRY_HEAD_BYTES: usize = 64;
 const FIRST_DATA_BYTES: u64 = 64 << 10;
 const FIRST_ENTRIES: u64 = 64;
 
-/// How many of the first packs hold what was found; of what does not fit in packs it counts as much.
+/// How many of the first packs hold what was found; anything that does not fit in packs is counted in the
+/// same way.
 pub(crate) fn packs_of(found: Found) -> u64 {
     found.bytes.div_ceil(FIRST_DATA_BYTES).max(found.entries.div_ceil(FIRST_ENTRIES)).max(1)
 }
@@ -271,12 +273,12 @@ impl Pack {
         pieces.into_iter().map(|groups| Self { groups, unread: self.unread.clone(), ..self }).collect()
     }
 
-    /// How many bytes its files have.
+    /// How many bytes the pack's files have.
     pub(crate) fn data_bytes(&self) -> u64 {
         self.groups.iter().map(PackGroup::data_bytes).sum()
     }
 
-    /// How many entries it has.
+    /// How many entries the pack has.
     pub(crate) fn entry_count(&self) -> usize {
         self.groups.iter().map(|group| group.entries.len()).sum()
     }

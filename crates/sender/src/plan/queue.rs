@@ -85,7 +85,7 @@ impl Queue {
         self.plan.push_again(Work::Group(file, span));
     }
 
-    /// Takes the packs back that were to be read ahead and have not been.
+    /// Takes back the packs that were to be read ahead and have not been read yet.
     pub(crate) fn take_back_read_ahead(&self) -> Vec<Pack> {
         let is_read_ahead =
             |parcel: &Parcel| matches!(parcel, Parcel::Unread(pack) if pack.basis == Basis::ReadAhead);

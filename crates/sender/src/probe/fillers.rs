@@ -152,7 +152,7 @@ mod tests {
     use crossbeam_channel::{Receiver, Sender, bounded};
     use zmove_types::Stopwatch;
 
-    /// A lane whose end has gone out, but is not done before the lane is broken.
+    /// A lane that has sent its end, but does not finish before it is broken.
     struct Ending {
         broken_in: Sender<()>,
         broken: Receiver<()>,

@@ -23,10 +23,10 @@ pub struct ProbeReport {
     pub swept: Option<Swept>,
 }
 
-/// What so many lanes have carried.
+/// One round of a probe: what a number of lanes has carried.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Round {
-    /// How many.
+    /// The number of lanes.
     pub lanes: u16,
     /// What came at first, while the windows grew.
     pub ramp: Carried,
@@ -34,7 +34,7 @@ pub struct Round {
     pub steady: Carried,
     /// Round trips of control messages meanwhile: beyond those without data, the time spent in queues.
     pub round_trips: RoundTrips,
-    /// What the kernel, or QUIC, takes for the round trip of the lanes at the end, on the mean.
+    /// The mean of the lanes' round trips at the end, as the kernel or QUIC estimates them.
     pub smoothed: Option<Duration>,
     /// The connections of the lanes, from their first byte to their last.
     pub path: Option<PathReport>,
@@ -58,7 +58,7 @@ pub struct Carried {
 /// Round trips that were seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RoundTrips {
-    /// How many.
+    /// The number of lanes.
     pub count: u32,
     /// The shortest; zero without any.
     pub min: Duration,
@@ -66,7 +66,7 @@ pub struct RoundTrips {
 }
 
 impl Carried {
-    /// Between two samples.
+    /// The bytes and the time between two samples.
     pub(crate) fn between(before: &Sampled, after: &Sampled) -> Self {
         Self {
             bytes: after.bytes.saturating_sub(before.bytes),

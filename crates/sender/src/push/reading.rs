@@ -38,7 +38,7 @@ impl Reading {
         }
     }
 
-    /// All that is known at the end.
+    /// The times of the whole push, as known at its end.
     pub(super) fn times(&self, wall: Duration, lanes: usize, finished: &Finished, paced: Duration) -> Times {
         let path = self.path.as_ref();
         let on_the_wire = path.and_then(|path| path.since_data_sent).map(|ago| wall.saturating_sub(ago));

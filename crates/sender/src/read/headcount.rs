@@ -1,4 +1,4 @@
-//! How many readers there are, and should be.
+//! The number of readers that there are, and the number that there should be.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -30,7 +30,7 @@ impl Look {
     }
 }
 
-/// A source directory, open while it is hot.
+/// A source directory, kept open while it is in frequent use.
 #[derive(Clone, Debug)]
 pub(crate) struct SourceDirectory {
     root: Arc<SourceRoot>,
@@ -173,7 +173,7 @@ impl LargeSource {
         }
     }
 
-    /// The same file, of which the target holds the groups that have a value here.
+    /// This file as a resumed one: the target holds the groups that have a value in `held`.
     pub(crate) fn resuming(self, held: Vec<Option<Cv>>) -> Self {
         let unread = u32::try_from(held.iter().filter(|cv| cv.is_none()).count()).unwrap_or(u32::MAX);
         let state = Mutex::new(LargeState { cvs: held, ..LargeState::default() });
@@ -181,7 +181,7 @@ impl LargeSource {
         Self { groups_unread, groups_unstored, resumed: true, state, ..self }
     }
 
-    /// The same file, of which another version with groups of these values is at the target.
+    /// This file as one to compare: the target has another version, whose groups have the values in `there`.
     pub(crate) fn comparing(self, there: Vec<Option<Cv>>) -> Self {
         self.lock().there = there;
         self
@@ -192,7 +192,7 @@ impl LargeSource {
         self.lock().there.get(span.index as usize).copied().flatten() == Some(cv)
     }
 
-    /// A group is not at the target after all, or not whole: it is sent from now on.
+    /// Notes that a group is missing or damaged at the target after all, so that it is sent from now on.
     pub(crate) fn is_missing(&self, span: GroupSpan) {
         if let Some(there) = self.lock().there.get_mut(span.index as usize) {
             *there = None;

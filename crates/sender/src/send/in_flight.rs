@@ -43,18 +43,18 @@ struct State {
     record: Record<Sent>,
     /// Large files that have not come to their end.
     large: HashMap<FileId, Arc<LargeSource>>,
-    /// How many of them have begun to be sent.
+    /// How many large files have begun to be sent.
     large_begun: u64,
 }
 
 /// What a receipt has settled.
 #[derive(Debug)]
 pub(crate) struct Settled {
-    /// The work, if nothing more is to be said of it.
+    /// The work, if it is done with this receipt.
     pub(crate) work: Option<Sent>,
     /// How much payload the receipt is for.
     pub(crate) data_bytes: u64,
-    /// How much of a batch is stored that has no names yet.
+    /// How many bytes of a batch are stored while its files have no names yet.
     pub(crate) unpublished_bytes: Option<u64>,
 }
 
@@ -144,7 +144,7 @@ impl InFlight {
         self.lock().record.handed_on(item, lane);
     }
 
-    /// Waits as an idle lane.
+    /// Calls `wait` and counts the lane as idle meanwhile.
     pub(crate) fn while_idle<T>(&self, wait: impl FnOnce() -> T) -> T {
         self.lanes_idle.fetch_add(1, Ordering::Relaxed);
         let waited = wait();

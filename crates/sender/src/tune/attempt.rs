@@ -36,7 +36,8 @@ impl Attempt {
         Self { settling: self.settling * PATIENCE, measuring: self.measuring * PATIENCE, ..self }
     }
 
-    /// The rate was falling when the change came: what it had become then is what the change must beat.
+    /// Lowers the baseline to `rate`: where the rate was falling when the change came, the change must beat
+    /// only the lower rate.
     pub(super) fn lower_baseline(&mut self, rate: f64) {
         self.baseline = self.baseline.min(rate);
     }

@@ -228,7 +228,7 @@ impl LaneTuner {
 
     fn go_on(&mut self, mut trial: Trial, tick: &Tick, rate: f64) {
         if trial.dialling {
-            // lanes that do not come up are done without
+            // the trial does not wait for lanes that do not come up
             trial.attempt.lower_baseline(rate);
             trial.dialling = tick.lanes_up < self.wanted;
         }
@@ -343,7 +343,7 @@ const QUEUE_RATIO: f64 = 1.2;
 const LONG_QUEUE_RATIO: f64 = 1.5;
 /// What a busy host adds to a round trip.
 const QUEUE_NOISE: Duration = Duration::from_micros(500);
-/// For how long there must be too many lanes before there are fewer.
+/// How long there must be too many lanes before their number is lowered.
 const CROWDED_MIN: Duration = Duration::from_secs(8);
-/// What a receiver may hold that has not stored it yet.
+/// The bytes that a receiver may hold and not have stored yet.
 const UNSTORED_BYTES_MAX: u64 = 64 << 20;

@@ -82,18 +82,19 @@ impl LossWatch {
 
 /// How many ticks a look for loss goes back.
 const TICKS: u32 = 12;
-/// How many ticks it takes at least.
+/// How many ticks a look for loss takes at least.
 const TICKS_WATCHED_MIN: u32 = 3;
-/// In how many of them something must have been sent again.
+/// In how many ticks of a look something must have been sent again.
 const LOSSY_TICKS_MIN: u32 = 2;
 /// How many ticks make a long look.
 const LONG_TICKS_MIN: u32 = 8;
 /// How many ticks it takes to tell steady loss from an overflow.
 const STEADY_TICKS_MIN: u32 = 6;
-/// Such a share of a tick's segments is the burst in which a slow start ends,
+/// A loss of this share of a tick's segments is the burst in which a slow start ends, if it lasts no longer
+/// than `BURST_TICKS_MAX`.
 const BURST_SHARE_MIN: f64 = 0.01;
-/// if it does not go on.
+/// The longest loss that still counts as the burst in which a slow start ends, in ticks.
 const BURST_TICKS_MAX: u32 = 8;
-/// Fewer may be chance.
+/// The fewest lost segments that count; fewer may be chance.
 const FEW_LOSSES: f64 = 4.0;
 const RISEN_MIN: f64 = 3.0;

@@ -98,13 +98,14 @@ impl PathReport {
         share(self.receive_window_limited, self.busy)
     }
 
-    /// For how much of it the sender's socket buffer was too small.
+    /// For how much of the lanes' busy time the sender's socket buffer was too small, from 0 to 1.
     #[must_use]
     pub fn send_buffer_share(&self) -> f64 {
         share(self.send_buffer_limited, self.busy)
     }
 
-    /// For how much of it the path itself, by its congestion window and its rate, set the pace.
+    /// For how much of the lanes' busy time the path itself, by its congestion window and its rate, set the
+    /// pace.
     #[must_use]
     pub fn congestion_share(&self) -> f64 {
         let others = self.receive_window_limited + self.send_buffer_limited;
@@ -155,12 +156,12 @@ fn share(part: Duration, whole: Duration) -> f64 {
     if whole.is_zero() { 0.0 } else { part.as_secs_f64() / whole.as_secs_f64() }
 }
 
-/// What is in the kernel, on this side or on the way.
+/// Bytes that the kernel has taken and that are not acknowledged, whether still unsent or on the way.
 pub(crate) fn unacked(info: &TcpInfo) -> u64 {
     on_the_way(info) + u64::from(info.bytes_unsent.unwrap_or(0))
 }
 
-/// What has been sent and not been acknowledged.
+/// Bytes that have been sent and not acknowledged.
 pub(crate) fn on_the_way(info: &TcpInfo) -> u64 {
     let sent = info.bytes_sent.unwrap_or(0).saturating_sub(info.bytes_retransmitted.unwrap_or(0));
     sent.saturating_sub(info.bytes_acked.unwrap_or(0))

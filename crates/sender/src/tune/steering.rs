@@ -249,7 +249,8 @@ impl Steering {
     }
 }
 
-/// What the lanes' connections did in a tick that has added `path`, and how those that are `up` are now.
+/// The state of the lanes' connections after a tick: `path` is what the tick has added to their counts, and
+/// `up` are the connections that are up now.
 fn path_tick<'a>(path: &PathReport, up: impl Iterator<Item = &'a PathProbe>) -> PathTick {
     let infos: Vec<_> = up.filter_map(PathProbe::read).collect();
     let trips: Vec<_> = infos.iter().filter_map(|info| info.round_trip).collect();

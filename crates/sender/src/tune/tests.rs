@@ -233,7 +233,7 @@ impl Run {
         part.iter().sum::<f64>() / number(part.len())
     }
 
-    /// How often the number of lanes changed from one second to another.
+    /// How often the number of lanes changed between the seconds `from` and `to`.
     fn changes(&self, from: usize, to: usize) -> usize {
         self.wanted[from * 4..to * 4].windows(2).filter(|pair| pair[0].lanes != pair[1].lanes).count()
     }
@@ -399,7 +399,7 @@ fn a_loss_tolerant_control_that_gains_nothing_is_put_back() {
     assert!(run.wanted.iter().any(|wanted| wanted.congestion == Congestion::LossTolerant));
 }
 
-/// What is remembered of a path that has changed since.
+/// The remembered congestion control is loss-tolerant, and the path has changed since: it loses nothing now.
 #[test]
 fn a_loss_tolerant_control_is_put_back_where_nothing_is_lost() {
     let tolerant = Limits { congestion: Congestion::LossTolerant, congestion_replaceable: true, ..LIMITS };

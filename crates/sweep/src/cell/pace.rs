@@ -74,13 +74,13 @@ impl<'a> Pace<'a> {
         self.changed.notify_all();
     }
 
-    /// Has all stop for this.
+    /// Notes an error, which makes all threads of the cell stop.
     pub(crate) fn fail(&self, error: SweepError) {
         self.lock().failed.get_or_insert(error);
         self.changed.notify_all();
     }
 
-    /// What failed, if anything did.
+    /// The first error of any thread, as an `Err`, if there was one.
     pub(crate) fn failure(&self) -> Result<(), SweepError> {
         self.lock().failed.take().map_or(Ok(()), Err)
     }
@@ -91,7 +91,7 @@ impl<'a> Pace<'a> {
         self.changed.notify_all();
     }
 
-    /// Flushes until the end, and then once more.
+    /// Flushes repeatedly until the end of the cell, and then once more.
     pub(crate) fn flush_over_and_over(
         &self,
         directory: BorrowedFd<'_>,

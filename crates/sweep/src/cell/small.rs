@@ -16,7 +16,7 @@ use crate::result::{Counted, Way};
 
 /// The small files of a cell, as far as they have been written.
 pub(crate) struct SmallFiles {
-    /// Each with how many files it holds, named by their numbers.
+    /// The directories, each with the number of files in it; the files are named by their numbers.
     directories: Vec<(Arc<OwnedFd>, u64)>,
     pub(crate) way: Way,
 }

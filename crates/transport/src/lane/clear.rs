@@ -126,7 +126,7 @@ impl ClearLane {
         let mut mac = [0; blake3::OUT_LEN];
         self.fill(&mut header, watch)?;
         self.fill(&mut mac, watch)?;
-        // this comparison takes the same time wherever they differ
+        // this comparison takes the same time wherever the two hashes differ
         if self.checking.next(&header) != blake3::Hash::from_bytes(mac) {
             return Err(LaneError::Forged);
         }
@@ -281,7 +281,8 @@ mod tests {
         pieces
     }
 
-    /// How many frames a receiver believes of what somebody in between has made of them, and how it ends.
+    /// How many of the frames in `pieces`, which somebody in between may have altered, a receiver accepts,
+    /// and how its lane ends.
     fn heard(pieces: &[Vec<u8>]) -> (u64, Result<(), LaneError>) {
         let (mut near, far) = sockets();
         near.write_all(&pieces.concat()).unwrap();

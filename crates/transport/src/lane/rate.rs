@@ -45,7 +45,7 @@ impl SharedRate {
         Arc::strong_count(&self.0) > 1
     }
 
-    /// Books `bytes`; returns when they are paid for.
+    /// Books `bytes` against the rate; returns the moment from which they are within it.
     fn spend(&self, bytes: usize, now: Instant) -> Instant {
         let mut account = self.lock();
         let nanoseconds = (bytes as u64).saturating_mul(1_000_000_000) / account.bytes_per_second.max(1);

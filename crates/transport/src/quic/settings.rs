@@ -147,7 +147,8 @@ pub(super) fn endpoint(identity: &Identity) -> EndpointConfig {
     let secret = identity.derive(RESET_CONTEXT);
     let reset = aws_lc_rs::hmac::Key::new(aws_lc_rs::hmac::HMAC_SHA256, &secret);
     let mut config = EndpointConfig::new(Arc::new(reset));
-    // those of quinn carry a check by a key of this process, for want of which the next one would give no reset
+    // quinn's own connection ids carry a check by a key of this process; the next process, which lacks that
+    // key, would answer them with no reset
     config.cid_generator(|| Box::new(RandomIds));
     // a daemon that has been started again is asked by all connections at once, and a reset is shorter than
     // what it answers

@@ -95,11 +95,12 @@ impl Acceptor {
         self.handshake_telling(socket, deadline, || ()).await
     }
 
-    /// The same; calls `spoken` when the client has said what comes first.
+    /// Makes the handshake as [`handshake`](Self::handshake) does, and calls `spoken` once the client's first
+    /// message has come.
     ///
     /// # Errors
     ///
-    /// As above.
+    /// As [`handshake`](Self::handshake).
     pub async fn handshake_telling(
         &self,
         socket: TcpStream,

@@ -67,13 +67,14 @@ pub enum FaultCode {
     Contradiction,
     /// No fault: the file was guessed to be missing and is there, of the same size and time.
     AlreadyThere,
-    /// Somebody else has locked the file, as one does who changes it in place.
+    /// Another process has locked the file, as processes do that change a file in place.
     Locked,
     /// Another file has got the name of one that was changed in place, or none has it any more.
     Replaced,
     /// Somebody else has changed a file while it was changed in place. From [`Version::V4`] on.
     Changed,
-    /// It stays, since its name is one of those that zmove gives to what is not finished. From [`Version::V4`] on.
+    /// The entry stays, since its name is one of those that zmove gives to what is not finished. From
+    /// [`Version::V4`] on.
     Reserved,
     /// It stays, since it is another file system than the directory that it is in. From [`Version::V4`] on.
     Mounted,

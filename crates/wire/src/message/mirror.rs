@@ -13,10 +13,10 @@ use crate::limits::{KEEP_NAMES_MAX, KEEP_RANGES_MAX, REMOVE_NAMES_MAX};
 /// What becomes of what is below a directory of the target and not in its source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Extraneous {
-    /// It stays.
+    /// The entry stays.
     #[default]
     Stays,
-    /// It may be removed.
+    /// The entry may be removed.
     Goes,
 }
 

@@ -85,17 +85,18 @@ pub struct Findings {
 /// What a transfer would do with one entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Finding {
-    /// Nothing: it is there as it should be.
+    /// Nothing: the entry is there as it should be.
     Same,
-    /// Nothing: what is there may not be replaced.
+    /// Nothing: the existing entry may not be replaced.
     Stays,
-    /// Make it.
+    /// The transfer would make the entry.
     New,
-    /// Change or replace what is there.
+    /// The transfer would change or replace the existing entry.
     Differs(Differences),
-    /// Contents decide: a file of that size with this root is there, and differs in what is said beside.
+    /// The contents decide: a file of the same size with this root hash exists, and it has these other
+    /// differences.
     Contents(Differences, [u8; 32]),
-    /// Fail.
+    /// The transfer would fail for the entry.
     Fails(Operation, FaultCode),
 }
 

@@ -7,10 +7,10 @@ use zmove_types::RelPath;
 
 use super::rules_in;
 
-/// A path, a line feed, and a file of rules: the rules that are understood answer for any path.
+/// Takes a path, a line feed and a file of rules, and applies the rules to the path if they can be parsed.
 ///
 /// # Panics
-/// When what lies in a directory that is left out is taken in.
+/// When a path below an excluded directory is selected.
 pub fn filters(bytes: &[u8]) {
     let cut = bytes.iter().position(|&byte| byte == b'\n').unwrap_or(0);
     let (path, text) = bytes.split_at(cut);

@@ -10,7 +10,7 @@ use std::str::FromStr;
 pub(crate) struct Root(PathBuf);
 
 impl Root {
-    /// Those of this host.
+    /// The root directory of this host.
     pub(crate) fn host() -> Self {
         Self("/".into())
     }
@@ -55,14 +55,14 @@ pub(crate) mod tests {
     pub(crate) struct Fake(tempfile::TempDir);
 
     impl Fake {
-        /// A tree with these files.
+        /// A fake root directory with these files.
         pub(crate) fn of(files: &[(&str, &str)]) -> Self {
             let fake = Self(tempfile::tempdir().unwrap());
             files.iter().for_each(|(path, text)| fake.put(path, text));
             fake
         }
 
-        /// A tree with these sysctls.
+        /// A fake root directory with these sysctls.
         pub(crate) fn of_sysctls(values: &[(&str, &str)]) -> Self {
             let fake = Self::of(&[]);
             values.iter().for_each(|(name, text)| fake.put(&sysctl_path(name), text));

@@ -29,15 +29,15 @@ pub(crate) struct Paths {
 /// Whether buffers of a size fill a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Fill {
-    /// With the lanes that there are anyway.
+    /// The usual number of lanes fills the path.
     Easily,
-    /// With so many lanes.
+    /// The path needs this many lanes to be filled.
     Lanes(u64),
-    /// Not with as many as there may be.
+    /// Not even the largest allowed number of lanes fills the path.
     Never,
 }
 
-/// A metropolis, a continent, half the world.
+/// The usual round trips: across a metropolis, across a continent, and around half the world.
 const USUAL: [Duration; 3] =
     [Duration::from_millis(10), Duration::from_millis(90), Duration::from_millis(260)];
 
@@ -100,7 +100,7 @@ impl Paths {
         Finding::ok("lanes", first).with_details(lines)
     }
 
-    /// Holds the largest window that a buffer allows against the paths.
+    /// Compares the largest window that a buffer allows with what the paths need.
     fn judge(&self, check: &'static str, name: &str, buffer: Option<(Autotuned, u64)>) -> Finding {
         let Some((figures, window)) = buffer else {
             return Finding::unknown_sysctl(check, name);

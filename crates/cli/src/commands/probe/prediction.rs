@@ -18,17 +18,17 @@ use zmove_types::{ByteCount, SizeClass};
 /// What is known of the way from storage to storage.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Way<'a> {
-    /// What reading takes; `None` counts as no limit.
+    /// How fast the source's storage reads; `None` counts as no limit.
     pub(super) source: Option<&'a Ceiling>,
     /// What the path carries, in bytes per second.
     pub(super) path: f64,
-    /// What writing and flushing takes; `None` counts as no limit.
+    /// How fast the target's storage writes and flushes; `None` counts as no limit.
     pub(super) target: Option<&'a Ceiling>,
-    /// Until the first byte arrives, in seconds.
+    /// The time from the start until the first byte arrives, in seconds.
     pub(super) start: f64,
 }
 
-/// What limits.
+/// The part of the transfer that limits its rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Limit {
@@ -119,7 +119,7 @@ fn class_time(
     })
 }
 
-/// What goes over the path for a file beside its contents: name, mode, time, length and hash.
+/// The bytes sent for each file besides its contents: name, mode, time, length and hash.
 const ENTRY_BYTES: u64 = 100;
 
 impl Limit {

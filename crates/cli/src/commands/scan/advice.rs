@@ -1,4 +1,5 @@
-//! What follows from a histogram: which class decides, and what the storage would need for it at best.
+//! Advice drawn from a histogram: which size class takes the most time, and the least time that the storage
+//! would need for that class.
 
 use serde::Serialize;
 use zmove_scan::{Histogram, Share};
@@ -8,20 +9,20 @@ use zmove_types::{ByteCount, SizeClass};
 use crate::ceiling::date;
 use crate::display::figures::{bytes_per_second, duration};
 
-/// What reading a tree takes at least.
+/// The least time that reading a tree takes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Expected {
     pub(super) seconds: f64,
     pub(super) files_per_second: f64,
     pub(super) bytes_per_second: f64,
-    /// Of the time, what small files take.
+    /// The share of the time that small files take.
     pub(super) losf_share: f64,
     /// The day of the sweep that says so.
     pub(super) sweep: String,
 }
 
 impl Expected {
-    /// By what the storage gave; `None` where nothing is to be read.
+    /// The expectation from a sweep of the storage; `None` where nothing is to be read.
     pub(super) fn of(histogram: &Histogram, sweep: &Sweep) -> Option<Self> {
         let ceiling = Ceiling::of(sweep, Direction::Read)?;
         let time =

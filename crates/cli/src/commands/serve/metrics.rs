@@ -142,14 +142,14 @@ fn stages(to: &mut DescriptorEncoder<'_>, stages: &[(&'static str, StageTimes)])
     Ok(())
 }
 
-/// What lies in a directory of journals.
+/// The number and size of the journals in a directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Journals {
     count: u64,
     bytes: u64,
 }
 
-/// Looks into a directory of journals; one that is not there has none.
+/// Counts the journals in a directory; a directory that does not exist has none.
 fn journals_in(directory: &Path) -> Journals {
     let mut journals = Journals::default();
     let Ok(entries) = std::fs::read_dir(directory) else { return journals };

@@ -6,10 +6,11 @@ use super::{panels, table};
 use crate::display::trace::Line;
 use zmove_drawing::Heading;
 
-/// A whole trace: it is read, summed up and drawn, and its lines mean the same when they are written again.
+/// Reads, summarises and draws a whole trace, and checks that its lines keep their meaning when written
+/// again.
 ///
 /// # Panics
-/// When they do not.
+/// When a line that is written and read again differs.
 pub fn trace(bytes: &[u8]) {
     let lines = match read(bytes) {
         Ok(lines) => lines,

@@ -38,8 +38,8 @@ pub(super) fn summary(lines: &[Line]) -> String {
     text
 }
 
-/// When a stage's bytes began to move and had moved, and the most that it moved in a second or, of a shorter push, in
-/// all. None if nobody counted them.
+/// One row for a stage: when its first and its last byte moved, and its highest rate over a second (over the
+/// whole push where that was shorter). `None` if the bytes were not counted.
 fn stage(name: &str, lines: &[Line], bytes: Counter) -> Option<String> {
     let last = bytes(lines.last()?)?;
     let at = |reached: &dyn Fn(u64) -> bool| {

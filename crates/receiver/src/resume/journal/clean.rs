@@ -25,7 +25,7 @@ use super::{JournalError, Part, Unfinished};
 /// Which journals go.
 #[derive(Clone, Copy, Debug)]
 pub struct CleanRule {
-    /// Those that nobody has written for so long.
+    /// The age of the journals to clean: nobody has written them for this long.
     pub older_than: Duration,
     /// What happens to the journal of a target that cannot be reached.
     pub unreachable: Unreachable,
@@ -36,16 +36,16 @@ pub struct CleanRule {
 /// What happens to the journal of a target that cannot be reached, say because it is not mounted now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unreachable {
-    /// It stays for another time.
+    /// The journal is kept for a later run.
     Keep,
-    /// It goes, and the part files stay for ever.
+    /// The journal is removed, and the part files stay for ever.
     Remove,
 }
 
 /// Whether anything is really removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CleanMode {
-    /// Everything that is told as removed is.
+    /// Everything that is reported as removed is really removed.
     Remove,
     /// Nothing is; what is told would be.
     DryRun,
@@ -58,7 +58,7 @@ pub struct Cleaned {
     pub path: PathBuf,
     /// When it was last written.
     pub modified: SystemTime,
-    /// What it said.
+    /// The journal's contents, or why they could not be read.
     pub contents: Result<Unfinished, JournalError>,
     /// What has become of the part file of each file that it spoke of, in the same order.
     pub parts: Vec<PartFate>,
@@ -69,9 +69,9 @@ pub struct Cleaned {
 /// What has become of a part file.
 #[derive(Debug)]
 pub enum PartFate {
-    /// It is removed.
+    /// The part file is removed.
     Removed,
-    /// It was not there any more.
+    /// The part file did not exist any more.
     Gone,
     /// A transfer that runs has taken it over.
     InUse,
@@ -79,7 +79,7 @@ pub enum PartFate {
     Replaced,
     /// The path of the target leads to another directory than the one that was meant.
     Elsewhere,
-    /// It could not be reached or removed.
+    /// The part file could not be reached or removed.
     Failed(io::Error),
 }
 

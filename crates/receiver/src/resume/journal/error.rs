@@ -17,7 +17,7 @@ pub enum JournalError {
     Io {
         /// What was tried.
         operation: &'static str,
-        /// With which file or directory.
+        /// The file or directory concerned.
         path: PathBuf,
         /// What the system said.
         source: io::Error,

@@ -1,4 +1,4 @@
-//! The journal for `crates/fuzz`.
+//! Fuzz targets for the journal, run by `crates/fuzz`.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -28,15 +28,15 @@ pub type Taken = Result<Orphan, (PathBuf, JournalError)>;
 /// A journal as it is found in its directory.
 #[derive(Debug)]
 pub struct Listed {
-    /// Where it is.
+    /// The journal's path.
     pub path: PathBuf,
-    /// Whether somebody writes it, or is about to take it over.
+    /// Whether another process writes the journal, or is about to take it over.
     pub in_use: bool,
-    /// How long it is.
+    /// The journal's length in bytes.
     pub bytes: u64,
-    /// When it was last written.
+    /// When the journal was last written.
     pub modified: SystemTime,
-    /// What it says.
+    /// The journal's contents, or why they cannot be read.
     pub contents: Result<Unfinished, JournalError>,
 }
 
@@ -70,19 +70,19 @@ impl Orphan {
         Ok(())
     }
 
-    /// What it says.
+    /// The journal's contents, or why they cannot be read.
     #[must_use]
     pub fn unfinished(&self) -> &Unfinished {
         &self.unfinished
     }
 
-    /// Where it is.
+    /// The journal's path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.held.path
     }
 
-    /// When it was last written.
+    /// When the journal was last written.
     #[must_use]
     pub fn modified(&self) -> SystemTime {
         self.modified

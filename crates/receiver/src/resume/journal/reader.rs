@@ -14,18 +14,18 @@ pub(super) struct Replay {
     begin: Begin,
     boot: BootId,
     files: BTreeMap<u64, ReplayedFile>,
-    /// Where the last flush that is known of ended.
+    /// The offset up to which records are known to be flushed.
     flushed: u64,
-    /// Where the last record that is believed ends.
+    /// The offset at which the last valid record ends.
     pub(super) end: u64,
 }
 
 #[derive(Debug)]
 struct ReplayedFile {
     part: Part,
-    /// Each group with where the record of it ends; zero for one that came flushed.
+    /// Each group with the offset at which its record ends; zero for a group that was already flushed.
     groups: BTreeMap<u32, (Cv, u64)>,
-    /// With which change time the part was left, if nothing was written to it after that.
+    /// The change time with which the part was left, if nothing was written to it after that.
     left: Option<Timestamp>,
 }
 
@@ -101,7 +101,8 @@ impl Replay {
         true
     }
 
-    /// Groups of a file that has ended meanwhile are of no interest, and such as the file cannot have are not believed.
+    /// Adds the values of groups. Those of a file that has ended meanwhile are ignored, and so are those
+    /// beyond the end of the file.
     fn add_groups(&mut self, file: u64, first: u32, cvs: &[Cv], end: u64) {
         let Some(file) = self.files.get_mut(&file) else { return };
         let bytes = file.part.source.bytes;

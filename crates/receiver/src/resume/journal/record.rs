@@ -41,10 +41,10 @@ impl BootId {
     }
 }
 
-/// One record.
+/// One record of a journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Record {
-    /// The first one, and only that.
+    /// The first record, and no other.
     Begin(Begin, BootId),
     /// A large file begins.
     Part(u64, Part),

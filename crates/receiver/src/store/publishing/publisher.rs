@@ -73,8 +73,8 @@ struct State {
     beginning: HashSet<RelPath>,
     /// Directories that this transfer has made, and into which it has put nothing.
     fresh: HashSet<RelPath>,
-    /// Directories that are being made, with a number for each time: into one that has gone from here
-    /// meanwhile, somebody has put something as soon as it was there.
+    /// Directories that are being made, each with the number of this making. If the entry has gone when the
+    /// directory is made, another thread has put something into the directory already.
     making: HashMap<RelPath, u64>,
     makings: u64,
     /// Directories in which nothing of dead processes is left, by the hashes of their paths: of two with the
@@ -148,9 +148,9 @@ pub(crate) struct WholeFile {
 /// What the sender knew of a batch's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Known {
-    /// They are not there, or are to be replaced.
+    /// The files do not exist at the target, or are to be replaced.
     Needed,
-    /// It guessed: one that is there already stays.
+    /// The sender guessed that the files do not exist: one that exists already stays.
     PerhapsThere,
 }
 
@@ -205,10 +205,10 @@ const PATHS_MAX: usize = 16_384;
 const PATH_BYTES_MAX: usize = 512;
 /// How many directories are remembered as swept, in 16 bytes each. One beyond them is swept each time it is opened.
 const SWEPT_MAX: usize = 1 << 18;
-/// So much of one generation has it published before its time.
+/// A generation is published early once it has this many entries.
 const ENTRIES_EARLY: u64 = UNPUBLISHED_ENTRIES_MAX / 8;
-/// So much of one generation stops the writers until it has been taken. Two generations may be under way:
-/// together half of what a sender lets be unpublished.
+/// Once a generation has this many entries, the writers stop until it has been taken. Two generations may be
+/// under way: together half of what a sender lets be unpublished.
 const ENTRIES_MAX: u64 = UNPUBLISHED_ENTRIES_MAX / 4;
 const ITEMS_EARLY: u64 = UNPUBLISHED_ITEMS_MAX / 8;
 const ITEMS_MAX: u64 = UNPUBLISHED_ITEMS_MAX / 4;

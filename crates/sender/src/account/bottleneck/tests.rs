@@ -160,7 +160,7 @@ fn while_it_runs_the_sender_says_what_it_can() {
     assert_eq!(second(FED, FED).live_limit(Some(&window(7))), "target");
     let at_own_rate = Times { at_own_rate: true, ..second(FED, FED) };
     assert_eq!(at_own_rate.live_limit(Some(&window(1))), "rate limit");
-    // everything has been sent and nobody books anything
+    // everything has been sent and no stage books any time
     let quiet = second((0.0, 0.0, 0.0), (0.0, 0.0, 0.0));
     assert_eq!(quiet.live_limit(Some(&PathReport::default())), "target");
 }

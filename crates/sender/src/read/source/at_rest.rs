@@ -34,7 +34,7 @@ pub(super) fn look(file: &File) -> io::Result<FileIdentity> {
     }
 }
 
-/// Whether no write that changed a file at that time can still be under way.
+/// Whether a write that changed a file at the time `changed` must have ended by now.
 fn is_distant(changed: Timestamp, now: Timestamp) -> bool {
     changed.seconds < now.seconds - WRITE_SECONDS_MAX
 }

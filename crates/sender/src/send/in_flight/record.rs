@@ -245,15 +245,15 @@ impl<W> Record<W> {
 /// What becomes of an item that has not come to its place.
 #[derive(Debug)]
 pub(crate) struct Mismatch<W> {
-    /// It was lost with its lane.
+    /// Whether the item was lost with its lane.
     pub(crate) lost: bool,
     pub(crate) resend: Resend<W>,
 }
 
 const TIMES_MAX: usize = 32;
-/// A chunk is late when it takes so many times as long as usual,
+/// A chunk is late when it takes longer than this many times the usual time, plus `LATE_MIN`.
 const LATE_RATIO: f64 = 1.5;
-/// and this much more.
+/// The time that a late chunk must take beyond `LATE_RATIO` times the usual time.
 const LATE_MIN: Duration = Duration::from_millis(100);
 /// Storage that takes so long for anything is rare.
 const DOUBT_AFTER: Duration = Duration::from_secs(30);
@@ -294,7 +294,8 @@ mod tests {
         record
     }
 
-    /// Repeats what is late, as if so many lanes were idle and each of the others `stuck` or not.
+    /// Repeats one late chunk and returns its lane; a chunk that its lane has handed on is late only where
+    /// lanes are `stuck`.
     fn late(record: &mut Record<GroupId>, now: Instant, stuck: bool) -> Vec<usize> {
         let late = record.late(now).into_iter().filter(|chunk| !chunk.handed_on || stuck).take(1);
         late.filter_map(|chunk| record.repeat(chunk.item).map(|_| chunk.lane)).collect()

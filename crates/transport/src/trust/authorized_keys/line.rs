@@ -28,11 +28,11 @@ pub enum GrantFault {
     Fingerprint {
         /// The field.
         field: String,
-        /// Why not.
+        /// Why the field is no fingerprint.
         fault: ParseFingerprintError,
     },
-    /// A line that begins with an authority, and does not say whom of those that it vouches for it is about,
-    /// or says it twice.
+    /// A line that begins with an authority and names none of the holders that the authority vouches for, or
+    /// more than one.
     #[error("`ca=` needs one `cn=` or `san=`")]
     Subject,
     /// A field that this version does not know.

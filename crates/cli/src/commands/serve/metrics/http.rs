@@ -15,12 +15,12 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-/// What makes the text of the page.
+/// The function that writes the text of the metrics page.
 type Page = dyn Fn() -> Result<String, fmt::Error> + Send + Sync;
 
-/// Those that ask at once; more wait.
+/// The most connections that are served at once; further ones wait.
 const CONNECTIONS_MAX: usize = 8;
-/// How long one of them may take with all it asks.
+/// How long one connection may last, with all its requests.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long to pause when the system has no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

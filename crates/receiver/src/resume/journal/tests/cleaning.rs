@@ -45,7 +45,7 @@ impl Scene {
         Part { inode: stat.ino(), born, ..part("x", 9) }
     }
 
-    /// Writes a journal about the part.
+    /// Writes a journal that lists `part` alone.
     fn journal(&self, part: &Part) -> Journal {
         let journal = Journal::create(&self.journals(), &self.begin(1)).unwrap();
         journal.part(1, part).unwrap();
