@@ -20,7 +20,7 @@ use rustix::fs::{Advice, fadvise};
 use tempfile::TempDir;
 use zmove_chunk::GroupHasher;
 use zmove_disk::{
-    ContentsWriter, DataFile, Direct, Disk, RingConfig, Staged, TempNames, Threads, Tree, Uring,
+    ContentsWriter, DataFile, Direct, FileIo, RingConfig, Staged, TempNames, Threads, Tree, Uring,
 };
 use zmove_types::{Buffer, BufferPool, GROUP_BYTES, GroupSpan, RelPath};
 
@@ -48,12 +48,12 @@ fn engines(criterion: &mut Criterion) {
     for (name, work) in [("read cold", Work::ReadCold), ("read warm", Work::ReadWarm), ("write", Work::Write)]
     {
         let mut group = group_of(criterion, name, stage.bytes);
-        for (engine, disk) in disks() {
+        for (engine, file_io) in disks() {
             for (path, direct) in [("cached", Direct::Off), ("direct", Direct::On)] {
                 let (mut cpu, mut runs) = (Duration::ZERO, 0);
                 group.bench_function(BenchmarkId::new(engine, path), |bencher| {
                     bencher.iter_custom(|count| {
-                        (0..count).map(|_| stage.run(work, &*disk, direct, &mut cpu, &mut runs)).sum()
+                        (0..count).map(|_| stage.run(work, &*file_io, direct, &mut cpu, &mut runs)).sum()
                     });
                 });
                 let gibibytes = f64::from(runs) * stage.gibibytes();
@@ -122,8 +122,8 @@ fn bytes() -> u64 {
     mebibytes.unwrap_or(512_u64) << 20
 }
 
-fn disks() -> Vec<(&'static str, Arc<dyn Disk>)> {
-    let mut disks: Vec<(_, Arc<dyn Disk>)> = vec![("threads", Arc::new(Threads))];
+fn disks() -> Vec<(&'static str, Arc<dyn FileIo>)> {
+    let mut disks: Vec<(_, Arc<dyn FileIo>)> = vec![("threads", Arc::new(Threads))];
     match Uring::start(RingConfig::default()) {
         Ok(uring) => disks.push(("uring", Arc::new(uring))),
         Err(error) => println!("without uring: {error}"),
@@ -157,7 +157,7 @@ impl Stage {
     fn run(
         &self,
         work: Work,
-        disk: &dyn Disk,
+        file_io: &dyn FileIo,
         direct: Direct,
         cpu: &mut Duration,
         runs: &mut u32,
@@ -169,26 +169,27 @@ impl Stage {
         }
         let (before, started) = (cpu_time(), Instant::now());
         match work {
-            Work::Write => self.write(disk, direct),
-            Work::ReadCold | Work::ReadWarm => self.read(&self.source(), disk, direct),
+            Work::Write => self.write(file_io, direct),
+            Work::ReadCold | Work::ReadWarm => self.read(&self.source(), file_io, direct),
         }
         *cpu += cpu_time() - before;
         started.elapsed()
     }
 
-    fn read(&self, path: &Path, disk: &dyn Disk, direct: Direct) {
+    fn read(&self, path: &Path, file_io: &dyn FileIo, direct: Direct) {
         let file = DataFile::for_reading(File::open(path).expect("it was made"), self.bytes, direct);
         self.for_each_group(|span| {
             let mut hasher = GroupHasher::new(span.index);
             let buffer = self.pool.take().expect("open");
             let (outcome, _buffer) =
-                disk.read(&file, span.offset(), span.len as usize, buffer, &mut |slice| hasher.update(slice));
+                file_io
+                    .read(&file, span.offset(), span.len as usize, buffer, &mut |slice| hasher.update(slice));
             outcome.expect("read");
             assert_ne!(hasher.finish().0, [0; 32]);
         });
     }
 
-    fn write(&self, disk: &dyn Disk, direct: Direct) {
+    fn write(&self, file_io: &dyn FileIo, direct: Direct) {
         let tree = Tree::open(self.directory.path()).expect("it was made");
         let directory = tree.open_directory(&RelPath::root()).expect("it was made");
         let mut staged = Staged::create(&directory, 0o600, &TempNames::new("bench")).expect("created");
@@ -196,7 +197,7 @@ impl Stage {
         self.for_each_group(|span| {
             let mut buffer = self.pool.take().expect("open");
             buffer.set_len(span.len as usize);
-            disk.write(staged.data(), span.offset(), buffer).0.expect("written");
+            file_io.write(staged.data(), span.offset(), buffer).0.expect("written");
         });
         staged.file().sync_data().expect("flushed");
     }

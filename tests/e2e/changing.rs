@@ -25,12 +25,12 @@ fn push_meddled(site: &Site, reads_before: u64, change: fn(&Path)) -> Pushed {
     paint(&path, LARGE);
     set_old(&path);
     let reads = AtomicU64::new(0);
-    let disk = HookedDisk::before_read(move || {
+    let file_io = HookedDisk::before_read(move || {
         if reads.fetch_add(1, Ordering::SeqCst) == reads_before {
             change(&path);
         }
     });
-    let config = SenderConfig { disk, ..SenderConfig::default() };
+    let config = SenderConfig { file_io, ..SenderConfig::default() };
     InProcess { config, ..InProcess::default() }.push(&site.source(), &site.target())
 }
 
@@ -64,12 +64,12 @@ fn a_file_that_changes_while_it_is_read_removes_nothing_at_the_target() {
     let path = site.source().join("big");
     paint(&path, LARGE);
     let shrunk = AtomicBool::new(false);
-    let disk = HookedDisk::before_read(move || {
+    let file_io = HookedDisk::before_read(move || {
         if !shrunk.swap(true, Ordering::SeqCst) {
             OpenOptions::new().write(true).open(&path).unwrap().set_len(100).unwrap();
         }
     });
-    let config = SenderConfig { disk, ..SenderConfig::default() };
+    let config = SenderConfig { file_io, ..SenderConfig::default() };
     let mirror = Some(Removals::default());
     let pushed = InProcess { config, mirror, ..InProcess::default() }.push(&site.source(), &site.target());
     assert_eq!((pushed.summary().removed, pushed.summary().failed), (0, 1), "{:?}", pushed.failed());

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::fs::{CWD, FileType, Mode};
-use zmove_disk::{Direct, Disk, Fault, FaultAt, Faulty, Request, Threads};
+use zmove_disk::{Direct, Fault, FaultAt, Faulty, FileIo, Request, Threads};
 use zmove_receiver::ReceiverConfig;
 use zmove_sender::SenderConfig;
 use zmove_types::GROUP_BYTES;
@@ -76,11 +76,11 @@ impl FaultCase {
         let site = Site::local();
         paint_mixture(&site.source());
         let at = FaultAt { request: self.request, number, fault: self.fault };
-        let disk = Arc::new(Faulty::new(Threads, [at]));
-        let pushed =
-            push_by(Arc::clone(&disk) as Arc<dyn Disk>, self.request).push(&site.source(), &site.target());
+        let file_io = Arc::new(Faulty::new(Threads, [at]));
+        let pushed = push_by(Arc::clone(&file_io) as Arc<dyn FileIo>, self.request)
+            .push(&site.source(), &site.target());
         assert_nothing_half_written(&site);
-        if disk.requests(self.request) <= number {
+        if file_io.requests(self.request) <= number {
             assert_eq!(pushed.failed(), [""; 0]);
             return false;
         }
@@ -99,12 +99,12 @@ impl FaultCase {
 }
 
 /// A push in which one side has this storage.
-fn push_by(disk: Arc<dyn Disk>, request: Request) -> InProcess {
+fn push_by(file_io: Arc<dyn FileIo>, request: Request) -> InProcess {
     let mut config = SenderConfig { direct: Direct::Off, ..SenderConfig::default() };
     let mut receiver = ReceiverConfig { direct: Direct::Off, ..ReceiverConfig::default() };
     match request {
-        Request::Read => config.disk = disk,
-        Request::Write => receiver.disk = disk,
+        Request::Read => config.file_io = file_io,
+        Request::Write => receiver.file_io = file_io,
     }
     InProcess { config, receiver, ..InProcess::default() }
 }
@@ -149,8 +149,8 @@ fn command_with(mut command: Command, number: &str) -> Command {
 fn ends_in_a_write() {
     let number = std::env::var(STOP_AT).expect("only for the other test").parse().unwrap();
     let at = FaultAt { request: Request::Write, number, fault: Fault::StopsTheProcess };
-    let disk = Arc::new(Faulty::new(Threads, [at]));
-    push_by(disk, Request::Write).push(Path::new("source"), Path::new("target"));
+    let file_io = Arc::new(Faulty::new(Threads, [at]));
+    push_by(file_io, Request::Write).push(Path::new("source"), Path::new("target"));
 }
 
 /// A system call and the error that it returns.
@@ -354,11 +354,11 @@ fn names_that_were_lost_with_a_journal_are_told() {
 fn a_receiver_that_panics_says_so_and_ends_the_push() {
     let writes = HookedDisk::before_write(|| panic!("by a fault"));
     let reads = HookedDisk::before_read(|| panic!("by a fault"));
-    for (disk, delta) in [(writes, false), (reads, true)] {
+    for (file_io, delta) in [(writes, false), (reads, true)] {
         let site = Site::local();
         paint(site.source().join("large"), 3 * GROUP_BYTES);
         paint(site.target().join("large"), 2 * GROUP_BYTES);
-        let receiver = ReceiverConfig { disk, ..ReceiverConfig::default() };
+        let receiver = ReceiverConfig { file_io, ..ReceiverConfig::default() };
         let pushed =
             InProcess { receiver, delta, ..InProcess::default() }.push(&site.source(), &site.target());
         let error = pushed.ended.unwrap_err().to_string();

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use zmove_disk::{DataFile, Disk, Slices, Threads};
+use zmove_disk::{DataFile, FileIo, Slices, Threads};
 use zmove_transport::{Frame, LaneBreaker, LaneError, LaneSink};
 use zmove_types::{Buffer, Stopwatch};
 
@@ -26,8 +26,8 @@ impl HookedDisk {
     }
 }
 
-impl Disk for HookedDisk {
-    fn anew(&self) -> Option<Arc<dyn Disk>> {
+impl FileIo for HookedDisk {
+    fn anew(&self) -> Option<Arc<dyn FileIo>> {
         None
     }
 

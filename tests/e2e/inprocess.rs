@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use tokio::sync::mpsc;
-use zmove_receiver::{Access, ReceiverConfig, Session, Turns, run_session};
+use zmove_receiver::{ReceiverConfig, Session, Turns, WriteAccess, run_session};
 use zmove_scan::ScanRoot;
 use zmove_sender::{
     LaneNumber, LaneSupply, Link, LossAnswer, Push, PushJob, Removals, Run, SenderConfig, SessionError,
@@ -114,7 +114,7 @@ impl InProcess {
             let transfer = TransferId([7; 16]);
             let receiving = tokio::spawn(async move {
                 let version = far.0.greeting().await.unwrap().agree().unwrap();
-                let (owner, access) = (String::new(), Access::Anywhere);
+                let (owner, access) = (String::new(), WriteAccess::Anywhere);
                 let (turns, config) = (Turns::default(), receiver);
                 let session =
                     Session { transfer, version, control: far, lanes: sources, owner, access, turns, config };

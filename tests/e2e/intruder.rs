@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use zmove_receiver::{Access, ReceiverConfig, Session, SessionReport, Turns, run_session};
+use zmove_receiver::{ReceiverConfig, Session, SessionReport, Turns, WriteAccess, run_session};
 use zmove_transport::{Frame, memory_control, memory_lane};
 use zmove_types::{Buffer, BufferPool, ItemId, Metadata, Name, RelPath, StageClock, Timestamp, TransferId};
 use zmove_wire::{
@@ -62,7 +62,7 @@ impl Intruder {
             control: far,
             lanes,
             owner: "intruder".to_owned(),
-            access: Access::Beneath(self.roots),
+            access: WriteAccess::Beneath(self.roots),
             turns: Turns::default(),
             config: ReceiverConfig::default(),
         };

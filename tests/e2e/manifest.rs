@@ -234,16 +234,16 @@ fn a_device_stays_one() {
         return skip("making a device needs root");
     }
     let (site, _) = one_file();
-    let (null, disk) = (site.path("null"), site.path("disk"));
-    for (path, words) in [(&null, ["c", "1", "3"]), (&disk, ["b", "7", "9999"])] {
+    let (null, file_io) = (site.path("null"), site.path("disk"));
+    for (path, words) in [(&null, ["c", "1", "3"]), (&file_io, ["b", "7", "9999"])] {
         if !Command::new("mknod").arg(path).args(words).status().unwrap().success() {
             return skip("this container makes no devices");
         }
     }
     push_to(&site, &null).done();
     assert!(null.symlink_metadata().unwrap().file_type().is_char_device());
-    push_to(&site, &disk).expect(11).says(&["create '", "neither a regular file nor a stream"]).lines(1);
-    assert!(disk.symlink_metadata().unwrap().file_type().is_block_device());
+    push_to(&site, &file_io).expect(11).says(&["create '", "neither a regular file nor a stream"]).lines(1);
+    assert!(file_io.symlink_metadata().unwrap().file_type().is_block_device());
 }
 
 /// `/dev/stdout` is such a link.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;
-use zmove_receiver::{Access, ReceiverConfig, Session, Turns, run_session};
+use zmove_receiver::{ReceiverConfig, Session, Turns, WriteAccess, run_session};
 use zmove_transport::{
     Connection, Dialler, Frame, HostPolicy, Identity, LaneBreaker, LaneError, LaneSource, SocketConfig,
     memory_control,
@@ -37,7 +37,7 @@ fn nothing_is_kept_of_a_lane_that_has_ended() {
         let ((reader, mut writer), far) = memory_control();
         writer.send(&opening(&site)).await.unwrap();
         let (sources, lanes) = mpsc::channel(1);
-        let (access, config) = (Access::Anywhere, ReceiverConfig::default());
+        let (access, config) = (WriteAccess::Anywhere, ReceiverConfig::default());
         let session = Session {
             transfer: TRANSFER,
             version: Version::NEWEST,

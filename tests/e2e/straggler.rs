@@ -64,7 +64,7 @@ fn chunks_that_come_twice_count_once() {
 fn a_push_may_end_while_a_late_chunk_is_being_read_again() {
     let site = Site::local();
     let (again, ended) = (Arc::new(Flag::default()), Arc::new(Flag::default()));
-    let disk = late_disk({
+    let file_io = late_disk({
         let (again, ended) = (Arc::clone(&again), Arc::clone(&ended));
         move || {
             again.raise();
@@ -72,7 +72,7 @@ fn a_push_may_end_while_a_late_chunk_is_being_read_again() {
         }
     });
     let samples = AtomicUsize::new(0);
-    let pushed = push_late(&site, disk, again, move |event| {
+    let pushed = push_late(&site, file_io, again, move |event| {
         // one at the start, one after the receiver's last word
         if matches!(event, Event::Sampled(_)) && samples.fetch_add(1, Ordering::Relaxed) == 1 {
             ended.raise();
@@ -89,14 +89,14 @@ fn a_file_that_changes_while_a_chunk_is_late_was_read_before() {
     let source = site.source().join("large");
     let again = Arc::new(Flag::default());
     let before = Arc::new(Mutex::new(Vec::new()));
-    let disk = late_disk({
+    let file_io = late_disk({
         let (again, before) = (Arc::clone(&again), Arc::clone(&before));
         move || {
             change(&source, &mut before.lock().unwrap());
             again.raise();
         }
     });
-    let pushed = push_late(&site, disk, again, |_| ());
+    let pushed = push_late(&site, file_io, again, |_| ());
     let summary = pushed.summary();
     assert_eq!((summary.files, summary.repeated, summary.failed), (1, 1, 0), "{:?}", pushed.failed());
     assert!(std::fs::read(site.target().join("large")).unwrap() == *before.lock().unwrap());
@@ -112,7 +112,7 @@ fn change(source: &Path, before: &mut Vec<u8>) {
 /// Pushes one large file over two lanes, of which the first delivers its first data when `again` is raised.
 fn push_late(
     site: &Site,
-    disk: Arc<HookedDisk>,
+    file_io: Arc<HookedDisk>,
     again: Arc<Flag>,
     on_event: impl Fn(&Event) + Send + Sync + 'static,
 ) -> Pushed {
@@ -128,7 +128,7 @@ fn push_late(
         }
     });
     let sample_interval = Some(Duration::from_secs(3600));
-    let config = SenderConfig { readers: 2, disk, sample_interval, ..SenderConfig::default() };
+    let config = SenderConfig { readers: 2, file_io, sample_interval, ..SenderConfig::default() };
     let push = InProcess { wrap, config, on_event: Box::new(on_event), ..InProcess::default() };
     push.push(&site.source(), &site.target())
 }

@@ -92,7 +92,7 @@ fn each_slow_stage_is_named_every_time() {
 
 fn slow_source() -> InProcess {
     let mut push = quick();
-    push.config.disk = HookedDisk::before_read(|| sleep(SLOW));
+    push.config.file_io = HookedDisk::before_read(|| sleep(SLOW));
     push
 }
 
@@ -100,7 +100,7 @@ fn slow_source() -> InProcess {
 /// at the end.
 fn slow_target() -> InProcess {
     let mut push = quick();
-    push.receiver.disk = HookedDisk::before_write(|| sleep(SLOW));
+    push.receiver.file_io = HookedDisk::before_write(|| sleep(SLOW));
     push
 }
 

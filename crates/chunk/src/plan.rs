@@ -14,7 +14,7 @@ use zmove_types::GroupSpan;
 pub struct Plan<P, F> {
     state: Mutex<State<P, F>>,
     changed: Condvar,
-    limits: Limits,
+    depth: Depth,
 }
 
 /// One thing for a reader to do.
@@ -26,7 +26,7 @@ pub enum Work<P, F> {
     Group(F, GroupSpan),
 }
 
-struct Limits {
+struct Depth {
     entries: usize,
     files: usize,
 }
@@ -102,7 +102,7 @@ impl<P, F: Clone> Plan<P, F> {
             ended: false,
             packs_last: false,
         };
-        Self { state: Mutex::new(state), changed: Condvar::new(), limits: Limits { entries, files } }
+        Self { state: Mutex::new(state), changed: Condvar::new(), depth: Depth { entries, files } }
     }
 
     /// Adds a pack of `entries` small files; waits while the plan is full.
@@ -110,7 +110,7 @@ impl<P, F: Clone> Plan<P, F> {
     /// # Errors
     /// The pack itself, when [`end`](Self::end) was called before.
     pub fn push_pack(&self, pack: P, entries: usize) -> Result<(), P> {
-        let mut state = self.wait_while(|state| state.packed_entries >= self.limits.entries);
+        let mut state = self.wait_while(|state| state.packed_entries >= self.depth.entries);
         if state.ended {
             return Err(pack);
         }
@@ -125,7 +125,7 @@ impl<P, F: Clone> Plan<P, F> {
     /// # Errors
     /// The file itself, when [`end`](Self::end) was called before.
     pub fn push_file(&self, file: F, bytes: u64, groups: Groups) -> Result<(), F> {
-        let mut state = self.wait_while(|state| state.waiting.len() >= self.limits.files);
+        let mut state = self.wait_while(|state| state.waiting.len() >= self.depth.files);
         if state.ended {
             return Err(file);
         }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::runtime::{Builder, Runtime};
-use zmove_disk::{Direct, Disk, RingConfig, Threads, Unavailable, Uring};
+use zmove_disk::{Direct, FileIo, RingConfig, Threads, Unavailable, Uring};
 
 use crate::args::{DirectArg, EngineArg, StorageArgs};
 
@@ -72,7 +72,7 @@ pub(crate) fn runtime(threads: usize) -> Result<Runtime> {
 /// How storage is reached.
 #[derive(Debug)]
 pub(crate) struct Storage {
-    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) file_io: Arc<dyn FileIo>,
     pub(crate) direct: Direct,
     /// What the user should know: that another engine runs than was asked for.
     notice: Option<String>,
@@ -93,7 +93,7 @@ fn storage_with(args: StorageArgs, start_uring: impl FnOnce() -> Result<Uring, U
         DirectArg::On => Direct::On,
         DirectArg::Off => Direct::Off,
     };
-    let (disk, notice): (Arc<dyn Disk>, _) = match args.io_engine {
+    let (file_io, notice): (Arc<dyn FileIo>, _) = match args.io_engine {
         // io_uring was not faster where it was measured: docs/PERFORMANCE.md
         EngineArg::Auto | EngineArg::Threads => (Arc::new(Threads), None),
         EngineArg::Uring => match start_uring() {
@@ -104,7 +104,7 @@ fn storage_with(args: StorageArgs, start_uring: impl FnOnce() -> Result<Uring, U
             }
         },
     };
-    Storage { disk, direct, notice }
+    Storage { file_io, direct, notice }
 }
 
 #[cfg(test)]
@@ -119,7 +119,7 @@ mod tests {
             Err(Unavailable::Setup { source })
         };
         let storage = storage_with(args(EngineArg::Uring), refused);
-        assert_eq!((format!("{:?}", storage.disk).as_str(), storage.direct), ("Threads", Direct::On));
+        assert_eq!((format!("{:?}", storage.file_io).as_str(), storage.direct), ("Threads", Direct::On));
         let notice = storage.notice.unwrap();
         assert!(notice.starts_with("io_uring_setup is refused: Operation not permitted"), "{notice}");
         for engine in [EngineArg::Auto, EngineArg::Threads] {

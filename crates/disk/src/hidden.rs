@@ -6,8 +6,9 @@
 //! Manifests are gathered under such names too. A scan for a push passes over them in the directory that they
 //! were made in. In a directory that only takes new names (`chattr +a`) nothing can be placed.
 //!
-//! **Invariant:** [`sweep`](crate::sweep()) removes what has such a name only when its process has ended, and
-//! only where it is what was made under that name: a copy of it is data like any other.
+//! **Invariant:** [`remove_abandoned`](crate::remove_abandoned) removes what has such a name only when its
+//! process has ended, and only where it is what was made under that name: a copy of it is data like any
+//! other.
 //!
 //! An entry in the very directory that its name tells was made there. An entry that was born at the moment
 //! that its name tells is no copy either, since a copy would be younger. Either is enough, for neither can
@@ -101,8 +102,8 @@ impl TempNames {
         Name::from_bytes(text.as_bytes()).expect("a short tag without a slash")
     }
 
-    /// Has `make` make something in `directory`, under a name that [`sweep`](crate::sweep()) removes there
-    /// when this process has died.
+    /// Has `make` make something in `directory`, under a name that
+    /// [`remove_abandoned`](crate::remove_abandoned) removes there when this process has died.
     ///
     /// # Errors
     /// What `make` says. `EPERM` for a directory that only takes new names, as the system would say later: what is made
@@ -303,7 +304,7 @@ fn first_hex(text: Vec<u8>) -> u64 {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::sweep::sweep;
+    use crate::abandoned::remove_abandoned;
     use crate::tree::Tree;
     use std::process::Command;
     use zmove_types::RelPath;
@@ -341,7 +342,7 @@ pub(crate) mod tests {
         std::fs::create_dir_all(dead.join("below")).unwrap();
         std::fs::write(dead.join("below/file"), "x").unwrap();
         std::fs::write(dead.join("below").join(passing(&Parent::of(tree.fd())).as_os_str()), "x").unwrap();
-        sweep(&tree, &RelPath::root(), tree.fd());
+        remove_abandoned(&tree, &RelPath::root(), tree.fd());
         assert!(!dead.exists() && home.path().join(live.as_os_str()).exists());
         assert_eq!(count(&home), 2);
     }
@@ -355,7 +356,7 @@ pub(crate) mod tests {
         std::fs::write(at(&names[0]), "x").unwrap();
         std::fs::create_dir(at(&names[1])).unwrap();
         std::os::unix::fs::symlink("nowhere", at(&names[2])).unwrap();
-        sweep(&tree, &RelPath::root(), tree.fd());
+        remove_abandoned(&tree, &RelPath::root(), tree.fd());
         assert_eq!(count(&home), 0);
     }
 
@@ -364,7 +365,7 @@ pub(crate) mod tests {
         let ((_elsewhere, other), (home, tree)) = (place(), place());
         let copy = of_a_dead_process(other.fd(), HOUR);
         std::fs::write(home.path().join(copy.as_os_str()), "x").unwrap();
-        sweep(&tree, &RelPath::root(), tree.fd());
+        remove_abandoned(&tree, &RelPath::root(), tree.fd());
         assert_eq!(count(&home), 1);
     }
 

@@ -14,9 +14,10 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 
+mod abandoned;
 mod advice;
-mod engine;
 mod entry;
+mod file_io;
 mod hidden;
 mod kept_times;
 mod proc;
@@ -24,20 +25,20 @@ mod publish;
 mod remove;
 mod staged;
 mod staging_directory;
-mod sweep;
 mod tree;
 
+pub use abandoned::remove_abandoned;
 pub use advice::replace_file;
-pub use engine::contents::ContentsWriter;
-pub use engine::data_file::{DataFile, Direct};
-pub use engine::fault::{Fault, FaultAt, Faulty, Request};
-pub use engine::threads::Threads;
-pub use engine::uring::Uring;
-pub use engine::{Disk, Moved, Slices};
 pub use entry::own::open_own;
 pub use entry::{
     FileIdentity, is_same_file, number_at, number_of, retouch, set_metadata, set_new_file_metadata,
 };
+pub use file_io::contents::ContentsWriter;
+pub use file_io::data_file::{DataFile, Direct};
+pub use file_io::fault::{Fault, FaultAt, Faulty, Request};
+pub use file_io::threads::Threads;
+pub use file_io::uring::Uring;
+pub use file_io::{FileIo, Moved, Slices};
 pub use hidden::{TempNames, is_hidden, is_passing};
 pub use kept_times::{KeptTimes, is_beyond_range, is_held_everywhere};
 pub use proc::{Mount, boot_id};
@@ -46,6 +47,5 @@ pub use remove::{remove_entries, remove_entries_until};
 pub use staged::Staged;
 pub use staged::existing::{Change, Existing};
 pub use staging_directory::{StagingDirectory, set_usual_mode};
-pub use sweep::sweep;
 pub use tree::{Tree, open_beneath};
 pub use zmove_uring::{RingConfig, Unavailable, cached_bytes};

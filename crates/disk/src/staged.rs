@@ -6,9 +6,9 @@
 //! systems, and needs three more operations where it replaces another.
 //!
 //! **Invariant:** until [`commit`](Staged::commit) the file has a hidden name in the directory where it will
-//! stay, and an abandoned one leaves nothing behind: it is removed on drop, or by [`sweep`](crate::sweep)
-//! when the process has died. Only one that is meant to [last](Staged::last_as) stays under its hidden name,
-//! for a later transfer to go on with.
+//! stay, and an abandoned one leaves nothing behind: it is removed on drop, or by
+//! [`remove_abandoned`](crate::remove_abandoned) when the process has died. Only one that is meant to
+//! [last](Staged::last_as) stays under its hidden name, for a later transfer to go on with.
 //!
 //! [Existing]: crate::Existing
 
@@ -23,9 +23,9 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_types::Name;
 
-use crate::engine::data_file::{DataFile, Direct};
 use crate::entry::FileIdentity;
 use crate::entry::own::Held;
+use crate::file_io::data_file::{DataFile, Direct};
 use crate::hidden::TempNames;
 use crate::publish::{Replace, publish_file};
 

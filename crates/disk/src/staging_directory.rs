@@ -11,7 +11,7 @@
 //! that had its name already.
 //!
 //! **Invariant:** one that is dropped without being published is removed with all that is in it; one that is
-//! left by a process that died is removed by [`sweep`](crate::sweep).
+//! left by a process that died is removed by [`remove_abandoned`](crate::remove_abandoned).
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -342,8 +342,8 @@ impl Drop for StagingDirectory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::abandoned::remove_abandoned;
     use crate::staged::Staged;
-    use crate::sweep::sweep;
     use std::io::Write;
     use std::os::unix::fs::MetadataExt;
     use zmove_types::Timestamp;
@@ -471,7 +471,7 @@ mod tests {
         parts[3] = "1";
         rustix::fs::renameat(&target, hidden.as_os_str(), &target, parts.join("-")).unwrap();
         let tree = Tree::at(fd);
-        sweep(&tree, &RelPath::from_bytes(b"d").unwrap(), target.as_fd());
+        remove_abandoned(&tree, &RelPath::from_bytes(b"d").unwrap(), target.as_fd());
         let left: Vec<_> =
             std::fs::read_dir(home.path().join("d")).unwrap().map(|it| it.unwrap().file_name()).collect();
         assert_eq!(left, ["theirs"]);

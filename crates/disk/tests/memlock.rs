@@ -11,7 +11,7 @@ mod suite;
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
-use zmove_disk::{Disk, RingConfig, Unavailable, Uring};
+use zmove_disk::{FileIo, RingConfig, Unavailable, Uring};
 
 #[test]
 fn without_locked_memory_nothing_is_missed() {
@@ -21,15 +21,15 @@ fn without_locked_memory_nothing_is_missed() {
     own.permitted.remove(CapabilitySet::IPC_LOCK);
     own.inheritable.remove(CapabilitySet::IPC_LOCK);
     set_capabilities(None, own).unwrap();
-    let both_ways = |disk: &dyn Disk| {
+    let both_ways = |file_io: &dyn FileIo| {
         suite::both_ways(&std::env::temp_dir(), |directory, direct| {
-            suite::round_trips(disk, directory, direct)
+            suite::round_trips(file_io, directory, direct)
         });
     };
     lower_limit(1 << 20);
-    let Some(disk) = suite::uring() else { return };
-    both_ways(&*disk);
-    drop(disk);
+    let Some(file_io) = suite::uring() else { return };
+    both_ways(&*file_io);
+    drop(file_io);
     lower_limit(0);
     match Uring::start(RingConfig::default()) {
         Ok(uring) => both_ways(&uring),

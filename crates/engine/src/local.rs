@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
-use zmove_disk::{Direct, Disk, Threads};
-use zmove_receiver::{Access, ReceiverConfig, Session, Turns, run_session};
+use zmove_disk::{Direct, FileIo, Threads};
+use zmove_receiver::{ReceiverConfig, Session, Turns, WriteAccess, run_session};
 use zmove_sender::{Link, Push, Run, SessionError, Summary};
 use zmove_transport::{memory_control, memory_lane};
 use zmove_types::Observer;
@@ -23,7 +23,7 @@ pub use overlap::Overlap;
 #[derive(Clone, Debug)]
 pub struct LocalReceiver {
     /// The storage engine of the target. Default: plain system calls.
-    pub disk: Arc<dyn Disk>,
+    pub file_io: Arc<dyn FileIo>,
     /// Whether large files are written past the page cache. Default: where it pays.
     pub direct: Direct,
     /// The directory for the journals of what is unfinished. Default: none, and a push that broke off begins anew.
@@ -32,7 +32,7 @@ pub struct LocalReceiver {
 
 impl Default for LocalReceiver {
     fn default() -> Self {
-        Self { disk: Arc::new(Threads), direct: Direct::default(), journals: None }
+        Self { file_io: Arc::new(Threads), direct: Direct::default(), journals: None }
     }
 }
 
@@ -63,16 +63,16 @@ pub async fn push_locally(
     drop((sinks_in, sources_in));
     let receiving = tokio::spawn(async move {
         let version = far_reader.greeting().await?.agree()?;
-        let LocalReceiver { disk, direct, journals } = receiver;
+        let LocalReceiver { file_io, direct, journals } = receiver;
         let session = Session {
             transfer,
             version,
             control: (far_reader, far_writer),
             lanes: sources,
             owner: String::new(),
-            access: Access::Anywhere,
+            access: WriteAccess::Anywhere,
             turns: Turns::default(),
-            config: ReceiverConfig { disk, direct, journals, ..ReceiverConfig::default() },
+            config: ReceiverConfig { file_io, direct, journals, ..ReceiverConfig::default() },
         };
         run_session(session, pending()).await
     });

@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use zmove_disk::{Direct, Disk, Threads};
+use zmove_disk::{Direct, FileIo, Threads};
 use zmove_types::GROUP_BYTES;
 
-use crate::account::Account;
 use crate::meters::TransferMeter;
+use crate::quota::Quota;
 use crate::session::ending::EndingSessions;
 use crate::store::rules::SetIds;
 
@@ -30,7 +30,7 @@ pub struct ReceiverConfig {
     /// Default: none is kept.
     pub journals: Option<PathBuf>,
     /// The storage engine.
-    pub disk: Arc<dyn Disk>,
+    pub file_io: Arc<dyn FileIo>,
     /// Whether large files pass by the page cache. Default: where it pays.
     pub direct: Direct,
     /// Whether files keep their setuid and setgid bits. Default: no.
@@ -38,7 +38,7 @@ pub struct ReceiverConfig {
     /// For whose end a session waits. Default: nobody's; clones of one configuration share it.
     pub ending: EndingSessions,
     /// What its transfer holds is booked on. Default: one of its own, by the usual limits.
-    pub account: Account,
+    pub quota: Quota,
     /// What counts. Default: one that nobody reads; each session has its own.
     pub meter: Arc<TransferMeter>,
 }
@@ -53,11 +53,11 @@ impl Default for ReceiverConfig {
             lanes_max: zmove_wire::limits::LANES_MAX,
             allow_clear: false,
             journals: None,
-            disk: Arc::new(Threads),
+            file_io: Arc::new(Threads),
             direct: Direct::default(),
             set_ids: SetIds::default(),
             ending: EndingSessions::default(),
-            account: Account::default(),
+            quota: Quota::default(),
             meter: Arc::default(),
         }
     }

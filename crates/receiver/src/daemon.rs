@@ -41,9 +41,6 @@ use zmove_wire::{
     Cipher, Greeting, GreetingError, Refusal, RefusalCode, Role, ToSender, Version, Waiting, encode_message,
 };
 
-use crate::account::Accounts;
-use crate::account::limits::Limits;
-use crate::account::rate_limits::Rates;
 use crate::config::ReceiverConfig;
 use crate::daemon::admission::{Admissions, InLine, Seat};
 use crate::daemon::authorizer::{Authorized, Authorizer};
@@ -53,6 +50,9 @@ use crate::daemon::pending_handshakes::PendingHandshakes;
 use crate::daemon::refusals::{REFUSAL_TIMEOUT, refuse, refuse_peer, say_and_close};
 use crate::daemon::registry::{Found, Registered, Registry};
 use crate::meters::{Meters, TransferMeter};
+use crate::quota::Quotas;
+use crate::quota::limits::Limits;
+use crate::quota::rate_limits::Rates;
 use crate::session::turns::Runs;
 use crate::session::{Session, run_session};
 
@@ -88,7 +88,7 @@ struct Shared {
     draining: watch::Sender<bool>,
     registry: Registry,
     rates: Rates,
-    accounts: Accounts,
+    quotas: Quotas,
     runs: Runs,
     authorizing: AuthorizingThreads,
     log: Box<dyn Fn(&DaemonEvent) + Send + Sync>,
@@ -120,7 +120,7 @@ impl Daemon {
             draining: watch::Sender::new(false),
             registry: Registry::default(),
             rates: Rates::default(),
-            accounts: Accounts::default(),
+            quotas: Quotas::default(),
             runs: Runs::default(),
             authorizing: AuthorizingThreads::default(),
             log: Box::new(log),
@@ -408,14 +408,14 @@ impl Shared {
         (self.log)(&DaemonEvent::Begun { who: who.clone() });
         let metered = self.meters.begin();
         let buffers = seat.portion.buffers;
-        let account = self.accounts.of(seat.key(), &self.admissions.limits());
+        let quota = self.quotas.of(seat.key(), &self.admissions.limits());
         let config = ReceiverConfig {
             lanes_max: seat.portion.lanes,
             buffers_max: self.config.buffers_max.min(buffers),
             memory_max: buffers,
             set_ids,
-            disk: account.disk(&self.config.disk),
-            account,
+            file_io: quota.file_io(&self.config.file_io),
+            quota,
             meter: Arc::clone(&metered.meter),
             ..self.config.clone()
         };

@@ -5,7 +5,6 @@
 //! (`session/verify.rs` makes the proof, the writers demand it), and only a file with all its groups gets its
 //! name.
 
-mod account;
 mod config;
 mod daemon;
 mod error;
@@ -16,23 +15,24 @@ mod meters;
 mod mirror;
 mod preview;
 mod probe;
+mod quota;
 mod resume;
 mod session;
 mod sharing;
 mod store;
 
-pub use account::Account;
-pub use account::limits::Limits;
 pub use config::ReceiverConfig;
 pub use daemon::Daemon;
 pub use daemon::authorizer::Authorizer;
 pub use daemon::event::{DaemonEvent, Moved, Rejection, Who};
 pub use error::SessionError;
 pub use meters::{Meters, Reading, TransferMeter};
+pub use quota::Quota;
+pub use quota::limits::Limits;
 pub use resume::journal;
 pub use session::ending::EndingSessions;
 pub use session::turns::Turns;
 pub use session::ways::SessionReport;
 pub use session::{Session, run_session};
 pub use store::rules::SetIds;
-pub use store::target::Access;
+pub use store::target::WriteAccess;

@@ -24,11 +24,11 @@ use zmove_wire::{
     WireError,
 };
 
-use crate::account::messages::ALLOCATION_BYTES;
-use crate::account::{Account, Held};
 use crate::error::SessionError;
 pub(crate) use crate::mirror::effort::Effort;
 pub(crate) use crate::mirror::spared::Spared;
+use crate::quota::messages::ALLOCATION_BYTES;
+use crate::quota::{Held, Quota};
 use crate::session::threads::Workers;
 use crate::store::publishing::publish_all;
 use crate::store::reports::Outcome;
@@ -44,8 +44,8 @@ pub(crate) struct Mirror {
 }
 
 impl Mirror {
-    pub(crate) fn new(account: &Account) -> Self {
-        Self { keeps: 0, removes: 0, workers: Workers::new(account), spared: Arc::new(Spared::new(account)) }
+    pub(crate) fn new(quota: &Quota) -> Self {
+        Self { keeps: 0, removes: 0, workers: Workers::new(quota), spared: Arc::new(Spared::new(quota)) }
     }
 
     /// Takes the names that stay; the answer comes as an outcome.
@@ -62,7 +62,7 @@ impl Mirror {
         let spared = Arc::clone(&self.spared);
         self.workers.start_for(transfer, move |transfer| {
             let _until_it_is_answered = question;
-            let mut held = transfer.account.nothing();
+            let mut held = transfer.quota.nothing();
             let mut effort = Effort::new(transfer.turn(), &mut held);
             let answer = ToSender::Extra(extra(Some(&transfer.target.tree), &keep, &spared, &mut effort));
             // who tells may have to wait
@@ -298,7 +298,7 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     use super::*;
-    use crate::account::cores::Cores;
+    use crate::quota::cores::Cores;
     use zmove_disk::number_at;
     use zmove_types::{FileNumber, RelPath};
 
@@ -313,7 +313,7 @@ mod tests {
     }
 
     fn extra(tree: Option<&Tree>, keep: &Keep, spared: &Spared) -> Extra {
-        extra_on(&mut Account::default().nothing(), tree, keep, spared)
+        extra_on(&mut Quota::default().nothing(), tree, keep, spared)
     }
 
     /// What is told by a session that has not ended.
@@ -335,8 +335,8 @@ mod tests {
             std::fs::File::create(home.path().join(format!("{number:0250}"))).unwrap();
         }
         let tree = Tree::open(home.path()).unwrap();
-        let account = Account::default();
-        let mut held = account.nothing();
+        let quota = Quota::default();
+        let mut held = quota.nothing();
         let mut told = extra_on(&mut held, Some(&tree), &keep(&[], None), &Spared::default());
         let takes: usize = told.names.iter().map(|extra| name_takes(&extra.name.0)).sum();
         assert_eq!(held.amount(), takes);
@@ -357,7 +357,7 @@ mod tests {
         }
         let tree = Tree::open(home.path()).unwrap();
         let (cores, stopping) = (Cores::default(), AtomicBool::new(false));
-        let mut held = Account::default().nothing();
+        let mut held = Quota::default().nothing();
         let mut effort = Effort::new(cores.turn(&stopping), &mut held);
         let directory = tree.open_directory(&RelPath::root()).unwrap();
         let mut look = || {
@@ -388,12 +388,12 @@ mod tests {
         std::fs::write(home.path().join("a"), "x").unwrap();
         let limits =
             crate::Limits { memory_per_identity: zmove_types::ByteCount(10), ..crate::Limits::default() };
-        let account = crate::account::Accounts::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
-        let mut held = account.nothing();
+        let quota = crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
+        let mut held = quota.nothing();
         let tree = Tree::open(home.path()).unwrap();
         let told = extra_on(&mut held, Some(&tree), &keep(&[], None), &Spared::default());
         assert_eq!(told.faults, [(0, FaultCode::os(&Errno::NOMEM.into()))]);
-        assert_eq!((told.names, held.amount(), account.memory_held()), (vec![], 0, 0));
+        assert_eq!((told.names, held.amount(), quota.memory_held()), (vec![], 0, 0));
     }
 
     #[test]
@@ -424,7 +424,7 @@ mod tests {
     }
 
     fn caseless() -> Spared {
-        Spared::by(look_caseless, &Account::default())
+        Spared::by(look_caseless, &Quota::default())
     }
 
     fn told(tree: &Tree, keep: &Keep, spared: &Spared) -> Vec<String> {
@@ -454,26 +454,26 @@ mod tests {
         }
         let tree = Tree::open(home.path()).unwrap();
         let asked = keep(&["foo7", "gone"], None);
-        let account = |bytes| {
+        let quota = |bytes| {
             let limits = crate::Limits {
                 memory_per_identity: zmove_types::ByteCount(bytes),
                 ..crate::Limits::default()
             };
-            crate::account::Accounts::default().of(zmove_transport::Fingerprint([1; 32]), &limits)
+            crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits)
         };
         let look = |found: usize| {
-            let account = account((2 + found * spared::FOUND_BYTES) as u64);
-            let spared = Spared::by(look_caseless, &account);
-            let mut held = account.hold_memory(2).unwrap();
+            let quota = quota((2 + found * spared::FOUND_BYTES) as u64);
+            let spared = Spared::by(look_caseless, &quota);
+            let mut held = quota.hold_memory(2).unwrap();
             let directory = tree.open_directory(&RelPath::root()).unwrap();
             let names = asked.ranges[0].names.iter().map(|name| &name.0);
             let looked = with_effort(&mut held, |effort| spared.look_for(&directory, names, effort));
             looked.map(|()| held.amount()).map_err(|error| Errno::from_io_error(&error))
         };
         assert_eq!((look(0), look(1)), (Err(Some(Errno::NOMEM)), Ok(2)));
-        let account = account(1 << 20);
-        let mut held = account.nothing();
-        let spared = Spared::by(look_caseless, &Account::default());
+        let quota = quota(1 << 20);
+        let mut held = quota.nothing();
+        let spared = Spared::by(look_caseless, &Quota::default());
         let told = extra_on(&mut held, Some(&tree), &asked, &spared);
         let takes: usize = told.names.iter().map(|extra| name_takes(&extra.name.0)).sum();
         assert_eq!((told.names.len(), held.amount()), (999, takes));
@@ -515,7 +515,7 @@ mod tests {
             number.inode += u64::from(name.as_encoded_bytes()[0].is_ascii_uppercase());
             Some(number)
         };
-        let spared = Spared::by(made_up, &Account::default());
+        let spared = Spared::by(made_up, &Quota::default());
         let answer = extra(Some(&tree), &keep(&["foo"], None), &spared);
         assert_eq!((answer.names, answer.faults), (vec![], vec![(0, FaultCode::Os(76))]));
         assert!(spared.among(&tree, &RelPath::root())(&name("Foo").0));

@@ -20,17 +20,17 @@ use zmove_wire::{
     Finished, Inquiry, Keep, Open, Opened, TargetState, ToReceiver, ToSender, TopName, WireError,
 };
 
-use crate::account::Held;
-use crate::account::messages::Booked;
 use crate::config::ReceiverConfig;
 use crate::error::{SessionError, within};
 use crate::mirror::{Effort, Spared, extra};
 use crate::preview::inquiry::Previewer;
+use crate::quota::Held;
+use crate::quota::messages::Booked;
 use crate::session::threads::Workers;
 use crate::session::ways::{SessionReport, Ways, look};
 use crate::store::rules::Rules;
-use crate::store::target::Access;
 use crate::store::target::Seen;
+use crate::store::target::WriteAccess;
 
 /// A preview under way.
 struct Preview {
@@ -48,7 +48,7 @@ type Answer = Result<(ToSender, Held), WireError>;
 pub(crate) async fn run(
     mut ways: Ways,
     open: Open,
-    access: Access,
+    access: WriteAccess,
     config: &ReceiverConfig,
     stop: impl Future<Output = ()>,
 ) -> Result<SessionReport, SessionError> {
@@ -66,11 +66,11 @@ pub(crate) async fn run(
         seen,
         rules,
         times: KeptTimes::new(&tag),
-        account: config.account.clone(),
+        quota: config.quota.clone(),
         stopping: AtomicBool::new(false),
     });
     let mut preview =
-        Preview { ways, previewer, workers: Workers::new(&config.account), answers: JoinSet::new() };
+        Preview { ways, previewer, workers: Workers::new(&config.quota), answers: JoinSet::new() };
     let ended = tokio::select! {
         ended = preview.converse() => ended,
         () = stop => Err(SessionError::Stopping),
@@ -113,7 +113,7 @@ impl Preview {
             return Err(WireError::OutOfOrder { what: "a list of names that stay" }.into());
         }
         self.answer(held, move |previewer, room| {
-            let mut effort = Effort::new(previewer.account.turn(&previewer.stopping), room);
+            let mut effort = Effort::new(previewer.quota.turn(&previewer.stopping), room);
             Ok(ToSender::Extra(extra(previewer.seen.tree.as_ref(), &keep, &Spared::default(), &mut effort)))
         })
     }
@@ -142,7 +142,7 @@ impl Preview {
         self.answers.spawn(answered);
         let previewer = Arc::clone(&self.previewer);
         self.workers.start(move || {
-            let mut held = previewer.account.nothing();
+            let mut held = previewer.quota.nothing();
             let answer = answer(&previewer, &mut held);
             drop(question);
             // nobody listens any more only when the conversation is over

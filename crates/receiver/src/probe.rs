@@ -23,8 +23,8 @@ use crate::meters::TransferMeter;
 use crate::session::threads::LaneThreads;
 use crate::session::verify::is_filler;
 use crate::session::ways::{SessionReport, Ways, cpu_time, look, micros};
-use crate::store::target::Access;
 use crate::store::target::Seen;
+use crate::store::target::WriteAccess;
 
 mod sweeping;
 
@@ -34,7 +34,7 @@ use sweeping::{Place, Sweeping};
 pub(crate) async fn run(
     mut ways: Ways,
     open: Open,
-    access: Access,
+    access: WriteAccess,
     config: &ReceiverConfig,
     stop: impl Future<Output = ()>,
 ) -> Result<SessionReport, SessionError> {

@@ -29,14 +29,14 @@ use zmove_wire::{
     StageReport, StoredItem, TargetShape, TargetState, ToReceiver, ToSender, TopName, Version, WireError,
 };
 
-use crate::account::Held;
-use crate::account::limits::BUFFERS_BESIDE_LANES;
-use crate::account::messages::{Booked, Messages, messages};
 use crate::config::ReceiverConfig;
 use crate::error::{SessionError, within};
 use crate::mirror::Mirror;
 use crate::preview;
 use crate::probe;
+use crate::quota::Held;
+use crate::quota::limits::BUFFERS_BESIDE_LANES;
+use crate::quota::messages::{Booked, Messages, messages};
 use crate::resume::parts::Parts;
 use crate::session::ending::{Ending, EndingSessions};
 use crate::session::lanes::run_lane;
@@ -47,7 +47,7 @@ use crate::session::ways::{SessionReport, Ways, cpu_time, look, micros, refusal_
 use crate::store::compare::{Judgement, judge_all};
 use crate::store::publishing::{self, publish_all};
 use crate::store::reports::{Outcome, Told};
-use crate::store::target::{Access, Target};
+use crate::store::target::{Target, WriteAccess};
 use crate::store::transfer::Transfer;
 use crate::store::writer::{Job, write_all};
 
@@ -65,7 +65,7 @@ pub struct Session {
     /// Whose it is: the fingerprint of the peer's key, empty within one process.
     pub owner: String,
     /// Where the peer may write.
-    pub access: Access,
+    pub access: WriteAccess,
     /// The runs that the peer has under way here.
     pub turns: Turns,
     /// The settings.
@@ -83,7 +83,7 @@ pub async fn run_session(
     let Session { transfer, version, control: (reader, mut writer), lanes, owner, access, turns, config } =
         session;
     writer.greet(&Greeting::new(Role::Control, transfer)).await?;
-    let mut ways = Ways { writer, inbox: messages(reader, config.account.clone()), lanes };
+    let mut ways = Ways { writer, inbox: messages(reader, config.quota.clone()), lanes };
     // what the opening takes counts until it is done with
     let (open, held) = match opening(&mut ways.inbox).await {
         Ok(open) => open,
@@ -129,16 +129,16 @@ pub async fn run_session(
         transfer,
         open: Arc::new(open),
         ledger: ReceiverTransfer::default(),
-        unsent: config.account.nothing(),
+        unsent: config.quota.nothing(),
         report: SessionReport::default(),
         offers: 0,
-        judging: Workers::new(&config.account),
+        judging: Workers::new(&config.quota),
         sessions: config.ending,
         owner,
         ending: None,
         finishing: None,
         lost: LostLanes::default(),
-        mirror: Mirror::new(&config.account),
+        mirror: Mirror::new(&config.quota),
         lanes_max: usize::from(config.lanes_max.max(LANES_UNASKED_MAX)),
     };
     let ended = tokio::select! {
@@ -179,14 +179,14 @@ async fn first_of(stop: impl Future<Output = ()>, turn: &Turn) {
 /// Opens the target. The names at its top, of which there may be very many, are of no use after that.
 async fn resolve(
     mut open: Open,
-    access: Access,
+    access: WriteAccess,
     (transfer, owner): (TransferId, String),
     config: &ReceiverConfig,
 ) -> Result<(Open, Target, Parts), Refusal> {
-    let (journals, account) = (config.journals.clone(), config.account.clone());
+    let (journals, quota) = (config.journals.clone(), config.quota.clone());
     look(move || {
         let target = Target::resolve(&open, &access)?;
-        let parts = Parts::new(journals, transfer, owner, &target.tree).booked_on(&account);
+        let parts = Parts::new(journals, transfer, owner, &target.tree).booked_on(&quota);
         if let TargetShape::Directory { tops } = &mut open.shape {
             *tops = Vec::new();
         }
@@ -261,7 +261,7 @@ impl SessionThreads {
         })
     }
 
-    /// The account of the writers once all work is settled, `finishing` after that. A writer books a wait
+    /// The times of the writers once all work is settled, `finishing` after that. A writer books a wait
     /// when it ends, so what none has booked was waiting. While directories and storage are finished, the
     /// stage works as a whole.
     fn store_times(&self, booked: StageTimes, finishing: Duration) -> StageTimes {
@@ -468,7 +468,7 @@ impl Running {
         }
         self.ending = Some(self.sessions.begin(&self.owner, &self.open.target).await);
         // what was given up goes before the end
-        let judging = std::mem::replace(&mut self.judging, Workers::new(&self.transfer.account));
+        let judging = std::mem::replace(&mut self.judging, Workers::new(&self.transfer.quota));
         let mut judged = std::pin::pin!(judging.complete());
         loop {
             tokio::select! {

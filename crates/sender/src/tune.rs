@@ -33,7 +33,7 @@ use readers::ReaderTuner;
 
 /// Between which numbers the knobs may move.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct Knobs {
     /// Lanes.
     pub(crate) lanes: Knob,
     /// Threads that read.
@@ -127,7 +127,7 @@ pub(crate) struct Tuner {
 }
 
 impl Tuner {
-    pub(crate) fn new(limits: &Limits) -> Self {
+    pub(crate) fn new(limits: &Knobs) -> Self {
         Self { lanes: LaneTuner::new(limits), readers: ReaderTuner::new(limits.readers) }
     }
 

@@ -15,7 +15,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Advice, Mode, OFlags};
-use zmove_disk::{DataFile, Direct, Disk};
+use zmove_disk::{DataFile, Direct, FileIo};
 use zmove_types::{Buffer, GROUP_BYTES, Name, RelPath, Timestamp};
 
 use crate::error::SweepError;
@@ -32,7 +32,7 @@ pub(crate) struct Bench<'a> {
     /// Which one it is.
     pub(crate) number: usize,
     pub(crate) place: &'a Place,
-    pub(crate) disk: &'a Arc<dyn Disk>,
+    pub(crate) file_io: &'a Arc<dyn FileIo>,
     pub(crate) direct: Direct,
     pub(crate) threads: usize,
     pub(crate) mtime: Timestamp,
@@ -153,7 +153,7 @@ impl Bench<'_> {
         len: usize,
         buffer: Buffer,
     ) -> Result<Buffer, SweepError> {
-        let (outcome, buffer) = self.disk.read(file, offset, len, buffer, &mut |_| {});
+        let (outcome, buffer) = self.file_io.read(file, offset, len, buffer, &mut |_| {});
         let whole = if buffer.len() == len { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
         outcome.and(whole).map_err(self.cannot("read a file in"))?;
         Ok(buffer)
@@ -191,14 +191,22 @@ mod tests {
 
     fn measured(
         cell: Cell,
-        disk: Arc<dyn Disk>,
+        file_io: Arc<dyn FileIo>,
         direct: Direct,
     ) -> (tempfile::TempDir, Result<Measured, SweepError>) {
         let home = tempfile::tempdir().unwrap();
         let place = Place::make_in(Tree::open(home.path()).unwrap(), home.path(), |_, _| {}).unwrap();
         let (stop, mtime) = (AtomicBool::new(false), Timestamp::default());
-        let bench =
-            Bench { cell, number: 0, place: &place, disk: &disk, direct, threads: 2, mtime, stop: &stop };
+        let bench = Bench {
+            cell,
+            number: 0,
+            place: &place,
+            file_io: &file_io,
+            direct,
+            threads: 2,
+            mtime,
+            stop: &stop,
+        };
         let measured = bench.measure(Duration::from_secs(60), |_| {});
         place.remove(2).unwrap();
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
@@ -227,9 +235,9 @@ mod tests {
     fn storage_that_fails_ends_it_with_its_error_and_nothing_is_left() {
         for request in [Request::Write, Request::Read] {
             let fault = FaultAt { request, number: 1, fault: Fault::Fails(28) };
-            let disk = Faulty::new(Threads, [fault]);
+            let file_io = Faulty::new(Threads, [fault]);
             let cell = Cell { file_bytes: 9 << 20, files: 2 };
-            let error = measured(cell, Arc::new(disk), Direct::Off).1.unwrap_err().to_string();
+            let error = measured(cell, Arc::new(file_io), Direct::Off).1.unwrap_err().to_string();
             assert!(error.contains("a file in '") && error.contains("No space left"), "{error}");
         }
     }
@@ -238,12 +246,12 @@ mod tests {
     fn a_slice_that_is_over_leaves_what_was_done() {
         let home = tempfile::tempdir().unwrap();
         let place = Place::make_in(Tree::open(home.path()).unwrap(), home.path(), |_, _| {}).unwrap();
-        let (stop, disk): (_, Arc<dyn Disk>) = (AtomicBool::new(false), Arc::new(Threads));
+        let (stop, file_io): (_, Arc<dyn FileIo>) = (AtomicBool::new(false), Arc::new(Threads));
         for (number, file_bytes) in [1 << 10, 64 << 20].into_iter().enumerate() {
             let cell = Cell { file_bytes, files: 1 << 40 };
             let (threads, mtime, direct) = (2, Timestamp::default(), Direct::Auto);
             let bench =
-                Bench { cell, number, place: &place, disk: &disk, direct, threads, mtime, stop: &stop };
+                Bench { cell, number, place: &place, file_io: &file_io, direct, threads, mtime, stop: &stop };
             let measured = bench.measure(Duration::from_secs(1), |_| {}).unwrap();
             let written = measured.write.unwrap();
             assert!(written.bytes > 0 && written.files < cell.files, "{written:?}");

@@ -34,5 +34,5 @@ pub use ceiling::Ceiling;
 pub use compare::{Compared, Comparison};
 pub use error::SweepError;
 pub use kept::Kept;
-pub use result::{Direction, Host, Measured, Moved, ReadError, Storage, Sweep, Way};
+pub use result::{CacheUse, Direction, Host, Measured, Moved, ReadError, Storage, Sweep};
 pub use run::{SweepConfig, SweepEvent, sweep};

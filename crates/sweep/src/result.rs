@@ -92,7 +92,7 @@ pub struct Moved {
     /// The rate in files of this size.
     pub files_per_second: f64,
     /// Which way the bytes went.
-    pub way: Way,
+    pub way: CacheUse,
 }
 
 /// How much was moved.
@@ -105,7 +105,7 @@ pub(crate) struct Counted {
 /// The way of bytes between memory and storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Way {
+pub enum CacheUse {
     /// Past the page cache (`O_DIRECT`).
     Direct,
     /// Through the page cache: written and flushed, or read after what it held was dropped.
@@ -213,7 +213,7 @@ impl Moved {
         file_bytes: u64,
         Counted { files, bytes }: Counted,
         time: Duration,
-        way: Way,
+        way: CacheUse,
     ) -> Option<Self> {
         let seconds = time.as_secs_f64();
         if bytes == 0 || seconds <= 0.0 {
@@ -242,7 +242,7 @@ pub(crate) mod tests {
     pub(crate) fn of(rates: &[(u64, f64)]) -> Sweep {
         let moved = |file_bytes: u64, rate: f64| {
             let (files, files_per_second) = (10, rate / ByteCount(file_bytes).as_f64());
-            let (bytes, way) = (files * file_bytes, Way::Buffered);
+            let (bytes, way) = (files * file_bytes, CacheUse::Buffered);
             let seconds = ByteCount(bytes).as_f64() / rate;
             Some(Moved { files, bytes, seconds, bytes_per_second: rate, files_per_second, way })
         };

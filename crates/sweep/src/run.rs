@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use zmove_disk::{Direct, Disk, Threads, Tree};
+use zmove_disk::{Direct, FileIo, Threads, Tree};
 use zmove_types::{ByteCount, Timestamp};
 
 use crate::cell::Bench;
@@ -32,7 +32,7 @@ pub struct SweepConfig {
     /// Threads that write or read. Default: the number of cores, 2 to 16. Each has a buffer of 4 MiB.
     pub threads: usize,
     /// The storage engine.
-    pub disk: Arc<dyn Disk>,
+    pub file_io: Arc<dyn FileIo>,
     /// Whether files are written past the page cache. Default: where it pays, as for a push.
     pub direct: Direct,
 }
@@ -71,7 +71,7 @@ impl SweepConfig {
             budget: ByteCount(10 << 30),
             time: Duration::from_secs(120),
             threads: cores.clamp(2, 16),
-            disk: Arc::new(Threads),
+            file_io: Arc::new(Threads),
             direct: Direct::default(),
         }
     }
@@ -145,7 +145,7 @@ fn measure(
             cell: *cell,
             number,
             place,
-            disk: &config.disk,
+            file_io: &config.file_io,
             direct: config.direct,
             threads: config.threads.max(1),
             mtime,

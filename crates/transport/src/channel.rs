@@ -46,55 +46,55 @@ pub struct Claim {
 /// An established connection to a peer whose key is known.
 #[derive(Debug)]
 pub struct Channel {
-    carrier: Carrier,
+    established: Established,
     bytes_per_second: Option<u64>,
     /// What it is held to when it receives as a lane.
     receive_rate: Option<SharedRate>,
 }
 
 #[derive(Debug)]
-enum Carrier {
+enum Established {
     Tcp(Box<Connection>),
     Quic(Box<QuicConnection>),
 }
 
 impl Channel {
     fn tcp(connection: Connection) -> Self {
-        Self::by(Carrier::Tcp(Box::new(connection)))
+        Self::by(Established::Tcp(Box::new(connection)))
     }
 
     fn quic(connection: QuicConnection) -> Self {
-        Self::by(Carrier::Quic(Box::new(connection)))
+        Self::by(Established::Quic(Box::new(connection)))
     }
 
-    fn by(carrier: Carrier) -> Self {
-        Self { carrier, bytes_per_second: None, receive_rate: None }
+    fn by(established: Established) -> Self {
+        Self { established, bytes_per_second: None, receive_rate: None }
     }
 
     /// What carries it.
     #[must_use]
     pub const fn transport(&self) -> Transport {
-        match &self.carrier {
-            Carrier::Tcp(_) => Transport::Tcp,
-            Carrier::Quic(_) => Transport::Quic,
+        match &self.established {
+            Established::Tcp(_) => Transport::Tcp,
+            Established::Quic(_) => Transport::Quic,
         }
     }
 
     /// The peer's key.
     #[must_use]
     pub fn peer(&self) -> Fingerprint {
-        match &self.carrier {
-            Carrier::Tcp(connection) => connection.peer,
-            Carrier::Quic(connection) => connection.peer,
+        match &self.established {
+            Established::Tcp(connection) => connection.peer,
+            Established::Quic(connection) => connection.peer,
         }
     }
 
     /// The newest version of the protocol that may be spoken on it, as TLS has agreed; which one is, the greetings say.
     #[must_use]
     pub const fn version(&self) -> Version {
-        match &self.carrier {
-            Carrier::Tcp(connection) => connection.version,
-            Carrier::Quic(connection) => connection.version,
+        match &self.established {
+            Established::Tcp(connection) => connection.version,
+            Established::Quic(connection) => connection.version,
         }
     }
 
@@ -106,27 +106,29 @@ impl Channel {
 
     /// The certificates that the peer has shown, that of its key first.
     fn certificates(&self) -> Vec<CertificateDer<'static>> {
-        match &self.carrier {
-            Carrier::Tcp(connection) => connection.session().peer_certificates().unwrap_or_default().to_vec(),
-            Carrier::Quic(connection) => connection.certificates(),
+        match &self.established {
+            Established::Tcp(connection) => {
+                connection.session().peer_certificates().unwrap_or_default().to_vec()
+            }
+            Established::Quic(connection) => connection.certificates(),
         }
     }
 
     /// The peer's address; an IPv4 one never in IPv6 form.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
-        match &self.carrier {
-            Carrier::Tcp(connection) => connection.address,
-            Carrier::Quic(connection) => connection.address,
+        match &self.established {
+            Established::Tcp(connection) => connection.address,
+            Established::Quic(connection) => connection.address,
         }
     }
 
     /// The round trip as the handshake has shown it.
     #[must_use]
     pub fn round_trip(&self) -> Duration {
-        match &self.carrier {
-            Carrier::Tcp(connection) => connection.rtt,
-            Carrier::Quic(connection) => connection.round_trip(),
+        match &self.established {
+            Established::Tcp(connection) => connection.rtt,
+            Established::Quic(connection) => connection.round_trip(),
         }
     }
 
@@ -134,20 +136,20 @@ impl Channel {
     /// before there is a lane.
     #[must_use]
     pub fn probe(&self) -> PathProbe {
-        match &self.carrier {
-            Carrier::Tcp(connection) => connection.probe(),
-            Carrier::Quic(_) => PathProbe::default(),
+        match &self.established {
+            Established::Tcp(connection) => connection.probe(),
+            Established::Quic(_) => PathProbe::default(),
         }
     }
 
     /// Whether the peer has ended the connection, or it is lost, as far as the kernel tells; nothing is read for it.
     #[must_use]
     pub fn is_ended(&self) -> bool {
-        match &self.carrier {
-            Carrier::Tcp(connection) => {
+        match &self.established {
+            Established::Tcp(connection) => {
                 connection.probe().read().is_some_and(|info| info.established == Some(false))
             }
-            Carrier::Quic(connection) => connection.is_ended(),
+            Established::Quic(connection) => connection.is_ended(),
         }
     }
 
@@ -157,9 +159,9 @@ impl Channel {
     /// # Errors
     /// The socket refuses the option.
     pub fn set_unacknowledged_max(&self, longest: Duration) -> io::Result<()> {
-        match &self.carrier {
-            Carrier::Tcp(connection) => connection.set_unacknowledged_max(longest),
-            Carrier::Quic(_) => Ok(()),
+        match &self.established {
+            Established::Tcp(connection) => connection.set_unacknowledged_max(longest),
+            Established::Quic(_) => Ok(()),
         }
     }
 
@@ -168,7 +170,7 @@ impl Channel {
     /// # Errors
     /// The socket refuses the option.
     pub fn set_rate_max(&mut self, bytes_per_second: u64) -> io::Result<()> {
-        if let Carrier::Tcp(connection) = &self.carrier {
+        if let Established::Tcp(connection) = &self.established {
             connection.set_rate_max(bytes_per_second)?;
         }
         self.bytes_per_second = Some(bytes_per_second);
@@ -186,20 +188,20 @@ impl Channel {
     /// [`LaneError`] when the connection has ended already, or cannot go on in this way.
     pub fn into_sink(self, cipher: Cipher, lanes: u16) -> Result<Box<dyn LaneSink>, LaneError> {
         let sending = Sending { lanes, bytes_per_second: self.bytes_per_second };
-        Ok(match (self.carrier, cipher) {
-            (Carrier::Tcp(connection), Cipher::Tls) => Box::new(TlsLane::new(*connection)?),
-            (Carrier::Tcp(connection), Cipher::None) => Box::new(ClearLane::new(*connection)?),
-            (Carrier::Quic(connection), Cipher::Tls) => Box::new(QuicLane::sink(*connection, sending)),
-            (Carrier::Quic(_), Cipher::None) => return Err(never_clear()),
+        Ok(match (self.established, cipher) {
+            (Established::Tcp(connection), Cipher::Tls) => Box::new(TlsLane::new(*connection)?),
+            (Established::Tcp(connection), Cipher::None) => Box::new(ClearLane::new(*connection)?),
+            (Established::Quic(connection), Cipher::Tls) => Box::new(QuicLane::sink(*connection, sending)),
+            (Established::Quic(_), Cipher::None) => return Err(never_clear()),
         })
     }
 
     /// Has the peer send as much before it is read as control may; a daemon takes little of who has not been let in.
     pub fn open_control_window(&self) {
-        match &self.carrier {
+        match &self.established {
             // that is the kernel's
-            Carrier::Tcp(_) => {}
-            Carrier::Quic(connection) => connection.open_control_window(),
+            Established::Tcp(_) => {}
+            Established::Quic(connection) => connection.open_control_window(),
         }
     }
 
@@ -209,11 +211,15 @@ impl Channel {
     /// [`LaneError`] when the connection has ended already, or cannot go on in this way.
     pub fn into_source(self, cipher: Cipher) -> Result<Box<dyn LaneSource>, LaneError> {
         let rate = self.receive_rate;
-        Ok(match (self.carrier, cipher) {
-            (Carrier::Tcp(connection), Cipher::Tls) => Box::new(TlsLane::new(*connection)?.held_to(rate)),
-            (Carrier::Tcp(connection), Cipher::None) => Box::new(ClearLane::new(*connection)?.held_to(rate)),
-            (Carrier::Quic(connection), Cipher::Tls) => Box::new(QuicLane::source(*connection).held_to(rate)),
-            (Carrier::Quic(_), Cipher::None) => return Err(never_clear()),
+        Ok(match (self.established, cipher) {
+            (Established::Tcp(connection), Cipher::Tls) => Box::new(TlsLane::new(*connection)?.held_to(rate)),
+            (Established::Tcp(connection), Cipher::None) => {
+                Box::new(ClearLane::new(*connection)?.held_to(rate))
+            }
+            (Established::Quic(connection), Cipher::Tls) => {
+                Box::new(QuicLane::source(*connection).held_to(rate))
+            }
+            (Established::Quic(_), Cipher::None) => return Err(never_clear()),
         })
     }
 }
@@ -243,9 +249,9 @@ impl AsyncRead for Channel {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        match &mut self.carrier {
-            Carrier::Tcp(connection) => Pin::new(connection).poll_read(context, buffer),
-            Carrier::Quic(connection) => Pin::new(connection).poll_read(context, buffer),
+        match &mut self.established {
+            Established::Tcp(connection) => Pin::new(connection).poll_read(context, buffer),
+            Established::Quic(connection) => Pin::new(connection).poll_read(context, buffer),
         }
     }
 }
@@ -256,23 +262,23 @@ impl AsyncWrite for Channel {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        match &mut self.carrier {
-            Carrier::Tcp(connection) => Pin::new(connection).poll_write(context, bytes),
-            Carrier::Quic(connection) => Pin::new(connection).poll_write(context, bytes),
+        match &mut self.established {
+            Established::Tcp(connection) => Pin::new(connection).poll_write(context, bytes),
+            Established::Quic(connection) => Pin::new(connection).poll_write(context, bytes),
         }
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.carrier {
-            Carrier::Tcp(connection) => Pin::new(connection).poll_flush(context),
-            Carrier::Quic(connection) => Pin::new(connection).poll_flush(context),
+        match &mut self.established {
+            Established::Tcp(connection) => Pin::new(connection).poll_flush(context),
+            Established::Quic(connection) => Pin::new(connection).poll_flush(context),
         }
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.carrier {
-            Carrier::Tcp(connection) => Pin::new(connection).poll_shutdown(context),
-            Carrier::Quic(connection) => Pin::new(connection).poll_shutdown(context),
+        match &mut self.established {
+            Established::Tcp(connection) => Pin::new(connection).poll_shutdown(context),
+            Established::Quic(connection) => Pin::new(connection).poll_shutdown(context),
         }
     }
 }

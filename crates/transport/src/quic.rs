@@ -37,10 +37,10 @@ use crate::tcp_tls::canonical;
 use crate::trust::Fingerprint;
 
 mod acceptor;
-mod account;
 mod dialler;
 mod keeper;
 mod lane;
+mod lane_bytes;
 mod settings;
 mod socket;
 mod tolerant;
@@ -50,8 +50,8 @@ pub(crate) use dialler::QuicDialler;
 pub(crate) use lane::{QuicLane, Sending};
 pub use settings::{QuicCongestion, UnknownCongestion};
 
-use account::Account;
 use keeper::Keeper;
+use lane_bytes::LaneBytes;
 
 /// An established connection to a peer whose key is known.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ pub(crate) struct QuicConnection {
     /// Nothing has been written.
     silent: bool,
     finished: bool,
-    account: Arc<Account>,
+    lane_bytes: Arc<LaneBytes>,
     /// Takes a stream that has been finished, and closes the connection when all of it has arrived.
     keeper: UnboundedSender<SendStream>,
 }
@@ -76,7 +76,7 @@ impl QuicConnection {
     /// A connection with its one stream, and what keeps it until that is over; `None` where the peer does not speak the
     /// protocol.
     fn new(connection: quinn::Connection, stream: (SendStream, RecvStream)) -> (Option<Self>, Keeper) {
-        let account = Arc::<Account>::default();
+        let lane_bytes = Arc::<LaneBytes>::default();
         let (keeper, left) = unbounded_channel();
         let whole = peer_of(&connection).map(|(peer, version)| Self {
             peer,
@@ -87,10 +87,10 @@ impl QuicConnection {
             sending: Some(stream.0),
             silent: true,
             finished: false,
-            account: Arc::clone(&account),
+            lane_bytes: Arc::clone(&lane_bytes),
             keeper,
         });
-        (whole, Keeper { connection, account, left })
+        (whole, Keeper { connection, lane_bytes, left })
     }
 
     pub(crate) fn round_trip(&self) -> Duration {

@@ -35,7 +35,7 @@ use crate::signals::EndSignals;
 use crate::value::exit::{Exit, failure};
 
 use findings::Findings;
-use prediction::{Prediction, Way, predict};
+use prediction::{CacheUse, Prediction, predict};
 use storage::Storage;
 
 /// Runs `zmove probe`.
@@ -124,7 +124,7 @@ fn source(args: &ProbeArgs) -> Result<Option<Storage>> {
     let config = SweepConfig {
         budget: ByteCount(SWEEP_BYTES_MAX),
         time: SWEEP_TIME,
-        disk: storage.disk,
+        file_io: storage.file_io,
         direct: storage.direct,
         ..SweepConfig::at(directory)
     };
@@ -147,7 +147,7 @@ fn predicted(
     let writes = target.and_then(Storage::writes);
     // a push neither waits for the receiver's greeting nor for its leave before it sends
     let start = report.first_byte.saturating_sub(report.round_trips.min * 2);
-    let way = Way {
+    let way = CacheUse {
         source: reads.as_ref(),
         path: findings::best(report)?.steady.bytes_per_second(),
         target: writes.as_ref(),

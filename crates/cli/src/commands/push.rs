@@ -33,7 +33,7 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     let mut run = Run::begin(manifest, started);
     let storage = settings::storage(args.storage, |notice| terminal::warn(notice));
     let config = SenderConfig {
-        disk: Arc::clone(&storage.disk),
+        file_io: Arc::clone(&storage.file_io),
         direct: storage.direct,
         sample_interval,
         scan: settings.scan(&args),
@@ -99,7 +99,7 @@ impl There<'_> {
 async fn push_here(push: Push, run: &mut Run, display: &Display, storage: Storage) -> Result<Summary> {
     display.start();
     let journals = settings::home(Role::Client).ok().map(|home| settings::journals(&home));
-    let receiver = LocalReceiver { disk: storage.disk, direct: storage.direct, journals };
+    let receiver = LocalReceiver { file_io: storage.file_io, direct: storage.direct, journals };
     Ok(push_locally(push, run, receiver, display.observer(), interrupted()).await?)
 }
 

@@ -134,7 +134,7 @@ async fn serve(
 fn receiver_config(settings: &Settings, journals: &Path) -> ReceiverConfig {
     let storage = crate::settings::storage(settings.storage, |notice| log::warning(notice));
     ReceiverConfig {
-        disk: storage.disk,
+        file_io: storage.file_io,
         direct: storage.direct,
         allow_clear: settings.allow_clear,
         journals: Some(journals.to_owned()),

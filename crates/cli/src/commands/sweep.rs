@@ -32,7 +32,7 @@ pub(crate) fn run(args: &SweepArgs) -> Result<Exit> {
         budget: args.budget,
         time: args.time,
         threads: args.threads.map_or(usual.threads, usize::from),
-        disk: storage.disk,
+        file_io: storage.file_io,
         direct: storage.direct,
         ..usual
     };

@@ -26,8 +26,8 @@ use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_types::{Name, Timestamp};
 
-use crate::engine::data_file::{DataFile, Direct};
 use crate::entry::FileIdentity;
+use crate::file_io::data_file::{DataFile, Direct};
 use crate::kept_times::may_be_kept;
 
 use super::Staged;

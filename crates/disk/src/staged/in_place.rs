@@ -13,8 +13,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rustix::io::Errno;
 use zmove_types::Timestamp;
 
-use crate::engine::data_file::is_remote;
 use crate::entry::{FileIdentity, set_file_mtime};
+use crate::file_io::data_file::is_remote;
 
 /// A file that is being changed, watched from the first change of ours to the last.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use zmove_disk::{DataFile, Direct, Disk, RingConfig, Threads, Uring};
+use zmove_disk::{DataFile, Direct, FileIo, RingConfig, Threads, Uring};
 use zmove_types::{BufferPool, GROUP_BYTES};
 
 /// Sizes at which something changes, each with its neighbours.
@@ -30,7 +30,7 @@ const INTERESTING_SIZES: [usize; 14] = [
 const GROUP: usize = 4 << 20;
 const _: () = assert!(GROUP as u64 == GROUP_BYTES);
 
-pub(crate) type Engine = Option<Box<dyn Disk>>;
+pub(crate) type Engine = Option<Box<dyn FileIo>>;
 
 pub(crate) fn threads() -> Engine {
     Some(Box::new(Threads))
@@ -81,17 +81,18 @@ fn source(directory: &Path, bytes: usize, direct: Direct) -> DataFile {
 }
 
 /// Reads once, and holds what was shown against what is in the buffer.
-fn read(disk: &dyn Disk, file: &DataFile, offset: u64, len: usize) -> Vec<u8> {
+fn read(file_io: &dyn FileIo, file: &DataFile, offset: u64, len: usize) -> Vec<u8> {
     let mut shown = Vec::new();
     let buffer = BufferPool::new(GROUP, 1).take().unwrap();
-    let (outcome, buffer) = disk.read(file, offset, len, buffer, &mut |slice| shown.extend_from_slice(slice));
+    let (outcome, buffer) =
+        file_io.read(file, offset, len, buffer, &mut |slice| shown.extend_from_slice(slice));
     outcome.unwrap();
     assert!(*buffer == shown[..], "{} bytes shown, {} in the buffer", shown.len(), buffer.len());
     shown
 }
 
 /// Every size is written in groups and read in groups.
-pub(crate) fn round_trips(disk: &dyn Disk, directory: &Path, direct: Direct) {
+pub(crate) fn round_trips(file_io: &dyn FileIo, directory: &Path, direct: Direct) {
     let pool = BufferPool::new(GROUP, 1);
     for bytes in INTERESTING_SIZES {
         let contents = painted(bytes);
@@ -103,26 +104,26 @@ pub(crate) fn round_trips(disk: &dyn Disk, directory: &Path, direct: Direct) {
             let mut buffer = pool.take().unwrap();
             buffer.room()[..group.len()].copy_from_slice(group);
             buffer.set_len(group.len());
-            let (outcome, back) = disk.write(&data, (index * GROUP) as u64, buffer);
+            let (outcome, back) = file_io.write(&data, (index * GROUP) as u64, buffer);
             outcome.unwrap();
             assert!(*back == *group, "the buffer comes back as it was");
         }
         assert!(std::fs::read(&path).unwrap() == contents, "{bytes} bytes, {direct:?}");
         let data = DataFile::for_reading(File::open(&path).unwrap(), 1 << 30, direct);
         for (index, group) in contents.chunks(GROUP).enumerate() {
-            let read = read(disk, &data, (index * GROUP) as u64, group.len());
+            let read = read(file_io, &data, (index * GROUP) as u64, group.len());
             assert!(read == *group, "group {index} of {bytes} bytes, {direct:?}");
         }
     }
 }
 
-pub(crate) fn reads_end_with_the_file(disk: &dyn Disk, directory: &Path, direct: Direct) {
+pub(crate) fn reads_end_with_the_file(file_io: &dyn FileIo, directory: &Path, direct: Direct) {
     for bytes in INTERESTING_SIZES.into_iter().filter(|&bytes| bytes <= GROUP) {
         let file = source(directory, bytes, direct);
-        assert!(read(disk, &file, 0, GROUP) == painted(bytes), "{bytes} bytes, {direct:?}");
+        assert!(read(file_io, &file, 0, GROUP) == painted(bytes), "{bytes} bytes, {direct:?}");
         for offset in [bytes, bytes.next_multiple_of(4096), 2 * GROUP] {
             assert_eq!(
-                read(disk, &file, offset as u64, GROUP),
+                read(file_io, &file, offset as u64, GROUP),
                 [],
                 "{bytes} bytes from {offset}, {direct:?}"
             );
@@ -130,11 +131,11 @@ pub(crate) fn reads_end_with_the_file(disk: &dyn Disk, directory: &Path, direct:
     }
 }
 
-pub(crate) fn offsets_need_not_be_aligned(disk: &dyn Disk, directory: &Path, direct: Direct) {
+pub(crate) fn offsets_need_not_be_aligned(file_io: &dyn FileIo, directory: &Path, direct: Direct) {
     let file = source(directory, GROUP, direct);
     let contents = painted(GROUP);
     for (offset, len) in [(1, 100), (511, 4096), (4095, 2), (8191, 1 << 20), (4096, 5)] {
-        assert!(read(disk, &file, offset as u64, len) == contents[offset..offset + len], "{offset}+{len}");
+        assert!(read(file_io, &file, offset as u64, len) == contents[offset..offset + len], "{offset}+{len}");
     }
     let path = tempfile::NamedTempFile::new_in(directory).unwrap().into_temp_path();
     let mut target = DataFile::new(File::options().read(true).write(true).open(&path).unwrap());
@@ -143,41 +144,41 @@ pub(crate) fn offsets_need_not_be_aligned(disk: &dyn Disk, directory: &Path, dir
         let mut buffer = BufferPool::new(GROUP, 1).take().unwrap();
         buffer.room()[..len].copy_from_slice(&contents[offset..offset + len]);
         buffer.set_len(len);
-        disk.write(&target, offset as u64, buffer).0.unwrap();
+        file_io.write(&target, offset as u64, buffer).0.unwrap();
     }
     assert!(std::fs::read(&path).unwrap() == contents[..20_000]);
 }
 
 /// Requests past the page cache are longer than what was asked for; the rest is nobody's business.
-pub(crate) fn growth_is_not_shown(disk: &dyn Disk, directory: &Path, direct: Direct) {
+pub(crate) fn growth_is_not_shown(file_io: &dyn FileIo, directory: &Path, direct: Direct) {
     let file = source(directory, 3 * 4096, direct);
     for len in [1, 4097, 8191] {
-        assert!(read(disk, &file, 0, len) == painted(len), "{len} bytes, {direct:?}");
+        assert!(read(file_io, &file, 0, len) == painted(len), "{len} bytes, {direct:?}");
     }
 }
 
-pub(crate) fn errors_give_the_buffer_back(disk: &dyn Disk, directory: &Path, direct: Direct) {
+pub(crate) fn errors_give_the_buffer_back(file_io: &dyn FileIo, directory: &Path, direct: Direct) {
     let pool = BufferPool::new(GROUP, 1);
     let path = tempfile::NamedTempFile::new_in(directory).unwrap().into_temp_path();
     let read_only = DataFile::for_reading(File::open(&path).unwrap(), 1 << 30, direct);
     let mut buffer = pool.take().unwrap();
     buffer.set_len(GROUP);
-    let (outcome, buffer) = disk.write(&read_only, 0, buffer);
+    let (outcome, buffer) = file_io.write(&read_only, 0, buffer);
     assert_eq!(outcome.unwrap_err().raw_os_error(), Some(rustix::io::Errno::BADF.raw_os_error()));
     assert_eq!((buffer.capacity(), buffer.len()), (GROUP, GROUP));
     let not_a_file = DataFile::for_reading(File::open(directory).unwrap(), 1 << 30, direct);
-    let (outcome, buffer) = disk.read(&not_a_file, 0, GROUP, buffer, &mut |_| panic!("nothing to show"));
+    let (outcome, buffer) = file_io.read(&not_a_file, 0, GROUP, buffer, &mut |_| panic!("nothing to show"));
     assert_eq!(outcome.unwrap_err().raw_os_error(), Some(rustix::io::Errno::ISDIR.raw_os_error()));
     assert_eq!(buffer.capacity(), GROUP);
 }
 
-pub(crate) fn a_panic_gives_the_buffer_back(disk: &dyn Disk, directory: &Path, direct: Direct) {
+pub(crate) fn a_panic_gives_the_buffer_back(file_io: &dyn FileIo, directory: &Path, direct: Direct) {
     let file = source(directory, GROUP, direct);
     let pool = BufferPool::new(GROUP, 1);
     let buffer = pool.take().unwrap();
     let mut slices = 0;
     let unwound = catch_unwind(AssertUnwindSafe(|| {
-        disk.read(&file, 0, GROUP, buffer, &mut |_| {
+        file_io.read(&file, 0, GROUP, buffer, &mut |_| {
             slices += 1;
             std::panic::resume_unwind(Box::new("a hasher that fails"));
         })
@@ -185,10 +186,10 @@ pub(crate) fn a_panic_gives_the_buffer_back(disk: &dyn Disk, directory: &Path, d
     assert!(unwound.is_err() && slices == 1);
     // waits until the kernel has let go of it
     assert_eq!(pool.take().unwrap().capacity(), GROUP);
-    assert!(read(disk, &file, 0, GROUP) == painted(GROUP));
+    assert!(read(file_io, &file, 0, GROUP) == painted(GROUP));
 }
 
-pub(crate) fn threads_share_an_engine(disk: &dyn Disk, directory: &Path, direct: Direct) {
+pub(crate) fn threads_share_an_engine(file_io: &dyn FileIo, directory: &Path, direct: Direct) {
     let file = source(directory, GROUP, direct);
     std::thread::scope(|scope| {
         for thread in 0..4 {
@@ -197,7 +198,7 @@ pub(crate) fn threads_share_an_engine(disk: &dyn Disk, directory: &Path, direct:
                 for round in 0..8 {
                     let offset = (thread * 8 + round) * 4096;
                     let expected = painted(GROUP);
-                    assert!(read(disk, file, offset as u64, GROUP) == expected[offset..]);
+                    assert!(read(file_io, file, offset as u64, GROUP) == expected[offset..]);
                 }
             });
         }

@@ -15,7 +15,7 @@ pub(crate) mod fuzzing;
 /// them needs both, at the same port.
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "TransportChoice", rename_all = "lowercase")]
-enum Carriers {
+enum Transports {
     #[serde(rename = "both")]
     Auto,
     Tcp,
@@ -29,7 +29,7 @@ pub struct Order {
     /// The only key that it lets in.
     pub key: String,
     /// The transports on which the receiver listens.
-    #[serde(with = "Carriers")]
+    #[serde(with = "Transports")]
     pub carriers: TransportChoice,
     /// Where it may listen.
     pub ports: Option<PortRange>,

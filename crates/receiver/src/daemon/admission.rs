@@ -1,4 +1,4 @@
-//! The account of what each key has under way, held against the limits before anything begins.
+//! What each key has under way, held against the limits before anything begins.
 //!
 //! **Invariant:** what was admitted is given back when its [`Seat`] or [`Held`] is dropped, and only then; and while
 //! anybody is [in line](InLine), nobody has a seat that the first in turn could have.
@@ -12,11 +12,11 @@ use tokio::sync::{oneshot, watch};
 use zmove_transport::Fingerprint;
 use zmove_wire::limits::LANES_UNASKED_MAX;
 
-use crate::account::limits::{Limits, Portion};
 use crate::daemon::waiting_line::Line;
+use crate::quota::limits::{Limits, Portion};
 use crate::sharing::Lock;
 
-/// The account of one daemon; clones share it.
+/// What is under way at one daemon; clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Admissions(Arc<Shared>);
 

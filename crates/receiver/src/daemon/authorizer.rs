@@ -7,7 +7,7 @@ use zmove_transport::{AuthorizedKeysError, Claim, Denial, Fingerprint, Grant, Ke
 use zmove_types::RateLimit;
 
 use crate::store::rules::SetIds;
-use crate::store::target::Access;
+use crate::store::target::WriteAccess;
 
 /// The keys that a daemon lets in.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub enum Authorizer {
 pub(crate) struct Authorized {
     /// Name in the log.
     pub(crate) name: String,
-    pub(crate) access: Access,
+    pub(crate) access: WriteAccess,
     pub(crate) set_ids: SetIds,
     /// Owner of the journals that its transfers go on with.
     pub(crate) owner: String,
@@ -56,8 +56,8 @@ impl Authorizer {
 impl Authorized {
     fn listed(grant: &Grant, key: Fingerprint) -> Self {
         let access = match grant.access {
-            zmove_transport::Access::ReadWrite => Access::Beneath(grant.roots.clone()),
-            zmove_transport::Access::ReadOnly => Access::ReadOnly,
+            zmove_transport::Access::ReadWrite => WriteAccess::Beneath(grant.roots.clone()),
+            zmove_transport::Access::ReadOnly => WriteAccess::ReadOnly,
         };
         let set_ids = if grant.set_ids { SetIds::Carried } else { SetIds::Dropped };
         Self { name: grant.name.clone(), access, set_ids, owner: key.to_string(), max_rate: grant.max_rate }
@@ -67,7 +67,7 @@ impl Authorized {
     fn user() -> Self {
         Self {
             name: "the user".to_owned(),
-            access: Access::Anywhere,
+            access: WriteAccess::Anywhere,
             set_ids: SetIds::Dropped,
             owner: String::new(),
             max_rate: None,

@@ -7,8 +7,8 @@ use std::io;
 
 use rustix::io::Errno;
 
-use crate::account::Held;
-use crate::account::cores::Turn;
+use crate::quota::Held;
+use crate::quota::cores::Turn;
 
 /// See the module.
 #[derive(Debug)]

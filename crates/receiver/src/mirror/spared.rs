@@ -19,8 +19,8 @@ use rustix::io::Errno;
 use zmove_disk::{Tree, number_at, number_of};
 use zmove_types::{FileNumber, Name, RelPath};
 
-use crate::account::{Account, Held};
 use crate::mirror::effort::Effort;
+use crate::quota::{Held, Quota};
 use crate::sharing::Lock;
 
 /// See the module. A name that stays may be told in another message than the entry that it leads to.
@@ -56,12 +56,12 @@ struct Found<'a> {
 pub(super) const FOUND_BYTES: usize = 4 * size_of::<(&Name, FileNumber)>() + INODE_BYTES;
 
 impl Spared {
-    pub(crate) fn new(account: &Account) -> Self {
-        Self::by(look, account)
+    pub(crate) fn new(quota: &Quota) -> Self {
+        Self::by(look, quota)
     }
 
-    pub(super) fn by(look: Look, account: &Account) -> Self {
-        let state = State { inodes: HashSet::new(), held: account.nothing(), all: false };
+    pub(super) fn by(look: Look, quota: &Quota) -> Self {
+        let state = State { inodes: HashSet::new(), held: quota.nothing(), all: false };
         Self { state: Lock::new(state), look }
     }
 
@@ -161,7 +161,7 @@ impl Spared {
 
 impl Default for Spared {
     fn default() -> Self {
-        Self::new(&Account::default())
+        Self::new(&Quota::default())
     }
 }
 

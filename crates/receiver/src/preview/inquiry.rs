@@ -14,8 +14,8 @@ use zmove_wire::{
     Inquiry, Operation, Overwrite,
 };
 
-use crate::account::Account;
-use crate::account::cores::Turn;
+use crate::quota::Quota;
+use crate::quota::cores::Turn;
 use crate::store::rules::Rules;
 use crate::store::target::tree::contents_root;
 use crate::store::target::{Seen, renamed};
@@ -26,7 +26,7 @@ pub(crate) struct Previewer {
     pub(crate) seen: Seen,
     pub(crate) rules: Rules,
     pub(crate) times: KeptTimes,
-    pub(crate) account: Account,
+    pub(crate) quota: Quota,
     pub(crate) stopping: AtomicBool,
 }
 
@@ -42,7 +42,7 @@ impl Previewer {
     /// Answers one inquiry; what is not looked at when the session has ended counts as new.
     pub(crate) fn answer(&self, inquiry: &Inquiry) -> Findings {
         let mut findings = Vec::new();
-        let turn = self.account.turn(&self.stopping);
+        let turn = self.quota.turn(&self.stopping);
         for group in &inquiry.groups {
             let place = if turn.is_over() { Place::Missing } else { self.place(&group.directory) };
             findings

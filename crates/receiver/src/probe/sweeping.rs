@@ -84,13 +84,13 @@ impl Sweeping {
 }
 
 fn measure(place: Place, order: SweepOrder, stop: &AtomicBool) -> Swept {
-    let Place { tree, shown, config: ReceiverConfig { writers, disk, direct, .. } } = place;
+    let Place { tree, shown, config: ReceiverConfig { writers, file_io, direct, .. } } = place;
     let config = SweepConfig {
         opened: Some(tree),
         budget: ByteCount(order.bytes),
         time: Duration::from_millis(order.millis),
         threads: writers,
-        disk,
+        file_io,
         direct,
         ..SweepConfig::at(shown)
     };

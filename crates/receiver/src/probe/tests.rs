@@ -24,7 +24,7 @@ struct Peer {
 }
 
 impl Peer {
-    async fn open(access: Access, target: &[u8]) -> Self {
+    async fn open(access: WriteAccess, target: &[u8]) -> Self {
         let ((reader, writer), control) = memory_control();
         let (lanes_in, lanes) = mpsc::channel(64);
         let config = ReceiverConfig::default();
@@ -39,7 +39,7 @@ impl Peer {
         peer
     }
 
-    async fn opened(access: Access) -> Self {
+    async fn opened(access: WriteAccess) -> Self {
         let mut peer = Self::open(access, b"").await;
         assert!(matches!(peer.hear().await, ToSender::Opened(_)));
         peer
@@ -91,8 +91,8 @@ fn send(sink: &mut dyn LaneSink, frame: Frame) {
     sink.send(frame, &mut StageClock::default().start()).unwrap();
 }
 
-fn beneath(home: &tempfile::TempDir) -> Access {
-    Access::Beneath(vec![home.path().to_owned()])
+fn beneath(home: &tempfile::TempDir) -> WriteAccess {
+    WriteAccess::Beneath(vec![home.path().to_owned()])
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -124,7 +124,7 @@ async fn what_comes_is_counted_and_nothing_is_stored() {
 async fn who_may_not_write_may_not_probe() {
     let home = tempfile::tempdir().unwrap();
     for (access, target) in
-        [(Access::ReadOnly, &b""[..]), (Access::Beneath(vec![]), b""), (beneath(&home), b"/etc")]
+        [(WriteAccess::ReadOnly, &b""[..]), (WriteAccess::Beneath(vec![]), b""), (beneath(&home), b"/etc")]
     {
         let (refusal, _) = Peer::open(access, target).await.refused().await;
         assert_eq!(refusal.code, RefusalCode::Denied, "{refusal:?}");
@@ -193,7 +193,7 @@ fn bytes_are_bounded() {
 async fn an_unknown_purpose_is_refused_with_words() {
     let ((mut reader, mut writer), control) = memory_control();
     let (_lanes_in, lanes) = mpsc::channel(1);
-    let (access, turns, config) = (Access::Anywhere, Turns::default(), ReceiverConfig::default());
+    let (access, turns, config) = (WriteAccess::Anywhere, Turns::default(), ReceiverConfig::default());
     let (transfer, owner) = (TransferId([1; 16]), String::new());
     let version = Version::V3;
     let session = Session { transfer, version, control, lanes, owner, access, turns, config };

@@ -35,8 +35,8 @@ use zmove_disk::{Direct, FileIdentity, Staged, TempNames, Tree};
 use zmove_types::{Cv, FileId, GroupSpan, Name, RelPath, TransferId};
 use zmove_wire::FileHead;
 
-use crate::account::{Account, Held};
 use crate::config::BUFFER_BYTES;
+use crate::quota::{Held, Quota};
 use crate::resume::journal::{
     Begin, Journal, JournalError, Mark, Orphan, Part, SourceIdentity, UnfinishedFile, birth_of, orphans_like,
 };
@@ -52,7 +52,7 @@ pub(crate) struct Parts {
     /// Whether a flush proves nothing any more, because a part is not flushed with the target directory or a
     /// flush has failed.
     unflushed: AtomicBool,
-    account: Account,
+    quota: Quota,
     state: Lock<State>,
 }
 
@@ -117,16 +117,16 @@ impl Parts {
                 Err(error) => state.trouble = Some(error.to_string()),
             }
         }
-        let (unflushed, account) = (AtomicBool::new(false), Account::default());
-        Self { journals, begin, unflushed, account, state: Lock::new(state) }
+        let (unflushed, quota) = (AtomicBool::new(false), Quota::default());
+        Self { journals, begin, unflushed, quota, state: Lock::new(state) }
     }
 
     /// Has what is held booked there. Where there is no room for what earlier transfers have left, nothing is
     /// gone on with.
-    pub(crate) fn booked_on(mut self, account: &Account) -> Self {
-        self.account = account.clone();
+    pub(crate) fn booked_on(mut self, quota: &Quota) -> Self {
+        self.quota = quota.clone();
         let state = self.state.get_mut();
-        match account.hold_memory(state.bytes()) {
+        match quota.hold_memory(state.bytes()) {
             Ok(held) => state.held = Some(held),
             Err(error) => *state = State { trouble: Some(error.to_string()), ..State::default() },
         }
@@ -154,7 +154,7 @@ impl Parts {
         direct: Direct,
         hashing: impl Fn() -> Stop + Sync,
     ) -> BTreeMap<u32, Cv> {
-        let Ok(descriptors) = self.account.hold_file() else { return BTreeMap::new() };
+        let Ok(descriptors) = self.quota.hold_file() else { return BTreeMap::new() };
         let Some(mut earlier) = self.take_earlier(path) else { return BTreeMap::new() };
         // one that cannot be opened now is still told of, for another time
         let Ok(reopened) = reopen(directory, &earlier.file.part, direct) else { return BTreeMap::new() };
@@ -204,7 +204,7 @@ impl Parts {
         if groups.is_empty() {
             return Some(HashSet::new());
         }
-        let _booked = self.account.hold_memory(BUFFER_BYTES).ok()?;
+        let _booked = self.quota.hold_memory(BUFFER_BYTES).ok()?;
         let next = AtomicUsize::new(0);
         let look = || {
             let (stop, mut buffer, mut found) = (hashing(), vec![0; BUFFER_BYTES], Vec::new());
@@ -218,7 +218,7 @@ impl Parts {
             }
             found
         };
-        let hold = |_| self.account.hold_thread().zip(self.account.hold_memory(BUFFER_BYTES).ok());
+        let hold = |_| self.quota.hold_thread().zip(self.quota.hold_memory(BUFFER_BYTES).ok());
         let helpers = (1..READERS_MAX.min(groups.len())).map_while(hold);
         Some(by_several("zmove-resume", helpers, look).into_iter().collect())
     }
@@ -249,7 +249,7 @@ impl Parts {
         directory: &Arc<OwnedFd>,
         names: &TempNames,
     ) -> io::Result<Staged> {
-        let descriptors = self.account.hold_file()?;
+        let descriptors = self.quota.hold_file()?;
         let journal = (head.bytes >= JOURNALLED_BYTES_MIN).then(|| self.journal()).flatten();
         let mut staged = Staged::create(directory, 0o600, names)?;
         staged.attach(descriptors);
@@ -356,7 +356,7 @@ impl Parts {
         let directory = self.journals.as_ref()?;
         let mut state = self.state.lock();
         if state.journal.is_none() && state.trouble.is_none() {
-            match Journal::create_within(directory, &self.begin, self.account.room()) {
+            match Journal::create_within(directory, &self.begin, self.quota.room()) {
                 Ok(journal) => state.journal = Some(Arc::new(journal)),
                 Err(error) => state.trouble = Some(error.to_string()),
             }

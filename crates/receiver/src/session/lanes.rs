@@ -42,7 +42,7 @@ fn receive_all(
         transfer.meter.came(frame.data.len());
         let job = match frame.header.kind {
             FrameKind::Batch | FrameKind::Guess => {
-                Some(VerifiedBatch::check(frame, &transfer.account)?.map(Job::Batch))
+                Some(VerifiedBatch::check(frame, &transfer.quota)?.map(Job::Batch))
             }
             FrameKind::Declare => {
                 declare(transfer, &frame)?;

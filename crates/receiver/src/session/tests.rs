@@ -37,7 +37,7 @@ async fn said(version: Version, opening: ToReceiver, frames: Vec<Frame>) -> Vec<
     let (lanes_in, lanes) = mpsc::channel(1);
     let config = ReceiverConfig::default();
     config.meter.receive.add(Doing::Paced, Duration::from_millis(3));
-    let (access, turns) = (Access::Beneath(vec![home.path().to_owned()]), Turns::default());
+    let (access, turns) = (WriteAccess::Beneath(vec![home.path().to_owned()]), Turns::default());
     let (transfer, owner) = (TransferId([1; 16]), String::new());
     let session = Session { transfer, version, control, lanes, owner, access, turns, config };
     let session = tokio::spawn(run_session(session, std::future::pending()));

@@ -2,7 +2,7 @@
 //! of them panics.
 //!
 //! They are the session's own and not the runtime's: a target may be huge, or on storage that does not
-//! answer, and nobody else waits for that. They hash and list by turns ([`cores`](crate::account::cores)).
+//! answer, and nobody else waits for that. They hash and list by turns ([`cores`](crate::quota::cores)).
 //!
 //! **Invariant:** they end with the session, which waits for them, and no work is begun after it.
 
@@ -14,11 +14,11 @@ use std::thread::{self, JoinHandle};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use zmove_transport::{LaneBreaker, LaneSource};
 
-use crate::account::Account;
-use crate::account::windows::open_window;
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
 use crate::meters::TransferMeter;
+use crate::quota::Quota;
+use crate::quota::windows::open_window;
 use crate::store::reports::Outcome;
 use crate::store::transfer::Transfer;
 
@@ -48,7 +48,7 @@ pub(crate) fn guarded(
 /// Threads that are started as there is work for them.
 #[derive(Debug)]
 pub(crate) struct Workers {
-    account: Account,
+    quota: Quota,
     /// What waits is bounded by what the peer may have asked for and not been answered.
     queue: Sender<Work>,
     waiting: Receiver<Work>,
@@ -65,10 +65,10 @@ struct Work(Box<dyn FnOnce() + Send>);
 const THREADS_MAX: usize = 32;
 
 impl Workers {
-    pub(crate) fn new(account: &Account) -> Self {
+    pub(crate) fn new(quota: &Quota) -> Self {
         let (queue, waiting) = unbounded();
         let (under_way, ended, threads) = (Arc::default(), Arc::default(), Vec::new());
-        Self { account: account.clone(), queue, waiting, under_way, ended, threads }
+        Self { quota: quota.clone(), queue, waiting, under_way, ended, threads }
     }
 
     /// Does something, sooner or later.
@@ -116,7 +116,7 @@ impl Workers {
 
     /// One is there in any case; more of them only as far as the key may have them.
     fn add_thread(&mut self) -> Result<(), SessionError> {
-        let held = self.account.hold_thread();
+        let held = self.quota.hold_thread();
         if held.is_none() && !self.threads.is_empty() {
             return Ok(());
         }
@@ -156,7 +156,7 @@ mod tests {
 
     #[tokio::test]
     async fn work_waits_for_its_own_session_and_for_no_other() {
-        let (one, other) = (Account::default(), Account::default());
+        let (one, other) = (Quota::default(), Quota::default());
         let (mut busy, mut free) = (Workers::new(&one), Workers::new(&other));
         let ((end, may_end), (begun_in, begun)) = (bounded(0), unbounded());
         for _ in 0..2 * THREADS_MAX {
@@ -176,8 +176,8 @@ mod tests {
 
     #[tokio::test]
     async fn what_has_not_begun_when_the_session_ends_is_left_undone() {
-        let account = Account::default();
-        let mut workers = Workers::new(&account);
+        let quota = Quota::default();
+        let mut workers = Workers::new(&quota);
         let ((end, may_end), (begun_in, begun)) = (bounded(0), unbounded());
         for _ in 0..THREADS_MAX {
             workers.start(wait_for(&may_end, &begun_in)).unwrap();
@@ -197,7 +197,7 @@ mod tests {
 /// The threads of a session's lanes, one each.
 #[derive(Debug)]
 pub(crate) struct LaneThreads {
-    account: Account,
+    quota: Quota,
     meter: Arc<TransferMeter>,
     threads: Vec<JoinHandle<()>>,
     /// The breakers of the lanes that are up, by number.
@@ -207,8 +207,8 @@ pub(crate) struct LaneThreads {
 
 impl LaneThreads {
     pub(crate) fn new(config: &ReceiverConfig) -> Self {
-        let (account, meter) = (config.account.clone(), Arc::clone(&config.meter));
-        Self { account, meter, threads: Vec::new(), up: HashMap::new(), begun: 0 }
+        let (quota, meter) = (config.quota.clone(), Arc::clone(&config.meter));
+        Self { quota, meter, threads: Vec::new(), up: HashMap::new(), begun: 0 }
     }
 
     /// How many lanes are up.
@@ -223,7 +223,7 @@ impl LaneThreads {
         mut source: Box<dyn LaneSource>,
         run: impl FnOnce(u32, Box<dyn LaneSource>) + Send + 'static,
     ) -> Result<(), SessionError> {
-        let window = open_window(source.as_mut(), self.count(), &self.account);
+        let window = open_window(source.as_mut(), self.count(), &self.quota);
         let number = self.begun;
         self.begun = number.wrapping_add(1);
         self.up.insert(number, source.breaker());

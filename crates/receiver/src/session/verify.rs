@@ -11,8 +11,8 @@ use zmove_wire::{
     WireError,
 };
 
-use crate::account::messages::ELEMENT_BYTES;
-use crate::account::{Account, Held};
+use crate::quota::messages::ELEMENT_BYTES;
+use crate::quota::{Held, Quota};
 use crate::store::publishing::publisher::UNPUBLISHED_BYTES;
 
 /// A batch whose head and files all hashed right.
@@ -48,12 +48,12 @@ impl VerifiedBatch {
     /// # Errors
     /// [`WireError`] when the head is what the sender meant and yet no batch, or takes more memory than the
     /// key may have.
-    pub(crate) fn check(frame: Frame, account: &Account) -> Result<Result<Self, StoredItem>, WireError> {
+    pub(crate) fn check(frame: Frame, quota: &Quota) -> Result<Result<Self, StoredItem>, WireError> {
         let Frame { header, head, data } = frame;
         if !is_sealed(&header, blake3::hash(&head).as_bytes()) {
             return Ok(Err(damaged(header.item, Vec::new())));
         }
-        let mut held = account.hold_memory(head.len())?;
+        let mut held = quota.hold_memory(head.len())?;
         let batch = Batch::decode(&head, header.data_bytes)?;
         held.grow(ELEMENT_BYTES * batch.groups.len() + UNPUBLISHED_BYTES * batch.entry_count())?;
         let faults = damaged_files(&batch, &data);
@@ -202,10 +202,10 @@ mod tests {
 
     #[test]
     fn every_flipped_bit_of_a_batch_is_found() {
-        assert!(matches!(VerifiedBatch::check(batch_frame(None), &Account::default()), Ok(Ok(_))));
+        assert!(matches!(VerifiedBatch::check(batch_frame(None), &Quota::default()), Ok(Ok(_))));
         let bits = 8 * (batch_frame(None).head.len() + 8);
         for bit in 0..bits {
-            let checked = VerifiedBatch::check(batch_frame(Some(bit)), &Account::default());
+            let checked = VerifiedBatch::check(batch_frame(Some(bit)), &Quota::default());
             assert!(matches!(checked, Ok(Err(item)) if item.item == 3), "bit {bit}");
         }
     }
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn a_damaged_file_is_named() {
         let data_bit = 8 * batch_frame(None).head.len();
-        let Ok(Err(item)) = VerifiedBatch::check(batch_frame(Some(data_bit)), &Account::default()) else {
+        let Ok(Err(item)) = VerifiedBatch::check(batch_frame(Some(data_bit)), &Quota::default()) else {
             panic!("damage")
         };
         assert_eq!(item.faults[0].entry, 0);

@@ -6,8 +6,8 @@ use tokio::sync::mpsc;
 use zmove_transport::{ControlError, ControlWriter, LaneSource};
 use zmove_wire::{Refusal, RefusalCode, ToSender, encode_message};
 
-use crate::account::messages::Messages;
 use crate::error::SessionError;
+use crate::quota::messages::Messages;
 
 /// What a session did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

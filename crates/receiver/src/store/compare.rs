@@ -16,7 +16,7 @@ use zmove_disk::FileIdentity;
 use zmove_types::{Cv, Metadata, RelPath, Timestamp};
 use zmove_wire::{Compare, Held, Offer, OfferedFile, Verdict};
 
-use crate::account::cores::Turn;
+use crate::quota::cores::Turn;
 use crate::resume::journal::SourceIdentity;
 use crate::store::large_files::delta::{Candidate, runs};
 use crate::store::target::tree::contents_root;

@@ -33,7 +33,7 @@ use zmove_disk::{Change, Direct, Existing, Replace, Staged};
 use zmove_types::{Metadata, Name};
 use zmove_wire::Operation;
 
-use crate::account::Account;
+use crate::quota::Quota;
 use crate::store::failure::{Failure, failed_to};
 use crate::store::target::tree::{TargetTree, flush_now};
 
@@ -45,7 +45,7 @@ impl TargetTree {
         name: &Name,
         bytes: u64,
         metadata: &Metadata,
-        (account, direct): (&Account, Direct),
+        (quota, direct): (&Quota, Direct),
     ) -> Result<Option<Staged>, Failure> {
         // what must stay may have come since the sender was told; a file that is made anew is asked about
         // when it gets its name
@@ -58,7 +58,7 @@ impl TargetTree {
             return Ok(None);
         }
         let survives_power_cut = self.rules.flushes();
-        let descriptors = account.hold_file().map_err(cannot)?;
+        let descriptors = quota.hold_file().map_err(cannot)?;
         let change = Change { bytes, mode: metadata.mode, mtime: metadata.mtime, survives_power_cut };
         let mut staged = existing.begin(change, direct).map_err(cannot)?;
         staged.attach(descriptors);

@@ -20,7 +20,7 @@ use zmove_types::{FileId, GroupSpan, ItemId};
 use zmove_wire::limits::FILES_UNFINISHED_MAX;
 use zmove_wire::{Fault, FaultCode, FileHead, Operation, WireError};
 
-use crate::account::{Account, Held};
+use crate::quota::{Held, Quota};
 use crate::resume::parts::Prior;
 use crate::sharing::Lock;
 use crate::store::large_files::delta::Base;
@@ -28,7 +28,7 @@ use crate::store::large_files::delta::Base;
 /// All large files of a transfer.
 #[derive(Debug)]
 pub(crate) struct FileTable {
-    account: Account,
+    quota: Quota,
     table: Lock<Table>,
 }
 
@@ -89,9 +89,9 @@ pub(crate) enum Copy {
 pub(crate) struct Complete(pub(crate) Staged);
 
 impl FileTable {
-    pub(crate) fn new(account: &Account) -> Self {
-        let table = Table { slots: HashMap::new(), living: 0, unheard: 0, held: account.nothing() };
-        Self { account: account.clone(), table: Lock::new(table) }
+    pub(crate) fn new(quota: &Quota) -> Self {
+        let table = Table { slots: HashMap::new(), living: 0, unheard: 0, held: quota.nothing() };
+        Self { quota: quota.clone(), table: Lock::new(table) }
     }
 
     /// A file is about to be given up, which may come before its declaration does.
@@ -137,7 +137,7 @@ impl FileTable {
                     .into());
                 }
                 table.held.grow(SLOT_BYTES)?;
-                let held = self.account.hold_memory(FILE_BYTES + 2 * head.path.as_bytes().len())?;
+                let held = self.quota.hold_memory(FILE_BYTES + 2 * head.path.as_bytes().len())?;
                 let (base, given_up) = (base(&head), AtomicBool::new(false));
                 let file = LargeFile { id, head, base, given_up, state: Lock::default(), _held: held };
                 let file = Arc::new(file);
@@ -362,7 +362,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let directory = Tree::open(home.path()).unwrap().open_directory(&RelPath::root()).unwrap();
         let names = TempNames::new("t");
-        let table = FileTable::new(&Account::default());
+        let table = FileTable::new(&Quota::default());
         table.declare(FileId(1), head(2 * GROUP_BYTES + 1), no_base, no_prior).unwrap();
         let file = table.find(FileId(1)).unwrap().unwrap();
         let mut complete = 0;
@@ -379,7 +379,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let directory = Tree::open(home.path()).unwrap().open_directory(&RelPath::root()).unwrap();
         let names = TempNames::new("t");
-        let table = FileTable::new(&Account::default());
+        let table = FileTable::new(&Quota::default());
         let prior =
             || Prior { staged: Staged::create(&directory, 0o600, &names).unwrap(), groups: vec![0, 2] };
         table.declare(FileId(1), head(3 * GROUP_BYTES), no_base, |_| Some(prior())).unwrap();
@@ -393,7 +393,7 @@ mod tests {
 
     #[test]
     fn of_two_copies_one_is_written() {
-        let table = FileTable::new(&Account::default());
+        let table = FileTable::new(&Quota::default());
         table.declare(FileId(1), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
         let file = table.find(FileId(1)).unwrap().unwrap();
         let home = tempfile::tempdir().unwrap();
@@ -413,7 +413,7 @@ mod tests {
 
     #[test]
     fn contradictions_kill_the_file() {
-        let table = FileTable::new(&Account::default());
+        let table = FileTable::new(&Quota::default());
         assert!(table.declare(FileId(1), head(GROUP_BYTES), no_base, no_prior).is_err());
         table.declare(FileId(2), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
         table.declare(FileId(2), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
@@ -425,7 +425,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_closing_is_found_until_it_is_closed() {
-        let table = FileTable::new(&Account::default());
+        let table = FileTable::new(&Quota::default());
         table.declare(FileId(1), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
         assert!(table.close(FileId(1)));
         assert!(table.retire(FileId(1)).is_none() && !table.close(FileId(1)));
@@ -437,7 +437,7 @@ mod tests {
 
     #[test]
     fn files_that_are_given_up_and_never_declared_are_not_without_number() {
-        let table = FileTable::new(&Account::default());
+        let table = FileTable::new(&Quota::default());
         for id in 0..FILES_UNFINISHED_MAX {
             table.hear_of(FileId(id as u64)).unwrap();
         }
@@ -451,7 +451,7 @@ mod tests {
 
     #[test]
     fn files_that_are_under_way_are_not_without_number() {
-        let table = FileTable::new(&Account::default());
+        let table = FileTable::new(&Quota::default());
         let declare = |id: usize| table.declare(FileId(id as u64), head(2 * GROUP_BYTES), no_base, no_prior);
         for id in 0..FILES_UNFINISHED_MAX {
             declare(id).unwrap();

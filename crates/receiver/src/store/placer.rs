@@ -15,11 +15,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use zmove_disk::{ContentsWriter, FileIdentity, Staged, StagingDirectory, Tree, place_symlink, sweep};
+use zmove_disk::{
+    ContentsWriter, FileIdentity, Staged, StagingDirectory, Tree, place_symlink, remove_abandoned,
+};
 use zmove_types::{Metadata, Name, RelPath};
 use zmove_wire::{BatchEntry, DirectoryGroup, Durability, FileEntry, Operation, Overwrite};
 
-use crate::account::cores::Turn;
+use crate::quota::cores::Turn;
 use crate::store::failure::{ALREADY_THERE, Failure, again, failed_to, failure, is_no_room};
 use crate::store::publishing::publisher::{FillingGuard, HiddenFile, Known, PendingBatch, SmallFile};
 use crate::store::publishing::{make_room, publish_all};
@@ -134,8 +136,8 @@ impl<'a> Placer<'a> {
             Some(_) => self.directories.open_or_make(path)?,
             None => directory,
         };
-        if self.transfer.publisher.begin_sweep(path) {
-            sweep(&self.transfer.target.tree, path, directory.as_fd());
+        if self.transfer.publisher.begin_clean_up(path) {
+            remove_abandoned(&self.transfer.target.tree, path, directory.as_fd());
         }
         self.directories.remember(path, directory)
     }
@@ -168,7 +170,7 @@ impl<'a> Placer<'a> {
             let parent = self.directory(parent)?.directory;
             let mut error = None;
             let begun = transfer.publisher.begin(path, || {
-                let held = transfer.account.hold_staging().ok_or_else(|| Errno::MFILE.into());
+                let held = transfer.quota.hold_staging().ok_or_else(|| Errno::MFILE.into());
                 let begun = held.and_then(|held| {
                     Ok((StagingDirectory::begin(&parent, name, &transfer.target.temp_names)?, held))
                 });
@@ -201,7 +203,7 @@ impl<'a> Placer<'a> {
         };
         let parent_directory = self.directory(&parent).ok()?.directory;
         publisher.begin(path, || {
-            let held = self.transfer.account.hold_staging()?;
+            let held = self.transfer.quota.hold_staging()?;
             if !publisher.take_fresh(path) && !Tree::make_new(parent_directory.as_fd(), &name).ok()? {
                 return None;
             }
@@ -377,7 +379,7 @@ impl<'a> Placer<'a> {
         let name = transfer.target.name(path, &file.name);
         let metadata = transfer.target.rules.set_ids.of_file(&file.metadata);
         let directory = &opened.directory;
-        let booked = (&transfer.account, transfer.direct);
+        let booked = (&transfer.quota, transfer.direct);
         let existing =
             transfer.target.begin_in_place(directory, name, bytes.len() as u64, &metadata, booked)?;
         if let Some(staged) = existing {

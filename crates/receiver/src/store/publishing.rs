@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
 use zmove_chunk::file_root;
-use zmove_disk::{DataFile, Direct, Disk, FileIdentity, StagingDirectory, open_own, publish_file};
+use zmove_disk::{DataFile, Direct, FileIdentity, FileIo, StagingDirectory, open_own, publish_file};
 use zmove_types::{BufferPool, FileId, Name, RelPath};
 use zmove_wire::{Durability, Fault, FaultCode, FileDone, FileEntry, Operation};
 
@@ -205,7 +205,7 @@ impl Generation {
             let staged = filling.filled.drain(..).map(|file| Suspect::Staged(path.clone(), file));
             suspects.extend(staged.map(|suspect| (Arc::clone(directory), suspect)));
         }
-        for (suspect, found) in look_at_all(transfer.disk.as_ref(), suspects, beside) {
+        for (suspect, found) in look_at_all(transfer.file_io.as_ref(), suspects, beside) {
             let fault = found.err().map(|error| failure(Operation::Flush, &error));
             match (suspect, fault) {
                 (Suspect::Hidden(file), None) => self.files.push(file),
@@ -248,7 +248,7 @@ type Found = (Suspect, io::Result<()>);
 
 /// Flushes each file by itself and reads it back, many at a time.
 fn look_at_all(
-    disk: &dyn Disk,
+    file_io: &dyn FileIo,
     suspects: Vec<(Arc<OwnedFd>, Suspect)>,
     beside: Option<&Flushing>,
 ) -> Vec<Found> {
@@ -259,7 +259,7 @@ fn look_at_all(
         let buffers = BufferPool::new(BUFFER_BYTES, 1);
         let look = |(directory, suspect): (Arc<OwnedFd>, Suspect)| {
             let flushed = beside.is_some_and(Flushing::is_done);
-            let look = || look_at(disk, &buffers, &directory, suspect.file());
+            let look = || look_at(file_io, &buffers, &directory, suspect.file());
             let found = if flushed { Ok(()) } else { look() };
             (suspect, found)
         };
@@ -270,7 +270,7 @@ fn look_at_all(
 
 /// Whether a file is on the storage as it should be, read past the page cache.
 fn look_at(
-    disk: &dyn Disk,
+    file_io: &dyn FileIo,
     buffers: &BufferPool,
     directory: &OwnedFd,
     (name, wanted): (&Name, &FileEntry),
@@ -281,7 +281,7 @@ fn look_at(
     // where the file system knows no direct reads, clean pages are at least let go of
     data.drop_cached()?;
     let buffer = buffers.take().ok_or(Errno::NOBUFS)?;
-    let (outcome, buffer) = disk.read(&data, 0, wanted.bytes as usize, buffer, &mut |_slice| {});
+    let (outcome, buffer) = file_io.read(&data, 0, wanted.bytes as usize, buffer, &mut |_slice| {});
     outcome?;
     let is_right = buffer.len() == wanted.bytes as usize && file_root(&buffer) == wanted.root;
     if is_right { Ok(()) } else { Err(Errno::IO.into()) }

@@ -5,14 +5,14 @@ use zmove_transport::LaneError;
 use zmove_types::ItemId;
 use zmove_wire::{Answer, EntryFault, Fault, FileDone, Held, StoredItem, ToSender, WireError};
 
-use crate::account::{Account, Held as Booked};
+use crate::quota::{Held as Booked, Quota};
 
 /// The way by which the threads of a transfer tell its session.
 #[derive(Debug)]
 pub(crate) struct Reports {
     pub(crate) outcomes: Sender<Told>,
-    /// The account in which reports are booked.
-    pub(crate) account: Account,
+    /// The quota in which reports are booked.
+    pub(crate) quota: Quota,
 }
 
 /// What threads tell the session.
@@ -49,9 +49,9 @@ pub(crate) struct Told {
 impl Reports {
     /// Tells the session; waits while it has much to tell the peer. For threads only.
     pub(crate) fn tell(&self, outcome: Outcome) {
-        match self.account.hold_memory(outcome.bytes()) {
+        match self.quota.hold_memory(outcome.bytes()) {
             Ok(held) => self.tell_booked(outcome, held),
-            Err(error) => self.tell_booked(Outcome::OverLimit(error), self.account.nothing()),
+            Err(error) => self.tell_booked(Outcome::OverLimit(error), self.quota.nothing()),
         }
     }
 

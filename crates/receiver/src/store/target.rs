@@ -18,14 +18,14 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Access as AccessMode, AtFlags};
+use rustix::fs::{Access, AtFlags};
 use zmove_disk::Tree;
 use zmove_types::{Escaped, Name, RelPath};
 use zmove_wire::{Open, Refusal, RefusalCode, TargetShape, TargetState};
 
 /// Where a client may write.
 #[derive(Clone, Debug)]
-pub enum Access {
+pub enum WriteAccess {
     /// Anywhere this process may: the user's own target in the same process.
     Anywhere,
     /// Beneath these roots; a relative target is beneath the first.
@@ -69,7 +69,7 @@ enum Missing {
 const TARGET_BYTES_MAX: usize = 4096;
 
 impl<'a> Place<'a> {
-    fn of(open: &'a Open, access: &Access, missing: Missing) -> Result<Self, Refusal> {
+    fn of(open: &'a Open, access: &WriteAccess, missing: Missing) -> Result<Self, Refusal> {
         if open.target.len() > TARGET_BYTES_MAX || open.target.contains(&0) {
             let text = "the target path is too long or holds a NUL byte";
             return Err(refuse(RefusalCode::Protocol, text.into()));
@@ -90,7 +90,7 @@ impl<'a> Place<'a> {
 
 impl Target {
     /// Opens the target, making directories that are missing.
-    pub(crate) fn resolve(open: &Open, access: &Access) -> Result<Self, Refusal> {
+    pub(crate) fn resolve(open: &Open, access: &WriteAccess) -> Result<Self, Refusal> {
         let Place { tree, path, rename, shown } = Place::of(open, access, Missing::Made)?;
         let tree = tree.expect("it was made");
         let tops: Vec<_> = match (&open.shape, &rename) {
@@ -118,7 +118,7 @@ pub(crate) struct Seen {
 
 impl Seen {
     /// Finds the target, as [`Target::resolve`] would, and makes nothing.
-    pub(crate) fn look(open: &Open, access: &Access) -> Result<Self, Refusal> {
+    pub(crate) fn look(open: &Open, access: &WriteAccess) -> Result<Self, Refusal> {
         let Place { tree, path, rename, shown } = Place::of(open, access, Missing::Left)?;
         let tree = match tree.map(|tree| tree.open_directory(&path)) {
             Some(Err(error)) if error.kind() != io::ErrorKind::NotFound => {
@@ -149,11 +149,13 @@ pub(crate) fn renamed<'a>(rename: Option<&'a (Name, Name)>, directory: &RelPath,
 }
 
 /// The tree that the target lies in, and where in it.
-fn locate(target: &[u8], access: &Access, missing: Missing) -> Result<(Option<Tree>, RelPath), Refusal> {
+fn locate(target: &[u8], access: &WriteAccess, missing: Missing) -> Result<(Option<Tree>, RelPath), Refusal> {
     let (root, rest) = match access {
-        Access::ReadOnly => return Err(refuse(RefusalCode::Denied, "this key may not write here".into())),
-        Access::Anywhere => return locate_own(target, missing),
-        Access::Beneath(roots) => choose_root(target, roots)?,
+        WriteAccess::ReadOnly => {
+            return Err(refuse(RefusalCode::Denied, "this key may not write here".into()));
+        }
+        WriteAccess::Anywhere => return locate_own(target, missing),
+        WriteAccess::Beneath(roots) => choose_root(target, roots)?,
     };
     Ok((Some(open_root(root)?), clean(rest)?))
 }
@@ -163,7 +165,7 @@ fn open_root(root: &Path) -> Result<Tree, Refusal> {
     Tree::open_guarded(root).map_err(|error| {
         let mut refusal = cannot("open root", root, &error);
         let denied = rustix::io::Errno::from_io_error(&error) == Some(rustix::io::Errno::ACCESS);
-        let by_mode = rustix::fs::access(root, AccessMode::READ_OK | AccessMode::EXEC_OK).is_err();
+        let by_mode = rustix::fs::access(root, Access::READ_OK | Access::EXEC_OK).is_err();
         if denied && !by_mode {
             refusal.text.push_str(CONFINED);
         }
@@ -299,7 +301,7 @@ mod tests {
         let root = home.path().join("root");
         std::fs::create_dir(&root).unwrap();
         std::os::unix::fs::symlink("/tmp", root.join("link")).unwrap();
-        let access = Access::Beneath(vec![root.clone()]);
+        let access = WriteAccess::Beneath(vec![root.clone()]);
         let resolve = |target: &str| Target::resolve(&open(target, directory()), &access);
         assert!(resolve("a/b").is_ok() && root.join("a/b").is_dir());
         assert!(resolve(&format!("{}/c", root.display())).is_ok() && root.join("c").is_dir());
@@ -308,9 +310,12 @@ mod tests {
         assert_eq!(code(resolve("../x")), RefusalCode::Target);
         assert_eq!(code(resolve(&format!("{}/../x", root.display()))), RefusalCode::Target);
         assert_eq!(code(resolve("link/x")), RefusalCode::Target);
-        assert_eq!(code(Target::resolve(&open("a", directory()), &Access::ReadOnly)), RefusalCode::Denied);
         assert_eq!(
-            code(Target::resolve(&open("a", directory()), &Access::Beneath(vec![]))),
+            code(Target::resolve(&open("a", directory()), &WriteAccess::ReadOnly)),
+            RefusalCode::Denied
+        );
+        assert_eq!(
+            code(Target::resolve(&open("a", directory()), &WriteAccess::Beneath(vec![]))),
             RefusalCode::Denied
         );
     }
@@ -325,7 +330,7 @@ mod tests {
         if std::os::unix::fs::lchown(&root, Some(65_534), None).is_err() {
             return eprintln!("skipped: only root can give a link away");
         }
-        let access = Access::Beneath(vec![root]);
+        let access = WriteAccess::Beneath(vec![root]);
         let open = open("x", directory());
         let looked = Seen::look(&open, &access).map(drop).unwrap_err();
         let resolved = Target::resolve(&open, &access).unwrap_err();
@@ -340,7 +345,7 @@ mod tests {
         let single = || TargetShape::Single { name: name("f") };
         let resolve = |target: &str| {
             let target = home.path().join(target).into_os_string().into_string().unwrap();
-            Target::resolve(&open(&target, single()), &Access::Anywhere).unwrap()
+            Target::resolve(&open(&target, single()), &WriteAccess::Anywhere).unwrap()
         };
         assert_eq!(resolve("new").rename, Some((name("f"), name("new"))));
         assert_eq!(resolve("there").rename, None);
@@ -354,7 +359,7 @@ mod tests {
         std::fs::write(home.path().join("other"), "x").unwrap();
         let state = |tops: Vec<TopName>| {
             let open = open(home.path().to_str().unwrap(), TargetShape::Directory { tops });
-            Target::resolve(&open, &Access::Anywhere).unwrap().state
+            Target::resolve(&open, &WriteAccess::Anywhere).unwrap().state
         };
         assert_eq!(state(vec![TopName(name("mine"))]), TargetState::Empty);
         assert_eq!(state(vec![TopName(name("other"))]), TargetState::Populated);
@@ -373,7 +378,7 @@ mod tests {
         assert_ne!(usual, 0o700, "with the umask of this process nothing can be told apart");
         let resolve = |target: &str, shape| {
             let target = home.path().join(target).into_os_string().into_string().unwrap();
-            Target::resolve(&open(&target, shape), &Access::Anywhere).unwrap().is_closed
+            Target::resolve(&open(&target, shape), &WriteAccess::Anywhere).unwrap().is_closed
         };
         assert!(resolve("above/new", directory()));
         assert_eq!([mode(&home.path().join("above/new")), mode(&home.path().join("above"))], [0o700, usual]);
@@ -412,7 +417,7 @@ mod tests {
         let file = home.path().join("f");
         std::fs::write(&file, "keep").unwrap();
         let refusal =
-            Target::resolve(&open(file.to_str().unwrap(), directory()), &Access::Anywhere).unwrap_err();
+            Target::resolve(&open(file.to_str().unwrap(), directory()), &WriteAccess::Anywhere).unwrap_err();
         assert_eq!(refusal.code, RefusalCode::Target);
         assert!(refusal.text.contains("is not a directory"), "{}", refusal.text);
         assert_eq!(std::fs::read(&file).unwrap(), b"keep");

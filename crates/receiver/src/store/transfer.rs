@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use tokio::sync::mpsc::Sender;
-use zmove_disk::{Direct, Disk, FileIdentity, set_metadata};
+use zmove_disk::{Direct, FileIdentity, FileIo, set_metadata};
 use zmove_types::{BufferPool, FileId, Metadata, Name, RelPath, TransferId};
 use zmove_wire::{Durability, FaultCode, FileDone, Open, Operation, Version, WireError, session::Arrivals};
 
-use crate::account::Account;
-use crate::account::cores::Turn;
 use crate::config::{BUFFER_BYTES, ReceiverConfig};
 use crate::meters::TransferMeter;
+use crate::quota::Quota;
+use crate::quota::cores::Turn;
 use crate::resume::parts::{Parts, is_overtaken};
 use crate::sharing::Lock;
 use crate::store::large_files::delta::Bases;
@@ -27,7 +27,7 @@ use crate::store::target::tree::TargetTree;
 #[derive(Debug)]
 pub(crate) struct Transfer {
     pub(crate) target: TargetTree,
-    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) file_io: Arc<dyn FileIo>,
     pub(crate) direct: Direct,
     pub(crate) pool: BufferPool,
     pub(crate) arrivals: Lock<Arrivals>,
@@ -37,7 +37,7 @@ pub(crate) struct Transfer {
     pub(crate) publisher: Publisher,
     pub(crate) reports: Reports,
     /// What the transfer holds is booked there.
-    pub(crate) account: Account,
+    pub(crate) quota: Quota,
     pub(crate) meter: Arc<TransferMeter>,
     pub(crate) stopping: AtomicBool,
 }
@@ -50,20 +50,20 @@ impl Transfer {
         config: &ReceiverConfig,
         outcomes: Sender<Told>,
     ) -> Self {
-        let account = config.account.clone();
+        let quota = config.quota.clone();
         let rules = Rules::of(open, config.set_ids);
         Self {
-            target: TargetTree::new(target, rules, id, &account, config.writers),
-            disk: Arc::clone(&config.disk),
+            target: TargetTree::new(target, rules, id, &quota, config.writers),
+            file_io: Arc::clone(&config.file_io),
             direct: config.direct,
             pool: BufferPool::new(BUFFER_BYTES, config.buffers_max),
             arrivals: Lock::default(),
-            files: FileTable::new(&account),
+            files: FileTable::new(&quota),
             parts,
             bases: Bases::new(config.writers),
             publisher: Publisher::new(version < Version::V4 || open.durability == Durability::File),
-            reports: Reports { outcomes, account: account.clone() },
-            account,
+            reports: Reports { outcomes, quota: quota.clone() },
+            quota,
             meter: Arc::clone(&config.meter),
             stopping: AtomicBool::new(false),
         }
@@ -71,7 +71,7 @@ impl Transfer {
 
     /// A turn at the cores, for a thread that is going to hash or list something.
     pub(crate) fn turn(&self) -> Turn<'_> {
-        self.account.turn(&self.stopping)
+        self.quota.turn(&self.stopping)
     }
 
     /// Directories get their mode and time at the end, when nothing is put into them any more: this one, or

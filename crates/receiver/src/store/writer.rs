@@ -94,7 +94,7 @@ fn is_first(transfer: &Transfer, file: &LargeFile, (item, span): (ItemId, GroupS
 
 /// Where there is no room it is tried once more when what is replaced has gone.
 fn write_group(transfer: &Transfer, staged: &Staged, span: GroupSpan, data: Buffer) -> Result<(), Failure> {
-    let write = |data| staged.write(|| transfer.disk.write(staged.data(), span.offset(), data));
+    let write = |data| staged.write(|| transfer.file_io.write(staged.data(), span.offset(), data));
     let (outcome, data) = write(data);
     match outcome.map_err(failed_to(Operation::Write)) {
         Err(full) if is_no_room(&full) => {
@@ -162,7 +162,7 @@ fn open_staged(
         let directory = placer.directory_now(&parent).map_err(failed_to(Operation::MakeDirectory))?;
         let final_path = transfer.target.final_path(&file.head);
         let name = name_of(&final_path);
-        let booked = (&transfer.account, transfer.direct);
+        let booked = (&transfer.quota, transfer.direct);
         let (bytes, metadata) = (file.head.bytes, &file.head.metadata);
         if let Some(staged) = transfer.target.begin_in_place(&directory, &name, bytes, metadata, booked)? {
             file.base.iter().for_each(|base| base.is_the_file_itself(&staged));

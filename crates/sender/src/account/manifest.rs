@@ -16,7 +16,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, PROC_SUPER_MAGIC, statfs};
-use zmove_disk::{TempNames, Tree, sweep};
+use zmove_disk::{TempNames, Tree, remove_abandoned};
 use zmove_types::{Name, RelPath, Root};
 
 /// A manifest being written.
@@ -58,7 +58,7 @@ impl Manifest {
             Place::Name(path) => {
                 let directory = directory_of(&path);
                 let tree = Tree::open(directory)?;
-                sweep(&tree, &RelPath::root(), tree.fd());
+                remove_abandoned(&tree, &RelPath::root(), tree.fd());
                 let (part, out) = fresh_file(directory)?;
                 if let Ok(there) = path.metadata() {
                     out.set_permissions(there.permissions())?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use zmove_disk::{Direct, Disk, Threads};
+use zmove_disk::{Direct, FileIo, Threads};
 use zmove_scan::ScanConfig;
 use zmove_types::{GROUP_BYTES, RateLimit};
 
@@ -26,7 +26,7 @@ pub struct SenderConfig {
     /// costs a system call for each lane each time. Not zero.
     pub sample_interval: Option<Duration>,
     /// The storage engine.
-    pub disk: Arc<dyn Disk>,
+    pub file_io: Arc<dyn FileIo>,
     /// Whether large files pass by the page cache. Default: where it pays.
     pub direct: Direct,
     /// The rate that the lanes it is given are held to, so that it is not taken for that of the path. Default: none.
@@ -43,7 +43,7 @@ impl Default for SenderConfig {
             batch_files_max: 1024,
             scan: ScanConfig::default(),
             sample_interval: None,
-            disk: Arc::new(Threads),
+            file_io: Arc::new(Threads),
             direct: Direct::default(),
             rate_max: None,
         }

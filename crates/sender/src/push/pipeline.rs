@@ -71,7 +71,7 @@ impl Pipeline {
             account: Arc::clone(&account),
             timeline: Arc::clone(&timeline),
             pool: pool.clone(),
-            disk: Arc::clone(&config.disk),
+            file_io: Arc::clone(&config.file_io),
             direct: config.direct,
             headcount: Headcount::default(),
             cargo: cargo_in,

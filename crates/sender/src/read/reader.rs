@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use crossbeam_channel::Sender;
 use zmove_chunk::{GroupHasher, Work, file_root, read_root};
-use zmove_disk::{Direct, Disk, FileIdentity};
+use zmove_disk::{Direct, FileIdentity, FileIo};
 use zmove_scan::{Entry, EntryKind};
 use zmove_transport::Frame;
 use zmove_types::{Buffer, BufferPool, Doing, GROUP_BYTES, GroupSpan, ItemId, Root, Stopwatch};
@@ -40,7 +40,7 @@ pub(crate) struct ReaderContext {
     pub(crate) account: Arc<Account>,
     pub(crate) timeline: Arc<Timeline>,
     pub(crate) pool: BufferPool,
-    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) file_io: Arc<dyn FileIo>,
     pub(crate) direct: Direct,
     pub(crate) headcount: Headcount,
     /// The queue that all lanes share.
@@ -296,9 +296,9 @@ impl Reader<'_> {
         let Some(buffer) = self.buffer() else { return Ok(()) };
         let mut hasher = GroupHasher::new(span.index);
         let wanted = span.len as usize;
-        let disk = &self.context.disk;
+        let file_io = &self.context.file_io;
         let (outcome, buffer) =
-            disk.read(&opened, span.offset(), wanted, buffer, &mut |slice| hasher.update(slice));
+            file_io.read(&opened, span.offset(), wanted, buffer, &mut |slice| hasher.update(slice));
         outcome.map_err(|source| FileError::Read { path: file.display(), source })?;
         if buffer.len() < wanted {
             return Err(FileError::Changed { path: file.display() });

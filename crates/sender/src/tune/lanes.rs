@@ -44,7 +44,7 @@ use zmove_types::{ByteCount, GROUP_BYTES};
 
 use super::attempt::{Attempt, Recent, Rest};
 use super::loss::LossWatch;
-use super::{Congestion, Knob, Limits, PathTick, Tick, Wanted};
+use super::{Congestion, Knob, Knobs, PathTick, Tick, Wanted};
 
 /// The part of the controller that says how many lanes there should be.
 #[derive(Debug)]
@@ -89,8 +89,8 @@ enum Change {
 }
 
 impl LaneTuner {
-    pub(super) fn new(limits: &Limits) -> Self {
-        let &Limits { lanes: knob, congestion, congestion_replaceable, .. } = limits;
+    pub(super) fn new(limits: &Knobs) -> Self {
+        let &Knobs { lanes: knob, congestion, congestion_replaceable, .. } = limits;
         Self {
             knob,
             loss_tolerant_allowed: congestion_replaceable,

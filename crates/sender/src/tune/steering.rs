@@ -20,7 +20,7 @@ use crate::plan::resend;
 use crate::push::config::SenderConfig;
 use crate::push::pipeline::Pipeline;
 use crate::tune::path::{PathReport, unacked};
-use crate::tune::{Congestion, Knob, Limits, PathTick, Tick, Tuner, Wanted};
+use crate::tune::{Congestion, Knob, Knobs, PathTick, Tick, Tuner, Wanted};
 
 /// The hand on the knobs of one push.
 pub(crate) struct Steering {
@@ -104,7 +104,7 @@ impl Steering {
         let readers = config.readers;
         let readers = Knob { start: readers, least: readers.min(2), most: config.readers_max.max(readers) };
         let lanes = self.lanes_knob(usize::from(lanes_max).max(1));
-        self.tuner = Some(Tuner::new(&Limits {
+        self.tuner = Some(Tuner::new(&Knobs {
             lanes,
             readers,
             congestion: self.congestion,

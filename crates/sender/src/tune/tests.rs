@@ -206,14 +206,14 @@ struct Run {
     wanted: Vec<Wanted>,
 }
 
-const LIMITS: Limits = Limits {
+const KNOBS: Knobs = Knobs {
     lanes: Knob { start: 8, least: 8, most: 64 },
     readers: Knob { start: 2, least: 2, most: 16 },
     congestion: Congestion::AsSet,
     congestion_replaceable: false,
 };
 
-fn run(world: &mut World, limits: Limits, seconds: u64) -> Run {
+fn run(world: &mut World, limits: Knobs, seconds: u64) -> Run {
     let mut tuner = Tuner::new(&limits);
     let mut run = Run { rates: Vec::new(), wanted: Vec::new() };
     for _ in 0..seconds * 4 {
@@ -257,7 +257,7 @@ fn lossy() -> World {
 #[test]
 fn loss_is_answered_with_more_lanes_within_seconds() {
     let mut world = lossy();
-    let run = run(&mut world, LIMITS, 120);
+    let run = run(&mut world, KNOBS, 120);
     let best = world.best();
     assert!(run.rate(8, 20) > 0.9 * best, "{} of {best}: {:?}", run.rate(8, 20), run.lanes());
     assert!(run.rate(60, 120) > 0.9 * best, "{} of {best}: {:?}", run.rate(60, 120), run.lanes());
@@ -267,7 +267,7 @@ fn loss_is_answered_with_more_lanes_within_seconds() {
 #[test]
 fn a_lane_that_takes_no_notice_of_loss_is_better_than_many() {
     let mut world = lossy();
-    let run = run(&mut world, Limits { congestion_replaceable: true, ..LIMITS }, 30);
+    let run = run(&mut world, Knobs { congestion_replaceable: true, ..KNOBS }, 30);
     assert_eq!((run.last().congestion, run.lanes()), (Congestion::LossTolerant, vec![8]));
     assert!(run.rate(4, 30) > 0.9 * world.best());
 }
@@ -277,7 +277,7 @@ fn what_loss_will_take_is_not_lost_first() {
     // how many lanes it takes is known no better than how much is lost
     for (congestion_replaceable, least) in [(false, 0.75), (true, 0.92)] {
         let mut world = World { slow_start_reaches: GBIT / 8.0, lead_left: 0.97, ..lossy() };
-        let run = run(&mut world, Limits { congestion_replaceable, ..LIMITS }, 60);
+        let run = run(&mut world, Knobs { congestion_replaceable, ..KNOBS }, 60);
         let lowest = (3..59).map(|second| run.rate(second, second + 1)).fold(f64::MAX, f64::min);
         assert!(lowest > least * world.best(), "{lowest} of {}: {:?}", world.best(), run.lanes());
     }
@@ -287,13 +287,13 @@ fn what_loss_will_take_is_not_lost_first() {
 fn a_clean_path_is_left_alone() {
     for (rate, round_trip) in [(GBIT, 90), (10.0 * GBIT, 90), (10.0 * GBIT, 10), (25.0 * GBIT, 1)] {
         let mut world = World::new(rate, round_trip);
-        let run = run(&mut world, LIMITS, 60);
+        let run = run(&mut world, KNOBS, 60);
         assert_eq!(run.lanes(), [8], "{rate} {round_trip}");
     }
     // a queue that is gone when windows are cut
     for round_trip in [90, 260] {
         let mut world = World { queue: 0.5, ..World::new(GBIT, round_trip) };
-        let run = run(&mut world, LIMITS, 60);
+        let run = run(&mut world, KNOBS, 60);
         assert_eq!(run.lanes(), [8], "{round_trip}");
     }
 }
@@ -301,7 +301,7 @@ fn a_clean_path_is_left_alone() {
 #[test]
 fn full_windows_are_answered_with_more_lanes() {
     let mut world = World { window: 4.0 * MIB, ..World::new(10.0 * GBIT, 90) };
-    let run = run(&mut world, LIMITS, 60);
+    let run = run(&mut world, KNOBS, 60);
     let best = world.best();
     assert!(run.rate(15, 60) > 0.9 * best, "{} of {best}: {:?}", run.rate(15, 60), run.lanes());
     assert!(run.changes(20, 60) <= 4, "{:?}", run.lanes());
@@ -316,16 +316,16 @@ fn early(round_trip_ms: u64) -> World {
 
 #[test]
 fn a_slow_start_that_ended_too_early_is_answered_with_more_lanes() {
-    let pinned = Limits { lanes: Knob { most: 8, ..LIMITS.lanes }, ..LIMITS };
-    let (tuned, alone) = (run(&mut early(260), LIMITS, 12), run(&mut early(260), pinned, 12));
+    let pinned = Knobs { lanes: Knob { most: 8, ..KNOBS.lanes }, ..KNOBS };
+    let (tuned, alone) = (run(&mut early(260), KNOBS, 12), run(&mut early(260), pinned, 12));
     assert!(tuned.rate(6, 12) > 2.0 * alone.rate(6, 12), "{:?}", tuned.lanes());
     // where windows open by themselves before more lanes are up
-    assert_eq!(run(&mut early(20), LIMITS, 40).lanes(), [8]);
+    assert_eq!(run(&mut early(20), KNOBS, 40).lanes(), [8]);
 }
 
 #[test]
 fn what_bbr_does_to_see_the_round_trip_is_no_reason() {
-    let mut tuner = Tuner::new(&Limits { congestion: Congestion::LossTolerant, ..LIMITS });
+    let mut tuner = Tuner::new(&Knobs { congestion: Congestion::LossTolerant, ..KNOBS });
     let mut world = World { queue: 0.0, ..World::new(GBIT, 260) };
     for second in 0..60 {
         for quarter in 0..4 {
@@ -344,7 +344,7 @@ fn what_bbr_does_to_see_the_round_trip_is_no_reason() {
 fn more_lanes_that_gain_nothing_go_again_and_the_tries_get_rare() {
     // a shaper with hardly a queue, whose drops look like loss
     let mut world = World { queue: 0.0, loss: 1e-6, ..World::new(GBIT / 4.0, 90) };
-    let run = run(&mut world, LIMITS, 300);
+    let run = run(&mut world, KNOBS, 300);
     assert!(run.lanes().len() > 1, "it never tried");
     assert!(run.changes(0, 60) <= 8 && run.changes(150, 300) <= 4, "{:?}", run.lanes());
     let over = run.wanted.iter().filter(|wanted| wanted.lanes > 8).count();
@@ -356,7 +356,7 @@ fn more_lanes_that_gain_nothing_go_again_and_the_tries_get_rare() {
 fn slow_storage_is_no_reason_for_lanes() {
     for loss in [0.0, 1e-4] {
         let mut world = World { target: GBIT / 10.0, loss, ..World::new(GBIT, 90) };
-        let run = run(&mut world, LIMITS, 120);
+        let run = run(&mut world, KNOBS, 120);
         assert_eq!(run.last().lanes, 8, "{:?}", run.lanes());
         let grown = run.wanted.iter().rposition(|wanted| wanted.lanes > 8).map_or(0, |at| at / 4);
         assert!(grown < 90 && run.changes(90, 120) == 0, "until {grown} s: {:?}", run.lanes());
@@ -366,10 +366,10 @@ fn slow_storage_is_no_reason_for_lanes() {
 
 #[test]
 fn what_an_earlier_run_needed_is_given_up_where_it_is_too_much() {
-    let lanes = Knob { start: 64, ..LIMITS.lanes };
+    let lanes = Knob { start: 64, ..KNOBS.lanes };
     for target in [f64::MAX, GBIT / 10.0] {
         let mut world = World { target, ..World::new(GBIT, 90) };
-        let run = run(&mut world, Limits { lanes, ..LIMITS }, 180);
+        let run = run(&mut world, Knobs { lanes, ..KNOBS }, 180);
         assert!(run.last().lanes <= 16, "{:?}", run.lanes());
         assert!(run.rate(30, 180) > 0.9 * world.best(), "{:?}", run.lanes());
         assert!(run.lanes().windows(2).all(|pair| pair[1] < pair[0]), "{:?}", run.lanes());
@@ -378,23 +378,23 @@ fn what_an_earlier_run_needed_is_given_up_where_it_is_too_much() {
 
 #[test]
 fn what_an_earlier_run_needed_is_kept_where_it_is_needed() {
-    let lanes = Knob { start: 64, ..LIMITS.lanes };
+    let lanes = Knob { start: 64, ..KNOBS.lanes };
     let mut world = lossy();
-    let run = run(&mut world, Limits { lanes, ..LIMITS }, 120);
+    let run = run(&mut world, Knobs { lanes, ..KNOBS }, 120);
     assert!(run.rate(1, 120) > 0.9 * world.best(), "{:?}", run.lanes());
 }
 
 #[test]
 fn dials_that_fail_are_done_without() {
     let mut world = World { lanes_reachable: 12, ..lossy() };
-    let run = run(&mut world, LIMITS, 60);
+    let run = run(&mut world, KNOBS, 60);
     assert_eq!(run.wanted[40..].iter().map(|wanted| wanted.lanes).min(), Some(12), "{:?}", run.lanes());
 }
 
 #[test]
 fn a_loss_tolerant_control_that_gains_nothing_is_put_back() {
     let mut world = World { queue: 0.1, loss: 1e-5, ..World::new(GBIT, 90) };
-    let run = run(&mut world, Limits { congestion_replaceable: true, ..LIMITS }, 60);
+    let run = run(&mut world, Knobs { congestion_replaceable: true, ..KNOBS }, 60);
     assert_eq!(run.last().congestion, Congestion::AsSet);
     assert!(run.wanted.iter().any(|wanted| wanted.congestion == Congestion::LossTolerant));
 }
@@ -402,7 +402,7 @@ fn a_loss_tolerant_control_that_gains_nothing_is_put_back() {
 /// The remembered congestion control is loss-tolerant, and the path has changed since: it loses nothing now.
 #[test]
 fn a_loss_tolerant_control_is_put_back_where_nothing_is_lost() {
-    let tolerant = Limits { congestion: Congestion::LossTolerant, congestion_replaceable: true, ..LIMITS };
+    let tolerant = Knobs { congestion: Congestion::LossTolerant, congestion_replaceable: true, ..KNOBS };
     let clean = || World { window: 16.0 * MIB, ..World::new(25.0 * GBIT, 90) };
     let mut world = clean();
     let run = run(&mut world, tolerant, 60);
@@ -411,7 +411,7 @@ fn a_loss_tolerant_control_is_put_back_where_nothing_is_lost() {
     let mut lossy = lossy();
     let run = self::run(&mut lossy, tolerant, 60);
     assert!(run.wanted.iter().all(|wanted| wanted.congestion == Congestion::LossTolerant));
-    let asked_for = Limits { congestion_replaceable: false, ..tolerant };
+    let asked_for = Knobs { congestion_replaceable: false, ..tolerant };
     let run = self::run(&mut clean(), asked_for, 60);
     assert!(run.wanted.iter().all(|wanted| wanted.congestion == Congestion::LossTolerant));
 }
@@ -419,7 +419,7 @@ fn a_loss_tolerant_control_is_put_back_where_nothing_is_lost() {
 #[test]
 fn a_source_that_needs_depth_gets_readers() {
     let mut world = World { reader: GBIT / 10.0, source: GBIT, ..World::new(10.0 * GBIT, 10) };
-    let run = run(&mut world, LIMITS, 60);
+    let run = run(&mut world, KNOBS, 60);
     assert!(run.rate(15, 60) > 0.9 * GBIT, "{} readers", run.last().readers);
     assert_eq!(run.lanes(), [8]);
 }
@@ -427,17 +427,17 @@ fn a_source_that_needs_depth_gets_readers() {
 #[test]
 fn readers_that_gain_nothing_go_again() {
     let mut world = World { reader: GBIT / 2.0, source: GBIT, ..World::new(10.0 * GBIT, 10) };
-    let run = run(&mut world, LIMITS, 60);
+    let run = run(&mut world, KNOBS, 60);
     assert_eq!(run.last().readers, 2);
     assert!(run.wanted.iter().any(|wanted| wanted.readers == 3));
     let mut busy = World { reader: GBIT / 10.0, cores_idle: 0.0, ..World::new(10.0 * GBIT, 10) };
-    let run = self::run(&mut busy, LIMITS, 60);
+    let run = self::run(&mut busy, KNOBS, 60);
     assert!(run.wanted.iter().all(|wanted| wanted.readers == 2));
 }
 
 #[test]
 fn nothing_is_known_without_a_kernel_that_tells() {
-    let mut tuner = Tuner::new(&LIMITS);
+    let mut tuner = Tuner::new(&KNOBS);
     let mut world = lossy();
     for _ in 0..200 {
         let tick = Tick { path: None, ..world.tick(tuner.wanted()) };

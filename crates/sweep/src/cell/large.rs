@@ -13,14 +13,14 @@ use crate::cell::noise::{Noise, group_buffer};
 use crate::cell::pace::Pace;
 use crate::cell::{Bench, MODE, is_cached, name_of};
 use crate::error::SweepError;
-use crate::result::{Counted, Way};
+use crate::result::{CacheUse, Counted};
 
 /// The large files of a cell, as far as they have been written.
 pub(crate) struct LargeFiles {
     directory: Arc<OwnedFd>,
     /// Number and length.
     files: Vec<(u64, u64)>,
-    pub(crate) way: Way,
+    pub(crate) way: CacheUse,
 }
 
 struct Writing {
@@ -63,7 +63,7 @@ impl LargeFiles {
             let mut noise = Noise::new(bench.seed(thread));
             while let Some((file, span)) = groups.next(|bytes| pace.admit(bytes))? {
                 let buffer = noise.take(span.len as usize);
-                let (outcome, buffer) = bench.disk.write(file.staged.data(), span.offset(), buffer);
+                let (outcome, buffer) = bench.file_io.write(file.staged.data(), span.offset(), buffer);
                 noise.give_back(buffer);
                 outcome.map_err(bench.cannot("write a file in"))?;
                 file.bytes.fetch_add(u64::from(span.len), Ordering::Relaxed);
@@ -79,7 +79,7 @@ impl LargeFiles {
         if let Err(error) = groups.into_open().map_or(Ok(()), end) {
             pace.fail(error);
         }
-        let way = if direct.into_inner() { Way::Direct } else { Way::Buffered };
+        let way = if direct.into_inner() { CacheUse::Direct } else { CacheUse::Buffered };
         Self { directory, files: files.into_inner().unwrap_or_else(PoisonError::into_inner), way }
     }
 
@@ -90,14 +90,14 @@ impl LargeFiles {
     }
 
     /// Has the page cache let go of them; says which way they will be read.
-    pub(crate) fn drop_cached(&self, bench: &Bench<'_>) -> Result<Way, SweepError> {
-        let mut way = Way::Direct;
+    pub(crate) fn drop_cached(&self, bench: &Bench<'_>) -> Result<CacheUse, SweepError> {
+        let mut way = CacheUse::Direct;
         for (number, bytes) in &self.files {
             let file = bench.open(&self.directory, *number)?;
             bench.drop_cached(&file)?;
             let cached = is_cached(&file, *bytes);
             if !DataFile::for_reading(file, *bytes, read_direct(bench)).is_direct() {
-                way = if cached { Way::Cached } else { Way::Buffered };
+                way = if cached { CacheUse::Cached } else { CacheUse::Buffered };
             }
         }
         Ok(way)

@@ -12,13 +12,13 @@ use crate::cell::noise::{Noise, group_buffer};
 use crate::cell::pace::Pace;
 use crate::cell::{Bench, MODE, is_cached, name_of};
 use crate::error::SweepError;
-use crate::result::{Counted, Way};
+use crate::result::{CacheUse, Counted};
 
 /// The small files of a cell, as far as they have been written.
 pub(crate) struct SmallFiles {
     /// The directories, each with the number of files in it; the files are named by their numbers.
     directories: Vec<(Arc<OwnedFd>, u64)>,
-    pub(crate) way: Way,
+    pub(crate) way: CacheUse,
 }
 
 /// What all threads of a cell share.
@@ -52,7 +52,7 @@ impl SmallFiles {
                 made.lock().unwrap_or_else(PoisonError::into_inner).extend(directory);
             }
         });
-        let way = if direct.into_inner() { Way::Direct } else { Way::Buffered };
+        let way = if direct.into_inner() { CacheUse::Direct } else { CacheUse::Buffered };
         Self { directories: made.into_inner().unwrap_or_else(PoisonError::into_inner), way }
     }
 
@@ -63,7 +63,7 @@ impl SmallFiles {
     }
 
     /// Has the page cache let go of them as long as `goes_on`; what it still holds after that is not read.
-    pub(crate) fn drop_cached(&mut self, bench: &Bench<'_>, pace: &Pace<'_>) -> Way {
+    pub(crate) fn drop_cached(&mut self, bench: &Bench<'_>, pace: &Pace<'_>) -> CacheUse {
         let (next, kept) = (AtomicUsize::new(0), AtomicUsize::new(0));
         bench.on_threads(pace, |_thread| {
             while let Some((directory, files)) = self.directories.get(next.load(Ordering::Relaxed)) {
@@ -83,7 +83,7 @@ impl SmallFiles {
         });
         let seen = next.into_inner().min(self.directories.len());
         self.directories.truncate(seen);
-        if kept.into_inner() * 2 > seen { Way::Cached } else { Way::Buffered }
+        if kept.into_inner() * 2 > seen { CacheUse::Cached } else { CacheUse::Buffered }
     }
 
     /// Reads them as long as there is time.

@@ -1,6 +1,6 @@
 //! The daemon's side: TCP and UDP at one port.
 //!
-//! **Invariant:** a connection comes out only when its peer has proved a key, whichever way it came in.
+//! **Invariant:** a connection comes out only when its peer has proved a key, by whichever transport it came in.
 
 use std::io;
 use std::net::SocketAddr;
@@ -25,11 +25,11 @@ pub struct Listener {
 #[derive(Debug)]
 pub struct Incoming {
     address: SocketAddr,
-    way: Way,
+    accepted: Accepted,
 }
 
 #[derive(Debug)]
-enum Way {
+enum Accepted {
     Tcp(TcpStream),
     Quic(Box<quinn::Incoming>),
 }
@@ -100,11 +100,11 @@ impl Listener {
             }
         };
         tokio::select! {
-            accepted = by_tcp => accepted.map(|(socket, address)| Incoming { address, way: Way::Tcp(socket) }),
+            tcp = by_tcp => tcp.map(|(socket, address)| Incoming { address, accepted: Accepted::Tcp(socket) }),
             accepted = by_quic => match accepted {
                 Some(incoming) => {
                     let address = tcp_tls::canonical(incoming.remote_address());
-                    Ok(Incoming { address, way: Way::Quic(Box::new(incoming)) })
+                    Ok(Incoming { address, accepted: Accepted::Quic(Box::new(incoming)) })
                 }
                 None => Err(io::Error::other("the UDP socket is gone")),
             },
@@ -129,15 +129,15 @@ impl Listener {
         deadline: Duration,
         spoken: impl FnOnce(),
     ) -> Result<Channel, AcceptError> {
-        match (incoming.way, &self.tcp) {
-            (Way::Quic(incoming), _) => {
+        match (incoming.accepted, &self.tcp) {
+            (Accepted::Quic(incoming), _) => {
                 spoken();
                 Ok(Channel::quic(quic::handshake(*incoming, deadline).await?))
             }
-            (Way::Tcp(socket), Some(tcp)) => {
+            (Accepted::Tcp(socket), Some(tcp)) => {
                 Ok(Channel::tcp(tcp.handshake_telling(socket, deadline, spoken).await?))
             }
-            (Way::Tcp(_), None) => Err(AcceptError::Gone { source: io::ErrorKind::NotConnected.into() }),
+            (Accepted::Tcp(_), None) => Err(AcceptError::Gone { source: io::ErrorKind::NotConnected.into() }),
         }
     }
 
@@ -160,12 +160,12 @@ impl Incoming {
     /// asked. For when there are many.
     #[must_use]
     pub fn ask_back(self) -> Option<Self> {
-        let Self { address, way } = self;
-        match way {
-            Way::Tcp(_) => Some(Self { address, way }),
-            Way::Quic(incoming) => {
+        let Self { address, accepted } = self;
+        match accepted {
+            Accepted::Tcp(_) => Some(Self { address, accepted }),
+            Accepted::Quic(incoming) => {
                 let incoming = quic::ask_back(*incoming)?;
-                Some(Self { address, way: Way::Quic(Box::new(incoming)) })
+                Some(Self { address, accepted: Accepted::Quic(Box::new(incoming)) })
             }
         }
     }

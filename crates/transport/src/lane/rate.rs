@@ -1,7 +1,7 @@
 //! A rate that the receiving lanes of one key keep together.
 //!
 //! A lane books what a read has brought, a bounded piece at a time, and waits until that is paid for before
-//! it reads on; the windows then make the sender wait. Lanes of keys without a rate have no account.
+//! it reads on; the windows then make the sender wait. Lanes of keys without a rate have none.
 //!
 //! **Invariant:** whatever the number of lanes, what they take stays below rate × time, but for a share and a
 //! read of each and a moment's burst.
@@ -17,10 +17,10 @@ use crate::lane::LaneBreaker;
 
 /// A rate that several lanes keep together. Clones are the same.
 #[derive(Clone, Debug)]
-pub struct SharedRate(Arc<Mutex<Account>>);
+pub struct SharedRate(Arc<Mutex<Schedule>>);
 
 #[derive(Debug)]
-struct Account {
+struct Schedule {
     bytes_per_second: u64,
     /// When all that was taken is paid for.
     due: Instant,
@@ -30,8 +30,8 @@ impl SharedRate {
     /// A rate that nobody uses yet.
     #[must_use]
     pub fn new(limit: RateLimit) -> Self {
-        let account = Account { bytes_per_second: limit.bytes_per_second(), due: Instant::now() };
-        Self(Arc::new(Mutex::new(account)))
+        let schedule = Schedule { bytes_per_second: limit.bytes_per_second(), due: Instant::now() };
+        Self(Arc::new(Mutex::new(schedule)))
     }
 
     /// Changes the rate, for lanes that keep it already too.
@@ -47,14 +47,14 @@ impl SharedRate {
 
     /// Books `bytes` against the rate; returns the moment from which they are within it.
     fn spend(&self, bytes: usize, now: Instant) -> Instant {
-        let mut account = self.lock();
-        let nanoseconds = (bytes as u64).saturating_mul(1_000_000_000) / account.bytes_per_second.max(1);
-        let from = now.checked_sub(BURST).unwrap_or(now).max(account.due);
-        account.due = from + Duration::from_nanos(nanoseconds);
-        account.due
+        let mut schedule = self.lock();
+        let nanoseconds = (bytes as u64).saturating_mul(1_000_000_000) / schedule.bytes_per_second.max(1);
+        let from = now.checked_sub(BURST).unwrap_or(now).max(schedule.due);
+        schedule.due = from + Duration::from_nanos(nanoseconds);
+        schedule.due
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Account> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Schedule> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -169,7 +169,7 @@ impl QuicDialler {
                 // what has been finished goes out before the close
                 let_others_run().await;
                 keeper.connection.close(DONE, b"");
-                keeper.account.lose();
+                keeper.lane_bytes.lose();
             }
         }
         let_others_run().await;

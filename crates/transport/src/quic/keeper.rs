@@ -7,7 +7,7 @@ use quinn::SendStream;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::timeout;
 
-use super::account::Account;
+use super::lane_bytes::LaneBytes;
 use super::{DONE, DROPPED};
 
 /// How long a peer may take to acknowledge the last bytes.
@@ -16,7 +16,7 @@ const LINGER: Duration = Duration::from_secs(5);
 /// Keeps a connection until whoever holds it has finished or dropped it, or it is lost.
 pub(super) struct Keeper {
     pub(super) connection: quinn::Connection,
-    pub(super) account: Arc<Account>,
+    pub(super) lane_bytes: Arc<LaneBytes>,
     /// Gives the stream when that has been finished.
     pub(super) left: UnboundedReceiver<SendStream>,
 }
@@ -32,6 +32,6 @@ impl Keeper {
             code = parting => self.connection.close(code, b""),
             _lost = self.connection.closed() => {}
         }
-        self.account.lose();
+        self.lane_bytes.lose();
     }
 }

@@ -26,7 +26,7 @@ use crate::lane::tls::held_breaker;
 use crate::lane::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource, LaneWindow};
 use crate::path::PathProbe;
 
-use super::account::Balance;
+use super::lane_bytes::Balance;
 use super::{DROPPED, QuicConnection, lost, lost_if};
 
 /// One end of a lane over QUIC; the dialler sends, the acceptor receives, or the other way round.
@@ -95,7 +95,7 @@ impl QuicLane {
         let sending = self.connection.sending.as_mut().ok_or(LaneError::Stopped)?;
         let (written, waits) = block_on(sending.write_chunk(bytes));
         if waits > 0 && self.outstanding_max == LANE_OUTSTANDING_BYTES_MAX {
-            self.connection.account.note_window_limited(started.elapsed());
+            self.connection.lane_bytes.note_window_limited(started.elapsed());
         }
         Ok(written.map_err(|error| lost_if(error.into()))?)
     }
@@ -190,11 +190,11 @@ impl LaneSink for QuicLane {
         front.extend_from_slice(&frame.head);
         front.extend_from_slice(data_copied);
         watch.lap(Doing::Busy);
-        self.connection.account.wait(self.outstanding_max).map_err(|_| LaneError::Closed)?;
-        let front = self.connection.account.add(front);
+        self.connection.lane_bytes.wait(self.outstanding_max).map_err(|_| LaneError::Closed)?;
+        let front = self.connection.lane_bytes.add(front);
         self.write_at_pace(front)?;
         if !copied {
-            let data = self.connection.account.add(frame.data);
+            let data = self.connection.lane_bytes.add(frame.data);
             self.write_at_pace(data)?;
         }
         watch.lap(Doing::Blocked);
@@ -214,13 +214,13 @@ impl LaneSink for QuicLane {
     }
 
     fn path(&self) -> PathProbe {
-        let (connection, account) =
-            (self.connection.connection.clone(), Arc::clone(&self.connection.account));
-        PathProbe::of_quic(move || info(&connection, &account.balance()))
+        let (connection, lane_bytes) =
+            (self.connection.connection.clone(), Arc::clone(&self.connection.lane_bytes));
+        PathProbe::of_quic(move || info(&connection, &lane_bytes.balance()))
     }
 }
 
-/// What QUIC and the lane's account know, in the terms of TCP.
+/// What QUIC and the lane's bytes under way tell, in the terms of TCP.
 fn info(connection: &quinn::Connection, balance: &Balance) -> TcpInfo {
     let stats = connection.stats();
     let round_trip = stats.path.rtt;

@@ -29,8 +29,8 @@ pub(crate) struct Peer {
     pub(super) key: Fingerprint,
     pub(super) name: Result<Name, String>,
     /// `None` without an address.
-    pub(super) tcp: Option<Way>,
-    pub(super) quic: Option<Way>,
+    pub(super) tcp: Option<Reachability>,
+    pub(super) quic: Option<Reachability>,
     /// `None` where no way leads there.
     pub(super) admission: Option<Admission>,
 }
@@ -44,7 +44,7 @@ pub(super) struct Name {
 
 /// How one transport fared.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Reachability {
     Reached(Reached),
     /// Something answers with another key than the pinned one.
     OtherKey(String),
@@ -123,7 +123,7 @@ impl Peer {
     /// The connection that a push would take.
     pub(super) fn reached(&self) -> Option<&Reached> {
         [&self.tcp, &self.quic].into_iter().find_map(|way| match way {
-            Some(Way::Reached(reached)) => Some(reached),
+            Some(Reachability::Reached(reached)) => Some(reached),
             _ => None,
         })
     }
@@ -159,7 +159,7 @@ async fn look_up(host: &Remote) -> Result<Name, String> {
 
 impl Visit<'_> {
     /// Dials by TCP, and asks at once.
-    async fn ask_over_tcp(&self) -> Result<(Way, Option<Admission>)> {
+    async fn ask_over_tcp(&self) -> Result<(Reachability, Option<Admission>)> {
         let (mut way, connected) = self.reach(TransportChoice::Tcp).await?;
         let Some((channel, _)) = connected else { return Ok((way, None)) };
         let probe = channel.probe();
@@ -170,7 +170,10 @@ impl Visit<'_> {
     }
 
     /// Dials by one transport; the connection is for the caller to use.
-    async fn reach(&self, transport: TransportChoice) -> Result<(Way, Option<(Channel, ChannelDialler)>)> {
+    async fn reach(
+        &self,
+        transport: TransportChoice,
+    ) -> Result<(Reachability, Option<(Channel, ChannelDialler)>)> {
         let begun = Instant::now();
         let known = KnownHosts::open(self.home)?.lookup(&self.host.host, self.host.port);
         let policy = match known {
@@ -196,9 +199,9 @@ impl Visit<'_> {
                     mtu: None,
                     congestion: None,
                 };
-                (Way::Reached(reached), Some((channel, dialler)))
+                (Reachability::Reached(reached), Some((channel, dialler)))
             }
-            Err(error) => (Way::failed(&error), None),
+            Err(error) => (Reachability::failed(&error), None),
         })
     }
 
@@ -215,7 +218,7 @@ impl Visit<'_> {
     }
 }
 
-impl Way {
+impl Reachability {
     fn failed(error: &DialError) -> Self {
         let text = error.to_string();
         match error {

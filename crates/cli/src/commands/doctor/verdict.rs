@@ -5,7 +5,7 @@ use std::time::Duration;
 use zmove_wire::{Refusal, RefusalCode};
 
 use super::peer::admission::Admission;
-use super::peer::{HostKey, Name, Peer, Reached, Way};
+use super::peer::{HostKey, Name, Peer, Reachability, Reached};
 use crate::commands::doctor::finding::{Finding, Level, Mend};
 use crate::commands::doctor::windows::Millis;
 
@@ -37,32 +37,35 @@ fn judge_name(peer: &Peer) -> Finding {
     }
 }
 
-fn judge_tcp(peer: &Peer, tcp: &Way, quic: &Way) -> Finding {
+fn judge_tcp(peer: &Peer, tcp: &Reachability, quic: &Reachability) -> Finding {
     match (tcp, quic) {
-        (Way::Reached(reached), _) => Finding::ok("TCP", connected(reached)),
-        (Way::OtherKey(reason), _) => other_key("TCP", peer, reason),
-        (Way::Refused(reason), _) => Finding::new(Level::Bad, "TCP", failed(reason)),
-        (Way::Unreached(reason), Way::Reached(_)) => Finding::new(
+        (Reachability::Reached(reached), _) => Finding::ok("TCP", connected(reached)),
+        (Reachability::OtherKey(reason), _) => other_key("TCP", peer, reason),
+        (Reachability::Refused(reason), _) => Finding::new(Level::Bad, "TCP", failed(reason)),
+        (Reachability::Unreached(reason), Reachability::Reached(_)) => Finding::new(
             Level::Slow,
             "TCP",
             format!("{}; a push goes by QUIC, at 1.5 times the CPU", failed(reason)),
         ),
-        (Way::Unreached(reason), _) => Finding::new(Level::Bad, "TCP", failed(reason))
+        (Reachability::Unreached(reason), _) => Finding::new(Level::Bad, "TCP", failed(reason))
             .mended_by(Mend::there(format!("zmove serve --listen 0.0.0.0:{}", peer.port))),
     }
 }
 
-fn judge_quic(peer: &Peer, tcp: &Way, quic: &Way) -> Finding {
+fn judge_quic(peer: &Peer, tcp: &Reachability, quic: &Reachability) -> Finding {
     match (quic, tcp) {
-        (Way::Reached(reached), _) => Finding::ok("QUIC", connected(reached)),
+        (Reachability::Reached(reached), _) => Finding::ok("QUIC", connected(reached)),
         // it has been told for TCP
-        (Way::OtherKey(_), Way::OtherKey(_)) | (Way::Refused(_), Way::Refused(_)) => {
+        (Reachability::OtherKey(_), Reachability::OtherKey(_))
+        | (Reachability::Refused(_), Reachability::Refused(_)) => {
             Finding::note("QUIC", "refused for the same reason")
         }
-        (Way::OtherKey(reason), _) => other_key("QUIC", peer, reason),
-        (Way::Refused(reason), _) => Finding::new(Level::Bad, "QUIC", failed(reason)),
-        (Way::Unreached(_), Way::Unreached(_)) => Finding::note("QUIC", "not reached either"),
-        (Way::Unreached(reason), _) => Finding::note(
+        (Reachability::OtherKey(reason), _) => other_key("QUIC", peer, reason),
+        (Reachability::Refused(reason), _) => Finding::new(Level::Bad, "QUIC", failed(reason)),
+        (Reachability::Unreached(_), Reachability::Unreached(_)) => {
+            Finding::note("QUIC", "not reached either")
+        }
+        (Reachability::Unreached(reason), _) => Finding::note(
             "QUIC",
             format!("{}: '--transport quic' does not work, nor a push while TCP is blocked", failed(reason)),
         ),
@@ -161,8 +164,8 @@ mod tests {
         format!("SHA256:{}E", String::from(number).repeat(42)).parse().unwrap()
     }
 
-    fn way(host_key: HostKey) -> Way {
-        Way::Reached(Reached {
+    fn way(host_key: HostKey) -> Reachability {
+        Reachability::Reached(Reached {
             address: SocketAddr::from(([192, 0, 2, 7], 5870)),
             round_trip: Duration::from_millis(90),
             taken: Duration::from_millis(181),
@@ -194,8 +197,8 @@ mod tests {
         findings.map(|finding| (finding.level, finding.check, runs(finding))).collect()
     }
 
-    fn unreached() -> Option<Way> {
-        Some(Way::Unreached("connect to dtn: refused".into()))
+    fn unreached() -> Option<Reachability> {
+        Some(Reachability::Unreached("connect to dtn: refused".into()))
     }
 
     #[test]
@@ -229,7 +232,7 @@ mod tests {
 
     #[test]
     fn another_key_is_bad_and_told_once() {
-        let other = || Some(Way::OtherKey("trust dtn: it shows another key".into()));
+        let other = || Some(Reachability::OtherKey("trust dtn: it shows another key".into()));
         let peer = Peer { tcp: other(), quic: other(), admission: None, ..healthy() };
         let run = vec!["zmove trust remove dtn && zmove trust dtn".to_owned()];
         assert_eq!(troubles(&peer), [(Level::Bad, "TCP", run), (Level::Note, "QUIC", vec![])]);
@@ -268,7 +271,7 @@ mod tests {
         };
         assert_eq!([level(9000), level(65_536)], [Level::Ok, Level::Note]);
         let mut loopback = healthy();
-        let Some(Way::Reached(reached)) = &mut loopback.tcp else { unreachable!("it is healthy") };
+        let Some(Reachability::Reached(reached)) = &mut loopback.tcp else { unreachable!("it is healthy") };
         reached.mtu = Some(IP_BYTES_MAX);
         assert!(judge(&loopback, Some(65_536)).iter().all(|finding| finding.level == Level::Ok));
     }

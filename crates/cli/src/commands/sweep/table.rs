@@ -1,6 +1,6 @@
 //! A sweep as text: a line for each size and each class, and which way the bytes went.
 
-use zmove_sweep::{Direction, Measured, Moved, Sweep, Way};
+use zmove_sweep::{CacheUse, Direction, Measured, Moved, Sweep};
 use zmove_types::{ByteCount, SizeClass};
 
 use crate::ceiling::date;
@@ -68,7 +68,8 @@ fn together<'a>(sizes: impl Iterator<Item = &'a Measured>, direction: Direction)
 /// Which way the bytes went, and what that means.
 fn ways(sweep: &Sweep) -> String {
     let from = |direction| {
-        let direct = |size: &&Measured| size.moved(direction).is_some_and(|moved| moved.way == Way::Direct);
+        let direct =
+            |size: &&Measured| size.moved(direction).is_some_and(|moved| moved.way == CacheUse::Direct);
         let size = sweep.sizes.iter().find(direct)?;
         Some(format!("past the page cache (O_DIRECT) from {} on", size_label(size.file_bytes)))
     };
@@ -82,7 +83,7 @@ fn ways(sweep: &Sweep) -> String {
          reads: {reads} (posix_fadvise); names and inodes stay cached\n",
     );
     let cached =
-        sweep.sizes.iter().filter_map(|size| size.read.as_ref()).filter(|read| read.way == Way::Cached);
+        sweep.sizes.iter().filter_map(|size| size.read.as_ref()).filter(|read| read.way == CacheUse::Cached);
     let cached = cached.count();
     if cached > 0 {
         text += &format!(

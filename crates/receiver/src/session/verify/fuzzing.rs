@@ -6,7 +6,7 @@ use zmove_types::{Buffer, Cv, GroupSpan};
 use zmove_wire::{FrameHeader, FrameKind};
 
 use super::{NamedGroup, VerifiedBatch, VerifiedChunk, check_declaration, is_filler};
-use crate::account::Account;
+use crate::quota::Quota;
 
 /// A frame that is sealed as its kind asks for: its header (digest and lengths are set right), 8 bytes for
 /// the size of its file, 2 for the length of its head, then head and data.
@@ -34,7 +34,7 @@ pub fn sealed_frame(bytes: &[u8]) {
 fn check(frame: Frame, file_bytes: u64) {
     let header = frame.header;
     match header.kind {
-        FrameKind::Batch | FrameKind::Guess => match VerifiedBatch::check(frame, &Account::default()) {
+        FrameKind::Batch | FrameKind::Guess => match VerifiedBatch::check(frame, &Quota::default()) {
             Ok(Ok(batch)) => assert_eq!(batch.into_parts().0, header.item),
             Ok(Err(item)) => assert!(item.mismatch && !item.faults.is_empty()),
             Err(error) => drop(error.to_string()),

@@ -23,13 +23,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
 
 use zmove_chunk::GroupHasher;
-use zmove_disk::{DataFile, Direct, Disk, FileIdentity, Staged, Tree};
+use zmove_disk::{DataFile, Direct, FileIdentity, FileIo, Staged, Tree};
 use zmove_types::{Buffer, BufferPool, Cv, GROUP_BYTES, GroupSpan, Name, RelPath};
 use zmove_wire::limits::HELD_GROUPS_MAX;
 use zmove_wire::{FileHead, Held};
 
-use crate::account::Held as Booked;
 use crate::config::BUFFER_BYTES;
+use crate::quota::Held as Booked;
 use crate::resume::parts::GROUP_KEPT_BYTES;
 use crate::sharing::Lock;
 use crate::store::reports::Outcome;
@@ -101,7 +101,7 @@ impl Candidate {
     /// this is the last of its files.
     pub(crate) fn tell(self, transfer: &Transfer, last: bool) {
         // without room for what is found nothing is, and the file is sent whole
-        let mut held = transfer.account.hold_memory(self.path.as_bytes().len()).ok();
+        let mut held = transfer.quota.hold_memory(self.path.as_bytes().len()).ok();
         let old = held.as_mut().zip(open_at(&transfer.target.tree, &self.path).ok());
         let cvs = old.map(|(held, old)| self.hash(transfer, old, held)).unwrap_or_default();
         let mut pieces = runs(&cvs).peekable();
@@ -130,7 +130,7 @@ impl Candidate {
             }
             let Some(buffer) = transfer.bases.buffers.take() else { break };
             // a shorter version has no more groups; one that cannot be read is none
-            let (Some(cv), _) = read_group(transfer.disk.as_ref(), &old, span, buffer) else { break };
+            let (Some(cv), _) = read_group(transfer.file_io.as_ref(), &old, span, buffer) else { break };
             cvs.insert(span.index, cv);
         }
         cvs
@@ -183,17 +183,17 @@ impl Base {
         let Sources { in_place, old } = self.sources.get_or_init(|| Sources::of_part(transfer, head, new));
         let mut there = None;
         if *in_place {
-            (there, buffer) = read_group(transfer.disk.as_ref(), new.data(), span, buffer);
+            (there, buffer) = read_group(transfer.file_io.as_ref(), new.data(), span, buffer);
         }
         if there == Some(cv) {
             return Ok(true);
         }
         let Some(old) = old else { return Ok(false) };
-        (there, buffer) = read_group(transfer.disk.as_ref(), old, span, buffer);
+        (there, buffer) = read_group(transfer.file_io.as_ref(), old, span, buffer);
         if there != Some(cv) {
             return Ok(false);
         }
-        new.write(|| transfer.disk.write(new.data(), span.offset(), buffer)).0?;
+        new.write(|| transfer.file_io.write(new.data(), span.offset(), buffer)).0?;
         Ok(true)
     }
 }
@@ -239,11 +239,16 @@ fn for_reading(old: File, direct: Direct) -> Option<DataFile> {
 
 /// Reads and hashes a group; no value where there is less, or it cannot be read: then it is sent, as one that
 /// has changed.
-fn read_group(disk: &dyn Disk, file: &DataFile, span: GroupSpan, buffer: Buffer) -> (Option<Cv>, Buffer) {
+fn read_group(
+    file_io: &dyn FileIo,
+    file: &DataFile,
+    span: GroupSpan,
+    buffer: Buffer,
+) -> (Option<Cv>, Buffer) {
     let mut hasher = GroupHasher::new(span.index);
     let wanted = span.len as usize;
     let seen = &mut |slice: &[u8]| hasher.update(slice);
-    let (outcome, buffer) = disk.read(file, span.offset(), wanted, buffer, seen);
+    let (outcome, buffer) = file_io.read(file, span.offset(), wanted, buffer, seen);
     let whole = outcome.is_ok() && buffer.len() == wanted;
     (whole.then(|| hasher.finish()), buffer)
 }

@@ -12,7 +12,7 @@ use zmove_wire::{EntryFault, FaultCode, Open};
 use crate::config::ReceiverConfig;
 use crate::store::large_files::Complete;
 use crate::store::target::file_systems::FileSystems;
-use crate::store::target::{Access, Target};
+use crate::store::target::{Target, WriteAccess};
 use crate::store::writer::finish_file;
 
 pub(crate) fn transfer(home: &Path) -> Transfer {
@@ -31,7 +31,7 @@ pub(crate) fn open_at(home: &Path) -> Open {
 /// A transfer of that number.
 pub(crate) fn transfer_of(number: u8, home: &Path, journals: Option<PathBuf>) -> Transfer {
     let open = open_at(home);
-    let target = Target::resolve(&open, &Access::Anywhere).unwrap();
+    let target = Target::resolve(&open, &WriteAccess::Anywhere).unwrap();
     let (outcomes, _nobody) = tokio::sync::mpsc::channel(1);
     let id = zmove_types::TransferId([number; 16]);
     let parts = crate::resume::parts::Parts::new(journals, id, String::new(), &target.tree);
@@ -464,8 +464,8 @@ fn a_directory_takes_the_place_of_a_file_also_when_no_more_can_be_staged() {
 fn directories_beyond_those_that_are_remembered_are_swept_too() {
     let home = tempfile::tempdir().unwrap();
     let publisher = transfer(home.path()).publisher;
-    assert!((0..300_000).all(|number| publisher.begin_sweep(&path(&number.to_string()))));
-    assert!(!publisher.begin_sweep(&path("7")));
+    assert!((0..300_000).all(|number| publisher.begin_clean_up(&path(&number.to_string()))));
+    assert!(!publisher.begin_clean_up(&path("7")));
 }
 
 #[test]

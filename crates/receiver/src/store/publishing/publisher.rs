@@ -46,8 +46,8 @@ use zmove_types::{FileId, ItemId, Metadata, Name, RelPath};
 use zmove_wire::limits::{UNPUBLISHED_ENTRIES_MAX, UNPUBLISHED_ITEMS_MAX};
 use zmove_wire::{EntryFault, FaultCode, FileEntry, Operation};
 
-use crate::account::Held;
-use crate::account::messages::{ALLOCATION_BYTES, ELEMENT_BYTES};
+use crate::quota::Held;
+use crate::quota::messages::{ALLOCATION_BYTES, ELEMENT_BYTES};
 use crate::sharing::Lock;
 use crate::store::reports::Outcome;
 
@@ -161,7 +161,7 @@ pub(crate) struct PendingBatch {
     item: ItemId,
     pub(crate) known: Known,
     faults: Lock<Vec<EntryFault>>,
-    /// What the names in it take, booked on the key's account.
+    /// What the names in it take, booked on the key's quota.
     _held: Option<Held>,
 }
 
@@ -304,7 +304,7 @@ impl Publisher {
             if is_unused && state.fresh.len() < PATHS_MAX {
                 state.fresh.insert(path.clone());
             }
-            state.is_new_to_sweep(path);
+            state.is_new_to_clean_up(path);
         }
         made
     }
@@ -332,8 +332,8 @@ impl Publisher {
     }
 
     /// Whether a directory is to be swept: once for each, or more often where there are very many.
-    pub(crate) fn begin_sweep(&self, path: &RelPath) -> bool {
-        self.state.lock().is_new_to_sweep(path)
+    pub(crate) fn begin_clean_up(&self, path: &RelPath) -> bool {
+        self.state.lock().is_new_to_clean_up(path)
     }
 
     /// How many flushes have failed, for a file that is about to be written.
@@ -525,7 +525,7 @@ impl Drop for FillingGuard<'_> {
 }
 
 impl State {
-    fn is_new_to_sweep(&mut self, path: &RelPath) -> bool {
+    fn is_new_to_clean_up(&mut self, path: &RelPath) -> bool {
         let hash = self.hasher.hash_one(path.as_bytes());
         if self.swept.len() < SWEPT_MAX { self.swept.insert(hash) } else { !self.swept.contains(&hash) }
     }

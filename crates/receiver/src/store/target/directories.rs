@@ -14,7 +14,7 @@ use std::sync::Arc;
 use zmove_types::{Metadata, Name, RelPath};
 use zmove_wire::WireError;
 
-use crate::account::{Account, Held};
+use crate::quota::{Held, Quota};
 use crate::sharing::Lock;
 
 /// The directories that are remembered, shared by all writers.
@@ -44,8 +44,8 @@ pub(crate) struct Remembered {
 const OVERHEAD_BYTES: usize = 2 * size_of::<Remembered>();
 
 impl Directories {
-    pub(crate) fn new(account: &Account) -> Self {
-        Self { state: Lock::new(State { directories: Vec::new(), held: account.nothing() }) }
+    pub(crate) fn new(quota: &Quota) -> Self {
+        Self { state: Lock::new(State { directories: Vec::new(), held: quota.nothing() }) }
     }
 
     /// Remembers a directory, or the one of that name in it.
@@ -104,9 +104,9 @@ mod tests {
     fn a_path_that_is_named_a_thousand_times_is_kept_once() {
         let limits =
             crate::Limits { memory_per_identity: zmove_types::ByteCount(1 << 20), ..Default::default() };
-        let accounts = crate::account::Accounts::default();
-        let account = accounts.of(zmove_transport::Fingerprint([1; 32]), &limits);
-        let directories = Directories::new(&account);
+        let quotas = crate::quota::Quotas::default();
+        let quota = quotas.of(zmove_transport::Fingerprint([1; 32]), &limits);
+        let directories = Directories::new(&quota);
         let path = Arc::new(RelPath::from_bytes(&["a"; 30_000].join("/").into_bytes()).unwrap());
         for _ in 0..2048 {
             directories.remember(&path, None, Metadata::default()).unwrap();
@@ -117,12 +117,12 @@ mod tests {
         }
         assert!((8..17).contains(&more), "{more} of their own");
         drop(directories);
-        drop(account.hold_memory(1 << 20).unwrap());
+        drop(quota.hold_memory(1 << 20).unwrap());
     }
 
     #[test]
     fn the_deepest_come_first() {
-        let directories = Directories::new(&Account::default());
+        let directories = Directories::new(&Quota::default());
         let path = |text: &str| Arc::new(RelPath::from_bytes(text.as_bytes()).unwrap());
         let name = Name::from_bytes(b"c").unwrap();
         directories.remember(&path("a"), None, Metadata::default()).unwrap();

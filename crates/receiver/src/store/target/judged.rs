@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use zmove_disk::{FileIdentity, number_at};
 use zmove_types::{FileNumber, Name};
 
-use crate::account::{Account, Held};
+use crate::quota::{Held, Quota};
 
 /// See the module.
 #[derive(Debug)]
@@ -33,8 +33,8 @@ struct State {
 const FILE_BYTES: usize = 2 * size_of::<(FileNumber, u64)>();
 
 impl Judged {
-    pub(crate) fn new(account: &Account) -> Self {
-        let state = State { looks: HashMap::new(), held: account.nothing() };
+    pub(crate) fn new(quota: &Quota) -> Self {
+        let state = State { looks: HashMap::new(), held: quota.nothing() };
         Self { state: Mutex::new(state), hashes: RandomState::new() }
     }
 

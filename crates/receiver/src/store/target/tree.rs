@@ -20,7 +20,7 @@ use zmove_disk::{
 use zmove_types::{Metadata, Name, RelPath, Timestamp, TransferId};
 use zmove_wire::{FileHead, Operation, Overwrite, TargetState};
 
-use crate::account::Account;
+use crate::quota::Quota;
 use crate::store::failure::{Failure, failed_to};
 use crate::store::rules::Rules;
 use crate::store::target::directories::Directories;
@@ -58,7 +58,7 @@ impl TargetTree {
         target: Target,
         rules: Rules,
         transfer: TransferId,
-        account: &Account,
+        quota: &Quota,
         writers: usize,
     ) -> Self {
         let Target { tree, rename, state, is_closed } = target;
@@ -71,11 +71,11 @@ impl TargetTree {
             is_closed,
             temp_names: TempNames::new(tag),
             times: KeptTimes::new(&format!("times-{tag}")),
-            judged: Judged::new(account),
+            judged: Judged::new(quota),
             times_beyond_range: AtomicU64::new(0),
             file_systems: FileSystems::default(),
-            directories: Directories::new(account),
-            directories_each: account.directories_each(writers),
+            directories: Directories::new(quota),
+            directories_each: quota.directories_each(writers),
         }
     }
 

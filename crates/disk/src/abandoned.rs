@@ -10,7 +10,7 @@ use crate::tree::Tree;
 
 /// Removes what processes that have ended have left in `directory`, which is `path` of `tree`. What cannot be listed or
 /// removed stays for another time.
-pub fn sweep(tree: &Tree, path: &RelPath, directory: BorrowedFd<'_>) {
+pub fn remove_abandoned(tree: &Tree, path: &RelPath, directory: BorrowedFd<'_>) {
     let left = left_in(directory);
     if !left.is_empty() {
         let _counted = remove_entries(tree, path, left.iter(), |_path, _stays_for_another_time| {});

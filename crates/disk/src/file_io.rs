@@ -22,7 +22,7 @@ pub(crate) mod uring;
 use data_file::DataFile;
 
 /// Reads and writes at positions.
-pub trait Disk: Send + Sync + fmt::Debug {
+pub trait FileIo: Send + Sync + fmt::Debug {
     /// Reads up to `len` bytes from `offset`, fewer only at the end of the file, and shows each slice to
     /// `seen` while it is in cache. The buffer's length is set to what was read.
     ///
@@ -36,7 +36,7 @@ pub trait Disk: Send + Sync + fmt::Debug {
     /// The same engine with all that it needs of its own, so that storage that does not answer holds up who
     /// asked it and nobody else. `None` where callers share nothing that could run out, or there is no room
     /// for another.
-    fn anew(&self) -> Option<Arc<dyn Disk>>;
+    fn anew(&self) -> Option<Arc<dyn FileIo>>;
 }
 
 /// How a request ended, and its buffer.
@@ -63,8 +63,8 @@ pub(crate) trait Engine {
     /// Writes from the span's beginning on; returns how much: less than the span where it cannot go on.
     fn write_some(&self, way: Way<'_>, span: Span, buffer: Buffer) -> Moved<usize>;
 
-    /// See [`Disk::anew`].
-    fn anew(&self) -> Option<Arc<dyn Disk>> {
+    /// See [`FileIo::anew`].
+    fn anew(&self) -> Option<Arc<dyn FileIo>> {
         None
     }
 }
@@ -76,7 +76,7 @@ impl<'a> Way<'a> {
     }
 }
 
-impl<E: Engine + Send + Sync + fmt::Debug> Disk for E {
+impl<E: Engine + Send + Sync + fmt::Debug> FileIo for E {
     fn read(
         &self,
         file: &DataFile,
@@ -148,7 +148,7 @@ impl<E: Engine + Send + Sync + fmt::Debug> Disk for E {
         (Ok(()), buffer)
     }
 
-    fn anew(&self) -> Option<Arc<dyn Disk>> {
+    fn anew(&self) -> Option<Arc<dyn FileIo>> {
         Engine::anew(self)
     }
 }

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use zmove_types::Buffer;
 use zmove_uring::Span;
 
-use crate::engine::{Engine, Moved, Slices, Way};
+use crate::file_io::{Engine, Moved, Slices, Way};
 
 /// Blocking positional I/O.
 #[derive(Clone, Copy, Debug, Default)]

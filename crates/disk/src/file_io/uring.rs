@@ -9,7 +9,7 @@ use std::sync::Arc;
 use zmove_types::Buffer;
 use zmove_uring::{Ring, RingConfig, Span, Unavailable};
 
-use crate::engine::{Disk, Engine, Moved, Slices, Way};
+use crate::file_io::{Engine, FileIo, Moved, Slices, Way};
 
 /// Positional I/O by a ring's thread.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ impl Engine for Uring {
     }
 
     /// The slots of a ring are few, and storage that hangs keeps those that it has got.
-    fn anew(&self) -> Option<Arc<dyn Disk>> {
+    fn anew(&self) -> Option<Arc<dyn FileIo>> {
         Some(Arc::new(Self::start(self.config).ok()?))
     }
 }
@@ -81,7 +81,7 @@ mod tests {
             Ok(one) => one,
             Err(error) => return eprintln!("skipped: {error}"),
         };
-        let other = Disk::anew(&one).expect("there is room for two");
+        let other = FileIo::anew(&one).expect("there is room for two");
         let (hanging, mut end) = io::pipe().unwrap();
         let hanging = DataFile::new(File::from(OwnedFd::from(hanging)));
         let (home, (done_in, done)) = (tempfile::tempdir().unwrap(), std::sync::mpsc::channel());

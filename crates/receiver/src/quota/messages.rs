@@ -10,7 +10,7 @@ use zmove_wire::{
     RemoveGroup, ToReceiver, WireError, decode_message_within,
 };
 
-use crate::account::{Account, Held};
+use crate::quota::{Held, Quota};
 
 /// A message, and what it takes.
 #[derive(Debug)]
@@ -25,11 +25,11 @@ pub(crate) type Messages = Inbox<Booked>;
 /// Reads the messages of a session; one that is beyond what its key may keep ends it, and so does a second
 /// opening: its names would wait, as many as there are messages in the queue, where the first one's are
 /// dropped once the target is open.
-pub(crate) fn messages(reader: ControlReader, account: Account) -> Messages {
+pub(crate) fn messages(reader: ControlReader, quota: Quota) -> Messages {
     let opened = Cell::new(false);
     let decode = move |bytes: &[u8]| {
         // nothing is decoded for which there is no room
-        let mut held = account.hold_memory(bytes.len())?;
+        let mut held = quota.hold_memory(bytes.len())?;
         let room = |strings| held.grow(ELEMENT_BYTES * strings);
         let message = beside_the_runtime(bytes.len(), || decode_message_within(bytes, room))?;
         if matches!(message, ToReceiver::Open(_) | ToReceiver::OpenWith(..)) && opened.replace(true) {
@@ -94,10 +94,10 @@ mod tests {
         }
     }
 
-    /// What a session makes of messages of which an account has room for so many bytes.
-    async fn read(said: &[ToReceiver], account: &Account) -> Vec<Result<Booked, String>> {
+    /// What a session makes of messages of which a quota has room for so many bytes.
+    async fn read(said: &[ToReceiver], quota: &Quota) -> Vec<Result<Booked, String>> {
         let (mut peer, own) = tokio::io::duplex(1 << 20);
-        let mut inbox = messages(zmove_transport::control_pair(own).0, account.clone());
+        let mut inbox = messages(zmove_transport::control_pair(own).0, quota.clone());
         for message in said {
             peer.write_all(&encode_message(message)).await.unwrap();
         }
@@ -113,14 +113,14 @@ mod tests {
     async fn an_opening_is_booked_in_either_form_and_said_once() {
         for opening in [ToReceiver::Open(open(1000)), ToReceiver::OpenWith(open(1000), Extensions::default())]
         {
-            let account = Account::default();
-            let read = read(&[opening.clone(), opening], &account).await;
+            let quota = Quota::default();
+            let read = read(&[opening.clone(), opening], &quota).await;
             let [Ok(_), Err(error)] = &read[..] else { panic!("{read:?}") };
             assert!(error.ends_with("a second opening is out of order"), "{error}");
-            let held = account.memory_held();
+            let held = quota.memory_held();
             assert!((1000 * ELEMENT_BYTES..1100 * ELEMENT_BYTES).contains(&held), "{held}");
             drop(read);
-            assert_eq!(account.memory_held(), 0);
+            assert_eq!(quota.memory_held(), 0);
         }
     }
 
@@ -128,16 +128,16 @@ mod tests {
     #[tokio::test]
     async fn nothing_is_decoded_for_which_there_is_no_room() {
         let limits = crate::Limits { memory_per_identity: ByteCount(100_000), ..crate::Limits::default() };
-        let account = crate::account::Accounts::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
+        let quota = crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
         let keep = |names| {
             let names = vec![ListedName(Name::from_bytes(b"a").unwrap()); names];
             let range = KeptRange { directory: RelPath::root(), after: None, names, open: true };
             ToReceiver::Keep(Keep { keep: 1, ranges: vec![range] })
         };
-        let read = read(&[keep(600), keep(600)], &account).await;
+        let read = read(&[keep(600), keep(600)], &quota).await;
         let [Ok(_), Err(error)] = &read[..] else { panic!("{read:?}") };
         assert!(error.contains("limits.memory_per_identity"), "{error}");
         drop(read);
-        assert_eq!(account.memory_held(), 0);
+        assert_eq!(quota.memory_held(), 0);
     }
 }

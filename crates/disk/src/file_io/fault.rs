@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use zmove_types::Buffer;
 use zmove_uring::Span;
 
-use crate::engine::{Engine, Moved, Slices, Way};
+use crate::file_io::{Engine, Moved, Slices, Way};
 
 /// An engine that fails by a script.
 ///
@@ -125,9 +125,9 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     use super::*;
-    use crate::engine::Disk;
-    use crate::engine::data_file::DataFile;
-    use crate::engine::threads::Threads;
+    use crate::file_io::FileIo;
+    use crate::file_io::data_file::DataFile;
+    use crate::file_io::threads::Threads;
 
     const CONTENTS: &[u8] = b"0123456789";
 
@@ -143,10 +143,10 @@ mod tests {
         (home, DataFile::new(file))
     }
 
-    fn read(disk: &impl Disk, file: &DataFile) -> Result<Vec<u8>, Option<i32>> {
+    fn read(file_io: &impl FileIo, file: &DataFile) -> Result<Vec<u8>, Option<i32>> {
         let mut seen = Vec::new();
         let mut see = |slice: &[u8]| seen.extend_from_slice(slice);
-        let (outcome, buffer) = disk.read(file, 0, CONTENTS.len(), Buffer::copied(&[0; 10]), &mut see);
+        let (outcome, buffer) = file_io.read(file, 0, CONTENTS.len(), Buffer::copied(&[0; 10]), &mut see);
         outcome.map_err(|error| error.raw_os_error())?;
         assert_eq!(seen, buffer[..]);
         Ok(seen)
@@ -155,36 +155,36 @@ mod tests {
     #[test]
     fn the_request_of_that_number_fails_and_no_other() {
         let (_home, file) = file();
-        let disk = faulty(Request::Read, 1, Fault::Fails(5));
-        assert_eq!(read(&disk, &file), Ok(CONTENTS.to_vec()));
-        assert_eq!(read(&disk, &file), Err(Some(5)));
-        assert_eq!(read(&disk, &file), Ok(CONTENTS.to_vec()));
-        assert_eq!(disk.requests(Request::Read), 3);
+        let file_io = faulty(Request::Read, 1, Fault::Fails(5));
+        assert_eq!(read(&file_io, &file), Ok(CONTENTS.to_vec()));
+        assert_eq!(read(&file_io, &file), Err(Some(5)));
+        assert_eq!(read(&file_io, &file), Ok(CONTENTS.to_vec()));
+        assert_eq!(file_io.requests(Request::Read), 3);
     }
 
     #[test]
     fn writes_are_counted_apart_and_one_that_fails_writes_nothing() {
         let (_home, file) = file();
-        let disk = faulty(Request::Write, 0, Fault::Fails(28));
-        assert!(read(&disk, &file).is_ok());
-        let (outcome, buffer) = disk.write(&file, 0, Buffer::copied(b"ab"));
+        let file_io = faulty(Request::Write, 0, Fault::Fails(28));
+        assert!(read(&file_io, &file).is_ok());
+        let (outcome, buffer) = file_io.write(&file, 0, Buffer::copied(b"ab"));
         assert_eq!(outcome.unwrap_err().raw_os_error(), Some(28));
         assert_eq!(&buffer[..], b"ab");
-        assert_eq!(read(&disk, &file), Ok(CONTENTS.to_vec()));
+        assert_eq!(read(&file_io, &file), Ok(CONTENTS.to_vec()));
     }
 
     #[test]
     fn what_was_short_is_gone_on_with() {
         let (_home, file) = file();
         for number in 0..3 {
-            let disk = faulty(Request::Read, number, Fault::IsShort);
-            assert_eq!(read(&disk, &file), Ok(CONTENTS.to_vec()));
-            let disk = faulty(Request::Write, number, Fault::IsShort);
-            disk.write(&file, 3, Buffer::copied(b"abc")).0.unwrap();
+            let file_io = faulty(Request::Read, number, Fault::IsShort);
+            assert_eq!(read(&file_io, &file), Ok(CONTENTS.to_vec()));
+            let file_io = faulty(Request::Write, number, Fault::IsShort);
+            file_io.write(&file, 3, Buffer::copied(b"abc")).0.unwrap();
             let mut there = [0; 10];
             file.file().read_exact_at(&mut there, 0).unwrap();
             assert_eq!(&there, b"012abc6789");
-            disk.write(&file, 3, Buffer::copied(b"345")).0.unwrap();
+            file_io.write(&file, 3, Buffer::copied(b"345")).0.unwrap();
         }
     }
 }

@@ -5,20 +5,20 @@
 
 use zmove_transport::{LaneSource, LaneWindow};
 
-use crate::account::{Account, Held};
+use crate::quota::{Held, Quota};
 
 /// Lanes whose window is the wide one: one who has more needs less of each.
 const WIDE_LANES: usize = 8;
 
 /// Opens the window of a lane that comes to so many others, as far as the key has room; what is returned is
 /// booked until it is dropped.
-pub(crate) fn open_window(source: &mut dyn LaneSource, others: usize, account: &Account) -> Option<Held> {
+pub(crate) fn open_window(source: &mut dyn LaneSource, others: usize, quota: &Quota) -> Option<Held> {
     if !source.has_window() {
         return None;
     }
     let wanted = if others < WIDE_LANES { LaneWindow::Wide } else { LaneWindow::Narrow };
     let booked = [wanted, LaneWindow::Narrow].into_iter().find_map(|window| {
-        let held = account.hold_window(usize::try_from(window.bytes()).ok()?)?;
+        let held = quota.hold_window(usize::try_from(window.bytes()).ok()?)?;
         Some((window, held))
     });
     let (window, held) = match booked {
@@ -35,8 +35,8 @@ mod tests {
     use zmove_types::{BufferPool, ByteCount, Stopwatch};
 
     use super::*;
-    use crate::account::Accounts;
-    use crate::account::limits::Limits;
+    use crate::quota::Quotas;
+    use crate::quota::limits::Limits;
 
     #[derive(Debug)]
     struct Lane(Option<LaneWindow>);
@@ -59,9 +59,9 @@ mod tests {
         }
     }
 
-    fn opened(others: usize, account: &Account) -> (LaneWindow, Option<Held>) {
+    fn opened(others: usize, quota: &Quota) -> (LaneWindow, Option<Held>) {
         let mut lane = Lane(None);
-        let held = open_window(&mut lane, others, account);
+        let held = open_window(&mut lane, others, quota);
         (lane.0.unwrap(), held)
     }
 
@@ -69,20 +69,20 @@ mod tests {
     fn the_first_lanes_are_wide_and_all_are_booked_on_the_key() {
         // 50 MiB of windows
         let limits = Limits { memory_per_identity: ByteCount(100 << 20), ..Limits::default() };
-        let accounts = Accounts::default();
-        let account = accounts.of(Fingerprint([1; 32]), &limits);
-        let (window, eighth) = opened(7, &account);
+        let quotas = Quotas::default();
+        let quota = quotas.of(Fingerprint([1; 32]), &limits);
+        let (window, eighth) = opened(7, &quota);
         assert_eq!(window, LaneWindow::Wide);
-        let (window, ninth) = opened(8, &account);
+        let (window, ninth) = opened(8, &quota);
         assert_eq!(window, LaneWindow::Narrow);
-        let second = accounts.of(Fingerprint([1; 32]), &limits);
+        let second = quotas.of(Fingerprint([1; 32]), &limits);
         let (window, wide) = opened(0, &second);
         assert_eq!(window, LaneWindow::Wide);
         let (window, narrow) = opened(0, &second);
         assert_eq!(window, LaneWindow::Narrow, "there is no room for more");
         let (window, none) = opened(0, &second);
         assert!(window == LaneWindow::Least && none.is_none());
-        let (window, _held) = opened(0, &accounts.of(Fingerprint([2; 32]), &limits));
+        let (window, _held) = opened(0, &quotas.of(Fingerprint([2; 32]), &limits));
         assert_eq!(window, LaneWindow::Wide, "another key has its own");
         drop((eighth, ninth, wide, narrow));
         assert_eq!(opened(0, &second).0, LaneWindow::Wide);

@@ -3,7 +3,7 @@
 //!
 //! A lane's thread adds before it writes; QUIC lets go of bytes when they are acknowledged, on whatever
 //! thread. The lane counts by frames and sleeps until there is room for a whole one; waking it for every
-//! acknowledgement would cost more than the copy. The account is also what `TCP_INFO` is to TCP: bytes
+//! acknowledgement would cost more than the copy. It is also what `TCP_INFO` is to TCP: bytes
 //! acknowledged, time with data under way, and time for which the receiver did not read.
 //!
 //! **Invariant:** every byte that was added is settled once, whether it arrives or the connection is lost.
@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-/// The account of one lane.
+/// The bytes of one lane that are under way, and how long some were.
 #[derive(Debug, Default)]
-pub(super) struct Account {
+pub(super) struct LaneBytes {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -33,7 +33,7 @@ struct State {
     lost: bool,
 }
 
-/// What an account says of its lane.
+/// What [`LaneBytes`] knows at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Balance {
     pub(super) settled: u64,
@@ -47,7 +47,7 @@ pub(super) struct Balance {
 #[derive(Debug)]
 pub(super) struct Lost;
 
-impl Account {
+impl LaneBytes {
     /// Waits until no more than `others_max` bytes are outstanding.
     pub(super) fn wait(&self, others_max: u64) -> Result<(), Lost> {
         let mut state = self.lock();
@@ -57,10 +57,10 @@ impl Account {
         if state.lost { Err(Lost) } else { Ok(()) }
     }
 
-    /// Bytes that stay with this account until they are settled.
+    /// Counts these bytes as under way until they are dropped.
     pub(super) fn add(self: &Arc<Self>, payload: impl Deref<Target = [u8]> + Send + 'static) -> Bytes {
         let len = payload.len() as u64;
-        let held = Held { payload, account: Arc::clone(self) };
+        let held = Held { payload, lane_bytes: Arc::clone(self) };
         let mut state = self.lock();
         state.outstanding += len;
         state.busy_since.get_or_insert_with(Instant::now);
@@ -114,7 +114,7 @@ impl Account {
 /// What QUIC holds on to.
 struct Held<T: Deref<Target = [u8]>> {
     payload: T,
-    account: Arc<Account>,
+    lane_bytes: Arc<LaneBytes>,
 }
 
 impl<T: Deref<Target = [u8]>> AsRef<[u8]> for Held<T> {
@@ -125,7 +125,7 @@ impl<T: Deref<Target = [u8]>> AsRef<[u8]> for Held<T> {
 
 impl<T: Deref<Target = [u8]>> Drop for Held<T> {
     fn drop(&mut self) {
-        self.account.settle(self.payload.len() as u64);
+        self.lane_bytes.settle(self.payload.len() as u64);
     }
 }
 
@@ -135,29 +135,29 @@ mod tests {
 
     #[test]
     fn bytes_are_settled_when_the_last_piece_goes() {
-        let account = Arc::<Account>::default();
-        let mut whole = account.add(vec![0; 10]);
+        let lane_bytes = Arc::<LaneBytes>::default();
+        let mut whole = lane_bytes.add(vec![0; 10]);
         let front = whole.split_to(3);
         drop(whole);
-        assert_eq!((account.balance().settled, account.balance().idle), (0, Some(Duration::ZERO)));
+        assert_eq!((lane_bytes.balance().settled, lane_bytes.balance().idle), (0, Some(Duration::ZERO)));
         drop(front);
-        assert_eq!(account.balance().settled, 10);
-        assert!(account.wait(0).is_ok());
+        assert_eq!(lane_bytes.balance().settled, 10);
+        assert!(lane_bytes.wait(0).is_ok());
     }
 
     #[test]
     fn who_waits_goes_on_when_there_is_room_or_no_connection() {
-        let account = Arc::<Account>::default();
-        let (one, other) = (account.add(vec![0; 10]), account.add(vec![0; 10]));
+        let lane_bytes = Arc::<LaneBytes>::default();
+        let (one, other) = (lane_bytes.add(vec![0; 10]), lane_bytes.add(vec![0; 10]));
         let wait = |others_max| {
-            let account = Arc::clone(&account);
-            std::thread::spawn(move || account.wait(others_max).is_ok())
+            let lane_bytes = Arc::clone(&lane_bytes);
+            std::thread::spawn(move || lane_bytes.wait(others_max).is_ok())
         };
         let waiting = wait(10);
         drop(one);
         assert!(waiting.join().unwrap());
         let waiting = wait(0);
-        account.lose();
+        lane_bytes.lose();
         assert!(!waiting.join().unwrap());
         drop(other);
     }

@@ -11,7 +11,7 @@ use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::Errno;
 use zmove_types::{BufferPool, GROUP_BYTES, PAGE_BYTES};
 
-use crate::engine::data_file::{Direct, takes_direct_writes};
+use crate::file_io::data_file::{Direct, takes_direct_writes};
 
 /// Writes small files, one after the other.
 #[derive(Debug)]

@@ -24,26 +24,26 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use rustix::io::Errno;
-use zmove_disk::Disk;
+use zmove_disk::FileIo;
 use zmove_transport::Fingerprint;
 use zmove_wire::WireError;
 
-use crate::account::cores::{Cores, Turn};
-use crate::account::limits::{Limits, files_of_process};
+use crate::quota::cores::{Cores, Turn};
+use crate::quota::limits::{Limits, files_of_process};
 use crate::resume::journal::Room;
 use crate::sharing::Lock;
 
-/// The accounts of all keys that have transfers under way.
+/// The quotas of all keys that have transfers under way.
 #[derive(Debug)]
-pub(crate) struct Accounts {
+pub(crate) struct Quotas {
     books: Lock<HashMap<Fingerprint, Weak<Book>>>,
     /// The descriptors of all of them.
     files: Arc<Gauge>,
 }
 
-/// The account of one key; clones share it. By default that of nobody in particular, by the usual limits.
+/// The quota of one key; clones share it. By default that of nobody in particular, by the usual limits.
 #[derive(Clone, Debug)]
-pub struct Account(Arc<Book>);
+pub struct Quota(Arc<Book>);
 
 #[derive(Debug)]
 struct Book {
@@ -54,7 +54,7 @@ struct Book {
     threads: Arc<Gauge>,
     cores: Cores,
     /// The storage engine of the key's transfers.
-    disk: OnceLock<Arc<dyn Disk>>,
+    file_io: OnceLock<Arc<dyn FileIo>>,
     transfers_max: AtomicUsize,
     /// What its journals may take, which are counted where they lie.
     room: Lock<Room>,
@@ -91,20 +91,20 @@ const WINDOW_SHARE: usize = 2;
 /// A staging directory and its parent.
 const DESCRIPTORS_PER_STAGING: usize = 2;
 
-impl Accounts {
-    /// The account of a key, by the limits that hold now.
-    pub(crate) fn of(&self, key: Fingerprint, limits: &Limits) -> Account {
-        let mut accounts = self.books.lock();
-        accounts.retain(|_, account| account.strong_count() > 0);
-        let known = accounts.get(&key).and_then(Weak::upgrade);
+impl Quotas {
+    /// The quota of a key, by the limits that hold now.
+    pub(crate) fn of(&self, key: Fingerprint, limits: &Limits) -> Quota {
+        let mut quotas = self.books.lock();
+        quotas.retain(|_, quota| quota.strong_count() > 0);
+        let known = quotas.get(&key).and_then(Weak::upgrade);
         let book = known.unwrap_or_else(|| Arc::new(Book::new(limits, Gauge::part_of(&self.files))));
         book.set_limits(limits);
-        accounts.insert(key, Arc::downgrade(&book));
-        Account(book)
+        quotas.insert(key, Arc::downgrade(&book));
+        Quota(book)
     }
 }
 
-impl Default for Accounts {
+impl Default for Quotas {
     fn default() -> Self {
         let files =
             Gauge { max: AtomicUsize::new(files_of_process() / SHARES_OF_PROCESS), ..Gauge::default() };
@@ -112,13 +112,13 @@ impl Default for Accounts {
     }
 }
 
-impl Default for Account {
+impl Default for Quota {
     fn default() -> Self {
         Self(Arc::new(Book::new(&Limits::default(), Gauge::default())))
     }
 }
 
-impl Account {
+impl Quota {
     /// Books memory.
     ///
     /// # Errors
@@ -163,8 +163,8 @@ impl Account {
     }
 
     /// The storage engine that the key has for itself, where it needs one: `usual` or another like it.
-    pub(crate) fn disk(&self, usual: &Arc<dyn Disk>) -> Arc<dyn Disk> {
-        Arc::clone(self.0.disk.get_or_init(|| usual.anew().unwrap_or_else(|| Arc::clone(usual))))
+    pub(crate) fn file_io(&self, usual: &Arc<dyn FileIo>) -> Arc<dyn FileIo> {
+        Arc::clone(self.0.file_io.get_or_init(|| usual.anew().unwrap_or_else(|| Arc::clone(usual))))
     }
 
     /// For a thread that is going to hash or list something for a session that ends when `stopping` is set.
@@ -193,7 +193,7 @@ impl Book {
             files: Arc::new(files),
             threads: Arc::default(),
             cores: Cores::default(),
-            disk: OnceLock::new(),
+            file_io: OnceLock::new(),
             transfers_max: AtomicUsize::new(0),
             room: Lock::new(Room::of(limits)),
         };
@@ -288,9 +288,9 @@ impl Held {
         self.gauge.release(less);
     }
 
-    /// Has this stand for another of the same account too.
+    /// Takes over another amount that is booked on the same gauge.
     pub(crate) fn join(&mut self, mut other: Self) {
-        debug_assert!(Arc::ptr_eq(&self.gauge, &other.gauge), "it is of the same account");
+        debug_assert!(Arc::ptr_eq(&self.gauge, &other.gauge), "it is of the same quota");
         self.amount += std::mem::take(&mut other.amount);
     }
 
@@ -324,8 +324,8 @@ mod tests {
             threads_per_identity: 1,
             ..Limits::default()
         };
-        let (accounts, [one, other]) = (Accounts::default(), [1, 2].map(|byte| Fingerprint([byte; 32])));
-        let (first, second) = (accounts.of(one, &limits), accounts.of(one, &limits));
+        let (quotas, [one, other]) = (Quotas::default(), [1, 2].map(|byte| Fingerprint([byte; 32])));
+        let (first, second) = (quotas.of(one, &limits), quotas.of(one, &limits));
         let mut held = first.hold_memory(60).unwrap();
         assert!(second.hold_memory(41).is_err() && held.grow(41).is_err());
         let (files, thread) =
@@ -334,7 +334,7 @@ mod tests {
         assert_eq!(Errno::from_io_error(&error), Some(Errno::MFILE));
         assert!(second.hold_thread().is_none());
         // nobody else notices
-        let stranger = accounts.of(other, &limits);
+        let stranger = quotas.of(other, &limits);
         drop((
             stranger.hold_memory(100).unwrap(),
             stranger.hold_file().unwrap(),
@@ -348,12 +348,12 @@ mod tests {
     fn all_keys_together_leave_descriptors_to_the_process_and_each_to_the_next() {
         let most = 32 * DESCRIPTORS_PER_FILE;
         let files = Arc::new(Gauge { max: AtomicUsize::new(most), ..Gauge::default() });
-        let accounts = Accounts { files: Arc::clone(&files), ..Accounts::default() };
+        let quotas = Quotas { files: Arc::clone(&files), ..Quotas::default() };
         let limits = |files| Limits { files_per_identity: files * DESCRIPTORS_PER_FILE, ..Limits::default() };
-        let of = |byte, limits: &Limits| accounts.of(Fingerprint([byte; 32]), limits);
-        let all = |account: &Account| {
-            let held: Vec<_> = std::iter::from_fn(|| account.hold_file().ok()).collect();
-            let error = account.hold_file().unwrap_err();
+        let of = |byte, limits: &Limits| quotas.of(Fingerprint([byte; 32]), limits);
+        let all = |quota: &Quota| {
+            let held: Vec<_> = std::iter::from_fn(|| quota.hold_file().ok()).collect();
+            let error = quota.hold_file().unwrap_err();
             assert_eq!(Errno::from_io_error(&error), Some(Errno::MFILE));
             held
         };
@@ -367,19 +367,19 @@ mod tests {
         assert_eq!(files.used.load(Ordering::Relaxed), 0);
         let few = of(5, &limits(3));
         assert_eq!(all(&few).len(), 3, "its own limit");
-        let all = Accounts::default().files.max.load(Ordering::Relaxed);
+        let all = Quotas::default().files.max.load(Ordering::Relaxed);
         assert_eq!(all, files_of_process() / SHARES_OF_PROCESS);
     }
 
     #[test]
     fn other_limits_hold_from_the_next_transfer_on() {
-        let (accounts, key) = (Accounts::default(), Fingerprint([1; 32]));
+        let (quotas, key) = (Quotas::default(), Fingerprint([1; 32]));
         let limits = |bytes| Limits { memory_per_identity: ByteCount(bytes), ..Limits::default() };
-        let first = accounts.of(key, &limits(10));
+        let first = quotas.of(key, &limits(10));
         let held = first.hold_memory(10).unwrap();
-        drop(accounts.of(key, &limits(20)));
+        drop(quotas.of(key, &limits(20)));
         let more = first.hold_memory(10).unwrap();
-        drop(accounts.of(key, &limits(5)));
+        drop(quotas.of(key, &limits(5)));
         drop((held, more));
         assert!(first.hold_memory(6).is_err() && first.hold_memory(5).is_ok());
     }

@@ -274,7 +274,7 @@ const REMOTE: [u64; 8] =
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Disk, Threads};
+    use crate::{FileIo, Threads};
     use std::os::unix::fs::FileExt;
     use zmove_types::BufferPool;
 
