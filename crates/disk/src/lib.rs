@@ -25,6 +25,7 @@ mod publish;
 mod remove;
 mod staged;
 mod staging_directory;
+mod storage_threads;
 mod tree;
 
 pub use abandoned::remove_abandoned;
@@ -47,5 +48,6 @@ pub use remove::{remove_entries, remove_entries_until};
 pub use staged::Staged;
 pub use staged::existing::{Change, Existing};
 pub use staging_directory::{StagingDirectory, set_usual_mode};
+pub use storage_threads::{StorageThreads, Turn};
 pub use tree::{Tree, open_beneath};
 pub use zmove_uring::{RingConfig, Unavailable, cached_bytes};

@@ -10,7 +10,6 @@ use std::collections::BinaryHeap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use rustix::fs::{AtFlags, Dir, FileType};
 use rustix::io::Errno;
@@ -114,7 +113,8 @@ impl Mirror {
 
 fn remove_all(transfer: &Transfer, remove: &Remove, spared: &Spared) -> u64 {
     let mut removed = 0;
-    let has_ended = || transfer.stopping.load(Ordering::Relaxed);
+    let turn = transfer.turn();
+    let has_ended = || turn.is_over();
     for group in remove.groups.iter().take_while(|_| !has_ended()) {
         let stays = spared.among(&transfer.target.tree, &group.directory);
         let names = group.names.iter().take_while(|_| !has_ended()).map(|name| &name.0);
@@ -295,11 +295,10 @@ fn list(
 mod tests {
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt;
-    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
-    use crate::quota::cores::Cores;
-    use zmove_disk::number_at;
+    use zmove_disk::{StorageThreads, number_at};
     use zmove_types::{FileNumber, RelPath};
 
     fn name(text: &str) -> ListedName {
@@ -322,8 +321,8 @@ mod tests {
     }
 
     fn with_effort<T>(held: &mut Held, work: impl FnOnce(&mut Effort<'_>) -> T) -> T {
-        let (cores, stopping) = (Cores::default(), AtomicBool::new(false));
-        work(&mut Effort::new(cores.turn(&stopping), held))
+        let (threads, stopping) = (StorageThreads::default(), AtomicBool::new(false));
+        work(&mut Effort::new(threads.turn(&stopping), held))
     }
 
     /// Names that are as long as they may be: what is found takes no more than what is told.
@@ -356,9 +355,9 @@ mod tests {
             std::fs::File::create(home.path().join(format!("{number}"))).unwrap();
         }
         let tree = Tree::open(home.path()).unwrap();
-        let (cores, stopping) = (Cores::default(), AtomicBool::new(false));
+        let (threads, stopping) = (StorageThreads::default(), AtomicBool::new(false));
         let mut held = Quota::default().nothing();
-        let mut effort = Effort::new(cores.turn(&stopping), &mut held);
+        let mut effort = Effort::new(threads.turn(&stopping), &mut held);
         let directory = tree.open_directory(&RelPath::root()).unwrap();
         let mut look = || {
             let KeptRange { names, .. } = &keep(&["a"], None).ranges[0];

@@ -12,7 +12,6 @@
 //! **Invariant:** everything that is kept is booked, and is given back by dropping the [`Held`] that stands
 //! for it, so that no way out of a task forgets it.
 
-pub(crate) mod cores;
 pub(crate) mod limits;
 pub(crate) mod messages;
 pub(crate) mod rate_limits;
@@ -24,11 +23,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use rustix::io::Errno;
-use zmove_disk::FileIo;
+use zmove_disk::{FileIo, StorageThreads, Turn};
 use zmove_transport::Fingerprint;
 use zmove_wire::WireError;
 
-use crate::quota::cores::{Cores, Turn};
 use crate::quota::limits::{Limits, files_of_process};
 use crate::resume::journal::Room;
 use crate::sharing::Lock;
@@ -52,7 +50,7 @@ struct Book {
     windows: Arc<Gauge>,
     files: Arc<Gauge>,
     threads: Arc<Gauge>,
-    cores: Cores,
+    storage_threads: StorageThreads,
     /// The storage engine of the key's transfers.
     file_io: OnceLock<Arc<dyn FileIo>>,
     transfers_max: AtomicUsize,
@@ -87,6 +85,9 @@ const SHARES_OF_PROCESS: usize = 2;
 /// Windows may be so much of what else is kept. They are not of it, since who has many lanes would have
 /// nothing left for messages.
 const WINDOW_SHARE: usize = 2;
+
+/// What a thread that looks, or that helps to write, has open at a time: a file, its directory, and the one above that.
+const DESCRIPTORS_PER_THREAD: usize = 3;
 
 /// A staging directory and its parent.
 const DESCRIPTORS_PER_STAGING: usize = 2;
@@ -157,9 +158,9 @@ impl Quota {
         self.0.files.hold(DESCRIPTORS_PER_STAGING)
     }
 
-    /// Books a thread; `None` when there would be too many.
-    pub(crate) fn hold_thread(&self) -> Option<Held> {
-        self.0.threads.hold(1)
+    /// Books a thread, and what it opens; `None` when there would be too many.
+    pub(crate) fn hold_thread(&self) -> Option<(Held, Held)> {
+        self.0.threads.hold(1).zip(self.0.files.hold(DESCRIPTORS_PER_THREAD))
     }
 
     /// The storage engine that the key has for itself, where it needs one: `usual` or another like it.
@@ -169,7 +170,18 @@ impl Quota {
 
     /// For a thread that is going to hash or list something for a session that ends when `stopping` is set.
     pub(crate) fn turn<'a>(&'a self, stopping: &'a AtomicBool) -> Turn<'a> {
-        self.0.cores.turn(stopping)
+        self.0.storage_threads.turn(stopping)
+    }
+
+    /// Has `work` done by this thread and as many others of the key as are of use: see
+    /// [`StorageThreads::side_by_side`].
+    pub(crate) fn side_by_side<T: Send>(
+        &self,
+        name: &str,
+        stopping: &AtomicBool,
+        work: impl Fn(&Turn<'_>) -> T + Sync,
+    ) -> Vec<T> {
+        self.0.storage_threads.side_by_side(name, stopping, || self.hold_thread(), work)
     }
 
     /// What the key's journals may take.
@@ -192,7 +204,7 @@ impl Book {
             windows: Arc::default(),
             files: Arc::new(files),
             threads: Arc::default(),
-            cores: Cores::default(),
+            storage_threads: StorageThreads::default(),
             file_io: OnceLock::new(),
             transfers_max: AtomicUsize::new(0),
             room: Lock::new(Room::of(limits)),

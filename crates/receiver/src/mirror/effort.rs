@@ -6,9 +6,9 @@
 use std::io;
 
 use rustix::io::Errno;
+use zmove_disk::Turn;
 
 use crate::quota::Held;
-use crate::quota::cores::Turn;
 
 /// See the module.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use rustix::fs::{AtFlags, FileType};
 use rustix::io::Errno;
-use zmove_disk::{FileIdentity, KeptTimes};
+use zmove_disk::{FileIdentity, KeptTimes, Turn};
 use zmove_types::{Metadata, Name, RelPath, Timestamp};
 use zmove_wire::{
     Compare, Differences, FaultCode, Finding, Findings, InquiredEntry, InquiredKind, InquiredMetadata,
@@ -15,7 +15,6 @@ use zmove_wire::{
 };
 
 use crate::quota::Quota;
-use crate::quota::cores::Turn;
 use crate::store::rules::Rules;
 use crate::store::target::tree::contents_root;
 use crate::store::target::{Seen, renamed};

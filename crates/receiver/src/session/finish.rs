@@ -4,15 +4,14 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use zmove_disk::{Tree, set_metadata, set_usual_mode};
+use zmove_disk::{Tree, Turn, set_metadata, set_usual_mode};
 use zmove_types::RelPath;
 use zmove_wire::{Extraneous, Fault, FaultCode, FileDone, Operation};
 
-use crate::sharing::{Lock, by_several};
+use crate::sharing::Lock;
 use crate::store::failure::failure;
 use crate::store::large_files::LargeFile;
 use crate::store::publishing::publish_all;
@@ -67,32 +66,31 @@ fn open_target(target: &TargetTree) -> io::Result<Option<Fault>> {
 
 /// Directories none of which is within another, so that several threads can do them.
 fn finish_level(transfer: &Transfer, level: &[Remembered]) -> io::Result<Vec<Fault>> {
-    let cores = thread::available_parallelism().map_or(1, usize::from);
-    let part = level.len().div_ceil(cores.min(THREADS_MAX)).max(PART_DIRECTORIES_MIN);
-    let parts = Lock::new(level.chunks(part));
-    let finish = || {
+    let parts = Lock::new(level.chunks(PART_DIRECTORIES));
+    let done = transfer.side_by_side("zmove-finish", |turn| {
+        let mut faults = Vec::new();
         let next = || parts.lock().next();
-        std::iter::from_fn(next).map(|part| finish_part(transfer, part)).collect()
-    };
-    let done = by_several("zmove-finish", 1..level.len().div_ceil(part), finish);
+        for part in std::iter::from_fn(next) {
+            faults.extend(finish_part(transfer, turn, part)?);
+        }
+        Ok(faults)
+    });
     Ok(done.into_iter().collect::<io::Result<Vec<_>>>()?.concat())
 }
 
-/// The most threads: as many as there are writers at most.
-const THREADS_MAX: usize = 8;
-/// The fewest directories that are worth a thread: fewer are done sooner than it is started.
-const PART_DIRECTORIES_MIN: usize = 256;
+/// Directories that a thread does one after the other: those of one parent come together.
+const PART_DIRECTORIES: usize = 16;
 
-fn finish_part(transfer: &Transfer, part: &[Remembered]) -> io::Result<Vec<Fault>> {
+fn finish_part(transfer: &Transfer, turn: &Turn<'_>, part: &[Remembered]) -> io::Result<Vec<Fault>> {
     let target = &transfer.target;
     let mut faults = Vec::new();
     let mirrors = target.rules.extraneous == Extraneous::Goes;
-    let turn = transfer.turn();
     let mut opener = Opener { tree: &target.tree, last: None };
     for remembered in part {
         if turn.is_over() {
             return Err(Errno::CANCELED.into());
         }
+        turn.get_help();
         let opened = opener.open(remembered);
         match opened.and_then(|opened| set_metadata(opened.as_fd(), &remembered.metadata).map(|()| opened)) {
             // it may be all that was put into its file system, and the only one to tell of its links and directories

@@ -2,7 +2,7 @@
 //! of them panics.
 //!
 //! They are the session's own and not the runtime's: a target may be huge, or on storage that does not
-//! answer, and nobody else waits for that. They hash and list by turns ([`cores`](crate::quota::cores)).
+//! answer, and nobody else waits for that. They hash and list by turns ([`Turn`](zmove_disk::Turn)).
 //!
 //! **Invariant:** they end with the session, which waits for them, and no work is begun after it.
 

@@ -12,12 +12,12 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use zmove_disk::FileIdentity;
+use zmove_disk::{FileIdentity, Turn};
 use zmove_types::{Cv, Metadata, RelPath, Timestamp};
 use zmove_wire::{Compare, Held, Offer, OfferedFile, Verdict};
 
-use crate::quota::cores::Turn;
 use crate::resume::journal::SourceIdentity;
+use crate::sharing::Lock;
 use crate::store::large_files::delta::{Candidate, runs};
 use crate::store::target::tree::contents_root;
 use crate::store::transfer::Transfer;
@@ -32,44 +32,81 @@ pub(crate) struct Judgement {
     pub(crate) changed: Vec<Candidate>,
 }
 
-/// Judges all files of one offer; those not yet examined when the session ends count as needed.
+/// Judges all files of one offer, by several threads where storage answers late; those not yet examined when the
+/// session ends count as needed.
 pub(crate) fn judge_all(transfer: &Transfer, offer: &Offer) -> Judgement {
-    let mut judgement = Judgement::default();
-    let turn = transfer.turn();
-    for group in &offer.groups {
-        let open = || transfer.target.tree.open_own_directory(&group.directory).ok();
-        let directory = if turn.is_over() { None } else { open() };
-        for file in &group.files {
-            let looked_in = directory.as_ref().filter(|_| !turn.is_over());
-            let verdict = looked_in.map_or(Verdict::Need, |opened| {
-                let place = (opened, &group.directory);
-                match judge(transfer, &turn, place, file) {
-                    judged @ (Verdict::Need | Verdict::Compare(_)) if file.source.is_some() => {
-                        // threads with turns of their own may be waited for
-                        turn.pause();
-                        judgement.look_for_more(transfer, offer.offer, place, file, judged)
-                    }
-                    verdict => verdict,
-                }
-            });
-            judgement.verdicts.push(verdict);
+    let groups = (0..).zip(&offer.groups);
+    let files = groups.flat_map(|(place, group)| group.files.iter().map(move |file| (place, file)));
+    let all = files.clone().count();
+    let waiting = Lock::new((0..).zip(files));
+    let parts = transfer.side_by_side("zmove-look", |turn| {
+        let mut part = Part::default();
+        let mut opened: Option<(usize, Option<Arc<OwnedFd>>)> = None;
+        while !turn.is_over() {
+            let Some((number, (place, file))) = waiting.lock().next() else { break };
+            turn.get_help();
+            let path = &offer.groups[place].directory;
+            let directory = match opened.take() {
+                Some((last, directory)) if last == place => directory,
+                _ => transfer.target.tree.open_own_directory(path).ok(),
+            };
+            if let Some(directory) = &directory {
+                part.judge(transfer, turn, (offer.offer, number), (directory, path), file);
+            }
+            opened = Some((place, directory));
         }
+        part
+    });
+    let mut judgement = Judgement { verdicts: vec![Verdict::Need; all], ..Judgement::default() };
+    for part in parts {
+        for (number, verdict) in part.verdicts {
+            judgement.verdicts[number as usize] = verdict;
+        }
+        judgement.held.extend(part.held);
+        judgement.changed.extend(part.changed);
     }
     judgement
 }
 
-impl Judgement {
+/// What one thread has found of an offer.
+#[derive(Default)]
+struct Part {
+    /// With the numbers of the files.
+    verdicts: Vec<(u32, Verdict)>,
+    held: Vec<Held>,
+    changed: Vec<Candidate>,
+}
+
+impl Part {
+    fn judge(
+        &mut self,
+        transfer: &Transfer,
+        turn: &Turn<'_>,
+        (offer, number): (u64, u32),
+        place: (&Arc<OwnedFd>, &RelPath),
+        file: &OfferedFile,
+    ) {
+        let verdict = match judge(transfer, turn, place, file) {
+            judged @ (Verdict::Need | Verdict::Compare(_)) if file.source.is_some() => {
+                // threads with turns of their own may be waited for
+                turn.pause();
+                self.look_for_more(transfer, (offer, number), place, file, judged)
+            }
+            verdict => verdict,
+        };
+        self.verdicts.push((number, verdict));
+    }
+
     /// A large file is needed, or perhaps: but perhaps not all of it.
     fn look_for_more(
         &mut self,
         transfer: &Transfer,
-        offer: u64,
+        (offer, number): (u64, u32),
         (directory, path): (&Arc<OwnedFd>, &RelPath),
         file: &OfferedFile,
         judged: Verdict,
     ) -> Verdict {
         let name = transfer.target.name(path, &file.name);
-        let number = u32::try_from(self.verdicts.len()).expect("offers are bounded");
         let Ok(final_path) = path.join(name) else { return judged };
         let held = if transfer.target.is_for_change_in_place(directory, name) {
             // a part would take its place

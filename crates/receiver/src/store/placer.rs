@@ -9,6 +9,8 @@
 //! place when it is published, as with rsync; with `--ignore-existing` it does not, and what should go below
 //! it fails.
 
+mod runs;
+
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,13 +18,14 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use zmove_disk::{
-    ContentsWriter, FileIdentity, Staged, StagingDirectory, Tree, place_symlink, remove_abandoned,
+    ContentsWriter, FileIdentity, Staged, StagingDirectory, Tree, Turn, place_symlink, remove_abandoned,
 };
 use zmove_types::{Metadata, Name, RelPath};
 use zmove_wire::{BatchEntry, DirectoryGroup, Durability, FileEntry, Operation, Overwrite};
 
-use crate::quota::cores::Turn;
+use crate::sharing::Lock;
 use crate::store::failure::{ALREADY_THERE, Failure, again, failed_to, failure, is_no_room};
+use crate::store::placer::runs::{Entry, Run, Runs};
 use crate::store::publishing::publisher::{FillingGuard, HiddenFile, Known, PendingBatch, SmallFile};
 use crate::store::publishing::{make_room, publish_all};
 use crate::store::target::file_systems::Flush;
@@ -35,59 +38,61 @@ use crate::store::transfer::Transfer;
 pub(crate) struct Placer<'a> {
     transfer: &'a Transfer,
     directories: OpenDirectories<'a>,
-    contents: ContentsWriter,
-    pub(crate) turn: Turn<'a>,
+    contents: Arc<ContentsWriter>,
 }
 
-/// An entry of a batch that is being placed.
-struct Entry<'d> {
-    /// The entry's number in the batch.
-    number: u32,
-    /// The contents, where the entry is a file.
-    bytes: &'d [u8],
-    entry: BatchEntry,
-}
-
-/// Entries in one turn: some milliseconds of work.
-const ENTRIES_PER_TURN: usize = 64;
 /// How often a staging directory is tried to be begun where there must be one.
 const STAGE_TRIES: usize = 3;
 
 impl<'a> Placer<'a> {
     pub(crate) fn new(transfer: &'a Transfer) -> Self {
-        Self {
-            transfer,
-            directories: OpenDirectories::new(&transfer.target, &transfer.publisher),
-            contents: ContentsWriter::new(transfer.direct),
-            turn: transfer.turn(),
-        }
+        Self::by(transfer, Arc::new(ContentsWriter::new(transfer.direct)))
     }
 
-    /// Places a group's entries, of which the first has number `first` in its batch and whose files' contents
-    /// are at the front of `data`. Its files get their names later.
-    pub(crate) fn place_group(
+    fn by(transfer: &'a Transfer, contents: Arc<ContentsWriter>) -> Self {
+        let directories = OpenDirectories::new(&transfer.target, &transfer.publisher);
+        Self { transfer, directories, contents }
+    }
+
+    /// Places all entries of a batch, whose files' contents stand one after the other in `data`, with the help of other
+    /// threads where storage answers late. The files get their names later.
+    pub(crate) fn place_groups(
         &mut self,
-        group: DirectoryGroup,
-        first: u32,
+        groups: Vec<DirectoryGroup>,
         batch: &Arc<PendingBatch>,
-        data: &mut &[u8],
+        data: &[u8],
     ) {
-        let path = Arc::new(group.directory);
-        let files = group.entries.iter().filter(|entry| matches!(entry, BatchEntry::File(_))).count();
-        let numbered = (first..).zip(group.entries);
-        let mut entries: Vec<_> =
-            numbered.map(|(number, entry)| Entry { number, bytes: take_data(&entry, data), entry }).collect();
-        if let Some(staging) = self.staging(&path, files) {
-            entries = self.fill(staging, batch, entries);
+        let (transfer, contents) = (self.transfer, Arc::clone(&self.contents));
+        let runs = Runs::new(groups, data);
+        // whoever comes first is this thread
+        let own = Lock::new(Some(self));
+        transfer.side_by_side("zmove-write", |turn| {
+            let mut other = None;
+            let placer = own.lock().take();
+            let placer = placer.unwrap_or_else(|| other.insert(Placer::by(transfer, Arc::clone(&contents))));
+            let mut done = None;
+            while let Some(mut run) = runs.next(done) {
+                placer.place_run(turn, &mut run, batch);
+                done = Some(run);
+            }
+        });
+    }
+
+    /// Places the entries of a run. When the session has ended, what is left of them is dropped.
+    fn place_run(&mut self, turn: &Turn<'_>, run: &mut Run<'_>, batch: &Arc<PendingBatch>) {
+        let (path, mut entries) = (Arc::clone(&run.path), std::mem::take(&mut run.entries));
+        if let Some(staging) = self.staging(&path, run.files) {
+            entries = self.fill(turn, staging, batch, entries);
         }
         if entries.is_empty() {
             return;
         }
         let mut opened = self.directory(&path);
-        for (placed_here, entry) in entries.into_iter().enumerate() {
-            if placed_here.is_multiple_of(ENTRIES_PER_TURN) && self.turn.is_over() {
+        for entry in entries {
+            if turn.is_over() {
                 return;
             }
+            turn.get_help();
             if batch.known == Known::PerhapsThere
                 && let BatchEntry::File(file) = &entry.entry
                 && self.is_there(&opened, &path, file)
@@ -217,6 +222,7 @@ impl<'a> Placer<'a> {
     /// does not take.
     fn fill<'d>(
         &self,
+        turn: &Turn<'_>,
         staging: FillingGuard<'_>,
         batch: &Arc<PendingBatch>,
         entries: Vec<Entry<'d>>,
@@ -227,6 +233,10 @@ impl<'a> Placer<'a> {
         let flush =
             self.transfer.target.file_systems.note(staging.staging.directory()).unwrap_or(Flush::Each);
         for Entry { number, bytes, entry } in entries {
+            if turn.is_over() {
+                break;
+            }
+            turn.get_help();
             let BatchEntry::File(file) = entry else {
                 others.push(Entry { number, bytes, entry });
                 continue;
@@ -420,13 +430,6 @@ const TOGETHER_FILES_MIN: usize = 8;
 
 fn is_in_the_way(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::NOTDIR | Errno::LOOP))
-}
-
-fn take_data<'d>(entry: &BatchEntry, data: &mut &'d [u8]) -> &'d [u8] {
-    let BatchEntry::File(file) = entry else { return &[] };
-    let (bytes, rest) = data.split_at(file.bytes as usize);
-    *data = rest;
-    bytes
 }
 
 #[cfg(test)]

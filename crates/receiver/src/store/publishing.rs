@@ -17,18 +17,19 @@ pub(crate) mod publisher;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
 use zmove_chunk::file_root;
-use zmove_disk::{DataFile, Direct, FileIdentity, FileIo, StagingDirectory, open_own, publish_file};
+use zmove_disk::{DataFile, Direct, FileIdentity, FileIo, StagingDirectory, Turn, open_own, publish_file};
 use zmove_types::{BufferPool, FileId, Name, RelPath};
 use zmove_wire::{Durability, Fault, FaultCode, FileDone, FileEntry, Operation};
 
 use crate::config::BUFFER_BYTES;
-use crate::sharing::by_several;
+use crate::sharing::{Lock, by_several};
 use crate::store::failure::{ALREADY_THERE, failure};
 use crate::store::publishing::publisher::{
     Filling, Generation, HiddenFile, Known, PendingBatch, SmallFile, Wake, WholeFile,
@@ -145,21 +146,14 @@ impl Generation {
         let flushes_directories =
             transfer.target.rules.durability == Durability::File || transfer.target.file_systems.any_each();
         let mut changed = HashSet::new();
-        // sorted, so that each directory is opened once
-        self.files.sort_by(|one, other| one.directory.cmp(&other.directory));
         let mut named = Named::default();
-        for file in self.files {
+        let waiting = Lock::new(by_directory(self.files).into_iter());
+        for (directory, files, failed) in name_hidden(transfer, &waiting) {
             if flushes_directories {
-                changed.insert(file.directory.as_ref().clone());
+                changed.insert(directory.as_ref().clone());
             }
-            match publish_hidden(&transfer.target, &mut directories, &file) {
-                Ok(()) => named.files.push(file),
-                Err(fault) => {
-                    remove_hidden(&mut directories, &file);
-                    file.small.fail(fault);
-                    batches.push(file.small.batch);
-                }
-            }
+            named.files.extend(files);
+            batches.extend(failed);
         }
         for file in self.large {
             changed.extend(file.path.parent());
@@ -360,6 +354,55 @@ impl Named {
         let staged = self.staged.into_iter().flat_map(|(_, filled)| filled);
         self.files.into_iter().map(|file| file.small).chain(staged).map(|small| small.batch).collect()
     }
+}
+
+/// Files under hidden names by their directories, so that each directory is opened once.
+fn by_directory(mut files: Vec<HiddenFile>) -> Vec<Vec<HiddenFile>> {
+    files.sort_by(|one, other| one.directory.cmp(&other.directory));
+    let mut groups: Vec<Vec<HiddenFile>> = Vec::new();
+    for file in files {
+        match groups.last_mut() {
+            Some(group) if group[0].directory == file.directory => group.push(file),
+            _ => groups.push(vec![file]),
+        }
+    }
+    groups
+}
+
+/// A directory, the files in it that have their names now, and the batches of those that could not get them.
+type NamedIn = (Arc<RelPath>, Vec<HiddenFile>, Vec<Arc<PendingBatch>>);
+
+/// Gives files of these directories their names. One thread does a directory, since the kernel renames in one directory
+/// one after the other.
+fn name_hidden(transfer: &Transfer, waiting: &Lock<std::vec::IntoIter<Vec<HiddenFile>>>) -> Vec<NamedIn> {
+    // what has been flushed gets its name also when the session has ended
+    let never = AtomicBool::new(false);
+    let name = |turn: &Turn<'_>| {
+        let mut directories = OpenDirectories::new(&transfer.target, &transfer.publisher);
+        let mut done = Vec::new();
+        let next = || waiting.lock().next();
+        for files in std::iter::from_fn(next) {
+            let directory = Arc::clone(&files[0].directory);
+            let (mut named, mut failed) = (Vec::with_capacity(files.len()), Vec::new());
+            for file in files {
+                turn.is_over();
+                turn.get_help();
+                match publish_hidden(&transfer.target, &mut directories, &file) {
+                    Ok(()) => named.push(file),
+                    Err(fault) => {
+                        remove_hidden(&mut directories, &file);
+                        file.small.fail(fault);
+                        failed.push(file.small.batch);
+                    }
+                }
+            }
+            done.push((directory, named, failed));
+        }
+        done
+    };
+    let threads = &transfer.publisher.threads;
+    let done = threads.side_by_side("zmove-publish", &never, || transfer.quota.hold_thread(), name);
+    done.into_iter().flatten().collect()
 }
 
 fn publish_hidden(

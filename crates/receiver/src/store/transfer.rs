@@ -5,14 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use tokio::sync::mpsc::Sender;
-use zmove_disk::{Direct, FileIdentity, FileIo, set_metadata};
+use zmove_disk::{Direct, FileIdentity, FileIo, Turn, set_metadata};
 use zmove_types::{BufferPool, FileId, Metadata, Name, RelPath, TransferId};
 use zmove_wire::{Durability, FaultCode, FileDone, Open, Operation, Version, WireError, session::Arrivals};
 
 use crate::config::{BUFFER_BYTES, ReceiverConfig};
 use crate::meters::TransferMeter;
 use crate::quota::Quota;
-use crate::quota::cores::Turn;
 use crate::resume::parts::{Parts, is_overtaken};
 use crate::sharing::Lock;
 use crate::store::large_files::delta::Bases;
@@ -72,6 +71,11 @@ impl Transfer {
     /// A turn at the cores, for a thread that is going to hash or list something.
     pub(crate) fn turn(&self) -> Turn<'_> {
         self.quota.turn(&self.stopping)
+    }
+
+    /// Has `work` done by this thread and by as many others as are of use where storage answers late.
+    pub(crate) fn side_by_side<T: Send>(&self, name: &str, work: impl Fn(&Turn<'_>) -> T + Sync) -> Vec<T> {
+        self.quota.side_by_side(name, &self.stopping, work)
     }
 
     /// Directories get their mode and time at the end, when nothing is put into them any more: this one, or

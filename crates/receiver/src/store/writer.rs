@@ -1,10 +1,12 @@
 //! The writers: threads that take verified work from a bounded queue, store it and report.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 use rustix::io::Errno;
-use zmove_disk::Staged;
+use zmove_disk::{Staged, Turn};
 use zmove_types::{Buffer, Doing, GroupSpan, ItemId, Name, RelPath};
 use zmove_wire::{Operation, TargetState};
 
@@ -26,23 +28,44 @@ pub(crate) enum Job {
     Named(Arc<LargeFile>, NamedGroup),
 }
 
-/// One writer: runs until all lanes have let go of the queue. What it takes from there when the session has
-/// ended is dropped.
+/// One writer, and more beside it where storage answers late: runs until all lanes have let go of the queue. What
+/// is taken from there when the session has ended is dropped.
 pub(crate) fn write_all(transfer: &Transfer, queue: &Receiver<Job>) {
+    let is_first = AtomicBool::new(true);
+    transfer.side_by_side("zmove-write", |turn| {
+        if is_first.swap(false, Ordering::Relaxed) {
+            write(transfer, turn, queue, || queue.recv().ok());
+        } else {
+            write(transfer, turn, queue, || queue.recv_timeout(HELPER_IDLE_MAX).ok());
+        }
+    });
+}
+
+/// A writer that was started to help ends when nothing has come for so long.
+const HELPER_IDLE_MAX: Duration = Duration::from_millis(200);
+
+fn write(transfer: &Transfer, turn: &Turn<'_>, queue: &Receiver<Job>, next: impl Fn() -> Option<Job>) {
     let mut placer = Placer::new(transfer);
     let mut watch = transfer.meter.store.start();
-    while let Ok(job) = queue.recv() {
+    while let Some(job) = next() {
         transfer.meter.take();
         watch.lap(Doing::Starved);
-        if placer.turn.is_over() {
+        if turn.is_over() {
             continue;
         }
+        if !queue.is_empty() {
+            turn.get_help();
+        }
         match job {
-            Job::Batch(batch) => store_batch(transfer, &mut placer, batch),
+            Job::Batch(batch) => {
+                // the threads that place it take turns of their own
+                turn.pause();
+                store_batch(transfer, &mut placer, batch);
+            }
             Job::Chunk(file, chunk) => store_chunk(transfer, &mut placer, &file, chunk),
             Job::Named(file, named) => keep_group(transfer, &mut placer, &file, named),
         }
-        placer.turn.pause();
+        turn.pause();
         watch.lap(Doing::Busy);
     }
 }
@@ -56,18 +79,12 @@ fn store_batch(transfer: &Transfer, placer: &mut Placer<'_>, batch: VerifiedBatc
     let (item, batch, data, held) = batch.into_parts();
     let _placing = transfer.publisher.begin_batch();
     let pending = PendingBatch::new(item, known, Some(held));
-    let mut rest: &[u8] = &data;
-    let mut first = 0;
-    for group in batch.groups {
-        let count = u32::try_from(group.entries.len()).expect("bounded when decoded");
-        placer.place_group(group, first, &pending, &mut rest);
-        first += count;
-    }
-    // the buffer and the place at the cores go back before this may wait
+    let entries = batch.entry_count();
+    placer.place_groups(batch.groups, &pending, &data);
+    // the buffer goes back before this may wait
     drop(data);
-    placer.turn.pause();
     transfer.reports.tell(Outcome::Stored(item, pending.faults()));
-    transfer.publisher.batch_placed(pending, first as usize);
+    transfer.publisher.batch_placed(pending, entries);
 }
 
 fn store_chunk(transfer: &Transfer, placer: &mut Placer<'_>, file: &Arc<LargeFile>, chunk: VerifiedChunk) {

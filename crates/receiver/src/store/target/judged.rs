@@ -9,6 +9,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use zmove_disk::{FileIdentity, number_at};
 use zmove_types::{FileNumber, Name};
@@ -41,6 +42,9 @@ impl Judged {
     /// Remembers what a file is judged as; `false` where that cannot be, and it must not be judged equal.
     pub(crate) fn remember(&self, directory: &OwnedFd, name: &Name, look: &FileIdentity) -> bool {
         let Ok(number) = number_at(directory, name.as_os_str()) else { return false };
+        if is_just_changed(look) {
+            return false;
+        }
         let hash = self.hash(look);
         let mut state = self.lock();
         if !state.looks.contains_key(&number) && state.held.grow(FILE_BYTES).is_err() {
@@ -77,3 +81,14 @@ impl Judged {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+/// Whether a file was changed so recently that another change might leave it the same times: kernels before 6.13, and
+/// some file systems, count them in ticks.
+fn is_just_changed(look: &FileIdentity) -> bool {
+    let changed = look.ctime.to_system_time();
+    let age = changed.and_then(|changed| SystemTime::now().duration_since(changed).ok());
+    age.is_none_or(|age| age < TICK_MAX)
+}
+
+/// Two ticks of the slowest clock that kernels are built with (`CONFIG_HZ=100`).
+const TICK_MAX: Duration = Duration::from_millis(20);

@@ -1,0 +1,446 @@
+//! Threads that wait for storage side by side, and their turns at the cores.
+//!
+//! How much a peer may have written, hashed and listed is without bounds, and the operating system shares the cores
+//! among threads, not among keys. So the threads that work for one user of this have places, no more than there are
+//! cores, however many transfers they serve; each asks before every piece of work, and gives its place to the next that
+//! waits.
+//!
+//! Threads that wait for storage keep no core busy: where it answers late there are more places, as many as
+//! [`Width`] finds to be of use. A piece is one request to storage or a few that belong together, such as all
+//! that a small file takes. How long the pieces took, and how long their threads were awake in that time, is
+//! measured (`/proc/thread-self/schedstat`). A thread that does not come back for [`LEASE`], because its
+//! storage hangs or its peer does not read, does not count.
+//!
+//! Work of many pieces is done [side by side](StorageThreads::side_by_side): as long as there are places, more threads
+//! join in.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::{self, Scope, Thread};
+use std::time::{Duration, Instant};
+
+use self::width::{Sample, Width};
+
+mod width;
+
+/// The threads that work for one key, or for one push.
+#[derive(Debug)]
+pub struct StorageThreads {
+    cores: usize,
+    state: Mutex<State>,
+    /// Whether fewer threads are at work than would be of use.
+    is_spare: AtomicBool,
+}
+
+#[derive(Debug)]
+struct State {
+    width: Width,
+    /// The threads at work, and when each last asked.
+    at_work: HashMap<u64, Instant>,
+    /// Threads that were started to help and have not asked yet.
+    starting: usize,
+    /// The threads that wait, in order. The first is woken when there may be room for it.
+    waiting: VecDeque<(u64, Thread)>,
+    next: u64,
+    /// What has been done since then.
+    since: Instant,
+    sample: Sample,
+}
+
+/// One thread's part in that. It has a place from when it [asks](Self::is_over) until it [pauses](Self::pause) or is
+/// dropped.
+pub struct Turn<'a> {
+    threads: &'a StorageThreads,
+    stopping: &'a AtomicBool,
+    place: Mutex<Place>,
+    /// Starts another thread with the same work, where the work can be shared.
+    start_another: Option<&'a (dyn Fn() + Sync)>,
+}
+
+/// A thread's place, while it has one, and what it has done since it told of that.
+#[derive(Debug, Default)]
+struct Place {
+    /// Its number, and since when it has worked there without telling.
+    held: Option<(u64, Instant)>,
+    elapsed: Duration,
+    done: u64,
+    /// How long the thread had been awake when it told last.
+    awake: Option<Duration>,
+}
+
+/// What the threads have that do one work side by side.
+struct SideBySide<'a, Work, Admit, T> {
+    threads: &'a StorageThreads,
+    stopping: &'a AtomicBool,
+    name: &'a str,
+    work: Work,
+    admit: Admit,
+    done: Mutex<Vec<T>>,
+}
+
+/// The longest time until a waiting thread notices that its session has ended.
+const STOPPED_AFTER: Duration = Duration::from_millis(100);
+/// A thread with a place no longer counts as at work once it has not asked for this long.
+const LEASE: Duration = Duration::from_secs(1);
+/// Pieces of work are measured together until they have taken this long.
+const MEASURED_MIN: Duration = Duration::from_millis(2);
+/// Most threads: what the metadata servers of parallel file systems take from one client.
+const THREADS_MAX: usize = 256;
+
+impl Default for StorageThreads {
+    /// As many at work as a few cores take, whatever the storage.
+    fn default() -> Self {
+        Self::new(thread::available_parallelism().map_or(1, usize::from).clamp(2, 8))
+    }
+}
+
+impl StorageThreads {
+    /// Threads of which `least` may be at work whatever the storage.
+    #[must_use]
+    pub fn new(least: usize) -> Self {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let state = State {
+            width: Width::new(cores, least, THREADS_MAX.max(least)),
+            at_work: HashMap::new(),
+            starting: 0,
+            waiting: VecDeque::new(),
+            next: 0,
+            since: Instant::now(),
+            sample: Sample::default(),
+        };
+        Self { cores, state: Mutex::new(state), is_spare: AtomicBool::new(false) }
+    }
+
+    /// A turn for a thread of a session that ends when `stopping` is set.
+    pub fn turn<'a>(&'a self, stopping: &'a AtomicBool) -> Turn<'a> {
+        Turn { threads: self, stopping, place: Mutex::default(), start_another: None }
+    }
+
+    /// Has `work` done by this thread, and beside it by as many others as are of use; returns what each has made of it.
+    /// Between its pieces `work` [asks](Turn::is_over) for its turn and [gets help](Turn::get_help). `admit` is asked
+    /// for each other thread, and what it returns is kept until that ends.
+    pub fn side_by_side<T: Send, Held: Send + 'static>(
+        &self,
+        name: &str,
+        stopping: &AtomicBool,
+        admit: impl Fn() -> Option<Held> + Sync,
+        work: impl Fn(&Turn<'_>) -> T + Sync,
+    ) -> Vec<T> {
+        let shared = SideBySide { threads: self, stopping, name, work, admit, done: Mutex::default() };
+        thread::scope(|scope| shared.run(scope));
+        shared.done.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a place behind all that wait; `None` when the session has ended.
+    fn enter(&self, stopping: &AtomicBool) -> Option<u64> {
+        let mut state = self.lock();
+        let number = state.next;
+        state.next += 1;
+        state.waiting.push_back((number, thread::current()));
+        loop {
+            if stopping.load(Ordering::Relaxed) {
+                state.waiting.retain(|(other, _)| *other != number);
+                state.wake_first();
+                return None;
+            }
+            if state.waiting.front().is_some_and(|(first, _)| *first == number) && state.has_room(self.cores)
+            {
+                state.waiting.pop_front();
+                state.at_work.insert(number, Instant::now());
+                state.wake_first();
+                return Some(number);
+            }
+            drop(state);
+            thread::park_timeout(STOPPED_AFTER);
+            state = self.lock();
+        }
+    }
+
+    fn leave(&self, number: u64) {
+        let mut state = self.lock();
+        state.at_work.remove(&number);
+        state.wake_first();
+    }
+
+    /// Books pieces, and whether the place is to be given away.
+    fn worked(&self, number: u64, pieces: &Sample) -> bool {
+        let mut state = self.lock();
+        state.measure(pieces);
+        self.is_spare.store(state.is_spare(), Ordering::Relaxed);
+        if let Some(asked) = state.at_work.get_mut(&number) {
+            *asked = Instant::now();
+        }
+        !state.waiting.is_empty() || state.at_work.len() > state.places(self.cores)
+    }
+
+    /// Whether one more thread would be of use, which then is being started.
+    fn begin_start(&self) -> bool {
+        let mut state = self.lock();
+        let is_spare = state.is_spare();
+        state.starting += usize::from(is_spare);
+        self.is_spare.store(state.is_spare(), Ordering::Relaxed);
+        is_spare
+    }
+
+    fn end_start(&self) {
+        self.lock().starting -= 1;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<Work: Fn(&Turn<'_>) -> T + Sync, Admit: Fn() -> Option<Held> + Sync, Held: Send + 'static, T: Send>
+    SideBySide<'_, Work, Admit, T>
+{
+    fn run<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
+        let start_another = || self.start_another(scope);
+        let mut turn = self.threads.turn(self.stopping);
+        turn.start_another = Some(&start_another);
+        let done = (self.work)(&turn);
+        self.done.lock().unwrap_or_else(PoisonError::into_inner).push(done);
+    }
+
+    fn start_another<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
+        if !self.threads.begin_start() {
+            return;
+        }
+        let started = (self.admit)().and_then(|held| {
+            let help = move || {
+                let _until_it_ends = held;
+                self.threads.end_start();
+                self.run(scope);
+            };
+            thread::Builder::new().name(self.name.to_owned()).spawn_scoped(scope, help).ok()
+        });
+        if started.is_none() {
+            self.threads.end_start();
+        }
+    }
+}
+
+impl State {
+    /// How many threads may be at work.
+    fn places(&self, cores: usize) -> usize {
+        self.width.threads().max(cores)
+    }
+
+    fn wake_first(&self) {
+        if let Some((_, first)) = self.waiting.front() {
+            first.unpark();
+        }
+    }
+
+    fn has_room(&self, cores: usize) -> bool {
+        let places = self.places(cores);
+        self.at_work.len() < places
+            || self.at_work.values().filter(|asked| asked.elapsed() < LEASE).count() < places
+    }
+
+    fn is_spare(&self) -> bool {
+        self.waiting.is_empty() && self.at_work.len() + self.starting < self.width.threads()
+    }
+
+    fn measure(&mut self, pieces: &Sample) {
+        self.sample.done += pieces.done;
+        self.sample.elapsed += pieces.elapsed;
+        self.sample.awake += pieces.awake;
+        self.sample.wall = self.since.elapsed();
+        if self.width.is_ripe(&self.sample) {
+            self.width.take(&self.sample);
+            self.sample = Sample::default();
+            self.since = Instant::now();
+        }
+    }
+}
+
+impl Turn<'_> {
+    /// To be asked before each piece: gives the place away if another thread waits, and waits for another. Whether the
+    /// session has ended.
+    pub fn is_over(&self) -> bool {
+        if self.stopping.load(Ordering::Relaxed) {
+            return true;
+        }
+        let mut place = self.lock();
+        if let Some((number, _)) = place.held {
+            place.done += 1;
+            let Some(pieces) = place.measured() else { return false };
+            if !self.threads.worked(number, &pieces) {
+                return false;
+            }
+            place.held = None;
+            self.threads.leave(number);
+        }
+        let Some(number) = self.threads.enter(self.stopping) else { return true };
+        place.awake = place.awake.or_else(awake);
+        place.held = Some((number, Instant::now()));
+        false
+    }
+
+    /// Has another thread join in this work if that is of use: to be called between pieces, as long as there are more
+    /// than this thread is about to do.
+    pub fn get_help(&self) {
+        if self.threads.is_spare.load(Ordering::Relaxed)
+            && let Some(start_another) = self.start_another
+        {
+            start_another();
+        }
+    }
+
+    /// Gives the place away until the next piece: before the thread waits for another one of its key, or for the peer.
+    pub fn pause(&self) {
+        let mut place = self.lock();
+        let Some((number, _)) = place.held else { return };
+        place.done += 1;
+        if let Some(pieces) = place.measured() {
+            self.threads.worked(number, &pieces);
+        }
+        if let Some((_, since)) = place.held.take() {
+            place.elapsed += since.elapsed();
+        }
+        self.threads.leave(number);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Place> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Place {
+    /// What the thread has done since it told last: that it was awake all the time where that cannot be
+    /// measured. `None` when that is too short to be measured.
+    fn measured(&mut self) -> Option<Sample> {
+        let since = self.held.as_mut().map(|(_, since)| since)?;
+        let elapsed = self.elapsed + since.elapsed();
+        if elapsed < MEASURED_MIN {
+            return None;
+        }
+        *since = Instant::now();
+        self.elapsed = Duration::ZERO;
+        let before = std::mem::replace(&mut self.awake, awake());
+        let awake = before.zip(self.awake).and_then(|(before, now)| now.checked_sub(before));
+        // a kernel that does not count these times reports only zeros
+        let awake = awake.filter(|awake| !awake.is_zero()).unwrap_or(elapsed).min(elapsed);
+        Some(Sample { wall: elapsed, done: std::mem::take(&mut self.done), elapsed, awake })
+    }
+}
+
+/// How long the calling thread has been awake since it began: it ran, or could have. The file is opened each
+/// time, since there may be hundreds of threads and descriptors are scarce.
+fn awake() -> Option<Duration> {
+    let mut text = [0; 64];
+    let bytes = File::open("/proc/thread-self/schedstat").ok()?.read(&mut text).ok()?;
+    let mut numbers = std::str::from_utf8(&text[..bytes]).ok()?.split_ascii_whitespace();
+    // nanoseconds on a core, then those in which it waited for one
+    let mut next = || numbers.next()?.parse::<u64>().ok();
+    Some(Duration::from_nanos(next()? + next()?))
+}
+
+impl fmt::Debug for Turn<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Turn").field("place", &self.place).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.pause();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+
+    #[test]
+    fn no_more_work_at_a_time_than_there_are_cores_and_each_gets_on() {
+        let (threads, stopping) = (StorageThreads::default(), AtomicBool::new(false));
+        let most = threads.lock().places(threads.cores);
+        let (at_work, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        thread::scope(|scope| {
+            for _ in 0..4 * most {
+                scope.spawn(|| {
+                    let turn = threads.turn(&stopping);
+                    for _ in 0..50 {
+                        assert!(!turn.is_over());
+                        assert!(at_work.fetch_add(1, Ordering::SeqCst) < most);
+                        thread::yield_now();
+                        at_work.fetch_sub(1, Ordering::SeqCst);
+                    }
+                    drop(turn);
+                    done.fetch_add(1, Ordering::SeqCst);
+                });
+            }
+        });
+        assert_eq!((done.into_inner(), threads.lock().at_work.len()), (4 * most, 0));
+    }
+
+    #[test]
+    fn who_waits_leaves_when_its_session_ends() {
+        let threads = StorageThreads::default();
+        let (running, ending) = (AtomicBool::new(false), AtomicBool::new(false));
+        let all: Vec<_> = (0..threads.lock().places(threads.cores)).map(|_| threads.turn(&running)).collect();
+        assert!(all.iter().all(|turn| !turn.is_over()));
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| threads.turn(&ending).is_over());
+            while threads.lock().waiting.is_empty() {
+                thread::yield_now();
+            }
+            ending.store(true, Ordering::Relaxed);
+            assert!(waiting.join().unwrap());
+        });
+        drop(all);
+        assert!(threads.lock().waiting.is_empty());
+    }
+
+    /// Storage that answers late, without a core being used.
+    fn answer_late() {
+        thread::sleep(Duration::from_millis(5));
+    }
+
+    #[test]
+    fn work_that_waits_for_storage_is_done_by_many_side_by_side() {
+        let (threads, stopping) = (StorageThreads::default(), AtomicBool::new(false));
+        let left = AtomicUsize::new(2_000);
+        let take =
+            || left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
+        let helpers = AtomicUsize::new(0);
+        let admit = || (helpers.fetch_add(1, Ordering::SeqCst) < 20).then_some(());
+        let done = threads.side_by_side("help", &stopping, admit, |turn| {
+            let mut done = 0;
+            while !turn.is_over() && take() {
+                answer_late();
+                done += 1;
+                turn.get_help();
+            }
+            done
+        });
+        assert_eq!(done.iter().sum::<usize>(), 2_000);
+        assert!((8..=21).contains(&done.len()), "{} threads", done.len());
+        let state = threads.lock();
+        assert_eq!((state.starting, state.at_work.len()), (0, 0));
+    }
+
+    #[test]
+    fn work_that_needs_a_core_is_done_by_one() {
+        let (threads, stopping) = (StorageThreads::new(1), AtomicBool::new(false));
+        let until = Instant::now() + Duration::from_millis(300);
+        let done = threads.side_by_side(
+            "help",
+            &stopping,
+            || Some(()),
+            |turn| {
+                while !turn.is_over() && Instant::now() < until {
+                    turn.get_help();
+                }
+            },
+        );
+        assert_eq!(done.len(), 1);
+    }
+}

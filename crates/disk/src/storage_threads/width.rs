@@ -1,0 +1,283 @@
+//! How many threads storage is worth: a pure controller, which sees what threads have done and says how many there
+//! should be.
+//!
+//! By Little's law the requests under way are rate × latency, so where storage answers late and takes many requests at
+//! once the rate grows with the threads. It does not where threads keep the cores busy, wait for each other (the kernel
+//! makes files in one directory one after the other), or wait for a peer. So more threads are an attempt, made only
+//! while those that there are mostly sleep, and taken back unless the rate has grown:
+//!
+//! ```text
+//!            mostly asleep: 2 or 4 times as many          the rate has not grown: as many as before
+//!  settled ──────────────────────────────────────► trying ─────────────────────────────────────────► settled,
+//!     ▲                                              │                                                which rests
+//!     └───────────────── the rate has grown ─────────┘
+//! ```
+//!
+//! After an attempt that brought nothing the next one is half as many threads, which stay if they do as much. Each
+//! attempt that fails makes the next one wait for twice as long.
+
+use std::time::Duration;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Width {
+    cores: usize,
+    least: usize,
+    most: usize,
+    threads: usize,
+    attempt: Option<Attempt>,
+    /// What the next attempt is, unless threads are awake.
+    next: Direction,
+    /// How long it is until the next attempt.
+    rest: Duration,
+    /// The rest after an attempt that fails.
+    rest_next: Duration,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Attempt {
+    before: usize,
+    /// Pieces per second with so many threads.
+    rate: f64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Direction {
+    More,
+    Fewer,
+}
+
+/// What threads have done in a stretch of time.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sample {
+    pub(super) wall: Duration,
+    /// Pieces of work done.
+    pub(super) done: u64,
+    /// The time that they took, over all threads.
+    pub(super) elapsed: Duration,
+    /// The part of that for which their threads were awake.
+    pub(super) awake: Duration,
+}
+
+/// Shorter samples tell nothing.
+const SAMPLE_MIN: Duration = Duration::from_millis(25);
+/// Longer ones only delay.
+const SAMPLE_MAX: Duration = Duration::from_millis(500);
+/// Pieces that each thread should have done in one sample.
+const PIECES_EACH: u64 = 8;
+/// How much more twice the threads must do to stay.
+const GAIN_MIN: f64 = 1.15;
+/// How much of the rate half the threads must keep to be enough.
+const KEPT_MIN: f64 = 0.9;
+/// Attempts are judged only where so much of the time of all threads was spent at work.
+const USED_MIN: f64 = 0.75;
+/// The share of the time that threads sleep from which more of them are tried, and from which more are tried at once.
+const ASLEEP: f64 = 0.5;
+const FAST_ASLEEP: f64 = 0.9;
+const REST_MIN: Duration = Duration::from_millis(500);
+const REST_MAX: Duration = Duration::from_secs(8);
+
+impl Width {
+    /// A controller that begins with `least` threads, and has no fewer and no more than `most`.
+    pub(super) const fn new(cores: usize, least: usize, most: usize) -> Self {
+        Self {
+            cores,
+            least,
+            most,
+            threads: least,
+            attempt: None,
+            next: Direction::More,
+            rest: Duration::ZERO,
+            rest_next: REST_MIN,
+        }
+    }
+
+    /// How many threads there should be.
+    pub(super) const fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Whether a sample is long enough to be looked at.
+    pub(super) fn is_ripe(&self, sample: &Sample) -> bool {
+        let enough = sample.done >= PIECES_EACH * self.threads as u64;
+        sample.wall >= SAMPLE_MAX || enough && sample.wall >= SAMPLE_MIN
+    }
+
+    /// Takes what was done since the last sample.
+    pub(super) fn take(&mut self, sample: &Sample) {
+        let rate = sample.done as f64 / sample.wall.as_secs_f64().max(f64::MIN_POSITIVE);
+        let at_work = sample.elapsed.as_secs_f64() / sample.wall.as_secs_f64().max(f64::MIN_POSITIVE);
+        match self.attempt.take() {
+            Some(attempt) => self.judge(attempt, rate, at_work),
+            None if !self.rest.is_zero() => self.rest = self.rest.saturating_sub(sample.wall),
+            None if at_work >= USED_MIN * self.threads as f64 => self.attempt(rate, sample.asleep()),
+            None => {}
+        }
+        self.threads = self.threads.min(self.keep_cores_busy(sample)).clamp(self.least, self.most);
+    }
+
+    fn judge(&mut self, attempt: Attempt, rate: f64, at_work: f64) {
+        let grown = self.threads > attempt.before;
+        let least = if grown { GAIN_MIN } else { KEPT_MIN };
+        if at_work < USED_MIN * self.threads.min(attempt.before) as f64 {
+            // there was not enough to do to tell
+            self.threads = attempt.before;
+        } else if rate >= least * attempt.rate {
+            self.rest_next = REST_MIN;
+        } else {
+            self.threads = attempt.before;
+            self.next = if grown { Direction::Fewer } else { Direction::More };
+            self.rest = self.rest_next;
+            self.rest_next = (2 * self.rest_next).min(REST_MAX);
+        }
+    }
+
+    fn attempt(&mut self, rate: f64, asleep: f64) {
+        let wanted = match self.next {
+            Direction::More if asleep >= FAST_ASLEEP => 4 * self.threads,
+            Direction::More if asleep >= ASLEEP => 2 * self.threads,
+            Direction::More => return,
+            Direction::Fewer => self.threads / 2,
+        };
+        let wanted = wanted.clamp(self.least, self.most);
+        if wanted == self.threads {
+            self.next = Direction::More;
+            return;
+        }
+        self.attempt = Some(Attempt { before: self.threads, rate });
+        self.threads = wanted;
+    }
+
+    /// So many threads keep the cores busy, if each sleeps as those in the sample have: more would only wait
+    /// for a core.
+    fn keep_cores_busy(&self, sample: &Sample) -> usize {
+        let asleep_too = sample.elapsed.as_nanos() / sample.awake.as_nanos().max(1);
+        self.cores.saturating_mul(usize::try_from(asleep_too).unwrap_or(usize::MAX))
+    }
+}
+
+impl Sample {
+    /// The share of the time for which threads slept.
+    fn asleep(&self) -> f64 {
+        1.0 - self.awake.as_secs_f64() / self.elapsed.as_secs_f64().max(f64::MIN_POSITIVE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Storage and what is written to it, in simulated time.
+    struct World {
+        cores: usize,
+        /// How long a piece keeps a core.
+        awake: Duration,
+        /// How long it waits for storage.
+        latency: Duration,
+        /// How many pieces wait at once; the others queue.
+        depth: usize,
+        /// Pieces per second that arrive.
+        offered: f64,
+    }
+
+    const LATE: World = World {
+        cores: 2,
+        awake: Duration::from_micros(100),
+        latency: Duration::from_millis(5),
+        depth: 300,
+        offered: f64::INFINITY,
+    };
+
+    impl World {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a positive number of pieces"
+        )]
+        /// What `threads` do in a sample, with an error of one part in ten.
+        fn sample(&self, threads: usize, number: u32) -> Sample {
+            let each = (self.awake + self.latency).as_secs_f64();
+            let by_latency = threads.min(self.depth) as f64 / each;
+            let by_cores = self.cores as f64 / self.awake.as_secs_f64();
+            let possible = by_latency.min(by_cores);
+            let rate = possible.min(self.offered) * if number.is_multiple_of(2) { 1.03 } else { 0.97 };
+            let wall = (PIECES_EACH as f64 * threads as f64 / rate).clamp(0.0251, 0.501);
+            let used = (self.offered / possible).min(1.0);
+            let elapsed = threads as f64 * wall * used;
+            // who waits for a core is awake
+            let waiting =
+                (elapsed - rate * wall * each).max(0.0) * if by_cores < by_latency { 1.0 } else { 0.0 };
+            let awake = (rate * wall * self.awake.as_secs_f64() + waiting).min(elapsed);
+            Sample {
+                wall: Duration::from_secs_f64(wall),
+                done: (rate * wall).ceil() as u64,
+                elapsed: Duration::from_secs_f64(elapsed),
+                awake: Duration::from_secs_f64(awake),
+            }
+        }
+
+        /// The number of threads after each sample of so many seconds, and how long each took.
+        fn run(&self, width: &mut Width, seconds: f64) -> Vec<(f64, usize)> {
+            let (mut time, mut course) = (0.0, Vec::new());
+            for number in 0.. {
+                if time >= seconds {
+                    break;
+                }
+                let sample = self.sample(width.threads(), number);
+                assert!(width.is_ripe(&sample) || sample.done == 0);
+                time += sample.wall.as_secs_f64();
+                width.take(&sample);
+                course.push((time, width.threads()));
+            }
+            course
+        }
+    }
+
+    #[test]
+    fn late_storage_soon_has_as_many_requests_as_keep_the_cores_busy() {
+        let mut width = Width::new(2, 2, 256);
+        let course = LATE.run(&mut width, 20.0);
+        let (found, _) = course.iter().find(|(_, threads)| *threads >= 64).unwrap();
+        assert!(*found < 0.5, "{found} s");
+        // 2 cores × 5.1 ms / 0.1 ms
+        assert!((64..=102).contains(&width.threads()), "{}", width.threads());
+    }
+
+    #[test]
+    fn storage_that_takes_few_requests_at_once_gets_no_more() {
+        let mut width = Width::new(64, 2, 256);
+        World { cores: 64, depth: 16, ..LATE }.run(&mut width, 60.0);
+        assert!((16..=32).contains(&width.threads()), "{}", width.threads());
+    }
+
+    #[test]
+    fn threads_that_keep_the_cores_busy_or_wait_for_each_other_stay_as_few_as_they_are() {
+        let local = World { latency: Duration::from_micros(20), ..LATE };
+        let one_directory = World { depth: 1, ..LATE };
+        for world in [local, one_directory] {
+            let mut width = Width::new(2, 2, 256);
+            let course = world.run(&mut width, 60.0);
+            let trying = course.iter().filter(|(_, threads)| *threads > 2).count();
+            assert!(trying * 10 < course.len(), "{trying} of {}", course.len());
+        }
+    }
+
+    #[test]
+    fn a_peer_that_sends_slowly_keeps_the_threads_few() {
+        let mut width = Width::new(2, 2, 256);
+        World { offered: 100.0, ..LATE }.run(&mut width, 60.0);
+        assert_eq!(width.threads(), 2);
+    }
+
+    #[test]
+    fn threads_that_are_no_longer_of_use_go() {
+        let mut width = Width::new(2, 2, 256);
+        LATE.run(&mut width, 5.0);
+        assert!(width.threads() >= 64);
+        World { latency: Duration::ZERO, ..LATE }.run(&mut width, 1.0);
+        assert_eq!(width.threads(), 2);
+        LATE.run(&mut width, 60.0);
+        World { depth: 4, ..LATE }.run(&mut width, 60.0);
+        assert!(width.threads() <= 8, "{}", width.threads());
+    }
+}

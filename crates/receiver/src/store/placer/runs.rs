@@ -1,0 +1,83 @@
+//! The entries of one batch that wait for a thread to place them, in runs of one directory.
+//!
+//! A thread stays with its directory as long as no other directory has fewer threads: the kernel makes files in one
+//! directory one after the other, and each thread opens the directories that it puts something into.
+
+use std::sync::Arc;
+
+use zmove_types::RelPath;
+use zmove_wire::{BatchEntry, DirectoryGroup};
+
+use crate::sharing::Lock;
+
+/// See the module.
+pub(super) struct Runs<'d>(Lock<Vec<Group<'d>>>);
+
+struct Group<'d> {
+    path: Arc<RelPath>,
+    /// How many files there were at first.
+    files: usize,
+    entries: std::vec::IntoIter<Entry<'d>>,
+    threads: usize,
+}
+
+/// An entry that is being placed.
+pub(super) struct Entry<'d> {
+    /// The entry's number in the batch.
+    pub(super) number: u32,
+    /// The contents, where the entry is a file.
+    pub(super) bytes: &'d [u8],
+    pub(super) entry: BatchEntry,
+}
+
+/// Entries of one directory for one thread.
+pub(super) struct Run<'d> {
+    group: usize,
+    pub(super) path: Arc<RelPath>,
+    /// How many files of the directory came in this batch.
+    pub(super) files: usize,
+    pub(super) entries: Vec<Entry<'d>>,
+}
+
+/// Few, so that threads that join in find something to do; and enough that a thread seldom has to look for more.
+const ENTRIES_PER_RUN: usize = 8;
+
+impl<'d> Runs<'d> {
+    /// All of these; the contents of the files stand one after the other in `data`.
+    pub(super) fn new(groups: Vec<DirectoryGroup>, data: &'d [u8]) -> Self {
+        let mut rest = data;
+        let mut numbers = 0..;
+        let mut group = |group: DirectoryGroup| {
+            let files = group.entries.iter().filter(|entry| matches!(entry, BatchEntry::File(_))).count();
+            let entries: Vec<_> = numbers
+                .by_ref()
+                .zip(group.entries)
+                .map(|(number, entry)| Entry { number, bytes: take_data(&entry, &mut rest), entry })
+                .collect();
+            Group { path: Arc::new(group.directory), files, entries: entries.into_iter(), threads: 0 }
+        };
+        Self(Lock::new(groups.into_iter().map(&mut group).collect()))
+    }
+
+    /// The next entries for a thread that has placed those of `done`.
+    pub(super) fn next(&self, done: Option<Run<'_>>) -> Option<Run<'d>> {
+        let mut groups = self.0.lock();
+        let last = done.map(|done| done.group);
+        if let Some(last) = last {
+            groups[last].threads -= 1;
+        }
+        let waiting = groups.iter().enumerate().filter(|(_, group)| group.entries.len() > 0);
+        let (number, _) = waiting.min_by_key(|(number, group)| (group.threads, Some(*number) != last))?;
+        let group = &mut groups[number];
+        group.threads += 1;
+        let entries = group.entries.by_ref().take(ENTRIES_PER_RUN).collect();
+        Some(Run { group: number, path: Arc::clone(&group.path), files: group.files, entries })
+    }
+}
+
+fn take_data<'d>(entry: &BatchEntry, data: &mut &'d [u8]) -> &'d [u8] {
+    let BatchEntry::File(file) = entry else { return &[] };
+    let (bytes, rest) = data.split_at(file.bytes as usize);
+    *data = rest;
+    bytes
+}
