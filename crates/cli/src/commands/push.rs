@@ -58,7 +58,7 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     let (mut summary, transport) = pushed?;
     summary.failed += sources.missing;
     let shares = shares(&moved, &summary, &sources, &settings.location);
-    summary::print(&summary, &args, transport, &shares)?;
+    summary::print(&summary, &args, transport, &shares);
     Ok(match (summary.failed + summary.kept_by_change, summary.spared) {
         (0, 0) => Exit::Done,
         (0, _) => Exit::MaxDelete,
