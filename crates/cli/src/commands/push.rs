@@ -28,7 +28,7 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     let sources = settings.look_at_sources(&args, &terminal::Notices)?;
     let trace = args.trace.as_deref().map(Trace::create).transpose()?;
     let sample_interval = trace.as_ref().map(|_| trace::INTERVAL);
-    let display = Display::new(args.json, args.quiet, trace);
+    let display = Display::new(&args, trace);
     let manifest = manifest(&args)?;
     let mut run = Run::begin(manifest, started);
     let storage = settings::storage(args.storage, |notice| terminal::warn(notice));
