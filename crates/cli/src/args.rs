@@ -19,7 +19,7 @@ mod trust;
 use selection::SelectionArgs;
 
 pub(crate) use allow::{AllowArgs, AllowCommand, GrantArgs};
-pub(crate) use dial::{SshArgs, TransportArg};
+pub(crate) use dial::{DialArgs, TransportArg};
 pub(crate) use doctor::DoctorArgs;
 pub(crate) use journal::{JournalArgs, JournalCleanArgs, JournalCommand};
 pub(crate) use probe::ProbeArgs;

@@ -7,9 +7,8 @@ use std::sync::Arc;
 use anyhow::Result;
 use zmove_engine::{Confirm, DialSettings, Location, MoreLanes, Remote, Start};
 use zmove_types::Escaped;
-use zmove_wire::Cipher;
 
-use super::dial::{reach, ssh, transport, unknown_host};
+use super::dial;
 use crate::args::ProbeArgs;
 use crate::value::exit::usage_error;
 
@@ -26,8 +25,7 @@ impl ProbeSettings {
     /// # Errors
     /// An option makes no sense.
     pub(crate) fn new(args: &ProbeArgs, ask: Arc<dyn Confirm>) -> Result<Self> {
-        let start = if args.ssh.ssh { Start::OverSsh } else { Start::Daemon };
-        let remote = receiver(&args.host, start)?;
+        let remote = receiver(&args.host, dial::start(&args.dial))?;
         if args.streams.len() > ROUNDS_MAX {
             return Err(usage_error(format!("--streams takes {ROUNDS_MAX} numbers at most")));
         }
@@ -35,14 +33,10 @@ impl ProbeSettings {
             return Err(usage_error(format!("--for '{}': there is no such tree", Escaped::path(&tree))));
         }
         let dial = DialSettings {
-            unknown_host: unknown_host(args.accept_new, args.strict, ask),
             // the one that brings the first byte; each round has lanes of its own
             streams: Some(1),
-            reach: reach(transport(args.transport), args.congestion.as_deref())?,
-            cipher: Cipher::Tls,
-            limit: None,
-            ssh: ssh(&args.ssh, &remote)?,
             more: MoreLanes::Sets,
+            ..dial::settings(&args.dial, &remote, ask)?
         };
         Ok(Self { remote, dial })
     }

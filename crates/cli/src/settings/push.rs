@@ -9,8 +9,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use zmove_engine::{
-    Confirm, DialSettings, Listener, Location, MoreLanes, Overlap, PathMemory, PushJob, Remote, Sources,
-    Start, Timeout,
+    Confirm, DialSettings, Listener, Location, Overlap, PathMemory, PushJob, Remote, Sources, Timeout,
 };
 use zmove_scan::{ScanConfig, Selection};
 use zmove_sender::{AfterErrors, Guard, Removals};
@@ -18,9 +17,8 @@ use zmove_transport::TransportChoice;
 use zmove_types::FileNumber;
 use zmove_wire::{Cipher, Compare, Durability, Overwrite, Purpose};
 
-use super::dial::{reach, ssh, transport, unknown_host};
-use super::{Role, home, journals};
-use crate::args::{CipherArg, DeltaArg, DurabilityArg, PushArgs};
+use super::{Role, dial, home, journals};
+use crate::args::{CipherArg, DeltaArg, DurabilityArg, PushArgs, TransportArg};
 use crate::value::exit::usage_error;
 
 /// What a push will do.
@@ -42,13 +40,12 @@ impl PushSettings {
     /// Options contradict each other, or one makes no sense.
     pub(crate) fn new(args: &PushArgs, ask: Arc<dyn Confirm>) -> Result<Self> {
         let (target, sources) = args.paths.split_last().expect("clap demands two");
-        let start = if args.ssh.ssh { Start::OverSsh } else { Start::Daemon };
-        let location = Location::parse(target, start)?;
+        let location = Location::parse(target, dial::start(&args.dial))?;
         refuse_contradictions(args, &location, sources)?;
         let selection = args.selection.selection()?;
         let dial = match &location {
             Location::Local(_) => None,
-            Location::Remote(remote) => Some(dial(args, remote, ask)?),
+            Location::Remote(remote) => Some(dial_settings(args, remote, ask)?),
         };
         Ok(Self { location, dial, selection, sources: sources.to_vec() })
     }
@@ -107,8 +104,7 @@ impl PushSettings {
 fn refuse_contradictions(args: &PushArgs, location: &Location, sources: &[OsString]) -> Result<()> {
     let is_local = matches!(location, Location::Local(_));
     let has_list = args.selection.files_from.is_some();
-    let wants_quic_in_clear =
-        transport(args.transport) == TransportChoice::Quic && args.cipher == CipherArg::None;
+    let wants_quic_in_clear = args.dial.transport == TransportArg::Quic && args.cipher == CipherArg::None;
     let rules = [
         (
             args.delete && has_list,
@@ -135,24 +131,15 @@ pub(crate) fn timeout(args: &PushArgs) -> Timeout {
     if can_begin_again { args.timeout } else { Timeout::NONE }
 }
 
-fn dial(args: &PushArgs, remote: &Remote, ask: Arc<dyn Confirm>) -> Result<DialSettings> {
-    let cipher = match args.cipher {
-        CipherArg::Tls => Cipher::Tls,
-        CipherArg::None => Cipher::None,
-    };
-    let transport = match (transport(args.transport), cipher) {
-        (TransportChoice::Auto, Cipher::None) => TransportChoice::Tcp,
-        (transport, _) => transport,
-    };
-    Ok(DialSettings {
-        unknown_host: unknown_host(args.accept_new, args.strict, ask),
-        streams: args.streams,
-        reach: reach(transport, args.congestion.as_deref())?,
-        cipher,
-        limit: args.limit,
-        ssh: ssh(&args.ssh, remote)?,
-        more: MoreLanes::Others,
-    })
+fn dial_settings(args: &PushArgs, remote: &Remote, ask: Arc<dyn Confirm>) -> Result<DialSettings> {
+    let dial = dial::settings(&args.dial, remote, ask)?;
+    let mut dial = DialSettings { streams: args.streams, limit: args.limit, ..dial };
+    if args.cipher == CipherArg::None {
+        dial.cipher = Cipher::None;
+        // QUIC, where it was asked for, has been refused
+        dial.reach.transport = TransportChoice::Tcp;
+    }
+    Ok(dial)
 }
 
 fn overlap(args: &PushArgs, sources: &Sources, target: &OsStr) -> Overlap {
