@@ -15,7 +15,7 @@ use zmove_disk::{Direct, FileIo, RingConfig, Threads, Unavailable, Uring};
 use crate::args::{DirectArg, EngineArg, StorageArgs};
 
 pub(crate) use probe::ProbeSettings;
-pub(crate) use push::{PushSettings, timeout};
+pub(crate) use push::PushSettings;
 
 /// Whose keys are meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

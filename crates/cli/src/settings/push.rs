@@ -29,8 +29,8 @@ pub(crate) struct PushSettings {
     pub(crate) dial: Option<DialSettings>,
     /// Which entries of the sources are meant; none: all of them.
     pub(crate) selection: Option<Arc<Selection>>,
-    /// The sources as they were typed.
-    sources: Vec<OsString>,
+    /// What was typed.
+    pub(crate) args: PushArgs,
 }
 
 impl PushSettings {
@@ -38,27 +38,28 @@ impl PushSettings {
     ///
     /// # Errors
     /// Options contradict each other, or one makes no sense.
-    pub(crate) fn new(args: &PushArgs, ask: Arc<dyn Confirm>) -> Result<Self> {
+    pub(crate) fn new(args: PushArgs, ask: Arc<dyn Confirm>) -> Result<Self> {
         let (target, sources) = args.paths.split_last().expect("clap demands two");
         let location = Location::parse(target, dial::start(&args.dial))?;
-        refuse_contradictions(args, &location, sources)?;
+        refuse_contradictions(&args, &location, sources)?;
         let selection = args.selection.selection()?;
         let dial = match &location {
             Location::Local(_) => None,
-            Location::Remote(remote) => Some(dial_settings(args, remote, ask)?),
+            Location::Remote(remote) => Some(dial_settings(&args, remote, ask)?),
         };
-        Ok(Self { location, dial, selection, sources: sources.to_vec() })
+        Ok(Self { location, dial, selection, args })
     }
 
     /// Looks at the sources, and holds them against the target where that is on this host.
     ///
     /// # Errors
     /// No source is there, or the push would write into its own sources or remove them.
-    pub(crate) fn look_at_sources(&self, args: &PushArgs, listener: &dyn Listener) -> Result<Sources> {
+    pub(crate) fn look_at_sources(&self, listener: &dyn Listener) -> Result<Sources> {
+        let Self { args, .. } = self;
         let sources = if args.selection.files_from.is_some() {
-            Sources::look_at_contents(&self.sources[0], listener)?
+            Sources::look_at_contents(&args.paths[0], listener)?
         } else {
-            Sources::look_at(&self.sources, self.selection.as_deref(), listener)?
+            Sources::look_at(&args.paths[..args.paths.len() - 1], self.selection.as_deref(), listener)?
         };
         if let Location::Local(target) = &self.location {
             let overlap = overlap(args, &sources, target);
@@ -71,8 +72,8 @@ impl PushSettings {
     }
 
     /// How the sources are walked.
-    pub(crate) fn scan(&self, args: &PushArgs) -> ScanConfig {
-        let file_systems = args.selection.file_systems();
+    pub(crate) fn scan(&self) -> ScanConfig {
+        let file_systems = self.args.selection.file_systems();
         ScanConfig { selection: self.selection.clone(), file_systems, ..ScanConfig::default() }
     }
 
@@ -80,7 +81,8 @@ impl PushSettings {
     ///
     /// # Errors
     /// The list cannot be opened.
-    pub(crate) fn job(&self, args: &PushArgs, sources: &Sources) -> Result<PushJob> {
+    pub(crate) fn job(&self, sources: &Sources) -> Result<PushJob> {
+        let Self { args, .. } = self;
         let target = match &self.location {
             Location::Local(path) => path.as_bytes().to_vec(),
             Location::Remote(remote) => remote.path.clone(),
@@ -97,6 +99,15 @@ impl PushSettings {
             mirror: args.delete.then(|| removals(args, sources, &self.location)),
             ..sources.job(target)
         })
+    }
+
+    /// How long the push goes on by itself when its connections are lost.
+    pub(crate) fn timeout(&self) -> Timeout {
+        let Self { args, .. } = self;
+        // what a killed receiver has changed in part is newer than the source: it would stay, and all would seem well
+        let would_keep_broken = args.inplace && args.update;
+        let can_begin_again = args.selection.can_be_read_again() && !would_keep_broken;
+        if can_begin_again { args.timeout } else { Timeout::NONE }
     }
 }
 
@@ -121,14 +132,6 @@ fn refuse_contradictions(args: &PushArgs, location: &Location, sources: &[OsStri
         Some((_, text)) => Err(usage_error(text)),
         None => Ok(()),
     }
-}
-
-/// How long a push goes on by itself when its connections are lost.
-pub(crate) fn timeout(args: &PushArgs) -> Timeout {
-    // what a killed receiver has changed in part is newer than the source: it would stay, and all would seem well
-    let would_keep_broken = args.inplace && args.update;
-    let can_begin_again = args.selection.can_be_read_again() && !would_keep_broken;
-    if can_begin_again { args.timeout } else { Timeout::NONE }
 }
 
 fn dial_settings(args: &PushArgs, remote: &Remote, ask: Arc<dyn Confirm>) -> Result<DialSettings> {
@@ -217,7 +220,7 @@ mod tests {
         let Command::Push(args) = Args::try_parse_from(typed).unwrap().command else {
             panic!("no push: {words}");
         };
-        PushSettings::new(&args, Arc::new(Prompt))
+        PushSettings::new(args, Arc::new(Prompt))
     }
 
     #[test]
