@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Builder;
 use zmove_disk::{Direct, FileIo, RingConfig, Threads, Unavailable, Uring};
 
 use crate::args::{DirectArg, EngineArg, StorageArgs};
@@ -64,9 +64,13 @@ pub(crate) fn prepare_process() {
     let _refused = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
-/// What a command runs on that waits for few connections.
-pub(crate) fn runtime(threads: usize) -> Result<Runtime> {
-    Builder::new_multi_thread().worker_threads(threads).enable_all().build().context("start the runtime")
+/// Runs what waits for few connections, on so many threads. What blocks a thread then is not waited for.
+pub(crate) fn block_on<T>(threads: usize, work: impl Future<Output = Result<T>>) -> Result<T> {
+    let runtime = Builder::new_multi_thread().worker_threads(threads).enable_all().build();
+    let runtime = runtime.context("start the runtime")?;
+    let done = runtime.block_on(work);
+    runtime.shutdown_background();
+    done
 }
 
 /// How storage is reached.

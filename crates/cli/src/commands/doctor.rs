@@ -14,7 +14,7 @@ mod tcp;
 mod verdict;
 mod windows;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use zmove_engine::{RATE_TARGET, Remote};
 use zmove_types::{ByteCount, ByteRate};
 
@@ -55,10 +55,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Exit> {
 
 fn visit(host: &Remote) -> Result<Peer> {
     let home = settings::home(settings::Role::Client)?;
-    let runtime = tokio::runtime::Runtime::new().context("start the runtime")?;
-    let peer = runtime.block_on(Peer::visit(host, &home));
-    runtime.shutdown_background();
-    peer
+    settings::block_on(2, Peer::visit(host, &home))
 }
 
 fn examine(root: &Root, args: &DoctorArgs, peer: Option<&Peer>) -> Report {

@@ -65,11 +65,9 @@ pub(crate) fn run(args: &ProbeArgs, started: Instant) -> Result<Exit> {
 }
 
 fn measure(args: &ProbeArgs, settings: &ProbeSettings, started: Instant) -> Result<(Transport, ProbeReport)> {
-    let runtime = settings::runtime(2)?;
-    let progress = Progress(terminal::running("{spinner} {msg}, {elapsed}").with_message("connecting"));
-    let measured = runtime.block_on(converse(args, settings, started, &progress));
-    progress.0.finish_and_clear();
-    runtime.shutdown_background();
+    let bar = terminal::running("{spinner} {msg}, {elapsed}").with_message("connecting");
+    let measured = settings::block_on(2, converse(args, settings, started, &bar));
+    bar.finish_and_clear();
     measured
 }
 
@@ -77,7 +75,7 @@ async fn converse(
     args: &ProbeArgs,
     settings: &ProbeSettings,
     started: Instant,
-    progress: &Progress,
+    bar: &ProgressBar,
 ) -> Result<(Transport, ProbeReport)> {
     let mut signals = EndSignals::listen().context("listen for signals")?;
     let ProbeSettings { remote, dial } = settings;
@@ -95,7 +93,7 @@ async fn converse(
         sweep: (!remote.path.is_empty() && !args.no_sweep).then_some(order),
         started,
     };
-    let mut tell = |event| progress.show(&event);
+    let mut tell = |event| show(bar, &event);
     let probed = probe(&config, reached.link, &mut tell, signals.next()).await;
     reached.dialler.close().await;
     let report = probed.map_err(|error| told(remote, error))?;
@@ -160,21 +158,15 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A line where there is a terminal.
-struct Progress(ProgressBar);
-
-impl Progress {
-    fn show(&self, event: &ProbeEvent) {
-        match event {
-            ProbeEvent::Lanes(1) => self.0.set_message("measuring 1 lane"),
-            ProbeEvent::Lanes(lanes) => self.0.set_message(format!("measuring {lanes} lanes")),
-            ProbeEvent::Measured(round) => {
-                let rate = findings::rate(round);
-                self.0.set_message(format!("{} lanes: {rate}", round.lanes));
-            }
-            ProbeEvent::Sweeping => self.0.set_message("sweeping the receiver's storage"),
-            _ => {}
+fn show(bar: &ProgressBar, event: &ProbeEvent) {
+    match event {
+        ProbeEvent::Lanes(1) => bar.set_message("measuring 1 lane"),
+        ProbeEvent::Lanes(lanes) => bar.set_message(format!("measuring {lanes} lanes")),
+        ProbeEvent::Measured(round) => {
+            bar.set_message(format!("{} lanes: {}", round.lanes, findings::rate(round)));
         }
+        ProbeEvent::Sweeping => bar.set_message("sweeping the receiver's storage"),
+        _ => {}
     }
 }
 

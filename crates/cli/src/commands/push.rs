@@ -42,8 +42,7 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
         ..SenderConfig::default()
     };
     let push = Push::start(settings.job(&sources)?, config.clone(), &mut run, started);
-    let runtime = settings::runtime(2)?;
-    let pushed: Result<_> = runtime.block_on(async {
+    let pushed = settings::block_on(2, async {
         match &settings.location {
             Location::Local(_) => Ok((push_here(push, &mut run, &display, storage).await?, None)),
             Location::Remote(remote) => {
@@ -53,7 +52,6 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
             }
         }
     });
-    runtime.shutdown_background();
     let moved = display.moved();
     display.end();
     let (mut summary, transport) = pushed?;
