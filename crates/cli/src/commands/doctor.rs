@@ -28,7 +28,6 @@ use link::Link;
 use peer::Peer;
 use report::{Colour, Report};
 use root::Root;
-use storage::Storage;
 use system::System;
 use windows::Paths;
 
@@ -74,7 +73,7 @@ fn examine(root: &Root, args: &DoctorArgs, peer: Option<&Peer>) -> Report {
     let versions = format!("{}, protocol {}", env!("CARGO_PKG_VERSION"), peer::our_versions());
     let mut host = vec![Finding::ok("zmove", versions)];
     host.extend(System::gather(root).judge());
-    host.extend(Storage::gather(root, &args.path).judge(part));
+    host.extend(storage::judge(root, &args.path, part));
     let mut report = Report::default();
     report.add("this host", host);
     report.add(format!("its network, for {rate}"), network);
