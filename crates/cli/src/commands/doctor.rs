@@ -28,7 +28,6 @@ use link::Link;
 use peer::Peer;
 use report::{Colour, Report};
 use root::Root;
-use system::System;
 use windows::Paths;
 
 /// Which part this host has in a transfer.
@@ -72,7 +71,7 @@ fn examine(root: &Root, args: &DoctorArgs, peer: Option<&Peer>) -> Report {
     network.extend(tcp::judge(root, link.mtu));
     let versions = format!("{}, protocol {}", env!("CARGO_PKG_VERSION"), peer::our_versions());
     let mut host = vec![Finding::ok("zmove", versions)];
-    host.extend(System::gather(root).judge());
+    host.extend(system::judge(root));
     host.extend(storage::judge(root, &args.path, part));
     let mut report = Report::default();
     report.add("this host", host);
