@@ -14,9 +14,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Error, Result};
 use indicatif::ProgressBar;
-use zmove_engine::{Connector, Remote};
+use zmove_engine::Connector;
 use zmove_scan::{ScanConfig, Share, histogram, scan};
 use zmove_sender::{ProbeConfig, ProbeEvent, ProbeReport, SessionError, probe};
 use zmove_sweep::SweepConfig;
@@ -32,7 +32,7 @@ use crate::display::prompt::Prompt;
 use crate::display::terminal;
 use crate::settings::{self, ProbeSettings, Role};
 use crate::signals::EndSignals;
-use crate::value::exit::{Exit, failure};
+use crate::value::exit::Exit;
 
 use findings::Findings;
 use prediction::{CacheUse, Prediction, predict};
@@ -96,20 +96,14 @@ async fn converse(
     let mut tell = |event| show(bar, &event);
     let probed = probe(&config, reached.link, &mut tell, signals.next()).await;
     reached.dialler.close().await;
-    let report = probed.map_err(|error| told(remote, error))?;
+    let report = probed.map_err(|error| match error {
+        SessionError::PeerIncompatible(_) => Error::new(error).context(format!("{remote} cannot be probed")),
+        error => error.into(),
+    })?;
     if let Some(ssh) = reached.ssh {
         ssh.end().await;
     }
     Ok((reached.transport, report))
-}
-
-fn told(remote: &Remote, error: SessionError) -> anyhow::Error {
-    match error {
-        SessionError::PeerIncompatible(error) => {
-            failure(Exit::Incompatible, format!("{remote} cannot be probed: {error}"))
-        }
-        error => error.into(),
-    }
 }
 
 /// This side's storage: swept now, or as it was found earlier.
