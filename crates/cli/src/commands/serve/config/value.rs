@@ -12,17 +12,15 @@ use zmove_types::ByteCount;
 use crate::value::age::Age;
 
 /// What is read from a string as the command line reads it.
-pub(super) fn text<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
-    from: D,
-) -> Result<Option<T>, D::Error> {
+pub(super) fn text<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
     let text = String::deserialize(from)?;
-    text.parse().map(Some).map_err(|error| D::Error::custom(format_args!("'{text}': {error}")))
+    text.parse().map_err(|error| D::Error::custom(format_args!("'{text}': {error}")))
 }
 
 /// One of the words that the command line takes.
-pub(super) fn word<'de, T: ValueEnum, D: Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
+pub(super) fn word<'de, T: ValueEnum, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
     let text = String::deserialize(from)?;
-    T::from_str(&text, false).map(Some).map_err(|_| {
+    T::from_str(&text, false).map_err(|_| {
         let words = T::value_variants().iter().filter_map(ValueEnum::to_possible_value);
         let words: Vec<_> = words.map(|word| word.get_name().to_owned()).collect();
         D::Error::custom(format_args!("'{text}' is none of {}", words.join(", ")))
