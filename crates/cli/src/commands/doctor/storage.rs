@@ -57,30 +57,19 @@ impl Room {
 /// What of a mount matters to a mover.
 fn judge_mount(mount: &Mount) -> Finding {
     let Mount { point, kind, options, .. } = mount;
-    let has = |option: &str| options.iter().any(|word| word == option);
     let place = format!("{kind} at '{}'", point.display());
-    if has("ro") {
+    if options.iter().any(|option| option == "ro") {
         return Finding::note(
             "file system",
             format!("{place} is mounted read-only: nothing can be received there"),
         )
         .mended_by(Mend::command(format!("mount -o remount,rw {}", quoted(point))));
     }
-    if !has("noatime") && !has("relatime") && LOCAL_KINDS.contains(&kind.as_str()) {
-        return Finding::note(
-            "file system",
-            format!("{place}: each file that is read gets a new access time"),
-        )
-        .mended_by(Mend::command(format!("mount -o remount,noatime {}", quoted(point))));
-    }
     if kind == "tmpfs" {
         return Finding::note("file system", format!("{place}: what is received stays in memory"));
     }
     Finding::ok("file system", place)
 }
-
-/// File systems of this host's own disks, which write access times as they are told.
-const LOCAL_KINDS: [&str; 5] = ["ext4", "ext3", "xfs", "btrfs", "f2fs"];
 
 #[cfg(test)]
 mod tests {
@@ -104,7 +93,6 @@ mod tests {
         let cases = [
             ("xfs", &["rw", "relatime"][..], Level::Ok, None),
             ("lustre", &["rw"], Level::Ok, None),
-            ("xfs", &["rw"], Level::Note, Some("mount -o remount,noatime /data")),
             ("xfs", &["ro", "relatime"], Level::Note, Some("mount -o remount,rw /data")),
             ("tmpfs", &["rw", "relatime"], Level::Note, None),
         ];
