@@ -117,7 +117,7 @@ fn manifest(args: &PushArgs) -> Result<Option<Manifest>> {
 
 async fn interrupted() {
     match EndSignals::listen() {
-        Ok(signals) => signals.first().await,
+        Ok(mut signals) => signals.next().await,
         // without a handler a signal ends the process by itself
         Err(_) => std::future::pending().await,
     }

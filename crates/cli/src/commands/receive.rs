@@ -39,7 +39,7 @@ pub(crate) fn run() -> Result<Exit> {
 async fn receive(order: &Order, key: Fingerprint, mut input: BufReader<Stdin>) -> Result<()> {
     let identity = Identity::for_once()?;
     let reached = reached();
-    let signals = EndSignals::listen().context("handle SIGTERM and SIGINT")?;
+    let mut signals = EndSignals::listen().context("handle SIGTERM and SIGINT")?;
     let listener = bind(order, &identity, reached).await?;
     let port = listener.local_addr().context("read the listening address")?.port();
     let home = settings::home(Role::Client).ok();
@@ -69,7 +69,7 @@ async fn receive(order: &Order, key: Fingerprint, mut input: BufReader<Stdin>) -
             Err(_nobody) = tokio::time::timeout(COME_TIMEOUT, begun.notified()) => {}
             () = ended.notified() => {}
             _ = closed => {}
-            () = signals.first() => {}
+            () = signals.next() => {}
         }
     };
     daemon.serve(stop).await;

@@ -47,7 +47,7 @@ pub(crate) fn run(args: &SweepArgs) -> Result<Exit> {
 /// Sweeps on a thread, which is told to stop when a signal asks for the end: it then removes what it has written.
 pub(crate) fn measure(config: SweepConfig) -> Result<Sweep> {
     settings::block_on(1, async {
-        let signals = EndSignals::listen().context("listen for signals")?;
+        let mut signals = EndSignals::listen().context("listen for signals")?;
         let stop = Arc::new(AtomicBool::new(false));
         let sweeping = tokio::task::spawn_blocking({
             let stop = Arc::clone(&stop);
@@ -61,7 +61,7 @@ pub(crate) fn measure(config: SweepConfig) -> Result<Sweep> {
         tokio::pin!(sweeping);
         let outcome = tokio::select! {
             outcome = &mut sweeping => outcome,
-            () = signals.first() => {
+            () = signals.next() => {
                 stop.store(true, Ordering::Relaxed);
                 sweeping.await
             }
