@@ -112,15 +112,9 @@ fn source(args: &ProbeArgs) -> Result<Option<Storage>> {
         let kept = args.tree.as_deref().and_then(|tree| ceiling::known([tree]));
         return Ok(kept.as_ref().map(Storage::here));
     };
-    let storage = settings::storage(args.storage, |notice| terminal::warn(notice));
-    let config = SweepConfig {
-        budget: ByteCount(SWEEP_BYTES_MAX),
-        time: SWEEP_TIME,
-        file_io: storage.file_io,
-        direct: storage.direct,
-        ..SweepConfig::at(directory)
-    };
-    Ok(Some(Storage::here(&sweep::measure(config)?)))
+    let budget = ByteCount(SWEEP_BYTES_MAX);
+    let config = SweepConfig { budget, time: SWEEP_TIME, ..SweepConfig::at(directory) };
+    Ok(Some(Storage::here(&sweep::measure(config, args.storage)?)))
 }
 
 fn sizes_of(tree: &Path) -> Result<Vec<(u64, Share)>> {

@@ -12,10 +12,10 @@ use indicatif::ProgressBar;
 use zmove_sweep::{Direction, Sweep, SweepConfig, SweepError, SweepEvent, sweep};
 use zmove_types::Escaped;
 
-use crate::args::SweepArgs;
+use crate::args::{StorageArgs, SweepArgs};
 use crate::ceiling;
 use crate::display::terminal;
-use crate::settings;
+use crate::settings::{self, Storage};
 use crate::signals::EndSignals;
 use crate::value::exit::{Exit, failure, usage_error};
 use zmove_drawing::scale::size_label;
@@ -26,17 +26,9 @@ pub(crate) fn run(args: &SweepArgs) -> Result<Exit> {
         return comparing::run((here, reference), &args.e1);
     }
     let path = args.path.as_deref().expect("clap demands it");
-    let storage = settings::storage(args.storage, |notice| terminal::warn(notice));
-    let usual = SweepConfig::at(path);
-    let config = SweepConfig {
-        budget: args.budget,
-        time: args.time,
-        threads: args.threads.map_or(usual.threads, usize::from),
-        file_io: storage.file_io,
-        direct: storage.direct,
-        ..usual
-    };
-    let measured = measure(config)?;
+    let mut config = SweepConfig { budget: args.budget, time: args.time, ..SweepConfig::at(path) };
+    config.threads = args.threads.map_or(config.threads, usize::from);
+    let measured = measure(config, args.storage)?;
     terminal::print(table::of(&measured));
     keep(&measured);
     args.json.as_deref().map_or(Ok(()), |file| terminal::save(file, &measured.to_json()))?;
@@ -45,7 +37,9 @@ pub(crate) fn run(args: &SweepArgs) -> Result<Exit> {
 }
 
 /// Sweeps on a thread, which is told to stop when a signal asks for the end: it then removes what it has written.
-pub(crate) fn measure(config: SweepConfig) -> Result<Sweep> {
+pub(crate) fn measure(config: SweepConfig, storage: StorageArgs) -> Result<Sweep> {
+    let Storage { file_io, direct } = settings::storage(storage, |notice| terminal::warn(notice));
+    let config = SweepConfig { file_io, direct, ..config };
     settings::block_on(1, async {
         let mut signals = EndSignals::listen().context("listen for signals")?;
         let stop = Arc::new(AtomicBool::new(false));
