@@ -44,17 +44,17 @@ impl ProbeSettings {
 
 /// A receiver as `push` reads it, and without a path.
 fn receiver(text: &OsStr, start: Start) -> Result<Remote> {
-    let remote = match Location::parse(text, start)? {
-        Location::Remote(remote) => remote,
-        Location::Local(text) if !text.as_bytes().contains(&b'/') => {
-            let mut whole = text.clone();
+    let location = match Location::parse(text, start)? {
+        Location::Local(host) if !host.as_bytes().contains(&b'/') => {
+            let mut whole = host;
             whole.push(":");
-            match Location::parse(&whole, start)? {
-                Location::Remote(remote) => remote,
-                Location::Local(_) => return Err(no_host(&text)),
-            }
+            Location::parse(&whole, start)?
         }
-        Location::Local(text) => return Err(no_host(&text)),
+        location => location,
+    };
+    let Location::Remote(remote) = location else {
+        let text = Escaped::path(text);
+        return Err(usage_error(format!("'{text}' is no receiver: a probe is of HOST or HOST:PATH")));
     };
     if !remote.path.is_empty() && remote.path.iter().all(u8::is_ascii_digit) {
         let host = &remote.host;
@@ -64,10 +64,6 @@ fn receiver(text: &OsStr, start: Start) -> Result<Remote> {
         )));
     }
     Ok(remote)
-}
-
-fn no_host(text: &OsStr) -> anyhow::Error {
-    usage_error(format!("'{}' is no receiver: a probe is of HOST or HOST:PATH", Escaped::path(text)))
 }
 
 /// The receiver waits for so many rounds and no more.
