@@ -97,18 +97,16 @@ impl Paths {
         let need = |round_trip| (self.lanes_to_fill(round_trip, window), round_trip);
         let needs: Vec<_> = self.round_trips().into_iter().map(need).collect();
         let largest = ByteCount(figures.0[2]);
-        let worst = needs.iter().copied().max().filter(|(lanes, _)| *lanes > u64::from(LANES_AT_ONCE));
-        let Some((lanes, round_trip)) = worst else {
-            return Finding::ok(
-                check,
-                format!("up to {largest}: a few lanes fill {} at {}", self.rate, self.span()),
-            );
-        };
+        // the longest round trip needs most
+        let (lanes, round_trip) = needs[needs.len() - 1];
+        let path = format!("{} at {}", self.rate, Millis(round_trip));
+        if lanes <= u64::from(LANES_AT_ONCE) {
+            return Finding::ok(check, format!("up to {largest}: a few lanes fill {path}"));
+        }
         // of paths that nobody has measured only the shortest is sure to be there
         let sure = needs[0].0 > u64::from(LANES_MAX);
         let level = if sure { Level::Slow } else { Level::Note };
         let needed = ByteCount(whole(self.product(round_trip)));
-        let path = format!("{} at {}", self.rate, Millis(round_trip));
         let enough = if lanes <= u64::from(LANES_MAX) {
             format!("takes {lanes} lanes")
         } else {
@@ -119,13 +117,6 @@ impl Paths {
         let [least, first, _] = figures.0;
         let value = format!("{least} {first} {}", self.wanted(round_trip, figures));
         Finding::new(level, check, text).mended_by(Mend::sysctl(name, &value))
-    }
-
-    fn span(&self) -> String {
-        match self.round_trip {
-            None => format!("up to {}", Millis(USUAL[USUAL.len() - 1])),
-            Some(round_trip) => Millis(round_trip).to_string(),
-        }
     }
 
     /// With buffers of this size a third of the lanes that are dialled at once fill the path.
