@@ -77,7 +77,7 @@ fn examine(root: &Root, args: &DoctorArgs, peer: Option<&Peer>) -> Report {
     report.add("this host", host);
     report.add(format!("its network, for {rate}"), network);
     if let Some(peer) = peer {
-        report.add(format!("the receiver at {}", peer.endpoint), verdict::judge(peer, link.mtu));
+        report.add(format!("the receiver at {}", peer.host), verdict::judge(peer, link.mtu));
     }
     report
 }

@@ -22,9 +22,7 @@ pub(crate) use admission::our_versions;
 /// What a visit has shown.
 #[derive(Debug)]
 pub(crate) struct Peer {
-    /// As the user would write it.
-    pub(crate) endpoint: String,
-    pub(super) port: u16,
+    pub(crate) host: Remote,
     /// This side's key, for which a receiver has to make room.
     pub(super) key: Fingerprint,
     /// What its name was found to mean, or why it was not.
@@ -84,11 +82,9 @@ impl Peer {
     pub(crate) async fn visit(host: &Remote, home: &Path) -> Result<Self> {
         let visit = Visit { host, home, identity: Identity::load_or_create(home)? };
         let key = visit.identity.fingerprint();
-        let endpoint = host.to_string();
-        let port = host.port;
         let addresses = look_up(host).await;
         if addresses.is_err() {
-            return Ok(Self { endpoint, port, key, addresses, tcp: None, quic: None, admission: None });
+            return Ok(Self { host: host.clone(), key, addresses, tcp: None, quic: None, admission: None });
         }
         let (by_tcp, by_quic) = tokio::join!(visit.ask_over_tcp(), visit.reach(TransportChoice::Quic));
         let ((tcp, by_tcp), (quic, by_quic)) = (by_tcp?, by_quic?);
@@ -100,7 +96,7 @@ impl Peer {
             (None, Some((_, dialler))) => Some(ask_over_quic(&dialler).await),
             (None, None) => None,
         };
-        Ok(Self { endpoint, port, key, addresses, tcp: Some(tcp), quic: Some(quic), admission })
+        Ok(Self { host: host.clone(), key, addresses, tcp: Some(tcp), quic: Some(quic), admission })
     }
 
     /// Where packets to it go.

@@ -40,7 +40,7 @@ fn judge_tcp(peer: &Peer, tcp: &Reachability, quic: &Reachability) -> Finding {
             Finding::new(Level::Slow, "TCP", format!("{reason}; a push goes by QUIC, at 1.5 times the CPU"))
         }
         (Reachability::Unreached(_), _) => judge_way("TCP", peer, tcp)
-            .mended_by(Mend::there(format!("zmove serve --listen 0.0.0.0:{}", peer.port))),
+            .mended_by(Mend::there(format!("zmove serve --listen 0.0.0.0:{}", peer.host.port))),
         _ => judge_way("TCP", peer, tcp),
     }
 }
@@ -64,10 +64,10 @@ fn judge_way(check: &'static str, peer: &Peer, way: &Reachability) -> Finding {
             Finding::ok(check, format!("{address} in {}", Millis(*taken)))
         }
         Reachability::OtherKey(reason) => {
-            let endpoint = &peer.endpoint;
+            let host = &peer.host;
             Finding::new(Level::Bad, check, reason)
                 .with_details(vec!["only once its administrator has said that the key is new:".to_owned()])
-                .mended_by(Mend::command(format!("zmove trust remove {endpoint} && zmove trust {endpoint}")))
+                .mended_by(Mend::command(format!("zmove trust remove {host} && zmove trust {host}")))
         }
         Reachability::Refused(reason) | Reachability::Unreached(reason) => {
             Finding::new(Level::Bad, check, reason)
@@ -98,7 +98,7 @@ fn judge_host_key(peer: &Peer, key: HostKey) -> Finding {
             "its key",
             format!("{key}, not known here: a push asks, and fails where it cannot; compare it with what 'zmove serve' prints"),
         )
-        .mended_by(Mend::command(format!("zmove trust {}", peer.endpoint))),
+        .mended_by(Mend::command(format!("zmove trust {}", peer.host))),
     }
 }
 
@@ -141,6 +141,7 @@ mod tests {
     use std::net::SocketAddr;
     use std::time::Duration;
 
+    use zmove_engine::Remote;
     use zmove_transport::Fingerprint;
 
     use super::*;
@@ -165,8 +166,7 @@ mod tests {
         let host_key = HostKey::Pinned(key('B'));
         let welcome = Admission::Taken { versions: our_versions(), lanes_max: 64 };
         Peer {
-            endpoint: "dtn".into(),
-            port: 5870,
+            host: Remote::parse_endpoint("dtn").unwrap(),
             key: key('C'),
             addresses: Ok(vec![[192, 0, 2, 7].into()]),
             tcp: Some(way(host_key)),
@@ -219,7 +219,7 @@ mod tests {
     fn another_key_is_bad_and_told_once() {
         let other = || Some(Reachability::OtherKey("trust dtn: it shows another key".into()));
         let peer = Peer { tcp: other(), quic: other(), admission: None, ..healthy() };
-        let run = vec!["zmove trust remove dtn && zmove trust dtn".to_owned()];
+        let run = vec!["zmove trust remove dtn:5870 && zmove trust dtn:5870".to_owned()];
         assert_eq!(troubles(&peer), [(Level::Bad, "TCP", run), (Level::Note, "QUIC", vec![])]);
     }
 
@@ -227,7 +227,7 @@ mod tests {
     fn an_unknown_key_is_to_be_trusted_by_the_user() {
         let unknown = Some(way(HostKey::Unknown(key('D'))));
         let peer = Peer { tcp: unknown.clone(), quic: unknown, ..healthy() };
-        assert_eq!(troubles(&peer), [(Level::Bad, "its key", vec!["zmove trust dtn".to_owned()])]);
+        assert_eq!(troubles(&peer), [(Level::Bad, "its key", vec!["zmove trust dtn:5870".to_owned()])]);
     }
 
     #[test]
