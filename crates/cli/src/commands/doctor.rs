@@ -60,7 +60,7 @@ fn examine(root: &Root, args: &DoctorArgs, peer: Option<&Peer>) -> Report {
     let part = if peer.is_some() { Part::Sender } else { Part::Either };
     let link = Link::gather(root, peer.and_then(Peer::address));
     let asked = args.rate.map(|rate| ByteRate(ByteCount(rate.bytes_per_second()).as_f64()));
-    let rate = asked.or_else(|| link.rate()).unwrap_or(ByteRate(RATE_TARGET));
+    let rate = asked.or(link.rate).unwrap_or(ByteRate(RATE_TARGET));
     let paths = Paths {
         rate,
         round_trip: peer.and_then(Peer::round_trip),

@@ -11,12 +11,12 @@ use crate::commands::doctor::root::Root;
 use crate::commands::doctor::tcp::ETHERNET_MTU;
 
 /// What is known of a link.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Link {
     pub(crate) name: Option<String>,
     pub(crate) mtu: Option<u32>,
     /// What its driver says; virtual ones do not know.
-    pub(crate) megabits: Option<u64>,
+    pub(crate) rate: Option<ByteRate>,
 }
 
 impl Link {
@@ -27,17 +27,9 @@ impl Link {
 
     fn named(root: &Root, name: String) -> Self {
         let file = |what: &str| format!("sys/class/net/{name}/{what}");
-        let megabits = root.number::<i64>(&file("speed")).and_then(|speed| u64::try_from(speed).ok());
-        Self {
-            mtu: root.number(&file("mtu")),
-            megabits: megabits.filter(|&speed| speed > 0),
-            name: Some(name),
-        }
-    }
-
-    /// Its speed.
-    pub(crate) fn rate(&self) -> Option<ByteRate> {
-        self.megabits.map(|megabits| ByteRate(zmove_types::ByteCount(megabits).as_f64() * 125_000.0))
+        let megabits = root.number::<f64>(&file("speed")).filter(|speed| *speed > 0.0);
+        let rate = megabits.map(|megabits| ByteRate(megabits * 125_000.0));
+        Self { mtu: root.number(&file("mtu")), rate, name: Some(name) }
     }
 
     /// `wanted` is the rate that is asked of the path.
@@ -49,7 +41,7 @@ impl Link {
     }
 
     fn judge_speed(&self, name: &str, wanted: ByteRate) -> Finding {
-        match self.rate() {
+        match self.rate {
             None => Finding::ok("link", format!("{name}, whose speed is unknown")),
             Some(rate) if rate.0 < wanted.0 => Finding::note(
                 "link",
@@ -110,6 +102,10 @@ mod tests {
     use crate::commands::doctor::finding::Level;
     use crate::commands::doctor::root::tests::Fake;
 
+    fn rate(gbit: f64) -> ByteRate {
+        ByteRate(gbit * 1.25e8)
+    }
+
     #[test]
     fn packets_to_this_host_leave_by_its_own_link() {
         let peer = |text: &str| Some(text.parse().unwrap());
@@ -125,26 +121,27 @@ mod tests {
             ("sys/class/net/dtn0/mtu", "9000"),
             ("sys/class/net/dtn0/speed", "100000"),
         ]);
-        let link = |name: &str, mtu, megabits| Link { name: Some(name.into()), mtu, megabits };
+        let link =
+            |name: &str, mtu, gbit: Option<f64>| Link { name: Some(name.into()), mtu, rate: gbit.map(rate) };
         let named = |name: &str| Link::named(&fake.root(), name.into());
         assert_eq!(named("eth0"), link("eth0", Some(1500), None));
-        assert_eq!(named("dtn0"), link("dtn0", Some(9000), Some(100_000)));
+        assert_eq!(named("dtn0"), link("dtn0", Some(9000), Some(100.0)));
         assert_eq!(named("lo"), link("lo", None, None));
     }
 
     #[test]
     fn each_trouble_shows() {
-        let link = |mtu, megabits| Link { name: Some("eth0".into()), mtu, megabits };
+        let link = |mtu, gbit: Option<f64>| Link { name: Some("eth0".into()), mtu, rate: gbit.map(rate) };
         let cases = [
-            (link(Some(9000), Some(100_000)), 10.0, [Level::Ok, Level::Ok]),
-            (link(Some(1500), Some(1000)), 1.0, [Level::Ok, Level::Ok]),
+            (link(Some(9000), Some(100.0)), 10.0, [Level::Ok, Level::Ok]),
+            (link(Some(1500), Some(1.0)), 1.0, [Level::Ok, Level::Ok]),
             (link(Some(1500), None), 10.0, [Level::Ok, Level::Note]),
-            (link(Some(9000), Some(1000)), 10.0, [Level::Note, Level::Ok]),
+            (link(Some(9000), Some(1.0)), 10.0, [Level::Note, Level::Ok]),
             (link(Some(1280), None), 1.0, [Level::Ok, Level::Note]),
             (link(None, None), 1.0, [Level::Ok, Level::Note]),
         ];
         for (link, gbit, levels) in cases {
-            let found = link.judge(ByteRate(gbit * 1.25e8));
+            let found = link.judge(rate(gbit));
             assert_eq!([found[0].level, found[1].level], levels, "{link:?}");
         }
         let small = link(Some(1500), None).judge(ByteRate(1.25e9));
