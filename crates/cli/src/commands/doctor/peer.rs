@@ -89,10 +89,7 @@ impl Peer {
         let (by_tcp, by_quic) = tokio::join!(visit.ask_over_tcp(), visit.reach(TransportChoice::Quic));
         let ((tcp, by_tcp), (quic, by_quic)) = (by_tcp?, by_quic?);
         let admission = match (by_tcp, by_quic) {
-            (Some(admission), quic) => {
-                drop(quic);
-                Some(admission)
-            }
+            (Some(admission), _) => Some(admission),
             (None, Some((_, dialler))) => Some(ask_over_quic(&dialler).await),
             (None, None) => None,
         };

@@ -113,8 +113,8 @@ fn judge_congestion(root: &Root, usual: &str) -> Finding {
     let names = |sysctl| root.sysctl_words(sysctl).unwrap_or_default();
     let has = |names: &[String]| names.iter().any(|name| name == LOSS_TOLERANT);
     let mut allowed = names(ALLOWED);
-    let (is_loaded, is_allowed) = (has(&names(AVAILABLE)), has(&allowed));
-    if is_loaded && is_allowed {
+    let is_loaded = has(&names(AVAILABLE));
+    if is_loaded && has(&allowed) {
         return Finding::ok(CONGESTION, format!("{usual}; lanes that loss slows go over to {LOSS_TOLERANT}"));
     }
     let lacking = if is_loaded { "is there, but users may not choose it" } else { "is not loaded" };
