@@ -14,7 +14,7 @@ use zmove_disk::{Direct, FileIo, RingConfig, Threads, Unavailable, Uring};
 
 use crate::args::{DirectArg, EngineArg, StorageArgs};
 
-pub(crate) use probe::ProbeSettings;
+pub(crate) use probe::probe;
 pub(crate) use push::PushSettings;
 
 /// Whose keys are meant.

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result};
 use indicatif::ProgressBar;
-use zmove_engine::Connector;
+use zmove_engine::{Connector, DialSettings, Remote};
 use zmove_scan::{ScanConfig, Share, histogram, scan};
 use zmove_sender::{ProbeConfig, ProbeEvent, ProbeReport, SessionError, probe};
 use zmove_sweep::SweepConfig;
@@ -30,19 +30,18 @@ use crate::ceiling;
 use crate::commands::sweep;
 use crate::display::prompt::Prompt;
 use crate::display::terminal;
-use crate::settings::{self, ProbeSettings, Role};
+use crate::settings::{self, Role};
 use crate::signals::EndSignals;
 use crate::value::exit::Exit;
 
 use findings::Findings;
-use prediction::{CacheUse, Prediction, predict};
+use prediction::{Prediction, CacheUse, predict};
 use storage::Storage;
 
 /// Runs `zmove probe`.
 pub(crate) fn run(args: &ProbeArgs, started: Instant) -> Result<Exit> {
-    let settings = ProbeSettings::new(args, Arc::new(Prompt))?;
-    let remote = &settings.remote;
-    let (transport, report) = measure(args, &settings, started)?;
+    let (remote, dial) = settings::probe(args, Arc::new(Prompt))?;
+    let (transport, report) = measure(args, &remote, &dial, started)?;
     let source = source(args)?;
     let target = report.swept.as_ref().map(|swept| {
         let about = format!("{}:{} (sweep by the receiver)", remote, String::from_utf8_lossy(&remote.path));
@@ -64,28 +63,33 @@ pub(crate) fn run(args: &ProbeArgs, started: Instant) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-fn measure(args: &ProbeArgs, settings: &ProbeSettings, started: Instant) -> Result<(Transport, ProbeReport)> {
+fn measure(
+    args: &ProbeArgs,
+    remote: &Remote,
+    dial: &DialSettings,
+    started: Instant,
+) -> Result<(Transport, ProbeReport)> {
     let bar = terminal::running("{spinner} {msg}, {elapsed}").with_message("connecting");
-    let measured = settings::block_on(2, converse(args, settings, started, &bar));
+    let measured = settings::block_on(2, converse(args, remote, dial, started, &bar));
     bar.finish_and_clear();
     measured
 }
 
 async fn converse(
     args: &ProbeArgs,
-    settings: &ProbeSettings,
+    remote: &Remote,
+    dial: &DialSettings,
     started: Instant,
     bar: &ProgressBar,
 ) -> Result<(Transport, ProbeReport)> {
     let mut signals = EndSignals::listen().context("listen for signals")?;
-    let ProbeSettings { remote, dial } = settings;
     let home = settings::home(Role::Client)?;
     let connector = Connector { home: &home, remote, settings: dial, listener: &terminal::Notices };
     let reached = tokio::select! {
         reached = connector.connect(None) => reached?,
         () = signals.next() => return Err(SessionError::Interrupted.into()),
     };
-    let order = SweepOrder { bytes: SWEEP_BYTES_MAX, millis: millis(SWEEP_TIME) };
+    let order = SweepOrder { bytes: SWEEP_BYTES_MAX, millis: SWEEP_MILLIS };
     let config = ProbeConfig {
         target: remote.path.clone(),
         lanes: args.streams.clone(),
@@ -113,7 +117,8 @@ fn source(args: &ProbeArgs) -> Result<Option<Storage>> {
         return Ok(kept.as_ref().map(Storage::here));
     };
     let budget = ByteCount(SWEEP_BYTES_MAX);
-    let config = SweepConfig { budget, time: SWEEP_TIME, ..SweepConfig::at(directory) };
+    let config =
+        SweepConfig { budget, time: Duration::from_millis(SWEEP_MILLIS), ..SweepConfig::at(directory) };
     Ok(Some(Storage::here(&sweep::measure(config, args.storage)?)))
 }
 
@@ -142,10 +147,6 @@ fn predicted(
     predict(sizes, &way)
 }
 
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
 fn show(bar: &ProgressBar, event: &ProbeEvent) {
     match event {
         ProbeEvent::Lanes(1) => bar.set_message("measuring 1 lane"),
@@ -159,4 +160,4 @@ fn show(bar: &ProgressBar, event: &ProbeEvent) {
 }
 
 /// How long each side's storage is swept.
-const SWEEP_TIME: Duration = Duration::from_secs(5);
+const SWEEP_MILLIS: u64 = 5_000;

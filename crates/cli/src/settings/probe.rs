@@ -12,34 +12,25 @@ use super::dial;
 use crate::args::ProbeArgs;
 use crate::value::exit::usage_error;
 
-/// What a probe will do.
-#[derive(Debug)]
-pub(crate) struct ProbeSettings {
-    pub(crate) remote: Remote,
-    pub(crate) dial: DialSettings,
-}
-
-impl ProbeSettings {
-    /// The settings that follow from what was typed; `ask` is asked about a host that is not known.
-    ///
-    /// # Errors
-    /// An option makes no sense.
-    pub(crate) fn new(args: &ProbeArgs, ask: Arc<dyn Confirm>) -> Result<Self> {
-        let remote = receiver(&args.host, dial::start(&args.dial))?;
-        if args.streams.len() > ROUNDS_MAX {
-            return Err(usage_error(format!("--streams takes {ROUNDS_MAX} numbers at most")));
-        }
-        if let Some(tree) = args.tree.as_deref().filter(|tree| !tree.exists()) {
-            return Err(usage_error(format!("--for '{}': there is no such tree", Escaped::path(&tree))));
-        }
-        let dial = DialSettings {
-            // the one that brings the first byte; each round has lanes of its own
-            streams: Some(1),
-            more: MoreLanes::Sets,
-            ..dial::settings(&args.dial, &remote, ask)?
-        };
-        Ok(Self { remote, dial })
+/// The receiver that a probe is of, and how it is reached; `ask` is asked about a host that is not known.
+///
+/// # Errors
+/// An option makes no sense.
+pub(crate) fn probe(args: &ProbeArgs, ask: Arc<dyn Confirm>) -> Result<(Remote, DialSettings)> {
+    let remote = receiver(&args.host, dial::start(&args.dial))?;
+    if args.streams.len() > ROUNDS_MAX {
+        return Err(usage_error(format!("--streams takes {ROUNDS_MAX} numbers at most")));
     }
+    if let Some(tree) = args.tree.as_deref().filter(|tree| !tree.exists()) {
+        return Err(usage_error(format!("--for '{}': there is no such tree", Escaped::path(&tree))));
+    }
+    let dial = DialSettings {
+        // the one that brings the first byte; each round has lanes of its own
+        streams: Some(1),
+        more: MoreLanes::Sets,
+        ..dial::settings(&args.dial, &remote, ask)?
+    };
+    Ok((remote, dial))
 }
 
 /// A receiver as `push` reads it, and without a path.
