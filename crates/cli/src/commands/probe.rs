@@ -35,7 +35,7 @@ use crate::signals::EndSignals;
 use crate::value::exit::Exit;
 
 use findings::Findings;
-use prediction::{Prediction, CacheUse, predict};
+use prediction::{Prediction, Way, predict};
 use storage::Storage;
 
 /// Runs `zmove probe`.
@@ -138,7 +138,7 @@ fn predicted(
     let writes = target.and_then(Storage::writes);
     // a push neither waits for the receiver's greeting nor for its leave before it sends
     let start = report.first_byte.saturating_sub(report.round_trips.min * 2);
-    let way = CacheUse {
+    let way = Way {
         source: reads.as_ref(),
         path: findings::best(report)?.steady.bytes_per_second(),
         target: writes.as_ref(),
