@@ -131,8 +131,7 @@ fn pattern_rule(effect: Effect, pattern: &OsStr) -> Result<Rule> {
         Effect::Exclude => "--exclude",
         Effect::Include => "--include",
     };
-    let place = || option.to_owned();
-    Rule::new(effect, pattern.as_bytes()).map_err(|error| bad_pattern(place(), pattern, &error))
+    Rule::new(effect, pattern.as_bytes()).map_err(|error| bad_pattern(option, pattern, &error))
 }
 
 fn file_rules(path: &Path) -> Result<Vec<Rule>> {
