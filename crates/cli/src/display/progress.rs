@@ -99,7 +99,7 @@ impl Display {
         let watcher = Arc::new(Watcher {
             totals: Totals::default(),
             moved: Arc::default(),
-            bar: ProgressBar::hidden(),
+            bar: ProgressBar::hidden().with_message("starting"),
             form,
             trace,
             state: Mutex::new(State { limit: "starting", told_busy: false, lost: None }),
