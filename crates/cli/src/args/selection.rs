@@ -65,7 +65,8 @@ struct RulesByOption {
     #[arg(long, value_name = "PATTERN", value_parser = pattern(Effect::Include), help_heading = HEADING)]
     include: Vec<RuleArg>,
     /// Rules in a file as .gitignore has them ('!' takes in again); '-' is stdin
-    #[arg(long, value_name = "FILE", value_parser = PathBufValueParser::new().map(RuleArg::File), help_heading = HEADING)]
+    #[arg(long, value_name = "FILE", help_heading = HEADING,
+        value_parser = PathBufValueParser::new().map(RuleArg::File))]
     filter_from: Vec<RuleArg>,
 }
 

@@ -69,8 +69,8 @@ impl Link {
     }
 }
 
-/// The interface by which packets to an address leave; without one that to documentation's networks, which is that of
-/// the default route.
+/// The interface by which packets to an address leave; without one that of the default route, by which those to the
+/// networks leave that are for documentation.
 fn outgoing(peer: Option<IpAddr>) -> Option<String> {
     let anywhere = [IpAddr::from([192, 0, 2, 1]), IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1])];
     let own = peer.map_or_else(|| anywhere.into_iter().find_map(source), source)?;
