@@ -19,9 +19,9 @@ mod trust;
 use selection::SelectionArgs;
 
 pub(crate) use allow::{AllowArgs, AllowCommand, GrantArgs};
-pub(crate) use dial::{SshArgs, TransportArg};
+pub(crate) use dial::{DialArgs, TransportArg};
 pub(crate) use doctor::DoctorArgs;
-pub(crate) use journal::{JournalArgs, JournalCleanArgs, JournalCommand};
+pub(crate) use journal::{JournalCleanArgs, JournalCommand};
 pub(crate) use probe::ProbeArgs;
 pub(crate) use push::{CipherArg, DeltaArg, DurabilityArg, PushArgs};
 pub(crate) use serve::{ConfineArg, ListenArg, LogFormat, MetricsListen, ServeArgs};
@@ -74,7 +74,8 @@ pub(crate) enum Command {
     #[command(hide = true)]
     Receive,
     /// Show this identity's public fingerprint, or make a new key
-    Key(KeyArgs),
+    #[command(subcommand)]
+    Key(KeyCommand),
     /// Get to know a receiver's key before the first push, or forget one
     Trust(TrustArgs),
     /// Let a sender's key write below some directories, or no more (on the receiving host)
@@ -86,17 +87,12 @@ pub(crate) enum Command {
     /// Sum up or draw what 'push --trace' wrote
     Trace(TraceArgs),
     /// Show or remove what broken transfers have left here to go on from (on the receiving host)
-    Journal(JournalArgs),
+    #[command(subcommand)]
+    Journal(JournalCommand),
     /// Look for what would slow a transfer down or break it, on this host and on the path to a receiver
     Doctor(DoctorArgs),
     /// Measure the path to a receiver from memory to memory, and predict how long a push takes
     Probe(ProbeArgs),
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct KeyArgs {
-    #[command(subcommand)]
-    pub(crate) command: KeyCommand,
 }
 
 #[derive(Debug, Subcommand)]

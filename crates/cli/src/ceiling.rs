@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
 
-use serde_json::{Value, json};
+use serde::Serialize;
 use zmove_sweep::{Ceiling, Direction, Kept, Storage, Sweep};
 use zmove_transport::Expiry;
 
@@ -82,16 +82,17 @@ impl Moved {
 }
 
 /// What a push has reached of what its storage gave.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Shares {
     reads: Option<Share>,
     writes: Option<Share>,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 struct Share {
     share: f64,
-    date: String,
+    /// The day of the sweep that it is of.
+    sweep: String,
 }
 
 impl Shares {
@@ -100,7 +101,7 @@ impl Shares {
         let share = |sweep: &Sweep, direction| {
             let seconds = moved.seconds(&Ceiling::of(sweep, direction)?);
             let share = seconds / took.as_secs_f64().max(1e-9);
-            (seconds > 0.0).then(|| Share { share, date: date(sweep) })
+            (seconds > 0.0).then(|| Share { share, sweep: date(sweep) })
         };
         Self {
             reads: source.and_then(|sweep| share(sweep, Direction::Read)),
@@ -111,25 +112,19 @@ impl Shares {
     /// A line for the summary, or nothing.
     pub(crate) fn line(&self) -> String {
         let told = |what, share: &Option<Share>, whose| {
-            let Share { share, date } = share.as_ref()?;
-            Some(format!("{what}: {:.0} % of what {whose} storage gave (sweep of {date})", share * 100.0))
+            let Share { share, sweep } = share.as_ref()?;
+            Some(format!("{what}: {:.0} % of what {whose} storage gave (sweep of {sweep})", share * 100.0))
         };
-        let (reads, writes) =
-            (told("reads", &self.reads, "this"), told("writes", &self.writes, "the target's"));
-        let told: Vec<_> = reads.into_iter().chain(writes).collect();
+        let told = [told("reads", &self.reads, "this"), told("writes", &self.writes, "the target's")];
+        let told: Vec<_> = told.into_iter().flatten().collect();
         if told.is_empty() { String::new() } else { told.join("; ") + "\n" }
-    }
-
-    /// The same for a program.
-    pub(crate) fn as_json(&self) -> Value {
-        let told =
-            |share: &Option<Share>| share.as_ref().map(|at| json!({ "share": at.share, "sweep": at.date }));
-        json!({ "reads": told(&self.reads), "writes": told(&self.writes) })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
 
     /// A storage on which each file takes a thousandth of a second up to 1 MiB, and each byte the same from there on.
@@ -158,10 +153,8 @@ mod tests {
         let sweep = sweep();
         let shares = Shares::of(&moved, Duration::from_secs(2), Some(&sweep), None);
         assert_eq!(shares.line(), "reads: 50 % of what this storage gave (sweep of 2026-11-20)\n");
-        assert_eq!(
-            (&shares.as_json()["reads"]["sweep"], &shares.as_json()["writes"]),
-            (&json!("2026-11-20"), &Value::Null)
-        );
+        let said = json!(shares);
+        assert_eq!((&said["reads"]["sweep"], &said["writes"]), (&json!("2026-11-20"), &Value::Null));
         let both = Shares::of(&moved, Duration::from_secs(4), Some(&sweep), Some(&sweep));
         assert!(
             both.line().ends_with("; writes: 25 % of what the target's storage gave (sweep of 2026-11-20)\n")

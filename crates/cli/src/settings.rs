@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Builder;
 use zmove_disk::{Direct, FileIo, RingConfig, Threads, Unavailable, Uring};
 
 use crate::args::{DirectArg, EngineArg, StorageArgs};
 
-pub(crate) use probe::ProbeSettings;
-pub(crate) use push::{PushSettings, timeout};
+pub(crate) use probe::probe;
+pub(crate) use push::PushSettings;
 
 /// Whose keys are meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,9 +64,13 @@ pub(crate) fn prepare_process() {
     let _refused = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
-/// What a command runs on that waits for few connections.
-pub(crate) fn runtime(threads: usize) -> Result<Runtime> {
-    Builder::new_multi_thread().worker_threads(threads).enable_all().build().context("start the runtime")
+/// Runs what waits for few connections, on so many threads. What blocks a thread then is not waited for.
+pub(crate) fn block_on<T>(threads: usize, work: impl Future<Output = Result<T>>) -> Result<T> {
+    let runtime = Builder::new_multi_thread().worker_threads(threads).enable_all().build();
+    let runtime = runtime.context("start the runtime")?;
+    let done = runtime.block_on(work);
+    runtime.shutdown_background();
+    done
 }
 
 /// How storage is reached.
@@ -74,41 +78,41 @@ pub(crate) fn runtime(threads: usize) -> Result<Runtime> {
 pub(crate) struct Storage {
     pub(crate) file_io: Arc<dyn FileIo>,
     pub(crate) direct: Direct,
-    /// What the user should know: that another engine runs than was asked for.
-    notice: Option<String>,
 }
 
 /// The storage that was asked for, or what there is; in that case the user is told.
 pub(crate) fn storage(args: StorageArgs, tell: impl Fn(&str)) -> Storage {
-    let storage = storage_with(args, || Uring::start(RingConfig::default()));
-    if let Some(notice) = &storage.notice {
-        tell(notice);
-    }
-    storage
+    storage_with(args, tell, || Uring::start(RingConfig::default()))
 }
 
-fn storage_with(args: StorageArgs, start_uring: impl FnOnce() -> Result<Uring, Unavailable>) -> Storage {
+fn storage_with(
+    args: StorageArgs,
+    tell: impl Fn(&str),
+    start_uring: impl FnOnce() -> Result<Uring, Unavailable>,
+) -> Storage {
     let direct = match args.direct {
         DirectArg::Auto => Direct::Auto,
         DirectArg::On => Direct::On,
         DirectArg::Off => Direct::Off,
     };
-    let (file_io, notice): (Arc<dyn FileIo>, _) = match args.io_engine {
+    let file_io: Arc<dyn FileIo> = match args.io_engine {
         // io_uring was not faster where it was measured: docs/PERFORMANCE.md
-        EngineArg::Auto | EngineArg::Threads => (Arc::new(Threads), None),
+        EngineArg::Auto | EngineArg::Threads => Arc::new(Threads),
         EngineArg::Uring => match start_uring() {
-            Ok(uring) => (Arc::new(uring), None),
+            Ok(uring) => Arc::new(uring),
             Err(error) => {
-                let reason = anyhow::Error::new(error);
-                (Arc::new(Threads), Some(format!("{reason:#}: using threads instead")))
+                tell(&format!("{:#}: using threads instead", anyhow::Error::new(error)));
+                Arc::new(Threads)
             }
         },
     };
-    Storage { file_io, direct, notice }
+    Storage { file_io, direct }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+
     use super::*;
 
     #[test]
@@ -118,12 +122,16 @@ mod tests {
             let source = std::io::Error::from_raw_os_error(rustix::io::Errno::PERM.raw_os_error());
             Err(Unavailable::Setup { source })
         };
-        let storage = storage_with(args(EngineArg::Uring), refused);
-        assert_eq!((format!("{:?}", storage.file_io).as_str(), storage.direct), ("Threads", Direct::On));
-        let notice = storage.notice.unwrap();
-        assert!(notice.starts_with("io_uring_setup is refused: Operation not permitted"), "{notice}");
+        let told = RefCell::new(Vec::new());
+        let tell = |notice: &str| told.borrow_mut().push(notice.to_owned());
         for engine in [EngineArg::Auto, EngineArg::Threads] {
-            assert_eq!(storage_with(args(engine), refused).notice, None);
+            storage_with(args(engine), tell, refused);
         }
+        assert_eq!(told.borrow().len(), 0);
+        let storage = storage_with(args(EngineArg::Uring), tell, refused);
+        assert_eq!((format!("{:?}", storage.file_io).as_str(), storage.direct), ("Threads", Direct::On));
+        let told = told.borrow();
+        let [notice] = &told[..] else { panic!("{told:?}") };
+        assert!(notice.starts_with("io_uring_setup is refused: Operation not permitted"), "{notice}");
     }
 }

@@ -22,11 +22,6 @@ impl EndSignals {
         Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
     }
 
-    /// Waits for the first signal.
-    pub(crate) async fn first(mut self) {
-        self.next().await;
-    }
-
     /// Waits for one more signal.
     pub(crate) async fn next(&mut self) {
         tokio::select! {

@@ -3,20 +3,23 @@
 use clap::ValueEnum;
 use zmove_engine::PortRange;
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum TransportArg {
-    /// TCP, and QUIC where TCP cannot be connected
-    #[default]
-    Auto,
-    /// TCP alone
-    Tcp,
-    /// QUIC alone, over UDP at the same port
-    Quic,
-}
-
-/// How ssh starts a receiver on a host that runs no daemon.
+/// How another host is reached.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct SshArgs {
+pub(crate) struct DialArgs {
+    /// Pin the key of a host that is not known yet, without asking
+    #[arg(long)]
+    pub(crate) accept_new: bool,
+    /// Refuse a host whose key is not known, without asking
+    #[arg(long, conflicts_with = "accept_new")]
+    pub(crate) strict: bool,
+    /// What carries the connections
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
+    pub(crate) transport: TransportArg,
+    /// Congestion control of the data connections, for example bbr or cubic [default: the system's, and for a push
+    /// bbr where loss slows them and the kernel lets users choose it; over QUIC 'tolerant', which is cubic that takes
+    /// single lost packets for noise]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) congestion: Option<String>,
     /// Start the receiver over ssh, as the user there; USER@HOST:PATH means this too, and HOST:PORT:PATH then
     /// the port of ssh. Data takes connections of its own
     #[arg(long)]
@@ -30,4 +33,15 @@ pub(crate) struct SshArgs {
     /// The zmove to start on that host
     #[arg(long, value_name = "PATH", default_value = "zmove")]
     pub(crate) remote_zmove: String,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TransportArg {
+    /// TCP, and QUIC where TCP cannot be connected
+    #[default]
+    Auto,
+    /// TCP alone
+    Tcp,
+    /// QUIC alone, over UDP at the same port
+    Quic,
 }

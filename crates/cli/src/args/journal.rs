@@ -4,12 +4,6 @@ use clap::Subcommand;
 
 use crate::value::age::Age;
 
-#[derive(Debug, clap::Args)]
-pub(crate) struct JournalArgs {
-    #[command(subcommand)]
-    pub(crate) command: JournalCommand,
-}
-
 #[derive(Debug, Subcommand)]
 pub(crate) enum JournalCommand {
     /// Show the unfinished transfers: to where, by whom, since when, and how much of each large file is here

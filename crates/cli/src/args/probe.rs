@@ -4,13 +4,12 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::dial::{SshArgs, TransportArg};
+use super::dial::DialArgs;
 use super::storage::StorageArgs;
 use super::sweep::parse_time;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = PROBE_HELP)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 pub(crate) struct ProbeArgs {
     /// The receiver as 'push' takes it, with or without a path: HOST, HOST:PATH, HOST:PORT:PATH,
     /// USER@HOST:PATH (over ssh). With a path its storage there is swept too
@@ -33,23 +32,10 @@ pub(crate) struct ProbeArgs {
     /// Do not sweep the receiver's storage
     #[arg(long)]
     pub(crate) no_sweep: bool,
-    /// What carries the connections
-    #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
-    pub(crate) transport: TransportArg,
-    /// Congestion control of the data connections, for example bbr or cubic [default: the system's; over QUIC
-    /// 'tolerant']
-    #[arg(long, value_name = "NAME")]
-    pub(crate) congestion: Option<String>,
-    /// Pin the key of a host that is not known yet, without asking
-    #[arg(long)]
-    pub(crate) accept_new: bool,
-    /// Refuse a host whose key is not known, without asking
-    #[arg(long, conflicts_with = "accept_new")]
-    pub(crate) strict: bool,
+    #[command(flatten)]
+    pub(crate) dial: DialArgs,
     #[command(flatten)]
     pub(crate) storage: StorageArgs,
-    #[command(flatten)]
-    pub(crate) ssh: SshArgs,
     /// Print all of it as one JSON object
     #[arg(long)]
     pub(crate) json: bool,

@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use zmove_engine::Timeout;
 use zmove_types::RateLimit;
 
-use super::dial::{SshArgs, TransportArg};
+use super::dial::DialArgs;
 use super::selection::SelectionArgs;
 use super::storage::StorageArgs;
 
@@ -19,12 +19,8 @@ pub(crate) struct PushArgs {
     /// HOST:PORT:PATH, zmove://HOST:PORT/PATH, [IPv6]:PORT:PATH, USER@HOST:PATH (over ssh) or a local directory
     #[arg(required = true, num_args = 2.., value_names = ["SRC", "DST"])]
     pub(crate) paths: Vec<OsString>,
-    /// Pin the key of a host that is not known yet, without asking
-    #[arg(long)]
-    pub(crate) accept_new: bool,
-    /// Refuse a host whose key is not known, without asking
-    #[arg(long, conflicts_with = "accept_new")]
-    pub(crate) strict: bool,
+    #[command(flatten)]
+    pub(crate) dial: DialArgs,
     /// Data connections, 1 to 64 [default: by round trip time and cores, then as many as help]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) streams: Option<u16>,
@@ -65,14 +61,6 @@ pub(crate) struct PushArgs {
     /// Write the BLAKE3 of each file sent, as 'b3sum --check' reads it in the target directory
     #[arg(long, value_name = "FILE")]
     pub(crate) manifest: Option<PathBuf>,
-    /// What carries the connections
-    #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
-    pub(crate) transport: TransportArg,
-    /// Congestion control of the data connections, for example bbr or cubic [default: the system's, and bbr where
-    /// loss slows them and the kernel lets users choose it; over QUIC 'tolerant', which is cubic that takes single
-    /// lost packets for noise]
-    #[arg(long, value_name = "NAME")]
-    pub(crate) congestion: Option<String>,
     /// Send no faster than this per second over all data connections, for example 5Gbit, 500Mbit, 100MB or 100MiB
     #[arg(long, value_name = "RATE")]
     pub(crate) limit: Option<RateLimit>,
@@ -88,8 +76,6 @@ pub(crate) struct PushArgs {
     pub(crate) trace: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) storage: StorageArgs,
-    #[command(flatten)]
-    pub(crate) ssh: SshArgs,
     #[command(flatten)]
     pub(crate) selection: SelectionArgs,
     /// Print events as JSON lines on stdout instead of a bar and a summary

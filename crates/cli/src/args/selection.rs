@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use clap::builder::{OsStringValueParser, PathBufValueParser, TypedValueParser};
 use clap::{ArgMatches, Command, FromArgMatches};
 use zmove_scan::{Effect, FileSystems, PathList, PatternError, Rule, ScanRoot, Selection, Separator};
 use zmove_types::{ByteCount, Escaped, parse_size};
@@ -48,7 +49,7 @@ const HEADING: &str = "Selection";
 #[derive(Debug)]
 struct RuleArgs(Vec<RuleArg>);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum RuleArg {
     Pattern(Effect, OsString),
     File(PathBuf),
@@ -58,14 +59,19 @@ enum RuleArg {
 #[derive(Debug, clap::Args)]
 struct RulesByOption {
     /// Leave out what matches this line of a .gitignore file; '/x' is x at the top of the target
-    #[arg(long, value_name = "PATTERN", help_heading = HEADING)]
-    exclude: Vec<OsString>,
+    #[arg(long, value_name = "PATTERN", value_parser = pattern(Effect::Exclude), help_heading = HEADING)]
+    exclude: Vec<RuleArg>,
     /// Take in again what an --exclude before it leaves out: the last that matches decides
-    #[arg(long, value_name = "PATTERN", help_heading = HEADING)]
-    include: Vec<OsString>,
+    #[arg(long, value_name = "PATTERN", value_parser = pattern(Effect::Include), help_heading = HEADING)]
+    include: Vec<RuleArg>,
     /// Rules in a file as .gitignore has them ('!' takes in again); '-' is stdin
-    #[arg(long, value_name = "FILE", help_heading = HEADING)]
-    filter_from: Vec<PathBuf>,
+    #[arg(long, value_name = "FILE", help_heading = HEADING,
+        value_parser = PathBufValueParser::new().map(RuleArg::File))]
+    filter_from: Vec<RuleArg>,
+}
+
+fn pattern(effect: Effect) -> impl TypedValueParser<Value = RuleArg> {
+    OsStringValueParser::new().map(move |text| RuleArg::Pattern(effect, text))
 }
 
 impl SelectionArgs {
@@ -126,8 +132,7 @@ fn pattern_rule(effect: Effect, pattern: &OsStr) -> Result<Rule> {
         Effect::Exclude => "--exclude",
         Effect::Include => "--include",
     };
-    let place = || option.to_owned();
-    Rule::new(effect, pattern.as_bytes()).map_err(|error| bad_pattern(place(), pattern, &error))
+    Rule::new(effect, pattern.as_bytes()).map_err(|error| bad_pattern(option, pattern, &error))
 }
 
 fn file_rules(path: &Path) -> Result<Vec<Rule>> {
@@ -176,12 +181,11 @@ impl clap::Args for RuleArgs {
 
 impl FromArgMatches for RuleArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let excludes =
-            placed(matches, "exclude", |text: &OsString| RuleArg::Pattern(Effect::Exclude, text.clone()));
-        let includes =
-            placed(matches, "include", |text: &OsString| RuleArg::Pattern(Effect::Include, text.clone()));
-        let files = placed(matches, "filter_from", |path: &PathBuf| RuleArg::File(path.clone()));
-        let mut rules: Vec<_> = excludes.into_iter().chain(includes).chain(files).collect();
+        let placed = |option| {
+            let places = matches.indices_of(option).into_iter().flatten();
+            places.zip(matches.get_many::<RuleArg>(option).into_iter().flatten().cloned())
+        };
+        let mut rules: Vec<_> = ["exclude", "include", "filter_from"].into_iter().flat_map(placed).collect();
         rules.sort_by_key(|(place, _)| *place);
         Ok(Self(rules.into_iter().map(|(_, rule)| rule).collect()))
     }
@@ -190,17 +194,6 @@ impl FromArgMatches for RuleArgs {
         *self = Self::from_arg_matches(matches)?;
         Ok(())
     }
-}
-
-/// The values of an option, each with its position on the command line.
-fn placed<T: Clone + Send + Sync + 'static>(
-    matches: &ArgMatches,
-    option: &str,
-    rule: impl Fn(&T) -> RuleArg,
-) -> Vec<(usize, RuleArg)> {
-    let places = matches.indices_of(option).into_iter().flatten();
-    let values = matches.get_many::<T>(option).into_iter().flatten();
-    places.zip(values.map(rule)).collect()
 }
 
 #[cfg(test)]

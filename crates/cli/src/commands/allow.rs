@@ -45,9 +45,7 @@ pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
 fn grant(args: GrantArgs) -> Result<Grant> {
     let access = if args.write { Access::ReadWrite } else { Access::ReadOnly };
     let roots = args.roots.into_iter().map(resolve).collect::<Result<_>>()?;
-    let set_ids = args.set_ids;
-    let max_rate = args.max_rate;
-    let expires = args.expires;
+    let GrantArgs { set_ids, max_rate, expires, .. } = args;
     Ok(Grant { set_ids, max_rate, expires, ..Grant::new(args.fingerprint, &args.name, roots, access) })
 }
 

@@ -14,7 +14,7 @@ mod tcp;
 mod verdict;
 mod windows;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use zmove_engine::{RATE_TARGET, Remote};
 use zmove_types::{ByteCount, ByteRate};
 
@@ -28,8 +28,6 @@ use link::Link;
 use peer::Peer;
 use report::{Colour, Report};
 use root::Root;
-use storage::Storage;
-use system::System;
 use windows::Paths;
 
 /// Which part this host has in a transfer.
@@ -55,17 +53,14 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Exit> {
 
 fn visit(host: &Remote) -> Result<Peer> {
     let home = settings::home(settings::Role::Client)?;
-    let runtime = tokio::runtime::Runtime::new().context("start the runtime")?;
-    let peer = runtime.block_on(Peer::visit(host, &home));
-    runtime.shutdown_background();
-    peer
+    settings::block_on(2, Peer::visit(host, &home))
 }
 
 fn examine(root: &Root, args: &DoctorArgs, peer: Option<&Peer>) -> Report {
     let part = if peer.is_some() { Part::Sender } else { Part::Either };
     let link = Link::gather(root, peer.and_then(Peer::address));
     let asked = args.rate.map(|rate| ByteRate(ByteCount(rate.bytes_per_second()).as_f64()));
-    let rate = asked.or_else(|| link.rate()).unwrap_or(ByteRate(RATE_TARGET));
+    let rate = asked.or(link.rate).unwrap_or(ByteRate(RATE_TARGET));
     let paths = Paths {
         rate,
         round_trip: peer.and_then(Peer::round_trip),
@@ -76,13 +71,13 @@ fn examine(root: &Root, args: &DoctorArgs, peer: Option<&Peer>) -> Report {
     network.extend(tcp::judge(root, link.mtu));
     let versions = format!("{}, protocol {}", env!("CARGO_PKG_VERSION"), peer::our_versions());
     let mut host = vec![Finding::ok("zmove", versions)];
-    host.extend(System::gather(root).judge());
-    host.extend(Storage::gather(root, &args.path).judge(part));
+    host.extend(system::judge(root));
+    host.extend(storage::judge(root, &args.path, part));
     let mut report = Report::default();
     report.add("this host", host);
     report.add(format!("its network, for {rate}"), network);
     if let Some(peer) = peer {
-        report.add(format!("the receiver at {}", peer.endpoint), verdict::judge(peer, link.mtu));
+        report.add(format!("the receiver at {}", peer.host), verdict::judge(peer, link.mtu));
     }
     report
 }

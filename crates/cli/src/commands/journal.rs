@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::Result;
 use zmove_receiver::journal;
 
-use crate::args::{JournalArgs, JournalCommand};
+use crate::args::JournalCommand;
 use crate::display::terminal;
 use crate::settings::{self, Role};
 use crate::value::age::Age;
@@ -18,8 +18,8 @@ use crate::value::exit::Exit;
 pub(crate) use clean::expire;
 
 /// Runs `zmove journal`.
-pub(crate) fn run(args: &JournalArgs) -> Result<Exit> {
-    match &args.command {
+pub(crate) fn run(command: &JournalCommand) -> Result<Exit> {
+    match command {
         JournalCommand::List { json } => {
             let mut journals = Vec::new();
             for directory in directories()? {

@@ -5,15 +5,15 @@ use std::path::Path;
 use anyhow::Result;
 use zmove_transport::Identity;
 
-use crate::args::{KeyArgs, KeyCommand};
+use crate::args::KeyCommand;
 use crate::display::terminal;
 use crate::settings;
 use crate::value::exit::{Exit, failure};
 
 /// Runs `zmove key`.
-pub(crate) fn run(args: &KeyArgs) -> Result<Exit> {
+pub(crate) fn run(command: &KeyCommand) -> Result<Exit> {
     let home = settings::home(settings::Role::Client)?;
-    let identity = match args.command {
+    let identity = match command {
         KeyCommand::New { force: false } if Identity::exists(&home)? => return Err(kept(&home)),
         KeyCommand::New { force: true } if Identity::exists(&home)? => {
             let identity = Identity::replace(&home)?;

@@ -14,9 +14,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Error, Result};
 use indicatif::ProgressBar;
-use zmove_engine::{Connector, Remote};
+use zmove_engine::{Connector, DialSettings, Remote};
 use zmove_scan::{ScanConfig, Share, histogram, scan};
 use zmove_sender::{ProbeConfig, ProbeEvent, ProbeReport, SessionError, probe};
 use zmove_sweep::SweepConfig;
@@ -30,19 +30,18 @@ use crate::ceiling;
 use crate::commands::sweep;
 use crate::display::prompt::Prompt;
 use crate::display::terminal;
-use crate::settings::{self, ProbeSettings, Role};
+use crate::settings::{self, Role};
 use crate::signals::EndSignals;
-use crate::value::exit::{Exit, failure};
+use crate::value::exit::Exit;
 
 use findings::Findings;
-use prediction::{CacheUse, Prediction, predict};
+use prediction::{Prediction, Way, predict};
 use storage::Storage;
 
 /// Runs `zmove probe`.
 pub(crate) fn run(args: &ProbeArgs, started: Instant) -> Result<Exit> {
-    let settings = ProbeSettings::new(args, Arc::new(Prompt))?;
-    let remote = &settings.remote;
-    let (transport, report) = measure(args, &settings, started)?;
+    let (remote, dial) = settings::probe(args, Arc::new(Prompt))?;
+    let (transport, report) = measure(args, &remote, &dial, started)?;
     let source = source(args)?;
     let target = report.swept.as_ref().map(|swept| {
         let about = format!("{}:{} (sweep by the receiver)", remote, String::from_utf8_lossy(&remote.path));
@@ -64,30 +63,33 @@ pub(crate) fn run(args: &ProbeArgs, started: Instant) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-fn measure(args: &ProbeArgs, settings: &ProbeSettings, started: Instant) -> Result<(Transport, ProbeReport)> {
-    let runtime = settings::runtime(2)?;
-    let progress = Progress(terminal::running("{spinner} {msg}, {elapsed}").with_message("connecting"));
-    let measured = runtime.block_on(converse(args, settings, started, &progress));
-    progress.0.finish_and_clear();
-    runtime.shutdown_background();
+fn measure(
+    args: &ProbeArgs,
+    remote: &Remote,
+    dial: &DialSettings,
+    started: Instant,
+) -> Result<(Transport, ProbeReport)> {
+    let bar = terminal::running("{spinner} {msg}, {elapsed}").with_message("connecting");
+    let measured = settings::block_on(2, converse(args, remote, dial, started, &bar));
+    bar.finish_and_clear();
     measured
 }
 
 async fn converse(
     args: &ProbeArgs,
-    settings: &ProbeSettings,
+    remote: &Remote,
+    dial: &DialSettings,
     started: Instant,
-    progress: &Progress,
+    bar: &ProgressBar,
 ) -> Result<(Transport, ProbeReport)> {
     let mut signals = EndSignals::listen().context("listen for signals")?;
-    let ProbeSettings { remote, dial } = settings;
     let home = settings::home(Role::Client)?;
     let connector = Connector { home: &home, remote, settings: dial, listener: &terminal::Notices };
     let reached = tokio::select! {
         reached = connector.connect(None) => reached?,
         () = signals.next() => return Err(SessionError::Interrupted.into()),
     };
-    let order = SweepOrder { bytes: SWEEP_BYTES_MAX, millis: millis(SWEEP_TIME) };
+    let order = SweepOrder { bytes: SWEEP_BYTES_MAX, millis: SWEEP_MILLIS };
     let config = ProbeConfig {
         target: remote.path.clone(),
         lanes: args.streams.clone(),
@@ -95,23 +97,17 @@ async fn converse(
         sweep: (!remote.path.is_empty() && !args.no_sweep).then_some(order),
         started,
     };
-    let mut tell = |event| progress.show(&event);
+    let mut tell = |event| show(bar, &event);
     let probed = probe(&config, reached.link, &mut tell, signals.next()).await;
     reached.dialler.close().await;
-    let report = probed.map_err(|error| told(remote, error))?;
+    let report = probed.map_err(|error| match error {
+        SessionError::PeerIncompatible(_) => Error::new(error).context(format!("{remote} cannot be probed")),
+        error => error.into(),
+    })?;
     if let Some(ssh) = reached.ssh {
         ssh.end().await;
     }
     Ok((reached.transport, report))
-}
-
-fn told(remote: &Remote, error: SessionError) -> anyhow::Error {
-    match error {
-        SessionError::PeerIncompatible(error) => {
-            failure(Exit::Incompatible, format!("{remote} cannot be probed: {error}"))
-        }
-        error => error.into(),
-    }
 }
 
 /// This side's storage: swept now, or as it was found earlier.
@@ -120,15 +116,10 @@ fn source(args: &ProbeArgs) -> Result<Option<Storage>> {
         let kept = args.tree.as_deref().and_then(|tree| ceiling::known([tree]));
         return Ok(kept.as_ref().map(Storage::here));
     };
-    let storage = settings::storage(args.storage, |notice| terminal::warn(notice));
-    let config = SweepConfig {
-        budget: ByteCount(SWEEP_BYTES_MAX),
-        time: SWEEP_TIME,
-        file_io: storage.file_io,
-        direct: storage.direct,
-        ..SweepConfig::at(directory)
-    };
-    Ok(Some(Storage::here(&sweep::measure(config)?)))
+    let budget = ByteCount(SWEEP_BYTES_MAX);
+    let config =
+        SweepConfig { budget, time: Duration::from_millis(SWEEP_MILLIS), ..SweepConfig::at(directory) };
+    Ok(Some(Storage::here(&sweep::measure(config, args.storage)?)))
 }
 
 fn sizes_of(tree: &Path) -> Result<Vec<(u64, Share)>> {
@@ -147,7 +138,7 @@ fn predicted(
     let writes = target.and_then(Storage::writes);
     // a push neither waits for the receiver's greeting nor for its leave before it sends
     let start = report.first_byte.saturating_sub(report.round_trips.min * 2);
-    let way = CacheUse {
+    let way = Way {
         source: reads.as_ref(),
         path: findings::best(report)?.steady.bytes_per_second(),
         target: writes.as_ref(),
@@ -156,27 +147,17 @@ fn predicted(
     predict(sizes, &way)
 }
 
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// A line where there is a terminal.
-struct Progress(ProgressBar);
-
-impl Progress {
-    fn show(&self, event: &ProbeEvent) {
-        match event {
-            ProbeEvent::Lanes(1) => self.0.set_message("measuring 1 lane"),
-            ProbeEvent::Lanes(lanes) => self.0.set_message(format!("measuring {lanes} lanes")),
-            ProbeEvent::Measured(round) => {
-                let rate = findings::rate(round);
-                self.0.set_message(format!("{} lanes: {rate}", round.lanes));
-            }
-            ProbeEvent::Sweeping => self.0.set_message("sweeping the receiver's storage"),
-            _ => {}
+fn show(bar: &ProgressBar, event: &ProbeEvent) {
+    match event {
+        ProbeEvent::Lanes(1) => bar.set_message("measuring 1 lane"),
+        ProbeEvent::Lanes(lanes) => bar.set_message(format!("measuring {lanes} lanes")),
+        ProbeEvent::Measured(round) => {
+            bar.set_message(format!("{} lanes: {}", round.lanes, findings::rate(round)));
         }
+        ProbeEvent::Sweeping => bar.set_message("sweeping the receiver's storage"),
+        _ => {}
     }
 }
 
 /// How long each side's storage is swept.
-const SWEEP_TIME: Duration = Duration::from_secs(5);
+const SWEEP_MILLIS: u64 = 5_000;

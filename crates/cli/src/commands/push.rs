@@ -6,10 +6,10 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use zmove_engine::{
-    LocalReceiver, Location, Push, Remote, RemotePush, Run, SenderConfig, Sources, Summary, push_locally,
+    LocalReceiver, Location, Push, Pushed, Remote, RemotePush, Run, SenderConfig, Sources, Summary,
+    push_locally,
 };
 use zmove_sender::Manifest;
-use zmove_transport::Transport;
 use zmove_types::Escaped;
 
 use crate::args::PushArgs;
@@ -18,47 +18,46 @@ use crate::display::progress::Display;
 use crate::display::prompt::Prompt;
 use crate::display::trace::{self, Trace};
 use crate::display::{summary, terminal};
-use crate::settings::{self, PushSettings, Role, Storage, timeout};
+use crate::settings::{self, PushSettings, Role, Storage};
 use crate::signals::EndSignals;
 use crate::value::exit::Exit;
 
 /// Runs `zmove push`.
 pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
-    let settings = PushSettings::new(&args, Arc::new(Prompt))?;
-    let sources = settings.look_at_sources(&args, &terminal::Notices)?;
+    let settings = PushSettings::new(args, Arc::new(Prompt))?;
+    let args = &settings.args;
+    let sources = settings.look_at_sources(&terminal::Notices)?;
     let trace = args.trace.as_deref().map(Trace::create).transpose()?;
     let sample_interval = trace.as_ref().map(|_| trace::INTERVAL);
-    let display = Display::new(args.json, args.quiet, trace);
-    let manifest = manifest(&args)?;
+    let display = Display::new(args, trace);
+    let manifest = manifest(args)?;
     let mut run = Run::begin(manifest, started);
     let storage = settings::storage(args.storage, |notice| terminal::warn(notice));
     let config = SenderConfig {
         file_io: Arc::clone(&storage.file_io),
         direct: storage.direct,
         sample_interval,
-        scan: settings.scan(&args),
+        scan: settings.scan(),
         rate_max: args.limit,
         ..SenderConfig::default()
     };
-    let push = Push::start(settings.job(&args, &sources)?, config.clone(), &mut run, started);
-    let runtime = settings::runtime(2)?;
-    let pushed: Result<_> = runtime.block_on(async {
+    let push = Push::start(settings.job(&sources)?, config.clone(), &mut run, started);
+    let pushed = settings::block_on(2, async {
         match &settings.location {
             Location::Local(_) => Ok((push_here(push, &mut run, &display, storage).await?, None)),
             Location::Remote(remote) => {
-                let there = There { remote, settings: &settings, args: &args, sources: &sources, config };
-                let (summary, transport) = there.push(push, &mut run, &display).await?;
-                Ok((summary, Some(transport)))
+                let pushed =
+                    push_there(remote, &settings, &sources, config, push, &mut run, &display).await?;
+                Ok((pushed.summary, Some(pushed.transport)))
             }
         }
     });
-    runtime.shutdown_background();
     let moved = display.moved();
     display.end();
     let (mut summary, transport) = pushed?;
     summary.failed += sources.missing;
     let shares = shares(&moved, &summary, &sources, &settings.location);
-    summary::print(&summary, &args, transport, &shares)?;
+    summary::print(&summary, args, transport, &shares);
     Ok(match (summary.failed + summary.kept_by_change, summary.spared) {
         (0, 0) => Exit::Done,
         (0, _) => Exit::MaxDelete,
@@ -66,33 +65,29 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     })
 }
 
-/// A push to another host.
-struct There<'a> {
-    remote: &'a Remote,
-    settings: &'a PushSettings,
-    args: &'a PushArgs,
-    sources: &'a Sources,
+/// Runs the sending role, and connects anew where connections are lost.
+async fn push_there(
+    remote: &Remote,
+    settings: &PushSettings,
+    sources: &Sources,
     config: SenderConfig,
-}
-
-impl There<'_> {
-    async fn push(self, push: Push, run: &mut Run, display: &Display) -> Result<(Summary, Transport)> {
-        let home = settings::home(Role::Client)?;
-        let job = || Ok(self.settings.job(self.args, self.sources)?);
-        let pushing = RemotePush {
-            home: &home,
-            remote: self.remote,
-            settings: self.settings.dial.clone().unwrap_or_default(),
-            job: &job,
-            config: self.config,
-            timeout: timeout(self.args),
-            busy_timeout: self.args.timeout,
-            observer: display.observer(),
-            listener: display,
-        };
-        let pushed = pushing.push(push, run, interrupted()).await?;
-        Ok((pushed.summary, pushed.transport))
-    }
+    push: Push,
+    run: &mut Run,
+    display: &Display,
+) -> Result<Pushed> {
+    let home = settings::home(Role::Client)?;
+    let pushing = RemotePush {
+        home: &home,
+        remote,
+        settings: settings.dial.clone().unwrap_or_default(),
+        job: &|| Ok(settings.job(sources)?),
+        config,
+        timeout: settings.timeout(),
+        busy_timeout: settings.args.timeout,
+        observer: display.observer(),
+        listener: display,
+    };
+    Ok(pushing.push(push, run, interrupted()).await?)
 }
 
 /// Runs both roles in this process.
@@ -122,7 +117,7 @@ fn manifest(args: &PushArgs) -> Result<Option<Manifest>> {
 
 async fn interrupted() {
     match EndSignals::listen() {
-        Ok(signals) => signals.first().await,
+        Ok(mut signals) => signals.next().await,
         // without a handler a signal ends the process by itself
         Err(_) => std::future::pending().await,
     }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
 use zmove_engine::{ORDER_BYTES_MAX, Order, Ready};
 use zmove_receiver::{Authorizer, Daemon, DaemonEvent, EndingSessions, ReceiverConfig};
 use zmove_transport::{BindError, Fingerprint, Identity, Listener, SocketConfig};
@@ -36,10 +36,10 @@ pub(crate) fn run() -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-async fn receive(order: &Order, key: Fingerprint, input: BufReader<Stdin>) -> Result<()> {
+async fn receive(order: &Order, key: Fingerprint, mut input: BufReader<Stdin>) -> Result<()> {
     let identity = Identity::for_once()?;
     let reached = reached();
-    let signals = EndSignals::listen().context("handle SIGTERM and SIGINT")?;
+    let mut signals = EndSignals::listen().context("handle SIGTERM and SIGINT")?;
     let listener = bind(order, &identity, reached).await?;
     let port = listener.local_addr().context("read the listening address")?.port();
     let home = settings::home(Role::Client).ok();
@@ -61,14 +61,15 @@ async fn receive(order: &Order, key: Fingerprint, input: BufReader<Stdin>) -> Re
         // the sender tells what concerns it, and others are none of its user's business
         _ => {}
     });
-    let closed = closed(input);
+    // it resolves when there is no more input, or none to be had: whoever has started this is gone
+    let closed = tokio::task::spawn_blocking(move || std::io::copy(&mut input, &mut std::io::sink()));
     terminal::print(Ready::new(identity.fingerprint(), port, reached).line());
     let stop = async {
         tokio::select! {
-            true = nobody_comes(&begun) => {}
+            Err(_nobody) = tokio::time::timeout(COME_TIMEOUT, begun.notified()) => {}
             () = ended.notified() => {}
             _ = closed => {}
-            () = signals.first() => {}
+            () = signals.next() => {}
         }
     };
     daemon.serve(stop).await;
@@ -100,22 +101,6 @@ async fn bind(order: &Order, identity: &Identity, reached: Option<IpAddr>) -> Re
 fn reached() -> Option<IpAddr> {
     let connection = std::env::var("SSH_CONNECTION").ok()?;
     connection.split(' ').nth(2)?.parse().ok()
-}
-
-/// Resolves when there is no more input: whoever has started this is gone.
-fn closed(mut input: BufReader<Stdin>) -> oneshot::Receiver<()> {
-    let (end, ended) = oneshot::channel();
-    std::thread::spawn(move || {
-        // an error is an end as well
-        let _over = std::io::copy(&mut input, &mut std::io::sink());
-        let _nobody_waits = end.send(());
-    });
-    ended
-}
-
-/// Whether there is still no transfer after a while.
-async fn nobody_comes(begun: &Notify) -> bool {
-    tokio::time::timeout(COME_TIMEOUT, begun.notified()).await.is_err()
 }
 
 /// How long to wait for the transfer.

@@ -13,7 +13,6 @@ mod confinement;
 mod metrics;
 mod privileges;
 mod service;
-mod settings;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -30,8 +29,7 @@ use zmove_types::ByteCount;
 use self::config::{Config, ConfigFault};
 use self::metrics::{Counts, Page};
 use self::privileges::Belongings;
-use self::settings::Settings;
-use crate::args::ServeArgs;
+use crate::args::{ServeArgs, StorageArgs};
 use crate::commands::journal;
 use crate::display::{log, terminal};
 use crate::signals::EndSignals;
@@ -51,11 +49,11 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
         return Ok(check::run(args, &home));
     }
     let config = Config::read(args.config.as_deref(), &home).map_err(|faults| usage_error(list(&faults)))?;
-    let settings = Settings::new(args, &config);
-    log::start(settings.log_format);
-    let user = settings.user.as_deref().map_or(Ok(None), privileges::to_become)?;
-    let sockets = bind(&settings)?;
-    let metrics = settings.metrics.map(bind_metrics);
+    let config = config.with(args);
+    log::start(config.log.format);
+    let user = config.user.as_deref().map_or(Ok(None), privileges::to_become)?;
+    let sockets = bind(&config)?;
+    let metrics = config.metrics.listen.0.map(bind_metrics);
     let own = belongings(args, home);
     if let Some(user) = &user {
         privileges::become_user(user)?;
@@ -69,15 +67,15 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
             "no sender may write here yet; run: zmove allow FINGERPRINT --name NAME --root DIR --write",
         );
     }
-    if settings.allow_clear {
+    if config.allow_clear {
         log::warning("senders may send names and contents in clear (--allow-clear)");
     }
     if let Some(user) = &user {
         privileges::warn_of_closed_roots(user, &keys);
     }
-    confinement::confine(settings.confine, &own, &keys)?;
+    confinement::confine(config.confine, &own, &keys)?;
     let runtime = tokio::runtime::Runtime::new().context("start the runtime")?;
-    runtime.block_on(serve(args, settings, &identity, sockets, metrics, own))?;
+    runtime.block_on(serve(args, &config, &identity, sockets, metrics, own))?;
     runtime.shutdown_background();
     Ok(Exit::Done)
 }
@@ -94,7 +92,7 @@ fn belongings(args: &ServeArgs, home: PathBuf) -> Belongings {
 
 async fn serve(
     args: &ServeArgs,
-    settings: Settings,
+    config: &Config,
     identity: &Identity,
     sockets: Inherited,
     metrics: Option<io::Result<TcpListener>>,
@@ -103,16 +101,15 @@ async fn serve(
     let listener = Listener::on(sockets, identity, &SocketConfig::default())?;
     let address = listener.local_addr().context("read the listening address")?;
     warn_of_small_buffers(&listener);
-    tokio::spawn(expire_journals(journals.clone(), settings.journal_age));
+    tokio::spawn(expire_journals(journals.clone(), config.journal_age));
     let counts = Counts::default();
     let (counted, quiet) = (counts.clone(), log::Quiet::default());
-    let config = receiver_config(&settings, &journals);
-    let daemon =
-        Daemon::new(listener, Authorizer::Listed(KeyList::new(home.clone())), config, move |event| {
-            counted.count(event);
-            quiet.tell(event);
-        });
-    set_limits(&daemon, settings.limits);
+    let authorizer = Authorizer::Listed(KeyList::new(home.clone()));
+    let daemon = Daemon::new(listener, authorizer, receiver_config(config, &journals), move |event| {
+        counted.count(event);
+        quiet.tell(event);
+    });
+    set_limits(&daemon, config.limits);
     if let Some(bound) = metrics {
         serve_metrics(bound, Page::new(&counts, daemon.meters(), journals));
     }
@@ -123,7 +120,7 @@ async fn serve(
     service::watch();
     let stop = async {
         tokio::select! {
-            () = end(&daemon, signals, settings.drain) => {}
+            () = end(&daemon, signals, config.drain.0) => {}
             () = reloaded => {}
         }
     };
@@ -131,12 +128,13 @@ async fn serve(
     Ok(())
 }
 
-fn receiver_config(settings: &Settings, journals: &Path) -> ReceiverConfig {
-    let storage = crate::settings::storage(settings.storage, |notice| log::warning(notice));
+fn receiver_config(config: &Config, journals: &Path) -> ReceiverConfig {
+    let storage = StorageArgs { io_engine: config.io_engine, direct: config.direct };
+    let storage = crate::settings::storage(storage, |notice| log::warning(notice));
     ReceiverConfig {
         file_io: storage.file_io,
         direct: storage.direct,
-        allow_clear: settings.allow_clear,
+        allow_clear: config.allow_clear,
         journals: Some(journals.to_owned()),
         ..ReceiverConfig::default()
     }
@@ -157,10 +155,10 @@ fn set_limits(daemon: &Daemon, limits: Limits) {
 }
 
 /// The sockets that the service manager has, else those that the settings say.
-fn bind(settings: &Settings) -> Result<Inherited> {
+fn bind(config: &Config) -> Result<Inherited> {
     match service::sockets().context("take the sockets of the service manager")? {
         Some(sockets) => Ok(sockets),
-        None => Ok(Inherited::bind(settings.listen, settings.choice, &SocketConfig::default())?),
+        None => Ok(Inherited::bind(config.listen, config.transport.choice(), &SocketConfig::default())?),
     }
 }
 

@@ -12,10 +12,10 @@ use indicatif::ProgressBar;
 use zmove_sweep::{Direction, Sweep, SweepConfig, SweepError, SweepEvent, sweep};
 use zmove_types::Escaped;
 
-use crate::args::SweepArgs;
+use crate::args::{StorageArgs, SweepArgs};
 use crate::ceiling;
 use crate::display::terminal;
-use crate::settings;
+use crate::settings::{self, Storage};
 use crate::signals::EndSignals;
 use crate::value::exit::{Exit, failure, usage_error};
 use zmove_drawing::scale::size_label;
@@ -26,17 +26,9 @@ pub(crate) fn run(args: &SweepArgs) -> Result<Exit> {
         return comparing::run((here, reference), &args.e1);
     }
     let path = args.path.as_deref().expect("clap demands it");
-    let storage = settings::storage(args.storage, |notice| terminal::warn(notice));
-    let usual = SweepConfig::at(path);
-    let config = SweepConfig {
-        budget: args.budget,
-        time: args.time,
-        threads: args.threads.map_or(usual.threads, usize::from),
-        file_io: storage.file_io,
-        direct: storage.direct,
-        ..usual
-    };
-    let measured = measure(config)?;
+    let mut config = SweepConfig { budget: args.budget, time: args.time, ..SweepConfig::at(path) };
+    config.threads = args.threads.map_or(config.threads, usize::from);
+    let measured = measure(config, args.storage)?;
     terminal::print(table::of(&measured));
     keep(&measured);
     args.json.as_deref().map_or(Ok(()), |file| terminal::save(file, &measured.to_json()))?;
@@ -45,24 +37,25 @@ pub(crate) fn run(args: &SweepArgs) -> Result<Exit> {
 }
 
 /// Sweeps on a thread, which is told to stop when a signal asks for the end: it then removes what it has written.
-pub(crate) fn measure(config: SweepConfig) -> Result<Sweep> {
-    let runtime = settings::runtime(1)?;
-    runtime.block_on(async {
-        let signals = EndSignals::listen().context("listen for signals")?;
+pub(crate) fn measure(config: SweepConfig, storage: StorageArgs) -> Result<Sweep> {
+    let Storage { file_io, direct } = settings::storage(storage, |notice| terminal::warn(notice));
+    let config = SweepConfig { file_io, direct, ..config };
+    settings::block_on(1, async {
+        let mut signals = EndSignals::listen().context("listen for signals")?;
         let stop = Arc::new(AtomicBool::new(false));
         let sweeping = tokio::task::spawn_blocking({
             let stop = Arc::clone(&stop);
             move || {
-                let progress = Progress(terminal::running("{bar:24} {msg}, {elapsed}"));
-                let outcome = sweep(&config, &stop, &mut |event| progress.show(&event));
-                progress.0.finish_and_clear();
+                let bar = terminal::running("{bar:24} {msg}, {elapsed}");
+                let outcome = sweep(&config, &stop, &mut |event| show(&bar, &event));
+                bar.finish_and_clear();
                 outcome
             }
         });
         tokio::pin!(sweeping);
         let outcome = tokio::select! {
             outcome = &mut sweeping => outcome,
-            () = signals.first() => {
+            () = signals.next() => {
                 stop.store(true, Ordering::Relaxed);
                 sweeping.await
             }
@@ -88,31 +81,25 @@ fn keep(measured: &Sweep) {
     }
 }
 
-/// A bar where there is a terminal.
-struct Progress(ProgressBar);
-
-impl Progress {
-    fn show(&self, event: &SweepEvent) {
-        match event {
-            SweepEvent::Removed(path) => {
-                self.say(&format!("what an earlier sweep had left is removed: '{}'", Escaped::path(&path)))
-            }
-            SweepEvent::Stays(path) => {
-                let path = Escaped::path(&path);
-                self.say(&format!("'{path}' may be left of a sweep, but is not known to be this user's on this host: it stays"));
-            }
-            SweepEvent::Measuring { number, of, file_bytes, direction } => {
-                let doing = if *direction == Direction::Write { "writing" } else { "reading" };
-                self.0.set_length(2 * *of as u64);
-                self.0.set_position(2 * *number as u64 + u64::from(*direction == Direction::Read));
-                self.0.set_message(format!("{doing} files of {}", size_label(*file_bytes)));
-            }
-            SweepEvent::Removing => self.0.set_message("removing what was written"),
-            _ => {}
+fn show(bar: &ProgressBar, event: &SweepEvent) {
+    let say = |text: &str| bar.suspend(|| terminal::warn(text));
+    match event {
+        SweepEvent::Removed(path) => {
+            say(&format!("what an earlier sweep had left is removed: '{}'", Escaped::path(&path)));
         }
-    }
-
-    fn say(&self, text: &str) {
-        self.0.suspend(|| terminal::warn(text));
+        SweepEvent::Stays(path) => {
+            let path = Escaped::path(&path);
+            say(&format!(
+                "'{path}' may be left of a sweep, but is not known to be this user's on this host: it stays"
+            ));
+        }
+        SweepEvent::Measuring { number, of, file_bytes, direction } => {
+            let doing = if *direction == Direction::Write { "writing" } else { "reading" };
+            bar.set_length(2 * *of as u64);
+            bar.set_position(2 * *number as u64 + u64::from(*direction == Direction::Read));
+            bar.set_message(format!("{doing} files of {}", size_label(*file_bytes)));
+        }
+        SweepEvent::Removing => bar.set_message("removing what was written"),
+        _ => {}
     }
 }

@@ -33,10 +33,7 @@ pub(crate) fn run(args: &TrustArgs) -> Result<Exit> {
         (Some(TrustCommand::Remove { host }), _) => remove(host, known_hosts),
         (None, Some(args)) => {
             let identity = Identity::load_or_create(&home)?;
-            let runtime = tokio::runtime::Runtime::new().context("start the runtime")?;
-            let done = runtime.block_on(learn(args, &identity, known_hosts));
-            runtime.shutdown_background();
-            done
+            settings::block_on(1, learn(args, &identity, known_hosts))
         }
         (None, None) => unreachable!("clap demands one of them"),
     }

@@ -12,6 +12,11 @@ pub(crate) fn duration(seconds: f64) -> String {
     }
 }
 
+/// A number of things, one or several.
+pub(crate) fn counted(number: u64, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
+}
+
 /// A rate of bytes in binary units.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate above zero")]
 pub(crate) fn bytes_per_second(rate: f64) -> String {

@@ -27,17 +27,14 @@ pub(crate) use quiet::Quiet;
 pub(crate) fn start(format: LogFormat) {
     let own = Targets::new().with_target("zmove_cli", LevelFilter::INFO);
     let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
-    let begun = match format {
-        LogFormat::Text => {
-            let sentences = layer.with_ansi(false).event_format(Sentences { journal: is_journal() });
-            tracing::subscriber::set_global_default(Registry::default().with(sentences.with_filter(own)))
-        }
+    let layer = match format {
+        LogFormat::Text => layer.with_ansi(false).event_format(Sentences { journal: is_journal() }).boxed(),
         LogFormat::Json => {
-            let json = layer.json().flatten_event(true).with_target(false).with_current_span(false);
-            let json = json.with_span_list(false);
-            tracing::subscriber::set_global_default(Registry::default().with(json.with_filter(own)))
+            let json = layer.json().flatten_event(true).with_target(false);
+            json.with_current_span(false).with_span_list(false).boxed()
         }
     };
+    let begun = tracing::subscriber::set_global_default(Registry::default().with(layer.with_filter(own)));
     begun.expect("the log is started once");
 }
 

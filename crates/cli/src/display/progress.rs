@@ -4,23 +4,31 @@
 
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::args::PushArgs;
 use crate::ceiling::Moved;
 use crate::display::listing;
 use crate::display::terminal;
 use crate::display::trace::Trace;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use serde_json::json;
+use indicatif::ProgressBar;
+use serde_json::{Value, json};
 use zmove_engine::{Listener, Notice};
-use zmove_types::{ByteCount, Change, Event, Observer};
+use zmove_types::{ByteCount, ByteRate, Change, Event, Observer};
 
 /// The display of one push.
 pub(crate) struct Display {
     watcher: Arc<Watcher>,
-    ticker: Mutex<Option<JoinHandle<()>>>,
+    ticker: OnceLock<Ticker>,
+}
+
+/// The thread that draws until `end` is dropped.
+struct Ticker {
+    end: Sender<()>,
+    thread: JoinHandle<()>,
 }
 
 /// Where events go.
@@ -28,18 +36,11 @@ struct Watcher {
     totals: Totals,
     /// Not set back when a push goes on after its connections were lost.
     moved: Arc<Moved>,
+    /// It also estimates the rate, where it is not drawn too.
     bar: ProgressBar,
     form: Form,
-    quiet: bool,
     trace: Option<Trace>,
-    limit: Mutex<&'static str>,
-    /// The user knows that the receiver is busy.
-    told_busy: AtomicBool,
-    /// Since when there has been no connection.
-    lost: Mutex<Option<Instant>>,
-    ended: Mutex<bool>,
-    end: Condvar,
-    started: Instant,
+    state: Mutex<State>,
 }
 
 /// How events are shown.
@@ -47,6 +48,8 @@ struct Watcher {
 enum Form {
     Bar,
     Json,
+    /// What is no terminal gets lines, and no bar.
+    Lines,
     Failures,
 }
 
@@ -71,48 +74,57 @@ impl Totals {
     }
 }
 
+/// What the push is doing beside moving files.
+struct State {
+    limit: &'static str,
+    /// The user knows that the receiver is busy.
+    told_busy: bool,
+    /// Since when there has been no connection.
+    lost: Option<Instant>,
+}
+
 const DRAW_INTERVAL: Duration = Duration::from_millis(200);
 const JSON_INTERVAL: Duration = Duration::from_secs(1);
+const BAR: &str = "{bar:24} {percent:>3}% {msg}, ETA {eta_precise}";
 
 impl Display {
     /// A display that shows nothing before it is [started](Self::start): there may be a question to ask first.
-    pub(crate) fn new(json: bool, quiet: bool, trace: Option<Trace>) -> Self {
-        let form = match (json, quiet || !std::io::stderr().is_terminal()) {
-            (true, _) => Form::Json,
-            (false, false) => Form::Bar,
-            (false, true) => Form::Failures,
+    pub(crate) fn new(args: &PushArgs, trace: Option<Trace>) -> Self {
+        let form = match args {
+            PushArgs { json: true, .. } => Form::Json,
+            PushArgs { quiet: true, .. } => Form::Failures,
+            _ if std::io::stderr().is_terminal() => Form::Bar,
+            _ => Form::Lines,
         };
-        let bar = ProgressBar::hidden();
         let watcher = Arc::new(Watcher {
             totals: Totals::default(),
             moved: Arc::default(),
-            bar,
+            bar: ProgressBar::hidden().with_message("starting"),
             form,
-            quiet,
             trace,
-            limit: Mutex::new("starting"),
-            told_busy: AtomicBool::new(false),
-            lost: Mutex::new(None),
-            ended: Mutex::new(false),
-            end: Condvar::new(),
-            started: Instant::now(),
+            state: Mutex::new(State { limit: "starting", told_busy: false, lost: None }),
         });
-        Self { watcher, ticker: Mutex::new(None) }
+        Self { watcher, ticker: OnceLock::new() }
     }
 
     /// Starts to show what the observer is told; again, it counts from the beginning.
     pub(crate) fn start(&self) {
-        let mut ticker = self.ticker.lock().unwrap_or_else(PoisonError::into_inner);
-        if ticker.is_some() {
+        if self.ticker.get().is_some() {
             return self.watcher.totals.reset();
         }
+        let interval = match self.watcher.form {
+            Form::Bar => DRAW_INTERVAL,
+            Form::Json => JSON_INTERVAL,
+            Form::Lines | Form::Failures => return,
+        };
         if self.watcher.form == Form::Bar {
-            style(&self.watcher.bar);
+            terminal::draw(&self.watcher.bar, BAR);
         }
-        if self.watcher.form != Form::Failures {
+        self.ticker.get_or_init(|| {
+            let (end, ended) = channel();
             let watcher = Arc::clone(&self.watcher);
-            *ticker = Some(std::thread::spawn(move || watcher.tick()));
-        }
+            Ticker { end, thread: std::thread::spawn(move || watcher.tick(interval, &ended)) }
+        });
     }
 
     /// What the push reports to.
@@ -127,12 +139,10 @@ impl Display {
 
     /// Removes the progress bar from the terminal.
     pub(crate) fn end(self) {
-        *self.watcher.ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.watcher.end.notify_all();
-        let ticker = self.ticker.into_inner().unwrap_or_else(PoisonError::into_inner);
-        if let Some(ticker) = ticker {
+        if let Some(Ticker { end, thread }) = self.ticker.into_inner() {
+            drop(end);
             // a display that failed is no failure of the transfer
-            let _display_failed = ticker.join();
+            let _display_failed = thread.join();
         }
         self.watcher.bar.finish_and_clear();
     }
@@ -149,88 +159,75 @@ impl Listener for Display {
     }
 }
 
-fn style(bar: &ProgressBar) {
-    bar.set_style(ProgressStyle::with_template("{bar:24} {percent:>3}% {msg}").expect("a constant template"));
-    bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));
-}
-
 impl Watcher {
-    fn tick(&self) {
-        let interval = if self.form == Form::Json { JSON_INTERVAL } else { DRAW_INTERVAL };
-        let mut recent = Recent::default();
-        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        while !*ended {
-            ended = self.end.wait_timeout(ended, interval).unwrap_or_else(PoisonError::into_inner).0;
-            if !*ended {
-                self.show(&mut recent);
+    fn tick(&self, interval: Duration, ended: &Receiver<()>) {
+        while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+            let done = self.totals.done_bytes.load(Ordering::Relaxed);
+            let found = self.totals.found_bytes.load(Ordering::Relaxed).max(done);
+            self.bar.set_length(found.max(1));
+            self.bar.set_position(done);
+            if self.form == Form::Json {
+                print_json(&self.as_json(done, found));
+            } else {
+                self.bar.set_message(self.message(done, found));
             }
         }
     }
 
-    fn show(&self, recent: &mut Recent) {
-        let done = self.totals.done_bytes.load(Ordering::Relaxed);
-        let found = self.totals.found_bytes.load(Ordering::Relaxed).max(done);
-        let rate = recent.rate(done, self.started.elapsed());
-        if self.form == Form::Json {
-            return self.show_json(done, found, rate);
-        }
-        self.bar.set_length(found.max(1));
-        self.bar.set_position(done);
-        self.bar.set_message(self.message(done, found, rate));
-    }
-
-    fn message(&self, done: u64, found: u64, rate: f64) -> String {
+    fn message(&self, done: u64, found: u64) -> String {
         let totals = &self.totals;
         let files = totals.done_files.load(Ordering::Relaxed);
         let found_files = totals.found_files.load(Ordering::Relaxed);
         let more = if totals.scan_ended.load(Ordering::Relaxed) { "" } else { "+" };
-        let limit = *self.limit.lock().unwrap_or_else(PoisonError::into_inner);
-        let state = if totals.flushing.load(Ordering::Relaxed) && done >= found { "flushing" } else { limit };
+        let flushing = totals.flushing.load(Ordering::Relaxed) && done >= found;
         format!(
-            "{} of {}{more}, {files} of {found_files}{more} files, {}, {}, {state}",
+            "{} of {}{more}, {files} of {found_files}{more} files, {}, {}",
             ByteCount(done),
             ByteCount(found),
-            zmove_types::ByteRate(rate),
-            eta(found - done, rate),
+            ByteRate(self.bar.per_sec()),
+            if flushing { "flushing" } else { self.state().limit },
         )
     }
 
-    fn show_json(&self, done: u64, found: u64, rate: f64) {
+    fn as_json(&self, done: u64, found: u64) -> Value {
         let totals = &self.totals;
-        let limit = *self.limit.lock().unwrap_or_else(PoisonError::into_inner);
-        print_json(&json!({
+        json!({
             "event": "progress",
-            "seconds": self.started.elapsed().as_secs_f64(),
+            "seconds": self.bar.elapsed().as_secs_f64(),
             "bytes_done": done,
             "bytes_found": found,
             "files_done": totals.done_files.load(Ordering::Relaxed),
             "files_found": totals.found_files.load(Ordering::Relaxed),
             "scan_ended": totals.scan_ended.load(Ordering::Relaxed),
-            "bytes_per_second": rate,
+            "bytes_per_second": self.bar.per_sec(),
             "lanes": totals.lanes.load(Ordering::Relaxed),
-            "limited_by": limit,
-        }));
+            "limited_by": self.state().limit,
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lose(&self, message: &str) {
-        *self.lost.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
-        *self.limit.lock().unwrap_or_else(PoisonError::into_inner) = "reconnecting";
+        let told_busy = self.state().told_busy;
+        *self.state() = State { limit: "reconnecting", told_busy, lost: Some(Instant::now()) };
         self.totals.lanes.store(0, Ordering::Relaxed);
         self.totals.flushing.store(false, Ordering::Relaxed);
-        self.say(message, &json!({ "event": "connection_lost", "message": message }));
+        self.tell("connection_lost", message);
     }
 
     fn wait(&self, cause: &str) {
-        if !self.told_busy.swap(true, Ordering::Relaxed) {
-            *self.limit.lock().unwrap_or_else(PoisonError::into_inner) = "waiting";
-            let message = format!("waiting: the receiver is busy: {cause}");
-            self.say(&message, &json!({ "event": "waiting", "message": message }));
+        let told = std::mem::replace(&mut self.state().told_busy, true);
+        if !told {
+            self.state().limit = "waiting";
+            self.tell("waiting", &format!("waiting: the receiver is busy: {cause}"));
         }
     }
 
     /// Says it if the connection was lost.
     fn come_back(&self) {
-        let lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let lost = self.state().lost.take();
         if let Some(lost) = lost {
             let seconds = lost.elapsed().as_secs_f64();
             let message = format!("reconnected after {seconds:.*} s", usize::from(seconds < 10.0));
@@ -238,8 +235,13 @@ impl Watcher {
         }
     }
 
+    /// One line for the user, and an event with it.
+    fn tell(&self, event: &str, message: &str) {
+        self.say(message, &json!({ "event": event, "message": message }));
+    }
+
     /// One line for the user, and an event.
-    fn say(&self, message: &str, event: &serde_json::Value) {
+    fn say(&self, message: &str, event: &Value) {
         if self.form == Form::Json {
             print_json(event);
         }
@@ -249,15 +251,8 @@ impl Watcher {
     fn list(&self, changes: &[Change]) {
         match self.form {
             Form::Json => changes.iter().for_each(|change| print_json(&listing::as_json(change))),
-            _ if self.quiet => {}
-            _ => self.bar.suspend(|| terminal::print(listing::lines(changes))),
-        }
-    }
-
-    fn tell_resent(&self, what: &str) {
-        match self.form {
-            Form::Json => print_json(&json!({ "event": "resent", "what": what })),
-            Form::Failures | Form::Bar => self.warn(&format!("arrived damaged and is sent again: {what}")),
+            Form::Failures => {}
+            Form::Bar | Form::Lines => self.bar.suspend(|| terminal::print(listing::lines(changes))),
         }
     }
 
@@ -288,57 +283,23 @@ impl Observer for Watcher {
             Event::ScanEnded => totals.scan_ended.store(true, Ordering::Relaxed),
             Event::LaneUp { lanes } => totals.lanes.store(*lanes as u64, Ordering::Relaxed),
             Event::Flushing => totals.flushing.store(true, Ordering::Relaxed),
-            Event::Limited { by } => *self.limit.lock().unwrap_or_else(PoisonError::into_inner) = by,
-            Event::Failed { message } => self.say(message, &json!({ "event": "failed", "message": message })),
+            Event::Limited { by } => self.state().limit = by,
+            Event::Failed { message } => self.tell("failed", message),
             Event::Listed { changes } => self.list(changes),
-            Event::Warned { message } => {
-                self.say(message, &json!({ "event": "warning", "message": message }));
-            }
+            Event::Warned { message } => self.tell("warning", message),
             Event::Waiting { message } => self.wait(message),
-            Event::Resent { what } => self.tell_resent(what),
-            Event::Answered => self.come_back(),
-            Event::Sampled(sample) => {
-                if let Some(trace) = &self.trace {
-                    trace.write(sample);
-                }
+            Event::Resent { what } if self.form == Form::Json => {
+                print_json(&json!({ "event": "resent", "what": what }));
             }
+            Event::Resent { what } => self.warn(&format!("arrived damaged and is sent again: {what}")),
+            Event::Answered => self.come_back(),
+            Event::Sampled(sample) => self.trace.iter().for_each(|trace| trace.write(sample)),
             _ => {}
         }
     }
 }
 
-/// The rate over the last seconds.
-#[derive(Default)]
-struct Recent {
-    smoothed: f64,
-    before: (u64, Duration),
-}
-
-impl Recent {
-    fn rate(&mut self, done: u64, now: Duration) -> f64 {
-        let (bytes_before, time_before) = self.before;
-        let seconds = (now - time_before).as_secs_f64().max(1e-6);
-        let current = ByteCount(done.saturating_sub(bytes_before)).as_f64() / seconds;
-        let weight = (seconds / 3.0).min(1.0);
-        self.smoothed =
-            if bytes_before == 0 { current } else { self.smoothed * (1.0 - weight) + current * weight };
-        self.before = (done, now);
-        self.smoothed
-    }
-}
-
-fn eta(bytes_left: u64, rate: f64) -> String {
-    if bytes_left == 0 || rate < 1.0 {
-        return "ETA -".to_owned();
-    }
-    let left = Duration::from_secs_f64((ByteCount(bytes_left).as_f64() / rate).min(9e6)).as_secs();
-    match left {
-        0..3600 => format!("ETA {}:{:02}", left / 60, left % 60),
-        _ => format!("ETA {}:{:02}:{:02}", left / 3600, left / 60 % 60, left % 60),
-    }
-}
-
 /// One event, one line.
-pub(crate) fn print_json(value: &serde_json::Value) {
+pub(crate) fn print_json(value: &Value) {
     terminal::print(format_args!("{value}\n"));
 }

@@ -2,25 +2,20 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use clap::ValueEnum;
 use serde_json::json;
 use zmove_sender::{Bottleneck, Limit, PathReport, Preview, Summary};
 use zmove_transport::Transport;
 use zmove_types::{ByteCount, ByteRate};
 
-use crate::args::{CipherArg, DurabilityArg, PushArgs};
+use crate::args::{DurabilityArg, PushArgs};
 use crate::ceiling::Shares;
 use crate::display::progress::print_json;
 use crate::display::terminal;
 
 /// Prints the summary in the form that was asked for; within one process nothing has carried the lanes, and there was
 /// nothing to encrypt.
-pub(crate) fn print(
-    summary: &Summary,
-    args: &PushArgs,
-    transport: Option<Transport>,
-    shares: &Shares,
-) -> Result<()> {
+pub(crate) fn print(summary: &Summary, args: &PushArgs, transport: Option<Transport>, shares: &Shares) {
     if summary.manifest_left_out > 0 {
         terminal::warn(format_args!(
             "{} names are not UTF-8, hold U+FFFD or end in CR, and are left out of the manifest: b3sum cannot read them",
@@ -35,22 +30,18 @@ pub(crate) fn print(
     }
     if args.json {
         let mut said = as_json(summary, args, transport);
-        said["storage"] = shares.as_json();
+        said["storage"] = json!(shares);
         print_json(&said);
     } else if !args.quiet {
         terminal::print(as_text(summary, args, transport) + &shares.line());
     }
-    Ok(())
 }
 
 fn as_text(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> String {
     let seconds = summary.elapsed.as_secs_f64();
-    let cipher = transport.map_or_else(String::new, |_| format!(", cipher: {}", cipher_key(args.cipher)));
-    let over = match transport {
-        None => "",
-        Some(Transport::Tcp) => " over TCP",
-        Some(Transport::Quic) => " over QUIC",
-    };
+    let cipher = transport.map_or_else(String::new, |_| format!(", cipher: {}", cipher_key(args)));
+    let over =
+        transport.map_or_else(String::new, |over| format!(" over {}", over.to_string().to_uppercase()));
     if let Some(Preview { added, changed }) = summary.preview {
         let files = summary.files;
         let bytes = ByteCount(summary.bytes);
@@ -161,7 +152,7 @@ fn as_json(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> 
         "repeated": summary.repeated,
         "reconnects": summary.reconnects,
         "lanes": summary.lanes,
-        "cipher": transport.map(|_| cipher_key(args.cipher)),
+        "cipher": transport.map(|_| cipher_key(args)),
         "transport": transport.map(|transport| transport.to_string()),
         "seconds": summary.elapsed.as_secs_f64(),
         "bytes_per_second": ByteRate::new(summary.bytes, summary.elapsed).0,
@@ -207,11 +198,9 @@ fn path_as_json(path: &PathReport, summary: &Summary) -> serde_json::Value {
     })
 }
 
-fn cipher_key(cipher: CipherArg) -> &'static str {
-    match cipher {
-        CipherArg::Tls => "tls",
-        CipherArg::None => "none",
-    }
+/// As it is typed.
+fn cipher_key(args: &PushArgs) -> String {
+    args.cipher.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 fn limit_key(limit: Limit) -> &'static str {

@@ -39,11 +39,16 @@ pub(crate) fn causes(error: &anyhow::Error) -> impl Display {
 pub(crate) fn running(template: &str) -> ProgressBar {
     let bar = ProgressBar::hidden();
     if std::io::stderr().is_terminal() {
-        bar.set_style(ProgressStyle::with_template(template).expect("a constant template"));
-        bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));
+        draw(&bar, template);
         bar.enable_steady_tick(Duration::from_millis(200));
     }
     bar
+}
+
+/// Shows a bar that was hidden.
+pub(crate) fn draw(bar: &ProgressBar, template: &str) {
+    bar.set_style(ProgressStyle::with_template(template).expect("a constant template"));
+    bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));
 }
 
 /// Writes a file that the user has asked for.

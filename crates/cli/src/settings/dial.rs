@@ -3,24 +3,39 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use zmove_engine::{Confirm, Remote, SshSettings, UnknownHost};
+use zmove_engine::{Confirm, DialSettings, Remote, SshSettings, Start, UnknownHost};
 use zmove_transport::{QuicCongestion, Reach, SocketConfig, TransportChoice, UnknownCongestion};
 
-use crate::args::{SshArgs, TransportArg};
+use crate::args::{DialArgs, TransportArg};
 use crate::value::exit::usage_error;
 
-/// The transport that was typed.
-pub(super) fn transport(arg: TransportArg) -> TransportChoice {
-    match arg {
+/// What starts the receiver at a location without a login.
+pub(super) fn start(args: &DialArgs) -> Start {
+    if args.ssh { Start::OverSsh } else { Start::Daemon }
+}
+
+/// The settings that follow from what was typed; `ask` is asked about a host that is not known.
+///
+/// # Errors
+/// An option makes no sense.
+pub(super) fn settings(args: &DialArgs, remote: &Remote, ask: Arc<dyn Confirm>) -> Result<DialSettings> {
+    // clap lets only one of the options through
+    let unknown_host = match (args.accept_new, args.strict) {
+        (true, _) => UnknownHost::Pin,
+        (false, true) => UnknownHost::Refuse,
+        (false, false) => UnknownHost::Ask(ask),
+    };
+    Ok(DialSettings { unknown_host, reach: reach(args)?, ssh: ssh(args, remote)?, ..DialSettings::default() })
+}
+
+/// Transport and socket options.
+fn reach(args: &DialArgs) -> Result<Reach> {
+    let transport = match args.transport {
         TransportArg::Auto => TransportChoice::Auto,
         TransportArg::Tcp => TransportChoice::Tcp,
         TransportArg::Quic => TransportChoice::Quic,
-    }
-}
-
-/// The socket options that go with the congestion control that was typed.
-pub(super) fn reach(transport: TransportChoice, congestion: Option<&str>) -> Result<Reach> {
-    let quic_congestion = match congestion {
+    };
+    let quic_congestion = match &args.congestion {
         // what only the kernel has is for TCP
         Some(name) if transport == TransportChoice::Quic => name
             .parse()
@@ -28,12 +43,12 @@ pub(super) fn reach(transport: TransportChoice, congestion: Option<&str>) -> Res
         Some(name) => name.parse().unwrap_or_default(),
         None => QuicCongestion::default(),
     };
-    let socket = SocketConfig { congestion: congestion.map(str::to_owned), ..SocketConfig::default() };
+    let socket = SocketConfig { congestion: args.congestion.clone(), ..SocketConfig::default() };
     Ok(Reach { transport, socket, quic_congestion })
 }
 
 /// The ssh that starts a receiver at `remote`; without a login there, none will.
-pub(super) fn ssh(args: &SshArgs, remote: &Remote) -> Result<SshSettings> {
+fn ssh(args: &DialArgs, remote: &Remote) -> Result<SshSettings> {
     let mut words = shlex::split(&args.ssh_command).unwrap_or_default();
     if words.is_empty() && remote.login.is_some() {
         return Err(usage_error(format!("--ssh-command: '{}' is no command", args.ssh_command)));
@@ -45,13 +60,4 @@ pub(super) fn ssh(args: &SshArgs, remote: &Remote) -> Result<SshSettings> {
         remote_zmove: args.remote_zmove.clone(),
         ports: args.ssh_ports,
     })
-}
-
-/// What becomes of a host whose key is not known; clap lets only one of the options through.
-pub(super) fn unknown_host(accept_new: bool, strict: bool, ask: Arc<dyn Confirm>) -> UnknownHost {
-    match (accept_new, strict) {
-        (true, _) => UnknownHost::Pin,
-        (false, true) => UnknownHost::Refuse,
-        (false, false) => UnknownHost::Ask(ask),
-    }
 }

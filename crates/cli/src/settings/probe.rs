@@ -7,60 +7,45 @@ use std::sync::Arc;
 use anyhow::Result;
 use zmove_engine::{Confirm, DialSettings, Location, MoreLanes, Remote, Start};
 use zmove_types::Escaped;
-use zmove_wire::Cipher;
 
-use super::dial::{reach, ssh, transport, unknown_host};
+use super::dial;
 use crate::args::ProbeArgs;
 use crate::value::exit::usage_error;
 
-/// What a probe will do.
-#[derive(Debug)]
-pub(crate) struct ProbeSettings {
-    pub(crate) remote: Remote,
-    pub(crate) dial: DialSettings,
-}
-
-impl ProbeSettings {
-    /// The settings that follow from what was typed; `ask` is asked about a host that is not known.
-    ///
-    /// # Errors
-    /// An option makes no sense.
-    pub(crate) fn new(args: &ProbeArgs, ask: Arc<dyn Confirm>) -> Result<Self> {
-        let start = if args.ssh.ssh { Start::OverSsh } else { Start::Daemon };
-        let remote = receiver(&args.host, start)?;
-        if args.streams.len() > ROUNDS_MAX {
-            return Err(usage_error(format!("--streams takes {ROUNDS_MAX} numbers at most")));
-        }
-        if let Some(tree) = args.tree.as_deref().filter(|tree| !tree.exists()) {
-            return Err(usage_error(format!("--for '{}': there is no such tree", Escaped::path(&tree))));
-        }
-        let dial = DialSettings {
-            unknown_host: unknown_host(args.accept_new, args.strict, ask),
-            // the one that brings the first byte; each round has lanes of its own
-            streams: Some(1),
-            reach: reach(transport(args.transport), args.congestion.as_deref())?,
-            cipher: Cipher::Tls,
-            limit: None,
-            ssh: ssh(&args.ssh, &remote)?,
-            more: MoreLanes::Sets,
-        };
-        Ok(Self { remote, dial })
+/// The receiver that a probe is of, and how it is reached; `ask` is asked about a host that is not known.
+///
+/// # Errors
+/// An option makes no sense.
+pub(crate) fn probe(args: &ProbeArgs, ask: Arc<dyn Confirm>) -> Result<(Remote, DialSettings)> {
+    let remote = receiver(&args.host, dial::start(&args.dial))?;
+    if args.streams.len() > ROUNDS_MAX {
+        return Err(usage_error(format!("--streams takes {ROUNDS_MAX} numbers at most")));
     }
+    if let Some(tree) = args.tree.as_deref().filter(|tree| !tree.exists()) {
+        return Err(usage_error(format!("--for '{}': there is no such tree", Escaped::path(&tree))));
+    }
+    let dial = DialSettings {
+        // the one that brings the first byte; each round has lanes of its own
+        streams: Some(1),
+        more: MoreLanes::Sets,
+        ..dial::settings(&args.dial, &remote, ask)?
+    };
+    Ok((remote, dial))
 }
 
 /// A receiver as `push` reads it, and without a path.
 fn receiver(text: &OsStr, start: Start) -> Result<Remote> {
-    let remote = match Location::parse(text, start)? {
-        Location::Remote(remote) => remote,
-        Location::Local(text) if !text.as_bytes().contains(&b'/') => {
-            let mut whole = text.clone();
+    let location = match Location::parse(text, start)? {
+        Location::Local(host) if !host.as_bytes().contains(&b'/') => {
+            let mut whole = host;
             whole.push(":");
-            match Location::parse(&whole, start)? {
-                Location::Remote(remote) => remote,
-                Location::Local(_) => return Err(no_host(&text)),
-            }
+            Location::parse(&whole, start)?
         }
-        Location::Local(text) => return Err(no_host(&text)),
+        location => location,
+    };
+    let Location::Remote(remote) = location else {
+        let text = Escaped::path(text);
+        return Err(usage_error(format!("'{text}' is no receiver: a probe is of HOST or HOST:PATH")));
     };
     if !remote.path.is_empty() && remote.path.iter().all(u8::is_ascii_digit) {
         let host = &remote.host;
@@ -70,10 +55,6 @@ fn receiver(text: &OsStr, start: Start) -> Result<Remote> {
         )));
     }
     Ok(remote)
-}
-
-fn no_host(text: &OsStr) -> anyhow::Error {
-    usage_error(format!("'{}' is no receiver: a probe is of HOST or HOST:PATH", Escaped::path(text)))
 }
 
 /// The receiver waits for so many rounds and no more.

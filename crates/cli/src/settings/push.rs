@@ -9,8 +9,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use zmove_engine::{
-    Confirm, DialSettings, Listener, Location, MoreLanes, Overlap, PathMemory, PushJob, Remote, Sources,
-    Start, Timeout,
+    Confirm, DialSettings, Listener, Location, Overlap, PathMemory, PushJob, Remote, Sources, Timeout,
 };
 use zmove_scan::{ScanConfig, Selection};
 use zmove_sender::{AfterErrors, Guard, Removals};
@@ -18,9 +17,8 @@ use zmove_transport::TransportChoice;
 use zmove_types::FileNumber;
 use zmove_wire::{Cipher, Compare, Durability, Overwrite, Purpose};
 
-use super::dial::{reach, ssh, transport, unknown_host};
-use super::{Role, home, journals};
-use crate::args::{CipherArg, DeltaArg, DurabilityArg, PushArgs};
+use super::{Role, dial, home, journals};
+use crate::args::{CipherArg, DeltaArg, DurabilityArg, PushArgs, TransportArg};
 use crate::value::exit::usage_error;
 
 /// What a push will do.
@@ -31,8 +29,8 @@ pub(crate) struct PushSettings {
     pub(crate) dial: Option<DialSettings>,
     /// Which entries of the sources are meant; none: all of them.
     pub(crate) selection: Option<Arc<Selection>>,
-    /// The sources as they were typed.
-    sources: Vec<OsString>,
+    /// What was typed.
+    pub(crate) args: PushArgs,
 }
 
 impl PushSettings {
@@ -40,28 +38,28 @@ impl PushSettings {
     ///
     /// # Errors
     /// Options contradict each other, or one makes no sense.
-    pub(crate) fn new(args: &PushArgs, ask: Arc<dyn Confirm>) -> Result<Self> {
+    pub(crate) fn new(args: PushArgs, ask: Arc<dyn Confirm>) -> Result<Self> {
         let (target, sources) = args.paths.split_last().expect("clap demands two");
-        let start = if args.ssh.ssh { Start::OverSsh } else { Start::Daemon };
-        let location = Location::parse(target, start)?;
-        refuse_contradictions(args, &location, sources)?;
+        let location = Location::parse(target, dial::start(&args.dial))?;
+        refuse_contradictions(&args, &location, sources)?;
         let selection = args.selection.selection()?;
         let dial = match &location {
             Location::Local(_) => None,
-            Location::Remote(remote) => Some(dial(args, remote, ask)?),
+            Location::Remote(remote) => Some(dial_settings(&args, remote, ask)?),
         };
-        Ok(Self { location, dial, selection, sources: sources.to_vec() })
+        Ok(Self { location, dial, selection, args })
     }
 
     /// Looks at the sources, and holds them against the target where that is on this host.
     ///
     /// # Errors
     /// No source is there, or the push would write into its own sources or remove them.
-    pub(crate) fn look_at_sources(&self, args: &PushArgs, listener: &dyn Listener) -> Result<Sources> {
+    pub(crate) fn look_at_sources(&self, listener: &dyn Listener) -> Result<Sources> {
+        let Self { args, .. } = self;
         let sources = if args.selection.files_from.is_some() {
-            Sources::look_at_contents(&self.sources[0], listener)?
+            Sources::look_at_contents(&args.paths[0], listener)?
         } else {
-            Sources::look_at(&self.sources, self.selection.as_deref(), listener)?
+            Sources::look_at(&args.paths[..args.paths.len() - 1], self.selection.as_deref(), listener)?
         };
         if let Location::Local(target) = &self.location {
             let overlap = overlap(args, &sources, target);
@@ -74,8 +72,8 @@ impl PushSettings {
     }
 
     /// How the sources are walked.
-    pub(crate) fn scan(&self, args: &PushArgs) -> ScanConfig {
-        let file_systems = args.selection.file_systems();
+    pub(crate) fn scan(&self) -> ScanConfig {
+        let file_systems = self.args.selection.file_systems();
         ScanConfig { selection: self.selection.clone(), file_systems, ..ScanConfig::default() }
     }
 
@@ -83,7 +81,8 @@ impl PushSettings {
     ///
     /// # Errors
     /// The list cannot be opened.
-    pub(crate) fn job(&self, args: &PushArgs, sources: &Sources) -> Result<PushJob> {
+    pub(crate) fn job(&self, sources: &Sources) -> Result<PushJob> {
+        let Self { args, .. } = self;
         let target = match &self.location {
             Location::Local(path) => path.as_bytes().to_vec(),
             Location::Remote(remote) => remote.path.clone(),
@@ -101,14 +100,22 @@ impl PushSettings {
             ..sources.job(target)
         })
     }
+
+    /// How long the push goes on by itself when its connections are lost.
+    pub(crate) fn timeout(&self) -> Timeout {
+        let Self { args, .. } = self;
+        // what a killed receiver has changed in part is newer than the source: it would stay, and all would seem well
+        let would_keep_broken = args.inplace && args.update;
+        let can_begin_again = args.selection.can_be_read_again() && !would_keep_broken;
+        if can_begin_again { args.timeout } else { Timeout::NONE }
+    }
 }
 
 /// Refuses what cannot be meant together.
 fn refuse_contradictions(args: &PushArgs, location: &Location, sources: &[OsString]) -> Result<()> {
     let is_local = matches!(location, Location::Local(_));
     let has_list = args.selection.files_from.is_some();
-    let wants_quic_in_clear =
-        transport(args.transport) == TransportChoice::Quic && args.cipher == CipherArg::None;
+    let wants_quic_in_clear = args.dial.transport == TransportArg::Quic && args.cipher == CipherArg::None;
     let rules = [
         (
             args.delete && has_list,
@@ -127,32 +134,15 @@ fn refuse_contradictions(args: &PushArgs, location: &Location, sources: &[OsStri
     }
 }
 
-/// How long a push goes on by itself when its connections are lost.
-pub(crate) fn timeout(args: &PushArgs) -> Timeout {
-    // what a killed receiver has changed in part is newer than the source: it would stay, and all would seem well
-    let would_keep_broken = args.inplace && args.update;
-    let can_begin_again = args.selection.can_be_read_again() && !would_keep_broken;
-    if can_begin_again { args.timeout } else { Timeout::NONE }
-}
-
-fn dial(args: &PushArgs, remote: &Remote, ask: Arc<dyn Confirm>) -> Result<DialSettings> {
-    let cipher = match args.cipher {
-        CipherArg::Tls => Cipher::Tls,
-        CipherArg::None => Cipher::None,
-    };
-    let transport = match (transport(args.transport), cipher) {
-        (TransportChoice::Auto, Cipher::None) => TransportChoice::Tcp,
-        (transport, _) => transport,
-    };
-    Ok(DialSettings {
-        unknown_host: unknown_host(args.accept_new, args.strict, ask),
-        streams: args.streams,
-        reach: reach(transport, args.congestion.as_deref())?,
-        cipher,
-        limit: args.limit,
-        ssh: ssh(&args.ssh, remote)?,
-        more: MoreLanes::Others,
-    })
+fn dial_settings(args: &PushArgs, remote: &Remote, ask: Arc<dyn Confirm>) -> Result<DialSettings> {
+    let dial = dial::settings(&args.dial, remote, ask)?;
+    let mut dial = DialSettings { streams: args.streams, limit: args.limit, ..dial };
+    if args.cipher == CipherArg::None {
+        dial.cipher = Cipher::None;
+        // QUIC, where it was asked for, has been refused
+        dial.reach.transport = TransportChoice::Tcp;
+    }
+    Ok(dial)
 }
 
 fn overlap(args: &PushArgs, sources: &Sources, target: &OsStr) -> Overlap {
@@ -230,7 +220,7 @@ mod tests {
         let Command::Push(args) = Args::try_parse_from(typed).unwrap().command else {
             panic!("no push: {words}");
         };
-        PushSettings::new(&args, Arc::new(Prompt))
+        PushSettings::new(args, Arc::new(Prompt))
     }
 
     #[test]

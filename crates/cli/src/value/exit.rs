@@ -41,13 +41,9 @@ pub(crate) enum Exit {
 impl Exit {
     /// The code for an error that ended a command.
     pub(crate) fn of(error: &anyhow::Error) -> Self {
-        if let Some(exit) = error.downcast_ref::<Failure>() {
-            return exit.0;
-        }
-        if error.is::<LocationError>() || error.is::<OverlapError>() {
-            return Self::Usage;
-        }
         let known = [
+            error.downcast_ref().map(|Failure(exit, _)| *exit),
+            (error.is::<LocationError>() || error.is::<OverlapError>()).then_some(Self::Usage),
             error.downcast_ref().map(Self::of_sources),
             error.downcast_ref().map(Self::of_dial),
             error.downcast_ref().map(Self::of_session),

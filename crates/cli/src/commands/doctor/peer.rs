@@ -22,24 +22,16 @@ pub(crate) use admission::our_versions;
 /// What a visit has shown.
 #[derive(Debug)]
 pub(crate) struct Peer {
-    /// As the user would write it.
-    pub(crate) endpoint: String,
-    pub(super) port: u16,
+    pub(crate) host: Remote,
     /// This side's key, for which a receiver has to make room.
     pub(super) key: Fingerprint,
-    pub(super) name: Result<Name, String>,
+    /// What its name was found to mean, or why it was not.
+    pub(super) addresses: Result<Vec<IpAddr>, String>,
     /// `None` without an address.
     pub(super) tcp: Option<Reachability>,
     pub(super) quic: Option<Reachability>,
     /// `None` where no way leads there.
     pub(super) admission: Option<Admission>,
-}
-
-/// A name that was looked up.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Name {
-    pub(super) addresses: Vec<IpAddr>,
-    pub(super) taken: Duration,
 }
 
 /// How one transport fared.
@@ -90,29 +82,24 @@ impl Peer {
     pub(crate) async fn visit(host: &Remote, home: &Path) -> Result<Self> {
         let visit = Visit { host, home, identity: Identity::load_or_create(home)? };
         let key = visit.identity.fingerprint();
-        let endpoint = host.to_string();
-        let port = host.port;
-        let name = look_up(host).await;
-        if name.is_err() {
-            return Ok(Self { endpoint, port, key, name, tcp: None, quic: None, admission: None });
+        let addresses = look_up(host).await;
+        if addresses.is_err() {
+            return Ok(Self { host: host.clone(), key, addresses, tcp: None, quic: None, admission: None });
         }
         let (by_tcp, by_quic) = tokio::join!(visit.ask_over_tcp(), visit.reach(TransportChoice::Quic));
         let ((tcp, by_tcp), (quic, by_quic)) = (by_tcp?, by_quic?);
         let admission = match (by_tcp, by_quic) {
-            (Some(admission), quic) => {
-                drop(quic);
-                Some(admission)
-            }
+            (Some(admission), _) => Some(admission),
             (None, Some((_, dialler))) => Some(ask_over_quic(&dialler).await),
             (None, None) => None,
         };
-        Ok(Self { endpoint, port, key, name, tcp: Some(tcp), quic: Some(quic), admission })
+        Ok(Self { host: host.clone(), key, addresses, tcp: Some(tcp), quic: Some(quic), admission })
     }
 
     /// Where packets to it go.
     pub(crate) fn address(&self) -> Option<IpAddr> {
         let reached = self.reached().map(|reached| reached.address.ip());
-        reached.or_else(|| self.name.as_ref().ok()?.addresses.first().copied())
+        reached.or_else(|| self.addresses.as_ref().ok()?.first().copied())
     }
 
     /// The shortest round trip that was seen.
@@ -139,22 +126,10 @@ async fn ask_over_quic(dialler: &ChannelDialler) -> Admission {
     admission
 }
 
-async fn look_up(host: &Remote) -> Result<Name, String> {
-    let begun = Instant::now();
-    let found =
-        tokio::time::timeout(STEP_TIMEOUT, tokio::net::lookup_host((host.host.as_str(), host.port))).await;
-    let found = found.map_err(|_| "no answer".to_owned())?.map_err(|error| error.to_string())?;
-    let mut addresses = Vec::new();
-    for address in found.map(|address| address.ip()) {
-        if !addresses.contains(&address) {
-            addresses.push(address);
-        }
-    }
-    if addresses.is_empty() {
-        Err("it has no address".into())
-    } else {
-        Ok(Name { addresses, taken: begun.elapsed() })
-    }
+async fn look_up(host: &Remote) -> Result<Vec<IpAddr>, String> {
+    let found = tokio::net::lookup_host((host.host.as_str(), host.port));
+    let found = tokio::time::timeout(STEP_TIMEOUT, found).await.map_err(|_| "no answer".to_owned())?;
+    Ok(found.map_err(|error| error.to_string())?.map(|address| address.ip()).collect())
 }
 
 impl Visit<'_> {
@@ -220,7 +195,7 @@ impl Visit<'_> {
 
 impl Reachability {
     fn failed(error: &DialError) -> Self {
-        let text = error.to_string();
+        let text = format!("failed to {error}");
         match error {
             DialError::HostKeyChanged { .. } => Self::OtherKey(text),
             DialError::Resolve { .. } | DialError::Socket { .. } => Self::Unreached(text),

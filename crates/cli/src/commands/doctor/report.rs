@@ -7,6 +7,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::commands::doctor::finding::{Finding, Keep, Level, Place};
+use crate::display::figures::counted;
 use crate::display::terminal::Printable;
 
 /// All that was found.
@@ -85,8 +86,8 @@ impl Report {
         text += &self.kept_text();
         let bad = self.count(Level::Bad);
         let slow = self.count(Level::Slow);
-        let notes = self.count(Level::Note);
-        text + &format!("{bad} bad, {slow} slow, {notes} {}\n", if notes == 1 { "note" } else { "notes" })
+        let notes = counted(self.count(Level::Note) as u64, "note");
+        text + &format!("{bad} bad, {slow} slow, {notes}\n")
     }
 
     /// The lines that make what was said last, by file.

@@ -2,7 +2,7 @@
 //!
 //! What each setting does is said in the kernel's `Documentation/networking/ip-sysctl.rst`.
 
-use crate::commands::doctor::finding::{Finding, Level, Mend};
+use crate::commands::doctor::finding::{Finding, Keep, Level, Mend};
 use crate::commands::doctor::root::Root;
 use zmove_engine::LOSS_TOLERANT;
 
@@ -51,7 +51,6 @@ const SWITCHES: [Switch; 4] = [
 /// Judges the settings of this host; `mtu` is that of the outgoing link.
 pub(crate) fn judge(root: &Root, mtu: Option<u32>) -> Vec<Finding> {
     let mut findings: Vec<_> = SWITCHES.iter().map(|switch| switch.judge(root)).collect();
-    findings.push(judge_memory(root));
     findings.push(judge_mtu_probing(root, mtu));
     match root.sysctl::<String>(CONTROL) {
         Some(usual) => {
@@ -73,26 +72,6 @@ impl Switch {
             Some(value) => Finding::new(*level, check, format!("{name} = {value}: {otherwise}"))
                 .mended_by(Mend::sysctl(&sysctl, &right.to_string())),
         }
-    }
-}
-
-/// What the kernel keeps of a connection for later ones to the same host. Most of it helps; the threshold of
-/// slow start, which loss has set, is what a later connection then stops at.
-fn judge_memory(root: &Root) -> Finding {
-    let held_back = |name| {
-        Finding::note(
-            "path memory",
-            "where one connection has met loss, later ones to that host are slow sooner",
-        )
-        .mended_by(Mend::sysctl(name, "1"))
-    };
-    // old kernels do not have the second, and keep the threshold
-    match (root.sysctl::<u64>(NOTHING_KEPT), root.sysctl::<u64>(NO_THRESHOLD_KEPT)) {
-        (Some(1..), _) => Finding::ok("path memory", "none (tcp_no_metrics_save)"),
-        (_, Some(1..)) => Finding::ok("path memory", "without the threshold of slow start"),
-        (Some(0), Some(0)) => held_back(NO_THRESHOLD_KEPT),
-        (Some(0), None) => held_back(NOTHING_KEPT),
-        (None, _) => Finding::unknown_sysctl("path memory", NOTHING_KEPT),
     }
 }
 
@@ -128,36 +107,28 @@ fn judge_queueing(root: &Root, usual: &str) -> Finding {
 
 /// `usual` is the congestion control of sockets that ask for none.
 fn judge_congestion(root: &Root, usual: &str) -> Finding {
-    let names = |sysctl| root.sysctl_words(sysctl).unwrap_or_default();
-    let has = |names: &[String]| names.iter().any(|name| name == LOSS_TOLERANT);
     if usual == LOSS_TOLERANT {
         return Finding::ok(CONGESTION, usual);
     }
+    let names = |sysctl| root.sysctl_words(sysctl).unwrap_or_default();
+    let has = |names: &[String]| names.iter().any(|name| name == LOSS_TOLERANT);
     let mut allowed = names(ALLOWED);
-    let is_allowed = has(&allowed);
-    allowed.push(LOSS_TOLERANT.to_owned());
-    let allow = Mend::sysctl(ALLOWED, &allowed.join(" "));
-    match (has(&names(AVAILABLE)), is_allowed) {
-        (true, true) => {
-            Finding::ok(CONGESTION, format!("{usual}; lanes that loss slows go over to {LOSS_TOLERANT}"))
-        }
-        (true, false) => Finding::note(
-            CONGESTION,
-            format!("{usual}; {LOSS_TOLERANT} is there, but users may not choose it, and loss slows lanes"),
-        )
-        .mended_by(allow),
-        (false, _) => {
-            let module = Mend::command(format!("modprobe tcp_{LOSS_TOLERANT}"));
-            let kept = Mend::line(MODULES_FILE, format!("tcp_{LOSS_TOLERANT}"));
-            Finding::note(CONGESTION, format!("{usual}; {LOSS_TOLERANT} is not loaded, and loss slows lanes"))
-                .mended_by(Mend { keep: kept.keep, ..module })
-                .mended_by(allow)
-        }
+    let is_loaded = has(&names(AVAILABLE));
+    if is_loaded && has(&allowed) {
+        return Finding::ok(CONGESTION, format!("{usual}; lanes that loss slows go over to {LOSS_TOLERANT}"));
     }
+    let lacking = if is_loaded { "is there, but users may not choose it" } else { "is not loaded" };
+    let mut finding =
+        Finding::note(CONGESTION, format!("{usual}; {LOSS_TOLERANT} {lacking}, and loss slows lanes"));
+    if !is_loaded {
+        let module = format!("tcp_{LOSS_TOLERANT}");
+        let load = Mend::command(format!("modprobe {module}"));
+        finding = finding.mended_by(Mend { keep: Some(Keep { file: MODULES_FILE, line: module }), ..load });
+    }
+    allowed.push(LOSS_TOLERANT.to_owned());
+    finding.mended_by(Mend::sysctl(ALLOWED, &allowed.join(" ")))
 }
 
-const NOTHING_KEPT: &str = "net.ipv4.tcp_no_metrics_save";
-const NO_THRESHOLD_KEPT: &str = "net.ipv4.tcp_no_ssthresh_metrics_save";
 const MTU_PROBING: &str = "net.ipv4.tcp_mtu_probing";
 const CONTROL: &str = "net.ipv4.tcp_congestion_control";
 const AVAILABLE: &str = "net.ipv4.tcp_available_congestion_control";
@@ -172,13 +143,11 @@ mod tests {
     use super::*;
     use crate::commands::doctor::root::tests::Fake;
 
-    const HEALTHY: [(&str, &str); 11] = [
+    const HEALTHY: [(&str, &str); 9] = [
         ("net.ipv4.tcp_window_scaling", "1"),
         ("net.ipv4.tcp_sack", "1"),
         ("net.ipv4.tcp_moderate_rcvbuf", "1"),
         ("net.ipv4.tcp_slow_start_after_idle", "0"),
-        (NOTHING_KEPT, "0"),
-        (NO_THRESHOLD_KEPT, "1"),
         (MTU_PROBING, "1"),
         (CONTROL, "bbr"),
         (AVAILABLE, "reno cubic bbr"),
@@ -221,19 +190,6 @@ mod tests {
     }
 
     #[test]
-    fn of_what_is_kept_only_the_threshold_is_bad() {
-        let with = |nothing, no_threshold| {
-            troubles(&[(NOTHING_KEPT, nothing), (NO_THRESHOLD_KEPT, no_threshold)], 9000)
-        };
-        let note = |name: &str| vec![(Level::Note, "path memory", vec![format!("sysctl -w {name}=1")])];
-        assert_eq!(with(Some("1"), None), []);
-        assert_eq!(with(Some("1"), Some("0")), []);
-        assert_eq!(with(Some("0"), Some("0")), note(NO_THRESHOLD_KEPT));
-        assert_eq!(with(Some("0"), None), note(NOTHING_KEPT));
-        assert_eq!(with(None, None), [(Level::Note, "path memory", vec![])]);
-    }
-
-    #[test]
     fn probing_is_for_large_packets() {
         let off = [(MTU_PROBING, Some("0"))];
         let run = vec!["sysctl -w net.ipv4.tcp_mtu_probing=1".to_owned()];
@@ -267,6 +223,6 @@ mod tests {
     fn what_cannot_be_read_is_unknown() {
         let findings = judge(&Fake::of(&[]).root(), None);
         assert!(findings.iter().all(|finding| finding.text.starts_with("unknown: '/proc/sys/net/ipv4/tcp_")));
-        assert_eq!(findings.len(), SWITCHES.len() + 3);
+        assert_eq!(findings.len(), SWITCHES.len() + 2);
     }
 }

@@ -1,11 +1,11 @@
 //! What a visit means for a push.
 
-use std::time::Duration;
+use std::mem::discriminant;
 
 use zmove_wire::{Refusal, RefusalCode};
 
 use super::peer::admission::Admission;
-use super::peer::{HostKey, Name, Peer, Reachability, Reached};
+use super::peer::{HostKey, Peer, Reachability, Reached};
 use crate::commands::doctor::finding::{Finding, Level, Mend};
 use crate::commands::doctor::windows::Millis;
 
@@ -24,12 +24,9 @@ pub(super) fn judge(peer: &Peer, link_mtu: Option<u32>) -> Vec<Finding> {
 }
 
 fn judge_name(peer: &Peer) -> Finding {
-    match &peer.name {
-        Ok(Name { addresses, taken }) => {
-            let shown: Vec<_> = addresses.iter().map(ToString::to_string).collect();
-            let text = format!("{}, looked up in {}", shown.join(", "), Millis(*taken));
-            let level = if *taken >= SLOW_LOOKUP { Level::Note } else { Level::Ok };
-            Finding::new(level, "name", text)
+    match &peer.addresses {
+        Ok(addresses) => {
+            Finding::ok("name", Vec::from_iter(addresses.iter().map(ToString::to_string)).join(", "))
         }
         Err(error) => {
             Finding::new(Level::Bad, "name", format!("no address is found: {error}; is the name right?"))
@@ -39,53 +36,43 @@ fn judge_name(peer: &Peer) -> Finding {
 
 fn judge_tcp(peer: &Peer, tcp: &Reachability, quic: &Reachability) -> Finding {
     match (tcp, quic) {
-        (Reachability::Reached(reached), _) => Finding::ok("TCP", connected(reached)),
-        (Reachability::OtherKey(reason), _) => other_key("TCP", peer, reason),
-        (Reachability::Refused(reason), _) => Finding::new(Level::Bad, "TCP", failed(reason)),
-        (Reachability::Unreached(reason), Reachability::Reached(_)) => Finding::new(
-            Level::Slow,
-            "TCP",
-            format!("{}; a push goes by QUIC, at 1.5 times the CPU", failed(reason)),
-        ),
-        (Reachability::Unreached(reason), _) => Finding::new(Level::Bad, "TCP", failed(reason))
-            .mended_by(Mend::there(format!("zmove serve --listen 0.0.0.0:{}", peer.port))),
+        (Reachability::Unreached(reason), Reachability::Reached(_)) => {
+            Finding::new(Level::Slow, "TCP", format!("{reason}; a push goes by QUIC, at 1.5 times the CPU"))
+        }
+        (Reachability::Unreached(_), _) => judge_way("TCP", peer, tcp)
+            .mended_by(Mend::there(format!("zmove serve --listen 0.0.0.0:{}", peer.host.port))),
+        _ => judge_way("TCP", peer, tcp),
     }
 }
 
 fn judge_quic(peer: &Peer, tcp: &Reachability, quic: &Reachability) -> Finding {
-    match (quic, tcp) {
-        (Reachability::Reached(reached), _) => Finding::ok("QUIC", connected(reached)),
-        // it has been told for TCP
-        (Reachability::OtherKey(_), Reachability::OtherKey(_))
-        | (Reachability::Refused(_), Reachability::Refused(_)) => {
-            Finding::note("QUIC", "refused for the same reason")
-        }
-        (Reachability::OtherKey(reason), _) => other_key("QUIC", peer, reason),
-        (Reachability::Refused(reason), _) => Finding::new(Level::Bad, "QUIC", failed(reason)),
-        (Reachability::Unreached(_), Reachability::Unreached(_)) => {
-            Finding::note("QUIC", "not reached either")
-        }
-        (Reachability::Unreached(reason), _) => Finding::note(
+    match quic {
+        Reachability::Reached(_) => judge_way("QUIC", peer, quic),
+        _ if discriminant(quic) == discriminant(tcp) => Finding::note("QUIC", "fails as TCP does"),
+        Reachability::Unreached(reason) => Finding::note(
             "QUIC",
-            format!("{}: '--transport quic' does not work, nor a push while TCP is blocked", failed(reason)),
+            format!("{reason}: '--transport quic' does not work, nor a push while TCP is blocked"),
         ),
+        _ => judge_way("QUIC", peer, quic),
     }
 }
 
-fn failed(reason: &str) -> String {
-    format!("failed to {reason}")
-}
-
-fn other_key(check: &'static str, peer: &Peer, reason: &str) -> Finding {
-    let endpoint = &peer.endpoint;
-    let mend = Mend::command(format!("zmove trust remove {endpoint} && zmove trust {endpoint}"));
-    Finding::new(Level::Bad, check, failed(reason))
-        .with_details(vec!["only once its administrator has said that the key is new:".to_owned()])
-        .mended_by(mend)
-}
-
-fn connected(Reached { address, taken, .. }: &Reached) -> String {
-    format!("{address} in {}", Millis(*taken))
+/// Judges one transport, as if there were no other.
+fn judge_way(check: &'static str, peer: &Peer, way: &Reachability) -> Finding {
+    match way {
+        Reachability::Reached(Reached { address, taken, .. }) => {
+            Finding::ok(check, format!("{address} in {}", Millis(*taken)))
+        }
+        Reachability::OtherKey(reason) => {
+            let host = &peer.host;
+            Finding::new(Level::Bad, check, reason)
+                .with_details(vec!["only once its administrator has said that the key is new:".to_owned()])
+                .mended_by(Mend::command(format!("zmove trust remove {host} && zmove trust {host}")))
+        }
+        Reachability::Refused(reason) | Reachability::Unreached(reason) => {
+            Finding::new(Level::Bad, check, reason)
+        }
+    }
 }
 
 fn judge_path(reached: &Reached, link_mtu: Option<u32>) -> Vec<Finding> {
@@ -111,7 +98,7 @@ fn judge_host_key(peer: &Peer, key: HostKey) -> Finding {
             "its key",
             format!("{key}, not known here: a push asks, and fails where it cannot; compare it with what 'zmove serve' prints"),
         )
-        .mended_by(Mend::command(format!("zmove trust {}", peer.endpoint))),
+        .mended_by(Mend::command(format!("zmove trust {}", peer.host))),
     }
 }
 
@@ -148,13 +135,13 @@ fn judge_refusal(peer: &Peer, Refusal { code, text }: &Refusal) -> Finding {
 
 /// The largest IP packet, of which loopback would carry a byte more.
 const IP_BYTES_MAX: u32 = 65_535;
-/// Each push waits for it once.
-const SLOW_LOOKUP: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
 mod tests {
     use std::net::SocketAddr;
+    use std::time::Duration;
 
+    use zmove_engine::Remote;
     use zmove_transport::Fingerprint;
 
     use super::*;
@@ -177,13 +164,11 @@ mod tests {
 
     fn healthy() -> Peer {
         let host_key = HostKey::Pinned(key('B'));
-        let name = Name { addresses: vec![[192, 0, 2, 7].into()], taken: Duration::from_millis(3) };
         let welcome = Admission::Taken { versions: our_versions(), lanes_max: 64 };
         Peer {
-            endpoint: "dtn".into(),
-            port: 5870,
+            host: Remote::parse_endpoint("dtn").unwrap(),
             key: key('C'),
-            name: Ok(name),
+            addresses: Ok(vec![[192, 0, 2, 7].into()]),
             tcp: Some(way(host_key)),
             quic: Some(way(host_key)),
             admission: Some(welcome),
@@ -210,7 +195,7 @@ mod tests {
     #[test]
     fn a_name_without_an_address_is_all_there_is_to_say() {
         let peer = Peer {
-            name: Err("Name or service not known".into()),
+            addresses: Err("Name or service not known".into()),
             tcp: None,
             quic: None,
             admission: None,
@@ -234,7 +219,7 @@ mod tests {
     fn another_key_is_bad_and_told_once() {
         let other = || Some(Reachability::OtherKey("trust dtn: it shows another key".into()));
         let peer = Peer { tcp: other(), quic: other(), admission: None, ..healthy() };
-        let run = vec!["zmove trust remove dtn && zmove trust dtn".to_owned()];
+        let run = vec!["zmove trust remove dtn:5870 && zmove trust dtn:5870".to_owned()];
         assert_eq!(troubles(&peer), [(Level::Bad, "TCP", run), (Level::Note, "QUIC", vec![])]);
     }
 
@@ -242,7 +227,7 @@ mod tests {
     fn an_unknown_key_is_to_be_trusted_by_the_user() {
         let unknown = Some(way(HostKey::Unknown(key('D'))));
         let peer = Peer { tcp: unknown.clone(), quic: unknown, ..healthy() };
-        assert_eq!(troubles(&peer), [(Level::Bad, "its key", vec!["zmove trust dtn".to_owned()])]);
+        assert_eq!(troubles(&peer), [(Level::Bad, "its key", vec!["zmove trust dtn:5870".to_owned()])]);
     }
 
     #[test]

@@ -26,17 +26,6 @@ pub(crate) struct Paths {
     pub(crate) cores: usize,
 }
 
-/// Whether buffers of a size fill a path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Fill {
-    /// The usual number of lanes fills the path.
-    Easily,
-    /// The path needs this many lanes to be filled.
-    Lanes(u64),
-    /// Not even the largest allowed number of lanes fills the path.
-    Never,
-}
-
 /// The usual round trips: across a metropolis, across a continent, and around half the world.
 const USUAL: [Duration; 3] =
     [Duration::from_millis(10), Duration::from_millis(90), Duration::from_millis(260)];
@@ -75,12 +64,12 @@ impl Paths {
         self.rate.0 * round_trip.as_secs_f64()
     }
 
-    fn fill(&self, round_trip: Duration, window: u64) -> Fill {
-        let lanes = (self.product(round_trip) / ByteCount(window.max(1)).as_f64()).ceil();
-        if round_trip < LOCAL_RTT || lanes <= f64::from(LANES_AT_ONCE) {
-            return Fill::Easily;
+    /// How many lanes with this window fill the path; in a local network any one does.
+    fn lanes_to_fill(&self, round_trip: Duration, window: u64) -> u64 {
+        if round_trip < LOCAL_RTT {
+            return 1;
         }
-        if lanes <= f64::from(LANES_MAX) { Fill::Lanes(whole(lanes)) } else { Fill::Never }
+        whole((self.product(round_trip) / ByteCount(window.max(1)).as_f64()).ceil())
     }
 
     /// How many lanes a push begins with, and what the send buffer leaves each.
@@ -105,40 +94,29 @@ impl Paths {
         let Some((figures, window)) = buffer else {
             return Finding::unknown_sysctl(check, name);
         };
-        let fills =
-            self.round_trips().into_iter().map(|round_trip| (self.fill(round_trip, window), round_trip));
-        let fills: Vec<_> = fills.collect();
-        let worst = fills.iter().copied().max().filter(|(fill, _)| *fill > Fill::Easily);
+        let need = |round_trip| (self.lanes_to_fill(round_trip, window), round_trip);
+        let needs: Vec<_> = self.round_trips().into_iter().map(need).collect();
         let largest = ByteCount(figures.0[2]);
-        let Some((fill, round_trip)) = worst else {
-            return Finding::ok(
-                check,
-                format!("up to {largest}: a few lanes fill {} at {}", self.rate, self.span()),
-            );
-        };
+        // the longest round trip needs most
+        let (lanes, round_trip) = needs[needs.len() - 1];
+        let path = format!("{} at {}", self.rate, Millis(round_trip));
+        if lanes <= u64::from(LANES_AT_ONCE) {
+            return Finding::ok(check, format!("up to {largest}: a few lanes fill {path}"));
+        }
         // of paths that nobody has measured only the shortest is sure to be there
-        let sure = fills[0].0 == Fill::Never;
+        let sure = needs[0].0 > u64::from(LANES_MAX);
         let level = if sure { Level::Slow } else { Level::Note };
         let needed = ByteCount(whole(self.product(round_trip)));
-        let path = format!("{} at {}", self.rate, Millis(round_trip));
-        let enough = match fill {
-            Fill::Lanes(lanes) => format!("takes {lanes} lanes"),
-            Fill::Easily | Fill::Never => {
-                let most = ByteCount(window).as_f64() * f64::from(LANES_MAX) / round_trip.as_secs_f64();
-                format!("{LANES_MAX} lanes reach {} of it", ByteRate(most))
-            }
+        let enough = if lanes <= u64::from(LANES_MAX) {
+            format!("takes {lanes} lanes")
+        } else {
+            let most = ByteCount(window).as_f64() * f64::from(LANES_MAX) / round_trip.as_secs_f64();
+            format!("{LANES_MAX} lanes reach {} of it", ByteRate(most))
         };
         let text = format!("up to {largest}: {path} needs {needed} under way, and {enough}");
         let [least, first, _] = figures.0;
         let value = format!("{least} {first} {}", self.wanted(round_trip, figures));
         Finding::new(level, check, text).mended_by(Mend::sysctl(name, &value))
-    }
-
-    fn span(&self) -> String {
-        match self.round_trip {
-            None => format!("up to {}", Millis(USUAL[USUAL.len() - 1])),
-            Some(round_trip) => Millis(round_trip).to_string(),
-        }
     }
 
     /// With buffers of this size a third of the lanes that are dialled at once fill the path.
@@ -249,7 +227,8 @@ mod tests {
                 let paths = paths(gbit, measured(millis));
                 let round_trip = Duration::from_millis(millis);
                 let wanted = paths.wanted(round_trip, Autotuned([1, 1, 1]));
-                assert_eq!(paths.fill(round_trip, wanted / 2), Fill::Easily, "{gbit} {millis}");
+                let lanes = paths.lanes_to_fill(round_trip, wanted / 2);
+                assert!(lanes <= u64::from(LANES_AT_ONCE), "{gbit} {millis}");
             }
         }
     }

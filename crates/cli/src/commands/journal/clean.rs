@@ -57,18 +57,15 @@ fn tell(cleaned: &Cleaned, mode: CleanMode) {
     let Ok(unfinished) = &cleaned.contents else { return };
     for (file, fate) in unfinished.files.iter().zip(&cleaned.parts) {
         let path = part_path(unfinished, file);
-        match fate {
-            PartFate::Removed | PartFate::Gone => {}
-            PartFate::InUse => left(&path, "a transfer that runs has taken it over"),
-            PartFate::Replaced => left(&path, "it is not the file that the journal means"),
-            PartFate::Elsewhere => left(&path, "its target is not the directory that the journal means"),
-            PartFate::Failed(error) => left(&path, error),
-        }
+        let why: &dyn fmt::Display = match fate {
+            PartFate::Removed | PartFate::Gone => continue,
+            PartFate::InUse => &"a transfer that runs has taken it over",
+            PartFate::Replaced => &"it is not the file that the journal means",
+            PartFate::Elsewhere => &"its target is not the directory that the journal means",
+            PartFate::Failed(error) => error,
+        };
+        terminal::warn(format_args!("left '{}': {why}", Escaped::path(&path)));
     }
-}
-
-fn left(path: &Path, why: impl fmt::Display) {
-    terminal::warn(format_args!("left '{}': {why}", Escaped::path(&path)));
 }
 
 fn part_path(unfinished: &Unfinished, file: &UnfinishedFile) -> PathBuf {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use zmove_sender::{PathReport, ProbeReport, Round};
 
 use crate::commands::probe::findings::{best, milliseconds, rate};
+use crate::display::figures::counted;
 
 /// The lines that follow from a probe by a host with so many cores; `asked` is the largest number of lanes
 /// that was asked for.
@@ -34,8 +35,8 @@ fn few_lanes(report: &ProbeReport, best: &Round) -> Option<String> {
         return None;
     }
     let why = few.path.as_ref().map_or("", why);
-    let few = lanes(few.lanes);
-    let many = lanes(best.lanes);
+    let few = counted(few.lanes.into(), "lane");
+    let many = counted(best.lanes.into(), "lane");
     Some(
         format!("{few} carry {:.0} % of what {many} do{why}", share * 100.0)
             .replace("1 lane carry", "1 lane carries"),
@@ -65,7 +66,7 @@ fn lost(best: &Round) -> Option<String> {
         format!(
             "{:.2} % was sent again by {}: the path loses packets or a queue on it is too short; --congestion bbr may help",
             share * 100.0,
-            lanes(best.lanes)
+            counted(best.lanes.into(), "lane")
         )
     })
 }
@@ -100,10 +101,6 @@ fn busy(best: &Round, cores: usize) -> Option<String> {
     let share = best.sender_cpu.as_secs_f64() / (best.steady.time * cores).as_secs_f64().max(1e-9);
     (share >= BUSY)
         .then(|| format!("this host's CPU was busy {:.0} % of the time: it may be the limit", share * 100.0))
-}
-
-fn lanes(count: u16) -> String {
-    if count == 1 { "1 lane".to_owned() } else { format!("{count} lanes") }
 }
 
 /// A lane that carries less than so much of what many do is worth a line.

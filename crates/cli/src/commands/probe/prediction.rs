@@ -17,7 +17,7 @@ use zmove_types::{ByteCount, SizeClass};
 
 /// What is known of the way from storage to storage.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct CacheUse<'a> {
+pub(super) struct Way<'a> {
     /// How fast the source's storage reads; `None` counts as no limit.
     pub(super) source: Option<&'a Ceiling>,
     /// What the path carries, in bytes per second.
@@ -67,7 +67,7 @@ pub(super) struct Prediction {
 /// What a push takes of files that are given as (least size, how many of how many bytes): for each class of
 /// sizes as long as the slowest of source, path and target, which overlap; the classes, which do so only in
 /// part, one after the other. `None` without files.
-pub(super) fn predict(sizes: &[(u64, Share)], way: &CacheUse<'_>) -> Option<Prediction> {
+pub(super) fn predict(sizes: &[(u64, Share)], way: &Way<'_>) -> Option<Prediction> {
     let classes = [("losf", SizeClass::Losf), ("medium", SizeClass::Medium), ("large", SizeClass::Large)];
     let classes: Vec<_> = classes.into_iter().filter_map(|class| class_time(class, sizes, way)).collect();
     let seconds = way.start + classes.iter().map(|class| class.seconds).sum::<f64>();
@@ -91,7 +91,7 @@ pub(super) fn predict(sizes: &[(u64, Share)], way: &CacheUse<'_>) -> Option<Pred
 fn class_time(
     (name, class): (&'static str, SizeClass),
     sizes: &[(u64, Share)],
-    way: &CacheUse<'_>,
+    way: &Way<'_>,
 ) -> Option<ClassTime> {
     let own = || sizes.iter().filter(|(start, _)| SizeClass::of(*start) == class).map(|(_, share)| share);
     let (files, bytes) =
@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn each_class_takes_as_long_as_its_slowest_stage() {
         let (source, target) = (storage(20_000.0), storage(10_000.0));
-        let way = CacheUse { source: Some(&source), path: 1e9, target: Some(&target), start: 0.25 };
+        let way = Way { source: Some(&source), path: 1e9, target: Some(&target), start: 0.25 };
         let sizes = [(1 << 10, share(100_000, 100_000 << 10)), (1 << 30, share(10, 10_000_000_000))];
         let predicted = predict(&sizes, &way).unwrap();
         let [losf, large] = predicted.classes.as_slice() else { panic!("{predicted:?}") };
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn what_was_not_measured_is_no_limit() {
-        let way = CacheUse { source: None, path: 1e6, target: None, start: 0.1 };
+        let way = Way { source: None, path: 1e6, target: None, start: 0.1 };
         let predicted = predict(&[(1 << 20, share(1, 2_000_000))], &way).unwrap();
         about(predicted.seconds, 0.1 + 2.0001);
         let class = &predicted.classes[0];
@@ -181,14 +181,14 @@ mod tests {
 
     #[test]
     fn few_bytes_are_limited_by_the_start() {
-        let way = CacheUse { source: None, path: 1e9, target: None, start: 0.3 };
+        let way = Way { source: None, path: 1e9, target: None, start: 0.3 };
         let predicted = predict(&[(0, share(1, 0)), (4, share(1, 5))], &way).unwrap();
         assert_eq!((predicted.limited_by, predicted.classes[0].files), (Limit::Start, 2));
     }
 
     #[test]
     fn nothing_takes_no_prediction_and_no_path_no_panic() {
-        let way = CacheUse { source: None, path: 0.0, target: None, start: 0.0 };
+        let way = Way { source: None, path: 0.0, target: None, start: 0.0 };
         assert_eq!(predict(&[], &way), None);
         assert!(predict(&[(1, share(1, 1))], &way).unwrap().seconds.is_finite());
     }

@@ -42,19 +42,19 @@ impl Expected {
 
 /// The lines below the table; `name` is the tree as it was typed.
 pub(super) fn text(histogram: &Histogram, expected: Option<&Expected>, name: &str) -> String {
-    let Histogram { files, losf, large, .. } = histogram;
+    let Histogram { files, losf, .. } = histogram;
     if files.files == 0 {
         return String::new();
     }
     let count = share(losf.files, files.files);
     let size = share(losf.bytes, files.bytes);
-    let decides = match (expected.map(|expected| expected.losf_share), size) {
-        (Some(time), _) if time >= 0.5 => "their number decides: files per second count, at both ends",
-        (Some(_), _) => "the larger files decide: bytes per second count",
-        (None, size) if size >= 0.5 => "their number decides: files per second count, at both ends",
+    let losf_time = expected.map(|expected| expected.losf_share);
+    let decides = match (losf_time, size) {
+        (Some(share), _) | (None, share) if share >= 0.5 => {
+            "their number decides: files per second count, at both ends"
+        }
         (None, _) if count >= 0.9 => "they are few bytes, but may take most of the time",
-        (None, _) if share(large.bytes, files.bytes) >= 0.5 => "large files decide: bytes per second count",
-        (None, _) => "the larger files decide: bytes per second count",
+        _ => "the larger files decide: bytes per second count",
     };
     let mut text =
         format!("LOSF is {} of the files and {} of the bytes: {decides}\n", shown(count), shown(size));

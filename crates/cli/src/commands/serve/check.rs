@@ -4,7 +4,6 @@ use std::path::Path;
 
 use zmove_transport::{AuthorizedKeys, Identity};
 
-use super::settings::Settings;
 use super::{confinement, privileges};
 use crate::args::{ConfineArg, ServeArgs};
 use crate::commands::serve::config::Config;
@@ -18,7 +17,8 @@ pub(super) fn run(args: &ServeArgs, home: &Path) -> Exit {
         faults.extend(wrong.iter().map(ToString::to_string));
         Config::default()
     });
-    let user = args.user.as_ref().or(config.user.as_ref()).map(|name| privileges::known(name));
+    let config = config.with(args);
+    let user = config.user.as_ref().map(|name| privileges::known(name));
     // who may own what is read cannot be told without the user that reads it
     let reader = match user {
         None => Some(rustix::process::geteuid().as_raw()),
@@ -28,7 +28,7 @@ pub(super) fn run(args: &ServeArgs, home: &Path) -> Exit {
             None
         }
     };
-    if Settings::new(args, &config).confine == ConfineArg::On
+    if config.confine == ConfineArg::On
         && let Err(error) = confinement::possible()
     {
         faults.push(terminal::causes(&error).to_string());

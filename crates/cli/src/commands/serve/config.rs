@@ -1,4 +1,4 @@
-//! The daemon's file, `zmove.toml`: every key may be left out, and what is typed on the command line wins.
+//! What `zmove serve` runs with: what was typed, else what the file `zmove.toml` says, else what is usual.
 //!
 //! **Invariant:** a key that is not known, or has a value that cannot be, is an error that names file, line
 //! and key; all of them are told at once.
@@ -8,40 +8,41 @@ mod fault;
 pub(crate) mod fuzzing;
 mod value;
 
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Deserialize;
+use zmove_engine::DEFAULT_PORT;
 use zmove_receiver::Limits;
 use zmove_types::ByteCount;
 
-use crate::args::{ConfineArg, DirectArg, EngineArg, ListenArg, LogFormat, MetricsListen};
+use crate::args::{ConfineArg, DirectArg, EngineArg, ListenArg, LogFormat, MetricsListen, ServeArgs};
 use crate::value::age::Age;
 
 pub(crate) use fault::ConfigFault;
 use value::{count, memory, seconds, text, word};
 
-/// What the file says.
-#[derive(Debug, Default, Deserialize, PartialEq, Eq)]
+/// The settings of one daemon, by the keys of the file.
+#[derive(Debug, Deserialize, PartialEq, Eq)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Config {
     #[serde(deserialize_with = "text")]
-    pub(crate) listen: Option<SocketAddr>,
+    pub(crate) listen: SocketAddr,
     #[serde(deserialize_with = "word")]
-    pub(crate) transport: Option<ListenArg>,
-    pub(crate) allow_clear: Option<bool>,
+    pub(crate) transport: ListenArg,
+    pub(crate) allow_clear: bool,
     #[serde(deserialize_with = "text")]
-    pub(crate) journal_age: Option<Age>,
+    pub(crate) journal_age: Age,
     #[serde(deserialize_with = "word")]
-    pub(crate) io_engine: Option<EngineArg>,
+    pub(crate) io_engine: EngineArg,
     #[serde(deserialize_with = "word")]
-    pub(crate) direct: Option<DirectArg>,
+    pub(crate) direct: DirectArg,
     #[serde(deserialize_with = "text")]
-    pub(crate) drain: Option<Age>,
+    pub(crate) drain: Age,
     pub(crate) user: Option<String>,
     #[serde(deserialize_with = "word")]
-    pub(crate) confine: Option<ConfineArg>,
+    pub(crate) confine: ConfineArg,
     #[serde(with = "LimitsTable")]
     pub(crate) limits: Limits,
     pub(crate) log: LogTable,
@@ -89,7 +90,7 @@ struct LimitsTable {
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct LogTable {
     #[serde(deserialize_with = "word")]
-    pub(crate) format: Option<LogFormat>,
+    pub(crate) format: LogFormat,
 }
 
 /// `[metrics]`.
@@ -97,7 +98,26 @@ pub(crate) struct LogTable {
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct MetricsTable {
     #[serde(deserialize_with = "text")]
-    pub(crate) listen: Option<MetricsListen>,
+    pub(crate) listen: MetricsListen,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from((Ipv6Addr::UNSPECIFIED, DEFAULT_PORT)),
+            transport: ListenArg::default(),
+            allow_clear: false,
+            journal_age: Age(Duration::from_secs(7 * 24 * 60 * 60)),
+            io_engine: EngineArg::default(),
+            direct: DirectArg::default(),
+            drain: Age(Duration::ZERO),
+            user: None,
+            confine: ConfineArg::default(),
+            limits: Limits::default(),
+            log: LogTable::default(),
+            metrics: MetricsTable::default(),
+        }
+    }
 }
 
 impl Config {
@@ -116,6 +136,24 @@ impl Config {
                 Ok(Self::default())
             }
             Err(error) => Err(vec![ConfigFault::unread(&path, &error)]),
+        }
+    }
+
+    /// The same but for what was typed.
+    pub(crate) fn with(self, args: &ServeArgs) -> Self {
+        Self {
+            listen: args.listen.unwrap_or(self.listen),
+            transport: args.transport.unwrap_or(self.transport),
+            allow_clear: args.allow_clear || self.allow_clear,
+            journal_age: args.journal_age.unwrap_or(self.journal_age),
+            io_engine: args.io_engine.unwrap_or(self.io_engine),
+            direct: args.direct.unwrap_or(self.direct),
+            drain: args.drain.unwrap_or(self.drain),
+            user: args.user.clone().or(self.user),
+            confine: args.confine.unwrap_or(self.confine),
+            log: LogTable { format: args.log_format.unwrap_or(self.log.format) },
+            metrics: MetricsTable { listen: args.metrics.unwrap_or(self.metrics.listen) },
+            limits: self.limits,
         }
     }
 
@@ -179,11 +217,11 @@ mod tests {
             listen = "off"
         "#;
         let config = Config::parse(Path::new("x"), text).unwrap();
-        assert_eq!(config.listen.unwrap(), "[::]:5870".parse().unwrap());
-        assert_eq!(config.transport.unwrap(), ListenArg::Tcp);
-        assert_eq!(config.drain.unwrap().0, Duration::from_secs(30));
-        assert_eq!((config.user.as_deref(), config.confine.unwrap()), (Some("zmove"), ConfineArg::Auto));
-        assert_eq!(config.metrics.listen.unwrap(), MetricsListen(None));
+        assert_eq!(config.listen, "[::]:5870".parse().unwrap());
+        assert_eq!(config.transport, ListenArg::Tcp);
+        assert_eq!(config.drain.0, Duration::from_secs(30));
+        assert_eq!((config.user.as_deref(), config.confine), (Some("zmove"), ConfineArg::Auto));
+        assert_eq!(config.metrics.listen, MetricsListen(None));
         let limits = Limits {
             unproven: 10,
             unproven_time: Duration::from_secs(3),

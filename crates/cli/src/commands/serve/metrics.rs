@@ -5,6 +5,7 @@
 mod http;
 
 use std::fmt;
+use std::fs::Metadata;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,9 +16,10 @@ use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
-use tokio::net::TcpListener;
 use zmove_receiver::{DaemonEvent, Meters};
 use zmove_types::StageTimes;
+
+pub(crate) use http::serve;
 
 /// One label.
 type Label = [(&'static str, &'static str); 1];
@@ -52,11 +54,6 @@ impl Counts {
 
 fn add(family: &Family<Label, Counter>, label: &'static str, value: &'static str) {
     family.get_or_create(&[(label, value)]).inc();
-}
-
-/// Shows the page for ever.
-pub(crate) async fn serve(listener: TcpListener, page: Page) {
-    http::serve(listener, Arc::new(move || page.text())).await;
 }
 
 /// All that is shown.
@@ -109,9 +106,9 @@ impl Collector for Metered {
         gauge(to, "lanes", "Lanes of the transfers that run", now.lanes as u64)?;
         gauge(to, "write_queue_items", "Batches and groups that wait for a writer", now.queued as u64)?;
         stages(to, &[("receive", now.receive), ("store", now.store)])?;
-        let journals = journals_in(&self.journals);
-        gauge(to, "journals", "Journals of transfers that are not complete", journals.count)?;
-        gauge(to, "journal_bytes", "Bytes of these journals", journals.bytes)
+        let journals = journal_bytes(&self.journals);
+        gauge(to, "journals", "Journals of transfers that are not complete", journals.len() as u64)?;
+        gauge(to, "journal_bytes", "Bytes of these journals", journals.iter().sum())
     }
 }
 
@@ -142,24 +139,11 @@ fn stages(to: &mut DescriptorEncoder<'_>, stages: &[(&'static str, StageTimes)])
     Ok(())
 }
 
-/// The number and size of the journals in a directory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Journals {
-    count: u64,
-    bytes: u64,
-}
-
-/// Counts the journals in a directory; a directory that does not exist has none.
-fn journals_in(directory: &Path) -> Journals {
-    let mut journals = Journals::default();
-    let Ok(entries) = std::fs::read_dir(directory) else { return journals };
-    for metadata in entries.flatten().filter_map(|entry| entry.metadata().ok()) {
-        if metadata.is_file() {
-            journals.count += 1;
-            journals.bytes += metadata.len();
-        }
-    }
-    journals
+/// The bytes of each journal in a directory; a directory that does not exist has none.
+fn journal_bytes(directory: &Path) -> Vec<u64> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let files = entries.filter_map(|entry| entry.metadata().ok()).filter(Metadata::is_file);
+    files.map(|file| file.len()).collect()
 }
 
 #[cfg(test)]
@@ -195,10 +179,12 @@ mod tests {
     #[test]
     fn files_are_counted_with_their_bytes() {
         let directory = tempfile::tempdir().unwrap();
-        assert_eq!(journals_in(&directory.path().join("none")), Journals::default());
+        assert!(journal_bytes(&directory.path().join("none")).is_empty());
         std::fs::write(directory.path().join("a.journal"), [0; 7]).unwrap();
         std::fs::write(directory.path().join("b.journal"), [0; 5]).unwrap();
         std::fs::create_dir(directory.path().join("c")).unwrap();
-        assert_eq!(journals_in(directory.path()), Journals { count: 2, bytes: 12 });
+        let mut bytes = journal_bytes(directory.path());
+        bytes.sort_unstable();
+        assert_eq!(bytes, [5, 7]);
     }
 }

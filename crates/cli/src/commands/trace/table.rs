@@ -5,6 +5,7 @@ use std::time::Duration;
 use zmove_types::{ByteCount, ByteRate};
 
 use super::series::{Counter, STAGES};
+use crate::display::figures::counted;
 use crate::display::trace::Line;
 
 /// What was moved, how fast, over how many lanes: two lines.
@@ -17,10 +18,6 @@ pub(super) fn heading(lines: &[Line]) -> (String, String) {
     let resent =
         resent.map_or(String::new(), |number| format!(", {} sent again", counted(number, "segment")));
     (title, format!("{}{resent}", counted(lanes as u64, "lane")))
-}
-
-fn counted(number: u64, what: &str) -> String {
-    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
 
 /// The whole summary.

@@ -2,39 +2,32 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::de::DeserializeOwned;
 
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ConfigFault {
-    path: PathBuf,
-    at: Option<At>,
+    /// Counted from 1; none where the file could not be read.
+    pub(super) line: Option<usize>,
     text: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct At {
-    line: usize,
-    /// With its table.
-    key: String,
 }
 
 impl ConfigFault {
     pub(super) fn unread(path: &Path, error: &std::io::Error) -> Self {
-        Self { path: path.to_owned(), at: None, text: error.to_string() }
-    }
-
-    /// Counted from 1; none where the file could not be read.
-    #[cfg(feature = "fuzzing")]
-    pub(super) fn line(&self) -> Option<usize> {
-        self.at.as_ref().map(|at| at.line)
+        Self { line: None, text: format!("{}: {error}", path.display()) }
     }
 
     fn new(path: &Path, text: &str, error: &toml::de::Error) -> Self {
-        let at = error.span().map(|span| locate(text, span.start));
-        Self { path: path.to_owned(), at, text: error.message().replace('\n', ", ") }
+        let path = path.display();
+        let said = error.message().replace('\n', ", ");
+        match error.span().map(|span| locate(text, span.start)) {
+            Some((line, key)) => {
+                Self { line: Some(line), text: format!("{path}: line {line}: {key}: {said}") }
+            }
+            None => Self { line: None, text: format!("{path}: {said}") },
+        }
     }
 }
 
@@ -55,7 +48,7 @@ pub(super) fn all<T: DeserializeOwned>(path: &Path, text: &str, error: toml::de:
         rest.replace_range(line, &blank);
         next = toml::from_str::<T>(&rest).err();
     }
-    faults.sort_by_key(|fault| fault.at.as_ref().map(|at| at.line));
+    faults.sort_by_key(|fault| fault.line);
     faults
 }
 
@@ -70,8 +63,8 @@ fn line_around(text: &str, position: usize) -> Range<usize> {
     start..end
 }
 
-/// The line, from 1, and the key that stands in it.
-fn locate(text: &str, position: usize) -> At {
+/// The line, from 1, and the key that stands in it, with its table.
+fn locate(text: &str, position: usize) -> (usize, String) {
     let around = line_around(text, position);
     let line = text[..around.start].matches('\n').count() + 1;
     let key = text[around.clone()].split('=').next().unwrap_or_default().trim();
@@ -80,15 +73,11 @@ fn locate(text: &str, position: usize) -> At {
         Some(table) if !key.starts_with('[') => format!("{table}.{key}"),
         _ => key.to_owned(),
     };
-    At { line, key }
+    (line, key)
 }
 
 impl fmt::Display for ConfigFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: ", self.path.display())?;
-        if let Some(At { line, key }) = &self.at {
-            write!(f, "line {line}: {key}: ")?;
-        }
         f.write_str(&self.text)
     }
 }

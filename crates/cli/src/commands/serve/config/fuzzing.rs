@@ -16,7 +16,7 @@ pub fn config(bytes: &[u8]) {
             let lines = text.matches('\n').count() + 1;
             assert!(!faults.is_empty(), "neither read nor refused");
             for fault in faults {
-                assert!(fault.line().is_none_or(|line| line <= lines), "{fault}");
+                assert!(fault.line.is_none_or(|line| line <= lines), "{fault}");
                 assert!(!fault.to_string().is_empty());
             }
         }

@@ -7,22 +7,20 @@ use std::time::Duration;
 use clap::ValueEnum;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
-use zmove_types::ByteCount;
+use zmove_types::{ByteCount, parse_size};
 
 use crate::value::age::Age;
 
 /// What is read from a string as the command line reads it.
-pub(super) fn text<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
-    from: D,
-) -> Result<Option<T>, D::Error> {
+pub(super) fn text<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
     let text = String::deserialize(from)?;
-    text.parse().map(Some).map_err(|error| D::Error::custom(format_args!("'{text}': {error}")))
+    text.parse().map_err(|error| D::Error::custom(format_args!("'{text}': {error}")))
 }
 
 /// One of the words that the command line takes.
-pub(super) fn word<'de, T: ValueEnum, D: Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
+pub(super) fn word<'de, T: ValueEnum, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
     let text = String::deserialize(from)?;
-    T::from_str(&text, false).map(Some).map_err(|_| {
+    T::from_str(&text, false).map_err(|_| {
         let words = T::value_variants().iter().filter_map(ValueEnum::to_possible_value);
         let words: Vec<_> = words.map(|word| word.get_name().to_owned()).collect();
         D::Error::custom(format_args!("'{text}' is none of {}", words.join(", ")))
@@ -51,14 +49,7 @@ pub(super) fn seconds<'de, D: Deserializer<'de>, const MIN: u64, const MAX: u64>
 /// A size in memory, of at least `MIN_MIB`.
 pub(super) fn memory<'de, D: Deserializer<'de>, const MIN_MIB: u64>(from: D) -> Result<ByteCount, D::Error> {
     let text = String::deserialize(from)?;
-    let units = [("MiB", 20), ("GiB", 30)];
-    let bytes = units.iter().find_map(|(unit, shift)| {
-        let number: u64 = text.strip_suffix(unit)?.trim_end().parse().ok()?;
-        number.checked_mul(1 << shift)
-    });
-    let wrong = || D::Error::custom(format_args!("'{text}' is not a number with MiB or GiB"));
-    let bytes = bytes.ok_or_else(wrong)?;
-    let fits = bytes >= MIN_MIB << 20;
-    fits.then_some(ByteCount(bytes))
-        .ok_or_else(|| D::Error::custom(format_args!("'{text}' is less than {MIN_MIB}MiB")))
+    let size = parse_size(&text).map_err(D::Error::custom)?;
+    let fits = size.0 >= MIN_MIB << 20;
+    fits.then_some(size).ok_or_else(|| D::Error::custom(format_args!("'{text}' is less than {MIN_MIB}MiB")))
 }

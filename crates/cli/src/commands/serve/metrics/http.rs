@@ -1,7 +1,6 @@
 //! The page over plain HTTP, for the few programs of this host that ask.
 
 use std::convert::Infallible;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,8 +14,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-/// The function that writes the text of the metrics page.
-type Page = dyn Fn() -> Result<String, fmt::Error> + Send + Sync;
+use super::Page;
 
 /// The most connections that are served at once; further ones wait.
 const CONNECTIONS_MAX: usize = 8;
@@ -25,8 +23,9 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long to pause when the system has no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Answers for ever.
-pub(super) async fn serve(listener: TcpListener, page: Arc<Page>) {
+/// Shows the page for ever.
+pub(crate) async fn serve(listener: TcpListener, page: Page) {
+    let page = Arc::new(page);
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         let place = Arc::clone(&room).acquire_owned().await.expect("the semaphore is never closed");
@@ -58,7 +57,7 @@ async fn answer(request: Request<Incoming>, page: Arc<Page>) -> Response<Full<By
     match (request.uri().path(), reading) {
         ("/healthz", true) => plain(StatusCode::OK, "text/plain; charset=utf-8", "ok\n".to_owned()),
         // it looks at every journal, which may be many, on storage that may be slow
-        ("/metrics", true) => match tokio::task::spawn_blocking(move || page()).await {
+        ("/metrics", true) => match tokio::task::spawn_blocking(move || page.text()).await {
             Ok(Ok(text)) => plain(StatusCode::OK, OPEN_METRICS, text),
             Ok(Err(_)) | Err(_) => plain(StatusCode::INTERNAL_SERVER_ERROR, "text/plain", String::new()),
         },
