@@ -42,9 +42,8 @@ pub(crate) async fn run(
 ) -> Result<Summary, SessionError> {
     link.ask(Open { run: run.id(link.transfer), ..push.open.clone() }).await?;
     let Link { version, control: (reader, writer), lanes, supply: _none_needed, .. } = link;
-    let (receipts, replies, outgoing) = Receipts::begin(observer, version);
-    let account = Arc::clone(&receipts.account);
-    let in_flight = Arc::clone(&receipts.in_flight);
+    let (receipts, replies, outgoing) = Receipts::begin(observer, version, push.started);
+    let session = Arc::clone(&receipts.session);
     let started = push.started;
     let (writer, unsayable) = control::write_all(writer, outgoing);
     let scan = push.scan.clone();
@@ -56,15 +55,16 @@ pub(crate) async fn run(
         ended = conversation.hold(reader, push, replies) => ended,
         () = stop => Err(SessionError::Interrupted),
     };
-    in_flight.stop();
+    session.in_flight.stop();
     if ended.is_err() {
         writer.abort();
     }
     let elapsed = started.elapsed();
     conversation.end().await;
     let finished = ended?;
-    let summary = Summary { left_out: scan.left_out(), ..summary(&account.totals, elapsed, &finished) };
-    drop(in_flight);
+    let summary =
+        Summary { left_out: scan.left_out(), ..summary(&session.account.totals, elapsed, &finished) };
+    drop(session);
     let _goodbye = tokio::time::timeout(GOODBYE_TIMEOUT, writer).await;
     Ok(summary)
 }
@@ -93,19 +93,19 @@ impl Conversation {
         let leave = control::leave(control::greeted(reader, self.version), self.patience, waits_in);
         let waiting = async {
             while let Some(waiting) = waits.recv().await {
-                control::tell_waiting(&*self.receipts.account.observer, &waiting);
+                control::tell_waiting(&*self.receipts.session.account.observer, &waiting);
             }
         };
         // the waits end when leave has come, or will not
         let (left, ()) = tokio::join!(leave, waiting);
         let (mut inbox, opened) = left?;
-        let account = Arc::clone(&self.receipts.account);
-        let in_flight = Arc::clone(&self.receipts.in_flight);
+        let session = Arc::clone(&self.receipts.session);
+        let account = &session.account;
         account.book().single_name = opened.single_name.map(|name| name.0);
         account.totals.scan_errors.set(push.sources_missing);
         let task = Task { compare: push.open.compare, mirror: push.mirror };
         let scan = push.scan;
-        let survey = move || survey::run(&account, &in_flight, &scan, &replies, &task);
+        let survey = move || survey::run(&session, &scan, &replies, &task);
         self.threads.spawn("zmove-plan".into(), survey).map_err(SessionError::Thread)?;
         loop {
             tokio::select! {

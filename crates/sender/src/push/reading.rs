@@ -8,6 +8,7 @@ use zmove_wire::Finished;
 use crate::account::bottleneck::{Stages, Times};
 use crate::account::timeline::Spent;
 use crate::push::pipeline::Pipeline;
+use crate::push::session::Session;
 use crate::tune::path::PathReport;
 
 /// What this side knows at one moment of where the time went.
@@ -26,7 +27,8 @@ pub(super) struct Reading {
 impl Reading {
     /// How this side's stages have spent their time, and what the path did.
     pub(super) fn take(pipeline: &Pipeline) -> Self {
-        let Pipeline { config, account, timeline, lane_set, .. } = pipeline;
+        let Pipeline { config, session, lane_set, .. } = pipeline;
+        let Session { account, timeline, .. } = &**session;
         let Spent { read, lane } = timeline.spent();
         Self {
             stages: Stages { scan: pipeline.scan.times(), read, lane, ..Stages::default() },

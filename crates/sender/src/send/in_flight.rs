@@ -374,11 +374,11 @@ pub(crate) mod tests {
     use zmove_wire::FrameKind;
 
     use super::*;
-    use crate::account::Account;
+    use crate::push::session::Session;
     use crate::read::source::SourceDirectory;
 
     /// Nothing in flight, and the queue of what is said.
-    pub(crate) fn nothing_in_flight() -> (InFlight, UnboundedReceiver<ToReceiver>) {
+    fn nothing_in_flight() -> (InFlight, UnboundedReceiver<ToReceiver>) {
         let (outgoing, messages) = unbounded_channel();
         (InFlight::new(Version::NEWEST, Arc::new(NoObserver), outgoing), messages)
     }
@@ -403,10 +403,10 @@ pub(crate) mod tests {
     /// Two readers find out at once, each at its group, that the file has gone.
     #[test]
     fn a_large_file_that_fails_at_two_groups_at_once_is_told_once() {
-        let (in_flight, mut messages) = nothing_in_flight();
-        let account = Account::new(Arc::new(NoObserver));
+        let (outgoing, mut messages) = unbounded_channel();
+        let session = Session::new(Arc::new(NoObserver), Version::NEWEST, Instant::now(), outgoing);
         let files = vanished(FILES);
-        files.iter().for_each(|file| in_flight.begin_file(Arc::clone(file), 3));
+        files.iter().for_each(|file| session.in_flight.begin_file(Arc::clone(file), 3));
         let arrived = AtomicUsize::new(0);
         let fail_all = || {
             for (round, file) in files.iter().enumerate() {
@@ -414,11 +414,11 @@ pub(crate) mod tests {
                 while arrived.load(Ordering::SeqCst) < 2 * (round + 1) {
                     std::hint::spin_loop();
                 }
-                account.fail_large(&in_flight, file.id, &file.open(Direct::default()).unwrap_err());
+                session.fail_large(file.id, &file.open(Direct::default()).unwrap_err());
             }
         };
         thread::scope(|scope| [scope.spawn(fail_all), scope.spawn(fail_all)].map(drop));
-        assert_eq!(account.totals.failed.get(), FILES as u64);
+        assert_eq!(session.account.totals.failed.get(), FILES as u64);
         assert!(files.iter().all(|file| file.is_dead()));
         let abandoned = std::iter::from_fn(|| messages.try_recv().ok());
         let abandoned: HashSet<_> = abandoned.map(|message| format!("{message:?}")).collect();

@@ -198,7 +198,7 @@ impl LaneSet {
         let started = threads.spawn(format!("zmove-lane-{number}"), move || {
             let Ok(sink) = sinks.recv() else { return };
             if let Err(error) = lane::run_lane(&context, number, sink, &let_go)
-                && !context.in_flight.is_stopping()
+                && !context.session.in_flight.is_stopping()
             {
                 let _session_over = broken.send(Broken { lane: Some(number), error });
             }

@@ -19,6 +19,7 @@ use crate::error::SessionError;
 use crate::plan::resend;
 use crate::push::config::SenderConfig;
 use crate::push::pipeline::Pipeline;
+use crate::push::session::Session;
 use crate::tune::path::{PathReport, unacked};
 use crate::tune::{Congestion, Knob, Knobs, PathTick, Tick, Tuner, Wanted};
 
@@ -169,9 +170,9 @@ impl Steering {
 
     /// Looks, decides, and does it.
     pub(crate) fn step(&mut self, pipeline: &mut Pipeline) -> Result<(), SessionError> {
-        let Pipeline { queue, account, in_flight, lane_set, .. } = pipeline;
-        resend::send_late(queue, account, in_flight, |lane| lane_set.is_stuck(lane));
-        if let Some(lane) = in_flight.doubtful_lane(Instant::now()) {
+        let Pipeline { session, lane_set, .. } = pipeline;
+        resend::send_late(session, |lane| lane_set.is_stuck(lane));
+        if let Some(lane) = session.in_flight.doubtful_lane(Instant::now()) {
             lane_set.give_up_lane(lane);
         }
         pipeline.tidy();
@@ -212,7 +213,8 @@ impl Steering {
     }
 
     fn look(&self, pipeline: &Pipeline) -> (Mark, Tick) {
-        let Pipeline { account, in_flight, timeline, lane_set, .. } = pipeline;
+        let Pipeline { session, lane_set, .. } = pipeline;
+        let Session { account, in_flight, timeline, .. } = &**session;
         let infos: Vec<_> = lane_set.probes().filter_map(PathProbe::read).collect();
         let settled = account.totals.bytes_settled.get();
         let handed_over = account.totals.bytes_handed_over.get();
