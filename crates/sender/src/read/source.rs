@@ -124,8 +124,6 @@ pub(crate) struct LargeSource {
     groups_unread: AtomicU32,
     /// Of those that are to be sent, without what the receiver has stored.
     groups_unstored: AtomicU32,
-    /// A group of it has been sent.
-    begun: AtomicBool,
     /// Groups of this very file are at the target: it must still be what it was when that was asked.
     resumed: bool,
     dead: AtomicBool,
@@ -166,7 +164,6 @@ impl LargeSource {
             target,
             groups_unread,
             groups_unstored: AtomicU32::new(groups),
-            begun: AtomicBool::new(false),
             resumed: false,
             dead: AtomicBool::new(false),
             state: Mutex::default(),
@@ -255,15 +252,6 @@ impl LargeSource {
         if self.groups_unstored.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.close();
         }
-    }
-
-    /// A group of it is being sent.
-    pub(crate) fn begin(&self) {
-        self.begun.store(true, Ordering::Release);
-    }
-
-    pub(crate) fn has_begun(&self) -> bool {
-        self.begun.load(Ordering::Acquire)
     }
 
     /// Whether the file is still what it was when it was opened.

@@ -49,14 +49,6 @@ impl Sent {
         }
     }
 
-    /// The large file that a group is of.
-    pub(crate) fn large(&self) -> Option<Arc<LargeSource>> {
-        match self {
-            Self::Group(file, ..) => Some(Arc::clone(file)),
-            Self::Batch(_) => None,
-        }
-    }
-
     /// With which word of a receiver that speaks `version` the work is done.
     pub(crate) fn last_word(&self, version: Version) -> LastWord {
         match self {
