@@ -8,14 +8,13 @@
 //! directories. At the end no slow lane then holds a whole pack.
 
 use std::fs::File;
-use std::io;
+use std::io::{ErrorKind, Read};
 use std::sync::Arc;
 
 use crossbeam_channel::Sender;
 use zmove_chunk::{GroupHasher, Work, file_root, read_root};
 use zmove_disk::{Direct, FileIdentity, FileIo};
 use zmove_scan::{Entry, EntryKind};
-use zmove_transport::Frame;
 use zmove_types::{Buffer, BufferPool, Doing, GROUP_BYTES, GroupSpan, ItemId, Root, Stopwatch};
 use zmove_wire::{Batch, BatchEntry, DirectoryGroup, FileEntry, FrameHeader, FrameKind};
 
@@ -207,17 +206,20 @@ impl Reader<'_> {
             return Ok(None);
         }
         let room = &mut filling.buffer.room()[filling.filled..filling.filled + wanted];
-        let complete =
-            read_exactly(&file, room).map_err(|source| FileError::Read { path: path(), source })?;
-        if !complete || !is_same(&file, &before) {
-            return Err(FileError::Changed { path: path() });
+        match (&file).read_exact(room) {
+            Ok(()) if is_same(&file, &before) => {}
+            Err(source) if source.kind() != ErrorKind::UnexpectedEof => {
+                return Err(FileError::Read { path: path(), source });
+            }
+            _ => return Err(FileError::Changed { path: path() }),
         }
         let root = file_root(room);
         filling.filled += wanted;
         filling.files.push(sent_file(directory, entry, root, &before));
         let name = entry.name.clone();
         let metadata = before.metadata();
-        Ok(Some(BatchEntry::File(FileEntry { name, metadata, bytes: length(wanted), root })))
+        let bytes = u32::try_from(wanted).expect("it fits into a buffer");
+        Ok(Some(BatchEntry::File(FileEntry { name, metadata, bytes, root })))
     }
 
     fn need_after_all(&self, directory: &SourceDirectory, entry: &Entry) {
@@ -251,17 +253,8 @@ impl Reader<'_> {
         let Some(item) = self.issue(Sent::Batch(SentBatch { pack, files, faults: Vec::new() }), tries) else {
             return;
         };
-        let header = sealed(
-            &content,
-            FrameHeader {
-                kind,
-                head_bytes: length(head.len()),
-                data_bytes: length(filled),
-                item,
-                ..FrameHeader::default()
-            },
-        );
-        self.hand_on(Cargo { frame: Frame { header, head, data: buffer }, chunk: None });
+        let header = FrameHeader { kind, item, ..FrameHeader::default() };
+        self.hand_on(Cargo { frame: sealed(&content, header, head, buffer), chunk: None });
     }
 
     fn read_group(&mut self, file: &Arc<LargeSource>, span: GroupSpan) {
@@ -316,18 +309,8 @@ impl Reader<'_> {
         };
         let item = again.or_else(|| self.issue(Sent::Group(Arc::clone(file), span, kind), tries));
         let Some(item) = item else { return Ok(()) };
-        let header = sealed(
-            &cv.0,
-            FrameHeader {
-                kind,
-                data_bytes: length(data.len()),
-                group: span.index,
-                item,
-                file: file.id,
-                ..FrameHeader::default()
-            },
-        );
-        let frame = Frame { header, head: Vec::new(), data };
+        let header = FrameHeader { kind, group: span.index, item, file: file.id, ..FrameHeader::default() };
+        let frame = sealed(&cv.0, header, Vec::new(), data);
         let chunk = Chunk { file: Arc::clone(file), identity, tries, late: again.is_some() };
         self.hand_on(Cargo { frame, chunk: Some(chunk) });
         Ok(())
@@ -375,18 +358,6 @@ fn sent_file(directory: &SourceDirectory, entry: &Entry, root: Root, read: &File
     SentFile { path, root, look, retouched: false }
 }
 
-fn read_exactly(mut file: &File, room: &mut [u8]) -> io::Result<bool> {
-    match io::Read::read_exact(&mut file, room) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
-        Err(error) => Err(error),
-    }
-}
-
 fn is_same(file: &File, before: &FileIdentity) -> bool {
     FileIdentity::of(file).is_ok_and(|now| now == *before)
-}
-
-fn length(bytes: usize) -> u32 {
-    u32::try_from(bytes).expect("frames hold a few MiB")
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, TryRecvError, select};
 use zmove_disk::FileIdentity;
-use zmove_transport::{Frame, LaneError, LaneSink};
+use zmove_transport::{LaneError, LaneSink};
 use zmove_types::{Buffer, Doing, Event, Stopwatch};
 use zmove_wire::{Extensions, FileHead, FrameHeader, FrameKind};
 
@@ -100,16 +100,8 @@ fn declare(
     let extensions = Extensions::default();
     let head = FileHead { path, metadata, bytes, ctime, inode, extensions }.encode();
     let content = *blake3::hash(&head).as_bytes();
-    let header = sealed(
-        &content,
-        FrameHeader {
-            kind: FrameKind::Declare,
-            head_bytes: u32::try_from(head.len()).expect("a path and four numbers"),
-            file: file.id,
-            ..FrameHeader::default()
-        },
-    );
-    sink.send(Frame { header, head, data: Buffer::empty() }, watch)
+    let header = FrameHeader { kind: FrameKind::Declare, file: file.id, ..FrameHeader::default() };
+    sink.send(sealed(&content, header, head, Buffer::empty()), watch)
 }
 
 const DECLARED_MAX: usize = 1024;
@@ -123,7 +115,7 @@ mod tests {
 
     use crossbeam_channel::{Sender, bounded};
     use tokio::sync::mpsc::unbounded_channel;
-    use zmove_transport::LaneBreaker;
+    use zmove_transport::{Frame, LaneBreaker};
     use zmove_types::NoObserver;
     use zmove_wire::Version;
 
