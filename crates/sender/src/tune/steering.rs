@@ -20,6 +20,7 @@ use crate::plan::resend;
 use crate::push::config::SenderConfig;
 use crate::push::pipeline::Pipeline;
 use crate::push::session::Session;
+use crate::tune::attempt::Rest;
 use crate::tune::path::{PathReport, unacked};
 use crate::tune::{Congestion, Knob, Knobs, PathTick, Tick, Tuner, Wanted};
 
@@ -39,16 +40,15 @@ struct Dials {
     awaited: usize,
     /// How many there should be in all when lanes were last asked for.
     wanted: usize,
-    /// How long to do without those that have not come up, and how long the next time.
-    rest: Duration,
-    next_rest: Duration,
+    /// How long to do without those that have not come up.
+    rest: Rest,
     /// The first were in vain.
     again: bool,
 }
 
 impl Dials {
     fn new(awaited: usize) -> Self {
-        Self { awaited, wanted: awaited, rest: REDIAL_REST_MIN, next_rest: REDIAL_REST_MIN * 2, again: false }
+        Self { awaited, wanted: awaited, rest: Rest::of(REDIAL_REST_MIN), again: false }
     }
 
     /// How many to ask for when so many are wanted and `up` are there. Those that failed are asked for again after a
@@ -57,21 +57,19 @@ impl Dials {
         let risen = wanted > self.wanted;
         self.wanted = wanted;
         let missing = wanted.saturating_sub(up + self.awaited);
-        self.rest = self.rest.saturating_sub(elapsed);
+        self.rest.tick(elapsed);
         if missing == 0 || risen {
             return missing;
         }
-        if !self.rest.is_zero() {
+        if !self.rest.is_over() {
             return 0;
         }
-        self.rest = self.next_rest;
-        self.next_rest = (self.next_rest * 2).min(REDIAL_REST_MAX);
+        self.rest.refused();
         missing
     }
 }
 
 const REDIAL_REST_MIN: Duration = Duration::from_secs(2);
-const REDIAL_REST_MAX: Duration = Duration::from_secs(120);
 
 /// Totals at one moment.
 #[derive(Default)]
