@@ -234,12 +234,12 @@ impl InFlight {
         let late = state.record.late(Instant::now());
         drop(state);
         // the kernel is asked without the lock
-        let late = late.into_iter().filter(|chunk| !chunk.handed_on || stuck(chunk.lane)).take(idle);
+        let late = late.into_iter().filter(|(_, first)| !first.handed_on || stuck(first.lane)).take(idle);
         let repeat = |item| match self.lock().record.repeat(item)? {
             Sent::Group(file, span, _) => Some((Arc::clone(file), *span)),
             Sent::Batch(_) => None,
         };
-        late.filter_map(|chunk| repeat(chunk.item)).collect()
+        late.filter_map(|(item, _)| repeat(item)).collect()
     }
 
     /// The item under which this group was to be read again, as often as that was planned.
