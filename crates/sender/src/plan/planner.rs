@@ -266,8 +266,7 @@ impl Planner<'_> {
             match answered {
                 Answered::Need => self.need(&directory, entry),
                 Answered::Compare(root) => self.pack(&directory, PackEntry::Compare(entry, Root(root))),
-                Answered::Resume(held) => self.go_on(&directory, entry, held, Vec::new()),
-                Answered::Delta { held, there } => self.go_on(&directory, entry, held, there),
+                Answered::GoOn { held, there } => self.go_on(&directory, entry, held, there),
                 Answered::Skip => {
                     let path = directory.target_path().join(&entry.name).unwrap_or_else(|_| RelPath::root());
                     self.session.account.skipped(&path, Look::of(&entry));
