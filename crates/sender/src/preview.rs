@@ -21,7 +21,6 @@ use zmove_wire::{Finished, Open, Version};
 
 use crate::account::receipts::Receipts;
 use crate::account::summary::{Preview, Summary};
-use crate::account::totals::Totals;
 use crate::control::link::Link;
 use crate::control::replies::Replies;
 use crate::control::{self, GOODBYE_TIMEOUT, Unsayable};
@@ -60,10 +59,20 @@ pub(crate) async fn run(
         writer.abort();
     }
     let elapsed = started.elapsed();
-    conversation.end().await;
+    let threads = conversation.threads;
+    // the planner waits for replies no more
+    drop(conversation.receipts);
+    let joined = tokio::task::spawn_blocking(move || threads.join()).await;
+    joined.expect("a preview's thread does not panic");
     let finished = ended?;
-    let summary =
-        Summary { left_out: scan.left_out(), ..summary(&session.account.totals, elapsed, &finished) };
+    let totals = &session.account.totals;
+    let summary = Summary {
+        elapsed,
+        receiver_cpu: Duration::from_micros(finished.cpu_us),
+        preview: Some(Preview { added: totals.added.get(), changed: totals.changed.get() }),
+        left_out: scan.left_out(),
+        ..totals.summary()
+    };
     drop(session);
     let _goodbye = tokio::time::timeout(GOODBYE_TIMEOUT, writer).await;
     Ok(summary)
@@ -113,15 +122,7 @@ impl Conversation {
                 Some(lane) = self.lanes.recv() => lane.into_iter().for_each(end_unused),
                 Some(broken) = self.broken.recv() => return Err(broken.error.into()),
                 Some(error) = self.unsayable.recv() => {
-                    let said = async {
-                        loop {
-                            let message = control::receive(&mut inbox).await?;
-                            if let Some(finished) = self.receipts.take(message)? {
-                                return Ok(finished);
-                            }
-                        }
-                    };
-                    return control::explained(said, error.into()).await;
+                    return control::explained(self.receipts.take_rest(&mut inbox), error.into()).await;
                 }
                 message = control::receive(&mut inbox) => {
                     if let Some(finished) = self.receipts.take(message?)? {
@@ -130,30 +131,5 @@ impl Conversation {
                 }
             }
         }
-    }
-
-    async fn end(self) {
-        let Self { threads, .. } = self;
-        let joined = tokio::task::spawn_blocking(move || threads.join()).await;
-        joined.expect("a preview's thread does not panic");
-    }
-}
-
-fn summary(totals: &Totals, elapsed: Duration, finished: &Finished) -> Summary {
-    let preview = Preview { added: totals.added.get(), changed: totals.changed.get() };
-    Summary {
-        files: totals.files.get(),
-        bytes: totals.bytes.get(),
-        skipped: totals.skipped.get(),
-        specials: totals.specials.get(),
-        failed: totals.failed.get(),
-        vanished: totals.vanished.get(),
-        removed: totals.removed.get(),
-        spared: totals.spared.get(),
-        kept_by_change: totals.kept_by_change.get(),
-        elapsed,
-        receiver_cpu: Duration::from_micros(finished.cpu_us),
-        preview: Some(preview),
-        ..Summary::default()
     }
 }

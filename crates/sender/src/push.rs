@@ -277,14 +277,8 @@ impl Running<'_> {
 
     /// Hears what the receiver still says after a connection was lost.
     async fn explain(&mut self, error: SessionError) -> Result<Finished, SessionError> {
-        let said = async {
-            loop {
-                if let Some(finished) = self.receipts.take(hear(&mut self.inbox).await?)? {
-                    return Ok(finished);
-                }
-            }
-        };
-        control::explained(said, error).await
+        let inbox = self.inbox.as_mut().expect("leave comes with the inbox");
+        control::explained(self.receipts.take_rest(inbox), error).await
     }
 
     /// Breaks the lanes after a bad end. After a good one they end by themselves, unless nobody reads them.
@@ -342,10 +336,6 @@ impl Running<'_> {
             // what this run has moved before was there for its last session
             skipped: account.totals.skipped.get().saturating_sub(files),
             bytes_resumed: resumed - resumed_own,
-            bytes_matched: account.totals.matched.get(),
-            specials: account.totals.specials.get(),
-            failed: account.totals.failed.get(),
-            vanished: account.totals.vanished.get(),
             resent: resent + account.totals.resent.get(),
             repeated: repeated + account.totals.repeated.get(),
             reconnects: run.reconnects(),
@@ -361,11 +351,9 @@ impl Running<'_> {
             bottleneck: reading.times(judged, lanes, &finished, paced).bottleneck(),
             path: reading.path,
             removed: removed + account.totals.removed.get(),
-            spared: account.totals.spared.get(),
-            kept_by_change: account.totals.kept_by_change.get(),
-            preview: None,
             learnt,
             left_out,
+            ..account.totals.summary()
         };
         // the last hold on the queue of messages: the writer says goodbye, which changes nothing if nobody hears it
         drop(session);

@@ -6,10 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::{self, UnboundedReceiver};
+use zmove_transport::Inbox;
 use zmove_types::{FileId, ItemId, Observer};
-use zmove_wire::limits::{
-    EXTRA_NAMES_MAX, HELD_GROUPS_MAX, INQUIRED_ENTRIES_MAX, OFFER_FILES_MAX, STORED_ITEMS_MAX,
-};
 use zmove_wire::session::Resend;
 use zmove_wire::{
     EntryFault, Fault, FaultCode, FileDone, Finished, FrameKind, PublishedItem, Stored, StoredItem,
@@ -19,6 +17,7 @@ use zmove_wire::{
 use crate::account::Moved;
 use crate::account::failure::FileError;
 use crate::account::heard::{Heard, Removes, not_empty};
+use crate::control;
 use crate::control::replies::{self, Replies, Reply, ReplySender};
 use crate::error::SessionError;
 use crate::plan::resend;
@@ -56,32 +55,19 @@ impl Receipts {
     /// Takes a message; returns the receiver's last word when it is that.
     pub(crate) fn take(&mut self, message: ToSender) -> Result<Option<Finished>, SessionError> {
         match message {
-            ToSender::Answer(answer) => {
-                within("verdicts", answer.verdicts.len(), OFFER_FILES_MAX)?;
-                self.reply_sender.reply(Reply::Answer(answer))?;
-            }
+            ToSender::Answer(answer) => self.reply_sender.reply(Reply::Answer(answer))?,
             ToSender::Held(held) => {
-                within("held groups", held.cvs.len(), HELD_GROUPS_MAX)?;
                 self.heard.held(&self.session.in_flight.given, &held)?;
                 self.reply_sender.reply(Reply::Held(held))?;
             }
-            ToSender::Findings(findings) => {
-                within("findings", findings.findings.len(), FINDINGS_MAX)?;
-                self.reply_sender.findings(findings)?;
-            }
-            ToSender::Extra(extra) => {
-                within("names at the target alone", extra.names.len(), EXTRA_NAMES_MAX)?;
-                self.reply_sender.mirror(ToSender::Extra(extra))?;
-            }
-            removed @ ToSender::Removed { .. } => self.reply_sender.mirror(removed)?,
+            ToSender::Findings(findings) => self.reply_sender.findings(findings)?,
+            answer @ (ToSender::Extra(_) | ToSender::Removed { .. }) => self.reply_sender.mirror(answer)?,
             ToSender::Stored(Stored { items, files }) => {
-                within("settled items", items.len().max(files.len()), STORED_ITEMS_MAX)?;
                 not_empty(!items.is_empty() || !files.is_empty())?;
                 items.into_iter().try_for_each(|item| self.take_item(item))?;
                 files.into_iter().try_for_each(|file| self.take_file(file))?;
             }
             ToSender::Published { items } => {
-                within("published items", items.len(), STORED_ITEMS_MAX)?;
                 not_empty(!items.is_empty())?;
                 items.into_iter().try_for_each(|item| self.take_published(item))?;
             }
@@ -103,6 +89,15 @@ impl Receipts {
             ToSender::Finished(finished) => return self.finish(finished).map(Some),
         }
         Ok(None)
+    }
+
+    /// Takes all that is still to come.
+    pub(crate) async fn take_rest(&mut self, inbox: &mut Inbox<ToSender>) -> Result<Finished, SessionError> {
+        loop {
+            if let Some(finished) = self.take(control::receive(inbox).await?)? {
+                return Ok(finished);
+            }
+        }
     }
 
     fn take_item(&mut self, stored: StoredItem) -> Result<(), WireError> {
@@ -241,19 +236,9 @@ impl Receipts {
     }
 }
 
-fn within(what: &'static str, value: usize, limit: usize) -> Result<(), WireError> {
-    if value <= limit {
-        return Ok(());
-    }
-    Err(WireError::OverLimit { what, value: value as u64, limit: limit as u64 })
-}
-
 /// A fault with the path of its entry.
 fn located(batch: &SentBatch, fault: EntryFault) -> Fault {
     let EntryFault { entry, operation, code } = fault;
     let path = batch.pack.target_path(entry).unwrap_or_else(zmove_types::RelPath::root);
     Fault { path, operation, code }
 }
-
-/// Each entry of an inquiry may bring a directory of its own.
-const FINDINGS_MAX: usize = 2 * INQUIRED_ENTRIES_MAX;

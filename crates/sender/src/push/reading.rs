@@ -6,7 +6,6 @@ use zmove_types::{ByteCount, RateLimit};
 use zmove_wire::Finished;
 
 use crate::account::bottleneck::{Stages, Times};
-use crate::account::timeline::Spent;
 use crate::push::pipeline::Pipeline;
 use crate::push::session::Session;
 use crate::tune::path::PathReport;
@@ -29,9 +28,8 @@ impl Reading {
     pub(super) fn take(pipeline: &Pipeline) -> Self {
         let Pipeline { config, session, lane_set, .. } = pipeline;
         let Session { account, timeline, .. } = &**session;
-        let Spent { read, lane } = timeline.spent();
         Self {
-            stages: Stages { scan: pipeline.scan.times(), read, lane, ..Stages::default() },
+            stages: Stages { scan: pipeline.scan.times(), ..timeline.spent() },
             path: PathReport::gather(lane_set.probes()),
             first_byte: timeline.first_byte(),
             handed_over: timeline.handed_over(),
