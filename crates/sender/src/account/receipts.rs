@@ -16,7 +16,7 @@ use zmove_wire::{
 
 use crate::account::Moved;
 use crate::account::failure::FileError;
-use crate::account::heard::{Heard, Removes, not_empty};
+use crate::account::heard::{Heard, not_empty};
 use crate::control;
 use crate::control::replies::{self, Replies, Reply, ReplySender};
 use crate::error::SessionError;
@@ -72,9 +72,8 @@ impl Receipts {
                 items.into_iter().try_for_each(|item| self.take_published(item))?;
             }
             ToSender::Fault(fault) => {
-                let asked = self.session.account.totals.doomed.get() > 0;
-                let removes = if asked { Removes::Something } else { Removes::Nothing };
-                self.heard.fault(&self.session.in_flight.given, &fault, removes)?;
+                let removals = self.session.account.totals.doomed.get();
+                self.heard.fault(&self.session.in_flight.given, &fault, removals)?;
                 self.session.account.fail(&FileError::Receiver(fault));
             }
             ToSender::Refused(refusal) => return Err(SessionError::Refused(refusal)),
