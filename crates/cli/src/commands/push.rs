@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use zmove_engine::{
-    LocalReceiver, Location, Push, Remote, RemotePush, Run, SenderConfig, Sources, Summary, push_locally,
+    Connector, LocalReceiver, Location, Push, Remote, RemotePush, Run, SenderConfig, Sources, Summary,
+    push_locally,
 };
 use zmove_sender::Manifest;
 use zmove_transport::Transport;
@@ -79,16 +80,14 @@ impl There<'_> {
     async fn push(self, push: Push, run: &mut Run, display: &Display) -> Result<(Summary, Transport)> {
         let home = settings::home(Role::Client)?;
         let job = || Ok(self.settings.job(self.args, self.sources)?);
+        let settings = self.settings.dial.clone().unwrap_or_default();
         let pushing = RemotePush {
-            home: &home,
-            remote: self.remote,
-            settings: self.settings.dial.clone().unwrap_or_default(),
+            connector: Connector { home: &home, remote: self.remote, settings: &settings, listener: display },
             job: &job,
             config: self.config,
             timeout: timeout(self.args),
             busy_timeout: self.args.timeout,
             observer: display.observer(),
-            listener: display,
         };
         let pushed = pushing.push(push, run, interrupted()).await?;
         Ok((pushed.summary, pushed.transport))
