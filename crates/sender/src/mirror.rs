@@ -113,7 +113,7 @@ fn run_rounds(session: &Session, answers: &Receiver<ToSender>, mirror: &Mirror) 
             return;
         }
         let mut round = Round::new(session, answers, mirror);
-        if round.walk() == Walked::Elsewhere {
+        if !round.walk() {
             return;
         }
         // large files get their names after they are settled
@@ -167,14 +167,6 @@ fn stays(account: &Account, mirror: &Mirror) -> bool {
     true
 }
 
-/// What a round has walked.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Walked {
-    /// What was pushed.
-    Sources,
-    Elsewhere,
-}
-
 /// One walk, and what it leads to.
 struct Round<'a> {
     session: &'a Session,
@@ -221,9 +213,9 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Lists all sources and asks what else is at the target.
-    fn walk(&mut self) -> Walked {
-        let mut walked = Walked::Sources;
+    /// Lists all sources and asks what else is at the target; says whether they are what was pushed.
+    fn walk(&mut self) -> bool {
+        let mut are_those_pushed = true;
         // each round finds it anew
         self.session.account.totals.kept_by_change.set(0);
         // what could not be read has been told by the first walk
@@ -232,13 +224,13 @@ impl<'a> Round<'a> {
         let listings = Listings::of(roots, selection.clone(), *file_systems, Arc::clone(identity));
         for listing in listings {
             if self.session.in_flight.is_stopping() {
-                return walked;
+                return are_those_pushed;
             }
             match listing {
                 Ok(listing) => self.keep(listing),
                 Err(error @ (ScanError::Exchanged { .. } | ScanError::Unmounted { .. })) => {
                     self.session.account.fail(&FileError::OtherSource(error));
-                    walked = Walked::Elsewhere;
+                    are_those_pushed = false;
                     break;
                 }
                 Err(_) if told => {}
@@ -253,7 +245,7 @@ impl<'a> Round<'a> {
             }
         }
         self.settle();
-        walked
+        are_those_pushed
     }
 
     /// Until all questions are answered, also those about doomed directories.
@@ -384,11 +376,8 @@ impl<'a> Round<'a> {
         };
         first.names.retain(|name| *name > after);
         first.after = Some(after);
-        if first.open || !first.names.is_empty() {
-            self.send(std::iter::once(first).chain(ranges).collect(), whereabouts);
-        } else {
-            self.send(ranges.collect(), whereabouts);
-        }
+        let first = Some(first).filter(|first| first.open || !first.names.is_empty());
+        self.send(first.into_iter().chain(ranges).collect(), whereabouts);
     }
 
     /// What is doomed, as much of it as may still go in this run. It counts as gone from now on: should the
