@@ -69,15 +69,15 @@ impl Sent {
 }
 
 impl SentBatch {
-    /// The bytes of the files that travelled, without those that have failed.
-    pub(crate) fn stored_bytes(&self) -> u64 {
-        let failed: HashSet<_> = self.failed().collect();
-        let files = self.files.iter().filter(|file| !file.retouched && !failed.contains(&file.path));
-        files.map(|file| file.look.bytes).sum()
+    /// The files that travelled, without those that have failed.
+    pub(crate) fn stored_files(&self) -> impl Iterator<Item = &SentFile> {
+        let failed = self.faults.iter().filter_map(|fault| self.pack.target_path(fault.entry));
+        let failed: HashSet<_> = failed.collect();
+        self.files.iter().filter(move |file| !file.retouched && !failed.contains(&file.path))
     }
 
-    /// The paths that could not be stored.
-    pub(crate) fn failed(&self) -> impl Iterator<Item = RelPath> {
-        self.faults.iter().filter_map(|fault| self.pack.target_path(fault.entry))
+    /// Their bytes.
+    pub(crate) fn stored_bytes(&self) -> u64 {
+        self.stored_files().map(|file| file.look.bytes).sum()
     }
 }
