@@ -134,10 +134,8 @@ impl Sources {
 impl Source {
     fn look_at(path: &Path) -> io::Result<Self> {
         let bytes = path.as_os_str().as_bytes();
-        let contents = bytes.ends_with(b"/")
-            || bytes.ends_with(b"/.")
-            || matches!(bytes, b"." | b"..")
-            || bytes.ends_with(b"/..");
+        let last = bytes.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+        let contents = matches!(last, b"" | b"." | b"..");
         let directory = if contents { path.metadata() } else { path.symlink_metadata() }?.is_dir();
         if contents && !directory {
             return Err(io::Error::other("not a directory"));
