@@ -97,7 +97,9 @@ impl Deceiver {
         observer: Arc<dyn Observer>,
     ) -> (Result<Summary, SessionError>, Vec<Noted>) {
         let started = Instant::now();
-        let job = (self.job)(PushJob { delta: true, ..job(source, "x") });
+        let mut job = job(source, "x");
+        job.open.delta = true;
+        let job = (self.job)(job);
         let mut run = Run::begin(None, started);
         let push = Push::start(job, SenderConfig::default(), &mut run, started);
         let (near, far) = tokio::io::duplex(CONTROL_BYTES_MAX);

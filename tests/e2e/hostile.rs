@@ -9,7 +9,7 @@ use zmove_types::{GROUP_BYTES, RelPath};
 use zmove_wire::limits::{EXTRA_NAMES_MAX, OFFER_FILES_MAX, STORED_ITEMS_MAX};
 use zmove_wire::{
     Answer, Batch, BatchEntry, EntryFault, Extra, ExtraName, Fault, FaultCode, FileDone, Findings, Finished,
-    FrameKind, Held, ListedName, Operation, PublishedItem, Purpose, Stored, StoredItem, TargetState,
+    FrameKind, Held, ListedName, Open, Operation, PublishedItem, Purpose, Stored, StoredItem, TargetState,
     ToReceiver, ToSender, TopName, Verdict, Version, encode_message,
 };
 
@@ -177,7 +177,8 @@ fn a_daemon_that_publishes_what_it_has_not_stored_is_broken_off() {
 /// Nothing more comes from a receiver that is not asked: the session ends as one that has lost its connection.
 #[test]
 fn a_push_that_can_say_no_more_ends() {
-    let jobs: [fn(PushJob) -> PushJob; 2] = [|job| job, |job| PushJob { purpose: Purpose::Preview, ..job }];
+    let jobs: [fn(PushJob) -> PushJob; 2] =
+        [|job| job, |job| PushJob { open: Open { purpose: Purpose::Preview, ..job.open }, ..job }];
     for job in jobs {
         let honest = Deceiver::new(TargetState::Populated, |_heard: &Heard| None);
         let deceived = Deceiver { writes_max: 1, job, ..honest }.deceive(&site().source());

@@ -13,7 +13,7 @@ use zmove_sender::{
 };
 use zmove_transport::{LaneError, LaneSink, LaneSource, memory_control, memory_lane};
 use zmove_types::{Event, Observer, RelPath, TransferId};
-use zmove_wire::{Cipher, Compare, Durability, Overwrite, Purpose, TargetShape, Version};
+use zmove_wire::{Cipher, Open, Overwrite, Version};
 
 /// More than any case has.
 const LANES_MAX: usize = 64;
@@ -74,7 +74,9 @@ impl InProcess {
         let Self { delta, overwrite, inplace, .. } = self;
         let mirror = self.mirror.clone();
         let target = target.to_str().unwrap();
-        self.push_job(PushJob { delta, overwrite, inplace, mirror, ..job(source, target) })
+        let job = job(source, target);
+        let open = Open { delta, overwrite, inplace, ..job.open };
+        self.push_job(PushJob { open, mirror, ..job })
     }
 
     /// Pushes what a job names.
@@ -137,14 +139,7 @@ impl InProcess {
 pub(crate) fn job(source: &Path, target: impl Into<Vec<u8>>) -> PushJob {
     PushJob {
         sources: vec![ScanRoot { source: source.join(""), prefix: RelPath::root() }],
-        target: target.into(),
-        shape: TargetShape::Directory { tops: Vec::new() },
-        compare: Compare::Quick,
-        delta: false,
-        durability: Durability::None,
-        overwrite: Overwrite::Differing,
-        inplace: false,
-        purpose: Purpose::Move,
+        open: Open::new(target.into(), [0; 16]),
         mirror: None,
         sources_missing: 0,
         list: None,

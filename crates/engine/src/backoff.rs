@@ -29,7 +29,8 @@ pub struct ParseTimeoutError(String);
 #[derive(Debug)]
 pub(crate) struct Outages {
     timeout: Timeout,
-    backoff: Backoff,
+    /// How long the next wait is at most.
+    wait: Duration,
     since: Option<Instant>,
 }
 
@@ -56,13 +57,13 @@ pub(crate) enum Outage {
 
 impl Outages {
     pub(crate) fn new(timeout: Timeout) -> Self {
-        Self { timeout, backoff: Backoff::default(), since: None }
+        Self { timeout, wait: WAIT_MIN, since: None }
     }
 
     /// Something moves again.
     pub(crate) fn end(&mut self) {
         self.since = None;
-        self.backoff = Backoff::default();
+        self.wait = WAIT_MIN;
     }
 
     /// Connections were lost, or did not come about; `chance` is any number, another one each time.
@@ -72,25 +73,14 @@ impl Outages {
         if now >= until {
             return Next::GiveUp;
         }
-        Next::Retry { at: (now + self.backoff.wait(chance)).min(until), until, outage }
+        Next::Retry { at: (now + self.next_wait(chance)).min(until), until, outage }
     }
-}
 
-/// Waits that double, each of them shortened by chance, so that many who lost the same host do not come back at once.
-#[derive(Debug)]
-struct Backoff(Duration);
-
-impl Default for Backoff {
-    fn default() -> Self {
-        Self(WAIT_MIN)
-    }
-}
-
-impl Backoff {
-    /// The next wait: between half of it and all of it.
-    fn wait(&mut self, chance: u32) -> Duration {
-        let longest = self.0;
-        self.0 = (longest * 2).min(WAIT_MAX);
+    /// Waits double, each of them shortened by chance, so that many who lost the same host do not come back at once:
+    /// between half of it and all of it.
+    fn next_wait(&mut self, chance: u32) -> Duration {
+        let longest = self.wait;
+        self.wait = (longest * 2).min(WAIT_MAX);
         longest.mul_f64(0.5 + 0.5 * f64::from(chance) / f64::from(u32::MAX))
     }
 }
@@ -150,10 +140,11 @@ mod tests {
 
     #[test]
     fn waits_double_up_to_a_bound_and_begin_anew() {
-        let mut backoff = Backoff::default();
-        let waits: Vec<_> = (0..9).map(|_| backoff.wait(u32::MAX).as_millis()).collect();
+        let fresh = || Outages::new(Timeout::NONE);
+        let mut outages = fresh();
+        let waits: Vec<_> = (0..9).map(|_| outages.next_wait(u32::MAX).as_millis()).collect();
         assert_eq!(waits, [100, 200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]);
-        assert_eq!(Backoff::default().wait(0).as_millis(), 50);
+        assert_eq!(fresh().next_wait(0).as_millis(), 50);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use zmove_sender::{Learnt, Link, Need, Summary};
 use zmove_transport::{ChannelDialler, FirstKey, HostPolicy, Identity, KnownHosts, Transport};
 
 use self::host_key::host_policy;
-use self::lanes::{Dialled, dial_all};
+use self::lanes::dial_all;
 use self::plan::LanePlan;
 use crate::error::ConnectError;
 use crate::location::{Login, Remote};
@@ -101,9 +101,7 @@ impl Connector<'_> {
     async fn reach_by(&self, dialler: ChannelDialler, need: Option<&Need>) -> Result<Reached, ConnectError> {
         let paths = PathMemory::of(self.home, self.remote);
         let plan = LanePlan::new(self.settings, paths.recall(self.listener), need.cloned());
-        let Dialled { link, transport, round_trip } = dial_all(dialler.clone(), self.settings, plan).await?;
-        let route = Route { paths, round_trip, transport };
-        Ok(Reached { link, transport, dialler, route, ssh: None })
+        dial_all(dialler, self.settings, plan, paths).await
     }
 }
 

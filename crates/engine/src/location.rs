@@ -197,9 +197,7 @@ fn parse_port(digits: &[u8]) -> Result<u16, LocationError> {
 
 fn parse_url(rest: &[u8]) -> Result<Remote, LocationError> {
     let slash = rest.iter().position(|&byte| byte == b'/');
-    let Some(slash) = slash else {
-        return Err(LocationError::UrlWithoutPath(show(rest)));
-    };
+    let slash = slash.ok_or_else(|| LocationError::UrlWithoutPath(show(rest)))?;
     Remote::at_daemon(&rest[..slash], &rest[slash..])
 }
 

@@ -9,7 +9,6 @@
 
 use std::fmt;
 use std::future::{Future, pending};
-use std::path::Path;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,19 +21,13 @@ use zmove_types::Observer;
 use crate::backoff::{Next, Outage, Outages, Timeout};
 use crate::dial::Connector;
 use crate::error::{BoxError, PushError};
-use crate::location::Remote;
-use crate::notice::{Listener, Notice};
+use crate::notice::Notice;
 use crate::random::random;
-use crate::settings::DialSettings;
 
 /// All that each session of a push to another host needs.
 pub struct RemotePush<'a> {
-    /// The directory with this side's key, the pinned keys, and the memory of paths.
-    pub home: &'a Path,
-    /// The receiver.
-    pub remote: &'a Remote,
-    /// How the receiver is to be reached.
-    pub settings: DialSettings,
+    /// The receiver, and whoever wants to know what happens between sessions.
+    pub connector: Connector<'a>,
     /// Makes the job of each later session; it is the same as the first session's.
     pub job: &'a (dyn Fn() -> Result<PushJob, BoxError> + Sync),
     /// The settings of the sender.
@@ -45,8 +38,6 @@ pub struct RemotePush<'a> {
     pub busy_timeout: Timeout,
     /// Whoever wants to know what happens in a session.
     pub observer: Arc<dyn Observer>,
-    /// Whoever wants to know what happens between sessions.
-    pub listener: &'a dyn Listener,
 }
 
 /// A push that has come to its end.
@@ -61,8 +52,7 @@ pub struct Pushed {
 impl fmt::Debug for RemotePush<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("RemotePush");
-        shown.field("remote", self.remote).field("settings", &self.settings);
-        shown.field("timeout", &self.timeout).finish_non_exhaustive()
+        shown.field("connector", &self.connector).field("timeout", &self.timeout).finish_non_exhaustive()
     }
 }
 
@@ -79,6 +69,7 @@ impl RemotePush<'_> {
         run: &mut Run,
         stop: impl Future<Output = ()>,
     ) -> Result<Pushed, PushError> {
+        let Connector { remote, listener, .. } = self.connector;
         let mut stop = pin!(stop);
         let mut outages = Outages::new(self.timeout);
         let need = first.need();
@@ -108,10 +99,9 @@ impl RemotePush<'_> {
                 return Err(self.given_up(error, run));
             };
             if error.is_busy() && !run.was_up() {
-                self.listener.hear(&Notice::ReceiverBusy { cause: &error });
+                listener.hear(&Notice::ReceiverBusy { cause: &error });
             } else if outage == Outage::Begins && run.was_up() {
-                let Self { remote, timeout, .. } = *self;
-                self.listener.hear(&Notice::ConnectionLost { remote, cause: &error, timeout });
+                listener.hear(&Notice::ConnectionLost { remote, cause: &error, timeout: self.timeout });
             }
             tokio::select! {
                 () = sleep_until(at.into()) => {}
@@ -133,14 +123,13 @@ impl RemotePush<'_> {
         until: Option<Instant>,
         mut stop: Pin<&mut impl Future<Output = ()>>,
     ) -> Result<Pushed, PushError> {
-        let Self { home, remote, settings, listener, .. } = self;
-        let connector = Connector { home, remote, settings, listener: *listener };
+        let Self { connector, .. } = self;
         let reached = tokio::select! {
             reached = connector.connect(Some(need)) => reached?,
             () = moment(until) => return Err(SessionError::Silent.into()),
             () = &mut stop => return Err(SessionError::Interrupted.into()),
         };
-        listener.hear(&Notice::SessionBegins);
+        connector.listener.hear(&Notice::SessionBegins);
         let push = push.map_or_else(|| self.start_again(run), Ok)?;
         let pushed = push.run(run, reached.link, Arc::clone(&self.observer), stop).await;
         reached.dialler.close().await;
@@ -148,7 +137,7 @@ impl RemotePush<'_> {
         if let Some(ssh) = reached.ssh {
             ssh.end().await;
         }
-        reached.route.learn(&summary, *listener);
+        reached.route.learn(&summary, connector.listener);
         Ok(Pushed { summary, transport: reached.transport })
     }
 
@@ -169,7 +158,7 @@ impl RemotePush<'_> {
     fn given_up(&self, cause: PushError, run: &Run) -> PushError {
         let timeout = self.timeout;
         if run.was_up() {
-            let remote = self.remote.to_string();
+            let remote = self.connector.remote.to_string();
             return PushError::GivenUp { remote, timeout, cause: Box::new(cause) };
         }
         if cause.is_busy() { PushError::StillBusy { timeout, cause: Box::new(cause) } } else { cause }

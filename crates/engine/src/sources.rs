@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use zmove_scan::{PathKind, ScanRoot, Selection};
 use zmove_sender::PushJob;
 use zmove_types::{Name, RelPath};
-use zmove_wire::{Compare, Durability, Overwrite, Purpose, TargetShape, TopName};
+use zmove_wire::{Durability, Open, TargetShape, TopName};
 
 use crate::error::SourcesError;
 use crate::location::{Location, Start};
@@ -81,14 +81,11 @@ impl Sources {
     pub fn job(&self, target: impl Into<Vec<u8>>) -> PushJob {
         PushJob {
             sources: self.roots(),
-            target: target.into(),
-            shape: self.shape(),
-            compare: Compare::Quick,
-            delta: false,
-            durability: Durability::End,
-            overwrite: Overwrite::Differing,
-            inplace: false,
-            purpose: Purpose::Move,
+            open: Open {
+                shape: self.shape(),
+                durability: Durability::End,
+                ..Open::new(target.into(), [0; 16])
+            },
             mirror: None,
             sources_missing: self.missing,
             list: None,
@@ -137,10 +134,8 @@ impl Sources {
 impl Source {
     fn look_at(path: &Path) -> io::Result<Self> {
         let bytes = path.as_os_str().as_bytes();
-        let contents = bytes.ends_with(b"/")
-            || bytes.ends_with(b"/.")
-            || matches!(bytes, b"." | b"..")
-            || bytes.ends_with(b"/..");
+        let last = bytes.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+        let contents = matches!(last, b"" | b"." | b"..");
         let directory = if contents { path.metadata() } else { path.symlink_metadata() }?.is_dir();
         if contents && !directory {
             return Err(io::Error::other("not a directory"));

@@ -116,14 +116,6 @@ impl SourceRoot {
         Ok(open_beneath(self.fd(), path, OFlags::RDONLY | OFlags::NONBLOCK)?)
     }
 
-    /// Opens the directory at `path` below this root again, to open files in it.
-    ///
-    /// # Errors
-    /// What the kernel says, as for [`open_file`](Self::open_file).
-    pub fn open_directory(&self, path: &RelPath) -> std::io::Result<OwnedFd> {
-        Ok(open_beneath(self.fd(), path, OFlags::PATH | OFlags::DIRECTORY)?)
-    }
-
     /// The target path of what lies at `path` below this root.
     fn target_of(&self, path: &RelPath) -> std::result::Result<RelPath, PathError> {
         match (self.extent, path.is_root()) {
@@ -140,7 +132,13 @@ impl SourceRoot {
 impl Directory {
     /// Opens the directory at `source_path` below `root`: to be listed, or only to be looked into when the
     /// root is a single entry (its directory need not be readable).
-    pub(crate) fn open(root: &Arc<SourceRoot>, source_path: &RelPath) -> Result<Self> {
+    ///
+    /// # Errors
+    /// What the kernel says, as for [`SourceRoot::open_file`].
+    ///
+    /// # Panics
+    /// The path is none of a directory that the scan emitted.
+    pub fn open(root: &Arc<SourceRoot>, source_path: &RelPath) -> Result<Self> {
         let access = match root.extent {
             Extent::Tree => OFlags::RDONLY,
             Extent::SingleEntry => OFlags::PATH,

@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, makedev, readlinkat, statx};
+use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, readlinkat, statx};
 use rustix::io::Errno;
 use zmove_types::{Metadata, Name, Timestamp};
 
@@ -51,14 +51,10 @@ pub struct Entry {
     pub size: u64,
     /// Permission bits and modification time.
     pub metadata: Metadata,
-    /// The inode number, which with the device tells hard links and replaced files.
+    /// The inode number, which tells replaced files.
     pub inode: u64,
-    /// The number of the device it is stored on.
-    pub device: u64,
     /// When anything of it last changed, which nobody can set.
     pub ctime: Timestamp,
-    /// How many names it has; above 1 a file is hard-linked.
-    pub links: u32,
 }
 
 /// What an entry is.
@@ -93,9 +89,7 @@ impl Entry {
             size: stat.stx_size,
             metadata: metadata_of(&stat),
             inode: stat.stx_ino,
-            device: makedev(stat.stx_dev_major, stat.stx_dev_minor),
             ctime: Timestamp { seconds: stat.stx_ctime.tv_sec, nanos: stat.stx_ctime.tv_nsec },
-            links: stat.stx_nlink,
         })
     }
 }
@@ -126,7 +120,6 @@ fn raw_path(directory: &Directory, name: &CStr) -> PathBuf {
 /// from a stale cache would fail the file's transfer later.
 pub(crate) const WANTED: StatxFlags = StatxFlags::TYPE
     .union(StatxFlags::MODE)
-    .union(StatxFlags::NLINK)
     .union(StatxFlags::INO)
     .union(StatxFlags::SIZE)
     .union(StatxFlags::MTIME)

@@ -76,30 +76,15 @@ impl PathList {
             Separator::Newline => b'\n',
             Separator::Nul => 0,
         };
-        let mut length = Length::Whole;
-        let mut anything = false;
-        loop {
-            let available = match self.reader.fill_buf() {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                available => available?,
-            };
-            if available.is_empty() {
-                return Ok(anything.then_some(length));
-            }
-            anything = true;
-            let end = available.iter().position(|&byte| byte == separator);
-            let part = &available[..end.unwrap_or(available.len())];
-            let fitting = part.len().min(TEXT_BYTES_MAX - text.len());
-            text.extend_from_slice(&part[..fitting]);
-            if fitting < part.len() {
-                length = Length::TooLong;
-            }
-            let used = part.len() + usize::from(end.is_some());
-            self.reader.consume(used);
-            if end.is_some() {
-                return Ok(Some(length));
-            }
+        // one byte more: the separator
+        let read = (&mut self.reader).take(TEXT_BYTES_MAX as u64 + 1).read_until(separator, text)?;
+        text.pop_if(|last| *last == separator);
+        if text.len() <= TEXT_BYTES_MAX {
+            return Ok((read > 0).then_some(Length::Whole));
         }
+        text.truncate(TEXT_BYTES_MAX);
+        self.reader.skip_until(separator)?;
+        Ok(Some(Length::TooLong))
     }
 
     fn parse(&self, text: &[u8], length: Length) -> Option<Listed> {

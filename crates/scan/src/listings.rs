@@ -34,7 +34,7 @@ pub struct Listing {
 /// directory and the paths of those that wait are held.
 #[derive(Debug)]
 pub struct Listings {
-    waiting: Vec<Waiting>,
+    waiting: Vec<Result<Waiting, ScanError>>,
     selection: Option<Arc<Selection>>,
     file_systems: FileSystems,
     identity: Arc<SourceIdentity>,
@@ -43,16 +43,17 @@ pub struct Listings {
     buffer: Vec<u8>,
 }
 
+/// A directory of the target that has no listing yet.
 #[derive(Debug)]
-enum Waiting {
-    Directory {
-        root: Arc<SourceRoot>,
-        path: RelPath,
-        moved: bool,
-    },
-    /// The target itself: the contents of some roots, and what others bring.
-    Top(Vec<Arc<SourceRoot>>, Vec<Name>),
-    Error(ScanError),
+struct Waiting {
+    /// The roots that bring it: one, but for the target itself.
+    roots: Vec<Arc<SourceRoot>>,
+    /// Where it is below them.
+    path: RelPath,
+    /// What other roots bring into it.
+    brought: Vec<Name>,
+    /// Whether it may have been moved here since the first walk, with a directory above it.
+    moved: bool,
 }
 
 /// What one directory holds.
@@ -84,22 +85,19 @@ impl Listings {
             }
             match open_root(root) {
                 Ok(opened) if identity.is_other(&root.source, opened.as_ref()) => {
-                    waiting.push(Waiting::Error(ScanError::Exchanged { path: root.source.clone() }));
+                    waiting.push(Err(ScanError::Exchanged { path: root.source.clone() }));
                 }
                 Ok(None) => {}
                 Ok(Some(opened)) if root.prefix.is_root() => tops.push(Arc::new(opened)),
-                Ok(Some(opened)) => {
-                    let (root, path) = (Arc::new(opened), RelPath::root());
-                    waiting.push(Waiting::Directory { root, path, moved: false });
-                }
+                Ok(Some(opened)) => waiting.push(Ok(Waiting::top(vec![Arc::new(opened)], Vec::new()))),
                 Err(source) => {
                     let path = root.source.clone();
-                    waiting.push(Waiting::Error(ScanError::Io { path, operation: Operation::Open, source }));
+                    waiting.push(Err(ScanError::Io { path, operation: Operation::Open, source }));
                 }
             }
         }
         if !tops.is_empty() {
-            waiting.push(Waiting::Top(tops, names));
+            waiting.push(Ok(Waiting::top(tops, names)));
         }
         let buffer = Vec::with_capacity(ScanConfig::LIST_BUFFER_BYTES);
         let unmet = identity.mounts();
@@ -107,41 +105,27 @@ impl Listings {
     }
 
     /// None of a directory in another file system.
-    fn list(
-        &mut self,
-        root: &Arc<SourceRoot>,
-        path: &RelPath,
-        moved: bool,
-    ) -> Result<Option<Listing>, ScanError> {
-        let Some((directory, mut found)) = self.read(root, path)? else { return Ok(None) };
-        found.changed |= moved;
-        found.moved |= moved;
-        self.wait_for(root, &mut found);
-        found.names.sort_unstable();
-        Ok(Some(Listing { directory, names: found.names, changed: found.changed }))
-    }
-
-    fn list_top(
-        &mut self,
-        roots: &[Arc<SourceRoot>],
-        brought: Vec<Name>,
-    ) -> Result<Option<Listing>, ScanError> {
-        let (mut names, mut changed) = (brought, false);
-        for root in roots {
-            let Some((_, mut found)) = self.read(root, &RelPath::root())? else { continue };
-            self.wait_for(root, &mut found);
+    fn list(&mut self, waiting: Waiting) -> Result<Option<Listing>, ScanError> {
+        let Waiting { roots, path, brought, moved } = waiting;
+        let mut listing = None;
+        let mut names = brought;
+        let mut changed = moved;
+        for root in &roots {
+            let Some((directory, found)) = self.read(root, &path)? else { continue };
+            let below = |path| Waiting {
+                roots: vec![Arc::clone(root)],
+                path,
+                brought: Vec::new(),
+                moved: moved || found.moved,
+            };
+            self.waiting.extend(found.directories.into_iter().map(below).map(Ok));
             names.extend(found.names);
             changed |= found.changed;
+            listing = Some(directory);
         }
         names.sort_unstable();
         names.dedup();
-        Ok(Some(Listing { directory: RelPath::root(), names, changed }))
-    }
-
-    fn wait_for(&mut self, root: &Arc<SourceRoot>, found: &mut Found) {
-        let moved = found.moved;
-        let wait = |path| Waiting::Directory { root: Arc::clone(root), path, moved };
-        self.waiting.extend(found.directories.drain(..).map(wait));
+        Ok(listing.map(|directory| Listing { directory, names, changed }))
     }
 
     fn read(
@@ -175,6 +159,13 @@ impl Listings {
             found.add(directory, self.selection.as_deref(), entry.file_name(), entry.file_type())?;
         }
         Ok(found)
+    }
+}
+
+impl Waiting {
+    /// What roots name: the contents of some, with what others `brought` beside that.
+    fn top(roots: Vec<Arc<SourceRoot>>, brought: Vec<Name>) -> Self {
+        Self { roots, path: RelPath::root(), brought, moved: false }
     }
 }
 
@@ -220,12 +211,7 @@ impl Iterator for Listings {
                 let path = self.unmet.drain().map(|(_, path)| path).min()?;
                 return Some(Err(ScanError::Unmounted { path }));
             };
-            let listed = match waiting {
-                Waiting::Directory { root, path, moved } => self.list(&root, &path, moved),
-                Waiting::Top(roots, names) => self.list_top(&roots, names),
-                Waiting::Error(error) => Err(error),
-            };
-            if let Some(listed) = listed.transpose() {
+            if let Some(listed) = waiting.and_then(|waiting| self.list(waiting)).transpose() {
                 return Some(listed);
             }
         }

@@ -48,23 +48,19 @@ pub fn scan_list(list: PathList, config: &ScanConfig) -> Scan {
 fn start(config: &ScanConfig, work: impl FnOnce(ThreadPool, Arc<Walk>)) -> Scan {
     let (output, receiver) = bounded(config.queue_batches_max.max(1));
     let scan = Scan { receiver, tally: Arc::default() };
-    match start_threads(config) {
+    let pool = ThreadPoolBuilder::new()
+        .num_threads(config.threads.max(1))
+        .thread_name(|index| format!("zmove-scan-{index}"))
+        .build();
+    match pool {
         // The pool's threads end when its handle is dropped and the jobs spawned on it are done.
         Ok(pool) => work(pool, Arc::new(Walk::new(output, config, scan.tally()))),
-        Err(source) => {
-            let item = ScanItem::Error(ScanError::Threads { source });
+        Err(error) => {
+            let item = ScanItem::Error(ScanError::Threads { source: io::Error::other(error) });
             output.try_send(item).expect("the queue is new and has room for one");
         }
     }
     scan
-}
-
-fn start_threads(config: &ScanConfig) -> io::Result<ThreadPool> {
-    ThreadPoolBuilder::new()
-        .num_threads(config.threads.max(1))
-        .thread_name(|index| format!("zmove-scan-{index}"))
-        .build()
-        .map_err(io::Error::other)
 }
 
 impl Scan {

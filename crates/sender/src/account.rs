@@ -14,14 +14,13 @@ pub(crate) mod totals;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use zmove_scan::{Entry, EntryKind, ScanError};
-use zmove_types::{Cv, Event, FileId, GroupSpan, Observer, RelPath};
+use zmove_types::{Cv, Event, GroupSpan, Observer, RelPath};
 use zmove_wire::limits::SYMLINK_BYTES_MAX;
 
 use self::book::Book;
 use self::failure::FileError;
 use self::totals::Totals;
 use crate::read::source::{Look, SourceDirectory};
-use crate::send::in_flight::InFlight;
 
 /// Counts what happens to files, and tells the user.
 pub(crate) struct Account {
@@ -127,13 +126,5 @@ impl Account {
         }
         self.totals.scan_errors.add(1);
         self.fail(&FileError::Scan(error));
-    }
-
-    /// A large file failed on this side: nothing of it may appear at the target. A file that has come to its end
-    /// stays as it was told.
-    pub(crate) fn fail_large(&self, in_flight: &InFlight, id: FileId, error: &FileError) {
-        if in_flight.abandon_large(id) {
-            self.fail(error);
-        }
     }
 }

@@ -49,7 +49,7 @@ use self::doomed::{Doom, Doomed, Taken, Whereabouts};
 use crate::account::Account;
 use crate::account::failure::FileError;
 use crate::plan::gathered::MessageLoad;
-use crate::send::in_flight::InFlight;
+use crate::push::session::Session;
 
 /// What is mirrored.
 #[derive(Clone, Debug)]
@@ -94,65 +94,56 @@ pub enum AfterErrors {
     Remove,
 }
 
-/// The ways by which a mirror is made.
-#[derive(Clone, Copy)]
-pub(crate) struct MirrorContext<'a> {
-    pub(crate) account: &'a Account,
-    pub(crate) in_flight: &'a InFlight,
-    /// What the receiver says of names at the target.
-    pub(crate) answers: &'a Receiver<ToSender>,
-}
-
-/// Makes the target a mirror of the sources.
-pub(crate) fn run(context: MirrorContext<'_>, mirror: &Mirror) {
-    run_rounds(context, mirror);
-    let kept = context.account.totals.kept_by_change.get();
+/// Makes the target a mirror of the sources; `answers` are what the receiver says of names there.
+pub(crate) fn run(session: &Session, answers: &Receiver<ToSender>, mirror: &Mirror) {
+    run_rounds(session, answers, mirror);
+    let kept = session.account.totals.kept_by_change.get();
     if kept > 0 {
         let (entries, them) = if kept == 1 { ("entry stays", "it") } else { ("entries stay", "them") };
         let message = format!(
             "{kept} {entries} at the target: the source changed while it was pushed; the same command removes {them}"
         );
-        context.account.observer.on(&Event::Warned { message });
+        session.account.observer.on(&Event::Warned { message });
     }
 }
 
-fn run_rounds(context: MirrorContext<'_>, mirror: &Mirror) {
+fn run_rounds(session: &Session, answers: &Receiver<ToSender>, mirror: &Mirror) {
     loop {
-        if stays(context.account, mirror) {
+        if stays(&session.account, mirror) {
             return;
         }
-        let mut round = Round::new(context, mirror);
-        if round.walk() == Walked::Elsewhere {
+        let mut round = Round::new(session, answers, mirror);
+        if !round.walk() {
             return;
         }
         // large files get their names after they are settled
         round.wait_until(|round| {
-            round.mirror.purpose == Purpose::Preview || context.account.totals.are_files_told()
+            round.mirror.purpose == Purpose::Preview || session.account.totals.are_files_told()
         });
-        if context.in_flight.is_stopping() || stays(context.account, mirror) {
+        if session.in_flight.is_stopping() || stays(&session.account, mirror) {
             return;
         }
         if let Some(why) = mirror.removals.guard.as_ref().and_then(|guard| guard.objection()) {
-            return context.account.fail(&FileError::Guarded { why });
+            return session.account.fail(&FileError::Guarded { why });
         }
         let counts =
-            || [&context.account.totals.failed, &context.account.totals.removed].map(|count| count.get());
+            || [&session.account.totals.failed, &session.account.totals.removed].map(|count| count.get());
         let [failed, removed] = counts();
         let more = round.full;
         round.let_go();
         let [failed_since, removed_since] = counts();
-        let spared = context.account.totals.spared.get();
+        let spared = session.account.totals.spared.get();
         if spared > 0 {
             let entries = if spared == 1 { "entry stays" } else { "entries stay" };
             let message = format!("--max-delete ended the removal at the target: {spared} more {entries}");
-            context.account.observer.on(&Event::Warned { message });
+            session.account.observer.on(&Event::Warned { message });
         }
         if !more || spared > 0 || failed_since > failed || mirror.purpose == Purpose::Preview {
             return;
         }
         if removed_since == removed {
             let message = "not all could be removed: too many directories hold what is left out".to_owned();
-            context.account.observer.on(&Event::Warned { message });
+            session.account.observer.on(&Event::Warned { message });
             return;
         }
     }
@@ -176,17 +167,11 @@ fn stays(account: &Account, mirror: &Mirror) -> bool {
     true
 }
 
-/// What a round has walked.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Walked {
-    /// What was pushed.
-    Sources,
-    Elsewhere,
-}
-
 /// One walk, and what it leads to.
 struct Round<'a> {
-    context: MirrorContext<'a>,
+    session: &'a Session,
+    /// What the receiver says of names at the target.
+    answers: &'a Receiver<ToSender>,
     mirror: &'a Mirror,
     next: u64,
     gathered: Vec<KeptRange>,
@@ -212,9 +197,10 @@ const GATHERED_RANGES_MAX: usize = 1024;
 const PATIENCE: Duration = Duration::from_millis(20);
 
 impl<'a> Round<'a> {
-    fn new(context: MirrorContext<'a>, mirror: &'a Mirror) -> Self {
+    fn new(session: &'a Session, answers: &'a Receiver<ToSender>, mirror: &'a Mirror) -> Self {
         Self {
-            context,
+            session,
+            answers,
             mirror,
             next: 0,
             gathered: Vec::new(),
@@ -227,30 +213,30 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Lists all sources and asks what else is at the target.
-    fn walk(&mut self) -> Walked {
-        let mut walked = Walked::Sources;
+    /// Lists all sources and asks what else is at the target; says whether they are what was pushed.
+    fn walk(&mut self) -> bool {
+        let mut are_those_pushed = true;
         // each round finds it anew
-        self.context.account.totals.kept_by_change.set(0);
+        self.session.account.totals.kept_by_change.set(0);
         // what could not be read has been told by the first walk
-        let told = self.context.account.totals.scan_errors.get() > 0;
+        let told = self.session.account.totals.scan_errors.get() > 0;
         let Mirror { roots, selection, file_systems, identity, .. } = self.mirror;
         let listings = Listings::of(roots, selection.clone(), *file_systems, Arc::clone(identity));
         for listing in listings {
-            if self.context.in_flight.is_stopping() {
-                return walked;
+            if self.session.in_flight.is_stopping() {
+                return are_those_pushed;
             }
             match listing {
                 Ok(listing) => self.keep(listing),
                 Err(error @ (ScanError::Exchanged { .. } | ScanError::Unmounted { .. })) => {
-                    self.context.account.fail(&FileError::OtherSource(error));
-                    walked = Walked::Elsewhere;
+                    self.session.account.fail(&FileError::OtherSource(error));
+                    are_those_pushed = false;
                     break;
                 }
                 Err(_) if told => {}
-                Err(error) => self.context.account.fail_scan(error),
+                Err(error) => self.session.account.fail_scan(error),
             }
-            while let Ok(answer) = self.context.answers.try_recv() {
+            while let Ok(answer) = self.answers.try_recv() {
                 self.take(answer);
             }
             if self.mirror.purpose == Purpose::Preview && self.doom.is_full() {
@@ -259,13 +245,13 @@ impl<'a> Round<'a> {
             }
         }
         self.settle();
-        walked
+        are_those_pushed
     }
 
     /// Until all questions are answered, also those about doomed directories.
     fn settle(&mut self) {
         self.ask();
-        while !self.context.in_flight.is_stopping()
+        while !self.session.in_flight.is_stopping()
             && (self.doom.has_unseen() || !self.outstanding.is_empty())
         {
             self.wait_until(|round| round.outstanding.len() < KEEPS_OUTSTANDING_MAX);
@@ -334,12 +320,12 @@ impl<'a> Round<'a> {
         let keep = self.next;
         self.next += 1;
         self.outstanding.insert(keep, Question { ranges: ranges.clone(), whereabouts });
-        self.context.in_flight.tell(ToReceiver::Keep(Keep { keep, ranges }));
+        self.session.in_flight.tell(ToReceiver::Keep(Keep { keep, ranges }));
     }
 
     fn wait_until(&mut self, done: impl Fn(&Self) -> bool) {
-        while !done(self) && !self.context.in_flight.is_stopping() {
-            match self.context.answers.recv_timeout(PATIENCE) {
+        while !done(self) && !self.session.in_flight.is_stopping() {
+            match self.answers.recv_timeout(PATIENCE) {
                 Ok(answer) => self.take(answer),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
@@ -352,7 +338,7 @@ impl<'a> Round<'a> {
             ToSender::Extra(extra) => self.take_extra(extra),
             ToSender::Removed { entries, .. } => {
                 self.removing = self.removing.saturating_sub(1);
-                self.context.account.totals.removed.add(entries);
+                self.session.account.totals.removed.add(entries);
             }
             _ => {}
         }
@@ -366,7 +352,7 @@ impl<'a> Round<'a> {
                 if whereabouts == Whereabouts::Doomed {
                     self.doom.spare(&path);
                 }
-                self.context.account.fail(&FileError::Receiver(Fault {
+                self.session.account.fail(&FileError::Receiver(Fault {
                     path,
                     operation: Operation::List,
                     code,
@@ -390,17 +376,14 @@ impl<'a> Round<'a> {
         };
         first.names.retain(|name| *name > after);
         first.after = Some(after);
-        if first.open || !first.names.is_empty() {
-            self.send(std::iter::once(first).chain(ranges).collect(), whereabouts);
-        } else {
-            self.send(ranges.collect(), whereabouts);
-        }
+        let first = Some(first).filter(|first| first.open || !first.names.is_empty());
+        self.send(first.into_iter().chain(ranges).collect(), whereabouts);
     }
 
     /// What is doomed, as much of it as may still go in this run. It counts as gone from now on: should the
     /// connection be lost nobody knows what has gone.
     fn take_doomed(&mut self) -> Vec<Doomed> {
-        let totals = &self.context.account.totals;
+        let totals = &self.session.account.totals;
         let before = totals.doomed.get();
         let room = self.mirror.removals.entries_max.map(|max| max.saturating_sub(before));
         let Taken { doomed, entries, spared, kept } = self.doom.take(room.unwrap_or(u64::MAX));
@@ -446,18 +429,18 @@ impl<'a> Round<'a> {
         self.removing += 1;
         let remove = self.next;
         self.next += 1;
-        self.context.in_flight.tell(ToReceiver::Remove(Remove { remove, groups }));
+        self.session.in_flight.tell(ToReceiver::Remove(Remove { remove, groups }));
     }
 
     fn list(&mut self) {
         for Doomed { directory, names, .. } in self.take_doomed() {
-            self.context.account.totals.removed.add(names.len() as u64);
+            self.session.account.totals.removed.add(names.len() as u64);
             let change = |(name, form): (ListedName, EntryForm)| {
                 let path = directory.join(&name.0).ok()?;
                 Some(Change { kind: ChangeKind::Removed, path, form })
             };
             let changes: Vec<_> = names.into_iter().filter_map(change).collect();
-            self.context.account.observer.on(&Event::Listed { changes });
+            self.session.account.observer.on(&Event::Listed { changes });
         }
     }
 }

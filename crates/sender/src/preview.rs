@@ -14,22 +14,21 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc::{self, UnboundedReceiver};
-use zmove_transport::{ControlReader, LaneError, LaneSink};
+use tokio::sync::mpsc;
+use zmove_transport::Inbox;
 use zmove_types::Observer;
-use zmove_wire::{Finished, Open, Version};
+use zmove_wire::{Open, Opened, ToSender};
 
+use crate::account::Account;
 use crate::account::receipts::Receipts;
 use crate::account::summary::{Preview, Summary};
-use crate::account::totals::Totals;
 use crate::control::link::Link;
-use crate::control::replies::Replies;
-use crate::control::{self, GOODBYE_TIMEOUT, Unsayable};
+use crate::control::{self, GOODBYE_TIMEOUT};
 use crate::error::SessionError;
 use crate::plan::planner::Task;
 use crate::push::job::Push;
 use crate::push::run::Run;
-use crate::push::threads::{Broken, Threads};
+use crate::push::threads::Threads;
 use crate::send::lane_set::end_unused;
 
 /// Asks about everything over `link`, and tells `observer` what would be done.
@@ -41,119 +40,78 @@ pub(crate) async fn run(
     stop: impl Future<Output = ()>,
 ) -> Result<Summary, SessionError> {
     link.ask(Open { run: run.id(link.transfer), ..push.open.clone() }).await?;
-    let Link { version, control: (reader, writer), lanes, supply: _none_needed, .. } = link;
-    let (receipts, replies, outgoing) = Receipts::begin(observer, version);
-    let account = Arc::clone(&receipts.account);
-    let in_flight = Arc::clone(&receipts.in_flight);
+    let Link { version, control: (reader, writer), mut lanes, supply: _none_needed, .. } = link;
+    let (mut receipts, replies, outgoing) = Receipts::begin(observer, version, push.started);
+    let session = Arc::clone(&receipts.session);
     let started = push.started;
-    let (writer, unsayable) = control::write_all(writer, outgoing);
+    let (writer, mut unsayable) = control::write_all(writer, outgoing);
     let scan = push.scan.clone();
-    let (broken_in, broken) = mpsc::unbounded_channel();
-    let threads = Threads::new(broken_in);
-    let patience = run.patience;
-    let mut conversation = Conversation { lanes, receipts, version, patience, threads, broken, unsayable };
-    let ended = tokio::select! {
-        ended = conversation.hold(reader, push, replies) => ended,
-        () = stop => Err(SessionError::Interrupted),
-    };
-    in_flight.stop();
-    if ended.is_err() {
-        writer.abort();
-    }
-    let elapsed = started.elapsed();
-    conversation.end().await;
-    let finished = ended?;
-    let summary = Summary { left_out: scan.left_out(), ..summary(&account.totals, elapsed, &finished) };
-    drop(in_flight);
-    let _goodbye = tokio::time::timeout(GOODBYE_TIMEOUT, writer).await;
-    Ok(summary)
-}
-
-struct Conversation {
-    lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
-    receipts: Receipts,
-    /// The version that the receiver speaks.
-    version: Version,
-    patience: Duration,
-    threads: Threads,
-    /// Told when the thread panics.
-    broken: UnboundedReceiver<Broken>,
-    unsayable: Unsayable,
-}
-
-impl Conversation {
-    /// Until the receiver has said its last word.
-    async fn hold(
-        &mut self,
-        reader: ControlReader,
-        push: Push,
-        replies: Replies,
-    ) -> Result<Finished, SessionError> {
-        let (waits_in, mut waits) = mpsc::unbounded_channel();
-        let leave = control::leave(control::greeted(reader, self.version), self.patience, waits_in);
-        let waiting = async {
-            while let Some(waiting) = waits.recv().await {
-                control::tell_waiting(&*self.receipts.account.observer, &waiting);
-            }
-        };
-        // the waits end when leave has come, or will not
-        let (left, ()) = tokio::join!(leave, waiting);
-        let (mut inbox, opened) = left?;
-        let account = Arc::clone(&self.receipts.account);
-        let in_flight = Arc::clone(&self.receipts.in_flight);
-        account.book().single_name = opened.single_name.map(|name| name.0);
-        account.totals.scan_errors.set(push.sources_missing);
+    let (broken_in, mut broken) = mpsc::unbounded_channel();
+    let mut threads = Threads::new(broken_in);
+    let conversation = async {
+        let greeted = control::greeted(reader, version);
+        let (mut inbox, opened) = leave(greeted, run.patience, &session.account).await?;
+        session.account.book().single_name = opened.single_name.map(|name| name.0);
+        session.account.totals.scan_errors.set(push.sources_missing);
         let task = Task { compare: push.open.compare, mirror: push.mirror };
-        let scan = push.scan;
-        let survey = move || survey::run(&account, &in_flight, &scan, &replies, &task);
-        self.threads.spawn("zmove-plan".into(), survey).map_err(SessionError::Thread)?;
+        let surveyed = Arc::clone(&session);
+        let survey = move || survey::run(&surveyed, &push.scan, &replies, &task);
+        threads.spawn("zmove-plan".into(), survey).map_err(SessionError::Thread)?;
         loop {
             tokio::select! {
                 // nothing was to go over one that did not come up
-                Some(lane) = self.lanes.recv() => lane.into_iter().for_each(end_unused),
-                Some(broken) = self.broken.recv() => return Err(broken.error.into()),
-                Some(error) = self.unsayable.recv() => {
-                    let said = async {
-                        loop {
-                            let message = control::receive(&mut inbox).await?;
-                            if let Some(finished) = self.receipts.take(message)? {
-                                return Ok(finished);
-                            }
-                        }
-                    };
-                    return control::explained(said, error.into()).await;
+                Some(lane) = lanes.recv() => lane.into_iter().for_each(end_unused),
+                Some(broken) = broken.recv() => return Err(broken.error.into()),
+                Some(error) = unsayable.recv() => {
+                    return control::explained(receipts.take_rest(&mut inbox), error.into()).await;
                 }
                 message = control::receive(&mut inbox) => {
-                    if let Some(finished) = self.receipts.take(message?)? {
+                    if let Some(finished) = receipts.take(message?)? {
                         return Ok(finished);
                     }
                 }
             }
         }
+    };
+    let ended = tokio::select! {
+        ended = conversation => ended,
+        () = stop => Err(SessionError::Interrupted),
+    };
+    session.in_flight.stop();
+    if ended.is_err() {
+        writer.abort();
     }
-
-    async fn end(self) {
-        let Self { threads, .. } = self;
-        let joined = tokio::task::spawn_blocking(move || threads.join()).await;
-        joined.expect("a preview's thread does not panic");
-    }
-}
-
-fn summary(totals: &Totals, elapsed: Duration, finished: &Finished) -> Summary {
-    let preview = Preview { added: totals.added.get(), changed: totals.changed.get() };
-    Summary {
-        files: totals.files.get(),
-        bytes: totals.bytes.get(),
-        skipped: totals.skipped.get(),
-        specials: totals.specials.get(),
-        failed: totals.failed.get(),
-        vanished: totals.vanished.get(),
-        removed: totals.removed.get(),
-        spared: totals.spared.get(),
-        kept_by_change: totals.kept_by_change.get(),
+    let elapsed = started.elapsed();
+    // the planner waits for replies no more
+    drop(receipts);
+    let joined = tokio::task::spawn_blocking(move || threads.join()).await;
+    joined.expect("a preview's thread does not panic");
+    let finished = ended?;
+    let totals = &session.account.totals;
+    let summary = Summary {
         elapsed,
         receiver_cpu: Duration::from_micros(finished.cpu_us),
-        preview: Some(preview),
-        ..Summary::default()
-    }
+        preview: Some(Preview { added: totals.added.get(), changed: totals.changed.get() }),
+        left_out: scan.left_out(),
+        ..totals.summary()
+    };
+    drop(session);
+    let _goodbye = tokio::time::timeout(GOODBYE_TIMEOUT, writer).await;
+    Ok(summary)
+}
+
+/// Waits for leave, and tells of each wait.
+async fn leave(
+    greeted: impl Future<Output = Result<Inbox<ToSender>, SessionError>>,
+    patience: Duration,
+    account: &Account,
+) -> Result<(Inbox<ToSender>, Opened), SessionError> {
+    let (waits_in, mut waits) = mpsc::unbounded_channel();
+    let waiting = async {
+        while let Some(waiting) = waits.recv().await {
+            control::tell_waiting(&*account.observer, &waiting);
+        }
+    };
+    // the waits end when leave has come, or will not
+    tokio::join!(control::leave(greeted, patience, waits_in), waiting).0
 }

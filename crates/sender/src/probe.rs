@@ -119,12 +119,9 @@ async fn run(
     };
     let mut report = ProbeReport { lanes_max: opened.lanes_max, ..ProbeReport::default() };
     (report.first_byte, report.round_trips) = probing.begin(config.started).await?;
-    let mut last = 0;
-    for count in config.lanes.iter().map(|lanes| (*lanes).min(opened.lanes_max)) {
-        if count == last {
-            continue;
-        }
-        last = count;
+    let mut counts: Vec<_> = config.lanes.iter().map(|lanes| (*lanes).min(opened.lanes_max)).collect();
+    counts.dedup();
+    for count in counts {
         tell(ProbeEvent::Lanes(count));
         let round = probing.round(count, config.time).await?;
         tell(ProbeEvent::Measured(Box::new(round.clone())));
@@ -161,17 +158,15 @@ impl Probing {
         tokio::task::spawn_blocking(move || send_one(first)).await.expect("it does not panic")?;
         self.lanes_ended += 1;
         self.sample(Moment::Ended(self.lanes_ended)).await?;
-        let (begun, mut seen, mut best) = (Instant::now(), RoundTrips::default(), None);
-        while seen.count < PINGS_MIN || (seen.count < PINGS_MAX && begun.elapsed() < PINGS_TIME) {
-            let ping = self.sample(Moment::Now).await?;
-            seen.add(ping.round_trip);
-            if best.as_ref().is_none_or(|best: &Ping| ping.round_trip < best.round_trip) {
-                best = Some(ping);
-            }
+        let begun = Instant::now();
+        let mut pings = Vec::new();
+        while pings.len() < PINGS_MIN || (pings.len() < PINGS_MAX && begun.elapsed() < PINGS_TIME) {
+            pings.push(self.sample(Moment::Now).await?);
         }
-        self.round_trip = seen.min;
-        let best = best.expect("there was one at least");
-        Ok((best.first_byte(started), seen))
+        let best = pings.iter().min_by_key(|ping| ping.round_trip).expect("there was one at least");
+        self.round_trip = best.round_trip;
+        let seen: Vec<_> = pings.iter().map(|ping| ping.round_trip).collect();
+        Ok((best.first_byte(started), RoundTrips::of(&seen)))
     }
 
     /// As many lanes, of a set of their own.
@@ -307,8 +302,8 @@ pub const RAMP_MIN: Duration = Duration::from_secs(1);
 /// And for so many round trips.
 pub const RAMP_ROUND_TRIPS: u32 = 10;
 const PING_EVERY: Duration = Duration::from_millis(200);
-const PINGS_MIN: u32 = 5;
-const PINGS_MAX: u32 = 20;
+const PINGS_MIN: usize = 5;
+const PINGS_MAX: usize = 20;
 const PINGS_TIME: Duration = Duration::from_millis(500);
 /// Beyond its own time: what was written is removed.
 const SWEEP_PATIENCE: Duration = Duration::from_secs(60);

@@ -7,6 +7,7 @@ pub(crate) mod job;
 pub(crate) mod pipeline;
 mod reading;
 pub(crate) mod run;
+pub(crate) mod session;
 pub(crate) mod threads;
 
 use std::future::Future;
@@ -24,8 +25,8 @@ use self::job::Push;
 use self::pipeline::Pipeline;
 use self::reading::{LIMIT_INTERVAL, Reading};
 use self::run::{Earlier, Heard, Run};
+use self::session::Session;
 use self::threads::Broken;
-use crate::account::Account;
 use crate::account::manifest::Manifest;
 use crate::account::receipts::Receipts;
 use crate::account::summary::Summary;
@@ -34,7 +35,7 @@ use crate::control::{self, GOODBYE_TIMEOUT, Unsayable};
 use crate::error::SessionError;
 use crate::plan::planner::Task;
 use crate::preview;
-use crate::send::in_flight::{InFlight, Unsettled};
+use crate::send::in_flight::Unsettled;
 use crate::send::lane_set::end_unused;
 use crate::tune::path::PathReport;
 use crate::tune::steering::Steering;
@@ -58,12 +59,12 @@ impl Push {
         let task = Task { compare: self.open.compare, mirror: self.mirror };
         link.ask(Open { run: run.id(link.transfer), ..self.open }).await?;
         let Link { cipher, version, control: (reader, writer), lanes, supply, .. } = link;
-        let (receipts, replies, outgoing) = Receipts::begin(observer, version);
-        let totals = &receipts.account.totals;
+        let (receipts, replies, outgoing) = Receipts::begin(observer, version, self.started);
+        let totals = &receipts.session.account.totals;
         totals.scan_errors.set(self.sources_missing);
         totals.doomed.set(run.earlier.doomed);
-        let pipeline = Pipeline::start(self.config, &receipts, self.scan, replies, task, self.started)?;
-        *receipts.account.book() = std::mem::take(&mut run.book);
+        let pipeline = Pipeline::start(self.config, &receipts, self.scan, replies, task)?;
+        *receipts.session.account.book() = std::mem::take(&mut run.book);
         let (writer, unsayable) = control::write_all(writer, outgoing);
         let mut running = Running {
             run,
@@ -116,7 +117,7 @@ impl Running<'_> {
         self.heard = Heard::Leave;
         self.need_lanes()?;
         self.lanes_max = opened.lanes_max;
-        self.pipeline.account.book().single_name = opened.single_name.map(|name| name.0);
+        self.pipeline.session.account.book().single_name = opened.single_name.map(|name| name.0);
         // the planner has gone only when the session is being stopped
         let _stopping = self.receipts.reply_sender.state.send(opened.state);
         self.steering.begin(&self.pipeline.config, self.lanes_max);
@@ -131,7 +132,7 @@ impl Running<'_> {
                 _ = ticks.tick() => {
                     let now = Reading::take(&self.pipeline);
                     let by = now.limit_since(&before);
-                    self.pipeline.account.observer.on(&Event::Limited { by });
+                    self.pipeline.session.account.observer.on(&Event::Limited { by });
                     before = now;
                 }
                 _ = steps.tick() => self.steering.step(&mut self.pipeline)?,
@@ -164,17 +165,18 @@ impl Running<'_> {
     fn note_answer(&mut self, message: &ToSender) {
         if self.heard < Heard::Answer && !matches!(message, ToSender::Refused(_)) {
             self.heard = Heard::Answer;
-            self.pipeline.account.observer.on(&Event::Answered);
+            self.pipeline.session.account.observer.on(&Event::Answered);
         }
     }
 
     fn tell_sample(&self) {
-        self.pipeline.account.observer.on(&Event::Sampled(self.sample()));
+        self.pipeline.session.account.observer.on(&Event::Sampled(self.sample()));
     }
 
     /// How far each stage is, over all sessions.
     fn sample(&self) -> Sample {
-        let Pipeline { account, in_flight, queue, lane_set, .. } = &self.pipeline;
+        let Pipeline { session, lane_set, .. } = &self.pipeline;
+        let Session { account, in_flight, queue, .. } = &**session;
         let path = PathReport::gather(lane_set.probes());
         self.run.earlier.with(Sample {
             elapsed: self.run.started.elapsed(),
@@ -228,7 +230,7 @@ impl Running<'_> {
 
     /// The receiver takes no lanes yet: what those had goes by others, which are dialled when the turn has come.
     fn stand_in_line(&mut self, waiting: &Waiting) {
-        control::tell_waiting(&*self.pipeline.account.observer, waiting);
+        control::tell_waiting(&*self.pipeline.session.account.observer, waiting);
         self.pipeline.lane_set.give_up_lanes();
         self.pipeline.tidy();
     }
@@ -241,7 +243,7 @@ impl Running<'_> {
                 self.steering.prepare(sink.as_ref());
                 self.pipeline.add_lane(sink);
                 let lanes = self.pipeline.lane_set.lanes_up();
-                self.pipeline.account.observer.on(&Event::LaneUp { lanes });
+                self.pipeline.session.account.observer.on(&Event::LaneUp { lanes });
             }
             Some(Ok(surplus)) => end_unused(surplus),
             Some(Err(error)) => self.pipeline.lane_set.last_error = Some(error),
@@ -262,7 +264,7 @@ impl Running<'_> {
     fn lose_lane(&mut self, Broken { lane, error }: Broken) -> Option<LaneError> {
         let Some(lane) = lane.filter(|_| error.is_lost()) else { return Some(error) };
         self.pipeline.lane_set.lose_lane(lane);
-        let Pipeline { account, in_flight, .. } = &self.pipeline;
+        let Session { account, in_flight, .. } = &*self.pipeline.session;
         let lanes = self.pipeline.lane_set.lanes_up();
         if lanes == 0 && !self.steering.is_dialling_again() {
             return Some(error);
@@ -275,25 +277,19 @@ impl Running<'_> {
 
     /// Hears what the receiver still says after a connection was lost.
     async fn explain(&mut self, error: SessionError) -> Result<Finished, SessionError> {
-        let said = async {
-            loop {
-                if let Some(finished) = self.receipts.take(hear(&mut self.inbox).await?)? {
-                    return Ok(finished);
-                }
-            }
-        };
-        control::explained(said, error).await
+        let inbox = self.inbox.as_mut().expect("leave comes with the inbox");
+        control::explained(self.receipts.take_rest(inbox), error).await
     }
 
     /// Breaks the lanes after a bad end. After a good one they end by themselves, unless nobody reads them.
     fn end_lanes(&self, ended: &Result<Finished, SessionError>) {
-        let Pipeline { lane_set, in_flight, .. } = &self.pipeline;
+        let Pipeline { lane_set, session, .. } = &self.pipeline;
         let breakers = lane_set.breakers();
         if ended.is_err() {
             return breakers.iter().for_each(LaneBreaker::trip);
         }
         // another lane has brought what these may still hold
-        lane_set.break_lanes(&in_flight.lanes_with_copies());
+        lane_set.break_lanes(&session.in_flight.lanes_with_copies());
         // a receiver that says all is done and yet does not read its lanes is not waited for
         tokio::spawn(async move {
             tokio::time::sleep(GOODBYE_TIMEOUT).await;
@@ -303,7 +299,7 @@ impl Running<'_> {
 
     async fn close(self, ended: Result<Finished, SessionError>) -> Result<Summary, SessionError> {
         let elapsed = self.run.started.elapsed();
-        let judged = self.pipeline.timeline.started.elapsed();
+        let judged = self.pipeline.session.timeline.started.elapsed();
         self.pipeline.stop();
         let lanes = self.pipeline.lane_set.lanes_most;
         let learnt = self.steering.learnt();
@@ -323,14 +319,11 @@ impl Running<'_> {
         let pipeline = self.pipeline;
         let reading = Reading::take(&pipeline);
         let left_out = pipeline.scan.left_out();
-        let account = Arc::clone(&pipeline.account);
-        let in_flight = Arc::clone(&pipeline.in_flight);
-        let timeline = Arc::clone(&pipeline.timeline);
+        let session = Arc::clone(&pipeline.session);
         let joined = tokio::task::spawn_blocking(move || pipeline.join()).await;
         joined.expect("a push's threads do not panic");
-        let first_byte = timeline.first_byte();
-        let finished =
-            ended.inspect_err(|_broken_off| leave(&account, &in_flight, lanes, first_byte, run))?;
+        let account = &session.account;
+        let finished = ended.inspect_err(|_broken_off| leave(&session, lanes, run))?;
         let manifest = account.book().manifest.take();
         let manifest_left_out = manifest.map_or(Ok(0), Manifest::finish).map_err(SessionError::Manifest)?;
         let Earlier { files, bytes, partial_bytes, removed, resent, repeated, .. } = run.earlier;
@@ -343,17 +336,13 @@ impl Running<'_> {
             // what this run has moved before was there for its last session
             skipped: account.totals.skipped.get().saturating_sub(files),
             bytes_resumed: resumed - resumed_own,
-            bytes_matched: account.totals.matched.get(),
-            specials: account.totals.specials.get(),
-            failed: account.totals.failed.get(),
-            vanished: account.totals.vanished.get(),
             resent: resent + account.totals.resent.get(),
             repeated: repeated + account.totals.repeated.get(),
             reconnects: run.reconnects(),
             lanes: lanes.max(run.earlier.lanes),
             elapsed,
             judged,
-            first_byte: run.earlier.first_byte.or(first_byte),
+            first_byte: run.earlier.first_byte.or(session.timeline.first_byte()),
             flush: Duration::from_micros(finished.flush_us),
             sender_cpu: run.cpu(),
             receiver_cpu: Duration::from_micros(finished.cpu_us),
@@ -362,21 +351,20 @@ impl Running<'_> {
             bottleneck: reading.times(judged, lanes, &finished, paced).bottleneck(),
             path: reading.path,
             removed: removed + account.totals.removed.get(),
-            spared: account.totals.spared.get(),
-            kept_by_change: account.totals.kept_by_change.get(),
-            preview: None,
             learnt,
             left_out,
+            ..account.totals.summary()
         };
         // the last hold on the queue of messages: the writer says goodbye, which changes nothing if nobody hears it
-        drop(in_flight);
+        drop(session);
         let _goodbye = tokio::time::timeout(GOODBYE_TIMEOUT, self.writer).await;
         Ok(summary)
     }
 }
 
 /// Leaves to `run` what the next session has to know of one that broke off.
-fn leave(account: &Account, in_flight: &InFlight, lanes: usize, first_byte: Option<Duration>, run: &mut Run) {
+fn leave(session: &Session, lanes: usize, run: &mut Run) {
+    let Session { account, in_flight, timeline, .. } = session;
     let mut book = std::mem::take(&mut *account.book());
     in_flight.for_each_unsettled(|unsettled| match unsettled {
         Unsettled::Item(work) => book.leave_open(work),
@@ -384,7 +372,7 @@ fn leave(account: &Account, in_flight: &InFlight, lanes: usize, first_byte: Opti
     });
     book.break_off();
     run.book = book;
-    run.earlier.add(&account.totals, lanes, first_byte);
+    run.earlier.add(&account.totals, lanes, timeline.first_byte());
 }
 
 /// Waits until the next sample is to be reported; without end if no samples were asked for.

@@ -155,19 +155,5 @@ impl Tuner {
     }
 }
 
-impl Tick {
-    fn carried_per_second(&self) -> f64 {
-        per_second(self.bytes_carried, self.elapsed)
-    }
-
-    fn read_per_second(&self) -> f64 {
-        per_second(self.bytes_read, self.elapsed)
-    }
-}
-
-fn per_second(bytes: u64, elapsed: Duration) -> f64 {
-    zmove_types::ByteRate::new(bytes, elapsed).0
-}
-
 #[cfg(test)]
 mod tests;

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use zmove_engine::{
-    LocalReceiver, Location, Push, Pushed, Remote, RemotePush, Run, SenderConfig, Sources, Summary,
-    push_locally,
+    Connector, LocalReceiver, Location, Push, Pushed, Remote, RemotePush, Run, SenderConfig, Sources,
+    Summary, push_locally,
 };
 use zmove_sender::Manifest;
 use zmove_types::Escaped;
@@ -76,16 +76,14 @@ async fn push_there(
     display: &Display,
 ) -> Result<Pushed> {
     let home = settings::home(Role::Client)?;
+    let dial = settings.dial.clone().unwrap_or_default();
     let pushing = RemotePush {
-        home: &home,
-        remote,
-        settings: settings.dial.clone().unwrap_or_default(),
+        connector: Connector { home: &home, remote, settings: &dial, listener: display },
         job: &|| Ok(settings.job(sources)?),
         config,
         timeout: settings.timeout(),
         busy_timeout: settings.args.timeout,
         observer: display.observer(),
-        listener: display,
     };
     Ok(pushing.push(push, run, interrupted()).await?)
 }

@@ -15,7 +15,7 @@ use zmove_scan::{ScanConfig, Selection};
 use zmove_sender::{AfterErrors, Guard, Removals};
 use zmove_transport::TransportChoice;
 use zmove_types::FileNumber;
-use zmove_wire::{Cipher, Compare, Durability, Overwrite, Purpose};
+use zmove_wire::{Cipher, Compare, Durability, Open, Overwrite, Purpose};
 
 use super::{Role, dial, home, journals};
 use crate::args::{CipherArg, DeltaArg, DurabilityArg, PushArgs, TransportArg};
@@ -88,17 +88,18 @@ impl PushSettings {
             Location::Remote(remote) => remote.path.clone(),
         };
         let list = args.selection.list(|| sources.roots().swap_remove(0))?;
-        Ok(PushJob {
+        let job = sources.job(target);
+        let open = Open {
             compare: if args.checksum { Compare::Checksum } else { Compare::Quick },
             delta: pays_delta(args, &self.location),
             durability: durability(args.durability),
             overwrite: overwrite(args),
             inplace: args.inplace,
             purpose: if args.dry_run { Purpose::Preview } else { Purpose::Move },
-            list,
-            mirror: args.delete.then(|| removals(args, sources, &self.location)),
-            ..sources.job(target)
-        })
+            ..job.open
+        };
+        let mirror = args.delete.then(|| removals(args, sources, &self.location));
+        Ok(PushJob { open, list, mirror, ..job })
     }
 
     /// How long the push goes on by itself when its connections are lost.

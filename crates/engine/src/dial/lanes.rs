@@ -16,23 +16,19 @@ use zmove_wire::{Greeting, Role};
 
 use super::machine::{lanes_for, quic_lanes};
 use super::plan::LanePlan;
+use super::{Reached, Route};
 use crate::error::ConnectError;
+use crate::path_memory::PathMemory;
 use crate::random::fresh_transfer;
 use crate::settings::{DIAL_TIMEOUT, DialSettings, MoreLanes};
 
-/// A receiver that has been dialled.
-pub(super) struct Dialled {
-    pub(super) link: Link,
-    pub(super) transport: Transport,
-    pub(super) round_trip: Duration,
-}
-
-/// Dials control and the first lanes at the same time.
+/// Dials control and the first lanes at the same time; the path that is taken goes with what `paths` tells of it.
 pub(super) async fn dial_all(
     dialler: ChannelDialler,
     settings: &DialSettings,
     plan: LanePlan,
-) -> Result<Dialled, ConnectError> {
+    paths: PathMemory,
+) -> Result<Reached, ConnectError> {
     let transfer = fresh_transfer().map_err(ConnectError::TransferId)?;
     let cipher = settings.cipher;
     let lane = |number| {
@@ -77,11 +73,12 @@ pub(super) async fn dial_all(
         MoreLanes::Others => Lane { one_of: Some(count), ..lane(count) },
         MoreLanes::Sets => lane(0),
     };
-    tokio::spawn(dial_more(dialler, settings.more, first, lanes_in, wanted));
+    tokio::spawn(dial_more(dialler.clone(), settings.more, first, lanes_in, wanted));
     let supply = Some(LaneSupply { more, asked: count, number, congestion });
     let version = channel.version();
     let link = Link { transfer, cipher, version, control: control_pair(channel), lanes, supply };
-    Ok(Dialled { link, transport, round_trip })
+    let route = Route { paths, round_trip, transport };
+    Ok(Reached { link, transport, dialler, route, ssh: None })
 }
 
 /// Dials lanes for as long as somebody may want more; `first` is the first of them, or of each set.

@@ -23,31 +23,24 @@ impl Patience {
 
     /// Repeats `open` until it ends otherwise than by a shortage of descriptors, or the wait is over.
     pub(crate) fn open<T>(&self, open: impl Fn() -> Result<T>) -> Result<T> {
-        let first = open();
-        if !is_shortage(&first) {
-            return first;
-        }
-        let result = self.wait_and_repeat(open);
-        let wait_ms =
-            if is_shortage(&result) { self.wait_ms.load(Ordering::Relaxed) / 2 } else { WAIT_MS_MAX };
-        self.wait_ms.store(wait_ms, Ordering::Relaxed);
-        result
-    }
-
-    fn wait_and_repeat<T>(&self, open: impl Fn() -> Result<T>) -> Result<T> {
-        let end = Instant::now() + Duration::from_millis(self.wait_ms.load(Ordering::Relaxed));
+        let mut end = None;
         loop {
             let result = open();
-            if !is_shortage(&result) || Instant::now() >= end {
+            if !matches!(result, Err(Errno::MFILE | Errno::NFILE)) {
+                if end.is_some() {
+                    self.wait_ms.store(WAIT_MS_MAX, Ordering::Relaxed);
+                }
+                return result;
+            }
+            let wait_ms = self.wait_ms.load(Ordering::Relaxed);
+            let end = *end.get_or_insert_with(|| Instant::now() + Duration::from_millis(wait_ms));
+            if Instant::now() >= end {
+                self.wait_ms.store(wait_ms / 2, Ordering::Relaxed);
                 return result;
             }
             sleep(PAUSE);
         }
     }
-}
-
-fn is_shortage<T>(result: &Result<T>) -> bool {
-    matches!(result, Err(Errno::MFILE | Errno::NFILE))
 }
 
 const WAIT_MS_MAX: u64 = 1000;

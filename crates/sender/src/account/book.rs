@@ -84,8 +84,7 @@ impl Book {
     /// The session is over, and the receiver has not said that this has its names.
     pub(crate) fn leave_open(&mut self, work: &Sent) {
         if let Sent::Batch(batch) = work {
-            let failed: HashSet<_> = batch.failed().collect();
-            for file in batch.files.iter().filter(|file| !file.retouched && !failed.contains(&file.path)) {
+            for file in batch.stored_files() {
                 let sent = Unconfirmed { look: file.look, root: file.root };
                 self.remember(file.path.clone(), sent);
             }

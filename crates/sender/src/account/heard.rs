@@ -48,17 +48,14 @@ impl Given {
 }
 
 impl Heard {
-    /// A fault that belongs to no item; `removes` is whether anything was to be removed.
-    pub(crate) fn fault(&mut self, given: &Given, fault: &Fault, removes: Removes) -> Result<(), WireError> {
+    /// A fault that belongs to no item, in a session that has asked for so many `removals`.
+    pub(crate) fn fault(&mut self, given: &Given, fault: &Fault, removals: u64) -> Result<(), WireError> {
         self.faults += 1;
         if self.faults <= FAULTS_PER_ENTRY * given.entries.get() {
             return Ok(());
         }
         self.faults_beside += 1 + fault.path.as_bytes().len() as u64 / PATH_BYTES_PER_FAULT;
-        let limit = match removes {
-            Removes::Nothing => FAULTS_BESIDE_MAX,
-            Removes::Something => FAULTS_OF_REMOVAL_MAX,
-        };
+        let limit = if removals > 0 { FAULTS_OF_REMOVAL_MAX } else { FAULTS_BESIDE_MAX };
         within("faults", self.faults_beside, limit)
     }
 
@@ -79,13 +76,6 @@ impl Heard {
         self.held += 1;
         within("words about what is held", self.held, given.held.get())
     }
-}
-
-/// Whether a session removes what is at the target alone.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Removes {
-    Nothing,
-    Something,
 }
 
 /// A receiver says nothing where there is nothing to say.

@@ -3,34 +3,30 @@
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::{self, UnboundedReceiver};
+use zmove_transport::Inbox;
 use zmove_types::{FileId, ItemId, Observer};
-use zmove_wire::limits::{
-    EXTRA_NAMES_MAX, HELD_GROUPS_MAX, INQUIRED_ENTRIES_MAX, OFFER_FILES_MAX, STORED_ITEMS_MAX,
-};
 use zmove_wire::session::Resend;
 use zmove_wire::{
     EntryFault, Fault, FaultCode, FileDone, Finished, FrameKind, PublishedItem, Stored, StoredItem,
     ToReceiver, ToSender, Version, WireError,
 };
 
+use crate::account::Moved;
 use crate::account::failure::FileError;
-use crate::account::heard::{Heard, Removes, not_empty};
-use crate::account::{Account, Moved};
+use crate::account::heard::{Heard, not_empty};
+use crate::control;
 use crate::control::replies::{self, Replies, Reply, ReplySender};
 use crate::error::SessionError;
-use crate::plan::queue::Queue;
 use crate::plan::resend;
-use crate::send::in_flight::InFlight;
+use crate::push::session::Session;
 use crate::send::sent::{Sent, SentBatch};
 
 /// What the receiver says about work in flight, and about what it was asked.
 pub(crate) struct Receipts {
-    pub(crate) account: Arc<Account>,
-    pub(crate) in_flight: Arc<InFlight>,
-    pub(crate) queue: Arc<Queue>,
+    pub(crate) session: Arc<Session>,
     pub(crate) reply_sender: ReplySender,
     /// How long the receiving lanes were held to a rate, summed over them.
     pub(crate) paced: Duration,
@@ -45,55 +41,40 @@ impl Receipts {
     pub(crate) fn begin(
         observer: Arc<dyn Observer>,
         version: Version,
+        started: Instant,
     ) -> (Self, Replies, UnboundedReceiver<ToReceiver>) {
         let (outgoing_in, outgoing) = mpsc::unbounded_channel();
         let (reply_sender, replies) = replies::channel();
-        let account = Arc::new(Account::new(Arc::clone(&observer)));
-        let in_flight = Arc::new(InFlight::new(version, observer, outgoing_in));
-        let queue = Arc::new(Queue::new(Arc::clone(&in_flight)));
+        let session = Arc::new(Session::new(observer, version, started, outgoing_in));
         let paced = Duration::ZERO;
         let heard = Heard::default();
-        let receipts = Self { account, in_flight, queue, reply_sender, paced, times_beyond_range: 0, heard };
+        let receipts = Self { session, reply_sender, paced, times_beyond_range: 0, heard };
         (receipts, replies, outgoing)
     }
 
     /// Takes a message; returns the receiver's last word when it is that.
     pub(crate) fn take(&mut self, message: ToSender) -> Result<Option<Finished>, SessionError> {
         match message {
-            ToSender::Answer(answer) => {
-                within("verdicts", answer.verdicts.len(), OFFER_FILES_MAX)?;
-                self.reply_sender.reply(Reply::Answer(answer))?;
-            }
+            ToSender::Answer(answer) => self.reply_sender.reply(Reply::Answer(answer))?,
             ToSender::Held(held) => {
-                within("held groups", held.cvs.len(), HELD_GROUPS_MAX)?;
-                self.heard.held(&self.in_flight.given, &held)?;
+                self.heard.held(&self.session.in_flight.given, &held)?;
                 self.reply_sender.reply(Reply::Held(held))?;
             }
-            ToSender::Findings(findings) => {
-                within("findings", findings.findings.len(), FINDINGS_MAX)?;
-                self.reply_sender.findings(findings)?;
-            }
-            ToSender::Extra(extra) => {
-                within("names at the target alone", extra.names.len(), EXTRA_NAMES_MAX)?;
-                self.reply_sender.mirror(ToSender::Extra(extra))?;
-            }
-            removed @ ToSender::Removed { .. } => self.reply_sender.mirror(removed)?,
+            ToSender::Findings(findings) => self.reply_sender.findings(findings)?,
+            answer @ (ToSender::Extra(_) | ToSender::Removed { .. }) => self.reply_sender.mirror(answer)?,
             ToSender::Stored(Stored { items, files }) => {
-                within("settled items", items.len().max(files.len()), STORED_ITEMS_MAX)?;
                 not_empty(!items.is_empty() || !files.is_empty())?;
                 items.into_iter().try_for_each(|item| self.take_item(item))?;
                 files.into_iter().try_for_each(|file| self.take_file(file))?;
             }
             ToSender::Published { items } => {
-                within("published items", items.len(), STORED_ITEMS_MAX)?;
                 not_empty(!items.is_empty())?;
                 items.into_iter().try_for_each(|item| self.take_published(item))?;
             }
             ToSender::Fault(fault) => {
-                let asked = self.account.totals.doomed.get() > 0;
-                let removes = if asked { Removes::Something } else { Removes::Nothing };
-                self.heard.fault(&self.in_flight.given, &fault, removes)?;
-                self.account.fail(&FileError::Receiver(fault));
+                let removals = self.session.account.totals.doomed.get();
+                self.heard.fault(&self.session.in_flight.given, &fault, removals)?;
+                self.session.account.fail(&FileError::Receiver(fault));
             }
             ToSender::Refused(refusal) => return Err(SessionError::Refused(refusal)),
             ToSender::Opened(_) | ToSender::Waiting(_) => {
@@ -109,24 +90,33 @@ impl Receipts {
         Ok(None)
     }
 
+    /// Takes all that is still to come.
+    pub(crate) async fn take_rest(&mut self, inbox: &mut Inbox<ToSender>) -> Result<Finished, SessionError> {
+        loop {
+            if let Some(finished) = self.take(control::receive(inbox).await?)? {
+                return Ok(finished);
+            }
+        }
+    }
+
     fn take_item(&mut self, stored: StoredItem) -> Result<(), WireError> {
         let item = ItemId(stored.item);
         if stored.mismatch {
             return self.take_mismatch(item, &stored.faults);
         }
-        let settled = self.in_flight.stored(item, &stored.faults)?;
+        let settled = self.session.in_flight.stored(item, &stored.faults)?;
         if let Some(bytes) = settled.unpublished_bytes {
-            self.account.show(0, bytes);
+            self.session.account.show(0, bytes);
         }
-        self.account.totals.bytes_settled.add(settled.data_bytes);
+        self.session.account.totals.bytes_settled.add(settled.data_bytes);
         match settled.work {
             Some(Sent::Batch(batch)) => self.take_batch(&SentBatch { faults: stored.faults, ..batch }, 0)?,
             Some(Sent::Group(file, span, kind)) => {
                 file.group_stored();
                 let bytes = u64::from(span.len);
                 match kind {
-                    FrameKind::Same => self.account.matched(bytes),
-                    _ => self.account.moved(&Moved { bytes, ..Moved::default() }),
+                    FrameKind::Same => self.session.account.matched(bytes),
+                    _ => self.session.account.moved(&Moved { bytes, ..Moved::default() }),
                 }
             }
             None => {}
@@ -136,7 +126,7 @@ impl Receipts {
 
     /// What could not be stored of a batch and what could not get its name: an entry that is in both is told once.
     fn take_published(&mut self, PublishedItem { item, faults }: PublishedItem) -> Result<(), WireError> {
-        let Sent::Batch(mut batch) = self.in_flight.published(ItemId(item))? else {
+        let Sent::Batch(mut batch) = self.session.in_flight.published(ItemId(item))? else {
             return Err(WireError::OutOfOrder { what: "a name of a group" });
         };
         let shown = batch.stored_bytes();
@@ -146,19 +136,19 @@ impl Receipts {
     }
 
     fn take_mismatch(&mut self, item: ItemId, faults: &[EntryFault]) -> Result<(), WireError> {
-        let missed = self.in_flight.mismatch(item)?;
+        let missed = self.session.in_flight.mismatch(item)?;
         let (Resend::Again { work, .. } | Resend::GiveUp(work)) = &missed.resend;
-        self.account.totals.bytes_settled.add(work.data_bytes());
+        self.session.account.totals.bytes_settled.add(work.data_bytes());
         match missed.resend {
             Resend::Again { work, tries } if missed.lost => {
-                resend::send_lost(&self.queue, &self.account, work, tries);
+                resend::send_lost(&self.session, work, tries);
             }
             Resend::Again { work, tries } => {
-                resend::send_damaged(&self.queue, &self.account, work, tries, faults);
+                resend::send_damaged(&self.session, work, tries, faults);
             }
             Resend::GiveUp(work) => {
                 self.give_up(work);
-                self.in_flight.announce_if_all();
+                self.session.in_flight.announce_if_all();
             }
         }
         Ok(())
@@ -170,12 +160,12 @@ impl Receipts {
             Sent::Batch(SentBatch { pack, .. }) => {
                 for path in (0..).map_while(|entry| pack.target_path(entry)) {
                     let path = if path.is_root() { Path::new(".") } else { path.as_path() }.to_owned();
-                    self.account.fail(&FileError::Damaged { path, times });
+                    self.session.account.fail(&FileError::Damaged { path, times });
                 }
             }
             Sent::Group(file, ..) => {
                 let error = FileError::Damaged { path: file.display(), times };
-                self.account.fail_large(&self.in_flight, file.id, &error);
+                self.session.fail_large(file.id, &error);
             }
         }
     }
@@ -183,7 +173,7 @@ impl Receipts {
     /// A batch is done; `shown` of its bytes the user has seen.
     fn take_batch(&mut self, batch: &SentBatch, shown: u64) -> Result<(), WireError> {
         Heard::entry_faults(batch.faults.len(), batch.pack.entry_count())?;
-        let account = &self.account;
+        let account = &self.session.account;
         let mut files = 0;
         let mut bytes = 0;
         let faults: Vec<_> = batch.faults.iter().map(|fault| located(batch, *fault)).collect();
@@ -210,8 +200,8 @@ impl Receipts {
     }
 
     fn take_file(&mut self, done: FileDone) -> Result<(), WireError> {
-        self.heard.file(&self.in_flight.given)?;
-        let Some(file) = self.in_flight.end_large(FileId(done.file)) else { return Ok(()) };
+        self.heard.file(&self.session.in_flight.given)?;
+        let Some(file) = self.session.in_flight.end_large(FileId(done.file)) else { return Ok(()) };
         if done.fault.is_none() && file.root().is_none() {
             return Err(WireError::OutOfOrder { what: "a whole file that has not been sent" });
         }
@@ -219,37 +209,30 @@ impl Receipts {
         if let Some((operation, code)) = done.fault {
             file.kill();
             let fault = Fault { path: file.target.clone(), operation, code };
-            self.account.fail(&FileError::Receiver(fault));
+            self.session.account.fail(&FileError::Receiver(fault));
             return Ok(());
         }
-        self.account.moved(&Moved { files: 1, whole_bytes: file.entry.size, ..Moved::default() });
-        self.account.book().confirm(&file.target, file.root().as_ref());
+        self.session.account.moved(&Moved { files: 1, whole_bytes: file.entry.size, ..Moved::default() });
+        self.session.account.book().confirm(&file.target, file.root().as_ref());
         Ok(())
     }
 
     /// The end is good only if nothing is left open, and of each file that was found something was told.
     fn finish(&mut self, finished: Finished) -> Result<Finished, SessionError> {
-        if !self.in_flight.is_settled() {
+        if !self.session.in_flight.is_settled() {
             return Err(WireError::OutOfOrder { what: "the end before everything is settled" }.into());
         }
-        let open = self.in_flight.take_large();
+        let open = self.session.in_flight.take_large();
         for file in open.into_values() {
             file.kill();
-            self.account.fail(&FileError::Unconfirmed { path: file.display() });
+            self.session.account.fail(&FileError::Unconfirmed { path: file.display() });
         }
-        let files = self.account.totals.unaccounted();
+        let files = self.session.account.totals.unaccounted();
         if files > 0 {
-            self.account.fail(&FileError::Unaccounted { files });
+            self.session.account.fail(&FileError::Unaccounted { files });
         }
         Ok(finished)
     }
-}
-
-fn within(what: &'static str, value: usize, limit: usize) -> Result<(), WireError> {
-    if value <= limit {
-        return Ok(());
-    }
-    Err(WireError::OverLimit { what, value: value as u64, limit: limit as u64 })
 }
 
 /// A fault with the path of its entry.
@@ -258,6 +241,3 @@ fn located(batch: &SentBatch, fault: EntryFault) -> Fault {
     let path = batch.pack.target_path(entry).unwrap_or_else(zmove_types::RelPath::root);
     Fault { path, operation, code }
 }
-
-/// Each entry of an inquiry may bring a directory of its own.
-const FINDINGS_MAX: usize = 2 * INQUIRED_ENTRIES_MAX;

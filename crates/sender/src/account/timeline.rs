@@ -5,7 +5,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use zmove_types::{StageClock, StageTimes};
+use zmove_types::StageClock;
+
+use crate::account::bottleneck::Stages;
 
 /// The clocks and the moments of one session.
 #[derive(Debug)]
@@ -17,20 +19,13 @@ pub(crate) struct Timeline {
     first_byte: OnceLock<FirstByte>,
 }
 
-/// What the threads of both stages have booked.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Spent {
-    pub(crate) read: StageTimes,
-    pub(crate) lane: StageTimes,
-}
-
 /// The moment of the first data.
 #[derive(Clone, Copy, Debug)]
 struct FirstByte {
     /// After the start.
     after: Duration,
     /// What had been booked until then.
-    spent: Spent,
+    spent: Stages,
 }
 
 impl Timeline {
@@ -72,13 +67,12 @@ impl Timeline {
     }
 
     /// What readers and lanes have booked since the first data byte: before, they waited for the dial.
-    pub(crate) fn spent(&self) -> Spent {
+    pub(crate) fn spent(&self) -> Stages {
         let before = self.first_byte.get().map(|first| first.spent).unwrap_or_default();
-        let now = self.spent_in_all();
-        Spent { read: now.read.since(&before.read), lane: now.lane.since(&before.lane) }
+        self.spent_in_all().since(&before)
     }
 
-    fn spent_in_all(&self) -> Spent {
-        Spent { read: self.read_clock.times(), lane: self.lane_clock.times() }
+    fn spent_in_all(&self) -> Stages {
+        Stages { read: self.read_clock.times(), lane: self.lane_clock.times(), ..Stages::default() }
     }
 }

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::account::summary::Summary;
+
 /// The totals of one push, from which its summary is made.
 #[derive(Debug, Default)]
 pub(crate) struct Totals {
@@ -61,6 +63,25 @@ impl Count {
 }
 
 impl Totals {
+    /// What has been counted, as if there were no other session.
+    pub(crate) fn summary(&self) -> Summary {
+        Summary {
+            files: self.files.get(),
+            bytes: self.bytes.get(),
+            skipped: self.skipped.get(),
+            bytes_matched: self.matched.get(),
+            specials: self.specials.get(),
+            failed: self.failed.get(),
+            vanished: self.vanished.get(),
+            removed: self.removed.get(),
+            spared: self.spared.get(),
+            kept_by_change: self.kept_by_change.get(),
+            resent: self.resent.get(),
+            repeated: self.repeated.get(),
+            ..Summary::default()
+        }
+    }
+
     /// How much of the source is not known.
     pub(crate) fn source_errors(&self) -> u64 {
         self.scan_errors.get() + self.unread.get()

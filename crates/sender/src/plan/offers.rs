@@ -47,10 +47,8 @@ pub(crate) enum Answered {
     Need,
     /// The file may be there already: this is the root hash of the file at the target.
     Compare([u8; 32]),
-    /// Groups of it are there, whose values these are.
-    Resume(GroupValues),
-    /// Another version is there, and perhaps groups of this one.
-    Delta { held: GroupValues, there: GroupValues },
+    /// Some of it is there: values of groups that came before, and of those of another version.
+    GoOn { held: GroupValues, there: GroupValues },
 }
 
 impl Default for Offering {
@@ -95,7 +93,7 @@ impl Offering {
             fill(there, held);
             let Awaited { file, held, there } = held.end.then(|| self.awaited.remove(&key)).flatten()?;
             let (directory, entry) = file;
-            return Some((directory, entry, Answered::Delta { held, there }));
+            return Some((directory, entry, Answered::GoOn { held, there }));
         }
         let Outstanding { files, held: by_file } = self.outstanding.get_mut(&held.offer)?;
         let (_, entry) = files.get(held.file as usize)?;
@@ -119,7 +117,9 @@ impl Offering {
                 Verdict::Skip => Answered::Skip,
                 Verdict::Need => Answered::Need,
                 Verdict::Compare(root) => Answered::Compare(root),
-                Verdict::Resume => held.remove(&number).map_or(Answered::Need, Answered::Resume),
+                Verdict::Resume => {
+                    Answered::GoOn { held: held.remove(&number).unwrap_or_default(), there: Vec::new() }
+                }
                 Verdict::Delta => {
                     let there = groups_of(&entry);
                     let held = held.remove(&number).unwrap_or_default();

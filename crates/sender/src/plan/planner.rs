@@ -13,16 +13,14 @@ use zmove_scan::{Entry, EntryBatch, EntryKind, Scan, ScanItem};
 use zmove_types::{Cv, Event, GROUP_BYTES, RelPath, Root};
 use zmove_wire::{Compare, TargetState, ToReceiver};
 
-use crate::account::Account;
 use crate::control::replies::{QueuedReply, Replies, Reply};
-use crate::mirror::{self, Mirror, MirrorContext};
+use crate::mirror::{self, Mirror};
 use crate::plan::guess::Guess;
 use crate::plan::offers::{Answered, Offering};
 use crate::plan::pack::{Pack, PackEntry, PackGroup, Packer, Unread};
-use crate::plan::queue::{Parcel, Queue, When};
-use crate::read::read_ahead::ReadAhead;
+use crate::plan::queue::{Parcel, When};
+use crate::push::session::Session;
 use crate::read::source::{LargeSource, Look, SourceDirectory};
-use crate::send::in_flight::InFlight;
 
 /// What the planner is to do.
 #[derive(Debug)]
@@ -32,17 +30,9 @@ pub(crate) struct Task {
     pub(crate) mirror: Option<Mirror>,
 }
 
-/// The stages that the planner feeds, and those it asks and tells.
-pub(crate) struct PlannerContext {
-    pub(crate) queue: Arc<Queue>,
-    pub(crate) read_ahead: Arc<ReadAhead>,
-    pub(crate) in_flight: Arc<InFlight>,
-    pub(crate) account: Arc<Account>,
-}
-
 /// Plans until the scan has ended and every offer is answered; then makes a mirror, if that is asked for.
 pub(crate) fn plan_all(
-    context: &PlannerContext,
+    session: &Session,
     batch_files_max: usize,
     scan: &Scan,
     replies: &Replies,
@@ -50,7 +40,7 @@ pub(crate) fn plan_all(
 ) {
     let (unread_in, unread) = crossbeam_channel::unbounded();
     let mut planner = Planner {
-        context,
+        session,
         packer: Packer::new(batch_files_max),
         guess: Some(Guess::new(task.compare, unread_in)),
         offering: None,
@@ -61,13 +51,12 @@ pub(crate) fn plan_all(
     planner.flush_pack();
     // where nothing was there nothing is there alone
     let mirror = task.mirror.as_ref().filter(|_| planner.offering.is_some());
-    mirror.inspect(|_| context.in_flight.withhold_end());
-    context.queue.end();
+    mirror.inspect(|_| session.in_flight.withhold_end());
+    session.queue.end();
     if let Some(mirror) = mirror {
-        context.in_flight.wait_until_settled();
-        let PlannerContext { account, in_flight, .. } = context;
-        mirror::run(MirrorContext { account, in_flight, answers: &replies.mirror }, mirror);
-        context.in_flight.release_end();
+        session.in_flight.wait_until_settled();
+        mirror::run(session, &replies.mirror, mirror);
+        session.in_flight.release_end();
     }
 }
 
@@ -75,7 +64,7 @@ pub(crate) fn plan_all(
 const PACK_PATIENCE: Duration = Duration::from_millis(20);
 
 struct Planner<'a> {
-    context: &'a PlannerContext,
+    session: &'a Session,
     packer: Packer,
     /// Set while the target is not known.
     guess: Option<Guess>,
@@ -87,7 +76,7 @@ impl Planner<'_> {
     fn take_scan(&mut self, scan: &Scan, replies: &Replies) {
         let (items, nothing, known) = (scan.receiver(), never(), never());
         let mut ended = false;
-        while !self.context.in_flight.is_stopping() && (!ended || self.guess.is_some()) {
+        while !self.session.in_flight.is_stopping() && (!ended || self.guess.is_some()) {
             let items = if ended || self.is_full() { &nothing } else { items };
             let state = if self.guess.is_some() { &replies.state } else { &known };
             select! {
@@ -109,7 +98,7 @@ impl Planner<'_> {
                 }
             }
         }
-        self.context.account.observer.on(&Event::ScanEnded);
+        self.session.account.observer.on(&Event::ScanEnded);
     }
 
     /// Whether the scan has to wait.
@@ -123,14 +112,14 @@ impl Planner<'_> {
         self.flush_pack();
         let held = self.guess.take().map(|guess| guess.held);
         self.offering = (state == TargetState::Populated).then(Offering::default);
-        for read in self.context.read_ahead.close() {
+        for read in self.session.read_ahead.close() {
             match self.offering {
-                None => self.context.queue.add_now(Parcel::Read(Box::new(read))),
+                None => self.session.queue.add_now(Parcel::Read(Box::new(read))),
                 Some(_) => self.plan_anew(read.pack),
             }
         }
         if self.offering.is_some() {
-            self.context.queue.take_back_read_ahead().into_iter().for_each(|pack| self.plan_anew(pack));
+            self.session.queue.take_back_read_ahead().into_iter().for_each(|pack| self.plan_anew(pack));
         }
         for (directory, entry) in held.unwrap_or_default() {
             self.take_entry(&directory, entry);
@@ -154,7 +143,7 @@ impl Planner<'_> {
     /// Files that could not be read before it was known whether they are needed: now they are asked about, or needed.
     fn take_unread(&mut self, unread: &Receiver<Unread>) {
         // the sending ends go with the last pack that was planned on a guess
-        while !self.context.in_flight.is_stopping() {
+        while !self.session.in_flight.is_stopping() {
             match unread.recv_timeout(PACK_PATIENCE) {
                 Ok(Unread { directory, entry }) => self.take_entry(&directory, entry),
                 Err(RecvTimeoutError::Timeout) => {
@@ -168,7 +157,7 @@ impl Planner<'_> {
 
     fn take_last_replies(&mut self, offers: &Receiver<QueuedReply>) {
         self.flush_offers();
-        while !self.context.in_flight.is_stopping() && self.offering.as_ref().is_some_and(|o| !o.is_done()) {
+        while !self.session.in_flight.is_stopping() && self.offering.as_ref().is_some_and(|o| !o.is_done()) {
             match offers.recv_timeout(PACK_PATIENCE) {
                 Ok(reply) => {
                     self.take_reply(reply.take());
@@ -186,7 +175,7 @@ impl Planner<'_> {
                 self.pack(&SourceDirectory::held_open(&directory), PackEntry::Itself(metadata));
             }
             ScanItem::Batch(batch) => self.take_batch(batch),
-            ScanItem::Error(error) => self.context.account.fail_scan(error),
+            ScanItem::Error(error) => self.session.account.fail_scan(error),
         }
     }
 
@@ -194,15 +183,15 @@ impl Planner<'_> {
         let directory = SourceDirectory::held_open(&batch.directory);
         let regular = batch.entries.iter().filter(|entry| matches!(entry.kind, EntryKind::File));
         let (files, bytes) = regular.fold((0, 0), |(files, bytes), entry| (files + 1, bytes + entry.size));
-        self.context.account.totals.found.add(files);
-        self.context.account.observer.on(&Event::Found { files, bytes });
+        self.session.account.totals.found.add(files);
+        self.session.account.observer.on(&Event::Found { files, bytes });
         for entry in batch.entries {
             self.take_entry(&directory, entry);
         }
     }
 
     fn take_entry(&mut self, directory: &SourceDirectory, entry: Entry) {
-        if !self.context.account.can_carry(directory, &entry) {
+        if !self.session.account.can_carry(directory, &entry) {
             return;
         }
         if entry.kind != EntryKind::File {
@@ -231,8 +220,8 @@ impl Planner<'_> {
     /// Puts an entry that must move into the plan.
     fn need(&mut self, directory: &SourceDirectory, entry: Entry) {
         if matches!(entry.kind, EntryKind::File) && entry.size > GROUP_BYTES {
-            let id = self.context.queue.fresh_file_id();
-            self.context.queue.add_file(Arc::new(LargeSource::new(id, directory, entry)), When::Room);
+            let id = self.session.queue.fresh_file_id();
+            self.session.queue.add_file(Arc::new(LargeSource::new(id, directory, entry)), When::Room);
         } else {
             self.pack(directory, PackEntry::Within(entry));
         }
@@ -255,15 +244,15 @@ impl Planner<'_> {
             Some(guess) => Pack { basis: guess.basis, unread: Some(guess.unread.clone()), ..pack },
             None => pack,
         };
-        self.context.queue.add_pack(pack);
+        self.session.queue.add_pack(pack);
     }
 
     /// Offers what has been gathered, as far as offers may be outstanding.
     fn flush_offers(&mut self) {
         let Some(offering) = &mut self.offering else { return };
         while let Some(offer) = offering.next_offer() {
-            self.context.in_flight.given.offer(&offer);
-            self.context.in_flight.tell(ToReceiver::Offer(offer));
+            self.session.in_flight.given.offer(&offer);
+            self.session.in_flight.tell(ToReceiver::Offer(offer));
         }
     }
 
@@ -277,11 +266,10 @@ impl Planner<'_> {
             match answered {
                 Answered::Need => self.need(&directory, entry),
                 Answered::Compare(root) => self.pack(&directory, PackEntry::Compare(entry, Root(root))),
-                Answered::Resume(held) => self.go_on(&directory, entry, held, Vec::new()),
-                Answered::Delta { held, there } => self.go_on(&directory, entry, held, there),
+                Answered::GoOn { held, there } => self.go_on(&directory, entry, held, there),
                 Answered::Skip => {
                     let path = directory.target_path().join(&entry.name).unwrap_or_else(|_| RelPath::root());
-                    self.context.account.skipped(&path, Look::of(&entry));
+                    self.session.account.skipped(&path, Look::of(&entry));
                 }
             }
         }
@@ -295,11 +283,11 @@ impl Planner<'_> {
         held: Vec<Option<Cv>>,
         there: Vec<Option<Cv>>,
     ) {
-        let mut source = LargeSource::new(self.context.queue.fresh_file_id(), directory, entry);
+        let mut source = LargeSource::new(self.session.queue.fresh_file_id(), directory, entry);
         if !held.is_empty() {
-            self.context.account.resumed(&held, source.entry.size);
+            self.session.account.resumed(&held, source.entry.size);
             source = source.resuming(held);
         }
-        self.context.queue.add_file(Arc::new(source.comparing(there)), When::Room);
+        self.session.queue.add_file(Arc::new(source.comparing(there)), When::Room);
     }
 }

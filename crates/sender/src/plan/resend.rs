@@ -8,15 +8,14 @@
 use zmove_types::{Escaped, Event, RelPath};
 use zmove_wire::EntryFault;
 
-use crate::account::Account;
 use crate::plan::pack::Pack;
 use crate::plan::queue::Queue;
-use crate::send::in_flight::InFlight;
+use crate::push::session::Session;
 use crate::send::sent::{Sent, SentBatch};
 
 /// Sends a damaged item again, and says so.
-pub(crate) fn send_damaged(queue: &Queue, account: &Account, work: Sent, tries: u8, faults: &[EntryFault]) {
-    account.totals.resent.add(1);
+pub(crate) fn send_damaged(session: &Session, work: Sent, tries: u8, faults: &[EntryFault]) {
+    session.account.totals.resent.add(1);
     let what = match &work {
         Sent::Batch(batch) => describe(batch, faults),
         Sent::Group(file, span, _) => {
@@ -24,28 +23,23 @@ pub(crate) fn send_damaged(queue: &Queue, account: &Account, work: Sent, tries: 
             format!("bytes {} to {end} of '{}'", span.offset(), Escaped::path(&file.display()))
         }
     };
-    account.observer.on(&Event::Resent { what });
-    send_again(queue, work, tries);
+    session.account.observer.on(&Event::Resent { what });
+    send_again(&session.queue, work, tries);
 }
 
 /// Sends an item again that was lost with its lane.
-pub(crate) fn send_lost(queue: &Queue, account: &Account, work: Sent, tries: u8) {
-    account.totals.repeated.add(1);
-    send_again(queue, work, tries);
+pub(crate) fn send_lost(session: &Session, work: Sent, tries: u8) {
+    session.account.totals.repeated.add(1);
+    send_again(&session.queue, work, tries);
 }
 
 /// When all work has been handed out: has chunks that are late read and sent again under their items, for lanes that
 /// are idle. `stuck` says of a lane whether something that it has sent has not arrived.
-pub(crate) fn send_late(
-    queue: &Queue,
-    account: &Account,
-    in_flight: &InFlight,
-    stuck: impl Fn(usize) -> bool,
-) {
-    for (file, span) in in_flight.take_late(stuck) {
+pub(crate) fn send_late(session: &Session, stuck: impl Fn(usize) -> bool) {
+    for (file, span) in session.in_flight.take_late(stuck) {
         // no piece of work begins by that: the push may end while the group is being read
-        account.totals.repeated.add(1);
-        queue.repeat_group(file, span);
+        session.account.totals.repeated.add(1);
+        session.queue.repeat_group(file, span);
     }
 }
 

@@ -13,20 +13,18 @@ use zmove_wire::{
     InquiredMetadata, Inquiry, ToReceiver,
 };
 
-use crate::account::Account;
 use crate::account::failure::FileError;
 use crate::control::replies::Replies;
-use crate::mirror::{self, MirrorContext};
+use crate::mirror;
 use crate::plan::gathered::{Gathered, MessageLoad};
 use crate::plan::pack::PackEntry;
 use crate::plan::planner::Task;
+use crate::push::session::Session;
 use crate::read::source::{Look, SourceDirectory};
-use crate::send::in_flight::InFlight;
 
 /// A preview of one push.
 struct Survey<'a> {
-    account: &'a Account,
-    in_flight: &'a InFlight,
+    session: &'a Session,
     task: &'a Task,
     gathered: Gathered<Inquired>,
     outstanding: HashMap<u64, Vec<Inquired>>,
@@ -39,16 +37,16 @@ struct Inquired {
 }
 
 /// Asks and lists until the scan has ended and every inquiry is answered.
-pub(super) fn run(account: &Account, in_flight: &InFlight, scan: &Scan, replies: &Replies, task: &Task) {
+pub(super) fn run(session: &Session, scan: &Scan, replies: &Replies, task: &Task) {
     let most = MessageLoad { names: INQUIRED_ENTRIES_MAX, name_bytes: INQUIRED_NAME_BYTES_MAX };
     let gathered = Gathered::new(most);
-    let mut survey = Survey { account, in_flight, task, gathered, outstanding: HashMap::new() };
+    let mut survey = Survey { session, task, gathered, outstanding: HashMap::new() };
     survey.take_scan(scan, &replies.findings);
     survey.take_last(&replies.findings);
     if let Some(mirror) = &task.mirror {
-        mirror::run(MirrorContext { account, in_flight, answers: &replies.mirror }, mirror);
+        mirror::run(session, &replies.mirror, mirror);
     }
-    in_flight.end_plan();
+    session.in_flight.end_plan();
 }
 
 /// How long an inquiry that is not full waits for more while the scan finds nothing.
@@ -57,7 +55,7 @@ const PATIENCE: Duration = Duration::from_millis(20);
 impl Survey<'_> {
     fn take_scan(&mut self, scan: &Scan, findings: &Receiver<Findings>) {
         let nothing = never();
-        while !self.in_flight.is_stopping() {
+        while !self.session.in_flight.is_stopping() {
             let items = if self.may_ask() { scan.receiver() } else { &nothing };
             select! {
                 recv(items) -> item => match item {
@@ -71,13 +69,13 @@ impl Survey<'_> {
                 default(PATIENCE) => self.ask(),
             }
         }
-        self.account.observer.on(&Event::ScanEnded);
+        self.session.account.observer.on(&Event::ScanEnded);
     }
 
     fn take_last(&mut self, findings: &Receiver<Findings>) {
         self.ask();
         let is_done = |survey: &Self| survey.gathered.is_empty() && survey.outstanding.is_empty();
-        while !self.in_flight.is_stopping() && !is_done(self) {
+        while !self.session.in_flight.is_stopping() && !is_done(self) {
             match findings.recv_timeout(PATIENCE) {
                 Ok(answer) => self.take_answer(answer),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -99,18 +97,18 @@ impl Survey<'_> {
                 self.gather(Inquired { directory, what: PackEntry::Itself(metadata) });
             }
             ScanItem::Batch(batch) => self.take_batch(batch),
-            ScanItem::Error(error) => self.account.fail_scan(error),
+            ScanItem::Error(error) => self.session.account.fail_scan(error),
         }
     }
 
     fn take_batch(&mut self, batch: EntryBatch) {
         let directory = SourceDirectory::held_open(&batch.directory).closed();
         for entry in batch.entries {
-            if !self.account.can_carry(&directory, &entry) {
+            if !self.session.account.can_carry(&directory, &entry) {
                 continue;
             }
             if entry.kind == EntryKind::File {
-                self.account.observer.on(&Event::Found { files: 1, bytes: entry.size });
+                self.session.account.observer.on(&Event::Found { files: 1, bytes: entry.size });
             }
             self.gather(Inquired { directory: directory.clone(), what: PackEntry::Within(entry) });
         }
@@ -130,7 +128,7 @@ impl Survey<'_> {
             let (inquiry, asked) = self.gathered.take();
             let groups = groups(&asked);
             self.outstanding.insert(inquiry, asked);
-            self.in_flight.tell(ToReceiver::Inquire(Inquiry { inquiry, groups }));
+            self.session.in_flight.tell(ToReceiver::Inquire(Inquiry { inquiry, groups }));
         }
     }
 
@@ -140,7 +138,7 @@ impl Survey<'_> {
         let findings = answer.findings.into_iter().chain(std::iter::repeat(Finding::New));
         let changes = asked.iter().zip(findings).filter_map(|(asked, finding)| self.judge(asked, finding));
         let changes: Vec<_> = changes.collect();
-        self.account.observer.on(&Event::Listed { changes });
+        self.session.account.observer.on(&Event::Listed { changes });
     }
 
     /// Counts what would be done with one entry; the line that is to be told, if there is one.
@@ -149,7 +147,7 @@ impl Survey<'_> {
             Finding::Contents(differences, root) => self.compare_contents(asked, differences, root)?,
             finding => finding,
         };
-        let totals = &self.account.totals;
+        let totals = &self.session.account.totals;
         let (kind, moves) = match finding {
             Finding::New => (Some(ChangeKind::Added), true),
             Finding::Differs(differences) => {
@@ -158,7 +156,7 @@ impl Survey<'_> {
             }
             Finding::Fails(operation, code) => {
                 let path = self.final_path(asked);
-                self.account.fail(&FileError::Receiver(Fault { path, operation, code }));
+                self.session.account.fail(&FileError::Receiver(Fault { path, operation, code }));
                 return None;
             }
             Finding::Same | Finding::Stays | Finding::Contents(..) => (None, false),
@@ -167,13 +165,13 @@ impl Survey<'_> {
             // one that cannot be opened would keep everything at the target
             if moves && self.task.mirror.is_some() {
                 let opened = asked.directory.open_file(&entry.name);
-                opened.inspect_err(|error| self.account.fail(error)).ok()?;
+                opened.inspect_err(|error| self.session.account.fail(error)).ok()?;
             }
             if moves {
                 totals.files.add(1);
                 totals.bytes.add(entry.size);
             } else {
-                self.account.skipped(&asked.target_path(), Look::of(entry));
+                self.session.account.skipped(&asked.target_path(), Look::of(entry));
             }
         }
         let kind = kind?;
@@ -184,7 +182,7 @@ impl Survey<'_> {
 
     /// The path that an entry has at the target.
     fn final_path(&self, asked: &Inquired) -> RelPath {
-        self.account.book().renamed().unwrap_or_else(|| asked.target_path())
+        self.session.account.book().renamed().unwrap_or_else(|| asked.target_path())
     }
 
     /// Reads our own file; `None` when it cannot be read, which has been told then.
@@ -197,10 +195,10 @@ impl Survey<'_> {
         let Some(entry) = asked.what.entry() else { return Some(Finding::Same) };
         let own = asked.directory.open_file(&entry.name).and_then(|(file, _)| {
             let path = || asked.directory.display(&entry.name);
-            read_root(&file, || self.in_flight.is_stopping())
+            read_root(&file, || self.session.in_flight.is_stopping())
                 .map_err(|source| FileError::Read { path: path(), source })
         });
-        let own = own.inspect_err(|error| self.account.fail(error)).ok().flatten()?;
+        let own = own.inspect_err(|error| self.session.account.fail(error)).ok().flatten()?;
         let differences = if own.0 == root { differences } else { differences.and(Differences::CONTENTS) };
         Some(if differences.is_empty() { Finding::Same } else { Finding::Differs(differences) })
     }

@@ -112,12 +112,8 @@ pub(super) fn send_one(mut lane: Box<dyn LaneSink>) -> Result<(), LaneError> {
 fn filler(pool: &BufferPool, bytes: usize) -> Result<Frame, LaneError> {
     let mut data = pool.take().ok_or(LaneError::Stopped)?;
     data.set_len(bytes);
-    let header = FrameHeader {
-        kind: FrameKind::Filler,
-        data_bytes: u32::try_from(bytes).expect("frames of filler are short"),
-        ..FrameHeader::default()
-    };
-    Ok(Frame { header: sealed(blake3::hash(&data).as_bytes(), header), head: Vec::new(), data })
+    let header = FrameHeader { kind: FrameKind::Filler, ..FrameHeader::default() };
+    Ok(sealed(blake3::hash(&data).as_bytes(), header, Vec::new(), data))
 }
 
 /// The size of the next frame: large ones cost less, and small ones are counted sooner where a lane is slow.

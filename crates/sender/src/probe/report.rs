@@ -77,8 +77,7 @@ impl Carried {
     /// The rate, in bytes per second; 0 where no time has passed.
     #[must_use]
     pub fn bytes_per_second(&self) -> f64 {
-        let seconds = self.time.as_secs_f64();
-        if seconds > 0.0 { zmove_types::ByteCount(self.bytes).as_f64() / seconds } else { 0.0 }
+        zmove_types::ByteRate::new(self.bytes, self.time).0
     }
 }
 

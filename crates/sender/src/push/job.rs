@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use zmove_disk::is_passing;
 use zmove_scan::{PathList, Scan, ScanRoot, Tally, scan, scan_list};
-use zmove_wire::{Compare, Durability, Extraneous, Open, Overwrite, Purpose, TargetShape};
+use zmove_wire::{Extraneous, Open};
 
 use crate::mirror::{Mirror, Removals};
 use crate::plan::pack::packs_of;
@@ -17,22 +17,8 @@ use crate::push::run::Run;
 pub struct PushJob {
     /// What is sent, and where it goes below the target.
     pub sources: Vec<ScanRoot>,
-    /// The target as the user wrote it.
-    pub target: Vec<u8>,
-    /// What the target will be.
-    pub shape: TargetShape,
-    /// How files that are there already are compared.
-    pub compare: Compare,
-    /// Whether of large files that have changed only the groups are sent that the target's version does not have.
-    pub delta: bool,
-    /// What must be flushed before the end.
-    pub durability: Durability,
-    /// What becomes of what is there under the same name.
-    pub overwrite: Overwrite,
-    /// Whether regular files that are there are changed in their place, and not replaced.
-    pub inplace: bool,
-    /// Whether files are to move, or only what would be done is to be told.
-    pub purpose: Purpose,
+    /// What the receiver is asked for. Its `run` and `extraneous` are filled in.
+    pub open: Open,
     /// Whether what is at the target alone goes, and what of it.
     pub mirror: Option<Removals>,
     /// Sources that were not there; each counts as an error of the scan.
@@ -57,29 +43,26 @@ impl Push {
     /// session began.
     #[must_use]
     pub fn start(job: PushJob, mut config: SenderConfig, run: &mut Run, started: Instant) -> Self {
-        let PushJob { sources, target, shape, compare, delta, durability, overwrite, purpose, .. } = job;
-        let inplace = job.inplace;
+        let PushJob { sources, open, mirror, sources_missing, list } = job;
         config.scan.apart = Some(is_passing);
         let selection = config.scan.selection.clone();
         let file_systems = config.scan.file_systems;
-        let mirror = job.mirror.map(|removals| Mirror {
+        let mirror = mirror.map(|removals| Mirror {
             roots: sources.clone(),
             selection,
             file_systems,
             identity: run.identity(&removals.own_directories),
             removals,
-            purpose,
+            purpose: open.purpose,
         });
         config.scan.identity = mirror.as_ref().map(|mirror| Arc::clone(&mirror.identity));
         let extraneous = if mirror.is_some() { Extraneous::Goes } else { Extraneous::Stays };
-        let scan = match job.list {
+        let scan = match list {
             Some(list) => scan_list(list, &config.scan),
             None => scan(sources, &config.scan),
         };
-        let run = [0; 16];
-        let open =
-            Open { target, shape, compare, durability, delta, run, overwrite, purpose, extraneous, inplace };
-        Self { scan, open, mirror, sources_missing: job.sources_missing, config, started }
+        let open = Open { extraneous, ..open };
+        Self { scan, open, mirror, sources_missing, config, started }
     }
 
     /// How many lanes it can use.

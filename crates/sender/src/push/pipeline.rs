@@ -1,36 +1,28 @@
 //! The stages of one push, from the scan to the lanes: started together, stopped together, joined at the end.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use zmove_scan::Scan;
 use zmove_transport::LaneSink;
 use zmove_types::BufferPool;
 
-use crate::account::Account;
 use crate::account::receipts::Receipts;
-use crate::account::timeline::Timeline;
 use crate::control::replies::Replies;
 use crate::error::SessionError;
-use crate::plan::planner::{PlannerContext, Task, plan_all};
-use crate::plan::queue::Queue;
+use crate::plan::planner::{Task, plan_all};
 use crate::push::config::{BUFFER_BYTES, SenderConfig};
+use crate::push::session::Session;
 use crate::push::threads::{Broken, Threads};
 use crate::read::headcount::Headcount;
-use crate::read::read_ahead::ReadAhead;
 use crate::read::reader::{ReaderContext, read_all};
-use crate::send::in_flight::InFlight;
 use crate::send::lane::LaneContext;
 use crate::send::lane_set::LaneSet;
 
 /// The stages of one push, and what they have in common.
 pub(crate) struct Pipeline {
     pub(crate) config: SenderConfig,
-    pub(crate) account: Arc<Account>,
-    pub(crate) in_flight: Arc<InFlight>,
-    pub(crate) queue: Arc<Queue>,
-    pub(crate) timeline: Arc<Timeline>,
+    pub(crate) session: Arc<Session>,
     pub(crate) lane_set: LaneSet,
     /// Which lane broke, or that a thread panicked.
     pub(crate) broken: UnboundedReceiver<Broken>,
@@ -48,45 +40,22 @@ impl Pipeline {
         scan: Scan,
         replies: Replies,
         task: Task,
-        started: Instant,
     ) -> Result<Self, SessionError> {
-        let account = Arc::clone(&receipts.account);
-        let in_flight = Arc::clone(&receipts.in_flight);
-        let queue = Arc::clone(&receipts.queue);
+        let session = Arc::clone(&receipts.session);
         let (cargo_in, cargo) = crossbeam_channel::bounded(config.readers);
         let (broken_in, broken) = mpsc::unbounded_channel();
-        let timeline = Arc::new(Timeline::new(started));
-        let read_ahead = Arc::new(ReadAhead::new());
         let pool = BufferPool::new(BUFFER_BYTES, config.buffers_max);
-        let planner = PlannerContext {
-            queue: Arc::clone(&queue),
-            read_ahead: Arc::clone(&read_ahead),
-            in_flight: Arc::clone(&in_flight),
-            account: Arc::clone(&account),
-        };
         let readers = Arc::new(ReaderContext {
-            queue: Arc::clone(&queue),
-            read_ahead,
-            in_flight: Arc::clone(&in_flight),
-            account: Arc::clone(&account),
-            timeline: Arc::clone(&timeline),
+            session: Arc::clone(&session),
             pool: pool.clone(),
             file_io: Arc::clone(&config.file_io),
             direct: config.direct,
             headcount: Headcount::default(),
             cargo: cargo_in,
         });
-        let lane_context = LaneContext {
-            in_flight: Arc::clone(&in_flight),
-            account: Arc::clone(&account),
-            timeline: Arc::clone(&timeline),
-            cargo,
-        };
+        let lane_context = LaneContext { session: Arc::clone(&session), cargo };
         let mut pipeline = Self {
-            account,
-            in_flight,
-            queue,
-            timeline,
+            session: Arc::clone(&session),
             lane_set: LaneSet::new(lane_context, broken_in.clone()),
             broken,
             readers,
@@ -96,7 +65,7 @@ impl Pipeline {
             config,
         };
         let batch_files_max = pipeline.config.batch_files_max;
-        let planning = move || plan_all(&planner, batch_files_max, &scan, &replies, &task);
+        let planning = move || plan_all(&session, batch_files_max, &scan, &replies, &task);
         let planning = pipeline.threads.spawn("zmove-plan".into(), planning);
         let wanted = pipeline.config.readers;
         let started = planning.map_err(SessionError::Thread).and_then(|()| pipeline.set_readers(wanted));
@@ -139,8 +108,8 @@ impl Pipeline {
 
     /// Makes all threads stop soon.
     pub(crate) fn stop(&self) {
-        self.in_flight.stop();
-        self.queue.abandon();
+        self.session.in_flight.stop();
+        self.session.queue.abandon();
         self.pool.close();
     }
 

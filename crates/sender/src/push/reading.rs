@@ -6,8 +6,8 @@ use zmove_types::{ByteCount, RateLimit};
 use zmove_wire::Finished;
 
 use crate::account::bottleneck::{Stages, Times};
-use crate::account::timeline::Spent;
 use crate::push::pipeline::Pipeline;
+use crate::push::session::Session;
 use crate::tune::path::PathReport;
 
 /// What this side knows at one moment of where the time went.
@@ -26,10 +26,10 @@ pub(super) struct Reading {
 impl Reading {
     /// How this side's stages have spent their time, and what the path did.
     pub(super) fn take(pipeline: &Pipeline) -> Self {
-        let Pipeline { config, account, timeline, lane_set, .. } = pipeline;
-        let Spent { read, lane } = timeline.spent();
+        let Pipeline { config, session, lane_set, .. } = pipeline;
+        let Session { account, timeline, .. } = &**session;
         Self {
-            stages: Stages { scan: pipeline.scan.times(), read, lane, ..Stages::default() },
+            stages: Stages { scan: pipeline.scan.times(), ..timeline.spent() },
             path: PathReport::gather(lane_set.probes()),
             first_byte: timeline.first_byte(),
             handed_over: timeline.handed_over(),

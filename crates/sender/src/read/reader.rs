@@ -8,37 +8,30 @@
 //! directories. At the end no slow lane then holds a whole pack.
 
 use std::fs::File;
-use std::io;
+use std::io::{ErrorKind, Read};
 use std::sync::Arc;
 
 use crossbeam_channel::Sender;
 use zmove_chunk::{GroupHasher, Work, file_root, read_root};
 use zmove_disk::{Direct, FileIdentity, FileIo};
 use zmove_scan::{Entry, EntryKind};
-use zmove_transport::Frame;
 use zmove_types::{Buffer, BufferPool, Doing, GROUP_BYTES, GroupSpan, ItemId, Root, Stopwatch};
 use zmove_wire::{Batch, BatchEntry, DirectoryGroup, FileEntry, FrameHeader, FrameKind};
 
-use crate::account::Account;
 use crate::account::failure::FileError;
-use crate::account::timeline::Timeline;
 use crate::plan::pack::{Basis, Pack, PackEntry, PackGroup, Unread};
-use crate::plan::queue::{Parcel, Queue, When};
+use crate::plan::queue::{Parcel, When};
 use crate::push::config::BUFFER_BYTES;
+use crate::push::session::Session;
 use crate::read::headcount::Headcount;
-use crate::read::read_ahead::{Filling, ReadAhead, ReadPack};
+use crate::read::read_ahead::{Filling, ReadPack};
 use crate::read::source::{LargeSource, Look, Progress, SourceDirectory};
 use crate::send::cargo::{Cargo, Chunk, sealed};
-use crate::send::in_flight::InFlight;
 use crate::send::sent::{Sent, SentBatch, SentFile};
 
 /// All that readers have in common.
 pub(crate) struct ReaderContext {
-    pub(crate) queue: Arc<Queue>,
-    pub(crate) read_ahead: Arc<ReadAhead>,
-    pub(crate) in_flight: Arc<InFlight>,
-    pub(crate) account: Arc<Account>,
-    pub(crate) timeline: Arc<Timeline>,
+    pub(crate) session: Arc<Session>,
     pub(crate) pool: BufferPool,
     pub(crate) file_io: Arc<dyn FileIo>,
     pub(crate) direct: Direct,
@@ -49,8 +42,9 @@ pub(crate) struct ReaderContext {
 
 /// One reader: runs until the push is being stopped, or there are to be fewer.
 pub(crate) fn read_all(context: &ReaderContext, number: usize) {
-    let mut reader = Reader { context, watch: context.timeline.read_clock.start() };
-    while let Some(work) = context.queue.take(|| context.in_flight.is_stopping()) {
+    let session = &*context.session;
+    let mut reader = Reader { context, session, watch: session.timeline.read_clock.start() };
+    while let Some(work) = session.queue.take(|| session.in_flight.is_stopping()) {
         reader.take(work);
         reader.watch.lap(Doing::Busy);
         if context.headcount.may_go(number) {
@@ -61,13 +55,14 @@ pub(crate) fn read_all(context: &ReaderContext, number: usize) {
 
 struct Reader<'a> {
     context: &'a ReaderContext,
+    session: &'a Session,
     watch: Stopwatch<'a>,
 }
 
 impl Reader<'_> {
     fn take(&mut self, work: Work<Parcel, Arc<LargeSource>>) {
         if let Work::Group(file, span) = &work
-            && let Some(item) = self.context.in_flight.item_again(file.id, *span)
+            && let Some(item) = self.session.in_flight.item_again(file.id, *span)
         {
             // no work had begun with it that could end, and nobody waited for it to be found
             self.watch.skip();
@@ -81,13 +76,13 @@ impl Reader<'_> {
             Work::Pack(Parcel::Read(read)) => self.send_batch(*read),
             Work::Group(file, span) => self.read_group(&file, span),
         }
-        self.context.in_flight.end_work();
+        self.session.in_flight.end_work();
     }
 
     /// The last packs go in pieces: a slow lane would still be sending a whole one when the others have nothing more
     /// to do.
     fn last_pieces(&self, pack: Pack) -> Vec<Pack> {
-        let last = self.context.queue.is_nearly_done(LAST_PACKS);
+        let last = self.session.queue.is_nearly_done(LAST_PACKS);
         if last && pack.data_bytes() > 2 * LAST_PIECE_BYTES {
             pack.split(LAST_PIECE_BYTES)
         } else {
@@ -134,7 +129,7 @@ impl Reader<'_> {
                     {
                         put_back(unread, &group.directory, entry)
                     }
-                    _ => self.context.account.fail(&error),
+                    _ => self.session.account.fail(&error),
                 }
                 false
             }
@@ -173,7 +168,7 @@ impl Reader<'_> {
     ) -> Result<Option<BatchEntry>, FileError> {
         let (file, before) = directory.open_file(&entry.name)?;
         let path = || directory.display(&entry.name);
-        let hashed = read_root(&file, || self.context.in_flight.is_stopping());
+        let hashed = read_root(&file, || self.session.in_flight.is_stopping());
         let Some(root) = hashed.map_err(|source| FileError::Read { path: path(), source })? else {
             return Ok(None);
         };
@@ -211,34 +206,37 @@ impl Reader<'_> {
             return Ok(None);
         }
         let room = &mut filling.buffer.room()[filling.filled..filling.filled + wanted];
-        let complete =
-            read_exactly(&file, room).map_err(|source| FileError::Read { path: path(), source })?;
-        if !complete || !is_same(&file, &before) {
-            return Err(FileError::Changed { path: path() });
+        match (&file).read_exact(room) {
+            Ok(()) if is_same(&file, &before) => {}
+            Err(source) if source.kind() != ErrorKind::UnexpectedEof => {
+                return Err(FileError::Read { path: path(), source });
+            }
+            _ => return Err(FileError::Changed { path: path() }),
         }
         let root = file_root(room);
         filling.filled += wanted;
         filling.files.push(sent_file(directory, entry, root, &before));
         let name = entry.name.clone();
         let metadata = before.metadata();
-        Ok(Some(BatchEntry::File(FileEntry { name, metadata, bytes: length(wanted), root })))
+        let bytes = u32::try_from(wanted).expect("it fits into a buffer");
+        Ok(Some(BatchEntry::File(FileEntry { name, metadata, bytes, root })))
     }
 
     fn need_after_all(&self, directory: &SourceDirectory, entry: &Entry) {
         if entry.size > GROUP_BYTES {
-            let id = self.context.queue.fresh_file_id();
-            self.context.queue.add_file(Arc::new(LargeSource::new(id, directory, entry.clone())), When::Now);
+            let id = self.session.queue.fresh_file_id();
+            self.session.queue.add_file(Arc::new(LargeSource::new(id, directory, entry.clone())), When::Now);
             return;
         }
         let entries = vec![PackEntry::Within(entry.clone())];
         let groups = vec![PackGroup { directory: directory.clone(), entries }];
-        self.context.queue.add_now(Parcel::Unread(Pack::of(groups)));
+        self.session.queue.add_now(Parcel::Unread(Pack::of(groups)));
     }
 
     /// What was read ahead waits for what the target says; if that has come meanwhile, it is as good as a guess.
     fn send_or_keep(&mut self, read: ReadPack) {
         let read =
-            if read.pack.basis == Basis::ReadAhead { self.context.read_ahead.keep(read) } else { Some(read) };
+            if read.pack.basis == Basis::ReadAhead { self.session.read_ahead.keep(read) } else { Some(read) };
         if let Some(read) = read {
             self.send_batch(read);
         }
@@ -255,17 +253,8 @@ impl Reader<'_> {
         let Some(item) = self.issue(Sent::Batch(SentBatch { pack, files, faults: Vec::new() }), tries) else {
             return;
         };
-        let header = sealed(
-            &content,
-            FrameHeader {
-                kind,
-                head_bytes: length(head.len()),
-                data_bytes: length(filled),
-                item,
-                ..FrameHeader::default()
-            },
-        );
-        self.hand_on(Cargo { frame: Frame { header, head, data: buffer }, chunk: None });
+        let header = FrameHeader { kind, item, ..FrameHeader::default() };
+        self.hand_on(Cargo { frame: sealed(&content, header, head, buffer), chunk: None });
     }
 
     fn read_group(&mut self, file: &Arc<LargeSource>, span: GroupSpan) {
@@ -273,14 +262,14 @@ impl Reader<'_> {
             return;
         }
         if let Err(error) = self.try_read_group(file, span, None) {
-            self.context.account.fail_large(&self.context.in_flight, file.id, &error);
+            self.session.fail_large(file.id, &error);
         }
     }
 
     /// Reads a group that is late. What was read first is still on its way, so a file that cannot be read any more,
     /// or has changed since, does not fail by that.
     fn repeat_group(&mut self, file: &Arc<LargeSource>, span: GroupSpan, item: ItemId) {
-        if !file.is_dead() && self.context.in_flight.has(item) {
+        if !file.is_dead() && self.session.in_flight.has(item) {
             let _first_copy_counts = self.try_read_group(file, span, Some(item));
         }
     }
@@ -320,18 +309,8 @@ impl Reader<'_> {
         };
         let item = again.or_else(|| self.issue(Sent::Group(Arc::clone(file), span, kind), tries));
         let Some(item) = item else { return Ok(()) };
-        let header = sealed(
-            &cv.0,
-            FrameHeader {
-                kind,
-                data_bytes: length(data.len()),
-                group: span.index,
-                item,
-                file: file.id,
-                ..FrameHeader::default()
-            },
-        );
-        let frame = Frame { header, head: Vec::new(), data };
+        let header = FrameHeader { kind, group: span.index, item, file: file.id, ..FrameHeader::default() };
+        let frame = sealed(&cv.0, header, Vec::new(), data);
         let chunk = Chunk { file: Arc::clone(file), identity, tries, late: again.is_some() };
         self.hand_on(Cargo { frame, chunk: Some(chunk) });
         Ok(())
@@ -348,13 +327,13 @@ impl Reader<'_> {
     /// Books an item as on its way; waits while too much is. `None` when the push is being stopped.
     fn issue(&mut self, work: Sent, tries: u8) -> Option<ItemId> {
         self.watch.lap(Doing::Busy);
-        let item = self.context.in_flight.issue(work, tries);
+        let item = self.session.in_flight.issue(work, tries);
         self.watch.lap(Doing::Blocked);
         item
     }
 
     fn hand_on(&mut self, cargo: Cargo) {
-        self.context.account.totals.bytes_read.add(u64::from(cargo.frame.header.data_bytes));
+        self.session.account.totals.bytes_read.add(u64::from(cargo.frame.header.data_bytes));
         self.watch.lap(Doing::Busy);
         // lanes are gone only when the push is being stopped
         let _stopping = self.context.cargo.send(cargo);
@@ -379,18 +358,6 @@ fn sent_file(directory: &SourceDirectory, entry: &Entry, root: Root, read: &File
     SentFile { path, root, look, retouched: false }
 }
 
-fn read_exactly(mut file: &File, room: &mut [u8]) -> io::Result<bool> {
-    match io::Read::read_exact(&mut file, room) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
-        Err(error) => Err(error),
-    }
-}
-
 fn is_same(file: &File, before: &FileIdentity) -> bool {
     FileIdentity::of(file).is_ok_and(|now| now == *before)
-}
-
-fn length(bytes: usize) -> u32 {
-    u32::try_from(bytes).expect("frames hold a few MiB")
 }

@@ -4,9 +4,7 @@ mod at_rest;
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{Mode, OFlags};
@@ -36,14 +34,7 @@ pub(crate) struct SourceDirectory {
     root: Arc<SourceRoot>,
     source_path: RelPath,
     target_path: RelPath,
-    open: Option<OpenDirectory>,
-}
-
-/// What keeps a directory open.
-#[derive(Clone, Debug)]
-enum OpenDirectory {
-    ByScan(Arc<Directory>),
-    Again(Arc<OwnedFd>),
+    open: Option<Arc<Directory>>,
 }
 
 impl SourceDirectory {
@@ -53,7 +44,7 @@ impl SourceDirectory {
             root: Arc::clone(directory.root()),
             source_path: directory.source_path().clone(),
             target_path: directory.target_path().clone(),
-            open: Some(OpenDirectory::ByScan(Arc::clone(directory))),
+            open: Some(Arc::clone(directory)),
         }
     }
 
@@ -70,8 +61,7 @@ impl SourceDirectory {
     /// The same directory, opened if it is not: for several files in a row. Where that fails, opening the files says
     /// why.
     pub(crate) fn opened(&self) -> Self {
-        let again =
-            || self.root.open_directory(&self.source_path).ok().map(|fd| OpenDirectory::Again(Arc::new(fd)));
+        let again = || Directory::open(&self.root, &self.source_path).ok().map(Arc::new);
         Self { open: self.open.clone().or_else(again), ..self.clone() }
     }
 
@@ -90,18 +80,16 @@ impl SourceDirectory {
         self.root.path().join(self.source_path.as_path()).join(name.as_os_str())
     }
 
-    fn path_of(&self, name: &Name) -> RelPath {
-        self.source_path.join(name).expect("the scan emits only paths that fit")
-    }
-
     /// Opens a regular file and looks at it, after what is being written to it.
     pub(crate) fn open_file(&self, name: &Name) -> Result<(File, FileIdentity), FileError> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let beside = |fd: BorrowedFd<'_>| Ok(rustix::fs::openat(fd, name.as_os_str(), flags, Mode::empty())?);
         let opened = match &self.open {
-            Some(OpenDirectory::ByScan(directory)) => beside(directory.fd()),
-            Some(OpenDirectory::Again(fd)) => beside(fd.as_fd()),
-            None => self.root.open_file(&self.path_of(name)),
+            Some(directory) => {
+                rustix::fs::openat(directory.fd(), name.as_os_str(), flags, Mode::empty()).map_err(Into::into)
+            }
+            None => {
+                self.root.open_file(&self.source_path.join(name).expect("the scan emits only paths that fit"))
+            }
         };
         let file = opened.map_err(|source| FileError::Open { path: self.display(name), source })?;
         let file = File::from(file);
@@ -121,19 +109,17 @@ pub(crate) struct LargeSource {
     pub(crate) directory: SourceDirectory,
     pub(crate) entry: Entry,
     pub(crate) target: RelPath,
-    groups_unread: AtomicU32,
-    /// Of those that are to be sent, without what the receiver has stored.
-    groups_unstored: AtomicU32,
-    /// A group of it has been sent.
-    begun: AtomicBool,
     /// Groups of this very file are at the target: it must still be what it was when that was asked.
     resumed: bool,
-    dead: AtomicBool,
     state: Mutex<LargeState>,
 }
 
 #[derive(Debug, Default)]
 struct LargeState {
+    groups_unread: u32,
+    /// Of those that are to be sent, without what the receiver has stored.
+    groups_unstored: u32,
+    dead: bool,
     opened: Option<(Arc<DataFile>, FileIdentity)>,
     cvs: Vec<Option<Cv>>,
     /// Groups of another version at the target, which need not be sent where they are the same.
@@ -158,27 +144,16 @@ impl LargeSource {
         let target = directory.target_path().join(&entry.name).unwrap_or_else(|_| RelPath::root());
         let directory = directory.closed();
         let groups = GroupSpan::count(entry.size).unwrap_or(u32::MAX);
-        let groups_unread = AtomicU32::new(groups);
-        Self {
-            id,
-            directory,
-            entry,
-            target,
-            groups_unread,
-            groups_unstored: AtomicU32::new(groups),
-            begun: AtomicBool::new(false),
-            resumed: false,
-            dead: AtomicBool::new(false),
-            state: Mutex::default(),
-        }
+        let state = LargeState { groups_unread: groups, groups_unstored: groups, ..LargeState::default() };
+        Self { id, directory, entry, target, resumed: false, state: Mutex::new(state) }
     }
 
     /// This file as a resumed one: the target holds the groups that have a value in `held`.
     pub(crate) fn resuming(self, held: Vec<Option<Cv>>) -> Self {
         let unread = u32::try_from(held.iter().filter(|cv| cv.is_none()).count()).unwrap_or(u32::MAX);
-        let state = Mutex::new(LargeState { cvs: held, ..LargeState::default() });
-        let [groups_unread, groups_unstored] = [unread; 2].map(AtomicU32::new);
-        Self { groups_unread, groups_unstored, resumed: true, state, ..self }
+        let state =
+            LargeState { groups_unread: unread, groups_unstored: unread, cvs: held, ..LargeState::default() };
+        Self { resumed: true, state: Mutex::new(state), ..self }
     }
 
     /// This file as one to compare: the target has another version, whose groups have the values in `there`.
@@ -241,29 +216,19 @@ impl LargeSource {
             Some(_) => Progress::Differs,
             None => {
                 *slot = Some(cv);
-                if self.groups_unread.fetch_sub(1, Ordering::AcqRel) == 1 {
-                    Progress::AllRead
-                } else {
-                    Progress::Going
-                }
+                state.groups_unread -= 1;
+                if state.groups_unread == 0 { Progress::AllRead } else { Progress::Going }
             }
         }
     }
 
     /// The receiver has stored a group. After the last the file need not stay open until it has its name.
     pub(crate) fn group_stored(&self) {
-        if self.groups_unstored.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.close();
+        let mut state = self.lock();
+        state.groups_unstored = state.groups_unstored.saturating_sub(1);
+        if state.groups_unstored == 0 {
+            state.opened = None;
         }
-    }
-
-    /// A group of it is being sent.
-    pub(crate) fn begin(&self) {
-        self.begun.store(true, Ordering::Release);
-    }
-
-    pub(crate) fn has_begun(&self) -> bool {
-        self.begun.load(Ordering::Acquire)
     }
 
     /// Whether the file is still what it was when it was opened.
@@ -290,8 +255,9 @@ impl LargeSource {
 
     /// Stops the file: no group of it is read any more.
     pub(crate) fn kill(&self) {
-        self.lock().opened = None;
-        self.dead.store(true, Ordering::Release);
+        let mut state = self.lock();
+        state.opened = None;
+        state.dead = true;
     }
 
     /// Lets go of the file when everything has been confirmed.
@@ -300,7 +266,7 @@ impl LargeSource {
     }
 
     pub(crate) fn is_dead(&self) -> bool {
-        self.dead.load(Ordering::Acquire)
+        self.lock().dead
     }
 
     pub(crate) fn display(&self) -> PathBuf {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use zmove_chunk::seal;
 use zmove_disk::FileIdentity;
 use zmove_transport::Frame;
+use zmove_types::Buffer;
 use zmove_wire::FrameHeader;
 
 use crate::read::source::LargeSource;
@@ -28,7 +29,10 @@ pub(crate) struct Chunk {
     pub(crate) late: bool,
 }
 
-/// A header with the seal over itself and its content.
-pub(crate) fn sealed(content: &[u8; 32], header: FrameHeader) -> FrameHeader {
-    FrameHeader { digest: seal(&header.prefix(), content), ..header }
+/// A frame with its lengths in the header, and the seal over that and the content.
+pub(crate) fn sealed(content: &[u8; 32], header: FrameHeader, head: Vec<u8>, data: Buffer) -> Frame {
+    let length = |bytes| u32::try_from(bytes).expect("frames hold a few MiB");
+    let header = FrameHeader { head_bytes: length(head.len()), data_bytes: length(data.len()), ..header };
+    let header = FrameHeader { digest: seal(&header.prefix(), content), ..header };
+    Frame { header, head, data }
 }

@@ -28,10 +28,8 @@ pub(crate) struct InFlight {
     outgoing: UnboundedSender<ToReceiver>,
     stopping: AtomicBool,
     state: Mutex<State>,
-    /// Told when an item is settled or a large file has come to its end.
+    /// Told when an item is settled, a large file has come to its end, or nothing is planned any more.
     settled: Condvar,
-    /// Told when nothing is in flight and nothing is planned.
-    all_settled: Condvar,
     /// How many lanes have nothing to do.
     lanes_idle: AtomicUsize,
     /// What the receiver may speak of.
@@ -43,8 +41,8 @@ struct State {
     record: Record<Sent>,
     /// Large files that have not come to their end.
     large: HashMap<FileId, Arc<LargeSource>>,
-    /// How many large files have begun to be sent.
-    large_begun: u64,
+    /// Those of them that have begun to be sent.
+    begun: HashSet<FileId>,
 }
 
 /// What a receipt has settled.
@@ -79,7 +77,6 @@ impl InFlight {
             stopping: AtomicBool::new(false),
             state: Mutex::default(),
             settled: Condvar::new(),
-            all_settled: Condvar::new(),
             lanes_idle: AtomicUsize::new(0),
             given: Given::default(),
         }
@@ -103,8 +100,10 @@ impl InFlight {
     pub(crate) fn end_work(&self) {
         let mut state = self.lock();
         state.record.transfer.end();
-        self.note_settled(&state);
         self.announce(&mut state);
+        if state.record.transfer.is_settled() {
+            self.settled.notify_all();
+        }
     }
 
     /// No more work will come but what goes again.
@@ -117,20 +116,19 @@ impl InFlight {
     /// Books an item as in flight; waits while too many are, or too much has no name yet. A large file is not begun
     /// while too many have no end. `None` when the push is being stopped.
     pub(crate) fn issue(&self, work: Sent, tries: u8) -> Option<ItemId> {
-        let large = work.large();
-        let full = |state: &mut State| state.is_full(large.as_deref()) && !self.is_stopping();
-        let mut state = self.settled.wait_while(self.lock(), full).unwrap_or_else(PoisonError::into_inner);
-        if let Some(file) = large.filter(|file| !file.has_begun()) {
-            state.begin_large(&file);
-        }
-        let last_word = work.last_word(self.version);
         let group = match &work {
             Sent::Group(file, span, _) => Some(GroupId { file: file.id, index: span.index }),
-            Sent::Batch(batch) => {
-                self.given.entries.add(batch.pack.entry_count() as u64);
-                None
-            }
+            Sent::Batch(_) => None,
         };
+        let large = group.map(|group| group.file);
+        let full = |state: &mut State| state.is_full(large) && !self.is_stopping();
+        let mut state = self.settled.wait_while(self.lock(), full).unwrap_or_else(PoisonError::into_inner);
+        let begins = large.filter(|file| state.begins(*file));
+        state.begun.extend(begins);
+        if let Sent::Batch(batch) = &work {
+            self.given.entries.add(batch.pack.entry_count() as u64);
+        }
+        let last_word = work.last_word(self.version);
         (!self.is_stopping()).then(|| state.record.issue(work, group, tries, last_word))
     }
 
@@ -154,48 +152,45 @@ impl InFlight {
 
     /// The receiver has stored an item, but for `faults`.
     pub(crate) fn stored(&self, item: ItemId, faults: &[EntryFault]) -> Result<Settled, WireError> {
-        let mut state = self.lock();
-        let settled = match state.record.stored(item, Instant::now())? {
-            Receipt::Settled(item) => {
-                let data_bytes = item.work.data_bytes();
-                Settled { work: Some(item.work), data_bytes, unpublished_bytes: None }
-            }
-            Receipt::Unpublished(item) => {
-                let unpublished_bytes = item.work.store(faults);
-                Settled { work: None, data_bytes: item.work.data_bytes(), unpublished_bytes }
-            }
-        };
-        self.note_settled(&state);
-        drop(state);
-        self.settled.notify_all();
-        Ok(settled)
+        self.take_word(|record| {
+            Ok(match record.stored(item, Instant::now())? {
+                Receipt::Settled(item) => {
+                    let data_bytes = item.work.data_bytes();
+                    Settled { work: Some(item.work), data_bytes, unpublished_bytes: None }
+                }
+                Receipt::Unpublished(item) => {
+                    let unpublished_bytes = item.work.store(faults);
+                    Settled { work: None, data_bytes: item.work.data_bytes(), unpublished_bytes }
+                }
+            })
+        })
     }
 
     /// The receiver has given a batch its names, as far as that could be; returns the work.
     pub(crate) fn published(&self, item: ItemId) -> Result<Sent, WireError> {
-        let mut state = self.lock();
-        let item = state.record.transfer.published(item)?;
-        self.note_settled(&state);
-        drop(state);
-        self.settled.notify_all();
-        Ok(item.work)
+        self.take_word(|record| Ok(record.transfer.published(item)?.work))
     }
 
     /// The receiver found an item damaged, or says that it was lost with its lane.
     pub(crate) fn mismatch(&self, item: ItemId) -> Result<Mismatch<Sent>, WireError> {
-        let mut state = self.lock();
-        let missed = state.record.mismatch(item, Instant::now())?;
-        self.note_settled(&state);
-        drop(state);
+        self.take_word(|record| record.mismatch(item, Instant::now()))
+    }
+
+    /// Books a word of the receiver, and wakes those who wait for one.
+    fn take_word<T>(
+        &self,
+        book: impl FnOnce(&mut Record<Sent>) -> Result<T, WireError>,
+    ) -> Result<T, WireError> {
+        let booked = book(&mut self.lock().record);
         self.settled.notify_all();
-        Ok(missed)
+        booked
     }
 
     /// A large file has come to its end. It comes to one only: who is given the file tells what became of it.
     pub(crate) fn end_large(&self, id: FileId) -> Option<Arc<LargeSource>> {
         let mut state = self.lock();
         let ended = state.large.remove(&id)?;
-        state.large_begun -= u64::from(ended.has_begun());
+        state.begun.remove(&id);
         drop(state);
         self.settled.notify_all();
         Some(ended)
@@ -239,12 +234,12 @@ impl InFlight {
         let late = state.record.late(Instant::now());
         drop(state);
         // the kernel is asked without the lock
-        let late = late.into_iter().filter(|chunk| !chunk.handed_on || stuck(chunk.lane)).take(idle);
+        let late = late.into_iter().filter(|(_, first)| !first.handed_on || stuck(first.lane)).take(idle);
         let repeat = |item| match self.lock().record.repeat(item)? {
             Sent::Group(file, span, _) => Some((Arc::clone(file), *span)),
             Sent::Batch(_) => None,
         };
-        late.filter_map(|chunk| repeat(chunk.item)).collect()
+        late.filter_map(|(item, _)| repeat(item)).collect()
     }
 
     /// The item under which this group was to be read again, as often as that was planned.
@@ -280,7 +275,7 @@ impl InFlight {
     /// Waits until all that was planned is settled, or the push is being stopped. For who withholds the end.
     pub(crate) fn wait_until_settled(&self) {
         let open = |state: &mut State| !state.record.transfer.is_settled() && !self.is_stopping();
-        drop(self.all_settled.wait_while(self.lock(), open).unwrap_or_else(PoisonError::into_inner));
+        drop(self.settled.wait_while(self.lock(), open).unwrap_or_else(PoisonError::into_inner));
     }
 
     /// There is something to do when all is settled, before the receiver may finish.
@@ -325,19 +320,12 @@ impl InFlight {
         self.stopping.store(true, Ordering::Release);
         drop(state);
         self.settled.notify_all();
-        self.all_settled.notify_all();
     }
 
     fn announce(&self, state: &mut State) {
         if let Some(message) = state.record.transfer.announcement() {
             self.observer.on(&Event::Flushing);
             self.tell(message);
-        }
-    }
-
-    fn note_settled(&self, state: &State) {
-        if state.record.transfer.is_settled() {
-            self.all_settled.notify_all();
         }
     }
 
@@ -348,17 +336,14 @@ impl InFlight {
 
 impl State {
     /// Whether no item may be issued, or none of `large` because it would be one large file too many.
-    fn is_full(&self, large: Option<&LargeSource>) -> bool {
-        let begins = large.is_some_and(|file| !file.has_begun());
-        self.record.transfer.is_full() || begins && self.large_begun >= FILES_BEGUN_MAX
+    fn is_full(&self, large: Option<FileId>) -> bool {
+        let begins = large.is_some_and(|file| self.begins(file));
+        self.record.transfer.is_full() || begins && self.begun.len() as u64 >= FILES_BEGUN_MAX
     }
 
-    /// Counts a file as begun until it comes to its end, unless it has.
-    fn begin_large(&mut self, file: &LargeSource) {
-        if self.large.contains_key(&file.id) {
-            file.begin();
-            self.large_begun += 1;
-        }
+    /// Whether nothing of a large file has been sent; one that has come to its end takes no place among the begun.
+    fn begins(&self, file: FileId) -> bool {
+        self.large.contains_key(&file) && !self.begun.contains(&file)
     }
 }
 
@@ -374,11 +359,11 @@ pub(crate) mod tests {
     use zmove_wire::FrameKind;
 
     use super::*;
-    use crate::account::Account;
+    use crate::push::session::Session;
     use crate::read::source::SourceDirectory;
 
     /// Nothing in flight, and the queue of what is said.
-    pub(crate) fn nothing_in_flight() -> (InFlight, UnboundedReceiver<ToReceiver>) {
+    fn nothing_in_flight() -> (InFlight, UnboundedReceiver<ToReceiver>) {
         let (outgoing, messages) = unbounded_channel();
         (InFlight::new(Version::NEWEST, Arc::new(NoObserver), outgoing), messages)
     }
@@ -403,10 +388,10 @@ pub(crate) mod tests {
     /// Two readers find out at once, each at its group, that the file has gone.
     #[test]
     fn a_large_file_that_fails_at_two_groups_at_once_is_told_once() {
-        let (in_flight, mut messages) = nothing_in_flight();
-        let account = Account::new(Arc::new(NoObserver));
+        let (outgoing, mut messages) = unbounded_channel();
+        let session = Session::new(Arc::new(NoObserver), Version::NEWEST, Instant::now(), outgoing);
         let files = vanished(FILES);
-        files.iter().for_each(|file| in_flight.begin_file(Arc::clone(file), 3));
+        files.iter().for_each(|file| session.in_flight.begin_file(Arc::clone(file), 3));
         let arrived = AtomicUsize::new(0);
         let fail_all = || {
             for (round, file) in files.iter().enumerate() {
@@ -414,11 +399,11 @@ pub(crate) mod tests {
                 while arrived.load(Ordering::SeqCst) < 2 * (round + 1) {
                     std::hint::spin_loop();
                 }
-                account.fail_large(&in_flight, file.id, &file.open(Direct::default()).unwrap_err());
+                session.fail_large(file.id, &file.open(Direct::default()).unwrap_err());
             }
         };
         thread::scope(|scope| [scope.spawn(fail_all), scope.spawn(fail_all)].map(drop));
-        assert_eq!(account.totals.failed.get(), FILES as u64);
+        assert_eq!(session.account.totals.failed.get(), FILES as u64);
         assert!(files.iter().all(|file| file.is_dead()));
         let abandoned = std::iter::from_fn(|| messages.try_recv().ok());
         let abandoned: HashSet<_> = abandoned.map(|message| format!("{message:?}")).collect();
@@ -436,20 +421,20 @@ pub(crate) mod tests {
         files.iter().for_each(|file| in_flight.begin_file(Arc::clone(file), 3));
         let (last, begun) = files.split_last().unwrap();
         for file in begun {
-            assert!(!in_flight.lock().is_full(Some(file)));
+            assert!(!in_flight.lock().is_full(Some(file.id)));
             let span = GroupSpan::of(file.entry.size, 0).unwrap();
             let item = in_flight.issue(Sent::Group(Arc::clone(file), span, FrameKind::Chunk), 0).unwrap();
             assert!(in_flight.stored(item, &[]).unwrap().work.is_some());
         }
         let full = |file| in_flight.lock().is_full(file);
-        assert_eq!([Some(&**last), Some(&*begun[0]), None].map(full), [true, false, false]);
+        assert_eq!([Some(last.id), Some(begun[0].id), None].map(full), [true, false, false]);
         in_flight.end_large(begun[0].id).unwrap();
-        assert!(!full(Some(last)));
+        assert!(!full(Some(last.id)));
         // one that has failed meanwhile takes no place
         in_flight.end_large(last.id).unwrap();
         let span = GroupSpan::of(last.entry.size, 0).unwrap();
         in_flight.issue(Sent::Group(Arc::clone(last), span, FrameKind::Chunk), 0).unwrap();
-        assert_eq!(in_flight.lock().large_begun, FILES_BEGUN_MAX - 1);
+        assert_eq!(in_flight.lock().begun.len(), count - 1);
     }
 
     #[test]

@@ -8,21 +8,17 @@ use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, TryRecvError, select};
 use zmove_disk::FileIdentity;
-use zmove_transport::{Frame, LaneError, LaneSink};
+use zmove_transport::{LaneError, LaneSink};
 use zmove_types::{Buffer, Doing, Event, Stopwatch};
 use zmove_wire::{Extensions, FileHead, FrameHeader, FrameKind};
 
-use crate::account::Account;
-use crate::account::timeline::Timeline;
+use crate::push::session::Session;
 use crate::read::source::LargeSource;
 use crate::send::cargo::{Cargo, Chunk, sealed};
-use crate::send::in_flight::InFlight;
 
 /// All that lanes have in common.
 pub(crate) struct LaneContext {
-    pub(crate) in_flight: Arc<InFlight>,
-    pub(crate) account: Arc<Account>,
-    pub(crate) timeline: Arc<Timeline>,
+    pub(crate) session: Arc<Session>,
     /// The queue that all lanes share.
     pub(crate) cargo: Receiver<Cargo>,
 }
@@ -34,7 +30,8 @@ pub(crate) fn run_lane(
     mut sink: Box<dyn LaneSink>,
     let_go: &Receiver<()>,
 ) -> Result<(), LaneError> {
-    let LaneContext { in_flight, account, timeline, cargo: queue } = context;
+    let LaneContext { session, cargo: queue } = context;
+    let Session { in_flight, account, timeline, .. } = &**session;
     let mut watch = timeline.lane_clock.start();
     let mut declared = HashSet::new();
     loop {
@@ -103,16 +100,8 @@ fn declare(
     let extensions = Extensions::default();
     let head = FileHead { path, metadata, bytes, ctime, inode, extensions }.encode();
     let content = *blake3::hash(&head).as_bytes();
-    let header = sealed(
-        &content,
-        FrameHeader {
-            kind: FrameKind::Declare,
-            head_bytes: u32::try_from(head.len()).expect("a path and four numbers"),
-            file: file.id,
-            ..FrameHeader::default()
-        },
-    );
-    sink.send(Frame { header, head, data: Buffer::empty() }, watch)
+    let header = FrameHeader { kind: FrameKind::Declare, file: file.id, ..FrameHeader::default() };
+    sink.send(sealed(&content, header, head, Buffer::empty()), watch)
 }
 
 const DECLARED_MAX: usize = 1024;
@@ -125,10 +114,12 @@ mod tests {
     use std::time::Instant;
 
     use crossbeam_channel::{Sender, bounded};
-    use zmove_transport::LaneBreaker;
+    use tokio::sync::mpsc::unbounded_channel;
+    use zmove_transport::{Frame, LaneBreaker};
     use zmove_types::NoObserver;
+    use zmove_wire::Version;
 
-    use crate::send::in_flight::tests::{nothing_in_flight, vanished};
+    use crate::send::in_flight::tests::vanished;
 
     /// Tells whether it has ended in order; nothing is to be sent.
     struct Unused {
@@ -161,12 +152,9 @@ mod tests {
     }
 
     fn context(cargo: Receiver<Cargo>) -> LaneContext {
-        LaneContext {
-            in_flight: Arc::new(nothing_in_flight().0),
-            account: Arc::new(Account::new(Arc::new(NoObserver))),
-            timeline: Arc::new(Timeline::new(Instant::now())),
-            cargo,
-        }
+        let (outgoing, _messages) = unbounded_channel();
+        let session = Session::new(Arc::new(NoObserver), Version::NEWEST, Instant::now(), outgoing);
+        LaneContext { session: Arc::new(session), cargo }
     }
 
     fn frame() -> Frame {
@@ -210,7 +198,7 @@ mod tests {
         let context = context(queue);
         run_lane(&context, 0, sink, &let_go).unwrap();
         let much_later = Instant::now() + std::time::Duration::from_secs(3600);
-        assert_eq!(context.in_flight.doubtful_lane(much_later), None);
+        assert_eq!(context.session.in_flight.doubtful_lane(much_later), None);
     }
 
     #[test]

@@ -69,13 +69,6 @@ enum LaneState {
     Closed,
 }
 
-/// Whether somebody has to be told that a lane is lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Untold {
-    Loss,
-    Nothing,
-}
-
 /// What a lane has carried lately: each time that it is asked, what came before counts half.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pace {
@@ -96,7 +89,8 @@ impl Lane {
     }
 
     /// Looks how the lane does: gives it up where its connection is gone, closes it where everything has arrived.
-    fn tidy(&mut self) -> Untold {
+    /// Returns whether that is a loss of which nobody tells.
+    fn tidy(&mut self) -> bool {
         let last = self.probe.read().unwrap_or_default();
         self.pace.note(last.bytes_acked.unwrap_or(0));
         let gone = match self.state {
@@ -104,31 +98,30 @@ impl Lane {
             LaneState::LetGo => is_silent(&last),
             LaneState::Cut | LaneState::Lost | LaneState::Closed => false,
         };
-        if gone && self.give_up(&last) == Untold::Loss {
-            return Untold::Loss;
+        let lost = gone && self.give_up(&last);
+        if !lost {
+            self.close_if_arrived(last);
         }
-        self.close_if_arrived(last);
-        Untold::Nothing
+        lost
     }
 
-    /// Breaks the connection of a lane of which not everything has arrived.
-    fn give_up(&mut self, last: &TcpInfo) -> Untold {
+    /// Breaks the connection of a lane of which not everything has arrived. Returns whether that is a loss of which
+    /// nobody tells.
+    fn give_up(&mut self, last: &TcpInfo) -> bool {
         let ended = self.ended.load(Ordering::Acquire);
-        let (state, untold) = match self.state {
+        let state = match self.state {
             // its thread may be waiting for work or for room, and would not see it
-            LaneState::Up(_) => (LaneState::Cut, Untold::Nothing),
+            LaneState::Up(_) => LaneState::Cut,
             // a thread that waits for room tells, one that has ended does not
-            LaneState::LetGo if !ended => (LaneState::Cut, Untold::Nothing),
-            LaneState::LetGo if unacked(last) > 0 => (LaneState::Lost, Untold::Loss),
-            LaneState::LetGo | LaneState::Cut | LaneState::Lost | LaneState::Closed => {
-                return Untold::Nothing;
-            }
+            LaneState::LetGo if !ended => LaneState::Cut,
+            LaneState::LetGo if unacked(last) > 0 => LaneState::Lost,
+            LaneState::LetGo | LaneState::Cut | LaneState::Lost | LaneState::Closed => return false,
         };
         // Trip before the hold in `Up` is dropped: a thread that is let go of ends in order as long as its connection
         // works, and then tells nobody that what it has sent is lost.
         self.breaker.trip();
         self.state = state;
-        untold
+        matches!(self.state, LaneState::Lost)
     }
 
     /// Its thread has told that it is lost.
@@ -198,7 +191,7 @@ impl LaneSet {
         let started = threads.spawn(format!("zmove-lane-{number}"), move || {
             let Ok(sink) = sinks.recv() else { return };
             if let Err(error) = lane::run_lane(&context, number, sink, &let_go)
-                && !context.in_flight.is_stopping()
+                && !context.session.in_flight.is_stopping()
             {
                 let _session_over = broken.send(Broken { lane: Some(number), error });
             }
@@ -217,8 +210,9 @@ impl LaneSet {
     /// Keeps no connection of what has ended. To be called at even intervals, in which lanes are compared.
     pub(crate) fn tidy(&mut self) {
         for number in 0..self.lanes.len() {
-            let untold = self.lanes[number].tidy();
-            self.tell(number, untold);
+            if self.lanes[number].tidy() {
+                self.tell_lost(number);
+            }
         }
     }
 
@@ -226,8 +220,9 @@ impl LaneSet {
     pub(crate) fn give_up_lane(&mut self, number: usize) {
         if let Some(lane) = self.lanes.get_mut(number) {
             let last = lane.probe.read().unwrap_or_default();
-            let untold = lane.give_up(&last);
-            self.tell(number, untold);
+            if lane.give_up(&last) {
+                self.tell_lost(number);
+            }
         }
     }
 
@@ -236,11 +231,9 @@ impl LaneSet {
         (0..self.lanes.len()).for_each(|number| self.give_up_lane(number));
     }
 
-    fn tell(&self, number: usize, untold: Untold) {
-        if untold == Untold::Loss {
-            // nobody hears it only when the session is over
-            let _over = self.broken.send(Broken { lane: Some(number), error: LaneError::Closed });
-        }
+    fn tell_lost(&self, number: usize) {
+        // nobody hears it only when the session is over
+        let _over = self.broken.send(Broken { lane: Some(number), error: LaneError::Closed });
     }
 
     /// Counts a lane no longer as up, whose thread has ended.
@@ -365,11 +358,11 @@ mod tests {
                 pace: Pace::default(),
             };
             // a thread that is at work tells of it
-            assert_eq!(lane.tidy() == Untold::Loss, ended);
+            assert_eq!(lane.tidy(), ended);
             assert_eq!(matches!(lane.state, LaneState::Lost), ended);
             assert!(tripped.swap(false, Ordering::Relaxed));
             lane.ended.store(true, Ordering::Relaxed);
-            assert_eq!(lane.tidy(), Untold::Nothing, "it is told once");
+            assert!(!lane.tidy(), "it is told once");
         }
     }
 
@@ -387,7 +380,7 @@ mod tests {
             ended: Arc::new(AtomicBool::new(false)),
             pace: Pace::default(),
         };
-        assert_eq!(lane.give_up(&TcpInfo::default()), Untold::Nothing);
+        assert!(!lane.give_up(&TcpInfo::default()));
         assert!(broken_first.load(Ordering::Relaxed));
         assert_eq!(let_go.try_recv(), Err(crossbeam_channel::TryRecvError::Disconnected));
     }

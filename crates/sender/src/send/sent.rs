@@ -49,14 +49,6 @@ impl Sent {
         }
     }
 
-    /// The large file that a group is of.
-    pub(crate) fn large(&self) -> Option<Arc<LargeSource>> {
-        match self {
-            Self::Group(file, ..) => Some(Arc::clone(file)),
-            Self::Batch(_) => None,
-        }
-    }
-
     /// With which word of a receiver that speaks `version` the work is done.
     pub(crate) fn last_word(&self, version: Version) -> LastWord {
         match self {
@@ -77,15 +69,15 @@ impl Sent {
 }
 
 impl SentBatch {
-    /// The bytes of the files that travelled, without those that have failed.
-    pub(crate) fn stored_bytes(&self) -> u64 {
-        let failed: HashSet<_> = self.failed().collect();
-        let files = self.files.iter().filter(|file| !file.retouched && !failed.contains(&file.path));
-        files.map(|file| file.look.bytes).sum()
+    /// The files that travelled, without those that have failed.
+    pub(crate) fn stored_files(&self) -> impl Iterator<Item = &SentFile> {
+        let failed = self.faults.iter().filter_map(|fault| self.pack.target_path(fault.entry));
+        let failed: HashSet<_> = failed.collect();
+        self.files.iter().filter(move |file| !file.retouched && !failed.contains(&file.path))
     }
 
-    /// The paths that could not be stored.
-    pub(crate) fn failed(&self) -> impl Iterator<Item = RelPath> {
-        self.faults.iter().filter_map(|fault| self.pack.target_path(fault.entry))
+    /// Their bytes.
+    pub(crate) fn stored_bytes(&self) -> u64 {
+        self.stored_files().map(|file| file.look.bytes).sum()
     }
 }

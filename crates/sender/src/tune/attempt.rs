@@ -71,6 +71,11 @@ impl Default for Rest {
 }
 
 impl Rest {
+    /// A rest of so long, as after something that has failed.
+    pub(super) fn of(first: Duration) -> Self {
+        Self { left: first, next: first * 2 }
+    }
+
     pub(super) fn tick(&mut self, elapsed: Duration) {
         self.left = self.left.saturating_sub(elapsed);
     }

@@ -40,7 +40,7 @@
 
 use std::time::Duration;
 
-use zmove_types::{ByteCount, GROUP_BYTES};
+use zmove_types::{ByteCount, ByteRate, GROUP_BYTES};
 
 use super::attempt::{Attempt, Recent, Rest};
 use super::loss::LossWatch;
@@ -126,7 +126,7 @@ impl LaneTuner {
     }
 
     pub(super) fn tick(&mut self, tick: &Tick) {
-        let rate = tick.carried_per_second();
+        let rate = ByteRate::new(tick.bytes_carried, tick.elapsed).0;
         self.recent.tick(rate);
         self.rest.tick(tick.elapsed);
         self.best = self.best.max(self.recent.mean());

@@ -31,7 +31,7 @@ impl ReaderTuner {
     }
 
     pub(super) fn tick(&mut self, tick: &Tick) {
-        let rate = tick.read_per_second();
+        let rate = zmove_types::ByteRate::new(tick.bytes_read, tick.elapsed).0;
         self.recent.tick(rate);
         self.rest.tick(tick.elapsed);
         self.observe(tick);

@@ -19,6 +19,8 @@ use crate::error::SessionError;
 use crate::plan::resend;
 use crate::push::config::SenderConfig;
 use crate::push::pipeline::Pipeline;
+use crate::push::session::Session;
+use crate::tune::attempt::Rest;
 use crate::tune::path::{PathReport, unacked};
 use crate::tune::{Congestion, Knob, Knobs, PathTick, Tick, Tuner, Wanted};
 
@@ -38,16 +40,15 @@ struct Dials {
     awaited: usize,
     /// How many there should be in all when lanes were last asked for.
     wanted: usize,
-    /// How long to do without those that have not come up, and how long the next time.
-    rest: Duration,
-    next_rest: Duration,
+    /// How long to do without those that have not come up.
+    rest: Rest,
     /// The first were in vain.
     again: bool,
 }
 
 impl Dials {
     fn new(awaited: usize) -> Self {
-        Self { awaited, wanted: awaited, rest: REDIAL_REST_MIN, next_rest: REDIAL_REST_MIN * 2, again: false }
+        Self { awaited, wanted: awaited, rest: Rest::of(REDIAL_REST_MIN), again: false }
     }
 
     /// How many to ask for when so many are wanted and `up` are there. Those that failed are asked for again after a
@@ -56,21 +57,19 @@ impl Dials {
         let risen = wanted > self.wanted;
         self.wanted = wanted;
         let missing = wanted.saturating_sub(up + self.awaited);
-        self.rest = self.rest.saturating_sub(elapsed);
+        self.rest.tick(elapsed);
         if missing == 0 || risen {
             return missing;
         }
-        if !self.rest.is_zero() {
+        if !self.rest.is_over() {
             return 0;
         }
-        self.rest = self.next_rest;
-        self.next_rest = (self.next_rest * 2).min(REDIAL_REST_MAX);
+        self.rest.refused();
         missing
     }
 }
 
 const REDIAL_REST_MIN: Duration = Duration::from_secs(2);
-const REDIAL_REST_MAX: Duration = Duration::from_secs(120);
 
 /// Totals at one moment.
 #[derive(Default)]
@@ -169,9 +168,9 @@ impl Steering {
 
     /// Looks, decides, and does it.
     pub(crate) fn step(&mut self, pipeline: &mut Pipeline) -> Result<(), SessionError> {
-        let Pipeline { queue, account, in_flight, lane_set, .. } = pipeline;
-        resend::send_late(queue, account, in_flight, |lane| lane_set.is_stuck(lane));
-        if let Some(lane) = in_flight.doubtful_lane(Instant::now()) {
+        let Pipeline { session, lane_set, .. } = pipeline;
+        resend::send_late(session, |lane| lane_set.is_stuck(lane));
+        if let Some(lane) = session.in_flight.doubtful_lane(Instant::now()) {
             lane_set.give_up_lane(lane);
         }
         pipeline.tidy();
@@ -212,7 +211,8 @@ impl Steering {
     }
 
     fn look(&self, pipeline: &Pipeline) -> (Mark, Tick) {
-        let Pipeline { account, in_flight, timeline, lane_set, .. } = pipeline;
+        let Pipeline { session, lane_set, .. } = pipeline;
+        let Session { account, in_flight, timeline, .. } = &**session;
         let infos: Vec<_> = lane_set.probes().filter_map(PathProbe::read).collect();
         let settled = account.totals.bytes_settled.get();
         let handed_over = account.totals.bytes_handed_over.get();

@@ -219,7 +219,7 @@ fn run(world: &mut World, limits: Knobs, seconds: u64) -> Run {
     for _ in 0..seconds * 4 {
         let wanted = tuner.wanted();
         let tick = world.tick(wanted);
-        run.rates.push(tick.carried_per_second());
+        run.rates.push(zmove_types::ByteRate::new(tick.bytes_carried, tick.elapsed).0);
         run.wanted.push(wanted);
         tuner.tick(&tick);
     }

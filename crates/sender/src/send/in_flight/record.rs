@@ -52,11 +52,11 @@ pub(super) struct Item<W> {
 
 /// The copy of a chunk that was not sent for being late.
 #[derive(Clone, Copy, Debug)]
-struct FirstCopy {
-    lane: usize,
+pub(super) struct FirstCopy {
+    pub(super) lane: usize,
     taken: Instant,
     /// The lane has handed it to what carries the lane.
-    handed_on: bool,
+    pub(super) handed_on: bool,
 }
 
 #[derive(Debug)]
@@ -70,15 +70,6 @@ struct Again {
 pub(super) struct GroupId {
     pub(super) file: FileId,
     pub(super) index: u32,
-}
-
-/// A chunk that takes long.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct LateChunk {
-    pub(super) item: ItemId,
-    pub(super) lane: usize,
-    /// The lane has handed it to what carries the lane.
-    pub(super) handed_on: bool,
 }
 
 impl<W> Default for Record<W> {
@@ -199,15 +190,14 @@ impl<W> Record<W> {
     }
 
     /// The chunks that are late and have not been sent again for that, the latest first.
-    pub(super) fn late(&self, now: Instant) -> Vec<LateChunk> {
+    pub(super) fn late(&self, now: Instant) -> Vec<(ItemId, FirstCopy)> {
         let Some(usual) = self.usual_time() else { return Vec::new() };
         let is_late = |first: &FirstCopy| now - first.taken > usual.mul_f64(LATE_RATIO) + LATE_MIN;
         let once = self.transfer.outstanding_items().filter(|(_, item)| !item.repeated);
         let chunks = once.filter_map(|(number, item)| Some((number, item.first?)));
         let mut late: Vec<_> = chunks.filter(|(_, first)| is_late(first)).collect();
         late.sort_unstable_by_key(|(_, first)| first.taken);
-        let late = late.into_iter();
-        late.map(|(item, FirstCopy { lane, handed_on, .. })| LateChunk { item, lane, handed_on }).collect()
+        late
     }
 
     /// Has a late chunk sent again when its group is next taken out of the plan. `None` when it is not in flight any
@@ -297,8 +287,8 @@ mod tests {
     /// Repeats one late chunk and returns its lane; a chunk that its lane has handed on is late only where
     /// lanes are `stuck`.
     fn late(record: &mut Record<GroupId>, now: Instant, stuck: bool) -> Vec<usize> {
-        let late = record.late(now).into_iter().filter(|chunk| !chunk.handed_on || stuck).take(1);
-        late.filter_map(|chunk| record.repeat(chunk.item).map(|_| chunk.lane)).collect()
+        let late = record.late(now).into_iter().filter(|(_, first)| !first.handed_on || stuck).take(1);
+        late.filter_map(|(item, first)| record.repeat(item).map(|_| first.lane)).collect()
     }
 
     #[test]

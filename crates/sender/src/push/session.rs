@@ -1,0 +1,52 @@
+//! What all stages of one session share.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::mpsc::UnboundedSender;
+use zmove_types::{FileId, Observer};
+use zmove_wire::{ToReceiver, Version};
+
+use crate::account::Account;
+use crate::account::failure::FileError;
+use crate::account::timeline::Timeline;
+use crate::plan::queue::Queue;
+use crate::read::read_ahead::ReadAhead;
+use crate::send::in_flight::InFlight;
+
+/// What all stages of one session share.
+pub(crate) struct Session {
+    pub(crate) account: Account,
+    pub(crate) timeline: Timeline,
+    pub(crate) in_flight: Arc<InFlight>,
+    pub(crate) queue: Queue,
+    pub(crate) read_ahead: ReadAhead,
+}
+
+impl Session {
+    /// A session with a receiver that speaks `version`, of which nothing has happened since it `started`; messages to
+    /// the receiver go by `outgoing`.
+    pub(crate) fn new(
+        observer: Arc<dyn Observer>,
+        version: Version,
+        started: Instant,
+        outgoing: UnboundedSender<ToReceiver>,
+    ) -> Self {
+        let in_flight = Arc::new(InFlight::new(version, Arc::clone(&observer), outgoing));
+        Self {
+            account: Account::new(observer),
+            timeline: Timeline::new(started),
+            queue: Queue::new(Arc::clone(&in_flight)),
+            in_flight,
+            read_ahead: ReadAhead::new(),
+        }
+    }
+
+    /// A large file failed on this side: nothing of it may appear at the target. A file that has come to its end
+    /// stays as it was told.
+    pub(crate) fn fail_large(&self, id: FileId, error: &FileError) {
+        if self.in_flight.abandon_large(id) {
+            self.account.fail(error);
+        }
+    }
+}
