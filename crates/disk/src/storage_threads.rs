@@ -30,7 +30,8 @@ mod width;
 /// The threads that work for one key, or for one push.
 #[derive(Debug)]
 pub struct StorageThreads {
-    cores: usize,
+    /// How many may be at work whatever the storage.
+    places: usize,
     state: Mutex<State>,
     /// Whether fewer threads are at work than would be of use.
     is_spare: AtomicBool,
@@ -92,19 +93,22 @@ const MEASURED_MIN: Duration = Duration::from_millis(2);
 const THREADS_MAX: usize = 256;
 
 impl Default for StorageThreads {
-    /// As many at work as a few cores take, whatever the storage.
+    /// Threads of which all may be at work at once.
     fn default() -> Self {
-        Self::new(thread::available_parallelism().map_or(1, usize::from).clamp(2, 8))
+        Self::with_places(usize::MAX)
     }
 }
 
 impl StorageThreads {
-    /// Threads of which `least` may be at work whatever the storage.
+    /// Threads that take turns: no more than there are cores are at work, unless storage is late.
     #[must_use]
-    pub fn new(least: usize) -> Self {
-        let cores = thread::available_parallelism().map_or(1, usize::from);
+    pub fn in_turns() -> Self {
+        Self::with_places(cores())
+    }
+
+    fn with_places(places: usize) -> Self {
         let state = State {
-            width: Width::new(cores, least, THREADS_MAX.max(least)),
+            width: Width::new(cores(), THREADS_MAX),
             at_work: HashMap::new(),
             starting: 0,
             waiting: VecDeque::new(),
@@ -112,7 +116,7 @@ impl StorageThreads {
             since: Instant::now(),
             sample: Sample::default(),
         };
-        Self { cores, state: Mutex::new(state), is_spare: AtomicBool::new(false) }
+        Self { places, state: Mutex::new(state), is_spare: AtomicBool::new(false) }
     }
 
     /// A turn for a thread of a session that ends when `stopping` is set.
@@ -147,7 +151,7 @@ impl StorageThreads {
                 state.wake_first();
                 return None;
             }
-            if state.waiting.front().is_some_and(|(first, _)| *first == number) && state.has_room(self.cores)
+            if state.waiting.front().is_some_and(|(first, _)| *first == number) && state.has_room(self.places)
             {
                 state.waiting.pop_front();
                 state.at_work.insert(number, Instant::now());
@@ -174,7 +178,7 @@ impl StorageThreads {
         if let Some(asked) = state.at_work.get_mut(&number) {
             *asked = Instant::now();
         }
-        !state.waiting.is_empty() || state.at_work.len() > state.places(self.cores)
+        !state.waiting.is_empty() || state.at_work.len() > state.width.threads().max(self.places)
     }
 
     /// Whether one more thread would be of use, which then is being started.
@@ -224,20 +228,20 @@ impl<Work: Fn(&Turn<'_>) -> T + Sync, Admit: Fn() -> Option<Held> + Sync, Held: 
     }
 }
 
-impl State {
-    /// How many threads may be at work.
-    fn places(&self, cores: usize) -> usize {
-        self.width.threads().max(cores)
-    }
+fn cores() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
+}
 
+impl State {
     fn wake_first(&self) {
         if let Some((_, first)) = self.waiting.front() {
             first.unpark();
         }
     }
 
-    fn has_room(&self, cores: usize) -> bool {
-        let places = self.places(cores);
+    /// Whether one more thread may be at work, where so many may whatever the storage.
+    fn has_room(&self, places: usize) -> bool {
+        let places = self.width.threads().max(places);
         self.at_work.len() < places
             || self.at_work.values().filter(|asked| asked.elapsed() < LEASE).count() < places
     }
@@ -360,8 +364,8 @@ mod tests {
 
     #[test]
     fn no_more_work_at_a_time_than_there_are_cores_and_each_gets_on() {
-        let (threads, stopping) = (StorageThreads::default(), AtomicBool::new(false));
-        let most = threads.lock().places(threads.cores);
+        let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
+        let most = threads.places;
         let (at_work, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
         thread::scope(|scope| {
             for _ in 0..4 * most {
@@ -383,9 +387,9 @@ mod tests {
 
     #[test]
     fn who_waits_leaves_when_its_session_ends() {
-        let threads = StorageThreads::default();
+        let threads = StorageThreads::in_turns();
         let (running, ending) = (AtomicBool::new(false), AtomicBool::new(false));
-        let all: Vec<_> = (0..threads.lock().places(threads.cores)).map(|_| threads.turn(&running)).collect();
+        let all: Vec<_> = (0..threads.places).map(|_| threads.turn(&running)).collect();
         assert!(all.iter().all(|turn| !turn.is_over()));
         thread::scope(|scope| {
             let waiting = scope.spawn(|| threads.turn(&ending).is_over());
@@ -406,7 +410,7 @@ mod tests {
 
     #[test]
     fn work_that_waits_for_storage_is_done_by_many_side_by_side() {
-        let (threads, stopping) = (StorageThreads::default(), AtomicBool::new(false));
+        let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
         let left = AtomicUsize::new(2_000);
         let take =
             || left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
@@ -429,7 +433,7 @@ mod tests {
 
     #[test]
     fn work_that_needs_a_core_is_done_by_one() {
-        let (threads, stopping) = (StorageThreads::new(1), AtomicBool::new(false));
+        let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
         let until = Instant::now() + Duration::from_millis(300);
         let done = threads.side_by_side(
             "help",

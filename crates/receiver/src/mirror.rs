@@ -321,7 +321,7 @@ mod tests {
     }
 
     fn with_effort<T>(held: &mut Held, work: impl FnOnce(&mut Effort<'_>) -> T) -> T {
-        let (threads, stopping) = (StorageThreads::default(), AtomicBool::new(false));
+        let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
         work(&mut Effort::new(threads.turn(&stopping), held))
     }
 
@@ -355,7 +355,7 @@ mod tests {
             std::fs::File::create(home.path().join(format!("{number}"))).unwrap();
         }
         let tree = Tree::open(home.path()).unwrap();
-        let (threads, stopping) = (StorageThreads::default(), AtomicBool::new(false));
+        let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
         let mut held = Quota::default().nothing();
         let mut effort = Effort::new(threads.turn(&stopping), &mut held);
         let directory = tree.open_directory(&RelPath::root()).unwrap();

@@ -204,7 +204,7 @@ impl Book {
             windows: Arc::default(),
             files: Arc::new(files),
             threads: Arc::default(),
-            storage_threads: StorageThreads::default(),
+            storage_threads: StorageThreads::in_turns(),
             file_io: OnceLock::new(),
             transfers_max: AtomicUsize::new(0),
             room: Lock::new(Room::of(limits)),

@@ -74,7 +74,8 @@ impl PackEntry {
         }
     }
 
-    fn data_bytes(&self) -> u64 {
+    /// How many bytes of contents travel with it, by what the scan has seen.
+    pub(crate) fn data_bytes(&self) -> u64 {
         match self {
             Self::Within(entry) if entry.kind == EntryKind::File => entry.size,
             _ => 0,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use tokio::sync::mpsc::{self, UnboundedReceiver};
+use zmove_disk::StorageThreads;
 use zmove_scan::Scan;
 use zmove_transport::LaneSink;
 use zmove_types::BufferPool;
@@ -51,6 +52,7 @@ impl Pipeline {
             file_io: Arc::clone(&config.file_io),
             direct: config.direct,
             headcount: Headcount::default(),
+            threads: StorageThreads::default(),
             cargo: cargo_in,
         });
         let lane_context = LaneContext { session: Arc::clone(&session), cargo };

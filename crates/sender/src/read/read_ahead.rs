@@ -6,9 +6,11 @@
 use std::sync::{Mutex, PoisonError};
 
 use zmove_types::Buffer;
-use zmove_wire::{Batch, BatchEntry};
+use zmove_wire::{Batch, DirectoryGroup};
 
 use crate::plan::pack::Pack;
+use crate::read::entries::ReadEntry;
+use crate::read::source::SourceDirectory;
 use crate::send::sent::SentFile;
 
 /// A batch that is being filled from a pack.
@@ -21,8 +23,27 @@ pub(crate) struct Filling {
 }
 
 impl Filling {
-    pub(super) fn add(&mut self, entry: BatchEntry) {
+    /// Entries of another directory follow.
+    pub(super) fn begin_group(&mut self, directory: &SourceDirectory) {
+        let directory = directory.target_path().clone();
+        self.batch.groups.push(DirectoryGroup { directory, entries: Vec::new() });
+    }
+
+    /// Adds an entry. Its contents are where those of the last one end, or further back where something between them
+    /// does not travel.
+    pub(super) fn add(&mut self, read: ReadEntry) {
+        let ReadEntry { entry, file, offset, bytes } = read;
+        if offset > self.filled {
+            self.buffer.room().copy_within(offset..offset + bytes, self.filled);
+        }
+        self.filled += bytes;
+        self.files.extend(file);
         self.batch.groups.last_mut().expect("a group was begun").entries.push(entry);
+    }
+
+    /// The room that is left.
+    pub(super) fn rest(&mut self) -> &mut [u8] {
+        &mut self.buffer.room()[self.filled..]
     }
 }
 

@@ -7,27 +7,25 @@
 //! When all is planned and few packs wait, large packs are read in small pieces, also those of large
 //! directories. At the end no slow lane then holds a whole pack.
 
-use std::fs::File;
-use std::io::{ErrorKind, Read};
 use std::sync::Arc;
 
 use crossbeam_channel::Sender;
-use zmove_chunk::{GroupHasher, Work, file_root, read_root};
-use zmove_disk::{Direct, FileIdentity, FileIo};
-use zmove_scan::{Entry, EntryKind};
-use zmove_types::{Buffer, BufferPool, Doing, GROUP_BYTES, GroupSpan, ItemId, Root, Stopwatch};
-use zmove_wire::{Batch, BatchEntry, DirectoryGroup, FileEntry, FrameHeader, FrameKind};
+use zmove_chunk::{GroupHasher, Work};
+use zmove_disk::{Direct, FileIo, StorageThreads};
+use zmove_scan::Entry;
+use zmove_types::{Buffer, BufferPool, Doing, GROUP_BYTES, GroupSpan, ItemId, Stopwatch};
+use zmove_wire::{Batch, FrameHeader, FrameKind};
 
 use crate::account::failure::FileError;
 use crate::plan::pack::{Basis, Pack, PackEntry, PackGroup, Unread};
 use crate::plan::queue::{Parcel, When};
-use crate::push::config::BUFFER_BYTES;
 use crate::push::session::Session;
+use crate::read::entries::{EntryRead, EntryReader, read_file};
 use crate::read::headcount::Headcount;
 use crate::read::read_ahead::{Filling, ReadPack};
-use crate::read::source::{LargeSource, Look, Progress, SourceDirectory};
+use crate::read::source::{LargeSource, Progress, SourceDirectory};
 use crate::send::cargo::{Cargo, Chunk, sealed};
-use crate::send::sent::{Sent, SentBatch, SentFile};
+use crate::send::sent::{Sent, SentBatch};
 
 /// All that readers have in common.
 pub(crate) struct ReaderContext {
@@ -36,6 +34,8 @@ pub(crate) struct ReaderContext {
     pub(crate) file_io: Arc<dyn FileIo>,
     pub(crate) direct: Direct,
     pub(crate) headcount: Headcount,
+    /// Those that read small files side by side.
+    pub(crate) threads: StorageThreads,
     /// The queue that all lanes share.
     pub(crate) cargo: Sender<Cargo>,
 }
@@ -91,13 +91,34 @@ impl Reader<'_> {
     }
 
     fn read_pack(&mut self, pack: Pack) {
-        let Some(buffer) = self.buffer() else { return };
-        let mut filling = Filling { batch: Batch::default(), buffer, filled: 0, files: Vec::new() };
+        let Some(mut buffer) = self.buffer() else { return };
         let Pack { groups, unread, .. } = pack;
+        let entries = EntryReader { session: self.session, threads: &self.context.threads };
+        let mut read = entries.read_all(&groups, buffer.room()).into_iter();
+        let mut filling = Filling { batch: Batch::default(), buffer, filled: 0, files: Vec::new() };
         let mut sent = Pack { groups: Vec::with_capacity(groups.len()), unread: None, ..pack };
-        for group in groups {
-            let kept = self.read_pack_group(group, unread.as_ref(), &mut filling);
-            sent.groups.push(kept);
+        let mut grown = Vec::new();
+        for mut group in groups {
+            filling.begin_group(&group.directory);
+            let directory = &group.directory;
+            group.entries.retain(|entry| match read.next().unwrap_or(EntryRead::Nothing) {
+                EntryRead::Done(read) => {
+                    filling.add(*read);
+                    true
+                }
+                EntryRead::Grown(entry) => {
+                    grown.push((directory.clone(), entry));
+                    false
+                }
+                other => {
+                    self.leave_out(directory, entry, unread.as_ref(), other);
+                    false
+                }
+            });
+            sent.groups.push(group);
+        }
+        for (directory, entry) in grown {
+            sent.groups.extend(self.read_grown(directory, entry, unread.as_ref(), &mut filling));
         }
         drop(unread);
         if filling.batch.entry_count() > 0 {
@@ -105,121 +126,57 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads a group's entries; returns the group with those that travel, should they have to travel again. What
-    /// cannot be read has failed, unless it may not be needed and goes to `unread`.
-    fn read_pack_group(
-        &mut self,
-        mut group: PackGroup,
-        unread: Option<&Sender<Unread>>,
-        filling: &mut Filling,
-    ) -> PackGroup {
-        let directory = group.directory.target_path().clone();
-        filling.batch.groups.push(DirectoryGroup { directory, entries: Vec::new() });
-        let opened = if group.entries.len() > 1 { group.directory.opened() } else { group.directory.clone() };
-        group.entries.retain(|entry| match self.read_entry(&opened, entry, unread, filling) {
-            Ok(Some(entry)) => {
-                filling.add(entry);
-                true
-            }
-            Ok(None) => false,
-            Err(error) => {
-                match (unread, entry) {
-                    (Some(unread), PackEntry::Within(entry))
-                        if !matches!(error, FileError::Changed { .. }) =>
-                    {
-                        put_back(unread, &group.directory, entry)
-                    }
-                    _ => self.session.account.fail(&error),
-                }
-                false
-            }
-        });
-        group
-    }
-
-    fn read_entry(
-        &mut self,
+    /// An entry does not travel with its pack. What cannot be read has failed, unless it may not be needed and goes to
+    /// `unread`.
+    fn leave_out(
+        &self,
         directory: &SourceDirectory,
         entry: &PackEntry,
         unread: Option<&Sender<Unread>>,
-        filling: &mut Filling,
-    ) -> Result<Option<BatchEntry>, FileError> {
-        Ok(Some(match entry {
-            PackEntry::Itself(metadata) => BatchEntry::Itself(metadata.clone()),
-            PackEntry::Compare(entry, root) => return self.compare(directory, entry, *root, filling),
-            PackEntry::Within(entry) => match &entry.kind {
-                EntryKind::Directory => BatchEntry::Directory(entry.name.clone(), entry.metadata.clone()),
-                EntryKind::Symlink(target) => {
-                    BatchEntry::Symlink(entry.name.clone(), entry.metadata.clone(), target.clone())
-                }
-                EntryKind::File => return self.read_file(directory, entry, unread, filling),
-                EntryKind::Special => return Ok(None),
-            },
-        }))
+        read: EntryRead,
+    ) {
+        match (read, unread, entry) {
+            (EntryRead::NeededAfterAll, _, PackEntry::Compare(entry, _)) => {
+                self.need_after_all(directory, entry);
+            }
+            (EntryRead::Failed(error), Some(unread), PackEntry::Within(entry))
+                if !matches!(error, FileError::Changed { .. }) =>
+            {
+                put_back(unread, directory, entry);
+            }
+            (EntryRead::Failed(error), ..) => self.session.account.fail(&error),
+            _ => {}
+        }
     }
 
-    /// Reads a file whose twin may be at the target: only its metadata travels if it is, all of it otherwise.
-    fn compare(
-        &mut self,
-        directory: &SourceDirectory,
-        entry: &Entry,
-        there: Root,
-        filling: &mut Filling,
-    ) -> Result<Option<BatchEntry>, FileError> {
-        let (file, before) = directory.open_file(&entry.name)?;
-        let path = || directory.display(&entry.name);
-        let hashed = read_root(&file, || self.session.in_flight.is_stopping());
-        let Some(root) = hashed.map_err(|source| FileError::Read { path: path(), source })? else {
-            return Ok(None);
-        };
-        if !is_same(&file, &before) {
-            return Err(FileError::Changed { path: path() });
-        }
-        if root == there {
-            let sent = sent_file(directory, entry, root, &before);
-            filling.files.push(SentFile { retouched: true, ..sent });
-            return Ok(Some(BatchEntry::Retouch(entry.name.clone(), before.metadata())));
-        }
-        self.need_after_all(directory, entry);
-        Ok(None)
-    }
-
-    /// Reads a small file to the end of what is filled. One that has outgrown its batch since the scan goes by
+    /// Reads a file that has grown since the scan to the end of what is filled. One that has outgrown its batch goes by
     /// itself, or to `unread` if it may not be needed.
-    fn read_file(
+    fn read_grown(
         &self,
-        directory: &SourceDirectory,
-        entry: &Entry,
+        directory: SourceDirectory,
+        entry: Entry,
         unread: Option<&Sender<Unread>>,
         filling: &mut Filling,
-    ) -> Result<Option<BatchEntry>, FileError> {
-        let path = || directory.display(&entry.name);
-        let (file, before) = directory.open_file(&entry.name)?;
-        let wanted = usize::try_from(before.bytes).unwrap_or(usize::MAX);
-        if wanted > BUFFER_BYTES - filling.filled {
-            let FileIdentity { bytes: size, ctime, inode, .. } = before;
-            let grown = Entry { size, metadata: before.metadata(), ctime, inode, ..entry.clone() };
-            match unread {
-                Some(unread) => put_back(unread, directory, &grown),
-                None => self.need_after_all(directory, &grown),
+    ) -> Option<PackGroup> {
+        let read = read_file(&directory, &entry, filling.filled, filling.rest());
+        let entry = match (read.unwrap_or_else(EntryRead::Failed), unread) {
+            (EntryRead::Done(read), _) => {
+                filling.begin_group(&directory);
+                filling.add(*read);
+                return Some(PackGroup { directory, entries: vec![PackEntry::Within(entry)] });
             }
-            return Ok(None);
-        }
-        let room = &mut filling.buffer.room()[filling.filled..filling.filled + wanted];
-        match (&file).read_exact(room) {
-            Ok(()) if is_same(&file, &before) => {}
-            Err(source) if source.kind() != ErrorKind::UnexpectedEof => {
-                return Err(FileError::Read { path: path(), source });
+            (EntryRead::Grown(grown), Some(unread)) => {
+                put_back(unread, &directory, &grown);
+                return None;
             }
-            _ => return Err(FileError::Changed { path: path() }),
-        }
-        let root = file_root(room);
-        filling.filled += wanted;
-        filling.files.push(sent_file(directory, entry, root, &before));
-        let name = entry.name.clone();
-        let metadata = before.metadata();
-        let bytes = u32::try_from(wanted).expect("it fits into a buffer");
-        Ok(Some(BatchEntry::File(FileEntry { name, metadata, bytes, root })))
+            (EntryRead::Grown(grown), None) => {
+                self.need_after_all(&directory, &grown);
+                return None;
+            }
+            (other, _) => (PackEntry::Within(entry), other),
+        };
+        self.leave_out(&directory, &entry.0, unread, entry.1);
+        None
     }
 
     fn need_after_all(&self, directory: &SourceDirectory, entry: &Entry) {
@@ -350,14 +307,4 @@ const LAST_PIECE_BYTES: u64 = 256 << 10;
 fn put_back(unread: &Sender<Unread>, directory: &SourceDirectory, entry: &Entry) {
     // the planner has gone only when the push is being stopped
     let _stopping = unread.send(Unread { directory: directory.closed(), entry: entry.clone() });
-}
-
-fn sent_file(directory: &SourceDirectory, entry: &Entry, root: Root, read: &FileIdentity) -> SentFile {
-    let path = directory.target_path().join(&entry.name).expect("the scan emits only paths that fit");
-    let look = Look { bytes: read.bytes, mtime: read.mtime };
-    SentFile { path, root, look, retouched: false }
-}
-
-fn is_same(file: &File, before: &FileIdentity) -> bool {
-    FileIdentity::of(file).is_ok_and(|now| now == *before)
 }

@@ -309,6 +309,11 @@ impl InFlight {
         let _session_over = self.outgoing.send(message);
     }
 
+    /// Set when the push is being stopped.
+    pub(crate) fn stopping(&self) -> &AtomicBool {
+        &self.stopping
+    }
+
     /// Whether the push is being stopped: all its threads are to end.
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)

@@ -1,0 +1,207 @@
+//! The entries of one pack, read into one buffer by as many threads as storage is worth.
+//!
+//! Each file has its room in the buffer from the beginning, by the size that the scan has seen. One that does not fit
+//! there any more is left to the reader.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::sync::{Mutex, PoisonError};
+
+use zmove_chunk::{file_root, read_root};
+use zmove_disk::{FileIdentity, StorageThreads, Turn};
+use zmove_scan::{Entry, EntryKind};
+use zmove_types::Root;
+use zmove_wire::{BatchEntry, FileEntry};
+
+use crate::account::failure::FileError;
+use crate::plan::pack::{PackEntry, PackGroup};
+use crate::push::session::Session;
+use crate::read::source::{Look, SourceDirectory};
+use crate::send::sent::SentFile;
+
+/// What has become of an entry.
+#[derive(Debug)]
+pub(super) enum EntryRead {
+    Done(Box<ReadEntry>),
+    /// A file that has more bytes than there is room for, as it is now.
+    Grown(Entry),
+    /// A file that the target has in another version.
+    NeededAfterAll,
+    Failed(FileError),
+    /// Nothing is to travel.
+    Nothing,
+}
+
+/// An entry that travels.
+#[derive(Debug)]
+pub(super) struct ReadEntry {
+    pub(super) entry: BatchEntry,
+    pub(super) file: Option<SentFile>,
+    /// Where its contents begin in the buffer.
+    pub(super) offset: usize,
+    pub(super) bytes: usize,
+}
+
+/// Reads entries.
+pub(super) struct EntryReader<'a> {
+    pub(super) session: &'a Session,
+    pub(super) threads: &'a StorageThreads,
+}
+
+/// An entry that waits for a thread.
+struct Waiting<'a> {
+    /// Its number in the pack.
+    number: usize,
+    group: usize,
+    entry: &'a PackEntry,
+    /// Where its room begins in the buffer.
+    offset: usize,
+    room: &'a mut [u8],
+}
+
+impl EntryReader<'_> {
+    /// Reads all entries of these groups, those of files into `room`; returns what has become of each, in order.
+    pub(super) fn read_all(&self, groups: &[PackGroup], room: &mut [u8]) -> Vec<EntryRead> {
+        let waiting = with_room(groups, room);
+        let mut read: Vec<_> = waiting.iter().map(|_| EntryRead::Nothing).collect();
+        let waiting = Mutex::new(waiting.into_iter());
+        let stopping = self.session.in_flight.stopping();
+        let read_some = |turn: &Turn<'_>| self.read_some(turn, groups, &waiting);
+        let parts = self.threads.side_by_side("zmove-read", stopping, || Some(()), read_some);
+        for (number, entry) in parts.into_iter().flatten() {
+            read[number] = entry;
+        }
+        read
+    }
+
+    fn read_some(
+        &self,
+        turn: &Turn<'_>,
+        groups: &[PackGroup],
+        waiting: &Mutex<std::vec::IntoIter<Waiting<'_>>>,
+    ) -> Vec<(usize, EntryRead)> {
+        let mut read = Vec::new();
+        let mut opened: Option<(usize, SourceDirectory)> = None;
+        while !turn.is_over() {
+            let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some(Waiting { number, group, entry, offset, room }) = next else { break };
+            turn.get_help();
+            let directory = match opened.take() {
+                Some((last, directory)) if last == group => directory,
+                _ if groups[group].entries.len() > 1 => groups[group].directory.opened(),
+                _ => groups[group].directory.clone(),
+            };
+            let done = self.read(&directory, entry, offset, room);
+            read.push((number, done.unwrap_or_else(EntryRead::Failed)));
+            opened = Some((group, directory));
+        }
+        read
+    }
+
+    fn read(
+        &self,
+        directory: &SourceDirectory,
+        entry: &PackEntry,
+        offset: usize,
+        room: &mut [u8],
+    ) -> Result<EntryRead, FileError> {
+        Ok(match entry {
+            PackEntry::Itself(metadata) => without_contents(BatchEntry::Itself(metadata.clone()), None),
+            PackEntry::Compare(entry, root) => return self.compare(directory, entry, *root),
+            PackEntry::Within(entry) => match &entry.kind {
+                EntryKind::Directory => {
+                    without_contents(BatchEntry::Directory(entry.name.clone(), entry.metadata.clone()), None)
+                }
+                EntryKind::Symlink(target) => without_contents(
+                    BatchEntry::Symlink(entry.name.clone(), entry.metadata.clone(), target.clone()),
+                    None,
+                ),
+                EntryKind::File => return read_file(directory, entry, offset, room),
+                EntryKind::Special => EntryRead::Nothing,
+            },
+        })
+    }
+
+    /// Reads a file whose twin may be at the target: only its metadata travels if it is, all of it otherwise.
+    fn compare(
+        &self,
+        directory: &SourceDirectory,
+        entry: &Entry,
+        there: Root,
+    ) -> Result<EntryRead, FileError> {
+        let (file, before) = directory.open_file(&entry.name)?;
+        let path = || directory.display(&entry.name);
+        let hashed = read_root(&file, || self.session.in_flight.is_stopping());
+        let Some(root) = hashed.map_err(|source| FileError::Read { path: path(), source })? else {
+            return Ok(EntryRead::Nothing);
+        };
+        if !is_same(&file, &before) {
+            return Err(FileError::Changed { path: path() });
+        }
+        if root != there {
+            return Ok(EntryRead::NeededAfterAll);
+        }
+        let file = SentFile { retouched: true, ..sent_file(directory, entry, root, &before) };
+        Ok(without_contents(BatchEntry::Retouch(entry.name.clone(), before.metadata()), Some(file)))
+    }
+}
+
+/// The entries, each with as much of the room as the scan says that it needs, or as there is.
+fn with_room<'a>(groups: &'a [PackGroup], mut room: &'a mut [u8]) -> Vec<Waiting<'a>> {
+    let mut all = Vec::new();
+    let mut offset = 0;
+    for (group, pack) in groups.iter().enumerate() {
+        for entry in &pack.entries {
+            let bytes = usize::try_from(entry.data_bytes()).unwrap_or(usize::MAX).min(room.len());
+            let (own, rest) = room.split_at_mut(bytes);
+            all.push(Waiting { number: all.len(), group, entry, offset, room: own });
+            room = rest;
+            offset += bytes;
+        }
+    }
+    all
+}
+
+fn without_contents(entry: BatchEntry, file: Option<SentFile>) -> EntryRead {
+    EntryRead::Done(Box::new(ReadEntry { entry, file, offset: 0, bytes: 0 }))
+}
+
+/// Reads a small file into its room, which begins at this offset in the buffer.
+pub(super) fn read_file(
+    directory: &SourceDirectory,
+    entry: &Entry,
+    offset: usize,
+    room: &mut [u8],
+) -> Result<EntryRead, FileError> {
+    let path = || directory.display(&entry.name);
+    let (file, before) = directory.open_file(&entry.name)?;
+    let wanted = usize::try_from(before.bytes).unwrap_or(usize::MAX);
+    let Some(room) = room.get_mut(..wanted) else {
+        let FileIdentity { bytes: size, ctime, inode, .. } = before;
+        let grown = Entry { size, metadata: before.metadata(), ctime, inode, ..entry.clone() };
+        return Ok(EntryRead::Grown(grown));
+    };
+    match (&file).read_exact(room) {
+        Ok(()) if is_same(&file, &before) => {}
+        Err(source) if source.kind() != ErrorKind::UnexpectedEof => {
+            return Err(FileError::Read { path: path(), source });
+        }
+        _ => return Err(FileError::Changed { path: path() }),
+    }
+    let root = file_root(room);
+    let bytes = u32::try_from(wanted).expect("it fits into a buffer");
+    let (name, metadata) = (entry.name.clone(), before.metadata());
+    let file = Some(sent_file(directory, entry, root, &before));
+    let entry = BatchEntry::File(FileEntry { name, metadata, bytes, root });
+    Ok(EntryRead::Done(Box::new(ReadEntry { entry, file, offset, bytes: wanted })))
+}
+
+fn sent_file(directory: &SourceDirectory, entry: &Entry, root: Root, read: &FileIdentity) -> SentFile {
+    let path = directory.target_path().join(&entry.name).expect("the scan emits only paths that fit");
+    let look = Look { bytes: read.bytes, mtime: read.mtime };
+    SentFile { path, root, look, retouched: false }
+}
+
+fn is_same(file: &File, before: &FileIdentity) -> bool {
+    FileIdentity::of(file).is_ok_and(|now| now == *before)
+}
