@@ -194,7 +194,6 @@ impl Greeting {
     /// [`GreetingError::Incompatible`] when there is none.
     pub fn agree_within(&self, named: Version) -> Result<Version, GreetingError> {
         let least = if named > Version::UNNAMED { named } else { Version::V1 };
-        self.agree()?;
         Ok(self.agree_on(least)?.min(named))
     }
 
