@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use quinn::crypto::rustls::QuicServerConfig;
 use quinn::{ConnectionError, Endpoint, Incoming, TokioRuntime};
+use rustls::AlertDescription as Alert;
 use tokio::time::timeout;
 
-use super::dialler::{NO_APPLICATION_PROTOCOL, alert};
+use super::dialler::alert;
 use super::settings::{self, QuicCongestion};
 use super::{QuicConnection, socket};
 use crate::error::{AcceptError, BindError};
@@ -109,25 +110,19 @@ fn handshake_error(address: SocketAddr, error: ConnectionError) -> AcceptError {
     match (&error, alert(&error)) {
         (
             ConnectionError::ConnectionClosed(_),
-            Some(BAD_CERTIFICATE | CERTIFICATE_UNKNOWN | DECRYPT_ERROR),
+            Some(Alert::BadCertificate | Alert::CertificateUnknown | Alert::DecryptError),
         ) => AcceptError::HostKeyRefused { address },
-        (ConnectionError::TransportError(_), Some(CERTIFICATE_REQUIRED)) => {
+        (ConnectionError::TransportError(_), Some(Alert::CertificateRequired)) => {
             AcceptError::NoClientKey { address }
         }
-        (ConnectionError::TransportError(_), Some(DECRYPT_ERROR)) => {
+        (ConnectionError::TransportError(_), Some(Alert::DecryptError)) => {
             AcceptError::ClientKeyUnproven { address }
         }
-        (_, Some(NO_APPLICATION_PROTOCOL)) => AcceptError::NotZmove { address },
+        (_, Some(Alert::NoApplicationProtocol)) => AcceptError::NotZmove { address },
         (ConnectionError::TransportError(_), _) => AcceptError::Quic { address, source: error.into() },
         _ => AcceptError::Closed { address, source: error.into() },
     }
 }
-
-/// TLS alerts by their numbers.
-const BAD_CERTIFICATE: u64 = 42;
-const CERTIFICATE_UNKNOWN: u64 = 46;
-const DECRYPT_ERROR: u64 = 51;
-const CERTIFICATE_REQUIRED: u64 = 116;
 
 fn server(identity: &Identity) -> io::Result<quinn::ServerConfig> {
     let mut tls = server_config(identity);

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use quinn::crypto::rustls::QuicClientConfig;
 use quinn::{ConnectionError, Endpoint, TokioRuntime};
+use rustls::AlertDescription;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
@@ -211,7 +212,7 @@ impl QuicDialler {
                 DialError::TimedOut { host, port, stage, waited }
             }
             Attempt::Lost(ConnectionError::VersionMismatch, None) => DialError::NotZmove { host, port },
-            Attempt::Lost(error, None) if alert(&error) == Some(NO_APPLICATION_PROTOCOL) => {
+            Attempt::Lost(error, None) if alert(&error) == Some(AlertDescription::NoApplicationProtocol) => {
                 DialError::NotZmove { host, port }
             }
             Attempt::Lost(error, None) => DialError::Closed { host, port, source: error.into() },
@@ -220,19 +221,18 @@ impl QuicDialler {
 }
 
 /// The TLS alert that ended a connection, if one did.
-pub(super) fn alert(error: &ConnectionError) -> Option<u64> {
+pub(super) fn alert(error: &ConnectionError) -> Option<AlertDescription> {
     let code = match error {
         ConnectionError::TransportError(error) => error.code,
         ConnectionError::ConnectionClosed(close) => close.error_code,
         _ => return None,
     };
-    u64::from(code).checked_sub(CRYPTO_ERRORS).filter(|alert| *alert <= u64::from(u8::MAX))
+    let alert = u64::from(code).checked_sub(CRYPTO_ERRORS)?;
+    u8::try_from(alert).ok().map(AlertDescription::from)
 }
 
 /// Where QUIC's error codes for TLS alerts begin.
 const CRYPTO_ERRORS: u64 = 0x100;
-/// The TLS alert (RFC 7301) of a peer that speaks something else.
-pub(super) const NO_APPLICATION_PROTOCOL: u64 = 120;
 /// How long a handshake may take at first, before it is begun anew; the next may take twice as long.
 const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(2);
 /// How long the threads may take to say goodbye.
