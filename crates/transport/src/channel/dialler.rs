@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::{Channel, Settled};
+use crate::endpoint::Endpoint;
 use crate::error::DialError;
 use crate::path::Transport;
 use crate::quic::{QuicCongestion, QuicConnection, QuicDialler};
@@ -43,8 +44,7 @@ pub struct Reach {
 /// Makes connections to one host. Cheap to clone; clones go to the same address by the same transport.
 #[derive(Clone, Debug)]
 pub struct ChannelDialler {
-    name: String,
-    port: u16,
+    host: Endpoint,
     tcp: Option<Dialler>,
     quic: Option<QuicDialler>,
     settled: Settled,
@@ -62,16 +62,17 @@ impl ChannelDialler {
         policy: HostPolicy,
         reach: Reach,
     ) -> Result<Self, DialError> {
-        let host = Host::resolve(name, port).await?;
+        let resolved = Host::resolve(name, port).await?;
+        let host = resolved.endpoint.clone();
         let tcp = match reach.transport {
             TransportChoice::Quic => None,
-            _ => Some(Dialler::to(identity, host.clone(), policy.clone(), reach.socket)?),
+            _ => Some(Dialler::to(identity, resolved.clone(), policy.clone(), reach.socket)?),
         };
         let quic = match reach.transport {
             TransportChoice::Tcp => None,
-            _ => Some(QuicDialler::new(identity, host, policy, reach.quic_congestion)),
+            _ => Some(QuicDialler::new(identity, resolved, policy, reach.quic_congestion)),
         };
-        Ok(Self { name: name.into(), port, tcp, quic, settled: Settled::default() })
+        Ok(Self { host, tcp, quic, settled: Settled::default() })
     }
 
     /// Makes one connection within `deadline`. That the host takes this side's key shows only in what it sends next.
@@ -199,8 +200,7 @@ impl ChannelDialler {
     }
 
     fn neither(&self, tcp: DialError, quic: DialError) -> DialError {
-        let (host, port) = (self.name.clone(), self.port);
-        DialError::Neither { host, port, tcp: Box::new(tcp), quic: Box::new(quic) }
+        DialError::Neither { host: self.host.clone(), tcp: Box::new(tcp), quic: Box::new(quic) }
     }
 }
 

@@ -137,7 +137,7 @@ impl Listener {
             (Accepted::Tcp(socket), Some(tcp)) => {
                 Ok(Channel::tcp(tcp.handshake_telling(socket, deadline, spoken).await?))
             }
-            (Accepted::Tcp(_), None) => Err(AcceptError::Gone { source: io::ErrorKind::NotConnected.into() }),
+            (Accepted::Tcp(_), None) => Err(AcceptError::Gone(io::ErrorKind::NotConnected.into())),
         }
     }
 

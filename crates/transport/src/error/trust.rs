@@ -7,7 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::trust::{Fingerprint, GrantFault, HostLineFault, endpoint};
+use crate::endpoint::Endpoint;
+use crate::trust::{Fingerprint, GrantFault, HostLineFault};
 
 /// Why a file of keys, grants or authorities cannot be relied on.
 #[derive(Debug, thiserror::Error)]
@@ -151,14 +152,12 @@ pub enum KnownHostsError {
         fault: HostLineFault,
     },
     /// The host has another key in the list already; it is never replaced.
-    #[error("remember the key of {}: {} has {expected} for it, not {found}", endpoint(host, *port), path.display())]
+    #[error("remember the key of {host}: {} has {expected} for it, not {found}", path.display())]
     Conflict {
         /// The list.
         path: PathBuf,
         /// The host that was to be pinned.
-        host: String,
-        /// Its port.
-        port: u16,
+        host: Endpoint,
         /// The key in the list.
         expected: Fingerprint,
         /// The key that was to be added.

@@ -17,7 +17,6 @@ use super::dialler::alert;
 use super::settings::{self, QuicCongestion};
 use super::{QuicConnection, socket};
 use crate::error::{AcceptError, BindError};
-use crate::tcp_tls::canonical;
 use crate::trust::{Identity, server_config};
 
 /// Listens for clients over UDP.
@@ -78,10 +77,8 @@ pub(crate) fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
 
 /// Makes the peer prove its key, and waits for its stream, within `deadline`.
 pub(crate) async fn handshake(incoming: Incoming, deadline: Duration) -> Result<QuicConnection, AcceptError> {
-    let address = canonical(incoming.remote_address());
-    timeout(deadline, secure(incoming, address))
-        .await
-        .map_err(|_| AcceptError::TimedOut { address, waited: deadline })?
+    let secured = timeout(deadline, secure(incoming)).await;
+    secured.map_err(|_| AcceptError::TimedOut { waited: deadline })?
 }
 
 /// Has a client show that it is where it says it is; `None` where that is settled.
@@ -92,35 +89,30 @@ pub(crate) fn ask_back(incoming: Incoming) -> Option<Incoming> {
     incoming.retry().err().map(quinn::RetryError::into_incoming)
 }
 
-async fn secure(incoming: Incoming, address: SocketAddr) -> Result<QuicConnection, AcceptError> {
-    let failed = |error| handshake_error(address, error);
-    let connection = incoming.accept().map_err(failed)?.await.map_err(failed)?;
+async fn secure(incoming: Incoming) -> Result<QuicConnection, AcceptError> {
+    let connection = incoming.accept().map_err(handshake_error)?.await.map_err(handshake_error)?;
     let stream = match connection.accept_bi().await {
         Ok(stream) => stream,
         // a client dials more lanes than a short path needs
-        Err(ConnectionError::ApplicationClosed(_)) => return Err(AcceptError::Unused { address }),
-        Err(error) => return Err(failed(error)),
+        Err(ConnectionError::ApplicationClosed(_)) => return Err(AcceptError::Unused),
+        Err(error) => return Err(handshake_error(error)),
     };
     let (whole, mut keeper) = QuicConnection::new(connection, stream);
     tokio::spawn(async move { keeper.keep().await });
-    whole.ok_or(AcceptError::NotZmove { address })
+    whole.ok_or(AcceptError::NotZmove)
 }
 
-fn handshake_error(address: SocketAddr, error: ConnectionError) -> AcceptError {
+fn handshake_error(error: ConnectionError) -> AcceptError {
     match (&error, alert(&error)) {
         (
             ConnectionError::ConnectionClosed(_),
             Some(Alert::BadCertificate | Alert::CertificateUnknown | Alert::DecryptError),
-        ) => AcceptError::HostKeyRefused { address },
-        (ConnectionError::TransportError(_), Some(Alert::CertificateRequired)) => {
-            AcceptError::NoClientKey { address }
-        }
-        (ConnectionError::TransportError(_), Some(Alert::DecryptError)) => {
-            AcceptError::ClientKeyUnproven { address }
-        }
-        (_, Some(Alert::NoApplicationProtocol)) => AcceptError::NotZmove { address },
-        (ConnectionError::TransportError(_), _) => AcceptError::Quic { address, source: error.into() },
-        _ => AcceptError::Closed { address, source: error.into() },
+        ) => AcceptError::HostKeyRefused,
+        (ConnectionError::TransportError(_), Some(Alert::CertificateRequired)) => AcceptError::NoClientKey,
+        (ConnectionError::TransportError(_), Some(Alert::DecryptError)) => AcceptError::ClientKeyUnproven,
+        (_, Some(Alert::NoApplicationProtocol)) => AcceptError::NotZmove,
+        (ConnectionError::TransportError(_), _) => AcceptError::Quic(error.into()),
+        _ => AcceptError::Closed(error.into()),
     }
 }
 

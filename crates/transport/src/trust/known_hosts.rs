@@ -9,7 +9,6 @@ use std::{
     collections::HashMap,
     fs::File,
     io::{self, Write as _},
-    net::{IpAddr, Ipv6Addr},
     path::{Path, PathBuf},
 };
 
@@ -17,6 +16,7 @@ use super::{
     file,
     fingerprint::{Fingerprint, ParseFingerprintError},
 };
+use crate::endpoint::Endpoint;
 use crate::error::KnownHostsError;
 
 #[cfg(feature = "fuzzing")]
@@ -53,14 +53,19 @@ impl KnownHosts {
     /// The host has another key in the list, also one that another process added meanwhile; or the file cannot be
     /// read or extended.
     pub fn pin(&mut self, host: &str, port: u16, fingerprint: Fingerprint) -> Result<(), KnownHostsError> {
-        let host_key = Endpoint::new(host, port)?;
+        let host_key = key_of(host, port)?;
         let path = self.home.join(KNOWN_HOSTS_FILE);
         let write_error = |source| KnownHostsError::Write { path: path.clone(), source };
         let (file, bytes) = self.read_locked(&path).map_err(write_error)?;
         self.pins = parse(&path, &bytes)?;
         match self.pins.get(&host_key) {
             Some(pin) if pin.fingerprint == fingerprint => Ok(()),
-            Some(pin) => Err(conflict(path, host_key, pin.fingerprint, fingerprint)),
+            Some(pin) => Err(KnownHostsError::Conflict {
+                path,
+                host: host_key,
+                expected: pin.fingerprint,
+                found: fingerprint,
+            }),
             None => {
                 append(&file, &bytes, &host_key, fingerprint).map_err(write_error)?;
                 self.pins.insert(host_key, Pin { fingerprint, line: 0 });
@@ -76,7 +81,7 @@ impl KnownHosts {
     ///
     /// The file cannot be read or rewritten.
     pub fn remove(&mut self, host: &str, port: u16) -> Result<Option<Fingerprint>, KnownHostsError> {
-        let host_key = Endpoint::new(host, port)?;
+        let host_key = key_of(host, port)?;
         let path = self.home.join(KNOWN_HOSTS_FILE);
         let write_error = |source| KnownHostsError::Write { path: path.clone(), source };
         let (_locked, bytes) = self.read_locked(&path).map_err(write_error)?;
@@ -101,8 +106,7 @@ impl KnownHosts {
     #[must_use]
     pub fn pins(&self) -> Vec<(String, Fingerprint)> {
         let pins = self.pins.iter();
-        let mut pins: Vec<_> =
-            pins.map(|(host, pin)| (endpoint(&host.host, host.port), pin.fingerprint)).collect();
+        let mut pins: Vec<_> = pins.map(|(host, pin)| (host.to_string(), pin.fingerprint)).collect();
         pins.sort();
         pins
     }
@@ -110,14 +114,9 @@ impl KnownHosts {
     /// The key of a host, if known. Upper and lower case are one.
     #[must_use]
     pub fn lookup(&self, host: &str, port: u16) -> Option<Fingerprint> {
-        let host_key = Endpoint::new(host, port).ok()?;
+        let host_key = Endpoint::canonical(host, port)?;
         self.pins.get(&host_key).map(|pin| pin.fingerprint)
     }
-}
-
-/// `HOST:PORT` as it is printed and as it stands in the list: IPv6 in brackets.
-pub(crate) fn endpoint(host: &str, port: u16) -> String {
-    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
 /// What is wrong with a line of the list.
@@ -156,43 +155,8 @@ struct Pin {
     line: usize,
 }
 
-/// A host and port in the one form under which they are compared.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Endpoint {
-    host: String,
-    port: u16,
-}
-
-impl Endpoint {
-    fn new(host: &str, port: u16) -> Result<Self, KnownHostsError> {
-        match canonical(host) {
-            Some(host) => Ok(Self { host, port }),
-            None => Err(KnownHostsError::HostName { host: host.into() }),
-        }
-    }
-
-    fn parse(field: &str) -> Option<Self> {
-        let (host, port) = field.rsplit_once(':')?;
-        let host = match host.strip_prefix('[') {
-            Some(bracketed) => bracketed.strip_suffix(']')?,
-            None if host.contains(':') => return None,
-            None => host,
-        };
-        let all_digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
-        let port = port.parse().ok().filter(|_| all_digits)?;
-        Some(Self { host: canonical(host)?, port })
-    }
-}
-
-/// Lower case, and one form per address; `None` for what could not be read back from a line.
-fn canonical(host: &str) -> Option<String> {
-    let legal = |c: char| !c.is_whitespace() && !c.is_control() && !matches!(c, '[' | ']' | '#' | '/');
-    if let Ok(address) = host.parse::<IpAddr>() {
-        return Some(address.to_canonical().to_string());
-    }
-    let scoped = host.split_once('%').is_some_and(|(address, _)| address.parse::<Ipv6Addr>().is_ok());
-    let plain = !host.is_empty() && host.chars().all(legal) && (scoped || !host.contains(':'));
-    plain.then(|| host.to_ascii_lowercase())
+fn key_of(host: &str, port: u16) -> Result<Endpoint, KnownHostsError> {
+    Endpoint::canonical(host, port).ok_or_else(|| KnownHostsError::HostName { host: host.into() })
 }
 
 fn parse(path: &Path, bytes: &[u8]) -> Result<HashMap<Endpoint, Pin>, KnownHostsError> {
@@ -247,13 +211,9 @@ fn without(bytes: &[u8], host_key: &Endpoint) -> Vec<u8> {
 /// Adds one line in one write; a last line that a crash or an editor left without its end is ended first.
 fn append(mut file: &File, before: &[u8], host_key: &Endpoint, fingerprint: Fingerprint) -> io::Result<()> {
     let end = if before.last().is_none_or(|byte| *byte == b'\n') { "" } else { "\n" };
-    let line = format!("{end}{} {fingerprint}\n", endpoint(&host_key.host, host_key.port));
+    let line = format!("{end}{host_key} {fingerprint}\n");
     file.write_all(line.as_bytes())?;
     file.sync_all()
-}
-
-fn conflict(path: PathBuf, host_key: Endpoint, expected: Fingerprint, found: Fingerprint) -> KnownHostsError {
-    KnownHostsError::Conflict { path, host: host_key.host, port: host_key.port, expected, found }
 }
 
 #[cfg(test)]
