@@ -9,7 +9,6 @@
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -226,21 +225,6 @@ impl Channel {
 
 fn never_clear() -> LaneError {
     io::Error::new(io::ErrorKind::Unsupported, "QUIC has no lanes in clear").into()
-}
-
-/// The transport that the first connection of a run has settled; clones share one value.
-#[derive(Clone, Debug, Default)]
-struct Settled(Arc<OnceLock<Transport>>);
-
-impl Settled {
-    fn get(&self) -> Option<Transport> {
-        self.0.get().copied()
-    }
-
-    /// Settles for `transport` unless that is done; whether this is the one.
-    fn settle(&self, transport: Transport) -> bool {
-        *self.0.get_or_init(|| transport) == transport
-    }
 }
 
 impl AsyncRead for Channel {

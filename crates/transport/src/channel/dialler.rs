@@ -6,11 +6,12 @@
 //! little time, by how long the refusal took.
 
 use std::future::Future;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::{Channel, Settled};
+use super::Channel;
 use crate::endpoint::Endpoint;
 use crate::error::DialError;
 use crate::path::Transport;
@@ -47,7 +48,8 @@ pub struct ChannelDialler {
     host: Endpoint,
     tcp: Option<Dialler>,
     quic: Option<QuicDialler>,
-    settled: Settled,
+    /// What the first connection of a run has settled.
+    settled: Arc<OnceLock<Transport>>,
 }
 
 impl ChannelDialler {
@@ -72,7 +74,7 @@ impl ChannelDialler {
             TransportChoice::Tcp => None,
             _ => Some(QuicDialler::new(identity, resolved, policy, reach.quic_congestion)),
         };
-        Ok(Self { host, tcp, quic, settled: Settled::default() })
+        Ok(Self { host, tcp, quic, settled: Arc::default() })
     }
 
     /// Makes one connection within `deadline`. That the host takes this side's key shows only in what it sends next.
@@ -105,6 +107,11 @@ impl ChannelDialler {
         }
     }
 
+    /// Settles for `transport` unless that is done; whether this is the one.
+    fn settle(&self, transport: Transport) -> bool {
+        *self.settled.get_or_init(|| transport) == transport
+    }
+
     async fn race(
         &self,
         tcp: &Dialler,
@@ -122,7 +129,7 @@ impl ChannelDialler {
             },
             () = sleep(HEAD_START) => {}
         }
-        if self.settled.get() == Some(Transport::Tcp) {
+        if self.settled.get() == Some(&Transport::Tcp) {
             let connected = reaching.await?;
             return Ok(Channel::tcp(tcp.secure(connected, deadline).await?));
         }
@@ -134,7 +141,7 @@ impl ChannelDialler {
                 Err(error) => self.take_quic(dialling.await, error),
             },
             dialled = &mut dialling => match dialled {
-                Ok(connection) if self.settled.settle(Transport::Quic) => Ok(Channel::quic(connection)),
+                Ok(connection) if self.settle(Transport::Quic) => Ok(Channel::quic(connection)),
                 Err(error) if !error.retryable() => Err(error),
                 Ok(_) => self.reached(tcp, reaching, None, deadline).await,
                 Err(error) => self.reached(tcp, reaching, Some(error), deadline).await,
@@ -152,7 +159,7 @@ impl ChannelDialler {
     ) -> Result<Channel, DialError> {
         match (reaching.await, quic) {
             (Ok(connected), _) => {
-                self.settled.settle(Transport::Tcp);
+                self.settle(Transport::Tcp);
                 Ok(Channel::tcp(tcp.secure(connected, deadline).await?))
             }
             (Err(tcp), Some(quic)) => Err(self.neither(tcp, quic)),
@@ -166,7 +173,7 @@ impl ChannelDialler {
         (tcp, quic): (&Dialler, &QuicDialler),
         deadline: Deadline,
     ) -> Result<Channel, DialError> {
-        if self.settled.settle(Transport::Tcp) {
+        if self.settle(Transport::Tcp) {
             return Ok(Channel::tcp(tcp.secure(connected, deadline).await?));
         }
         Ok(Channel::quic(quic.dial(deadline.waited).await?))
@@ -191,7 +198,7 @@ impl ChannelDialler {
         tcp: DialError,
     ) -> Result<Channel, DialError> {
         match dialled {
-            Ok(connection) if self.settled.settle(Transport::Quic) => Ok(Channel::quic(connection)),
+            Ok(connection) if self.settle(Transport::Quic) => Ok(Channel::quic(connection)),
             // the others of this run have TCP, which has failed here
             Ok(_) => Err(tcp),
             Err(quic) if !quic.retryable() => Err(quic),
