@@ -27,11 +27,7 @@ pub enum SocketError {
     },
     /// The socket cannot be made, or refuses an option that every kernel has.
     #[error("set up a socket")]
-    Setup {
-        /// What the system says.
-        #[from]
-        source: io::Error,
-    },
+    Setup(#[from] io::Error),
 }
 
 /// Why the daemon cannot listen.
@@ -56,17 +52,12 @@ pub enum BindError {
     },
     /// A socket that was handed over is of no use.
     #[error("listen on the sockets that were handed over")]
-    Inherited {
-        /// What the system says.
-        source: io::Error,
-    },
+    Inherited(#[source] io::Error),
 }
 
 /// How far a connection had come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DialStage {
-    /// Looking up the host's addresses.
-    Resolving,
     /// Waiting for the TCP connection.
     Connecting,
     /// Waiting for the TLS handshake.

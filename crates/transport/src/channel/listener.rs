@@ -57,7 +57,7 @@ impl Listener {
     pub fn on(sockets: Inherited, identity: &Identity, socket: &SocketConfig) -> Result<Self, BindError> {
         let Inherited { tcp, udp } = sockets;
         if tcp.is_none() && udp.is_none() {
-            return Err(BindError::Inherited { source: io::ErrorKind::NotConnected.into() });
+            return Err(BindError::Inherited(io::ErrorKind::NotConnected.into()));
         }
         let tcp = tcp.map(|tcp| Acceptor::on(tcp, identity, socket)).transpose()?;
         let quic = udp.map(|udp| QuicAcceptor::on(udp, identity)).transpose()?;

@@ -51,6 +51,14 @@ pub enum KeyFileError {
         /// What the system says.
         source: io::Error,
     },
+    /// The file, or its directory, cannot be made or written.
+    #[error("write {}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
 }
 
 impl KeyFileError {
@@ -64,7 +72,7 @@ impl KeyFileError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IdentityError {
-    /// A file cannot be relied on, or not read.
+    /// A file cannot be relied on, read or written.
     #[error(transparent)]
     File(#[from] KeyFileError),
     /// Others can read the private key.
@@ -97,33 +105,19 @@ pub enum IdentityError {
         /// The certificate's file.
         path: PathBuf,
     },
-    /// A new key cannot be stored.
-    #[error("store a new key in {}", path.display())]
-    Write {
-        /// The key file.
-        path: PathBuf,
-        /// What the system says.
-        source: io::Error,
-    },
     /// No key could be made.
     #[error("make a new key")]
-    Generate {
-        /// What the certificate maker says.
-        source: rcgen::Error,
-    },
+    Generate(#[source] rcgen::Error),
     /// A key that was just made is of no use.
     #[error("use a new key")]
-    Fresh {
-        /// Why.
-        source: rustls::Error,
-    },
+    Fresh(#[source] rustls::Error),
 }
 
 /// Why the certificates or revocation lists of an authority cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AuthorityError {
-    /// A file cannot be relied on, or not read.
+    /// A file cannot be relied on, read or written.
     #[error(transparent)]
     File(#[from] KeyFileError),
     /// The file holds nothing of its kind in PEM form, or something that cannot be read.
@@ -169,21 +163,13 @@ pub enum KnownHostsError {
         /// The name as given.
         host: String,
     },
-    /// The list cannot be extended.
-    #[error("add a host to {}", path.display())]
-    Write {
-        /// The list.
-        path: PathBuf,
-        /// What the system says.
-        source: io::Error,
-    },
 }
 
 /// Why the list of authorized keys cannot be read or extended.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AuthorizedKeysError {
-    /// A file cannot be relied on, or not read.
+    /// A file cannot be relied on, read or written.
     #[error(transparent)]
     File(#[from] KeyFileError),
     /// A line does not say what a key may do.
@@ -203,13 +189,5 @@ pub enum AuthorizedKeysError {
         holder: String,
         /// What is wrong with the grant.
         fault: GrantFault,
-    },
-    /// The list cannot be rewritten.
-    #[error("write {}", path.display())]
-    Write {
-        /// The list.
-        path: PathBuf,
-        /// What the system says.
-        source: io::Error,
     },
 }

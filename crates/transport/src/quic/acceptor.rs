@@ -32,7 +32,7 @@ impl QuicAcceptor {
     /// # Errors
     /// It is no such socket.
     pub(crate) fn on(socket: UdpSocket, identity: &Identity) -> Result<Self, BindError> {
-        let address = socket.local_addr().map_err(|source| BindError::Inherited { source })?;
+        let address = socket.local_addr().map_err(BindError::Inherited)?;
         let failed = |source| BindError::Listen { address, source };
         let receive_buffer_bytes = settings::enlarge_buffers(&socket).map_err(failed)?;
         let config = server(identity).map_err(failed)?;

@@ -59,7 +59,7 @@ impl Acceptor {
         identity: &Identity,
         socket: &SocketConfig,
     ) -> Result<Self, BindError> {
-        let address = listener.local_addr().map_err(|source| BindError::Inherited { source })?;
+        let address = listener.local_addr().map_err(BindError::Inherited)?;
         let applied = socket.apply(&socket2::SockRef::from(&listener));
         applied.map_err(|source| BindError::Socket { address, source })?;
         let adopted = listener.set_nonblocking(true).and_then(|()| TcpListener::from_std(listener));

@@ -45,17 +45,11 @@ pub(super) struct ClientAuthority(Result<Arc<dyn ClientCertVerifier>, Certificat
 #[non_exhaustive]
 pub enum CertificateFault {
     /// Its time is over.
-    #[error("its certificate expired at {at}")]
-    Expired {
-        /// When.
-        at: Expiry,
-    },
+    #[error("its certificate expired at {0}")]
+    Expired(Expiry),
     /// Its time has not come.
-    #[error("its certificate is not valid before {from}")]
-    NotYetValid {
-        /// When it will be.
-        from: Expiry,
-    },
+    #[error("its certificate is not valid before {0}")]
+    NotYetValid(Expiry),
     /// The authority has taken it back.
     #[error("its certificate is revoked")]
     Revoked,
@@ -69,11 +63,8 @@ pub enum CertificateFault {
     #[error("its certificate is for another purpose")]
     OtherPurpose,
     /// The revocation list is too old.
-    #[error("the authority's revocation list was to be renewed by {by}")]
-    StaleList {
-        /// When there was to be another.
-        by: Expiry,
-    },
+    #[error("the authority's revocation list was to be renewed by {0}")]
+    StaleList(Expiry),
     /// What was shown with it is more than an authority needs.
     #[error(
         "it comes with more certificates than {ISSUERS_MAX}, or with larger ones than {CERTIFICATE_BYTES_MAX} bytes"
@@ -192,13 +183,13 @@ fn fault(error: Error) -> CertificateFault {
     let Error::InvalidCertificate(reason) = &error else { return CertificateFault::Other(error) };
     let known = match reason {
         CertificateError::ExpiredContext { not_after, .. } => {
-            moment(*not_after).map(|at| CertificateFault::Expired { at })
+            moment(*not_after).map(CertificateFault::Expired)
         }
         CertificateError::NotValidYetContext { not_before, .. } => {
-            moment(*not_before).map(|from| CertificateFault::NotYetValid { from })
+            moment(*not_before).map(CertificateFault::NotYetValid)
         }
         CertificateError::ExpiredRevocationListContext { next_update, .. } => {
-            moment(*next_update).map(|by| CertificateFault::StaleList { by })
+            moment(*next_update).map(CertificateFault::StaleList)
         }
         CertificateError::Revoked => Some(CertificateFault::Revoked),
         CertificateError::UnknownRevocationStatus => Some(CertificateFault::NoList),

@@ -17,7 +17,7 @@ use super::{
     fingerprint::{Fingerprint, ParseFingerprintError},
 };
 use crate::endpoint::Endpoint;
-use crate::error::KnownHostsError;
+use crate::error::{KeyFileError, KnownHostsError};
 
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
@@ -55,8 +55,7 @@ impl KnownHosts {
     pub fn pin(&mut self, host: &str, port: u16, fingerprint: Fingerprint) -> Result<(), KnownHostsError> {
         let host_key = key_of(host, port)?;
         let path = self.home.join(KNOWN_HOSTS_FILE);
-        let write_error = |source| KnownHostsError::Write { path: path.clone(), source };
-        let (file, bytes) = self.read_locked(&path).map_err(write_error)?;
+        let (file, bytes) = read_locked(&path)?;
         self.pins = parse(&path, &bytes)?;
         match self.pins.get(&host_key) {
             Some(pin) if pin.fingerprint == fingerprint => Ok(()),
@@ -67,7 +66,7 @@ impl KnownHosts {
                 found: fingerprint,
             }),
             None => {
-                append(&file, &bytes, &host_key, fingerprint).map_err(write_error)?;
+                append(&file, &bytes, &host_key, fingerprint).map_err(file::unwritten(&path))?;
                 self.pins.insert(host_key, Pin { fingerprint, line: 0 });
                 Ok(())
             }
@@ -83,23 +82,12 @@ impl KnownHosts {
     pub fn remove(&mut self, host: &str, port: u16) -> Result<Option<Fingerprint>, KnownHostsError> {
         let host_key = key_of(host, port)?;
         let path = self.home.join(KNOWN_HOSTS_FILE);
-        let write_error = |source| KnownHostsError::Write { path: path.clone(), source };
-        let (_locked, bytes) = self.read_locked(&path).map_err(write_error)?;
+        let (_locked, bytes) = read_locked(&path)?;
         self.pins = parse(&path, &bytes)?;
         let Some(pin) = self.pins.remove(&host_key) else { return Ok(None) };
-        let left = without(&bytes, &host_key);
-        file::replace(&self.home.join(KNOWN_HOSTS_OLD), &bytes)
-            .and_then(|()| file::replace(&path, &left))
-            .map_err(write_error)?;
+        file::replace(&self.home.join(KNOWN_HOSTS_OLD), &bytes)?;
+        file::replace(&path, &without(&bytes, &host_key))?;
         Ok(Some(pin.fingerprint))
-    }
-
-    /// The list as it is now, which nobody else changes while the file is open.
-    fn read_locked(&self, path: &Path) -> io::Result<(File, Vec<u8>)> {
-        file::create_home(&self.home)?;
-        let file = file::open_locked(path)?;
-        let bytes = file::read_open(&file)?.bytes;
-        Ok((file, bytes))
     }
 
     /// All hosts as `HOST:PORT`, with their keys, in the order of their names.
@@ -153,6 +141,14 @@ struct Pin {
     fingerprint: Fingerprint,
     /// Where it stands, from 1; 0 when added since.
     line: usize,
+}
+
+/// The list as it is now, which nobody else changes while the file is open.
+fn read_locked(path: &Path) -> Result<(File, Vec<u8>), KeyFileError> {
+    let file = file::open_locked(path)?;
+    let contents =
+        file::read_open(&file).map_err(|source| KeyFileError::Read { path: path.into(), source })?;
+    Ok((file, contents.bytes))
 }
 
 fn key_of(host: &str, port: u16) -> Result<Endpoint, KnownHostsError> {
