@@ -127,7 +127,7 @@ impl Channel {
     pub fn round_trip(&self) -> Duration {
         match &self.established {
             Established::Tcp(connection) => connection.rtt,
-            Established::Quic(connection) => connection.round_trip(),
+            Established::Quic(quic) => quic.connection.rtt(),
         }
     }
 
@@ -148,7 +148,7 @@ impl Channel {
             Established::Tcp(connection) => {
                 connection.probe().read().is_some_and(|info| info.established == Some(false))
             }
-            Established::Quic(connection) => connection.is_ended(),
+            Established::Quic(quic) => quic.connection.close_reason().is_some(),
         }
     }
 

@@ -5,7 +5,6 @@
 //! when TCP has been refused. The first to be connected is taken for the whole run. After a refusal QUIC has
 //! little time, by how long the refusal took.
 
-use std::future::Future;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -143,27 +142,12 @@ impl ChannelDialler {
             dialled = &mut dialling => match dialled {
                 Ok(connection) if self.settle(Transport::Quic) => Ok(Channel::quic(connection)),
                 Err(error) if !error.retryable() => Err(error),
-                Ok(_) => self.reached(tcp, reaching, None, deadline).await,
-                Err(error) => self.reached(tcp, reaching, Some(error), deadline).await,
+                // QUIC has not helped: TCP or nothing
+                unhelpful => match reaching.await {
+                    Ok(connected) => self.go_on_by_tcp(connected, (tcp, quic), deadline).await,
+                    Err(error) => self.take_quic(unhelpful, error),
+                },
             },
-        }
-    }
-
-    /// QUIC has not helped: TCP or nothing.
-    async fn reached(
-        &self,
-        tcp: &Dialler,
-        reaching: impl Future<Output = Result<Connected, DialError>>,
-        quic: Option<DialError>,
-        deadline: Deadline,
-    ) -> Result<Channel, DialError> {
-        match (reaching.await, quic) {
-            (Ok(connected), _) => {
-                self.settle(Transport::Tcp);
-                Ok(Channel::tcp(tcp.secure(connected, deadline).await?))
-            }
-            (Err(tcp), Some(quic)) => Err(self.neither(tcp, quic)),
-            (Err(tcp), None) => Err(tcp),
         }
     }
 

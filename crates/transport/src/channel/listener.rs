@@ -71,7 +71,7 @@ impl Listener {
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         match (&self.tcp, &self.quic) {
             (Some(tcp), _) => tcp.local_addr(),
-            (None, Some(quic)) => quic.local_addr(),
+            (None, Some(quic)) => quic.endpoint.local_addr(),
             (None, None) => Err(io::ErrorKind::NotConnected.into()),
         }
     }
@@ -79,7 +79,7 @@ impl Listener {
     /// What the kernel holds of UDP until it is received, where there is UDP; it bounds how fast QUIC can be.
     #[must_use]
     pub fn udp_buffer_bytes(&self) -> Option<usize> {
-        self.quic.as_ref().map(QuicAcceptor::receive_buffer_bytes)
+        self.quic.as_ref().map(|quic| quic.receive_buffer_bytes)
     }
 
     /// The next client. Dropping the future loses none.
@@ -95,7 +95,7 @@ impl Listener {
         };
         let by_quic = async {
             match &self.quic {
-                Some(quic) => quic.accept().await,
+                Some(quic) => quic.endpoint.accept().await,
                 None => std::future::pending().await,
             }
         };
@@ -144,7 +144,7 @@ impl Listener {
     /// Ends what is open by QUIC, in order.
     pub fn close(&self) {
         if let Some(quic) = &self.quic {
-            quic.close();
+            quic.endpoint.close(quic::DONE, b"");
         }
     }
 }

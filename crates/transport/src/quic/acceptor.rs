@@ -22,8 +22,9 @@ use crate::trust::{Identity, server_config};
 /// Listens for clients over UDP.
 #[derive(Debug)]
 pub(crate) struct QuicAcceptor {
-    endpoint: Endpoint,
-    receive_buffer_bytes: usize,
+    pub(crate) endpoint: Endpoint,
+    /// What may wait in the kernel to be received.
+    pub(crate) receive_buffer_bytes: usize,
 }
 
 impl QuicAcceptor {
@@ -40,25 +41,6 @@ impl QuicAcceptor {
         let own = settings::endpoint(identity);
         let endpoint = Endpoint::new_with_abstract_socket(own, Some(config), socket, Arc::new(TokioRuntime));
         Ok(Self { endpoint: endpoint.map_err(failed)?, receive_buffer_bytes })
-    }
-
-    pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.endpoint.local_addr()
-    }
-
-    /// What may wait in the kernel to be received.
-    pub(crate) const fn receive_buffer_bytes(&self) -> usize {
-        self.receive_buffer_bytes
-    }
-
-    /// The next client that wants a connection; `None` when the socket is gone. Dropping the future loses none.
-    pub(crate) async fn accept(&self) -> Option<Incoming> {
-        self.endpoint.accept().await
-    }
-
-    /// Ends all connections.
-    pub(crate) fn close(&self) {
-        self.endpoint.close(super::DONE, b"");
     }
 }
 

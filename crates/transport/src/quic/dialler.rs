@@ -90,9 +90,12 @@ impl QuicDialler {
     ) -> impl Future<Output = Result<QuicConnection, DialError>> + Send + 'static {
         let (made_in, made) = oneshot::channel();
         let (dialler, leave) = (self.clone(), self.threads.leave.subscribe());
-        let started = std::thread::Builder::new()
-            .name("zmove-quic".into())
-            .spawn(move || dialler.run(address, deadline, made_in, leave));
+        let started = std::thread::Builder::new().name("zmove-quic".into()).spawn(move || {
+            match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+                Ok(runtime) => runtime.block_on(dialler.serve(address, deadline, made_in, leave)),
+                Err(error) => drop(made_in.send(Err(dialler.local(error)))),
+            }
+        });
         let started = started.map(|thread| self.threads.lock().push(thread));
         let started = started.map_err(|error| self.local(error));
         let ended = self.local(io::Error::other("the connection's thread has ended"));
@@ -100,20 +103,6 @@ impl QuicDialler {
             started?;
             made.await.unwrap_or(Err(ended))
         }
-    }
-
-    fn run(
-        &self,
-        address: SocketAddr,
-        deadline: Deadline,
-        made: oneshot::Sender<Result<QuicConnection, DialError>>,
-        leave: watch::Receiver<bool>,
-    ) {
-        let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-            Ok(runtime) => runtime,
-            Err(error) => return drop(made.send(Err(self.local(error)))),
-        };
-        runtime.block_on(self.serve(address, deadline, made, leave));
     }
 
     /// The whole life of a connection.

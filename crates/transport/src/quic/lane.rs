@@ -138,11 +138,6 @@ impl QuicLane {
         }
         Ok(())
     }
-
-    fn make_breaker(&self) -> LaneBreaker {
-        let connection = self.connection.connection.clone();
-        LaneBreaker::new(move || connection.close(DROPPED, b""))
-    }
 }
 
 /// What one lane may have outstanding: with one more frame, no more than the receiver's window for it. So a
@@ -203,7 +198,7 @@ impl LaneSink for QuicLane {
     }
 
     fn breaker(&self) -> LaneBreaker {
-        self.make_breaker()
+        LaneSource::breaker(self)
     }
 
     fn path(&self) -> PathProbe {
@@ -250,7 +245,8 @@ impl LaneSource for QuicLane {
     }
 
     fn breaker(&self) -> LaneBreaker {
-        self.toll.breaker(self.make_breaker())
+        let connection = self.connection.connection.clone();
+        self.toll.breaker(LaneBreaker::new(move || connection.close(DROPPED, b"")))
     }
 }
 
