@@ -321,14 +321,9 @@ fn read_lines(path: &Path) -> Result<Vec<Line>, AuthorizedKeysError> {
 }
 
 fn parse_lines(path: &Path, bytes: &[u8]) -> Result<Vec<Line>, AuthorizedKeysError> {
-    let mut lines = Vec::new();
-    if bytes.is_empty() {
-        return Ok(lines);
-    }
-    let mut holders = HashMap::new();
-    let whole = bytes.strip_suffix(b"\n").unwrap_or(bytes);
-    for (number, bytes) in (1..).zip(whole.split(|byte| *byte == b'\n')) {
-        let line = parse_line(bytes).and_then(|line| {
+    let (mut lines, mut holders) = (Vec::new(), HashMap::new());
+    for (number, bytes) in (1..).zip(bytes.split_inclusive(|byte| *byte == b'\n')) {
+        let line = parse_line(bytes.strip_suffix(b"\n").unwrap_or(bytes)).and_then(|line| {
             let holder = line.grant.as_ref().map(|grant| grant.holder.clone());
             match holder.and_then(|holder| holders.insert(holder, number)) {
                 Some(earlier) => Err(GrantFault::Duplicate { earlier }),

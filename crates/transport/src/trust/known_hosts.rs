@@ -115,11 +115,8 @@ pub enum HostLineFault {
     #[error("not of the form `HOST:PORT SHA256:…`")]
     Form,
     /// The first field is no host and port.
-    #[error("{field:?} is not HOST:PORT")]
-    Host {
-        /// The field.
-        field: String,
-    },
+    #[error("{0:?} is not HOST:PORT")]
+    Host(String),
     /// The second field is no fingerprint.
     #[error("{field:?} is {fault}")]
     Fingerprint {
@@ -175,14 +172,8 @@ fn add_line(pins: &mut HashMap<Endpoint, Pin>, line: usize, bytes: &[u8]) -> Res
         return Ok(());
     }
     let (host_key, fingerprint) = parse_line(text)?;
-    match pins.get(&host_key) {
-        Some(pin) if pin.fingerprint != fingerprint => Err(HostLineFault::Conflict { earlier: pin.line }),
-        Some(_) => Ok(()),
-        None => {
-            pins.insert(host_key, Pin { fingerprint, line });
-            Ok(())
-        }
-    }
+    let pin = pins.entry(host_key).or_insert(Pin { fingerprint, line });
+    if pin.fingerprint == fingerprint { Ok(()) } else { Err(HostLineFault::Conflict { earlier: pin.line }) }
 }
 
 fn parse_line(text: &str) -> Result<(Endpoint, Fingerprint), HostLineFault> {
@@ -190,7 +181,7 @@ fn parse_line(text: &str) -> Result<(Endpoint, Fingerprint), HostLineFault> {
     let (Some(host), Some(key), None) = (fields.next(), fields.next(), fields.next()) else {
         return Err(HostLineFault::Form);
     };
-    let host_key = Endpoint::parse(host).ok_or_else(|| HostLineFault::Host { field: host.into() })?;
+    let host_key = Endpoint::parse(host).ok_or_else(|| HostLineFault::Host(host.into()))?;
     let fingerprint = key.parse().map_err(|fault| HostLineFault::Fingerprint { field: key.into(), fault })?;
     Ok((host_key, fingerprint))
 }
@@ -315,7 +306,7 @@ mod tests {
         assert_eq!(fault_of(&format!("{good}b:1")), (2, HostLineFault::Form));
         assert_eq!(fault_of(&format!("{good}\nb:1 {ONE} x")), (3, HostLineFault::Form));
         for field in ["b", "b:", "b:+1", "b:65536", ":1", "::1:1", "[b:1", "b]:1"] {
-            let fault = HostLineFault::Host { field: field.into() };
+            let fault = HostLineFault::Host(field.into());
             assert_eq!(fault_of(&format!("{good}{field} {ONE}")), (2, fault), "{field}");
         }
         assert_eq!(fault_of(&format!("{good}A:1 {TWO}")), (2, HostLineFault::Conflict { earlier: 1 }));
