@@ -106,8 +106,9 @@ impl FrameHeader {
         let kind = FrameKind::from_tag(reader.u8()?)?;
         reader.array::<3>()?;
         let (head_max, data_max) = kind.limits();
-        let (head_bytes, data_bytes) = (reader.u32()?, reader.u32()?);
+        let head_bytes = reader.u32()?;
         within("frame head", head_bytes as usize, head_max)?;
+        let data_bytes = reader.u32()?;
         within("frame data", data_bytes as usize, data_max)?;
         let group = reader.u32()?;
         let (item, file) = (ItemId(reader.u64()?), FileId(reader.u64()?));
