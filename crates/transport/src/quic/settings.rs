@@ -86,24 +86,14 @@ impl QuicCongestion {
         match self {
             Self::Tolerant => Arc::new(TolerantConfig(Arc::new(cubic()))),
             Self::Cubic => Arc::new(cubic()),
-            Self::Bbr => {
-                let mut config = BbrConfig::default();
-                config.initial_window(FIRST_FLIGHT_BYTES);
-                Arc::new(config)
-            }
-            Self::NewReno => {
-                let mut config = NewRenoConfig::default();
-                config.initial_window(FIRST_FLIGHT_BYTES);
-                Arc::new(config)
-            }
+            Self::Bbr => Arc::new(BbrConfig::default().initial_window(FIRST_FLIGHT_BYTES).clone()),
+            Self::NewReno => Arc::new(NewRenoConfig::default().initial_window(FIRST_FLIGHT_BYTES).clone()),
         }
     }
 }
 
 fn cubic() -> CubicConfig {
-    let mut config = CubicConfig::default();
-    config.initial_window(FIRST_FLIGHT_BYTES);
-    config
+    CubicConfig::default().initial_window(FIRST_FLIGHT_BYTES).clone()
 }
 
 /// A connection's settings, as of who dials; `datagram_bytes_max` is what this side looks for when it
