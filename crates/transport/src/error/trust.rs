@@ -158,11 +158,8 @@ pub enum KnownHostsError {
         found: Fingerprint,
     },
     /// The host's name cannot stand in a line.
-    #[error("remember the host {host:?}: not a host name or address")]
-    HostName {
-        /// The name as given.
-        host: String,
-    },
+    #[error("remember the host {0:?}: not a host name or address")]
+    HostName(String),
 }
 
 /// Why the list of authorized keys cannot be read or extended.

@@ -321,7 +321,8 @@ fn read_lines(path: &Path) -> Result<Vec<Line>, AuthorizedKeysError> {
 }
 
 fn parse_lines(path: &Path, bytes: &[u8]) -> Result<Vec<Line>, AuthorizedKeysError> {
-    let (mut lines, mut holders) = (Vec::new(), HashMap::new());
+    let mut lines = Vec::new();
+    let mut holders = HashMap::new();
     for (number, bytes) in (1..).zip(bytes.split_inclusive(|byte| *byte == b'\n')) {
         let line = parse_line(bytes.strip_suffix(b"\n").unwrap_or(bytes)).and_then(|line| {
             let holder = line.grant.as_ref().map(|grant| grant.holder.clone());

@@ -149,7 +149,7 @@ fn read_locked(path: &Path) -> Result<(File, Vec<u8>), KeyFileError> {
 }
 
 fn key_of(host: &str, port: u16) -> Result<Endpoint, KnownHostsError> {
-    Endpoint::canonical(host, port).ok_or_else(|| KnownHostsError::HostName { host: host.into() })
+    Endpoint::canonical(host, port).ok_or_else(|| KnownHostsError::HostName(host.into()))
 }
 
 fn parse(path: &Path, bytes: &[u8]) -> Result<HashMap<Endpoint, Pin>, KnownHostsError> {
@@ -320,7 +320,7 @@ mod tests {
         let mut hosts = KnownHosts::open(home.path()).unwrap();
         for host in ["", "a b", "a\nb", "#a", "a:b", "[a]"] {
             let error = hosts.pin(host, 1, ONE).unwrap_err();
-            assert!(matches!(error, KnownHostsError::HostName { .. }), "{error:?}");
+            assert!(matches!(error, KnownHostsError::HostName(_)), "{error:?}");
         }
     }
 }
