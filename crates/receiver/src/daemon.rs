@@ -210,7 +210,7 @@ impl Shared {
         let (address, patience) = (incoming.address(), self.admissions.limits().unproven_time);
         let channel = match self.listener.handshake_telling(incoming, patience, spoken).await {
             Ok(channel) => channel,
-            Err(AcceptError::Unused { .. }) => return None,
+            Err(AcceptError::Unused) => return None,
             Err(error) => {
                 self.reject(Rejection::Handshake, address, error);
                 return None;

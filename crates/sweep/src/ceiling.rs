@@ -50,22 +50,18 @@ impl Ceiling {
 
     /// A file smaller than the smallest takes as long as that, of a larger one than the largest each byte does.
     fn file_seconds(&self, bytes: f64) -> f64 {
-        let (first, last) = (self.times[0], self.times[self.times.len() - 1]);
         let size = bytes.max(1.0).ln();
-        if size <= first.0 {
-            return first.1.exp();
-        }
-        if size >= last.0 {
-            return (last.1 + size - last.0).exp();
-        }
-        let pairs = self.times.iter().zip(&self.times[1..]);
-        let between = pairs.into_iter().find(|(_, above)| size <= above.0);
-        between
-            .map_or(last.1, |(below, above)| {
-                let share = (size - below.0) / (above.0 - below.0);
-                below.1 + share * (above.1 - below.1)
-            })
-            .exp()
+        let above = self.times.partition_point(|(edge, _)| *edge < size);
+        let time = match (above.checked_sub(1).map(|below| self.times[below]), self.times.get(above)) {
+            (Some((lower, short)), Some((upper, long))) => {
+                let share = (size - lower) / (upper - lower);
+                short + share * (long - short)
+            }
+            (None, Some((_, shortest))) => *shortest,
+            (Some((largest, longest)), None) => longest + size - largest,
+            (None, None) => unreachable!("there is a size"),
+        };
+        time.exp()
     }
 }
 

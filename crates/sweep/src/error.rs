@@ -32,11 +32,8 @@ pub enum SweepError {
         reserve: ByteCount,
     },
     /// Not one file fits into the budget.
-    #[error("a budget of {budget} has no room for a file: take 1 MiB or more")]
-    NothingFits {
-        /// The budget.
-        budget: ByteCount,
-    },
+    #[error("a budget of {0} has no room for a file: take 1 MiB or more")]
+    NothingFits(ByteCount),
     /// Another sweep runs in the same directory on this host.
     #[error("another sweep is running in '{}': both would measure each other", path.display())]
     Running {

@@ -93,7 +93,7 @@ pub fn sweep(
     let files_max = room(directory.fd(), config)?;
     let plan = cells_within(config.budget, config.time, files_max);
     if plan.is_empty() {
-        return Err(SweepError::NothingFits { budget: config.budget });
+        return Err(SweepError::NothingFits(config.budget));
     }
     let place = Place::make_in(directory, &config.path, |path, found| {
         tell(match found {

@@ -9,7 +9,6 @@
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -128,7 +127,7 @@ impl Channel {
     pub fn round_trip(&self) -> Duration {
         match &self.established {
             Established::Tcp(connection) => connection.rtt,
-            Established::Quic(connection) => connection.round_trip(),
+            Established::Quic(quic) => quic.connection.rtt(),
         }
     }
 
@@ -149,7 +148,7 @@ impl Channel {
             Established::Tcp(connection) => {
                 connection.probe().read().is_some_and(|info| info.established == Some(false))
             }
-            Established::Quic(connection) => connection.is_ended(),
+            Established::Quic(quic) => quic.connection.close_reason().is_some(),
         }
     }
 
@@ -226,21 +225,6 @@ impl Channel {
 
 fn never_clear() -> LaneError {
     io::Error::new(io::ErrorKind::Unsupported, "QUIC has no lanes in clear").into()
-}
-
-/// The transport that the first connection of a run has settled; clones share one value.
-#[derive(Clone, Debug, Default)]
-struct Settled(Arc<OnceLock<Transport>>);
-
-impl Settled {
-    fn get(&self) -> Option<Transport> {
-        self.0.get().copied()
-    }
-
-    /// Settles for `transport` unless that is done; whether this is the one.
-    fn settle(&self, transport: Transport) -> bool {
-        *self.0.get_or_init(|| transport) == transport
-    }
 }
 
 impl AsyncRead for Channel {

@@ -8,7 +8,7 @@ use std::io;
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
-use zmove_wire::limits::MESSAGE_BYTES_MAX;
+use zmove_wire::limits::{MESSAGE_BYTES_MAX, within};
 use zmove_wire::{Greeting, GreetingError, WireError};
 
 /// Receives messages.
@@ -94,10 +94,7 @@ impl ControlReader {
         }
         self.0.read_exact(&mut length[1..]).await?;
         let len = u32::from_le_bytes(length) as usize;
-        if len > MESSAGE_BYTES_MAX {
-            let (value, limit) = (len as u64, MESSAGE_BYTES_MAX as u64);
-            return Err(WireError::OverLimit { what: "message", value, limit }.into());
-        }
+        within("message", len, MESSAGE_BYTES_MAX)?;
         let mut bytes = vec![0; len];
         self.0.read_exact(&mut bytes).await?;
         Ok(Some(bytes))

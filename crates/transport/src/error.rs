@@ -6,7 +6,8 @@
 
 use std::{io, net::SocketAddr, time::Duration};
 
-use crate::trust::{CertificateFault, Fingerprint, endpoint};
+use crate::endpoint::Endpoint;
+use crate::trust::{CertificateFault, Fingerprint};
 
 mod trust;
 
@@ -26,11 +27,7 @@ pub enum SocketError {
     },
     /// The socket cannot be made, or refuses an option that every kernel has.
     #[error("set up a socket")]
-    Setup {
-        /// What the system says.
-        #[from]
-        source: io::Error,
-    },
+    Setup(#[from] io::Error),
 }
 
 /// Why the daemon cannot listen.
@@ -55,17 +52,12 @@ pub enum BindError {
     },
     /// A socket that was handed over is of no use.
     #[error("listen on the sockets that were handed over")]
-    Inherited {
-        /// What the system says.
-        source: io::Error,
-    },
+    Inherited(#[source] io::Error),
 }
 
 /// How far a connection had come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DialStage {
-    /// Looking up the host's addresses.
-    Resolving,
     /// Waiting for the TCP connection.
     Connecting,
     /// Waiting for the TLS handshake.
@@ -79,87 +71,72 @@ pub enum DialError {
     // The peer misbehaves, or somebody sits in between.
     /// The host shows another key than the one pinned for it.
     #[error(
-        "trust {}: it shows the key {found} where {expected} is pinned; somebody may be intercepting, or the host \
-         has a new key: ask its administrator, then take the old one out of known_hosts with `zmove trust remove {}`",
-        endpoint(host, *port), endpoint(host, *port)
+        "trust {host}: it shows the key {found} where {expected} is pinned; somebody may be intercepting, or the host \
+         has a new key: ask its administrator, then take the old one out of known_hosts with `zmove trust remove {host}`"
     )]
     HostKeyChanged {
         /// The host that was dialled.
-        host: String,
-        /// The host's port.
-        port: u16,
+        host: Endpoint,
         /// The pinned key.
         expected: Fingerprint,
         /// The key it shows.
         found: Fingerprint,
     },
     /// The host shows a key without being able to sign with it.
-    #[error("trust {}: it cannot prove that it holds the key it shows; somebody may be intercepting", endpoint(host, *port))]
+    #[error("trust {host}: it cannot prove that it holds the key it shows; somebody may be intercepting")]
     HostKeyUnproven {
         /// The host that was dialled.
-        host: String,
-        /// The host's port.
-        port: u16,
+        host: Endpoint,
     },
     /// The site's authority does not vouch for the host's certificate, which should be one of its own.
-    #[error("trust {}: {fault}", endpoint(host, *port))]
+    #[error("trust {host}: {fault}")]
     HostCertificate {
         /// The host that was dialled.
-        host: String,
-        /// The host's port.
-        port: u16,
+        host: Endpoint,
         /// What is wrong with the certificate.
         fault: CertificateFault,
     },
     /// The TLS handshake failed in another way.
-    #[error("agree on a TLS connection with {}", endpoint(host, *port))]
+    #[error("agree on a TLS connection with {host}")]
     Handshake {
         /// The host that was dialled.
-        host: String,
-        /// The host's port.
-        port: u16,
+        host: Endpoint,
         /// What the TLS library says.
         source: rustls::Error,
     },
 
     // The peer is incompatible.
     /// What answers is not TLS: an ssh or web server, say.
-    #[error("talk to {}: what answers there is not zmove (it does not speak TLS); is the port right?", endpoint(host, *port))]
+    #[error("talk to {host}: what answers there is not zmove (it does not speak TLS); is the port right?")]
     NotTls {
         /// The host that was dialled.
-        host: String,
-        /// The host's port.
-        port: u16,
+        host: Endpoint,
         /// What the TLS library could not read.
         source: rustls::Error,
     },
     /// What answers speaks TLS, but not this protocol or not TLS 1.3.
-    #[error("talk to {}: what answers there is not zmove (TLS without its protocol); is the port right?", endpoint(host, *port))]
+    #[error("talk to {host}: what answers there is not zmove (TLS without its protocol); is the port right?")]
     NotZmove {
         /// The host that was dialled.
-        host: String,
-        /// The host's port.
-        port: u16,
+        host: Endpoint,
     },
 
     // Local: settings and decisions of this side.
     /// The host's key is not known yet, and unknown hosts are to be refused.
-    #[error("trust {}: its key {fingerprint} is not in known_hosts; compare it with what `zmove serve` printed there", endpoint(host, *port))]
+    #[error(
+        "trust {host}: its key {fingerprint} is not in known_hosts; compare it with what `zmove serve` printed there"
+    )]
     UnknownHost {
         /// The host that was dialled.
-        host: String,
-        /// The host's port.
-        port: u16,
+        host: Endpoint,
         /// The key it shows; not yet proven to be its own.
         fingerprint: Fingerprint,
     },
     /// The socket cannot be set up as configured.
-    #[error("connect to {}", endpoint(host, *port))]
+    #[error("connect to {host}")]
     Socket {
         /// The host that was dialled.
-        host: String,
-        /// The host's port.
-        port: u16,
+        host: Endpoint,
         /// What could not be set.
         source: SocketError,
     },
@@ -174,56 +151,49 @@ pub enum DialError {
 
     // Out of reach.
     /// Nobody listens at the port.
-    #[error("connect to {}: refused; is `zmove serve` running there?", tried(host, *port, address))]
+    #[error("connect to {}: refused; is `zmove serve` running there?", tried(host, address))]
     Refused {
         /// The host that was dialled.
-        host: String,
-        /// The host's port.
-        port: u16,
+        host: Endpoint,
         /// The address that refused.
         address: SocketAddr,
     },
     /// No TCP connection could be made.
-    #[error("connect to {}; is the host up, and does a firewall let this port through?", tried(host, *port, address))]
+    #[error(
+        "connect to {}; is the host up, and does a firewall let this port through?",
+        tried(host, address)
+    )]
     Connect {
         /// The host that was dialled.
-        host: String,
-        /// The host's port.
-        port: u16,
+        host: Endpoint,
         /// The address that was tried.
         address: SocketAddr,
         /// What the system says.
         source: io::Error,
     },
     /// The connection ended during the handshake.
-    #[error("connect to {}: it closed the connection; it may be full or restarting", endpoint(host, *port))]
+    #[error("connect to {host}: it closed the connection; it may be full or restarting")]
     Closed {
         /// The host that was dialled.
-        host: String,
-        /// The host's port.
-        port: u16,
+        host: Endpoint,
         /// What the system says.
         source: io::Error,
     },
     /// No connection could be made, neither by TCP nor by QUIC.
-    #[error("connect to {}: by TCP it failed to {}; by QUIC it failed to {}", endpoint(host, *port), whole(tcp), whole(quic))]
+    #[error("connect to {host}: by TCP it failed to {}; by QUIC it failed to {}", whole(tcp), whole(quic))]
     Neither {
         /// The host that was dialled.
-        host: String,
-        /// The host's port.
-        port: u16,
+        host: Endpoint,
         /// How TCP failed.
         tcp: Box<Self>,
         /// How QUIC failed.
         quic: Box<Self>,
     },
     /// The deadline passed.
-    #[error("connect to {} within {waited:?} (still {stage:?}); does a firewall drop this port?", endpoint(host, *port))]
+    #[error("connect to {host} within {waited:?} (still {stage:?}); does a firewall drop this port?")]
     TimedOut {
         /// The host that was dialled.
-        host: String,
-        /// The host's port.
-        port: u16,
+        host: Endpoint,
         /// How far the connection had come.
         stage: DialStage,
         /// The time that was allowed.
@@ -244,11 +214,22 @@ impl DialError {
                 | Self::Neither { .. }
         )
     }
+
+    /// Of two addresses' failures the one that tells more: a host's answer, even a refusal, before silence.
+    pub(crate) fn or_more_telling(self, earlier: Option<Self>) -> Self {
+        match earlier {
+            Some(
+                Self::Socket { .. } | Self::Connect { .. } | Self::Closed { .. } | Self::TimedOut { .. },
+            )
+            | None => self,
+            Some(earlier) => earlier,
+        }
+    }
 }
 
 /// A host as it was given, with the address that was tried where that says more.
-fn tried(host: &str, port: u16, address: &SocketAddr) -> String {
-    let (given, address) = (endpoint(host, port), address.to_string());
+fn tried(host: &Endpoint, address: &SocketAddr) -> String {
+    let (given, address) = (host.to_string(), address.to_string());
     if given == address { given } else { format!("{given} at {address}") }
 }
 
@@ -264,94 +245,46 @@ fn whole(error: &DialError) -> String {
 pub enum AcceptError {
     // The peer misbehaves.
     /// The client shows a key without being able to sign with it.
-    #[error("accept {address}: it cannot prove that it holds the key it shows")]
-    ClientKeyUnproven {
-        /// The client.
-        address: SocketAddr,
-    },
+    #[error("accept a client: it cannot prove that it holds the key it shows")]
+    ClientKeyUnproven,
     /// The client shows no key.
-    #[error("accept {address}: it shows no key")]
-    NoClientKey {
-        /// The client.
-        address: SocketAddr,
-    },
+    #[error("accept a client: it shows no key")]
+    NoClientKey,
     /// The TLS handshake failed in another way.
-    #[error("agree on a TLS connection with {address}")]
-    Handshake {
-        /// The client.
-        address: SocketAddr,
-        /// What the TLS library says.
-        source: rustls::Error,
-    },
+    #[error("agree on a TLS connection with a client")]
+    Handshake(#[source] rustls::Error),
 
     // The peer is incompatible.
     /// The client does not speak TLS.
-    #[error("accept {address}: it does not speak TLS")]
-    NotTls {
-        /// The client.
-        address: SocketAddr,
-        /// What the TLS library could not read.
-        source: rustls::Error,
-    },
+    #[error("accept a client: it does not speak TLS")]
+    NotTls(#[source] rustls::Error),
     /// The client speaks TLS, but not this protocol or not TLS 1.3.
-    #[error("accept {address}: it speaks TLS without the zmove protocol")]
-    NotZmove {
-        /// The client.
-        address: SocketAddr,
-    },
+    #[error("accept a client: it speaks TLS without the zmove protocol")]
+    NotZmove,
     /// The QUIC handshake failed.
-    #[error("agree on a QUIC connection with {address}")]
-    Quic {
-        /// The client.
-        address: SocketAddr,
-        /// What the QUIC library says.
-        source: io::Error,
-    },
+    #[error("agree on a QUIC connection with a client")]
+    Quic(#[source] io::Error),
     /// The client refuses this daemon's key.
-    #[error("accept {address}: it does not trust this host's key")]
-    HostKeyRefused {
-        /// The client.
-        address: SocketAddr,
-    },
+    #[error("accept a client: it does not trust this host's key")]
+    HostKeyRefused,
 
     /// The client has ended a connection that it turned out not to need.
-    #[error("accept {address}: it has nothing to say")]
-    Unused {
-        /// The client.
-        address: SocketAddr,
-    },
+    #[error("accept a client: it has nothing to say")]
+    Unused,
 
     // Out of reach.
     /// The connection ended during the handshake.
-    #[error("accept {address}: it closed the connection")]
-    Closed {
-        /// The client.
-        address: SocketAddr,
-        /// What the system says.
-        source: io::Error,
-    },
+    #[error("accept a client: it closed the connection")]
+    Closed(#[source] io::Error),
     /// The client was gone before the handshake began.
     #[error("accept a connection: it is gone already")]
-    Gone {
-        /// What the system says.
-        source: io::Error,
-    },
+    Gone(#[source] io::Error),
     /// The deadline passed.
-    #[error("accept {address} within {waited:?}")]
+    #[error("accept a client within {waited:?}")]
     TimedOut {
-        /// The client.
-        address: SocketAddr,
         /// The time that was allowed.
         waited: Duration,
     },
-}
-
-impl AcceptError {
-    /// Whether the same client may well succeed when it dials again.
-    #[must_use]
-    pub const fn retryable(&self) -> bool {
-        matches!(self, Self::Closed { .. } | Self::Gone { .. } | Self::TimedOut { .. })
-    }
 }
 
 #[cfg(test)]
@@ -361,7 +294,7 @@ mod tests {
     #[test]
     fn an_address_is_told_once() {
         let refused = |host: &str, address: &str| {
-            DialError::Refused { host: host.into(), port: 7000, address: address.parse().unwrap() }
+            DialError::Refused { host: Endpoint::new(host, 7000), address: address.parse().unwrap() }
                 .to_string()
         };
         assert!(refused("10.0.0.2", "10.0.0.2:7000").starts_with("connect to 10.0.0.2:7000: refused"));

@@ -191,30 +191,18 @@ pub enum LaneError {
         source: io::Error,
     },
     /// TLS could not hand the connection over.
-    #[error("data lane: {source}")]
-    Tls {
-        /// Why.
-        #[from]
-        source: rustls::Error,
-    },
+    #[error("data lane: {0}")]
+    Tls(#[from] rustls::Error),
     /// What came is no record of the peer's.
-    #[error("data lane: {source}")]
-    Record {
-        /// Why.
-        #[from]
-        source: RecordError,
-    },
+    #[error("data lane: {0}")]
+    Record(#[from] RecordError),
     /// What came on a lane in clear is not the peer's next frame: changed, repeated, out of its place, or of
     /// another lane.
     #[error("data lane: a frame does not authenticate")]
     Forged,
     /// The bytes are no frame.
-    #[error("data lane: {source}")]
-    Wire {
-        /// Why.
-        #[from]
-        source: WireError,
-    },
+    #[error("data lane: {0}")]
+    Wire(#[from] WireError),
 }
 
 impl LaneError {
@@ -224,9 +212,7 @@ impl LaneError {
         match self {
             Self::Closed => true,
             Self::Io { source } => is_loss(source),
-            Self::Stopped | Self::Tls { .. } | Self::Record { .. } | Self::Forged | Self::Wire { .. } => {
-                false
-            }
+            Self::Stopped | Self::Tls(_) | Self::Record(_) | Self::Forged | Self::Wire(_) => false,
         }
     }
 }

@@ -6,6 +6,7 @@
 
 mod channel;
 mod control;
+mod endpoint;
 mod error;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
@@ -19,6 +20,7 @@ mod trust;
 
 pub use channel::{Channel, ChannelDialler, Claim, Incoming, Inherited, Listener, Reach, TransportChoice};
 pub use control::{ControlError, ControlReader, ControlWriter, Inbox, control_pair};
+pub use endpoint::Endpoint;
 pub use error::{
     AcceptError, AuthorityError, AuthorizedKeysError, BindError, DialError, DialStage, IdentityError,
     KeyFileError, KnownHostsError, SocketError,

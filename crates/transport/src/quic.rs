@@ -20,7 +20,6 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
-    time::Duration,
 };
 
 use quinn::{
@@ -60,7 +59,7 @@ pub(crate) struct QuicConnection {
     pub(crate) address: SocketAddr,
     /// As [`Connection::version`](crate::Connection).
     pub(crate) version: Version,
-    connection: quinn::Connection,
+    pub(crate) connection: quinn::Connection,
     receiving: RecvStream,
     /// None once it has been handed over.
     sending: Option<SendStream>,
@@ -91,14 +90,6 @@ impl QuicConnection {
             keeper,
         });
         (whole, Keeper { connection, lane_bytes, left })
-    }
-
-    pub(crate) fn round_trip(&self) -> Duration {
-        self.connection.rtt()
-    }
-
-    pub(crate) fn is_ended(&self) -> bool {
-        self.connection.close_reason().is_some()
     }
 
     /// Has the peer send as much before it is read as control may.
@@ -160,7 +151,7 @@ fn lost_if(error: io::Error) -> io::Error {
 }
 
 /// The connection was closed in order.
-const DONE: VarInt = VarInt::from_u32(0);
+pub(crate) const DONE: VarInt = VarInt::from_u32(0);
 /// Who held the connection let go of it half-way.
 const DROPPED: VarInt = VarInt::from_u32(1);
 

@@ -32,7 +32,7 @@ mod whole;
 pub use acceptor::Acceptor;
 pub(crate) use acceptor::{canonical, listen};
 pub use dialler::Dialler;
-pub(crate) use dialler::{Connected, Deadline, Host, race::first as first_of, tls_fault};
+pub(crate) use dialler::{Connected, Deadline, Host, OneAddress, tls_fault};
 pub(crate) use room::Room;
 pub use socket::SocketConfig;
 use whole::WholeRecords;

@@ -26,7 +26,6 @@ pub use fingerprint::{Fingerprint, ParseFingerprintError};
 pub use identity::Identity;
 #[cfg(feature = "fuzzing")]
 pub(crate) use identity::fuzzing as identity_fuzzing;
-pub(crate) use known_hosts::endpoint;
 #[cfg(feature = "fuzzing")]
 pub(crate) use known_hosts::fuzzing as known_hosts_fuzzing;
 pub use known_hosts::{HostLineFault, KnownHosts};

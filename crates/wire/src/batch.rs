@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use zmove_types::{Metadata, Name, RelPath, Root, Timestamp};
 
-use crate::codec::{Put, Reader};
+use crate::codec::{Reader, put_metadata, put_name, put_path, put_timestamp};
 use crate::error::WireError;
 use crate::extensions::Extensions;
 use crate::limits::{BATCH_ENTRIES_MAX, FRAME_DATA_BYTES_MAX, SYMLINK_BYTES_MAX};
@@ -85,14 +85,14 @@ impl Batch {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(64 * self.entry_count() + 64);
-        out.put(&count(self.groups.len()).to_le_bytes());
+        out.extend(count(self.groups.len()).to_le_bytes());
         for group in &self.groups {
-            out.put_path(&group.directory);
-            out.put(&count(group.entries.len()).to_le_bytes());
+            put_path(&mut out, &group.directory);
+            out.extend(count(group.entries.len()).to_le_bytes());
             group.entries.iter().for_each(|entry| entry.encode(&mut out));
         }
         for (entry, extensions) in self.extensions.iter().filter(|(_, extensions)| !extensions.is_empty()) {
-            out.put(&entry.to_le_bytes());
+            out.extend(entry.to_le_bytes());
             extensions.put(&mut out);
         }
         out
@@ -158,29 +158,29 @@ impl BatchEntry {
     fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Self::Itself(metadata) => {
-                out.put(&[1]);
-                out.put_metadata(metadata);
+                out.push(1);
+                put_metadata(out, metadata);
             }
             Self::Directory(name, metadata) => Self::encode_named(out, 2, name, metadata),
             Self::Symlink(name, metadata, target) => {
                 Self::encode_named(out, 3, name, metadata);
                 let len = u16::try_from(target.len()).expect("symlink targets are at most 4096 bytes");
-                out.put(&len.to_le_bytes());
-                out.put(target);
+                out.extend(len.to_le_bytes());
+                out.extend_from_slice(target);
             }
             Self::File(file) => {
                 Self::encode_named(out, 4, &file.name, &file.metadata);
-                out.put(&file.bytes.to_le_bytes());
-                out.put(&file.root.0);
+                out.extend(file.bytes.to_le_bytes());
+                out.extend_from_slice(&file.root.0);
             }
             Self::Retouch(name, metadata) => Self::encode_named(out, 5, name, metadata),
         }
     }
 
     fn encode_named(out: &mut Vec<u8>, tag: u8, name: &Name, metadata: &Metadata) {
-        out.put(&[tag]);
-        out.put_name(name);
-        out.put_metadata(metadata);
+        out.push(tag);
+        put_name(out, name);
+        put_metadata(out, metadata);
     }
 
     fn decode(reader: &mut Reader<'_>) -> Result<Self, WireError> {
@@ -242,11 +242,11 @@ impl FileHead {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(56 + self.path.as_bytes().len());
-        out.put_path(&self.path);
-        out.put_metadata(&self.metadata);
-        out.put(&self.bytes.to_le_bytes());
-        out.put_timestamp(self.ctime);
-        out.put(&self.inode.to_le_bytes());
+        put_path(&mut out, &self.path);
+        put_metadata(&mut out, &self.metadata);
+        out.extend(self.bytes.to_le_bytes());
+        put_timestamp(&mut out, self.ctime);
+        out.extend(self.inode.to_le_bytes());
         if !self.extensions.is_empty() {
             self.extensions.put(&mut out);
         }

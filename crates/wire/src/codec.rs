@@ -5,6 +5,7 @@
 use zmove_types::{Metadata, Name, RelPath, Timestamp};
 
 use crate::error::WireError;
+use crate::limits::within;
 
 /// Takes values off the front of some bytes.
 #[derive(Debug)]
@@ -49,11 +50,9 @@ impl<'a> Reader<'a> {
 
     /// A count or length that must not pass `limit`.
     pub(crate) fn bounded_u32(&mut self, what: &'static str, limit: usize) -> Result<usize, WireError> {
-        let value = self.u32()?;
-        match usize::try_from(value) {
-            Ok(count) if count <= limit => Ok(count),
-            _ => Err(WireError::OverLimit { what, value: u64::from(value), limit: limit as u64 }),
-        }
+        let value = usize::try_from(self.u32()?).unwrap_or(usize::MAX);
+        within(what, value, limit)?;
+        Ok(value)
     }
 
     pub(crate) fn path(&mut self) -> Result<RelPath, WireError> {
@@ -73,10 +72,7 @@ impl<'a> Reader<'a> {
 
     pub(crate) fn timestamp(&mut self) -> Result<Timestamp, WireError> {
         let (seconds, nanos) = (self.i64()?, self.u32()?);
-        if nanos >= 1_000_000_000 {
-            let (value, limit) = (u64::from(nanos), 999_999_999);
-            return Err(WireError::OverLimit { what: "nanoseconds", value, limit });
-        }
+        within("nanoseconds", nanos, 999_999_999)?;
         Ok(Timestamp { seconds, nanos })
     }
 
@@ -91,31 +87,27 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Appends values to a frame's head.
-pub(crate) trait Put {
-    fn put(&mut self, bytes: &[u8]);
-    fn put_path(&mut self, path: &RelPath) {
-        let len = u16::try_from(path.as_bytes().len()).expect("RelPath is at most 65,535 bytes");
-        self.put(&len.to_le_bytes());
-        self.put(path.as_bytes());
-    }
-    fn put_name(&mut self, name: &Name) {
-        self.put(&[u8::try_from(name.as_bytes().len()).expect("Name is at most 255 bytes")]);
-        self.put(name.as_bytes());
-    }
-    fn put_metadata(&mut self, metadata: &Metadata) {
-        self.put(&metadata.mode.to_le_bytes());
-        self.put_timestamp(metadata.mtime);
-    }
-
-    fn put_timestamp(&mut self, time: Timestamp) {
-        self.put(&time.seconds.to_le_bytes());
-        self.put(&time.nanos.to_le_bytes());
-    }
+/// Appends a path to a frame's head.
+pub(crate) fn put_path(out: &mut Vec<u8>, path: &RelPath) {
+    let len = u16::try_from(path.as_bytes().len()).expect("RelPath is at most 65,535 bytes");
+    out.extend(len.to_le_bytes());
+    out.extend_from_slice(path.as_bytes());
 }
 
-impl Put for Vec<u8> {
-    fn put(&mut self, bytes: &[u8]) {
-        self.extend_from_slice(bytes);
-    }
+/// Appends a name.
+pub(crate) fn put_name(out: &mut Vec<u8>, name: &Name) {
+    out.push(u8::try_from(name.as_bytes().len()).expect("Name is at most 255 bytes"));
+    out.extend_from_slice(name.as_bytes());
+}
+
+/// Appends mode and time.
+pub(crate) fn put_metadata(out: &mut Vec<u8>, metadata: &Metadata) {
+    out.extend(metadata.mode.to_le_bytes());
+    put_timestamp(out, metadata.mtime);
+}
+
+/// Appends a time.
+pub(crate) fn put_timestamp(out: &mut Vec<u8>, time: Timestamp) {
+    out.extend(time.seconds.to_le_bytes());
+    out.extend(time.nanos.to_le_bytes());
 }

@@ -8,9 +8,9 @@
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::codec::{Put, Reader};
+use crate::codec::Reader;
 use crate::error::WireError;
-use crate::limits::{EXTENSIONS_BYTES_MAX, EXTENSIONS_MAX};
+use crate::limits::{EXTENSIONS_BYTES_MAX, EXTENSIONS_MAX, within};
 
 /// One block of extensions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -71,7 +71,7 @@ impl Extensions {
     /// Appends the block, with its length before it.
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
         let length = u32::try_from(self.block_bytes()).expect("a block is within EXTENSIONS_BYTES_MAX");
-        out.put(&length.to_le_bytes());
+        out.extend(length.to_le_bytes());
         self.put_block(out);
     }
 
@@ -88,15 +88,16 @@ impl Extensions {
     fn put_block(&self, out: &mut Vec<u8>) {
         for Extension { number, critical, bytes } in &self.0 {
             let length = u32::try_from(bytes.len()).expect("within EXTENSIONS_BYTES_MAX");
-            out.put(&number.to_le_bytes());
-            out.put(&[u8::from(*critical)]);
-            out.put(&length.to_le_bytes());
-            out.put(bytes);
+            out.extend(number.to_le_bytes());
+            out.push(u8::from(*critical));
+            out.extend(length.to_le_bytes());
+            out.extend_from_slice(bytes);
         }
     }
 
     fn of_block(block: &[u8]) -> Result<Self, WireError> {
-        let mut reader = Reader::new(within(block)?);
+        within("extensions", block.len(), EXTENSIONS_BYTES_MAX)?;
+        let mut reader = Reader::new(block);
         let mut extensions = Vec::<Extension>::new();
         while !reader.is_empty() {
             let number = reader.u16()?;
@@ -108,24 +109,13 @@ impl Extensions {
             if extensions.last().is_some_and(|before| before.number >= number) {
                 return Err(WireError::OutOfOrder { what: "an extension" });
             }
-            if extensions.len() == EXTENSIONS_MAX {
-                let (value, limit) = (EXTENSIONS_MAX as u64 + 1, EXTENSIONS_MAX as u64);
-                return Err(WireError::OverLimit { what: "number of extensions", value, limit });
-            }
+            within("number of extensions", extensions.len() + 1, EXTENSIONS_MAX)?;
             let length = reader.bounded_u32("extension", EXTENSIONS_BYTES_MAX)?;
             let bytes = reader.bytes(length)?.into();
             extensions.push(Extension { number, critical, bytes });
         }
         Ok(Self(extensions))
     }
-}
-
-fn within(block: &[u8]) -> Result<&[u8], WireError> {
-    if block.len() <= EXTENSIONS_BYTES_MAX {
-        return Ok(block);
-    }
-    let (value, limit) = (block.len() as u64, EXTENSIONS_BYTES_MAX as u64);
-    Err(WireError::OverLimit { what: "extensions", value, limit })
 }
 
 /// Number, mark and length.

@@ -16,25 +16,25 @@ use zmove_types::{FileId, ItemId};
 
 use crate::codec::Reader;
 use crate::error::WireError;
-use crate::limits::{FILLER_BYTES_MAX, FRAME_DATA_BYTES_MAX, FRAME_HEAD_BYTES_MAX};
+use crate::limits::{FILLER_BYTES_MAX, FRAME_DATA_BYTES_MAX, FRAME_HEAD_BYTES_MAX, within};
 
-/// What a frame carries.
+/// What a frame carries, with its number on the wire.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum FrameKind {
     /// Many small entries: a head that describes them, then their data end to end.
     #[default]
-    Batch,
+    Batch = 1,
     /// A large file is about to come in chunks on this lane: a head that describes it, no data.
-    Declare,
+    Declare = 2,
     /// One group of a large file.
-    Chunk,
+    Chunk = 3,
     /// A batch from before the sender knew the target: files that are there already are left as they are.
-    Guess,
+    Guess = 4,
     /// One group of a large file that equals the one the receiver has reported of the file's old version: no
     /// head, no data.
-    Same,
+    Same = 5,
     /// Bytes of a probe, to be counted and thrown away: no head, [`FILLER_BYTES_MAX`] of data at most.
-    Filler,
+    Filler = 6,
 }
 
 /// The header of one frame.
@@ -87,7 +87,7 @@ impl FrameHeader {
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
-        bytes[0] = self.kind.tag();
+        bytes[0] = self.kind as u8;
         bytes[4..8].copy_from_slice(&self.head_bytes.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.data_bytes.to_le_bytes());
         bytes[12..16].copy_from_slice(&self.group.to_le_bytes());
@@ -106,8 +106,10 @@ impl FrameHeader {
         let kind = FrameKind::from_tag(reader.u8()?)?;
         reader.array::<3>()?;
         let (head_max, data_max) = kind.limits();
-        let head_bytes = within(reader.u32()?, "frame head", head_max)?;
-        let data_bytes = within(reader.u32()?, "frame data", data_max)?;
+        let head_bytes = reader.u32()?;
+        within("frame head", head_bytes as usize, head_max)?;
+        let data_bytes = reader.u32()?;
+        within("frame data", data_bytes as usize, data_max)?;
         let group = reader.u32()?;
         let (item, file) = (ItemId(reader.u64()?), FileId(reader.u64()?));
         reader.array::<8>()?;
@@ -117,6 +119,8 @@ impl FrameHeader {
 }
 
 impl FrameKind {
+    const ALL: [Self; 6] = [Self::Batch, Self::Declare, Self::Chunk, Self::Guess, Self::Same, Self::Filler];
+
     /// The longest head and the most data, in bytes.
     const fn limits(self) -> (usize, usize) {
         match self {
@@ -125,35 +129,10 @@ impl FrameKind {
         }
     }
 
-    fn tag(self) -> u8 {
-        match self {
-            Self::Batch => 1,
-            Self::Declare => 2,
-            Self::Chunk => 3,
-            Self::Guess => 4,
-            Self::Same => 5,
-            Self::Filler => 6,
-        }
-    }
-
     fn from_tag(tag: u8) -> Result<Self, WireError> {
-        match tag {
-            1 => Ok(Self::Batch),
-            2 => Ok(Self::Declare),
-            3 => Ok(Self::Chunk),
-            4 => Ok(Self::Guess),
-            5 => Ok(Self::Same),
-            6 => Ok(Self::Filler),
-            _ => Err(WireError::UnknownTag { what: "frame", tag }),
-        }
+        let known = Self::ALL.into_iter().find(|kind| *kind as u8 == tag);
+        known.ok_or(WireError::UnknownTag { what: "frame", tag })
     }
-}
-
-fn within(value: u32, what: &'static str, limit: usize) -> Result<u32, WireError> {
-    if value as usize <= limit {
-        return Ok(value);
-    }
-    Err(WireError::OverLimit { what, value: u64::from(value), limit: limit as u64 })
 }
 
 #[cfg(test)]

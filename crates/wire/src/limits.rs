@@ -2,6 +2,8 @@
 
 use zmove_types::GROUP_BYTES;
 
+use crate::error::WireError;
+
 /// The longest control message, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
 /// The most strings in one control message, over all its lists: with two for each range what a
@@ -98,3 +100,12 @@ pub const SWEEP_BYTES_MAX: u64 = 256 << 20;
 pub const SWEEP_MILLIS_MAX: u64 = 10_000;
 /// The most sizes of files in the answer.
 pub const SWEEP_SIZES_MAX: usize = 64;
+
+/// Holds a length or a count against its limit.
+///
+/// # Errors
+/// [`WireError::OverLimit`] when it is over that.
+pub fn within<N: TryInto<u64>>(what: &'static str, value: N, limit: N) -> Result<(), WireError> {
+    let [value, limit] = [value, limit].map(|number| number.try_into().unwrap_or(u64::MAX));
+    if value <= limit { Ok(()) } else { Err(WireError::OverLimit { what, value, limit }) }
+}

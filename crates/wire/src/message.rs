@@ -8,7 +8,7 @@ use zmove_types::{Name, RelPath};
 
 use crate::error::WireError;
 use crate::extensions::Extensions;
-use crate::limits::MESSAGE_BYTES_MAX;
+use crate::limits::{MESSAGE_BYTES_MAX, within};
 use crate::version::Version;
 
 mod bytes;
@@ -487,10 +487,7 @@ pub fn decode_message_within<M: DeserializeOwned>(
     bytes: &[u8],
     room: impl FnMut(usize) -> Result<(), WireError>,
 ) -> Result<M, WireError> {
-    if bytes.len() > MESSAGE_BYTES_MAX {
-        let (value, limit) = (bytes.len() as u64, MESSAGE_BYTES_MAX as u64);
-        return Err(WireError::OverLimit { what: "message", value, limit });
-    }
+    within("message", bytes.len(), MESSAGE_BYTES_MAX)?;
     let mut decoder = postcard::Deserializer::from_flavor(Counted::new(bytes, room));
     let message = M::deserialize(&mut decoder);
     match (message, decoder.finalize()) {

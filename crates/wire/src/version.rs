@@ -83,6 +83,7 @@ pub enum GreetingError {
 }
 
 impl Version {
+    const ALL: [Self; 4] = [Self::V1, Self::V2, Self::V3, Self::V4];
     const OLDEST: u16 = Self::V1 as u16;
     /// The newest that this program speaks.
     pub const NEWEST: Self = Self::V4;
@@ -167,15 +168,8 @@ impl Greeting {
     /// [`GreetingError::Incompatible`] when there is none.
     pub fn agree(&self) -> Result<Version, GreetingError> {
         let newest = self.version_max.min(Version::NEWEST as u16);
-        if newest >= self.version_min.max(Version::OLDEST) {
-            return Ok(match newest {
-                1 => Version::V1,
-                2 => Version::V2,
-                3 => Version::V3,
-                _ => Version::V4,
-            });
-        }
-        Err(self.incompatible(Version::OLDEST))
+        let version = Version::ALL.into_iter().find(|version| *version as u16 == newest);
+        version.filter(|_| newest >= self.version_min).ok_or_else(|| self.incompatible(Version::OLDEST))
     }
 
     /// The newest version that both sides speak, where that is `least` or a later one.
@@ -194,7 +188,6 @@ impl Greeting {
     /// [`GreetingError::Incompatible`] when there is none.
     pub fn agree_within(&self, named: Version) -> Result<Version, GreetingError> {
         let least = if named > Version::UNNAMED { named } else { Version::V1 };
-        self.agree()?;
         Ok(self.agree_on(least)?.min(named))
     }
 

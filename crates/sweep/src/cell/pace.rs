@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use zmove_types::GROUP_BYTES;
+use zmove_types::{ByteCount, GROUP_BYTES};
 
 use crate::error::SweepError;
 
@@ -129,7 +129,7 @@ impl<'a> Pace<'a> {
         let twice = state.allowance.saturating_mul(2);
         if bytes > 0 {
             // a flush costs time of its own: as long as it is short, more at once costs less
-            let in_time = f64_of(bytes) * half.as_secs_f64() / took.as_secs_f64().max(1e-9);
+            let in_time = ByteCount(bytes).as_f64() * half.as_secs_f64() / took.as_secs_f64().max(1e-9);
             let low = FIRST_BYTES / 8;
             state.allowance = if took <= half { twice } else { whole(in_time).clamp(low, twice.max(low)) };
         }
@@ -147,10 +147,6 @@ impl<'a> Pace<'a> {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn f64_of(bytes: u64) -> f64 {
-    zmove_types::ByteCount(bytes).as_f64()
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "what is too large is cut")]

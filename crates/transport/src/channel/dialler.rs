@@ -5,12 +5,13 @@
 //! when TCP has been refused. The first to be connected is taken for the whole run. After a refusal QUIC has
 //! little time, by how long the refusal took.
 
-use std::future::Future;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::{Channel, Settled};
+use super::Channel;
+use crate::endpoint::Endpoint;
 use crate::error::DialError;
 use crate::path::Transport;
 use crate::quic::{QuicCongestion, QuicConnection, QuicDialler};
@@ -43,11 +44,11 @@ pub struct Reach {
 /// Makes connections to one host. Cheap to clone; clones go to the same address by the same transport.
 #[derive(Clone, Debug)]
 pub struct ChannelDialler {
-    name: String,
-    port: u16,
+    host: Endpoint,
     tcp: Option<Dialler>,
     quic: Option<QuicDialler>,
-    settled: Settled,
+    /// What the first connection of a run has settled.
+    settled: Arc<OnceLock<Transport>>,
 }
 
 impl ChannelDialler {
@@ -62,16 +63,17 @@ impl ChannelDialler {
         policy: HostPolicy,
         reach: Reach,
     ) -> Result<Self, DialError> {
-        let host = Host::resolve(name, port).await?;
+        let resolved = Host::resolve(name, port).await?;
+        let host = resolved.endpoint.clone();
         let tcp = match reach.transport {
             TransportChoice::Quic => None,
-            _ => Some(Dialler::to(identity, host.clone(), policy.clone(), reach.socket)?),
+            _ => Some(Dialler::to(identity, resolved.clone(), policy.clone(), reach.socket)?),
         };
         let quic = match reach.transport {
             TransportChoice::Tcp => None,
-            _ => Some(QuicDialler::new(identity, host, policy, reach.quic_congestion)),
+            _ => Some(QuicDialler::new(identity, resolved, policy, reach.quic_congestion)),
         };
-        Ok(Self { name: name.into(), port, tcp, quic, settled: Settled::default() })
+        Ok(Self { host, tcp, quic, settled: Arc::default() })
     }
 
     /// Makes one connection within `deadline`. That the host takes this side's key shows only in what it sends next.
@@ -104,6 +106,11 @@ impl ChannelDialler {
         }
     }
 
+    /// Settles for `transport` unless that is done; whether this is the one.
+    fn settle(&self, transport: Transport) -> bool {
+        *self.settled.get_or_init(|| transport) == transport
+    }
+
     async fn race(
         &self,
         tcp: &Dialler,
@@ -121,7 +128,7 @@ impl ChannelDialler {
             },
             () = sleep(HEAD_START) => {}
         }
-        if self.settled.get() == Some(Transport::Tcp) {
+        if self.settled.get() == Some(&Transport::Tcp) {
             let connected = reaching.await?;
             return Ok(Channel::tcp(tcp.secure(connected, deadline).await?));
         }
@@ -133,29 +140,14 @@ impl ChannelDialler {
                 Err(error) => self.take_quic(dialling.await, error),
             },
             dialled = &mut dialling => match dialled {
-                Ok(connection) if self.settled.settle(Transport::Quic) => Ok(Channel::quic(connection)),
+                Ok(connection) if self.settle(Transport::Quic) => Ok(Channel::quic(connection)),
                 Err(error) if !error.retryable() => Err(error),
-                Ok(_) => self.reached(tcp, reaching, None, deadline).await,
-                Err(error) => self.reached(tcp, reaching, Some(error), deadline).await,
+                // QUIC has not helped: TCP or nothing
+                unhelpful => match reaching.await {
+                    Ok(connected) => self.go_on_by_tcp(connected, (tcp, quic), deadline).await,
+                    Err(error) => self.take_quic(unhelpful, error),
+                },
             },
-        }
-    }
-
-    /// QUIC has not helped: TCP or nothing.
-    async fn reached(
-        &self,
-        tcp: &Dialler,
-        reaching: impl Future<Output = Result<Connected, DialError>>,
-        quic: Option<DialError>,
-        deadline: Deadline,
-    ) -> Result<Channel, DialError> {
-        match (reaching.await, quic) {
-            (Ok(connected), _) => {
-                self.settled.settle(Transport::Tcp);
-                Ok(Channel::tcp(tcp.secure(connected, deadline).await?))
-            }
-            (Err(tcp), Some(quic)) => Err(self.neither(tcp, quic)),
-            (Err(tcp), None) => Err(tcp),
         }
     }
 
@@ -165,7 +157,7 @@ impl ChannelDialler {
         (tcp, quic): (&Dialler, &QuicDialler),
         deadline: Deadline,
     ) -> Result<Channel, DialError> {
-        if self.settled.settle(Transport::Tcp) {
+        if self.settle(Transport::Tcp) {
             return Ok(Channel::tcp(tcp.secure(connected, deadline).await?));
         }
         Ok(Channel::quic(quic.dial(deadline.waited).await?))
@@ -190,7 +182,7 @@ impl ChannelDialler {
         tcp: DialError,
     ) -> Result<Channel, DialError> {
         match dialled {
-            Ok(connection) if self.settled.settle(Transport::Quic) => Ok(Channel::quic(connection)),
+            Ok(connection) if self.settle(Transport::Quic) => Ok(Channel::quic(connection)),
             // the others of this run have TCP, which has failed here
             Ok(_) => Err(tcp),
             Err(quic) if !quic.retryable() => Err(quic),
@@ -199,8 +191,7 @@ impl ChannelDialler {
     }
 
     fn neither(&self, tcp: DialError, quic: DialError) -> DialError {
-        let (host, port) = (self.name.clone(), self.port);
-        DialError::Neither { host, port, tcp: Box::new(tcp), quic: Box::new(quic) }
+        DialError::Neither { host: self.host.clone(), tcp: Box::new(tcp), quic: Box::new(quic) }
     }
 }
 

@@ -57,7 +57,7 @@ impl Listener {
     pub fn on(sockets: Inherited, identity: &Identity, socket: &SocketConfig) -> Result<Self, BindError> {
         let Inherited { tcp, udp } = sockets;
         if tcp.is_none() && udp.is_none() {
-            return Err(BindError::Inherited { source: io::ErrorKind::NotConnected.into() });
+            return Err(BindError::Inherited(io::ErrorKind::NotConnected.into()));
         }
         let tcp = tcp.map(|tcp| Acceptor::on(tcp, identity, socket)).transpose()?;
         let quic = udp.map(|udp| QuicAcceptor::on(udp, identity)).transpose()?;
@@ -71,7 +71,7 @@ impl Listener {
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         match (&self.tcp, &self.quic) {
             (Some(tcp), _) => tcp.local_addr(),
-            (None, Some(quic)) => quic.local_addr(),
+            (None, Some(quic)) => quic.endpoint.local_addr(),
             (None, None) => Err(io::ErrorKind::NotConnected.into()),
         }
     }
@@ -79,7 +79,7 @@ impl Listener {
     /// What the kernel holds of UDP until it is received, where there is UDP; it bounds how fast QUIC can be.
     #[must_use]
     pub fn udp_buffer_bytes(&self) -> Option<usize> {
-        self.quic.as_ref().map(QuicAcceptor::receive_buffer_bytes)
+        self.quic.as_ref().map(|quic| quic.receive_buffer_bytes)
     }
 
     /// The next client. Dropping the future loses none.
@@ -95,7 +95,7 @@ impl Listener {
         };
         let by_quic = async {
             match &self.quic {
-                Some(quic) => quic.accept().await,
+                Some(quic) => quic.endpoint.accept().await,
                 None => std::future::pending().await,
             }
         };
@@ -137,14 +137,14 @@ impl Listener {
             (Accepted::Tcp(socket), Some(tcp)) => {
                 Ok(Channel::tcp(tcp.handshake_telling(socket, deadline, spoken).await?))
             }
-            (Accepted::Tcp(_), None) => Err(AcceptError::Gone { source: io::ErrorKind::NotConnected.into() }),
+            (Accepted::Tcp(_), None) => Err(AcceptError::Gone(io::ErrorKind::NotConnected.into())),
         }
     }
 
     /// Ends what is open by QUIC, in order.
     pub fn close(&self) {
         if let Some(quic) = &self.quic {
-            quic.close();
+            quic.endpoint.close(quic::DONE, b"");
         }
     }
 }

@@ -7,7 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::trust::{Fingerprint, GrantFault, HostLineFault, endpoint};
+use crate::endpoint::Endpoint;
+use crate::trust::{Fingerprint, GrantFault, HostLineFault};
 
 /// Why a file of keys, grants or authorities cannot be relied on.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +51,14 @@ pub enum KeyFileError {
         /// What the system says.
         source: io::Error,
     },
+    /// The file, or its directory, cannot be made or written.
+    #[error("write {}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
 }
 
 impl KeyFileError {
@@ -63,7 +72,7 @@ impl KeyFileError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IdentityError {
-    /// A file cannot be relied on, or not read.
+    /// A file cannot be relied on, read or written.
     #[error(transparent)]
     File(#[from] KeyFileError),
     /// Others can read the private key.
@@ -96,33 +105,19 @@ pub enum IdentityError {
         /// The certificate's file.
         path: PathBuf,
     },
-    /// A new key cannot be stored.
-    #[error("store a new key in {}", path.display())]
-    Write {
-        /// The key file.
-        path: PathBuf,
-        /// What the system says.
-        source: io::Error,
-    },
     /// No key could be made.
     #[error("make a new key")]
-    Generate {
-        /// What the certificate maker says.
-        source: rcgen::Error,
-    },
+    Generate(#[source] rcgen::Error),
     /// A key that was just made is of no use.
     #[error("use a new key")]
-    Fresh {
-        /// Why.
-        source: rustls::Error,
-    },
+    Fresh(#[source] rustls::Error),
 }
 
 /// Why the certificates or revocation lists of an authority cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AuthorityError {
-    /// A file cannot be relied on, or not read.
+    /// A file cannot be relied on, read or written.
     #[error(transparent)]
     File(#[from] KeyFileError),
     /// The file holds nothing of its kind in PEM form, or something that cannot be read.
@@ -151,40 +146,27 @@ pub enum KnownHostsError {
         fault: HostLineFault,
     },
     /// The host has another key in the list already; it is never replaced.
-    #[error("remember the key of {}: {} has {expected} for it, not {found}", endpoint(host, *port), path.display())]
+    #[error("remember the key of {host}: {} has {expected} for it, not {found}", path.display())]
     Conflict {
         /// The list.
         path: PathBuf,
         /// The host that was to be pinned.
-        host: String,
-        /// Its port.
-        port: u16,
+        host: Endpoint,
         /// The key in the list.
         expected: Fingerprint,
         /// The key that was to be added.
         found: Fingerprint,
     },
     /// The host's name cannot stand in a line.
-    #[error("remember the host {host:?}: not a host name or address")]
-    HostName {
-        /// The name as given.
-        host: String,
-    },
-    /// The list cannot be extended.
-    #[error("add a host to {}", path.display())]
-    Write {
-        /// The list.
-        path: PathBuf,
-        /// What the system says.
-        source: io::Error,
-    },
+    #[error("remember the host {0:?}: not a host name or address")]
+    HostName(String),
 }
 
 /// Why the list of authorized keys cannot be read or extended.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AuthorizedKeysError {
-    /// A file cannot be relied on, or not read.
+    /// A file cannot be relied on, read or written.
     #[error(transparent)]
     File(#[from] KeyFileError),
     /// A line does not say what a key may do.
@@ -204,13 +186,5 @@ pub enum AuthorizedKeysError {
         holder: String,
         /// What is wrong with the grant.
         fault: GrantFault,
-    },
-    /// The list cannot be rewritten.
-    #[error("write {}", path.display())]
-    Write {
-        /// The list.
-        path: PathBuf,
-        /// What the system says.
-        source: io::Error,
     },
 }

@@ -22,7 +22,7 @@ use zmove_types::{BufferPool, Doing, Stopwatch};
 use zmove_wire::FrameHeader;
 
 use crate::lane::rate::{SharedRate, Toll};
-use crate::lane::tls::{held_breaker, tcp_breaker};
+use crate::lane::tls::tcp_breaker;
 use crate::lane::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
 use crate::path::PathProbe;
 use crate::tcp_tls::{Connection, Parts, Room};
@@ -34,8 +34,8 @@ pub struct ClearLane {
     sealing: Row,
     checking: Row,
     ended: bool,
-    /// Paid for what is received, where the peer is held to a rate.
-    toll: Option<Toll>,
+    /// Paid for what is received.
+    toll: Toll,
 }
 
 /// The lane's socket, shared with what breaks it and tells of its path: one descriptor for all of them.
@@ -74,12 +74,12 @@ impl ClearLane {
     fn over((socket, room): (TcpStream, Room), arrived: Vec<u8>, (sealing, checking): (Row, Row)) -> Self {
         let incoming =
             BufReader::with_capacity(ARRIVED_BYTES_MAX, Cursor::new(arrived).chain(Socket(Arc::new(socket))));
-        Self { incoming, room, sealing, checking, ended: false, toll: None }
+        Self { incoming, room, sealing, checking, ended: false, toll: Toll::default() }
     }
 
     /// The same lane, which receives no faster than `rate`.
     pub(crate) fn held_to(self, rate: Option<SharedRate>) -> Self {
-        Self { toll: rate.map(Toll::new), ..self }
+        Self { toll: Toll::new(rate), ..self }
     }
 
     /// One system call where the path takes all of it.
@@ -104,18 +104,11 @@ impl ClearLane {
     /// Fills `out`, what is long straight from the socket; the end of the connection is no end of the lane.
     fn fill(&mut self, out: &mut [u8], watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
         watch.lap(Doing::Busy);
-        match &mut self.toll {
-            None => {
-                self.incoming.read_exact(out)?;
-                watch.lap(Doing::Starved);
-            }
-            Some(toll) => {
-                for piece in out.chunks_mut(PIECE_BYTES_MAX) {
-                    self.incoming.read_exact(piece)?;
-                    watch.lap(Doing::Starved);
-                    toll.pay(piece.len(), watch);
-                }
-            }
+        let piece_bytes = self.toll.rate.as_ref().map_or(usize::MAX, |_| PIECE_BYTES_MAX);
+        for piece in out.chunks_mut(piece_bytes) {
+            self.incoming.read_exact(piece)?;
+            watch.lap(Doing::Starved);
+            self.toll.pay(piece.len(), watch);
         }
         Ok(())
     }
@@ -212,7 +205,7 @@ impl LaneSource for ClearLane {
     }
 
     fn breaker(&self) -> LaneBreaker {
-        held_breaker(self.toll.as_ref(), tcp_breaker(self.socket()))
+        self.toll.breaker(tcp_breaker(self.socket()))
     }
 }
 

@@ -62,29 +62,30 @@ impl SharedRate {
 /// What was not used of the rate in this time may be used later: threads wake up late.
 const BURST: Duration = Duration::from_millis(20);
 
-/// One lane's part in a rate.
-#[derive(Debug)]
+/// One lane's part in a rate, where it is held to one.
+#[derive(Debug, Default)]
 pub(crate) struct Toll {
-    rate: SharedRate,
+    pub(crate) rate: Option<SharedRate>,
     /// Taken, and not booked yet.
     open: usize,
     broken: Arc<AtomicBool>,
 }
 
 impl Toll {
-    pub(crate) fn new(rate: SharedRate) -> Self {
-        Self { rate, open: 0, broken: Arc::default() }
+    pub(crate) fn new(rate: Option<SharedRate>) -> Self {
+        Self { rate, ..Self::default() }
     }
 
     /// Waits until what was taken, and what others took before, is paid for, or the lane is broken. Small
     /// amounts are left to be paid with what follows, so that lanes whose reads bring less do not come by a
     /// smaller share.
     pub(crate) fn pay(&mut self, bytes: usize, watch: &mut Stopwatch<'_>) {
+        let Some(rate) = &self.rate else { return };
         self.open += bytes;
         if self.open < SHARE_BYTES {
             return;
         }
-        let due = self.rate.spend(std::mem::take(&mut self.open), Instant::now());
+        let due = rate.spend(std::mem::take(&mut self.open), Instant::now());
         while !self.broken.load(Ordering::Relaxed) {
             let left = due.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -142,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_broken_lane_waits_no_longer() {
-        let mut toll = Toll::new(rate("1000B"));
+        let mut toll = Toll::new(Some(rate("1000B")));
         let breaker = toll.breaker(LaneBreaker::new(|| ()));
         let waiting = thread::spawn(move || toll.pay(1 << 40, &mut StageClock::default().start()));
         breaker.trip();
@@ -151,7 +152,7 @@ mod tests {
 
     #[test]
     fn what_is_waited_for_a_rate_is_booked_as_such() {
-        let (mut toll, clock) = (Toll::new(rate("10MB")), StageClock::default());
+        let (mut toll, clock) = (Toll::new(Some(rate("10MB"))), StageClock::default());
         toll.pay(1_000_000, &mut clock.start());
         let times = clock.times();
         assert!(times.paced >= Duration::from_millis(100) - BURST, "{times:?}");
@@ -161,7 +162,7 @@ mod tests {
     #[test]
     fn who_uses_a_rate_is_known() {
         let rate = rate("10MB");
-        let toll = Toll::new(rate.clone());
+        let toll = Toll::new(Some(rate.clone()));
         assert!(rate.in_use());
         drop(toll);
         assert!(!rate.in_use());

@@ -24,8 +24,8 @@ pub struct TlsLane {
     room: Room,
     sealer: Sealer,
     opener: Opener,
-    /// Paid for what is received, where the peer is held to a rate.
-    toll: Option<Toll>,
+    /// Paid for what is received.
+    toll: Toll,
 }
 
 impl TlsLane {
@@ -37,12 +37,12 @@ impl TlsLane {
         let Parts { socket, room, session, secrets, plaintext, records } = connection.into_parts()?;
         let (seal, open) = traffic_keys(session, &secrets)?;
         let (sealer, opener) = (Sealer::new(seal), Opener::new(open, plaintext, &records));
-        Ok(Self { socket: Arc::new(socket), room, sealer, opener, toll: None })
+        Ok(Self { socket: Arc::new(socket), room, sealer, opener, toll: Toll::default() })
     }
 
     /// The same lane, which receives no faster than `rate`.
     pub(crate) fn held_to(self, rate: Option<SharedRate>) -> Self {
-        Self { toll: rate.map(Toll::new), ..self }
+        Self { toll: Toll::new(rate), ..self }
     }
 
     /// Seals all of `bytes`; what has room waits to leave with what follows.
@@ -82,9 +82,7 @@ impl TlsLane {
             watch.lap(Doing::Busy);
             let received = self.opener.receive(&mut &*self.socket)?;
             watch.lap(Doing::Starved);
-            if let Some(toll) = &mut self.toll {
-                toll.pay(received, watch);
-            }
+            self.toll.pay(received, watch);
             if received == 0 {
                 return Err(LaneError::Closed);
             }
@@ -97,14 +95,6 @@ pub(crate) fn tcp_breaker(socket: &Arc<TcpStream>) -> LaneBreaker {
     let socket = Arc::clone(socket);
     // a connection that has ended already needs no breaking
     LaneBreaker::new(move || drop(socket.shutdown(Shutdown::Both)))
-}
-
-/// What breaks a lane that may be held to a rate.
-pub(crate) fn held_breaker(toll: Option<&Toll>, breaker: LaneBreaker) -> LaneBreaker {
-    match toll {
-        Some(toll) => toll.breaker(breaker),
-        None => breaker,
-    }
 }
 
 impl LaneSink for TlsLane {
@@ -141,7 +131,7 @@ impl LaneSource for TlsLane {
     }
 
     fn breaker(&self) -> LaneBreaker {
-        held_breaker(self.toll.as_ref(), tcp_breaker(&self.socket))
+        self.toll.breaker(tcp_breaker(&self.socket))
     }
 }
 

@@ -10,20 +10,21 @@ use std::time::Duration;
 
 use quinn::crypto::rustls::QuicServerConfig;
 use quinn::{ConnectionError, Endpoint, Incoming, TokioRuntime};
+use rustls::AlertDescription as Alert;
 use tokio::time::timeout;
 
-use super::dialler::{NO_APPLICATION_PROTOCOL, alert};
+use super::dialler::alert;
 use super::settings::{self, QuicCongestion};
 use super::{QuicConnection, socket};
 use crate::error::{AcceptError, BindError};
-use crate::tcp_tls::canonical;
 use crate::trust::{Identity, server_config};
 
 /// Listens for clients over UDP.
 #[derive(Debug)]
 pub(crate) struct QuicAcceptor {
-    endpoint: Endpoint,
-    receive_buffer_bytes: usize,
+    pub(crate) endpoint: Endpoint,
+    /// What may wait in the kernel to be received.
+    pub(crate) receive_buffer_bytes: usize,
 }
 
 impl QuicAcceptor {
@@ -32,7 +33,7 @@ impl QuicAcceptor {
     /// # Errors
     /// It is no such socket.
     pub(crate) fn on(socket: UdpSocket, identity: &Identity) -> Result<Self, BindError> {
-        let address = socket.local_addr().map_err(|source| BindError::Inherited { source })?;
+        let address = socket.local_addr().map_err(BindError::Inherited)?;
         let failed = |source| BindError::Listen { address, source };
         let receive_buffer_bytes = settings::enlarge_buffers(&socket).map_err(failed)?;
         let config = server(identity).map_err(failed)?;
@@ -40,25 +41,6 @@ impl QuicAcceptor {
         let own = settings::endpoint(identity);
         let endpoint = Endpoint::new_with_abstract_socket(own, Some(config), socket, Arc::new(TokioRuntime));
         Ok(Self { endpoint: endpoint.map_err(failed)?, receive_buffer_bytes })
-    }
-
-    pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.endpoint.local_addr()
-    }
-
-    /// What may wait in the kernel to be received.
-    pub(crate) const fn receive_buffer_bytes(&self) -> usize {
-        self.receive_buffer_bytes
-    }
-
-    /// The next client that wants a connection; `None` when the socket is gone. Dropping the future loses none.
-    pub(crate) async fn accept(&self) -> Option<Incoming> {
-        self.endpoint.accept().await
-    }
-
-    /// Ends all connections.
-    pub(crate) fn close(&self) {
-        self.endpoint.close(super::DONE, b"");
     }
 }
 
@@ -77,10 +59,8 @@ pub(crate) fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
 
 /// Makes the peer prove its key, and waits for its stream, within `deadline`.
 pub(crate) async fn handshake(incoming: Incoming, deadline: Duration) -> Result<QuicConnection, AcceptError> {
-    let address = canonical(incoming.remote_address());
-    timeout(deadline, secure(incoming, address))
-        .await
-        .map_err(|_| AcceptError::TimedOut { address, waited: deadline })?
+    let secured = timeout(deadline, secure(incoming)).await;
+    secured.map_err(|_| AcceptError::TimedOut { waited: deadline })?
 }
 
 /// Has a client show that it is where it says it is; `None` where that is settled.
@@ -91,43 +71,32 @@ pub(crate) fn ask_back(incoming: Incoming) -> Option<Incoming> {
     incoming.retry().err().map(quinn::RetryError::into_incoming)
 }
 
-async fn secure(incoming: Incoming, address: SocketAddr) -> Result<QuicConnection, AcceptError> {
-    let failed = |error| handshake_error(address, error);
-    let connection = incoming.accept().map_err(failed)?.await.map_err(failed)?;
+async fn secure(incoming: Incoming) -> Result<QuicConnection, AcceptError> {
+    let connection = incoming.accept().map_err(handshake_error)?.await.map_err(handshake_error)?;
     let stream = match connection.accept_bi().await {
         Ok(stream) => stream,
         // a client dials more lanes than a short path needs
-        Err(ConnectionError::ApplicationClosed(_)) => return Err(AcceptError::Unused { address }),
-        Err(error) => return Err(failed(error)),
+        Err(ConnectionError::ApplicationClosed(_)) => return Err(AcceptError::Unused),
+        Err(error) => return Err(handshake_error(error)),
     };
     let (whole, mut keeper) = QuicConnection::new(connection, stream);
     tokio::spawn(async move { keeper.keep().await });
-    whole.ok_or(AcceptError::NotZmove { address })
+    whole.ok_or(AcceptError::NotZmove)
 }
 
-fn handshake_error(address: SocketAddr, error: ConnectionError) -> AcceptError {
+fn handshake_error(error: ConnectionError) -> AcceptError {
     match (&error, alert(&error)) {
         (
             ConnectionError::ConnectionClosed(_),
-            Some(BAD_CERTIFICATE | CERTIFICATE_UNKNOWN | DECRYPT_ERROR),
-        ) => AcceptError::HostKeyRefused { address },
-        (ConnectionError::TransportError(_), Some(CERTIFICATE_REQUIRED)) => {
-            AcceptError::NoClientKey { address }
-        }
-        (ConnectionError::TransportError(_), Some(DECRYPT_ERROR)) => {
-            AcceptError::ClientKeyUnproven { address }
-        }
-        (_, Some(NO_APPLICATION_PROTOCOL)) => AcceptError::NotZmove { address },
-        (ConnectionError::TransportError(_), _) => AcceptError::Quic { address, source: error.into() },
-        _ => AcceptError::Closed { address, source: error.into() },
+            Some(Alert::BadCertificate | Alert::CertificateUnknown | Alert::DecryptError),
+        ) => AcceptError::HostKeyRefused,
+        (ConnectionError::TransportError(_), Some(Alert::CertificateRequired)) => AcceptError::NoClientKey,
+        (ConnectionError::TransportError(_), Some(Alert::DecryptError)) => AcceptError::ClientKeyUnproven,
+        (_, Some(Alert::NoApplicationProtocol)) => AcceptError::NotZmove,
+        (ConnectionError::TransportError(_), _) => AcceptError::Quic(error.into()),
+        _ => AcceptError::Closed(error.into()),
     }
 }
-
-/// TLS alerts by their numbers.
-const BAD_CERTIFICATE: u64 = 42;
-const CERTIFICATE_UNKNOWN: u64 = 46;
-const DECRYPT_ERROR: u64 = 51;
-const CERTIFICATE_REQUIRED: u64 = 116;
 
 fn server(identity: &Identity) -> io::Result<quinn::ServerConfig> {
     let mut tls = server_config(identity);

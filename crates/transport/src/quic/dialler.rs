@@ -6,27 +6,26 @@
 use std::future::Future;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use quinn::crypto::rustls::QuicClientConfig;
 use quinn::{ConnectionError, Endpoint, TokioRuntime};
+use rustls::AlertDescription;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
 use super::settings::{self, QuicCongestion};
 use super::{DONE, QuicConnection, socket};
-use crate::error::{DialError, DialStage, SocketError};
-use crate::tcp_tls::{Host, first_of, tls_fault};
+use crate::error::{DialError, DialStage};
+use crate::tcp_tls::{Deadline, Host, OneAddress, tls_fault};
 use crate::trust::{HandshakeFault, HostPolicy, Identity, SERVER_NAME, client_config, provider};
 
 /// Makes connections to one host. Cheap to clone; clones go to the same address.
 #[derive(Clone, Debug)]
 pub(crate) struct QuicDialler {
-    host: Host,
-    /// The address that answered first.
-    chosen: Arc<OnceLock<SocketAddr>>,
+    address: OneAddress,
     identity: Identity,
     policy: HostPolicy,
     congestion: QuicCongestion,
@@ -41,14 +40,6 @@ struct Threads {
     running: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// Why one address did not answer as it should.
-enum Attempt {
-    Local(io::Error),
-    Lost(ConnectionError, Option<rustls::Error>),
-    NotZmove,
-    TimedOut,
-}
-
 impl QuicDialler {
     pub(crate) fn new(
         identity: &Identity,
@@ -58,8 +49,7 @@ impl QuicDialler {
     ) -> Self {
         let threads = Threads { leave: watch::Sender::new(false), running: Mutex::default() };
         Self {
-            host,
-            chosen: Arc::default(),
+            address: OneAddress::of(host),
             identity: identity.clone(),
             policy,
             congestion,
@@ -72,28 +62,16 @@ impl QuicDialler {
     /// # Errors
     /// No address answers, what answers is not zmove, or the host's key is not taken; see [`DialError`].
     pub(crate) async fn dial(&self, deadline: Duration) -> Result<QuicConnection, DialError> {
-        let due = Instant::now() + deadline;
+        let whole = Deadline::after(deadline);
         let mut patience = HANDSHAKE_PATIENCE;
         loop {
-            let until = due.min(Instant::now() + patience);
-            match self.dial_until(until).await {
+            let until = Deadline { due: whole.due.min(Instant::now() + patience), ..whole };
+            match self.address.connect(|address| self.attempt(address, until)).await {
                 // a daemon that ended in the middle is never heard again by this connection, its successor by another
-                Err(Attempt::TimedOut) if until < due => patience *= 2,
-                dialled => return dialled.map_err(|attempt| self.error(attempt, deadline)),
+                Err(DialError::TimedOut { .. }) if until.due < whole.due => patience *= 2,
+                dialled => return dialled,
             }
         }
-    }
-
-    async fn dial_until(&self, due: Instant) -> Result<QuicConnection, Attempt> {
-        let addresses = self.chosen.get().map_or(&self.host.addresses[..], std::slice::from_ref);
-        let start = |address| self.attempt(address, due);
-        let connection = first_of(addresses, start, Attempt::Local, more_telling).await?;
-        let chosen = *self.chosen.get_or_init(|| connection.address);
-        if chosen == connection.address {
-            return Ok(connection);
-        }
-        // another connection of this run was quicker at another address
-        self.attempt(chosen, due).await
     }
 
     /// Ends all connections in order, whatever is still on its way, and waits for their threads.
@@ -108,48 +86,37 @@ impl QuicDialler {
     fn attempt(
         &self,
         address: SocketAddr,
-        due: Instant,
-    ) -> impl Future<Output = Result<QuicConnection, Attempt>> + Send + 'static {
+        deadline: Deadline,
+    ) -> impl Future<Output = Result<QuicConnection, DialError>> + Send + 'static {
         let (made_in, made) = oneshot::channel();
         let (dialler, leave) = (self.clone(), self.threads.leave.subscribe());
-        let started = std::thread::Builder::new()
-            .name("zmove-quic".into())
-            .spawn(move || dialler.run(address, due, made_in, leave));
+        let started = std::thread::Builder::new().name("zmove-quic".into()).spawn(move || {
+            match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+                Ok(runtime) => runtime.block_on(dialler.serve(address, deadline, made_in, leave)),
+                Err(error) => drop(made_in.send(Err(dialler.local(error)))),
+            }
+        });
         let started = started.map(|thread| self.threads.lock().push(thread));
+        let started = started.map_err(|error| self.local(error));
+        let ended = self.local(io::Error::other("the connection's thread has ended"));
         async move {
-            started.map_err(Attempt::Local)?;
-            made.await.unwrap_or_else(|_| {
-                Err(Attempt::Local(io::Error::other("the connection's thread has ended")))
-            })
+            started?;
+            made.await.unwrap_or(Err(ended))
         }
-    }
-
-    fn run(
-        &self,
-        address: SocketAddr,
-        due: Instant,
-        made: oneshot::Sender<Result<QuicConnection, Attempt>>,
-        leave: watch::Receiver<bool>,
-    ) {
-        let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-            Ok(runtime) => runtime,
-            Err(error) => return drop(made.send(Err(Attempt::Local(error)))),
-        };
-        runtime.block_on(self.serve(address, due, made, leave));
     }
 
     /// The whole life of a connection.
     async fn serve(
         &self,
         address: SocketAddr,
-        due: Instant,
-        mut made: oneshot::Sender<Result<QuicConnection, Attempt>>,
+        deadline: Deadline,
+        mut made: oneshot::Sender<Result<QuicConnection, DialError>>,
         mut leave: watch::Receiver<bool>,
     ) {
         let (endpoint, connection) = tokio::select! {
-            connected = self.connect(address, due) => match connected {
+            connected = self.connect(address, deadline) => match connected {
                 Ok(connected) => connected,
-                Err(attempt) => return drop(made.send(Err(attempt))),
+                Err(error) => return drop(made.send(Err(error))),
             },
             // nobody waits for it any more
             () = made.closed() => return,
@@ -157,10 +124,10 @@ impl QuicDialler {
         };
         let stream = match connection.open_bi().await {
             Ok(stream) => stream,
-            Err(error) => return drop(made.send(Err(Attempt::Lost(error, None)))),
+            Err(error) => return drop(made.send(Err(self.lost(error, deadline)))),
         };
         let (whole, mut keeper) = QuicConnection::new(connection, stream);
-        if made.send(whole.ok_or(Attempt::NotZmove)).is_err() {
+        if made.send(whole.ok_or_else(|| DialError::NotZmove { host: self.address.endpoint() })).is_err() {
             return;
         }
         tokio::select! {
@@ -179,72 +146,68 @@ impl QuicDialler {
     async fn connect(
         &self,
         address: SocketAddr,
-        due: Instant,
-    ) -> Result<(Endpoint, quinn::Connection), Attempt> {
+        deadline: Deadline,
+    ) -> Result<(Endpoint, quinn::Connection), DialError> {
         let fault = HandshakeFault::default();
         let tls = client_config(provider(), &self.identity, self.policy.clone(), fault.clone());
-        let crypto =
-            QuicClientConfig::try_from(tls).map_err(|error| Attempt::Local(io::Error::other(error)))?;
+        let crypto = QuicClientConfig::try_from(tls).map_err(|error| self.local(io::Error::other(error)))?;
         let mut config = quinn::ClientConfig::new(Arc::new(crypto));
         config.transport_config(Arc::new(settings::transport(
             self.congestion,
             settings::datagram_bytes_max(address),
         )));
-        let endpoint = open(address, &self.identity).map_err(Attempt::Local)?;
+        let endpoint = open(address, &self.identity).map_err(|error| self.local(error))?;
         let connecting = endpoint.connect_with(config, address, SERVER_NAME);
-        let connecting = connecting.map_err(|error| Attempt::Local(io::Error::other(error)))?;
-        match timeout_at(due, connecting).await {
+        let connecting = connecting.map_err(|error| self.local(io::Error::other(error)))?;
+        match timeout_at(deadline.due, connecting).await {
             Ok(Ok(connection)) => Ok((endpoint, connection)),
-            Ok(Err(error)) => Err(Attempt::Lost(error, fault.get())),
-            Err(_) => Err(Attempt::TimedOut),
+            Ok(Err(error)) => Err(match fault.get() {
+                Some(fault) => tls_fault(self.address.endpoint(), fault),
+                None => self.lost(error, deadline),
+            }),
+            Err(_) => Err(self.timed_out(deadline)),
         }
     }
 
-    fn error(&self, attempt: Attempt, waited: Duration) -> DialError {
-        let (host, port) = (self.host.name.clone(), self.host.port);
+    fn local(&self, source: io::Error) -> DialError {
+        DialError::Socket { host: self.address.endpoint(), source: source.into() }
+    }
+
+    fn timed_out(&self, deadline: Deadline) -> DialError {
         let stage = DialStage::Handshaking;
-        match attempt {
-            Attempt::Local(source) => DialError::Socket { host, port, source: SocketError::Setup { source } },
-            Attempt::NotZmove => DialError::NotZmove { host, port },
-            Attempt::Lost(_, Some(fault)) => tls_fault(host, port, fault),
-            Attempt::TimedOut | Attempt::Lost(ConnectionError::TimedOut, None) => {
-                DialError::TimedOut { host, port, stage, waited }
+        DialError::TimedOut { host: self.address.endpoint(), stage, waited: deadline.waited }
+    }
+
+    fn lost(&self, error: ConnectionError, deadline: Deadline) -> DialError {
+        let host = self.address.endpoint();
+        match error {
+            ConnectionError::TimedOut => self.timed_out(deadline),
+            ConnectionError::VersionMismatch => DialError::NotZmove { host },
+            error if alert(&error) == Some(AlertDescription::NoApplicationProtocol) => {
+                DialError::NotZmove { host }
             }
-            Attempt::Lost(ConnectionError::VersionMismatch, None) => DialError::NotZmove { host, port },
-            Attempt::Lost(error, None) if alert(&error) == Some(NO_APPLICATION_PROTOCOL) => {
-                DialError::NotZmove { host, port }
-            }
-            Attempt::Lost(error, None) => DialError::Closed { host, port, source: error.into() },
+            error => DialError::Closed { host, source: error.into() },
         }
     }
 }
 
 /// The TLS alert that ended a connection, if one did.
-pub(super) fn alert(error: &ConnectionError) -> Option<u64> {
+pub(super) fn alert(error: &ConnectionError) -> Option<AlertDescription> {
     let code = match error {
         ConnectionError::TransportError(error) => error.code,
         ConnectionError::ConnectionClosed(close) => close.error_code,
         _ => return None,
     };
-    u64::from(code).checked_sub(CRYPTO_ERRORS).filter(|alert| *alert <= u64::from(u8::MAX))
+    let alert = u64::from(code).checked_sub(CRYPTO_ERRORS)?;
+    u8::try_from(alert).ok().map(AlertDescription::from)
 }
 
 /// Where QUIC's error codes for TLS alerts begin.
 const CRYPTO_ERRORS: u64 = 0x100;
-/// The TLS alert (RFC 7301) of a peer that speaks something else.
-pub(super) const NO_APPLICATION_PROTOCOL: u64 = 120;
 /// How long a handshake may take at first, before it is begun anew; the next may take twice as long.
 const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(2);
 /// How long the threads may take to say goodbye.
 const GOODBYE_MAX: Duration = Duration::from_secs(1);
-
-/// What tells more than silence comes first.
-fn more_telling(before: Option<Attempt>, now: Attempt) -> Attempt {
-    match before {
-        Some(before @ Attempt::Lost(_, Some(_))) => before,
-        _ => now,
-    }
-}
 
 /// A socket for one connection.
 fn open(address: SocketAddr, identity: &Identity) -> io::Result<Endpoint> {

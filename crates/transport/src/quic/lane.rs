@@ -22,7 +22,6 @@ use zmove_types::{BufferPool, Doing, Stopwatch};
 use zmove_wire::FrameHeader;
 
 use crate::lane::rate::{SharedRate, Toll};
-use crate::lane::tls::held_breaker;
 use crate::lane::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource, LaneWindow};
 use crate::path::PathProbe;
 
@@ -38,8 +37,8 @@ pub(crate) struct QuicLane {
     /// What may be outstanding when the next frame is given to the connection.
     outstanding_max: u64,
     pace: Option<Pace>,
-    /// Paid for what is received, where the peer is held to a rate.
-    toll: Option<Toll>,
+    /// Paid for what is received.
+    toll: Toll,
 }
 
 /// A share of a rate, kept by giving the connection small pieces at their time.
@@ -64,20 +63,11 @@ impl QuicLane {
         let outstanding_max = each.clamp(OUTSTANDING_BYTES_MIN, LANE_OUTSTANDING_BYTES_MAX);
         let pace =
             sending.bytes_per_second.map(|rate| Pace { bytes_per_second: rate.max(1), due: Instant::now() });
-        Self { outstanding_max, pace, ..Self::new(connection) }
+        Self { outstanding_max, pace, ..Self::source(connection) }
     }
 
     /// The receiving end, which gets little before its window is opened.
     pub(crate) fn source(connection: QuicConnection) -> Self {
-        Self::new(connection)
-    }
-
-    /// The same lane, which receives no faster than `rate`.
-    pub(crate) fn held_to(self, rate: Option<SharedRate>) -> Self {
-        Self { toll: rate.map(Toll::new), ..self }
-    }
-
-    fn new(connection: QuicConnection) -> Self {
         Self {
             connection,
             arrived: VecDeque::with_capacity(CHUNKS_AT_ONCE),
@@ -85,8 +75,13 @@ impl QuicLane {
             ended: false,
             outstanding_max: OUTSTANDING_BYTES_MIN,
             pace: None,
-            toll: None,
+            toll: Toll::default(),
         }
+    }
+
+    /// The same lane, which receives no faster than `rate`.
+    pub(crate) fn held_to(self, rate: Option<SharedRate>) -> Self {
+        Self { toll: Toll::new(rate), ..self }
     }
 
     /// Gives the connection one piece; what it has no credit for waits.
@@ -136,19 +131,12 @@ impl QuicLane {
         watch.lap(Doing::Starved);
         match came {
             Some(chunks) => {
-                if let Some(toll) = &mut self.toll {
-                    toll.pay(self.room[..chunks].iter().map(Bytes::len).sum(), watch);
-                }
+                self.toll.pay(self.room[..chunks].iter().map(Bytes::len).sum(), watch);
                 self.arrived.extend(self.room[..chunks].iter_mut().map(std::mem::take));
             }
             None => self.ended = true,
         }
         Ok(())
-    }
-
-    fn make_breaker(&self) -> LaneBreaker {
-        let connection = self.connection.connection.clone();
-        LaneBreaker::new(move || connection.close(DROPPED, b""))
     }
 }
 
@@ -210,7 +198,7 @@ impl LaneSink for QuicLane {
     }
 
     fn breaker(&self) -> LaneBreaker {
-        self.make_breaker()
+        LaneSource::breaker(self)
     }
 
     fn path(&self) -> PathProbe {
@@ -257,7 +245,8 @@ impl LaneSource for QuicLane {
     }
 
     fn breaker(&self) -> LaneBreaker {
-        held_breaker(self.toll.as_ref(), self.make_breaker())
+        let connection = self.connection.connection.clone();
+        self.toll.breaker(LaneBreaker::new(move || connection.close(DROPPED, b"")))
     }
 }
 

@@ -15,10 +15,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quinn::congestion::{BbrConfig, ControllerFactory, CubicConfig, NewRenoConfig};
-use quinn::{
-    AckFrequencyConfig, ConnectionId, ConnectionIdGenerator, EndpointConfig, MtuDiscoveryConfig,
-    TransportConfig,
-};
+use quinn::{AckFrequencyConfig, EndpointConfig, MtuDiscoveryConfig, TransportConfig};
+use quinn_proto::RandomConnectionIdGenerator;
 
 use super::tolerant::TolerantConfig;
 use crate::lane::LaneWindow;
@@ -69,50 +67,33 @@ impl FromStr for QuicCongestion {
     type Err = UnknownCongestion;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "tolerant" => Ok(Self::Tolerant),
-            "cubic" => Ok(Self::Cubic),
-            "bbr" => Ok(Self::Bbr),
-            "reno" => Ok(Self::NewReno),
-            _ => Err(UnknownCongestion),
-        }
+        let known = Self::NAMED.into_iter().find(|(_, name)| *name == text);
+        known.map(|(congestion, _)| congestion).ok_or(UnknownCongestion)
     }
 }
 
 impl fmt::Display for QuicCongestion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Tolerant => "tolerant",
-            Self::Cubic => "cubic",
-            Self::Bbr => "bbr",
-            Self::NewReno => "reno",
-        })
+        Self::NAMED.iter().filter(|(known, _)| known == self).try_for_each(|(_, name)| f.write_str(name))
     }
 }
 
 impl QuicCongestion {
+    const NAMED: [(Self, &'static str); 4] =
+        [(Self::Tolerant, "tolerant"), (Self::Cubic, "cubic"), (Self::Bbr, "bbr"), (Self::NewReno, "reno")];
+
     fn factory(self) -> Arc<dyn ControllerFactory + Send + Sync> {
         match self {
             Self::Tolerant => Arc::new(TolerantConfig(Arc::new(cubic()))),
             Self::Cubic => Arc::new(cubic()),
-            Self::Bbr => {
-                let mut config = BbrConfig::default();
-                config.initial_window(FIRST_FLIGHT_BYTES);
-                Arc::new(config)
-            }
-            Self::NewReno => {
-                let mut config = NewRenoConfig::default();
-                config.initial_window(FIRST_FLIGHT_BYTES);
-                Arc::new(config)
-            }
+            Self::Bbr => Arc::new(BbrConfig::default().initial_window(FIRST_FLIGHT_BYTES).clone()),
+            Self::NewReno => Arc::new(NewRenoConfig::default().initial_window(FIRST_FLIGHT_BYTES).clone()),
         }
     }
 }
 
 fn cubic() -> CubicConfig {
-    let mut config = CubicConfig::default();
-    config.initial_window(FIRST_FLIGHT_BYTES);
-    config
+    CubicConfig::default().initial_window(FIRST_FLIGHT_BYTES).clone()
 }
 
 /// A connection's settings, as of who dials; `datagram_bytes_max` is what this side looks for when it
@@ -149,7 +130,7 @@ pub(super) fn endpoint(identity: &Identity) -> EndpointConfig {
     let mut config = EndpointConfig::new(Arc::new(reset));
     // quinn's own connection ids carry a check by a key of this process; the next process, which lacks that
     // key, would answer them with no reset
-    config.cid_generator(|| Box::new(RandomIds));
+    config.cid_generator(|| Box::<RandomConnectionIdGenerator>::default());
     // a daemon that has been started again is asked by all connections at once, and a reset is shorter than
     // what it answers
     config.min_reset_interval(Duration::ZERO);
@@ -159,29 +140,6 @@ pub(super) fn endpoint(identity: &Identity) -> EndpointConfig {
 }
 
 const RESET_CONTEXT: &str = "zmove 2026-11-21 quic stateless reset";
-
-/// Connection ids with nothing in them.
-#[derive(Debug)]
-struct RandomIds;
-
-impl ConnectionIdGenerator for RandomIds {
-    fn generate_cid(&mut self) -> ConnectionId {
-        let mut id = [0; CONNECTION_ID_BYTES];
-        // the system's randomness fails nowhere where this side has a key; ids that are equal cannot be registered
-        let _filled = rustix::rand::getrandom(&mut id[..], rustix::rand::GetRandomFlags::empty());
-        ConnectionId::new(&id)
-    }
-
-    fn cid_len(&self) -> usize {
-        CONNECTION_ID_BYTES
-    }
-
-    fn cid_lifetime(&self) -> Option<Duration> {
-        None
-    }
-}
-
-const CONNECTION_ID_BYTES: usize = 8;
 
 /// Asks for larger buffers than the kernel gives by itself, and than the socket has; returns how much may
 /// wait to be received.

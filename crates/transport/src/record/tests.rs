@@ -232,7 +232,7 @@ fn keys_that_were_changed_before_the_lane_are_refused() {
     client.session.refresh_traffic_keys().unwrap();
     server.read(&client.flush());
     let refused = traffic_keys(server.session, &server.secrets).err();
-    assert!(matches!(refused, Some(LaneError::Record { source: RecordError::Rekeyed })), "{refused:?}");
+    assert!(matches!(refused, Some(LaneError::Record(RecordError::Rekeyed))), "{refused:?}");
 }
 
 #[test]

@@ -59,7 +59,7 @@ impl Acceptor {
         identity: &Identity,
         socket: &SocketConfig,
     ) -> Result<Self, BindError> {
-        let address = listener.local_addr().map_err(|source| BindError::Inherited { source })?;
+        let address = listener.local_addr().map_err(BindError::Inherited)?;
         let applied = socket.apply(&socket2::SockRef::from(&listener));
         applied.map_err(|source| BindError::Socket { address, source })?;
         let adopted = listener.set_nonblocking(true).and_then(|()| TcpListener::from_std(listener));
@@ -107,10 +107,10 @@ impl Acceptor {
         deadline: Duration,
         spoken: impl FnOnce(),
     ) -> Result<Connection, AcceptError> {
-        let address = canonical(socket.peer_addr().map_err(|source| AcceptError::Gone { source })?);
+        let address = canonical(socket.peer_addr().map_err(AcceptError::Gone)?);
         timeout(deadline, self.secure(socket, address, spoken))
             .await
-            .map_err(|_| AcceptError::TimedOut { address, waited: deadline })?
+            .map_err(|_| AcceptError::TimedOut { waited: deadline })?
     }
 
     async fn secure(
@@ -119,17 +119,15 @@ impl Acceptor {
         address: SocketAddr,
         spoken: impl FnOnce(),
     ) -> Result<Connection, AcceptError> {
-        let failed = |error| handshake_error(address, error);
-        zmove_sockopt::open_receive_window(&socket, EARLY_WINDOW_BYTES)
-            .map_err(|source| AcceptError::Gone { source })?;
+        zmove_sockopt::open_receive_window(&socket, EARLY_WINDOW_BYTES).map_err(AcceptError::Gone)?;
         let (socket, secrets) = (WholeRecords::new(socket), Arc::<TrafficSecrets>::default());
-        let hello = LazyConfigAcceptor::new(server::Acceptor::default(), socket).await.map_err(failed)?;
+        let hello =
+            LazyConfigAcceptor::new(server::Acceptor::default(), socket).await.map_err(handshake_error)?;
         spoken();
         // From our answer to the client's next word is one round trip.
         let answered = Instant::now();
-        let stream = hello.into_stream(secrets.of_server(&self.tls)).await.map_err(failed)?;
-        Connection::new(stream.into(), secrets, address, answered.elapsed())
-            .ok_or(AcceptError::NotZmove { address })
+        let stream = hello.into_stream(secrets.of_server(&self.tls)).await.map_err(handshake_error)?;
+        Connection::new(stream.into(), secrets, address, answered.elapsed()).ok_or(AcceptError::NotZmove)
     }
 }
 
@@ -155,22 +153,20 @@ pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-fn handshake_error(address: SocketAddr, error: io::Error) -> AcceptError {
+fn handshake_error(error: io::Error) -> AcceptError {
     let Some(source) = tls_error(&error).cloned() else {
-        return AcceptError::Closed { address, source: error };
+        return AcceptError::Closed(error);
     };
     match &source {
-        TlsError::NoCertificatesPresented => AcceptError::NoClientKey { address },
-        TlsError::InvalidCertificate(CertificateError::BadSignature) => {
-            AcceptError::ClientKeyUnproven { address }
-        }
-        TlsError::InvalidMessage(_) => AcceptError::NotTls { address, source },
+        TlsError::NoCertificatesPresented => AcceptError::NoClientKey,
+        TlsError::InvalidCertificate(CertificateError::BadSignature) => AcceptError::ClientKeyUnproven,
+        TlsError::InvalidMessage(_) => AcceptError::NotTls(source),
         TlsError::AlertReceived(
             AlertDescription::CertificateUnknown
             | AlertDescription::BadCertificate
             | AlertDescription::DecryptError,
-        ) => AcceptError::HostKeyRefused { address },
-        error if super::speaks_otherwise(error) => AcceptError::NotZmove { address },
-        _ => AcceptError::Handshake { address, source },
+        ) => AcceptError::HostKeyRefused,
+        error if super::speaks_otherwise(error) => AcceptError::NotZmove,
+        _ => AcceptError::Handshake(source),
     }
 }

@@ -17,6 +17,7 @@ use tokio_rustls::{TlsConnector, TlsStream};
 
 use super::{Connection, SocketConfig, WholeRecords, tls_error};
 use crate::{
+    endpoint::Endpoint,
     error::{DialError, DialStage},
     record::TrafficSecrets,
     trust::{HandshakeFault, HostKeyFault, HostPolicy, Identity, SERVER_NAME, client_config, provider},
@@ -24,8 +25,7 @@ use crate::{
 
 pub(crate) mod race;
 
-use race::Attempt;
-pub(crate) use race::Connected;
+pub(crate) use race::{Connected, OneAddress};
 
 /// How long the system may look a name up.
 const RESOLVE_MAX: Duration = Duration::from_secs(30);
@@ -33,8 +33,7 @@ const RESOLVE_MAX: Duration = Duration::from_secs(30);
 /// A host that has been looked up.
 #[derive(Clone, Debug)]
 pub(crate) struct Host {
-    pub(crate) name: String,
-    pub(crate) port: u16,
+    pub(crate) endpoint: Endpoint,
     /// At least one.
     pub(crate) addresses: Arc<[SocketAddr]>,
 }
@@ -45,7 +44,7 @@ impl Host {
     /// # Errors
     /// The name has no address.
     pub(crate) async fn resolve(name: &str, port: u16) -> Result<Self, DialError> {
-        Ok(Self { name: name.into(), port, addresses: resolve(name, port).await?.into() })
+        Ok(Self { endpoint: Endpoint::new(name, port), addresses: resolve(name, port).await?.into() })
     }
 }
 
@@ -65,9 +64,7 @@ impl Deadline {
 /// Makes connections to one host. Cheap to clone; clones go to the same address.
 #[derive(Clone, Debug)]
 pub struct Dialler {
-    host: Host,
-    /// The address that answered first.
-    chosen: Arc<OnceLock<SocketAddr>>,
+    address: OneAddress,
     /// What the first connection took to come up, before anything was said on it.
     round_trip: Arc<OnceLock<Duration>>,
     tls: Arc<ClientConfig>,
@@ -99,9 +96,9 @@ impl Dialler {
     ) -> Result<Self, DialError> {
         // A setting that the kernel refuses shows here and not at the first connection.
         let trial = socket.open(host.addresses[0]);
-        trial.map_err(|source| DialError::Socket { host: host.name.clone(), port: host.port, source })?;
+        trial.map_err(|source| DialError::Socket { host: host.endpoint.clone(), source })?;
         let tls = Arc::new(client_config(provider(), identity, policy, HandshakeFault::default()));
-        Ok(Self { host, chosen: Arc::default(), round_trip: Arc::default(), tls, socket })
+        Ok(Self { address: OneAddress::of(host), round_trip: Arc::default(), tls, socket })
     }
 
     /// Makes one connection within `deadline`. That the host takes this side's key shows only in what it sends next.
@@ -137,24 +134,14 @@ impl Dialler {
     }
 
     fn timed_out(&self, stage: DialStage, waited: Duration) -> DialError {
-        DialError::TimedOut { host: self.host.name.clone(), port: self.host.port, stage, waited }
+        DialError::TimedOut { host: self.address.endpoint(), stage, waited }
     }
 
-    /// A TCP connection to the chosen address, or, while there is none, to the one that answers first.
     async fn connect(&self) -> Result<Connected, DialError> {
-        let first = match self.chosen.get() {
-            Some(chosen) => return self.connect_to(*chosen).await,
-            None => race::connect(&self.host.addresses, &self.socket).await,
-        };
-        let first = first.map_err(|attempt| self.connect_error(attempt))?;
-        self.round_trip.get_or_init(|| first.rtt);
-        let chosen = *self.chosen.get_or_init(|| first.address);
-        // Another connection of this run was quicker at another address.
-        if chosen == first.address { Ok(first) } else { self.connect_to(chosen).await }
-    }
-
-    async fn connect_to(&self, address: SocketAddr) -> Result<Connected, DialError> {
-        race::connect(&[address], &self.socket).await.map_err(|attempt| self.connect_error(attempt))
+        let start = |address| race::attempt(self.address.endpoint(), address, self.socket.clone());
+        let connected = self.address.connect(start).await?;
+        self.round_trip.get_or_init(|| connected.rtt);
+        Ok(connected)
     }
 
     async fn handshake(&self, connected: Connected) -> Result<Connection, DialError> {
@@ -164,51 +151,36 @@ impl Dialler {
         let tls = TlsConnector::from(secrets.of_client(&self.tls));
         let stream = tls.connect(name, WholeRecords::new(socket)).await;
         let stream: TlsStream<WholeRecords> = stream.map_err(|error| self.handshake_error(error))?.into();
-        let not_zmove = || DialError::NotZmove { host: self.host.name.clone(), port: self.host.port };
+        let not_zmove = || DialError::NotZmove { host: self.address.endpoint() };
         Connection::new(stream, secrets, address, rtt).ok_or_else(not_zmove)
     }
 
-    fn connect_error(&self, attempt: Attempt) -> DialError {
-        let (host, port) = (self.host.name.clone(), self.host.port);
-        match attempt {
-            Attempt::Socket(source) => DialError::Socket { host, port, source },
-            Attempt::Connect(address, source) if source.kind() == io::ErrorKind::ConnectionRefused => {
-                DialError::Refused { host, port, address }
-            }
-            Attempt::Connect(address, source) => DialError::Connect { host, port, address, source },
-        }
-    }
-
     fn handshake_error(&self, error: io::Error) -> DialError {
-        let (host, port) = (self.host.name.clone(), self.host.port);
-        let Some(source) = tls_error(&error).cloned() else {
-            return DialError::Closed { host, port, source: error };
-        };
-        tls_fault(host, port, source)
+        let host = self.address.endpoint();
+        match tls_error(&error).cloned() {
+            Some(source) => tls_fault(host, source),
+            None => DialError::Closed { host, source: error },
+        }
     }
 }
 
 /// What a failed handshake says of a host.
-pub(crate) fn tls_fault(host: String, port: u16, source: TlsError) -> DialError {
+pub(crate) fn tls_fault(host: Endpoint, source: TlsError) -> DialError {
     match &source {
         TlsError::InvalidCertificate(CertificateError::Other(OtherError(fault))) => {
             match fault.downcast_ref().cloned() {
-                Some(HostKeyFault::Unknown { found }) => {
-                    DialError::UnknownHost { host, port, fingerprint: found }
-                }
+                Some(HostKeyFault::Unknown { found }) => DialError::UnknownHost { host, fingerprint: found },
                 Some(HostKeyFault::Changed { expected, found }) => {
-                    DialError::HostKeyChanged { host, port, expected, found }
+                    DialError::HostKeyChanged { host, expected, found }
                 }
-                Some(HostKeyFault::Certificate { fault }) => DialError::HostCertificate { host, port, fault },
-                None => DialError::Handshake { host, port, source },
+                Some(HostKeyFault::Certificate { fault }) => DialError::HostCertificate { host, fault },
+                None => DialError::Handshake { host, source },
             }
         }
-        TlsError::InvalidCertificate(CertificateError::BadSignature) => {
-            DialError::HostKeyUnproven { host, port }
-        }
-        TlsError::InvalidMessage(_) => DialError::NotTls { host, port, source },
-        error if super::speaks_otherwise(error) => DialError::NotZmove { host, port },
-        _ => DialError::Handshake { host, port, source },
+        TlsError::InvalidCertificate(CertificateError::BadSignature) => DialError::HostKeyUnproven { host },
+        TlsError::InvalidMessage(_) => DialError::NotTls { host, source },
+        error if super::speaks_otherwise(error) => DialError::NotZmove { host },
+        _ => DialError::Handshake { host, source },
     }
 }
 
@@ -242,7 +214,7 @@ mod tests {
         let first = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let other = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addresses = [&first, &other].map(|listener| listener.local_addr().unwrap());
-        dialler.host.addresses = addresses.into();
+        dialler.address.host.addresses = addresses.into();
         let clone = dialler.clone();
         assert_eq!(dialler.connect().await.unwrap().address, addresses[0]);
         drop(first);

@@ -40,29 +40,16 @@ const CERTIFICATE_BYTES_MAX: usize = 4 << 10;
 #[derive(Debug)]
 pub(super) struct ClientAuthority(Result<Arc<dyn ClientCertVerifier>, CertificateFault>);
 
-/// The certificates of an authority, and its revocation lists, if it has any.
-#[derive(Clone, Debug)]
-struct Authority {
-    roots: Arc<RootCertStore>,
-    revoked: Vec<CertificateRevocationListDer<'static>>,
-}
-
 /// Why a certificate is not taken.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CertificateFault {
     /// Its time is over.
-    #[error("its certificate expired at {at}")]
-    Expired {
-        /// When.
-        at: Expiry,
-    },
+    #[error("its certificate expired at {0}")]
+    Expired(Expiry),
     /// Its time has not come.
-    #[error("its certificate is not valid before {from}")]
-    NotYetValid {
-        /// When it will be.
-        from: Expiry,
-    },
+    #[error("its certificate is not valid before {0}")]
+    NotYetValid(Expiry),
     /// The authority has taken it back.
     #[error("its certificate is revoked")]
     Revoked,
@@ -76,11 +63,8 @@ pub enum CertificateFault {
     #[error("its certificate is for another purpose")]
     OtherPurpose,
     /// The revocation list is too old.
-    #[error("the authority's revocation list was to be renewed by {by}")]
-    StaleList {
-        /// When there was to be another.
-        by: Expiry,
-    },
+    #[error("the authority's revocation list was to be renewed by {0}")]
+    StaleList(Expiry),
     /// What was shown with it is more than an authority needs.
     #[error(
         "it comes with more certificates than {ISSUERS_MAX}, or with larger ones than {CERTIFICATE_BYTES_MAX} bytes"
@@ -103,10 +87,8 @@ impl ClientAuthority {
             None => Vec::new(),
         };
         let roots = Arc::new(roots(certificates, &bytes)?);
-        let mut builder = WebPkiClientVerifier::builder_with_provider(roots, Arc::new(provider()));
-        if !revoked.is_empty() {
-            builder = builder.with_crls(revoked).enforce_revocation_expiration();
-        }
+        let builder = WebPkiClientVerifier::builder_with_provider(roots, Arc::new(provider()));
+        let builder = builder.with_crls(revoked).enforce_revocation_expiration();
         Ok(Self(builder.build().map_err(unusable)))
     }
 
@@ -123,30 +105,11 @@ impl ClientAuthority {
     }
 }
 
-impl Authority {
-    /// Whether it vouches for a host's certificate, which must be for that name.
-    fn check_host(
-        &self,
-        own: &CertificateDer<'_>,
-        issuers: &[CertificateDer<'_>],
-        name: &ServerName<'_>,
-        now: UnixTime,
-    ) -> Result<(), CertificateFault> {
-        check_size(own, issuers)?;
-        let mut builder =
-            WebPkiServerVerifier::builder_with_provider(Arc::clone(&self.roots), Arc::new(provider()));
-        if !self.revoked.is_empty() {
-            builder = builder.with_crls(self.revoked.iter().cloned()).enforce_revocation_expiration();
-        }
-        let verifier = builder.build().map_err(unusable)?;
-        verifier.verify_server_cert(own, issuers, name, &[], now).map(|_| ()).map_err(fault)
-    }
-}
-
 /// The authorities by whose word a client trusts one host. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct HostAuthority {
-    authority: Authority,
+    verifier: Result<Arc<WebPkiServerVerifier>, CertificateFault>,
+    /// What the host's certificate must be for.
     name: ServerName<'static>,
 }
 
@@ -162,18 +125,23 @@ impl HostAuthority {
         let Some(bytes) = read_trusted(&certificates)? else { return Ok(None) };
         let revoked = read_trusted(&revoked)?.map(|bytes| lists(&revoked, &bytes)).transpose()?;
         let roots = Arc::new(roots(&certificates, &bytes)?);
-        let authority = Authority { roots, revoked: revoked.unwrap_or_default() };
+        let builder = WebPkiServerVerifier::builder_with_provider(roots, Arc::new(provider()));
+        let builder = builder.with_crls(revoked.unwrap_or_default()).enforce_revocation_expiration();
+        let verifier = builder.build().map_err(unusable);
         let name = ServerName::try_from(host.to_owned()).ok();
-        Ok(name.map(|name| Self { authority, name }))
+        Ok(name.map(|name| Self { verifier, name }))
     }
 
+    /// Whether they vouch for the host's certificate.
     pub(super) fn check(
         &self,
         own: &CertificateDer<'_>,
         issuers: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<(), CertificateFault> {
-        self.authority.check_host(own, issuers, &self.name, now)
+        check_size(own, issuers)?;
+        let verifier = self.verifier.as_ref().map_err(Clone::clone)?;
+        verifier.verify_server_cert(own, issuers, &self.name, &[], now).map(|_| ()).map_err(fault)
     }
 }
 
@@ -195,10 +163,9 @@ fn roots(path: &Path, bytes: &[u8]) -> Result<RootCertStore, AuthorityError> {
 
 /// At least one, each of which can be used: a file without any would revoke nothing.
 fn lists(path: &Path, bytes: &[u8]) -> Result<Vec<CertificateRevocationListDer<'static>>, AuthorityError> {
-    let damaged = || AuthorityError::Damaged { path: path.into() };
     let lists: Result<Vec<_>, _> = CertificateRevocationListDer::pem_slice_iter(bytes).collect();
-    let lists = lists.ok().filter(|lists| !lists.is_empty()).ok_or_else(damaged)?;
-    Ok(lists)
+    let lists = lists.ok().filter(|lists| !lists.is_empty());
+    lists.ok_or_else(|| AuthorityError::Damaged { path: path.into() })
 }
 
 fn unix(now: SystemTime) -> UnixTime {
@@ -216,13 +183,13 @@ fn fault(error: Error) -> CertificateFault {
     let Error::InvalidCertificate(reason) = &error else { return CertificateFault::Other(error) };
     let known = match reason {
         CertificateError::ExpiredContext { not_after, .. } => {
-            moment(*not_after).map(|at| CertificateFault::Expired { at })
+            moment(*not_after).map(CertificateFault::Expired)
         }
         CertificateError::NotValidYetContext { not_before, .. } => {
-            moment(*not_before).map(|from| CertificateFault::NotYetValid { from })
+            moment(*not_before).map(CertificateFault::NotYetValid)
         }
         CertificateError::ExpiredRevocationListContext { next_update, .. } => {
-            moment(*next_update).map(|by| CertificateFault::StaleList { by })
+            moment(*next_update).map(CertificateFault::StaleList)
         }
         CertificateError::Revoked => Some(CertificateFault::Revoked),
         CertificateError::UnknownRevocationStatus => Some(CertificateFault::NoList),
@@ -269,8 +236,9 @@ mod tests {
         let roots = Arc::new(roots);
         let builder = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::new(provider()));
         let clients = ClientAuthority(builder.build().map_err(unusable));
-        let authority = Authority { roots, revoked: Vec::new() };
-        let hosts = HostAuthority { authority, name: ServerName::try_from("dtn.example.org").unwrap() };
+        let builder = WebPkiServerVerifier::builder_with_provider(roots, Arc::new(provider()));
+        let verifier = builder.build().map_err(unusable);
+        let hosts = HostAuthority { verifier, name: ServerName::try_from("dtn.example.org").unwrap() };
         let (own, issuers) = chain.split_first().unwrap();
         let now = SystemTime::now();
         [clients.check(chain, now).unwrap_err(), hosts.check(own, issuers, unix(now)).unwrap_err()]

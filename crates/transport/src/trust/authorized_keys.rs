@@ -307,13 +307,11 @@ struct Line {
 /// Changes the list, on disk at once, and keeps other writers out meanwhile.
 fn rewrite<T>(home: &Path, change: impl FnOnce(&mut Vec<Line>) -> T) -> Result<T, AuthorizedKeysError> {
     let path = home.join(AUTHORIZED_KEYS_FILE);
-    let write_error = |source| AuthorizedKeysError::Write { path: path.clone(), source };
-    file::create_home(home).map_err(write_error)?;
     // The list itself is replaced, so a lock on it would not keep writers apart.
-    let lock = file::open_locked(&home.join(LOCK_FILE)).map_err(write_error)?;
+    let lock = file::open_locked(&home.join(LOCK_FILE))?;
     let mut lines = read_lines(&path)?;
     let changed = change(&mut lines);
-    file::replace(&path, &render(&lines)).map_err(write_error)?;
+    file::replace(&path, &render(&lines))?;
     drop(lock);
     Ok(changed)
 }
@@ -324,13 +322,9 @@ fn read_lines(path: &Path) -> Result<Vec<Line>, AuthorizedKeysError> {
 
 fn parse_lines(path: &Path, bytes: &[u8]) -> Result<Vec<Line>, AuthorizedKeysError> {
     let mut lines = Vec::new();
-    if bytes.is_empty() {
-        return Ok(lines);
-    }
     let mut holders = HashMap::new();
-    let whole = bytes.strip_suffix(b"\n").unwrap_or(bytes);
-    for (number, bytes) in (1..).zip(whole.split(|byte| *byte == b'\n')) {
-        let line = parse_line(bytes).and_then(|line| {
+    for (number, bytes) in (1..).zip(bytes.split_inclusive(|byte| *byte == b'\n')) {
+        let line = parse_line(bytes.strip_suffix(b"\n").unwrap_or(bytes)).and_then(|line| {
             let holder = line.grant.as_ref().map(|grant| grant.holder.clone());
             match holder.and_then(|holder| holders.insert(holder, number)) {
                 Some(earlier) => Err(GrantFault::Duplicate { earlier }),
@@ -352,16 +346,11 @@ fn parse_line(bytes: &[u8]) -> Result<Line, GrantFault> {
     Ok(Line { text, grant })
 }
 
-impl Line {
-    fn holds(&self, holder: &Holder) -> bool {
-        self.grant.as_ref().is_some_and(|grant| grant.holder == *holder)
-    }
-}
-
 fn merge(lines: &mut Vec<Line>, new: Grant) -> Grant {
-    let old = lines.iter_mut().find(|line| line.holds(&new.holder));
-    let merged = match &old {
-        Some(line) => union(line.grant.clone(), new),
+    let holds = |line: &Line| line.grant.as_ref().is_some_and(|grant| grant.holder == new.holder);
+    let old = lines.iter_mut().find(|line| holds(line));
+    let merged = match old.as_ref().and_then(|line| line.grant.clone()) {
+        Some(old) => union(old, new),
         None => new,
     };
     let line = Line { text: line::render(&merged), grant: Some(merged.clone()) };
@@ -372,8 +361,7 @@ fn merge(lines: &mut Vec<Line>, new: Grant) -> Grant {
     merged
 }
 
-fn union(old: Option<Grant>, new: Grant) -> Grant {
-    let Some(old) = old else { return new };
+fn union(old: Grant, new: Grant) -> Grant {
     let mut roots = old.roots;
     for root in new.roots {
         if !roots.contains(&root) {

@@ -58,39 +58,55 @@ pub(super) fn read_open(file: &File) -> io::Result<Contents> {
     Ok(Contents { bytes, mode })
 }
 
+/// For `map_err`: a file cannot be written.
+pub(super) fn unwritten(path: &Path) -> impl FnOnce(io::Error) -> KeyFileError {
+    |source| KeyFileError::Write { path: path.into(), source }
+}
+
 /// Makes the home directory, for this user alone, unless it exists.
-pub(super) fn create_home(home: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(HOME_MODE).create(home)
+fn create_home_of(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(HOME_MODE).create(directory_of(path))
 }
 
 /// Stores a file that does not exist yet; one that another process stored meanwhile stays as it is.
-pub(super) fn create(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let temporary = Temporary::write(path, bytes)?;
-    match publish(&temporary.path, path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-        _ => sync_parent(path),
-    }
+pub(super) fn create(path: &Path, bytes: &[u8]) -> Result<(), KeyFileError> {
+    let create = || {
+        create_home_of(path)?;
+        let temporary = Temporary::write(path, bytes)?;
+        match publish(&temporary.path, path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+            _ => sync_parent(path),
+        }
+    };
+    create().map_err(unwritten(path))
 }
 
 /// Stores a file in place of whatever has its name.
-pub(super) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let temporary = Temporary::write(path, bytes)?;
-    fs::rename(&temporary.path, path)?;
-    sync_parent(path)
+pub(super) fn replace(path: &Path, bytes: &[u8]) -> Result<(), KeyFileError> {
+    let replace = || {
+        let temporary = Temporary::write(path, bytes)?;
+        fs::rename(&temporary.path, path)?;
+        sync_parent(path)
+    };
+    replace().map_err(unwritten(path))
 }
 
 /// Opens a file to append to, with the lock of [`lock`] held on it. One that has been replaced meanwhile is
 /// left for the one that has its name now.
-pub(super) fn open_locked(path: &Path) -> io::Result<File> {
-    loop {
-        let owner = Owner::of(path);
-        let file = OpenOptions::new().read(true).append(true).create(true).mode(FILE_MODE).open(path)?;
-        owner.take_over(&file)?;
-        lock(&file)?;
-        if is_named(&file, path)? {
-            return Ok(file);
+pub(super) fn open_locked(path: &Path) -> Result<File, KeyFileError> {
+    let open = || {
+        create_home_of(path)?;
+        loop {
+            let owner = Owner::of(path);
+            let file = OpenOptions::new().read(true).append(true).create(true).mode(FILE_MODE).open(path)?;
+            owner.take_over(&file)?;
+            lock(&file)?;
+            if is_named(&file, path)? {
+                return Ok(file);
+            }
         }
-    }
+    };
+    open().map_err(unwritten(path))
 }
 
 fn is_named(file: &File, path: &Path) -> io::Result<bool> {
@@ -125,10 +141,11 @@ fn publish(temporary: &Path, path: &Path) -> io::Result<()> {
 }
 
 fn sync_parent(path: &Path) -> io::Result<()> {
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => File::open(parent)?.sync_all(),
-        _ => File::open(".")?.sync_all(),
-    }
+    File::open(directory_of(path))?.sync_all()
+}
+
+fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// A flushed file under a name of its own, which goes when this is dropped.
@@ -162,9 +179,7 @@ struct Owner(Option<(u32, u32)>);
 
 impl Owner {
     fn of(path: &Path) -> Self {
-        let directory =
-            path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let there = fs::symlink_metadata(path).or_else(|_| fs::metadata(directory));
+        let there = fs::symlink_metadata(path).or_else(|_| fs::metadata(directory_of(path)));
         Self(there.ok().map(|there| (there.uid(), there.gid())))
     }
 

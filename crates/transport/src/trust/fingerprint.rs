@@ -20,9 +20,7 @@ impl Fingerprint {
     pub(crate) fn of_certificate(certificate: &CertificateDer<'_>) -> Result<Self, rustls::Error> {
         let public_key = ParsedCertificate::try_from(certificate)?.subject_public_key_info();
         let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, public_key.as_ref());
-        let mut bytes = [0; 32];
-        bytes.copy_from_slice(digest.as_ref());
-        Ok(Self(bytes))
+        Ok(Self(digest.as_ref().try_into().expect("SHA-256 has 32 bytes")))
     }
 }
 

@@ -70,7 +70,7 @@ impl Identity {
         if let Some(contents) = file::read(&path)? {
             return Self::parse(&path, &contents);
         }
-        store_new_key(home, &path)?;
+        file::create(&path, new_pem()?.as_bytes())?;
         // Another process may have been first: what counts is what the file holds now.
         let contents = file::read(&path)?.ok_or_else(|| KeyFileError::missing(&path))?;
         Self::parse(&path, &contents)
@@ -82,9 +82,9 @@ impl Identity {
     ///
     /// No key could be made.
     pub fn for_once() -> Result<Self, IdentityError> {
-        let (key, certificate) = generate().map_err(|source| IdentityError::Generate { source })?;
+        let (key, certificate) = generate().map_err(IdentityError::Generate)?;
         let key = PrivateKeyDer::Pkcs8(key.serialize_der().into());
-        Self::new(key, certificate.der().clone()).map_err(|source| IdentityError::Fresh { source })
+        Self::new(key, certificate.der().clone()).map_err(IdentityError::Fresh)
     }
 
     /// Whether `home` has a key, in whatever state.
@@ -107,10 +107,9 @@ impl Identity {
         let path = home.join(KEY_FILE);
         let Some(old) = file::read(&path)? else { return Self::load_or_create(home) };
         let pem = new_pem()?;
-        file::replace(&home.join(KEY_OLD), &old.bytes)
-            .and_then(|()| put_aside(&home.join(CERTIFICATE_FILE), &home.join(CERTIFICATE_OLD)))
-            .and_then(|()| file::replace(&path, pem.as_bytes()))
-            .map_err(|source| IdentityError::Write { path, source })?;
+        file::replace(&home.join(KEY_OLD), &old.bytes)?;
+        put_aside(&home.join(CERTIFICATE_FILE), &home.join(CERTIFICATE_OLD))?;
+        file::replace(&path, pem.as_bytes())?;
         Self::load_or_create(home)
     }
 
@@ -163,23 +162,16 @@ impl fmt::Debug for Identity {
 }
 
 /// Gives a file another name, if it is there.
-fn put_aside(path: &Path, old: &Path) -> std::io::Result<()> {
+fn put_aside(path: &Path, old: &Path) -> Result<(), KeyFileError> {
     match std::fs::rename(path, old) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(file::unwritten(old)(error)),
         _ => Ok(()),
     }
 }
 
-fn store_new_key(home: &Path, path: &Path) -> Result<(), IdentityError> {
-    let pem = new_pem()?;
-    file::create_home(home)
-        .and_then(|()| file::create(path, pem.as_bytes()))
-        .map_err(|source| IdentityError::Write { path: path.into(), source })
-}
-
 /// What a key file holds: the key, then its certificate.
 fn new_pem() -> Result<String, IdentityError> {
-    let (key, certificate) = generate().map_err(|source| IdentityError::Generate { source })?;
+    let (key, certificate) = generate().map_err(IdentityError::Generate)?;
     Ok(key.serialize_pem() + &certificate.pem())
 }
 

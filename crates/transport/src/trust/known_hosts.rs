@@ -9,7 +9,6 @@ use std::{
     collections::HashMap,
     fs::File,
     io::{self, Write as _},
-    net::{IpAddr, Ipv6Addr},
     path::{Path, PathBuf},
 };
 
@@ -17,7 +16,8 @@ use super::{
     file,
     fingerprint::{Fingerprint, ParseFingerprintError},
 };
-use crate::error::KnownHostsError;
+use crate::endpoint::Endpoint;
+use crate::error::{KeyFileError, KnownHostsError};
 
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
@@ -53,16 +53,20 @@ impl KnownHosts {
     /// The host has another key in the list, also one that another process added meanwhile; or the file cannot be
     /// read or extended.
     pub fn pin(&mut self, host: &str, port: u16, fingerprint: Fingerprint) -> Result<(), KnownHostsError> {
-        let host_key = Endpoint::new(host, port)?;
+        let host_key = key_of(host, port)?;
         let path = self.home.join(KNOWN_HOSTS_FILE);
-        let write_error = |source| KnownHostsError::Write { path: path.clone(), source };
-        let (file, bytes) = self.read_locked(&path).map_err(write_error)?;
+        let (file, bytes) = read_locked(&path)?;
         self.pins = parse(&path, &bytes)?;
         match self.pins.get(&host_key) {
             Some(pin) if pin.fingerprint == fingerprint => Ok(()),
-            Some(pin) => Err(conflict(path, host_key, pin.fingerprint, fingerprint)),
+            Some(pin) => Err(KnownHostsError::Conflict {
+                path,
+                host: host_key,
+                expected: pin.fingerprint,
+                found: fingerprint,
+            }),
             None => {
-                append(&file, &bytes, &host_key, fingerprint).map_err(write_error)?;
+                append(&file, &bytes, &host_key, fingerprint).map_err(file::unwritten(&path))?;
                 self.pins.insert(host_key, Pin { fingerprint, line: 0 });
                 Ok(())
             }
@@ -76,33 +80,21 @@ impl KnownHosts {
     ///
     /// The file cannot be read or rewritten.
     pub fn remove(&mut self, host: &str, port: u16) -> Result<Option<Fingerprint>, KnownHostsError> {
-        let host_key = Endpoint::new(host, port)?;
+        let host_key = key_of(host, port)?;
         let path = self.home.join(KNOWN_HOSTS_FILE);
-        let write_error = |source| KnownHostsError::Write { path: path.clone(), source };
-        let (_locked, bytes) = self.read_locked(&path).map_err(write_error)?;
+        let (_locked, bytes) = read_locked(&path)?;
         self.pins = parse(&path, &bytes)?;
         let Some(pin) = self.pins.remove(&host_key) else { return Ok(None) };
-        let left = without(&bytes, &host_key);
-        file::replace(&self.home.join(KNOWN_HOSTS_OLD), &bytes)
-            .and_then(|()| file::replace(&path, &left))
-            .map_err(write_error)?;
+        file::replace(&self.home.join(KNOWN_HOSTS_OLD), &bytes)?;
+        file::replace(&path, &without(&bytes, &host_key))?;
         Ok(Some(pin.fingerprint))
-    }
-
-    /// The list as it is now, which nobody else changes while the file is open.
-    fn read_locked(&self, path: &Path) -> io::Result<(File, Vec<u8>)> {
-        file::create_home(&self.home)?;
-        let file = file::open_locked(path)?;
-        let bytes = file::read_open(&file)?.bytes;
-        Ok((file, bytes))
     }
 
     /// All hosts as `HOST:PORT`, with their keys, in the order of their names.
     #[must_use]
     pub fn pins(&self) -> Vec<(String, Fingerprint)> {
         let pins = self.pins.iter();
-        let mut pins: Vec<_> =
-            pins.map(|(host, pin)| (endpoint(&host.host, host.port), pin.fingerprint)).collect();
+        let mut pins: Vec<_> = pins.map(|(host, pin)| (host.to_string(), pin.fingerprint)).collect();
         pins.sort();
         pins
     }
@@ -110,14 +102,9 @@ impl KnownHosts {
     /// The key of a host, if known. Upper and lower case are one.
     #[must_use]
     pub fn lookup(&self, host: &str, port: u16) -> Option<Fingerprint> {
-        let host_key = Endpoint::new(host, port).ok()?;
+        let host_key = Endpoint::canonical(host, port)?;
         self.pins.get(&host_key).map(|pin| pin.fingerprint)
     }
-}
-
-/// `HOST:PORT` as it is printed and as it stands in the list: IPv6 in brackets.
-pub(crate) fn endpoint(host: &str, port: u16) -> String {
-    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
 /// What is wrong with a line of the list.
@@ -128,11 +115,8 @@ pub enum HostLineFault {
     #[error("not of the form `HOST:PORT SHA256:…`")]
     Form,
     /// The first field is no host and port.
-    #[error("{field:?} is not HOST:PORT")]
-    Host {
-        /// The field.
-        field: String,
-    },
+    #[error("{0:?} is not HOST:PORT")]
+    Host(String),
     /// The second field is no fingerprint.
     #[error("{field:?} is {fault}")]
     Fingerprint {
@@ -156,43 +140,16 @@ struct Pin {
     line: usize,
 }
 
-/// A host and port in the one form under which they are compared.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Endpoint {
-    host: String,
-    port: u16,
+/// The list as it is now, which nobody else changes while the file is open.
+fn read_locked(path: &Path) -> Result<(File, Vec<u8>), KeyFileError> {
+    let file = file::open_locked(path)?;
+    let contents =
+        file::read_open(&file).map_err(|source| KeyFileError::Read { path: path.into(), source })?;
+    Ok((file, contents.bytes))
 }
 
-impl Endpoint {
-    fn new(host: &str, port: u16) -> Result<Self, KnownHostsError> {
-        match canonical(host) {
-            Some(host) => Ok(Self { host, port }),
-            None => Err(KnownHostsError::HostName { host: host.into() }),
-        }
-    }
-
-    fn parse(field: &str) -> Option<Self> {
-        let (host, port) = field.rsplit_once(':')?;
-        let host = match host.strip_prefix('[') {
-            Some(bracketed) => bracketed.strip_suffix(']')?,
-            None if host.contains(':') => return None,
-            None => host,
-        };
-        let all_digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
-        let port = port.parse().ok().filter(|_| all_digits)?;
-        Some(Self { host: canonical(host)?, port })
-    }
-}
-
-/// Lower case, and one form per address; `None` for what could not be read back from a line.
-fn canonical(host: &str) -> Option<String> {
-    let legal = |c: char| !c.is_whitespace() && !c.is_control() && !matches!(c, '[' | ']' | '#' | '/');
-    if let Ok(address) = host.parse::<IpAddr>() {
-        return Some(address.to_canonical().to_string());
-    }
-    let scoped = host.split_once('%').is_some_and(|(address, _)| address.parse::<Ipv6Addr>().is_ok());
-    let plain = !host.is_empty() && host.chars().all(legal) && (scoped || !host.contains(':'));
-    plain.then(|| host.to_ascii_lowercase())
+fn key_of(host: &str, port: u16) -> Result<Endpoint, KnownHostsError> {
+    Endpoint::canonical(host, port).ok_or_else(|| KnownHostsError::HostName(host.into()))
 }
 
 fn parse(path: &Path, bytes: &[u8]) -> Result<HashMap<Endpoint, Pin>, KnownHostsError> {
@@ -215,14 +172,8 @@ fn add_line(pins: &mut HashMap<Endpoint, Pin>, line: usize, bytes: &[u8]) -> Res
         return Ok(());
     }
     let (host_key, fingerprint) = parse_line(text)?;
-    match pins.get(&host_key) {
-        Some(pin) if pin.fingerprint != fingerprint => Err(HostLineFault::Conflict { earlier: pin.line }),
-        Some(_) => Ok(()),
-        None => {
-            pins.insert(host_key, Pin { fingerprint, line });
-            Ok(())
-        }
-    }
+    let pin = pins.entry(host_key).or_insert(Pin { fingerprint, line });
+    if pin.fingerprint == fingerprint { Ok(()) } else { Err(HostLineFault::Conflict { earlier: pin.line }) }
 }
 
 fn parse_line(text: &str) -> Result<(Endpoint, Fingerprint), HostLineFault> {
@@ -230,7 +181,7 @@ fn parse_line(text: &str) -> Result<(Endpoint, Fingerprint), HostLineFault> {
     let (Some(host), Some(key), None) = (fields.next(), fields.next(), fields.next()) else {
         return Err(HostLineFault::Form);
     };
-    let host_key = Endpoint::parse(host).ok_or_else(|| HostLineFault::Host { field: host.into() })?;
+    let host_key = Endpoint::parse(host).ok_or_else(|| HostLineFault::Host(host.into()))?;
     let fingerprint = key.parse().map_err(|fault| HostLineFault::Fingerprint { field: key.into(), fault })?;
     Ok((host_key, fingerprint))
 }
@@ -247,13 +198,9 @@ fn without(bytes: &[u8], host_key: &Endpoint) -> Vec<u8> {
 /// Adds one line in one write; a last line that a crash or an editor left without its end is ended first.
 fn append(mut file: &File, before: &[u8], host_key: &Endpoint, fingerprint: Fingerprint) -> io::Result<()> {
     let end = if before.last().is_none_or(|byte| *byte == b'\n') { "" } else { "\n" };
-    let line = format!("{end}{} {fingerprint}\n", endpoint(&host_key.host, host_key.port));
+    let line = format!("{end}{host_key} {fingerprint}\n");
     file.write_all(line.as_bytes())?;
     file.sync_all()
-}
-
-fn conflict(path: PathBuf, host_key: Endpoint, expected: Fingerprint, found: Fingerprint) -> KnownHostsError {
-    KnownHostsError::Conflict { path, host: host_key.host, port: host_key.port, expected, found }
 }
 
 #[cfg(test)]
@@ -359,7 +306,7 @@ mod tests {
         assert_eq!(fault_of(&format!("{good}b:1")), (2, HostLineFault::Form));
         assert_eq!(fault_of(&format!("{good}\nb:1 {ONE} x")), (3, HostLineFault::Form));
         for field in ["b", "b:", "b:+1", "b:65536", ":1", "::1:1", "[b:1", "b]:1"] {
-            let fault = HostLineFault::Host { field: field.into() };
+            let fault = HostLineFault::Host(field.into());
             assert_eq!(fault_of(&format!("{good}{field} {ONE}")), (2, fault), "{field}");
         }
         assert_eq!(fault_of(&format!("{good}A:1 {TWO}")), (2, HostLineFault::Conflict { earlier: 1 }));
@@ -373,7 +320,7 @@ mod tests {
         let mut hosts = KnownHosts::open(home.path()).unwrap();
         for host in ["", "a b", "a\nb", "#a", "a:b", "[a]"] {
             let error = hosts.pin(host, 1, ONE).unwrap_err();
-            assert!(matches!(error, KnownHostsError::HostName { .. }), "{error:?}");
+            assert!(matches!(error, KnownHostsError::HostName(_)), "{error:?}");
         }
     }
 }

@@ -137,15 +137,16 @@ struct HostVerifier {
 }
 
 impl HostVerifier {
-    /// The key that must be found, if that is settled.
-    fn expected(&self, found: Fingerprint) -> Result<Option<Fingerprint>, HostKeyFault> {
-        match &self.policy {
-            HostPolicy::Pinned(expected) => Ok(Some(*expected)),
-            HostPolicy::AcceptNew(first) => Ok(first.get()),
-            HostPolicy::RefuseUnknown => Err(HostKeyFault::Unknown { found }),
+    /// Whether this may be the host's key.
+    fn judge(&self, found: Fingerprint) -> Result<(), HostKeyFault> {
+        let expected = match &self.policy {
+            HostPolicy::Pinned(expected) => *expected,
+            HostPolicy::AcceptNew(first) => first.get().unwrap_or(found),
+            HostPolicy::RefuseUnknown => return Err(HostKeyFault::Unknown { found }),
             // the certificate has been looked at before
-            HostPolicy::Vouched(_) => Ok(None),
-        }
+            HostPolicy::Vouched(_) => found,
+        };
+        if expected == found { Ok(()) } else { Err(HostKeyFault::Changed { expected, found }) }
     }
 
     fn check(
@@ -164,26 +165,17 @@ impl HostVerifier {
                 })
             })?;
         }
-        let expected = self.expected(found).map_err(refused)?;
-        compare(expected, found).map_err(refused)?;
+        self.judge(found).map_err(refused)?;
         Ok(ServerCertVerified::assertion())
     }
 
     /// Takes the key of a host that has just proven it.
     fn settle(&self, found: Fingerprint) -> Result<(), HostKeyFault> {
-        let expected = match &self.policy {
+        if let HostPolicy::AcceptNew(first) = &self.policy {
             // Of connections that race, one sets the key and the others are held to it.
-            HostPolicy::AcceptNew(first) => Some(*first.0.get_or_init(|| found)),
-            _ => self.expected(found)?,
-        };
-        compare(expected, found)
-    }
-}
-
-fn compare(expected: Option<Fingerprint>, found: Fingerprint) -> Result<(), HostKeyFault> {
-    match expected {
-        Some(expected) if expected != found => Err(HostKeyFault::Changed { expected, found }),
-        _ => Ok(()),
+            first.0.get_or_init(|| found);
+        }
+        self.judge(found)
     }
 }
 
@@ -227,21 +219,13 @@ impl ServerCertVerifier for HostVerifier {
     }
 }
 
-/// The server's check of a client: it has a key, and holds it.
+/// The server's check of a client: it has a key, and holds it. rustls demands one unless a verifier says otherwise.
 #[derive(Debug)]
 struct AnyClientVerifier {
     algorithms: WebPkiSupportedAlgorithms,
 }
 
 impl ClientCertVerifier for AnyClientVerifier {
-    fn offer_client_auth(&self) -> bool {
-        true
-    }
-
-    fn client_auth_mandatory(&self) -> bool {
-        true
-    }
-
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }

@@ -187,7 +187,7 @@ async fn a_pinned_host_with_another_key_is_refused_on_both_sides() {
         dialled,
         Err(DialError::HostKeyChanged { expected: e, found: f, .. }) if e == expected && f == found
     ));
-    assert!(matches!(accepted, Err(AcceptError::HostKeyRefused { .. })), "{accepted:?}");
+    assert!(matches!(accepted, Err(AcceptError::HostKeyRefused)), "{accepted:?}");
 }
 
 #[tokio::test]
@@ -251,9 +251,9 @@ async fn clients_prove_their_keys() {
     let (thief, host, user) = (Party::new(), Party::new(), Party::new());
     let (listener, port) = host.listen_by(TransportChoice::Quic).await;
     let copied = accept_quic(&listener, port, Some(thief.key_with(vec![user.certificate()]))).await;
-    assert!(matches!(copied, AcceptError::ClientKeyUnproven { .. }), "{copied:?}");
+    assert!(matches!(copied, AcceptError::ClientKeyUnproven), "{copied:?}");
     let none = accept_quic(&listener, port, None).await;
-    assert!(matches!(none, AcceptError::NoClientKey { .. }), "{none:?}");
+    assert!(matches!(none, AcceptError::NoClientKey), "{none:?}");
 }
 
 #[tokio::test]
@@ -286,7 +286,7 @@ async fn a_connection_that_is_not_needed_is_told_from_a_failure() {
     let policy = HostPolicy::Pinned(host.fingerprint());
     let dialled = async { drop(user.dial_quic(port, policy).await.unwrap()) };
     let ((), accepted) = tokio::join!(dialled, accept(&listener));
-    assert!(matches!(accepted, Err(AcceptError::Unused { .. })), "{accepted:?}");
+    assert!(matches!(accepted, Err(AcceptError::Unused)), "{accepted:?}");
 }
 
 #[tokio::test]

@@ -186,7 +186,7 @@ async fn client_with_a_copied_certificate_is_refused() {
     let (acceptor, _) = host.listen().await;
     let key = thief.key_with(vec![victim.certificate()]);
     let error = accept_tls(&acceptor, Some(key), &[b"zmove"]).await.unwrap_err();
-    assert!(matches!(error, AcceptError::ClientKeyUnproven { .. }), "{error:?}");
+    assert!(matches!(error, AcceptError::ClientKeyUnproven), "{error:?}");
 }
 
 #[tokio::test]
@@ -202,7 +202,7 @@ async fn client_is_known_by_the_certificate_it_signs_with() {
 async fn client_without_a_certificate_is_refused() {
     let (acceptor, _) = Party::new().listen().await;
     let error = accept_tls(&acceptor, None, &[b"zmove"]).await.unwrap_err();
-    assert!(matches!(error, AcceptError::NoClientKey { .. }), "{error:?}");
+    assert!(matches!(error, AcceptError::NoClientKey), "{error:?}");
 }
 
 #[tokio::test]
@@ -212,7 +212,7 @@ async fn peers_without_the_protocol_are_refused() {
     for protocols in [&[][..], &[b"h2".as_slice()]] {
         let key = user.key_with(vec![user.certificate()]);
         let error = accept_tls(&acceptor, Some(key), protocols).await.unwrap_err();
-        assert!(matches!(error, AcceptError::NotZmove { .. }), "{error:?}");
+        assert!(matches!(error, AcceptError::NotZmove), "{error:?}");
 
         let port = serve_tls(host_config(host.key_with(vec![host.certificate()]), protocols)).await;
         let error = user.dial(port, HostPolicy::Pinned(host.fingerprint())).await.unwrap_err();
@@ -245,7 +245,7 @@ async fn tls_1_2_is_refused_with_an_alert() {
     let mut socket = TcpStream::connect((LOOPBACK, port)).await.unwrap();
     socket.write_all(&tls12_hello()).await.unwrap();
     let error = accept(&acceptor).await.unwrap_err();
-    assert!(matches!(error, AcceptError::NotZmove { .. }), "{error:?}");
+    assert!(matches!(error, AcceptError::NotZmove), "{error:?}");
     let mut answer = Vec::new();
     socket.read_to_end(&mut answer).await.unwrap();
     let [21, 3, 3, 0, 2, 2, 70] = answer[..] else { panic!("no fatal alert protocol_version: {answer:?}") };
@@ -302,7 +302,7 @@ async fn daemon_learns_that_its_key_was_refused() {
     let (acceptor, port) = host.listen().await;
     let dial = user.dial(port, HostPolicy::Pinned(other.fingerprint()));
     let error = tokio::join!(dial, accept(&acceptor)).1.unwrap_err();
-    assert!(matches!(error, AcceptError::HostKeyRefused { .. }), "{error:?}");
+    assert!(matches!(error, AcceptError::HostKeyRefused), "{error:?}");
 }
 
 #[tokio::test]
@@ -310,8 +310,8 @@ async fn unknown_host_is_refused_and_its_key_told() {
     let [host, user] = [Party::new(), Party::new()];
     let port = host.serve().await;
     let error = user.dial(port, HostPolicy::RefuseUnknown).await.unwrap_err();
-    let DialError::UnknownHost { host: name, port: asked, fingerprint } = error else { panic!("{error:?}") };
-    assert_eq!((name.as_str(), asked, fingerprint), (LOOPBACK, port, host.fingerprint()));
+    let DialError::UnknownHost { host: asked, fingerprint } = error else { panic!("{error:?}") };
+    assert_eq!((asked.host.as_str(), asked.port, fingerprint), (LOOPBACK, port, host.fingerprint()));
 }
 
 #[tokio::test]

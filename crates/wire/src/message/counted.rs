@@ -8,7 +8,7 @@ use postcard::de_flavors::{Flavor, Slice};
 use postcard::{Error, Result};
 
 use crate::error::WireError;
-use crate::limits::MESSAGE_STRINGS_MAX;
+use crate::limits::{MESSAGE_STRINGS_MAX, within};
 
 /// Bytes of a message; `R` makes room for so many more strings of it, or has none.
 pub(super) struct Counted<'de, R> {
@@ -29,14 +29,7 @@ impl<'de, R: FnMut(usize) -> std::result::Result<(), WireError>> Counted<'de, R>
     }
 
     fn count(&mut self) -> std::result::Result<(), WireError> {
-        if self.count == MESSAGE_STRINGS_MAX {
-            let (value, limit) = (MESSAGE_STRINGS_MAX as u64 + 1, MESSAGE_STRINGS_MAX as u64);
-            return Err(WireError::OverLimit {
-                what: "number of names and paths in a message",
-                value,
-                limit,
-            });
-        }
+        within("number of names and paths in a message", self.count + 1, MESSAGE_STRINGS_MAX)?;
         if self.count == self.granted {
             (self.room)(GRANT_STRINGS)?;
             self.granted += GRANT_STRINGS;

@@ -4,13 +4,15 @@ use std::fmt;
 use std::io;
 
 use serde::{Deserialize, Serialize};
+use thiserror::Error;
 use zmove_types::RelPath;
 
 use super::bytes;
 use crate::version::Version;
 
 /// One thing that failed at the receiver; the transfer goes on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
+#[error("{operation} '{path}': {code}")]
 pub struct Fault {
     /// What it was about, from the target root.
     #[serde(with = "bytes::path")]
@@ -53,30 +55,41 @@ pub enum Operation {
 }
 
 /// Why it failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 pub enum FaultCode {
     /// The operating system said so: an `errno` of Linux.
+    #[error("{}", io::Error::from_raw_os_error(*.0))]
     Os(i32),
     /// A directory stands where a file or link has to go.
+    #[error("a directory of that name is in the way")]
     DirectoryInTheWay,
     /// The data did not hash to what the sender said.
+    #[error("the data arrived damaged (its BLAKE3 differs from the sender's)")]
     Damaged,
     /// Not all of the file came.
+    #[error("not all of its data arrived")]
     Incomplete,
     /// The file's declarations on different lanes contradict each other.
+    #[error("it was declared twice with different properties")]
     Contradiction,
     /// No fault: the file was guessed to be missing and is there, of the same size and time.
+    #[error("it is there already")]
     AlreadyThere,
     /// Another process has locked the file, as processes do that change a file in place.
+    #[error("another transfer or program has locked it")]
     Locked,
     /// Another file has got the name of one that was changed in place, or none has it any more.
+    #[error("another file has its name by now, or it is gone")]
     Replaced,
     /// Somebody else has changed a file while it was changed in place. From [`Version::V4`] on.
+    #[error("another program has changed it meanwhile; run the command again")]
     Changed,
     /// The entry stays, since its name is one of those that zmove gives to what is not finished. From
     /// [`Version::V4`] on.
+    #[error("names that begin with .zmove- may belong to a transfer that is running; remove it if none is")]
     Reserved,
     /// It stays, since it is another file system than the directory that it is in. From [`Version::V4`] on.
+    #[error("a file system is mounted there")]
     Mounted,
 }
 
@@ -137,12 +150,6 @@ const EIO: i32 = 5;
 /// "Invalid cross-device link".
 const EXDEV: i32 = 18;
 
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} '{}': {}", self.operation, self.path, self.code)
-    }
-}
-
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -160,26 +167,6 @@ impl fmt::Display for Operation {
             Self::Delete => "remove",
             Self::OpenInPlace => "open for a change in place",
         })
-    }
-}
-
-impl fmt::Display for FaultCode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Os(errno) => write!(f, "{}", io::Error::from_raw_os_error(*errno)),
-            Self::DirectoryInTheWay => f.write_str("a directory of that name is in the way"),
-            Self::Damaged => f.write_str("the data arrived damaged (its BLAKE3 differs from the sender's)"),
-            Self::Incomplete => f.write_str("not all of its data arrived"),
-            Self::AlreadyThere => f.write_str("it is there already"),
-            Self::Locked => f.write_str("another transfer or program has locked it"),
-            Self::Replaced => f.write_str("another file has its name by now, or it is gone"),
-            Self::Changed => f.write_str("another program has changed it meanwhile; run the command again"),
-            Self::Reserved => f.write_str(
-                "names that begin with .zmove- may belong to a transfer that is running; remove it if none is",
-            ),
-            Self::Mounted => f.write_str("a file system is mounted there"),
-            Self::Contradiction => f.write_str("it was declared twice with different properties"),
-        }
     }
 }
 

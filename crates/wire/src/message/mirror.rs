@@ -8,7 +8,7 @@ use zmove_types::{Name, RelPath};
 use super::fault::FaultCode;
 use super::{bytes, list};
 use crate::error::WireError;
-use crate::limits::{KEEP_NAMES_MAX, KEEP_RANGES_MAX, REMOVE_NAMES_MAX};
+use crate::limits::{KEEP_NAMES_MAX, KEEP_RANGES_MAX, REMOVE_NAMES_MAX, within};
 
 /// What becomes of what is below a directory of the target and not in its source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -141,13 +141,6 @@ impl Remove {
         within("directories to remove from", self.groups.len(), REMOVE_NAMES_MAX)?;
         within("names to remove", self.groups.iter().map(|group| group.names.len()).sum(), REMOVE_NAMES_MAX)
     }
-}
-
-fn within(what: &'static str, value: usize, limit: usize) -> Result<(), WireError> {
-    if value <= limit {
-        return Ok(());
-    }
-    Err(WireError::OverLimit { what, value: value as u64, limit: limit as u64 })
 }
 
 #[cfg(test)]

@@ -6,11 +6,15 @@
 use std::collections::BTreeMap;
 
 use crate::error::WireError;
-use crate::limits::ITEMS_OUTSTANDING_MAX;
+use crate::limits::{ITEMS_OUTSTANDING_MAX, within};
 
-/// See the module.
+/// A set of items: as ranges, since they are numbered in a row.
 #[derive(Debug, Default)]
-pub struct Arrivals(Items);
+pub struct Arrivals {
+    pub(super) count: u64,
+    /// The end of each range by its start; no two touch.
+    ranges: BTreeMap<u64, u64>,
+}
 
 impl Arrivals {
     /// An item has come in full, or has been given up; returns whether that is news.
@@ -18,21 +22,6 @@ impl Arrivals {
     /// # Errors
     /// [`WireError::OverLimit`] when the items that came leave more gaps than a sender may have items on their way.
     pub fn insert(&mut self, item: u64) -> Result<bool, WireError> {
-        self.0.insert(item)
-    }
-}
-
-/// A set of items: as ranges, since they are numbered in a row.
-#[derive(Debug, Default)]
-pub(super) struct Items {
-    pub(super) count: u64,
-    /// The end of each range by its start; no two touch.
-    ranges: BTreeMap<u64, u64>,
-}
-
-impl Items {
-    /// Adds an item; returns whether it is new.
-    pub(super) fn insert(&mut self, item: u64) -> Result<bool, WireError> {
         let before = self.ranges.range(..=item).next_back().map(|(start, end)| (*start, *end));
         if before.is_some_and(|(_, end)| item < end) {
             return Ok(false);
@@ -42,10 +31,7 @@ impl Items {
         let end = self.ranges.remove(&end).unwrap_or(end);
         self.ranges.insert(start, end);
         self.count += 1;
-        let (value, limit) = (self.ranges.len() as u64, RANGES_MAX as u64);
-        if value > limit {
-            return Err(WireError::OverLimit { what: "gaps between items", value, limit });
-        }
+        within("gaps between items", self.ranges.len(), RANGES_MAX)?;
         Ok(true)
     }
 }

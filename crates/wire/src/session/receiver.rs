@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use super::arrivals::Items;
+use super::arrivals::Arrivals;
 use crate::error::WireError;
 use crate::limits::STORED_ITEMS_MAX;
 use crate::message::{
@@ -15,7 +15,7 @@ use crate::message::{
 /// What has been received, and what to tell the sender.
 #[derive(Debug, Default)]
 pub struct ReceiverTransfer {
-    settled: Items,
+    settled: Arrivals,
     mismatches: u64,
     announced: Option<(u64, u64)>,
     unsent: Stored,

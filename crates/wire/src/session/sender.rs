@@ -186,7 +186,6 @@ impl<W> SenderTransfer<W> {
     /// [`WireError::OutOfOrder`] when no such item is outstanding.
     pub fn mismatch(&mut self, item: ItemId) -> Result<Resend<W>, WireError> {
         let Outstanding { work, tries, .. } = self.settle(item)?;
-        self.mismatches += 1;
         if tries >= RESENDS_MAX {
             return Ok(Resend::GiveUp(work));
         }
@@ -200,7 +199,6 @@ impl<W> SenderTransfer<W> {
     /// [`WireError::OutOfOrder`] when no such item is outstanding.
     pub fn lost(&mut self, item: ItemId) -> Result<Resend<W>, WireError> {
         let Outstanding { work, tries, .. } = self.settle(item)?;
-        self.mismatches += 1;
         self.unfinished += 1;
         Ok(Resend::Again { work, tries })
     }
@@ -208,6 +206,7 @@ impl<W> SenderTransfer<W> {
     /// Ends an item that has not come to its place.
     fn settle(&mut self, item: ItemId) -> Result<Outstanding<W>, WireError> {
         let outstanding = self.receipt(item)?;
+        self.mismatches += 1;
         if let LastWord::Published(load) = outstanding.last_word {
             self.forget(load);
         }

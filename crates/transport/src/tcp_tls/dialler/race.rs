@@ -1,11 +1,12 @@
-//! The first TCP connection out of several addresses, in the manner of "happy eyeballs" (RFC 8305).
+//! The first connection out of several addresses, in the manner of "happy eyeballs" (RFC 8305).
 //!
-//! Called by the dialler alone. An address gets a head start over the next; a failure starts the next at once.
+//! Called by the diallers alone. An address gets a head start over the next; a failure starts the next at once.
 //! **Invariant:** one connection comes out, and all other attempts are dropped.
 
 use std::{
     io,
     net::SocketAddr,
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
@@ -16,7 +17,9 @@ use tokio::{
 };
 
 use super::super::SocketConfig;
-use crate::error::SocketError;
+use super::Host;
+use crate::endpoint::Endpoint;
+use crate::error::DialError;
 
 /// The head start of an address over the next.
 const HEAD_START: Duration = Duration::from_millis(250);
@@ -28,11 +31,37 @@ pub(crate) struct Connected {
     pub(super) rtt: Duration,
 }
 
-/// Why an attempt failed.
-#[derive(Debug)]
-pub(super) enum Attempt {
-    Socket(SocketError),
-    Connect(SocketAddr, io::Error),
+/// The one address of a host that all connections of a dialler go to: the one that answered first.
+#[derive(Clone, Debug)]
+pub(crate) struct OneAddress {
+    pub(super) host: Host,
+    chosen: Arc<OnceLock<SocketAddr>>,
+}
+
+impl OneAddress {
+    pub(crate) fn of(host: Host) -> Self {
+        Self { host, chosen: Arc::default() }
+    }
+
+    /// The host as it was given.
+    pub(crate) fn endpoint(&self) -> Endpoint {
+        self.host.endpoint.clone()
+    }
+
+    /// What `start` comes to at the chosen address or, while there is none, at the one that answers first.
+    pub(crate) async fn connect<T, F>(&self, start: impl Fn(SocketAddr) -> F) -> Result<T, DialError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, DialError>> + Send + 'static,
+    {
+        if let Some(chosen) = self.chosen.get() {
+            return start(*chosen).await;
+        }
+        let (address, connected) = first(&self.host, &start).await?;
+        let chosen = *self.chosen.get_or_init(|| address);
+        // another connection of this run was quicker at another address
+        if chosen == address { Ok(connected) } else { start(chosen).await }
+    }
 }
 
 /// The addresses of the two families in turn, beginning with the family that comes first.
@@ -49,38 +78,34 @@ pub(super) fn interleave(addresses: impl Iterator<Item = SocketAddr>) -> Vec<Soc
     mixed
 }
 
-/// Connects to the first of `addresses` (at least one) that answers.
-pub(super) async fn connect(addresses: &[SocketAddr], config: &SocketConfig) -> Result<Connected, Attempt> {
-    first(addresses, |address| attempt(address, config.clone()), unfinished, more_telling).await
-}
-
-/// The first outcome that is good of one attempt for each address (at least one); of failures the more telling one.
-pub(crate) async fn first<T, E, F>(
-    addresses: &[SocketAddr],
-    start: impl Fn(SocketAddr) -> F,
-    unfinished: fn(io::Error) -> E,
-    more_telling: fn(Option<E>, E) -> E,
-) -> Result<T, E>
+/// The first outcome that is good of one attempt for each address, and the address; of failures the more telling one.
+async fn first<T, F>(host: &Host, start: impl Fn(SocketAddr) -> F) -> Result<(SocketAddr, T), DialError>
 where
     T: Send + 'static,
-    E: Send + 'static,
-    F: Future<Output = Result<T, E>> + Send + 'static,
+    F: Future<Output = Result<T, DialError>> + Send + 'static,
 {
     let mut running = JoinSet::new();
-    let mut waiting = addresses.iter();
+    let mut waiting = host.addresses.iter();
     let mut failure = None;
     loop {
         match waiting.next() {
-            Some(address) => drop(running.spawn(start(*address))),
+            Some(&address) => {
+                let attempt = start(address);
+                running.spawn(async move { attempt.await.map(|connected| (address, connected)) });
+            }
             None if running.is_empty() => return Err(failure.expect("there is an address, and it failed")),
             None => {}
         }
-        match outcome(&mut running, waiting.len()).await {
-            Some(Ok(Ok(connected))) => return Ok(connected),
-            Some(Ok(Err(attempt))) => failure = Some(more_telling(failure, attempt)),
-            Some(Err(error)) => failure = Some(more_telling(failure, unfinished(cancelled(error)))),
-            None => {}
-        }
+        let Some(outcome) = outcome(&mut running, waiting.len()).await else { continue };
+        let failed = match outcome {
+            Ok(Ok(connected)) => return Ok(connected),
+            Ok(Err(error)) => error,
+            Err(error) => {
+                let source = cancelled(error).into();
+                DialError::Socket { host: host.endpoint.clone(), source }
+            }
+        };
+        failure = Some(failed.or_more_telling(failure));
     }
 }
 
@@ -100,27 +125,24 @@ fn cancelled(error: JoinError) -> io::Error {
     }
 }
 
-fn unfinished(error: io::Error) -> Attempt {
-    Attempt::Socket(error.into())
-}
-
-async fn attempt(address: SocketAddr, config: SocketConfig) -> Result<Connected, Attempt> {
-    let socket = config.open(address).map_err(Attempt::Socket)?;
+/// Connects to one address of a host.
+pub(super) async fn attempt(
+    host: Endpoint,
+    address: SocketAddr,
+    config: SocketConfig,
+) -> Result<Connected, DialError> {
+    let socket = match config.open(address) {
+        Ok(socket) => socket,
+        Err(source) => return Err(DialError::Socket { host, source }),
+    };
     let started = Instant::now();
-    match timeout(config.connect_timeout, socket.connect(address)).await {
-        Ok(Ok(socket)) => Ok(Connected { socket, address, rtt: started.elapsed() }),
-        Ok(Err(source)) => Err(Attempt::Connect(address, source)),
-        Err(_) => Err(Attempt::Connect(address, io::ErrorKind::TimedOut.into())),
-    }
-}
-
-/// A refusal tells more than an address that is out of reach: there is a host.
-fn more_telling(before: Option<Attempt>, now: Attempt) -> Attempt {
-    match before {
-        Some(Attempt::Connect(address, error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            Attempt::Connect(address, error)
+    let connected = timeout(config.connect_timeout, socket.connect(address)).await;
+    match connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
+        Ok(socket) => Ok(Connected { socket, rtt: started.elapsed(), address }),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            Err(DialError::Refused { host, address })
         }
-        _ => now,
+        Err(source) => Err(DialError::Connect { host, address, source }),
     }
 }
 
@@ -132,6 +154,12 @@ mod tests {
 
     fn addresses(texts: &[&str]) -> Vec<SocketAddr> {
         texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    async fn connect(addresses: &[SocketAddr]) -> Result<Connected, DialError> {
+        let host = Host { endpoint: Endpoint::new("a", 1), addresses: addresses.into() };
+        let start = |address| attempt(Endpoint::new("a", 1), address, SocketConfig::default());
+        OneAddress::of(host).connect(start).await
     }
 
     /// An address of this host where nobody listens.
@@ -153,7 +181,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let good = listener.local_addr().unwrap();
         let started = Instant::now();
-        let connected = connect(&[refusing().await, good], &SocketConfig::default()).await.unwrap();
+        let connected = connect(&[refusing().await, good]).await.unwrap();
         assert_eq!(connected.address, good);
         assert!(started.elapsed() < HEAD_START);
     }
@@ -168,14 +196,13 @@ mod tests {
         let silent = silent.listen(0).unwrap();
         let blocked = silent.local_addr().unwrap();
         let _first = TcpStream::connect(blocked).await.unwrap();
-        let connected = connect(&[blocked, good], &SocketConfig::default()).await.unwrap();
+        let connected = connect(&[blocked, good]).await.unwrap();
         assert_eq!(connected.address, good);
     }
 
     #[tokio::test]
     async fn all_refused_is_a_refusal() {
-        let failure = connect(&[refusing().await, refusing().await], &SocketConfig::default()).await;
-        let Err(Attempt::Connect(_, error)) = failure else { panic!("connected") };
-        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+        let failure = connect(&[refusing().await, refusing().await]).await;
+        assert!(matches!(failure.err(), Some(DialError::Refused { .. })));
     }
 }

@@ -36,35 +36,20 @@ pub enum GrantFault {
     #[error("`ca=` needs one `cn=` or `san=`")]
     Subject,
     /// A field that this version does not know.
-    #[error("unknown field {field:?}")]
-    UnknownField {
-        /// The field.
-        field: String,
-    },
+    #[error("unknown field {0:?}")]
+    UnknownField(String),
     /// A field that may stand only once.
-    #[error("repeated field {field:?}")]
-    RepeatedField {
-        /// The second of the two.
-        field: String,
-    },
+    #[error("repeated field {0:?}")]
+    RepeatedField(String),
     /// A `%` without two hex digits.
-    #[error("field {field:?} has a % without two hex digits")]
-    Escape {
-        /// The field.
-        field: String,
-    },
+    #[error("field {0:?} has a % without two hex digits")]
+    Escape(String),
     /// A rate that cannot be read.
-    #[error("field {field:?} is no rate: write bits per second as 500Mbit or 10Gbit")]
-    Rate {
-        /// The field.
-        field: String,
-    },
+    #[error("field {0:?} is no rate: write bits per second as 500Mbit or 10Gbit")]
+    Rate(String),
     /// A moment that cannot be read.
-    #[error("field {field:?} is no moment in UTC: write 2027-01-31 or 2027-01-31T18:00:00Z")]
-    Expiry {
-        /// The field.
-        field: String,
-    },
+    #[error("field {0:?} is no moment in UTC: write 2027-01-31 or 2027-01-31T18:00:00Z")]
+    Expiry(String),
     /// No name, an empty one, or one that is not printable text.
     #[error("no printable name=")]
     Name,
@@ -72,11 +57,8 @@ pub enum GrantFault {
     #[error("no root=")]
     NoRoot,
     /// A root that is relative, has `..`, or has a NUL.
-    #[error("root={} is not an absolute path without `..`", root.display())]
-    Root {
-        /// The root.
-        root: PathBuf,
-    },
+    #[error("root={} is not an absolute path without `..`", .0.display())]
+    Root(PathBuf),
     /// The key stands in an earlier line already.
     #[error("the key of line {earlier} again; join the two lines")]
     Duplicate {
@@ -128,7 +110,7 @@ pub(super) fn check(grant: &Grant) -> Result<(), GrantFault> {
         return Err(GrantFault::NoRoot);
     }
     match grant.roots.iter().find(|root| !is_safe_root(root)) {
-        Some(root) => Err(GrantFault::Root { root: root.clone() }),
+        Some(root) => Err(GrantFault::Root(root.clone())),
         None => Ok(()),
     }
 }
@@ -178,11 +160,11 @@ impl Draft {
             ("write", None) => once(&mut self.writes, (), field)?,
             ("set-ids", None) => once(&mut self.sets_ids, (), field)?,
             ("max-rate", Some(value)) => {
-                let rate = value.parse().map_err(|_| GrantFault::Rate { field: field.into() })?;
+                let rate = value.parse().map_err(|_| GrantFault::Rate(field.into()))?;
                 once(&mut self.max_rate, rate, field)?;
             }
             ("expires", Some(value)) => {
-                let expires = value.parse().map_err(|_| GrantFault::Expiry { field: field.into() })?;
+                let expires = value.parse().map_err(|_| GrantFault::Expiry(field.into()))?;
                 once(&mut self.expires, expires, field)?;
             }
             ("crl", Some(value)) if is_certified => once(&mut self.revoked, path(field, value)?, field)?,
@@ -190,7 +172,7 @@ impl Draft {
                 self.set_subject(Subject::CommonName(text(field, value)?))?;
             }
             ("san", Some(value)) if is_certified => self.set_subject(Subject::Host(text(field, value)?))?,
-            _ => return Err(GrantFault::UnknownField { field: field.into() }),
+            _ => return Err(GrantFault::UnknownField(field.into())),
         }
         Ok(())
     }
@@ -224,7 +206,7 @@ impl Draft {
 /// Takes the value of a field that may stand only once.
 fn once<T>(place: &mut Option<T>, value: T, field: &str) -> Result<(), GrantFault> {
     match place.replace(value) {
-        Some(_) => Err(GrantFault::RepeatedField { field: field.into() }),
+        Some(_) => Err(GrantFault::RepeatedField(field.into())),
         None => Ok(()),
     }
 }
@@ -263,7 +245,7 @@ fn encode_bytes(encoded: &mut String, bytes: &[u8]) {
 }
 
 fn decode(field: &str, value: &str) -> Result<Vec<u8>, GrantFault> {
-    decode_value(value).ok_or_else(|| GrantFault::Escape { field: field.into() })
+    decode_value(value).ok_or_else(|| GrantFault::Escape(field.into()))
 }
 
 fn decode_value(value: &str) -> Option<Vec<u8>> {
@@ -327,15 +309,12 @@ mod tests {
             ("ca=/ca.pem cn= name=a root=/", GrantFault::Subject),
             ("ca=/ca.pem cn=a san=b name=a root=/", GrantFault::Subject),
             ("ca=/ca.pem cn=%00 name=a root=/", GrantFault::Subject),
-            (
-                "ca=/ca.pem cn=a crl=b crl=b name=a root=/",
-                GrantFault::RepeatedField { field: "crl=b".into() },
-            ),
-            ("ca=/ca.pem cn=a ca=b name=a root=/", GrantFault::UnknownField { field: "ca=b".into() }),
+            ("ca=/ca.pem cn=a crl=b crl=b name=a root=/", GrantFault::RepeatedField("crl=b".into())),
+            ("ca=/ca.pem cn=a ca=b name=a root=/", GrantFault::UnknownField("ca=b".into())),
         ] {
             assert_eq!(parse(line), Err(fault), "{line}");
         }
-        assert_eq!(fault_of("cn=a name=a root=/"), GrantFault::UnknownField { field: "cn=a".into() });
+        assert_eq!(fault_of("cn=a name=a root=/"), GrantFault::UnknownField("cn=a".into()));
     }
 
     #[test]
@@ -347,10 +326,10 @@ mod tests {
 
     #[test]
     fn names_the_field_at_fault() {
-        let unknown = |field: &str| GrantFault::UnknownField { field: field.into() };
-        let repeated = |field: &str| GrantFault::RepeatedField { field: field.into() };
-        let escape = |field: &str| GrantFault::Escape { field: field.into() };
-        let root = |root: &str| GrantFault::Root { root: root.into() };
+        let unknown = |field: &str| GrantFault::UnknownField(field.into());
+        let repeated = |field: &str| GrantFault::RepeatedField(field.into());
+        let escape = |field: &str| GrantFault::Escape(field.into());
+        let root = |root: &str| GrantFault::Root(root.into());
         for (fields, fault) in [
             ("name=a root=/ speed=1", unknown("speed=1")),
             ("name=a root=/ Write", unknown("Write")),
@@ -370,9 +349,9 @@ mod tests {
             ("name= root=/", GrantFault::Name),
             ("name=%0a root=/", GrantFault::Name),
             ("name=%ff root=/", GrantFault::Name),
-            ("name=a root=/ max-rate=10", GrantFault::Rate { field: "max-rate=10".into() }),
+            ("name=a root=/ max-rate=10", GrantFault::Rate("max-rate=10".into())),
             ("name=a root=/ max-rate=1MB max-rate=2MB", repeated("max-rate=2MB")),
-            ("name=a root=/ expires=soon", GrantFault::Expiry { field: "expires=soon".into() }),
+            ("name=a root=/ expires=soon", GrantFault::Expiry("expires=soon".into())),
             ("name=a root=/ expires=2027-01-31 expires=2027-01-31", repeated("expires=2027-01-31")),
         ] {
             assert_eq!(fault_of(fields), fault, "{fields}");

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Endpoint, endpoint, parse, parse_line};
+use super::{Endpoint, parse, parse_line};
 
 /// A whole file: each host that is understood is found again by its name and by the line that would be written of it.
 ///
@@ -11,8 +11,8 @@ use super::{Endpoint, endpoint, parse, parse_line};
 pub fn known_hosts(bytes: &[u8]) {
     let Ok(pins) = parse(Path::new("known_hosts"), bytes) else { return };
     for (host, pin) in &pins {
-        assert_eq!(Endpoint::new(&host.host, host.port).ok().as_ref(), Some(host));
-        let line = format!("{} {}", endpoint(&host.host, host.port), pin.fingerprint);
+        assert_eq!(Endpoint::canonical(&host.host, host.port).as_ref(), Some(host));
+        let line = format!("{host} {}", pin.fingerprint);
         assert_eq!(parse_line(&line), Ok((host.clone(), pin.fingerprint)));
     }
 }

@@ -1,0 +1,52 @@
+//! A host and a port, as they are given, told and pinned.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+
+/// Where a daemon listens: a name or an address, IPv6 without brackets, and a port.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Endpoint {
+    /// The name or address.
+    pub host: String,
+    /// The port.
+    pub port: u16,
+}
+
+impl Endpoint {
+    pub(crate) fn new(host: &str, port: u16) -> Self {
+        Self { host: host.into(), port }
+    }
+
+    /// The one form under which endpoints are compared: lower case, and one form per address. `None` for what could not
+    /// be read back from a line.
+    pub(crate) fn canonical(host: &str, port: u16) -> Option<Self> {
+        let legal = |c: char| !c.is_whitespace() && !c.is_control() && !matches!(c, '[' | ']' | '#' | '/');
+        if let Ok(address) = host.parse::<IpAddr>() {
+            return Some(Self { host: address.to_canonical().to_string(), port });
+        }
+        let scoped = host.split_once('%').is_some_and(|(address, _)| address.parse::<Ipv6Addr>().is_ok());
+        let plain = !host.is_empty() && host.chars().all(legal) && (scoped || !host.contains(':'));
+        plain.then(|| Self { host: host.to_ascii_lowercase(), port })
+    }
+
+    /// Reads what is printed, in its canonical form.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let (host, port) = text.rsplit_once(':')?;
+        let host = match host.strip_prefix('[') {
+            Some(bracketed) => bracketed.strip_suffix(']')?,
+            None if host.contains(':') => return None,
+            None => host,
+        };
+        let all_digits = port.bytes().all(|byte| byte.is_ascii_digit());
+        let port = port.parse().ok().filter(|_| all_digits)?;
+        Self::canonical(host, port)
+    }
+}
+
+/// `HOST:PORT`, an IPv6 address in brackets.
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, port } = self;
+        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+    }
+}
