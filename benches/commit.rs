@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
 use rustix::fs::{AtFlags, Mode, OFlags, linkat, openat};
-use zmove_disk::{Replace, Staged, StagingDirectory, TempNames, publish_file, set_new_file_metadata};
+use zmove_disk::{Replace, Staged, StagingDirectory, publish_file, set_new_file_metadata};
 use zmove_types::{Metadata, Name, Timestamp};
 
 const FILES: u32 = 2_000;
@@ -45,19 +45,18 @@ fn timed(place: &Path, style: fn(&Arc<OwnedFd>)) -> Duration {
 }
 
 fn staged_together(parent: &Arc<OwnedFd>) {
-    let staging = StagingDirectory::begin(parent, &name(0), &TempNames::new("bench")).expect("begun");
+    let staging = StagingDirectory::begin(parent, &name(0)).expect("begun");
     for number in 0..FILES {
         let mut file = staging.create(&name(number), METADATA.mode).expect("created");
         file.write_all(&CONTENTS).expect("written");
-        staging.set_metadata(&file, &METADATA).expect("set");
+        staging.new_files().set_metadata(&file, &METADATA).expect("set");
     }
     staging.publish(Replace::Existing).expect("nothing is in the way");
 }
 
 fn renamed(directory: &Arc<OwnedFd>) {
-    let names = TempNames::new("bench");
     let hidden = (0..FILES).map(|_| {
-        let staged = Staged::create(directory, METADATA.mode, &names).expect("created");
+        let staged = Staged::create(directory, METADATA.mode).expect("created");
         fill(staged.file());
         staged.into_hidden_name().expect("it is new")
     });

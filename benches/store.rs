@@ -19,9 +19,7 @@ use criterion::{
 use rustix::fs::{Advice, fadvise};
 use tempfile::TempDir;
 use zmove_chunk::GroupHasher;
-use zmove_disk::{
-    ContentsWriter, DataFile, Direct, FileIo, RingConfig, Staged, TempNames, Threads, Tree, Uring,
-};
+use zmove_disk::{ContentsWriter, DataFile, Direct, FileIo, RingConfig, Staged, Threads, Tree, Uring};
 use zmove_types::{Buffer, BufferPool, GROUP_BYTES, GroupSpan, RelPath};
 
 /// Threads that read or write, as on a machine of two cores.
@@ -192,7 +190,7 @@ impl Stage {
     fn write(&self, file_io: &dyn FileIo, direct: Direct) {
         let tree = Tree::open(self.directory.path()).expect("it was made");
         let directory = tree.open_directory(&RelPath::root()).expect("it was made");
-        let mut staged = Staged::create(&directory, 0o600, &TempNames::new("bench")).expect("created");
+        let mut staged = Staged::create(&directory, 0o600).expect("created");
         staged.reserve(self.bytes, direct).expect("reserved");
         self.for_each_group(|span| {
             let mut buffer = self.pool.take().expect("open");

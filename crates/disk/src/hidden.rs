@@ -42,17 +42,17 @@ pub fn is_hidden(name: &[u8]) -> bool {
     name.starts_with(HIDDEN_PREFIX.as_bytes())
 }
 
-/// Makes names that no other transfer makes.
+/// Makes names for what is to outlive this process, such as no other transfer makes.
 #[derive(Debug)]
-pub struct TempNames {
+pub struct LastingNames {
     tag: String,
-    next: AtomicU64,
+    given: AtomicU64,
 }
 
 /// A directory, as it is written in the names that are made in it: without its device, since those may be numbered anew
 /// at each boot.
 #[derive(Clone, Copy, Debug, Default)]
-struct Parent {
+pub(crate) struct Parent {
     inode: u64,
     /// Seconds and nanoseconds; 0 on a file system that does not keep the time of birth.
     born: (i64, u32),
@@ -85,44 +85,50 @@ const NEVER: u64 = u64::MAX;
 /// the kernel).
 const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
-impl TempNames {
-    /// Names of which the lasting ones contain `tag`, a few letters that tell transfers apart.
+impl LastingNames {
+    /// Names that contain `tag`, a few letters that tell transfers apart.
     #[must_use]
     pub fn new(tag: &str) -> Self {
-        Self { tag: tag.to_owned(), next: AtomicU64::new(0) }
+        Self { tag: tag.to_owned(), given: AtomicU64::new(0) }
     }
 
-    /// A name for what is to outlive this process; it was not given before.
+    /// A name that was not given before.
     ///
     /// # Panics
     /// When the tag holds a `/` or is longer than 200 bytes.
-    pub fn lasting(&self) -> Name {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
+    pub fn name(&self) -> Name {
+        let number = self.given.fetch_add(1, Ordering::Relaxed);
         let text = format!("{HIDDEN_PREFIX}{}-{number:x}", self.tag);
         Name::from_bytes(text.as_bytes()).expect("a short tag without a slash")
     }
+}
 
-    /// Has `make` make something in `directory`, under a name that
-    /// [`remove_abandoned`](crate::remove_abandoned) removes there when this process has died.
-    ///
-    /// # Errors
-    /// What `make` says. `EPERM` for a directory that only takes new names, as the system would say later: what is made
-    /// there would stay.
-    pub fn make<T>(
-        &self,
-        directory: BorrowedFd<'_>,
-        make: impl Fn(&Name) -> rustix::io::Result<T>,
-    ) -> rustix::io::Result<(Name, T)> {
-        let parent = Parent::of(directory);
-        if parent.is_append_only {
-            return Err(Errno::PERM);
-        }
-        loop {
-            let name = passing(&parent);
-            match make(&name) {
-                Err(Errno::EXIST) => {}
-                made => return Ok((name, made?)),
-            }
+/// Has `make` make something in `directory`, under a name that [`remove_abandoned`](crate::remove_abandoned) removes
+/// there when this process has died.
+///
+/// # Errors
+/// What `make` says. `EPERM` for a directory that only takes new names, as the system would say later: what is made
+/// there would stay.
+pub fn make_hidden<T>(
+    directory: BorrowedFd<'_>,
+    make: impl Fn(&Name) -> rustix::io::Result<T>,
+) -> rustix::io::Result<(Name, T)> {
+    make_hidden_beneath(&Parent::of(directory), make)
+}
+
+/// The same in a directory that is known.
+pub(crate) fn make_hidden_beneath<T>(
+    parent: &Parent,
+    make: impl Fn(&Name) -> rustix::io::Result<T>,
+) -> rustix::io::Result<(Name, T)> {
+    if parent.is_append_only {
+        return Err(Errno::PERM);
+    }
+    loop {
+        let name = passing(parent);
+        match make(&name) {
+            Err(Errno::EXIST) => {}
+            made => return Ok((name, made?)),
         }
     }
 }
@@ -139,7 +145,7 @@ fn passing(parent: &Parent) -> Name {
 
 impl Parent {
     /// What the kernel does not tell is 0.
-    fn of(directory: BorrowedFd<'_>) -> Self {
+    pub(crate) fn of(directory: BorrowedFd<'_>) -> Self {
         let asked = StatxFlags::INO | StatxFlags::BTIME;
         let stat = rustix::fs::statx(directory, c"", AtFlags::EMPTY_PATH, asked);
         stat.map_or_else(
@@ -334,10 +340,10 @@ pub(crate) mod tests {
     #[test]
     fn what_a_dead_process_left_goes_and_what_a_live_one_has_stays() {
         let (home, tree) = place();
-        let names = TempNames::new("t");
+        let names = LastingNames::new("t");
         let live = passing(&Parent::of(tree.fd()));
         std::fs::write(home.path().join(live.as_os_str()), "x").unwrap();
-        std::fs::write(home.path().join(names.lasting().as_os_str()), "a part of a large file").unwrap();
+        std::fs::write(home.path().join(names.name().as_os_str()), "a part of a large file").unwrap();
         let dead = home.path().join(of_a_dead_process(tree.fd(), HOUR).as_os_str());
         std::fs::create_dir_all(dead.join("below")).unwrap();
         std::fs::write(dead.join("below/file"), "x").unwrap();
@@ -372,11 +378,11 @@ pub(crate) mod tests {
     #[test]
     fn a_passing_name_is_known_in_its_directory_alone() {
         let ((_elsewhere, other), (_home, tree)) = (place(), place());
-        let (name, ()) = TempNames::new("t").make(tree.fd(), |_name| Ok(())).unwrap();
+        let (name, ()) = make_hidden(tree.fd(), |_name| Ok(())).unwrap();
         assert!(is_passing(tree.fd(), name.as_bytes()) && !is_passing(other.fd(), name.as_bytes()));
         let dead = of_a_dead_process(tree.fd(), HOUR);
         assert!(is_passing(tree.fd(), dead.as_bytes()));
-        let lasting = TempNames::new("t").lasting();
+        let lasting = LastingNames::new("t").name();
         for name in [lasting.as_bytes(), b".zmove-", b".zmove-mine", b"f", b"\xff"] {
             assert!(!is_passing(tree.fd(), name));
         }
@@ -468,10 +474,10 @@ pub(crate) mod tests {
 
     #[test]
     fn names_differ() {
-        let (parent, names) = (Parent::default(), TempNames::new("t"));
+        let (parent, names) = (Parent::default(), LastingNames::new("t"));
         assert_ne!(passing(&parent), passing(&parent));
-        assert_ne!(names.lasting(), names.lasting());
-        assert!(is_hidden(passing(&parent).as_bytes()) && is_hidden(names.lasting().as_bytes()));
+        assert_ne!(names.name(), names.name());
+        assert!(is_hidden(passing(&parent).as_bytes()) && is_hidden(names.name().as_bytes()));
     }
 
     #[test]
@@ -482,9 +488,9 @@ pub(crate) mod tests {
             0 => rustix::fs::mkdirat(tree.fd(), name.as_os_str(), rustix::fs::Mode::RWXU),
             _ => Err(Errno::EXIST),
         };
-        let (name, ()) = TempNames::new("t").make(tree.fd(), make).unwrap();
+        let (name, ()) = make_hidden(tree.fd(), make).unwrap();
         assert!(home.path().join(name.as_os_str()).is_dir());
-        let refused = TempNames::new("t").make(tree.fd(), |_name| Err::<(), _>(Errno::NOSPC));
+        let refused = make_hidden(tree.fd(), |_name| Err::<(), _>(Errno::NOSPC));
         assert_eq!(refused.unwrap_err(), Errno::NOSPC);
     }
 
@@ -495,7 +501,7 @@ pub(crate) mod tests {
             return eprintln!("skipped: the directory for temporary files cannot be made append-only here");
         }
         let make = |name: &Name| rustix::fs::mkdirat(tree.fd(), name.as_os_str(), rustix::fs::Mode::RWXU);
-        let made = TempNames::new("t").make(tree.fd(), make);
+        let made = make_hidden(tree.fd(), make);
         rustix::fs::ioctl_setflags(tree.fd(), rustix::fs::IFlags::empty()).unwrap();
         assert_eq!((made.unwrap_err(), count(&home)), (Errno::PERM, 0));
     }

@@ -14,13 +14,12 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use zmove_types::{Name, Timestamp};
 
 use crate::entry::{FileIdentity, set_file_mtime};
-use crate::hidden::TempNames;
+use crate::hidden::make_hidden;
 
 /// What each file system that a transfer comes to keeps of times. Each is asked once, when a time has to be judged that
 /// is not there as it should be and may nevertheless be what the file system makes of it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct KeptTimes {
-    names: TempNames,
     asked: Mutex<HashMap<u64, Arc<Mutex<Option<Keeping>>>>>,
 }
 
@@ -36,12 +35,6 @@ struct Keeping {
 }
 
 impl KeptTimes {
-    /// Nothing is known yet. `tag` tells transfers apart, as in [`TempNames::new`].
-    #[must_use]
-    pub fn new(tag: &str) -> Self {
-        Self { names: TempNames::new(tag), asked: Mutex::default() }
-    }
-
     /// Whether the time `there`, of an entry of `directory`, is what its file system makes of `source`. A
     /// file system that cannot be asked, since nothing can be created in the directory, is taken for one that
     /// keeps every time.
@@ -63,7 +56,7 @@ impl KeptTimes {
             return Ok(keeping);
         }
         // another directory of the same file system may let itself be asked
-        let keeping = Keeping::ask(directory, &self.names)?;
+        let keeping = Keeping::ask(directory)?;
         *known = Some(keeping);
         Ok(keeping)
     }
@@ -94,8 +87,8 @@ pub fn is_beyond_range(got: Timestamp, wanted: Timestamp) -> bool {
 
 impl Keeping {
     /// Finds out the resolution and range: sets times on a temporary probe file and reads them back.
-    fn ask(directory: BorrowedFd<'_>, names: &TempNames) -> io::Result<Self> {
-        let probe = Probe::make(directory, names)?;
+    fn ask(directory: BorrowedFd<'_>) -> io::Result<Self> {
+        let probe = Probe::make(directory)?;
         let usual = probe.keeps(USUAL)?;
         // times that are not cut off but changed in another way count as equal only if they are the same
         let unit_ns = units_ns().find(|unit| cut(USUAL, *unit) == usual).unwrap_or(1);
@@ -135,7 +128,7 @@ struct Probe<'a> {
 }
 
 impl<'a> Probe<'a> {
-    fn make(directory: BorrowedFd<'a>, names: &TempNames) -> io::Result<Self> {
+    fn make(directory: BorrowedFd<'a>) -> io::Result<Self> {
         let mode = Mode::RUSR | Mode::WUSR;
         let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
         if let Ok(file) = rustix::fs::openat(directory, c".", flags, mode) {
@@ -144,7 +137,7 @@ impl<'a> Probe<'a> {
         let before = FileIdentity::of(directory)?;
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let make = |name: &Name| rustix::fs::openat(directory, name.as_os_str(), flags, mode);
-        let (name, file) = names.make(directory, make)?;
+        let (name, file) = make_hidden(directory, make)?;
         Ok(Self { file: file.into(), named: Some((directory, name, before)) })
     }
 
@@ -232,7 +225,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let directory = File::open(home.path()).unwrap();
         let before = FileIdentity::of(&directory).unwrap();
-        let times = KeptTimes::new("t");
+        let times = KeptTimes::default();
         let year = 31_556_952;
         let sources = [-120 * year, -year, year, 40 * year, 70 * year, 530 * year, FAR_SECONDS];
         let asked: Vec<_> = sources.map(|seconds| times.kept(&directory, at(seconds, 734_567_891))).into();
@@ -260,7 +253,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let directory = File::open(home.path()).unwrap();
         let device = rustix::fs::fstat(&directory).unwrap().st_dev;
-        let times = KeptTimes::new("t");
+        let times = KeptTimes::default();
         let (told, answer) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
             let hanging = times.file_system(device);
@@ -282,7 +275,7 @@ mod tests {
         let directory = File::open(home.path()).unwrap();
         set_file_mtime(directory.as_fd(), at(9, 8)).unwrap();
         let before = FileIdentity::of(&directory).unwrap();
-        let name = TempNames::new("t").lasting();
+        let name = crate::LastingNames::new("t").name();
         let file = File::create(home.path().join(name.as_os_str())).unwrap();
         drop(Probe { file, named: Some((directory.as_fd(), name, before)) });
         assert_eq!(FileIdentity::of(&directory).unwrap().mtime, at(9, 8));

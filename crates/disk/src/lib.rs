@@ -2,12 +2,11 @@
 //! that gives a file its final name only when it is whole.
 //!
 //! ```no_run
-//! use zmove_disk::{Replace, Staged, TempNames, Tree, set_new_file_metadata};
+//! use zmove_disk::{Replace, Staged, Tree, set_new_file_metadata};
 //! use zmove_types::{Metadata, Name, RelPath};
 //! let tree = Tree::open(std::path::Path::new("/data"))?;
 //! let directory = tree.ensure_directory(&RelPath::from_bytes(b"run7").unwrap())?;
-//! let temp_names = TempNames::new("4f2a");
-//! let staged = Staged::create(&directory, 0o644, &temp_names)?;
+//! let staged = Staged::create(&directory, 0o644)?;
 //! std::io::Write::write_all(&mut staged.file(), b"...")?;
 //! set_new_file_metadata(staged.file(), &Metadata::default())?;
 //! staged.commit(&Name::from_bytes(b"events.h5").unwrap(), Replace::Existing)?;
@@ -20,6 +19,7 @@ mod entry;
 mod file_io;
 mod hidden;
 mod kept_times;
+mod new_files;
 mod proc;
 mod publish;
 mod remove;
@@ -40,14 +40,15 @@ pub use file_io::fault::{Fault, FaultAt, Faulty, Request};
 pub use file_io::threads::Threads;
 pub use file_io::uring::Uring;
 pub use file_io::{FileIo, Moved, Slices};
-pub use hidden::{TempNames, is_hidden, is_passing};
+pub use hidden::{LastingNames, is_hidden, is_passing, make_hidden};
 pub use kept_times::{KeptTimes, is_beyond_range, is_held_everywhere};
+pub use new_files::NewFiles;
 pub use proc::{Mount, boot_id};
 pub use publish::{Replace, place_symlink, publish_file};
 pub use remove::{remove_entries, remove_entries_until};
 pub use staged::Staged;
 pub use staged::existing::{Change, Existing};
 pub use staging_directory::{StagingDirectory, set_usual_mode};
-pub use storage_threads::{StorageThreads, Turn};
+pub use storage_threads::{StorageThreads, Task, Turn};
 pub use tree::{Tree, open_beneath};
 pub use zmove_uring::{RingConfig, Unavailable, cached_bytes};

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use zmove_types::{Name, Timestamp};
 
 use crate::entry::only_mtime;
-use crate::hidden::TempNames;
+use crate::hidden::make_hidden;
 
 /// What becomes of a file that has the final name already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,31 +53,25 @@ pub fn place_symlink(
     directory: BorrowedFd<'_>,
     name: &Name,
     (target, mtime): (&[u8], Timestamp),
-    names: &TempNames,
     replace: Replace,
 ) -> io::Result<()> {
     match rustix::fs::symlinkat(target, directory, name.as_os_str()) {
         Ok(()) => {}
         Err(Errno::EXIST) if replace == Replace::Nothing => return Ok(()),
-        Err(Errno::EXIST) => replace_with_symlink(directory, name, target, names)?,
+        Err(Errno::EXIST) => replace_with_symlink(directory, name, target)?,
         Err(error) => return Err(error.into()),
     }
     let times = only_mtime(mtime);
     Ok(rustix::fs::utimensat(directory, name.as_os_str(), &times, AtFlags::SYMLINK_NOFOLLOW)?)
 }
 
-fn replace_with_symlink(
-    directory: BorrowedFd<'_>,
-    name: &Name,
-    target: &[u8],
-    names: &TempNames,
-) -> rustix::io::Result<()> {
+fn replace_with_symlink(directory: BorrowedFd<'_>, name: &Name, target: &[u8]) -> rustix::io::Result<()> {
     let there = rustix::fs::readlinkat(directory, name.as_os_str(), Vec::new());
     if there.is_ok_and(|there| there.as_bytes() == target) {
         return Ok(());
     }
     let make = |name: &Name| rustix::fs::symlinkat(target, directory, name.as_os_str());
-    let (temporary, ()) = names.make(directory, make)?;
+    let (temporary, ()) = make_hidden(directory, make)?;
     let renamed = rustix::fs::renameat(directory, temporary.as_os_str(), directory, name.as_os_str());
     if renamed.is_err() {
         let _best_effort = rustix::fs::unlinkat(directory, temporary.as_os_str(), AtFlags::empty());
@@ -95,10 +89,10 @@ mod tests {
     fn links_are_made_kept_and_replaced() {
         let home = tempfile::tempdir().unwrap();
         let fd = std::fs::File::open(home.path()).unwrap();
-        let (name, names) = (Name::from_bytes(b"l").unwrap(), TempNames::new("t"));
+        let name = Name::from_bytes(b"l").unwrap();
         let mtime = Timestamp { seconds: 10, nanos: 20 };
         for target in ["one", "one", "two\u{ff}"] {
-            place_symlink(fd.as_fd(), &name, (target.as_bytes(), mtime), &names, Replace::Existing).unwrap();
+            place_symlink(fd.as_fd(), &name, (target.as_bytes(), mtime), Replace::Existing).unwrap();
             let link = home.path().join("l");
             assert_eq!(std::fs::read_link(&link).unwrap().to_str(), Some(target));
             let stat = link.symlink_metadata().unwrap();

@@ -26,7 +26,8 @@ use zmove_types::Name;
 use crate::entry::FileIdentity;
 use crate::entry::own::Held;
 use crate::file_io::data_file::{DataFile, Direct};
-use crate::hidden::TempNames;
+use crate::hidden::make_hidden_beneath;
+use crate::new_files::NewFiles;
 use crate::publish::{Replace, publish_file};
 
 pub(crate) mod existing;
@@ -53,11 +54,19 @@ impl Staged {
     ///
     /// # Errors
     /// What the system says, `EPERM` where the file could not get another name.
-    pub fn create(directory: &Arc<OwnedFd>, mode: u32, names: &TempNames) -> io::Result<Self> {
+    pub fn create(directory: &Arc<OwnedFd>, mode: u32) -> io::Result<Self> {
+        Self::create_in(directory, &NewFiles::default(), mode)
+    }
+
+    /// The same, one of several in the directory.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub fn create_in(directory: &Arc<OwnedFd>, new_files: &NewFiles, mode: u32) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(mode & 0o777);
         let make = |name: &Name| rustix::fs::openat(directory, name.as_os_str(), flags, mode);
-        let (name, file) = names.make(directory.as_fd(), make)?;
+        let (name, file) = make_hidden_beneath(new_files.parent(directory.as_fd()), make)?;
         Ok(Self::new(DataFile::new(file.into()), Arc::clone(directory), Some(name)))
     }
 
@@ -269,6 +278,7 @@ fn open_finished(found: OwnedFd) -> rustix::io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::LastingNames;
     use crate::entry::set_new_file_metadata;
     use crate::publish::publish_by_link;
     use rustix::fs::IFlags;
@@ -292,12 +302,12 @@ mod tests {
     }
 
     fn create(directory: &Arc<OwnedFd>) -> Staged {
-        Staged::create(directory, 0o600, &TempNames::new("t")).unwrap()
+        Staged::create(directory, 0o600).unwrap()
     }
 
-    fn create_lasting(directory: &Arc<OwnedFd>, names: &TempNames) -> Staged {
+    fn create_lasting(directory: &Arc<OwnedFd>, names: &LastingNames) -> Staged {
         let mut staged = create(directory);
-        staged.last_as(names.lasting()).unwrap();
+        staged.last_as(names.name()).unwrap();
         staged
     }
 
@@ -362,7 +372,7 @@ mod tests {
     #[test]
     fn a_lasting_file_stays_until_it_is_committed_or_discarded() {
         let (home, fd) = home();
-        let names = TempNames::new("t");
+        let names = LastingNames::new("t");
         let mut made = create_lasting(&fd, &names);
         made.reserve(5, Direct::Auto).unwrap();
         made.file().write_all(b"first").unwrap();
@@ -393,7 +403,7 @@ mod tests {
     #[test]
     fn a_lasting_file_that_was_about_to_get_its_name_is_opened_again() {
         let (home, fd) = home();
-        let made = create_lasting(&fd, &TempNames::new("t"));
+        let made = create_lasting(&fd, &LastingNames::new("t"));
         let hidden = made.hidden_name().unwrap().clone();
         set_new_file_metadata(made.file(), &Metadata { mode: 0, ..Metadata::default() }).unwrap();
         drop(made);

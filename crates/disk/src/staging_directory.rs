@@ -17,15 +17,16 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
-use zmove_types::{Metadata, Name, RelPath};
+use zmove_types::{Name, RelPath};
 
-use crate::entry::{is_same_file, number_at, number_of, set_file_mtime, set_new_file_metadata};
-use crate::hidden::TempNames;
+use crate::entry::{is_same_file, number_at, number_of};
+use crate::hidden::make_hidden;
+use crate::new_files::NewFiles;
 use crate::publish::Replace;
 use crate::remove::remove_entries;
 use crate::tree::{DIRECTORY, Tree};
@@ -40,21 +41,17 @@ pub struct StagingDirectory {
     directory: Arc<OwnedFd>,
     /// The hidden name leads elsewhere now.
     let_go: AtomicBool,
-    /// A mode that files get exactly as it is asked for when they are created here, if one is known.
-    exact_mode: AtomicU32,
+    new_files: NewFiles,
 }
-
-/// No mode of a file.
-const NO_MODE: u32 = u32::MAX;
 
 impl StagingDirectory {
     /// One for the directory `name` of `parent`.
     ///
     /// # Errors
     /// What the system says, `EPERM` where what is made could not get another name.
-    pub fn begin(parent: &Arc<OwnedFd>, name: &Name, names: &TempNames) -> io::Result<Self> {
+    pub fn begin(parent: &Arc<OwnedFd>, name: &Name) -> io::Result<Self> {
         let make = |name: &Name| rustix::fs::mkdirat(parent, name.as_os_str(), Mode::RWXU);
-        let (hidden, ()) = names.make(parent.as_fd(), make)?;
+        let (hidden, ()) = make_hidden(parent.as_fd(), make)?;
         let directory = rustix::fs::openat(parent, hidden.as_os_str(), DIRECTORY, Mode::empty());
         let directory = directory.inspect_err(|_error| {
             let _best_effort = rustix::fs::unlinkat(parent, hidden.as_os_str(), AtFlags::REMOVEDIR);
@@ -65,7 +62,7 @@ impl StagingDirectory {
             hidden,
             directory: Arc::new(directory?),
             let_go: AtomicBool::new(false),
-            exact_mode: AtomicU32::new(NO_MODE),
+            new_files: NewFiles::default(),
         })
     }
 
@@ -108,19 +105,10 @@ impl StagingDirectory {
         Ok(rustix::fs::openat(&self.directory, name.as_os_str(), flags, mode)?.into())
     }
 
-    /// Gives a file just created in it its mode and time. What the umask and the directory leave of a mode is the same
-    /// for each file, so it is looked up once.
-    ///
-    /// # Errors
-    /// What the system says.
-    pub fn set_metadata(&self, file: &File, metadata: &Metadata) -> io::Result<()> {
-        if self.exact_mode.load(Ordering::Relaxed) == metadata.mode {
-            return set_file_mtime(file.as_fd(), metadata.mtime);
-        }
-        if set_new_file_metadata(file, metadata)? {
-            self.exact_mode.store(metadata.mode, Ordering::Relaxed);
-        }
-        Ok(())
+    /// What is known of the files that are made in it.
+    #[must_use]
+    pub fn new_files(&self) -> &NewFiles {
+        &self.new_files
     }
 
     /// Removes a file that did not become whole.
@@ -223,10 +211,10 @@ impl StagingDirectory {
 ///
 /// # Errors
 /// What the system says.
-pub fn set_usual_mode(directory: BorrowedFd<'_>, names: &TempNames) -> io::Result<()> {
+pub fn set_usual_mode(directory: BorrowedFd<'_>) -> io::Result<()> {
     let all = Mode::from_raw_mode(0o777);
     let make = |name: &Name| rustix::fs::mkdirat(directory, name.as_os_str(), all);
-    let (made, ()) = names.make(directory, make)?;
+    let (made, ()) = make_hidden(directory, make)?;
     let stat = rustix::fs::statat(directory, made.as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
     rustix::fs::unlinkat(directory, made.as_os_str(), AtFlags::REMOVEDIR)?;
     Ok(rustix::fs::fchmod(directory, Mode::from_raw_mode(stat?.st_mode))?)
@@ -346,7 +334,7 @@ mod tests {
     use crate::staged::Staged;
     use std::io::Write;
     use std::os::unix::fs::MetadataExt;
-    use zmove_types::Timestamp;
+    use zmove_types::{Metadata, Timestamp};
 
     fn place() -> (tempfile::TempDir, Arc<OwnedFd>) {
         let home = tempfile::tempdir().unwrap();
@@ -355,7 +343,7 @@ mod tests {
     }
 
     fn begin(parent: &Arc<OwnedFd>, text: &str) -> StagingDirectory {
-        StagingDirectory::begin(parent, &name(text), &TempNames::new("t")).unwrap()
+        StagingDirectory::begin(parent, &name(text)).unwrap()
     }
 
     fn name(text: &str) -> Name {
@@ -393,7 +381,7 @@ mod tests {
         for (number, mode) in modes.into_iter().enumerate() {
             let file = staging.create(&name(&number.to_string()), mode).unwrap();
             let mtime = Timestamp { seconds: 7, nanos: 8 };
-            staging.set_metadata(&file, &Metadata { mode, mtime }).unwrap();
+            staging.new_files().set_metadata(&file, &Metadata { mode, mtime }).unwrap();
         }
         staging.publish(Replace::Existing).unwrap();
         for (number, mode) in modes.into_iter().enumerate() {
@@ -462,7 +450,7 @@ mod tests {
         let (home, fd) = place();
         std::fs::create_dir_all(home.path().join("d/theirs")).unwrap();
         let staging = begin(&fd, "d");
-        let staged = Staged::create(staging.directory(), 0o600, &TempNames::new("t")).unwrap();
+        let staged = Staged::create(staging.directory(), 0o600).unwrap();
         let hidden = staged.into_hidden_name().unwrap();
         let target = Arc::new(rustix::fs::openat(&fd, "d", DIRECTORY, Mode::empty()).unwrap());
         staging.move_into(&target, &mut |_, _, _| false, &mut |path, error| panic!("{path}: {error}"));

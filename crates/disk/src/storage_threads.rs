@@ -33,22 +33,39 @@ pub struct StorageThreads {
     /// How many may be at work whatever the storage.
     places: usize,
     state: Mutex<State>,
-    /// Whether fewer threads are at work than would be of use.
-    is_spare: AtomicBool,
+    /// For each task, whether fewer threads are at work than would be of use.
+    is_spare: [AtomicBool; 2],
+}
+
+/// What threads do: how many of them are of use is found for each by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// They look at what is there, or read it.
+    Look,
+    /// They make, write and flush.
+    Write,
 }
 
 #[derive(Debug)]
 struct State {
-    width: Width,
-    /// The threads at work, and when each last asked.
-    at_work: HashMap<u64, Instant>,
-    /// Threads that were started to help and have not asked yet.
-    starting: usize,
+    crowds: [Crowd; 2],
+    /// The threads at work: what each does, and when it last asked.
+    at_work: HashMap<u64, (Task, Instant)>,
     /// The threads that wait, in order. The first is woken when there may be room for it.
     waiting: VecDeque<(u64, Thread)>,
     next: u64,
-    /// What has been done since then.
+}
+
+/// The threads that do one task.
+#[derive(Debug)]
+struct Crowd {
+    width: Width,
+    at_work: usize,
+    /// Threads that were started to help and have not asked yet.
+    starting: usize,
+    /// What has been done since then, without the time for which none was at work.
     since: Instant,
+    idle_since: Instant,
     sample: Sample,
 }
 
@@ -56,6 +73,7 @@ struct State {
 /// dropped.
 pub struct Turn<'a> {
     threads: &'a StorageThreads,
+    task: Task,
     stopping: &'a AtomicBool,
     place: Mutex<Place>,
     /// Starts another thread with the same work, where the work can be shared.
@@ -76,6 +94,7 @@ struct Place {
 /// What the threads have that do one work side by side.
 struct SideBySide<'a, Work, Admit, T> {
     threads: &'a StorageThreads,
+    task: Task,
     stopping: &'a AtomicBool,
     name: &'a str,
     work: Work,
@@ -108,20 +127,17 @@ impl StorageThreads {
 
     fn with_places(places: usize) -> Self {
         let state = State {
-            width: Width::new(cores(), THREADS_MAX),
+            crowds: [Crowd::new(), Crowd::new()],
             at_work: HashMap::new(),
-            starting: 0,
             waiting: VecDeque::new(),
             next: 0,
-            since: Instant::now(),
-            sample: Sample::default(),
         };
-        Self { places, state: Mutex::new(state), is_spare: AtomicBool::new(false) }
+        Self { places, state: Mutex::new(state), is_spare: Default::default() }
     }
 
     /// A turn for a thread of a session that ends when `stopping` is set.
-    pub fn turn<'a>(&'a self, stopping: &'a AtomicBool) -> Turn<'a> {
-        Turn { threads: self, stopping, place: Mutex::default(), start_another: None }
+    pub fn turn<'a>(&'a self, task: Task, stopping: &'a AtomicBool) -> Turn<'a> {
+        Turn { threads: self, task, stopping, place: Mutex::default(), start_another: None }
     }
 
     /// Has `work` done by this thread, and beside it by as many others as are of use; returns what each has made of it.
@@ -129,18 +145,18 @@ impl StorageThreads {
     /// for each other thread, and what it returns is kept until that ends.
     pub fn side_by_side<T: Send, Held: Send + 'static>(
         &self,
-        name: &str,
+        (task, name): (Task, &str),
         stopping: &AtomicBool,
         admit: impl Fn() -> Option<Held> + Sync,
         work: impl Fn(&Turn<'_>) -> T + Sync,
     ) -> Vec<T> {
-        let shared = SideBySide { threads: self, stopping, name, work, admit, done: Mutex::default() };
+        let shared = SideBySide { threads: self, task, stopping, name, work, admit, done: Mutex::default() };
         thread::scope(|scope| shared.run(scope));
         shared.done.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for a place behind all that wait; `None` when the session has ended.
-    fn enter(&self, stopping: &AtomicBool) -> Option<u64> {
+    fn enter(&self, task: Task, stopping: &AtomicBool) -> Option<u64> {
         let mut state = self.lock();
         let number = state.next;
         state.next += 1;
@@ -151,10 +167,11 @@ impl StorageThreads {
                 state.wake_first();
                 return None;
             }
-            if state.waiting.front().is_some_and(|(first, _)| *first == number) && state.has_room(self.places)
-            {
+            let is_first = state.waiting.front().is_some_and(|(first, _)| *first == number);
+            if is_first && state.has_room(self.places) {
                 state.waiting.pop_front();
-                state.at_work.insert(number, Instant::now());
+                state.at_work.insert(number, (task, Instant::now()));
+                state.crowd(task).enter();
                 state.wake_first();
                 return Some(number);
             }
@@ -166,32 +183,34 @@ impl StorageThreads {
 
     fn leave(&self, number: u64) {
         let mut state = self.lock();
-        state.at_work.remove(&number);
+        if let Some((task, _)) = state.at_work.remove(&number) {
+            state.crowd(task).leave();
+        }
         state.wake_first();
     }
 
     /// Books pieces, and whether the place is to be given away.
-    fn worked(&self, number: u64, pieces: &Sample) -> bool {
+    fn worked(&self, task: Task, number: u64, pieces: &Sample) -> bool {
         let mut state = self.lock();
-        state.measure(pieces);
-        self.is_spare.store(state.is_spare(), Ordering::Relaxed);
-        if let Some(asked) = state.at_work.get_mut(&number) {
+        state.crowd(task).measure(pieces);
+        self.is_spare[task as usize].store(state.is_spare(task), Ordering::Relaxed);
+        if let Some((_, asked)) = state.at_work.get_mut(&number) {
             *asked = Instant::now();
         }
-        !state.waiting.is_empty() || state.at_work.len() > state.width.threads().max(self.places)
+        !state.waiting.is_empty() || state.at_work.len() > state.places().max(self.places)
     }
 
     /// Whether one more thread would be of use, which then is being started.
-    fn begin_start(&self) -> bool {
+    fn begin_start(&self, task: Task) -> bool {
         let mut state = self.lock();
-        let is_spare = state.is_spare();
-        state.starting += usize::from(is_spare);
-        self.is_spare.store(state.is_spare(), Ordering::Relaxed);
+        let is_spare = state.is_spare(task);
+        state.crowd(task).starting += usize::from(is_spare);
+        self.is_spare[task as usize].store(state.is_spare(task), Ordering::Relaxed);
         is_spare
     }
 
-    fn end_start(&self) {
-        self.lock().starting -= 1;
+    fn end_start(&self, task: Task) {
+        self.lock().crowd(task).starting -= 1;
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -204,26 +223,26 @@ impl<Work: Fn(&Turn<'_>) -> T + Sync, Admit: Fn() -> Option<Held> + Sync, Held: 
 {
     fn run<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
         let start_another = || self.start_another(scope);
-        let mut turn = self.threads.turn(self.stopping);
+        let mut turn = self.threads.turn(self.task, self.stopping);
         turn.start_another = Some(&start_another);
         let done = (self.work)(&turn);
         self.done.lock().unwrap_or_else(PoisonError::into_inner).push(done);
     }
 
     fn start_another<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
-        if !self.threads.begin_start() {
+        if !self.threads.begin_start(self.task) {
             return;
         }
         let started = (self.admit)().and_then(|held| {
             let help = move || {
                 let _until_it_ends = held;
-                self.threads.end_start();
+                self.threads.end_start(self.task);
                 self.run(scope);
             };
             thread::Builder::new().name(self.name.to_owned()).spawn_scoped(scope, help).ok()
         });
         if started.is_none() {
-            self.threads.end_start();
+            self.threads.end_start(self.task);
         }
     }
 }
@@ -239,15 +258,53 @@ impl State {
         }
     }
 
-    /// Whether one more thread may be at work, where so many may whatever the storage.
-    fn has_room(&self, places: usize) -> bool {
-        let places = self.width.threads().max(places);
-        self.at_work.len() < places
-            || self.at_work.values().filter(|asked| asked.elapsed() < LEASE).count() < places
+    /// How many threads storage is worth.
+    fn places(&self) -> usize {
+        self.crowds.iter().map(|crowd| crowd.width.threads()).sum()
     }
 
-    fn is_spare(&self) -> bool {
-        self.waiting.is_empty() && self.at_work.len() + self.starting < self.width.threads()
+    /// Whether one more thread may be at work, where so many may whatever the storage.
+    fn has_room(&self, places: usize) -> bool {
+        let places = self.places().max(places);
+        self.at_work.len() < places
+            || self.at_work.values().filter(|(_, asked)| asked.elapsed() < LEASE).count() < places
+    }
+
+    fn is_spare(&self, task: Task) -> bool {
+        let crowd = &self.crowds[task as usize];
+        self.waiting.is_empty() && crowd.at_work + crowd.starting < crowd.width.threads()
+    }
+
+    fn crowd(&mut self, task: Task) -> &mut Crowd {
+        &mut self.crowds[task as usize]
+    }
+}
+
+impl Crowd {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self {
+            width: Width::new(cores(), THREADS_MAX),
+            at_work: 0,
+            starting: 0,
+            since: now,
+            idle_since: now,
+            sample: Sample::default(),
+        }
+    }
+
+    fn enter(&mut self) {
+        if self.at_work == 0 {
+            self.since += self.idle_since.elapsed();
+        }
+        self.at_work += 1;
+    }
+
+    fn leave(&mut self) {
+        self.at_work -= 1;
+        if self.at_work == 0 {
+            self.idle_since = Instant::now();
+        }
     }
 
     fn measure(&mut self, pieces: &Sample) {
@@ -274,13 +331,13 @@ impl Turn<'_> {
         if let Some((number, _)) = place.held {
             place.done += 1;
             let Some(pieces) = place.measured() else { return false };
-            if !self.threads.worked(number, &pieces) {
+            if !self.threads.worked(self.task, number, &pieces) {
                 return false;
             }
             place.held = None;
             self.threads.leave(number);
         }
-        let Some(number) = self.threads.enter(self.stopping) else { return true };
+        let Some(number) = self.threads.enter(self.task, self.stopping) else { return true };
         place.awake = place.awake.or_else(awake);
         place.held = Some((number, Instant::now()));
         false
@@ -289,7 +346,7 @@ impl Turn<'_> {
     /// Has another thread join in this work if that is of use: to be called between pieces, as long as there are more
     /// than this thread is about to do.
     pub fn get_help(&self) {
-        if self.threads.is_spare.load(Ordering::Relaxed)
+        if self.threads.is_spare[self.task as usize].load(Ordering::Relaxed)
             && let Some(start_another) = self.start_another
         {
             start_another();
@@ -302,7 +359,7 @@ impl Turn<'_> {
         let Some((number, _)) = place.held else { return };
         place.done += 1;
         if let Some(pieces) = place.measured() {
-            self.threads.worked(number, &pieces);
+            self.threads.worked(self.task, number, &pieces);
         }
         if let Some((_, since)) = place.held.take() {
             place.elapsed += since.elapsed();
@@ -370,7 +427,7 @@ mod tests {
         thread::scope(|scope| {
             for _ in 0..4 * most {
                 scope.spawn(|| {
-                    let turn = threads.turn(&stopping);
+                    let turn = threads.turn(Task::Look, &stopping);
                     for _ in 0..50 {
                         assert!(!turn.is_over());
                         assert!(at_work.fetch_add(1, Ordering::SeqCst) < most);
@@ -389,10 +446,10 @@ mod tests {
     fn who_waits_leaves_when_its_session_ends() {
         let threads = StorageThreads::in_turns();
         let (running, ending) = (AtomicBool::new(false), AtomicBool::new(false));
-        let all: Vec<_> = (0..threads.places).map(|_| threads.turn(&running)).collect();
+        let all: Vec<_> = (0..threads.places).map(|_| threads.turn(Task::Look, &running)).collect();
         assert!(all.iter().all(|turn| !turn.is_over()));
         thread::scope(|scope| {
-            let waiting = scope.spawn(|| threads.turn(&ending).is_over());
+            let waiting = scope.spawn(|| threads.turn(Task::Look, &ending).is_over());
             while threads.lock().waiting.is_empty() {
                 thread::yield_now();
             }
@@ -416,7 +473,7 @@ mod tests {
             || left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
         let helpers = AtomicUsize::new(0);
         let admit = || (helpers.fetch_add(1, Ordering::SeqCst) < 20).then_some(());
-        let done = threads.side_by_side("help", &stopping, admit, |turn| {
+        let done = threads.side_by_side((Task::Write, "help"), &stopping, admit, |turn| {
             let mut done = 0;
             while !turn.is_over() && take() {
                 answer_late();
@@ -428,7 +485,7 @@ mod tests {
         assert_eq!(done.iter().sum::<usize>(), 2_000);
         assert!((8..=21).contains(&done.len()), "{} threads", done.len());
         let state = threads.lock();
-        assert_eq!((state.starting, state.at_work.len()), (0, 0));
+        assert_eq!((state.crowds[1].starting, state.at_work.len()), (0, 0));
     }
 
     #[test]
@@ -436,7 +493,7 @@ mod tests {
         let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
         let until = Instant::now() + Duration::from_millis(300);
         let done = threads.side_by_side(
-            "help",
+            (Task::Write, "help"),
             &stopping,
             || Some(()),
             |turn| {

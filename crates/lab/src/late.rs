@@ -5,6 +5,7 @@
 //! sleeps before it is done; many may be under way at once. Beside the delays the kernel's own rules hold: it
 //! takes creates, renames and removals in one directory one after the other.
 
+pub(crate) mod bare;
 mod nodes;
 mod operations;
 mod passthrough;

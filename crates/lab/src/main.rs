@@ -31,6 +31,7 @@ use crate::compare::verdicts::{self, VerdictsArgs};
 use crate::data::datasets;
 use crate::kills::{HalfArgs, KillsArgs};
 use crate::late::LateArgs;
+use crate::late::bare::BareArgs;
 use crate::matrix::MatrixArgs;
 use crate::measure::calibrate::{self, Effort};
 use crate::network::hosts::{Hosts, LinkArgs};
@@ -73,6 +74,8 @@ enum Task {
     Verdicts(VerdictsArgs),
     /// Mounts a directory on storage that answers late, for a command to copy from or to.
     Late(LateArgs),
+    /// Makes or reads files with many threads, to see what storage takes.
+    Bare(BareArgs),
     /// Kills, cuts and confuses transfers at random, and asks whether the same command finishes them.
     Torture(TortureArgs),
     /// Cuts the power of a disk under transfers, and asks whether the same command finishes them after the reboot.
@@ -141,6 +144,7 @@ fn main() -> ExitCode {
         Task::Matrix(arguments) => matrix::matrix(&arguments),
         Task::Verdicts(arguments) => verdicts::verdicts(&arguments),
         Task::Late(arguments) => late::late(&arguments),
+        Task::Bare(arguments) => late::bare::bare(&arguments),
         Task::Torture(arguments) => torture::torture(&arguments),
         Task::Powercut(arguments) => powercut::powercut(&arguments),
         Task::Kills(arguments) => kills::kills(&arguments),

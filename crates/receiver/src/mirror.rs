@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use rustix::fs::{AtFlags, Dir, FileType};
 use rustix::io::Errno;
-use zmove_disk::{Tree, is_hidden, remove_entries_until};
+use zmove_disk::{Task, Tree, is_hidden, remove_entries_until};
 use zmove_types::Name;
 use zmove_wire::limits::{
     EXTRA_NAME_BYTES_MAX, EXTRA_NAMES_MAX, KEEPS_OUTSTANDING_MAX, REMOVES_OUTSTANDING_MAX,
@@ -62,7 +62,7 @@ impl Mirror {
         self.workers.start_for(transfer, move |transfer| {
             let _until_it_is_answered = question;
             let mut held = transfer.quota.nothing();
-            let mut effort = Effort::new(transfer.turn(), &mut held);
+            let mut effort = Effort::new(transfer.turn(Task::Look), &mut held);
             let answer = ToSender::Extra(extra(Some(&transfer.target.tree), &keep, &spared, &mut effort));
             // who tells may have to wait
             drop(effort);
@@ -113,7 +113,7 @@ impl Mirror {
 
 fn remove_all(transfer: &Transfer, remove: &Remove, spared: &Spared) -> u64 {
     let mut removed = 0;
-    let turn = transfer.turn();
+    let turn = transfer.turn(Task::Write);
     let has_ended = || turn.is_over();
     for group in remove.groups.iter().take_while(|_| !has_ended()) {
         let stays = spared.among(&transfer.target.tree, &group.directory);
@@ -322,7 +322,7 @@ mod tests {
 
     fn with_effort<T>(held: &mut Held, work: impl FnOnce(&mut Effort<'_>) -> T) -> T {
         let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
-        work(&mut Effort::new(threads.turn(&stopping), held))
+        work(&mut Effort::new(threads.turn(Task::Look, &stopping), held))
     }
 
     /// Names that are as long as they may be: what is found takes no more than what is told.
@@ -357,7 +357,7 @@ mod tests {
         let tree = Tree::open(home.path()).unwrap();
         let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
         let mut held = Quota::default().nothing();
-        let mut effort = Effort::new(threads.turn(&stopping), &mut held);
+        let mut effort = Effort::new(threads.turn(Task::Look, &stopping), &mut held);
         let directory = tree.open_directory(&RelPath::root()).unwrap();
         let mut look = || {
             let KeptRange { names, .. } = &keep(&["a"], None).ranges[0];

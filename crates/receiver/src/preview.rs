@@ -12,9 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
-use zmove_disk::KeptTimes;
+use zmove_disk::{KeptTimes, Task};
 use zmove_transport::ControlError;
-use zmove_types::TransferId;
 use zmove_wire::limits::{INQUIRED_ENTRIES_MAX, INQUIRIES_OUTSTANDING_MAX, KEEPS_OUTSTANDING_MAX};
 use zmove_wire::{
     Finished, Inquiry, Keep, Open, Opened, TargetState, ToReceiver, ToSender, TopName, WireError,
@@ -53,7 +52,6 @@ pub(crate) async fn run(
     stop: impl Future<Output = ()>,
 ) -> Result<SessionReport, SessionError> {
     let (target, rules) = (open.target.clone(), Rules::of(&open, config.set_ids));
-    let tag = format!("times-{}", &TransferId(open.run).to_string()[..12]);
     let seen = match look(move || Seen::look(&open, &access)).await {
         Ok(seen) => seen,
         Err(refusal) => return ways.refuse(refusal).await,
@@ -65,7 +63,7 @@ pub(crate) async fn run(
     let previewer = Arc::new(Previewer {
         seen,
         rules,
-        times: KeptTimes::new(&tag),
+        times: KeptTimes::default(),
         quota: config.quota.clone(),
         stopping: AtomicBool::new(false),
     });
@@ -113,7 +111,7 @@ impl Preview {
             return Err(WireError::OutOfOrder { what: "a list of names that stay" }.into());
         }
         self.answer(held, move |previewer, room| {
-            let mut effort = Effort::new(previewer.quota.turn(&previewer.stopping), room);
+            let mut effort = Effort::new(previewer.quota.turn(Task::Look, &previewer.stopping), room);
             Ok(ToSender::Extra(extra(previewer.seen.tree.as_ref(), &keep, &Spared::default(), &mut effort)))
         })
     }

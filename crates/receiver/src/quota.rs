@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use rustix::io::Errno;
-use zmove_disk::{FileIo, StorageThreads, Turn};
+use zmove_disk::{FileIo, StorageThreads, Task, Turn};
 use zmove_transport::Fingerprint;
 use zmove_wire::WireError;
 
@@ -169,19 +169,19 @@ impl Quota {
     }
 
     /// For a thread that is going to hash or list something for a session that ends when `stopping` is set.
-    pub(crate) fn turn<'a>(&'a self, stopping: &'a AtomicBool) -> Turn<'a> {
-        self.0.storage_threads.turn(stopping)
+    pub(crate) fn turn<'a>(&'a self, task: Task, stopping: &'a AtomicBool) -> Turn<'a> {
+        self.0.storage_threads.turn(task, stopping)
     }
 
     /// Has `work` done by this thread and as many others of the key as are of use: see
     /// [`StorageThreads::side_by_side`].
     pub(crate) fn side_by_side<T: Send>(
         &self,
-        name: &str,
+        task: (Task, &str),
         stopping: &AtomicBool,
         work: impl Fn(&Turn<'_>) -> T + Sync,
     ) -> Vec<T> {
-        self.0.storage_threads.side_by_side(name, stopping, || self.hold_thread(), work)
+        self.0.storage_threads.side_by_side(task, stopping, || self.hold_thread(), work)
     }
 
     /// What the key's journals may take.

@@ -75,7 +75,7 @@ const USED_MIN: f64 = 0.75;
 /// The share of the time that threads sleep from which more of them are tried, and from which more are tried at once.
 const ASLEEP: f64 = 0.5;
 const FAST_ASLEEP: f64 = 0.9;
-const REST_MIN: Duration = Duration::from_millis(500);
+const REST_MIN: Duration = Duration::from_millis(100);
 const REST_MAX: Duration = Duration::from_secs(8);
 
 impl Width {

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use rustix::fs::{AtFlags, FileType};
 use rustix::io::Errno;
-use zmove_disk::{FileIdentity, KeptTimes, Turn};
+use zmove_disk::{FileIdentity, KeptTimes, Task, Turn};
 use zmove_types::{Metadata, Name, RelPath, Timestamp};
 use zmove_wire::{
     Compare, Differences, FaultCode, Finding, Findings, InquiredEntry, InquiredKind, InquiredMetadata,
@@ -41,7 +41,7 @@ impl Previewer {
     /// Answers one inquiry; what is not looked at when the session has ended counts as new.
     pub(crate) fn answer(&self, inquiry: &Inquiry) -> Findings {
         let mut findings = Vec::new();
-        let turn = self.quota.turn(&self.stopping);
+        let turn = self.quota.turn(Task::Look, &self.stopping);
         for group in &inquiry.groups {
             let place = if turn.is_over() { Place::Missing } else { self.place(&group.directory) };
             findings

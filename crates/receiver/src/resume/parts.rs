@@ -31,7 +31,7 @@ use std::time::SystemTime;
 
 use rustix::io::Errno;
 use zmove_chunk::group_cv;
-use zmove_disk::{Direct, FileIdentity, Staged, TempNames, Tree};
+use zmove_disk::{Direct, FileIdentity, LastingNames, Staged, Tree};
 use zmove_types::{Cv, FileId, GroupSpan, Name, RelPath, TransferId};
 use zmove_wire::FileHead;
 
@@ -247,16 +247,16 @@ impl Parts {
         id: FileId,
         (path, head): (&RelPath, &FileHead),
         directory: &Arc<OwnedFd>,
-        names: &TempNames,
+        names: &LastingNames,
     ) -> io::Result<Staged> {
         let descriptors = self.quota.hold_file()?;
         let journal = (head.bytes >= JOURNALLED_BYTES_MIN).then(|| self.journal()).flatten();
-        let mut staged = Staged::create(directory, 0o600, names)?;
+        let mut staged = Staged::create(directory, 0o600)?;
         staged.attach(descriptors);
         let Some(journal) = journal else { return Ok(staged) };
         let identity = FileIdentity::of(staged.file())?;
         let is_free = |name: &Name| FileIdentity::at(directory, name).is_err();
-        let part = std::iter::repeat_with(|| names.lasting()).find(is_free).expect("there are others");
+        let part = std::iter::repeat_with(|| names.name()).find(is_free).expect("there are others");
         let (inode, born) = (identity.inode, birth_of(staged.file()));
         let part = Part { path: path.clone(), part, source: source_of(head), inode, born };
         self.look_where(&staged);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use zmove_disk::{Tree, Turn, set_metadata, set_usual_mode};
+use zmove_disk::{Task, Tree, Turn, set_metadata, set_usual_mode};
 use zmove_types::RelPath;
 use zmove_wire::{Extraneous, Fault, FaultCode, FileDone, Operation};
 
@@ -56,7 +56,7 @@ pub(crate) fn finish(transfer: &Transfer) -> io::Result<(Duration, Vec<Outcome>)
 /// A target that was made, and for which no mode has come, is as open as any new directory from now on.
 fn open_target(target: &TargetTree) -> io::Result<Option<Fault>> {
     let directory = target.tree.open_directory(&RelPath::root())?;
-    if let Err(error) = set_usual_mode(directory.as_fd(), &target.temp_names) {
+    if let Err(error) = set_usual_mode(directory.as_fd()) {
         let (operation, code) = failure(Operation::SetMetadata, &error);
         return Ok(Some(Fault { path: RelPath::root(), operation, code }));
     }
@@ -67,7 +67,7 @@ fn open_target(target: &TargetTree) -> io::Result<Option<Fault>> {
 /// Directories none of which is within another, so that several threads can do them.
 fn finish_level(transfer: &Transfer, level: &[Remembered]) -> io::Result<Vec<Fault>> {
     let parts = Lock::new(level.chunks(PART_DIRECTORIES));
-    let done = transfer.side_by_side("zmove-finish", |turn| {
+    let done = transfer.side_by_side((Task::Write, "zmove-finish"), |turn| {
         let mut faults = Vec::new();
         let next = || parts.lock().next();
         for part in std::iter::from_fn(next) {

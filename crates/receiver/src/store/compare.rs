@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use zmove_disk::{FileIdentity, Turn};
+use zmove_disk::{FileIdentity, Task, Turn};
 use zmove_types::{Cv, Metadata, RelPath, Timestamp};
 use zmove_wire::{Compare, Held, Offer, OfferedFile, Verdict};
 
@@ -39,7 +39,8 @@ pub(crate) fn judge_all(transfer: &Transfer, offer: &Offer) -> Judgement {
     let files = groups.flat_map(|(place, group)| group.files.iter().map(move |file| (place, file)));
     let all = files.clone().count();
     let waiting = Lock::new((0..).zip(files));
-    let parts = transfer.side_by_side("zmove-look", |turn| {
+    let opened_last = Lock::new(None);
+    let parts = transfer.side_by_side((Task::Look, "zmove-look"), |turn| {
         let mut part = Part::default();
         let mut opened: Option<(usize, Option<Arc<OwnedFd>>)> = None;
         while !turn.is_over() {
@@ -48,7 +49,9 @@ pub(crate) fn judge_all(transfer: &Transfer, offer: &Offer) -> Judgement {
             let path = &offer.groups[place].directory;
             let directory = match opened.take() {
                 Some((last, directory)) if last == place => directory,
-                _ => transfer.target.tree.open_own_directory(path).ok(),
+                _ => open_once(&mut opened_last.lock(), place, || {
+                    transfer.target.tree.open_own_directory(path).ok()
+                }),
             };
             if let Some(directory) = &directory {
                 part.judge(transfer, turn, (offer.offer, number), (directory, path), file);
@@ -66,6 +69,18 @@ pub(crate) fn judge_all(transfer: &Transfer, offer: &Offer) -> Judgement {
         judgement.changed.extend(part.changed);
     }
     judgement
+}
+
+/// A directory that other threads look into as well: all but the first wait for it.
+fn open_once(
+    last: &mut Option<(usize, Option<Arc<OwnedFd>>)>,
+    place: usize,
+    open: impl FnOnce() -> Option<Arc<OwnedFd>>,
+) -> Option<Arc<OwnedFd>> {
+    match last {
+        Some((there, directory)) if *there == place => directory.clone(),
+        _ => last.insert((place, open())).1.clone(),
+    }
 }
 
 /// What one thread has found of an offer.
@@ -137,7 +152,7 @@ fn claim(
     let ctime = Timestamp { seconds: mark.ctime_seconds, nanos: mark.ctime_nanos };
     let source = SourceIdentity { bytes: file.bytes, mtime: mtime_of(file), ctime, inode: mark.inode };
     transfer.parts.claim(path, directory, &source, transfer.direct, || {
-        let turn = transfer.turn();
+        let turn = transfer.turn(Task::Look);
         move || turn.is_over()
     })
 }

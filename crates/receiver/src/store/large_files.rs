@@ -340,7 +340,7 @@ impl LargeFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zmove_disk::{TempNames, Tree};
+    use zmove_disk::Tree;
     use zmove_types::{GROUP_BYTES, Metadata, RelPath, Timestamp};
 
     fn head(bytes: u64) -> FileHead {
@@ -361,13 +361,12 @@ mod tests {
     fn complete_once_after_every_group() {
         let home = tempfile::tempdir().unwrap();
         let directory = Tree::open(home.path()).unwrap().open_directory(&RelPath::root()).unwrap();
-        let names = TempNames::new("t");
         let table = FileTable::new(&Quota::default());
         table.declare(FileId(1), head(2 * GROUP_BYTES + 1), no_base, no_prior).unwrap();
         let file = table.find(FileId(1)).unwrap().unwrap();
         let mut complete = 0;
         for index in [2, 0, 0, 1] {
-            let hold = file.staged(|| Staged::create(&directory, 0o600, &names)).unwrap();
+            let hold = file.staged(|| Staged::create(&directory, 0o600)).unwrap();
             let span = GroupSpan::of(file.head.bytes, index).unwrap();
             complete += usize::from(file.written(span, hold).is_some());
         }
@@ -378,10 +377,8 @@ mod tests {
     fn groups_that_are_there_count() {
         let home = tempfile::tempdir().unwrap();
         let directory = Tree::open(home.path()).unwrap().open_directory(&RelPath::root()).unwrap();
-        let names = TempNames::new("t");
         let table = FileTable::new(&Quota::default());
-        let prior =
-            || Prior { staged: Staged::create(&directory, 0o600, &names).unwrap(), groups: vec![0, 2] };
+        let prior = || Prior { staged: Staged::create(&directory, 0o600).unwrap(), groups: vec![0, 2] };
         table.declare(FileId(1), head(3 * GROUP_BYTES), no_base, |_| Some(prior())).unwrap();
         table.declare(FileId(1), head(3 * GROUP_BYTES), no_base, |_| panic!("asked once")).unwrap();
         let file = table.find(FileId(1)).unwrap().unwrap();
@@ -398,12 +395,11 @@ mod tests {
         let file = table.find(FileId(1)).unwrap().unwrap();
         let home = tempfile::tempdir().unwrap();
         let directory = Tree::open(home.path()).unwrap().open_directory(&RelPath::root()).unwrap();
-        let names = TempNames::new("t");
         let span = GroupSpan::of(file.head.bytes, 0).unwrap();
         assert_eq!(file.begin(span, ItemId(1)), Copy::First);
         assert_eq!(file.begin(span, ItemId(1)), Copy::Waiting);
         assert_eq!(file.begin(span, ItemId(2)), Copy::Waiting);
-        let hold = file.staged(|| Staged::create(&directory, 0o600, &names)).unwrap();
+        let hold = file.staged(|| Staged::create(&directory, 0o600)).unwrap();
         assert!(file.written(span, hold).is_none());
         assert_eq!(file.begin(span, ItemId(4)), Copy::Waiting);
         assert_eq!(file.end(span), [ItemId(1), ItemId(2), ItemId(4)]);

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use zmove_disk::{
-    ContentsWriter, FileIdentity, Staged, StagingDirectory, Tree, Turn, place_symlink, remove_abandoned,
+    ContentsWriter, FileIdentity, Staged, StagingDirectory, Task, Tree, Turn, place_symlink, remove_abandoned,
 };
 use zmove_types::{Metadata, Name, RelPath};
 use zmove_wire::{BatchEntry, DirectoryGroup, Durability, FileEntry, Operation, Overwrite};
@@ -66,26 +66,34 @@ impl<'a> Placer<'a> {
         let runs = Runs::new(groups, data);
         // whoever comes first is this thread
         let own = Lock::new(Some(self));
-        transfer.side_by_side("zmove-write", |turn| {
+        transfer.side_by_side((Task::Write, "zmove-write"), |turn| {
             let mut other = None;
             let placer = own.lock().take();
             let placer = placer.unwrap_or_else(|| other.insert(Placer::by(transfer, Arc::clone(&contents))));
             let mut done = None;
             while let Some(mut run) = runs.next(done) {
-                placer.place_run(turn, &mut run, batch);
+                placer.place_run(turn, &runs, &mut run, batch);
                 done = Some(run);
             }
         });
     }
 
     /// Places the entries of a run. When the session has ended, what is left of them is dropped.
-    fn place_run(&mut self, turn: &Turn<'_>, run: &mut Run<'_>, batch: &Arc<PendingBatch>) {
+    fn place_run(&mut self, turn: &Turn<'_>, runs: &Runs<'_>, run: &mut Run<'_>, batch: &Arc<PendingBatch>) {
         let (path, mut entries) = (Arc::clone(&run.path), std::mem::take(&mut run.entries));
         if let Some(staging) = self.staging(&path, run.files) {
             entries = self.fill(turn, staging, batch, entries);
         }
         if entries.is_empty() {
             return;
+        }
+        match run.opened.take() {
+            Some(opened) => self.directories.adopt(&path, opened),
+            None => {
+                if let Ok(opened) = self.directory(&path) {
+                    runs.share(run, &opened);
+                }
+            }
         }
         let mut opened = self.directory(&path);
         for entry in entries {
@@ -176,9 +184,7 @@ impl<'a> Placer<'a> {
             let mut error = None;
             let begun = transfer.publisher.begin(path, || {
                 let held = transfer.quota.hold_staging().ok_or_else(|| Errno::MFILE.into());
-                let begun = held.and_then(|held| {
-                    Ok((StagingDirectory::begin(&parent, name, &transfer.target.temp_names)?, held))
-                });
+                let begun = held.and_then(|held| Ok((StagingDirectory::begin(&parent, name)?, held)));
                 begun.map_err(|why| error = Some(why)).ok()
             });
             if let Some(staging) = begun {
@@ -212,8 +218,7 @@ impl<'a> Placer<'a> {
             if !publisher.take_fresh(path) && !Tree::make_new(parent_directory.as_fd(), &name).ok()? {
                 return None;
             }
-            let staging =
-                StagingDirectory::begin(&parent_directory, &name, &self.transfer.target.temp_names).ok()?;
+            let staging = StagingDirectory::begin(&parent_directory, &name).ok()?;
             Some((staging, held))
         })
     }
@@ -301,7 +306,6 @@ impl<'a> Placer<'a> {
                     directory.as_fd(),
                     name,
                     (target, metadata.mtime),
-                    &transfer.target.temp_names,
                     transfer.target.rules.replaces(),
                 )
                 .map_err(failed_to(Operation::Symlink))?;
@@ -372,7 +376,7 @@ impl<'a> Placer<'a> {
         bytes: &[u8],
     ) -> Result<(), Failure> {
         self.contents.write(file, bytes).map_err(failed_to(Operation::Write))?;
-        staging.set_metadata(file, metadata).map_err(failed_to(Operation::SetMetadata))?;
+        staging.new_files().set_metadata(file, metadata).map_err(failed_to(Operation::SetMetadata))?;
         self.transfer.target.count_beyond_range(metadata.mtime, || FileIdentity::of(file));
         Ok(())
     }
@@ -399,10 +403,12 @@ impl<'a> Placer<'a> {
             transfer.meter.stored(1);
             return Ok(None);
         }
-        let staged = Staged::create(directory, metadata.mode, &transfer.target.temp_names)
+        let staged = Staged::create_in(directory, &opened.new_files, metadata.mode)
             .map_err(failed_to(Operation::Create))?;
         self.contents.write(staged.file(), bytes).map_err(failed_to(Operation::Write))?;
-        transfer.target.set_metadata(staged.file(), &metadata)?;
+        let set = opened.new_files.set_metadata(staged.file(), &metadata);
+        set.map_err(failed_to(Operation::SetMetadata))?;
+        transfer.target.count_beyond_range(metadata.mtime, || FileIdentity::of(staged.file()));
         flush_now(staged.file(), self.flushes_each(opened.flush))?;
         Ok(staged.into_hidden_name())
     }

@@ -24,7 +24,9 @@ use std::time::{Duration, Instant};
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
 use zmove_chunk::file_root;
-use zmove_disk::{DataFile, Direct, FileIdentity, FileIo, StagingDirectory, Turn, open_own, publish_file};
+use zmove_disk::{
+    DataFile, Direct, FileIdentity, FileIo, StagingDirectory, Task, Turn, open_own, publish_file,
+};
 use zmove_types::{BufferPool, FileId, Name, RelPath};
 use zmove_wire::{Durability, Fault, FaultCode, FileDone, FileEntry, Operation};
 
@@ -401,7 +403,8 @@ fn name_hidden(transfer: &Transfer, waiting: &Lock<std::vec::IntoIter<Vec<Hidden
         done
     };
     let threads = &transfer.publisher.threads;
-    let done = threads.side_by_side("zmove-publish", &never, || transfer.quota.hold_thread(), name);
+    let done =
+        threads.side_by_side((Task::Write, "zmove-publish"), &never, || transfer.quota.hold_thread(), name);
     done.into_iter().flatten().collect()
 }
 

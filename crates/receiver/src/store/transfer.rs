@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use tokio::sync::mpsc::Sender;
-use zmove_disk::{Direct, FileIdentity, FileIo, Turn, set_metadata};
+use zmove_disk::{Direct, FileIdentity, FileIo, Task, Turn, set_metadata};
 use zmove_types::{BufferPool, FileId, Metadata, Name, RelPath, TransferId};
 use zmove_wire::{Durability, FaultCode, FileDone, Open, Operation, Version, WireError, session::Arrivals};
 
@@ -69,13 +69,17 @@ impl Transfer {
     }
 
     /// A turn at the cores, for a thread that is going to hash or list something.
-    pub(crate) fn turn(&self) -> Turn<'_> {
-        self.quota.turn(&self.stopping)
+    pub(crate) fn turn(&self, task: Task) -> Turn<'_> {
+        self.quota.turn(task, &self.stopping)
     }
 
     /// Has `work` done by this thread and by as many others as are of use where storage answers late.
-    pub(crate) fn side_by_side<T: Send>(&self, name: &str, work: impl Fn(&Turn<'_>) -> T + Sync) -> Vec<T> {
-        self.quota.side_by_side(name, &self.stopping, work)
+    pub(crate) fn side_by_side<T: Send>(
+        &self,
+        task: (Task, &str),
+        work: impl Fn(&Turn<'_>) -> T + Sync,
+    ) -> Vec<T> {
+        self.quota.side_by_side(task, &self.stopping, work)
     }
 
     /// Directories get their mode and time at the end, when nothing is put into them any more: this one, or

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 use rustix::io::Errno;
-use zmove_disk::{Staged, Turn};
+use zmove_disk::{Staged, Task, Turn};
 use zmove_types::{Buffer, Doing, GroupSpan, ItemId, Name, RelPath};
 use zmove_wire::{Operation, TargetState};
 
@@ -32,7 +32,7 @@ pub(crate) enum Job {
 /// is taken from there when the session has ended is dropped.
 pub(crate) fn write_all(transfer: &Transfer, queue: &Receiver<Job>) {
     let is_first = AtomicBool::new(true);
-    transfer.side_by_side("zmove-write", |turn| {
+    transfer.side_by_side((Task::Write, "zmove-write"), |turn| {
         if is_first.swap(false, Ordering::Relaxed) {
             write(transfer, turn, queue, || queue.recv().ok());
         } else {
@@ -187,7 +187,7 @@ fn open_staged(
         }
         let mut staged = transfer
             .parts
-            .create(file.id, (&final_path, &file.head), &directory, &transfer.target.temp_names)
+            .create(file.id, (&final_path, &file.head), &directory, &transfer.target.part_names)
             .map_err(failed_to(Operation::Create))?;
         let sized = match &file.base {
             Some(base) => base.begin(&directory, &name, &mut staged, bytes, transfer.direct),

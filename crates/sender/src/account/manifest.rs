@@ -16,7 +16,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, PROC_SUPER_MAGIC, statfs};
-use zmove_disk::{TempNames, Tree, remove_abandoned};
+use zmove_disk::{Tree, make_hidden, remove_abandoned};
 use zmove_types::{Name, RelPath, Root};
 
 /// A manifest being written.
@@ -189,7 +189,7 @@ fn fresh_file(directory: &Path) -> io::Result<(PathBuf, File)> {
     let tree = Tree::open(directory)?;
     let make =
         |name: &Name| rustix::fs::openat(tree.fd(), name.as_os_str(), flags, Mode::from_raw_mode(0o666));
-    let (name, file) = TempNames::new("manifest").make(tree.fd(), make)?;
+    let (name, file) = make_hidden(tree.fd(), make)?;
     Ok((directory.join(name.as_os_str()), file.into()))
 }
 

@@ -8,7 +8,7 @@ use std::io::{ErrorKind, Read};
 use std::sync::{Mutex, PoisonError};
 
 use zmove_chunk::{file_root, read_root};
-use zmove_disk::{FileIdentity, StorageThreads, Turn};
+use zmove_disk::{FileIdentity, StorageThreads, Task, Turn};
 use zmove_scan::{Entry, EntryKind};
 use zmove_types::Root;
 use zmove_wire::{BatchEntry, FileEntry};
@@ -67,7 +67,7 @@ impl EntryReader<'_> {
         let waiting = Mutex::new(waiting.into_iter());
         let stopping = self.session.in_flight.stopping();
         let read_some = |turn: &Turn<'_>| self.read_some(turn, groups, &waiting);
-        let parts = self.threads.side_by_side("zmove-read", stopping, || Some(()), read_some);
+        let parts = self.threads.side_by_side((Task::Look, "zmove-read"), stopping, || Some(()), read_some);
         for (number, entry) in parts.into_iter().flatten() {
             read[number] = entry;
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use zmove_disk::{DataFile, Direct, Replace, Staged, TempNames, set_new_file_metadata};
+use zmove_disk::{DataFile, Direct, Replace, Staged, set_new_file_metadata};
 use zmove_types::Metadata;
 
 use crate::cell::groups::Groups;
@@ -38,13 +38,13 @@ struct Reading {
 impl LargeFiles {
     /// Writes files as long as there is time; the last one may be cut short.
     pub(crate) fn write(bench: &Bench<'_>, directory: Arc<OwnedFd>, pace: &Pace<'_>) -> Self {
-        let (names, files, direct) = (TempNames::new("sweep"), Mutex::new(Vec::new()), AtomicBool::new(true));
+        let (files, direct) = (Mutex::new(Vec::new()), AtomicBool::new(true));
         let file_bytes = bench.cell.file_bytes;
         let open = |number: u64| {
             if number >= bench.cell.files || !pace.goes_on() {
                 return Ok(None);
             }
-            let staged = Staged::create(&directory, MODE, &names).and_then(|mut staged| {
+            let staged = Staged::create(&directory, MODE).and_then(|mut staged| {
                 staged.reserve(file_bytes, bench.direct)?;
                 Ok(staged)
             });

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use zmove_disk::{ContentsWriter, DataFile, Replace, StagingDirectory, TempNames, Tree};
+use zmove_disk::{ContentsWriter, DataFile, Replace, StagingDirectory, Tree};
 use zmove_types::{Metadata, Name};
 
 use crate::cell::noise::{Noise, group_buffer};
@@ -26,7 +26,6 @@ struct Writers<'a> {
     bench: &'a Bench<'a>,
     parent: Arc<OwnedFd>,
     pace: &'a Pace<'a>,
-    names: TempNames,
 }
 
 impl SmallFiles {
@@ -34,7 +33,7 @@ impl SmallFiles {
     pub(crate) fn write(bench: &Bench<'_>, parent: Arc<OwnedFd>, pace: &Pace<'_>) -> Self {
         let each = files_each(bench.cell.files, bench.threads);
         let (next, made, direct) = (AtomicU64::new(0), Mutex::new(Vec::new()), AtomicBool::new(false));
-        let writers = Writers { bench, parent, pace, names: TempNames::new("sweep") };
+        let writers = Writers { bench, parent, pace };
         bench.on_threads(pace, |thread| {
             let (mut noise, contents) = (Noise::new(bench.seed(thread)), ContentsWriter::new(bench.direct));
             loop {
@@ -122,7 +121,7 @@ impl Writers<'_> {
         let cannot = || self.bench.cannot("make a directory in");
         let name = name_of(number);
         Tree::make_new(self.parent.as_fd(), &name).map_err(cannot())?;
-        let staging = StagingDirectory::begin(&self.parent, &name, &self.names).map_err(cannot())?;
+        let staging = StagingDirectory::begin(&self.parent, &name).map_err(cannot())?;
         let bytes = self.bench.cell.file_bytes;
         let mut made = 0;
         while made < files && self.pace.admit(bytes) {
@@ -149,7 +148,7 @@ impl Writers<'_> {
     ) -> std::io::Result<()> {
         let file = staging.create(name, MODE)?;
         contents.write(&file, data)?;
-        staging.set_metadata(&file, &Metadata { mode: MODE, mtime: self.bench.mtime })
+        staging.new_files().set_metadata(&file, &Metadata { mode: MODE, mtime: self.bench.mtime })
     }
 }
 

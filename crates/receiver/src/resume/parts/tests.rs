@@ -64,7 +64,7 @@ impl World {
     fn break_off_as(&self, transfer: u8, groups: &[u32], flushed: usize) {
         let parts = self.parts(transfer);
         let path = &self.head.path;
-        let names = TempNames::new("t");
+        let names = LastingNames::new("t");
         let mut part = parts.create(FileId(3), (path, &self.head), &self.directory(), &names).unwrap();
         part.reserve(BYTES, Direct::Off).unwrap();
         for (number, &index) in groups.iter().enumerate() {
@@ -244,7 +244,7 @@ fn what_was_not_flushed_is_read_again_even_without_a_reboot() {
 fn a_part_that_was_never_given_its_size_goes() {
     let world = World::new();
     let parts = world.parts(1);
-    let names = TempNames::new("t");
+    let names = LastingNames::new("t");
     drop(parts.create(FileId(3), (&world.head.path, &world.head), &world.directory(), &names).unwrap());
     drop(parts);
     assert_eq!(world.claim(&world.parts(2), &world.source()), [] as [u32; 0]);
@@ -335,7 +335,7 @@ fn of_two_parts_of_a_file_neither_stays() {
 fn small_ones_are_not_journalled() {
     let world = World::new();
     let head = FileHead { bytes: JOURNALLED_BYTES_MIN - 1, ..world.head.clone() };
-    let names = TempNames::new("t");
+    let names = LastingNames::new("t");
     let parts = world.parts(1);
     drop(parts.create(FileId(1), (&head.path, &head), &world.directory(), &names).unwrap());
     assert_eq!(std::fs::read_dir(world.home.path()).unwrap().count(), 1, "only the target");
@@ -352,7 +352,7 @@ fn a_part_gets_the_name_that_lasts_after_its_journal_tells_of_it() {
     let wanted = WatchFlags::CREATE | WatchFlags::MODIFY | WatchFlags::MOVED_TO;
     let journals = inotify::add_watch(&watch, world.home.path().join("journal"), wanted).unwrap();
     let target = inotify::add_watch(&watch, &world.place, wanted).unwrap();
-    let names = TempNames::new("t");
+    let names = LastingNames::new("t");
     let _part = parts.create(FileId(3), (&world.head.path, &world.head), &world.directory(), &names).unwrap();
     let mut room = [std::mem::MaybeUninit::uninit(); 4096];
     let mut reader = inotify::Reader::new(&watch, &mut room);

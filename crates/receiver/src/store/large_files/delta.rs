@@ -23,7 +23,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
 
 use zmove_chunk::GroupHasher;
-use zmove_disk::{DataFile, Direct, FileIdentity, FileIo, Staged, Tree};
+use zmove_disk::{DataFile, Direct, FileIdentity, FileIo, Staged, Task, Tree};
 use zmove_types::{Buffer, BufferPool, Cv, GROUP_BYTES, GroupSpan, Name, RelPath};
 use zmove_wire::limits::HELD_GROUPS_MAX;
 use zmove_wire::{FileHead, Held};
@@ -123,7 +123,7 @@ impl Candidate {
         let mut cvs = BTreeMap::new();
         let groups =
             (0..GroupSpan::count(self.bytes).unwrap_or(0)).filter(|index| !self.held.contains(index));
-        let turn = transfer.turn();
+        let turn = transfer.turn(Task::Look);
         for span in groups.map_while(|index| GroupSpan::of(self.bytes, index)) {
             if turn.is_over() || held.grow(GROUP_KEPT_BYTES).is_err() {
                 break;

@@ -9,6 +9,7 @@ use zmove_types::RelPath;
 use zmove_wire::{BatchEntry, DirectoryGroup};
 
 use crate::sharing::Lock;
+use crate::store::target::open_directories::Opened;
 
 /// See the module.
 pub(super) struct Runs<'d>(Lock<Vec<Group<'d>>>);
@@ -19,6 +20,8 @@ struct Group<'d> {
     files: usize,
     entries: std::vec::IntoIter<Entry<'d>>,
     threads: usize,
+    /// The directory, as long as a thread has it open.
+    opened: Option<Opened>,
 }
 
 /// An entry that is being placed.
@@ -37,6 +40,8 @@ pub(super) struct Run<'d> {
     /// How many files of the directory came in this batch.
     pub(super) files: usize,
     pub(super) entries: Vec<Entry<'d>>,
+    /// The directory, where another thread has it open.
+    pub(super) opened: Option<Opened>,
 }
 
 /// Few, so that threads that join in find something to do; and enough that a thread seldom has to look for more.
@@ -54,7 +59,8 @@ impl<'d> Runs<'d> {
                 .zip(group.entries)
                 .map(|(number, entry)| Entry { number, bytes: take_data(&entry, &mut rest), entry })
                 .collect();
-            Group { path: Arc::new(group.directory), files, entries: entries.into_iter(), threads: 0 }
+            let (path, entries) = (Arc::new(group.directory), entries.into_iter());
+            Group { path, files, entries, threads: 0, opened: None }
         };
         Self(Lock::new(groups.into_iter().map(&mut group).collect()))
     }
@@ -65,13 +71,22 @@ impl<'d> Runs<'d> {
         let last = done.map(|done| done.group);
         if let Some(last) = last {
             groups[last].threads -= 1;
+            if groups[last].threads == 0 {
+                groups[last].opened = None;
+            }
         }
         let waiting = groups.iter().enumerate().filter(|(_, group)| group.entries.len() > 0);
         let (number, _) = waiting.min_by_key(|(number, group)| (group.threads, Some(*number) != last))?;
         let group = &mut groups[number];
         group.threads += 1;
         let entries = group.entries.by_ref().take(ENTRIES_PER_RUN).collect();
-        Some(Run { group: number, path: Arc::clone(&group.path), files: group.files, entries })
+        let (path, opened) = (Arc::clone(&group.path), group.opened.clone());
+        Some(Run { group: number, path, files: group.files, entries, opened })
+    }
+
+    /// Has other threads use a directory that one has opened for a run.
+    pub(super) fn share(&self, run: &Run<'_>, opened: &Opened) {
+        self.0.lock()[run.group].opened = Some(opened.clone());
     }
 }
 

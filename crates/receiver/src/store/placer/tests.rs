@@ -123,7 +123,7 @@ fn a_large_file_survives_that_its_directory_is_replaced() {
     second.files.declare(id, head, |_| None, |_| None).unwrap();
     let file = second.files.find(id).unwrap().unwrap();
     let opened = guest.directory(&path("d")).unwrap().directory;
-    let staged = Staged::create(&opened, 0o600, &second.target.temp_names).unwrap();
+    let staged = Staged::create(&opened, 0o600).unwrap();
     assert_eq!(place(&mut maker, files("d", "f", 8)), []);
     finish_file(&second, &file, Complete(staged));
     publish_all(&second);
@@ -189,8 +189,7 @@ fn what_a_dead_process_left_in_a_directory_that_is_there_goes() {
     std::fs::create_dir(&directory).unwrap();
     let opened = Arc::new(OwnedFd::from(File::open(&directory).unwrap()));
     let transfer = transfer(home.path());
-    let own =
-        Staged::create(&opened, 0o600, &transfer.target.temp_names).unwrap().into_hidden_name().unwrap();
+    let own = Staged::create(&opened, 0o600).unwrap().into_hidden_name().unwrap();
     let own = own.as_os_str().to_str().unwrap();
     // as of the boot before
     let mut parts: Vec<_> = own.split('-').collect();

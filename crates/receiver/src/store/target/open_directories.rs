@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use zmove_disk::{Tree, is_same_file};
+use zmove_disk::{NewFiles, Tree, is_same_file};
 use zmove_types::RelPath;
 
 use crate::store::publishing::publisher::{Publisher, covers};
@@ -27,6 +27,7 @@ pub(crate) struct OpenDirectories<'a> {
 pub(crate) struct Opened {
     pub(crate) directory: Arc<OwnedFd>,
     pub(crate) flush: Flush,
+    pub(crate) new_files: Arc<NewFiles>,
 }
 
 /// Directories that one thread keeps open.
@@ -69,12 +70,24 @@ impl<'a> OpenDirectories<'a> {
     /// Keeps a directory open.
     pub(crate) fn remember(&mut self, path: &RelPath, directory: Arc<OwnedFd>) -> io::Result<Opened> {
         let flush = self.target.file_systems.note(&directory)?;
+        self.make_room();
+        let opened = Opened { directory, flush, new_files: Arc::default() };
+        self.open.insert(path.clone(), opened.clone());
+        Ok(opened)
+    }
+
+    /// Keeps a directory open that another thread has opened.
+    pub(crate) fn adopt(&mut self, path: &RelPath, opened: Opened) {
+        if !self.open.contains_key(path) {
+            self.make_room();
+            self.open.insert(path.clone(), opened);
+        }
+    }
+
+    fn make_room(&mut self) {
         if self.open.len() >= self.target.directories_each.clamp(1, OPENED_MAX) {
             self.open.clear();
         }
-        let opened = Opened { directory, flush };
-        self.open.insert(path.clone(), opened.clone());
-        Ok(opened)
     }
 
     /// Opens a directory anew.

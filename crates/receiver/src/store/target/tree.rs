@@ -14,7 +14,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use zmove_chunk::read_root;
 use zmove_disk::{
-    FileIdentity, KeptTimes, TempNames, Tree, is_beyond_range, is_held_everywhere, open_beneath, retouch,
+    FileIdentity, KeptTimes, LastingNames, Tree, is_beyond_range, is_held_everywhere, open_beneath, retouch,
     set_new_file_metadata,
 };
 use zmove_types::{Metadata, Name, RelPath, Timestamp, TransferId};
@@ -40,7 +40,7 @@ pub(crate) struct TargetTree {
     pub(crate) state: TargetState,
     /// Whether the directory was made here for its owner only: its mode is to come.
     pub(crate) is_closed: bool,
-    pub(crate) temp_names: TempNames,
+    pub(crate) part_names: LastingNames,
     pub(crate) times: KeptTimes,
     /// What was judged by its contents.
     pub(crate) judged: Judged,
@@ -69,8 +69,8 @@ impl TargetTree {
             rename,
             state,
             is_closed,
-            temp_names: TempNames::new(tag),
-            times: KeptTimes::new(&format!("times-{tag}")),
+            part_names: LastingNames::new(tag),
+            times: KeptTimes::default(),
             judged: Judged::new(quota),
             times_beyond_range: AtomicU64::new(0),
             file_systems: FileSystems::default(),

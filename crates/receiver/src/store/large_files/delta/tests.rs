@@ -55,7 +55,7 @@ impl World {
         let transfer = self.transfer(1);
         let directory = transfer.target.tree.open_directory(&RelPath::root()).unwrap();
         let (path, head) = (path(), self.head());
-        let part = transfer.parts.create(FileId(3), (&path, &head), &directory, &transfer.target.temp_names);
+        let part = transfer.parts.create(FileId(3), (&path, &head), &directory, &transfer.target.part_names);
         let mut part = part.unwrap();
         part.reserve(BYTES, Direct::Off).unwrap();
         for (index, byte) in groups.iter().chain(besides) {

@@ -1,0 +1,52 @@
+//! What is the same for all files that are made in one directory, and is asked for once: each question is a round trip
+//! where storage answers late.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use zmove_types::Metadata;
+
+use crate::entry::{set_file_mtime, set_new_file_metadata};
+use crate::hidden::Parent;
+
+/// See the module.
+#[derive(Debug)]
+pub struct NewFiles {
+    parent: OnceLock<Parent>,
+    /// A mode that files get exactly as it is asked for when they are created here, if one is known.
+    exact_mode: AtomicU32,
+}
+
+/// No mode of a file.
+const NO_MODE: u32 = u32::MAX;
+
+impl Default for NewFiles {
+    fn default() -> Self {
+        Self { parent: OnceLock::new(), exact_mode: AtomicU32::new(NO_MODE) }
+    }
+}
+
+impl NewFiles {
+    /// Gives a file just created in the directory its mode and time. What the umask and the directory leave of a mode is
+    /// the same for each file, so it is looked up once.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn set_metadata(&self, file: &File, metadata: &Metadata) -> io::Result<()> {
+        if self.exact_mode.load(Ordering::Relaxed) == metadata.mode {
+            return set_file_mtime(file.as_fd(), metadata.mtime);
+        }
+        if set_new_file_metadata(file, metadata)? {
+            self.exact_mode.store(metadata.mode, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// The directory as hidden names tell it.
+    pub(crate) fn parent(&self, directory: BorrowedFd<'_>) -> &Parent {
+        self.parent.get_or_init(|| Parent::of(directory))
+    }
+}
