@@ -155,6 +155,12 @@ impl StorageThreads {
         shared.done.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether storage answers so late that more threads do a task than there are cores.
+    #[must_use]
+    pub fn is_late(&self, task: Task) -> bool {
+        self.lock().crowd(task).width.threads() > cores()
+    }
+
     /// Waits for a place behind all that wait; `None` when the session has ended.
     fn enter(&self, task: Task, stopping: &AtomicBool) -> Option<u64> {
         let mut state = self.lock();

@@ -121,6 +121,11 @@ impl TransferMeter {
         self.queued.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Whether anything waits for a writer.
+    pub(crate) fn has_queued(&self) -> bool {
+        self.queued.load(Ordering::Relaxed) > 0
+    }
+
     pub(crate) fn take(&self) {
         self.queued.fetch_sub(1, Ordering::Relaxed);
     }

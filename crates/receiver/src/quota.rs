@@ -173,6 +173,11 @@ impl Quota {
         self.0.storage_threads.turn(task, stopping)
     }
 
+    /// Whether the storage that the key writes to answers late.
+    pub(crate) fn writes_late(&self) -> bool {
+        self.0.storage_threads.is_late(Task::Write)
+    }
+
     /// Has `work` done by this thread and as many others of the key as are of use: see
     /// [`StorageThreads::side_by_side`].
     pub(crate) fn side_by_side<T: Send>(

@@ -76,7 +76,7 @@ const USED_MIN: f64 = 0.75;
 const ASLEEP: f64 = 0.5;
 const FAST_ASLEEP: f64 = 0.9;
 const REST_MIN: Duration = Duration::from_millis(100);
-const REST_MAX: Duration = Duration::from_secs(8);
+const REST_MAX: Duration = Duration::from_secs(1);
 
 impl Width {
     /// A controller that begins with one thread, and has no more than `most`.

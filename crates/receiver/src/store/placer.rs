@@ -44,6 +44,21 @@ pub(crate) struct Placer<'a> {
 /// How often a staging directory is tried to be begun where there must be one.
 const STAGE_TRIES: usize = 3;
 
+/// Whom a thread that places entries asks for its turn, and for help.
+struct Turns<'a> {
+    own: &'a Turn<'a>,
+    /// That of the writer whose batch it is.
+    writer: &'a Turn<'a>,
+}
+
+impl Turns<'_> {
+    /// Another thread for this batch, or another writer where more is waiting for one.
+    fn get_help(&self, transfer: &Transfer) {
+        let turn = if transfer.meter.has_queued() { self.writer } else { self.own };
+        turn.get_help();
+    }
+}
+
 impl<'a> Placer<'a> {
     pub(crate) fn new(transfer: &'a Transfer) -> Self {
         Self::by(transfer, Arc::new(ContentsWriter::new(transfer.direct)))
@@ -55,34 +70,49 @@ impl<'a> Placer<'a> {
     }
 
     /// Places all entries of a batch, whose files' contents stand one after the other in `data`, with the help of other
-    /// threads where storage answers late. The files get their names later.
+    /// threads where storage answers late, and of other writers, beginning with `writer`, where more batches wait. The
+    /// files get their names later.
     pub(crate) fn place_groups(
         &mut self,
         groups: Vec<DirectoryGroup>,
         batch: &Arc<PendingBatch>,
         data: &[u8],
+        writer: &Turn<'_>,
     ) {
         let (transfer, contents) = (self.transfer, Arc::clone(&self.contents));
         let runs = Runs::new(groups, data);
         // whoever comes first is this thread
         let own = Lock::new(Some(self));
         transfer.side_by_side((Task::Write, "zmove-write"), |turn| {
+            let turns = Turns { own: turn, writer };
             let mut other = None;
             let placer = own.lock().take();
+            let helps = placer.is_none();
             let placer = placer.unwrap_or_else(|| other.insert(Placer::by(transfer, Arc::clone(&contents))));
             let mut done = None;
-            while let Some(mut run) = runs.next(done) {
-                placer.place_run(turn, &runs, &mut run, batch);
+            while let Some(mut run) = runs.next(done.take()) {
+                placer.place_run(&turns, &runs, &mut run, batch);
                 done = Some(run);
+                // another batch is likely to go to another directory
+                if helps && transfer.meter.has_queued() {
+                    break;
+                }
             }
+            runs.leave(done);
         });
     }
 
     /// Places the entries of a run. When the session has ended, what is left of them is dropped.
-    fn place_run(&mut self, turn: &Turn<'_>, runs: &Runs<'_>, run: &mut Run<'_>, batch: &Arc<PendingBatch>) {
+    fn place_run(
+        &mut self,
+        turns: &Turns<'_>,
+        runs: &Runs<'_>,
+        run: &mut Run<'_>,
+        batch: &Arc<PendingBatch>,
+    ) {
         let (path, mut entries) = (Arc::clone(&run.path), std::mem::take(&mut run.entries));
         if let Some(staging) = self.staging(&path, run.files) {
-            entries = self.fill(turn, staging, batch, entries);
+            entries = self.fill(turns, staging, batch, entries);
         }
         if entries.is_empty() {
             return;
@@ -97,10 +127,10 @@ impl<'a> Placer<'a> {
         }
         let mut opened = self.directory(&path);
         for entry in entries {
-            if turn.is_over() {
+            if turns.own.is_over() {
                 return;
             }
-            turn.get_help();
+            turns.get_help(self.transfer);
             if batch.known == Known::PerhapsThere
                 && let BatchEntry::File(file) = &entry.entry
                 && self.is_there(&opened, &path, file)
@@ -227,7 +257,7 @@ impl<'a> Placer<'a> {
     /// does not take.
     fn fill<'d>(
         &self,
-        turn: &Turn<'_>,
+        turns: &Turns<'_>,
         staging: FillingGuard<'_>,
         batch: &Arc<PendingBatch>,
         entries: Vec<Entry<'d>>,
@@ -238,10 +268,10 @@ impl<'a> Placer<'a> {
         let flush =
             self.transfer.target.file_systems.note(staging.staging.directory()).unwrap_or(Flush::Each);
         for Entry { number, bytes, entry } in entries {
-            if turn.is_over() {
+            if turns.own.is_over() {
                 break;
             }
-            turn.get_help();
+            turns.get_help(self.transfer);
             let BatchEntry::File(file) = entry else {
                 others.push(Entry { number, bytes, entry });
                 continue;

@@ -34,7 +34,7 @@ use crate::config::BUFFER_BYTES;
 use crate::sharing::{Lock, by_several};
 use crate::store::failure::{ALREADY_THERE, failure};
 use crate::store::publishing::publisher::{
-    Filling, Generation, HiddenFile, Known, PendingBatch, SmallFile, Wake, WholeFile,
+    Filling, Generation, HiddenFile, Known, PendingBatch, SmallFile, WAIT_LATE_MAX, WAIT_MAX, Wake, WholeFile,
 };
 use crate::store::reports::{Outcome, Reports};
 use crate::store::target::file_systems::{Flushing, Unflushed};
@@ -52,7 +52,10 @@ pub(crate) fn run(transfer: &Transfer) {
         let publish = match transfer.publisher.next(pause) {
             Wake::Stopped => return,
             Wake::Requested => true,
-            Wake::Time => transfer.publisher.is_due(),
+            Wake::Time => {
+                let late = transfer.quota.writes_late();
+                transfer.publisher.is_due(if late { WAIT_LATE_MAX } else { WAIT_MAX })
+            }
         };
         let started = Instant::now();
         let bytes = transfer.meter.bytes();

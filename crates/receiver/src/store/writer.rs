@@ -60,7 +60,7 @@ fn write(transfer: &Transfer, turn: &Turn<'_>, queue: &Receiver<Job>, next: impl
             Job::Batch(batch) => {
                 // the threads that place it take turns of their own
                 turn.pause();
-                store_batch(transfer, &mut placer, batch);
+                store_batch(transfer, turn, &mut placer, batch);
             }
             Job::Chunk(file, chunk) => store_chunk(transfer, &mut placer, &file, chunk),
             Job::Named(file, named) => keep_group(transfer, &mut placer, &file, named),
@@ -70,7 +70,7 @@ fn write(transfer: &Transfer, turn: &Turn<'_>, queue: &Receiver<Job>, next: impl
     }
 }
 
-fn store_batch(transfer: &Transfer, placer: &mut Placer<'_>, batch: VerifiedBatch) {
+fn store_batch(transfer: &Transfer, turn: &Turn<'_>, placer: &mut Placer<'_>, batch: VerifiedBatch) {
     let known = if batch.is_guessed() && transfer.target.state == TargetState::Populated {
         Known::PerhapsThere
     } else {
@@ -80,7 +80,7 @@ fn store_batch(transfer: &Transfer, placer: &mut Placer<'_>, batch: VerifiedBatc
     let _placing = transfer.publisher.begin_batch();
     let pending = PendingBatch::new(item, known, Some(held));
     let entries = batch.entry_count();
-    placer.place_groups(batch.groups, &pending, &data);
+    placer.place_groups(batch.groups, &pending, &data, turn);
     // the buffer goes back before this may wait
     drop(data);
     transfer.reports.tell(Outcome::Stored(item, pending.faults()));

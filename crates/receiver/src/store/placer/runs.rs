@@ -67,14 +67,9 @@ impl<'d> Runs<'d> {
 
     /// The next entries for a thread that has placed those of `done`.
     pub(super) fn next(&self, done: Option<Run<'_>>) -> Option<Run<'d>> {
+        let last = done.as_ref().map(|done| done.group);
+        self.leave(done);
         let mut groups = self.0.lock();
-        let last = done.map(|done| done.group);
-        if let Some(last) = last {
-            groups[last].threads -= 1;
-            if groups[last].threads == 0 {
-                groups[last].opened = None;
-            }
-        }
         let waiting = groups.iter().enumerate().filter(|(_, group)| group.entries.len() > 0);
         let (number, _) = waiting.min_by_key(|(number, group)| (group.threads, Some(*number) != last))?;
         let group = &mut groups[number];
@@ -82,6 +77,16 @@ impl<'d> Runs<'d> {
         let entries = group.entries.by_ref().take(ENTRIES_PER_RUN).collect();
         let (path, opened) = (Arc::clone(&group.path), group.opened.clone());
         Some(Run { group: number, path, files: group.files, entries, opened })
+    }
+
+    /// A thread has placed these entries.
+    pub(super) fn leave(&self, done: Option<Run<'_>>) {
+        let Some(Run { group, .. }) = done else { return };
+        let group = &mut self.0.lock()[group];
+        group.threads -= 1;
+        if group.threads == 0 {
+            group.opened = None;
+        }
     }
 
     /// Has other threads use a directory that one has opened for a run.

@@ -69,7 +69,7 @@ fn place(placer: &mut Placer<'_>, group: DirectoryGroup) -> Vec<EntryFault> {
 /// Places a group as far as that goes before anything is published.
 fn begin(placer: &mut Placer<'_>, group: DirectoryGroup) -> Arc<PendingBatch> {
     let batch = PendingBatch::new(ItemId(1), Known::Needed, None);
-    placer.place_groups(vec![group], &batch, &[b'x'; 64]);
+    placer.place_groups(vec![group], &batch, &[b'x'; 64], &placer.transfer.turn(Task::Write));
     batch
 }
 
@@ -304,7 +304,7 @@ fn a_guessed_file_that_is_there_by_now_stays() {
         let transfer = transfer(home.path());
         let mut placer = Placer::new(&transfer);
         let batch = PendingBatch::new(ItemId(1), Known::PerhapsThere, None);
-        placer.place_groups(vec![files("d", "f", 8)], &batch, &[b'x'; 8]);
+        placer.place_groups(vec![files("d", "f", 8)], &batch, &[b'x'; 8], &placer.transfer.turn(Task::Write));
         let there = directory.join("f3");
         std::fs::write(&there, "y").unwrap();
         set_new_file_metadata(File::open(&there).unwrap(), &metadata(0o644)).unwrap();
@@ -474,7 +474,7 @@ fn of_one_name_in_two_batches_the_last_stays() {
     let mut placer = Placer::new(&transfer);
     let first = begin(&mut placer, files("d", "f", 8));
     let second = PendingBatch::new(ItemId(2), Known::Needed, None);
-    placer.place_groups(vec![files("d", "f", 9)], &second, &[b'y'; 9]);
+    placer.place_groups(vec![files("d", "f", 9)], &second, &[b'y'; 9], &placer.transfer.turn(Task::Write));
     publish_all(&transfer);
     assert_eq!((first.faults(), second.faults()), (Vec::new(), Vec::new()));
     let all = names(&home.path().join("d"));

@@ -187,7 +187,10 @@ pub(crate) enum Wake {
 /// How long files wait for their names while others keep coming. A process that is killed loses so much.
 /// Longer would publish no faster: what is not in a staging directory yet when that closes costs two
 /// directory operations in the place of one.
-const WAIT_MAX: Duration = Duration::from_secs(1);
+pub(crate) const WAIT_MAX: Duration = Duration::from_secs(1);
+/// The same on storage that answers late: there a directory is filled for seconds, and what comes to it after it has its
+/// name costs three more requests for each file.
+pub(crate) const WAIT_LATE_MAX: Duration = Duration::from_secs(5);
 /// What an entry of a batch takes from when it is decoded until it has its name, beside the bytes of its name
 /// and path: at most twice what stands for it in a list that grows, its two names, and what the allocator
 /// adds to these.
@@ -410,12 +413,12 @@ impl Publisher {
     }
 
     /// Whether what is unpublished has waited for long enough.
-    pub(crate) fn is_due(&self) -> bool {
+    pub(crate) fn is_due(&self, wait_max: Duration) -> bool {
         let state = self.state.lock();
         let longer = |since: Option<Instant>, time| since.is_some_and(|since| since.elapsed() >= time);
         let current = &state.current;
         current.began.is_some()
-            && (self.promptly || longer(current.began, WAIT_MAX) || longer(current.touched, IDLE_MAX))
+            && (self.promptly || longer(current.began, wait_max) || longer(current.touched, IDLE_MAX))
     }
 
     fn request_if_full(&self, state: &mut State) {
