@@ -30,8 +30,8 @@ impl Default for NewFiles {
 }
 
 impl NewFiles {
-    /// Gives a file just created in the directory its mode and time. What the umask and the directory leave of a mode is
-    /// the same for each file, so it is looked up once.
+    /// Gives a file just created in the directory its mode and time. What the umask and the directory leave
+    /// of a mode is the same for each file, so it is looked up once.
     ///
     /// # Errors
     /// What the system says.

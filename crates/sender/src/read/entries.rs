@@ -15,8 +15,8 @@ use zmove_wire::{BatchEntry, FileEntry};
 
 use crate::account::failure::FileError;
 use crate::plan::pack::{PackEntry, PackGroup};
-use crate::push::session::Session;
 use crate::read::source::{Look, SourceDirectory};
+use crate::send::in_flight::InFlight;
 use crate::send::sent::SentFile;
 
 /// What has become of an entry.
@@ -44,7 +44,7 @@ pub(super) struct ReadEntry {
 
 /// Reads entries.
 pub(super) struct EntryReader<'a> {
-    pub(super) session: &'a Session,
+    pub(super) in_flight: &'a InFlight,
     pub(super) threads: &'a StorageThreads,
 }
 
@@ -65,7 +65,7 @@ impl EntryReader<'_> {
         let waiting = with_room(groups, room);
         let mut read: Vec<_> = waiting.iter().map(|_| EntryRead::Nothing).collect();
         let waiting = Mutex::new(waiting.into_iter());
-        let stopping = self.session.in_flight.stopping();
+        let stopping = self.in_flight.stopping();
         let read_some = |turn: &Turn<'_>| self.read_some(turn, groups, &waiting);
         let parts = self.threads.side_by_side((Task::Look, "zmove-read"), stopping, || Some(()), read_some);
         for (number, entry) in parts.into_iter().flatten() {
@@ -131,7 +131,7 @@ impl EntryReader<'_> {
     ) -> Result<EntryRead, FileError> {
         let (file, before) = directory.open_file(&entry.name)?;
         let path = || directory.display(&entry.name);
-        let hashed = read_root(&file, || self.session.in_flight.is_stopping());
+        let hashed = read_root(&file, || self.in_flight.is_stopping());
         let Some(root) = hashed.map_err(|source| FileError::Read { path: path(), source })? else {
             return Ok(EntryRead::Nothing);
         };

@@ -93,7 +93,7 @@ impl Reader<'_> {
     fn read_pack(&mut self, pack: Pack) {
         let Some(mut buffer) = self.buffer() else { return };
         let Pack { groups, unread, .. } = pack;
-        let entries = EntryReader { session: self.session, threads: &self.context.threads };
+        let entries = EntryReader { in_flight: &self.session.in_flight, threads: &self.context.threads };
         let mut read = entries.read_all(&groups, buffer.room()).into_iter();
         let mut filling = Filling { batch: Batch::default(), buffer, filled: 0, files: Vec::new() };
         let mut sent = Pack { groups: Vec::with_capacity(groups.len()), unread: None, ..pack };

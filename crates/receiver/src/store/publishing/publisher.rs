@@ -188,8 +188,8 @@ pub(crate) enum Wake {
 /// Longer would publish no faster: what is not in a staging directory yet when that closes costs two
 /// directory operations in the place of one.
 pub(crate) const WAIT_MAX: Duration = Duration::from_secs(1);
-/// The same on storage that answers late: there a directory is filled for seconds, and what comes to it after it has its
-/// name costs three more requests for each file.
+/// The same on storage that answers late: there a directory is filled for seconds, and what comes to it after
+/// it has its name costs three more requests for each file.
 pub(crate) const WAIT_LATE_MAX: Duration = Duration::from_secs(5);
 /// What an entry of a batch takes from when it is decoded until it has its name, beside the bytes of its name
 /// and path: at most twice what stands for it in a list that grows, its two names, and what the allocator
