@@ -109,7 +109,7 @@ fn no_permission(site: &Site) {
         assert!(names(&target.join("closed")).is_empty());
     }
     set_mode(target.join("open"), 0);
-    let outcome = site.push(&[], site.contents(), "open").expect(3);
+    let outcome = site.push(&[], site.source(), "open").expect(3);
     set_mode(target.join("open"), 0o700);
     outcome.says(&["zmove: receiver: ", "open", "Permission denied"]).lines(1);
     assert!(names(&target.join("open")).is_empty());

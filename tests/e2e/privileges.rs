@@ -334,6 +334,7 @@ fn directories_that_their_owner_may_not_enter_are_repeated_changed_and_emptied()
     };
     pushed(&[]);
     pushed(&[]);
+    push(&site, &daemon, &["--dry-run"], "").done();
     for mode in &closed {
         paint(site.source().join(name(mode)).join("3"), 77);
         paint(site.source().join(name(mode)).join("below/new/f"), 7);
@@ -346,6 +347,23 @@ fn directories_that_their_owner_may_not_enter_are_repeated_changed_and_emptied()
     zmove.0.arg(site.contents()).arg(format!("{}:", daemon.address));
     let again = zmove.outcome().done().summary();
     assert_eq!(again["files"], 0, "{again}");
+}
+
+/// The same of the target itself.
+#[test]
+fn a_target_that_its_owner_may_not_enter_is_looked_at_and_repeated() {
+    let Some(site) = given_away() else { return };
+    let daemon = start(&site, &["--user", "nobody"]);
+    for mode in [0o000, 0o100, 0o200, 0o300, 0o400, 0o500] {
+        let target = format!("closed{mode:o}");
+        for bytes in [1, 20, 300] {
+            paint(site.source().join("d/f"), bytes);
+            std::fs::set_permissions(site.source(), PermissionsExt::from_mode(mode)).unwrap();
+            push(&site, &daemon, &["--dry-run", "--delete"], &target).done();
+            push(&site, &daemon, &["--delete"], &target).done();
+            assert_same(&site.source(), &site.target().join(&target));
+        }
+    }
 }
 
 /// Another user's directory is not ours to open, and a link is not followed to one that is.

@@ -107,6 +107,30 @@ impl Tree {
         Ok(directory)
     }
 
+    /// Opens a directory that exists to look at what is in it, and changes no mode for that; `None` where its mode, or
+    /// that of one on the way, closes it to its owner, who is the user of this process.
+    ///
+    /// # Errors
+    /// As [`open_directory`](Self::open_directory).
+    pub fn look_into(&self, path: &RelPath) -> io::Result<Option<Arc<OwnedFd>>> {
+        let searched = self.open_directory(path).and_then(|directory| {
+            // one that may be read need not be one that may be searched
+            rustix::fs::openat(&directory, c".", HELD, Mode::empty())?;
+            Ok(directory)
+        });
+        let denied = match searched {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => error,
+            found => return found.map(Some),
+        };
+        let mut closed = Arc::clone(&self.root);
+        for name in path.components().map(OsStr::from_bytes) {
+            let Ok(next) = rustix::fs::openat(&closed, name, HELD, Mode::empty()) else { break };
+            closed = Arc::new(next);
+        }
+        let is_own = rustix::fs::fstat(&closed)?.st_uid == rustix::process::geteuid().as_raw();
+        if is_own { Ok(None) } else { Err(denied) }
+    }
+
     /// Opens a directory and makes what is missing of it, for the owner only (0700): the final mode is set at the end.
     ///
     /// # Errors

@@ -72,13 +72,3 @@ impl SessionError {
         }
     }
 }
-
-/// Holds what a peer has said against a limit.
-pub(crate) fn within<Number: TryInto<u64>>(
-    what: &'static str,
-    value: Number,
-    limit: Number,
-) -> Result<(), WireError> {
-    let [value, limit] = [value, limit].map(|number| number.try_into().unwrap_or(u64::MAX));
-    if value <= limit { Ok(()) } else { Err(WireError::OverLimit { what, value, limit }) }
-}

@@ -14,13 +14,13 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use zmove_disk::{KeptTimes, Task};
 use zmove_transport::ControlError;
-use zmove_wire::limits::{INQUIRED_ENTRIES_MAX, INQUIRIES_OUTSTANDING_MAX, KEEPS_OUTSTANDING_MAX};
+use zmove_wire::limits::{INQUIRED_ENTRIES_MAX, INQUIRIES_OUTSTANDING_MAX, KEEPS_OUTSTANDING_MAX, within};
 use zmove_wire::{
     Finished, Inquiry, Keep, Open, Opened, TargetState, ToReceiver, ToSender, TopName, WireError,
 };
 
 use crate::config::ReceiverConfig;
-use crate::error::{SessionError, within};
+use crate::error::SessionError;
 use crate::mirror::{Effort, Spared, extra};
 use crate::preview::inquiry::Previewer;
 use crate::quota::Held;

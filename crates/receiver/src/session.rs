@@ -22,7 +22,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneSource};
 use zmove_types::{FileId, StageTimes, TransferId};
-use zmove_wire::limits::{ITEMS_OUTSTANDING_MAX, LANES_UNASKED_MAX, OFFER_FILES_MAX, OFFERS_OUTSTANDING_MAX};
+use zmove_wire::limits::{
+    ITEMS_OUTSTANDING_MAX, LANES_UNASKED_MAX, OFFER_FILES_MAX, OFFERS_OUTSTANDING_MAX, within,
+};
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
     Answer, EntryFault, FaultCode, Finished, Greeting, Offer, Open, Opened, Purpose, Refusal, Role,
@@ -30,7 +32,7 @@ use zmove_wire::{
 };
 
 use crate::config::ReceiverConfig;
-use crate::error::{SessionError, within};
+use crate::error::SessionError;
 use crate::mirror::Mirror;
 use crate::preview;
 use crate::probe;

@@ -45,7 +45,7 @@ use zmove_wire::{
     Extra, Fault, Keep, KeptRange, ListedName, Operation, Purpose, Remove, RemoveGroup, ToReceiver, ToSender,
 };
 
-use self::doomed::{Doom, Doomed, Taken, Whereabouts};
+use self::doomed::{DOOMED_NAMES_MAX, Doom, Doomed, Taken, Whereabouts};
 use crate::account::Account;
 use crate::account::failure::FileError;
 use crate::plan::gathered::MessageLoad;
@@ -239,10 +239,6 @@ impl<'a> Round<'a> {
             while let Ok(answer) = self.answers.try_recv() {
                 self.take(answer);
             }
-            if self.mirror.purpose == Purpose::Preview && self.doom.is_full() {
-                self.settle();
-                self.list();
-            }
         }
         self.settle();
         are_those_pushed
@@ -364,9 +360,12 @@ impl<'a> Round<'a> {
             let asked = ranges.get(extra.range as usize).filter(|range| range.is_extra(&extra.name.0));
             if let Some(range) = asked {
                 let form = if extra.directory { EntryForm::Directory } else { EntryForm::File };
-                let room = !self.full && (self.mirror.purpose == Purpose::Preview || !self.doom.is_full());
+                let room = !self.full && !self.doom.is_full();
                 self.full |= !self.doom.add(&range.directory, (extra.name, form), whereabouts, room);
             }
+        }
+        if self.full && self.mirror.purpose == Purpose::Preview {
+            return;
         }
         let Some((number, after)) = rest else { return };
         let mut ranges = ranges.into_iter().skip(number as usize);
@@ -433,6 +432,10 @@ impl<'a> Round<'a> {
     }
 
     fn list(&mut self) {
+        if self.full {
+            let message = format!("more than {DOOMED_NAMES_MAX} entries would be removed; these are not all");
+            self.session.account.observer.on(&Event::Warned { message });
+        }
         for Doomed { directory, names, .. } in self.take_doomed() {
             self.session.account.totals.removed.add(names.len() as u64);
             let change = |(name, form): (ListedName, EntryForm)| {

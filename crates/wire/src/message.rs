@@ -136,6 +136,7 @@ pub struct Waiting {
     /// How many transfers of the same key are before it.
     pub ahead: u32,
     /// What it waits for in words, one line.
+    #[serde(deserialize_with = "bytes::reason")]
     pub text: String,
 }
 
@@ -507,6 +508,20 @@ mod tests {
         STORED_ITEMS_MAX,
     };
     use proptest::prelude::{any, proptest};
+
+    #[test]
+    fn of_a_reason_without_end_no_more_is_kept_than_a_user_reads() {
+        let text = "\u{e4}".repeat(1 << 18);
+        let refusal = Refusal { code: RefusalCode::Denied, text: text.clone() };
+        for message in [ToSender::Refused(refusal), ToSender::Waiting(Waiting { ahead: 0, text })] {
+            let (ToSender::Refused(Refusal { text, .. }) | ToSender::Waiting(Waiting { text, .. })) =
+                decode_message(&encode_message(&message)[4..]).unwrap()
+            else {
+                panic!("another message")
+            };
+            assert_eq!(text, "\u{e4}".repeat(4096));
+        }
+    }
 
     #[test]
     fn open_bytes_are_pinned() {

@@ -59,8 +59,10 @@ impl Previewer {
 
     fn place(&self, path: &RelPath) -> Place {
         let Some(tree) = &self.seen.tree else { return Place::Missing };
-        match tree.open_directory(path) {
-            Ok(directory) => Place::There(directory),
+        match tree.look_into(path) {
+            Ok(Some(directory)) => Place::There(directory),
+            // a transfer would open it, and find we do not know what
+            Ok(None) => Place::Missing,
             Err(error) => match Errno::from_io_error(&error) {
                 Some(Errno::NOENT) => Place::Missing,
                 Some(Errno::NOTDIR | Errno::LOOP) if self.rules.overwrite != Overwrite::Nothing => {

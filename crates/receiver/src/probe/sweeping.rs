@@ -15,11 +15,11 @@ use tokio::task::JoinSet;
 use zmove_disk::Tree;
 use zmove_sweep::{Direction, Measured, Sweep, SweepConfig, SweepError, sweep};
 use zmove_types::ByteCount;
-use zmove_wire::limits::{SWEEP_BYTES_MAX, SWEEP_MILLIS_MAX, SWEEP_SIZES_MAX};
+use zmove_wire::limits::{SWEEP_BYTES_MAX, SWEEP_MILLIS_MAX, SWEEP_SIZES_MAX, within};
 use zmove_wire::{FaultCode, Operation, SweepOrder, Swept, SweptSize, WireError};
 
 use crate::config::ReceiverConfig;
-use crate::error::{SessionError, within};
+use crate::error::SessionError;
 
 /// Where to sweep, and how storage is reached.
 #[derive(Debug)]

@@ -100,7 +100,12 @@ impl Target {
         };
         // where only what is in it is named it gets no mode: it is open at once, as it will be in the end
         let closed = if tops.is_empty() { make_closed(&tree, &path) } else { Ok(false) };
-        let made = closed.and_then(|is_closed| Ok((is_closed, tree.create_directory(&path)?)));
+        let made = closed.and_then(|is_closed| {
+            // its mode is set at the end, so that one which closes it to its owner may go now
+            let directory =
+                if tops.is_empty() { tree.ensure_directory(&path) } else { tree.create_directory(&path) };
+            Ok((is_closed, directory?))
+        });
         let (is_closed, fd) = made.map_err(|error| cannot("make directory", shown, &error))?;
         let state = state_of(&fd, &tops).map_err(|error| cannot("read directory", shown, &error))?;
         Ok(Self { tree: Tree::at(fd), rename, state, is_closed })
@@ -120,11 +125,11 @@ impl Seen {
     /// Finds the target, as [`Target::resolve`] would, and makes nothing.
     pub(crate) fn look(open: &Open, access: &WriteAccess) -> Result<Self, Refusal> {
         let Place { tree, path, rename, shown } = Place::of(open, access, Missing::Left)?;
-        let tree = match tree.map(|tree| tree.open_directory(&path)) {
+        let tree = match tree.map(|tree| tree.look_into(&path)) {
             Some(Err(error)) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(cannot("open directory", shown, &error));
             }
-            directory => directory.and_then(Result::ok).map(Tree::at),
+            directory => directory.and_then(Result::ok).flatten().map(Tree::at),
         };
         Ok(Self { tree, rename })
     }

@@ -4,7 +4,10 @@
 //! **Invariant:** what is told of a session to the user is bounded by what was sent in it, and
 //! [`FAULTS_BESIDE_MAX`] or, where it removes, [`FAULTS_OF_REMOVAL_MAX`] faults beside that.
 
-use zmove_types::GroupSpan;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use zmove_types::{GroupSpan, Name, RelPath};
+use zmove_wire::limits::within;
 use zmove_wire::{Fault, Held, Offer, WireError};
 
 use crate::account::totals::Count;
@@ -13,9 +16,11 @@ use crate::account::totals::Count;
 #[derive(Debug, Default)]
 pub(crate) struct Given {
     /// Entries of batches, as often as they were sent, and large files.
-    pub(crate) entries: Count,
+    entries: Count,
     /// Large files.
     pub(crate) files: Count,
+    /// The longest path of a directory of these, in bytes.
+    directory_bytes: AtomicUsize,
     /// Messages about what it holds of offered files.
     held: Count,
 }
@@ -39,6 +44,12 @@ const FAULTS_OF_REMOVAL_MAX: u64 = 1 << 20;
 const PATH_BYTES_PER_FAULT: u64 = 256;
 
 impl Given {
+    /// Notes entries of a directory, below the target.
+    pub(crate) fn entries(&self, entries: u64, directory: &RelPath) {
+        self.entries.add(entries);
+        self.directory_bytes.fetch_max(directory.as_bytes().len(), Ordering::Relaxed);
+    }
+
     /// Notes an offer: the receiver may hold a value for each group of its files.
     pub(crate) fn offer(&self, offer: &Offer) {
         let files = offer.groups.iter().flat_map(|group| &group.files);
@@ -51,10 +62,13 @@ impl Heard {
     /// A fault that belongs to no item, in a session that has asked for so many `removals`.
     pub(crate) fn fault(&mut self, given: &Given, fault: &Fault, removals: u64) -> Result<(), WireError> {
         self.faults += 1;
-        if self.faults <= FAULTS_PER_ENTRY * given.entries.get() {
+        let path_bytes = fault.path.as_bytes().len();
+        let directory_bytes = given.directory_bytes.load(Ordering::Relaxed);
+        let is_of_an_entry = path_bytes <= directory_bytes + Name::BYTES_MAX + 1;
+        if is_of_an_entry && self.faults <= FAULTS_PER_ENTRY * given.entries.get() {
             return Ok(());
         }
-        self.faults_beside += 1 + fault.path.as_bytes().len() as u64 / PATH_BYTES_PER_FAULT;
+        self.faults_beside += 1 + path_bytes as u64 / PATH_BYTES_PER_FAULT;
         let limit = if removals > 0 { FAULTS_OF_REMOVAL_MAX } else { FAULTS_BESIDE_MAX };
         within("faults", self.faults_beside, limit)
     }
@@ -83,6 +97,32 @@ pub(crate) fn not_empty(says: bool) -> Result<(), WireError> {
     if says { Ok(()) } else { Err(WireError::OutOfOrder { what: "a message that says nothing" }) }
 }
 
-fn within(what: &'static str, value: u64, limit: u64) -> Result<(), WireError> {
-    if value <= limit { Ok(()) } else { Err(WireError::OverLimit { what, value, limit }) }
+#[cfg(test)]
+mod tests {
+    use zmove_wire::{FaultCode, Operation};
+
+    use super::*;
+
+    /// How many faults of such a path are taken after a thousand entries of directory `d`, 10,000 at most.
+    fn taken(path_bytes: usize) -> usize {
+        let name = |bytes| "n".repeat(bytes);
+        let mut path = String::from("d");
+        while path.len() < path_bytes {
+            path = format!("{path}/{}", name((path_bytes - path.len() - 1).min(Name::BYTES_MAX)));
+        }
+        let path = RelPath::from_bytes(path.as_bytes()).unwrap();
+        assert_eq!(path.as_bytes().len(), path_bytes);
+        let fault = Fault { path, operation: Operation::SetMetadata, code: FaultCode::Os(1) };
+        let given = Given::default();
+        given.entries(1000, &RelPath::from_bytes(b"d").unwrap());
+        let mut heard = Heard::default();
+        (0..10_000).take_while(|_| heard.fault(&given, &fault, 0).is_ok()).count()
+    }
+
+    #[test]
+    fn each_entry_may_fail_twice_and_longer_paths_than_were_sent_count_as_several() {
+        assert_eq!(taken(200), 2000 + 4096);
+        assert_eq!(taken(257), 2000 + 4096 / 2);
+        assert_eq!(taken(2560), 4096 / 11);
+    }
 }

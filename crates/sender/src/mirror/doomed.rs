@@ -71,7 +71,7 @@ pub(super) struct Doom {
 }
 
 /// Names that wait for the end of the walk. Memory at worst: so many times 80 bytes and the name.
-const DOOMED_NAMES_MAX: usize = 1 << 20;
+pub(super) const DOOMED_NAMES_MAX: usize = 1 << 20;
 /// Small questions keep both sides busy.
 const UNSEEN_ASKED_MAX: usize = 1024;
 

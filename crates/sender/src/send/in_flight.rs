@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use tokio::sync::mpsc::UnboundedSender;
-use zmove_types::{Event, FileId, GroupSpan, ItemId, Observer};
+use zmove_types::{Event, FileId, GroupSpan, ItemId, Observer, RelPath};
 use zmove_wire::limits::FILES_BEGUN_MAX;
 use zmove_wire::session::Receipt;
 use zmove_wire::{EntryFault, ToReceiver, Version, WireError};
@@ -90,7 +90,8 @@ impl InFlight {
     /// A large file enters the plan, in so many pieces of work.
     pub(crate) fn begin_file(&self, file: Arc<LargeSource>, pieces: u64) {
         self.given.files.add(1);
-        self.given.entries.add(1);
+        let above = file.target.parent().unwrap_or_else(RelPath::root);
+        self.given.entries(1, &above);
         let mut state = self.lock();
         state.large.insert(file.id, file);
         state.record.transfer.begin(pieces);
@@ -126,7 +127,9 @@ impl InFlight {
         let begins = large.filter(|file| state.begins(*file));
         state.begun.extend(begins);
         if let Sent::Batch(batch) = &work {
-            self.given.entries.add(batch.pack.entry_count() as u64);
+            for group in &batch.pack.groups {
+                self.given.entries(group.entries.len() as u64, group.directory.target_path());
+            }
         }
         let last_word = work.last_word(self.version);
         (!self.is_stopping()).then(|| state.record.issue(work, group, tries, last_word))

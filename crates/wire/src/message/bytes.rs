@@ -10,6 +10,13 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
     <&[u8]>::deserialize(deserializer).map(<[u8]>::to_vec)
 }
 
+/// Reads words for the user, of which no more is kept than can be read.
+pub(super) fn reason<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    Ok(<&str>::deserialize(deserializer)?.chars().take(REASON_CHARS_MAX).collect())
+}
+
+const REASON_CHARS_MAX: usize = 4096;
+
 macro_rules! parsed {
     ($module:ident, $type:ident) => {
         pub(super) mod $module {

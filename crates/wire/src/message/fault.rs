@@ -99,6 +99,7 @@ pub struct Refusal {
     /// The kind of reason.
     pub code: RefusalCode,
     /// The reason in words, one line.
+    #[serde(deserialize_with = "bytes::reason")]
     pub text: String,
 }
 
