@@ -37,14 +37,14 @@ pub(crate) struct Judgement {
 pub(crate) fn judge_all(transfer: &Transfer, offer: &Offer) -> Judgement {
     let groups = (0..).zip(&offer.groups);
     let files = groups.flat_map(|(place, group)| group.files.iter().map(move |file| (place, file)));
-    let all = files.clone().count();
-    let waiting = Lock::new((0..).zip(files));
+    let mut verdicts = vec![Verdict::Need; files.clone().count()];
+    let waiting = Lock::new((0..).zip(files.zip(&mut verdicts)));
     let opened_last = Lock::new(None);
     let parts = transfer.side_by_side((Task::Look, "zmove-look"), |turn| {
         let mut part = Part::default();
         let mut opened: Option<(usize, Option<Arc<OwnedFd>>)> = None;
         while !turn.is_over() {
-            let Some((number, (place, file))) = waiting.lock().next() else { break };
+            let Some((number, ((place, file), verdict))) = waiting.lock().next() else { break };
             turn.get_help();
             let path = &offer.groups[place].directory;
             let directory = match opened.take() {
@@ -54,17 +54,14 @@ pub(crate) fn judge_all(transfer: &Transfer, offer: &Offer) -> Judgement {
                 }),
             };
             if let Some(directory) = &directory {
-                part.judge(transfer, turn, (offer.offer, number), (directory, path), file);
+                *verdict = part.judge(transfer, turn, (offer.offer, number), (directory, path), file);
             }
             opened = Some((place, directory));
         }
         part
     });
-    let mut judgement = Judgement { verdicts: vec![Verdict::Need; all], ..Judgement::default() };
+    let mut judgement = Judgement { verdicts, ..Judgement::default() };
     for part in parts {
-        for (number, verdict) in part.verdicts {
-            judgement.verdicts[number as usize] = verdict;
-        }
         judgement.held.extend(part.held);
         judgement.changed.extend(part.changed);
     }
@@ -86,8 +83,6 @@ fn open_once(
 /// What one thread has found of an offer.
 #[derive(Default)]
 struct Part {
-    /// With the numbers of the files.
-    verdicts: Vec<(u32, Verdict)>,
     held: Vec<Held>,
     changed: Vec<Candidate>,
 }
@@ -100,16 +95,15 @@ impl Part {
         (offer, number): (u64, u32),
         place: (&Arc<OwnedFd>, &RelPath),
         file: &OfferedFile,
-    ) {
-        let verdict = match judge(transfer, turn, place, file) {
+    ) -> Verdict {
+        match judge(transfer, turn, place, file) {
             judged @ (Verdict::Need | Verdict::Compare(_)) if file.source.is_some() => {
                 // threads with turns of their own may be waited for
                 turn.pause();
                 self.look_for_more(transfer, (offer, number), place, file, judged)
             }
             verdict => verdict,
-        };
-        self.verdicts.push((number, verdict));
+        }
     }
 
     /// A large file is needed, or perhaps: but perhaps not all of it.
