@@ -437,13 +437,14 @@ const SPARSE_BYTES: u64 = 8 << 40;
 
 /// Asks whether that file, which is there, is the one that would be sent.
 fn offer_of(file: &str, offer: u64) -> ToReceiver {
-    let mark = zmove_wire::SourceMark { inode: 1, ctime_seconds: 1, ctime_nanos: 0 };
+    let mark = zmove_wire::SourceMark { inode: 1, ctime: zmove_types::Timestamp { seconds: 1, nanos: 0 } };
     let file = OfferedFile {
         name: name(file),
         bytes: SPARSE_BYTES,
-        mode: 0o644,
-        mtime_seconds: 1,
-        mtime_nanos: 0,
+        metadata: zmove_types::Metadata {
+            mode: 0o644,
+            mtime: zmove_types::Timestamp { seconds: 1, nanos: 0 },
+        },
         source: Some(mark),
     };
     let groups = vec![OfferedGroup { directory: path(""), files: vec![file] }];

@@ -4,7 +4,7 @@
 //! names are parsed while decoding, so a message that exists holds none that is invalid.
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use zmove_types::{Name, RelPath};
+use zmove_types::{Metadata, Name, RelPath, Timestamp};
 
 use crate::error::WireError;
 use crate::extensions::Extensions;
@@ -15,6 +15,7 @@ mod bytes;
 mod counted;
 mod fault;
 mod list;
+mod metadata;
 mod mirror;
 mod preview;
 mod probe;
@@ -317,12 +318,9 @@ pub struct OfferedFile {
     pub name: Name,
     /// Its size in bytes.
     pub bytes: u64,
-    /// Its permission bits.
-    pub mode: u32,
-    /// Seconds of its modification time.
-    pub mtime_seconds: i64,
-    /// Nanoseconds of its modification time.
-    pub mtime_nanos: u32,
+    /// Its permission bits and modification time.
+    #[serde(with = "metadata")]
+    pub metadata: Metadata,
     /// For a file of more than one group: what else tells it from all others at the source.
     pub source: Option<SourceMark>,
 }
@@ -332,10 +330,9 @@ pub struct OfferedFile {
 pub struct SourceMark {
     /// Its inode.
     pub inode: u64,
-    /// Seconds of its change time.
-    pub ctime_seconds: i64,
-    /// Nanoseconds of its change time.
-    pub ctime_nanos: u32,
+    /// Its change time.
+    #[serde(with = "metadata::timestamp")]
+    pub ctime: Timestamp,
 }
 
 /// The answer to an offer.
@@ -648,10 +645,14 @@ mod tests {
         expected.push(1);
         assert_eq!(encode_message(&held), expected);
         assert_eq!(decode_message(&expected[4..]), Ok(held));
-        let source = SourceMark { inode: 5, ctime_seconds: -1, ctime_nanos: 6 };
+        let source = SourceMark { inode: 5, ctime: Timestamp { seconds: -1, nanos: 6 } };
         let name = Name::from_bytes(b"f").unwrap();
-        let file =
-            OfferedFile { name, bytes: 1, mode: 2, mtime_seconds: 3, mtime_nanos: 4, source: Some(source) };
+        let file = OfferedFile {
+            name,
+            bytes: 1,
+            metadata: Metadata { mode: 2, mtime: Timestamp { seconds: 3, nanos: 4 } },
+            source: Some(source),
+        };
         assert_eq!(encode_message(&file)[4..], [1, b'f', 1, 2, 6, 4, 1, 5, 1, 6]);
         assert_eq!(encode_message(&Verdict::Resume)[4..], [3]);
         assert_eq!(encode_message(&Verdict::Delta)[4..], [4]);

@@ -71,13 +71,14 @@ fn open(shape: TargetShape) -> Open {
 }
 
 fn offer() -> Offer {
-    let source = Some(SourceMark { inode: 1, ctime_seconds: -1, ctime_nanos: 2 });
+    let source = Some(SourceMark { inode: 1, ctime: Timestamp { seconds: -1, nanos: 2 } });
     let file = OfferedFile {
         name: name("f"),
         bytes: 9 << 20,
-        mode: 0o644,
-        mtime_seconds: 1_700_000_000,
-        mtime_nanos: 5,
+        metadata: zmove_types::Metadata {
+            mode: 0o644,
+            mtime: zmove_types::Timestamp { seconds: 1_700_000_000, nanos: 5 },
+        },
         source,
     };
     let small = OfferedFile { bytes: 1, source: None, ..file.clone() };
@@ -85,7 +86,7 @@ fn offer() -> Offer {
 }
 
 fn inquiry() -> Inquiry {
-    let metadata = InquiredMetadata { mode: 0o755, mtime_seconds: -1, mtime_nanos: 3 };
+    let metadata = InquiredMetadata(Metadata { mode: 0o755, mtime: Timestamp { seconds: -1, nanos: 3 } });
     let kinds = [
         InquiredKind::File { bytes: 5 },
         InquiredKind::Directory,

@@ -44,8 +44,9 @@ impl Previewer {
         let turn = self.quota.turn(Task::Look, &self.stopping);
         for group in &inquiry.groups {
             let place = if turn.is_over() { Place::Missing } else { self.place(&group.directory) };
-            findings
-                .extend(group.itself.map(|wanted| self.look_at_itself(&group.directory, &place, &wanted)));
+            findings.extend(
+                group.itself.as_ref().map(|wanted| self.look_at_itself(&group.directory, &place, wanted)),
+            );
             let found = group.entries.iter().map(|entry| match &place {
                 _ if turn.is_over() => Finding::New,
                 Place::There(directory) => self.look_at(&turn, directory, &group.directory, entry),
@@ -76,7 +77,7 @@ impl Previewer {
     fn look_at_itself(&self, path: &RelPath, place: &Place, wanted: &InquiredMetadata) -> Finding {
         match place {
             Place::There(directory) => match FileIdentity::of(directory) {
-                Ok(there) => changed(self.metadata_differs(directory, &there, &metadata_of(wanted))),
+                Ok(there) => changed(self.metadata_differs(directory, &there, &wanted.0)),
                 Err(error) => Finding::Fails(Operation::Read, FaultCode::os(&error)),
             },
             Place::Missing => match (path.parent().map(|parent| self.place(&parent)), path.file_name()) {
@@ -106,11 +107,11 @@ impl Previewer {
             Ok(there) => there,
             Err(error) => return Finding::Fails(Operation::Read, FaultCode::os(&error)),
         };
-        let wanted = metadata_of(&entry.metadata);
+        let wanted = &entry.metadata.0;
         let in_the_way = |operation| Finding::Fails(operation, FaultCode::DirectoryInTheWay);
         match (&entry.kind, FileType::from_raw_mode(stat.st_mode)) {
             (InquiredKind::Directory, FileType::Directory) => {
-                changed(self.metadata_differs(directory, &there, &wanted))
+                changed(self.metadata_differs(directory, &there, wanted))
             }
             (InquiredKind::Directory, _) if self.rules.overwrite == Overwrite::Nothing => {
                 Finding::Fails(Operation::MakeDirectory, FaultCode::os(&Errno::NOTDIR.into()))
@@ -123,7 +124,7 @@ impl Previewer {
             (InquiredKind::File { .. }, FileType::Directory) => in_the_way(Operation::Rename),
             (InquiredKind::Symlink { .. }, FileType::Directory) => in_the_way(Operation::Symlink),
             (InquiredKind::File { bytes }, FileType::RegularFile) => {
-                self.look_at_file(turn, directory, name, &there, *bytes, &self.rules.set_ids.of_file(&wanted))
+                self.look_at_file(turn, directory, name, &there, *bytes, &self.rules.set_ids.of_file(wanted))
             }
             (InquiredKind::Symlink { target }, FileType::Symlink) => {
                 self.look_at_link(directory, name, &there, target, wanted.mtime)
@@ -191,9 +192,4 @@ impl Previewer {
 
 fn changed(differences: Differences) -> Finding {
     if differences.is_empty() { Finding::Same } else { Finding::Differs(differences) }
-}
-
-fn metadata_of(wanted: &InquiredMetadata) -> Metadata {
-    let mtime = Timestamp { seconds: wanted.mtime_seconds, nanos: wanted.mtime_nanos };
-    Metadata { mode: wanted.mode & 0o7777, mtime }
 }

@@ -13,8 +13,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use zmove_disk::{FileIdentity, Task, Turn};
-use zmove_types::{Cv, Metadata, RelPath, Timestamp};
-use zmove_wire::{Compare, Held, Offer, OfferedFile, Verdict};
+use zmove_types::{Cv, RelPath};
+use zmove_wire::{Compare, Held, Offer, OfferedFile, SourceMark, Verdict};
 
 use crate::resume::journal::SourceIdentity;
 use crate::sharing::Lock;
@@ -142,9 +142,8 @@ fn claim(
     path: &RelPath,
     file: &OfferedFile,
 ) -> BTreeMap<u32, Cv> {
-    let Some(mark) = file.source else { return BTreeMap::new() };
-    let ctime = Timestamp { seconds: mark.ctime_seconds, nanos: mark.ctime_nanos };
-    let source = SourceIdentity { bytes: file.bytes, mtime: mtime_of(file), ctime, inode: mark.inode };
+    let Some(SourceMark { inode, ctime }) = file.source else { return BTreeMap::new() };
+    let source = SourceIdentity { bytes: file.bytes, mtime: file.metadata.mtime, ctime, inode };
     transfer.parts.claim(path, directory, &source, transfer.direct, || {
         let turn = transfer.turn(Task::Look);
         move || turn.is_over()
@@ -160,7 +159,7 @@ fn judge(
     let target = &transfer.target;
     let name = target.name(path, &file.name);
     let Ok(there) = FileIdentity::at(opened, name) else { return Verdict::Need };
-    if target.spares(opened, &there, mtime_of(file)) {
+    if target.spares(opened, &there, file.metadata.mtime) {
         return Verdict::Skip;
     }
     if !there.regular || there.bytes != file.bytes {
@@ -173,13 +172,8 @@ fn judge(
             contents_root(opened.as_fd(), name, || turn.is_over()).map_or(Verdict::Need, Verdict::Compare)
         }
         Compare::Quick => {
-            let metadata = Metadata { mode: file.mode & 0o7777, mtime: mtime_of(file) };
-            let metadata = target.rules.set_ids.of_file(&metadata);
+            let metadata = target.rules.set_ids.of_file(&file.metadata);
             if target.keep(opened, name, &there, &metadata) { Verdict::Skip } else { Verdict::Need }
         }
     }
-}
-
-fn mtime_of(file: &OfferedFile) -> Timestamp {
-    Timestamp { seconds: file.mtime_seconds, nanos: file.mtime_nanos }
 }

@@ -160,13 +160,7 @@ fn offered(entry: &Entry) -> OfferedFile {
     OfferedFile {
         name: entry.name.clone(),
         bytes: entry.size,
-        mode: entry.metadata.mode,
-        mtime_seconds: entry.metadata.mtime.seconds,
-        mtime_nanos: entry.metadata.mtime.nanos,
-        source: (entry.size > GROUP_BYTES).then_some(SourceMark {
-            inode: entry.inode,
-            ctime_seconds: entry.ctime.seconds,
-            ctime_nanos: entry.ctime.nanos,
-        }),
+        metadata: entry.metadata.clone(),
+        source: (entry.size > GROUP_BYTES).then_some(SourceMark { inode: entry.inode, ctime: entry.ctime }),
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, never, select};
 use zmove_chunk::read_root;
 use zmove_scan::{Entry, EntryBatch, EntryKind, Scan, ScanItem};
-use zmove_types::{Change, ChangeKind, EntryForm, Event, Metadata, RelPath};
+use zmove_types::{Change, ChangeKind, EntryForm, Event, RelPath};
 use zmove_wire::limits::{INQUIRED_ENTRIES_MAX, INQUIRED_NAME_BYTES_MAX, INQUIRIES_OUTSTANDING_MAX};
 use zmove_wire::{
     Compare, Differences, Fault, Finding, Findings, InquiredEntry, InquiredGroup, InquiredKind,
@@ -237,7 +237,7 @@ fn groups(asked: &[Inquired]) -> Vec<InquiredGroup> {
         let mut group = InquiredGroup { directory, itself: None, entries: Vec::new() };
         for Inquired { what, .. } in asked {
             match what {
-                PackEntry::Itself(metadata) => group.itself = Some(inquired(metadata)),
+                PackEntry::Itself(metadata) => group.itself = Some(InquiredMetadata(metadata.clone())),
                 PackEntry::Within(entry) | PackEntry::Compare(entry, _) => {
                     group.entries.push(inquired_entry(entry))
                 }
@@ -254,9 +254,5 @@ fn inquired_entry(entry: &Entry) -> InquiredEntry {
         EntryKind::Symlink(target) => InquiredKind::Symlink { target: target.to_vec() },
         EntryKind::File | EntryKind::Special => InquiredKind::File { bytes: entry.size },
     };
-    InquiredEntry { name: entry.name.clone(), kind, metadata: inquired(&entry.metadata) }
-}
-
-fn inquired(Metadata { mode, mtime }: &Metadata) -> InquiredMetadata {
-    InquiredMetadata { mode: *mode, mtime_seconds: mtime.seconds, mtime_nanos: mtime.nanos }
+    InquiredEntry { name: entry.name.clone(), kind, metadata: InquiredMetadata(entry.metadata.clone()) }
 }

@@ -3,10 +3,10 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use zmove_types::{Name, RelPath};
+use zmove_types::{Metadata, Name, RelPath};
 
 use super::fault::{FaultCode, Operation};
-use super::{bytes, list};
+use super::{bytes, list, metadata};
 
 /// Entries that a preview asks about.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,16 +61,9 @@ pub enum InquiredKind {
     },
 }
 
-/// Mode and time at the source.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct InquiredMetadata {
-    /// Permission bits.
-    pub mode: u32,
-    /// Seconds of the modification time.
-    pub mtime_seconds: i64,
-    /// Nanoseconds of the modification time.
-    pub mtime_nanos: u32,
-}
+/// Metadata at the source.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InquiredMetadata(#[serde(with = "metadata")] pub Metadata);
 
 /// The answer to an inquiry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

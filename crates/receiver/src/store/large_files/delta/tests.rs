@@ -84,10 +84,8 @@ impl World {
         let file = OfferedFile {
             name: path().file_name().unwrap(),
             bytes,
-            mode: 0o600,
-            mtime_seconds: mtime.seconds,
-            mtime_nanos: mtime.nanos,
-            source: Some(SourceMark { inode, ctime_seconds: ctime.seconds, ctime_nanos: ctime.nanos }),
+            metadata: Metadata { mode: 0o600, mtime },
+            source: Some(SourceMark { inode, ctime }),
         };
         Offer { offer: 9, groups: vec![OfferedGroup { directory: RelPath::root(), files: vec![file] }] }
     }
