@@ -66,13 +66,10 @@ fn batch() -> Batch {
 }
 
 fn offer() -> Offer {
-    let Metadata { mode, mtime } = metadata();
     let file = |number| OfferedFile {
         name: name(number),
         bytes: u64::from(FILE_BYTES),
-        mode,
-        mtime_seconds: mtime.seconds,
-        mtime_nanos: mtime.nanos,
+        metadata: metadata(),
         source: None,
     };
     let group = OfferedGroup { directory: directory(), files: (0..FILES).map(file).collect() };

@@ -437,14 +437,11 @@ const SPARSE_BYTES: u64 = 8 << 40;
 
 /// Asks whether that file, which is there, is the one that would be sent.
 fn offer_of(file: &str, offer: u64) -> ToReceiver {
-    let mark = zmove_wire::SourceMark { inode: 1, ctime: zmove_types::Timestamp { seconds: 1, nanos: 0 } };
+    let mark = zmove_wire::SourceMark { inode: 1, ctime: Timestamp { seconds: 1, nanos: 0 } };
     let file = OfferedFile {
         name: name(file),
         bytes: SPARSE_BYTES,
-        metadata: zmove_types::Metadata {
-            mode: 0o644,
-            mtime: zmove_types::Timestamp { seconds: 1, nanos: 0 },
-        },
+        metadata: zmove_types::Metadata { mode: 0o644, mtime: Timestamp { seconds: 1, nanos: 0 } },
         source: Some(mark),
     };
     let groups = vec![OfferedGroup { directory: path(""), files: vec![file] }];

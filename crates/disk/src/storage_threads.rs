@@ -174,7 +174,7 @@ impl StorageThreads {
                 return None;
             }
             let is_first = state.waiting.front().is_some_and(|(first, _)| *first == number);
-            if is_first && state.has_room(self.places) {
+            if is_first && state.has_room(task, self.places) {
                 state.waiting.pop_front();
                 state.at_work.insert(number, (task, Instant::now()));
                 state.crowd(task).enter();
@@ -203,7 +203,7 @@ impl StorageThreads {
         if let Some((_, asked)) = state.at_work.get_mut(&number) {
             *asked = Instant::now();
         }
-        !state.waiting.is_empty() || state.at_work.len() > state.places().max(self.places)
+        !state.waiting.is_empty() || state.is_over_full(task, self.places)
     }
 
     /// Whether one more thread would be of use, which then is being started.
@@ -264,16 +264,20 @@ impl State {
         }
     }
 
-    /// How many threads storage is worth.
-    fn places(&self) -> usize {
-        self.crowds.iter().map(|crowd| crowd.width.threads()).sum()
+    /// Whether one more thread may do a task, where so many threads may be at work whatever the storage. How many the
+    /// other task is worth does not count: it may be over, and have been about other storage.
+    fn has_room(&self, task: Task, places: usize) -> bool {
+        let width = self.crowds[task as usize].width.threads();
+        if self.at_work.len() < places || self.crowds[task as usize].at_work < width {
+            return true;
+        }
+        let leased = || self.at_work.values().filter(|(_, asked)| asked.elapsed() < LEASE);
+        leased().count() < places || leased().filter(|(other, _)| *other == task).count() < width
     }
 
-    /// Whether one more thread may be at work, where so many may whatever the storage.
-    fn has_room(&self, places: usize) -> bool {
-        let places = self.places().max(places);
-        self.at_work.len() < places
-            || self.at_work.values().filter(|(_, asked)| asked.elapsed() < LEASE).count() < places
+    fn is_over_full(&self, task: Task, places: usize) -> bool {
+        let crowd = &self.crowds[task as usize];
+        self.at_work.len() > places && crowd.at_work > crowd.width.threads()
     }
 
     fn is_spare(&self, task: Task) -> bool {
@@ -509,5 +513,29 @@ mod tests {
             },
         );
         assert_eq!(done.len(), 1);
+    }
+
+    #[test]
+    fn what_one_task_was_worth_on_late_storage_gives_the_other_no_places() {
+        let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
+        let left = AtomicUsize::new(2_000);
+        threads.side_by_side(
+            (Task::Write, "help"),
+            &stopping,
+            || Some(()),
+            |turn| {
+                while !turn.is_over()
+                    && left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok()
+                {
+                    answer_late();
+                    turn.get_help();
+                }
+            },
+        );
+        assert!(threads.is_late(Task::Write));
+        let all: Vec<_> = (0..threads.places).map(|_| threads.turn(Task::Look, &stopping)).collect();
+        assert!(all.iter().all(|turn| !turn.is_over()));
+        let state = threads.lock();
+        assert!(!state.has_room(Task::Look, threads.places) && state.has_room(Task::Write, threads.places));
     }
 }

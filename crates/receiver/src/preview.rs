@@ -10,13 +10,15 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::io::Errno;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use zmove_disk::{KeptTimes, Task};
 use zmove_transport::ControlError;
 use zmove_wire::limits::{INQUIRED_ENTRIES_MAX, INQUIRIES_OUTSTANDING_MAX, KEEPS_OUTSTANDING_MAX, within};
 use zmove_wire::{
-    Finished, Inquiry, Keep, Open, Opened, TargetState, ToReceiver, ToSender, TopName, WireError,
+    Extra, FaultCode, Finished, Inquiry, Keep, Open, Opened, TargetState, ToReceiver, ToSender, TopName,
+    WireError,
 };
 
 use crate::config::ReceiverConfig;
@@ -111,6 +113,15 @@ impl Preview {
             return Err(WireError::OutOfOrder { what: "a list of names that stay" }.into());
         }
         self.answer(held, move |previewer, room| {
+            if previewer.seen.is_closed {
+                let faults =
+                    (0..).zip(&keep.ranges).map(|(range, _)| (range, FaultCode::os(&Errno::ACCESS.into())));
+                return Ok(ToSender::Extra(Extra {
+                    keep: keep.keep,
+                    faults: faults.collect(),
+                    ..Extra::default()
+                }));
+            }
             let mut effort = Effort::new(previewer.quota.turn(Task::Look, &previewer.stopping), room);
             Ok(ToSender::Extra(extra(previewer.seen.tree.as_ref(), &keep, &Spared::default(), &mut effort)))
         })

@@ -51,6 +51,8 @@ struct Book {
     files: Arc<Gauge>,
     threads: Arc<Gauge>,
     storage_threads: StorageThreads,
+    /// Those that give names.
+    naming_threads: StorageThreads,
     /// The storage engine of the key's transfers.
     file_io: OnceLock<Arc<dyn FileIo>>,
     transfers_max: AtomicUsize,
@@ -186,7 +188,29 @@ impl Quota {
         stopping: &AtomicBool,
         work: impl Fn(&Turn<'_>) -> T + Sync,
     ) -> Vec<T> {
-        self.0.storage_threads.side_by_side(task, stopping, || self.hold_thread(), work)
+        self.0.storage_threads.side_by_side(task, stopping, || self.hold_helper(), work)
+    }
+
+    /// Gives names, as [`side_by_side`](Self::side_by_side) does, but with places of its own: writers may wait for just
+    /// that with a place of theirs.
+    pub(crate) fn name_side_by_side<T: Send>(
+        &self,
+        stopping: &AtomicBool,
+        work: impl Fn(&Turn<'_>) -> T + Sync,
+    ) -> Vec<T> {
+        let task = (Task::Write, "zmove-publish");
+        self.0.naming_threads.side_by_side(task, stopping, || self.hold_helper(), work)
+    }
+
+    /// A turn among those that give names.
+    pub(crate) fn naming_turn<'a>(&'a self, stopping: &'a AtomicBool) -> Turn<'a> {
+        self.0.naming_threads.turn(Task::Write, stopping)
+    }
+
+    /// Books a thread that helps others, as long as most descriptors are left to files.
+    fn hold_helper(&self) -> Option<(Held, Held)> {
+        let [used, max] = [&self.0.files.used, &self.0.files.max].map(|count| count.load(Ordering::Relaxed));
+        if used > max / 4 { None } else { self.hold_thread() }
     }
 
     /// What the key's journals may take.
@@ -210,6 +234,7 @@ impl Book {
             files: Arc::new(files),
             threads: Arc::default(),
             storage_threads: StorageThreads::in_turns(),
+            naming_threads: StorageThreads::in_turns(),
             file_io: OnceLock::new(),
             transfers_max: AtomicUsize::new(0),
             room: Lock::new(Room::of(limits)),

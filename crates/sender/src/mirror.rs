@@ -45,7 +45,7 @@ use zmove_wire::{
     Extra, Fault, Keep, KeptRange, ListedName, Operation, Purpose, Remove, RemoveGroup, ToReceiver, ToSender,
 };
 
-use self::doomed::{DOOMED_NAMES_MAX, Doom, Doomed, Taken, Whereabouts};
+use self::doomed::{Doom, Doomed, Taken, Whereabouts};
 use crate::account::Account;
 use crate::account::failure::FileError;
 use crate::plan::gathered::MessageLoad;
@@ -433,7 +433,7 @@ impl<'a> Round<'a> {
 
     fn list(&mut self) {
         if self.full {
-            let message = format!("more than {DOOMED_NAMES_MAX} entries would be removed; these are not all");
+            let message = "more entries would be removed than a preview lists".to_owned();
             self.session.account.observer.on(&Event::Warned { message });
         }
         for Doomed { directory, names, .. } in self.take_doomed() {

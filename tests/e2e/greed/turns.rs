@@ -30,10 +30,7 @@ fn offers_of_many_transfers_keep_no_more_threads_awake_than_there_are_cores() {
         .map(|number| OfferedFile {
             name: name(&format!("{number}")),
             bytes: 1,
-            metadata: zmove_types::Metadata {
-                mode: 0o644,
-                mtime: zmove_types::Timestamp { seconds: 1, nanos: 0 },
-            },
+            metadata: zmove_types::Metadata { mode: 0o644, mtime: Timestamp { seconds: 1, nanos: 0 } },
             source: None,
         })
         .collect();

@@ -1,6 +1,7 @@
 //! One control message of each kind, with something in each of its lists.
 
 use serde::Serialize;
+use zmove_types::{Metadata, Timestamp};
 use zmove_wire::{
     Answer, Compare, Differences, Durability, EntryFault, Extra, ExtraName, Extraneous, Fault, FaultCode,
     FileDone, Finding, Findings, Finished, Held, InquiredEntry, InquiredGroup, InquiredKind,
@@ -75,10 +76,7 @@ fn offer() -> Offer {
     let file = OfferedFile {
         name: name("f"),
         bytes: 9 << 20,
-        metadata: zmove_types::Metadata {
-            mode: 0o644,
-            mtime: zmove_types::Timestamp { seconds: 1_700_000_000, nanos: 5 },
-        },
+        metadata: Metadata { mode: 0o644, mtime: Timestamp { seconds: 1_700_000_000, nanos: 5 } },
         source,
     };
     let small = OfferedFile { bytes: 1, source: None, ..file.clone() };
@@ -92,7 +90,8 @@ fn inquiry() -> Inquiry {
         InquiredKind::Directory,
         InquiredKind::Symlink { target: b"t".to_vec() },
     ];
-    let entries = kinds.map(|kind| InquiredEntry { name: name("e"), kind, metadata }).into();
+    let entries =
+        kinds.map(|kind| InquiredEntry { name: name("e"), kind, metadata: metadata.clone() }).into();
     Inquiry {
         inquiry: 1,
         groups: vec![InquiredGroup { directory: path("d"), itself: Some(metadata), entries }],

@@ -24,9 +24,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
 use zmove_chunk::file_root;
-use zmove_disk::{
-    DataFile, Direct, FileIdentity, FileIo, StagingDirectory, Task, Turn, open_own, publish_file,
-};
+use zmove_disk::{DataFile, Direct, FileIdentity, FileIo, StagingDirectory, Turn, open_own, publish_file};
 use zmove_types::{BufferPool, FileId, Name, RelPath};
 use zmove_wire::{Durability, Fault, FaultCode, FileDone, FileEntry, Operation};
 
@@ -160,7 +158,11 @@ impl Generation {
             named.files.extend(files);
             batches.extend(failed);
         }
+        // what has been flushed gets its name also when the session has ended
+        let never = AtomicBool::new(false);
+        let turn = transfer.quota.naming_turn(&never);
         for file in self.large {
+            turn.is_over();
             changed.extend(file.path.parent());
             let (id, path) = (file.id, file.path.clone());
             let fault = publish_large(&transfer.target, &mut directories, file).err();
@@ -171,6 +173,7 @@ impl Generation {
         staging.sort_by_key(|(path, _)| std::cmp::Reverse(path.depth()));
         let mut lost = Lost::default();
         for (path, filling) in staging {
+            turn.is_over();
             changed.extend(path.parent());
             changed.insert(path.clone());
             let filled = publish_staging(transfer, &mut directories, &path, filling, &mut lost);
@@ -178,7 +181,7 @@ impl Generation {
         }
         batches.extend(named.told(transfer, lost));
         if flushes_directories {
-            flush_directories(&transfer.reports, &mut directories, &changed);
+            flush_directories(&transfer.reports, &mut directories, &changed, &turn);
         }
         batches
     }
@@ -405,9 +408,7 @@ fn name_hidden(transfer: &Transfer, waiting: &Lock<std::vec::IntoIter<Vec<Hidden
         }
         done
     };
-    let threads = &transfer.publisher.threads;
-    let done =
-        threads.side_by_side((Task::Write, "zmove-publish"), &never, || transfer.quota.hold_thread(), name);
+    let done = transfer.quota.name_side_by_side(&never, name);
     done.into_iter().flatten().collect()
 }
 
@@ -558,8 +559,14 @@ fn beneath(path: &RelPath, below: &RelPath) -> RelPath {
 }
 
 /// `--durability file` promises each name before it is told, and some file systems flush nothing as a whole.
-fn flush_directories(reports: &Reports, directories: &mut OpenDirectories<'_>, changed: &HashSet<RelPath>) {
+fn flush_directories(
+    reports: &Reports,
+    directories: &mut OpenDirectories<'_>,
+    changed: &HashSet<RelPath>,
+    turn: &Turn<'_>,
+) {
     for path in changed {
+        turn.is_over();
         let flushed = directories.as_it_is(path).and_then(|directory| Ok(rustix::fs::fsync(directory)?));
         if let Err(error) = flushed {
             let (operation, code) = failure(Operation::Flush, &error);

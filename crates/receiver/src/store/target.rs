@@ -101,9 +101,13 @@ impl Target {
         // where only what is in it is named it gets no mode: it is open at once, as it will be in the end
         let closed = if tops.is_empty() { make_closed(&tree, &path) } else { Ok(false) };
         let made = closed.and_then(|is_closed| {
-            // its mode is set at the end, so that one which closes it to its owner may go now
-            let directory =
-                if tops.is_empty() { tree.ensure_directory(&path) } else { tree.create_directory(&path) };
+            let directory = match (path.parent(), path.file_name()) {
+                // its mode is set at the end, so that one which closes it to its owner may go now
+                (Some(parent), Some(name)) if tops.is_empty() => {
+                    Tree::at(tree.create_directory(&parent)?).ensure_directory(&alone(&name)?)
+                }
+                _ => tree.create_directory(&path),
+            };
             Ok((is_closed, directory?))
         });
         let (is_closed, fd) = made.map_err(|error| cannot("make directory", shown, &error))?;
@@ -119,20 +123,33 @@ pub(crate) struct Seen {
     pub(crate) tree: Option<Tree>,
     /// For a single entry: its name at the source and the name it would get.
     pub(crate) rename: Option<(Name, Name)>,
+    /// It is there, and its mode closes it to its owner: a transfer would open it and find we do not know what.
+    pub(crate) is_closed: bool,
 }
 
 impl Seen {
     /// Finds the target, as [`Target::resolve`] would, and makes nothing.
     pub(crate) fn look(open: &Open, access: &WriteAccess) -> Result<Self, Refusal> {
         let Place { tree, path, rename, shown } = Place::of(open, access, Missing::Left)?;
-        let tree = match tree.map(|tree| tree.look_into(&path)) {
-            Some(Err(error)) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(cannot("open directory", shown, &error));
+        let contents = matches!(&open.shape, TargetShape::Directory { tops } if tops.is_empty());
+        let look = |tree: Tree| match (path.parent(), path.file_name()) {
+            (Some(parent), Some(name)) if contents => {
+                Tree::at(tree.open_directory(&parent)?).look_into(&alone(&name)?)
             }
-            directory => directory.and_then(Result::ok).flatten().map(Tree::at),
+            _ => tree.open_directory(&path).map(Some),
         };
-        Ok(Self { tree, rename })
+        let found = match tree.map(look).transpose() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            found => found.map_err(|error| cannot("open directory", shown, &error))?,
+        };
+        let is_closed = matches!(found, Some(None));
+        Ok(Self { tree: found.flatten().map(Tree::at), rename, is_closed })
     }
+}
+
+/// The path of an entry in its directory.
+fn alone(name: &Name) -> io::Result<RelPath> {
+    RelPath::root().join(name).map_err(|_too_long| rustix::io::Errno::NAMETOOLONG.into())
 }
 
 /// Makes a directory for its owner only (0700); `false` where there is one, or something else. Those above it get the

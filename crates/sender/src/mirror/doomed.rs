@@ -62,6 +62,7 @@ pub(super) struct Doom {
     /// Each directory before what is in it.
     doomed: Vec<Doomed>,
     names: usize,
+    path_bytes: usize,
     /// Doomed directories that have not been looked into.
     unseen: Vec<RelPath>,
     /// Doomed directories in which something is spared, at any depth.
@@ -70,8 +71,10 @@ pub(super) struct Doom {
     kept: HashSet<RelPath>,
 }
 
-/// Names that wait for the end of the walk. Memory at worst: so many times 80 bytes and the name.
-pub(super) const DOOMED_NAMES_MAX: usize = 1 << 20;
+/// Names that wait for the end of the walk. Memory at worst: so many times 80 bytes, and the bytes of paths.
+const DOOMED_NAMES_MAX: usize = 1 << 20;
+/// The bytes of these names, and of their directories' paths.
+const DOOMED_PATH_BYTES_MAX: usize = 256 << 20;
 /// Small questions keep both sides busy.
 const UNSEEN_ASKED_MAX: usize = 1024;
 
@@ -80,12 +83,12 @@ impl Doom {
         let rules = selection.filter(|selection| selection.has_rules());
         let spared = HashSet::new();
         let kept = HashSet::new();
-        Self { rules, counted, doomed: Vec::new(), names: 0, unseen: Vec::new(), spared, kept }
+        Self { rules, counted, doomed: Vec::new(), names: 0, path_bytes: 0, unseen: Vec::new(), spared, kept }
     }
 
     /// Whether no more should be added.
     pub(super) fn is_full(&self) -> bool {
-        self.names >= DOOMED_NAMES_MAX
+        self.names >= DOOMED_NAMES_MAX || self.path_bytes >= DOOMED_PATH_BYTES_MAX
     }
 
     /// Adds an entry if no rule spares it, and if there is `room`; says whether there was.
@@ -109,20 +112,22 @@ impl Doom {
                 return true;
             }
         }
-        if is_directory && (self.rules.is_some() || self.counted && room) {
-            if kept {
-                self.kept.insert(path.clone());
-            }
-            self.unseen.push(path);
-        }
         if !room {
-            // it would go with its directory, and not count
-            if self.counted && inside {
+            // it would go with its directory, and not count or not be looked into
+            if inside {
                 self.spare(directory);
             }
             return false;
         }
         self.names += 1;
+        self.path_bytes += name.0.as_bytes().len();
+        if is_directory && (self.rules.is_some() || self.counted) {
+            self.path_bytes += path.as_bytes().len();
+            if kept {
+                self.kept.insert(path.clone());
+            }
+            self.unseen.push(path);
+        }
         match self.doomed.last_mut() {
             Some(doomed)
                 if doomed.directory == *directory && doomed.inside == inside && doomed.kept == kept =>
@@ -130,6 +135,7 @@ impl Doom {
                 doomed.names.push((name, form));
             }
             _ => {
+                self.path_bytes += directory.as_bytes().len();
                 let names = vec![(name, form)];
                 self.doomed.push(Doomed { directory: directory.clone(), names, inside, kept });
             }
@@ -168,6 +174,7 @@ impl Doom {
     /// What goes, of all that has been added: what is in a directory before the directory, while there is `room`.
     pub(super) fn take(&mut self, room: u64) -> Taken {
         self.names = 0;
+        self.path_bytes = 0;
         self.kept.clear();
         let mut doomed = std::mem::take(&mut self.doomed);
         let mut stays = std::mem::take(&mut self.spared);

@@ -41,7 +41,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use zmove_disk::{Staged, StagingDirectory, StorageThreads};
+use zmove_disk::{Staged, StagingDirectory};
 use zmove_types::{FileId, ItemId, Metadata, Name, RelPath};
 use zmove_wire::limits::{UNPUBLISHED_ENTRIES_MAX, UNPUBLISHED_ITEMS_MAX};
 use zmove_wire::{EntryFault, FaultCode, FileEntry, Operation};
@@ -57,8 +57,6 @@ pub(crate) struct Publisher {
     state: Lock<State>,
     /// Told of when there is something to do for the thread that publishes, and when it has done something.
     changed: Condvar,
-    /// Those that give names, beside writers that may wait for just that with a place of the key's.
-    pub(crate) threads: StorageThreads,
     /// Held from the begin of a flush until all that it covers has its name.
     cycle: Lock<()>,
     /// Whether what is written is to be published without waiting for more: the sender goes on only then, or
