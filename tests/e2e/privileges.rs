@@ -364,6 +364,19 @@ fn a_target_that_its_owner_may_not_enter_is_looked_at_and_repeated() {
             assert_same(&site.source(), &site.target().join(&target));
         }
     }
+    // what is above it stays as it is, and nobody knows what would be removed
+    let above = site.target().join("above");
+    paint(above.join("closed/old"), 1);
+    for path in [above.join("closed/old"), above.join("closed"), above.clone()] {
+        lchown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+    std::fs::set_permissions(above.join("closed"), PermissionsExt::from_mode(0)).unwrap();
+    std::fs::set_permissions(&above, PermissionsExt::from_mode(0o500)).unwrap();
+    let listed = push(&site, &daemon, &["--dry-run", "--delete"], "above/closed").expect(23);
+    listed.says(&["list directory '.'", "Permission denied"]);
+    push(&site, &daemon, &["--delete"], "above/closed").done();
+    assert_same(&site.source(), &above.join("closed"));
+    assert_eq!(above.metadata().unwrap().mode() & 0o7777, 0o500);
 }
 
 /// Another user's directory is not ours to open, and a link is not followed to one that is.
