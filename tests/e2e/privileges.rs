@@ -370,7 +370,7 @@ fn a_target_that_its_owner_may_not_enter_is_looked_at_and_repeated() {
     for path in [above.join("closed/old"), above.join("closed"), above.clone()] {
         lchown(path, Some(NOBODY), Some(NOBODY)).unwrap();
     }
-    std::fs::set_permissions(above.join("closed"), PermissionsExt::from_mode(0)).unwrap();
+    std::fs::set_permissions(above.join("closed"), PermissionsExt::from_mode(0o000)).unwrap();
     std::fs::set_permissions(&above, PermissionsExt::from_mode(0o500)).unwrap();
     let listed = push(&site, &daemon, &["--dry-run", "--delete"], "above/closed").expect(23);
     listed.says(&["list directory '.'", "Permission denied"]);
