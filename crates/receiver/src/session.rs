@@ -157,6 +157,7 @@ async fn opening(inbox: &mut Messages) -> Result<(Open, Held), SessionError> {
     match first.map_err(|_| SessionError::Silent)? {
         Some(Ok(Booked { message: ToReceiver::Open(open), held })) => Ok((open, held)),
         Some(Ok(Booked { message: ToReceiver::OpenWith(open, extensions), held })) => {
+            // one that is marked critical and not known refuses the transfer; there is none yet to be obeyed
             extensions.only(Open::EXTENSIONS, "the opening")?;
             Ok((open, held))
         }

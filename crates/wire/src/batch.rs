@@ -19,7 +19,7 @@ pub struct Batch {
     /// The entries by directory; the same directory may come again.
     pub groups: Vec<DirectoryGroup>,
     /// What is said of an entry beside its form, by the entry's number, counted over all groups from 0. For a
-    /// peer that speaks [`Version::V4`](crate::Version) alone.
+    /// peer that speaks [`Version::V4`](crate::Version) or later.
     pub extensions: BTreeMap<u32, Extensions>,
 }
 
@@ -73,7 +73,7 @@ pub struct FileHead {
     pub ctime: Timestamp,
     /// The source's inode.
     pub inode: u64,
-    /// Further properties of the file, for a peer that speaks [`Version::V4`](crate::Version) alone.
+    /// Further properties of the file, for a peer that speaks [`Version::V4`](crate::Version) or later.
     pub extensions: Extensions,
 }
 

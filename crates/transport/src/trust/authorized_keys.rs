@@ -187,9 +187,9 @@ pub enum Denial {
 /// What a key may do below its roots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Access {
-    /// Fetch files.
+    /// Be known, and read nothing yet: there is no command that fetches files.
     ReadOnly,
-    /// Fetch and store files.
+    /// Store files, compare them and list them.
     ReadWrite,
 }
 
