@@ -10,7 +10,7 @@ use std::fs::{File, FileTimes};
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -98,6 +98,15 @@ pub(crate) fn set_own_mtime(path: &Path, seconds: i64, nanos: i64) {
         last_modification: Timespec { tv_sec: seconds, tv_nsec: nanos },
     };
     rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
+}
+
+/// Waits until a file that is changed now gets a change time that tells it from how it is, by the slowest of clocks.
+pub(crate) fn wait_for_another_time(path: &Path) {
+    let stat = path.symlink_metadata().unwrap();
+    let changed = Duration::new(stat.ctime().try_into().unwrap(), stat.ctime_nsec().try_into().unwrap());
+    while SystemTime::now().duration_since(UNIX_EPOCH).unwrap() < changed + Duration::from_millis(50) {
+        std::thread::yield_now();
+    }
 }
 
 /// Takes a picture of the tree at `root`.
