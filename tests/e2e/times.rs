@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::harness::{Site, both_ways};
 use crate::namespace::Image;
-use crate::tree::{names, paint, painted, set_own_mtime};
+use crate::tree::{names, paint, painted, set_own_mtime, wait_for_another_time};
 
 both_ways!(a_time_without_its_fraction_is_another_time);
 
@@ -57,6 +57,9 @@ fn times_that_a_file_system_does_not_have(site: &Site) {
     let line = "\n1 files keep another time than the source's: the target's file system cannot hold theirs\n";
     let push = |options: &[&str]| site.push(options, site.contents(), "in").done();
     assert_eq!(counts(&push(&["--json"]).summary()), [3, 0, 1]);
+    for name in names(&site.target().join("in")) {
+        wait_for_another_time(&site.target().join("in").join(name));
+    }
     for options in
         [&["--json"][..], &["--json", "--checksum"], &["--json", "--update"], &["--json", "--inplace"]]
     {
