@@ -193,18 +193,14 @@ impl Quota {
 
     /// Gives names, as [`side_by_side`](Self::side_by_side) does, but with places of its own: writers may wait for just
     /// that with a place of theirs.
-    pub(crate) fn name_side_by_side<T: Send>(
-        &self,
-        stopping: &AtomicBool,
-        work: impl Fn(&Turn<'_>) -> T + Sync,
-    ) -> Vec<T> {
+    pub(crate) fn name_side_by_side<T: Send>(&self, work: impl Fn(&Turn<'_>) -> T + Sync) -> Vec<T> {
         let task = (Task::Write, "zmove-publish");
-        self.0.naming_threads.side_by_side(task, stopping, || self.hold_helper(), work)
+        self.0.naming_threads.side_by_side(task, &NEVER, || self.hold_helper(), work)
     }
 
     /// A turn among those that give names.
-    pub(crate) fn naming_turn<'a>(&'a self, stopping: &'a AtomicBool) -> Turn<'a> {
-        self.0.naming_threads.turn(Task::Write, stopping)
+    pub(crate) fn naming_turn(&self) -> Turn<'_> {
+        self.0.naming_threads.turn(Task::Write, &NEVER)
     }
 
     /// Books a thread that helps others, as long as most descriptors are left to files.
@@ -225,6 +221,9 @@ impl Quota {
         self.0.files.max.load(Ordering::Relaxed) / 2 / writers.max(1)
     }
 }
+
+/// What has been flushed gets its name also when the session has ended.
+static NEVER: AtomicBool = AtomicBool::new(false);
 
 impl Book {
     fn new(limits: &Limits, files: Gauge) -> Self {

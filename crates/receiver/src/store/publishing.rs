@@ -17,7 +17,6 @@ pub(crate) mod publisher;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -158,9 +157,7 @@ impl Generation {
             named.files.extend(files);
             batches.extend(failed);
         }
-        // what has been flushed gets its name also when the session has ended
-        let never = AtomicBool::new(false);
-        let turn = transfer.quota.naming_turn(&never);
+        let turn = transfer.quota.naming_turn();
         for file in self.large {
             turn.is_over();
             changed.extend(file.path.parent());
@@ -383,8 +380,6 @@ type NamedIn = (Arc<RelPath>, Vec<HiddenFile>, Vec<Arc<PendingBatch>>);
 /// Gives files of these directories their names. One thread does a directory, since the kernel renames in one directory
 /// one after the other.
 fn name_hidden(transfer: &Transfer, waiting: &Lock<std::vec::IntoIter<Vec<HiddenFile>>>) -> Vec<NamedIn> {
-    // what has been flushed gets its name also when the session has ended
-    let never = AtomicBool::new(false);
     let name = |turn: &Turn<'_>| {
         let mut directories = OpenDirectories::new(&transfer.target, &transfer.publisher);
         let mut done = Vec::new();
@@ -408,7 +403,7 @@ fn name_hidden(transfer: &Transfer, waiting: &Lock<std::vec::IntoIter<Vec<Hidden
         }
         done
     };
-    let done = transfer.quota.name_side_by_side(&never, name);
+    let done = transfer.quota.name_side_by_side(name);
     done.into_iter().flatten().collect()
 }
 
