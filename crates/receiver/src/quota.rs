@@ -160,6 +160,12 @@ impl Quota {
         self.0.files.hold(DESCRIPTORS_PER_STAGING)
     }
 
+    /// Books what a staging directory keeps open whose files can also get their names one by one, as long as most
+    /// descriptors are left to large files, which cannot do without.
+    pub(crate) fn hold_spare_staging(&self) -> Option<Held> {
+        if self.leaves_most_descriptors() { self.hold_staging() } else { None }
+    }
+
     /// Books a thread, and what it opens; `None` when there would be too many.
     pub(crate) fn hold_thread(&self) -> Option<(Held, Held)> {
         self.0.threads.hold(1).zip(self.0.files.hold(DESCRIPTORS_PER_THREAD))
@@ -205,8 +211,12 @@ impl Quota {
 
     /// Books a thread that helps others, as long as most descriptors are left to files.
     fn hold_helper(&self) -> Option<(Held, Held)> {
+        if self.leaves_most_descriptors() { self.hold_thread() } else { None }
+    }
+
+    fn leaves_most_descriptors(&self) -> bool {
         let [used, max] = [&self.0.files.used, &self.0.files.max].map(|count| count.load(Ordering::Relaxed));
-        if used > max / 4 { None } else { self.hold_thread() }
+        used <= max / 4
     }
 
     /// What the key's journals may take.

@@ -111,6 +111,10 @@ impl<'a> Placer<'a> {
         batch: &Arc<PendingBatch>,
     ) {
         let (path, mut entries) = (Arc::clone(&run.path), std::mem::take(&mut run.entries));
+        // Making the directory of a path of thousands of components is work like any other.
+        if turns.own.is_over() {
+            return;
+        }
         if let Some(staging) = self.staging(&path, run.files) {
             entries = self.fill(turns, staging, batch, entries);
         }
@@ -244,7 +248,7 @@ impl<'a> Placer<'a> {
         };
         let parent_directory = self.directory(&parent).ok()?.directory;
         publisher.begin(path, || {
-            let held = self.transfer.quota.hold_staging()?;
+            let held = self.transfer.quota.hold_spare_staging()?;
             if !publisher.take_fresh(path) && !Tree::make_new(parent_directory.as_fd(), &name).ok()? {
                 return None;
             }

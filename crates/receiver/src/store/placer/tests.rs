@@ -105,6 +105,18 @@ fn two_transfers_that_fill_one_new_directory_both_succeed() {
 }
 
 #[test]
+fn no_directory_is_made_before_there_is_a_turn_for_it() {
+    let home = tempfile::tempdir().unwrap();
+    let transfer = transfer(home.path());
+    // As when the session ends while a thread waits for its turn.
+    transfer.stopping.store(true, Ordering::Relaxed);
+    let mut placer = Placer::new(&transfer);
+    begin(&mut placer, directory_entry("deep/down", "d"));
+    begin(&mut placer, files("other/deep", "f", 16));
+    assert_eq!(names(home.path()), [] as [String; 0]);
+}
+
+#[test]
 fn a_large_file_survives_that_its_directory_is_replaced() {
     let home = tempfile::tempdir().unwrap();
     let (first, second) = (transfer(home.path()), transfer(home.path()));
